@@ -1,0 +1,39 @@
+# Everything a newcomer needs: `make demo` and `make test` do their own set-up in $(VENV).
+PYTHON ?= python3
+VENV   ?= .venv
+JOBS   ?= 2
+
+BIN   := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo "  Variables: PYTHON ($(PYTHON)), VENV ($(VENV)), JOBS ($(JOBS), test processes)"
+
+setup: $(READY) ## install the package and its tools into $(VENV); does nothing when done already
+
+# The stamp is written last: a broken installation is tried again, a finished one is not.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Anyfleet needs Python 3.11 or newer; try: make PYTHON=python3.12 ..."; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[report,dev]'
+	@touch $@
+
+demo: $(READY) ## run the main job on the embedded data: 20 unequal devices, two methods
+	$(BIN)/anyfleet demo
+
+test: lint ## lint, types, then all tests
+	$(BIN)/python -m pytest -n $(JOBS)
+
+lint: $(READY) ## ruff and mypy --strict
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict
+
+clean: ## remove the environment, builds and caches
+	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,13 @@
+"""Settings that every test shares."""
+
+import torch
+from hypothesis import HealthCheck, settings
+
+# One thread: sums keep their order, and the test processes do not fight for cores.
+torch.set_num_threads(1)
+
+# Derandomised, so that a red test stays red; no deadline, since machines differ.
+settings.register_profile(
+    "anyfleet", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("anyfleet")
