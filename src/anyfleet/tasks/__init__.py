@@ -1,0 +1,1 @@
+"""Data, partitions, networks: what a federation learns."""

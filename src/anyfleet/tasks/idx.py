@@ -1,0 +1,52 @@
+"""The IDX format of MNIST and Fashion-MNIST: plain, or compressed with gzip or xz."""
+
+import gzip
+import lzma
+import zlib
+from collections.abc import Callable
+from importlib.resources.abc import Traversable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anyfleet.errors import MissingData
+
+_UNSIGNED_BYTE = 0x08
+_OPENERS: dict[str, Callable[[bytes], bytes]] = {
+    "": bytes,
+    ".gz": gzip.decompress,
+    ".xz": lzma.decompress,
+}
+
+
+def read_idx(folder: Traversable, name: str) -> NDArray[np.uint8]:
+    """The array in `name`, `name.gz` or `name.xz` below `folder`."""
+    for ending, decompress in _OPENERS.items():
+        file = folder / (name + ending)
+        if file.is_file():
+            return _decode(file, decompress)
+    raise MissingData(f"{name}[.gz] is not in {folder}.")
+
+
+def encode_idx(array: NDArray[np.uint8]) -> bytes:
+    """The uncompressed IDX file of `array`."""
+    header = bytes([0, 0, _UNSIGNED_BYTE, array.ndim])
+    sizes = b"".join(size.to_bytes(4, "big") for size in array.shape)
+    return header + sizes + np.ascontiguousarray(array).tobytes()
+
+
+def _decode(file: Traversable, decompress: Callable[[bytes], bytes]) -> NDArray[np.uint8]:
+    try:
+        raw = decompress(file.read_bytes())
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+        raise ValueError(f"{file} cannot be decompressed ({error}): fetch it again.") from error
+    if len(raw) < 4 or raw[:3] != bytes([0, 0, _UNSIGNED_BYTE]):
+        raise ValueError(f"{file} is not an IDX file of bytes: fetch it again.")
+    start = 4 + 4 * raw[3]
+    shape = tuple(int.from_bytes(raw[at : at + 4], "big") for at in range(4, start, 4))
+    values = np.frombuffer(raw, np.uint8, offset=min(start, len(raw)))
+    if values.size != np.prod(shape):
+        raise ValueError(
+            f"{file} announces {shape} values but holds {values.size}: fetch it again."
+        )
+    return values.reshape(shape)
