@@ -1,7 +1,7 @@
 """Everything Anyfleet raises on purpose.
 
 AnyfleetError
-├── BadName             a `use` that is malformed, not allowed, or not there
+├── BadName             a `use` that is malformed, not allowed, or not there (also a ValueError)
 ├── CompositionError    parts that do not fit together (also a ValueError)
 ├── ConfigError         a run file or an override is wrong; holds all problems at once
 ├── MissingData         a data set is not on this machine; says where to get it
@@ -30,7 +30,7 @@ class AnyfleetError(Exception):
     """Base of all errors that Anyfleet raises on purpose."""
 
 
-class BadName(AnyfleetError):
+class BadName(AnyfleetError, ValueError):
     """A `use` that is malformed, outside the allowed packages, or not there."""
 
 

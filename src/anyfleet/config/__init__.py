@@ -1,0 +1,22 @@
+"""Frozen dataclasses to plain data and back: a run is a file, checked as a whole.
+
+A part is a table: `use` names its class or function, the other keys are its fields or arguments.
+
+    [method]
+    use = "heterofl"                     # short: the caller of `load` says where methods live
+    shares = [1.0, 0.5, 0.25]            # an argument of the function
+    [method.select]                      # a field of the Method that the function returns
+    use = "anyfleet.select:Uniform"
+    count = 5
+
+`load` reports everything that is wrong at once, with its path. A table without `use` changes the
+part that stands there by default. None, which TOML lacks, is written `{ use = "none" }`, or as
+the word "none" where no text is expected. Code is named from allowed packages only; see `naming`.
+"""
+
+from anyfleet.config.dumping import dump
+from anyfleet.config.files import Source, override, read
+from anyfleet.config.loading import load
+from anyfleet.config.toml import to_toml
+
+__all__ = ["Source", "dump", "load", "override", "read", "to_toml"]

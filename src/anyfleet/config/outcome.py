@@ -1,0 +1,47 @@
+"""Where a check stands in the data, and what it found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from anyfleet.errors import Problem
+
+__all__ = ["FAILED", "Outcome", "Scope"]
+
+FAILED: Any = object()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A checked value, or FAILED, with all problems found below.
+
+    A value may come with problems (a key nobody knows): good enough to go on checking with.
+    """
+
+    value: Any = FAILED
+    problems: tuple[Problem, ...] = ()
+
+
+@dataclass(frozen=True)
+class Scope:
+    """A place in the data: its path, and where names may be looked up."""
+
+    allow: tuple[str, ...]
+    homes: Mapping[str, str]  # field -> the package in which its short names live
+    path: str = ""
+    home: str = ""
+
+    def field(self, key: str) -> Scope:
+        """Below a field; a field without a home of its own keeps the one around it."""
+        path = f"{self.path}.{key}" if self.path else key
+        return replace(self, path=path, home=self.homes.get(key, self.home))
+
+    def item(self, key: str | int) -> Scope:
+        """Below an item of a list or mapping."""
+        return replace(self, path=f"{self.path}.{key}" if self.path else str(key))
+
+    def refuse(self, *messages: str) -> Outcome:
+        """The outcome of a value that cannot be used."""
+        return Outcome(problems=tuple(Problem(self.path, message) for message in messages))

@@ -1,0 +1,235 @@
+"""Tables with a `use`: which code they mean, which keys fit it, and what it makes of them."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import typing
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, is_dataclass, replace
+from typing import Any, Protocol
+
+from anyfleet.config.forms import ABSENT, Entry, Form, form_of, lacking
+from anyfleet.config.outcome import FAILED, Outcome, Scope
+from anyfleet.errors import AnyfleetError, BadName, CompositionError, Problem
+from anyfleet.naming import Factory, find, near, public_names
+
+__all__ = ["Check", "code", "factory", "part"]
+
+
+class Check(Protocol):
+    """How to check a value below a part; `base` is what stands there by default."""
+
+    def __call__(self, value: Any, kind: Any, scope: Scope, base: Any = ABSENT) -> Outcome: ...
+
+
+def part(value: Any, kind: type, scope: Scope, base: Any, check: Check) -> Outcome:
+    """The part that a table describes: call its class or function with its checked keys.
+
+    A table without `use` changes `base`. Keys of a function that are no parameters but fields of
+    what it returns replace these fields.
+    """
+    if not isinstance(value, Mapping):
+        return scope.refuse(f"expected a table{_choices(scope)}, got {value!r}.")
+    target = _target(value, kind, scope, base)
+    if isinstance(target, Outcome):
+        return target
+    form = form_of(target)
+    amended = base if "use" not in value and type(base) is target else ABSENT
+    filled = _fill(form, value, scope, amended, check)
+    made = _make(form, filled, scope, amended)
+    if form.result:
+        made = _amend(made, form, value, scope, check)
+    wrong = _misfit(made.value, kind)
+    problems = (*filled.problems, *made.problems)
+    if made.value is not FAILED and wrong:
+        return Outcome(problems=(*problems, *scope.refuse(wrong).problems))
+    return Outcome(made.value, problems)
+
+
+def factory(value: Any, scope: Scope, base: Any, check: Check) -> Outcome:
+    """A call that is checked now and made later; a text is a name without options."""
+    table = {"use": value} if isinstance(value, str) else value
+    if not isinstance(table, Mapping):
+        return scope.refuse(f"expected a table or a name{_choices(scope)}, got {value!r}.")
+    written = base if "use" not in table and isinstance(base, Factory) else None
+    if written is not None:
+        table = {"use": written.use, **table}
+    target = _target(table, object, scope, ABSENT)
+    if isinstance(target, Outcome):
+        return target
+    kept = {} if written is None else dict(written.options)
+    form = replace(form_of(target), result={})  # there is no result yet that could be changed
+    filled = _fill(form, table, scope, ABSENT, check, known=kept)
+    if filled.failed or filled.missing:
+        return Outcome(problems=filled.problems)
+    name = _full_name(table["use"], scope)
+    return Outcome(Factory(name, {**kept, **filled.values}), filled.problems)
+
+
+def code(value: Any, scope: Scope) -> Outcome:
+    """A class or function itself, by its name."""
+    if not isinstance(value, str):
+        return scope.refuse(f'expected a name such as "package.module:name", got {value!r}.')
+    try:
+        return Outcome(find(_full_name(value, scope), scope.allow))
+    except BadName as error:
+        return scope.refuse(f"{error}{_choices(scope)}")
+
+
+@dataclass(frozen=True)
+class _Filled:
+    """A form after checking: what fits, which keys failed, and whether something is missing."""
+
+    values: Mapping[str, Any]
+    failed: frozenset[str]
+    missing: bool
+    problems: tuple[Problem, ...]
+
+
+def _target(table: Mapping[str, Any], kind: type, scope: Scope, base: Any) -> Any:
+    """The class or function that a table means, or the outcome that says why there is none."""
+    use = table.get("use")
+    if use is None:
+        if is_dataclass(base):
+            return type(base)
+        if is_dataclass(kind) and not inspect.isabstract(kind):
+            return kind
+        return scope.refuse(f"`use` is missing: it names the part{_choices(scope)}.")
+    if not isinstance(use, str):
+        return scope.field("use").refuse(f"expected a name, got {use!r}.")
+    try:
+        found = find(_full_name(use, scope), scope.allow)
+    except BadName as error:
+        return scope.field("use").refuse(f"{error}{_choices(scope)}")
+    if isinstance(found, type) and (wrong := _misfit_class(found, kind)):
+        return scope.field("use").refuse(wrong)
+    return found
+
+
+def _full_name(use: str, scope: Scope) -> str:
+    return use if ":" in use or not scope.home else f"{scope.home}:{use}"
+
+
+def _choices(scope: Scope) -> str:
+    names = public_names(scope.home) if scope.home else ()
+    return f" ({scope.home} has: {', '.join(names)})" if names else ""
+
+
+def _fill(
+    form: Form,
+    table: Mapping[str, Any],
+    scope: Scope,
+    base: Any,
+    check: Check,
+    known: Collection[str] = (),
+) -> _Filled:
+    outcomes: dict[str, Outcome] = {}
+    problems: list[Problem] = []
+    for key in (key for key in table if key != "use"):
+        kind = form.kind(key)
+        if kind is not ABSENT:
+            standing = getattr(base, key, ABSENT) if base is not ABSENT else _default(form, key)
+            outcomes[key] = check(table[key], kind, scope.field(key), standing)
+            problems += outcomes[key].problems
+        elif key not in form.result:
+            problems += scope.field(key).refuse(_unknown(key, form)).problems
+    left_out = [
+        key
+        for key, entry in form.entries.items()
+        if entry.required and base is ABSENT and key not in table and key not in known
+    ]
+    for key in left_out:
+        problems += scope.field(key).refuse("is missing.").problems
+    values = {key: o.value for key, o in outcomes.items() if o.value is not FAILED}
+    return _Filled(values, frozenset(outcomes) - values.keys(), bool(left_out), tuple(problems))
+
+
+def _default(form: Form, key: str) -> Any:
+    return form.entries.get(key, Entry(Any)).default
+
+
+def _unknown(key: str, form: Form) -> str:
+    names = (*form.entries, *form.result)
+    hint = near(key, names) or f"; there are: {', '.join(names) or 'none'}."
+    return f"unknown key of {form.target.__name__}{hint}"
+
+
+def _make(form: Form, filled: _Filled, scope: Scope, base: Any) -> Outcome:
+    """Call the target, unless a key that it cannot do without is missing or wrong."""
+    optional = {key for key, entry in form.entries.items() if not entry.required}
+    if base is not ABSENT:
+        return _try(lambda **fields: replace(base, **fields), filled, scope, filled.values)
+    if filled.missing or filled.failed - optional:
+        return Outcome()
+    return _try(form.target, filled, scope, optional)
+
+
+def _amend(
+    made: Outcome, form: Form, table: Mapping[str, Any], scope: Scope, check: Check
+) -> Outcome:
+    """Replace fields of what a function returned by those that its table gives."""
+    keys = [key for key in table if key in form.result and form.kind(key) is ABSENT]
+    if not keys:
+        return made
+    result = Form(form.target, {key: form.result[key] for key in keys})
+    bare = made.value is FAILED
+    given = {key: table[key] for key in keys}
+    filled = _fill(result, given, scope, ABSENT if bare else made.value, check)
+    problems = (*made.problems, *filled.problems)
+    if bare:
+        return Outcome(problems=problems)
+    changed = _make(result, filled, scope, made.value)
+    return Outcome(changed.value, (*problems, *changed.problems))
+
+
+def _try(
+    call: Callable[..., Any], filled: _Filled, scope: Scope, optional: Collection[str]
+) -> Outcome:
+    """Call with the good values; after a refusal again without what it names.
+
+    So one refusal does not hide the next. A refusal that speaks of a key already found wrong, or
+    a composition seen with such a key left out, may be a consequence only, and is not told.
+    """
+    values, wrong = dict(filled.values), set(filled.failed)
+    problems: list[Problem] = []
+    while True:
+        try:
+            value = call(**values)
+        except CompositionError as error:
+            told = () if wrong else scope.refuse(*error.problems).problems
+            return Outcome(problems=(*problems, *told))
+        except (ValueError, TypeError, AnyfleetError) as error:
+            message = str(error)
+            if _named(message, wrong):
+                return Outcome(problems=tuple(problems))
+            named = _named(message, values)
+            place = scope.field(named[0]) if len(named) == 1 else scope
+            problems += place.refuse(message).problems
+            if not named or not set(named) <= set(optional):
+                return Outcome(problems=tuple(problems))
+            wrong |= set(named)
+            values = {key: value for key, value in values.items() if key not in wrong}
+        else:
+            return Outcome(FAILED if wrong else value, tuple(problems))
+
+
+def _named(message: str, keys: Collection[str]) -> list[str]:
+    words = set(re.findall(r"\w+", message))
+    return [key for key in keys if key in words]
+
+
+def _misfit(value: Any, kind: type) -> str:
+    return "" if value is FAILED else _misfit_class(type(value), kind)
+
+
+def _misfit_class(found: type, kind: type) -> str:
+    """Why a class cannot stand where a `kind` is expected; empty if it can."""
+    if typing.Protocol in kind.__bases__:
+        absent = lacking(found, kind)
+        return (
+            f"{found.__name__} is no {kind.__name__}: it lacks {', '.join(absent)}."
+            if absent
+            else ""
+        )
+    return "" if issubclass(found, kind) else f"{found.__name__} is no {kind.__name__}."

@@ -1,0 +1,129 @@
+import importlib
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from anyfleet.errors import BadName
+from anyfleet.naming import Factory, FrozenMapping, find, name_of, near
+
+
+def test_find_gives_what_name_of_named() -> None:
+    assert name_of(Factory) == "anyfleet.naming:Factory"
+    assert find(name_of(Factory)) is Factory
+
+
+def test_name_of_prefers_the_package_that_shows_the_thing() -> None:
+    from anyfleet.config import Source
+
+    assert Source.__module__ == "anyfleet.config.files"
+    assert name_of(Source) == "anyfleet.config:Source"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "os:system",
+        "builtins:eval",
+        "subprocess:run",
+        "anyfleetter.thing:Name",
+        "anyfleet.config:os.system",
+        "anyfleet.naming:importlib",
+        "anyfleet.naming:dataclass",
+        "anyfleet.naming:Mapping",
+        "anyfleet.naming:_look_up",
+        "anyfleet.naming:__builtins__",
+        "anyfleet.naming:__import__",
+        "__main__:x",
+        "anyfleet.naming",
+        "anyfleet..naming:find",
+        ".naming:find",
+        "anyfleet.naming:",
+        "",
+        "anyfleet.naming:find\n",
+    ],
+)
+def test_find_refuses_what_is_not_a_part_of_an_allowed_package(name: str) -> None:
+    with pytest.raises(BadName):
+        find(name)
+
+
+def test_find_refuses_before_it_imports(monkeypatch: pytest.MonkeyPatch) -> None:
+    imported: list[str] = []
+    monkeypatch.setattr(importlib, "import_module", imported.append)
+    with pytest.raises(BadName, match="outside the allowed packages"):
+        find("antigravity:fly")
+    assert imported == []
+
+
+def test_an_allowed_package_opens_itself_and_its_modules_only() -> None:
+    assert find("collections:Counter", allow=["collections"]).__name__ == "Counter"
+    with pytest.raises(BadName, match="outside"):
+        find("collections.abc:Mapping", allow=["collections.abcd"])
+
+
+def test_find_says_what_is_near() -> None:
+    with pytest.raises(BadName, match=re.escape('did you mean "Factory"?')):
+        find("anyfleet.naming:factory")
+
+
+def test_a_module_that_is_not_there_is_named() -> None:
+    with pytest.raises(BadName, match=r"anyfleet\.nothing cannot be imported"):
+        find("anyfleet.nothing:Name")
+
+
+def test_name_of_refuses_what_cannot_be_found_again() -> None:
+    def local() -> None: ...
+
+    with pytest.raises(BadName, match="top of a module"):
+        name_of(local)
+    with pytest.raises(BadName, match="top of a module"):
+        name_of(lambda: None)
+
+
+def test_factory_makes_a_new_object_every_time() -> None:
+    factory = Factory("collections:Counter", {"a": 2})
+    assert factory.make() == {"a": 2}
+    assert factory.make() is not factory.make()
+
+
+def test_factory_of_a_function() -> None:
+    factory = Factory.of(FrozenMapping, items={"a": 1})
+    assert factory.use == "anyfleet.naming:FrozenMapping"
+    assert factory.make() == {"a": 1}
+
+
+def test_factories_are_values() -> None:
+    one = Factory("m:f", {"a": [1, 2], "b": {"c": 3}})
+    two = Factory("m:f", {"b": {"c": 3}, "a": (1, 2)})
+    assert one == two
+    assert hash(one) == hash(two)
+    assert one != Factory("m:f", {"a": [1]})
+    assert "'a': (1, 2)" in repr(one)
+
+
+def test_factory_does_not_follow_later_changes() -> None:
+    options = {"a": 1}
+    factory = Factory("m:f", options)
+    options["a"] = 2
+    assert factory.options["a"] == 1
+
+
+@pytest.mark.parametrize(("use", "options"), [("nothing", {}), ("m:f", {"use": "g"})])
+def test_factory_refuses(use: str, options: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match=r"use|name"):
+        Factory(use, options)
+
+
+@given(st.dictionaries(st.text(), st.lists(st.integers()) | st.dictionaries(st.text(), st.text())))
+def test_frozen_mappings_equal_their_source(items: dict[str, list[int] | dict[str, str]]) -> None:
+    frozen = FrozenMapping(items)
+    assert hash(frozen) == hash(FrozenMapping(dict(reversed(items.items()))))
+    assert set(frozen) == set(items)
+    assert all(frozen[k] == (tuple(v) if isinstance(v, list) else v) for k, v in items.items())
+
+
+def test_near_is_silent_without_neighbours() -> None:
+    assert near("select", ["selects", "train"]) == ', did you mean "selects"?'
+    assert near("zzz", ["train"]) == ""
