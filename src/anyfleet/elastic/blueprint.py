@@ -1,0 +1,262 @@
+"""What a model is made of: axes, the tensors they index, layers in forward order; and slices of it."""
+
+import hashlib
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property, lru_cache
+from typing import Literal
+
+import msgspec
+
+from anyfleet.elastic.errors import SliceError
+from anyfleet.elastic.indexing import index, take
+from anyfleet.elastic.program import Constant, Dim, Program, length
+
+Rounding = Literal["ceil", "round"]
+
+# Cut by a plain share.
+SHARED_KINDS = frozenset({"channels", "heads"})
+# May be cut at all.
+FREE_KINDS = SHARED_KINDS | {"head_dim", "groups"}
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Coordinates that are kept or dropped together, wherever they index a tensor.
+
+    `whole` is the size in the global model. Kinds: "channels" and "heads" are cut by a plain share, "head_dim" and
+    "groups" only when named; "output" (the classes), "fixed" (`why` gives the reason) and "batch" are never cut.
+    """
+
+    size: int
+    whole: int
+    kind: str
+    why: str = ""
+
+    @property
+    def free(self) -> bool:
+        return self.kind in FREE_KINDS
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Parameters and buffers trained together; a norm belongs to the layer before it."""
+
+    name: str
+    params: tuple[str, ...]
+    buffers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class BatchNormSite:
+    """The tensors of one batch norm; None where the module has none."""
+
+    weight: str | None
+    bias: str | None
+    mean: str | None
+    variance: str | None
+    count: str | None
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Kept indices per axis, and the first trained layer.
+
+    Canonical: sorted by axis; an axis kept whole in its natural order is absent. Build with `Slice.of`.
+    """
+
+    keep: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    first: int = 0
+
+    @staticmethod
+    def of(keep: Mapping[str, Sequence[int]], blueprint: "Blueprint", first: int = 0) -> "Slice":
+        """Checked and canonical; indices stay in the order given (rolling windows wrap)."""
+        if not 0 <= first < max(1, len(blueprint.layers)):
+            raise SliceError(
+                f"first trained layer {first} is not one of the {len(blueprint.layers)} layers"
+            )
+        kept = {name: tuple(map(int, keep[name])) for name in sorted(keep)}
+        for name, indices in kept.items():
+            _check_indices(name, indices, blueprint)
+        return Slice(
+            tuple(
+                (name, indices)
+                for name, indices in kept.items()
+                if indices != tuple(range(blueprint.axes[name].size))
+            ),
+            first,
+        )
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.keep, self.first))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _kept(self) -> dict[str, tuple[int, ...]]:
+        return dict(self.keep)
+
+    def kept(self, axis: str) -> tuple[int, ...] | None:
+        """The indices kept on an axis; None when it is whole."""
+        return self._kept.get(axis)
+
+    def sent(self, blueprint: "Blueprint") -> tuple[str, ...]:
+        """The parameters this slice trains, in forward order."""
+        return blueprint.trained(self.first)
+
+    def shape(self, blueprint: "Blueprint") -> tuple[tuple[tuple[str, int], ...], int]:
+        """Equal for slices whose small models can be stacked."""
+        counts = ((axis, len(indices)) for axis, indices in self.keep)
+        return tuple((axis, n) for axis, n in counts if n != blueprint.axes[axis].size), self.first
+
+
+def _check_indices(name: str, indices: tuple[int, ...], blueprint: "Blueprint") -> None:
+    axis = blueprint.axes.get(name)
+    if axis is None:
+        known = ", ".join(n for n, a in blueprint.axes.items() if a.free)
+        raise SliceError(f"unknown axis {name!r}; axes that can be cut: {known}")
+    if not axis.free:
+        raise SliceError(
+            f"axis {name!r} cannot be cut ({axis.kind}: {axis.why or 'see Axis.kind'})"
+        )
+    if not indices:
+        raise SliceError(f"axis {name!r} would be empty; keep at least one index")
+    if min(indices) < 0 or max(indices) >= axis.size:
+        raise SliceError(
+            f"axis {name!r} has indices 0 to {axis.size - 1}, got {min(indices)} to {max(indices)}"
+        )
+    if len(set(indices)) != len(indices):
+        raise SliceError(f"axis {name!r} has repeated indices")
+
+
+@dataclass(frozen=True, eq=False)
+class Blueprint:
+    """A traced model as plain data: needs neither the module nor a tracer to be cut, run or costed."""
+
+    axes: Mapping[str, Axis]
+    params: Mapping[str, tuple[Dim, ...]]
+    buffers: Mapping[str, tuple[Dim, ...]]
+    layers: tuple[Layer, ...]
+    frozen: tuple[str, ...]
+    program: Program
+    norms: tuple[BatchNormSite, ...]
+    scaled: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    @cached_property
+    def _digest(self) -> bytes:
+        plain = [getattr(self, f.name) for f in fields(self) if f.name != "program"]
+        return hashlib.sha256(msgspec.msgpack.encode(plain) + self.program.digest).digest()
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Blueprint):
+            return NotImplemented
+        return self is other or self._digest == other._digest
+
+    def __hash__(self) -> int:
+        return hash(self._digest)
+
+    @cached_property
+    def sizes(self) -> dict[str, int]:
+        """The size of every axis; the batch counts as 1."""
+        return {name: axis.size for name, axis in self.axes.items()}
+
+    @cached_property
+    def output_rows(self) -> tuple[tuple[str, int], ...]:
+        """(parameter, dimension) pairs indexed by the classes of the output."""
+        return tuple(
+            (name, position)
+            for name, dims in self.params.items()
+            for position, dim in enumerate(dims)
+            if any(self.axes[axis].kind == "output" for product in dim for axis in product)
+        )
+
+    def dims(self, name: str) -> tuple[Dim, ...]:
+        """The dimensions of a parameter or buffer."""
+        found = self.params.get(name, self.buffers.get(name))
+        if found is None:
+            raise KeyError(f"{name!r} is neither a parameter nor a buffer of this blueprint")
+        return found
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(length(dim, self.sizes) for dim in self.dims(name))
+
+    def numel(self, names: Iterable[str] | None = None) -> int:
+        """Elements of the named tensors; of all parameters by default."""
+        return sum(
+            math.prod(self.shape(name)) for name in (self.params if names is None else names)
+        )
+
+    def trained(self, first: int = 0) -> tuple[str, ...]:
+        """Trainable parameters of the layers from `first` on, in forward order."""
+        frozen = set(self.frozen)
+        return tuple(p for layer in self.layers[first:] for p in layer.params if p not in frozen)
+
+    def counts(
+        self, share: float | Mapping[str, float], rounding: Rounding = "ceil"
+    ) -> dict[str, int]:
+        """How many indices a share keeps, at least one per axis; a mapping names its axes."""
+        if isinstance(share, Mapping):
+            ratios = dict(share)
+        else:
+            ratios = {n: float(share) for n, a in self.axes.items() if a.kind in SHARED_KINDS}
+        for name, ratio in ratios.items():
+            _check_indices(name, (0,), self)
+            if not 0 < ratio <= 1:
+                raise SliceError(f"a share lies in (0, 1], got {ratio} for axis {name!r}")
+        return {
+            n: min(self.axes[n].size, _rounded(r * self.axes[n].whole, rounding))
+            for n, r in ratios.items()
+        }
+
+    def prefix(
+        self, share: float | Mapping[str, float], first: int = 0, rounding: Rounding = "ceil"
+    ) -> Slice:
+        """The slice that keeps leading indices."""
+        return Slice.of({n: range(c) for n, c in self.counts(share, rounding).items()}, self, first)
+
+    def local(self, slice: Slice) -> "Blueprint":
+        """The blueprint of the small model: sizes change, `whole` stays."""
+        if not slice.keep:
+            return self
+        cut_axes = {axis for axis, _ in slice.keep}
+        # Only constants need the indices themselves; without them one blueprint serves every slice of that shape.
+        if any(_mentions(c.dims, cut_axes) for c in self.program.constants.values()):
+            return _local_with_constants(self, slice)
+        return _resized(self, slice.shape(self)[0])
+
+    def to_bytes(self) -> bytes:
+        return msgspec.msgpack.encode(self)
+
+    @staticmethod
+    def from_bytes(data: bytes) -> "Blueprint":
+        return msgspec.msgpack.decode(data, type=Blueprint)
+
+
+def _rounded(number: float, rounding: Rounding) -> int:
+    return max(1, round(number) if rounding == "round" else math.ceil(number - 1e-9))
+
+
+def _mentions(dims: tuple[Dim, ...], axes: set[str]) -> bool:
+    return any(axis in axes for dim in dims for product in dim for axis in product)
+
+
+@lru_cache(maxsize=1024)
+def _resized(blueprint: Blueprint, counts: tuple[tuple[str, int], ...]) -> Blueprint:
+    sizes = dict(counts)
+    axes = {n: replace(a, size=sizes.get(n, a.size)) for n, a in blueprint.axes.items()}
+    return replace(blueprint, axes=axes)
+
+
+@lru_cache(maxsize=256)
+def _local_with_constants(blueprint: Blueprint, slice: Slice) -> Blueprint:
+    kept, sizes = dict(slice.keep), blueprint.sizes
+    small = _resized(blueprint, slice.shape(blueprint)[0])
+    constants = {
+        name: Constant.of(take(c.tensor(), tuple(index(d, kept, sizes) for d in c.dims)), c.dims)
+        for name, c in blueprint.program.constants.items()
+    }
+    return replace(small, program=replace(blueprint.program, constants=constants))

@@ -1,0 +1,110 @@
+"""From a module to its ATen graph, without touching the module."""
+
+import contextlib
+import copy
+import io
+import logging
+import re
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, fx, nn
+
+from anyfleet.elastic.errors import TraceError
+
+# Stands for momentum=None (cumulative averages): the module would compute it from its counter, which export cannot do.
+CUMULATIVE = -1.0
+
+
+@dataclass(frozen=True)
+class Exported:
+    """The graph in training mode, and what its placeholders hold."""
+
+    graph: fx.Graph
+    batch: int
+    params: dict[str, str]
+    buffers: dict[str, str]
+    constants: dict[str, str]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    tensors: dict[str, Tensor]
+
+
+def export(module: nn.Module, inputs: tuple[Tensor, ...]) -> Exported:
+    """Trace a copy in training mode, with a batch size that can be recognised."""
+    twin = copy.deepcopy(module).train()
+    for part in twin.modules():
+        if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.momentum is None:
+            part.momentum = CUMULATIVE
+    batch = _unmistakable(twin, inputs)
+    examples = tuple(x.new_empty((batch, *x.shape[1:])) for x in inputs)
+    with _quiet():
+        try:
+            program = torch.export.export(twin, examples, strict=False)
+        except Exception as error:
+            raise _explained(error) from error
+    signature = program.graph_signature
+    return Exported(
+        program.graph,
+        batch,
+        dict(signature.inputs_to_parameters),
+        dict(signature.inputs_to_buffers),
+        dict(signature.inputs_to_lifted_tensor_constants),
+        tuple(str(name) for name in signature.user_inputs),
+        tuple(str(name) for name in signature.user_outputs),
+        {
+            **program.state_dict,
+            **{k: v for k, v in program.constants.items() if isinstance(v, Tensor)},
+        },
+    )
+
+
+def _unmistakable(module: nn.Module, inputs: tuple[Tensor, ...]) -> int:
+    """A prime above every input size that divides no size of the module and that nobody would write as a literal."""
+    held = [*module.parameters(), *module.buffers()]
+    sizes = {n for t in held for n in t.shape} | {n for x in inputs for n in x.shape[1:]}
+    candidate = max([210, *(n for x in inputs for n in x.shape[1:])]) + 1
+    while not _prime(candidate) or any(n % candidate == 0 for n in sizes):
+        candidate += 1
+    return candidate
+
+
+def _prime(number: int) -> bool:
+    return all(number % k for k in range(2, int(number**0.5) + 1))
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Export prints graphs and warnings about what we translate into one error."""
+    logger = logging.getLogger("torch")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _explained(error: Exception) -> TraceError:
+    text = str(error)
+    places = re.findall(r'File "([^"]+)", line (\d+), in \w+\n\s*(.+)', text)
+    own = [p for p in places if f"{'torch'}/nn/modules" not in p[0]]
+    at = ""
+    if own or places:
+        file, line, code = (own or places)[-1]
+        at = f"\nAt {file}:{line}:\n    {code.strip()}"
+    if "data-dependent" in text or "DataDependent" in type(error).__name__:
+        return TraceError(
+            "The forward pass takes a decision that depends on the values of a tensor (an `if`, a loop, `.item()` or "
+            f"a shape computed from values), so it has no fixed graph.{at}\nCompute both sides and choose with "
+            "torch.where, or move the decision out of forward()."
+        )
+    reason = text.strip().splitlines()[0] if text.strip() else type(error).__name__
+    return TraceError(
+        f"The forward pass could not be traced: {reason}{at}\nCheck that forward() runs on the example inputs with "
+        "any batch size and uses only torch operators."
+    )

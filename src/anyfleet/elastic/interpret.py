@@ -1,0 +1,242 @@
+"""`apply`: a program as a pure function of parameters, buffers and inputs."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anyfleet.elastic.blueprint import Blueprint
+from anyfleet.elastic.errors import ProgramError
+from anyfleet.elastic.program import (
+    BATCH,
+    Arg,
+    Held,
+    Items,
+    Named,
+    Node,
+    Size,
+    Value,
+    dtype_of,
+    length,
+    value_names,
+)
+from anyfleet.elastic.replaced import SPECIAL, Mode, Run
+
+_OP = re.compile(r"aten\.([A-Za-z0-9_]+)\.([A-Za-z0-9_]+)")
+# ATen operators that reach outside the program.
+_REFUSED = frozenset({"from_file", "set_", "resize_", "_print"})
+_CREATES = frozenset(
+    {
+        "zeros",
+        "ones",
+        "full",
+        "arange",
+        "empty",
+        "rand",
+        "randn",
+        "scalar_tensor",
+        "eye",
+        "linspace",
+    }
+)
+
+
+def apply(
+    blueprint: Blueprint,
+    params: Mapping[str, Tensor],
+    buffers: Mapping[str, Tensor],
+    inputs: Tensor | tuple[Tensor, ...],
+    mode: Mode,
+    *,
+    valid: Tensor | None = None,
+    key: Tensor | None = None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The output, and the buffers after it.
+
+    `blueprint` is that of the (small) model itself: `blueprint.local(slice)`. `valid` [B] marks the rows that are not
+    padding; `key` addresses dropout. Pure: works under `torch.func.grad` and `vmap`.
+    """
+    tensors = inputs if isinstance(inputs, tuple) else (inputs,)
+    plan = _plan(blueprint)
+    if len(tensors) != len(plan.inputs):
+        raise ValueError(f"the network takes {len(plan.inputs)} inputs, got {len(tensors)}")
+    dtype, device = _home(params, tensors)
+    run = Run(mode, tensors[0].shape[0], valid, key, dtype, device, dict(buffers))
+    values = dict(zip(plan.inputs, tensors, strict=True))
+    values.update({_held(name): tensor for name, tensor in params.items()})
+    values.update({_held(name): tensor for name, tensor in buffers.items()})
+    for name, tensor in plan.constants.items():
+        own = dtype if tensor.is_floating_point() else tensor.dtype
+        values[_held(name)] = tensor.to(device=device, dtype=own)
+    for step in plan.steps:
+        step(values, run)
+    if mode.update == "module":
+        run.updates.update({name: values[value].detach() for name, value in plan.updates})
+    return values[plan.output], run.updates
+
+
+def _home(
+    params: Mapping[str, Tensor], inputs: tuple[Tensor, ...]
+) -> tuple[torch.dtype, torch.device]:
+    for tensor in (*params.values(), *inputs):
+        if tensor.is_floating_point():
+            return tensor.dtype, tensor.device
+    return torch.get_default_dtype(), inputs[0].device
+
+
+# A dot-prefixed name cannot be the name of a node, so both kinds of value share one dictionary.
+def _held(name: str) -> str:
+    return "." + name
+
+
+Values = dict[str, Any]
+Step = Callable[[Values, Run], None]
+Getter = Callable[[Values, Run], Any]
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """A program resolved for one set of sizes."""
+
+    inputs: tuple[str, ...]
+    constants: dict[str, Tensor]
+    steps: tuple[Step, ...]
+    updates: tuple[tuple[str, str], ...]
+    output: str
+
+
+@lru_cache(maxsize=256)
+def _plan(blueprint: Blueprint) -> _Plan:
+    program, sizes = blueprint.program, blueprint.sizes
+    kept = {program.output, *(value for _, value in program.updates)}
+    last: dict[str, int] = {}
+    for position, node in enumerate(program.nodes):
+        for name in (
+            *value_names(node.args),
+            *value_names(tuple(node.options.values())),
+            node.name,
+        ):
+            last[name] = position
+    dead: dict[int, list[str]] = {}
+    for name, position in last.items():
+        if name not in kept:
+            dead.setdefault(position, []).append(name)
+    return _Plan(
+        tuple(i.name for i in program.inputs),
+        {name: constant.tensor() for name, constant in program.constants.items()},
+        tuple(_step(node, sizes, tuple(dead.get(i, ()))) for i, node in enumerate(program.nodes)),
+        program.updates,
+        program.output,
+    )
+
+
+def _step(node: Node, sizes: Mapping[str, int], dead: tuple[str, ...]) -> Step:
+    """One call with everything that can be known beforehand already resolved."""
+    call = _call(node, sizes)
+    name = node.name
+
+    def step(values: Values, run: Run) -> None:
+        values[name] = call(values, run)
+        # Freed as soon as possible: only autograd may keep activations alive.
+        for gone in dead:
+            del values[gone]
+
+    return step
+
+
+def _call(node: Node, sizes: Mapping[str, int]) -> Getter:
+    ready, getters = _arguments(node.args, sizes)
+    special = SPECIAL.get(node.op)
+    if special is not None:
+        return lambda values, run: special(run, _filled(ready, getters, values, run), node)
+    if node.op == "getitem":
+        return lambda values, run: (filled := _filled(ready, getters, values, run))[0][filled[1]]
+    function = resolve(node.op)
+    options = {k: _getter(v, sizes) for k, v in node.options.items()}
+    if node.op.split(".")[1] in _CREATES:
+        options["device"] = lambda values, run: run.device
+    if not options:
+        return lambda values, run: function(*_filled(ready, getters, values, run))
+    return lambda values, run: function(
+        *_filled(ready, getters, values, run), **{k: get(values, run) for k, get in options.items()}
+    )
+
+
+def _arguments(
+    args: tuple[Arg, ...], sizes: Mapping[str, int]
+) -> tuple[list[Any], list[tuple[int, Getter]]]:
+    """Arguments that are always the same, and how to get the others."""
+    ready: list[Any] = []
+    getters: list[tuple[int, Getter]] = []
+    for position, arg in enumerate(args):
+        fixed, value = _fixed(arg, sizes)
+        ready.append(value)
+        if not fixed:
+            getters.append((position, _getter(arg, sizes)))
+    return ready, getters
+
+
+def _filled(
+    ready: list[Any], getters: list[tuple[int, Getter]], values: Values, run: Run
+) -> list[Any]:
+    args = ready.copy()
+    for position, get in getters:
+        args[position] = get(values, run)
+    return args
+
+
+def _fixed(arg: Arg, sizes: Mapping[str, int]) -> tuple[bool, Any]:
+    """Whether an argument is the same in every run, and what it then is."""
+    if isinstance(arg, Size):
+        has_batch = any(BATCH in product for product in arg.dim)
+        return (False, None) if has_batch else (True, length(arg.dim, sizes))
+    if isinstance(arg, Items):
+        items = [_fixed(item, sizes) for item in arg.items]
+        return all(fixed for fixed, _ in items), [value for _, value in items]
+    if isinstance(arg, Value | Held):
+        return False, None
+    if isinstance(arg, Named):
+        return arg.text != "model", None if arg.text == "model" else _named(arg.text)
+    return True, arg
+
+
+def _getter(arg: Arg, sizes: Mapping[str, int]) -> Getter:
+    fixed, value = _fixed(arg, sizes)
+    if fixed:
+        return lambda values, run: value
+    if isinstance(arg, Value | Held):
+        name = _held(arg.name) if isinstance(arg, Held) else arg.name
+        return lambda values, run: values[name]
+    if isinstance(arg, Items):
+        getters = [_getter(item, sizes) for item in arg.items]
+        return lambda values, run: [get(values, run) for get in getters]
+    if isinstance(arg, Size):
+        dim = arg.dim
+        return lambda values, run: length(dim, {**sizes, BATCH: run.batch})
+    return lambda values, run: run.dtype
+
+
+def _named(text: str) -> Any:
+    if text in ("strided",):
+        return torch.strided
+    if text.endswith("_format") or text == "channels_last":
+        return getattr(torch, text)
+    return dtype_of(text)
+
+
+def resolve(op: str) -> Callable[..., Any]:
+    """The ATen operator of that name; a program may name nothing else."""
+    found = _OP.fullmatch(op)
+    packet = (
+        getattr(torch.ops.aten, found.group(1), None)
+        if found and found.group(1) not in _REFUSED
+        else None
+    )
+    overload = getattr(packet, found.group(2), None) if found and packet is not None else None
+    if not isinstance(overload, torch._ops.OpOverload):
+        raise ProgramError(f"a program may only call ATen operators, not {op!r}")
+    return overload

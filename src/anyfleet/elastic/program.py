@@ -1,0 +1,148 @@
+"""A traced network as plain data: ATen calls whose sizes are expressions over axes and the batch."""
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import msgspec
+import torch
+from torch import Tensor
+
+# A dimension is a concatenation of products of axis names; () is the empty product, of size 1.
+Dim = tuple[tuple[str, ...], ...]
+
+BATCH = "batch"
+
+
+def length(dim: Dim, sizes: Mapping[str, int]) -> int:
+    """The size of a dimension, given the size of every axis."""
+    return sum(math.prod(sizes[axis] for axis in product) for product in dim)
+
+
+class Value(msgspec.Struct, frozen=True, tag="value"):
+    """The result of an earlier node, or an input of the network."""
+
+    name: str
+
+
+class Held(msgspec.Struct, frozen=True, tag="held"):
+    """A parameter, a buffer or a constant."""
+
+    name: str
+
+
+class Size(msgspec.Struct, frozen=True, tag="size"):
+    """A number that follows the axes of the (small) model and the batch."""
+
+    dim: Dim
+
+
+class Named(msgspec.Struct, frozen=True, tag="named"):
+    """A torch constant: a dtype ("model" is that of the parameters), a layout or a memory format."""
+
+    text: str
+
+
+class Items(msgspec.Struct, frozen=True, tag="items"):
+    """A list argument."""
+
+    items: tuple["Arg", ...]
+
+
+Arg = Value | Held | Size | Named | Items | bool | int | float | str | None
+
+
+@dataclass(frozen=True)
+class Node:
+    """One call: `name = op(*args, **options)`.
+
+    `dims` are the dimensions of the result (None if it is a list of tensors); `where` is the module that made the
+    call; `site` numbers the calls that draw random numbers.
+    """
+
+    name: str
+    op: str
+    args: tuple[Arg, ...]
+    options: Mapping[str, Arg]
+    dims: tuple[Dim, ...] | None
+    where: str = ""
+    site: int = 0
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A tensor that travels with the program: lifted constants and non-persistent buffers."""
+
+    dims: tuple[Dim, ...]
+    shape: tuple[int, ...]
+    dtype: str
+    data: bytes
+
+    @staticmethod
+    def of(tensor: Tensor, dims: tuple[Dim, ...]) -> "Constant":
+        plain = tensor.detach().cpu().contiguous()
+        data = plain.reshape(-1).view(torch.uint8).numpy().tobytes()
+        dtype = str(plain.dtype).removeprefix("torch.")
+        return Constant(dims, tuple(plain.shape), dtype, data)
+
+    def tensor(self) -> Tensor:
+        if not self.data:
+            return torch.empty(self.shape, dtype=dtype_of(self.dtype))
+        raw = torch.frombuffer(bytearray(self.data), dtype=dtype_of(self.dtype))
+        return raw.reshape(self.shape)
+
+
+@dataclass(frozen=True)
+class Input:
+    """One input of the network; its first dimension is the batch."""
+
+    name: str
+    dims: tuple[Dim, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Program:
+    """The calls in order, and which value is the output.
+
+    `updates` are (buffer, value) pairs: what the network itself writes into its buffers while training, apart from
+    the statistics of batch norm.
+    """
+
+    inputs: tuple[Input, ...]
+    nodes: tuple[Node, ...]
+    constants: Mapping[str, Constant]
+    output: str
+    updates: tuple[tuple[str, str], ...] = ()
+
+    @cached_property
+    def digest(self) -> bytes:
+        return hashlib.sha256(msgspec.msgpack.encode(self)).digest()
+
+
+def dtype_of(text: str) -> torch.dtype:
+    """torch.float32 from "float32"."""
+    found = getattr(torch, text, None)
+    if not isinstance(found, torch.dtype):
+        raise ValueError(f"{text!r} is not a torch dtype")
+    return found
+
+
+def held_names(args: tuple[Arg, ...]) -> Iterator[str]:
+    """Every parameter, buffer or constant among the arguments, in order."""
+    for arg in args:
+        if isinstance(arg, Held):
+            yield arg.name
+        elif isinstance(arg, Items):
+            yield from held_names(arg.items)
+
+
+def value_names(args: tuple[Arg, ...]) -> Iterator[str]:
+    """Every earlier result among the arguments, in order."""
+    for arg in args:
+        if isinstance(arg, Value):
+            yield arg.name
+        elif isinstance(arg, Items):
+            yield from value_names(arg.items)

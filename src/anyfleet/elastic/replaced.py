@@ -1,0 +1,169 @@
+"""The operators that `apply` teaches something: batch norm masks and statistics, dropout keys."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from anyfleet import rng
+from anyfleet.elastic.program import Node
+
+
+@dataclass(frozen=True)
+class Mode:
+    """How random and statistical layers behave.
+
+    `statistics`: batch norm normalises by the batch or by its running buffers. `update`: what becomes of the running
+    buffers: kept ("none"), moved by the module's own momentum ("module"), or replaced by the exact mean and unbiased
+    variance of this batch ("exact", for cumulative averaging by the caller).
+    """
+
+    dropout: bool
+    statistics: Literal["batch", "running"]
+    update: Literal["none", "module", "exact"] = "none"
+
+
+TRAIN = Mode(dropout=True, statistics="batch", update="module")
+STATIC = Mode(dropout=True, statistics="batch")
+EVALUATE = Mode(dropout=False, statistics="running")
+EVALUATE_BATCH = Mode(dropout=False, statistics="batch")
+COLLECT = Mode(dropout=False, statistics="batch", update="exact")
+
+
+@dataclass
+class Run:
+    """What one execution of a program knows besides its values."""
+
+    mode: Mode
+    batch: int
+    valid: Tensor | None
+    key: Tensor | None
+    dtype: torch.dtype
+    device: torch.device
+    updates: dict[str, Tensor]
+
+
+Special = Callable[[Run, list[Any], Node], Tensor]
+
+
+def batch_norm(run: Run, args: list[Any], node: Node) -> Tensor:
+    x, weight, bias, mean, variance, training, momentum, eps = args[:8]
+    use_running = mean is not None and (run.mode.statistics == "running" or not training)
+    if use_running:
+        return torch.batch_norm(x, weight, bias, mean, variance, False, 0.0, eps, False)
+    rows = _rows(run, x)
+    if run.mode.update != "none" and mean is not None and training:
+        own_mean, own_variance, count = _statistics(x.detach(), rows)
+        unbiased = own_variance * (count / (count - 1).clamp(min=1))
+        _update(run, node, (mean, variance, own_mean, unbiased), momentum)
+    if rows is None:
+        return torch.batch_norm(x, weight, bias, None, None, True, 0.0, eps, False)
+    centre, spread, _ = _statistics(x, rows)
+    shape = (1, -1, *(1,) * (x.ndim - 2))
+    scale = torch.rsqrt(spread + eps)
+    scale = scale if weight is None else scale * weight
+    out = (x - centre.reshape(shape)) * scale.reshape(shape)
+    return out if bias is None else out + bias.reshape(shape)
+
+
+def _rows(run: Run, x: Tensor) -> Tensor | None:
+    """Which rows count; a batch flattened with something else repeats its mask."""
+    if run.valid is None:
+        return None
+    times = x.shape[0] // run.batch
+    mask = run.valid.unsqueeze(1).expand(run.batch, times).reshape(-1)
+    return mask.reshape(-1, *(1,) * (x.ndim - 1))
+
+
+def _statistics(x: Tensor, rows: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean and biased variance per channel over the rows that count, and their number."""
+    over = (0, *range(2, x.ndim))
+    if rows is None:
+        variance, mean = torch.var_mean(x, over, correction=0)
+        return (
+            mean,
+            variance,
+            torch.tensor(float(x.numel() // x.shape[1]), device=x.device, dtype=x.dtype),
+        )
+    weights = rows.to(x.dtype)
+    count = (weights.sum() * math.prod(x.shape[2:])).clamp(min=1)
+    shape = (1, -1, *(1,) * (x.ndim - 2))
+    mean = (x * weights).sum(over) / count
+    # Padded rows are zeroed before squaring so that nothing in them can reach the result.
+    centred = (x - mean.reshape(shape)) * weights
+    return mean, (centred * centred).sum(over) / count, count
+
+
+def _update(
+    run: Run, node: Node, now: tuple[Tensor, Tensor, Tensor, Tensor], momentum: float | None
+) -> None:
+    mean, variance, own_mean, own_variance = now
+    names = [getattr(arg, "name", "") for arg in node.args[3:5]]
+    count_name = f"{names[0].rpartition('.')[0]}.num_batches_tracked"
+    count = run.updates.get(count_name)
+    if count is not None:
+        run.updates[count_name] = count = count + 1
+    if run.mode.update == "exact":
+        run.updates[names[0]], run.updates[names[1]] = own_mean, own_variance
+        return
+    step = 1.0 / count if momentum is None and count is not None else momentum or 0.0
+    run.updates[names[0]] = (mean + step * (own_mean - mean)).to(mean.dtype)
+    run.updates[names[1]] = (variance + step * (own_variance - variance)).to(variance.dtype)
+
+
+def dropout(run: Run, args: list[Any], node: Node) -> Tensor:
+    x, rate = args[0], float(args[1])
+    if not run.mode.dropout or rate == 0.0:
+        return x  # type: ignore[no-any-return]
+    return _dropped(run, x, rate, node, tuple(x.shape))
+
+
+def feature_dropout(run: Run, args: list[Any], node: Node) -> Tensor:
+    """Drops whole channels."""
+    x, rate = args[0], float(args[1])
+    if not run.mode.dropout or rate == 0.0:
+        return x  # type: ignore[no-any-return]
+    return _dropped(run, x, rate, node, (*x.shape[:2], *(1,) * (x.ndim - 2)))
+
+
+def _dropped(run: Run, x: Tensor, rate: float, node: Node, shape: tuple[int, ...]) -> Tensor:
+    if run.key is None:
+        raise ValueError(
+            f"{node.where or node.name} drops units at random: pass a key, or a Mode without dropout"
+        )
+    draws = rng.uniform(rng.fold(run.key, node.site), math.prod(shape)).reshape(shape)
+    zero = torch.zeros((), dtype=x.dtype, device=x.device)
+    return torch.where(draws >= rate, x / (1 - rate) if rate < 1 else zero, zero)
+
+
+def attention(run: Run, args: list[Any], node: Node) -> Tensor:
+    """Scaled dot-product attention; written out only where it must drop by key."""
+    query, key, value, mask, rate, causal, scale, grouped = [
+        *args,
+        *(None, 0.0, False, None, False)[len(args) - 3 :],
+    ]
+    if not run.mode.dropout or not rate:
+        return torch.nn.functional.scaled_dot_product_attention(
+            query, key, value, mask, 0.0, bool(causal), scale=scale, enable_gqa=bool(grouped)
+        )
+    if grouped:
+        times = query.shape[-3] // key.shape[-3]
+        key, value = key.repeat_interleave(times, -3), value.repeat_interleave(times, -3)
+    scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if causal:
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+    weights = torch.softmax(scores, -1)
+    return _dropped(run, weights, float(rate), node, tuple(weights.shape)) @ value
+
+
+SPECIAL: dict[str, Special] = {
+    "aten.batch_norm.default": batch_norm,
+    "aten.dropout.default": dropout,
+    "aten.feature_dropout.default": feature_dropout,
+    "aten.scaled_dot_product_attention.default": attention,
+}

@@ -1,0 +1,224 @@
+"""Axis rules of the operators that move, broadcast, reduce or select."""
+
+import torch
+from torch import fx
+
+from anyfleet.elastic.axes import Dims, Product, freeze, fresh, unify
+from anyfleet.elastic.rules_layers import broadcast, spatial
+from anyfleet.elastic.scope import Result, Scope, bound, full_size, op_name, place_of, shape_of
+
+
+def elementwise(scope: Scope, node: fx.Node) -> Result:
+    out: Dims = ()
+    for operand in node.all_input_nodes:
+        out = broadcast(scope, node, out, scope.dims(operand))
+    return out
+
+
+def same(scope: Scope, node: fx.Node) -> Result:
+    return scope.dims(node.all_input_nodes[0])
+
+
+def reshape(scope: Scope, node: fx.Node) -> Result:
+    """Refactor the product of all dimensions into the new ones, from the left."""
+    out = refactor(scope, node, node.all_input_nodes[0])
+    given = bound(node)
+    for name in ("size", "shape"):
+        if name in given:
+            scope.reshape(node, name, out)
+    return out
+
+
+def unflatten(scope: Scope, node: fx.Node) -> Result:
+    given = bound(node)
+    out = refactor(scope, node, given["self"])
+    start = given["dim"] % len(scope.dims(given["self"]))
+    scope.reshape(node, "sizes", out[start : start + len(given["sizes"])])
+    return out
+
+
+def refactor(scope: Scope, node: fx.Node, source: fx.Node) -> Dims:
+    old = tuple(atom for product in scope.dims(source) for atom in product)
+    new = tuple(fresh(n) for n in shape_of(node))
+    if unify(old, tuple(atom for product in new for atom in product)):
+        return new
+    scope.fix(scope.dims(source), node, f"{op_name(node)} mixes axes")
+    return tuple(scope.literal(n, f"{op_name(node)} mixes axes") for n in shape_of(node))
+
+
+def expand(scope: Scope, node: fx.Node) -> Result:
+    source = scope.dims(node.all_input_nodes[0])
+    shape = shape_of(node)
+    source = (*((),) * (len(shape) - len(source)), *source)
+    out = tuple(
+        product if full_size(product) == n else scope.literal(n, "")
+        for product, n in zip(source, shape, strict=True)
+    )
+    scope.reshape(node, "size", out)
+    return out
+
+
+def permute(scope: Scope, node: fx.Node) -> Result:
+    given = bound(node)
+    source = scope.dims(given["self"])
+    return tuple(source[i] for i in given["dims"])
+
+
+def transpose(scope: Scope, node: fx.Node) -> Result:
+    out = list(scope.dims(node.all_input_nodes[0]))
+    one, other = [a for a in node.args if isinstance(a, int)]
+    out[one], out[other] = out[other], out[one]
+    return tuple(out)
+
+
+def reverse(scope: Scope, node: fx.Node) -> Result:
+    return scope.dims(node.all_input_nodes[0])[::-1]
+
+
+def pool(scope: Scope, node: fx.Node) -> Result:
+    """Leading dimensions pass; the size of the map follows from the (fixed) input."""
+    source = scope.dims(node.all_input_nodes[0])
+    value = node.meta["val"]
+    shape = tuple(value.shape if isinstance(value, torch.Tensor) else value[0].shape)
+    changed = 3 if "3d" in op_name(node) else 2 if "2d" in op_name(node) else 1
+    out = (*source[: len(source) - changed], *spatial(shape[len(shape) - changed :]))
+    return out if isinstance(value, torch.Tensor) else [out] * len(value)
+
+
+def average(scope: Scope, node: fx.Node) -> Result:
+    """Means and variances do not depend on how many are averaged: the axis may still be cut."""
+    return _reduced(scope, node, freezing=False)
+
+
+def reduction(scope: Scope, node: fx.Node) -> Result:
+    if "other" in bound(node):
+        return elementwise(scope, node)
+    return _reduced(scope, node, freezing=True)
+
+
+def _reduced(scope: Scope, node: fx.Node, *, freezing: bool) -> Result:
+    source = scope.dims(node.all_input_nodes[0])
+    over = _dimensions(node, len(source))
+    if freezing:
+        scope.fix(tuple(source[i] for i in over), node, f"reduced by {op_name(node)}")
+    keep = bool(bound(node).get("keepdim", False))
+    out = tuple(() if i in over else p for i, p in enumerate(source) if keep or i not in over)
+    value = node.meta["val"]
+    return out if isinstance(value, torch.Tensor) else [out] * len(value)
+
+
+def along(scope: Scope, node: fx.Node) -> Result:
+    """Softmax, cumulative sums, triangles: the shape stays, positions along some dimensions matter."""
+    source = scope.dims(node.all_input_nodes[0])
+    for i in _dimensions(node, len(source)):
+        freeze(source[i], f"{op_name(node)} runs along it")
+    return source
+
+
+def triangle(scope: Scope, node: fx.Node) -> Result:
+    source = scope.dims(node.all_input_nodes[0])
+    for product in source[-2:]:
+        freeze(product, "length")
+    return source
+
+
+def _dimensions(node: fx.Node, rank: int) -> tuple[int, ...]:
+    given = bound(node)
+    chosen = given.get("dim", given.get("dims"))
+    if chosen is None or chosen == []:
+        return tuple(range(rank))
+    return (
+        tuple(i % rank for i in ([chosen] if isinstance(chosen, int) else chosen)) if rank else ()
+    )
+
+
+def select(scope: Scope, node: fx.Node) -> Result:
+    given = bound(node)
+    source = scope.dims(given["self"])
+    at = given["dim"] % len(source)
+    scope.fix((source[at],), node, "one position is selected")
+    return (*source[:at], *source[at + 1 :])
+
+
+def narrow(scope: Scope, node: fx.Node) -> Result:
+    """A slice: whole, or the dimension is fixed."""
+    given = bound(node)
+    source = scope.dims(given["self"])
+    at = given["dim"] % len(source)
+    count = shape_of(node)[at]
+    if count == full_size(source[at]):
+        if any(scope.is_batch(a) for a in source[at]) and "end" in given:
+            scope.resize(node, "end", source[at])
+        return source
+    scope.fix((source[at],), node, "a range is taken")
+    return (*source[:at], fresh(count, "a range is taken"), *source[at + 1 :])
+
+
+def insert(scope: Scope, node: fx.Node) -> Result:
+    given = bound(node)
+    source = scope.dims(given["self"])
+    at = given["dim"] % (len(source) + 1)
+    return (*source[:at], (), *source[at:])
+
+
+def squeeze(scope: Scope, node: fx.Node) -> Result:
+    given = bound(node)
+    source = scope.dims(given["self"])
+    over = _dimensions(node, len(source))
+    return tuple(p for i, p in enumerate(source) if i not in over or full_size(p) > 1)
+
+
+def create(scope: Scope, node: fx.Node) -> Result:
+    """A tensor of one repeated value: any of its dimensions may turn out to be an axis."""
+    out = tuple(scope.literal(n, "") for n in shape_of(node))
+    if "size" in bound(node):
+        scope.reshape(node, "size", out)
+    return out
+
+
+def join(scope: Scope, node: fx.Node) -> Result:
+    """Concatenation: what is joined is never cut (for now)."""
+    given = bound(node)
+    parts = [scope.dims(n) for n in given["tensors"]]
+    at = given["dim"] % len(parts[0])
+    for part in parts:
+        scope.fix((part[at],), node, "concatenated")
+    out: Dims = parts[0]
+    for part in parts[1:]:
+        for i, (a, b) in enumerate(zip(out, part, strict=True)):
+            if i != at:
+                scope.match(a, b, node)
+    joined: Product = scope.literal(shape_of(node)[at], "concatenated")
+    return (*out[:at], joined, *out[at + 1 :])
+
+
+def divide(scope: Scope, node: fx.Node) -> Result:
+    """Split and chunk: what is divided is never cut (for now)."""
+    given = bound(node)
+    source = scope.dims(given["self"])
+    at = given["dim"] % len(source)
+    scope.fix((source[at],), node, "divided into parts")
+    shapes = [tuple(t.shape) for t in node.meta["val"]]
+    if op_name(node) == "unbind":
+        return [(*source[:at], *source[at + 1 :])] * len(shapes)
+    return [
+        (*source[:at], scope.literal(s[at], "divided into parts"), *source[at + 1 :])
+        for s in shapes
+    ]
+
+
+def unknown(scope: Scope, node: fx.Node) -> Result:
+    """Nothing is known about the operator: nothing that goes through it is cut."""
+    why = f"unknown operator {op_name(node)}"
+    touched = tuple(p for n in node.all_input_nodes for p in _all(scope.values[n]))
+    scope.remarks.append((f"{why} ({place_of(node)})", touched))
+    for product in touched:
+        freeze(product, why)
+    value = node.meta["val"]
+    tensors = [value] if isinstance(value, torch.Tensor) else list(value)
+    out = [tuple(scope.literal(int(n), why) for n in t.shape) for t in tensors]
+    return out[0] if isinstance(value, torch.Tensor) else out
+
+
+def _all(result: Result) -> Dims:
+    return tuple(p for dims in result for p in dims) if isinstance(result, list) else result

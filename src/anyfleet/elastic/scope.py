@@ -1,0 +1,112 @@
+"""What the axis rules see and change while a graph is walked."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from anyfleet.elastic.axes import Atom, Dims, Product, atoms, freeze, fresh, size, unify
+
+# What a rule returns: the dimensions of the result, or of each result.
+Result = Dims | list[Dims]
+
+
+@dataclass(frozen=True)
+class Count:
+    """A number in the program: the size of a product of atoms."""
+
+    product: Product
+
+
+@dataclass
+class Scope:
+    """Dimensions of every value so far, and what was found on the way.
+
+    `batch` is an atom whose size is a prime that divides no other size, so that it can be recognised in literals.
+    """
+
+    batch: Atom
+    values: dict[fx.Node, Result] = field(default_factory=dict)
+    sizes: dict[fx.Node, dict[str, "Count | list[Count]"]] = field(default_factory=dict)
+    remarks: list[tuple[str, Dims]] = field(default_factory=list)
+
+    def dims(self, node: fx.Node) -> Dims:
+        found = self.values[node]
+        if isinstance(found, list):
+            raise TypeError(f"{node.name} is a list of tensors")
+        return found
+
+    def match(self, one: Product, other: Product, node: fx.Node) -> None:
+        """The two dimensions are indexed alike; if that cannot be expressed they are never cut."""
+        if not unify(one, other):
+            self.fix((one, other), node, f"{op_name(node)} joins sizes that do not align")
+
+    def fix(self, dims: Dims, node: fx.Node, why: str) -> None:
+        """Freeze and remark, so that the user can see what cannot be cut and where it happened."""
+        if any(not atom.why for product in dims for atom in atoms(product)):
+            self.remarks.append((f"{why} ({place_of(node)})", dims))
+        for product in dims:
+            freeze(product, why)
+
+    def literal(self, count: int, why: str) -> Product:
+        """The dimension of a literal size; multiples of the batch are recognised."""
+        if count % self.batch.size == 0 and count > 0:
+            return (self.batch, *fresh(count // self.batch.size, why))
+        return fresh(count, why)
+
+    def is_batch(self, atom: Atom) -> bool:
+        return atom is atoms((self.batch,))[0]
+
+    def resize(self, node: fx.Node, argument: str, product: Product) -> None:
+        """This argument of the call follows the axes instead of being a literal."""
+        self.sizes.setdefault(node, {})[argument] = Count(product)
+
+    def reshape(self, node: fx.Node, argument: str, dims: Dims) -> None:
+        """The same for a list of sizes."""
+        self.sizes.setdefault(node, {})[argument] = [Count(product) for product in dims]
+
+
+def op_name(node: fx.Node) -> str:
+    """ "conv2d" from aten.conv2d.default."""
+    return schema(node).name.split("::")[1]
+
+
+def schema(node: fx.Node) -> Any:
+    """The operator's schema (torch has no public type for it)."""
+    target: Any = node.target
+    return target._schema
+
+
+def bound(node: fx.Node) -> Mapping[str, Any]:
+    """The arguments of a call by name, defaults filled in."""
+    given: dict[str, Any] = {}
+    for position, argument in enumerate(schema(node).arguments):
+        if position < len(node.args):
+            given[argument.name] = node.args[position]
+        else:
+            given[argument.name] = node.kwargs.get(argument.name, argument.default_value)
+    return given
+
+
+def shape_of(node: fx.Node) -> tuple[int, ...]:
+    value = node.meta["val"]
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(f"{node.name} is not a tensor")
+    return tuple(int(n) for n in value.shape)
+
+
+def where(node: fx.Node) -> str:
+    """The path of the module that made the call."""
+    stack = list(node.meta.get("nn_module_stack", {}).values())
+    return str(stack[-1][0]) if stack else ""
+
+
+def place_of(node: fx.Node) -> str:
+    """Where the user finds the call."""
+    return where(node) or "the outermost module"
+
+
+def full_size(product: Product) -> int:
+    return size(atoms(product))

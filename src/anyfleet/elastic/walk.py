@@ -1,0 +1,224 @@
+"""One pass over an exported graph: axis rules, in-place calls made functional, arguments as plain data."""
+
+import operator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from anyfleet.elastic.axes import Atom, Dims, fresh
+from anyfleet.elastic.errors import TraceError
+from anyfleet.elastic.export import CUMULATIVE, Exported
+from anyfleet.elastic.operators import rule
+from anyfleet.elastic.program import Held, Named, Value
+from anyfleet.elastic.scope import Count, Scope, op_name, place_of, schema, where
+
+# Calls that only check or annotate.
+_SKIPPED = frozenset(
+    {"_assert_tensor_metadata", "_assert_async", "_assert_scalar", "sym_constrain_range"}
+)
+_RANDOM = frozenset({"dropout", "feature_dropout", "alpha_dropout", "scaled_dot_product_attention"})
+# A device decides for itself where things live.
+_DROPPED_OPTIONS = frozenset({"device", "pin_memory", "layout"})
+
+
+@dataclass
+class Draft:
+    """A node whose sizes are still products of atoms."""
+
+    name: str
+    op: str
+    args: list[Any]
+    options: dict[str, Any]
+    dims: Dims | None
+    where: str
+    site: int
+    source: fx.Node
+
+
+@dataclass
+class Walk:
+    """What one pass over the graph found."""
+
+    exported: Exported
+    scope: Scope
+    drafts: list[Draft] = field(default_factory=list)
+    latest: dict[fx.Node, fx.Node] = field(default_factory=dict)
+    family: dict[fx.Node, fx.Node] = field(default_factory=dict)
+    placeholders: dict[str, fx.Node] = field(default_factory=dict)
+    held: dict[fx.Node, str] = field(default_factory=dict)
+    order: dict[fx.Node, int] = field(default_factory=dict)
+    aliases: dict[str, str] = field(default_factory=dict)
+
+
+def walk(exported: Exported, aliases: dict[str, str]) -> Walk:
+    """Visit every call; `aliases` maps the other names of a tied tensor to its first."""
+    found = Walk(exported, Scope(Atom(exported.batch, "batch")), aliases=aliases)
+    found.order = {node: i for i, node in enumerate(exported.graph.nodes)}
+    for node in exported.graph.nodes:
+        if node.op == "placeholder":
+            _placeholder(found, node)
+        elif node.op == "call_function":
+            _call(found, node)
+        elif node.op != "output":
+            raise TraceError(f"unexpected node {node.op} {node.target} in the exported graph")
+    return found
+
+
+def _placeholder(found: Walk, node: fx.Node) -> None:
+    value = node.meta.get("val")
+    if not isinstance(value, Tensor):
+        return
+    exported, scope = found.exported, found.scope
+    name = {**exported.params, **exported.buffers, **exported.constants}.get(node.name)
+    if name is None:
+        scope.values[node] = tuple(
+            (scope.batch,) if i == 0 else fresh(int(n), "input") for i, n in enumerate(value.shape)
+        )
+        return
+    name = found.aliases.get(name, name)
+    found.held[node] = name
+    if name in found.placeholders:
+        scope.values[node] = scope.values[found.placeholders[name]]
+        return
+    found.placeholders[name] = node
+    scope.values[node] = tuple(fresh(int(n)) for n in value.shape)
+
+
+def _call(found: Walk, node: fx.Node) -> None:
+    scope = found.scope
+    if node.target is operator.getitem:
+        source, at = node.args
+        results = scope.values[source]  # type: ignore[index]
+        scope.values[node] = results[at]  # type: ignore[index]
+        _draft(found, node, "getitem")
+        return
+    if not isinstance(node.target, torch._ops.OpOverload) or node.target.namespace != "aten":
+        raise TraceError(
+            f"{node.target} is not an ATen operator ({place_of(node)}). Write this part with plain torch operators; "
+            "higher-order and custom operators cannot travel to a device."
+        )
+    if op_name(node) in _SKIPPED or _is_counter(found, node):
+        return
+    base = op_name(node)
+    changes = _changed(node)
+    result = rule(base.removesuffix("_") if changes is not None else base)(scope, node)
+    scope.values[node] = result
+    _draft(found, node, _functional(node) if changes is not None else str(node.target))
+    if changes is not None:
+        _supersede(found, node, changes)
+    elif any(a.alias_info is not None for a in schema(node).returns):
+        found.family[node] = _root(found, node.all_input_nodes[0])
+
+
+def _is_counter(found: Walk, node: fx.Node) -> bool:
+    """Batch norm counts its batches in place; `apply` does that itself."""
+    target = node.args[0] if node.args else None
+    return (
+        isinstance(target, fx.Node)
+        and found.held.get(target, "").endswith("num_batches_tracked")
+        and op_name(node) == "add_"
+    )
+
+
+def _changed(node: fx.Node) -> fx.Node | None:
+    """The value an in-place call writes to."""
+    for argument, given in zip(schema(node).arguments, node.args, strict=False):
+        if (
+            argument.alias_info is not None
+            and argument.alias_info.is_write
+            and isinstance(given, fx.Node)
+        ):
+            return given
+    return None
+
+
+def _functional(node: fx.Node) -> str:
+    target: Any = node.target
+    packet = getattr(torch.ops.aten, op_name(node).removesuffix("_"), None)
+    overload = target._overloadname
+    if not op_name(node).endswith("_") or packet is None or overload not in packet.overloads():
+        raise TraceError(
+            f"in-place {target} has no functional form ({place_of(node)}); use one that returns a new tensor"
+        )
+    return f"aten.{op_name(node).removesuffix('_')}.{overload}"
+
+
+def _root(found: Walk, node: fx.Node) -> fx.Node:
+    return found.family.get(node, node)
+
+
+def _supersede(found: Walk, node: fx.Node, changed: fx.Node) -> None:
+    """From here on the changed value means the new one; a view of it would be stale."""
+    root = _root(found, changed)
+    relatives = {n for n, r in found.family.items() if r is root} | {root}
+    for other in relatives - {changed}:
+        if any(found.order[user] > found.order[node] for user in other.users):
+            raise TraceError(
+                f"{node.target} changes a view in place while {other.name} is still used ({place_of(node)}). "
+                "Use the form of the operator that returns a new tensor."
+            )
+    found.latest[changed] = node
+    found.family[node] = node
+
+
+def current(found: Walk, node: fx.Node) -> fx.Node:
+    """The node that now holds this value."""
+    while node in found.latest:
+        node = found.latest[node]
+    return node
+
+
+def _draft(found: Walk, node: fx.Node, op: str) -> None:
+    sizes = found.scope.sizes.get(node, {})
+    names = [] if op == "getitem" else [a.name for a in schema(node).arguments]
+    args = [
+        sizes[names[i]] if i < len(names) and names[i] in sizes else _plain(found, arg)
+        for i, arg in enumerate(node.args)
+    ]
+    options = {
+        k: sizes[k] if k in sizes else _plain(found, v)
+        for k, v in node.kwargs.items()
+        if k not in _DROPPED_OPTIONS
+    }
+    if op.startswith("aten.batch_norm") and args[6] == CUMULATIVE:
+        args[6] = None
+    result = found.scope.values[node]
+    site = 0
+    if op != "getitem" and op.split(".")[1] in _RANDOM:
+        site = 1 + max((draft.site for draft in found.drafts), default=0)
+    if op == "aten.to.device":
+        op, args = "aten.to.dtype", [args[0], args[2]]
+    dims = None if isinstance(result, list) else result
+    found.drafts.append(Draft(node.name, op, args, options, dims, where(node), site, node))
+
+
+def _plain(found: Walk, arg: object) -> Any:
+    """Plain data for an argument; literal sizes that hold the batch become products."""
+    if isinstance(arg, fx.Node):
+        arg = current(found, arg)
+        return Held(found.held[arg]) if arg in found.held else Value(arg.name)
+    if isinstance(arg, list | tuple):
+        return [_plain(found, item) for item in arg]
+    if isinstance(arg, bool) or arg is None or isinstance(arg, float | str):
+        return arg
+    if isinstance(arg, int):
+        # The batch of the trace is a prime that nobody would write; larger numbers mean "to the end".
+        is_batch = 0 < arg < 1 << 31 and arg % found.exported.batch == 0
+        return Count(found.scope.literal(arg, "literal")) if is_batch else arg
+    if isinstance(arg, torch.dtype):
+        return Named(_dtype(found, arg))
+    if isinstance(arg, torch.memory_format | torch.layout):
+        return Named(str(arg).removeprefix("torch."))
+    if isinstance(arg, torch.device):
+        return None
+    raise TraceError(f"an argument of type {type(arg).__name__} cannot travel: {arg!r}")
+
+
+def _dtype(found: Walk, dtype: torch.dtype) -> str:
+    """The dtype of the parameters is "model", so that the program also runs in another precision."""
+    own = next(
+        (t.dtype for t in found.exported.tensors.values() if t.is_floating_point()), torch.float32
+    )
+    return "model" if dtype == own else str(dtype).removeprefix("torch.")
