@@ -51,12 +51,13 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """C.12 language model: tokens [batch, time] to logits [batch, time, vocabulary].
 
-    Learned positions, untied output layer. `length` is the longest sequence (the BPTT window).
+    Learned positions, untied output layer. `length` is the longest sequence (the BPTT window). The
+    default `vocabulary` is ASCII; text tasks put in that of their text.
     """
 
     def __init__(  # noqa: PLR0913 - the sizes of one network, all with defaults
         self,
-        vocabulary: int,
+        vocabulary: int = 128,
         *,
         layers: int = 4,
         width: int = 256,

@@ -4,14 +4,13 @@ They are ordinary modules that know nothing of slicing. Hidden layers end in ReL
 writes a ReLU before its softmax, which METHODS §C repairs).
 """
 
-from collections.abc import Sequence
 from itertools import pairwise
 
 from torch import nn
 
 
 def perceptron(
-    features: int = 784, classes: int = 10, *, hidden: Sequence[int] = (400, 300, 200, 100)
+    features: int = 784, classes: int = 10, *, hidden: tuple[int, ...] = (400, 300, 200, 100)
 ) -> nn.Module:
     """C.1 FCNN by default: 784-400-300-200-100-10."""
     widths = (features, *hidden)

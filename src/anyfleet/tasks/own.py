@@ -1,0 +1,86 @@
+"""A user's own model and data in a run file."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from anyfleet.naming import Factory
+from anyfleet.tasks.augment import Augment
+from anyfleet.tasks.data import Data
+from anyfleet.tasks.loading import fresh_model
+from anyfleet.tasks.objective import Objective, cross_entropy
+from anyfleet.tasks.partition import Iid, Partition
+from anyfleet.tasks.split import Split
+from anyfleet.tasks.task import Task
+
+_IID = Iid()
+Source = Dataset[Any] | Data
+
+
+@dataclass(frozen=True)
+class Own:
+    """Any torch module on any data set, by name; `Task.of` says the rest.
+
+    `data` makes one data set or a pair (training, test). `loss` and `metrics` name functions of
+    (output, target); without metrics, integer targets are judged by accuracy. `state` is a
+    safetensors file with the weights to start from. `devices` to `split_seed` as in every task.
+    """
+
+    model: Factory
+    data: Factory
+    loss: Objective = cross_entropy
+    metrics: Mapping[str, Objective] = field(default_factory=dict)
+    state: str | None = None
+    devices: int = 20
+    partition: Partition = _IID
+    test_share: float = 0.1
+    server: int = 0
+    augment: Augment | None = None
+    split_seed: int | None = None
+
+    def __post_init__(self) -> None:
+        self._split(0)
+
+    def build(self, seed: int) -> Task:
+        """Make model and data, and divide the data."""
+        train, test = _pair(self.data.make())
+        task = Task.of(
+            fresh_model(self.model, seed),
+            train,
+            test,
+            split=self._split(seed),
+            loss=self.loss,
+            metrics=self.metrics or None,
+            state=None if self.state is None else _read_state(Path(self.state)),
+        )
+        return replace(task, augment=self.augment)
+
+    def _split(self, seed: int) -> Split:
+        return Split(
+            devices=self.devices,
+            partition=self.partition,
+            test_share=self.test_share,
+            server=self.server,
+            seed=seed if self.split_seed is None else self.split_seed,
+        )
+
+
+def _pair(made: Any) -> tuple[Source, Source | None]:
+    if not isinstance(made, tuple):
+        return made, None
+    if len(made) != 2:
+        raise ValueError(f"data must make one data set or (training, test), got {len(made)}.")
+    return made
+
+
+def _read_state(file: Path) -> Mapping[str, Tensor]:
+    try:
+        return load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"state: {file} is no readable safetensors file ({error}).") from error

@@ -1,0 +1,275 @@
+"""Tasks as they stand in a run file: each builds a `Task` from a seed.
+
+The fields that all share: `model` makes the network; `devices`, `partition`, `test_share` (of a
+device's rows, for its own test) and `server` (samples set aside) are those of `Split`; `limit` is
+the most training and the most test samples to load; `split_seed` fixes the data and its partition,
+so that runs with different seeds share them (otherwise they follow the seed of the run).
+
+Pixels and sensor readings are standardised: minus the mean, divided by the deviation of their
+channel over the loaded training samples (so a scale to [0, 1] beforehand would change nothing).
+"""
+
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+
+from anyfleet.naming import Factory
+from anyfleet.tasks import files, zoo
+from anyfleet.tasks.augment import Augment
+from anyfleet.tasks.data import Data
+from anyfleet.tasks.loading import chosen_rows, fresh_model, image_data, sensor_data
+from anyfleet.tasks.objective import accuracy, cross_entropy
+from anyfleet.tasks.partition import ByOwner, Iid, Partition
+from anyfleet.tasks.split import Split, number
+from anyfleet.tasks.synthetic import Generator
+from anyfleet.tasks.task import Task, task_of_rows
+from anyfleet.tasks.text import text_windows
+
+# The volunteers of the published test set of UCI HAR.
+UCI_TEST_USERS = (2, 4, 9, 10, 12, 13, 18, 20, 24)
+
+_MCMAHAN = Factory.of(zoo.mcmahan_cnn)
+_CNN_CIFAR = Factory.of(zoo.cnn_cifar)
+_HAR_CNN = Factory.of(zoo.har_cnn)
+_TRANSFORMER = Factory.of(zoo.Transformer)
+_LOGISTIC = Factory.of(zoo.logistic, features=60)
+_IID = Iid()
+_PEOPLE = ByOwner()
+_SPEAKERS = ByOwner(minimum=10)
+_GENERATOR = Generator()
+
+
+class TaskSpec(Protocol):
+    """A task that is written down, not built yet."""
+
+    def build(self, seed: int) -> Task:
+        """The same seed builds the same task."""
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """The Fashion-MNIST subset inside the package: 12,000 + 2,000 grey images, ten classes."""
+
+    model: Factory = _MCMAHAN
+    devices: int = 20
+    partition: Partition = _IID
+    test_share: float = 0.1
+    server: int = 500
+    limit: int | None = None
+    augment: Augment | None = None
+    split_seed: int | None = None
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    def build(self, seed: int) -> Task:
+        return _image_task(self, files.embedded_images(), seed, name="Fashion-MNIST subset")
+
+
+@dataclass(frozen=True)
+class FashionMnist:
+    """Fashion-MNIST from disk: 60,000 + 10,000 grey images."""
+
+    model: Factory = _MCMAHAN
+    devices: int = 100
+    partition: Partition = _IID
+    test_share: float = 0.1
+    server: int = 1000
+    limit: int | None = None
+    augment: Augment | None = None
+    split_seed: int | None = None
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    def build(self, seed: int) -> Task:
+        return _image_task(self, files.idx_images("fashion-mnist"), seed, name="Fashion-MNIST")
+
+
+@dataclass(frozen=True)
+class Mnist:
+    """MNIST from disk: 60,000 + 10,000 grey images."""
+
+    model: Factory = _MCMAHAN
+    devices: int = 100
+    partition: Partition = _IID
+    test_share: float = 0.1
+    server: int = 1000
+    limit: int | None = None
+    augment: Augment | None = None
+    split_seed: int | None = None
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    def build(self, seed: int) -> Task:
+        return _image_task(self, files.idx_images("mnist"), seed, name="MNIST")
+
+
+@dataclass(frozen=True)
+class Cifar10:
+    """CIFAR-10 from disk: 50,000 + 10,000 colour images.
+
+    S0's disjoint two-class split of 100 x 500 samples needs every image: `server=0, test_share=0`.
+    """
+
+    model: Factory = _CNN_CIFAR
+    devices: int = 100
+    partition: Partition = _IID
+    test_share: float = 0.1
+    server: int = 1000
+    limit: int | None = None
+    augment: Augment | None = None
+    split_seed: int | None = None
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    def build(self, seed: int) -> Task:
+        return _image_task(self, files.cifar10_images(), seed, name="CIFAR-10")
+
+
+@dataclass(frozen=True)
+class Har:
+    """Human activities from sensor windows [6, 128]; owners are the people who wore the sensor.
+
+    `test_users` are kept apart as the common test set. With `test_users=()` everybody trains, and
+    the devices' own test rows serve; neighbouring windows overlap by half, so those are not
+    independent of the training rows.
+    """
+
+    model: Factory = _HAR_CNN
+    devices: int = 21
+    partition: Partition = _PEOPLE
+    test_share: float = 0.2
+    server: int = 200
+    limit: int | None = None
+    split_seed: int | None = None
+    test_users: tuple[int, ...] = UCI_TEST_USERS
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    def build(self, seed: int) -> Task:
+        windows = files.har_windows()
+        data_seed = _data_seed(self, seed)
+        train, test = sensor_data(windows, self.test_users, self.limit, data_seed)
+        task = Task.of(fresh_model(self.model, seed), train, test, split=_split(self, seed))
+        return replace(task, name="HAR")
+
+
+@dataclass(frozen=True)
+class Shakespeare:
+    """Next-character prediction in windows of `length`; owners are the speakers of the plays.
+
+    The vocabulary is every character of the text; the model is made with `vocabulary` and `length`.
+    The devices' own test rows together are the common test set.
+    """
+
+    model: Factory = _TRANSFORMER
+    devices: int = 100
+    partition: Partition = _SPEAKERS
+    test_share: float = 0.2
+    server: int = 500
+    limit: int | None = None
+    split_seed: int | None = None
+    length: int = 64
+
+    def __post_init__(self) -> None:
+        _check(self)
+        if self.length < 1:
+            raise ValueError(f"length must be at least 1, got {self.length}.")
+
+    def build(self, seed: int) -> Task:
+        texts = [speech.text for speech in files.shakespeare_speeches()]
+        windows = text_windows(texts, self.length)
+        rows = chosen_rows(len(windows.x), self.limit, number(_data_seed(self, seed), "limit"))
+        store = Data(*(torch.from_numpy(part[rows]) for part in windows[:3]))
+        sizes = {"vocabulary": len(windows.vocabulary), "length": self.length}
+        module = fresh_model(self.model, seed, **sizes)
+        return replace(Task.of(module, store, split=_split(self, seed)), name="Shakespeare")
+
+
+@dataclass(frozen=True)
+class Synthetic:
+    """The synthetic task of S4 §4.4; `data` has its switches. The server's samples are i.i.d. ones.
+
+    The devices' own test rows together are the common test set.
+    """
+
+    model: Factory = _LOGISTIC
+    data: Generator = _GENERATOR
+    test_share: float = 0.2
+    server: int = 500
+    split_seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.test_share < 1:
+            raise ValueError(f"test_share must lie in (0, 1), got {self.test_share}.")
+        if self.server < 0:
+            raise ValueError(f"server must be the number of samples it keeps, got {self.server}.")
+
+    def build(self, seed: int) -> Task:
+        key = number(_data_seed(self, seed), "synthetic")
+        store, cut = self.data.generate(key, test_share=self.test_share, server=self.server)
+        task = task_of_rows(
+            fresh_model(self.model, seed),
+            store,
+            cut,
+            test=None,
+            loss=cross_entropy,
+            metrics={"accuracy": accuracy},
+        )
+        return replace(task, name="Synthetic")
+
+
+class _Seeded(Protocol):
+    @property
+    def split_seed(self) -> int | None: ...
+
+
+class _Divided(_Seeded, Protocol):
+    @property
+    def devices(self) -> int: ...
+    @property
+    def partition(self) -> Partition: ...
+    @property
+    def test_share(self) -> float: ...
+    @property
+    def server(self) -> int: ...
+    @property
+    def limit(self) -> int | None: ...
+
+
+class _Pictures(_Divided, Protocol):
+    @property
+    def model(self) -> Factory: ...
+    @property
+    def augment(self) -> Augment | None: ...
+
+
+def _image_task(spec: _Pictures, images: files.Images, seed: int, *, name: str) -> Task:
+    train, test = image_data(images, spec.limit, _data_seed(spec, seed))
+    task = Task.of(fresh_model(spec.model, seed), train, test, split=_split(spec, seed))
+    return replace(task, name=name, augment=spec.augment)
+
+
+def _check(spec: _Divided) -> None:
+    _split(spec, 0)
+    if spec.limit is not None and spec.limit < 1:
+        raise ValueError(f"limit must be at least 1, got {spec.limit}.")
+
+
+def _split(spec: _Divided, seed: int) -> Split:
+    return Split(
+        devices=spec.devices,
+        partition=spec.partition,
+        test_share=spec.test_share,
+        server=spec.server,
+        seed=_data_seed(spec, seed),
+    )
+
+
+def _data_seed(spec: _Seeded, seed: int) -> int:
+    return seed if spec.split_seed is None else spec.split_seed

@@ -1,0 +1,97 @@
+"""Who owns which rows: the server's split, the devices' shares, and each device's own test rows."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from anyfleet import rng
+from anyfleet.tasks.data import Data
+from anyfleet.tasks.partition import Iid, IntArray, Partition
+
+_IID = Iid()
+
+
+@dataclass(frozen=True, eq=False)
+class Cut:
+    """Rows of a store: training and test rows of each device; and what the server keeps."""
+
+    shares: tuple[Tensor, ...]
+    held_out: tuple[Tensor, ...]
+    server: Data
+
+
+@dataclass(frozen=True)
+class Split:
+    """How a data set is divided.
+
+    First `server` random rows are set aside for the server; the `partition` divides the others. Of
+    its rows every device keeps a random `test_share` as its own test data. Where a partition lets
+    devices share rows, a row that is test data anywhere is trained on nowhere.
+    """
+
+    devices: int = 20
+    partition: Partition = _IID
+    test_share: float = 0.1
+    server: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.devices < 1:
+            raise ValueError(f"devices must be at least 1, got {self.devices}.")
+        if not 0 <= self.test_share < 1:
+            raise ValueError(f"test_share must lie in [0, 1), got {self.test_share}.")
+        if self.server < 0:
+            raise ValueError(f"server must be the number of samples it keeps, got {self.server}.")
+
+    def cut(self, data: Data) -> Cut:
+        """Divide `data`; the same fields give the same rows."""
+        if self.server >= len(data):
+            raise ValueError(f"server asks for {self.server} of {len(data)} samples: take fewer.")
+        order = self._generator("server").permutation(len(data))
+        server, pool = np.sort(order[: self.server]), np.sort(order[self.server :])
+        owners = None if data.owners is None else data.owners.numpy()[pool]
+        labels = data.y.numpy()[pool]
+        key = number(self.seed, "partition")
+        owned = self.partition(labels, self.devices, key=key, owners=owners)
+        shares, held_out = self._hold_out([pool[rows] for rows in owned])
+        return Cut(_tensors(shares), _tensors(held_out), data.rows(torch.from_numpy(server)))
+
+    def _hold_out(self, owned: list[IntArray]) -> tuple[list[IntArray], list[IntArray]]:
+        generator = self._generator("held out")
+        held = [
+            np.sort(generator.permutation(rows)[: self._test_size(len(rows))]) for rows in owned
+        ]
+        anywhere = np.unique(np.concatenate(held))
+        shares = [np.setdiff1d(rows, anywhere) for rows in owned]
+        for device, rows in enumerate(shares):
+            if not len(rows):
+                raise ValueError(
+                    f"device {device} has no training data left: lower test_share, or let the "
+                    "partition give it more samples."
+                )
+        return shares, held
+
+    def _test_size(self, rows: int) -> int:
+        # At least one, where there is one to spare, so that every device can be tested.
+        least = 1 if self.test_share and rows > 1 else 0
+        return max(least, round(self.test_share * rows))
+
+    def _generator(self, purpose: str) -> np.random.Generator:
+        return np.random.default_rng(number(self.seed, purpose))
+
+
+def number(seed: int, purpose: str) -> int:
+    """A seed for another library's generator, different for each purpose."""
+    return int(rng.root(seed, f"tasks/{purpose}")) & (2**63 - 1)
+
+
+def _tensors(rows: list[IntArray]) -> tuple[Tensor, ...]:
+    return tuple(torch.from_numpy(np.ascontiguousarray(part)) for part in rows)
+
+
+def union(parts: Iterable[Tensor]) -> Tensor:
+    """All rows that occur in `parts`, ascending, each once."""
+    return torch.from_numpy(np.unique(np.concatenate([part.numpy() for part in parts])))
