@@ -1,0 +1,41 @@
+"""The mean of what arrived, coordinate by coordinate."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from torch import Tensor
+
+from anyfleet.arrivals import Arrivals
+from anyfleet.method import Policy, State
+from anyfleet.types import Floats, Params, Stepped, View
+
+
+@dataclass(frozen=True)
+class Mean(Policy):
+    """Per coordinate, the mean over the devices that trained it; the others keep their value.
+
+    Weights are the devices' samples (FedAvg) or `"equal"` (HeteroFL), METHODS §0.2, times
+    `(1 + staleness) ** -discount`.
+    """
+
+    weights: Literal["samples", "equal"] = "samples"
+    discount: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.weights not in ("samples", "equal"):
+            raise ValueError(f'Mean.weights must be "samples" or "equal", got {self.weights!r}.')
+        if self.discount < 0:
+            raise ValueError(f"Mean.discount must not be negative, got {self.discount}.")
+
+    def weigh(self, arrivals: Arrivals) -> Floats:
+        """One weight per arrival, not normalised."""
+        faded = np.power(1.0 + arrivals.staleness.astype(np.float64), -self.discount)
+        return arrivals.samples * faded if self.weights == "samples" else faded
+
+    def __call__(
+        self, model: Params, state: State, arrivals: Arrivals, view: View, key: Tensor
+    ) -> Stepped:
+        change = arrivals.mean(self.weigh(arrivals))
+        moved = {name: model[name] + change[name] for name in change}
+        return Stepped({**model, **moved}, state)

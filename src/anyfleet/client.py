@@ -1,0 +1,272 @@
+"""What a device does with an order: the same in the simulator and on a real machine.
+
+`work` takes a batch of orders of equal shape. A batch of one is a device; a larger batch is a stack
+of simulated ones.
+"""
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from anyfleet import rng
+from anyfleet.elastic import Blueprint, Slice, cost, cut, paste
+from anyfleet.evaluate import calibrate, measure
+from anyfleet.local import (
+    Inputs,
+    Result,
+    Site,
+    as_tensors,
+    extent,
+    lifted,
+    pad,
+    site,
+    train,
+)
+from anyfleet.method import Job, Squeezed
+from anyfleet.types import (
+    Conditions,
+    Ints,
+    Kind,
+    Memory,
+    Orders,
+    Params,
+    Report,
+    Task,
+    Trees,
+    Updates,
+    join,
+)
+
+SCALAR_BITS = 32  # one reported number
+OWN = "own"  # the memory slot with the device's own parameters and statistics
+
+
+@dataclass(frozen=True, eq=False)
+class Done:
+    """Answers, and what each device keeps."""
+
+    updates: Updates
+    memories: tuple[Memory, ...]
+
+
+def decide(orders: Orders, own: Conditions, task: Task) -> Ints:
+    """Each device's choice from its menu, or -1 where it has none."""
+    choices = np.full(len(orders), -1)
+    for row, menu in enumerate(orders.menus):
+        if menu:
+            costs = [cost(task.blueprint, entry) for entry in menu]
+            numbers, conditions = orders.numbers.take([row]), own.take([row])
+            samples = len(task.data(int(orders.device[row])))
+            choices[row] = orders.job.choose(costs, conditions, numbers, samples)
+    return choices
+
+
+def work(orders: Orders, memories: tuple[Memory, ...], task: Task) -> Done:
+    """Carries out orders of one kind and one shape."""
+    if orders.kind in (Kind.TRAIN, Kind.HOLD):
+        return _train(orders, memories, task)
+    rows = [_single(orders, row, memories[row], task) for row in range(len(orders))]
+    updates = [_update(orders, row, answer) for row, answer in enumerate(rows)]
+    kept = tuple(
+        replace(memory, held=None) if orders.kind == Kind.FETCH else memory for memory in memories
+    )
+    return Done(join(updates), kept)
+
+
+class _Answer(NamedTuple):
+    """One device's answer, before it becomes a row of `Updates`."""
+
+    trees: Trees
+    mask: Params
+    bits: float
+    samples: int
+    report: Report
+
+
+def _single(orders: Orders, row: int, memory: Memory, task: Task) -> _Answer:
+    """The answer to an order that does not train."""
+    device, job = int(orders.device[row]), orders.job
+    if orders.kind == Kind.FETCH:
+        if memory.held is None or memory.held.order[0] != orders.of[row]:
+            return _Answer({}, {}, SCALAR_BITS, 0, {"missing": 1.0})
+        held = memory.held
+        size, samples = float(held.bits[0]), int(held.samples[0])
+        return _Answer(held.trees[0], held.masks[0], size, samples, held.report[0])
+    slice_ = orders.slices[row]
+    local = task.blueprint.local(slice_)
+    params, buffers = begin(orders.trees[row], memory, task, slice_)
+    data, own = task.data(device), task.own_test(device)
+    if orders.kind == Kind.STATISTICS:
+        found = calibrate(local, params, buffers, [data])
+        bits = float(SCALAR_BITS * sum(v.numel() for v in found.values()))
+        return _Answer({"buffers": found}, {}, bits, len(data), {})
+    if job.norm.calibrated:
+        buffers = {**buffers, **calibrate(local, params, buffers, [data])}
+    subject = own if orders.kind == Kind.EVALUATE else data
+    report = measure(task, local, params, buffers, subject, job.norm.evaluation)
+    return _Answer({}, {}, SCALAR_BITS * float(len(report)), len(subject), report)
+
+
+def begin(
+    received: Trees, memory: Memory, task: Task, slice_: Slice
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Parameters and buffers to start from: what came over the link, else what the device has."""
+    blueprint = task.blueprint
+    # From the bottom up: the initial state every device was installed with, then its memory.
+    own = {**task.params, **task.buffers, **memory.slots.get(OWN, {})}
+    small = cut(own, slice_, blueprint)
+    small |= received.get("model", {})
+    small |= received.get("buffers", {})
+    params = {name: small[name] for name in blueprint.params}
+    return params, {name: small[name] for name in blueprint.buffers}
+
+
+def _train(orders: Orders, memories: tuple[Memory, ...], task: Task) -> Done:
+    where = site(task, orders.job, orders.slices[0])
+    count = len(orders)
+    lift = lifted(count)
+    starts = [
+        begin(orders.trees[row], memories[row], task, orders.slices[row]) for row in range(count)
+    ]
+    data = [task.data(int(device)) for device in orders.device]
+    samples = [len(d) for d in data]
+    inputs = _stacked(orders, starts, task)
+    result = train(where, inputs, extent(orders.numbers, samples), lift=lift, cohort=orders.cohort)
+    sent = _sent_names(where)
+    update = {name: result.params[name] for name in sent}
+    if orders.job.send == "delta":
+        update = {name: value - inputs.params[name] for name, value in update.items()}
+    squeezed = _squeeze(orders, memories, update, task.blueprint)
+    return _collect(orders, memories, _Trained(where, result, squeezed, samples))
+
+
+def _sent_names(where: Site) -> tuple[str, ...]:
+    stays = where.job.norm.stays(where.blueprint)
+    return tuple(name for name in where.trained if name not in stays)
+
+
+def _stacked(
+    orders: Orders, starts: list[tuple[dict[str, Tensor], dict[str, Tensor]]], task: Task
+) -> Inputs:
+    """Stacks what the devices start from; a single device stays as it is."""
+    data = [task.data(int(device)) for device in orders.device]
+    x, y, valid = pad(data)
+    seen = torch.stack([task.labels(int(device)) for device in orders.device])
+    dtype = next(iter(starts[0][0].values())).dtype
+    numbers = as_tensors(orders.numbers, [len(d) for d in data], dtype)
+    if len(orders) == 1:
+        one = {name: value[0] for name, value in numbers.items()}
+        return Inputs(*starts[0], x[0], y[0], valid[0], seen[0], orders.key[0], one)
+    params, buffers = (
+        {name: torch.stack([start[i][name] for start in starts]) for name in starts[0][i]}
+        for i in (0, 1)
+    )
+    return Inputs(params, buffers, x, y, valid, seen, orders.key, numbers)
+
+
+def _squeeze(
+    orders: Orders, memories: tuple[Memory, ...], update: Params, blueprint: Blueprint
+) -> list[Squeezed]:
+    """Compresses the uploads, one by one: their sizes may differ."""
+    codec, count = orders.job.uplink, len(orders)
+    key = rng.fold(orders.key, "uplink")
+    rate = torch.tensor(orders.numbers.rate)
+    rows = []
+    for row in range(count):
+        tree = {n: v[row] for n, v in update.items()} if count > 1 else update
+        kept = memories[row].slots.get(codec.slot, {})
+        residual = cut(kept, orders.slices[row], blueprint)
+        rows.append(codec.squeeze(tree, residual, key[row], rate[row]))
+    return rows
+
+
+@dataclass(frozen=True, eq=False)
+class _Trained:
+    where: Site
+    result: Result
+    squeezed: list[Squeezed]
+    samples: list[int]
+
+
+def _collect(orders: Orders, memories: tuple[Memory, ...], trained: _Trained) -> Done:
+    """Takes a stack apart into one answer and one memory per device."""
+    updates, kept = [], []
+    for row in range(len(orders)):
+        result = _row(trained.result, row, len(orders))
+        answer = _answer(trained, row, result)
+        memory = _remember(memories[row], orders.slices[row], trained, row)
+        update = _update(orders, row, answer)
+        if orders.kind == Kind.HOLD:
+            memory = replace(memory, held=update)
+            brief = float(SCALAR_BITS * len(answer.report))
+            update = _update(orders, row, answer._replace(trees={}, mask={}, bits=brief))
+        updates.append(update)
+        kept.append(memory)
+    return Done(join(updates), tuple(kept))
+
+
+def _answer(trained: _Trained, row: int, result: Result) -> _Answer:
+    job, squeezed = trained.where.job, trained.squeezed[row]
+    buffers = _travelling(trained.where, result)
+    trees: Trees = {job.send: squeezed.tree} | ({"buffers": buffers} if buffers else {})
+    bits = float(squeezed.bits) + SCALAR_BITS * sum(v.numel() for v in buffers.values())
+    mask = dict(result.mask)
+    for name, kept in squeezed.mask.items():
+        mask[name] = mask[name] * kept if name in mask else kept
+    return _Answer(trees, mask, bits, trained.samples[row], _report(job, result, squeezed))
+
+
+def _row(result: Result, row: int, count: int) -> Result:
+    if count == 1:
+        return result
+    return Result(*({name: value[row] for name, value in tree.items()} for tree in result))
+
+
+def _travelling(where: Site, result: Result) -> dict[str, Tensor]:
+    """Statistics that are sent: only those of layers this device trained."""
+    travels = where.job.norm.travels(where.blueprint)
+    trained = set(where.trained)
+    layers = [layer for layer in where.blueprint.layers if trained & set(layer.params)]
+    return {n: result.buffers[n] for layer in layers for n in layer.buffers if n in travels}
+
+
+def _report(job: Job, result: Result, squeezed: Squeezed) -> dict[str, float]:
+    report = {name: float(value) for name, value in result.report.items()}
+    if "norm" in job.report:
+        squares = sum(float(v.double().square().sum()) for v in squeezed.tree.values())
+        report["norm"] = squares**0.5
+    report["distortion"] = float(squeezed.distortion)
+    return report
+
+
+def _remember(memory: Memory, slice_: Slice, trained: _Trained, row: int) -> Memory:
+    """What the device keeps: its model where the method says so, and what never leaves it."""
+    where, result = trained.where, _row(trained.result, row, len(trained.squeezed))
+    task, job = where.task, where.job
+    everything = {**result.params, **result.buffers}
+    stays = job.norm.stays(where.blueprint)
+    kept = everything if job.cache else {name: everything[name] for name in stays}
+    birth = {**task.params, **task.buffers}
+    new = {}
+    for slot, tree in ((OWN, kept), (job.uplink.slot, trained.squeezed[row].memory)):
+        if tree:
+            # A slot is born as the initial model; what a codec keeps is born as zeros.
+            born = {n: birth[n] if slot == OWN else torch.zeros_like(birth[n]) for n in tree}
+            onto = {**born, **memory.slots.get(slot, {})}
+            new[slot] = paste(tree, onto, slice_, task.blueprint)
+    return replace(memory, slots={**memory.slots, **new}) if new else memory
+
+
+def _update(orders: Orders, row: int, answer: _Answer) -> Updates:
+    return Updates(
+        order=orders.id[[row]],
+        device=orders.device[[row]],
+        samples=np.array([answer.samples]),
+        trees=(answer.trees,),
+        masks=(answer.mask,),
+        bits=np.array([answer.bits]),
+        report=(answer.report,),
+    )

@@ -1,0 +1,57 @@
+"""Codecs that change nothing, or send nothing."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from anyfleet.method import Squeezed
+from anyfleet.types import Params
+
+
+@dataclass(frozen=True)
+class Raw:
+    """Every number as it is, one after the other."""
+
+    slot: ClassVar[str] = ""
+
+    def squeeze(self, tree: Params, memory: Params, key: Tensor, rate: Tensor) -> Squeezed:
+        bits = sum(8 * value.element_size() * value.numel() for value in tree.values())
+        return Squeezed(tree, {}, torch.tensor(float(bits)), {}, torch.tensor(0.0))
+
+    def pack(self, squeezed: Params) -> bytes:
+        return b"".join(
+            value.detach().contiguous().numpy().tobytes() for value in squeezed.values()
+        )
+
+    def unpack(
+        self, data: bytes, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype
+    ) -> dict[str, Tensor]:
+        flat = torch.frombuffer(bytearray(data), dtype=dtype) if data else torch.zeros(0)
+        sizes = [torch.Size(shape).numel() for shape in shapes.values()]
+        ends = list(accumulate(sizes))
+        return {
+            name: flat[end - size : end].reshape(shape)
+            for (name, shape), size, end in zip(shapes.items(), sizes, ends, strict=True)
+        }
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """Sends no tensors at all: a device that shares nothing (the reference row `local`)."""
+
+    slot: ClassVar[str] = ""
+
+    def squeeze(self, tree: Params, memory: Params, key: Tensor, rate: Tensor) -> Squeezed:
+        return Squeezed({}, {}, torch.tensor(0.0), {}, torch.tensor(1.0))
+
+    def pack(self, squeezed: Params) -> bytes:
+        return b""
+
+    def unpack(
+        self, data: bytes, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype
+    ) -> dict[str, Tensor]:
+        return {}

@@ -1,0 +1,99 @@
+"""How good a model is: on the server or on a device, whole or at some width."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from anyfleet import rng
+from anyfleet.elastic import COLLECT, Blueprint, Mode, Slice, apply, cut
+from anyfleet.method import Norm
+from anyfleet.types import Data, Params, Task
+
+EVALUATION_BATCH = 256  # large enough for batch statistics; see METHODS §C, notes
+
+
+def evaluate(
+    task: Task, params: Params, buffers: Params, *, norm: Norm, slice_: Slice | None = None
+) -> dict[str, float]:
+    """Loss and metrics of a (sub-)model on the task's test set."""
+    slice_ = slice_ or Slice()
+    local = task.blueprint.local(slice_)
+    small = cut(served(params, task.blueprint, norm, slice_), slice_, task.blueprint)
+    statistics = cut(served(buffers, task.blueprint, norm, slice_), slice_, task.blueprint)
+    if norm.calibrated:
+        pool = [task.data(device) for device in range(task.devices)]
+        statistics = {**statistics, **calibrate(local, small, statistics, pool)}
+    return measure(task, local, small, statistics, task.test, norm.evaluation)
+
+
+def served(tree: Params, blueprint: Blueprint, norm: Norm, slice_: Slice) -> dict[str, Tensor]:
+    """The tree as a device of this width gets it: its own variant of the normalisation."""
+    suffix = "@" + norm.variant(blueprint, slice_)
+    return {name: tree.get(name + suffix, value) for name, value in tree.items() if "@" not in name}
+
+
+@torch.no_grad()
+def measure(
+    task: Task, blueprint: Blueprint, params: Params, buffers: Params, data: Data, mode: Mode
+) -> dict[str, float]:
+    """Means over the samples of `data`; NaN where there are none."""
+    totals = dict.fromkeys(("loss", *task.metrics), 0.0)
+    for x, y in batches(data):
+        output, _ = apply(blueprint, params, buffers, x, mode)
+        values = {"loss": task.loss(output, y)}
+        values |= {name: metric(output, y) for name, metric in task.metrics.items()}
+        for name, value in values.items():
+            totals[name] += float(value.double().sum())
+    count = len(data)
+    return {name: total / count if count else float("nan") for name, total in totals.items()}
+
+
+@torch.no_grad()
+def calibrate(
+    blueprint: Blueprint, params: Params, buffers: Params, pool: list[Data]
+) -> dict[str, Tensor]:
+    """Normalisation statistics of one pass over data: the plain mean over batches.
+
+    METHODS §1.5 (d): the mean of per-batch means and of per-batch unbiased variances.
+    """
+    names = [n for site in blueprint.norms for n in (site.mean, site.variance) if n is not None]
+    totals = {name: torch.zeros_like(buffers[name]) for name in names}
+    count = 0
+    for data in pool:
+        for x, _ in batches(data):
+            _, seen = apply(blueprint, params, buffers, x, COLLECT)
+            for name in names:
+                totals[name] += seen[name]
+            count += 1
+    return {name: total / count for name, total in totals.items()} if count else {}
+
+
+def batches(data: Data, size: int = EVALUATION_BATCH) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches (x, y) of at most `size`, shuffled in a fixed way and of nearly equal length.
+
+    Shuffled and equal because batch statistics come from the batch: a sorted test set or a last
+    batch of one sample would be normalised with the wrong ones.
+    """
+    everything = torch.ones(len(data), dtype=torch.bool)
+    order = rng.permutation(rng.root(0, "evaluate"), everything)
+    for rows in torch.tensor_split(order, max(1, -(-len(data) // size))):
+        if len(rows):
+            yield data.x[rows], data.y[rows]
+
+
+def judge(task: Task, params: Params, buffers: Params, norm: Norm, rows: Tensor) -> float:
+    """The loss on some rows of the server split."""
+    data = _Rows(task.server.x[rows], task.server.y[rows])
+    shared = served(params, task.blueprint, norm, Slice())
+    mode = replace(norm.evaluation, statistics="batch") if norm.calibrated else norm.evaluation
+    return measure(task, task.blueprint, shared, buffers, data, mode)["loss"]
+
+
+class _Rows:
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        self.x, self.y = x, y
+
+    def __len__(self) -> int:
+        return len(self.x)

@@ -1,0 +1,19 @@
+"""Nested sub-models: the leading channels."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from anyfleet.elastic import Slice
+from anyfleet.method import Policy, State
+from anyfleet.types import View, Want
+
+
+@dataclass(frozen=True)
+class Leading(Policy):
+    """The first channels of every hidden layer (HeteroFL, METHODS §1.5)."""
+
+    def __call__(self, want: Want, view: View, state: State, key: Tensor) -> Slice:
+        counts = want.counts(view.blueprint)
+        keep = {axis: tuple(range(count)) for axis, count in counts.items()}
+        return Slice.of(keep, view.blueprint, first=want.first)

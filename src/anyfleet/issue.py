@@ -1,0 +1,168 @@
+"""From a request of the schedule to orders: plan, extract, cut, squeeze."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from anyfleet import rng
+from anyfleet.elastic import Slice, cut
+from anyfleet.evaluate import served
+from anyfleet.method import Method
+from anyfleet.packing import pack_slice
+from anyfleet.types import (
+    Ints,
+    Kind,
+    Orders,
+    Params,
+    Plans,
+    Request,
+    Task,
+    Trees,
+    View,
+    Want,
+)
+
+FLOAT_BITS = 32
+FETCH_BITS = 64  # the order's number
+
+
+@dataclass(frozen=True, eq=False)
+class Desk:
+    """What the loop keeps about its devices when it issues orders."""
+
+    seed: int
+    issued: int
+    visits: Ints
+    heard: Ints
+    states: Mapping[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Drafted:
+    """Orders to submit, those that a planner declined, and the reasons."""
+
+    orders: Orders
+    declined: Orders
+    reasons: tuple[str, ...]
+
+
+def draft(request: Request, devices: Ints, *, method: Method, view: View, desk: Desk) -> Drafted:
+    """One order per device, still without the trees: a device may first choose from its menu."""
+    count = len(devices)
+    plans = _plans(devices, method, view, desk)
+    slices, menus = _slices(plans, method, view, desk)
+    if request.kind == Kind.FETCH:
+        slices, menus = (Slice(),) * count, ((),) * count
+    orders = Orders(
+        id=desk.issued + np.arange(count),
+        device=devices,
+        visit=desk.visits[devices],
+        key=_keys(devices, desk),
+        slices=slices,
+        menus=menus,
+        choice=np.full(count, -1),
+        numbers=plans.numbers,
+        trees=({},) * count,
+        bits=np.zeros(count),
+        heard=desk.heard[devices],
+        of=np.array(request.of or (-1,) * count, dtype=np.int64),
+        kind=request.kind,
+        step=view.step,
+        cohort=int(rng.fold(rng.root(desk.seed, "cohort"), view.step)),
+        job=method.job(),
+    )
+    go = [row for row, reason in enumerate(plans.declined) if not reason]
+    no = [row for row, reason in enumerate(plans.declined) if reason]
+    return Drafted(orders.take(go), orders.take(no), tuple(plans.declined[row] for row in no))
+
+
+def chosen(orders: Orders, choice: Ints) -> Orders:
+    """The orders after devices have chosen from their menus."""
+    slices = tuple(
+        menu[pick] if menu else ordered
+        for menu, pick, ordered in zip(orders.menus, choice, orders.slices, strict=True)
+    )
+    return replace(orders, slices=slices, choice=choice)
+
+
+def load(orders: Orders, *, method: Method, task: Task, params: Params, buffers: Params) -> Orders:
+    """The orders with what travels down; devices with equal slices share one tree."""
+    if orders.kind == Kind.FETCH:
+        return replace(orders, bits=np.full(len(orders), float(FETCH_BITS)))
+    found = {
+        slice_: package(slice_, params, buffers, method=method, task=task)
+        for slice_ in set(orders.slices)
+    }
+    sizes = [
+        found[slice_][1] + sum(8 * len(pack_slice(entry, task.blueprint)) for entry in menu)
+        for slice_, menu in zip(orders.slices, orders.menus, strict=True)
+    ]
+    trees = tuple(found[slice_][0] for slice_ in orders.slices)
+    return replace(orders, trees=trees, bits=np.array(sizes))
+
+
+def server_names(slice_: Slice, *, method: Method, task: Task) -> dict[str, str]:
+    """Where the server keeps a width's own normalisation; empty when all widths share one."""
+    variant = method.norm.variant(task.blueprint, slice_)
+    if not variant:
+        return {}
+    names = (n for s in task.blueprint.norms for n in (s.weight, s.bias, s.mean, s.variance))
+    return {name: f"{name}@{variant}" for name in names if name is not None}
+
+
+def _keys(devices: Ints, desk: Desk) -> Tensor:
+    """Addressed by device and visit: the same whatever the order of events."""
+    key = rng.fold(rng.root(desk.seed, "order"), torch.from_numpy(devices))
+    return rng.fold(key, torch.from_numpy(desk.visits[devices]))
+
+
+def _plans(devices: Ints, method: Method, view: View, desk: Desk) -> Plans:
+    count = len(devices)
+    drafts = Plans(
+        device=devices,
+        wants=tuple(Want(device=int(device)) for device in devices),
+        numbers=method.train.draft(view.step, view.devices.samples[devices]),
+        menus=((),) * count,
+        declined=("",) * count,
+    )
+    key = rng.fold(rng.root(desk.seed, "plan"), view.step)
+    return method.plan(drafts, view, desk.states["plan"], key)
+
+
+def _slices(
+    plans: Plans, method: Method, view: View, desk: Desk
+) -> tuple[tuple[Slice, ...], tuple[tuple[Slice, ...], ...]]:
+    root, state = rng.root(desk.seed, "extract"), desk.states["extract"]
+
+    def extract(want: Want) -> Slice:
+        key = rng.fold(rng.fold(root, want.device or 0), view.step)
+        return method.extract(want, view, state, key)
+
+    menus = tuple(tuple(extract(want) for want in menu) for menu in plans.menus)
+    # A device that chooses is answered with the first entry until it has chosen.
+    slices = (
+        menu[0] if menu else extract(want) for want, menu in zip(plans.wants, menus, strict=True)
+    )
+    return tuple(slices), menus
+
+
+def package(
+    slice_: Slice, params: Params, buffers: Params, *, method: Method, task: Task
+) -> tuple[Trees, float]:
+    """The sub-model as a device gets it, without what never travels."""
+    blueprint, norm = task.blueprint, method.norm
+    home = norm.stays(blueprint) | set(blueprint.frozen)
+    weights = served(params, blueprint, norm, slice_)
+    small = cut({n: v for n, v in weights.items() if n not in home}, slice_, blueprint)
+    # The downlink is one broadcast per slice: no device of its own draws from it.
+    squeezed = method.downlink.squeeze(small, {}, torch.tensor(0), torch.tensor(1.0))
+    travels = norm.travels(blueprint)
+    told = {n: v for n, v in served(buffers, blueprint, norm, slice_).items() if n in travels}
+    told = cut(told, slice_, blueprint)
+    bits = float(squeezed.bits) + 8 * len(pack_slice(slice_, blueprint))
+    bits += FLOAT_BITS * sum(value.numel() for value in told.values())
+    return {"model": squeezed.tree} | ({"buffers": told} if told else {}), bits

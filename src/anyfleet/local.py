@@ -1,0 +1,179 @@
+"""Local training of one device, or of a stack of devices of equal shape: the same code for both.
+
+A stack is padded to its largest member and masked, so that a device's result does not depend on who
+ran with it. `lift` is the identity for one device and `torch.func.vmap` for a stack.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+from torch.utils._pytree import tree_map
+
+from anyfleet import rng
+from anyfleet.elastic import Blueprint, Slice
+from anyfleet.method import Job, Loose
+from anyfleet.types import EVERYTHING, Data, Numbers, Params, Task
+
+Lift = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """What is the same for every device of a stack: sizes and parts, no values."""
+
+    blueprint: Blueprint  # of the small model
+    trained: tuple[str, ...]  # parameters that are updated
+    job: Job
+    task: Task
+
+
+class Minibatch(NamedTuple):
+    """The samples of one local step; rows that are not `valid` are padding."""
+
+    x: Tensor
+    y: Tensor
+    valid: Tensor
+    key: Tensor
+
+
+class Result(NamedTuple):
+    """What training leaves behind, in local coordinates."""
+
+    params: Params
+    buffers: Params
+    mask: Params  # what of the update counts; an absent name counts whole
+    report: dict[str, Tensor]
+
+
+class Inputs(NamedTuple):
+    """What training starts from, one device or stacked."""
+
+    params: Params
+    buffers: Params
+    x: Tensor
+    y: Tensor
+    valid: Tensor
+    seen: Tensor  # labels that occur in the device's data
+    key: Tensor
+    numbers: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Extent:
+    """Static loop bounds of a stack: those of its largest member."""
+
+    steps: int
+    epochs: int
+    width: int  # samples per minibatch
+
+
+def site(task: Task, job: Job, slice_: Slice) -> Site:
+    """The site of every order with a slice of this shape."""
+    trained = tuple(n for n in slice_.sent(task.blueprint) if n not in task.blueprint.frozen)
+    return Site(task.blueprint.local(slice_), trained, job, task)
+
+
+def limits(numbers: Numbers, samples: Sequence[int]) -> list[int]:
+    """Local steps of each device: its epochs over its data, within its own limit."""
+    found = []
+    for row, n in enumerate(samples):
+        own = int(numbers.epochs[row]) * -(-n // int(numbers.batch[row]))
+        most = int(numbers.steps[row])
+        # A fixed number of iterations is given as a limit with epochs = EVERYTHING.
+        if numbers.epochs[row] == EVERYTHING:
+            own = most if n else 0
+        found.append(own if most == EVERYTHING else min(own, most))
+    return found
+
+
+def processed(limit: int, samples: int, batch: int) -> int:
+    """Samples used in `limit` steps; the last batch of an epoch may be short."""
+    per_epoch = max(1, -(-samples // batch))
+    return (limit // per_epoch) * samples + min((limit % per_epoch) * batch, samples)
+
+
+def extent(numbers: Numbers, samples: Sequence[int]) -> Extent:
+    """Bounds that hold for every device of the stack."""
+    steps = limits(numbers, samples)
+    per_epoch = [max(1, -(-n // int(b))) for n, b in zip(samples, numbers.batch, strict=True)]
+    epochs = max(-(-s // e) for s, e in zip(steps, per_epoch, strict=True))
+    width = min(max(int(b) for b in numbers.batch), max(1, *samples))
+    return Extent(max(steps), max(1, epochs), width)
+
+
+def as_tensors(numbers: Numbers, samples: Sequence[int], dtype: torch.dtype) -> dict[str, Tensor]:
+    """The numbers of a stack; rates in the precision of the model so that stacking changes none."""
+    return {
+        "lr": torch.tensor(numbers.lr, dtype=dtype),
+        "rate": torch.tensor(numbers.rate, dtype=dtype),
+        "batch": torch.tensor(numbers.batch),
+        "limit": torch.tensor(limits(numbers, samples)),
+    }
+
+
+def train(where: Site, inputs: Inputs, bounds: Extent, *, lift: Lift, cohort: int) -> Result:
+    """Runs the trainer over the device's minibatches."""
+    trainer = where.job.train
+    order = partial(_schedule, bounds=bounds)
+    rows, valid = lift(order)(inputs.key, inputs.valid, inputs.numbers["batch"])
+    state = lift(partial(trainer.start, where))(inputs.params, inputs.buffers, inputs.seen)
+    choices = trainer.choices(torch.tensor(cohort), bounds.steps)
+    for i in range(bounds.steps):
+        one = partial(_guarded, where, i, choices[i])
+        state = lift(one)(state, inputs, (rows[..., i, :], valid[..., i, :]))
+    result: Result = lift(partial(trainer.finish, where))(state)
+    return result
+
+
+def lifted(count: int) -> Lift:
+    """How to run functions of one device on `count` of them."""
+    return (lambda function: function) if count == 1 else vmap
+
+
+def _schedule(key: Tensor, valid: Tensor, batch: Tensor, bounds: Extent) -> tuple[Tensor, Tensor]:
+    """Rows [steps, width] of every minibatch, and which of them are real."""
+    key = rng.fold(key, "order")
+    orders = torch.stack([rng.permutation(rng.fold(key, e), valid) for e in range(bounds.epochs)])
+    count = valid.sum()
+    per_epoch = ((count + batch - 1) // batch).clamp(min=1)
+    step, column = torch.arange(bounds.steps), torch.arange(bounds.width)
+    epoch = (step // per_epoch).clamp(max=bounds.epochs - 1)
+    position = (step % per_epoch)[:, None] * batch + column
+    real = (column < batch) & (position < count)
+    return orders[epoch[:, None], position.clamp(max=valid.shape[0] - 1)], real
+
+
+def _guarded(
+    where: Site, i: int, choice: Any, state: Loose, inputs: Inputs, drawn: tuple[Tensor, Tensor]
+) -> Loose:
+    """One step, undone where the device has already finished: no branching on values."""
+    key = rng.fold(rng.fold(inputs.key, "step"), i)
+    rows, valid = drawn
+    x, y = inputs.x[rows], inputs.y[rows]
+    if where.task.augment is not None:
+        x = where.task.augment(x, rng.fold(key, "augment"))
+    batch = Minibatch(x, y, valid, key)
+    new = where.job.train.step(where, state, batch, inputs.numbers, choice)
+    live = i < inputs.numbers["limit"]
+    kept: Loose = tree_map(lambda a, b: torch.where(live, a, b), new, state)
+    return kept
+
+
+def pad(data: Sequence[Data]) -> tuple[Tensor, Tensor, Tensor]:
+    """Stacks samples of several devices: x, y and which rows are real."""
+    most = max(1, *(len(d) for d in data))
+    x = torch.stack([_lengthen(d.x, most) for d in data])
+    y = torch.stack([_lengthen(d.y, most) for d in data])
+    sizes = torch.tensor([len(d) for d in data])
+    return x, y, torch.arange(most) < sizes[:, None]
+
+
+def _lengthen(rows: Tensor, count: int) -> Tensor:
+    if len(rows) == count:
+        return rows
+    return torch.cat([rows, rows.new_zeros((count - len(rows), *rows.shape[1:]))])

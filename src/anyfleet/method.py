@@ -1,0 +1,252 @@
+"""What a method is made of: the protocols of its parts, and `Method`, their composition."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+
+from torch import Tensor, dtype
+
+from anyfleet.elastic import Blueprint, Cost, Mode, Slice
+from anyfleet.errors import CompositionError
+from anyfleet.types import (
+    Conditions,
+    Ints,
+    Numbers,
+    Params,
+    Plans,
+    Request,
+    Stepped,
+    View,
+    Want,
+)
+
+if TYPE_CHECKING:
+    from anyfleet.arrivals import Arrivals
+    from anyfleet.local import Minibatch, Result, Site
+
+State = Any  # a policy's own, threaded by the loop
+Loose = dict[str, Any]  # a trainer's state: nested dicts of tensors
+
+
+class Policy(Protocol):
+    """A server-side part. The loop keeps its state, under the name of its field in `Method`.
+
+    The defaults are those of a part without state; a part with state overrides `init` and `learn`.
+    """
+
+    wants: ClassVar[frozenset[str]] = frozenset()  # what devices shall measure and report
+    needs: ClassVar[frozenset[str]] = frozenset()  # notes some aggregator must give
+    gives: ClassVar[frozenset[str]] = frozenset()  # notes this part gives
+
+    def init(self, view: View) -> State:
+        """The state before the first round."""
+        return None
+
+    def learn(
+        self, state: State, arrivals: "Arrivals | None", notes: Mapping[str, Any], view: View
+    ) -> State:
+        """The state after a server step; `arrivals` is None after an empty one."""
+        return state
+
+
+class Select(Policy, Protocol):
+    """Which of the idle devices take part."""
+
+    def __call__(self, view: View, state: State, key: Tensor) -> Ints: ...
+
+
+class Schedule(Protocol):
+    """When to ask and when to step; one loop serves all schedules."""
+
+    @property
+    def staleness(self) -> int:
+        """An answer older than this many steps is lost."""
+
+    def start(self, view: View) -> tuple[Request, ...]:
+        """What to issue now."""
+
+    def ready(self, view: View) -> bool:
+        """Whether to step now."""
+
+    def alarm(self, view: View) -> float | None:
+        """The time at which to look again even if nobody answers."""
+
+    def enough(self, view: View) -> int:
+        """How many outcomes must come in before the schedule can decide anything new."""
+
+    def drop(self, view: View) -> tuple[int, ...]:
+        """Orders to cancel as this step ends."""
+
+
+class Plan(Policy, Protocol):
+    """What each device of the cohort shall do, decided on the server, for all of them at once."""
+
+    def __call__(self, drafts: Plans, view: View, state: State, key: Tensor) -> Plans: ...
+
+
+class Choose(Protocol):
+    """Which entry of its menu a device takes, decided on the device."""
+
+    def __call__(
+        self, menu: Sequence[Cost], own: Conditions, numbers: Numbers, samples: int
+    ) -> int: ...
+
+
+class Extract(Policy, Protocol):
+    """Which channels make up a sub-model of the wanted size."""
+
+    def __call__(self, want: Want, view: View, state: State, key: Tensor) -> Slice: ...
+
+
+@dataclass(frozen=True)
+class Work:
+    """What training an order costs, for the clock and for the memory of the device."""
+
+    flops: float
+    memory: float  # bytes at the peak
+
+
+class Train(Protocol):
+    """Local training as pure functions of tensors: a loop, `vmap` and a phone run the same code.
+
+    No branching on values, no hidden state: a step that must not count is undone by the client.
+    """
+
+    def draft(self, step: int, samples: Ints) -> Numbers:
+        """The numbers of each device before a planner varies them."""
+
+    def start(self, site: "Site", params: Params, buffers: Params, seen: Tensor) -> Loose: ...
+
+    def step(
+        self, site: "Site", state: Loose, batch: "Minibatch", numbers: Loose, choice: Any
+    ) -> Loose: ...
+
+    def finish(self, site: "Site", state: Loose) -> "Result": ...
+
+    def choices(self, key: Tensor, steps: int) -> tuple[Any, ...]:
+        """One static choice per step, shared by the cohort so that stacks keep one shape."""
+
+    def work(self, sample: Cost, batch: Cost, processed: int) -> Work:
+        """The cost of `processed` samples, given the costs of one sample and of one batch."""
+
+
+@dataclass(frozen=True, eq=False)
+class Squeezed:
+    """A tree after lossy compression, as the receiver will see it, and its exact size."""
+
+    tree: Params
+    mask: Params  # a name that is absent came whole
+    bits: Tensor
+    memory: Params
+    distortion: Tensor  # squared error over squared norm
+
+
+class Codec(Protocol):
+    """One definition, two faces: `squeeze` on tensors, `pack`/`unpack` on bytes."""
+
+    slot: ClassVar[str]  # the device memory it keeps, or ""
+
+    def squeeze(self, tree: Params, memory: Params, key: Tensor, rate: Tensor) -> Squeezed: ...
+
+    def pack(self, squeezed: Params) -> bytes: ...
+
+    def unpack(
+        self, data: bytes, shapes: Mapping[str, tuple[int, ...]], dtype: dtype
+    ) -> Params: ...
+
+
+class Norm(Protocol):
+    """How batch normalisation lives in a federation."""
+
+    training: ClassVar[Mode]
+    evaluation: ClassVar[Mode]
+    calibrated: ClassVar[bool]  # statistics are measured over data before a test
+
+    def stays(self, blueprint: Blueprint) -> frozenset[str]:
+        """Parameters and buffers that never leave the device."""
+
+    def travels(self, blueprint: Blueprint) -> frozenset[str]:
+        """Buffers that are sent both ways and averaged."""
+
+    def variant(self, blueprint: Blueprint, slice_: Slice) -> str:
+        """Under which name the server keeps the normalisation of this width; "" for one for all."""
+
+
+class Aggregate(Policy, Protocol):
+    """The new model out of what arrived."""
+
+    def __call__(
+        self, model: Params, state: State, arrivals: "Arrivals", view: View, key: Tensor
+    ) -> Stepped: ...
+
+
+@dataclass(frozen=True)
+class Job:
+    """The device's half of a method: it travels with every order."""
+
+    train: Train
+    choose: Choose
+    uplink: Codec
+    norm: Norm
+    send: Literal["delta", "weights"] = "delta"
+    cache: bool = False
+    report: tuple[str, ...] = ()
+
+
+_POLICIES = ("select", "plan", "extract", "aggregate")
+
+
+@dataclass(frozen=True)
+class Method:
+    """A federated method: one part per slot. Any mixture is `dataclasses.replace` of these."""
+
+    select: Select
+    schedule: Schedule
+    plan: Plan
+    choose: Choose
+    extract: Extract
+    train: Train
+    norm: Norm
+    uplink: Codec
+    downlink: Codec
+    aggregate: Aggregate
+    send: Literal["delta", "weights"] = "delta"
+    cache: bool = False  # the device keeps its model and fills gaps of a download from it
+
+    def __post_init__(self) -> None:
+        problems = list(_unmet(self))
+        if self.send not in ("delta", "weights"):
+            problems.append(f'send must be "delta" or "weights", got {self.send!r}.')
+        if problems:
+            raise CompositionError(*problems)
+
+    def policies(self) -> dict[str, Policy]:
+        """The server-side parts that carry state, by field name."""
+        return {name: getattr(self, name) for name in _POLICIES}
+
+    def job(self) -> Job:
+        """What a device has to know of this method."""
+        wanted = frozenset[str]().union(*(part.wants for part in self.policies().values()))
+        return Job(
+            train=self.train,
+            choose=self.choose,
+            uplink=self.uplink,
+            norm=self.norm,
+            send=self.send,
+            cache=self.cache,
+            report=tuple(sorted(wanted)),
+        )
+
+    def __str__(self) -> str:
+        rows = (f"  {f.name:<10}{getattr(self, f.name)}" for f in fields(self))
+        return "Method\n" + "\n".join(rows)
+
+
+def _unmet(method: Method) -> Sequence[str]:
+    parts = method.policies()
+    given = frozenset[str]().union(*(part.gives for part in parts.values()))
+    return [
+        f"{name}={part!r} needs {sorted(part.needs - given)}, which no part of this method gives."
+        for name, part in parts.items()
+        if part.needs - given
+    ]

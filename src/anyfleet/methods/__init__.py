@@ -1,0 +1,8 @@
+"""Methods: one paper per file, each a composition of parts."""
+
+from anyfleet.methods.fedavg import fedavg
+from anyfleet.methods.fedprox import fedprox
+from anyfleet.methods.heterofl import heterofl
+from anyfleet.methods.references import centralised, local
+
+__all__ = ["centralised", "fedavg", "fedprox", "heterofl", "local"]

@@ -1,0 +1,54 @@
+"""FedAvg: a random cohort trains the whole model, the server takes the data-weighted mean.
+
+McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-efficient learning of deep networks
+from decentralized data. AISTATS 2017. METHODS §1.1.
+"""
+
+from typing import TypedDict, Unpack
+
+from anyfleet.aggregate import Mean
+from anyfleet.codec import Raw
+from anyfleet.extract import Leading
+from anyfleet.method import Method
+from anyfleet.plan import First, Whole
+from anyfleet.schedule import Synchronous
+from anyfleet.select import Uniform
+from anyfleet.train import BatchStatistics, Decaying, Gradient, Sgd
+
+
+class Training(TypedDict, total=False):
+    """The settings of local SGD that every method takes."""
+
+    lr: float
+    decay: float
+    epochs: int
+    batch: int
+    momentum: float
+
+
+def sgd(
+    *,
+    lr: float = 0.01,
+    decay: float = 1.0,
+    epochs: int = 1,
+    batch: int = 32,
+    momentum: float = 0.0,
+) -> Gradient:
+    """Local SGD; `decay` multiplies `lr` once a round."""
+    return Gradient(Decaying(lr, decay), Sgd(momentum), epochs=epochs, batch=batch)
+
+
+def fedavg(*, count: int = 10, **training: Unpack[Training]) -> Method:
+    """`count` devices a round, local SGD, the mean weighted by samples."""
+    return Method(
+        select=Uniform(count),
+        schedule=Synchronous(),
+        plan=Whole(),
+        choose=First(),
+        extract=Leading(),
+        train=sgd(**training),
+        norm=BatchStatistics(),
+        uplink=Raw(),
+        downlink=Raw(),
+        aggregate=Mean("samples"),
+    )

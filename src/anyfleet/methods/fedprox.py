@@ -1,0 +1,25 @@
+"""FedProx: FedAvg with a pull to the received model, and with unequal amounts of local work.
+
+Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated optimization in heterogeneous networks.
+MLSys 2020. METHODS §1.2; the default of `mu` is ours, the documents give none.
+"""
+
+from dataclasses import replace
+from typing import Unpack
+
+from anyfleet.method import Method
+from anyfleet.methods.fedavg import Training, fedavg, sgd
+from anyfleet.plan import StepsWithin, Whole
+
+
+def fedprox(
+    *,
+    mu: float = 0.01,
+    seconds: float | None = None,
+    count: int = 10,
+    **training: Unpack[Training],
+) -> Method:
+    """With `seconds`, a device does only the local steps that fit into them."""
+    plan = Whole() if seconds is None else StepsWithin(seconds)
+    train = replace(sgd(**training), proximal=mu)
+    return replace(fedavg(count=count), plan=plan, train=train)

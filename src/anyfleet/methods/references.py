@@ -1,0 +1,31 @@
+"""Reference rows: no sharing at all, and all data in one place."""
+
+from dataclasses import replace
+from typing import Unpack
+
+from anyfleet.codec import Nothing
+from anyfleet.method import Method
+from anyfleet.methods.fedavg import Training, fedavg
+from anyfleet.schedule import Surveyed, Synchronous
+from anyfleet.select import Everyone
+
+
+def local(**training: Unpack[Training]) -> Method:
+    """Every device trains a model of its own and sends nothing.
+
+    Its accuracy is that of the devices' own models on their own test data, so they are surveyed.
+    """
+    base = fedavg(**training)
+    return replace(
+        base,
+        select=Everyone(),
+        schedule=Surveyed(Synchronous()),
+        uplink=Nothing(),
+        downlink=Nothing(),
+        cache=True,
+    )
+
+
+def centralised(**training: Unpack[Training]) -> Method:
+    """Plain training; meant for a `Pooled` task, where one device owns all data."""
+    return replace(fedavg(**training), select=Everyone())

@@ -1,0 +1,79 @@
+"""Addressable random streams: every random number has a name, never a position in a sequence.
+
+A key is an int64 tensor (0-d, or batched under `vmap`). The numbers come from a counter-based hash,
+so they depend only on the key and the index: not on the order of events, the batch or the runtime.
+"""
+
+import hashlib
+
+import torch
+from torch import Tensor
+
+# Multipliers of the splitmix64 finaliser, written as signed 64-bit integers.
+_GOLDEN = -0x61C8864680B583EB
+_MIX_A = -0x40A7B892E31B1A47
+_MIX_B = -0x6B2FB644ECCEEE15
+# Arithmetic shifts copy the sign bit; these masks keep what a logical shift would have kept.
+_LOW_34, _LOW_37, _LOW_33 = (1 << 34) - 1, (1 << 37) - 1, (1 << 33) - 1
+_LAST = 1 << 62
+
+
+def _mix(z: Tensor) -> Tensor:
+    z = (z ^ ((z >> 30) & _LOW_34)) * _MIX_A
+    z = (z ^ ((z >> 27) & _LOW_37)) * _MIX_B
+    return z ^ ((z >> 31) & _LOW_33)
+
+
+def _number(text: str) -> int:
+    digest = hashlib.sha256(text.encode()).digest()
+    return int.from_bytes(digest[:8], "little", signed=True)
+
+
+def root(seed: int, purpose: str) -> Tensor:
+    """The key of one purpose ("select", "train" …) in one run."""
+    return torch.tensor(_number(f"{seed}/{purpose}"), dtype=torch.int64)
+
+
+def fold(key: Tensor, value: int | str | Tensor) -> Tensor:
+    """A new key, addressed by `value` below `key`; `key` or `value` may be batched."""
+    if isinstance(value, str):
+        value = _number(value)
+    if isinstance(value, int):
+        value = torch.tensor(value, dtype=torch.int64, device=key.device)
+    return _mix((key ^ _mix(key + _GOLDEN)) + (value + 1) * _GOLDEN)
+
+
+def bits(key: Tensor, count: int) -> Tensor:
+    """`count` hashed 64-bit integers."""
+    index = torch.arange(1, count + 1, dtype=torch.int64, device=key.device)
+    return _mix(key.unsqueeze(-1) + index * _GOLDEN)
+
+
+def uniform(key: Tensor, count: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    """`count` numbers in [0, 1)."""
+    # 24 bits for float32 so that rounding can never produce 1.0.
+    digits = 24 if dtype == torch.float32 else 53
+    raw = (bits(key, count) >> (64 - digits)) & ((1 << digits) - 1)
+    return raw.to(dtype) * 2.0**-digits
+
+
+def normal(key: Tensor, count: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    """`count` standard normal numbers."""
+    # Shifted by half a step: the inverse error function is infinite at the ends.
+    halfway = uniform(key, count) + 2.0**-54
+    return (torch.erfinv(2 * halfway - 1) * 2**0.5).to(dtype)
+
+
+def permutation(key: Tensor, valid: Tensor) -> Tensor:
+    """A random order of the positions where `valid`; the others follow.
+
+    The order of the valid positions does not depend on how many others there are.
+    """
+    draw = (bits(key, valid.shape[-1]) >> 2) & (_LAST - 1)
+    return torch.argsort(torch.where(valid, draw, _LAST), dim=-1, stable=True)
+
+
+def sample(key: Tensor, population: int, count: int) -> Tensor:
+    """`count` distinct numbers below `population`, ascending."""
+    order = torch.argsort(bits(key, population), stable=True)
+    return order[:count].sort().values

@@ -1,0 +1,6 @@
+"""Where orders are carried out: a virtual clock and a world, times an engine."""
+
+from anyfleet.runtime.engines import Reference, Stacked, Threads
+from anyfleet.runtime.simulated import Simulated
+
+__all__ = ["Reference", "Simulated", "Stacked", "Threads"]

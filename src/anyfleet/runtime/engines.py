@@ -1,0 +1,106 @@
+"""How orders are carried out: one after the other, in threads with real bytes, or stacked."""
+
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from anyfleet.client import work
+from anyfleet.runtime.wire import decode_order, decode_update, encode_order, encode_update
+from anyfleet.types import Kind, Memory, Orders, Task, Updates, join
+
+Outcome = tuple[Updates, Memory]
+
+
+class Engine(Protocol):
+    """Carries out orders, one row each, and returns outcomes in the same order."""
+
+    def execute(
+        self, orders: Sequence[Orders], memories: Sequence[Memory], task: Task
+    ) -> list[Outcome]: ...
+
+
+@dataclass(frozen=True)
+class Reference:
+    """One device after the other: the plain path that the others must agree with."""
+
+    def execute(
+        self, orders: Sequence[Orders], memories: Sequence[Memory], task: Task
+    ) -> list[Outcome]:
+        return [
+            _single(order, memory, task) for order, memory in zip(orders, memories, strict=True)
+        ]
+
+
+@dataclass(frozen=True)
+class Threads:
+    """Real threads; every order and every answer really becomes bytes and back.
+
+    `allow` names the packages of the user's own parts, since orders name parts.
+    """
+
+    workers: int = 2
+    allow: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise ValueError(f"Threads.workers must be at least 1, got {self.workers}.")
+
+    def execute(
+        self, orders: Sequence[Orders], memories: Sequence[Memory], task: Task
+    ) -> list[Outcome]:
+        def device(order: Orders, memory: Memory) -> Outcome:
+            received = decode_order(encode_order(order, task), task, self.allow)
+            update, kept = _single(received, memory, task)
+            return decode_update(encode_update(update, received), order, task), kept
+
+        # A new thread does not inherit the number of threads that torch was told to use.
+        pin, count = torch.set_num_threads, torch.get_num_threads()
+        with ThreadPoolExecutor(self.workers, initializer=pin, initargs=(count,)) as pool:
+            return list(pool.map(device, orders, memories))
+
+
+@dataclass(frozen=True)
+class Stacked:
+    """Devices of equal slice shape together, under `torch.func.vmap`; at most `chunk` at once."""
+
+    chunk: int = 64
+
+    def __post_init__(self) -> None:
+        if self.chunk < 1:
+            raise ValueError(f"Stacked.chunk must be at least 1, got {self.chunk}.")
+
+    def execute(
+        self, orders: Sequence[Orders], memories: Sequence[Memory], task: Task
+    ) -> list[Outcome]:
+        groups: dict[Hashable, list[int]] = defaultdict(list)
+        for row, order in enumerate(orders):
+            groups[_shape(order, row, task)].append(row)
+        outcomes: dict[int, Outcome] = {}
+        for rows in groups.values():
+            for start in range(0, len(rows), self.chunk):
+                part = rows[start : start + self.chunk]
+                done = work(
+                    join([orders[row] for row in part]),
+                    tuple(memories[row] for row in part),
+                    task,
+                )
+                for position, row in enumerate(part):
+                    outcomes[row] = done.updates.take([position]), done.memories[position]
+        return [outcomes[row] for row in range(len(orders))]
+
+
+def _shape(order: Orders, row: int, task: Task) -> Hashable:
+    """Equal for orders that can be stacked."""
+    if order.kind not in (Kind.TRAIN, Kind.HOLD):
+        return row
+    # What the cohort draws together is static, so only orders of one cohort share it.
+    return order.kind, order.slices[0].shape(task.blueprint), order.job, order.cohort
+
+
+def _single(order: Orders, memory: Memory, task: Task) -> Outcome:
+    done = work(order, (memory,), task)
+    return done.updates, done.memories[0]

@@ -1,0 +1,236 @@
+"""Orders and updates as bytes: a msgpack header, then the trees as their codecs pack them.
+
+What counts as traffic are the trees and the index sets (`Orders.bits`, `Updates.bits`). Around them
+a message has a header of names and numbers: HEADER_SLACK bytes at most per 100 tensors.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+
+from anyfleet import config
+from anyfleet.codec import Raw
+from anyfleet.elastic import Blueprint, Slice
+from anyfleet.errors import BadMessage
+from anyfleet.method import Codec, Job
+from anyfleet.packing import pack_slice, unpack_slice
+from anyfleet.types import Kind, Numbers, Orders, Params, Report, Task, Trees, Updates
+
+VERSION = 1
+HEADER_SLACK = 8192
+
+
+class OrderHeader(msgspec.Struct, frozen=True):
+    """All of an order but its trees."""
+
+    version: int
+    id: int
+    device: int
+    visit: int
+    key: int
+    slice: bytes
+    menu: list[bytes]
+    choice: int
+    numbers: dict[str, float | int]
+    bits: float
+    heard: int
+    of: int
+    kind: Kind
+    step: int
+    cohort: int
+    job: bytes
+    trees: dict[str, list[str]]
+
+
+class UpdateHeader(msgspec.Struct, frozen=True):
+    """All of an answer but its trees."""
+
+    version: int
+    order: int
+    device: int
+    samples: int
+    bits: float
+    report: dict[str, float]
+    trees: dict[str, list[str]]
+    masks: dict[str, tuple[list[int], bytes]]
+
+
+class Message(msgspec.Struct, frozen=True):
+    """A header and the packed trees."""
+
+    header: bytes
+    trees: dict[str, bytes]
+
+
+def encode_order(order: Orders, task: Task) -> bytes:
+    """One order as the server sends it."""
+    blueprint = task.blueprint
+    header = OrderHeader(
+        version=VERSION,
+        id=int(order.id[0]),
+        device=int(order.device[0]),
+        visit=int(order.visit[0]),
+        key=int(order.key[0]),
+        slice=pack_slice(order.slices[0], blueprint),
+        menu=[pack_slice(entry, blueprint) for entry in order.menus[0]],
+        choice=int(order.choice[0]),
+        numbers={f.name: getattr(order.numbers, f.name)[0].item() for f in fields(Numbers)},
+        bits=float(order.bits[0]),
+        heard=int(order.heard[0]),
+        of=int(order.of[0]),
+        kind=order.kind,
+        step=order.step,
+        cohort=order.cohort,
+        job=_dumped(order.job),
+        trees=_names(order.trees[0]),
+    )
+    return _message(header, order.trees[0], Raw())
+
+
+def decode_order(data: bytes, task: Task, allow: Sequence[str] = ()) -> Orders:
+    """One order as a device reads it."""
+    message = _read(data, Message)
+    header = _read(message.header, OrderHeader)
+    _check_version(header.version)
+    blueprint = task.blueprint
+    slice_ = unpack_slice(header.slice, blueprint)
+    trees = _trees(message, header.trees, Raw(), slice_, task)
+    return Orders(
+        id=np.array([header.id]),
+        device=np.array([header.device]),
+        visit=np.array([header.visit]),
+        key=torch.tensor([header.key]),
+        slices=(slice_,),
+        menus=(tuple(unpack_slice(entry, blueprint) for entry in header.menu),),
+        choice=np.array([header.choice]),
+        numbers=_read_numbers(header.numbers),
+        trees=(trees,),
+        bits=np.array([header.bits]),
+        heard=np.array([header.heard]),
+        of=np.array([header.of]),
+        kind=header.kind,
+        step=header.step,
+        cohort=header.cohort,
+        job=_loaded(header.job, tuple(allow)),
+    )
+
+
+def encode_update(update: Updates, order: Orders) -> bytes:
+    """One answer as the device sends it."""
+    header = UpdateHeader(
+        version=VERSION,
+        order=int(update.order[0]),
+        device=int(update.device[0]),
+        samples=int(update.samples[0]),
+        bits=float(update.bits[0]),
+        report={name: float(value) for name, value in update.report[0].items()},
+        trees=_names(update.trees[0]),
+        masks={name: _pack_mask(mask) for name, mask in update.masks[0].items()},
+    )
+    return _message(header, update.trees[0], order.job.uplink)
+
+
+def decode_update(data: bytes, order: Orders, task: Task) -> Updates:
+    """One answer as the server reads it."""
+    message = _read(data, Message)
+    header = _read(message.header, UpdateHeader)
+    _check_version(header.version)
+    slice_ = order.slices[0]
+    local = task.blueprint.local(slice_)
+    report: Report = header.report
+    return Updates(
+        order=np.array([header.order]),
+        device=np.array([header.device]),
+        samples=np.array([header.samples]),
+        trees=(_trees(message, header.trees, order.job.uplink, slice_, task),),
+        masks=({n: _unpack_mask(n, packed, local) for n, packed in header.masks.items()},),
+        bits=np.array([header.bits]),
+        report=(report,),
+    )
+
+
+def _read_numbers(given: Mapping[str, float | int]) -> Numbers:
+    try:
+        return Numbers(
+            lr=np.array([float(given["lr"])]),
+            epochs=np.array([int(given["epochs"])]),
+            batch=np.array([int(given["batch"])]),
+            steps=np.array([int(given["steps"])]),
+            rate=np.array([float(given["rate"])]),
+        )
+    except KeyError as error:
+        raise BadMessage(f"an order without the number {error}") from error
+
+
+def _message(header: msgspec.Struct, trees: Trees, codec: Codec) -> bytes:
+    # Statistics are few and exact: they never go through a lossy codec.
+    packed = {
+        tree: (Raw() if tree == "buffers" else codec).pack(values) for tree, values in trees.items()
+    }
+    return msgspec.msgpack.encode(Message(msgspec.msgpack.encode(header), packed))
+
+
+def _names(trees: Trees) -> dict[str, list[str]]:
+    return {tree: list(values) for tree, values in trees.items()}
+
+
+def _trees(
+    message: Message, names: Mapping[str, list[str]], codec: Codec, slice_: Slice, task: Task
+) -> dict[str, Params]:
+    local = task.blueprint.local(slice_)
+    dtype = next(iter(task.params.values())).dtype
+    return {
+        tree: (Raw() if tree == "buffers" else codec).unpack(
+            message.trees[tree], {name: local.shape(name) for name in listed}, dtype
+        )
+        for tree, listed in names.items()
+    }
+
+
+def _pack_mask(mask: Tensor) -> tuple[list[int], bytes]:
+    """One bit an entry, once for all along dimensions where the mask does not change."""
+    for dim in range(mask.dim()):
+        lead = mask.narrow(dim, 0, 1)
+        if bool((mask == lead).all()):
+            mask = lead
+    return list(mask.shape), np.packbits(mask.numpy() != 0).tobytes()
+
+
+def _unpack_mask(name: str, packed: tuple[list[int], bytes], local: Blueprint) -> Tensor:
+    shape, data = packed
+    whole = local.shape(name)
+    if len(shape) != len(whole) or any(a not in (1, b) for a, b in zip(shape, whole, strict=True)):
+        raise BadMessage(f"a mask of shape {shape} for {name}, which has {list(whole)}")
+    flags = np.unpackbits(np.frombuffer(data, dtype=np.uint8), count=int(np.prod(shape)))
+    return torch.from_numpy(flags.reshape(shape).astype(np.float32)).expand(whole)
+
+
+@lru_cache(maxsize=64)
+def _dumped(job: Job) -> bytes:
+    return msgspec.json.encode(config.dump(job))
+
+
+@lru_cache(maxsize=64)
+def _loaded(data: bytes, allow: tuple[str, ...]) -> Job:
+    loaded = config.load(msgspec.json.decode(data), Job, allow=allow)
+    if not isinstance(loaded, Job):
+        raise BadMessage(f"an order must name a Job, got {type(loaded).__name__}")
+    return loaded
+
+
+def _check_version(version: int) -> None:
+    if version != VERSION:
+        raise BadMessage(f"message version {version}; this is version {VERSION}")
+
+
+def _read(data: bytes, kind: type[Any]) -> Any:
+    try:
+        return msgspec.msgpack.decode(data, type=kind)
+    except msgspec.MsgspecError as error:
+        raise BadMessage(f"{kind.__name__} cannot be read: {error}") from error

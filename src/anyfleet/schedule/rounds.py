@@ -1,0 +1,85 @@
+"""Schedules that ask a cohort, wait for it, and step."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from anyfleet.types import Kind, Request, View
+
+
+def begun(view: View) -> bool:
+    """Whether this step has already asked somebody to train."""
+    flights = (*view.flying, *view.arrived, *view.lost)
+    return any(flight.kind in (Kind.TRAIN, Kind.HOLD) for flight in view.fresh(flights))
+
+
+@dataclass(frozen=True)
+class Synchronous:
+    """Waits for everybody who was asked.
+
+    When nobody could be asked (all offline, all declined) the round ends empty after `patience`
+    seconds.
+    """
+
+    patience: float = 60.0
+    staleness: ClassVar[int] = 0
+
+    def __post_init__(self) -> None:
+        if not self.patience > 0:
+            raise ValueError(f"Synchronous.patience must be positive seconds, got {self.patience}.")
+
+    def start(self, view: View) -> tuple[Request, ...]:
+        return () if begun(view) else (Request(),)
+
+    def ready(self, view: View) -> bool:
+        if view.flying:
+            return False
+        return begun(view) or view.now >= view.started + self.patience
+
+    def alarm(self, view: View) -> float | None:
+        return None if view.flying else view.started + self.patience
+
+    def enough(self, view: View) -> int:
+        return max(1, len(view.flying))
+
+    def drop(self, view: View) -> tuple[int, ...]:
+        return ()
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """Closes the round after `seconds` at the latest and steps with what arrived.
+
+    Those who are late are `"lost"` (their work is cancelled), or `"late"`: they work on, and
+    count in a later step if they are at most `staleness` steps old.
+    """
+
+    seconds: float
+    late: Literal["lost", "late"] = "lost"
+    staleness: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.seconds > 0:
+            raise ValueError(f"Deadline.seconds must be positive, got {self.seconds}.")
+        if self.late == "lost" and self.staleness:
+            raise ValueError(
+                'Deadline.staleness has no effect with late="lost"; use late="late" to let '
+                "late answers count."
+            )
+
+    def start(self, view: View) -> tuple[Request, ...]:
+        return () if begun(view) else (Request(),)
+
+    def ready(self, view: View) -> bool:
+        waiting = view.fresh(view.flying)
+        return view.now >= view.started + self.seconds or (begun(view) and not waiting)
+
+    def alarm(self, view: View) -> float | None:
+        return view.started + self.seconds
+
+    def enough(self, view: View) -> int:
+        # One by one while old orders fly: only the schedule knows which answers it waits for.
+        fresh = len(view.fresh(view.flying))
+        return max(1, fresh if fresh == len(view.flying) else 1)
+
+    def drop(self, view: View) -> tuple[int, ...]:
+        return tuple(f.order for f in view.flying) if self.late == "lost" else ()

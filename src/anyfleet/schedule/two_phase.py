@@ -1,0 +1,65 @@
+"""Everybody trains, few upload: results wait on the devices until the server asks for some."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from anyfleet.types import Flight, Kind, Request, View, measured
+
+
+@dataclass(frozen=True)
+class TwoPhase:
+    """Devices train and hold their results; then the `keep` with the largest `measure` upload."""
+
+    keep: int
+    measure: str = "norm"
+    patience: float = 60.0
+    staleness: ClassVar[int] = 0
+
+    def __post_init__(self) -> None:
+        if self.keep < 1 or not self.patience > 0:
+            raise ValueError(
+                f"TwoPhase needs keep >= 1 and patience > 0, got {self.keep} and {self.patience}."
+            )
+
+    def start(self, view: View) -> tuple[Request, ...]:
+        if view.flying:
+            return ()
+        if not (view.arrived or view.lost):
+            return (Request(kind=Kind.HOLD),)
+        held = [flight for flight in view.arrived if flight.kind == Kind.HOLD]
+        if not held or self._fetching(view):
+            return ()
+        best = sorted(held, key=self._rank)[: self.keep]
+        return (
+            Request(
+                kind=Kind.FETCH,
+                devices=tuple(flight.device for flight in best),
+                of=tuple(flight.order for flight in best),
+            ),
+        )
+
+    def ready(self, view: View) -> bool:
+        if view.flying:
+            return False
+        held = any(flight.kind == Kind.HOLD for flight in view.arrived)
+        nobody = bool(view.lost) and not held
+        return nobody or self._fetching(view) or view.now >= view.started + self.patience
+
+    def alarm(self, view: View) -> float | None:
+        return None if view.flying else view.started + self.patience
+
+    def enough(self, view: View) -> int:
+        return max(1, len(view.flying))
+
+    def drop(self, view: View) -> tuple[int, ...]:
+        return ()
+
+    def _rank(self, flight: Flight) -> tuple[bool, float, int]:
+        value = measured(flight.report, self.measure)
+        # Largest first, ties by device, a norm that is not a number last.
+        return (math.isnan(value), -value, flight.device)
+
+    def _fetching(self, view: View) -> bool:
+        flights = (*view.flying, *view.arrived, *view.lost)
+        return any(flight.kind == Kind.FETCH for flight in flights)

@@ -1,0 +1,43 @@
+"""Selection without preferences."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from anyfleet import rng
+from anyfleet.method import Policy, State
+from anyfleet.types import Ints, View
+
+
+@dataclass(frozen=True)
+class Everyone(Policy):
+    """All idle devices."""
+
+    def __call__(self, view: View, state: State, key: Tensor) -> Ints:
+        return view.idle
+
+
+@dataclass(frozen=True)
+class Uniform(Policy):
+    """A uniform draw without replacement: `count` devices, or a `fraction` of the whole fleet."""
+
+    count: int | None = None
+    fraction: float | None = None
+
+    def __post_init__(self) -> None:
+        if (self.count is None) == (self.fraction is None):
+            raise ValueError(
+                "Uniform needs either count or fraction, "
+                f"got count={self.count} and fraction={self.fraction}. "
+                "For all devices use Everyone()."
+            )
+        if self.count is not None and self.count < 1:
+            raise ValueError(f"Uniform.count must be at least 1, got {self.count}.")
+        if self.fraction is not None and not 0 < self.fraction <= 1:
+            raise ValueError(f"Uniform.fraction must lie in (0, 1], got {self.fraction}.")
+
+    def __call__(self, view: View, state: State, key: Tensor) -> Ints:
+        wanted = self.count or max(1, round((self.fraction or 0) * len(view.devices)))
+        rows = rng.sample(key, len(view.idle), min(wanted, len(view.idle)))
+        chosen: Ints = view.idle[rows.numpy()]
+        return chosen

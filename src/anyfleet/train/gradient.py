@@ -1,0 +1,170 @@
+"""Plain local training: minibatch gradients, one optimiser, the options of the first methods."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import grad
+
+from anyfleet import rng
+from anyfleet.elastic import Blueprint, Cost, apply
+from anyfleet.local import Minibatch, Result, Site
+from anyfleet.method import Loose, Work
+from anyfleet.train.optimisers import Optimiser, Sgd, clipped
+from anyfleet.train.rates import Decaying, Rate
+from anyfleet.types import EVERYTHING, Ints, Numbers, Params
+
+FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """Epochs of minibatch gradient descent, or a fixed number of iterations.
+
+    `proximal` pulls towards the received model (FedProx, METHODS §1.2). The last three are
+    HeteroFL's (§1.5): `masked` sets training logits of locally absent classes to zero, `label_rows`
+    reports the classifier rows of absent classes as not trained, `scaler` divides the output of
+    cut layers that a normalisation follows by their share.
+    """
+
+    rate: Rate = field(default_factory=Decaying)
+    optimiser: Optimiser = field(default_factory=Sgd)
+    epochs: int = 1
+    iterations: int | None = None
+    batch: int = 32
+    clip: float | None = None
+    proximal: float = 0.0
+    masked: bool = False
+    label_rows: bool = False
+    scaler: bool = False
+
+    def __post_init__(self) -> None:
+        for name, value in (("epochs", self.epochs), ("batch", self.batch)):
+            if value < 1:
+                raise ValueError(f"Gradient.{name} must be at least 1, got {value}.")
+        if self.iterations is not None and self.iterations < 1:
+            raise ValueError(
+                f"Gradient.iterations must be at least 1, got {self.iterations}. "
+                "Leave it out to train by epochs."
+            )
+        if self.clip is not None and not self.clip > 0:
+            raise ValueError(f"Gradient.clip must be positive, got {self.clip}.")
+        if self.proximal < 0:
+            raise ValueError(f"Gradient.proximal must not be negative, got {self.proximal}.")
+
+    def draft(self, step: int, samples: Ints) -> Numbers:
+        count = len(samples)
+        by_iterations = self.iterations is not None
+        return Numbers(
+            lr=np.full(count, self.rate(step)),
+            epochs=np.full(count, EVERYTHING if by_iterations else self.epochs),
+            batch=np.full(count, self.batch),
+            steps=np.full(count, self.iterations if by_iterations else EVERYTHING),
+            rate=np.ones(count),
+        )
+
+    def choices(self, key: Tensor, steps: int) -> tuple[Any, ...]:
+        return (None,) * steps
+
+    def work(self, sample: Cost, batch: Cost, processed: int) -> Work:
+        flops = processed * (sample.forward_flops + sample.backward_flops)
+        # Gradients and optimiser state exist for what is trained, activations for one batch.
+        trained = FLOAT_BYTES * sample.sent_params * (1 + self.optimiser.copies)
+        return Work(float(flops), float(sample.nbytes + trained + batch.activation_bytes))
+
+    def start(self, site: Site, params: Params, buffers: Params, seen: Tensor) -> Loose:
+        zero = next(iter(params.values())).new_zeros(())
+        return {
+            "params": params,
+            "start": params,
+            "buffers": buffers,
+            "seen": seen,
+            "optimiser": self.optimiser.init({n: params[n] for n in site.trained}),
+            "loss": zero,
+            "count": zero,
+        }
+
+    def step(
+        self, site: Site, state: Loose, batch: Minibatch, numbers: Loose, choice: Any
+    ) -> Loose:
+        trained = {name: state["params"][name] for name in site.trained}
+
+        def objective(values: Params) -> tuple[Tensor, tuple[Params, Tensor]]:
+            params = {**state["params"], **values}
+            loss, buffers = self.loss(site, params, state, batch)
+            return loss, (buffers, loss)
+
+        gradients, (buffers, loss) = grad(objective, has_aux=True)(trained)
+        if self.proximal:
+            gradients = {
+                n: g + self.proximal * (trained[n] - state["start"][n])
+                for n, g in gradients.items()
+            }
+        if self.clip is not None:
+            gradients = clipped(gradients, self.clip)
+        new, optimiser = self.optimiser.update(
+            trained, gradients, state["optimiser"], numbers["lr"]
+        )
+        count = batch.valid.sum().to(loss.dtype)
+        return {
+            **state,
+            "params": {**state["params"], **new},
+            "buffers": buffers,
+            "optimiser": optimiser,
+            "loss": state["loss"] + loss.detach() * count,
+            "count": state["count"] + count,
+        }
+
+    def loss(
+        self, site: Site, params: Params, state: Loose, batch: Minibatch
+    ) -> tuple[Tensor, Params]:
+        """The mean loss of the valid samples, and the buffers after the pass."""
+        if self.scaler:
+            params = scaled(params, site.blueprint)
+        output, buffers = apply(
+            site.blueprint,
+            params,
+            state["buffers"],
+            batch.x,
+            site.job.norm.training,
+            valid=batch.valid,
+            key=rng.fold(batch.key, "dropout"),
+        )
+        if self.masked:
+            output = torch.where(state["seen"], output, 0.0)
+        losses = torch.where(batch.valid, site.task.loss(output, batch.y), 0.0)
+        return losses.sum() / batch.valid.sum().clamp(min=1), buffers
+
+    def finish(self, site: Site, state: Loose) -> Result:
+        mask = row_masks(site, state["seen"]) if self.label_rows else {}
+        loss = state["loss"] / state["count"].clamp(min=1)
+        return Result(dict(state["params"]), dict(state["buffers"]), mask, {"loss": loss})
+
+
+def scaled(params: Params, blueprint: Blueprint) -> dict[str, Tensor]:
+    """Layers before a normalisation, divided by the share of their output axis that is left.
+
+    Dividing the layer's weight and bias is the same function as dividing its output.
+    """
+    new = dict(params)
+    for name in blueprint.scaled:
+        ((product,), *_) = blueprint.params[name]
+        for axis in (blueprint.axes[a] for a in product):
+            if axis.size < axis.whole:
+                new[name] = new[name] * (axis.whole / axis.size)
+    return new
+
+
+def row_masks(site: Site, seen: Tensor) -> dict[str, Tensor]:
+    """Ones in the classifier rows of present labels, zeros in the others (METHODS §1.5 a)."""
+    masks = {}
+    for name, dim in site.blueprint.output_rows:
+        if name in site.trained:
+            shape = site.blueprint.shape(name)
+            rows = seen.to(torch.float32).reshape(
+                [-1 if d == dim else 1 for d in range(len(shape))]
+            )
+            masks[name] = rows.expand(shape)
+    return masks

@@ -1,0 +1,86 @@
+"""How batch normalisation lives in a federation: five policies."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from anyfleet.elastic import EVALUATE, EVALUATE_BATCH, STATIC, TRAIN, Blueprint, Mode, Slice
+
+
+def _names(blueprint: Blueprint) -> tuple[frozenset[str], frozenset[str]]:
+    """Parameters and buffers of all batch normalisations."""
+    params = {n for site in blueprint.norms for n in (site.weight, site.bias) if n is not None}
+    buffers = {n for site in blueprint.norms for n in (site.mean, site.variance) if n is not None}
+    return frozenset(params), frozenset(buffers)
+
+
+class _Shared:
+    """One normalisation for all; nothing stays behind, no statistics travel."""
+
+    calibrated: ClassVar[bool] = False
+
+    def stays(self, blueprint: Blueprint) -> frozenset[str]:
+        return frozenset()
+
+    def travels(self, blueprint: Blueprint) -> frozenset[str]:
+        return frozenset()
+
+    def variant(self, blueprint: Blueprint, slice_: Slice) -> str:
+        return ""
+
+
+@dataclass(frozen=True)
+class BatchStatistics(_Shared):
+    """No running statistics at all: training and testing normalise by the batch (METHODS §C)."""
+
+    training: ClassVar[Mode] = STATIC
+    evaluation: ClassVar[Mode] = EVALUATE_BATCH
+
+
+@dataclass(frozen=True)
+class Tracked(_Shared):
+    """Running statistics, averaged like parameters."""
+
+    training: ClassVar[Mode] = TRAIN
+    evaluation: ClassVar[Mode] = EVALUATE
+
+    def travels(self, blueprint: Blueprint) -> frozenset[str]:
+        return _names(blueprint)[1]
+
+
+@dataclass(frozen=True)
+class OnDevice(_Shared):
+    """Normalisation parameters and statistics never leave the device (FedBN)."""
+
+    training: ClassVar[Mode] = TRAIN
+    evaluation: ClassVar[Mode] = EVALUATE
+
+    def stays(self, blueprint: Blueprint) -> frozenset[str]:
+        params, buffers = _names(blueprint)
+        return params | buffers
+
+
+@dataclass(frozen=True)
+class Static(_Shared):
+    """Batch statistics in training; before a test one pass over data measures them (§1.5 d)."""
+
+    training: ClassVar[Mode] = STATIC
+    evaluation: ClassVar[Mode] = EVALUATE
+    calibrated: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class PerWidth(_Shared):
+    """Every width has its own normalisation, parameters and running statistics."""
+
+    training: ClassVar[Mode] = TRAIN
+    evaluation: ClassVar[Mode] = EVALUATE
+
+    def travels(self, blueprint: Blueprint) -> frozenset[str]:
+        return _names(blueprint)[1]
+
+    def variant(self, blueprint: Blueprint, slice_: Slice) -> str:
+        params, buffers = _names(blueprint)
+        names, local = params or buffers, blueprint.local(slice_)
+        kept = sum(local.shape(n)[0] for n in names)
+        whole = sum(blueprint.shape(n)[0] for n in names)
+        return "" if kept == whole else f"{kept / whole:.6g}"

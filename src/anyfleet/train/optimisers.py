@@ -1,0 +1,123 @@
+"""Local optimisers as pure functions of tensors. Their state lives for one visit of a device."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from anyfleet.method import Loose
+from anyfleet.types import Params
+
+
+class Optimiser(Protocol):
+    """One update of the trained parameters."""
+
+    @property
+    def copies(self) -> int:
+        """Tensors kept per trained parameter, for the memory a device needs."""
+
+    def init(self, params: Params) -> Loose: ...
+
+    def update(
+        self, params: Params, gradients: Params, state: Loose, lr: Tensor
+    ) -> tuple[dict[str, Tensor], Loose]: ...
+
+
+@dataclass(frozen=True)
+class Sgd:
+    """Stochastic gradient descent, with torch's conventions for momentum and weight decay."""
+
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"Sgd.momentum must lie in [0, 1), got {self.momentum}.")
+        if self.nesterov and not self.momentum:
+            raise ValueError("Sgd.nesterov needs a momentum; set Sgd.momentum, for example to 0.9.")
+        if self.weight_decay < 0:
+            raise ValueError(f"Sgd.weight_decay must not be negative, got {self.weight_decay}.")
+
+    @property
+    def copies(self) -> int:
+        return 1 if self.momentum else 0
+
+    def init(self, params: Params) -> Loose:
+        if not self.momentum:
+            return {}
+        return {"velocity": {name: torch.zeros_like(value) for name, value in params.items()}}
+
+    def update(
+        self, params: Params, gradients: Params, state: Loose, lr: Tensor
+    ) -> tuple[dict[str, Tensor], Loose]:
+        gradients = _decayed(params, gradients, self.weight_decay)
+        if not self.momentum:
+            return {n: params[n] - lr * g for n, g in gradients.items()}, state
+        velocity = {n: self.momentum * state["velocity"][n] + g for n, g in gradients.items()}
+        if self.nesterov:
+            steps = {n: g + self.momentum * velocity[n] for n, g in gradients.items()}
+        else:
+            steps = velocity
+        return {n: params[n] - lr * s for n, s in steps.items()}, {"velocity": velocity}
+
+
+@dataclass(frozen=True)
+class AdamW:
+    """Adam with decoupled weight decay."""
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    epsilon: float = 1e-8
+    weight_decay: float = 0.01
+
+    def __post_init__(self) -> None:
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"AdamW.betas must lie in [0, 1), got {self.betas}.")
+        if self.weight_decay < 0 or not self.epsilon > 0:
+            raise ValueError(
+                f"AdamW needs epsilon > 0 and weight_decay >= 0, got {self.epsilon} and "
+                f"{self.weight_decay}."
+            )
+
+    @property
+    def copies(self) -> int:
+        return 2
+
+    def init(self, params: Params) -> Loose:
+        some = next(iter(params.values()))
+        return {
+            "mean": {name: torch.zeros_like(value) for name, value in params.items()},
+            "square": {name: torch.zeros_like(value) for name, value in params.items()},
+            "count": some.new_zeros(()),
+        }
+
+    def update(
+        self, params: Params, gradients: Params, state: Loose, lr: Tensor
+    ) -> tuple[dict[str, Tensor], Loose]:
+        first, second = self.betas
+        count = state["count"] + 1
+        mean = {n: first * state["mean"][n] + (1 - first) * g for n, g in gradients.items()}
+        square = {
+            n: second * state["square"][n] + (1 - second) * g.square() for n, g in gradients.items()
+        }
+        unbias, spread = 1 - first**count, (1 - second**count).sqrt()
+        new = {
+            n: params[n] * (1 - lr * self.weight_decay)
+            - lr / unbias * mean[n] / (square[n].sqrt() / spread + self.epsilon)
+            for n in gradients
+        }
+        return new, {"mean": mean, "square": square, "count": count}
+
+
+def _decayed(params: Params, gradients: Params, weight_decay: float) -> Params:
+    if not weight_decay:
+        return gradients
+    return {n: g + weight_decay * params[n] for n, g in gradients.items()}
+
+
+def clipped(gradients: Params, norm: float) -> dict[str, Tensor]:
+    """The gradients, scaled down to at most `norm` over all of them together."""
+    total = torch.stack([g.square().sum() for g in gradients.values()]).sum().sqrt()
+    scale = (norm / (total + 1e-6)).clamp(max=1.0)
+    return {name: scale * g for name, g in gradients.items()}

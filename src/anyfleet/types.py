@@ -1,0 +1,340 @@
+"""Values that cross a boundary: between loop, parts, client and runtime.
+
+Orders and updates are columnar: a struct of arrays with one row per device, and a single order is a
+batch of one. All of them are immutable; `take` and `join` make new batches out of old ones.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from anyfleet.elastic import Blueprint, Cost, Slice
+from anyfleet.elastic.blueprint import Rounding
+
+if TYPE_CHECKING:
+    from anyfleet.method import Job
+
+Params = Mapping[str, Tensor]
+Trees = Mapping[str, Params]  # "model", "delta", "weights", "buffers"
+Report = Mapping[str, Any]  # what a device measured about itself, by name
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+EVERYTHING = -1  # in a column of step counts: no limit but the trainer's own
+
+
+class Data(Protocol):
+    """Samples and targets, row by row."""
+
+    @property
+    def x(self) -> Tensor: ...
+    @property
+    def y(self) -> Tensor: ...
+    def __len__(self) -> int: ...
+
+
+class Task(Protocol):
+    """What is to be learned, and on whose data."""
+
+    @property
+    def blueprint(self) -> Blueprint: ...
+    @property
+    def params(self) -> Params: ...
+    @property
+    def buffers(self) -> Params: ...
+    @property
+    def devices(self) -> int: ...
+    @property
+    def loss(self) -> Callable[[Tensor, Tensor], Tensor]: ...
+    @property
+    def metrics(self) -> Mapping[str, Callable[[Tensor, Tensor], Tensor]]: ...
+    @property
+    def augment(self) -> Callable[[Tensor, Tensor], Tensor] | None: ...
+    @property
+    def test(self) -> Data: ...
+    @property
+    def server(self) -> Data: ...
+    def data(self, device: int) -> Data: ...
+    def own_test(self, device: int) -> Data: ...
+    def labels(self, device: int) -> Tensor: ...
+
+
+class Kind(StrEnum):
+    """What an order asks of a device."""
+
+    TRAIN = "train"  # train and send the result
+    HOLD = "hold"  # train, keep the result, send the report only
+    FETCH = "fetch"  # send a result held since an earlier order
+    EVALUATE = "evaluate"  # measure the model on the device's own test data
+    STATISTICS = "statistics"  # measure normalisation statistics on its training data
+    REPORT = "report"  # measure the wanted numbers without training
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Rows in columns: every array, tensor or tuple field has one entry per row."""
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def take(self, rows: Sequence[int] | Ints) -> Self:
+        """The given rows, in the given order."""
+        index = np.asarray(rows, dtype=np.int64)
+        return replace(self, **{f.name: _pick(getattr(self, f.name), index) for f in fields(self)})
+
+
+def _pick(value: Any, rows: Ints) -> Any:
+    if isinstance(value, Batch):
+        return value.take(rows)
+    if isinstance(value, tuple):
+        return tuple(value[i] for i in rows)
+    if isinstance(value, np.ndarray | Tensor):
+        return value[rows]
+    return value
+
+
+B = TypeVar("B", bound=Batch)
+
+
+def join(batches: Sequence[B]) -> B:
+    """One batch of all rows; what the rows share is taken from the first batch."""
+    first = batches[0]
+    if len(batches) == 1:
+        return first
+    joined = {}
+    for f in fields(first):
+        values = [getattr(batch, f.name) for batch in batches]
+        joined[f.name] = _concatenate(values)
+    return replace(first, **joined)
+
+
+def _concatenate(values: Sequence[Any]) -> Any:
+    first = values[0]
+    if isinstance(first, Batch):
+        return join(values)
+    if isinstance(first, tuple):
+        return tuple(entry for value in values for entry in value)
+    if isinstance(first, np.ndarray):
+        return np.concatenate(values)
+    if isinstance(first, Tensor):
+        return first.new_tensor([int(v) for value in values for v in value])
+    return first
+
+
+@dataclass(frozen=True, eq=False)
+class Devices(Batch):
+    """What the fleet declares once: one row per device, the row number is the device's id."""
+
+    level: Ints  # capability class, 0 the strongest
+    samples: Ints  # training samples it holds
+
+    def __len__(self) -> int:
+        return len(self.level)
+
+
+@dataclass(frozen=True, eq=False)
+class Conditions(Batch):
+    """What devices report at check-in."""
+
+    speed: Floats  # FLOP per second
+    up: Floats  # bits per second
+    down: Floats  # bits per second
+    memory: Floats  # bytes free for training
+
+    def __len__(self) -> int:
+        return len(self.speed)
+
+
+@dataclass(frozen=True)
+class Want:
+    """The size of a sub-model, before anybody has said which channels."""
+
+    share: float = 1.0
+    first: int = 0  # first trained layer
+    rounding: Rounding = "ceil"
+    ratios: tuple[tuple[str, float], ...] = ()  # axes whose share differs
+    device: int | None = None  # None: for evaluation, no device in particular
+
+    def counts(self, blueprint: Blueprint) -> dict[str, int]:
+        """Channels to keep on every axis that a share cuts."""
+        if not self.ratios:
+            return blueprint.counts(self.share, self.rounding)
+        given = dict(self.ratios)
+        shares = {axis: given.get(axis, self.share) for axis in blueprint.counts(1.0)}
+        return blueprint.counts(shares, self.rounding)
+
+
+@dataclass(frozen=True, eq=False)
+class Numbers(Batch):
+    """What varies by device inside one stack: numbers, because unequal parts cannot be stacked."""
+
+    lr: Floats
+    epochs: Ints
+    batch: Ints
+    steps: Ints  # most local steps, or EVERYTHING
+    rate: Floats  # target compression rate of the upload
+
+    def __len__(self) -> int:
+        return len(self.lr)
+
+
+@dataclass(frozen=True, eq=False)
+class Plans(Batch):
+    """What each device of a cohort shall do; a planner rewrites the columns it cares about."""
+
+    device: Ints
+    wants: tuple[Want, ...]
+    numbers: Numbers
+    menus: tuple[tuple[Want, ...], ...]  # not empty: the device chooses one of these
+    declined: tuple[str, ...]  # the reason why this device is skipped, or ""
+
+    def __len__(self) -> int:
+        return len(self.device)
+
+
+@dataclass(frozen=True, eq=False)
+class Orders(Batch):
+    """What the server asks of devices. Rows of one batch share kind, job and server step."""
+
+    id: Ints
+    device: Ints
+    visit: Ints  # how often the device was asked before: the address of its randomness
+    key: Tensor  # int64 per row
+    slices: tuple[Slice, ...]
+    menus: tuple[tuple[Slice, ...], ...]  # not empty: the device chooses one of these
+    choice: Ints  # the entry it chose at check-in, or -1
+    numbers: Numbers
+    trees: tuple[Trees, ...]
+    bits: Floats  # of the trees and index sets, downlink
+    heard: Ints  # the device's last order whose answer arrived, or -1
+    of: Ints  # FETCH: the order whose result is held, else -1
+    kind: Kind
+    step: int
+    cohort: int  # the key of what the whole cohort draws together
+    job: "Job"
+
+    def __len__(self) -> int:
+        return len(self.id)
+
+
+@dataclass(frozen=True, eq=False)
+class Updates(Batch):
+    """What devices answer."""
+
+    order: Ints
+    device: Ints
+    samples: Ints
+    trees: tuple[Trees, ...]
+    masks: tuple[Params, ...]  # a name that is absent counts whole
+    bits: Floats  # uplink
+    report: tuple[Report, ...]
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+
+@dataclass(frozen=True, eq=False)
+class Memory:
+    """What a device keeps between visits."""
+
+    slots: Mapping[str, Params] = field(default_factory=dict)  # in global coordinates
+    held: Updates | None = None  # a result that waits to be fetched
+
+
+@dataclass(frozen=True, eq=False)
+class Charges(Batch):
+    """What the runtime charged for orders."""
+
+    order: Ints
+    flops: Floats
+    download: Floats  # seconds
+    compute: Floats  # seconds
+    upload: Floats  # seconds
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+
+@dataclass(frozen=True, eq=False)
+class Events:
+    """What a runtime has to tell: answers with their charges, and orders without an answer."""
+
+    updates: Updates | None = None
+    charges: Charges | None = None
+    lost: tuple["Lost", ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.lost) + (0 if self.updates is None else len(self.updates))
+
+
+@dataclass(frozen=True, eq=False)
+class Lost:
+    """An order that will not be answered. A normal event, not an exception."""
+
+    order: int
+    reason: str
+    charges: Charges | None = None  # what was spent before it was lost
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a schedule wants issued now. Without `devices` the method's selection names them."""
+
+    kind: Kind = Kind.TRAIN
+    count: int | None = None  # at most
+    devices: tuple[int, ...] | None = None
+    of: tuple[int, ...] = ()  # FETCH: the held orders, one per device
+
+
+@dataclass(frozen=True, eq=False)
+class Flight:
+    """An order under way or answered, as policies see it: never its simulated future."""
+
+    order: int
+    device: int
+    step: int
+    kind: Kind
+    report: Report = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """All that a policy may see."""
+
+    blueprint: Blueprint
+    devices: Devices
+    step: int
+    now: float
+    started: float  # when this step began
+    idle: Ints
+    flying: tuple[Flight, ...]
+    arrived: tuple[Flight, ...]
+    lost: tuple[Flight, ...]
+    model: Params
+    notes: Mapping[str, Any]
+    conditions: Callable[[Ints], Conditions]
+    judge: Callable[[Params, Tensor], float]  # loss on a batch of the server split
+    cost: Callable[[Slice, int], Cost]  # of a slice, for a batch of that many samples
+
+    def fresh(self, flights: Iterable[Flight]) -> tuple[Flight, ...]:
+        """Those that were issued in this very step."""
+        return tuple(flight for flight in flights if flight.step == self.step)
+
+
+@dataclass(frozen=True, eq=False)
+class Stepped:
+    """What an aggregator returns."""
+
+    model: Params
+    state: Any = None
+    notes: Mapping[str, Any] = field(default_factory=dict)
+
+
+def measured(report: Report, name: str) -> float:
+    """A number a device reported; NaN when it did not."""
+    return float(report.get(name, float("nan")))
