@@ -173,6 +173,12 @@ def test_all_problems_come_at_once_with_their_paths() -> None:
     assert "at least 1, got 0" in found["fleet.groups.1.count"]
 
 
+def test_fields_are_checked_although_an_argument_is_wrong() -> None:
+    method = {"use": "plain_method", "lr": -1, "select": {"cuont": 2}, "train": {"momentum": "x"}}
+    found = problems(run_data(method=method), Run)
+    assert set(found) == {"method.lr", "method.select.cuont", "method.train.momentum"}
+
+
 def test_a_bad_composition_is_found_next_to_an_unknown_key() -> None:
     method = {"use": "plain_method", "select": {"use": "All", "extra": 1}, "send": "weights"}
     with pytest.raises(ConfigError) as caught:

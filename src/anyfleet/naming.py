@@ -135,7 +135,8 @@ def _look_up(name: str) -> Any:
     module = _module(module_name)
     found = getattr(module, attribute, None)
     if found is None:
-        raise BadName(f'There is no "{attribute}" in {module_name}{near(attribute, dir(module))}.')
+        hint = near(attribute, dir(module)) or "."
+        raise BadName(f'There is no "{attribute}" in {module_name}{hint}')
     if not (inspect.isclass(found) or inspect.isfunction(found)):
         raise BadName(f'"{name}" is neither a class nor a function.')
     return found

@@ -18,10 +18,12 @@ class Outcome:
     """A checked value, or FAILED, with all problems found below.
 
     A value may come with problems (a key nobody knows): good enough to go on checking with.
+    `guess` is what a call gave without its wrong arguments: fields are checked against it.
     """
 
     value: Any = FAILED
     problems: tuple[Problem, ...] = ()
+    guess: Any = FAILED
 
 
 @dataclass(frozen=True)

@@ -173,11 +173,11 @@ def _amend(
     if not keys:
         return made
     result = Form(form.target, {key: form.result[key] for key in keys})
-    bare = made.value is FAILED
+    base = made.guess if made.value is FAILED else made.value
     given = {key: table[key] for key in keys}
-    filled = _fill(result, given, scope, ABSENT if bare else made.value, check)
+    filled = _fill(result, given, scope, ABSENT if base is FAILED else base, check)
     problems = (*made.problems, *filled.problems)
-    if bare:
+    if made.value is FAILED:
         return Outcome(problems=problems)
     changed = _make(result, filled, scope, made.value)
     return Outcome(changed.value, (*problems, *changed.problems))
@@ -211,7 +211,7 @@ def _try(
             wrong |= set(named)
             values = {key: value for key, value in values.items() if key not in wrong}
         else:
-            return Outcome(FAILED if wrong else value, tuple(problems))
+            return Outcome(FAILED if wrong else value, tuple(problems), guess=value)
 
 
 def _named(message: str, keys: Collection[str]) -> list[str]:
