@@ -1,6 +1,7 @@
 """Everything Anyfleet raises on purpose.
 
 AnyfleetError
+├── BadMessage          bytes from a device or a server that cannot be read
 ├── BadName             a `use` that is malformed, not allowed, or not there (also a ValueError)
 ├── CompositionError    parts that do not fit together (also a ValueError)
 ├── ConfigError         a run file or an override is wrong; holds all problems at once
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 
 __all__ = [
     "AnyfleetError",
+    "BadMessage",
     "BadName",
     "CompositionError",
     "ConfigError",
@@ -28,6 +30,10 @@ __all__ = [
 
 class AnyfleetError(Exception):
     """Base of all errors that Anyfleet raises on purpose."""
+
+
+class BadMessage(AnyfleetError, ValueError):
+    """Bytes from a device or a server that cannot be read; the message says which and why."""
 
 
 class BadName(AnyfleetError, ValueError):
