@@ -4,6 +4,7 @@
 of simulated ones.
 """
 
+import math
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -25,9 +26,10 @@ from anyfleet.local import (
     site,
     train,
 )
-from anyfleet.method import Job, Squeezed
+from anyfleet.method import Squeezed
 from anyfleet.types import (
     Conditions,
+    Data,
     Ints,
     Kind,
     Memory,
@@ -100,11 +102,11 @@ def _single(orders: Orders, row: int, memory: Memory, task: Task) -> _Answer:
     params, buffers = begin(orders.trees[row], memory, task, slice_)
     data, own = task.data(device), task.own_test(device)
     if orders.kind == Kind.STATISTICS:
-        found = calibrate(local, params, buffers, [data])
+        found = calibrate(local, params, buffers, data)
         bits = float(SCALAR_BITS * sum(v.numel() for v in found.values()))
         return _Answer({"buffers": found}, {}, bits, len(data), {})
     if job.norm.calibrated:
-        buffers = {**buffers, **calibrate(local, params, buffers, [data])}
+        buffers = {**buffers, **calibrate(local, params, buffers, data)}
     subject = own if orders.kind == Kind.EVALUATE else data
     report = measure(task, local, params, buffers, subject, job.norm.evaluation)
     return _Answer({}, {}, SCALAR_BITS * float(len(report)), len(subject), report)
@@ -133,14 +135,14 @@ def _train(orders: Orders, memories: tuple[Memory, ...], task: Task) -> Done:
     ]
     data = [task.data(int(device)) for device in orders.device]
     samples = [len(d) for d in data]
-    inputs = _stacked(orders, starts, task)
+    inputs = _stacked(orders, starts, data, task)
     result = train(where, inputs, extent(orders.numbers, samples), lift=lift, cohort=orders.cohort)
     sent = _sent_names(where)
     update = {name: result.params[name] for name in sent}
     if orders.job.send == "delta":
         update = {name: value - inputs.params[name] for name, value in update.items()}
     squeezed = _squeeze(orders, memories, update, task.blueprint)
-    return _collect(orders, memories, _Trained(where, result, squeezed, samples))
+    return _collect(orders, memories, _Trained(where, result, update, squeezed, samples))
 
 
 def _sent_names(where: Site) -> tuple[str, ...]:
@@ -149,10 +151,12 @@ def _sent_names(where: Site) -> tuple[str, ...]:
 
 
 def _stacked(
-    orders: Orders, starts: list[tuple[dict[str, Tensor], dict[str, Tensor]]], task: Task
+    orders: Orders,
+    starts: list[tuple[dict[str, Tensor], dict[str, Tensor]]],
+    data: list[Data],
+    task: Task,
 ) -> Inputs:
     """Stacks what the devices start from; a single device stays as it is."""
-    data = [task.data(int(device)) for device in orders.device]
     x, y, valid = pad(data)
     seen = torch.stack([task.labels(int(device)) for device in orders.device])
     dtype = next(iter(starts[0][0].values())).dtype
@@ -187,6 +191,7 @@ def _squeeze(
 class _Trained:
     where: Site
     result: Result
+    update: Params  # before compression
     squeezed: list[Squeezed]
     samples: list[int]
 
@@ -216,7 +221,18 @@ def _answer(trained: _Trained, row: int, result: Result) -> _Answer:
     mask = dict(result.mask)
     for name, kept in squeezed.mask.items():
         mask[name] = mask[name] * kept if name in mask else kept
-    return _Answer(trees, mask, bits, trained.samples[row], _report(job, result, squeezed))
+    report = {name: float(value) for name, value in result.report.items()}
+    report["distortion"] = float(squeezed.distortion)
+    if "norm" in job.report:
+        report["norm"] = _length(trained, row)
+    return _Answer(trees, mask, bits, trained.samples[row], report)
+
+
+def _length(trained: _Trained, row: int) -> float:
+    """The Euclidean norm of one update, whatever the trainer."""
+    stacked = len(trained.squeezed) > 1
+    rows = [value[row] if stacked else value for value in trained.update.values()]
+    return math.sqrt(sum(float(value.double().square().sum()) for value in rows))
 
 
 def _row(result: Result, row: int, count: int) -> Result:
@@ -231,15 +247,6 @@ def _travelling(where: Site, result: Result) -> dict[str, Tensor]:
     trained = set(where.trained)
     layers = [layer for layer in where.blueprint.layers if trained & set(layer.params)]
     return {n: result.buffers[n] for layer in layers for n in layer.buffers if n in travels}
-
-
-def _report(job: Job, result: Result, squeezed: Squeezed) -> dict[str, float]:
-    report = {name: float(value) for name, value in result.report.items()}
-    if "norm" in job.report:
-        squares = sum(float(v.double().square().sum()) for v in squeezed.tree.values())
-        report["norm"] = squares**0.5
-    report["distortion"] = float(squeezed.distortion)
-    return report
 
 
 def _remember(memory: Memory, slice_: Slice, trained: _Trained, row: int) -> Memory:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from anyfleet import rng
-from anyfleet.elastic import COLLECT, Blueprint, Mode, Slice, apply, cut
+from anyfleet.elastic import COLLECT, EVALUATE_BATCH, Blueprint, Mode, Slice, apply, cut
 from anyfleet.method import Norm
 from anyfleet.types import Data, Params, Task
 
@@ -22,10 +22,11 @@ def evaluate(
     local = task.blueprint.local(slice_)
     small = cut(served(params, task.blueprint, norm, slice_), slice_, task.blueprint)
     statistics = cut(served(buffers, task.blueprint, norm, slice_), slice_, task.blueprint)
-    if norm.calibrated:
-        pool = [task.data(device) for device in range(task.devices)]
-        statistics = {**statistics, **calibrate(local, small, statistics, pool)}
-    return measure(task, local, small, statistics, task.test, norm.evaluation)
+    if norm.calibrated and local.norms:
+        statistics |= calibrate(local, small, statistics, _pool(task))
+    # Where normalisation never leaves the devices, the server has no statistics to test with.
+    mode = EVALUATE_BATCH if norm.stays(local) else norm.evaluation
+    return measure(task, local, small, statistics, task.test, mode)
 
 
 def served(tree: Params, blueprint: Blueprint, norm: Norm, slice_: Slice) -> dict[str, Tensor]:
@@ -52,7 +53,7 @@ def measure(
 
 @torch.no_grad()
 def calibrate(
-    blueprint: Blueprint, params: Params, buffers: Params, pool: list[Data]
+    blueprint: Blueprint, params: Params, buffers: Params, data: Data
 ) -> dict[str, Tensor]:
     """Normalisation statistics of one pass over data: the plain mean over batches.
 
@@ -60,14 +61,15 @@ def calibrate(
     """
     names = [n for site in blueprint.norms for n in (site.mean, site.variance) if n is not None]
     totals = {name: torch.zeros_like(buffers[name]) for name in names}
+    if not names or not len(data):
+        return {}
     count = 0
-    for data in pool:
-        for x, _ in batches(data):
-            _, seen = apply(blueprint, params, buffers, x, COLLECT)
-            for name in names:
-                totals[name] += seen[name]
-            count += 1
-    return {name: total / count for name, total in totals.items()} if count else {}
+    for x, _ in batches(data):
+        _, seen = apply(blueprint, params, buffers, x, COLLECT)
+        for name in names:
+            totals[name] += seen[name]
+        count += 1
+    return {name: total / count for name, total in totals.items()}
 
 
 def batches(data: Data, size: int = EVALUATION_BATCH) -> Iterator[tuple[Tensor, Tensor]]:
@@ -85,13 +87,19 @@ def batches(data: Data, size: int = EVALUATION_BATCH) -> Iterator[tuple[Tensor, 
 
 def judge(task: Task, params: Params, buffers: Params, norm: Norm, rows: Tensor) -> float:
     """The loss on some rows of the server split."""
-    data = _Rows(task.server.x[rows], task.server.y[rows])
+    data = _Store(task.server.x[rows], task.server.y[rows])
     shared = served(params, task.blueprint, norm, Slice())
     mode = replace(norm.evaluation, statistics="batch") if norm.calibrated else norm.evaluation
     return measure(task, task.blueprint, shared, buffers, data, mode)["loss"]
 
 
-class _Rows:
+def _pool(task: Task) -> Data:
+    """The training data of all devices together."""
+    owned = [task.data(device) for device in range(task.devices)]
+    return _Store(torch.cat([data.x for data in owned]), torch.cat([data.y for data in owned]))
+
+
+class _Store:
     def __init__(self, x: Tensor, y: Tensor) -> None:
         self.x, self.y = x, y
 

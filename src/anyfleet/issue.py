@@ -13,18 +13,8 @@ from anyfleet.elastic import Slice, cut
 from anyfleet.evaluate import served
 from anyfleet.method import Method
 from anyfleet.packing import pack_slice
-from anyfleet.types import (
-    Ints,
-    Kind,
-    Orders,
-    Params,
-    Plans,
-    Request,
-    Task,
-    Trees,
-    View,
-    Want,
-)
+from anyfleet.types import Ints, Kind, Orders, Params, Plans, Task, Trees, Want
+from anyfleet.view import Request, View
 
 FLOAT_BITS = 32
 FETCH_BITS = 64  # the order's number

@@ -127,7 +127,11 @@ def train(where: Site, inputs: Inputs, bounds: Extent, *, lift: Lift, cohort: in
         one = partial(_guarded, where, i, choices[i])
         state = lift(one)(state, inputs, (rows[..., i, :], valid[..., i, :]))
     result: Result = lift(partial(trainer.finish, where))(state)
-    return result
+    # Layers that are not trained run in training mode but keep their statistics (METHODS §1.3).
+    layers = where.blueprint.layers
+    own = {n for layer in layers if set(layer.params) & set(where.trained) for n in layer.buffers}
+    kept = {n: v if n in own else inputs.buffers[n] for n, v in result.buffers.items()}
+    return result._replace(buffers=kept)
 
 
 def lifted(count: int) -> Lift:

@@ -8,17 +8,8 @@ from torch import Tensor, dtype
 
 from anyfleet.elastic import Blueprint, Cost, Mode, Slice
 from anyfleet.errors import CompositionError
-from anyfleet.types import (
-    Conditions,
-    Ints,
-    Numbers,
-    Params,
-    Plans,
-    Request,
-    Stepped,
-    View,
-    Want,
-)
+from anyfleet.types import Conditions, Ints, Numbers, Params, Plans, Stepped, Want
+from anyfleet.view import Request, View
 
 if TYPE_CHECKING:
     from anyfleet.arrivals import Arrivals

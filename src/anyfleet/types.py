@@ -4,7 +4,7 @@ Orders and updates are columnar: a struct of arrays with one row per device, and
 batch of one. All of them are immutable; `take` and `join` make new batches out of old ones.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from anyfleet.elastic import Blueprint, Cost, Slice
+from anyfleet.elastic import Blueprint, Slice
 from anyfleet.elastic.blueprint import Rounding
 
 if TYPE_CHECKING:
@@ -279,51 +279,6 @@ class Lost:
     order: int
     reason: str
     charges: Charges | None = None  # what was spent before it was lost
-
-
-@dataclass(frozen=True)
-class Request:
-    """What a schedule wants issued now. Without `devices` the method's selection names them."""
-
-    kind: Kind = Kind.TRAIN
-    count: int | None = None  # at most
-    devices: tuple[int, ...] | None = None
-    of: tuple[int, ...] = ()  # FETCH: the held orders, one per device
-
-
-@dataclass(frozen=True, eq=False)
-class Flight:
-    """An order under way or answered, as policies see it: never its simulated future."""
-
-    order: int
-    device: int
-    step: int
-    kind: Kind
-    report: Report = field(default_factory=dict)
-
-
-@dataclass(frozen=True, eq=False)
-class View:
-    """All that a policy may see."""
-
-    blueprint: Blueprint
-    devices: Devices
-    step: int
-    now: float
-    started: float  # when this step began
-    idle: Ints
-    flying: tuple[Flight, ...]
-    arrived: tuple[Flight, ...]
-    lost: tuple[Flight, ...]
-    model: Params
-    notes: Mapping[str, Any]
-    conditions: Callable[[Ints], Conditions]
-    judge: Callable[[Params, Tensor], float]  # loss on a batch of the server split
-    cost: Callable[[Slice, int], Cost]  # of a slice, for a batch of that many samples
-
-    def fresh(self, flights: Iterable[Flight]) -> tuple[Flight, ...]:
-        """Those that were issued in this very step."""
-        return tuple(flight for flight in flights if flight.step == self.step)
 
 
 @dataclass(frozen=True, eq=False)

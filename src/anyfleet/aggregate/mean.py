@@ -8,7 +8,8 @@ from torch import Tensor
 
 from anyfleet.arrivals import Arrivals
 from anyfleet.method import Policy, State
-from anyfleet.types import Floats, Params, Stepped, View
+from anyfleet.types import Floats, Params, Stepped
+from anyfleet.view import View
 
 
 @dataclass(frozen=True)

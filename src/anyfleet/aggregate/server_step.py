@@ -10,7 +10,8 @@ from torch import Tensor
 from anyfleet.aggregate.mean import Mean
 from anyfleet.arrivals import Arrivals
 from anyfleet.method import Aggregate, Policy, State
-from anyfleet.types import Params, Stepped, View
+from anyfleet.types import Params, Stepped
+from anyfleet.view import View
 
 
 class ServerOptimiser(Protocol):

@@ -6,7 +6,8 @@ from torch import Tensor
 
 from anyfleet.elastic import Slice
 from anyfleet.method import Policy, State
-from anyfleet.types import View, Want
+from anyfleet.types import Want
+from anyfleet.view import View
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,16 @@
 """What each device shall do: decided on the server (plans) or offered as a menu."""
 
+from anyfleet.plan.by_level import WorkByLevel
 from anyfleet.plan.choices import First, LargestInTime
 from anyfleet.plan.levels import FixedLevel, Menu, Whole
 from anyfleet.plan.steps import StepsWithin
 
-__all__ = ["First", "FixedLevel", "LargestInTime", "Menu", "StepsWithin", "Whole"]
+__all__ = [
+    "First",
+    "FixedLevel",
+    "LargestInTime",
+    "Menu",
+    "StepsWithin",
+    "Whole",
+    "WorkByLevel",
+]

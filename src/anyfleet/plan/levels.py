@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from anyfleet.method import Policy, State
-from anyfleet.types import Plans, View, Want
+from anyfleet.types import Plans, Want
+from anyfleet.view import View
 
 
 def check_shares(owner: str, shares: tuple[float, ...]) -> None:

@@ -9,7 +9,8 @@ from anyfleet.local import limits
 from anyfleet.method import Plan, Policy, State
 from anyfleet.plan.choices import BITS_PER_PARAMETER
 from anyfleet.plan.levels import Whole
-from anyfleet.types import Plans, View
+from anyfleet.types import Plans
+from anyfleet.view import View
 
 
 @dataclass(frozen=True)

@@ -97,8 +97,10 @@ def _shape(order: Orders, row: int, task: Task) -> Hashable:
     """Equal for orders that can be stacked."""
     if order.kind not in (Kind.TRAIN, Kind.HOLD):
         return row
-    # What the cohort draws together is static, so only orders of one cohort share it.
-    return order.kind, order.slices[0].shape(task.blueprint), order.job, order.cohort
+    # A trainer that draws for the whole cohort makes that draw static: only its members share it.
+    draws = order.job.train.choices(torch.tensor(order.cohort), 1) != (None,)
+    shape = order.slices[0].shape(task.blueprint)
+    return order.kind, shape, order.job, order.cohort if draws else None
 
 
 def _single(order: Orders, memory: Memory, task: Task) -> Outcome:

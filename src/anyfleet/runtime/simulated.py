@@ -35,6 +35,7 @@ class _Pending:
     since: float
     charges: Charges
     update: Updates | None = None
+    memory: Memory | None = None  # what the device will remember once it has finished
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,8 +144,9 @@ class Simulated:
         if self._pending[order_id].update is None:
             self._execute()
         pending = self._pending[order_id]
-        if pending.update is None:
+        if pending.update is None or pending.memory is None:
             raise RuntimeError(f"the engine did not carry out order {order_id}")
+        self._memories[int(pending.order.device[0])] = pending.memory
         up = self._world.conditions(pending.order.device).up
         upload = pending.update.bits / up
         charges = replace(pending.charges, upload=upload)
@@ -160,8 +162,7 @@ class Simulated:
         memories = [self.memory(int(order.device[0])) for order in orders]
         done = self._engine.execute(orders, memories, self._task)
         for (order_id, pending), (update, memory) in zip(waiting, done, strict=True):
-            self._pending[order_id] = replace(pending, update=update)
-            self._memories[int(update.device[0])] = memory
+            self._pending[order_id] = replace(pending, update=update, memory=memory)
 
     def _dies(self, order: Orders) -> bool:
         return self._world.dies(int(order.device[0]), int(order.visit[0]), self._seed)
@@ -172,11 +173,11 @@ class Simulated:
         if order.kind == Kind.FETCH:
             return 0.0
         sample = cost(blueprint, slice_)
+        samples = int(self._world.declared.samples[device])
         if order.kind not in (Kind.TRAIN, Kind.HOLD):
             evaluating = order.kind == Kind.EVALUATE
-            data = self._task.own_test(device) if evaluating else self._task.data(device)
-            return float(sample.forward_flops * len(data))
-        samples = len(self._task.data(device))
+            count = len(self._task.own_test(device)) if evaluating else samples
+            return float(sample.forward_flops * count)
         (limit,) = limits(order.numbers, [samples])
         batch = int(order.numbers.batch[0])
         count = processed(limit, samples, batch)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from anyfleet.types import Request, View
+from anyfleet.view import Request, View
 
 
 @dataclass(frozen=True)

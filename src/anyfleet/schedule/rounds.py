@@ -3,12 +3,13 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from anyfleet.types import Kind, Request, View
+from anyfleet.types import Kind
+from anyfleet.view import Request, View
 
 
 def begun(view: View) -> bool:
     """Whether this step has already asked somebody to train."""
-    flights = (*view.flying, *view.arrived, *view.lost)
+    flights = (*view.flying, *view.arrived, *view.lost, *view.declined)
     return any(flight.kind in (Kind.TRAIN, Kind.HOLD) for flight in view.fresh(flights))
 
 
@@ -70,8 +71,10 @@ class Deadline:
         return () if begun(view) else (Request(),)
 
     def ready(self, view: View) -> bool:
-        waiting = view.fresh(view.flying)
-        return view.now >= view.started + self.seconds or (begun(view) and not waiting)
+        # The server cannot know that a device died, so a missing one costs the whole time (§A.5).
+        missing = view.fresh((*view.flying, *view.lost))
+        everybody = bool(view.arrived) and begun(view) and not missing
+        return everybody or view.now >= view.started + self.seconds
 
     def alarm(self, view: View) -> float | None:
         return view.started + self.seconds

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from anyfleet.method import Schedule
-from anyfleet.types import Kind, Request, View
+from anyfleet.types import Kind
+from anyfleet.view import Request, View
 
 _ASKS = (Kind.EVALUATE, Kind.STATISTICS, Kind.REPORT)
 

@@ -4,7 +4,8 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from anyfleet.types import Flight, Kind, Request, View, measured
+from anyfleet.types import Kind, measured
+from anyfleet.view import Flight, Request, View
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class TwoPhase:
     def start(self, view: View) -> tuple[Request, ...]:
         if view.flying:
             return ()
-        if not (view.arrived or view.lost):
+        if not (view.arrived or view.lost or view.declined):
             return (Request(kind=Kind.HOLD),)
         held = [flight for flight in view.arrived if flight.kind == Kind.HOLD]
         if not held or self._fetching(view):
@@ -43,7 +44,7 @@ class TwoPhase:
         if view.flying:
             return False
         held = any(flight.kind == Kind.HOLD for flight in view.arrived)
-        nobody = bool(view.lost) and not held
+        nobody = bool(view.lost or view.declined) and not held
         return nobody or self._fetching(view) or view.now >= view.started + self.patience
 
     def alarm(self, view: View) -> float | None:

@@ -6,7 +6,8 @@ from torch import Tensor
 
 from anyfleet import rng
 from anyfleet.method import Policy, State
-from anyfleet.types import Ints, View
+from anyfleet.types import Ints
+from anyfleet.view import View
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,78 @@
+"""The seam to the world, and what the loop hands to its caller."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from anyfleet.ledger import Row
+from anyfleet.types import (
+    Conditions,
+    Devices,
+    Events,
+    Ints,
+    Kind,
+    Lost,
+    Orders,
+    Params,
+    Report,
+)
+
+
+class Runtime(Protocol):
+    """The only place where simulation and reality differ."""
+
+    def now(self) -> float: ...
+    def devices(self) -> Devices: ...
+    def idle(self) -> Ints: ...
+    def conditions(self, devices: Ints) -> Conditions: ...
+    def offer(self, orders: Orders) -> Ints:
+        """What devices choose from their menus, at check-in."""
+
+    def submit(self, orders: Orders) -> None: ...
+    def wait(self, until: float | None, enough: int) -> Events:
+        """Up to `enough` outcomes; fewer, or none, when time `until` comes first."""
+
+    def cancel(self, orders: tuple[int, ...], reason: str) -> tuple[Lost, ...]: ...
+    def save(self) -> Any: ...
+    def restore(self, saved: Any) -> None: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """What a device said to an order that was not about training."""
+
+    device: int
+    kind: Kind
+    report: Report
+    trees: Mapping[str, Params]
+    samples: int
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """The state of a run after a server step."""
+
+    index: int
+    time: float  # seconds
+    params: Params
+    buffers: Params
+    notes: Mapping[str, Any]
+    rows: tuple[Row, ...]  # of the ledger: what this step's orders cost
+    answers: tuple[Answer, ...]
+    snapshot: "Snapshot"
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """All that the loop knows between two steps; with the runtime's own it resumes a run."""
+
+    params: Params
+    buffers: Params
+    states: Mapping[str, Any]
+    notes: Mapping[str, Any]
+    step: int
+    started: float
+    issued: int
+    visits: Ints
+    heard: Ints
+    flying: Mapping[int, Orders]

@@ -1,0 +1,292 @@
+"""The server's bookkeeping between two steps: who was asked, who answered, what is known."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from anyfleet import rng
+from anyfleet.arrivals import Arrivals
+from anyfleet.elastic import Cost, Slice, cost, cut
+from anyfleet.evaluate import judge
+from anyfleet.issue import Desk, chosen, draft, load, server_names
+from anyfleet.ledger import Ledger
+from anyfleet.method import Method
+from anyfleet.seam import Answer, Runtime, Snapshot, Step
+from anyfleet.types import (
+    Charges,
+    Events,
+    Ints,
+    Kind,
+    Orders,
+    Params,
+    Report,
+    Task,
+    Updates,
+    join,
+)
+from anyfleet.view import Flight, Request, View
+
+JUDGE_BATCH = 128  # samples of the server split per comparison (METHODS §1.18)
+_TREES = ("delta", "weights")
+
+
+class Server:
+    """The loop's own bookkeeping. Mutable, and never handed out."""
+
+    def __init__(self, method: Method, task: Task, runtime: Runtime, seed: int) -> None:
+        self.method, self.task, self.runtime, self.seed = method, task, runtime, seed
+        self.devices = runtime.devices()
+        self.params = dict(task.params)
+        self.buffers = dict(task.buffers)
+        self.notes: Mapping[str, Any] = {}
+        self.number, self.issued, self.started = 0, 0, runtime.now()
+        self.visits = np.zeros(len(self.devices), dtype=np.int64)
+        self.heard = np.full(len(self.devices), -1, dtype=np.int64)
+        self.flying: dict[int, Orders] = {}
+        self.arrived: list[tuple[Orders, Updates]] = []
+        self.lost: list[tuple[Orders, str]] = []
+        self.declined: list[tuple[Orders, str]] = []
+        self.ledger = Ledger()
+        self.states = {n: part.init(self.view()) for n, part in method.policies().items()}
+
+    # -- what policies see
+
+    def view(self) -> View:
+        """A snapshot for policies."""
+        return View(
+            blueprint=self.task.blueprint,
+            devices=self.devices,
+            step=self.number,
+            now=self.runtime.now(),
+            started=self.started,
+            idle=self.runtime.idle(),
+            flying=tuple(_flight(order) for order in self.flying.values()),
+            arrived=tuple(_flight(o, u.report[0]) for o, u in self.arrived),
+            lost=tuple(_flight(order) for order, _ in self.lost),
+            declined=tuple(_flight(order) for order, _ in self.declined),
+            model=self.params,
+            notes=self.notes,
+            conditions=self.runtime.conditions,
+            judge=self.judge,
+            cost=self.cost,
+        )
+
+    def judge(self, params: Params, key: Tensor) -> float:
+        """The loss on a batch of the server split that `key` draws."""
+        size = len(self.task.server)
+        rows = rng.sample(key, size, min(JUDGE_BATCH, size))
+        return judge(self.task, params, self.buffers, self.method.norm, rows)
+
+    def cost(self, slice_: Slice, batch: int) -> Cost:
+        return cost(self.task.blueprint, slice_, batch)
+
+    def key(self, purpose: str) -> Tensor:
+        """Addressed by what and when, and by how many orders were issued before."""
+        key = rng.fold(rng.root(self.seed, purpose), self.number)
+        return rng.fold(key, self.issued)
+
+    # -- asking
+
+    def fill(self) -> None:
+        """Issues what the schedule wants now."""
+        for request in self.method.schedule.start(self.view()):
+            chosen = self._chosen(request)
+            if len(chosen):
+                self._submit(request, chosen)
+
+    def _chosen(self, request: Request) -> Ints:
+        if request.devices is not None:
+            return np.array(request.devices, dtype=np.int64)
+        key = rng.fold(rng.root(self.seed, "select"), self.number)
+        # Several draws within a step (asynchronous) differ by what was issued before.
+        begun = any(o.step == self.number for o in self.flying.values()) or self.arrived
+        key = rng.fold(key, self.issued) if begun else key
+        ids = self.method.select(self.view(), self.states["select"], key)
+        return ids[: request.count]
+
+    def _submit(self, request: Request, devices: Ints) -> None:
+        desk = Desk(self.seed, self.issued, self.visits, self.heard, self.states)
+        drafted = draft(request, devices, method=self.method, view=self.view(), desk=desk)
+        self.issued += len(devices)
+        self.visits[devices] += 1
+        for row, reason in enumerate(drafted.reasons):
+            order = drafted.declined.take([row])
+            self.declined.append((order, reason))
+            self.ledger.lost(order, None, reason)
+        orders = drafted.orders
+        if not len(orders):
+            return
+        if any(orders.menus):
+            orders = chosen(orders, self.runtime.offer(orders))
+        self._branch(orders)
+        orders = load(
+            orders,
+            method=self.method,
+            task=self.task,
+            params=self.params,
+            buffers=self.buffers,
+        )
+        self.runtime.submit(orders)
+        self.flying |= {int(i): orders.take([row]) for row, i in enumerate(orders.id)}
+
+    def _branch(self, orders: Orders) -> None:
+        """Starts a width's own normalisation from the common one when it is first used."""
+        for slice_ in set(orders.slices):
+            for name, mine in self._names(slice_).items():
+                tree = self.params if name in self.params else self.buffers
+                if mine not in tree:
+                    tree[mine] = tree[name]
+
+    def _names(self, slice_: Slice) -> dict[str, str]:
+        return server_names(slice_, method=self.method, task=self.task)
+
+    # -- hearing
+
+    def hear(self, events: Events) -> None:
+        """Files what came in."""
+        for lost in events.lost:
+            self._lose(self.flying.pop(lost.order), lost.charges, lost.reason)
+        if events.updates is None or events.charges is None:
+            return
+        for row in range(len(events.updates)):
+            update, charge = events.updates.take([row]), events.charges.take([row])
+            order = self.flying.pop(int(update.order[0]))
+            self.heard[order.device[0]] = order.id[0]
+            stale = self.number - order.step > self.method.schedule.staleness
+            self.ledger.answered(order, update, charge, "stale" if stale else "")
+            if stale:
+                self.lost.append((order, "stale"))
+            else:
+                self.arrived.append((order, update))
+
+    def _lose(self, order: Orders, charges: Charges | None, reason: str) -> None:
+        self.lost.append((order, reason))
+        self.ledger.lost(order, charges, reason)
+
+    # -- stepping
+
+    def step(self) -> Step:
+        """Aggregates what arrived, lets the policies learn, and starts the next step."""
+        self._drop()
+        self.arrived.sort(key=lambda pair: int(pair[0].id[0]))
+        trained = [(o, u) for o, u in self.arrived if any(u.trees[0].get(t) for t in _TREES)]
+        arrivals = self._arrivals(trained) if trained else None
+        view, self.notes = self.view(), {}
+        if arrivals is not None:
+            self._aggregate(arrivals, view)
+            self._statistics(trained)
+        view = replace(view, model=self.params, notes=self.notes)
+        for name, part in self.method.policies().items():
+            self.states[name] = part.learn(self.states[name], arrivals, self.notes, view)
+        answers = tuple(_answer(o, u) for o, u in self.arrived if o.kind not in _TRAINING)
+        rows = self.ledger.close(self.number)
+        self.number += 1
+        self.started = self.runtime.now()
+        self.arrived, self.lost, self.declined = [], [], []
+        return Step(
+            index=self.number - 1,
+            time=self.started,
+            params=dict(self.params),
+            buffers=dict(self.buffers),
+            notes=self.notes,
+            rows=rows,
+            answers=answers,
+            snapshot=self.snapshot(),
+        )
+
+    def _drop(self) -> None:
+        dropped = self.method.schedule.drop(self.view())
+        if dropped:
+            for lost in self.runtime.cancel(dropped, "deadline"):
+                self._lose(self.flying.pop(lost.order), lost.charges, lost.reason)
+
+    def _arrivals(self, trained: list[tuple[Orders, Updates]]) -> Arrivals:
+        slices = [order.slices[0] for order, _ in trained]
+        changes = [self._change(order, update) for order, update in trained]
+        return Arrivals(
+            join([update for _, update in trained]),
+            slices=slices,
+            staleness=np.array([self.number - order.step for order, _ in trained]),
+            changes=changes,
+            blueprint=self.task.blueprint,
+        )
+
+    def _change(self, order: Orders, update: Updates) -> Params:
+        """The update as a change of the current model, under the server's names."""
+        blueprint, slice_ = self.task.blueprint, order.slices[0]
+        names = self._names(slice_)
+        if "delta" in update.trees[0]:
+            return {names.get(n, n): v for n, v in update.trees[0]["delta"].items()}
+        weights = update.trees[0]["weights"]
+        current = {n: self.params[names.get(n, n)] for n in weights}
+        held = cut(current, slice_, blueprint)
+        return {names.get(n, n): v - held[n] for n, v in weights.items()}
+
+    def _aggregate(self, arrivals: Arrivals, view: View) -> None:
+        key = self.key("aggregate")
+        state = self.states["aggregate"]
+        stepped = self.method.aggregate(self.params, state, arrivals, view, key)
+        self.params, self.notes = dict(stepped.model), stepped.notes
+        self.states["aggregate"] = stepped.state
+
+    def _statistics(self, trained: list[tuple[Orders, Updates]]) -> None:
+        """Averages the statistics that travel, by samples, whatever the aggregator."""
+        told = [(o, u) for o, u in trained if u.trees[0].get("buffers")]
+        if not told:
+            return
+        blueprint, changes = self.task.blueprint, []
+        for order, update in told:
+            names = self._names(order.slices[0])
+            new = update.trees[0]["buffers"]
+            current = {n: self.buffers[names.get(n, n)] for n in new}
+            held = cut(current, order.slices[0], blueprint)
+            changes.append({names.get(n, n): v - held[n] for n, v in new.items()})
+        arrivals = Arrivals(
+            replace(join([u for _, u in told]), masks=({},) * len(told)),
+            slices=[order.slices[0] for order, _ in told],
+            staleness=np.zeros(len(told), dtype=np.int64),
+            changes=changes,
+            blueprint=blueprint,
+        )
+        mean = arrivals.mean(arrivals.samples)
+        self.buffers = {**self.buffers, **{n: self.buffers[n] + mean[n] for n in mean}}
+
+    # -- resuming
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(
+            params=dict(self.params),
+            buffers=dict(self.buffers),
+            states=dict(self.states),
+            notes=self.notes,
+            step=self.number,
+            started=self.started,
+            issued=self.issued,
+            visits=self.visits.copy(),
+            heard=self.heard.copy(),
+            flying=dict(self.flying),
+        )
+
+    def restore(self, saved: Snapshot) -> None:
+        self.params, self.buffers = dict(saved.params), dict(saved.buffers)
+        self.states, self.notes = dict(saved.states), saved.notes
+        self.number, self.started, self.issued = saved.step, saved.started, saved.issued
+        self.visits, self.heard = saved.visits.copy(), saved.heard.copy()
+        self.flying = dict(saved.flying)
+
+
+_TRAINING = (Kind.TRAIN, Kind.HOLD, Kind.FETCH)
+
+
+def _flight(order: Orders, report: Report | None = None) -> Flight:
+    return Flight(
+        int(order.id[0]), int(order.device[0]), order.step, order.kind, report=report or {}
+    )
+
+
+def _answer(order: Orders, update: Updates) -> Answer:
+    device, samples = int(order.device[0]), int(update.samples[0])
+    return Answer(device, order.kind, update.report[0], update.trees[0], samples)

@@ -1,0 +1,56 @@
+"""What policies see of a run, and what a schedule may ask for."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from anyfleet.elastic import Blueprint, Cost, Slice
+from anyfleet.types import Conditions, Devices, Ints, Kind, Params, Report
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a schedule wants issued now. Without `devices` the method's selection names them."""
+
+    kind: Kind = Kind.TRAIN
+    count: int | None = None  # at most
+    devices: tuple[int, ...] | None = None
+    of: tuple[int, ...] = ()  # FETCH: the held orders, one per device
+
+
+@dataclass(frozen=True, eq=False)
+class Flight:
+    """An order under way or answered, as policies see it: never its simulated future."""
+
+    order: int
+    device: int
+    step: int
+    kind: Kind
+    report: Report = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """All that a policy may see."""
+
+    blueprint: Blueprint
+    devices: Devices
+    step: int
+    now: float
+    started: float  # when this step began
+    idle: Ints
+    flying: tuple[Flight, ...]
+    arrived: tuple[Flight, ...]
+    lost: tuple[Flight, ...]
+    declined: tuple[Flight, ...]  # a planner skipped them: they were never asked
+    model: Params
+    notes: Mapping[str, Any]
+    conditions: Callable[[Ints], Conditions]
+    judge: Callable[[Params, Tensor], float]  # loss on a batch of the server split
+    cost: Callable[[Slice, int], Cost]  # of a slice, for a batch of that many samples
+
+    def fresh(self, flights: Iterable[Flight]) -> tuple[Flight, ...]:
+        """Those that were issued in this very step."""
+        return tuple(flight for flight in flights if flight.step == self.step)
