@@ -19,18 +19,18 @@ PER_CLASS = {"train": 1200, "t10k": 200}
 TARGET = Path(__file__).parents[1] / "src" / "anyfleet" / "tasks" / "embedded"
 
 
-def main(folder: Path) -> None:
-    """Read the public files in `folder` and write the four embedded ones."""
+def embed(folder: Path, target: Path = TARGET) -> None:
+    """Read the public files in `folder` and write the four small ones into `target`."""
     for split, count in PER_CLASS.items():
         labels = read_idx(folder, f"{split}-labels-idx1-ubyte")
         images = read_idx(folder, f"{split}-images-idx3-ubyte")
         rows = np.sort(np.concatenate([np.flatnonzero(labels == c)[:count] for c in range(10)]))
         for kind, array in (("labels-idx1", labels[rows]), ("images-idx3", images[rows])):
             data = lzma.compress(encode_idx(array), preset=9 | lzma.PRESET_EXTREME)
-            (TARGET / f"{split}-{kind}-ubyte.xz").write_bytes(data)
+            (target / f"{split}-{kind}-ubyte.xz").write_bytes(data)
 
 
 if __name__ == "__main__":
     if len(sys.argv) != 2:
         sys.exit(__doc__)
-    main(Path(sys.argv[1]))
+    embed(Path(sys.argv[1]))

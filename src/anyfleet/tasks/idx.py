@@ -2,6 +2,7 @@
 
 import gzip
 import lzma
+import math
 import zlib
 from collections.abc import Callable
 from importlib.resources.abc import Traversable
@@ -43,9 +44,11 @@ def _decode(file: Traversable, decompress: Callable[[bytes], bytes]) -> NDArray[
     if len(raw) < 4 or raw[:3] != bytes([0, 0, _UNSIGNED_BYTE]):
         raise ValueError(f"{file} is not an IDX file of bytes: fetch it again.")
     start = 4 + 4 * raw[3]
+    if len(raw) < start:
+        raise ValueError(f"{file} ends within its header: fetch it again.")
     shape = tuple(int.from_bytes(raw[at : at + 4], "big") for at in range(4, start, 4))
-    values = np.frombuffer(raw, np.uint8, offset=min(start, len(raw)))
-    if values.size != np.prod(shape):
+    values = np.frombuffer(raw, np.uint8, offset=start)
+    if values.size != math.prod(shape):
         raise ValueError(
             f"{file} announces {shape} values but holds {values.size}: fetch it again."
         )

@@ -1,0 +1,50 @@
+"""Tiny data sets in the public formats, written into a folder."""
+
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+
+from anyfleet.tasks.idx import encode_idx
+
+
+def write_idx(folder: Path, *, train: int = 60, test: int = 20, side: int = 28) -> None:
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    for split, count in (("train", train), ("t10k", test)):
+        images = rng.integers(0, 256, (count, side, side), dtype=np.uint8)
+        labels = (np.arange(count) % 10).astype(np.uint8)
+        images_file = folder / f"{split}-images-idx3-ubyte.gz"
+        images_file.write_bytes(gzip.compress(encode_idx(images)))
+        (folder / f"{split}-labels-idx1-ubyte").write_bytes(encode_idx(labels))
+
+
+def write_cifar(folder: Path, *, rows: int = 10) -> None:
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    for name in (*(f"data_batch_{n}" for n in range(1, 6)), "test_batch"):
+        batch = rng.integers(0, 256, (rows, 3073), dtype=np.uint8)
+        batch[:, 0] = np.arange(rows) % 10
+        (folder / f"{name}.bin").write_bytes(batch.tobytes())
+
+
+def write_har(folder: Path, *, users: int = 30, windows: int = 8) -> None:
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    count = users * windows
+    np.savez(
+        folder / "windows.npz",
+        x=(3 * rng.standard_normal((count, 128, 6)) + 5).astype(np.float32),
+        y=(np.arange(count) % 6).astype(np.uint8),
+        user=np.repeat(np.arange(1, users + 1), windows).astype(np.uint8),
+    )
+
+
+def write_shakespeare(folder: Path, *, speakers: int = 5, length: int = 200) -> None:
+    folder.mkdir(parents=True)
+    lines = [
+        json.dumps({"client": f"play/{n}", "text": ("abcdefg \n"[n:] * length)[:length]})
+        for n in range(speakers)
+    ]
+    (folder / "clients.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")

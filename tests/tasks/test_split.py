@@ -1,0 +1,97 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from anyfleet.tasks import ByOwner, Data, Dirichlet, Iid, Partition, Split, XClass
+from anyfleet.tasks.split import Cut, number, union
+
+DATA = Data(torch.arange(400), torch.arange(400) % 10, torch.arange(400) // 50)
+
+
+def rows_of(cut: Cut) -> tuple[set[int], set[int], set[int]]:
+    return (
+        set(union(cut.shares).tolist()),
+        set(union(cut.held_out).tolist()),
+        set(cut.server.x.tolist()),
+    )
+
+
+@given(
+    partition=st.sampled_from([Iid(), Dirichlet(1.0), XClass(2, samples=40), ByOwner()]),
+    share=st.floats(0, 0.5),
+    server=st.integers(0, 100),
+    seed=st.integers(0, 1000),
+)
+def test_nobody_trains_on_test_or_server_rows(
+    partition: Partition, share: float, server: int, seed: int
+) -> None:
+    cut = Split(8, partition, test_share=share, server=server, seed=seed).cut(DATA)
+    trained, tested, kept = rows_of(cut)
+    assert not trained & tested
+    assert not (trained | tested) & kept
+    assert len(cut.server) == server
+    assert len(cut.shares) == len(cut.held_out) == 8
+
+
+def test_disjoint_partitions_lose_nothing() -> None:
+    trained, tested, kept = rows_of(Split(8, Iid(), test_share=0.25, server=80).cut(DATA))
+    assert (len(trained), len(tested), len(kept)) == (240, 80, 80)
+    cut = Split(8, Iid(), test_share=0.25, server=80).cut(DATA)
+    assert [len(rows) for rows in cut.shares] == [30] * 8
+    assert [len(rows) for rows in cut.held_out] == [10] * 8
+
+
+def test_partitions_see_labels_and_owners_of_the_rows_that_remain() -> None:
+    cut = Split(8, ByOwner(), test_share=0.2, server=37).cut(DATA)
+    assert DATA.owners is not None
+    for device, (trained, tested) in enumerate(zip(cut.shares, cut.held_out, strict=True)):
+        assert set(DATA.owners[torch.cat([trained, tested])].tolist()) == {device}
+    skewed = Split(4, XClass(1, samples=20), test_share=0.2, server=37).cut(DATA)
+    for trained, tested in zip(skewed.shares, skewed.held_out, strict=True):
+        assert len(set(DATA.y[torch.cat([trained, tested])].tolist())) == 1
+
+
+def test_every_device_that_can_spare_a_row_has_a_test_row() -> None:
+    tiny = Split(20, Iid(), test_share=0.01).cut(DATA)
+    assert {len(rows) for rows in tiny.held_out} == {1}
+    assert all(not len(rows) for rows in Split(20, Iid(), test_share=0).cut(DATA).held_out)
+
+
+def test_the_seed_decides() -> None:
+    def signature(seed: int) -> list[list[int]]:
+        cut = Split(5, Iid(), test_share=0.2, server=9, seed=seed).cut(DATA)
+        return [part.tolist() for part in (*cut.shares, *cut.held_out, cut.server.x)]
+
+    np.random.seed(3)  # noqa: NPY002 - the global generators must not matter
+    torch.manual_seed(3)
+    assert signature(1) == signature(1)
+    assert signature(1) != signature(2)
+
+
+def test_purposes_have_different_numbers() -> None:
+    drawn = {number(seed, purpose) for seed in range(20) for purpose in ("a", "b")}
+    assert len(drawn) == 40
+    assert min(drawn) >= 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"devices": 0}, "devices"),
+        ({"test_share": 1.0}, "test_share"),
+        ({"test_share": -0.1}, "test_share"),
+        ({"server": -1}, "server"),
+    ],
+)
+def test_impossible_fields_are_refused(fields: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Split(**fields)  # type: ignore[arg-type]
+
+
+def test_infeasible_splits_are_refused() -> None:
+    with pytest.raises(ValueError, match="server asks for 400 of 400"):
+        Split(server=400).cut(DATA)
+    with pytest.raises(ValueError, match="no training data left"):
+        Split(5, Iid(samples=1), test_share=0.9).cut(DATA)
