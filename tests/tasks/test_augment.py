@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.func import vmap
 
-from anyfleet import rng
+from anyfleet import config, rng
 from anyfleet.tasks import Augment, Flip, InTurn, Shift
 
 X = torch.arange(5 * 2 * 6 * 7, dtype=torch.float32).reshape(5, 2, 6, 7) + 1
@@ -64,6 +64,11 @@ def test_a_stack_equals_its_members(part: Augment) -> None:
     stacked = vmap(part)(batches, keys)
     alone = [part(batch, each) for batch, each in zip(batches, keys, strict=True)]
     assert torch.equal(stacked, torch.stack(alone))
+
+
+@pytest.mark.parametrize("part", PARTS, ids=repr)
+def test_written_down_and_read_back_it_is_the_same(part: Augment) -> None:
+    assert config.load(config.dump(part)) == part
 
 
 def test_steps_do_not_share_a_key() -> None:

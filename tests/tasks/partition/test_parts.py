@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from anyfleet import config
 from anyfleet.tasks.partition import (
     BalancedClasses,
     ByOwner,
@@ -93,6 +94,11 @@ def test_the_key_decides_everything(part: Partition, devices: int, disjoint: boo
     if type(part) not in (Given, Contiguous):
         other = cut(part, devices, key=4)
         assert any(not np.array_equal(a, b) for a, b in zip(first, other, strict=True))
+
+
+@pytest.mark.parametrize("part", [part for part, _, _ in ALL], ids=IDS)
+def test_written_down_and_read_back_it_is_the_same(part: Partition) -> None:
+    assert config.load(config.dump(part)) == part
 
 
 def test_iid_divides_evenly_or_by_number_or_by_share() -> None:
