@@ -1,11 +1,15 @@
 """What a model is made of, and small dense models cut out of it."""
 
 from anyfleet.elastic.blueprint import Axis, BatchNormSite, Blueprint, Layer, Slice
+from anyfleet.elastic.budget import Budget, largest
+from anyfleet.elastic.cost import Cost, cost
+from anyfleet.elastic.dense import DenseModel, dense
 from anyfleet.elastic.errors import ProgramError, SliceError, TraceError, VerifyError
 from anyfleet.elastic.interpret import apply
 from anyfleet.elastic.replaced import COLLECT, EVALUATE, EVALUATE_BATCH, STATIC, TRAIN, Mode
 from anyfleet.elastic.slicing import Params, cut, paste, place
 from anyfleet.elastic.tracer import trace
+from anyfleet.elastic.verify import Check, Report, verify
 
 __all__ = [
     "COLLECT",
@@ -16,17 +20,26 @@ __all__ = [
     "Axis",
     "BatchNormSite",
     "Blueprint",
+    "Budget",
+    "Check",
+    "Cost",
+    "DenseModel",
     "Layer",
     "Mode",
     "Params",
     "ProgramError",
+    "Report",
     "Slice",
     "SliceError",
     "TraceError",
     "VerifyError",
     "apply",
+    "cost",
     "cut",
+    "dense",
+    "largest",
     "paste",
     "place",
     "trace",
+    "verify",
 ]

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 class Atom:
     """A candidate axis: merged into another, split into an outer and an inner part, or itself.
 
-    `why` is set once it may not be cut. `mark` is what the operators it went through say about its kind.
+    `why` is set once it may not be cut. `mark` is what the operators it went through say about
+    its kind.
     """
 
     size: int
@@ -32,7 +33,8 @@ def fresh(size: int, why: str = "") -> Product:
 def atoms(product: Iterable[Atom]) -> Product:
     """The product in terms of what its atoms have become."""
     found: list[Atom] = []
-    for atom in product:
+    for member in product:
+        atom = member
         while atom.merged is not None:
             atom = atom.merged
         found.extend(atoms(atom.parts) if atom.parts else (atom,))

@@ -1,4 +1,4 @@
-"""What a model is made of: axes, the tensors they index, layers in forward order; and slices of it."""
+"""What a model is made of: axes, the tensors they index, layers; and slices of it."""
 
 import hashlib
 import math
@@ -25,8 +25,9 @@ FREE_KINDS = SHARED_KINDS | {"head_dim", "groups"}
 class Axis:
     """Coordinates that are kept or dropped together, wherever they index a tensor.
 
-    `whole` is the size in the global model. Kinds: "channels" and "heads" are cut by a plain share, "head_dim" and
-    "groups" only when named; "output" (the classes), "fixed" (`why` gives the reason) and "batch" are never cut.
+    `whole` is the size in the global model. Kinds: "channels" and "heads" are cut by a plain
+    share, "head_dim" and "groups" only when named; "output" (the classes), "fixed" (`why` gives
+    the reason) and "batch" are never cut.
     """
 
     size: int
@@ -63,7 +64,8 @@ class BatchNormSite:
 class Slice:
     """Kept indices per axis, and the first trained layer.
 
-    Canonical: sorted by axis; an axis kept whole in its natural order is absent. Build with `Slice.of`.
+    Canonical: sorted by axis; an axis kept whole in its natural order is absent. Build with
+    `Slice.of`.
     """
 
     keep: tuple[tuple[str, tuple[int, ...]], ...] = ()
@@ -134,7 +136,7 @@ def _check_indices(name: str, indices: tuple[int, ...], blueprint: "Blueprint") 
 
 @dataclass(frozen=True, eq=False)
 class Blueprint:
-    """A traced model as plain data: needs neither the module nor a tracer to be cut, run or costed."""
+    """A traced model as plain data: cut, run and costed without its module or a tracer."""
 
     axes: Mapping[str, Axis]
     params: Mapping[str, tuple[Dim, ...]]
@@ -223,7 +225,8 @@ class Blueprint:
         if not slice.keep:
             return self
         cut_axes = {axis for axis, _ in slice.keep}
-        # Only constants need the indices themselves; without them one blueprint serves every slice of that shape.
+        # Only constants need the indices themselves; without them one blueprint serves every
+        # slice of that shape.
         if any(_mentions(c.dims, cut_axes) for c in self.program.constants.values()):
             return _local_with_constants(self, slice)
         return _resized(self, slice.shape(self)[0])

@@ -14,8 +14,10 @@ from torch import Tensor, fx, nn
 
 from anyfleet.elastic.errors import TraceError
 
-# Stands for momentum=None (cumulative averages): the module would compute it from its counter, which export cannot do.
+# Stands for momentum=None (cumulative averages): the module would compute it from its counter,
+# which export cannot do.
 CUMULATIVE = -1.0
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ def export(module: nn.Module, inputs: tuple[Tensor, ...]) -> Exported:
     """Trace a copy in training mode, with a batch size that can be recognised."""
     twin = copy.deepcopy(module).train()
     for part in twin.modules():
-        if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.momentum is None:
+        if isinstance(part, _BATCH_NORMS) and part.momentum is None:
             part.momentum = CUMULATIVE
     batch = _unmistakable(twin, inputs)
     examples = tuple(x.new_empty((batch, *x.shape[1:])) for x in inputs)
@@ -62,7 +64,7 @@ def export(module: nn.Module, inputs: tuple[Tensor, ...]) -> Exported:
 
 
 def _unmistakable(module: nn.Module, inputs: tuple[Tensor, ...]) -> int:
-    """A prime above every input size that divides no size of the module and that nobody would write as a literal."""
+    """A prime that divides no size of the module and that nobody would write as a literal."""
     held = [*module.parameters(), *module.buffers()]
     sizes = {n for t in held for n in t.shape} | {n for x in inputs for n in x.shape[1:]}
     candidate = max([210, *(n for x in inputs for n in x.shape[1:])]) + 1
@@ -92,19 +94,20 @@ def _quiet() -> Iterator[None]:
 def _explained(error: Exception) -> TraceError:
     text = str(error)
     places = re.findall(r'File "([^"]+)", line (\d+), in \w+\n\s*(.+)', text)
-    own = [p for p in places if f"{'torch'}/nn/modules" not in p[0]]
+    own = [place for place in places if "/torch/" not in place[0]]
     at = ""
     if own or places:
         file, line, code = (own or places)[-1]
         at = f"\nAt {file}:{line}:\n    {code.strip()}"
     if "data-dependent" in text or "DataDependent" in type(error).__name__:
         return TraceError(
-            "The forward pass takes a decision that depends on the values of a tensor (an `if`, a loop, `.item()` or "
-            f"a shape computed from values), so it has no fixed graph.{at}\nCompute both sides and choose with "
-            "torch.where, or move the decision out of forward()."
+            "The forward pass decides by the values of a tensor (an `if`, a loop, `.item()` or a "
+            f"shape computed from values), so it has no fixed graph.{at}\n"
+            "Compute both sides and choose with torch.where, or decide outside forward()."
         )
     reason = text.strip().splitlines()[0] if text.strip() else type(error).__name__
     return TraceError(
-        f"The forward pass could not be traced: {reason}{at}\nCheck that forward() runs on the example inputs with "
-        "any batch size and uses only torch operators."
+        f"The forward pass could not be traced: {reason}{at}\n"
+        "Check that forward() runs on the example inputs with any batch size and uses only torch "
+        "operators."
     )

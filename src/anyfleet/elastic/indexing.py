@@ -42,8 +42,8 @@ def take(tensor: Tensor, kept: tuple[Index, ...]) -> Tensor:
 
 def broadcast(kept: tuple[Index, ...], shape: tuple[int, ...], device: str) -> tuple[Index, ...]:
     """The same coordinates in a form in which `tensor[...] = part` works."""
-    # Index tensors separated by a slice would move their dimensions to the front, so the slices between them become
-    # tensors too, all shaped to broadcast against each other.
+    # Index tensors separated by a slice would move their dimensions to the front, so the slices
+    # between them become tensors too, all shaped to broadcast against each other.
     at = [position for position, rows in enumerate(kept) if isinstance(rows, Tensor)]
     if not at:
         return kept

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 
 from anyfleet.elastic.blueprint import Blueprint
 from anyfleet.elastic.errors import ProgramError
@@ -45,7 +46,7 @@ _CREATES = frozenset(
 )
 
 
-def apply(
+def apply(  # noqa: PLR0913 - the last two are keywords with defaults
     blueprint: Blueprint,
     params: Mapping[str, Tensor],
     buffers: Mapping[str, Tensor],
@@ -57,8 +58,9 @@ def apply(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The output, and the buffers after it.
 
-    `blueprint` is that of the (small) model itself: `blueprint.local(slice)`. `valid` [B] marks the rows that are not
-    padding; `key` addresses dropout. Pure: works under `torch.func.grad` and `vmap`.
+    `blueprint` is that of the (small) model itself: `blueprint.local(slice)`. `valid` [B] marks
+    the rows that are not padding; `key` addresses dropout. Pure: works under `torch.func.grad`
+    and `vmap`.
     """
     tensors = inputs if isinstance(inputs, tuple) else (inputs,)
     plan = _plan(blueprint)
@@ -221,8 +223,6 @@ def _getter(arg: Arg, sizes: Mapping[str, int]) -> Getter:
 
 
 def _named(text: str) -> Any:
-    if text in ("strided",):
-        return torch.strided
     if text.endswith("_format") or text == "channels_last":
         return getattr(torch, text)
     return dtype_of(text)
@@ -237,6 +237,6 @@ def resolve(op: str) -> Callable[..., Any]:
         else None
     )
     overload = getattr(packet, found.group(2), None) if found and packet is not None else None
-    if not isinstance(overload, torch._ops.OpOverload):
+    if not isinstance(overload, OpOverload):
         raise ProgramError(f"a program may only call ATen operators, not {op!r}")
     return overload

@@ -11,16 +11,17 @@ from anyfleet.elastic.scope import Result, Scope
 Rule = Callable[[Scope, fx.Node], Result]
 
 _ELEMENTWISE = """
-abs add alias bitwise_and bitwise_not bitwise_or celu clamp clamp_max clamp_min clone contiguous copy cos detach div dropout
-elu eq erf exp expm1 feature_dropout fill floor ge gelu gt hardsigmoid hardswish hardtanh le leaky_relu lift_fresh_copy
-log log1p log_sigmoid logical_and logical_not logical_or logit lt masked_fill maximum minimum mish mul ne neg ones_like
-pow reciprocal relu relu6 rsqrt rsub selu sigmoid sign silu sin softplus softsign sqrt square sub tanh tanhshrink
-threshold to type_as where zero zeros_like full_like _to_copy alpha_dropout
+abs add alias bitwise_and bitwise_not bitwise_or celu clamp clamp_max clamp_min clone contiguous
+copy cos detach div dropout elu eq erf exp expm1 feature_dropout fill floor ge gelu gt hardsigmoid
+hardswish hardtanh le leaky_relu lift_fresh_copy log log1p log_sigmoid logical_and logical_not
+logical_or logit lt masked_fill maximum minimum mish mul ne neg ones_like pow reciprocal relu
+relu6 rsqrt rsub selu sigmoid sign silu sin softplus softsign sqrt square sub tanh tanhshrink
+threshold to type_as where zero zeros_like full_like _to_copy alpha_dropout feature_alpha_dropout
 """
 _POOLS = """
-adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d avg_pool1d avg_pool2d
-avg_pool3d max_pool1d max_pool2d max_pool3d max_pool2d_with_indices upsample_nearest1d upsample_nearest2d
-upsample_bilinear2d
+adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d
+adaptive_max_pool2d avg_pool1d avg_pool2d avg_pool3d max_pool1d max_pool2d max_pool3d
+max_pool2d_with_indices upsample_nearest1d upsample_nearest2d upsample_bilinear2d
 """
 _REDUCTIONS = "all amax amin any argmax argmin linalg_vector_norm logsumexp max min norm prod sum"
 

@@ -1,4 +1,4 @@
-"""A traced network as plain data: ATen calls whose sizes are expressions over axes and the batch."""
+"""A traced network as plain data: ATen calls with sizes that follow the axes and the batch."""
 
 import hashlib
 import math
@@ -40,7 +40,7 @@ class Size(msgspec.Struct, frozen=True, tag="size"):
 
 
 class Named(msgspec.Struct, frozen=True, tag="named"):
-    """A torch constant: a dtype ("model" is that of the parameters), a layout or a memory format."""
+    """A torch constant: a dtype ("model" is that of the parameters) or a memory format."""
 
     text: str
 
@@ -58,8 +58,8 @@ Arg = Value | Held | Size | Named | Items | bool | int | float | str | None
 class Node:
     """One call: `name = op(*args, **options)`.
 
-    `dims` are the dimensions of the result (None if it is a list of tensors); `where` is the module that made the
-    call; `site` numbers the calls that draw random numbers.
+    `dims` are the dimensions of the result (None if it is a list of tensors); `where` is the
+    module that made the call; `site` numbers the calls that draw random numbers.
     """
 
     name: str
@@ -107,8 +107,8 @@ class Input:
 class Program:
     """The calls in order, and which value is the output.
 
-    `updates` are (buffer, value) pairs: what the network itself writes into its buffers while training, apart from
-    the statistics of batch norm.
+    `updates` are (buffer, value) pairs: what the network itself writes into its buffers while
+    training, apart from the statistics of batch norm.
     """
 
     inputs: tuple[Input, ...]

@@ -11,14 +11,18 @@ from torch import Tensor
 from anyfleet import rng
 from anyfleet.elastic.program import Node
 
+# -scale * alpha of SELU.
+_SELU_LIMIT = -1.7580993408473766
+
 
 @dataclass(frozen=True)
 class Mode:
     """How random and statistical layers behave.
 
-    `statistics`: batch norm normalises by the batch or by its running buffers. `update`: what becomes of the running
-    buffers: kept ("none"), moved by the module's own momentum ("module"), or replaced by the exact mean and unbiased
-    variance of this batch ("exact", for cumulative averaging by the caller).
+    `statistics`: batch norm normalises by the batch or by its running buffers. `update`: what
+    becomes of the running buffers: kept ("none"), moved by the module's own momentum ("module"),
+    or replaced by the exact mean and unbiased variance of this batch ("exact", for cumulative
+    averaging by the caller).
     """
 
     dropout: bool
@@ -65,7 +69,7 @@ def batch_norm(run: Run, args: list[Any], node: Node) -> Tensor:
     shape = (1, -1, *(1,) * (x.ndim - 2))
     scale = torch.rsqrt(spread + eps)
     scale = scale if weight is None else scale * weight
-    out = (x - centre.reshape(shape)) * scale.reshape(shape)
+    out: Tensor = (x - centre.reshape(shape)) * scale.reshape(shape)
     return out if bias is None else out + bias.reshape(shape)
 
 
@@ -115,36 +119,48 @@ def _update(
 
 
 def dropout(run: Run, args: list[Any], node: Node) -> Tensor:
-    x, rate = args[0], float(args[1])
-    if not run.mode.dropout or rate == 0.0:
-        return x  # type: ignore[no-any-return]
-    return _dropped(run, x, rate, node, tuple(x.shape))
+    """Zeroes units."""
+    return _dropped(run, args[0], args[1], node)
 
 
 def feature_dropout(run: Run, args: list[Any], node: Node) -> Tensor:
-    """Drops whole channels."""
-    x, rate = args[0], float(args[1])
+    """Zeroes whole channels."""
+    return _dropped(run, args[0], args[1], node, by_channel=True)
+
+
+def alpha_dropout(run: Run, args: list[Any], node: Node) -> Tensor:
+    """Sets units to the limit of SELU; mean and variance stay."""
+    return _dropped(run, args[0], args[1], node, floor=_SELU_LIMIT)
+
+
+def feature_alpha_dropout(run: Run, args: list[Any], node: Node) -> Tensor:
+    """The same for whole channels."""
+    return _dropped(run, args[0], args[1], node, by_channel=True, floor=_SELU_LIMIT)
+
+
+def _dropped(
+    run: Run, x: Tensor, rate: float, node: Node, *, by_channel: bool = False, floor: float = 0.0
+) -> Tensor:
     if not run.mode.dropout or rate == 0.0:
-        return x  # type: ignore[no-any-return]
-    return _dropped(run, x, rate, node, (*x.shape[:2], *(1,) * (x.ndim - 2)))
-
-
-def _dropped(run: Run, x: Tensor, rate: float, node: Node, shape: tuple[int, ...]) -> Tensor:
+        return x
     if run.key is None:
-        raise ValueError(
-            f"{node.where or node.name} drops units at random: pass a key, or a Mode without dropout"
-        )
-    draws = rng.uniform(rng.fold(run.key, node.site), math.prod(shape)).reshape(shape)
-    zero = torch.zeros((), dtype=x.dtype, device=x.device)
-    return torch.where(draws >= rate, x / (1 - rate) if rate < 1 else zero, zero)
+        where = node.where or node.name
+        raise ValueError(f"{where} drops at random: pass a key, or a Mode without dropout")
+    shape = (*x.shape[:2], *(1,) * (x.ndim - 2)) if by_channel else tuple(x.shape)
+    # Draw i belongs to element i of the flattened tensor, so padding at the end changes nothing.
+    kept = rng.uniform(rng.fold(run.key, node.site), math.prod(shape)).reshape(shape) >= rate
+    limit = torch.full((), floor, dtype=x.dtype, device=x.device)
+    if rate >= 1.0:
+        return torch.where(kept, x, limit)
+    scale = ((1.0 - rate) * (1.0 + rate * floor * floor)) ** -0.5 if floor else 1.0 / (1.0 - rate)
+    if not floor:
+        return torch.where(kept, x * scale, limit)
+    return torch.where(kept, x, limit) * scale - scale * floor * rate
 
 
 def attention(run: Run, args: list[Any], node: Node) -> Tensor:
     """Scaled dot-product attention; written out only where it must drop by key."""
-    query, key, value, mask, rate, causal, scale, grouped = [
-        *args,
-        *(None, 0.0, False, None, False)[len(args) - 3 :],
-    ]
+    query, key, value, mask, rate, causal, scale, grouped = args
     if not run.mode.dropout or not rate:
         return torch.nn.functional.scaled_dot_product_attention(
             query, key, value, mask, 0.0, bool(causal), scale=scale, enable_gqa=bool(grouped)
@@ -158,12 +174,15 @@ def attention(run: Run, args: list[Any], node: Node) -> Tensor:
     if mask is not None:
         scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
     weights = torch.softmax(scores, -1)
-    return _dropped(run, weights, float(rate), node, tuple(weights.shape)) @ value
+    mixed: Tensor = _dropped(run, weights, rate, node) @ value
+    return mixed
 
 
 SPECIAL: dict[str, Special] = {
     "aten.batch_norm.default": batch_norm,
     "aten.dropout.default": dropout,
     "aten.feature_dropout.default": feature_dropout,
+    "aten.alpha_dropout.default": alpha_dropout,
+    "aten.feature_alpha_dropout.default": feature_alpha_dropout,
     "aten.scaled_dot_product_attention.default": attention,
 }

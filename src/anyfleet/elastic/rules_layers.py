@@ -33,7 +33,7 @@ def convolution(scope: Scope, node: fx.Node) -> Result:
 
 
 def _grouped(scope: Scope, node: fx.Node, channels: Product) -> None:
-    """in = groups x i, out = groups x o, and the weight is [groups x o, i, …]; depthwise is i = 1."""
+    """in = groups x i, out = groups x o, weight = [groups x o, i, …]; depthwise is i = 1."""
     given = bound(node)
     weight = scope.dims(given["weight"])
     count = int(given["groups"])

@@ -108,7 +108,7 @@ def _reduced(scope: Scope, node: fx.Node, *, freezing: bool) -> Result:
 
 
 def along(scope: Scope, node: fx.Node) -> Result:
-    """Softmax, cumulative sums, triangles: the shape stays, positions along some dimensions matter."""
+    """Softmax, cumulative sums, flips: the shape stays, but one dimension may not be cut."""
     source = scope.dims(node.all_input_nodes[0])
     for i in _dimensions(node, len(source)):
         freeze(source[i], f"{op_name(node)} runs along it")

@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx
+from torch._ops import OpOverload
 
 from anyfleet.elastic.axes import Atom, Dims, Product, atoms, freeze, fresh, size, unify
 
@@ -24,7 +25,8 @@ class Count:
 class Scope:
     """Dimensions of every value so far, and what was found on the way.
 
-    `batch` is an atom whose size is a prime that divides no other size, so that it can be recognised in literals.
+    `batch` is an atom whose size is a prime that divides no other size, so that it can be
+    recognised in literals.
     """
 
     batch: Atom
@@ -69,14 +71,13 @@ class Scope:
 
 
 def op_name(node: fx.Node) -> str:
-    """ "conv2d" from aten.conv2d.default."""
-    return schema(node).name.split("::")[1]
+    """The operator without namespace and overload: conv2d."""
+    return str(schema(node).name).split("::")[1]
 
 
 def schema(node: fx.Node) -> Any:
     """The operator's schema (torch has no public type for it)."""
-    target: Any = node.target
-    return target._schema
+    return cast(OpOverload, node.target)._schema  # noqa: SLF001
 
 
 def bound(node: fx.Node) -> Mapping[str, Any]:

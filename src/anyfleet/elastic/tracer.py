@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
+from torch._ops import OpOverload
 
 from anyfleet.elastic.axes import freeze
 from anyfleet.elastic.blueprint import BatchNormSite, Blueprint, Layer
@@ -29,11 +30,11 @@ _SCALABLE = frozenset({"linear", "conv1d", "conv2d", "conv3d"})
 def trace(module: nn.Module, example_inputs: Tensor | tuple[Tensor, ...]) -> Blueprint:
     """What the module is made of.
 
-    The first dimension of every input is the batch; its size in the example does not matter. The module is not
-    changed. Raises TraceError if the forward pass has no fixed graph.
+    The first dimension of every input is the batch; its size in the example does not matter. The
+    module is not changed. Raises TraceError if the forward pass has no fixed graph.
     """
     inputs = (example_inputs,) if isinstance(example_inputs, Tensor) else tuple(example_inputs)
-    if not inputs or any(not isinstance(x, Tensor) or x.ndim == 0 for x in inputs):
+    if not inputs or not all(x.ndim for x in inputs):
         raise TraceError(
             "example_inputs must be one or more tensors whose first dimension is the batch"
         )
@@ -127,7 +128,7 @@ def _table(found: Walk, names: Names, name: str, module: nn.Module) -> Any:
         return names.dims(found.scope.dims(node))
     shape = module.state_dict()[name].shape
     return tuple(
-        names.dim((found.scope.literal(int(n), "not used"))) if n != 1 else ((),) for n in shape
+        names.dim(found.scope.literal(int(n), "not used")) if n != 1 else ((),) for n in shape
     )
 
 
@@ -137,7 +138,7 @@ def _layers(
     home: dict[str, str] = {}
     last = ""
     for draft in found.drafts:
-        norm = draft.op != "getitem" and op_name(draft.source) in _NORMS
+        norm = _is_norm(draft.source)
         for name in _held_in(draft):
             owner = owner_of(name)
             if owner not in home:
@@ -183,10 +184,13 @@ def _scaled(found: Walk) -> tuple[str, ...]:
         if draft.op == "getitem" or op_name(draft.source) not in _SCALABLE:
             continue
         users = list(draft.source.users)
-        if users and all(op_name(user) in _NORMS for user in users if user.op == "call_function"):
-            if all(user.op == "call_function" for user in users):
-                out += [a.name for a in draft.args[1:3] if isinstance(a, Held)]
+        if users and all(_is_norm(user) for user in users):
+            out += [a.name for a in draft.args[1:3] if isinstance(a, Held)]
     return tuple(dict.fromkeys(out))
+
+
+def _is_norm(node: fx.Node) -> bool:
+    return isinstance(node.target, OpOverload) and op_name(node) in _NORMS
 
 
 def _remarks(found: Walk, names: Names) -> list[str]:

@@ -1,24 +1,33 @@
-"""One pass over an exported graph: axis rules, in-place calls made functional, arguments as plain data."""
+"""One pass over an exported graph: axis rules, functional calls, arguments as plain data."""
 
 import operator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx
+from torch._ops import OpOverload
 
 from anyfleet.elastic.axes import Atom, Dims, fresh
 from anyfleet.elastic.errors import TraceError
 from anyfleet.elastic.export import CUMULATIVE, Exported
 from anyfleet.elastic.operators import rule
 from anyfleet.elastic.program import Held, Named, Value
-from anyfleet.elastic.scope import Count, Scope, op_name, place_of, schema, where
+from anyfleet.elastic.scope import Count, Scope, bound, op_name, place_of, schema, where
 
 # Calls that only check or annotate.
 _SKIPPED = frozenset(
     {"_assert_tensor_metadata", "_assert_async", "_assert_scalar", "sym_constrain_range"}
 )
-_RANDOM = frozenset({"dropout", "feature_dropout", "alpha_dropout", "scaled_dot_product_attention"})
+_RANDOM = frozenset(
+    {
+        "alpha_dropout",
+        "dropout",
+        "feature_alpha_dropout",
+        "feature_dropout",
+        "scaled_dot_product_attention",
+    }
+)
 # A device decides for itself where things live.
 _DROPPED_OPTIONS = frozenset({"device", "pin_memory", "layout"})
 
@@ -89,15 +98,14 @@ def _placeholder(found: Walk, node: fx.Node) -> None:
 def _call(found: Walk, node: fx.Node) -> None:
     scope = found.scope
     if node.target is operator.getitem:
-        source, at = node.args
-        results = scope.values[source]  # type: ignore[index]
-        scope.values[node] = results[at]  # type: ignore[index]
+        source, at = cast(tuple[fx.Node, int], node.args)
+        scope.values[node] = cast(list[Dims], scope.values[source])[at]
         _draft(found, node, "getitem")
         return
-    if not isinstance(node.target, torch._ops.OpOverload) or node.target.namespace != "aten":
+    if not isinstance(node.target, OpOverload) or node.target.namespace != "aten":
         raise TraceError(
-            f"{node.target} is not an ATen operator ({place_of(node)}). Write this part with plain torch operators; "
-            "higher-order and custom operators cannot travel to a device."
+            f"{node.target} is not an ATen operator ({place_of(node)}). Write this part with plain "
+            "torch operators; higher-order and custom ones cannot travel to a device."
         )
     if op_name(node) in _SKIPPED or _is_counter(found, node):
         return
@@ -135,12 +143,12 @@ def _changed(node: fx.Node) -> fx.Node | None:
 
 
 def _functional(node: fx.Node) -> str:
-    target: Any = node.target
     packet = getattr(torch.ops.aten, op_name(node).removesuffix("_"), None)
-    overload = target._overloadname
+    overload = str(node.target).rpartition(".")[2]
     if not op_name(node).endswith("_") or packet is None or overload not in packet.overloads():
         raise TraceError(
-            f"in-place {target} has no functional form ({place_of(node)}); use one that returns a new tensor"
+            f"{node.target} changes a tensor in place and has no other form ({place_of(node)}); "
+            "use an operator that returns a new tensor"
         )
     return f"aten.{op_name(node).removesuffix('_')}.{overload}"
 
@@ -156,8 +164,8 @@ def _supersede(found: Walk, node: fx.Node, changed: fx.Node) -> None:
     for other in relatives - {changed}:
         if any(found.order[user] > found.order[node] for user in other.users):
             raise TraceError(
-                f"{node.target} changes a view in place while {other.name} is still used ({place_of(node)}). "
-                "Use the form of the operator that returns a new tensor."
+                f"{node.target} changes a view in place while {other.name} is still used "
+                f"({place_of(node)}). Use the form of the operator that returns a new tensor."
             )
     found.latest[changed] = node
     found.family[node] = node
@@ -171,27 +179,35 @@ def current(found: Walk, node: fx.Node) -> fx.Node:
 
 
 def _draft(found: Walk, node: fx.Node, op: str) -> None:
-    sizes = found.scope.sizes.get(node, {})
-    names = [] if op == "getitem" else [a.name for a in schema(node).arguments]
-    args = [
-        sizes[names[i]] if i < len(names) and names[i] in sizes else _plain(found, arg)
-        for i, arg in enumerate(node.args)
-    ]
-    options = {
-        k: sizes[k] if k in sizes else _plain(found, v)
-        for k, v in node.kwargs.items()
-        if k not in _DROPPED_OPTIONS
-    }
-    if op.startswith("aten.batch_norm") and args[6] == CUMULATIVE:
+    base = op.split(".")[1] if "." in op else op
+    args, options = _arguments(found, node, base)
+    if base == "batch_norm" and args[6] == CUMULATIVE:
         args[6] = None
-    result = found.scope.values[node]
-    site = 0
-    if op != "getitem" and op.split(".")[1] in _RANDOM:
-        site = 1 + max((draft.site for draft in found.drafts), default=0)
     if op == "aten.to.device":
         op, args = "aten.to.dtype", [args[0], args[2]]
+    site = 0
+    if base in _RANDOM:
+        site = 1 + max((draft.site for draft in found.drafts), default=0)
+    result = found.scope.values[node]
     dims = None if isinstance(result, list) else result
     found.drafts.append(Draft(node.name, op, args, options, dims, where(node), site, node))
+
+
+def _arguments(found: Walk, node: fx.Node, base: str) -> tuple[list[Any], dict[str, Any]]:
+    if base == "getitem":
+        return [_plain(found, arg) for arg in node.args], {}
+    sizes = found.scope.sizes.get(node, {})
+    given = {
+        name: sizes[name] if name in sizes else _plain(found, value)
+        for name, value in bound(node).items()
+    }
+    names = list(given)
+    # What `apply` runs itself has all its arguments in their places.
+    count = len(names) if base in _RANDOM or base == "batch_norm" else len(node.args)
+    options = {name: given[name] for name in node.kwargs if name in names[count:]}
+    return [given[name] for name in names[:count]], {
+        name: value for name, value in options.items() if name not in _DROPPED_OPTIONS
+    }
 
 
 def _plain(found: Walk, arg: object) -> Any:
@@ -204,7 +220,8 @@ def _plain(found: Walk, arg: object) -> Any:
     if isinstance(arg, bool) or arg is None or isinstance(arg, float | str):
         return arg
     if isinstance(arg, int):
-        # The batch of the trace is a prime that nobody would write; larger numbers mean "to the end".
+        # The batch of the trace is a prime that nobody would write; larger numbers mean "to the
+        # end".
         is_batch = 0 < arg < 1 << 31 and arg % found.exported.batch == 0
         return Count(found.scope.literal(arg, "literal")) if is_batch else arg
     if isinstance(arg, torch.dtype):
@@ -217,7 +234,7 @@ def _plain(found: Walk, arg: object) -> Any:
 
 
 def _dtype(found: Walk, dtype: torch.dtype) -> str:
-    """The dtype of the parameters is "model", so that the program also runs in another precision."""
+    """The dtype of the parameters is "model": the program also runs in another precision."""
     own = next(
         (t.dtype for t in found.exported.tensors.values() if t.is_floating_point()), torch.float32
     )

@@ -1,0 +1,123 @@
+"""The inverse of cost: the largest slice within a budget."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+from anyfleet.elastic import flops, memory
+from anyfleet.elastic.blueprint import SHARED_KINDS, Blueprint, Slice
+from anyfleet.elastic.cost import ITEM
+
+Extraction = Callable[[Mapping[str, int]], Slice]
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Limits on training one batch; None is no limit.
+
+    flops: forward and backward. nbytes: parameters of the small model. memory: bytes of
+    parameters, gradients and activations. seconds: time of one batch at `speed` (FLOP per
+    second).
+    """
+
+    flops: float | None = None
+    nbytes: float | None = None
+    memory: float | None = None
+    seconds: float | None = None
+    speed: float | None = None
+    batch: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be a limit."""
+        if (self.seconds is None) != (self.speed is None):
+            raise ValueError("a limit in seconds needs a speed (FLOP per second), and the reverse")
+        for name in ("flops", "nbytes", "memory", "seconds", "speed"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise ValueError(f"Budget.{name} must not be negative, got {value}")
+        if self.batch < 1:
+            raise ValueError(f"Budget.batch must be at least 1, got {self.batch}")
+
+    def fits(self, blueprint: Blueprint, slice: Slice) -> bool:
+        """Whether training this slice stays within every limit; cheap ones are tried first."""
+        small, first = blueprint.local(slice), slice.first
+        limits = [limit for limit in (self.flops, self._work()) if limit is not None]
+        if self.nbytes is not None and ITEM * small.numel() > self.nbytes:
+            return False
+        if limits:
+            work = flops.count(small, first, self.batch)
+            if work.forward + work.backward > min(limits):
+                return False
+        if self.memory is None:
+            return True
+        held = ITEM * (small.numel() + small.numel(small.trained(first)))
+        return held + memory.saved_bytes(small, first, self.batch) <= self.memory
+
+    def _work(self) -> float | None:
+        return None if self.seconds is None or self.speed is None else self.seconds * self.speed
+
+
+def largest(
+    blueprint: Blueprint,
+    budget: Budget,
+    along: Literal["width", "depth"] = "width",
+    *,
+    ratios: Mapping[str, float] | None = None,
+    start: Slice | None = None,
+    extract: Extraction | None = None,
+) -> Slice | None:
+    """The widest (or deepest) slice within the budget; None if not even the smallest fits.
+
+    Along the width, `ratios` are relative shares per axis, scaled together and capped at 1
+    (default: all equal), and `extract` turns counts into a slice (default: leading indices;
+    random ones for a keep-rate). Along the depth, the earliest first layer is sought. `start`
+    gives what does not vary: the first layer, or the kept indices. Exact: the next larger step
+    does not fit.
+    """
+    fixed = start or Slice()
+    if along == "depth":
+        firsts = range(len(blueprint.layers) - 1, -1, -1)
+        return _last([partial(Slice, fixed.keep, first) for first in firsts], blueprint, budget)
+    if along != "width":
+        raise ValueError(f"along is 'width' or 'depth', got {along!r}")
+    shares = ratios or {n: 1.0 for n, a in blueprint.axes.items() if a.kind in SHARED_KINDS}
+    chosen = extract or partial(_leading, blueprint, fixed.first)
+    steps = [partial(_at, blueprint, shares, scale, chosen) for scale in _scales(blueprint, shares)]
+    return _last(steps, blueprint, budget)
+
+
+def _leading(blueprint: Blueprint, first: int, counts: Mapping[str, int]) -> Slice:
+    return Slice.of({name: range(count) for name, count in counts.items()}, blueprint, first)
+
+
+def _at(
+    blueprint: Blueprint, ratios: Mapping[str, float], scale: float, extract: Extraction
+) -> Slice:
+    return extract(blueprint.counts({n: min(1.0, scale * r) for n, r in ratios.items()}))
+
+
+def _scales(blueprint: Blueprint, ratios: Mapping[str, float]) -> list[float]:
+    """Every scale at which some count changes, ascending."""
+    if any(ratio <= 0 for ratio in ratios.values()):
+        raise ValueError(f"ratios must be positive, got {dict(ratios)}")
+    found = {
+        k / (blueprint.axes[n].whole * r)
+        for n, r in ratios.items()
+        for k in range(1, blueprint.axes[n].size + 1)
+    }
+    return sorted(found) or [1.0]
+
+
+def _last(
+    steps: Sequence[Callable[[], Slice]], blueprint: Blueprint, budget: Budget
+) -> Slice | None:
+    """The last of ever larger slices that fits, by bisection."""
+    low, high = 0, len(steps)
+    while low < high:
+        middle = (low + high) // 2
+        if budget.fits(blueprint, steps[middle]()):
+            low = middle + 1
+        else:
+            high = middle
+    return steps[low - 1]() if low else None

@@ -1,0 +1,56 @@
+"""The small model of a slice as a module of its own."""
+
+import torch
+from torch import Tensor, nn
+
+from anyfleet.elastic.blueprint import Blueprint, Slice
+from anyfleet.elastic.interpret import apply
+from anyfleet.elastic.replaced import EVALUATE, TRAIN
+from anyfleet.elastic.slicing import Params, cut
+
+
+def dense(blueprint: Blueprint, slice: Slice, params: Params, buffers: Params) -> "DenseModel":
+    """A real small module for a slice of the given tensors; it shares no memory with them."""
+    return DenseModel(
+        blueprint.local(slice), cut(params, slice, blueprint), cut(buffers, slice, blueprint)
+    )
+
+
+class DenseModel(nn.Module):
+    """Runs a blueprint's program; its state_dict has the names of the original module."""
+
+    def __init__(self, blueprint: Blueprint, params: Params, buffers: Params) -> None:
+        super().__init__()
+        self.blueprint = blueprint
+        frozen = set(blueprint.frozen)
+        for name, tensor in params.items():
+            holder, leaf = _holder(self, name)
+            copy = tensor.detach().clone()
+            holder.register_parameter(leaf, nn.Parameter(copy, requires_grad=name not in frozen))
+        for name, tensor in buffers.items():
+            holder, leaf = _holder(self, name)
+            holder.register_buffer(leaf, tensor.detach().clone())
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """Training mode draws the dropout key from torch's generator and moves the buffers."""
+        params, buffers = dict(self.named_parameters()), dict(self.named_buffers())
+        if not self.training:
+            return apply(self.blueprint, params, buffers, inputs, EVALUATE)[0]
+        key = torch.randint(1 << 62, (), device=inputs[0].device)
+        out, updated = apply(self.blueprint, params, buffers, inputs, TRAIN, key=key)
+        with torch.no_grad():
+            for name, tensor in updated.items():
+                buffers[name].copy_(tensor)
+        return out
+
+
+def _holder(root: nn.Module, name: str) -> tuple[nn.Module, str]:
+    """The (new) submodule on the path of a dotted name, and the last part of it."""
+    *path, leaf = name.split(".")
+    holder = root
+    for part in path:
+        children = dict(holder.named_children())
+        if part not in children:
+            holder.add_module(part, nn.Module())
+        holder = holder.get_submodule(part)
+    return holder, leaf

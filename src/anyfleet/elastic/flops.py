@@ -1,0 +1,175 @@
+"""Work of a program, from its shapes: forward, and backward down to the first trained layer."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from anyfleet.elastic.blueprint import Blueprint
+from anyfleet.elastic.program import (
+    BATCH,
+    Arg,
+    Dim,
+    Held,
+    Items,
+    Node,
+    Value,
+    held_names,
+    length,
+    value_names,
+)
+
+Shape = tuple[int, ...]
+
+_WITHOUT = """
+    argmax argmin bitwise_and bitwise_not bitwise_or detach eq floor full_like ge gt le
+    logical_and logical_not logical_or lt ne ones_like sign zeros_like
+"""
+_NO_GRADIENT = frozenset(_WITHOUT.split())
+
+
+@dataclass(frozen=True)
+class Flops:
+    """Floating-point operations of one batch; a multiply-add counts as two."""
+
+    forward: int
+    backward: int
+
+
+@dataclass(frozen=True)
+class Contraction:
+    """One product of two operands: what it costs forward, and for the gradient of each operand."""
+
+    forward: int
+    gradients: tuple[tuple[Arg, int], ...]
+    # Work of the backward pass that is there once for all operands.
+    again: int = 0
+
+
+@lru_cache(maxsize=4096)
+def count(blueprint: Blueprint, first: int = 0, batch: int = 1) -> Flops:
+    """The work of one batch of the (small) model when the layers from `first` on are trained."""
+    shapes = _shapes(blueprint, batch)
+    alive = _needed(blueprint)
+    tracked = set(blueprint.trained(first))
+    forward = backward = 0
+    for node in blueprint.program.nodes:
+        if _tracks(node, tracked):
+            tracked.add(_own(node))
+        rule = _RULES.get(_base(node))
+        if rule is None:
+            continue
+        work = rule(node, shapes)
+        forward += work.forward
+        if _own(node) in tracked and node.name in alive:
+            backward += work.again + sum(n for arg, n in work.gradients if _named(arg) & tracked)
+    return Flops(forward, backward)
+
+
+def _own(node: Node) -> str:
+    # Results and parameters share one namespace here; a leading dot keeps them apart.
+    return "." + node.name
+
+
+def _named(arg: Arg) -> set[str]:
+    return {*held_names((arg,)), *("." + name for name in value_names((arg,)))}
+
+
+def _tracks(node: Node, tracked: set[str]) -> bool:
+    if _base(node) in _NO_GRADIENT:
+        return False
+    return any(_named(arg) & tracked for arg in (*node.args, *node.options.values()))
+
+
+def _base(node: Node) -> str:
+    return node.op.split(".")[1] if "." in node.op else node.op
+
+
+@lru_cache(maxsize=256)
+def _needed(blueprint: Blueprint) -> frozenset[str]:
+    """The nodes that the output depends on."""
+    needed = {blueprint.program.output}
+    for node in reversed(blueprint.program.nodes):
+        if node.name in needed:
+            needed.update(value_names((*node.args, *node.options.values())))
+    return frozenset(needed)
+
+
+def _shapes(blueprint: Blueprint, batch: int) -> dict[str, Shape]:
+    sizes = {**blueprint.sizes, BATCH: batch}
+
+    def shape(dims: tuple[Dim, ...]) -> Shape:
+        return tuple(length(dim, sizes) for dim in dims)
+
+    program = blueprint.program
+    held = {**blueprint.params, **blueprint.buffers}
+    held |= {name: constant.dims for name, constant in program.constants.items()}
+    return {
+        **{name: shape(dims) for name, dims in held.items()},
+        **{"." + given.name: shape(given.dims) for given in program.inputs},
+        **{_own(node): shape(node.dims) for node in program.nodes if node.dims is not None},
+    }
+
+
+def _shape(arg: Arg, shapes: Mapping[str, Shape]) -> Shape:
+    if isinstance(arg, Held):
+        return shapes[arg.name]
+    if isinstance(arg, Value):
+        return shapes["." + arg.name]
+    raise TypeError(f"{arg!r} is not a tensor")
+
+
+def _weighted(node: Node, shapes: Mapping[str, Shape]) -> Contraction:
+    """Linear and convolution: every output element sums over one row of the weight."""
+    weight = _shape(node.args[1], shapes)
+    work = 2 * math.prod(shapes[_own(node)]) * math.prod(weight[1:])
+    return Contraction(work, ((node.args[0], work), (node.args[1], work)))
+
+
+def _transposed(node: Node, shapes: Mapping[str, Shape]) -> Contraction:
+    weight = _shape(node.args[1], shapes)
+    work = 2 * math.prod(_shape(node.args[0], shapes)) * math.prod(weight[1:])
+    return Contraction(work, ((node.args[0], work), (node.args[1], work)))
+
+
+def _product(node: Node, shapes: Mapping[str, Shape]) -> Contraction:
+    inner = _shape(node.args[0], shapes)[-1]
+    work = 2 * math.prod(shapes[_own(node)]) * inner
+    return Contraction(work, ((node.args[0], work), (node.args[1], work)))
+
+
+def _attention(node: Node, shapes: Mapping[str, Shape]) -> Contraction:
+    """Scores and weighted sum; the backward pass of the fused kernel computes the scores again.
+
+    With dropout the attention is written out, and the scores are kept.
+    """
+    query, key, value = (_shape(arg, shapes) for arg in node.args[:3])
+    rows = 2 * math.prod(query[:-1]) * key[-2]
+    scores, mixed = rows * query[-1], rows * value[-1]
+    kept = 2 if node.args[4] else 3
+    return Contraction(scores + mixed, (), again=kept * scores + 2 * mixed)
+
+
+def _recurrent(node: Node, shapes: Mapping[str, Shape]) -> Contraction:
+    """Every weight matrix is applied once per step and sample."""
+    weights = node.args[2]
+    matrices = weights.items if isinstance(weights, Items) else ()
+    numel = sum(math.prod(s) for s in (_shape(w, shapes) for w in matrices) if len(s) == 2)
+    work = 2 * math.prod(_shape(node.args[0], shapes)[:-1]) * numel
+    return Contraction(work, (), again=2 * work)
+
+
+_RULES: Mapping[str, Callable[[Node, Mapping[str, Shape]], Contraction]] = {
+    "linear": _weighted,
+    "conv1d": _weighted,
+    "conv2d": _weighted,
+    "conv3d": _weighted,
+    "conv_transpose1d": _transposed,
+    "conv_transpose2d": _transposed,
+    "matmul": _product,
+    "mm": _product,
+    "bmm": _product,
+    "scaled_dot_product_attention": _attention,
+    "lstm": _recurrent,
+    "gru": _recurrent,
+}

@@ -1,0 +1,45 @@
+"""Axes for which a small model is no masked large one: they enter statistics or a scale."""
+
+from anyfleet.elastic.blueprint import Blueprint
+from anyfleet.elastic.program import Dim, Held, Node, Size, Value
+
+_AVERAGES = frozenset({"mean", "var", "std"})
+
+
+def statistical_axes(blueprint: Blueprint) -> frozenset[str]:
+    """Axes that a layer or group norm or a mean averages over, or that scale attention."""
+    dims = {given.name: given.dims for given in blueprint.program.inputs}
+    dims |= {node.name: node.dims for node in blueprint.program.nodes if node.dims is not None}
+    found: set[str] = set()
+    for node in blueprint.program.nodes:
+        first = node.args[0] if node.args else None
+        if isinstance(first, Value) and first.name in dims:
+            found |= _averaged(node, dims[first.name])
+        elif isinstance(first, Held):
+            found |= _averaged(node, _held(blueprint, first.name))
+    return frozenset(found)
+
+
+def _held(blueprint: Blueprint, name: str) -> tuple[Dim, ...]:
+    constant = blueprint.program.constants.get(name)
+    return blueprint.dims(name) if constant is None else constant.dims
+
+
+def _averaged(node: Node, source: tuple[Dim, ...]) -> set[str]:
+    op = node.op.split(".")[1] if "." in node.op else node.op
+    if op in ("layer_norm", "rms_norm"):
+        shape = node.args[1]
+        count = len(getattr(shape, "items", ()))
+        return _axes(source[len(source) - count :])
+    if op == "group_norm":
+        groups = node.args[1]
+        return _axes(source[1:2]) - (_axes((groups.dim,)) if isinstance(groups, Size) else set())
+    if op == "scaled_dot_product_attention":
+        return _axes(source[-1:])
+    if op in _AVERAGES:
+        return _axes(source) - _axes(node.dims or ())
+    return set()
+
+
+def _axes(dims: tuple[Dim, ...]) -> set[str]:
+    return {axis for dim in dims for product in dim for axis in product}
