@@ -217,8 +217,10 @@ def _getter(arg: Arg, sizes: Mapping[str, int]) -> Getter:
         getters = [_getter(item, sizes) for item in arg.items]
         return lambda values, run: [get(values, run) for get in getters]
     if isinstance(arg, Size):
-        dim = arg.dim
-        return lambda values, run: length(dim, {**sizes, BATCH: run.batch})
+        # Linear in the batch: two numbers are known beforehand.
+        constant = length(arg.dim, {**sizes, BATCH: 0})
+        slope = length(arg.dim, {**sizes, BATCH: 1}) - constant
+        return lambda values, run: constant + slope * run.batch
     return lambda values, run: run.dtype
 
 
