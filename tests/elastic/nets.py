@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional
 
 from anyfleet.elastic import Blueprint, trace
 
@@ -18,12 +18,13 @@ class LeNet(nn.Module):
         self.f1, self.f2 = nn.Linear(6 * 4, 12), nn.Linear(12, 5)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = F.max_pool2d(F.relu(self.c1(x)), 2)
-        x = F.max_pool2d(F.relu(self.c2(x)), 2)
-        return self.f2(F.relu(self.f1(x.flatten(1))))
+        x = functional.max_pool2d(functional.relu(self.c1(x)), 2)
+        x = functional.max_pool2d(functional.relu(self.c2(x)), 2)
+        out: Tensor = self.f2(functional.relu(self.f1(x.flatten(1))))
+        return out
 
 
-def vgg(norm: Callable[[int], nn.Module]) -> nn.Module:
+def vgg(norm: Callable[[int], nn.Module]) -> nn.Sequential:
     return nn.Sequential(
         nn.Conv2d(3, 8, 3, padding=1),
         norm(8),
@@ -53,9 +54,9 @@ class Basic(nn.Module):
             )
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.b2(self.c2(F.relu(self.b1(self.c1(x)))))
+        y = self.b2(self.c2(functional.relu(self.b1(self.c1(x)))))
         y += self.shortcut(x)
-        return F.relu(y)
+        return functional.relu(y)
 
 
 class Bottleneck(nn.Module):
@@ -66,8 +67,8 @@ class Bottleneck(nn.Module):
         self.c3, self.b3 = nn.Conv2d(inner, width, 1, bias=False), nn.BatchNorm2d(width)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = F.relu(self.b2(self.c2(F.relu(self.b1(self.c1(x))))))
-        return F.relu(self.b3(self.c3(y)) + x)
+        y = functional.relu(self.b2(self.c2(functional.relu(self.b1(self.c1(x))))))
+        return functional.relu(self.b3(self.c3(y)) + x)
 
 
 class Residual(nn.Module):
@@ -77,8 +78,9 @@ class Residual(nn.Module):
         self.blocks, self.head = nn.Sequential(*blocks), nn.Linear(out, 5)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.blocks(F.relu(self.norm(self.stem(x))))
-        return self.head(F.adaptive_avg_pool2d(x, 1).flatten(1))
+        x = self.blocks(functional.relu(self.norm(self.stem(x))))
+        out: Tensor = self.head(functional.adaptive_avg_pool2d(x, 1).flatten(1))
+        return out
 
 
 class Inverted(nn.Module):
@@ -90,8 +92,9 @@ class Inverted(nn.Module):
         self.shrink, self.b3 = nn.Conv2d(inner, width, 1, bias=False), nn.BatchNorm2d(width)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = F.relu6(self.b2(self.deep(F.relu6(self.b1(self.grow(x))))))
-        return x + self.b3(self.shrink(y))
+        y = functional.relu6(self.b2(self.deep(functional.relu6(self.b1(self.grow(x))))))
+        out: Tensor = x + self.b3(self.shrink(y))
+        return out
 
 
 class Grouped(nn.Module):
@@ -105,8 +108,9 @@ class Grouped(nn.Module):
         self.head = nn.Linear(24, 5)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = F.silu(self.c3(F.relu(self.c2(F.relu(self.c1(x))))))
-        return self.head(x.mean((2, 3)))
+        x = functional.silu(self.c3(functional.relu(self.c2(functional.relu(self.c1(x))))))
+        out: Tensor = self.head(x.mean((2, 3)))
+        return out
 
 
 class SqueezeExcite(nn.Module):
@@ -116,9 +120,10 @@ class SqueezeExcite(nn.Module):
         self.down, self.up, self.head = nn.Linear(8, 4), nn.Linear(4, 8), nn.Linear(6, 5)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.c1(x))
-        gate = torch.sigmoid(self.up(F.relu(self.down(x.mean((2, 3))))))
-        return self.head(F.relu(self.c2(x * gate[:, :, None, None])).mean((2, 3)))
+        x = functional.relu(self.c1(x))
+        gate = torch.sigmoid(self.up(functional.relu(self.down(x.mean((2, 3))))))
+        out: Tensor = self.head(functional.relu(self.c2(x * gate[:, :, None, None])).mean((2, 3)))
+        return out
 
 
 def conv1d() -> nn.Module:
@@ -153,8 +158,9 @@ class Attention(nn.Module):
             past = torch.ones(steps, steps, dtype=torch.bool, device=x.device).tril()
             mixed = scores.masked_fill(~past, float("-inf")).softmax(-1) @ v
         else:
-            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.out(mixed.transpose(1, 2).reshape(batch, steps, -1))
+            mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        out: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, steps, -1))
+        return out
 
 
 class Block(nn.Module):
@@ -167,7 +173,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.drop(self.attention(self.n1(x)))
-        return x + self.f2(F.gelu(self.f1(self.n2(x))))
+        out: Tensor = x + self.f2(functional.gelu(self.f1(self.n2(x))))
+        return out
 
 
 class Language(nn.Module):
@@ -182,7 +189,8 @@ class Language(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.embed(tokens) + self.place[:, : tokens.shape[1]]
-        return self.head(self.norm(self.blocks(x)))
+        out: Tensor = self.head(self.norm(self.blocks(x)))
+        return out
 
 
 class Vision(nn.Module):
@@ -198,7 +206,8 @@ class Vision(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.patch(x).flatten(2).transpose(1, 2) + self.sinusoid
-        return self.head(self.block(x).mean(1))
+        out: Tensor = self.head(self.block(x).mean(1))
+        return out
 
 
 def perceptron() -> nn.Module:
@@ -217,7 +226,8 @@ class Joined(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         one, two, three = self.both(torch.cat([self.a(x), self.b(x)], -1)).chunk(3, -1)
-        return self.head(F.relu(one) * two + three)
+        out: Tensor = self.head(functional.relu(one) * two + three)
+        return out
 
 
 class Recurrent(nn.Module):
@@ -227,7 +237,8 @@ class Recurrent(nn.Module):
         self.head = nn.Linear(7, 11)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return self.head(self.rnn(self.embed(tokens))[0])
+        out: Tensor = self.head(self.rnn(self.embed(tokens))[0])
+        return out
 
 
 def images(size: int = 8, channels: int = 3) -> Callable[[], Tensor]:
@@ -280,7 +291,7 @@ class Traced:
     buffers: dict[str, Tensor]
 
 
-@lru_cache(maxsize=None)
+@cache
 def traced(name: str) -> Traced:
     """A net with random weights, statistics and input in float64, and its blueprint."""
     make, example = NETS[name]

@@ -40,25 +40,23 @@ def masked(net: Traced, params: dict[str, Tensor], *, training: bool) -> Tensor:
     net.module.train(training)
     buffers = {n: b.clone() for n, b in net.buffers.items()}
     with WithoutDropout():
-        return functional_call(net.module, {**params, **buffers}, (net.inputs,))
+        out: Tensor = functional_call(net.module, {**params, **buffers}, (net.inputs,))
+    return out
 
 
-def check_slice(net: Traced, slice: Slice) -> None:
-    blueprint = net.blueprint
+def check_slice(net: Traced, slice: Slice, *, training: bool) -> None:
+    blueprint, mode = net.blueprint, EVALUATE_BATCH if training else EVALUATE
     small = cut(net.params, slice, blueprint)
     buffers = cut(net.buffers, slice, blueprint)
     zeros = {n: torch.zeros_like(p) for n, p in net.params.items()}
     large = paste(small, zeros, slice, blueprint)
     local = blueprint.local(slice)
-    for training, mode in ((False, EVALUATE), (True, EVALUATE_BATCH)):
-        want, large_gradients = gradients(lambda p, t=training: masked(net, p, training=t), large)
-        got, small_gradients = gradients(
-            lambda p, m=mode: apply(local, p, buffers, net.inputs, m)[0], small
-        )
-        torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
-        expected = cut(large_gradients, slice, blueprint)
-        for name, gradient in small_gradients.items():
-            torch.testing.assert_close(gradient, expected[name], rtol=1e-8, atol=1e-8)
+    want, large_gradients = gradients(lambda p: masked(net, p, training=training), large)
+    got, small_gradients = gradients(lambda p: apply(local, p, buffers, net.inputs, mode)[0], small)
+    torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
+    expected = cut(large_gradients, slice, blueprint)
+    for name, gradient in small_gradients.items():
+        torch.testing.assert_close(gradient, expected[name], rtol=1e-8, atol=1e-8)
 
 
 @pytest.mark.parametrize("name", NETS)
@@ -68,7 +66,8 @@ def test_dense_equals_masked(name: str) -> None:
     @given(slices(net.blueprint, statistical_axes(net.blueprint)))
     @settings(max_examples=6)
     def check(slice: Slice) -> None:
-        check_slice(net, slice)
+        check_slice(net, slice, training=False)
+        check_slice(net, slice, training=True)
 
     check()
 
@@ -95,7 +94,9 @@ def test_dense_module_is_small_and_of_its_own(name: str) -> None:
     model = dense(net.blueprint, slice, net.params, net.buffers).eval()
     small = cut(net.params, slice, net.blueprint)
     buffers = cut(net.buffers, slice, net.blueprint)
-    assert {n: p.shape for n, p in model.named_parameters()} == {n: p.shape for n, p in small.items()}
+    assert {n: p.shape for n, p in model.named_parameters()} == {
+        n: p.shape for n, p in small.items()
+    }
     assert sum(p.numel() for p in model.parameters()) == net.blueprint.local(slice).numel()
     want, _ = apply(net.blueprint.local(slice), small, buffers, net.inputs, EVALUATE)
     assert torch.equal(model(net.inputs), want)

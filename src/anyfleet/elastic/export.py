@@ -4,10 +4,11 @@ import contextlib
 import copy
 import io
 import logging
-import re
+import traceback
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, fx, nn
@@ -92,14 +93,9 @@ def _quiet() -> Iterator[None]:
 
 
 def _explained(error: Exception) -> TraceError:
-    text = str(error)
-    places = re.findall(r'File "([^"]+)", line (\d+), in \w+\n\s*(.+)', text)
-    own = [place for place in places if "/torch/" not in place[0]]
-    at = ""
-    if own or places:
-        file, line, code = (own or places)[-1]
-        at = f"\nAt {file}:{line}:\n    {code.strip()}"
-    if "data-dependent" in text or "DataDependent" in type(error).__name__:
+    text, at = str(error), _place(error)
+    data_dependent = ("data-dependent", "DataDependent", "SymBool", "SymInt", "SymFloat")
+    if any(word in text + type(error).__name__ for word in data_dependent):
         return TraceError(
             "The forward pass decides by the values of a tensor (an `if`, a loop, `.item()` or a "
             f"shape computed from values), so it has no fixed graph.{at}\n"
@@ -111,3 +107,11 @@ def _explained(error: Exception) -> TraceError:
         "Check that forward() runs on the example inputs with any batch size and uses only torch "
         "operators."
     )
+
+
+def _place(error: Exception) -> str:
+    """The last line of the user's own code on the way to the error."""
+    foreign = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<")
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith(foreign)]
+    return f"\nAt {own[-1].filename}:{own[-1].lineno}:\n    {own[-1].line}" if own else ""

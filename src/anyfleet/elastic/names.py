@@ -46,7 +46,7 @@ class Names:
     def _add(self, atom: Atom, owner: str) -> None:
         if atom is atoms((self.batch,))[0]:
             name, axis = BATCH, Axis(1, 1, "batch")
-        elif atom.why and (not owner or atom.why in _ANONYMOUS) and atom not in self.outputs:
+        elif atom.why and not self._is_output(atom) and (not owner or atom.why in _ANONYMOUS):
             tag = atom.why if atom.why in _ANONYMOUS else "fixed"
             name, axis = f"{tag}:{atom.size}", Axis(atom.size, atom.size, "fixed", atom.why)
         else:
@@ -56,9 +56,13 @@ class Names:
         self.axes.setdefault(name, axis)
 
     def _kind(self, atom: Atom) -> str:
-        if atom in self.outputs:
+        if self._is_output(atom):
             return "output"
         return "fixed" if atom.why else atom.mark or "channels"
+
+    def _is_output(self, atom: Atom) -> bool:
+        # A length or a map that reaches the output was fixed before, for its own reason.
+        return atom in self.outputs and atom.why in ("output", "vocabulary")
 
     def _unused(self, wish: str) -> str:
         candidates = (wish if i == 0 else f"{wish}.{i}" for i in range(len(self.axes) + 1))

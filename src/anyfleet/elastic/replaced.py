@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch._C import _functorch
 
 from anyfleet import rng
 from anyfleet.elastic.program import Node
@@ -159,9 +160,10 @@ def _dropped(
 
 
 def attention(run: Run, args: list[Any], node: Node) -> Tensor:
-    """Scaled dot-product attention; written out only where it must drop by key."""
+    """Scaled dot-product attention; written out where it must drop by key or is stacked."""
     query, key, value, mask, rate, causal, scale, grouped = args
-    if not run.mode.dropout or not rate:
+    drops = run.mode.dropout and rate
+    if not drops and not _stacked(query):
         return torch.nn.functional.scaled_dot_product_attention(
             query, key, value, mask, 0.0, bool(causal), scale=scale, enable_gqa=bool(grouped)
         )
@@ -173,9 +175,18 @@ def attention(run: Run, args: list[Any], node: Node) -> Tensor:
         mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
     if mask is not None:
         scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
-    weights = torch.softmax(scores, -1)
-    mixed: Tensor = _dropped(run, weights, rate, node) @ value
+    weights = _dropped(run, torch.softmax(scores, -1), rate if drops else 0.0, node)
+    mixed: Tensor = weights @ value
     return mixed
+
+
+def _stacked(tensor: Tensor) -> bool:
+    """Whether this runs under vmap: the fused kernels would fall back to a slow loop there."""
+    while _functorch.is_functorch_wrapped_tensor(tensor):
+        if _functorch.is_batchedtensor(tensor):
+            return True
+        tensor = _functorch.get_unwrapped(tensor)
+    return False
 
 
 SPECIAL: dict[str, Special] = {
