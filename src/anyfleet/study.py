@@ -1,11 +1,16 @@
 """A run as a value: task, method, fleet and engine; and what came out of it."""
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
 
+from anyfleet import config
+from anyfleet.errors import ConfigError, Problem
 from anyfleet.evaluate import evaluate
 from anyfleet.ledger import Row
 from anyfleet.loop import Answer, Step, run
@@ -13,7 +18,26 @@ from anyfleet.method import Method
 from anyfleet.runtime import Reference, Simulated
 from anyfleet.runtime.engines import Engine
 from anyfleet.types import Kind, Task
-from anyfleet.world import Fleet
+from anyfleet.world import Fleet, World
+
+# Where the short names of a run file live, by field; inner fields keep the home around them.
+HOMES: Mapping[str, str] = MappingProxyType(
+    {
+        "task": "anyfleet.tasks",
+        "model": "anyfleet.tasks.zoo",
+        "method": "anyfleet.methods",
+        "fleet": "anyfleet.world",
+        "engine": "anyfleet.runtime",
+        "choose": "anyfleet.plan",
+        "norm": "anyfleet.train",
+        "uplink": "anyfleet.codec",
+        "downlink": "anyfleet.codec",
+    }
+    | {
+        name: f"anyfleet.{name}"
+        for name in ("select", "schedule", "plan", "extract", "train", "aggregate")
+    }
+)
 
 
 class TaskSpec(Protocol):
@@ -43,9 +67,30 @@ class Experiment:
             raise ValueError(f"widths must lie in (0, 1], got {self.widths}.")
 
 
+def load(
+    path: str | Path, overrides: Sequence[str] = (), allow: Collection[str] = ()
+) -> Experiment:
+    """The experiment in a run file, with `key=value` overrides; all its problems at once."""
+    return from_source(config.read(path, overrides, allow))
+
+
+def from_source(source: config.Source) -> Experiment:
+    """The experiment that a run file describes."""
+    experiment: Experiment = source.load(Experiment, homes=HOMES)
+    return experiment
+
+
+def build(experiment: Experiment) -> Task:
+    """The task of an experiment; what its data refuse is a problem of the run file too."""
+    try:
+        return experiment.task.build(experiment.seed)
+    except ValueError as error:
+        raise ConfigError([Problem("task", str(error))]) from error
+
+
 @dataclass(frozen=True)
 class Point:
-    """Where a run stands after a server step. All totals count from the start."""
+    """Where a run stands after a server step. Times and amounts count from the start."""
 
     step: int
     time: float  # simulated seconds
@@ -76,9 +121,8 @@ class Moment:
 
 def play(experiment: Experiment, task: Task | None = None) -> Iterator[Moment]:
     """Runs an experiment; yields after every server step."""
-    task = task or experiment.task.build(experiment.seed)
-    samples = np.array([len(task.data(device)) for device in range(task.devices)])
-    world = experiment.fleet.build(samples, experiment.seed)
+    task = task or build(experiment)
+    world = populate(experiment, task)
     runtime = Simulated(task, world, experiment.seed, engine=experiment.engine)
     point = Point(-1, 0.0, 0.0, 0.0, 0.0, 0, 0, float("nan"), float("nan"))
     for step in run(experiment.method, task, runtime, experiment.seed):
@@ -89,6 +133,12 @@ def play(experiment: Experiment, task: Task | None = None) -> Iterator[Moment]:
         yield Moment(point, step)
         if last:
             return
+
+
+def populate(experiment: Experiment, task: Task) -> World:
+    """The fleet of an experiment, one row for each device of its task."""
+    samples = np.array([len(task.data(device)) for device in range(task.devices)])
+    return experiment.fleet.build(samples, experiment.seed)
 
 
 def _scores(experiment: Experiment, task: Task, step: Step) -> dict[str, float]:
@@ -134,3 +184,73 @@ def _surveyed(answers: Sequence[Answer]) -> float:
         return float("nan")
     weights = [answer.samples for answer in told]
     return float(np.average([answer.report["accuracy"] for answer in told], weights=weights))
+
+
+# --- questions to a finished run ----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A run in one line: where it ended, and its best evaluation. NaN: never evaluated."""
+
+    steps: int
+    accuracy: float
+    best: float
+    loss: float  # on the test set
+    time: float  # simulated seconds
+    down: float  # bytes
+    up: float  # bytes
+    flops: float
+    lost: int
+
+
+def summarise(points: Sequence[Point]) -> Summary:
+    """Of a run with at least one step."""
+    last, judged = points[-1], evaluated(points)
+    scored = [point.scores["loss"] for point in points if "loss" in point.scores]
+    return Summary(
+        steps=len(points),
+        accuracy=judged[-1].accuracy if judged else math.nan,
+        best=best(points),
+        loss=scored[-1] if scored else math.nan,
+        time=last.time,
+        down=last.down,
+        up=last.up,
+        flops=last.flops,
+        lost=sum(point.lost for point in points),
+    )
+
+
+def evaluated(points: Iterable[Point]) -> tuple[Point, ...]:
+    """The points at which an accuracy is known."""
+    return tuple(point for point in points if not math.isnan(point.accuracy))
+
+
+def best(points: Iterable[Point]) -> float:
+    """The best accuracy of a run, or NaN."""
+    return max((point.accuracy for point in evaluated(points)), default=math.nan)
+
+
+def reached(points: Iterable[Point], target: float) -> Point | None:
+    """The first evaluation at or above the target: it knows the time, the bytes and the FLOPs."""
+    return next((point for point in evaluated(points) if point.accuracy >= target), None)
+
+
+def common_accuracy(runs: Iterable[Sequence[Point]]) -> float:
+    """The highest accuracy that every run reaches, or NaN."""
+    tops = [best(points) for points in runs]
+    return math.nan if not tops or any(map(math.isnan, tops)) else min(tops)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A number over several seeds; the deviation is that of a sample, NaN for a single one."""
+
+    mean: float
+    deviation: float
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Mean and deviation."""
+    deviation = float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
+    return Spread(float(np.mean(values)), deviation)

@@ -27,6 +27,7 @@ from anyfleet.tasks.partition import (
     TwoClassDisjoint,
     XClass,
 )
+from anyfleet.tasks.pooled import Pooled
 from anyfleet.tasks.specs import (
     Cifar10,
     Embedded,
@@ -67,6 +68,7 @@ __all__ = [
     "Mnist",
     "Own",
     "Partition",
+    "Pooled",
     "Shakespeare",
     "Shift",
     "SigmaRho",

@@ -1,0 +1,5 @@
+"""The command `anyfleet`."""
+
+from anyfleet.cli.app import main
+
+__all__ = ["main"]

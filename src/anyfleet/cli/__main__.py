@@ -1,0 +1,5 @@
+"""So that `python -m anyfleet.cli` is the command too."""
+
+from anyfleet.cli import main
+
+main()

@@ -1,0 +1,154 @@
+"""The command line: options and arguments. What the commands do is in the modules beside.
+
+Torch takes seconds to import, so that commands import their work only when they are called.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import click
+import typer
+from typer.core import TyperGroup
+
+import anyfleet
+from anyfleet.errors import AnyfleetError, ConfigError
+
+INTERRUPTED = 130  # what shells report for Ctrl-C
+
+
+class Commands(TyperGroup):
+    """Turns what Anyfleet raises on purpose into a message; other errors keep their traceback."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except ConfigError as error:
+            count = len(error.problems)
+            typer.echo(f"{count} problem{'s' * (count > 1)}:", err=True)
+            for problem in error.problems:
+                typer.echo(f"  {problem}", err=True)
+            ctx.exit(1)
+        except AnyfleetError as error:
+            typer.echo(f"Error: {error}", err=True)
+            ctx.exit(1)
+        except FileExistsError as error:
+            typer.echo(f"Error: {error}", err=True)
+            ctx.exit(2)
+        except KeyboardInterrupt:
+            typer.echo("Stopped.", err=True)
+            ctx.exit(INTERRUPTED)
+
+
+app = typer.Typer(
+    cls=Commands,
+    help="Federated learning on unequal devices.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+File = Annotated[Path, typer.Argument(help="A run file (TOML).", show_default=False)]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[KEY=VALUE]...",
+        help="Changes to the file, such as rounds=5 or method.lr=0.1.",
+        show_default=False,
+    ),
+]
+Allow = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="PACKAGE", help="A package whose code the file may name; repeat for more."
+    ),
+]
+Out = Annotated[
+    Path | None,
+    typer.Option(help="The folder to write; must be new or empty. [default: a new one in runs/]"),
+]
+Threads = Annotated[
+    int,
+    typer.Option(
+        min=1,
+        help="Threads of torch. The same seed gives the same bytes only with the same number.",
+    ),
+]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"anyfleet {anyfleet.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def front(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which.")
+    ] = False,
+) -> None:
+    """Federated learning on unequal devices."""
+
+
+@app.command()
+def demo(
+    rounds: Annotated[int, typer.Option(min=1, help="Server steps.")] = 12,
+    seed: Annotated[int, typer.Option(help="Of data, fleet, cohorts and training.")] = 0,
+    references: Annotated[
+        bool, typer.Option("--references", help="Also without sharing, and with all data pooled.")
+    ] = False,
+    out: Out = None,
+    threads: Threads = 1,
+) -> None:
+    """Twenty unequal devices learn to tell clothes: FedAvg against HeteroFL."""
+    from anyfleet.cli.demo import demonstrate
+
+    demonstrate(rounds=rounds, seed=seed, references=references, out=out, threads=threads)
+
+
+@app.command()
+def run(
+    file: File,
+    overrides: Overrides = None,
+    allow: Allow = None,
+    out: Out = None,
+    threads: Threads = 1,
+) -> None:
+    """Run an experiment and write a run folder. Ctrl-C keeps everything so far."""
+    from anyfleet.cli.run import run_file
+
+    run_file(file, overrides or [], allow=allow or [], out=out, threads=threads)
+
+
+@app.command()
+def validate(file: File, overrides: Overrides = None, allow: Allow = None) -> None:
+    """Check a run file: all its problems at once, or the resolved method and the model's sizes."""
+    from anyfleet.cli.validate import validate_file
+
+    validate_file(file, overrides or [], allow=allow or [])
+
+
+@app.command()
+def compare(
+    files: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FILE... [KEY=VALUE]...",
+            help="Run files (TOML), and changes to all of them.",
+            show_default=False,
+        ),
+    ],
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each file.")] = 3,
+    allow: Allow = None,
+    out: Out = None,
+    threads: Threads = 1,
+) -> None:
+    """Run every file with several seeds: a table of means and deviations, and a picture."""
+    from anyfleet.cli.compare import compare_files
+
+    compare_files(files, seeds=seeds, allow=allow or [], out=out, threads=threads)
+
+
+def main() -> None:
+    """The entry point."""
+    app()

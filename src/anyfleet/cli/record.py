@@ -1,0 +1,73 @@
+"""Runs on the screen and on disk at once; what the commands share."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from anyfleet.cli.screen import progress
+from anyfleet.report import NoPictures, Runs, draw
+from anyfleet.store import Recording, claim, fresh
+from anyfleet.study import Experiment, Point, build, play
+from anyfleet.types import Task
+from anyfleet.world import World
+
+RUNS = Path("runs")
+
+
+def prepare(out: Path | None, name: str, threads: int) -> Path:
+    """The folder to write into; and as many threads as were asked for."""
+    torch.set_num_threads(threads)
+    return fresh(RUNS, name) if out is None else claim(out)
+
+
+def subfolder(folder: Path, name: str) -> Path:
+    """A folder for one run of several."""
+    path = folder / name.lower()
+    path.mkdir(parents=True)
+    return path
+
+
+def built(named: Iterable[tuple[str, Experiment]]) -> Iterator[tuple[str, Experiment, Task]]:
+    """Each experiment with its task; neighbours with the same task share it."""
+    last: tuple[Experiment, Task] | None = None
+    for name, experiment in named:
+        if last and (last[0].task, last[0].seed) == (experiment.task, experiment.seed):
+            task = last[1]
+        else:
+            task = build(experiment)
+        last = experiment, task
+        yield name, experiment, task
+
+
+def record(
+    experiment: Experiment,
+    task: Task,
+    folder: Path,
+    *,
+    screen: Console,
+    name: str,
+    allow: Sequence[str] = (),
+) -> tuple[Point, ...]:
+    """Plays an experiment into a folder."""
+    with (
+        progress(screen, name, experiment.rounds) as show,
+        Recording(folder, experiment, allow) as recording,
+    ):
+        for moment in play(experiment, task):
+            recording.append(moment)
+            show(moment.point)
+    return tuple(recording.points)
+
+
+def picture(
+    file: Path, runs: Runs, *, screen: Console, world: World | None = None, title: str = ""
+) -> None:
+    """Draws if it can: a run is worth having without a picture."""
+    try:
+        draw(file, runs, world=world, title=title)
+    except NoPictures as missing:
+        screen.print(f"({missing})", markup=False)
+    else:
+        screen.print(f"Picture: {file}", markup=False, soft_wrap=True)

@@ -1,0 +1,44 @@
+"""`anyfleet validate`: what a run file would do, without doing it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.table import Table
+
+from anyfleet.cli.screen import console
+from anyfleet.elastic import Blueprint, cost
+from anyfleet.study import build, load
+
+SHARES = (1.0, 1 / 2, 1 / 4, 1 / 8, 1 / 16)
+
+
+def validate_file(file: Path, overrides: Sequence[str], *, allow: Sequence[str]) -> None:
+    """Builds everything that a run needs, the data too; raises what is wrong with it."""
+    screen = console()
+    experiment = load(file, overrides, allow)
+    task = build(experiment)
+    sizes = [len(task.data(device)) for device in range(task.devices)]
+    screen.print(f"{file} is valid.\n", markup=False, soft_wrap=True)
+    screen.print(
+        f"{task.devices} devices with {min(sizes)} to {max(sizes)} samples each, "
+        f"{len(task.test)} samples to test, {len(task.server)} on the server.\n",
+        soft_wrap=True,
+    )
+    screen.print(f"{experiment.method}\n", markup=False, soft_wrap=True)
+    screen.print(_sizes(task.blueprint))
+    for note in task.blueprint.notes:
+        screen.print(f"note: {note}", markup=False, soft_wrap=True)
+
+
+def _sizes(blueprint: Blueprint) -> Table:
+    """The model and its leading slices: what devices of less strength would train."""
+    made = Table(box=None, header_style="bold", pad_edge=False)
+    heads = ("share of width", "parameters", "kB", "FLOPs forward", "FLOPs backward")
+    for head in (*heads, "activations kB"):
+        made.add_column(head, justify="right")
+    for share in SHARES:
+        whole = cost(blueprint, blueprint.prefix(share))
+        amounts = (whole.params, whole.nbytes / 1000, whole.forward_flops, whole.backward_flops)
+        cells = [f"{amount:,.0f}" for amount in (*amounts, whole.activation_bytes / 1000)]
+        made.add_row(f"{share:g}", *cells)
+    return made
