@@ -169,6 +169,7 @@ def test_batch_of_the_example_does_not_matter(batch: int) -> None:
     module = Residual(Basic(8, 12, 2), width=8, out=12)
     reference = trace(module, torch.zeros(3, 3, 8, 8))
     assert trace(module, torch.zeros(batch, 3, 8, 8)) == reference
+    assert trace(module.double(), torch.zeros(batch, 3, 8, 8, dtype=torch.float64)) == reference
 
 
 class Unknown(nn.Module):

@@ -67,7 +67,15 @@ def apply(  # noqa: PLR0913 - the last two are keywords with defaults
     if len(tensors) != len(plan.inputs):
         raise ValueError(f"the network takes {len(plan.inputs)} inputs, got {len(tensors)}")
     dtype, device = _home(params, tensors)
-    run = Run(mode, tensors[0].shape[0], valid, key, dtype, device, dict(buffers))
+    run = Run(
+        mode,
+        tensors[0].shape[0],
+        valid if valid is None else valid.to(device),
+        key if key is None else key.to(device),
+        dtype,
+        device,
+        dict(buffers),
+    )
     values = dict(zip(plan.inputs, tensors, strict=True))
     values.update({_held(name): tensor for name, tensor in params.items()})
     values.update({_held(name): tensor for name, tensor in buffers.items()})

@@ -66,5 +66,4 @@ def _empty(blueprint: Blueprint, name: str) -> Tensor:
 
 
 def _dtype(text: str) -> torch.dtype:
-    found = dtype_of(text)
-    return torch.float32 if found.is_floating_point else found
+    return torch.float32 if text == "model" else dtype_of(text)

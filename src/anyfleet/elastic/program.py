@@ -96,7 +96,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class Input:
-    """One input of the network; its first dimension is the batch."""
+    """One input of the network: the batch comes first; dtype "model" is that of the parameters."""
 
     name: str
     dims: tuple[Dim, ...]

@@ -21,7 +21,7 @@ from anyfleet.elastic.program import (
     Size,
 )
 from anyfleet.elastic.scope import Count, op_name
-from anyfleet.elastic.walk import Draft, Walk, current, walk
+from anyfleet.elastic.walk import Draft, Walk, current, dtype_name, walk
 
 _NORMS = frozenset({"batch_norm", "group_norm", "layer_norm", "rms_norm", "instance_norm"})
 _SCALABLE = frozenset({"linear", "conv1d", "conv2d", "conv3d"})
@@ -205,7 +205,11 @@ def _program(found: Walk, names: Names, module: nn.Module) -> Program:
     scope, exported = found.scope, found.exported
     nodes = {node.name: node for node in exported.graph.nodes}
     inputs = tuple(
-        Input(name, names.dims(scope.dims(nodes[name])), str(nodes[name].meta["val"].dtype)[6:])
+        Input(
+            name,
+            names.dims(scope.dims(nodes[name])),
+            dtype_name(found, nodes[name].meta["val"].dtype),
+        )
         for name in exported.inputs
     )
     persistent = {*(n for n, _ in module.named_parameters()), *_persistent(module)}

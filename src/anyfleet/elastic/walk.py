@@ -225,7 +225,7 @@ def _plain(found: Walk, arg: object) -> Any:
         is_batch = 0 < arg < 1 << 31 and arg % found.exported.batch == 0
         return Count(found.scope.literal(arg, "literal")) if is_batch else arg
     if isinstance(arg, torch.dtype):
-        return Named(_dtype(found, arg))
+        return Named(dtype_name(found, arg))
     if isinstance(arg, torch.memory_format | torch.layout):
         return Named(str(arg).removeprefix("torch."))
     if isinstance(arg, torch.device):
@@ -233,7 +233,7 @@ def _plain(found: Walk, arg: object) -> Any:
     raise TraceError(f"an argument of type {type(arg).__name__} cannot travel: {arg!r}")
 
 
-def _dtype(found: Walk, dtype: torch.dtype) -> str:
+def dtype_name(found: Walk, dtype: torch.dtype) -> str:
     """The dtype of the parameters is "model": the program also runs in another precision."""
     own = next(
         (t.dtype for t in found.exported.tensors.values() if t.is_floating_point()), torch.float32
