@@ -105,7 +105,7 @@ def describe(experiment: Experiment, allow: Sequence[str] = ()) -> str:
     """An experiment as a run file."""
     head = f"# Anyfleet {anyfleet.__version__}, as it ran. Again: anyfleet run config.toml\n\n"
     allowed = {"allow": {"packages": list(allow)}} if allow else {}
-    return head + config.to_toml({**config.dump(experiment), **allowed})
+    return head + config.to_toml({**config.dump(experiment, complete=True), **allowed})
 
 
 def read_points(folder: Path) -> tuple[Point, ...]:

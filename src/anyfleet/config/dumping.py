@@ -1,10 +1,10 @@
-"""Parts to plain data: only what differs from the defaults, and `use` everywhere."""
+"""Parts to plain data: what differs from the defaults, or all of it, and `use` everywhere."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -16,64 +16,75 @@ from anyfleet.naming import Factory, name_of
 __all__ = ["dump"]
 
 
-def dump(value: Any) -> Any:
+@dataclass(frozen=True)
+class _Pass:
+    """What a walk through a value carries along."""
+
+    complete: bool
+    problems: list[Problem] = field(default_factory=list)
+
+
+def dump(value: Any, *, complete: bool = False) -> Any:
     """Plain data (tables, lists, texts, numbers, None) from which `load` makes an equal value.
 
-    A part becomes a table of its `use` and of the fields that differ from their defaults.
+    A part becomes a table of its `use` and of the fields that differ from their defaults; of all
+    fields when `complete`, so that it means the same when a default changes one day.
     """
-    problems: list[Problem] = []
-    data = _plain(value, "", problems)
-    if problems:
-        raise ConfigError(problems)
+    walk = _Pass(complete)
+    data = _plain(value, "", walk)
+    if walk.problems:
+        raise ConfigError(walk.problems)
     return data
 
 
-def _plain(value: Any, path: str, problems: list[Problem]) -> Any:
+def _plain(value: Any, path: str, walk: _Pass) -> Any:
     if isinstance(value, Enum):
-        return _plain(value.value, path, problems)
+        return _plain(value.value, path, walk)
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, AbstractSet):
-        return sorted(_each(enumerate(value), path, problems).values())
+        return sorted(_each(enumerate(value), path, walk).values())
     if isinstance(value, tuple | list):
-        return list(_each(enumerate(value), path, problems).values())
+        return list(_each(enumerate(value), path, walk).values())
     if isinstance(value, Mapping):
-        return {str(key): item for key, item in _each(value.items(), path, problems).items()}
+        return {str(key): item for key, item in _each(value.items(), path, walk).items()}
     try:
-        return _code(value, path, problems)
+        return _code(value, path, walk)
     except BadName as error:
-        problems.append(Problem(path, str(error)))
+        walk.problems.append(Problem(path, str(error)))
         return None
 
 
-def _code(value: Any, path: str, problems: list[Problem]) -> Any:
+def _code(value: Any, path: str, walk: _Pass) -> Any:
     """What has a name: a part, a factory, a class or a function."""
     if isinstance(value, Factory):
-        return {"use": value.use} | _each(value.options.items(), path, problems)
+        return {"use": value.use} | _each(value.options.items(), path, walk)
     if is_dataclass(value) and not isinstance(value, type):
-        return {"use": name_of(type(value))} | _each(_changed(value), path, problems)
+        return {"use": name_of(type(value))} | _each(_written(value, walk), path, walk)
     if callable(value) and isinstance(getattr(value, "__qualname__", None), str):
         return name_of(value)
-    problems.append(Problem(path, f"a {type(value).__name__} cannot be written as plain data."))
+    walk.problems.append(
+        Problem(path, f"a {type(value).__name__} cannot be written as plain data.")
+    )
     return None
 
 
-def _each(items: Any, path: str, problems: list[Problem]) -> dict[Any, Any]:
-    return {
-        key: _plain(item, f"{path}.{key}" if path else str(key), problems) for key, item in items
-    }
+def _each(items: Any, path: str, walk: _Pass) -> dict[Any, Any]:
+    return {key: _plain(item, f"{path}.{key}" if path else str(key), walk) for key, item in items}
 
 
-def _changed(value: Any) -> list[tuple[str, Any]]:
-    """The fields that were given, as far as one can see: those that differ from the default."""
+def _written(value: Any, walk: _Pass) -> list[tuple[str, Any]]:
+    """All fields, or those that were given, as far as one can see: that differ from the default."""
     entries = form_of(type(value)).entries
-    pairs = [(field.name, getattr(value, field.name)) for field in fields(value) if field.init]
+    pairs = [(each.name, getattr(value, each.name)) for each in fields(value) if each.init]
     return [
         (name, item)
         for name, item in pairs
-        if entries[name].default is ABSENT or not _same(item, entries[name].default)
+        if walk.complete
+        or entries[name].default is ABSENT
+        or not _same(item, entries[name].default)
     ]
 
 
