@@ -72,6 +72,14 @@ def test_collect_returns_exact_statistics_of_the_batch() -> None:
     torch.testing.assert_close(masked["1.running_var"], hidden.var(0))
 
 
+@pytest.mark.parametrize("mode", [TRAIN, COLLECT])
+def test_a_batch_of_padding_moves_no_statistics(mode: Mode) -> None:
+    net = cumulative()
+    nobody = torch.zeros(6, dtype=torch.bool)
+    _, after = apply(net.blueprint, net.params, net.buffers, net.inputs, mode, valid=nobody)
+    assert all(torch.equal(after[n], b) for n, b in net.buffers.items())
+
+
 def test_static_mode_keeps_the_buffers() -> None:
     net = traced("vgg_batch")
     _, after = apply(net.blueprint, net.params, net.buffers, net.inputs, STATIC, key=KEY)

@@ -7,7 +7,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from anyfleet.elastic import EVALUATE, TRAIN, Blueprint, Slice, TraceError, apply, cut, trace
+from anyfleet.elastic import (
+    EVALUATE,
+    TRAIN,
+    Blueprint,
+    Slice,
+    TraceError,
+    apply,
+    cut,
+    trace,
+    verify,
+)
 from anyfleet.elastic.program import Size
 from tests.elastic.nets import NETS, Basic, Language, LeNet, Residual, of, traced, vgg
 
@@ -314,3 +324,52 @@ def test_language_model_runs_at_any_cut() -> None:
     small = cut(net.params, slice, net.blueprint)
     out, _ = apply(net.blueprint.local(slice), small, {}, net.inputs, EVALUATE)
     assert out.shape == (2, 7, 11)
+
+
+class Assorted(nn.Module):
+    """Padding, stacking, positions by counting, a creation op and a batch norm used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv1d(3, 6, 3), nn.Conv1d(6, 6, 3)
+        self.norm, self.place = nn.BatchNorm1d(6), nn.Embedding(9, 6)
+        self.head = nn.Linear(6, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.a(functional.pad(x, (1, 1))))
+        x = self.norm(self.b(functional.pad(x, (2, 0))))
+        x = x + self.place(torch.arange(x.shape[2], device=x.device)).t()
+        both = torch.stack([x, x + torch.ones(x.shape[0], x.shape[1], 1)], 1)
+        out: Tensor = self.head(both.mean((1, 3)) / x.shape[0])
+        return out
+
+
+def test_assorted_operators() -> None:
+    net = of(Assorted(), torch.randn(4, 3, 9))
+    assert net.blueprint.notes == ()
+    assert kinds(net.blueprint, "channels") == {"a": 6}
+    verify(net.module, net.inputs, net.blueprint).require()
+
+
+class Cased(nn.Module):
+    """Ways of making heads other than view and transpose."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(6, 12, bias=False) for _ in range(3))
+        self.out = nn.Linear(12, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = self.q(x).unflatten(-1, (3, 4)).permute(0, 2, 1, 3)
+        k = self.k(x).reshape(*x.shape[:-1], 3, 4).permute(0, 2, 3, 1)
+        v = self.v(x).view(x.shape[0], x.shape[1], 3, 4).swapaxes(1, 2)
+        mixed = torch.matmul(torch.matmul(q, k).div(2.0).softmax(dim=-1), v)
+        out: Tensor = self.out(mixed.permute(0, 2, 1, 3).flatten(-2))
+        return out
+
+
+def test_heads_are_found_however_they_are_made() -> None:
+    net = of(Cased(), torch.randn(2, 7, 6))
+    assert kinds(net.blueprint, "heads") == {"q.heads": 3}
+    assert kinds(net.blueprint, "head_dim") == {"q.head_dim": 4, "v.head_dim": 4}
+    verify(net.module, net.inputs, net.blueprint).require()

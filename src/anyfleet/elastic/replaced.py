@@ -63,7 +63,7 @@ def batch_norm(run: Run, args: list[Any], node: Node) -> Tensor:
     if run.mode.update != "none" and mean is not None and training:
         own_mean, own_variance, count = _statistics(x.detach(), rows)
         unbiased = own_variance * (count / (count - 1).clamp(min=1))
-        _update(run, node, (mean, variance, own_mean, unbiased), momentum)
+        _update(run, node, (own_mean, unbiased), momentum)
     if rows is None:
         return torch.batch_norm(x, weight, bias, None, None, True, 0.0, eps, False)
     centre, spread, _ = _statistics(x, rows)
@@ -102,21 +102,20 @@ def _statistics(x: Tensor, rows: Tensor | None) -> tuple[Tensor, Tensor, Tensor]
     return mean, (centred * centred).sum(over) / count, count
 
 
-def _update(
-    run: Run, node: Node, now: tuple[Tensor, Tensor, Tensor, Tensor], momentum: float | None
-) -> None:
-    mean, variance, own_mean, own_variance = now
+def _update(run: Run, node: Node, own: tuple[Tensor, Tensor], momentum: float | None) -> None:
+    """Move the running statistics; a batch without a valid row changes nothing."""
     names = [getattr(arg, "name", "") for arg in node.args[3:5]]
-    count_name = f"{names[0].rpartition('.')[0]}.num_batches_tracked"
-    count = run.updates.get(count_name)
-    if count is not None:
-        run.updates[count_name] = count = count + 1
-    if run.mode.update == "exact":
-        run.updates[names[0]], run.updates[names[1]] = own_mean, own_variance
-        return
-    step = 1.0 / count if momentum is None and count is not None else momentum or 0.0
-    run.updates[names[0]] = (mean + step * (own_mean - mean)).to(mean.dtype)
-    run.updates[names[1]] = (variance + step * (own_variance - variance)).to(variance.dtype)
+    counter = f"{names[0].rpartition('.')[0]}.num_batches_tracked"
+    seen = torch.ones((), device=own[0].device) if run.valid is None else run.valid.any()
+    step: float | Tensor = momentum or 0.0
+    if counter in run.updates:
+        count = run.updates[counter] + seen.to(run.updates[counter].dtype)
+        run.updates[counter] = count
+        step = 1.0 / count.clamp(min=1) if momentum is None else step
+    for name, statistic in zip(names, own, strict=True):
+        before = run.updates[name]
+        after = statistic if run.mode.update == "exact" else before + step * (statistic - before)
+        run.updates[name] = torch.where(seen.bool(), after.to(before.dtype), before)
 
 
 def dropout(run: Run, args: list[Any], node: Node) -> Tensor:

@@ -176,6 +176,32 @@ def create(scope: Scope, node: fx.Node) -> Result:
     return out
 
 
+def positions(scope: Scope, node: fx.Node) -> Result:
+    """Counting: every element differs from the others, so nothing may be cut."""
+    return tuple(scope.literal(n, "length") for n in shape_of(node))
+
+
+def pad(scope: Scope, node: fx.Node) -> Result:
+    """What grows is fixed, the rest passes."""
+    out = []
+    source = scope.dims(node.all_input_nodes[0])
+    for product, n in zip(source, shape_of(node), strict=True):
+        if full_size(product) != n:
+            scope.fix((product,), node, "padded")
+        out.append(product if full_size(product) == n else fresh(n, "space"))
+    return tuple(out)
+
+
+def stack(scope: Scope, node: fx.Node) -> Result:
+    """A new dimension, never cut; the others are the same axes in all parts."""
+    given = bound(node)
+    parts = [scope.dims(n) for n in given["tensors"]]
+    for part in parts[1:]:
+        broadcast(scope, node, parts[0], part)
+    at = given["dim"] % (len(parts[0]) + 1)
+    return (*parts[0][:at], fresh(len(parts), "stacked"), *parts[0][at:])
+
+
 def join(scope: Scope, node: fx.Node) -> Result:
     """Concatenation: what is joined is never cut (for now)."""
     given = bound(node)

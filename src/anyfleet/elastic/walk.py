@@ -123,11 +123,12 @@ def _call(found: Walk, node: fx.Node) -> None:
 def _is_counter(found: Walk, node: fx.Node) -> bool:
     """Batch norm counts its batches in place; `apply` does that itself."""
     target = node.args[0] if node.args else None
-    return (
-        isinstance(target, fx.Node)
-        and found.held.get(target, "").endswith("num_batches_tracked")
-        and op_name(node) == "add_"
-    )
+    name = found.held.get(target, "") if isinstance(target, fx.Node) else ""
+    if op_name(node) != "add_" or not name.endswith("num_batches_tracked"):
+        return False
+    # A module called again counts on from here.
+    found.held[node] = name
+    return True
 
 
 def _changed(node: fx.Node) -> fx.Node | None:
