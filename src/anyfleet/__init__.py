@@ -1,5 +1,72 @@
-"""Federated learning on unequal devices: cut any model to size, run any method through one loop."""
+"""Federated learning on unequal devices: cut any model to size, run any method through one loop.
 
-__all__ = ["__version__"]
+>>> from anyfleet import Experiment, methods, play, tasks
+>>> experiment = Experiment(tasks.Embedded(limit=600), methods.heterofl(lr=0.05), rounds=1)
+>>> [moment.point.step for moment in play(experiment)]
+[0]
+"""
+
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from anyfleet import elastic, methods, tasks
+    from anyfleet.elastic import trace
+    from anyfleet.errors import AnyfleetError
+    from anyfleet.loop import run
+    from anyfleet.method import Method
+    from anyfleet.runtime import Reference, Simulated, Stacked, Threads
+    from anyfleet.study import Experiment, Moment, Point, load, play, summarise
+    from anyfleet.tasks import Split, Task
+    from anyfleet.world import Fleet
+
+__all__ = [
+    "AnyfleetError",
+    "Experiment",
+    "Fleet",
+    "Method",
+    "Moment",
+    "Point",
+    "Reference",
+    "Simulated",
+    "Split",
+    "Stacked",
+    "Task",
+    "Threads",
+    "__version__",
+    "elastic",
+    "load",
+    "methods",
+    "play",
+    "run",
+    "summarise",
+    "tasks",
+    "trace",
+]
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "elastic": ("trace",),
+    "errors": ("AnyfleetError",),
+    "loop": ("run",),
+    "method": ("Method",),
+    "methods": (),
+    "runtime": ("Reference", "Simulated", "Stacked", "Threads"),
+    "study": ("Experiment", "Moment", "Point", "load", "play", "summarise"),
+    "tasks": ("Split", "Task"),
+    "world": ("Fleet",),
+}
+
+
+def __getattr__(name: str) -> object:
+    """Imports a public name when it is first used: torch takes seconds, `--version` must not."""
+    if name in __all__:
+        for module, names in _HOMES.items():
+            if name == module:
+                return _import_module(f"anyfleet.{module}")
+            if name in names:
+                value: object = getattr(_import_module(f"anyfleet.{module}"), name)
+                globals()[name] = value
+                return value
+    raise AttributeError(f"module 'anyfleet' has no attribute {name!r}")

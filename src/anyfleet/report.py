@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 # Distinguishable without colour vision (Okabe and Ito), strongest contrast first.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
-# Runs whose lengths differ more than this are drawn over a logarithmic axis.
-_FAR_APART = 5.0
+# Runs whose lengths differ by such a factor are drawn over a logarithmic axis.
+_FAR_APART = (5.0, 500.0)
 
 Runs = Mapping[str, Sequence[Sequence[Point]]]  # by name; one run for each seed
 
@@ -46,12 +46,18 @@ def draw(file: Path, runs: Runs, *, world: World | None = None, title: str = "")
         raise NoPictures from error
     panels = 2 if world is None else 3
     # A figure of its own: pyplot would keep it for the life of the process.
-    figure = Figure(figsize=(4.6 * panels, 4.2), layout="constrained")
+    figure = Figure(figsize=(4.8 * panels, 4.5), layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.12, wspace=0.04)
     over_time, over_traffic, *fleet = figure.subplots(1, panels)
     _curves(over_time, runs, lambda point: point.time, "simulated time [s]")
     _curves(over_traffic, runs, lambda point: (point.down + point.up) / 1e6, "traffic [MB]")
     over_time.set_ylabel("accuracy")
-    over_time.legend(frameon=False, loc="lower right")
+    figure.legend(
+        *over_time.get_legend_handles_labels(),
+        loc="outside lower center",
+        ncols=min(len(runs), 4),
+        frameon=False,
+    )
     for axes in fleet:
         _fleet(axes, world)
     if title:
@@ -64,10 +70,10 @@ def band(runs: Sequence[Sequence[Point]], x: Callable[[Point], float]) -> Band:
     """Joins the runs of several seeds, evaluation by evaluation, as far as all of them go."""
     judged = [evaluated(points) for points in runs]
     rows = list(zip(*judged, strict=False))
-    heights = np.array([[point.accuracy for point in row] for row in rows])
-    places = np.array([[x(point) for point in row] for row in rows])
     if not rows:
         return Band(*(np.zeros(0),) * 3)
+    heights = np.array([[point.accuracy for point in row] for row in rows])
+    places = np.array([[x(point) for point in row] for row in rows])
     spare = heights.std(axis=1, ddof=1) if len(runs) > 1 else np.zeros(len(rows))
     return Band(places.mean(axis=1), heights.mean(axis=1), spare)
 
@@ -77,11 +83,13 @@ def _curves(axes: "Axes", runs: Runs, x: Callable[[Point], float], label: str) -
     for position, (name, group) in enumerate(runs.items()):
         curve, colour = band(group, x), COLOURS[position % len(COLOURS)]
         axes.plot(curve.x, curve.mean, color=colour, marker="o", markersize=3, label=name)
-        low, high = curve.mean - curve.deviation, curve.mean + curve.deviation
-        axes.fill_between(curve.x, low, high, color=colour, alpha=0.2, linewidth=0)
+        under, over = curve.mean - curve.deviation, curve.mean + curve.deviation
+        axes.fill_between(curve.x, under, over, color=colour, alpha=0.2, linewidth=0)
         ends.extend(curve.x[-1:])
-    if len(ends) > 1 and min(ends) > 0 and max(ends) / min(ends) > _FAR_APART:
+    low, high = _FAR_APART
+    if ends and low * min(ends) < max(ends) < high * min(ends):
         axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         label = f"{label}, logarithmic"
     axes.set_xlabel(label)
     axes.grid(alpha=0.3)
@@ -92,9 +100,8 @@ def _fleet(axes: "Axes", world: World | None) -> None:
     if world is None:
         return
     order = np.argsort(-world.speed, kind="stable")
-    colours = [COLOURS[2 + int(level) % 5] for level in world.declared.level[order]]
-    axes.bar(np.arange(len(order)), world.speed[order] / 1e9, color=colours)
-    axes.set_xlabel("devices, fastest first")
+    axes.bar(np.arange(len(order)), world.speed[order] / 1e9, color="#777777")
+    axes.set_xlabel(f"the {len(order)} devices, fastest first")
     axes.set_ylabel("speed [GFLOP/s]")
     axes.set_xticks([])
     axes.spines[["top", "right"]].set_visible(False)

@@ -5,9 +5,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import numpy as np
+from annotated_types import Ge
 
 from anyfleet import config
 from anyfleet.errors import ConfigError, Problem
@@ -40,6 +41,10 @@ HOMES: Mapping[str, str] = MappingProxyType(
 )
 
 
+# The bound stands in the type too: a file with other problems shall report this one as well.
+Counter = Annotated[int, Ge(1)]
+
+
 class TaskSpec(Protocol):
     """Something that makes a task, the same one for the same seed."""
 
@@ -54,8 +59,8 @@ class Experiment:
     method: Method
     fleet: Fleet = field(default_factory=Fleet)
     engine: Engine = field(default_factory=Reference)
-    rounds: int = 20
-    evaluate_every: int = 1
+    rounds: Counter = 20
+    evaluate_every: Counter = 1
     widths: tuple[float, ...] = (1.0,)
     seed: int = 0
 

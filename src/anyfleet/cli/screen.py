@@ -13,11 +13,13 @@ from anyfleet.study import Point, best, reached, spread, summarise
 
 Show = Callable[[Point], None]
 _PLAIN_LINES = 10  # of progress per run, where there is no terminal
+_PLAIN_WIDTH = 120  # of tables, there
 
 
 def console() -> Console:
     """The standard output. Without a terminal rich writes plain text."""
-    return Console(highlight=False)
+    screen = Console(highlight=False)
+    return screen if screen.is_terminal else Console(highlight=False, width=_PLAIN_WIDTH)
 
 
 @contextmanager
@@ -51,57 +53,69 @@ def _status(point: Point) -> str:
 
 def table(runs: Runs, target: float) -> Table:
     """One row per name: means over its seeds, with deviations when there are several."""
-    made = Table(box=None, header_style="bold", pad_edge=False)
-    made.add_column("")
-    heads = ("accuracy", "best", "simulated time", f"time to {percent(target)}")
-    for head in (*heads, "MB down", "MB up", "GFLOP", "lost"):
-        made.add_column(head, justify="right")
+    made = grid(
+        "accuracy %",
+        "best %",
+        "simulated seconds",
+        f"seconds to {percent(target)}",
+        "MB down",
+        "MB up",
+        "GFLOP",
+        "lost",
+    )
     for name, group in runs.items():
         made.add_row(name, *_cells(group, target))
     return made
 
 
+def grid(*heads: str) -> Table:
+    """A table with a name and then numbers; its heads break between words only."""
+    made = Table(box=None, header_style="bold", pad_edge=False, collapse_padding=True)
+    made.add_column("", overflow="fold")
+    for head in heads:
+        made.add_column(head, justify="right", min_width=max(map(len, head.split())))
+    return made
+
+
 def _cells(group: Sequence[Sequence[Point]], target: float) -> Iterator[str]:
     ends = [summarise(points) for points in group]
-    yield percent(*(end.accuracy for end in ends))
-    yield percent(*(end.best for end in ends))
-    yield seconds(*(end.time for end in ends))
+    yield number(*(100 * end.accuracy for end in ends))
+    yield number(*(100 * end.best for end in ends))
+    yield number(*(end.time for end in ends))
     yield time_to(group, target)
     yield number(*(end.down / 1e6 for end in ends))
     yield number(*(end.up / 1e6 for end in ends))
     yield number(*(end.flops / 1e9 for end in ends))
-    yield number(*(end.lost for end in ends), digits=0)
+    yield number(*(end.lost for end in ends)) if any(end.lost for end in ends) else "0"
 
 
 def time_to(group: Sequence[Sequence[Point]], target: float) -> str:
-    """Simulated time of the first evaluation at or above the target, where all get there."""
+    """Simulated seconds to the first evaluation at or above the target, if all get there."""
     if math.isnan(target):
         return "–"
     found = [reached(points, target) for points in group]
     times = [point.time for point in found if point is not None]
     if len(times) == len(group):
-        return seconds(*times)
+        return number(*times)
     if times:
         return f"{len(times)} of {len(group)} runs"
     return f"not reached (best {percent(max(best(points) for points in group))})"
 
 
-def percent(*values: float) -> str:
-    """Shares as percentages."""
-    text = number(*(100 * value for value in values))
-    return text if text == "–" else f"{text} %"
+def percent(value: float) -> str:
+    """A share."""
+    return "–" if math.isnan(value) else f"{100 * value:.1f}%"
 
 
-def seconds(*values: float) -> str:
+def seconds(value: float) -> str:
     """Simulated time."""
-    text = number(*values)
-    return text if text == "–" else f"{text} s"
+    return f"{value:,.1f} s"
 
 
-def number(*values: float, digits: int = 1) -> str:
+def number(*values: float) -> str:
     """One value, or the mean and the deviation of several."""
     if any(math.isnan(value) for value in values):
         return "–"
     over = spread(values)
-    mean = f"{over.mean:,.{digits}f}"
-    return mean if math.isnan(over.deviation) else f"{mean} ± {over.deviation:.{digits}f}"
+    mean = f"{over.mean:,.1f}"
+    return mean if math.isnan(over.deviation) else f"{mean} ± {over.deviation:,.1f}"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from anyfleet.cli.screen import console
+from anyfleet.cli.screen import console, grid
 from anyfleet.elastic import Blueprint, cost
 from anyfleet.study import build, load
 
@@ -31,14 +31,11 @@ def validate_file(file: Path, overrides: Sequence[str], *, allow: Sequence[str])
 
 
 def _sizes(blueprint: Blueprint) -> Table:
-    """The model and its leading slices: what devices of less strength would train."""
-    made = Table(box=None, header_style="bold", pad_edge=False)
-    heads = ("share of width", "parameters", "kB", "FLOPs forward", "FLOPs backward")
-    for head in (*heads, "activations kB"):
-        made.add_column(head, justify="right")
+    """Of the model and its leading slices, per sample: what weaker devices would train."""
+    made = grid("parameters", "kB", "FLOPs forward", "FLOPs backward", "activations kB")
     for share in SHARES:
         whole = cost(blueprint, blueprint.prefix(share))
         amounts = (whole.params, whole.nbytes / 1000, whole.forward_flops, whole.backward_flops)
         cells = [f"{amount:,.0f}" for amount in (*amounts, whole.activation_bytes / 1000)]
-        made.add_row(f"{share:g}", *cells)
+        made.add_row(f"share {share:g}", *cells)
     return made

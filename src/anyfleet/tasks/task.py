@@ -47,6 +47,10 @@ class Task:
         """How many devices there are."""
         return len(self.shares)
 
+    def build(self, seed: int) -> "Task":
+        """Itself: a task that exists stands wherever one that is yet to be built may stand."""
+        return self
+
     def data(self, device: int) -> Data:
         """Training data of a device."""
         return self.train.rows(self.shares[device])
