@@ -100,6 +100,23 @@ def test_zoo_costs_exactly_what_torch_counts_and_saves(
     assert found.memory == found.nbytes + 4 * found.sent_params + found.activation_bytes
 
 
+def test_language_model_of_the_zoo_saves_what_is_predicted() -> None:
+    torch.manual_seed(0)
+    module = zoo.Transformer(dropout=0.1).train()
+    tokens = torch.zeros(2, 12, dtype=torch.int64)
+    blueprint = trace(module, tokens)
+    slice = blueprint.prefix(0.5)
+    small, buffers = prepared(blueprint, slice, module)
+    local = blueprint.local(slice)
+
+    def run() -> Tensor:
+        return apply(local, small, buffers, tokens, STATIC, key=rng.root(0, "cost"))[0]
+
+    found = cost(blueprint, slice, batch=2)
+    assert found.activation_bytes == saved(run, (*small.values(), *buffers.values()))
+    assert found.params == sum(p.numel() for p in small.values())
+
+
 @pytest.mark.parametrize("name", ["C.2", "C.4", "C.8", "C.9", "C.11"])
 def test_the_module_itself_saves_the_same(name: str) -> None:
     module, blueprint = from_zoo(name)

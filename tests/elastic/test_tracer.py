@@ -373,3 +373,48 @@ def test_heads_are_found_however_they_are_made() -> None:
     assert kinds(net.blueprint, "heads") == {"q.heads": 3}
     assert kinds(net.blueprint, "head_dim") == {"q.head_dim": 4, "v.head_dim": 4}
     verify(net.module, net.inputs, net.blueprint).require()
+
+
+class HandWrittenCell(nn.Module):
+    """A loop over steps, with a state that the module makes for itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.r, self.head = nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = torch.zeros(x.shape[0], 6)
+        for step in range(x.shape[1]):
+            state = torch.tanh(self.a(x[:, step]) + self.r(state))
+        out: Tensor = self.head(state)
+        return out
+
+
+def test_created_tensors_follow_axes_batch_and_precision() -> None:
+    net = of(HandWrittenCell(), torch.randn(4, 5, 4))
+    assert kinds(net.blueprint, "channels") == {"a": 6}
+    verify(net.module, net.inputs, net.blueprint).require()
+
+
+class WithoutGradient(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.head = nn.Linear(4, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            hidden = self.a(x)
+        out: Tensor = self.head(hidden)
+        return out
+
+
+def test_nested_graphs_are_explained() -> None:
+    with pytest.raises(TraceError, match="no_grad"):
+        trace(WithoutGradient(), torch.zeros(2, 4))
+
+
+def test_torch_multihead_attention_is_cut_by_heads() -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 12, batch_first=True, norm_first=True)
+    net = of(nn.Sequential(layer, nn.Linear(8, 3)), torch.randn(2, 5, 8))
+    assert kinds(net.blueprint, "heads") == {"0.self_attn.heads": 2}
+    verify(net.module, net.inputs, net.blueprint).require()

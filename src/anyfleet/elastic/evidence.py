@@ -1,6 +1,7 @@
 """The module itself as a witness: run with other tensors, without dropout, in float64."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +49,17 @@ class WithoutDropout(TorchFunctionMode):
         return func(*args, **given)
 
 
+@contextmanager
+def _double() -> Iterator[None]:
+    """Tensors that the module makes for itself are float64 too."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
 @dataclass(frozen=True)
 class Bench:
     """A module, tensors for it and inputs; `fewer` has another batch size."""
@@ -66,7 +78,7 @@ class Bench:
         """What the module itself returns, and its buffers afterwards."""
         self.original.train(training)
         moved = {name: tensor.clone() for name, tensor in buffers.items()}
-        with WithoutDropout():
+        with WithoutDropout(), _double():
             out = functional_call(self.original, {**params, **moved}, inputs)
         return _first(out), moved
 

@@ -14,6 +14,7 @@ from anyfleet.elastic.blueprint import Blueprint
 from anyfleet.elastic.errors import ProgramError
 from anyfleet.elastic.program import (
     BATCH,
+    CREATIONS,
     Arg,
     Held,
     Items,
@@ -30,20 +31,6 @@ from anyfleet.elastic.replaced import SPECIAL, Mode, Run
 _OP = re.compile(r"aten\.([A-Za-z0-9_]+)\.([A-Za-z0-9_]+)")
 # ATen operators that reach outside the program.
 _REFUSED = frozenset({"from_file", "set_", "resize_", "_print"})
-_CREATES = frozenset(
-    {
-        "zeros",
-        "ones",
-        "full",
-        "arange",
-        "empty",
-        "rand",
-        "randn",
-        "scalar_tensor",
-        "eye",
-        "linspace",
-    }
-)
 
 
 def apply(  # noqa: PLR0913 - the last two are keywords with defaults
@@ -67,18 +54,11 @@ def apply(  # noqa: PLR0913 - the last two are keywords with defaults
     if len(tensors) != len(plan.inputs):
         raise ValueError(f"the network takes {len(plan.inputs)} inputs, got {len(tensors)}")
     dtype, device = _home(params, tensors)
-    run = Run(
-        mode,
-        tensors[0].shape[0],
-        valid if valid is None else valid.to(device),
-        key if key is None else key.to(device),
-        dtype,
-        device,
-        dict(buffers),
-    )
+    valid, key = _on(valid, device), _on(key, device)
+    run = Run(mode, tensors[0].shape[0], valid, key, dtype, device, dict(buffers))
     values = dict(zip(plan.inputs, tensors, strict=True))
-    values.update({_held(name): tensor for name, tensor in params.items()})
-    values.update({_held(name): tensor for name, tensor in buffers.items()})
+    for name, tensor in (*params.items(), *buffers.items()):
+        values[_held(name)] = tensor
     for name, tensor in plan.constants.items():
         own = dtype if tensor.is_floating_point() else tensor.dtype
         values[_held(name)] = tensor.to(device=device, dtype=own)
@@ -96,6 +76,10 @@ def _home(
         if tensor.is_floating_point():
             return tensor.dtype, tensor.device
     return torch.get_default_dtype(), inputs[0].device
+
+
+def _on(tensor: Tensor | None, device: torch.device) -> Tensor | None:
+    return None if tensor is None else tensor.to(device)
 
 
 # A dot-prefixed name cannot be the name of a node, so both kinds of value share one dictionary.
@@ -167,7 +151,7 @@ def _call(node: Node, sizes: Mapping[str, int]) -> Getter:
         return lambda values, run: (filled := _filled(ready, getters, values, run))[0][filled[1]]
     function = resolve(node.op)
     options = {k: _getter(v, sizes) for k, v in node.options.items()}
-    if node.op.split(".")[1] in _CREATES:
+    if node.op.split(".")[1] in CREATIONS:
         options["device"] = lambda values, run: run.device
     if not options:
         return lambda values, run: function(*_filled(ready, getters, values, run))

@@ -15,6 +15,22 @@ Dim = tuple[tuple[str, ...], ...]
 
 BATCH = "batch"
 
+# Operators that make a tensor out of nothing: they need to be told where and of which dtype.
+CREATIONS = frozenset(
+    (
+        "arange",
+        "empty",
+        "eye",
+        "full",
+        "linspace",
+        "ones",
+        "rand",
+        "randn",
+        "scalar_tensor",
+        "zeros",
+    )
+)
+
 
 def length(dim: Dim, sizes: Mapping[str, int]) -> int:
     """The size of a dimension, given the size of every axis."""

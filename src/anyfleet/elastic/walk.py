@@ -12,7 +12,7 @@ from anyfleet.elastic.axes import Atom, Dims, fresh
 from anyfleet.elastic.errors import TraceError
 from anyfleet.elastic.export import CUMULATIVE, Exported
 from anyfleet.elastic.operators import rule
-from anyfleet.elastic.program import Held, Named, Value
+from anyfleet.elastic.program import CREATIONS, Held, Named, Value
 from anyfleet.elastic.scope import Count, Scope, bound, op_name, place_of, schema, where
 
 # Calls that only check or annotate.
@@ -71,7 +71,11 @@ def walk(exported: Exported, aliases: dict[str, str]) -> Walk:
         elif node.op == "call_function":
             _call(found, node)
         elif node.op != "output":
-            raise TraceError(f"unexpected node {node.op} {node.target} in the exported graph")
+            raise TraceError(
+                f"forward() has a nested graph ({node.target}): a torch.no_grad() block, a "
+                "checkpoint or a control-flow operator. Use detach() or requires_grad_(False) to "
+                "stop gradients, and plain torch operators otherwise."
+            )
     return found
 
 
@@ -206,6 +210,9 @@ def _arguments(found: Walk, node: fx.Node, base: str) -> tuple[list[Any], dict[s
     # What `apply` runs itself has all its arguments in their places.
     count = len(names) if base in _RANDOM or base == "batch_norm" else len(node.args)
     options = {name: given[name] for name in node.kwargs if name in names[count:]}
+    if base in CREATIONS and node.meta["val"].is_floating_point():
+        # Unless the user chose, it is the precision of the model, not torch's default.
+        options.setdefault("dtype", Named("model"))
     return [given[name] for name in names[:count]], {
         name: value for name, value in options.items() if name not in _DROPPED_OPTIONS
     }

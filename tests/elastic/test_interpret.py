@@ -226,6 +226,19 @@ def test_float32_and_float64_drop_the_same() -> None:
     torch.testing.assert_close(low.double(), out, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_everything_follows_the_device_of_the_parameters(name: str) -> None:
+    """The meta device stands for any other than the CPU; keys and masks may come from the CPU."""
+    net = traced(name)
+    params = {n: p.to("meta") for n, p in net.params.items()}
+    buffers = {n: b.to("meta") for n, b in net.buffers.items()}
+    valid = torch.ones(4, dtype=torch.bool)
+    out, moved = apply(
+        net.blueprint, params, buffers, net.inputs.to("meta"), TRAIN, valid=valid, key=KEY
+    )
+    assert {t.device.type for t in (out, *moved.values())} == {"meta"}
+
+
 @pytest.mark.parametrize(
     "op",
     ["os.system", "aten.from_file.default", "aten.nothing.default", "prims.add.default", "aten"],
