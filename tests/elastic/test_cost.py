@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -192,6 +193,17 @@ def test_frozen_parameters_train_nothing() -> None:
     assert found.activation_bytes == cost(free, Slice((), 2)).activation_bytes
     assert found.sent_params == free.numel(free.trained(2))
     assert found.params == free.numel()
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_cost_does_not_depend_on_the_mode_of_the_caller(mode: Callable[[], Any]) -> None:
+    blueprint = trace(
+        nn.Sequential(nn.Linear(3, 17), nn.ReLU(), nn.Linear(17, 2)), torch.ones(2, 3)
+    )
+    batch = 5 if mode is torch.no_grad else 6
+    with mode():
+        found = cost(blueprint, batch=batch)
+    assert found.activation_bytes == 4 * batch * (3 + 17)
 
 
 def test_cost_depends_on_the_shape_of_a_slice_only() -> None:

@@ -92,10 +92,12 @@ class Bench:
         self, function: Callable[[dict[str, Tensor]], Tensor], params: Params
     ) -> tuple[Tensor, dict[str, Tensor]]:
         leaves = {name: tensor.detach().clone().requires_grad_() for name, tensor in params.items()}
-        out = function(leaves)
-        weights = rng.normal(rng.fold(self.key, "loss"), out.numel()).reshape(out.shape)
+        with torch.enable_grad():
+            out = function(leaves)
+            weights = rng.normal(rng.fold(self.key, "loss"), out.numel()).reshape(out.shape)
+            total = (out * weights).sum()
         found = torch.autograd.grad(
-            (out * weights).sum(), list(leaves.values()), materialize_grads=True, allow_unused=True
+            total, list(leaves.values()), materialize_grads=True, allow_unused=True
         )
         return out.detach(), dict(zip(leaves, found, strict=True))
 

@@ -23,7 +23,12 @@ def saved_bytes(blueprint: Blueprint, first: int = 0, batch: int = 1) -> int:
     allocated: the program runs on tensors without data.
     """
     trained = set(blueprint.trained(first))
-    with FakeTensorMode(allow_non_fake_inputs=True):
+    # Whatever mode the caller is in, this is about training.
+    with (
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        FakeTensorMode(allow_non_fake_inputs=True),
+    ):
         params = {n: _empty(blueprint, n).requires_grad_(n in trained) for n in blueprint.params}
         buffers = {n: _empty(blueprint, n) for n in blueprint.buffers}
         sizes = {**blueprint.sizes, BATCH: batch}
