@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor, fx, nn
 from torch._ops import OpOverload
 
-from anyfleet.elastic.axes import freeze
+from anyfleet.elastic.axes import freeze, fresh
 from anyfleet.elastic.blueprint import BatchNormSite, Blueprint, Layer
 from anyfleet.elastic.errors import TraceError
 from anyfleet.elastic.export import export
@@ -13,6 +13,7 @@ from anyfleet.elastic.names import Names, output_atoms, owner_of
 from anyfleet.elastic.program import (
     Arg,
     Constant,
+    Dim,
     Held,
     Input,
     Items,
@@ -84,17 +85,18 @@ def _finish_axes(found: Walk, module: nn.Module) -> list[str]:
         notes.append(f"forward() returns {len(exported.outputs)} tensors; the first is the output")
     for tied, first in found.aliases.items():
         notes.append(f"{tied} is tied to {first}: its axes are fixed")
-        for product in scope.dims(found.placeholders[first]):
-            freeze(product, "tied")
+        _freeze_held(found, first, "tied")
     used = {name for draft in found.drafts for name in _held_in(draft)}
-    for name, param in module.named_parameters():
-        if name not in used:
-            notes.append(f"{name} is not used in the forward pass")
-            if name in found.placeholders:
-                for product in scope.dims(found.placeholders[name]):
-                    freeze(product, "not used")
-        del param
+    for name in (name for name, _ in module.named_parameters() if name not in used):
+        notes.append(f"{name} is not used in the forward pass")
+        _freeze_held(found, name, "not used")
     return notes
+
+
+def _freeze_held(found: Walk, name: str, why: str) -> None:
+    node = found.placeholders.get(name)
+    for product in found.scope.dims(node) if node is not None else ():
+        freeze(product, why)
 
 
 def _held_in(draft: Draft) -> list[str]:
@@ -122,14 +124,12 @@ def _by_use(names: list[str], order: list[str]) -> list[str]:
     return sorted(names, key=lambda name: rank.get(name, len(rank)))
 
 
-def _table(found: Walk, names: Names, name: str, module: nn.Module) -> Any:
+def _table(found: Walk, names: Names, name: str, module: nn.Module) -> tuple[Dim, ...]:
     node = found.placeholders.get(name)
     if node is not None:
         return names.dims(found.scope.dims(node))
-    shape = module.state_dict()[name].shape
-    return tuple(
-        names.dim(found.scope.literal(int(n), "not used")) if n != 1 else ((),) for n in shape
-    )
+    # Export leaves out what the graph does not touch (counters of batch norms, for one).
+    return names.dims(tuple(fresh(int(n), "not used") for n in module.state_dict()[name].shape))
 
 
 def _layers(
