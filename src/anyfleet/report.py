@@ -42,12 +42,14 @@ def draw(file: Path, runs: Runs, *, world: World | None = None, title: str = "")
     """Accuracy over simulated time and over traffic; with a world, also who the devices are."""
     try:
         from matplotlib.figure import Figure
+        from matplotlib.layout_engine import ConstrainedLayoutEngine
     except ImportError as error:
         raise NoPictures from error
     panels = 2 if world is None else 3
     # A figure of its own: pyplot would keep it for the life of the process.
-    figure = Figure(figsize=(4.8 * panels, 4.5), layout="constrained")
-    figure.get_layout_engine().set(w_pad=0.12, wspace=0.04)
+    figure = Figure(
+        figsize=(4.8 * panels, 4.5), layout=ConstrainedLayoutEngine(w_pad=0.12, wspace=0.04)
+    )
     over_time, over_traffic, *fleet = figure.subplots(1, panels)
     _curves(over_time, runs, lambda point: point.time, "simulated time [s]")
     _curves(over_traffic, runs, lambda point: (point.down + point.up) / 1e6, "traffic [MB]")
