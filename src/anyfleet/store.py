@@ -110,7 +110,8 @@ def describe(experiment: Experiment, allow: Sequence[str] = ()) -> str:
 
 def read_points(folder: Path) -> tuple[Point, ...]:
     """The steps of a run that lies in `folder`."""
-    lines = (folder / "points.jsonl").read_bytes().splitlines()
+    file = folder / "points.jsonl"
+    lines = file.read_bytes().splitlines() if file.exists() else []
     return tuple(_point(msgspec.json.decode(line)) for line in lines)
 
 

@@ -1,0 +1,217 @@
+"""The commands, as people use them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+import anyfleet
+from anyfleet.cli.app import app
+from anyfleet.store import read_points
+from anyfleet.study import load
+
+RUN_FILE = """
+rounds = 2
+
+[task]
+use = "Embedded"
+devices = 4
+limit = 200
+server = 20
+model = { use = "perceptron", hidden = [8] }
+
+[method]
+use = "heterofl"
+shares = [1.0, 0.5]
+count = 2
+lr = 0.1
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder of a command, with a run file in it."""
+    (tmp_path / "small.toml").write_text(RUN_FILE)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def anyfleet_command(*words: str) -> Result:
+    return CliRunner().invoke(app, list(words))
+
+
+def succeeds(*words: str) -> str:
+    result = anyfleet_command(*words)
+    assert result.exit_code == 0, result.output
+    # Nobody's terminal: no colours, no cursor movements.
+    assert "\x1b" not in result.output
+    assert "\r" not in result.output
+    return result.output
+
+
+def test_version() -> None:
+    assert succeeds("--version") == f"anyfleet {anyfleet.__version__}\n"
+
+
+def test_the_version_does_not_wait_for_torch() -> None:
+    question = "import sys, anyfleet.cli; print('torch' in sys.modules)"
+    told = subprocess.run([sys.executable, "-c", question], capture_output=True, check=True)
+    assert told.stdout.strip() == b"False"
+
+
+def test_the_demo_compares_two_methods_and_draws(folder: Path) -> None:
+    shown = succeeds("demo", "--rounds", "1", "--out", "here")
+    assert "FedAvg" in shown
+    assert "HeteroFL took" in shown
+    assert (folder / "here/demo.png").stat().st_size > 10_000
+    fedavg, heterofl = (read_points(folder / "here" / n)[0] for n in ("fedavg", "heterofl"))
+    assert heterofl.down < fedavg.down
+    assert heterofl.time < fedavg.time
+    ledgers = [(folder / "here" / n / "ledger.jsonl").read_text() for n in ("fedavg", "heterofl")]
+    cohorts = [[json.loads(line)["device"] for line in text.splitlines()] for text in ledgers]
+    assert cohorts[0] == cohorts[1]
+
+
+def test_a_run_writes_a_folder_and_never_over_another(folder: Path) -> None:
+    assert "accuracy" in succeeds("run", "small.toml")
+    succeeds("run", "small.toml", "rounds=1", "method.lr=0.2")
+    first, second = folder / "runs/small", folder / "runs/small-2"
+    expected = {"config.toml", "points.jsonl", "ledger.jsonl", "model.safetensors"}
+    expected |= {"summary.json", "curves.png"}
+    assert {file.name for file in first.iterdir()} == expected
+    assert len(read_points(first)) == 2
+    assert len(read_points(second)) == 1
+    assert load(second / "config.toml") == load("small.toml", ["rounds=1", "method.lr=0.2"])
+
+
+def test_a_run_from_its_own_config_gives_the_same_bytes(folder: Path) -> None:
+    succeeds("run", "small.toml", "--out", "one")
+    succeeds("run", "one/config.toml", "--out", "two")
+    for name in ("config.toml", "points.jsonl", "ledger.jsonl", "model.safetensors"):
+        assert (folder / "one" / name).read_bytes() == (folder / "two" / name).read_bytes(), name
+
+
+def test_a_folder_that_is_not_empty_is_refused(folder: Path) -> None:
+    result = anyfleet_command("run", "small.toml", "--out", ".")
+    assert result.exit_code == 2
+    assert "not empty" in result.output
+    assert sorted(file.name for file in folder.iterdir()) == ["small.toml"]
+
+
+def test_a_run_goes_on_without_matplotlib(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    shown = succeeds("run", "small.toml", "rounds=1")
+    assert "pip install 'anyfleet[report]'" in shown
+    assert not (folder / "runs/small/curves.png").exists()
+    assert (folder / "runs/small/model.safetensors").exists()
+
+
+def test_validate_shows_method_and_sizes(folder: Path) -> None:
+    shown = succeeds("validate", "small.toml")
+    assert "FixedLevel(shares=(1.0, 0.5))" in shown
+    assert f"{784 * 8 + 8 + 80 + 10:,}" in shown  # parameters of the whole
+    assert f"{784 * 4 + 4 + 40 + 10:,}" in shown  # and of half its width
+    assert sorted(file.name for file in folder.iterdir()) == ["small.toml"]
+
+
+def test_validate_tells_all_problems_with_their_paths(folder: Path) -> None:
+    changes = ["rouns=3", "evaluate_every=0", "task.devices=0", "method.lr=fast"]
+    changes += ["method.select.use=os:system", "fleet.speeds=[]"]
+    result = anyfleet_command("validate", "small.toml", *changes)
+    assert result.exit_code == 1
+    assert "Traceback" not in result.output
+    assert "6 problems" in result.output
+    for path in ("rouns", "evaluate_every", "task", "method.lr", "method.select", "fleet.speeds"):
+        assert f"\n  {path}" in result.output
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["run", "missing.toml"], "missing.toml: cannot be read"),
+        (["run", "small.toml", "nonsense"], "dotted.path=value"),
+        (["run", "small.toml", "task.server=9999"], "task: server asks for 9999"),
+        (["run", "small.toml", "task.use=Mnist"], "ANYFLEET_DATA"),
+        (["compare", "small.toml", "missing.toml"], "missing.toml"),
+        (["run", "small.toml", "method.select.use=mine:Own"], "--allow mine"),
+    ],
+)
+def test_errors_are_messages(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], told: str
+) -> None:
+    monkeypatch.setenv("ANYFLEET_DATA", str(folder / "nowhere"))
+    result = anyfleet_command(*words)
+    assert result.exit_code == 1
+    assert told in result.output
+    assert "Traceback" not in result.output
+    assert not (folder / "runs").exists()
+
+
+def test_unexpected_errors_keep_their_traceback(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("anyfleet.cli.run.from_source", broken)
+    assert isinstance(anyfleet_command("run", "small.toml").exception, ZeroDivisionError)
+
+
+def test_compare_runs_every_file_with_every_seed(folder: Path) -> None:
+    (folder / "other.toml").write_text(
+        RUN_FILE.replace("heterofl", "fedavg").replace("shares", "#")
+    )
+    shown = succeeds("compare", "small.toml", "other.toml", "rounds=1", "--seeds", "2")
+    (row,) = (line for line in shown.splitlines() if line.startswith("other "))
+    assert row.count("±") == 7
+    results = json.loads((folder / "runs/compare/results.json").read_text())
+    assert {name: len(group) for name, group in results.items()} == {"small": 2, "other": 2}
+    assert (folder / "runs/compare/comparison.png").stat().st_size > 10_000
+    seeds = [load(folder / f"runs/compare/small/seed-{s}/config.toml").seed for s in (0, 1)]
+    assert seeds == [0, 1]
+    assert results["small"][0] != results["small"][1]
+
+
+def test_compare_keeps_files_of_the_same_name_apart(folder: Path) -> None:
+    (folder / "sub").mkdir()
+    (folder / "sub/small.toml").write_text(RUN_FILE)
+    succeeds("compare", "small.toml", "sub/small.toml", "rounds=1", "--seeds", "1")
+    made = {path.name for path in (folder / "runs/compare").iterdir() if path.is_dir()}
+    assert made == {"small", "small-2"}
+
+
+def test_ctrl_c_keeps_everything_so_far(folder: Path) -> None:
+    command = [sys.executable, "-m", "anyfleet.cli", "run", "small.toml", "rounds=100000"]
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    points = folder / "runs/small/points.jsonl"
+    patience = time.monotonic() + 120
+    while not (points.exists() and points.read_bytes().count(b"\n") >= 2):
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < patience
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    shown, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, shown
+    assert "Traceback" not in shown
+    run = folder / "runs/small"
+    kept = read_points(run)
+    assert f"Stopped after {len(kept)} of 100000 steps" in shown
+    assert "runs/small" in shown.splitlines()[-1]
+    summary = json.loads((run / "summary.json").read_text())
+    assert (summary["ended"], summary["result"]["steps"]) == ("interrupted", len(kept))
+    closed = {json.loads(line)["step"] for line in (run / "ledger.jsonl").read_text().splitlines()}
+    assert closed == set(range(len(kept)))
+    assert (run / "model.safetensors").stat().st_size > 784 * 8 * 4

@@ -1,0 +1,69 @@
+"""Examples and recipes: what we show to people works."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from anyfleet import config
+from anyfleet.store import describe, read_points
+from anyfleet.study import HOMES, Experiment, load, play
+
+ROOT = Path(__file__).resolve().parents[1]
+RECIPES = sorted((ROOT / "recipes").glob("*.toml"))
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+
+
+def python(folder: Path, *words: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *words],
+        cwd=folder,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_own_model_is_short_and_learns(tmp_path: Path) -> None:
+    example = ROOT / "examples/own_model.py"
+    assert len(example.read_text().splitlines()) <= 20
+    shown = python(tmp_path, str(example)).splitlines()
+    assert [line.partition(":")[0] for line in shown] == ["ring", "half"]
+    assert all(float(line.split()[2]) > 0.8 for line in shown)
+    ring, half = (load_file(tmp_path / f"{name}.safetensors") for name in ("ring", "half"))
+    assert ring["0.weight"].equal(half["0.weight"]), "the frozen layer moved"
+    assert not ring["2.weight"].equal(half["2.weight"])
+
+
+def test_a_run_file_names_a_part_that_lies_beside_it(tmp_path: Path) -> None:
+    file = ROOT / "examples/own_part/run.toml"
+    quick = ["rounds=1", "task.limit=300", "task.server=0", "--out", "run"]
+    python(tmp_path, "-m", "anyfleet.cli", "run", str(file), *quick)
+    assert len(read_points(tmp_path / "run")) == 1
+    written = (tmp_path / "run/config.toml").read_text()
+    assert 'use = "own_selection:Fastest"' in written
+    assert 'packages = ["own_selection"]' in written
+
+
+@pytest.mark.parametrize("file", RECIPES, ids=lambda file: file.stem)
+def test_a_recipe_starts_with_its_command_and_runs(file: Path, tmp_path: Path) -> None:
+    assert file.read_text().splitlines()[0] == f"# anyfleet run recipes/{file.name}"
+    full = load(file)
+    table = "task.inner" if "[task.inner]" in file.read_text() else "task"
+    small = load(file, ["rounds=1", f"{table}.limit=300", f"{table}.server=20"])
+    (moment,) = play(small)
+    assert moment.point.accuracy >= 0
+    (tmp_path / "config.toml").write_text(describe(full))
+    assert config.read(tmp_path / "config.toml").load(Experiment, homes=HOMES) == full
+
+
+def test_there_are_recipes() -> None:
+    names = {file.stem for file in RECIPES}
+    assert {"fedavg", "fedprox", "heterofl", "local", "centralised"} <= names
+    assert {"asynchronous", "deadline"} <= names

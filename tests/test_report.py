@@ -1,0 +1,64 @@
+"""Pictures: what is drawn, and what happens where nothing can be drawn."""
+
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from anyfleet.report import NoPictures, band, draw
+from anyfleet.study import Point
+from anyfleet.world import Fleet
+
+
+def run(*accuracies: float, pace: float = 1.0) -> tuple[Point, ...]:
+    return tuple(
+        Point(
+            step=step,
+            time=pace * (step + 1),
+            down=1e6 * (step + 1),
+            up=1e6 * (step + 1),
+            flops=0.0,
+            arrived=1,
+            lost=0,
+            loss=math.nan,
+            on_devices=accuracy,
+        )
+        for step, accuracy in enumerate(accuracies)
+    )
+
+
+def test_a_band_joins_seeds_evaluation_by_evaluation() -> None:
+    runs = [run(0.2, math.nan, 0.6), run(0.4, math.nan, 0.6, 0.9, pace=3.0)]
+    joined = band(runs, lambda point: point.time)
+    assert joined.x.tolist() == [2.0, 6.0]
+    assert joined.mean.tolist() == pytest.approx([0.3, 0.6])
+    assert joined.deviation.tolist() == pytest.approx([0.1 * math.sqrt(2), 0.0])
+
+
+def test_a_single_run_has_no_width() -> None:
+    assert band([run(0.2, 0.5)], lambda point: point.time).deviation.tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("devices", [0, 5])
+def test_a_picture_shows_something(tmp_path: Path, devices: int) -> None:
+    world = Fleet().build(np.ones(devices, dtype=np.int64), 0) if devices else None
+    runs = {"slow": [run(0.1, 0.5, pace=50.0)], "never judged": [run(math.nan)], "b": [run(0.2)]}
+    file = draw(tmp_path / "a.png", runs, world=world, title="a title")
+    assert file.read_bytes().startswith(b"\x89PNG")
+    from matplotlib.image import imread
+
+    pixels = imread(file)
+    panels = 3 if devices else 2
+    assert pixels.shape[1] > 400 * panels
+    assert len(np.unique(pixels.reshape(-1, pixels.shape[-1]), axis=0)) > 50
+
+
+def test_without_matplotlib_the_message_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(NoPictures, match=r"pip install 'anyfleet\[report\]'"):
+        draw(tmp_path / "a.png", {"a": [run(0.1)]})
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,145 @@
+"""Run folders: complete, never overwritten, whole after any end."""
+
+import json
+import math
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from anyfleet import config, methods, store, tasks
+from anyfleet.naming import Factory
+from anyfleet.store import Recording, claim, describe, fresh, read_points
+from anyfleet.study import HOMES, Experiment, Moment, play
+from anyfleet.tasks import zoo
+
+MODEL = Factory.of(zoo.perceptron, hidden=(8,))
+TASK = tasks.Embedded(model=MODEL, devices=4, limit=200, server=20)
+SMALL = Experiment(TASK, methods.heterofl(count=2, lr=0.1), rounds=2)
+
+
+@pytest.fixture(scope="module")
+def moments() -> list[Moment]:
+    return list(play(SMALL))
+
+
+def lines(file: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def test_a_new_folder_gets_a_number_when_the_name_is_taken(tmp_path: Path) -> None:
+    made = [fresh(tmp_path / "runs", "demo") for _ in range(3)]
+    assert [path.name for path in made] == ["demo", "demo-2", "demo-3"]
+    assert all(path.is_dir() for path in made)
+
+
+def test_a_named_folder_must_be_new_or_empty(tmp_path: Path) -> None:
+    assert claim(tmp_path / "a" / "b").is_dir()
+    assert claim(tmp_path / "a" / "b").is_dir()
+    (tmp_path / "file").touch()
+    for taken in (tmp_path, tmp_path / "file"):
+        with pytest.raises(FileExistsError, match="not empty"):
+            claim(taken)
+
+
+def test_a_finished_run_is_complete(tmp_path: Path, moments: list[Moment]) -> None:
+    with Recording(tmp_path, SMALL) as recording:
+        for moment in moments:
+            recording.append(moment)
+            # On disk after every step, not only at the end.
+            assert len(lines(tmp_path / "points.jsonl")) == moment.point.step + 1
+    # By their text: NaN is not equal to itself.
+    assert repr(read_points(tmp_path)) == repr(tuple(recording.points))
+    rows = lines(tmp_path / "ledger.jsonl")
+    assert rows == [json.loads(json.dumps(r.as_dict())) for m in moments for r in m.step.rows]
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["ended"] == "finished"
+    assert summary["result"]["steps"] == 2
+    assert summary["threads"] == torch.get_num_threads()
+    assert not list(tmp_path.glob(".*")), "a file was left half-written"
+
+
+def test_the_saved_model_is_a_state_dict_of_the_module(
+    tmp_path: Path, moments: list[Moment]
+) -> None:
+    with Recording(tmp_path, SMALL) as recording:
+        recording.append(moments[-1])
+    module = MODEL.make()
+    module.load_state_dict(load_file(tmp_path / "model.safetensors"))
+    for name, value in module.named_parameters():
+        assert torch.equal(value, moments[-1].step.params[name])
+
+
+@pytest.mark.parametrize(
+    ("error", "ended"), [(KeyboardInterrupt, "interrupted"), (RuntimeError, "failed")]
+)
+def test_a_broken_run_keeps_what_it_has(
+    tmp_path: Path, moments: list[Moment], error: type[BaseException], ended: str
+) -> None:
+    def play_on() -> None:
+        with Recording(tmp_path, SMALL) as recording:
+            recording.append(moments[0])
+            raise error
+
+    with pytest.raises(error):
+        play_on()
+    assert len(read_points(tmp_path)) == 1
+    assert (tmp_path / "model.safetensors").is_file()
+    assert json.loads((tmp_path / "summary.json").read_text())["ended"] == ended
+
+
+def test_a_run_without_a_step_has_no_model(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), Recording(tmp_path, SMALL):
+        raise KeyboardInterrupt
+    assert not (tmp_path / "model.safetensors").exists()
+    assert json.loads((tmp_path / "summary.json").read_text())["result"] is None
+    assert read_points(tmp_path) == ()
+
+
+def test_numbers_that_are_none_come_back_as_such(tmp_path: Path, moments: list[Moment]) -> None:
+    unknown = replace(moments[0].point, loss=math.nan, scores={"accuracy": math.nan})
+    with Recording(tmp_path, SMALL) as recording:
+        recording.append(replace(moments[0], point=unknown))
+    (back,) = read_points(tmp_path)
+    assert math.isnan(back.loss)
+    assert math.isnan(back.scores["accuracy"])
+
+
+def test_ctrl_c_waits_until_a_step_is_on_disk(
+    tmp_path: Path, moments: list[Moment], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = store._append
+
+    def interrupted(file: Path, rows: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+        write(file, rows)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(store, "_append", interrupted)
+    with pytest.raises(KeyboardInterrupt), Recording(tmp_path, SMALL) as recording:
+        recording.append(moments[0])
+    assert len(read_points(tmp_path)) == 1
+    assert len(lines(tmp_path / "ledger.jsonl")) == len(moments[0].step.rows)
+
+
+@pytest.mark.parametrize(
+    "experiment",
+    [
+        SMALL,
+        replace(SMALL, method=methods.local(), task=tasks.Pooled(TASK), widths=(1.0, 0.5)),
+        replace(SMALL, method=methods.fedprox(seconds=1.5), seed=7),
+    ],
+)
+def test_the_config_of_a_folder_gives_the_same_experiment(
+    tmp_path: Path, experiment: Experiment
+) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(describe(experiment, ["mine"]))
+    source = config.read(file)
+    assert source.allow == ("mine",)
+    assert source.load(Experiment, homes=HOMES) == experiment
+    # Complete: also what had its default value.
+    assert source.data["evaluate_every"] == 1
+    assert source.data["fleet"]["mortality"] == 0.0

@@ -1,0 +1,153 @@
+"""Experiments and the questions one asks of them afterwards."""
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from anyfleet import methods, tasks
+from anyfleet.errors import ConfigError
+from anyfleet.naming import Factory
+from anyfleet.study import (
+    HOMES,
+    Experiment,
+    Point,
+    best,
+    build,
+    common_accuracy,
+    evaluated,
+    load,
+    play,
+    reached,
+    spread,
+    summarise,
+)
+from anyfleet.tasks import zoo
+
+MODEL = Factory.of(zoo.perceptron, hidden=(8,))
+TASK = tasks.Embedded(model=MODEL, devices=4, limit=200, server=20)
+SMALL = Experiment(TASK, methods.fedavg(count=2, lr=0.1), rounds=3)
+
+
+def point(step: int, accuracy: float = math.nan, *, lost: int = 0) -> Point:
+    scores = {} if math.isnan(accuracy) else {"accuracy": accuracy, "loss": 1 - accuracy}
+    return Point(
+        step=step,
+        time=10.0 * (step + 1),
+        down=100.0 * (step + 1),
+        up=50.0 * (step + 1),
+        flops=1e6 * (step + 1),
+        arrived=2,
+        lost=lost,
+        loss=0.5,
+        on_devices=math.nan,
+        scores=scores,
+    )
+
+
+RUN = (point(0, 0.3), point(1), point(2, 0.6, lost=1), point(3, 0.5, lost=2), point(4))
+
+
+def test_the_first_evaluation_at_or_above_the_target_counts() -> None:
+    assert reached(RUN, 0.3) == RUN[0]
+    assert reached(RUN, 0.6) == RUN[2]
+    assert reached(RUN, 0.61) is None
+
+
+def test_a_summary_has_the_last_and_the_best_evaluation_and_the_totals() -> None:
+    summary = summarise(RUN)
+    assert (summary.steps, summary.accuracy, summary.best, summary.loss) == (5, 0.5, 0.6, 0.5)
+    assert (summary.time, summary.down, summary.up, summary.lost) == (50.0, 500.0, 250.0, 3)
+
+
+def test_a_run_that_was_never_evaluated_has_no_accuracy() -> None:
+    points = (point(0), point(1))
+    assert evaluated(points) == ()
+    assert math.isnan(best(points))
+    assert math.isnan(summarise(points).accuracy)
+    assert math.isnan(common_accuracy([RUN, points]))
+
+
+def test_the_common_accuracy_is_reached_by_every_run() -> None:
+    runs = [RUN, (point(0, 0.4), point(1, 0.55))]
+    assert common_accuracy(runs) == 0.55
+    assert all(reached(points, 0.55) for points in runs)
+
+
+def test_devices_that_were_asked_decide_the_accuracy() -> None:
+    assert replace(RUN[0], on_devices=0.9).accuracy == 0.9
+
+
+def test_the_spread_is_that_of_a_sample() -> None:
+    assert spread([1.0, 3.0]).mean == 2.0
+    assert spread([1.0, 3.0]).deviation == pytest.approx(math.sqrt(2))
+    assert math.isnan(spread([1.0]).deviation)
+
+
+def test_play_evaluates_when_due_and_at_the_end() -> None:
+    experiment = replace(SMALL, rounds=4, evaluate_every=2, widths=(1.0, 0.5))
+    points = [moment.point for moment in play(experiment)]
+    assert [p.step for p in points] == [0, 1, 2, 3]
+    assert [bool(p.scores) for p in points] == [True, False, True, True]
+    assert {"accuracy", "accuracy@1", "accuracy@0.5"} <= points[-1].scores.keys()
+    assert points[-1].scores["accuracy"] == points[-1].scores["accuracy@1"]
+    for sooner, later in pairwise(points):
+        assert later.time > sooner.time
+        assert later.down > sooner.down
+
+
+def test_the_same_experiment_twice_gives_the_same_points() -> None:
+    first, again = (
+        [m.point.scores for m in play(SMALL)],
+        [m.point.scores for m in play(SMALL)],
+    )
+    assert first == again
+    assert first != [m.point.scores for m in play(replace(SMALL, seed=1))]
+
+
+def test_a_built_task_stands_for_its_own_description() -> None:
+    (moment,) = play(replace(SMALL, task=TASK.build(0), rounds=1))
+    assert moment.point.scores == next(play(SMALL)).point.scores
+
+
+def test_pooled_data_lie_on_one_device() -> None:
+    apart, together = TASK.build(0), tasks.Pooled(TASK).build(0)
+    assert together.devices == 1
+    assert len(together.data(0)) == sum(len(apart.data(d)) for d in range(apart.devices))
+
+
+def test_a_file_names_parts_shortly(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(
+        'rounds = 7\n[task]\nuse = "Embedded"\npartition = { use = "Dirichlet", alpha = 1.0 }\n'
+        'model = { use = "logistic" }\n[method]\nuse = "fedavg"\nlr = 0.2\n'
+        '[method.aggregate]\nuse = "ServerStep"\noptimiser = { use = "ServerAdam" }\n'
+        '[method.norm]\nuse = "Tracked"\n[engine]\nuse = "Stacked"\n'
+    )
+    experiment = load(file, ["rounds=2", "method.count=3"])
+    assert experiment.rounds == 2
+    assert experiment.method.train == methods.fedavg(lr=0.2).train
+    assert experiment.method.select == methods.fedavg(count=3).select
+    assert str(experiment.engine) == "Stacked(chunk=64)"
+    assert "ServerAdam" in str(experiment.method.aggregate)
+
+
+@pytest.mark.parametrize("home", sorted(set(HOMES.values())))
+def test_homes_exist(home: str) -> None:
+    assert __import__(home, fromlist=["__all__"]).__all__
+
+
+def test_what_the_data_refuse_is_a_problem_of_the_file() -> None:
+    greedy = replace(SMALL, task=replace(TASK, server=10_000))
+    with pytest.raises(ConfigError, match="task: server asks for 10000 of 200"):
+        build(greedy)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("rounds", 0), ("evaluate_every", 0), ("widths", ()), ("widths", (1.5,))]
+)
+def test_impossible_experiments_are_refused(field: str, value: object) -> None:
+    with pytest.raises(ValueError, match=field):
+        replace(SMALL, **{field: value})  # type: ignore[arg-type]
