@@ -1,6 +1,8 @@
 """Examples and recipes: what we show to people works."""
 
+import doctest
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +10,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+import anyfleet
 from anyfleet import config
 from anyfleet.store import describe, read_points
 from anyfleet.study import HOMES, Experiment, load, play
@@ -61,6 +64,30 @@ def test_a_recipe_starts_with_its_command_and_runs(file: Path, tmp_path: Path) -
     assert moment.point.accuracy >= 0
     (tmp_path / "config.toml").write_text(describe(full))
     assert config.read(tmp_path / "config.toml").load(Experiment, homes=HOMES) == full
+
+
+def readme_programs() -> list[str]:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    return re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("program", readme_programs(), ids=lambda text: text.splitlines()[-1])
+def test_a_program_of_the_readme_works(program: str, tmp_path: Path) -> None:
+    python(tmp_path, "-c", program.replace("rounds=3", "rounds=1"))
+
+
+def test_the_run_file_of_the_readme_works(tmp_path: Path) -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"^```toml\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    (tmp_path / "run.toml").write_text(example)
+    (moment,) = play(load(tmp_path / "run.toml", ["rounds=1", "task.limit=600"]))
+    assert moment.point.arrived > 0
+
+
+def test_the_docstring_of_the_package_works() -> None:
+    failed, tried = doctest.testmod(anyfleet)
+    assert tried
+    assert not failed
 
 
 def test_there_are_recipes() -> None:

@@ -6,10 +6,10 @@
 [0]
 """
 
+import typing
 from importlib import import_module as _import_module
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
+if typing.TYPE_CHECKING:
     from anyfleet import elastic, methods, tasks
     from anyfleet.elastic import trace
     from anyfleet.errors import AnyfleetError

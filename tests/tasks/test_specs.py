@@ -108,7 +108,7 @@ def test_a_fixed_split_seed_keeps_the_data_while_weights_change(folder: Path) ->
 
 def test_embedded_default_is_the_demo_task() -> None:
     task = Embedded().build(0)
-    assert task.blueprint.numel() == 1_663_370
+    assert task.blueprint.numel() == 37_610
     assert task.devices == 20
     assert {len(task.data(k)) + len(task.own_test(k)) for k in range(20)} == {575}
     assert (len(task.test), len(task.server)) == (2000, 500)

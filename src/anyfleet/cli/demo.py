@@ -7,14 +7,13 @@ from pathlib import Path
 from anyfleet import methods
 from anyfleet.cli.record import built, picture, prepare, record, subfolder
 from anyfleet.cli.screen import console, percent, seconds, table
-from anyfleet.naming import Factory
 from anyfleet.study import Experiment, Point, common_accuracy, populate, reached, summarise
-from anyfleet.tasks import Dirichlet, Embedded, Pooled, zoo
+from anyfleet.tasks import Dirichlet, Embedded, Pooled
 from anyfleet.world import Fleet
 
 SHARES = (1.0, 1 / 2, 1 / 4, 1 / 8)
 FLEET = Fleet(speeds=(2e9, 1e9, 5e8, 2.5e8))
-TASK = Embedded(model=Factory.of(zoo.cnn_mnist), devices=20, partition=Dirichlet(0.5))
+TASK = Embedded(devices=20, partition=Dirichlet(0.5))
 LR, MOMENTUM = 0.05, 0.9
 
 
