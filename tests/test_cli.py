@@ -7,9 +7,9 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
-from click.testing import Result
 from typer.testing import CliRunner
 
 import anyfleet
@@ -17,6 +17,8 @@ from anyfleet.cli.app import app
 from anyfleet.store import read_points
 from anyfleet.study import load
 
+# A command in a process of its own shall be the one that is tested here.
+ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
 RUN_FILE = """
 rounds = 2
 
@@ -43,7 +45,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def anyfleet_command(*words: str) -> Result:
+def anyfleet_command(*words: str) -> Any:
     return CliRunner().invoke(app, list(words))
 
 
@@ -53,7 +55,7 @@ def succeeds(*words: str) -> str:
     # Nobody's terminal: no colours, no cursor movements.
     assert "\x1b" not in result.output
     assert "\r" not in result.output
-    return result.output
+    return str(result.output)
 
 
 def test_version() -> None:
@@ -62,7 +64,9 @@ def test_version() -> None:
 
 def test_the_version_does_not_wait_for_torch() -> None:
     question = "import sys, anyfleet.cli; print('torch' in sys.modules)"
-    told = subprocess.run([sys.executable, "-c", question], capture_output=True, check=True)
+    told = subprocess.run(
+        [sys.executable, "-c", question], capture_output=True, check=True, env=ENVIRONMENT
+    )
     assert told.stdout.strip() == b"False"
 
 
@@ -194,7 +198,7 @@ def test_ctrl_c_keeps_everything_so_far(folder: Path) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        env=ENVIRONMENT,
     )
     points = folder / "runs/small/points.jsonl"
     patience = time.monotonic() + 120

@@ -4,9 +4,8 @@ Torch takes seconds to import, so that commands import their work only when they
 """
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-import click
 import typer
 from typer.core import TyperGroup
 
@@ -19,7 +18,7 @@ INTERRUPTED = 130  # what shells report for Ctrl-C
 class Commands(TyperGroup):
     """Turns what Anyfleet raises on purpose into a message; other errors keep their traceback."""
 
-    def invoke(self, ctx: click.Context) -> object:
+    def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except ConfigError as error:
