@@ -43,6 +43,8 @@ class Arrivals:
         self._changes = tuple(changes)
         self._masks = updates.masks
         self._blueprint = blueprint
+        tensors = (value for change in changes for value in change.values())
+        self._device = next((value.device for value in tensors), torch.device("cpu"))
 
     def __len__(self) -> int:
         return len(self.device)
@@ -70,7 +72,7 @@ class Arrivals:
         products = np.zeros((count, count))
         for name in self._names():
             flat = torch.stack([self._full(row, name).double().flatten() for row in range(count)])
-            products += (flat @ flat.T).numpy()
+            products += (flat @ flat.T).cpu().numpy()
         return products
 
     def dots(self, tree: Params) -> Floats:
@@ -88,17 +90,18 @@ class Arrivals:
 
     def _full(self, row: int, name: str) -> Tensor:
         """One update in global coordinates, zero outside its slice."""
-        full = torch.zeros(self._blueprint.shape(base(name)))
+        shape = self._blueprint.shape(base(name))
         change = self._changes[row].get(name)
         if change is None:
-            return full
+            return torch.zeros(shape, device=self._device)
         mask = self._masks[row].get(base(name))
-        full = full.to(change.dtype)
+        full = change.new_zeros(shape)
         full[self._place(row, name)] = change if mask is None else change * mask
         return full
 
     def _place(self, row: int, name: str) -> tuple[slice | Tensor, ...]:
-        return place(base(name), self.slices[row], self._blueprint)
+        device = str(self._changes[row][name].device)
+        return place(base(name), self.slices[row], self._blueprint, device)
 
     def _sums(self, weights: Floats) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         total: dict[str, Tensor] = {}

@@ -159,16 +159,17 @@ def _stacked(
     """Stacks what the devices start from; a single device stays as it is."""
     x, y, valid = pad(data)
     seen = torch.stack([task.labels(int(device)) for device in orders.device])
-    dtype = next(iter(starts[0][0].values())).dtype
-    numbers = as_tensors(orders.numbers, [len(d) for d in data], dtype)
+    like = next(iter(starts[0][0].values()))
+    numbers = as_tensors(orders.numbers, [len(d) for d in data], like)
+    keys = orders.key.to(like.device)
     if len(orders) == 1:
         one = {name: value[0] for name, value in numbers.items()}
-        return Inputs(*starts[0], x[0], y[0], valid[0], seen[0], orders.key[0], one)
+        return Inputs(*starts[0], x[0], y[0], valid[0], seen[0], keys[0], one)
     params, buffers = (
         {name: torch.stack([start[i][name] for start in starts]) for name in starts[0][i]}
         for i in (0, 1)
     )
-    return Inputs(params, buffers, x, y, valid, seen, orders.key, numbers)
+    return Inputs(params, buffers, x, y, valid, seen, keys, numbers)
 
 
 def _squeeze(

@@ -79,7 +79,7 @@ def batches(data: Data, size: int = EVALUATION_BATCH) -> Iterator[tuple[Tensor, 
     batch of one sample would be normalised with the wrong ones.
     """
     everything = torch.ones(len(data), dtype=torch.bool)
-    order = rng.permutation(rng.root(0, "evaluate"), everything)
+    order = rng.permutation(rng.root(0, "evaluate"), everything).to(data.x.device)
     for rows in torch.tensor_split(order, max(1, -(-len(data) // size))):
         if len(rows):
             yield data.x[rows], data.y[rows]

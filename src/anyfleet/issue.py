@@ -65,8 +65,10 @@ def draft(request: Request, devices: Ints, *, method: Method, view: View, desk: 
         cohort=int(rng.fold(rng.root(desk.seed, "cohort"), view.step)),
         job=method.job(),
     )
-    go = [row for row, reason in enumerate(plans.declined) if not reason]
-    no = [row for row, reason in enumerate(plans.declined) if reason]
+    # A planner declines training; a device can always be asked something.
+    training = request.kind in (Kind.TRAIN, Kind.HOLD)
+    no = [row for row, reason in enumerate(plans.declined) if reason and training]
+    go = [row for row in range(count) if row not in no]
     return Drafted(orders.take(go), orders.take(no), tuple(plans.declined[row] for row in no))
 
 

@@ -106,13 +106,13 @@ def extent(numbers: Numbers, samples: Sequence[int]) -> Extent:
     return Extent(max(steps), max(1, epochs), width)
 
 
-def as_tensors(numbers: Numbers, samples: Sequence[int], dtype: torch.dtype) -> dict[str, Tensor]:
-    """The numbers of a stack; rates in the precision of the model so that stacking changes none."""
+def as_tensors(numbers: Numbers, samples: Sequence[int], like: Tensor) -> dict[str, Tensor]:
+    """The numbers of a stack, where and in the precision in which the model is."""
     return {
-        "lr": torch.tensor(numbers.lr, dtype=dtype),
-        "rate": torch.tensor(numbers.rate, dtype=dtype),
-        "batch": torch.tensor(numbers.batch),
-        "limit": torch.tensor(limits(numbers, samples)),
+        "lr": torch.tensor(numbers.lr).to(like),
+        "rate": torch.tensor(numbers.rate).to(like),
+        "batch": torch.tensor(numbers.batch, device=like.device),
+        "limit": torch.tensor(limits(numbers, samples), device=like.device),
     }
 
 
@@ -145,7 +145,8 @@ def _schedule(key: Tensor, valid: Tensor, batch: Tensor, bounds: Extent) -> tupl
     orders = torch.stack([rng.permutation(rng.fold(key, e), valid) for e in range(bounds.epochs)])
     count = valid.sum()
     per_epoch = ((count + batch - 1) // batch).clamp(min=1)
-    step, column = torch.arange(bounds.steps), torch.arange(bounds.width)
+    step = torch.arange(bounds.steps, device=valid.device)
+    column = torch.arange(bounds.width, device=valid.device)
     epoch = (step // per_epoch).clamp(max=bounds.epochs - 1)
     position = (step % per_epoch)[:, None] * batch + column
     real = (column < batch) & (position < count)
@@ -173,8 +174,8 @@ def pad(data: Sequence[Data]) -> tuple[Tensor, Tensor, Tensor]:
     most = max(1, *(len(d) for d in data))
     x = torch.stack([_lengthen(d.x, most) for d in data])
     y = torch.stack([_lengthen(d.y, most) for d in data])
-    sizes = torch.tensor([len(d) for d in data])
-    return x, y, torch.arange(most) < sizes[:, None]
+    sizes = torch.tensor([len(d) for d in data], device=x.device)
+    return x, y, torch.arange(most, device=x.device) < sizes[:, None]
 
 
 def _lengthen(rows: Tensor, count: int) -> Tensor:

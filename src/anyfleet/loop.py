@@ -22,10 +22,17 @@ def run(
         server.restore(resume)
     schedule = method.schedule
     while True:
+        before = server.issued, runtime.now()
         server.fill()
         view = server.view()
         if not schedule.ready(view):
-            server.hear(runtime.wait(schedule.alarm(view), schedule.enough(view)))
+            events = runtime.wait(schedule.alarm(view), schedule.enough(view))
+            server.hear(events)
             view = server.view()
+            if not len(events) and before == (server.issued, runtime.now()):
+                raise RuntimeError(
+                    f"{schedule} stands still: nothing to issue, nothing to wait for, not ready. "
+                    "Its alarm must lie in the future until it is ready."
+                )
         if schedule.ready(view):
             yield server.step()

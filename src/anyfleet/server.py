@@ -111,7 +111,9 @@ class Server:
         desk = Desk(self.seed, self.issued, self.visits, self.heard, self.states)
         drafted = draft(request, devices, method=self.method, view=self.view(), desk=desk)
         self.issued += len(devices)
-        self.visits[devices] += 1
+        if request.kind in (Kind.TRAIN, Kind.HOLD):
+            # Only training counts: asking a device something must not change what it draws.
+            self.visits[devices] += 1
         for row, reason in enumerate(drafted.reasons):
             order = drafted.declined.take([row])
             self.declined.append((order, reason))

@@ -203,7 +203,7 @@ class Orders(Batch):
 
     id: Ints
     device: Ints
-    visit: Ints  # how often the device was asked before: the address of its randomness
+    visit: Ints  # how often it was asked to train before: the address of its randomness
     key: Tensor  # int64 per row
     slices: tuple[Slice, ...]
     menus: tuple[tuple[Slice, ...], ...]  # not empty: the device chooses one of these

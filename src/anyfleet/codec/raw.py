@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from anyfleet.errors import BadMessage
 from anyfleet.method import Squeezed
 from anyfleet.types import Params
 
@@ -30,8 +31,12 @@ class Raw:
     def unpack(
         self, data: bytes, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype
     ) -> dict[str, Tensor]:
-        flat = torch.frombuffer(bytearray(data), dtype=dtype) if data else torch.zeros(0)
         sizes = [torch.Size(shape).numel() for shape in shapes.values()]
+        if len(data) != sum(sizes) * dtype.itemsize:
+            raise BadMessage(
+                f"{len(data)} bytes for {sum(sizes)} numbers of {dtype.itemsize} bytes each"
+            )
+        flat = torch.frombuffer(bytearray(data), dtype=dtype) if data else torch.zeros(0)
         ends = list(accumulate(sizes))
         return {
             name: flat[end - size : end].reshape(shape)

@@ -4,6 +4,7 @@ What counts as traffic are the trees and the index sets (`Orders.bits`, `Updates
 a message has a header of names and numbers: HEADER_SLACK bytes at most per 100 tensors.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import lru_cache
@@ -17,7 +18,7 @@ from torch import Tensor
 from anyfleet import config
 from anyfleet.codec import Raw
 from anyfleet.elastic import Blueprint, Slice
-from anyfleet.errors import BadMessage
+from anyfleet.errors import BadMessage, ConfigError
 from anyfleet.method import Codec, Job
 from anyfleet.packing import pack_slice, unpack_slice
 from anyfleet.types import Kind, Numbers, Orders, Params, Report, Task, Trees, Updates
@@ -185,6 +186,11 @@ def _trees(
 ) -> dict[str, Params]:
     local = task.blueprint.local(slice_)
     dtype = next(iter(task.params.values())).dtype
+    if message.trees.keys() != names.keys():
+        raise BadMessage(f"trees {sorted(message.trees)} where {sorted(names)} were announced")
+    unknown = {n for listed in names.values() for n in listed} - {*local.params, *local.buffers}
+    if unknown:
+        raise BadMessage(f"tensors this model does not have: {sorted(unknown)}")
     return {
         tree: (Raw() if tree == "buffers" else codec).unpack(
             message.trees[tree], {name: local.shape(name) for name in listed}, dtype
@@ -204,10 +210,14 @@ def _pack_mask(mask: Tensor) -> tuple[list[int], bytes]:
 
 def _unpack_mask(name: str, packed: tuple[list[int], bytes], local: Blueprint) -> Tensor:
     shape, data = packed
+    if name not in local.params:
+        raise BadMessage(f"a mask for {name}, which this model does not have")
     whole = local.shape(name)
     if len(shape) != len(whole) or any(a not in (1, b) for a, b in zip(shape, whole, strict=True)):
         raise BadMessage(f"a mask of shape {shape} for {name}, which has {list(whole)}")
-    flags = np.unpackbits(np.frombuffer(data, dtype=np.uint8), count=int(np.prod(shape)))
+    if len(data) != -(-math.prod(shape) // 8):
+        raise BadMessage(f"a mask of {len(data)} bytes for {name}")
+    flags = np.unpackbits(np.frombuffer(data, dtype=np.uint8), count=math.prod(shape))
     return torch.from_numpy(flags.reshape(shape).astype(np.float32)).expand(whole)
 
 
@@ -218,10 +228,10 @@ def _dumped(job: Job) -> bytes:
 
 @lru_cache(maxsize=64)
 def _loaded(data: bytes, allow: tuple[str, ...]) -> Job:
-    loaded = config.load(msgspec.json.decode(data), Job, allow=allow)
-    if not isinstance(loaded, Job):
-        raise BadMessage(f"an order must name a Job, got {type(loaded).__name__}")
-    return loaded
+    try:
+        return config.load(msgspec.json.decode(data), Job, allow=allow)
+    except (ConfigError, msgspec.MsgspecError) as error:
+        raise BadMessage(f"a job that cannot be read: {error}") from error
 
 
 def _check_version(version: int) -> None:

@@ -9,7 +9,8 @@ from anyfleet.view import Request, View
 class Buffered:
     """Keeps `concurrency` devices busy and steps after every `size` answers.
 
-    When nobody answers for `patience` seconds the step is empty, so that time never stands still.
+    A step also closes, with what there is, after `patience` seconds or when twice `concurrency`
+    orders were lost: a fleet that only dies must neither stop the clock nor fill the books.
     """
 
     concurrency: int
@@ -34,7 +35,9 @@ class Buffered:
         return (Request(count=free),) if free > 0 else ()
 
     def ready(self, view: View) -> bool:
-        return len(view.arrived) >= self.size or view.now >= view.started + self.patience
+        hopeless = len(view.lost) >= 2 * self.concurrency
+        late = view.now >= view.started + self.patience
+        return len(view.arrived) >= self.size or hopeless or late
 
     def alarm(self, view: View) -> float | None:
         return view.started + self.patience

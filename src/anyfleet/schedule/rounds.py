@@ -34,7 +34,8 @@ class Synchronous:
     def ready(self, view: View) -> bool:
         if view.flying:
             return False
-        return begun(view) or view.now >= view.started + self.patience
+        tried = bool(view.arrived or view.lost)
+        return tried or view.now >= view.started + self.patience
 
     def alarm(self, view: View) -> float | None:
         return None if view.flying else view.started + self.patience

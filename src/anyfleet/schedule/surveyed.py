@@ -58,6 +58,6 @@ class Surveyed:
         return self.inner.drop(view)
 
     def _due(self, view: View) -> bool:
-        flights = view.fresh((*view.flying, *view.arrived, *view.lost))
+        flights = view.fresh((*view.flying, *view.arrived, *view.lost, *view.declined))
         asked = any(flight.kind == self.ask for flight in flights)
         return view.step % self.every == 0 and len(view.idle) > 0 and not asked

@@ -44,7 +44,7 @@ class TwoPhase:
         if view.flying:
             return False
         held = any(flight.kind == Kind.HOLD for flight in view.arrived)
-        nobody = bool(view.lost or view.declined) and not held
+        nobody = bool(view.lost) and not held
         return nobody or self._fetching(view) or view.now >= view.started + self.patience
 
     def alarm(self, view: View) -> float | None:

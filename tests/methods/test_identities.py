@@ -1,0 +1,124 @@
+"""What equals FedAvg must equal it bit for bit."""
+
+from dataclasses import replace
+from typing import TypedDict, cast
+
+import pytest
+import torch
+
+from anyfleet.method import Method
+from anyfleet.methods import fedavg, fedprox, heterofl
+from anyfleet.methods.fedavg import Training
+from anyfleet.plan import LargestInTime, Menu, StepsWithin, WorkByLevel
+from anyfleet.select import Everyone, Uniform
+from anyfleet.tasks import Dirichlet, XClass
+from anyfleet.world import Fleet
+from tests import small
+
+SETTINGS: Training = {"lr": 0.1, "batch": 8}
+FEDAVG = fedavg(count=5, **SETTINGS)
+
+
+class Parts(TypedDict):
+    """The switches of HeteroFL."""
+
+    label_rows: bool
+    masked: bool
+    scaler: bool
+    static_norm: bool
+
+
+OFF: Parts = {"label_rows": False, "masked": False, "scaler": False, "static_norm": False}
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        fedprox(mu=0.0, count=5, **SETTINGS),
+        fedprox(mu=0.0, seconds=1e9, count=5, **SETTINGS),
+        heterofl(shares=(1.0,), **OFF, count=5, **SETTINGS),
+        replace(fedavg(count=5, **SETTINGS), plan=Menu((1.0,))),
+        replace(
+            fedavg(count=5, **SETTINGS), plan=WorkByLevel(batches=(8,), epochs=(1,), rates=(0.1,))
+        ),
+    ],
+    ids=["fedprox mu=0", "fedprox with time to spare", "heterofl whole", "menu", "by level"],
+)
+def test_equal_to_fedavg_bit_for_bit(method: Method) -> None:
+    task = small.task()
+    expected = small.steps(fedavg(count=5, **SETTINGS), task, 5)[-1].params
+    assert small.identical(small.steps(method, task, 5)[-1].params, expected)
+
+
+@pytest.mark.parametrize("part", ["label_rows", "masked", "scaler", "static_norm"])
+def test_each_part_of_heterofl_is_a_switch_of_its_own(part: str) -> None:
+    task = small.task(partition=Dirichlet(0.2))
+    off = heterofl(shares=(1.0, 0.5), **OFF, count=5, **SETTINGS)
+    switches = cast(Parts, {**OFF, part: True})
+    on = heterofl(shares=(1.0, 0.5), **switches, count=5, **SETTINGS)
+    changed = [name for name in ("train", "norm") if getattr(on, name) != getattr(off, name)]
+    assert changed == (["norm"] if part == "static_norm" else ["train"])
+    one, two = (small.steps(method, task, 2)[-1] for method in (off, on))
+    same = small.identical(one.params, two.params)
+    # Static statistics act in the test only; the other three change what is learned.
+    assert same == (part == "static_norm")
+
+
+def test_partial_work_does_the_steps_that_fit() -> None:
+    task = small.task()
+    fleet = Fleet(speeds=(2e9, 2e7))
+    full = small.steps(fedavg(count=8, lr=0.1, batch=4, epochs=3), task, 1, fleet=fleet)[0]
+    limit = 0.05
+    method = fedprox(mu=0.1, seconds=limit, count=8, lr=0.1, batch=4, epochs=3)
+    part = small.steps(method, task, 1, fleet=fleet)[0]
+    whole = {row.device: row for row in full.rows}
+    shortened = [row for row in part.rows if row.flops < whole[row.device].flops]
+    assert 0 < len(shortened) < 8
+    for row in part.rows:
+        seconds = row.download + row.compute + row.upload
+        one_step = whole[row.device].compute / 24
+        assert seconds <= limit * 1.01 or row.compute <= one_step * 1.01
+    assert part.time < full.time
+
+
+def test_heterofl_trains_the_leading_share_of_each_level() -> None:
+    task = small.task()
+    method = replace(heterofl(shares=(1.0, 0.5), lr=0.1), select=Everyone())
+    step = small.steps(method, task, 1, fleet=Fleet(speeds=(1e9, 1e8)))[0]
+    whole = task.blueprint.numel()
+    half = task.blueprint.local(task.blueprint.prefix(0.5)).numel()
+    assert sorted(row.parameters for row in step.rows) == [half] * 4 + [whole] * 4
+
+
+def test_channels_nobody_trains_keep_their_values() -> None:
+    task = small.task()
+    method = heterofl(shares=(0.5,), count=4, lr=0.1)
+    last = small.steps(method, task, 2)[-1]
+    assert torch.equal(last.params["0.weight"][3:], task.params["0.weight"][3:])
+    assert not torch.equal(last.params["0.weight"][:3], task.params["0.weight"][:3])
+
+
+def test_label_rows_of_absent_classes_keep_their_values() -> None:
+    task = small.task(partition=XClass(2, samples=30))
+    method = replace(heterofl(shares=(1.0,), lr=0.1), select=Uniform(1))
+    step = small.steps(method, task, 1)[0]
+    present = task.labels(step.rows[0].device)
+    moved = (step.params["10.weight"] != task.params["10.weight"]).any(dim=1)
+    assert torch.equal(moved, present)
+
+
+def test_largest_in_time_takes_the_last_entry_when_nothing_fits() -> None:
+    task = small.task()
+    method = replace(
+        fedavg(count=5, **SETTINGS), plan=Menu((1.0, 0.25)), choose=LargestInTime(1e-9)
+    )
+    assert {row.choice for row in small.steps(method, task, 1)[0].rows} == {1}
+
+
+def test_steps_within_keeps_at_least_one_step() -> None:
+    task = small.task()
+    method = replace(fedavg(count=5, **SETTINGS), plan=StepsWithin(1e-9))
+    step = small.steps(method, task, 1)[0]
+    whole = small.steps(fedavg(count=5, **SETTINGS), task, 1)[0]
+    for one, all_ in zip(step.rows, whole.rows, strict=True):
+        assert 0 < one.flops < all_.flops

@@ -1,0 +1,71 @@
+"""Three engines, one result."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from anyfleet.method import Method
+from anyfleet.methods import centralised, fedavg, fedprox, heterofl, local
+from anyfleet.runtime import Stacked, Threads
+from anyfleet.schedule import Buffered, Deadline
+from anyfleet.tasks import pooled
+from anyfleet.train import OnDevice, PerWidth, Tracked
+from tests import small
+
+METHODS: dict[str, Method] = {
+    "fedavg": fedavg(count=5, lr=0.1, batch=8),
+    "fedprox": fedprox(count=5, lr=0.1, mu=0.1, seconds=0.01, batch=8),
+    "heterofl": heterofl(count=5, lr=0.1, batch=8, momentum=0.9, shares=(1.0, 0.5, 0.25)),
+    "local": local(lr=0.1, batch=8),
+    "tracked": replace(fedavg(count=5, lr=0.1, batch=8), norm=Tracked()),
+    "on device": replace(fedavg(count=5, lr=0.1, batch=8), norm=OnDevice()),
+    "per width": replace(heterofl(count=6, lr=0.1, shares=(1.0, 0.5)), norm=PerWidth()),
+    "deadline": replace(heterofl(count=5, lr=0.1), schedule=Deadline(0.02)),
+    "asynchronous": replace(heterofl(lr=0.1, shares=(1.0, 0.5)), schedule=Buffered(5, 2)),
+    "weights": replace(fedavg(count=5, lr=0.1), send="weights", cache=True),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_threads_with_real_bytes_equal_the_reference_bit_for_bit(name: str) -> None:
+    task = small.task(equal=False)
+    one = small.steps(METHODS[name], task, 5)
+    two = small.steps(METHODS[name], task, 5, engine=Threads())
+    assert small.identical(one[-1].params, two[-1].params)
+    assert small.identical(one[-1].buffers, two[-1].buffers)
+    assert [step.time for step in one] == [step.time for step in two]
+    assert repr([step.rows for step in one]) == repr([step.rows for step in two])
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_stacks_equal_the_reference_in_double_precision(name: str) -> None:
+    task = small.task(equal=False, dtype=torch.float64)
+    one = small.steps(METHODS[name], task, 5)
+    two = small.steps(METHODS[name], task, 5, engine=Stacked())
+    assert small.distance(one[-1].params, two[-1].params) < 1e-10
+    assert [step.time for step in one] == [step.time for step in two]
+
+
+def test_the_size_of_a_stack_changes_nothing_that_matters() -> None:
+    task = small.task(equal=False, dtype=torch.float64)
+    ends = [
+        small.steps(METHODS["fedavg"], task, 3, engine=Stacked(chunk))[-1].params
+        for chunk in (1, 2, 64)
+    ]
+    assert all(small.distance(ends[0], end) < 1e-10 for end in ends[1:])
+
+
+def test_centralised_training_is_one_device_with_all_data() -> None:
+    task = pooled(small.task(dropout=0.0))
+    first, *_, last = small.steps(centralised(lr=0.1, batch=16, epochs=2), task, 8)
+    assert task.devices == 1
+    assert len(first.rows) == 1
+    assert last.rows[0].loss < 0.5 * first.rows[0].loss
+
+
+def test_a_world_of_another_size_is_refused() -> None:
+    from anyfleet.runtime import Simulated
+
+    with pytest.raises(ValueError, match="8 devices"):
+        Simulated(pooled(small.task()), small.world(small.task()), 0)

@@ -1,0 +1,118 @@
+"""Messages as bytes: the same orders and answers come out, and their size is what was charged."""
+
+from dataclasses import fields, replace
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from anyfleet.client import work
+from anyfleet.errors import BadMessage
+from anyfleet.methods import fedavg, heterofl
+from anyfleet.plan import Menu
+from anyfleet.runtime.wire import (
+    HEADER_SLACK,
+    Message,
+    decode_order,
+    decode_update,
+    encode_order,
+    encode_update,
+)
+from anyfleet.train import Tracked
+from anyfleet.types import Memory, Numbers, Orders
+from tests import small
+from tests.test_local import orders
+
+TASK = small.task()
+ORDER = orders(heterofl(shares=(0.5,), lr=0.1), TASK, [3])
+UPDATE = work(ORDER, (Memory(),), TASK).updates
+
+
+def same(one: Orders, two: Orders) -> bool:
+    columns = ("id", "device", "visit", "choice", "bits", "heard", "of")
+    return (
+        all(np.array_equal(getattr(one, c), getattr(two, c)) for c in columns)
+        and torch.equal(one.key, two.key)
+        and (one.slices, one.menus, one.kind) == (two.slices, two.menus, two.kind)
+        and (one.step, one.cohort, one.job) == (two.step, two.cohort, two.job)
+        and all(
+            np.array_equal(getattr(one.numbers, f.name), getattr(two.numbers, f.name))
+            for f in fields(Numbers)
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        fedavg(lr=0.1),
+        heterofl(shares=(0.5, 0.25)),
+        replace(fedavg(), norm=Tracked()),
+        replace(fedavg(), plan=Menu((1.0, 0.5))),
+    ],
+    ids=["fedavg", "heterofl", "tracked", "menu"],
+)
+def test_an_order_survives_the_wire(method: object) -> None:
+    sent = orders(method, TASK, [5])  # type: ignore[arg-type]
+    received = decode_order(encode_order(sent, TASK), TASK)
+    assert same(sent, received)
+    for tree, values in sent.trees[0].items():
+        assert small.identical(values, received.trees[0][tree])
+
+
+def test_an_update_survives_the_wire() -> None:
+    received = decode_update(encode_update(UPDATE, ORDER), ORDER, TASK)
+    assert small.identical(UPDATE.trees[0]["delta"], received.trees[0]["delta"])
+    assert small.identical(UPDATE.masks[0], received.masks[0])
+    assert received.report == UPDATE.report
+    assert received.bits[0] == UPDATE.bits[0]
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5, 0.25])
+def test_charged_bits_are_the_bytes_of_trees_and_index_sets(share: float) -> None:
+    sent = orders(replace(heterofl(shares=(share,)), norm=Tracked()), TASK, [0])
+    data = encode_order(sent, TASK)
+    message = msgspec.msgpack.decode(data, type=Message)
+    header = msgspec.msgpack.decode(message.header)
+    payload = sum(len(tree) for tree in message.trees.values()) + len(header["slice"])
+    assert sent.bits[0] == 8 * payload
+    assert len(data) - payload < HEADER_SLACK
+    answer = work(sent, (Memory(),), TASK).updates
+    reply = msgspec.msgpack.decode(encode_update(answer, sent), type=Message)
+    assert answer.bits[0] == 8 * sum(len(tree) for tree in reply.trees.values())
+
+
+@given(st.data())
+def test_damaged_messages_raise_nothing_but_bad_message(data: st.DataObject) -> None:
+    for encoded, decode in (
+        (encode_order(ORDER, TASK), lambda b: decode_order(b, TASK)),
+        (encode_update(UPDATE, ORDER), lambda b: decode_update(b, ORDER, TASK)),
+    ):
+        raw = bytearray(encoded[: data.draw(st.integers(0, len(encoded)))])
+        if raw:
+            raw[data.draw(st.integers(0, min(len(raw), 600) - 1))] ^= data.draw(st.integers(1, 255))
+        try:
+            decode(bytes(raw))
+        except BadMessage:
+            continue
+
+
+def test_another_version_is_refused() -> None:
+    message = msgspec.msgpack.decode(encode_order(ORDER, TASK), type=Message)
+    header = msgspec.msgpack.decode(message.header)
+    header["version"] = 99
+    changed = Message(msgspec.msgpack.encode(header), message.trees)
+    with pytest.raises(BadMessage, match="version 99"):
+        decode_order(msgspec.msgpack.encode(changed), TASK)
+
+
+def test_an_order_may_not_name_foreign_code() -> None:
+    message = msgspec.msgpack.decode(encode_order(ORDER, TASK), type=Message)
+    header = msgspec.msgpack.decode(message.header)
+    header["job"] = msgspec.json.encode({"use": "os:system", "command": "true"})
+    changed = Message(msgspec.msgpack.encode(header), message.trees)
+    with pytest.raises(BadMessage, match="allowed packages"):
+        decode_order(msgspec.msgpack.encode(changed), TASK)

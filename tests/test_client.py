@@ -1,0 +1,173 @@
+"""Order kinds, memory, and what travels."""
+
+from dataclasses import replace
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+
+from anyfleet.client import work
+from anyfleet.codec import Nothing
+from anyfleet.elastic import Slice
+from anyfleet.evaluate import measure
+from anyfleet.loop import Step, run
+from anyfleet.method import Method
+from anyfleet.methods import fedavg, local
+from anyfleet.runtime import Simulated
+from anyfleet.schedule import Surveyed, Synchronous, TwoPhase
+from anyfleet.tasks import Split, Task
+from anyfleet.types import Kind, Memory
+from tests import small
+from tests.test_local import orders
+
+
+class WantsNorm(type(fedavg().aggregate)):  # type: ignore[misc]
+    """A mean that asks devices for the length of their update."""
+
+    wants = frozenset({"norm"})
+
+
+TWO_PHASE = replace(
+    fedavg(count=6, lr=0.1), schedule=TwoPhase(keep=2), aggregate=WantsNorm("samples")
+)
+
+
+def test_two_phases_charge_all_who_train_and_upload_only_the_best() -> None:
+    """METHODS §1.20: all compute, few upload, every device sends a scalar."""
+    task = small.task()
+    step = small.steps(TWO_PHASE, task, 1)[0]
+    held = [row for row in step.rows if row.kind == "hold"]
+    fetched = [row for row in step.rows if row.kind == "fetch"]
+    assert len(held) == 6
+    assert len(fetched) == 2
+    assert all(row.flops > 0 and row.bits_up <= 32 * 4 for row in held)
+    whole = 32 * sum(value.numel() for value in task.params.values())
+    assert all(row.flops == 0 and row.bits_up == whole for row in fetched)
+
+
+def test_the_largest_norms_are_fetched() -> None:
+    task = small.task()
+    plain = replace(fedavg(count=6, lr=0.1), aggregate=WantsNorm("samples"))
+    norms = lengths(plain, task)
+    fetched = {r.device for r in small.steps(TWO_PHASE, task, 1)[0].rows if r.kind == "fetch"}
+    assert fetched == set(sorted(norms, key=lambda d: -norms[d])[:2])
+
+
+def lengths(method: Method, task: Task) -> dict[int, float]:
+    """Norms of the same orders, measured on the updates themselves."""
+    step = small.steps(method, task, 1)[0]
+    devices = [row.device for row in step.rows]
+    asked = orders(method, task, devices)
+    found = {}
+    for row, device in enumerate(devices):
+        delta = work(asked.take([row]), (Memory(),), task).updates.trees[0]["delta"]
+        found[device] = sum(float(v.double().square().sum()) for v in delta.values()) ** 0.5
+    return found
+
+
+def test_a_fetched_result_is_the_one_that_was_trained() -> None:
+    task = small.task()
+    asked = orders(fedavg(lr=0.1), task, [3])
+    now = work(asked, (Memory(),), task)
+    held = work(replace(asked, kind=Kind.HOLD), (Memory(),), task)
+    assert held.updates.trees == ({},)
+    assert held.memories[0].held is not None
+    fetch = replace(asked, id=asked.id + 1, of=asked.id, kind=Kind.FETCH, slices=(Slice(),))
+    done = work(fetch, held.memories, task)
+    assert small.identical(done.updates.trees[0]["delta"], now.updates.trees[0]["delta"])
+    assert done.updates.order[0] == fetch.id[0]
+    assert done.memories[0].held is None
+    again = work(fetch, done.memories, task)
+    assert again.updates.report[0] == {"missing": 1.0}
+
+
+@pytest.mark.parametrize("kind", [Kind.EVALUATE, Kind.REPORT])
+def test_devices_measure_on_their_own_data(kind: Kind) -> None:
+    task = small.task()
+    asked = replace(orders(fedavg(), task, [2]), kind=kind)
+    update = work(asked, (Memory(),), task).updates
+    data = task.own_test(2) if kind == Kind.EVALUATE else task.data(2)
+    mode = asked.job.norm.evaluation
+    expected = measure(task, task.blueprint, task.params, task.buffers, data, mode)
+    assert update.report[0] == expected
+    assert update.samples[0] == len(data)
+    assert update.trees == ({},)
+
+
+def test_devices_measure_statistics() -> None:
+    task = small.task()
+    asked = replace(orders(fedavg(), task, [2]), kind=Kind.STATISTICS)
+    update = work(asked, (Memory(),), task).updates
+    assert set(update.trees[0]["buffers"]) == {"1.running_mean", "1.running_var"}
+    assert update.bits[0] == 32 * 12
+    assert update.samples[0] == len(task.data(2))
+
+
+@pytest.mark.parametrize("ask", [Kind.EVALUATE, Kind.STATISTICS, Kind.REPORT])
+def test_a_survey_asks_every_idle_device_and_answers_come_with_the_step(ask: Kind) -> None:
+    task = small.task()
+    method = replace(fedavg(count=3, lr=0.1), schedule=Surveyed(Synchronous(), ask, every=2))
+    first, second = small.steps(method, task, 2)
+    assert [answer.device for answer in first.answers] == list(range(task.devices))
+    assert all(answer.kind == ask for answer in first.answers)
+    assert second.answers == ()
+    plain = small.steps(fedavg(count=3, lr=0.1), task, 2)[-1]
+    assert small.identical(second.params, plain.params)
+
+
+def test_local_devices_share_nothing_and_learn_on_their_own() -> None:
+    task = small.task(dropout=0.0)
+    runtime = Simulated(task, small.world(task), 0)
+    steps = list(islice(run(local(lr=0.1, epochs=3, batch=8), task, runtime, 0), 6))
+    assert small.identical(steps[-1].params, task.params)
+    assert all(row.bits_up == 0 for row in steps[-1].rows if row.kind == "train")
+    first, last = (mean_loss(step) for step in (steps[0], steps[-1]))
+    assert last < 0.7 * first
+    kept = [runtime.memory(d).slots["own"]["0.weight"] for d in (0, 1)]
+    assert not torch.equal(kept[0], kept[1])
+
+
+def mean_loss(step: Step) -> float:
+    return float(np.mean([row.loss for row in step.rows if row.kind == "train"]))
+
+
+def test_a_cache_fills_what_did_not_come() -> None:
+    task = small.task()
+    method = replace(fedavg(lr=0.1), cache=True)
+    first = orders(method, task, [0])
+    done = work(first, (Memory(),), task)
+    end = done.memories[0].slots["own"]
+    # Nothing comes over the link: the device goes on where it stopped.
+    nothing = replace(first, trees=({},), visit=first.visit + 1, key=first.key + 1)
+    again = work(nothing, done.memories, task)
+    by_link = replace(nothing, trees=({"model": {n: end[n] for n in task.params}},))
+    sent = work(by_link, (Memory(),), task)
+    assert small.identical(again.updates.trees[0]["delta"], sent.updates.trees[0]["delta"])
+
+
+def test_frozen_parameters_do_not_travel() -> None:
+    module = small.net()
+    for parameter in module[4].parameters():
+        parameter.requires_grad_(False)
+    split = Split(devices=3, test_share=0.1)
+    task = Task.of(module, small.patterns(90, 1), small.patterns(30, 2), split=split)
+    step = small.steps(fedavg(count=3, lr=0.1), task, 1)[0]
+    moving = sum(v.numel() for n, v in task.params.items() if not n.startswith("4."))
+    assert all(row.parameters == moving and row.bits_up == 32 * moving for row in step.rows)
+    assert torch.equal(step.params["4.weight"], task.params["4.weight"])
+    assert not torch.equal(step.params["0.weight"], task.params["0.weight"])
+
+
+def test_weights_and_deltas_give_the_same_model() -> None:
+    task = small.task(dtype=torch.float64)
+    one = small.steps(fedavg(count=4, lr=0.1), task, 2)[-1].params
+    two = small.steps(replace(fedavg(count=4, lr=0.1), send="weights"), task, 2)[-1].params
+    assert small.distance(one, two) < 1e-12
+
+
+def test_nothing_is_nothing() -> None:
+    squeezed = Nothing().squeeze({"a": torch.ones(3)}, {}, torch.tensor(0), torch.tensor(1.0))
+    assert squeezed.tree == {}
+    assert squeezed.bits == 0
+    assert Nothing().pack({}) == b""

@@ -1,0 +1,200 @@
+"""All parts × the properties that all of them share. A new part is one row."""
+
+import dataclasses
+import importlib
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from anyfleet import aggregate, codec, config, extract, plan, rng, runtime, schedule, select, train
+from anyfleet.method import Method, Policy
+from anyfleet.methods import centralised, fedavg, fedprox, heterofl, local
+from anyfleet.runtime import Simulated
+from anyfleet.server import Server
+from anyfleet.types import Kind, Plans, Want
+from anyfleet.view import View
+from anyfleet.world import Fleet
+from tests import small
+
+PARTS: list[Any] = [
+    select.Everyone(),
+    select.Uniform(3),
+    select.Uniform(fraction=0.5),
+    schedule.Synchronous(patience=5.0),
+    schedule.Deadline(2.0, late="late", staleness=3),
+    schedule.Buffered(concurrency=4, size=2),
+    schedule.TwoPhase(keep=2),
+    schedule.Surveyed(schedule.Synchronous(), Kind.STATISTICS, every=3),
+    plan.Whole(),
+    plan.FixedLevel((1.0, 0.5)),
+    plan.Menu((1.0, 0.25)),
+    plan.StepsWithin(1.0, plan.FixedLevel((0.5,))),
+    plan.WorkByLevel(batches=(16, 8), epochs=(2,), rates=(0.1, 0.2), inner=plan.Whole()),
+    plan.First(),
+    plan.LargestInTime(3.0),
+    extract.Leading(),
+    train.Gradient(train.Decaying(0.1, 0.99), train.Sgd(0.9, True, 1e-4), iterations=5, clip=1.0),
+    train.Gradient(train.Inverse(1.0, 2.0), train.AdamW(), masked=True, scaler=True),
+    train.Sgd(0.5),
+    train.AdamW((0.8, 0.9)),
+    train.Decaying(0.5, 0.9),
+    train.Inverse(0.1, 0.2, 3.0),
+    train.BatchStatistics(),
+    train.Tracked(),
+    train.OnDevice(),
+    train.Static(),
+    train.PerWidth(),
+    codec.Raw(),
+    codec.Nothing(),
+    aggregate.Mean("equal", discount=0.5),
+    aggregate.ServerStep(aggregate.Mean(), aggregate.ServerAdam(0.1)),
+    aggregate.ServerSgd(0.5, 0.9),
+    aggregate.ServerAdam(),
+    runtime.Reference(),
+    runtime.Threads(workers=3),
+    runtime.Stacked(chunk=7),
+    Fleet(speeds=(1e9, 1e8), mortality=0.1),
+    fedavg(count=3, lr=0.1),
+    fedprox(mu=0.5, seconds=2.0),
+    heterofl(shares=(1.0, 0.5), masked=False),
+    local(lr=0.2),
+    centralised(batch=8),
+]
+ROOMS = ("select", "schedule", "plan", "extract", "train", "codec", "aggregate", "runtime", "world")
+
+
+def names(part: Any) -> str:
+    return repr(part)[:70]
+
+
+def test_every_public_part_has_a_row() -> None:
+    public = {
+        getattr(importlib.import_module(f"anyfleet.{room}"), name)
+        for room in ROOMS
+        for name in importlib.import_module(f"anyfleet.{room}").__all__
+    }
+    classes = {thing for thing in public if dataclasses.is_dataclass(thing)}
+    # What a run is made with rather than described by has no row.
+    assert classes - {type(part) for part in PARTS} == {
+        importlib.import_module("anyfleet.world").World
+    }
+
+
+@pytest.mark.parametrize("part", PARTS, ids=names)
+def test_frozen_hashable_and_equal_to_its_copy(part: Any) -> None:
+    assert dataclasses.is_dataclass(type(part))
+    assert vars(type(part))["__dataclass_params__"].frozen
+    copy = replace(part)
+    assert copy == part
+    assert hash(copy) == hash(part)
+    for entry in dataclasses.fields(part):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(part, entry.name, None)
+
+
+@pytest.mark.parametrize("part", PARTS, ids=names)
+def test_printable(part: Any) -> None:
+    assert type(part).__name__ in repr(part)
+    assert " at 0x" not in str(part)
+
+
+@pytest.mark.parametrize("part", PARTS, ids=names)
+def test_plain_data_and_back(part: Any) -> None:
+    assert config.load(config.dump(part)) == part
+
+
+def view(method: Method) -> tuple[View, Server]:
+    task = small.task()
+    server = Server(method, task, Simulated(task, small.world(task), 0), 0)
+    return server.view(), server
+
+
+@pytest.mark.parametrize("part", [p for p in PARTS if Policy in type(p).__mro__], ids=names)
+def test_policies_are_deterministic_and_keep_their_state_outside(part: Any) -> None:
+    before = hash(part)
+    outcomes = []
+    for _ in range(2):
+        seen, server = view(fedavg())
+        state, key = part.init(seen), rng.root(3, "contract")
+        outcomes.append(describe(part, seen, state, key, server))
+        part.learn(state, None, {}, seen)
+    assert outcomes[0] == outcomes[1]
+    assert hash(part) == before
+
+
+def describe(part: Any, seen: View, state: Any, key: torch.Tensor, server: Server) -> str:
+    """What the part decides, as text."""
+    room = type(part).__module__.split(".")[1]
+    if room == "select":
+        return str(part(seen, state, key).tolist())
+    if room == "plan":
+        return repr(part(drafts(seen), seen, state, key))
+    if room == "extract":
+        return repr(part(Want(share=0.5, device=2), seen, state, key))
+    small_steps = small.steps(replace(fedavg(count=3, lr=0.1), aggregate=part), small.task(), 2)
+    return str({n: v.sum().item() for n, v in small_steps[-1].params.items()})
+
+
+def drafts(seen: View) -> Plans:
+    devices = np.array([0, 1, 2, 3, 4])
+    return Plans(
+        device=devices,
+        wants=tuple(Want(device=int(device)) for device in devices),
+        numbers=train.Gradient().draft(seen.step, seen.devices.samples[devices]),
+        menus=((),) * 5,
+        declined=("",) * 5,
+    )
+
+
+METHODS = [part for part in PARTS if isinstance(part, Method)]
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda m: repr(m)[:50])
+def test_methods_make_progress_and_repeat_themselves(method: Method) -> None:
+    one, two = (small.steps(method, small.task(), 2) for _ in range(2))
+    assert small.identical(one[-1].params, two[-1].params)
+    assert 0 < one[0].time < one[1].time
+
+
+SLOTS = {
+    "select": [p for p in PARTS if type(p).__module__.startswith("anyfleet.select")],
+    "schedule": [p for p in PARTS if type(p).__module__.startswith("anyfleet.schedule")],
+    "plan": [
+        p
+        for p in PARTS
+        if type(p).__module__.startswith("anyfleet.plan.") and Policy in type(p).__mro__
+    ],
+    "choose": [plan.First(), plan.LargestInTime(3.0)],
+    "train": [p for p in PARTS if isinstance(p, train.Gradient)],
+    "norm": [p for p in PARTS if type(p).__module__ == "anyfleet.train.norm"],
+    "uplink": [codec.Raw(), codec.Nothing()],
+    "downlink": [codec.Raw()],
+    "aggregate": [p for p in PARTS if isinstance(p, aggregate.Mean | aggregate.ServerStep)],
+}
+
+
+@pytest.mark.parametrize(
+    ("slot", "part"), [(s, p) for s, ps in SLOTS.items() for p in ps], ids=lambda v: str(v)[:60]
+)
+def test_every_part_runs_in_its_slot_on_every_engine(slot: str, part: Any) -> None:
+    task = small.task(equal=False, dtype=torch.float64)
+    method = replace(fedavg(count=4, lr=0.05), **{slot: part})
+    ends = [
+        small.steps(method, task, 2, engine=engine)[-1].params
+        for engine in (runtime.Reference(), runtime.Threads(), runtime.Stacked())
+    ]
+    assert small.identical(ends[0], ends[1])
+    assert small.distance(ends[0], ends[2]) < 1e-10
+
+
+def test_a_method_refuses_a_need_that_nobody_meets() -> None:
+    class NeedsLabels(select.Uniform):
+        needs = frozenset({"labelled"})
+
+    with pytest.raises(ValueError, match="labelled"):
+        replace(fedavg(), select=NeedsLabels(3))
+    with pytest.raises(ValueError, match="send"):
+        replace(fedavg(), send="everything")  # type: ignore[arg-type]

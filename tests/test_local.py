@@ -1,0 +1,82 @@
+"""A device's result does not depend on who ran with it."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from anyfleet.client import work
+from anyfleet.issue import Desk, draft, load
+from anyfleet.method import Method
+from anyfleet.methods import fedavg, heterofl
+from anyfleet.runtime import Simulated
+from anyfleet.server import Server
+from anyfleet.tasks import Task
+from anyfleet.train import AdamW, BatchStatistics, Decaying, Gradient, OnDevice, Tracked
+from anyfleet.types import Memory, Orders, join
+from anyfleet.view import Request
+from tests import small
+
+
+def orders(method: Method, task: Task, devices: list[int]) -> Orders:
+    """Orders for these devices, as the loop would issue them."""
+    server = Server(method, task, Simulated(task, small.world(task), 0), 0)
+    desk = Desk(0, 0, server.visits, server.heard, server.states)
+    drafted = draft(Request(), np.array(devices), method=method, view=server.view(), desk=desk)
+    return load(drafted.orders, method=method, task=task, params=task.params, buffers=task.buffers)
+
+
+METHODS = {
+    "batch norm": fedavg(lr=0.1, batch=8),
+    "tracked": replace(fedavg(lr=0.1, batch=8, momentum=0.9), norm=Tracked()),
+    "on device": replace(fedavg(lr=0.1, batch=8), norm=OnDevice()),
+    "heterofl": heterofl(shares=(0.5,), lr=0.1, batch=8, epochs=2),
+    "adamw": replace(fedavg(), train=Gradient(Decaying(0.01), AdamW()), norm=BatchStatistics()),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_stack_of_unequal_devices_equals_each_alone(name: str) -> None:
+    task = small.task(equal=False, dtype=torch.float64)
+    sizes = {len(task.data(device)) for device in range(task.devices)}
+    assert len(sizes) > 3  # otherwise nothing is padded
+    asked = orders(METHODS[name], task, list(range(task.devices)))
+    nothing = tuple(Memory() for _ in range(task.devices))
+    stacked = work(asked, nothing, task)
+    for row in range(task.devices):
+        alone = work(asked.take([row]), (Memory(),), task)
+        for tree, values in alone.updates.trees[0].items():
+            assert small.distance(values, stacked.updates.trees[row][tree]) < 1e-10, (name, row)
+        loss = alone.updates.report[0]["loss"]
+        assert stacked.updates.report[row]["loss"] == pytest.approx(loss, rel=1e-10)
+        assert alone.updates.bits[0] == stacked.updates.bits[row]
+
+
+def test_batch_sizes_and_steps_may_differ_within_a_stack() -> None:
+    task = small.task(equal=False, dtype=torch.float64)
+    asked = orders(fedavg(lr=0.1), task, [0, 1, 2, 3])
+    numbers = replace(
+        asked.numbers,
+        batch=np.array([4, 8, 16, 5]),
+        epochs=np.array([1, 2, 1, 3]),
+        steps=np.array([-1, 3, -1, 2]),
+        lr=np.array([0.1, 0.05, 0.2, 0.01]),
+    )
+    asked = replace(asked, numbers=numbers)
+    stacked = work(asked, (Memory(),) * 4, task)
+    for row in range(4):
+        alone = work(asked.take([row]), (Memory(),), task)
+        both = alone.updates.trees[0]["delta"], stacked.updates.trees[row]["delta"]
+        assert small.distance(*both) < 1e-10
+
+
+def test_a_result_does_not_depend_on_company() -> None:
+    task = small.task(equal=False, dtype=torch.float64)
+    everybody = orders(fedavg(lr=0.1), task, [0, 1, 2, 3, 4, 5])
+    for company in ([0, 1], [0, 5, 4], [0]):
+        rows = join([everybody.take([row]) for row in company])
+        some = work(rows, (Memory(),) * len(company), task)
+        whole = work(everybody, (Memory(),) * 6, task)
+        both = some.updates.trees[0]["delta"], whole.updates.trees[0]["delta"]
+        assert small.distance(*both) < 1e-10

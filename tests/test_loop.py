@@ -1,0 +1,252 @@
+"""One loop for all schedules: it always makes progress, and its results do not depend on luck."""
+
+from dataclasses import dataclass, replace
+from itertools import islice, pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from anyfleet.aggregate import Mean
+from anyfleet.loop import Step, run
+from anyfleet.method import Method, Policy, Schedule
+from anyfleet.methods import fedavg, heterofl
+from anyfleet.plan import FixedLevel, LargestInTime, Menu
+from anyfleet.runtime import Reference, Simulated, Stacked
+from anyfleet.runtime.engines import Engine
+from anyfleet.schedule import Buffered, Deadline, Surveyed, Synchronous, TwoPhase
+from anyfleet.select import Uniform
+from anyfleet.types import Plans
+from anyfleet.view import View
+from anyfleet.world import Fleet
+from tests import small
+
+FAST = fedavg(count=4, lr=0.1)
+SCHEDULES: list[Schedule] = [
+    Synchronous(),
+    Deadline(0.03),
+    Deadline(1e-6),
+    Deadline(0.02, late="late", staleness=2),
+    Buffered(concurrency=4, size=2),
+    TwoPhase(keep=2),
+    Surveyed(Synchronous()),
+    Surveyed(Buffered(concurrency=3, size=2)),
+]
+
+
+@dataclass(frozen=True)
+class Nobody(Policy):
+    """A planner that declines everybody."""
+
+    def __call__(self, drafts: Plans, view: View, state: object, key: Tensor) -> Plans:
+        return replace(drafts, declined=("no battery",) * len(drafts))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+@pytest.mark.parametrize("mortality", [0.0, 0.4, 1.0])
+def test_every_schedule_makes_progress(schedule: Schedule, mortality: float) -> None:
+    steps = small.steps(
+        replace(FAST, schedule=schedule), small.task(), 5, fleet=Fleet(mortality=mortality)
+    )
+    times = [step.time for step in steps]
+    assert [step.index for step in steps] == list(range(5))
+    assert times[0] > 0
+    assert all(a < b for a, b in pairwise(times))
+    for step in steps:
+        assert all(torch.isfinite(value).all() for value in step.params.values())
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+def test_a_fleet_that_declines_everything_still_moves_time(schedule: Schedule) -> None:
+    method = replace(FAST, schedule=schedule, plan=Nobody())
+    steps = small.steps(method, small.task(), 3)
+    assert steps[2].time > steps[0].time
+    assert small.identical(steps[2].params, small.task().params)
+    reasons = {row.lost for row in steps[0].rows if row.kind != "evaluate"}
+    assert reasons <= {"no battery"}
+
+
+def test_0_3_empty_rounds_keep_the_model_count_and_last_as_long_as_the_attempt() -> None:
+    task = small.task()
+    everybody_dies = small.steps(FAST, task, 2, fleet=Fleet(mortality=1.0))
+    assert all(small.identical(step.params, task.params) for step in everybody_dies)
+    assert [row.lost for row in everybody_dies[0].rows] == ["died"] * 4
+    slowest = max(row.download + row.compute for row in everybody_dies[0].rows)
+    assert everybody_dies[0].time == pytest.approx(slowest)
+    late = small.steps(replace(FAST, schedule=Deadline(1e-4)), task, 2)
+    assert [step.time for step in late] == pytest.approx([1e-4, 2e-4])
+    assert {row.lost for row in late[0].rows} == {"deadline"}
+
+
+def test_a_5_a_missing_device_costs_the_whole_deadline_and_nobody_missing_the_slowest() -> None:
+    task = small.task()
+    free = small.steps(FAST, task, 1)[0]
+    generous = replace(FAST, schedule=Deadline(free.time * 10))
+    assert small.steps(generous, task, 1)[0].time == pytest.approx(free.time)
+    tight = replace(FAST, schedule=Deadline(free.time * 0.6))
+    step = small.steps(tight, task, 1)[0]
+    assert step.time == pytest.approx(free.time * 0.6)
+    assert any(row.lost == "deadline" for row in step.rows)
+
+
+def test_cancelled_work_is_charged_up_to_the_cancel() -> None:
+    task = small.task()
+    whole = {row.device: row for row in small.steps(FAST, task, 1)[0].rows}
+    limit = 0.5 * max(row.download + row.compute for row in whole.values())
+    step = small.steps(replace(FAST, schedule=Deadline(limit)), task, 1)[0]
+    late = [row for row in step.rows if row.lost]
+    assert late
+    for row in late:
+        spent = row.download + row.compute + row.upload
+        assert spent == pytest.approx(limit)
+        share = row.compute / whole[row.device].compute
+        assert row.flops == pytest.approx(share * whole[row.device].flops)
+
+
+def test_late_answers_count_within_the_staleness_and_are_lost_beyond() -> None:
+    task = small.task()
+    slow = Fleet(speeds=(2e9, 2e7))
+    for bound, counted in ((8, True), (1, False)):
+        schedule = Deadline(0.02, late="late", staleness=bound)
+        rows = [
+            row
+            for step in small.steps(replace(FAST, schedule=schedule), task, 12, fleet=slow)
+            for row in step.rows
+            if row.step > row.issued_at
+        ]
+        fates = {row.lost for row in rows if row.step - row.issued_at > 1}
+        assert ("" in fates) == counted
+        assert ("stale" in fates) == (not counted)
+
+
+def test_asynchronous_steps_come_every_few_answers() -> None:
+    method = replace(FAST, schedule=Buffered(concurrency=5, size=2), aggregate=Mean(discount=0.5))
+    steps = small.steps(method, small.task(), 8)
+    assert all(sum(not row.lost for row in step.rows) == 2 for step in steps)
+    assert any(row.issued_at < row.step for step in steps for row in step.rows)
+
+
+def test_choosing_on_the_device_uses_its_own_conditions() -> None:
+    task = small.task()
+    plan, limit = Menu((1.0, 0.5, 0.25)), 0.008
+    method = replace(fedavg(count=8, lr=0.1), plan=plan, choose=LargestInTime(limit))
+    (step,) = small.steps(method, task, 1)
+    assert {row.choice for row in step.rows} == {0, 1, 2}
+    for row in step.rows:
+        in_time = row.download + row.compute + row.upload <= limit * 1.01
+        assert in_time or row.choice == 2
+    assert len({row.parameters for row in step.rows}) == 3
+
+
+def test_the_first_cohorts_are_the_same_whatever_the_method() -> None:
+    task = small.task()
+    cohorts = [
+        [{row.device for row in step.rows} for step in small.steps(method, task, 3)]
+        for method in (FAST, heterofl(count=4, lr=0.1), replace(FAST, plan=FixedLevel((0.5,))))
+    ]
+    assert cohorts[0] == cohorts[1] == cohorts[2]
+    assert len({frozenset(cohort) for cohort in cohorts[0]}) > 1
+
+
+def test_arrivals_are_summed_in_canonical_order_whoever_is_fast() -> None:
+    task = small.task()
+    fleets = (Fleet(), Fleet(speeds=(1e8, 3e9, 2e7)), Fleet(uplinks=(1e5,)))
+    ends = [small.steps(FAST, task, 3, fleet=fleet)[-1].params for fleet in fleets]
+    assert all(small.identical(ends[0], end) for end in ends[1:])
+
+
+def test_the_same_seed_gives_the_same_bytes_and_another_seed_others() -> None:
+    task = small.task()
+    one, two = (small.steps(FAST, task, 3, seed=4)[-1] for _ in range(2))
+    assert small.identical(one.params, two.params)
+    assert one.time == two.time
+    assert repr(one.rows) == repr(two.rows)
+    assert not small.identical(one.params, small.steps(FAST, task, 3, seed=5)[-1].params)
+
+
+@pytest.mark.parametrize("engine", [Reference(), Stacked()], ids=str)
+@pytest.mark.parametrize(
+    "schedule",
+    [Synchronous(), Deadline(0.02, late="late", staleness=3), Buffered(concurrency=4, size=2)],
+    ids=str,
+)
+def test_a_resumed_run_equals_the_uninterrupted_one(schedule: Schedule, engine: Engine) -> None:
+    task = small.task()
+    method = replace(FAST, schedule=schedule, cache=True)
+    whole = small.steps(method, task, 6, engine=engine)
+    runtime = Simulated(task, small.world(task), 0, engine=engine)
+    for step in run(method, task, runtime, 0):
+        if step.index == 2:
+            break
+    saved = runtime.save()
+    fresh = Simulated(task, small.world(task), 0, engine=engine)
+    fresh.restore(saved)
+    rest = list(islice(run(method, task, fresh, 0, resume=step.snapshot), 3))
+    assert [s.time for s in rest] == [s.time for s in whole[3:]]
+    assert repr([s.rows for s in rest]) == repr([s.rows for s in whole[3:]])
+    assert small.identical(rest[-1].params, whole[-1].params)
+
+
+@st.composite
+def methods(draw: st.DrawFn) -> Method:
+    schedule = draw(
+        st.one_of(
+            st.builds(Synchronous),
+            st.builds(Deadline, st.floats(1e-4, 0.2)),
+            st.builds(Buffered, st.integers(1, 8), st.integers(1, 4), st.integers(0, 3)),
+        )
+    )
+    select = draw(
+        st.one_of(
+            st.builds(Uniform, st.integers(1, 8)),
+            st.builds(Uniform, st.none(), st.floats(0.1, 1.0)),
+        )
+    )
+    shares = tuple(draw(st.lists(st.sampled_from((1.0, 0.5, 0.25)), min_size=1, max_size=3)))
+    return replace(heterofl(shares=shares, lr=0.05), schedule=schedule, select=select)
+
+
+@settings(max_examples=25)
+@given(methods(), st.floats(0.0, 1.0), st.integers(0, 3))
+def test_any_method_on_any_fleet_keeps_the_books(
+    method: Method, mortality: float, seed: int
+) -> None:
+    fleet = Fleet(speeds=(2e9, 1e8), uplinks=(1e6, 1e5), mortality=mortality)
+    task = small.task()
+    steps = small.steps(method, task, 3, fleet=fleet, seed=seed)
+    check_books(steps, task.devices)
+
+
+def check_books(steps: list[Step], devices: int) -> None:
+    seen: set[int] = set()
+    before = 0.0
+    for step in steps:
+        assert step.time > before
+        before = step.time
+        orders = [row.order for row in step.rows]
+        assert orders == sorted(orders)
+        assert not seen & set(orders)
+        seen |= set(orders)
+        for row in step.rows:
+            assert 0 <= row.device < devices
+            spent = row.download + row.compute + row.upload
+            assert 0 <= spent <= step.time + 1e-12
+            assert row.bits_up == 0 if row.lost in ("died", "deadline") else row.bits_up > 0
+
+
+def test_time_is_download_plus_compute_plus_upload() -> None:
+    task = small.task()
+    world = small.world(task)
+    step = small.steps(fedavg(count=1, lr=0.1), task, 1)[0]
+    (row,) = step.rows
+    assert row.download == pytest.approx(row.bits_down / world.down[row.device])
+    assert row.compute == pytest.approx(row.flops / world.speed[row.device])
+    assert row.upload == pytest.approx(row.bits_up / world.up[row.device])
+    assert step.time == pytest.approx(row.download + row.compute + row.upload)
+    whole = sum(value.numel() for value in task.params.values())
+    assert row.bits_up == 32 * whole
+    assert row.bits_down == 32 * whole + 32
+    assert np.isfinite(row.loss)
