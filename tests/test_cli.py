@@ -71,9 +71,10 @@ def test_the_version_does_not_wait_for_torch() -> None:
 
 
 def test_the_demo_compares_two_methods_and_draws(folder: Path) -> None:
-    shown = succeeds("demo", "--rounds", "1", "--out", "here")
-    assert "FedAvg" in shown
+    shown = succeeds("demo", "--rounds", "1", "--references", "--out", "here")
     assert "HeteroFL took" in shown
+    rows = {line.split()[0] for line in shown.splitlines() if line.endswith(" 0")}
+    assert rows == {"FedAvg", "HeteroFL", "local", "centralised"}
     assert (folder / "here/demo.png").stat().st_size > 10_000
     fedavg, heterofl = (read_points(folder / "here" / n)[0] for n in ("fedavg", "heterofl"))
     assert heterofl.down < fedavg.down

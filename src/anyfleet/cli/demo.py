@@ -15,6 +15,10 @@ SHARES = (1.0, 1 / 2, 1 / 4, 1 / 8)
 FLEET = Fleet(speeds=(2e9, 1e9, 5e8, 2.5e8))
 TASK = Embedded(devices=20, partition=Dirichlet(0.5))
 LR, MOMENTUM = 0.05, 0.9
+REFERENCES = (
+    "local is judged otherwise than the rest: every device's own model on its own test data, "
+    "which have the labels it was trained on. centralised has all data on the fastest device."
+)
 
 
 def experiments(*, rounds: int, seed: int, references: bool) -> Mapping[str, Experiment]:
@@ -52,6 +56,8 @@ def demonstrate(
     screen.print()
     screen.print(table(runs, common_accuracy([fedavg, heterofl])))
     screen.print(f"\n{explain(fedavg, heterofl)}\n", markup=False, soft_wrap=True)
+    if references:
+        screen.print(f"{REFERENCES}\n", markup=False, soft_wrap=True)
     title = f"{len(world.speed)} unequal devices, Fashion-MNIST subset, non-i.i.d."
     picture(folder / "demo.png", runs, screen=screen, world=world, title=title)
 
