@@ -131,10 +131,14 @@ def test_asynchronous_steps_come_every_few_answers() -> None:
 
 def test_choosing_on_the_device_uses_its_own_conditions() -> None:
     task = small.task()
-    plan, limit = Menu((1.0, 0.5, 0.25)), 0.008
+    fleet = Fleet(speeds=(2e9, 8e8, 5e7), uplinks=(1e9,), downlinks=(1e9,))
+    whole = small.steps(fedavg(count=8, lr=0.1), task, 1, fleet=fleet)[0]
+    limit = 1.2 * min(row.download + row.compute + row.upload for row in whole.rows)
+    plan = Menu((1.0, 0.5, 0.25))
     method = replace(fedavg(count=8, lr=0.1), plan=plan, choose=LargestInTime(limit))
-    (step,) = small.steps(method, task, 1)
-    assert {row.choice for row in step.rows} == {0, 1, 2}
+    (step,) = small.steps(method, task, 1, fleet=fleet)
+    level = small.world(task, fleet).declared.level
+    assert all(row.choice == level[row.device] for row in step.rows)
     for row in step.rows:
         in_time = row.download + row.compute + row.upload <= limit * 1.01
         assert in_time or row.choice == 2

@@ -39,7 +39,7 @@ LAYERS = (
     ("cli report study store",),
     ("methods",),
     ("select schedule plan extract train codec aggregate", "world runtime", "tasks"),
-    ("loop client method types arrivals evaluate issue ledger local packing",),
+    ("loop server client method types view seam arrivals evaluate issue ledger local packing",),
     ("elastic rng naming errors config",),
 )
 ROOMS = {
