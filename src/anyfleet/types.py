@@ -77,10 +77,13 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Rows in columns: every array, tensor or tuple field has one entry per row."""
+    """Rows in columns: every array, tensor or tuple field has one entry per row.
+
+    The first field of every batch is a column.
+    """
 
     def __len__(self) -> int:
-        raise NotImplementedError
+        return len(getattr(self, fields(self)[0].name))
 
     def take(self, rows: Sequence[int] | Ints) -> Self:
         """The given rows, in the given order."""
@@ -133,9 +136,6 @@ class Devices(Batch):
     level: Ints  # capability class, 0 the strongest
     samples: Ints  # training samples it holds
 
-    def __len__(self) -> int:
-        return len(self.level)
-
 
 @dataclass(frozen=True, eq=False)
 class Conditions(Batch):
@@ -145,9 +145,6 @@ class Conditions(Batch):
     up: Floats  # bits per second
     down: Floats  # bits per second
     memory: Floats  # bytes free for training
-
-    def __len__(self) -> int:
-        return len(self.speed)
 
 
 @dataclass(frozen=True)
@@ -179,9 +176,6 @@ class Numbers(Batch):
     steps: Ints  # most local steps, or EVERYTHING
     rate: Floats  # target compression rate of the upload
 
-    def __len__(self) -> int:
-        return len(self.lr)
-
 
 @dataclass(frozen=True, eq=False)
 class Plans(Batch):
@@ -192,9 +186,6 @@ class Plans(Batch):
     numbers: Numbers
     menus: tuple[tuple[Want, ...], ...]  # not empty: the device chooses one of these
     declined: tuple[str, ...]  # the reason why this device is skipped, or ""
-
-    def __len__(self) -> int:
-        return len(self.device)
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,9 +209,6 @@ class Orders(Batch):
     cohort: int  # the key of what the whole cohort draws together
     job: "Job"
 
-    def __len__(self) -> int:
-        return len(self.id)
-
 
 @dataclass(frozen=True, eq=False)
 class Updates(Batch):
@@ -233,9 +221,6 @@ class Updates(Batch):
     masks: tuple[Params, ...]  # a name that is absent counts whole
     bits: Floats  # uplink
     report: tuple[Report, ...]
-
-    def __len__(self) -> int:
-        return len(self.order)
 
 
 @dataclass(frozen=True, eq=False)
@@ -255,9 +240,6 @@ class Charges(Batch):
     download: Floats  # seconds
     compute: Floats  # seconds
     upload: Floats  # seconds
-
-    def __len__(self) -> int:
-        return len(self.order)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,5 +1,6 @@
 """Messages as bytes: the same orders and answers come out, and their size is what was charged."""
 
+from contextlib import suppress
 from dataclasses import fields, replace
 
 import msgspec
@@ -22,7 +23,7 @@ from anyfleet.runtime.wire import (
     encode_update,
 )
 from anyfleet.train import Tracked
-from anyfleet.types import Memory, Numbers, Orders
+from anyfleet.types import Memory, Numbers, Orders, Updates
 from tests import small
 from tests.test_local import orders
 
@@ -94,10 +95,8 @@ def test_damaged_messages_raise_nothing_but_bad_message(data: st.DataObject) -> 
         raw = bytearray(encoded[: data.draw(st.integers(0, len(encoded)))])
         if raw:
             raw[data.draw(st.integers(0, min(len(raw), 600) - 1))] ^= data.draw(st.integers(1, 255))
-        try:
-            decode(bytes(raw))
-        except BadMessage:
-            continue
+        with suppress(BadMessage):
+            assert isinstance(decode(bytes(raw)), Orders | Updates)
 
 
 def test_another_version_is_refused() -> None:

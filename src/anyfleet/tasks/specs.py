@@ -49,93 +49,93 @@ class TaskSpec(Protocol):
 
 
 @dataclass(frozen=True)
-class Embedded:
+class _Divided:
+    """What all data sets have in common; each knows how to load itself."""
+
+    model: Factory = _CNN_MNIST
+    devices: int = 100
+    partition: Partition = _IID
+    test_share: float = 0.1
+    server: int = 1000
+    limit: int | None = None
+    split_seed: int | None = None
+
+    def __post_init__(self) -> None:
+        self._split(0)
+        if self.limit is not None and self.limit < 1:
+            raise ValueError(f"limit must be at least 1, got {self.limit}.")
+
+    def _split(self, seed: int) -> Split:
+        return Split(
+            devices=self.devices,
+            partition=self.partition,
+            test_share=self.test_share,
+            server=self.server,
+            seed=_data_seed(self.split_seed, seed),
+        )
+
+
+@dataclass(frozen=True)
+class _Pictures(_Divided):
+    """A data set of images."""
+
+    augment: Augment | None = None
+
+    def _build(self, images: files.Images, seed: int, name: str) -> Task:
+        train, test = image_data(images, self.limit, _data_seed(self.split_seed, seed))
+        task = Task.of(fresh_model(self.model, seed), train, test, split=self._split(seed))
+        return replace(task, name=name, augment=self.augment)
+
+
+@dataclass(frozen=True)
+class Embedded(_Pictures):
     """The Fashion-MNIST subset inside the package: 12,000 + 2,000 grey images, ten classes.
 
     It is there for the first minutes, so its network is a small one.
     """
 
-    model: Factory = _CNN_MNIST
     devices: int = 20
-    partition: Partition = _IID
-    test_share: float = 0.1
     server: int = 500
-    limit: int | None = None
-    augment: Augment | None = None
-    split_seed: int | None = None
-
-    def __post_init__(self) -> None:
-        _check(self)
 
     def build(self, seed: int) -> Task:
-        return _image_task(self, files.embedded_images(), seed, name="Fashion-MNIST subset")
+        return self._build(files.embedded_images(), seed, "Fashion-MNIST subset")
 
 
 @dataclass(frozen=True)
-class FashionMnist:
+class FashionMnist(_Pictures):
     """Fashion-MNIST from disk: 60,000 + 10,000 grey images."""
 
     model: Factory = _MCMAHAN
-    devices: int = 100
-    partition: Partition = _IID
-    test_share: float = 0.1
-    server: int = 1000
-    limit: int | None = None
-    augment: Augment | None = None
-    split_seed: int | None = None
-
-    def __post_init__(self) -> None:
-        _check(self)
 
     def build(self, seed: int) -> Task:
-        return _image_task(self, files.idx_images("fashion-mnist"), seed, name="Fashion-MNIST")
+        return self._build(files.idx_images("fashion-mnist"), seed, "Fashion-MNIST")
 
 
 @dataclass(frozen=True)
-class Mnist:
+class Mnist(_Pictures):
     """MNIST from disk: 60,000 + 10,000 grey images."""
 
     model: Factory = _MCMAHAN
-    devices: int = 100
-    partition: Partition = _IID
-    test_share: float = 0.1
-    server: int = 1000
-    limit: int | None = None
-    augment: Augment | None = None
-    split_seed: int | None = None
-
-    def __post_init__(self) -> None:
-        _check(self)
 
     def build(self, seed: int) -> Task:
-        return _image_task(self, files.idx_images("mnist"), seed, name="MNIST")
+        return self._build(files.idx_images("mnist"), seed, "MNIST")
 
 
 @dataclass(frozen=True)
-class Cifar10:
+class Cifar10(_Pictures):
     """CIFAR-10 from disk: 50,000 + 10,000 colour images.
 
     S0's disjoint two-class split of 100 x 500 samples needs every image: `server=0, test_share=0`.
     """
 
     model: Factory = _CNN_CIFAR
-    devices: int = 100
-    partition: Partition = _IID
-    test_share: float = 0.1
-    server: int = 1000
-    limit: int | None = None
-    augment: Augment | None = None
-    split_seed: int | None = None
-
-    def __post_init__(self) -> None:
-        _check(self)
 
     def build(self, seed: int) -> Task:
-        return _image_task(self, files.cifar10_images(), seed, name="CIFAR-10")
+        return self._build(files.cifar10_images(), seed, "CIFAR-10")
 
 
 @dataclass(frozen=True)
-class Har:
+class Har(_Divided):
     """Human activities from sensor windows [6, 128]; owners are the people who wore the sensor.
 
     `test_users` are kept apart as the common test set. With `test_users=()` everybody trains, and
@@ -148,23 +148,18 @@ class Har:
     partition: Partition = _PEOPLE
     test_share: float = 0.2
     server: int = 200
-    limit: int | None = None
-    split_seed: int | None = None
     test_users: tuple[int, ...] = UCI_TEST_USERS
-
-    def __post_init__(self) -> None:
-        _check(self)
 
     def build(self, seed: int) -> Task:
         windows = files.har_windows()
-        data_seed = _data_seed(self, seed)
+        data_seed = _data_seed(self.split_seed, seed)
         train, test = sensor_data(windows, self.test_users, self.limit, data_seed)
-        task = Task.of(fresh_model(self.model, seed), train, test, split=_split(self, seed))
+        task = Task.of(fresh_model(self.model, seed), train, test, split=self._split(seed))
         return replace(task, name="HAR")
 
 
 @dataclass(frozen=True)
-class Shakespeare:
+class Shakespeare(_Divided):
     """Next-character prediction in windows of `length`; owners are the speakers of the plays.
 
     The vocabulary is every character of the text; the model is made with `vocabulary` and `length`.
@@ -172,27 +167,26 @@ class Shakespeare:
     """
 
     model: Factory = _TRANSFORMER
-    devices: int = 100
     partition: Partition = _SPEAKERS
     test_share: float = 0.2
     server: int = 500
-    limit: int | None = None
-    split_seed: int | None = None
     length: int = 64
 
     def __post_init__(self) -> None:
-        _check(self)
+        super().__post_init__()
         if self.length < 1:
             raise ValueError(f"length must be at least 1, got {self.length}.")
 
     def build(self, seed: int) -> Task:
         texts = [speech.text for speech in files.shakespeare_speeches()]
         windows = text_windows(texts, self.length)
-        rows = chosen_rows(len(windows.x), self.limit, number(_data_seed(self, seed), "limit"))
+        rows = chosen_rows(
+            len(windows.x), self.limit, number(_data_seed(self.split_seed, seed), "limit")
+        )
         store = Data(*(torch.from_numpy(part[rows]) for part in windows[:3]))
         sizes = {"vocabulary": len(windows.vocabulary), "length": self.length}
         module = fresh_model(self.model, seed, **sizes)
-        return replace(Task.of(module, store, split=_split(self, seed)), name="Shakespeare")
+        return replace(Task.of(module, store, split=self._split(seed)), name="Shakespeare")
 
 
 @dataclass(frozen=True)
@@ -215,7 +209,7 @@ class Synthetic:
             raise ValueError(f"server must be the number of samples it keeps, got {self.server}.")
 
     def build(self, seed: int) -> Task:
-        key = number(_data_seed(self, seed), "synthetic")
+        key = number(_data_seed(self.split_seed, seed), "synthetic")
         store, cut = self.data.generate(key, test_share=self.test_share, server=self.server)
         task = task_of_rows(
             fresh_model(self.model, seed),
@@ -228,52 +222,5 @@ class Synthetic:
         return replace(task, name="Synthetic")
 
 
-class _Seeded(Protocol):
-    @property
-    def split_seed(self) -> int | None: ...
-
-
-class _Divided(_Seeded, Protocol):
-    @property
-    def devices(self) -> int: ...
-    @property
-    def partition(self) -> Partition: ...
-    @property
-    def test_share(self) -> float: ...
-    @property
-    def server(self) -> int: ...
-    @property
-    def limit(self) -> int | None: ...
-
-
-class _Pictures(_Divided, Protocol):
-    @property
-    def model(self) -> Factory: ...
-    @property
-    def augment(self) -> Augment | None: ...
-
-
-def _image_task(spec: _Pictures, images: files.Images, seed: int, *, name: str) -> Task:
-    train, test = image_data(images, spec.limit, _data_seed(spec, seed))
-    task = Task.of(fresh_model(spec.model, seed), train, test, split=_split(spec, seed))
-    return replace(task, name=name, augment=spec.augment)
-
-
-def _check(spec: _Divided) -> None:
-    _split(spec, 0)
-    if spec.limit is not None and spec.limit < 1:
-        raise ValueError(f"limit must be at least 1, got {spec.limit}.")
-
-
-def _split(spec: _Divided, seed: int) -> Split:
-    return Split(
-        devices=spec.devices,
-        partition=spec.partition,
-        test_share=spec.test_share,
-        server=spec.server,
-        seed=_data_seed(spec, seed),
-    )
-
-
-def _data_seed(spec: _Seeded, seed: int) -> int:
-    return seed if spec.split_seed is None else spec.split_seed
+def _data_seed(split_seed: int | None, seed: int) -> int:
+    return seed if split_seed is None else split_seed
