@@ -128,17 +128,18 @@ def _plans(devices: Ints, method: Method, view: View, desk: Desk) -> Plans:
 def _slices(
     plans: Plans, method: Method, view: View, desk: Desk
 ) -> tuple[tuple[Slice, ...], tuple[tuple[Slice, ...], ...]]:
-    root, state = rng.root(desk.seed, "extract"), desk.states["extract"]
+    state = desk.states["extract"]
+    keys = rng.fold(rng.root(desk.seed, "extract"), torch.from_numpy(plans.device))
+    keys = rng.fold(keys, view.step)
 
-    def extract(want: Want) -> Slice:
-        key = rng.fold(rng.fold(root, want.device or 0), view.step)
-        return method.extract(want, view, state, key)
+    def extract(want: Want, row: int) -> Slice:
+        return method.extract(want, view, state, keys[row])
 
-    menus = tuple(tuple(extract(want) for want in menu) for menu in plans.menus)
-    # A device that chooses is answered with the first entry until it has chosen.
-    slices = (
-        menu[0] if menu else extract(want) for want, menu in zip(plans.wants, menus, strict=True)
+    menus = tuple(
+        tuple(extract(want, row) for want in menu) for row, menu in enumerate(plans.menus)
     )
+    # A device that chooses is answered with the first entry until it has chosen.
+    slices = (menu[0] if menu else extract(plans.wants[row], row) for row, menu in enumerate(menus))
     return tuple(slices), menus
 
 

@@ -132,7 +132,7 @@ class Server:
             buffers=self.buffers,
         )
         self.runtime.submit(orders)
-        self.flying |= {int(i): orders.take([row]) for row, i in enumerate(orders.id)}
+        self.flying |= {int(row.id[0]): row for row in orders.rows()}
 
     def _branch(self, orders: Orders) -> None:
         """Starts a width's own normalisation from the common one when it is first used."""
@@ -153,8 +153,7 @@ class Server:
             self._lose(self.flying.pop(lost.order), lost.charges, lost.reason)
         if events.updates is None or events.charges is None:
             return
-        for row in range(len(events.updates)):
-            update, charge = events.updates.take([row]), events.charges.take([row])
+        for update, charge in zip(events.updates.rows(), events.charges.rows(), strict=True):
             order = self.flying.pop(int(update.order[0]))
             self.heard[order.device[0]] = order.id[0]
             stale = self.number - order.step > self.method.schedule.staleness

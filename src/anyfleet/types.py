@@ -90,6 +90,22 @@ class Batch:
         index = np.asarray(rows, dtype=np.int64)
         return replace(self, **{f.name: _pick(getattr(self, f.name), index) for f in fields(self)})
 
+    def rows(self) -> list[Self]:
+        """Every row as a batch of one; much cheaper than taking them one by one."""
+        count = len(self)
+        columns = (_split(getattr(self, f.name), count) for f in fields(self))
+        return [type(self)(*row) for row in zip(*columns, strict=True)]
+
+
+def _split(value: Any, count: int) -> Sequence[Any]:
+    if isinstance(value, Batch):
+        return value.rows()
+    if isinstance(value, tuple):
+        return [(entry,) for entry in value]
+    if isinstance(value, np.ndarray | Tensor):
+        return [value[row : row + 1] for row in range(count)]
+    return [value] * count
+
 
 def _pick(value: Any, rows: Ints) -> Any:
     if isinstance(value, Batch):

@@ -88,8 +88,8 @@ class Stacked:
                     tuple(memories[row] for row in part),
                     task,
                 )
-                for position, row in enumerate(part):
-                    outcomes[row] = done.updates.take([position]), done.memories[position]
+                pairs = zip(done.updates.rows(), done.memories, strict=True)
+                outcomes |= dict(zip(part, pairs, strict=True))
         return [outcomes[row] for row in range(len(orders))]
 
 

@@ -34,6 +34,7 @@ class _Pending:
     order: Orders
     since: float
     charges: Charges
+    dies: bool  # before it has finished
     update: Updates | None = None
     memory: Memory | None = None  # what the device will remember once it has finished
 
@@ -88,14 +89,14 @@ class Simulated:
 
     def submit(self, orders: Orders) -> None:
         own = self._world.conditions(orders.device)
-        for row in range(len(orders)):
-            order = orders.take([row])
+        fatal = self._world.dies(orders.device, orders.visit, self._seed)
+        for row, order in enumerate(orders.rows()):
             flops = self._flops(order)
             download = float(order.bits[0] / own.down[row])
             compute = float(flops / own.speed[row])
             charges = _charges(order, flops, download, compute)
-            self._pending[int(order.id[0])] = _Pending(order, self.now(), charges)
-            dies = self._world.dies(int(order.device[0]), int(order.visit[0]), self._seed)
+            dies = bool(fatal[row])
+            self._pending[int(order.id[0])] = _Pending(order, self.now(), charges, dies)
             when = self.now() + download + (compute / 2 if dies else compute)
             self._clock.at(when, Event("died" if dies else "trained", int(order.id[0])))
 
@@ -155,17 +156,12 @@ class Simulated:
 
     def _execute(self) -> None:
         """Carries out everything that is under way and will get that far."""
-        waiting = [
-            (i, p) for i, p in self._pending.items() if p.update is None and not self._dies(p.order)
-        ]
+        waiting = [(i, p) for i, p in self._pending.items() if p.update is None and not p.dies]
         orders = [pending.order for _, pending in waiting]
         memories = [self.memory(int(order.device[0])) for order in orders]
         done = self._engine.execute(orders, memories, self._task)
         for (order_id, pending), (update, memory) in zip(waiting, done, strict=True):
             self._pending[order_id] = replace(pending, update=update, memory=memory)
-
-    def _dies(self, order: Orders) -> bool:
-        return self._world.dies(int(order.device[0]), int(order.visit[0]), self._seed)
 
     def _flops(self, order: Orders) -> float:
         blueprint, slice_ = self._task.blueprint, order.slices[0]

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from anyfleet import rng
 from anyfleet.types import Conditions, Devices, Floats, Ints
@@ -79,7 +80,8 @@ class World:
             memory=self.memory[devices],
         )
 
-    def dies(self, device: int, visit: int, seed: int) -> bool:
-        """Whether the device dies during this visit."""
-        key = rng.fold(rng.fold(rng.root(seed, "mortality"), device), visit)
-        return bool(rng.uniform(key, 1)[0] < self.mortality)
+    def dies(self, devices: Ints, visits: Ints, seed: int) -> NDArray[np.bool_]:
+        """Which of these devices die during these visits."""
+        key = rng.fold(rng.root(seed, "mortality"), torch.from_numpy(devices))
+        draw = rng.uniform(rng.fold(key, torch.from_numpy(visits)), 1)[:, 0]
+        return draw.numpy() < self.mortality
