@@ -99,6 +99,14 @@ def test_damaged_messages_raise_nothing_but_bad_message(data: st.DataObject) -> 
             assert isinstance(decode(bytes(raw)), Orders | Updates)
 
 
+def test_text_that_is_not_text_is_refused() -> None:
+    encoded = bytearray(encode_order(ORDER, TASK))
+    # The first key of the message: one of its letters becomes half of a character.
+    encoded[encoded.index(b"header")] = 0xE4
+    with pytest.raises(BadMessage):
+        decode_order(bytes(encoded), TASK)
+
+
 def test_another_version_is_refused() -> None:
     message = msgspec.msgpack.decode(encode_order(ORDER, TASK), type=Message)
     header = msgspec.msgpack.decode(message.header)

@@ -230,7 +230,7 @@ def _dumped(job: Job) -> bytes:
 def _loaded(data: bytes, allow: tuple[str, ...]) -> Job:
     try:
         return config.load(msgspec.json.decode(data), Job, allow=allow)
-    except (ConfigError, msgspec.MsgspecError) as error:
+    except (ConfigError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise BadMessage(f"a job that cannot be read: {error}") from error
 
 
@@ -242,5 +242,5 @@ def _check_version(version: int) -> None:
 def _read(data: bytes, kind: type[Any]) -> Any:
     try:
         return msgspec.msgpack.decode(data, type=kind)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise BadMessage(f"{kind.__name__} cannot be read: {error}") from error
