@@ -5,6 +5,7 @@ of simulated ones.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -34,6 +35,7 @@ from anyfleet.types import (
     Kind,
     Memory,
     Orders,
+    Own,
     Params,
     Report,
     Task,
@@ -54,15 +56,15 @@ class Done:
     memories: tuple[Memory, ...]
 
 
-def decide(orders: Orders, own: Conditions, task: Task) -> Ints:
+def decide(orders: Orders, conditions: Conditions, memories: Sequence[Memory], task: Task) -> Ints:
     """Each device's choice from its menu, or -1 where it has none."""
     choices = np.full(len(orders), -1)
     for row, menu in enumerate(orders.menus):
         if menu:
-            costs = [cost(task.blueprint, entry) for entry in menu]
-            numbers, conditions = orders.numbers.take([row]), own.take([row])
             samples = len(task.data(int(orders.device[row])))
-            choices[row] = orders.job.choose(costs, conditions, numbers, samples)
+            own = Own(conditions.take([row]), samples, memories[row])
+            costs = [cost(task.blueprint, entry) for entry in menu]
+            choices[row] = orders.job.choose(costs, own, orders.numbers.take([row]))
     return choices
 
 

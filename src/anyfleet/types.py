@@ -248,6 +248,15 @@ class Memory:
 
 
 @dataclass(frozen=True, eq=False)
+class Own:
+    """What a device knows of itself when it chooses."""
+
+    conditions: Conditions  # a batch of one
+    samples: int
+    memory: Memory
+
+
+@dataclass(frozen=True, eq=False)
 class Charges(Batch):
     """What the runtime charged for orders."""
 

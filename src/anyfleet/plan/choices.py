@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from anyfleet.elastic import Cost
 from anyfleet.local import limits, processed
-from anyfleet.types import Conditions, Numbers
+from anyfleet.types import Numbers, Own
 
 BITS_PER_PARAMETER = 32
 
@@ -14,9 +14,7 @@ BITS_PER_PARAMETER = 32
 class First:
     """The first entry of the menu."""
 
-    def __call__(
-        self, menu: Sequence[Cost], own: Conditions, numbers: Numbers, samples: int
-    ) -> int:
+    def __call__(self, menu: Sequence[Cost], own: Own, numbers: Numbers) -> int:
         return 0
 
 
@@ -30,20 +28,19 @@ class LargestInTime:
         if not self.seconds > 0:
             raise ValueError(f"LargestInTime.seconds must be positive, got {self.seconds}.")
 
-    def __call__(
-        self, menu: Sequence[Cost], own: Conditions, numbers: Numbers, samples: int
-    ) -> int:
+    def __call__(self, menu: Sequence[Cost], own: Own, numbers: Numbers) -> int:
         for index, cost in enumerate(menu):
-            if seconds_for(cost, own, numbers, samples) <= self.seconds:
+            if seconds_for(cost, own, numbers) <= self.seconds:
                 return index
         return len(menu) - 1
 
 
-def seconds_for(cost: Cost, own: Conditions, numbers: Numbers, samples: int) -> float:
+def seconds_for(cost: Cost, own: Own, numbers: Numbers) -> float:
     """Download, training and upload of one device, as it would estimate them itself."""
-    (limit,) = limits(numbers, [samples])
-    count = processed(limit, samples, int(numbers.batch[0]))
-    compute = count * (cost.forward_flops + cost.backward_flops) / own.speed[0]
-    down = BITS_PER_PARAMETER * cost.params / own.down[0]
-    up = BITS_PER_PARAMETER * cost.sent_params / own.up[0]
+    link = own.conditions
+    (limit,) = limits(numbers, [own.samples])
+    count = processed(limit, own.samples, int(numbers.batch[0]))
+    compute = count * (cost.forward_flops + cost.backward_flops) / link.speed[0]
+    down = BITS_PER_PARAMETER * cost.params / link.down[0]
+    up = BITS_PER_PARAMETER * cost.sent_params / link.up[0]
     return float(down + compute + up)

@@ -85,7 +85,8 @@ class Simulated:
         return self._world.conditions(devices)
 
     def offer(self, orders: Orders) -> Ints:
-        return decide(orders, self._world.conditions(orders.device), self._task)
+        memories = [self.memory(int(device)) for device in orders.device]
+        return decide(orders, self._world.conditions(orders.device), memories, self._task)
 
     def submit(self, orders: Orders) -> None:
         own = self._world.conditions(orders.device)
