@@ -190,6 +190,27 @@ def test_every_part_runs_in_its_slot_on_every_engine(slot: str, part: Any) -> No
     assert small.distance(ends[0], ends[2]) < 1e-10
 
 
+class Counting(plan.Whole):
+    """A planner that counts server steps and wants a measurement."""
+
+    wants = frozenset({"norm"})
+
+    def init(self, view: View) -> Any:
+        return 0
+
+    def learn(self, state: Any, arrivals: Any, notes: Any, view: View) -> Any:
+        return state + 1
+
+
+@pytest.mark.parametrize(
+    "wrapper", [plan.StepsWithin(1e9, Counting()), plan.WorkByLevel(inner=Counting())], ids=names
+)
+def test_a_wrapper_threads_the_state_and_the_wishes_of_what_it_wraps(wrapper: Any) -> None:
+    method = replace(fedavg(count=3, lr=0.1), plan=wrapper)
+    assert method.job().report == ("norm",)
+    assert small.steps(method, small.task(), 3)[-1].snapshot.states["plan"] == 3
+
+
 def test_a_method_refuses_a_need_that_nobody_meets() -> None:
     class NeedsLabels(select.Uniform):
         needs = frozenset({"labelled"})

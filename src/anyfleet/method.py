@@ -1,6 +1,6 @@
 """What a method is made of: the protocols of its parts, and `Method`, their composition."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
@@ -38,6 +38,28 @@ class Policy(Protocol):
     ) -> State:
         """The state after a server step; `arrivals` is None after an empty one."""
         return state
+
+
+class Around(Policy, Protocol):
+    """A policy around another of its kind (its field `inner`), without a state of its own."""
+
+    inner: Policy
+
+    def init(self, view: View) -> State:
+        return self.inner.init(view)
+
+    def learn(
+        self, state: State, arrivals: "Arrivals | None", notes: Mapping[str, Any], view: View
+    ) -> State:
+        return self.inner.learn(state, arrivals, notes, view)
+
+
+def nested(part: Policy) -> Iterator[Policy]:
+    """A policy and all the policies it is wrapped around."""
+    yield part
+    for value in vars(part).values():
+        if Policy in type(value).__mro__:
+            yield from nested(value)
 
 
 class Select(Policy, Protocol):
@@ -215,7 +237,8 @@ class Method:
 
     def job(self) -> Job:
         """What a device has to know of this method."""
-        wanted = frozenset[str]().union(*(part.wants for part in self.policies().values()))
+        parts = (inner for part in self.policies().values() for inner in nested(part))
+        wanted = frozenset[str]().union(*(part.wants for part in parts))
         return Job(
             train=self.train,
             choose=self.choose,
@@ -232,10 +255,10 @@ class Method:
 
 
 def _unmet(method: Method) -> Sequence[str]:
-    parts = method.policies()
-    given = frozenset[str]().union(*(part.gives for part in parts.values()))
+    parts = [(name, p) for name, part in method.policies().items() for p in nested(part)]
+    given = frozenset[str]().union(*(part.gives for _, part in parts))
     return [
         f"{name}={part!r} needs {sorted(part.needs - given)}, which no part of this method gives."
-        for name, part in parts.items()
+        for name, part in parts
         if part.needs - given
     ]

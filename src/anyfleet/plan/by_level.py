@@ -6,7 +6,7 @@ from typing import TypeVar
 import numpy as np
 from torch import Tensor
 
-from anyfleet.method import Plan, Policy, State
+from anyfleet.method import Around, Plan, State
 from anyfleet.plan.levels import Whole
 from anyfleet.types import Floats, Ints, Plans
 from anyfleet.view import View
@@ -15,7 +15,7 @@ Column = TypeVar("Column", Ints, Floats)
 
 
 @dataclass(frozen=True)
-class WorkByLevel(Policy):
+class WorkByLevel(Around):
     """Batch size, epochs and learning rate of each level; an empty column leaves the trainer's own.
 
     `inner` plans the sizes. A level beyond the end of a column takes its last entry.

@@ -6,7 +6,7 @@ import numpy as np
 from torch import Tensor
 
 from anyfleet.local import limits
-from anyfleet.method import Plan, Policy, State
+from anyfleet.method import Around, Plan, State
 from anyfleet.plan.choices import BITS_PER_PARAMETER
 from anyfleet.plan.levels import Whole
 from anyfleet.types import Plans
@@ -14,7 +14,7 @@ from anyfleet.view import View
 
 
 @dataclass(frozen=True)
-class StepsWithin(Policy):
+class StepsWithin(Around):
     """Limits local steps so that download, training and upload fit into `seconds` (METHODS §1.2).
 
     `inner` plans the sizes first; a device with no time for a single step still does one.
