@@ -109,11 +109,24 @@ def test_rows_that_are_masked_do_not_count() -> None:
     assert none.covered()[MATRIX][:, 0].tolist() == [True, False, True]
 
 
+def test_masks_keep_double_precision() -> None:
+    mask = torch.tensor([[1.0], [0.0], [1.0]]).expand(3, 3)  # as it comes off the wire
+    changes = [
+        {MATRIX: torch.full((3, 3), value, dtype=torch.float64)} for value in (0.1, 0.7, 0.3)
+    ]
+    found = arrivals(changes, masks=[{MATRIX: mask}] * 3, samples=[1, 2, 4])
+    expected = (0.1 * 1 + 0.7 * 2 + 0.3 * 4) / 7
+    assert found.mean(found.samples)[MATRIX][0, 0].item() == pytest.approx(expected, rel=1e-15)
+
+
 def test_devices_without_samples_do_not_count_and_nobody_at_all_changes_nothing() -> None:
     ones, twos = {MATRIX: torch.ones(3, 3)}, {MATRIX: torch.full((3, 3), 2.0)}
     found = arrivals([ones, twos], samples=[0, 5])
     assert torch.equal(found.mean(found.samples)[MATRIX], twos[MATRIX])
-    assert torch.equal(found.mean(np.zeros(2))[MATRIX], torch.zeros(3, 3))
+    assert found.mean(np.zeros(2)) == {}
+    broken = arrivals([{MATRIX: torch.full((3, 3), torch.nan)}, twos], samples=[0, 5])
+    assert torch.equal(broken.mean(broken.samples)[MATRIX], twos[MATRIX])
+    assert Mean("equal").weigh(found).tolist() == [0.0, 1.0]
 
 
 @given(st.integers(1, 6), st.floats(0.1, 1e6))

@@ -238,7 +238,8 @@ def check_books(steps: list[Step], devices: int) -> None:
             assert 0 <= row.device < devices
             spent = row.download + row.compute + row.upload
             assert 0 <= spent <= step.time + 1e-12
-            assert row.bits_up == 0 if row.lost in ("died", "deadline") else row.bits_up > 0
+            assert row.bits_up == 0 if row.lost == "died" else row.bits_up >= 0
+            assert row.lost or row.bits_up > 0
 
 
 def test_time_is_download_plus_compute_plus_upload() -> None:
@@ -252,5 +253,5 @@ def test_time_is_download_plus_compute_plus_upload() -> None:
     assert step.time == pytest.approx(row.download + row.compute + row.upload)
     whole = sum(value.numel() for value in task.params.values())
     assert row.bits_up == 32 * whole
-    assert row.bits_down == 32 * whole + 32
+    assert row.bits_down == 32 * whole  # the whole model needs no index set
     assert np.isfinite(row.loss)

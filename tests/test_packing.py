@@ -1,13 +1,22 @@
 """Slices as bytes."""
 
+from dataclasses import replace
+
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from anyfleet.client import work
 from anyfleet.elastic import Blueprint, Slice
 from anyfleet.errors import BadMessage
-from anyfleet.packing import pack_slice, unpack_slice
+from anyfleet.issue import load
+from anyfleet.method import Norm
+from anyfleet.methods import fedavg
+from anyfleet.packing import pack_slice, traffic, unpack_slice
+from anyfleet.train import BatchStatistics, OnDevice, PerWidth, Tracked
+from anyfleet.types import Memory
 from tests import small
+from tests.test_local import orders
 
 BLUEPRINT = small.task().blueprint
 FREE = [name for name, axis in BLUEPRINT.axes.items() if axis.kind == "channels"]
@@ -41,8 +50,8 @@ def test_bytes_that_are_cut_or_changed_never_escape_as_another_error(
     slice_: Slice, data: st.DataObject
 ) -> None:
     packed = bytearray(pack_slice(slice_, BLUEPRINT))
-    position = data.draw(st.integers(0, len(packed) - 1))
-    packed[position] = data.draw(st.integers(0, 255))
+    if packed:
+        packed[data.draw(st.integers(0, len(packed) - 1))] = data.draw(st.integers(0, 255))
     end = data.draw(st.integers(0, len(packed)))
     try:
         found = unpack_slice(bytes(packed[:end]), BLUEPRINT)
@@ -56,3 +65,15 @@ def test_a_count_beyond_the_axis_is_refused_before_memory_is_taken() -> None:
     packed[7:15] = b"\x00\x00\x00\x00\xff\xff\xff\xff"
     with pytest.raises(BadMessage, match="indices on an axis"):
         unpack_slice(bytes(packed), BLUEPRINT)
+
+
+@pytest.mark.parametrize("norm", [BatchStatistics(), Tracked(), OnDevice(), PerWidth()], ids=str)
+@given(slices())
+@settings(max_examples=10)
+def test_announced_traffic_is_what_a_run_is_charged(norm: Norm, slice_: Slice) -> None:
+    task = small.task()
+    sent = replace(orders(replace(fedavg(), norm=norm), task, [0]), slices=(slice_,))
+    method = replace(fedavg(), norm=norm)
+    sent = load(sent, method=method, task=task, params=task.params, buffers=task.buffers)
+    update = work(sent, (Memory(),), task).updates
+    assert traffic(slice_, norm, task.blueprint) == (sent.bits[0], update.bits[0])

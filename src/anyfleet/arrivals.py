@@ -94,10 +94,14 @@ class Arrivals:
         change = self._changes[row].get(name)
         if change is None:
             return torch.zeros(shape, device=self._device)
-        mask = self._masks[row].get(base(name))
+        mask = self._mask(row, name)
         full = change.new_zeros(shape)
         full[self._place(row, name)] = change if mask is None else change * mask
         return full
+
+    def _mask(self, row: int, name: str) -> Tensor | None:
+        mask = self._masks[row].get(base(name))
+        return None if mask is None else mask.to(self._changes[row][name])
 
     def _place(self, row: int, name: str) -> tuple[slice | Tensor, ...]:
         device = str(self._changes[row][name].device)
@@ -110,12 +114,14 @@ class Arrivals:
         shares = weights / weights.sum() if weights.sum() > 0 else weights
         for row, change in enumerate(self._changes):
             share = float(shares[row])
+            if not share:
+                continue  # what does not count may be anything, even not a number
             for name, value in change.items():
                 if name not in total:
                     shape = self._blueprint.shape(base(name))
                     total[name] = value.new_zeros(shape)
                     mass[name] = value.new_zeros(shape)
-                mask = self._masks[row].get(base(name))
+                mask = self._mask(row, name)
                 where = self._place(row, name)
                 # In place, on arrays made here: copying costs four times as much.
                 total[name][where] += share * value if mask is None else share * (mask * value)

@@ -27,13 +27,15 @@ from anyfleet.local import (
     site,
     train,
 )
-from anyfleet.method import Squeezed
+from anyfleet.method import Job, Squeezed
+from anyfleet.packing import dense, index_bits, traffic
 from anyfleet.types import (
     Conditions,
     Data,
     Ints,
     Kind,
     Memory,
+    Offer,
     Orders,
     Own,
     Params,
@@ -63,9 +65,16 @@ def decide(orders: Orders, conditions: Conditions, memories: Sequence[Memory], t
         if menu:
             samples = len(task.data(int(orders.device[row])))
             own = Own(conditions.take([row]), samples, memories[row])
-            costs = [cost(task.blueprint, entry) for entry in menu]
-            choices[row] = orders.job.choose(costs, own, orders.numbers.take([row]))
+            offers = [_offer(entry, menu, orders.job, task) for entry in menu]
+            choices[row] = orders.job.choose(offers, own, orders.numbers.take([row]))
     return choices
+
+
+def _offer(entry: Slice, menu: Sequence[Slice], job: Job, task: Task) -> Offer:
+    """One entry of a menu; the whole menu has to come down with it."""
+    down, up = traffic(entry, job.norm, task.blueprint)
+    reading = sum(index_bits(other, task.blueprint) for other in menu)
+    return Offer(cost(task.blueprint, entry), down + reading, up)
 
 
 def work(orders: Orders, memories: tuple[Memory, ...], task: Task) -> Done:
@@ -121,7 +130,7 @@ def begin(
     blueprint = task.blueprint
     # From the bottom up: the initial state every device was installed with, then its memory.
     own = {**task.params, **task.buffers, **memory.slots.get(OWN, {})}
-    small = cut(own, slice_, blueprint)
+    small = dense(own, slice_, blueprint)
     small |= received.get("model", {})
     small |= received.get("buffers", {})
     params = {name: small[name] for name in blueprint.params}

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from anyfleet import rng
-from anyfleet.elastic import Slice, cut
+from anyfleet.elastic import Slice
 from anyfleet.evaluate import served
 from anyfleet.method import Method
-from anyfleet.packing import pack_slice
+from anyfleet.packing import dense, index_bits
 from anyfleet.types import Ints, Kind, Orders, Params, Plans, Task, Trees, Want
 from anyfleet.view import Request, View
 
@@ -90,7 +90,7 @@ def load(orders: Orders, *, method: Method, task: Task, params: Params, buffers:
         for slice_ in set(orders.slices)
     }
     sizes = [
-        found[slice_][1] + sum(8 * len(pack_slice(entry, task.blueprint)) for entry in menu)
+        found[slice_][1] + sum(index_bits(entry, task.blueprint) for entry in menu)
         for slice_, menu in zip(orders.slices, orders.menus, strict=True)
     ]
     trees = tuple(found[slice_][0] for slice_ in orders.slices)
@@ -150,12 +150,12 @@ def package(
     blueprint, norm = task.blueprint, method.norm
     home = norm.stays(blueprint) | set(blueprint.frozen)
     weights = served(params, blueprint, norm, slice_)
-    small = cut({n: v for n, v in weights.items() if n not in home}, slice_, blueprint)
+    small = dense({n: v for n, v in weights.items() if n not in home}, slice_, blueprint)
     # The downlink is one broadcast per slice: no device of its own draws from it.
     squeezed = method.downlink.squeeze(small, {}, torch.tensor(0), torch.tensor(1.0))
     travels = norm.travels(blueprint)
     told = {n: v for n, v in served(buffers, blueprint, norm, slice_).items() if n in travels}
-    told = cut(told, slice_, blueprint)
-    bits = float(squeezed.bits) + 8 * len(pack_slice(slice_, blueprint))
+    told = dense(told, slice_, blueprint)
+    bits = float(squeezed.bits) + index_bits(slice_, blueprint)
     bits += FLOAT_BITS * sum(value.numel() for value in told.values())
     return {"model": squeezed.tree} | ({"buffers": told} if told else {}), bits

@@ -39,8 +39,7 @@ class Ledger:
     def answered(self, order: Orders, update: Updates, charges: Charges, lost: str) -> None:
         """An answer came in; `lost` says why it does not count, if so."""
         row = _row(order, charges, lost)
-        loss = measured(update.report[0], "loss")
-        self._open.append(replace(row, bits_up=float(update.bits[0]), loss=loss))
+        self._open.append(replace(row, loss=measured(update.report[0], "loss")))
 
     def lost(self, order: Orders, charges: Charges | None, reason: str) -> None:
         """An order will never be answered."""
@@ -56,7 +55,7 @@ class Ledger:
 def _row(order: Orders, charges: Charges | None, lost: str) -> Row:
     spent = {
         name: 0.0 if charges is None else float(getattr(charges, name)[0])
-        for name in ("flops", "download", "compute", "upload")
+        for name in ("flops", "down", "up", "download", "compute", "upload")
     }
     model = order.trees[0].get("model", {})
     return Row(
@@ -67,8 +66,8 @@ def _row(order: Orders, charges: Charges | None, lost: str) -> Row:
         issued_at=order.step,
         choice=int(order.choice[0]),
         parameters=sum(value.numel() for value in model.values()),
-        bits_down=0.0 if charges is None else float(order.bits[0]),
-        bits_up=0.0,
+        bits_down=spent.pop("down"),
+        bits_up=spent.pop("up"),
         loss=float("nan"),
         lost=lost,
         **spent,

@@ -8,7 +8,7 @@ from torch import Tensor, dtype
 
 from anyfleet.elastic import Blueprint, Cost, Mode, Slice
 from anyfleet.errors import CompositionError
-from anyfleet.types import Ints, Numbers, Own, Params, Plans, Stepped, Want
+from anyfleet.types import Ints, Numbers, Offer, Own, Params, Plans, Stepped, Want
 from anyfleet.view import Request, View
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class Plan(Policy, Protocol):
 class Choose(Protocol):
     """Which entry of its menu a device takes, decided on the device."""
 
-    def __call__(self, menu: Sequence[Cost], own: Own, numbers: Numbers) -> int: ...
+    def __call__(self, menu: Sequence[Offer], own: Own, numbers: Numbers) -> int: ...
 
 
 class Extract(Policy, Protocol):

@@ -1,21 +1,54 @@
-"""Slices as bytes: index sets travel with every order, and count."""
+"""What travels: slices as bytes, sub-models as dense tensors, and how many bits that makes."""
 
 import struct
 from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
+from torch import Tensor
 
-from anyfleet.elastic import Blueprint, Slice
+from anyfleet.elastic import Blueprint, Slice, cut
 from anyfleet.errors import BadMessage
+from anyfleet.method import Norm
+from anyfleet.types import Params
+
+FLOAT_BITS = 32
 
 _RUN, _BITMAP, _LIST = 0, 1, 2
 _HEAD, _AXIS, _PAIR = struct.Struct("<HH"), struct.Struct("<HB"), struct.Struct("<II")
 
 
+def dense(tree: Params, slice_: Slice, blueprint: Blueprint) -> dict[str, Tensor]:
+    """`cut`, laid out as the receiver of a message has it.
+
+    A view into a large tensor holds the same numbers in other strides, and a sum over them may then
+    round otherwise: a simulated device would differ from a real one.
+    """
+    return {name: part.contiguous() for name, part in cut(tree, slice_, blueprint).items()}
+
+
+def traffic(slice_: Slice, norm: Norm, blueprint: Blueprint) -> tuple[float, float]:
+    """Bits down and bits up of an order with this slice, uncompressed."""
+    home = norm.stays(blueprint) | set(blueprint.frozen)
+    local, statistics = blueprint.local(slice_), norm.travels(blueprint)
+    sent = set(slice_.sent(blueprint)) - home
+    layers = (layer for layer in blueprint.layers if sent & set(layer.params))
+    measured = {n for layer in layers for n in layer.buffers} & statistics
+    down = local.numel([*(n for n in local.params if n not in home), *statistics])
+    up = local.numel([*sent, *measured])
+    return float(FLOAT_BITS * down + index_bits(slice_, blueprint)), float(FLOAT_BITS * up)
+
+
+def index_bits(slice_: Slice, blueprint: Blueprint) -> int:
+    """What it costs to say which slice."""
+    return 8 * len(pack_slice(slice_, blueprint))
+
+
 @lru_cache(maxsize=4096)
 def pack_slice(slice_: Slice, blueprint: Blueprint) -> bytes:
-    """Per cut axis a run, a bitmap or a list of indices, whichever says it."""
+    """Per cut axis a run, a bitmap or a list of indices, whichever says it; nothing for all."""
+    if slice_ == Slice():
+        return b""
     position = {name: i for i, name in enumerate(blueprint.axes)}
     parts = [_HEAD.pack(slice_.first, len(slice_.keep))]
     for axis, kept in slice_.keep:
@@ -37,6 +70,8 @@ def _pack_indices(kept: tuple[int, ...], size: int) -> tuple[int, bytes]:
 
 def unpack_slice(data: bytes, blueprint: Blueprint) -> Slice:
     """The inverse of `pack_slice`."""
+    if not data:
+        return Slice()
     names = list(blueprint.axes)
     try:
         first, count = _HEAD.unpack_from(data)

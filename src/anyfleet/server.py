@@ -14,6 +14,7 @@ from anyfleet.evaluate import judge
 from anyfleet.issue import Desk, chosen, draft, load, server_names
 from anyfleet.ledger import Ledger
 from anyfleet.method import Method
+from anyfleet.packing import traffic
 from anyfleet.seam import Answer, Runtime, Snapshot, Step
 from anyfleet.types import (
     Charges,
@@ -72,6 +73,7 @@ class Server:
             conditions=self.runtime.conditions,
             judge=self.judge,
             cost=self.cost,
+            traffic=self.traffic,
         )
 
     def judge(self, params: Params, key: Tensor) -> float:
@@ -82,6 +84,9 @@ class Server:
 
     def cost(self, slice_: Slice, batch: int) -> Cost:
         return cost(self.task.blueprint, slice_, batch)
+
+    def traffic(self, slice_: Slice) -> tuple[float, float]:
+        return traffic(slice_, self.method.norm, self.task.blueprint)
 
     def key(self, purpose: str) -> Tensor:
         """Addressed by what and when, and by how many orders were issued before."""

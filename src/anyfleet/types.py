@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from anyfleet.elastic import Blueprint, Slice
+from anyfleet.elastic import Blueprint, Cost, Slice
 from anyfleet.elastic.blueprint import Rounding
 
 if TYPE_CHECKING:
@@ -173,13 +173,13 @@ class Want:
     ratios: tuple[tuple[str, float], ...] = ()  # axes whose share differs
     device: int | None = None  # None: for evaluation, no device in particular
 
+    def shares(self, blueprint: Blueprint) -> dict[str, float]:
+        """The share of every axis that is cut."""
+        return {**dict.fromkeys(blueprint.counts(1.0), self.share), **dict(self.ratios)}
+
     def counts(self, blueprint: Blueprint) -> dict[str, int]:
-        """Channels to keep on every axis that a share cuts."""
-        if not self.ratios:
-            return blueprint.counts(self.share, self.rounding)
-        given = dict(self.ratios)
-        shares = {axis: given.get(axis, self.share) for axis in blueprint.counts(1.0)}
-        return blueprint.counts(shares, self.rounding)
+        """Channels to keep on every axis that is cut."""
+        return blueprint.counts(self.shares(blueprint), self.rounding)
 
 
 @dataclass(frozen=True, eq=False)
@@ -247,6 +247,15 @@ class Memory:
     held: Updates | None = None  # a result that waits to be fetched
 
 
+@dataclass(frozen=True)
+class Offer:
+    """What an entry of a menu would cost a device."""
+
+    cost: Cost  # per sample
+    down: float  # bits
+    up: float  # bits
+
+
 @dataclass(frozen=True, eq=False)
 class Own:
     """What a device knows of itself when it chooses."""
@@ -262,6 +271,8 @@ class Charges(Batch):
 
     order: Ints
     flops: Floats
+    down: Floats  # bits
+    up: Floats  # bits
     download: Floats  # seconds
     compute: Floats  # seconds
     upload: Floats  # seconds

@@ -50,6 +50,7 @@ class View:
     conditions: Callable[[Ints], Conditions]
     judge: Callable[[Params, Tensor], float]  # loss on a batch of the server split
     cost: Callable[[Slice, int], Cost]  # of a slice, for a batch of that many samples
+    traffic: Callable[[Slice], tuple[float, float]]  # bits down and up, uncompressed
 
     def fresh(self, flights: Iterable[Flight]) -> tuple[Flight, ...]:
         """Those that were issued in this very step."""

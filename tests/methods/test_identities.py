@@ -5,13 +5,19 @@ from typing import TypedDict, cast
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from anyfleet.local import processed
 from anyfleet.method import Method
 from anyfleet.methods import fedavg, fedprox, heterofl
 from anyfleet.methods.fedavg import Training
 from anyfleet.plan import LargestInTime, Menu, StepsWithin, WorkByLevel
+from anyfleet.plan.steps import fitting
+from anyfleet.schedule import Deadline
 from anyfleet.select import Everyone, Uniform
 from anyfleet.tasks import Dirichlet, XClass
+from anyfleet.train import Tracked
 from anyfleet.world import Fleet
 from tests import small
 
@@ -79,6 +85,24 @@ def test_partial_work_does_the_steps_that_fit() -> None:
         one_step = whole[row.device].compute / 24
         assert seconds <= limit * 1.01 or row.compute <= one_step * 1.01
     assert part.time < full.time
+
+
+@given(st.integers(1, 40), st.integers(1, 12), st.integers(0, 200))
+def test_the_steps_that_fit_are_the_most_that_fit(samples: int, batch: int, budget: int) -> None:
+    found = fitting(float(budget), 1.0, samples, batch)
+    assert processed(found, samples, batch) <= budget < processed(found + 1, samples, batch)
+
+
+def test_what_a_device_chooses_meets_an_equal_deadline() -> None:
+    task = small.task()
+    fleet = Fleet(speeds=(1e9, 1e8))
+    menu = replace(fedavg(lr=0.1), select=Everyone(), plan=Menu((1.0, 0.25)), norm=Tracked())
+    free = small.steps(menu, task, 1, fleet=fleet)[0]
+    slow = max(row.download + row.compute + row.upload for row in free.rows)
+    exact = slow * (1 + 1e-9)
+    method = replace(menu, choose=LargestInTime(exact), schedule=Deadline(exact))
+    step = small.steps(method, task, 1, fleet=fleet)[0]
+    assert {(row.choice, row.lost) for row in step.rows} == {(0, "")}
 
 
 def test_heterofl_trains_the_leading_share_of_each_level() -> None:

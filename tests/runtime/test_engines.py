@@ -10,7 +10,7 @@ from anyfleet.methods import centralised, fedavg, fedprox, heterofl, local
 from anyfleet.runtime import Stacked, Threads
 from anyfleet.schedule import Buffered, Deadline
 from anyfleet.tasks import pooled
-from anyfleet.train import OnDevice, PerWidth, Tracked
+from anyfleet.train import Decaying, Gradient, OnDevice, PerWidth, Sgd, Tracked
 from tests import small
 
 METHODS: dict[str, Method] = {
@@ -23,6 +23,10 @@ METHODS: dict[str, Method] = {
     "per width": replace(heterofl(count=6, lr=0.1, shares=(1.0, 0.5)), norm=PerWidth()),
     "deadline": replace(heterofl(count=5, lr=0.1), schedule=Deadline(0.02)),
     "asynchronous": replace(heterofl(lr=0.1, shares=(1.0, 0.5)), schedule=Buffered(5, 2)),
+    "clipped slices": replace(
+        heterofl(count=5, shares=(0.5,)),
+        train=Gradient(Decaying(0.1), Sgd(0.9), batch=6, clip=0.1, masked=True, label_rows=True),
+    ),
     "weights": replace(fedavg(count=5, lr=0.1), send="weights", cache=True),
 }
 

@@ -105,11 +105,11 @@ def test_every_width_has_its_own_normalisation() -> None:
     task = small.task()
     method = replace(FAST, norm=PerWidth(), plan=FixedLevel((1.0, 0.5)))
     step = small.steps(replace(method, select=Uniform(8)), task, 2)[-1]
-    assert {"1.weight", "1.weight@0.5"} <= set(step.params)
-    assert {"1.running_mean", "1.running_mean@0.5"} <= set(step.buffers)
-    assert not torch.equal(step.params["1.weight"][:3], step.params["1.weight@0.5"][:3])
+    (half_name,) = (name for name in step.params if name.startswith("1.weight@0.5"))
+    assert any(name.startswith("1.running_mean@0.5") for name in step.buffers)
+    assert not torch.equal(step.params["1.weight"][:3], step.params[half_name][:3])
     # The half-width one exists in full, and only its own half has moved.
-    own = step.params["1.weight@0.5"]
+    own = step.params[half_name]
     assert torch.equal(own[3:], task.params["1.weight"][3:])
     assert not torch.equal(own[:3], task.params["1.weight"][:3])
     half = task.blueprint.prefix(0.5)

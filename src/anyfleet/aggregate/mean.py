@@ -32,7 +32,9 @@ class Mean(Policy):
     def weigh(self, arrivals: Arrivals) -> Floats:
         """One weight per arrival, not normalised."""
         faded = np.power(1.0 + arrivals.staleness.astype(np.float64), -self.discount)
-        return arrivals.samples * faded if self.weights == "samples" else faded
+        if self.weights == "samples":
+            return arrivals.samples * faded
+        return np.where(arrivals.samples > 0, faded, 0.0)  # without data there is no vote
 
     def __call__(
         self, model: Params, state: State, arrivals: Arrivals, view: View, key: Tensor

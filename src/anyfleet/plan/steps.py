@@ -2,12 +2,10 @@
 
 from dataclasses import dataclass, field, replace
 
-import numpy as np
 from torch import Tensor
 
 from anyfleet.local import limits
 from anyfleet.method import Around, Plan, State
-from anyfleet.plan.choices import BITS_PER_PARAMETER
 from anyfleet.plan.levels import Whole
 from anyfleet.types import Plans
 from anyfleet.view import View
@@ -34,12 +32,20 @@ class StepsWithin(Around):
         whole = limits(plans.numbers, samples)
         steps = plans.numbers.steps.copy()
         for row, want in enumerate(plans.wants):
-            cost = view.cost(view.blueprint.prefix(want.share, want.first, want.rounding), 1)
-            traffic = BITS_PER_PARAMETER * (
-                cost.params / own.down[row] + cost.sent_params / own.up[row]
-            )
-            batch = min(int(plans.numbers.batch[row]), max(1, samples[row]))
-            step = batch * (cost.forward_flops + cost.backward_flops) / own.speed[row]
-            affordable = int((self.seconds - traffic) / step) if step else whole[row]
-            steps[row] = np.clip(affordable, 1, max(1, whole[row]))
+            slice_ = view.blueprint.prefix(want.shares(view.blueprint), want.first, want.rounding)
+            cost, (down, up) = view.cost(slice_, 1), view.traffic(slice_)
+            left = self.seconds - down / own.down[row] - up / own.up[row]
+            sample = (cost.forward_flops + cost.backward_flops) / own.speed[row]
+            batch = int(plans.numbers.batch[row])
+            steps[row] = max(1, min(whole[row], fitting(left, sample, samples[row], batch)))
         return replace(plans, numbers=replace(plans.numbers, steps=steps))
+
+
+def fitting(seconds: float, per_sample: float, samples: int, batch: int) -> int:
+    """The most steps that fit into `seconds`; the last batch of an epoch may be short."""
+    if not samples:
+        return 0
+    # A billionth more than there is: a budget that fits exactly must not fail by rounding.
+    affordable = max(0, int(seconds / per_sample * (1 + 1e-9)))
+    epochs, rest = divmod(affordable, samples)
+    return epochs * -(-samples // batch) + rest // batch

@@ -95,7 +95,7 @@ class Simulated:
             flops = self._flops(order)
             download = float(order.bits[0] / own.down[row])
             compute = float(flops / own.speed[row])
-            charges = _charges(order, flops, download, compute)
+            charges = _charges(order, flops=flops, download=download, compute=compute)
             dies = bool(fatal[row])
             self._pending[int(order.id[0])] = _Pending(order, self.now(), charges, dies)
             when = self.now() + download + (compute / 2 if dies else compute)
@@ -151,7 +151,7 @@ class Simulated:
         self._memories[int(pending.order.device[0])] = pending.memory
         up = self._world.conditions(pending.order.device).up
         upload = pending.update.bits / up
-        charges = replace(pending.charges, upload=upload)
+        charges = replace(pending.charges, up=pending.update.bits, upload=upload)
         self._pending[order_id] = replace(pending, charges=charges)
         self._clock.at(self.now() + float(upload[0]), Event("arrived", order_id))
 
@@ -182,24 +182,30 @@ class Simulated:
 
     def _spent(self, pending: _Pending) -> Charges:
         """What an order has cost until now: the parts of it that time has reached."""
-        left = self.now() - pending.since
+        left, planned = self.now() - pending.since, pending.charges
         spent, shares = {}, {}
         for name in ("download", "compute", "upload"):
-            planned = float(getattr(pending.charges, name)[0])
-            spent[name] = min(planned, left)
-            shares[name] = spent[name] / planned if planned else 0.0
-            left -= spent[name]
-        flops = float(pending.charges.flops[0]) * shares["compute"]
-        return _charges(pending.order, flops, spent["download"], spent["compute"], spent["upload"])
+            whole = float(getattr(planned, name)[0])
+            spent[name] = np.array([min(whole, left)])
+            shares[name] = spent[name] / whole if whole else np.zeros(1)
+            left -= float(spent[name][0])
+        return Charges(
+            order=planned.order,
+            flops=planned.flops * shares["compute"],
+            down=planned.down * shares["download"],
+            up=planned.up * shares["upload"],
+            **spent,
+        )
 
 
-def _charges(
-    order: Orders, flops: float, download: float, compute: float, upload: float = 0.0
-) -> Charges:
+def _charges(order: Orders, *, flops: float, download: float, compute: float) -> Charges:
+    """What is known of an order when it is submitted: all but the upload."""
     return Charges(
         order=order.id,
         flops=np.array([flops]),
+        down=order.bits,
+        up=np.zeros(1),
         download=np.array([download]),
         compute=np.array([compute]),
-        upload=np.array([upload]),
+        upload=np.zeros(1),
     )

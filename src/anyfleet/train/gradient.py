@@ -139,7 +139,8 @@ class Gradient:
 
     def finish(self, site: Site, state: Loose) -> Result:
         mask = row_masks(site, state["seen"]) if self.label_rows else {}
-        loss = state["loss"] / state["count"].clamp(min=1)
+        # Not a number where nothing was trained: zero would pass for a perfect fit.
+        loss = state["loss"] / state["count"]
         return Result(dict(state["params"]), dict(state["buffers"]), mask, {"loss": loss})
 
 

@@ -1,5 +1,6 @@
 """How batch normalisation lives in a federation: five policies."""
 
+import hashlib
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -81,6 +82,10 @@ class PerWidth(_Shared):
     def variant(self, blueprint: Blueprint, slice_: Slice) -> str:
         params, buffers = _names(blueprint)
         names, local = params or buffers, blueprint.local(slice_)
-        kept = sum(local.shape(n)[0] for n in names)
+        kept = {n: local.shape(n)[0] for n in sorted(names)}
         whole = sum(blueprint.shape(n)[0] for n in names)
-        return "" if kept == whole else f"{kept / whole:.6g}"
+        if sum(kept.values()) == whole:
+            return ""
+        # Two cuts may leave the same share in different places: the digest tells them apart.
+        digest = hashlib.sha256(repr(kept).encode()).hexdigest()[:6]
+        return f"{sum(kept.values()) / whole:.3g}-{digest}"
