@@ -34,6 +34,7 @@ def arrivals(
         device=np.arange(count),
         samples=np.array(samples or [1] * count),
         trees=tuple({"delta": change} for change in changes),
+        symbols=tuple(changes),
         masks=tuple(masks or [{}] * count),
         bits=np.zeros(count),
         report=({},) * count,

@@ -1,12 +1,13 @@
 """Order kinds, memory, and what travels."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import numpy as np
 import pytest
 import torch
 
+from anyfleet.aggregate import Mean
 from anyfleet.client import work
 from anyfleet.codec import Nothing
 from anyfleet.elastic import Slice
@@ -22,15 +23,14 @@ from tests import small
 from tests.test_local import orders
 
 
-class WantsNorm(type(fedavg().aggregate)):  # type: ignore[misc]
+@dataclass(frozen=True)
+class WantsNorm(Mean):
     """A mean that asks devices for the length of their update."""
 
     wants = frozenset({"norm"})
 
 
-TWO_PHASE = replace(
-    fedavg(count=6, lr=0.1), schedule=TwoPhase(keep=2), aggregate=WantsNorm("samples")
-)
+TWO_PHASE = replace(fedavg(count=6, lr=0.1), schedule=TwoPhase(keep=2))
 
 
 def test_two_phases_charge_all_who_train_and_upload_only_the_best() -> None:
@@ -48,7 +48,7 @@ def test_two_phases_charge_all_who_train_and_upload_only_the_best() -> None:
 
 def test_the_largest_norms_are_fetched() -> None:
     task = small.task()
-    plain = replace(fedavg(count=6, lr=0.1), aggregate=WantsNorm("samples"))
+    plain = replace(fedavg(count=6, lr=0.1), aggregate=WantsNorm())
     norms = lengths(plain, task)
     fetched = {r.device for r in small.steps(TWO_PHASE, task, 1)[0].rows if r.kind == "fetch"}
     assert fetched == set(sorted(norms, key=lambda d: -norms[d])[:2])
@@ -64,6 +64,14 @@ def lengths(method: Method, task: Task) -> dict[int, float]:
         delta = work(asked.take([row]), (Memory(),), task).updates.trees[0]["delta"]
         found[device] = sum(float(v.double().square().sum()) for v in delta.values()) ** 0.5
     return found
+
+
+def test_a_schedule_gets_what_it_ranks_by_and_nobody_asks_for_the_unmeasurable() -> None:
+    assert TWO_PHASE.job().report == ("norm",)
+    survey = Surveyed(TwoPhase(keep=1, measure="loss"))
+    assert replace(fedavg(), schedule=survey).job().report == ("loss",)
+    with pytest.raises(ValueError, match="no device measures"):
+        replace(fedavg(), schedule=TwoPhase(keep=1, measure="mood"))
 
 
 def test_a_fetched_result_is_the_one_that_was_trained() -> None:
@@ -170,4 +178,4 @@ def test_nothing_is_nothing() -> None:
     squeezed = Nothing().squeeze({"a": torch.ones(3)}, {}, torch.tensor(0), torch.tensor(1.0))
     assert squeezed.tree == {}
     assert squeezed.bits == 0
-    assert Nothing().pack({}) == b""
+    assert Nothing().pack(None) == b""

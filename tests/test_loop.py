@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from anyfleet.aggregate import Mean
+from anyfleet.issue import Desk, draft
 from anyfleet.loop import Step, run
 from anyfleet.method import Method, Policy, Schedule
 from anyfleet.methods import fedavg, heterofl
@@ -18,9 +19,12 @@ from anyfleet.plan import FixedLevel, LargestInTime, Menu
 from anyfleet.runtime import Reference, Simulated, Stacked
 from anyfleet.runtime.engines import Engine
 from anyfleet.schedule import Buffered, Deadline, Surveyed, Synchronous, TwoPhase
-from anyfleet.select import Uniform
+from anyfleet.select import Everyone, Uniform
+from anyfleet.server import Server
+from anyfleet.tasks import Iid
+from anyfleet.train import Gradient
 from anyfleet.types import Plans
-from anyfleet.view import View
+from anyfleet.view import Request, View
 from anyfleet.world import Fleet
 from tests import small
 
@@ -127,6 +131,34 @@ def test_asynchronous_steps_come_every_few_answers() -> None:
     steps = small.steps(method, small.task(), 8)
     assert all(sum(not row.lost for row in step.rows) == 2 for step in steps)
     assert any(row.issued_at < row.step for step in steps for row in step.rows)
+
+
+def test_asynchronous_selection_is_fair() -> None:
+    task = small.task(devices=12, partition=Iid(samples=10))
+    method = replace(
+        fedavg(count=12, lr=0.01),
+        schedule=Buffered(concurrency=3, size=1),
+        train=Gradient(batch=32),
+    )
+    steps = small.steps(method, task, 120, fleet=Fleet(speeds=(1e9,)))
+    asked = np.bincount([row.device for step in steps for row in step.rows], minlength=12)
+    assert asked.min() >= 4, asked
+    assert asked[:6].sum() < 1.4 * asked[6:].sum(), asked
+
+
+def test_a_device_draws_anew_at_every_visit() -> None:
+    task = small.task()
+    rounds = small.steps(replace(FAST, select=Everyone()), task, 3)
+    runtime = Simulated(task, small.world(task), 0)
+    server = Server(FAST, task, runtime, 0)
+    keys = []
+    for _ in range(3):
+        desk = Desk(0, server.issued, server.visits, server.heard, server.states)
+        asked = draft(Request(), np.array([2]), method=FAST, view=server.view(), desk=desk)
+        keys.append(int(asked.orders.key[0]))
+        server.visits[2] += 1
+    assert len(set(keys)) == 3
+    assert rounds[-1].snapshot.visits.tolist() == [3] * task.devices
 
 
 def test_choosing_on_the_device_uses_its_own_conditions() -> None:

@@ -7,7 +7,7 @@ of simulated ones.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,11 +28,11 @@ from anyfleet.local import (
     train,
 )
 from anyfleet.method import Job, Squeezed
-from anyfleet.packing import dense, index_bits, traffic
+from anyfleet.packing import dense, index_bits, pack_mask, traffic
 from anyfleet.types import (
+    Choices,
     Conditions,
     Data,
-    Ints,
     Kind,
     Memory,
     Offer,
@@ -58,16 +58,21 @@ class Done:
     memories: tuple[Memory, ...]
 
 
-def decide(orders: Orders, conditions: Conditions, memories: Sequence[Memory], task: Task) -> Ints:
-    """Each device's choice from its menu, or -1 where it has none."""
-    choices = np.full(len(orders), -1)
-    for row, menu in enumerate(orders.menus):
-        if menu:
-            samples = len(task.data(int(orders.device[row])))
-            own = Own(conditions.take([row]), samples, memories[row])
-            offers = [_offer(entry, menu, orders.job, task) for entry in menu]
-            choices[row] = orders.job.choose(offers, own, orders.numbers.take([row]))
-    return choices
+def decide(
+    orders: Orders, conditions: Conditions, memories: Sequence[Memory], task: Task
+) -> Choices:
+    """What each device chooses from its menu."""
+    rows = []
+    for row, order in enumerate(orders.rows()):
+        (menu,) = order.menus
+        if not menu:
+            rows.append(Choices(np.array([-1]), order.numbers))
+            continue
+        samples = len(task.data(int(order.device[0])))
+        own = Own(conditions.take([row]), samples, memories[row])
+        offers = [_offer(entry, menu, order.job, task) for entry in menu]
+        rows.append(order.job.choose(offers, own, order.numbers))
+    return join(rows)
 
 
 def _offer(entry: Slice, menu: Sequence[Slice], job: Job, task: Task) -> Offer:
@@ -97,6 +102,7 @@ class _Answer(NamedTuple):
     bits: float
     samples: int
     report: Report
+    symbols: Any = None
 
 
 def _single(orders: Orders, row: int, memory: Memory, task: Task) -> _Answer:
@@ -107,7 +113,8 @@ def _single(orders: Orders, row: int, memory: Memory, task: Task) -> _Answer:
             return _Answer({}, {}, SCALAR_BITS, 0, {"missing": 1.0})
         held = memory.held
         size, samples = float(held.bits[0]), int(held.samples[0])
-        return _Answer(held.trees[0], held.masks[0], size, samples, held.report[0])
+        given = held.trees[0], held.masks[0], size, samples, held.report[0]
+        return _Answer(*given, held.symbols[0])
     slice_ = orders.slices[row]
     local = task.blueprint.local(slice_)
     params, buffers = begin(orders.trees[row], memory, task, slice_)
@@ -219,7 +226,7 @@ def _collect(orders: Orders, memories: tuple[Memory, ...], trained: _Trained) ->
         if orders.kind == Kind.HOLD:
             memory = replace(memory, held=update)
             brief = float(SCALAR_BITS * len(answer.report))
-            update = _update(orders, row, answer._replace(trees={}, mask={}, bits=brief))
+            update = _update(orders, row, _Answer({}, {}, brief, answer.samples, answer.report))
         updates.append(update)
         kept.append(memory)
     return Done(join(updates), tuple(kept))
@@ -231,13 +238,14 @@ def _answer(trained: _Trained, row: int, result: Result) -> _Answer:
     trees: Trees = {job.send: squeezed.tree} | ({"buffers": buffers} if buffers else {})
     bits = float(squeezed.bits) + SCALAR_BITS * sum(v.numel() for v in buffers.values())
     mask = dict(result.mask)
+    bits += sum(8 * len(pack_mask(part)[1]) for part in mask.values())
     for name, kept in squeezed.mask.items():
         mask[name] = mask[name] * kept if name in mask else kept
     report = {name: float(value) for name, value in result.report.items()}
     report["distortion"] = float(squeezed.distortion)
     if "norm" in job.report:
         report["norm"] = _length(trained, row)
-    return _Answer(trees, mask, bits, trained.samples[row], report)
+    return _Answer(trees, mask, bits, trained.samples[row], report, squeezed.symbols)
 
 
 def _length(trained: _Trained, row: int) -> float:
@@ -285,6 +293,7 @@ def _update(orders: Orders, row: int, answer: _Answer) -> Updates:
         device=orders.device[[row]],
         samples=np.array([answer.samples]),
         trees=(answer.trees,),
+        symbols=(answer.symbols,),
         masks=(answer.mask,),
         bits=np.array([answer.bits]),
         report=(answer.report,),

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -93,6 +94,7 @@ def judge(task: Task, params: Params, buffers: Params, norm: Norm, rows: Tensor)
     return measure(task, task.blueprint, shared, buffers, data, mode)["loss"]
 
 
+@lru_cache(maxsize=1)
 def _pool(task: Task) -> Data:
     """The training data of all devices together."""
     owned = [task.data(device) for device in range(task.devices)]

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -11,9 +11,9 @@ from torch import Tensor
 from anyfleet import rng
 from anyfleet.elastic import Slice
 from anyfleet.evaluate import served
-from anyfleet.method import Method
+from anyfleet.method import Method, Symbols
 from anyfleet.packing import dense, index_bits
-from anyfleet.types import Ints, Kind, Orders, Params, Plans, Task, Trees, Want
+from anyfleet.types import Choices, Ints, Kind, Orders, Params, Plans, Task, Trees, Want
 from anyfleet.view import Request, View
 
 FLOAT_BITS = 32
@@ -57,6 +57,7 @@ def draft(request: Request, devices: Ints, *, method: Method, view: View, desk: 
         choice=np.full(count, -1),
         numbers=plans.numbers,
         trees=({},) * count,
+        symbols=(None,) * count,
         bits=np.zeros(count),
         heard=desk.heard[devices],
         of=np.array(request.of or (-1,) * count, dtype=np.int64),
@@ -72,13 +73,13 @@ def draft(request: Request, devices: Ints, *, method: Method, view: View, desk: 
     return Drafted(orders.take(go), orders.take(no), tuple(plans.declined[row] for row in no))
 
 
-def chosen(orders: Orders, choice: Ints) -> Orders:
+def chosen(orders: Orders, choices: Choices) -> Orders:
     """The orders after devices have chosen from their menus."""
     slices = tuple(
-        menu[pick] if menu else ordered
-        for menu, pick, ordered in zip(orders.menus, choice, orders.slices, strict=True)
+        menu[entry] if menu else ordered
+        for menu, entry, ordered in zip(orders.menus, choices.entry, orders.slices, strict=True)
     )
-    return replace(orders, slices=slices, choice=choice)
+    return replace(orders, slices=slices, choice=choices.entry, numbers=choices.numbers)
 
 
 def load(orders: Orders, *, method: Method, task: Task, params: Params, buffers: Params) -> Orders:
@@ -90,11 +91,12 @@ def load(orders: Orders, *, method: Method, task: Task, params: Params, buffers:
         for slice_ in set(orders.slices)
     }
     sizes = [
-        found[slice_][1] + sum(index_bits(entry, task.blueprint) for entry in menu)
+        found[slice_].bits + sum(index_bits(entry, task.blueprint) for entry in menu)
         for slice_, menu in zip(orders.slices, orders.menus, strict=True)
     ]
-    trees = tuple(found[slice_][0] for slice_ in orders.slices)
-    return replace(orders, trees=trees, bits=np.array(sizes))
+    trees = tuple(found[slice_].trees for slice_ in orders.slices)
+    symbols = tuple(found[slice_].symbols for slice_ in orders.slices)
+    return replace(orders, trees=trees, symbols=symbols, bits=np.array(sizes))
 
 
 def server_names(slice_: Slice, *, method: Method, task: Task) -> dict[str, str]:
@@ -143,9 +145,17 @@ def _slices(
     return tuple(slices), menus
 
 
+class Package(NamedTuple):
+    """What travels down to a device."""
+
+    trees: Trees
+    symbols: Symbols
+    bits: float
+
+
 def package(
     slice_: Slice, params: Params, buffers: Params, *, method: Method, task: Task
-) -> tuple[Trees, float]:
+) -> Package:
     """The sub-model as a device gets it, without what never travels."""
     blueprint, norm = task.blueprint, method.norm
     home = norm.stays(blueprint) | set(blueprint.frozen)
@@ -158,4 +168,5 @@ def package(
     told = dense(told, slice_, blueprint)
     bits = float(squeezed.bits) + index_bits(slice_, blueprint)
     bits += FLOAT_BITS * sum(value.numel() for value in told.values())
-    return {"model": squeezed.tree} | ({"buffers": told} if told else {}), bits
+    trees: Trees = {"model": squeezed.tree} | ({"buffers": told} if told else {})
+    return Package(trees, squeezed.symbols, bits)

@@ -41,6 +41,14 @@ class Minibatch(NamedTuple):
     key: Tensor
 
 
+class Given(NamedTuple):
+    """What a trainer starts from, in local coordinates."""
+
+    params: Params
+    buffers: Params
+    seen: Tensor  # labels that occur in the device's data
+
+
 class Result(NamedTuple):
     """What training leaves behind, in local coordinates."""
 
@@ -121,7 +129,8 @@ def train(where: Site, inputs: Inputs, bounds: Extent, *, lift: Lift, cohort: in
     trainer = where.job.train
     order = partial(_schedule, bounds=bounds)
     rows, valid = lift(order)(inputs.key, inputs.valid, inputs.numbers["batch"])
-    state = lift(partial(trainer.start, where))(inputs.params, inputs.buffers, inputs.seen)
+    given = Given(inputs.params, inputs.buffers, inputs.seen)
+    state = lift(partial(trainer.start, where))(given)
     choices = trainer.choices(torch.tensor(cohort), bounds.steps)
     for i in range(bounds.steps):
         one = partial(_guarded, where, i, choices[i])

@@ -8,14 +8,17 @@ from torch import Tensor, dtype
 
 from anyfleet.elastic import Blueprint, Cost, Mode, Slice
 from anyfleet.errors import CompositionError
-from anyfleet.types import Ints, Numbers, Offer, Own, Params, Plans, Stepped, Want
+from anyfleet.types import Choices, Ints, Numbers, Offer, Own, Params, Plans, Stepped, Want
 from anyfleet.view import Request, View
 
 if TYPE_CHECKING:
     from anyfleet.arrivals import Arrivals
-    from anyfleet.local import Minibatch, Result, Site
+    from anyfleet.local import Given, Minibatch, Result, Site
 
+MEASURES = frozenset({"distortion", "loss", "norm"})  # what a client can report of training
 State = Any  # a policy's own, threaded by the loop
+Symbols = Any  # a codec's own, between numbers and bytes
+Shapes = Mapping[str, tuple[int, ...]]
 Loose = dict[str, Any]  # a trainer's state: nested dicts of tensors
 
 
@@ -75,6 +78,10 @@ class Schedule(Protocol):
     def staleness(self) -> int:
         """An answer older than this many steps is lost."""
 
+    @property
+    def wants(self) -> frozenset[str]:
+        """What devices shall measure and report."""
+
     def start(self, view: View) -> tuple[Request, ...]:
         """What to issue now."""
 
@@ -98,9 +105,10 @@ class Plan(Policy, Protocol):
 
 
 class Choose(Protocol):
-    """Which entry of its menu a device takes, decided on the device."""
+    """Which entry of its menu a device takes, and with which numbers; decided on the device."""
 
-    def __call__(self, menu: Sequence[Offer], own: Own, numbers: Numbers) -> int: ...
+    def __call__(self, menu: Sequence[Offer], own: Own, numbers: Numbers) -> Choices:
+        """A batch of one."""
 
 
 class Extract(Policy, Protocol):
@@ -126,7 +134,7 @@ class Train(Protocol):
     def draft(self, step: int, samples: Ints) -> Numbers:
         """The numbers of each device before a planner varies them."""
 
-    def start(self, site: "Site", params: Params, buffers: Params, seen: Tensor) -> Loose: ...
+    def start(self, site: "Site", given: "Given") -> Loose: ...
 
     def step(
         self, site: "Site", state: Loose, batch: "Minibatch", numbers: Loose, choice: Any
@@ -147,23 +155,29 @@ class Squeezed:
 
     tree: Params
     mask: Params  # a name that is absent came whole
+    symbols: Symbols  # what is packed
     bits: Tensor
     memory: Params
     distortion: Tensor  # squared error over squared norm
 
 
 class Codec(Protocol):
-    """One definition, two faces: `squeeze` on tensors, `pack`/`unpack` on bytes."""
+    """One definition, two faces: tensors (`squeeze`, `restore`) and bytes (`pack`, `unpack`).
+
+    `restore(unpack(pack(s.symbols)))` equals `s.tree` and `s.mask` bit for bit, and the bytes are
+    `s.bits / 8` of them. Every reduction over numbers happens in `squeeze`, once.
+    """
 
     slot: ClassVar[str]  # the device memory it keeps, or ""
 
     def squeeze(self, tree: Params, memory: Params, key: Tensor, rate: Tensor) -> Squeezed: ...
 
-    def pack(self, squeezed: Params) -> bytes: ...
+    def pack(self, symbols: Symbols) -> bytes: ...
 
-    def unpack(
-        self, data: bytes, shapes: Mapping[str, tuple[int, ...]], dtype: dtype
-    ) -> Params: ...
+    def unpack(self, data: bytes, shapes: Shapes, dtype: dtype) -> Symbols: ...
+
+    def restore(self, symbols: Symbols, shapes: Shapes) -> tuple[Params, Params]:
+        """Tree and mask."""
 
 
 class Norm(Protocol):
@@ -198,6 +212,7 @@ class Job:
     train: Train
     choose: Choose
     uplink: Codec
+    downlink: Codec
     norm: Norm
     send: Literal["delta", "weights"] = "delta"
     cache: bool = False
@@ -225,7 +240,7 @@ class Method:
     cache: bool = False  # the device keeps its model and fills gaps of a download from it
 
     def __post_init__(self) -> None:
-        problems = list(_unmet(self))
+        problems = [*_unmet(self), *_unmeasured(self)]
         if self.send not in ("delta", "weights"):
             problems.append(f'send must be "delta" or "weights", got {self.send!r}.')
         if problems:
@@ -238,11 +253,12 @@ class Method:
     def job(self) -> Job:
         """What a device has to know of this method."""
         parts = (inner for part in self.policies().values() for inner in nested(part))
-        wanted = frozenset[str]().union(*(part.wants for part in parts))
+        wanted = self.schedule.wants.union(*(part.wants for part in parts))
         return Job(
             train=self.train,
             choose=self.choose,
             uplink=self.uplink,
+            downlink=self.downlink,
             norm=self.norm,
             send=self.send,
             cache=self.cache,
@@ -252,6 +268,17 @@ class Method:
     def __str__(self) -> str:
         rows = (f"  {f.name:<10}{getattr(self, f.name)}" for f in fields(self))
         return "Method\n" + "\n".join(rows)
+
+
+def _unmeasured(method: Method) -> Sequence[str]:
+    parts = [("schedule", method.schedule.wants)]
+    parts += [(n, p.wants) for n, part in method.policies().items() for p in nested(part)]
+    return [
+        f"{name} wants {sorted(wants - MEASURES)}, which no device measures; "
+        f"devices measure {sorted(MEASURES)}."
+        for name, wants in parts
+        if wants - MEASURES
+    ]
 
 
 def _unmet(method: Method) -> Sequence[str]:

@@ -1,10 +1,12 @@
 """What travels: slices as bytes, sub-models as dense tensors, and how many bits that makes."""
 
+import math
 import struct
 from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from anyfleet.elastic import Blueprint, Slice, cut
@@ -107,3 +109,26 @@ def _within(count: int, size: int) -> None:
     # Before anything is allocated: the number comes from outside.
     if count > size:
         raise ValueError(f"{count} indices on an axis of {size}")
+
+
+def pack_mask(mask: Tensor) -> tuple[list[int], bytes]:
+    """One bit an entry, once for all along dimensions where the mask does not change."""
+    for dim in range(mask.dim()):
+        lead = mask.narrow(dim, 0, 1)
+        if bool((mask == lead).all()):
+            mask = lead
+    return list(mask.shape), np.packbits(mask.cpu().numpy() != 0).tobytes()
+
+
+def unpack_mask(name: str, packed: tuple[list[int], bytes], local: Blueprint) -> Tensor:
+    """The inverse of `pack_mask`, in the shape of the tensor it masks."""
+    shape, data = packed
+    if name not in local.params:
+        raise BadMessage(f"a mask for {name}, which this model does not have")
+    whole = local.shape(name)
+    if len(shape) != len(whole) or any(a not in (1, b) for a, b in zip(shape, whole, strict=True)):
+        raise BadMessage(f"a mask of shape {shape} for {name}, which has {list(whole)}")
+    if len(data) != -(-math.prod(shape) // 8):
+        raise BadMessage(f"a mask of {len(data)} bytes for {name}")
+    flags = np.unpackbits(np.frombuffer(data, dtype=np.uint8), count=math.prod(shape))
+    return torch.from_numpy(flags.reshape(shape).astype(np.float32)).expand(whole)

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from anyfleet.ledger import Row
 from anyfleet.types import (
+    Choices,
     Conditions,
     Devices,
     Events,
@@ -25,7 +26,7 @@ class Runtime(Protocol):
     def devices(self) -> Devices: ...
     def idle(self) -> Ints: ...
     def conditions(self, devices: Ints) -> Conditions: ...
-    def offer(self, orders: Orders) -> Ints:
+    def offer(self, orders: Orders) -> Choices:
         """What devices choose from their menus, at check-in."""
 
     def submit(self, orders: Orders) -> None: ...

@@ -48,8 +48,9 @@ class Server:
         self.heard = np.full(len(self.devices), -1, dtype=np.int64)
         self.flying: dict[int, Orders] = {}
         self.arrived: list[tuple[Orders, Updates]] = []
-        self.lost: list[tuple[Orders, str]] = []
-        self.declined: list[tuple[Orders, str]] = []
+        self.seen: dict[int, Flight] = {}  # the same orders, as policies see them
+        self.lost: list[Flight] = []
+        self.declined: list[Flight] = []
         self.ledger = Ledger()
         self.states = {n: part.init(self.view()) for n, part in method.policies().items()}
 
@@ -64,10 +65,10 @@ class Server:
             now=self.runtime.now(),
             started=self.started,
             idle=self.runtime.idle(),
-            flying=tuple(_flight(order) for order in self.flying.values()),
+            flying=tuple(self.seen.values()),
             arrived=tuple(_flight(o, u.report[0]) for o, u in self.arrived),
-            lost=tuple(_flight(order) for order, _ in self.lost),
-            declined=tuple(_flight(order) for order, _ in self.declined),
+            lost=tuple(self.lost),
+            declined=tuple(self.declined),
             model=self.params,
             notes=self.notes,
             conditions=self.runtime.conditions,
@@ -110,7 +111,11 @@ class Server:
         begun = any(o.step == self.number for o in self.flying.values()) or self.arrived
         key = rng.fold(key, self.issued) if begun else key
         ids = self.method.select(self.view(), self.states["select"], key)
-        return ids[: request.count]
+        if request.count is None or request.count >= len(ids):
+            return ids
+        # Drawn, not cut off: selections come in order, and the first would always win.
+        kept: Ints = ids[rng.sample(rng.fold(key, "fewer"), len(ids), request.count).numpy()]
+        return kept
 
     def _submit(self, request: Request, devices: Ints) -> None:
         desk = Desk(self.seed, self.issued, self.visits, self.heard, self.states)
@@ -121,7 +126,7 @@ class Server:
             self.visits[devices] += 1
         for row, reason in enumerate(drafted.reasons):
             order = drafted.declined.take([row])
-            self.declined.append((order, reason))
+            self.declined.append(_flight(order))
             self.ledger.lost(order, None, reason)
         orders = drafted.orders
         if not len(orders):
@@ -137,7 +142,9 @@ class Server:
             buffers=self.buffers,
         )
         self.runtime.submit(orders)
-        self.flying |= {int(row.id[0]): row for row in orders.rows()}
+        rows = orders.rows()
+        self.flying |= {int(row.id[0]): row for row in rows}
+        self.seen |= {int(row.id[0]): _flight(row) for row in rows}
 
     def _branch(self, orders: Orders) -> None:
         """Starts a width's own normalisation from the common one when it is first used."""
@@ -155,21 +162,25 @@ class Server:
     def hear(self, events: Events) -> None:
         """Files what came in."""
         for lost in events.lost:
-            self._lose(self.flying.pop(lost.order), lost.charges, lost.reason)
+            self._lose(self._land(lost.order), lost.charges, lost.reason)
         if events.updates is None or events.charges is None:
             return
         for update, charge in zip(events.updates.rows(), events.charges.rows(), strict=True):
-            order = self.flying.pop(int(update.order[0]))
+            order = self._land(int(update.order[0]))
             self.heard[order.device[0]] = order.id[0]
             stale = self.number - order.step > self.method.schedule.staleness
             self.ledger.answered(order, update, charge, "stale" if stale else "")
             if stale:
-                self.lost.append((order, "stale"))
+                self.lost.append(_flight(order))
             else:
                 self.arrived.append((order, update))
 
+    def _land(self, order_id: int) -> Orders:
+        del self.seen[order_id]
+        return self.flying.pop(order_id)
+
     def _lose(self, order: Orders, charges: Charges | None, reason: str) -> None:
-        self.lost.append((order, reason))
+        self.lost.append(_flight(order))
         self.ledger.lost(order, charges, reason)
 
     # -- stepping
@@ -207,7 +218,7 @@ class Server:
         dropped = self.method.schedule.drop(self.view())
         if dropped:
             for lost in self.runtime.cancel(dropped, "deadline"):
-                self._lose(self.flying.pop(lost.order), lost.charges, lost.reason)
+                self._lose(self._land(lost.order), lost.charges, lost.reason)
 
     def _arrivals(self, trained: list[tuple[Orders, Updates]]) -> Arrivals:
         slices = [order.slices[0] for order, _ in trained]
@@ -282,6 +293,7 @@ class Server:
         self.number, self.started, self.issued = saved.step, saved.started, saved.issued
         self.visits, self.heard = saved.visits.copy(), saved.heard.copy()
         self.flying = dict(saved.flying)
+        self.seen = {order_id: _flight(order) for order_id, order in saved.flying.items()}
 
 
 _TRAINING = (Kind.TRAIN, Kind.HOLD, Kind.FETCH)

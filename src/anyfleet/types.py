@@ -62,6 +62,7 @@ class Task(Protocol):
     def data(self, device: int) -> Data: ...
     def own_test(self, device: int) -> Data: ...
     def labels(self, device: int) -> Tensor: ...
+    def __hash__(self) -> int: ...
 
 
 class Kind(StrEnum):
@@ -217,6 +218,7 @@ class Orders(Batch):
     choice: Ints  # the entry it chose at check-in, or -1
     numbers: Numbers
     trees: tuple[Trees, ...]
+    symbols: tuple[Any, ...]  # the model as the downlink codec packs it
     bits: Floats  # of the trees and index sets, downlink
     heard: Ints  # the device's last order whose answer arrived, or -1
     of: Ints  # FETCH: the order whose result is held, else -1
@@ -234,6 +236,7 @@ class Updates(Batch):
     device: Ints
     samples: Ints
     trees: tuple[Trees, ...]
+    symbols: tuple[Any, ...]  # the trained tree as the uplink codec packs it
     masks: tuple[Params, ...]  # a name that is absent counts whole
     bits: Floats  # uplink
     report: tuple[Report, ...]
@@ -254,6 +257,14 @@ class Offer:
     cost: Cost  # per sample
     down: float  # bits
     up: float  # bits
+
+
+@dataclass(frozen=True, eq=False)
+class Choices(Batch):
+    """What devices decided at check-in: an entry of the menu, and their own numbers."""
+
+    entry: Ints  # -1 without a menu
+    numbers: Numbers
 
 
 @dataclass(frozen=True, eq=False)

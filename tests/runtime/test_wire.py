@@ -73,7 +73,7 @@ def test_an_update_survives_the_wire() -> None:
 
 
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.25])
-def test_charged_bits_are_the_bytes_of_trees_and_index_sets(share: float) -> None:
+def test_charged_bits_are_the_bytes_of_trees_index_sets_and_masks(share: float) -> None:
     sent = orders(replace(heterofl(shares=(share,)), norm=Tracked()), TASK, [0])
     data = encode_order(sent, TASK)
     message = msgspec.msgpack.decode(data, type=Message)
@@ -83,7 +83,9 @@ def test_charged_bits_are_the_bytes_of_trees_and_index_sets(share: float) -> Non
     assert len(data) - payload < HEADER_SLACK
     answer = work(sent, (Memory(),), TASK).updates
     reply = msgspec.msgpack.decode(encode_update(answer, sent), type=Message)
-    assert answer.bits[0] == 8 * sum(len(tree) for tree in reply.trees.values())
+    masks = msgspec.msgpack.decode(reply.header)["masks"]
+    payload = sum(len(tree) for tree in reply.trees.values())
+    assert answer.bits[0] == 8 * (payload + sum(len(packed) for _, packed in masks.values()))
 
 
 @given(st.data())

@@ -11,7 +11,7 @@ from torch.func import functional_call, grad
 from anyfleet import local as local_training
 from anyfleet import rng
 from anyfleet.elastic import Slice, cut, trace
-from anyfleet.local import Extent, Inputs, Minibatch, Site, as_tensors, extent, lifted
+from anyfleet.local import Extent, Given, Inputs, Minibatch, Site, as_tensors, extent, lifted
 from anyfleet.methods import fedavg
 from anyfleet.tasks import Data, Split, Task
 from anyfleet.train import BatchStatistics, Decaying, Gradient, Sgd, Tracked
@@ -101,7 +101,7 @@ def test_1_2_fedprox_example() -> None:
     )
     trainer = Gradient(Decaying(0.1), proximal=0.1)
     where = site(task, trainer)
-    state = trainer.start(where, task.params, {}, task.labels(0))
+    state = trainer.start(where, Given(task.params, {}, task.labels(0)))
     state = {**state, "params": {"w": torch.tensor([1.0, 2.0])}}
     batch = Minibatch(data.x, data.y, torch.ones(4, dtype=torch.bool), torch.tensor(0))
     new = trainer.step(where, state, batch, {"lr": torch.tensor(0.1)}, None)
@@ -148,7 +148,7 @@ def test_1_5_masked_logits_are_zero_not_excluded_and_get_no_gradient() -> None:
     data = task.data(0)
     y = data.y % 3
     batch = Minibatch(data.x, y, torch.ones(len(y), dtype=torch.bool), torch.tensor(0))
-    state = trainer.start(where, task.params, task.buffers, seen)
+    state = trainer.start(where, Given(task.params, task.buffers, seen))
 
     def loss(params: Params) -> Tensor:
         return trainer.loss(where, params, state, batch)[0]

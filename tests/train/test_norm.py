@@ -13,7 +13,6 @@ from anyfleet.methods import fedavg, heterofl
 from anyfleet.plan import FixedLevel
 from anyfleet.runtime import Simulated
 from anyfleet.select import Uniform
-from anyfleet.tasks import Data
 from anyfleet.train import BatchStatistics, OnDevice, PerWidth, Static, Tracked
 from tests import small
 
@@ -81,8 +80,8 @@ def test_static_statistics_are_the_plain_mean_over_batches() -> None:
     norm.momentum = None  # torch: a cumulative average
     norm.reset_running_stats()
     module.train()
-    everything = torch.cat([task.data(d).x for d in range(task.devices)])
-    pool = Data(everything, torch.zeros(len(everything), dtype=torch.long))
+    pool = small.patterns(700, 4)
+    assert len(list(batches(pool))) == 3
     found = calibrate(task.blueprint, task.params, task.buffers, pool)
     with torch.no_grad():
         for x, _ in batches(pool):

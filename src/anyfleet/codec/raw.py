@@ -1,6 +1,5 @@
 """Codecs that change nothing, or send nothing."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import ClassVar
@@ -9,7 +8,7 @@ import torch
 from torch import Tensor
 
 from anyfleet.errors import BadMessage
-from anyfleet.method import Squeezed
+from anyfleet.method import Shapes, Squeezed
 from anyfleet.types import Params
 
 
@@ -21,16 +20,14 @@ class Raw:
 
     def squeeze(self, tree: Params, memory: Params, key: Tensor, rate: Tensor) -> Squeezed:
         bits = sum(8 * value.element_size() * value.numel() for value in tree.values())
-        return Squeezed(tree, {}, torch.tensor(float(bits)), {}, torch.tensor(0.0))
+        return Squeezed(tree, {}, tree, torch.tensor(float(bits)), {}, torch.tensor(0.0))
 
-    def pack(self, squeezed: Params) -> bytes:
+    def pack(self, symbols: Params) -> bytes:
         return b"".join(
-            value.detach().contiguous().numpy().tobytes() for value in squeezed.values()
+            value.detach().cpu().contiguous().numpy().tobytes() for value in symbols.values()
         )
 
-    def unpack(
-        self, data: bytes, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype
-    ) -> dict[str, Tensor]:
+    def unpack(self, data: bytes, shapes: Shapes, dtype: torch.dtype) -> dict[str, Tensor]:
         sizes = [torch.Size(shape).numel() for shape in shapes.values()]
         if len(data) != sum(sizes) * dtype.itemsize:
             raise BadMessage(
@@ -43,6 +40,9 @@ class Raw:
             for (name, shape), size, end in zip(shapes.items(), sizes, ends, strict=True)
         }
 
+    def restore(self, symbols: Params, shapes: Shapes) -> tuple[Params, Params]:
+        return symbols, {}
+
 
 @dataclass(frozen=True)
 class Nothing:
@@ -51,12 +51,14 @@ class Nothing:
     slot: ClassVar[str] = ""
 
     def squeeze(self, tree: Params, memory: Params, key: Tensor, rate: Tensor) -> Squeezed:
-        return Squeezed({}, {}, torch.tensor(0.0), {}, torch.tensor(1.0))
+        return Squeezed({}, {}, None, torch.tensor(0.0), {}, torch.tensor(1.0))
 
-    def pack(self, squeezed: Params) -> bytes:
+    def pack(self, symbols: None) -> bytes:
         return b""
 
-    def unpack(
-        self, data: bytes, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype
-    ) -> dict[str, Tensor]:
-        return {}
+    def unpack(self, data: bytes, shapes: Shapes, dtype: torch.dtype) -> None:
+        if data:
+            raise BadMessage(f"{len(data)} bytes where nothing is sent")
+
+    def restore(self, symbols: None, shapes: Shapes) -> tuple[Params, Params]:
+        return {}, {}

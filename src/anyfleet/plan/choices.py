@@ -3,16 +3,18 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from anyfleet.local import limits, processed
-from anyfleet.types import Numbers, Offer, Own
+from anyfleet.types import Choices, Numbers, Offer, Own
 
 
 @dataclass(frozen=True)
 class First:
     """The first entry of the menu."""
 
-    def __call__(self, menu: Sequence[Offer], own: Own, numbers: Numbers) -> int:
-        return 0
+    def __call__(self, menu: Sequence[Offer], own: Own, numbers: Numbers) -> Choices:
+        return _choice(0, numbers)
 
 
 @dataclass(frozen=True)
@@ -25,11 +27,15 @@ class LargestInTime:
         if not self.seconds > 0:
             raise ValueError(f"LargestInTime.seconds must be positive, got {self.seconds}.")
 
-    def __call__(self, menu: Sequence[Offer], own: Own, numbers: Numbers) -> int:
-        for index, offer in enumerate(menu):
+    def __call__(self, menu: Sequence[Offer], own: Own, numbers: Numbers) -> Choices:
+        for entry, offer in enumerate(menu):
             if seconds_for(offer, own, numbers) <= self.seconds:
-                return index
-        return len(menu) - 1
+                return _choice(entry, numbers)
+        return _choice(len(menu) - 1, numbers)
+
+
+def _choice(entry: int, numbers: Numbers) -> Choices:
+    return Choices(np.array([entry]), numbers)
 
 
 def seconds_for(offer: Offer, own: Own, numbers: Numbers) -> float:

@@ -12,6 +12,7 @@ from anyfleet.runtime.clock import Clock, Event
 from anyfleet.runtime.engines import Engine, Reference
 from anyfleet.types import (
     Charges,
+    Choices,
     Conditions,
     Devices,
     Events,
@@ -69,6 +70,7 @@ class Simulated:
         self._clock = Clock()
         self._pending: dict[int, _Pending] = {}
         self._memories: dict[int, Memory] = {}
+        self._free = np.ones(task.devices, dtype=bool)
 
     def now(self) -> float:
         return self._clock.now
@@ -77,19 +79,20 @@ class Simulated:
         return self._world.declared
 
     def idle(self) -> Ints:
-        free = np.ones(self._task.devices, dtype=bool)
-        free[[int(pending.order.device[0]) for pending in self._pending.values()]] = False
-        return np.flatnonzero(free)
+        return np.flatnonzero(self._free)
 
     def conditions(self, devices: Ints) -> Conditions:
-        return self._world.conditions(devices)
+        return self._world.conditions(devices, self.now())
 
-    def offer(self, orders: Orders) -> Ints:
+    def offer(self, orders: Orders) -> Choices:
         memories = [self.memory(int(device)) for device in orders.device]
-        return decide(orders, self._world.conditions(orders.device), memories, self._task)
+        return decide(
+            orders, self._world.conditions(orders.device, self.now()), memories, self._task
+        )
 
     def submit(self, orders: Orders) -> None:
-        own = self._world.conditions(orders.device)
+        own = self.conditions(orders.device)
+        self._free[orders.device] = False
         fatal = self._world.dies(orders.device, orders.visit, self._seed)
         for row, order in enumerate(orders.rows()):
             flops = self._flops(order)
@@ -112,7 +115,7 @@ class Simulated:
             if event.kind == "trained":
                 self._trained(event.order)
                 continue
-            pending = self._pending.pop(event.order)
+            pending = self._land(event.order)
             if event.kind == "died":
                 lost.append(Lost(event.order, "died", self._spent(pending)))
             elif pending.update is not None:
@@ -129,7 +132,7 @@ class Simulated:
 
     def cancel(self, orders: tuple[int, ...], reason: str) -> tuple[Lost, ...]:
         self._clock.forget(set(orders))
-        return tuple(Lost(o, reason, self._spent(self._pending.pop(o))) for o in orders)
+        return tuple(Lost(o, reason, self._spent(self._land(o))) for o in orders)
 
     def save(self) -> Saved:
         return Saved(self._clock.copy(), dict(self._pending), dict(self._memories))
@@ -137,10 +140,17 @@ class Simulated:
     def restore(self, saved: Saved) -> None:
         self._clock = saved.clock.copy()
         self._pending, self._memories = dict(saved.pending), dict(saved.memories)
+        busy = [int(pending.order.device[0]) for pending in saved.pending.values()]
+        self._free = ~np.isin(np.arange(self._task.devices), busy)
 
     def memory(self, device: int) -> Memory:
         """What a device keeps."""
         return self._memories.get(device, Memory())
+
+    def _land(self, order_id: int) -> _Pending:
+        pending = self._pending.pop(order_id)
+        self._free[pending.order.device] = True
+        return pending
 
     def _trained(self, order_id: int) -> None:
         if self._pending[order_id].update is None:
@@ -149,7 +159,7 @@ class Simulated:
         if pending.update is None or pending.memory is None:
             raise RuntimeError(f"the engine did not carry out order {order_id}")
         self._memories[int(pending.order.device[0])] = pending.memory
-        up = self._world.conditions(pending.order.device).up
+        up = self._world.conditions(pending.order.device, self.now()).up
         upload = pending.update.bits / up
         charges = replace(pending.charges, up=pending.update.bits, upload=upload)
         self._pending[order_id] = replace(pending, charges=charges)

@@ -1,10 +1,9 @@
 """Orders and updates as bytes: a msgpack header, then the trees as their codecs pack them.
 
-What counts as traffic are the trees and the index sets (`Orders.bits`, `Updates.bits`). Around them
-a message has a header of names and numbers: HEADER_SLACK bytes at most per 100 tensors.
+What counts as traffic are the trees, index sets and masks (`Orders.bits`, `Updates.bits`). Around
+them a message has a header of names and numbers: HEADER_SLACK bytes at most per 100 tensors.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import lru_cache
@@ -13,14 +12,13 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch
-from torch import Tensor
 
 from anyfleet import config
 from anyfleet.codec import Raw
-from anyfleet.elastic import Blueprint, Slice
+from anyfleet.elastic import Slice
 from anyfleet.errors import BadMessage, ConfigError
-from anyfleet.method import Codec, Job
-from anyfleet.packing import pack_slice, unpack_slice
+from anyfleet.method import Codec, Job, Symbols
+from anyfleet.packing import pack_mask, pack_slice, unpack_mask, unpack_slice
 from anyfleet.types import Kind, Numbers, Orders, Params, Report, Task, Trees, Updates
 
 VERSION = 1
@@ -91,7 +89,7 @@ def encode_order(order: Orders, task: Task) -> bytes:
         job=_dumped(order.job),
         trees=_names(order.trees[0]),
     )
-    return _message(header, order.trees[0], Raw())
+    return _message(header, order.trees[0], order.job.downlink, order.symbols[0])
 
 
 def decode_order(data: bytes, task: Task, allow: Sequence[str] = ()) -> Orders:
@@ -100,8 +98,8 @@ def decode_order(data: bytes, task: Task, allow: Sequence[str] = ()) -> Orders:
     header = _read(message.header, OrderHeader)
     _check_version(header.version)
     blueprint = task.blueprint
-    slice_ = unpack_slice(header.slice, blueprint)
-    trees = _trees(message, header.trees, Raw(), slice_, task)
+    slice_, job = unpack_slice(header.slice, blueprint), _loaded(header.job, tuple(allow))
+    trees = _trees(message, header.trees, job.downlink, slice_, task)
     return Orders(
         id=np.array([header.id]),
         device=np.array([header.device]),
@@ -112,13 +110,14 @@ def decode_order(data: bytes, task: Task, allow: Sequence[str] = ()) -> Orders:
         choice=np.array([header.choice]),
         numbers=_read_numbers(header.numbers),
         trees=(trees,),
+        symbols=(None,),
         bits=np.array([header.bits]),
         heard=np.array([header.heard]),
         of=np.array([header.of]),
         kind=header.kind,
         step=header.step,
         cohort=header.cohort,
-        job=_loaded(header.job, tuple(allow)),
+        job=job,
     )
 
 
@@ -132,9 +131,9 @@ def encode_update(update: Updates, order: Orders) -> bytes:
         bits=float(update.bits[0]),
         report={name: float(value) for name, value in update.report[0].items()},
         trees=_names(update.trees[0]),
-        masks={name: _pack_mask(mask) for name, mask in update.masks[0].items()},
+        masks={name: pack_mask(mask) for name, mask in update.masks[0].items()},
     )
-    return _message(header, update.trees[0], order.job.uplink)
+    return _message(header, update.trees[0], order.job.uplink, update.symbols[0])
 
 
 def decode_update(data: bytes, order: Orders, task: Task) -> Updates:
@@ -150,7 +149,8 @@ def decode_update(data: bytes, order: Orders, task: Task) -> Updates:
         device=np.array([header.device]),
         samples=np.array([header.samples]),
         trees=(_trees(message, header.trees, order.job.uplink, slice_, task),),
-        masks=({n: _unpack_mask(n, packed, local) for n, packed in header.masks.items()},),
+        symbols=(None,),
+        masks=({n: unpack_mask(n, packed, local) for n, packed in header.masks.items()},),
         bits=np.array([header.bits]),
         report=(report,),
     )
@@ -169,10 +169,11 @@ def _read_numbers(given: Mapping[str, float | int]) -> Numbers:
         raise BadMessage(f"an order without the number {error}") from error
 
 
-def _message(header: msgspec.Struct, trees: Trees, codec: Codec) -> bytes:
+def _message(header: msgspec.Struct, trees: Trees, codec: Codec, symbols: Symbols) -> bytes:
     # Statistics are few and exact: they never go through a lossy codec.
     packed = {
-        tree: (Raw() if tree == "buffers" else codec).pack(values) for tree, values in trees.items()
+        tree: Raw().pack(values) if tree == "buffers" else codec.pack(symbols)
+        for tree, values in trees.items()
     }
     return msgspec.msgpack.encode(Message(msgspec.msgpack.encode(header), packed))
 
@@ -191,34 +192,12 @@ def _trees(
     unknown = {n for listed in names.values() for n in listed} - {*local.params, *local.buffers}
     if unknown:
         raise BadMessage(f"tensors this model does not have: {sorted(unknown)}")
-    return {
-        tree: (Raw() if tree == "buffers" else codec).unpack(
-            message.trees[tree], {name: local.shape(name) for name in listed}, dtype
-        )
-        for tree, listed in names.items()
-    }
-
-
-def _pack_mask(mask: Tensor) -> tuple[list[int], bytes]:
-    """One bit an entry, once for all along dimensions where the mask does not change."""
-    for dim in range(mask.dim()):
-        lead = mask.narrow(dim, 0, 1)
-        if bool((mask == lead).all()):
-            mask = lead
-    return list(mask.shape), np.packbits(mask.numpy() != 0).tobytes()
-
-
-def _unpack_mask(name: str, packed: tuple[list[int], bytes], local: Blueprint) -> Tensor:
-    shape, data = packed
-    if name not in local.params:
-        raise BadMessage(f"a mask for {name}, which this model does not have")
-    whole = local.shape(name)
-    if len(shape) != len(whole) or any(a not in (1, b) for a, b in zip(shape, whole, strict=True)):
-        raise BadMessage(f"a mask of shape {shape} for {name}, which has {list(whole)}")
-    if len(data) != -(-math.prod(shape) // 8):
-        raise BadMessage(f"a mask of {len(data)} bytes for {name}")
-    flags = np.unpackbits(np.frombuffer(data, dtype=np.uint8), count=math.prod(shape))
-    return torch.from_numpy(flags.reshape(shape).astype(np.float32)).expand(whole)
+    found = {}
+    for tree, listed in names.items():
+        shapes = {name: local.shape(name) for name in listed}
+        chosen = Raw() if tree == "buffers" else codec
+        found[tree], _ = chosen.restore(chosen.unpack(message.trees[tree], shapes, dtype), shapes)
+    return found
 
 
 @lru_cache(maxsize=64)

@@ -1,6 +1,7 @@
 """Asynchronous training with a buffer (FedBuff)."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from anyfleet.view import Request, View
 
@@ -17,6 +18,8 @@ class Buffered:
     size: int
     staleness: int = 20
     patience: float = 3600.0
+
+    wants: ClassVar[frozenset[str]] = frozenset()
 
     def __post_init__(self) -> None:
         if self.concurrency < 1 or self.size < 1:

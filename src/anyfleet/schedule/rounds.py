@@ -24,6 +24,8 @@ class Synchronous:
     patience: float = 60.0
     staleness: ClassVar[int] = 0
 
+    wants: ClassVar[frozenset[str]] = frozenset()
+
     def __post_init__(self) -> None:
         if not self.patience > 0:
             raise ValueError(f"Synchronous.patience must be positive seconds, got {self.patience}.")
@@ -59,6 +61,8 @@ class Deadline:
     late: Literal["lost", "late"] = "lost"
     staleness: int = 0
 
+    wants: ClassVar[frozenset[str]] = frozenset()
+
     def __post_init__(self) -> None:
         if not self.seconds > 0:
             raise ValueError(f"Deadline.seconds must be positive, got {self.seconds}.")
@@ -66,6 +70,11 @@ class Deadline:
             raise ValueError(
                 'Deadline.staleness has no effect with late="lost"; use late="late" to let '
                 "late answers count."
+            )
+        if self.late == "late" and self.staleness < 1:
+            raise ValueError(
+                'Deadline with late="late" needs a staleness of at least 1: a late answer arrives '
+                "in a later step, and would always be lost."
             )
 
     def start(self, view: View) -> tuple[Request, ...]:

@@ -34,6 +34,10 @@ class Surveyed:
     def staleness(self) -> int:
         return self.inner.staleness
 
+    @property
+    def wants(self) -> frozenset[str]:
+        return self.inner.wants
+
     def start(self, view: View) -> tuple[Request, ...]:
         if not self.inner.ready(view):
             return self.inner.start(view)

@@ -23,6 +23,10 @@ class TwoPhase:
                 f"TwoPhase needs keep >= 1 and patience > 0, got {self.keep} and {self.patience}."
             )
 
+    @property
+    def wants(self) -> frozenset[str]:
+        return frozenset({self.measure})
+
     def start(self, view: View) -> tuple[Request, ...]:
         if view.flying:
             return ()
@@ -59,7 +63,8 @@ class TwoPhase:
     def _rank(self, flight: Flight) -> tuple[bool, float, int]:
         value = measured(flight.report, self.measure)
         # Largest first, ties by device, a norm that is not a number last.
-        return (math.isnan(value), -value, flight.device)
+        broken = math.isnan(value)
+        return (broken, 0.0 if broken else -value, flight.device)
 
     def _fetching(self, view: View) -> bool:
         flights = (*view.flying, *view.arrived, *view.lost)

@@ -10,7 +10,7 @@ from torch.func import grad
 
 from anyfleet import rng
 from anyfleet.elastic import Blueprint, Cost, apply
-from anyfleet.local import Minibatch, Result, Site
+from anyfleet.local import Given, Minibatch, Result, Site
 from anyfleet.method import Loose, Work
 from anyfleet.train.optimisers import Optimiser, Sgd, clipped
 from anyfleet.train.rates import Decaying, Rate
@@ -74,14 +74,14 @@ class Gradient:
         trained = FLOAT_BYTES * sample.sent_params * (1 + self.optimiser.copies)
         return Work(float(flops), float(sample.nbytes + trained + batch.activation_bytes))
 
-    def start(self, site: Site, params: Params, buffers: Params, seen: Tensor) -> Loose:
-        zero = next(iter(params.values())).new_zeros(())
+    def start(self, site: Site, given: Given) -> Loose:
+        zero = next(iter(given.params.values())).new_zeros(())
         return {
-            "params": params,
-            "start": params,
-            "buffers": buffers,
-            "seen": seen,
-            "optimiser": self.optimiser.init({n: params[n] for n in site.trained}),
+            "params": given.params,
+            "start": given.params,
+            "buffers": given.buffers,
+            "seen": given.seen,
+            "optimiser": self.optimiser.init({n: given.params[n] for n in site.trained}),
             "loss": zero,
             "count": zero,
         }

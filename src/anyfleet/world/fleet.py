@@ -71,7 +71,7 @@ class World:
     memory: Floats
     mortality: float = 0.0
 
-    def conditions(self, devices: Ints) -> Conditions:
+    def conditions(self, devices: Ints, now: float) -> Conditions:
         """What these devices report at check-in."""
         return Conditions(
             speed=self.speed[devices],
