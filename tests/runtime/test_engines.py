@@ -68,6 +68,12 @@ def test_centralised_training_is_one_device_with_all_data() -> None:
     assert last.rows[0].loss < 0.5 * first.rows[0].loss
 
 
+def test_centralised_training_is_the_same_with_real_bytes() -> None:
+    task, method = pooled(small.task()), centralised(lr=0.1, batch=16)
+    one, two = (small.steps(method, task, 5, engine=e)[-1].params for e in (None, Threads()))
+    assert small.identical(one, two)
+
+
 def test_a_world_of_another_size_is_refused() -> None:
     from anyfleet.runtime import Simulated
 
