@@ -1,10 +1,14 @@
 """Slices: canonical, checked; cutting and pasting are exact."""
 
+import math
+from typing import Any
+
 import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given, settings
-from torch import nn
+from torch import Tensor, nn
+from torch.func import grad
 
 from anyfleet.elastic import Blueprint, Slice, SliceError, cut, paste, place, trace
 from tests.elastic.nets import FAMILIES, NETS, traced
@@ -176,3 +180,42 @@ def test_sent_parameters_are_those_of_the_trained_layers() -> None:
         "12.bias",
     )
     assert set(Slice().sent(blueprint)) == set(blueprint.params)
+
+
+@pytest.mark.parametrize("wrong", [[1.7, 2.2], [1.0], ["1"], [True, False]])
+def test_indices_are_whole_numbers(wrong: Any) -> None:
+    with pytest.raises(SliceError, match=r"'f1' takes"):
+        Slice.of({"f1": wrong}, traced("lenet").blueprint)
+
+
+def test_first_is_a_whole_number() -> None:
+    with pytest.raises(SliceError, match="first trained layer"):
+        Slice.of({}, traced("lenet").blueprint, 1.5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["lenet", "joined"])
+def test_a_share_that_is_no_number_is_refused(name: str) -> None:
+    """Also where a plain share would cut nothing."""
+    with pytest.raises(SliceError, match="share lies in"):
+        traced(name).blueprint.counts(math.nan)
+
+
+def test_places_found_within_a_transform_serve_afterwards() -> None:
+    net = traced("lenet")
+    slice = Slice.of({"f1": (9, 2, 5)}, net.blueprint)
+
+    def total(weight: Tensor) -> Tensor:
+        return cut({"f2.weight": weight}, slice, net.blueprint)["f2.weight"].sum()
+
+    with torch.inference_mode():
+        place("f2.weight", slice, net.blueprint)
+    want = torch.zeros_like(net.params["f2.weight"])
+    want[:, [9, 2, 5]] = 1
+    assert torch.equal(grad(total)(net.params["f2.weight"]), want)
+    other = Slice.of({"f1": (3, 1)}, net.blueprint)
+    grad(lambda w: cut({"f2.weight": w}, other, net.blueprint)["f2.weight"].sum())(
+        net.params["f2.weight"]
+    )
+    (rows,) = (r for r in place("f2.weight", other, net.blueprint) if isinstance(r, Tensor))
+    assert rows.flatten().tolist() == [3, 1]
+    assert not rows.is_inference()

@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
@@ -11,6 +12,7 @@ import msgspec
 
 from anyfleet.elastic.errors import SliceError
 from anyfleet.elastic.indexing import index, take
+from anyfleet.elastic.plain import plainly
 from anyfleet.elastic.program import Constant, Dim, Program, length
 
 Rounding = Literal["ceil", "round"]
@@ -74,11 +76,11 @@ class Slice:
     @staticmethod
     def of(keep: Mapping[str, Sequence[int]], blueprint: "Blueprint", first: int = 0) -> "Slice":
         """Checked and canonical; indices stay in the order given (rolling windows wrap)."""
-        if not 0 <= first < max(1, len(blueprint.layers)):
+        if first % 1 or not 0 <= first < max(1, len(blueprint.layers)):
             raise SliceError(
                 f"first trained layer {first} is not one of the {len(blueprint.layers)} layers"
             )
-        kept = {name: tuple(map(int, keep[name])) for name in sorted(keep)}
+        kept = {name: _whole_numbers(name, keep[name]) for name in sorted(keep)}
         for name, indices in kept.items():
             _check_indices(name, indices, blueprint)
         return Slice(
@@ -113,6 +115,16 @@ class Slice:
         """Equal for slices whose small models can be stacked."""
         counts = ((axis, len(indices)) for axis, indices in self.keep)
         return tuple((axis, n) for axis, n in counts if n != blueprint.axes[axis].size), self.first
+
+
+def _whole_numbers(axis: str, indices: Sequence[int]) -> tuple[int, ...]:
+    try:
+        found = tuple(operator.index(i) for i in indices)
+    except TypeError as error:
+        raise SliceError(f"axis {axis!r} takes whole numbers as indices, got {indices}") from error
+    if any(isinstance(i, bool) for i in indices):
+        raise SliceError(f"axis {axis!r} takes indices, not a mask of booleans")
+    return found
 
 
 def _check_indices(name: str, indices: tuple[int, ...], blueprint: "Blueprint") -> None:
@@ -203,6 +215,8 @@ class Blueprint:
         """How many indices a share keeps, at least one per axis; a mapping names its axes."""
         if isinstance(share, Mapping):
             ratios = dict(share)
+        elif not 0 < share <= 1:
+            raise SliceError(f"a share lies in (0, 1], got {share}")
         else:
             ratios = {n: float(share) for n, a in self.axes.items() if a.kind in SHARED_KINDS}
         for name, ratio in ratios.items():
@@ -258,8 +272,9 @@ def _resized(blueprint: Blueprint, counts: tuple[tuple[str, int], ...]) -> Bluep
 def _local_with_constants(blueprint: Blueprint, slice: Slice) -> Blueprint:
     kept, sizes = dict(slice.keep), blueprint.sizes
     small = _resized(blueprint, slice.shape(blueprint)[0])
-    constants = {
-        name: Constant.of(take(c.tensor(), tuple(index(d, kept, sizes) for d in c.dims)), c.dims)
-        for name, c in blueprint.program.constants.items()
-    }
+    with plainly():
+        constants = {
+            n: Constant.of(take(c.tensor(), tuple(index(d, kept, sizes) for d in c.dims)), c.dims)
+            for n, c in blueprint.program.constants.items()
+        }
     return replace(small, program=replace(blueprint.program, constants=constants))

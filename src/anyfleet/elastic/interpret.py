@@ -16,6 +16,7 @@ from anyfleet.elastic.program import (
     BATCH,
     CREATIONS,
     Arg,
+    Constant,
     Held,
     Items,
     Named,
@@ -59,7 +60,8 @@ def apply(  # noqa: PLR0913 - the last two are keywords with defaults
     values = dict(zip(plan.inputs, tensors, strict=True))
     for name, tensor in (*params.items(), *buffers.items()):
         values[_held(name)] = tensor
-    for name, tensor in plan.constants.items():
+    for name, constant in plan.constants.items():
+        tensor = constant.tensor()
         own = dtype if tensor.is_floating_point() else tensor.dtype
         values[_held(name)] = tensor.to(device=device, dtype=own)
     for step in plan.steps:
@@ -97,7 +99,7 @@ class _Plan:
     """A program resolved for one set of sizes."""
 
     inputs: tuple[str, ...]
-    constants: dict[str, Tensor]
+    constants: Mapping[str, Constant]
     steps: tuple[Step, ...]
     updates: tuple[tuple[str, str], ...]
     output: str
@@ -121,7 +123,7 @@ def _plan(blueprint: Blueprint) -> _Plan:
             dead.setdefault(position, []).append(name)
     return _Plan(
         tuple(i.name for i in program.inputs),
-        {name: constant.tensor() for name, constant in program.constants.items()},
+        program.constants,
         tuple(_step(node, sizes, tuple(dead.get(i, ()))) for i, node in enumerate(program.nodes)),
         program.updates,
         program.output,

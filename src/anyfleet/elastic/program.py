@@ -103,10 +103,18 @@ class Constant:
         dtype = str(plain.dtype).removeprefix("torch.")
         return Constant(dims, tuple(plain.shape), dtype, data)
 
+    @cached_property
+    def _memory(self) -> bytearray:
+        return bytearray(self.data)
+
     def tensor(self) -> Tensor:
+        """A new tensor over the same memory, not to be written to.
+
+        Never cache it: one made under a fake or inference mode would stay so.
+        """
         if not self.data:
             return torch.empty(self.shape, dtype=dtype_of(self.dtype))
-        raw = torch.frombuffer(bytearray(self.data), dtype=dtype_of(self.dtype))
+        raw = torch.frombuffer(self._memory, dtype=dtype_of(self.dtype))
         return raw.reshape(self.shape)
 
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from anyfleet.elastic.blueprint import Blueprint, Slice
 from anyfleet.elastic.indexing import Index, broadcast, index, take
+from anyfleet.elastic.plain import plainly
 
 Params = Mapping[str, Tensor]
 
@@ -36,10 +37,12 @@ def place(name: str, slice: Slice, blueprint: Blueprint, device: str = "cpu") ->
 def _indices(slice: Slice, blueprint: Blueprint) -> dict[str, tuple[Index, ...]]:
     kept, sizes = dict(slice.keep), blueprint.sizes
     tables = {**blueprint.params, **blueprint.buffers}
-    return {name: tuple(index(dim, kept, sizes) for dim in dims) for name, dims in tables.items()}
+    with plainly():
+        return {n: tuple(index(dim, kept, sizes) for dim in dims) for n, dims in tables.items()}
 
 
 @lru_cache(maxsize=512)
 def _places(slice: Slice, blueprint: Blueprint, device: str) -> dict[str, tuple[Index, ...]]:
     indices = _indices(slice, blueprint)
-    return {name: broadcast(rows, blueprint.shape(name), device) for name, rows in indices.items()}
+    with plainly():
+        return {n: broadcast(rows, blueprint.shape(n), device) for n, rows in indices.items()}
