@@ -1,6 +1,7 @@
 """A dense small model is the masked large one, in value and gradient."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -120,3 +121,15 @@ def test_dense_module_can_be_exported() -> None:
     model = dense(net.blueprint, net.blueprint.prefix(0.5), net.params, net.buffers).eval()
     exported = torch.export.export(model, (net.inputs,), strict=False)
     assert torch.allclose(exported.module()(net.inputs), model(net.inputs))
+
+
+def test_only_what_is_trained_requires_a_gradient() -> None:
+    net = traced("lenet")
+    model = dense(net.blueprint, Slice((), 2), net.params, net.buffers)
+    wanted = {name for name, param in model.named_parameters() if param.requires_grad}
+    assert wanted == {"f1.weight", "f1.bias", "f2.weight", "f2.bias"}
+    frozen = replace(net.blueprint, frozen=("f1.bias", "c1.bias"))
+    model = dense(frozen, Slice((), 2), net.params, net.buffers)
+    assert not model.get_parameter("f1.bias").requires_grad
+    assert not model.get_parameter("c1.bias").requires_grad
+    assert model.get_parameter("f1.weight").requires_grad

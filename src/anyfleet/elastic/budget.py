@@ -34,8 +34,12 @@ class Budget:
             raise ValueError("a limit in seconds needs a speed (FLOP per second), and the reverse")
         for name in ("flops", "nbytes", "memory", "seconds", "speed"):
             value = getattr(self, name)
-            if value is not None and value < 0:
-                raise ValueError(f"Budget.{name} must not be negative, got {value}")
+            # Written so that a NaN is refused too.
+            if value is not None and not value > 0:
+                raise ValueError(f"Budget.{name} must be a positive number, got {value}")
+        limits = (self.flops, self.nbytes, self.memory, self.seconds)
+        if all(limit is None for limit in limits):
+            raise ValueError("a Budget needs a limit: flops, nbytes, memory, or seconds with speed")
         if self.batch < 1:
             raise ValueError(f"Budget.batch must be at least 1, got {self.batch}")
 
@@ -99,7 +103,7 @@ def _at(
 
 def _scales(blueprint: Blueprint, ratios: Mapping[str, float]) -> list[float]:
     """Every scale at which some count changes, ascending."""
-    if any(ratio <= 0 for ratio in ratios.values()):
+    if any(not ratio > 0 for ratio in ratios.values()):
         raise ValueError(f"ratios must be positive, got {dict(ratios)}")
     found = {
         k / (blueprint.axes[n].whole * r)

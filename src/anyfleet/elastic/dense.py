@@ -11,22 +11,26 @@ from anyfleet.elastic.slicing import Params, cut
 
 def dense(blueprint: Blueprint, slice: Slice, params: Params, buffers: Params) -> "DenseModel":
     """A real small module for a slice of the given tensors; it shares no memory with them."""
-    return DenseModel(
-        blueprint.local(slice), cut(params, slice, blueprint), cut(buffers, slice, blueprint)
-    )
+    small, held = cut(params, slice, blueprint), cut(buffers, slice, blueprint)
+    return DenseModel(blueprint.local(slice), small, held, first=slice.first)
 
 
 class DenseModel(nn.Module):
-    """Runs a blueprint's program; its state_dict has the names of the original module."""
+    """Runs a blueprint's program; its state_dict has the names of the original module.
 
-    def __init__(self, blueprint: Blueprint, params: Params, buffers: Params) -> None:
+    Only the layers from `first` on require gradients, and of those nothing that is frozen.
+    """
+
+    def __init__(
+        self, blueprint: Blueprint, params: Params, buffers: Params, *, first: int = 0
+    ) -> None:
         super().__init__()
         self.blueprint = blueprint
-        frozen = set(blueprint.frozen)
+        trained = set(blueprint.trained(first))
         for name, tensor in params.items():
             holder, leaf = _holder(self, name)
             copy = tensor.detach().clone()
-            holder.register_parameter(leaf, nn.Parameter(copy, requires_grad=name not in frozen))
+            holder.register_parameter(leaf, nn.Parameter(copy, requires_grad=name in trained))
         for name, tensor in buffers.items():
             holder, leaf = _holder(self, name)
             holder.register_buffer(leaf, tensor.detach().clone())
