@@ -55,7 +55,36 @@ def test_streams_tensors_and_data_serve_too() -> None:
     assert materialise(data) is data
 
 
-@pytest.mark.parametrize("items", [[], [(1,)], [(1, 2, 3, 4)]])
+def test_owners_may_have_names() -> None:
+    data = materialise(Endless([(torch.zeros(1), 0, name) for name in ("eve", "ann", "eve")]))
+    assert data.owners is not None
+    assert data.owners.tolist() == [1, 0, 1]
+
+
+@pytest.mark.parametrize("third", [torch.zeros(2), torch.tensor([1, 2]), 0.5, True])
+def test_an_owner_is_one_whole_number_or_text(third: Any) -> None:
+    with pytest.raises(ValueError, match=r"third of .*several inputs"):
+        materialise(Endless([(torch.zeros(1), torch.zeros(2), third)] * 2))
+    with pytest.raises(ValueError, match=r"third of .*several inputs"):
+        materialise(TensorDataset(torch.zeros(2, 1), torch.zeros(2, 3), torch.ones(2, 2)))
+
+
+@pytest.mark.parametrize(
+    ("second", "told"),
+    [
+        ((torch.zeros(3), 1), r"first input has \[2\], number 1 has \[3\]"),
+        ((torch.zeros(2), [1, 2]), r"first target has \[\], number 1 has \[2\]"),
+    ],
+)
+def test_ragged_items_are_refused(second: Any, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        materialise(Endless([(torch.zeros(2), 0), second]))
+
+
+@pytest.mark.parametrize(
+    "items",
+    [[], [(1,)], [(1, 2, 3, 4)], [(1, 2), (1, 2, 3)], [{"x": 1, "y": 2}], [torch.zeros(2)]],
+)
 def test_other_items_are_refused(items: list[Any]) -> None:
     with pytest.raises(ValueError, match="input, target"):
         materialise(Endless(items))

@@ -80,8 +80,16 @@ def test_a_state_dict_is_the_start_and_the_users_module_stays() -> None:
 
 
 def test_a_state_that_does_not_fit_is_refused() -> None:
-    with pytest.raises(RuntimeError, match=r"0\.weight"):
+    with pytest.raises(
+        ValueError, match=r"missing: 0\.weight, .*3\.bias; unexpected: weight, bias"
+    ):
         Task.of(net(), flat(), split=SPLIT, state=nn.Linear(6, 3).state_dict())
+    whole = net().state_dict()
+    partial = {name: tensor for name, tensor in whole.items() if name != "3.bias"}
+    with pytest.raises(ValueError, match=r"missing: 3\.bias\. To start from a part"):
+        Task.of(net(), flat(), split=SPLIT, state=partial)
+    with pytest.raises(ValueError, match=r"another shape: 3\.bias \[4\] instead of \[3\]"):
+        Task.of(net(), flat(), split=SPLIT, state={**whole, "3.bias": torch.zeros(4)})
 
 
 def test_frozen_parameters_are_kept_frozen() -> None:
@@ -161,12 +169,12 @@ def test_targets_outside_the_outputs_are_refused() -> None:
 
 
 def test_a_model_with_two_outputs_is_refused() -> None:
-    class Two(nn.Module):
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    class Two(nn.Linear):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
             return x, x
 
     with pytest.raises(ValueError, match="one tensor"):
-        Task.of(Two(), flat(), split=SPLIT)
+        Task.of(Two(6, 3), flat(), split=SPLIT)
 
 
 def test_precision_can_be_changed() -> None:

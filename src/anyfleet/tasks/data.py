@@ -8,12 +8,23 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
+_COLUMNS = ("input", "target")
+_NO_ITEM = (
+    "A data set must not be empty, and its items are (input, target) or (input, target, owner); "
+    "this one gives {}."
+)
+_NO_OWNER = (
+    "The third of (input, target, owner) must be one whole number or text for each sample, got {}. "
+    "A model with several inputs takes them in one tensor: join them, and let the module take them "
+    "apart."
+)
+
 
 @dataclass(frozen=True, eq=False)
 class Data:
     """Rows of inputs `x` and targets `y`; `owners` numbers the natural owner of each row, if any.
 
-    Integer targets are classes (or tokens, one per position); floats are numbers to be met.
+    What targets mean is the task's affair: classes, tokens, counts, real numbers.
     """
 
     x: Tensor
@@ -24,6 +35,8 @@ class Data:
         sizes = {len(part) for part in (self.x, self.y, self.owners) if part is not None}
         if len(sizes) != 1:
             raise ValueError(f"Data: inputs, targets and owners differ in length: {sizes}.")
+        if self.owners is not None and (self.owners.ndim != 1 or not _whole(self.owners)):
+            raise ValueError(_NO_OWNER.format(_described(self.owners)))
 
     def __len__(self) -> int:
         return len(self.x)
@@ -39,18 +52,65 @@ class Data:
 
 
 def materialise(dataset: "Dataset[Any] | Data") -> Data:
-    """Every item of a data set, read once: (input, target) or (input, target, owner)."""
+    """Every item of a data set, read once: (input, target) or (input, target, owner).
+
+    An owner is a whole number or a text; texts are numbered in alphabetical order.
+    """
     if isinstance(dataset, Data):
         return dataset
     if isinstance(dataset, TensorDataset):
+        if len(dataset.tensors) not in (2, 3):
+            raise ValueError(_NO_ITEM.format(f"{len(dataset.tensors)} tensors"))
         return Data(*dataset.tensors)
-    columns = tuple(zip(*_items(dataset), strict=True))
-    if len(columns) not in (2, 3):
-        raise ValueError(
-            "A data set must not be empty, and its items are (input, target) or "
-            "(input, target, owner)."
-        )
-    return Data(*(torch.stack([_tensor(item) for item in column]) for column in columns))
+    columns = _columns(dataset)
+    x, y = (_stacked(column, what) for column, what in zip(columns, _COLUMNS, strict=False))
+    return Data(x, y, _owners(columns[2]) if len(columns) > 2 else None)
+
+
+def _columns(dataset: Dataset[Any]) -> list[tuple[Any, ...]]:
+    items: list[Any] = []
+    for item in _items(dataset):
+        if not isinstance(item, tuple | list) or len(item) not in (2, 3):
+            size = f" of {len(item)}" if isinstance(item, tuple | list) else ""
+            raise ValueError(_NO_ITEM.format(f"a {type(item).__name__}{size}"))
+        if items and len(item) != len(items[0]):
+            raise ValueError(_NO_ITEM.format(f"items of {len(items[0])} and of {len(item)}"))
+        items.append(item)
+    if not items:
+        raise ValueError(_NO_ITEM.format("none"))
+    return list(zip(*items, strict=True))
+
+
+def _stacked(column: tuple[Any, ...], what: str) -> Tensor:
+    tensors = [_tensor(item) for item in column]
+    first = tensors[0].shape
+    for position, tensor in enumerate(tensors):
+        if tensor.shape != first:
+            raise ValueError(
+                f"A data set must give items of one shape: its first {what} has {list(first)}, "
+                f"number {position} has {list(tensor.shape)}. Pad or crop them in its transform."
+            )
+    return torch.stack(tensors)
+
+
+def _owners(column: tuple[Any, ...]) -> Tensor:
+    if all(isinstance(owner, str) for owner in column):
+        order = {name: number for number, name in enumerate(sorted(set(column)))}
+        return torch.tensor([order[name] for name in column])
+    numbers = [_tensor(owner) for owner in column]
+    for number in numbers:
+        if number.ndim or not _whole(number):
+            raise ValueError(_NO_OWNER.format(_described(number)))
+    return torch.stack(numbers)
+
+
+def _whole(tensor: Tensor) -> bool:
+    kind = tensor.dtype
+    return not (kind.is_floating_point or kind.is_complex or kind == torch.bool)
+
+
+def _described(tensor: Tensor) -> str:
+    return f"{tensor.dtype} of shape {list(tensor.shape)}"
 
 
 def _items(dataset: Dataset[Any]) -> Iterable[Any]:

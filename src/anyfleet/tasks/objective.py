@@ -4,7 +4,8 @@ Classes lie on the last axis of the output; further axes between (the positions 
 averaged within a sample. A user's own function of that signature serves as well.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -34,3 +35,30 @@ def absolute_error(output: Tensor, target: Tensor) -> Tensor:
 
 def _per_sample(values: Tensor) -> Tensor:
     return values if values.ndim == 1 else values.flatten(1).mean(1)
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What a model is trained by and judged by, and whether its targets are classes.
+
+    `classified` says that targets are classes where the loss is one's own: nobody can see whether
+    its whole numbers are classes, counts or yes and no. Without `metrics`, `cross_entropy` goes
+    with accuracy, and another loss stands alone: it may leave out targets, say, where accuracy
+    would call them missed.
+    """
+
+    loss: Objective = cross_entropy
+    metrics: Mapping[str, Objective] | None = None
+    classified: bool = False
+
+    @property
+    def of_classes(self) -> bool:
+        """Whether targets are classes on the last axis of the output."""
+        return self.classified or self.loss is cross_entropy
+
+    @property
+    def judges(self) -> dict[str, Objective]:
+        """The metrics, chosen or given."""
+        if self.metrics is not None:
+            return dict(self.metrics)
+        return {"accuracy": accuracy} if self.loss is cross_entropy else {}

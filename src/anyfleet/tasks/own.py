@@ -1,7 +1,7 @@
 """A user's own model and data in a run file."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +28,16 @@ class Own:
     """Any torch module on any data set, by name; `Task.of` says the rest.
 
     `data` makes one data set or a pair (training, test). `loss` and `metrics` name functions of
-    (output, target); without metrics, integer targets are judged by accuracy. `state` is a
-    safetensors file with the weights to start from. `devices` to `split_seed` as in every task.
+    (output, target), and `classified` says whether targets are classes where the loss is one's own.
+    `state` is a safetensors file with the weights to start from. `devices` to `split_seed` as in
+    every task.
     """
 
     model: Factory
     data: Factory
     loss: Objective = cross_entropy
     metrics: Mapping[str, Objective] = field(default_factory=dict)
+    classified: bool = False
     state: str | None = None
     devices: int = 20
     partition: Partition = _IID
@@ -50,16 +52,17 @@ class Own:
     def build(self, seed: int) -> Task:
         """Make model and data, and divide the data."""
         train, test = _pair(self.data.make())
-        task = Task.of(
+        return Task.of(
             fresh_model(self.model, seed),
             train,
             test,
             split=self._split(seed),
             loss=self.loss,
             metrics=self.metrics or None,
+            classified=self.classified,
             state=None if self.state is None else _read_state(Path(self.state)),
+            augment=self.augment,
         )
-        return replace(task, augment=self.augment)
 
     def _split(self, seed: int) -> Split:
         return Split(

@@ -19,7 +19,7 @@ from anyfleet.tasks import files, zoo
 from anyfleet.tasks.augment import Augment
 from anyfleet.tasks.data import Data
 from anyfleet.tasks.loading import chosen_rows, fresh_model, image_data, sensor_data
-from anyfleet.tasks.objective import accuracy, cross_entropy
+from anyfleet.tasks.objective import Goal
 from anyfleet.tasks.partition import ByOwner, Iid, Partition
 from anyfleet.tasks.split import Split, number
 from anyfleet.tasks.synthetic import Generator
@@ -83,8 +83,8 @@ class _Pictures(_Divided):
 
     def _build(self, images: files.Images, seed: int, name: str) -> Task:
         train, test = image_data(images, self.limit, _data_seed(self.split_seed, seed))
-        task = Task.of(fresh_model(self.model, seed), train, test, split=self._split(seed))
-        return replace(task, name=name, augment=self.augment)
+        model, split = fresh_model(self.model, seed), self._split(seed)
+        return Task.of(model, train, test, split=split, name=name, augment=self.augment)
 
 
 @dataclass(frozen=True)
@@ -154,8 +154,8 @@ class Har(_Divided):
         windows = files.har_windows()
         data_seed = _data_seed(self.split_seed, seed)
         train, test = sensor_data(windows, self.test_users, self.limit, data_seed)
-        task = Task.of(fresh_model(self.model, seed), train, test, split=self._split(seed))
-        return replace(task, name="HAR")
+        model, split = fresh_model(self.model, seed), self._split(seed)
+        return Task.of(model, train, test, split=split, name="HAR")
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ class Shakespeare(_Divided):
         store = Data(*(torch.from_numpy(part[rows]) for part in windows[:3]))
         sizes = {"vocabulary": len(windows.vocabulary), "length": self.length}
         module = fresh_model(self.model, seed, **sizes)
-        return replace(Task.of(module, store, split=self._split(seed)), name="Shakespeare")
+        return Task.of(module, store, split=self._split(seed), name="Shakespeare")
 
 
 @dataclass(frozen=True)
@@ -216,8 +216,7 @@ class Synthetic:
             store,
             cut,
             test=None,
-            loss=cross_entropy,
-            metrics={"accuracy": accuracy},
+            goal=Goal(),
         )
         return replace(task, name="Synthetic")
 

@@ -1,10 +1,9 @@
 """What is to be learned: a traced model with its first weights, and everybody's data."""
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -12,21 +11,28 @@ from torch.utils.data import Dataset
 
 from anyfleet.elastic import Blueprint, trace
 from anyfleet.tasks.augment import Augment
+from anyfleet.tasks.checks import check_objectives, check_range, has_classes, started, tried, width
 from anyfleet.tasks.data import Data, materialise
-from anyfleet.tasks.objective import Objective, accuracy, cross_entropy
+from anyfleet.tasks.objective import Goal, Objective, cross_entropy
 from anyfleet.tasks.split import Cut, Split, union
 
 Params = Mapping[str, Tensor]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Task:
     """A learning problem, divided among devices.
 
     `train` is the store of all rows that devices own; `shares` are the training rows of each device
     and `held_out` its own test rows, all of them rows of `train`. No device owns a row of `server`,
-    and `server` and `test` have no row in common. `classes` is the width of the model's output.
+    and `server` and `test` have no row in common. `classes` is the width of the model's output, and
+    `classified` tells whether targets number its entries; if not (real numbers, counts, several
+    labels at once, classes on another axis than the last), no device lacks a class.
     """
+
+    unwritable: ClassVar[str] = (
+        "a built task cannot be written to a run file; use anyfleet.tasks.Own."
+    )
 
     name: str
     blueprint: Blueprint
@@ -40,7 +46,12 @@ class Task:
     held_out: tuple[Tensor, ...]
     test: Data
     server: Data
+    classified: bool = False
     augment: Augment | None = None
+
+    def __repr__(self) -> str:
+        size = self.blueprint.numel()
+        return f"Task({self.name!r}, devices={self.devices}, parameters={size})"
 
     @property
     def devices(self) -> int:
@@ -62,18 +73,15 @@ class Task:
     def labels(self, device: int) -> Tensor:
         """Which classes (or tokens) occur in a device's training data: bool [classes].
 
-        Where targets are floats there are no classes to miss, and all are true.
+        Where targets are no classes there are none to miss, and all are true.
         """
         return self._labels[device]
 
     @cached_property
     def _labels(self) -> tuple[Tensor, ...]:
-        if self.train.y.is_floating_point():
+        if not self.classified:
             return (torch.ones(self.classes, dtype=torch.bool),) * self.devices
-        return tuple(
-            self.train.y[rows].flatten().long().bincount(minlength=self.classes) > 0
-            for rows in self.shares
-        )
+        return tuple(_occurring(self.train.y[rows], self.classes) for rows in self.shares)
 
     def to(self, where: torch.dtype | torch.device) -> "Task":
         """The same task in another precision (float tensors only) or on another device."""
@@ -101,45 +109,47 @@ class Task:
         split: Split = Split(),  # noqa: B008 - immutable
         loss: Objective = cross_entropy,
         metrics: Mapping[str, Objective] | None = None,
+        classified: bool = False,
         state: Params | None = None,
+        augment: Augment | None = None,
+        name: str | None = None,
     ) -> "Task":
         """A user's own model and data; see `task_of_rows` for what is checked.
 
         `state` is a state_dict to start from, otherwise the module's present weights count;
         parameters with `requires_grad=False` stay as they are. Data sets are read once. Without
-        `test`, the devices' own test rows are also the common test set. Without `metrics`, integer
-        targets are judged by accuracy.
+        `test`, the devices' own test rows are also the common test set. `cross_entropy` makes
+        targets classes, judged by accuracy unless there are other `metrics`. With another loss
+        there are only the metrics you give; and say `classified=True` if targets are classes on the
+        last axis of the output nevertheless (negative ones are passed over), so that methods that
+        look at a device's labels do so. The name is that of the module's class, unless given.
         """
         store = materialise(train)
-        chosen = {"accuracy": accuracy} if not store.y.is_floating_point() else {}
-        return task_of_rows(
-            _prepared(module, state),
+        task = task_of_rows(
+            started(module, state),
             store,
             split.cut(store),
             test=None if test is None else materialise(test),
-            loss=loss,
-            metrics=chosen if metrics is None else dict(metrics),
+            goal=Goal(loss, metrics, classified),
         )
+        return replace(task, augment=augment, name=task.name if name is None else name)
 
 
 def task_of_rows(
-    module: nn.Module,
-    store: Data,
-    cut: Cut,
-    *,
-    test: Data | None,
-    loss: Objective,
-    metrics: Mapping[str, Objective],
+    module: nn.Module, store: Data, cut: Cut, *, test: Data | None, goal: Goal
 ) -> Task:
     """A task from rows that are divided already.
 
     Checks on two samples that model, targets, loss and metrics fit each other.
     """
     example = Data(store.x[:2], store.y[:2])
-    output = _try(module, example.x)
-    _check_targets(store.y, output)
-    for what, objective in {"loss": loss, **metrics}.items():
-        _check_per_sample(what, objective(output, example.y), len(example))
+    output = tried(module, example.x)
+    tests = _all_held_out(store, cut) if test is None else test
+    classified = has_classes(goal, store.y, output)
+    if goal.loss is cross_entropy:
+        for targets in (store.y, tests.y):
+            check_range(targets, width(output))
+    check_objectives(goal, output, example)
     blueprint = trace(module, (example.x,))
     weights = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
     return Task(
@@ -147,14 +157,15 @@ def task_of_rows(
         blueprint=blueprint,
         params={name: weights[name] for name in blueprint.params},
         buffers={name: weights[name] for name in blueprint.buffers},
-        classes=_width(output),
-        loss=loss,
-        metrics=metrics,
+        classes=width(output),
+        loss=goal.loss,
+        metrics=goal.judges,
         train=store,
         shares=cut.shares,
         held_out=cut.held_out,
-        test=_all_held_out(store, cut) if test is None else test,
+        test=tests,
         server=cut.server,
+        classified=classified,
     )
 
 
@@ -168,45 +179,10 @@ def pooled(task: Task) -> Task:
     )
 
 
-def _prepared(module: nn.Module, state: Params | None) -> nn.Module:
-    """A copy: the user's module stays as it was."""
-    own = copy.deepcopy(module)
-    if state is not None:
-        own.load_state_dict(dict(state))
-    return own
-
-
-def _try(module: nn.Module, x: Tensor) -> Tensor:
-    trial = copy.deepcopy(module).eval()
-    with torch.no_grad():
-        output = trial(x)
-    if not isinstance(output, Tensor) or output.ndim < 1 or len(output) != len(x):
-        raise ValueError("Task: the model must return one tensor with a row for each sample.")
-    return output
-
-
-def _width(output: Tensor) -> int:
-    return output.shape[-1] if output.ndim > 1 else 1
-
-
-def _check_targets(targets: Tensor, output: Tensor) -> None:
-    classes = _width(output)
-    if targets.is_floating_point() or targets.ndim != output.ndim - 1:
-        return
-    low, high = int(targets.min()), int(targets.max())
-    if low < 0 or high >= classes:
-        raise ValueError(
-            f"Task: targets run from {low} to {high}, but the model has {classes} outputs. "
-            f"Number classes from 0, or widen the last layer."
-        )
-
-
-def _check_per_sample(what: str, values: Tensor, samples: int) -> None:
-    if values.shape != (samples,):
-        raise ValueError(
-            f"Task: {what} must give one value per sample ([{samples}] for {samples} samples), got "
-            f'shape {list(values.shape)}. Leave out the mean over the batch (reduction="none").'
-        )
+def _occurring(targets: Tensor, classes: int) -> Tensor:
+    """Bool [classes]; what is no class (a mark for positions to leave out) is not counted."""
+    known = targets[(targets >= 0) & (targets < classes)]
+    return known.flatten().long().bincount(minlength=classes) > 0
 
 
 def _all_held_out(store: Data, cut: Cut) -> Data:

@@ -1,0 +1,143 @@
+"""What a user's model, state, targets and objectives must fulfil, tried on two samples.
+
+Every refusal says what is wrong and what to do about it.
+"""
+
+import copy
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from anyfleet.tasks.data import Data
+from anyfleet.tasks.objective import Goal
+
+
+def started(module: nn.Module, state: Mapping[str, Tensor] | None) -> nn.Module:
+    """A copy, with the weights of `state` if there is one: the user's module stays as it was."""
+    own = copy.deepcopy(module)
+    if state is not None:
+        _check_state(own, state)
+        own.load_state_dict(dict(state))
+    return own
+
+
+def tried(module: nn.Module, x: Tensor) -> Tensor:
+    """The output for a few samples; training mode and random numbers stay as they were."""
+    _check_parameters(module)
+    trial = copy.deepcopy(module).eval()
+    try:
+        with torch.no_grad():
+            output = trial(x)
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        _explain(module, x, error)
+    if not isinstance(output, Tensor) or output.ndim < 1 or len(output) != len(x):
+        raise ValueError("Task: the model must return one tensor with a row for each sample.")
+    return output
+
+
+def width(output: Tensor) -> int:
+    """The size of the last axis; a model that gives one number per sample has one output."""
+    return output.shape[-1] if output.ndim > 1 else 1
+
+
+def has_classes(goal: Goal, targets: Tensor, output: Tensor) -> bool:
+    """Whether targets are numbers of outputs: checked where they are said to be."""
+    if not goal.of_classes:
+        return False
+    if targets.is_floating_point() or targets.shape[1:] != output.shape[1:-1]:
+        raise ValueError(
+            f"Task: classes are whole numbers, one for each row of the model's last axis: expected "
+            f"targets of shape {_shape(('n', *output.shape[1:-1]))} for outputs of shape "
+            f"{_shape(('n', *output.shape[1:]))}, got {targets.dtype} of shape "
+            f"{_shape(('n', *targets.shape[1:]))}. Reshape the targets, or give a loss that fits "
+            f"them (an item of a data set is input, target and perhaps owner, in this order)."
+        )
+    return True
+
+
+def check_range(targets: Tensor, classes: int) -> None:
+    """Every target must be the number of an output."""
+    if not targets.numel():
+        return
+    low, high = int(targets.min()), int(targets.max())
+    if low < 0 or high >= classes:
+        raise ValueError(
+            f"Task: targets run from {low} to {high}, but the model has {classes} outputs. "
+            f"Number classes from 0, or widen the last layer."
+        )
+
+
+def check_objectives(goal: Goal, output: Tensor, example: Data) -> None:
+    """The loss and every metric give one value per sample."""
+    for what, objective in {"loss": goal.loss, **(goal.metrics or {})}.items():
+        try:
+            values: Any = objective(output, example.y)
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            raise ValueError(
+                f"Task: {what} fails on outputs of shape {_shape(output.shape)} and targets of "
+                f"shape {_shape(example.y.shape)} ({error}). Give one that fits them."
+            ) from error
+        if not isinstance(values, Tensor) or values.shape != (len(example),):
+            got = _shape(values.shape) if isinstance(values, Tensor) else type(values).__name__
+            raise ValueError(
+                f"Task: {what} must give one value per sample ([{len(example)}] for "
+                f"{len(example)} samples), got shape {got}. Leave out the mean over the batch "
+                f'(reduction="none").'
+            )
+
+
+def _check_parameters(module: nn.Module) -> None:
+    name, parameters = type(module).__name__, dict(module.named_parameters())
+    if not parameters:
+        raise ValueError(
+            f"Task: {name} has no parameters, so that there is nothing to learn. Register its "
+            f"layers as attributes of the module, or its tensors as nn.Parameter."
+        )
+    lazy = [key for key, tensor in module.state_dict(keep_vars=True).items() if is_lazy(tensor)]
+    if lazy:
+        raise ValueError(
+            f"Task: {name} has lazy layers without weights yet ({', '.join(lazy)}). Initialise "
+            f"them first: call the module once on a sample."
+        )
+
+
+def _check_state(module: nn.Module, state: Mapping[str, Tensor]) -> None:
+    own = module.state_dict(keep_vars=True)
+    shared = [name for name in own if name in state and not is_lazy(own[name])]
+    found = {
+        "missing": [name for name in own if name not in state],
+        "unexpected": [name for name in state if name not in own],
+        "of another shape": [
+            f"{name} {_shape(state[name].shape)} instead of {_shape(own[name].shape)}"
+            for name in shared
+            if state[name].shape != own[name].shape
+        ],
+    }
+    if any(found.values()):
+        told = "; ".join(f"{what}: {', '.join(names)}" for what, names in found.items() if names)
+        raise ValueError(
+            f"Task: state does not fit {type(module).__name__}. {told}. To start from a part of "
+            f"a state, fill it up: {{**module.state_dict(), **state}}."
+        )
+
+
+def _explain(module: nn.Module, x: Tensor, error: Exception) -> NoReturn:
+    known = {tensor.dtype for tensor in module.parameters() if tensor.is_floating_point()}
+    if known and x.is_floating_point() and x.dtype not in known:
+        (other, *_) = known
+        raise ValueError(
+            f"Task: inputs are {x.dtype}, but the model is {other}. Convert the inputs to {other} "
+            f"(x.to({other})); for another precision, build the task first and take task.to(dtype)."
+        ) from error
+    raise ValueError(
+        f"Task: {type(module).__name__} fails on a batch of inputs of shape {_shape(x.shape)} and "
+        f"{x.dtype} ({error}). A model takes one tensor, samples first; several inputs go into "
+        f"one tensor, and the module takes them apart."
+    ) from error
+
+
+def _shape(sizes: tuple[int | str, ...]) -> str:
+    return f"[{', '.join(map(str, sizes))}]"
