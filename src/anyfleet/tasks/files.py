@@ -28,21 +28,22 @@ FOLDER_VARIABLE = "ANYFLEET_DATA"
 DEFAULT_FOLDER = Path("~/.cache/anyfleet/data")
 _CIFAR_ROW = 1 + 3 * 32 * 32
 _HAR_ORIGIN = (
-    "'Smartphone-Based Recognition of Human Activities and Postural Transitions' of the UCI "
-    "repository, archive.ics.uci.edu, cut into windows of 128 readings of one activity, step 64"
+    "'Smartphone-Based Recognition of Human Activities and Postural Transitions' by Reyes-Ortiz, "
+    "Oneto, Ghio, Samà, Anguita and Parra, in the UCI Machine Learning Repository, cut into "
+    "windows of 128 readings of one activity, step 64"
 )
 _SOURCES: dict[str, tuple[str, str]] = {
     "mnist": (
         "the four IDX files {train,t10k}-{images-idx3,labels-idx1}-ubyte, plain or .gz",
-        "the MNIST database of handwritten digits, yann.lecun.com/exdb/mnist",
+        "the original MNIST database by LeCun, Cortes and Burges, or any mirror of its four files",
     ),
     "fashion-mnist": (
         "the four IDX files {train,t10k}-{images-idx3,labels-idx1}-ubyte, plain or .gz",
-        "github.com/zalandoresearch/fashion-mnist; a subset ships with Anyfleet as task Embedded",
+        "Fashion-MNIST by Zalando Research, or any mirror; task Embedded brings a subset along",
     ),
     "cifar-10-batches-bin": (
         "data_batch_1.bin … data_batch_5.bin and test_batch.bin",
-        "the binary version on www.cs.toronto.edu/~kriz/cifar.html",
+        "CIFAR-10 by Krizhevsky, Nair and Hinton (University of Toronto), the binary version",
     ),
     "har": (
         "windows.npz with x float32 [n, 128, 6] (accelerometer, gyroscope), y uint8 0 … 5, user",
@@ -50,7 +51,7 @@ _SOURCES: dict[str, tuple[str, str]] = {
     ),
     "shakespeare": (
         'clients.jsonl with a line {"client": "PLAY/SPEAKER", "text": "…"} for each speaker',
-        "the plays at Project Gutenberg, www.gutenberg.org, with each speaker's lines joined",
+        "the plays at Project Gutenberg, with each speaker's lines joined",
     ),
 }
 
