@@ -1,7 +1,8 @@
 import sys
 import tomllib
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given, settings
@@ -330,6 +331,16 @@ def test_dump_says_what_cannot_be_written() -> None:
     assert [problem.path for problem in caught.value.problems] == ["metric", "anything.1"]
 
 
+def test_what_is_no_part_says_so_in_one_sentence() -> None:
+    @dataclass(frozen=True)
+    class Built:
+        unwritable: ClassVar[str] = "built things stay at home."
+        inside: object = object()
+
+    with pytest.raises(ConfigError, match=r"^anything: built things stay at home\.$"):
+        dump(Fleet("f", Factory.of(make_net), anything=Built()))
+
+
 toml_values = st.recursive(
     st.text() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | numbers,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
@@ -384,6 +395,24 @@ def test_bad_overrides_come_all_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         override({"a": 1, "b": [1]}, ["a.c=2", "nothing", "b.3=1", "x=[1", ".y=1", "z=1 2"])
     assert [p.path for p in caught.value.problems] == ["a.c", "nothing", "b.3", "x", ".y=1", "z"]
+
+
+def test_bad_overrides_do_not_hide_the_problems_of_the_file(file: Path) -> None:
+    file.write_text(FILE.replace("seed = 4", "sead = 4").replace('name = "f"', "name = 3"))
+    with pytest.raises(ConfigError) as caught:
+        read(file, ["nothing", "fleet.sizes=[1", "fleet.colour=green"]).load(Run)
+    found = [problem.path for problem in caught.value.problems]
+    assert found[:2] == ["nothing", "fleet.sizes"]
+    assert set(found[2:]) == {"sead", "fleet.name", "fleet.colour"}
+    file.write_text(FILE)
+    with pytest.raises(ConfigError, match=r"^nothing: an override has the form [^\n]*$"):
+        read(file, ["nothing"]).load(Run)
+
+
+def test_a_bad_override_is_told_with_a_wrong_allow_table(file: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read(file, ["nothing", "allow.packages=3"])
+    assert [problem.path for problem in caught.value.problems] == ["nothing", "allow"]
 
 
 def test_override_leaves_its_input_alone() -> None:

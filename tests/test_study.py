@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from anyfleet import methods, tasks
+from anyfleet import config, methods, tasks
 from anyfleet.errors import ConfigError
 from anyfleet.naming import Factory
+from anyfleet.runtime import Threads
 from anyfleet.study import (
     HOMES,
     Experiment,
@@ -132,6 +133,40 @@ def test_a_file_names_parts_shortly(tmp_path: Path) -> None:
     assert experiment.method.select == methods.fedavg(count=3).select
     assert str(experiment.engine) == "Stacked(chunk=64)"
     assert "ServerAdam" in str(experiment.method.aggregate)
+
+
+OWN = """
+from dataclasses import dataclass
+from anyfleet.train import Gradient
+
+@dataclass(frozen=True)
+class Mine(Gradient):
+    pass
+"""
+
+
+def test_threads_may_use_the_code_that_the_file_may_use(tmp_path: Path) -> None:
+    (tmp_path / "own_trainer.py").write_text(OWN)
+    file = tmp_path / "run.toml"
+    file.write_text(
+        'rounds = 1\n[allow]\npackages = ["own_trainer"]\n'
+        '[task]\nuse = "Embedded"\ndevices = 4\nlimit = 200\nserver = 20\n'
+        'model = { use = "perceptron", hidden = [8] }\n'
+        '[method]\nuse = "fedavg"\ncount = 2\n[method.train]\nuse = "own_trainer:Mine"\n'
+        '[engine]\nuse = "Threads"\n'
+    )
+    experiment = load(file)
+    assert experiment.engine == Threads(allow=("own_trainer",))
+    (moment,) = play(experiment)
+    assert moment.point.arrived == 2
+    assert load(file, ['engine.allow=["other"]']).engine == Threads(allow=("other",))
+
+
+def test_an_experiment_with_a_built_task_is_told_briefly() -> None:
+    experiment = replace(SMALL, task=TASK.build(0))
+    assert "task=Task('Fashion-MNIST subset', devices=4, parameters=6370)" in repr(experiment)
+    with pytest.raises(ConfigError, match=r"^task: a built task cannot .*anyfleet\.tasks\.Own\.$"):
+        config.dump(experiment)
 
 
 @pytest.mark.parametrize("home", sorted(set(HOMES.values())))

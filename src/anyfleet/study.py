@@ -2,10 +2,10 @@
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Protocol
+from typing import Annotated, Any, Protocol
 
 import numpy as np
 from annotated_types import Ge
@@ -80,9 +80,20 @@ def load(
 
 
 def from_source(source: config.Source) -> Experiment:
-    """The experiment that a run file describes."""
+    """The experiment that a run file describes.
+
+    An engine that looks names up again (`Threads`) may use the code that the file may use.
+    """
     experiment: Experiment = source.load(Experiment, homes=HOMES)
-    return experiment
+    return replace(experiment, engine=_admitting(experiment.engine, source.allow))
+
+
+def _admitting(engine: Any, allow: tuple[str, ...]) -> Any:
+    """With the allowed packages, where it has a field for them and the file does not fill it."""
+    if not is_dataclass(engine) or isinstance(engine, type):
+        return engine
+    empty = {each.name for each in fields(engine) if getattr(engine, each.name) == ()}
+    return replace(engine, allow=allow) if "allow" in empty else engine
 
 
 def build(experiment: Experiment) -> Task:

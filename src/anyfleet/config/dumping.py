@@ -28,7 +28,8 @@ def dump(value: Any, *, complete: bool = False) -> Any:
     """Plain data (tables, lists, texts, numbers, None) from which `load` makes an equal value.
 
     A part becomes a table of its `use` and of the fields that differ from their defaults; of all
-    fields when `complete`, so that it means the same when a default changes one day.
+    fields when `complete`, so that it means the same when a default changes one day. A class that
+    is no part but looks like one says so in `unwritable`, a sentence for the user.
     """
     walk = _Pass(complete)
     data = _plain(value, "", walk)
@@ -62,6 +63,10 @@ def _code(value: Any, path: str, walk: _Pass) -> Any:
     if isinstance(value, Factory):
         return {"use": value.use} | _each(value.options.items(), path, walk)
     if is_dataclass(value) and not isinstance(value, type):
+        reason = getattr(type(value), "unwritable", "")
+        if reason:
+            walk.problems.append(Problem(path, reason))
+            return None
         return {"use": name_of(type(value))} | _each(_written(value, walk), path, walk)
     if callable(value) and isinstance(getattr(value, "__qualname__", None), str):
         return name_of(value)

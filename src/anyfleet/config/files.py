@@ -23,23 +23,36 @@ _BARE_WORD = re.compile(r"[A-Za-z_][\w.:/+-]*")
 
 @dataclass(frozen=True)
 class Source:
-    """A run file as read: its data without `[allow]`, and whose code it may name."""
+    """A run file as read: its data without `[allow]`, and whose code it may name.
+
+    `problems` are those of overrides, which are not in the data; `load` reports them with the rest.
+    """
 
     data: Mapping[str, Any]
     allow: tuple[str, ...] = ()
     folder: Path | None = None
+    problems: tuple[Problem, ...] = ()
 
     def load(self, kind: Any = None, *, homes: Mapping[str, str] = MappingProxyType({})) -> Any:
         """The value that the file describes; see `load`.
 
         A module next to the file is found too, when its package is allowed.
         """
-        with _importable(self.folder, self.allow):
-            return load(self.data, kind, allow=self.allow, homes=homes)
+        try:
+            with _importable(self.folder, self.allow):
+                value = load(self.data, kind, allow=self.allow, homes=homes)
+        except ConfigError as error:
+            raise ConfigError((*self.problems, *error.problems)) from error
+        if self.problems:
+            raise ConfigError(self.problems)
+        return value
 
 
 def read(path: str | Path, overrides: Sequence[str] = (), allow: Collection[str] = ()) -> Source:
-    """Read a TOML file, apply `key=value` overrides, and unite its `[allow] packages` with ours."""
+    """Read a TOML file, apply `key=value` overrides, and unite its `[allow] packages` with ours.
+
+    Overrides that cannot be applied are kept for `Source.load`, to be told with all else.
+    """
     file = Path(path)
     try:
         written = tomllib.loads(file.read_text(encoding="utf-8"))
@@ -47,13 +60,26 @@ def read(path: str | Path, overrides: Sequence[str] = (), allow: Collection[str]
         raise ConfigError([Problem(str(file), f"cannot be read: {error.strerror}.")]) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError([Problem(str(file), f"not valid TOML: {error}.")]) from error
-    data = override(written, overrides)
-    packages = _packages(data.pop("allow", {}))
-    return Source(data, tuple(dict.fromkeys((*packages, *allow))), file.resolve().parent)
+    data, problems = _overridden(written, overrides)
+    packages, wrong = _packages(data.pop("allow", {}))
+    if wrong:  # Without the list, every own part would seem to be forbidden.
+        raise ConfigError((*problems, *wrong))
+    allowed = tuple(dict.fromkeys((*packages, *allow)))
+    return Source(data, allowed, file.resolve().parent, problems)
 
 
 def override(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """A copy of `data` with each `dotted.path=value` put in; values are TOML or bare words."""
+    result, problems = _overridden(data, overrides)
+    if problems:
+        raise ConfigError(problems)
+    return result
+
+
+def _overridden(
+    data: Mapping[str, Any], overrides: Sequence[str]
+) -> tuple[dict[str, Any], tuple[Problem, ...]]:
+    """With the overrides that can be applied, and what is wrong with the others."""
     result: Any = _copy(data)
     problems: list[Problem] = []
     for text in overrides:
@@ -66,9 +92,7 @@ def override(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any
             _put(result, keys, _parse(value.strip()))
         except ValueError as error:
             problems.append(Problem(path.strip(), str(error)))
-    if problems:
-        raise ConfigError(problems)
-    return dict(result)
+    return dict(result), tuple(problems)
 
 
 def _parse(text: str) -> Any:
@@ -106,7 +130,7 @@ def _copy(value: Any) -> Any:
     return [_copy(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _packages(table: Any) -> tuple[str, ...]:
+def _packages(table: Any) -> tuple[tuple[str, ...], list[Problem]]:
     problems: list[Problem] = []
     packages = table.get("packages", []) if isinstance(table, Mapping) else None
     if not isinstance(packages, list) or not all(isinstance(name, str) for name in packages):
@@ -117,9 +141,7 @@ def _packages(table: Any) -> tuple[str, ...]:
             for key in table
             if key != "packages"
         ]
-    if problems:
-        raise ConfigError(problems)
-    return tuple(packages or ())
+    return tuple(packages or ()) if not problems else (), problems
 
 
 @contextmanager
