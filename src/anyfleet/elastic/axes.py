@@ -5,6 +5,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 
+# How the reason ends when an operator reads positions along an axis.
+ALONG = "runs along it"
+
+
 @dataclass(eq=False)
 class Atom:
     """A candidate axis: merged into another, split into an outer and an inner part, or itself.

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from anyfleet.elastic.axes import Atom, Dims, Product, atoms
+from anyfleet.elastic.axes import ALONG, Atom, Dims, Product, atoms
 from anyfleet.elastic.blueprint import Axis
 from anyfleet.elastic.program import BATCH, Dim
 
@@ -39,9 +39,14 @@ class Names:
         return (tuple(self.known[atom] for atom in atoms(product)),)
 
     def cut(self, dims: Dims) -> list[str]:
-        """The names of axes that belong to layers, for a remark."""
+        """The names of fixed axes that belong to layers, for a remark."""
         found = (self.known.get(atom, "") for product in dims for atom in atoms(product))
-        return [name for name in dict.fromkeys(found) if name and ":" not in name and name != BATCH]
+        fixed = set(self.fixed())
+        return [name for name in dict.fromkeys(found) if name in fixed]
+
+    def fixed(self) -> list[str]:
+        """The axes of layers that might have been cut, had there not been a reason."""
+        return [n for n, axis in self.axes.items() if ":" not in n and axis.kind == "fixed"]
 
     def _add(self, atom: Atom, owner: str) -> None:
         if atom is atoms((self.batch,))[0]:
@@ -62,7 +67,8 @@ class Names:
 
     def _is_output(self, atom: Atom) -> bool:
         # A length or a map that reaches the output was fixed before, for its own reason.
-        return atom in self.outputs and atom.why in ("output", "vocabulary")
+        own = atom.why in ("output", "vocabulary") or atom.why.endswith(ALONG)
+        return atom in self.outputs and own
 
     def _unused(self, wish: str) -> str:
         candidates = (wish if i == 0 else f"{wish}.{i}" for i in range(len(self.axes) + 1))

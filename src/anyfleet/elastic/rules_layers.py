@@ -115,10 +115,11 @@ def matmul(scope: Scope, node: fx.Node) -> Result:
     left, right = scope.dims(cast(fx.Node, first)), scope.dims(cast(fx.Node, second))
     scope.match(left[-1], right[-2] if len(right) > 1 else right[0], node)
     out = (*left[-2:-1], right[-1]) if len(right) > 1 else left[-2:-1]
-    if len(left) == len(right) == 4:
-        _mark_heads(scope, left[:2], right[:2])
-        mark(left[3], "head_dim")
-        mark(right[3], "head_dim")
+    # Heads are a dimension of their own, or share one with the batch.
+    if len(left) == len(right) == 4 or (len(left) == len(right) == 3 and _shared(scope, left[0])):
+        _mark_heads(scope, left[:-2], right[:-2])
+        mark(left[-1], "head_dim")
+        mark(right[-1], "head_dim")
     return (*broadcast(scope, node, left[:-2], right[:-2]), *out)
 
 
@@ -143,6 +144,11 @@ def attention(scope: Scope, node: fx.Node) -> Result:
         mark(query[-1], "head_dim")
         mark(value[-1], "head_dim")
     return (*query[:-1], value[-1])
+
+
+def _shared(scope: Scope, product: Product) -> bool:
+    found = [scope.is_batch(atom) for atom in atoms(product)]
+    return any(found) and not all(found)
 
 
 def _mark_heads(scope: Scope, *leading: Dims) -> None:

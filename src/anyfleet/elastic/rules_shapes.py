@@ -3,9 +3,9 @@
 import torch
 from torch import fx
 
-from anyfleet.elastic.axes import Dims, Product, freeze, fresh, unify
+from anyfleet.elastic.axes import ALONG, Dims, Product, freeze, fresh, unify
 from anyfleet.elastic.rules_layers import broadcast, spatial
-from anyfleet.elastic.scope import Result, Scope, bound, full_size, op_name, place_of, shape_of
+from anyfleet.elastic.scope import Result, Scope, bound, full_size, op_name, shape_of
 
 
 def elementwise(scope: Scope, node: fx.Node) -> Result:
@@ -110,13 +110,16 @@ def _reduced(scope: Scope, node: fx.Node, *, freezing: bool) -> Result:
 def along(scope: Scope, node: fx.Node) -> Result:
     """Softmax, cumulative sums, flips: the shape stays, but one dimension may not be cut."""
     source = scope.dims(node.all_input_nodes[0])
-    for i in _dimensions(node, len(source)):
-        freeze(source[i], f"{op_name(node)} runs along it")
+    over = tuple(source[i] for i in _dimensions(node, len(source)))
+    scope.fix(over, node, f"{op_name(node)} {ALONG}")
     return source
 
 
 def triangle(scope: Scope, node: fx.Node) -> Result:
-    source = scope.dims(node.all_input_nodes[0])
+    given = node.all_input_nodes[0]
+    source = scope.dims(given)
+    if given.op == "placeholder":
+        scope.fix(source[-2:], node, f"{op_name(node)} {ALONG}")
     for product in source[-2:]:
         freeze(product, "length")
     return source
@@ -178,7 +181,7 @@ def create(scope: Scope, node: fx.Node) -> Result:
 
 def positions(scope: Scope, node: fx.Node) -> Result:
     """Counting: every element differs from the others, so nothing may be cut."""
-    return tuple(scope.literal(n, "length") for n in shape_of(node))
+    return tuple(scope.literal(n, f"{op_name(node)} counts along it") for n in shape_of(node))
 
 
 def pad(scope: Scope, node: fx.Node) -> Result:
@@ -237,7 +240,7 @@ def unknown(scope: Scope, node: fx.Node) -> Result:
     """Nothing is known about the operator: nothing that goes through it is cut."""
     why = f"unknown operator {op_name(node)}"
     touched = tuple(p for n in node.all_input_nodes for p in _all(scope.values[n]))
-    scope.remarks.append((f"{why} ({place_of(node)})", touched))
+    scope.remark(touched, node, why)
     for product in touched:
         freeze(product, why)
     value = node.meta["val"]

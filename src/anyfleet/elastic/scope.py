@@ -21,6 +21,15 @@ class Count:
     product: Product
 
 
+@dataclass(frozen=True)
+class Remark:
+    """An operator after which some dimensions are never cut, and why."""
+
+    op: str
+    text: str
+    dims: Dims
+
+
 @dataclass
 class Scope:
     """Dimensions of every value so far, and what was found on the way.
@@ -32,7 +41,7 @@ class Scope:
     batch: Atom
     values: dict[fx.Node, Result] = field(default_factory=dict)
     sizes: dict[fx.Node, dict[str, "Count | list[Count]"]] = field(default_factory=dict)
-    remarks: list[tuple[str, Dims]] = field(default_factory=list)
+    remarks: list[Remark] = field(default_factory=list)
 
     def dims(self, node: fx.Node) -> Dims:
         found = self.values[node]
@@ -48,9 +57,13 @@ class Scope:
     def fix(self, dims: Dims, node: fx.Node, why: str) -> None:
         """Freeze and remark, so that the user can see what cannot be cut and where it happened."""
         if any(not atom.why for product in dims for atom in atoms(product)):
-            self.remarks.append((f"{why} ({place_of(node)})", dims))
+            self.remark(dims, node, why)
         for product in dims:
             freeze(product, why)
+
+    def remark(self, dims: Dims, node: fx.Node, why: str) -> None:
+        named = why if op_name(node) in why else f"{op_name(node)}: {why}"
+        self.remarks.append(Remark(op_name(node), f"{named} ({place_of(node)})", dims))
 
     def literal(self, count: int, why: str) -> Product:
         """The dimension of a literal size; multiples of the batch are recognised."""
@@ -107,6 +120,12 @@ def where(node: fx.Node) -> str:
 def place_of(node: fx.Node) -> str:
     """Where the user finds the call."""
     return where(node) or "the outermost module"
+
+
+def line_of(node: fx.Node) -> str:
+    """The module and the line of the user's code that made the call."""
+    frames = [line.strip() for line in str(node.meta.get("stack_trace") or "").splitlines()]
+    return f"\nAt {place_of(node)}: {' '.join(frames[-2:])}" if frames else f"\nAt {place_of(node)}"
 
 
 def full_size(product: Product) -> int:

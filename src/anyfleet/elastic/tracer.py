@@ -10,6 +10,7 @@ from anyfleet.elastic.blueprint import BatchNormSite, Blueprint, Layer
 from anyfleet.elastic.errors import TraceError
 from anyfleet.elastic.export import export
 from anyfleet.elastic.names import Names, output_atoms, owner_of
+from anyfleet.elastic.operators import rule
 from anyfleet.elastic.program import (
     Arg,
     Constant,
@@ -21,10 +22,15 @@ from anyfleet.elastic.program import (
     Program,
     Size,
 )
+from anyfleet.elastic.rules_shapes import unknown
 from anyfleet.elastic.scope import Count, op_name
 from anyfleet.elastic.walk import Draft, Walk, current, dtype_name, walk
 
 _NORMS = frozenset({"batch_norm", "group_norm", "layer_norm", "rms_norm", "instance_norm"})
+# Reasons that need no note, or have one of their own.
+_OBVIOUS = frozenset(
+    {"batch", "input", "kernel", "not used", "output", "space", "tied", "vocabulary"}
+)
 _SCALABLE = frozenset({"linear", "conv1d", "conv2d", "conv3d"})
 
 
@@ -194,10 +200,23 @@ def _is_norm(node: fx.Node) -> bool:
 
 
 def _remarks(found: Walk, names: Names) -> list[str]:
-    out = []
-    for text, dims in found.scope.remarks:
-        cut = names.cut(dims)
-        out.append(f"{text}: fixed {', '.join(cut)}" if cut else text)
+    """One line per operator and axis, and one for every axis that is fixed by what it met."""
+    out: list[str] = []
+    said: set[tuple[str, str]] = set()
+    for remark in found.scope.remarks:
+        cut = [name for name in names.cut(remark.dims) if (remark.op, name) not in said]
+        said.update((remark.op, name) for name in cut)
+        if cut:
+            out.append(f"{remark.text}: fixed {', '.join(cut)}")
+        elif rule(remark.op) is unknown:
+            out.append(remark.text)
+    explained, told = {name for _, name in said}, "\n".join(out)
+    reasons = {name: names.axes[name].why for name in names.fixed() if name not in explained}
+    out += [
+        f"{name} is fixed: {why}"
+        for name, why in reasons.items()
+        if why not in _OBVIOUS and why not in told
+    ]
     return list(dict.fromkeys(out))
 
 

@@ -13,7 +13,7 @@ from anyfleet.elastic.errors import TraceError
 from anyfleet.elastic.export import CUMULATIVE, Exported
 from anyfleet.elastic.operators import rule
 from anyfleet.elastic.program import CREATIONS, Held, Named, Value
-from anyfleet.elastic.scope import Count, Scope, bound, op_name, place_of, schema, where
+from anyfleet.elastic.scope import Count, Scope, bound, line_of, op_name, place_of, schema, where
 
 # Calls that only check or annotate.
 _SKIPPED = frozenset(
@@ -99,7 +99,22 @@ def _placeholder(found: Walk, node: fx.Node) -> None:
     scope.values[node] = tuple(fresh(int(n)) for n in value.shape)
 
 
+def _check_shape(node: fx.Node) -> None:
+    """Every size in the graph is a number, unless it was computed from the values of a tensor."""
+    value = node.meta.get("val")
+    results = value if isinstance(value, list | tuple) else (value,)
+    sizes = [n for t in results if isinstance(t, Tensor) for n in t.shape]
+    if any(isinstance(n, torch.SymInt) for n in (*sizes, *results)):
+        raise TraceError(
+            f"{node.target} gives a result whose size depends on the values of a tensor, so the "
+            f"network has no fixed graph.{line_of(node)}\n"
+            "Keep the size and blank out what is not wanted: torch.where or a multiplication by a "
+            "mask instead of boolean indexing, nonzero or unique."
+        )
+
+
 def _call(found: Walk, node: fx.Node) -> None:
+    _check_shape(node)
     scope = found.scope
     if node.target is operator.getitem:
         source, at = cast(tuple[fx.Node, int], node.args)
