@@ -1,21 +1,26 @@
 """The commands, as people use them."""
 
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 import anyfleet
 from anyfleet.cli.app import app
+from anyfleet.cli.screen import table
 from anyfleet.store import read_points
-from anyfleet.study import load
+from anyfleet.study import Point, load
 
 # A command in a process of its own shall be the one that is tested here.
 ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
@@ -133,6 +138,8 @@ def test_validate_tells_all_problems_with_their_paths(folder: Path) -> None:
     assert result.exit_code == 1
     assert "Traceback" not in result.output
     assert "6 problems" in result.output
+    result = anyfleet_command("validate", "small.toml", *changes, "nonsense", "seed=[1")
+    assert "8 problems" in result.output
     for path in ("rouns", "evaluate_every", "task", "method.lr", "method.select", "fleet.speeds"):
         assert f"\n  {path}" in result.output
 
@@ -182,6 +189,26 @@ def test_compare_runs_every_file_with_every_seed(folder: Path) -> None:
     seeds = [load(folder / f"runs/compare/small/seed-{s}/config.toml").seed for s in (0, 1)]
     assert seeds == [0, 1]
     assert results["small"][0] != results["small"][1]
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_table_of_many_seeds_fits_a_terminal(width: int) -> None:
+    def group(accuracy: float) -> list[list[Point]]:
+        base = Point(0, 0.0, 0.0, 0.0, 0.0, 5, 0, 0.5, math.nan, {"accuracy": accuracy})
+        return [
+            [replace(base, time=2e4 + k, down=3e10 + k * 1e9, up=4e9, flops=6e13, lost=7 + k)]
+            for k in range(3)
+        ]
+
+    screen = Console(width=width, file=StringIO())
+    runs = {"asynchronous-with-a-long-name": group(0.8), "fedavg": group(0.7)}
+    screen.print(table(runs, 0.75, screen.width))
+    shown = screen.file.getvalue()  # type: ignore[attr-defined]
+    assert max(map(len, shown.splitlines())) <= width
+    assert "…" not in shown
+    words = "accuracy best simulated MB down up GFLOP lost 20,001 ±1 31,000 ±1,000 4,000 60,000 8.0"
+    assert set(words.split()) <= set(shown.split())
+    assert shown.split().count("±1.0") == 2  # the lost ones, of both
 
 
 def test_compare_keeps_files_of_the_same_name_apart(folder: Path) -> None:

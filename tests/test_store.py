@@ -9,12 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
 from anyfleet import config, methods, store, tasks
 from anyfleet.naming import Factory
 from anyfleet.store import Recording, claim, describe, fresh, read_points
 from anyfleet.study import HOMES, Experiment, Moment, play
 from anyfleet.tasks import zoo
+from anyfleet.train import PerWidth
+from anyfleet.world import Fleet
 
 MODEL = Factory.of(zoo.perceptron, hidden=(8,))
 TASK = tasks.Embedded(model=MODEL, devices=4, limit=200, server=20)
@@ -71,6 +74,22 @@ def test_the_saved_model_is_a_state_dict_of_the_module(
     module.load_state_dict(load_file(tmp_path / "model.safetensors"))
     for name, value in module.named_parameters():
         assert torch.equal(value, moments[-1].step.params[name])
+
+
+def test_normalisation_by_width_adds_names_to_the_saved_model(tmp_path: Path) -> None:
+    module = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+    data = tasks.Data(torch.randn(60, 4), torch.arange(60) % 2)
+    spec = tasks.Own(Factory.of(zoo.logistic), Factory.of(zoo.logistic))  # only to be written down
+    method = replace(methods.heterofl(count=4, shares=(1.0, 0.5)), norm=PerWidth())
+    experiment = Experiment(spec, method, Fleet(speeds=(2e9, 1e9)), rounds=1)
+    task = tasks.Task.of(module, data, split=tasks.Split(devices=4))
+    with Recording(tmp_path, experiment) as recording:
+        recording.append(next(play(experiment, task)))
+    saved = load_file(tmp_path / "model.safetensors")
+    extra = {name for name in saved if "@" in name}
+    kinds = ("weight", "bias", "running_mean", "running_var")
+    assert {name.partition("@")[0] for name in extra} == {f"1.{kind}" for kind in kinds}
+    module.load_state_dict({name: saved[name] for name in saved.keys() - extra})
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,15 @@
     config.toml         the experiment, complete; `anyfleet run` takes it again
     points.jsonl        one line per server step: time, traffic, FLOPs, scores (study.Point)
     ledger.jsonl        one line per order: who, what it cost, why it was lost (ledger.Row)
-    model.safetensors   the shared model, parameters and buffers: a module's state_dict
+    model.safetensors   the shared model: the server's parameters and buffers
     summary.json        how it ended, and what it ran on
     curves.png          when matplotlib is there
 
 A folder is never written into twice.
+
+The model of a plain method is the module's state_dict: `module.load_state_dict(load_file(…))`. With
+normalisation of its own for every width (`train.PerWidth`) there are further entries `…@…`: the
+name of a tensor, then the width it belongs to. Leave them out to load the whole model.
 """
 
 import math

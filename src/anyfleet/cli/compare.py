@@ -38,7 +38,7 @@ def compare_files(
         runs[name].append(points)
     target = common_accuracy(points for group in runs.values() for points in group)
     screen.print()
-    screen.print(table(runs, target))
+    screen.print(table(runs, target, screen.width))
     results = {name: [summarise(points) for points in group] for name, group in runs.items()}
     text = msgspec.json.format(msgspec.json.encode(results), indent=2)
     (folder / "results.json").write_bytes(text + b"\n")

@@ -54,7 +54,7 @@ def demonstrate(
             world = populate(experiment, task)
     fedavg, heterofl = runs["FedAvg"][0], runs["HeteroFL"][0]
     screen.print()
-    screen.print(table(runs, common_accuracy([fedavg, heterofl])))
+    screen.print(table(runs, common_accuracy([fedavg, heterofl]), screen.width))
     screen.print(f"\n{explain(fedavg, heterofl)}\n", markup=False, soft_wrap=True)
     if references:
         screen.print(f"{REFERENCES}\n", markup=False, soft_wrap=True)

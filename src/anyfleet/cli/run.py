@@ -34,5 +34,5 @@ def run_file(
         )
         raise typer.Exit(INTERRUPTED) from stop
     runs = {file.stem: [points]}
-    screen.print(table(runs, best(points)))
+    screen.print(table(runs, best(points), screen.width))
     picture(folder / "curves.png", runs, screen=screen)

@@ -1,7 +1,7 @@
 """What commands show: progress while they run, a table when they are done."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -14,6 +14,7 @@ from anyfleet.study import Point, best, reached, spread, summarise
 Show = Callable[[Point], None]
 _PLAIN_LINES = 10  # of progress per run, where there is no terminal
 _PLAIN_WIDTH = 120  # of tables, there
+_NAME_WIDTH = 8  # to which long names are folded, where a table needs the place
 
 
 def console() -> Console:
@@ -51,29 +52,31 @@ def _status(point: Point) -> str:
     return f"accuracy {percent(point.accuracy)} after {seconds(point.time)} simulated"
 
 
-def table(runs: Runs, target: float) -> Table:
+def table(runs: Runs, target: float, width: int) -> Table:
     """One row per name: means over its seeds, with deviations when there are several."""
-    made = grid(
-        "accuracy %",
-        "best %",
-        "simulated seconds",
-        f"seconds to {percent(target)}",
-        "MB down",
-        "MB up",
-        "GFLOP",
-        "lost",
-    )
-    for name, group in runs.items():
-        made.add_row(name, *_cells(group, target))
-    return made
+    heads = ("accuracy %", "best %", "simulated s", f"s to {percent(target)}")
+    rows = {name: tuple(_cells(group, target)) for name, group in runs.items()}
+    return grid((*heads, "MB down", "MB up", "GFLOP", "lost"), rows, width)
 
 
-def grid(*heads: str) -> Table:
-    """A table with a name and then numbers; its heads break between words only."""
+def grid(heads: Sequence[str], rows: Mapping[str, Sequence[str]], width: int) -> Table:
+    """Names and numbers, at most `width` wide if possible.
+
+    Where lines would be longer, cells break between words and long names anywhere. Left to itself,
+    rich would rather cut off the last columns.
+    """
+    columns = [(head, *cells) for head, *cells in zip(heads, *rows.values(), strict=True)]
+    names = max(map(len, rows))
+    sizes = [max(map(len, column)) for column in columns]
+    if names + sum(sizes) + len(sizes) > width:
+        sizes = [max(len(word) for text in column for word in text.split()) for column in columns]
+        names = min(names, max(_NAME_WIDTH, width - sum(sizes) - len(sizes)))
     made = Table(box=None, header_style="bold", pad_edge=False, collapse_padding=True)
-    made.add_column("", overflow="fold")
-    for head in heads:
-        made.add_column(head, justify="right", min_width=max(map(len, head.split())))
+    made.add_column("", overflow="fold", width=names)
+    for head, size in zip(heads, sizes, strict=True):
+        made.add_column(head, justify="right", width=size)
+    for name, cells in rows.items():
+        made.add_row(name, *cells)
     return made
 
 
@@ -117,5 +120,7 @@ def number(*values: float) -> str:
     if any(math.isnan(value) for value in values):
         return "–"
     over = spread(values)
-    mean = f"{over.mean:,.1f}"
-    return mean if math.isnan(over.deviation) else f"{mean} ± {over.deviation:,.1f}"
+    digits = 1 if abs(over.mean) < 1000 else 0
+    mean = f"{over.mean:,.{digits}f}"
+    # Without a space after the sign, so that a narrow column puts the deviation below the mean.
+    return mean if math.isnan(over.deviation) else f"{mean} ±{over.deviation:,.{digits}f}"

@@ -25,17 +25,18 @@ def validate_file(file: Path, overrides: Sequence[str], *, allow: Sequence[str])
         soft_wrap=True,
     )
     screen.print(f"{experiment.method}\n", markup=False, soft_wrap=True)
-    screen.print(_sizes(task.blueprint))
+    screen.print(_sizes(task.blueprint, screen.width))
     for note in task.blueprint.notes:
         screen.print(f"note: {note}", markup=False, soft_wrap=True)
 
 
-def _sizes(blueprint: Blueprint) -> Table:
+def _sizes(blueprint: Blueprint, width: int) -> Table:
     """Of the model and its leading slices, per sample: what weaker devices would train."""
-    made = grid("parameters", "kB", "FLOPs forward", "FLOPs backward", "activations kB")
+    heads = ("parameters", "kB", "FLOPs forward", "FLOPs backward", "activations kB")
+    rows = {}
     for share in SHARES:
         whole = cost(blueprint, blueprint.prefix(share))
         amounts = (whole.params, whole.nbytes / 1000, whole.forward_flops, whole.backward_flops)
         cells = [f"{amount:,.0f}" for amount in (*amounts, whole.activation_bytes / 1000)]
-        made.add_row(f"share {share:g}", *cells)
-    return made
+        rows[f"share {share:g}"] = cells
+    return grid(heads, rows, width)
