@@ -116,10 +116,13 @@ def test_language_model_of_the_zoo_saves_what_is_predicted() -> None:
     found = cost(blueprint, slice, batch=2)
     assert found.activation_bytes == saved(run, (*small.values(), *buffers.values()))
     assert found.params == sum(p.numel() for p in small.values())
+    whole = saved(lambda: module(tokens), (*module.parameters(), *module.buffers()))
+    assert cost(blueprint, batch=2).activation_bytes == whole
 
 
-@pytest.mark.parametrize("name", ["C.2", "C.4", "C.8", "C.9", "C.11"])
+@pytest.mark.parametrize("name", ZOO)
 def test_the_module_itself_saves_the_same(name: str) -> None:
+    """The plain module in training mode, dropout and all."""
     module, blueprint = from_zoo(name)
     x = torch.randn(2, *ZOO[name][1])
     real = saved(lambda: module(x), (*module.parameters(), *module.buffers()))

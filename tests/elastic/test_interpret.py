@@ -202,7 +202,8 @@ class DroppedAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         q = self.q(x).unflatten(-1, (2, 4)).transpose(1, 2)
-        out = nn.functional.scaled_dot_product_attention(q, q, q, dropout_p=0.4, is_causal=True)
+        rate = 0.4 if self.training else 0.0
+        out = nn.functional.scaled_dot_product_attention(q, q, q, dropout_p=rate, is_causal=True)
         return out.transpose(1, 2).flatten(2)
 
 

@@ -6,7 +6,7 @@ from anyfleet.elastic.cost import Cost, cost
 from anyfleet.elastic.dense import DenseModel, dense
 from anyfleet.elastic.errors import ProgramError, SliceError, TraceError, VerifyError
 from anyfleet.elastic.interpret import apply
-from anyfleet.elastic.replaced import COLLECT, EVALUATE, EVALUATE_BATCH, STATIC, TRAIN, Mode
+from anyfleet.elastic.modes import COLLECT, EVALUATE, EVALUATE_BATCH, STATIC, TRAIN, Mode
 from anyfleet.elastic.slicing import Params, cut, paste, place
 from anyfleet.elastic.tracer import trace
 from anyfleet.elastic.verify import Check, Report, verify

@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-
 # How the reason ends when an operator reads positions along an axis.
 ALONG = "runs along it"
 

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from anyfleet.elastic.blueprint import Blueprint, Slice
 from anyfleet.elastic.interpret import apply
-from anyfleet.elastic.replaced import EVALUATE, TRAIN
+from anyfleet.elastic.modes import EVALUATE, TRAIN
 from anyfleet.elastic.slicing import Params, cut
 
 

@@ -34,19 +34,68 @@ _DROPS = frozenset(
 _RATES = {functional.scaled_dot_product_attention: 4, functional.multi_head_attention_forward: 10}
 
 
+_NEW = {torch.rand: 0.5, torch.rand_like: 0.5, torch.randn: 0.0, torch.randn_like: 0.0}
+# The others are off unless they are told that this is training.
+_ON_BY_DEFAULT = frozenset(
+    {functional.dropout, functional.dropout1d, functional.dropout2d, functional.dropout3d}
+)
+
+
 class WithoutDropout(TorchFunctionMode):
-    """Every dropout passes its input on, wherever the module calls it."""
+    """Every dropout passes its input on, every other draw is its mean; `drawn` counts them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drawn = 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _DROPS:
-            return args[0] if args else kwargs["input"]
         given = dict(kwargs or {})
+        if func in _DROPS:
+            self.drawn += _active(func, args, given)
+            return args[0] if args else given["input"]
+        mean = _mean(func, args, given)
+        if mean is not None:
+            self.drawn += 1
+            return mean
         at = _RATES.get(func)
-        if at is not None and len(args) > at:
-            args = (*args[:at], 0.0, *args[at + 1 :])
-        elif at is not None:
-            given["dropout_p"] = 0.0
+        if at is not None:
+            rate = args[at] if len(args) > at else given.get("dropout_p", 0.0)
+            self.drawn += bool(rate and given.get("training", True))
+            if len(args) > at:
+                args = (*args[:at], 0.0, *args[at + 1 :])
+            else:
+                given["dropout_p"] = 0.0
         return func(*args, **given)
+
+
+def _active(func: Any, args: Any, given: Mapping[str, Any]) -> bool:
+    """Whether a call of dropout would drop; torch's own signatures: input, rate, training."""
+    rest = dict(zip(("p", "training"), args[1:], strict=False)) | dict(given)
+    on = rest.get("training", rest.get("train", func in _ON_BY_DEFAULT))
+    return bool(rest.get("p", 0.5) and on)
+
+
+def _mean(func: Any, args: Any, given: Mapping[str, Any]) -> Tensor | None:
+    """The mean of what a random call would draw; None if it is not one."""
+    if func in _NEW:
+        made: Tensor = func(*args, **given)
+        return made.fill_(_NEW[func])
+    if func in (torch.bernoulli, Tensor.bernoulli):
+        chance = args[1] if len(args) > 1 else given.get("p")
+        x: Tensor = args[0].detach()
+        return x if chance is None else torch.full_like(x, chance)
+    if func is Tensor.uniform_:
+        ends = (
+            {"from": 0.0, "to": 1.0}
+            | dict(zip(("from", "to"), args[1:], strict=False))
+            | dict(given)
+        )
+        target: Tensor = args[0]
+        return target.fill_((ends["from"] + ends["to"]) / 2)
+    if func is Tensor.exponential_:
+        target = args[0]
+        return target.fill_(1.0 / (args[1] if len(args) > 1 else given.get("lambd", 1.0)))
+    return None
 
 
 @contextmanager
@@ -78,9 +127,17 @@ class Bench:
         """What the module itself returns, and its buffers afterwards."""
         self.original.train(training)
         moved = {name: tensor.clone() for name, tensor in buffers.items()}
-        with WithoutDropout(), _double():
+        with torch.random.fork_rng(devices=[]), WithoutDropout(), _double():
             out = functional_call(self.original, {**params, **moved}, inputs)
         return _first(out), moved
+
+    def drawn(self) -> int:
+        """How many calls of the module draw at random in evaluation."""
+        self.original.train(False)
+        witness = WithoutDropout()
+        with torch.random.fork_rng(devices=[]), witness, _double():
+            functional_call(self.original, {**self.params, **self.buffers}, self.inputs)
+        return witness.drawn
 
     def gradients(self, params: Params, *, training: bool) -> tuple[Tensor, dict[str, Tensor]]:
         """The module's output and the gradient of a random sum of it."""

@@ -23,7 +23,7 @@ _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm
 
 @dataclass(frozen=True)
 class Exported:
-    """The graph in training mode, and what its placeholders hold."""
+    """The graph in one mode, and what its placeholders hold."""
 
     graph: fx.Graph
     batch: int
@@ -35,9 +35,9 @@ class Exported:
     tensors: dict[str, Tensor]
 
 
-def export(module: nn.Module, inputs: tuple[Tensor, ...]) -> Exported:
-    """Trace a copy in training mode, with a batch size that can be recognised."""
-    twin = copy.deepcopy(module).train()
+def export(module: nn.Module, inputs: tuple[Tensor, ...], *, training: bool = True) -> Exported:
+    """Trace a copy (in training mode), with a batch size that can be recognised."""
+    twin = copy.deepcopy(module).train(training)
     for part in twin.modules():
         if isinstance(part, _BATCH_NORMS) and part.momentum is None:
             part.momentum = CUMULATIVE

@@ -24,6 +24,7 @@ Shape = tuple[int, ...]
 _WITHOUT = """
     argmax argmin bitwise_and bitwise_not bitwise_or detach eq floor full_like ge gt le
     logical_and logical_not logical_or lt ne ones_like sign zeros_like
+    bernoulli empty_like exponential rand_like randn_like uniform
 """
 _NO_GRADIENT = frozenset(_WITHOUT.split())
 

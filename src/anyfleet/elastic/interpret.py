@@ -12,6 +12,7 @@ from torch._ops import OpOverload
 
 from anyfleet.elastic.blueprint import Blueprint
 from anyfleet.elastic.errors import ProgramError
+from anyfleet.elastic.modes import Mode, Run
 from anyfleet.elastic.program import (
     BATCH,
     CREATIONS,
@@ -27,7 +28,7 @@ from anyfleet.elastic.program import (
     length,
     value_names,
 )
-from anyfleet.elastic.replaced import SPECIAL, Mode, Run
+from anyfleet.elastic.replaced import SPECIAL
 
 _OP = re.compile(r"aten\.([A-Za-z0-9_]+)\.([A-Za-z0-9_]+)")
 # ATen operators that reach outside the program.
@@ -47,8 +48,9 @@ def apply(  # noqa: PLR0913 - the last two are keywords with defaults
     """The output, and the buffers after it.
 
     `blueprint` is that of the (small) model itself: `blueprint.local(slice)`. `valid` [B] marks
-    the rows that are not padding; `key` addresses dropout. Pure: works under `torch.func.grad`
-    and `vmap`.
+    the rows that are not padding; `key` addresses dropout and other random draws (a network that
+    draws in evaluation too takes the same draw every time without one). Pure: works under
+    `torch.func.grad` and `vmap`.
     """
     tensors = inputs if isinstance(inputs, tuple) else (inputs,)
     plan = _plan(blueprint)

@@ -10,8 +10,8 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from anyfleet.elastic.blueprint import Blueprint
 from anyfleet.elastic.interpret import apply
+from anyfleet.elastic.modes import STATIC
 from anyfleet.elastic.program import BATCH, dtype_of, length
-from anyfleet.elastic.replaced import STATIC
 
 
 @lru_cache(maxsize=1024)

@@ -14,6 +14,7 @@ _ELEMENTWISE = """
 abs add alias bitwise_and bitwise_not bitwise_or celu clamp clamp_max clamp_min clone contiguous
 copy cos detach div dropout elu eq erf exp expm1 feature_dropout fill floor ge gelu gt hardsigmoid
 hardswish hardtanh le leaky_relu lift_fresh_copy log log1p log_sigmoid logical_and logical_not
+bernoulli empty_like exponential rand_like randn_like uniform
 logical_or logit lt masked_fill maximum minimum mish mul ne neg ones_like pow reciprocal relu
 relu6 rsqrt rsub selu sigmoid sign silu sin softplus softsign sqrt square sub tanh tanhshrink
 threshold to type_as where zero zeros_like full_like _to_copy alpha_dropout feature_alpha_dropout
@@ -71,6 +72,9 @@ _OTHERS: Mapping[str, Rule] = {
     "zeros": shapes.create,
     "ones": shapes.create,
     "full": shapes.create,
+    "empty": shapes.create,
+    "rand": shapes.create,
+    "randn": shapes.create,
     "new_zeros": shapes.create,
     "new_ones": shapes.create,
     "new_full": shapes.create,

@@ -75,7 +75,8 @@ class Node:
     """One call: `name = op(*args, **options)`.
 
     `dims` are the dimensions of the result (None if it is a list of tensors); `where` is the
-    module that made the call; `site` numbers the calls that draw random numbers.
+    module that made the call; `site` numbers the calls that draw random numbers; `always` is set
+    where one draws in evaluation too.
     """
 
     name: str
@@ -85,6 +86,7 @@ class Node:
     dims: tuple[Dim, ...] | None
     where: str = ""
     site: int = 0
+    always: bool = False
 
 
 @dataclass(frozen=True)

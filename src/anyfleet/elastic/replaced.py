@@ -1,57 +1,15 @@
-"""The operators that `apply` teaches something: batch norm masks and statistics, dropout keys."""
+"""The operators that `apply` teaches something: batch norm masks and statistics, random keys."""
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch._C import _functorch
 
-from anyfleet import rng
+from anyfleet.elastic import draws
+from anyfleet.elastic.modes import Run, Special
 from anyfleet.elastic.program import Node
-
-# -scale * alpha of SELU.
-_SELU_LIMIT = -1.7580993408473766
-
-
-@dataclass(frozen=True)
-class Mode:
-    """How random and statistical layers behave.
-
-    `statistics`: batch norm normalises by the batch or by its running buffers. `update`: what
-    becomes of the running buffers: kept ("none"), moved by the module's own momentum ("module"),
-    or replaced by the exact mean and unbiased variance of this batch ("exact", for cumulative
-    averaging by the caller).
-    """
-
-    dropout: bool
-    statistics: Literal["batch", "running"]
-    update: Literal["none", "module", "exact"] = "none"
-
-
-TRAIN = Mode(dropout=True, statistics="batch", update="module")
-STATIC = Mode(dropout=True, statistics="batch")
-EVALUATE = Mode(dropout=False, statistics="running")
-EVALUATE_BATCH = Mode(dropout=False, statistics="batch")
-COLLECT = Mode(dropout=False, statistics="batch", update="exact")
-
-
-@dataclass
-class Run:
-    """What one execution of a program knows besides its values."""
-
-    mode: Mode
-    batch: int
-    valid: Tensor | None
-    key: Tensor | None
-    dtype: torch.dtype
-    device: torch.device
-    updates: dict[str, Tensor]
-
-
-Special = Callable[[Run, list[Any], Node], Tensor]
 
 
 def batch_norm(run: Run, args: list[Any], node: Node) -> Tensor:
@@ -118,50 +76,10 @@ def _update(run: Run, node: Node, own: tuple[Tensor, Tensor], momentum: float | 
         run.updates[name] = torch.where(seen.bool(), after.to(before.dtype), before)
 
 
-def dropout(run: Run, args: list[Any], node: Node) -> Tensor:
-    """Zeroes units."""
-    return _dropped(run, args[0], args[1], node)
-
-
-def feature_dropout(run: Run, args: list[Any], node: Node) -> Tensor:
-    """Zeroes whole channels."""
-    return _dropped(run, args[0], args[1], node, by_channel=True)
-
-
-def alpha_dropout(run: Run, args: list[Any], node: Node) -> Tensor:
-    """Sets units to the limit of SELU; mean and variance stay."""
-    return _dropped(run, args[0], args[1], node, floor=_SELU_LIMIT)
-
-
-def feature_alpha_dropout(run: Run, args: list[Any], node: Node) -> Tensor:
-    """The same for whole channels."""
-    return _dropped(run, args[0], args[1], node, by_channel=True, floor=_SELU_LIMIT)
-
-
-def _dropped(
-    run: Run, x: Tensor, rate: float, node: Node, *, by_channel: bool = False, floor: float = 0.0
-) -> Tensor:
-    if not run.mode.dropout or rate == 0.0:
-        return x
-    if run.key is None:
-        where = node.where or node.name
-        raise ValueError(f"{where} drops at random: pass a key, or a Mode without dropout")
-    shape = (*x.shape[:2], *(1,) * (x.ndim - 2)) if by_channel else tuple(x.shape)
-    # Draw i belongs to element i of the flattened tensor, so padding at the end changes nothing.
-    kept = rng.uniform(rng.fold(run.key, node.site), math.prod(shape)).reshape(shape) >= rate
-    limit = torch.full((), floor, dtype=x.dtype, device=x.device)
-    if rate >= 1.0:
-        return torch.where(kept, x, limit)
-    scale = ((1.0 - rate) * (1.0 + rate * floor * floor)) ** -0.5 if floor else 1.0 / (1.0 - rate)
-    if not floor:
-        return torch.where(kept, x * scale, limit)
-    return torch.where(kept, x, limit) * scale - scale * floor * rate
-
-
 def attention(run: Run, args: list[Any], node: Node) -> Tensor:
     """Scaled dot-product attention; written out where it must drop by key or is stacked."""
     query, key, value, mask, rate, causal, scale, grouped = args
-    drops = run.mode.dropout and rate
+    drops = draws.drawing(run, node) and rate
     if not drops and not _stacked(query):
         return torch.nn.functional.scaled_dot_product_attention(
             query, key, value, mask, 0.0, bool(causal), scale=scale, enable_gqa=bool(grouped)
@@ -174,7 +92,7 @@ def attention(run: Run, args: list[Any], node: Node) -> Tensor:
         mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
     if mask is not None:
         scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
-    weights = _dropped(run, torch.softmax(scores, -1), rate if drops else 0.0, node)
+    weights = draws.dropped(run, torch.softmax(scores, -1), rate if drops else 0.0, node)
     mixed: Tensor = weights @ value
     return mixed
 
@@ -189,10 +107,7 @@ def _stacked(tensor: Tensor) -> bool:
 
 
 SPECIAL: dict[str, Special] = {
+    **draws.RANDOM,
     "aten.batch_norm.default": batch_norm,
-    "aten.dropout.default": dropout,
-    "aten.feature_dropout.default": feature_dropout,
-    "aten.alpha_dropout.default": alpha_dropout,
-    "aten.feature_alpha_dropout.default": feature_alpha_dropout,
     "aten.scaled_dot_product_attention.default": attention,
 }

@@ -22,6 +22,7 @@ from anyfleet.elastic.program import (
     Program,
     Size,
 )
+from anyfleet.elastic.randomness import drawn_in_evaluation
 from anyfleet.elastic.rules_shapes import unknown
 from anyfleet.elastic.scope import Count, op_name
 from anyfleet.elastic.walk import Draft, Walk, current, dtype_name, walk
@@ -47,7 +48,7 @@ def trace(module: nn.Module, example_inputs: Tensor | tuple[Tensor, ...]) -> Blu
         )
     aliases = _aliases(module)
     found = walk(export(module, inputs), aliases)
-    notes = _finish_axes(found, module)
+    notes = _finish_axes(found, module) + _find_draws(found, module, inputs)
     names, order = _name_axes(found)
     program = _program(found, names, module)
     params = [n for n, _ in module.named_parameters()]
@@ -63,6 +64,15 @@ def trace(module: nn.Module, example_inputs: Tensor | tuple[Tensor, ...]) -> Blu
         scaled=_scaled(found),
         notes=(*notes, *_remarks(found, names)),
     )
+
+
+def _find_draws(found: Walk, module: nn.Module, inputs: tuple[Tensor, ...]) -> list[str]:
+    """Mark what draws in evaluation too; what there is to say about it."""
+    sites = [draft for draft in found.drafts if draft.site]
+    always, notes = drawn_in_evaluation([draft.source for draft in sites], module, inputs)
+    for draft in sites:
+        draft.always = draft.source in always
+    return notes
 
 
 def _aliases(module: nn.Module) -> dict[str, str]:
@@ -251,7 +261,7 @@ def _node(draft: Draft, names: Names) -> Node:
     args = tuple(_arg(arg, names) for arg in draft.args)
     options = {key: _arg(value, names) for key, value in draft.options.items()}
     dims = None if draft.dims is None else names.dims(draft.dims)
-    return Node(draft.name, draft.op, args, options, dims, draft.where, draft.site)
+    return Node(draft.name, draft.op, args, options, dims, draft.where, draft.site, draft.always)
 
 
 def _arg(arg: Any, names: Names) -> Arg:

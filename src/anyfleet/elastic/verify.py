@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -13,7 +13,7 @@ from anyfleet.elastic.blueprint import Blueprint, Slice
 from anyfleet.elastic.errors import VerifyError
 from anyfleet.elastic.evidence import Bench, bench
 from anyfleet.elastic.interpret import apply
-from anyfleet.elastic.replaced import EVALUATE, EVALUATE_BATCH, Mode
+from anyfleet.elastic.modes import EVALUATE, EVALUATE_BATCH, Mode
 from anyfleet.elastic.slicing import cut, paste
 from anyfleet.elastic.statistics import statistical_axes
 from anyfleet.elastic.tracer import trace
@@ -68,11 +68,12 @@ def verify(
 ) -> Report:
     """Compare the blueprint (default: a fresh trace) with the module itself, in float64.
 
-    The program equals the module when evaluating and when training (without dropout), also for
-    another batch size. For random index sets on every axis the dense model equals the masked
-    module, and so do the gradients; axes that enter the statistics of a norm or the scale of
-    attention are kept whole there, and are checked by permutation instead: a reordered model is
-    the same function. `paste(cut())` is exact.
+    The program equals the module when evaluating and when training, also for another batch size;
+    random draws are left out on both sides, and those in evaluation are counted. For random index
+    sets on every axis the dense model equals the masked module, and so do the gradients; axes
+    that enter the statistics of a norm or the scale of attention are kept whole there, and are
+    checked by permutation instead: a reordered model is the same function. `paste(cut())` is
+    exact.
     """
     found = blueprint or trace(module, example_inputs)
     inputs = (example_inputs,) if isinstance(example_inputs, Tensor) else tuple(example_inputs)
@@ -81,8 +82,9 @@ def verify(
     checks = [_checked("tables", partial(_tables, twin, found))]
     if not checks[0].ok:
         return Report(tuple(checks))
-    table = bench(twin, inputs, found, key)
+    table = bench(twin, inputs, _quiet(found), key)
     checks += [
+        _checked("drawing", partial(_drawing, table, found)),
         _checked("evaluating", partial(_evaluating, table)),
         _checked("training", partial(_training, table)),
     ]
@@ -92,6 +94,19 @@ def verify(
         checks.append(_checked(f"permutation {trial}", partial(_permutation, table, own)))
         checks.append(_checked(f"every axis {trial}", partial(_every_axis, table, own)))
     return Report(tuple(checks))
+
+
+def _quiet(blueprint: Blueprint) -> Blueprint:
+    """The same without draws in evaluation, to be compared with a module that does not draw."""
+    nodes = tuple(replace(node, always=False) for node in blueprint.program.nodes)
+    return replace(blueprint, program=replace(blueprint.program, nodes=nodes))
+
+
+def _drawing(table: Bench, blueprint: Blueprint) -> str:
+    known, real = sum(node.always for node in blueprint.program.nodes), table.drawn()
+    if known == real:
+        return ""
+    return f"{real} calls of the module draw at random in evaluation, {known} of the blueprint"
 
 
 def _checked(name: str, question: Callable[[], str]) -> Check:

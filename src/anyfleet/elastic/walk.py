@@ -13,20 +13,12 @@ from anyfleet.elastic.errors import TraceError
 from anyfleet.elastic.export import CUMULATIVE, Exported
 from anyfleet.elastic.operators import rule
 from anyfleet.elastic.program import CREATIONS, Held, Named, Value
+from anyfleet.elastic.randomness import KEYED, check_repeatable
 from anyfleet.elastic.scope import Count, Scope, bound, line_of, op_name, place_of, schema, where
 
 # Calls that only check or annotate.
 _SKIPPED = frozenset(
     {"_assert_tensor_metadata", "_assert_async", "_assert_scalar", "sym_constrain_range"}
-)
-_RANDOM = frozenset(
-    {
-        "alpha_dropout",
-        "dropout",
-        "feature_alpha_dropout",
-        "feature_dropout",
-        "scaled_dot_product_attention",
-    }
 )
 # A device decides for itself where things live.
 _DROPPED_OPTIONS = frozenset({"device", "pin_memory", "layout"})
@@ -44,6 +36,7 @@ class Draft:
     where: str
     site: int
     source: fx.Node
+    always: bool = False
 
 
 @dataclass
@@ -128,6 +121,7 @@ def _call(found: Walk, node: fx.Node) -> None:
         )
     if op_name(node) in _SKIPPED or _is_counter(found, node):
         return
+    check_repeatable(node)
     base = op_name(node)
     changes = _changed(node)
     result = rule(base.removesuffix("_") if changes is not None else base)(scope, node)
@@ -206,7 +200,7 @@ def _draft(found: Walk, node: fx.Node, op: str) -> None:
     if op == "aten.to.device":
         op, args = "aten.to.dtype", [args[0], args[2]]
     site = 0
-    if base in _RANDOM:
+    if base in KEYED:
         site = 1 + max((draft.site for draft in found.drafts), default=0)
     result = found.scope.values[node]
     dims = None if isinstance(result, list) else result
@@ -223,7 +217,7 @@ def _arguments(found: Walk, node: fx.Node, base: str) -> tuple[list[Any], dict[s
     }
     names = list(given)
     # What `apply` runs itself has all its arguments in their places.
-    count = len(names) if base in _RANDOM or base == "batch_norm" else len(node.args)
+    count = len(names) if base in KEYED or base == "batch_norm" else len(node.args)
     options = {name: given[name] for name in node.kwargs if name in names[count:]}
     if base in CREATIONS and node.meta["val"].is_floating_point():
         # Unless the user chose, it is the precision of the model, not torch's default.

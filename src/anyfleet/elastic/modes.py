@@ -1,0 +1,48 @@
+"""How a program is run: the modes, and what one run knows."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from anyfleet.elastic.program import Node
+
+
+@dataclass(frozen=True)
+class Mode:
+    """How random and statistical layers behave.
+
+    `statistics`: batch norm normalises by the batch or by its running buffers. `update`: what
+    becomes of the running buffers: kept ("none"), moved by the module's own momentum ("module"),
+    or replaced by the exact mean and unbiased variance of this batch ("exact", for cumulative
+    averaging by the caller).
+    """
+
+    dropout: bool
+    statistics: Literal["batch", "running"]
+    update: Literal["none", "module", "exact"] = "none"
+
+
+TRAIN = Mode(dropout=True, statistics="batch", update="module")
+STATIC = Mode(dropout=True, statistics="batch")
+EVALUATE = Mode(dropout=False, statistics="running")
+EVALUATE_BATCH = Mode(dropout=False, statistics="batch")
+COLLECT = Mode(dropout=False, statistics="batch", update="exact")
+
+
+@dataclass
+class Run:
+    """What one execution of a program knows besides its values."""
+
+    mode: Mode
+    batch: int
+    valid: Tensor | None
+    key: Tensor | None
+    dtype: torch.dtype
+    device: torch.device
+    updates: dict[str, Tensor]
+
+
+Special = Callable[[Run, list[Any], Node], Tensor]
