@@ -96,6 +96,30 @@ def test_a_5_a_missing_device_costs_the_whole_deadline_and_nobody_missing_the_sl
     assert any(row.lost == "deadline" for row in step.rows)
 
 
+def test_a_5_a_death_costs_the_whole_deadline_too() -> None:
+    method = replace(FAST, schedule=Deadline(5.0))
+    before, seen = 0.0, set()
+    for step in small.steps(method, small.task(), 6, fleet=Fleet(mortality=0.3)):
+        died = any(row.lost == "died" for row in step.rows)
+        arrived = any(not row.lost for row in step.rows)
+        assert (step.time - before == pytest.approx(5.0)) == died
+        seen.add((died, arrived))
+        before = step.time
+    assert {(True, True), (False, True)} <= seen
+
+
+def test_what_was_cancelled_leaves_no_trace_in_memory() -> None:
+    task = small.task()
+    free = small.steps(FAST, task, 1)[0]
+    method = replace(FAST, schedule=Deadline(free.time * 0.6), cache=True)
+    runtime = Simulated(task, small.world(task), 0)
+    step = next(run(method, task, runtime, 0))
+    kept = {row.device: bool(runtime.memory(row.device).slots) for row in step.rows}
+    finished = {row.device: not row.lost for row in step.rows}
+    assert kept == finished
+    assert set(kept.values()) == {True, False}
+
+
 def test_cancelled_work_is_charged_up_to_the_cancel() -> None:
     task = small.task()
     whole = {row.device: row for row in small.steps(FAST, task, 1)[0].rows}
@@ -158,6 +182,10 @@ def test_a_device_draws_anew_at_every_visit() -> None:
         keys.append(int(asked.orders.key[0]))
         server.visits[2] += 1
     assert len(set(keys)) == 3
+    desk = Desk(0, 0, server.visits * 0, server.heard, server.states)
+    everybody = np.arange(task.devices)
+    asked = draft(Request(), everybody, method=FAST, view=server.view(), desk=desk)
+    assert len(set(asked.orders.key.tolist())) == task.devices
     assert rounds[-1].snapshot.visits.tolist() == [3] * task.devices
 
 
