@@ -120,6 +120,25 @@ def test_what_was_cancelled_leaves_no_trace_in_memory() -> None:
     assert set(kept.values()) == {True, False}
 
 
+@dataclass(frozen=True)
+class Stuck(Synchronous):
+    """A schedule that neither asks nor steps."""
+
+    def start(self, view: View) -> tuple[Request, ...]:
+        return ()
+
+    def ready(self, view: View) -> bool:
+        return False
+
+    def alarm(self, view: View) -> float:
+        return view.now
+
+
+def test_a_schedule_that_stands_still_is_named() -> None:
+    with pytest.raises(RuntimeError, match="Stuck.* stands still"):
+        small.steps(replace(FAST, schedule=Stuck()), small.task(), 1)
+
+
 def test_cancelled_work_is_charged_up_to_the_cancel() -> None:
     task = small.task()
     whole = {row.device: row for row in small.steps(FAST, task, 1)[0].rows}
