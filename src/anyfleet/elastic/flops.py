@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from anyfleet.elastic.blueprint import Blueprint
+from anyfleet.elastic.measured import measure
+from anyfleet.elastic.operators import RULES
 from anyfleet.elastic.program import (
     BATCH,
     Arg,
@@ -21,10 +23,23 @@ from anyfleet.elastic.program import (
 
 Shape = tuple[int, ...]
 
+# Operators without an axis rule that move and compare, but multiply nothing.
+_MOVING = """
+    acos acosh addcdiv addcmul argsort asin asinh atan atan2 atanh ceil channel_shuffle cosh
+    cosine_similarity count_nonzero cummax cummin cumprod diag diag_embed diagonal diff erfc
+    erfinv exp2 expand_as fmod frac gather getitem glu grid_sampler_2d gumbel_softmax hardshrink
+    im2col index index_add index_copy index_fill index_put index_select isfinite isinf isnan
+    kthvalue lerp log10 log2 logaddexp masked_scatter masked_select median meshgrid mode
+    moveaxis movedim nan_to_num narrow_copy nll_loss nll_loss_nd one_hot pixel_shuffle
+    pixel_unshuffle remainder repeat repeat_interleave roll rot90 round scatter scatter_add
+    searchsorted sinc sinh softshrink sort take take_along_dim tan tile topk trunc unfold
+    upsample_bicubic2d view_as xlogy
+"""
+_IDLE = frozenset(_MOVING.split())
 _WITHOUT = """
-    argmax argmin bitwise_and bitwise_not bitwise_or detach eq floor full_like ge gt le
-    logical_and logical_not logical_or lt ne ones_like sign zeros_like
-    bernoulli empty_like exponential rand_like randn_like uniform
+    argmax argmin bernoulli bitwise_and bitwise_not bitwise_or detach empty_like eq exponential
+    floor full_like ge gt le logical_and logical_not logical_or lt ne ones_like rand_like
+    randn_like sign uniform zeros_like
 """
 _NO_GRADIENT = frozenset(_WITHOUT.split())
 
@@ -50,21 +65,45 @@ class Contraction:
 @lru_cache(maxsize=4096)
 def count(blueprint: Blueprint, first: int = 0, batch: int = 1) -> Flops:
     """The work of one batch of the (small) model when the layers from `first` on are trained."""
-    shapes = _shapes(blueprint, batch)
+    sizes = {**blueprint.sizes, BATCH: batch}
+    shapes = _shapes(blueprint, sizes)
     alive = _needed(blueprint)
     tracked = set(blueprint.trained(first))
     forward = backward = 0
     for node in blueprint.program.nodes:
         if _tracks(node, tracked):
             tracked.add(_own(node))
-        rule = _RULES.get(_base(node))
-        if rule is None:
+        work = _work(node, shapes, sizes)
+        if work is None:
             continue
-        work = rule(node, shapes)
         forward += work.forward
         if _own(node) in tracked and node.name in alive:
             backward += work.again + sum(n for arg, n in work.gradients if _named(arg) & tracked)
     return Flops(forward, backward)
+
+
+def uncounted(blueprint: Blueprint) -> tuple[Node, ...]:
+    """The calls whose work nobody knows how to count."""
+    sizes = {**blueprint.sizes, BATCH: 2}
+    shapes = _shapes(blueprint, sizes)
+    nodes = blueprint.program.nodes
+    return tuple(n for n in nodes if _is_unknown(n) and _work(n, shapes, sizes) is None)
+
+
+def _work(node: Node, shapes: Mapping[str, Shape], sizes: Mapping[str, int]) -> Contraction | None:
+    """By rule, or else as torch itself counts what the call is made of."""
+    rule = _RULES.get(_base(node))
+    if rule is not None:
+        return rule(node, shapes)
+    if not _is_unknown(node):
+        return None
+    found = measure(node, shapes, sizes)
+    return None if found is None else Contraction(found.forward, found.gradients)
+
+
+def _is_unknown(node: Node) -> bool:
+    base = _base(node)
+    return base not in _RULES and base not in RULES and base not in _IDLE
 
 
 def _own(node: Node) -> str:
@@ -96,9 +135,7 @@ def _needed(blueprint: Blueprint) -> frozenset[str]:
     return frozenset(needed)
 
 
-def _shapes(blueprint: Blueprint, batch: int) -> dict[str, Shape]:
-    sizes = {**blueprint.sizes, BATCH: batch}
-
+def _shapes(blueprint: Blueprint, sizes: Mapping[str, int]) -> dict[str, Shape]:
     def shape(dims: tuple[Dim, ...]) -> Shape:
         return tuple(length(dim, sizes) for dim in dims)
 
@@ -139,6 +176,20 @@ def _product(node: Node, shapes: Mapping[str, Shape]) -> Contraction:
     return Contraction(work, ((node.args[0], work), (node.args[1], work)))
 
 
+def _added(node: Node, shapes: Mapping[str, Shape]) -> Contraction:
+    """A product of the second and third operand, added to the first."""
+    inner = _shape(node.args[1], shapes)[-1]
+    work = 2 * math.prod(shapes[_own(node)]) * inner
+    return Contraction(work, ((node.args[1], work), (node.args[2], work)))
+
+
+def _bilinear(node: Node, shapes: Mapping[str, Shape]) -> Contraction:
+    """One operand meets the weight, the result meets the other operand."""
+    weight = _shape(node.args[2], shapes)
+    work = 2 * math.prod(shapes[_own(node)][:-1]) * weight[0] * (weight[1] + 1) * weight[2]
+    return Contraction(work, tuple((arg, work) for arg in node.args[:3]))
+
+
 def _attention(node: Node, shapes: Mapping[str, Shape]) -> Contraction:
     """Scores and weighted sum; the backward pass of the fused kernel computes the scores again.
 
@@ -170,7 +221,15 @@ _RULES: Mapping[str, Callable[[Node, Mapping[str, Shape]], Contraction]] = {
     "matmul": _product,
     "mm": _product,
     "bmm": _product,
+    "mv": _product,
+    "dot": _product,
+    "addmm": _added,
+    "addmv": _added,
+    "baddbmm": _added,
+    "bilinear": _bilinear,
     "scaled_dot_product_attention": _attention,
     "lstm": _recurrent,
     "gru": _recurrent,
+    "rnn_tanh": _recurrent,
+    "rnn_relu": _recurrent,
 }

@@ -61,11 +61,11 @@ def apply(  # noqa: PLR0913 - the last two are keywords with defaults
     run = Run(mode, tensors[0].shape[0], valid, key, dtype, device, dict(buffers))
     values = dict(zip(plan.inputs, tensors, strict=True))
     for name, tensor in (*params.items(), *buffers.items()):
-        values[_held(name)] = tensor
+        values[held(name)] = tensor
     for name, constant in plan.constants.items():
         tensor = constant.tensor()
         own = dtype if tensor.is_floating_point() else tensor.dtype
-        values[_held(name)] = tensor.to(device=device, dtype=own)
+        values[held(name)] = tensor.to(device=device, dtype=own)
     for step in plan.steps:
         step(values, run)
     if mode.update == "module":
@@ -87,7 +87,7 @@ def _on(tensor: Tensor | None, device: torch.device) -> Tensor | None:
 
 
 # A dot-prefixed name cannot be the name of a node, so both kinds of value share one dictionary.
-def _held(name: str) -> str:
+def held(name: str) -> str:
     return "." + name
 
 
@@ -134,7 +134,7 @@ def _plan(blueprint: Blueprint) -> _Plan:
 
 def _step(node: Node, sizes: Mapping[str, int], dead: tuple[str, ...]) -> Step:
     """One call with everything that can be known beforehand already resolved."""
-    call = _call(node, sizes)
+    call = caller(node, sizes)
     name = node.name
 
     def step(values: Values, run: Run) -> None:
@@ -146,7 +146,8 @@ def _step(node: Node, sizes: Mapping[str, int], dead: tuple[str, ...]) -> Step:
     return step
 
 
-def _call(node: Node, sizes: Mapping[str, int]) -> Getter:
+def caller(node: Node, sizes: Mapping[str, int]) -> Getter:
+    """The call of one node, as a function of the values it needs (see `held`)."""
     ready, getters = _arguments(node.args, sizes)
     special = SPECIAL.get(node.op)
     if special is not None:
@@ -207,7 +208,7 @@ def _getter(arg: Arg, sizes: Mapping[str, int]) -> Getter:
     if fixed:
         return lambda values, run: value
     if isinstance(arg, Value | Held):
-        name = _held(arg.name) if isinstance(arg, Held) else arg.name
+        name = held(arg.name) if isinstance(arg, Held) else arg.name
         return lambda values, run: values[name]
     if isinstance(arg, Items):
         getters = [_getter(item, sizes) for item in arg.items]

@@ -1,5 +1,6 @@
 """`trace`: the blueprint of an unedited module."""
 
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, fx, nn
@@ -9,6 +10,7 @@ from anyfleet.elastic.axes import freeze, fresh
 from anyfleet.elastic.blueprint import BatchNormSite, Blueprint, Layer
 from anyfleet.elastic.errors import TraceError
 from anyfleet.elastic.export import export
+from anyfleet.elastic.flops import uncounted
 from anyfleet.elastic.names import Names, output_atoms, owner_of
 from anyfleet.elastic.operators import rule
 from anyfleet.elastic.program import (
@@ -53,7 +55,7 @@ def trace(module: nn.Module, example_inputs: Tensor | tuple[Tensor, ...]) -> Blu
     program = _program(found, names, module)
     params = [n for n, _ in module.named_parameters()]
     buffers = [n for n in _persistent(module) if n not in set(params)]
-    return Blueprint(
+    blueprint = Blueprint(
         axes=names.axes,
         params={n: _table(found, names, n, module) for n in _by_use(params, order)},
         buffers={n: _table(found, names, n, module) for n in _by_use(buffers, order)},
@@ -64,6 +66,12 @@ def trace(module: nn.Module, example_inputs: Tensor | tuple[Tensor, ...]) -> Blu
         scaled=_scaled(found),
         notes=(*notes, *_remarks(found, names)),
     )
+    return replace(blueprint, notes=(*blueprint.notes, *_uncounted(blueprint)))
+
+
+def _uncounted(blueprint: Blueprint) -> list[str]:
+    calls = (f"{n.op} ({n.where or 'the outermost module'})" for n in uncounted(blueprint))
+    return [f"{call}: its work is not counted" for call in dict.fromkeys(calls)]
 
 
 def _find_draws(found: Walk, module: nn.Module, inputs: tuple[Tensor, ...]) -> list[str]:
