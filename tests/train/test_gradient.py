@@ -220,6 +220,19 @@ def test_augmentation_is_keyed_by_device_and_step() -> None:
     assert small.distance(trained(small.task(), trainer), one) > 1e-4
 
 
+def test_pixels_with_classes_train_with_every_part_on() -> None:
+    module = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 3, 1))
+    x = torch.randn(20, 1, 5, 5)
+    task = Task.of(
+        module,
+        Data(x, (x[:, 0] > 0).long()),
+        loss=lambda out, y: nn.functional.cross_entropy(out, y, reduction="none").mean((1, 2)),
+        split=Split(devices=2),
+    )
+    trainer = Gradient(Decaying(0.5), epochs=3, masked=True, label_rows=True)
+    assert small.distance(task.params, trained(task, trainer)) > 0.01
+
+
 def test_token_models_train() -> None:
     class Tokens(nn.Module):
         def __init__(self) -> None:

@@ -162,8 +162,9 @@ def row_masks(site: Site, seen: Tensor) -> dict[str, Tensor]:
     """Ones in the classifier rows of present labels, zeros in the others (METHODS §1.5 a)."""
     masks = {}
     for name, dim in site.blueprint.output_rows:
-        if name in site.trained:
-            shape = site.blueprint.shape(name)
+        shape = site.blueprint.shape(name)
+        # Elsewhere than on the last axis (segmentation) the output has no rows of labels.
+        if name in site.trained and shape[dim] == len(seen):
             rows = seen.to(torch.float32).reshape(
                 [-1 if d == dim else 1 for d in range(len(shape))]
             )
