@@ -90,7 +90,11 @@ def _curves(axes: "Axes", runs: Runs, x: Callable[[Point], float], label: str) -
         ends.extend(curve.x[-1:])
     low, high = _FAR_APART
     if ends and low * min(ends) < max(ends) < high * min(ends):
-        axes.set_xscale("log")
+        # 1, 2, 5 of every decade: matplotlib's own labels run into each other on short ranges.
+        axes.set_xscale("log", subs=[])
+        limits = axes.get_xlim()
+        axes.set_xticks([m * 10.0**e for e in range(-6, 9) for m in (1, 2, 5)])
+        axes.set_xlim(limits)
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         label = f"{label}, logarithmic"
     axes.set_xlabel(label)
