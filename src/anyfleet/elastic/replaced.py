@@ -8,6 +8,7 @@ from torch import Tensor
 from torch._C import _functorch
 
 from anyfleet.elastic import draws
+from anyfleet.elastic.masked_norm import masked_batch_norm, statistics
 from anyfleet.elastic.modes import Run, Special
 from anyfleet.elastic.program import Node
 
@@ -24,12 +25,7 @@ def batch_norm(run: Run, args: list[Any], node: Node) -> Tensor:
         _update(run, node, (own_mean, unbiased), momentum)
     if rows is None:
         return torch.batch_norm(x, weight, bias, None, None, True, 0.0, eps, False)
-    centre, spread, _ = _statistics(x, rows)
-    shape = (1, -1, *(1,) * (x.ndim - 2))
-    scale = torch.rsqrt(spread + eps)
-    scale = scale if weight is None else scale * weight
-    out: Tensor = (x - centre.reshape(shape)) * scale.reshape(shape)
-    return out if bias is None else out + bias.reshape(shape)
+    return masked_batch_norm(x, weight, bias, rows, eps)
 
 
 def _rows(run: Run, x: Tensor) -> Tensor | None:
@@ -43,21 +39,11 @@ def _rows(run: Run, x: Tensor) -> Tensor | None:
 
 def _statistics(x: Tensor, rows: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Mean and biased variance per channel over the rows that count, and their number."""
-    over = (0, *range(2, x.ndim))
-    if rows is None:
-        variance, mean = torch.var_mean(x, over, correction=0)
-        return (
-            mean,
-            variance,
-            torch.tensor(float(x.numel() // x.shape[1]), device=x.device, dtype=x.dtype),
-        )
-    weights = rows.to(x.dtype)
-    count = (weights.sum() * math.prod(x.shape[2:])).clamp(min=1)
-    shape = (1, -1, *(1,) * (x.ndim - 2))
-    mean = (x * weights).sum(over) / count
-    # Padded rows are zeroed before squaring so that nothing in them can reach the result.
-    centred = (x - mean.reshape(shape)) * weights
-    return mean, (centred * centred).sum(over) / count, count
+    if rows is not None:
+        return statistics(x, rows)
+    variance, mean = torch.var_mean(x, (0, *range(2, x.ndim)), correction=0)
+    count = torch.tensor(float(x.numel() // x.shape[1]), device=x.device, dtype=x.dtype)
+    return mean, variance, count
 
 
 def _update(run: Run, node: Node, own: tuple[Tensor, Tensor], momentum: float | None) -> None:
