@@ -42,7 +42,7 @@ DRAWS: dict[str, tuple[Callable[[Tensor], Tensor], float, float]] = {
     "rand_like": (torch.rand_like, 0.5, 12**-0.5),
     "randn_like": (torch.randn_like, 0.0, 1.0),
     "bernoulli": (lambda h: torch.bernoulli(torch.full_like(h, 0.3)), 0.3, 0.21**0.5),
-    "bernoulli.p": (lambda h: torch.bernoulli(h, 0.3), 0.3, 0.21**0.5),
+    "bernoulli.p": (lambda h: torch.bernoulli(h.detach(), 0.3), 0.3, 0.21**0.5),
     "uniform": (lambda h: torch.empty_like(h).uniform_(-1, 3), 1.0, 4 * 12**-0.5),
     "exponential": (lambda h: torch.empty_like(h).exponential_(2.0), 0.5, 0.5),
 }
@@ -127,6 +127,12 @@ def test_noise_of_training_is_absent_in_evaluation() -> None:
     drawn, _ = apply(blueprint, params, {}, x, STATIC, key=KEY)
     assert not torch.allclose(drawn, got)
     verify(module, x, blueprint).require()
+
+
+def test_draws_within_a_function_of_torch_are_known() -> None:
+    module = Noisy(lambda _, h: functional.gumbel_softmax(h, dim=-1))
+    x = torch.randn(5, 4)
+    verify(module, x).require()
 
 
 def always(own: nn.Module, h: Tensor) -> Tensor:

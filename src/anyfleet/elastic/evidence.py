@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from anyfleet import rng
 from anyfleet.elastic.blueprint import Blueprint
@@ -34,7 +35,6 @@ _DROPS = frozenset(
 _RATES = {functional.scaled_dot_product_attention: 4, functional.multi_head_attention_forward: 10}
 
 
-_NEW = {torch.rand: 0.5, torch.rand_like: 0.5, torch.randn: 0.0, torch.randn_like: 0.0}
 # The others are off unless they are told that this is training.
 _ON_BY_DEFAULT = frozenset(
     {functional.dropout, functional.dropout1d, functional.dropout2d, functional.dropout3d}
@@ -42,7 +42,7 @@ _ON_BY_DEFAULT = frozenset(
 
 
 class WithoutDropout(TorchFunctionMode):
-    """Every dropout passes its input on, every other draw is its mean; `drawn` counts them."""
+    """Every dropout passes its input on; `drawn` counts those that would have dropped."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,10 +53,6 @@ class WithoutDropout(TorchFunctionMode):
         if func in _DROPS:
             self.drawn += _active(func, args, given)
             return args[0] if args else given["input"]
-        mean = _mean(func, args, given)
-        if mean is not None:
-            self.drawn += 1
-            return mean
         at = _RATES.get(func)
         if at is not None:
             rate = args[at] if len(args) > at else given.get("dropout_p", 0.0)
@@ -75,27 +71,40 @@ def _active(func: Any, args: Any, given: Mapping[str, Any]) -> bool:
     return bool(rest.get("p", 0.5) and on)
 
 
-def _mean(func: Any, args: Any, given: Mapping[str, Any]) -> Tensor | None:
-    """The mean of what a random call would draw; None if it is not one."""
-    if func in _NEW:
-        made: Tensor = func(*args, **given)
-        return made.fill_(_NEW[func])
-    if func in (torch.bernoulli, Tensor.bernoulli):
-        chance = args[1] if len(args) > 1 else given.get("p")
-        x: Tensor = args[0].detach()
-        return x if chance is None else torch.full_like(x, chance)
-    if func is Tensor.uniform_:
-        ends = (
-            {"from": 0.0, "to": 1.0}
-            | dict(zip(("from", "to"), args[1:], strict=False))
-            | dict(given)
-        )
-        target: Tensor = args[0]
-        return target.fill_((ends["from"] + ends["to"]) / 2)
-    if func is Tensor.exponential_:
-        target = args[0]
-        return target.fill_(1.0 / (args[1] if len(args) > 1 else given.get("lambd", 1.0)))
-    return None
+class Still(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Every other draw is its mean, below any function that draws inside; `drawn` counts them."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.drawn = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        mean = _MEANS.get(func)
+        if mean is None:
+            return func(*args, **(kwargs or {}))
+        self.drawn += 1
+        return mean(func, *args, **(kwargs or {}))
+
+
+def _filled(value: float) -> Callable[..., Tensor]:
+    def made(func: Any, *args: Any, **given: Any) -> Tensor:
+        new: Tensor = func(*args, **given)
+        return new.fill_(value)
+
+    return made
+
+
+_aten = torch.ops.aten
+_MEANS: Mapping[Any, Callable[..., Tensor]] = {
+    _aten.rand.default: _filled(0.5),
+    _aten.rand_like.default: _filled(0.5),
+    _aten.randn.default: _filled(0.0),
+    _aten.randn_like.default: _filled(0.0),
+    _aten.bernoulli.default: lambda _, x, **__: x.clone(),
+    _aten.bernoulli.p: lambda _, x, chance, **__: torch.full_like(x, chance),
+    _aten.uniform_.default: lambda _, x, low=0.0, high=1.0, **__: x.fill_((low + high) / 2),
+    _aten.exponential_.default: lambda _, x, rate=1.0, **__: x.fill_(1.0 / rate),
+}
 
 
 @contextmanager
@@ -127,17 +136,17 @@ class Bench:
         """What the module itself returns, and its buffers afterwards."""
         self.original.train(training)
         moved = {name: tensor.clone() for name, tensor in buffers.items()}
-        with torch.random.fork_rng(devices=[]), WithoutDropout(), _double():
+        with torch.random.fork_rng(devices=[]), WithoutDropout(), Still(), _double():
             out = functional_call(self.original, {**params, **moved}, inputs)
         return _first(out), moved
 
     def drawn(self) -> int:
         """How many calls of the module draw at random in evaluation."""
         self.original.train(False)
-        witness = WithoutDropout()
-        with torch.random.fork_rng(devices=[]), witness, _double():
+        dropouts, others = WithoutDropout(), Still()
+        with torch.random.fork_rng(devices=[]), dropouts, others, _double():
             functional_call(self.original, {**self.params, **self.buffers}, self.inputs)
-        return witness.drawn
+        return dropouts.drawn + others.drawn
 
     def gradients(self, params: Params, *, training: bool) -> tuple[Tensor, dict[str, Tensor]]:
         """The module's output and the gradient of a random sum of it."""
