@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from anyfleet.aggregate import Mean, ServerAdam, ServerSgd, ServerStep
 from anyfleet.arrivals import Arrivals
+from anyfleet.columns import Floats
 from anyfleet.elastic import Blueprint, Slice, cut, place, trace
-from anyfleet.types import Floats, Stepped, Updates
+from anyfleet.types import Stepped, Updates
 
 MODEL = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 2))
 BLUEPRINT = trace(MODEL, (torch.zeros(2, 4),))

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from anyfleet.client import work
+from anyfleet.columns import join
 from anyfleet.issue import Desk, draft, load
 from anyfleet.method import Method
 from anyfleet.methods import fedavg, heterofl
@@ -14,7 +15,7 @@ from anyfleet.runtime import Simulated
 from anyfleet.server import Server
 from anyfleet.tasks import Task
 from anyfleet.train import AdamW, BatchStatistics, Decaying, Gradient, OnDevice, Tracked
-from anyfleet.types import Memory, Orders, join
+from anyfleet.types import Memory, Orders
 from anyfleet.view import Request
 from tests import small
 

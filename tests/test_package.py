@@ -40,7 +40,7 @@ LAYERS = (
     ("methods",),
     ("select schedule plan extract train codec aggregate", "world runtime", "tasks"),
     ("loop server client method types view seam arrivals evaluate issue ledger local packing",),
-    ("elastic rng naming errors config",),
+    ("elastic rng naming errors config columns",),
 )
 ROOMS = {
     name: (depth, room)

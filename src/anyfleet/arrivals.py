@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from anyfleet.columns import Floats, Ints
 from anyfleet.elastic import Blueprint, Slice, place
-from anyfleet.types import Floats, Ints, Params, Report, Updates
+from anyfleet.types import Params, Report, Updates
 
 
 def base(name: str) -> str:

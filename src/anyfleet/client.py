@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from anyfleet import rng
+from anyfleet.columns import join
 from anyfleet.elastic import Blueprint, Slice, cost, cut, paste
 from anyfleet.evaluate import calibrate, measure
 from anyfleet.local import (
@@ -43,7 +44,6 @@ from anyfleet.types import (
     Task,
     Trees,
     Updates,
-    join,
 )
 
 SCALAR_BITS = 32  # one reported number

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from anyfleet import rng
+from anyfleet.columns import Ints
 from anyfleet.elastic import Slice
 from anyfleet.evaluate import served
 from anyfleet.method import Method, Symbols
 from anyfleet.packing import dense, index_bits
-from anyfleet.types import Choices, Ints, Kind, Orders, Params, Plans, Task, Trees, Want
+from anyfleet.types import Choices, Kind, Orders, Params, Plans, Task, Trees, Want
 from anyfleet.view import Request, View
 
 FLOAT_BITS = 32

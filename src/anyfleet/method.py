@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from torch import Tensor, dtype
 
+from anyfleet.columns import Ints
 from anyfleet.elastic import Blueprint, Cost, Mode, Slice
 from anyfleet.errors import CompositionError
-from anyfleet.types import Choices, Ints, Numbers, Offer, Own, Params, Plans, Stepped, Want
+from anyfleet.types import Choices, Numbers, Offer, Own, Params, Plans, Stepped, Want
 from anyfleet.view import Request, View
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from anyfleet.columns import Floats
 from anyfleet.study import Point, evaluated
-from anyfleet.types import Floats
 from anyfleet.world import World
 
 if TYPE_CHECKING:

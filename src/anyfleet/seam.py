@@ -4,19 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from anyfleet.columns import Ints
 from anyfleet.ledger import Row
-from anyfleet.types import (
-    Choices,
-    Conditions,
-    Devices,
-    Events,
-    Ints,
-    Kind,
-    Lost,
-    Orders,
-    Params,
-    Report,
-)
+from anyfleet.types import Choices, Conditions, Devices, Events, Kind, Lost, Orders, Params, Report
 
 
 class Runtime(Protocol):

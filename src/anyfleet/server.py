@@ -9,6 +9,7 @@ from torch import Tensor
 
 from anyfleet import rng
 from anyfleet.arrivals import Arrivals
+from anyfleet.columns import Ints, join
 from anyfleet.elastic import Cost, Slice, cost, cut
 from anyfleet.evaluate import judge
 from anyfleet.issue import Desk, chosen, draft, load, server_names
@@ -16,18 +17,7 @@ from anyfleet.ledger import Ledger
 from anyfleet.method import Method
 from anyfleet.packing import traffic
 from anyfleet.seam import Answer, Runtime, Snapshot, Step
-from anyfleet.types import (
-    Charges,
-    Events,
-    Ints,
-    Kind,
-    Orders,
-    Params,
-    Report,
-    Task,
-    Updates,
-    join,
-)
+from anyfleet.types import Charges, Events, Kind, Orders, Params, Report, Task, Updates
 from anyfleet.view import Flight, Request, View
 
 JUDGE_BATCH = 128  # samples of the server split per comparison (METHODS §1.18)
@@ -190,7 +180,8 @@ class Server:
         self._drop()
         self.arrived.sort(key=lambda pair: int(pair[0].id[0]))
         trained = [(o, u) for o, u in self.arrived if any(u.trees[0].get(t) for t in _TREES)]
-        arrivals = self._arrivals(trained) if trained else None
+        changes = [self._trained(order, update) for order, update in trained]
+        arrivals = self._arrivals(trained, changes) if trained else None
         view, self.notes = self.view(), {}
         if arrivals is not None:
             self._aggregate(arrivals, view)
@@ -220,27 +211,28 @@ class Server:
             for lost in self.runtime.cancel(dropped, "deadline"):
                 self._lose(self._land(lost.order), lost.charges, lost.reason)
 
-    def _arrivals(self, trained: list[tuple[Orders, Updates]]) -> Arrivals:
-        slices = [order.slices[0] for order, _ in trained]
-        changes = [self._change(order, update) for order, update in trained]
+    def _arrivals(self, pairs: list[tuple[Orders, Updates]], changes: list[Params]) -> Arrivals:
         return Arrivals(
-            join([update for _, update in trained]),
-            slices=slices,
-            staleness=np.array([self.number - order.step for order, _ in trained]),
+            join([update for _, update in pairs]),
+            slices=[order.slices[0] for order, _ in pairs],
+            staleness=np.array([self.number - order.step for order, _ in pairs]),
             changes=changes,
             blueprint=self.task.blueprint,
         )
 
-    def _change(self, order: Orders, update: Updates) -> Params:
-        """The update as a change of the current model, under the server's names."""
-        blueprint, slice_ = self.task.blueprint, order.slices[0]
+    def _trained(self, order: Orders, update: Updates) -> Params:
+        """What was trained as a change of the current model, under the server's names."""
+        (trees,), (slice_,) = update.trees, order.slices
+        if "weights" in trees:
+            return self._against(self.params, trees["weights"], slice_)
         names = self._names(slice_)
-        if "delta" in update.trees[0]:
-            return {names.get(n, n): v for n, v in update.trees[0]["delta"].items()}
-        weights = update.trees[0]["weights"]
-        current = {n: self.params[names.get(n, n)] for n in weights}
-        held = cut(current, slice_, blueprint)
-        return {names.get(n, n): v - held[n] for n, v in weights.items()}
+        return {names.get(n, n): v for n, v in trees["delta"].items()}
+
+    def _against(self, current: Params, new: Params, slice_: Slice) -> Params:
+        names = self._names(slice_)
+        mine = {name: current[names.get(name, name)] for name in new}
+        held = cut(mine, slice_, self.task.blueprint)
+        return {names.get(n, n): v - held[n] for n, v in new.items()}
 
     def _aggregate(self, arrivals: Arrivals, view: View) -> None:
         key = self.key("aggregate")
@@ -254,20 +246,8 @@ class Server:
         told = [(o, u) for o, u in trained if u.trees[0].get("buffers")]
         if not told:
             return
-        blueprint, changes = self.task.blueprint, []
-        for order, update in told:
-            names = self._names(order.slices[0])
-            new = update.trees[0]["buffers"]
-            current = {n: self.buffers[names.get(n, n)] for n in new}
-            held = cut(current, order.slices[0], blueprint)
-            changes.append({names.get(n, n): v - held[n] for n, v in new.items()})
-        arrivals = Arrivals(
-            replace(join([u for _, u in told]), masks=({},) * len(told)),
-            slices=[order.slices[0] for order, _ in told],
-            staleness=np.zeros(len(told), dtype=np.int64),
-            changes=changes,
-            blueprint=blueprint,
-        )
+        changes = [self._against(self.buffers, u.trees[0]["buffers"], o.slices[0]) for o, u in told]
+        arrivals = self._arrivals(told, changes)
         mean = arrivals.mean(arrivals.samples)
         self.buffers = {**self.buffers, **{n: self.buffers[n] + mean[n] for n in mean}}
 

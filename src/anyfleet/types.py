@@ -4,15 +4,14 @@ Orders and updates are columnar: a struct of arrays with one row per device, and
 batch of one. All of them are immutable; `take` and `join` make new batches out of old ones.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
+from anyfleet.columns import Batch, Floats, Ints
 from anyfleet.elastic import Blueprint, Cost, Slice
 from anyfleet.elastic.blueprint import Rounding
 
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
 Params = Mapping[str, Tensor]
 Trees = Mapping[str, Params]  # "model", "delta", "weights", "buffers"
 Report = Mapping[str, Any]  # what a device measured about itself, by name
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 EVERYTHING = -1  # in a column of step counts: no limit but the trainer's own
 
@@ -74,76 +71,6 @@ class Kind(StrEnum):
     EVALUATE = "evaluate"  # measure the model on the device's own test data
     STATISTICS = "statistics"  # measure normalisation statistics on its training data
     REPORT = "report"  # measure the wanted numbers without training
-
-
-@dataclass(frozen=True, eq=False)
-class Batch:
-    """Rows in columns: every array, tensor or tuple field has one entry per row.
-
-    The first field of every batch is a column.
-    """
-
-    def __len__(self) -> int:
-        return len(getattr(self, fields(self)[0].name))
-
-    def take(self, rows: Sequence[int] | Ints) -> Self:
-        """The given rows, in the given order."""
-        index = np.asarray(rows, dtype=np.int64)
-        return replace(self, **{f.name: _pick(getattr(self, f.name), index) for f in fields(self)})
-
-    def rows(self) -> list[Self]:
-        """Every row as a batch of one; much cheaper than taking them one by one."""
-        count = len(self)
-        columns = (_split(getattr(self, f.name), count) for f in fields(self))
-        return [type(self)(*row) for row in zip(*columns, strict=True)]
-
-
-def _split(value: Any, count: int) -> Sequence[Any]:
-    if isinstance(value, Batch):
-        return value.rows()
-    if isinstance(value, tuple):
-        return [(entry,) for entry in value]
-    if isinstance(value, np.ndarray | Tensor):
-        return [value[row : row + 1] for row in range(count)]
-    return [value] * count
-
-
-def _pick(value: Any, rows: Ints) -> Any:
-    if isinstance(value, Batch):
-        return value.take(rows)
-    if isinstance(value, tuple):
-        return tuple(value[i] for i in rows)
-    if isinstance(value, np.ndarray | Tensor):
-        return value[rows]
-    return value
-
-
-B = TypeVar("B", bound=Batch)
-
-
-def join(batches: Sequence[B]) -> B:
-    """One batch of all rows; what the rows share is taken from the first batch."""
-    first = batches[0]
-    if len(batches) == 1:
-        return first
-    joined = {}
-    for f in fields(first):
-        values = [getattr(batch, f.name) for batch in batches]
-        joined[f.name] = _concatenate(values)
-    return replace(first, **joined)
-
-
-def _concatenate(values: Sequence[Any]) -> Any:
-    first = values[0]
-    if isinstance(first, Batch):
-        return join(values)
-    if isinstance(first, tuple):
-        return tuple(entry for value in values for entry in value)
-    if isinstance(first, np.ndarray):
-        return np.concatenate(values)
-    if isinstance(first, Tensor):
-        return first.new_tensor([int(v) for value in values for v in value])
-    return first
 
 
 @dataclass(frozen=True, eq=False)

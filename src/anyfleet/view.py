@@ -6,8 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
+from anyfleet.columns import Ints
 from anyfleet.elastic import Blueprint, Cost, Slice
-from anyfleet.types import Conditions, Devices, Ints, Kind, Params, Report
+from anyfleet.types import Conditions, Devices, Kind, Params, Report
 
 
 @dataclass(frozen=True)

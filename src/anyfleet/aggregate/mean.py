@@ -7,8 +7,9 @@ import numpy as np
 from torch import Tensor
 
 from anyfleet.arrivals import Arrivals
+from anyfleet.columns import Floats
 from anyfleet.method import Policy, State
-from anyfleet.types import Floats, Params, Stepped
+from anyfleet.types import Params, Stepped
 from anyfleet.view import View
 
 

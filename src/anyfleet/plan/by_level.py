@@ -6,9 +6,10 @@ from typing import TypeVar
 import numpy as np
 from torch import Tensor
 
+from anyfleet.columns import Floats, Ints
 from anyfleet.method import Around, Plan, State
 from anyfleet.plan.levels import Whole
-from anyfleet.types import Floats, Ints, Plans
+from anyfleet.types import Plans
 from anyfleet.view import View
 
 Column = TypeVar("Column", Ints, Floats)

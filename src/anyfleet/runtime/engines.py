@@ -9,8 +9,9 @@ from typing import Protocol
 import torch
 
 from anyfleet.client import work
+from anyfleet.columns import join
 from anyfleet.runtime.wire import decode_order, decode_update, encode_order, encode_update
-from anyfleet.types import Kind, Memory, Orders, Task, Updates, join
+from anyfleet.types import Kind, Memory, Orders, Task, Updates
 
 Outcome = tuple[Updates, Memory]
 

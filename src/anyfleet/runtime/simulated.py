@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from anyfleet.client import decide
+from anyfleet.columns import Ints, join
 from anyfleet.elastic import cost
 from anyfleet.local import limits, processed
 from anyfleet.runtime.clock import Clock, Event
@@ -16,14 +17,12 @@ from anyfleet.types import (
     Conditions,
     Devices,
     Events,
-    Ints,
     Kind,
     Lost,
     Memory,
     Orders,
     Task,
     Updates,
-    join,
 )
 from anyfleet.world import World
 

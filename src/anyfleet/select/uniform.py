@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from anyfleet import rng
+from anyfleet.columns import Ints
 from anyfleet.method import Policy, State
-from anyfleet.types import Ints
 from anyfleet.view import View
 
 

@@ -9,12 +9,13 @@ from torch import Tensor
 from torch.func import grad
 
 from anyfleet import rng
+from anyfleet.columns import Ints
 from anyfleet.elastic import Blueprint, Cost, apply
 from anyfleet.local import Given, Minibatch, Result, Site
 from anyfleet.method import Loose, Work
 from anyfleet.train.optimisers import Optimiser, Sgd, clipped
 from anyfleet.train.rates import Decaying, Rate
-from anyfleet.types import EVERYTHING, Ints, Numbers, Params
+from anyfleet.types import EVERYTHING, Numbers, Params
 
 FLOAT_BYTES = 4
 

@@ -7,7 +7,8 @@ import torch
 from numpy.typing import NDArray
 
 from anyfleet import rng
-from anyfleet.types import Conditions, Devices, Floats, Ints
+from anyfleet.columns import Floats, Ints
+from anyfleet.types import Conditions, Devices
 
 
 @dataclass(frozen=True)
