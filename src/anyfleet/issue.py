@@ -13,11 +13,10 @@ from anyfleet.columns import Ints
 from anyfleet.elastic import Slice
 from anyfleet.evaluate import served
 from anyfleet.method import Method, Symbols
-from anyfleet.packing import dense, index_bits
+from anyfleet.packing import FLOAT_BITS, dense, index_bits
 from anyfleet.types import Choices, Kind, Orders, Params, Plans, Task, Trees, Want
 from anyfleet.view import Request, View
 
-FLOAT_BITS = 32
 FETCH_BITS = 64  # the order's number
 
 
@@ -70,7 +69,7 @@ def draft(request: Request, devices: Ints, *, method: Method, view: View, desk: 
     # A planner declines training; a device can always be asked something.
     training = request.kind in (Kind.TRAIN, Kind.HOLD)
     no = [row for row, reason in enumerate(plans.declined) if reason and training]
-    go = [row for row in range(count) if row not in no]
+    go = np.setdiff1d(np.arange(count), no)
     return Drafted(orders.take(go), orders.take(no), tuple(plans.declined[row] for row in no))
 
 
