@@ -1,0 +1,73 @@
+"""Numbers of a fleet: a value, a law that draws one for each device, or one that changes.
+
+Nothing is stored: a number is a function of its key (which device, which column) and of the time,
+so that a fleet of a million devices costs nothing until somebody asks about a few of them.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from torch import Tensor
+
+from anyfleet.columns import Floats
+
+
+@dataclass(frozen=True)
+class When:
+    """A moment: seconds since the start, and the server step that is under way."""
+
+    now: float
+    step: int
+
+
+class Quantity(Protocol):
+    """A number of each device, which may change with time."""
+
+    def at(self, keys: Tensor, when: When) -> Floats:
+        """One number for each key."""
+
+    def until(self, when: When) -> float:
+        """When time next changes it; infinity for what only a new server step changes."""
+
+    def bounds(self) -> tuple[float, float]:
+        """No number lies outside of these."""
+
+
+class Law(Quantity, Protocol):
+    """A distribution: one number for each key, whenever it is asked."""
+
+    def draw(self, keys: Tensor) -> Floats: ...
+
+
+Number = float | Quantity
+
+
+def at(number: Number, keys: Tensor, when: When) -> Floats:
+    """What a number is now, for each key."""
+    if isinstance(number, int | float):
+        return np.full(len(keys), float(number))
+    return number.at(keys, when)
+
+
+def until(number: Number, when: When) -> float:
+    """When time next changes a number."""
+    return math.inf if isinstance(number, int | float) else number.until(when)
+
+
+def bounds(number: Number) -> tuple[float, float]:
+    """The least and the largest a number can be."""
+    if isinstance(number, int | float):
+        return float(number), float(number)
+    return number.bounds()
+
+
+def slot(when: When, every: float | None) -> int:
+    """Which draw of a law is in force: one for each server step, or one every so many seconds."""
+    return when.step if every is None else math.floor(when.now / every)
+
+
+def slot_end(when: When, every: float | None) -> float:
+    """When the draw in force ends."""
+    return math.inf if every is None else (slot(when, every) + 1) * every
