@@ -65,7 +65,13 @@ def bounds(number: Number) -> tuple[float, float]:
 
 def slot(when: When, every: float | None) -> int:
     """Which draw of a law is in force: one for each server step, or one every so many seconds."""
-    return when.step if every is None else math.floor(when.now / every)
+    if every is None:
+        return when.step
+    count = math.floor(when.now / every)
+    # The quotient may be rounded across a border, and the draw would end at or before now.
+    if (count + 1) * every <= when.now:
+        return count + 1
+    return count - 1 if count * every > when.now else count
 
 
 def slot_end(when: When, every: float | None) -> float:

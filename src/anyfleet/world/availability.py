@@ -1,0 +1,118 @@
+"""When devices can be reached."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from anyfleet import rng
+from anyfleet.world.processes import need_period
+from anyfleet.world.quantities import When, slot, slot_end
+
+__all__ = ["Always", "Availability", "Diurnal", "Intermittent"]
+
+Booleans = NDArray[np.bool_]
+
+# Devices decided at a time: what lies between stays in the processor's cache.
+_BLOCK = 1 << 16
+
+
+class Availability(Protocol):
+    """Whether a device can be reached at a moment."""
+
+    def online(self, keys: Tensor, when: When) -> Booleans:
+        """One answer for each key."""
+
+    def until(self, when: When) -> float:
+        """When time next may change an answer; infinity for what only a new step changes."""
+
+
+@dataclass(frozen=True)
+class Always:
+    """Every device, all the time."""
+
+    def online(self, keys: Tensor, when: When) -> Booleans:
+        return np.ones(len(keys), dtype=np.bool_)
+
+    def until(self, when: When) -> float:
+        return math.inf
+
+
+@dataclass(frozen=True)
+class Intermittent:
+    """A `share` of all devices, others at each server step, or every so many seconds."""
+
+    share: float
+    every: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise ValueError(f"Intermittent.share must lie in (0, 1], got {self.share}.")
+        need_period("Intermittent", self.every)
+
+    def online(self, keys: Tensor, when: When) -> Booleans:
+        now = slot(when, self.every)
+        return _in_blocks(keys, lambda block: _chance(block, now) < self.share)
+
+    def until(self, when: When) -> float:
+        return slot_end(when, self.every)
+
+
+@dataclass(frozen=True)
+class Diurnal:
+    """Devices that are online at their own time of day.
+
+    The probability is `mean` + `swing` · cos(2π (time / `period` - phase)), cut to [0, 1], at the
+    start of each slot of `every` seconds; a device draws afresh in each. Its phase, when it is
+    online most, lies anywhere in a `spread` of the day: 0 is one time zone for all, whose best
+    hour is at the start of the run; with 1 the whole fleet has no hours. The average over a day
+    is the mean unless the probability is cut.
+    """
+
+    mean: float = 0.5
+    swing: float = 0.4
+    period: float = 86_400.0
+    every: float = 600.0
+    spread: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name, value in (("mean", self.mean), ("swing", self.swing), ("spread", self.spread)):
+            if not 0 <= value <= 1:
+                raise ValueError(f"Diurnal.{name} must lie in [0, 1], got {value}.")
+        if not self.mean + self.swing > 0:
+            raise ValueError("Diurnal.mean and Diurnal.swing are both 0: nobody is ever online.")
+        if not 0 < self.period < math.inf:
+            raise ValueError(
+                f"Diurnal.period must be a positive number of seconds, got {self.period}."
+            )
+        need_period("Diurnal", self.every)
+
+    def online(self, keys: Tensor, when: When) -> Booleans:
+        now = slot(when, self.every)
+        hour = now * self.every / self.period
+
+        def decide(block: Tensor) -> Tensor:
+            phase = self.spread * _chance(block, "phase")
+            likely = self.mean + self.swing * torch.cos(2 * math.pi * (hour - phase))
+            # Cut to [0, 1] by what it is compared with, which is never below 0 and always below 1.
+            return _chance(block, now) < likely
+
+        return _in_blocks(keys, decide)
+
+    def until(self, when: When) -> float:
+        return slot_end(when, self.every)
+
+
+def _chance(keys: Tensor, address: int | str) -> Tensor:
+    return rng.uniform(rng.fold(keys, address), 1)[:, 0]
+
+
+def _in_blocks(keys: Tensor, decide: Callable[[Tensor], Tensor]) -> Booleans:
+    """`decide` for all keys; a fleet of a million costs no more memory than its answers."""
+    answers: Booleans = torch.cat([decide(block) for block in torch.split(keys, _BLOCK)]).numpy()
+    return answers

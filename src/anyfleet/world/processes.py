@@ -1,0 +1,214 @@
+"""Numbers that change: drawn again and again, wandering about a mean, or replayed from a file.
+
+All of them answer for any device and any slot of time alone: there is no state to carry along.
+"""
+
+import csv
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from anyfleet import rng
+from anyfleet.columns import Floats, Ints
+from anyfleet.naming import near
+from anyfleet.world.quantities import Law, Number, When, at, bounds, slot, slot_end, until
+
+__all__ = ["Redrawn", "Replayed", "Wandering", "need_period"]
+
+# Innovations older than this have no weight that one could see in a rate.
+_NEGLIGIBLE = 1e-6
+# Where a wandering number stops, in deviations: once in 1e15 draws, and the bounds are finite.
+_FARTHEST = 8.0
+# A larger spread has its mean in draws beyond the farthest, and would lose more than 1e-4 of it.
+_WIDEST = 4.0
+# Device × innovation numbers held at a time.
+_BLOCK = 1 << 18
+
+
+def need_period(owner: str, every: float | None) -> None:
+    """Refuse slots that have no length."""
+    if every is not None and not 0 < every < math.inf:
+        raise ValueError(
+            f"{owner}.every must be a positive number of seconds, got {every}. "
+            "Without it there is one draw per server step."
+        )
+
+
+@dataclass(frozen=True)
+class Redrawn:
+    """A fresh draw of a law at every server step, or every so many seconds."""
+
+    of: Law
+    every: float | None = None
+
+    def __post_init__(self) -> None:
+        need_period("Redrawn", self.every)
+
+    def at(self, keys: Tensor, when: When) -> Floats:
+        return self.of.draw(rng.fold(keys, slot(when, self.every)))
+
+    def until(self, when: When) -> float:
+        return slot_end(when, self.every)
+
+    def bounds(self) -> tuple[float, float]:
+        return self.of.bounds()
+
+
+@dataclass(frozen=True)
+class Wandering:
+    """A positive number that wanders about its mean, as rates do: an AR(1) process of its log.
+
+    z' = a z + sqrt(1 - a²) n with `persistence` a, and mean · exp(s z - s²/2) with `spread` s:
+    the average over time is the mean. Never less than `floor` times the mean, which raises that
+    average a little. `mean` may differ from device to device.
+    """
+
+    mean: Number
+    persistence: float = 0.8
+    spread: float = 0.4
+    floor: float = 0.05
+    every: float | None = None
+
+    def __post_init__(self) -> None:
+        least = bounds(self.mean)[0]
+        if not 0 <= least < math.inf:
+            raise ValueError(f"Wandering.mean must be finite and not negative, got {least}.")
+        # Beyond that, thousands of innovations would be summed for a single number.
+        if not 0 <= self.persistence <= 0.99:
+            raise ValueError(
+                f"Wandering.persistence must lie in [0, 0.99], got {self.persistence}. "
+                "For slower changes choose longer slots."
+            )
+        if not 0 <= self.spread <= _WIDEST:
+            raise ValueError(f"Wandering.spread must lie in [0, {_WIDEST:g}], got {self.spread}.")
+        if not 0 <= self.floor <= 1:
+            raise ValueError(f"Wandering.floor must lie in [0, 1], got {self.floor}.")
+        need_period("Wandering", self.every)
+
+    def at(self, keys: Tensor, when: When) -> Floats:
+        mean = at(self.mean, rng.fold(keys, "mean"), when)
+        z = _autoregressive(keys, slot(when, self.every), self.persistence)
+        return mean * self._factor(np.clip(z, -_FARTHEST, _FARTHEST))
+
+    def until(self, when: When) -> float:
+        return min(slot_end(when, self.every), until(self.mean, when))
+
+    def bounds(self) -> tuple[float, float]:
+        least, most = bounds(self.mean)
+        low, high = self._factor(np.array([-_FARTHEST, _FARTHEST]))
+        return least * float(low), most * float(high)
+
+    def _factor(self, z: Floats) -> Floats:
+        return np.maximum(np.exp(self.spread * z - self.spread**2 / 2), self.floor)
+
+
+def _autoregressive(keys: Tensor, now: int, persistence: float) -> Floats:
+    """The standard AR(1) process at slot `now`: a weighted sum of its latest innovations.
+
+    Those before slot 0 are addresses like the others: the process has no beginning.
+    """
+    weights = persistence ** torch.arange(_remembered(persistence), dtype=torch.float64)
+    # What the forgotten ones would have added to the variance, the others add.
+    weights = weights / weights.square().sum().sqrt()
+    z = torch.zeros(len(keys), dtype=torch.float64)
+    width = max(1, _BLOCK // max(1, len(keys)))
+    for start in range(0, len(weights), width):
+        part = weights[start : start + width]
+        slots = now - start - torch.arange(len(part))
+        innovations = rng.normal(rng.fold(keys[:, None], slots), 1)[..., 0]
+        z += innovations @ part
+    array: Floats = z.numpy()
+    return array
+
+
+def _remembered(persistence: float) -> int:
+    """How many innovations have a weight worth the name."""
+    if persistence <= _NEGLIGIBLE:
+        return 1
+    return math.floor(math.log(_NEGLIGIBLE) / math.log(persistence)) + 1
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """A column of a CSV file with a header, one row per slot, from the top again after the end.
+
+    With `shift` each device starts at a row of its own, otherwise all at the first. The file is
+    read once, when the part is made.
+    """
+
+    file: Path | str
+    column: str
+    every: float | None = None
+    scale: float = 1.0
+    shift: bool = True
+    _rows: Floats = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        need_period("Replayed", self.every)
+        if not 0 < self.scale < math.inf:
+            raise ValueError(f"Replayed.scale must be positive and finite, got {self.scale}.")
+        # A path and its text are one file, and one part.
+        object.__setattr__(self, "file", Path(self.file))
+        rows = np.array(_read(Path(self.file), self.column), dtype=np.float64) * self.scale
+        rows.setflags(write=False)
+        object.__setattr__(self, "_rows", rows)
+
+    def at(self, keys: Tensor, when: When) -> Floats:
+        rows: Floats = self._rows[(self._starts(keys) + slot(when, self.every)) % len(self._rows)]
+        return rows
+
+    def until(self, when: When) -> float:
+        return slot_end(when, self.every)
+
+    def bounds(self) -> tuple[float, float]:
+        return float(self._rows.min()), float(self._rows.max())
+
+    def _starts(self, keys: Tensor) -> Ints:
+        if not self.shift:
+            return np.zeros(len(keys), dtype=np.int64)
+        share = rng.uniform(rng.fold(keys, "start"), 1)[:, 0]
+        starts: Ints = (share * len(self._rows)).long().numpy()
+        return starts
+
+
+def _read(file: Path, column: str) -> list[float]:
+    """The numbers of one column; every complaint names the file, and the line if there is one."""
+    try:
+        with file.open(newline="", encoding="utf-8-sig") as text:
+            numbers = list(_numbers(text, file, column))
+    except OSError as error:
+        raise ValueError(f"Replayed.file {file} cannot be read: {error.strerror}.") from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"Replayed.file {file} is no CSV file: {error}.") from error
+    if not numbers:
+        raise ValueError(f"Replayed.file {file} has no rows below its header.")
+    return numbers
+
+
+def _numbers(text: Iterable[str], file: Path, column: str) -> Iterator[float]:
+    lines = csv.reader(text)
+    header = [name.strip() for name in next(lines, [])]
+    if column not in header:
+        raise ValueError(
+            f"Replayed.column: {file} has no {column!r}, only {header}{near(column, header)}."
+        )
+    place = header.index(column)
+    for entries in lines:
+        if entries:  # An empty line, as at the end of many files.
+            yield _number(entries[place] if place < len(entries) else "", file, lines.line_num)
+
+
+def _number(entry: str, file: Path, line: int) -> float:
+    where = f"Replayed.file {file}, line {line}"
+    try:
+        number = float(entry)
+    except ValueError:
+        raise ValueError(f"{where}: {entry!r} is no number.") from None
+    if not 0 <= number < math.inf:
+        raise ValueError(f"{where}: {entry!r} must be finite and not negative.")
+    return number
