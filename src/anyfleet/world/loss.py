@@ -1,0 +1,90 @@
+"""Links that fail: a model crosses column by column, and the first loss ends the transmission."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from anyfleet import rng
+from anyfleet.columns import Floats, Ints
+from anyfleet.world.quantities import Law, bounds
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Sequential columns, `width` of the whole model's width each (FedResCuE).
+
+    A column is lost with probability `error`, and with it all that follow: what arrives is a
+    prefix. A law draws a new `error` for every column. With `minimum_rate` (bits per second) the
+    link itself says how likely a column is lost: its rate falls below this. The columns are
+    independent of the grid of submodel widths.
+    """
+
+    width: float = 0.125
+    error: float | Law = 0.0
+    minimum_rate: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.width <= 1:
+            raise ValueError(
+                f"Columns.width must lie in (0, 1], a share of the whole width; got {self.width}."
+            )
+        low, high = bounds(self.error)
+        if not 0 <= low <= high <= 1:
+            raise ValueError(
+                f"Columns.error must be a probability, got numbers from {low:g} to {high:g}; "
+                "give a law bounds in [0, 1]."
+            )
+        if self.minimum_rate is None:
+            return
+        if not (math.isfinite(self.minimum_rate) and self.minimum_rate > 0):
+            raise ValueError(
+                "Columns.minimum_rate must be finite bits per second above 0, got "
+                f"{self.minimum_rate}."
+            )
+        if high > 0:
+            raise ValueError(
+                "Columns.error and Columns.minimum_rate both say how likely a column is lost: "
+                "give one of them."
+            )
+
+    def delivered(self, keys: Tensor, columns: Ints, outage: Floats | None = None) -> Ints:
+        """How many leading columns arrive of each transmission.
+
+        Each transmission has a key of its own, of its device, visit and direction. `outage` is
+        the link's for `minimum_rate`, and belongs to nothing else.
+        """
+        if (outage is None) != (self.minimum_rate is None):
+            raise ValueError(
+                "Columns.delivered takes the link's outage when Columns.minimum_rate is set, "
+                f"and only then; minimum_rate is {self.minimum_rate}."
+            )
+        count = int(columns.max(initial=0))
+        error = self._errors(keys, count) if outage is None else outage[:, np.newaxis]
+        arrives = rng.uniform(rng.fold(keys, "column"), count).numpy() >= error
+        leading: Ints = np.logical_and.accumulate(arrives, axis=1).sum(axis=1, dtype=np.int64)
+        return np.minimum(leading, columns)
+
+    def _errors(self, keys: Tensor, count: int) -> float | Floats:
+        """The error of each transmission and column."""
+        if isinstance(self.error, int | float):
+            return self.error
+        each = rng.fold(rng.fold(keys, "error").unsqueeze(1), torch.arange(count))
+        return self.error.draw(each.flatten()).reshape(len(keys), count)
+
+
+def mean_delivered(error: float, columns: int) -> float:
+    """The expected number of columns that arrive; for a law, `error` is its mean."""
+    return float(sum((1 - error) ** column for column in range(1, columns + 1)))
+
+
+def all_delivered(error: float, columns: int) -> float:
+    """The probability that every column arrives."""
+    return float((1 - error) ** columns)
+
+
+def none_delivered(error: float, columns: int) -> float:
+    """The probability that nothing arrives: the first column is lost."""
+    return error if columns > 0 else 0.0

@@ -1,0 +1,251 @@
+"""Links between devices and the server: bits per second each way, watts, and outage.
+
+The closed forms are plain functions; `Steady` and `Shannon` are the parts that a fleet names.
+All distances are in metres, powers in watts, bands in hertz, rates in bits per second.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from torch import Tensor
+
+from anyfleet import rng
+from anyfleet.columns import Floats
+from anyfleet.world.processes import Wandering
+from anyfleet.world.quantities import Number, When, at, bounds, slot, until
+
+# A gap in a trace or a deep fade must not stop the clock for ever: every transfer ends.
+_SLOWEST = 1.0
+# Path loss laws hold from a metre on; nearer, a device would receive more than was sent.
+_NEAREST = 1.0
+
+
+class Rates(NamedTuple):
+    """Bits per second of each device, both ways."""
+
+    up: Floats
+    down: Floats
+
+
+class Link(Protocol):
+    """How bits cross the air, for one group of devices."""
+
+    @property
+    def power(self) -> float:
+        """Watts while sending: the energy of a transmission is these times its seconds."""
+
+    @property
+    def receive(self) -> float:
+        """Watts while receiving."""
+
+    @property
+    def shared(self) -> bool:
+        """Whether all active devices divide one band equally, or each has its own."""
+
+    def rates(self, keys: Tensor, when: When, distance: Floats, active: int) -> Rates:
+        """What each device has now, when `active` devices use the link at the same time."""
+
+    def until(self, when: When) -> float:
+        """When time next changes the rates of a device that stands still."""
+
+    def outage(
+        self, keys: Tensor, when: When, distance: Floats, minimum: float, active: int
+    ) -> Floats:
+        """The probability that what is sent now is lost because the upward rate is too low."""
+
+
+@dataclass(frozen=True)
+class Steady:
+    """Rates that are given, not computed: constants, laws, wandering or replayed numbers.
+
+    The ways up and down are drawn independently. Distance does not matter. With `shared`, the
+    numbers are those of the whole medium, which the active devices divide equally.
+    """
+
+    up: Number
+    down: Number
+    power: float = 0.1
+    receive: float = 0.0
+    shared: bool = False
+
+    def __post_init__(self) -> None:
+        for name, number in (("up", self.up), ("down", self.down)):
+            low, high = bounds(number)
+            if not (low >= 0 and high > 0):
+                raise ValueError(
+                    f"Steady.{name} must be bits per second above 0, got numbers from {low:g} to "
+                    f"{high:g}. A device that cannot be reached is a matter of its availability."
+                )
+        _not_negative("Steady", {"power": self.power, "receive": self.receive})
+
+    def rates(self, keys: Tensor, when: When, distance: Floats, active: int) -> Rates:
+        part = _part(self.shared, active)
+        up, down = (
+            np.maximum(at(number, rng.fold(keys, way), when) * part, _SLOWEST)
+            for way, number in (("up", self.up), ("down", self.down))
+        )
+        return Rates(up, down)
+
+    def until(self, when: When) -> float:
+        return min(until(self.up, when), until(self.down, when))
+
+    def outage(
+        self, keys: Tensor, when: When, distance: Floats, minimum: float, active: int
+    ) -> Floats:
+        """Certain or impossible: nothing is known about fades within a transmission."""
+        return (self.rates(keys, when, distance, active).up < minimum).astype(np.float64)
+
+
+@dataclass(frozen=True)
+class Shannon:
+    """Capacity of a band after path loss: `b log2(1 + |h| P / (N0 b + I))`.
+
+    `|h|` is `ref_loss_db` at one metre, then falls with distance to the `exponent`. Readings of
+    AnycostFL's cell: 0 dB (literal), 15.3 dB (3GPP's intercept for kilometres) and 40 dB, which
+    fits its results. `interference` is in watts at the receiver.
+
+    With `fading` (Rayleigh, so `|h|²` is exponential with mean 1) each device meets one fade for
+    each server step and way in its rates; a column that may be lost meets a fade of its own, so
+    `outage` is the closed form.
+
+    Private bands: each device sends in its own `band`, and the station's signal fills
+    `station_band` for all who listen. Shared: the active devices divide both bands equally, and
+    the station its power too; a device always sends with all of its `power`. Nothing is published
+    about the station: 10 W (40 dBm) over 10 MHz are our assumption.
+    """
+
+    band: float = 1e6
+    power: float = 0.1
+    noise_dbm_per_mhz: float = -114.0
+    exponent: float = 3.76
+    ref_loss_db: float = 40.0
+    interference: float = 0.0
+    fading: bool = False
+    shared: bool = False
+    station_power: float = 10.0
+    station_band: float = 1e7
+    receive: float = 0.0
+
+    def __post_init__(self) -> None:
+        positive = ("band", "power", "exponent", "station_power", "station_band")
+        for name in positive:
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise ValueError(f"Shannon.{name} must be finite and above 0, got {value}.")
+        for name in ("noise_dbm_per_mhz", "ref_loss_db"):
+            if not math.isfinite(getattr(self, name)):
+                raise ValueError(
+                    f"Shannon.{name} must be a finite number of decibels, got "
+                    f"{getattr(self, name)}."
+                )
+        _not_negative("Shannon", {"interference": self.interference, "receive": self.receive})
+
+    def rates(self, keys: Tensor, when: When, distance: Floats, active: int) -> Rates:
+        part = _part(self.shared, active)
+        up, down = self._snr(distance, active)
+        if self.fading:
+            up, down = (
+                snr * _fade(rng.fold(keys, way), when) for way, snr in (("up", up), ("down", down))
+            )
+        return Rates(
+            np.maximum(shannon_rate(self.band * part, up), _SLOWEST),
+            np.maximum(shannon_rate(self.station_band * part, down), _SLOWEST),
+        )
+
+    def until(self, when: When) -> float:
+        return math.inf
+
+    def outage(
+        self, keys: Tensor, when: When, distance: Floats, minimum: float, active: int
+    ) -> Floats:
+        if not self.fading:
+            return (self.rates(keys, when, distance, active).up < minimum).astype(np.float64)
+        efficiency = minimum / (self.band * _part(self.shared, active))
+        return outage_probability(efficiency, self._snr(distance, active).up)
+
+    def _snr(self, distance: Floats, active: int) -> Rates:
+        """Signal to noise both ways, before any fade."""
+        part = _part(self.shared, active)
+        gain = path_gain(distance, self.exponent, self.ref_loss_db)
+        above, below = (
+            noise_watts(self.noise_dbm_per_mhz, band * part) + self.interference
+            for band in (self.band, self.station_band)
+        )
+        return Rates(gain * self.power / above, gain * self.station_power * part / below)
+
+
+def shannon_rate(band: float, snr: Floats | float) -> Floats:
+    """Bits per second of a band in hertz."""
+    # log1p: the rate of a very weak signal is small, not 0.
+    rate: Floats = band * np.log1p(np.asarray(snr, dtype=np.float64)) / math.log(2)
+    return rate
+
+
+def noise_watts(dbm_per_mhz: float, band: float) -> float:
+    """Thermal noise in a band; densities are given per megahertz, not per hertz."""
+    return float(10 ** ((dbm_per_mhz - 30) / 10)) * band / 1e6
+
+
+def path_gain(distance: Floats | float, exponent: float, ref_loss_db: float) -> Floats:
+    """The share of the sent power that arrives; nearer than a metre counts as a metre."""
+    metres = np.maximum(np.asarray(distance, dtype=np.float64), _NEAREST)
+    gain: Floats = 10 ** (-ref_loss_db / 10) * metres**-exponent
+    return gain
+
+
+def outage_probability(efficiency: float, mean_snr: Floats | float) -> Floats:
+    """P(rate < minimum) under Rayleigh fading; `efficiency` is the minimum per hertz of band."""
+    lost: Floats = -np.expm1(-_least_snr(efficiency) / np.asarray(mean_snr, dtype=np.float64))
+    return lost
+
+
+def outage_range(
+    efficiency: float, power: float, *, noise: float, exponent: float, ref_loss_db: float = 0.0
+) -> float:
+    """How far a link without fading reaches; `noise` is that of the band and interference."""
+    sent = power * 10 ** (-ref_loss_db / 10)
+    return float((sent / (noise * _least_snr(efficiency))) ** (1 / exponent))
+
+
+def wifi() -> Steady:
+    """Wi-Fi 5 as WHALE-FL has it, 80 Mbit/s; the watts are our assumption."""
+    return Steady(Wandering(80e6), Wandering(80e6), power=0.8, receive=0.6)
+
+
+def lte() -> Steady:
+    """LTE as WHALE-FL has it, 20 Mbit/s; the watts are our assumption."""
+    return Steady(Wandering(20e6), Wandering(20e6), power=1.2, receive=1.0)
+
+
+def bluetooth() -> Steady:
+    """Bluetooth 3.0 as WHALE-FL has it, 10 Mbit/s; the watts are our assumption."""
+    return Steady(Wandering(10e6), Wandering(10e6), power=0.1, receive=0.1)
+
+
+def _least_snr(efficiency: float) -> float:
+    """The signal to noise that just carries so many bits per second and hertz."""
+    with np.errstate(over="ignore"):  # Infinity is right: no signal carries that.
+        return float(np.expm1(efficiency * math.log(2)))
+
+
+def _fade(keys: Tensor, when: When) -> Floats:
+    """`|h|²` of the server step that is under way, exponential with mean 1."""
+    drawn = rng.uniform(rng.fold(keys, slot(when, None)), 1)[:, 0].numpy()
+    # Half a step away from 0, where nothing at all would arrive.
+    fade: Floats = -np.log1p(-(drawn + 2.0**-54))
+    return fade
+
+
+def _part(shared: bool, active: int) -> float:
+    return 1 / max(active, 1) if shared else 1.0
+
+
+def _not_negative(owner: str, values: Mapping[str, float]) -> None:
+    for name, value in values.items():
+        if not (math.isfinite(value) and value >= 0):
+            raise ValueError(
+                f"{owner}.{name} must be a finite number of watts, at least 0, got {value}."
+            )
