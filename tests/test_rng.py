@@ -1,5 +1,9 @@
 """Every random number has an address."""
 
+import math
+from itertools import islice
+
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -63,6 +67,70 @@ def test_a_sample_is_distinct_sorted_and_in_range(population: int, count: int, s
     assert drawn == sorted(set(drawn))
     assert len(drawn) == min(count, population)
     assert all(0 <= value < population for value in drawn)
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 4096, 4097, 30_000])
+def test_draws_give_every_number_once(size: int) -> None:
+    drawn = torch.cat(list(rng.draws(rng.root(3, "draws"), size)))
+    assert torch.equal(drawn.sort().values, torch.arange(size))
+    assert size < 2 or not torch.equal(drawn, torch.arange(size))
+
+
+def test_draws_are_lazy_and_addressed() -> None:
+    key, size = rng.root(0, "draws"), 10**12
+    first = torch.cat(list(islice(rng.draws(key, size), 3)))
+    assert len(first) == 512 + 1024 + 2048
+    assert torch.equal(first, torch.cat(list(islice(rng.draws(key, size), 3))))
+    other = torch.cat(list(islice(rng.draws(rng.root(1, "draws"), size), 3)))
+    assert not set(first.tolist()) & set(other.tolist())
+    assert 0 <= first.min() <= first.max() < size
+
+
+def chi_square(places: torch.Tensor, cells: int) -> float:
+    """Of counts against equal shares, as standard deviations from its expectation."""
+    counts = torch.bincount(places, minlength=cells).double()
+    expected = len(places) / cells
+    statistic = float(((counts - expected) ** 2).sum() / expected)
+    return (statistic - (cells - 1)) / math.sqrt(2 * (cells - 1))
+
+
+@pytest.mark.parametrize("size", [40, 5000])
+def test_every_number_is_equally_likely_at_every_place(size: int) -> None:
+    runs = 3000 if size == 40 else 300
+    orders = torch.stack(
+        [torch.cat(list(rng.draws(rng.root(seed, "law"), size))) for seed in range(runs)]
+    )
+    # First place, around the change from drawing to shuffling, and last.
+    for place in (0, 1, size // 2, size - 1):
+        assert abs(chi_square(orders[:, place] * 20 // size, 20)) < 4
+    # Where a given number comes, and which of two neighbours comes first.
+    where = orders.argsort(dim=-1)
+    for number in (0, size // 3, size - 1):
+        assert abs(chi_square(where[:, number] * 20 // size, 20)) < 4
+    before = (where[:, :-1] < where[:, 1:]).double().mean(dim=-1)
+    # Of n - 1 neighbours with correlation -1/3 each: variance (n + 1) / (12 (n - 1) ** 2).
+    deviation = ((size + 1) / 12 / runs) ** 0.5 / (size - 1)
+    assert abs(float(before.mean()) - 0.5) < 4 * deviation
+
+
+def test_whole_numbers_below_a_size_that_divides_badly_are_even() -> None:
+    # Two thirds of the range: the remainder alone would give the lower half twice the weight.
+    size = 2**62 * 2 // 3
+    drawn = torch.cat([rng._below(rng.root(seed, "even"), size, 300) for seed in range(20)])
+    share = float((drawn < size // 2).double().mean())
+    assert abs(share - 0.5) < 4 * 0.5 / len(drawn) ** 0.5
+
+
+@pytest.mark.parametrize("count", [0, 1, 512, 3000, 20_000, 20_001])
+def test_a_sample_of_many_is_distinct_and_sorted(count: int) -> None:
+    drawn = rng.sample(rng.root(0, "many"), 20_000, count)
+    assert len(drawn) == min(count, 20_000)
+    assert (drawn.diff() > 0).all()
+
+
+def test_a_sample_of_a_large_population_is_spread_evenly() -> None:
+    drawn = torch.cat([rng.sample(rng.root(seed, "wide"), 10**6, 100) for seed in range(50)])
+    assert abs(chi_square(drawn * 20 // 10**6, 20)) < 4
 
 
 def test_streams_vectorise() -> None:

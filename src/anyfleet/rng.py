@@ -5,6 +5,7 @@ so they depend only on the key and the index: not on the order of events, the ba
 """
 
 import hashlib
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -16,6 +17,8 @@ _MIX_B = -0x6B2FB644ECCEEE15
 # Arithmetic shifts copy the sign bit; these masks keep what a logical shift would have kept.
 _LOW_34, _LOW_37, _LOW_33 = (1 << 34) - 1, (1 << 37) - 1, (1 << 33) - 1
 _LAST = 1 << 62
+_SMALL = 4096  # up to here shuffling everything costs no more than drawing some
+_CHUNK = 512
 
 
 def _mix(z: Tensor) -> Tensor:
@@ -73,7 +76,50 @@ def permutation(key: Tensor, valid: Tensor) -> Tensor:
     return torch.argsort(torch.where(valid, draw, _LAST), dim=-1, stable=True)
 
 
+def draws(key: Tensor, size: int) -> Iterator[Tensor]:
+    """All numbers below `size`, each once, in random order, in chunks that double.
+
+    Lazy: the first few cost the same whatever the size. `key` is a single one.
+    """
+    if size <= _SMALL:
+        yield torch.argsort(bits(key, size), stable=True)
+        return
+    # Even draws without their repetitions come in a uniformly random order. Which draws repeat
+    # says nothing about the numbers, so it may decide when to shuffle the rest instead.
+    seen = torch.empty(0, dtype=torch.int64, device=key.device)
+    chunk = _CHUNK
+    while 2 * len(seen) < size:
+        drawn = _first(_below(fold(key, chunk), size, chunk))
+        drawn = drawn[~torch.isin(drawn, seen)]
+        seen = torch.cat([seen, drawn])
+        chunk *= 2
+        yield drawn
+    left = torch.ones(size, dtype=torch.bool, device=key.device)
+    left[seen] = False
+    rest = left.nonzero()[:, 0]
+    yield rest[torch.argsort(bits(fold(key, "rest"), len(rest)), stable=True)]
+
+
 def sample(key: Tensor, population: int, count: int) -> Tensor:
     """`count` distinct numbers below `population`, ascending."""
-    order = torch.argsort(bits(key, population), stable=True)
-    return order[:count].sort().values
+    taken: list[Tensor] = []
+    for chunk in draws(key, population):
+        taken.append(chunk[: count - sum(map(len, taken))])
+        if len(taken[-1]) < len(chunk):
+            break
+    return torch.cat(taken).sort().values
+
+
+def _below(key: Tensor, size: int, count: int) -> Tensor:
+    """`count` whole numbers below `size`, rarely fewer."""
+    raw = (bits(key, count) >> 2) & (_LAST - 1)
+    # The last, incomplete multiple of `size` would favour small numbers.
+    return raw[raw < _LAST - _LAST % size] % size
+
+
+def _first(values: Tensor) -> Tensor:
+    """The values without repetitions, in the order in which they came first."""
+    ordered, where = values.sort(stable=True)
+    new = torch.ones_like(values, dtype=torch.bool)
+    new[where[1:]] = ordered[1:] != ordered[:-1]
+    return values[new]
