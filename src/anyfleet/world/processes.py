@@ -112,18 +112,19 @@ def _autoregressive(keys: Tensor, now: int, persistence: float) -> Floats:
 
     Those before slot 0 are addresses like the others: the process has no beginning.
     """
-    weights = persistence ** torch.arange(_remembered(persistence), dtype=torch.float64)
+    weights = persistence ** np.arange(_remembered(persistence), dtype=np.float64)
     # What the forgotten ones would have added to the variance, the others add.
-    weights = weights / weights.square().sum().sqrt()
-    z = torch.zeros(len(keys), dtype=torch.float64)
+    weights /= np.sqrt(np.square(weights).sum())
+    z = np.zeros(len(keys))
     width = max(1, _BLOCK // max(1, len(keys)))
     for start in range(0, len(weights), width):
-        part = weights[start : start + width]
-        slots = now - start - torch.arange(len(part))
-        innovations = rng.normal(rng.fold(keys[:, None], slots), 1)[..., 0]
-        z += innovations @ part
-    array: Floats = z.numpy()
-    return array
+        some = weights[start : start + width]
+        slots = now - start - torch.arange(len(some))
+        innovations = rng.normal(rng.fold(keys, slots[:, None]), 1)[..., 0].numpy()
+        # One after the other: a sum must not depend on how many devices were asked with it.
+        for weight, innovation in zip(some, innovations, strict=True):
+            z += weight * innovation
+    return z
 
 
 def _remembered(persistence: float) -> int:
@@ -194,9 +195,8 @@ def _numbers(text: Iterable[str], file: Path, column: str) -> Iterator[float]:
     lines = csv.reader(text)
     header = [name.strip() for name in next(lines, [])]
     if column not in header:
-        raise ValueError(
-            f"Replayed.column: {file} has no {column!r}, only {header}{near(column, header)}."
-        )
+        hint = near(column, header) or "."
+        raise ValueError(f"Replayed.column: {file} has no {column!r}, only {header}{hint}")
     place = header.index(column)
     for entries in lines:
         if entries:  # An empty line, as at the end of many files.
