@@ -158,6 +158,13 @@ def test_certain_links() -> None:
     assert (Columns(error=1.0).delivered(keys_of(3), sent) == 0).all()
 
 
+def test_whether_a_link_can_fail_at_all() -> None:
+    assert not Columns(width=0.5).fails
+    assert not Columns(error=Uniform(0.0, 0.0)).fails
+    for columns in (Columns(error=0.1), Columns(error=Uniform(0, 0.1)), Columns(minimum_rate=1.0)):
+        assert columns.fails
+
+
 # --- what is refused, and run files -----------------------------------------------------------
 
 
@@ -175,7 +182,7 @@ def test_certain_links() -> None:
         ({"minimum_rate": math.inf}, "minimum_rate"),
         ({"minimum_rate": math.nan}, "minimum_rate"),
         ({"minimum_rate": 1e6, "error": 0.1}, "error and Columns.minimum_rate"),
-        ({"minimum_rate": 1e6, "error": Uniform(0.1, 0.2)}, "error and Columns.minimum_rate"),
+        ({"minimum_rate": 1e6, "error": Uniform(0.0, 0.2)}, "error and Columns.minimum_rate"),
     ],
 )
 def test_a_wrong_field_is_named(fields: dict[str, Any], field: str) -> None:

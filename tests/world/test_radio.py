@@ -14,7 +14,7 @@ from torch import Tensor
 from anyfleet import rng
 from anyfleet.columns import Floats
 from anyfleet.config import dump, load, to_toml
-from anyfleet.world.laws import Disc, Normal, Uniform
+from anyfleet.world.laws import Disc, LogNormal, Normal, Uniform
 from anyfleet.world.processes import Redrawn, Wandering
 from anyfleet.world.quantities import When
 from anyfleet.world.radio import (
@@ -204,6 +204,7 @@ def test_a_given_rate_is_lost_or_not() -> None:
     outage = link.outage(keys, NOW, distance, 1.5e6, 1)
     assert (outage == (link.rates(keys, NOW, distance, 1).up < 1.5e6)).all()
     assert set(outage) == {0.0, 1.0}
+    assert Steady(1e6, 1.0).outage(keys, NOW, distance, 1e6, 1).max() == 0  # just enough
 
 
 def test_rates_hold_until_the_first_of_them_changes() -> None:
@@ -338,7 +339,11 @@ POSITIVE = ("band", "power", "exponent", "station_power", "station_band")
     [
         *((name, value) for name in POSITIVE for value in (0.0, -1.0, math.inf, math.nan)),
         *((name, value) for name in ("interference", "receive") for value in (-1.0, math.inf)),
-        *((name, math.inf) for name in ("noise_dbm_per_mhz", "ref_loss_db")),
+        *(
+            (name, value)
+            for name in ("noise_dbm_per_mhz", "ref_loss_db")
+            for value in (math.inf, math.nan, -1e4)
+        ),
     ],
 )
 def test_a_wrong_field_of_shannon_is_named(field: str, value: Any) -> None:
@@ -351,6 +356,8 @@ def test_a_wrong_field_of_shannon_is_named(field: str, value: Any) -> None:
     [
         ("up", 0.0),
         ("up", -1.0),
+        ("up", math.inf),
+        ("down", LogNormal(1e6, 1.0)),
         ("down", math.nan),
         ("down", Normal(1e6, 1e5)),
         ("up", Uniform(-1.0, 1e6)),

@@ -39,7 +39,7 @@ class Columns:
             )
         if self.minimum_rate is None:
             return
-        if not (math.isfinite(self.minimum_rate) and self.minimum_rate > 0):
+        if not 0 < self.minimum_rate < math.inf:
             raise ValueError(
                 "Columns.minimum_rate must be finite bits per second above 0, got "
                 f"{self.minimum_rate}."
@@ -49,6 +49,11 @@ class Columns:
                 "Columns.error and Columns.minimum_rate both say how likely a column is lost: "
                 "give one of them."
             )
+
+    @property
+    def fails(self) -> bool:
+        """Whether anything can be lost at all."""
+        return self.minimum_rate is not None or bounds(self.error)[1] > 0
 
     def delivered(self, keys: Tensor, columns: Ints, outage: Floats | None = None) -> Ints:
         """How many leading columns arrive of each transmission.

@@ -21,6 +21,8 @@ from anyfleet.world.quantities import Number, When, at, bounds, slot, until
 _SLOWEST = 1.0
 # Path loss laws hold from a metre on; nearer, a device would receive more than was sent.
 _NEAREST = 1.0
+# Decibels beyond this are a slip of units, and the numbers behind them leave the floats.
+_LOUDEST = 1000.0
 
 
 class Rates(NamedTuple):
@@ -74,10 +76,11 @@ class Steady:
     def __post_init__(self) -> None:
         for name, number in (("up", self.up), ("down", self.down)):
             low, high = bounds(number)
-            if not (low >= 0 and high > 0):
+            if not (low >= 0 and 0 < high < math.inf):
                 raise ValueError(
-                    f"Steady.{name} must be bits per second above 0, got numbers from {low:g} to "
-                    f"{high:g}. A device that cannot be reached is a matter of its availability."
+                    f"Steady.{name} must be finite bits per second above 0, got numbers from "
+                    f"{low:g} to {high:g}; give a law bounds. A device that cannot be reached is "
+                    "a matter of its availability."
                 )
         _not_negative("Steady", {"power": self.power, "receive": self.receive})
 
@@ -105,7 +108,7 @@ class Shannon:
 
     `|h|` is `ref_loss_db` at one metre, then falls with distance to the `exponent`. Readings of
     AnycostFL's cell: 0 dB (literal), 15.3 dB (3GPP's intercept for kilometres) and 40 dB, which
-    fits its results. `interference` is in watts at the receiver.
+    fits its results. `interference` is in watts at the receiver, whatever the band.
 
     With `fading` (Rayleigh, so `|h|²` is exponential with mean 1) each device meets one fade for
     each server step and way in its rates; a column that may be lost meets a fade of its own, so
@@ -130,16 +133,15 @@ class Shannon:
     receive: float = 0.0
 
     def __post_init__(self) -> None:
-        positive = ("band", "power", "exponent", "station_power", "station_band")
-        for name in positive:
+        for name in ("band", "power", "exponent", "station_power", "station_band"):
             value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
+            if not 0 < value < math.inf:
                 raise ValueError(f"Shannon.{name} must be finite and above 0, got {value}.")
         for name in ("noise_dbm_per_mhz", "ref_loss_db"):
-            if not math.isfinite(getattr(self, name)):
+            value = getattr(self, name)
+            if not abs(value) <= _LOUDEST:
                 raise ValueError(
-                    f"Shannon.{name} must be a finite number of decibels, got "
-                    f"{getattr(self, name)}."
+                    f"Shannon.{name} must lie within ±{_LOUDEST:g} decibels, got {value}."
                 )
         _not_negative("Shannon", {"interference": self.interference, "receive": self.receive})
 
@@ -245,7 +247,7 @@ def _part(shared: bool, active: int) -> float:
 
 def _not_negative(owner: str, values: Mapping[str, float]) -> None:
     for name, value in values.items():
-        if not (math.isfinite(value) and value >= 0):
+        if not 0 <= value < math.inf:
             raise ValueError(
                 f"{owner}.{name} must be a finite number of watts, at least 0, got {value}."
             )
