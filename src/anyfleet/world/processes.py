@@ -26,8 +26,8 @@ _NEGLIGIBLE = 1e-6
 _FARTHEST = 8.0
 # A larger spread has its mean in draws beyond the farthest, and would lose more than 1e-4 of it.
 _WIDEST = 4.0
-# Device × innovation numbers held at a time.
-_BLOCK = 1 << 18
+# How many of each are hashed at a time: what lies between stays in the processor's cache.
+_DEVICES, _INNOVATIONS = 1024, 64
 
 
 def need_period(owner: str, every: float | None) -> None:
@@ -115,16 +115,21 @@ def _autoregressive(keys: Tensor, now: int, persistence: float) -> Floats:
     weights = persistence ** np.arange(_remembered(persistence), dtype=np.float64)
     # What the forgotten ones would have added to the variance, the others add.
     weights /= np.sqrt(np.square(weights).sum())
-    z = np.zeros(len(keys))
-    width = max(1, _BLOCK // max(1, len(keys)))
-    for start in range(0, len(weights), width):
-        some = weights[start : start + width]
+    blocks = torch.split(keys, _DEVICES)
+    return np.concatenate([_weighted_innovations(block, now, weights) for block in blocks])
+
+
+def _weighted_innovations(keys: Tensor, now: int, weights: Floats) -> Floats:
+    """The sum of weight × innovation, the latest first."""
+    total = np.zeros(len(keys))
+    for start in range(0, len(weights), _INNOVATIONS):
+        some = weights[start : start + _INNOVATIONS]
         slots = now - start - torch.arange(len(some))
         innovations = rng.normal(rng.fold(keys, slots[:, None]), 1)[..., 0].numpy()
         # One after the other: a sum must not depend on how many devices were asked with it.
         for weight, innovation in zip(some, innovations, strict=True):
-            z += weight * innovation
-    return z
+            total += weight * innovation
+    return total
 
 
 def _remembered(persistence: float) -> int:
