@@ -7,7 +7,7 @@ from typing import Literal
 
 from anyfleet.elastic import flops, memory
 from anyfleet.elastic.blueprint import SHARED_KINDS, Blueprint, Slice
-from anyfleet.elastic.cost import ITEM
+from anyfleet.elastic.passes import ITEM
 
 Extraction = Callable[[Mapping[str, int]], Slice]
 

@@ -3,11 +3,9 @@
 from dataclasses import dataclass
 from functools import lru_cache
 
-from anyfleet.elastic import flops, memory
+from anyfleet.elastic import flops, memory, traffic
 from anyfleet.elastic.blueprint import Blueprint, Slice
-
-# Bytes of one parameter: models are trained in float32.
-ITEM = 4
+from anyfleet.elastic.passes import ITEM
 
 
 @dataclass(frozen=True)
@@ -15,7 +13,8 @@ class Cost:
     """The cost of one slice; work and activations are those of one batch.
 
     `nbytes` is the size of all parameters of the small model, `activation_bytes` what autograd
-    saves for the backward pass (see `memory.saved_bytes`).
+    saves for the backward pass (see `memory.saved_bytes`). Calls and moved bytes are those of all
+    operators (see `traffic`): what takes time besides arithmetic.
     """
 
     params: int
@@ -24,11 +23,25 @@ class Cost:
     forward_flops: int
     backward_flops: int
     activation_bytes: int
+    forward_calls: int
+    backward_calls: int
+    forward_moved: int
+    backward_moved: int
 
     @property
     def flops(self) -> int:
         """Forward and backward together."""
         return self.forward_flops + self.backward_flops
+
+    @property
+    def calls(self) -> int:
+        """Operator calls, forward and backward together."""
+        return self.forward_calls + self.backward_calls
+
+    @property
+    def moved(self) -> int:
+        """Bytes that operators read and write, forward and backward together."""
+        return self.forward_moved + self.backward_moved
 
     @property
     def memory(self) -> int:
@@ -49,6 +62,7 @@ def cost(blueprint: Blueprint, slice: Slice = _ALL, batch: int = 1) -> Cost:
 def _cost(small: Blueprint, first: int, batch: int) -> Cost:
     # Apart from the slice: slices of equal shape share one entry.
     work = flops.count(small, first, batch)
+    besides = traffic.count(small, first, batch)
     params = small.numel()
     return Cost(
         params=params,
@@ -57,4 +71,8 @@ def _cost(small: Blueprint, first: int, batch: int) -> Cost:
         forward_flops=work.forward,
         backward_flops=work.backward,
         activation_bytes=memory.saved_bytes(small, first, batch),
+        forward_calls=besides.forward_calls,
+        backward_calls=besides.backward_calls,
+        forward_moved=besides.forward_bytes,
+        backward_moved=besides.backward_bytes,
     )

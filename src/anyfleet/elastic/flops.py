@@ -8,20 +8,8 @@ from functools import lru_cache
 from anyfleet.elastic.blueprint import Blueprint
 from anyfleet.elastic.measured import measure
 from anyfleet.elastic.operators import RULES
-from anyfleet.elastic.program import (
-    BATCH,
-    Arg,
-    Dim,
-    Held,
-    Items,
-    Node,
-    Value,
-    held_names,
-    length,
-    value_names,
-)
-
-Shape = tuple[int, ...]
+from anyfleet.elastic.passes import Shape, base, named, needed, own, shapes, tracked
+from anyfleet.elastic.program import BATCH, Arg, Held, Items, Node, Value
 
 # Operators without an axis rule that move and compare, but multiply nothing.
 _MOVING = """
@@ -36,12 +24,6 @@ _MOVING = """
     upsample_bicubic2d view_as xlogy
 """
 _IDLE = frozenset(_MOVING.split())
-_WITHOUT = """
-    argmax argmin bernoulli bitwise_and bitwise_not bitwise_or detach empty_like eq exponential
-    floor full_like ge gt le logical_and logical_not logical_or lt ne ones_like rand_like
-    randn_like sign uniform zeros_like
-"""
-_NO_GRADIENT = frozenset(_WITHOUT.split())
 
 
 @dataclass(frozen=True)
@@ -66,33 +48,30 @@ class Contraction:
 def count(blueprint: Blueprint, first: int = 0, batch: int = 1) -> Flops:
     """The work of one batch of the (small) model when the layers from `first` on are trained."""
     sizes = {**blueprint.sizes, BATCH: batch}
-    shapes = _shapes(blueprint, sizes)
-    alive = _needed(blueprint)
-    tracked = set(blueprint.trained(first))
+    known = shapes(blueprint, batch)
+    gradients, alive = tracked(blueprint, first), needed(blueprint)
     forward = backward = 0
     for node in blueprint.program.nodes:
-        if _tracks(node, tracked):
-            tracked.add(_own(node))
-        work = _work(node, shapes, sizes)
+        work = _work(node, known, sizes)
         if work is None:
             continue
         forward += work.forward
-        if _own(node) in tracked and node.name in alive:
-            backward += work.again + sum(n for arg, n in work.gradients if _named(arg) & tracked)
+        if own(node) in gradients and node.name in alive:
+            backward += work.again + sum(n for arg, n in work.gradients if named(arg) & gradients)
     return Flops(forward, backward)
 
 
 def uncounted(blueprint: Blueprint) -> tuple[Node, ...]:
     """The calls whose work nobody knows how to count."""
     sizes = {**blueprint.sizes, BATCH: 2}
-    shapes = _shapes(blueprint, sizes)
+    known = shapes(blueprint, 2)
     nodes = blueprint.program.nodes
-    return tuple(n for n in nodes if _is_unknown(n) and _work(n, shapes, sizes) is None)
+    return tuple(n for n in nodes if _is_unknown(n) and _work(n, known, sizes) is None)
 
 
 def _work(node: Node, shapes: Mapping[str, Shape], sizes: Mapping[str, int]) -> Contraction | None:
     """By rule, or else as torch itself counts what the call is made of."""
-    rule = _RULES.get(_base(node))
+    rule = _RULES.get(base(node))
     if rule is not None:
         return rule(node, shapes)
     if not _is_unknown(node):
@@ -102,51 +81,8 @@ def _work(node: Node, shapes: Mapping[str, Shape], sizes: Mapping[str, int]) -> 
 
 
 def _is_unknown(node: Node) -> bool:
-    base = _base(node)
-    return base not in _RULES and base not in RULES and base not in _IDLE
-
-
-def _own(node: Node) -> str:
-    # Results and parameters share one namespace here; a leading dot keeps them apart.
-    return "." + node.name
-
-
-def _named(arg: Arg) -> set[str]:
-    return {*held_names((arg,)), *("." + name for name in value_names((arg,)))}
-
-
-def _tracks(node: Node, tracked: set[str]) -> bool:
-    if _base(node) in _NO_GRADIENT:
-        return False
-    return any(_named(arg) & tracked for arg in (*node.args, *node.options.values()))
-
-
-def _base(node: Node) -> str:
-    return node.op.split(".")[1] if "." in node.op else node.op
-
-
-@lru_cache(maxsize=256)
-def _needed(blueprint: Blueprint) -> frozenset[str]:
-    """The nodes that the output depends on."""
-    needed = {blueprint.program.output}
-    for node in reversed(blueprint.program.nodes):
-        if node.name in needed:
-            needed.update(value_names((*node.args, *node.options.values())))
-    return frozenset(needed)
-
-
-def _shapes(blueprint: Blueprint, sizes: Mapping[str, int]) -> dict[str, Shape]:
-    def shape(dims: tuple[Dim, ...]) -> Shape:
-        return tuple(length(dim, sizes) for dim in dims)
-
-    program = blueprint.program
-    held = {**blueprint.params, **blueprint.buffers}
-    held |= {name: constant.dims for name, constant in program.constants.items()}
-    return {
-        **{name: shape(dims) for name, dims in held.items()},
-        **{"." + given.name: shape(given.dims) for given in program.inputs},
-        **{_own(node): shape(node.dims) for node in program.nodes if node.dims is not None},
-    }
+    name = base(node)
+    return name not in _RULES and name not in RULES and name not in _IDLE
 
 
 def _shape(arg: Arg, shapes: Mapping[str, Shape]) -> Shape:
@@ -160,7 +96,7 @@ def _shape(arg: Arg, shapes: Mapping[str, Shape]) -> Shape:
 def _weighted(node: Node, shapes: Mapping[str, Shape]) -> Contraction:
     """Linear and convolution: every output element sums over one row of the weight."""
     weight = _shape(node.args[1], shapes)
-    work = 2 * math.prod(shapes[_own(node)]) * math.prod(weight[1:])
+    work = 2 * math.prod(shapes[own(node)]) * math.prod(weight[1:])
     return Contraction(work, ((node.args[0], work), (node.args[1], work)))
 
 
@@ -172,21 +108,21 @@ def _transposed(node: Node, shapes: Mapping[str, Shape]) -> Contraction:
 
 def _product(node: Node, shapes: Mapping[str, Shape]) -> Contraction:
     inner = _shape(node.args[0], shapes)[-1]
-    work = 2 * math.prod(shapes[_own(node)]) * inner
+    work = 2 * math.prod(shapes[own(node)]) * inner
     return Contraction(work, ((node.args[0], work), (node.args[1], work)))
 
 
 def _added(node: Node, shapes: Mapping[str, Shape]) -> Contraction:
     """A product of the second and third operand, added to the first."""
     inner = _shape(node.args[1], shapes)[-1]
-    work = 2 * math.prod(shapes[_own(node)]) * inner
+    work = 2 * math.prod(shapes[own(node)]) * inner
     return Contraction(work, ((node.args[1], work), (node.args[2], work)))
 
 
 def _bilinear(node: Node, shapes: Mapping[str, Shape]) -> Contraction:
     """One operand meets the weight, the result meets the other operand."""
     weight = _shape(node.args[2], shapes)
-    work = 2 * math.prod(shapes[_own(node)][:-1]) * weight[0] * (weight[1] + 1) * weight[2]
+    work = 2 * math.prod(shapes[own(node)][:-1]) * weight[0] * (weight[1] + 1) * weight[2]
     return Contraction(work, tuple((arg, work) for arg in node.args[:3]))
 
 

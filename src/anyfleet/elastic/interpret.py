@@ -227,7 +227,7 @@ def _named(text: str) -> Any:
     return dtype_of(text)
 
 
-def resolve(op: str) -> Callable[..., Any]:
+def resolve(op: str) -> "OpOverload[..., Any]":
     """The ATen operator of that name; a program may name nothing else."""
     found = _OP.fullmatch(op)
     packet = (

@@ -1,0 +1,80 @@
+"""What the forward and the backward pass of a program go through: shapes, and what has a gradient.
+
+Results and parameters share one namespace here; a leading dot marks a result.
+"""
+
+from collections.abc import Mapping
+from functools import lru_cache
+
+from anyfleet.elastic.blueprint import Blueprint
+from anyfleet.elastic.program import BATCH, Arg, Dim, Node, held_names, length, value_names
+
+ITEM = 4  # bytes of a number: models are trained in float32
+Shape = tuple[int, ...]
+
+_WITHOUT = """
+    argmax argmin bernoulli bitwise_and bitwise_not bitwise_or detach empty_like eq exponential
+    floor full_like ge gt le logical_and logical_not logical_or lt ne ones_like rand_like
+    randn_like sign uniform zeros_like
+"""
+_NO_GRADIENT = frozenset(_WITHOUT.split())
+
+
+def own(node: Node) -> str:
+    """The name of a node's result."""
+    return "." + node.name
+
+
+def base(node: Node) -> str:
+    """The operator without its overload."""
+    return node.op.split(".")[1] if "." in node.op else node.op
+
+
+def named(arg: Arg) -> set[str]:
+    """The tensors in an argument."""
+    return {*held_names((arg,)), *("." + name for name in value_names((arg,)))}
+
+
+def arguments(node: Node) -> tuple[Arg, ...]:
+    """Positional and named ones."""
+    return (*node.args, *node.options.values())
+
+
+@lru_cache(maxsize=4096)
+def tracked(blueprint: Blueprint, first: int) -> frozenset[str]:
+    """The tensors that have a gradient when the layers from `first` on are trained."""
+    found = set(blueprint.trained(first))
+    for node in blueprint.program.nodes:
+        if base(node) not in _NO_GRADIENT and any(named(arg) & found for arg in arguments(node)):
+            found.add(own(node))
+    return frozenset(found)
+
+
+@lru_cache(maxsize=256)
+def needed(blueprint: Blueprint) -> frozenset[str]:
+    """The nodes that the output depends on: the backward pass comes to no other."""
+    names = {blueprint.program.output}
+    for node in reversed(blueprint.program.nodes):
+        if node.name in names:
+            names.update(value_names(arguments(node)))
+    return frozenset(names)
+
+
+def shapes(blueprint: Blueprint, batch: int) -> dict[str, Shape]:
+    """Of everything that is one tensor."""
+    sizes = {**blueprint.sizes, BATCH: batch}
+
+    def shape(dims: tuple[Dim, ...]) -> Shape:
+        return tuple(length(dim, sizes) for dim in dims)
+
+    program = blueprint.program
+    held: Mapping[str, tuple[Dim, ...]] = {
+        **blueprint.params,
+        **blueprint.buffers,
+        **{name: constant.dims for name, constant in program.constants.items()},
+    }
+    return {
+        **{name: shape(dims) for name, dims in held.items()},
+        **{"." + given.name: shape(given.dims) for given in program.inputs},
+        **{own(node): shape(node.dims) for node in program.nodes if node.dims is not None},
+    }
