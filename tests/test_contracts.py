@@ -16,7 +16,7 @@ from anyfleet.runtime import Simulated
 from anyfleet.server import Server
 from anyfleet.types import Kind, Plans, Want
 from anyfleet.view import View
-from anyfleet.world import Fleet
+from anyfleet.world import levels
 from tests import small
 
 PARTS: list[Any] = [
@@ -26,6 +26,8 @@ PARTS: list[Any] = [
     schedule.Synchronous(patience=5.0),
     schedule.Deadline(2.0, late="late", staleness=3),
     schedule.Buffered(concurrency=4, size=2),
+    schedule.Overselected(keep=2, patience=90.0),
+    schedule.Tiers(staleness=4),
     schedule.TwoPhase(keep=2),
     schedule.Surveyed(schedule.Synchronous(), Kind.STATISTICS, every=3),
     plan.Whole(),
@@ -56,7 +58,7 @@ PARTS: list[Any] = [
     runtime.Reference(),
     runtime.Threads(workers=3),
     runtime.Stacked(chunk=7),
-    Fleet(speeds=(1e9, 1e8), mortality=0.1),
+    levels(speeds=(1e9, 1e8), mortality=0.1),
     fedavg(count=3, lr=0.1),
     fedprox(mu=0.5, seconds=2.0),
     heterofl(shares=(1.0, 0.5), masked=False),

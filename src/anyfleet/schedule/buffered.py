@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from anyfleet.schedule.flights import end_of_patience
 from anyfleet.view import Request, View
 
 
@@ -10,8 +11,10 @@ from anyfleet.view import Request, View
 class Buffered:
     """Keeps `concurrency` devices busy and steps after every `size` answers.
 
-    A step also closes, with what there is, after `patience` seconds or when twice `concurrency`
-    orders were lost: a fleet that only dies must neither stop the clock nor fill the books.
+    Nobody is cancelled: an answer counts in the step in which it comes, and is lost only when it
+    is more than `staleness` steps old. A step also closes, with what there is, after `patience`
+    seconds or when twice `concurrency` orders were lost: a fleet that only dies must neither stop
+    the clock nor fill the books.
     """
 
     concurrency: int
@@ -34,8 +37,8 @@ class Buffered:
             )
 
     def start(self, view: View) -> tuple[Request, ...]:
-        free = min(self.concurrency - len(view.flying), len(view.idle))
-        return (Request(count=free),) if free > 0 else ()
+        missing = self.concurrency - len(view.flying)
+        return (Request(count=missing),) if missing > 0 else ()
 
     def ready(self, view: View) -> bool:
         hopeless = len(view.lost) >= 2 * self.concurrency
@@ -43,7 +46,7 @@ class Buffered:
         return len(view.arrived) >= self.size or hopeless or late
 
     def alarm(self, view: View) -> float | None:
-        return view.started + self.patience
+        return end_of_patience(view, self.patience, asked=bool(view.flying))
 
     def enough(self, view: View) -> int:
         return 1

@@ -3,22 +3,16 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from anyfleet.types import Kind
+from anyfleet.schedule.flights import begun
 from anyfleet.view import Request, View
-
-
-def begun(view: View) -> bool:
-    """Whether this step has already asked somebody to train."""
-    flights = (*view.flying, *view.arrived, *view.lost, *view.declined)
-    return any(flight.kind in (Kind.TRAIN, Kind.HOLD) for flight in view.fresh(flights))
 
 
 @dataclass(frozen=True)
 class Synchronous:
     """Waits for everybody who was asked.
 
-    When nobody could be asked (all offline, all declined) the round ends empty after `patience`
-    seconds.
+    Nobody is late; a device that dies is waited for until its loss is known. When nobody
+    could be asked (all offline, all declined) the round ends empty after `patience` seconds.
     """
 
     patience: float = 60.0

@@ -14,7 +14,8 @@ class Surveyed:
     """Another schedule, with a survey of all idle devices at the end of every `every`-th step.
 
     The answers come with the step (`Step.answers`). Devices are asked after they have trained and
-    before the server aggregates: what they keep is new, what the server sends is not.
+    before the server aggregates: what they keep is new, what the server sends is not. What the
+    inner schedule leaves flying goes on meanwhile, and counts when it lands before the survey ends.
     """
 
     inner: Schedule
@@ -39,6 +40,8 @@ class Surveyed:
         return self.inner.wants
 
     def start(self, view: View) -> tuple[Request, ...]:
+        if self._asked(view):
+            return ()
         if not self.inner.ready(view):
             return self.inner.start(view)
         if self._due(view):
@@ -47,7 +50,7 @@ class Surveyed:
 
     def ready(self, view: View) -> bool:
         asking = any(flight.kind == self.ask for flight in view.flying)
-        return not asking and not self._due(view) and self.inner.ready(view)
+        return not asking and self.inner.ready(view) and not self._due(view)
 
     def alarm(self, view: View) -> float | None:
         if any(flight.kind == self.ask for flight in view.flying):
@@ -61,7 +64,10 @@ class Surveyed:
     def drop(self, view: View) -> tuple[int, ...]:
         return self.inner.drop(view)
 
+    def _asked(self, view: View) -> bool:
+        flights = view.fresh((*view.flying, *view.arrived, *view.lost))
+        return any(flight.kind == self.ask for flight in flights)
+
     def _due(self, view: View) -> bool:
-        flights = view.fresh((*view.flying, *view.arrived, *view.lost, *view.declined))
-        asked = any(flight.kind == self.ask for flight in flights)
-        return view.step % self.every == 0 and len(view.idle) > 0 and not asked
+        # Last whether anybody is there: that looks at the whole fleet.
+        return view.step % self.every == 0 and not self._asked(view) and len(view.idle) > 0

@@ -4,13 +4,19 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+
 from anyfleet.types import Kind, measured
 from anyfleet.view import Flight, Request, View
 
 
 @dataclass(frozen=True)
 class TwoPhase:
-    """Devices train and hold their results; then the `keep` with the largest `measure` upload."""
+    """Devices train and hold their results; then the `keep` with the largest `measure` upload.
+
+    Both phases wait for everybody. A device that is away when results are fetched is passed over;
+    when all are, or nobody could be asked, the step ends empty after `patience` seconds.
+    """
 
     keep: int
     measure: str = "norm"
@@ -32,10 +38,11 @@ class TwoPhase:
             return ()
         if not (view.arrived or view.lost or view.declined):
             return (Request(kind=Kind.HOLD),)
-        held = [flight for flight in view.arrived if flight.kind == Kind.HOLD]
-        if not held or self._fetching(view):
+        if self._fetching(view):
             return ()
-        best = sorted(held, key=self._rank)[: self.keep]
+        best = sorted(_there(view), key=self._rank)[: self.keep]
+        if not best:
+            return ()
         return (
             Request(
                 kind=Kind.FETCH,
@@ -47,9 +54,12 @@ class TwoPhase:
     def ready(self, view: View) -> bool:
         if view.flying:
             return False
-        held = any(flight.kind == Kind.HOLD for flight in view.arrived)
-        nobody = bool(view.lost) and not held
-        return nobody or self._fetching(view) or view.now >= view.started + self.patience
+        if self._fetching(view):
+            return True
+        if _there(view):
+            return False  # what they hold is fetched first, however long the training took
+        nobody = bool(view.lost) and not _held(view)
+        return nobody or view.now >= view.started + self.patience
 
     def alarm(self, view: View) -> float | None:
         return None if view.flying else view.started + self.patience
@@ -69,3 +79,14 @@ class TwoPhase:
     def _fetching(self, view: View) -> bool:
         flights = (*view.flying, *view.arrived, *view.lost)
         return any(flight.kind == Kind.FETCH for flight in flights)
+
+
+def _held(view: View) -> tuple[Flight, ...]:
+    return tuple(flight for flight in view.arrived if flight.kind == Kind.HOLD)
+
+
+def _there(view: View) -> tuple[Flight, ...]:
+    """Those with a result that can be asked for it now."""
+    held = _held(view)
+    free = view.free(np.array([flight.device for flight in held], dtype=np.int64))
+    return tuple(flight for flight, there in zip(held, free, strict=True) if there)

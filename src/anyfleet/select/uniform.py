@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 from torch import Tensor
 
 from anyfleet import rng
@@ -20,7 +21,10 @@ class Everyone(Policy):
 
 @dataclass(frozen=True)
 class Uniform(Policy):
-    """A uniform draw without replacement: `count` devices, or a `fraction` of the whole fleet."""
+    """A uniform draw without replacement: `count` devices, or a `fraction` of the whole fleet.
+
+    Fewer when fewer are free.
+    """
 
     count: int | None = None
     fraction: float | None = None
@@ -39,6 +43,12 @@ class Uniform(Policy):
 
     def __call__(self, view: View, state: State, key: Tensor) -> Ints:
         wanted = self.count or max(1, round((self.fraction or 0) * len(view.devices)))
-        rows = rng.sample(key, len(view.idle), min(wanted, len(view.idle)))
-        chosen: Ints = view.idle[rows.numpy()]
+        found: list[Ints] = []
+        # The first free ones of a random order of all: nobody else has to be looked at.
+        for chunk in rng.draws(key, len(view.devices)):
+            candidates: Ints = chunk.numpy()
+            found.append(candidates[view.free(candidates)])
+            if sum(map(len, found)) >= wanted:
+                break
+        chosen: Ints = np.sort(np.concatenate(found)[:wanted])
         return chosen

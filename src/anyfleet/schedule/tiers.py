@@ -1,0 +1,67 @@
+"""Tiers of equally fast devices: rounds within a tier, no waiting between tiers (FedAT)."""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from anyfleet.schedule.flights import end_of_patience, training
+from anyfleet.view import Flight, Request, View
+
+
+@dataclass(frozen=True)
+class Tiers:
+    """One cohort per declared level; the server steps whenever one of them has landed.
+
+    A tier is synchronous within itself: its cohort starts from one model, and the tier is asked
+    again, in the next step, only when the last of them has answered or is lost. Tiers do not wait
+    for each other. A step takes all that has come in by then, so the first answers of a slow tier
+    count before its last. An answer more than `staleness` steps old is lost;
+    `aggregate.Mean(discount=…)` lets older ones weigh less.
+
+    The method's selection draws every cohort among the free devices of the level; a level without
+    any is left out until there are. A step also closes, with what there is, when nobody is left
+    to wait for, and after `patience` seconds; nothing is cancelled.
+    """
+
+    staleness: int = 20
+    patience: float = 3600.0
+
+    wants: ClassVar[frozenset[str]] = frozenset()
+
+    def __post_init__(self) -> None:
+        if self.staleness < 0:
+            raise ValueError(f"Tiers.staleness must not be negative, got {self.staleness}.")
+        if not self.patience > 0:
+            raise ValueError(f"Tiers.patience must be positive seconds, got {self.patience}.")
+
+    def start(self, view: View) -> tuple[Request, ...]:
+        tried = _levels(view, (*view.flying, *view.arrived, *view.lost, *view.declined))
+        there = np.flatnonzero(np.bincount(view.devices.level)).tolist()
+        return tuple(Request(level=level) for level in there if level not in tried)
+
+    def ready(self, view: View) -> bool:
+        answered = _levels(view, view.arrived).keys()
+        flying = _levels(view, view.flying).keys()
+        # Losses alone make no step while others fly: it would only make those staler.
+        nothing_left = not flying and bool(answered or training(view.lost))
+        late = view.now >= view.started + self.patience
+        return bool(answered - flying) or nothing_left or late
+
+    def alarm(self, view: View) -> float | None:
+        return end_of_patience(view, self.patience, asked=bool(view.flying))
+
+    def enough(self, view: View) -> int:
+        # No tier can have landed before as many came in as the smallest cohort misses.
+        return min(_levels(view, view.flying).values(), default=1)
+
+    def drop(self, view: View) -> tuple[int, ...]:
+        return ()
+
+
+def _levels(view: View, flights: Iterable[Flight]) -> Counter[int]:
+    """How many of the training flights belong to each level."""
+    devices = [flight.device for flight in training(flights)]
+    return Counter(view.devices.level[devices].tolist())
