@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from functools import lru_cache
 from itertools import islice
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -83,6 +84,11 @@ def steps(
     """The first steps of a run."""
     runtime = Simulated(problem, world(problem, fleet, seed), seed, engine=engine or Reference())
     return list(islice(run(method, problem, runtime, seed), count))
+
+
+def rows(step: Step) -> list[SimpleNamespace]:
+    """The ledger of a step, order by order."""
+    return [SimpleNamespace(**row) for row in step.ledger.as_dicts()]
 
 
 def identical(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:

@@ -37,8 +37,8 @@ def test_two_phases_charge_all_who_train_and_upload_only_the_best() -> None:
     """METHODS §1.20: all compute, few upload, every device sends a scalar."""
     task = small.task()
     step = small.steps(TWO_PHASE, task, 1)[0]
-    held = [row for row in step.rows if row.kind == "hold"]
-    fetched = [row for row in step.rows if row.kind == "fetch"]
+    held = [row for row in small.rows(step) if row.kind == "hold"]
+    fetched = [row for row in small.rows(step) if row.kind == "fetch"]
     assert len(held) == 6
     assert len(fetched) == 2
     assert all(row.flops > 0 and row.bits_up <= 32 * 4 for row in held)
@@ -50,14 +50,14 @@ def test_the_largest_norms_are_fetched() -> None:
     task = small.task()
     plain = replace(fedavg(count=6, lr=0.1), aggregate=WantsNorm())
     norms = lengths(plain, task)
-    fetched = {r.device for r in small.steps(TWO_PHASE, task, 1)[0].rows if r.kind == "fetch"}
+    fetched = {r.device for r in small.rows(small.steps(TWO_PHASE, task, 1)[0]) if r.kind == "fetch"}
     assert fetched == set(sorted(norms, key=lambda d: -norms[d])[:2])
 
 
 def lengths(method: Method, task: Task) -> dict[int, float]:
     """Norms of the same orders, measured on the updates themselves."""
     step = small.steps(method, task, 1)[0]
-    devices = [row.device for row in step.rows]
+    devices = [row.device for row in small.rows(step)]
     asked = orders(method, task, devices)
     found = {}
     for row, device in enumerate(devices):
@@ -129,7 +129,7 @@ def test_local_devices_share_nothing_and_learn_on_their_own() -> None:
     runtime = Simulated(task, small.world(task), 0)
     steps = list(islice(run(local(lr=0.1, epochs=3, batch=8), task, runtime, 0), 6))
     assert small.identical(steps[-1].params, task.params)
-    assert all(row.bits_up == 0 for row in steps[-1].rows if row.kind == "train")
+    assert all(row.bits_up == 0 for row in small.rows(steps[-1]) if row.kind == "train")
     first, last = (mean_loss(step) for step in (steps[0], steps[-1]))
     assert last < 0.7 * first
     kept = [runtime.memory(d).slots["own"]["0.weight"] for d in (0, 1)]
@@ -137,7 +137,7 @@ def test_local_devices_share_nothing_and_learn_on_their_own() -> None:
 
 
 def mean_loss(step: Step) -> float:
-    return float(np.mean([row.loss for row in step.rows if row.kind == "train"]))
+    return float(np.mean([row.loss for row in small.rows(step) if row.kind == "train"]))
 
 
 def test_a_cache_fills_what_did_not_come() -> None:
@@ -162,7 +162,7 @@ def test_frozen_parameters_do_not_travel() -> None:
     task = Task.of(module, small.patterns(90, 1), small.patterns(30, 2), split=split)
     step = small.steps(fedavg(count=3, lr=0.1), task, 1)[0]
     moving = sum(v.numel() for n, v in task.params.items() if not n.startswith("4."))
-    assert all(row.parameters == moving and row.bits_up == 32 * moving for row in step.rows)
+    assert all(row.parameters == moving and row.bits_up == 32 * moving for row in small.rows(step))
     assert torch.equal(step.params["4.weight"], task.params["4.weight"])
     assert not torch.equal(step.params["0.weight"], task.params["0.weight"])
 

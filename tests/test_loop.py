@@ -25,7 +25,7 @@ from anyfleet.tasks import Iid
 from anyfleet.train import Gradient
 from anyfleet.types import Plans
 from anyfleet.view import Request, View
-from anyfleet.world import Fleet
+from anyfleet.world import Fleet, levels
 from tests import small
 
 FAST = fedavg(count=4, lr=0.1)
@@ -53,7 +53,7 @@ class Nobody(Policy):
 @pytest.mark.parametrize("mortality", [0.0, 0.4, 1.0])
 def test_every_schedule_makes_progress(schedule: Schedule, mortality: float) -> None:
     steps = small.steps(
-        replace(FAST, schedule=schedule), small.task(), 5, fleet=Fleet(mortality=mortality)
+        replace(FAST, schedule=schedule), small.task(), 5, fleet=levels(mortality=mortality)
     )
     times = [step.time for step in steps]
     assert [step.index for step in steps] == list(range(5))
@@ -69,20 +69,20 @@ def test_a_fleet_that_declines_everything_still_moves_time(schedule: Schedule) -
     steps = small.steps(method, small.task(), 3)
     assert steps[2].time > steps[0].time
     assert small.identical(steps[2].params, small.task().params)
-    reasons = {row.lost for row in steps[0].rows if row.kind != "evaluate"}
+    reasons = {row.lost for row in small.rows(steps[0]) if row.kind != "evaluate"}
     assert reasons <= {"no battery"}
 
 
 def test_0_3_empty_rounds_keep_the_model_count_and_last_as_long_as_the_attempt() -> None:
     task = small.task()
-    everybody_dies = small.steps(FAST, task, 2, fleet=Fleet(mortality=1.0))
+    everybody_dies = small.steps(FAST, task, 2, fleet=levels(mortality=1.0))
     assert all(small.identical(step.params, task.params) for step in everybody_dies)
-    assert [row.lost for row in everybody_dies[0].rows] == ["died"] * 4
-    slowest = max(row.download + row.compute for row in everybody_dies[0].rows)
+    assert [row.lost for row in small.rows(everybody_dies[0])] == ["died"] * 4
+    slowest = max(row.download + row.compute for row in small.rows(everybody_dies[0]))
     assert everybody_dies[0].time == pytest.approx(slowest)
     late = small.steps(replace(FAST, schedule=Deadline(1e-4)), task, 2)
     assert [step.time for step in late] == pytest.approx([1e-4, 2e-4])
-    assert {row.lost for row in late[0].rows} == {"deadline"}
+    assert {row.lost for row in small.rows(late[0])} == {"deadline"}
 
 
 def test_a_5_a_missing_device_costs_the_whole_deadline_and_nobody_missing_the_slowest() -> None:
@@ -93,15 +93,15 @@ def test_a_5_a_missing_device_costs_the_whole_deadline_and_nobody_missing_the_sl
     tight = replace(FAST, schedule=Deadline(free.time * 0.6))
     step = small.steps(tight, task, 1)[0]
     assert step.time == pytest.approx(free.time * 0.6)
-    assert any(row.lost == "deadline" for row in step.rows)
+    assert any(row.lost == "deadline" for row in small.rows(step))
 
 
 def test_a_5_a_death_costs_the_whole_deadline_too() -> None:
     method = replace(FAST, schedule=Deadline(5.0))
     before, seen = 0.0, set()
-    for step in small.steps(method, small.task(), 6, fleet=Fleet(mortality=0.3)):
-        died = any(row.lost == "died" for row in step.rows)
-        arrived = any(not row.lost for row in step.rows)
+    for step in small.steps(method, small.task(), 6, fleet=levels(mortality=0.3)):
+        died = any(row.lost == "died" for row in small.rows(step))
+        arrived = any(not row.lost for row in small.rows(step))
         assert (step.time - before == pytest.approx(5.0)) == died
         seen.add((died, arrived))
         before = step.time
@@ -114,8 +114,8 @@ def test_what_was_cancelled_leaves_no_trace_in_memory() -> None:
     method = replace(FAST, schedule=Deadline(free.time * 0.6), cache=True)
     runtime = Simulated(task, small.world(task), 0)
     step = next(run(method, task, runtime, 0))
-    kept = {row.device: bool(runtime.memory(row.device).slots) for row in step.rows}
-    finished = {row.device: not row.lost for row in step.rows}
+    kept = {row.device: bool(runtime.memory(row.device).slots) for row in small.rows(step)}
+    finished = {row.device: not row.lost for row in small.rows(step)}
     assert kept == finished
     assert set(kept.values()) == {True, False}
 
@@ -141,10 +141,10 @@ def test_a_schedule_that_stands_still_is_named() -> None:
 
 def test_cancelled_work_is_charged_up_to_the_cancel() -> None:
     task = small.task()
-    whole = {row.device: row for row in small.steps(FAST, task, 1)[0].rows}
+    whole = {row.device: row for row in small.rows(small.steps(FAST, task, 1)[0])}
     limit = 0.5 * max(row.download + row.compute for row in whole.values())
     step = small.steps(replace(FAST, schedule=Deadline(limit)), task, 1)[0]
-    late = [row for row in step.rows if row.lost]
+    late = [row for row in small.rows(step) if row.lost]
     assert late
     for row in late:
         spent = row.download + row.compute + row.upload
@@ -155,13 +155,13 @@ def test_cancelled_work_is_charged_up_to_the_cancel() -> None:
 
 def test_late_answers_count_within_the_staleness_and_are_lost_beyond() -> None:
     task = small.task()
-    slow = Fleet(speeds=(2e9, 2e7))
+    slow = levels(speeds=(2e9, 2e7))
     for bound, counted in ((8, True), (1, False)):
         schedule = Deadline(0.02, late="late", staleness=bound)
         rows = [
             row
             for step in small.steps(replace(FAST, schedule=schedule), task, 12, fleet=slow)
-            for row in step.rows
+            for row in small.rows(step)
             if row.step > row.issued_at
         ]
         fates = {row.lost for row in rows if row.step - row.issued_at > 1}
@@ -172,8 +172,8 @@ def test_late_answers_count_within_the_staleness_and_are_lost_beyond() -> None:
 def test_asynchronous_steps_come_every_few_answers() -> None:
     method = replace(FAST, schedule=Buffered(concurrency=5, size=2), aggregate=Mean(discount=0.5))
     steps = small.steps(method, small.task(), 8)
-    assert all(sum(not row.lost for row in step.rows) == 2 for step in steps)
-    assert any(row.issued_at < row.step for step in steps for row in step.rows)
+    assert all(sum(not row.lost for row in small.rows(step)) == 2 for step in steps)
+    assert any(row.issued_at < row.step for step in steps for row in small.rows(step))
 
 
 def test_asynchronous_selection_is_fair() -> None:
@@ -183,8 +183,8 @@ def test_asynchronous_selection_is_fair() -> None:
         schedule=Buffered(concurrency=3, size=1),
         train=Gradient(batch=32),
     )
-    steps = small.steps(method, task, 120, fleet=Fleet(speeds=(1e9,)))
-    asked = np.bincount([row.device for step in steps for row in step.rows], minlength=12)
+    steps = small.steps(method, task, 120, fleet=levels(speeds=(1e9,)))
+    asked = np.bincount([row.device for step in steps for row in small.rows(step)], minlength=12)
     assert asked.min() >= 4, asked
     assert asked[:6].sum() < 1.4 * asked[6:].sum(), asked
 
@@ -210,24 +210,24 @@ def test_a_device_draws_anew_at_every_visit() -> None:
 
 def test_choosing_on_the_device_uses_its_own_conditions() -> None:
     task = small.task()
-    fleet = Fleet(speeds=(2e9, 8e8, 5e7), uplinks=(1e9,), downlinks=(1e9,))
+    fleet = levels(speeds=(2e9, 8e8, 5e7), up=1e9, down=1e9)
     whole = small.steps(fedavg(count=8, lr=0.1), task, 1, fleet=fleet)[0]
-    limit = 1.2 * min(row.download + row.compute + row.upload for row in whole.rows)
+    limit = 1.2 * min(row.download + row.compute + row.upload for row in small.rows(whole))
     plan = Menu((1.0, 0.5, 0.25))
     method = replace(fedavg(count=8, lr=0.1), plan=plan, choose=LargestInTime(limit))
     (step,) = small.steps(method, task, 1, fleet=fleet)
     level = small.world(task, fleet).declared.level
-    assert all(row.choice == level[row.device] for row in step.rows)
-    for row in step.rows:
+    assert all(row.choice == level[row.device] for row in small.rows(step))
+    for row in small.rows(step):
         in_time = row.download + row.compute + row.upload <= limit * 1.01
         assert in_time or row.choice == 2
-    assert len({row.parameters for row in step.rows}) == 3
+    assert len({row.parameters for row in small.rows(step)}) == 3
 
 
 def test_the_first_cohorts_are_the_same_whatever_the_method() -> None:
     task = small.task()
     cohorts = [
-        [{row.device for row in step.rows} for step in small.steps(method, task, 3)]
+        [{row.device for row in small.rows(step)} for step in small.steps(method, task, 3)]
         for method in (FAST, heterofl(count=4, lr=0.1), replace(FAST, plan=FixedLevel((0.5,))))
     ]
     assert cohorts[0] == cohorts[1] == cohorts[2]
@@ -236,7 +236,7 @@ def test_the_first_cohorts_are_the_same_whatever_the_method() -> None:
 
 def test_arrivals_are_summed_in_canonical_order_whoever_is_fast() -> None:
     task = small.task()
-    fleets = (Fleet(), Fleet(speeds=(1e8, 3e9, 2e7)), Fleet(uplinks=(1e5,)))
+    fleets = (Fleet(), levels(speeds=(1e8, 3e9, 2e7)), levels(up=1e5))
     ends = [small.steps(FAST, task, 3, fleet=fleet)[-1].params for fleet in fleets]
     assert all(small.identical(ends[0], end) for end in ends[1:])
 
@@ -246,7 +246,7 @@ def test_the_same_seed_gives_the_same_bytes_and_another_seed_others() -> None:
     one, two = (small.steps(FAST, task, 3, seed=4)[-1] for _ in range(2))
     assert small.identical(one.params, two.params)
     assert one.time == two.time
-    assert repr(one.rows) == repr(two.rows)
+    assert repr(small.rows(one)) == repr(small.rows(two))
     assert not small.identical(one.params, small.steps(FAST, task, 3, seed=5)[-1].params)
 
 
@@ -269,7 +269,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one(schedule: Schedule, engine: 
     fresh.restore(saved)
     rest = list(islice(run(method, task, fresh, 0, resume=step.snapshot), 3))
     assert [s.time for s in rest] == [s.time for s in whole[3:]]
-    assert repr([s.rows for s in rest]) == repr([s.rows for s in whole[3:]])
+    assert repr([small.rows(s) for s in rest]) == repr([small.rows(s) for s in whole[3:]])
     assert small.identical(rest[-1].params, whole[-1].params)
 
 
@@ -297,7 +297,7 @@ def methods(draw: st.DrawFn) -> Method:
 def test_any_method_on_any_fleet_keeps_the_books(
     method: Method, mortality: float, seed: int
 ) -> None:
-    fleet = Fleet(speeds=(2e9, 1e8), uplinks=(1e6, 1e5), mortality=mortality)
+    fleet = levels(speeds=(2e9, 1e8), up=(1e6, 1e5), mortality=mortality)
     task = small.task()
     steps = small.steps(method, task, 3, fleet=fleet, seed=seed)
     check_books(steps, task.devices)
@@ -309,11 +309,11 @@ def check_books(steps: list[Step], devices: int) -> None:
     for step in steps:
         assert step.time > before
         before = step.time
-        orders = [row.order for row in step.rows]
+        orders = [row.order for row in small.rows(step)]
         assert orders == sorted(orders)
         assert not seen & set(orders)
         seen |= set(orders)
-        for row in step.rows:
+        for row in small.rows(step):
             assert 0 <= row.device < devices
             spent = row.download + row.compute + row.upload
             assert 0 <= spent <= step.time + 1e-12
@@ -325,7 +325,7 @@ def test_time_is_download_plus_compute_plus_upload() -> None:
     task = small.task()
     world = small.world(task)
     step = small.steps(fedavg(count=1, lr=0.1), task, 1)[0]
-    (row,) = step.rows
+    (row,) = small.rows(step)
     assert row.download == pytest.approx(row.bits_down / world.down[row.device])
     assert row.compute == pytest.approx(row.flops / world.speed[row.device])
     assert row.upload == pytest.approx(row.bits_up / world.up[row.device])

@@ -17,7 +17,7 @@ from anyfleet.store import Recording, claim, describe, fresh, read_points
 from anyfleet.study import HOMES, Experiment, Moment, play
 from anyfleet.tasks import zoo
 from anyfleet.train import PerWidth
-from anyfleet.world import Fleet
+from anyfleet.world import levels
 
 MODEL = Factory.of(zoo.perceptron, hidden=(8,))
 TASK = tasks.Embedded(model=MODEL, devices=4, limit=200, server=20)
@@ -57,7 +57,7 @@ def test_a_finished_run_is_complete(tmp_path: Path, moments: list[Moment]) -> No
     # By their text: NaN is not equal to itself.
     assert repr(read_points(tmp_path)) == repr(tuple(recording.points))
     rows = lines(tmp_path / "ledger.jsonl")
-    assert rows == [json.loads(json.dumps(r.as_dict())) for m in moments for r in m.step.rows]
+    assert rows == [json.loads(json.dumps(r.as_dict())) for m in moments for r in m.small.rows(step)]
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["ended"] == "finished"
     assert summary["result"]["steps"] == 2
@@ -81,7 +81,7 @@ def test_normalisation_by_width_adds_names_to_the_saved_model(tmp_path: Path) ->
     data = tasks.Data(torch.randn(60, 4), torch.arange(60) % 2)
     spec = tasks.Own(Factory.of(zoo.logistic), Factory.of(zoo.logistic))  # only to be written down
     method = replace(methods.heterofl(count=4, shares=(1.0, 0.5)), norm=PerWidth())
-    experiment = Experiment(spec, method, Fleet(speeds=(2e9, 1e9)), rounds=1)
+    experiment = Experiment(spec, method, levels(speeds=(2e9, 1e9)), rounds=1)
     task = tasks.Task.of(module, data, split=tasks.Split(devices=4))
     with Recording(tmp_path, experiment) as recording:
         recording.append(next(play(experiment, task)))
@@ -140,7 +140,7 @@ def test_ctrl_c_waits_until_a_step_is_on_disk(
     with pytest.raises(KeyboardInterrupt), Recording(tmp_path, SMALL) as recording:
         recording.append(moments[0])
     assert len(read_points(tmp_path)) == 1
-    assert len(lines(tmp_path / "ledger.jsonl")) == len(moments[0].step.rows)
+    assert len(lines(tmp_path / "ledger.jsonl")) == len(moments[0].small.rows(step))
 
 
 @pytest.mark.parametrize(

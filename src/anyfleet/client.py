@@ -15,7 +15,8 @@ from torch import Tensor
 
 from anyfleet import rng
 from anyfleet.columns import join
-from anyfleet.elastic import Blueprint, Slice, cost, cut, paste
+from anyfleet.delivery import statistics_bits
+from anyfleet.elastic import Blueprint, Slice, cut, paste, within
 from anyfleet.evaluate import calibrate, measure
 from anyfleet.local import (
     Inputs,
@@ -24,12 +25,15 @@ from anyfleet.local import (
     as_tensors,
     extent,
     lifted,
+    limits,
     pad,
+    processed,
     site,
     train,
 )
-from anyfleet.method import Job, Squeezed
-from anyfleet.packing import dense, index_bits, pack_mask, traffic
+from anyfleet.method import Squeezed
+from anyfleet.packing import dense, index_bits, mask_bits, traffic
+from anyfleet.timing import training
 from anyfleet.types import (
     Choices,
     Conditions,
@@ -70,16 +74,22 @@ def decide(
             continue
         samples = len(task.data(int(order.device[0])))
         own = Own(conditions.take([row]), samples, memories[row])
-        offers = [_offer(entry, menu, order.job, task) for entry in menu]
+        offers = [_offer(entry, order, samples, task) for entry in menu]
         rows.append(order.job.choose(offers, own, order.numbers))
     return join(rows)
 
 
-def _offer(entry: Slice, menu: Sequence[Slice], job: Job, task: Task) -> Offer:
+def _offer(entry: Slice, order: Orders, samples: int, task: Task) -> Offer:
     """One entry of a menu; the whole menu has to come down with it."""
+    (menu,), job = order.menus, order.job
     down, up = traffic(entry, job.norm, task.blueprint)
     reading = sum(index_bits(other, task.blueprint) for other in menu)
-    return Offer(cost(task.blueprint, entry), down + reading, up)
+    (steps,), batch = limits(order.numbers, [samples]), int(order.numbers.batch[0])
+    count = processed(steps, samples, batch)
+    needed = training(
+        job.train, task.blueprint, entry, batch=batch, processed=count, steps=steps
+    )
+    return Offer(needed, down + reading, up)
 
 
 def work(orders: Orders, memories: tuple[Memory, ...], task: Task) -> Done:
@@ -117,7 +127,7 @@ def _single(orders: Orders, row: int, memory: Memory, task: Task) -> _Answer:
         return _Answer(*given, held.symbols[0])
     slice_ = orders.slices[row]
     local = task.blueprint.local(slice_)
-    params, buffers = begin(orders.trees[row], memory, task, slice_)
+    params, buffers = begin(orders, row, memory, task)
     data, own = task.data(device), task.own_test(device)
     if orders.kind == Kind.STATISTICS:
         found = calibrate(local, params, buffers, data)
@@ -131,15 +141,20 @@ def _single(orders: Orders, row: int, memory: Memory, task: Task) -> _Answer:
 
 
 def begin(
-    received: Trees, memory: Memory, task: Task, slice_: Slice
+    orders: Orders, row: int, memory: Memory, task: Task
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Parameters and buffers to start from: what came over the link, else what the device has."""
-    blueprint = task.blueprint
+    blueprint, slice_ = task.blueprint, orders.slices[row]
     # From the bottom up: the initial state every device was installed with, then its memory.
     own = {**task.params, **task.buffers, **memory.slots.get(OWN, {})}
     small = dense(own, slice_, blueprint)
-    small |= received.get("model", {})
-    small |= received.get("buffers", {})
+    received = {n: v for tree in ("model", "buffers") for n, v in orders.trees[row].get(tree, {}).items()}
+    width = float(orders.delivered[row])
+    if 0 < width < 1:
+        # Padding (METHODS §1.8): columns that came through overwrite, the others stay its own.
+        part = within(slice_, width, blueprint)
+        received = paste(received, {n: small[n] for n in received}, part, blueprint.local(slice_))
+    small |= received
     params = {name: small[name] for name in blueprint.params}
     return params, {name: small[name] for name in blueprint.buffers}
 
@@ -149,7 +164,7 @@ def _train(orders: Orders, memories: tuple[Memory, ...], task: Task) -> Done:
     count = len(orders)
     lift = lifted(count)
     starts = [
-        begin(orders.trees[row], memories[row], task, orders.slices[row]) for row in range(count)
+        begin(orders, row, memories[row], task) for row in range(count)
     ]
     data = [task.data(int(device)) for device in orders.device]
     samples = [len(d) for d in data]
@@ -236,9 +251,8 @@ def _answer(trained: _Trained, row: int, result: Result) -> _Answer:
     job, squeezed = trained.where.job, trained.squeezed[row]
     buffers = _travelling(trained.where, result)
     trees: Trees = {job.send: squeezed.tree} | ({"buffers": buffers} if buffers else {})
-    bits = float(squeezed.bits) + SCALAR_BITS * sum(v.numel() for v in buffers.values())
     mask = dict(result.mask)
-    bits += sum(8 * len(pack_mask(part)[1]) for part in mask.values())
+    bits = float(squeezed.bits) + statistics_bits(trees) + mask_bits(mask)
     for name, kept in squeezed.mask.items():
         mask[name] = mask[name] * kept if name in mask else kept
     report = {name: float(value) for name, value in result.report.items()}
@@ -296,5 +310,6 @@ def _update(orders: Orders, row: int, answer: _Answer) -> Updates:
         symbols=(answer.symbols,),
         masks=(answer.mask,),
         bits=np.array([answer.bits]),
+        delivered=np.ones(1),
         report=(answer.report,),
     )

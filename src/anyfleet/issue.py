@@ -29,6 +29,7 @@ class Desk:
     visits: Ints
     heard: Ints
     states: Mapping[str, Any]
+    held: tuple[Slice, ...] = ()  # FETCH: what the devices hold, one slice each
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +47,7 @@ def draft(request: Request, devices: Ints, *, method: Method, view: View, desk: 
     plans = _plans(devices, method, view, desk)
     slices, menus = _slices(plans, method, view, desk)
     if request.kind == Kind.FETCH:
-        slices, menus = (Slice(),) * count, ((),) * count
+        slices, menus = desk.held, ((),) * count
     orders = Orders(
         id=desk.issued + np.arange(count),
         device=devices,
@@ -59,6 +60,7 @@ def draft(request: Request, devices: Ints, *, method: Method, view: View, desk: 
         trees=({},) * count,
         symbols=(None,) * count,
         bits=np.zeros(count),
+        delivered=np.ones(count),
         heard=desk.heard[devices],
         of=np.array(request.of or (-1,) * count, dtype=np.int64),
         kind=request.kind,
@@ -66,11 +68,43 @@ def draft(request: Request, devices: Ints, *, method: Method, view: View, desk: 
         cohort=int(rng.fold(rng.root(desk.seed, "cohort"), view.step)),
         job=method.job(),
     )
-    # A planner declines training; a device can always be asked something.
-    training = request.kind in (Kind.TRAIN, Kind.HOLD)
-    no = [row for row, reason in enumerate(plans.declined) if reason and training]
+    if request.kind not in (Kind.TRAIN, Kind.HOLD):
+        # A planner declines training; a device can always be asked something.
+        return Drafted(orders, orders.take([]), ())
+    orders, full = _fitting(orders, view)
+    reasons = [a or b for a, b in zip(plans.declined, full, strict=True)]
+    no = [row for row, reason in enumerate(reasons) if reason]
     go = np.setdiff1d(np.arange(count), no)
-    return Drafted(orders.take(go), orders.take(no), tuple(plans.declined[row] for row in no))
+    return Drafted(orders.take(go), orders.take(no), tuple(reasons[row] for row in no))
+
+
+def _fitting(orders: Orders, view: View) -> tuple[Orders, list[str]]:
+    """The orders without menu entries that a device cannot hold, and why it gets none at all.
+
+    By what devices report: nobody is asked for what he says he has no room for.
+    """
+    room = view.conditions(orders.device).memory
+    menus, reasons = [], []
+    for row, menu in enumerate(orders.menus):
+        batch = int(orders.numbers.batch[row])
+        needs = {e: _bytes(view, e, batch) for e in menu or (orders.slices[row],)}
+        menus.append(tuple(entry for entry in menu if needs[entry] <= room[row]))
+        reasons.append(too_large(min(needs.values()), float(room[row])))
+    slices = tuple(
+        kept[0] if kept else ordered for kept, ordered in zip(menus, orders.slices, strict=True)
+    )
+    return replace(orders, menus=tuple(menus), slices=slices), reasons
+
+
+def _bytes(view: View, slice_: Slice, batch: int) -> float:
+    return float(view.training(slice_, batch, 0, 0).memory[0])
+
+
+def too_large(needed: float, there: float) -> str:
+    """Why an order does not fit into a memory; empty if it does."""
+    if needed <= there:
+        return ""
+    return f"out of memory: needs {needed / 1e6:.1f} MB, has {there / 1e6:.1f} MB"
 
 
 def chosen(orders: Orders, choices: Choices) -> Orders:

@@ -1,74 +1,150 @@
-"""The ledger: what every order cost, one row each, appended as it happens."""
+"""The ledger: what every order was, cost and came to; in columns, appended as it happens."""
 
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
 
-from anyfleet.types import Charges, Orders, Updates, measured
+import numpy as np
+
+from anyfleet.columns import Batch, Floats, Ints
+from anyfleet.elastic import Blueprint, Slice
+from anyfleet.types import Charges, Devices, Orders, Updates, measured
 
 
-@dataclass(frozen=True)
-class Row:
-    """One order, from issue to answer or loss."""
+@dataclass(frozen=True, eq=False)
+class Entries(Batch):
+    """Orders from issue to answer or loss, one row each. Seconds, joules, bits."""
 
-    step: int  # the server step that closed with it
-    order: int
-    device: int
-    kind: str
-    issued_at: int  # the server step that issued it
-    choice: int  # the menu entry the device chose, or -1
-    parameters: int  # sent down
-    flops: float
-    download: float  # seconds
-    compute: float  # seconds
-    upload: float  # seconds
-    bits_down: float
-    bits_up: float
-    loss: float  # mean training loss the device reported, or NaN
-    lost: str  # the reason, or ""
+    order: Ints
+    step: Ints  # the server step that closed with it
+    device: Ints
+    level: Ints  # declared by the device
+    kind: tuple[str, ...]
+    issued_at: Ints  # the server step that issued it
+    # -- the plan
+    width: Floats  # of the slice: the largest share kept of any axis
+    first: Ints  # first trained layer
+    choice: Ints  # the menu entry the device chose, or -1
+    lr: Floats
+    epochs: Ints
+    batch: Ints
+    steps: Ints
+    rate: Floats
+    frequency: Floats
+    parameters: Ints  # of the slice
+    # -- what it cost
+    flops: Floats
+    began: Floats  # seconds since the start of the run
+    download: Floats
+    compute: Floats
+    upload: Floats
+    wait: Floats  # from the end of its own work to the end of the server's step
+    download_joules: Floats
+    compute_joules: Floats
+    upload_joules: Floats
+    bits_down: Floats
+    bits_up: Floats
+    # -- what came of it
+    delivered_down: Floats  # share of the model's columns that came through the link
+    delivered_up: Floats
+    loss: Floats  # mean training loss the device reported, or NaN
+    lost: tuple[str, ...]  # the reason, or ""
 
-    def as_dict(self) -> dict[str, int | float | str]:
-        """Plain data, for a file."""
-        return asdict(self)
+    @property
+    def seconds(self) -> Floats:
+        """What the device was busy for."""
+        return self.download + self.compute + self.upload
+
+    @property
+    def joules(self) -> Floats:
+        return self.download_joules + self.compute_joules + self.upload_joules
+
+    @property
+    def counted(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        """Which rows are answers that count."""
+        return np.array([not reason for reason in self.lost], dtype=bool)
+
+    def as_dicts(self) -> list[dict[str, Any]]:
+        """Every row as plain data, for a file."""
+        columns = {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+    @staticmethod
+    def of(rows: Iterable[Mapping[str, Any]]) -> "Entries":
+        """The inverse of `as_dicts`; None stands for not a number, as in JSON."""
+        listed = list(rows)
+        made: dict[str, Any] = {}
+        for f in fields(Entries):
+            column = [row[f.name] for row in listed]
+            if f.name in ("kind", "lost"):
+                made[f.name] = tuple(column)
+            elif f.type is Ints:
+                made[f.name] = np.array(column, dtype=np.int64)
+            else:
+                made[f.name] = np.array(
+                    [np.nan if value is None else value for value in column], dtype=np.float64
+                )
+        return Entries(**made)
 
 
 class Ledger:
     """Collects rows until a step closes."""
 
-    def __init__(self) -> None:
-        self._open: list[Row] = []
+    def __init__(self, devices: Devices, blueprint: Blueprint) -> None:
+        self._devices, self._blueprint = devices, blueprint
+        self._open: list[dict[str, Any]] = []
 
     def answered(self, order: Orders, update: Updates, charges: Charges, lost: str) -> None:
         """An answer came in; `lost` says why it does not count, if so."""
-        row = _row(order, charges, lost)
-        self._open.append(replace(row, loss=measured(update.report[0], "loss")))
+        row = self._row(order, charges, lost)
+        self._open.append({**row, "loss": measured(update.report[0], "loss")})
 
-    def lost(self, order: Orders, charges: Charges | None, reason: str) -> None:
+    def lost(self, order: Orders, charges: Charges, reason: str) -> None:
         """An order will never be answered."""
-        self._open.append(_row(order, charges, reason))
+        self._open.append(self._row(order, charges, reason))
 
-    def close(self, step: int) -> tuple[Row, ...]:
+    def close(self, step: int, now: float) -> Entries:
         """The rows of this step, by order."""
-        rows = sorted(self._open, key=lambda row: row.order)
+        rows = sorted(self._open, key=lambda row: int(row["order"]))
         self._open = []
-        return tuple(replace(row, step=step) for row in rows)
+        busy = ("began", "download", "compute", "upload")
+        return Entries.of(
+            {**row, "step": step, "wait": max(0.0, now - sum(row[name] for name in busy))}
+            for row in rows
+        )
+
+    def _row(self, order: Orders, charges: Charges, lost: str) -> dict[str, Any]:
+        spent = {f.name: getattr(charges, f.name)[0].item() for f in fields(Charges)}
+        (slice_,), numbers = order.slices, order.numbers
+        device = int(order.device[0])
+        return {
+            **{f.name: getattr(numbers, f.name)[0].item() for f in fields(numbers)},
+            **spent,
+            "bits_down": spent.pop("down"),
+            "bits_up": spent.pop("up"),
+            "order": int(order.id[0]),
+            "device": device,
+            "level": int(self._devices.level[device]),
+            "kind": str(order.kind),
+            "issued_at": order.step,
+            "width": width(slice_, self._blueprint),
+            "first": slice_.first,
+            "choice": int(order.choice[0]),
+            "parameters": self._blueprint.local(slice_).numel(),
+            "loss": float("nan"),
+            "lost": lost,
+        }
 
 
-def _row(order: Orders, charges: Charges | None, lost: str) -> Row:
-    spent = {
-        name: 0.0 if charges is None else float(getattr(charges, name)[0])
-        for name in ("flops", "down", "up", "download", "compute", "upload")
-    }
-    model = order.trees[0].get("model", {})
-    return Row(
-        step=-1,
-        order=int(order.id[0]),
-        device=int(order.device[0]),
-        kind=str(order.kind),
-        issued_at=order.step,
-        choice=int(order.choice[0]),
-        parameters=sum(value.numel() for value in model.values()),
-        bits_down=spent.pop("down"),
-        bits_up=spent.pop("up"),
-        loss=float("nan"),
-        lost=lost,
-        **spent,
-    )
+def width(slice_: Slice, blueprint: Blueprint) -> float:
+    """The largest share that a slice keeps of any axis that can be cut."""
+    shares = [
+        len(slice_.kept(axis) or range(each.size)) / each.size
+        for axis, each in blueprint.axes.items()
+        if each.free
+    ]
+    return max(shares, default=1.0)
+
+
+def _plain(column: Any) -> list[Any]:
+    return column.tolist() if isinstance(column, np.ndarray) else list(column)

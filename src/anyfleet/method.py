@@ -124,6 +124,8 @@ class Work:
 
     flops: float
     memory: float  # bytes at the peak
+    calls: float  # of operators
+    moved: float  # bytes that operators read and write
 
 
 class Train(Protocol):
@@ -146,8 +148,8 @@ class Train(Protocol):
     def choices(self, key: Tensor, steps: int) -> tuple[Any, ...]:
         """One static choice per step, shared by the cohort so that stacks keep one shape."""
 
-    def work(self, sample: Cost, batch: Cost, processed: int) -> Work:
-        """The cost of `processed` samples, given the costs of one sample and of one batch."""
+    def work(self, sample: Cost, batch: Cost, processed: int, steps: int) -> Work:
+        """Of `processed` samples in `steps` steps, given the costs of one sample and one batch."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,6 +174,9 @@ class Codec(Protocol):
     slot: ClassVar[str]  # the device memory it keeps, or ""
 
     def squeeze(self, tree: Params, memory: Params, key: Tensor, rate: Tensor) -> Squeezed: ...
+
+    def narrow(self, symbols: Symbols, sub: Slice, local: Blueprint) -> tuple[Symbols, float]:
+        """What a link that failed left of it: the part `sub` of the small model, and its bits."""
 
     def pack(self, symbols: Symbols) -> bytes: ...
 

@@ -120,6 +120,11 @@ def pack_mask(mask: Tensor) -> tuple[list[int], bytes]:
     return list(mask.shape), np.packbits(mask.cpu().numpy() != 0).tobytes()
 
 
+def mask_bits(masks: Params) -> float:
+    """What it costs to say which entries count."""
+    return float(sum(8 * len(pack_mask(mask)[1]) for mask in masks.values()))
+
+
 def unpack_mask(name: str, packed: tuple[list[int], bytes], local: Blueprint) -> Tensor:
     """The inverse of `pack_mask`, in the shape of the tensor it masks."""
     shape, data = packed

@@ -9,7 +9,7 @@ import numpy as np
 
 from anyfleet.columns import Floats
 from anyfleet.study import Point, evaluated
-from anyfleet.world import World
+from anyfleet.world import When, World
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -105,8 +105,10 @@ def _curves(axes: "Axes", runs: Runs, x: Callable[[Point], float], label: str) -
 def _fleet(axes: "Axes", world: World | None) -> None:
     if world is None:
         return
-    order = np.argsort(-world.speed, kind="stable")
-    axes.bar(np.arange(len(order)), world.speed[order] / 1e9, color="#777777")
+    everybody = np.arange(len(world))
+    speed = world.conditions(everybody, When(0.0, 0), active=1).speed
+    order = np.argsort(-speed, kind="stable")
+    axes.bar(everybody, speed[order] / 1e9, color="#777777")
     axes.set_xlabel(f"the {len(order)} devices, fastest first")
     axes.set_ylabel("speed [GFLOP/s]")
     axes.set_xticks([])

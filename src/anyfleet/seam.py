@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from anyfleet.columns import Ints
-from anyfleet.ledger import Row
+from anyfleet.columns import Flags, Ints
+from anyfleet.elastic import Slice
+from anyfleet.ledger import Entries
 from anyfleet.types import Choices, Conditions, Devices, Events, Kind, Lost, Orders, Params, Report
 
 
@@ -13,9 +14,16 @@ class Runtime(Protocol):
     """The only place where simulation and reality differ."""
 
     def now(self) -> float: ...
+    def begin(self, step: int) -> None:
+        """A server step has begun: what changes from round to round changes now."""
+
     def devices(self) -> Devices: ...
-    def idle(self) -> Ints: ...
-    def conditions(self, devices: Ints) -> Conditions: ...
+    def free(self, devices: Ints) -> Flags:
+        """Which of these devices are online and have nothing to do."""
+
+    def conditions(self, devices: Ints) -> Conditions:
+        """What these devices would report, were all of them asked now."""
+
     def offer(self, orders: Orders) -> Choices:
         """What devices choose from their menus, at check-in."""
 
@@ -48,7 +56,7 @@ class Step:
     params: Params
     buffers: Params
     notes: Mapping[str, Any]
-    rows: tuple[Row, ...]  # of the ledger: what this step's orders cost
+    ledger: Entries  # what became of the orders that this step closes
     answers: tuple[Answer, ...]
     snapshot: "Snapshot"
 
@@ -67,3 +75,4 @@ class Snapshot:
     visits: Ints
     heard: Ints
     flying: Mapping[int, Orders]
+    holding: Mapping[int, Slice]

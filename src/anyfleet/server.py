@@ -10,14 +10,25 @@ from torch import Tensor
 from anyfleet import rng
 from anyfleet.arrivals import Arrivals
 from anyfleet.columns import Ints, join
-from anyfleet.elastic import Cost, Slice, cost, cut
+from anyfleet.elastic import Cost, Slice, cost, cut, narrowed
 from anyfleet.evaluate import judge
 from anyfleet.issue import Desk, chosen, draft, load, server_names
 from anyfleet.ledger import Ledger
 from anyfleet.method import Method
 from anyfleet.packing import traffic
 from anyfleet.seam import Answer, Runtime, Snapshot, Step
-from anyfleet.types import Charges, Events, Kind, Orders, Params, Report, Task, Updates
+from anyfleet.timing import Demand, training
+from anyfleet.types import (
+    Charges,
+    Events,
+    Kind,
+    Orders,
+    Params,
+    Report,
+    Task,
+    Updates,
+    no_charges,
+)
 from anyfleet.view import Flight, Request, View
 
 JUDGE_BATCH = 128  # samples of the server split per comparison (METHODS §1.18)
@@ -34,14 +45,16 @@ class Server:
         self.buffers = dict(task.buffers)
         self.notes: Mapping[str, Any] = {}
         self.number, self.issued, self.started = 0, 0, runtime.now()
+        runtime.begin(self.number)
         self.visits = np.zeros(len(self.devices), dtype=np.int64)
         self.heard = np.full(len(self.devices), -1, dtype=np.int64)
         self.flying: dict[int, Orders] = {}
+        self.holding: dict[int, Slice] = {}  # of orders whose results wait on the devices
         self.arrived: list[tuple[Orders, Updates]] = []
         self.seen: dict[int, Flight] = {}  # the same orders, as policies see them
         self.lost: list[Flight] = []
         self.declined: list[Flight] = []
-        self.ledger = Ledger()
+        self.ledger = Ledger(self.devices, task.blueprint)
         self.states = {n: part.init(self.view()) for n, part in method.policies().items()}
 
     # -- what policies see
@@ -54,7 +67,7 @@ class Server:
             step=self.number,
             now=self.runtime.now(),
             started=self.started,
-            idle=self.runtime.idle(),
+            free=self.runtime.free,
             flying=tuple(self.seen.values()),
             arrived=tuple(_flight(o, u.report[0]) for o, u in self.arrived),
             lost=tuple(self.lost),
@@ -64,6 +77,7 @@ class Server:
             conditions=self.runtime.conditions,
             judge=self.judge,
             cost=self.cost,
+            training=self.training,
             traffic=self.traffic,
         )
 
@@ -75,6 +89,10 @@ class Server:
 
     def cost(self, slice_: Slice, batch: int) -> Cost:
         return cost(self.task.blueprint, slice_, batch)
+
+    def training(self, slice_: Slice, batch: int, processed: int, steps: int) -> Demand:
+        train, blueprint = self.method.train, self.task.blueprint
+        return training(train, blueprint, slice_, batch=batch, processed=processed, steps=steps)
 
     def traffic(self, slice_: Slice) -> tuple[float, float]:
         return traffic(slice_, self.method.norm, self.task.blueprint)
@@ -100,15 +118,25 @@ class Server:
         # Several draws within a step (asynchronous) differ by what was issued before.
         begun = any(o.step == self.number for o in self.flying.values()) or self.arrived
         key = rng.fold(key, self.issued) if begun else key
-        ids = self.method.select(self.view(), self.states["select"], key)
+        ids = self.method.select(self._narrow(request.level), self.states["select"], key)
         if request.count is None or request.count >= len(ids):
             return ids
         # Drawn, not cut off: selections come in order, and the first would always win.
         kept: Ints = ids[rng.sample(rng.fold(key, "fewer"), len(ids), request.count).numpy()]
         return kept
 
+    def _narrow(self, level: int | None) -> View:
+        """The view of a selection that may only see devices of one level."""
+        view = self.view()
+        if level is None:
+            return view
+        return replace(
+            view, free=lambda ids: view.free(ids) & (self.devices.level[ids] == level)
+        )
+
     def _submit(self, request: Request, devices: Ints) -> None:
-        desk = Desk(self.seed, self.issued, self.visits, self.heard, self.states)
+        held = tuple(self.holding.pop(order) for order in request.of)
+        desk = Desk(self.seed, self.issued, self.visits, self.heard, self.states, held)
         drafted = draft(request, devices, method=self.method, view=self.view(), desk=desk)
         self.issued += len(devices)
         if request.kind in (Kind.TRAIN, Kind.HOLD):
@@ -117,7 +145,8 @@ class Server:
         for row, reason in enumerate(drafted.reasons):
             order = drafted.declined.take([row])
             self.declined.append(_flight(order))
-            self.ledger.lost(order, None, reason)
+            nothing = no_charges(int(order.id[0]), self.runtime.now())
+            self.ledger.lost(order, nothing, reason)
         orders = drafted.orders
         if not len(orders):
             return
@@ -162,14 +191,16 @@ class Server:
             self.ledger.answered(order, update, charge, "stale" if stale else "")
             if stale:
                 self.lost.append(_flight(order))
-            else:
-                self.arrived.append((order, update))
+                continue
+            self.arrived.append((order, update))
+            if order.kind == Kind.HOLD:
+                self.holding[int(order.id[0])] = order.slices[0]
 
     def _land(self, order_id: int) -> Orders:
         del self.seen[order_id]
         return self.flying.pop(order_id)
 
-    def _lose(self, order: Orders, charges: Charges | None, reason: str) -> None:
+    def _lose(self, order: Orders, charges: Charges, reason: str) -> None:
         self.lost.append(_flight(order))
         self.ledger.lost(order, charges, reason)
 
@@ -190,9 +221,10 @@ class Server:
         for name, part in self.method.policies().items():
             self.states[name] = part.learn(self.states[name], arrivals, self.notes, view)
         answers = tuple(_answer(o, u) for o, u in self.arrived if o.kind not in _TRAINING)
-        rows = self.ledger.close(self.number)
+        ledger = self.ledger.close(self.number, self.runtime.now())
         self.number += 1
         self.started = self.runtime.now()
+        self.runtime.begin(self.number)
         self.arrived, self.lost, self.declined = [], [], []
         return Step(
             index=self.number - 1,
@@ -200,7 +232,7 @@ class Server:
             params=dict(self.params),
             buffers=dict(self.buffers),
             notes=self.notes,
-            rows=rows,
+            ledger=ledger,
             answers=answers,
             snapshot=self.snapshot(),
         )
@@ -214,7 +246,7 @@ class Server:
     def _arrivals(self, pairs: list[tuple[Orders, Updates]], changes: list[Params]) -> Arrivals:
         return Arrivals(
             join([update for _, update in pairs]),
-            slices=[order.slices[0] for order, _ in pairs],
+            slices=[self._held(order, update) for order, update in pairs],
             staleness=np.array([self.number - order.step for order, _ in pairs]),
             changes=changes,
             blueprint=self.task.blueprint,
@@ -222,11 +254,15 @@ class Server:
 
     def _trained(self, order: Orders, update: Updates) -> Params:
         """What was trained as a change of the current model, under the server's names."""
-        (trees,), (slice_,) = update.trees, order.slices
+        (trees,), slice_ = update.trees, self._held(order, update)
         if "weights" in trees:
             return self._against(self.params, trees["weights"], slice_)
         names = self._names(slice_)
         return {names.get(n, n): v for n, v in trees["delta"].items()}
+
+    def _held(self, order: Orders, update: Updates) -> Slice:
+        """Which coordinates an answer has: less than was ordered when a link cut it."""
+        return narrowed(order.slices[0], float(update.delivered[0]), self.task.blueprint)
 
     def _against(self, current: Params, new: Params, slice_: Slice) -> Params:
         names = self._names(slice_)
@@ -246,7 +282,9 @@ class Server:
         told = [(o, u) for o, u in trained if u.trees[0].get("buffers")]
         if not told:
             return
-        changes = [self._against(self.buffers, u.trees[0]["buffers"], o.slices[0]) for o, u in told]
+        changes = [
+            self._against(self.buffers, u.trees[0]["buffers"], self._held(o, u)) for o, u in told
+        ]
         arrivals = self._arrivals(told, changes)
         mean = arrivals.mean(arrivals.samples)
         self.buffers = {**self.buffers, **{n: self.buffers[n] + mean[n] for n in mean}}
@@ -265,6 +303,7 @@ class Server:
             visits=self.visits.copy(),
             heard=self.heard.copy(),
             flying=dict(self.flying),
+            holding=dict(self.holding),
         )
 
     def restore(self, saved: Snapshot) -> None:
@@ -272,7 +311,8 @@ class Server:
         self.states, self.notes = dict(saved.states), saved.notes
         self.number, self.started, self.issued = saved.step, saved.started, saved.issued
         self.visits, self.heard = saved.visits.copy(), saved.heard.copy()
-        self.flying = dict(saved.flying)
+        self.flying, self.holding = dict(saved.flying), dict(saved.holding)
+        self.runtime.begin(self.number)
         self.seen = {order_id: _flight(order) for order_id, order in saved.flying.items()}
 
 

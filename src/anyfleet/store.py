@@ -2,7 +2,7 @@
 
     config.toml         the experiment, complete; `anyfleet run` takes it again
     points.jsonl        one line per server step: time, traffic, FLOPs, scores (study.Point)
-    ledger.jsonl        one line per order: who, what it cost, why it was lost (ledger.Row)
+    ledger.jsonl        one line per order: who, what it cost, why it was lost (ledger.Entries)
     model.safetensors   the shared model: the server's parameters and buffers
     summary.json        how it ended, and what it ran on
     curves.png          when matplotlib is there
@@ -73,7 +73,7 @@ class Recording:
     def append(self, moment: Moment) -> None:
         """Takes in a step; it is on disk when this returns."""
         with _undisturbed():
-            _append(self.folder / "ledger.jsonl", moment.step.rows)
+            _append(self.folder / "ledger.jsonl", moment.step.ledger.as_dicts())
             _append(self.folder / "points.jsonl", [moment.point])
             self.points.append(moment.point)
             self._step = moment.step

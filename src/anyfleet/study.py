@@ -13,7 +13,6 @@ from annotated_types import Ge
 from anyfleet import config
 from anyfleet.errors import ConfigError, Problem
 from anyfleet.evaluate import evaluate
-from anyfleet.ledger import Row
 from anyfleet.loop import Answer, Step, run
 from anyfleet.method import Method
 from anyfleet.runtime import Reference, Simulated
@@ -113,6 +112,7 @@ class Point:
     down: float  # bytes
     up: float  # bytes
     flops: float
+    joules: float
     arrived: int  # answers of this step that count
     lost: int
     loss: float  # mean training loss the devices reported in this step
@@ -140,7 +140,7 @@ def play(experiment: Experiment, task: Task | None = None) -> Iterator[Moment]:
     task = task or build(experiment)
     world = populate(experiment, task)
     runtime = Simulated(task, world, experiment.seed, engine=experiment.engine)
-    point = Point(-1, 0.0, 0.0, 0.0, 0.0, 0, 0, float("nan"), float("nan"))
+    point = Point(-1, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0, float("nan"), float("nan"))
     for step in run(experiment.method, task, runtime, experiment.seed):
         last = step.index + 1 == experiment.rounds
         due = last or step.index % experiment.evaluate_every == 0
@@ -174,24 +174,21 @@ def _scores(experiment: Experiment, task: Task, step: Step) -> dict[str, float]:
 
 
 def _advance(before: Point, step: Step, scores: dict[str, float]) -> Point:
-    counted = [row for row in step.rows if not row.lost]
-    losses = [row.loss for row in counted if row.loss == row.loss]
+    ledger, counted = step.ledger, step.ledger.counted
+    losses = ledger.loss[counted & ~np.isnan(ledger.loss)]
     return Point(
         step=step.index,
         time=step.time,
-        down=before.down + _total(step.rows, "bits_down") / 8,
-        up=before.up + _total(step.rows, "bits_up") / 8,
-        flops=before.flops + _total(step.rows, "flops"),
-        arrived=len(counted),
-        lost=len(step.rows) - len(counted),
-        loss=float(np.mean(losses)) if losses else float("nan"),
+        down=before.down + float(ledger.bits_down.sum()) / 8,
+        up=before.up + float(ledger.bits_up.sum()) / 8,
+        flops=before.flops + float(ledger.flops.sum()),
+        joules=before.joules + float(ledger.joules.sum()),
+        arrived=int(counted.sum()),
+        lost=int((~counted).sum()),
+        loss=float(losses.mean()) if len(losses) else float("nan"),
         on_devices=_surveyed(step.answers),
         scores=scores,
     )
-
-
-def _total(rows: Sequence[Row], column: str) -> float:
-    return float(sum(getattr(row, column) for row in rows))
 
 
 def _surveyed(answers: Sequence[Answer]) -> float:
@@ -217,6 +214,7 @@ class Summary:
     down: float  # bytes
     up: float  # bytes
     flops: float
+    joules: float
     lost: int
 
 
@@ -233,6 +231,7 @@ def summarise(points: Sequence[Point]) -> Summary:
         down=last.down,
         up=last.up,
         flops=last.flops,
+        joules=last.joules,
         lost=sum(point.lost for point in points),
     )
 

@@ -5,18 +5,20 @@ batch of one. All of them are immutable; `take` and `join` make new batches out 
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
 from torch import Tensor
 
 from anyfleet.columns import Batch, Floats, Ints
-from anyfleet.elastic import Blueprint, Cost, Slice
+from anyfleet.elastic import Blueprint, Slice
 from anyfleet.elastic.blueprint import Rounding
 
 if TYPE_CHECKING:
     from anyfleet.method import Job
+    from anyfleet.timing import Demand
 
 Params = Mapping[str, Tensor]
 Trees = Mapping[str, Params]  # "model", "delta", "weights", "buffers"
@@ -85,10 +87,23 @@ class Devices(Batch):
 class Conditions(Batch):
     """What devices report at check-in."""
 
-    speed: Floats  # FLOP per second
+    speed: Floats  # FLOP per second, now, at the highest frequency
     up: Floats  # bits per second
     down: Floats  # bits per second
     memory: Floats  # bytes free for training
+    battery: Floats  # joules left; infinite on mains
+    budget: Floats  # joules it is willing to spend on one order
+    load: Floats  # how many times longer everything takes because of other work
+    overhead: Floats  # seconds for each local step, without load
+    latency: Floats  # seconds for each call of an operator, without load
+    bandwidth: Floats  # bytes per second that it can move besides calculating
+    fixed: Floats  # the part of a whole model's time that does not shrink with the slice
+    exponent: Floats  # with which the rest shrinks, as a power of the share of FLOP
+    slowest: Floats  # cycles per second
+    fastest: Floats  # cycles per second
+    coefficient: Floats  # joules for a cycle, divided by the frequency squared
+    power: Floats  # watts while sending
+    receive: Floats  # watts while receiving
 
 
 @dataclass(frozen=True)
@@ -119,6 +134,7 @@ class Numbers(Batch):
     batch: Ints
     steps: Ints  # most local steps, or EVERYTHING
     rate: Floats  # target compression rate of the upload
+    frequency: Floats  # cycles per second; not a number: the fastest it can
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,6 +163,7 @@ class Orders(Batch):
     trees: tuple[Trees, ...]
     symbols: tuple[Any, ...]  # the model as the downlink codec packs it
     bits: Floats  # of the trees and index sets, downlink
+    delivered: Floats  # width of the model that came through the link; 1 unless it failed
     heard: Ints  # the device's last order whose answer arrived, or -1
     of: Ints  # FETCH: the order whose result is held, else -1
     kind: Kind
@@ -166,6 +183,7 @@ class Updates(Batch):
     symbols: tuple[Any, ...]  # the trained tree as the uplink codec packs it
     masks: tuple[Params, ...]  # a name that is absent counts whole
     bits: Floats  # uplink
+    delivered: Floats  # width of the model that came through the link; 1 unless it failed
     report: tuple[Report, ...]
 
 
@@ -181,7 +199,7 @@ class Memory:
 class Offer:
     """What an entry of a menu would cost a device."""
 
-    cost: Cost  # per sample
+    demand: "Demand"  # a batch of one
     down: float  # bits
     up: float  # bits
 
@@ -214,6 +232,12 @@ class Charges(Batch):
     download: Floats  # seconds
     compute: Floats  # seconds
     upload: Floats  # seconds
+    download_joules: Floats
+    compute_joules: Floats
+    upload_joules: Floats
+    began: Floats  # seconds since the start of the run
+    delivered_down: Floats  # share of the model's columns that came through
+    delivered_up: Floats
 
 
 @dataclass(frozen=True, eq=False)
@@ -234,7 +258,7 @@ class Lost:
 
     order: int
     reason: str
-    charges: Charges | None = None  # what was spent before it was lost
+    charges: Charges  # what was spent before it was lost
 
 
 @dataclass(frozen=True, eq=False)
@@ -244,6 +268,13 @@ class Stepped:
     model: Params
     state: Any = None
     notes: Mapping[str, Any] = field(default_factory=dict)
+
+
+def no_charges(order: int, now: float) -> Charges:
+    """Of an order that was never sent."""
+    zero = np.zeros(1)
+    spent = {f.name: zero for f in fields(Charges)}
+    return Charges(**{**spent, "order": np.array([order]), "began": np.array([now])})
 
 
 def measured(report: Report, name: str) -> float:

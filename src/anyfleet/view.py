@@ -2,12 +2,15 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
-from anyfleet.columns import Ints
+from anyfleet.columns import Flags, Ints
 from anyfleet.elastic import Blueprint, Cost, Slice
+from anyfleet.timing import Demand
 from anyfleet.types import Conditions, Devices, Kind, Params, Report
 
 
@@ -17,6 +20,7 @@ class Request:
 
     kind: Kind = Kind.TRAIN
     count: int | None = None  # at most
+    level: int | None = None  # only devices of this declared level
     devices: tuple[int, ...] | None = None
     of: tuple[int, ...] = ()  # FETCH: the held orders, one per device
 
@@ -41,7 +45,7 @@ class View:
     step: int
     now: float
     started: float  # when this step began
-    idle: Ints
+    free: Callable[[Ints], Flags]  # which of these could be asked now
     flying: tuple[Flight, ...]
     arrived: tuple[Flight, ...]
     lost: tuple[Flight, ...]
@@ -51,7 +55,13 @@ class View:
     conditions: Callable[[Ints], Conditions]
     judge: Callable[[Params, Tensor], float]  # loss on a batch of the server split
     cost: Callable[[Slice, int], Cost]  # of a slice, for a batch of that many samples
+    training: Callable[[Slice, int, int, int], Demand]  # by batch, samples processed, steps
     traffic: Callable[[Slice], tuple[float, float]]  # bits down and up, uncompressed
+
+    @cached_property
+    def idle(self) -> Ints:
+        """All devices that could be asked now. Looks at the whole fleet: `free` asks about few."""
+        return np.flatnonzero(self.free(np.arange(len(self.devices))))
 
     def fresh(self, flights: Iterable[Flight]) -> tuple[Flight, ...]:
         """Those that were issued in this very step."""

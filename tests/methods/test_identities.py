@@ -18,7 +18,7 @@ from anyfleet.schedule import Deadline
 from anyfleet.select import Everyone, Uniform
 from anyfleet.tasks import Dirichlet, XClass
 from anyfleet.train import Tracked
-from anyfleet.world import Fleet
+from anyfleet.world import levels
 from tests import small
 
 SETTINGS: Training = {"lr": 0.1, "batch": 8}
@@ -72,15 +72,15 @@ def test_each_part_of_heterofl_is_a_switch_of_its_own(part: str) -> None:
 
 def test_partial_work_does_the_steps_that_fit() -> None:
     task = small.task()
-    fleet = Fleet(speeds=(2e9, 2e7))
+    fleet = levels(speeds=(2e9, 2e7))
     full = small.steps(fedavg(count=8, lr=0.1, batch=4, epochs=3), task, 1, fleet=fleet)[0]
     limit = 0.05
     method = fedprox(mu=0.1, seconds=limit, count=8, lr=0.1, batch=4, epochs=3)
     part = small.steps(method, task, 1, fleet=fleet)[0]
-    whole = {row.device: row for row in full.rows}
-    shortened = [row for row in part.rows if row.flops < whole[row.device].flops]
+    whole = {row.device: row for row in small.rows(full)}
+    shortened = [row for row in small.rows(part) if row.flops < whole[row.device].flops]
     assert 0 < len(shortened) < 8
-    for row in part.rows:
+    for row in small.rows(part):
         seconds = row.download + row.compute + row.upload
         one_step = whole[row.device].compute / 24
         assert seconds <= limit * 1.01 or row.compute <= one_step * 1.01
@@ -95,23 +95,23 @@ def test_the_steps_that_fit_are_the_most_that_fit(samples: int, batch: int, budg
 
 def test_what_a_device_chooses_meets_an_equal_deadline() -> None:
     task = small.task()
-    fleet = Fleet(speeds=(1e9, 1e8))
+    fleet = levels(speeds=(1e9, 1e8))
     menu = replace(fedavg(lr=0.1), select=Everyone(), plan=Menu((1.0, 0.25)), norm=Tracked())
     free = small.steps(menu, task, 1, fleet=fleet)[0]
-    slow = max(row.download + row.compute + row.upload for row in free.rows)
+    slow = max(row.download + row.compute + row.upload for row in small.rows(free))
     exact = slow * (1 + 1e-9)
     method = replace(menu, choose=LargestInTime(exact), schedule=Deadline(exact))
     step = small.steps(method, task, 1, fleet=fleet)[0]
-    assert {(row.choice, row.lost) for row in step.rows} == {(0, "")}
+    assert {(row.choice, row.lost) for row in small.rows(step)} == {(0, "")}
 
 
 def test_heterofl_trains_the_leading_share_of_each_level() -> None:
     task = small.task()
     method = replace(heterofl(shares=(1.0, 0.5), lr=0.1), select=Everyone())
-    step = small.steps(method, task, 1, fleet=Fleet(speeds=(1e9, 1e8)))[0]
+    step = small.steps(method, task, 1, fleet=levels(speeds=(1e9, 1e8)))[0]
     whole = task.blueprint.numel()
     half = task.blueprint.local(task.blueprint.prefix(0.5)).numel()
-    assert sorted(row.parameters for row in step.rows) == [half] * 4 + [whole] * 4
+    assert sorted(row.parameters for row in small.rows(step)) == [half] * 4 + [whole] * 4
 
 
 def test_channels_nobody_trains_keep_their_values() -> None:
@@ -126,7 +126,7 @@ def test_label_rows_of_absent_classes_keep_their_values() -> None:
     task = small.task(partition=XClass(2, samples=30))
     method = replace(heterofl(shares=(1.0,), lr=0.1), select=Uniform(1))
     step = small.steps(method, task, 1)[0]
-    present = task.labels(step.rows[0].device)
+    present = task.labels(small.rows(step)[0].device)
     moved = (step.params["10.weight"] != task.params["10.weight"]).any(dim=1)
     assert torch.equal(moved, present)
 
@@ -136,7 +136,7 @@ def test_largest_in_time_takes_the_last_entry_when_nothing_fits() -> None:
     method = replace(
         fedavg(count=5, **SETTINGS), plan=Menu((1.0, 0.25)), choose=LargestInTime(1e-9)
     )
-    assert {row.choice for row in small.steps(method, task, 1)[0].rows} == {1}
+    assert {row.choice for row in small.rows(small.steps(method, task, 1)[0])} == {1}
 
 
 def test_steps_within_keeps_at_least_one_step() -> None:
@@ -144,5 +144,5 @@ def test_steps_within_keeps_at_least_one_step() -> None:
     method = replace(fedavg(count=5, **SETTINGS), plan=StepsWithin(1e-9))
     step = small.steps(method, task, 1)[0]
     whole = small.steps(fedavg(count=5, **SETTINGS), task, 1)[0]
-    for one, all_ in zip(step.rows, whole.rows, strict=True):
+    for one, all_ in zip(small.rows(step), small.rows(whole), strict=True):
         assert 0 < one.flops < all_.flops

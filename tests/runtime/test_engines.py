@@ -39,7 +39,7 @@ def test_threads_with_real_bytes_equal_the_reference_bit_for_bit(name: str) -> N
     assert small.identical(one[-1].params, two[-1].params)
     assert small.identical(one[-1].buffers, two[-1].buffers)
     assert [step.time for step in one] == [step.time for step in two]
-    assert repr([step.rows for step in one]) == repr([step.rows for step in two])
+    assert repr([small.rows(step) for step in one]) == repr([small.rows(step) for step in two])
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -64,8 +64,8 @@ def test_centralised_training_is_one_device_with_all_data() -> None:
     task = pooled(small.task(dropout=0.0))
     first, *_, last = small.steps(centralised(lr=0.1, batch=16, epochs=2), task, 8)
     assert task.devices == 1
-    assert len(first.rows) == 1
-    assert last.rows[0].loss < 0.5 * first.rows[0].loss
+    assert len(small.rows(first)) == 1
+    assert small.rows(last)[0].loss < 0.5 * small.rows(first)[0].loss
 
 
 def test_centralised_training_is_the_same_with_real_bytes() -> None:

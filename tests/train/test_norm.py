@@ -33,7 +33,7 @@ def test_tracked_statistics_are_averaged_by_samples_and_count_as_traffic() -> No
     without = small.steps(FAST, task, 1)[0]
     assert not torch.equal(step.buffers["1.running_mean"], task.buffers["1.running_mean"])
     extra = 32 * 2 * 6  # mean and variance of six channels
-    for one, two in zip(step.rows, without.rows, strict=True):
+    for one, two in zip(small.rows(step), small.rows(without), strict=True):
         assert one.bits_up - two.bits_up == extra
         assert one.bits_down - two.bits_down == extra
 
@@ -45,7 +45,7 @@ def test_tracked_mean_of_two_devices_is_the_weighted_one() -> None:
         small.steps(replace(method, select=Uniform(1)), task, 1, seed=seed)[0]
         for seed in (0, 1, 2, 3, 4)
     ]
-    devices = {step.rows[0].device: step.buffers["1.running_mean"] for step in alone}
+    devices = {small.rows(step)[0].device: step.buffers["1.running_mean"] for step in alone}
     if len(devices) < 2:
         pytest.fail("the seeds never drew both devices")
     sizes = [len(task.data(0)), len(task.data(1))]
@@ -68,7 +68,7 @@ def test_on_device_normalisation_never_travels() -> None:
     assert not torch.equal(kept[0]["1.running_mean"], kept[1]["1.running_mean"])
     assert not torch.equal(kept[0]["1.weight"], task.params["1.weight"])
     whole = sum(v.numel() for v in task.params.values())
-    assert step.rows[0].parameters == whole - 12
+    assert small.rows(step)[0].parameters == whole - 12
 
 
 def test_static_statistics_are_the_plain_mean_over_batches() -> None:

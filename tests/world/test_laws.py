@@ -98,6 +98,15 @@ def test_choice_takes_each_value_as_often_as_it_weighs(
         assert (drawn == value).mean() == pytest.approx(share, abs=slack)
 
 
+def test_a_value_without_weight_is_not_drawn_even_at_a_border(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shares = torch.tensor([[0.0], [0.25], [0.5], [1 - 2.0**-53]], dtype=torch.float64)
+    monkeypatch.setattr(rng, "uniform", lambda key, count: shares)
+    law = Choice((9.0, 1.0, 8.0, 2.0, 7.0), (0.0, 0.1, 0.0, 0.1, 0.0))
+    assert law.draw(keys(4)).tolist() == [1.0, 1.0, 2.0, 2.0]
+
+
 @pytest.mark.parametrize("deviation", [1.0, 50.0, 150.0, 300.0, 390.0])
 def test_normal_keeps_mean_and_deviation_however_much_is_clipped(deviation: float) -> None:
     drawn = Normal(400.0, deviation, low=0.0, high=1e4).draw(keys())

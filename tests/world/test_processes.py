@@ -186,6 +186,16 @@ def test_the_mean_is_preserved_also_at_the_widest_spread() -> None:
     assert process.bounds()[1] == pytest.approx(math.exp(4 * 8 - 8))
 
 
+@pytest.mark.parametrize(("extreme", "end"), [(9.0, 1), (math.inf, 1), (-9.0, 0)])
+def test_no_draw_is_too_extreme_for_the_bounds(
+    monkeypatch: pytest.MonkeyPatch, extreme: float, end: int
+) -> None:
+    process = Wandering(3.0, spread=1.0, floor=0.0)
+    drawn = torch.tensor(extreme, dtype=torch.float64)
+    monkeypatch.setattr(rng, "normal", lambda key, count: drawn.expand(*key.shape, count))
+    assert process.at(keys(2), step(0)).tolist() == [process.bounds()[end]] * 2
+
+
 def test_the_floor_lifts_the_slow_and_leaves_the_others() -> None:
     free, floored = Wandering(10.0, spread=1.0, floor=0.0), Wandering(10.0, spread=1.0, floor=0.3)
     slow, lifted = free.at(keys(2000), step(3)), floored.at(keys(2000), step(3))

@@ -9,10 +9,10 @@ from anyfleet.cli.record import built, picture, prepare, record, subfolder
 from anyfleet.cli.screen import console, percent, seconds, table
 from anyfleet.study import Experiment, Point, common_accuracy, populate, reached, summarise
 from anyfleet.tasks import Dirichlet, Embedded, Pooled
-from anyfleet.world import Fleet
+from anyfleet.world import levels
 
 SHARES = (1.0, 1 / 2, 1 / 4, 1 / 8)
-FLEET = Fleet(speeds=(2e9, 1e9, 5e8, 2.5e8))
+FLEET = levels(speeds=(2e9, 1e9, 5e8, 2.5e8))
 TASK = Embedded(devices=20, partition=Dirichlet(0.5))
 LR, MOMENTUM = 0.05, 0.9
 REFERENCES = (
@@ -58,7 +58,7 @@ def demonstrate(
     screen.print(f"\n{explain(fedavg, heterofl)}\n", markup=False, soft_wrap=True)
     if references:
         screen.print(f"{REFERENCES}\n", markup=False, soft_wrap=True)
-    title = f"{len(world.speed)} unequal devices, Fashion-MNIST subset, non-i.i.d."
+    title = f"{len(world)} unequal devices, Fashion-MNIST subset, non-i.i.d."
     picture(folder / "demo.png", runs, screen=screen, world=world, title=title)
 
 

@@ -7,8 +7,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from anyfleet.elastic import Blueprint, Slice
 from anyfleet.errors import BadMessage
 from anyfleet.method import Shapes, Squeezed
+from anyfleet.packing import dense
 from anyfleet.types import Params
 
 
@@ -19,8 +21,12 @@ class Raw:
     slot: ClassVar[str] = ""
 
     def squeeze(self, tree: Params, memory: Params, key: Tensor, rate: Tensor) -> Squeezed:
-        bits = sum(8 * value.element_size() * value.numel() for value in tree.values())
-        return Squeezed(tree, {}, tree, torch.tensor(float(bits)), {}, torch.tensor(0.0))
+        bits = torch.tensor(float(_bits(tree)))
+        return Squeezed(tree, {}, tree, bits, {}, torch.tensor(0.0))
+
+    def narrow(self, symbols: Params, sub: Slice, local: Blueprint) -> tuple[Params, float]:
+        part = dense(symbols, sub, local)
+        return part, float(_bits(part))
 
     def pack(self, symbols: Params) -> bytes:
         return b"".join(
@@ -53,6 +59,9 @@ class Nothing:
     def squeeze(self, tree: Params, memory: Params, key: Tensor, rate: Tensor) -> Squeezed:
         return Squeezed({}, {}, None, torch.tensor(0.0), {}, torch.tensor(1.0))
 
+    def narrow(self, symbols: None, sub: Slice, local: Blueprint) -> tuple[None, float]:
+        return None, 0.0
+
     def pack(self, symbols: None) -> bytes:
         return b""
 
@@ -62,3 +71,7 @@ class Nothing:
 
     def restore(self, symbols: None, shapes: Shapes) -> tuple[Params, Params]:
         return {}, {}
+
+
+def _bits(tree: Params) -> int:
+    return sum(8 * value.element_size() * value.numel() for value in tree.values())

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from anyfleet.local import limits, processed
 from anyfleet.types import Choices, Numbers, Offer, Own
 
 
@@ -41,7 +40,5 @@ def _choice(entry: int, numbers: Numbers) -> Choices:
 def seconds_for(offer: Offer, own: Own, numbers: Numbers) -> float:
     """Download, training and upload of one device, as it would estimate them itself."""
     link = own.conditions
-    (limit,) = limits(numbers, [own.samples])
-    count = processed(limit, own.samples, int(numbers.batch[0]))
-    flops = count * (offer.cost.forward_flops + offer.cost.backward_flops)
-    return float(offer.down / link.down[0] + flops / link.speed[0] + offer.up / link.up[0])
+    compute = offer.demand.effort.seconds(link, numbers.frequency)
+    return float((offer.down / link.down + compute + offer.up / link.up)[0])

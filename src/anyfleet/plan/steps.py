@@ -1,6 +1,7 @@
 """Partial work: as many local steps as a device's time allows."""
 
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -27,25 +28,40 @@ class StepsWithin(Around):
 
     def __call__(self, drafts: Plans, view: View, state: State, key: Tensor) -> Plans:
         plans = self.inner(drafts, view, state, key)
-        own = view.conditions(plans.device)
+        own, numbers = view.conditions(plans.device), plans.numbers
         samples = view.devices.samples[plans.device].tolist()
-        whole = limits(plans.numbers, samples)
-        steps = plans.numbers.steps.copy()
+        whole = limits(numbers, samples)
+        steps = numbers.steps.copy()
         for row, want in enumerate(plans.wants):
             slice_ = view.blueprint.prefix(want.shares(view.blueprint), want.first, want.rounding)
-            cost, (down, up) = view.cost(slice_, 1), view.traffic(slice_)
+            down, up = view.traffic(slice_)
             left = self.seconds - down / own.down[row] - up / own.up[row]
-            sample = (cost.forward_flops + cost.backward_flops) / own.speed[row]
-            batch = int(plans.numbers.batch[row])
-            steps[row] = max(1, min(whole[row], fitting(left, sample, samples[row], batch)))
-        return replace(plans, numbers=replace(plans.numbers, steps=steps))
+            batch, mine = int(numbers.batch[row]), own.take([row])
+            # Time is linear in both: what one step takes by itself, and what one sample adds.
+            step, sample = (
+                view.training(slice_, batch, *each).effort.seconds(mine, numbers.frequency[[row]])
+                for each in ((0, 1), (1, 0))
+            )
+            pace = Pace(float(step[0]), float(sample[0]))
+            steps[row] = max(1, min(whole[row], fitting(left, pace, samples[row], batch)))
+        return replace(plans, numbers=replace(numbers, steps=steps))
 
 
-def fitting(seconds: float, per_sample: float, samples: int, batch: int) -> int:
+class Pace(NamedTuple):
+    """Seconds that a step takes by itself, and that each sample adds."""
+
+    step: float
+    sample: float
+
+
+def fitting(seconds: float, pace: Pace, samples: int, batch: int) -> int:
     """The most steps that fit into `seconds`; the last batch of an epoch may be short."""
     if not samples:
         return 0
     # A billionth more than there is: a budget that fits exactly must not fail by rounding.
-    affordable = max(0, int(seconds / per_sample * (1 + 1e-9)))
-    epochs, rest = divmod(affordable, samples)
-    return epochs * -(-samples // batch) + rest // batch
+    seconds = max(0.0, seconds) * (1 + 1e-9)
+    per_epoch = -(-samples // batch)
+    epoch = per_epoch * pace.step + samples * pace.sample
+    epochs = int(seconds / epoch)
+    rest = int((seconds - epochs * epoch) / (pace.step + batch * pace.sample))
+    return epochs * per_epoch + min(rest, per_epoch - 1)

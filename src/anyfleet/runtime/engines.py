@@ -10,6 +10,7 @@ import torch
 
 from anyfleet.client import work
 from anyfleet.columns import join
+from anyfleet.delivery import cut_update
 from anyfleet.runtime.wire import decode_order, decode_update, encode_order, encode_update
 from anyfleet.types import Kind, Memory, Orders, Task, Updates
 
@@ -17,10 +18,17 @@ Outcome = tuple[Updates, Memory]
 
 
 class Engine(Protocol):
-    """Carries out orders, one row each, and returns outcomes in the same order."""
+    """Carries out orders, one row each, and returns outcomes in the same order.
+
+    `widths` tells how much of each answer comes through its link (METHODS §1.9); 1 is all.
+    """
 
     def execute(
-        self, orders: Sequence[Orders], memories: Sequence[Memory], task: Task
+        self,
+        orders: Sequence[Orders],
+        memories: Sequence[Memory],
+        widths: Sequence[float],
+        task: Task,
     ) -> list[Outcome]: ...
 
 
@@ -29,11 +37,14 @@ class Reference:
     """One device after the other: the plain path that the others must agree with."""
 
     def execute(
-        self, orders: Sequence[Orders], memories: Sequence[Memory], task: Task
+        self,
+        orders: Sequence[Orders],
+        memories: Sequence[Memory],
+        widths: Sequence[float],
+        task: Task,
     ) -> list[Outcome]:
-        return [
-            _single(order, memory, task) for order, memory in zip(orders, memories, strict=True)
-        ]
+        rows = zip(orders, memories, widths, strict=True)
+        return [_single(order, memory, width, task) for order, memory, width in rows]
 
 
 @dataclass(frozen=True)
@@ -51,17 +62,21 @@ class Threads:
             raise ValueError(f"Threads.workers must be at least 1, got {self.workers}.")
 
     def execute(
-        self, orders: Sequence[Orders], memories: Sequence[Memory], task: Task
+        self,
+        orders: Sequence[Orders],
+        memories: Sequence[Memory],
+        widths: Sequence[float],
+        task: Task,
     ) -> list[Outcome]:
-        def device(order: Orders, memory: Memory) -> Outcome:
+        def device(order: Orders, memory: Memory, width: float) -> Outcome:
             received = decode_order(encode_order(order, task), task, self.allow)
-            update, kept = _single(received, memory, task)
+            update, kept = _single(received, memory, width, task)
             return decode_update(encode_update(update, received), order, task), kept
 
         # A new thread does not inherit the number of threads that torch was told to use.
         pin, count = torch.set_num_threads, torch.get_num_threads()
         with ThreadPoolExecutor(self.workers, initializer=pin, initargs=(count,)) as pool:
-            return list(pool.map(device, orders, memories))
+            return list(pool.map(device, orders, memories, widths))
 
 
 @dataclass(frozen=True)
@@ -75,7 +90,11 @@ class Stacked:
             raise ValueError(f"Stacked.chunk must be at least 1, got {self.chunk}.")
 
     def execute(
-        self, orders: Sequence[Orders], memories: Sequence[Memory], task: Task
+        self,
+        orders: Sequence[Orders],
+        memories: Sequence[Memory],
+        widths: Sequence[float],
+        task: Task,
     ) -> list[Outcome]:
         groups: dict[Hashable, list[int]] = defaultdict(list)
         for row, order in enumerate(orders):
@@ -89,8 +108,11 @@ class Stacked:
                     tuple(memories[row] for row in part),
                     task,
                 )
-                pairs = zip(done.updates.rows(), done.memories, strict=True)
-                outcomes |= dict(zip(part, pairs, strict=True))
+                for row, update, memory in zip(
+                    part, done.updates.rows(), done.memories, strict=True
+                ):
+                    came = cut_update(update, orders[row], widths[row], task.blueprint)
+                    outcomes[row] = came, memory
         return [outcomes[row] for row in range(len(orders))]
 
 
@@ -104,6 +126,6 @@ def _shape(order: Orders, row: int, task: Task) -> Hashable:
     return order.kind, shape, order.job, order.cohort if draws else None
 
 
-def _single(order: Orders, memory: Memory, task: Task) -> Outcome:
+def _single(order: Orders, memory: Memory, width: float, task: Task) -> Outcome:
     done = work(order, (memory,), task)
-    return done.updates, done.memories[0]
+    return cut_update(done.updates, order, width, task.blueprint), done.memories[0]

@@ -1,23 +1,27 @@
 """Devices in this process, under virtual time: a clock and a world, times an engine."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from anyfleet.client import decide
-from anyfleet.columns import Ints, join
-from anyfleet.elastic import cost
-from anyfleet.local import limits, processed
+from anyfleet.columns import Flags, Floats, Ints, join
+from anyfleet.delivery import cut_order
+from anyfleet.issue import too_large
+from anyfleet.runtime.batteries import Batteries
+from anyfleet.runtime.charging import charged, demand, spent
 from anyfleet.runtime.clock import Clock, Event
+from anyfleet.runtime.crossing import Crossing, crossings
 from anyfleet.runtime.engines import Engine, Reference
+from anyfleet.runtime.fates import Fate, Phase, first, goes_offline, runs_dry, transfer
 from anyfleet.types import (
     Charges,
     Choices,
     Conditions,
     Devices,
     Events,
-    Kind,
     Lost,
     Memory,
     Orders,
@@ -25,16 +29,20 @@ from anyfleet.types import (
     Updates,
 )
 from anyfleet.world import World
+from anyfleet.world.quantities import When
 
 
 @dataclass(frozen=True, eq=False)
 class _Pending:
-    """An order under way: who, since when, and what it will have cost."""
+    """An order under way: since when, what it will have cost, and how it ends."""
 
     order: Orders
-    since: float
+    when: When  # it began
+    active: int  # devices that use the air meanwhile
+    charge: float  # of its battery, at the beginning
+    crossing: Crossing
     charges: Charges
-    dies: bool  # before it has finished
+    fate: Fate | None  # how it ends without an answer, as far as is known
     update: Updates | None = None
     memory: Memory | None = None  # what the device will remember once it has finished
 
@@ -44,64 +52,125 @@ class Saved:
     """The state of a simulated fleet between two events."""
 
     clock: Clock
+    step: int
     pending: Mapping[int, _Pending]
     memories: Mapping[int, Memory]
+    batteries: tuple[Floats, Floats]
 
 
 class Simulated:
     """A fleet in this process.
 
     Every order has two events: `trained`, known when it is submitted, and `arrived`, which needs
-    the measured size of the answer. Orders are carried out when the clock first needs one of
-    them, all pending ones together: that lets an engine stack even asynchronous runs.
+    the measured size of the answer; or it is `lost` before. Orders are carried out when the clock
+    first needs one of them, all pending ones together: that lets an engine stack even asynchronous
+    runs.
     """
 
     def __init__(
         self, task: Task, world: World, seed: int, *, engine: Engine | None = None
     ) -> None:
-        if len(world.declared) != task.devices:
+        if len(world) != task.devices:
             raise ValueError(
-                f"the world has {len(world.declared)} devices but the task has {task.devices}; "
+                f"the world has {len(world)} devices but the task has {task.devices}; "
                 "build the world with one row per device of the task"
             )
         self._task, self._world, self._seed = task, world, seed
         self._engine: Engine = engine or Reference()
-        self._clock = Clock()
+        self._clock, self._step = Clock(), 0
         self._pending: dict[int, _Pending] = {}
         self._memories: dict[int, Memory] = {}
+        self._batteries = Batteries(world)
         self._free = np.ones(task.devices, dtype=bool)
+
+    # -- what policies learn
 
     def now(self) -> float:
         return self._clock.now
 
+    def begin(self, step: int) -> None:
+        self._step = step
+
     def devices(self) -> Devices:
         return self._world.declared
 
-    def idle(self) -> Ints:
-        return np.flatnonzero(self._free)
+    def free(self, devices: Ints) -> Flags:
+        there = self._world.online(devices, self._when())
+        return self._free[devices] & there & self._batteries.enough(devices, self.now())
 
     def conditions(self, devices: Ints) -> Conditions:
-        return self._world.conditions(devices, self.now())
+        active = len(self._pending) + len(devices)
+        charge = self._batteries.charge(devices, self.now())
+        return self._world.report(devices, self._when(), active, charge)
 
     def offer(self, orders: Orders) -> Choices:
         memories = [self.memory(int(device)) for device in orders.device]
-        return decide(
-            orders, self._world.conditions(orders.device, self.now()), memories, self._task
-        )
+        return decide(orders, self._truth(orders), memories, self._task)
+
+    def _truth(self, orders: Orders) -> Conditions:
+        """What devices know of themselves when these orders reach them."""
+        active = len(self._pending) + len(orders)
+        own = self._world.conditions(orders.device, self._when(), active)
+        return replace(own, battery=self._batteries.charge(orders.device, self.now()))
+
+    def _when(self) -> When:
+        return When(self.now(), self._step)
+
+    # -- asking
 
     def submit(self, orders: Orders) -> None:
-        own = self.conditions(orders.device)
+        own, active = self._truth(orders), len(self._pending) + len(orders)
+        crossing = crossings(orders, self._world, self._when(), active, self._task.blueprint)
+        fatal = self._world.dies(orders.device, orders.visit)
         self._free[orders.device] = False
-        fatal = self._world.dies(orders.device, orders.visit, self._seed)
-        for row, order in enumerate(orders.rows()):
-            flops = self._flops(order)
-            download = float(order.bits[0] / own.down[row])
-            compute = float(flops / own.speed[row])
-            charges = _charges(order, flops=flops, download=download, compute=compute)
-            dies = bool(fatal[row])
-            self._pending[int(order.id[0])] = _Pending(order, self.now(), charges, dies)
-            when = self.now() + download + (compute / 2 if dies else compute)
-            self._clock.at(when, Event("died" if dies else "trained", int(order.id[0])))
+        for row, whole in enumerate(orders.rows()):
+            order = cut_order(whole, crossing[row].down, self._task.blueprint)
+            need = demand(order, self._task, self._world.counting)
+            mine = own.take([row])
+            download = self._transfer(order, float(order.bits[0]), "down", active)
+            charges = charged(order, need.effort, mine, download, self._when())
+            pending = _Pending(
+                order=order,
+                when=self._when(),
+                active=active,
+                charge=float(mine.battery[0]),
+                crossing=crossing[row],
+                charges=replace(charges, delivered_down=np.array([crossing[row].down_share])),
+                fate=None,
+            )
+            reason = too_large(float(need.memory[0]), float(mine.memory[0]))
+            self._start(pending, reason, dies=bool(fatal[row]))
+
+    def _start(self, pending: _Pending, no_room: str, *, dies: bool) -> None:
+        """Schedules what comes next for an order that was just submitted."""
+        (download,), (compute,) = pending.charges.download, pending.charges.compute
+        (receiving,), (computing,) = pending.charges.download_joules, pending.charges.compute_joules
+        fates = [
+            *([Fate(0.0, "no link")] if math.isinf(download) else []),
+            *([Fate(download, no_room)] if no_room else []),
+            *([Fate(download + compute / 2, "died")] if dies else []),
+            *runs_dry((Phase(download, receiving), Phase(compute, computing)), pending.charge),
+        ]
+        soonest = first(fates)
+        device, end = int(pending.order.device[0]), download + compute
+        end = min(end, soonest.after) if soonest else end
+        fate = first([*fates, *goes_offline(self._world, device, pending.when, end)])
+        order = int(pending.order.id[0])
+        self._pending[order] = replace(pending, fate=fate)
+        after = fate.after if fate else download + compute
+        self._clock.at(self.now() + after, Event("lost" if fate else "trained", order))
+
+    def _transfer(self, order: Orders, bits: float, way: str, active: int) -> float:
+        """Seconds in which these bits cross the order's link, from now on."""
+
+        def rate(when: When) -> float:
+            rates = self._world.rates(order.device, when, active)
+            return float((rates.up if way == "up" else rates.down)[0])
+
+        device = int(order.device[0])
+        return transfer(bits, self._when(), rate, lambda w: self._world.rates_until(device, w))
+
+    # -- hearing
 
     def wait(self, until: float | None, enough: int) -> Events:
         updates: list[Updates] = []
@@ -115,8 +184,9 @@ class Simulated:
                 self._trained(event.order)
                 continue
             pending = self._land(event.order)
-            if event.kind == "died":
-                lost.append(Lost(event.order, "died", self._spent(pending)))
+            if event.kind == "lost":
+                reason = pending.fate.reason if pending.fate else "lost"
+                lost.append(Lost(event.order, reason, pending.charges))
             elif pending.update is not None:
                 updates.append(pending.update)
                 charges.append(pending.charges)
@@ -131,14 +201,21 @@ class Simulated:
 
     def cancel(self, orders: tuple[int, ...], reason: str) -> tuple[Lost, ...]:
         self._clock.forget(set(orders))
-        return tuple(Lost(o, reason, self._spent(self._land(o))) for o in orders)
+        return tuple(Lost(order, reason, self._land(order).charges) for order in orders)
 
     def save(self) -> Saved:
-        return Saved(self._clock.copy(), dict(self._pending), dict(self._memories))
+        return Saved(
+            self._clock.copy(),
+            self._step,
+            dict(self._pending),
+            dict(self._memories),
+            self._batteries.save(),
+        )
 
     def restore(self, saved: Saved) -> None:
-        self._clock = saved.clock.copy()
+        self._clock, self._step = saved.clock.copy(), saved.step
         self._pending, self._memories = dict(saved.pending), dict(saved.memories)
+        self._batteries.restore(saved.batteries)
         busy = [int(pending.order.device[0]) for pending in saved.pending.values()]
         self._free = ~np.isin(np.arange(self._task.devices), busy)
 
@@ -147,74 +224,59 @@ class Simulated:
         return self._memories.get(device, Memory())
 
     def _land(self, order_id: int) -> _Pending:
+        """An order that is over, charged for the parts of it that time has reached."""
         pending = self._pending.pop(order_id)
-        self._free[pending.order.device] = True
-        return pending
+        device = int(pending.order.device[0])
+        self._free[device] = True
+        charges = spent(pending.charges, self.now() - pending.when.now)
+        joules = charges.download_joules + charges.compute_joules + charges.upload_joules
+        self._batteries.spend(device, float(joules[0]), pending.when.now, self.now())
+        return replace(pending, charges=charges)
 
     def _trained(self, order_id: int) -> None:
+        """The device has finished: it remembers, and sends."""
         if self._pending[order_id].update is None:
             self._execute()
         pending = self._pending[order_id]
         if pending.update is None or pending.memory is None:
             raise RuntimeError(f"the engine did not carry out order {order_id}")
         self._memories[int(pending.order.device[0])] = pending.memory
-        up = self._world.conditions(pending.order.device, self.now()).up
-        upload = pending.update.bits / up
-        charges = replace(pending.charges, up=pending.update.bits, upload=upload)
-        self._pending[order_id] = replace(pending, charges=charges)
-        self._clock.at(self.now() + float(upload[0]), Event("arrived", order_id))
+        bits = pending.update.bits
+        upload = self._transfer(pending.order, float(bits[0]), "up", pending.active)
+        power = self._world.power(pending.order.device)
+        charges = replace(
+            pending.charges,
+            up=bits,
+            upload=np.array([upload]),
+            upload_joules=power * upload,
+            delivered_up=np.array([pending.crossing.up_share]),
+        )
+        fate = self._sending(replace(pending, charges=charges))
+        self._pending[order_id] = replace(pending, charges=charges, fate=fate)
+        kind, after = ("lost", fate.after) if fate else ("arrived", upload)
+        self._clock.at(self.now() + after, Event(kind, order_id))
+
+    def _sending(self, pending: _Pending) -> Fate | None:
+        """How an upload fails, if it does."""
+        charges = pending.charges
+        (seconds,), (joules,) = charges.upload, charges.upload_joules
+        left = pending.charge - charges.download_joules[0] - charges.compute_joules[0]
+        device = int(pending.order.device[0])
+        fates = [
+            *([Fate(0.0, "no link")] if math.isinf(seconds) else []),
+            *([Fate(0.0, "nothing came through")] if pending.crossing.up <= 0 else []),
+            *runs_dry((Phase(seconds, joules),), left),
+        ]
+        soonest = first(fates)
+        end = min(seconds, soonest.after) if soonest else seconds
+        return first([*fates, *goes_offline(self._world, device, self._when(), end)])
 
     def _execute(self) -> None:
         """Carries out everything that is under way and will get that far."""
-        waiting = [(i, p) for i, p in self._pending.items() if p.update is None and not p.dies]
+        waiting = [(i, p) for i, p in self._pending.items() if p.update is None and not p.fate]
         orders = [pending.order for _, pending in waiting]
         memories = [self.memory(int(order.device[0])) for order in orders]
-        done = self._engine.execute(orders, memories, self._task)
+        widths = [pending.crossing.up for _, pending in waiting]
+        done = self._engine.execute(orders, memories, widths, self._task)
         for (order_id, pending), (update, memory) in zip(waiting, done, strict=True):
             self._pending[order_id] = replace(pending, update=update, memory=memory)
-
-    def _flops(self, order: Orders) -> float:
-        blueprint, slice_ = self._task.blueprint, order.slices[0]
-        device = int(order.device[0])
-        if order.kind == Kind.FETCH:
-            return 0.0
-        sample = cost(blueprint, slice_)
-        samples = int(self._world.declared.samples[device])
-        if order.kind not in (Kind.TRAIN, Kind.HOLD):
-            evaluating = order.kind == Kind.EVALUATE
-            count = len(self._task.own_test(device)) if evaluating else samples
-            return float(sample.forward_flops * count)
-        (limit,) = limits(order.numbers, [samples])
-        batch = int(order.numbers.batch[0])
-        count = processed(limit, samples, batch)
-        return order.job.train.work(sample, cost(blueprint, slice_, batch), count).flops
-
-    def _spent(self, pending: _Pending) -> Charges:
-        """What an order has cost until now: the parts of it that time has reached."""
-        left, planned = self.now() - pending.since, pending.charges
-        spent, shares = {}, {}
-        for name in ("download", "compute", "upload"):
-            whole = float(getattr(planned, name)[0])
-            spent[name] = np.array([min(whole, left)])
-            shares[name] = spent[name] / whole if whole else np.zeros(1)
-            left -= float(spent[name][0])
-        return Charges(
-            order=planned.order,
-            flops=planned.flops * shares["compute"],
-            down=planned.down * shares["download"],
-            up=planned.up * shares["upload"],
-            **spent,
-        )
-
-
-def _charges(order: Orders, *, flops: float, download: float, compute: float) -> Charges:
-    """What is known of an order when it is submitted: all but the upload."""
-    return Charges(
-        order=order.id,
-        flops=np.array([flops]),
-        down=order.bits,
-        up=np.zeros(1),
-        download=np.array([download]),
-        compute=np.array([compute]),
-        upload=np.zeros(1),
-    )

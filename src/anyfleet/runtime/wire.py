@@ -15,7 +15,7 @@ import torch
 
 from anyfleet import config
 from anyfleet.codec import Raw
-from anyfleet.elastic import Slice
+from anyfleet.elastic import Slice, narrowed
 from anyfleet.errors import BadMessage, ConfigError
 from anyfleet.method import Codec, Job, Symbols
 from anyfleet.packing import pack_mask, pack_slice, unpack_mask, unpack_slice
@@ -38,6 +38,7 @@ class OrderHeader(msgspec.Struct, frozen=True):
     choice: int
     numbers: dict[str, float | int]
     bits: float
+    delivered: float
     heard: int
     of: int
     kind: Kind
@@ -55,6 +56,7 @@ class UpdateHeader(msgspec.Struct, frozen=True):
     device: int
     samples: int
     bits: float
+    delivered: float
     report: dict[str, float]
     trees: dict[str, list[str]]
     masks: dict[str, tuple[list[int], bytes]]
@@ -81,6 +83,7 @@ def encode_order(order: Orders, task: Task) -> bytes:
         choice=int(order.choice[0]),
         numbers={f.name: getattr(order.numbers, f.name)[0].item() for f in fields(Numbers)},
         bits=float(order.bits[0]),
+        delivered=float(order.delivered[0]),
         heard=int(order.heard[0]),
         of=int(order.of[0]),
         kind=order.kind,
@@ -99,7 +102,8 @@ def decode_order(data: bytes, task: Task, allow: Sequence[str] = ()) -> Orders:
     _check_version(header.version)
     blueprint = task.blueprint
     slice_, job = unpack_slice(header.slice, blueprint), _loaded(header.job, tuple(allow))
-    trees = _trees(message, header.trees, job.downlink, slice_, task)
+    part = _delivered(slice_, header.delivered, task)
+    trees = _trees(message, header.trees, job.downlink, part, task)
     return Orders(
         id=np.array([header.id]),
         device=np.array([header.device]),
@@ -112,6 +116,7 @@ def decode_order(data: bytes, task: Task, allow: Sequence[str] = ()) -> Orders:
         trees=(trees,),
         symbols=(None,),
         bits=np.array([header.bits]),
+        delivered=np.array([header.delivered]),
         heard=np.array([header.heard]),
         of=np.array([header.of]),
         kind=header.kind,
@@ -129,6 +134,7 @@ def encode_update(update: Updates, order: Orders) -> bytes:
         device=int(update.device[0]),
         samples=int(update.samples[0]),
         bits=float(update.bits[0]),
+        delivered=float(update.delivered[0]),
         report={name: float(value) for name, value in update.report[0].items()},
         trees=_names(update.trees[0]),
         masks={name: pack_mask(mask) for name, mask in update.masks[0].items()},
@@ -141,7 +147,7 @@ def decode_update(data: bytes, order: Orders, task: Task) -> Updates:
     message = _read(data, Message)
     header = _read(message.header, UpdateHeader)
     _check_version(header.version)
-    slice_ = order.slices[0]
+    slice_ = _delivered(order.slices[0], header.delivered, task)
     local = task.blueprint.local(slice_)
     report: Report = header.report
     return Updates(
@@ -152,8 +158,17 @@ def decode_update(data: bytes, order: Orders, task: Task) -> Updates:
         symbols=(None,),
         masks=({n: unpack_mask(n, packed, local) for n, packed in header.masks.items()},),
         bits=np.array([header.bits]),
+        delivered=np.array([header.delivered]),
         report=(report,),
     )
+
+
+def _delivered(slice_: Slice, width: float, task: Task) -> Slice:
+    """The part of a slice that a message has."""
+    if not 0 <= width <= 1:
+        raise BadMessage(f"a model of width {width}, which must lie in [0, 1]")
+    # Of a model that was lost whole there are no tensors, and no shape is asked for.
+    return narrowed(slice_, width, task.blueprint) if width > 0 else slice_
 
 
 def _read_numbers(given: Mapping[str, float | int]) -> Numbers:
@@ -164,6 +179,7 @@ def _read_numbers(given: Mapping[str, float | int]) -> Numbers:
             batch=np.array([int(given["batch"])]),
             steps=np.array([int(given["steps"])]),
             rate=np.array([float(given["rate"])]),
+            frequency=np.array([float(given["frequency"])]),
         )
     except KeyError as error:
         raise BadMessage(f"an order without the number {error}") from error

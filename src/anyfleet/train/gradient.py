@@ -64,16 +64,22 @@ class Gradient:
             batch=np.full(count, self.batch),
             steps=np.full(count, self.iterations if by_iterations else EVERYTHING),
             rate=np.ones(count),
+            frequency=np.full(count, np.nan),
         )
 
     def choices(self, key: Tensor, steps: int) -> tuple[Any, ...]:
         return (None,) * steps
 
-    def work(self, sample: Cost, batch: Cost, processed: int) -> Work:
+    def work(self, sample: Cost, batch: Cost, processed: int, steps: int) -> Work:
         flops = processed * (sample.forward_flops + sample.backward_flops)
         # Gradients and optimiser state exist for what is trained, activations for one batch.
         trained = FLOAT_BYTES * sample.sent_params * (1 + self.optimiser.copies)
-        return Work(float(flops), float(sample.nbytes + trained + batch.activation_bytes))
+        return Work(
+            flops=float(flops),
+            memory=float(sample.nbytes + trained + batch.activation_bytes),
+            calls=float(steps * batch.calls),
+            moved=float(steps * batch.moved),
+        )
 
     def start(self, site: Site, given: Given) -> Loose:
         zero = next(iter(given.params.values())).new_zeros(())

@@ -1,5 +1,38 @@
-"""The simulated world: who the devices are, how fast they compute, how fast their links are."""
+"""The simulated world: who the devices are, how fast they compute, how their links behave."""
 
-from anyfleet.world.fleet import Fleet, World
+from anyfleet.world.availability import Always, Diurnal, Intermittent
+from anyfleet.world.fleet import Fleet
+from anyfleet.world.group import Group
+from anyfleet.world.laws import Choice, Disc, LogNormal, Normal, Uniform
+from anyfleet.world.loss import Columns
+from anyfleet.world.presets import levels
+from anyfleet.world.processes import Redrawn, Replayed, Wandering
+from anyfleet.world.quantities import When
+from anyfleet.world.radio import Shannon, Steady, bluetooth, lte, wifi
+from anyfleet.world.world import Reports, World
 
-__all__ = ["Fleet", "World"]
+__all__ = [
+    "Always",
+    "Choice",
+    "Columns",
+    "Disc",
+    "Diurnal",
+    "Fleet",
+    "Group",
+    "Intermittent",
+    "LogNormal",
+    "Normal",
+    "Redrawn",
+    "Replayed",
+    "Reports",
+    "Shannon",
+    "Steady",
+    "Uniform",
+    "Wandering",
+    "When",
+    "World",
+    "bluetooth",
+    "levels",
+    "lte",
+    "wifi",
+]

@@ -1,88 +1,91 @@
-"""A fleet of unequal devices, in columns."""
+"""A fleet of unequal devices: its groups, and the world that is made of them."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from anyfleet import rng
-from anyfleet.columns import Floats, Ints
-from anyfleet.types import Conditions, Devices
+from anyfleet.columns import Ints
+from anyfleet.types import Devices
+from anyfleet.world.group import Group
+from anyfleet.world.radio import Link
+from anyfleet.world.world import Reports, World
+
+Counting = Literal["flops", "paper", "declared", "per_batch"]
+
+
+def _five_levels() -> tuple[Group, ...]:
+    return tuple(Group(speed=speed) for speed in (2e9, 1e9, 5e8, 2.5e8, 1.25e8))
 
 
 @dataclass(frozen=True)
 class Fleet:
-    """Capability levels, strongest first; devices are dealt to levels evenly, in a seeded order.
+    """Groups of devices. Who belongs to which group is drawn, with the run's seed.
 
-    Speeds in FLOP per second, links in bits per second, memory in bytes. A column with a single
-    entry holds for all levels. `mortality` is the share of orders whose device dies half-way.
+    `links`, where given, are dealt evenly over all devices, independently of the groups, and
+    replace the groups' own. `reports` says what policies learn of the devices. `counting` is how
+    the work of an order is counted: what the model really calculates ("flops"), or by one of
+    FedPMT's rules; a group's speed is then in those operations per second.
     """
 
-    speeds: tuple[float, ...] = (2e9, 1e9, 5e8, 2.5e8, 1.25e8)
-    uplinks: tuple[float, ...] = (1e7,)
-    downlinks: tuple[float, ...] = (4e7,)
-    memories: tuple[float, ...] = (4e9,)
-    mortality: float = 0.0
+    groups: tuple[Group, ...] = field(default_factory=_five_levels)
+    links: tuple[Link, ...] = ()
+    reports: Reports = field(default_factory=Reports)
+    counting: Counting = "flops"
 
     def __post_init__(self) -> None:
-        columns = (self.uplinks, self.downlinks, self.memories)
-        names = ("uplinks", "downlinks", "memories")
-        for name, column in zip(("speeds", *names), (self.speeds, *columns), strict=True):
-            if not column or not all(value > 0 for value in column):
-                raise ValueError(f"Fleet.{name} must be positive numbers, got {column}.")
-            if len(column) not in (1, len(self.speeds)):
-                raise ValueError(
-                    f"Fleet.{name} needs one entry, or one for each of the {len(self.speeds)} "
-                    f"levels of Fleet.speeds; got {len(column)}."
-                )
-        if not 0 <= self.mortality <= 1:
-            raise ValueError(f"Fleet.mortality must lie in [0, 1], got {self.mortality}.")
+        if not self.groups:
+            raise ValueError("Fleet.groups must have at least one group.")
+        if self.counting not in ("flops", "paper", "declared", "per_batch"):
+            raise ValueError(
+                'Fleet.counting must be "flops", "paper", "declared" or "per_batch", '
+                f"got {self.counting!r}."
+            )
 
-    def build(self, samples: Ints, seed: int) -> "World":
-        """The fleet as columns, one row for each entry of `samples`."""
-        count, levels = len(samples), len(self.speeds)
-        everybody = torch.ones(count, dtype=torch.bool)
-        dealt = rng.permutation(rng.root(seed, "fleet"), everybody).numpy()
-        level = np.empty(count, dtype=np.int64)
-        level[dealt] = np.arange(count) % levels
+    @property
+    def size(self) -> int | None:
+        """How many devices there are; None when the task decides."""
+        counts = [group.count for group in self.groups]
+        return sum(c for c in counts if c) if all(counts) else None
 
-        def column(values: tuple[float, ...]) -> Floats:
-            wide = values * levels if len(values) == 1 else values
-            return np.array(wide, dtype=np.float64)[level]
-
+    def build(self, samples: Ints, seed: int) -> World:
+        """The world of these groups, with one device for each entry of `samples`."""
+        count = len(samples)
+        group = _dealt(_members(self.groups, count), seed, "fleet")
+        levels = [i if g.level is None else g.level for i, g in enumerate(self.groups)]
+        link = _dealt(np.arange(count) % max(1, len(self.links)), seed, "fleet links")
         return World(
-            declared=Devices(level=level, samples=samples),
-            speed=column(self.speeds),
-            up=column(self.uplinks),
-            down=column(self.downlinks),
-            memory=column(self.memories),
-            mortality=self.mortality,
+            groups=self.groups,
+            links=self.links or tuple(g.link for g in self.groups),
+            reports=self.reports,
+            counting=self.counting,
+            declared=Devices(level=np.array(levels, dtype=np.int64)[group], samples=samples),
+            group=group.astype(np.int16),
+            link=(link if self.links else group).astype(np.int16),
+            seed=seed,
         )
 
 
-@dataclass(frozen=True, eq=False)
-class World:
-    """What is true of the devices. Policies see only what devices report of it."""
-
-    declared: Devices
-    speed: Floats
-    up: Floats
-    down: Floats
-    memory: Floats
-    mortality: float = 0.0
-
-    def conditions(self, devices: Ints, now: float) -> Conditions:
-        """What these devices report at check-in."""
-        return Conditions(
-            speed=self.speed[devices],
-            up=self.up[devices],
-            down=self.down[devices],
-            memory=self.memory[devices],
+def _members(groups: Sequence[Group], count: int) -> Ints:
+    """The group of every device, not yet shuffled."""
+    counted = sum(group.count or 0 for group in groups)
+    open_ = [i for i, group in enumerate(groups) if group.count is None]
+    if counted > count or (counted < count and not open_):
+        raise ValueError(
+            f"Fleet.groups have {counted} devices but the task has {count}. Change the counts, the "
+            "task's devices, or leave the count of a group out: it then takes the rest."
         )
+    rest = np.array(open_, dtype=np.int64)[np.arange(count - counted) % max(1, len(open_))]
+    given = [np.full(group.count or 0, i, dtype=np.int64) for i, group in enumerate(groups)]
+    return np.concatenate([rest, *given])
 
-    def dies(self, devices: Ints, visits: Ints, seed: int) -> NDArray[np.bool_]:
-        """Which of these devices die during these visits."""
-        key = rng.fold(rng.root(seed, "mortality"), torch.from_numpy(devices))
-        draw = rng.uniform(rng.fold(key, torch.from_numpy(visits)), 1)[:, 0]
-        return draw.numpy() < self.mortality
+
+def _dealt(members: Ints, seed: int, purpose: str) -> Ints:
+    """Shuffled, so that neither the order of the data nor another deal goes along with it."""
+    everybody = torch.ones(len(members), dtype=torch.bool)
+    dealt = np.empty_like(members)
+    dealt[rng.permutation(rng.root(seed, purpose), everybody).numpy()] = members
+    return dealt

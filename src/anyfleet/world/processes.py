@@ -161,7 +161,6 @@ class Replayed:
         # A path and its text are one file, and one part.
         object.__setattr__(self, "file", Path(self.file))
         rows = np.array(_read(Path(self.file), self.column), dtype=np.float64) * self.scale
-        rows.setflags(write=False)
         object.__setattr__(self, "_rows", rows)
 
     def at(self, keys: Tensor, when: When) -> Floats:

@@ -1,0 +1,70 @@
+"""What a failing link leaves of a message: the leading columns of the model (METHODS §1.9).
+
+What a cut removes from the model it removes from the bits. What is asked, the index sets and the
+menu, always comes through: a device that knows nothing of an order cannot miss any of it.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from anyfleet.elastic import Blueprint, Slice, within
+from anyfleet.packing import FLOAT_BITS, dense, index_bits, mask_bits
+from anyfleet.types import Orders, Params, Trees, Updates
+
+
+def cut_order(order: Orders, width: float, blueprint: Blueprint) -> Orders:
+    """One order as it reaches its device when columns up to `width` of the model come through."""
+    if width >= 1 or "model" not in order.trees[0]:
+        return order
+    (slice_,), (menu,) = order.slices, order.menus
+    asked = sum(index_bits(each, blueprint) for each in (slice_, *menu))
+    if width <= 0:
+        trees, symbols, bits = _nothing(order.trees[0]), None, 0.0
+    else:
+        local, sub = blueprint.local(slice_), within(slice_, width, blueprint)
+        symbols, bits = order.job.downlink.narrow(order.symbols[0], sub, local)
+        trees = _leading(order.trees[0], sub, local)
+        bits += statistics_bits(trees)
+    return replace(
+        order,
+        trees=(trees,),
+        symbols=(symbols,),
+        bits=np.array([asked + bits]),
+        delivered=np.array([width]),
+    )
+
+
+def cut_update(update: Updates, order: Orders, width: float, blueprint: Blueprint) -> Updates:
+    """One answer as it reaches the server when columns up to `width` come through."""
+    if width >= 1 or order.job.send not in update.trees[0]:
+        return update
+    if width <= 0:
+        bare = replace(update, trees=({},), symbols=(None,), masks=({},))
+        return replace(bare, bits=np.zeros(1), delivered=np.zeros(1))
+    (slice_,) = order.slices
+    local, sub = blueprint.local(slice_), within(slice_, width, blueprint)
+    symbols, bits = order.job.uplink.narrow(update.symbols[0], sub, local)
+    trees = _leading(update.trees[0], sub, local)
+    mask = dense(update.masks[0], sub, local)
+    return replace(
+        update,
+        trees=(trees,),
+        symbols=(symbols,),
+        masks=(mask,),
+        bits=np.array([bits + statistics_bits(trees) + mask_bits(mask)]),
+        delivered=np.array([width]),
+    )
+
+
+def statistics_bits(trees: Trees) -> float:
+    """Of the normalisation statistics that travel beside a model."""
+    return float(FLOAT_BITS * sum(v.numel() for v in trees.get("buffers", {}).values()))
+
+
+def _leading(trees: Trees, sub: Slice, local: Blueprint) -> dict[str, Params]:
+    return {tree: dense(values, sub, local) for tree, values in trees.items()}
+
+
+def _nothing(trees: Trees) -> dict[str, Params]:
+    return {tree: {} for tree in trees}

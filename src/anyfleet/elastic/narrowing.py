@@ -1,0 +1,40 @@
+"""Models that cross a link in columns: what is there when only the first of them arrive."""
+
+import math
+from functools import lru_cache
+
+from anyfleet.elastic.blueprint import Blueprint, Slice
+
+
+def columns(slice: Slice, width: float, blueprint: Blueprint) -> int:
+    """How many columns, each `width` of the whole model wide, carry something of a slice."""
+    most = math.ceil(1 / width - 1e-9)
+    return next(
+        (n for n in range(1, most) if narrowed(slice, n * width, blueprint) == slice), most
+    )
+
+
+@lru_cache(maxsize=4096)
+def narrowed(slice: Slice, width: float, blueprint: Blueprint) -> Slice:
+    """The leading part of a slice, up to a width of the whole model, in the slice's own order.
+
+    Of an axis that is cut otherwise than by its leading indices, as many indices as that width
+    has. Width 0 is the caller's case: nothing came.
+    """
+    if width >= 1:
+        return slice
+    counts = blueprint.counts(width)
+    kept = {axis: slice.kept(axis) or range(blueprint.axes[axis].size) for axis in counts}
+    others = {axis: indices for axis, indices in slice.keep if axis not in counts}
+    short = {axis: kept[axis][: counts[axis]] for axis in counts}
+    return Slice.of({**others, **short}, blueprint, slice.first)
+
+
+@lru_cache(maxsize=4096)
+def within(slice: Slice, width: float, blueprint: Blueprint) -> Slice:
+    """The same part in the coordinates of the small model that the slice makes."""
+    local = blueprint.local(slice)
+    short = narrowed(slice, width, blueprint)
+    sizes = blueprint.local(short).sizes
+    free = (axis for axis, each in local.axes.items() if each.free)
+    return Slice.of({axis: range(sizes[axis]) for axis in free}, local, slice.first)

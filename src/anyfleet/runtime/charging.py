@@ -1,0 +1,106 @@
+"""What an order demands of its device, and what it is charged."""
+
+import math
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+
+from anyfleet.elastic import Blueprint, Slice, cost
+from anyfleet.evaluate import EVALUATION_BATCH
+from anyfleet.local import limits, processed
+from anyfleet.timing import Demand, Effort, effort_of, training
+from anyfleet.types import Charges, Conditions, Kind, Orders, Task
+from anyfleet.world.counting import operations
+from anyfleet.world.quantities import When
+
+Counting = Literal["flops", "paper", "declared", "per_batch"]
+_EVERYTHING = Slice()
+
+
+def demand(order: Orders, task: Task, counting: Counting) -> Demand:
+    """The work of one order on its device."""
+    device, blueprint, slice_ = int(order.device[0]), task.blueprint, order.slices[0]
+    if order.kind == Kind.FETCH:
+        return Demand(effort_of(0, 0, steps=0, calls=0, moved=0), np.zeros(1))
+    if order.kind not in (Kind.TRAIN, Kind.HOLD):
+        subject = task.own_test(device) if order.kind == Kind.EVALUATE else task.data(device)
+        return _measuring(slice_, len(subject), blueprint)
+    samples = len(task.data(device))
+    (steps,) = limits(order.numbers, [samples])
+    batch = int(order.numbers.batch[0])
+    count = processed(steps, samples, batch)
+    found = training(
+        order.job.train, blueprint, slice_, batch=batch, processed=count, steps=steps
+    )
+    if counting == "flops":
+        return found
+    flops, whole = (
+        np.array([operations(blueprint, each, batch, counting) * count / batch])
+        for each in (slice_, _EVERYTHING)
+    )
+    return replace(found, effort=replace(found.effort, flops=flops, whole=whole))
+
+
+def _measuring(slice_: Slice, samples: int, blueprint: Blueprint) -> Demand:
+    """Forward passes only, in batches of the size that `evaluate` uses."""
+    own, whole = cost(blueprint, slice_), cost(blueprint, _EVERYTHING)
+    batches = -(-samples // EVALUATION_BATCH)
+    batch = cost(blueprint, slice_, EVALUATION_BATCH)
+    effort = effort_of(
+        own.forward_flops * samples,
+        whole.forward_flops * samples,
+        steps=batches,
+        calls=batches * batch.forward_calls,
+        moved=batches * batch.forward_moved,
+    )
+    return Demand(effort, np.array([float(own.nbytes)]))
+
+
+def charged(
+    order: Orders, effort: Effort, own: Conditions, download: float, when: When
+) -> Charges:
+    """What is known of an order when it is submitted: all but the upload."""
+    nothing, frequency = np.zeros(1), order.numbers.frequency
+    return Charges(
+        order=order.id,
+        flops=effort.flops,
+        down=order.bits,
+        up=nothing,
+        download=np.array([download]),
+        compute=effort.seconds(own, frequency),
+        upload=nothing,
+        download_joules=own.receive * download if math.isfinite(download) else nothing,
+        compute_joules=effort.joules(own, frequency),
+        upload_joules=nothing,
+        began=np.array([when.now]),
+        delivered_down=np.ones(1),
+        delivered_up=np.zeros(1),
+    )
+
+
+def spent(planned: Charges, passed: float) -> Charges:
+    """What an order has cost after `passed` seconds: the parts of it that time has reached."""
+    times, shares = {}, {}
+    for name in ("download", "compute", "upload"):
+        whole = float(getattr(planned, name)[0])
+        times[name] = np.array([min(whole, passed)])
+        shares[name] = _share(whole, passed)
+        passed = max(0.0, passed - whole)
+    return replace(
+        planned,
+        flops=planned.flops * shares["compute"],
+        down=planned.down * shares["download"],
+        up=planned.up * shares["upload"],
+        download_joules=planned.download_joules * shares["download"],
+        compute_joules=planned.compute_joules * shares["compute"],
+        upload_joules=planned.upload_joules * shares["upload"],
+        **times,
+    )
+
+
+def _share(whole: float, passed: float) -> float:
+    """How much of a phase is done after `passed` seconds of it."""
+    if passed >= whole * (1 - 1e-12):
+        return 1.0  # sums of seconds round: a hair less than the whole is the whole
+    return passed / whole if math.isfinite(whole) else 0.0

@@ -1,0 +1,56 @@
+"""How much of each message a failing link lets through."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from anyfleet import rng
+from anyfleet.columns import Floats, Ints
+from anyfleet.elastic import Blueprint, Slice, columns
+from anyfleet.types import Kind, Orders
+from anyfleet.world import World
+from anyfleet.world.quantities import When
+
+_UPLOADS = (Kind.TRAIN, Kind.FETCH)  # answers with a model in them
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """One order's way down and back: widths of the model, and shares of its columns."""
+
+    down: float = 1.0
+    up: float = 1.0
+    down_share: float = 1.0
+    up_share: float = 1.0
+
+
+def crossings(
+    orders: Orders, world: World, when: When, active: int, blueprint: Blueprint
+) -> list[Crossing]:
+    """Drawn when orders are submitted, addressed by device, visit and what is asked."""
+    if not world.lossy:
+        return [Crossing()] * len(orders)
+    keys = rng.fold(rng.root(world.seed, "crossing"), torch.from_numpy(orders.device))
+    keys = rng.fold(rng.fold(keys, torch.from_numpy(orders.visit)), str(orders.kind))
+    step = world.column_width(orders.device)
+    count = _columns(orders.slices, step, blueprint)
+    whole = np.ones(len(orders)), np.ones(len(orders))
+    ways = []
+    for way, crosses in (("down", orders.kind != Kind.FETCH), ("up", orders.kind in _UPLOADS)):
+        if not crosses:
+            ways.append(whole)
+            continue
+        came = world.delivered(count, orders.device, rng.fold(keys, way), when, active)
+        ways.append((np.where(came == count, 1.0, came * step), came / count))
+    (down, down_share), (up, up_share) = ways
+    return [
+        Crossing(*(float(column[row]) for column in (down, up, down_share, up_share)))
+        for row in range(len(orders))
+    ]
+
+
+def _columns(slices: Sequence[Slice], steps: Floats, blueprint: Blueprint) -> Ints:
+    pairs = zip(slices, steps, strict=True)
+    return np.array([columns(each, float(step), blueprint) for each, step in pairs])

@@ -1,0 +1,87 @@
+"""How long a device calculates, and what that costs: one law for planners, devices and simulator.
+
+    seconds = (steps × overhead + calls × latency + moved / bandwidth
+               + whole / speed × (fixed + (1 − fixed) × share^exponent)) × load × fastest / frequency
+    joules  = coefficient × frequency² × cycles
+
+`share` is FLOP / whole; cycles are what the device spends on it, not on its other work. A device
+with a speed and nothing else takes FLOP / speed seconds, or cycles / frequency (METHODS §A.1).
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from anyfleet.columns import Batch, Floats
+from anyfleet.elastic import Blueprint, Slice, cost
+from anyfleet.types import Conditions
+
+if TYPE_CHECKING:
+    from anyfleet.method import Train
+
+_EVERYTHING = Slice()
+
+
+@dataclass(frozen=True, eq=False)
+class Effort(Batch):
+    """What orders make devices calculate."""
+
+    flops: Floats
+    whole: Floats  # FLOP of the same samples on the whole model
+    steps: Floats  # local steps
+    calls: Floats  # of operators
+    moved: Floats  # bytes that operators read and write
+
+    def seconds(self, own: Conditions, frequency: Floats) -> Floats:
+        """How long it takes; a `frequency` that is not a number means the fastest."""
+        return _undisturbed(self, own) * own.load * own.fastest / clocked(own, frequency)
+
+    def joules(self, own: Conditions, frequency: Floats) -> Floats:
+        """What it costs: other work slows a device down, but pays for its own cycles."""
+        cycles = _undisturbed(self, own) * own.fastest
+        energy: Floats = own.coefficient * clocked(own, frequency) ** 2 * cycles
+        return energy
+
+
+@dataclass(frozen=True, eq=False)
+class Demand(Batch):
+    """What orders ask of devices."""
+
+    effort: Effort
+    memory: Floats  # bytes at the peak
+
+
+def effort_of(flops: float, whole: float, *, steps: int, calls: float, moved: float) -> Effort:
+    """A batch of one."""
+    return Effort(*(np.array([float(v)]) for v in (flops, whole, steps, calls, moved)))
+
+
+@lru_cache(maxsize=4096)
+def training(
+    train: "Train", blueprint: Blueprint, slice_: Slice, *, batch: int, processed: int, steps: int
+) -> Demand:
+    """What it takes to train a slice on so many samples in so many steps; a batch of one."""
+    own, whole = (
+        train.work(cost(blueprint, each), cost(blueprint, each, batch), processed, steps)
+        for each in (slice_, _EVERYTHING)
+    )
+    effort = effort_of(own.flops, whole.flops, steps=steps, calls=own.calls, moved=own.moved)
+    return Demand(effort, np.array([own.memory]))
+
+
+def clocked(own: Conditions, frequency: Floats) -> Floats:
+    """The frequencies at which devices run: those asked for, within their range."""
+    wanted = np.where(np.isnan(frequency), own.fastest, frequency)
+    return np.clip(wanted, own.slowest, own.fastest)
+
+
+def _undisturbed(effort: Effort, own: Conditions) -> Floats:
+    """Seconds at the highest frequency and without other work."""
+    share = np.divide(effort.flops, effort.whole, out=np.zeros(len(effort)), where=effort.whole > 0)
+    shrunk = own.fixed * (share > 0) + (1 - own.fixed) * share**own.exponent
+    calculating = effort.whole / (own.speed * own.load) * shrunk
+    handling = effort.steps * own.overhead + effort.calls * own.latency
+    seconds: Floats = calculating + handling + effort.moved / own.bandwidth
+    return seconds

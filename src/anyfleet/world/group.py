@@ -1,0 +1,102 @@
+"""Devices of one kind: what a fleet file says about them, column by column."""
+
+import math
+from dataclasses import dataclass, field
+
+from anyfleet.world.availability import Always, Availability
+from anyfleet.world.loss import Columns
+from anyfleet.world.quantities import Number, bounds
+from anyfleet.world.radio import Link, Steady
+
+# Column: the least it may be, whether that itself is allowed, the most it may be.
+_RANGES: dict[str, tuple[float, bool, float]] = {
+    "speed": (0, False, math.inf),
+    "overhead": (0, True, math.inf),
+    "latency": (0, True, math.inf),
+    "bandwidth": (0, False, math.inf),
+    "fixed": (0, True, 1),
+    "exponent": (0, False, math.inf),
+    "load": (0, False, math.inf),
+    "memory": (0, False, math.inf),
+    "energy": (0, True, math.inf),
+    "distance": (0, True, math.inf),
+    "battery": (0, False, math.inf),
+    "charge": (0, True, 1),
+    "reserve": (0, True, 1),
+    "recharge": (0, True, math.inf),
+    "budget": (0, False, math.inf),
+    "mortality": (0, True, 1),
+}
+_MAY_BE_INFINITE = ("bandwidth", "battery", "budget")
+
+
+@dataclass(frozen=True)
+class Group:
+    """`count` devices of one kind; without a count, an even part of those that no group counts.
+
+    A column is a number, a law that draws one for each device (`Uniform`, `Normal` …), or one that
+    changes with time (`Redrawn`, `Wandering`, `Replayed`).
+    """
+
+    name: str = ""
+    count: int | None = None
+    level: int | None = None  # capability class, 0 the strongest; its position unless given
+    # -- computing
+    speed: Number = 1e9  # FLOP per second at the highest frequency, without other work
+    overhead: Number = 0.0  # seconds for each local step
+    latency: Number = 0.0  # seconds for each call of an operator
+    bandwidth: Number = math.inf  # bytes per second that operators read and write
+    fixed: Number = 0.0  # the part of a whole model's time that no slice saves
+    exponent: Number = 1.0  # the rest shrinks with this power of the share of FLOP
+    load: Number = 1.0  # other work: everything takes so many times longer
+    memory: Number = 4e9  # bytes free for training
+    frequency: tuple[float, float] = (1e8, 1e9)  # slowest and fastest, cycles per second
+    energy: Number = 7.5e-27  # joules for a cycle, divided by the frequency squared
+    # -- the link
+    link: Link = field(default_factory=lambda: Steady(up=1e7, down=4e7))
+    distance: Number = 100.0  # metres from the station
+    loss: Columns = field(default_factory=Columns)
+    # -- being there
+    battery: Number = math.inf  # joules when full
+    charge: Number = 1.0  # share of the battery at the start
+    reserve: Number = 0.1  # share of the battery below which it takes no orders
+    recharge: Number = 0.0  # watts, while it has nothing to do
+    budget: Number = math.inf  # joules it is willing to spend on one order, for planners
+    availability: Availability = field(default_factory=Always)
+    mortality: Number = 0.0  # share of orders during which it dies half-way
+
+    def __post_init__(self) -> None:
+        if self.count is not None and self.count < 1:
+            raise ValueError(
+                f"Group.count must be at least 1, got {self.count}: an empty group has no devices. "
+                "Remove the group, or leave count out for an even part of the rest."
+            )
+        if self.level is not None and self.level < 0:
+            raise ValueError(f"Group.level must not be negative, got {self.level}.")
+        for name, (least, included, most) in _RANGES.items():
+            _check(name, getattr(self, name), (least, included, most))
+        slowest, fastest = self.frequency
+        if not 0 < slowest <= fastest < math.inf:
+            raise ValueError(
+                "Group.frequency must be the slowest and the fastest, positive and in this order, "
+                f"got {list(self.frequency)}."
+            )
+
+
+def _check(name: str, number: Number, allowed: tuple[float, bool, float]) -> None:
+    least, included, most = allowed
+    low, high = bounds(number)
+    if low == high and math.isinf(high) and name in _MAY_BE_INFINITE:
+        return
+    if math.isinf(low) or math.isinf(high):
+        raise ValueError(
+            f"Group.{name} must be bounded, got {number}, which lies anywhere from {low:g} to "
+            f"{high:g}. Give its law a low and a high end."
+        )
+    if not (low >= least if included else low > least) or not high <= most:
+        sign = "at least" if included else "above"
+        end = "" if math.isinf(most) else f" and at most {most:g}"
+        raise ValueError(
+            f"Group.{name} must be {sign} {least:g}{end}, got {number}"
+            + ("." if low == high else f", which lies between {low:g} and {high:g}.")
+        )

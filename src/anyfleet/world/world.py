@@ -1,0 +1,185 @@
+"""What is true of the devices, computed when somebody asks; and what they say about it."""
+
+import math
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from anyfleet import rng
+from anyfleet.columns import Flags, Floats, Ints
+from anyfleet.types import Conditions, Devices
+from anyfleet.world.group import Group
+from anyfleet.world.quantities import When, at
+from anyfleet.world.radio import Link, Rates
+
+_AS_DECLARED = (
+    "memory",
+    "battery",
+    "budget",
+    "overhead",
+    "latency",
+    "bandwidth",
+    "fixed",
+    "exponent",
+)
+# What a device measures about itself, and may measure badly.
+_NOISY = ("speed", "up", "down", "memory", "battery")
+
+
+@dataclass(frozen=True)
+class Reports:
+    """What policies learn at check-in: fresh and exact by default.
+
+    A report may be `steps` server steps and `seconds` old, and each of its numbers wrong by a
+    log-normal factor whose logarithm deviates by `noise`. A battery's charge is never old.
+    """
+
+    steps: int = 0
+    seconds: float = 0.0
+    noise: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "seconds", "noise"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(
+                    f"Reports.{name} must not be negative, got {getattr(self, name)}."
+                )
+
+    def when(self, when: When) -> When:
+        """The moment that a report of now is about."""
+        return When(max(0.0, when.now - self.seconds), max(0, when.step - self.steps))
+
+
+@dataclass(frozen=True, eq=False)
+class World:
+    """The devices of a run. Policies never see it, only reports (`report`)."""
+
+    groups: tuple[Group, ...]
+    links: tuple[Link, ...]
+    reports: Reports
+    counting: str
+    declared: Devices
+    group: Ints  # of every device
+    link: Ints  # of every device
+    seed: int
+
+    def __len__(self) -> int:
+        return len(self.declared)
+
+    def conditions(self, devices: Ints, when: When, active: int) -> Conditions:
+        """What is true of these devices, when `active` devices use the air.
+
+        The battery is the runtime's: it knows what was spent. Here it is full.
+        """
+        rates = self.rates(devices, when, active)
+        load = self.column("load", devices, when)
+        link = self.link[devices]
+        ranges = np.array([group.frequency for group in self.groups])[self.group[devices]]
+        return Conditions(
+            speed=self.column("speed", devices, when) / load,
+            up=rates.up,
+            down=rates.down,
+            load=load,
+            slowest=ranges[:, 0],
+            fastest=ranges[:, 1],
+            coefficient=self.column("energy", devices, when),
+            power=self.power(devices),
+            receive=np.array([each.receive for each in self.links])[link],
+            **{name: self.column(name, devices, when) for name in _AS_DECLARED},
+        )
+
+    def report(self, devices: Ints, when: When, active: int, battery: Floats) -> Conditions:
+        """What these devices say at check-in."""
+        told = self.conditions(devices, self.reports.when(when), active)
+        told = replace(told, battery=battery)
+        if not self.reports.noise:
+            return told
+        keys = rng.fold(self._keys("noise", devices), when.step)
+        errors = np.exp(self.reports.noise * rng.normal(keys, len(_NOISY)).numpy())
+        noisy = {n: getattr(told, n) * errors[:, i] for i, n in enumerate(_NOISY)}
+        return replace(told, **noisy)
+
+    def column(self, name: str, devices: Ints, when: When) -> Floats:
+        """One column of the fleet, for these devices, now."""
+        keys, found = self._keys(name, devices), np.empty(len(devices))
+        for number, rows in _by(self.group[devices]):
+            found[rows] = at(getattr(self.groups[number], name), keys[rows], when)
+        return found
+
+    def rates(self, devices: Ints, when: When, active: int) -> Rates:
+        """Bits per second, up and down."""
+        keys = self._keys("link", devices)
+        distance = self.column("distance", devices, when)
+        up, down = np.empty(len(devices)), np.empty(len(devices))
+        for number, rows in _by(self.link[devices]):
+            link = self.links[number]
+            up[rows], down[rows] = link.rates(keys[rows], when, distance[rows], active)
+        return Rates(up, down)
+
+    def rates_until(self, device: int, when: When) -> float:
+        """When time next changes the rates of a device."""
+        group = self.groups[self.group[device]]
+        moved = math.inf if isinstance(group.distance, int | float) else group.distance.until(when)
+        return min(moved, self.links[self.link[device]].until(when))
+
+    def online(self, devices: Ints, when: When) -> Flags:
+        """Which of these devices are there."""
+        found = np.ones(len(devices), dtype=bool)
+        keys = self._keys("availability", devices)
+        for number, rows in _by(self.group[devices]):
+            found[rows] = self.groups[number].availability.online(keys[rows], when)
+        return found
+
+    def online_until(self, device: int, when: When) -> float:
+        """When a device may next come or go."""
+        return self.groups[self.group[device]].availability.until(when)
+
+    def dies(self, devices: Ints, visits: Ints) -> Flags:
+        """Which of these devices die during these visits."""
+        keys = rng.fold(self._keys("mortality", devices), torch.from_numpy(visits))
+        share = self.column("mortality", devices, When(0.0, 0))
+        return rng.uniform(keys, 1)[:, 0].numpy() < share
+
+    @property
+    def lossy(self) -> bool:
+        """Whether any link may lose a part of a model."""
+        return any(group.loss.fails for group in self.groups)
+
+    def column_width(self, devices: Ints) -> Floats:
+        """The share of the model's width in which it crosses each device's link."""
+        return np.array([group.loss.width for group in self.groups])[self.group[devices]]
+
+    def delivered(
+        self, columns: Ints, devices: Ints, keys: Tensor, when: When, active: int
+    ) -> Ints:
+        """How many of a model's columns come through, one transmission for each key."""
+        found = np.empty(len(devices), dtype=np.int64)
+        for number, rows in _by(self.group[devices]):
+            loss = self.groups[number].loss
+            outage = None
+            if loss.minimum_rate is not None:
+                outage = self._outage(devices[rows], when, loss.minimum_rate, active)
+            found[rows] = loss.delivered(keys[rows], columns[rows], outage)
+        return found
+
+    def _outage(self, devices: Ints, when: When, minimum: float, active: int) -> Floats:
+        keys, distance = self._keys("link", devices), self.column("distance", devices, when)
+        found = np.empty(len(devices))
+        for number, rows in _by(self.link[devices]):
+            link = self.links[number]
+            found[rows] = link.outage(keys[rows], when, distance[rows], minimum, active)
+        return found
+
+    def power(self, devices: Ints) -> Floats:
+        """Watts while sending."""
+        return np.array([each.power for each in self.links])[self.link[devices]]
+
+    def _keys(self, name: str, devices: Ints) -> Tensor:
+        return rng.fold(rng.root(self.seed, f"fleet {name}"), torch.from_numpy(devices))
+
+
+def _by(numbers: Ints) -> list[tuple[int, Ints]]:
+    """The rows of each number that occurs."""
+    return [(int(n), np.flatnonzero(numbers == n)) for n in np.unique(numbers)]
