@@ -187,7 +187,7 @@ def methods() -> st.SearchStrategy[Method]:
     )
 
 
-@settings(max_examples=120)
+@settings(max_examples=80)
 @given(methods(), fleets(), st.integers(0, 3))
 def test_any_schedule_on_any_fleet_makes_progress_and_keeps_the_books(
     method: Method, fleet: Fleet, seed: int

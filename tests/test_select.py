@@ -55,7 +55,8 @@ def test_a_draw_from_a_million_looks_at_few() -> None:
 
     def free(devices: Ints) -> Flags:
         looked.append(devices)
-        return devices % 2 == 0
+        there: Flags = devices % 2 == 0
+        return there
 
     assert len(Uniform(100)(seen(10**6, free), None, rng.root(0, "many"))) == 100
     assert sum(map(len, looked)) < 2000
