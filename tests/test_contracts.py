@@ -3,13 +3,26 @@
 import dataclasses
 import importlib
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from anyfleet import aggregate, codec, config, extract, plan, rng, runtime, schedule, select, train
+from anyfleet import (
+    aggregate,
+    codec,
+    config,
+    extract,
+    plan,
+    rng,
+    runtime,
+    schedule,
+    select,
+    train,
+    world,
+)
 from anyfleet.method import Method, Policy
 from anyfleet.methods import centralised, fedavg, fedprox, heterofl, local
 from anyfleet.runtime import Simulated
@@ -59,6 +72,17 @@ PARTS: list[Any] = [
     runtime.Threads(workers=3),
     runtime.Stacked(chunk=7),
     levels(speeds=(1e9, 1e8), mortality=0.1),
+    world.Uniform(0.1, 0.2),
+    world.Normal(400.0, 80.0, low=1.0),
+    world.LogNormal(1.0, 0.2, high=3.0),
+    world.Choice((1.0, 2.0), (1.0, 3.0)),
+    world.Disc(550.0),
+    world.Redrawn(world.Disc(550.0), every=60.0),
+    world.Wandering(world.Uniform(1e6, 2e6), spread=0.2),
+    world.Replayed(Path(__file__).parent / "world" / "trace.csv", "rate", scale=2.0),
+    world.Always(),
+    world.Intermittent(0.9),
+    world.Diurnal(spread=0.5),
     fedavg(count=3, lr=0.1),
     fedprox(mu=0.5, seconds=2.0),
     heterofl(shares=(1.0, 0.5), masked=False),
