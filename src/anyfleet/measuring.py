@@ -1,0 +1,209 @@
+"""Measures this machine on real slices: seconds and memory.
+
+What is measured is what a device does: `client.work` carries out an order of some local steps, so
+that the seconds contain whatever our own code adds to the arithmetic. They are those of the
+processor on one thread, the quickest of some repetitions: what else the machine does is left out.
+"""
+
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from anyfleet import client, rng
+from anyfleet.elastic import Slice
+from anyfleet.issue import package
+from anyfleet.local import processed
+from anyfleet.method import Method
+from anyfleet.methods import fedavg
+from anyfleet.naming import Factory
+from anyfleet.tasks import Data, Split, Task, zoo
+from anyfleet.tasks.loading import fresh_model
+from anyfleet.timing import Demand, training
+from anyfleet.train import Gradient
+from anyfleet.types import Kind, Memory, Orders
+
+STEPS = 4  # local steps of a measured order
+_ENOUGH = 0.5  # seconds after which a slice is not measured again
+_REPEATS = 20  # at most
+_NETS: Mapping[str, Callable[..., nn.Module]] = {
+    "C.3": zoo.cnn_cifar,
+    "C.8": zoo.vgg9,
+    "C.11": zoo.resnet18,
+}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One order: what it demands, and what was measured."""
+
+    net: str
+    share: float
+    first: int
+    steps: float
+    calls: float
+    flops: float
+    moved: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Bytes of an order: of all tensors at the worst moment, and by the planners' account."""
+
+    net: str
+    measured: float
+    predicted: float
+
+
+def standard(batch: int = 16) -> dict[str, Task]:
+    """Three networks of METHODS §C on random images: small, plain and residual."""
+    count, shape = STEPS * batch, (3, 32, 32)
+    images = rng.normal(rng.root(0, "images"), count * 3 * 32 * 32).float().view(count, *shape)
+    data = Data(images, torch.arange(count) % 10)
+    nets = {name: fresh_model(Factory.of(make), 0) for name, make in _NETS.items()}
+    alone = Split(devices=1, test_share=0.0)
+    return {name: Task.of(net, data, data, split=alone) for name, net in nets.items()}
+
+
+def measure(net: str, task: Task, slice_: Slice, batch: int) -> Sample:
+    """Lets this machine train a slice, as a device would."""
+    alone = _alone(task, batch)
+    order, once = (_order(alone, slice_, batch, steps) for steps in (STEPS, 1))
+    effort = _demand(order, alone).effort
+    with _one_thread():
+        client.work(once, (Memory(),), alone)  # what is done only once is not measured
+        seconds = _quickest(lambda: client.work(order, (Memory(),), alone))
+    return Sample(
+        net=net,
+        share=_share(task, slice_),
+        first=slice_.first,
+        steps=float(effort.steps[0]),
+        calls=float(effort.calls[0]),
+        flops=float(effort.flops[0]),
+        moved=float(effort.moved[0]),
+        seconds=seconds,
+    )
+
+
+def weigh(net: str, task: Task, batch: int) -> Peak:
+    """Memory of training the whole model.
+
+    Counted are the storages of all tensors that operators make while an order is carried out, as
+    long as somebody holds them, and the model as it came; not what libraries use inside, and not
+    Python itself.
+    """
+    alone = _alone(task, batch)
+    order = _order(alone, Slice(), batch, steps=2)
+    with _one_thread(), _Live() as live:
+        client.work(order, (Memory(),), alone)
+    received = sum(v.nbytes for tree in order.trees[0].values() for v in tree.values())
+    return Peak(net, float(live.peak + received), float(_demand(order, alone).memory[0]))
+
+
+def _alone(task: Task, batch: int) -> Task:
+    """One device with as many rows as the measured order uses."""
+    rows = torch.arange(STEPS * batch) % len(task.train)
+    return replace(task, shares=(rows,), held_out=(rows[:0],))
+
+
+def _method(batch: int, steps: int) -> Method:
+    return replace(fedavg(), train=Gradient(iterations=steps, batch=batch))
+
+
+def _order(task: Task, slice_: Slice, batch: int, steps: int) -> Orders:
+    """What a server would send to the only device."""
+    method, none = _method(batch, steps), np.array([-1])
+    sent = package(slice_, task.params, task.buffers, method=method, task=task)
+    only = np.zeros(1, dtype=np.int64)
+    return Orders(
+        id=only,
+        device=only,
+        visit=only,
+        key=rng.fold(rng.root(0, "order"), torch.zeros(1, dtype=torch.int64)),
+        slices=(slice_,),
+        menus=((),),
+        choice=none,
+        numbers=method.train.draft(0, np.array([len(task.data(0))])),
+        trees=(sent.trees,),
+        symbols=(sent.symbols,),
+        bits=np.array([sent.bits]),
+        delivered=np.ones(1),
+        heard=none,
+        of=none,
+        kind=Kind.TRAIN,
+        step=0,
+        cohort=0,
+        job=method.job(),
+    )
+
+
+def _demand(order: Orders, task: Task) -> Demand:
+    steps, batch = int(order.numbers.steps[0]), int(order.numbers.batch[0])
+    count = processed(steps, len(task.data(0)), batch)
+    (slice_,) = order.slices
+    train = order.job.train
+    return training(train, task.blueprint, slice_, batch=batch, processed=count, steps=steps)
+
+
+def _share(task: Task, slice_: Slice) -> float:
+    """The width, as a share of the channels that can be cut."""
+    whole, kept = (task.blueprint.local(s).sizes for s in (Slice(), slice_))
+    cut = task.blueprint.counts(1.0)
+    return sum(kept[axis] for axis in cut) / max(1, sum(whole[axis] for axis in cut))
+
+
+def _quickest(work: Callable[[], Any]) -> float:
+    """Processor seconds of the quickest of some repetitions."""
+    found: list[float] = []
+    while len(found) < _REPEATS and sum(found) < _ENOUGH:
+        begin = time.process_time()
+        work()
+        found.append(time.process_time() - begin)
+    return min(found)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes of storages that are made and not yet freed."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.now = self.peak = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        given = {id(t.untyped_storage()) for t in _tensors((args, kwargs))}
+        made = {id(s): s for s in (t.untyped_storage() for t in _tensors(out))}
+        for storage in (s for number, s in made.items() if number not in given):
+            size = storage.nbytes()
+            self.now += size
+            weakref.finalize(storage, self._free, size)
+        self.peak = max(self.peak, self.now)
+        return out
+
+    def _free(self, size: int) -> None:
+        self.now -= size
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
