@@ -194,7 +194,7 @@ def test_compare_runs_every_file_with_every_seed(folder: Path) -> None:
 @pytest.mark.parametrize("width", [80, 120])
 def test_a_table_of_many_seeds_fits_a_terminal(width: int) -> None:
     def group(accuracy: float) -> list[list[Point]]:
-        base = Point(0, 0.0, 0.0, 0.0, 0.0, 5, 0, 0.5, math.nan, {"accuracy": accuracy})
+        base = Point(0, 0.0, 0.0, 0.0, 0.0, 0.0, 5, 0, 0.5, math.nan, {"accuracy": accuracy})
         return [
             [replace(base, time=2e4 + k, down=3e10 + k * 1e9, up=4e9, flops=6e13, lost=7 + k)]
             for k in range(3)

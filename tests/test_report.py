@@ -20,6 +20,7 @@ def run(*accuracies: float, pace: float = 1.0) -> tuple[Point, ...]:
             down=1e6 * (step + 1),
             up=1e6 * (step + 1),
             flops=0.0,
+            joules=0.0,
             arrived=1,
             lost=0,
             loss=math.nan,

@@ -6,6 +6,7 @@ import signal
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -56,8 +57,8 @@ def test_a_finished_run_is_complete(tmp_path: Path, moments: list[Moment]) -> No
             assert len(lines(tmp_path / "points.jsonl")) == moment.point.step + 1
     # By their text: NaN is not equal to itself.
     assert repr(read_points(tmp_path)) == repr(tuple(recording.points))
-    rows = lines(tmp_path / "ledger.jsonl")
-    assert rows == [json.loads(json.dumps(r.as_dict())) for m in moments for r in m.small.rows(step)]
+    rows = [row for moment in moments for row in moment.step.ledger.as_dicts()]
+    assert lines(tmp_path / "ledger.jsonl") == json.loads(msgspec.json.encode(rows))
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["ended"] == "finished"
     assert summary["result"]["steps"] == 2
@@ -140,7 +141,7 @@ def test_ctrl_c_waits_until_a_step_is_on_disk(
     with pytest.raises(KeyboardInterrupt), Recording(tmp_path, SMALL) as recording:
         recording.append(moments[0])
     assert len(read_points(tmp_path)) == 1
-    assert len(lines(tmp_path / "ledger.jsonl")) == len(moments[0].small.rows(step))
+    assert len(lines(tmp_path / "ledger.jsonl")) == len(moments[0].step.ledger)
 
 
 @pytest.mark.parametrize(
@@ -161,4 +162,5 @@ def test_the_config_of_a_folder_gives_the_same_experiment(
     assert source.load(Experiment, homes=HOMES) == experiment
     # Complete: also what had its default value.
     assert source.data["evaluate_every"] == 1
-    assert source.data["fleet"]["mortality"] == 0.0
+    assert source.data["fleet"]["counting"] == "flops"
+    assert source.data["fleet"]["groups"][0]["mortality"] == 0.0

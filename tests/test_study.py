@@ -40,6 +40,7 @@ def point(step: int, accuracy: float = math.nan, *, lost: int = 0) -> Point:
         down=100.0 * (step + 1),
         up=50.0 * (step + 1),
         flops=1e6 * (step + 1),
+        joules=20.0 * (step + 1),
         arrived=2,
         lost=lost,
         loss=0.5,

@@ -178,7 +178,7 @@ def _advance(before: Point, step: Step, scores: dict[str, float]) -> Point:
     losses = ledger.loss[counted & ~np.isnan(ledger.loss)]
     return Point(
         step=step.index,
-        time=step.time,
+        time=float(step.time),
         down=before.down + float(ledger.bits_down.sum()) / 8,
         up=before.up + float(ledger.bits_up.sum()) / 8,
         flops=before.flops + float(ledger.flops.sum()),
