@@ -46,7 +46,9 @@ class Buffered:
         return len(view.arrived) >= self.size or hopeless or late
 
     def alarm(self, view: View) -> float | None:
-        return end_of_patience(view, self.patience, asked=bool(view.flying))
+        # Asking the unwilling again and again would fill the books, too.
+        asked = bool(view.flying or view.declined)
+        return end_of_patience(view, self.patience, asked=asked)
 
     def enough(self, view: View) -> int:
         return 1

@@ -21,9 +21,10 @@ class Tiers:
     count before its last. An answer more than `staleness` steps old is lost;
     `aggregate.Mean(discount=…)` lets older ones weigh less.
 
-    The method's selection draws every cohort among the free devices of the level; a level without
-    any is left out until there are. A step also closes, with what there is, when nobody is left
-    to wait for, and after `patience` seconds; nothing is cancelled.
+    The method's selection draws every cohort, among the free devices of the level: `Uniform(3)`
+    means three of each. A level without free devices is left out until there are. A step also
+    closes, with what there is, when nobody is left to wait for, and after `patience` seconds;
+    nothing is cancelled.
     """
 
     staleness: int = 20
