@@ -25,7 +25,7 @@ from anyfleet.tasks import Iid
 from anyfleet.train import Gradient
 from anyfleet.types import Plans
 from anyfleet.view import Request, View
-from anyfleet.world import Fleet, levels
+from anyfleet.world import Fleet, When, levels
 from tests import small
 
 FAST = fedavg(count=4, lr=0.1)
@@ -58,7 +58,9 @@ def test_every_schedule_makes_progress(schedule: Schedule, mortality: float) -> 
     times = [step.time for step in steps]
     assert [step.index for step in steps] == list(range(5))
     assert times[0] > 0
-    assert all(a < b for a, b in pairwise(times))
+    # Equal devices answer at one moment, and an asynchronous step may follow at once.
+    assert all(a <= b for a, b in pairwise(times))
+    assert times[-1] > times[0]
     for step in steps:
         assert all(torch.isfinite(value).all() for value in step.params.values())
 
@@ -307,7 +309,8 @@ def check_books(steps: list[Step], devices: int) -> None:
     seen: set[int] = set()
     before = 0.0
     for step in steps:
-        assert step.time > before
+        # Equal devices answer at one moment: an asynchronous step may follow at once.
+        assert step.time >= before and step.time > 0
         before = step.time
         orders = [row.order for row in small.rows(step)]
         assert orders == sorted(orders)
@@ -326,9 +329,10 @@ def test_time_is_download_plus_compute_plus_upload() -> None:
     world = small.world(task)
     step = small.steps(fedavg(count=1, lr=0.1), task, 1)[0]
     (row,) = small.rows(step)
-    assert row.download == pytest.approx(row.bits_down / world.down[row.device])
-    assert row.compute == pytest.approx(row.flops / world.speed[row.device])
-    assert row.upload == pytest.approx(row.bits_up / world.up[row.device])
+    own = world.conditions(np.array([row.device]), When(0.0, 0), active=1)
+    assert row.download == pytest.approx(row.bits_down / own.down[0])
+    assert row.compute == pytest.approx(row.flops / own.speed[0])
+    assert row.upload == pytest.approx(row.bits_up / own.up[0])
     assert step.time == pytest.approx(row.download + row.compute + row.upload)
     whole = sum(value.numel() for value in task.params.values())
     assert row.bits_up == 32 * whole

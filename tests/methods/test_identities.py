@@ -13,7 +13,7 @@ from anyfleet.method import Method
 from anyfleet.methods import fedavg, fedprox, heterofl
 from anyfleet.methods.fedavg import Training
 from anyfleet.plan import LargestInTime, Menu, StepsWithin, WorkByLevel
-from anyfleet.plan.steps import fitting
+from anyfleet.plan.steps import Pace, fitting
 from anyfleet.schedule import Deadline
 from anyfleet.select import Everyone, Uniform
 from anyfleet.tasks import Dirichlet, XClass
@@ -87,10 +87,15 @@ def test_partial_work_does_the_steps_that_fit() -> None:
     assert part.time < full.time
 
 
-@given(st.integers(1, 40), st.integers(1, 12), st.integers(0, 200))
-def test_the_steps_that_fit_are_the_most_that_fit(samples: int, batch: int, budget: int) -> None:
-    found = fitting(float(budget), 1.0, samples, batch)
-    assert processed(found, samples, batch) <= budget < processed(found + 1, samples, batch)
+@given(st.integers(1, 40), st.integers(1, 12), st.integers(0, 200), st.integers(0, 5))
+def test_the_steps_that_fit_are_the_most_that_fit(
+    samples: int, batch: int, budget: int, step: int
+) -> None:
+    def needed(steps: int) -> int:
+        return steps * step + processed(steps, samples, batch)
+
+    found = fitting(float(budget), Pace(float(step), 1.0), samples, batch)
+    assert needed(found) <= budget < needed(found + 1)
 
 
 def test_what_a_device_chooses_meets_an_equal_deadline() -> None:

@@ -40,7 +40,9 @@ def same(one: Orders, two: Orders) -> bool:
         and (one.slices, one.menus, one.kind) == (two.slices, two.menus, two.kind)
         and (one.step, one.cohort, one.job) == (two.step, two.cohort, two.job)
         and all(
-            np.array_equal(getattr(one.numbers, f.name), getattr(two.numbers, f.name))
+            np.array_equal(
+                getattr(one.numbers, f.name), getattr(two.numbers, f.name), equal_nan=True
+            )
             for f in fields(Numbers)
         )
     )
