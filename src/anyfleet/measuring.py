@@ -25,11 +25,12 @@ from anyfleet.local import processed
 from anyfleet.method import Method
 from anyfleet.methods import fedavg
 from anyfleet.naming import Factory
-from anyfleet.tasks import Data, Split, Task, zoo
+from anyfleet.tasks import Data, Split, zoo
+from anyfleet.tasks import Task as Built
 from anyfleet.tasks.loading import fresh_model
 from anyfleet.timing import Demand, training
 from anyfleet.train import Gradient
-from anyfleet.types import Kind, Memory, Orders
+from anyfleet.types import Kind, Memory, Orders, Task
 
 STEPS = 4  # local steps of a measured order
 _ENOUGH = 0.5  # seconds after which a slice is not measured again
@@ -64,24 +65,23 @@ class Peak:
     predicted: float
 
 
-def standard(batch: int = 16) -> dict[str, Task]:
+def standard(batch: int = 16) -> Mapping[str, Task]:
     """Three networks of METHODS §C on random images: small, plain and residual."""
     count, shape = STEPS * batch, (3, 32, 32)
     images = rng.normal(rng.root(0, "images"), count * 3 * 32 * 32).float().view(count, *shape)
     data = Data(images, torch.arange(count) % 10)
     nets = {name: fresh_model(Factory.of(make), 0) for name, make in _NETS.items()}
     alone = Split(devices=1, test_share=0.0)
-    return {name: Task.of(net, data, data, split=alone) for name, net in nets.items()}
+    return {name: Built.of(net, data, data, split=alone) for name, net in nets.items()}
 
 
 def measure(net: str, task: Task, slice_: Slice, batch: int) -> Sample:
-    """Lets this machine train a slice, as a device would."""
-    alone = _alone(task, batch)
-    order, once = (_order(alone, slice_, batch, steps) for steps in (STEPS, 1))
-    effort = _demand(order, alone).effort
+    """Lets this machine train a slice, as the task's first device would."""
+    order, once = (_order(task, slice_, batch, steps) for steps in (STEPS, 1))
+    effort = _demand(order, task).effort
     with _one_thread():
-        client.work(once, (Memory(),), alone)  # what is done only once is not measured
-        seconds = _quickest(lambda: client.work(order, (Memory(),), alone))
+        client.work(once, (Memory(),), task)  # what is done only once is not measured
+        seconds = _quickest(lambda: client.work(order, (Memory(),), task))
     return Sample(
         net=net,
         share=_share(task, slice_),
@@ -101,18 +101,11 @@ def weigh(net: str, task: Task, batch: int) -> Peak:
     long as somebody holds them, and the model as it came; not what libraries use inside, and not
     Python itself.
     """
-    alone = _alone(task, batch)
-    order = _order(alone, Slice(), batch, steps=2)
-    with _one_thread(), _Live() as live:
-        client.work(order, (Memory(),), alone)
+    order = _order(task, Slice(), batch, steps=2)
+    with _one_thread(), Live() as live:
+        client.work(order, (Memory(),), task)
     received = sum(v.nbytes for tree in order.trees[0].values() for v in tree.values())
-    return Peak(net, float(live.peak + received), float(_demand(order, alone).memory[0]))
-
-
-def _alone(task: Task, batch: int) -> Task:
-    """One device with as many rows as the measured order uses."""
-    rows = torch.arange(STEPS * batch) % len(task.train)
-    return replace(task, shares=(rows,), held_out=(rows[:0],))
+    return Peak(net, float(live.peak + received), float(_demand(order, task).memory[0]))
 
 
 def _method(batch: int, steps: int) -> Method:
@@ -120,19 +113,20 @@ def _method(batch: int, steps: int) -> Method:
 
 
 def _order(task: Task, slice_: Slice, batch: int, steps: int) -> Orders:
-    """What a server would send to the only device."""
-    method, none = _method(batch, steps), np.array([-1])
+    """What a server would send to the first device."""
+    samples, none = len(task.data(0)), np.array([-1])
+    method = _method(min(batch, samples), steps)
     sent = package(slice_, task.params, task.buffers, method=method, task=task)
-    only = np.zeros(1, dtype=np.int64)
+    first = np.zeros(1, dtype=np.int64)
     return Orders(
-        id=only,
-        device=only,
-        visit=only,
+        id=first,
+        device=first,
+        visit=first,
         key=rng.fold(rng.root(0, "order"), torch.zeros(1, dtype=torch.int64)),
         slices=(slice_,),
         menus=((),),
         choice=none,
-        numbers=method.train.draft(0, np.array([len(task.data(0))])),
+        numbers=method.train.draft(0, np.array([samples])),
         trees=(sent.trees,),
         symbols=(sent.symbols,),
         bits=np.array([sent.bits]),
@@ -181,7 +175,7 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes of storages that are made and not yet freed."""
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ from anyfleet.columns import Floats
 from anyfleet.config import to_toml
 from anyfleet.elastic import Slice
 from anyfleet.measuring import Peak, Sample, measure, weigh
-from anyfleet.tasks import Task
+from anyfleet.types import Task
 
 SHARES = (1.0, 1 / 4, 1 / 16)  # widths that a profile measures
 _ROUNDS = 40  # of reweighting, in the fit

@@ -15,7 +15,7 @@ from anyfleet.errors import ConfigError, Problem
 from anyfleet.measuring import Peak, Sample, measure, standard, weigh
 from anyfleet.profile import Profile, as_toml, conclude, slices
 from anyfleet.study import build, load
-from anyfleet.tasks import Task
+from anyfleet.types import Task
 
 
 def profile_machine(
@@ -62,7 +62,7 @@ def _measured(
 
 
 def _shown(wanted: Sequence[tuple[str, Slice]], screen: Console) -> Iterator[tuple[str, Slice]]:
-    """What to measure, one by one: under a bar on a terminal, elsewhere with a line for each net."""
+    """What to measure, one by one, with a bar on a terminal and a line for each net elsewhere."""
     if screen.is_terminal:
         yield from track(wanted, "measuring", console=screen)
         return
