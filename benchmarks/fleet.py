@@ -1,0 +1,292 @@
+"""What it costs to ask 100 devices of a fleet of thousands to a million: time and memory.
+
+    python benchmarks/fleet.py                  # 1e3 to 1e6 devices, everything: some minutes
+    python benchmarks/fleet.py --devices 1000000 --select Everyone --rounds 5
+
+The fleet is on the move: devices change places in a cell with Shannon rates, or have rates that
+wander (AR(1)); they come and go by the hour or at random; batteries run down and recharge; load and
+free memory are drawn anew each step. The server, the loop's bookkeeping and the simulated runtime
+are the real ones. Only training is left out: an engine answers at once, and with nothing.
+
+"ask" is the time from `Server.fill` to the moment when the orders are handed to the runtime:
+selection, plans, menus and choices, slices, drafts, what travels down. "rest" is everything else of
+the round: charging, the clock, answers, the server's step and its snapshot. Both are medians over
+rounds, in milliseconds of CPU time: with one thread that is the time on the clock of a machine that
+has nothing else to do. Each fleet and selection has a process of its own, whose peak memory is that
+of all its planners; what Python and torch take before there is a fleet is given apart.
+"""
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from anyfleet.method import Choose, Method, Plan, Select
+from anyfleet.methods import fedavg
+from anyfleet.plan import First, FixedLevel, LargestInTime, Menu, StepsWithin, Whole, WorkByLevel
+from anyfleet.runtime import Simulated
+from anyfleet.schedule import Synchronous
+from anyfleet.select import Everyone, Uniform
+from anyfleet.server import Server
+from anyfleet.tasks import Data, Split, Task
+from anyfleet.tasks.partition import Iid
+from anyfleet.tasks.zoo import cnn_mnist
+from anyfleet.types import Memory, Orders, Updates
+from anyfleet.view import Request, View
+from anyfleet.world import (
+    Disc,
+    Diurnal,
+    Fleet,
+    Group,
+    Intermittent,
+    LogNormal,
+    Redrawn,
+    Shannon,
+    Steady,
+    Wandering,
+    World,
+)
+from anyfleet.world import Uniform as Between
+
+COHORT = 100
+SIZES = (1_000, 10_000, 100_000, 1_000_000)
+SEED = 7
+
+SELECTORS: Mapping[str, Callable[[int], Select]] = {
+    "Everyone": lambda _: Everyone(),
+    "Uniform(count)": lambda _: Uniform(COHORT),
+    "Uniform(fraction)": lambda devices: Uniform(fraction=COHORT / devices),
+}
+PLANNERS: Mapping[str, tuple[Plan, Choose]] = {
+    "Whole": (Whole(), First()),
+    "FixedLevel": (FixedLevel(), First()),
+    "Menu, First": (Menu(), First()),
+    "Menu, LargestInTime": (Menu(), LargestInTime(60.0)),
+    "StepsWithin": (StepsWithin(60.0, inner=FixedLevel()), First()),
+    "WorkByLevel": (WorkByLevel((32, 16, 8), (3, 2, 1), inner=FixedLevel()), First()),
+}
+
+
+def fleet() -> Fleet:
+    """Four kinds of devices; everything that can change does."""
+    busy = Redrawn(LogNormal(1.2, 0.3, low=1.0, high=8.0))
+    free = Redrawn(Between(5e7, 2e9))
+    phone = Group(
+        name="phones",
+        speed=Between(1e9, 4e9),
+        load=busy,
+        memory=free,
+        link=Shannon(fading=True),
+        distance=Redrawn(Disc(550.0)),
+        battery=Between(2e4, 5e4),
+        charge=Between(0.05, 1.0),
+        recharge=2.0,
+        availability=Diurnal(),
+    )
+    rates = Steady(Wandering(2e7), Wandering(2e7), power=1.2, receive=1.0)
+    nearby = Steady(Wandering(8e7), Wandering(8e7), power=0.8, receive=0.6)
+    return Fleet(
+        groups=(
+            phone,
+            replace(phone, name="tablets", link=rates, distance=100.0),
+            replace(phone, name="laptops", link=nearby, availability=Intermittent(0.3, every=60.0)),
+            replace(phone, name="cars", availability=Intermittent(0.6), battery=1e5, recharge=50.0),
+        )
+    )
+
+
+@dataclass(frozen=True)
+class Idle:
+    """An engine that trains nothing: every order is answered, with a report of no numbers."""
+
+    bits: float = 1e6
+
+    def execute(
+        self,
+        orders: Sequence[Orders],
+        memories: Sequence[Memory],
+        widths: Sequence[float],
+        task: object,
+    ) -> list[tuple[Updates, Memory]]:
+        return [(self._nothing(o), m) for o, m in zip(orders, memories, strict=True)]
+
+    def _nothing(self, order: Orders) -> Updates:
+        return Updates(
+            order=order.id,
+            device=order.device,
+            samples=np.ones(1, dtype=np.int64),
+            trees=({},),
+            symbols=(None,),
+            masks=({},),
+            bits=np.array([self.bits]),
+            delivered=np.ones(1),
+            report=({},),
+        )
+
+
+@dataclass(frozen=True)
+class Cohort(Synchronous):
+    """A cohort of `COHORT` devices, whatever the selection names."""
+
+    def start(self, view: View) -> tuple[Request, ...]:
+        return tuple(replace(request, count=COHORT) for request in super().start(view))
+
+
+class Watched(Simulated):
+    """A simulated runtime that notes what it was handed, and when."""
+
+    handed_at = float("nan")
+    orders = 0
+
+    def submit(self, orders: Orders) -> None:
+        self.handed_at, self.orders = time.process_time(), len(orders)
+        super().submit(orders)
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """How many count, after some that only fill the caches of what slices cost."""
+
+    rounds: int = 15
+    warm: int = 2
+
+
+@dataclass(frozen=True)
+class Built:
+    """What a fleet is before anybody is asked."""
+
+    devices: int
+    seconds: float
+    bytes_per_device: float
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One selector with one planner: medians over rounds."""
+
+    plan: str
+    ask: float  # milliseconds
+    rest: float  # milliseconds
+    orders: float  # handed to the runtime in a round
+    clock: float  # simulated seconds at the end
+
+
+def build(devices: int) -> tuple[Task, World, Built]:
+    """A task whose devices all hold the same data, and its world; how long the world took."""
+    # A million references to the same rows.
+    one, shared = _one(), _one().shares * devices
+    task = replace(one, shares=shared, held_out=one.held_out * devices)
+    samples = np.full(devices, len(one.data(0)), dtype=np.int64)
+    began = time.process_time()
+    world = fleet().build(samples, SEED)
+    took = time.process_time() - began
+    columns = (world.declared.level, world.declared.samples, world.group, world.link)
+    return task, world, Built(devices, took, sum(c.nbytes for c in columns) / devices)
+
+
+@lru_cache(maxsize=1)
+def _one() -> Task:
+    rows = Data(torch.zeros(200, 1, 28, 28), torch.arange(200) % 10)
+    split = Split(devices=1, partition=Iid(samples=100), test_share=0.2, server=20, seed=1)
+    return Task.of(cnn_mnist(), rows, rows, split=split)
+
+
+def method(select: Select, plan: Plan, choose: Choose) -> Method:
+    """FedAvg with another selection and another planner."""
+    return replace(fedavg(), select=select, schedule=Cohort(), plan=plan, choose=choose)
+
+
+def measure(task: Task, world: World, select: str, plan: str, counted: Rounds) -> Measured:
+    """Runs some rounds."""
+    runtime = Watched(task, world, SEED, engine=Idle())
+    parts = method(SELECTORS[select](task.devices), *PLANNERS[plan])
+    server = Server(parts, task, runtime, SEED)
+    asks, rests, orders = [], [], []
+    for number in range(counted.warm + counted.rounds):
+        asked, took = one_round(server, runtime)
+        if number >= counted.warm:
+            asks.append(asked)
+            rests.append(took - asked)
+            orders.append(runtime.orders)
+    asking, rest = (1e3 * statistics.median(times) for times in (asks, rests))
+    return Measured(plan, asking, rest, statistics.median(orders), runtime.now())
+
+
+def one_round(server: Server, runtime: Watched) -> tuple[float, float]:
+    """The body of `anyfleet.loop.run`; seconds until the orders were handed over, and in all."""
+    schedule = server.method.schedule
+    began = time.process_time()
+    server.fill()
+    view = server.view()
+    while not schedule.ready(view):
+        server.hear(runtime.wait(schedule.alarm(view), schedule.enough(view)))
+        view = server.view()
+    server.step()
+    return runtime.handed_at - began, time.process_time() - began
+
+
+def peak() -> float:
+    """The most memory this process has had, in bytes."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
+
+
+def child(devices: int, select: str, counted: Rounds) -> None:
+    """Measures one fleet with one selection; prints plain data."""
+    _one()
+    before = peak()
+    task, world, built = build(devices)
+    rows = [asdict(measure(task, world, select, plan, counted)) for plan in PLANNERS]
+    print(json.dumps({"built": asdict(built), "rows": rows, "before": before, "peak": peak()}))
+
+
+def report(devices: int, select: str, counted: Rounds) -> None:
+    """Measures in a process of its own, and prints a table."""
+    arguments = ["--child", "--devices", devices, "--select", select]
+    arguments += ["--rounds", counted.rounds, "--warm", counted.warm]
+    command = [sys.executable, str(Path(__file__)), *map(str, arguments)]
+    answer = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    found = json.loads(answer)
+    built = found["built"]
+    print(
+        f"\n{devices:,} devices, {select}: built in {built['seconds']:.2f} s, "
+        f"{built['bytes_per_device']:.0f} bytes each; peak memory {found['peak'] / 1e6:.0f} MB, "
+        f"of which {found['before'] / 1e6:.0f} MB without a fleet",
+        flush=True,
+    )
+    print(f"  {'planner':<20} {'ask, ms':>8} {'rest, ms':>9} {'orders':>7} {'clock, s':>9}")
+    for row in found["rows"]:
+        print(
+            f"  {row['plan']:<20} {row['ask']:>8.1f} {row['rest']:>9.1f} {row['orders']:>7.0f} "
+            f"{row['clock']:>9.0f}",
+            flush=True,
+        )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    torch.set_num_threads(1)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--devices", type=int, nargs="+", default=SIZES)
+    parser.add_argument("--select", nargs="+", choices=SELECTORS, default=list(SELECTORS))
+    parser.add_argument("--rounds", type=int, default=15, help="that count, of each pair")
+    parser.add_argument("--warm", type=int, default=2, help="rounds before, that do not count")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args(arguments)
+    show = child if given.child else report
+    for devices in given.devices:
+        for select in given.select:
+            show(devices, select, Rounds(given.rounds, given.warm))
+
+
+if __name__ == "__main__":
+    main()
