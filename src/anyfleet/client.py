@@ -5,7 +5,6 @@ of simulated ones.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -25,24 +24,17 @@ from anyfleet.local import (
     as_tensors,
     extent,
     lifted,
-    limits,
     pad,
-    processed,
     site,
     train,
 )
 from anyfleet.method import Squeezed
-from anyfleet.packing import dense, index_bits, mask_bits, traffic
-from anyfleet.timing import training
+from anyfleet.packing import dense, mask_bits
 from anyfleet.types import (
-    Choices,
-    Conditions,
     Data,
     Kind,
     Memory,
-    Offer,
     Orders,
-    Own,
     Params,
     Report,
     Task,
@@ -60,36 +52,6 @@ class Done:
 
     updates: Updates
     memories: tuple[Memory, ...]
-
-
-def decide(
-    orders: Orders, conditions: Conditions, memories: Sequence[Memory], task: Task
-) -> Choices:
-    """What each device chooses from its menu."""
-    rows = []
-    for row, order in enumerate(orders.rows()):
-        (menu,) = order.menus
-        if not menu:
-            rows.append(Choices(np.array([-1]), order.numbers))
-            continue
-        samples = len(task.data(int(order.device[0])))
-        own = Own(conditions.take([row]), samples, memories[row])
-        offers = [_offer(entry, order, samples, task) for entry in menu]
-        rows.append(order.job.choose(offers, own, order.numbers))
-    return join(rows)
-
-
-def _offer(entry: Slice, order: Orders, samples: int, task: Task) -> Offer:
-    """One entry of a menu; the whole menu has to come down with it."""
-    (menu,), job = order.menus, order.job
-    down, up = traffic(entry, job.norm, task.blueprint)
-    reading = sum(index_bits(other, task.blueprint) for other in menu)
-    (steps,), batch = limits(order.numbers, [samples]), int(order.numbers.batch[0])
-    count = processed(steps, samples, batch)
-    needed = training(
-        job.train, task.blueprint, entry, batch=batch, processed=count, steps=steps
-    )
-    return Offer(needed, down + reading, up)
 
 
 def work(orders: Orders, memories: tuple[Memory, ...], task: Task) -> Done:
@@ -148,7 +110,8 @@ def begin(
     # From the bottom up: the initial state every device was installed with, then its memory.
     own = {**task.params, **task.buffers, **memory.slots.get(OWN, {})}
     small = dense(own, slice_, blueprint)
-    received = {n: v for tree in ("model", "buffers") for n, v in orders.trees[row].get(tree, {}).items()}
+    trees = orders.trees[row]
+    received = {**trees.get("model", {}), **trees.get("buffers", {})}
     width = float(orders.delivered[row])
     if 0 < width < 1:
         # Padding (METHODS §1.8): columns that came through overwrite, the others stay its own.
@@ -163,9 +126,7 @@ def _train(orders: Orders, memories: tuple[Memory, ...], task: Task) -> Done:
     where = site(task, orders.job, orders.slices[0])
     count = len(orders)
     lift = lifted(count)
-    starts = [
-        begin(orders, row, memories[row], task) for row in range(count)
-    ]
+    starts = [begin(orders, row, memories[row], task) for row in range(count)]
     data = [task.data(int(device)) for device in orders.device]
     samples = [len(d) for d in data]
     inputs = _stacked(orders, starts, data, task)

@@ -5,8 +5,9 @@
 
 from collections.abc import Iterator
 
+from anyfleet.incoming import Answer
 from anyfleet.method import Method
-from anyfleet.seam import Answer, Runtime, Snapshot, Step
+from anyfleet.seam import Runtime, Snapshot, Step
 from anyfleet.server import Server
 from anyfleet.types import Task
 

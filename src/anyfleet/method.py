@@ -98,6 +98,9 @@ class Schedule(Protocol):
     def drop(self, view: View) -> tuple[int, ...]:
         """Orders to cancel as this step ends."""
 
+    def later(self, view: View) -> tuple[int, ...]:
+        """Orders that were answered but shall count in a later step."""
+
 
 class Plan(Policy, Protocol):
     """What each device of the cohort shall do, decided on the server, for all of them at once."""
@@ -150,6 +153,8 @@ class Train(Protocol):
 
     def work(self, sample: Cost, batch: Cost, processed: int, steps: int) -> Work:
         """Of `processed` samples in `steps` steps, given the costs of one sample and one batch."""
+
+    def __hash__(self) -> int: ...
 
 
 @dataclass(frozen=True, eq=False)

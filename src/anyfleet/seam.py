@@ -6,8 +6,9 @@ from typing import Any, Protocol
 
 from anyfleet.columns import Flags, Ints
 from anyfleet.elastic import Slice
+from anyfleet.incoming import Answer, Answered
 from anyfleet.ledger import Entries
-from anyfleet.types import Choices, Conditions, Devices, Events, Kind, Lost, Orders, Params, Report
+from anyfleet.types import Choices, Conditions, Devices, Events, Lost, Orders, Params
 
 
 class Runtime(Protocol):
@@ -34,17 +35,6 @@ class Runtime(Protocol):
     def cancel(self, orders: tuple[int, ...], reason: str) -> tuple[Lost, ...]: ...
     def save(self) -> Any: ...
     def restore(self, saved: Any) -> None: ...
-
-
-@dataclass(frozen=True, eq=False)
-class Answer:
-    """What a device said to an order that was not about training."""
-
-    device: int
-    kind: Kind
-    report: Report
-    trees: Mapping[str, Params]
-    samples: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,3 +66,4 @@ class Snapshot:
     heard: Ints
     flying: Mapping[int, Orders]
     holding: Mapping[int, Slice]
+    waiting: tuple[Answered, ...]  # answers that came in, left to a later step

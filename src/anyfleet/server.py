@@ -9,14 +9,15 @@ from torch import Tensor
 
 from anyfleet import rng
 from anyfleet.arrivals import Arrivals
-from anyfleet.columns import Ints, join
-from anyfleet.elastic import Cost, Slice, cost, cut, narrowed
+from anyfleet.columns import Ints
+from anyfleet.elastic import Cost, Slice, cost
 from anyfleet.evaluate import judge
+from anyfleet.incoming import Answered, Incoming
 from anyfleet.issue import Desk, chosen, draft, load, server_names
 from anyfleet.ledger import Ledger
 from anyfleet.method import Method
 from anyfleet.packing import traffic
-from anyfleet.seam import Answer, Runtime, Snapshot, Step
+from anyfleet.seam import Runtime, Snapshot, Step
 from anyfleet.timing import Demand, training
 from anyfleet.types import (
     Charges,
@@ -26,13 +27,13 @@ from anyfleet.types import (
     Params,
     Report,
     Task,
-    Updates,
     no_charges,
 )
 from anyfleet.view import Flight, Request, View
 
 JUDGE_BATCH = 128  # samples of the server split per comparison (METHODS §1.18)
 _TREES = ("delta", "weights")
+_TRAINING = (Kind.TRAIN, Kind.HOLD, Kind.FETCH)
 
 
 class Server:
@@ -50,7 +51,7 @@ class Server:
         self.heard = np.full(len(self.devices), -1, dtype=np.int64)
         self.flying: dict[int, Orders] = {}
         self.holding: dict[int, Slice] = {}  # of orders whose results wait on the devices
-        self.arrived: list[tuple[Orders, Updates]] = []
+        self.arrived: list[Answered] = []
         self.seen: dict[int, Flight] = {}  # the same orders, as policies see them
         self.lost: list[Flight] = []
         self.declined: list[Flight] = []
@@ -69,7 +70,7 @@ class Server:
             started=self.started,
             free=self.runtime.free,
             flying=tuple(self.seen.values()),
-            arrived=tuple(_flight(o, u.report[0]) for o, u in self.arrived),
+            arrived=tuple(_flight(a.order, a.update.report[0]) for a in self.arrived),
             lost=tuple(self.lost),
             declined=tuple(self.declined),
             model=self.params,
@@ -130,9 +131,7 @@ class Server:
         view = self.view()
         if level is None:
             return view
-        return replace(
-            view, free=lambda ids: view.free(ids) & (self.devices.level[ids] == level)
-        )
+        return replace(view, free=lambda ids: view.free(ids) & (self.devices.level[ids] == level))
 
     def _submit(self, request: Request, devices: Ints) -> None:
         held = tuple(self.holding.pop(order) for order in request.of)
@@ -187,14 +186,19 @@ class Server:
         for update, charge in zip(events.updates.rows(), events.charges.rows(), strict=True):
             order = self._land(int(update.order[0]))
             self.heard[order.device[0]] = order.id[0]
-            stale = self.number - order.step > self.method.schedule.staleness
-            self.ledger.answered(order, update, charge, "stale" if stale else "")
-            if stale:
-                self.lost.append(_flight(order))
-                continue
-            self.arrived.append((order, update))
+            self.arrived.append(Answered(order, update, charge))
             if order.kind == Kind.HOLD:
                 self.holding[int(order.id[0])] = order.slices[0]
+        self._expire()
+
+    def _expire(self) -> None:
+        """Gives up what has become too old to count."""
+        oldest = self.number - self.method.schedule.staleness
+        for answer in self.arrived:
+            if answer.order.step < oldest:
+                self.lost.append(_flight(answer.order))
+                self.ledger.answered(answer.order, answer.update, answer.charges, "stale")
+        self.arrived = [answer for answer in self.arrived if answer.order.step >= oldest]
 
     def _land(self, order_id: int) -> Orders:
         del self.seen[order_id]
@@ -209,23 +213,24 @@ class Server:
     def step(self) -> Step:
         """Aggregates what arrived, lets the policies learn, and starts the next step."""
         self._drop()
-        self.arrived.sort(key=lambda pair: int(pair[0].id[0]))
-        trained = [(o, u) for o, u in self.arrived if any(u.trees[0].get(t) for t in _TREES)]
-        changes = [self._trained(order, update) for order, update in trained]
-        arrivals = self._arrivals(trained, changes) if trained else None
+        answered, later = self._counted()
+        trained = [a for a in answered if any(a.update.trees[0].get(t) for t in _TREES)]
+        incoming = Incoming(self.method, self.task, self.number)
+        arrivals = incoming.trained(trained, self.params) if trained else None
         view, self.notes = self.view(), {}
         if arrivals is not None:
             self._aggregate(arrivals, view)
-            self._statistics(trained)
+            self.buffers = incoming.statistics(trained, self.buffers)
         view = replace(view, model=self.params, notes=self.notes)
         for name, part in self.method.policies().items():
             self.states[name] = part.learn(self.states[name], arrivals, self.notes, view)
-        answers = tuple(_answer(o, u) for o, u in self.arrived if o.kind not in _TRAINING)
+        answers = tuple(a.answer() for a in answered if a.order.kind not in _TRAINING)
         ledger = self.ledger.close(self.number, self.runtime.now())
         self.number += 1
         self.started = self.runtime.now()
         self.runtime.begin(self.number)
-        self.arrived, self.lost, self.declined = [], [], []
+        self.arrived, self.lost, self.declined = later, [], []
+        self._expire()
         return Step(
             index=self.number - 1,
             time=self.started,
@@ -237,38 +242,21 @@ class Server:
             snapshot=self.snapshot(),
         )
 
+    def _counted(self) -> tuple[list[Answered], list[Answered]]:
+        """The answers of this step in the order of issue, and those left to a later one."""
+        left = set(self.method.schedule.later(self.view()))
+        self.arrived.sort(key=lambda answer: int(answer.order.id[0]))
+        later = [a for a in self.arrived if int(a.order.id[0]) in left]
+        self.arrived = [a for a in self.arrived if int(a.order.id[0]) not in left]
+        for answer in self.arrived:
+            self.ledger.answered(answer.order, answer.update, answer.charges, "")
+        return self.arrived, later
+
     def _drop(self) -> None:
         dropped = self.method.schedule.drop(self.view())
         if dropped:
-            for lost in self.runtime.cancel(dropped, "deadline"):
+            for lost in self.runtime.cancel(dropped, "too late"):
                 self._lose(self._land(lost.order), lost.charges, lost.reason)
-
-    def _arrivals(self, pairs: list[tuple[Orders, Updates]], changes: list[Params]) -> Arrivals:
-        return Arrivals(
-            join([update for _, update in pairs]),
-            slices=[self._held(order, update) for order, update in pairs],
-            staleness=np.array([self.number - order.step for order, _ in pairs]),
-            changes=changes,
-            blueprint=self.task.blueprint,
-        )
-
-    def _trained(self, order: Orders, update: Updates) -> Params:
-        """What was trained as a change of the current model, under the server's names."""
-        (trees,), slice_ = update.trees, self._held(order, update)
-        if "weights" in trees:
-            return self._against(self.params, trees["weights"], slice_)
-        names = self._names(slice_)
-        return {names.get(n, n): v for n, v in trees["delta"].items()}
-
-    def _held(self, order: Orders, update: Updates) -> Slice:
-        """Which coordinates an answer has: less than was ordered when a link cut it."""
-        return narrowed(order.slices[0], float(update.delivered[0]), self.task.blueprint)
-
-    def _against(self, current: Params, new: Params, slice_: Slice) -> Params:
-        names = self._names(slice_)
-        mine = {name: current[names.get(name, name)] for name in new}
-        held = cut(mine, slice_, self.task.blueprint)
-        return {names.get(n, n): v - held[n] for n, v in new.items()}
 
     def _aggregate(self, arrivals: Arrivals, view: View) -> None:
         key = self.key("aggregate")
@@ -276,18 +264,6 @@ class Server:
         stepped = self.method.aggregate(self.params, state, arrivals, view, key)
         self.params, self.notes = dict(stepped.model), stepped.notes
         self.states["aggregate"] = stepped.state
-
-    def _statistics(self, trained: list[tuple[Orders, Updates]]) -> None:
-        """Averages the statistics that travel, by samples, whatever the aggregator."""
-        told = [(o, u) for o, u in trained if u.trees[0].get("buffers")]
-        if not told:
-            return
-        changes = [
-            self._against(self.buffers, u.trees[0]["buffers"], self._held(o, u)) for o, u in told
-        ]
-        arrivals = self._arrivals(told, changes)
-        mean = arrivals.mean(arrivals.samples)
-        self.buffers = {**self.buffers, **{n: self.buffers[n] + mean[n] for n in mean}}
 
     # -- resuming
 
@@ -304,6 +280,7 @@ class Server:
             heard=self.heard.copy(),
             flying=dict(self.flying),
             holding=dict(self.holding),
+            waiting=tuple(self.arrived),
         )
 
     def restore(self, saved: Snapshot) -> None:
@@ -312,19 +289,12 @@ class Server:
         self.number, self.started, self.issued = saved.step, saved.started, saved.issued
         self.visits, self.heard = saved.visits.copy(), saved.heard.copy()
         self.flying, self.holding = dict(saved.flying), dict(saved.holding)
+        self.arrived = list(saved.waiting)
         self.runtime.begin(self.number)
         self.seen = {order_id: _flight(order) for order_id, order in saved.flying.items()}
-
-
-_TRAINING = (Kind.TRAIN, Kind.HOLD, Kind.FETCH)
 
 
 def _flight(order: Orders, report: Report | None = None) -> Flight:
     return Flight(
         int(order.id[0]), int(order.device[0]), order.step, order.kind, report=report or {}
     )
-
-
-def _answer(order: Orders, update: Updates) -> Answer:
-    device, samples = int(order.device[0]), int(update.samples[0])
-    return Answer(device, order.kind, update.report[0], update.trees[0], samples)

@@ -1,7 +1,8 @@
 """How long a device calculates, and what that costs: one law for planners, devices and simulator.
 
     seconds = (steps × overhead + calls × latency + moved / bandwidth
-               + whole / speed × (fixed + (1 − fixed) × share^exponent)) × load × fastest / frequency
+               + whole / speed × (fixed + (1 − fixed) × share^exponent))
+              × load × fastest / frequency
     joules  = coefficient × frequency² × cycles
 
 `share` is FLOP / whole; cycles are what the device spends on it, not on its other work. A device
@@ -75,6 +76,14 @@ def clocked(own: Conditions, frequency: Floats) -> Floats:
     """The frequencies at which devices run: those asked for, within their range."""
     wanted = np.where(np.isnan(frequency), own.fastest, frequency)
     return np.clip(wanted, own.slowest, own.fastest)
+
+
+def crossing_seconds(bits: Floats | float, rate: Floats) -> Floats:
+    """How long bits take at a rate; over a link that carries nothing, for ever."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        # Of nothing, nothing waits: not even for a link that is down.
+        seconds: Floats = np.where(np.asarray(bits) > 0, bits / rate, 0.0)
+    return seconds
 
 
 def _undisturbed(effort: Effort, own: Conditions) -> Floats:

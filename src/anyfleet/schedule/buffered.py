@@ -55,3 +55,6 @@ class Buffered:
 
     def drop(self, view: View) -> tuple[int, ...]:
         return ()
+
+    def later(self, view: View) -> tuple[int, ...]:
+        return ()

@@ -42,6 +42,9 @@ class Synchronous:
     def drop(self, view: View) -> tuple[int, ...]:
         return ()
 
+    def later(self, view: View) -> tuple[int, ...]:
+        return ()
+
 
 @dataclass(frozen=True)
 class Deadline:
@@ -90,3 +93,6 @@ class Deadline:
 
     def drop(self, view: View) -> tuple[int, ...]:
         return tuple(f.order for f in view.flying) if self.late == "lost" else ()
+
+    def later(self, view: View) -> tuple[int, ...]:
+        return ()

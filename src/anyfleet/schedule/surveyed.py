@@ -64,6 +64,9 @@ class Surveyed:
     def drop(self, view: View) -> tuple[int, ...]:
         return self.inner.drop(view)
 
+    def later(self, view: View) -> tuple[int, ...]:
+        return self.inner.later(view)
+
     def _asked(self, view: View) -> bool:
         flights = view.fresh((*view.flying, *view.arrived, *view.lost))
         return any(flight.kind == self.ask for flight in flights)

@@ -17,8 +17,8 @@ class Tiers:
 
     A tier is synchronous within itself: its cohort starts from one model, and the tier is asked
     again, in the next step, only when the last of them has answered or is lost. Tiers do not wait
-    for each other. A step takes all that has come in by then, so the first answers of a slow tier
-    count before its last. An answer more than `staleness` steps old is lost;
+    for each other: what a slow tier has answered so far is left to the step in which its last
+    answer is in. An answer more than `staleness` steps old is lost;
     `aggregate.Mean(discount=…)` lets older ones weigh less.
 
     The method's selection draws every cohort, among the free devices of the level: `Uniform(3)`
@@ -60,6 +60,14 @@ class Tiers:
 
     def drop(self, view: View) -> tuple[int, ...]:
         return ()
+
+    def later(self, view: View) -> tuple[int, ...]:
+        flying = _levels(view, view.flying)
+        answered = training(view.arrived)
+        # After a long wait the cohorts count as far as they have come.
+        if view.now >= view.started + self.patience:
+            return ()
+        return tuple(f.order for f in answered if view.devices.level[f.device] in flying)
 
 
 def _levels(view: View, flights: Iterable[Flight]) -> Counter[int]:

@@ -70,6 +70,9 @@ class TwoPhase:
     def drop(self, view: View) -> tuple[int, ...]:
         return ()
 
+    def later(self, view: View) -> tuple[int, ...]:
+        return ()
+
     def _rank(self, flight: Flight) -> tuple[bool, float, int]:
         value = measured(flight.report, self.measure)
         # Largest first, ties by device, a norm that is not a number last.

@@ -5,7 +5,15 @@ from anyfleet.world.fleet import Fleet
 from anyfleet.world.group import Group
 from anyfleet.world.laws import Choice, Disc, LogNormal, Normal, Uniform
 from anyfleet.world.loss import Columns
-from anyfleet.world.presets import levels
+from anyfleet.world.presets import (
+    cell,
+    levels,
+    lossy,
+    steep,
+    testbed,
+    unequal_coefficient,
+    unequal_distance,
+)
 from anyfleet.world.processes import Redrawn, Replayed, Wandering
 from anyfleet.world.quantities import When
 from anyfleet.world.radio import Shannon, Steady, bluetooth, lte, wifi
@@ -32,7 +40,13 @@ __all__ = [
     "When",
     "World",
     "bluetooth",
+    "cell",
     "levels",
+    "lossy",
     "lte",
+    "steep",
+    "testbed",
+    "unequal_coefficient",
+    "unequal_distance",
     "wifi",
 ]

@@ -18,6 +18,7 @@ from anyfleet.elastic import Blueprint, Slice
 from anyfleet.world.counted_layers import Convolution, CountedLayer, Dense, layers_of
 
 Rule = Literal["paper", "declared", "per_batch"]
+Counting = Literal["flops", "paper", "declared", "per_batch"]  # "flops": no rule of FedPMT
 
 # C.1, C.2 and C.3 of METHODS.
 FCNN: tuple[CountedLayer, ...] = (

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import get_args
 
 import numpy as np
 import torch
@@ -10,11 +10,10 @@ import torch
 from anyfleet import rng
 from anyfleet.columns import Ints
 from anyfleet.types import Devices
+from anyfleet.world.counting import Counting
 from anyfleet.world.group import Group
 from anyfleet.world.radio import Link
 from anyfleet.world.world import Reports, World
-
-Counting = Literal["flops", "paper", "declared", "per_batch"]
 
 
 def _five_levels() -> tuple[Group, ...]:
@@ -39,9 +38,9 @@ class Fleet:
     def __post_init__(self) -> None:
         if not self.groups:
             raise ValueError("Fleet.groups must have at least one group.")
-        if self.counting not in ("flops", "paper", "declared", "per_batch"):
+        if self.counting not in get_args(Counting):
             raise ValueError(
-                'Fleet.counting must be "flops", "paper", "declared" or "per_batch", '
+                f"Fleet.counting must be one of {', '.join(get_args(Counting))}, "
                 f"got {self.counting!r}."
             )
 

@@ -17,8 +17,6 @@ from anyfleet.columns import Floats
 from anyfleet.world.processes import Wandering
 from anyfleet.world.quantities import Number, When, at, bounds, slot, until
 
-# A gap in a trace or a deep fade must not stop the clock for ever: every transfer ends.
-_SLOWEST = 1.0
 # Path loss laws hold from a metre on; nearer, a device would receive more than was sent.
 _NEAREST = 1.0
 # Decibels beyond this are a slip of units, and the numbers behind them leave the floats.
@@ -87,7 +85,7 @@ class Steady:
     def rates(self, keys: Tensor, when: When, distance: Floats, active: int) -> Rates:
         part = _part(self.shared, active)
         up, down = (
-            np.maximum(at(number, rng.fold(keys, way), when) * part, _SLOWEST)
+            at(number, rng.fold(keys, way), when) * part
             for way, number in (("up", self.up), ("down", self.down))
         )
         return Rates(up, down)
@@ -153,8 +151,7 @@ class Shannon:
                 snr * _fade(rng.fold(keys, way), when) for way, snr in (("up", up), ("down", down))
             )
         return Rates(
-            np.maximum(shannon_rate(self.band * part, up), _SLOWEST),
-            np.maximum(shannon_rate(self.station_band * part, down), _SLOWEST),
+            shannon_rate(self.band * part, up), shannon_rate(self.station_band * part, down)
         )
 
     def until(self, when: When) -> float:

@@ -1,7 +1,7 @@
 """What is true of the devices, computed when somebody asks; and what they say about it."""
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -10,8 +10,9 @@ from torch import Tensor
 from anyfleet import rng
 from anyfleet.columns import Flags, Floats, Ints
 from anyfleet.types import Conditions, Devices
+from anyfleet.world.counting import Counting
 from anyfleet.world.group import Group
-from anyfleet.world.quantities import When, at
+from anyfleet.world.quantities import When, at, until
 from anyfleet.world.radio import Link, Rates
 
 _AS_DECLARED = (
@@ -43,9 +44,7 @@ class Reports:
     def __post_init__(self) -> None:
         for name in ("steps", "seconds", "noise"):
             if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(
-                    f"Reports.{name} must not be negative, got {getattr(self, name)}."
-                )
+                raise ValueError(f"Reports.{name} must not be negative, got {getattr(self, name)}.")
 
     def when(self, when: When) -> When:
         """The moment that a report of now is about."""
@@ -59,7 +58,7 @@ class World:
     groups: tuple[Group, ...]
     links: tuple[Link, ...]
     reports: Reports
-    counting: str
+    counting: Counting
     declared: Devices
     group: Ints  # of every device
     link: Ints  # of every device
@@ -120,9 +119,9 @@ class World:
 
     def rates_until(self, device: int, when: When) -> float:
         """When time next changes the rates of a device."""
-        group = self.groups[self.group[device]]
-        moved = math.inf if isinstance(group.distance, int | float) else group.distance.until(when)
-        return min(moved, self.links[self.link[device]].until(when))
+        moved = until(self.groups[int(self.group[device])].distance, when)
+        link: Link = self.links[self.link[device]]
+        return min(moved, link.until(when))
 
     def online(self, devices: Ints, when: When) -> Flags:
         """Which of these devices are there."""
@@ -134,13 +133,14 @@ class World:
 
     def online_until(self, device: int, when: When) -> float:
         """When a device may next come or go."""
-        return self.groups[self.group[device]].availability.until(when)
+        group: Group = self.groups[self.group[device]]
+        return group.availability.until(when)
 
-    def dies(self, devices: Ints, visits: Ints) -> Flags:
-        """Which of these devices die during these visits."""
-        keys = rng.fold(self._keys("mortality", devices), torch.from_numpy(visits))
+    def dies(self, devices: Ints, keys: Tensor) -> Flags:
+        """Which of these devices die during an order, one key for each order."""
         share = self.column("mortality", devices, When(0.0, 0))
-        return rng.uniform(keys, 1)[:, 0].numpy() < share
+        died: Flags = rng.uniform(keys, 1)[:, 0].numpy() < share
+        return died
 
     @property
     def lossy(self) -> bool:
