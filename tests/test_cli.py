@@ -18,7 +18,8 @@ from typer.testing import CliRunner
 
 import anyfleet
 from anyfleet.cli.app import app
-from anyfleet.cli.screen import table
+from anyfleet.cli.screen import over_seeds, table
+from anyfleet.queries import Spent, ToTarget
 from anyfleet.store import read_points
 from anyfleet.study import Point, load
 
@@ -181,14 +182,48 @@ def test_compare_runs_every_file_with_every_seed(folder: Path) -> None:
         RUN_FILE.replace("heterofl", "fedavg").replace("shares", "#")
     )
     shown = succeeds("compare", "small.toml", "other.toml", "rounds=1", "--seeds", "2")
-    (row,) = (line for line in shown.splitlines() if line.startswith("other "))
-    assert row.count("±") == 7
+    totals, costs = (line for line in shown.splitlines() if line.startswith("other "))
+    assert totals.count("±") == 8
+    assert costs.count("±") == 4
     results = json.loads((folder / "runs/compare/results.json").read_text())
     assert {name: len(group) for name, group in results.items()} == {"small": 2, "other": 2}
     assert (folder / "runs/compare/comparison.png").stat().st_size > 10_000
     seeds = [load(folder / f"runs/compare/small/seed-{s}/config.toml").seed for s in (0, 1)]
     assert seeds == [0, 1]
     assert results["small"][0] != results["small"][1]
+    assert results["small"][0]["to_target"]["spent"]["rounds"] == 1
+
+
+def test_compare_never_drops_a_run_that_misses_the_target(folder: Path) -> None:
+    words = ["rounds=1", "widths=[1.0, 0.5]", "--seeds", "2", "--width", "0.5", "--target", "1.0"]
+    shown = succeeds("compare", "small.toml", *words)
+    assert "To reach 100.0 % at width 0.5:" in shown
+    results = json.loads((folder / "runs/compare/results.json").read_text())["small"]
+    best = max(result["to_target"]["best"] for result in results)
+    assert shown.count(f"not reached (best {100 * best:.1f} %)") == 4
+    assert [result["to_target"]["spent"] for result in results] == [None, None]
+
+
+def test_compare_wants_a_width_that_is_evaluated(folder: Path) -> None:
+    result = anyfleet_command("compare", "small.toml", "--width", "0.5")
+    assert result.exit_code == 1
+    assert "small: widths: --width 0.5" in result.output
+    assert not (folder / "runs").exists()
+
+
+def test_seeds_that_miss_a_target_are_counted() -> None:
+    spent = Spent(time=12.0, joules=1.0, bytes=1.0, rounds=1)
+    group = [ToTarget(0.8, 0.9, spent), ToTarget(0.8, 0.7, None)]
+    assert over_seeds(group, lambda each: each.time) == "1 of 2 runs: 12.0"
+    assert over_seeds(group[:1], lambda each: each.time) == "12.0"
+    assert over_seeds(group[1:], lambda each: each.time) == "not reached (best 70.0 %)"
+    assert over_seeds([ToTarget(math.nan, math.nan, None)], lambda each: each.time) == "–"
+
+
+def test_a_run_tells_why_orders_were_lost(folder: Path) -> None:
+    changes = ["fleet.use=levels", "fleet.speeds=[2e9, 1e9]", "fleet.mortality=1.0"]
+    assert "4 of 4 orders lost: 4 died." in succeeds("run", "small.toml", *changes)
+    assert "lost:" not in succeeds("run", "small.toml")
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -196,7 +231,17 @@ def test_a_table_of_many_seeds_fits_a_terminal(width: int) -> None:
     def group(accuracy: float) -> list[list[Point]]:
         base = Point(0, 0.0, 0.0, 0.0, 0.0, 0.0, 5, 0, 0.5, math.nan, {"accuracy": accuracy})
         return [
-            [replace(base, time=2e4 + k, down=3e10 + k * 1e9, up=4e9, flops=6e13, lost=7 + k)]
+            [
+                replace(
+                    base,
+                    time=2e4 + k,
+                    down=3e10 + k * 1e9,
+                    up=4e9,
+                    flops=6e13,
+                    joules=5e3,
+                    lost=7 + k,
+                )
+            ]
             for k in range(3)
         ]
 
@@ -206,7 +251,9 @@ def test_a_table_of_many_seeds_fits_a_terminal(width: int) -> None:
     shown = screen.file.getvalue()  # type: ignore[attr-defined]
     assert max(map(len, shown.splitlines())) <= width
     assert "…" not in shown
-    words = "accuracy best simulated MB down up GFLOP lost 20,001 ±1 31,000 ±1,000 4,000 60,000 8.0"
+    words = (
+        "accuracy best simulated kJ MB down up GFLOP lost 20,001 ±1 31,000 ±1,000 4,000 60,000 8.0"
+    )
     assert set(words.split()) <= set(shown.split())
     assert shown.split().count("±1.0") == 2  # the lost ones, of both
 

@@ -3,18 +3,22 @@
 import json
 import math
 import signal
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
 
 from anyfleet import config, methods, store, tasks
+from anyfleet.breakdown import Breakdown
+from anyfleet.columns import join
+from anyfleet.ledger import Entries
 from anyfleet.naming import Factory
-from anyfleet.store import Recording, claim, describe, fresh, read_points
+from anyfleet.store import Recording, claim, describe, fresh, read_ledger, read_points
 from anyfleet.study import HOMES, Experiment, Moment, play
 from anyfleet.tasks import zoo
 from anyfleet.train import PerWidth
@@ -126,6 +130,32 @@ def test_numbers_that_are_none_come_back_as_such(tmp_path: Path, moments: list[M
     (back,) = read_points(tmp_path)
     assert math.isnan(back.loss)
     assert math.isnan(back.scores["accuracy"])
+
+
+def test_the_ledger_comes_back_as_it_was(tmp_path: Path, moments: list[Moment]) -> None:
+    with Recording(tmp_path, SMALL) as recording:
+        for moment in moments:
+            recording.append(moment)
+    written, back = join([moment.step.ledger for moment in moments]), read_ledger(tmp_path)
+    assert np.isnan(written.frequency).all()  # so that a number that is none is among them
+    assert len(back) == len(written) > 0
+    for each in fields(Entries):
+        before, after = getattr(written, each.name), getattr(back, each.name)
+        assert type(before) is type(after), each.name
+        np.testing.assert_array_equal(before, after, err_msg=each.name)
+        if each.name not in ("kind", "lost"):
+            assert before.dtype == after.dtype, each.name
+
+
+def test_a_folder_without_orders_has_an_empty_ledger(tmp_path: Path) -> None:
+    assert len(read_ledger(tmp_path)) == 0
+
+
+def test_a_point_taken_apart_comes_back(tmp_path: Path, moments: list[Moment]) -> None:
+    parts = Breakdown(0.5, (0.5, math.nan), (math.nan, 1.0), {"phones": 0.25, "none": math.nan})
+    with Recording(tmp_path, SMALL) as recording:
+        recording.append(replace(moments[0], point=replace(moments[0].point, details=(parts,))))
+    assert repr(read_points(tmp_path)[0].details) == repr((parts,))
 
 
 def test_ctrl_c_waits_until_a_step_is_on_disk(

@@ -1,9 +1,9 @@
 """Experiments and the questions one asks of them afterwards."""
 
-import math
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -11,81 +11,13 @@ from anyfleet import config, methods, tasks
 from anyfleet.errors import ConfigError
 from anyfleet.naming import Factory
 from anyfleet.runtime import Threads
-from anyfleet.study import (
-    HOMES,
-    Experiment,
-    Point,
-    best,
-    build,
-    common_accuracy,
-    evaluated,
-    load,
-    play,
-    reached,
-    spread,
-    summarise,
-)
+from anyfleet.study import HOMES, Experiment, build, load, play
 from anyfleet.tasks import zoo
+from anyfleet.world import Columns, Fleet, Group
 
 MODEL = Factory.of(zoo.perceptron, hidden=(8,))
 TASK = tasks.Embedded(model=MODEL, devices=4, limit=200, server=20)
 SMALL = Experiment(TASK, methods.fedavg(count=2, lr=0.1), rounds=3)
-
-
-def point(step: int, accuracy: float = math.nan, *, lost: int = 0) -> Point:
-    scores = {} if math.isnan(accuracy) else {"accuracy": accuracy, "loss": 1 - accuracy}
-    return Point(
-        step=step,
-        time=10.0 * (step + 1),
-        down=100.0 * (step + 1),
-        up=50.0 * (step + 1),
-        flops=1e6 * (step + 1),
-        joules=20.0 * (step + 1),
-        arrived=2,
-        lost=lost,
-        loss=0.5,
-        on_devices=math.nan,
-        scores=scores,
-    )
-
-
-RUN = (point(0, 0.3), point(1), point(2, 0.6, lost=1), point(3, 0.5, lost=2), point(4))
-
-
-def test_the_first_evaluation_at_or_above_the_target_counts() -> None:
-    assert reached(RUN, 0.3) == RUN[0]
-    assert reached(RUN, 0.6) == RUN[2]
-    assert reached(RUN, 0.61) is None
-
-
-def test_a_summary_has_the_last_and_the_best_evaluation_and_the_totals() -> None:
-    summary = summarise(RUN)
-    assert (summary.steps, summary.accuracy, summary.best, summary.loss) == (5, 0.5, 0.6, 0.5)
-    assert (summary.time, summary.down, summary.up, summary.lost) == (50.0, 500.0, 250.0, 3)
-
-
-def test_a_run_that_was_never_evaluated_has_no_accuracy() -> None:
-    points = (point(0), point(1))
-    assert evaluated(points) == ()
-    assert math.isnan(best(points))
-    assert math.isnan(summarise(points).accuracy)
-    assert math.isnan(common_accuracy([RUN, points]))
-
-
-def test_the_common_accuracy_is_reached_by_every_run() -> None:
-    runs = [RUN, (point(0, 0.4), point(1, 0.55))]
-    assert common_accuracy(runs) == 0.55
-    assert all(reached(points, 0.55) for points in runs)
-
-
-def test_devices_that_were_asked_decide_the_accuracy() -> None:
-    assert replace(RUN[0], on_devices=0.9).accuracy == 0.9
-
-
-def test_the_spread_is_that_of_a_sample() -> None:
-    assert spread([1.0, 3.0]).mean == 2.0
-    assert spread([1.0, 3.0]).deviation == pytest.approx(math.sqrt(2))
-    assert math.isnan(spread([1.0]).deviation)
 
 
 def test_play_evaluates_when_due_and_at_the_end() -> None:
@@ -181,8 +113,47 @@ def test_what_the_data_refuse_is_a_problem_of_the_file() -> None:
         build(greedy)
 
 
+def test_a_fleet_of_another_size_is_a_problem_of_the_file() -> None:
+    crowded = replace(SMALL, fleet=Fleet((Group(count=3), Group(count=2))))
+    with pytest.raises(ConfigError, match=r"^fleet: .*have 5 devices but the task has 4"):
+        build(crowded)
+    with pytest.raises(ConfigError, match=r"^fleet: "):
+        next(play(crowded, TASK.build(0)))
+
+
+LOSSY = Fleet((Group(), Group(loss=Columns(error=0.1))))
+
+
+@pytest.mark.parametrize(("send", "cache"), [("delta", True), ("weights", False)])
+def test_links_that_lose_columns_need_a_cache(send: Literal["delta"], cache: bool) -> None:
+    method = replace(SMALL.method, send=send, cache=cache)
+    with pytest.raises(ConfigError, match=r'^method\.send: .*add send = "weights" and cache = tr'):
+        build(replace(SMALL, method=method, fleet=LOSSY))
+    build(replace(SMALL, method=method))
+    build(replace(SMALL, fleet=LOSSY, method=replace(method, send="weights", cache=True)))
+
+
+def test_a_file_is_refused_for_its_links_before_anything_is_built(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(
+        '[task]\nuse = "Embedded"\n[method]\nuse = "fedavg"\n'
+        "[[fleet.groups]]\nloss = { error = 0.1 }\n"
+    )
+    with pytest.raises(ConfigError) as caught:
+        load(file)
+    assert [problem.path for problem in caught.value.problems] == ["method.send"]
+    assert load(file, ["method.send=weights", "method.cache=true"]).method.cache
+
+
 @pytest.mark.parametrize(
-    ("field", "value"), [("rounds", 0), ("evaluate_every", 0), ("widths", ()), ("widths", (1.5,))]
+    ("field", "value"),
+    [
+        ("rounds", 0),
+        ("evaluate_every", 0),
+        ("widths", ()),
+        ("widths", (1.5,)),
+        ("details", ("classes", "colours")),
+    ],
 )
 def test_impossible_experiments_are_refused(field: str, value: object) -> None:
     with pytest.raises(ValueError, match=field):

@@ -15,8 +15,9 @@ if typing.TYPE_CHECKING:
     from anyfleet.errors import AnyfleetError
     from anyfleet.loop import run
     from anyfleet.method import Method
+    from anyfleet.queries import summarise, to_target
     from anyfleet.runtime import Reference, Simulated, Stacked, Threads
-    from anyfleet.study import Experiment, Moment, Point, load, play, summarise
+    from anyfleet.study import Experiment, Moment, Point, load, play
     from anyfleet.tasks import Split, Task
     from anyfleet.world import Fleet
 
@@ -41,6 +42,7 @@ __all__ = [
     "run",
     "summarise",
     "tasks",
+    "to_target",
     "trace",
 ]
 
@@ -52,8 +54,9 @@ _HOMES = {
     "loop": ("run",),
     "method": ("Method",),
     "methods": (),
+    "queries": ("summarise", "to_target"),
     "runtime": ("Reference", "Simulated", "Stacked", "Threads"),
-    "study": ("Experiment", "Moment", "Point", "load", "play", "summarise"),
+    "study": ("Experiment", "Moment", "Point", "load", "play"),
     "tasks": ("Split", "Task"),
     "world": ("Fleet",),
 }

@@ -1,13 +1,15 @@
 """How good a model is: on the server or on a device, whole or at some width."""
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from anyfleet import rng
+from anyfleet.columns import Floats, Ints
 from anyfleet.elastic import COLLECT, EVALUATE_BATCH, Blueprint, Mode, Slice, apply, cut
 from anyfleet.method import Norm
 from anyfleet.types import Data, Params, Task
@@ -15,10 +17,32 @@ from anyfleet.types import Data, Params, Task
 EVALUATION_BATCH = 256  # large enough for batch statistics; see METHODS §C, notes
 
 
+@dataclass(frozen=True, eq=False)
+class Tested:
+    """A (sub-)model as it meets test data."""
+
+    blueprint: Blueprint
+    params: Params
+    buffers: Params
+    mode: Mode
+
+
 def evaluate(
     task: Task, params: Params, buffers: Params, *, norm: Norm, slice_: Slice | None = None
 ) -> dict[str, float]:
     """Loss and metrics of a (sub-)model on the task's test set."""
+    return score(task, to_test(task, params, buffers, norm=norm, slice_=slice_))
+
+
+def score(task: Task, model: Tested) -> dict[str, float]:
+    """Loss and metrics on the task's test set."""
+    return measure(task, model.blueprint, model.params, model.buffers, task.test, model.mode)
+
+
+def to_test(
+    task: Task, params: Params, buffers: Params, *, norm: Norm, slice_: Slice | None = None
+) -> Tested:
+    """The server's model at some width, with the normalisation that belongs to it."""
     slice_ = slice_ or Slice()
     local = task.blueprint.local(slice_)
     small = cut(served(params, task.blueprint, norm, slice_), slice_, task.blueprint)
@@ -27,7 +51,7 @@ def evaluate(
         statistics |= calibrate(local, small, statistics, _pool(task))
     # Where normalisation never leaves the devices, the server has no statistics to test with.
     mode = EVALUATE_BATCH if norm.stays(local) else norm.evaluation
-    return measure(task, local, small, statistics, task.test, mode)
+    return Tested(local, small, statistics, mode)
 
 
 def served(tree: Params, blueprint: Blueprint, norm: Norm, slice_: Slice) -> dict[str, Tensor]:
@@ -50,6 +74,17 @@ def measure(
             totals[name] += float(value.double().sum())
     count = len(data)
     return {name: total / count if count else float("nan") for name, total in totals.items()}
+
+
+@torch.no_grad()
+def each(task: Task, model: Tested, data: Data, metric: str) -> Floats:
+    """A metric of every sample, in the order of the data; in batches as `measure` makes them."""
+    found = np.empty(len(data))
+    for rows in _rows(data, EVALUATION_BATCH):
+        output, _ = apply(model.blueprint, model.params, model.buffers, data.x[rows], model.mode)
+        values = task.metrics[metric](output, data.y[rows])
+        found[rows.cpu().numpy()] = values.double().cpu().numpy()
+    return found
 
 
 @torch.no_grad()
@@ -79,11 +114,16 @@ def batches(data: Data, size: int = EVALUATION_BATCH) -> Iterator[tuple[Tensor, 
     Shuffled and equal because batch statistics come from the batch: a sorted test set or a last
     batch of one sample would be normalised with the wrong ones.
     """
+    for rows in _rows(data, size):
+        yield data.x[rows], data.y[rows]
+
+
+def _rows(data: Data, size: int) -> Iterator[Tensor]:
     everything = torch.ones(len(data), dtype=torch.bool)
     order = rng.permutation(rng.root(0, "evaluate"), everything).to(data.x.device)
     for rows in torch.tensor_split(order, max(1, -(-len(data) // size))):
         if len(rows):
-            yield data.x[rows], data.y[rows]
+            yield rows
 
 
 def judge(task: Task, params: Params, buffers: Params, norm: Norm, rows: Tensor) -> float:
@@ -97,7 +137,17 @@ def judge(task: Task, params: Params, buffers: Params, norm: Norm, rows: Tensor)
 @lru_cache(maxsize=1)
 def _pool(task: Task) -> Data:
     """The training data of all devices together."""
-    owned = [task.data(device) for device in range(task.devices)]
+    return _joined([task.data(device) for device in range(task.devices)])
+
+
+@lru_cache(maxsize=1)
+def own_tests(task: Task) -> tuple[Data, Ints]:
+    """The test data of all devices together, and whose they are."""
+    owned = [task.own_test(device) for device in range(task.devices)]
+    return _joined(owned), np.repeat(np.arange(task.devices), [len(data) for data in owned])
+
+
+def _joined(owned: Sequence[Data]) -> Data:
     return _Store(torch.cat([data.x for data in owned]), torch.cat([data.y for data in owned]))
 
 

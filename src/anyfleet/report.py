@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from anyfleet.columns import Floats
-from anyfleet.study import Point, evaluated
+from anyfleet.queries import evaluated
+from anyfleet.study import Point
 from anyfleet.world import When, World
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """A run on disk: what was run, every step as it happened, the model, the end.
 
     config.toml         the experiment, complete; `anyfleet run` takes it again
-    points.jsonl        one line per server step: time, traffic, FLOPs, scores (study.Point)
+    points.jsonl        one line per server step: time, traffic, energy, scores (study.Point)
     ledger.jsonl        one line per order: who, what it cost, why it was lost (ledger.Entries)
     model.safetensors   the shared model: the server's parameters and buffers
     summary.json        how it ended, and what it ran on
@@ -31,8 +31,11 @@ import torch
 
 import anyfleet
 from anyfleet import config
+from anyfleet.breakdown import Breakdown
+from anyfleet.ledger import Entries
 from anyfleet.loop import Step
-from anyfleet.study import Experiment, Moment, Point, summarise
+from anyfleet.queries import summarise
+from anyfleet.study import Experiment, Moment, Point
 
 
 def fresh(parent: Path, name: str) -> Path:
@@ -114,15 +117,37 @@ def describe(experiment: Experiment, allow: Sequence[str] = ()) -> str:
 
 def read_points(folder: Path) -> tuple[Point, ...]:
     """The steps of a run that lies in `folder`."""
-    file = folder / "points.jsonl"
+    return tuple(_point(row) for row in _lines(folder / "points.jsonl"))
+
+
+def read_ledger(folder: Path) -> Entries:
+    """Every order of a run that lies in `folder`."""
+    return Entries.of(_lines(folder / "ledger.jsonl"))
+
+
+def _lines(file: Path) -> list[dict[str, Any]]:
+    """What was written until now; JSON has no NaN: None stands for it."""
     lines = file.read_bytes().splitlines() if file.exists() else []
-    return tuple(_point(msgspec.json.decode(line)) for line in lines)
+    return [msgspec.json.decode(line) for line in lines]
 
 
 def _point(data: Mapping[str, Any]) -> Point:
-    """JSON has no NaN: null stands for it."""
-    scores = {name: _number(value) for name, value in data["scores"].items()}
-    return Point(**{name: _number(value) for name, value in data.items()} | {"scores": scores})
+    inner = {"scores": _numbers(data["scores"])}
+    details = tuple(_breakdown(each) for each in data.get("details", ()))
+    return Point(**_numbers(data) | inner | {"details": details})
+
+
+def _breakdown(data: Mapping[str, Any]) -> Breakdown:
+    return Breakdown(
+        data["width"],
+        tuple(map(_number, data["classes"])),
+        tuple(map(_number, data["devices"])),
+        _numbers(data["groups"]),
+    )
+
+
+def _numbers(table: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _number(value) for name, value in table.items()}
 
 
 def _number(value: Any) -> Any:

@@ -1,18 +1,18 @@
 """A run as a value: task, method, fleet and engine; and what came out of it."""
 
-import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Protocol, get_args
 
 import numpy as np
 from annotated_types import Ge
 
 from anyfleet import config
+from anyfleet.breakdown import Breakdown, Detail, Groups, complaints, named, take_apart
 from anyfleet.errors import ConfigError, Problem
-from anyfleet.evaluate import evaluate
+from anyfleet.evaluate import score, to_test
 from anyfleet.loop import Answer, Step, run
 from anyfleet.method import Method
 from anyfleet.runtime import Reference, Simulated
@@ -52,7 +52,11 @@ class TaskSpec(Protocol):
 
 @dataclass(frozen=True)
 class Experiment:
-    """Everything a run depends on; a run file is this, written down."""
+    """Everything a run depends on; a run file is this, written down.
+
+    `details` takes the accuracy apart at every evaluation and width: by class of the test set, by
+    device and by group of the fleet, these on the devices' own test data.
+    """
 
     task: TaskSpec
     method: Method
@@ -61,6 +65,7 @@ class Experiment:
     rounds: Counter = 20
     evaluate_every: Counter = 1
     widths: tuple[float, ...] = (1.0,)
+    details: tuple[Detail, ...] = ()
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -69,6 +74,11 @@ class Experiment:
                 raise ValueError(f"{name} must be at least 1, got {value}.")
         if not self.widths or not all(0 < width <= 1 for width in self.widths):
             raise ValueError(f"widths must lie in (0, 1], got {self.widths}.")
+        unknown = set(self.details) - set(get_args(Detail))
+        if unknown:
+            raise ValueError(
+                f"details may be {', '.join(get_args(Detail))}; got {', '.join(sorted(unknown))}."
+            )
 
 
 def load(
@@ -84,6 +94,7 @@ def from_source(source: config.Source) -> Experiment:
     An engine that looks names up again (`Threads`) may use the code that the file may use.
     """
     experiment: Experiment = source.load(Experiment, homes=HOMES)
+    _refuse(_links(experiment))
     return replace(experiment, engine=_admitting(experiment.engine, source.allow))
 
 
@@ -96,11 +107,48 @@ def _admitting(engine: Any, allow: tuple[str, ...]) -> Any:
 
 
 def build(experiment: Experiment) -> Task:
-    """The task of an experiment; what its data refuse is a problem of the run file too."""
+    """The task of an experiment, with which its fleet agrees.
+
+    What its data refuse is a problem of the run file too.
+    """
     try:
-        return experiment.task.build(experiment.seed)
+        task = experiment.task.build(experiment.seed)
     except ValueError as error:
         raise ConfigError([Problem("task", str(error))]) from error
+    populate(experiment, task)
+    return task
+
+
+def populate(experiment: Experiment, task: Task) -> World:
+    """The fleet of an experiment, one row for each device of its task; all misfits at once."""
+    samples = np.array([len(task.data(device)) for device in range(task.devices)])
+    problems = [Problem("details", text) for text in complaints(experiment.details, task)]
+    problems += _links(experiment)
+    try:
+        world = experiment.fleet.build(samples, experiment.seed)
+    except ValueError as error:
+        raise ConfigError([Problem("fleet", str(error)), *problems]) from error
+    _refuse(problems)
+    return world
+
+
+def _links(experiment: Experiment) -> list[Problem]:
+    """METHODS §1.8: what a link lost of a download comes from the device's own earlier model."""
+    method = experiment.method
+    if not any(group.loss.fails for group in experiment.fleet.groups):
+        return []
+    if method.send == "weights" and method.cache:
+        return []
+    message = (
+        "links of this fleet lose columns, and padding a cut download needs a device that keeps "
+        'its model and sends all of it; add send = "weights" and cache = true.'
+    )
+    return [Problem("method.send", message)]
+
+
+def _refuse(problems: Collection[Problem]) -> None:
+    if problems:
+        raise ConfigError(problems)
 
 
 @dataclass(frozen=True)
@@ -118,6 +166,7 @@ class Point:
     loss: float  # mean training loss the devices reported in this step
     on_devices: float  # accuracy of the devices' own models on their own test data, or NaN
     scores: dict[str, float] = field(default_factory=dict)  # on the test set; empty: not evaluated
+    details: tuple[Breakdown, ...] = ()  # for each width, where the experiment asks for them
 
     @property
     def accuracy(self) -> float:
@@ -125,6 +174,12 @@ class Point:
         if self.on_devices == self.on_devices:
             return self.on_devices
         return self.scores.get("accuracy", float("nan"))
+
+    def at(self, width: float | None) -> float:
+        """The accuracy at a width, NaN unless it was evaluated; without one, that of the run."""
+        if width is None:
+            return self.accuracy
+        return self.scores.get(f"accuracy@{width:g}", float("nan"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,41 +194,42 @@ def play(experiment: Experiment, task: Task | None = None) -> Iterator[Moment]:
     """Runs an experiment; yields after every server step."""
     task = task or build(experiment)
     world = populate(experiment, task)
+    groups = named([group.name for group in world.groups], world.group)
     runtime = Simulated(task, world, experiment.seed, engine=experiment.engine)
     point = Point(-1, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0, float("nan"), float("nan"))
     for step in run(experiment.method, task, runtime, experiment.seed):
         last = step.index + 1 == experiment.rounds
         due = last or step.index % experiment.evaluate_every == 0
-        scores = _scores(experiment, task, step) if due else {}
-        point = _advance(point, step, scores)
+        scores, details = _judge(experiment, task, step, groups) if due else ({}, ())
+        point = replace(_advance(point, step), scores=scores, details=details)
         yield Moment(point, step)
         if last:
             return
 
 
-def populate(experiment: Experiment, task: Task) -> World:
-    """The fleet of an experiment, one row for each device of its task."""
-    samples = np.array([len(task.data(device)) for device in range(task.devices)])
-    return experiment.fleet.build(samples, experiment.seed)
-
-
-def _scores(experiment: Experiment, task: Task, step: Step) -> dict[str, float]:
+def _judge(
+    experiment: Experiment, task: Task, step: Step, groups: Groups
+) -> tuple[dict[str, float], tuple[Breakdown, ...]]:
     """Metrics of the shared model, at every width; plain names are the first width's."""
     scores: dict[str, float] = {}
+    details: list[Breakdown] = []
     for width in experiment.widths:
-        found = evaluate(
+        model = to_test(
             task,
             step.params,
             step.buffers,
             norm=experiment.method.norm,
             slice_=task.blueprint.prefix(width),
         )
+        found = score(task, model)
         scores |= {f"{name}@{width:g}": value for name, value in found.items()}
         scores = {**found, **scores}
-    return scores
+        if experiment.details:
+            details.append(take_apart(task, model, experiment.details, groups, width))
+    return scores, tuple(details)
 
 
-def _advance(before: Point, step: Step, scores: dict[str, float]) -> Point:
+def _advance(before: Point, step: Step) -> Point:
     ledger, counted = step.ledger, step.ledger.counted
     losses = ledger.loss[counted & ~np.isnan(ledger.loss)]
     return Point(
@@ -187,7 +243,6 @@ def _advance(before: Point, step: Step, scores: dict[str, float]) -> Point:
         lost=int((~counted).sum()),
         loss=float(losses.mean()) if len(losses) else float("nan"),
         on_devices=_surveyed(step.answers),
-        scores=scores,
     )
 
 
@@ -197,75 +252,3 @@ def _surveyed(answers: Sequence[Answer]) -> float:
         return float("nan")
     weights = [answer.samples for answer in told]
     return float(np.average([answer.report["accuracy"] for answer in told], weights=weights))
-
-
-# --- questions to a finished run ----------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Summary:
-    """A run in one line: where it ended, and its best evaluation. NaN: never evaluated."""
-
-    steps: int
-    accuracy: float
-    best: float
-    loss: float  # on the test set
-    time: float  # simulated seconds
-    down: float  # bytes
-    up: float  # bytes
-    flops: float
-    joules: float
-    lost: int
-
-
-def summarise(points: Sequence[Point]) -> Summary:
-    """Of a run with at least one step."""
-    last, judged = points[-1], evaluated(points)
-    scored = [point.scores["loss"] for point in points if "loss" in point.scores]
-    return Summary(
-        steps=len(points),
-        accuracy=judged[-1].accuracy if judged else math.nan,
-        best=best(points),
-        loss=scored[-1] if scored else math.nan,
-        time=last.time,
-        down=last.down,
-        up=last.up,
-        flops=last.flops,
-        joules=last.joules,
-        lost=sum(point.lost for point in points),
-    )
-
-
-def evaluated(points: Iterable[Point]) -> tuple[Point, ...]:
-    """The points at which an accuracy is known."""
-    return tuple(point for point in points if not math.isnan(point.accuracy))
-
-
-def best(points: Iterable[Point]) -> float:
-    """The best accuracy of a run, or NaN."""
-    return max((point.accuracy for point in evaluated(points)), default=math.nan)
-
-
-def reached(points: Iterable[Point], target: float) -> Point | None:
-    """The first evaluation at or above the target: it knows the time, the bytes and the FLOPs."""
-    return next((point for point in evaluated(points) if point.accuracy >= target), None)
-
-
-def common_accuracy(runs: Iterable[Sequence[Point]]) -> float:
-    """The highest accuracy that every run reaches, or NaN."""
-    tops = [best(points) for points in runs]
-    return math.nan if not tops or any(map(math.isnan, tops)) else min(tops)
-
-
-@dataclass(frozen=True)
-class Spread:
-    """A number over several seeds; the deviation is that of a sample, NaN for a single one."""
-
-    mean: float
-    deviation: float
-
-
-def spread(values: Sequence[float]) -> Spread:
-    """Mean and deviation."""
-    deviation = float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
-    return Spread(float(np.mean(values)), deviation)

@@ -139,7 +139,7 @@ def validate(file: File, overrides: Overrides = None, allow: Allow = None) -> No
 
 
 @app.command()
-def compare(
+def compare(  # noqa: PLR0913 - one for each option
     files: Annotated[
         list[str],
         typer.Argument(
@@ -148,7 +148,24 @@ def compare(
             show_default=False,
         ),
     ],
+    *,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each file.")] = 3,
+    target: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            max=1.0,
+            help="The accuracy whose cost is compared.",
+            show_default="the best that all runs reach",
+        ),
+    ] = None,
+    width: Annotated[
+        float | None,
+        typer.Option(
+            help="The width at which it is to be reached, one of the files' widths.",
+            show_default="the first",
+        ),
+    ] = None,
     allow: Allow = None,
     out: Out = None,
     threads: Threads = 1,
@@ -157,9 +174,16 @@ def compare(
 
     KEY=VALUE, such as rounds=5, changes all files. Seeds count up from each file's own.
     """
-    from anyfleet.cli.compare import compare_files
+    from anyfleet.cli.compare import Goal, compare_files
 
-    compare_files(files, seeds=seeds, allow=allow or [], out=out, threads=threads)
+    compare_files(
+        files,
+        seeds=seeds,
+        allow=allow or [],
+        out=out,
+        threads=threads,
+        goal=Goal(target, width),
+    )
 
 
 def main() -> None:

@@ -1,17 +1,20 @@
 """`anyfleet compare`: several run files, several seeds."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import msgspec
 import typer
+from rich.console import Console
 
 from anyfleet import config
 from anyfleet.cli.record import built, picture, prepare, record, subfolder
-from anyfleet.cli.screen import console, table
+from anyfleet.cli.screen import console, table, targets
 from anyfleet.errors import ConfigError, Problem
-from anyfleet.study import Experiment, Point, common_accuracy, from_source, summarise
+from anyfleet.queries import common_accuracy, percent, summarise, to_target
+from anyfleet.report import Runs
+from anyfleet.study import Experiment, Point, from_source
 
 
 @dataclass(frozen=True)
@@ -22,12 +25,27 @@ class Entry:
     allow: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Goal:
+    """What runs are compared by: an accuracy, and at which width; or the best that all reach."""
+
+    target: float | None = None
+    width: float | None = None
+
+
 def compare_files(
-    words: Sequence[str], *, seeds: int, allow: Sequence[str], out: Path | None, threads: int
+    words: Sequence[str],
+    *,
+    seeds: int,
+    allow: Sequence[str],
+    out: Path | None,
+    threads: int,
+    goal: Goal,
 ) -> None:
     """Every file with every seed; seeds count up from the file's own."""
     files, overrides = split(words)
     entries, screen = read_all(files, overrides, allow), console()
+    _need_width(entries, goal)
     folder = prepare(out, "compare", threads)
     screen.print(f"Folder: {folder}", markup=False, soft_wrap=True)
     runs: dict[str, list[Sequence[Point]]] = {name: [] for name in entries}
@@ -36,13 +54,44 @@ def compare_files(
         inner, packages = subfolder(folder, label), entries[name].allow
         points = record(experiment, task, inner, screen=screen, name=label, allow=packages)
         runs[name].append(points)
-    target = common_accuracy(points for group in runs.values() for points in group)
     screen.print()
-    screen.print(table(runs, target, screen.width))
-    results = {name: [summarise(points) for points in group] for name, group in runs.items()}
+    _conclude(runs, goal, folder, screen)
+    picture(folder / "comparison.png", runs, screen=screen)
+
+
+def _conclude(runs: Runs, goal: Goal, folder: Path, screen: Console) -> None:
+    """Tables, and the same as a file."""
+    everybody = [points for group in runs.values() for points in group]
+    common = common_accuracy(everybody, goal.width)
+    target = common if goal.target is None else goal.target
+    screen.print(table(runs, common_accuracy(everybody), screen.width))
+    costs = {
+        name: [to_target(points, target, goal.width) for points in group]
+        for name, group in runs.items()
+    }
+    where = "" if goal.width is None else f" at width {goal.width:g}"
+    screen.print(f"\nTo reach {percent(target)}{where}:", markup=False)
+    screen.print(targets(costs, screen.width))
+    results = {
+        name: [
+            {**asdict(summarise(points)), "to_target": cost}
+            for points, cost in zip(group, costs[name], strict=True)
+        ]
+        for name, group in runs.items()
+    }
     text = msgspec.json.format(msgspec.json.encode(results), indent=2)
     (folder / "results.json").write_bytes(text + b"\n")
-    picture(folder / "comparison.png", runs, screen=screen)
+
+
+def _need_width(entries: Mapping[str, Entry], goal: Goal) -> None:
+    message = f"--width {goal.width} was asked for, which is not evaluated; add it to widths."
+    missing = [
+        Problem(f"{name}: widths", message)
+        for name, entry in entries.items()
+        if goal.width is not None and goal.width not in entry.experiment.widths
+    ]
+    if missing:
+        raise ConfigError(missing)
 
 
 def split(words: Sequence[str]) -> tuple[list[Path], list[str]]:

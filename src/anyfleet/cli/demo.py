@@ -6,8 +6,9 @@ from pathlib import Path
 
 from anyfleet import methods
 from anyfleet.cli.record import built, picture, prepare, record, subfolder
-from anyfleet.cli.screen import console, percent, seconds, table
-from anyfleet.study import Experiment, Point, common_accuracy, populate, reached, summarise
+from anyfleet.cli.screen import console, seconds, table
+from anyfleet.queries import common_accuracy, percent, summarise, to_target
+from anyfleet.study import Experiment, Point, populate
 from anyfleet.tasks import Dirichlet, Embedded, Pooled
 from anyfleet.world import levels
 
@@ -65,11 +66,11 @@ def demonstrate(
 def explain(fedavg: Sequence[Point], heterofl: Sequence[Point]) -> str:
     """What a newcomer sees in the table; the verdict follows the numbers."""
     target = common_accuracy([fedavg, heterofl])
-    slow, quick = reached(fedavg, target), reached(heterofl, target)
+    slow, quick = (to_target(points, target).spent for points in (fedavg, heterofl))
     if slow is None or quick is None:
         return "Too few rounds to compare."
     ends = [summarise(points).accuracy for points in (fedavg, heterofl)]
-    share = (quick.down + quick.up) / (slow.down + slow.up)
+    share = quick.bytes / slow.bytes
     return (
         "Both methods asked the same devices in every round. FedAvg gives each of them the whole "
         "network and waits for the slowest; HeteroFL gives a slower device a narrower slice. "

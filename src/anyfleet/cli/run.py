@@ -8,9 +8,10 @@ import typer
 from anyfleet import config
 from anyfleet.cli.app import INTERRUPTED
 from anyfleet.cli.record import picture, prepare, record
-from anyfleet.cli.screen import console, table
-from anyfleet.store import read_points
-from anyfleet.study import best, build, from_source
+from anyfleet.cli.screen import console, lost_orders, table
+from anyfleet.queries import best
+from anyfleet.store import read_ledger, read_points
+from anyfleet.study import build, from_source
 
 
 def run_file(
@@ -35,4 +36,7 @@ def run_file(
         raise typer.Exit(INTERRUPTED) from stop
     runs = {file.stem: [points]}
     screen.print(table(runs, best(points), screen.width))
+    reasons = lost_orders(read_ledger(folder))
+    if reasons:
+        screen.print(reasons, markup=False, soft_wrap=True)
     picture(folder / "curves.png", runs, screen=screen)

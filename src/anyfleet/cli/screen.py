@@ -1,15 +1,28 @@
 """What commands show: progress while they run, a table when they are done."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from anyfleet.ledger import Entries
+from anyfleet.queries import (
+    Spent,
+    Summary,
+    ToTarget,
+    losses,
+    not_reached,
+    percent,
+    spread,
+    summarise,
+    to_target,
+)
 from anyfleet.report import Runs
-from anyfleet.study import Point, best, reached, spread, summarise
+from anyfleet.study import Point
 
 Show = Callable[[Point], None]
 _PLAIN_LINES = 10  # of progress per run, where there is no terminal
@@ -54,9 +67,58 @@ def _status(point: Point) -> str:
 
 def table(runs: Runs, target: float, width: int) -> Table:
     """One row per name: means over its seeds, with deviations when there are several."""
-    heads = ("accuracy %", "best %", "simulated s", f"s to {percent(target)}")
-    rows = {name: tuple(_cells(group, target)) for name, group in runs.items()}
+    ends = {name: [summarise(points) for points in group] for name, group in runs.items()}
+    unit = _energy(end.joules for group in ends.values() for end in group)
+    heads = ("accuracy %", "best %", "simulated s", f"s to {percent(target)}", unit.name)
+    rows = {name: tuple(_cells(group, ends[name], target, unit)) for name, group in runs.items()}
     return grid((*heads, "MB down", "MB up", "GFLOP", "lost"), rows, width)
+
+
+def targets(runs: Mapping[str, Sequence[ToTarget]], width: int) -> Table:
+    """What a target cost, one row per name: time, energy, traffic, rounds."""
+    spent = [each.spent for group in runs.values() for each in group if each.spent]
+    unit = _energy(each.joules for each in spent)
+    amounts: dict[str, Callable[[Spent], float]] = {
+        "simulated s": lambda each: each.time,
+        unit.name: lambda each: each.joules / unit.size,
+        "MB": lambda each: each.bytes / 1e6,
+        "rounds": lambda each: each.rounds,
+    }
+    rows = {
+        name: [over_seeds(group, amount) for amount in amounts.values()]
+        for name, group in runs.items()
+    }
+    return grid(tuple(amounts), rows, width)
+
+
+def over_seeds(group: Sequence[ToTarget], amount: Callable[[Spent], float]) -> str:
+    """What several seeds spent on a target; how many of them, when not all got there."""
+    if not group or math.isnan(group[0].target):
+        return "–"
+    reached = [amount(each.spent) for each in group if each.spent]
+    if not reached:
+        tops = [each.best for each in group if not math.isnan(each.best)]
+        return not_reached(max(tops, default=math.nan))
+    if len(reached) < len(group):
+        return f"{len(reached)} of {len(group)} runs: {number(*reached)}"
+    return number(*reached)
+
+
+@dataclass(frozen=True)
+class Unit:
+    """In which energies are told."""
+
+    name: str
+    size: float  # joules
+
+
+_UNITS = (Unit("MJ", 1e6), Unit("kJ", 1e3), Unit("J", 1.0), Unit("mJ", 1e-3))
+
+
+def _energy(joules: Iterable[float]) -> Unit:
+    """The largest unit in which the largest amount is at least one."""
+    most = max(joules, default=1.0)
+    return next((unit for unit in _UNITS if most >= unit.size), _UNITS[-1])
 
 
 def grid(heads: Sequence[str], rows: Mapping[str, Sequence[str]], width: int) -> Table:
@@ -80,34 +142,27 @@ def grid(heads: Sequence[str], rows: Mapping[str, Sequence[str]], width: int) ->
     return made
 
 
-def _cells(group: Sequence[Sequence[Point]], target: float) -> Iterator[str]:
-    ends = [summarise(points) for points in group]
+def _cells(
+    group: Sequence[Sequence[Point]], ends: Sequence[Summary], target: float, unit: Unit
+) -> Iterator[str]:
     yield number(*(100 * end.accuracy for end in ends))
     yield number(*(100 * end.best for end in ends))
     yield number(*(end.time for end in ends))
-    yield time_to(group, target)
+    yield over_seeds([to_target(points, target) for points in group], lambda spent: spent.time)
+    yield number(*(end.joules / unit.size for end in ends))
     yield number(*(end.down / 1e6 for end in ends))
     yield number(*(end.up / 1e6 for end in ends))
     yield number(*(end.flops / 1e9 for end in ends))
     yield number(*(end.lost for end in ends)) if any(end.lost for end in ends) else "0"
 
 
-def time_to(group: Sequence[Sequence[Point]], target: float) -> str:
-    """Simulated seconds to the first evaluation at or above the target, if all get there."""
-    if math.isnan(target):
-        return "–"
-    found = [reached(points, target) for points in group]
-    times = [point.time for point in found if point is not None]
-    if len(times) == len(group):
-        return number(*times)
-    if times:
-        return f"{len(times)} of {len(group)} runs"
-    return f"not reached (best {percent(max(best(points) for points in group))})"
-
-
-def percent(value: float) -> str:
-    """A share."""
-    return "–" if math.isnan(value) else f"{100 * value:.1f}%"
+def lost_orders(entries: Entries) -> str:
+    """How many orders were lost and why: "3 of 40 orders lost: 2 died, 1 deadline."."""
+    counts = losses(entries)
+    if not counts:
+        return ""
+    told = ", ".join(f"{count} {reason}" for reason, count in counts.items())
+    return f"{sum(counts.values())} of {len(entries)} orders lost: {told}."
 
 
 def seconds(value: float) -> str:
