@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from anyfleet.timing import crossing_seconds
 from anyfleet.types import Choices, Numbers, Offer, Own
 
 
@@ -41,4 +42,5 @@ def seconds_for(offer: Offer, own: Own, numbers: Numbers) -> float:
     """Download, training and upload of one device, as it would estimate them itself."""
     link = own.conditions
     compute = offer.demand.effort.seconds(link, numbers.frequency)
-    return float((offer.down / link.down + compute + offer.up / link.up)[0])
+    crossing = crossing_seconds(offer.down, link.down) + crossing_seconds(offer.up, link.up)
+    return float((compute + crossing)[0])

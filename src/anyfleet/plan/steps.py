@@ -8,6 +8,7 @@ from torch import Tensor
 from anyfleet.local import limits
 from anyfleet.method import Around, Plan, State
 from anyfleet.plan.levels import Whole
+from anyfleet.timing import crossing_seconds
 from anyfleet.types import Plans
 from anyfleet.view import View
 
@@ -35,8 +36,9 @@ class StepsWithin(Around):
         for row, want in enumerate(plans.wants):
             slice_ = view.blueprint.prefix(want.shares(view.blueprint), want.first, want.rounding)
             down, up = view.traffic(slice_)
-            left = self.seconds - down / own.down[row] - up / own.up[row]
             batch, mine = int(numbers.batch[row]), own.take([row])
+            crossing = crossing_seconds(down, mine.down) + crossing_seconds(up, mine.up)
+            left = self.seconds - float(crossing[0])
             # Time is linear in both: what one step takes by itself, and what one sample adds.
             step, sample = (
                 view.training(slice_, batch, *each).effort.seconds(mine, numbers.frequency[[row]])

@@ -20,19 +20,13 @@ class Batteries:
         count = 0 if self._mains else len(world)
         # Joules missing from a full battery when the device last finished; NaN: it never worked.
         self._missing: Floats = np.full(count, np.nan)
-        self._since: Floats = np.zeros(count)
+        self._since: Floats = np.zeros(count)  # it recharges; infinite while it works
 
     def charge(self, devices: Ints, now: float) -> Floats:
         """Joules left; infinite on mains."""
         if self._mains:
             return np.full(len(devices), math.inf)
-        full = self._world.column("battery", devices, _START)
-        start = full * (1 - self._world.column("charge", devices, _START))
-        missing = np.where(np.isnan(self._missing[devices]), start, self._missing[devices])
-        recharge = self._world.column("recharge", devices, _START)
-        gained = recharge * (now - self._since[devices])
-        left: Floats = np.where(np.isinf(full), math.inf, full - np.maximum(0.0, missing - gained))
-        return left
+        return self._world.column("battery", devices, _START) - self._lacking(devices, now)
 
     def enough(self, devices: Ints, now: float) -> Flags:
         """Which devices have more than their reserve."""
@@ -44,18 +38,35 @@ class Batteries:
         enough: Flags = np.isinf(full) | ((left > 0) & (left >= reserve * full))
         return enough
 
-    def spend(self, device: int, joules: float, began: float, now: float) -> None:
-        """A device worked from `began` until now; it does not recharge meanwhile."""
+    def begin(self, devices: Ints, now: float) -> None:
+        """Devices work from now on; they do not recharge meanwhile."""
         if self._mains:
             return
-        only = np.array([device])
-        full = self._world.column("battery", only, _START)[0]
-        if math.isfinite(full):
-            left = max(0.0, float(self.charge(only, began)[0]) - joules)
-            self._missing[device], self._since[device] = full - left, now
+        self._missing[devices] = self._lacking(devices, now)
+        self._since[devices] = math.inf
+
+    def spend(self, device: int, joules: float, now: float) -> None:
+        """A device has finished, after it spent so much."""
+        if self._mains:
+            return
+        full = float(self._world.column("battery", np.array([device]), _START)[0])
+        missing = float(self._missing[device]) + joules
+        # Sums of joules round: what is left of an empty battery must not start another order.
+        empty = missing >= full * (1 - 1e-12)
+        self._missing[device], self._since[device] = full if empty else missing, now
 
     def save(self) -> tuple[Floats, Floats]:
         return self._missing.copy(), self._since.copy()
 
     def restore(self, saved: tuple[Floats, Floats]) -> None:
         self._missing, self._since = (column.copy() for column in saved)
+
+    def _lacking(self, devices: Ints, now: float) -> Floats:
+        """Joules missing from a full battery; 0 on mains."""
+        full = self._world.column("battery", devices, _START)
+        used = 1 - self._world.column("charge", devices, _START)
+        start = np.where(np.isinf(full), 0.0, full) * used
+        known = self._missing[devices]
+        recharge = self._world.column("recharge", devices, _START)
+        gained = recharge * np.maximum(0.0, now - self._since[devices])
+        return np.maximum(0.0, np.where(np.isnan(known), start, known) - gained)

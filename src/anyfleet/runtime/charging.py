@@ -2,19 +2,18 @@
 
 import math
 from dataclasses import replace
-from typing import Literal
 
 import numpy as np
 
+from anyfleet.columns import Floats
 from anyfleet.elastic import Blueprint, Slice, cost
 from anyfleet.evaluate import EVALUATION_BATCH
 from anyfleet.local import limits, processed
 from anyfleet.timing import Demand, Effort, effort_of, training
 from anyfleet.types import Charges, Conditions, Kind, Orders, Task
-from anyfleet.world.counting import operations
+from anyfleet.world.counting import Counting, operations
 from anyfleet.world.quantities import When
 
-Counting = Literal["flops", "paper", "declared", "per_batch"]
 _EVERYTHING = Slice()
 
 
@@ -30,9 +29,7 @@ def demand(order: Orders, task: Task, counting: Counting) -> Demand:
     (steps,) = limits(order.numbers, [samples])
     batch = int(order.numbers.batch[0])
     count = processed(steps, samples, batch)
-    found = training(
-        order.job.train, blueprint, slice_, batch=batch, processed=count, steps=steps
-    )
+    found = training(order.job.train, blueprint, slice_, batch=batch, processed=count, steps=steps)
     if counting == "flops":
         return found
     flops, whole = (
@@ -57,9 +54,7 @@ def _measuring(slice_: Slice, samples: int, blueprint: Blueprint) -> Demand:
     return Demand(effort, np.array([float(own.nbytes)]))
 
 
-def charged(
-    order: Orders, effort: Effort, own: Conditions, download: float, when: When
-) -> Charges:
+def charged(order: Orders, effort: Effort, own: Conditions, download: float, when: When) -> Charges:
     """What is known of an order when it is submitted: all but the upload."""
     nothing, frequency = np.zeros(1), order.numbers.frequency
     return Charges(
@@ -79,14 +74,25 @@ def charged(
     )
 
 
+def sending(planned: Charges, bits: Floats, seconds: float, power: Floats) -> Charges:
+    """The same with the upload, now that the size of the answer is known."""
+    return replace(
+        planned,
+        up=bits,
+        upload=np.array([seconds]),
+        # Over a link that carries nothing, nothing is sent.
+        upload_joules=power * seconds if math.isfinite(seconds) else np.zeros(1),
+    )
+
+
 def spent(planned: Charges, passed: float) -> Charges:
     """What an order has cost after `passed` seconds: the parts of it that time has reached."""
-    times, shares = {}, {}
+    times, shares, start = {}, {}, 0.0
     for name in ("download", "compute", "upload"):
         whole = float(getattr(planned, name)[0])
-        times[name] = np.array([min(whole, passed)])
-        shares[name] = _share(whole, passed)
-        passed = max(0.0, passed - whole)
+        share = _share(start, whole, passed)
+        times[name] = np.array([whole if share == 1 else max(0.0, passed - start)])
+        shares[name], start = share, start + whole
     return replace(
         planned,
         flops=planned.flops * shares["compute"],
@@ -95,12 +101,15 @@ def spent(planned: Charges, passed: float) -> Charges:
         download_joules=planned.download_joules * shares["download"],
         compute_joules=planned.compute_joules * shares["compute"],
         upload_joules=planned.upload_joules * shares["upload"],
+        # Half of a message is no message: what it has of the model cannot be used.
+        delivered_down=planned.delivered_down * (shares["download"] == 1),
+        delivered_up=planned.delivered_up * (shares["upload"] == 1),
         **times,
     )
 
 
-def _share(whole: float, passed: float) -> float:
-    """How much of a phase is done after `passed` seconds of it."""
-    if passed >= whole * (1 - 1e-12):
+def _share(start: float, whole: float, passed: float) -> float:
+    """How much of a phase is done, `passed` seconds after the first of all phases began."""
+    if passed >= (start + whole) * (1 - 1e-12):
         return 1.0  # sums of seconds round: a hair less than the whole is the whole
-    return passed / whole if math.isfinite(whole) else 0.0
+    return (passed - start) / whole if passed > start and math.isfinite(whole) else 0.0

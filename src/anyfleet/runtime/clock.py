@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 class Event:
     """Something that happens to an order."""
 
-    kind: str  # "trained", "arrived", "died"
+    kind: str  # "trained", "arrived", "lost"
     order: int
 
 

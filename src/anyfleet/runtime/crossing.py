@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from anyfleet import rng
 from anyfleet.columns import Floats, Ints
@@ -13,6 +14,7 @@ from anyfleet.types import Kind, Orders
 from anyfleet.world import World
 from anyfleet.world.quantities import When
 
+_VISITS = (Kind.TRAIN, Kind.HOLD)
 _UPLOADS = (Kind.TRAIN, Kind.FETCH)  # answers with a model in them
 
 
@@ -29,11 +31,10 @@ class Crossing:
 def crossings(
     orders: Orders, world: World, when: When, active: int, blueprint: Blueprint
 ) -> list[Crossing]:
-    """Drawn when orders are submitted, addressed by device, visit and what is asked."""
+    """Drawn when orders are submitted."""
     if not world.lossy:
         return [Crossing()] * len(orders)
-    keys = rng.fold(rng.root(world.seed, "crossing"), torch.from_numpy(orders.device))
-    keys = rng.fold(rng.fold(keys, torch.from_numpy(orders.visit)), str(orders.kind))
+    keys = addresses(orders, world.seed, "crossing")
     step = world.column_width(orders.device)
     count = _columns(orders.slices, step, blueprint)
     whole = np.ones(len(orders)), np.ones(len(orders))
@@ -49,6 +50,19 @@ def crossings(
         Crossing(*(float(column[row]) for column in (down, up, down_share, up_share)))
         for row in range(len(orders))
     ]
+
+
+def addresses(orders: Orders, seed: int, purpose: str) -> Tensor:
+    """Keys for what befalls orders: the same whatever happens to others.
+
+    Training is addressed by device and visit. Only training counts as a visit, so all else also
+    needs its step: a device whom one question kills would die of every other.
+    """
+    keys = rng.fold(rng.root(seed, purpose), torch.from_numpy(orders.device))
+    keys = rng.fold(keys, torch.from_numpy(orders.visit))
+    if orders.kind in _VISITS:
+        return keys
+    return rng.fold(rng.fold(keys, str(orders.kind)), orders.step)
 
 
 def _columns(slices: Sequence[Slice], steps: Floats, blueprint: Blueprint) -> Ints:

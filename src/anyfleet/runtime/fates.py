@@ -43,14 +43,14 @@ def runs_dry(phases: tuple[Phase, ...], charge: float) -> Iterator[Fate]:
 
 
 def goes_offline(world: World, device: int, when: When, seconds: float) -> Iterator[Fate]:
-    """A device that leaves before it is done."""
+    """A device that leaves before it is done, or is away from the first."""
     only, moment = np.array([device]), when
     for _ in range(_MOST_CHANGES):
-        moment = When(world.online_until(device, moment), when.step)
-        if not moment.now < when.now + seconds:
-            return
         if not world.online(only, moment)[0]:
             yield Fate(moment.now - when.now, "went offline")
+            return
+        moment = When(world.online_until(device, moment), when.step)
+        if not moment.now < when.now + seconds:
             return
 
 
@@ -58,13 +58,16 @@ def transfer(
     bits: float, when: When, rate: Callable[[When], float], until: Callable[[When], float]
 ) -> float:
     """Seconds in which a link carries so many bits, whose rate may change; infinite: never."""
-    passed, moment = 0.0, when
-    for _ in range(_MOST_CHANGES if bits else 0):
+    left, moment = bits, when
+    for _ in range(_MOST_CHANGES if bits > 0 else 0):
         now, end = rate(moment), until(moment)
-        if now and bits / now <= end - moment.now:
-            return passed + bits / now
+        carried = now * (end - moment.now) if now else 0.0
+        if carried >= left:
+            return moment.now - when.now + left / now
         if math.isinf(end):
             return math.inf
-        bits -= now * (end - moment.now)
-        passed, moment = passed + end - moment.now, When(end, when.step)
-    return math.inf if bits else 0.0
+        left, moment = left - carried, When(end, when.step)
+    if bits <= 0:
+        return 0.0
+    # Beyond what is looked at in detail, it goes on as on average so far.
+    return (moment.now - when.now) * bits / (bits - left) if left < bits else math.inf

@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from anyfleet.client import decide
+from anyfleet.choosing import decide
 from anyfleet.columns import Flags, Floats, Ints, join
 from anyfleet.delivery import cut_order
 from anyfleet.issue import too_large
 from anyfleet.runtime.batteries import Batteries
-from anyfleet.runtime.charging import charged, demand, spent
+from anyfleet.runtime.charging import charged, demand, sending, spent
 from anyfleet.runtime.clock import Clock, Event
-from anyfleet.runtime.crossing import Crossing, crossings
+from anyfleet.runtime.crossing import Crossing, addresses, crossings
 from anyfleet.runtime.engines import Engine, Reference
 from anyfleet.runtime.fates import Fate, Phase, first, goes_offline, runs_dry, transfer
 from anyfleet.types import (
@@ -121,8 +121,9 @@ class Simulated:
     def submit(self, orders: Orders) -> None:
         own, active = self._truth(orders), len(self._pending) + len(orders)
         crossing = crossings(orders, self._world, self._when(), active, self._task.blueprint)
-        fatal = self._world.dies(orders.device, orders.visit)
+        fatal = self._world.dies(orders.device, addresses(orders, self._world.seed, "death"))
         self._free[orders.device] = False
+        self._batteries.begin(orders.device, self.now())
         for row, whole in enumerate(orders.rows()):
             order = cut_order(whole, crossing[row].down, self._task.blueprint)
             need = demand(order, self._task, self._world.counting)
@@ -143,8 +144,9 @@ class Simulated:
 
     def _start(self, pending: _Pending, no_room: str, *, dies: bool) -> None:
         """Schedules what comes next for an order that was just submitted."""
-        (download,), (compute,) = pending.charges.download, pending.charges.compute
-        (receiving,), (computing,) = pending.charges.download_joules, pending.charges.compute_joules
+        charges = pending.charges
+        download, compute = float(charges.download[0]), float(charges.compute[0])
+        (receiving,), (computing,) = charges.download_joules, charges.compute_joules
         fates = [
             *([Fate(0.0, "no link")] if math.isinf(download) else []),
             *([Fate(download, no_room)] if no_room else []),
@@ -183,13 +185,12 @@ class Simulated:
             if event.kind == "trained":
                 self._trained(event.order)
                 continue
-            pending = self._land(event.order)
-            if event.kind == "lost":
-                reason = pending.fate.reason if pending.fate else "lost"
-                lost.append(Lost(event.order, reason, pending.charges))
-            elif pending.update is not None:
-                updates.append(pending.update)
-                charges.append(pending.charges)
+            fate, update = self._pending[event.order].fate, self._pending[event.order].update
+            if fate is not None:
+                lost.append(Lost(event.order, fate.reason, self._land(event.order, fate.after)))
+            elif update is not None:
+                updates.append(update)
+                charges.append(self._land(event.order, math.inf))
         if not (updates or lost) and until is None:
             raise RuntimeError(
                 "the schedule waits for an answer but no order is under way; "
@@ -201,7 +202,10 @@ class Simulated:
 
     def cancel(self, orders: tuple[int, ...], reason: str) -> tuple[Lost, ...]:
         self._clock.forget(set(orders))
-        return tuple(Lost(order, reason, self._land(order).charges) for order in orders)
+        began = {order: self._pending[order].when.now for order in orders}
+        return tuple(
+            Lost(order, reason, self._land(order, self.now() - began[order])) for order in orders
+        )
 
     def save(self) -> Saved:
         return Saved(
@@ -223,15 +227,15 @@ class Simulated:
         """What a device keeps."""
         return self._memories.get(device, Memory())
 
-    def _land(self, order_id: int) -> _Pending:
-        """An order that is over, charged for the parts of it that time has reached."""
+    def _land(self, order_id: int, passed: float) -> Charges:
+        """Ends an order after so many seconds; charged are the parts of it that these reached."""
         pending = self._pending.pop(order_id)
         device = int(pending.order.device[0])
         self._free[device] = True
-        charges = spent(pending.charges, self.now() - pending.when.now)
+        charges = spent(pending.charges, passed)
         joules = charges.download_joules + charges.compute_joules + charges.upload_joules
-        self._batteries.spend(device, float(joules[0]), pending.when.now, self.now())
-        return replace(pending, charges=charges)
+        self._batteries.spend(device, float(joules[0]), self.now())
+        return charges
 
     def _trained(self, order_id: int) -> None:
         """The device has finished: it remembers, and sends."""
@@ -244,22 +248,20 @@ class Simulated:
         bits = pending.update.bits
         upload = self._transfer(pending.order, float(bits[0]), "up", pending.active)
         power = self._world.power(pending.order.device)
-        charges = replace(
-            pending.charges,
-            up=bits,
-            upload=np.array([upload]),
-            upload_joules=power * upload,
-            delivered_up=np.array([pending.crossing.up_share]),
-        )
+        share = np.array([pending.crossing.up_share])
+        charges = replace(sending(pending.charges, bits, upload, power), delivered_up=share)
         fate = self._sending(replace(pending, charges=charges))
-        self._pending[order_id] = replace(pending, charges=charges, fate=fate)
         kind, after = ("lost", fate.after) if fate else ("arrived", upload)
         self._clock.at(self.now() + after, Event(kind, order_id))
+        # From the order's start, as all of its seconds.
+        before = float(charges.download[0] + charges.compute[0])
+        fate = fate and fate._replace(after=before + fate.after)
+        self._pending[order_id] = replace(pending, charges=charges, fate=fate)
 
     def _sending(self, pending: _Pending) -> Fate | None:
-        """How an upload fails, if it does."""
+        """How an upload fails, if it does; in seconds from now."""
         charges = pending.charges
-        (seconds,), (joules,) = charges.upload, charges.upload_joules
+        seconds, joules = float(charges.upload[0]), float(charges.upload_joules[0])
         left = pending.charge - charges.download_joules[0] - charges.compute_joules[0]
         device = int(pending.order.device[0])
         fates = [
@@ -269,7 +271,9 @@ class Simulated:
         ]
         soonest = first(fates)
         end = min(seconds, soonest.after) if soonest else seconds
-        return first([*fates, *goes_offline(self._world, device, self._when(), end)])
+        # Who was there when the step began stays for what was ordered then: only time drives away.
+        when = When(self.now(), pending.when.step)
+        return first([*fates, *goes_offline(self._world, device, when, end)])
 
     def _execute(self) -> None:
         """Carries out everything that is under way and will get that far."""

@@ -186,9 +186,10 @@ def _read_numbers(given: Mapping[str, float | int]) -> Numbers:
 
 
 def _message(header: msgspec.Struct, trees: Trees, codec: Codec, symbols: Symbols) -> bytes:
-    # Statistics are few and exact: they never go through a lossy codec.
+    # Statistics are few and exact: they never go through a lossy codec. Of a tree that was lost
+    # whole there is nothing to pack.
     packed = {
-        tree: Raw().pack(values) if tree == "buffers" else codec.pack(symbols)
+        tree: Raw().pack(values) if tree == "buffers" else codec.pack(symbols) if values else b""
         for tree, values in trees.items()
     }
     return msgspec.msgpack.encode(Message(msgspec.msgpack.encode(header), packed))
