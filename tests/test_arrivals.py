@@ -38,6 +38,7 @@ def arrivals(
         symbols=tuple(changes),
         masks=tuple(masks or [{}] * count),
         bits=np.zeros(count),
+        delivered=np.ones(count),
         report=({},) * count,
     )
     return Arrivals(

@@ -46,6 +46,7 @@ PARTS: list[Any] = [
     plan.Whole(),
     plan.FixedLevel((1.0, 0.5)),
     plan.Menu((1.0, 0.25)),
+    plan.LargestFitting((1.0, 0.5), plan.FixedLevel((1.0, 0.25))),
     plan.StepsWithin(1.0, plan.FixedLevel((0.5,))),
     plan.WorkByLevel(batches=(16, 8), epochs=(2,), rates=(0.1, 0.2), inner=plan.Whole()),
     plan.First(),
@@ -83,6 +84,16 @@ PARTS: list[Any] = [
     world.Always(),
     world.Intermittent(0.9),
     world.Diurnal(spread=0.5),
+    world.Steady(world.Uniform(1e6, 2e6), 4e7, power=0.2),
+    world.Shannon(band=2e6, fading=True, shared=True),
+    world.wifi(),
+    world.Columns(error=world.Uniform(0.1, 0.2)),
+    world.Group("phones", count=3, speed=world.Uniform(1e8, 1e9), availability=world.Diurnal()),
+    world.Reports(steps=1, noise=0.1),
+    world.testbed(),
+    world.steep(),
+    world.cell(distance=world.unequal_distance(50.0)),
+    world.lossy(errors=(0.05, 0.3), levels=2),
     fedavg(count=3, lr=0.1),
     fedprox(mu=0.5, seconds=2.0),
     heterofl(shares=(1.0, 0.5), masked=False),
@@ -104,9 +115,7 @@ def test_every_public_part_has_a_row() -> None:
     }
     classes = {thing for thing in public if dataclasses.is_dataclass(thing)}
     # What a run is made with rather than described by has no row.
-    assert classes - {type(part) for part in PARTS} == {
-        importlib.import_module("anyfleet.world").World
-    }
+    assert classes - {type(part) for part in PARTS} == {world.World, world.When}
 
 
 @pytest.mark.parametrize("part", PARTS, ids=names)

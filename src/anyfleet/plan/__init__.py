@@ -2,12 +2,14 @@
 
 from anyfleet.plan.by_level import WorkByLevel
 from anyfleet.plan.choices import First, LargestInTime
+from anyfleet.plan.fitting import LargestFitting
 from anyfleet.plan.levels import FixedLevel, Menu, Whole
 from anyfleet.plan.steps import StepsWithin
 
 __all__ = [
     "First",
     "FixedLevel",
+    "LargestFitting",
     "LargestInTime",
     "Menu",
     "StepsWithin",
