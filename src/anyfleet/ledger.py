@@ -1,7 +1,7 @@
 """The ledger: what every order was, cost and came to; in columns, appended as it happens."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -137,12 +137,9 @@ class Ledger:
 
 
 def width(slice_: Slice, blueprint: Blueprint) -> float:
-    """The largest share that a slice keeps of any axis that can be cut."""
-    shares = [
-        len(slice_.kept(axis) or range(each.size)) / each.size
-        for axis, each in blueprint.axes.items()
-        if each.free
-    ]
+    """The largest share that a slice keeps of any axis that a plain share cuts."""
+    sizes = {axis: blueprint.axes[axis].size for axis in blueprint.counts(1.0)}
+    shares = (len(slice_.kept(axis) or range(size)) / size for axis, size in sizes.items())
     return max(shares, default=1.0)
 
 

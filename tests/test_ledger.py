@@ -1,0 +1,128 @@
+"""The ledger: rows in columns, their file form, and how long devices waited."""
+
+import json
+import math
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+import torch
+
+from anyfleet.client import work
+from anyfleet.elastic import Slice, trace
+from anyfleet.ledger import Entries, Ledger, width
+from anyfleet.methods import heterofl
+from anyfleet.types import Charges, Devices, Memory, Orders, no_charges
+from tests import small
+from tests.elastic.nets import LeNet, traced
+from tests.test_local import orders
+
+TASK = small.task()
+ORDERS = orders(heterofl(shares=(0.5,), lr=0.1, batch=8), TASK, [2, 5, 7])
+
+
+def ledger() -> Ledger:
+    devices = Devices(level=np.arange(8), samples=np.full(8, 30))
+    return Ledger(devices, TASK.blueprint)
+
+
+def charges(order: Orders, **spent: float) -> Charges:
+    nothing = no_charges(int(order.id[0]), 1.0)
+    return replace(nothing, **{name: np.array([value]) for name, value in spent.items()})
+
+
+def filled() -> Entries:
+    book = ledger()
+    last, first, middle = (ORDERS.take([row]) for row in (2, 0, 1))
+    answer = work(first, (Memory(),), TASK).updates
+    book.lost(last, charges(last), "no battery")
+    book.answered(
+        first,
+        answer,
+        charges(first, download=1.0, compute=2.0, upload=0.5, upload_joules=0.25, down=64.0),
+        "",
+    )
+    book.lost(middle, charges(middle, compute=4.0, compute_joules=3.0), "died")
+    return book.close(step=6, now=9.0)
+
+
+def test_rows_are_sorted_by_order_and_know_their_step() -> None:
+    rows = filled()
+    assert rows.order.tolist() == [0, 1, 2]
+    assert rows.device.tolist() == rows.level.tolist() == [2, 5, 7]
+    assert rows.step.tolist() == [6, 6, 6]
+    assert rows.lost == ("", "died", "no battery")
+    assert rows.counted.tolist() == [True, False, False]
+
+
+def test_who_is_done_waits_for_the_end_of_the_step() -> None:
+    rows = filled()
+    assert rows.seconds.tolist() == [3.5, 4.0, 0.0]
+    assert rows.wait.tolist() == [9 - 1 - 3.5, 9 - 1 - 4.0, 9 - 1]
+    assert rows.joules.tolist() == [0.25, 3.0, 0.0]
+    assert rows.bits_down.tolist() == [64, 0, 0]
+
+
+def test_plans_are_told_as_they_were() -> None:
+    rows = filled()
+    assert rows.width.tolist() == [0.5] * 3
+    assert rows.batch.tolist() == [8] * 3
+    assert rows.lr.tolist() == [0.1] * 3
+    local = TASK.blueprint.local(TASK.blueprint.prefix(0.5))
+    assert rows.parameters.tolist() == [local.numel()] * 3
+    assert math.isfinite(rows.loss[0])
+    assert np.isnan(rows.loss[1:]).all()
+
+
+def test_what_is_closed_is_not_told_again() -> None:
+    book = ledger()
+    order = ORDERS.take([0])
+    book.lost(order, charges(order), "died")
+    assert len(book.close(0, 2.0)) == 1
+    assert len(book.close(1, 3.0)) == 0
+
+
+def test_rows_come_back_from_a_file() -> None:
+    rows = filled()
+    plain = json.loads(json.dumps(rows.as_dicts()).replace("NaN", "null"))
+    again = Entries.of(plain)
+    for field in fields(Entries):
+        one, two = getattr(rows, field.name), getattr(again, field.name)
+        if isinstance(one, tuple):
+            assert one == two
+        else:
+            assert one.dtype == two.dtype
+            assert np.array_equal(one, two, equal_nan=one.dtype.kind == "f")
+
+
+def test_an_empty_step_has_all_columns() -> None:
+    empty = Entries.of([])
+    assert len(empty) == 0
+    assert empty.as_dicts() == []
+    assert empty.joules.sum() == 0
+    assert empty.counted.dtype == bool
+
+
+def test_a_hair_of_rounding_is_no_negative_wait() -> None:
+    book = ledger()
+    order = ORDERS.take([0])
+    book.lost(order, charges(order, compute=2.0), "died")
+    assert book.close(0, 3.0 - 1e-15).wait.tolist() == [0.0]
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5, 0.25])
+def test_the_width_is_the_largest_share_of_any_axis(share: float) -> None:
+    lenet = trace(LeNet(), torch.zeros(2, 1, 14, 14))
+    assert width(lenet.prefix(share), lenet) == pytest.approx(share, abs=0.1)
+    assert width(Slice(), lenet) == 1.0
+    axes = list(lenet.counts(1.0))
+    one_axis = Slice.of({axes[0]: range(1)}, lenet)
+    assert width(one_axis, lenet) == 1.0  # the others are whole
+
+
+def test_an_axis_that_no_share_cuts_does_not_count() -> None:
+    """Of a transformer all heads keep their width: that makes no slice whole."""
+    blueprint = traced("language_fused").blueprint
+    uncut = {a for a, axis in blueprint.axes.items() if axis.free} - blueprint.counts(1.0).keys()
+    assert uncut  # or nothing is tested
+    assert width(blueprint.prefix(0.5), blueprint) == pytest.approx(0.5)

@@ -1,0 +1,78 @@
+"""Groups: what a column may be, and how a wrong one is refused."""
+
+import math
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from anyfleet.world import Group, Normal, Redrawn, Uniform
+from anyfleet.world.group import _MAY_BE_INFINITE, _RANGES
+
+NUMBERS = [f.name for f in fields(Group) if f.name in _RANGES]
+
+
+def group(**columns: Any) -> Group:
+    return Group(**columns)
+
+
+def test_every_number_of_a_group_has_a_range() -> None:
+    others = {"name", "count", "level", "frequency", "link", "loss", "availability"}
+    assert {f.name for f in fields(Group)} - others == set(_RANGES)
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_no_column_may_be_negative(name: str) -> None:
+    for number in (-1.0, Uniform(-1.0, 0.5), Redrawn(Uniform(-1.0, 0.5))):
+        with pytest.raises(ValueError, match=f"Group.{name}"):
+            group(**{name: number})
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_nought_only_where_it_means_something(name: str) -> None:
+    allowed = _RANGES[name][1]
+    if allowed:
+        group(**{name: 0.0})
+    else:
+        with pytest.raises(ValueError, match=f"Group.{name} must be above 0"):
+            group(**{name: 0.0})
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_laws_are_bounded(name: str) -> None:
+    with pytest.raises(ValueError, match=f"Group.{name} must be bounded"):
+        group(**{name: Normal(0.5, 0.1)})
+    group(**{name: Normal(0.5, 0.1, low=0.1, high=0.9)})
+    group(**{name: Redrawn(Uniform(0.1, 0.9), every=10.0)})
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_infinity_is_mains_or_no_limit(name: str) -> None:
+    if name in _MAY_BE_INFINITE:
+        group(**{name: math.inf})
+    else:
+        with pytest.raises(ValueError, match=f"Group.{name}"):
+            group(**{name: math.inf})
+    with pytest.raises(ValueError, match=f"Group.{name}"):
+        group(**{name: math.nan})
+
+
+@pytest.mark.parametrize("name", ["fixed", "charge", "reserve", "mortality"])
+def test_shares_end_at_one(name: str) -> None:
+    group(**{name: 1.0})
+    with pytest.raises(ValueError, match=f"Group.{name}.*at most 1"):
+        group(**{name: Uniform(0.5, 1.5)})
+
+
+@pytest.mark.parametrize("frequency", [(0.0, 1e9), (2e9, 1e9), (1e8, math.inf), (-1e8, 1e9)])
+def test_frequencies_go_from_slowest_to_fastest(frequency: tuple[float, float]) -> None:
+    with pytest.raises(ValueError, match=r"Group\.frequency"):
+        group(frequency=frequency)
+    group(frequency=(1e9, 1e9))
+
+
+def test_an_empty_group_and_a_negative_level_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"Group\.count must be at least 1"):
+        group(count=0)
+    with pytest.raises(ValueError, match=r"Group\.level"):
+        group(level=-1)

@@ -1,0 +1,225 @@
+"""What is true of devices, and what they say about it."""
+
+import math
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from anyfleet import rng
+from anyfleet.columns import Floats, Ints
+from anyfleet.types import Conditions
+from anyfleet.world import (
+    Columns,
+    Disc,
+    Fleet,
+    Group,
+    Intermittent,
+    LogNormal,
+    Redrawn,
+    Replayed,
+    Reports,
+    Shannon,
+    Steady,
+    Uniform,
+    Wandering,
+    World,
+)
+from anyfleet.world.quantities import Number, When
+
+DEVICES = 400
+EVERYBODY = np.arange(DEVICES)
+NOW = When(35.0, 4)
+CHANGING = Group(
+    speed=LogNormal(1e9, 0.5, 1e8, 1e10),
+    load=Redrawn(Uniform(1.0, 3.0)),
+    memory=Redrawn(Uniform(1e6, 1e9), every=10.0),
+    energy=Uniform(1e-27, 1e-26),
+    distance=Redrawn(Disc(500.0)),
+    link=Steady(up=Wandering(1e6, every=5.0), down=Uniform(1e6, 4e6)),
+    battery=Uniform(50.0, 500.0),
+    availability=Intermittent(0.7, every=20.0),
+    mortality=0.2,
+    loss=Columns(error=0.2),
+)
+SHANNON = Group(
+    link=Shannon(fading=True, shared=True),
+    distance=Redrawn(Disc(500.0)),
+    loss=Columns(minimum_rate=1e5),
+)
+
+
+def build(*groups: Group, reports: Reports | None = None, devices: int = DEVICES) -> World:
+    fleet = Fleet(groups=groups or (CHANGING, SHANNON), reports=reports or Reports())
+    return fleet.build(np.full(devices, 9), 3)
+
+
+def same(one: Conditions, two: Conditions) -> bool:
+    return all(np.array_equal(getattr(one, f.name), getattr(two, f.name)) for f in fields(one))
+
+
+def report(world: World, devices: Ints, when: When) -> Conditions:
+    return world.report(devices, when, 7, np.full(len(devices), 42.0))
+
+
+# --- truth ------------------------------------------------------------------------------------
+
+
+def test_only_its_own_key_decides_about_a_device() -> None:
+    """Neither who is asked with it, nor in which order, nor when others were asked."""
+    world, some = build(), np.array([399, 3, 77])
+    together = world.conditions(EVERYBODY, NOW, 7)
+    assert same(world.conditions(some, NOW, 7), together.take(some))
+    assert (world.online(some, NOW) == world.online(EVERYBODY, NOW)[some]).all()
+    keys = rng.fold(rng.root(0, "test"), torch.arange(DEVICES))
+    dead = world.dies(EVERYBODY, keys)
+    assert (world.dies(some, keys[torch.from_numpy(some)]) == dead[some]).all()
+    columns = np.full(DEVICES, 8)
+    came = world.delivered(columns, EVERYBODY, keys, NOW, 7)
+    alone = world.delivered(columns[some], some, keys[torch.from_numpy(some)], NOW, 7)
+    assert (alone == came[some]).all()
+
+
+@pytest.mark.parametrize("name", ["speed", "energy", "battery"])
+def test_laws_draw_once_for_a_device(name: str) -> None:
+    world = build(CHANGING)
+    one, two = (world.column(name, EVERYBODY, when) for when in (NOW, When(1e6, 90)))
+    assert (one == two).all()
+    assert len(set(one.tolist())) == DEVICES
+
+
+def test_columns_are_drawn_independently() -> None:
+    world = build(Group(speed=Uniform(1, 2), memory=Uniform(1, 2)))
+    speed, memory = (world.column(name, EVERYBODY, NOW) for name in ("speed", "memory"))
+    assert abs(np.corrcoef(speed, memory)[0, 1]) < 5 / math.sqrt(DEVICES)
+
+
+def test_load_varies_by_step_and_memory_by_time() -> None:
+    world = build(CHANGING)
+    now, later, next_step = When(35.0, 4), When(45.0, 4), When(35.0, 5)
+
+    def load(when: When) -> Floats:
+        return world.column("load", EVERYBODY, when)
+
+    def memory(when: When) -> Floats:
+        return world.column("memory", EVERYBODY, when)
+
+    assert (load(now) == load(later)).all()
+    assert (load(now) != load(next_step)).any()
+    assert (memory(now) == memory(next_step)).all()
+    assert (memory(now) != memory(later)).any()
+
+
+def test_other_work_takes_its_part_of_the_speed() -> None:
+    world = build(CHANGING)
+    own = world.conditions(EVERYBODY, NOW, 1)
+    speed, load = (world.column(name, EVERYBODY, NOW) for name in ("speed", "load"))
+    assert own.speed == pytest.approx(speed / load)
+    assert (own.load == load).all()
+
+
+def test_devices_die_as_often_as_they_are_told_to() -> None:
+    world = build(CHANGING, Group())
+    keys = rng.fold(
+        rng.fold(rng.root(0, "test"), torch.arange(DEVICES))[:, None], torch.arange(100)
+    )
+    dead = np.stack([world.dies(EVERYBODY, keys[:, visit]) for visit in range(100)])
+    mortal = dead[:, world.group == 0]
+    assert abs(mortal.mean() - 0.2) < 5 * math.sqrt(0.2 * 0.8 / mortal.size)
+    assert not dead[:, world.group == 1].any()
+
+
+def test_a_shared_band_is_divided_by_those_who_use_it() -> None:
+    world = build(Group(link=Steady(up=6e6, down=3e6, shared=True)), Group(link=Steady(4e6, 4e6)))
+    alone, three = (world.rates(EVERYBODY, NOW, active) for active in (1, 3))
+    shared = world.group == 0
+    assert (three.up[shared] * 3 == alone.up[shared]).all()
+    assert (three.down[shared] * 3 == alone.down[shared]).all()
+    assert (three.up[~shared] == alone.up[~shared]).all()
+
+
+def test_rates_change_with_the_link_and_with_the_place() -> None:
+    moving = build(Group(link=Shannon(), distance=Redrawn(Disc(500.0), every=7.0)))
+    assert moving.rates_until(0, When(8.0, 0)) == 14.0
+    wandering = build(Group(link=Steady(Wandering(1e6, every=5.0), 1e6)))
+    assert wandering.rates_until(0, When(8.0, 0)) == 10.0
+    assert build(Group()).rates_until(0, When(8.0, 0)) == math.inf
+    coming = build(Group(availability=Intermittent(0.5, every=30.0)))
+    assert coming.online_until(0, When(8.0, 0)) == 30.0
+
+
+def test_a_link_that_never_fails_is_known_as_such() -> None:
+    assert not build(Group(), Group(loss=Columns(error=0.0))).lossy
+    assert build(Group(), Group(loss=Columns(error=0.1))).lossy
+    assert build(Group(loss=Columns(minimum_rate=1e3))).lossy
+
+
+def test_columns_are_lost_when_the_rate_is_too_low() -> None:
+    """Without fading a link either carries every column or none."""
+    groups = (
+        Group(link=Steady(1e6, 1e6), loss=Columns(minimum_rate=2e6)),
+        Group(link=Steady(3e6, 1e6), loss=Columns(minimum_rate=2e6)),
+        Group(link=Steady(3e6, 1e6, shared=True), loss=Columns(minimum_rate=2e6)),
+    )
+    world, count = build(*groups), np.full(DEVICES, 8)
+    keys = rng.fold(rng.root(0, "test"), torch.arange(DEVICES))
+    came = world.delivered(count, EVERYBODY, keys, NOW, 2)
+    assert came.tolist() == [8 if g == 1 else 0 for g in world.group]
+
+
+# --- reports ----------------------------------------------------------------------------------
+
+
+def test_a_fresh_report_is_the_truth() -> None:
+    world = build()
+    told, own = report(world, EVERYBODY, NOW), world.conditions(EVERYBODY, NOW, 7)
+    assert (told.battery == 42.0).all()
+    assert all(
+        np.array_equal(getattr(told, f.name), getattr(own, f.name))
+        for f in fields(own)
+        if f.name != "battery"
+    )
+
+
+def test_an_old_report_is_the_truth_of_then_but_for_the_battery() -> None:
+    fresh, old = build(), build(reports=Reports(steps=2, seconds=30.0))
+    then = report(fresh, EVERYBODY, When(5.0, 2))
+    assert same(report(old, EVERYBODY, NOW), then)
+    assert not same(report(fresh, EVERYBODY, NOW), then)
+    # Nobody reports from before the start.
+    assert same(report(old, EVERYBODY, When(3.0, 1)), report(fresh, EVERYBODY, When(0.0, 0)))
+
+
+def test_noise_has_the_deviation_it_is_given_and_the_right_median() -> None:
+    exact, noisy = build(), build(reports=Reports(noise=0.3))
+    one, other = report(exact, EVERYBODY, NOW), report(noisy, EVERYBODY, NOW)
+    for name in ("speed", "up", "down", "memory", "battery"):
+        logs = np.log(getattr(other, name) / getattr(one, name))
+        assert abs(logs.mean()) < 5 * 0.3 / math.sqrt(DEVICES)
+        assert abs(logs.std() - 0.3) < 5 * 0.3 / math.sqrt(2 * DEVICES)
+    # Asked again in the same step, a device says the same; in the next it errs anew.
+    assert same(report(noisy, EVERYBODY, NOW), other)
+    assert (report(noisy, EVERYBODY, When(35.0, 5)).battery != other.battery).all()
+
+
+def test_the_truth_has_no_noise() -> None:
+    exact, noisy = build(), build(reports=Reports(noise=0.3, steps=3))
+    assert same(exact.conditions(EVERYBODY, NOW, 7), noisy.conditions(EVERYBODY, NOW, 7))
+
+
+@pytest.mark.parametrize("name", ["steps", "seconds", "noise"])
+def test_reports_from_the_future_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"Reports.{name}"):
+        Reports(**{name: -1})
+
+
+def test_traces_are_replayed_in_every_column(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("x\n0.5\n0.25\n1\n")
+    number: Number = Replayed(trace, "x", every=10.0, shift=False)
+    world = build(Group(speed=number, memory=number, load=number))
+    for name in ("speed", "memory", "load"):
+        seen = [world.column(name, EVERYBODY[:1], When(10.0 * i, 0))[0] for i in range(4)]
+        assert seen == [0.5, 0.25, 1, 0.5]
