@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 import anyfleet
 from anyfleet.cli.app import app
+from anyfleet.cli.fleet import presets
 from anyfleet.cli.screen import over_seeds, table
 from anyfleet.queries import Spent, ToTarget
 from anyfleet.store import read_points
@@ -264,6 +265,106 @@ def test_compare_keeps_files_of_the_same_name_apart(folder: Path) -> None:
     succeeds("compare", "small.toml", "sub/small.toml", "rounds=1", "--seeds", "1")
     made = {path.name for path in (folder / "runs/compare").iterdir() if path.is_dir()}
     assert made == {"small", "small-2"}
+
+
+# --- fleets -----------------------------------------------------------------------------------
+
+FLEET_FILE = """
+[[fleet.groups]]
+name = "phones"
+speed = { use = "Uniform", low = 1e9, high = 3e9 }
+loss = { error = { use = "Uniform", low = 0.1, high = 0.2 } }
+availability = { use = "Intermittent", share = 0.5 }
+
+[[fleet.groups]]
+name = "boards"
+count = 3
+speed = 8e9
+battery = 4e4
+"""
+
+
+def rows_of(shown: str, name: str) -> list[list[str]]:
+    return [line.split() for line in shown.splitlines() if line.startswith(f"{name} ")]
+
+
+@pytest.mark.parametrize("name", presets())
+def test_every_fleet_with_a_name_can_be_shown(folder: Path, name: str) -> None:
+    shown = succeeds("fleet", "show", name)
+    assert "GFLOP/s" in shown
+    assert (folder / f"runs/fleet-{name}/fleet.png").stat().st_size > 10_000
+
+
+def test_the_known_fleets_are_those_of_the_papers() -> None:
+    assert {"cell", "levels", "lossy", "testbed"} <= set(presets())
+    assert not {"Fleet", "Group", "wifi"} & set(presets())
+
+
+def test_a_fleet_is_shown_group_by_group(folder: Path) -> None:
+    (folder / "fleet.toml").write_text(FLEET_FILE)
+    shown = succeeds("fleet", "show", "fleet.toml", "--devices", "8", "--out", "a/b.png")
+    assert (folder / "a/b.png").stat().st_size > 10_000
+    (boards, reached), (phones, sought) = rows_of(shown, "boards"), rows_of(shown, "phones")
+    # devices, level, GFLOP/s, J/GFLOP, battery
+    assert (boards[1:4], boards[-1]) == (["3", "1", "8"], "40")
+    assert (phones[1:3], phones[-1]) == (["5", "0"], "∞")
+    low, high = phones[4].strip("()").split("–")
+    assert 1 <= float(low) < float(phones[3]) < float(high) <= 3
+    # up, down, online, columns lost
+    assert reached[1:] == ["10", "40", "100", "0", "%"]
+    assert sought[-2:] == ["10–20", "%"]
+    assert "memory" not in shown  # everybody has the usual
+    assert "8 devices in 2 groups" in shown
+    again = anyfleet_command("fleet", "show", "fleet.toml", "--out", "a/b.png")
+    assert again.exit_code == 2
+    assert "is there already" in again.output
+
+
+def test_a_fleet_has_the_devices_of_its_task(folder: Path) -> None:
+    (folder / "small.toml").write_text(RUN_FILE + FLEET_FILE)
+    assert "4 devices in 2 groups" in succeeds("fleet", "show", "small.toml")
+    shown = succeeds("fleet", "show", "cell", "fleet.devices=7")
+    assert "7 devices in 1 group;" in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["levls"], 'did you mean "levels"?'),
+        (["missing.toml"], "missing.toml: cannot be read"),
+        (["small.toml"], "fleet: small.toml has no table [fleet]"),
+        (["testbed", "--devices", "21"], "fleet: Fleet.groups have 20 devices"),
+        (["levels", "fleet.speds=[1e9]"], 'fleet.speds: unknown key of levels, did you mean "spe'),
+        (["fleet.toml", "fleet.groups.1.speed=-1.0"], "fleet.groups.1.speed: Group.speed must be"),
+    ],
+)
+def test_a_fleet_that_cannot_be_shown(folder: Path, words: list[str], told: str) -> None:
+    (folder / "fleet.toml").write_text(FLEET_FILE)
+    result = anyfleet_command("fleet", "show", *words)
+    assert result.exit_code == 1
+    assert told in result.output
+    assert not (folder / "runs").exists()
+
+
+def test_a_fleet_is_shown_without_matplotlib(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert "pip install 'anyfleet[report]'" in succeeds("fleet", "show", "levels")
+
+
+def test_profile_hands_its_options_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    called: dict[str, object] = {}
+    monkeypatch.setattr(
+        "anyfleet.cli.profile.profile_machine",
+        lambda out, **options: called.update(options, out=out),
+    )
+    succeeds("fleet", "profile", "small.toml", "--name", "mine", "--batch", "8", "--out", "f.toml")
+    assert called == {
+        "file": Path("small.toml"),
+        "name": "mine",
+        "batch": 8,
+        "allow": [],
+        "out": Path("f.toml"),
+    }
 
 
 def test_ctrl_c_keeps_everything_so_far(folder: Path) -> None:

@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from anyfleet.report import NoPictures, band, draw
+from anyfleet.portrait import portray
+from anyfleet.report import NoPictures, band, draw, draw_fleet
 from anyfleet.study import Point
-from anyfleet.world import Fleet
+from anyfleet.world import Disc, Diurnal, Fleet, Group, Uniform, wifi
 
 
 def run(*accuracies: float, pace: float = 1.0) -> tuple[Point, ...]:
@@ -54,6 +55,35 @@ def test_a_picture_shows_something(tmp_path: Path, devices: int) -> None:
     panels = 3 if devices else 2
     assert pixels.shape[1] > 400 * panels
     assert len(np.unique(pixels.reshape(-1, pixels.shape[-1]), axis=0)) > 50
+
+
+FLEETS = {
+    "equal": (Fleet((Group(),)), 2),
+    "thirsty": (Fleet((Group(energy=Uniform(1e-27, 2e-27)),)), 3),
+    "everything": (
+        Fleet(
+            (
+                Group(name="phones", distance=Disc(100.0), energy=Uniform(1e-27, 2e-27)),
+                Group(speed=1e12, availability=Diurnal(), link=wifi()),
+            )
+        ),
+        5,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FLEETS)
+def test_a_picture_of_a_fleet_has_a_panel_for_what_differs(tmp_path: Path, name: str) -> None:
+    fleet, panels = FLEETS[name]
+    world = fleet.build(np.ones(12, dtype=np.int64), 0)
+    file = draw_fleet(tmp_path / "a.png", portray(world), title="a title")
+    from matplotlib.image import imread
+
+    height, width = imread(file).shape[:2]
+    rows = 1 if panels <= 3 else 2
+    columns = -(-panels // rows)
+    # A panel is 4.8 by 4.5 inches of 130 dots.
+    assert (height, width) == (round(585 * rows), round(624 * columns))
 
 
 def test_without_matplotlib_the_message_says_what_to_install(

@@ -1,4 +1,4 @@
-"""Pictures of runs. Needs matplotlib, which comes with the extra `report`."""
+"""Pictures of runs and fleets. Needs matplotlib, which comes with the extra `report`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,17 +8,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from anyfleet.columns import Floats
+from anyfleet.portrait import HOURS, Portrait, varies
 from anyfleet.queries import evaluated
 from anyfleet.study import Point
 from anyfleet.world import When, World
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # Distinguishable without colour vision (Okabe and Ito), strongest contrast first.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 # Runs whose lengths differ by such a factor are drawn over a logarithmic axis.
 _FAR_APART = (5.0, 500.0)
+_ABREAST = 3  # panels in a row
+_WIDE = 20.0  # numbers of devices that differ by such a factor, likewise
 
 Runs = Mapping[str, Sequence[Sequence[Point]]]  # by name; one run for each seed
 
@@ -41,17 +45,7 @@ class Band:
 
 def draw(file: Path, runs: Runs, *, world: World | None = None, title: str = "") -> Path:
     """Accuracy over simulated time and over traffic; with a world, also who the devices are."""
-    try:
-        from matplotlib.figure import Figure
-        from matplotlib.layout_engine import ConstrainedLayoutEngine
-    except ImportError as error:
-        raise NoPictures from error
-    panels = 2 if world is None else 3
-    # A figure of its own: pyplot would keep it for the life of the process.
-    figure = Figure(
-        figsize=(4.8 * panels, 4.5), layout=ConstrainedLayoutEngine(w_pad=0.12, wspace=0.04)
-    )
-    over_time, over_traffic, *fleet = figure.subplots(1, panels)
+    figure, (over_time, over_traffic, *fleet) = _panels(2 if world is None else 3)
     _curves(over_time, runs, lambda point: point.time, "simulated time [s]")
     _curves(over_traffic, runs, lambda point: (point.down + point.up) / 1e6, "traffic [MB]")
     over_time.set_ylabel("accuracy")
@@ -67,6 +61,25 @@ def draw(file: Path, runs: Runs, *, world: World | None = None, title: str = "")
         figure.suptitle(title)
     figure.savefig(file, dpi=130)
     return file
+
+
+def _panels(count: int) -> "tuple[Figure, list[Axes]]":
+    try:
+        from matplotlib.figure import Figure
+        from matplotlib.layout_engine import ConstrainedLayoutEngine
+    except ImportError as error:
+        raise NoPictures from error
+    rows = -(-count // _ABREAST)
+    columns = -(-count // rows)
+    # A figure of its own: pyplot would keep it for the life of the process.
+    figure = Figure(
+        figsize=(4.8 * columns, 4.5 * rows),
+        layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12, wspace=0.04),
+    )
+    places = list(figure.subplots(rows, columns, squeeze=False).ravel())
+    for spare in places[count:]:
+        spare.remove()
+    return figure, places[:count]
 
 
 def band(runs: Sequence[Sequence[Point]], x: Callable[[Point], float]) -> Band:
@@ -114,3 +127,97 @@ def _fleet(axes: "Axes", world: World | None) -> None:
     axes.set_ylabel("speed [GFLOP/s]")
     axes.set_xticks([])
     axes.spines[["top", "right"]].set_visible(False)
+
+
+# --- fleets -------------------------------------------------------------------------------------
+
+
+def draw_fleet(file: Path, portrait: Portrait, *, title: str = "") -> Path:
+    """Speed and rates of every device; energy, distance and availability where they differ."""
+    shown = [_speeds, _rates]
+    shown += [_energies] if varies(portrait.energy) else []
+    shown += [_distances] if varies(portrait.distance) else []
+    shown += [] if portrait.online.all() else [_availability]
+    figure, places = _panels(len(shown))
+    for panel, axes in zip(shown, places, strict=True):
+        panel(axes, portrait)
+        axes.grid(alpha=0.3)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+    for number, name in enumerate(portrait.names):
+        places[0].plot([], [], "s", color=_colour(number), label=name)
+    if len(portrait.names) > 1:
+        handles = places[0].get_legend_handles_labels()
+        figure.legend(*handles, loc="outside lower center", ncols=5, frameon=False)
+    if title:
+        figure.suptitle(title)
+    figure.savefig(file, dpi=130)
+    return file
+
+
+def _speeds(axes: "Axes", portrait: Portrait) -> None:
+    _sorted_ranges(axes, portrait, {"o": portrait.speed / 1e9})
+    axes.set_title("computing")
+    axes.set_ylabel("speed [GFLOP/s]")
+
+
+def _rates(axes: "Axes", portrait: Portrait) -> None:
+    _sorted_ranges(axes, portrait, {"^": portrait.up / 1e6, "v": portrait.down / 1e6})
+    axes.set_title("links: up ▲, down ▼")
+    axes.set_ylabel("rate [Mbit/s]")
+
+
+def _energies(axes: "Axes", portrait: Portrait) -> None:
+    _sorted_ranges(axes, portrait, {"o": portrait.energy})
+    axes.set_title("energy of computing")
+    axes.set_ylabel("J for one GFLOP")
+
+
+def _distances(axes: "Axes", portrait: Portrait) -> None:
+    """A device that moves is a point at every hour."""
+    for number in range(len(portrait.names)):
+        members = portrait.group == number
+        metres, rates = portrait.distance[:, members], portrait.up[:, members] / 1e6
+        axes.plot(metres.ravel(), rates.ravel(), ".", color=_colour(number), alpha=0.3)
+    if varies(portrait.up):
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.set_title("places, at every hour of a day")
+    axes.set_xlabel("metres from the station")
+    axes.set_ylabel("rate up [Mbit/s]")
+
+
+def _availability(axes: "Axes", portrait: Portrait) -> None:
+    for number in np.unique(portrait.group):
+        share = portrait.online[:, portrait.group == number].mean(axis=1)
+        axes.plot(np.arange(HOURS), share, color=_colour(int(number)), marker="o", markersize=3)
+    axes.set_ylim(0, 1.02)
+    axes.set_title("who is there")
+    axes.set_xlabel("hour of the day")
+    axes.set_ylabel("share online")
+
+
+def _sorted_ranges(axes: "Axes", portrait: Portrait, kinds: Mapping[str, Floats]) -> None:
+    """Medians of each device as marks, largest first by the first kind; lines are its range."""
+    first = np.median(next(iter(kinds.values())), axis=0)
+    order = np.argsort(-first, kind="stable")
+    colours = [_colour(int(number)) for number in portrait.group[order]]
+    size = float(np.clip(400 / len(order), 2, 30))
+    for place, (marker, values) in enumerate(kinds.items()):
+        ordered = values[:, order]
+        low, middle, high = ordered.min(0), np.median(ordered, 0), ordered.max(0)
+        x = np.arange(len(order)) + 0.3 * (place - (len(kinds) - 1) / 2)
+        axes.vlines(x, low, high, color=colours, alpha=0.4, linewidth=1)
+        axes.scatter(x, middle, color=colours, marker=marker, s=size)
+    values = np.concatenate(list(kinds.values()))
+    if values.max() > _WIDE * values.min() > 0:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    else:
+        axes.set_ylim(0, 1.05 * float(values.max()))
+    axes.set_xticks([])
+    axes.set_xlabel(f"{len(order)} devices, largest first")
+
+
+def _colour(number: int) -> str:
+    return COLOURS[number % len(COLOURS)]

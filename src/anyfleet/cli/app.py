@@ -186,6 +186,72 @@ def compare(  # noqa: PLR0913 - one for each option
     )
 
 
+fleet = typer.Typer(
+    help="Fleets: look at one, or measure this machine as a part of one.", no_args_is_help=True
+)
+app.add_typer(fleet, name="fleet")
+
+
+@fleet.command()
+def show(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME|FILE",
+            help="A fleet with a name (levels, testbed, cell, lossy …), or a file with [fleet].",
+            show_default=False,
+        ),
+    ],
+    overrides: Overrides = None,
+    *,
+    devices: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="How many devices, for a fleet of no fixed size.",
+            show_default="those of the file's task, or 20",
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of everything that is drawn.")] = 0,
+    allow: Allow = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The picture (PNG) to write.", show_default="a new one in runs/"),
+    ] = None,
+) -> None:
+    """Show who the devices of a fleet are: a table of its groups, and a picture.
+
+    KEY=VALUE changes the fleet, such as fleet.devices=100 for a fleet with that parameter.
+    """
+    from anyfleet.cli.fleet import Look, show_fleet
+
+    look = Look(devices, seed, out)
+    show_fleet(name, overrides or [], allow=allow or [], look=look)
+
+
+@fleet.command()
+def profile(
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            help="A run file (TOML) whose model is measured; without one, three usual networks.",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    name: Annotated[str, typer.Option(help="Of the group of devices.")] = "this machine",
+    batch: Annotated[int, typer.Option(min=1, help="Samples of a local step.")] = 16,
+    allow: Allow = None,
+    out: Annotated[
+        Path | None, typer.Option(help="A fleet file (TOML) to which the row is appended.")
+    ] = None,
+) -> None:
+    """Measure this machine on real slices: seconds, overhead and memory, as a row of a fleet."""
+    from anyfleet.cli.profile import profile_machine
+
+    profile_machine(out, file=file, allow=allow or [], batch=batch, name=name)
+
+
 def main() -> None:
     """The entry point."""
     app()
