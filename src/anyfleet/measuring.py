@@ -32,9 +32,9 @@ from anyfleet.timing import Demand, training
 from anyfleet.train import Gradient
 from anyfleet.types import Kind, Memory, Orders, Task
 
-STEPS = 4  # local steps of a measured order
-_ENOUGH = 0.5  # seconds after which a slice is not measured again
-_REPEATS = 20  # at most
+STEPS = 2  # local steps of a measured order
+_ENOUGH = 1.0  # seconds after which a slice is not measured again
+_REPEATS = 40  # at most
 _NETS: Mapping[str, Callable[..., nn.Module]] = {
     "C.3": zoo.cnn_cifar,
     "C.8": zoo.vgg9,

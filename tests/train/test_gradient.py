@@ -10,7 +10,7 @@ from torch.func import functional_call, grad
 
 from anyfleet import local as local_training
 from anyfleet import rng
-from anyfleet.elastic import Slice, cut, trace
+from anyfleet.elastic import Slice, cost, cut, trace
 from anyfleet.local import Extent, Given, Inputs, Minibatch, Site, as_tensors, extent, lifted
 from anyfleet.methods import fedavg
 from anyfleet.tasks import Data, Split, Task
@@ -254,3 +254,18 @@ def test_token_models_train() -> None:
     assert trace(Tokens(), (text[:2],)).output_rows
     trainer = Gradient(Decaying(1.0), epochs=5, masked=True, label_rows=True)
     assert small.distance(task.params, trained(task, trainer)) > 0.1
+
+
+def test_work_counts_the_update_of_the_model_besides_the_passes() -> None:
+    task = small.task()
+    suffix = Slice((), 2)
+    sample, batch = (cost(task.blueprint, suffix, size) for size in (1, 8))
+    plain = Gradient(batch=8).work(sample, batch, processed=20, steps=3)
+    assert plain.flops == 20 * sample.flops
+    assert plain.calls == 3 * batch.calls
+    assert plain.memory == batch.memory
+    updated = 5 * 4 * sample.sent_params + 6 * sample.nbytes
+    assert plain.moved == 3 * (batch.moved + updated)
+    heavy = Gradient(optimiser=Sgd(momentum=0.9), batch=8).work(sample, batch, 20, 3)
+    assert heavy.moved == plain.moved + 3 * 5 * 4 * sample.sent_params
+    assert heavy.memory == plain.memory + 4 * sample.sent_params

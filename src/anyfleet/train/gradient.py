@@ -18,6 +18,8 @@ from anyfleet.train.rates import Decaying, Rate
 from anyfleet.types import EVERYTHING, Numbers, Params
 
 FLOAT_BYTES = 4
+_UPDATE_PASSES = 5  # lr × g: read, write; p − step: read both, write
+_GUARD_PASSES = 6  # where(live, new, old): read both, write; of the model and of its start
 
 
 @dataclass(frozen=True)
@@ -74,11 +76,14 @@ class Gradient:
         flops = processed * (sample.forward_flops + sample.backward_flops)
         # Gradients and optimiser state exist for what is trained, activations for one batch.
         trained = FLOAT_BYTES * sample.sent_params * (1 + self.optimiser.copies)
+        # Besides the passes: the update goes over gradient, step and parameter, and the guard of
+        # `local` over what the model was, is and becomes, here and at the start.
+        updating = _UPDATE_PASSES * trained + _GUARD_PASSES * sample.nbytes
         return Work(
             flops=float(flops),
             memory=float(sample.nbytes + trained + batch.activation_bytes),
             calls=float(steps * batch.calls),
-            moved=float(steps * batch.moved),
+            moved=float(steps * (batch.moved + updating)),
         )
 
     def start(self, site: Site, given: Given) -> Loose:
