@@ -89,7 +89,8 @@ def test_problems_of_the_fleet_do_not_hide_those_of_the_rest(tmp_path: Path) -> 
         ("[fleet]\ngroups = []\n", "fleet.groups"),
         ('[fleet]\ncounting = "guess"\n', "fleet.counting"),
         ("[fleet.reports]\nnoise = -1.0\n", "fleet.reports.noise"),
-        ('[fleet]\nuse = "levels"\nspeeds = [1e9]\nup = [1e6, 2e6]\n', "fleet"),  # two keys disagree
+        # Two keys that disagree: the place of both.
+        ('[fleet]\nuse = "levels"\nspeeds = [1e9]\nup = [1e6, 2e6]\n', "fleet"),
         ('[fleet]\nuse = "lossy"\nlevels = 0\n', "fleet.levels"),
         ('[fleet]\nuse = "levls"\n', "fleet.use"),
     ],
