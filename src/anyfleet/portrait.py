@@ -41,10 +41,6 @@ class Portrait:
     mortality: Floats  # share of orders during which it dies
     online: Flags
 
-    def of(self, group: int) -> Flags:
-        """Which of the devices belong to a group."""
-        return self.group == group
-
 
 def varies(values: Floats) -> bool:
     """Whether numbers differ by more than rounding; two infinite ones do not."""

@@ -109,8 +109,11 @@ def to_target(points: Sequence[Point], target: float, width: float | None = None
     _need_width(points, width)
     judged = evaluated(points, width)
     first = next((point for point in judged if point.at(width) >= target), None)
-    spent = first and Spent(first.time, first.joules, first.down + first.up, first.step + 1)
-    return ToTarget(target, best(judged, width), spent)
+    return ToTarget(target, best(judged, width), None if first is None else _spent(first))
+
+
+def _spent(point: Point) -> Spent:
+    return Spent(point.time, point.joules, point.down + point.up, point.step + 1)
 
 
 def not_reached(best: float) -> str:
