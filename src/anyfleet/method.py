@@ -24,10 +24,7 @@ Loose = dict[str, Any]  # a trainer's state: nested dicts of tensors
 
 
 class Policy(Protocol):
-    """A server-side part. The loop keeps its state, under the name of its field in `Method`.
-
-    The defaults are those of a part without state; a part with state overrides `init` and `learn`.
-    """
+    """A server-side part; the loop keeps its state. Defaults are those of one without state."""
 
     wants: ClassVar[frozenset[str]] = frozenset()  # what devices shall measure and report
     needs: ClassVar[frozenset[str]] = frozenset()  # notes some aggregator must give
@@ -132,10 +129,7 @@ class Work:
 
 
 class Train(Protocol):
-    """Local training as pure functions of tensors: a loop, `vmap` and a phone run the same code.
-
-    No branching on values, no hidden state: a step that must not count is undone by the client.
-    """
+    """Local training as pure functions of tensors: no branching on values, no hidden state."""
 
     def draft(self, step: int, samples: Ints) -> Numbers:
         """The numbers of each device before a planner varies them."""
@@ -206,6 +200,8 @@ class Norm(Protocol):
 
     def variant(self, blueprint: Blueprint, slice_: Slice) -> str:
         """Under which name the server keeps the normalisation of this width; "" for one for all."""
+
+    def __hash__(self) -> int: ...
 
 
 class Aggregate(Policy, Protocol):
