@@ -205,6 +205,14 @@ def test_compare_never_drops_a_run_that_misses_the_target(folder: Path) -> None:
     assert [result["to_target"]["spent"] for result in results] == [None, None]
 
 
+def test_compare_runs_nothing_before_all_fleets_fit(folder: Path) -> None:
+    (folder / "wrong.toml").write_text(RUN_FILE + '\n[fleet]\nuse = "testbed"\n')
+    result = anyfleet_command("compare", "small.toml", "wrong.toml")
+    assert result.exit_code == 1
+    assert "wrong: fleet: Fleet.groups have 20 devices but the task has 4" in result.output
+    assert not (folder / "runs").exists()
+
+
 def test_compare_wants_a_width_that_is_evaluated(folder: Path) -> None:
     result = anyfleet_command("compare", "small.toml", "--width", "0.5")
     assert result.exit_code == 1

@@ -14,7 +14,7 @@ from anyfleet.cli.screen import console, table, targets
 from anyfleet.errors import ConfigError, Problem
 from anyfleet.queries import common_accuracy, percent, summarise, to_target
 from anyfleet.report import Runs
-from anyfleet.study import Experiment, Point, from_source
+from anyfleet.study import Experiment, Point, build, from_source
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,7 @@ def compare_files(
     files, overrides = split(words)
     entries, screen = read_all(files, overrides, allow), console()
     _need_width(entries, goal)
+    need_agreement(entries)
     folder = prepare(out, "compare", threads)
     screen.print(f"Folder: {folder}", markup=False, soft_wrap=True)
     runs: dict[str, list[Sequence[Point]]] = {name: [] for name in entries}
@@ -118,6 +119,18 @@ def read_all(
     if problems:
         raise ConfigError(problems)
     return entries
+
+
+def need_agreement(entries: Mapping[str, Entry]) -> None:
+    """Refuses files whose task, fleet and details disagree, before the first of them runs."""
+    problems: list[Problem] = []
+    for name, entry in entries.items():
+        try:
+            build(entry.experiment)
+        except ConfigError as error:
+            problems += [Problem(f"{name}: {p.path}", p.message) for p in error.problems]
+    if problems:
+        raise ConfigError(problems)
 
 
 def _free(file: Path, taken: Mapping[str, Entry]) -> str:
