@@ -31,9 +31,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from anyfleet import plan as sizes
 from anyfleet.method import Choose, Method, Plan, Select
 from anyfleet.methods import fedavg
-from anyfleet.plan import First, FixedLevel, LargestInTime, Menu, StepsWithin, Whole, WorkByLevel
 from anyfleet.runtime import Simulated
 from anyfleet.schedule import Synchronous
 from anyfleet.select import Everyone, Uniform
@@ -68,12 +68,16 @@ SELECTORS: Mapping[str, Callable[[int], Select]] = {
     "Uniform(fraction)": lambda devices: Uniform(fraction=COHORT / devices),
 }
 PLANNERS: Mapping[str, tuple[Plan, Choose]] = {
-    "Whole": (Whole(), First()),
-    "FixedLevel": (FixedLevel(), First()),
-    "Menu, First": (Menu(), First()),
-    "Menu, LargestInTime": (Menu(), LargestInTime(60.0)),
-    "StepsWithin": (StepsWithin(60.0, inner=FixedLevel()), First()),
-    "WorkByLevel": (WorkByLevel((32, 16, 8), (3, 2, 1), inner=FixedLevel()), First()),
+    "Whole": (sizes.Whole(), sizes.First()),
+    "FixedLevel": (sizes.FixedLevel(), sizes.First()),
+    "Menu, First": (sizes.Menu(), sizes.First()),
+    "Menu, LargestInTime": (sizes.Menu(), sizes.LargestInTime(60.0)),
+    "StepsWithin": (sizes.StepsWithin(60.0, inner=sizes.FixedLevel()), sizes.First()),
+    "LargestFitting": (sizes.LargestFitting(), sizes.First()),
+    "WorkByLevel": (
+        sizes.WorkByLevel((32, 16, 8), (3, 2, 1), inner=sizes.FixedLevel()),
+        sizes.First(),
+    ),
 }
 
 

@@ -29,6 +29,7 @@ def dense(tree: Params, slice_: Slice, blueprint: Blueprint) -> dict[str, Tensor
     return {name: part.contiguous() for name, part in cut(tree, slice_, blueprint).items()}
 
 
+@lru_cache(maxsize=4096)
 def traffic(slice_: Slice, norm: Norm, blueprint: Blueprint) -> tuple[float, float]:
     """Bits down and bits up of an order with this slice, uncompressed."""
     home = norm.stays(blueprint) | set(blueprint.frozen)

@@ -5,8 +5,9 @@ batch of one. All of them are immutable; `take` and `join` make new batches out 
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -127,6 +128,16 @@ class Want:
     def counts(self, blueprint: Blueprint) -> dict[str, int]:
         """Channels to keep on every axis that is cut."""
         return blueprint.counts(self.shares(blueprint), self.rounding)
+
+    def prefix(self, blueprint: Blueprint) -> Slice:
+        """The leading channels of this size."""
+        return _prefix(self if self.device is None else replace(self, device=None), blueprint)
+
+
+@lru_cache(maxsize=4096)
+def _prefix(want: Want, blueprint: Blueprint) -> Slice:
+    # The same slice for all devices that want as much: made once, and hashed once.
+    return blueprint.prefix(want.shares(blueprint), want.first, want.rounding)
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,6 +15,4 @@ class Leading(Policy):
     """The first channels of every hidden layer (HeteroFL, METHODS §1.5)."""
 
     def __call__(self, want: Want, view: View, state: State, key: Tensor) -> Slice:
-        counts = want.counts(view.blueprint)
-        keep = {axis: tuple(range(count)) for axis, count in counts.items()}
-        return Slice.of(keep, view.blueprint, first=want.first)
+        return want.prefix(view.blueprint)

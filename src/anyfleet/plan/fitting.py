@@ -40,5 +40,4 @@ class LargestFitting(Around):
 
 
 def _bytes(want: Want, batch: int, view: View) -> float:
-    slice_ = view.blueprint.prefix(want.shares(view.blueprint), want.first, want.rounding)
-    return float(view.training(slice_, batch, 0, 0).memory[0])
+    return float(view.training(want.prefix(view.blueprint), batch, 0, 0).memory[0])

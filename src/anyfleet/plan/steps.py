@@ -33,10 +33,10 @@ class StepsWithin(Around):
         samples = view.devices.samples[plans.device].tolist()
         whole = limits(numbers, samples)
         steps = numbers.steps.copy()
-        for row, want in enumerate(plans.wants):
-            slice_ = view.blueprint.prefix(want.shares(view.blueprint), want.first, want.rounding)
+        for row, (want, mine) in enumerate(zip(plans.wants, own.rows(), strict=True)):
+            slice_ = want.prefix(view.blueprint)
             down, up = view.traffic(slice_)
-            batch, mine = int(numbers.batch[row]), own.take([row])
+            batch = int(numbers.batch[row])
             crossing = crossing_seconds(down, mine.down) + crossing_seconds(up, mine.up)
             left = self.seconds - float(crossing[0])
             # Time is linear in both: what one step takes by itself, and what one sample adds.

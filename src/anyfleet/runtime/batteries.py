@@ -21,20 +21,28 @@ class Batteries:
         # Joules missing from a full battery when the device last finished; NaN: it never worked.
         self._missing: Floats = np.full(count, np.nan)
         self._since: Floats = np.zeros(count)  # it recharges; infinite while it works
+        # Found to have enough. A battery only fills until its device works: no need to look again.
+        self._ready: Flags = np.zeros(count, dtype=bool)
 
     def charge(self, devices: Ints, now: float) -> Floats:
         """Joules left; infinite on mains."""
         if self._mains:
             return np.full(len(devices), math.inf)
-        return self._world.column("battery", devices, _START) - self._lacking(devices, now)
+        full = self._world.column("battery", devices, _START)
+        return full - self._lacking(devices, full, now)
 
     def enough(self, devices: Ints, now: float) -> Flags:
         """Which devices have more than their reserve."""
         if self._mains:
             return np.ones(len(devices), dtype=bool)
+        open_ = devices[~self._ready[devices]]
+        self._ready[open_] = self._above_reserve(open_, now)
+        return self._ready[devices]
+
+    def _above_reserve(self, devices: Ints, now: float) -> Flags:
         full = self._world.column("battery", devices, _START)
         reserve = self._world.column("reserve", devices, _START)
-        left = self.charge(devices, now)
+        left = full - self._lacking(devices, full, now)
         enough: Flags = np.isinf(full) | ((left > 0) & (left >= reserve * full))
         return enough
 
@@ -42,8 +50,10 @@ class Batteries:
         """Devices work from now on; they do not recharge meanwhile."""
         if self._mains:
             return
-        self._missing[devices] = self._lacking(devices, now)
+        full = self._world.column("battery", devices, _START)
+        self._missing[devices] = self._lacking(devices, full, now)
         self._since[devices] = math.inf
+        self._ready[devices] = False
 
     def spend(self, device: int, joules: float, now: float) -> None:
         """A device has finished, after it spent so much."""
@@ -60,10 +70,10 @@ class Batteries:
 
     def restore(self, saved: tuple[Floats, Floats]) -> None:
         self._missing, self._since = (column.copy() for column in saved)
+        self._ready = np.zeros(len(self._missing), dtype=bool)
 
-    def _lacking(self, devices: Ints, now: float) -> Floats:
+    def _lacking(self, devices: Ints, full: Floats, now: float) -> Floats:
         """Joules missing from a full battery; 0 on mains."""
-        full = self._world.column("battery", devices, _START)
         used = 1 - self._world.column("charge", devices, _START)
         start = np.where(np.isinf(full), 0.0, full) * used
         known = self._missing[devices]

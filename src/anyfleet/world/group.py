@@ -27,6 +27,7 @@ _RANGES: dict[str, tuple[float, bool, float]] = {
     "budget": (0, False, math.inf),
     "mortality": (0, True, 1),
 }
+COLUMNS = tuple(_RANGES)
 _MAY_BE_INFINITE = ("bandwidth", "battery", "budget")
 
 

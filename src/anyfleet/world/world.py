@@ -1,7 +1,10 @@
 """What is true of the devices, computed when somebody asks; and what they say about it."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -11,8 +14,8 @@ from anyfleet import rng
 from anyfleet.columns import Flags, Floats, Ints
 from anyfleet.types import Conditions, Devices
 from anyfleet.world.counting import Counting
-from anyfleet.world.group import Group
-from anyfleet.world.quantities import When, at, until
+from anyfleet.world.group import COLUMNS, Group
+from anyfleet.world.quantities import Number, When, at, until
 from anyfleet.world.radio import Link, Rates
 
 _AS_DECLARED = (
@@ -102,19 +105,37 @@ class World:
 
     def column(self, name: str, devices: Ints, when: When) -> Floats:
         """One column of the fleet, for these devices, now."""
-        keys, found = self._keys(name, devices), np.empty(len(devices))
-        for number, rows in _by(self.group[devices]):
-            found[rows] = at(getattr(self.groups[number], name), keys[rows], when)
+        column, mine = self._columns[name], self.group[devices]
+        found = column.plain[mine]
+        if not column.drawn:
+            return found
+        # Keys cost more than all the rest, and plain numbers need none.
+        keys = self._keys(name, devices)
+        for number, rows in _by(column.alike[mine]):
+            if number in column.drawn:
+                found[rows] = at(column.numbers[number], _of(keys, rows), when)
         return found
+
+    @cached_property
+    def _columns(self) -> dict[str, "_Column"]:
+        return {name: _column([getattr(g, name) for g in self.groups]) for name in COLUMNS}
+
+    @cached_property
+    def _hours(self) -> Ints:
+        return _alike([group.availability for group in self.groups])
+
+    @cached_property
+    def _radios(self) -> Ints:
+        return _alike(self.links)
 
     def rates(self, devices: Ints, when: When, active: int) -> Rates:
         """Bits per second, up and down."""
         keys = self._keys("link", devices)
         distance = self.column("distance", devices, when)
         up, down = np.empty(len(devices)), np.empty(len(devices))
-        for number, rows in _by(self.link[devices]):
+        for number, rows in _by(self._radios[self.link[devices]]):
             link = self.links[number]
-            up[rows], down[rows] = link.rates(keys[rows], when, distance[rows], active)
+            up[rows], down[rows] = link.rates(_of(keys, rows), when, distance[rows], active)
         return Rates(up, down)
 
     def rates_until(self, device: int, when: When) -> float:
@@ -127,8 +148,8 @@ class World:
         """Which of these devices are there."""
         found = np.ones(len(devices), dtype=bool)
         keys = self._keys("availability", devices)
-        for number, rows in _by(self.group[devices]):
-            found[rows] = self.groups[number].availability.online(keys[rows], when)
+        for number, rows in _by(self._hours[self.group[devices]]):
+            found[rows] = self.groups[number].availability.online(_of(keys, rows), when)
         return found
 
     def online_until(self, device: int, when: When) -> float:
@@ -180,6 +201,32 @@ class World:
         return rng.fold(rng.root(self.seed, f"fleet {name}"), torch.from_numpy(devices))
 
 
+class _Column(NamedTuple):
+    """One column of a fleet, group by group."""
+
+    numbers: Sequence[Number]
+    plain: Floats  # those that are the same for all devices of a group; else NaN
+    alike: Ints  # the first group that says the same
+    drawn: frozenset[int]  # groups whose devices differ, or change
+
+
+def _column(numbers: Sequence[Number]) -> _Column:
+    plain = [number if isinstance(number, int | float) else math.nan for number in numbers]
+    drawn = frozenset(i for i, n in enumerate(numbers) if not isinstance(n, int | float))
+    return _Column(numbers, np.array(plain, dtype=np.float64), _alike(numbers), drawn)
+
+
+def _alike(parts: Sequence[object]) -> Ints:
+    """For each part the first one that equals it: devices that share one are asked together."""
+    return np.array([parts.index(part) for part in parts], dtype=np.int16)
+
+
+def _of(keys: Tensor, rows: Ints) -> Tensor:
+    # Torch is slow to take an index that is not its own.
+    return keys[torch.from_numpy(rows)]
+
+
 def _by(numbers: Ints) -> list[tuple[int, Ints]]:
     """The rows of each number that occurs."""
-    return [(int(n), np.flatnonzero(numbers == n)) for n in np.unique(numbers)]
+    there = np.flatnonzero(np.bincount(numbers))
+    return [(int(n), np.flatnonzero(numbers == n)) for n in there]
