@@ -53,6 +53,20 @@ def test_below_its_reserve_a_device_takes_no_orders_until_it_has_recharged() -> 
     assert batteries.enough(ONLY, 20.0)[0]
 
 
+def test_who_had_enough_is_looked_at_again_after_work() -> None:
+    batteries = Batteries(world(Group(battery=100.0, reserve=0.5)))
+    assert batteries.enough(ONLY, 0.0)[0]
+    batteries.begin(ONLY, 0.0)
+    assert batteries.enough(ONLY, 5.0)[0]  # nothing is spent before the work is done
+    batteries.spend(0, 60.0, 10.0)
+    assert not batteries.enough(ONLY, 10.0)[0]
+    spent = batteries.save()
+    other = Batteries(world(Group(battery=100.0, reserve=0.5)))
+    assert other.enough(ONLY, 10.0)[0]
+    other.restore(spent)
+    assert not other.enough(ONLY, 10.0)[0]
+
+
 def test_an_empty_battery_is_empty_whatever_the_rounding() -> None:
     batteries = Batteries(world(Group(battery=0.3, reserve=0.0)))
     batteries.begin(ONLY, 0.0)

@@ -542,3 +542,17 @@ def test_the_first_answers_close_a_step_and_the_rest_is_charged_until_then(keep:
         end = row.began + row.download + row.compute + row.upload
         assert end + row.wait == pytest.approx(step.time)
         assert row.lost == "" or end == pytest.approx(step.time)
+
+
+def test_a_fleet_looked_at_in_blocks_is_the_same_fleet(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = small.task()
+    group = replace(SLOW, availability=Intermittent(0.6), battery=Between(1.0, 9.0), reserve=0.4)
+    group = replace(group, charge=Between(0.0, 1.0))
+    world = small.world(task, fleet(group, replace(group, availability=Intermittent(0.9))))
+    everybody = np.arange(task.devices)
+    one_by_one = [Simulated(task, world, 0).free(everybody[[d]])[0] for d in everybody]
+    assert 0 < sum(one_by_one) < task.devices
+    for size in (1, 3, task.devices, 100):
+        monkeypatch.setattr("anyfleet.runtime.simulated._BLOCK", size)
+        assert Simulated(task, world, 0).free(everybody).tolist() == one_by_one
+    assert not len(Simulated(task, world, 0).free(everybody[:0]))

@@ -43,7 +43,8 @@ class Batteries:
         full = self._world.column("battery", devices, _START)
         reserve = self._world.column("reserve", devices, _START)
         left = full - self._lacking(devices, full, now)
-        enough: Flags = np.isinf(full) | ((left > 0) & (left >= reserve * full))
+        least = reserve * np.where(np.isinf(full), 0.0, full)
+        enough: Flags = (left > 0) & (left >= least)
         return enough
 
     def begin(self, devices: Ints, now: float) -> None:
@@ -64,6 +65,7 @@ class Batteries:
         # Sums of joules round: what is left of an empty battery must not start another order.
         empty = missing >= full * (1 - 1e-12)
         self._missing[device], self._since[device] = full if empty else missing, now
+        self._ready[device] = False
 
     def save(self) -> tuple[Floats, Floats]:
         return self._missing.copy(), self._since.copy()

@@ -45,7 +45,7 @@ class _Pending:
     charge: float  # of its battery, at the beginning
     crossing: Crossing
     charges: Charges
-    fate: Fate | None  # how it ends without an answer, as far as is known
+    fate: Fate | None = None  # how it ends without an answer, as far as is known
     update: Updates | None = None
     memory: Memory | None = None  # what the device will remember once it has finished
 
@@ -66,8 +66,7 @@ class Simulated:
 
     Every order has two events: `trained`, known when it is submitted, and `arrived`, which needs
     the measured size of the answer; or it is `lost` before. Orders are carried out when the clock
-    first needs one of them, all pending ones together: that lets an engine stack even asynchronous
-    runs.
+    first needs one, all pending ones together, so that even asynchronous runs are stacked.
     """
 
     def __init__(
@@ -136,11 +135,11 @@ class Simulated:
         fatal = self._world.dies(orders.device, addresses(orders, self._world.seed, "death"))
         self._free[orders.device] = False
         self._batteries.begin(orders.device, self.now())
-        for row, whole in enumerate(orders.rows()):
+        for row, (whole, mine) in enumerate(zip(orders.rows(), own.rows(), strict=True)):
             order = cut_order(whole, crossing[row].down, self._task.blueprint)
             need = demand(order, self._task, self._world.counting)
-            mine = own.take([row])
-            download = self._transfer(order, float(order.bits[0]), "down", active)
+            bits, rate = float(order.bits[0]), float(mine.down[0])
+            download = self._transfer(order, bits, "down", active=active, known=rate)
             charges = charged(order, need.effort, mine, download, self._when())
             pending = _Pending(
                 order=order,
@@ -149,7 +148,6 @@ class Simulated:
                 charge=float(mine.battery[0]),
                 crossing=crossing[row],
                 charges=replace(charges, delivered_down=np.array([crossing[row].down_share])),
-                fate=None,
             )
             reason = too_large(float(need.memory[0]), float(mine.memory[0]))
             self._start(pending, reason, dies=bool(fatal[row]))
@@ -174,10 +172,14 @@ class Simulated:
         after = fate.after if fate else download + compute
         self._clock.at(self.now() + after, Event("lost" if fate else "trained", order))
 
-    def _transfer(self, order: Orders, bits: float, way: str, active: int) -> float:
-        """Seconds in which these bits cross the order's link, from now on."""
+    def _transfer(
+        self, order: Orders, bits: float, way: str, *, active: int, known: float | None = None
+    ) -> float:
+        """Seconds in which these bits cross the order's link, whose rate now may be `known`."""
 
         def rate(when: When) -> float:
+            if known is not None and when == self._when():
+                return known
             rates = self._world.rates(order.device, when, active)
             return float((rates.up if way == "up" else rates.down)[0])
 
@@ -258,7 +260,7 @@ class Simulated:
             raise RuntimeError(f"the engine did not carry out order {order_id}")
         self._memories[int(pending.order.device[0])] = pending.memory
         bits = pending.update.bits
-        upload = self._transfer(pending.order, float(bits[0]), "up", pending.active)
+        upload = self._transfer(pending.order, float(bits[0]), "up", active=pending.active)
         power = self._world.power(pending.order.device)
         share = np.array([pending.crossing.up_share])
         charges = replace(sending(pending.charges, bits, upload, power), delivered_up=share)

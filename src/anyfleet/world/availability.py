@@ -19,7 +19,7 @@ __all__ = ["Always", "Availability", "Diurnal", "Intermittent"]
 Booleans = NDArray[np.bool_]
 
 # Devices decided at a time: what lies between stays in the processor's cache.
-_BLOCK = 1 << 16
+_BLOCK = 1 << 15
 
 
 class Availability(Protocol):
