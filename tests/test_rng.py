@@ -137,3 +137,11 @@ def test_streams_vectorise() -> None:
     keys = rng.fold(rng.root(0, "v"), torch.arange(5))
     stacked = vmap(lambda key: rng.uniform(rng.fold(key, 9), 4))(keys)
     assert torch.equal(stacked, torch.stack([rng.uniform(rng.fold(k, 9), 4) for k in keys]))
+
+
+def test_the_last_uniform_number_is_no_infinite_normal_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ends = torch.tensor([0.0, 1 - 2.0**-53], dtype=torch.float64)
+    monkeypatch.setattr(rng, "uniform", lambda *given: ends)
+    assert torch.isfinite(rng.normal(rng.root(0, "x"), 2)).all()

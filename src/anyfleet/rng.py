@@ -62,8 +62,9 @@ def uniform(key: Tensor, count: int, dtype: torch.dtype = torch.float64) -> Tens
 
 def normal(key: Tensor, count: int, dtype: torch.dtype = torch.float64) -> Tensor:
     """`count` standard normal numbers."""
-    # Shifted by half a step: the inverse error function is infinite at the ends.
-    halfway = uniform(key, count) + 2.0**-54
+    # Shifted by half a step: the inverse error function is infinite at the ends. The last step has
+    # no half in float64 and would round to 1.
+    halfway = (uniform(key, count) + 2.0**-54).clamp(max=1 - 2.0**-53)
     return (torch.erfinv(2 * halfway - 1) * 2**0.5).to(dtype)
 
 
