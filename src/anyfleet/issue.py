@@ -119,7 +119,8 @@ def chosen(orders: Orders, choices: Choices) -> Orders:
 def load(orders: Orders, *, method: Method, task: Task, params: Params, buffers: Params) -> Orders:
     """The orders with what travels down; devices with equal slices share one tree."""
     if orders.kind == Kind.FETCH:
-        return replace(orders, bits=np.full(len(orders), float(FETCH_BITS)))
+        asked = [FETCH_BITS + index_bits(slice_, task.blueprint) for slice_ in orders.slices]
+        return replace(orders, bits=np.array(asked, dtype=np.float64))
     found = {
         slice_: package(slice_, params, buffers, method=method, task=task)
         for slice_ in set(orders.slices)

@@ -16,6 +16,7 @@ from anyfleet.ledger import width
 from anyfleet.loop import Step, run
 from anyfleet.method import Policy
 from anyfleet.methods import fedavg, heterofl
+from anyfleet.packing import index_bits
 from anyfleet.plan import Menu
 from anyfleet.runtime import Simulated
 from anyfleet.runtime.clock import Clock
@@ -525,7 +526,9 @@ def test_held_results_are_fetched_over_the_same_links() -> None:
         before = held[row.device, row.issued_at]
         assert row.width == before.width
         assert row.compute == row.compute_joules == row.flops == 0
-        assert row.bits_down == 64
+        # The number of the order, and which slice is meant.
+        slice_ = task.blueprint.prefix(row.width)
+        assert row.bits_down == 64 + index_bits(slice_, task.blueprint)
         assert before.delivered_up == 1  # numbers only
         assert row.bits_up > before.bits_up or row.lost
 

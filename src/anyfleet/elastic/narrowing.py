@@ -9,9 +9,7 @@ from anyfleet.elastic.blueprint import Blueprint, Slice
 def columns(slice: Slice, width: float, blueprint: Blueprint) -> int:
     """How many columns, each `width` of the whole model wide, carry something of a slice."""
     most = math.ceil(1 / width - 1e-9)
-    return next(
-        (n for n in range(1, most) if narrowed(slice, n * width, blueprint) == slice), most
-    )
+    return next((n for n in range(1, most) if narrowed(slice, n * width, blueprint) == slice), most)
 
 
 @lru_cache(maxsize=4096)

@@ -1,0 +1,487 @@
+"""The whole world at once: books that balance, bytes that were charged, policies that see no truth.
+
+Every property holds for random fleets with numbers of every kind, times schedules, times methods.
+"""
+
+import ast
+import math
+from collections import defaultdict
+from dataclasses import dataclass, fields, replace
+from itertools import islice, pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+import anyfleet
+from anyfleet.loop import Step, run
+from anyfleet.method import Method, Schedule
+from anyfleet.methods import fedavg, fedprox, heterofl
+from anyfleet.plan import LargestInTime, Menu, StepsWithin
+from anyfleet.runtime import Reference, Simulated, Stacked, Threads, engines
+from anyfleet.runtime.engines import Engine
+from anyfleet.runtime.wire import Message, encode_order, encode_update
+from anyfleet.schedule import (
+    Buffered,
+    Deadline,
+    Overselected,
+    Surveyed,
+    Synchronous,
+    Tiers,
+    TwoPhase,
+)
+from anyfleet.select import Everyone
+from anyfleet.select import Uniform as Draw
+from anyfleet.tasks import Dirichlet
+from anyfleet.train import OnDevice, PerWidth, Tracked
+from anyfleet.types import Numbers, Orders
+from anyfleet.world import (
+    Choice,
+    Columns,
+    Diurnal,
+    Fleet,
+    Group,
+    Intermittent,
+    LogNormal,
+    Normal,
+    Redrawn,
+    Replayed,
+    Reports,
+    Shannon,
+    Steady,
+    Uniform,
+    Wandering,
+    When,
+)
+from tests import small
+
+REASONS = {
+    "",
+    "no link",
+    "out of memory",
+    "died",
+    "battery empty",
+    "went offline",
+    "nothing came through",
+    "too late",
+    "stale",
+}
+BASE = heterofl(shares=(1.0, 0.5), lr=0.1, batch=8)
+SCHEDULES: dict[str, Schedule] = {
+    "synchronous": Synchronous(),
+    "deadline": Deadline(0.6),
+    "late": Deadline(0.4, late="late", staleness=2),
+    "first of": Overselected(2),
+    "two phases": TwoPhase(keep=2),
+    "buffered": Buffered(concurrency=4, size=2, staleness=1),
+    "tiers": Tiers(),
+    "surveyed": Surveyed(Deadline(0.6)),
+}
+METHODS: dict[str, Method] = {
+    "fedavg": fedavg(lr=0.1, batch=8),
+    "heterofl": BASE,
+    "fedprox": fedprox(mu=0.1, seconds=0.5, lr=0.1, batch=8),
+    "menu": replace(
+        fedavg(lr=0.1, batch=8),
+        plan=Menu((1.0, 0.5, 0.25)),
+        choose=LargestInTime(0.5),
+        norm=Tracked(),
+    ),
+    "weights": replace(BASE, send="weights", cache=True),
+    "tracked": replace(BASE, norm=Tracked(), cache=True),
+    "on device": replace(BASE, norm=OnDevice()),
+    "per width": replace(BASE, norm=PerWidth()),
+}
+LOSSY = Group(
+    speed=1e8,
+    link=Steady(up=Wandering(3e5, every=0.1), down=1e6, power=0.5, receive=0.25),
+    loss=Columns(error=0.1),
+    battery=1e4,
+)
+
+
+# --- books ------------------------------------------------------------------------------------
+
+
+def closed(steps: list[Step]) -> list[SimpleNamespace]:
+    return [row for step in steps for row in small.rows(step)]
+
+
+def check_books(steps: list[Step]) -> None:
+    """Every order once, time goes on, seconds add up to it, nobody does two things at once."""
+    seen = [row.order for row in closed(steps)]
+    last = steps[-1].snapshot
+    waiting = [int(answer.order.id[0]) for answer in last.waiting]
+    assert sorted([*seen, *last.flying, *waiting]) == list(range(last.issued))
+    times = [0.0, *(step.time for step in steps)]
+    assert all(a <= b for a, b in pairwise(times))
+    busy = defaultdict(list)
+    for step, before in zip(steps, times, strict=False):
+        for row in small.rows(step):
+            check_row(row, step.time)
+            assert row.issued_at <= row.step == step.index
+            assert row.began >= before or row.issued_at < step.index
+            busy[row.device].append(
+                (row.began, row.began + row.download + row.compute + row.upload)
+            )
+    for spans in busy.values():
+        assert all(b <= c + 1e-9 for (_, b), (c, _) in pairwise(sorted(spans)))
+
+
+def check_row(row: SimpleNamespace, end: float) -> None:
+    assert row.lost.partition(":")[0] in REASONS
+    for name, value in vars(row).items():
+        if name not in ("kind", "lost", "choice", "steps", "epochs", "loss", "frequency"):
+            assert 0 <= value < math.inf, name
+    total = row.began + row.download + row.compute + row.upload + row.wait
+    assert total == pytest.approx(end, rel=1e-9, abs=1e-9)
+    assert 0 <= row.delivered_down <= 1
+    assert 0 <= row.delivered_up <= 1
+    if not row.lost and row.kind in ("train", "fetch"):
+        assert row.bits_up > 0
+        assert row.delivered_up > 0
+
+
+def check_joules(steps: list[Step], runtime: Simulated, start: "np.ndarray[Any, Any]") -> None:
+    """Joules are watts times seconds, and what batteries lost is what the ledger says."""
+    world, spent = runtime._world, np.zeros(len(start))
+    for row in closed(steps):
+        own = world.conditions(np.array([row.device]), When(row.began, row.issued_at), 1)
+        assert row.download_joules == pytest.approx(own.receive[0] * row.download)
+        assert row.upload_joules == pytest.approx(own.power[0] * row.upload)
+        # eps f³ watts, for its own part of the time.
+        watts = own.coefficient[0] * own.fastest[0] ** 3 / own.load[0]
+        assert row.compute_joules == pytest.approx(watts * row.compute)
+        spent[row.device] += row.download_joules + row.compute_joules + row.upload_joules
+    for answer in steps[-1].snapshot.waiting:  # has been paid for, and is told in a later step
+        joules = answer.charges.download_joules + answer.charges.compute_joules
+        spent[answer.update.device] += joules + answer.charges.upload_joules
+    everybody = np.arange(len(start))
+    left = runtime._batteries.charge(everybody, runtime.now())
+    on_mains = np.isinf(start)
+    assert (on_mains == np.isinf(left)).all()
+    used = start[~on_mains] - left[~on_mains]
+    assert used == pytest.approx(spent[~on_mains], rel=1e-9, abs=1e-9)
+
+
+def begun(problem: Any, fleet: Fleet, seed: int, engine: Engine | None = None) -> Simulated:
+    return Simulated(problem, small.world(problem, fleet, seed), seed, engine=engine)
+
+
+def charge(runtime: Simulated) -> "np.ndarray[Any, Any]":
+    devices = np.arange(len(runtime.devices()))
+    return runtime._batteries.charge(devices, runtime.now())
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_seconds_and_joules_add_up_to_clock_and_meters(name: str) -> None:
+    task = small.task()
+    groups = (
+        replace(LOSSY, speed=2e8, mortality=0.1),
+        replace(LOSSY, speed=3e7, availability=Intermittent(0.8, every=0.5)),
+        replace(LOSSY, battery=0.4, energy=1e-26, load=Redrawn(Uniform(1.0, 3.0))),
+    )
+    method = replace(BASE, schedule=SCHEDULES[name], select=Draw(5))
+    runtime = begun(task, Fleet(groups=groups), 1)
+    start = charge(runtime)
+    steps = list(islice(run(method, task, runtime, 1), 5))
+    check_books(steps)
+    check_joules(steps, runtime, start)
+    assert len({row.lost for row in closed(steps)}) > 1  # something went wrong, or it shows little
+
+
+# --- bytes ------------------------------------------------------------------------------------
+
+
+def weigh(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[int, int]]:
+    """Bits that the `Threads` engine really sends, by order: trees, index sets and masks."""
+    sent: dict[str, dict[int, int]] = {"down": {}, "up": {}}
+
+    def weighed_order(order: Orders, task: Any) -> bytes:
+        data = encode_order(order, task)
+        message = msgspec.msgpack.decode(data, type=Message)
+        header = msgspec.msgpack.decode(message.header)
+        size = len(header["slice"]) + sum(len(entry) for entry in header["menu"])
+        sent["down"][header["id"]] = 8 * (size + sum(len(t) for t in message.trees.values()))
+        return data
+
+    def weighed_update(update: Any, order: Orders) -> bytes:
+        data = encode_update(update, order)
+        message = msgspec.msgpack.decode(data, type=Message)
+        header = msgspec.msgpack.decode(message.header)
+        size = sum(len(packed) for _, packed in header["masks"].values())
+        sent["up"][header["order"]] = 8 * (size + sum(len(t) for t in message.trees.values()))
+        return data
+
+    monkeypatch.setattr(engines, "encode_order", weighed_order)
+    monkeypatch.setattr(engines, "encode_update", weighed_update)
+    return sent
+
+
+@pytest.mark.parametrize(
+    ("name", "schedule"),
+    [
+        *((name, Synchronous()) for name in METHODS),
+        *((name, TwoPhase(keep=6)) for name in ("heterofl", "tracked", "menu")),
+    ],
+)
+def test_charged_bits_are_the_bytes_of_the_threads_engine_order_by_order(
+    name: str, schedule: Schedule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Links fail both ways; and what comes out is bit for bit what the reference computes."""
+    task = small.task(devices=6, partition=Dirichlet(0.3))
+    fleet = Fleet(groups=(LOSSY, replace(LOSSY, loss=Columns(error=0.3, width=0.2))))
+    method = replace(METHODS[name], schedule=schedule, select=Everyone())
+    one = small.steps(method, task, 3, fleet=fleet)
+    sent = weigh(monkeypatch)
+    two = small.steps(method, task, 3, fleet=fleet, engine=Threads())
+    assert small.identical(one[-1].params, two[-1].params)
+    assert small.identical(one[-1].buffers, two[-1].buffers)
+    assert repr([small.rows(s) for s in one]) == repr([small.rows(s) for s in two])
+    counted = [row for row in closed(two) if not row.lost]
+    assert any(row.delivered_down < 1 for row in counted)
+    assert any(row.delivered_up < 1 for row in counted)
+    for row in closed(two):
+        extra = 64 if row.kind == "fetch" else 0  # the number of the order, in the header
+        assert row.bits_down == sent["down"][row.order] + extra
+        if row.kind == "hold":
+            assert sent["up"][row.order] == 0  # a few numbers, in the header
+        else:
+            assert row.bits_up == sent["up"][row.order]
+
+
+@pytest.mark.parametrize("name", ["heterofl", "weights", "tracked"])
+def test_stacks_under_loss_are_the_reference_up_to_rounding(name: str) -> None:
+    task = small.task(devices=6, dtype=torch.float64, equal=False)
+    one, two = (
+        small.steps(METHODS[name], task, 3, fleet=Fleet(groups=(LOSSY,)), engine=engine)
+        for engine in (Reference(), Stacked())
+    )
+    assert small.distance(one[-1].params, two[-1].params) < 1e-10
+    assert [step.time for step in one] == [step.time for step in two]
+    assert any(row.delivered_up < 1 for row in closed(one))
+
+
+# --- what policies see ------------------------------------------------------------------------
+
+
+class Recording(Simulated):
+    """Notes what the server decided: who is asked for what."""
+
+    def submit(self, orders: Orders) -> None:
+        self.decided = [*getattr(self, "decided", []), decision(orders)]
+        super().submit(orders)
+
+
+def decision(orders: Orders) -> tuple[Any, ...]:
+    numbers = tuple(tuple(getattr(orders.numbers, f.name).tolist()) for f in fields(Numbers))
+    return (
+        orders.step,
+        orders.device.tolist(),
+        orders.visit.tolist(),
+        orders.key.tolist(),
+        orders.slices,
+        orders.menus,
+        orders.bits.tolist(),
+        repr(numbers),
+    )
+
+
+def decisions(fleet: Fleet, method: Method, steps: int) -> list[tuple[Any, ...]]:
+    task = small.task()
+    runtime = Recording(task, small.world(task, fleet), 0)
+    list(islice(run(method, task, runtime, 0), steps))
+    return list(runtime.decided)
+
+
+@dataclass(frozen=True)
+class Hidden:
+    """A world whose numbers are those of a file, and what nobody is told."""
+
+    speeds: tuple[float, ...]
+    mortality: float = 0.0
+    error: float = 0.0
+
+    def fleet(self, folder: Path, reports: Reports) -> Fleet:
+        file = folder / f"{hash((self.speeds, self.mortality, self.error))}.csv"
+        rows = (f"{speed},{speed / 50},{speed / 100}" for speed in self.speeds)
+        file.write_text("speed,up,memory\n" + "\n".join(rows))
+
+        def column(name: str) -> Replayed:
+            return Replayed(file, name, shift=False)
+
+        group = Group(
+            speed=column("speed"),
+            memory=column("memory"),
+            link=Steady(up=column("up"), down=column("up")),
+            mortality=self.mortality,
+            loss=Columns(error=self.error),
+        )
+        return Fleet(groups=(group, group), reports=reports)
+
+
+TOLD = Hidden((5e7,) * 9)
+TRUTHS = {
+    "faster": Hidden((5e7, *(2e8,) * 8)),
+    "slower": Hidden((5e7, *(2e7,) * 8)),
+    "no room": Hidden((5e7, *(1e4,) * 8)),
+    "mortal": Hidden((5e7,) * 9, mortality=0.5),
+    "failing": Hidden((5e7,) * 9, error=0.3),
+}
+DECIDING = {
+    "steps": replace(BASE, plan=StepsWithin(0.2), select=Draw(4)),
+    "steps of slices": replace(BASE, plan=StepsWithin(0.15, inner=BASE.plan), select=Draw(4)),
+    "menu": replace(METHODS["menu"], choose=fedavg().choose, select=Draw(4)),
+}
+
+
+@pytest.mark.parametrize("method", DECIDING)
+@pytest.mark.parametrize("truth", TRUTHS)
+def test_equal_reports_and_another_truth_give_identical_decisions(
+    truth: str, method: str, tmp_path: Path
+) -> None:
+    """Reports are five steps old: all of these six steps, devices say what was true at first."""
+    old = Reports(steps=5)
+    one = decisions(TOLD.fleet(tmp_path, old), DECIDING[method], 6)
+    two = decisions(TRUTHS[truth].fleet(tmp_path, old), DECIDING[method], 6)
+    assert one == two
+
+
+@pytest.mark.parametrize("truth", ["faster", "slower"])
+def test_with_fresh_reports_the_truth_decides(truth: str, tmp_path: Path) -> None:
+    """Or the test above would show nothing."""
+    one, two = (
+        decisions(hidden.fleet(tmp_path, Reports()), DECIDING["steps"], 3)
+        for hidden in (TOLD, TRUTHS[truth])
+    )
+    assert one[0] == two[0]
+    assert one[1:] != two[1:]
+
+
+@pytest.mark.parametrize(
+    "package", ["aggregate", "codec", "extract", "plan", "schedule", "select", "train"]
+)
+def test_no_policy_can_reach_the_truth(package: str) -> None:
+    folder = Path(anyfleet.__file__).parent / package
+    found = set()
+    for file in folder.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                found.add(node.module)
+            elif isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names}
+    assert found
+    banned = ("anyfleet.world", "anyfleet.runtime", "anyfleet.server", "anyfleet.loop")
+    assert not [name for name in found if name.startswith(banned)]
+
+
+# --- anything at all --------------------------------------------------------------------------
+
+
+def numbers(low: float, high: float) -> st.SearchStrategy[Any]:
+    """A number of every kind between two ends."""
+    middle = (low + high) / 2
+    laws = st.sampled_from(
+        [
+            Uniform(low, high),
+            Normal(middle, (high - low) / 4, low, high),
+            LogNormal(middle, 0.5, low, high),
+            Choice((low, high), (1, 3)),
+        ]
+    )
+    every = st.sampled_from([None, 0.07, 3.0])
+    return st.one_of(
+        st.just(middle),
+        laws,
+        st.builds(Redrawn, laws, every),
+        st.builds(Wandering, st.just(middle), spread=st.just(0.3), every=every),
+    )
+
+
+LINKS = st.one_of(
+    st.builds(
+        Steady,
+        numbers(1e5, 1e7),
+        numbers(2e5, 4e7),
+        power=st.floats(0, 1),
+        receive=st.floats(0, 1),
+        shared=st.booleans(),
+    ),
+    st.builds(Shannon, fading=st.booleans(), shared=st.booleans(), receive=st.floats(0, 1)),
+)
+GROUPS = st.builds(
+    Group,
+    speed=numbers(2e7, 2e9),
+    overhead=numbers(1e-5, 1e-2),
+    latency=numbers(1e-7, 1e-5),
+    bandwidth=st.sampled_from([math.inf, 1e9]),
+    fixed=st.sampled_from([0.0, 0.05, 1.0]),
+    exponent=st.sampled_from([0.5, 0.85, 1.0]),
+    load=numbers(1.0, 3.0),
+    memory=numbers(4e4, 3e5),
+    energy=numbers(1e-27, 1e-25),
+    link=LINKS,
+    distance=numbers(50, 600),
+    loss=st.sampled_from(
+        [Columns(), Columns(error=0.2), Columns(0.3, Uniform(0.0, 0.4)), Columns(minimum_rate=2e5)]
+    ),
+    battery=st.one_of(st.just(math.inf), numbers(0.5, 20)),
+    charge=st.sampled_from([0.3, 1.0]),
+    reserve=st.sampled_from([0.0, 0.1, 0.5]),
+    recharge=st.sampled_from([0.0, 0.0, 0.5]),
+    availability=st.sampled_from(
+        [
+            Group().availability,
+            Intermittent(0.7),
+            Intermittent(0.7, 0.4),
+            Diurnal(every=0.5, period=5),
+        ]
+    ),
+    mortality=st.sampled_from([0.0, 0.2]),
+)
+FLEETS = st.builds(
+    Fleet,
+    groups=st.lists(GROUPS, min_size=1, max_size=3).map(tuple),
+    reports=st.builds(
+        Reports,
+        steps=st.integers(0, 2),
+        seconds=st.sampled_from([0.0, 1.0]),
+        noise=st.sampled_from([0.0, 0.5]),
+    ),
+)
+
+
+# Without shrinking: a case is a whole run, and a smaller one takes minutes to find.
+@settings(max_examples=12, phases=[Phase.explicit, Phase.generate])
+@given(
+    FLEETS, st.sampled_from(sorted(SCHEDULES)), st.sampled_from(sorted(METHODS)), st.integers(0, 3)
+)
+def test_in_any_world_the_books_balance_and_a_run_can_be_resumed(
+    fleet: Fleet, schedule: str, name: str, seed: int
+) -> None:
+    task = small.task(devices=6)
+    method = replace(METHODS[name], schedule=SCHEDULES[schedule], select=Draw(4))
+    runtime = begun(task, fleet, seed)
+    start = charge(runtime)
+    whole = list(islice(run(method, task, runtime, seed), 4))
+    check_books(whole)
+    if all(group.recharge == 0 for group in fleet.groups):
+        check_joules(whole, runtime, start)
+    # Stopped after two steps, orders in flight; resumed elsewhere, with real bytes.
+    first = begun(task, fleet, seed)
+    half = list(islice(run(method, task, first, seed), 2))
+    other = begun(task, fleet, seed, Threads())
+    other.restore(first.save())
+    rest = list(islice(run(method, task, other, seed, resume=half[-1].snapshot), 2))
+    both = [small.rows(step) for step in (*half, *rest)]
+    assert repr(both) == repr([small.rows(step) for step in whole])
+    assert [step.time for step in (*half, *rest)] == [step.time for step in whole]
+    assert small.identical(rest[-1].params, whole[-1].params)
+    assert small.identical(rest[-1].buffers, whole[-1].buffers)
+    assert (charge(other) == charge(runtime)).all()
