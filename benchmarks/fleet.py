@@ -200,8 +200,8 @@ def build(devices: int) -> tuple[Task, World, Built]:
 
 @lru_cache(maxsize=1)
 def _one() -> Task:
-    rows = Data(torch.zeros(200, 1, 28, 28), torch.arange(200) % 10)
-    split = Split(devices=1, partition=Iid(samples=100), test_share=0.2, server=20, seed=1)
+    rows = Data(torch.zeros(60, 1, 28, 28), torch.arange(60) % 10)
+    split = Split(devices=1, partition=Iid(samples=25), test_share=0.2, server=20, seed=1)
     return Task.of(cnn_mnist(), rows, rows, split=split)
 
 

@@ -35,9 +35,11 @@ class Batteries:
         """Which devices have more than their reserve."""
         if self._mains:
             return np.ones(len(devices), dtype=bool)
-        open_ = devices[~self._ready[devices]]
-        self._ready[open_] = self._above_reserve(open_, now)
-        return self._ready[devices]
+        ready: Flags = self._ready[devices]
+        asked = np.flatnonzero(~ready)
+        ready[asked] = self._above_reserve(devices[asked], now)
+        self._ready[devices] = ready
+        return ready
 
     def _above_reserve(self, devices: Ints, now: float) -> Flags:
         full = self._world.column("battery", devices, _START)

@@ -101,13 +101,8 @@ class Simulated:
         return np.concatenate([np.empty(0, dtype=bool), *map(self._free_of, blocks)])
 
     def _free_of(self, devices: Ints) -> Flags:
-        """Each question is put only to those who are left after the ones before."""
-        found = self._free[devices]
-        left = np.flatnonzero(found)
-        found[left] = self._world.online(devices[left], self._when())
-        left = np.flatnonzero(found)
-        found[left] = self._batteries.enough(devices[left], self.now())
-        return found
+        there = self._world.online(devices, self._when())
+        return self._free[devices] & there & self._batteries.enough(devices, self.now())
 
     def conditions(self, devices: Ints) -> Conditions:
         active = len(self._pending) + len(devices)
