@@ -81,6 +81,7 @@ SCHEDULES: dict[str, Schedule] = {
     "two phases": TwoPhase(keep=2),
     "buffered": Buffered(concurrency=4, size=2, staleness=1),
     "tiers": Tiers(),
+    "impatient tiers": Tiers(staleness=0),
     "surveyed": Surveyed(Deadline(0.6)),
 }
 METHODS: dict[str, Method] = {
@@ -194,6 +195,29 @@ def test_seconds_and_joules_add_up_to_clock_and_meters(name: str) -> None:
     check_books(steps)
     check_joules(steps, runtime, start)
     assert len({row.lost for row in closed(steps)}) > 1  # something went wrong, or it shows little
+
+
+@pytest.mark.parametrize("stop", [1, 2, 3])
+def test_answers_that_grow_too_old_are_told_in_the_step_that_ends(stop: int) -> None:
+    """Or a run that is resumed there would know nothing of them."""
+    task = small.task()
+    fleet = Fleet(groups=(Group(speed=1e9), Group(speed=Uniform(2e6, 2e8))))
+    method = replace(BASE, schedule=Tiers(staleness=0), select=Draw(3))
+    whole = small.steps(method, task, 5, fleet=fleet)
+    assert any(row.lost == "stale" for row in closed(whole))
+    runtime, other = (begun(task, fleet, 0) for _ in range(2))
+    half = list(islice(run(method, task, runtime, 0), stop))
+    other.restore(runtime.save())
+    rest = list(islice(run(method, task, other, 0, resume=half[-1].snapshot), 5 - stop))
+    check_books([*half, *rest])
+    assert repr(closed([*half, *rest])) == repr(closed(whole))
+
+
+def test_what_nobody_will_fetch_any_more_is_forgotten() -> None:
+    method = replace(BASE, schedule=TwoPhase(keep=1), select=Draw(4))
+    for step in small.steps(method, small.task(), 3):
+        assert sum(row.kind == "hold" for row in small.rows(step)) == 4
+        assert not step.snapshot.holding
 
 
 # --- bytes ------------------------------------------------------------------------------------

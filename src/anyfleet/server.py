@@ -152,13 +152,8 @@ class Server:
         if any(orders.menus):
             orders = chosen(orders, self.runtime.offer(orders))
         self._branch(orders)
-        orders = load(
-            orders,
-            method=self.method,
-            task=self.task,
-            params=self.params,
-            buffers=self.buffers,
-        )
+        method, task = self.method, self.task
+        orders = load(orders, method=method, task=task, params=self.params, buffers=self.buffers)
         self.runtime.submit(orders)
         rows = orders.rows()
         self.flying |= {int(row.id[0]): row for row in rows}
@@ -189,16 +184,16 @@ class Server:
             self.arrived.append(Answered(order, update, charge))
             if order.kind == Kind.HOLD:
                 self.holding[int(order.id[0])] = order.slices[0]
-        self._expire()
+        self.arrived = self._young(self.arrived, self.number)
 
-    def _expire(self) -> None:
-        """Gives up what has become too old to count."""
-        oldest = self.number - self.method.schedule.staleness
-        for answer in self.arrived:
+    def _young(self, answers: list[Answered], step: int) -> list[Answered]:
+        """Those that may count in this step; the others are too old and given up."""
+        oldest = step - self.method.schedule.staleness
+        for answer in answers:
             if answer.order.step < oldest:
                 self.lost.append(_flight(answer.order))
                 self.ledger.answered(answer.order, answer.update, answer.charges, "stale")
-        self.arrived = [answer for answer in self.arrived if answer.order.step >= oldest]
+        return [answer for answer in answers if answer.order.step >= oldest]
 
     def _land(self, order_id: int) -> Orders:
         del self.seen[order_id]
@@ -214,6 +209,8 @@ class Server:
         """Aggregates what arrived, lets the policies learn, and starts the next step."""
         self._drop()
         answered, later = self._counted()
+        # Told in the step that ends: what is open when the next one begins is not in a snapshot.
+        later = self._young(later, self.number + 1)
         trained = [a for a in answered if any(a.update.trees[0].get(t) for t in _TREES)]
         incoming = Incoming(self.method, self.task, self.number)
         arrivals = incoming.trained(trained, self.params) if trained else None
@@ -230,7 +227,9 @@ class Server:
         self.started = self.runtime.now()
         self.runtime.begin(self.number)
         self.arrived, self.lost, self.declined = later, [], []
-        self._expire()
+        # A schedule can only fetch what it sees: of the others nobody will ask again.
+        still = {int(answer.order.id[0]) for answer in later}
+        self.holding = {order: held for order, held in self.holding.items() if order in still}
         return Step(
             index=self.number - 1,
             time=self.started,
