@@ -3,8 +3,10 @@
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+import numpy as np
 from torch import Tensor
 
+from anyfleet.columns import join
 from anyfleet.local import limits
 from anyfleet.method import Around, Plan, State
 from anyfleet.plan.levels import Whole
@@ -29,23 +31,25 @@ class StepsWithin(Around):
 
     def __call__(self, drafts: Plans, view: View, state: State, key: Tensor) -> Plans:
         plans = self.inner(drafts, view, state, key)
+        if not len(plans):
+            return plans
         own, numbers = view.conditions(plans.device), plans.numbers
-        samples = view.devices.samples[plans.device].tolist()
-        whole = limits(numbers, samples)
-        steps = numbers.steps.copy()
-        for row, (want, mine) in enumerate(zip(plans.wants, own.rows(), strict=True)):
-            slice_ = want.prefix(view.blueprint)
-            down, up = view.traffic(slice_)
-            batch = int(numbers.batch[row])
-            crossing = crossing_seconds(down, mine.down) + crossing_seconds(up, mine.up)
-            left = self.seconds - float(crossing[0])
-            # Time is linear in both: what one step takes by itself, and what one sample adds.
-            step, sample = (
-                view.training(slice_, batch, *each).effort.seconds(mine, numbers.frequency[[row]])
-                for each in ((0, 1), (1, 0))
-            )
-            pace = Pace(float(step[0]), float(sample[0]))
-            steps[row] = max(1, min(whole[row], fitting(left, pace, samples[row], batch)))
+        samples, batches = view.devices.samples[plans.device].tolist(), numbers.batch.tolist()
+        slices = [want.prefix(view.blueprint) for want in plans.wants]
+        down, up = np.array([view.traffic(each) for each in slices]).T
+        left = self.seconds - (crossing_seconds(down, own.down) + crossing_seconds(up, own.up))
+
+        def takes(processed: int, steps: int) -> list[float]:
+            pairs = zip(slices, batches, strict=True)
+            efforts = [view.training(*pair, processed, steps).effort for pair in pairs]
+            seconds: list[float] = join(efforts).seconds(own, numbers.frequency).tolist()
+            return seconds
+
+        # Time is linear in both: what one step takes by itself, and what one sample adds.
+        paces = map(Pace, takes(0, 1), takes(1, 0))
+        most = map(fitting, left.tolist(), paces, samples, batches)
+        pairs = zip(limits(numbers, samples), most, strict=True)
+        steps = np.array([max(1, min(pair)) for pair in pairs], dtype=np.int64)
         return replace(plans, numbers=replace(numbers, steps=steps))
 
 
