@@ -18,6 +18,7 @@ from anyfleet.types import Choices, Kind, Orders, Params, Plans, Task, Trees, Wa
 from anyfleet.view import Request, View
 
 FETCH_BITS = 64  # the order's number
+_TRAINS = (Kind.TRAIN, Kind.HOLD)
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,11 +69,12 @@ def draft(request: Request, devices: Ints, *, method: Method, view: View, desk: 
         cohort=int(rng.fold(rng.root(desk.seed, "cohort"), view.step)),
         job=method.job(),
     )
-    if request.kind not in (Kind.TRAIN, Kind.HOLD):
-        # A planner declines training; a device can always be asked something.
+    if request.kind == Kind.FETCH:
         return Drafted(orders, orders.take([]), ())
     orders, full = _fitting(orders, view)
-    reasons = [a or b for a, b in zip(plans.declined, full, strict=True)]
+    # A planner declines training; a device can always be asked something that it can hold.
+    skipped = plans.declined if request.kind in _TRAINS else ("",) * count
+    reasons = [a or b for a, b in zip(skipped, full, strict=True)]
     no = [row for row, reason in enumerate(reasons) if reason]
     go = np.setdiff1d(np.arange(count), no)
     return Drafted(orders.take(go), orders.take(no), tuple(reasons[row] for row in no))
@@ -86,7 +88,7 @@ def _fitting(orders: Orders, view: View) -> tuple[Orders, list[str]]:
     room = view.conditions(orders.device).memory
     menus, reasons = [], []
     for row, menu in enumerate(orders.menus):
-        batch = int(orders.numbers.batch[row])
+        batch = int(orders.numbers.batch[row]) if orders.kind in _TRAINS else None
         needs = {e: _bytes(view, e, batch) for e in menu or (orders.slices[row],)}
         menus.append(tuple(entry for entry in menu if needs[entry] <= room[row]))
         reasons.append(too_large(min(needs.values()), float(room[row])))
@@ -96,7 +98,10 @@ def _fitting(orders: Orders, view: View) -> tuple[Orders, list[str]]:
     return replace(orders, menus=tuple(menus), slices=slices), reasons
 
 
-def _bytes(view: View, slice_: Slice, batch: int) -> float:
+def _bytes(view: View, slice_: Slice, batch: int | None) -> float:
+    """To train a slice with such batches; without one, to have it at all."""
+    if batch is None:
+        return float(view.cost(slice_, 1).nbytes)
     return float(view.training(slice_, batch, 0, 0).memory[0])
 
 
@@ -104,7 +109,7 @@ def too_large(needed: float, there: float) -> str:
     """Why an order does not fit into a memory; empty if it does."""
     if needed <= there:
         return ""
-    return f"out of memory: needs {needed / 1e6:.1f} MB, has {there / 1e6:.1f} MB"
+    return f"out of memory: needs {needed / 1e6:.3g} MB, has {there / 1e6:.3g} MB"
 
 
 def chosen(orders: Orders, choices: Choices) -> Orders:

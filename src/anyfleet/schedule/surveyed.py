@@ -68,7 +68,7 @@ class Surveyed:
         return self.inner.later(view)
 
     def _asked(self, view: View) -> bool:
-        flights = view.fresh((*view.flying, *view.arrived, *view.lost))
+        flights = view.fresh((*view.flying, *view.arrived, *view.lost, *view.declined))
         return any(flight.kind == self.ask for flight in flights)
 
     def _due(self, view: View) -> bool:
