@@ -147,9 +147,9 @@ class World:
     def online(self, devices: Ints, when: When) -> Flags:
         """Which of these devices are there."""
         found = np.ones(len(devices), dtype=bool)
-        keys = self._keys("availability", devices)
         for number, rows in _by(self._hours[self.group[devices]]):
-            found[rows] = self.groups[number].availability.online(_of(keys, rows), when)
+            keys = self._keys("availability", devices[rows])
+            found[rows] = self.groups[number].availability.online(keys, when)
         return found
 
     def online_until(self, device: int, when: When) -> float:
