@@ -191,7 +191,7 @@ def test_seconds_and_joules_add_up_to_clock_and_meters(name: str) -> None:
     method = replace(BASE, schedule=SCHEDULES[name], select=Draw(5))
     runtime = begun(task, Fleet(groups=groups), 1)
     start = charge(runtime)
-    steps = list(islice(run(method, task, runtime, 1), 5))
+    steps = list(islice(run(method, task, runtime, 1), 4))
     check_books(steps)
     check_joules(steps, runtime, start)
     assert len({row.lost for row in closed(steps)}) > 1  # something went wrong, or it shows little
@@ -262,9 +262,9 @@ def test_charged_bits_are_the_bytes_of_the_threads_engine_order_by_order(
     task = small.task(devices=6, partition=Dirichlet(0.3))
     fleet = Fleet(groups=(LOSSY, replace(LOSSY, loss=Columns(error=0.3, width=0.2))))
     method = replace(METHODS[name], schedule=schedule, select=Everyone())
-    one = small.steps(method, task, 3, fleet=fleet)
+    one = small.steps(method, task, 2, fleet=fleet)
     sent = weigh(monkeypatch)
-    two = small.steps(method, task, 3, fleet=fleet, engine=Threads())
+    two = small.steps(method, task, 2, fleet=fleet, engine=Threads())
     assert small.identical(one[-1].params, two[-1].params)
     assert small.identical(one[-1].buffers, two[-1].buffers)
     assert repr([small.rows(s) for s in one]) == repr([small.rows(s) for s in two])
@@ -318,7 +318,7 @@ def decision(orders: Orders) -> tuple[Any, ...]:
 
 
 def decisions(fleet: Fleet, method: Method, steps: int) -> list[tuple[Any, ...]]:
-    task = small.task()
+    task = small.task(devices=4)
     runtime = Recording(task, small.world(task, fleet), 0)
     list(islice(run(method, task, runtime, 0), steps))
     return list(runtime.decided)
@@ -359,9 +359,9 @@ TRUTHS = {
     "failing": Hidden((5e7,) * 9, error=0.3),
 }
 DECIDING = {
-    "steps": replace(BASE, plan=StepsWithin(0.2), select=Draw(4)),
-    "steps of slices": replace(BASE, plan=StepsWithin(0.15, inner=BASE.plan), select=Draw(4)),
-    "menu": replace(METHODS["menu"], choose=fedavg().choose, select=Draw(4)),
+    "steps": replace(BASE, plan=StepsWithin(0.2), select=Draw(2)),
+    "steps of slices": replace(BASE, plan=StepsWithin(0.15, inner=BASE.plan), select=Draw(2)),
+    "menu": replace(METHODS["menu"], choose=fedavg().choose, select=Draw(2)),
 }
 
 
@@ -370,10 +370,10 @@ DECIDING = {
 def test_equal_reports_and_another_truth_give_identical_decisions(
     truth: str, method: str, tmp_path: Path
 ) -> None:
-    """Reports are five steps old: all of these six steps, devices say what was true at first."""
-    old = Reports(steps=5)
-    one = decisions(TOLD.fleet(tmp_path, old), DECIDING[method], 6)
-    two = decisions(TRUTHS[truth].fleet(tmp_path, old), DECIDING[method], 6)
+    """Reports are three steps old: all of these four steps, devices say what was true at first."""
+    old = Reports(steps=3)
+    one = decisions(TOLD.fleet(tmp_path, old), DECIDING[method], 4)
+    two = decisions(TRUTHS[truth].fleet(tmp_path, old), DECIDING[method], 4)
     assert one == two
 
 

@@ -272,7 +272,7 @@ def test_both_ways_fail_independently_and_as_often_as_told() -> None:
     task = small.task()
     lossy = fleet(replace(SLOW, loss=Columns(error=0.3)))
     method = replace(ALL, norm=Tracked())
-    found = [row for step in small.steps(method, task, 12, fleet=lossy) for row in rows(step)]
+    found = [row for step in small.steps(method, task, 8, fleet=lossy) for row in rows(step)]
     down = np.array([row.delivered_down for row in found])
     up = np.array([row.delivered_up for row in found])
     deviation = 0.3 / math.sqrt(len(found))  # of the mean of eight columns, at most
@@ -290,7 +290,7 @@ def test_a_fleet_without_loss_is_what_it_was_before() -> None:
     task = small.task()
     lossless, lucky = fleet(SLOW), fleet(replace(SLOW, loss=Columns(error=1e-300)))
     for method in (ALL, replace(ALL, norm=Tracked(), cache=True)):
-        one, two = (small.steps(method, task, 3, fleet=f) for f in (lossless, lucky))
+        one, two = (small.steps(method, task, 2, fleet=f) for f in (lossless, lucky))
         assert small.identical(one[-1].params, two[-1].params)
         assert repr([rows(s) for s in one]) == repr([rows(s) for s in two])
 
