@@ -61,6 +61,7 @@ from anyfleet.world import (
 )
 from tests import small
 
+TRACE, TRACE_MOST = Path(__file__).parent / "world" / "trace.csv", 40e6
 REASONS = {
     "",
     "no link",
@@ -425,6 +426,7 @@ def numbers(low: float, high: float) -> st.SearchStrategy[Any]:
         laws,
         st.builds(Redrawn, laws, every),
         st.builds(Wandering, st.just(middle), spread=st.just(0.3), every=every),
+        st.builds(Replayed, st.just(TRACE), st.just("rate"), every, st.just(high / TRACE_MOST)),
     )
 
 
