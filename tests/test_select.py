@@ -8,9 +8,10 @@ import pytest
 
 from anyfleet import rng
 from anyfleet.columns import Flags, Ints
+from anyfleet.method import Select
 from anyfleet.methods import fedavg
 from anyfleet.runtime import Simulated
-from anyfleet.select import Uniform
+from anyfleet.select import Everyone, Uniform
 from anyfleet.server import Server
 from anyfleet.types import Devices
 from anyfleet.view import View
@@ -65,3 +66,21 @@ def test_a_draw_from_a_million_looks_at_few() -> None:
 def test_a_fraction_is_of_the_whole_fleet() -> None:
     view = seen(6000, lambda devices: devices % 2 == 0)
     assert len(Uniform(fraction=0.1)(view, None, rng.root(0, "part"))) == 600
+
+
+@pytest.mark.parametrize("select", [Everyone(), Uniform(50), Uniform(fraction=0.5)])
+def test_a_schedule_that_wants_few_gets_a_draw_of_the_free_without_a_sweep(select: Select) -> None:
+    looked: list[Ints] = []
+
+    def free(devices: Ints) -> Flags:
+        looked.append(devices)
+        there: Flags = devices % 2 == 0
+        return there
+
+    view = replace(seen(100_000, free), most=20)
+    chosen = [select(view, None, rng.root(seed, "few")) for seed in range(200)]
+    assert all(len(ids) == 20 and (ids % 2 == 0).all() for ids in chosen)
+    assert sum(map(len, looked)) < 200 * 1000
+    # Without preferences: the mean of uniform numbers below 100,000.
+    mean = np.concatenate(chosen).mean()
+    assert mean == pytest.approx(50_000, abs=5 * 100_000 / np.sqrt(12 * 4000))

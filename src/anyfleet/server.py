@@ -119,16 +119,16 @@ class Server:
         # Several draws within a step (asynchronous) differ by what was issued before.
         begun = any(o.step == self.number for o in self.flying.values()) or self.arrived
         key = rng.fold(key, self.issued) if begun else key
-        ids = self.method.select(self._narrow(request.level), self.states["select"], key)
+        ids = self.method.select(self._choice(request), self.states["select"], key)
         if request.count is None or request.count >= len(ids):
             return ids
         # Drawn, not cut off: selections come in order, and the first would always win.
         kept: Ints = ids[rng.sample(rng.fold(key, "fewer"), len(ids), request.count).numpy()]
         return kept
 
-    def _narrow(self, level: int | None) -> View:
-        """The view of a selection that may only see devices of one level."""
-        view = self.view()
+    def _choice(self, request: Request) -> View:
+        """What a selection sees: how many are wanted, and only devices of the wanted level."""
+        view, level = replace(self.view(), most=request.count), request.level
         if level is None:
             return view
         return replace(view, free=lambda ids: view.free(ids) & (self.devices.level[ids] == level))

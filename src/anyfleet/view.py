@@ -57,6 +57,7 @@ class View:
     cost: Callable[[Slice, int], Cost]  # of a slice, for a batch of that many samples
     training: Callable[[Slice, int, int, int], Demand]  # by batch, samples processed, steps
     traffic: Callable[[Slice], tuple[float, float]]  # bits down and up, uncompressed
+    most: int | None = None  # for a selection: more than so many will not be asked
 
     @cached_property
     def idle(self) -> Ints:

@@ -13,10 +13,10 @@ from anyfleet.view import View
 
 @dataclass(frozen=True)
 class Everyone(Policy):
-    """All idle devices."""
+    """All idle devices; a uniform draw of them when a schedule wants fewer."""
 
     def __call__(self, view: View, state: State, key: Tensor) -> Ints:
-        return view.idle
+        return view.idle if view.most is None else drawn(view, view.most, key)
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,17 @@ class Uniform(Policy):
 
     def __call__(self, view: View, state: State, key: Tensor) -> Ints:
         wanted = self.count or max(1, round((self.fraction or 0) * len(view.devices)))
-        found: list[Ints] = []
-        # The first free ones of a random order of all: nobody else has to be looked at.
-        for chunk in rng.draws(key, len(view.devices)):
-            candidates: Ints = chunk.numpy()
-            found.append(candidates[view.free(candidates)])
-            if sum(map(len, found)) >= wanted:
-                break
-        chosen: Ints = np.sort(np.concatenate(found)[:wanted])
-        return chosen
+        return drawn(view, wanted if view.most is None else min(wanted, view.most), key)
+
+
+def drawn(view: View, wanted: int, key: Tensor) -> Ints:
+    """So many free devices, each equally likely; fewer when fewer are free."""
+    found: list[Ints] = []
+    # The first free ones of a random order of all: nobody else has to be looked at.
+    for chunk in rng.draws(key, len(view.devices)):
+        candidates: Ints = chunk.numpy()
+        found.append(candidates[view.free(candidates)])
+        if sum(map(len, found)) >= wanted:
+            break
+    chosen: Ints = np.sort(np.concatenate(found)[:wanted])
+    return chosen
