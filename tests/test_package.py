@@ -40,8 +40,10 @@ LAYERS = (
     ("methods",),
     ("select schedule plan extract train codec aggregate", "world runtime", "tasks"),
     (
-        "loop server client method types view seam arrivals evaluate issue ledger local packing "
-        "timing choosing delivery incoming",
+        (
+            "loop server client method types view seam arrivals evaluate issue ledger local packing"
+            " timing choosing delivery incoming"
+        ),
     ),
     ("elastic rng naming errors config columns",),
 )

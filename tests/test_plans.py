@@ -7,7 +7,7 @@ import pytest
 
 from anyfleet import methods
 from anyfleet.plan import FixedLevel, LargestFitting, Menu, Whole
-from anyfleet.timing import training
+from anyfleet.timing import Amount, training
 from anyfleet.world import Fleet, Group, levels
 from tests import small
 
@@ -18,7 +18,7 @@ def needed(share: float) -> float:
     """Bytes that training this share takes, as the planner sees it."""
     blueprint = small.task().blueprint
     slice_ = blueprint.prefix(share)
-    found = training(FEDAVG.train, blueprint, slice_, batch=8, processed=0, steps=0)
+    found = training(FEDAVG.train, blueprint, slice_, Amount(8), "flops")
     return float(found.memory[0])
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from anyfleet.columns import Floats
 from anyfleet.elastic import Slice, cost
 from anyfleet.methods import fedavg
-from anyfleet.timing import Effort, clocked, crossing_seconds, effort_of, training
+from anyfleet.timing import Amount, Effort, clocked, crossing_seconds, effort_of, training
 from anyfleet.types import Conditions
 from tests import small
 
@@ -145,7 +145,7 @@ def test_slower_takes_longer_and_costs_less(
 def test_training_counts_samples_and_steps() -> None:
     blueprint, train = small.task().blueprint, fedavg(batch=8).train
     for slice_ in (Slice(), blueprint.prefix(0.5)):
-        found = training(train, blueprint, slice_, batch=8, processed=37, steps=5)
+        found = training(train, blueprint, slice_, Amount(8, 37, 5), "flops")
         assert found.effort.flops[0] == 37 * cost(blueprint, slice_).flops
         assert found.effort.whole[0] == 37 * cost(blueprint, Slice()).flops
         assert found.effort.steps[0] == 5

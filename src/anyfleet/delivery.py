@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from anyfleet.elastic import Blueprint, Slice, within
-from anyfleet.packing import FLOAT_BITS, dense, index_bits, mask_bits
+from anyfleet.packing import dense, index_bits, mask_bits
 from anyfleet.types import Orders, Params, Trees, Updates
 
 
@@ -59,7 +59,8 @@ def cut_update(update: Updates, order: Orders, width: float, blueprint: Blueprin
 
 def statistics_bits(trees: Trees) -> float:
     """Of the normalisation statistics that travel beside a model."""
-    return float(FLOAT_BITS * sum(v.numel() for v in trees.get("buffers", {}).values()))
+    told = trees.get("buffers", {}).values()
+    return float(sum(8 * value.element_size() * value.numel() for value in told))
 
 
 def _leading(trees: Trees, sub: Slice, local: Blueprint) -> dict[str, Params]:

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from anyfleet import rng
 from anyfleet.columns import Ints
+from anyfleet.delivery import statistics_bits
 from anyfleet.elastic import Slice
 from anyfleet.evaluate import served
 from anyfleet.method import Method, Symbols
-from anyfleet.packing import FLOAT_BITS, dense, index_bits
+from anyfleet.packing import dense, index_bits
 from anyfleet.types import Choices, Kind, Orders, Params, Plans, Task, Trees, Want
 from anyfleet.view import Request, View
 
@@ -206,7 +207,6 @@ def package(
     travels = norm.travels(blueprint)
     told = {n: v for n, v in served(buffers, blueprint, norm, slice_).items() if n in travels}
     told = dense(told, slice_, blueprint)
-    bits = float(squeezed.bits) + index_bits(slice_, blueprint)
-    bits += FLOAT_BITS * sum(value.numel() for value in told.values())
     trees: Trees = {"model": squeezed.tree} | ({"buffers": told} if told else {})
+    bits = float(squeezed.bits) + index_bits(slice_, blueprint) + statistics_bits(trees)
     return Package(trees, squeezed.symbols, bits)

@@ -28,7 +28,7 @@ from anyfleet.naming import Factory
 from anyfleet.tasks import Data, Split, zoo
 from anyfleet.tasks import Task as Built
 from anyfleet.tasks.loading import fresh_model
-from anyfleet.timing import Demand, training
+from anyfleet.timing import Amount, Demand, training
 from anyfleet.train import Gradient
 from anyfleet.types import Kind, Memory, Orders, Task
 
@@ -145,7 +145,7 @@ def _demand(order: Orders, task: Task) -> Demand:
     count = processed(steps, len(task.data(0)), batch)
     (slice_,) = order.slices
     train = order.job.train
-    return training(train, task.blueprint, slice_, batch=batch, processed=count, steps=steps)
+    return training(train, task.blueprint, slice_, Amount(batch, count, steps), "flops")
 
 
 def _share(task: Task, slice_: Slice) -> float:

@@ -18,7 +18,7 @@ from anyfleet.ledger import Ledger
 from anyfleet.method import Method
 from anyfleet.packing import traffic
 from anyfleet.seam import Runtime, Snapshot, Step
-from anyfleet.timing import Demand, training
+from anyfleet.timing import Amount, Demand, training
 from anyfleet.types import (
     Charges,
     Events,
@@ -93,7 +93,8 @@ class Server:
 
     def training(self, slice_: Slice, batch: int, processed: int, steps: int) -> Demand:
         train, blueprint = self.method.train, self.task.blueprint
-        return training(train, blueprint, slice_, batch=batch, processed=processed, steps=steps)
+        amount = Amount(batch, processed, steps)
+        return training(train, blueprint, slice_, amount, self.devices.counting)
 
     def traffic(self, slice_: Slice) -> tuple[float, float]:
         return traffic(slice_, self.method.norm, self.task.blueprint)

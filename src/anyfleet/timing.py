@@ -17,6 +17,7 @@ import numpy as np
 
 from anyfleet.columns import Batch, Floats
 from anyfleet.elastic import Blueprint, Slice, cost
+from anyfleet.elastic.counting import Counting, operations
 from anyfleet.types import Conditions
 
 if TYPE_CHECKING:
@@ -59,16 +60,37 @@ def effort_of(flops: float, whole: float, *, steps: int, calls: float, moved: fl
     return Effort(*(np.array([float(v)]) for v in (flops, whole, steps, calls, moved)))
 
 
+@dataclass(frozen=True)
+class Amount:
+    """How much of a slice's training: in batches of which size, how many samples and steps."""
+
+    batch: int
+    processed: int = 0
+    steps: int = 0
+
+
 @lru_cache(maxsize=4096)
 def training(
-    train: "Train", blueprint: Blueprint, slice_: Slice, *, batch: int, processed: int, steps: int
+    train: "Train", blueprint: Blueprint, slice_: Slice, amount: Amount, counting: Counting
 ) -> Demand:
-    """What it takes to train a slice on so many samples in so many steps; a batch of one."""
+    """What it takes to train a slice; a batch of one."""
     own, whole = (
-        train.work(cost(blueprint, each), cost(blueprint, each, batch), processed, steps)
+        train.work(
+            cost(blueprint, each),
+            cost(blueprint, each, amount.batch),
+            amount.processed,
+            amount.steps,
+        )
         for each in (slice_, _EVERYTHING)
     )
-    effort = effort_of(own.flops, whole.flops, steps=steps, calls=own.calls, moved=own.moved)
+    flops, all_flops = own.flops, whole.flops
+    if counting != "flops":
+        batches = amount.processed / amount.batch
+        flops, all_flops = (
+            batches * operations(blueprint, each, amount.batch, counting)
+            for each in (slice_, _EVERYTHING)
+        )
+    effort = effort_of(flops, all_flops, steps=amount.steps, calls=own.calls, moved=own.moved)
     return Demand(effort, np.array([own.memory]))
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from anyfleet.columns import Batch, Floats, Ints
 from anyfleet.elastic import Blueprint, Slice
 from anyfleet.elastic.blueprint import Rounding
+from anyfleet.elastic.counting import Counting
 
 if TYPE_CHECKING:
     from anyfleet.method import Job
@@ -86,6 +87,7 @@ class Devices(Batch):
 
     level: Ints  # capability class, 0 the strongest
     samples: Ints  # training samples it holds
+    counting: Counting = "flops"  # what speeds count, for all: FLOP, or operations of a rule
 
 
 @dataclass(frozen=True, eq=False)

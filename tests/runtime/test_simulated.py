@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from anyfleet.elastic import cost
+from anyfleet.elastic.counting import CNN_CIFAR, Counting, complexity
 from anyfleet.ledger import width
 from anyfleet.loop import Step, run
 from anyfleet.method import Policy
@@ -24,7 +25,7 @@ from anyfleet.schedule import Deadline, Overselected, Surveyed, Synchronous, Two
 from anyfleet.select import Everyone, Uniform
 from anyfleet.tasks import Data, Split, Task, zoo
 from anyfleet.tasks.partition import Iid
-from anyfleet.timing import training
+from anyfleet.timing import Amount, training
 from anyfleet.train import Tracked
 from anyfleet.types import Kind, Plans
 from anyfleet.view import View
@@ -42,7 +43,6 @@ from anyfleet.world import (
 from anyfleet.world import (
     Uniform as Between,
 )
-from anyfleet.world.counting import CNN_CIFAR, Counting, complexity
 from tests import small
 
 ALL = replace(fedavg(lr=0.1, batch=8), select=Everyone())
@@ -354,7 +354,7 @@ def test_menus_offer_only_what_fits() -> None:
 
     def need(share: float) -> float:
         slice_ = task.blueprint.prefix(share)
-        found = training(method.train, task.blueprint, slice_, batch=8, processed=0, steps=0)
+        found = training(method.train, task.blueprint, slice_, Amount(8), "flops")
         return float(found.memory[0])
 
     for room, share in (

@@ -7,11 +7,11 @@ import numpy as np
 
 from anyfleet.columns import Floats
 from anyfleet.elastic import Blueprint, Slice, cost
+from anyfleet.elastic.counting import Counting, forward_operations
 from anyfleet.evaluate import EVALUATION_BATCH
 from anyfleet.local import limits, processed
-from anyfleet.timing import Demand, Effort, effort_of, training
+from anyfleet.timing import Amount, Demand, Effort, effort_of, training
 from anyfleet.types import Charges, Conditions, Kind, Orders, Task
-from anyfleet.world.counting import Counting, operations
 from anyfleet.world.quantities import When
 
 _EVERYTHING = Slice()
@@ -24,29 +24,28 @@ def demand(order: Orders, task: Task, counting: Counting) -> Demand:
         return Demand(effort_of(0, 0, steps=0, calls=0, moved=0), np.zeros(1))
     if order.kind not in (Kind.TRAIN, Kind.HOLD):
         subject = task.own_test(device) if order.kind == Kind.EVALUATE else task.data(device)
-        return _measuring(slice_, len(subject), blueprint)
+        return _measuring(slice_, len(subject), blueprint, counting)
     samples = len(task.data(device))
     (steps,) = limits(order.numbers, [samples])
     batch = int(order.numbers.batch[0])
-    count = processed(steps, samples, batch)
-    found = training(order.job.train, blueprint, slice_, batch=batch, processed=count, steps=steps)
-    if counting == "flops":
-        return found
-    flops, whole = (
-        np.array([operations(blueprint, each, batch, counting) * count / batch])
-        for each in (slice_, _EVERYTHING)
-    )
-    return replace(found, effort=replace(found.effort, flops=flops, whole=whole))
+    amount = Amount(batch, processed(steps, samples, batch), steps)
+    return training(order.job.train, blueprint, slice_, amount, counting)
 
 
-def _measuring(slice_: Slice, samples: int, blueprint: Blueprint) -> Demand:
+def _measuring(slice_: Slice, samples: int, blueprint: Blueprint, counting: Counting) -> Demand:
     """Forward passes only, in batches of the size that `evaluate` uses."""
     own, whole = cost(blueprint, slice_), cost(blueprint, _EVERYTHING)
     batches = -(-samples // EVALUATION_BATCH)
     batch = cost(blueprint, slice_, EVALUATION_BATCH)
+    flops = [float(each.forward_flops * samples) for each in (own, whole)]
+    if counting != "flops":
+        flops = [
+            forward_operations(blueprint, each, EVALUATION_BATCH, counting)
+            * (samples / EVALUATION_BATCH)
+            for each in (slice_, _EVERYTHING)
+        ]
     effort = effort_of(
-        own.forward_flops * samples,
-        whole.forward_flops * samples,
+        *flops,
         steps=batches,
         calls=batches * batch.forward_calls,
         moved=batches * batch.forward_moved,

@@ -111,7 +111,8 @@ class Simulated:
 
     def offer(self, orders: Orders) -> Choices:
         memories = [self.memory(int(device)) for device in orders.device]
-        return decide(orders, self._truth(orders), memories, self._task)
+        counting = self._world.declared.counting
+        return decide(orders, self._truth(orders), memories, self._task, counting)
 
     def _truth(self, orders: Orders) -> Conditions:
         """What devices know of themselves when these orders reach them."""
@@ -132,7 +133,7 @@ class Simulated:
         self._batteries.begin(orders.device, self.now())
         for row, (whole, mine) in enumerate(zip(orders.rows(), own.rows(), strict=True)):
             order = cut_order(whole, crossing[row].down, self._task.blueprint)
-            need = demand(order, self._task, self._world.counting)
+            need = demand(order, self._task, self._world.declared.counting)
             bits, rate = float(order.bits[0]), float(mine.down[0])
             download = self._transfer(order, bits, "down", active=active, known=rate)
             charges = charged(order, need.effort, mine, download, self._when())

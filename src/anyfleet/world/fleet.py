@@ -9,8 +9,8 @@ import torch
 
 from anyfleet import rng
 from anyfleet.columns import Ints
+from anyfleet.elastic.counting import Counting
 from anyfleet.types import Devices
-from anyfleet.world.counting import Counting
 from anyfleet.world.group import Group
 from anyfleet.world.radio import Link
 from anyfleet.world.world import Reports, World
@@ -60,8 +60,11 @@ class Fleet:
             groups=self.groups,
             links=self.links or tuple(g.link for g in self.groups),
             reports=self.reports,
-            counting=self.counting,
-            declared=Devices(level=np.array(levels, dtype=np.int64)[group], samples=samples),
+            declared=Devices(
+                level=np.array(levels, dtype=np.int64)[group],
+                samples=samples,
+                counting=self.counting,
+            ),
             group=group.astype(np.int16),
             link=(link if self.links else group).astype(np.int16),
             seed=seed,

@@ -13,7 +13,6 @@ from torch import Tensor
 from anyfleet import rng
 from anyfleet.columns import Flags, Floats, Ints
 from anyfleet.types import Conditions, Devices
-from anyfleet.world.counting import Counting
 from anyfleet.world.group import COLUMNS, Group
 from anyfleet.world.quantities import Number, When, at, until
 from anyfleet.world.radio import Link, Rates
@@ -61,7 +60,6 @@ class World:
     groups: tuple[Group, ...]
     links: tuple[Link, ...]
     reports: Reports
-    counting: Counting
     declared: Devices
     group: Ints  # of every device
     link: Ints  # of every device

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import lru_cache
 
-from anyfleet.elastic import Blueprint, Slice
+from anyfleet.elastic.blueprint import Blueprint, Slice
 from anyfleet.elastic.program import BATCH, Dim, Held, Node, held_names, length, value_names
 
 # Their parameters are left out of the count: the rules have no term for them.

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal
 
-from anyfleet.elastic import Blueprint, Slice
-from anyfleet.world.counted_layers import Convolution, CountedLayer, Dense, layers_of
+from anyfleet.elastic.blueprint import Blueprint, Slice
+from anyfleet.elastic.counted_layers import Convolution, CountedLayer, Dense, layers_of
 
 Rule = Literal["paper", "declared", "per_batch"]
 Counting = Literal["flops", "paper", "declared", "per_batch"]  # "flops": no rule of FedPMT
@@ -115,6 +115,14 @@ def complexity(
 def operations(blueprint: Blueprint, slice: Slice, batch: int, rule: Rule) -> float:
     """Operations of one mini-batch on a slice: its own width, trained from its first layer on."""
     return _operations(blueprint, blueprint.local(slice), slice.first, batch, rule)
+
+
+@lru_cache(maxsize=4096)
+def forward_operations(blueprint: Blueprint, slice: Slice, batch: int, rule: Rule) -> float:
+    """Operations of one mini-batch that is only looked at."""
+    layers, whole = layers_of(blueprint, slice), layers_of(blueprint)
+    book = _book(rule, batch, whole)
+    return float(sum(_forward(layers, i, batch, book) for i in range(len(layers))))
 
 
 @lru_cache(maxsize=4096)

@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from anyfleet.elastic import Slice, trace
-from anyfleet.tasks import zoo
-from anyfleet.world.counted_layers import Dense
-from anyfleet.world.counting import (
+from anyfleet.elastic.counted_layers import Dense
+from anyfleet.elastic.counting import (
     CNN_CIFAR,
     CNN_MNIST,
     FCNN,
@@ -20,7 +19,8 @@ from anyfleet.world.counting import (
     operations,
     ratios,
 )
-from tests.world.test_counted_layers import HALVES, Layers, traced
+from anyfleet.tasks import zoo
+from tests.elastic.test_counted_layers import HALVES, Layers, traced
 
 RULES: tuple[Rule, ...] = ("paper", "declared", "per_batch")
 NETS: dict[str, tuple[Layers, int]] = {

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from anyfleet.elastic import Blueprint, flops, trace
+from anyfleet.elastic.counted_layers import Convolution, CountedLayer, Dense, layers_of
+from anyfleet.elastic.counting import CNN_CIFAR, CNN_MNIST, FCNN
 from anyfleet.tasks import zoo
-from anyfleet.world.counted_layers import Convolution, CountedLayer, Dense, layers_of
-from anyfleet.world.counting import CNN_CIFAR, CNN_MNIST, FCNN
 
 Layers = Sequence[CountedLayer]
 WHOLE: dict[str, Layers] = {"fcnn": FCNN, "cnn_mnist": CNN_MNIST, "cnn_cifar": CNN_CIFAR}
