@@ -6,6 +6,7 @@ import pytest
 
 from anyfleet.errors import ConfigError
 from anyfleet.study import load
+from anyfleet.world import Wandering
 
 REST = '[task]\nuse = "Embedded"\n[method]\nuse = "fedavg"\n'
 
@@ -61,6 +62,94 @@ TOLD = {
 }
 
 
+# Several faults in one part, also in what it cannot do without, and in the arguments of a preset.
+BAD_PARTS = """
+[[fleet.groups]]
+link = { use = "Steady", up = -1.0, down = -3.0, power = -0.1 }
+speed = { use = "Redrawn", of = { use = "Uniform", low = 3.0, high = 1.0 }, every = -1.0 }
+load = { use = "LogNormal", median = -1.0, sigma = -2.0 }
+memory = { use = "Choice", values = [], weights = [-1.0] }
+loss = { width = 2.0, error = -1.0, minimum_rate = -5.0 }
+
+[[fleet.groups]]
+link = { use = "Steady", up = "fast", down = 0.0 }
+battery = { use = "Wandering", mean = -1.0, persistence = 3.0, floor = 2.0 }
+distance = { use = "Disc", radius = -5.0, floor = -1.0 }
+recharge = { use = "Normal", mean = "high", deviation = -1.0 }
+availability = { use = "Intermittent", share = 2.0, every = 0.0 }
+
+[[fleet.groups]]
+link = { use = "Shannon", band = 0.0, receive = -1.0, ref_loss_db = 1e4 }
+availability = { use = "Intermittent", every = 0.0 }
+
+[fleet.reports]
+steps = -1
+noise = -1.0
+"""
+
+TOLD_OF_PARTS = {
+    "fleet.groups.0.link.up": "Steady.up must be finite bits per second above 0",
+    "fleet.groups.0.link.down": "Steady.down",
+    "fleet.groups.0.link.power": "watts",
+    "fleet.groups.0.speed.of": "Uniform.low, 3.0, is above Uniform.high, 1.0",
+    "fleet.groups.0.speed.every": "Redrawn.every must be a positive number of seconds",
+    "fleet.groups.0.load.median": "positive",
+    "fleet.groups.0.load.sigma": "positive",
+    "fleet.groups.0.memory.values": "one or more",
+    "fleet.groups.0.memory.weights": "not be negative",
+    "fleet.groups.0.loss.width": "(0, 1]",
+    "fleet.groups.0.loss.error": "probability",
+    "fleet.groups.0.loss.minimum_rate": "above 0",
+    "fleet.groups.1.link.up": "got 'fast'",
+    "fleet.groups.1.link.down": "above 0",
+    "fleet.groups.1.battery.mean": "not negative",
+    "fleet.groups.1.battery.persistence": "[0, 0.99]",
+    "fleet.groups.1.battery.floor": "[0, 1]",
+    "fleet.groups.1.distance.radius": "positive",
+    "fleet.groups.1.distance.floor": "not be negative",
+    "fleet.groups.1.recharge.mean": "got 'high'",
+    "fleet.groups.1.recharge.deviation": "not be negative",
+    "fleet.groups.1.availability.share": "(0, 1]",
+    "fleet.groups.1.availability.every": "positive number of seconds",
+    "fleet.groups.2.link.band": "above 0",
+    "fleet.groups.2.link.receive": "watts",
+    "fleet.groups.2.link.ref_loss_db": "decibels",
+    "fleet.groups.2.availability.share": "is missing",
+    "fleet.groups.2.availability.every": "positive number of seconds",
+    "fleet.reports.steps": "not negative",
+    "fleet.reports.noise": "not negative",
+}
+
+BAD_PRESETS = {
+    'use = "levels"\nspeeds = [-1, 2, -3]\nup = 0.0\ndown = [-1.0, 2.0, 3.0]\nmemory = -4.0\n'
+    "mortality = 2.0\n": {
+        "speeds": "levels.speeds must be above 0, got -1",
+        "up": "levels.up must be finite bits per second above 0",
+        "down": "levels.down must be finite",
+        "memory": "levels.memory must be above 0, got -4.0",
+        "mortality": "levels.mortality must be at least 0 and at most 1, got 2.0",
+    },
+    'use = "cell"\ndevices = 0\ndistance = -1.0\ncoefficient = -1.0\nbudget = -1.0\n'
+    "flops_per_cycle = 0.0\nlink = { band = -1.0, receive = -1.0 }\n": {
+        "devices": "cell.devices must be at least 1",
+        "distance": "cell.distance must be at least 0",
+        "coefficient": "cell.coefficient must be at least 0",
+        "budget": "cell.budget must be above 0",
+        "flops_per_cycle": "cell.flops_per_cycle must be above 0",
+        "link.band": "Shannon.band",
+        "link.receive": "Shannon.receive",
+    },
+    'use = "lossy"\nerrors = [0.1, 1.5]\nlevels = 0\nwidth = 0.0\nspeed = -1.0\n': {
+        "errors": "lossy.errors must be a probability",
+        "levels": "lossy.levels must be at least 1",
+        "width": "lossy.width must lie in (0, 1]",
+        "speed": "lossy.speed must be above 0",
+    },
+    'use = "testbed"\nspeed = 0.0\n': {"speed": "testbed.speed must be above 0"},
+    'use = "steep"\nspeed = 0.0\n': {"speed": "steep.speed must be above 0"},
+}
+
+
 def problems(tmp_path: Path, fleet: str) -> dict[str, str]:
     file = tmp_path / "run.toml"
     file.write_text(REST + fleet)
@@ -76,6 +165,29 @@ def test_everything_wrong_with_a_fleet_is_told_at_once(tmp_path: Path) -> None:
     assert found.keys() == TOLD.keys()
     for path, text in TOLD.items():
         assert text in found[path], path
+
+
+def test_everything_wrong_within_a_part_is_told_at_once(tmp_path: Path) -> None:
+    found = problems(tmp_path, BAD_PARTS)
+    assert found.keys() == TOLD_OF_PARTS.keys()
+    for path, text in TOLD_OF_PARTS.items():
+        assert text in found[path], path
+
+
+@pytest.mark.parametrize(("fleet", "told"), BAD_PRESETS.items())
+def test_a_preset_names_its_own_arguments(tmp_path: Path, fleet: str, told: dict[str, str]) -> None:
+    found = problems(tmp_path, f"[fleet]\n{fleet}")
+    assert found.keys() == {f"fleet.{key}" for key in told}
+    for key, text in told.items():
+        assert text in found[f"fleet.{key}"], key
+
+
+def test_a_part_made_in_python_tells_all_its_faults_on_lines_of_their_own() -> None:
+    with pytest.raises(ValueError, match="Wandering") as caught:
+        Wandering(-1.0, persistence=3.0)
+    first, second = str(caught.value).splitlines()
+    assert first.startswith("Wandering.mean must")
+    assert second.startswith("Wandering.persistence must")
 
 
 def test_problems_of_the_fleet_do_not_hide_those_of_the_rest(tmp_path: Path) -> None:

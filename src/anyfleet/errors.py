@@ -3,13 +3,14 @@
 AnyfleetError
 ├── BadMessage          bytes from a device or a server that cannot be read
 ├── BadName             a `use` that is malformed, not allowed, or not there (also a ValueError)
-├── CompositionError    parts that do not fit together (also a ValueError)
 ├── ConfigError         a run file or an override is wrong; holds all problems at once
 ├── MissingData         a data set is not on this machine; says where to get it
+├── Refusal             values that a part cannot take, all at once (also a ValueError)
+│   └── CompositionError    parts that do not fit together
 └── TraceError          a model that cannot be traced (in `anyfleet.elastic`)
 
-A part refuses an impossible value with a plain `ValueError`; read from a run file it becomes one
-`Problem` of a `ConfigError`, with its path.
+A part refuses an impossible value with a plain `ValueError`, several with a `Refusal`; read from a
+run file each complaint becomes a `Problem` of a `ConfigError`, with its path.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ __all__ = [
     "ConfigError",
     "MissingData",
     "Problem",
+    "Refusal",
+    "refuse",
 ]
 
 
@@ -40,8 +43,8 @@ class BadName(AnyfleetError, ValueError):
     """A `use` that is malformed, outside the allowed packages, or not there."""
 
 
-class CompositionError(AnyfleetError, ValueError):
-    """Parts that do not fit together; each argument is one complaint."""
+class Refusal(AnyfleetError, ValueError):
+    """Values that cannot be used; each argument is one complaint, and names `Part.field`."""
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -50,6 +53,17 @@ class CompositionError(AnyfleetError, ValueError):
 
     def __str__(self) -> str:
         return "\n".join(self.problems)
+
+
+class CompositionError(Refusal):
+    """Parts that do not fit together; each argument is one complaint."""
+
+
+def refuse(complaints: Iterable[str]) -> None:
+    """Raises one error with all complaints, if there are any; empty ones are none."""
+    told = [complaint for complaint in complaints if complaint]
+    if told:
+        raise Refusal(*told)
 
 
 class MissingData(AnyfleetError):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from anyfleet.world import Fleet, Group, Steady
+from anyfleet.world import Fleet, Group, Steady, levels
 
 SAMPLES = np.arange(20) + 5
 
@@ -27,6 +27,10 @@ def test_counted_groups_have_their_counts_and_the_others_even_parts_of_the_rest(
 def test_counts_must_agree_with_the_task(groups: tuple[Group, ...]) -> None:
     with pytest.raises(ValueError, match=r"Fleet\.groups have .* devices but the task has 20"):
         Fleet(groups=groups).build(SAMPLES, 0)
+
+
+def test_a_fleet_about_which_nothing_is_said_is_the_simplest() -> None:
+    assert Fleet() == levels()
 
 
 def test_a_fleet_without_groups_is_refused() -> None:

@@ -216,16 +216,16 @@ BAD: tuple[tuple[Callable[[], Law], str], ...] = (
     (lambda: LogNormal(1.0, 0.0), "LogNormal.sigma must be positive, got 0.0."),
     (lambda: LogNormal(1.0, math.inf), "LogNormal.sigma must be a finite number"),
     (lambda: LogNormal(1.0, 1.0, low=-1.0), "LogNormal.low must not be negative, got -1.0."),
-    (lambda: LogNormal(1.0, 1.0, low=2.0), "LogNormal.median must lie between low and high"),
+    (lambda: LogNormal(1.0, 1.0, low=2.0), "LogNormal.median must lie between LogNormal.low and"),
     (lambda: LogNormal(1.0, 1.0, high=math.nan), "LogNormal.median must lie between"),
     (lambda: Disc(0.0, 0.0), "Disc.radius must be positive, got 0.0."),
     (lambda: Disc(math.inf), "Disc.radius must be a finite number"),
     (lambda: Disc(5.0, 6.0), "Disc.floor must lie between 0 and Disc.radius, which is 5.0"),
-    (lambda: Disc(5.0, -1.0), "Disc.floor must lie between 0 and Disc.radius"),
+    (lambda: Disc(5.0, -1.0), "Disc.floor must not be negative, got -1.0."),
     (lambda: Normal(math.nan, 1.0), "Normal.mean must be a finite number, got nan."),
     (lambda: Normal(1.0, -1.0), "Normal.deviation must not be negative, got -1.0."),
-    (lambda: Normal(1.0, 1.0, low=2.0), "Normal.mean must lie between low and high"),
-    (lambda: Normal(1.0, 1.0, high=0.0), "Normal.mean must lie between low and high"),
+    (lambda: Normal(1.0, 1.0, low=2.0), "Normal.mean must lie between Normal.low and Normal.high"),
+    (lambda: Normal(1.0, 1.0, high=0.0), "Normal.mean must lie between Normal.low and Normal.high"),
     (lambda: Normal(400.0, 400.0, low=0.0), "Normal.deviation must be below 400, the way"),
     (lambda: Normal(0.0, 0.1, low=0.0), "Normal.deviation must be below 0, the way"),
 )
@@ -248,5 +248,5 @@ def test_a_bad_law_in_a_file_is_told_with_its_path() -> None:
     table = {"use": "anyfleet.world.laws:Disc", "radius": 5, "floor": -1}
     with pytest.raises(ConfigError) as caught:
         config.load({"distance": table}, dict[str, Law])
-    assert [problem.path for problem in caught.value.problems] == ["distance"]
+    assert [problem.path for problem in caught.value.problems] == ["distance.floor"]
     assert "Disc.floor" in str(caught.value)

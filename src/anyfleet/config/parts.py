@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import re
 import typing
 from collections.abc import Callable, Collection, Mapping
@@ -11,7 +12,7 @@ from typing import Any, Protocol
 
 from anyfleet.config.forms import ABSENT, Entry, Form, form_of, lacking
 from anyfleet.config.outcome import FAILED, Outcome, Scope
-from anyfleet.errors import AnyfleetError, BadName, CompositionError, Problem
+from anyfleet.errors import AnyfleetError, BadName, CompositionError, Problem, Refusal
 from anyfleet.naming import Factory, find, near, public_names
 
 __all__ = ["Check", "code", "factory", "part"]
@@ -157,12 +158,40 @@ def _unknown(key: str, form: Form) -> str:
 
 def _make(form: Form, filled: _Filled, scope: Scope, base: Any) -> Outcome:
     """Call the target, unless a key that it cannot do without is missing or wrong."""
-    optional = {key for key, entry in form.entries.items() if not entry.required}
     if base is not ABSENT:
         return _try(lambda **fields: replace(base, **fields), filled, scope, filled.values)
-    if filled.missing or filled.failed - optional:
-        return Outcome()
+    optional = {key for key, entry in form.entries.items() if not entry.required}
+    needed = (*form.entries, *filled.failed)
+    absent = [key for key in needed if key not in optional and key not in filled.values]
+    if absent:
+        return Outcome(problems=_further(form, filled, scope, absent))
     return _try(form.target, filled, scope, optional)
+
+
+def _further(
+    form: Form, filled: _Filled, scope: Scope, absent: Collection[str]
+) -> tuple[Problem, ...]:
+    """What a class says about its other keys, when some that it cannot do without are wrong.
+
+    No number, or an empty list, stands in for those. Most classes refuse that, which is a
+    consequence only; so is all that is not a complaint about a key that was given.
+    """
+    if not isinstance(form.target, type):
+        return ()
+    try:
+        form.target(**filled.values, **{key: _stand_in(form.kind(key)) for key in absent})
+    except CompositionError:
+        return ()
+    except ValueError as error:
+        told = _complaints(error, filled.values, {*filled.failed, *absent})
+        return tuple(_placed(text, named, scope) for text, named in told if named)
+    except (ArithmeticError, AttributeError, LookupError, TypeError):
+        pass
+    return ()
+
+
+def _stand_in(kind: Any) -> Any:
+    return () if typing.get_origin(kind) is tuple else math.nan
 
 
 def _amend(
@@ -197,26 +226,39 @@ def _try(
         try:
             value = call(**values)
         except CompositionError as error:
-            told = () if wrong else scope.refuse(*error.problems).problems
-            return Outcome(problems=(*problems, *told))
+            misfits = () if wrong else scope.refuse(*error.problems).problems
+            return Outcome(problems=(*problems, *misfits))
         except (ValueError, TypeError, AnyfleetError) as error:
-            message = str(error)
-            if _named(message, wrong):
+            told = _complaints(error, values, wrong)
+            problems += [_placed(text, named, scope) for text, named in told]
+            if not told or not all(named and named <= set(optional) for _, named in told):
                 return Outcome(problems=tuple(problems))
-            named = _named(message, values)
-            place = scope.field(named[0]) if len(named) == 1 else scope
-            problems += place.refuse(message).problems
-            if not named or not set(named) <= set(optional):
-                return Outcome(problems=tuple(problems))
-            wrong |= set(named)
+            wrong |= {key for _, named in told for key in named}
             values = {key: value for key, value in values.items() if key not in wrong}
         else:
             return Outcome(FAILED if wrong else value, tuple(problems), guess=value)
 
 
-def _named(message: str, keys: Collection[str]) -> list[str]:
-    words = set(re.findall(r"\w+", message))
-    return [key for key in keys if key in words]
+def _complaints(
+    error: Exception, given: Collection[str], wrong: Collection[str]
+) -> list[tuple[str, frozenset[str]]]:
+    """What an error says, each with the keys that it names; nothing about keys known as wrong."""
+    texts = error.problems if isinstance(error, Refusal) else (str(error),)
+    keys = frozenset((*given, *wrong))
+    named = [(text, _named(text, keys)) for text in texts]
+    return [(text, of) for text, of in named if not of.intersection(wrong)]
+
+
+def _named(message: str, keys: frozenset[str]) -> frozenset[str]:
+    """The keys that a message has as `Part.key`; without any, those that are words of it."""
+    return keys.intersection(re.findall(r"\w\.(\w+)", message)) or keys.intersection(
+        re.findall(r"\w+", message)
+    )
+
+
+def _placed(message: str, named: frozenset[str], scope: Scope) -> Problem:
+    """At the one key that a complaint names; otherwise at the whole table."""
+    return Problem((scope.field(*named) if len(named) == 1 else scope).path, message)
 
 
 def _misfit(value: Any, kind: type) -> str:

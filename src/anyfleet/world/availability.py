@@ -1,7 +1,7 @@
 """When devices can be reached."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from anyfleet import rng
-from anyfleet.world.processes import need_period
+from anyfleet.errors import refuse
+from anyfleet.world.processes import no_period
 from anyfleet.world.quantities import When, slot, slot_end
 
 __all__ = ["Always", "Availability", "Diurnal", "Intermittent"]
@@ -51,9 +52,12 @@ class Intermittent:
     every: float | None = None
 
     def __post_init__(self) -> None:
+        refuse(self._faults())
+
+    def _faults(self) -> Iterator[str]:
         if not 0 < self.share <= 1:
-            raise ValueError(f"Intermittent.share must lie in (0, 1], got {self.share}.")
-        need_period("Intermittent", self.every)
+            yield f"Intermittent.share must lie in (0, 1], got {self.share}."
+        yield from no_period("Intermittent", self.every)
 
     def online(self, keys: Tensor, when: When) -> Booleans:
         now = slot(when, self.every)
@@ -81,16 +85,17 @@ class Diurnal:
     spread: float = 1.0
 
     def __post_init__(self) -> None:
+        refuse(self._faults())
+
+    def _faults(self) -> Iterator[str]:
         for name, value in (("mean", self.mean), ("swing", self.swing), ("spread", self.spread)):
             if not 0 <= value <= 1:
-                raise ValueError(f"Diurnal.{name} must lie in [0, 1], got {value}.")
-        if not self.mean + self.swing > 0:
-            raise ValueError("Diurnal.mean and Diurnal.swing are both 0: nobody is ever online.")
+                yield f"Diurnal.{name} must lie in [0, 1], got {value}."
+        if self.mean == self.swing == 0:
+            yield "Diurnal.mean and Diurnal.swing are both 0: nobody is ever online."
         if not 0 < self.period < math.inf:
-            raise ValueError(
-                f"Diurnal.period must be a positive number of seconds, got {self.period}."
-            )
-        need_period("Diurnal", self.every)
+            yield f"Diurnal.period must be a positive number of seconds, got {self.period}."
+        yield from no_period("Diurnal", self.every)
 
     def online(self, keys: Tensor, when: When) -> Booleans:
         now = slot(when, self.every)

@@ -1,6 +1,6 @@
 """A fleet of unequal devices: its groups, and the world that is made of them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import get_args
 
@@ -10,20 +10,26 @@ import torch
 from anyfleet import rng
 from anyfleet.columns import Ints
 from anyfleet.elastic.counting import Counting
+from anyfleet.errors import refuse
 from anyfleet.types import Devices
 from anyfleet.world.group import Group
 from anyfleet.world.radio import Link
 from anyfleet.world.world import Reports, World
 
+# FedPMT's: 1, 1/2, 1/3, 1/4 and 1/5 of the fastest (METHODS §A.1; one third, not 0.33, or the third
+# level misses its deadline).
+SPEEDS = (2e9, 1e9, 2e9 / 3, 5e8, 4e8)
+
 
 def _five_levels() -> tuple[Group, ...]:
-    return tuple(Group(speed=speed) for speed in (2e9, 1e9, 5e8, 2.5e8, 1.25e8))
+    return tuple(Group(name=f"level {i}", speed=speed) for i, speed in enumerate(SPEEDS))
 
 
 @dataclass(frozen=True)
 class Fleet:
     """Groups of devices. Who belongs to which group is drawn, with the run's seed.
 
+    Without `groups` there are the five of `levels`.
     `links`, where given, are dealt evenly over all devices, independently of the groups, and
     replace the groups' own. `reports` says what policies learn of the devices. `counting` is how
     the work of an order is counted: what the model really calculates ("flops"), or by one of
@@ -36,10 +42,13 @@ class Fleet:
     counting: Counting = "flops"
 
     def __post_init__(self) -> None:
+        refuse(self._faults())
+
+    def _faults(self) -> Iterator[str]:
         if not self.groups:
-            raise ValueError("Fleet.groups must have at least one group.")
+            yield "Fleet.groups must have at least one group."
         if self.counting not in get_args(Counting):
-            raise ValueError(
+            yield (
                 f"Fleet.counting must be one of {', '.join(get_args(Counting))}, "
                 f"got {self.counting!r}."
             )

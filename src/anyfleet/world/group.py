@@ -1,8 +1,10 @@
 """Devices of one kind: what a fleet file says about them, column by column."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from anyfleet.errors import refuse
 from anyfleet.world.availability import Always, Availability
 from anyfleet.world.loss import Columns
 from anyfleet.world.quantities import Number, bounds
@@ -67,37 +69,43 @@ class Group:
     mortality: Number = 0.0  # share of orders during which it dies half-way
 
     def __post_init__(self) -> None:
+        refuse(self._faults())
+
+    def _faults(self) -> Iterator[str]:
         if self.count is not None and self.count < 1:
-            raise ValueError(
+            yield (
                 f"Group.count must be at least 1, got {self.count}: an empty group has no devices. "
                 "Remove the group, or leave count out for an even part of the rest."
             )
         if self.level is not None and self.level < 0:
-            raise ValueError(f"Group.level must not be negative, got {self.level}.")
-        for name, (least, included, most) in _RANGES.items():
-            _check(name, getattr(self, name), (least, included, most))
+            yield f"Group.level must not be negative, got {self.level}."
+        for name in COLUMNS:
+            yield from out_of_range(f"Group.{name}", name, getattr(self, name))
         slowest, fastest = self.frequency
         if not 0 < slowest <= fastest < math.inf:
-            raise ValueError(
+            yield (
                 "Group.frequency must be the slowest and the fastest, positive and in this order, "
                 f"got {list(self.frequency)}."
             )
 
 
-def _check(name: str, number: Number, allowed: tuple[float, bool, float]) -> None:
-    least, included, most = allowed
-    low, high = bounds(number)
-    if low == high and math.isinf(high) and name in _MAY_BE_INFINITE:
-        return
-    if math.isinf(low) or math.isinf(high):
-        raise ValueError(
-            f"Group.{name} must be bounded, got {number}, which lies anywhere from {low:g} to "
-            f"{high:g}. Give its law a low and a high end."
-        )
-    if not (low >= least if included else low > least) or not high <= most:
-        sign = "at least" if included else "above"
-        end = "" if math.isinf(most) else f" and at most {most:g}"
-        raise ValueError(
-            f"Group.{name} must be {sign} {least:g}{end}, got {number}"
-            + ("." if low == high else f", which lies between {low:g} and {high:g}.")
-        )
+def out_of_range(called: str, column: str, *numbers: Number) -> Iterator[str]:
+    """What is wrong with the first of these numbers that a column cannot have."""
+    least, included, most = _RANGES[column]
+    for number in numbers:
+        low, high = bounds(number)
+        if low == high and math.isinf(high) and column in _MAY_BE_INFINITE:
+            continue
+        if math.isinf(low) or math.isinf(high):
+            yield (
+                f"{called} must be bounded, got {number}, which lies anywhere from {low:g} to "
+                f"{high:g}. Give its law a low and a high end."
+            )
+            return
+        if not (low >= least if included else low > least) or not high <= most:
+            sign = "at least" if included else "above"
+            end = "" if math.isinf(most) else f" and at most {most:g}"
+            yield f"{called} must be {sign} {least:g}{end}, got {number}" + (
+                "." if low == high else f", which lies between {low:g} and {high:g}."
+            )
+            return

@@ -2,14 +2,17 @@
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 
 import numpy as np
 from torch import Tensor
 
 from anyfleet import rng
 from anyfleet.columns import Floats
+from anyfleet.errors import refuse
 from anyfleet.world.quantities import When
 
 __all__ = ["Choice", "Disc", "LogNormal", "Normal", "Uniform"]
@@ -37,7 +40,7 @@ class Uniform(_Own):
     high: float
 
     def __post_init__(self) -> None:
-        _need_finite("Uniform", low=self.low, high=self.high)
+        refuse(_not_finite("Uniform", low=self.low, high=self.high))
         if self.low > self.high:
             raise ValueError(f"Uniform.low, {self.low}, is above Uniform.high, {self.high}.")
 
@@ -58,17 +61,20 @@ class Choice(_Own):
     weights: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        if not self.values or not all(map(math.isfinite, self.values)):
-            raise ValueError(f"Choice.values must be one or more finite numbers: {self.values}.")
-        if not self.weights:
-            return
-        if len(self.weights) != len(self.values):
+        refuse(self._faults())
+        if self.weights and len(self.weights) != len(self.values):
             raise ValueError(
                 f"Choice.weights needs one entry for each of the {len(self.values)} "
                 f"Choice.values, got {len(self.weights)}."
             )
-        if not all(weight >= 0 for weight in self.weights) or not 0 < sum(self.weights) < math.inf:
-            raise ValueError(
+
+    def _faults(self) -> Iterator[str]:
+        if not self.values or not all(map(math.isfinite, self.values)):
+            yield f"Choice.values must be one or more finite numbers: {self.values}."
+        if not all(weight >= 0 for weight in self.weights) or (
+            self.weights and not 0 < sum(self.weights) < math.inf
+        ):
+            yield (
                 "Choice.weights must not be negative, and their sum must be positive and finite; "
                 f"got {self.weights}."
             )
@@ -102,22 +108,19 @@ class LogNormal(_Own):
     high: float = math.inf
 
     def __post_init__(self) -> None:
-        _need_finite("LogNormal", median=self.median, sigma=self.sigma, low=self.low)
-        if self.median <= 0:
-            raise ValueError(f"LogNormal.median must be positive, got {self.median}.")
-        if self.sigma <= 0:
-            raise ValueError(
-                f"LogNormal.sigma must be positive, got {self.sigma}. "
-                "For the same value everywhere write the plain number."
-            )
-        if self.low < 0:
-            raise ValueError(f"LogNormal.low must not be negative, got {self.low}.")
+        refuse(self._faults())
         # Otherwise more than half of all devices would share one value, and it is no median.
         if not self.low <= self.median <= self.high:
             raise ValueError(
-                f"LogNormal.median must lie between low and high, got {self.median} "
-                f"for [{self.low}, {self.high}]."
+                f"LogNormal.median must lie between LogNormal.low and LogNormal.high, got "
+                f"{self.median} for [{self.low}, {self.high}]."
             )
+
+    def _faults(self) -> Iterator[str]:
+        yield from _not_positive("LogNormal", median=self.median)
+        for fault in _not_positive("LogNormal", sigma=self.sigma):
+            yield f"{fault} For the same value everywhere write the plain number."
+        yield from _negative("LogNormal", low=self.low)
 
     def draw(self, keys: Tensor) -> Floats:
         factor = (self.sigma * rng.normal(keys, 1)[:, 0]).exp()
@@ -138,10 +141,9 @@ class Disc(_Own):
     floor: float = 1.0
 
     def __post_init__(self) -> None:
-        _need_finite("Disc", radius=self.radius, floor=self.floor)
-        if self.radius <= 0:
-            raise ValueError(f"Disc.radius must be positive, got {self.radius}.")
-        if not 0 <= self.floor <= self.radius:
+        faults = _not_positive("Disc", radius=self.radius), _negative("Disc", floor=self.floor)
+        refuse(chain(*faults))
+        if self.floor > self.radius:
             raise ValueError(
                 f"Disc.floor must lie between 0 and Disc.radius, which is {self.radius}; "
                 f"got {self.floor}."
@@ -170,12 +172,14 @@ class Normal(_Own):
     high: float = math.inf
 
     def __post_init__(self) -> None:
-        _need_finite("Normal", mean=self.mean, deviation=self.deviation)
-        if self.deviation < 0:
-            raise ValueError(f"Normal.deviation must not be negative, got {self.deviation}.")
+        faults = (
+            _not_finite("Normal", mean=self.mean),
+            _negative("Normal", deviation=self.deviation),
+        )
+        refuse(chain(*faults))
         if not self.low <= self.mean <= self.high:
             raise ValueError(
-                f"Normal.mean must lie between low and high, got {self.mean} "
+                f"Normal.mean must lie between Normal.low and Normal.high, got {self.mean} "
                 f"for [{self.low}, {self.high}]."
             )
         if 0 < self.deviation >= self._reach:
@@ -240,7 +244,21 @@ def _numpy(numbers: Tensor) -> Floats:
     return array
 
 
-def _need_finite(owner: str, **numbers: float) -> None:
+def _not_finite(owner: str, **numbers: float) -> Iterator[str]:
     for name, number in numbers.items():
         if not math.isfinite(number):
-            raise ValueError(f"{owner}.{name} must be a finite number, got {number}.")
+            yield f"{owner}.{name} must be a finite number, got {number}."
+
+
+def _not_positive(owner: str, **numbers: float) -> Iterator[str]:
+    yield from _not_finite(owner, **numbers)
+    for name, number in numbers.items():
+        if -math.inf < number <= 0:
+            yield f"{owner}.{name} must be positive, got {number}."
+
+
+def _negative(owner: str, **numbers: float) -> Iterator[str]:
+    yield from _not_finite(owner, **numbers)
+    for name, number in numbers.items():
+        if -math.inf < number < 0:
+            yield f"{owner}.{name} must not be negative, got {number}."

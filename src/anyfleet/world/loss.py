@@ -1,6 +1,7 @@
 """Links that fail: a model crosses column by column, and the first loss ends the transmission."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from anyfleet import rng
 from anyfleet.columns import Floats, Ints
+from anyfleet.errors import refuse
 from anyfleet.world.quantities import Law, bounds
 
 
@@ -27,27 +29,19 @@ class Columns:
     minimum_rate: float | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.width <= 1:
-            raise ValueError(
-                f"Columns.width must lie in (0, 1], a share of the whole width; got {self.width}."
-            )
-        low, high = bounds(self.error)
-        if not 0 <= low <= high <= 1:
-            raise ValueError(
-                f"Columns.error must be a probability, got numbers from {low:g} to {high:g}; "
-                "give a law bounds in [0, 1]."
-            )
-        if self.minimum_rate is None:
-            return
-        if not 0 < self.minimum_rate < math.inf:
-            raise ValueError(
-                "Columns.minimum_rate must be finite bits per second above 0, got "
-                f"{self.minimum_rate}."
-            )
-        if high > 0:
+        refuse((*no_width("Columns.width", self.width), *self._faults()))
+        if self.minimum_rate is not None and bounds(self.error)[1] > 0:
             raise ValueError(
                 "Columns.error and Columns.minimum_rate both say how likely a column is lost: "
                 "give one of them."
+            )
+
+    def _faults(self) -> Iterator[str]:
+        yield from no_probability("Columns.error", self.error)
+        if self.minimum_rate is not None and not 0 < self.minimum_rate < math.inf:
+            yield (
+                "Columns.minimum_rate must be finite bits per second above 0, got "
+                f"{self.minimum_rate}."
             )
 
     @property
@@ -78,6 +72,23 @@ class Columns:
             return self.error
         each = rng.fold(rng.fold(keys, "error").unsqueeze(1), torch.arange(count))
         return self.error.draw(each.flatten()).reshape(len(keys), count)
+
+
+def no_width(name: str, width: float) -> Iterator[str]:
+    """What is wrong with columns that are no part of a model."""
+    if not 0 < width <= 1:
+        yield f"{name} must lie in (0, 1], a share of the whole width; got {width}."
+
+
+def no_probability(name: str, *errors: float | Law) -> Iterator[str]:
+    """What is wrong with errors that are no probability."""
+    for low, high in map(bounds, errors):
+        if not 0 <= low <= high <= 1:
+            yield (
+                f"{name} must be a probability, got numbers from {low:g} to {high:g}; give a law "
+                "bounds in [0, 1]."
+            )
+            return
 
 
 def mean_delivered(error: float, columns: int) -> float:

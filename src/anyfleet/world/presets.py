@@ -1,14 +1,15 @@
 """Fleets of the papers, ready to use; and the simplest one, a list of speeds."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 
-from anyfleet.world.fleet import Fleet
-from anyfleet.world.group import Group
+from anyfleet.errors import refuse
+from anyfleet.world.fleet import SPEEDS, Fleet
+from anyfleet.world.group import Group, out_of_range
 from anyfleet.world.laws import Disc, LogNormal, Normal, Uniform
-from anyfleet.world.loss import Columns
+from anyfleet.world.loss import Columns, no_probability, no_width
 from anyfleet.world.processes import Redrawn
 from anyfleet.world.quantities import Law, Number
-from anyfleet.world.radio import Shannon, Steady, bluetooth, lte, wifi
+from anyfleet.world.radio import Shannon, Steady, bluetooth, lte, no_rate, wifi
 
 # AnycostFL's study of unequal devices keeps these means and varies the deviation (METHODS §A.2).
 MEAN_COEFFICIENT = 7.5e-27  # joules for a cycle, divided by the frequency squared
@@ -23,7 +24,7 @@ _ERRORS = (Uniform(0.1, 0.2),)
 
 def levels(
     *,
-    speeds: tuple[float, ...] = (2e9, 1e9, 2e9 / 3, 5e8, 4e8),
+    speeds: tuple[float, ...] = SPEEDS,
     up: float | tuple[float, ...] = 1e7,
     down: float | tuple[float, ...] = 4e7,
     memory: float = 4e9,
@@ -31,10 +32,18 @@ def levels(
 ) -> Fleet:
     """Evenly many devices of each speed, strongest first; links for all or one for each level.
 
-    The speeds are FedPMT's: 1, 1/2, 1/3, 1/4 and 1/5 of the fastest (METHODS §A.1; one third, not
-    0.33, or the third level misses its deadline).
+    The speeds are FedPMT's: 1, 1/2, 1/3, 1/4 and 1/5 of the fastest (METHODS §A.1).
     """
-    ups, downs = (_for_each(name, n, len(speeds)) for name, n in (("up", up), ("down", down)))
+    ups, downs = (_for_each(rate, len(speeds)) for rate in (up, down))
+    refuse(
+        (
+            "" if speeds else "levels.speeds must have at least one speed.",
+            *out_of_range("levels.speeds", "speed", *speeds),
+            *_no_rates({"levels.up": ups, "levels.down": downs}, len(speeds)),
+            *out_of_range("levels.memory", "memory", memory),
+            *out_of_range("levels.mortality", "mortality", mortality),
+        )
+    )
     return Fleet(
         groups=tuple(
             Group(
@@ -55,11 +64,13 @@ def testbed(*, speed: float = 5e10) -> Fleet:
     Relative speeds, the part of the time that no slice saves, and how the rest shrinks are ours
     (METHODS §A.1, open): close to published timings of such boards. `speed` is the laptop's.
     """
+    refuse(out_of_range("testbed.speed", "speed", speed))
     return _boards([speed * part for part in (1, 0.2, 0.18, 0.17, 0.16)])
 
 
 def steep(*, speed: float = 5e10) -> Fleet:
     """The testbed with speeds that differ more: twentyfold between first and last."""
+    refuse(out_of_range("steep.speed", "speed", speed))
     return _boards([speed * part for part in (1, 0.8, 0.4, 0.15, 0.05)])
 
 
@@ -80,6 +91,15 @@ def cell(
     devices give `coefficient = unequal_coefficient(d)` or `distance = unequal_distance(d)`.
     """
     slowest, fastest = 1e8, 3e9
+    refuse(
+        (
+            "" if devices >= 1 else f"cell.devices must be at least 1, got {devices}.",
+            *out_of_range("cell.distance", "distance", distance),
+            *out_of_range("cell.coefficient", "energy", coefficient),
+            *out_of_range("cell.budget", "budget", budget),
+            *out_of_range("cell.flops_per_cycle", "speed", flops_per_cycle),
+        )
+    )
     return Fleet(
         groups=(
             Group(
@@ -122,8 +142,15 @@ def lossy(
     level, evenly many devices of each: `errors = [0.05, 0.05, 0.05, 0.3, 0.3]` are DigitsFive's
     domains. Methods need `send = "weights"` and `cache = true`.
     """
-    if levels < 1:
-        raise ValueError(f"lossy.levels must be at least 1, got {levels}.")
+    refuse(
+        (
+            "" if errors else "lossy.errors must have at least one error.",
+            *no_probability("lossy.errors", *errors),
+            "" if levels >= 1 else f"lossy.levels must be at least 1, got {levels}.",
+            *no_width("lossy.width", width),
+            *out_of_range("lossy.speed", "speed", speed),
+        )
+    )
     return Fleet(
         groups=tuple(
             Group(
@@ -166,12 +193,15 @@ def _text(error: float | Law) -> str:
     return f"{error:g}" if isinstance(error, int | float) else str(error)
 
 
-def _for_each(name: str, given: float | tuple[float, ...], count: int) -> tuple[float, ...]:
-    if isinstance(given, int | float):
-        return (given,) * count
-    if len(given) != count:
-        raise ValueError(
-            f"levels.{name} needs one number, or one for each of the {count} speeds; "
-            f"got {len(given)}."
-        )
-    return given
+def _for_each(given: float | tuple[float, ...], count: int) -> tuple[float, ...]:
+    return (given,) * count if isinstance(given, int | float) else given
+
+
+def _no_rates(given: Mapping[str, tuple[float, ...]], count: int) -> Iterator[str]:
+    for name, rates in given.items():
+        yield from no_rate(name, *rates)
+        if len(rates) != count:
+            yield (
+                f"{name} needs one number, or one for each of the {count} in levels.speeds; "
+                f"got {len(rates)}."
+            )

@@ -15,10 +15,11 @@ from torch import Tensor
 
 from anyfleet import rng
 from anyfleet.columns import Floats, Ints
+from anyfleet.errors import refuse
 from anyfleet.naming import near
 from anyfleet.world.quantities import Law, Number, When, at, bounds, slot, slot_end, until
 
-__all__ = ["Redrawn", "Replayed", "Wandering", "need_period"]
+__all__ = ["Redrawn", "Replayed", "Wandering", "no_period"]
 
 # Innovations older than this have no weight that one could see in a rate.
 _NEGLIGIBLE = 1e-6
@@ -30,10 +31,10 @@ _WIDEST = 4.0
 _DEVICES, _INNOVATIONS = 1024, 64
 
 
-def need_period(owner: str, every: float | None) -> None:
-    """Refuse slots that have no length."""
+def no_period(owner: str, every: float | None) -> Iterator[str]:
+    """What is wrong with slots that have no length."""
     if every is not None and not 0 < every < math.inf:
-        raise ValueError(
+        yield (
             f"{owner}.every must be a positive number of seconds, got {every}. "
             "Without it there is one draw per server step."
         )
@@ -47,7 +48,7 @@ class Redrawn:
     every: float | None = None
 
     def __post_init__(self) -> None:
-        need_period("Redrawn", self.every)
+        refuse(no_period("Redrawn", self.every))
 
     def at(self, keys: Tensor, when: When) -> Floats:
         return self.of.draw(rng.fold(keys, slot(when, self.every)))
@@ -75,20 +76,23 @@ class Wandering:
     every: float | None = None
 
     def __post_init__(self) -> None:
+        refuse(self._faults())
+
+    def _faults(self) -> Iterator[str]:
         least = bounds(self.mean)[0]
         if not 0 <= least < math.inf:
-            raise ValueError(f"Wandering.mean must be finite and not negative, got {least}.")
+            yield f"Wandering.mean must be finite and not negative, got {least}."
         # Beyond that, thousands of innovations would be summed for a single number.
         if not 0 <= self.persistence <= 0.99:
-            raise ValueError(
+            yield (
                 f"Wandering.persistence must lie in [0, 0.99], got {self.persistence}. "
                 "For slower changes choose longer slots."
             )
         if not 0 <= self.spread <= _WIDEST:
-            raise ValueError(f"Wandering.spread must lie in [0, {_WIDEST:g}], got {self.spread}.")
+            yield f"Wandering.spread must lie in [0, {_WIDEST:g}], got {self.spread}."
         if not 0 <= self.floor <= 1:
-            raise ValueError(f"Wandering.floor must lie in [0, 1], got {self.floor}.")
-        need_period("Wandering", self.every)
+            yield f"Wandering.floor must lie in [0, 1], got {self.floor}."
+        yield from no_period("Wandering", self.every)
 
     def at(self, keys: Tensor, when: When) -> Floats:
         mean = at(self.mean, rng.fold(keys, "mean"), when)
@@ -155,13 +159,16 @@ class Replayed:
     _rows: Floats = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        need_period("Replayed", self.every)
-        if not 0 < self.scale < math.inf:
-            raise ValueError(f"Replayed.scale must be positive and finite, got {self.scale}.")
+        refuse(self._faults())
         # A path and its text are one file, and one part.
         object.__setattr__(self, "file", Path(self.file))
         rows = np.array(_read(Path(self.file), self.column), dtype=np.float64) * self.scale
         object.__setattr__(self, "_rows", rows)
+
+    def _faults(self) -> Iterator[str]:
+        yield from no_period("Replayed", self.every)
+        if not 0 < self.scale < math.inf:
+            yield f"Replayed.scale must be positive and finite, got {self.scale}."
 
     def at(self, keys: Tensor, when: When) -> Floats:
         rows: Floats = self._rows[(self._starts(keys) + slot(when, self.every)) % len(self._rows)]

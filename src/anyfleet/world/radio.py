@@ -5,7 +5,7 @@ All distances are in metres, powers in watts, bands in hertz, rates in bits per 
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from anyfleet import rng
 from anyfleet.columns import Floats
+from anyfleet.errors import refuse
 from anyfleet.world.processes import Wandering
 from anyfleet.world.quantities import Number, When, at, bounds, slot, until
 
@@ -72,15 +73,13 @@ class Steady:
     shared: bool = False
 
     def __post_init__(self) -> None:
-        for name, number in (("up", self.up), ("down", self.down)):
-            low, high = bounds(number)
-            if not (low >= 0 and 0 < high < math.inf):
-                raise ValueError(
-                    f"Steady.{name} must be finite bits per second above 0, got numbers from "
-                    f"{low:g} to {high:g}; give a law bounds. A device that cannot be reached is "
-                    "a matter of its availability."
-                )
-        _not_negative("Steady", {"power": self.power, "receive": self.receive})
+        refuse(
+            (
+                *no_rate("Steady.up", self.up),
+                *no_rate("Steady.down", self.down),
+                *_no_watts("Steady", power=self.power, receive=self.receive),
+            )
+        )
 
     def rates(self, keys: Tensor, when: When, distance: Floats, active: int) -> Rates:
         part = _part(self.shared, active)
@@ -131,17 +130,18 @@ class Shannon:
     receive: float = 0.0
 
     def __post_init__(self) -> None:
+        refuse(self._faults())
+
+    def _faults(self) -> Iterator[str]:
         for name in ("band", "power", "exponent", "station_power", "station_band"):
             value = getattr(self, name)
             if not 0 < value < math.inf:
-                raise ValueError(f"Shannon.{name} must be finite and above 0, got {value}.")
+                yield f"Shannon.{name} must be finite and above 0, got {value}."
         for name in ("noise_dbm_per_mhz", "ref_loss_db"):
             value = getattr(self, name)
             if not abs(value) <= _LOUDEST:
-                raise ValueError(
-                    f"Shannon.{name} must lie within ±{_LOUDEST:g} decibels, got {value}."
-                )
-        _not_negative("Shannon", {"interference": self.interference, "receive": self.receive})
+                yield f"Shannon.{name} must lie within ±{_LOUDEST:g} decibels, got {value}."
+        yield from _no_watts("Shannon", interference=self.interference, receive=self.receive)
 
     def rates(self, keys: Tensor, when: When, distance: Floats, active: int) -> Rates:
         part = _part(self.shared, active)
@@ -242,9 +242,19 @@ def _part(shared: bool, active: int) -> float:
     return 1 / max(active, 1) if shared else 1.0
 
 
-def _not_negative(owner: str, values: Mapping[str, float]) -> None:
+def no_rate(name: str, *numbers: Number) -> Iterator[str]:
+    """What is wrong with rates that nobody can have."""
+    for low, high in map(bounds, numbers):
+        if not (low >= 0 and 0 < high < math.inf):
+            yield (
+                f"{name} must be finite bits per second above 0, got numbers from {low:g} to "
+                f"{high:g}; give a law bounds. A device that cannot be reached is a matter of its "
+                "availability."
+            )
+            return
+
+
+def _no_watts(owner: str, **values: float) -> Iterator[str]:
     for name, value in values.items():
         if not 0 <= value < math.inf:
-            raise ValueError(
-                f"{owner}.{name} must be a finite number of watts, at least 0, got {value}."
-            )
+            yield f"{owner}.{name} must be a finite number of watts, at least 0, got {value}."

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from anyfleet import rng
 from anyfleet.columns import Flags, Floats, Ints
+from anyfleet.errors import refuse
 from anyfleet.types import Conditions, Devices
 from anyfleet.world.group import COLUMNS, Group
 from anyfleet.world.quantities import Number, When, at, until
@@ -44,9 +45,12 @@ class Reports:
     noise: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("steps", "seconds", "noise"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"Reports.{name} must not be negative, got {getattr(self, name)}.")
+        told = {name: getattr(self, name) for name in ("steps", "seconds", "noise")}
+        refuse(
+            f"Reports.{name} must be finite and not negative, got {value}."
+            for name, value in told.items()
+            if not 0 <= value < math.inf
+        )
 
     def when(self, when: When) -> When:
         """The moment that a report of now is about."""
