@@ -76,6 +76,7 @@ class Extent:
     """Static loop bounds of a stack: those of its largest member."""
 
     steps: int
+    together: int  # so many steps nobody has finished before
     epochs: int
     width: int  # samples per minibatch
 
@@ -111,7 +112,7 @@ def extent(numbers: Numbers, samples: Sequence[int]) -> Extent:
     per_epoch = [max(1, -(-n // int(b))) for n, b in zip(samples, numbers.batch, strict=True)]
     epochs = max(-(-s // e) for s, e in zip(steps, per_epoch, strict=True))
     width = min(max(int(b) for b in numbers.batch), max(1, *samples))
-    return Extent(max(steps), max(1, epochs), width)
+    return Extent(max(steps), min(steps), max(1, epochs), width)
 
 
 def as_tensors(numbers: Numbers, samples: Sequence[int], like: Tensor) -> dict[str, Tensor]:
@@ -133,7 +134,8 @@ def train(where: Site, inputs: Inputs, bounds: Extent, *, lift: Lift, cohort: in
     state = lift(partial(trainer.start, where))(given)
     choices = trainer.choices(torch.tensor(cohort), bounds.steps)
     for i in range(bounds.steps):
-        one = partial(_guarded, where, i, choices[i])
+        # The guard holds the old state beside the new one: a device alone never needs it.
+        one = partial(_stepped if i < bounds.together else _guarded, where, i, choices[i])
         state = lift(one)(state, inputs, (rows[..., i, :], valid[..., i, :]))
     result: Result = lift(partial(trainer.finish, where))(state)
     # Layers that are not trained run in training mode but keep their statistics (METHODS §1.3).
@@ -162,29 +164,41 @@ def _schedule(key: Tensor, valid: Tensor, batch: Tensor, bounds: Extent) -> tupl
     return orders[epoch[:, None], position.clamp(max=valid.shape[0] - 1)], real
 
 
-def _guarded(
+def _stepped(
     where: Site, i: int, choice: Any, state: Loose, inputs: Inputs, drawn: tuple[Tensor, Tensor]
 ) -> Loose:
-    """One step, undone where the device has already finished: no branching on values."""
+    """One step."""
     key = rng.fold(rng.fold(inputs.key, "step"), i)
     rows, valid = drawn
     x, y = inputs.x[rows], inputs.y[rows]
     if where.task.augment is not None:
         x = where.task.augment(x, rng.fold(key, "augment"))
     batch = Minibatch(x, y, valid, key)
-    new = where.job.train.step(where, state, batch, inputs.numbers, choice)
+    return where.job.train.step(where, state, batch, inputs.numbers, choice)
+
+
+def _guarded(
+    where: Site, i: int, choice: Any, state: Loose, inputs: Inputs, drawn: tuple[Tensor, Tensor]
+) -> Loose:
+    """One step, undone where the device has already finished: no branching on values."""
+    new = _stepped(where, i, choice, state, inputs, drawn)
     live = i < inputs.numbers["limit"]
-    kept: Loose = tree_map(lambda a, b: torch.where(live, a, b), new, state)
+    kept: Loose = tree_map(lambda a, b: a if a is b else torch.where(live, a, b), new, state)
     return kept
 
 
 def pad(data: Sequence[Data]) -> tuple[Tensor, Tensor, Tensor]:
     """Stacks samples of several devices: x, y and which rows are real."""
     most = max(1, *(len(d) for d in data))
-    x = torch.stack([_lengthen(d.x, most) for d in data])
-    y = torch.stack([_lengthen(d.y, most) for d in data])
+    x = _stack([_lengthen(d.x, most) for d in data])
+    y = _stack([_lengthen(d.y, most) for d in data])
     sizes = torch.tensor([len(d) for d in data], device=x.device)
     return x, y, torch.arange(most, device=x.device) < sizes[:, None]
+
+
+def _stack(tensors: list[Tensor]) -> Tensor:
+    """A device alone needs no second copy of its data."""
+    return tensors[0][None] if len(tensors) == 1 else torch.stack(tensors)
 
 
 def _lengthen(rows: Tensor, count: int) -> Tensor:

@@ -1,12 +1,13 @@
 """Plain local training: minibatch gradients, one optimiser, the options of the first methods."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import grad
+from torch.func import vjp
 
 from anyfleet import rng
 from anyfleet.columns import Ints
@@ -19,7 +20,6 @@ from anyfleet.types import EVERYTHING, Numbers, Params
 
 FLOAT_BYTES = 4
 _UPDATE_PASSES = 5  # lr × g: read, write; p − step: read both, write
-_GUARD_PASSES = 6  # where(live, new, old): read both, write; of the model and of its start
 
 
 @dataclass(frozen=True)
@@ -76,9 +76,8 @@ class Gradient:
         flops = processed * (sample.forward_flops + sample.backward_flops)
         # Gradients and optimiser state exist for what is trained, activations for one batch.
         trained = FLOAT_BYTES * sample.sent_params * (1 + self.optimiser.copies)
-        # Besides the passes: the update goes over gradient, step and parameter, and the guard of
-        # `local` over what the model was, is and becomes, here and at the start.
-        updating = _UPDATE_PASSES * trained + _GUARD_PASSES * sample.nbytes
+        # Besides the passes: the update goes over gradient, step and parameter.
+        updating = _UPDATE_PASSES * trained
         return Work(
             flops=float(flops),
             memory=float(sample.nbytes + trained + batch.activation_bytes),
@@ -90,7 +89,8 @@ class Gradient:
         zero = next(iter(given.params.values())).new_zeros(())
         return {
             "params": given.params,
-            "start": given.params,
+            # Only the proximal term looks back.
+            "start": given.params if self.proximal else {},
             "buffers": given.buffers,
             "seen": given.seen,
             "optimiser": self.optimiser.init({n: given.params[n] for n in site.trained}),
@@ -103,12 +103,10 @@ class Gradient:
     ) -> Loose:
         trained = {name: state["params"][name] for name in site.trained}
 
-        def objective(values: Params) -> tuple[Tensor, tuple[Params, Tensor]]:
-            params = {**state["params"], **values}
-            loss, buffers = self.loss(site, params, state, batch)
-            return loss, (buffers, loss)
+        def objective(values: Params) -> tuple[Tensor, Params]:
+            return self.loss(site, {**state["params"], **values}, state, batch)
 
-        gradients, (buffers, loss) = grad(objective, has_aux=True)(trained)
+        gradients, loss, buffers = differentiated(objective, trained)
         if self.proximal:
             gradients = {
                 n: g + self.proximal * (trained[n] - state["start"][n])
@@ -125,7 +123,7 @@ class Gradient:
             "params": {**state["params"], **new},
             "buffers": buffers,
             "optimiser": optimiser,
-            "loss": state["loss"] + loss.detach() * count,
+            "loss": state["loss"] + loss * count,
             "count": state["count"] + count,
         }
 
@@ -154,6 +152,20 @@ class Gradient:
         # Not a number where nothing was trained: zero would pass for a perfect fit.
         loss = state["loss"] / state["count"]
         return Result(dict(state["params"]), dict(state["buffers"]), mask, {"loss": loss})
+
+
+def differentiated(
+    objective: Callable[[Params], tuple[Tensor, Params]], at: Params
+) -> tuple[Params, Tensor, Params]:
+    """Gradients, value and by-product of an objective.
+
+    `torch.func.grad` would keep all activations and their gradients, for a second derivative that
+    nobody takes; here each goes as soon as the backward pass is through with it.
+    """
+    passed: tuple[Any, ...] = vjp(objective, at, has_aux=True)
+    value, backward, besides = passed
+    (gradients,) = backward(torch.ones_like(value), retain_graph=False, create_graph=False)
+    return gradients, value, besides
 
 
 def scaled(params: Params, blueprint: Blueprint) -> dict[str, Tensor]:

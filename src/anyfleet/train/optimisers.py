@@ -102,11 +102,12 @@ class AdamW:
             n: second * state["square"][n] + (1 - second) * g.square() for n, g in gradients.items()
         }
         unbias, spread = 1 - first**count, (1 - second**count).sqrt()
-        new = {
-            n: params[n] * (1 - lr * self.weight_decay)
-            - lr / unbias * mean[n] / (square[n].sqrt() / spread + self.epsilon)
-            for n in gradients
-        }
+        new = {}
+        for n in gradients:
+            # In place, on what was made here: written as one formula it would take five copies.
+            size = square[n].sqrt().div_(spread).add_(self.epsilon)
+            step = (lr / unbias * mean[n]).div_(size)
+            new[n] = (params[n] * (1 - lr * self.weight_decay)).sub_(step)
         return new, {"mean": mean, "square": square, "count": count}
 
 
