@@ -58,10 +58,13 @@ from anyfleet.world import (
     Uniform,
     Wandering,
     When,
+    World,
 )
 from tests import small
 
 TRACE, TRACE_MOST = Path(__file__).parent / "world" / "trace.csv", 40e6
+GAPS = TRACE.with_name("gaps.csv")
+PERIODS = (0.07, 3.0)  # of what changes with time
 REASONS = {
     "",
     "no link",
@@ -151,15 +154,16 @@ def check_row(row: SimpleNamespace, end: float) -> None:
 
 
 def check_joules(steps: list[Step], runtime: Simulated, start: "np.ndarray[Any, Any]") -> None:
-    """Joules are watts times seconds, and what batteries lost is what the ledger says."""
+    """Joules are watts times seconds of work, and batteries lost what the ledger says."""
     world, spent = runtime._world, np.zeros(len(start))
     for row in closed(steps):
         own = world.conditions(np.array([row.device]), When(row.began, row.issued_at), 1)
-        assert row.download_joules == pytest.approx(own.receive[0] * row.download)
-        assert row.upload_joules == pytest.approx(own.power[0] * row.upload)
-        # eps f³ watts, for its own part of the time.
-        watts = own.coefficient[0] * own.fastest[0] ** 3 / own.load[0]
-        assert row.compute_joules == pytest.approx(watts * row.compute)
+        ends = np.cumsum([row.began, row.download, row.compute, row.upload])
+        down, computing, up = (spans(a, b) for a, b in pairwise(ends.tolist()))
+        receiving, sending = (carried(world, row, each) for each in (down, up))
+        assert row.download_joules == pytest.approx(own.receive[0] * receiving[1], abs=1e-9)
+        assert row.upload_joules == pytest.approx(own.power[0] * sending[0], abs=1e-9)
+        assert row.compute_joules == pytest.approx(worked(world, row, computing), abs=1e-9)
         spent[row.device] += row.download_joules + row.compute_joules + row.upload_joules
     for answer in steps[-1].snapshot.waiting:  # has been paid for, and is told in a later step
         joules = answer.charges.download_joules + answer.charges.compute_joules
@@ -170,6 +174,33 @@ def check_joules(steps: list[Step], runtime: Simulated, start: "np.ndarray[Any, 
     assert (on_mains == np.isinf(left)).all()
     used = start[~on_mains] - left[~on_mains]
     assert used == pytest.approx(spent[~on_mains], rel=1e-9, abs=1e-9)
+
+
+def spans(start: float, end: float) -> list[tuple[float, float]]:
+    """The middle and the length of every piece of time in which no number changes."""
+    counted = (np.arange(start // every + 1, end / every) * every for every in PERIODS)
+    edges = [start, *sorted(t for ts in counted for t in ts.tolist() if start < t < end), end]
+    return [((a + b) / 2, b - a) for a, b in pairwise(edges)]
+
+
+def carried(
+    world: World, row: SimpleNamespace, pieces: list[tuple[float, float]]
+) -> tuple[float, float]:
+    """Seconds in which the link carries something, up and down."""
+    found = np.zeros(2)
+    for middle, length in pieces:
+        rates = world.rates(np.array([row.device]), When(middle, row.issued_at), 1)
+        found += length * np.array([rates.up[0] > 0, rates.down[0] > 0])
+    return float(found[0]), float(found[1])
+
+
+def worked(world: World, row: SimpleNamespace, pieces: list[tuple[float, float]]) -> float:
+    """Joules: eps f³ watts, for the order's own part of the time."""
+    joules, devices = 0.0, np.array([row.device])
+    for middle, length in pieces:
+        own = world.conditions(devices, When(middle, row.issued_at), 1)
+        joules += length * float(own.coefficient[0] * own.fastest[0] ** 3 / own.load[0])
+    return joules
 
 
 def begun(problem: Any, fleet: Fleet, seed: int, engine: Engine | None = None) -> Simulated:
@@ -187,7 +218,8 @@ def test_seconds_and_joules_add_up_to_clock_and_meters(name: str) -> None:
     groups = (
         replace(LOSSY, speed=2e8, mortality=0.1),
         replace(LOSSY, speed=3e7, availability=Intermittent(0.8, every=0.5)),
-        replace(LOSSY, battery=0.4, energy=1e-26, load=Redrawn(Uniform(1.0, 3.0))),
+        replace(LOSSY, battery=0.4, energy=1e-26, load=Redrawn(Uniform(1.0, 3.0), every=0.07)),
+        replace(LOSSY, link=Steady(3e5, Replayed(GAPS, "rate", every=0.07), receive=0.25)),
     )
     method = replace(BASE, schedule=SCHEDULES[name], select=Draw(5))
     runtime = begun(task, Fleet(groups=groups), 1)
@@ -420,7 +452,7 @@ def numbers(low: float, high: float) -> st.SearchStrategy[Any]:
             Choice((low, high), (1, 3)),
         ]
     )
-    every = st.sampled_from([None, 0.07, 3.0])
+    every = st.sampled_from([None, *PERIODS])
     return st.one_of(
         st.just(middle),
         laws,
@@ -430,7 +462,16 @@ def numbers(low: float, high: float) -> st.SearchStrategy[Any]:
     )
 
 
+PERIODICALLY = st.sampled_from(PERIODS)
 LINKS = st.one_of(
+    # With steps, a link that is down would stay so: nobody could say when it was up.
+    st.builds(
+        Steady,
+        st.builds(Replayed, st.just(GAPS), st.just("rate"), PERIODICALLY),
+        st.builds(Replayed, st.just(GAPS), st.just("rate"), PERIODICALLY),
+        power=st.floats(0, 1),
+        receive=st.floats(0, 1),
+    ),
     st.builds(
         Steady,
         numbers(1e5, 1e7),

@@ -7,7 +7,7 @@ batch of one. All of them are immutable; `take` and `join` make new batches out 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -88,6 +88,11 @@ class Devices(Batch):
     level: Ints  # capability class, 0 the strongest
     samples: Ints  # training samples it holds
     counting: Counting = "flops"  # what speeds count, for all: FLOP, or operations of a rule
+
+    @cached_property
+    def levels(self) -> tuple[int, ...]:
+        """The levels that have devices; found once, however large the fleet."""
+        return tuple(np.flatnonzero(np.bincount(self.level)).tolist())
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,5 +1,6 @@
 """Virtual time."""
 
+import numpy as np
 import pytest
 
 from anyfleet.runtime.clock import Clock, Event
@@ -22,6 +23,14 @@ def test_time_stops_where_it_is_told() -> None:
     assert clock.now == 3.0
     assert clock.pop(5.0) == Event("trained", 0)
     assert clock.now == 5.0
+
+
+def test_times_are_plain_numbers() -> None:
+    clock = Clock()
+    clock.at(np.float64(5.0), Event("trained", 0))
+    for until in (np.float64(3.0), None):
+        clock.pop(until)
+        assert type(clock.now) is float
 
 
 def test_forgotten_orders_do_not_come_back_and_a_copy_is_independent() -> None:

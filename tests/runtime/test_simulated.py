@@ -1,6 +1,7 @@
 """The simulated fleet: what orders cost, and how they end, by the worked numbers and by hand."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -166,7 +167,10 @@ def test_frequency_and_overhead_and_load_reach_the_ledger() -> None:
 
 
 def test_a_transfer_integrates_a_rate_that_changes(tmp_path: Path) -> None:
-    """Half, nothing, a quarter, the rest: 3.25 s; half a second of work; up a tenth, then fast."""
+    """Half, nothing, a quarter, the rest: 3.25 s; half a second of work; up a tenth, then fast.
+
+    The second in which the link carries nothing is waited for, but costs nothing.
+    """
     task = small.task(devices=1)
     (sized,) = rows(small.steps(ALL, task, 1)[0])
     bits = sized.bits_up
@@ -186,9 +190,132 @@ def test_a_transfer_integrates_a_rate_that_changes(tmp_path: Path) -> None:
     assert row.download == pytest.approx(3.25)
     assert row.compute == pytest.approx(0.5)
     assert row.upload == pytest.approx(0.25 + 0.45)
-    assert row.download_joules == pytest.approx(0.25 * 3.25)
+    assert row.download_joules == pytest.approx(0.25 * 2.25)
     assert row.upload_joules == pytest.approx(0.5 * 0.7)
     assert step.time == pytest.approx(4.45)
+
+
+def stepped(folder: Path, numbers: Sequence[float], every: float) -> Replayed:
+    """So many seconds each, the same for all devices."""
+    trace = folder / f"{len(list(folder.iterdir()))}.csv"
+    trace.write_text("\n".join(["x", *map(str, numbers)]))
+    return Replayed(trace, "x", every=every, shift=False)
+
+
+@pytest.mark.parametrize(
+    ("deadline", "bits", "joules"),
+    [(5.0, 0, 0), (9.0, 0, 0), (11.0, 200, 0.25), (16.0, 1000, 1.25), (17.0, 1000, 1.25)],
+)
+def test_what_is_cut_has_carried_what_the_link_carried(
+    tmp_path: Path, deadline: float, bits: float, joules: float
+) -> None:
+    """Nothing for ten seconds, then 200 bits in each of five, then nothing, then everything."""
+    task = small.task(devices=1)
+    down = stepped(tmp_path, (0, 0, 200, 0, 1e9), 5.0)
+    group = Group(link=Steady(up=1e9, down=down, receive=0.25), battery=10.0)
+    method = replace(ALL, schedule=Deadline(deadline))
+    runtime = Simulated(task, small.world(task, fleet(group)), 0)
+    (row,) = rows(next(run(method, task, runtime, 0)))
+    assert row.lost == "too late"
+    assert row.download == pytest.approx(deadline)
+    assert row.bits_down == pytest.approx(bits)
+    assert row.download_joules == pytest.approx(joules)
+    assert runtime.conditions(np.array([0])).battery == pytest.approx([10 - joules])
+    assert row.compute == row.bits_up == row.delivered_down == 0
+
+
+def test_a_cut_upload_has_carried_what_the_link_carried(tmp_path: Path) -> None:
+    """A second down, two seconds of work, then up: 300 bits, nothing, 50 of 100 bits."""
+    task = small.task(devices=1)
+    (sized,) = rows(small.steps(ALL, task, 1)[0])
+    up = stepped(tmp_path, (9e9, 9e9, 9e9, 300, 0, 100), 1.0)
+    link = Steady(up=up, down=sized.bits_down, power=0.5)
+    group = Group(speed=sized.flops / 2, link=link)
+    method = replace(ALL, schedule=Deadline(5.5))
+    (row,) = rows(small.steps(method, task, 1, fleet=fleet(group))[0])
+    assert row.bits_up == pytest.approx(350)
+    assert row.upload == pytest.approx(2.5)
+    assert row.upload_joules == pytest.approx(0.5 * 1.5)
+    assert row.flops == sized.flops
+    assert row.bits_down == sized.bits_down
+
+
+def test_a_battery_waits_for_a_link_and_is_empty_when_it_is(tmp_path: Path) -> None:
+    task = small.task(devices=1)
+    down = stepped(tmp_path, (200, 0, 0, 0, 200, 200), 1.0)
+    link = Steady(up=1e9, down=down, receive=0.25)
+    group = Group(link=link, battery=0.375, reserve=0.0)
+    first, second = small.steps(ALL, task, 2, fleet=fleet(group))
+    (row,) = rows(first)
+    assert row.lost == "battery empty"
+    assert row.download == first.time == pytest.approx(4.5)
+    assert row.bits_down == pytest.approx(300)
+    assert row.download_joules == pytest.approx(0.375)
+    assert not rows(second)
+
+
+# --- computing while other things change ------------------------------------------------------
+
+
+def changed(folder: Path, every: float | None = 1.0) -> tuple[Task, SimpleNamespace, Group]:
+    """A second down, then work of two seconds on a free device, which is busy and free in turn."""
+    task = small.task(devices=1)
+    (sized,) = rows(small.steps(ALL, task, 1)[0])
+    load = replace(stepped(folder, (3, 1, 4, 2, 1), 1.0), every=every)
+    link = Steady(up=1e9, down=sized.bits_down)
+    return task, sized, Group(speed=sized.flops / 2, load=load, link=link, energy=1e-26)
+
+
+def test_work_goes_on_at_the_pace_in_force(tmp_path: Path) -> None:
+    """Free from second 1 on: half; then an eighth, a quarter, and the last eighth in 1/4 s."""
+    task, sized, group = changed(tmp_path)
+    (row,) = rows(small.steps(ALL, task, 1, fleet=fleet(group))[0])
+    assert row.compute == pytest.approx(3.25)
+    # Other work slows a device down, but pays for its own cycles: 2 s at 1e9 Hz.
+    assert row.compute_joules == pytest.approx(1e-26 * 1e18 * 2e9)
+    assert row.flops == sized.flops
+
+
+@pytest.mark.parametrize(
+    ("deadline", "share"),
+    [(0.5, 0), (1.5, 0.25), (2.0, 0.5), (2.8, 0.6), (3.5, 0.75), (4.125, 15 / 16)],
+)
+def test_cut_work_is_charged_as_far_as_it_was_done(
+    tmp_path: Path, deadline: float, share: float
+) -> None:
+    task, sized, group = changed(tmp_path)
+    method = replace(ALL, schedule=Deadline(deadline))
+    (row,) = rows(small.steps(method, task, 1, fleet=fleet(group))[0])
+    assert row.lost == "too late"
+    assert row.compute == pytest.approx(max(0.0, deadline - 1))
+    assert row.flops == pytest.approx(share * sized.flops)
+    assert row.compute_joules == pytest.approx(share * 20)
+
+
+def test_a_speed_that_changes_changes_seconds_and_joules(tmp_path: Path) -> None:
+    """A device that becomes slower at the same frequency needs more cycles for the rest."""
+    task, sized, group = changed(tmp_path)
+    speed = replace(stepped(tmp_path, (1, 1, 0.25), 1.0), scale=sized.flops / 2)
+    (row,) = rows(small.steps(ALL, task, 1, fleet=fleet(replace(group, speed=speed, load=1.0)))[0])
+    # Half in the first second, an eighth in the next, and the rest in 3/4 s at full speed.
+    assert row.compute == pytest.approx(2.75)
+    assert row.compute_joules == pytest.approx(10 * row.compute)
+
+
+def test_what_changes_with_steps_stays_as_it_was_when_the_order_began(tmp_path: Path) -> None:
+    """Three times the work of a free device, and the same in a plan that was told."""
+    task, sized, group = changed(tmp_path, every=None)
+    runtime = Simulated(task, small.world(task, fleet(group)), 0)
+    told = runtime.conditions(np.array([0]))
+    (row,) = rows(next(run(ALL, task, runtime, 0)))
+    assert row.compute == pytest.approx(6.0)
+    assert row.compute == pytest.approx(sized.flops / float(told.speed[0]))
+    # Two steps are under way while it computes: both would change the load.
+    late = Deadline(1.5, late="late", staleness=9)
+    steps = small.steps(replace(ALL, schedule=late), task, 6, fleet=fleet(group))
+    (row,) = (row for step in steps for row in rows(step))
+    assert row.compute == pytest.approx(6.0)
+    assert row.step > row.issued_at + 2
 
 
 @pytest.mark.parametrize("way", ["up", "down"])
@@ -410,6 +537,7 @@ def test_a_battery_is_empty_at_the_second_at_which_it_is(phase: str) -> None:
             joules = f"{name}_joules"
             assert getattr(row, joules) == pytest.approx(share * getattr(cost_, joules))
     assert first.time == pytest.approx(sum(getattr(rows(first)[0], name) for name in phases))
+    assert type(first.time) is float  # whoever ended the step, and with which numbers
     assert not rows(second)  # nobody is left
 
 
@@ -508,7 +636,7 @@ def test_late_in_a_run_an_order_costs_what_it_costs_at_the_start() -> None:
             assert getattr(one, name) == getattr(two, name)
         assert (one.download_joules, one.upload_joules) == (two.download_joules, two.upload_joules)
         assert two.began == 3e7
-    assert isinstance(late.time, float)
+    assert type(late.time) is float
 
 
 def test_a_device_that_works_does_not_recharge() -> None:

@@ -2,6 +2,7 @@
 
 import math
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from anyfleet.world.radio import (
     Rates,
     Shannon,
     Steady,
+    Way,
     bluetooth,
     lte,
     noise_watts,
@@ -36,6 +38,7 @@ from anyfleet.world.radio import (
 NOW = When(0.0, 0)
 LINK: Any = Link  # a protocol, for `load`
 COUNT = 20_000
+WAYS: tuple[Way, ...] = ("up", "down")
 # FedResCuE's example: 0.1 W, noise 1e-12 W, 300 m, one bit per second and hertz.
 EXAMPLE = Shannon(noise_dbm_per_mhz=-90.0, ref_loss_db=0.0, fading=True)
 EXAMPLE_OUTAGE = 0.020394320861578885
@@ -136,7 +139,7 @@ def test_outage_of_the_worked_example() -> None:
 
 def test_a_fading_link_is_lost_as_often_as_the_closed_form_says() -> None:
     distance = np.full(COUNT, 300.0)
-    closed = EXAMPLE.outage(keys_of(COUNT), NOW, distance, 1e6, 1)
+    closed = EXAMPLE.outage(keys_of(COUNT), NOW, distance, 1e6, active=1, way="up")
     assert closed == pytest.approx(EXAMPLE_OUTAGE, rel=1e-9)
     lost = EXAMPLE.rates(keys_of(COUNT), NOW, distance, 1).up < 1e6
     assert within(lost.astype(np.float64), EXAMPLE_OUTAGE)
@@ -145,21 +148,38 @@ def test_a_fading_link_is_lost_as_often_as_the_closed_form_says() -> None:
 def test_without_fading_the_range_is_sharp() -> None:
     link = Shannon(noise_dbm_per_mhz=-90.0, ref_loss_db=15.3)
     reach = outage_range(1.0, 0.1, noise=1e-12, exponent=3.76, ref_loss_db=15.3)
-    outage = link.outage(keys_of(2), NOW, np.array([reach * 0.999, reach * 1.001]), 1e6, 1)
+    outage = link.outage(
+        keys_of(2), NOW, np.array([reach * 0.999, reach * 1.001]), 1e6, active=1, way="up"
+    )
     assert outage.tolist() == [0.0, 1.0]
+
+
+def test_the_way_down_is_lost_as_often_as_the_stations_power_and_band_say() -> None:
+    """A hundred times the power over ten times the band: a tenth of the noise for each watt."""
+    distance = np.full(COUNT, 300.0)
+    outage = EXAMPLE.outage(keys_of(COUNT), NOW, distance, 1e7, active=1, way="down")
+    assert outage == pytest.approx(1 - (1 - EXAMPLE_OUTAGE) ** 0.1, rel=1e-9)
+    lost = EXAMPLE.rates(keys_of(COUNT), NOW, distance, 1).down < 1e7
+    assert within(lost.astype(np.float64), float(outage[0]))
+    sharp = replace(EXAMPLE, fading=False)
+    reach = outage_range(1.0, 10.0, noise=1e-11, exponent=3.76)
+    ends = np.array([reach * 0.999, reach * 1.001])
+    found = sharp.outage(keys_of(2), NOW, ends, 1e7, active=1, way="down")
+    assert found.tolist() == [0.0, 1.0]
 
 
 def test_a_shared_band_is_lost_sooner() -> None:
     """Ten devices leave each a tenth of the band, with a tenth of its noise."""
     link = Shannon(noise_dbm_per_mhz=-90.0, ref_loss_db=0.0, fading=True, shared=True)
     snr = 0.1 * path_gain(300.0, 3.76, 0.0) / 1e-13
-    outage = link.outage(keys_of(1), NOW, np.array([300.0]), 1e6, 10)
+    outage = link.outage(keys_of(1), NOW, np.array([300.0]), 1e6, active=10, way="up")
     assert outage == pytest.approx(outage_probability(10.0, snr))
     assert outage > EXAMPLE_OUTAGE
 
 
 def test_what_no_signal_can_carry_is_certainly_lost() -> None:
-    assert EXAMPLE.outage(keys_of(1), NOW, np.array([1.0]), 1e12, 1) == 1.0
+    for way in WAYS:
+        assert EXAMPLE.outage(keys_of(1), NOW, np.array([1.0]), 1e12, active=1, way=way) == 1.0
 
 
 # --- fading -----------------------------------------------------------------------------------
@@ -207,12 +227,20 @@ def test_the_ways_are_drawn_independently() -> None:
 
 
 def test_a_given_rate_is_lost_or_not() -> None:
-    link = Steady(Uniform(1e6, 2e6), 1.0)
+    link = Steady(Uniform(1e6, 2e6), Uniform(1e6, 3e6))
     keys, distance = keys_of(100), np.ones(100)
-    outage = link.outage(keys, NOW, distance, 1.5e6, 1)
-    assert (outage == (link.rates(keys, NOW, distance, 1).up < 1.5e6)).all()
-    assert set(outage) == {0.0, 1.0}
-    assert Steady(1e6, 1.0).outage(keys, NOW, distance, 1e6, 1).max() == 0  # just enough
+    found = []
+    for way in WAYS:
+        outage = link.outage(keys, NOW, distance, 1.5e6, active=1, way=way)
+        assert (outage == (link.rates(keys, NOW, distance, 1).of(way) < 1.5e6)).all()
+        assert set(outage) == {0.0, 1.0}
+        found.append(outage)
+    assert (found[0] != found[1]).any()
+    just, less = (
+        Steady(1e6, 1.0).outage(keys, NOW, distance, 1e6, active=1, way=way) for way in WAYS
+    )
+    assert just.max() == 0  # just enough
+    assert less.min() == 1
 
 
 def test_rates_hold_until_the_first_of_them_changes() -> None:
@@ -310,9 +338,11 @@ def test_outage_is_a_probability_that_grows_with_what_is_asked(
     link: Shannon, distances: list[float], minimum: float, active: int
 ) -> None:
     keys, distance = keys_of(len(distances)), np.array(distances, dtype=np.float64)
-    outage = link.outage(keys, NOW, distance, minimum, active)
-    assert ((outage >= 0) & (outage <= 1)).all()
-    assert (link.outage(keys, NOW, distance, 2 * minimum, active) >= outage).all()
+    for way in WAYS:
+        outage = link.outage(keys, NOW, distance, minimum, active=active, way=way)
+        assert ((outage >= 0) & (outage <= 1)).all()
+        more = link.outage(keys, NOW, distance, 2 * minimum, active=active, way=way)
+        assert (more >= outage).all()
 
 
 @pytest.mark.parametrize("link", LINKS)

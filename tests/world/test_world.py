@@ -28,10 +28,12 @@ from anyfleet.world import (
     World,
 )
 from anyfleet.world.quantities import Number, When
+from anyfleet.world.radio import Way
 
 DEVICES = 400
 EVERYBODY = np.arange(DEVICES)
 NOW = When(35.0, 4)
+WAYS: tuple[Way, ...] = ("up", "down")
 CHANGING = Group(
     speed=LogNormal(1e9, 0.5, 1e8, 1e10),
     load=Redrawn(Uniform(1.0, 3.0)),
@@ -74,12 +76,14 @@ def test_only_its_own_key_decides_about_a_device() -> None:
     assert same(world.conditions(some, NOW, 7), together.take(some))
     assert (world.online(some, NOW) == world.online(EVERYBODY, NOW)[some]).all()
     keys = rng.fold(rng.root(0, "test"), torch.arange(DEVICES))
-    dead = world.dies(EVERYBODY, keys)
-    assert (world.dies(some, keys[torch.from_numpy(some)]) == dead[some]).all()
+    dead = world.dies(EVERYBODY, keys, NOW)
+    assert (world.dies(some, keys[torch.from_numpy(some)], NOW) == dead[some]).all()
     columns = np.full(DEVICES, 8)
-    came = world.delivered(columns, EVERYBODY, keys, NOW, 7)
-    alone = world.delivered(columns[some], some, keys[torch.from_numpy(some)], NOW, 7)
-    assert (alone == came[some]).all()
+    mine = keys[torch.from_numpy(some)]
+    for way in WAYS:
+        came = world.delivered(columns, EVERYBODY, keys, NOW, active=7, way=way)
+        alone = world.delivered(columns[some], some, mine, NOW, active=7, way=way)
+        assert (alone == came[some]).all()
 
 
 @pytest.mark.parametrize("name", ["speed", "energy", "battery"])
@@ -125,10 +129,22 @@ def test_devices_die_as_often_as_they_are_told_to() -> None:
     keys = rng.fold(
         rng.fold(rng.root(0, "test"), torch.arange(DEVICES))[:, None], torch.arange(100)
     )
-    dead = np.stack([world.dies(EVERYBODY, keys[:, visit]) for visit in range(100)])
+    dead = np.stack([world.dies(EVERYBODY, keys[:, visit], NOW) for visit in range(100)])
     mortal = dead[:, world.group == 0]
     assert abs(mortal.mean() - 0.2) < 5 * math.sqrt(0.2 * 0.8 / mortal.size)
     assert not dead[:, world.group == 1].any()
+
+
+def test_mortality_changes_with_time_and_with_steps(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("x\n1\n0\n")
+    keys = rng.fold(rng.root(0, "test"), torch.arange(DEVICES))
+    for every, moments in ((10.0, (0.0, 10.0)), (None, (0, 1))):
+        world = build(Group(mortality=Replayed(trace, "x", every=every, shift=False)))
+        whens = [When(float(m), 0) if every else When(5.0, int(m)) for m in moments]
+        first, second = (world.dies(EVERYBODY, keys, when) for when in whens)
+        assert first.all()
+        assert not second.any()
 
 
 def test_a_shared_band_is_divided_by_those_who_use_it() -> None:
@@ -150,6 +166,24 @@ def test_rates_change_with_the_link_and_with_the_place() -> None:
     assert coming.online_until(0, When(8.0, 0)) == 30.0
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["speed", "load", "energy", "overhead", "latency", "bandwidth", "fixed", "exponent"],
+)
+def test_what_calculating_takes_changes_with_time(name: str) -> None:
+    changed = {name: Redrawn(Uniform(0.1, 0.9), every=7.0)}
+    world = build(Group(**changed))  # type: ignore[arg-type]
+    assert world.computing_until(0, When(8.0, 0)) == 14.0
+    assert build(Group(memory=Redrawn(Uniform(1, 2), every=7.0))).computing_until(0, NOW) == (
+        math.inf
+    )
+    own = world.conditions(EVERYBODY, NOW, 1)
+    found = world.computing(EVERYBODY, NOW)
+    assert all((getattr(own, column) == value).all() for column, value in found.items())
+    later = world.computing(EVERYBODY, When(42.0, 4))
+    assert any((later[column] != value).any() for column, value in found.items())
+
+
 def test_a_link_that_never_fails_is_known_as_such() -> None:
     assert not build(Group(), Group(loss=Columns(error=0.0))).lossy
     assert build(Group(), Group(loss=Columns(error=0.1))).lossy
@@ -162,11 +196,13 @@ def test_columns_are_lost_when_the_rate_is_too_low() -> None:
         Group(link=Steady(1e6, 1e6), loss=Columns(minimum_rate=2e6)),
         Group(link=Steady(3e6, 1e6), loss=Columns(minimum_rate=2e6)),
         Group(link=Steady(3e6, 1e6, shared=True), loss=Columns(minimum_rate=2e6)),
+        Group(link=Steady(1e6, 3e6), loss=Columns(minimum_rate=2e6)),
     )
     world, count = build(*groups), np.full(DEVICES, 8)
     keys = rng.fold(rng.root(0, "test"), torch.arange(DEVICES))
-    came = world.delivered(count, EVERYBODY, keys, NOW, 2)
-    assert came.tolist() == [8 if g == 1 else 0 for g in world.group]
+    up, down = (world.delivered(count, EVERYBODY, keys, NOW, active=2, way=w) for w in WAYS)
+    assert up.tolist() == [8 if g == 1 else 0 for g in world.group]
+    assert down.tolist() == [8 if g == 3 else 0 for g in world.group]
 
 
 # --- reports ----------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """What an order demands of its device, and what it is charged."""
 
-import math
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -10,11 +11,14 @@ from anyfleet.elastic import Blueprint, Slice, cost
 from anyfleet.elastic.counting import Counting, forward_operations
 from anyfleet.evaluate import EVALUATION_BATCH
 from anyfleet.local import limits, processed
+from anyfleet.runtime.course import ROUNDING, Course, Knot
 from anyfleet.timing import Amount, Demand, Effort, effort_of, training
-from anyfleet.types import Charges, Conditions, Kind, Orders, Task
+from anyfleet.types import Charges, Kind, Orders, Task
 from anyfleet.world.quantities import When
 
 _EVERYTHING = Slice()
+# The parts of an order, and what is done in them.
+_AMOUNTS = {"download": "down", "compute": "flops", "upload": "up"}
 
 
 def demand(order: Orders, task: Task, counting: Counting) -> Demand:
@@ -53,19 +57,20 @@ def _measuring(slice_: Slice, samples: int, blueprint: Blueprint, counting: Coun
     return Demand(effort, np.array([float(own.nbytes)]))
 
 
-def charged(order: Orders, effort: Effort, own: Conditions, download: float, when: When) -> Charges:
-    """What is known of an order when it is submitted: all but the upload."""
-    nothing, frequency = np.zeros(1), order.numbers.frequency
+def charged(order: Orders, effort: Effort, parts: Sequence[Course], when: When) -> Charges:
+    """What is known of an order when it is submitted: download and compute."""
+    download, compute = parts
+    nothing = np.zeros(1)
     return Charges(
         order=order.id,
         flops=effort.flops,
         down=order.bits,
         up=nothing,
-        download=np.array([download]),
-        compute=effort.seconds(own, frequency),
+        download=np.array([download.seconds]),
+        compute=np.array([compute.seconds]),
         upload=nothing,
-        download_joules=own.receive * download if math.isfinite(download) else nothing,
-        compute_joules=effort.joules(own, frequency),
+        download_joules=np.array([download.joules]),
+        compute_joules=np.array([compute.joules]),
         upload_joules=nothing,
         began=np.array([when.now]),
         delivered_down=np.ones(1),
@@ -73,42 +78,36 @@ def charged(order: Orders, effort: Effort, own: Conditions, download: float, whe
     )
 
 
-def sending(planned: Charges, bits: Floats, seconds: float, power: Floats) -> Charges:
+def sending(planned: Charges, bits: Floats, upload: Course) -> Charges:
     """The same with the upload, now that the size of the answer is known."""
     return replace(
         planned,
         up=bits,
-        upload=np.array([seconds]),
-        # Over a link that carries nothing, nothing is sent.
-        upload_joules=power * seconds if math.isfinite(seconds) else np.zeros(1),
+        upload=np.array([upload.seconds]),
+        upload_joules=np.array([upload.joules]),
     )
 
 
-def spent(planned: Charges, passed: float) -> Charges:
-    """What an order has cost after `passed` seconds: the parts of it that time has reached."""
-    times, shares, start = {}, {}, 0.0
-    for name in ("download", "compute", "upload"):
-        whole = float(getattr(planned, name)[0])
-        share = _share(start, whole, passed)
-        times[name] = np.array([whole if share == 1 else max(0.0, passed - start)])
-        shares[name], start = share, start + whole
+def spent(planned: Charges, parts: Sequence[Course], passed: float) -> Charges:
+    """What an order has cost after `passed` seconds: as much of each part as was done by then."""
+    found: dict[str, Any] = {}
+    start, done = 0.0, {"download": False, "compute": False, "upload": False}
+    for (part, amount), course in zip(_AMOUNTS.items(), parts, strict=False):
+        seconds, share, joules = _reached(course, start, passed)
+        found[part], found[f"{part}_joules"] = np.array([seconds]), np.array([joules])
+        found[amount] = getattr(planned, amount) * share
+        start, done[part] = start + course.seconds, share == 1
     return replace(
         planned,
-        flops=planned.flops * shares["compute"],
-        down=planned.down * shares["download"],
-        up=planned.up * shares["upload"],
-        download_joules=planned.download_joules * shares["download"],
-        compute_joules=planned.compute_joules * shares["compute"],
-        upload_joules=planned.upload_joules * shares["upload"],
         # Half of a message is no message: what it has of the model cannot be used.
-        delivered_down=planned.delivered_down * (shares["download"] == 1),
-        delivered_up=planned.delivered_up * (shares["upload"] == 1),
-        **times,
+        delivered_down=planned.delivered_down * done["download"],
+        delivered_up=planned.delivered_up * done["upload"],
+        **found,
     )
 
 
-def _share(start: float, whole: float, passed: float) -> float:
-    """How much of a phase is done, `passed` seconds after the first of all phases began."""
-    if passed >= (start + whole) * (1 - 1e-12):
-        return 1.0  # sums of seconds round: a hair less than the whole is the whole
-    return (passed - start) / whole if passed > start and math.isfinite(whole) else 0.0
+def _reached(course: Course, start: float, passed: float) -> Knot:
+    """How far a part is, `passed` seconds after the first of all parts began."""
+    if passed >= (start + course.seconds) * (1 - ROUNDING):
+        return course.knots[-1]
+    return course.at(passed - start) if passed > start else course.knots[0]

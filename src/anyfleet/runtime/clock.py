@@ -24,7 +24,8 @@ class Clock:
         """Schedules an event."""
         if time < self.now:
             raise ValueError(f"cannot schedule {event} at {time}: it is already {self.now}")
-        heapq.heappush(self._heap, (time, self._sequence, event))
+        # A number of numpy would spread into everything that is added to it, and be told.
+        heapq.heappush(self._heap, (float(time), self._sequence, event))
         self._sequence += 1
 
     def pop(self, until: float | None) -> Event | None:
@@ -33,7 +34,7 @@ class Clock:
             self.now, _, event = heapq.heappop(self._heap)
             return event
         if until is not None:
-            self.now = max(self.now, until)
+            self.now = max(self.now, float(until))
         return None
 
     def forget(self, orders: set[int]) -> None:

@@ -13,6 +13,7 @@ from anyfleet.elastic import Blueprint, Slice, columns
 from anyfleet.types import Kind, Orders
 from anyfleet.world import World
 from anyfleet.world.quantities import When
+from anyfleet.world.radio import Way
 
 _VISITS = (Kind.TRAIN, Kind.HOLD)
 _UPLOADS = (Kind.TRAIN, Kind.FETCH)  # answers with a model in them
@@ -39,11 +40,16 @@ def crossings(
     count = _columns(orders.slices, step, blueprint)
     whole = np.ones(len(orders)), np.ones(len(orders))
     ways = []
-    for way, crosses in (("down", orders.kind != Kind.FETCH), ("up", orders.kind in _UPLOADS)):
-        if not crosses:
+    crosses: dict[Way, bool] = {
+        "down": orders.kind != Kind.FETCH,
+        "up": orders.kind in _UPLOADS,
+    }
+    for way, carries in crosses.items():
+        if not carries:
             ways.append(whole)
             continue
-        came = world.delivered(count, orders.device, rng.fold(keys, way), when, active)
+        way_keys = rng.fold(keys, way)
+        came = world.delivered(count, orders.device, way_keys, when, active=active, way=way)
         ways.append((np.where(came == count, 1.0, came * step), came / count))
     (down, down_share), (up, up_share) = ways
     return [

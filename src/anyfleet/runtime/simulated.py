@@ -13,9 +13,10 @@ from anyfleet.issue import too_large
 from anyfleet.runtime.batteries import Batteries
 from anyfleet.runtime.charging import charged, demand, sending, spent
 from anyfleet.runtime.clock import Clock, Event
+from anyfleet.runtime.course import Course, Courses
 from anyfleet.runtime.crossing import Crossing, addresses, crossings
 from anyfleet.runtime.engines import Engine, Reference
-from anyfleet.runtime.fates import Fate, Phase, first, goes_offline, runs_dry, transfer
+from anyfleet.runtime.fates import Fate, first, goes_offline, runs_dry
 from anyfleet.types import (
     Charges,
     Choices,
@@ -39,15 +40,21 @@ _BLOCK = 1 << 17
 class _Pending:
     """An order under way: since when, what it will have cost, and how it ends."""
 
-    order: Orders
-    when: When  # it began
-    active: int  # devices that use the air meanwhile
-    charge: float  # of its battery, at the beginning
+    courses: Courses  # how its parts go on
+    parts: tuple[Course, ...]  # download and compute; then the upload, too
     crossing: Crossing
     charges: Charges
     fate: Fate | None = None  # how it ends without an answer, as far as is known
     update: Updates | None = None
     memory: Memory | None = None  # what the device will remember once it has finished
+
+    @property
+    def order(self) -> Orders:
+        return self.courses.order
+
+    @property
+    def when(self) -> When:
+        return self.courses.when
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,36 +135,31 @@ class Simulated:
     def submit(self, orders: Orders) -> None:
         own, active = self._truth(orders), len(self._pending) + len(orders)
         crossing = crossings(orders, self._world, self._when(), active, self._task.blueprint)
-        fatal = self._world.dies(orders.device, addresses(orders, self._world.seed, "death"))
+        deaths = addresses(orders, self._world.seed, "death")
+        fatal = self._world.dies(orders.device, deaths, self._when())
         self._free[orders.device] = False
         self._batteries.begin(orders.device, self.now())
         for row, (whole, mine) in enumerate(zip(orders.rows(), own.rows(), strict=True)):
             order = cut_order(whole, crossing[row].down, self._task.blueprint)
             need = demand(order, self._task, self._world.declared.counting)
-            bits, rate = float(order.bits[0]), float(mine.down[0])
-            download = self._transfer(order, bits, "down", active=active, known=rate)
-            charges = charged(order, need.effort, mine, download, self._when())
-            pending = _Pending(
-                order=order,
-                when=self._when(),
-                active=active,
-                charge=float(mine.battery[0]),
-                crossing=crossing[row],
-                charges=replace(charges, delivered_down=np.array([crossing[row].down_share])),
-            )
+            courses = Courses(self._world, order, self._when(), mine, active)
+            download = courses.download()
+            parts = download, courses.compute(need.effort, download.seconds)
+            charges = charged(order, need.effort, parts, self._when())
+            share = np.array([crossing[row].down_share])
+            charges = replace(charges, delivered_down=share)
+            pending = _Pending(courses, parts, crossing[row], charges)
             reason = too_large(float(need.memory[0]), float(mine.memory[0]))
             self._start(pending, reason, dies=bool(fatal[row]))
 
     def _start(self, pending: _Pending, no_room: str, *, dies: bool) -> None:
         """Schedules what comes next for an order that was just submitted."""
-        charges = pending.charges
-        download, compute = float(charges.download[0]), float(charges.compute[0])
-        (receiving,), (computing,) = charges.download_joules, charges.compute_joules
+        download, compute = (part.seconds for part in pending.parts)
         fates = [
             *([Fate(0.0, "no link")] if math.isinf(download) else []),
             *([Fate(download, no_room)] if no_room else []),
             *([Fate(download + compute / 2, "died")] if dies else []),
-            *runs_dry((Phase(download, receiving), Phase(compute, computing)), pending.charge),
+            *runs_dry(pending.parts, float(pending.courses.own.battery[0])),
         ]
         soonest = first(fates)
         device, end = int(pending.order.device[0]), download + compute
@@ -167,20 +169,6 @@ class Simulated:
         self._pending[order] = replace(pending, fate=fate)
         after = fate.after if fate else download + compute
         self._clock.at(self.now() + after, Event("lost" if fate else "trained", order))
-
-    def _transfer(
-        self, order: Orders, bits: float, way: str, *, active: int, known: float | None = None
-    ) -> float:
-        """Seconds in which these bits cross the order's link, whose rate now may be `known`."""
-
-        def rate(when: When) -> float:
-            if known is not None and when == self._when():
-                return known
-            rates = self._world.rates(order.device, when, active)
-            return float((rates.up if way == "up" else rates.down)[0])
-
-        device = int(order.device[0])
-        return transfer(bits, self._when(), rate, lambda w: self._world.rates_until(device, w))
 
     # -- hearing
 
@@ -242,7 +230,7 @@ class Simulated:
         pending = self._pending.pop(order_id)
         device = int(pending.order.device[0])
         self._free[device] = True
-        charges = spent(pending.charges, passed)
+        charges = spent(pending.charges, pending.parts, passed)
         joules = charges.download_joules + charges.compute_joules + charges.upload_joules
         self._batteries.spend(device, float(joules[0]), self.now())
         return charges
@@ -256,28 +244,27 @@ class Simulated:
             raise RuntimeError(f"the engine did not carry out order {order_id}")
         self._memories[int(pending.order.device[0])] = pending.memory
         bits = pending.update.bits
-        upload = self._transfer(pending.order, float(bits[0]), "up", active=pending.active)
-        power = self._world.power(pending.order.device)
+        upload = pending.courses.upload(float(bits[0]), self._when())
         share = np.array([pending.crossing.up_share])
-        charges = replace(sending(pending.charges, bits, upload, power), delivered_up=share)
-        fate = self._sending(replace(pending, charges=charges))
-        kind, after = ("lost", fate.after) if fate else ("arrived", upload)
+        charges = replace(sending(pending.charges, bits, upload), delivered_up=share)
+        fate = self._sending(pending, upload)
+        kind, after = ("lost", fate.after) if fate else ("arrived", upload.seconds)
         self._clock.at(self.now() + after, Event(kind, order_id))
         # From the order's start, as all of its seconds.
-        before = float(charges.download[0] + charges.compute[0])
+        before = sum(part.seconds for part in pending.parts)
         fate = fate and fate._replace(after=before + fate.after)
-        self._pending[order_id] = replace(pending, charges=charges, fate=fate)
+        parts = (*pending.parts, upload)
+        self._pending[order_id] = replace(pending, parts=parts, charges=charges, fate=fate)
 
-    def _sending(self, pending: _Pending) -> Fate | None:
+    def _sending(self, pending: _Pending, upload: Course) -> Fate | None:
         """How an upload fails, if it does; in seconds from now."""
-        charges = pending.charges
-        seconds, joules = float(charges.upload[0]), float(charges.upload_joules[0])
-        left = pending.charge - charges.download_joules[0] - charges.compute_joules[0]
-        device = int(pending.order.device[0])
+        seconds, device = upload.seconds, int(pending.order.device[0])
+        charge = float(pending.courses.own.battery[0])
+        left = charge - sum(part.joules for part in pending.parts)
         fates = [
             *([Fate(0.0, "no link")] if math.isinf(seconds) else []),
             *([Fate(0.0, "nothing came through")] if pending.crossing.up <= 0 else []),
-            *runs_dry((Phase(seconds, joules),), left),
+            *runs_dry((upload,), left),
         ]
         soonest = first(fates)
         end = min(seconds, soonest.after) if soonest else seconds

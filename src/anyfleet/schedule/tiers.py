@@ -5,8 +5,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
 from anyfleet.schedule.flights import end_of_patience, training
 from anyfleet.view import Flight, Request, View
 
@@ -40,8 +38,7 @@ class Tiers:
 
     def start(self, view: View) -> tuple[Request, ...]:
         tried = _levels(view, (*view.flying, *view.arrived, *view.lost, *view.declined))
-        there = np.flatnonzero(np.bincount(view.devices.level)).tolist()
-        return tuple(Request(level=level) for level in there if level not in tried)
+        return tuple(Request(level=level) for level in view.devices.levels if level not in tried)
 
     def ready(self, view: View) -> bool:
         answered = _levels(view, view.arrived).keys()

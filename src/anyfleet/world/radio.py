@@ -7,7 +7,7 @@ All distances are in metres, powers in watts, bands in hertz, rates in bits per 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 from torch import Tensor
@@ -24,11 +24,17 @@ _NEAREST = 1.0
 _LOUDEST = 1000.0
 
 
+Way = Literal["up", "down"]
+
+
 class Rates(NamedTuple):
     """Bits per second of each device, both ways."""
 
     up: Floats
     down: Floats
+
+    def of(self, way: Way) -> Floats:
+        return self.up if way == "up" else self.down
 
 
 class Link(Protocol):
@@ -36,7 +42,10 @@ class Link(Protocol):
 
     @property
     def power(self) -> float:
-        """Watts while sending: the energy of a transmission is these times its seconds."""
+        """Watts while sending: the energy of a transmission is these times its seconds.
+
+        Seconds in which the link carries nothing cost nothing, here and in `receive`.
+        """
 
     @property
     def receive(self) -> float:
@@ -53,9 +62,9 @@ class Link(Protocol):
         """When time next changes the rates of a device that stands still."""
 
     def outage(
-        self, keys: Tensor, when: When, distance: Floats, minimum: float, active: int
+        self, keys: Tensor, when: When, distance: Floats, minimum: float, *, active: int, way: Way
     ) -> Floats:
-        """The probability that what is sent now is lost because the upward rate is too low."""
+        """The probability that what is sent now is lost because its way's rate is too low."""
 
 
 @dataclass(frozen=True)
@@ -93,10 +102,10 @@ class Steady:
         return min(until(self.up, when), until(self.down, when))
 
     def outage(
-        self, keys: Tensor, when: When, distance: Floats, minimum: float, active: int
+        self, keys: Tensor, when: When, distance: Floats, minimum: float, *, active: int, way: Way
     ) -> Floats:
         """Certain or impossible: nothing is known about fades within a transmission."""
-        return (self.rates(keys, when, distance, active).up < minimum).astype(np.float64)
+        return (self.rates(keys, when, distance, active).of(way) < minimum).astype(np.float64)
 
 
 @dataclass(frozen=True)
@@ -158,12 +167,13 @@ class Shannon:
         return math.inf
 
     def outage(
-        self, keys: Tensor, when: When, distance: Floats, minimum: float, active: int
+        self, keys: Tensor, when: When, distance: Floats, minimum: float, *, active: int, way: Way
     ) -> Floats:
         if not self.fading:
-            return (self.rates(keys, when, distance, active).up < minimum).astype(np.float64)
-        efficiency = minimum / (self.band * _part(self.shared, active))
-        return outage_probability(efficiency, self._snr(distance, active).up)
+            return (self.rates(keys, when, distance, active).of(way) < minimum).astype(np.float64)
+        band = self.band if way == "up" else self.station_band
+        efficiency = minimum / (band * _part(self.shared, active))
+        return outage_probability(efficiency, self._snr(distance, active).of(way))
 
     def _snr(self, distance: Floats, active: int) -> Rates:
         """Signal to noise both ways, before any fade."""

@@ -16,18 +16,14 @@ from anyfleet.errors import refuse
 from anyfleet.types import Conditions, Devices
 from anyfleet.world.group import COLUMNS, Group
 from anyfleet.world.quantities import Number, When, at, until
-from anyfleet.world.radio import Link, Rates
+from anyfleet.world.radio import Link, Rates, Way
 
 _AS_DECLARED = (
     "memory",
     "battery",
     "budget",
-    "overhead",
-    "latency",
-    "bandwidth",
-    "fixed",
-    "exponent",
 )
+_COMPUTING = ("overhead", "latency", "bandwidth", "fixed", "exponent")
 # What a device measures about itself, and may measure badly.
 _NOISY = ("speed", "up", "down", "memory", "battery")
 
@@ -78,21 +74,34 @@ class World:
         The battery is the runtime's: it knows what was spent. Here it is full.
         """
         rates = self.rates(devices, when, active)
-        load = self.column("load", devices, when)
         link = self.link[devices]
         ranges = np.array([group.frequency for group in self.groups])[self.group[devices]]
         return Conditions(
-            speed=self.column("speed", devices, when) / load,
             up=rates.up,
             down=rates.down,
-            load=load,
             slowest=ranges[:, 0],
             fastest=ranges[:, 1],
-            coefficient=self.column("energy", devices, when),
             power=self.power(devices),
             receive=np.array([each.receive for each in self.links])[link],
             **{name: self.column(name, devices, when) for name in _AS_DECLARED},
+            **self.computing(devices, when),
         )
+
+    def computing(self, devices: Ints, when: When) -> dict[str, Floats]:
+        """The conditions that say how long calculating takes and what it costs."""
+        load = self.column("load", devices, when)
+        return {
+            "speed": self.column("speed", devices, when) / load,
+            "load": load,
+            "coefficient": self.column("energy", devices, when),
+            **{name: self.column(name, devices, when) for name in _COMPUTING},
+        }
+
+    def computing_until(self, device: int, when: When) -> float:
+        """When time next changes how a device calculates."""
+        group: Group = self.groups[self.group[device]]
+        columns = ("speed", "load", "energy", *_COMPUTING)
+        return min(until(getattr(group, name), when) for name in columns)
 
     def report(self, devices: Ints, when: When, active: int, battery: Floats) -> Conditions:
         """What these devices say at check-in."""
@@ -159,9 +168,9 @@ class World:
         group: Group = self.groups[self.group[device]]
         return group.availability.until(when)
 
-    def dies(self, devices: Ints, keys: Tensor) -> Flags:
-        """Which of these devices die during an order, one key for each order."""
-        share = self.column("mortality", devices, When(0.0, 0))
+    def dies(self, devices: Ints, keys: Tensor, when: When) -> Flags:
+        """Which of these devices die during an order that begins now, one key for each order."""
+        share = self.column("mortality", devices, when)
         died: Flags = rng.uniform(keys, 1)[:, 0].numpy() < share
         return died
 
@@ -175,7 +184,7 @@ class World:
         return np.array([group.loss.width for group in self.groups])[self.group[devices]]
 
     def delivered(
-        self, columns: Ints, devices: Ints, keys: Tensor, when: When, active: int
+        self, columns: Ints, devices: Ints, keys: Tensor, when: When, *, active: int, way: Way
     ) -> Ints:
         """How many of a model's columns come through, one transmission for each key."""
         found = np.empty(len(devices), dtype=np.int64)
@@ -183,16 +192,22 @@ class World:
             loss = self.groups[number].loss
             outage = None
             if loss.minimum_rate is not None:
-                outage = self._outage(devices[rows], when, loss.minimum_rate, active)
+                outage = self._outage(
+                    devices[rows], when, loss.minimum_rate, active=active, way=way
+                )
             found[rows] = loss.delivered(keys[rows], columns[rows], outage)
         return found
 
-    def _outage(self, devices: Ints, when: When, minimum: float, active: int) -> Floats:
+    def _outage(
+        self, devices: Ints, when: When, minimum: float, *, active: int, way: Way
+    ) -> Floats:
         keys, distance = self._keys("link", devices), self.column("distance", devices, when)
         found = np.empty(len(devices))
         for number, rows in _by(self.link[devices]):
             link = self.links[number]
-            found[rows] = link.outage(keys[rows], when, distance[rows], minimum, active)
+            found[rows] = link.outage(
+                keys[rows], when, distance[rows], minimum, active=active, way=way
+            )
         return found
 
     def power(self, devices: Ints) -> Floats:
