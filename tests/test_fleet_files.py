@@ -205,6 +205,10 @@ def test_problems_of_the_fleet_do_not_hide_those_of_the_rest(tmp_path: Path) -> 
         ('[fleet]\nuse = "levels"\nspeeds = [1e9]\nup = [1e6, 2e6]\n', "fleet"),
         ('[fleet]\nuse = "lossy"\nlevels = 0\n', "fleet.levels"),
         ('[fleet]\nuse = "levls"\n', "fleet.use"),
+        (
+            '[[fleet.groups]]\nrecharge = { use = "Wandering", mean = 5.0 }\n',
+            "fleet.groups.0.recharge",
+        ),
     ],
 )
 def test_a_problem_has_its_place(tmp_path: Path, fleet: str, path: str) -> None:
@@ -229,7 +233,8 @@ availability = { use = "Diurnal", mean = 0.5 }
 [[fleet.groups]]
 link = { use = "wifi" }
 battery = 4e4
-recharge = { use = "Wandering", mean = 5.0 }
+recharge = { use = "Uniform", low = 1.0, high = 5.0 }
+mortality = { use = "Wandering", mean = 0.001 }
 """
     )
     fleet = load(file).fleet

@@ -441,10 +441,10 @@ def test_no_policy_can_reach_the_truth(package: str) -> None:
 # --- anything at all --------------------------------------------------------------------------
 
 
-def numbers(low: float, high: float) -> st.SearchStrategy[Any]:
-    """A number of every kind between two ends."""
+def laws(low: float, high: float) -> st.SearchStrategy[Any]:
+    """A law of every kind between two ends."""
     middle = (low + high) / 2
-    laws = st.sampled_from(
+    return st.sampled_from(
         [
             Uniform(low, high),
             Normal(middle, (high - low) / 4, low, high),
@@ -452,11 +452,16 @@ def numbers(low: float, high: float) -> st.SearchStrategy[Any]:
             Choice((low, high), (1, 3)),
         ]
     )
+
+
+def numbers(low: float, high: float) -> st.SearchStrategy[Any]:
+    """A number of every kind between two ends."""
+    middle = (low + high) / 2
     every = st.sampled_from([None, *PERIODS])
     return st.one_of(
         st.just(middle),
-        laws,
-        st.builds(Redrawn, laws, every),
+        laws(low, high),
+        st.builds(Redrawn, laws(low, high), every),
         st.builds(Wandering, st.just(middle), spread=st.just(0.3), every=every),
         st.builds(Replayed, st.just(TRACE), st.just("rate"), every, st.just(high / TRACE_MOST)),
     )
@@ -498,10 +503,10 @@ GROUPS = st.builds(
     loss=st.sampled_from(
         [Columns(), Columns(error=0.2), Columns(0.3, Uniform(0.0, 0.4)), Columns(minimum_rate=2e5)]
     ),
-    battery=st.one_of(st.just(math.inf), numbers(0.5, 20)),
-    charge=st.sampled_from([0.3, 1.0]),
+    battery=st.one_of(st.just(math.inf), st.just(10.0), laws(0.5, 20)),
+    charge=st.one_of(st.just(1.0), laws(0.3, 0.9)),
     reserve=st.sampled_from([0.0, 0.1, 0.5]),
-    recharge=st.sampled_from([0.0, 0.0, 0.5]),
+    recharge=st.one_of(st.just(0.0), st.just(0.0), laws(0.1, 0.5)),
     availability=st.sampled_from(
         [
             Group().availability,
@@ -510,7 +515,7 @@ GROUPS = st.builds(
             Diurnal(every=0.5, period=5),
         ]
     ),
-    mortality=st.sampled_from([0.0, 0.2]),
+    mortality=st.one_of(st.just(0.0), numbers(0.01, 0.15)),
 )
 FLEETS = st.builds(
     Fleet,

@@ -70,3 +70,11 @@ def test_links_of_the_fleet_are_dealt_evenly_and_apart_from_the_groups() -> None
     assert (np.abs(both - 100) < 5 * np.sqrt(600 * (1 / 6) * (5 / 6))).all()
     own = Fleet(groups=(Group(link=links[0]), Group(link=links[2])))
     assert (own.build(SAMPLES, 0).link == own.build(SAMPLES, 0).group).all()
+
+
+def test_the_levels_that_have_devices_are_found_once() -> None:
+    groups = (Group(count=18, level=4), Group(count=2, level=1), Group(level=7))
+    declared = Fleet(groups=groups).build(SAMPLES, 0).declared
+    assert declared.levels == (1, 4)
+    assert declared.levels is declared.levels
+    assert declared.take(np.flatnonzero(declared.level == 4)).levels == (4,)

@@ -2,13 +2,15 @@
 
 import math
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from anyfleet.world import Group, Normal, Redrawn, Uniform
+from anyfleet.world import Group, Normal, Redrawn, Replayed, Uniform, Wandering
 from anyfleet.world.group import _MAY_BE_INFINITE, _RANGES
 
+TRACE = Path(__file__).parent / "trace.csv"
 NUMBERS = [f.name for f in fields(Group) if f.name in _RANGES]
 
 
@@ -43,7 +45,23 @@ def test_laws_are_bounded(name: str) -> None:
     with pytest.raises(ValueError, match=f"Group.{name} must be bounded"):
         group(**{name: Normal(0.5, 0.1)})
     group(**{name: Normal(0.5, 0.1, low=0.1, high=0.9)})
-    group(**{name: Redrawn(Uniform(0.1, 0.9), every=10.0)})
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("every", [None, 10.0])
+def test_what_concerns_the_battery_stays_and_all_else_may_change(
+    name: str, every: float | None
+) -> None:
+    law = Uniform(0.1, 0.9)
+    changing = Redrawn(law, every), Wandering(0.1, every=every), Replayed(TRACE, "rate", every)
+    group(**{name: law})
+    if name not in ("battery", "charge", "reserve", "recharge"):
+        for number in changing[:1] if _RANGES[name][2] == 1 else changing:
+            group(**{name: number})
+        return
+    for number in changing:
+        with pytest.raises(ValueError, match=f"Group.{name} must be a number or a law"):
+            group(**{name: number})
 
 
 @pytest.mark.parametrize("name", NUMBERS)

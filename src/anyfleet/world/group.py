@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from anyfleet.errors import refuse
 from anyfleet.world.availability import Always, Availability
 from anyfleet.world.loss import Columns
-from anyfleet.world.quantities import Number, bounds
+from anyfleet.world.quantities import Number, bounds, changes
 from anyfleet.world.radio import Link, Steady
 
 # Column: the least it may be, whether that itself is allowed, the most it may be.
@@ -31,6 +31,8 @@ _RANGES: dict[str, tuple[float, bool, float]] = {
 }
 COLUMNS = tuple(_RANGES)
 _MAY_BE_INFINITE = ("bandwidth", "battery", "budget")
+# What a battery holds is counted from its start, and filled at one pace between two orders.
+_KEPT = ("battery", "charge", "reserve", "recharge")
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,8 @@ class Group:
     """`count` devices of one kind; without a count, an even part of those that no group counts.
 
     A column is a number, a law that draws one for each device (`Uniform`, `Normal` …), or one that
-    changes with time (`Redrawn`, `Wandering`, `Replayed`).
+    changes with time (`Redrawn`, `Wandering`, `Replayed`). What concerns the battery does not
+    change: a number or a law.
     """
 
     name: str = ""
@@ -81,6 +84,12 @@ class Group:
             yield f"Group.level must not be negative, got {self.level}."
         for name in COLUMNS:
             yield from out_of_range(f"Group.{name}", name, getattr(self, name))
+        for name in _KEPT:
+            if changes(getattr(self, name)):
+                yield (
+                    f"Group.{name} must be a number or a law: it cannot change with time or from "
+                    f"step to step, got {getattr(self, name)}."
+                )
         slowest, fastest = self.frequency
         if not 0 < slowest <= fastest < math.inf:
             yield (

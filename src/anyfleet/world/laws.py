@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
+from typing import ClassVar
 
 import numpy as np
 from torch import Tensor
@@ -20,6 +21,8 @@ __all__ = ["Choice", "Disc", "LogNormal", "Normal", "Uniform"]
 
 class _Own(ABC):
     """A law as a quantity: every device keeps its draw, whatever the time."""
+
+    changes: ClassVar[bool] = False
 
     @abstractmethod
     def draw(self, keys: Tensor) -> Floats:

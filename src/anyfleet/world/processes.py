@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -47,6 +48,8 @@ class Redrawn:
     of: Law
     every: float | None = None
 
+    changes: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         refuse(no_period("Redrawn", self.every))
 
@@ -74,6 +77,8 @@ class Wandering:
     spread: float = 0.4
     floor: float = 0.05
     every: float | None = None
+
+    changes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         refuse(self._faults())
@@ -157,6 +162,8 @@ class Replayed:
     scale: float = 1.0
     shift: bool = True
     _rows: Floats = field(init=False, repr=False, compare=False)
+
+    changes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         refuse(self._faults())

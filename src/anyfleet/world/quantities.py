@@ -25,6 +25,10 @@ class When:
 class Quantity(Protocol):
     """A number of each device, which may change with time."""
 
+    @property
+    def changes(self) -> bool:
+        """Whether time or a new server step may make it another number."""
+
     def at(self, keys: Tensor, when: When) -> Floats:
         """One number for each key."""
 
@@ -54,6 +58,11 @@ def at(number: Number, keys: Tensor, when: When) -> Floats:
 def until(number: Number, when: When) -> float:
     """When time next changes a number."""
     return math.inf if isinstance(number, int | float) else number.until(when)
+
+
+def changes(number: Number) -> bool:
+    """Whether a number may become another one for the same device."""
+    return False if isinstance(number, int | float) else number.changes
 
 
 def bounds(number: Number) -> tuple[float, float]:
