@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from itertools import islice
 from types import SimpleNamespace
@@ -84,6 +85,11 @@ def steps(
     """The first steps of a run."""
     runtime = Simulated(problem, world(problem, fleet, seed), seed, engine=engine or Reference())
     return list(islice(run(method, problem, runtime, seed), count))
+
+
+def padded(method: Method) -> Method:
+    """As links that lose columns need it: devices keep their model, and send all of it."""
+    return replace(method, send="weights", cache=True)
 
 
 def rows(step: Step) -> list[SimpleNamespace]:

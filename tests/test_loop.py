@@ -112,9 +112,10 @@ def test_a_5_a_death_costs_the_whole_deadline_too() -> None:
 
 def test_what_was_cancelled_leaves_no_trace_in_memory() -> None:
     task = small.task()
-    free = small.steps(FAST, task, 1)[0]
+    fleet = levels(speeds=(2e9, 1e9, 5e8, 2.5e8, 1.25e8))
+    free = small.steps(FAST, task, 1, fleet=fleet)[0]
     method = replace(FAST, schedule=Deadline(free.time * 0.6), cache=True)
-    runtime = Simulated(task, small.world(task), 0)
+    runtime = Simulated(task, small.world(task, fleet), 0)
     step = next(run(method, task, runtime, 0))
     kept = {row.device: bool(runtime.memory(row.device).slots) for row in small.rows(step)}
     finished = {row.device: not row.lost for row in small.rows(step)}

@@ -69,6 +69,8 @@ def test_a_menu_shows_only_what_fits() -> None:
     assert not any(step.ledger.lost)
     expected = [whole if level == 0 else half for level in step.ledger.level]
     assert step.ledger.parameters.tolist() == expected
+    # Counted in the planner's menu: one number is one size, whatever else was left out.
+    assert step.ledger.choice.tolist() == step.ledger.level.tolist()
 
 
 def test_room_for_everybody_changes_nothing() -> None:

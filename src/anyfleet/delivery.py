@@ -9,8 +9,22 @@ from dataclasses import replace
 import numpy as np
 
 from anyfleet.elastic import Blueprint, Slice, within
+from anyfleet.method import Job
 from anyfleet.packing import dense, index_bits, mask_bits
 from anyfleet.types import Orders, Params, Trees, Updates
+
+
+def unpadded(job: Job) -> str:
+    """Why links that lose columns are none for a method; empty if it can live with them.
+
+    What a link lost of a download comes from the device's own earlier model (METHODS §1.8).
+    """
+    if job.send == "weights" and job.cache:
+        return ""
+    return (
+        "links of this fleet lose columns, and padding a cut download needs a device that keeps "
+        'its model and sends all of it; add send = "weights" and cache = true.'
+    )
 
 
 def cut_order(order: Orders, width: float, blueprint: Blueprint) -> Orders:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from anyfleet import rng
 from anyfleet.columns import Floats, Ints
-from anyfleet.elastic import COLLECT, EVALUATE_BATCH, Blueprint, Mode, Slice, apply, cut
+from anyfleet.elastic import COLLECT, EVALUATE_BATCH, WHOLE, Blueprint, Mode, Slice, apply, cut
 from anyfleet.method import Norm
 from anyfleet.types import Data, Params, Task
 
@@ -43,7 +43,7 @@ def to_test(
     task: Task, params: Params, buffers: Params, *, norm: Norm, slice_: Slice | None = None
 ) -> Tested:
     """The server's model at some width, with the normalisation that belongs to it."""
-    slice_ = slice_ or Slice()
+    slice_ = slice_ or WHOLE
     local = task.blueprint.local(slice_)
     small = cut(served(params, task.blueprint, norm, slice_), slice_, task.blueprint)
     statistics = cut(served(buffers, task.blueprint, norm, slice_), slice_, task.blueprint)
@@ -129,7 +129,7 @@ def _rows(data: Data, size: int) -> Iterator[Tensor]:
 def judge(task: Task, params: Params, buffers: Params, norm: Norm, rows: Tensor) -> float:
     """The loss on some rows of the server split."""
     data = _Store(task.server.x[rows], task.server.y[rows])
-    shared = served(params, task.blueprint, norm, Slice())
+    shared = served(params, task.blueprint, norm, WHOLE)
     mode = replace(norm.evaluation, statistics="batch") if norm.calibrated else norm.evaluation
     return measure(task, task.blueprint, shared, buffers, data, mode)["loss"]
 

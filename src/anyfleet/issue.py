@@ -39,6 +39,7 @@ class Drafted:
     """Orders to submit, those that a planner declined, and the reasons."""
 
     orders: Orders
+    entries: tuple[tuple[int, ...], ...]  # the place of what is left of each menu in its plan
     declined: Orders
     reasons: tuple[str, ...]
 
@@ -71,39 +72,35 @@ def draft(request: Request, devices: Ints, *, method: Method, view: View, desk: 
         job=method.job(),
     )
     if request.kind == Kind.FETCH:
-        return Drafted(orders, orders.take([]), ())
-    orders, full = _fitting(orders, view)
+        return Drafted(orders, ((),) * count, orders.take([]), ())
+    orders, entries, full = _fitting(orders, view)
     # A planner declines training; a device can always be asked something that it can hold.
     skipped = plans.declined if request.kind in _TRAINS else ("",) * count
     reasons = [a or b for a, b in zip(skipped, full, strict=True)]
     no = [row for row, reason in enumerate(reasons) if reason]
     go = np.setdiff1d(np.arange(count), no)
-    return Drafted(orders.take(go), orders.take(no), tuple(reasons[row] for row in no))
+    left = tuple(entries[row] for row in go)
+    return Drafted(orders.take(go), left, orders.take(no), tuple(reasons[row] for row in no))
 
 
-def _fitting(orders: Orders, view: View) -> tuple[Orders, list[str]]:
+def _fitting(orders: Orders, view: View) -> tuple[Orders, list[tuple[int, ...]], list[str]]:
     """The orders without menu entries that a device cannot hold, and why it gets none at all.
 
+    Between them the places that the other entries have in the whole menu.
     By what devices report: nobody is asked for what he says he has no room for.
     """
     room = view.conditions(orders.device).memory
-    menus, reasons = [], []
+    entries, menus, reasons = [], [], []
     for row, menu in enumerate(orders.menus):
         batch = int(orders.numbers.batch[row]) if orders.kind in _TRAINS else None
-        needs = {e: _bytes(view, e, batch) for e in menu or (orders.slices[row],)}
-        menus.append(tuple(entry for entry in menu if needs[entry] <= room[row]))
+        needs = {e: view.memory(e, batch) for e in menu or (orders.slices[row],)}
+        entries.append(tuple(i for i, entry in enumerate(menu) if needs[entry] <= room[row]))
+        menus.append(tuple(menu[i] for i in entries[row]))
         reasons.append(too_large(min(needs.values()), float(room[row])))
     slices = tuple(
         kept[0] if kept else ordered for kept, ordered in zip(menus, orders.slices, strict=True)
     )
-    return replace(orders, menus=tuple(menus), slices=slices), reasons
-
-
-def _bytes(view: View, slice_: Slice, batch: int | None) -> float:
-    """To train a slice with such batches; without one, to have it at all."""
-    if batch is None:
-        return float(view.cost(slice_, 1).nbytes)
-    return float(view.training(slice_, batch, 0, 0).memory[0])
+    return replace(orders, menus=tuple(menus), slices=slices), entries, reasons
 
 
 def too_large(needed: float, there: float) -> str:
@@ -113,13 +110,17 @@ def too_large(needed: float, there: float) -> str:
     return f"out of memory: needs {needed / 1e6:.3g} MB, has {there / 1e6:.3g} MB"
 
 
-def chosen(orders: Orders, choices: Choices) -> Orders:
-    """The orders after devices have chosen from their menus."""
+def chosen(drafted: Drafted, choices: Choices) -> Orders:
+    """The orders after devices have chosen from what they could hold of their menus."""
+    orders = drafted.orders
     slices = tuple(
         menu[entry] if menu else ordered
         for menu, entry, ordered in zip(orders.menus, choices.entry, orders.slices, strict=True)
     )
-    return replace(orders, slices=slices, choice=choices.entry, numbers=choices.numbers)
+    pairs = zip(drafted.entries, choices.entry, strict=True)
+    # By its place in the plan: one number means one size, whatever else a device could hold.
+    choice = np.array([left[entry] if left else -1 for left, entry in pairs], dtype=np.int64)
+    return replace(orders, slices=slices, choice=choice, numbers=choices.numbers)
 
 
 def load(orders: Orders, *, method: Method, task: Task, params: Params, buffers: Params) -> Orders:

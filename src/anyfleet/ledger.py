@@ -24,7 +24,7 @@ class Entries(Batch):
     # -- the plan
     width: Floats  # of the slice: the largest share kept of any axis
     first: Ints  # first trained layer
-    choice: Ints  # the menu entry the device chose, or -1
+    choice: Ints  # which entry of the planner's menu the device chose, or -1
     lr: Floats
     epochs: Ints
     batch: Ints

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anyfleet.elastic import Blueprint, Slice, cut
+from anyfleet.elastic import WHOLE, Blueprint, Slice, cut
 from anyfleet.errors import BadMessage
 from anyfleet.method import Norm
 from anyfleet.types import Params
@@ -50,7 +50,7 @@ def index_bits(slice_: Slice, blueprint: Blueprint) -> int:
 @lru_cache(maxsize=4096)
 def pack_slice(slice_: Slice, blueprint: Blueprint) -> bytes:
     """Per cut axis a run, a bitmap or a list of indices, whichever says it; nothing for all."""
-    if slice_ == Slice():
+    if slice_ == WHOLE:
         return b""
     position = {name: i for i, name in enumerate(blueprint.axes)}
     parts = [_HEAD.pack(slice_.first, len(slice_.keep))]
@@ -74,7 +74,7 @@ def _pack_indices(kept: tuple[int, ...], size: int) -> tuple[int, bytes]:
 def unpack_slice(data: bytes, blueprint: Blueprint) -> Slice:
     """The inverse of `pack_slice`."""
     if not data:
-        return Slice()
+        return WHOLE
     names = list(blueprint.axes)
     try:
         first, count = _HEAD.unpack_from(data)

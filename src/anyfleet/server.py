@@ -151,7 +151,7 @@ class Server:
         if not len(orders):
             return
         if any(orders.menus):
-            orders = chosen(orders, self.runtime.offer(orders))
+            orders = chosen(drafted, self.runtime.offer(orders))
         self._branch(orders)
         method, task = self.method, self.task
         orders = load(orders, method=method, task=task, params=self.params, buffers=self.buffers)

@@ -11,6 +11,7 @@ from annotated_types import Ge
 
 from anyfleet import config
 from anyfleet.breakdown import Breakdown, Detail, Groups, complaints, named, take_apart
+from anyfleet.delivery import unpadded
 from anyfleet.errors import ConfigError, Problem
 from anyfleet.evaluate import score, to_test
 from anyfleet.loop import Answer, Step, run
@@ -133,17 +134,10 @@ def populate(experiment: Experiment, task: Task) -> World:
 
 
 def _links(experiment: Experiment) -> list[Problem]:
-    """METHODS §1.8: what a link lost of a download comes from the device's own earlier model."""
-    method = experiment.method
     if not any(group.loss.fails for group in experiment.fleet.groups):
         return []
-    if method.send == "weights" and method.cache:
-        return []
-    message = (
-        "links of this fleet lose columns, and padding a cut download needs a device that keeps "
-        'its model and sends all of it; add send = "weights" and cache = true.'
-    )
-    return [Problem("method.send", message)]
+    message = unpadded(experiment.method.job())
+    return [Problem("method.send", message)] if message else []
 
 
 def _refuse(problems: Collection[Problem]) -> None:

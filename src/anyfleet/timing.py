@@ -16,14 +16,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from anyfleet.columns import Batch, Floats
-from anyfleet.elastic import Blueprint, Slice, cost
+from anyfleet.elastic import WHOLE, Blueprint, Slice, cost
 from anyfleet.elastic.counting import Counting, operations
 from anyfleet.types import Conditions
 
 if TYPE_CHECKING:
     from anyfleet.method import Train
-
-_EVERYTHING = Slice()
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,14 +79,14 @@ def training(
             amount.processed,
             amount.steps,
         )
-        for each in (slice_, _EVERYTHING)
+        for each in (slice_, WHOLE)
     )
     flops, all_flops = own.flops, whole.flops
     if counting != "flops":
         batches = amount.processed / amount.batch
         flops, all_flops = (
             batches * operations(blueprint, each, amount.batch, counting)
-            for each in (slice_, _EVERYTHING)
+            for each in (slice_, WHOLE)
         )
     effort = effort_of(flops, all_flops, steps=amount.steps, calls=own.calls, moved=own.moved)
     return Demand(effort, np.array([own.memory]))

@@ -179,8 +179,8 @@ class Orders(Batch):
     visit: Ints  # how often it was asked to train before: the address of its randomness
     key: Tensor  # int64 per row
     slices: tuple[Slice, ...]
-    menus: tuple[tuple[Slice, ...], ...]  # not empty: the device chooses one of these
-    choice: Ints  # the entry it chose at check-in, or -1
+    menus: tuple[tuple[Slice, ...], ...]  # what it can hold of its menu; empty: no choice
+    choice: Ints  # which entry of the planner's menu it chose at check-in, or -1
     numbers: Numbers
     trees: tuple[Trees, ...]
     symbols: tuple[Any, ...]  # the model as the downlink codec packs it

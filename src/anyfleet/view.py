@@ -64,6 +64,12 @@ class View:
         """All devices that could be asked now. Looks at the whole fleet: `free` asks about few."""
         return np.flatnonzero(self.free(np.arange(len(self.devices))))
 
+    def memory(self, slice_: Slice, batch: int | None) -> float:
+        """Bytes to train a slice with such batches; without one, to have it at all."""
+        if batch is None:
+            return float(self.cost(slice_, 1).nbytes)
+        return float(self.training(slice_, batch, 0, 0).memory[0])
+
     def fresh(self, flights: Iterable[Flight]) -> tuple[Flight, ...]:
         """Those that were issued in this very step."""
         return tuple(flight for flight in flights if flight.step == self.step)

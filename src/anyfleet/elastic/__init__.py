@@ -1,6 +1,6 @@
 """What a model is made of, and small dense models cut out of it."""
 
-from anyfleet.elastic.blueprint import Axis, BatchNormSite, Blueprint, Layer, Slice
+from anyfleet.elastic.blueprint import WHOLE, Axis, BatchNormSite, Blueprint, Layer, Slice
 from anyfleet.elastic.budget import Budget, largest
 from anyfleet.elastic.cost import Cost, cost
 from anyfleet.elastic.dense import DenseModel, dense
@@ -18,6 +18,7 @@ __all__ = [
     "EVALUATE_BATCH",
     "STATIC",
     "TRAIN",
+    "WHOLE",
     "Axis",
     "BatchNormSite",
     "Blueprint",

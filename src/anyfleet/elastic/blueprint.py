@@ -117,6 +117,9 @@ class Slice:
         return tuple((axis, n) for axis, n in counts if n != blueprint.axes[axis].size), self.first
 
 
+WHOLE = Slice()
+
+
 def _whole_numbers(axis: str, indices: Sequence[int]) -> tuple[int, ...]:
     try:
         found = tuple(operator.index(i) for i in indices)

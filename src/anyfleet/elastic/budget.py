@@ -6,7 +6,7 @@ from functools import partial
 from typing import Literal
 
 from anyfleet.elastic import flops, memory
-from anyfleet.elastic.blueprint import SHARED_KINDS, Blueprint, Slice
+from anyfleet.elastic.blueprint import SHARED_KINDS, WHOLE, Blueprint, Slice
 from anyfleet.elastic.passes import ITEM
 
 Extraction = Callable[[Mapping[str, int]], Slice]
@@ -79,7 +79,7 @@ def largest(
     gives what does not vary: the first layer, or the kept indices. Exact: the next larger step
     does not fit.
     """
-    fixed = start or Slice()
+    fixed = start or WHOLE
     if along == "depth":
         firsts = range(len(blueprint.layers) - 1, -1, -1)
         return _last([partial(Slice, fixed.keep, first) for first in firsts], blueprint, budget)

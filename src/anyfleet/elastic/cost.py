@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from anyfleet.elastic import flops, memory, traffic
-from anyfleet.elastic.blueprint import Blueprint, Slice
+from anyfleet.elastic.blueprint import WHOLE, Blueprint, Slice
 from anyfleet.elastic.passes import ITEM
 
 
@@ -49,11 +49,8 @@ class Cost:
         return self.nbytes + ITEM * self.sent_params + self.activation_bytes
 
 
-_ALL = Slice()
-
-
 @lru_cache(maxsize=4096)
-def cost(blueprint: Blueprint, slice: Slice = _ALL, batch: int = 1) -> Cost:
+def cost(blueprint: Blueprint, slice: Slice = WHOLE, batch: int = 1) -> Cost:
     """The cost of training a slice of the model, per batch of that size."""
     return _cost(blueprint.local(slice), slice.first, batch)
 

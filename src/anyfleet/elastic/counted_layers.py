@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import lru_cache
 
-from anyfleet.elastic.blueprint import Blueprint, Slice
+from anyfleet.elastic.blueprint import WHOLE, Blueprint, Slice
 from anyfleet.elastic.program import BATCH, Dim, Held, Node, held_names, length, value_names
 
 # Their parameters are left out of the count: the rules have no term for them.
@@ -43,10 +43,7 @@ class Convolution:
 CountedLayer = Dense | Convolution
 
 
-_ALL = Slice()
-
-
-def layers_of(blueprint: Blueprint, slice: Slice = _ALL) -> tuple[CountedLayer, ...]:
+def layers_of(blueprint: Blueprint, slice: Slice = WHOLE) -> tuple[CountedLayer, ...]:
     """The layers of a slice at its own width, one for each layer of the blueprint.
 
     Raises:

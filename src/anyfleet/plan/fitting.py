@@ -36,8 +36,6 @@ class LargestFitting(Around):
     def _largest(self, want: Want, room: float, batch: int, view: View) -> Want:
         smaller = sorted((s for s in self.shares if s < want.share), reverse=True)
         sizes = [want, *(replace(want, share=share) for share in smaller)]
-        return next((size for size in sizes if _bytes(size, batch, view) <= room), sizes[-1])
-
-
-def _bytes(want: Want, batch: int, view: View) -> float:
-    return float(view.training(want.prefix(view.blueprint), batch, 0, 0).memory[0])
+        needs = (view.memory(size.prefix(view.blueprint), batch) for size in sizes)
+        fitting = (size for size, need in zip(sizes, needs, strict=True) if need <= room)
+        return next(fitting, sizes[-1])

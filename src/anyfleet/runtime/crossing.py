@@ -9,7 +9,9 @@ from torch import Tensor
 
 from anyfleet import rng
 from anyfleet.columns import Floats, Ints
+from anyfleet.delivery import unpadded
 from anyfleet.elastic import Blueprint, Slice, columns
+from anyfleet.errors import CompositionError
 from anyfleet.types import Kind, Orders
 from anyfleet.world import World
 from anyfleet.world.quantities import When
@@ -35,6 +37,9 @@ def crossings(
     """Drawn when orders are submitted."""
     if not world.lossy:
         return [Crossing()] * len(orders)
+    misfit = unpadded(orders.job)
+    if misfit:
+        raise CompositionError(misfit)
     keys = addresses(orders, world.seed, "crossing")
     step = world.column_width(orders.device)
     count = _columns(orders.slices, step, blueprint)
