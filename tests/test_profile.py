@@ -12,8 +12,9 @@ import torch
 
 from anyfleet import config
 from anyfleet.cli.profile import profile_machine
+from anyfleet.elastic.memory import Live
 from anyfleet.errors import ConfigError
-from anyfleet.measuring import STEPS, Live, Peak, Sample, measure, weigh
+from anyfleet.measuring import STEPS, Peak, Sample, measure, weigh
 from anyfleet.profile import Profile, Rates, as_toml, conclude, fit, free_memory, profile, slices
 from anyfleet.timing import Effort
 from anyfleet.types import Conditions
@@ -194,7 +195,7 @@ def test_a_peak_counts_storages_once_and_only_while_they_live() -> None:
 
 def test_the_peak_holds_model_gradient_and_activations() -> None:
     found = weigh("tiny", small.task(), batch=8)
-    assert found.measured > found.predicted > 0
+    assert found.measured == pytest.approx(found.predicted, rel=0.25)
     more = weigh("tiny", small.task(), batch=16)
     assert more.measured > found.measured
 

@@ -109,11 +109,14 @@ def begin(
     blueprint, slice_ = task.blueprint, orders.slices[row]
     # From the bottom up: the initial state every device was installed with, then its memory.
     own = {**task.params, **task.buffers, **memory.slots.get(OWN, {})}
-    small = dense(own, slice_, blueprint)
     trees = orders.trees[row]
     received = {**trees.get("model", {}), **trees.get("buffers", {})}
     width = float(orders.delivered[row])
-    if 0 < width < 1:
+    padded = 0 < width < 1
+    # What came whole need not be cut from the device's own: it would be a second model in memory.
+    kept = own if padded else {name: own[name] for name in own if name not in received}
+    small = dense(kept, slice_, blueprint)
+    if padded:
         # Padding (METHODS §1.8): columns that came through overwrite, the others stay its own.
         part = within(slice_, width, blueprint)
         received = paste(received, {n: small[n] for n in received}, part, blueprint.local(slice_))

@@ -6,7 +6,6 @@ processor on one thread, the quickest of some repetitions: what else the machine
 """
 
 import time
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -14,15 +13,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch import nn
 
 from anyfleet import client, rng
 from anyfleet.elastic import Slice
+from anyfleet.elastic.memory import Live
 from anyfleet.issue import package
 from anyfleet.local import processed
-from anyfleet.method import Method
 from anyfleet.methods import fedavg
 from anyfleet.naming import Factory
 from anyfleet.tasks import Data, Split, zoo
@@ -33,6 +30,7 @@ from anyfleet.train import Gradient
 from anyfleet.types import Kind, Memory, Orders, Task
 
 STEPS = 2  # local steps of a measured order
+_EVERYTHING, _PLAIN = Slice(), Gradient()
 _ENOUGH = 1.0  # seconds after which a slice is not measured again
 _REPEATS = 40  # at most
 _NETS: Mapping[str, Callable[..., nn.Module]] = {
@@ -77,7 +75,7 @@ def standard(batch: int = 16) -> Mapping[str, Task]:
 
 def measure(net: str, task: Task, slice_: Slice, batch: int) -> Sample:
     """Lets this machine train a slice, as the task's first device would."""
-    order, once = (_order(task, slice_, batch, steps) for steps in (STEPS, 1))
+    order, once = (_order(task, slice_, Gradient(iterations=n, batch=batch)) for n in (STEPS, 1))
     effort = _demand(order, task).effort
     with _one_thread():
         client.work(once, (Memory(),), task)  # what is done only once is not measured
@@ -94,28 +92,28 @@ def measure(net: str, task: Task, slice_: Slice, batch: int) -> Sample:
     )
 
 
-def weigh(net: str, task: Task, batch: int) -> Peak:
-    """Memory of training the whole model.
+def weigh(
+    net: str, task: Task, batch: int, *, slice_: Slice = _EVERYTHING, train: Gradient = _PLAIN
+) -> Peak:
+    """Memory of training a slice; of `train`, batch and iterations do not matter.
 
     Counted are the storages of all tensors that operators make while an order is carried out, as
-    long as somebody holds them, and the model as it came; not what libraries use inside, and not
-    Python itself.
+    long as somebody holds them, and the model as it came; not the device's data (which need not be
+    in memory all at once), not what libraries use inside, and not Python itself.
     """
-    order = _order(task, Slice(), batch, steps=2)
+    order = _order(task, slice_, replace(train, iterations=STEPS, batch=batch))
     with _one_thread(), Live() as live:
         client.work(order, (Memory(),), task)
     received = sum(v.nbytes for tree in order.trees[0].values() for v in tree.values())
-    return Peak(net, float(live.peak + received), float(_demand(order, task).memory[0]))
+    data = task.data(0)
+    measured = live.peak + received - data.x.nbytes - data.y.nbytes
+    return Peak(net, float(measured), float(_demand(order, task).memory[0]))
 
 
-def _method(batch: int, steps: int) -> Method:
-    return replace(fedavg(), train=Gradient(iterations=steps, batch=batch))
-
-
-def _order(task: Task, slice_: Slice, batch: int, steps: int) -> Orders:
+def _order(task: Task, slice_: Slice, train: Gradient) -> Orders:
     """What a server would send to the first device."""
     samples, none = len(task.data(0)), np.array([-1])
-    method = _method(min(batch, samples), steps)
+    method = replace(fedavg(), train=replace(train, batch=min(train.batch, samples)))
     sent = package(slice_, task.params, task.buffers, method=method, task=task)
     first = np.zeros(1, dtype=np.int64)
     return Orders(
@@ -173,31 +171,3 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-class Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of storages that are made and not yet freed."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.now = self.peak = 0
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        out = func(*args, **(kwargs or {}))
-        given = {id(t.untyped_storage()) for t in _tensors((args, kwargs))}
-        made = {id(s): s for s in (t.untyped_storage() for t in _tensors(out))}
-        for storage in (s for number, s in made.items() if number not in given):
-            size = storage.nbytes()
-            self.now += size
-            weakref.finalize(storage, self._free, size)
-        self.peak = max(self.peak, self.now)
-        return out
-
-    def _free(self, size: int) -> None:
-        self.now -= size
-
-
-def _tensors(tree: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]

@@ -14,7 +14,7 @@ from anyfleet.elastic import Slice, cost, cut, trace
 from anyfleet.local import Extent, Given, Inputs, Minibatch, Site, as_tensors, extent, lifted
 from anyfleet.methods import fedavg
 from anyfleet.tasks import Data, Split, Task
-from anyfleet.train import BatchStatistics, Decaying, Gradient, Sgd, Tracked
+from anyfleet.train import AdamW, BatchStatistics, Decaying, Gradient, Sgd, Tracked
 from anyfleet.train.gradient import row_masks, scaled
 from anyfleet.types import Params
 from tests import small
@@ -263,9 +263,25 @@ def test_work_counts_the_update_of_the_model_besides_the_passes() -> None:
     plain = Gradient(batch=8).work(sample, batch, processed=20, steps=3)
     assert plain.flops == 20 * sample.flops
     assert plain.calls == 3 * batch.calls
-    assert plain.memory == batch.memory
     updated = 5 * 4 * sample.sent_params
     assert plain.moved == 3 * (batch.moved + updated)
     heavy = Gradient(optimiser=Sgd(momentum=0.9), batch=8).work(sample, batch, 20, 3)
     assert heavy.moved == plain.moved + 3 * 5 * 4 * sample.sent_params
-    assert heavy.memory == plain.memory + 4 * sample.sent_params
+
+
+def test_memory_is_the_worse_of_the_passes_and_the_update() -> None:
+    blueprint = small.task().blueprint
+    sample = cost(blueprint, Slice((), 2))
+    trained = 4 * sample.sent_params
+
+    def needed(trainer: Gradient, batch: int) -> float:
+        return trainer.work(sample, cost(blueprint, Slice((), 2), batch), 0, 0).memory
+
+    plain, heavy = Gradient(), Gradient(optimiser=AdamW())
+    updating = sample.nbytes + 3 * trained + 2 * sample.largest_bytes + sample.input_bytes
+    assert needed(plain, 1) == updating
+    # An optimiser's state is there all the time, and in the update twice.
+    assert needed(heavy, 1) == updating + 2 * 2 * trained
+    large = cost(blueprint, Slice((), 2), 512).pass_bytes
+    assert needed(plain, 512) == sample.nbytes + trained + large
+    assert needed(heavy, 512) == sample.nbytes + 3 * trained + large

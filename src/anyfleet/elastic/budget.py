@@ -17,7 +17,8 @@ class Budget:
     """Limits on training one batch; None is no limit.
 
     flops: forward and backward. nbytes: parameters of the small model. memory: bytes of
-    parameters, gradients and activations. seconds: time of one batch at `speed` (FLOP per
+    parameters, gradients and activations (`Cost.memory`, the least that training needs; a real
+    device takes more, see `Train.work`). seconds: time of one batch at `speed` (FLOP per
     second).
     """
 

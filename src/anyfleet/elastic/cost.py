@@ -1,6 +1,6 @@
 """What a slice costs its device."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from anyfleet.elastic import flops, memory, traffic
@@ -14,12 +14,15 @@ class Cost:
 
     `nbytes` is the size of all parameters of the small model, `activation_bytes` what autograd
     saves for the backward pass (see `memory.saved_bytes`). Calls and moved bytes are those of all
-    operators (see `traffic`): what takes time besides arithmetic.
+    operators (see `traffic`): what takes time besides arithmetic. `subject` is what all this is the
+    cost of: the small model, its first trained layer and the batch.
     """
 
     params: int
     sent_params: int
     nbytes: int
+    largest_bytes: int  # of the largest parameter that is trained
+    input_bytes: int  # of the samples themselves
     forward_flops: int
     backward_flops: int
     activation_bytes: int
@@ -27,6 +30,7 @@ class Cost:
     backward_calls: int
     forward_moved: int
     backward_moved: int
+    subject: tuple[Blueprint, int, int] = field(repr=False)
 
     @property
     def flops(self) -> int:
@@ -45,8 +49,20 @@ class Cost:
 
     @property
     def memory(self) -> int:
-        """Parameters, gradients of those trained, and activations, in bytes."""
+        """Parameters, gradients of those trained, and activations, in bytes.
+
+        The least that any way of training needs, and what `Budget.memory` limits; for what ours
+        takes, see `Train.work`.
+        """
         return self.nbytes + ITEM * self.sent_params + self.activation_bytes
+
+    @property
+    def pass_bytes(self) -> int:
+        """What a forward and a backward pass hold at their peak besides the model.
+
+        Gradients included. Found on demand, as it takes longer than all the rest.
+        """
+        return memory.pass_bytes(*self.subject)
 
 
 @lru_cache(maxsize=4096)
@@ -60,11 +76,13 @@ def _cost(small: Blueprint, first: int, batch: int) -> Cost:
     # Apart from the slice: slices of equal shape share one entry.
     work = flops.count(small, first, batch)
     besides = traffic.count(small, first, batch)
-    params = small.numel()
+    params, trained = small.numel(), small.trained(first)
     return Cost(
         params=params,
-        sent_params=small.numel(small.trained(first)),
+        sent_params=small.numel(trained),
         nbytes=ITEM * params,
+        largest_bytes=ITEM * max((small.numel([name]) for name in trained), default=0),
+        input_bytes=memory.input_bytes(small, batch),
         forward_flops=work.forward,
         backward_flops=work.backward,
         activation_bytes=memory.saved_bytes(small, first, batch),
@@ -72,4 +90,5 @@ def _cost(small: Blueprint, first: int, batch: int) -> Cost:
         backward_calls=besides.backward_calls,
         forward_moved=besides.forward_bytes,
         backward_moved=besides.backward_bytes,
+        subject=(small, first, batch),
     )

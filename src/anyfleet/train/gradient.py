@@ -20,6 +20,7 @@ from anyfleet.types import EVERYTHING, Numbers, Params
 
 FLOAT_BYTES = 4
 _UPDATE_PASSES = 5  # lr × g: read, write; p − step: read both, write
+_TEMPORARY = 2  # copies of one parameter, while an optimiser calculates its new value
 
 
 @dataclass(frozen=True)
@@ -74,15 +75,19 @@ class Gradient:
 
     def work(self, sample: Cost, batch: Cost, processed: int, steps: int) -> Work:
         flops = processed * (sample.forward_flops + sample.backward_flops)
-        # Gradients and optimiser state exist for what is trained, activations for one batch.
-        trained = FLOAT_BYTES * sample.sent_params * (1 + self.optimiser.copies)
-        # Besides the passes: the update goes over gradient, step and parameter.
-        updating = _UPDATE_PASSES * trained
+        trained = FLOAT_BYTES * sample.sent_params
+        # What is trained, and what the optimiser keeps of it.
+        state = trained * (1 + self.optimiser.copies)
+        # All the time: the model as it came (what is sent is the difference) and the state.
+        held = sample.nbytes + state
+        # The new state is made beside the old one, while gradients and samples are still there.
+        updating = trained + state + _TEMPORARY * sample.largest_bytes + batch.input_bytes
         return Work(
             flops=float(flops),
-            memory=float(sample.nbytes + trained + batch.activation_bytes),
+            memory=float(held + max(batch.pass_bytes, updating)),
             calls=float(steps * batch.calls),
-            moved=float(steps * (batch.moved + updating)),
+            # Besides the passes: the update goes over gradient, step and parameter.
+            moved=float(steps * (batch.moved + _UPDATE_PASSES * state)),
         )
 
     def start(self, site: Site, given: Given) -> Loose:

@@ -52,15 +52,15 @@ class Sgd:
     def update(
         self, params: Params, gradients: Params, state: Loose, lr: Tensor
     ) -> tuple[dict[str, Tensor], Loose]:
-        gradients = _decayed(params, gradients, self.weight_decay)
-        if not self.momentum:
-            return {n: params[n] - lr * g for n, g in gradients.items()}, state
-        velocity = {n: self.momentum * state["velocity"][n] + g for n, g in gradients.items()}
-        if self.nesterov:
-            steps = {n: g + self.momentum * velocity[n] for n, g in gradients.items()}
-        else:
-            steps = velocity
-        return {n: params[n] - lr * s for n, s in steps.items()}, {"velocity": velocity}
+        new, velocity = {}, {}
+        # One by one: whatever is made in between is gone before the next.
+        for n, gradient in gradients.items():
+            step = gradient + self.weight_decay * params[n] if self.weight_decay else gradient
+            if self.momentum:
+                velocity[n] = self.momentum * state["velocity"][n] + step
+                step = step + self.momentum * velocity[n] if self.nesterov else velocity[n]
+            new[n] = params[n] - lr * step
+        return new, {"velocity": velocity} if self.momentum else state
 
 
 @dataclass(frozen=True)
@@ -109,12 +109,6 @@ class AdamW:
             step = (lr / unbias * mean[n]).div_(size)
             new[n] = (params[n] * (1 - lr * self.weight_decay)).sub_(step)
         return new, {"mean": mean, "square": square, "count": count}
-
-
-def _decayed(params: Params, gradients: Params, weight_decay: float) -> Params:
-    if not weight_decay:
-        return gradients
-    return {n: g + weight_decay * params[n] for n, g in gradients.items()}
 
 
 def clipped(gradients: Params, norm: float) -> dict[str, Tensor]:
