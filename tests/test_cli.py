@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,11 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import anyfleet
+from anyfleet.breakdown import Breakdown
 from anyfleet.cli.app import app
+from anyfleet.cli.details import apart
 from anyfleet.cli.fleet import presets
-from anyfleet.cli.screen import over_seeds, table
+from anyfleet.cli.screen import how_many, number, over_seeds, table, targets
 from anyfleet.queries import Spent, ToTarget
 from anyfleet.store import read_points
 from anyfleet.study import Point, load
@@ -201,7 +203,7 @@ def test_compare_never_drops_a_run_that_misses_the_target(folder: Path) -> None:
     assert "To reach 100.0 % at width 0.5:" in shown
     results = json.loads((folder / "runs/compare/results.json").read_text())["small"]
     best = max(result["to_target"]["best"] for result in results)
-    assert shown.count(f"not reached (best {100 * best:.1f} %)") == 4
+    assert shown.count(f"not reached (best {100 * best:.1f} %)") == 1
     assert [result["to_target"]["spent"] for result in results] == [None, None]
 
 
@@ -223,16 +225,76 @@ def test_compare_wants_a_width_that_is_evaluated(folder: Path) -> None:
 def test_seeds_that_miss_a_target_are_counted() -> None:
     spent = Spent(time=12.0, joules=1.0, bytes=1.0, rounds=1)
     group = [ToTarget(0.8, 0.9, spent), ToTarget(0.8, 0.7, None)]
-    assert over_seeds(group, lambda each: each.time) == "1 of 2 runs: 12.0"
+    told = "1 of 2 runs: 12.0; else best 70.0 %"
+    assert over_seeds(group, lambda each: each.time) == told
+    everybody = [*group, ToTarget(0.8, 0.75, None), ToTarget(0.8, math.nan, None)]
+    assert over_seeds(everybody, lambda each: each.time) == "1 of 4 runs: 12.0; else best 75.0 %"
     assert over_seeds(group[:1], lambda each: each.time) == "12.0"
     assert over_seeds(group[1:], lambda each: each.time) == "not reached (best 70.0 %)"
     assert over_seeds([ToTarget(math.nan, math.nan, None)], lambda each: each.time) == "–"
+    assert how_many(group) == "1 of 2, else best 70.0 %"
+    assert how_many(group[:1]) == "1 of 1"
+
+
+def test_what_a_target_cost_fits_a_terminal_also_when_some_missed_it() -> None:
+    spent = ToTarget(0.8, 0.9, Spent(time=13.8, joules=2e3, bytes=3e7, rounds=12))
+    missed = ToTarget(0.8, 0.713, None)
+    screen = Console(width=80, file=StringIO())
+    screen.print(targets({"heterofl": [spent, missed], "local": [missed] * 2}, screen.width))
+    head, *rows = screen.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert head.split() == ["runs", "simulated", "s", "kJ", "MB", "rounds"]
+    told = [" ".join(row.split()) for row in rows]
+    assert told[0] == "heterofl 1 of 2, else best 71.3 % 13.8 2.0 30.0 12.0"
+    assert told[1] == "local not reached (best 71.3 %) – – – –"
 
 
 def test_a_run_tells_why_orders_were_lost(folder: Path) -> None:
     changes = ["fleet.use=levels", "fleet.speeds=[2e9, 1e9]", "fleet.mortality=1.0"]
     assert "4 of 4 orders lost: 4 died." in succeeds("run", "small.toml", *changes)
     assert "lost:" not in succeeds("run", "small.toml")
+
+
+def test_a_run_tells_for_whom_the_model_is_how_accurate(folder: Path) -> None:
+    details = 'details=["groups", "devices", "classes"]'
+    shown = succeeds("run", "small.toml", details, "widths=[1.0, 0.5]", "task.test_share=0.3")
+    (point,) = read_points(folder / "runs/small")[-1:]
+    rows = {line[:26].strip(): line[26:].split() for line in shown.splitlines()}
+    for name, width in zip(("group: level 1", "class 3"), ("groups", "classes"), strict=True):
+        found = [getattr(each, width) for each in point.details]
+        values = [each["level 1"] if width == "groups" else each[3] for each in found]
+        assert rows[name] == [number(100 * value) for value in values]
+    fairness = [each.fairness for each in point.details]
+    assert rows["devices: worst"] == [number(100 * each.worst) for each in fairness]
+    assert rows["devices: 10th percentile"] == [number(100 * each.tenth) for each in fairness]
+    assert "spread" in shown
+    summary = json.loads((folder / "runs/small/summary.json").read_text())
+    assert summary["result"]["fairness"] == asdict(fairness[0])
+    assert "spread" not in succeeds("run", "small.toml")
+
+
+def test_many_classes_are_told_by_their_ends() -> None:
+    details = Breakdown(1.0, classes=(*(k / 100 for k in range(30)), math.nan))
+    screen = Console(width=40, file=StringIO())
+    screen.print(apart([details], screen.width))
+    shown = screen.file.getvalue()  # type: ignore[attr-defined]
+    assert [line.split() for line in shown.splitlines()[1:]] == [
+        ["classes:", "best", "29.0"],
+        ["classes:", "worst", "0.0"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("run", "FILE is a run file"),
+        ("compare", "FILE is a run file"),
+        ("validate", "FILE is a run file"),
+        ("fleet show", "NAME is a fleet"),
+        ("fleet profile", "FILE is a run file"),
+    ],
+)
+def test_help_explains_arguments(command: str, told: str) -> None:
+    assert told in succeeds(*command.split(), "--help")
 
 
 @pytest.mark.parametrize("width", [80, 120])

@@ -76,11 +76,16 @@ def test_a_program_of_the_readme_works(program: str, tmp_path: Path) -> None:
     python(tmp_path, "-c", program.replace("rounds=3", "rounds=1"))
 
 
-def test_the_run_file_of_the_readme_works(tmp_path: Path) -> None:
+def test_the_run_files_of_the_readme_work(tmp_path: Path) -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    (example,) = re.findall(r"^```toml\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    example, groups = re.findall(r"^```toml\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     (tmp_path / "run.toml").write_text(example)
     (moment,) = play(load(tmp_path / "run.toml", ["rounds=1", "task.limit=600"]))
+    assert moment.point.arrived > 0
+    before_fleet, _, _ = example.partition("[fleet]")
+    (tmp_path / "groups.toml").write_text(before_fleet + groups)
+    changes = ["rounds=1", "task.limit=600", "task.devices=12"]  # as many as the group counts
+    (moment,) = play(load(tmp_path / "groups.toml", changes))
     assert moment.point.arrived > 0
 
 

@@ -6,6 +6,7 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
+from anyfleet.breakdown import Breakdown
 from anyfleet.ledger import Entries
 from anyfleet.queries import (
     Spent,
@@ -16,6 +17,7 @@ from anyfleet.queries import (
     losses,
     spread,
     summarise,
+    taken_apart,
     to_target,
 )
 from anyfleet.study import Point
@@ -71,6 +73,20 @@ def test_a_summary_has_the_last_and_the_best_evaluation_and_the_totals() -> None
     assert (summary.steps, summary.accuracy, summary.best, summary.loss) == (5, 0.5, 0.6, 0.5)
     assert (summary.time, summary.down, summary.up, summary.lost) == (50.0, 500.0, 250.0, 3)
     assert summary.joules == 100.0
+    assert summary.fairness is None
+
+
+def test_a_summary_has_the_spread_over_devices_of_the_last_evaluation() -> None:
+    early, late = (Breakdown(1.0, devices=(a, 0.5, math.nan)) for a in (0.1, 0.3))
+    half = Breakdown(0.5, devices=(0.0, 0.0, 0.0))
+    run = (replace(RUN[0], details=(early, half)), replace(RUN[2], details=(late, half)), RUN[4])
+    assert taken_apart(run) == (late, half)
+    fairness = summarise(run).fairness
+    assert fairness is not None
+    assert fairness.worst == 0.3
+    assert fairness.mean == pytest.approx(0.4)
+    grouped = replace(RUN[0], details=(Breakdown(1.0, groups={"a": 0.5}),))
+    assert summarise((grouped,)).fairness is None
 
 
 def test_a_run_that_was_never_evaluated_has_no_accuracy() -> None:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from anyfleet.breakdown import Breakdown, Fairness
 from anyfleet.ledger import Entries
 from anyfleet.study import Point
 
@@ -26,6 +27,7 @@ class Summary:
     flops: float
     joules: float
     lost: int
+    fairness: Fairness | None = None  # at the first width; None unless devices were told apart
 
 
 def summarise(points: Sequence[Point]) -> Summary:
@@ -43,7 +45,13 @@ def summarise(points: Sequence[Point]) -> Summary:
         flops=last.flops,
         joules=last.joules,
         lost=sum(point.lost for point in points),
+        fairness=next((each.fairness for each in taken_apart(points) if each.devices), None),
     )
+
+
+def taken_apart(points: Sequence[Point]) -> tuple[Breakdown, ...]:
+    """The accuracy of the last evaluation by group, device and class; one entry for each width."""
+    return next((point.details for point in reversed(points) if point.details), ())
 
 
 def evaluated(points: Iterable[Point], width: float | None = None) -> tuple[Point, ...]:

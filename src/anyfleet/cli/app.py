@@ -74,6 +74,31 @@ Threads = Annotated[
         help="Threads of torch. The same seed gives the same bytes only with the same number.",
     ),
 ]
+Words = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="FILE... [KEY=VALUE]...",
+        help="Run files (TOML), and changes to all of them.",
+        show_default=False,
+    ),
+]
+Seeds = Annotated[int, typer.Option(min=1, help="Runs of each file.")]
+Target = Annotated[
+    float | None,
+    typer.Option(
+        min=0.0,
+        max=1.0,
+        help="The accuracy whose cost is compared.",
+        show_default="the best that all runs reach",
+    ),
+]
+Width = Annotated[
+    float | None,
+    typer.Option(
+        help="The width at which it is to be reached, one of the files' widths.",
+        show_default="the first",
+    ),
+]
 
 
 def _version(wanted: bool) -> None:
@@ -140,50 +165,24 @@ def validate(file: File, overrides: Overrides = None, allow: Allow = None) -> No
 
 @app.command()
 def compare(  # noqa: PLR0913 - one for each option
-    files: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="FILE... [KEY=VALUE]...",
-            help="Run files (TOML), and changes to all of them.",
-            show_default=False,
-        ),
-    ],
+    files: Words,
     *,
-    seeds: Annotated[int, typer.Option(min=1, help="Runs of each file.")] = 3,
-    target: Annotated[
-        float | None,
-        typer.Option(
-            min=0.0,
-            max=1.0,
-            help="The accuracy whose cost is compared.",
-            show_default="the best that all runs reach",
-        ),
-    ] = None,
-    width: Annotated[
-        float | None,
-        typer.Option(
-            help="The width at which it is to be reached, one of the files' widths.",
-            show_default="the first",
-        ),
-    ] = None,
+    seeds: Seeds = 3,
+    target: Target = None,
+    width: Width = None,
     allow: Allow = None,
     out: Out = None,
     threads: Threads = 1,
 ) -> None:
     """Run every file with several seeds: a table of means and deviations, and a picture.
 
-    KEY=VALUE, such as rounds=5, changes all files. Seeds count up from each file's own.
+    FILE is a run file (TOML); KEY=VALUE, such as rounds=5, changes all of them. Seeds count up
+    from each file's own.
     """
     from anyfleet.cli.compare import Goal, compare_files
 
-    compare_files(
-        files,
-        seeds=seeds,
-        allow=allow or [],
-        out=out,
-        threads=threads,
-        goal=Goal(target, width),
-    )
+    goal = Goal(target, width)
+    compare_files(files, seeds=seeds, allow=allow or [], out=out, threads=threads, goal=goal)
 
 
 fleet = typer.Typer(
@@ -221,7 +220,8 @@ def show(
 ) -> None:
     """Show who the devices of a fleet are: a table of its groups, and a picture.
 
-    KEY=VALUE changes the fleet, such as fleet.devices=100 for a fleet with that parameter.
+    NAME is a fleet with a name (levels, testbed, cell, lossy …), FILE a file (TOML) with [fleet].
+    KEY=VALUE changes it, such as fleet.devices=100 for a fleet with that parameter.
     """
     from anyfleet.cli.fleet import Look, show_fleet
 
@@ -246,7 +246,10 @@ def profile(
         Path | None, typer.Option(help="A fleet file (TOML) to which the row is appended.")
     ] = None,
 ) -> None:
-    """Measure this machine on real slices: seconds, overhead and memory, as a row of a fleet."""
+    """Measure this machine on real slices: seconds, overhead and memory, as a row of a fleet.
+
+    FILE is a run file (TOML) whose model is measured; without one, three usual networks are.
+    """
     from anyfleet.cli.profile import profile_machine
 
     profile_machine(out, file=file, allow=allow or [], batch=batch, name=name)

@@ -7,9 +7,10 @@ import typer
 
 from anyfleet import config
 from anyfleet.cli.app import INTERRUPTED
+from anyfleet.cli.details import apart
 from anyfleet.cli.record import picture, prepare, record
 from anyfleet.cli.screen import console, lost_orders, table
-from anyfleet.queries import best
+from anyfleet.queries import best, taken_apart
 from anyfleet.store import read_ledger, read_points
 from anyfleet.study import build, from_source
 
@@ -36,6 +37,14 @@ def run_file(
         raise typer.Exit(INTERRUPTED) from stop
     runs = {file.stem: [points]}
     screen.print(table(runs, best(points), screen.width))
+    details = taken_apart(points)
+    if details:
+        screen.print(
+            "\nAccuracy at the end in %, of groups and devices on their own test data:",
+            markup=False,
+        )
+        screen.print(apart(details, screen.width))
+        screen.print()
     reasons = lost_orders(read_ledger(folder))
     if reasons:
         screen.print(reasons, markup=False, soft_wrap=True)

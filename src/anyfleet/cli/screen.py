@@ -66,16 +66,23 @@ def _status(point: Point) -> str:
 
 
 def table(runs: Runs, target: float, width: int) -> Table:
-    """One row per name: means over its seeds, with deviations when there are several."""
+    """One row per name: means over its seeds, with deviations when there are several.
+
+    The spread is the deviation over devices, where these were told apart.
+    """
     ends = {name: [summarise(points) for points in group] for name, group in runs.items()}
     unit = _energy(end.joules for group in ends.values() for end in group)
-    heads = ("accuracy %", "best %", "simulated s", f"s to {percent(target)}", unit.name)
+    heads = ["accuracy %", "best %", "simulated s", f"s to {percent(target)}", unit.name]
+    heads += ["MB down", "MB up", "GFLOP", "lost"]
     rows = {name: tuple(_cells(group, ends[name], target, unit)) for name, group in runs.items()}
-    return grid((*heads, "MB down", "MB up", "GFLOP", "lost"), rows, width)
+    if any(end.fairness for group in ends.values() for end in group):
+        heads.append("spread %")
+        rows = {name: (*cells, _over_devices(ends[name])) for name, cells in rows.items()}
+    return grid(heads, rows, width)
 
 
 def targets(runs: Mapping[str, Sequence[ToTarget]], width: int) -> Table:
-    """What a target cost, one row per name: time, energy, traffic, rounds."""
+    """What a target cost those that reached it, one row per name: time, energy, traffic, rounds."""
     spent = [each.spent for group in runs.values() for each in group if each.spent]
     unit = _energy(each.joules for each in spent)
     amounts: dict[str, Callable[[Spent], float]] = {
@@ -84,24 +91,35 @@ def targets(runs: Mapping[str, Sequence[ToTarget]], width: int) -> Table:
         "MB": lambda each: each.bytes / 1e6,
         "rounds": lambda each: each.rounds,
     }
-    rows = {
-        name: [over_seeds(group, amount) for amount in amounts.values()]
-        for name, group in runs.items()
-    }
-    return grid(tuple(amounts), rows, width)
+    rows = {}
+    for name, group in runs.items():
+        reached = [each.spent for each in group if each.spent]
+        costs = [number(*map(amount, reached)) if reached else "–" for amount in amounts.values()]
+        rows[name] = [how_many(group), *costs]
+    return grid(("runs", *amounts), rows, width)
 
 
 def over_seeds(group: Sequence[ToTarget], amount: Callable[[Spent], float]) -> str:
-    """What several seeds spent on a target; how many of them, when not all got there."""
-    if not group or math.isnan(group[0].target):
-        return "–"
+    """What several seeds spent on a target; how many and how far, when not all got there."""
     reached = [amount(each.spent) for each in group if each.spent]
     if not reached:
-        tops = [each.best for each in group if not math.isnan(each.best)]
-        return not_reached(max(tops, default=math.nan))
-    if len(reached) < len(group):
-        return f"{len(reached)} of {len(group)} runs: {number(*reached)}"
-    return number(*reached)
+        return how_many(group)
+    if len(reached) == len(group):
+        return number(*reached)
+    count, _, far = how_many(group).partition(",")
+    return f"{count} runs: {number(*reached)};{far}"
+
+
+def how_many(group: Sequence[ToTarget]) -> str:
+    """How many runs reached a target, and how far the best of the others came."""
+    if not group or math.isnan(group[0].target):
+        return "–"
+    tops = [each.best for each in group if not each.spent and not math.isnan(each.best)]
+    best, count = max(tops, default=math.nan), sum(each.spent is not None for each in group)
+    if not count:
+        return not_reached(best)
+    told = f"{count} of {len(group)}"
+    return told if count == len(group) else f"{told}, else best {percent(best)}"
 
 
 @dataclass(frozen=True)
@@ -154,6 +172,11 @@ def _cells(
     yield number(*(end.up / 1e6 for end in ends))
     yield number(*(end.flops / 1e9 for end in ends))
     yield number(*(end.lost for end in ends)) if any(end.lost for end in ends) else "0"
+
+
+def _over_devices(ends: Sequence[Summary]) -> str:
+    told = [end.fairness.deviation if end.fairness else math.nan for end in ends]
+    return number(*(100 * deviation for deviation in told))
 
 
 def lost_orders(entries: Entries) -> str:
