@@ -118,6 +118,30 @@ def test_loaded_mappings_can_be_hashed() -> None:
     assert isinstance(hash(fleet), int)
 
 
+def test_a_schedule_tells_all_its_faults_each_at_its_key() -> None:
+    home = "anyfleet.schedule"
+    buffered = {
+        "use": f"{home}:Buffered",
+        "concurrency": 0,
+        "size": 0,
+        "staleness": -1,
+        "patience": 0,
+    }
+    assert problems(buffered).keys() == {"concurrency", "size", "staleness", "patience"}
+    assert problems({**buffered, "size": "x"}).keys() == {
+        "concurrency",
+        "size",
+        "staleness",
+        "patience",
+    }
+    late = {"use": f"{home}:Deadline", "seconds": 0, "staleness": 3}
+    assert problems(late).keys() == {"seconds", "staleness"}
+    assert problems({"use": f"{home}:Overselected", "keep": 0, "patience": 0}).keys() == {
+        "keep",
+        "patience",
+    }
+
+
 def test_annotated_keyword_arguments_are_arguments() -> None:
     assert loaded({"use": f"{HOME}:rated_method", "a": 0.25, "b": 1}).train == Sgd(lr=1.25)
     assert problems({"use": f"{HOME}:rated_method", "a": "x"}).keys() == {"a"}

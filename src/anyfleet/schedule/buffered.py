@@ -1,8 +1,10 @@
 """Asynchronous training with a buffer (FedBuff)."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from anyfleet.errors import refuse
 from anyfleet.schedule.flights import end_of_patience
 from anyfleet.view import Request, View
 
@@ -25,16 +27,16 @@ class Buffered:
     wants: ClassVar[frozenset[str]] = frozenset()
 
     def __post_init__(self) -> None:
-        if self.concurrency < 1 or self.size < 1:
-            raise ValueError(
-                "Buffered needs concurrency and size of at least 1, got "
-                f"{self.concurrency} and {self.size}."
-            )
-        if self.staleness < 0 or not self.patience > 0:
-            raise ValueError(
-                "Buffered needs staleness >= 0 and patience > 0 seconds, got "
-                f"{self.staleness} and {self.patience}."
-            )
+        refuse(self._faults())
+
+    def _faults(self) -> Iterator[str]:
+        for name, count in (("concurrency", self.concurrency), ("size", self.size)):
+            if count < 1:
+                yield f"Buffered.{name} must be at least 1, got {count}."
+        if self.staleness < 0:
+            yield f"Buffered.staleness must not be negative, got {self.staleness}."
+        if not self.patience > 0:
+            yield f"Buffered.patience must be positive seconds, got {self.patience}."
 
     def start(self, view: View) -> tuple[Request, ...]:
         missing = self.concurrency - len(view.flying)

@@ -1,8 +1,10 @@
 """Over-selection: ask more devices than are needed, and take the first answers."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from anyfleet.errors import refuse
 from anyfleet.schedule.flights import begun, end_of_patience, training
 from anyfleet.view import Request, View
 
@@ -23,12 +25,13 @@ class Overselected:
     wants: ClassVar[frozenset[str]] = frozenset()
 
     def __post_init__(self) -> None:
+        refuse(self._faults())
+
+    def _faults(self) -> Iterator[str]:
         if self.keep < 1:
-            raise ValueError(f"Overselected.keep must be at least 1 answer, got {self.keep}.")
+            yield f"Overselected.keep must be at least 1 answer, got {self.keep}."
         if not self.patience > 0:
-            raise ValueError(
-                f"Overselected.patience must be positive seconds, got {self.patience}."
-            )
+            yield f"Overselected.patience must be positive seconds, got {self.patience}."
 
     def start(self, view: View) -> tuple[Request, ...]:
         return () if begun(view) else (Request(),)

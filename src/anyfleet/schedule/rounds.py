@@ -1,8 +1,10 @@
 """Schedules that ask a cohort, wait for it, and step."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from anyfleet.errors import refuse
 from anyfleet.schedule.flights import begun
 from anyfleet.view import Request, View
 
@@ -61,15 +63,18 @@ class Deadline:
     wants: ClassVar[frozenset[str]] = frozenset()
 
     def __post_init__(self) -> None:
+        refuse(self._faults())
+
+    def _faults(self) -> Iterator[str]:
         if not self.seconds > 0:
-            raise ValueError(f"Deadline.seconds must be positive, got {self.seconds}.")
+            yield f"Deadline.seconds must be positive, got {self.seconds}."
         if self.late == "lost" and self.staleness:
-            raise ValueError(
+            yield (
                 'Deadline.staleness has no effect with late="lost"; use late="late" to let '
                 "late answers count."
             )
         if self.late == "late" and self.staleness < 1:
-            raise ValueError(
+            yield (
                 'Deadline with late="late" needs a staleness of at least 1: a late answer arrives '
                 "in a later step, and would always be lost."
             )
