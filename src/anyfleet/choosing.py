@@ -26,7 +26,7 @@ def decide(
         if not menu:
             rows.append(Choices(np.array([-1]), order.numbers))
             continue
-        samples = len(task.data(int(order.device[0])))
+        samples = task.size(int(order.device[0]))
         own = Own(known, samples, memory)
         rows.append(order.job.choose(_offers(order, samples, task, counting), own, order.numbers))
     return join(rows)

@@ -122,7 +122,7 @@ def build(experiment: Experiment) -> Task:
 
 def populate(experiment: Experiment, task: Task) -> World:
     """The fleet of an experiment, one row for each device of its task; all misfits at once."""
-    samples = np.array([len(task.data(device)) for device in range(task.devices)])
+    samples = np.array([task.size(device) for device in range(task.devices)])
     problems = [Problem("details", text) for text in complaints(experiment.details, task)]
     problems += _links(experiment)
     try:

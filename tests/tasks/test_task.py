@@ -39,6 +39,7 @@ def test_a_task_has_data_for_devices_server_and_test() -> None:
     assert task.devices == 4
     assert task.classes == 3
     assert [len(task.data(k)) for k in range(4)] == [15] * 4
+    assert [task.size(k) for k in range(4)] == [15] * 4
     assert [len(task.own_test(k)) for k in range(4)] == [5] * 4
     assert len(task.server) == 8
     assert task.test is test

@@ -17,7 +17,7 @@ def validate_file(file: Path, overrides: Sequence[str], *, allow: Sequence[str])
     screen = console()
     experiment = load(file, overrides, allow)
     task = build(experiment)
-    sizes = [len(task.data(device)) for device in range(task.devices)]
+    sizes = [task.size(device) for device in range(task.devices)]
     screen.print(f"{file} is valid.\n", markup=False, soft_wrap=True)
     screen.print(
         f"{task.devices} devices with {min(sizes)} to {max(sizes)} samples each, "

@@ -29,7 +29,7 @@ def demand(order: Orders, task: Task, counting: Counting) -> Demand:
     if order.kind not in (Kind.TRAIN, Kind.HOLD):
         subject = task.own_test(device) if order.kind == Kind.EVALUATE else task.data(device)
         return _measuring(slice_, len(subject), blueprint, counting)
-    samples = len(task.data(device))
+    samples = task.size(device)
     (steps,) = limits(order.numbers, [samples])
     batch = int(order.numbers.batch[0])
     amount = Amount(batch, processed(steps, samples, batch), steps)

@@ -66,6 +66,10 @@ class Task:
         """Training data of a device."""
         return self.train.rows(self.shares[device])
 
+    def size(self, device: int) -> int:
+        """How many training samples a device has, without copying them."""
+        return len(self.shares[device])
+
     def own_test(self, device: int) -> Data:
         """Test data of a device."""
         return self.train.rows(self.held_out[device])
