@@ -15,10 +15,11 @@ from anyfleet.elastic import Slice, narrowed
 from anyfleet.incoming import Answered, Incoming
 from anyfleet.method import Method
 from anyfleet.methods import fedavg, heterofl
+from anyfleet.outcomes import no_charges
 from anyfleet.runtime.wire import Message, decode_order, decode_update, encode_order, encode_update
 from anyfleet.tasks import Data, Dirichlet, Split, Task
 from anyfleet.train import OnDevice, PerWidth, Tracked
-from anyfleet.types import Memory, Orders, Updates, no_charges
+from anyfleet.types import Memory, Orders, Updates
 from tests import small
 from tests.test_local import orders
 

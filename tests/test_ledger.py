@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from anyfleet.client import work
-from anyfleet.elastic import Slice, trace
-from anyfleet.ledger import Entries, Ledger, width
+from anyfleet.elastic import Slice, trace, width
+from anyfleet.ledger import Entries, Ledger
 from anyfleet.methods import heterofl
-from anyfleet.types import Charges, Devices, Memory, Orders, no_charges
+from anyfleet.outcomes import Charges, no_charges
+from anyfleet.types import Devices, Memory, Orders
 from tests import small
 from tests.elastic.nets import LeNet, traced
 from tests.test_local import orders

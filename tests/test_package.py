@@ -42,7 +42,7 @@ LAYERS = (
     (
         (
             "loop server client method types view seam arrivals evaluate issue ledger local packing"
-            " timing choosing delivery incoming"
+            " timing choosing delivery incoming outcomes"
         ),
     ),
     ("elastic rng naming errors config columns",),

@@ -18,6 +18,7 @@ from anyfleet.columns import Flags
 from anyfleet.loop import Step, run
 from anyfleet.method import Method, Policy, Schedule
 from anyfleet.methods import fedavg
+from anyfleet.outcomes import Events, Lost
 from anyfleet.plan import Whole
 from anyfleet.runtime import Simulated
 from anyfleet.schedule import (
@@ -33,7 +34,7 @@ from anyfleet.select import Everyone, Uniform
 from anyfleet.server import Server
 from anyfleet.tasks import Iid
 from anyfleet.train import Gradient
-from anyfleet.types import Events, Kind, Lost, Orders, Plans
+from anyfleet.types import Kind, Orders, Plans
 from anyfleet.view import Flight, Request, View
 from anyfleet.world import Fleet, Group
 from anyfleet.world.availability import Always, Intermittent

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from anyfleet.columns import Floats
 from anyfleet.elastic import Slice, cost
 from anyfleet.methods import fedavg
-from anyfleet.timing import Amount, Effort, clocked, crossing_seconds, effort_of, training
+from anyfleet.timing import Amount, Counts, Effort, clocked, crossing_seconds, effort_of, training
 from anyfleet.types import Conditions
 from tests import small
 
@@ -29,7 +29,8 @@ PLAIN = {
     "latency": 0.0,
     "bandwidth": math.inf,
     "fixed": 0.0,
-    "exponent": 1.0,
+    "exponent": math.nan,
+    "loss": math.nan,
     "slowest": 1e8,
     "fastest": 3e9,
     "coefficient": 7.5e-27,
@@ -43,10 +44,10 @@ def device(**changed: float) -> Conditions:
 
 
 def work(flops: float, whole: float | None = None, **besides: float) -> Effort:
-    given = {"steps": 0, "calls": 0.0, "moved": 0.0, **besides}
+    given = {"width": 1.0, "deep": flops, "steps": 0, "calls": 0.0, "moved": 0.0, **besides}
     return effort_of(
-        flops,
-        flops if whole is None else whole,
+        Counts(flops, given["deep"], flops if whole is None else whole),
+        given["width"],
         steps=int(given["steps"]),
         calls=given["calls"],
         moved=given["moved"],
@@ -90,16 +91,19 @@ def test_flops_per_cycle_divide_the_cycles() -> None:
 def test_a_1_boards_have_a_fixed_part_and_shrink_with_a_power(
     exponent: float, share: float
 ) -> None:
-    """`T_full (.05 + .95 share^e)`; FLOP go with the square of the width, so the power halves."""
-    own = device(fixed=0.05, exponent=exponent / 2)
+    """`T_full (.05 + .95 share^e)`, whatever the FLOP of a slice of that width are."""
+    own = device(fixed=0.05, exponent=exponent)
     full = seconds(work(4e9), own)
     assert full == pytest.approx(4.0)
-    part = seconds(work(4e9 * share**2, 4e9), own)
+    part = seconds(work(1.1e9, 4e9, width=share), own)
     assert part == pytest.approx(full * (0.05 + 0.95 * share**exponent))
+    # Fewer trained layers save what they save in FLOP, of the part that shrinks.
+    third = seconds(work(1.1e9 / 3, 4e9, width=share, deep=1.1e9), own)
+    assert third == pytest.approx(full * (0.05 + 0.95 * share**exponent / 3))
 
 
 def test_no_work_takes_no_time_not_even_the_fixed_part() -> None:
-    own = device(fixed=0.05, exponent=0.85)
+    own = device(fixed=0.05, exponent=1.7)
     assert seconds(work(0.0, 4e9), own) == seconds(work(0.0, 0.0), own) == 0.0
     assert joules(work(0.0, 4e9), own) == 0.0
 

@@ -12,7 +12,8 @@ from anyfleet.columns import join
 from anyfleet.elastic import Blueprint, Slice, cut, narrowed
 from anyfleet.issue import server_names
 from anyfleet.method import Method
-from anyfleet.types import Charges, Kind, Orders, Params, Report, Task, Updates
+from anyfleet.outcomes import Charges
+from anyfleet.types import Kind, Orders, Params, Report, Task, Updates
 
 
 @dataclass(frozen=True, eq=False)

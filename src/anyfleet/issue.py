@@ -31,7 +31,14 @@ class Desk:
     visits: Ints
     heard: Ints
     states: Mapping[str, Any]
-    held: tuple[Slice, ...] = ()  # FETCH: what the devices hold, one slice each
+    held: tuple["Held", ...] = ()  # FETCH: what the devices hold
+
+
+class Held(NamedTuple):
+    """The size of a result that waits on its device."""
+
+    slice: Slice
+    share: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +47,7 @@ class Drafted:
 
     orders: Orders
     entries: tuple[tuple[int, ...], ...]  # the place of what is left of each menu in its plan
+    menus: tuple[tuple[Want, ...], ...]  # the plan
     declined: Orders
     reasons: tuple[str, ...]
 
@@ -49,14 +57,19 @@ def draft(request: Request, devices: Ints, *, method: Method, view: View, desk: 
     count = len(devices)
     plans = _plans(devices, method, view, desk)
     slices, menus = _slices(plans, method, view, desk)
+    # A device that chooses is planned for with the first entry until it has chosen.
+    first = [menu[0] if menu else plans.wants[row] for row, menu in enumerate(plans.menus)]
+    shares = [want.widest for want in first]
     if request.kind == Kind.FETCH:
-        slices, menus = desk.held, ((),) * count
+        slices, menus = tuple(held.slice for held in desk.held), ((),) * count
+        shares = [held.share for held in desk.held]
     orders = Orders(
         id=desk.issued + np.arange(count),
         device=devices,
         visit=desk.visits[devices],
         key=_keys(devices, desk),
         slices=slices,
+        share=np.array(shares, dtype=np.float64),
         menus=menus,
         choice=np.full(count, -1),
         numbers=plans.numbers,
@@ -72,7 +85,7 @@ def draft(request: Request, devices: Ints, *, method: Method, view: View, desk: 
         job=method.job(),
     )
     if request.kind == Kind.FETCH:
-        return Drafted(orders, ((),) * count, orders.take([]), ())
+        return Drafted(orders, ((),) * count, ((),) * count, orders.take([]), ())
     orders, entries, full = _fitting(orders, view)
     # A planner declines training; a device can always be asked something that it can hold.
     skipped = plans.declined if request.kind in _TRAINS else ("",) * count
@@ -80,7 +93,9 @@ def draft(request: Request, devices: Ints, *, method: Method, view: View, desk: 
     no = [row for row, reason in enumerate(reasons) if reason]
     go = np.setdiff1d(np.arange(count), no)
     left = tuple(entries[row] for row in go)
-    return Drafted(orders.take(go), left, orders.take(no), tuple(reasons[row] for row in no))
+    wanted = tuple(plans.menus[row] for row in go)
+    told = tuple(reasons[row] for row in no)
+    return Drafted(orders.take(go), left, wanted, orders.take(no), told)
 
 
 def _fitting(orders: Orders, view: View) -> tuple[Orders, list[tuple[int, ...]], list[str]]:
@@ -120,7 +135,13 @@ def chosen(drafted: Drafted, choices: Choices) -> Orders:
     pairs = zip(drafted.entries, choices.entry, strict=True)
     # By its place in the plan: one number means one size, whatever else a device could hold.
     choice = np.array([left[entry] if left else -1 for left, entry in pairs], dtype=np.int64)
-    return replace(orders, slices=slices, choice=choice, numbers=choices.numbers)
+    share = np.array(
+        [
+            menu[place].widest if menu else planned
+            for menu, place, planned in zip(drafted.menus, choice, orders.share, strict=True)
+        ]
+    )
+    return replace(orders, slices=slices, share=share, choice=choice, numbers=choices.numbers)
 
 
 def load(orders: Orders, *, method: Method, task: Task, params: Params, buffers: Params) -> Orders:

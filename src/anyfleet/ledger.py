@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from anyfleet.columns import Batch, Floats, Ints
-from anyfleet.elastic import Blueprint, Slice
-from anyfleet.types import Charges, Devices, Orders, Updates, measured
+from anyfleet.elastic import Blueprint, width
+from anyfleet.outcomes import Charges
+from anyfleet.types import Devices, Orders, Updates, measured
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,7 +23,8 @@ class Entries(Batch):
     kind: tuple[str, ...]
     issued_at: Ints  # the server step that issued it
     # -- the plan
-    width: Floats  # of the slice: the largest share kept of any axis
+    share: Floats  # of the model's width, as planned
+    width: Floats  # of the slice, in whole channels
     first: Ints  # first trained layer
     choice: Ints  # which entry of the planner's menu the device chose, or -1
     lr: Floats
@@ -127,6 +129,7 @@ class Ledger:
             "level": int(self._devices.level[device]),
             "kind": str(order.kind),
             "issued_at": order.step,
+            "share": float(order.share[0]),
             "width": width(slice_, self._blueprint),
             "first": slice_.first,
             "choice": int(order.choice[0]),
@@ -134,13 +137,6 @@ class Ledger:
             "loss": float("nan"),
             "lost": lost,
         }
-
-
-def width(slice_: Slice, blueprint: Blueprint) -> float:
-    """The largest share that a slice keeps of any axis that a plain share cuts."""
-    sizes = {axis: blueprint.axes[axis].size for axis in blueprint.counts(1.0)}
-    shares = (len(slice_.kept(axis) or range(size)) / size for axis, size in sizes.items())
-    return max(shares, default=1.0)
 
 
 def _plain(column: Any) -> list[Any]:

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from anyfleet import client, rng
-from anyfleet.elastic import Slice
+from anyfleet.elastic import Slice, width
 from anyfleet.elastic.memory import Live
 from anyfleet.issue import package
 from anyfleet.local import processed
@@ -122,6 +122,7 @@ def _order(task: Task, slice_: Slice, train: Gradient) -> Orders:
         visit=first,
         key=rng.fold(rng.root(0, "order"), torch.zeros(1, dtype=torch.int64)),
         slices=(slice_,),
+        share=np.array([width(slice_, task.blueprint)]),
         menus=((),),
         choice=none,
         numbers=method.train.draft(0, np.array([samples])),

@@ -8,7 +8,7 @@ import numpy as np
 
 from anyfleet.breakdown import named
 from anyfleet.columns import Flags, Floats, Ints
-from anyfleet.timing import effort_of
+from anyfleet.timing import Counts, effort_of
 from anyfleet.types import Conditions
 from anyfleet.world import When, World
 
@@ -82,5 +82,5 @@ def _examined(group: Ints) -> Ints:
 
 def _energy(own: Conditions) -> Floats:
     count = len(own.speed)
-    one = effort_of(_GFLOP, _GFLOP, steps=0, calls=0, moved=0)
+    one = effort_of(Counts(*(_GFLOP,) * 3), 1.0, steps=0, calls=0, moved=0)
     return one.take([0] * count).joules(own, np.full(count, np.nan))

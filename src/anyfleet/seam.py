@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from anyfleet.columns import Flags, Ints
-from anyfleet.elastic import Slice
 from anyfleet.incoming import Answer, Answered
+from anyfleet.issue import Held
 from anyfleet.ledger import Entries
-from anyfleet.types import Choices, Conditions, Devices, Events, Lost, Orders, Params
+from anyfleet.outcomes import Events, Lost
+from anyfleet.types import Choices, Conditions, Devices, Orders, Params
 
 
 class Runtime(Protocol):
@@ -65,5 +66,5 @@ class Snapshot:
     visits: Ints
     heard: Ints
     flying: Mapping[int, Orders]
-    holding: Mapping[int, Slice]
+    holding: Mapping[int, Held]
     waiting: tuple[Answered, ...]  # answers that came in, left to a later step

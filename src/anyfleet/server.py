@@ -13,22 +13,14 @@ from anyfleet.columns import Ints
 from anyfleet.elastic import Cost, Slice, cost
 from anyfleet.evaluate import judge
 from anyfleet.incoming import Answered, Incoming
-from anyfleet.issue import Desk, chosen, draft, load, server_names
+from anyfleet.issue import Desk, Held, chosen, draft, load, server_names
 from anyfleet.ledger import Ledger
 from anyfleet.method import Method
+from anyfleet.outcomes import Charges, Events, no_charges
 from anyfleet.packing import traffic
 from anyfleet.seam import Runtime, Snapshot, Step
 from anyfleet.timing import Amount, Demand, training
-from anyfleet.types import (
-    Charges,
-    Events,
-    Kind,
-    Orders,
-    Params,
-    Report,
-    Task,
-    no_charges,
-)
+from anyfleet.types import Kind, Orders, Params, Report, Task
 from anyfleet.view import Flight, Request, View
 
 JUDGE_BATCH = 128  # samples of the server split per comparison (METHODS §1.18)
@@ -50,7 +42,7 @@ class Server:
         self.visits = np.zeros(len(self.devices), dtype=np.int64)
         self.heard = np.full(len(self.devices), -1, dtype=np.int64)
         self.flying: dict[int, Orders] = {}
-        self.holding: dict[int, Slice] = {}  # of orders whose results wait on the devices
+        self.holding: dict[int, Held] = {}  # of orders whose results wait on the devices
         self.arrived: list[Answered] = []
         self.seen: dict[int, Flight] = {}  # the same orders, as policies see them
         self.lost: list[Flight] = []
@@ -184,7 +176,8 @@ class Server:
             self.heard[order.device[0]] = order.id[0]
             self.arrived.append(Answered(order, update, charge))
             if order.kind == Kind.HOLD:
-                self.holding[int(order.id[0])] = order.slices[0]
+                held = Held(order.slices[0], float(order.share[0]))
+                self.holding[int(order.id[0])] = held
         self.arrived = self._young(self.arrived, self.number)
 
     def _young(self, answers: list[Answered], step: int) -> list[Answered]:

@@ -1,22 +1,23 @@
 """How long a device calculates, and what that costs: one law for planners, devices and simulator.
 
     seconds = (steps × overhead + calls × latency + moved / bandwidth
-               + whole / speed × (fixed + (1 − fixed) × share^exponent))
+               + whole / speed × (fixed + (1 − fixed) × share))
               × load × fastest / frequency
     joules  = coefficient × frequency² × cycles
 
-`share` is FLOP / whole; cycles are what the device spends on it, not on its other work. A device
+`share` is FLOP / whole, or, for a device with an exponent, width^exponent, less what a slice with
+fewer trained layers saves; cycles are what the device spends on it, not on its other work. A device
 with a speed and nothing else takes FLOP / speed seconds, or cycles / frequency (METHODS §A.1).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from anyfleet.columns import Batch, Floats
-from anyfleet.elastic import WHOLE, Blueprint, Slice, cost
+from anyfleet.elastic import WHOLE, Blueprint, Slice, cost, width
 from anyfleet.elastic.counting import Counting, operations
 from anyfleet.types import Conditions
 
@@ -29,7 +30,9 @@ class Effort(Batch):
     """What orders make devices calculate."""
 
     flops: Floats
+    deep: Floats  # FLOP if every layer of the slice were trained
     whole: Floats  # FLOP of the same samples on the whole model
+    width: Floats  # of the slice
     steps: Floats  # local steps
     calls: Floats  # of operators
     moved: Floats  # bytes that operators read and write
@@ -53,9 +56,17 @@ class Demand(Batch):
     memory: Floats  # bytes at the peak
 
 
-def effort_of(flops: float, whole: float, *, steps: int, calls: float, moved: float) -> Effort:
+class Counts(NamedTuple):
+    """How much is calculated: on the slice, with all its layers trained, on the whole model."""
+
+    flops: float
+    deep: float
+    whole: float
+
+
+def effort_of(counts: Counts, width: float, *, steps: int, calls: float, moved: float) -> Effort:
     """A batch of one."""
-    return Effort(*(np.array([float(v)]) for v in (flops, whole, steps, calls, moved)))
+    return Effort(*(np.array([float(v)]) for v in (*counts, width, steps, calls, moved)))
 
 
 @dataclass(frozen=True)
@@ -72,23 +83,20 @@ def training(
     train: "Train", blueprint: Blueprint, slice_: Slice, amount: Amount, counting: Counting
 ) -> Demand:
     """What it takes to train a slice; a batch of one."""
-    own, whole = (
-        train.work(
-            cost(blueprint, each),
-            cost(blueprint, each, amount.batch),
-            amount.processed,
-            amount.steps,
-        )
-        for each in (slice_, WHOLE)
-    )
-    flops, all_flops = own.flops, whole.flops
+    three = slice_, replace(slice_, first=0), WHOLE
+    batch, processed, steps = amount.batch, amount.processed, amount.steps
+    works = [
+        train.work(cost(blueprint, each), cost(blueprint, each, batch), processed, steps)
+        for each in three
+    ]
+    counts = Counts(*(work.flops for work in works))
     if counting != "flops":
-        batches = amount.processed / amount.batch
-        flops, all_flops = (
-            batches * operations(blueprint, each, amount.batch, counting)
-            for each in (slice_, WHOLE)
+        steps_alike = processed / batch
+        counts = Counts(
+            *(steps_alike * operations(blueprint, each, batch, counting) for each in three)
         )
-    effort = effort_of(flops, all_flops, steps=amount.steps, calls=own.calls, moved=own.moved)
+    own, share = works[0], width(slice_, blueprint)
+    effort = effort_of(counts, share, steps=steps, calls=own.calls, moved=own.moved)
     return Demand(effort, np.array([own.memory]))
 
 
@@ -108,8 +116,13 @@ def crossing_seconds(bits: Floats | float, rate: Floats) -> Floats:
 
 def _undisturbed(effort: Effort, own: Conditions) -> Floats:
     """Seconds at the highest frequency and without other work."""
-    share = np.divide(effort.flops, effort.whole, out=np.zeros(len(effort)), where=effort.whole > 0)
-    shrunk = own.fixed * (share > 0) + (1 - own.fixed) * share**own.exponent
+    by_work, by_depth = (
+        np.divide(effort.flops, all_of_it, out=np.zeros(len(effort)), where=all_of_it > 0)
+        for all_of_it in (effort.whole, effort.deep)
+    )
+    by_width = effort.width ** np.nan_to_num(own.exponent) * by_depth
+    share = np.where(np.isnan(own.exponent), by_work, by_width)
+    shrunk = own.fixed * (share > 0) + (1 - own.fixed) * share
     calculating = effort.whole / (own.speed * own.load) * shrunk
     handling = effort.steps * own.overhead + effort.calls * own.latency
     seconds: Floats = calculating + handling + effort.moved / own.bandwidth

@@ -5,7 +5,7 @@ batch of one. All of them are immutable; `take` and `join` make new batches out 
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
@@ -105,13 +105,14 @@ class Conditions(Batch):
     down: Floats  # bits per second
     memory: Floats  # bytes free for training
     battery: Floats  # joules left; infinite on mains
+    loss: Floats  # mean training loss of its last answer; not a number before the first
     budget: Floats  # joules it is willing to spend on one order
     load: Floats  # how many times longer everything takes because of other work
     overhead: Floats  # seconds for each local step, without load
     latency: Floats  # seconds for each call of an operator, without load
     bandwidth: Floats  # bytes per second that it can move besides calculating
     fixed: Floats  # the part of a whole model's time that does not shrink with the slice
-    exponent: Floats  # with which the rest shrinks, as a power of the share of FLOP
+    exponent: Floats  # the rest shrinks with this power of the width; not a number: with FLOP
     slowest: Floats  # cycles per second
     fastest: Floats  # cycles per second
     coefficient: Floats  # joules for a cycle, divided by the frequency squared
@@ -128,6 +129,11 @@ class Want:
     rounding: Rounding = "ceil"
     ratios: tuple[tuple[str, float], ...] = ()  # axes whose share differs
     device: int | None = None  # None: for evaluation, no device in particular
+
+    @property
+    def widest(self) -> float:
+        """The largest share of any axis."""
+        return max(self.share, *(ratio for _, ratio in self.ratios), 0.0)
 
     def shares(self, blueprint: Blueprint) -> dict[str, float]:
         """The share of every axis that is cut."""
@@ -180,6 +186,7 @@ class Orders(Batch):
     visit: Ints  # how often it was asked to train before: the address of its randomness
     key: Tensor  # int64 per row
     slices: tuple[Slice, ...]
+    share: Floats  # of the model's width, as planned; a slice is rounded to whole channels
     menus: tuple[tuple[Slice, ...], ...]  # what it can hold of its menu; empty: no choice
     choice: Ints  # which entry of the planner's menu it chose at check-in, or -1
     numbers: Numbers
@@ -245,59 +252,12 @@ class Own:
 
 
 @dataclass(frozen=True, eq=False)
-class Charges(Batch):
-    """What the runtime charged for orders."""
-
-    order: Ints
-    flops: Floats
-    down: Floats  # bits
-    up: Floats  # bits
-    download: Floats  # seconds
-    compute: Floats  # seconds
-    upload: Floats  # seconds
-    download_joules: Floats
-    compute_joules: Floats
-    upload_joules: Floats
-    began: Floats  # seconds since the start of the run
-    delivered_down: Floats  # share of the model's columns that came through
-    delivered_up: Floats
-
-
-@dataclass(frozen=True, eq=False)
-class Events:
-    """What a runtime has to tell: answers with their charges, and orders without an answer."""
-
-    updates: Updates | None = None
-    charges: Charges | None = None
-    lost: tuple["Lost", ...] = ()
-
-    def __len__(self) -> int:
-        return len(self.lost) + (0 if self.updates is None else len(self.updates))
-
-
-@dataclass(frozen=True, eq=False)
-class Lost:
-    """An order that will not be answered. A normal event, not an exception."""
-
-    order: int
-    reason: str
-    charges: Charges  # what was spent before it was lost
-
-
-@dataclass(frozen=True, eq=False)
 class Stepped:
     """What an aggregator returns."""
 
     model: Params
     state: Any = None
     notes: Mapping[str, Any] = field(default_factory=dict)
-
-
-def no_charges(order: int, now: float) -> Charges:
-    """Of an order that was never sent."""
-    zero = np.zeros(1)
-    spent = {f.name: zero for f in fields(Charges)}
-    return Charges(**{**spent, "order": np.array([order]), "began": np.array([now])})
 
 
 def measured(report: Report, name: str) -> float:

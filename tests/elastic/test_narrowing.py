@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from anyfleet.elastic import Blueprint, Slice, columns, cut, narrowed, trace, within
+from anyfleet.elastic import width as width_of
 from tests.elastic.nets import LeNet
 
 WIDE = trace(
@@ -36,20 +37,19 @@ def rolled(share: float, shift: int, blueprint: Blueprint) -> Slice:
 @pytest.mark.parametrize("share", [0.05 * i for i in range(1, 21)])
 def test_1_9_a_slice_has_as_many_columns_as_its_share_begins(share: float) -> None:
     """C = ceil(p / 0.125), for all shares of the other grid."""
-    slice_ = WIDE.prefix(share)
-    assert columns(slice_, 0.125, WIDE) == math.ceil(share / 0.125 - 1e-9)
+    assert columns(share, 0.125) == math.ceil(round(share / 0.125, 9))
 
 
 def test_1_8_a_cut_beyond_the_slice_delivers_the_slice() -> None:
     slice_ = WIDE.prefix(0.35)
-    assert columns(slice_, 0.125, WIDE) == 3
+    assert columns(0.35, 0.125) == 3
     assert narrowed(slice_, 0.375, WIDE) == slice_
     assert narrowed(slice_, 0.25, WIDE) == WIDE.prefix(0.25)
 
 
 @pytest.mark.parametrize("width", [0.125, 0.2, 0.3, 1 / 3, 0.5, 1.0])
 def test_columns_may_be_of_any_width(width: float) -> None:
-    assert columns(Slice(), width, WIDE) == math.ceil(1 / width - 1e-9)
+    assert columns(1.0, width) == math.ceil(round(1 / width, 9))
 
 
 @BLUEPRINTS
@@ -99,8 +99,8 @@ def test_more_columns_never_bring_less(share: float, columns_: int) -> None:
     fewer, more = (narrowed(slice_, min(1.0, n * 0.125), WIDE) for n in (columns_, columns_ + 1))
     small, large = sizes(fewer, WIDE), sizes(more, WIDE)
     assert all(small[axis] <= large[axis] for axis in small)
-    whole = columns(slice_, 0.125, WIDE)
-    assert (fewer == slice_) == (columns_ >= whole)
+    if columns_ >= columns(share, 0.125):
+        assert fewer == slice_  # with the last column all of it is there
 
 
 def test_an_axis_that_only_some_slices_cut_stays_as_it_is() -> None:
@@ -109,3 +109,11 @@ def test_an_axis_that_only_some_slices_cut_stays_as_it_is() -> None:
     assert local.shape("0.weight") == (5, 3)
     assert local.shape("4.weight") == (5, 10)
     assert local.shape("4.bias") == (5,)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.75, 0.5, 0.25, 0.125, 0.0625])
+def test_the_width_of_a_plain_cut_is_its_share(share: float) -> None:
+    """Rounding up to whole channels makes small axes wider; the widest axis tells the share."""
+    exact = min(math.ceil(share * axis - 1e-9) / axis for axis in (40, 80))
+    assert width_of(WIDE.prefix(share), WIDE) == pytest.approx(exact)
+    assert exact == pytest.approx(share, abs=1 / 40)

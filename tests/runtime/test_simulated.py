@@ -13,10 +13,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from anyfleet.elastic import cost
+from anyfleet.elastic import cost, width
 from anyfleet.elastic.counting import CNN_CIFAR, Counting, complexity
 from anyfleet.errors import CompositionError
-from anyfleet.ledger import width
 from anyfleet.loop import Step, run
 from anyfleet.method import Policy
 from anyfleet.methods import fedavg, heterofl

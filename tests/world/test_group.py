@@ -19,7 +19,7 @@ def group(**columns: Any) -> Group:
 
 
 def test_every_number_of_a_group_has_a_range() -> None:
-    others = {"name", "count", "level", "frequency", "link", "loss", "availability"}
+    others = {"name", "count", "level", "frequency", "exponent", "link", "loss", "availability"}
     assert {f.name for f in fields(Group)} - others == set(_RANGES)
 
 
@@ -94,3 +94,10 @@ def test_an_empty_group_and_a_negative_level_are_refused() -> None:
         group(count=0)
     with pytest.raises(ValueError, match=r"Group\.level"):
         group(level=-1)
+
+
+@pytest.mark.parametrize("exponent", [0.0, -1.0, math.inf, math.nan])
+def test_an_exponent_is_a_positive_number_or_none(exponent: float) -> None:
+    with pytest.raises(ValueError, match=r"Group\.exponent must be above 0"):
+        Group(exponent=exponent)
+    assert Group(exponent=1.7) != Group() == Group(exponent=None)

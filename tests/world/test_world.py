@@ -1,7 +1,7 @@
 """What is true of devices, and what they say about it."""
 
 import math
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +29,7 @@ from anyfleet.world import (
 )
 from anyfleet.world.quantities import Number, When
 from anyfleet.world.radio import Way
+from anyfleet.world.world import Told
 
 DEVICES = 400
 EVERYBODY = np.arange(DEVICES)
@@ -59,11 +60,15 @@ def build(*groups: Group, reports: Reports | None = None, devices: int = DEVICES
 
 
 def same(one: Conditions, two: Conditions) -> bool:
-    return all(np.array_equal(getattr(one, f.name), getattr(two, f.name)) for f in fields(one))
+    return all(
+        np.array_equal(getattr(one, f.name), getattr(two, f.name), equal_nan=True)
+        for f in fields(one)
+    )
 
 
 def report(world: World, devices: Ints, when: When) -> Conditions:
-    return world.report(devices, when, 7, np.full(len(devices), 42.0))
+    told = Told(np.full(len(devices), 42.0), np.full(len(devices), 0.5))
+    return world.report(devices, when, 7, told)
 
 
 # --- truth ------------------------------------------------------------------------------------
@@ -168,7 +173,7 @@ def test_rates_change_with_the_link_and_with_the_place() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["speed", "load", "energy", "overhead", "latency", "bandwidth", "fixed", "exponent"],
+    ["speed", "load", "energy", "overhead", "latency", "bandwidth", "fixed"],
 )
 def test_what_calculating_takes_changes_with_time(name: str) -> None:
     changed = {name: Redrawn(Uniform(0.1, 0.9), every=7.0)}
@@ -212,11 +217,8 @@ def test_a_fresh_report_is_the_truth() -> None:
     world = build()
     told, own = report(world, EVERYBODY, NOW), world.conditions(EVERYBODY, NOW, 7)
     assert (told.battery == 42.0).all()
-    assert all(
-        np.array_equal(getattr(told, f.name), getattr(own, f.name))
-        for f in fields(own)
-        if f.name != "battery"
-    )
+    assert (told.loss == 0.5).all()
+    assert same(replace(told, battery=own.battery, loss=own.loss), own)
 
 
 def test_an_old_report_is_the_truth_of_then_but_for_the_battery() -> None:

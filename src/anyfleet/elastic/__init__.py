@@ -7,7 +7,7 @@ from anyfleet.elastic.dense import DenseModel, dense
 from anyfleet.elastic.errors import ProgramError, SliceError, TraceError, VerifyError
 from anyfleet.elastic.interpret import apply
 from anyfleet.elastic.modes import COLLECT, EVALUATE, EVALUATE_BATCH, STATIC, TRAIN, Mode
-from anyfleet.elastic.narrowing import columns, narrowed, within
+from anyfleet.elastic.narrowing import columns, narrowed, width, within
 from anyfleet.elastic.slicing import Params, cut, paste, place
 from anyfleet.elastic.tracer import trace
 from anyfleet.elastic.verify import Check, Report, verify
@@ -46,5 +46,6 @@ __all__ = [
     "place",
     "trace",
     "verify",
+    "width",
     "within",
 ]

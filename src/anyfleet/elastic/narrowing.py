@@ -6,10 +6,21 @@ from functools import lru_cache
 from anyfleet.elastic.blueprint import Blueprint, Slice
 
 
-def columns(slice: Slice, width: float, blueprint: Blueprint) -> int:
-    """How many columns, each `width` of the whole model wide, carry something of a slice."""
-    most = math.ceil(1 / width - 1e-9)
-    return next((n for n in range(1, most) if narrowed(slice, n * width, blueprint) == slice), most)
+def columns(share: float, width: float) -> int:
+    """How many columns, each `width` of the whole model wide, a share of it takes."""
+    return max(1, math.ceil(share / width - 1e-9))
+
+
+@lru_cache(maxsize=4096)
+def width(slice: Slice, blueprint: Blueprint) -> float:
+    """The share that a plain cut of this size has; of other cuts, the largest of any axis."""
+    sizes = {axis: blueprint.axes[axis].size for axis in blueprint.counts(1.0)}
+    kept = {axis: len(slice.kept(axis) or range(size)) for axis, size in sizes.items()}
+    shares = [kept[axis] / size for axis, size in sizes.items()]
+    # A share p keeps ceil(p × size) of every axis: more than `above`, and not more than the least.
+    above = max(((kept[axis] - 1) / size for axis, size in sizes.items()), default=0.0)
+    least = min(shares, default=1.0)
+    return least if above < least else max(shares, default=1.0)
 
 
 @lru_cache(maxsize=4096)

@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 
 from anyfleet.columns import Floats
-from anyfleet.elastic import Blueprint, Slice, cost
+from anyfleet.elastic import WHOLE, Blueprint, Slice, cost, width
 from anyfleet.elastic.counting import Counting, forward_operations
 from anyfleet.evaluate import EVALUATION_BATCH
 from anyfleet.local import limits, processed
+from anyfleet.outcomes import Charges
 from anyfleet.runtime.course import ROUNDING, Course, Knot
-from anyfleet.timing import Amount, Demand, Effort, effort_of, training
-from anyfleet.types import Charges, Kind, Orders, Task
+from anyfleet.timing import Amount, Counts, Demand, Effort, effort_of, training
+from anyfleet.types import Kind, Orders, Task
 from anyfleet.world.quantities import When
 
-_EVERYTHING = Slice()
 # The parts of an order, and what is done in them.
 _AMOUNTS = {"download": "down", "compute": "flops", "upload": "up"}
 
@@ -25,10 +25,9 @@ def demand(order: Orders, task: Task, counting: Counting) -> Demand:
     """The work of one order on its device."""
     device, blueprint, slice_ = int(order.device[0]), task.blueprint, order.slices[0]
     if order.kind == Kind.FETCH:
-        return Demand(effort_of(0, 0, steps=0, calls=0, moved=0), np.zeros(1))
+        return Demand(effort_of(Counts(0, 0, 0), 1.0, steps=0, calls=0, moved=0), np.zeros(1))
     if order.kind not in (Kind.TRAIN, Kind.HOLD):
-        subject = task.own_test(device) if order.kind == Kind.EVALUATE else task.data(device)
-        return _measuring(slice_, len(subject), blueprint, counting)
+        return _measuring(slice_, _looked_at(order, task), blueprint, counting)
     samples = task.size(device)
     (steps,) = limits(order.numbers, [samples])
     batch = int(order.numbers.batch[0])
@@ -36,25 +35,39 @@ def demand(order: Orders, task: Task, counting: Counting) -> Demand:
     return training(order.job.train, blueprint, slice_, amount, counting)
 
 
-def _measuring(slice_: Slice, samples: int, blueprint: Blueprint, counting: Counting) -> Demand:
+def _looked_at(order: Orders, task: Task) -> list[int]:
+    """How many samples a device goes through, one number for each pass over its data."""
+    device = int(order.device[0])
+    own, test = task.size(device), len(task.own_test(device))
+    subject = test if order.kind == Kind.EVALUATE else own
+    if order.kind == Kind.STATISTICS or not order.job.norm.calibrated or not task.blueprint.norms:
+        return [subject]
+    # Statistics that are measured before a test are measured on all training data.
+    return [own, subject]
+
+
+def _measuring(
+    slice_: Slice, passes: Sequence[int], blueprint: Blueprint, counting: Counting
+) -> Demand:
     """Forward passes only, in batches of the size that `evaluate` uses."""
-    own, whole = cost(blueprint, slice_), cost(blueprint, _EVERYTHING)
-    batches = -(-samples // EVALUATION_BATCH)
-    batch = cost(blueprint, slice_, EVALUATION_BATCH)
-    flops = [float(each.forward_flops * samples) for each in (own, whole)]
+    samples = sum(passes)
+    own, whole = (float(cost(blueprint, e).forward_flops * samples) for e in (slice_, WHOLE))
     if counting != "flops":
-        flops = [
+        own, whole = (
             forward_operations(blueprint, each, EVALUATION_BATCH, counting)
             * (samples / EVALUATION_BATCH)
-            for each in (slice_, _EVERYTHING)
-        ]
+            for each in (slice_, WHOLE)
+        )
+    batches = sum(-(-count // EVALUATION_BATCH) for count in passes)
+    batch = cost(blueprint, slice_, EVALUATION_BATCH)
     effort = effort_of(
-        *flops,
+        Counts(own, own, whole),
+        width(slice_, blueprint),
         steps=batches,
         calls=batches * batch.forward_calls,
         moved=batches * batch.forward_moved,
     )
-    return Demand(effort, np.array([float(own.nbytes)]))
+    return Demand(effort, np.array([float(batch.nbytes)]))
 
 
 def charged(order: Orders, effort: Effort, parts: Sequence[Course], when: When) -> Charges:

@@ -12,6 +12,7 @@ from anyfleet.types import Conditions, Orders
 from anyfleet.world import World
 from anyfleet.world.quantities import When
 from anyfleet.world.radio import Way
+from anyfleet.world.world import Active
 
 # A link or a device that changes every moment must not hold the simulation for ever.
 MOST_CHANGES = 10_000
@@ -114,7 +115,7 @@ class Courses:
     order: Orders  # a batch of one
     when: When  # it was submitted
     own: Conditions  # of its device, then
-    active: int  # devices that use the air meanwhile
+    active: Active  # devices that use the air meanwhile
 
     def download(self) -> Course:
         known = float(self.own.down[0])

@@ -1,6 +1,5 @@
 """How much of each message a failing link lets through."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,14 +7,14 @@ import torch
 from torch import Tensor
 
 from anyfleet import rng
-from anyfleet.columns import Floats, Ints
 from anyfleet.delivery import unpadded
-from anyfleet.elastic import Blueprint, Slice, columns
+from anyfleet.elastic import columns
 from anyfleet.errors import CompositionError
 from anyfleet.types import Kind, Orders
 from anyfleet.world import World
 from anyfleet.world.quantities import When
 from anyfleet.world.radio import Way
+from anyfleet.world.world import Active
 
 _VISITS = (Kind.TRAIN, Kind.HOLD)
 _UPLOADS = (Kind.TRAIN, Kind.FETCH)  # answers with a model in them
@@ -31,9 +30,7 @@ class Crossing:
     up_share: float = 1.0
 
 
-def crossings(
-    orders: Orders, world: World, when: When, active: int, blueprint: Blueprint
-) -> list[Crossing]:
+def crossings(orders: Orders, world: World, when: When, active: Active) -> list[Crossing]:
     """Drawn when orders are submitted."""
     if not world.lossy:
         return [Crossing()] * len(orders)
@@ -42,7 +39,7 @@ def crossings(
         raise CompositionError(misfit)
     keys = addresses(orders, world.seed, "crossing")
     step = world.column_width(orders.device)
-    count = _columns(orders.slices, step, blueprint)
+    count = np.array([columns(*pair) for pair in zip(orders.share, step, strict=True)])
     whole = np.ones(len(orders)), np.ones(len(orders))
     ways = []
     crosses: dict[Way, bool] = {
@@ -74,8 +71,3 @@ def addresses(orders: Orders, seed: int, purpose: str) -> Tensor:
     if orders.kind in _VISITS:
         return keys
     return rng.fold(rng.fold(keys, str(orders.kind)), orders.step)
-
-
-def _columns(slices: Sequence[Slice], steps: Floats, blueprint: Blueprint) -> Ints:
-    pairs = zip(slices, steps, strict=True)
-    return np.array([columns(each, float(step), blueprint) for each, step in pairs])

@@ -10,6 +10,7 @@ from anyfleet.choosing import decide
 from anyfleet.columns import Flags, Floats, Ints, join
 from anyfleet.delivery import cut_order
 from anyfleet.issue import too_large
+from anyfleet.outcomes import Charges, Events, Lost
 from anyfleet.runtime.batteries import Batteries
 from anyfleet.runtime.charging import charged, demand, sending, spent
 from anyfleet.runtime.clock import Clock, Event
@@ -17,20 +18,10 @@ from anyfleet.runtime.course import Course, Courses
 from anyfleet.runtime.crossing import Crossing, addresses, crossings
 from anyfleet.runtime.engines import Engine, Reference
 from anyfleet.runtime.fates import Fate, first, goes_offline, runs_dry
-from anyfleet.types import (
-    Charges,
-    Choices,
-    Conditions,
-    Devices,
-    Events,
-    Lost,
-    Memory,
-    Orders,
-    Task,
-    Updates,
-)
+from anyfleet.types import Choices, Conditions, Devices, Memory, Orders, Task, Updates, measured
 from anyfleet.world import World
 from anyfleet.world.quantities import When
+from anyfleet.world.world import Told
 
 # Devices looked at together: what lies between stays in the processor's cache.
 _BLOCK = 1 << 17
@@ -40,6 +31,7 @@ _BLOCK = 1 << 17
 class _Pending:
     """An order under way: since when, what it will have cost, and how it ends."""
 
+    asked: Orders  # as submitted, before a link cut it
     courses: Courses  # how its parts go on
     parts: tuple[Course, ...]  # download and compute; then the upload, too
     crossing: Crossing
@@ -66,6 +58,7 @@ class Saved:
     pending: Mapping[int, _Pending]
     memories: Mapping[int, Memory]
     batteries: tuple[Floats, Floats]
+    losses: Mapping[int, float]
 
 
 class Simulated:
@@ -90,6 +83,7 @@ class Simulated:
         self._pending: dict[int, _Pending] = {}
         self._memories: dict[int, Memory] = {}
         self._batteries = Batteries(world)
+        self._losses: dict[int, float] = {}  # what each device last said of its training
         self._free = np.ones(task.devices, dtype=bool)
 
     # -- what policies learn
@@ -112,9 +106,10 @@ class Simulated:
         return self._free[devices] & there & self._batteries.enough(devices, self.now())
 
     def conditions(self, devices: Ints) -> Conditions:
-        active = len(self._pending) + len(devices)
         charge = self._batteries.charge(devices, self.now())
-        return self._world.report(devices, self._when(), active, charge)
+        loss = np.array([self._losses.get(int(device), math.nan) for device in devices])
+        own = Told(charge, loss)
+        return self._world.report(devices, self._when(), self._on_air(devices), own)
 
     def offer(self, orders: Orders) -> Choices:
         memories = [self.memory(int(device)) for device in orders.device]
@@ -123,9 +118,13 @@ class Simulated:
 
     def _truth(self, orders: Orders) -> Conditions:
         """What devices know of themselves when these orders reach them."""
-        active = len(self._pending) + len(orders)
-        own = self._world.conditions(orders.device, self._when(), active)
+        own = self._world.conditions(orders.device, self._when(), self._on_air(orders.device))
         return replace(own, battery=self._batteries.charge(orders.device, self.now()))
+
+    def _on_air(self, devices: Ints) -> Ints:
+        """How many use each band, when these devices do so beside those under way."""
+        busy = [int(pending.order.device[0]) for pending in self._pending.values()]
+        return self._world.on_air(np.union1d(devices, np.array(busy, dtype=np.int64)))
 
     def _when(self) -> When:
         return When(self.now(), self._step)
@@ -133,8 +132,19 @@ class Simulated:
     # -- asking
 
     def submit(self, orders: Orders) -> None:
-        own, active = self._truth(orders), len(self._pending) + len(orders)
-        crossing = crossings(orders, self._world, self._when(), active, self._task.blueprint)
+        now = self._when()
+        earlier = [p for p in self._pending.values() if p.when == now and p.update is None]
+        self._begin(orders)
+        if not self._world.shares_bands:
+            return
+        # Who was asked at this very moment shares the band with those who were asked just now.
+        self._clock.forget({int(pending.order.id[0]) for pending in earlier})
+        for pending in earlier:
+            self._begin(pending.asked)
+
+    def _begin(self, orders: Orders) -> None:
+        own, active = self._truth(orders), self._on_air(orders.device)
+        crossing = crossings(orders, self._world, self._when(), active)
         deaths = addresses(orders, self._world.seed, "death")
         fatal = self._world.dies(orders.device, deaths, self._when())
         self._free[orders.device] = False
@@ -148,7 +158,7 @@ class Simulated:
             charges = charged(order, need.effort, parts, self._when())
             share = np.array([crossing[row].down_share])
             charges = replace(charges, delivered_down=share)
-            pending = _Pending(courses, parts, crossing[row], charges)
+            pending = _Pending(whole, courses, parts, crossing[row], charges)
             reason = too_large(float(need.memory[0]), float(mine.memory[0]))
             self._start(pending, reason, dies=bool(fatal[row]))
 
@@ -187,6 +197,7 @@ class Simulated:
             if fate is not None:
                 lost.append(Lost(event.order, fate.reason, self._land(event.order, fate.after)))
             elif update is not None:
+                self._losses[int(update.device[0])] = measured(update.report[0], "loss")
                 updates.append(update)
                 charges.append(self._land(event.order, math.inf))
         if not (updates or lost) and until is None:
@@ -212,12 +223,14 @@ class Simulated:
             dict(self._pending),
             dict(self._memories),
             self._batteries.save(),
+            dict(self._losses),
         )
 
     def restore(self, saved: Saved) -> None:
         self._clock, self._step = saved.clock.copy(), saved.step
         self._pending, self._memories = dict(saved.pending), dict(saved.memories)
         self._batteries.restore(saved.batteries)
+        self._losses = dict(saved.losses)
         busy = [int(pending.order.device[0]) for pending in saved.pending.values()]
         self._free = ~np.isin(np.arange(self._task.devices), busy)
 

@@ -34,6 +34,7 @@ class OrderHeader(msgspec.Struct, frozen=True):
     visit: int
     key: int
     slice: bytes
+    share: float
     menu: list[bytes]
     choice: int
     numbers: dict[str, float | int]
@@ -79,6 +80,7 @@ def encode_order(order: Orders, task: Task) -> bytes:
         visit=int(order.visit[0]),
         key=int(order.key[0]),
         slice=pack_slice(order.slices[0], blueprint),
+        share=float(order.share[0]),
         menu=[pack_slice(entry, blueprint) for entry in order.menus[0]],
         choice=int(order.choice[0]),
         numbers={f.name: getattr(order.numbers, f.name)[0].item() for f in fields(Numbers)},
@@ -110,6 +112,7 @@ def decode_order(data: bytes, task: Task, allow: Sequence[str] = ()) -> Orders:
         visit=np.array([header.visit]),
         key=torch.tensor([header.key]),
         slices=(slice_,),
+        share=np.array([header.share]),
         menus=(tuple(unpack_slice(entry, blueprint) for entry in header.menu),),
         choice=np.array([header.choice]),
         numbers=_read_numbers(header.numbers),

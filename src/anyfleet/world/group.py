@@ -17,7 +17,6 @@ _RANGES: dict[str, tuple[float, bool, float]] = {
     "latency": (0, True, math.inf),
     "bandwidth": (0, False, math.inf),
     "fixed": (0, True, 1),
-    "exponent": (0, False, math.inf),
     "load": (0, False, math.inf),
     "memory": (0, False, math.inf),
     "energy": (0, True, math.inf),
@@ -53,7 +52,7 @@ class Group:
     latency: Number = 0.0  # seconds for each call of an operator
     bandwidth: Number = math.inf  # bytes per second that operators read and write
     fixed: Number = 0.0  # the part of a whole model's time that no slice saves
-    exponent: Number = 1.0  # the rest shrinks with this power of the share of FLOP
+    exponent: float | None = None  # the rest shrinks with this power of the width; else with FLOP
     load: Number = 1.0  # other work: everything takes so many times longer
     memory: Number = 4e9  # bytes free for training
     frequency: tuple[float, float] = (1e8, 1e9)  # slowest and fastest, cycles per second
@@ -82,6 +81,8 @@ class Group:
             )
         if self.level is not None and self.level < 0:
             yield f"Group.level must not be negative, got {self.level}."
+        if self.exponent is not None and not 0 < self.exponent < math.inf:
+            yield f"Group.exponent must be above 0 and finite, got {self.exponent}."
         for name in COLUMNS:
             yield from out_of_range(f"Group.{name}", name, getattr(self, name))
         for name in _KEPT:

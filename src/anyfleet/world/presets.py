@@ -169,8 +169,8 @@ def _boards(speeds: Iterable[float]) -> Fleet:
     """Four of each board. The level is the largest model it may train: 1, 1, 1/2, 1/4, 1/4."""
     names = ("MacBook Pro 2018", "Jetson Xavier", "Jetson TX2", "Jetson Nano", "Raspberry Pi 4")
     caps = (0, 0, 1, 2, 2)
-    # The paper's law is in the width; FLOP go with its square. The laptop saves less.
-    exponents = (1.0 / 2, *(1.7 / 2,) * 4)
+    # T_full × (.05 + .95 × width^e): the laptop saves less.
+    exponents = (1.0, *(1.7,) * 4)
     busy = Redrawn(LogNormal(median=1.0, sigma=0.2, low=0.2, high=5.0))
     return Fleet(
         groups=tuple(

@@ -23,7 +23,7 @@ _AS_DECLARED = (
     "battery",
     "budget",
 )
-_COMPUTING = ("overhead", "latency", "bandwidth", "fixed", "exponent")
+_COMPUTING = ("overhead", "latency", "bandwidth", "fixed")
 # What a device measures about itself, and may measure badly.
 _NOISY = ("speed", "up", "down", "memory", "battery")
 
@@ -33,7 +33,8 @@ class Reports:
     """What policies learn at check-in: fresh and exact by default.
 
     A report may be `steps` server steps and `seconds` old, and each of its numbers wrong by a
-    log-normal factor whose logarithm deviates by `noise`. A battery's charge is never old.
+    log-normal factor whose logarithm deviates by `noise`. What the battery has left and the loss of
+    the last answer are never old.
     """
 
     steps: int = 0
@@ -53,6 +54,17 @@ class Reports:
         return When(max(0.0, when.now - self.seconds), max(0, when.step - self.steps))
 
 
+class Told(NamedTuple):
+    """What a device says that only the runtime knows."""
+
+    battery: Floats
+    loss: Floats
+
+
+# Devices that use a band at the same time: on each, or as many on all.
+Active = int | Ints
+
+
 @dataclass(frozen=True, eq=False)
 class World:
     """The devices of a run. Policies never see it, only reports (`report`)."""
@@ -68,10 +80,11 @@ class World:
     def __len__(self) -> int:
         return len(self.declared)
 
-    def conditions(self, devices: Ints, when: When, active: int) -> Conditions:
-        """What is true of these devices, when `active` devices use the air.
+    def conditions(self, devices: Ints, when: When, active: Active) -> Conditions:
+        """What is true of these devices, when so many are `active` on each band.
 
-        The battery is the runtime's: it knows what was spent. Here it is full.
+        Battery and loss are the runtime's: it knows what was spent and said. Here a battery is
+        full, and nothing was said.
         """
         rates = self.rates(devices, when, active)
         link = self.link[devices]
@@ -83,6 +96,8 @@ class World:
             fastest=ranges[:, 1],
             power=self.power(devices),
             receive=np.array([each.receive for each in self.links])[link],
+            loss=np.full(len(devices), np.nan),
+            exponent=self._exponents[self.group[devices]],
             **{name: self.column(name, devices, when) for name in _AS_DECLARED},
             **self.computing(devices, when),
         )
@@ -103,10 +118,10 @@ class World:
         columns = ("speed", "load", "energy", *_COMPUTING)
         return min(until(getattr(group, name), when) for name in columns)
 
-    def report(self, devices: Ints, when: When, active: int, battery: Floats) -> Conditions:
+    def report(self, devices: Ints, when: When, active: Active, own: Told) -> Conditions:
         """What these devices say at check-in."""
         told = self.conditions(devices, self.reports.when(when), active)
-        told = replace(told, battery=battery)
+        told = replace(told, battery=own.battery, loss=own.loss)
         if not self.reports.noise:
             return told
         keys = rng.fold(self._keys("noise", devices), when.step)
@@ -128,6 +143,11 @@ class World:
         return found
 
     @cached_property
+    def _exponents(self) -> Floats:
+        given = (group.exponent for group in self.groups)
+        return np.array([math.nan if exponent is None else exponent for exponent in given])
+
+    @cached_property
     def _columns(self) -> dict[str, "_Column"]:
         return {name: _column([getattr(g, name) for g in self.groups]) for name in COLUMNS}
 
@@ -139,14 +159,25 @@ class World:
     def _radios(self) -> Ints:
         return _alike(self.links)
 
-    def rates(self, devices: Ints, when: When, active: int) -> Rates:
+    def on_air(self, devices: Ints) -> Ints:
+        """How many of these devices use each band. Equal links are one band."""
+        return np.bincount(self._radios[self.link[devices]], minlength=len(self.links))
+
+    @cached_property
+    def shares_bands(self) -> bool:
+        """Whether devices take rate from each other."""
+        return any(link.shared for link in self.links)
+
+    def rates(self, devices: Ints, when: When, active: Active) -> Rates:
         """Bits per second, up and down."""
+        users = np.broadcast_to(active, len(self.links))
         keys = self._keys("link", devices)
         distance = self.column("distance", devices, when)
         up, down = np.empty(len(devices)), np.empty(len(devices))
         for number, rows in _by(self._radios[self.link[devices]]):
             link = self.links[number]
-            up[rows], down[rows] = link.rates(_of(keys, rows), when, distance[rows], active)
+            rates = link.rates(_of(keys, rows), when, distance[rows], int(users[number]))
+            up[rows], down[rows] = rates
         return Rates(up, down)
 
     def rates_until(self, device: int, when: When) -> float:
@@ -184,7 +215,7 @@ class World:
         return np.array([group.loss.width for group in self.groups])[self.group[devices]]
 
     def delivered(
-        self, columns: Ints, devices: Ints, keys: Tensor, when: When, *, active: int, way: Way
+        self, columns: Ints, devices: Ints, keys: Tensor, when: When, *, active: Active, way: Way
     ) -> Ints:
         """How many of a model's columns come through, one transmission for each key."""
         found = np.empty(len(devices), dtype=np.int64)
@@ -199,14 +230,14 @@ class World:
         return found
 
     def _outage(
-        self, devices: Ints, when: When, minimum: float, *, active: int, way: Way
+        self, devices: Ints, when: When, minimum: float, *, active: Active, way: Way
     ) -> Floats:
         keys, distance = self._keys("link", devices), self.column("distance", devices, when)
-        found = np.empty(len(devices))
-        for number, rows in _by(self.link[devices]):
-            link = self.links[number]
+        found, users = np.empty(len(devices)), np.broadcast_to(active, len(self.links))
+        for number, rows in _by(self._radios[self.link[devices]]):
+            link, sharing = self.links[number], int(users[number])
             found[rows] = link.outage(
-                keys[rows], when, distance[rows], minimum, active=active, way=way
+                keys[rows], when, distance[rows], minimum, active=sharing, way=way
             )
         return found
 

@@ -1,0 +1,50 @@
+"""What devices say of themselves, and what asking them costs."""
+
+import math
+from dataclasses import replace
+from itertools import islice
+
+import numpy as np
+import pytest
+
+from anyfleet.elastic import cost
+from anyfleet.loop import run
+from anyfleet.methods import fedavg
+from anyfleet.runtime import Simulated
+from anyfleet.schedule import Surveyed, Synchronous
+from anyfleet.train import Static, Tracked
+from tests import small
+
+
+def test_devices_report_the_loss_of_their_last_answer() -> None:
+    """What policies may choose by: not a number before the first answer."""
+    task = small.task()
+    runtime = Simulated(task, small.world(task), 0)
+    steps = run(fedavg(count=3, lr=0.1), task, runtime, 0)
+    everybody = np.arange(task.devices)
+    assert np.isnan(runtime.conditions(everybody).loss).all()
+    said: dict[int, float] = {}
+    for step in islice(steps, 3):
+        said |= dict(zip(step.ledger.device.tolist(), step.ledger.loss.tolist(), strict=True))
+        found = runtime.conditions(everybody).loss
+        assert [said.get(device, math.nan) for device in range(task.devices)] == pytest.approx(
+            found.tolist(), nan_ok=True
+        )
+    assert 3 <= len(said) < task.devices
+    again = Simulated(task, small.world(task), 0)
+    again.restore(runtime.save())
+    assert np.array_equal(again.conditions(everybody).loss, found, equal_nan=True)
+
+
+def test_statistics_before_a_test_are_paid_for() -> None:
+    """HeteroFL's static norm goes through all training data before it judges (METHODS §1.5 d)."""
+    task = small.task()
+    forward = cost(task.blueprint).forward_flops
+    for norm, passes in ((Static(), 2), (Tracked(), 1)):
+        method = replace(fedavg(lr=0.1), norm=norm, schedule=Surveyed(Synchronous()))
+        (step,) = small.steps(method, task, 1)
+        asked = [row for row in small.rows(step) if row.kind == "evaluate"]
+        assert len(asked) == 8
+        for row in asked:
+            own, test = len(task.data(row.device)), len(task.own_test(row.device))
+            assert row.flops == forward * (test + own * (passes - 1))
