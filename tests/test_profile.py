@@ -16,7 +16,7 @@ from anyfleet.elastic.memory import Live
 from anyfleet.errors import ConfigError
 from anyfleet.measuring import STEPS, Peak, Sample, measure, weigh
 from anyfleet.profile import Profile, Rates, as_toml, conclude, fit, free_memory, profile, slices
-from anyfleet.timing import Effort
+from anyfleet.timing import Counts, effort_of
 from anyfleet.types import Conditions
 from anyfleet.world import Fleet, Group
 from anyfleet.world.quantities import When
@@ -127,8 +127,8 @@ def test_the_simulated_clock_says_what_the_profile_says() -> None:
     world = loaded(as_toml(machine())).build(np.array([10]), seed=0)
     own: Conditions = world.conditions(np.array([0]), When(0.0, 0), 1)
     for sample in sampled(TRUE):
-        amounts = (sample.flops, sample.flops * 3, sample.steps, sample.calls, sample.moved)
-        effort = Effort(*(np.array([float(amount)]) for amount in amounts))
+        counts = Counts(sample.flops, sample.flops, sample.flops * 3)
+        effort = effort_of(counts, 0.5, steps=sample.steps, calls=sample.calls, moved=sample.moved)
         (seconds,) = effort.seconds(own, np.array([np.nan]))
         assert seconds == pytest.approx(TRUE.seconds(sample))
 

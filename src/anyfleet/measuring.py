@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from anyfleet import client, rng
-from anyfleet.elastic import Slice, width
+from anyfleet.elastic import WHOLE, Slice, width
 from anyfleet.elastic.memory import Live
 from anyfleet.issue import package
 from anyfleet.local import processed
@@ -30,7 +30,7 @@ from anyfleet.train import Gradient
 from anyfleet.types import Kind, Memory, Orders, Task
 
 STEPS = 2  # local steps of a measured order
-_EVERYTHING, _PLAIN = Slice(), Gradient()
+_PLAIN = Gradient()
 _ENOUGH = 1.0  # seconds after which a slice is not measured again
 _REPEATS = 40  # at most
 _NETS: Mapping[str, Callable[..., nn.Module]] = {
@@ -93,7 +93,7 @@ def measure(net: str, task: Task, slice_: Slice, batch: int) -> Sample:
 
 
 def weigh(
-    net: str, task: Task, batch: int, *, slice_: Slice = _EVERYTHING, train: Gradient = _PLAIN
+    net: str, task: Task, batch: int, *, slice_: Slice = WHOLE, train: Gradient = _PLAIN
 ) -> Peak:
     """Memory of training a slice; of `train`, batch and iterations do not matter.
 
@@ -112,7 +112,7 @@ def weigh(
 
 def _order(task: Task, slice_: Slice, train: Gradient) -> Orders:
     """What a server would send to the first device."""
-    samples, none = len(task.data(0)), np.array([-1])
+    samples, none = task.size(0), np.array([-1])
     method = replace(fedavg(), train=replace(train, batch=min(train.batch, samples)))
     sent = package(slice_, task.params, task.buffers, method=method, task=task)
     first = np.zeros(1, dtype=np.int64)
@@ -141,7 +141,7 @@ def _order(task: Task, slice_: Slice, train: Gradient) -> Orders:
 
 def _demand(order: Orders, task: Task) -> Demand:
     steps, batch = int(order.numbers.steps[0]), int(order.numbers.batch[0])
-    count = processed(steps, len(task.data(0)), batch)
+    count = processed(steps, task.size(0), batch)
     (slice_,) = order.slices
     train = order.job.train
     return training(train, task.blueprint, slice_, Amount(batch, count, steps), "flops")
@@ -149,7 +149,7 @@ def _demand(order: Orders, task: Task) -> Demand:
 
 def _share(task: Task, slice_: Slice) -> float:
     """The width, as a share of the channels that can be cut."""
-    whole, kept = (task.blueprint.local(s).sizes for s in (Slice(), slice_))
+    whole, kept = (task.blueprint.local(s).sizes for s in (WHOLE, slice_))
     cut = task.blueprint.counts(1.0)
     return sum(kept[axis] for axis in cut) / max(1, sum(whole[axis] for axis in cut))
 
