@@ -128,7 +128,9 @@ def test_the_simulated_clock_says_what_the_profile_says() -> None:
     own: Conditions = world.conditions(np.array([0]), When(0.0, 0), 1)
     for sample in sampled(TRUE):
         counts = Counts(sample.flops, sample.flops, sample.flops * 3)
-        effort = effort_of(counts, 0.5, steps=sample.steps, calls=sample.calls, moved=sample.moved)
+        effort = effort_of(
+            counts, 0.5, steps=int(sample.steps), calls=sample.calls, moved=sample.moved
+        )
         (seconds,) = effort.seconds(own, np.array([np.nan]))
         assert seconds == pytest.approx(TRUE.seconds(sample))
 
