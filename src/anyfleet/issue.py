@@ -86,23 +86,31 @@ def draft(request: Request, devices: Ints, *, method: Method, view: View, desk: 
     )
     if request.kind == Kind.FETCH:
         return Drafted(orders, ((),) * count, ((),) * count, orders.take([]), ())
+    return _sorted_out(orders, plans, view)
+
+
+def _sorted_out(orders: Orders, plans: Plans, view: View) -> Drafted:
+    """Orders to submit apart from those that nobody shall get."""
     orders, entries, full = _fitting(orders, view)
     # A planner declines training; a device can always be asked something that it can hold.
-    skipped = plans.declined if request.kind in _TRAINS else ("",) * count
+    skipped = plans.declined if orders.kind in _TRAINS else ("",) * len(orders)
     reasons = [a or b for a, b in zip(skipped, full, strict=True)]
     no = [row for row, reason in enumerate(reasons) if reason]
-    go = np.setdiff1d(np.arange(count), no)
-    left = tuple(entries[row] for row in go)
-    wanted = tuple(plans.menus[row] for row in go)
-    told = tuple(reasons[row] for row in no)
-    return Drafted(orders.take(go), left, wanted, orders.take(no), told)
+    go = np.setdiff1d(np.arange(len(orders)), no)
+    return Drafted(
+        orders=orders.take(go),
+        entries=tuple(entries[row] for row in go),
+        menus=tuple(plans.menus[row] for row in go),
+        declined=orders.take(no),
+        reasons=tuple(reasons[row] for row in no),
+    )
 
 
 def _fitting(orders: Orders, view: View) -> tuple[Orders, list[tuple[int, ...]], list[str]]:
     """The orders without menu entries that a device cannot hold, and why it gets none at all.
 
-    Between them the places that the other entries have in the whole menu.
-    By what devices report: nobody is asked for what he says he has no room for.
+    Between them, the places that the entries left have in the whole menu. By what devices report:
+    nobody is asked for what it says it has no room for.
     """
     room = view.conditions(orders.device).memory
     entries, menus, reasons = [], [], []
