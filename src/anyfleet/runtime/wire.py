@@ -206,7 +206,7 @@ def _trees(
     message: Message, names: Mapping[str, list[str]], codec: Codec, slice_: Slice, task: Task
 ) -> dict[str, Params]:
     local = task.blueprint.local(slice_)
-    dtype = next(iter(task.params.values())).dtype
+    home = next(iter(task.params.values()))
     if message.trees.keys() != names.keys():
         raise BadMessage(f"trees {sorted(message.trees)} where {sorted(names)} were announced")
     unknown = {n for listed in names.values() for n in listed} - {*local.params, *local.buffers}
@@ -216,7 +216,10 @@ def _trees(
     for tree, listed in names.items():
         shapes = {name: local.shape(name) for name in listed}
         chosen = Raw() if tree == "buffers" else codec
-        found[tree], _ = chosen.restore(chosen.unpack(message.trees[tree], shapes, dtype), shapes)
+        symbols = chosen.unpack(message.trees[tree], shapes, home.dtype)
+        values, _ = chosen.restore(symbols, shapes)
+        # Bytes come into the host's memory; the model may live elsewhere.
+        found[tree] = {name: value.to(home.device) for name, value in values.items()}
     return found
 
 
