@@ -1,7 +1,7 @@
 """The ledger: what every order was, cost and came to; in columns, appended as it happens."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -75,45 +75,36 @@ class Entries(Batch):
     def of(rows: Iterable[Mapping[str, Any]]) -> "Entries":
         """The inverse of `as_dicts`; None stands for not a number, as in JSON."""
         listed = list(rows)
-        made: dict[str, Any] = {}
-        for f in fields(Entries):
-            column = [row[f.name] for row in listed]
-            if f.name in ("kind", "lost"):
-                made[f.name] = tuple(column)
-            elif f.type is Ints:
-                made[f.name] = np.array(column, dtype=np.int64)
-            else:
-                made[f.name] = np.array(
-                    [np.nan if value is None else value for value in column], dtype=np.float64
-                )
-        return Entries(**made)
+        return _entries({f.name: [row[f.name] for row in listed] for f in fields(Entries)})
 
 
 class Ledger:
-    """Collects rows until a step closes."""
+    """Collects rows until a step closes, column by column."""
 
     def __init__(self, devices: Devices, blueprint: Blueprint) -> None:
         self._devices, self._blueprint = devices, blueprint
-        self._open: list[dict[str, Any]] = []
+        self._open: dict[str, list[Any]] = {}
 
     def answered(self, order: Orders, update: Updates, charges: Charges, lost: str) -> None:
         """An answer came in; `lost` says why it does not count, if so."""
-        row = self._row(order, charges, lost)
-        self._open.append({**row, "loss": measured(update.report[0], "loss")})
+        self._append(order, charges, lost, measured(update.report[0], "loss"))
 
     def lost(self, order: Orders, charges: Charges, reason: str) -> None:
         """An order will never be answered."""
-        self._open.append(self._row(order, charges, reason))
+        self._append(order, charges, reason, float("nan"))
 
     def close(self, step: int, now: float) -> Entries:
         """The rows of this step, by order."""
-        rows = sorted(self._open, key=lambda row: int(row["order"]))
-        self._open = []
-        busy = ("began", "download", "compute", "upload")
-        return Entries.of(
-            {**row, "step": step, "wait": max(0.0, now - sum(row[name] for name in busy))}
-            for row in rows
-        )
+        columns, self._open = self._open, {}
+        count = len(columns.get("order", []))
+        blank = {f.name: [0] * count for f in fields(Entries)}
+        entries = _entries({**blank, **columns, "step": [step] * count})
+        wait = np.maximum(0.0, now - (entries.began + entries.seconds))
+        return replace(entries, wait=wait).take(np.argsort(entries.order, kind="stable"))
+
+    def _append(self, order: Orders, charges: Charges, lost: str, loss: float) -> None:
+        for name, value in {**self._row(order, charges, lost), "loss": loss}.items():
+            self._open.setdefault(name, []).append(value)
 
     def _row(self, order: Orders, charges: Charges, lost: str) -> dict[str, Any]:
         spent = {f.name: getattr(charges, f.name)[0].item() for f in fields(Charges)}
@@ -134,9 +125,22 @@ class Ledger:
             "first": slice_.first,
             "choice": int(order.choice[0]),
             "parameters": self._blueprint.local(slice_).numel(),
-            "loss": float("nan"),
             "lost": lost,
         }
+
+
+def _entries(columns: Mapping[str, Sequence[Any]]) -> Entries:
+    made: dict[str, Any] = {}
+    for f in fields(Entries):
+        column = columns[f.name]
+        if f.name in ("kind", "lost"):
+            made[f.name] = tuple(column)
+        elif f.type is Ints:
+            made[f.name] = np.array(column, dtype=np.int64)
+        else:
+            numbers = [np.nan if value is None else value for value in column]
+            made[f.name] = np.array(numbers, dtype=np.float64)
+    return Entries(**made)
 
 
 def _plain(column: Any) -> list[Any]:

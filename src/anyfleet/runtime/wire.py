@@ -212,7 +212,7 @@ def _trees(
     unknown = {n for listed in names.values() for n in listed} - {*local.params, *local.buffers}
     if unknown:
         raise BadMessage(f"tensors this model does not have: {sorted(unknown)}")
-    found = {}
+    found: dict[str, Params] = {}
     for tree, listed in names.items():
         shapes = {name: local.shape(name) for name in listed}
         chosen = Raw() if tree == "buffers" else codec
