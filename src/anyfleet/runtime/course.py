@@ -122,7 +122,10 @@ class Courses:
         return self._transfer(float(self.order.bits[0]), "down", self.when, known)
 
     def upload(self, bits: float, when: When) -> Course:
-        return self._transfer(bits, "up", when, None)
+        still = self.world.rates_until(int(self.order.device[0]), self.when)
+        # Rates are looked up again only if a step or time can have changed them meanwhile.
+        same = when.step == self.when.step and when.now < still
+        return self._transfer(bits, "up", when, float(self.own.up[0]) if same else None)
 
     def compute(self, effort: Effort, after: float) -> Course:
         """From so many seconds on; what only a new server step changes stays as it was."""
