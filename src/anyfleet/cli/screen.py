@@ -171,7 +171,8 @@ def _cells(
     yield number(*(end.down / 1e6 for end in ends))
     yield number(*(end.up / 1e6 for end in ends))
     yield number(*(end.flops / 1e9 for end in ends))
-    yield number(*(end.lost for end in ends)) if any(end.lost for end in ends) else "0"
+    lost = [end.lost for end in ends]
+    yield number(*lost) if len(set(lost)) > 1 else str(lost[0])
 
 
 def _over_devices(ends: Sequence[Summary]) -> str:
@@ -180,7 +181,7 @@ def _over_devices(ends: Sequence[Summary]) -> str:
 
 
 def lost_orders(entries: Entries) -> str:
-    """How many orders were lost and why: "3 of 40 orders lost: 2 died, 1 deadline."."""
+    """How many orders were lost and why: "3 of 40 orders lost: 2 died, 1 too late."."""
     counts = losses(entries)
     if not counts:
         return ""
