@@ -112,8 +112,9 @@ def play(method: Method, fleet: Fleet | None = None, count: int = 4, seed: int =
     assert [step.index for step in steps] == list(range(count))
     assert all(a <= b for a, b in pairwise([0.0, *(step.time for step in steps)]))
     closed = [order for step in steps for order in step.ledger.order.tolist()]
-    flying = steps[-1].snapshot.flying
-    assert sorted([*closed, *flying]) == list(range(steps[-1].snapshot.issued))
+    last = steps[-1].snapshot
+    flying, waiting = last.flying, [int(answer.order.id[0]) for answer in last.waiting]
+    assert sorted([*closed, *flying, *waiting]) == list(range(last.issued))
     assert runtime.busy.keys() == flying.keys()
     for step in steps:
         age = step.index - step.ledger.issued_at
@@ -407,3 +408,20 @@ def test_surveys_come_every_so_many_steps(every: int) -> None:
 def test_impossible_schedules_are_refused(make: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         make()
+
+
+def test_a_tiers_answers_count_together() -> None:
+    """The quick ones of a slow tier wait, also over steps of other tiers, for its slowest."""
+    slow = (Group(level=1, speed=2e7), Group(level=1, speed=2e6))
+    fleet = Fleet((Group(level=0, speed=2e9), *slow))
+    method = replace(BASE, select=Everyone(), schedule=Tiers(staleness=100))
+    steps = play(method, fleet, 40)
+    rows = [row for step in steps for row in small.rows(step)]
+    assert not any(row.lost for row in rows)
+    cohorts: dict[tuple[int, int], list[Any]] = {}
+    for row in rows:
+        cohorts.setdefault((row.level, row.issued_at), []).append(row)
+    assert all(len({row.step for row in cohort}) == 1 for cohort in cohorts.values())
+    waited = [row for (level, _), cohort in cohorts.items() if level == 1 for row in cohort]
+    assert max(row.wait for row in waited) > 5 * max(row.wait for row in rows if row.level == 0)
+    assert any(row.step > row.issued_at + 2 for row in waited)  # others stepped meanwhile
