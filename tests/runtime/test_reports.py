@@ -13,6 +13,7 @@ from anyfleet.methods import fedavg
 from anyfleet.runtime import Simulated
 from anyfleet.schedule import Surveyed, Synchronous
 from anyfleet.train import Static, Tracked
+from anyfleet.types import Kind
 from tests import small
 
 
@@ -48,3 +49,16 @@ def test_statistics_before_a_test_are_paid_for() -> None:
         for row in asked:
             own, test = len(task.data(row.device)), len(task.own_test(row.device))
             assert row.flops == forward * (test + own * (passes - 1))
+
+
+@pytest.mark.parametrize("ask", [Kind.STATISTICS, Kind.EVALUATE])
+def test_a_survey_does_not_change_what_devices_say_of_their_training(ask: Kind) -> None:
+    task = small.task()
+    runtime = Simulated(task, small.world(task), 0)
+    method = replace(fedavg(lr=0.1), schedule=Surveyed(Synchronous(), ask))
+    step = next(run(method, task, runtime, 0))
+    trained = [row for row in small.rows(step) if row.kind == "train"]
+    asked = [row for row in small.rows(step) if row.kind == str(ask)]
+    assert len(asked) == 8
+    found = runtime.conditions(np.array([row.device for row in trained])).loss
+    assert found.tolist() == [row.loss for row in trained]

@@ -1,8 +1,7 @@
 """Devices in this process, under virtual time: a clock and a world, times an engine."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -15,50 +14,28 @@ from anyfleet.runtime.batteries import Batteries
 from anyfleet.runtime.charging import charged, demand, sending, spent
 from anyfleet.runtime.clock import Clock, Event
 from anyfleet.runtime.course import Course, Courses
-from anyfleet.runtime.crossing import Crossing, addresses, crossings
+from anyfleet.runtime.crossing import addresses, crossings
 from anyfleet.runtime.engines import Engine, Reference
 from anyfleet.runtime.fates import Fate, first, goes_offline, runs_dry
-from anyfleet.types import Choices, Conditions, Devices, Memory, Orders, Task, Updates, measured
+from anyfleet.runtime.pending import Pending, Saved
+from anyfleet.types import (
+    Choices,
+    Conditions,
+    Devices,
+    Kind,
+    Memory,
+    Orders,
+    Task,
+    Updates,
+    measured,
+)
 from anyfleet.world import World
 from anyfleet.world.quantities import When
 from anyfleet.world.world import Told
 
 # Devices looked at together: what lies between stays in the processor's cache.
 _BLOCK = 1 << 17
-
-
-@dataclass(frozen=True, eq=False)
-class _Pending:
-    """An order under way: since when, what it will have cost, and how it ends."""
-
-    asked: Orders  # as submitted, before a link cut it
-    courses: Courses  # how its parts go on
-    parts: tuple[Course, ...]  # download and compute; then the upload, too
-    crossing: Crossing
-    charges: Charges
-    fate: Fate | None = None  # how it ends without an answer, as far as is known
-    update: Updates | None = None
-    memory: Memory | None = None  # what the device will remember once it has finished
-
-    @property
-    def order(self) -> Orders:
-        return self.courses.order
-
-    @property
-    def when(self) -> When:
-        return self.courses.when
-
-
-@dataclass(frozen=True, eq=False)
-class Saved:
-    """The state of a simulated fleet between two events."""
-
-    clock: Clock
-    step: int
-    pending: Mapping[int, _Pending]
-    memories: Mapping[int, Memory]
-    batteries: tuple[Floats, Floats]
-    losses: Mapping[int, float]
+_TRAINED = (Kind.TRAIN, Kind.HOLD)  # answers that tell the loss of training
 
 
 class Simulated:
@@ -80,10 +57,10 @@ class Simulated:
         self._task, self._world, self._seed = task, world, seed
         self._engine: Engine = engine or Reference()
         self._clock, self._step = Clock(), 0
-        self._pending: dict[int, _Pending] = {}
+        self._pending: dict[int, Pending] = {}
         self._memories: dict[int, Memory] = {}
         self._batteries = Batteries(world)
-        self._losses: dict[int, float] = {}  # what each device last said of its training
+        self._losses: Floats = np.full(task.devices, np.nan)  # as devices last said
         self._free = np.ones(task.devices, dtype=bool)
 
     # -- what policies learn
@@ -107,8 +84,7 @@ class Simulated:
 
     def conditions(self, devices: Ints) -> Conditions:
         charge = self._batteries.charge(devices, self.now())
-        loss = np.array([self._losses.get(int(device), math.nan) for device in devices])
-        own = Told(charge, loss)
+        own = Told(charge, self._losses[devices])
         return self._world.report(devices, self._when(), self._on_air(devices), own)
 
     def offer(self, orders: Orders) -> Choices:
@@ -123,6 +99,8 @@ class Simulated:
 
     def _on_air(self, devices: Ints) -> Ints:
         """How many use each band, when these devices do so beside those under way."""
+        if not self._world.shares_bands:
+            return np.ones(len(self._world.links), dtype=np.int64)  # nobody takes from anybody
         busy = [int(pending.order.device[0]) for pending in self._pending.values()]
         return self._world.on_air(np.union1d(devices, np.array(busy, dtype=np.int64)))
 
@@ -158,11 +136,11 @@ class Simulated:
             charges = charged(order, need.effort, parts, self._when())
             share = np.array([crossing[row].down_share])
             charges = replace(charges, delivered_down=share)
-            pending = _Pending(whole, courses, parts, crossing[row], charges)
+            pending = Pending(whole, courses, parts, crossing[row], charges)
             reason = too_large(float(need.memory[0]), float(mine.memory[0]))
             self._start(pending, reason, dies=bool(fatal[row]))
 
-    def _start(self, pending: _Pending, no_room: str, *, dies: bool) -> None:
+    def _start(self, pending: Pending, no_room: str, *, dies: bool) -> None:
         """Schedules what comes next for an order that was just submitted."""
         download, compute = (part.seconds for part in pending.parts)
         fates = [
@@ -197,7 +175,8 @@ class Simulated:
             if fate is not None:
                 lost.append(Lost(event.order, fate.reason, self._land(event.order, fate.after)))
             elif update is not None:
-                self._losses[int(update.device[0])] = measured(update.report[0], "loss")
+                if self._pending[event.order].order.kind in _TRAINED:
+                    self._losses[update.device] = measured(update.report[0], "loss")
                 updates.append(update)
                 charges.append(self._land(event.order, math.inf))
         if not (updates or lost) and until is None:
@@ -223,14 +202,14 @@ class Simulated:
             dict(self._pending),
             dict(self._memories),
             self._batteries.save(),
-            dict(self._losses),
+            self._losses.copy(),
         )
 
     def restore(self, saved: Saved) -> None:
         self._clock, self._step = saved.clock.copy(), saved.step
         self._pending, self._memories = dict(saved.pending), dict(saved.memories)
         self._batteries.restore(saved.batteries)
-        self._losses = dict(saved.losses)
+        self._losses = saved.losses.copy()
         busy = [int(pending.order.device[0]) for pending in saved.pending.values()]
         self._free = ~np.isin(np.arange(self._task.devices), busy)
 
@@ -269,7 +248,7 @@ class Simulated:
         parts = (*pending.parts, upload)
         self._pending[order_id] = replace(pending, parts=parts, charges=charges, fate=fate)
 
-    def _sending(self, pending: _Pending, upload: Course) -> Fate | None:
+    def _sending(self, pending: Pending, upload: Course) -> Fate | None:
         """How an upload fails, if it does; in seconds from now."""
         seconds, device = upload.seconds, int(pending.order.device[0])
         charge = float(pending.courses.own.battery[0])

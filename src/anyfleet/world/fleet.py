@@ -74,8 +74,8 @@ class Fleet:
                 samples=samples,
                 counting=self.counting,
             ),
-            group=group.astype(np.int16),
-            link=(link if self.links else group).astype(np.int16),
+            group=group.astype(np.int32),
+            link=(link if self.links else group).astype(np.int32),
             seed=seed,
         )
 

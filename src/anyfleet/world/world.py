@@ -18,11 +18,7 @@ from anyfleet.world.group import COLUMNS, Group
 from anyfleet.world.quantities import Number, When, at, until
 from anyfleet.world.radio import Link, Rates, Way
 
-_AS_DECLARED = (
-    "memory",
-    "battery",
-    "budget",
-)
+_AS_DECLARED = ("memory", "battery", "budget")
 _COMPUTING = ("overhead", "latency", "bandwidth", "fixed")
 # What a device measures about itself, and may measure badly.
 _NOISY = ("speed", "up", "down", "memory", "battery")
@@ -266,7 +262,7 @@ def _column(numbers: Sequence[Number]) -> _Column:
 
 def _alike(parts: Sequence[object]) -> Ints:
     """For each part the first one that equals it: devices that share one are asked together."""
-    return np.array([parts.index(part) for part in parts], dtype=np.int16)
+    return np.array([parts.index(part) for part in parts], dtype=np.int32)
 
 
 def _of(keys: Tensor, rows: Ints) -> Tensor:
