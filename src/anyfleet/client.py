@@ -126,7 +126,7 @@ def begin(
 
 
 def _train(orders: Orders, memories: tuple[Memory, ...], task: Task) -> Done:
-    where = site(task, orders.job, orders.slices[0])
+    where = site(task, orders.job, orders.slices[0], float(orders.share[0]))
     count = len(orders)
     lift = lifted(count)
     starts = [begin(orders, row, memories[row], task) for row in range(count)]

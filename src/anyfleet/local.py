@@ -30,6 +30,7 @@ class Site:
     trained: tuple[str, ...]  # parameters that are updated
     job: Job
     task: Task
+    share: float = 1.0  # of the model's width, as planned; axes are rounded to whole channels
 
 
 class Minibatch(NamedTuple):
@@ -81,10 +82,10 @@ class Extent:
     width: int  # samples per minibatch
 
 
-def site(task: Task, job: Job, slice_: Slice) -> Site:
-    """The site of every order with a slice of this shape."""
+def site(task: Task, job: Job, slice_: Slice, share: float = 1.0) -> Site:
+    """The site of every order with a slice of this shape, planned with this share."""
     trained = tuple(n for n in slice_.sent(task.blueprint) if n not in task.blueprint.frozen)
-    return Site(task.blueprint.local(slice_), trained, job, task)
+    return Site(task.blueprint.local(slice_), trained, job, task, share)
 
 
 def limits(numbers: Numbers, samples: Sequence[int]) -> list[int]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 from torch import Tensor, dtype
 
 from anyfleet.columns import Ints
-from anyfleet.elastic import Blueprint, Cost, Mode, Slice
+from anyfleet.elastic import Blueprint, Mode, Priced, Slice
 from anyfleet.errors import CompositionError
 from anyfleet.types import Choices, Numbers, Offer, Own, Params, Plans, Stepped, Want
 from anyfleet.view import Request, View
@@ -145,8 +145,8 @@ class Train(Protocol):
     def choices(self, key: Tensor, steps: int) -> tuple[Any, ...]:
         """One static choice per step, shared by the cohort so that stacks keep one shape."""
 
-    def work(self, sample: Cost, batch: Cost, processed: int, steps: int) -> Work:
-        """Of `processed` samples in `steps` steps, given the costs of one sample and one batch."""
+    def work(self, priced: Priced, processed: int, steps: int) -> Work:
+        """Of `processed` samples in `steps` steps; what is drawn at random, as it is expected."""
 
     def __hash__(self) -> int: ...
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from anyfleet.columns import Batch, Floats
-from anyfleet.elastic import WHOLE, Blueprint, Slice, cost, width
+from anyfleet.elastic import WHOLE, Blueprint, Priced, Slice, width
 from anyfleet.elastic.counting import Counting, operations
 from anyfleet.types import Conditions
 
@@ -85,16 +85,18 @@ def training(
     """What it takes to train a slice; a batch of one."""
     three = slice_, replace(slice_, first=0), WHOLE
     batch, processed, steps = amount.batch, amount.processed, amount.steps
-    works = [
-        train.work(cost(blueprint, each), cost(blueprint, each, batch), processed, steps)
-        for each in three
-    ]
+    prices = [Priced(blueprint, each, batch) for each in three]
+    works = [train.work(priced, processed, steps) for priced in prices]
     counts = Counts(*(work.flops for work in works))
     if counting != "flops":
-        steps_alike = processed / batch
-        counts = Counts(
-            *(steps_alike * operations(blueprint, each, batch, counting) for each in three)
-        )
+        # The rules count one pass over the samples: a trainer may do several.
+        passes = [
+            work.flops / (processed * priced.sample.flops) if processed else 0.0
+            for work, priced in zip(works, prices, strict=True)
+        ]
+        counted = [operations(blueprint, each, batch, counting) for each in three]
+        pairs = zip(passes, counted, strict=True)
+        counts = Counts(*(processed / batch * (often * once) for often, once in pairs))
     own, share = works[0], width(slice_, blueprint)
     effort = effort_of(counts, share, steps=steps, calls=own.calls, moved=own.moved)
     return Demand(effort, np.array([own.memory]))

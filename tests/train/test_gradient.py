@@ -10,7 +10,7 @@ from torch.func import functional_call, grad
 
 from anyfleet import local as local_training
 from anyfleet import rng
-from anyfleet.elastic import Slice, cost, cut, trace
+from anyfleet.elastic import Priced, Slice, cost, cut, trace
 from anyfleet.local import Extent, Given, Inputs, Minibatch, Site, as_tensors, extent, lifted
 from anyfleet.methods import fedavg
 from anyfleet.tasks import Data, Split, Task
@@ -259,13 +259,15 @@ def test_token_models_train() -> None:
 def test_work_counts_the_update_of_the_model_besides_the_passes() -> None:
     task = small.task()
     suffix = Slice((), 2)
+    priced = Priced(task.blueprint, suffix, 8)
     sample, batch = (cost(task.blueprint, suffix, size) for size in (1, 8))
-    plain = Gradient(batch=8).work(sample, batch, processed=20, steps=3)
+    assert (priced.sample, priced.batch) == (sample, batch)
+    plain = Gradient(batch=8).work(priced, processed=20, steps=3)
     assert plain.flops == 20 * sample.flops
     assert plain.calls == 3 * batch.calls
     updated = 5 * 4 * sample.sent_params
     assert plain.moved == 3 * (batch.moved + updated)
-    heavy = Gradient(optimiser=Sgd(momentum=0.9), batch=8).work(sample, batch, 20, 3)
+    heavy = Gradient(optimiser=Sgd(momentum=0.9), batch=8).work(priced, 20, 3)
     assert heavy.moved == plain.moved + 3 * 5 * 4 * sample.sent_params
 
 
@@ -275,7 +277,7 @@ def test_memory_is_the_worse_of_the_passes_and_the_update() -> None:
     trained = 4 * sample.sent_params
 
     def needed(trainer: Gradient, batch: int) -> float:
-        return trainer.work(sample, cost(blueprint, Slice((), 2), batch), 0, 0).memory
+        return trainer.work(Priced(blueprint, Slice((), 2), batch), 0, 0).memory
 
     plain, heavy = Gradient(), Gradient(optimiser=AdamW())
     updating = sample.nbytes + 3 * trained + 2 * sample.largest_bytes + sample.input_bytes

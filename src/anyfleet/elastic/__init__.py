@@ -2,7 +2,7 @@
 
 from anyfleet.elastic.blueprint import WHOLE, Axis, BatchNormSite, Blueprint, Layer, Slice
 from anyfleet.elastic.budget import Budget, largest
-from anyfleet.elastic.cost import Cost, cost
+from anyfleet.elastic.cost import Cost, Priced, cost
 from anyfleet.elastic.dense import DenseModel, dense
 from anyfleet.elastic.errors import ProgramError, SliceError, TraceError, VerifyError
 from anyfleet.elastic.interpret import apply
@@ -29,6 +29,7 @@ __all__ = [
     "Layer",
     "Mode",
     "Params",
+    "Priced",
     "ProgramError",
     "Report",
     "Slice",

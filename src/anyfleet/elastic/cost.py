@@ -1,10 +1,11 @@
 """What a slice costs its device."""
 
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from anyfleet.elastic import flops, memory, traffic
 from anyfleet.elastic.blueprint import WHOLE, Blueprint, Slice
+from anyfleet.elastic.narrowing import narrowed
 from anyfleet.elastic.passes import ITEM
 
 
@@ -63,6 +64,30 @@ class Cost:
         Gradients included. Found on demand, as it takes longer than all the rest.
         """
         return memory.pass_bytes(*self.subject)
+
+
+@dataclass(frozen=True)
+class Priced:
+    """A slice with its costs, for one sample and for a batch, and with those of what it contains.
+
+    A trainer that also runs narrower models inside the slice asks `within` for their costs.
+    """
+
+    blueprint: Blueprint
+    slice: Slice
+    size: int  # samples of a batch
+
+    @cached_property
+    def sample(self) -> Cost:
+        return cost(self.blueprint, self.slice)
+
+    @cached_property
+    def batch(self) -> Cost:
+        return cost(self.blueprint, self.slice, self.size)
+
+    def within(self, share: float) -> "Priced":
+        """The leading part of the slice, up to a share of the whole model's width."""
+        return Priced(self.blueprint, narrowed(self.slice, share, self.blueprint), self.size)
 
 
 @lru_cache(maxsize=4096)

@@ -122,8 +122,8 @@ def _shape(order: Orders, row: int, task: Task) -> Hashable:
         return row
     # A trainer that draws for the whole cohort makes that draw static: only its members share it.
     draws = order.job.train.choices(torch.tensor(order.cohort), 1) != (None,)
-    shape = order.slices[0].shape(task.blueprint)
-    return order.kind, shape, order.job, order.cohort if draws else None
+    drawn = (order.cohort, float(order.share[0])) if draws else None
+    return order.kind, order.slices[0].shape(task.blueprint), order.job, drawn
 
 
 def _single(order: Orders, memory: Memory, width: float, task: Task) -> Outcome:

@@ -11,7 +11,7 @@ from torch.func import vjp
 
 from anyfleet import rng
 from anyfleet.columns import Ints
-from anyfleet.elastic import Blueprint, Cost, apply
+from anyfleet.elastic import Blueprint, Priced, apply
 from anyfleet.local import Given, Minibatch, Result, Site
 from anyfleet.method import Loose, Work
 from anyfleet.train.optimisers import Optimiser, Sgd, clipped
@@ -73,7 +73,8 @@ class Gradient:
     def choices(self, key: Tensor, steps: int) -> tuple[Any, ...]:
         return (None,) * steps
 
-    def work(self, sample: Cost, batch: Cost, processed: int, steps: int) -> Work:
+    def work(self, priced: Priced, processed: int, steps: int) -> Work:
+        sample, batch = priced.sample, priced.batch
         flops = processed * (sample.forward_flops + sample.backward_flops)
         trained = FLOAT_BYTES * sample.sent_params
         # What is trained, and what the optimiser keeps of it.
