@@ -45,7 +45,7 @@ LAYERS = (
             " timing choosing delivery incoming outcomes"
         ),
     ),
-    ("elastic rng naming errors config columns",),
+    ("elastic rng naming errors config columns formulas",),
 )
 ROOMS = {
     name: (depth, room)

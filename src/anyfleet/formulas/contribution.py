@@ -1,0 +1,220 @@
+"""How much a device's update helps: angles, subsets, selection probabilities, largest norms."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from anyfleet.columns import Floats, Ints
+
+Statistic = Literal["sum", "mean"]
+Stopping = Literal["share", "thesis", "code"]
+
+# Alignments closer than this, relative to their size, are equal: the rest is rounding.
+_SAME = 1e-12
+
+
+def angles(dots: Floats, lengths: Floats, reference: Floats | float) -> Floats:
+    """Angle in radians between each device's vector and the mean (FedAdp, METHODS §1.17).
+
+    `dots` are the inner products of both, `lengths` those of the devices' vectors, `reference`
+    that of the mean (one per device if they are compared on different coordinates). A vector of
+    length 0 has no direction and agrees with nothing: pi/2. With all angles equal,
+    `angle_weights` are those of FedAvg, as they should be when the mean has no direction.
+    """
+    lengths, reference = np.broadcast_arrays(
+        np.asarray(lengths, dtype=np.float64), np.asarray(reference, dtype=np.float64)
+    )
+    silent = (lengths == 0) | (reference == 0)
+    safe = np.where(silent, 1.0, lengths), np.where(silent, 1.0, reference)
+    # Divided one after the other: the product of two short lengths could vanish.
+    cosines = np.clip(np.asarray(dots, dtype=np.float64) / safe[0] / safe[1], -1.0, 1.0)
+    angle: Floats = np.where(silent, np.pi / 2, np.arccos(cosines))
+    return angle
+
+
+def smoothed(previous: Floats, visits: Ints, angles: Floats) -> Floats:
+    """The running mean of each device's angles (FedAdp, METHODS §1.17).
+
+    `visits` counts this angle too: at the first visit `previous` does not matter. A device
+    without a direction keeps what it had: leave it out.
+    """
+    counts = np.asarray(visits, dtype=np.float64)
+    past = np.where(counts > 1, previous, 0.0)
+    mean: Floats = ((counts - 1) * past + angles) / counts
+    return mean
+
+
+def contribution(angles: Floats, sharpness: float = 5.0) -> Floats:
+    """The Gompertz map of angles in radians: `sharpness` for agreement, 0 against (METHODS §1.17).
+
+    With sharpness 5, angles below about 0.5 are as good as 0.
+    """
+    with np.errstate(over="ignore"):  # exp(-infinity) is the limit that is meant
+        steep = np.exp(-sharpness * (np.asarray(angles, dtype=np.float64) - 1))
+    mapped: Floats = -sharpness * np.expm1(-steep)
+    return mapped
+
+
+def angle_weights(sizes: Floats | Ints, angles: Floats, sharpness: float = 5.0) -> Floats:
+    """Shares of the devices in the mean, `n_k exp(contribution)` (FedAdp, METHODS §1.17).
+
+    They sum to 1, or are all 0 if nobody has data.
+    """
+    mapped = contribution(angles, sharpness)
+    raw = np.asarray(sizes, dtype=np.float64) * np.exp(mapped - mapped.max(initial=0.0))
+    total = raw.sum()
+    weights: Floats = raw / total if total > 0 else np.zeros_like(raw)
+    return weights
+
+
+def alignment(gram: Floats, weights: Floats | Ints, statistic: Statistic = "sum") -> float:
+    """How far the updates go together: `n ||m||²` of their mean m (METHODS §1.18).
+
+    `gram` holds their inner products; the weights need not sum to 1. "mean" is `||m||²`, the
+    thesis' own statistic, which labels some device in every round. Nobody, or nobody with data:
+    0.
+    """
+    each = np.asarray(weights, dtype=np.float64)
+    total = each.sum()
+    if not total > 0:
+        return 0.0
+    square = max(0.0, float(each @ gram @ each) / float(total) ** 2)
+    return square * len(each) if statistic == "sum" else square
+
+
+def removals(gram: Floats, weights: Floats | Ints, statistic: Statistic = "sum") -> Floats:
+    """What `alignment` would be without each of the devices (METHODS §1.18)."""
+    each = np.asarray(weights, dtype=np.float64)
+    pulls = each * (gram @ each)
+    own = each**2 * np.diagonal(gram)
+    left = each.sum() - each
+    some = left > 0
+    squares = np.maximum(pulls.sum() - 2 * pulls + own, 0.0) / np.where(some, left, 1.0) ** 2
+    count = len(each) - 1 if statistic == "sum" else 1
+    without: Floats = np.where(some, count * squares, 0.0)
+    return without
+
+
+def fewest_left(count: int, share: float = 0.7, rule: Stopping = "share") -> int:
+    """How many of the updates must remain at least (Optimal Aggregation, METHODS §1.18).
+
+    "share": this share of them, rounded up. "thesis": its loop goes on while so many are left,
+    so one fewer may remain. "code": all but two, as the authors' program has it.
+    """
+    if rule == "code":
+        return max(1, count - 2)
+    kept = math.ceil(share * count - 1e-9)
+    return max(1, kept - 1 if rule == "thesis" else kept)
+
+
+@dataclass(frozen=True, eq=False)
+class Subset:
+    """Rows of the updates: which remain, which were suspected, which were left out.
+
+    A row is labelled when the mean gains by its removal, whatever the loss says then. A row that
+    is not finite is excluded without being labelled.
+    """
+
+    kept: Ints
+    labelled: Ints
+    excluded: Ints
+
+
+def optimal_subset(
+    gram: Floats,
+    weights: Floats | Ints,
+    worse: Callable[[Ints, Ints], bool],
+    *,
+    share: float = 0.7,
+    statistic: Statistic = "sum",
+    rule: Stopping = "share",
+) -> Subset:
+    """Drop one update after the other while alignment and loss agree (METHODS §1.18).
+
+    `worse(rows, rows_without)` says whether the loss of the mean of the first is below that of
+    the second: then the removal hurts, and everything stays as it is. With the rule "thesis" a
+    removal that leaves the alignment as it is counts as a gain.
+    """
+    each = np.asarray(weights, dtype=np.float64)
+    finite = np.isfinite(np.diagonal(gram))
+    rows, excluded = np.flatnonzero(finite), [int(row) for row in np.flatnonzero(~finite)]
+    labelled: list[int] = []
+    least = fewest_left(len(rows), share, rule)
+    while len(rows) > least:
+        inner, inner_weights = gram[np.ix_(rows, rows)], each[rows]
+        best, value = _best(removals(inner, inner_weights, statistic))
+        if not _gains(value, alignment(inner, inner_weights, statistic), ties=rule == "thesis"):
+            break
+        labelled.append(int(rows[best]))
+        if worse(rows, np.delete(rows, best)):
+            break
+        excluded.append(int(rows[best]))
+        rows = np.delete(rows, best)
+    return Subset(rows, np.array(labelled, dtype=np.int64), np.array(excluded, dtype=np.int64))
+
+
+def _best(values: Floats) -> tuple[int, float]:
+    best = int(np.argmax(values))
+    return best, float(values[best])
+
+
+def _gains(value: float, now: float, ties: bool) -> bool:
+    if abs(value - now) <= _SAME * abs(now):
+        return ties
+    return value > now
+
+
+def lowered(
+    probabilities: Floats,
+    labelled: Ints,
+    times_labelled: Ints,
+    times_selected: Ints,
+    *,
+    alpha: float = 2.0,
+    beta: float = 0.7,
+) -> Floats:
+    """Selection probabilities after a round (FedPNS, METHODS §1.19).
+
+    `labelled` are devices; the counts are of all devices and include this round. A labelled
+    device loses the share `min((x + beta)^alpha, 1)` of its probability, x being how often it was
+    labelled when selected; all others gain equally. If everybody is labelled nothing changes.
+    The result sums to 1.
+    """
+    before = np.asarray(probabilities, dtype=np.float64)
+    rows = np.unique(np.asarray(labelled, dtype=np.int64))
+    others = len(before) - len(rows)
+    after = before.copy()
+    if len(rows) and others:
+        rate = times_labelled[rows] / times_selected[rows]
+        loss = before[rows] * np.minimum((rate + beta) ** alpha, 1.0)
+        after += loss.sum() / others
+        after[rows] = before[rows] - loss
+    normal: Floats = after / after.sum()
+    return normal
+
+
+def weighted_draw(probabilities: Floats, count: int, u: Floats) -> Ints:
+    """Draw so many without replacement, one after the other in proportion (METHODS §1.19).
+
+    `u` are uniforms in [0, 1), one per device: the device whose exponential clock of this
+    rate rings first is drawn first. Where too few have a chance at all, all of them are drawn and
+    the rest is filled evenly from the others.
+    """
+    chance = np.asarray(probabilities, dtype=np.float64)
+    clock = -np.log1p(-np.asarray(u, dtype=np.float64))
+    possible = chance > 0
+    ring = np.where(possible, clock / np.where(possible, chance, 1.0), clock)
+    order: Ints = np.lexsort((ring, ~possible))[:count]
+    return order
+
+
+def largest(norms: Floats, count: int) -> Ints:
+    """The rows with the largest norms, largest first (BN2, METHODS §1.20).
+
+    Equal norms go by index; NaN comes last.
+    """
+    order: Ints = np.argsort(-np.asarray(norms, dtype=np.float64), kind="stable")[:count]
+    return order

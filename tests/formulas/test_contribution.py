@@ -1,0 +1,363 @@
+"""Angles, subsets, probabilities and norms, with the numbers of METHODS."""
+
+from itertools import combinations, permutations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from anyfleet.columns import Floats, Ints
+from anyfleet.formulas.contribution import (
+    Statistic,
+    Stopping,
+    alignment,
+    angle_weights,
+    angles,
+    contribution,
+    fewest_left,
+    largest,
+    lowered,
+    optimal_subset,
+    removals,
+    smoothed,
+    weighted_draw,
+)
+
+ADP = np.array([[1.0, 0.0], [1.0, 1.0], [-0.2, 1.0]])
+PNS = np.array([[1.0, 0.0], [0.8, 0.2], [0.9, -0.1], [-1.0, 0.3]])
+EVEN = np.ones(4)
+STATISTICS: tuple[Statistic, ...] = ("sum", "mean")
+
+
+def angles_of(vectors: Floats, sizes: Floats) -> Floats:
+    mean = sizes @ vectors / sizes.sum()
+    lengths = np.linalg.norm(vectors, axis=1)
+    return angles(vectors @ mean, lengths, float(np.linalg.norm(mean)))
+
+
+def direct(vectors: Floats, weights: Floats, statistic: Statistic) -> float:
+    mean = weights @ vectors / weights.sum()
+    return float(mean @ mean) * (len(weights) if statistic == "sum" else 1)
+
+
+# --- FedAdp -----------------------------------------------------------------------------------
+
+
+def test_1_17_fedadp_example() -> None:
+    found = angles_of(ADP, np.ones(3))
+    assert found == pytest.approx([0.837981, 0.052583, 0.930211], abs=1e-6)
+    assert contribution(found) == pytest.approx([4.472012, 5.0, 3.788494], abs=1e-6)
+    weights = angle_weights(np.ones(3), found)
+    assert weights == pytest.approx([0.312465, 0.529790, 0.157744], abs=1e-6)
+    later = smoothed(found, np.array([2, 2, 2]), np.array([0.3, 0.3, 1.5]))
+    assert later == pytest.approx([0.568991, 0.176292, 1.215105], abs=1e-6)
+    weights = angle_weights(np.ones(3), later)
+    assert weights == pytest.approx([0.492731, 0.493172, 0.014097], abs=1e-6)
+
+
+def test_1_17_sizes_weigh_in_the_direction_and_in_the_mean() -> None:
+    sizes = np.array([100.0, 100.0, 200.0])
+    found = angles_of(ADP, sizes)
+    assert found == pytest.approx([1.080839, 0.295441, 0.687353], abs=1e-6)
+    weights = angle_weights(sizes, found)
+    assert weights == pytest.approx([0.025691, 0.333975, 0.640334], abs=1e-6)
+
+
+def test_1_17_map_values() -> None:
+    found = contribution(np.array([0.0, 0.5, 1.0, np.pi / 2, np.pi]))
+    assert found == pytest.approx([5.0, 4.99997, 3.16060, 0.27993, 0.00011], abs=6e-6)
+    assert contribution(np.array([0.0]), 1e4) == pytest.approx([1e4])
+    assert contribution(np.array([0.0, 2.0]), 1.0) == pytest.approx(
+        1 - np.exp(-np.exp([1.0, -1.0]))
+    )
+
+
+def test_1_17_no_direction_is_neutral() -> None:
+    found = angles(np.array([0.0, 1.0]), np.array([0.0, 1.0]), 1.0)
+    assert found == pytest.approx([np.pi / 2, 0.0])
+    found = angles(np.zeros(2), np.array([1.0, 2.0]), 0.0)
+    assert found == pytest.approx([np.pi / 2] * 2)
+    # Then everybody has the same angle, and the weights are FedAvg's.
+    assert angle_weights(np.array([1, 3]), found) == pytest.approx([0.25, 0.75])
+
+
+def test_1_17_angles_are_safe_at_the_ends() -> None:
+    tiny = 1e-200
+    found = angles(np.array([1.0 + 1e-12, -1.0 - 1e-12]), np.ones(2), np.ones(2))
+    assert found == pytest.approx([0.0, np.pi])
+    # Lengths whose product is below the smallest number still have a direction.
+    short = angles(np.array([tiny * 1e-100]), np.array([tiny]), 1e-100)
+    assert short == pytest.approx([0.0])
+
+
+def test_1_17_one_device_and_no_data() -> None:
+    assert angle_weights(np.array([7]), np.array([0.0])).tolist() == [1.0]
+    assert angle_weights(np.zeros(2), np.array([0.0, 1.0])).tolist() == [0.0, 0.0]
+    assert angle_weights(np.array([2, 0]), np.zeros(2)).tolist() == [1.0, 0.0]
+    assert len(angle_weights(np.zeros(0), np.zeros(0))) == 0
+    huge = angle_weights(np.ones(2), np.array([0.0, np.pi]), 2000.0)
+    assert huge == pytest.approx([1.0, 0.0])
+
+
+@given(st.lists(st.floats(0, np.pi), min_size=1, max_size=6))
+def test_1_17_smoothing_is_the_mean_of_all_visits(history: list[float]) -> None:
+    running = np.array([np.nan])  # what was there before the first visit does not matter
+    for visit, angle in enumerate(history, start=1):
+        running = smoothed(running, np.array([visit]), np.array([angle]))
+    assert running == pytest.approx([np.mean(history)])
+
+
+# --- Optimal Aggregation ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("statistic", "now", "without", "now_then", "without_then"),
+    [
+        (
+            "mean",
+            0.190625,
+            [0.072222, 0.094444, 0.098889, 0.811111],
+            0.811111,
+            [0.725, 0.905, 0.82],
+        ),
+        (
+            "sum",
+            0.7625,
+            [0.216667, 0.283333, 0.296667, 2.433333],
+            2.433333,
+            [1.45, 1.81, 1.64],
+        ),
+    ],
+)
+def test_1_18_statistics_of_the_example(
+    statistic: Statistic,
+    now: float,
+    without: list[float],
+    now_then: float,
+    without_then: list[float],
+) -> None:
+    gram = PNS @ PNS.T
+    assert alignment(gram, EVEN, statistic) == pytest.approx(now, abs=1e-6)
+    assert removals(gram, EVEN, statistic) == pytest.approx(without, abs=1e-6)
+    rest = gram[:3, :3]
+    assert alignment(rest, EVEN[:3], statistic) == pytest.approx(now_then, abs=1e-6)
+    assert removals(rest, EVEN[:3], statistic) == pytest.approx(without_then, abs=1e-6)
+
+
+def test_1_18_the_example_excludes_the_adverse_device() -> None:
+    subset = optimal_subset(PNS @ PNS.T, EVEN, lambda rows, without: False, share=0.25)
+    assert (subset.kept.tolist(), subset.labelled.tolist()) == ([0, 1, 2], [3])
+    assert subset.excluded.tolist() == [3]
+    literal = optimal_subset(
+        PNS @ PNS.T, EVEN, lambda rows, without: False, share=0.5, statistic="mean"
+    )
+    assert literal.labelled.tolist() == [3, 1]
+
+
+def test_1_18_a_removal_that_hurts_is_labelled_and_kept() -> None:
+    asked: list[tuple[list[int], list[int]]] = []
+
+    def worse(rows: Ints, without: Ints) -> bool:
+        asked.append((rows.tolist(), without.tolist()))
+        return True
+
+    subset = optimal_subset(PNS @ PNS.T, EVEN, worse)
+    assert asked == [([0, 1, 2, 3], [0, 1, 2])]
+    assert subset.kept.tolist() == [0, 1, 2, 3]
+    assert (subset.labelled.tolist(), subset.excluded.tolist()) == ([3], [])
+
+
+@pytest.mark.parametrize(
+    ("rule", "count", "left"),
+    [
+        ("share", 10, 7),
+        ("thesis", 10, 6),
+        ("code", 10, 8),
+        ("share", 3, 3),
+        ("share", 1, 1),
+        ("thesis", 1, 1),
+        ("code", 2, 1),
+    ],
+)
+def test_1_18_how_many_must_remain(rule: Stopping, count: int, left: int) -> None:
+    assert fewest_left(count, rule=rule) == left
+
+
+def test_1_18_a_share_that_is_a_whole_number_is_not_rounded_up() -> None:
+    assert fewest_left(20, 0.55) == 11  # 0.55 * 20 is a little above 11
+
+
+@pytest.mark.parametrize(("rule", "left"), [("share", 7), ("thesis", 6), ("code", 8)])
+def test_1_18_the_loop_stops_at_the_fewest(rule: Stopping, left: int) -> None:
+    vectors = np.ones((10, 1))
+    vectors[5:] = -0.9
+    subset = optimal_subset(vectors @ vectors.T, np.ones(10), lambda a, b: False, rule=rule)
+    assert len(subset.kept) == left
+    assert subset.excluded.tolist() == list(range(5, 15 - left))
+
+
+@pytest.mark.parametrize("statistic", STATISTICS)
+def test_1_18_nothing_to_gain(statistic: Statistic) -> None:
+    for vectors in (np.zeros((4, 2)), np.full((4, 2), 0.1), np.full((1, 2), 3.0)):
+        subset = optimal_subset(
+            vectors @ vectors.T, np.ones(len(vectors)), lambda a, b: False, statistic=statistic
+        )
+        assert len(subset.kept) == len(vectors)
+        assert len(subset.labelled) == 0
+
+
+def test_1_18_the_thesis_goes_on_with_ties() -> None:
+    vectors = np.full((4, 2), 0.1)
+    subset = optimal_subset(
+        vectors @ vectors.T, EVEN, lambda a, b: False, statistic="mean", rule="thesis"
+    )
+    assert subset.kept.tolist() == [2, 3]
+
+
+def test_1_18_an_update_that_is_not_finite_leaves_first() -> None:
+    vectors = np.vstack([PNS, [np.nan, 0.0]])[[4, 0, 1, 2, 3]]
+    subset = optimal_subset(vectors @ vectors.T, np.ones(5), lambda a, b: False)
+    assert subset.kept.tolist() == [1, 2, 3]
+    assert (subset.labelled.tolist(), subset.excluded.tolist()) == ([4], [0, 4])
+
+
+def test_1_18_nobody_and_nobody_with_data() -> None:
+    none = np.zeros((0, 0))
+    assert alignment(none, np.zeros(0)) == 0
+    assert len(removals(none, np.zeros(0))) == 0
+    assert alignment(np.ones((2, 2)), np.zeros(2)) == 0
+    assert removals(np.ones((2, 2)), np.array([0.0, 1.0])).tolist() == [1.0, 0.0]
+    assert removals(np.ones((1, 1)), np.ones(1)).tolist() == [0.0]
+
+
+@given(st.integers(0, 2**31), st.integers(2, 7), st.sampled_from(STATISTICS))
+def test_1_18_inner_products_say_what_the_vectors_say(
+    seed: int, count: int, statistic: Statistic
+) -> None:
+    draw = np.random.default_rng(seed)
+    vectors, weights = draw.normal(size=(count, 5)), draw.uniform(1, 9, count)
+    gram = vectors @ vectors.T
+    assert alignment(gram, weights, statistic) == pytest.approx(direct(vectors, weights, statistic))
+    without = [
+        direct(np.delete(vectors, k, axis=0), np.delete(weights, k), statistic)
+        for k in range(count)
+    ]
+    assert removals(gram, weights, statistic) == pytest.approx(np.array(without), abs=1e-9)
+
+
+@given(st.integers(0, 2**31))
+def test_1_18_the_thesis_statistic_always_labels_someone(seed: int) -> None:
+    vectors = np.random.default_rng(seed).normal(size=(6, 4)) + 1
+    gram = vectors @ vectors.T
+    assert removals(gram, np.ones(6), "mean").max() > alignment(gram, np.ones(6), "mean")
+
+
+@given(st.integers(0, 2**31))
+def test_1_18_each_exclusion_is_the_best_of_its_turn(seed: int) -> None:
+    vectors = np.random.default_rng(seed).normal(size=(6, 3)) + 0.3
+    subset = optimal_subset(vectors @ vectors.T, np.ones(6), lambda a, b: False, share=0.1)
+    rows = list(range(6))
+    for gone in subset.excluded:
+        value = {
+            k: direct(vectors[[r for r in rows if r != k]], np.ones(len(rows) - 1), "sum")
+            for k in rows
+        }
+        assert value[int(gone)] == pytest.approx(max(value.values()))
+        assert value[int(gone)] > direct(vectors[rows], np.ones(len(rows)), "sum")
+        rows.remove(int(gone))
+    assert subset.kept.tolist() == rows
+
+
+# --- FedPNS -----------------------------------------------------------------------------------
+
+
+def labelled_once(labelled: int, selected: int) -> Floats:
+    counts = np.zeros(5, dtype=np.int64)
+    times_labelled, times_selected = counts.copy(), counts.copy()
+    times_labelled[3], times_selected[3] = labelled, selected
+    return lowered(np.full(5, 0.2), np.array([3]), times_labelled, times_selected)
+
+
+def test_1_19_fedpns_example() -> None:
+    assert labelled_once(1, 10) == pytest.approx([0.232, 0.232, 0.232, 0.072, 0.232])
+    assert labelled_once(1, 3) == pytest.approx([0.25, 0.25, 0.25, 0.0, 0.25])
+    assert labelled_once(1, 1)[3] == 0
+
+
+def test_1_19_exponents() -> None:
+    found = lowered(
+        np.full(2, 0.5), np.array([0]), np.array([1, 0]), np.array([4, 4]), alpha=1.0, beta=0.5
+    )
+    assert found == pytest.approx([0.125, 0.875])
+
+
+def test_1_19_everybody_or_nobody_labelled_changes_nothing() -> None:
+    start, counts = np.array([0.1, 0.6, 0.3]), np.ones(3, dtype=np.int64)
+    for labelled in ([], [0, 1, 2], [2, 0, 1]):
+        rows = np.array(labelled, dtype=np.int64)
+        assert lowered(start, rows, counts, counts) == pytest.approx(start)
+
+
+def test_1_19_drift_is_removed_and_the_argument_stays() -> None:
+    start = np.array([0.3, 0.3, 0.3])
+    after = lowered(start, np.array([1]), np.array([0, 1, 0]), np.array([1, 9, 1]))
+    assert after.sum() == pytest.approx(1.0)
+    assert start.tolist() == [0.3, 0.3, 0.3]
+
+
+@given(
+    st.lists(st.floats(0.01, 1), min_size=3, max_size=8),
+    st.data(),
+)
+def test_1_19_probabilities_stay_probabilities(raw: list[float], data: st.DataObject) -> None:
+    start = np.array(raw) / sum(raw)
+    labelled = np.array(
+        data.draw(st.lists(st.integers(0, len(raw) - 1), unique=True)), dtype=np.int64
+    )
+    selected = np.array([data.draw(st.integers(1, 9)) for _ in raw])
+    times = np.array([data.draw(st.integers(1, int(most))) for most in selected])
+    after = lowered(start, labelled, times, selected)
+    assert after.sum() == pytest.approx(1.0)
+    assert (after >= 0).all()
+    others = np.setdiff1d(np.arange(len(raw)), labelled)
+    if len(others):
+        gains = after[others] - start[others]
+        assert gains == pytest.approx(np.full(len(others), gains[0]), abs=1e-12)
+        # What is lost lies in [beta^alpha, 1] of what was there.
+        assert (after[labelled] <= 0.51 * start[labelled] + 1e-12).all()
+
+
+def test_1_19_drawing_follows_the_probabilities() -> None:
+    chance, draws = np.array([0.5, 0.3, 0.2]), 40_000
+    u = np.random.default_rng(3).uniform(size=(draws, 3))
+    found = [tuple(weighted_draw(chance, 2, row).tolist()) for row in u]
+    for pair in permutations(range(3), 2):
+        expected = chance[pair[0]] * chance[pair[1]] / (1 - chance[pair[0]])
+        spread = np.sqrt(expected * (1 - expected) / draws)
+        assert found.count(pair) / draws == pytest.approx(expected, abs=5 * spread)
+
+
+def test_1_19_drawing_when_too_few_have_a_chance() -> None:
+    chance, draws = np.array([0.0, 0.4, 0.0, 0.6, 0.0]), 6000
+    u = np.random.default_rng(4).uniform(size=(draws, 5))
+    found = [frozenset(weighted_draw(chance, 4, row).tolist()) for row in u]
+    assert all({1, 3} <= cohort for cohort in found)
+    for pair in combinations((0, 2, 4), 2):
+        share = found.count(frozenset({1, 3, *pair})) / draws
+        assert share == pytest.approx(1 / 3, abs=5 * np.sqrt(2 / 9 / draws))
+    assert len(weighted_draw(chance, 9, u[0])) == 5
+    assert weighted_draw(chance, 0, u[0]).tolist() == []
+
+
+# --- BN2 --------------------------------------------------------------------------------------
+
+
+def test_1_20_bn2_example() -> None:
+    assert largest(np.array([0.5, 2.0, 1.0, 3.0, 0.1]), 2).tolist() == [3, 1]
+
+
+def test_1_20_ties_go_by_index_and_nan_comes_last() -> None:
+    norms = np.array([np.nan, 1.0, 2.0, 2.0, 1.0, np.inf])
+    assert largest(norms, 6).tolist() == [5, 2, 3, 1, 4, 0]
+    assert largest(norms, 3).tolist() == [5, 2, 3]
