@@ -1,0 +1,201 @@
+"""WHALE-FL: how large a sub-network a device takes, and which of its regions."""
+
+import math
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from anyfleet.columns import Flags, Floats, Ints
+
+Score = Literal["recommended", "literal", "maxmin"]
+
+# Bounds closer than this say nothing about how important a region is.
+_AGREE = 1e-12
+
+
+def fisher_trace(gradients: Floats) -> float:
+    """Fisher information of a model on a batch: the mean squared gradient norm (METHODS §1.10).
+
+    One row per sample: the gradient of the log-probability of a label that was drawn from the
+    model's own prediction. No samples: 0.
+    """
+    rows = np.asarray(gradients, dtype=np.float64)
+    return float((rows**2).sum() / len(rows)) if len(rows) else 0.0
+
+
+def cheap_fisher_trace(gradient: Floats, batch: int) -> float:
+    """Batch size times the squared norm of the batch's mean gradient (METHODS §1.10).
+
+    One backward pass instead of one per sample; biased, because samples cancel or add up.
+    """
+    return batch * float((np.asarray(gradient, dtype=np.float64) ** 2).sum())
+
+
+def effectiveness(fisher: Floats, batch: int) -> float:
+    """Training efficiency of a device as WHALE-FL's Eq. 3 has it, literally (METHODS §1.10).
+
+    `fisher` has a row per stored round and a column per local iteration. No rounds: 0.
+    """
+    window = np.asarray(fisher, dtype=np.float64)
+    return batch * math.sqrt((window**2).sum() / len(window)) if len(window) else 0.0
+
+
+def relative_effectiveness(squares: Floats, counts: Ints | Floats) -> Floats:
+    """Training efficiency on the scale of the published thresholds, 10 to 50 (METHODS §1.10).
+
+    `squares` are sums of `(f / f0)²` over the iterations of each stored round, with f0 the
+    Fisher information of the initial model at the level that was trained; `counts` are the
+    iterations. The last axis is the window: what comes back has one number per device, 10 for a
+    device whose model is as informative as at the start, 0 for one that stored nothing.
+    """
+    iterations = np.asarray(counts, dtype=np.float64).sum(axis=-1)
+    total = np.asarray(squares, dtype=np.float64).sum(axis=-1)
+    known = iterations > 0
+    efficiency: Floats = 10 * np.sqrt(np.where(known, total / np.where(known, iterations, 1), 0.0))
+    return efficiency
+
+
+def unit_seconds(bits: float, rate: Floats, cycles: Floats | float, speed: Floats) -> Floats:
+    """Seconds to send and compute a sub-network; no rate, no end (WHALE-FL, METHODS §1.10)."""
+    rate, speed = np.asarray(rate, dtype=np.float64), np.asarray(speed, dtype=np.float64)
+    able = (rate > 0) & (speed > 0)
+    seconds = bits / np.where(able, rate, 1.0) + cycles / np.where(able, speed, 1.0)
+    result: Floats = np.where(able, seconds, np.inf)
+    return result
+
+
+def target_seconds(seconds: Floats) -> float:
+    """Our target of a round: the median of the devices' unit seconds (WHALE-FL, METHODS §1.10).
+
+    Devices that never finish are left out; with no others there is no target (infinity).
+    """
+    finite = seconds[np.isfinite(seconds)]
+    return float(np.median(finite)) if len(finite) else math.inf
+
+
+def utility(
+    effectiveness: Floats | float, seconds: Floats | float, target: float, penalty: float = 2.0
+) -> Floats:
+    """Effectiveness, cut by `(target / seconds)^penalty` where a device is late (METHODS §1.10).
+
+    A device that just meets the target is not late; one that never finishes is of no use.
+    """
+    took = np.asarray(seconds, dtype=np.float64)
+    late, ends = took > target, np.isfinite(took)
+    delay = np.where(late & ends, target / np.where(late & ends, took, 1.0), 1.0)
+    useful: Floats = np.where(ends, np.asarray(effectiveness) * delay**penalty, 0.0)
+    return useful
+
+
+def threshold_utility(utility: Floats | float, threshold: float = 20.0) -> Floats:
+    """U: the utility as a share of the threshold, at most 1 (WHALE-FL, METHODS §1.10)."""
+    share: Floats = np.minimum(np.asarray(utility, dtype=np.float64) / threshold, 1.0)
+    return share
+
+
+def level(u: Floats | float, levels: int = 5, cap: Ints | int = 1) -> Ints:
+    """The level of each device, 1 the whole network (WHALE-FL, METHODS §1.10).
+
+    The smallest p with `U >= (levels - p) / levels`, but no larger network than the device's
+    `cap` allows. A utility that is no number says nothing: the smallest network.
+    """
+    known = np.nan_to_num(np.asarray(u, dtype=np.float64), nan=0.0)
+    steps = np.floor(known * levels + 1e-12)
+    wanted = np.clip(levels - steps, 1, levels).astype(np.int64)
+    chosen: Ints = np.maximum(wanted, cap)
+    return chosen
+
+
+def extreme_share(u: Floats) -> float:
+    """Which share of a run's U are 0 or 1: near 1 the threshold does not fit (METHODS §1.10)."""
+    values = np.asarray(u, dtype=np.float64)
+    return float(((values <= 0) | (values >= 1)).mean()) if values.size else 0.0
+
+
+def region_sizes(nested: Floats | Ints) -> Floats:
+    """Sizes of the rings between nested networks, largest first (WHALE-FL, METHODS §1.11).
+
+    `nested` are the sizes of `W^1 ... W^P`; the last ring is the smallest network itself.
+    """
+    sizes = np.asarray(nested, dtype=np.float64)
+    rings: Floats = sizes - np.append(sizes[1:], 0.0)
+    return rings
+
+
+def block_budget(level: Ints | int, blocks: int = 16, ratio: float = 0.5) -> Ints:
+    """How many equal blocks of channels a level holds: 16, 8, 4, 2, 1 (METHODS §1.11)."""
+    wanted = np.ceil(blocks * ratio ** (np.asarray(level, dtype=np.float64) - 1) - 1e-9)
+    held: Ints = np.maximum(wanted, 1).astype(np.int64)
+    return held
+
+
+class RegionFisher(NamedTuple):
+    """Fisher information of each region: mean, least and most over the devices that trained it."""
+
+    mean: Floats
+    low: Floats
+    high: Floats
+
+
+def region_fisher(previous: RegionFisher, values: Floats, trained: Flags) -> RegionFisher:
+    """What this round's devices (rows) say about the regions (columns) (METHODS §1.11).
+
+    A region that nobody trained keeps what was known of it.
+    """
+    known = trained.any(axis=0)
+    count = np.maximum(trained.sum(axis=0), 1)
+    return RegionFisher(
+        np.where(known, np.where(trained, values, 0.0).sum(axis=0) / count, previous.mean),
+        np.where(
+            known, np.where(trained, values, np.inf).min(axis=0, initial=np.inf), previous.low
+        ),
+        np.where(
+            known, np.where(trained, values, -np.inf).max(axis=0, initial=-np.inf), previous.high
+        ),
+    )
+
+
+def importance(
+    fisher: Floats, low: Floats | float, high: Floats | float, epsilon: float = 1e-3
+) -> Floats:
+    """F: Fisher information of each region between its bounds (WHALE-FL, METHODS §1.11).
+
+    Where the bounds agree every region is as important as another: 1.
+    """
+    values = np.asarray(fisher, dtype=np.float64)
+    spread = np.asarray(high, dtype=np.float64) - low
+    apart = spread >= _AGREE
+    within: Floats = np.where(apart, (values - low + epsilon) / np.where(apart, spread, 1.0), 1.0)
+    return within
+
+
+def scores(importance: Floats, counts: Ints, score: Score = "recommended") -> Floats:
+    """How much each region is wanted, given how often it was trained (METHODS §1.11).
+
+    "recommended" favours what is important and was rarely trained. "literal" is the paper's line
+    6, which favours what was trained most. "maxmin" raises the least product first, which is the
+    paper's objective.
+    """
+    if score == "recommended":
+        wanted: Floats = importance / (1 + np.asarray(counts))
+    else:
+        product = importance * np.asarray(counts)
+        wanted = product if score == "literal" else -product
+    return wanted
+
+
+def chosen_blocks(scores: Floats, counts: Ints, sizes: Floats | Ints, budget: float) -> Ints:
+    """The regions a device trains, ascending (WHALE-FL's Algorithm 2, METHODS §1.11).
+
+    From the highest score down (ties: trained less often, then lower index), whatever still fits
+    is taken and the rest is skipped. If nothing fits, the smallest region.
+    """
+    order = np.lexsort((np.arange(len(scores)), counts, -np.asarray(scores)))
+    # Sizes may be shares of a whole, which do not add up exactly.
+    room = budget * (1 + 1e-9)
+    taken: list[int] = []
+    for region in order:
+        if sizes[region] <= room:
+            taken.append(int(region))
+            room -= float(sizes[region])
+    return np.array(sorted(taken) or [int(np.argmin(sizes))], dtype=np.int64)
