@@ -45,7 +45,7 @@ LAYERS = (
             " timing choosing delivery incoming outcomes"
         ),
     ),
-    ("elastic rng naming errors config columns formulas",),
+    ("elastic rng naming errors config columns formulas papers",),
 )
 ROOMS = {
     name: (depth, room)

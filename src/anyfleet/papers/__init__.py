@@ -1,0 +1,65 @@
+"""The papers behind methods and parts.
+
+A part that stems from papers names them in an attribute `papers`, a method's module its own in
+`PAPER`; `papers_of` finds those of a method and of all its parts.
+"""
+
+from anyfleet.papers.paper import Paper, bibliography, papers_of
+from anyfleet.papers.works import (
+    ANYCOST,
+    AT_SCALE,
+    BN2,
+    FEDADAM,
+    FEDADP,
+    FEDAT,
+    FEDAVG,
+    FEDBN,
+    FEDBUFF,
+    FEDDROP,
+    FEDERATED_DROPOUT,
+    FEDHQ,
+    FEDPMT,
+    FEDPNS,
+    FEDPROX,
+    FEDRESCUE,
+    FEDROLEX,
+    FJORD,
+    HETEROFL,
+    QSGD,
+    SLIMMABLE,
+    STC,
+    THESIS,
+    UVEQFED,
+    WHALE,
+)
+
+__all__ = [
+    "ANYCOST",
+    "AT_SCALE",
+    "BN2",
+    "FEDADAM",
+    "FEDADP",
+    "FEDAT",
+    "FEDAVG",
+    "FEDBN",
+    "FEDBUFF",
+    "FEDDROP",
+    "FEDERATED_DROPOUT",
+    "FEDHQ",
+    "FEDPMT",
+    "FEDPNS",
+    "FEDPROX",
+    "FEDRESCUE",
+    "FEDROLEX",
+    "FJORD",
+    "HETEROFL",
+    "QSGD",
+    "SLIMMABLE",
+    "STC",
+    "THESIS",
+    "UVEQFED",
+    "WHALE",
+    "Paper",
+    "bibliography",
+    "papers_of",
+]
