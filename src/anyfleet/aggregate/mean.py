@@ -1,7 +1,7 @@
 """The mean of what arrived, coordinate by coordinate."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from torch import Tensor
@@ -9,6 +9,7 @@ from torch import Tensor
 from anyfleet.arrivals import Arrivals
 from anyfleet.columns import Floats
 from anyfleet.method import Policy, State
+from anyfleet.papers import FEDAVG, Paper
 from anyfleet.types import Params, Stepped
 from anyfleet.view import View
 
@@ -23,6 +24,8 @@ class Mean(Policy):
 
     weights: Literal["samples", "equal"] = "samples"
     discount: float = 0.0
+
+    papers: ClassVar[tuple[Paper, ...]] = (FEDAVG,)
 
     def __post_init__(self) -> None:
         if self.weights not in ("samples", "equal"):

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from torch import Tensor
 from anyfleet.aggregate.mean import Mean
 from anyfleet.arrivals import Arrivals
 from anyfleet.method import Aggregate, Policy, State
+from anyfleet.papers import FEDADAM, Paper
 from anyfleet.types import Params, Stepped
 from anyfleet.view import View
 
@@ -52,6 +53,8 @@ class ServerAdam:
     lr: float = 0.01
     betas: tuple[float, float] = (0.9, 0.99)
     epsilon: float = 1e-3
+
+    papers: ClassVar[tuple[Paper, ...]] = (FEDADAM,)
 
     def __post_init__(self) -> None:
         if not self.lr > 0 or not self.epsilon > 0 or not all(0 <= b < 1 for b in self.betas):

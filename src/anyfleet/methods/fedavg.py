@@ -10,10 +10,13 @@ from anyfleet.aggregate import Mean
 from anyfleet.codec import Raw
 from anyfleet.extract import Leading
 from anyfleet.method import Method
+from anyfleet.papers import FEDAVG
 from anyfleet.plan import First, Whole
 from anyfleet.schedule import Synchronous
 from anyfleet.select import Uniform
 from anyfleet.train import BatchStatistics, Decaying, Gradient, Sgd
+
+PAPER = FEDAVG
 
 
 class Training(TypedDict, total=False):

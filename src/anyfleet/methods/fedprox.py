@@ -9,7 +9,10 @@ from typing import Unpack
 
 from anyfleet.method import Method
 from anyfleet.methods.fedavg import Training, fedavg, sgd
+from anyfleet.papers import FEDPROX
 from anyfleet.plan import StepsWithin, Whole
+
+PAPER = FEDPROX
 
 
 def fedprox(

@@ -1,7 +1,7 @@
 """Partial work: as many local steps as a device's time allows."""
 
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -9,6 +9,7 @@ from torch import Tensor
 from anyfleet.columns import join
 from anyfleet.local import limits
 from anyfleet.method import Around, Plan, State
+from anyfleet.papers import FEDPROX, Paper
 from anyfleet.plan.levels import Whole
 from anyfleet.timing import crossing_seconds
 from anyfleet.types import Plans
@@ -24,6 +25,8 @@ class StepsWithin(Around):
 
     seconds: float
     inner: Plan = field(default_factory=Whole)
+
+    papers: ClassVar[tuple[Paper, ...]] = (FEDPROX,)
 
     def __post_init__(self) -> None:
         if not self.seconds > 0:

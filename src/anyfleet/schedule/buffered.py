@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from anyfleet.errors import refuse
+from anyfleet.papers import FEDBUFF, Paper
 from anyfleet.schedule.flights import end_of_patience
 from anyfleet.view import Request, View
 
@@ -25,6 +26,7 @@ class Buffered:
     patience: float = 3600.0
 
     wants: ClassVar[frozenset[str]] = frozenset()
+    papers: ClassVar[tuple[Paper, ...]] = (FEDBUFF,)
 
     def __post_init__(self) -> None:
         refuse(self._faults())

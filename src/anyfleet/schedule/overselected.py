@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from anyfleet.errors import refuse
+from anyfleet.papers import AT_SCALE, Paper
 from anyfleet.schedule.flights import begun, end_of_patience, training
 from anyfleet.view import Request, View
 
@@ -23,6 +24,7 @@ class Overselected:
     staleness: ClassVar[int] = 0
 
     wants: ClassVar[frozenset[str]] = frozenset()
+    papers: ClassVar[tuple[Paper, ...]] = (AT_SCALE,)
 
     def __post_init__(self) -> None:
         refuse(self._faults())

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
+from anyfleet.papers import FEDAT, Paper
 from anyfleet.schedule.flights import end_of_patience, training
 from anyfleet.view import Flight, Request, View
 
@@ -29,6 +30,7 @@ class Tiers:
     patience: float = 3600.0
 
     wants: ClassVar[frozenset[str]] = frozenset()
+    papers: ClassVar[tuple[Paper, ...]] = (FEDAT,)
 
     def __post_init__(self) -> None:
         if self.staleness < 0:

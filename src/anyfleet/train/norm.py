@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from anyfleet.elastic import EVALUATE, EVALUATE_BATCH, STATIC, TRAIN, Blueprint, Mode, Slice
+from anyfleet.papers import FEDBN, HETEROFL, SLIMMABLE, Paper
 
 
 def _names(blueprint: Blueprint) -> tuple[frozenset[str], frozenset[str]]:
@@ -52,6 +53,7 @@ class Tracked(_Shared):
 class OnDevice(_Shared):
     """Normalisation parameters and statistics never leave the device (FedBN)."""
 
+    papers: ClassVar[tuple[Paper, ...]] = (FEDBN,)
     training: ClassVar[Mode] = TRAIN
     evaluation: ClassVar[Mode] = EVALUATE
 
@@ -64,6 +66,7 @@ class OnDevice(_Shared):
 class Static(_Shared):
     """Batch statistics in training; before a test one pass over data measures them (§1.5 d)."""
 
+    papers: ClassVar[tuple[Paper, ...]] = (HETEROFL,)
     training: ClassVar[Mode] = STATIC
     evaluation: ClassVar[Mode] = EVALUATE
     calibrated: ClassVar[bool] = True
@@ -73,6 +76,7 @@ class Static(_Shared):
 class PerWidth(_Shared):
     """Every width has its own normalisation, parameters and running statistics."""
 
+    papers: ClassVar[tuple[Paper, ...]] = (SLIMMABLE,)
     training: ClassVar[Mode] = TRAIN
     evaluation: ClassVar[Mode] = EVALUATE
 
