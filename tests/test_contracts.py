@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -248,9 +249,9 @@ def test_a_wrapper_threads_the_state_and_the_wishes_of_what_it_wraps(wrapper: An
 
 def test_a_method_refuses_a_need_that_nobody_meets() -> None:
     class NeedsLabels(select.Uniform):
-        needs = frozenset({"labelled"})
+        needs = MappingProxyType({"labelled": "aggregate=Subset()"})
 
-    with pytest.raises(ValueError, match="labelled"):
+    with pytest.raises(ValueError, match=r"'labelled'.*use aggregate=Subset"):
         replace(fedavg(), select=NeedsLabels(3))
     with pytest.raises(ValueError, match="send"):
         replace(fedavg(), send="everything")  # type: ignore[arg-type]

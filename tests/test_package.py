@@ -42,7 +42,7 @@ LAYERS = (
     (
         (
             "loop server client method types view seam arrivals evaluate issue ledger local packing"
-            " timing choosing delivery incoming outcomes"
+            " timing choosing delivery incoming outcomes parts fisher lessons"
         ),
     ),
     ("elastic rng naming errors config columns formulas papers",),

@@ -23,7 +23,7 @@ def seen(size: int, free: Any) -> View:
     task = small.task()
     view = Server(fedavg(), task, Simulated(task, small.world(task), 0), 0).view()
     ones = np.ones(size, dtype=np.int64)
-    return replace(view, devices=Devices(level=ones, samples=ones), free=free)
+    return replace(view, devices=Devices(level=ones, samples=ones, group=ones), free=free)
 
 
 @pytest.mark.parametrize("size", [60, 6000])

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from anyfleet.method import Policy, State
+from anyfleet.method import Select, State
 from anyfleet.types import Ints
 from anyfleet.view import View
 
 
 @dataclass(frozen=True)
-class Fastest(Policy):
+class Fastest(Select):
     """The `count` fastest of the idle devices, by the speed they report at check-in."""
 
     count: int = 5

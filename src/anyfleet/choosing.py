@@ -24,7 +24,7 @@ def decide(
     for order, known, memory in zip(orders.rows(), conditions.rows(), memories, strict=True):
         (menu,) = order.menus
         if not menu:
-            rows.append(Choices(np.array([-1]), order.numbers))
+            rows.append(Choices(np.array([-1]), order.numbers, np.array([np.nan])))
             continue
         samples = task.size(int(order.device[0]))
         own = Own(known, samples, memory)

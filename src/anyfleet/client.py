@@ -17,6 +17,7 @@ from anyfleet.columns import join
 from anyfleet.delivery import statistics_bits
 from anyfleet.elastic import Blueprint, Slice, cut, paste, within
 from anyfleet.evaluate import calibrate, measure
+from anyfleet.lessons import SCALAR_BITS, asked_for, learned, report_bits, reported
 from anyfleet.local import (
     Inputs,
     Result,
@@ -42,7 +43,6 @@ from anyfleet.types import (
     Updates,
 )
 
-SCALAR_BITS = 32  # one reported number
 OWN = "own"  # the memory slot with the device's own parameters and statistics
 
 
@@ -201,12 +201,15 @@ def _collect(orders: Orders, memories: tuple[Memory, ...], trained: _Trained) ->
         result = _row(trained.result, row, len(orders))
         answer = _answer(trained, row, result)
         memory = _remember(memories[row], orders.slices[row], trained, row)
-        update = _update(orders, row, answer)
+        notes = learned(orders, row, memory, trained.where, result.report)
+        memory = memory if notes is memory.notes else replace(memory, notes=notes)
+        brief = asked_for(answer.report, orders.job.report)
         if orders.kind == Kind.HOLD:
-            memory = replace(memory, held=update)
-            brief = float(SCALAR_BITS * len(answer.report))
-            update = _update(orders, row, _Answer({}, {}, brief, answer.samples, answer.report))
-        updates.append(update)
+            memory = replace(memory, held=_update(orders, row, answer))
+            answer = _Answer({}, {}, report_bits(brief), answer.samples, brief)
+        elif orders.job.report:
+            answer = answer._replace(bits=answer.bits + report_bits(brief))
+        updates.append(_update(orders, row, answer))
         kept.append(memory)
     return Done(join(updates), tuple(kept))
 
@@ -219,7 +222,7 @@ def _answer(trained: _Trained, row: int, result: Result) -> _Answer:
     bits = float(squeezed.bits) + statistics_bits(trees) + mask_bits(mask)
     for name, kept in squeezed.mask.items():
         mask[name] = mask[name] * kept if name in mask else kept
-    report = {name: float(value) for name, value in result.report.items()}
+    report = reported(result.report, job.report)
     report["distortion"] = float(squeezed.distortion)
     if "norm" in job.report:
         report["norm"] = _length(trained, row)

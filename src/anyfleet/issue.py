@@ -72,6 +72,7 @@ def draft(request: Request, devices: Ints, *, method: Method, view: View, desk: 
         share=np.array(shares, dtype=np.float64),
         menus=menus,
         choice=np.full(count, -1),
+        utility=np.full(count, np.nan),
         numbers=plans.numbers,
         trees=({},) * count,
         symbols=(None,) * count,
@@ -149,7 +150,14 @@ def chosen(drafted: Drafted, choices: Choices) -> Orders:
             for menu, place, planned in zip(drafted.menus, choice, orders.share, strict=True)
         ]
     )
-    return replace(orders, slices=slices, share=share, choice=choice, numbers=choices.numbers)
+    return replace(
+        orders,
+        slices=slices,
+        share=share,
+        choice=choice,
+        utility=choices.utility,
+        numbers=choices.numbers,
+    )
 
 
 def load(orders: Orders, *, method: Method, task: Task, params: Params, buffers: Params) -> Orders:

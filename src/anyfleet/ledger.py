@@ -9,7 +9,9 @@ import numpy as np
 from anyfleet.columns import Batch, Floats, Ints
 from anyfleet.elastic import Blueprint, width
 from anyfleet.outcomes import Charges
-from anyfleet.types import Devices, Orders, Updates, measured
+from anyfleet.types import Devices, Orders, Report, Updates, measured
+
+_TOLD = ("loss", "norm", "fisher")  # of a device's report
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,6 +29,7 @@ class Entries(Batch):
     width: Floats  # of the slice, in whole channels
     first: Ints  # first trained layer
     choice: Ints  # which entry of the planner's menu the device chose, or -1
+    utility: Floats  # by which it chose, from 0 to 1, or NaN
     lr: Floats
     epochs: Ints
     batch: Ints
@@ -50,6 +53,8 @@ class Entries(Batch):
     delivered_down: Floats  # share of the model's columns that came through the link
     delivered_up: Floats
     loss: Floats  # mean training loss the device reported, or NaN
+    norm: Floats  # of its update, where some part asks for it, or NaN
+    fisher: Floats  # mean trace of its Fisher information, where some part asks for it, or NaN
     lost: tuple[str, ...]  # the reason, or ""
 
     @property
@@ -87,11 +92,11 @@ class Ledger:
 
     def answered(self, order: Orders, update: Updates, charges: Charges, lost: str) -> None:
         """An answer came in; `lost` says why it does not count, if so."""
-        self._append(order, charges, lost, measured(update.report[0], "loss"))
+        self._append(order, charges, lost, update.report[0])
 
     def lost(self, order: Orders, charges: Charges, reason: str) -> None:
         """An order will never be answered."""
-        self._append(order, charges, reason, float("nan"))
+        self._append(order, charges, reason, {})
 
     def close(self, step: int, now: float) -> Entries:
         """The rows of this step, by order."""
@@ -102,8 +107,9 @@ class Ledger:
         wait = np.maximum(0.0, now - (entries.began + entries.seconds))
         return replace(entries, wait=wait).take(np.argsort(entries.order, kind="stable"))
 
-    def _append(self, order: Orders, charges: Charges, lost: str, loss: float) -> None:
-        for name, value in {**self._row(order, charges, lost), "loss": loss}.items():
+    def _append(self, order: Orders, charges: Charges, lost: str, report: Report) -> None:
+        told = {name: measured(report, name) for name in _TOLD}
+        for name, value in {**self._row(order, charges, lost), **told}.items():
             self._open.setdefault(name, []).append(value)
 
     def _row(self, order: Orders, charges: Charges, lost: str) -> dict[str, Any]:
@@ -124,6 +130,7 @@ class Ledger:
             "width": width(slice_, self._blueprint),
             "first": slice_.first,
             "choice": int(order.choice[0]),
+            "utility": float(order.utility[0]),
             "parameters": self._blueprint.local(slice_).numel(),
             "lost": lost,
         }

@@ -40,6 +40,7 @@ class Minibatch(NamedTuple):
     y: Tensor
     valid: Tensor
     key: Tensor
+    number: int = 0  # of the step in its order: the same for all of a stack
 
 
 class Given(NamedTuple):
@@ -174,7 +175,7 @@ def _stepped(
     x, y = inputs.x[rows], inputs.y[rows]
     if where.task.augment is not None:
         x = where.task.augment(x, rng.fold(key, "augment"))
-    batch = Minibatch(x, y, valid, key)
+    batch = Minibatch(x, y, valid, key, i)
     return where.job.train.step(where, state, batch, inputs.numbers, choice)
 
 

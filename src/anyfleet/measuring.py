@@ -125,6 +125,7 @@ def _order(task: Task, slice_: Slice, train: Gradient) -> Orders:
         share=np.array([width(slice_, task.blueprint)]),
         menus=((),),
         choice=none,
+        utility=np.array([np.nan]),
         numbers=method.train.draft(0, np.array([samples])),
         trees=(sent.trees,),
         symbols=(sent.symbols,),

@@ -1,215 +1,61 @@
-"""What a method is made of: the protocols of its parts, and `Method`, their composition."""
+"""`Method`: one part per slot, checked when it is made; and `Job`, the half that devices know."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
 
-from torch import Tensor, dtype
-
-from anyfleet.columns import Ints
-from anyfleet.elastic import Blueprint, Mode, Priced, Slice
 from anyfleet.errors import CompositionError
-from anyfleet.types import Choices, Numbers, Offer, Own, Params, Plans, Stepped, Want
-from anyfleet.view import Request, View
-
-if TYPE_CHECKING:
-    from anyfleet.arrivals import Arrivals
-    from anyfleet.local import Given, Minibatch, Result, Site
-
-MEASURES = frozenset({"distortion", "loss", "norm"})  # what a client can report of training
-State = Any  # a policy's own, threaded by the loop
-Symbols = Any  # a codec's own, between numbers and bytes
-Shapes = Mapping[str, tuple[int, ...]]
-Loose = dict[str, Any]  # a trainer's state: nested dicts of tensors
-
-
-class Policy(Protocol):
-    """A server-side part; the loop keeps its state. Defaults are those of one without state."""
-
-    wants: ClassVar[frozenset[str]] = frozenset()  # what devices shall measure and report
-    needs: ClassVar[frozenset[str]] = frozenset()  # notes some aggregator must give
-    gives: ClassVar[frozenset[str]] = frozenset()  # notes this part gives
-
-    def init(self, view: View) -> State:
-        """The state before the first round."""
-        return None
-
-    def learn(
-        self, state: State, arrivals: "Arrivals | None", notes: Mapping[str, Any], view: View
-    ) -> State:
-        """The state after a server step; `arrivals` is None after an empty one."""
-        return state
-
-
-class Around(Policy, Protocol):
-    """A policy around another of its kind (its field `inner`), without a state of its own."""
-
-    inner: Policy
-
-    def init(self, view: View) -> State:
-        return self.inner.init(view)
-
-    def learn(
-        self, state: State, arrivals: "Arrivals | None", notes: Mapping[str, Any], view: View
-    ) -> State:
-        return self.inner.learn(state, arrivals, notes, view)
-
-
-def nested(part: Policy) -> Iterator[Policy]:
-    """A policy and all the policies it is wrapped around."""
-    yield part
-    for value in vars(part).values():
-        if Policy in type(value).__mro__:
-            yield from nested(value)
-
-
-class Select(Policy, Protocol):
-    """Which of the idle devices take part."""
-
-    def __call__(self, view: View, state: State, key: Tensor) -> Ints: ...
-
-
-class Schedule(Protocol):
-    """When to ask and when to step; one loop serves all schedules."""
-
-    @property
-    def staleness(self) -> int:
-        """An answer older than this many steps is lost."""
-
-    @property
-    def wants(self) -> frozenset[str]:
-        """What devices shall measure and report."""
-
-    def start(self, view: View) -> tuple[Request, ...]:
-        """What to issue now."""
-
-    def ready(self, view: View) -> bool:
-        """Whether to step now."""
-
-    def alarm(self, view: View) -> float | None:
-        """The time at which to look again even if nobody answers."""
-
-    def enough(self, view: View) -> int:
-        """How many outcomes must come in before the schedule can decide anything new."""
-
-    def drop(self, view: View) -> tuple[int, ...]:
-        """Orders to cancel as this step ends."""
-
-    def later(self, view: View) -> tuple[int, ...]:
-        """Orders that were answered but shall count in a later step."""
-
-
-class Plan(Policy, Protocol):
-    """What each device of the cohort shall do, decided on the server, for all of them at once."""
-
-    def __call__(self, drafts: Plans, view: View, state: State, key: Tensor) -> Plans: ...
-
-
-class Choose(Protocol):
-    """Which entry of its menu a device takes, and with which numbers; decided on the device."""
-
-    def __call__(self, menu: Sequence[Offer], own: Own, numbers: Numbers) -> Choices:
-        """A batch of one."""
-
-
-class Extract(Policy, Protocol):
-    """Which channels make up a sub-model of the wanted size."""
-
-    def __call__(self, want: Want, view: View, state: State, key: Tensor) -> Slice: ...
-
-
-@dataclass(frozen=True)
-class Work:
-    """What training an order costs, for the clock and for the memory of the device."""
-
-    flops: float
-    memory: float  # bytes at the peak
-    calls: float  # of operators
-    moved: float  # bytes that operators read and write
-
-
-class Train(Protocol):
-    """Local training as pure functions of tensors: no branching on values, no hidden state."""
-
-    def draft(self, step: int, samples: Ints) -> Numbers:
-        """The numbers of each device before a planner varies them."""
-
-    def start(self, site: "Site", given: "Given") -> Loose: ...
-
-    def step(
-        self, site: "Site", state: Loose, batch: "Minibatch", numbers: Loose, choice: Any
-    ) -> Loose: ...
-
-    def finish(self, site: "Site", state: Loose) -> "Result": ...
-
-    def choices(self, key: Tensor, steps: int) -> tuple[Any, ...]:
-        """One static choice per step, shared by the cohort so that stacks keep one shape."""
-
-    def work(self, priced: Priced, processed: int, steps: int) -> Work:
-        """Of `processed` samples in `steps` steps; what is drawn at random, as it is expected."""
-
-    def __hash__(self) -> int: ...
-
-
-@dataclass(frozen=True, eq=False)
-class Squeezed:
-    """A tree after lossy compression, as the receiver will see it, and its exact size."""
-
-    tree: Params
-    mask: Params  # a name that is absent came whole
-    symbols: Symbols  # what is packed
-    bits: Tensor
-    memory: Params
-    distortion: Tensor  # squared error over squared norm
-
-
-class Codec(Protocol):
-    """One definition, two faces: tensors (`squeeze`, `restore`) and bytes (`pack`, `unpack`).
-
-    `restore(unpack(pack(s.symbols)))` equals `s.tree` and `s.mask` bit for bit, and the bytes are
-    `s.bits / 8` of them. Every reduction over numbers happens in `squeeze`, once.
-    """
-
-    slot: ClassVar[str]  # the device memory it keeps, or ""
-
-    def squeeze(self, tree: Params, memory: Params, key: Tensor, rate: Tensor) -> Squeezed: ...
-
-    def narrow(self, symbols: Symbols, sub: Slice, local: Blueprint) -> tuple[Symbols, float]:
-        """What a link that failed left of it: the part `sub` of the small model, and its bits."""
-
-    def pack(self, symbols: Symbols) -> bytes: ...
-
-    def unpack(self, data: bytes, shapes: Shapes, dtype: dtype) -> Symbols: ...
-
-    def restore(self, symbols: Symbols, shapes: Shapes) -> tuple[Params, Params]:
-        """Tree and mask."""
-
-
-class Norm(Protocol):
-    """How batch normalisation lives in a federation."""
-
-    training: ClassVar[Mode]
-    evaluation: ClassVar[Mode]
-    calibrated: ClassVar[bool]  # statistics are measured over data before a test
-
-    def stays(self, blueprint: Blueprint) -> frozenset[str]:
-        """Parameters and buffers that never leave the device."""
-
-    def travels(self, blueprint: Blueprint) -> frozenset[str]:
-        """Buffers that are sent both ways and averaged."""
-
-    def variant(self, blueprint: Blueprint, slice_: Slice) -> str:
-        """Under which name the server keeps the normalisation of this width; "" for one for all."""
-
-    def __hash__(self) -> int: ...
-
-
-class Aggregate(Policy, Protocol):
-    """The new model out of what arrived."""
-
-    def __call__(
-        self, model: Params, state: State, arrivals: "Arrivals", view: View, key: Tensor
-    ) -> Stepped: ...
+from anyfleet.fisher import Fisher, Observed
+from anyfleet.parts import (
+    MEASURES,
+    Aggregate,
+    Around,
+    Choose,
+    Codec,
+    Extract,
+    Lesson,
+    Loose,
+    Norm,
+    Plan,
+    Policy,
+    Schedule,
+    Select,
+    Shapes,
+    Squeezed,
+    State,
+    Symbols,
+    Train,
+    Work,
+    nested,
+)
+
+__all__ = [
+    "MEASURES",
+    "Aggregate",
+    "Around",
+    "Choose",
+    "Codec",
+    "Extract",
+    "Job",
+    "Lesson",
+    "Loose",
+    "Method",
+    "Norm",
+    "Plan",
+    "Policy",
+    "Schedule",
+    "Select",
+    "Shapes",
+    "Squeezed",
+    "State",
+    "Symbols",
+    "Train",
+    "Work",
+    "nested",
+]
+
+_POLICIES = ("select", "plan", "extract", "aggregate")
+_INFORMED = frozenset({"fisher", "channels"})  # measures that take Fisher information
 
 
 @dataclass(frozen=True)
@@ -224,9 +70,7 @@ class Job:
     send: Literal["delta", "weights"] = "delta"
     cache: bool = False
     report: tuple[str, ...] = ()
-
-
-_POLICIES = ("select", "plan", "extract", "aggregate")
+    fisher: Fisher = field(default_factory=Fisher)
 
 
 @dataclass(frozen=True)
@@ -245,6 +89,7 @@ class Method:
     aggregate: Aggregate
     send: Literal["delta", "weights"] = "delta"
     cache: bool = False  # the device keeps its model and fills gaps of a download from it
+    fisher: Fisher = field(default_factory=Fisher)  # how devices measure it, if some part asks
 
     def __post_init__(self) -> None:
         problems = [*_unmet(self), *_unmeasured(self)]
@@ -257,19 +102,37 @@ class Method:
         """The server-side parts that carry state, by field name."""
         return {name: getattr(self, name) for name in _POLICIES}
 
+    @property
+    def reported(self) -> frozenset[str]:
+        """What devices shall measure and report."""
+        parts = (inner for part in self.policies().values() for inner in nested(part))
+        return self.schedule.wants.union(*(part.wants for part in parts))
+
+    @property
+    def judges(self) -> bool:
+        """Whether some part asks for losses on the server split."""
+        return any(inner.judges for part in self.policies().values() for inner in nested(part))
+
+    @property
+    def trained(self) -> Train:
+        """How devices train, with what they measure meanwhile."""
+        asked = (self.reported | self.choose.keeps) & _INFORMED
+        if not asked:
+            return self.train
+        return Observed(self.train, self.fisher, channels="channels" in asked)
+
     def job(self) -> Job:
         """What a device has to know of this method."""
-        parts = (inner for part in self.policies().values() for inner in nested(part))
-        wanted = self.schedule.wants.union(*(part.wants for part in parts))
         return Job(
-            train=self.train,
+            train=self.trained,
             choose=self.choose,
             uplink=self.uplink,
             downlink=self.downlink,
             norm=self.norm,
             send=self.send,
             cache=self.cache,
-            report=tuple(sorted(wanted)),
+            report=tuple(sorted(self.reported)),
+            fisher=self.fisher,
         )
 
     def __str__(self) -> str:
@@ -277,22 +140,25 @@ class Method:
         return "Method\n" + "\n".join(rows)
 
 
-def _unmeasured(method: Method) -> Sequence[str]:
-    parts = [("schedule", method.schedule.wants)]
+def _unmeasured(method: Method) -> Iterator[str]:
+    parts = [("schedule", method.schedule.wants), ("choose", method.choose.keeps)]
     parts += [(n, p.wants) for n, part in method.policies().items() for p in nested(part)]
-    return [
-        f"{name} wants {sorted(wants - MEASURES)}, which no device measures; "
-        f"devices measure {sorted(MEASURES)}."
-        for name, wants in parts
-        if wants - MEASURES
-    ]
+    for name, wants in parts:
+        if wants - MEASURES:
+            yield (
+                f"{name} wants {sorted(wants - MEASURES)}, which no device measures; "
+                f"devices measure {sorted(MEASURES)}."
+            )
 
 
-def _unmet(method: Method) -> Sequence[str]:
+def _unmet(method: Method) -> Iterator[str]:
     parts = [(name, p) for name, part in method.policies().items() for p in nested(part)]
-    given = frozenset[str]().union(*(part.gives for _, part in parts))
-    return [
-        f"{name}={part!r} needs {sorted(part.needs - given)}, which no part of this method gives."
-        for name, part in parts
-        if part.needs - given
-    ]
+    given = method.schedule.gives.union(*(part.gives for _, part in parts))
+    needs: list[tuple[str, Any, Mapping[str, str]]] = [(n, p, p.needs) for n, p in parts]
+    for name, part, needed in [*needs, ("choose", method.choose, method.choose.needs)]:
+        for what, who in needed.items():
+            if what not in given:
+                yield (
+                    f"{name}={part!r} needs {what!r}, which no part of this method gives; "
+                    f"use {who}."
+                )

@@ -84,7 +84,7 @@ class Server:
         return cost(self.task.blueprint, slice_, batch)
 
     def training(self, slice_: Slice, batch: int, processed: int, steps: int) -> Demand:
-        train, blueprint = self.method.train, self.task.blueprint
+        train, blueprint = self.method.trained, self.task.blueprint
         amount = Amount(batch, processed, steps)
         return training(train, blueprint, slice_, amount, self.devices.counting)
 
@@ -100,10 +100,19 @@ class Server:
 
     def fill(self) -> None:
         """Issues what the schedule wants now."""
-        for request in self.method.schedule.start(self.view()):
+        for wanted in self.method.schedule.start(self.view()):
+            request = self._fetched(wanted) if wanted.kind == Kind.FETCH else wanted
             chosen = self._chosen(request)
             if len(chosen):
                 self._submit(request, chosen)
+
+    def _fetched(self, request: Request) -> Request:
+        """Of the results that wait on their devices, those that the selection names."""
+        view = self.view()
+        held = [flight for flight in view.arrived if flight.order in request.of]
+        named = self.method.select.fetch(view, held)
+        devices = tuple(flight.device for flight in named)
+        return replace(request, devices=devices, of=tuple(flight.order for flight in named))
 
     def _chosen(self, request: Request) -> Ints:
         if request.devices is not None:
@@ -213,8 +222,11 @@ class Server:
             self._aggregate(arrivals, view)
             self.buffers = incoming.statistics(trained, self.buffers)
         view = replace(view, model=self.params, notes=self.notes)
+        told: dict[str, Any] = {}
         for name, part in self.method.policies().items():
             self.states[name] = part.learn(self.states[name], arrivals, self.notes, view)
+            told |= part.tells(self.states[name])
+        self.notes = {**told, **self.notes}
         answers = tuple(a.answer() for a in answered if a.order.kind not in _TRAINING)
         ledger = self.ledger.close(self.number, self.runtime.now())
         self.number += 1

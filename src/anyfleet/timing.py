@@ -12,7 +12,7 @@ with a speed and nothing else takes FLOP / speed seconds, or cycles / frequency 
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from anyfleet.elastic.counting import Counting, operations
 from anyfleet.types import Conditions
 
 if TYPE_CHECKING:
-    from anyfleet.method import Train
+    from anyfleet.parts import Work
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +55,12 @@ class Demand(Batch):
     effort: Effort
     memory: Floats  # bytes at the peak
 
+    def then(self, after: "Demand") -> "Demand":
+        """One after the other."""
+        amounts = ("flops", "deep", "whole", "steps", "calls", "moved")
+        both = {n: getattr(self.effort, n) + getattr(after.effort, n) for n in amounts}
+        return Demand(replace(self.effort, **both), np.maximum(self.memory, after.memory))
+
 
 class Counts(NamedTuple):
     """How much is calculated: on the slice, with all its layers trained, on the whole model."""
@@ -78,9 +84,16 @@ class Amount:
     steps: int = 0
 
 
+class Worker(Protocol):
+    """A trainer, or whatever else takes work."""
+
+    def work(self, priced: Priced, processed: int, steps: int) -> "Work": ...
+    def __hash__(self) -> int: ...
+
+
 @lru_cache(maxsize=4096)
 def training(
-    train: "Train", blueprint: Blueprint, slice_: Slice, amount: Amount, counting: Counting
+    train: Worker, blueprint: Blueprint, slice_: Slice, amount: Amount, counting: Counting
 ) -> Demand:
     """What it takes to train a slice; a batch of one."""
     three = slice_, replace(slice_, first=0), WHOLE

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 Params = Mapping[str, Tensor]
 Trees = Mapping[str, Params]  # "model", "delta", "weights", "buffers"
 Report = Mapping[str, Any]  # what a device measured about itself, by name
+Notes = Mapping[str, tuple[float, ...]]  # what a device's chooser remembers, by name
 
 EVERYTHING = -1  # in a column of step counts: no limit but the trainer's own
 
@@ -88,6 +89,7 @@ class Devices(Batch):
 
     level: Ints  # capability class, 0 the strongest
     samples: Ints  # training samples it holds
+    group: Ints  # of the fleet's groups, by number
     counting: Counting = "flops"  # what speeds count, for all: FLOP, or operations of a rule
 
     @cached_property
@@ -164,6 +166,7 @@ class Numbers(Batch):
     steps: Ints  # most local steps, or EVERYTHING
     rate: Floats  # target compression rate of the upload
     frequency: Floats  # cycles per second; not a number: the fastest it can
+    target: Floats  # seconds that the server aims at for an order; not a number: none
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,6 +192,7 @@ class Orders(Batch):
     share: Floats  # of the model's width, as planned; a slice is rounded to whole channels
     menus: tuple[tuple[Slice, ...], ...]  # what it can hold of its menu; empty: no choice
     choice: Ints  # which entry of the planner's menu it chose at check-in, or -1
+    utility: Floats  # by which it chose, from 0 to 1; not a number: it chose otherwise
     numbers: Numbers
     trees: tuple[Trees, ...]
     symbols: tuple[Any, ...]  # the model as the downlink codec packs it
@@ -223,6 +227,7 @@ class Memory:
 
     slots: Mapping[str, Params] = field(default_factory=dict)  # in global coordinates
     held: Updates | None = None  # a result that waits to be fetched
+    notes: Notes = field(default_factory=dict)  # the chooser's own
 
 
 @dataclass(frozen=True)
@@ -240,6 +245,7 @@ class Choices(Batch):
 
     entry: Ints  # -1 without a menu
     numbers: Numbers
+    utility: Floats  # by which it was chosen, from 0 to 1, or not a number
 
 
 @dataclass(frozen=True, eq=False)

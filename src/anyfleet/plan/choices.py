@@ -5,12 +5,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from anyfleet.method import Choose
 from anyfleet.timing import crossing_seconds
 from anyfleet.types import Choices, Numbers, Offer, Own
 
 
 @dataclass(frozen=True)
-class First:
+class First(Choose):
     """The first entry of the menu."""
 
     def __call__(self, menu: Sequence[Offer], own: Own, numbers: Numbers) -> Choices:
@@ -18,7 +19,7 @@ class First:
 
 
 @dataclass(frozen=True)
-class LargestInTime:
+class LargestInTime(Choose):
     """The first entry that finishes within `seconds`, else the last; menus go downwards."""
 
     seconds: float
@@ -35,7 +36,7 @@ class LargestInTime:
 
 
 def _choice(entry: int, numbers: Numbers) -> Choices:
-    return Choices(np.array([entry]), numbers)
+    return Choices(np.array([entry]), numbers, np.array([np.nan]))
 
 
 def seconds_for(offer: Offer, own: Own, numbers: Numbers) -> float:

@@ -14,15 +14,15 @@ from anyfleet.local import limits, processed
 from anyfleet.outcomes import Charges
 from anyfleet.runtime.course import ROUNDING, Course, Knot
 from anyfleet.timing import Amount, Counts, Demand, Effort, effort_of, training
-from anyfleet.types import Kind, Orders, Task
+from anyfleet.types import Kind, Notes, Orders, Task
 from anyfleet.world.quantities import When
 
 # The parts of an order, and what is done in them.
 _AMOUNTS = {"download": "down", "compute": "flops", "upload": "up"}
 
 
-def demand(order: Orders, task: Task, counting: Counting) -> Demand:
-    """The work of one order on its device."""
+def demand(order: Orders, task: Task, counting: Counting, notes: Notes) -> Demand:
+    """The work of one order on its device, whose chooser has these notes."""
     device, blueprint, slice_ = int(order.device[0]), task.blueprint, order.slices[0]
     if order.kind == Kind.FETCH:
         return Demand(effort_of(Counts(0, 0, 0), 1.0, steps=0, calls=0, moved=0), np.zeros(1))
@@ -32,7 +32,13 @@ def demand(order: Orders, task: Task, counting: Counting) -> Demand:
     (steps,) = limits(order.numbers, [samples])
     batch = int(order.numbers.batch[0])
     amount = Amount(batch, processed(steps, samples, batch), steps)
-    return training(order.job.train, blueprint, slice_, amount, counting)
+    needed = training(order.job.train, blueprint, slice_, amount, counting)
+    if steps and order.job.choose.asks(notes, float(order.share[0])):
+        # Once for every width: its chooser measures the initial model on one mini-batch.
+        once = replace(order.job.fisher, every=1)
+        beside = Amount(batch, min(batch, samples), 1)
+        needed = needed.then(training(once, blueprint, slice_, beside, counting))
+    return needed
 
 
 def _looked_at(order: Orders, task: Task) -> list[int]:

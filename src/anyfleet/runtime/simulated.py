@@ -35,7 +35,7 @@ from anyfleet.world.world import Told
 
 # Devices looked at together: what lies between stays in the processor's cache.
 _BLOCK = 1 << 17
-_TRAINED = (Kind.TRAIN, Kind.HOLD)  # answers that tell the loss of training
+_TRAINED = (Kind.TRAIN, Kind.HOLD, Kind.FETCH)  # answers that tell the loss of training
 
 
 class Simulated:
@@ -129,7 +129,8 @@ class Simulated:
         self._batteries.begin(orders.device, self.now())
         for row, (whole, mine) in enumerate(zip(orders.rows(), own.rows(), strict=True)):
             order = cut_order(whole, crossing[row].down, self._task.blueprint)
-            need = demand(order, self._task, self._world.declared.counting)
+            notes = self.memory(int(order.device[0])).notes
+            need = demand(order, self._task, self._world.declared.counting, notes)
             courses = Courses(self._world, order, self._when(), mine, active)
             download = courses.download()
             parts = download, courses.compute(need.effort, download.seconds)
@@ -175,8 +176,9 @@ class Simulated:
             if fate is not None:
                 lost.append(Lost(event.order, fate.reason, self._land(event.order, fate.after)))
             elif update is not None:
-                if self._pending[event.order].order.kind in _TRAINED:
-                    self._losses[update.device] = measured(update.report[0], "loss")
+                loss = measured(update.report[0], "loss")
+                if self._pending[event.order].order.kind in _TRAINED and not math.isnan(loss):
+                    self._losses[update.device] = loss
                 updates.append(update)
                 charges.append(self._land(event.order, math.inf))
         if not (updates or lost) and until is None:

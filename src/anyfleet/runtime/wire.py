@@ -37,6 +37,7 @@ class OrderHeader(msgspec.Struct, frozen=True):
     share: float
     menu: list[bytes]
     choice: int
+    utility: float
     numbers: dict[str, float | int]
     bits: float
     delivered: float
@@ -58,7 +59,7 @@ class UpdateHeader(msgspec.Struct, frozen=True):
     samples: int
     bits: float
     delivered: float
-    report: dict[str, float]
+    report: dict[str, float | list[float]]
     trees: dict[str, list[str]]
     masks: dict[str, tuple[list[int], bytes]]
 
@@ -83,6 +84,7 @@ def encode_order(order: Orders, task: Task) -> bytes:
         share=float(order.share[0]),
         menu=[pack_slice(entry, blueprint) for entry in order.menus[0]],
         choice=int(order.choice[0]),
+        utility=float(order.utility[0]),
         numbers={f.name: getattr(order.numbers, f.name)[0].item() for f in fields(Numbers)},
         bits=float(order.bits[0]),
         delivered=float(order.delivered[0]),
@@ -115,6 +117,7 @@ def decode_order(data: bytes, task: Task, allow: Sequence[str] = ()) -> Orders:
         share=np.array([header.share]),
         menus=(tuple(unpack_slice(entry, blueprint) for entry in header.menu),),
         choice=np.array([header.choice]),
+        utility=np.array([header.utility]),
         numbers=_read_numbers(header.numbers),
         trees=(trees,),
         symbols=(None,),
@@ -138,7 +141,7 @@ def encode_update(update: Updates, order: Orders) -> bytes:
         samples=int(update.samples[0]),
         bits=float(update.bits[0]),
         delivered=float(update.delivered[0]),
-        report={name: float(value) for name, value in update.report[0].items()},
+        report={name: _plain(value) for name, value in update.report[0].items()},
         trees=_names(update.trees[0]),
         masks={name: pack_mask(mask) for name, mask in update.masks[0].items()},
     )
@@ -166,6 +169,11 @@ def decode_update(data: bytes, order: Orders, task: Task) -> Updates:
     )
 
 
+def _plain(value: float | Sequence[float]) -> float | list[float]:
+    """A reported number, or several."""
+    return list(value) if isinstance(value, Sequence) else float(value)
+
+
 def _delivered(slice_: Slice, width: float, task: Task) -> Slice:
     """The part of a slice that a message has."""
     if not 0 <= width <= 1:
@@ -183,6 +191,7 @@ def _read_numbers(given: Mapping[str, float | int]) -> Numbers:
             steps=np.array([int(given["steps"])]),
             rate=np.array([float(given["rate"])]),
             frequency=np.array([float(given["frequency"])]),
+            target=np.array([float(given["target"])]),
         )
     except KeyError as error:
         raise BadMessage(f"an order without the number {error}") from error

@@ -26,6 +26,7 @@ class Buffered:
     patience: float = 3600.0
 
     wants: ClassVar[frozenset[str]] = frozenset()
+    gives: ClassVar[frozenset[str]] = frozenset()
     papers: ClassVar[tuple[Paper, ...]] = (FEDBUFF,)
 
     def __post_init__(self) -> None:

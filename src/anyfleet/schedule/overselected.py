@@ -24,6 +24,7 @@ class Overselected:
     staleness: ClassVar[int] = 0
 
     wants: ClassVar[frozenset[str]] = frozenset()
+    gives: ClassVar[frozenset[str]] = frozenset()
     papers: ClassVar[tuple[Paper, ...]] = (AT_SCALE,)
 
     def __post_init__(self) -> None:

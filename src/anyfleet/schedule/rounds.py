@@ -21,6 +21,7 @@ class Synchronous:
     staleness: ClassVar[int] = 0
 
     wants: ClassVar[frozenset[str]] = frozenset()
+    gives: ClassVar[frozenset[str]] = frozenset()
 
     def __post_init__(self) -> None:
         if not self.patience > 0:
@@ -61,6 +62,7 @@ class Deadline:
     staleness: int = 0
 
     wants: ClassVar[frozenset[str]] = frozenset()
+    gives: ClassVar[frozenset[str]] = frozenset()
 
     def __post_init__(self) -> None:
         refuse(self._faults())

@@ -39,6 +39,10 @@ class Surveyed:
     def wants(self) -> frozenset[str]:
         return self.inner.wants
 
+    @property
+    def gives(self) -> frozenset[str]:
+        return self.inner.gives
+
     def start(self, view: View) -> tuple[Request, ...]:
         if self._asked(view):
             return ()

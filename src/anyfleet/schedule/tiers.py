@@ -30,6 +30,7 @@ class Tiers:
     patience: float = 3600.0
 
     wants: ClassVar[frozenset[str]] = frozenset()
+    gives: ClassVar[frozenset[str]] = frozenset()
     papers: ClassVar[tuple[Paper, ...]] = (FEDAT,)
 
     def __post_init__(self) -> None:

@@ -22,6 +22,7 @@ class TwoPhase:
     measure: str = "norm"
     patience: float = 60.0
     staleness: ClassVar[int] = 0
+    gives: ClassVar[frozenset[str]] = frozenset({"held"})
 
     def __post_init__(self) -> None:
         if self.keep < 1 or not self.patience > 0:

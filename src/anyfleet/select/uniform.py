@@ -7,12 +7,12 @@ from torch import Tensor
 
 from anyfleet import rng
 from anyfleet.columns import Ints
-from anyfleet.method import Policy, State
+from anyfleet.method import Select, State
 from anyfleet.view import View
 
 
 @dataclass(frozen=True)
-class Everyone(Policy):
+class Everyone(Select):
     """All idle devices; a uniform draw of them when a schedule wants fewer."""
 
     def __call__(self, view: View, state: State, key: Tensor) -> Ints:
@@ -20,7 +20,7 @@ class Everyone(Policy):
 
 
 @dataclass(frozen=True)
-class Uniform(Policy):
+class Uniform(Select):
     """A uniform draw without replacement: `count` devices, or a `fraction` of the whole fleet.
 
     Fewer when fewer are free.

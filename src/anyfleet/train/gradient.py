@@ -1,8 +1,8 @@
 """Plain local training: minibatch gradients, one optimiser, the options of the first methods."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -14,23 +14,35 @@ from anyfleet.columns import Ints
 from anyfleet.elastic import Blueprint, Priced, apply
 from anyfleet.local import Given, Minibatch, Result, Site
 from anyfleet.method import Loose, Work
+from anyfleet.papers import FEDDROP, FEDPROX, HETEROFL, Paper
+from anyfleet.train.inverted import inverted
 from anyfleet.train.optimisers import Optimiser, Sgd, clipped
 from anyfleet.train.rates import Decaying, Rate
-from anyfleet.types import EVERYTHING, Numbers, Params
+from anyfleet.types import EVERYTHING, Numbers, Params, Task
 
 FLOAT_BYTES = 4
 _UPDATE_PASSES = 5  # lr × g: read, write; p − step: read both, write
 _TEMPORARY = 2  # copies of one parameter, while an optimiser calculates its new value
+Besides = TypeVar("Besides")
+
+
+class Slope(NamedTuple):
+    """What a pass over a minibatch found."""
+
+    gradients: Params
+    loss: Tensor  # mean over the valid samples
+    buffers: Params  # after the pass
 
 
 @dataclass(frozen=True)
 class Gradient:
     """Epochs of minibatch gradient descent, or a fixed number of iterations.
 
-    `proximal` pulls towards the received model (FedProx, METHODS §1.2). The last three are
-    HeteroFL's (§1.5): `masked` sets training logits of locally absent classes to zero, `label_rows`
-    reports the classifier rows of absent classes as not trained, `scaler` divides the output of
-    cut layers that a normalisation follows by their share.
+    `proximal` pulls towards the received model (FedProx, METHODS §1.2). Three are HeteroFL's
+    (§1.5): `masked` sets training logits of locally absent classes to zero, `label_rows` reports
+    the classifier rows of absent classes as not trained, `scaler` divides the output of cut layers
+    that a normalisation follows by their share. `inverted` (FedDrop, §1.4) divides what the next
+    layers take in from cut layers by the share of these, as inverted dropout does.
     """
 
     rate: Rate = field(default_factory=Decaying)
@@ -43,6 +55,7 @@ class Gradient:
     masked: bool = False
     label_rows: bool = False
     scaler: bool = False
+    inverted: bool = False
 
     def __post_init__(self) -> None:
         for name, value in (("epochs", self.epochs), ("batch", self.batch)):
@@ -58,6 +71,13 @@ class Gradient:
         if self.proximal < 0:
             raise ValueError(f"Gradient.proximal must not be negative, got {self.proximal}.")
 
+    @property
+    def papers(self) -> tuple[Paper, ...]:
+        """Whose options are on."""
+        hetero = self.masked or self.label_rows or self.scaler
+        used = {FEDPROX: self.proximal > 0, HETEROFL: hetero, FEDDROP: self.inverted}
+        return tuple(paper for paper, on in used.items() if on)
+
     def draft(self, step: int, samples: Ints) -> Numbers:
         count = len(samples)
         by_iterations = self.iterations is not None
@@ -68,28 +88,43 @@ class Gradient:
             steps=np.full(count, self.iterations if by_iterations else EVERYTHING),
             rate=np.ones(count),
             frequency=np.full(count, np.nan),
+            target=np.full(count, np.nan),
         )
 
     def choices(self, key: Tensor, steps: int) -> tuple[Any, ...]:
         return (None,) * steps
 
+    def misfit(self, task: Task) -> str:
+        return ""
+
     def work(self, priced: Priced, processed: int, steps: int) -> Work:
         sample, batch = priced.sample, priced.batch
-        flops = processed * (sample.forward_flops + sample.backward_flops)
         trained = FLOAT_BYTES * sample.sent_params
-        # What is trained, and what the optimiser keeps of it.
-        state = trained * (1 + self.optimiser.copies)
+        state = self.state_bytes(priced)
         # All the time: the model as it came (what is sent is the difference) and the state.
         held = sample.nbytes + state
         # The new state is made beside the old one, while gradients and samples are still there.
         updating = trained + state + _TEMPORARY * sample.largest_bytes + batch.input_bytes
+        memory = float(held + max(batch.pass_bytes, updating))
+        return replace(self.effort(priced, processed, steps), memory=memory)
+
+    def effort(
+        self, priced: Priced, processed: int, steps: int, *, updates: bool = True
+    ) -> Work:
+        """The work without its memory, which takes longer to find than all the rest."""
+        sample, batch = priced.sample, priced.batch
+        # Besides the passes: the update goes over gradient, step and parameter.
+        updated = _UPDATE_PASSES * self.state_bytes(priced) if updates else 0
         return Work(
-            flops=float(flops),
-            memory=float(held + max(batch.pass_bytes, updating)),
+            flops=float(processed * (sample.forward_flops + sample.backward_flops)),
+            memory=0.0,
             calls=float(steps * batch.calls),
-            # Besides the passes: the update goes over gradient, step and parameter.
-            moved=float(steps * (batch.moved + _UPDATE_PASSES * state)),
+            moved=float(steps * (batch.moved + updated)),
         )
+
+    def state_bytes(self, priced: Priced) -> int:
+        """What is trained, and what the optimiser keeps of it."""
+        return FLOAT_BYTES * priced.sample.sent_params * (1 + self.optimiser.copies)
 
     def start(self, site: Site, given: Given) -> Loose:
         zero = next(iter(given.params.values())).new_zeros(())
@@ -112,33 +147,50 @@ class Gradient:
         def objective(values: Params) -> tuple[Tensor, Params]:
             return self.loss(site, {**state["params"], **values}, state, batch)
 
-        gradients, loss, buffers = differentiated(objective, trained)
-        if self.proximal:
-            gradients = {
-                n: g + self.proximal * (trained[n] - state["start"][n])
-                for n, g in gradients.items()
-            }
-        if self.clip is not None:
-            gradients = clipped(gradients, self.clip)
+        return self.descend(state, Slope(*differentiated(objective, trained)), batch, numbers)
+
+    def descend(self, state: Loose, slope: Slope, batch: Minibatch, numbers: Loose) -> Loose:
+        """The state after a step of the optimiser down the slope."""
+        trained = {name: state["params"][name] for name in slope.gradients}
+        gradients = self.limited(self.pulled(slope.gradients, trained, state["start"]))
         new, optimiser = self.optimiser.update(
             trained, gradients, state["optimiser"], numbers["lr"]
         )
-        count = batch.valid.sum().to(loss.dtype)
+        count = batch.valid.sum().to(slope.loss.dtype)
         return {
             **state,
             "params": {**state["params"], **new},
-            "buffers": buffers,
+            "buffers": slope.buffers,
             "optimiser": optimiser,
-            "loss": state["loss"] + loss * count,
+            "loss": state["loss"] + slope.loss * count,
             "count": state["count"] + count,
         }
+
+    def pulled(self, gradients: Params, at: Params, start: Params) -> Params:
+        """With the gradient of the proximal term."""
+        if not self.proximal:
+            return gradients
+        return {n: g + self.proximal * (at[n] - start[n]) for n, g in gradients.items()}
+
+    def limited(self, gradients: Params) -> Params:
+        """Clipped, if there is a limit."""
+        return gradients if self.clip is None else clipped(gradients, self.clip)
 
     def loss(
         self, site: Site, params: Params, state: Loose, batch: Minibatch
     ) -> tuple[Tensor, Params]:
         """The mean loss of the valid samples, and the buffers after the pass."""
+        output, buffers = self.output(site, params, state, batch)
+        return averaged(site.task.loss(output, batch.y), batch.valid), buffers
+
+    def output(
+        self, site: Site, params: Params, state: Loose, batch: Minibatch
+    ) -> tuple[Tensor, Params]:
+        """What the model says of the samples, and the buffers after the pass."""
         if self.scaler:
             params = scaled(params, site.blueprint)
+        if self.inverted:
+            params = inverted(params, site.blueprint)
         output, buffers = apply(
             site.blueprint,
             params,
@@ -150,8 +202,7 @@ class Gradient:
         )
         if self.masked:
             output = torch.where(state["seen"], output, 0.0)
-        losses = torch.where(batch.valid, site.task.loss(output, batch.y), 0.0)
-        return losses.sum() / batch.valid.sum().clamp(min=1), buffers
+        return output, buffers
 
     def finish(self, site: Site, state: Loose) -> Result:
         mask = row_masks(site, state["seen"]) if self.label_rows else {}
@@ -160,9 +211,14 @@ class Gradient:
         return Result(dict(state["params"]), dict(state["buffers"]), mask, {"loss": loss})
 
 
+def averaged(values: Tensor, valid: Tensor) -> Tensor:
+    """The mean over the samples that are not padding."""
+    return torch.where(valid, values, 0.0).sum() / valid.sum().clamp(min=1)
+
+
 def differentiated(
-    objective: Callable[[Params], tuple[Tensor, Params]], at: Params
-) -> tuple[Params, Tensor, Params]:
+    objective: Callable[[Params], tuple[Tensor, Besides]], at: Params
+) -> tuple[Params, Tensor, Besides]:
     """Gradients, value and by-product of an objective.
 
     `torch.func.grad` would keep all activations and their gradients, for a second derivative that

@@ -72,6 +72,7 @@ class Fleet:
             declared=Devices(
                 level=np.array(levels, dtype=np.int64)[group],
                 samples=samples,
+                group=group,
                 counting=self.counting,
             ),
             group=group.astype(np.int32),

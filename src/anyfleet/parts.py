@@ -1,0 +1,252 @@
+"""What a method is made of: the protocols of its parts."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from torch import Tensor, dtype
+
+from anyfleet.columns import Ints
+from anyfleet.elastic import Blueprint, Mode, Priced, Slice
+from anyfleet.types import Choices, Notes, Numbers, Offer, Own, Params, Plans, Stepped, Want
+from anyfleet.view import Flight, Request, View
+
+if TYPE_CHECKING:
+    from anyfleet.arrivals import Arrivals
+    from anyfleet.local import Given, Minibatch, Result, Site
+
+MEASURES = frozenset({"channels", "distortion", "fisher", "loss", "norm"})  # of training
+State = Any  # a policy's own, threaded by the loop
+Symbols = Any  # a codec's own, between numbers and bytes
+Shapes = Mapping[str, tuple[int, ...]]
+Loose = dict[str, Any]  # a trainer's state: nested dicts of tensors
+
+
+class Policy(Protocol):
+    """A server-side part; the loop keeps its state. Defaults are those of one without state."""
+
+    wants: ClassVar[frozenset[str]] = frozenset()  # what devices shall measure and report
+    needs: ClassVar[Mapping[str, str]] = MappingProxyType({})  # what others give, and who would
+    gives: ClassVar[frozenset[str]] = frozenset()  # what others may need
+    judges: ClassVar[bool] = False  # asks for losses on the server split: there must be one
+
+    def init(self, view: View) -> State:
+        """The state before the first round."""
+        return None
+
+    def learn(
+        self, state: State, arrivals: "Arrivals | None", notes: Mapping[str, Any], view: View
+    ) -> State:
+        """The state after a server step; `arrivals` is None after an empty one."""
+        return state
+
+    def tells(self, state: State) -> Mapping[str, Any]:
+        """What of its state belongs into the record of a run, after a server step."""
+        return {}
+
+
+class Around(Policy, Protocol):
+    """A policy around another of its kind (its field `inner`), without a state of its own."""
+
+    inner: Policy
+
+    def init(self, view: View) -> State:
+        return self.inner.init(view)
+
+    def learn(
+        self, state: State, arrivals: "Arrivals | None", notes: Mapping[str, Any], view: View
+    ) -> State:
+        return self.inner.learn(state, arrivals, notes, view)
+
+    def tells(self, state: State) -> Mapping[str, Any]:
+        return self.inner.tells(state)
+
+
+def nested(part: Policy) -> Iterator[Policy]:
+    """A policy and all the policies it is wrapped around."""
+    yield part
+    for value in vars(part).values():
+        if Policy in type(value).__mro__:
+            yield from nested(value)
+
+
+class Select(Policy, Protocol):
+    """Which of the idle devices take part."""
+
+    def __call__(self, view: View, state: State, key: Tensor) -> Ints: ...
+
+    def fetch(self, view: View, held: Sequence[Flight]) -> Sequence[Flight]:
+        """Whose results are uploaded, of those that wait on their devices."""
+        return held
+
+
+class Schedule(Protocol):
+    """When to ask and when to step; one loop serves all schedules."""
+
+    @property
+    def staleness(self) -> int:
+        """An answer older than this many steps is lost."""
+
+    @property
+    def wants(self) -> frozenset[str]:
+        """What devices shall measure and report."""
+
+    @property
+    def gives(self) -> frozenset[str]:
+        """What other parts may need: "held", results that wait on their devices."""
+
+    def start(self, view: View) -> tuple[Request, ...]:
+        """What to issue now."""
+
+    def ready(self, view: View) -> bool:
+        """Whether to step now."""
+
+    def alarm(self, view: View) -> float | None:
+        """The time at which to look again even if nobody answers."""
+
+    def enough(self, view: View) -> int:
+        """How many outcomes must come in before the schedule can decide anything new."""
+
+    def drop(self, view: View) -> tuple[int, ...]:
+        """Orders to cancel as this step ends."""
+
+    def later(self, view: View) -> tuple[int, ...]:
+        """Orders that were answered but shall count in a later step."""
+
+
+class Plan(Policy, Protocol):
+    """What each device of the cohort shall do, decided on the server, for all of them at once."""
+
+    def __call__(self, drafts: Plans, view: View, state: State, key: Tensor) -> Plans: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Lesson:
+    """What a device can learn from an order that it has carried out."""
+
+    share: float  # of the model's width, as planned
+    measured: Mapping[str, float]  # whether it is reported or not
+    birth: Callable[[], float]  # measures the Fisher information of the initial model, that wide
+
+
+class Choose(Protocol):
+    """Which entry of its menu a device takes, and with which numbers; decided on the device.
+
+    What it learns stays there, as notes. Defaults are those of one that learns nothing.
+    """
+
+    keeps: ClassVar[frozenset[str]] = frozenset()  # measures of training that it learns from
+    needs: ClassVar[Mapping[str, str]] = MappingProxyType({})  # what others give, and who would
+
+    def __call__(self, menu: Sequence[Offer], own: Own, numbers: Numbers) -> Choices:
+        """A batch of one."""
+
+    def learn(self, notes: Notes, lesson: Lesson) -> Notes:
+        """The notes after an order."""
+        return notes
+
+    def asks(self, notes: Notes, share: float) -> bool:
+        """Whether learning from an order of this share will measure the initial model."""
+        return False
+
+
+class Extract(Policy, Protocol):
+    """Which channels make up a sub-model of the wanted size."""
+
+    def __call__(self, want: Want, view: View, state: State, key: Tensor) -> Slice: ...
+
+
+@dataclass(frozen=True)
+class Work:
+    """What training an order costs, for the clock and for the memory of the device."""
+
+    flops: float
+    memory: float  # bytes at the peak
+    calls: float  # of operators
+    moved: float  # bytes that operators read and write
+
+
+class Train(Protocol):
+    """Local training as pure functions of tensors: no branching on values, no hidden state."""
+
+    def draft(self, step: int, samples: Ints) -> Numbers:
+        """The numbers of each device before a planner varies them."""
+
+    def start(self, site: "Site", given: "Given") -> Loose:
+        """The state before the first step; "params" and "buffers" hold the model at any time."""
+
+    def step(
+        self, site: "Site", state: Loose, batch: "Minibatch", numbers: Loose, choice: Any
+    ) -> Loose: ...
+
+    def finish(self, site: "Site", state: Loose) -> "Result": ...
+
+    def choices(self, key: Tensor, steps: int) -> tuple[Any, ...]:
+        """One static choice per step, shared by the cohort so that stacks keep one shape."""
+
+    def work(self, priced: Priced, processed: int, steps: int) -> Work:
+        """Of `processed` samples in `steps` steps; what is drawn at random, as it is expected."""
+
+    def __hash__(self) -> int: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Squeezed:
+    """A tree after lossy compression, as the receiver will see it, and its exact size."""
+
+    tree: Params
+    mask: Params  # a name that is absent came whole
+    symbols: Symbols  # what is packed
+    bits: Tensor
+    memory: Params
+    distortion: Tensor  # squared error over squared norm
+
+
+class Codec(Protocol):
+    """One definition, two faces: tensors (`squeeze`, `restore`) and bytes (`pack`, `unpack`).
+
+    `restore(unpack(pack(s.symbols)))` equals `s.tree` and `s.mask` bit for bit, and the bytes are
+    `s.bits / 8` of them. Every reduction over numbers happens in `squeeze`, once.
+    """
+
+    slot: ClassVar[str]  # the device memory it keeps, or ""
+
+    def squeeze(self, tree: Params, memory: Params, key: Tensor, rate: Tensor) -> Squeezed: ...
+
+    def narrow(self, symbols: Symbols, sub: Slice, local: Blueprint) -> tuple[Symbols, float]:
+        """What a link that failed left of it: the part `sub` of the small model, and its bits."""
+
+    def pack(self, symbols: Symbols) -> bytes: ...
+
+    def unpack(self, data: bytes, shapes: Shapes, dtype: dtype) -> Symbols: ...
+
+    def restore(self, symbols: Symbols, shapes: Shapes) -> tuple[Params, Params]:
+        """Tree and mask."""
+
+
+class Norm(Protocol):
+    """How batch normalisation lives in a federation."""
+
+    training: ClassVar[Mode]
+    evaluation: ClassVar[Mode]
+    calibrated: ClassVar[bool]  # statistics are measured over data before a test
+
+    def stays(self, blueprint: Blueprint) -> frozenset[str]:
+        """Parameters and buffers that never leave the device."""
+
+    def travels(self, blueprint: Blueprint) -> frozenset[str]:
+        """Buffers that are sent both ways and averaged."""
+
+    def variant(self, blueprint: Blueprint, slice_: Slice) -> str:
+        """Under which name the server keeps the normalisation of this width; "" for one for all."""
+
+    def __hash__(self) -> int: ...
+
+
+class Aggregate(Policy, Protocol):
+    """The new model out of what arrived."""
+
+    def __call__(
+        self, model: Params, state: State, arrivals: "Arrivals", view: View, key: Tensor
+    ) -> Stepped: ...
