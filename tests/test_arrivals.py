@@ -1,6 +1,8 @@
 """Overlap means and other reductions, with the numbers of METHODS."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
@@ -9,11 +11,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from anyfleet.aggregate import Mean, ServerAdam, ServerSgd, ServerStep
+from anyfleet.aggregate import (
+    AngleWeighted,
+    Diagnosed,
+    Mean,
+    ServerAdam,
+    ServerSgd,
+    ServerStep,
+    Subset,
+)
 from anyfleet.arrivals import Arrivals
 from anyfleet.columns import Floats
 from anyfleet.elastic import Blueprint, Slice, cut, place, trace
-from anyfleet.types import Stepped, Updates
+from anyfleet.method import Aggregate
+from anyfleet.types import Params, Stepped, Updates
+from tests import small
 
 MODEL = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 2))
 BLUEPRINT = trace(MODEL, (torch.zeros(2, 4),))
@@ -159,6 +171,58 @@ def draw_samples(draw: st.DrawFn, count: int) -> list[int]:
 
 
 @given(several())
+def test_comparisons_agree_with_dense_vectors(found: Arrivals) -> None:
+    vectors, masks = dense(found)
+    noise = torch.Generator().manual_seed(len(found))
+    tree = {n: torch.randn(BLUEPRINT.shape(n), generator=noise) for n in BLUEPRINT.params}
+    flat = torch.cat([tree[name].flatten() for name in BLUEPRINT.params]).double()
+    np.testing.assert_allclose(found.lengths(tree), (masks * flat).norm(dim=1).numpy(), rtol=1e-6)
+    both = masks.prod(0) * vectors
+    np.testing.assert_allclose(found.gram(common=True), (both @ both.T).numpy(), rtol=1e-6)
+    sets = Counter(tuple(column) for column in masks.T.tolist() if any(column))
+    regions = found.regions()
+    counted = zip(regions.devices.tolist(), regions.coordinates.tolist(), strict=True)
+    assert Counter(counted) == Counter((int(sum(s)), count) for s, count in sets.items())
+
+
+@given(several(), st.data())
+def test_some_rows_are_arrivals_of_their_own(found: Arrivals, data: st.DataObject) -> None:
+    rows = data.draw(st.lists(st.integers(0, len(found) - 1), unique=True, min_size=1))
+    part = found.take(rows)
+    assert part.device.tolist() == found.device[rows].tolist()
+    assert part.samples.tolist() == found.samples[rows].tolist()
+    np.testing.assert_allclose(part.gram(), found.gram()[np.ix_(rows, rows)], rtol=1e-9, atol=1e-12)
+    weights = np.zeros(len(found))
+    weights[rows] = found.samples[rows]
+    ordered = found.take(sorted(rows))
+    mean = found.mean(weights)
+    assert small.identical(ordered.mean(ordered.samples), mean)
+    everybody = found.take(range(len(found)))
+    assert small.identical(everybody.mean(everybody.samples), found.mean(found.samples))
+
+
+def test_comparisons_count_masked_coordinates_as_not_trained() -> None:
+    mask = torch.tensor([[1.0], [0.0], [1.0]]).expand(3, 3)
+    ones = {MATRIX: torch.ones(3, 3), "2.bias": torch.ones(3)}
+    found = arrivals([ones, {MATRIX: torch.ones(3, 3)}], masks=[{MATRIX: mask}, {}])
+    assert found.norms().tolist() == pytest.approx([3.0, 3.0])
+    assert found.lengths(ones).tolist() == pytest.approx([3.0, 3.0])
+    assert found.dots(ones).tolist() == [9.0, 9.0]
+    assert found.gram(common=True).tolist() == [[6.0, 6.0], [6.0, 6.0]]
+    assert found.gram().tolist() == [[9.0, 6.0], [6.0, 9.0]]
+    regions = found.regions()
+    assert sorted(zip(*map(np.ndarray.tolist, regions), strict=True)) == [(1, 3), (1, 3), (2, 6)]
+
+
+def test_a_broken_update_spoils_only_its_own_products() -> None:
+    changes = [{MATRIX: torch.full((3, 3), value)} for value in (1.0, torch.nan, 2.0)]
+    gram = arrivals(changes).gram(common=True)
+    assert np.isnan(gram[1]).all()
+    assert gram[np.ix_([0, 2], [0, 2])].tolist() == [[9.0, 18.0], [18.0, 36.0]]
+    assert np.isnan(arrivals(changes).norms()).tolist() == [False, True, False]
+
+
+@given(several())
 def test_reductions_agree_with_dense_vectors(found: Arrivals) -> None:
     vectors, masks = dense(found)
     weights = torch.tensor(found.samples / found.samples.sum())
@@ -191,22 +255,46 @@ def dense(found: Arrivals) -> tuple[Tensor, Tensor]:
     return torch.stack(vectors).double(), torch.stack(masks).double()
 
 
-AGGREGATORS = [
+AGGREGATORS: list[Aggregate] = [
     Mean("samples"),
     Mean("equal", discount=0.5),
+    AngleWeighted(),
+    Subset(),
+    Subset(AngleWeighted()),
+    Diagnosed(),
+    Diagnosed(Subset(ServerStep(AngleWeighted()))),
     ServerStep(Mean(), ServerSgd(lr=0.5, momentum=0.9)),
     ServerStep(Mean(), ServerAdam()),
+    ServerStep(AngleWeighted(), ServerSgd(lr=0.5, momentum=0.9)),
+    ServerStep(Subset(Mean("equal"), share=0.5), ServerAdam()),
 ]
 
 
+@dataclass(frozen=True)
+class Seen:
+    """As much of a view as an aggregator looks at; the server's loss falls with every call."""
+
+    blueprint: Blueprint = BLUEPRINT
+    asked: list[int] = field(default_factory=list)
+
+    def judge(self, params: Params, key: Tensor) -> float:
+        self.asked.append(int(key))
+        return 1.0 / len(self.asked)
+
+
 @pytest.mark.parametrize("aggregate", AGGREGATORS, ids=str)
-def test_uncovered_coordinates_keep_their_value(aggregate: Mean | ServerStep) -> None:
-    part = rows_and_columns((0, 2))
-    model = {name: torch.randn(BLUEPRINT.shape(name)) for name in BLUEPRINT.params}
-    everything = arrivals([{n: torch.randn_like(v) for n, v in model.items()}])
-    some = arrivals(
-        [cut({n: torch.randn_like(v) for n, v in model.items()}, part, BLUEPRINT)], slices=[part]
-    )
+@pytest.mark.parametrize("kept", [[(0, 2)], [(0, 2), (0, 2), (2,)], [(0,), (2,), (0, 2)]], ids=str)
+def test_uncovered_coordinates_keep_their_value(
+    aggregate: Aggregate, kept: list[tuple[int, ...]]
+) -> None:
+    noise = torch.Generator().manual_seed(7)
+
+    def tree() -> dict[str, Tensor]:
+        return {n: torch.randn(BLUEPRINT.shape(n), generator=noise) for n in BLUEPRINT.params}
+
+    model, everything = tree(), arrivals([tree(), tree()])
+    slices = [rows_and_columns(each) for each in kept]
+    some = arrivals([cut(tree(), each, BLUEPRINT) for each in slices], slices=slices)
     first = step(aggregate, model, aggregate.init(None), everything)  # type: ignore[arg-type]
     second = step(aggregate, first.model, first.state, some)
     for name, covered in some.covered().items():
@@ -215,9 +303,9 @@ def test_uncovered_coordinates_keep_their_value(aggregate: Mean | ServerStep) ->
 
 
 def step(
-    aggregate: Mean | ServerStep, model: Mapping[str, Tensor], state: object, found: Arrivals
+    aggregate: Aggregate, model: Mapping[str, Tensor], state: object, found: Arrivals
 ) -> Stepped:
-    return aggregate(model, state, found, None, torch.tensor(0))  # type: ignore[arg-type]
+    return aggregate(model, state, found, Seen(), torch.tensor(0))  # type: ignore[arg-type]
 
 
 def test_server_momentum_and_adam_follow_their_formulas() -> None:

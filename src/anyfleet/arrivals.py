@@ -3,20 +3,33 @@
 A stack or a cluster can do these reductions without handing out single updates.
 """
 
+from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from anyfleet import rng
 from anyfleet.columns import Floats, Ints
 from anyfleet.elastic import Blueprint, Slice, place
 from anyfleet.types import Params, Report, Updates
+
+_BLOCK = 1 << 16  # coordinates of which all devices' values are compared at once
+_COUNTED = 16  # low bits of a mark: enough to count devices in a sum of marks
 
 
 def base(name: str) -> str:
     """The name in the blueprint of a tensor that the server keeps per width."""
     return name.partition("@")[0]
+
+
+class Regions(NamedTuple):
+    """Coordinates that the same devices trained; one entry for each such set of devices."""
+
+    devices: Ints  # how many they are
+    coordinates: Ints  # how many they trained
 
 
 class Arrivals:
@@ -41,14 +54,27 @@ class Arrivals:
         self.report: tuple[Report, ...] = updates.report
         self.staleness = staleness
         self.slices = tuple(slices)
+        self._updates = updates
         self._changes = tuple(changes)
-        self._masks = updates.masks
         self._blueprint = blueprint
         tensors = (value for change in changes for value in change.values())
         self._device = next((value.device for value in tensors), torch.device("cpu"))
 
     def __len__(self) -> int:
         return len(self.device)
+
+    def take(self, rows: Sequence[int] | Ints) -> "Arrivals":
+        """Only these rows, in the given order."""
+        chosen = np.asarray(rows, dtype=np.int64)
+        return Arrivals(
+            self._updates.take(chosen),
+            slices=[self.slices[row] for row in chosen],
+            staleness=self.staleness[chosen],
+            changes=[self._changes[row] for row in chosen],
+            blueprint=self._blueprint,
+        )
+
+    # -- per coordinate
 
     def mean(self, weights: Floats) -> dict[str, Tensor]:
         """Per coordinate, the weighted mean change of those who trained it; zero where nobody did.
@@ -63,18 +89,46 @@ class Arrivals:
         _, mass = self._sums(np.ones(len(self)))
         return {name: value > 0 for name, value in mass.items()}
 
+    def regions(self) -> Regions:
+        """The trained coordinates, counted by who trained them."""
+        found: Counter[int] = Counter()
+        # A sum of marks tells how many devices there are, and all but surely which.
+        marks = (rng.bits(rng.root(0, "regions"), len(self)) << _COUNTED) + 1
+        for name in self._names():
+            for mark, coordinates in self._marked(name, marks.tolist()):
+                found[mark] += coordinates
+        found.pop(0, None)
+        return Regions(
+            np.array([mark % (1 << _COUNTED) for mark in found], dtype=np.int64),
+            np.array(list(found.values()), dtype=np.int64),
+        )
+
+    # -- per device
+
     def norms(self) -> Floats:
         """The length of every update."""
-        return np.sqrt(np.diagonal(self.gram()))
+        squares = [
+            sum(_square(self._own(row, name)) for name in change)
+            for row, change in enumerate(self._changes)
+        ]
+        return np.sqrt(np.array(squares, dtype=np.float64))
 
-    def gram(self) -> Floats:
-        """Inner products of all pairs of updates, over the coordinates both trained."""
-        count = len(self)
-        products = np.zeros((count, count))
-        for name in self._names():
-            flat = torch.stack([self._full(row, name).double().flatten() for row in range(count)])
-            products += (flat @ flat.T).cpu().numpy()
-        return products
+    def lengths(self, tree: Params) -> Floats:
+        """The length of a tree in global coordinates, over those that each device trained."""
+        squares = np.zeros(len(self))
+        known: dict[tuple[str, Slice], float] = {}  # many devices have one of few slices
+        for row, change in enumerate(self._changes):
+            for name in change:
+                if name not in tree:
+                    continue
+                mask, where = self._mask(row, name), (name, self.slices[row])
+                if mask is not None:
+                    squares[row] += _square(tree[name][self._place(row, name)] * mask)
+                    continue
+                if where not in known:
+                    known[where] = _square(tree[name][self._place(row, name)])
+                squares[row] += known[where]
+        return np.sqrt(squares)
 
     def dots(self, tree: Params) -> Floats:
         """The inner product of every update with a tree in global coordinates."""
@@ -82,9 +136,31 @@ class Arrivals:
         for row, change in enumerate(self._changes):
             for name in change:
                 if name in tree:
-                    pair = self._full(row, name).double() * tree[name].double()
-                    found[row] += float(pair.sum())
+                    part = tree[name][self._place(row, name)].double()
+                    found[row] += float((self._own(row, name).double() * part).sum())
         return found
+
+    # -- per pair
+
+    def gram(self, *, common: bool = False) -> Floats:
+        """Inner products of all pairs of updates, over the coordinates both trained.
+
+        With `common`, over the coordinates that everybody trained, so that the vectors of all
+        devices can be compared (METHODS §E).
+        """
+        count = len(self)
+        products = np.zeros((count, count))
+        for name in self._names():
+            if common and not all(name in change for change in self._changes):
+                continue
+            rows = [self._full(row, name).flatten() for row in range(count)]
+            shared = self._shared(name) if common else None
+            for start in range(0, rows[0].numel(), _BLOCK):
+                block = torch.stack([row[start : start + _BLOCK] for row in rows]).double()
+                if shared is not None:
+                    block = block[:, shared[start : start + _BLOCK]]
+                products += (block @ block.T).cpu().numpy()
+        return products
 
     def _names(self) -> list[str]:
         return list(dict.fromkeys(name for change in self._changes for name in change))
@@ -92,16 +168,54 @@ class Arrivals:
     def _full(self, row: int, name: str) -> Tensor:
         """One update in global coordinates, zero outside its slice."""
         shape = self._blueprint.shape(base(name))
-        change = self._changes[row].get(name)
-        if change is None:
+        if name not in self._changes[row]:
             return torch.zeros(shape, device=self._device)
-        mask = self._mask(row, name)
-        full = change.new_zeros(shape)
-        full[self._place(row, name)] = change if mask is None else change * mask
+        own = self._own(row, name)
+        if not self.slices[row].keep:
+            return own
+        full = own.new_zeros(shape)
+        full[self._place(row, name)] = own
         return full
 
+    def _own(self, row: int, name: str) -> Tensor:
+        """What one device trained of a tensor, in its own coordinates."""
+        change, mask = self._changes[row][name], self._mask(row, name)
+        return change if mask is None else change * mask
+
+    def _shared(self, name: str) -> Tensor | None:
+        """Flat: where all devices trained a tensor; None is everywhere."""
+        everybody = dict.fromkeys(range(len(self)), 1)
+        if self._alike(name):
+            return None
+        held = self._summed(name, everybody)
+        return (held == len(self)).flatten()
+
+    def _alike(self, name: str) -> bool:
+        """Whether everybody who trained a tensor trained all of it."""
+        rows = [row for row, change in enumerate(self._changes) if name in change]
+        return all(not self.slices[r].keep and self._mask(r, name) is None for r in rows)
+
+    def _marked(self, name: str, marks: Sequence[int]) -> list[tuple[int, int]]:
+        """Sums of marks over those who trained a coordinate, and how many coordinates have them."""
+        trained = {row: marks[row] for row, change in enumerate(self._changes) if name in change}
+        if self._alike(name):
+            whole = int(np.prod(self._blueprint.shape(base(name)), dtype=np.int64))
+            return [(_wrapped(sum(trained.values())), whole)]
+        sums, counts = torch.unique(self._summed(name, trained), return_counts=True)
+        return list(zip(sums.tolist(), counts.tolist(), strict=True))
+
+    def _summed(self, name: str, marks: dict[int, int]) -> Tensor:
+        """Per coordinate, the sum of the marks of those rows that trained it."""
+        shape = self._blueprint.shape(base(name))
+        sums = torch.zeros(shape, dtype=torch.int64, device=self._device)
+        for row, mark in marks.items():
+            mask = self._mask(row, name)
+            # In place, on an array made here.
+            sums[self._place(row, name)] += mark if mask is None else mark * (mask > 0)
+        return sums
+
     def _mask(self, row: int, name: str) -> Tensor | None:
-        mask = self._masks[row].get(base(name))
+        mask = self._updates.masks[row].get(base(name))
         return None if mask is None else mask.to(self._changes[row][name])
 
     def _place(self, row: int, name: str) -> tuple[slice | Tensor, ...]:
@@ -128,3 +242,13 @@ class Arrivals:
                 total[name][where] += share * value if mask is None else share * (mask * value)
                 mass[name][where] += share if mask is None else share * mask
         return total, mass
+
+
+def _square(value: Tensor) -> float:
+    """The squared length."""
+    return float(torch.linalg.vector_norm(value, dtype=torch.float64)) ** 2
+
+
+def _wrapped(number: int) -> int:
+    """As 64-bit integers add up."""
+    return (number + (1 << 63)) % (1 << 64) - (1 << 63)
