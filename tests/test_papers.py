@@ -20,6 +20,7 @@ from anyfleet.papers import (
     FEDAVG,
     FEDBN,
     FEDBUFF,
+    FEDDROP,
     FEDPROX,
     HETEROFL,
     SLIMMABLE,
@@ -29,7 +30,7 @@ from anyfleet.papers import (
 )
 from anyfleet.plan import FixedLevel, StepsWithin
 from anyfleet.schedule import Buffered, Overselected, Surveyed, Synchronous, Tiers
-from anyfleet.train import OnDevice, PerWidth, Static
+from anyfleet.train import Gradient, OnDevice, PerWidth, Static
 
 WORKS = {name: work for name in papers.__all__ if isinstance(work := getattr(papers, name), Paper)}
 FOLDER = Path(anyfleet.methods.__file__).parent
@@ -171,11 +172,10 @@ def test_the_first_methods_have_their_papers() -> None:
 def test_what_is_switched_off_is_not_cited() -> None:
     assert FEDPROX not in papers_of(fedprox(mu=0.0))
     assert FEDPROX in papers_of(fedprox(mu=0.0, seconds=1.0))  # partial work is FedProx's too
-    train = fedavg().train
-    off = {"masked": False, "label_rows": False, "scaler": False}
-    assert papers_of(train) == ()
-    for switch in off:
-        assert papers_of(replace(heterofl().train, **(off | {switch: True}))) == (HETEROFL,)
+    assert papers_of(Gradient()) == ()
+    options = {"masked": HETEROFL, "label_rows": HETEROFL, "scaler": HETEROFL, "inverted": FEDDROP}
+    for option, paper in options.items():
+        assert papers_of(Gradient(**{option: True})) == (paper,)  # type: ignore[arg-type]
 
 
 def test_parts_bring_their_papers() -> None:

@@ -185,6 +185,42 @@ def compare(  # noqa: PLR0913 - one for each option
     compare_files(files, seeds=seeds, allow=allow or [], out=out, threads=threads, goal=goal)
 
 
+@app.command()
+def methods(
+    name: Annotated[
+        str | None, typer.Argument(help="A method to look at closely.", show_default=False)
+    ] = None,
+    functions: Annotated[
+        bool, typer.Option("--functions", help="The formulas instead: section and signature.")
+    ] = False,
+) -> None:
+    """List the methods with their papers, look closely at one, or list the formulas."""
+    from anyfleet.cli.methods import list_formulas, list_methods, show_method
+
+    if functions and name is not None:
+        raise typer.BadParameter("--functions lists all formulas: leave NAME out.")
+    if functions:
+        list_formulas()
+    elif name is None:
+        list_methods()
+    else:
+        show_method(name)
+
+
+@app.command()
+def cite(
+    words: Annotated[
+        list[str],
+        typer.Argument(metavar="WHAT...", help="Run folders, run files (TOML), names of methods."),
+    ],
+    allow: Allow = None,
+) -> None:
+    """Print BibTeX for what a run used: methods, their parts, and Anyfleet itself."""
+    from anyfleet.cli.cite import cite_all
+
+    cite_all(words, allow=allow or [])
+
+
 fleet = typer.Typer(
     help="Fleets: look at one, or measure this machine as a part of one.", no_args_is_help=True
 )

@@ -104,7 +104,7 @@ def _escaped(text: str) -> str:
 
 def _accented(letter: str) -> str:
     """A letter with an accent as a command, which every BibTeX understands."""
-    plain, *marks = unicodedata.normalize("NFD", letter)
+    plain, *marks = list(unicodedata.normalize("NFD", letter))
     known = len(marks) == 1 and marks[0] in _ACCENTS
     return f"{{\\{_ACCENTS[marks[0]]}{{{plain}}}}}" if known else letter
 

@@ -1,0 +1,52 @@
+"""`anyfleet cite`: BibTeX for what a run used."""
+
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+
+import typer
+
+import anyfleet
+from anyfleet.cli.methods import known_methods
+from anyfleet.errors import ConfigError, Problem
+from anyfleet.naming import near
+from anyfleet.papers import Paper, bibliography, papers_of
+from anyfleet.study import load
+
+ANYFLEET = Paper(
+    "anyfleet",
+    ("The Anyfleet authors",),
+    "Anyfleet: federated learning on unequal devices",
+    f"Software, version {anyfleet.__version__}",
+    kind="misc",
+)
+
+
+def cite_all(words: Sequence[str], *, allow: Sequence[str]) -> None:
+    """Nothing but the bibliography, so that it can be written to a file as it is."""
+    used = [paper for word in words for paper in _papers(word, allow)]
+    typer.echo(bibliography(dict.fromkeys([*used, ANYFLEET])), nl=False)
+
+
+def _papers(word: str, allow: Sequence[str]) -> Iterator[Paper]:
+    """Of a method with that name, of a run file, or of the run in a folder."""
+    methods = known_methods()
+    if word in methods:
+        known = methods[word]
+        if known.paper:
+            yield known.paper
+        yield from papers_of(known.make())
+    else:
+        yield from papers_of(load(_file(word, methods), allow=allow).method)
+
+
+def _file(word: str, methods: Collection[str]) -> Path:
+    path = Path(word)
+    if path.is_dir():
+        path /= "config.toml"
+        if not path.is_file():
+            message = "has no config.toml: name the folder of a single run."
+            raise ConfigError([Problem(word, message)])
+    elif not path.exists() and not word.endswith(".toml"):
+        message = f"is no run folder, no run file and none of the methods ({', '.join(methods)})"
+        raise ConfigError([Problem(word, message + (near(word, methods) or "."))])
+    return path

@@ -1,0 +1,169 @@
+"""`anyfleet methods`: what there is, from where it comes, and the formulas it is made of."""
+
+import importlib
+import inspect
+import pkgutil
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+from rich.table import Table
+
+import anyfleet
+from anyfleet import columns
+from anyfleet.cli.screen import console
+from anyfleet.config.forms import ABSENT, Entry, form_of
+from anyfleet.errors import ConfigError, Problem
+from anyfleet.method import Method
+from anyfleet.naming import name_of, near, public_names
+from anyfleet.papers import Paper
+
+HOME = "anyfleet.methods"
+PAGES = Path(anyfleet.__file__).parents[2]  # where the source is checked out, if it is
+_RATE = {"lr": "start", "decay": "factor"}  # what the part that keeps them calls them
+# Whose formulas are listed: methods, the closed form of a plan, theory.
+_SECTION = re.compile(r"§((?:1|3|F)(?:\.\d+)*)(?!\w)")
+_QUALIFIED = re.compile(r"\b(?:[a-z_]+\.)+(?=[A-Za-z])")  # typing. and its like, before a name
+
+
+@dataclass(frozen=True)
+class Known:
+    """A method that has a name: the function that makes it, and the module of its paper."""
+
+    make: Callable[..., Method]
+    module: ModuleType
+
+    @property
+    def paper(self) -> Paper | None:
+        """None for a reference row, which is nobody's invention."""
+        return getattr(self.module, "PAPER", None)
+
+    @property
+    def line(self) -> str:
+        """What it is, in a line; a module with several methods leaves that to each of them."""
+        own = self.module.__name__.rpartition(".")[2] == self.make.__name__
+        text = inspect.cleandoc((self.module if own else self.make).__doc__ or "")
+        line = text.partition("\n")[0]
+        what = line.partition(": ")[2] if own else line
+        return what[:1].upper() + what[1:]
+
+
+def known_methods() -> dict[str, Known]:
+    """Every public method, by the name that run files use."""
+    package = importlib.import_module(HOME)
+    makers = {name: getattr(package, name) for name in public_names(HOME)}
+    return {n: Known(make, importlib.import_module(make.__module__)) for n, make in makers.items()}
+
+
+def list_methods() -> None:
+    """One row for each method: its name, what it is, and whose."""
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("method", no_wrap=True)
+    table.add_column("what it does", ratio=3)
+    table.add_column("paper", ratio=2)
+    for name, known in known_methods().items():
+        table.add_row(name, known.line, known.paper.cite() if known.paper else "–")
+    screen = console()
+    screen.print(table)
+    screen.print("\nMore of one: anyfleet methods NAME. BibTeX: anyfleet cite NAME.", markup=False)
+
+
+def show_method(name: str) -> None:
+    """Everything about one method that the package itself knows."""
+    methods = known_methods()
+    if name not in methods:
+        message = f"is not one of the methods ({', '.join(methods)})"
+        raise ConfigError([Problem(name, message + (near(name, methods) or "."))])
+    for line in _told(name, methods[name]):
+        console().print(line, markup=False, soft_wrap=True)
+
+
+def _told(name: str, known: Known) -> Iterator[str]:
+    method = known.make()
+    yield inspect.cleandoc(known.module.__doc__ or "") + "\n"
+    yield inspect.cleandoc(known.make.__doc__ or "") + "\n"
+    yield f'In a run file, [method] use = "{name}", with any of'
+    entries = form_of(known.make).entries
+    width = max(map(len, entries), default=0)
+    for knob, entry in entries.items():
+        kind = _brief(inspect.formatannotation(entry.kind))
+        yield f"  {knob:<{width}}  {kind}{_default(knob, entry, method)}"
+    yield f"\n{method}"
+    page = Path("docs", "methods", f"{name}.md")
+    if (PAGES / page).is_file():
+        yield f"\nMore about it: {page.as_posix()}"
+
+
+def _default(knob: str, entry: Entry, method: Method) -> str:
+    """What a knob is when left out; those that are only passed on are read off the trainer."""
+    name = _RATE.get(knob, knob)
+    value = _field(name, method.train) if entry.default is ABSENT else entry.default
+    return "" if value is ABSENT else f" = {value!r}"
+
+
+def _field(name: str, part: Any) -> Any:
+    """The first field of that name in a part or in the parts inside it."""
+    if not is_dataclass(part) or isinstance(part, type):
+        return ABSENT
+    values = {each.name: getattr(part, each.name) for each in fields(part)}
+    inner = (_field(name, value) for value in values.values())
+    return values.get(name, next((value for value in inner if value is not ABSENT), ABSENT))
+
+
+# --- formulas -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Formula:
+    """A public function whose description names its sections."""
+
+    function: FunctionType
+    sections: tuple[str, ...]
+
+    @property
+    def order(self) -> tuple[Any, ...]:
+        """By section, whose numbers count, then by name."""
+        first, *rest = self.sections[0].split(".")
+        return first, [int(number) for number in rest], self.function.__name__
+
+    @property
+    def signature(self) -> str:
+        """With the names of our columns, and without those of modules."""
+        text = str(inspect.signature(self.function))
+        for name in ("Floats", "Ints", "Flags"):
+            text = text.replace(inspect.formatannotation(getattr(columns, name)), name)
+        return _brief(text)
+
+
+def list_formulas() -> None:
+    """Two lines for each formula: section, name and signature; how to import it."""
+    screen = console()
+    for formula in sorted(formulas(), key=lambda each: each.order):
+        told = ", ".join(f"§{section}" for section in formula.sections)
+        home, name = name_of(formula.function).split(":")
+        screen.print(f"{told:<7} {name}{formula.signature}", markup=False, soft_wrap=True)
+        screen.print(f"{'':<7} from {home} import {name}", markup=False, soft_wrap=True)
+
+
+def formulas() -> Iterator[Formula]:
+    """Every public function of the package that says which formula of METHODS it is."""
+    for module in _modules():
+        for name, function in vars(module).items():
+            own = inspect.isfunction(function) and function.__module__ == module.__name__
+            text = (own and function.__doc__) or ""
+            sections = tuple(dict.fromkeys(_SECTION.findall(text)))
+            if "METHODS" in text and sections and not name.startswith("_"):
+                yield Formula(function, sections)
+
+
+def _modules() -> Iterator[ModuleType]:
+    for found in pkgutil.walk_packages(anyfleet.__path__, "anyfleet."):
+        if not found.name.rpartition(".")[2].startswith("_"):  # __main__ would run
+            yield importlib.import_module(found.name)
+
+
+def _brief(annotation: str) -> str:
+    return _QUALIFIED.sub("", annotation)
