@@ -129,7 +129,7 @@ def test_a_run_goes_on_without_matplotlib(folder: Path, monkeypatch: pytest.Monk
 
 def test_validate_shows_method_and_sizes(folder: Path) -> None:
     shown = succeeds("validate", "small.toml")
-    assert "FixedLevel(shares=(1.0, 0.5))" in shown
+    assert "FixedLevel(shares=(1.0, 0.5)" in shown
     assert f"{784 * 8 + 8 + 80 + 10:,}" in shown  # parameters of the whole
     assert f"{784 * 4 + 4 + 40 + 10:,}" in shown  # and of half its width
     assert sorted(file.name for file in folder.iterdir()) == ["small.toml"]

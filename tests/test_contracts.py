@@ -25,7 +25,7 @@ from anyfleet import (
     world,
 )
 from anyfleet.method import Method, Policy
-from anyfleet.methods import centralised, fedavg, fedprox, heterofl, local
+from anyfleet.methods import centralised, fedavg, feddrop, fedprox, fedrolex, heterofl, local
 from anyfleet.runtime import Simulated
 from anyfleet.server import Server
 from anyfleet.types import Kind, Plans, Want
@@ -46,6 +46,7 @@ PARTS: list[Any] = [
     schedule.Surveyed(schedule.Synchronous(), Kind.STATISTICS, every=3),
     plan.Whole(),
     plan.FixedLevel((1.0, 0.5)),
+    plan.FixedLevel((0.5, 0.25), layers="linear"),
     plan.Menu((1.0, 0.25)),
     plan.LargestFitting((1.0, 0.5), plan.FixedLevel((1.0, 0.25))),
     plan.StepsWithin(1.0, plan.FixedLevel((0.5,))),
@@ -53,6 +54,8 @@ PARTS: list[Any] = [
     plan.First(),
     plan.LargestInTime(3.0),
     extract.Leading(),
+    extract.Random(),
+    extract.Rolling(-3),
     train.Gradient(train.Decaying(0.1, 0.99), train.Sgd(0.9, True, 1e-4), iterations=5, clip=1.0),
     train.Gradient(train.Inverse(1.0, 2.0), train.AdamW(), masked=True, scaler=True),
     train.Sgd(0.5),
@@ -98,6 +101,8 @@ PARTS: list[Any] = [
     fedavg(count=3, lr=0.1),
     fedprox(mu=0.5, seconds=2.0),
     heterofl(shares=(1.0, 0.5), masked=False),
+    feddrop(shares=(1.0, 0.5), layers="linear", inverted=True),
+    fedrolex(shares=(0.5,), step=2, masked=False),
     local(lr=0.2),
     centralised(batch=8),
 ]

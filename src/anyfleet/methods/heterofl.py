@@ -11,8 +11,32 @@ from typing import Unpack
 from anyfleet.aggregate import Mean
 from anyfleet.method import Method
 from anyfleet.methods.fedavg import Training, fedavg, sgd
+from anyfleet.papers import HETEROFL
 from anyfleet.plan import FixedLevel
-from anyfleet.train import BatchStatistics, Static
+from anyfleet.train import BatchStatistics, Gradient, Static
+
+PAPER = HETEROFL
+
+
+class Parts(Training, total=False):
+    """What every method that cuts models takes: local SGD, and HeteroFL's parts of training."""
+
+    label_rows: bool
+    masked: bool
+    scaler: bool
+
+
+def partial_sgd(
+    *,
+    label_rows: bool = False,
+    masked: bool = False,
+    scaler: bool = False,
+    inverted: bool = False,
+    **training: Unpack[Training],
+) -> Gradient:
+    """Local SGD on a part of the model; the switches are those of `Gradient`."""
+    base = sgd(**training)
+    return replace(base, label_rows=label_rows, masked=masked, scaler=scaler, inverted=inverted)
 
 
 def heterofl(
@@ -26,11 +50,10 @@ def heterofl(
     **training: Unpack[Training],
 ) -> Method:
     """The share of each level, and a switch for each of HeteroFL's four parts."""
-    base = sgd(**training)
     return replace(
         fedavg(count=count),
         plan=FixedLevel(shares),
-        train=replace(base, label_rows=label_rows, masked=masked, scaler=scaler),
+        train=partial_sgd(label_rows=label_rows, masked=masked, scaler=scaler, **training),
         norm=Static() if static_norm else BatchStatistics(),
         aggregate=Mean("equal"),
     )

@@ -1,10 +1,14 @@
 """Sizes by declared level."""
 
 from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
 
+import numpy as np
 from torch import Tensor
 
+from anyfleet.elastic import Blueprint
 from anyfleet.method import Policy, State
+from anyfleet.papers import HETEROFL, Paper
 from anyfleet.types import Plans, Want
 from anyfleet.view import View
 
@@ -33,34 +37,74 @@ class Whole(Policy):
 
 @dataclass(frozen=True)
 class FixedLevel(Policy):
-    """A device of level `p` trains the `p`-th share of each hidden layer; beyond, the last."""
+    """A device of level `p` trains the `p`-th share of each hidden layer; beyond, the last.
+
+    With `layers="linear"` only fully connected hidden layers are cut and convolutions stay complete
+    (FedDrop on the CNNs of METHODS §1.4).
+    """
 
     shares: tuple[float, ...] = (1.0, 1 / 2, 1 / 4, 1 / 8, 1 / 16)
+    layers: Literal["all", "linear"] = "all"
+
+    papers: ClassVar[tuple[Paper, ...]] = (HETEROFL,)
 
     def __post_init__(self) -> None:
         check_shares("FixedLevel", self.shares)
+        if self.layers not in ("all", "linear"):
+            raise ValueError(f'FixedLevel.layers must be "all" or "linear", got {self.layers!r}.')
+
+    def init(self, view: View) -> State:
+        cut = set(view.blueprint.counts(1.0))
+        if self.layers == "linear" and cut == convolved(view.blueprint):
+            raise ValueError(
+                'FixedLevel.layers="linear" leaves nothing to cut: this model has no fully '
+                'connected hidden layer. Use "all".'
+            )
+        return None
 
     def __call__(self, drafts: Plans, view: View, state: State, key: Tensor) -> Plans:
         levels = view.devices.level[drafts.device]
         shares = [self.shares[min(level, len(self.shares) - 1)] for level in levels]
+        complete = convolved(view.blueprint) if self.layers == "linear" else ()
+        ratios = tuple((axis, 1.0) for axis in sorted(complete))
         wants = (
-            replace(want, share=share) for want, share in zip(drafts.wants, shares, strict=True)
+            replace(want, share=share, ratios=ratios)
+            for want, share in zip(drafts.wants, shares, strict=True)
         )
         return replace(drafts, wants=tuple(wants))
 
 
+def convolved(blueprint: Blueprint) -> frozenset[str]:
+    """The axes, among those that a share cuts, that hold channels of some convolution."""
+    found = {
+        axis
+        for node in blueprint.program.nodes
+        if node.op.startswith("aten.conv")
+        for dim in node.dims or ()
+        for product in dim
+        for axis in product
+    }
+    return frozenset(found & set(blueprint.counts(1.0)))
+
+
 @dataclass(frozen=True)
 class Menu(Policy):
-    """Offers several sizes; the method's `choose` decides on the device."""
+    """Offers several sizes; the method's `choose` decides on the device.
+
+    `capped`: nobody is offered more than the share of its level, counted as `FixedLevel` does.
+    """
 
     shares: tuple[float, ...] = (1.0, 1 / 2, 1 / 4, 1 / 8, 1 / 16)
+    capped: bool = False
 
     def __post_init__(self) -> None:
         check_shares("Menu", self.shares)
 
     def __call__(self, drafts: Plans, view: View, state: State, key: Tensor) -> Plans:
+        levels = view.devices.level[drafts.device] if self.capped else np.zeros(len(drafts), int)
+        starts = np.minimum(levels, len(self.shares) - 1).tolist()
         menus = (
-            tuple(Want(share=share, device=int(device)) for share in self.shares)
-            for device in drafts.device
+            tuple(Want(share=share, device=device) for share in self.shares[start:])
+            for device, start in zip(drafts.device.tolist(), starts, strict=True)
         )
         return replace(drafts, menus=tuple(menus))

@@ -1,0 +1,41 @@
+"""FedDrop: every device trains a random part of each hidden layer, another one in every round.
+
+Wen, Jeon, Huang: Federated dropout – A simple approach for enabling federated learning on resource
+constrained devices. IEEE Wireless Communications Letters 11(5), 2022. METHODS §1.4. A share is what
+is kept, not what is dropped. Scaling (`inverted`) is off unless asked for, and goes by the channels
+that are left after rounding.
+"""
+
+from dataclasses import replace
+from typing import Literal, Unpack
+
+from anyfleet.aggregate import Mean
+from anyfleet.extract import Random
+from anyfleet.method import Method
+from anyfleet.methods.fedavg import fedavg
+from anyfleet.methods.heterofl import Parts, partial_sgd
+from anyfleet.papers import FEDDROP
+from anyfleet.plan import FixedLevel
+from anyfleet.train import BatchStatistics, Static
+
+PAPER = FEDDROP
+
+
+def feddrop(
+    *,
+    shares: tuple[float, ...] = (1, 1 / 2, 1 / 4, 1 / 8, 1 / 16),
+    layers: Literal["all", "linear"] = "all",
+    inverted: bool = False,
+    static_norm: bool = False,
+    count: int = 10,
+    **parts: Unpack[Parts],
+) -> Method:
+    """The share kept by each level, and of which layers; HeteroFL's four parts are off."""
+    return replace(
+        fedavg(count=count),
+        plan=FixedLevel(shares, layers),
+        extract=Random(),
+        train=partial_sgd(inverted=inverted, **parts),
+        norm=Static() if static_norm else BatchStatistics(),
+        aggregate=Mean("equal"),
+    )

@@ -1,0 +1,29 @@
+"""FedRolex: the widths of HeteroFL, with a window of channels that rolls on with every round.
+
+Alam, Liu, Yan, Zhang: FedRolex: Model-heterogeneous federated learning with rolling sub-model
+extraction. NeurIPS 2022. METHODS §1.6. The authors' program rolls the other way (`step=-1`) and
+their paper rounds widths down; a layer that is kept whole has its natural order here.
+"""
+
+from dataclasses import replace
+from typing import Unpack
+
+from anyfleet.extract import Rolling
+from anyfleet.method import Method
+from anyfleet.methods.heterofl import Parts, heterofl
+from anyfleet.papers import FEDROLEX
+
+PAPER = FEDROLEX
+
+
+def fedrolex(
+    *,
+    shares: tuple[float, ...] = (1, 1 / 2, 1 / 4, 1 / 8, 1 / 16),
+    step: int = 1,
+    static_norm: bool = True,
+    count: int = 10,
+    **parts: Unpack[Parts],
+) -> Method:
+    """The share of each level, and how far the window rolls; HeteroFL's four parts are on."""
+    base = heterofl(shares=shares, static_norm=static_norm, count=count, **parts)
+    return replace(base, extract=Rolling(step))
