@@ -124,7 +124,7 @@ def populate(experiment: Experiment, task: Task) -> World:
     """The fleet of an experiment, one row for each device of its task; all misfits at once."""
     samples = np.array([task.size(device) for device in range(task.devices)])
     problems = [Problem("details", text) for text in complaints(experiment.details, task)]
-    problems += _links(experiment)
+    problems += [*_links(experiment), *_untrainable(experiment, task)]
     try:
         world = experiment.fleet.build(samples, experiment.seed)
     except ValueError as error:
@@ -138,6 +138,11 @@ def _links(experiment: Experiment) -> list[Problem]:
         return []
     message = unpadded(experiment.method.job())
     return [Problem("method.send", message)] if message else []
+
+
+def _untrainable(experiment: Experiment, task: Task) -> list[Problem]:
+    message = experiment.method.train.misfit(task)
+    return [Problem("method.train", message)] if message else []
 
 
 def _refuse(problems: Collection[Problem]) -> None:

@@ -27,18 +27,23 @@ class Training(TypedDict, total=False):
     epochs: int
     batch: int
     momentum: float
+    nesterov: bool
+    weight_decay: float
 
 
-def sgd(
+def sgd(  # noqa: PLR0913 - the settings that every method takes, all with defaults
     *,
     lr: float = 0.01,
     decay: float = 1.0,
     epochs: int = 1,
     batch: int = 32,
     momentum: float = 0.0,
+    nesterov: bool = False,
+    weight_decay: float = 0.0,
 ) -> Gradient:
     """Local SGD; `decay` multiplies `lr` once a round."""
-    return Gradient(Decaying(lr, decay), Sgd(momentum), epochs=epochs, batch=batch)
+    optimiser = Sgd(momentum, nesterov, weight_decay)
+    return Gradient(Decaying(lr, decay), optimiser, epochs=epochs, batch=batch)
 
 
 def fedavg(*, count: int = 10, **training: Unpack[Training]) -> Method:

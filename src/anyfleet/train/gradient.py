@@ -21,7 +21,7 @@ from anyfleet.train.rates import Decaying, Rate
 from anyfleet.types import EVERYTHING, Numbers, Params, Task
 
 FLOAT_BYTES = 4
-_UPDATE_PASSES = 5  # lr × g: read, write; p − step: read both, write
+UPDATE_PASSES = 5  # lr × g: read, write; p − step: read both, write
 _TEMPORARY = 2  # copies of one parameter, while an optimiser calculates its new value
 Besides = TypeVar("Besides")
 
@@ -108,13 +108,11 @@ class Gradient:
         memory = float(held + max(batch.pass_bytes, updating))
         return replace(self.effort(priced, processed, steps), memory=memory)
 
-    def effort(
-        self, priced: Priced, processed: int, steps: int, *, updates: bool = True
-    ) -> Work:
+    def effort(self, priced: Priced, processed: int, steps: int, *, updates: bool = True) -> Work:
         """The work without its memory, which takes longer to find than all the rest."""
         sample, batch = priced.sample, priced.batch
         # Besides the passes: the update goes over gradient, step and parameter.
-        updated = _UPDATE_PASSES * self.state_bytes(priced) if updates else 0
+        updated = UPDATE_PASSES * self.state_bytes(priced) if updates else 0
         return Work(
             flops=float(processed * (sample.forward_flops + sample.backward_flops)),
             memory=0.0,

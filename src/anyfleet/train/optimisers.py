@@ -11,11 +11,17 @@ from anyfleet.types import Params
 
 
 class Optimiser(Protocol):
-    """One update of the trained parameters."""
+    """One update of the trained parameters.
+
+    Its state holds trees of tensors with the names and shapes of these, and single numbers.
+    """
 
     @property
     def copies(self) -> int:
         """Tensors kept per trained parameter, for the memory a device needs."""
+
+    def plain(self) -> "Optimiser | None":
+        """The same without memory of earlier steps, or None: it is nothing without."""
 
     def init(self, params: Params) -> Loose: ...
 
@@ -43,6 +49,9 @@ class Sgd:
     @property
     def copies(self) -> int:
         return 1 if self.momentum else 0
+
+    def plain(self) -> "Sgd":
+        return Sgd(weight_decay=self.weight_decay)
 
     def init(self, params: Params) -> Loose:
         if not self.momentum:
@@ -83,6 +92,9 @@ class AdamW:
     @property
     def copies(self) -> int:
         return 2
+
+    def plain(self) -> None:
+        return None
 
     def init(self, params: Params) -> Loose:
         some = next(iter(params.values()))

@@ -1,0 +1,56 @@
+"""FedResCuE: every prefix of a model is trained, so that links may cut it anywhere.
+
+Zhu, Hong, Drew, Zhou: Resilient and communication efficient learning for heterogeneous federated
+systems. ICML 2022. METHODS §1.7, §1.8. The paper leaves open how momentum acts while parts are
+trained: by default only in the last step of each minibatch. For a device of less than full width,
+"the whole model" is what it holds.
+"""
+
+from dataclasses import replace
+from typing import Unpack
+
+from anyfleet.aggregate import Mean
+from anyfleet.method import Method
+from anyfleet.methods.fedavg import Training, fedavg, sgd
+from anyfleet.papers import FEDRESCUE
+from anyfleet.plan import FixedLevel
+from anyfleet.train import Gradient, Progressive
+from anyfleet.train.nested import RATIOS
+from anyfleet.train.progressive import Momentum
+
+PAPER = FEDRESCUE
+SHARES = (1, 3 / 4, 1 / 2, 1 / 4)
+
+
+def usual(**training: Unpack[Training]) -> Gradient:
+    """Local SGD with the settings of the paper, which it used for all that it compared."""
+    momentum = training.get("momentum", 0.9)
+    settings: Training = {
+        "lr": 0.1,
+        "momentum": momentum,
+        "nesterov": momentum > 0,
+        "weight_decay": 1e-4,
+        **training,
+    }
+    return sgd(**settings)
+
+
+def fedrescue(
+    *,
+    shares: tuple[float, ...] = SHARES,
+    samples: int = 4,
+    ratios: tuple[float, ...] = RATIOS,
+    momentum_rule: Momentum = "final",
+    count: int = 5,
+    **training: Unpack[Training],
+) -> Method:
+    """The share of each level; how many prefixes a minibatch trains, of which ratios."""
+    return replace(
+        fedavg(count=count),
+        plan=FixedLevel(shares),
+        train=Progressive(usual(**training), ratios, samples, momentum=momentum_rule),
+        aggregate=Mean("equal"),
+        # Links may lose columns: a device fills them from its own last model.
+        send="weights",
+        cache=True,
+    )

@@ -1,0 +1,34 @@
+"""FedRush: FedResCuE without freezing; the step of a part overwrites what narrower ones learned.
+
+Zhu, Hong, Drew, Zhou: Resilient and communication efficient learning for heterogeneous federated
+systems. ICML 2022, Algorithm 6. METHODS §1.7. By default only narrower parts learn from the whole
+model, as in FedResCuE, so that the two differ in freezing alone; `gated=False` is as printed.
+"""
+
+from dataclasses import replace
+from typing import Unpack
+
+from anyfleet.method import Method
+from anyfleet.methods.fedavg import Training
+from anyfleet.methods.fedrescue import SHARES, fedrescue, usual
+from anyfleet.papers import FEDRESCUE
+from anyfleet.train import Rush
+from anyfleet.train.nested import RATIOS
+from anyfleet.train.progressive import Momentum
+
+PAPER = FEDRESCUE
+
+
+def fedrush(
+    *,
+    shares: tuple[float, ...] = SHARES,
+    samples: int = 4,
+    ratios: tuple[float, ...] = RATIOS,
+    gated: bool = True,
+    momentum_rule: Momentum = "final",
+    count: int = 5,
+    **training: Unpack[Training],
+) -> Method:
+    """As `fedrescue`; see `Rush`."""
+    train = Rush(usual(**training), ratios, samples, gated=gated, momentum=momentum_rule)
+    return replace(fedrescue(shares=shares, count=count), train=train)

@@ -1,0 +1,33 @@
+"""FedSeq: FedResCuE without distillation; parts learn from labels only.
+
+Zhu, Hong, Drew, Zhou: Resilient and communication efficient learning for heterogeneous federated
+systems. ICML 2022, Algorithm 5. METHODS §1.7.
+"""
+
+from dataclasses import replace
+from typing import Unpack
+
+from anyfleet.method import Method
+from anyfleet.methods.fedavg import Training
+from anyfleet.methods.fedrescue import SHARES, fedrescue, usual
+from anyfleet.papers import FEDRESCUE
+from anyfleet.train import Progressive
+from anyfleet.train.nested import RATIOS
+from anyfleet.train.progressive import Momentum
+
+PAPER = FEDRESCUE
+
+
+def fedseq(
+    *,
+    shares: tuple[float, ...] = SHARES,
+    samples: int = 4,
+    ratios: tuple[float, ...] = RATIOS,
+    momentum_rule: Momentum = "final",
+    count: int = 5,
+    **training: Unpack[Training],
+) -> Method:
+    """As `fedrescue`."""
+    base = usual(**training)
+    train = Progressive(base, ratios, samples, distil=False, momentum=momentum_rule)
+    return replace(fedrescue(shares=shares, count=count), train=train)

@@ -1,0 +1,32 @@
+"""FedSlim: slimmable training on devices; prefixes learn from the whole model, in one step with it.
+
+Yu, Yang, Xu, Yang, Huang: Slimmable neural networks. ICLR 2019; in a federation in Zhu, Hong, Drew,
+Zhou, ICML 2022, Algorithm 3. METHODS §1.7, §1.8. The more `samples`, the less stable; sweep them.
+"""
+
+from dataclasses import replace
+from typing import Unpack
+
+from anyfleet.method import Method
+from anyfleet.methods.fedavg import Training
+from anyfleet.methods.fedrescue import SHARES, usual
+from anyfleet.methods.fjord import fjord
+from anyfleet.papers import SLIMMABLE
+from anyfleet.train import Slim
+from anyfleet.train.nested import RATIOS
+
+PAPER = SLIMMABLE
+
+
+def fedslim(
+    *,
+    shares: tuple[float, ...] = SHARES,
+    samples: int = 1,
+    ratios: tuple[float, ...] = RATIOS,
+    count: int = 5,
+    **training: Unpack[Training],
+) -> Method:
+    """As `fjord`."""
+    return replace(
+        fjord(shares=shares, count=count), train=Slim(usual(**training), ratios, samples)
+    )

@@ -1,0 +1,33 @@
+"""FjORD: the whole model and randomly drawn prefixes of it are trained in one step.
+
+Horváth, Laskaridis, Almeida, Leontiadis, Venieris, Lane: FjORD: Fair and accurate federated
+learning under heterogeneous targets with ordered dropout. NeurIPS 2021. METHODS §1.7, §1.8, as
+FedResCuE's paper compares with it (Algorithm 4): the whole model is trained in every step, the
+gradients are summed and the rate stays. Over several `samples` a high rate can diverge; sweep them.
+"""
+
+from dataclasses import replace
+from typing import Unpack
+
+from anyfleet.aggregate import Mean
+from anyfleet.method import Method
+from anyfleet.methods.fedavg import Training
+from anyfleet.methods.fedrescue import SHARES, fedrescue, usual
+from anyfleet.papers import FJORD
+from anyfleet.train import Fjord
+from anyfleet.train.nested import RATIOS
+
+PAPER = FJORD
+
+
+def fjord(
+    *,
+    shares: tuple[float, ...] = SHARES,
+    samples: int = 1,
+    ratios: tuple[float, ...] = RATIOS,
+    count: int = 5,
+    **training: Unpack[Training],
+) -> Method:
+    """The share of each level; how many prefixes a minibatch trains besides, of which ratios."""
+    train = Fjord(usual(**training), ratios, samples)
+    return replace(fedrescue(shares=shares, count=count), train=train, aggregate=Mean("samples"))

@@ -1,0 +1,237 @@
+"""Leading parts of the model one after the other, from narrow to wide, each with a step of its own.
+
+How the optimiser's memory takes part in these steps is open in the paper, and decisive; see
+`Progressive.momentum`.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, get_args
+
+import torch
+from torch import Tensor
+
+from anyfleet import rng
+from anyfleet.elastic import Priced, paste
+from anyfleet.errors import refuse
+from anyfleet.local import Minibatch, Site
+from anyfleet.method import Loose, Work
+from anyfleet.papers import FEDRESCUE, Paper
+from anyfleet.train.gradient import UPDATE_PASSES, Gradient, averaged
+from anyfleet.train.nested import (
+    RATIOS,
+    Inner,
+    Nested,
+    below,
+    expected,
+    gradients,
+    inner,
+    judged,
+    new_columns,
+    share_of,
+    step_keys,
+    together,
+)
+from anyfleet.train.optimisers import Optimiser
+from anyfleet.types import Params, Task
+
+Momentum = Literal["final", "masked", "literal"]
+
+_WRITTEN = 2  # a copy of the model with the new columns in it: read, write
+
+
+class _Stepwise(Nested, Protocol):
+    """Steps of drawn parts, narrow before wide, then one of the whole model (METHODS §1.7).
+
+    A minibatch has `samples` parts: up to one less, distinct, narrower than the device's share, and
+    last the whole of what it holds. Teacher is the whole model as it was before the minibatch, in
+    the mode and with the dropout of training; the loss reported is that of this very pass.
+    """
+
+    momentum: Momentum
+    freezes: ClassVar[bool]  # a step leaves the columns of narrower parts alone
+
+    def __post_init__(self) -> None:
+        refuse(self._faults())
+
+    def _faults(self) -> Iterator[str]:
+        yield from super()._faults()
+        name = type(self).__name__
+        if self.momentum not in get_args(Momentum):
+            known = ", ".join(get_args(Momentum))
+            yield f"{name}.momentum must be one of {known}; got {self.momentum!r}."
+        if self.momentum == "final" and self.base.optimiser.plain() is None:
+            yield (
+                f'{name}.momentum = "final" takes plain steps with the parts, and '
+                f"{type(self.base.optimiser).__name__} has none without its averages; use Sgd, or "
+                'momentum = "masked" or "literal".'
+            )
+
+    def teaches(self, narrower: bool) -> bool:
+        """Whether a part learns from the whole model, too."""
+
+    def choices(self, key: Tensor, steps: int) -> tuple[Any, ...]:
+        """All ratios in random order: a device takes the first of those narrower than itself."""
+        if not self.samples:
+            return self.base.choices(key, steps)
+        orders = rng.bits(step_keys(key, steps), len(self.ratios)).argsort(dim=-1, stable=True)
+        return tuple(tuple(self.ratios[at] for at in order) for order in orders.tolist())
+
+    def visited(self, share: float, choice: tuple[float, ...]) -> tuple[float, ...]:
+        """The ratios of one minibatch at a device of that share, ascending."""
+        return (*sorted(below(choice, share)[: self.samples - 1]), share)
+
+    def work(self, priced: Priced, processed: int, steps: int) -> Work:
+        final = self.base.work(priced, processed, steps)
+        if not self.samples:
+            return final
+        parts = [priced.within(ratio) for ratio in below(self.ratios, share_of(priced))]
+        count = min(self.samples - 1, len(parts))
+        base, sparse = self._of_parts(), self.momentum != "literal"
+        # What the minibatch started from is kept until its last step.
+        final = replace(final, memory=final.memory + base.state_bytes(priced))
+        small, wide = (
+            expected((base.effort(p, processed, steps, updates=sparse) for p in group), draws)
+            for group, draws in ((parts, count), ([priced], 1))
+        )
+        often = _WRITTEN if sparse else UPDATE_PASSES
+        written = Work(0.0, 0.0, 0.0, float(steps * (count + 1) * often * base.state_bytes(priced)))
+        return together(final, _forward(priced, processed, steps), small, wide, written)
+
+    def _of_parts(self) -> Gradient:
+        """How parts are trained."""
+        plain = self.base.optimiser.plain() if self.momentum == "final" else None
+        return self.base if plain is None else replace(self.base, optimiser=plain)
+
+    def step(
+        self, site: Site, state: Loose, batch: Minibatch, numbers: Loose, choice: Any
+    ) -> Loose:
+        if not self.samples:
+            return self.base.step(site, state, batch, numbers, choice)
+        output, _ = self.base.output(site, state["params"], state, batch)
+        loss = averaged(site.task.loss(output, batch.y), batch.valid)
+        now, before = state, 0.0
+        for ratio in self.visited(site.share, choice):
+            teacher = output if self.teaches(ratio < site.share) else None
+            judge = judged(site, batch, labels=True, teacher=teacher)
+            where = inner(site, ratio)
+            small = where.state(now)
+            found = gradients(self.base, where, small, batch, judge)
+            mask = new_columns(where, before, str(output.device))
+            columns = Columns(where, mask, self._shaped(found, small, mask))
+            now = _RULES[self.momentum](self.base.optimiser, columns, now, numbers["lr"])
+            before = ratio if self.freezes else 0.0
+        new = self.base.step(site, now, batch, numbers, choice)
+        return {**new, "loss": state["loss"] + loss * batch.valid.sum().to(loss.dtype)}
+
+    def _shaped(self, found: Params, small: Loose, mask: Params) -> Params:
+        """Gradients of the columns that are to move, zero elsewhere."""
+        pulled = self.base.pulled(found, small["params"], small["start"])
+        return self.base.limited({n: torch.where(mask[n], g, 0.0) for n, g in pulled.items()})
+
+
+@dataclass(frozen=True)
+class Progressive(_Stepwise):
+    """A part's step moves only the columns that no narrower part has (FedResCuE, METHODS §1.7).
+
+    Without `distil` parts learn from labels only (FedSeq). `momentum`: "final", parts take plain
+    steps, without memory of earlier ones, and momentum acts in the last step of the minibatch, that
+    of the whole model; "masked", all steps share one memory, used and renewed where they move
+    something; "literal", only gradients are masked, so that momentum and weight decay go on moving
+    all columns in every step.
+    """
+
+    base: Gradient = field(default_factory=Gradient)
+    ratios: tuple[float, ...] = RATIOS
+    samples: int = 4
+    distil: bool = True
+    momentum: Momentum = "final"
+    papers: ClassVar[tuple[Paper, ...]] = (FEDRESCUE,)
+    freezes: ClassVar[bool] = True
+
+    def teaches(self, narrower: bool) -> bool:
+        return self.distil and narrower
+
+    def misfit(self, task: Task) -> str:
+        return super().misfit(task) if self.distil else ""
+
+
+@dataclass(frozen=True)
+class Rush(_Stepwise):
+    """A part's step moves all its columns, those of narrower parts again (FedRush, METHODS §1.7).
+
+    Only parts narrower than the device's model learn from it, unless `gated` is off, as the paper
+    prints it: the model has moved since it became the teacher, and diverges from itself.
+    """
+
+    base: Gradient = field(default_factory=Gradient)
+    ratios: tuple[float, ...] = RATIOS
+    samples: int = 4
+    gated: bool = True
+    momentum: Momentum = "final"
+    papers: ClassVar[tuple[Paper, ...]] = (FEDRESCUE,)
+    freezes: ClassVar[bool] = False
+
+    def teaches(self, narrower: bool) -> bool:
+        return narrower or not self.gated
+
+
+def _forward(priced: Priced, processed: int, steps: int) -> Work:
+    """Of the teacher."""
+    sample, batch = priced.sample, priced.batch
+    return Work(
+        flops=float(processed * sample.forward_flops),
+        memory=0.0,
+        calls=float(steps * batch.forward_calls),
+        moved=float(steps * batch.forward_moved),
+    )
+
+
+class Columns(NamedTuple):
+    """What a step moves: coordinates of a part, and their gradients, which are zero elsewhere."""
+
+    where: Inner
+    mask: Params
+    gradients: Params
+
+    def old(self, state: Loose) -> dict[str, Tensor]:
+        return self.where.cut({name: state["params"][name] for name in self.gradients})
+
+    def written(self, new: Params, tree: Params) -> dict[str, Tensor]:
+        """The tree with new values in these columns."""
+        old = self.where.cut({name: tree[name] for name in new})
+        kept = {name: torch.where(self.mask[name], new[name], old[name]) for name in new}
+        return paste(kept, tree, self.where.part, self.where.around)
+
+
+def _final(optimiser: Optimiser, columns: Columns, state: Loose, lr: Tensor) -> Loose:
+    plain = optimiser.plain()
+    assert plain is not None, "refused when the trainer was made"
+    old = columns.old(state)
+    new, _ = plain.update(old, columns.gradients, plain.init(old), lr)
+    return {**state, "params": columns.written(new, state["params"])}
+
+
+def _masked(optimiser: Optimiser, columns: Columns, state: Loose, lr: Tensor) -> Loose:
+    memory = state["optimiser"]
+    trees = {slot: tree for slot, tree in memory.items() if not isinstance(tree, Tensor)}
+    small = {**memory, **{slot: columns.where.cut(tree) for slot, tree in trees.items()}}
+    new, after = optimiser.update(columns.old(state), columns.gradients, small, lr)
+    kept = {slot: columns.written(after[slot], tree) for slot, tree in trees.items()}
+    params = columns.written(new, state["params"])
+    return {**state, "params": params, "optimiser": {**after, **kept}}
+
+
+def _literal(optimiser: Optimiser, columns: Columns, state: Loose, lr: Tensor) -> Loose:
+    trained = {name: state["params"][name] for name in columns.gradients}
+    blank = {name: torch.zeros_like(value) for name, value in trained.items()}
+    spread = paste(columns.gradients, blank, columns.where.part, columns.where.around)
+    new, after = optimiser.update(trained, spread, state["optimiser"], lr)
+    return {**state, "params": {**state["params"], **new}, "optimiser": after}
+
+
+_Rule = Callable[[Optimiser, Columns, Loose, Tensor], Loose]
+_RULES: Mapping[Momentum, _Rule] = MappingProxyType(
+    {"final": _final, "masked": _masked, "literal": _literal}
+)

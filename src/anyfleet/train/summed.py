@@ -1,0 +1,117 @@
+"""Gradients of the whole model and of some of its leading parts, summed for one step."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from anyfleet import rng
+from anyfleet.elastic import Priced, paste
+from anyfleet.errors import refuse
+from anyfleet.local import Minibatch, Site
+from anyfleet.method import Loose, Work
+from anyfleet.papers import FEDRESCUE, FJORD, SLIMMABLE, Paper
+from anyfleet.train.gradient import FLOAT_BYTES, Gradient, Slope, averaged, differentiated
+from anyfleet.train.nested import (
+    RATIOS,
+    Nested,
+    expected,
+    gradients,
+    inner,
+    judged,
+    share_of,
+    step_keys,
+    together,
+    within,
+)
+from anyfleet.types import Params
+
+_ADDED = 5  # spreading a part's gradients out and adding them: write, read; read both, write
+
+
+class _Summed(Nested, Protocol):
+    """One step down the sum of the whole model's gradient and of those of drawn parts.
+
+    Each of the `samples` ratios of a minibatch is drawn by itself from those up to the device's
+    share, and may come twice. The teacher is the whole model in the very pass that trains it, so
+    with its dropout and its normalisation: where a part is the whole model nothing diverges.
+    """
+
+    labelled: ClassVar[bool]  # parts learn from labels, too
+
+    def __post_init__(self) -> None:
+        refuse(self._faults())
+
+    def choices(self, key: Tensor, steps: int) -> tuple[Any, ...]:
+        """Numbers in [0, 1), as each device has its own ratios to draw from."""
+        if not self.samples:
+            return self.base.choices(key, steps)
+        return tuple(map(tuple, rng.uniform(step_keys(key, steps), self.samples).tolist()))
+
+    def drawn(self, share: float, choice: tuple[float, ...]) -> tuple[float, ...]:
+        """The ratios of one minibatch at a device of that share."""
+        known = within(self.ratios, share)
+        return tuple(known[int(number * len(known))] for number in choice) if known else ()
+
+    def work(self, priced: Priced, processed: int, steps: int) -> Work:
+        whole = self.base.work(priced, processed, steps)
+        parts = [priced.within(ratio) for ratio in within(self.ratios, share_of(priced))]
+        if not self.samples or not parts:
+            return whole
+        trained = FLOAT_BYTES * priced.sample.sent_params
+        # What is summed is there beside the pass of a part, which may be as wide as the whole.
+        whole = replace(whole, memory=whole.memory + trained)
+        works = [self.base.effort(part, processed, steps, updates=False) for part in parts]
+        added = Work(0.0, 0.0, 0.0, float(self.samples * steps * _ADDED * trained))
+        return together(whole, expected(works, self.samples), added)
+
+    def step(
+        self, site: Site, state: Loose, batch: Minibatch, numbers: Loose, choice: Any
+    ) -> Loose:
+        if not self.samples:
+            return self.base.step(site, state, batch, numbers, choice)
+        slope, output = _whole(self.base, site, state, batch)
+        total = slope.gradients
+        for ratio in self.drawn(site.share, choice):
+            where = inner(site, ratio)
+            judge = judged(site, batch, labels=self.labelled, teacher=output)
+            part = gradients(self.base, where, where.state(state), batch, judge)
+            blank = {name: torch.zeros_like(value) for name, value in total.items()}
+            spread = paste(part, blank, where.part, where.around)
+            total = {name: value + spread[name] for name, value in total.items()}
+        return self.base.descend(state, slope._replace(gradients=total), batch, numbers)
+
+
+@dataclass(frozen=True)
+class Slim(_Summed):
+    """Parts learn from the whole model only (slimmable training, METHODS §1.7)."""
+
+    base: Gradient = field(default_factory=Gradient)
+    ratios: tuple[float, ...] = RATIOS
+    samples: int = 1
+    papers: ClassVar[tuple[Paper, ...]] = (SLIMMABLE, FEDRESCUE)
+    labelled: ClassVar[bool] = False
+
+
+@dataclass(frozen=True)
+class Fjord(_Summed):
+    """Parts learn from labels and from the whole model (METHODS §1.7)."""
+
+    base: Gradient = field(default_factory=Gradient)
+    ratios: tuple[float, ...] = RATIOS
+    samples: int = 1
+    papers: ClassVar[tuple[Paper, ...]] = (FJORD,)
+    labelled: ClassVar[bool] = True
+
+
+def _whole(base: Gradient, site: Site, state: Loose, batch: Minibatch) -> tuple[Slope, Tensor]:
+    """The slope of the whole model, and its output, which teaches."""
+    trained = {name: state["params"][name] for name in site.trained}
+
+    def objective(values: Params) -> tuple[Tensor, tuple[Params, Tensor]]:
+        output, buffers = base.output(site, {**state["params"], **values}, state, batch)
+        return averaged(site.task.loss(output, batch.y), batch.valid), (buffers, output)
+
+    found, loss, (buffers, output) = differentiated(objective, trained)
+    return Slope(found, loss, buffers), output
