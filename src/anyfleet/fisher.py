@@ -18,7 +18,7 @@ from anyfleet.columns import Ints
 from anyfleet.elastic import COLLECT, EVALUATE, Blueprint, Cost, Priced, apply
 from anyfleet.errors import refuse
 from anyfleet.parts import Loose, Train, Work
-from anyfleet.types import Numbers, Params
+from anyfleet.types import Numbers, Params, Task
 
 if TYPE_CHECKING:
     from anyfleet.local import Given, Minibatch, Result, Site
@@ -225,6 +225,9 @@ class Observed:
 
     def choices(self, key: Tensor, steps: int) -> tuple[Any, ...]:
         return self.inner.choices(key, steps)
+
+    def misfit(self, task: Task) -> str:
+        return self.inner.misfit(task)
 
     def work(self, priced: Priced, processed: int, steps: int) -> Work:
         train = self.inner.work(priced, processed, steps)
