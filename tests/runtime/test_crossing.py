@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from anyfleet.formulas.links import mean_delivered
 from anyfleet.methods import fedavg, heterofl
 from anyfleet.plan import LargestInTime, Menu
 from anyfleet.world import lossy
-from anyfleet.world.loss import mean_delivered
 from tests import small
 
 ALL_IN_TIME = LargestInTime(1e9)

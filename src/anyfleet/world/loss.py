@@ -11,6 +11,7 @@ from torch import Tensor
 from anyfleet import rng
 from anyfleet.columns import Floats, Ints
 from anyfleet.errors import refuse
+from anyfleet.formulas.links import leading_columns
 from anyfleet.world.quantities import Law, bounds
 
 
@@ -62,9 +63,8 @@ class Columns:
             )
         count = int(columns.max(initial=0))
         error = self._errors(keys, count) if outage is None else outage[:, np.newaxis]
-        arrives = rng.uniform(rng.fold(keys, "column"), count).numpy() >= error
-        leading: Ints = np.logical_and.accumulate(arrives, axis=1).sum(axis=1, dtype=np.int64)
-        return np.minimum(leading, columns)
+        u = rng.uniform(rng.fold(keys, "column"), count).numpy()
+        return np.minimum(leading_columns(u, error), columns)
 
     def _errors(self, keys: Tensor, count: int) -> float | Floats:
         """The error of each transmission and column."""
@@ -89,18 +89,3 @@ def no_probability(name: str, *errors: float | Law) -> Iterator[str]:
                 "bounds in [0, 1]."
             )
             return
-
-
-def mean_delivered(error: float, columns: int) -> float:
-    """The expected number of columns that arrive; for a law, `error` is its mean."""
-    return float(sum((1 - error) ** column for column in range(1, columns + 1)))
-
-
-def all_delivered(error: float, columns: int) -> float:
-    """The probability that every column arrives."""
-    return float((1 - error) ** columns)
-
-
-def none_delivered(error: float, columns: int) -> float:
-    """The probability that nothing arrives: the first column is lost."""
-    return error if columns > 0 else 0.0
