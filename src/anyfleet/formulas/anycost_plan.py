@@ -1,0 +1,286 @@
+"""AnycostFL's plan of a device: model cost, compression and frequency within time and energy."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from anyfleet.columns import Floats
+
+Branch = Literal["saturated", "tight", "search"]
+
+# Constraints may be missed by this share: what is solved for meets them only up to rounding.
+_SLACK = 1e-9
+_HALVINGS = 60
+_GRID = 101
+
+
+@dataclass(frozen=True)
+class AnycostDevice:
+    """A device's round: joules and seconds it may spend, and what costs them.
+
+    power: watts while sending. rate: bits per second. bits: of the uncompressed update of the
+    whole model. epsilon: joules per cycle and squared frequency. cycles: of training the whole
+    model, epochs × samples × cycles per sample.
+    """
+
+    energy: float
+    seconds: float
+    power: float
+    rate: float
+    bits: float
+    epsilon: float
+    cycles: float
+
+
+@dataclass(frozen=True)
+class AnycostBounds:
+    """What a plan may choose; frequencies in hertz."""
+
+    alpha_min: float = 0.25
+    beta_min: float = 0.0
+    beta_max: float = 1 / 15
+    slowest: float = 1e8
+    fastest: float = 3e9
+
+
+DEFAULT_BOUNDS = AnycostBounds()
+
+
+class AnycostCost(NamedTuple):
+    """Seconds and joules of computing and of sending."""
+
+    computing_seconds: float
+    sending_seconds: float
+    computing_joules: float
+    sending_joules: float
+
+
+class AnycostPlan(NamedTuple):
+    """What a device does in a round, how it was found, and what it is worth."""
+
+    alpha: float
+    beta: float
+    frequency: float
+    branch: Branch
+
+    @property
+    def gain(self) -> float:
+        return self.alpha**4 * self.beta
+
+
+class Shares(NamedTuple):
+    """The two stationary shares of time for computing; only the first is ever needed."""
+
+    first: float
+    second: float
+
+
+def anycost_cost(device: AnycostDevice, alpha: float, beta: float, frequency: float) -> AnycostCost:
+    """What a choice costs (AnycostFL's Eqs. 6 to 9, METHODS §3)."""
+    computing = alpha * device.cycles / frequency
+    sending = alpha * beta * device.bits / device.rate if device.rate > 0 else math.inf
+    joules = device.epsilon * frequency**2 * alpha * device.cycles
+    return AnycostCost(computing, sending, joules, device.power * sending)
+
+
+def time_shares(energy: float, sending_energy: float, printed: bool = False) -> Shares:
+    """Roots of the gain's derivative in the share of time for computing (METHODS §3).
+
+    `sending_energy` is power × seconds. `printed` gives the second root as the paper's Eq. 24
+    prints it, with -3/4 for +3/4.
+    """
+    linear = 3 * energy - 6 * sending_energy
+    root = math.sqrt(discriminant(energy, sending_energy))
+    if linear > 0:  # the other form would subtract nearly equal numbers
+        first = 4 * (energy - sending_energy) / (linear + root)
+    else:
+        first = (root - linear) / (8 * sending_energy)
+    second = (-linear - root) / (8 * sending_energy) if sending_energy else -math.inf
+    return Shares(first, second - 1.5 if printed else second)
+
+
+def discriminant(energy: float, sending_energy: float) -> float:
+    """The paper's psi under the root, always positive (METHODS §3)."""
+    return 4 * sending_energy**2 - 4 * energy * sending_energy + 9 * energy**2
+
+
+def tight_plan(device: AnycostDevice, share: float) -> AnycostPlan:
+    """The choice that uses all seconds and joules, computing this share of time (METHODS §3).
+
+    Bounds are not looked at. NaN where the energy does not last for the sending.
+    """
+    left = device.energy - device.power * device.seconds * (1 - share)
+    if not (left > 0 and share > 0):
+        return AnycostPlan(math.nan, math.nan, math.nan, "tight")
+    cube = (share * device.seconds) ** 2 * left / (device.epsilon * device.cycles**3)
+    alpha = math.cbrt(cube)
+    beta = device.rate * (1 - share) * device.seconds / (alpha * device.bits)
+    frequency = alpha * device.cycles / (share * device.seconds)
+    return AnycostPlan(alpha, beta, frequency, "tight")
+
+
+def tight_gain(device: AnycostDevice, share: Floats | float) -> Floats:
+    """The gain of `tight_plan` as a function of its share of time (Eq. 21, METHODS §3)."""
+    part, sent = np.asarray(share, dtype=np.float64), device.power * device.seconds
+    scale = device.rate * device.seconds**3 / (device.bits * device.epsilon * device.cycles**3)
+    gain: Floats = scale * (device.energy - sent + sent * part) * (part**2 - part**3)
+    return gain
+
+
+def anycost_plan(
+    device: AnycostDevice, bounds: AnycostBounds = DEFAULT_BOUNDS
+) -> AnycostPlan | None:
+    """The choice with the largest gain within all bounds; None if there is none (METHODS §3).
+
+    Saturated: everything is affordable. Tight: both budgets are used up. Search: a bound leaves
+    one of them slack.
+    """
+    if not device.rate > 0:
+        return None
+    full = _saturated(device, bounds)
+    if full is not None:
+        return full
+    first = time_shares(device.energy, device.power * device.seconds).first
+    best = tight_plan(device, first)
+    if _allowed(best, bounds):
+        return best
+    tight = [tight_plan(device, share) for share in _corners(device, bounds)]
+    found = [plan for plan in tight if _allowed(plan, bounds)]
+    searched = _search(device, bounds)
+    if searched is not None and all(searched.gain > plan.gain * (1 + _SLACK) for plan in found):
+        return searched
+    return max(found, key=lambda plan: plan.gain, default=None)
+
+
+def anycost_plan_at(
+    alpha: float, device: AnycostDevice, bounds: AnycostBounds = DEFAULT_BOUNDS
+) -> AnycostPlan | None:
+    """The best compression and frequency for a given model cost; None if none fits (METHODS §3).
+
+    For plans that are charged with what their rounded widths cost.
+    """
+    if not device.rate > 0:
+        return None
+    beta = float(_best_beta(device, bounds, np.array([alpha]))[0])
+    if not beta > 0 or beta < bounds.beta_min:
+        return None
+    frequency = max(bounds.slowest, _slowest(device, alpha, beta))
+    return AnycostPlan(alpha, beta, min(frequency, bounds.fastest), "search")
+
+
+def _saturated(device: AnycostDevice, bounds: AnycostBounds) -> AnycostPlan | None:
+    frequency = max(bounds.slowest, _slowest(device, 1.0, bounds.beta_max))
+    cost = anycost_cost(device, 1.0, bounds.beta_max, frequency)
+    fits = cost.computing_joules + cost.sending_joules <= device.energy
+    if fits and frequency <= bounds.fastest:
+        return AnycostPlan(1.0, bounds.beta_max, frequency, "saturated")
+    return None
+
+
+def _slowest(device: AnycostDevice, alpha: float, beta: float) -> float:
+    """The slowest frequency that is in time, and so the one that costs least energy."""
+    left = device.seconds - alpha * beta * device.bits / device.rate
+    return alpha * device.cycles / left if left > 0 else math.inf
+
+
+def _allowed(plan: AnycostPlan, bounds: AnycostBounds) -> bool:
+    """Within all bounds up to rounding; NaN is not."""
+    low, high = 1 - _SLACK, 1 + _SLACK
+    return (
+        bounds.alpha_min * low <= plan.alpha <= high
+        and 0 < plan.beta <= bounds.beta_max * high
+        and plan.beta >= bounds.beta_min * low
+        and bounds.slowest * low <= plan.frequency <= bounds.fastest * high
+    )
+
+
+def _corners(device: AnycostDevice, bounds: AnycostBounds) -> Iterator[float]:
+    """Shares of time at which a tight plan meets a bound."""
+    sent = device.power * device.seconds
+    least = max(0.0, 1 - device.energy / sent) if sent else 0.0
+
+    def alpha(share: float) -> float:
+        return tight_plan(device, share).alpha
+
+    def inverse_beta(share: float) -> float:
+        return 1 / tight_plan(device, share).beta
+
+    for bound in (bounds.alpha_min, 1.0):
+        yield _root(alpha, bound, least)
+    for bound in (bounds.beta_max, bounds.beta_min):
+        if bound > 0:
+            yield _root(inverse_beta, 1 / bound, least)
+    for bound in (bounds.slowest, bounds.fastest):
+        # Of a tight plan, epsilon f³ T = (E - PT) / share + PT.
+        cube = device.epsilon * bound**3 * device.seconds - sent
+        share = (device.energy - sent) / cube if cube else math.nan
+        if least < share < 1:
+            yield share
+
+
+def _root(curve: Callable[[float], float], target: float, least: float) -> float:
+    """Where a rising curve on (least, 1) reaches the target, or the end next to it."""
+    low, high = least, 1.0
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _below(curve, middle, target) else (low, middle)
+    return (low + high) / 2
+
+
+def _below(curve: Callable[[float], float], place: float, target: float) -> bool:
+    try:
+        value = curve(place)
+    except ZeroDivisionError:  # beta vanishes at the upper end
+        return False
+    return not value >= target  # NaN stands where the energy is not enough: too far down
+
+
+def _search(device: AnycostDevice, bounds: AnycostBounds) -> AnycostPlan | None:
+    """The best alpha by a grid, refined around its best place until it stands still."""
+    # Where one budget alone limits a plan, its optimum is known.
+    known = [
+        0.75 * device.seconds * bounds.fastest / device.cycles,
+        0.75 * device.energy / (device.epsilon * bounds.slowest**2 * device.cycles),
+    ]
+    low, high = bounds.alpha_min, 1.0
+    alphas = np.append(np.linspace(low, high, _GRID), np.clip(known, low, high))
+    for _ in range(4):
+        alphas.sort()
+        betas = _best_beta(device, bounds, alphas)
+        usable = (betas > 0) & (betas >= bounds.beta_min)
+        if not usable.any():
+            return None
+        best = int(np.argmax(np.where(usable, alphas**4 * betas, -1.0)))
+        alpha = float(alphas[best])
+        low, high = alphas[max(best - 1, 0)], alphas[min(best + 1, len(alphas) - 1)]
+        alphas = np.append(np.linspace(low, high, _GRID), alpha)
+    return anycost_plan_at(alpha, device, bounds)
+
+
+def _best_beta(device: AnycostDevice, bounds: AnycostBounds, alphas: Floats) -> Floats:
+    """The largest compression factor of each alpha; not above 0 where none fits."""
+    work = alphas * device.cycles
+    low, high = np.full(len(alphas), bounds.slowest), np.full(len(alphas), bounds.fastest)
+    # Faster leaves more time for sending and less energy: the best frequency is where both agree.
+    for _ in range(_HALVINGS):
+        middle = np.sqrt(low * high)
+        time, energy = _sending(device, work, middle)
+        low, high = np.where(time < energy, middle, low), np.where(time < energy, high, middle)
+    ends = (bounds.slowest, bounds.fastest, np.sqrt(low * high))
+    sending = np.max([np.minimum(*_sending(device, work, f)) for f in ends], axis=0)
+    beta: Floats = np.minimum(bounds.beta_max, device.rate * sending / (alphas * device.bits))
+    return beta
+
+
+def _sending(
+    device: AnycostDevice, work: Floats, frequency: Floats | float
+) -> tuple[Floats, Floats]:
+    """Seconds left for sending, and seconds of sending that the energy left pays for."""
+    time = device.seconds - work / frequency
+    left = device.energy - device.epsilon * frequency**2 * work
+    # Sending that costs nothing is paid for, unless computing alone is too much already.
+    energy = left / device.power if device.power else np.where(left >= 0, np.inf, -np.inf)
+    return time, energy

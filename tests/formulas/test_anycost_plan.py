@@ -1,0 +1,235 @@
+"""AnycostFL's plan against worked numbers and against brute force."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from anyfleet.formulas.anycost_plan import (
+    AnycostBounds,
+    AnycostDevice,
+    AnycostPlan,
+    anycost_cost,
+    anycost_plan,
+    anycost_plan_at,
+    discriminant,
+    tight_gain,
+    tight_plan,
+    time_shares,
+)
+
+DEVICE = AnycostDevice(
+    energy=6, seconds=10, power=0.1, rate=8e6, bits=111.7e6, epsilon=7.5e-27, cycles=833 * 4.5e6
+)
+HEAVY = replace(DEVICE, cycles=833 * 7.3e6)
+OPEN = AnycostBounds(beta_max=1.0)
+
+
+def slope(share: float, energy: float, sent: float) -> float:
+    return -4 * sent * share**2 + (6 * sent - 3 * energy) * share + 2 * (energy - sent)
+
+
+# --- closed form ------------------------------------------------------------------------------
+
+
+def test_3_roots_of_the_example() -> None:
+    assert discriminant(6, 1) == 304
+    assert time_shares(6, 1) == pytest.approx((0.679449, -3.679449), abs=1e-6)
+    printed = time_shares(6, 1, printed=True).second
+    assert printed == pytest.approx(-5.179449, abs=1e-6)
+    # The derivative, with the factor that was divided out, is far from 0 there.
+    assert printed * slope(printed, 6, 1) == pytest.approx(182, abs=0.5)
+    assert time_shares(0.6, 1) == pytest.approx((0.8, 0.25))
+
+
+@given(st.floats(0.01, 100), st.floats(1e-6, 100))
+@example(1.0, 1e-14)
+def test_3_the_derivative_vanishes_at_both_roots(energy: float, sent: float) -> None:
+    assert discriminant(energy, sent) > 0
+    first, second = time_shares(energy, sent)
+    assert slope(first, energy, sent) == pytest.approx(0, abs=1e-9 * (energy + sent))
+    scale = sent * second**2 + (energy + sent) * (1 + abs(second))
+    assert slope(second, energy, sent) == pytest.approx(0, abs=1e-9 * scale)
+    # Only the first lies where both time and energy are positive.
+    assert max(0.0, 1 - energy / sent) < first < 1
+    assert second <= max(0.0, 1 - energy / sent) + 1e-12
+
+
+def test_3_sending_that_costs_nothing() -> None:
+    assert time_shares(5.0, 0.0) == (2 / 3, -np.inf)
+
+
+@given(st.floats(0.5, 12), st.floats(1, 20))
+def test_3_the_first_root_is_the_best_of_a_grid(energy: float, seconds: float) -> None:
+    device = replace(DEVICE, energy=energy, seconds=seconds)
+    sent = device.power * seconds
+    shares = np.linspace(max(0.0, 1 - energy / sent), 1, 20_001)
+    best = shares[np.argmax(tight_gain(device, shares))]
+    assert time_shares(energy, sent).first == pytest.approx(best, abs=2e-4)
+
+
+@given(st.floats(0.05, 0.95))
+def test_3_a_tight_plan_uses_everything(share: float) -> None:
+    plan = tight_plan(DEVICE, share)
+    cost = anycost_cost(DEVICE, plan.alpha, plan.beta, plan.frequency)
+    assert cost.computing_seconds == pytest.approx(share * 10)
+    assert cost.computing_seconds + cost.sending_seconds == pytest.approx(10)
+    assert cost.computing_joules + cost.sending_joules == pytest.approx(6)
+    assert tight_gain(DEVICE, share) == pytest.approx(plan.gain)
+
+
+def test_3_the_paper_literally_breaks_its_own_cap() -> None:
+    least = 1 - HEAVY.bits / 15 / (HEAVY.rate * HEAVY.seconds)
+    plan = tight_plan(HEAVY, least)
+    found = (least, plan.alpha, plan.beta)
+    assert found == pytest.approx((0.906917, 0.660456, 0.100940), abs=1e-6)
+    clipped = plan.alpha**4 / 15
+    best = anycost_plan(HEAVY)
+    assert best is not None
+    assert (clipped, best.gain) == pytest.approx((0.012685, 0.013935), abs=1e-6)
+
+
+# --- the planner ------------------------------------------------------------------------------
+
+
+def test_3_example_tight() -> None:
+    plan = anycost_plan(DEVICE, OPEN)
+    assert plan is not None
+    assert plan.branch == "tight"
+    found = (plan.alpha, plan.beta, plan.frequency / 1e6, plan.gain)
+    assert found == pytest.approx((0.872293, 0.263191, 481.240981, 0.152377), rel=1e-5)
+    cost = anycost_cost(DEVICE, *plan[:3])
+    assert cost.computing_joules / 6 == pytest.approx(0.946575, abs=1e-6)
+
+
+def test_3_example_saturated() -> None:
+    plan = anycost_plan(DEVICE)
+    assert plan is not None
+    assert (plan.alpha, plan.beta, plan.branch) == (1.0, 1 / 15, "saturated")
+    assert plan.frequency == pytest.approx(413323532.114, rel=1e-9)
+
+
+def test_3_example_at_the_cap() -> None:
+    plan = anycost_plan(HEAVY)
+    assert plan is not None
+    assert plan.branch == "tight"
+    found = (plan.alpha, plan.beta, plan.frequency)
+    assert found == pytest.approx((0.676156899, 1 / 15, 438780636.15), rel=1e-7)
+    cost = anycost_cost(HEAVY, *plan[:3])
+    assert cost == pytest.approx((9.3706, 0.6294, 5.9371, 0.0629), abs=5e-5)
+
+
+def test_3_example_infeasible() -> None:
+    assert anycost_plan(replace(DEVICE, energy=0.01)) is None
+    assert anycost_plan(replace(DEVICE, rate=0.0)) is None
+    assert anycost_plan_at(1.0, replace(DEVICE, energy=0.01)) is None
+    assert anycost_plan_at(1.0, replace(DEVICE, rate=0.0)) is None
+
+
+def test_3_a_fixed_size_gets_the_best_rest() -> None:
+    best = anycost_plan(HEAVY)
+    assert best is not None
+    again = anycost_plan_at(best.alpha, HEAVY)
+    assert again is not None
+    assert again[:3] == pytest.approx(best[:3])
+    smaller = anycost_plan_at(0.5, HEAVY)
+    assert smaller is not None
+    assert smaller.beta == 1 / 15
+    # Both budgets have room: the slowest frequency that is in time.
+    cost = anycost_cost(HEAVY, *smaller[:3])
+    assert cost.computing_seconds + cost.sending_seconds == pytest.approx(10)
+
+
+def test_3_one_budget_alone() -> None:
+    """Where only time or only energy limits, the best alpha is known."""
+    slow = AnycostBounds(alpha_min=0.05, beta_max=1.0, fastest=2e8)
+    timed = anycost_plan(DEVICE, slow)
+    assert timed is not None
+    assert timed.branch == "search"
+    assert timed.alpha == pytest.approx(0.75 * 10 * 2e8 / DEVICE.cycles)
+    hungry = AnycostBounds(alpha_min=0.05, beta_max=1.0, slowest=1e9)
+    device = replace(DEVICE, power=2.0)
+    fed = anycost_plan(device, hungry)
+    assert fed is not None
+    assert fed.branch == "search"
+    expected = 0.75 * device.energy / (device.epsilon * 1e18 * device.cycles)
+    assert fed.alpha == pytest.approx(expected)
+
+
+def test_3_free_sending() -> None:
+    device = replace(DEVICE, power=0.0)
+    plan = anycost_plan(device, OPEN)
+    assert plan is not None
+    assert anycost_cost(device, *plan[:3]).computing_seconds == pytest.approx(20 / 3)
+    assert anycost_plan(replace(device, energy=1e-3), OPEN) is None
+    capped = anycost_plan(replace(device, cycles=2 * device.cycles))
+    assert capped is not None
+    assert capped.beta == pytest.approx(1 / 15)
+
+
+def brute_force(device: AnycostDevice, bounds: AnycostBounds) -> float:
+    """The best gain on a grid of costs and frequencies, 0 if nothing fits."""
+    alpha = np.linspace(bounds.alpha_min, 1, 150)[:, np.newaxis]
+    frequency = np.geomspace(bounds.slowest, bounds.fastest, 600)
+    work = alpha * device.cycles
+    time = device.seconds - work / frequency
+    energy = (device.energy - device.epsilon * frequency**2 * work) / device.power
+    beta = np.minimum(
+        bounds.beta_max, device.rate * np.minimum(time, energy) / (alpha * device.bits)
+    )
+    usable = (beta > 0) & (beta >= bounds.beta_min)
+    return float(np.where(usable, alpha**4 * beta, 0.0).max())
+
+
+def check(device: AnycostDevice, bounds: AnycostBounds, plan: AnycostPlan) -> None:
+    cost = anycost_cost(device, *plan[:3])
+    near = 1 + 1e-7
+    assert cost.computing_seconds + cost.sending_seconds <= device.seconds * near
+    assert cost.computing_joules + cost.sending_joules <= device.energy * near
+    assert bounds.alpha_min / near <= plan.alpha <= near
+    assert max(0.0, bounds.beta_min / near) <= plan.beta <= bounds.beta_max * near
+    assert bounds.slowest / near <= plan.frequency <= bounds.fastest * near
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.floats(0.2, 12),
+    st.floats(0.01, 1.5),
+    st.floats(2e5, 2e7),
+    st.floats(1e6, 2e7),
+    st.sampled_from([1 / 15, 0.3, 1.0]),
+    st.sampled_from([(1e8, 3e9), (1e8, 4e8), (6e8, 3e9), (4e8, 6e8)]),
+)
+def test_3_brute_force_is_never_better(
+    energy: float,
+    power: float,
+    rate: float,
+    cycles: float,
+    beta_max: float,
+    speeds: tuple[float, float],
+) -> None:
+    device = replace(DEVICE, energy=energy, power=power, rate=rate, cycles=833 * cycles)
+    bounds = AnycostBounds(beta_min=1e-3, beta_max=beta_max, slowest=speeds[0], fastest=speeds[1])
+    plan, best = anycost_plan(device, bounds), brute_force(device, bounds)
+    if plan is None:
+        assert best == 0
+        return
+    check(device, bounds, plan)
+    assert plan.gain >= best * (1 - 2e-6)
+
+
+def test_3_every_branch_is_met() -> None:
+    draw = np.random.default_rng(7)
+    branches = set()
+    for _ in range(60):
+        device = replace(
+            DEVICE,
+            energy=draw.uniform(0.1, 9),
+            rate=10 ** draw.uniform(5, 7.3),
+            cycles=833 * draw.uniform(1e6, 1.5e7),
+        )
+        plan = anycost_plan(device, AnycostBounds(fastest=6e8))
+        branches.add(plan and plan.branch)
+    assert branches == {"saturated", "tight", "search", None}
