@@ -17,6 +17,7 @@ from anyfleet.method import Method
 from anyfleet.methods import fedavg, local
 from anyfleet.runtime import Simulated
 from anyfleet.schedule import Surveyed, Synchronous, TwoPhase
+from anyfleet.select import Largest
 from anyfleet.tasks import Split, Task
 from anyfleet.types import Kind, Memory
 from tests import small
@@ -30,7 +31,7 @@ class WantsNorm(Mean):
     wants = frozenset({"norm"})
 
 
-TWO_PHASE = replace(fedavg(count=6, lr=0.1), schedule=TwoPhase(keep=2))
+TWO_PHASE = replace(fedavg(lr=0.1), select=Largest(6, 2), schedule=TwoPhase())
 
 
 def test_two_phases_charge_all_who_train_and_upload_only_the_best() -> None:
@@ -41,7 +42,7 @@ def test_two_phases_charge_all_who_train_and_upload_only_the_best() -> None:
     fetched = [row for row in small.rows(step) if row.kind == "fetch"]
     assert len(held) == 6
     assert len(fetched) == 2
-    assert all(row.flops > 0 and row.bits_up <= 32 * 4 for row in held)
+    assert all(row.flops > 0 and row.bits_up == 32 for row in held)
     whole = 32 * sum(value.numel() for value in task.params.values())
     assert all(row.flops == 0 and row.bits_up == whole for row in fetched)
 
@@ -68,12 +69,12 @@ def lengths(method: Method, task: Task) -> dict[int, float]:
     return found
 
 
-def test_a_schedule_gets_what_it_ranks_by_and_nobody_asks_for_the_unmeasurable() -> None:
+def test_a_selection_gets_what_it_ranks_by_and_nobody_asks_for_the_unmeasurable() -> None:
     assert TWO_PHASE.job().report == ("norm",)
-    survey = Surveyed(TwoPhase(keep=1, measure="loss"))
-    assert replace(fedavg(), schedule=survey).job().report == ("loss",)
+    losses = replace(TWO_PHASE, select=Largest(3, 1, "loss"), schedule=Surveyed(TwoPhase()))
+    assert losses.job().report == ("loss",)
     with pytest.raises(ValueError, match="no device measures"):
-        replace(fedavg(), schedule=TwoPhase(keep=1, measure="mood"))
+        replace(TWO_PHASE, select=Largest(3, 1, "mood"))
 
 
 def test_a_fetched_result_is_the_one_that_was_trained() -> None:

@@ -36,7 +36,7 @@ from anyfleet.schedule import (
     Tiers,
     TwoPhase,
 )
-from anyfleet.select import Everyone
+from anyfleet.select import Everyone, Largest
 from anyfleet.select import Uniform as Draw
 from anyfleet.tasks import Dirichlet
 from anyfleet.train import OnDevice, PerWidth, Tracked
@@ -82,7 +82,7 @@ SCHEDULES: dict[str, Schedule] = {
     "deadline": Deadline(0.6),
     "late": Deadline(0.4, late="late", staleness=2),
     "first of": Overselected(2),
-    "two phases": TwoPhase(keep=2),
+    "two phases": TwoPhase(),
     "buffered": Buffered(concurrency=4, size=2, staleness=1),
     "tiers": Tiers(),
     "impatient tiers": Tiers(staleness=0),
@@ -247,7 +247,7 @@ def test_answers_that_grow_too_old_are_told_in_the_step_that_ends(stop: int) -> 
 
 
 def test_what_nobody_will_fetch_any_more_is_forgotten() -> None:
-    method = replace(BASE, schedule=TwoPhase(keep=1), select=Draw(4))
+    method = replace(BASE, schedule=TwoPhase(), select=Largest(4, 1))
     for step in small.steps(method, small.task(), 3):
         assert sum(row.kind == "hold" for row in small.rows(step)) == 4
         assert not step.snapshot.holding
@@ -285,7 +285,7 @@ def weigh(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[int, int]]:
     ("name", "schedule"),
     [
         *((name, Synchronous()) for name in METHODS),
-        *((name, TwoPhase(keep=6)) for name in ("heterofl", "tracked", "menu")),
+        *((name, TwoPhase()) for name in ("heterofl", "tracked", "menu")),
     ],
 )
 def test_charged_bits_are_the_bytes_of_the_threads_engine_order_by_order(

@@ -35,7 +35,7 @@ SCHEDULES: list[Schedule] = [
     Deadline(1e-6),
     Deadline(0.02, late="late", staleness=2),
     Buffered(concurrency=4, size=2),
-    TwoPhase(keep=2),
+    TwoPhase(),
     Surveyed(Synchronous()),
     Surveyed(Buffered(concurrency=3, size=2)),
 ]

@@ -30,7 +30,7 @@ from anyfleet.schedule import (
     Tiers,
     TwoPhase,
 )
-from anyfleet.select import Everyone, Uniform
+from anyfleet.select import Everyone, Largest, Uniform
 from anyfleet.server import Server
 from anyfleet.tasks import Iid
 from anyfleet.train import Gradient
@@ -147,7 +147,7 @@ PLAIN: dict[str, st.SearchStrategy[Any]] = {
     "overselected": st.builds(Overselected, FEW, PATIENCE),
     "buffered": st.builds(Buffered, FEW, FEW, AGES, PATIENCE),
     "tiers": st.builds(Tiers, AGES, PATIENCE),
-    "two phases": st.builds(TwoPhase, FEW, st.just("norm"), PATIENCE),
+    "two phases": st.builds(TwoPhase, PATIENCE),
 }
 SURVEYED = st.builds(Surveyed, st.one_of(*PLAIN.values()), ASKS, st.integers(1, 2))
 
@@ -207,7 +207,7 @@ EACH: list[Schedule] = [
     Overselected(keep=2, patience=90.0),
     Buffered(concurrency=3, size=2, patience=90.0),
     Tiers(patience=90.0),
-    TwoPhase(keep=2),
+    TwoPhase(),
     Surveyed(Synchronous()),
     Surveyed(Tiers(patience=90.0)),
 ]
@@ -360,18 +360,18 @@ def held(device: int, norm: float) -> Flight:
 
 
 def test_what_is_held_is_fetched_however_long_the_training_took() -> None:
-    method = replace(BASE, schedule=TwoPhase(keep=2, patience=1e-6))
+    method = replace(BASE, select=Largest(4, 2), schedule=TwoPhase(patience=1e-6))
     (step,) = play(method, count=1)
     assert [kind for kind in step.ledger.kind if kind == "fetch"] == ["fetch"] * 2
     assert not small.identical(step.params, TASK.params)
 
 
 def test_a_device_that_went_away_is_passed_over_when_results_are_fetched() -> None:
-    schedule = TwoPhase(keep=2)
+    schedule = TwoPhase()
     view = seen(BASE, arrived=(held(0, 1.0), held(1, 3.0), held(2, 2.0)), now=50.0)
     there = replace(view, free=lambda devices: devices != 1)
     (request,) = schedule.start(there)
-    assert (request.devices, request.of) == ((2, 0), (12, 10))
+    assert (request.kind, request.of) == (Kind.FETCH, (10, 12))
     assert not schedule.ready(there)
     nobody = replace(view, free=lambda devices: devices < 0)
     assert schedule.start(nobody) == ()
@@ -403,6 +403,7 @@ def test_surveys_come_every_so_many_steps(every: int) -> None:
         (lambda: Overselected(keep=1, patience=0), "Overselected.patience"),
         (lambda: Tiers(staleness=-1), "Tiers.staleness"),
         (lambda: Tiers(patience=math.nan), "Tiers.patience"),
+        (lambda: TwoPhase(patience=0), "TwoPhase.patience"),
     ],
 )
 def test_impossible_schedules_are_refused(make: Any, words: str) -> None:

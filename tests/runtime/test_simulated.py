@@ -659,7 +659,7 @@ def test_held_results_are_fetched_over_the_same_links() -> None:
     """Unequal slices, lossy both ways: a fetched answer has the slice that was trained."""
     task = small.task()
     base = heterofl(shares=(1.0, 0.5), lr=0.1, batch=8)
-    method = small.padded(replace(base, select=Everyone(), schedule=TwoPhase(keep=8)))
+    method = small.padded(replace(base, select=Everyone(), schedule=TwoPhase()))
     world = fleet(*(replace(SLOW, loss=Columns(error=e)) for e in (0.0, 0.1)))
     found = [row for step in small.steps(method, task, 4, fleet=world) for row in rows(step)]
     held = {(r.device, r.issued_at): r for r in found if r.kind == "hold"}

@@ -12,6 +12,7 @@ from anyfleet.aggregate.mean import Mean
 from anyfleet.arrivals import Arrivals
 from anyfleet.columns import Floats
 from anyfleet.formulas.contribution import angle_weights, smoothed
+from anyfleet.formulas.theory import expected_decrease
 from anyfleet.method import Policy
 from anyfleet.papers import FEDADP, Paper
 from anyfleet.types import Params, Stepped
@@ -76,16 +77,14 @@ class AngleWeighted(Policy):
         change = arrivals.mean(weights)
         moved = {name: model[name] + change[name] for name in change}
         now = self._weights(found, found.angles)
-        plain = _shares(found.weights)
-        cosines = np.cos(found.angles)
         notes = {
             "angles": by_device(arrivals, found.angles),
             "smoothed_angles": by_device(arrivals, angles),
             "weights": by_device(arrivals, _shares(weights)),
             # METHODS §F.4: only with the angles of this very step it is never below the mean's.
-            "expected_decrease": float(_shares(weights) @ cosines),
-            "expected_decrease_instantaneous": float(_shares(now) @ cosines),
-            "expected_decrease_of_mean": float(plain @ cosines),
+            "expected_decrease": expected_decrease(_shares(weights), found.angles),
+            "expected_decrease_instantaneous": expected_decrease(_shares(now), found.angles),
+            "expected_decrease_of_mean": expected_decrease(_shares(found.weights), found.angles),
         }
         return Stepped({**model, **moved}, after, notes)
 

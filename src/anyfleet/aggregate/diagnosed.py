@@ -10,6 +10,7 @@ from torch import Tensor
 from anyfleet.aggregate.directions import by_device, directions
 from anyfleet.aggregate.mean import Mean
 from anyfleet.arrivals import Arrivals, base
+from anyfleet.formulas.theory import dissimilarity, expected_decrease
 from anyfleet.method import Aggregate, Around, State
 from anyfleet.types import Params, Stepped
 from anyfleet.view import View
@@ -24,7 +25,7 @@ class Diagnosed(Around):
       trained (METHODS §F.2, |S_r| and |M*|); `omega_squared`: the largest share of the model's
       squared length that a device did not train.
     * `norms` and `angles` of the updates by device, the angles to the mean by samples;
-      `divergence`: their mean distance from it; `dissimilarity_lowest` and `_highest`: A and B, the
+      `divergence`: their mean distance from it; `dissimilarity_least` and `_most`: A and B, the
       extremes of their lengths relative to its; `expected_decrease` of that mean (§F.4).
 
     Lengths are of updates, which are gradients times the learning rate and the local steps. With
@@ -43,8 +44,8 @@ class Diagnosed(Around):
             "norms",
             "angles",
             "divergence",
-            "dissimilarity_lowest",
-            "dissimilarity_highest",
+            "dissimilarity_least",
+            "dissimilarity_most",
             "expected_decrease",
         }
     )
@@ -80,13 +81,14 @@ def _agreement(arrivals: Arrivals) -> Mapping[str, Any]:
     found = directions(arrivals, arrivals.samples)
     total = found.weights.sum()
     shares = found.weights / total if total else found.weights
-    compared = found.finite & (found.means > 0)
-    ratios = found.norms[compared] / found.means[compared]
+    moved = found.finite & ((found.norms > 0) | (found.means > 0))
+    with np.errstate(divide="ignore"):  # beside a mean of length zero everything is infinite
+        bounds = dissimilarity(found.norms[moved] / found.means[moved], 1.0)
     return {
         "norms": by_device(arrivals, np.where(found.finite, found.norms, np.nan)),
         "angles": by_device(arrivals, found.angles),
         "divergence": float(found.distances[found.finite].mean()) if found.finite.any() else np.nan,
-        "dissimilarity_lowest": float(ratios.min()) if len(ratios) else np.nan,
-        "dissimilarity_highest": float(ratios.max()) if len(ratios) else np.nan,
-        "expected_decrease": float(shares @ np.cos(found.angles)),
+        "dissimilarity_least": bounds.least,
+        "dissimilarity_most": bounds.most,
+        "expected_decrease": expected_decrease(shares, found.angles),
     }

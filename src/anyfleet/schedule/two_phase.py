@@ -1,38 +1,32 @@
 """Everybody trains, few upload: results wait on the devices until the server asks for some."""
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from anyfleet.types import Kind, measured
+from anyfleet.types import Kind
 from anyfleet.view import Flight, Request, View
 
 
 @dataclass(frozen=True)
 class TwoPhase:
-    """Devices train and hold their results; then the `keep` with the largest `measure` upload.
+    """Devices train and hold their results; then those upload whom the selection names.
 
-    Both phases wait for everybody. A device that is away when results are fetched is passed over;
-    when all are, or nobody could be asked, the step ends empty after `patience` seconds.
+    `select.Largest` names some, any other selection all. Both phases wait for everybody. A device
+    that is away when results are fetched is passed over; when all are, or nobody could be asked,
+    the step ends empty after `patience` seconds.
     """
 
-    keep: int
-    measure: str = "norm"
     patience: float = 60.0
     staleness: ClassVar[int] = 0
+
+    wants: ClassVar[frozenset[str]] = frozenset()
     gives: ClassVar[frozenset[str]] = frozenset({"held"})
 
     def __post_init__(self) -> None:
-        if self.keep < 1 or not self.patience > 0:
-            raise ValueError(
-                f"TwoPhase needs keep >= 1 and patience > 0, got {self.keep} and {self.patience}."
-            )
-
-    @property
-    def wants(self) -> frozenset[str]:
-        return frozenset({self.measure})
+        if not self.patience > 0:
+            raise ValueError(f"TwoPhase.patience must be positive seconds, got {self.patience}.")
 
     def start(self, view: View) -> tuple[Request, ...]:
         if view.flying:
@@ -41,16 +35,9 @@ class TwoPhase:
             return (Request(kind=Kind.HOLD),)
         if self._fetching(view):
             return ()
-        best = sorted(_there(view), key=self._rank)[: self.keep]
-        if not best:
-            return ()
-        return (
-            Request(
-                kind=Kind.FETCH,
-                devices=tuple(flight.device for flight in best),
-                of=tuple(flight.order for flight in best),
-            ),
-        )
+        held = tuple(flight.order for flight in _there(view))
+        # The selection names some of them, and with them the devices.
+        return (Request(kind=Kind.FETCH, of=held),) if held else ()
 
     def ready(self, view: View) -> bool:
         if view.flying:
@@ -73,12 +60,6 @@ class TwoPhase:
 
     def later(self, view: View) -> tuple[int, ...]:
         return ()
-
-    def _rank(self, flight: Flight) -> tuple[bool, float, int]:
-        value = measured(flight.report, self.measure)
-        # Largest first, ties by device, a norm that is not a number last.
-        broken = math.isnan(value)
-        return (broken, 0.0 if broken else -value, flight.device)
 
     def _fetching(self, view: View) -> bool:
         flights = (*view.flying, *view.arrived, *view.lost)

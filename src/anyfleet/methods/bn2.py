@@ -1,0 +1,22 @@
+"""BN2: of a larger cohort that trains, those upload whose updates are longest.
+
+Amiri, Gündüz, Kulkarni, Poor: Convergence of update aware device scheduling for federated learning
+at the wireless edge. IEEE Transactions on Wireless Communications, 2021. METHODS §1.20: the
+baseline of FedPNS. All `draw` devices compute and send one number, `keep` of them upload.
+"""
+
+from dataclasses import replace
+from typing import Unpack
+
+from anyfleet.method import Method
+from anyfleet.methods.fedavg import Training, fedavg
+from anyfleet.papers import BN2
+from anyfleet.schedule import TwoPhase
+from anyfleet.select import Largest
+
+PAPER = BN2
+
+
+def bn2(*, draw: int = 20, keep: int = 10, **training: Unpack[Training]) -> Method:
+    """`draw` devices train, the `keep` longest updates are averaged by samples."""
+    return replace(fedavg(**training), select=Largest(draw, keep), schedule=TwoPhase())

@@ -1,0 +1,23 @@
+"""FedAdp: everybody takes part, and whose updates point where the mean points counts more.
+
+Wu, Wang: Fast-convergent federated learning with adaptive weighting. IEEE Transactions on Cognitive
+Communications and Networking, 2021. METHODS §1.17. Angles are averaged over a device's own visits,
+which allows any other selection; a device whose update is zero keeps the angle it had.
+"""
+
+from dataclasses import replace
+from typing import Unpack
+
+from anyfleet.aggregate import AngleWeighted
+from anyfleet.method import Method
+from anyfleet.methods.fedavg import Training, fedavg
+from anyfleet.papers import FEDADP
+from anyfleet.select import Everyone
+
+PAPER = FEDADP
+
+
+def fedadp(*, sharpness: float = 5.0, **training: Unpack[Training]) -> Method:
+    """A weight is at most e to the power of `sharpness` times that of a device that disagrees."""
+    aggregate = AngleWeighted(sharpness)
+    return replace(fedavg(**training), select=Everyone(), aggregate=aggregate)

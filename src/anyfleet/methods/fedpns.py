@@ -1,0 +1,24 @@
+"""FedPNS: devices that Optimal Aggregation suspects are asked less often.
+
+Wu, Wang: Node selection toward faster convergence for federated learning on non-IID data. IEEE
+Transactions on Network Science and Engineering, 2022. METHODS §1.19. A device counts as selected
+when its update arrived. The authors' program draws its first cohort half from i.i.d. devices
+(`select.Quota(by="group", counts=(5, 5))`); ours, as their text, from all alike.
+"""
+
+from dataclasses import replace
+from typing import Unpack
+
+from anyfleet.method import Method
+from anyfleet.methods.optimal_aggregation import Leaving, optimal_aggregation
+from anyfleet.papers import FEDPNS
+from anyfleet.select import Learned
+
+PAPER = FEDPNS
+
+
+def fedpns(
+    *, count: int = 10, alpha: float = 2.0, beta: float = 0.7, **settings: Unpack[Leaving]
+) -> Method:
+    """The higher `beta` and the lower `alpha`, the sooner a labelled device is asked no more."""
+    return replace(optimal_aggregation(**settings), select=Learned(count, alpha, beta))

@@ -1,0 +1,41 @@
+"""Optimal Aggregation: updates without which the others agree more, and lose less, are left out.
+
+Wu, Wang: Node selection toward faster convergence for federated learning on non-IID data. IEEE
+Transactions on Network Science and Engineering, 2022. METHODS §1.18. The statistic is that of the
+authors' program: the printed one labels a device in every round (`statistic="mean"`). A device is
+kept when its removal raises the loss, as their prose has it and not their pseudocode. The loss is
+measured on the server split, never on test data.
+"""
+
+from dataclasses import replace
+from typing import Unpack
+
+from anyfleet.aggregate import Mean, Subset
+from anyfleet.formulas.contribution import Statistic, Stopping
+from anyfleet.method import Method
+from anyfleet.methods.fedavg import Training, fedavg
+from anyfleet.papers import FEDPNS
+
+PAPER = FEDPNS
+
+
+class Leaving(Training, total=False):
+    """What says who is left out, besides the settings of training."""
+
+    share: float
+    statistic: Statistic
+    left: Stopping
+
+
+def optimal_aggregation(
+    *,
+    share: float = 0.7,
+    statistic: Statistic = "sum",
+    left: Stopping = "share",
+    count: int = 10,
+    **training: Unpack[Training],
+) -> Method:
+    """At least `share` of the updates remain."""
+    return replace(
+        fedavg(count=count, **training), aggregate=Subset(Mean(), share, statistic, left)
+    )

@@ -1,0 +1,104 @@
+"""Who was labelled is asked less often (FedPNS)."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from anyfleet import rng
+from anyfleet.columns import Floats, Ints
+from anyfleet.errors import refuse
+from anyfleet.formulas.contribution import lowered, weighted_draw
+from anyfleet.formulas.theory import probability_entropy
+from anyfleet.method import Select
+from anyfleet.papers import FEDPNS, Paper
+from anyfleet.select.uniform import drawn
+from anyfleet.view import View
+
+if TYPE_CHECKING:
+    from anyfleet.arrivals import Arrivals
+
+
+class Chances(NamedTuple):
+    """What is known of every device of the fleet."""
+
+    probability: Floats
+    selected: Ints  # in how many aggregations it took part
+    labelled: Ints  # in how many of them it was labelled
+
+
+@dataclass(frozen=True)
+class Learned(Select):
+    """`count` devices, drawn without replacement by learned probabilities (METHODS §1.19).
+
+    All start equal, so that the first cohort is that of `Uniform(count)`. A device that the
+    aggregator labels loses the share `min((x + beta) ** alpha, 1)` of its probability, x being how
+    often it was labelled when it took part; all others gain equally. When fewer than `count` have
+    a chance, all of those and a uniform draw of the rest. Only a device whose update arrived counts
+    as selected: nobody else could be labelled.
+    """
+
+    count: int
+    alpha: float = 2.0
+    beta: float = 0.7
+
+    papers: ClassVar[tuple[Paper, ...]] = (FEDPNS,)
+    needs: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {"labelled": "an aggregator that labels devices, for example aggregate.Subset()"}
+    )
+
+    def __post_init__(self) -> None:
+        refuse(self._faults())
+
+    def _faults(self) -> Iterator[str]:
+        if self.count < 1:
+            yield f"Learned.count must be at least 1, got {self.count}."
+        if not self.alpha > 0:
+            yield f"Learned.alpha must be positive, got {self.alpha}."
+        if not 0 <= self.beta <= 1:
+            yield f"Learned.beta must lie in [0, 1], got {self.beta}."
+
+    def init(self, view: View) -> Chances:
+        size = len(view.devices)
+        never = np.zeros(size, dtype=np.int64)
+        return Chances(np.full(size, 1 / size), never, never)
+
+    def __call__(self, view: View, state: Chances, key: Tensor) -> Ints:
+        wanted = self.count if view.most is None else min(self.count, view.most)
+        if np.ptp(state.probability) == 0:
+            return drawn(view, wanted, key)
+        free = view.idle
+        luck = _luck(key, len(view.devices))[free]
+        chosen: Ints = np.sort(free[weighted_draw(state.probability[free], wanted, luck)])
+        return chosen
+
+    def learn(
+        self, state: Chances, arrivals: "Arrivals | None", notes: Mapping[str, Any], view: View
+    ) -> Chances:
+        if arrivals is None:
+            return state
+        labels = np.array(notes.get("labelled", ()), dtype=np.int64)
+        selected, labelled = state.selected.copy(), state.labelled.copy()
+        np.add.at(selected, arrivals.device, 1)
+        np.add.at(labelled, labels, 1)
+        rates = {"alpha": self.alpha, "beta": self.beta}
+        probability = lowered(state.probability, labels, labelled, selected, **rates)
+        return Chances(probability, selected, labelled)
+
+    def tells(self, state: Chances) -> Mapping[str, Any]:
+        """The entropy of the probabilities in nats, and how they are spread."""
+        return {
+            "selection_entropy": probability_entropy(state.probability),
+            "selection_highest": float(state.probability.max()),
+            "selection_impossible": int((state.probability == 0).sum()),
+        }
+
+
+def _luck(key: Tensor, size: int) -> Floats:
+    """A number in [0, 1) for each device; in a small fleet their order is that of `Uniform`."""
+    # `rng.draws` sorts signed numbers; so the sign counts here, too.
+    luck: Floats = ((rng.bits(key, size) >> 11) + (1 << 52)).numpy() * 2.0**-53
+    return luck
