@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from anyfleet.aggregate import Mean
 from anyfleet.elastic import trace
 from anyfleet.evaluate import evaluate
+from anyfleet.extract import Rolling
 from anyfleet.method import Method
 from anyfleet.methods import fedavg, feddrop, fedrolex, heterofl
 from anyfleet.methods.fedavg import Training
@@ -170,6 +172,13 @@ def test_feddrop_starts_without_heterofls_parts_and_fedrolex_with_them() -> None
     assert feddrop(static_norm=True, **parts).train == heterofl().train  # type: ignore[arg-type]
     assert feddrop(static_norm=True).norm == Static()
     assert fedrolex(**OFF).train == fedavg().train
+
+
+def test_every_device_counts_the_same_and_the_knobs_reach_their_parts() -> None:
+    assert feddrop().aggregate == fedrolex().aggregate == Mean("equal")
+    assert fedrolex(step=3).extract == Rolling(3)
+    assert feddrop(shares=(0.5,), layers="linear").plan == FixedLevel((0.5,), "linear")
+    assert fedrolex(shares=(0.5,)).plan == FixedLevel((0.5,))
 
 
 def test_scaling_of_kept_activations_is_a_switch() -> None:
