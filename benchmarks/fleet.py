@@ -72,6 +72,7 @@ PLANNERS: Mapping[str, tuple[Plan, Choose]] = {
     "FixedLevel": (sizes.FixedLevel(), sizes.First()),
     "Menu, First": (sizes.Menu(), sizes.First()),
     "Menu, LargestInTime": (sizes.Menu(), sizes.LargestInTime(60.0)),
+    "Paced, FisherUtility": (sizes.Paced(sizes.Menu(capped=True)), sizes.FisherUtility()),
     "StepsWithin": (sizes.StepsWithin(60.0, inner=sizes.FixedLevel()), sizes.First()),
     "LargestFitting": (sizes.LargestFitting(), sizes.First()),
     "WorkByLevel": (

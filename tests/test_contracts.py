@@ -25,7 +25,20 @@ from anyfleet import (
     world,
 )
 from anyfleet.method import Method, Policy
-from anyfleet.methods import centralised, fedavg, feddrop, fedprox, fedrolex, heterofl, local
+from anyfleet.methods import (
+    bn2,
+    centralised,
+    fedadp,
+    fedavg,
+    feddrop,
+    fedpns,
+    fedprox,
+    fedrolex,
+    heterofl,
+    local,
+    optimal_aggregation,
+    whale,
+)
 from anyfleet.runtime import Simulated
 from anyfleet.server import Server
 from anyfleet.types import Kind, Plans, Want
@@ -37,27 +50,35 @@ PARTS: list[Any] = [
     select.Everyone(),
     select.Uniform(3),
     select.Uniform(fraction=0.5),
+    select.Quota(5),
+    select.Quota(by="group", counts=(2, 1)),
+    select.Learned(3, alpha=1.0, beta=0.5),
+    select.Largest(6, 2, "loss"),
     schedule.Synchronous(patience=5.0),
     schedule.Deadline(2.0, late="late", staleness=3),
     schedule.Buffered(concurrency=4, size=2),
     schedule.Overselected(keep=2, patience=90.0),
     schedule.Tiers(staleness=4),
-    schedule.TwoPhase(keep=2),
+    schedule.TwoPhase(patience=90.0),
     schedule.Surveyed(schedule.Synchronous(), Kind.STATISTICS, every=3),
     plan.Whole(),
     plan.FixedLevel((1.0, 0.5)),
     plan.FixedLevel((0.5, 0.25), layers="linear"),
     plan.Menu((1.0, 0.25)),
+    plan.Paced(plan.Menu((1.0, 0.5), capped=True)),
+    plan.FisherUtility(levels=3, fisher="literal", target=2.0),
     plan.LargestFitting((1.0, 0.5), plan.FixedLevel((1.0, 0.25))),
     plan.StepsWithin(1.0, plan.FixedLevel((0.5,))),
     plan.WorkByLevel(batches=(16, 8), epochs=(2,), rates=(0.1, 0.2), inner=plan.Whole()),
     plan.First(),
     plan.LargestInTime(3.0),
     extract.Leading(),
+    extract.FisherBlocks(4, score="maxmin"),
     extract.Random(),
     extract.Rolling(-3),
     train.Gradient(train.Decaying(0.1, 0.99), train.Sgd(0.9, True, 1e-4), iterations=5, clip=1.0),
     train.Gradient(train.Inverse(1.0, 2.0), train.AdamW(), masked=True, scaler=True),
+    train.Fisher(every=2, samples=3, estimate="mean"),
     train.Sgd(0.5),
     train.AdamW((0.8, 0.9)),
     train.Decaying(0.5, 0.9),
@@ -70,6 +91,9 @@ PARTS: list[Any] = [
     codec.Raw(),
     codec.Nothing(),
     aggregate.Mean("equal", discount=0.5),
+    aggregate.AngleWeighted(3.0, aggregate.Mean("equal")),
+    aggregate.Subset(aggregate.AngleWeighted(), 0.5, statistic="mean", left="thesis"),
+    aggregate.Diagnosed(aggregate.ServerStep()),
     aggregate.ServerStep(aggregate.Mean(), aggregate.ServerAdam(0.1)),
     aggregate.ServerSgd(0.5, 0.9),
     aggregate.ServerAdam(),
@@ -99,11 +123,16 @@ PARTS: list[Any] = [
     world.cell(distance=world.unequal_distance(50.0)),
     world.lossy(errors=(0.05, 0.3), levels=2),
     fedavg(count=3, lr=0.1),
+    fedadp(sharpness=3.0, lr=0.1),
+    optimal_aggregation(share=0.5, count=4, lr=0.1),
+    fedpns(count=4, beta=0.5, lr=0.1),
+    bn2(draw=6, keep=2, lr=0.1),
     fedprox(mu=0.5, seconds=2.0),
     heterofl(shares=(1.0, 0.5), masked=False),
     feddrop(shares=(1.0, 0.5), layers="linear", inverted=True),
     fedrolex(shares=(0.5,), step=2, masked=False),
     local(lr=0.2),
+    whale(shares=(1.0, 0.5), regions=4),
     centralised(batch=8),
 ]
 ROOMS = ("select", "schedule", "plan", "extract", "train", "codec", "aggregate", "runtime", "world")
@@ -213,7 +242,16 @@ SLOTS = {
     "norm": [p for p in PARTS if type(p).__module__ == "anyfleet.train.norm"],
     "uplink": [codec.Raw(), codec.Nothing()],
     "downlink": [codec.Raw()],
-    "aggregate": [p for p in PARTS if isinstance(p, aggregate.Mean | aggregate.ServerStep)],
+    "aggregate": [
+        p
+        for p in PARTS
+        if type(p).__module__.startswith("anyfleet.aggregate.") and Policy in type(p).__mro__
+    ],
+}
+# Who gives what a part needs.
+GIVERS: dict[str, dict[str, Any]] = {
+    "labelled": {"aggregate": aggregate.Subset()},
+    "held": {"schedule": schedule.TwoPhase()},
 }
 
 
@@ -222,7 +260,8 @@ SLOTS = {
 )
 def test_every_part_runs_in_its_slot_on_every_engine(slot: str, part: Any) -> None:
     task = small.task(equal=False, dtype=torch.float64)
-    method = replace(fedavg(count=4, lr=0.05), **{slot: part})
+    company = {k: v for need in getattr(part, "needs", {}) for k, v in GIVERS[need].items()}
+    method = replace(fedavg(count=4, lr=0.05), **{slot: part}, **company)
     ends = [
         small.steps(method, task, 2, engine=engine)[-1].params
         for engine in (runtime.Reference(), runtime.Threads(), runtime.Stacked())

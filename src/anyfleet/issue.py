@@ -211,7 +211,8 @@ def _slices(
 ) -> tuple[tuple[Slice, ...], tuple[tuple[Slice, ...], ...]]:
     state = desk.states["extract"]
     keys = rng.fold(rng.root(desk.seed, "extract"), torch.from_numpy(plans.device))
-    keys = rng.fold(keys, view.step)
+    # By visit: a device may be asked twice within a step of an asynchronous run.
+    keys = rng.fold(keys, torch.from_numpy(desk.visits[plans.device]))
 
     def extract(want: Want, row: int) -> Slice:
         return method.extract(want, view, state, keys[row])

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from anyfleet import rng
-from anyfleet.elastic import Slice, cut
+from anyfleet.elastic import Slice, cut, width
 from anyfleet.fisher import MEASURED
 from anyfleet.local import Minibatch, Site
 from anyfleet.parts import Lesson
@@ -42,6 +42,7 @@ def learned(
     """The notes of a device's chooser after an order."""
     lesson = Lesson(
         share=float(orders.share[row]),
+        width=width(orders.slices[row], where.task.blueprint),
         measured={n: float(v) for n, v in measures.items() if v.ndim == 0},
         birth=lambda: _birth(orders, row, where),
     )

@@ -9,7 +9,18 @@ from torch import Tensor, dtype
 
 from anyfleet.columns import Ints
 from anyfleet.elastic import Blueprint, Mode, Priced, Slice
-from anyfleet.types import Choices, Notes, Numbers, Offer, Own, Params, Plans, Stepped, Want
+from anyfleet.types import (
+    Choices,
+    Notes,
+    Numbers,
+    Offer,
+    Own,
+    Params,
+    Plans,
+    Stepped,
+    Task,
+    Want,
+)
 from anyfleet.view import Flight, Request, View
 
 if TYPE_CHECKING:
@@ -26,10 +37,14 @@ Loose = dict[str, Any]  # a trainer's state: nested dicts of tensors
 class Policy(Protocol):
     """A server-side part; the loop keeps its state. Defaults are those of one without state."""
 
-    wants: ClassVar[frozenset[str]] = frozenset()  # what devices shall measure and report
     needs: ClassVar[Mapping[str, str]] = MappingProxyType({})  # what others give, and who would
     gives: ClassVar[frozenset[str]] = frozenset()  # what others may need
     judges: ClassVar[bool] = False  # asks for losses on the server split: there must be one
+
+    @property
+    def wants(self) -> frozenset[str]:
+        """What devices shall measure and report."""
+        return frozenset()
 
     def init(self, view: View) -> State:
         """The state before the first round."""
@@ -126,6 +141,7 @@ class Lesson:
     """What a device can learn from an order that it has carried out."""
 
     share: float  # of the model's width, as planned
+    width: float  # of the slice, in whole channels; that of its offer
     measured: Mapping[str, float]  # whether it is reported or not
     birth: Callable[[], float]  # measures the Fisher information of the initial model, that wide
 
@@ -184,6 +200,9 @@ class Train(Protocol):
 
     def choices(self, key: Tensor, steps: int) -> tuple[Any, ...]:
         """One static choice per step, shared by the cohort so that stacks keep one shape."""
+
+    def misfit(self, task: Task) -> str:
+        """Why this task cannot be trained like this, and what to do; empty if it can."""
 
     def work(self, priced: Priced, processed: int, steps: int) -> Work:
         """Of `processed` samples in `steps` steps; what is drawn at random, as it is expected."""

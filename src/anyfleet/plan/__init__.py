@@ -4,14 +4,18 @@ from anyfleet.plan.by_level import WorkByLevel
 from anyfleet.plan.choices import First, LargestInTime
 from anyfleet.plan.fitting import LargestFitting
 from anyfleet.plan.levels import FixedLevel, Menu, Whole
+from anyfleet.plan.paced import Paced
 from anyfleet.plan.steps import StepsWithin
+from anyfleet.plan.utility import FisherUtility
 
 __all__ = [
     "First",
+    "FisherUtility",
     "FixedLevel",
     "LargestFitting",
     "LargestInTime",
     "Menu",
+    "Paced",
     "StepsWithin",
     "Whole",
     "WorkByLevel",

@@ -123,7 +123,9 @@ def _shape(order: Orders, row: int, task: Task) -> Hashable:
     # A trainer that draws for the whole cohort makes that draw static: only its members share it.
     draws = order.job.train.choices(torch.tensor(order.cohort), 1) != (None,)
     drawn = (order.cohort, float(order.share[0])) if draws else None
-    return order.kind, order.slices[0].shape(task.blueprint), order.job, drawn
+    # Not by the shape alone: a model may hold constants along an axis that is cut.
+    (slice_,) = order.slices
+    return order.kind, task.blueprint.local(slice_), slice_.first, order.job, drawn
 
 
 def _single(order: Orders, memory: Memory, width: float, task: Task) -> Outcome:

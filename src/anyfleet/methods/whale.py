@@ -1,0 +1,43 @@
+"""WHALE-FL: a device picks its width every round, by Fisher information and the state of its link.
+
+Li, Geng, Su et al., see `PAPER`. METHODS §1.10 and §1.11. Deviations: the time that is held
+against the target has the download too; Fisher information is taken relative to the initial model
+of the same width (`fisher="literal"` has the paper's scale, on which the published thresholds do
+nothing); Algorithm 2 works on blocks of channels, as nested rings leave it nothing to choose.
+"""
+
+from dataclasses import replace
+from typing import Unpack
+
+from anyfleet.extract import FisherBlocks, Leading
+from anyfleet.method import Method
+from anyfleet.methods.heterofl import Parts, heterofl
+from anyfleet.papers import WHALE
+from anyfleet.plan import FisherUtility, Menu, Paced
+from anyfleet.select import Everyone
+from anyfleet.train import Fisher
+
+PAPER = WHALE
+
+
+def whale(
+    *,
+    shares: tuple[float, ...] = (1, 1 / 2, 1 / 4, 1 / 8, 1 / 16),
+    utility: FisherUtility | None = None,
+    regions: int | None = None,
+    fisher: Fisher | None = None,
+    static_norm: bool = True,
+    **parts: Unpack[Parts],
+) -> Method:
+    """Everybody takes part. With `regions` (16 in METHODS) Algorithm 2 picks the channels.
+
+    System-only: `utility=FisherUtility(fisher="constant")`; training-only: `penalty=0`.
+    """
+    return replace(
+        heterofl(static_norm=static_norm, **parts),
+        select=Everyone(),
+        plan=Paced(Menu(shares, capped=True)),
+        choose=utility or FisherUtility(levels=len(shares)),
+        extract=Leading() if regions is None else FisherBlocks(regions),
+        fisher=fisher or Fisher(),
+    )
