@@ -7,11 +7,14 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
+from torch._C import _functorch
 from torch.func import vjp
+from torch.utils._pytree import tree_map
 
 from anyfleet import rng
 from anyfleet.columns import Ints
 from anyfleet.elastic import Blueprint, Priced, apply
+from anyfleet.elastic.draws import is_random
 from anyfleet.local import Given, Minibatch, Result, Site
 from anyfleet.method import Loose, Work
 from anyfleet.papers import FEDDROP, FEDPROX, HETEROFL, Paper
@@ -149,18 +152,22 @@ class Gradient:
 
     def descend(self, state: Loose, slope: Slope, batch: Minibatch, numbers: Loose) -> Loose:
         """The state after a step of the optimiser down the slope."""
-        trained = {name: state["params"][name] for name in slope.gradients}
-        gradients = self.limited(self.pulled(slope.gradients, trained, state["start"]))
+        gradients, loss, buffers = slope
+        # Nobody needs gradients as they were: each goes as soon as there is a new one.
+        del slope
+        trained = {name: state["params"][name] for name in gradients}
+        gradients = self.pulled(gradients, trained, state["start"])
+        gradients = self.limited(gradients)
         new, optimiser = self.optimiser.update(
             trained, gradients, state["optimiser"], numbers["lr"]
         )
-        count = batch.valid.sum().to(slope.loss.dtype)
+        count = batch.valid.sum().to(loss.dtype)
         return {
             **state,
             "params": {**state["params"], **new},
-            "buffers": slope.buffers,
+            "buffers": buffers,
             "optimiser": optimiser,
-            "loss": state["loss"] + slope.loss * count,
+            "loss": state["loss"] + loss * count,
             "count": state["count"] + count,
         }
 
@@ -196,7 +203,8 @@ class Gradient:
             batch.x,
             site.job.norm.training,
             valid=batch.valid,
-            key=rng.fold(batch.key, "dropout"),
+            # Hashing takes as long as a small layer: only for a network that draws.
+            key=rng.fold(batch.key, "dropout") if is_random(site.blueprint) else None,
         )
         if self.masked:
             output = torch.where(state["seen"], output, 0.0)
@@ -222,10 +230,28 @@ def differentiated(
     `torch.func.grad` would keep all activations and their gradients, for a second derivative that
     nobody takes; here each goes as soon as the backward pass is through with it.
     """
+    if _functorch.peek_interpreter_stack() is None:
+        return _alone(objective, at)
     passed: tuple[Any, ...] = vjp(objective, at, has_aux=True)
     value, backward, besides = passed
     (gradients,) = backward(torch.ones_like(value), retain_graph=False, create_graph=False)
     return gradients, value, besides
+
+
+def _alone(
+    objective: Callable[[Params], tuple[Tensor, Besides]], at: Params
+) -> tuple[Params, Tensor, Besides]:
+    """The same for a device that is not one of a stack, where `vjp` takes longer than small nets."""
+    leaves = {name: value.detach().requires_grad_() for name, value in at.items()}
+    with torch.enable_grad():
+        value, besides = objective(leaves)
+    if value.requires_grad:
+        given = {"allow_unused": True, "materialize_grads": True}
+        found = torch.autograd.grad(value, tuple(leaves.values()), **given)
+    else:
+        found = tuple(map(torch.zeros_like, at.values()))
+    gradients = dict(zip(leaves, found, strict=True))
+    return gradients, value.detach(), tree_map(Tensor.detach, besides)
 
 
 def scaled(params: Params, blueprint: Blueprint) -> dict[str, Tensor]:

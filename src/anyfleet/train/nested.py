@@ -13,7 +13,7 @@ from torch import Tensor
 
 from anyfleet import rng
 from anyfleet.columns import Ints
-from anyfleet.elastic import WHOLE, Blueprint, Priced, Slice, cut, place, width
+from anyfleet.elastic import WHOLE, Blueprint, Priced, Slice, cut, paste, place, width
 from anyfleet.elastic.plain import plainly
 from anyfleet.local import Given, Minibatch, Result, Site
 from anyfleet.method import Loose, Work
@@ -78,6 +78,10 @@ class Inner:
 
     def cut(self, tree: Params) -> dict[str, Tensor]:
         return cut(tree, self.part, self.around)
+
+    def paste(self, name: str, value: Tensor, onto: Tensor) -> Tensor:
+        """One tensor of the whole with the part's values in it; a new one."""
+        return paste({name: value}, {name: onto}, self.part, self.around)[name]
 
 
 def inner(site: Site, ratio: float) -> Inner:

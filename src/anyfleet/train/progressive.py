@@ -13,15 +13,16 @@ import torch
 from torch import Tensor
 
 from anyfleet import rng
-from anyfleet.elastic import Priced, paste
+from anyfleet.elastic import Priced
 from anyfleet.errors import refuse
 from anyfleet.local import Minibatch, Site
 from anyfleet.method import Loose, Work
 from anyfleet.papers import FEDRESCUE, Paper
-from anyfleet.train.gradient import UPDATE_PASSES, Gradient, averaged
+from anyfleet.train.gradient import FLOAT_BYTES, UPDATE_PASSES, Gradient, averaged
 from anyfleet.train.nested import (
     RATIOS,
     Inner,
+    Judge,
     Nested,
     below,
     expected,
@@ -89,8 +90,7 @@ class _Stepwise(Nested, Protocol):
         parts = [priced.within(ratio) for ratio in below(self.ratios, share_of(priced))]
         count = min(self.samples - 1, len(parts))
         base, sparse = self._of_parts(), self.momentum != "literal"
-        # What the minibatch started from is kept until its last step.
-        final = replace(final, memory=final.memory + base.state_bytes(priced))
+        final = replace(final, memory=final.memory + self._held(priced))
         small, wide = (
             expected((base.effort(p, processed, steps, updates=sparse) for p in group), draws)
             for group, draws in ((parts, count), ([priced], 1))
@@ -98,6 +98,14 @@ class _Stepwise(Nested, Protocol):
         often = _WRITTEN if sparse else UPDATE_PASSES
         written = Work(0.0, 0.0, 0.0, float(steps * (count + 1) * often * base.state_bytes(priced)))
         return together(final, _forward(priced, processed, steps), small, wide, written)
+
+    def _held(self, priced: Priced) -> int:
+        """Bytes besides those of the last step: what the minibatch started from, and copies."""
+        state, trained = (
+            self._of_parts().state_bytes(priced),
+            FLOAT_BYTES * priced.sample.sent_params,
+        )
+        return state + {"final": 0, "masked": state, "literal": trained}[self.momentum]
 
     def _of_parts(self) -> Gradient:
         """How parts are trained."""
@@ -115,20 +123,23 @@ class _Stepwise(Nested, Protocol):
         for ratio in self.visited(site.share, choice):
             teacher = output if self.teaches(ratio < site.share) else None
             judge = judged(site, batch, labels=True, teacher=teacher)
-            where = inner(site, ratio)
-            small = where.state(now)
-            found = gradients(self.base, where, small, batch, judge)
-            mask = new_columns(where, before, str(output.device))
-            columns = Columns(where, mask, self._shaped(found, small, mask))
+            columns = self._columns(inner(site, ratio), before, now, batch, judge)
             now = _RULES[self.momentum](self.base.optimiser, columns, now, numbers["lr"])
+            del columns
             before = ratio if self.freezes else 0.0
         new = self.base.step(site, now, batch, numbers, choice)
         return {**new, "loss": state["loss"] + loss * batch.valid.sum().to(loss.dtype)}
 
-    def _shaped(self, found: Params, small: Loose, mask: Params) -> Params:
-        """Gradients of the columns that are to move, zero elsewhere."""
-        pulled = self.base.pulled(found, small["params"], small["start"])
-        return self.base.limited({n: torch.where(mask[n], g, 0.0) for n, g in pulled.items()})
+    def _columns(
+        self, where: Inner, before: float, state: Loose, batch: Minibatch, judge: Judge
+    ) -> "Columns":
+        """Those of a part that the narrower part `before` does not have, and their gradients."""
+        small = where.state(state)
+        mask = new_columns(where, before, str(batch.valid.device))
+        found = gradients(self.base, where, small, batch, judge)
+        found = self.base.pulled(found, small["params"], small["start"])
+        found = {name: torch.where(mask[name], value, 0.0) for name, value in found.items()}
+        return Columns(where, mask, self.base.limited(found))
 
 
 @dataclass(frozen=True)
@@ -200,9 +211,11 @@ class Columns(NamedTuple):
 
     def written(self, new: Params, tree: Params) -> dict[str, Tensor]:
         """The tree with new values in these columns."""
-        old = self.where.cut({name: tree[name] for name in new})
-        kept = {name: torch.where(self.mask[name], new[name], old[name]) for name in new}
-        return paste(kept, tree, self.where.part, self.where.around)
+        old, written = self.where.cut({name: tree[name] for name in new}), dict(tree)
+        for name, value in new.items():
+            kept = torch.where(self.mask[name], value, old[name])
+            written[name] = self.where.paste(name, kept, tree[name])
+        return written
 
 
 def _final(optimiser: Optimiser, columns: Columns, state: Loose, lr: Tensor) -> Loose:
@@ -225,8 +238,10 @@ def _masked(optimiser: Optimiser, columns: Columns, state: Loose, lr: Tensor) ->
 
 def _literal(optimiser: Optimiser, columns: Columns, state: Loose, lr: Tensor) -> Loose:
     trained = {name: state["params"][name] for name in columns.gradients}
-    blank = {name: torch.zeros_like(value) for name, value in trained.items()}
-    spread = paste(columns.gradients, blank, columns.where.part, columns.where.around)
+    spread = {
+        name: columns.where.paste(name, value, torch.zeros_like(trained[name]))
+        for name, value in columns.gradients.items()
+    }
     new, after = optimiser.update(trained, spread, state["optimiser"], lr)
     return {**state, "params": {**state["params"], **new}, "optimiser": after}
 

@@ -3,11 +3,10 @@
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
-import torch
 from torch import Tensor
 
 from anyfleet import rng
-from anyfleet.elastic import Priced, paste
+from anyfleet.elastic import Priced
 from anyfleet.errors import refuse
 from anyfleet.local import Minibatch, Site
 from anyfleet.method import Loose, Work
@@ -15,6 +14,7 @@ from anyfleet.papers import FEDRESCUE, FJORD, SLIMMABLE, Paper
 from anyfleet.train.gradient import FLOAT_BYTES, Gradient, Slope, averaged, differentiated
 from anyfleet.train.nested import (
     RATIOS,
+    Inner,
     Nested,
     expected,
     gradients,
@@ -27,7 +27,7 @@ from anyfleet.train.nested import (
 )
 from anyfleet.types import Params
 
-_ADDED = 5  # spreading a part's gradients out and adding them: write, read; read both, write
+_ADDED = 5  # a part's gradients to the sum: read both, write; and a copy of the sum: read, write
 
 
 class _Summed(Nested, Protocol):
@@ -71,16 +71,13 @@ class _Summed(Nested, Protocol):
     ) -> Loose:
         if not self.samples:
             return self.base.step(site, state, batch, numbers, choice)
-        slope, output = _whole(self.base, site, state, batch)
-        total = slope.gradients
+        total, loss, (buffers, output) = _whole(self.base, site, state, batch)
+        judge = judged(site, batch, labels=self.labelled, teacher=output)
         for ratio in self.drawn(site.share, choice):
             where = inner(site, ratio)
-            judge = judged(site, batch, labels=self.labelled, teacher=output)
             part = gradients(self.base, where, where.state(state), batch, judge)
-            blank = {name: torch.zeros_like(value) for name, value in total.items()}
-            spread = paste(part, blank, where.part, where.around)
-            total = {name: value + spread[name] for name, value in total.items()}
-        return self.base.descend(state, slope._replace(gradients=total), batch, numbers)
+            total = _added(total, part, where)
+        return self.base.descend(state, Slope(total, loss, buffers), batch, numbers)
 
 
 @dataclass(frozen=True)
@@ -105,13 +102,20 @@ class Fjord(_Summed):
     labelled: ClassVar[bool] = True
 
 
-def _whole(base: Gradient, site: Site, state: Loose, batch: Minibatch) -> tuple[Slope, Tensor]:
-    """The slope of the whole model, and its output, which teaches."""
+def _whole(
+    base: Gradient, site: Site, state: Loose, batch: Minibatch
+) -> tuple[Params, Tensor, tuple[Params, Tensor]]:
+    """Gradients, loss and buffers of the whole model, and its output, which teaches."""
     trained = {name: state["params"][name] for name in site.trained}
 
     def objective(values: Params) -> tuple[Tensor, tuple[Params, Tensor]]:
         output, buffers = base.output(site, {**state["params"], **values}, state, batch)
         return averaged(site.task.loss(output, batch.y), batch.valid), (buffers, output)
 
-    found, loss, (buffers, output) = differentiated(objective, trained)
-    return Slope(found, loss, buffers), output
+    return differentiated(objective, trained)
+
+
+def _added(total: Params, part: Params, where: Inner) -> dict[str, Tensor]:
+    """Gradients of the whole model with those of a part added."""
+    old = where.cut(total)
+    return {name: where.paste(name, old[name] + part[name], value) for name, value in total.items()}
