@@ -6,7 +6,7 @@ import numpy as np
 
 from anyfleet.arrivals import Arrivals
 from anyfleet.columns import Flags, Floats
-from anyfleet.formulas import contribution
+from anyfleet.formulas.contribution import angles
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,8 +45,7 @@ def directions(arrivals: Arrivals, weights: Floats) -> Directions:
     mean = arrivals.mean(counted)
     dots = np.where(finite, arrivals.dots(mean), 0.0)
     norms, means = np.where(finite, norms, 0.0), arrivals.lengths(mean)
-    angles = contribution.angles(dots, norms, means)
-    return Directions(finite, counted, norms, means, dots, angles)
+    return Directions(finite, counted, norms, means, dots, angles(dots, norms, means))
 
 
 def by_device(arrivals: Arrivals, values: Floats) -> dict[int, float]:

@@ -13,8 +13,8 @@ from anyfleet.aggregate.mean import Mean
 from anyfleet.arrivals import Arrivals
 from anyfleet.columns import Floats, Ints
 from anyfleet.errors import refuse
-from anyfleet.formulas import contribution
 from anyfleet.formulas.contribution import Statistic, Stopping, alignment, optimal_subset
+from anyfleet.formulas.contribution import Subset as Remaining
 from anyfleet.method import Aggregate, Around, State
 from anyfleet.papers import FEDPNS, Paper
 from anyfleet.types import Params, Stepped
@@ -86,7 +86,7 @@ class Subset(Around):
         return Stepped(result.model, result.state, notes)
 
     def _notes(
-        self, healthy: Arrivals, gram: Floats, found: contribution.Subset, broken: tuple[int, ...]
+        self, healthy: Arrivals, gram: Floats, found: Remaining, broken: tuple[int, ...]
     ) -> Mapping[str, Any]:
         labelled = tuple(healthy.device[found.labelled].tolist())
         excluded = (*broken, *healthy.device[found.excluded].tolist())
