@@ -14,6 +14,7 @@ from anyfleet.elastic.errors import SliceError
 from anyfleet.elastic.indexing import index, take
 from anyfleet.elastic.plain import plainly
 from anyfleet.elastic.program import Constant, Dim, Program, length
+from anyfleet.formulas.sub_models import kept_channels
 
 Rounding = Literal["ceil", "round"]
 
@@ -227,7 +228,7 @@ class Blueprint:
             if not 0 < ratio <= 1:
                 raise SliceError(f"a share lies in (0, 1], got {ratio} for axis {name!r}")
         return {
-            n: min(self.axes[n].size, _rounded(r * self.axes[n].whole, rounding))
+            n: min(self.axes[n].size, kept_channels(r, self.axes[n].whole, rounding))
             for n, r in ratios.items()
         }
 
@@ -254,10 +255,6 @@ class Blueprint:
     @staticmethod
     def from_bytes(data: bytes) -> "Blueprint":
         return msgspec.msgpack.decode(data, type=Blueprint)
-
-
-def _rounded(number: float, rounding: Rounding) -> int:
-    return max(1, round(number) if rounding == "round" else math.ceil(number - 1e-9))
 
 
 def _mentions(dims: tuple[Dim, ...], axes: set[str]) -> bool:

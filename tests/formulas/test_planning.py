@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from anyfleet.formulas.anycost_plan import (
+from anyfleet.formulas.planning import (
     AnycostBounds,
     AnycostDevice,
     AnycostPlan,

@@ -1,0 +1,256 @@
+"""Compressed updates: sparse ternary, stochastic levels, dithered lattices, weights by error."""
+
+import math
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from anyfleet.columns import Floats, Ints
+from anyfleet.formulas.sub_models import kept_channels
+
+# What a message says besides its entries: one magnitude or norm.
+SCALAR_BITS = 32
+# E‖e‖²/2 of the hexagonal lattice's cell, in units of its area.
+HEXAGON_MOMENT = 5 / (36 * math.sqrt(3))
+
+# --- sparse ternary ---------------------------------------------------------------------------
+
+
+def top_entries(values: Floats, share: float) -> Ints:
+    """Indices of the largest magnitudes, ascending (STC, METHODS §1.13).
+
+    Exactly `max(1, ceil(share × n))`, ties to the lower index.
+    """
+    sizes = np.abs(np.asarray(values, dtype=np.float64))
+    count = kept_channels(share, len(sizes))
+    kept: Ints = np.sort(np.argsort(-sizes, kind="stable")[:count])
+    return kept
+
+
+class Ternary(NamedTuple):
+    """What is sent, and what is left for the next message."""
+
+    magnitude: float
+    sent: Floats
+    residual: Floats
+
+
+def sparse_ternary(values: Floats, share: float) -> Ternary:
+    """The largest entries, all with their mean magnitude (STC, METHODS §1.13).
+
+    `values` are the update plus the residual of the last message. Nothing but zeros: magnitude
+    0.
+    """
+    every = np.asarray(values, dtype=np.float64)
+    kept = top_entries(every, share)
+    magnitude = float(np.abs(every[kept]).mean()) if len(kept) else 0.0
+    sent = np.zeros_like(every)
+    sent[kept] = magnitude * np.sign(every[kept])
+    return Ternary(magnitude, sent, every - sent)
+
+
+def golomb_parameter(share: float) -> int:
+    """b*: the bits of a gap that are sent as they are (STC, METHODS §1.13)."""
+    if share >= 1:
+        return 0
+    golden = math.log((math.sqrt(5) - 1) / 2)
+    return max(0, 1 + math.floor(math.log2(golden / math.log1p(-share))))
+
+
+def golomb_position_bits(share: float) -> float:
+    """Expected bits of a position, by its gap to the one before (STC, METHODS §1.13)."""
+    bits = golomb_parameter(share)
+    return float(bits + 1 / (1 - (1 - share) ** (2**bits)))
+
+
+def position_entropy(share: float) -> float:
+    """The least bits of a position that any code can reach (STC, METHODS §1.13)."""
+    if share >= 1:
+        return 0.0
+    return -math.log2(share) - (1 - share) / share * math.log2(1 - share)
+
+
+def rice_bits(gaps: Ints, parameter: int) -> int:
+    """Bits of gaps, each at least 1, in a Rice code (STC, METHODS §1.13)."""
+    long = (np.asarray(gaps, dtype=np.int64) - 1) >> parameter
+    return int((long + 1 + parameter).sum())
+
+
+def ternary_bits(positions: Ints, size: int, share: float) -> int:
+    """Measured bits of a tensor's message (STC, METHODS §1.13).
+
+    Positions (ascending) by their gaps, or a bitmap where that is shorter; a sign each; the
+    magnitude. No positions: the magnitude alone.
+    """
+    if not len(positions):
+        return SCALAR_BITS
+    gaps = np.diff(positions, prepend=-1)
+    places = min(size, rice_bits(gaps, golomb_parameter(share)))
+    return places + len(positions) + SCALAR_BITS
+
+
+def expected_ternary_bits(count: int, share: float) -> float:
+    """Expected bits of a message with so many entries (STC, METHODS §1.13)."""
+    return count * (golomb_position_bits(share) + 1) + SCALAR_BITS
+
+
+# --- stochastic levels ------------------------------------------------------------------------
+
+
+class Quantised(NamedTuple):
+    """Levels with their signs, and the norm of every bucket."""
+
+    levels: Ints
+    norms: Floats
+
+
+def qsgd(values: Floats, levels: int, u: Floats, bucket: int | None = 512) -> Quantised:
+    """Every entry's level relative to its bucket's norm (QSGD, METHODS §1.14).
+
+    `u` are uniforms in [0, 1), one per entry. Buckets are cut in order, the last may be short;
+    None takes all as one, which is much worse on long updates.
+    """
+    every = np.asarray(values, dtype=np.float64)
+    starts = _starts(len(every), bucket)
+    norms = np.sqrt(np.add.reduceat(every**2, starts)) if len(every) else np.zeros(0)
+    scale = _spread(norms, len(every), bucket)
+    place = np.where(scale > 0, levels * np.abs(every) / np.where(scale > 0, scale, 1.0), 0.0)
+    below = np.floor(place)
+    # An entry that is its bucket's norm has level `levels`, not one more by rounding.
+    drawn = np.minimum(below + (np.asarray(u) < place - below), levels)
+    return Quantised((np.sign(every) * drawn).astype(np.int64), norms)
+
+
+def qsgd_values(message: Quantised, levels: int, bucket: int | None = 512) -> Floats:
+    """What the receiver has: norm × level / levels (QSGD, METHODS §1.14)."""
+    scale = _spread(message.norms, len(message.levels), bucket)
+    values: Floats = scale * message.levels / levels
+    return values
+
+
+def qsgd_variance(values: Floats, levels: int) -> float:
+    """`E‖Q(v) - v‖²` of one bucket, exactly (QSGD, METHODS §1.14)."""
+    every = np.asarray(values, dtype=np.float64)
+    norm = float(np.linalg.norm(every))
+    if norm == 0:
+        return 0.0
+    part = np.modf(levels * np.abs(every) / norm)[0]
+    return (norm / levels) ** 2 * float((part * (1 - part)).sum())
+
+
+def qsgd_error_bound(size: Floats | float, levels: Ints | int) -> Floats:
+    """A bound of `E‖Q(v) - v‖² / ‖v‖²` for a bucket of this size (QSGD, METHODS §1.14)."""
+    steps = np.asarray(levels, dtype=np.float64)
+    bound: Floats = np.minimum(size / steps**2, np.sqrt(size) / steps)
+    return bound
+
+
+def _starts(count: int, bucket: int | None) -> Ints:
+    return np.arange(0, max(count, 1), bucket or max(count, 1))
+
+
+def _spread(norms: Floats, count: int, bucket: int | None) -> Floats:
+    """The norm of its bucket for every entry."""
+    spread: Floats = np.repeat(norms, bucket or max(count, 1))[:count]
+    return spread
+
+
+# --- dithered lattices ------------------------------------------------------------------------
+
+
+def uveq_scale(norm: float, bits: float, blocks: int) -> float:
+    """The scale `zeta ‖v‖` of an update in so many sub-vectors (UVeQFed, METHODS §1.15).
+
+    `bits` per entry.
+    """
+    return (2 + bits / 5) / math.sqrt(blocks) * norm
+
+
+def lattice(step: float, dimension: Literal[1, 2] = 2) -> Floats:
+    """Basis vectors in rows: whole steps, or hexagons (UVeQFed, METHODS §1.15)."""
+    if dimension == 1:
+        return np.array([[step]])
+    return step * np.array([[1, 1 / math.sqrt(3)], [1, -1 / math.sqrt(3)]])
+
+
+def dither(u: Floats, basis: Floats) -> Floats:
+    """A uniform point of the lattice's cell for every block (UVeQFed, METHODS §1.15).
+
+    `u` are uniforms in [0, 1), a row per block.
+    """
+    points: Floats = (np.asarray(u, dtype=np.float64) - 0.5) @ basis
+    return points
+
+
+def lattice_indices(points: Floats, basis: Floats) -> Ints:
+    """The nearest lattice point of each row, in whole multiples of the basis (METHODS §1.15).
+
+    Nearest in space: rounding the coordinates alone is not enough for hexagons, whose nearest
+    point is one of the corners around.
+    """
+    below = np.floor(np.asarray(points, dtype=np.float64) @ np.linalg.inv(basis))
+    corners = np.stack(np.meshgrid(*[[0.0, 1.0]] * len(basis), indexing="ij"), -1)
+    around = below[:, np.newaxis] + corners.reshape(-1, len(basis))
+    distance = ((around @ basis - points[:, np.newaxis]) ** 2).sum(axis=-1)
+    nearest = around[np.arange(len(points)), distance.argmin(axis=1)]
+    indices: Ints = nearest.astype(np.int64)
+    return indices
+
+
+def uveq(values: Floats, scale: float, basis: Floats, noise: Floats) -> Ints:
+    """Lattice indices of the dithered blocks of an update (UVeQFed, METHODS §1.15).
+
+    `noise` is the `dither` that sender and receiver share, a row per block; the last block is
+    filled with zeros. An update of zeros has indices 0.
+    """
+    blocks = np.zeros(np.shape(noise))
+    blocks.ravel()[: len(values)] = values
+    if scale == 0:
+        return np.zeros(blocks.shape, dtype=np.int64)
+    return lattice_indices(blocks / scale + noise, basis)
+
+
+def uveq_values(indices: Ints, scale: float, basis: Floats, noise: Floats, size: int) -> Floats:
+    """What the receiver has after taking the dither away (UVeQFed, METHODS §1.15)."""
+    if scale == 0:
+        return np.zeros(size)
+    values: Floats = (scale * (indices @ basis - noise)).ravel()[:size]
+    return values
+
+
+def uveq_variance(scale: float, basis: Floats) -> float:
+    """The error's variance per entry, whatever the update (UVeQFed, METHODS §1.15)."""
+    cell = abs(float(np.linalg.det(basis)))
+    moment = cell**2 / 12 if len(basis) == 1 else HEXAGON_MOMENT * cell
+    return moment * scale**2
+
+
+# --- weights by error -------------------------------------------------------------------------
+
+
+def relative_error(values: Floats, received: Floats) -> float:
+    """`‖Q(v) - v‖² / ‖v‖²`, 0 for an update of zeros (METHODS §F.7)."""
+    every = np.asarray(values, dtype=np.float64)
+    total = float((every**2).sum())
+    return float(((received - every) ** 2).sum()) / total if total > 0 else 0.0
+
+
+def fedhq_level(bits: Floats, budget: float, levels: Ints) -> int:
+    """The most levels whose measured message fits the budget, at least the fewest (METHODS §1.16).
+
+    `bits` is the length of the message with each of the `levels`, which ascend.
+    """
+    fitting = np.flatnonzero(np.asarray(bits) <= budget)
+    return int(levels[fitting[-1] if len(fitting) else 0])
+
+
+def fedhq_weights(errors: Floats, sizes: Floats | Ints | float = 1.0) -> Floats:
+    """Shares `n / (1 + q)` of devices with these quantisation errors (FedHQ, METHODS §1.16).
+
+    The published work weighs by the error of each device; that the weights have this very form
+    is not verified. All 0 without data.
+    """
+    raw = np.asarray(sizes, dtype=np.float64) / (1 + np.asarray(errors, dtype=np.float64))
+    total = raw.sum()
+    weights: Floats = raw / total if total > 0 else np.zeros_like(raw)
+    return weights

@@ -1,0 +1,57 @@
+"""The package of formulas: each names its section, none draws, reads or uses tensors."""
+
+import ast
+import inspect
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import pytest
+
+from anyfleet import formulas
+
+FOLDER = Path(formulas.__file__).parent
+FILES = sorted(FOLDER.glob("*.py"))
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    name: value
+    for name, value in vars(formulas).items()
+    if name in formulas.__all__ and isinstance(value, FunctionType)
+}
+SECTION = re.compile(r"METHODS §([0-9A-Z]+(?:\.[0-9]+)?)")
+FOREIGN = {"torch", "random", "os", "io", "pathlib"}
+
+
+def sections(function: Callable[..., Any]) -> list[str]:
+    return SECTION.findall(inspect.getdoc(function) or "")
+
+
+@pytest.mark.parametrize("name", sorted(FUNCTIONS))
+def test_a_formula_names_its_one_section(name: str) -> None:
+    assert len(sections(FUNCTIONS[name])) == 1
+
+
+def test_every_section_with_a_formula_is_there() -> None:
+    found = {section for function in FUNCTIONS.values() for section in sections(function)}
+    wanted = {f"1.{number}" for number in range(1, 21)} | {f"F.{number}" for number in range(1, 8)}
+    assert found == wanted | {"0.1", "0.2", "3"}
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_formulas_are_numpy_alone(file: Path) -> None:
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    modules = [n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module]
+    names = [a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names]
+    assert not {each.partition(".")[0] for each in (*modules, *names)} & FOREIGN
+    own = {each for each in modules if each.startswith("anyfleet")}
+    assert all(each == "anyfleet.columns" or each.startswith("anyfleet.formulas") for each in own)
+    assert "np.random" not in file.read_text(encoding="utf-8")
+
+
+def test_every_public_name_of_a_module_is_shown() -> None:
+    for file in FILES:
+        if file.stem != "__init__":
+            body = ast.parse(file.read_text(encoding="utf-8")).body
+            named = {n.name for n in body if isinstance(n, ast.FunctionDef | ast.ClassDef)}
+            assert {name for name in named if not name.startswith("_")} <= set(formulas.__all__)
