@@ -6,7 +6,7 @@ All make every prefix of the local model usable by itself (METHODS §1.7), aroun
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from anyfleet.train.gradient import Gradient, averaged, differentiated
 from anyfleet.types import Numbers, Params, Task
 
 RATIOS = tuple(k / 20 for k in range(2, 21))  # 0.10, 0.15 … 1.00 of the width
-_SAME = 1e-9  # ratios closer than this are one
+SAME = 1e-9  # ratios closer than this are one
 Judge = Callable[[Tensor], Tensor]  # of the output for a minibatch: the mean over its samples
 
 
@@ -31,6 +31,17 @@ class Nested(Protocol):
     base: Gradient
     ratios: tuple[float, ...]
     samples: int
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers a minibatch draws; a device makes ratios of its own from them."""
+
+    def choices(self, key: Tensor, steps: int) -> tuple[Any, ...]:
+        """Numbers in [0, 1); those of a step are the same however many steps there are."""
+        if not self.samples:
+            return self.base.choices(key, steps)
+        keys = rng.fold(rng.fold(key, "ratios"), torch.arange(steps))
+        return tuple(map(tuple, rng.uniform(keys, self.numbers).tolist()))
 
     def draft(self, step: int, samples: Ints) -> Numbers:
         return self.base.draft(step, samples)
@@ -86,7 +97,7 @@ class Inner:
 
 def inner(site: Site, ratio: float) -> Inner:
     """The part of that share of the whole width; the device's planned share is all of it."""
-    part = WHOLE if ratio > site.share - _SAME else _prefix(site.blueprint, ratio)
+    part = WHOLE if ratio > site.share - SAME else _prefix(site.blueprint, ratio)
     small = replace(site, blueprint=site.blueprint.local(part))
     return Inner(site.blueprint, part, small)
 
@@ -96,24 +107,9 @@ def _prefix(blueprint: Blueprint, ratio: float) -> Slice:
     return blueprint.prefix(ratio)
 
 
-def within(ratios: Iterable[float], share: float) -> tuple[float, ...]:
-    """The ratios that a device of that share has, its own included."""
-    return tuple(ratio for ratio in ratios if ratio < share + _SAME)
-
-
-def below(ratios: Iterable[float], share: float) -> tuple[float, ...]:
-    """The ratios narrower than a device of that share, in the order given."""
-    return tuple(ratio for ratio in ratios if ratio < share - _SAME)
-
-
 def share_of(priced: Priced) -> float:
     """The share that a slice was planned with, or a little more: axes are rounded up."""
     return width(priced.slice, priced.blueprint)
-
-
-def step_keys(key: Tensor, steps: int) -> Tensor:
-    """One key per step, the same for a step however many there are."""
-    return rng.fold(rng.fold(key, "ratios"), torch.arange(steps))
 
 
 def divergence(teacher: Tensor, output: Tensor) -> Tensor:

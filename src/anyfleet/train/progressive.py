@@ -9,29 +9,29 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from anyfleet import rng
 from anyfleet.elastic import Priced
 from anyfleet.errors import refuse
+from anyfleet.formulas.distillation import progressive_ratios
 from anyfleet.local import Minibatch, Site
 from anyfleet.method import Loose, Work
 from anyfleet.papers import FEDRESCUE, Paper
 from anyfleet.train.gradient import FLOAT_BYTES, UPDATE_PASSES, Gradient, averaged
 from anyfleet.train.nested import (
     RATIOS,
+    SAME,
     Inner,
     Judge,
     Nested,
-    below,
     expected,
     gradients,
     inner,
     judged,
     new_columns,
     share_of,
-    step_keys,
     together,
 )
 from anyfleet.train.optimisers import Optimiser
@@ -72,22 +72,23 @@ class _Stepwise(Nested, Protocol):
     def teaches(self, narrower: bool) -> bool:
         """Whether a part learns from the whole model, too."""
 
-    def choices(self, key: Tensor, steps: int) -> tuple[Any, ...]:
-        """All ratios in random order: a device takes the first of those narrower than itself."""
-        if not self.samples:
-            return self.base.choices(key, steps)
-        orders = rng.bits(step_keys(key, steps), len(self.ratios)).argsort(dim=-1, stable=True)
-        return tuple(tuple(self.ratios[at] for at in order) for order in orders.tolist())
+    @property
+    def numbers(self) -> int:
+        return len(self.ratios)
 
-    def visited(self, share: float, choice: tuple[float, ...]) -> tuple[float, ...]:
+    def visited(self, share: float, choice: tuple[float, ...]) -> list[float]:
         """The ratios of one minibatch at a device of that share, ascending."""
-        return (*sorted(below(choice, share)[: self.samples - 1]), share)
+        ratios: list[float] = progressive_ratios(
+            np.array(self.ratios), share, self.samples, np.array(choice)
+        ).tolist()
+        return ratios
 
     def work(self, priced: Priced, processed: int, steps: int) -> Work:
         final = self.base.work(priced, processed, steps)
         if not self.samples:
             return final
-        parts = [priced.within(ratio) for ratio in below(self.ratios, share_of(priced))]
+        share = share_of(priced)
+        parts = [priced.within(ratio) for ratio in self.ratios if ratio < share - SAME]
         count = min(self.samples - 1, len(parts))
         base, sparse = self._of_parts(), self.momentum != "literal"
         final = replace(final, memory=final.memory + self._held(priced))
@@ -101,10 +102,8 @@ class _Stepwise(Nested, Protocol):
 
     def _held(self, priced: Priced) -> int:
         """Bytes besides those of the last step: what the minibatch started from, and copies."""
-        state, trained = (
-            self._of_parts().state_bytes(priced),
-            FLOAT_BYTES * priced.sample.sent_params,
-        )
+        state = self._of_parts().state_bytes(priced)
+        trained = FLOAT_BYTES * priced.sample.sent_params
         return state + {"final": 0, "masked": state, "literal": trained}[self.momentum]
 
     def _of_parts(self) -> Gradient:

@@ -3,17 +3,19 @@
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
+import numpy as np
 from torch import Tensor
 
-from anyfleet import rng
 from anyfleet.elastic import Priced
 from anyfleet.errors import refuse
+from anyfleet.formulas.distillation import sampled_ratios
 from anyfleet.local import Minibatch, Site
 from anyfleet.method import Loose, Work
 from anyfleet.papers import FEDRESCUE, FJORD, SLIMMABLE, Paper
 from anyfleet.train.gradient import FLOAT_BYTES, Gradient, Slope, averaged, differentiated
 from anyfleet.train.nested import (
     RATIOS,
+    SAME,
     Inner,
     Nested,
     expected,
@@ -21,9 +23,7 @@ from anyfleet.train.nested import (
     inner,
     judged,
     share_of,
-    step_keys,
     together,
-    within,
 )
 from anyfleet.types import Params
 
@@ -33,9 +33,10 @@ _ADDED = 5  # a part's gradients to the sum: read both, write; and a copy of the
 class _Summed(Nested, Protocol):
     """One step down the sum of the whole model's gradient and of those of drawn parts.
 
-    Each of the `samples` ratios of a minibatch is drawn by itself from those up to the device's
-    share, and may come twice. The teacher is the whole model in the very pass that trains it, so
-    with its dropout and its normalisation: where a part is the whole model nothing diverges.
+    Each of the `samples` ratios of a minibatch is drawn by itself, as the paper writes it, from
+    those up to the device's share (or is this share, if none is narrower), and may come twice. The
+    teacher is the whole model in the very pass that trains it, so with its dropout and its
+    normalisation: where a part is the whole model nothing diverges.
     """
 
     labelled: ClassVar[bool]  # parts learn from labels, too
@@ -43,22 +44,24 @@ class _Summed(Nested, Protocol):
     def __post_init__(self) -> None:
         refuse(self._faults())
 
-    def choices(self, key: Tensor, steps: int) -> tuple[Any, ...]:
-        """Numbers in [0, 1), as each device has its own ratios to draw from."""
-        if not self.samples:
-            return self.base.choices(key, steps)
-        return tuple(map(tuple, rng.uniform(step_keys(key, steps), self.samples).tolist()))
+    @property
+    def numbers(self) -> int:
+        return self.samples
 
-    def drawn(self, share: float, choice: tuple[float, ...]) -> tuple[float, ...]:
+    def drawn(self, share: float, choice: tuple[float, ...]) -> list[float]:
         """The ratios of one minibatch at a device of that share."""
-        known = within(self.ratios, share)
-        return tuple(known[int(number * len(known))] for number in choice) if known else ()
+        ratios: list[float] = sampled_ratios(
+            np.array(self.ratios), share, np.array(choice)
+        ).tolist()
+        return ratios
 
     def work(self, priced: Priced, processed: int, steps: int) -> Work:
         whole = self.base.work(priced, processed, steps)
-        parts = [priced.within(ratio) for ratio in within(self.ratios, share_of(priced))]
-        if not self.samples or not parts:
+        if not self.samples:
             return whole
+        share = share_of(priced)
+        within = [ratio for ratio in self.ratios if ratio <= share + SAME] or [share]
+        parts = [priced.within(ratio) for ratio in within]
         trained = FLOAT_BYTES * priced.sample.sent_params
         # What is summed is there beside the pass of a part, which may be as wide as the whole.
         whole = replace(whole, memory=whole.memory + trained)
