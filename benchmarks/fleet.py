@@ -27,16 +27,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
 
 from anyfleet import plan as sizes
+from anyfleet import select as selections
+from anyfleet.aggregate import Subset
 from anyfleet.method import Choose, Method, Plan, Select
 from anyfleet.methods import fedavg
 from anyfleet.runtime import Simulated
 from anyfleet.schedule import Synchronous
-from anyfleet.select import Everyone, Uniform
+from anyfleet.select import Everyone, Largest, Quota, Uniform
+from anyfleet.select.learned import Chances
 from anyfleet.server import Server
 from anyfleet.tasks import Data, Split, Task
 from anyfleet.tasks.partition import Iid
@@ -62,10 +66,24 @@ COHORT = 100
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
 SEED = 7
 
+
+@dataclass(frozen=True)
+class Learned(selections.Learned):
+    """As after many rounds: no two devices have the same chance."""
+
+    def init(self, view: View) -> Chances:
+        even = super().init(view)
+        chances = np.arange(1.0, len(view.devices) + 1)
+        return even._replace(probability=chances / chances.sum())
+
+
 SELECTORS: Mapping[str, Callable[[int], Select]] = {
     "Everyone": lambda _: Everyone(),
     "Uniform(count)": lambda _: Uniform(COHORT),
     "Uniform(fraction)": lambda devices: Uniform(fraction=COHORT / devices),
+    "Quota": lambda _: Quota(COHORT),
+    "Learned": lambda _: Learned(COHORT),
+    "Largest": lambda _: Largest(COHORT, COHORT // 2),
 }
 PLANNERS: Mapping[str, tuple[Plan, Choose]] = {
     "Whole": (sizes.Whole(), sizes.First()),
@@ -141,7 +159,12 @@ class Idle:
 
 @dataclass(frozen=True)
 class Cohort(Synchronous):
-    """A cohort of `COHORT` devices, whatever the selection names."""
+    """A cohort of `COHORT` devices, whatever the selection names.
+
+    Only asking is measured, so it may promise to any selection that results wait on the devices.
+    """
+
+    gives: ClassVar[frozenset[str]] = frozenset({"held"})
 
     def start(self, view: View) -> tuple[Request, ...]:
         return tuple(replace(request, count=COHORT) for request in super().start(view))
@@ -208,7 +231,8 @@ def _one() -> Task:
 
 def method(select: Select, plan: Plan, choose: Choose) -> Method:
     """FedAvg with another selection and another planner."""
-    return replace(fedavg(), select=select, schedule=Cohort(), plan=plan, choose=choose)
+    base = replace(fedavg(), schedule=Cohort(), aggregate=Subset())
+    return replace(base, select=select, plan=plan, choose=choose)
 
 
 def measure(task: Task, world: World, select: str, plan: str, counted: Rounds) -> Measured:

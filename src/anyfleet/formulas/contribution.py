@@ -207,8 +207,12 @@ def weighted_draw(probabilities: Floats, count: int, u: Floats) -> Ints:
     clock = -np.log1p(-np.asarray(u, dtype=np.float64))
     possible = chance > 0
     ring = np.where(possible, clock / np.where(possible, chance, 1.0), clock)
-    order: Ints = np.lexsort((ring, ~possible))[:count]
-    return order
+    if 0 < count < possible.sum():
+        # Only the first few are put in order: the rest of a large fleet is merely later.
+        first = np.argpartition(np.where(possible, ring, np.inf), count - 1)[:count]
+        order: Ints = first[np.lexsort((first, ring[first]))]
+        return order
+    return np.lexsort((ring, ~possible))[:count]
 
 
 def largest(norms: Floats, count: int) -> Ints:

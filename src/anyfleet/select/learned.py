@@ -21,6 +21,8 @@ from anyfleet.view import View
 if TYPE_CHECKING:
     from anyfleet.arrivals import Arrivals
 
+_AHEAD = 8  # how many times more are drawn than wanted, since not all are free
+
 
 class Chances(NamedTuple):
     """What is known of every device of the fleet."""
@@ -70,10 +72,16 @@ class Learned(Select):
         wanted = self.count if view.most is None else min(self.count, view.most)
         if np.ptp(state.probability) == 0:
             return drawn(view, wanted, key)
-        free = view.idle
-        luck = _luck(key, len(view.devices))[free]
-        chosen: Ints = np.sort(free[weighted_draw(state.probability[free], wanted, luck)])
-        return chosen
+        luck = _luck(key, len(view.devices))
+        reach = _AHEAD * wanted
+        while True:
+            # The first free ones in the order of a draw of all: few have to be looked at.
+            order = weighted_draw(state.probability, reach, luck)
+            found = order[view.free(order)][:wanted]
+            if len(found) == wanted or reach >= len(luck):
+                chosen: Ints = np.sort(found)
+                return chosen
+            reach *= _AHEAD
 
     def learn(
         self, state: Chances, arrivals: "Arrivals | None", notes: Mapping[str, Any], view: View
