@@ -227,6 +227,12 @@ class Observed:
         return self.inner.choices(key, steps)
 
     def misfit(self, task: Task) -> str:
+        if not task.classified:
+            return (
+                "Fisher information is measured with labels drawn from a softmax of the output, "
+                "and this task has none: use a chooser and an extraction that do not ask for it "
+                "(LargestInTime, Leading), or say classified=True if its loss is one of classes."
+            )
         return self.inner.misfit(task)
 
     def work(self, priced: Priced, processed: int, steps: int) -> Work:

@@ -32,6 +32,7 @@ import torch
 import anyfleet
 from anyfleet import config
 from anyfleet.breakdown import Breakdown
+from anyfleet.diagnosis import read_notes
 from anyfleet.ledger import Entries
 from anyfleet.loop import Step
 from anyfleet.queries import summarise
@@ -132,7 +133,7 @@ def _lines(file: Path) -> list[dict[str, Any]]:
 
 
 def _point(data: Mapping[str, Any]) -> Point:
-    inner = {"scores": _numbers(data["scores"])}
+    inner = {"scores": _numbers(data["scores"]), "notes": read_notes(data.get("notes", {}))}
     details = tuple(_breakdown(each) for each in data.get("details", ()))
     return Point(**_numbers(data) | inner | {"details": details})
 

@@ -12,6 +12,7 @@ from annotated_types import Ge
 from anyfleet import config
 from anyfleet.breakdown import Breakdown, Detail, Groups, complaints, named, take_apart
 from anyfleet.delivery import unpadded
+from anyfleet.diagnosis import plain_notes
 from anyfleet.errors import ConfigError, Problem
 from anyfleet.evaluate import score, to_test
 from anyfleet.loop import Answer, Step, run
@@ -141,8 +142,17 @@ def _links(experiment: Experiment) -> list[Problem]:
 
 
 def _untrainable(experiment: Experiment, task: Task) -> list[Problem]:
-    message = experiment.method.train.misfit(task)
-    return [Problem("method.train", message)] if message else []
+    message = experiment.method.trained.misfit(task)
+    problems = [Problem("method.train", message)] if message else []
+    if experiment.method.judges and not len(task.server):
+        problems.append(
+            Problem(
+                "task",
+                "the method compares models by their loss on the server, which has no samples; "
+                "keep some back for it (server = 200, for example).",
+            )
+        )
+    return problems
 
 
 def _refuse(problems: Collection[Problem]) -> None:
@@ -165,6 +175,7 @@ class Point:
     loss: float  # mean training loss the devices reported in this step
     on_devices: float  # accuracy of the devices' own models on their own test data, or NaN
     scores: dict[str, float] = field(default_factory=dict)  # on the test set; empty: not evaluated
+    notes: dict[str, Any] = field(default_factory=dict)  # what the method's parts tell of the step
     details: tuple[Breakdown, ...] = ()  # for each width, where the experiment asks for them
 
     @property
@@ -242,6 +253,7 @@ def _advance(before: Point, step: Step) -> Point:
         lost=int((~counted).sum()),
         loss=float(losses.mean()) if len(losses) else float("nan"),
         on_devices=_surveyed(step.answers),
+        notes=plain_notes(step.notes),
     )
 
 

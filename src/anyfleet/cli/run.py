@@ -10,6 +10,7 @@ from anyfleet.cli.app import INTERRUPTED
 from anyfleet.cli.details import apart
 from anyfleet.cli.record import picture, prepare, record
 from anyfleet.cli.screen import console, lost_orders, table
+from anyfleet.diagnosis import measuring, unfit_threshold
 from anyfleet.queries import best, taken_apart
 from anyfleet.store import read_ledger, read_points
 from anyfleet.study import build, from_source
@@ -45,7 +46,8 @@ def run_file(
         )
         screen.print(apart(details, screen.width))
         screen.print()
-    reasons = lost_orders(read_ledger(folder))
-    if reasons:
-        screen.print(reasons, markup=False, soft_wrap=True)
+    ledger = read_ledger(folder)
+    remarks = lost_orders(ledger), measuring(experiment.method, task), unfit_threshold(ledger)
+    for remark in filter(None, remarks):
+        screen.print(remark, markup=False, soft_wrap=True)
     picture(folder / "curves.png", runs, screen=screen)

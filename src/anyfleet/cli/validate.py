@@ -6,6 +6,7 @@ from pathlib import Path
 from rich.table import Table
 
 from anyfleet.cli.screen import console, grid
+from anyfleet.diagnosis import measuring
 from anyfleet.elastic import Blueprint, cost
 from anyfleet.study import build, load
 
@@ -25,6 +26,8 @@ def validate_file(file: Path, overrides: Sequence[str], *, allow: Sequence[str])
         soft_wrap=True,
     )
     screen.print(f"{experiment.method}\n", markup=False, soft_wrap=True)
+    if cost_of_measuring := measuring(experiment.method, task):
+        screen.print(f"{cost_of_measuring}\n", markup=False, soft_wrap=True)
     screen.print(_sizes(task.blueprint, screen.width))
     for note in task.blueprint.notes:
         screen.print(f"note: {note}", markup=False, soft_wrap=True)

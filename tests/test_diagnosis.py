@@ -1,0 +1,149 @@
+"""What a run tells about its method."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from anyfleet import diagnosis
+from anyfleet.aggregate import Diagnosed, Subset
+from anyfleet.columns import join
+from anyfleet.errors import ConfigError
+from anyfleet.ledger import Entries
+from anyfleet.methods import fedavg, fedpns, whale
+from anyfleet.plan import FisherUtility
+from anyfleet.runtime import Reference
+from anyfleet.select import Everyone
+from anyfleet.store import Recording, read_points
+from anyfleet.study import Experiment, play, populate
+from anyfleet.tasks import Data, Embedded, Split, Task, XClass
+from anyfleet.train import Fisher
+from anyfleet.world import levels
+from tests import small
+
+
+def ledger(**columns: object) -> Entries:
+    """Rows of a real ledger, with some columns replaced."""
+    rows = small.steps(replace(fedavg(), select=Everyone()), small.task(), 1)[0].ledger
+    return replace(rows, **columns)  # type: ignore[arg-type]
+
+
+def test_f_1_psi_of_the_answers_in_a_ledger() -> None:
+    depths = np.array([3, 3, 2, 2, 1, 1, 0, 0])
+    assert diagnosis.depth_shares(ledger(first=depths), 4).tolist() == [0.25] * 4
+    assert diagnosis.depth_psi(ledger(first=depths), 4) == pytest.approx(8.333333333333332)
+    assert diagnosis.depth_psi(ledger(first=np.zeros(8, dtype=int)), 4) == 4.0
+    assert diagnosis.depth_psi(ledger(first=np.ones(8, dtype=int)), 2) == math.inf
+    # Answers that were lost trained nothing.
+    lost = ("",) * 6 + ("died",) * 2
+    assert diagnosis.depth_psi(ledger(first=depths, lost=lost), 4) == math.inf
+
+
+def test_f_5_label_distances() -> None:
+    split = Split(devices=4, partition=XClass(2, samples=30), seed=1)
+    made = Task.of(small.net(), small.patterns(400, 1), small.patterns(50, 2), split=split)
+    found = diagnosis.label_distances(made)
+    labels = [made.data(device).y for device in range(4)]
+    everything = torch.cat(labels)
+    all_ = torch.bincount(everything, minlength=10) / len(everything)
+    own = torch.bincount(labels[2], minlength=10) / len(labels[2])
+    assert found[2] == pytest.approx(float((own - all_).abs().sum()), rel=1e-6)
+    assert (found > 1).all()
+
+
+def test_1_18_counts_of_devices_that_were_selected_labelled_and_excluded() -> None:
+    class Step:
+        def __init__(self, **notes: list[int]) -> None:
+            self.notes = notes
+
+    rows = ledger()
+    found = diagnosis.contributions(
+        join([rows, rows]), [Step(labelled=[3, 5], excluded=[5]), Step(labelled=[3])]
+    )
+    assert len(found) == 8
+    assert found[3] == diagnosis.Contribution(2, 2, 0)
+    assert found[5] == diagnosis.Contribution(2, 1, 1)
+    assert found[0] == diagnosis.Contribution(2, 0, 0)
+
+
+def test_information_by_step() -> None:
+    utility = np.array([np.nan, 0.5, 1.0, np.nan, np.nan, np.nan, np.nan, np.nan])
+    (found,) = diagnosis.information(ledger(utility=utility, share=np.full(8, 0.25)))
+    assert (found.step, found.utility, found.share) == (0, 0.75, 0.25)
+    assert math.isnan(found.fisher)
+
+
+def test_1_10_a_threshold_that_leaves_no_choice_is_told() -> None:
+    extreme = np.array([1.0] * 7 + [0.0])
+    assert "100% of the utilities" in diagnosis.unfit_threshold(ledger(utility=extreme))
+    assert not diagnosis.unfit_threshold(ledger(utility=np.linspace(0.1, 0.9, 8)))
+    assert not diagnosis.unfit_threshold(ledger())
+
+
+def test_what_measuring_costs_is_told() -> None:
+    task = small.task(norm=False)
+    method = whale(lr=0.1, batch=8)
+    assert diagnosis.measuring_share(method, task) == pytest.approx(1.0)
+    assert "adds 100% to the work" in diagnosis.measuring(method, task)
+    seldom = replace(method, fisher=Fisher(every=5, samples=4))
+    assert diagnosis.measuring_share(seldom, task) == pytest.approx(0.1)
+    assert diagnosis.measuring(fedavg(), task) == ""
+
+
+def test_notes_are_plain_data_and_come_back() -> None:
+    notes = {
+        "angles": {3: 0.5, 11: math.nan},
+        "labelled": np.array([3, 4]),
+        "entropy": np.float64(1.5),
+        "model": torch.ones(2),
+    }
+    plain = diagnosis.plain_notes(notes)
+    assert plain.keys() == {"angles", "labelled", "entropy"}
+    assert plain["labelled"] == [3, 4]
+    read = diagnosis.read_notes({"angles": {"3": 0.5, "11": None}, "labelled": [3, 4]})
+    assert read["angles"][3] == 0.5
+    assert math.isnan(read["angles"][11])
+
+
+def test_a_run_folder_has_the_notes_of_its_steps(tmp_path: Path) -> None:
+    base = fedpns(count=4, lr=0.1, batch=8)
+    method = replace(base, aggregate=Diagnosed(base.aggregate))
+    experiment = Experiment(Embedded(devices=6, server=50), method, rounds=2, engine=Reference())
+    with Recording(tmp_path, experiment) as recording:
+        for moment in play(experiment):
+            recording.append(moment)
+    points = read_points(tmp_path)
+    assert len(points) == 2
+    assert 0 < points[-1].notes["coverage"] <= 1
+    assert len(points[0].notes["norms"]) == 4
+    assert all(isinstance(device, int) for device in points[0].notes["norms"])
+
+
+def test_what_judges_needs_a_server_split() -> None:
+    split = Split(devices=4, server=0, seed=1)
+    made = Task.of(small.net(), small.patterns(200, 1), small.patterns(50, 2), split=split)
+    experiment = Experiment(made, replace(fedavg(), aggregate=Subset()), rounds=1)
+    with pytest.raises(ConfigError, match="loss on the server"):
+        populate(experiment, made)
+
+
+def test_fisher_information_needs_classes() -> None:
+    x = torch.randn(60, 3)
+    made = Task.of(
+        nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1)),
+        Data(x, x[:, :1]),
+        loss=lambda output, target: (output - target).square().mean(dim=1),
+        split=Split(devices=4),
+    )
+    chosen = FisherUtility(levels=1, target=1.0)
+    experiment = Experiment(
+        made, replace(whale(), choose=chosen), fleet=levels(speeds=(1e9,)), rounds=1
+    )
+    with pytest.raises(ConfigError, match="Fisher information is measured with labels"):
+        populate(experiment, made)
+    constant = FisherUtility(levels=5, fisher="constant", target=1.0)
+    populate(replace(experiment, method=replace(whale(), choose=constant)), made)
