@@ -131,14 +131,14 @@ def train(where: Site, inputs: Inputs, bounds: Extent, *, lift: Lift, cohort: in
     """Runs the trainer over the device's minibatches."""
     trainer = where.job.train
     order = partial(_schedule, bounds=bounds)
-    rows, valid = lift(order)(inputs.key, inputs.valid, inputs.numbers["batch"])
+    rows, valid, keys = lift(order)(inputs.key, inputs.valid, inputs.numbers["batch"])
     given = Given(inputs.params, inputs.buffers, inputs.seen)
     state = lift(partial(trainer.start, where))(given)
     choices = trainer.choices(torch.tensor(cohort), bounds.steps)
     for i in range(bounds.steps):
         # The guard holds the old state beside the new one: a device alone never needs it.
         one = partial(_stepped if i < bounds.together else _guarded, where, i, choices[i])
-        state = lift(one)(state, inputs, (rows[..., i, :], valid[..., i, :]))
+        state = lift(one)(state, inputs, _Drawn(rows[..., i, :], valid[..., i, :], keys[..., i]))
     result: Result = lift(partial(trainer.finish, where))(state)
     # Layers that are not trained run in training mode but keep their statistics (METHODS §1.3).
     layers = where.blueprint.layers
@@ -152,10 +152,20 @@ def lifted(count: int) -> Lift:
     return (lambda function: function) if count == 1 else vmap
 
 
-def _schedule(key: Tensor, valid: Tensor, batch: Tensor, bounds: Extent) -> tuple[Tensor, Tensor]:
-    """Rows [steps, width] of every minibatch, and which of them are real."""
-    key = rng.fold(key, "order")
-    orders = torch.stack([rng.permutation(rng.fold(key, e), valid) for e in range(bounds.epochs)])
+class _Drawn(NamedTuple):
+    """Rows [steps, width] of every minibatch, which of them are real, and the keys [steps].
+
+    All at once: hashing key by key takes as long as a small network.
+    """
+
+    rows: Tensor
+    valid: Tensor
+    key: Tensor
+
+
+def _schedule(key: Tensor, valid: Tensor, batch: Tensor, bounds: Extent) -> _Drawn:
+    epochs = rng.fold(rng.fold(key, "order"), torch.arange(bounds.epochs, device=key.device))
+    orders = torch.stack([rng.permutation(epoch, valid) for epoch in epochs.unbind(-1)])
     count = valid.sum()
     per_epoch = ((count + batch - 1) // batch).clamp(min=1)
     step = torch.arange(bounds.steps, device=valid.device)
@@ -163,15 +173,15 @@ def _schedule(key: Tensor, valid: Tensor, batch: Tensor, bounds: Extent) -> tupl
     epoch = (step // per_epoch).clamp(max=bounds.epochs - 1)
     position = (step % per_epoch)[:, None] * batch + column
     real = (column < batch) & (position < count)
-    return orders[epoch[:, None], position.clamp(max=valid.shape[0] - 1)], real
+    rows = orders[epoch[:, None], position.clamp(max=valid.shape[0] - 1)]
+    return _Drawn(rows, real, rng.fold(rng.fold(key, "step"), step))
 
 
 def _stepped(
-    where: Site, i: int, choice: Any, state: Loose, inputs: Inputs, drawn: tuple[Tensor, Tensor]
+    where: Site, i: int, choice: Any, state: Loose, inputs: Inputs, drawn: _Drawn
 ) -> Loose:
     """One step."""
-    key = rng.fold(rng.fold(inputs.key, "step"), i)
-    rows, valid = drawn
+    rows, valid, key = drawn
     x, y = inputs.x[rows], inputs.y[rows]
     if where.task.augment is not None:
         x = where.task.augment(x, rng.fold(key, "augment"))
@@ -180,7 +190,7 @@ def _stepped(
 
 
 def _guarded(
-    where: Site, i: int, choice: Any, state: Loose, inputs: Inputs, drawn: tuple[Tensor, Tensor]
+    where: Site, i: int, choice: Any, state: Loose, inputs: Inputs, drawn: _Drawn
 ) -> Loose:
     """One step, undone where the device has already finished: no branching on values."""
     new = _stepped(where, i, choice, state, inputs, drawn)

@@ -1,12 +1,14 @@
 """Operators that draw at random, by key: the same key and place give the same numbers."""
 
 import math
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from anyfleet import rng
+from anyfleet.elastic.blueprint import Blueprint
 from anyfleet.elastic.modes import Run, Special
 from anyfleet.elastic.program import Node
 
@@ -144,3 +146,10 @@ RANDOM: dict[str, Special] = {
     "aten.randn_like.default": randn_like,
     "aten.uniform.default": uniform,
 }
+
+
+@lru_cache(maxsize=256)
+def is_random(blueprint: Blueprint) -> bool:
+    """Whether training may draw: only then `apply` has a use for a key."""
+    attention = "aten.scaled_dot_product_attention.default"
+    return any(node.op in RANDOM or node.op == attention for node in blueprint.program.nodes)

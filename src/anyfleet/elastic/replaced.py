@@ -1,6 +1,7 @@
-"""The operators that `apply` teaches something: batch norm masks and statistics, random keys."""
+"""The operators that `apply` teaches something: masks, statistics, random keys, to be quick."""
 
 import math
+from functools import reduce
 from typing import Any
 
 import torch
@@ -83,6 +84,25 @@ def attention(run: Run, args: list[Any], node: Node) -> Tensor:
     return mixed
 
 
+def max_pool(_run: Run, args: list[Any], _node: Node) -> Tensor:
+    """Max-pooling: by rows and then by columns where no gradient will be asked for.
+
+    The same numbers in a tenth of the time on a CPU, where torch's kernel looks for the place of
+    every maximum. Layers that are not trained would take longer to pool than to convolve.
+    """
+    x, kernel, *further = args
+    padded = len(further) > 1  # or dilated, or rounded up
+    if padded or x.requires_grad or x.device.type != "cpu" or len(kernel) != 2:
+        return torch.max_pool2d(x, kernel, *further)
+    height, width = kernel
+    down, right = (further[0] if further else None) or kernel
+    reach = (x.shape[-2] - height) // down * down + 1
+    rows = reduce(torch.maximum, [x[..., i : i + reach : down, :] for i in range(height)])
+    reach = (x.shape[-1] - width) // right * right + 1
+    pooled: Tensor = reduce(torch.maximum, [rows[..., i : i + reach : right] for i in range(width)])
+    return pooled.contiguous()
+
+
 def _stacked(tensor: Tensor) -> bool:
     """Whether this runs under vmap: the fused kernels would fall back to a slow loop there."""
     while _functorch.is_functorch_wrapped_tensor(tensor):
@@ -95,5 +115,6 @@ def _stacked(tensor: Tensor) -> bool:
 SPECIAL: dict[str, Special] = {
     **draws.RANDOM,
     "aten.batch_norm.default": batch_norm,
+    "aten.max_pool2d.default": max_pool,
     "aten.scaled_dot_product_attention.default": attention,
 }

@@ -241,15 +241,15 @@ def differentiated(
 def _alone(
     objective: Callable[[Params], tuple[Tensor, Besides]], at: Params
 ) -> tuple[Params, Tensor, Besides]:
-    """The same for a device that is not one of a stack, where `vjp` takes longer than small nets."""
+    """The same for a device that is not in a stack: `vjp` would take longer than a small net."""
     leaves = {name: value.detach().requires_grad_() for name, value in at.items()}
     with torch.enable_grad():
         value, besides = objective(leaves)
+    inputs = tuple(leaves.values())
     if value.requires_grad:
-        given = {"allow_unused": True, "materialize_grads": True}
-        found = torch.autograd.grad(value, tuple(leaves.values()), **given)
+        found = torch.autograd.grad(value, inputs, materialize_grads=True)
     else:
-        found = tuple(map(torch.zeros_like, at.values()))
+        found = tuple(map(torch.zeros_like, inputs))
     gradients = dict(zip(leaves, found, strict=True))
     return gradients, value.detach(), tree_map(Tensor.detach, besides)
 
