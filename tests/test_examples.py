@@ -5,15 +5,23 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 import anyfleet
 from anyfleet import config
+from anyfleet.aggregate import Mean
+from anyfleet.plan import FixedLevel
+from anyfleet.select import Uniform
 from anyfleet.store import describe, read_points
 from anyfleet.study import HOMES, Experiment, load, play
+from anyfleet.world import levels
+from tests import small
+from tests.test_contribution import PLACE, step, vectors
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES = sorted((ROOT / "recipes").glob("*.toml"))
@@ -52,6 +60,31 @@ def test_a_run_file_names_a_part_that_lies_beside_it(tmp_path: Path) -> None:
     written = (tmp_path / "run/config.toml").read_text()
     assert 'use = "own_selection:Fastest"' in written
     assert 'packages = ["own_selection"]' in written
+
+
+def test_a_method_of_ones_own_is_short_and_runs_from_its_file(tmp_path: Path) -> None:
+    assert len((ROOT / "examples/own_method.py").read_text().splitlines()) <= 40
+    file = ROOT / "examples/own_method.toml"
+    assert file.read_text().splitlines()[0] == "# anyfleet run examples/own_method.toml"
+    quick = ["rounds=2", "task.limit=300", "task.server=0", "--out", "run"]
+    python(tmp_path, "-m", "anyfleet.cli", "run", str(file), *quick)
+    assert len(read_points(tmp_path / "run")) == 2
+    assert 'use = "own_method:Median"' in (tmp_path / "run/config.toml").read_text()
+
+
+def test_the_median_of_ones_own_method_does_what_it_says() -> None:
+    method = load(ROOT / "examples/own_method.toml").method
+    task, fleet = small.task(norm=False), levels(speeds=(1e9, 1e8))
+    alone = replace(method, select=Uniform(1))
+    plain = replace(alone, aggregate=Mean("equal"))
+    one, two = (small.steps(each, task, 2, fleet=fleet)[-1].params for each in (alone, plain))
+    assert small.distance(one, two) < 1e-6  # the median of one is its mean
+    three = vectors([(1.0, 5.0), (2.0, 4.0), (9e9, 6.0)])
+    assert step(method.aggregate, three).model[PLACE].tolist() == [2.0, 5.0]
+    half = replace(method, plan=FixedLevel((0.5,)))
+    last = small.steps(half, task, 1)[0].params["0.weight"]
+    assert torch.equal(last[3:], task.params["0.weight"][3:])  # nobody trained these
+    assert not torch.equal(last[:3], task.params["0.weight"][:3])
 
 
 @pytest.mark.parametrize("file", RECIPES, ids=lambda file: file.stem)
