@@ -1,29 +1,43 @@
-"""Selections: uniform in law, and blind to all but the devices they need."""
+"""Selections: the law of their draws, and blind to all but the devices they need."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from anyfleet import rng
+from anyfleet.aggregate import Diagnosed, ServerStep, Subset
 from anyfleet.columns import Flags, Ints
-from anyfleet.method import Select
+from anyfleet.errors import CompositionError
+from anyfleet.formulas.contribution import weighted_draw
+from anyfleet.method import Schedule, Select
 from anyfleet.methods import fedavg
 from anyfleet.runtime import Simulated
-from anyfleet.select import Everyone, Uniform
+from anyfleet.schedule import Buffered, Deadline, Surveyed, Synchronous, TwoPhase
+from anyfleet.select import Everyone, Largest, Learned, Quota, Uniform
+from anyfleet.select.learned import Chances
 from anyfleet.server import Server
-from anyfleet.types import Devices
-from anyfleet.view import View
+from anyfleet.types import Devices, Kind
+from anyfleet.view import Flight, View
 from tests import small
+from tests.test_contribution import vectors
 
 
-def seen(size: int, free: Any) -> View:
-    """A view of a fleet of this size."""
+def seen(size: int, free: Any, *, kinds: Ints | None = None) -> View:
+    """A view of a fleet of this size; `kinds` are levels and groups."""
     task = small.task()
     view = Server(fedavg(), task, Simulated(task, small.world(task), 0), 0).view()
     ones = np.ones(size, dtype=np.int64)
-    return replace(view, devices=Devices(level=ones, samples=ones, group=ones), free=free)
+    kinds = ones if kinds is None else kinds
+    return replace(view, devices=Devices(level=kinds, samples=ones, group=kinds), free=free)
+
+
+def all_free(devices: Ints) -> Flags:
+    return np.ones(len(devices), dtype=np.bool_)
 
 
 @pytest.mark.parametrize("size", [60, 6000])
@@ -84,3 +98,263 @@ def test_a_schedule_that_wants_few_gets_a_draw_of_the_free_without_a_sweep(selec
     # Without preferences: the mean of uniform numbers below 100,000.
     mean = np.concatenate(chosen).mean()
     assert mean == pytest.approx(50_000, abs=5 * 100_000 / np.sqrt(12 * 4000))
+
+
+# --- quotas -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"), [(8, [2, 2, 2, 2]), (10, [3, 3, 2, 2]), (3, [1, 1, 1]), (1, [1])]
+)
+def test_1_3_a_quota_is_shared_evenly_and_the_rest_from_the_strongest_level(
+    count: int, expected: list[int]
+) -> None:
+    view = seen(400, all_free, kinds=np.arange(400) % 4)
+    chosen = Quota(count)(view, None, rng.root(2, "quota"))
+    assert np.bincount(chosen % 4).tolist() == expected
+    assert (np.diff(chosen) > 0).all()
+
+
+def test_a_quota_leaves_levels_without_devices_out_and_does_not_fill_up_from_others() -> None:
+    kinds = np.array([1, 3, 3, 3, 3, 3, 7, 7, 7, 7])
+    view = seen(10, all_free, kinds=kinds)
+    chosen = Quota(9)(view, None, rng.root(0, "quota"))
+    assert np.bincount(kinds[chosen], minlength=8).tolist() == [0, 1, 0, 3, 0, 0, 0, 3]
+    few = replace(view, free=lambda devices: (devices < 3) | (devices > 8))
+    assert Quota(9)(few, None, rng.root(0, "quota")).tolist() == [0, 1, 2, 9]
+    nobody = Quota(9)(replace(view, free=lambda devices: devices < 0), None, rng.root(0, "quota"))
+    assert nobody.dtype == np.int64
+    assert len(nobody) == 0
+
+
+def test_a_quota_of_groups_is_what_it_says() -> None:
+    """METHODS §1.19: five i.i.d. devices and five others, as the authors' program starts."""
+    kinds = np.repeat([0, 1, 2], 20)
+    view = seen(60, all_free, kinds=kinds)
+    chosen = Quota(by="group", counts=(5, 5))(view, None, rng.root(1, "quota"))
+    assert np.bincount(kinds[chosen]).tolist() == [5, 5]
+    more = Quota(by="group", counts=(0, 1, 30, 9))(view, None, rng.root(1, "quota"))
+    assert np.bincount(kinds[more]).tolist() == [0, 1, 20]
+
+
+@pytest.mark.parametrize("size", [60, 6000])
+def test_within_a_level_every_free_device_is_equally_likely(size: int) -> None:
+    kinds = (np.arange(size) % 10 > 7).astype(np.int64)  # one in five is of level 1
+    view = seen(size, lambda devices: devices % 2 == 0, kinds=kinds)
+    drawn = np.concatenate(
+        [Quota(counts=(1, 3))(view, None, rng.root(seed, "law")) for seed in range(600)]
+    )
+    weak = drawn[kinds[drawn] == 1]
+    assert len(weak) == 1800
+    counts = np.bincount(weak * 6 // size, minlength=6)
+    statistic = ((counts - 300) ** 2 / 300).sum()
+    assert statistic < 5 + 4 * np.sqrt(10)
+
+
+@pytest.mark.parametrize("size", [50, 9000])
+def test_a_quota_of_one_level_is_a_uniform_draw(size: int) -> None:
+    view = seen(size, lambda devices: devices % 3 > 0)
+    for seed in range(5):
+        key = rng.root(seed, "same")
+        assert Quota(7)(view, None, key).tolist() == Uniform(7)(view, None, key).tolist()
+
+
+def test_a_quota_from_a_million_looks_at_few_and_respects_what_a_schedule_wants() -> None:
+    looked: list[Ints] = []
+
+    def free(devices: Ints) -> Flags:
+        looked.append(devices)
+        return all_free(devices)
+
+    kinds = np.arange(10**6) % 4
+    view = seen(10**6, free, kinds=kinds)
+    assert len(Quota(100)(view, None, rng.root(0, "many"))) == 100
+    assert sum(map(len, looked)) < 2000
+    one = [Quota(8)(replace(view, most=1), None, rng.root(s, "one")) for s in range(200)]
+    assert all(len(ids) == 1 for ids in one)
+    counts = np.bincount(kinds[np.concatenate(one)], minlength=4)
+    assert (abs(counts - 50) < 4 * np.sqrt(200 * 3 / 16)).all()
+
+
+# --- learned probabilities --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [50, 9000])
+def test_1_19_the_first_cohort_is_a_uniform_draw(size: int) -> None:
+    view = seen(size, lambda devices: devices % 3 > 0)
+    select = Learned(10)
+    for seed in range(5):
+        key = rng.root(seed, "first")
+        chosen = select(view, select.init(view), key)
+        assert chosen.tolist() == Uniform(10)(view, None, key).tolist()
+
+
+def chances(*probability: float) -> Chances:
+    never = np.zeros(len(probability), dtype=np.int64)
+    return Chances(np.array(probability) / sum(probability), never, never)
+
+
+def test_1_19_while_few_are_labelled_most_of_the_cohort_is_that_of_a_uniform_draw() -> None:
+    view, key = seen(50, all_free), rng.root(4, "same")
+    uniform = Uniform(10)(view, None, key)
+    out = int(uniform[3])
+    state = chances(*(0.0 if device == out else 1.0 for device in range(50)))
+    learned = Learned(10)(view, state, key)
+    assert out not in learned
+    assert len(set(uniform.tolist()) & set(learned.tolist())) == 9
+
+
+@pytest.mark.parametrize("size", [8, 5000])
+def test_1_19_draws_follow_the_probabilities(size: int) -> None:
+    heavy = np.arange(size) < size // 2
+    state = chances(*np.where(heavy, 3.0, 1.0).tolist())
+    view = seen(size, all_free)
+    first = [int(Learned(1)(view, state, rng.root(s, "law"))[0]) for s in range(800)]
+    share = np.mean(np.array(first) < size // 2)
+    assert share == pytest.approx(0.75, abs=4 * np.sqrt(0.75 * 0.25 / 800))
+
+
+def test_1_19_too_few_with_a_chance_are_all_drawn_and_others_fill_up() -> None:
+    state = chances(0.0, 0.5, 0.0, 0.5, 0.0, 0.0)
+    drawn = [Learned(3)(seen(6, all_free), state, rng.root(s, "fill")) for s in range(400)]
+    assert all({1, 3} <= set(ids.tolist()) and len(ids) == 3 for ids in drawn)
+    others = np.bincount(np.concatenate(drawn), minlength=6)[[0, 2, 4, 5]]
+    assert (abs(others - 100) < 4 * np.sqrt(400 * 3 / 16)).all()
+    away = seen(6, lambda devices: devices != 3)
+    assert 1 in Learned(2)(away, state, rng.root(0, "fill"))
+
+
+def test_1_19_few_free_ones_are_found_and_a_schedule_may_want_fewer() -> None:
+    state = chances(*range(1, 5001))
+    there = np.array([3, 2500, 4999])
+    view = seen(5000, lambda devices: np.isin(devices, there))
+    assert Learned(5)(view, state, rng.root(0, "few")).tolist() == there.tolist()
+    assert len(Learned(5)(replace(view, most=2), state, rng.root(0, "few"))) == 2
+
+
+def test_a_weighted_draw_from_a_million_looks_at_few() -> None:
+    looked: list[Ints] = []
+
+    def free(devices: Ints) -> Flags:
+        looked.append(devices)
+        there: Flags = devices % 2 == 0
+        return there
+
+    state = chances(*np.linspace(1, 2, 10**6).tolist())
+    assert len(Learned(100)(seen(10**6, free), state, rng.root(0, "many"))) == 100
+    assert sum(map(len, looked)) < 2000
+
+
+@given(st.integers(1, 30), st.integers(0, 40), st.integers(0, 1000))
+def test_a_draw_of_few_is_the_beginning_of_a_draw_of_all(size: int, count: int, seed: int) -> None:
+    noise = np.random.default_rng(seed)
+    probability = noise.integers(0, 3, size) / 3.0
+    luck = noise.uniform(size=size)
+    whole = weighted_draw(probability, size, luck)
+    assert weighted_draw(probability, count, luck).tolist() == whole[:count].tolist()
+
+
+def test_1_19_fedpns_example() -> None:
+    select, view = Learned(1), seen(5, all_free)
+    arrived = vectors([(1.0, 0.0)])
+    arrived.device = np.array([3])
+
+    def after(selected_before: int) -> Chances:
+        state = select.init(view)._replace(selected=np.array([0, 0, 0, selected_before, 0]))
+        new = select.learn(state, arrived, {"labelled": (3,)}, view)
+        assert state.selected[3] == selected_before  # what was is not changed
+        assert new.selected.tolist() == [0, 0, 0, selected_before + 1, 0]
+        assert new.labelled.tolist() == [0, 0, 0, 1, 0]
+        return new
+
+    assert after(9).probability == pytest.approx([0.232, 0.232, 0.232, 0.072, 0.232])
+    for early in (2, 0):  # x = 1/3, and 1: a chance of zero at once
+        assert after(early).probability == pytest.approx([0.25, 0.25, 0.25, 0.0, 0.25])
+    unlabelled = select.learn(after(0), arrived, {"labelled": ()}, view)
+    assert unlabelled.probability == pytest.approx([0.25, 0.25, 0.25, 0.0, 0.25])
+    returned = vectors([(1.0, 0.0)])  # of device 0: what it loses all others gain, also device 3
+    back = select.learn(after(0), returned, {"labelled": (0,)}, view)
+    assert back.probability == pytest.approx([0.0, 0.3125, 0.3125, 0.0625, 0.3125])
+
+
+def test_1_19_edge_cases_of_learning() -> None:
+    select, view = Learned(5), seen(5, all_free)
+    state, everybody = select.init(view), vectors([(1.0, 0.0)] * 5)
+    same = select.learn(state, everybody, {"labelled": (0, 1, 2, 3, 4)}, view)
+    assert same.probability == pytest.approx([0.2] * 5)
+    assert select.learn(state, None, {}, view) is state
+    twice = vectors([(1.0, 0.0)] * 2)
+    twice.device = np.array([2, 2])
+    again = select.learn(state, twice, {"labelled": (2, 2)}, view)
+    assert (again.selected[2], again.labelled[2]) == (2, 2)
+    assert again.probability.sum() == pytest.approx(1.0, abs=1e-15)
+    told = select.tells(again)
+    assert told["selection_entropy"] == pytest.approx(math.log(4))
+    assert told["selection_highest"] == pytest.approx(0.25)
+    assert told["selection_impossible"] == 1
+
+
+def test_a_selection_by_labels_needs_somebody_who_labels() -> None:
+    with pytest.raises(CompositionError, match=r"labelled.*aggregate\.Subset"):
+        replace(fedavg(), select=Learned(3))
+    for aggregate in (Subset(), Diagnosed(Subset()), ServerStep(Subset())):
+        replace(fedavg(), select=Learned(3), aggregate=aggregate)
+
+
+# --- the largest ------------------------------------------------------------------------------
+
+
+def flight(device: int, norm: float) -> Flight:
+    return Flight(100 + device, device, 0, Kind.HOLD, report={"norm": norm})
+
+
+def test_1_20_bn2_example() -> None:
+    norms = (0.5, 2.0, 1.0, 3.0, 0.1)
+    held = [flight(device, norm) for device, norm in enumerate(norms)]
+    view = seen(5, all_free)
+    assert [f.device for f in Largest(5, 2).fetch(view, held)] == [3, 1]
+    assert [f.order for f in Largest(5, 2).fetch(view, held[::-1])] == [103, 101]
+
+
+def test_1_20_ties_go_by_device_and_what_is_not_a_number_comes_last() -> None:
+    held = [flight(4, 1.0), flight(1, math.nan), flight(2, 1.0), flight(0, 0.5)]
+    named = [f.device for f in Largest(9, 4).fetch(seen(5, all_free), held)]
+    assert named == [2, 4, 0, 1]
+    silent = [*held, Flight(7, 3, 0, Kind.HOLD)]  # said nothing
+    assert [f.device for f in Largest(9, 9).fetch(seen(5, all_free), silent)][-2:] == [1, 3]
+
+
+def test_1_20_those_who_train_are_a_uniform_draw() -> None:
+    view, key = seen(500, all_free), rng.root(0, "draw")
+    assert Largest(20, 10)(view, None, key).tolist() == Uniform(20)(view, None, key).tolist()
+    assert len(Largest(20, 10)(replace(view, most=4), None, key)) == 4
+
+
+@pytest.mark.parametrize("schedule", [Synchronous(), Deadline(5.0), Buffered(4, 2)], ids=str)
+def test_the_largest_need_a_schedule_that_lets_results_wait(schedule: Schedule) -> None:
+    method = replace(fedavg(), schedule=TwoPhase())
+    two_phase = replace(method, select=Largest())
+    with pytest.raises(CompositionError, match=r"held.*schedule\.TwoPhase"):
+        replace(two_phase, schedule=schedule)
+    replace(two_phase, schedule=Surveyed(TwoPhase()))
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (Quota, "count or counts"),
+        (lambda: Quota(3, counts=(1,)), "count or counts"),
+        (lambda: Quota(0), "Quota.count"),
+        (lambda: Quota(3, by="colour"), "Quota.by"),  # type: ignore[arg-type]
+        (lambda: Quota(counts=(1, -1)), "Quota.counts"),
+        (lambda: Quota(counts=(0, 0)), "Quota.counts"),
+        (lambda: Learned(0), "Learned.count"),
+        (lambda: Learned(1, alpha=0), "Learned.alpha"),
+        (lambda: Learned(1, beta=1.5), "Learned.beta"),
+        (lambda: Largest(5, 6), "Largest.draw"),
+        (lambda: Largest(5, 0), "Largest.keep"),
+    ],
+)
+def test_impossible_selections_are_refused(make: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        make()
