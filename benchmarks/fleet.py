@@ -91,6 +91,9 @@ PLANNERS: Mapping[str, tuple[Plan, Choose]] = {
     "Menu, First": (sizes.Menu(), sizes.First()),
     "Menu, LargestInTime": (sizes.Menu(), sizes.LargestInTime(60.0)),
     "Paced, FisherUtility": (sizes.Paced(sizes.Menu(capped=True)), sizes.FisherUtility()),
+    "Depth": (sizes.Depth(4), sizes.First()),
+    "DepthMenu": (sizes.DepthMenu(4), sizes.LargestInTime(60.0)),
+    "Assigned": (sizes.Assigned(sizes.Menu(), sizes.LargestInTime(60.0)), sizes.First()),
     "StepsWithin": (sizes.StepsWithin(60.0, inner=sizes.FixedLevel()), sizes.First()),
     "LargestFitting": (sizes.LargestFitting(), sizes.First()),
     "WorkByLevel": (

@@ -27,6 +27,32 @@ KEY = rng.root(0, "test")
 MOVING = Mode(dropout=False, statistics="batch", update="module")
 
 
+@pytest.mark.parametrize(
+    "pool",
+    [
+        nn.MaxPool2d(2),
+        nn.MaxPool2d(3, stride=2),
+        nn.MaxPool2d((2, 3), stride=(1, 2)),
+        nn.MaxPool2d(1, stride=2),
+        nn.MaxPool2d(3, padding=1),
+        nn.MaxPool2d(2, dilation=2),
+        nn.MaxPool2d(2, ceil_mode=True),
+    ],
+    ids=str,
+)
+def test_max_pooling_is_the_same_with_and_without_a_gradient(pool: nn.Module) -> None:
+    x = torch.randn(3, 2, 11, 8, generator=torch.Generator().manual_seed(1)).relu()
+    x[0, 0, 4, 4] = torch.nan
+    blueprint = trace(nn.Sequential(pool), x)
+    want = pool(x)
+    for given in (x, x.clone().requires_grad_()):
+        got, _ = apply(blueprint, {}, {}, given, TRAIN)
+        torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+        assert got.is_contiguous()
+    stacked = vmap(lambda each: apply(blueprint, {}, {}, each, TRAIN)[0])(torch.stack([x, x]))
+    torch.testing.assert_close(stacked[1], want, rtol=0, atol=0, equal_nan=True)
+
+
 @pytest.mark.parametrize("name", NETS)
 def test_training_equals_the_module_with_its_buffers(name: str) -> None:
     net = traced(name)

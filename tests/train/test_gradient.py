@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad
+from torch.func import functional_call, grad, vmap
+from torch.utils._pytree import tree_leaves
 
 from anyfleet import local as local_training
 from anyfleet import rng
@@ -15,7 +16,7 @@ from anyfleet.local import Extent, Given, Inputs, Minibatch, Site, as_tensors, e
 from anyfleet.methods import fedavg
 from anyfleet.tasks import Data, Split, Task
 from anyfleet.train import AdamW, BatchStatistics, Decaying, Gradient, Sgd, Tracked
-from anyfleet.train.gradient import row_masks, scaled
+from anyfleet.train.gradient import differentiated, row_masks, scaled
 from anyfleet.types import Params
 from tests import small
 
@@ -287,3 +288,36 @@ def test_memory_is_the_worse_of_the_passes_and_the_update() -> None:
     large = cost(blueprint, Slice((), 2), 512).pass_bytes
     assert needed(plain, 512) == sample.nbytes + trained + large
     assert needed(heavy, 512) == sample.nbytes + 3 * trained + large
+
+
+def test_gradients_are_the_same_alone_and_in_a_stack() -> None:
+    task = small.task(dtype=torch.float64)
+    trainer = Gradient()
+    where, data = site(task, trainer, Slice((), 2)), task.data(0)
+    state = trainer.start(where, Given(task.params, task.buffers, task.labels(0)))
+    batch = Minibatch(data.x, data.y, torch.ones(len(data), dtype=torch.bool), torch.tensor(5))
+
+    def found(scale: Tensor) -> tuple[Params, Tensor, Params]:
+        at = {name: scale * state["params"][name] for name in where.trained}
+        besides = {"unused": scale * torch.ones(3, dtype=torch.float64)}
+
+        def objective(values: Params) -> tuple[Tensor, Params]:
+            loss, _ = trainer.loss(where, {**state["params"], **values}, state, batch)
+            return loss, {"twice": 2 * values[where.trained[0]]}
+
+        return differentiated(objective, {**at, **besides})
+
+    alone = found(torch.tensor(1.5, dtype=torch.float64))
+    stacked = vmap(found)(torch.tensor([0.5, 1.5], dtype=torch.float64))
+    for one, many in zip(tree_leaves(alone), tree_leaves(stacked), strict=True):
+        torch.testing.assert_close(many[1], one, rtol=1e-10, atol=1e-12)
+        assert not one.requires_grad
+    assert not alone[0]["unused"].any()
+    assert set(alone[0]) == {"8.weight", "8.bias", "10.weight", "10.bias", "unused"}
+
+
+def test_an_objective_that_nothing_moves_has_no_slope() -> None:
+    at = {"w": torch.ones(2)}
+    gradients, value, _ = differentiated(lambda values: (torch.tensor(3.0), {}), at)
+    assert value == 3.0
+    assert gradients["w"].tolist() == [0.0, 0.0]

@@ -4,6 +4,7 @@ from anyfleet.methods.bn2 import bn2
 from anyfleet.methods.fedadp import fedadp
 from anyfleet.methods.fedavg import fedavg
 from anyfleet.methods.feddrop import feddrop
+from anyfleet.methods.fedpmt import fedpmt
 from anyfleet.methods.fedpns import fedpns
 from anyfleet.methods.fedprox import fedprox
 from anyfleet.methods.fedrescue import fedrescue
@@ -23,6 +24,7 @@ __all__ = [
     "fedadp",
     "fedavg",
     "feddrop",
+    "fedpmt",
     "fedpns",
     "fedprox",
     "fedrescue",

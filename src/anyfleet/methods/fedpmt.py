@@ -1,0 +1,37 @@
+"""FedPMT: everybody runs the whole model, and weak devices train its last layers only.
+
+Wu, Wang, Narayana: Straggler-resilient federated learning: Tackling computation heterogeneity with
+layer-wise partial model training in mobile edge network. IEEE TNSE 2025. METHODS §1.3. A layer is
+averaged over those who trained it, here by their samples (the paper's are equal), and keeps its
+value when nobody delivers it. Layers that are not trained run in training mode, dropout and batch
+norm included, but keep their running statistics. As many devices of each level are asked; what is
+left over goes to the strongest. Times and their choice count the layers that are trained.
+"""
+
+from dataclasses import replace
+from typing import Unpack
+
+from anyfleet.method import Method
+from anyfleet.methods.fedavg import Training, fedavg
+from anyfleet.papers import FEDPMT
+from anyfleet.plan import Depth, DepthMenu, LargestInTime
+from anyfleet.select import Quota
+
+PAPER = FEDPMT
+
+
+def fedpmt(
+    *,
+    widths: int | None = 4,
+    seconds: float | None = None,
+    count: int = 8,
+    **training: Unpack[Training],
+) -> Method:
+    """Each level has its own of so many depths: the paper's option I.
+
+    With `seconds`, its option II: a device chooses the deepest that it finishes in time.
+    """
+    base = replace(fedavg(**training), select=Quota(count))
+    if seconds is None:
+        return replace(base, plan=Depth(widths))
+    return replace(base, plan=DepthMenu(widths), choose=LargestInTime(seconds))
