@@ -185,7 +185,7 @@ def test_1_18_how_many_must_remain(rule: Stopping, count: int, left: int) -> Non
 
 
 def test_1_18_a_share_that_is_a_whole_number_is_not_rounded_up() -> None:
-    assert fewest_left(20, 0.55) == 11  # 0.55 * 20 is a little above 11
+    assert fewest_left(100, 0.07) == 7  # the product is a little above 7
 
 
 @pytest.mark.parametrize(("rule", "left"), [("share", 7), ("thesis", 6), ("code", 8)])

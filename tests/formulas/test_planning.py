@@ -158,6 +158,22 @@ def test_3_one_budget_alone() -> None:
     assert fed.alpha == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(
+    ("cycles", "slowest", "alpha", "frequency"),
+    [(3e6, 1e8, 1.0, 539879829.2586855), (4.5e6, 5.2e8, 0.7266287898554215, 5.2e8)],
+)
+def test_3_tight_at_a_bound(cycles: float, slowest: float, alpha: float, frequency: float) -> None:
+    """The whole model, or the slowest frequency: both budgets are still used up."""
+    device = replace(DEVICE, cycles=833 * cycles)
+    plan = anycost_plan(device, replace(OPEN, slowest=slowest))
+    assert plan is not None
+    assert plan.branch == "tight"
+    assert (plan.alpha, plan.frequency) == pytest.approx((alpha, frequency), rel=1e-9)
+    cost = anycost_cost(device, *plan[:3])
+    assert cost.computing_seconds + cost.sending_seconds == pytest.approx(10)
+    assert cost.computing_joules + cost.sending_joules == pytest.approx(6)
+
+
 def test_3_free_sending() -> None:
     device = replace(DEVICE, power=0.0)
     plan = anycost_plan(device, OPEN)

@@ -41,7 +41,7 @@ def overlap_mean(old: Floats, values: Floats, masks: Flags, weights: Floats | In
     each = np.asarray(weights, dtype=np.float64).reshape(shape)
     counted = np.asarray(masks, dtype=np.bool_) & (each > 0)
     total = np.where(counted, each, 0.0).sum(axis=0)
-    parts = np.where(counted, each * np.where(counted, values, 0.0), 0.0).sum(axis=0)
+    parts = (each * np.where(counted, values, 0.0)).sum(axis=0)
     mean: Floats = np.where(total > 0, parts / np.where(total > 0, total, 1.0), old)
     return mean
 
