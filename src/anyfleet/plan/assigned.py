@@ -13,7 +13,7 @@ from anyfleet.view import View
 
 
 @dataclass(frozen=True)
-class Assigned(Around):
+class Assigned(Around, Plan):
     """`choose` picks from the menus of `inner` on the server instead of on the device.
 
     It sees what devices report: fresh and exact reports lead to the device's own decision, late or
