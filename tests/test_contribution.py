@@ -316,6 +316,7 @@ def test_a_broken_loss_is_never_the_better_one() -> None:
         return 1.0 if float(place[0]) > 0.8 else math.nan
 
     assert step(Subset(), vectors(PNS), seen=Seen(without)).notes["excluded"] == ()
+    assert step(Subset(), vectors(PNS), seen=Seen(lambda _: math.nan)).notes["excluded"] == ()
     assert step(Subset(), vectors(PNS), seen=Seen(together)).notes["excluded"] == (3,)
 
 

@@ -97,6 +97,9 @@ class ServerStep(Policy):
     ) -> _Kept:
         return state._replace(inner=self.inner.learn(state.inner, arrivals, notes, view))
 
+    def tells(self, state: _Kept) -> Mapping[str, Any]:
+        return self.inner.tells(state.inner)
+
     def __call__(
         self, model: Params, state: _Kept, arrivals: Arrivals, view: View, key: Tensor
     ) -> Stepped:

@@ -113,14 +113,11 @@ def _comparison(
     """Whether the server's loss rises without a row: both on one batch, a new one each time."""
     done = 0
 
-    def loss(rows: Ints, batch: Tensor) -> float:
-        value = view.judge(stepped(rows).model, batch)
-        return math.inf if math.isnan(value) else value  # a broken model is never better
-
     def worse(rows: Ints, without: Ints) -> bool:
         nonlocal done
         batch = rng.fold(key, done)
         done += 1
-        return loss(rows, batch) < loss(without, batch)
+        before, after = (view.judge(stepped(which).model, batch) for which in (rows, without))
+        return math.isnan(after) or before < after  # a broken model is never better
 
     return worse

@@ -55,4 +55,5 @@ class Largest(Select):
     def fetch(self, view: View, held: Sequence[Flight]) -> Sequence[Flight]:
         flights = sorted(held, key=lambda flight: flight.device)
         values = np.array([measured(flight.report, self.measure) for flight in flights])
-        return [flights[row] for row in largest(values, self.keep)]
+        # Asked in the order of devices, as any cohort is.
+        return [flights[row] for row in sorted(largest(values, self.keep).tolist())]
