@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from anyfleet.method import Method
-from anyfleet.methods import centralised, fedavg, fedprox, heterofl, local
+from anyfleet.methods import centralised, fedavg, feddrop, fedprox, heterofl, local
 from anyfleet.runtime import Stacked, Threads
 from anyfleet.schedule import Buffered, Deadline
-from anyfleet.tasks import pooled
+from anyfleet.tasks import Split, Task, pooled
 from anyfleet.train import Decaying, Gradient, OnDevice, PerWidth, Sgd, Tracked
 from tests import small
 
@@ -79,3 +80,30 @@ def test_a_world_of_another_size_is_refused() -> None:
 
     with pytest.raises(ValueError, match="8 devices"):
         Simulated(pooled(small.task()), small.world(small.task()), 0)
+
+
+class Weighed(nn.Module):
+    """Hidden units with fixed weights that are no parameters: a constant along an axis."""
+
+    scale: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 12), nn.Linear(12, 10)
+        self.register_buffer("scale", torch.linspace(0.2, 2.0, 12), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden: Tensor = self.first(x.flatten(1)).relu() * self.scale
+        found: Tensor = self.last(hidden)
+        return found
+
+
+def test_devices_with_other_constants_are_not_stacked() -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        module = Weighed()
+    split = Split(devices=6, seed=2)
+    task = Task.of(module, small.patterns(200, 1), small.patterns(40, 2), split=split)
+    method = feddrop(shares=(0.5,), count=6, lr=0.1, batch=8)
+    one, two = (small.steps(method, task, 2, engine=engine)[-1] for engine in (None, Stacked()))
+    assert small.distance(one.params, two.params) < 1e-5
