@@ -35,8 +35,8 @@ TRAINERS: dict[str, Train] = {
     "slim": Slim(BASE, FEW, samples=2),
     "fjord": Fjord(BASE, FEW, samples=2),
     "progressive": Progressive(BASE, FEW, samples=2),
-    "progressive, masked": Progressive(BASE, FEW, samples=2, distil=False, momentum="masked"),
-    "progressive, literal": Progressive(BASE, FEW, samples=2, momentum="literal"),
+    "progressive, masked": Progressive(BASE, FEW, samples=2, distil=False, momentum_rule="masked"),
+    "progressive, literal": Progressive(BASE, FEW, samples=2, momentum_rule="literal"),
     "rush": Rush(BASE, FEW, samples=2, gated=False),
     "observed": Observed(BASE, Fisher(samples=2), channels=True),
 }
