@@ -1,0 +1,1 @@
+"""The pictures of the method pages, computed with the project's own formulas."""
