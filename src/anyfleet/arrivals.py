@@ -184,11 +184,10 @@ class Arrivals:
 
     def _shared(self, name: str) -> Tensor | None:
         """Flat: where all devices trained a tensor; None is everywhere."""
-        everybody = dict.fromkeys(range(len(self)), 1)
         if self._alike(name):
             return None
-        held = self._summed(name, everybody)
-        return (held == len(self)).flatten()
+        counts = self._summed(name, dict.fromkeys(range(len(self)), 1))
+        return (counts == len(self)).flatten()
 
     def _alike(self, name: str) -> bool:
         """Whether everybody who trained a tensor trained all of it."""
