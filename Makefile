@@ -23,7 +23,7 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[report,dev]'
 	@touch $@
 
-demo: $(READY) ## run the main job on the embedded data: 20 unequal devices, two methods
+demo: $(READY) ## run the main job on the embedded data: 20 unequal devices, five methods
 	$(BIN)/anyfleet demo
 
 test: lint ## lint, types, then all tests

@@ -79,18 +79,20 @@ def test_the_version_does_not_wait_for_torch() -> None:
     assert told.stdout.strip() == b"False"
 
 
-def test_the_demo_compares_two_methods_and_draws(folder: Path) -> None:
+def test_the_demo_compares_five_methods_and_draws(folder: Path) -> None:
     shown = succeeds("demo", "--rounds", "1", "--references", "--out", "here")
-    assert "HeteroFL took" in shown
+    assert "FedAvg took" in shown
     rows = {line.split()[0] for line in shown.splitlines() if line.endswith(" 0")}
-    assert rows == {"FedAvg", "HeteroFL", "local", "centralised"}
+    methods = ["FedAvg", "HeteroFL", "FedPMT", "WHALE-FL", "FedResCuE"]
+    assert rows == {*methods, "local", "centralised"}
     assert (folder / "here/demo.png").stat().st_size > 10_000
     fedavg, heterofl = (read_points(folder / "here" / n)[0] for n in ("fedavg", "heterofl"))
     assert heterofl.down < fedavg.down
     assert heterofl.time < fedavg.time
-    ledgers = [(folder / "here" / n / "ledger.jsonl").read_text() for n in ("fedavg", "heterofl")]
-    cohorts = [[json.loads(line)["device"] for line in text.splitlines()] for text in ledgers]
-    assert cohorts[0] == cohorts[1]
+    ledgers = [folder / "here" / name.lower() / "ledger.jsonl" for name in methods]
+    rows_of = [[json.loads(line) for line in file.read_text().splitlines()] for file in ledgers]
+    cohorts = [[row["device"] for row in rows] for rows in rows_of]
+    assert all(cohort == cohorts[0] for cohort in cohorts)
 
 
 def test_a_run_writes_a_folder_and_never_over_another(folder: Path) -> None:

@@ -52,7 +52,7 @@ def draw(file: Path, runs: Runs, *, world: World | None = None, title: str = "")
     figure.legend(
         *over_time.get_legend_handles_labels(),
         loc="outside lower center",
-        ncols=min(len(runs), 4),
+        ncols=min(len(runs), 5),
         frameon=False,
     )
     for axes in fleet:
