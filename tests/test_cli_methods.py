@@ -78,11 +78,11 @@ def test_a_method_tells_its_words_and_defaults() -> None:
     shown = succeeds("methods", "fedprox")
     assert shown.startswith("FedProx: FedAvg with a pull to the received model")
     assert "Federated optimization in heterogeneous networks" in shown
-    assert "\n  mu        float = 0.01\n" in shown
-    assert "\n  seconds   float | None = None\n" in shown
-    assert "\n  lr        float = 0.01\n" in shown
-    assert "\n  decay     float = 1.0\n" in shown
-    assert "\n  momentum  float = 0.0\n" in shown
+    assert "\n  mu            float = 0.01\n" in shown
+    assert "\n  seconds       float | None = None\n" in shown
+    assert "\n  lr            float = 0.01\n" in shown
+    assert "\n  decay         float = 1.0\n" in shown
+    assert "\n  momentum      float = 0.0\n" in shown
 
 
 def test_a_page_is_mentioned_if_there_is_one(

@@ -33,7 +33,12 @@ from anyfleet.methods import (
     feddrop,
     fedpns,
     fedprox,
+    fedrescue,
     fedrolex,
+    fedrush,
+    fedseq,
+    fedslim,
+    fjord,
     heterofl,
     local,
     optimal_aggregation,
@@ -83,6 +88,13 @@ PARTS: list[Any] = [
     train.Gradient(train.Decaying(0.1, 0.99), train.Sgd(0.9, True, 1e-4), iterations=5, clip=1.0),
     train.Gradient(train.Inverse(1.0, 2.0), train.AdamW(), masked=True, scaler=True),
     train.Fisher(every=2, samples=3, estimate="mean"),
+    train.Slim(train.Gradient(batch=16), (0.25, 0.5, 1.0), samples=2),
+    train.Fjord(train.Gradient(optimiser=train.Sgd(0.5), clip=0.5)),
+    train.Progressive(train.Gradient(optimiser=train.Sgd(0.9, True, 1e-3)), momentum_rule="masked"),
+    train.Progressive(
+        train.Gradient(optimiser=train.AdamW()), distil=False, momentum_rule="literal"
+    ),
+    train.Rush(train.Gradient(train.Decaying(0.1), proximal=0.1), samples=2, gated=False),
     train.Sgd(0.5),
     train.AdamW((0.8, 0.9)),
     train.Decaying(0.5, 0.9),
@@ -135,6 +147,11 @@ PARTS: list[Any] = [
     heterofl(shares=(1.0, 0.5), masked=False),
     feddrop(shares=(1.0, 0.5), layers="linear", inverted=True),
     fedrolex(shares=(0.5,), step=2, masked=False),
+    fedrescue(count=3, samples=2, momentum_rule="masked"),
+    fedseq(count=3, samples=2),
+    fedrush(count=3, samples=2, gated=False),
+    fjord(count=3, momentum=0.0, lr=0.05),
+    fedslim(count=3, ratios=(0.5, 1.0)),
     local(lr=0.2),
     whale(shares=(1.0, 0.5), regions=4),
     centralised(batch=8),
@@ -242,7 +259,11 @@ SLOTS = {
         if type(p).__module__.startswith("anyfleet.plan.") and Policy in type(p).__mro__
     ],
     "choose": [plan.First(), plan.LargestInTime(3.0)],
-    "train": [p for p in PARTS if isinstance(p, train.Gradient)],
+    "train": [
+        p
+        for p in PARTS
+        if isinstance(p, train.Gradient | train.Slim | train.Fjord | train.Progressive | train.Rush)
+    ],
     "norm": [p for p in PARTS if type(p).__module__ == "anyfleet.train.norm"],
     "uplink": [codec.Raw(), codec.Nothing()],
     "downlink": [codec.Raw()],

@@ -77,8 +77,8 @@ STEPS = {"fedrescue": fedrescue_step, "fedseq": fedseq_step, "fedrush": fedrush_
 
 def made(name: str, base: Gradient, rule: Buffers) -> Progressive | Rush:
     if name == "fedrush":
-        return Rush(base, momentum=rule)
-    return Progressive(base, distil=name == "fedrescue", momentum=rule)
+        return Rush(base, momentum_rule=rule)
+    return Progressive(base, distil=name == "fedrescue", momentum_rule=rule)
 
 
 @pytest.mark.parametrize("capacity", [1.0, 0.55, 0.2])
@@ -115,13 +115,15 @@ def ends(trainers: list[Progressive | Rush]) -> list[Params]:
 
 def test_three_rules_are_three_and_without_memory_or_decay_one() -> None:
     heavy = Gradient(optimiser=Sgd(0.9, nesterov=True, weight_decay=0.01))
-    told = ends([Progressive(heavy, momentum=rule) for rule in get_args(Buffers)])
+    told = ends([Progressive(heavy, momentum_rule=rule) for rule in get_args(Buffers)])
     assert all(small.distance(a, b) > 1e-3 for a, b in combinations(told, 2))
     decaying = Gradient(optimiser=Sgd(weight_decay=0.01))
-    final, masked, literal = ends([Progressive(decaying, momentum=r) for r in get_args(Buffers)])
+    final, masked, literal = ends(
+        [Progressive(decaying, momentum_rule=r) for r in get_args(Buffers)]
+    )
     assert small.identical(final, masked)
     assert small.distance(final, literal) > 1e-5
-    final, masked, literal = ends([Progressive(PLAIN, momentum=r) for r in get_args(Buffers)])
+    final, masked, literal = ends([Progressive(PLAIN, momentum_rule=r) for r in get_args(Buffers)])
     assert small.identical(final, masked)
     assert small.distance(final, literal) < 1e-14
 
@@ -134,7 +136,7 @@ def test_each_part_of_the_method_matters() -> None:
 @pytest.mark.parametrize("rule", ["masked", "literal"])
 def test_averages_of_an_optimiser_are_kept_by_column(rule: Any) -> None:
     base = Gradient(optimiser=AdamW())
-    (end,) = ends([Progressive(base, momentum=rule)])
+    (end,) = ends([Progressive(base, momentum_rule=rule)])
     start = small.task(dropout=0.2, dtype=torch.float64).params
     assert small.distance(start, end) > 1e-2
 
@@ -142,10 +144,14 @@ def test_averages_of_an_optimiser_are_kept_by_column(rule: Any) -> None:
 def test_an_optimiser_that_is_nothing_without_memory_takes_no_plain_steps() -> None:
     base = Gradient(optimiser=AdamW())
     for kind in (Progressive, Rush):
-        with pytest.raises(ValueError, match=r'momentum = "final" .* AdamW has none .*use Sgd'):
+        with pytest.raises(
+            ValueError, match=r'momentum_rule = "final" .* AdamW has none .*use Sgd'
+        ):
             kind(base)
-        with pytest.raises(ValueError, match=r"momentum must be one of final, masked, literal"):
-            kind(momentum="other")  # type: ignore[arg-type]
+        with pytest.raises(
+            ValueError, match=r"momentum_rule must be one of final, masked, literal"
+        ):
+            kind(momentum_rule="other")  # type: ignore[arg-type]
 
 
 def sizes(ratio: float) -> tuple[int, int, int]:

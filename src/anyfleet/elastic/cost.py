@@ -13,10 +13,10 @@ from anyfleet.elastic.passes import ITEM
 class Cost:
     """The cost of one slice; work and activations are those of one batch.
 
-    `nbytes` is the size of all parameters of the small model, `activation_bytes` what autograd
-    saves for the backward pass (see `memory.saved_bytes`). Calls and moved bytes are those of all
-    operators (see `traffic`): what takes time besides arithmetic. `subject` is what all this is the
-    cost of: the small model, its first trained layer and the batch.
+    `nbytes` is the size of all parameters of the small model. Calls and moved bytes are those of
+    all operators (see `traffic`): what takes time besides arithmetic. `subject` is what all this is
+    the cost of: the small model, its first trained layer and the batch. What memory passes take is
+    found on demand, as it takes longer than all the rest.
     """
 
     params: int
@@ -26,7 +26,6 @@ class Cost:
     input_bytes: int  # of the samples themselves
     forward_flops: int
     backward_flops: int
-    activation_bytes: int
     forward_calls: int
     backward_calls: int
     forward_moved: int
@@ -58,10 +57,15 @@ class Cost:
         return self.nbytes + ITEM * self.sent_params + self.activation_bytes
 
     @property
+    def activation_bytes(self) -> int:
+        """What autograd saves for the backward pass (see `memory.saved_bytes`)."""
+        return memory.saved_bytes(*self.subject)
+
+    @property
     def pass_bytes(self) -> int:
         """What a forward and a backward pass hold at their peak besides the model.
 
-        Gradients included. Found on demand, as it takes longer than all the rest.
+        Gradients included.
         """
         return memory.pass_bytes(*self.subject)
 
@@ -110,7 +114,6 @@ def _cost(small: Blueprint, first: int, batch: int) -> Cost:
         input_bytes=memory.input_bytes(small, batch),
         forward_flops=work.forward,
         backward_flops=work.backward,
-        activation_bytes=memory.saved_bytes(small, first, batch),
         forward_calls=besides.forward_calls,
         backward_calls=besides.backward_calls,
         forward_moved=besides.forward_bytes,

@@ -16,7 +16,7 @@ from anyfleet.papers import FEDRESCUE
 from anyfleet.plan import FixedLevel
 from anyfleet.train import Gradient, Progressive
 from anyfleet.train.nested import RATIOS
-from anyfleet.train.progressive import Momentum
+from anyfleet.train.progressive import MomentumRule
 
 PAPER = FEDRESCUE
 SHARES = (1, 3 / 4, 1 / 2, 1 / 4)
@@ -40,7 +40,7 @@ def fedrescue(
     shares: tuple[float, ...] = SHARES,
     samples: int = 4,
     ratios: tuple[float, ...] = RATIOS,
-    momentum_rule: Momentum = "final",
+    momentum_rule: MomentumRule = "final",
     count: int = 5,
     **training: Unpack[Training],
 ) -> Method:
@@ -48,7 +48,7 @@ def fedrescue(
     return replace(
         fedavg(count=count),
         plan=FixedLevel(shares),
-        train=Progressive(usual(**training), ratios, samples, momentum=momentum_rule),
+        train=Progressive(usual(**training), ratios, samples, momentum_rule=momentum_rule),
         aggregate=Mean("equal"),
         # Links may lose columns: a device fills them from its own last model.
         send="weights",

@@ -14,7 +14,7 @@ from anyfleet.methods.fedrescue import SHARES, fedrescue, usual
 from anyfleet.papers import FEDRESCUE
 from anyfleet.train import Rush
 from anyfleet.train.nested import RATIOS
-from anyfleet.train.progressive import Momentum
+from anyfleet.train.progressive import MomentumRule
 
 PAPER = FEDRESCUE
 
@@ -25,10 +25,10 @@ def fedrush(
     samples: int = 4,
     ratios: tuple[float, ...] = RATIOS,
     gated: bool = True,
-    momentum_rule: Momentum = "final",
+    momentum_rule: MomentumRule = "final",
     count: int = 5,
     **training: Unpack[Training],
 ) -> Method:
     """As `fedrescue`; see `Rush`."""
-    train = Rush(usual(**training), ratios, samples, gated=gated, momentum=momentum_rule)
+    train = Rush(usual(**training), ratios, samples, gated=gated, momentum_rule=momentum_rule)
     return replace(fedrescue(shares=shares, count=count), train=train)

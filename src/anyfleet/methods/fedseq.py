@@ -13,7 +13,7 @@ from anyfleet.methods.fedrescue import SHARES, fedrescue, usual
 from anyfleet.papers import FEDRESCUE
 from anyfleet.train import Progressive
 from anyfleet.train.nested import RATIOS
-from anyfleet.train.progressive import Momentum
+from anyfleet.train.progressive import MomentumRule
 
 PAPER = FEDRESCUE
 
@@ -23,11 +23,11 @@ def fedseq(
     shares: tuple[float, ...] = SHARES,
     samples: int = 4,
     ratios: tuple[float, ...] = RATIOS,
-    momentum_rule: Momentum = "final",
+    momentum_rule: MomentumRule = "final",
     count: int = 5,
     **training: Unpack[Training],
 ) -> Method:
     """As `fedrescue`."""
     base = usual(**training)
-    train = Progressive(base, ratios, samples, distil=False, momentum=momentum_rule)
+    train = Progressive(base, ratios, samples, distil=False, momentum_rule=momentum_rule)
     return replace(fedrescue(shares=shares, count=count), train=train)

@@ -1,7 +1,7 @@
 """Leading parts of the model one after the other, from narrow to wide, each with a step of its own.
 
 How the optimiser's memory takes part in these steps is open in the paper, and decisive; see
-`Progressive.momentum`.
+`Progressive.momentum_rule`.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -37,7 +37,7 @@ from anyfleet.train.nested import (
 from anyfleet.train.optimisers import Optimiser
 from anyfleet.types import Params, Task
 
-Momentum = Literal["final", "masked", "literal"]
+MomentumRule = Literal["final", "masked", "literal"]
 
 _WRITTEN = 2  # a copy of the model with the new columns in it: read, write
 
@@ -50,7 +50,7 @@ class _Stepwise(Nested, Protocol):
     the mode and with the dropout of training; the loss reported is that of this very pass.
     """
 
-    momentum: Momentum
+    momentum_rule: MomentumRule
     freezes: ClassVar[bool]  # a step leaves the columns of narrower parts alone
 
     def __post_init__(self) -> None:
@@ -59,14 +59,14 @@ class _Stepwise(Nested, Protocol):
     def _faults(self) -> Iterator[str]:
         yield from super()._faults()
         name = type(self).__name__
-        if self.momentum not in get_args(Momentum):
-            known = ", ".join(get_args(Momentum))
-            yield f"{name}.momentum must be one of {known}; got {self.momentum!r}."
-        if self.momentum == "final" and self.base.optimiser.plain() is None:
+        if self.momentum_rule not in get_args(MomentumRule):
+            known = ", ".join(get_args(MomentumRule))
+            yield f"{name}.momentum_rule must be one of {known}; got {self.momentum_rule!r}."
+        if self.momentum_rule == "final" and self.base.optimiser.plain() is None:
             yield (
-                f'{name}.momentum = "final" takes plain steps with the parts, and '
+                f'{name}.momentum_rule = "final" takes plain steps with the parts, and '
                 f"{type(self.base.optimiser).__name__} has none without its averages; use Sgd, or "
-                'momentum = "masked" or "literal".'
+                'momentum_rule = "masked" or "literal".'
             )
 
     def teaches(self, narrower: bool) -> bool:
@@ -90,7 +90,7 @@ class _Stepwise(Nested, Protocol):
         share = share_of(priced)
         parts = [priced.within(ratio) for ratio in self.ratios if ratio < share - SAME]
         count = min(self.samples - 1, len(parts))
-        base, sparse = self._of_parts(), self.momentum != "literal"
+        base, sparse = self._of_parts(), self.momentum_rule != "literal"
         final = replace(final, memory=final.memory + self._held(priced))
         small, wide = (
             expected((base.effort(p, processed, steps, updates=sparse) for p in group), draws)
@@ -104,11 +104,11 @@ class _Stepwise(Nested, Protocol):
         """Bytes besides those of the last step: what the minibatch started from, and copies."""
         state = self._of_parts().state_bytes(priced)
         trained = FLOAT_BYTES * priced.sample.sent_params
-        return state + {"final": 0, "masked": state, "literal": trained}[self.momentum]
+        return state + {"final": 0, "masked": state, "literal": trained}[self.momentum_rule]
 
     def _of_parts(self) -> Gradient:
         """How parts are trained."""
-        plain = self.base.optimiser.plain() if self.momentum == "final" else None
+        plain = self.base.optimiser.plain() if self.momentum_rule == "final" else None
         return self.base if plain is None else replace(self.base, optimiser=plain)
 
     def step(
@@ -123,7 +123,7 @@ class _Stepwise(Nested, Protocol):
             teacher = output if self.teaches(ratio < site.share) else None
             judge = judged(site, batch, labels=True, teacher=teacher)
             columns = self._columns(inner(site, ratio), before, now, batch, judge)
-            now = _RULES[self.momentum](self.base.optimiser, columns, now, numbers["lr"])
+            now = _RULES[self.momentum_rule](self.base.optimiser, columns, now, numbers["lr"])
             del columns
             before = ratio if self.freezes else 0.0
         new = self.base.step(site, now, batch, numbers, choice)
@@ -145,18 +145,18 @@ class _Stepwise(Nested, Protocol):
 class Progressive(_Stepwise):
     """A part's step moves only the columns that no narrower part has (FedResCuE, METHODS §1.7).
 
-    Without `distil` parts learn from labels only (FedSeq). `momentum`: "final", parts take plain
-    steps, without memory of earlier ones, and momentum acts in the last step of the minibatch, that
-    of the whole model; "masked", all steps share one memory, used and renewed where they move
-    something; "literal", only gradients are masked, so that momentum and weight decay go on moving
-    all columns in every step.
+    Without `distil` parts learn from labels only (FedSeq). `momentum_rule`: "final", parts take
+    plain steps, without memory of earlier ones, and momentum acts in the last step of the
+    minibatch, that of the whole model; "masked", all steps share one memory, used and renewed where
+    they move something; "literal", only gradients are masked, so that momentum and weight decay go
+    on moving all columns in every step.
     """
 
     base: Gradient = field(default_factory=Gradient)
     ratios: tuple[float, ...] = RATIOS
     samples: int = 4
     distil: bool = True
-    momentum: Momentum = "final"
+    momentum_rule: MomentumRule = "final"
     papers: ClassVar[tuple[Paper, ...]] = (FEDRESCUE,)
     freezes: ClassVar[bool] = True
 
@@ -179,7 +179,7 @@ class Rush(_Stepwise):
     ratios: tuple[float, ...] = RATIOS
     samples: int = 4
     gated: bool = True
-    momentum: Momentum = "final"
+    momentum_rule: MomentumRule = "final"
     papers: ClassVar[tuple[Paper, ...]] = (FEDRESCUE,)
     freezes: ClassVar[bool] = False
 
@@ -246,6 +246,6 @@ def _literal(optimiser: Optimiser, columns: Columns, state: Loose, lr: Tensor) -
 
 
 _Rule = Callable[[Optimiser, Columns, Loose, Tensor], Loose]
-_RULES: Mapping[Momentum, _Rule] = MappingProxyType(
+_RULES: Mapping[MomentumRule, _Rule] = MappingProxyType(
     {"final": _final, "masked": _masked, "literal": _literal}
 )
