@@ -73,9 +73,9 @@ def standard(batch: int = 16) -> Mapping[str, Task]:
     return {name: Built.of(net, data, data, split=alone) for name, net in nets.items()}
 
 
-def measure(net: str, task: Task, slice_: Slice, batch: int) -> Sample:
+def measure(net: str, task: Task, slice_: Slice, batch: int, *, steps: int = STEPS) -> Sample:
     """Lets this machine train a slice, as the task's first device would."""
-    order, once = (_order(task, slice_, Gradient(iterations=n, batch=batch)) for n in (STEPS, 1))
+    order, once = (_order(task, slice_, Gradient(iterations=n, batch=batch)) for n in (steps, 1))
     effort = _demand(order, task).effort
     with _one_thread():
         client.work(once, (Memory(),), task)  # what is done only once is not measured
