@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anyfleet.local import processed
-from anyfleet.method import Method
-from anyfleet.methods import fedavg, fedprox, heterofl
+from anyfleet.method import Method, Plan
+from anyfleet.methods import fedavg, fedprox, fedrescue, fedrush, heterofl
 from anyfleet.methods.fedavg import Training
-from anyfleet.plan import LargestInTime, Menu, StepsWithin, WorkByLevel
+from anyfleet.plan import Assigned, DepthMenu, LargestInTime, Menu, StepsWithin, WorkByLevel
 from anyfleet.plan.steps import Pace, fitting
 from anyfleet.schedule import Deadline
 from anyfleet.select import Everyone, Uniform
@@ -54,6 +54,27 @@ def test_equal_to_fedavg_bit_for_bit(method: Method) -> None:
     task = small.task()
     expected = small.steps(fedavg(count=5, **SETTINGS), task, 5)[-1].params
     assert small.identical(small.steps(method, task, 5)[-1].params, expected)
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_fedrush_differs_from_fedrescue_only_where_parts_lie_inside_each_other(count: int) -> None:
+    """With one part, the whole of what a device holds, there is nothing to freeze or overwrite."""
+    task, two_levels = small.task(), levels(speeds=(1e9, 1e8))
+    one, two = (
+        small.steps(make(shares=(1.0, 0.5), samples=count, **SETTINGS), task, 2, fleet=two_levels)
+        for make in (fedrescue, fedrush)
+    )
+    assert small.identical(one[-1].params, two[-1].params) == (count == 1)
+
+
+@pytest.mark.parametrize("menu", [Menu((1.0, 0.5, 0.25)), DepthMenu()], ids=["shares", "depths"])
+def test_what_the_server_assigns_trains_the_model_that_devices_would_choose(menu: Plan) -> None:
+    task, fleet = small.task(), levels(speeds=(1e8, 3e7, 1e7, 3e6))
+    base, choose = replace(fedavg(lr=0.1), select=Everyone()), LargestInTime(0.04)
+    chosen = small.steps(replace(base, plan=menu, choose=choose), task, 3, fleet=fleet)
+    assigned = small.steps(replace(base, plan=Assigned(menu, choose)), task, 3, fleet=fleet)
+    assert small.identical(chosen[-1].params, assigned[-1].params)
+    assert len({(row.share, row.first) for row in small.rows(chosen[-1])}) > 1
 
 
 @pytest.mark.parametrize("part", ["label_rows", "masked", "scaler", "static_norm"])
