@@ -139,10 +139,14 @@ def check_books(steps: list[Step]) -> None:
         assert all(b <= c + 1e-9 for (_, b), (c, _) in pairwise(sorted(spans)))
 
 
+# Not a number where nobody said or asked.
+UNKNOWN = ("loss", "frequency", "utility", "norm", "fisher")
+
+
 def check_row(row: SimpleNamespace, end: float) -> None:
     assert row.lost.partition(":")[0] in REASONS
     for name, value in vars(row).items():
-        if name not in ("kind", "lost", "choice", "steps", "epochs", "loss", "frequency"):
+        if name not in ("kind", "lost", "choice", "steps", "epochs", *UNKNOWN):
             assert 0 <= value < math.inf, name
     total = row.began + row.download + row.compute + row.upload + row.wait
     assert total == pytest.approx(end, rel=1e-9, abs=1e-9)

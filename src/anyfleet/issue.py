@@ -187,6 +187,22 @@ def server_names(slice_: Slice, *, method: Method, task: Task) -> dict[str, str]
     return {name: f"{name}@{variant}" for name in names if name is not None}
 
 
+def branch(
+    orders: Orders,
+    *,
+    method: Method,
+    task: Task,
+    params: dict[str, Tensor],
+    buffers: dict[str, Tensor],
+) -> None:
+    """Starts a width's own normalisation from the common one when it is first used, in place."""
+    for slice_ in set(orders.slices):
+        for name, mine in server_names(slice_, method=method, task=task).items():
+            tree = params if name in params else buffers
+            if mine not in tree:
+                tree[mine] = tree[name]
+
+
 def _keys(devices: Ints, desk: Desk) -> Tensor:
     """Addressed by device and visit: the same whatever the order of events."""
     key = rng.fold(rng.root(desk.seed, "order"), torch.from_numpy(devices))

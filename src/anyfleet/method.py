@@ -28,6 +28,7 @@ from anyfleet.parts import (
     Work,
     nested,
 )
+from anyfleet.types import Task
 
 __all__ = [
     "MEASURES",
@@ -120,6 +121,16 @@ class Method:
         if not asked:
             return self.train
         return Observed(self.train, self.fisher, channels="channels" in asked)
+
+    def misfits(self, task: Task) -> dict[str, str]:
+        """Why a task cannot be learned with this method, by what would have to change."""
+        found = {"method.train": self.trained.misfit(task)}
+        if self.judges and not len(task.server):
+            found["task"] = (
+                "the method compares models by their loss on the server, which has no samples; "
+                "keep some back for it (server = 200, for example)."
+            )
+        return {where: why for where, why in found.items() if why}
 
     def job(self) -> Job:
         """What a device has to know of this method."""

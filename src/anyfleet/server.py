@@ -11,9 +11,10 @@ from anyfleet import rng
 from anyfleet.arrivals import Arrivals
 from anyfleet.columns import Ints
 from anyfleet.elastic import Cost, Slice, cost
+from anyfleet.errors import CompositionError
 from anyfleet.evaluate import judge
 from anyfleet.incoming import Answered, Incoming
-from anyfleet.issue import Desk, Held, chosen, draft, load, server_names
+from anyfleet.issue import Desk, Held, branch, chosen, draft, load
 from anyfleet.ledger import Ledger
 from anyfleet.method import Method
 from anyfleet.outcomes import Charges, Events, no_charges
@@ -32,6 +33,8 @@ class Server:
     """The loop's own bookkeeping. Mutable, and never handed out."""
 
     def __init__(self, method: Method, task: Task, runtime: Runtime, seed: int) -> None:
+        if misfits := method.misfits(task):
+            raise CompositionError(*misfits.values())
         self.method, self.task, self.runtime, self.seed = method, task, runtime, seed
         self.devices = runtime.devices()
         self.params = dict(task.params)
@@ -153,24 +156,13 @@ class Server:
             return
         if any(orders.menus):
             orders = chosen(drafted, self.runtime.offer(orders))
-        self._branch(orders)
         method, task = self.method, self.task
+        branch(orders, method=method, task=task, params=self.params, buffers=self.buffers)
         orders = load(orders, method=method, task=task, params=self.params, buffers=self.buffers)
         self.runtime.submit(orders)
         rows = orders.rows()
         self.flying |= {int(row.id[0]): row for row in rows}
         self.seen |= {int(row.id[0]): _flight(row) for row in rows}
-
-    def _branch(self, orders: Orders) -> None:
-        """Starts a width's own normalisation from the common one when it is first used."""
-        for slice_ in set(orders.slices):
-            for name, mine in self._names(slice_).items():
-                tree = self.params if name in self.params else self.buffers
-                if mine not in tree:
-                    tree[mine] = tree[name]
-
-    def _names(self, slice_: Slice) -> dict[str, str]:
-        return server_names(slice_, method=self.method, task=self.task)
 
     # -- hearing
 

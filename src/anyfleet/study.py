@@ -125,7 +125,8 @@ def populate(experiment: Experiment, task: Task) -> World:
     """The fleet of an experiment, one row for each device of its task; all misfits at once."""
     samples = np.array([task.size(device) for device in range(task.devices)])
     problems = [Problem("details", text) for text in complaints(experiment.details, task)]
-    problems += [*_links(experiment), *_untrainable(experiment, task)]
+    problems += _links(experiment)
+    problems += [Problem(*misfit) for misfit in experiment.method.misfits(task).items()]
     try:
         world = experiment.fleet.build(samples, experiment.seed)
     except ValueError as error:
@@ -139,20 +140,6 @@ def _links(experiment: Experiment) -> list[Problem]:
         return []
     message = unpadded(experiment.method.job())
     return [Problem("method.send", message)] if message else []
-
-
-def _untrainable(experiment: Experiment, task: Task) -> list[Problem]:
-    message = experiment.method.trained.misfit(task)
-    problems = [Problem("method.train", message)] if message else []
-    if experiment.method.judges and not len(task.server):
-        problems.append(
-            Problem(
-                "task",
-                "the method compares models by their loss on the server, which has no samples; "
-                "keep some back for it (server = 200, for example).",
-            )
-        )
-    return problems
 
 
 def _refuse(problems: Collection[Problem]) -> None:

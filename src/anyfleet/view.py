@@ -22,7 +22,7 @@ class Request:
     count: int | None = None  # at most
     level: int | None = None  # only devices of this declared level
     devices: tuple[int, ...] | None = None
-    of: tuple[int, ...] = ()  # FETCH: the held orders, one per device
+    of: tuple[int, ...] = ()  # FETCH: the held orders; the selection names those to upload
 
 
 @dataclass(frozen=True, eq=False)
