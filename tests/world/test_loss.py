@@ -86,13 +86,13 @@ def test_neighbouring_transmissions_are_independent() -> None:
 
 # --- properties -------------------------------------------------------------------------------
 
-ERRORS = st.floats(0, 1) | st.tuples(st.floats(0, 1), st.floats(0, 1)).filter(
+ANY_ERROR = st.floats(0, 1) | st.tuples(st.floats(0, 1), st.floats(0, 1)).filter(
     lambda pair: pair[0] < pair[1]
 ).map(lambda pair: Uniform(*pair))
 COUNTS = st.lists(st.integers(0, 20), max_size=12)
 
 
-@given(ERRORS, COUNTS, st.integers(0, 1000))
+@given(ANY_ERROR, COUNTS, st.integers(0, 1000))
 def test_no_more_arrives_than_was_sent(error: Any, counts: list[int], seed: int) -> None:
     sent = np.array(counts, dtype=np.int64)
     arrived = Columns(error=error).delivered(keys_of(len(counts), seed), sent)
@@ -101,7 +101,7 @@ def test_no_more_arrives_than_was_sent(error: Any, counts: list[int], seed: int)
     assert ((arrived >= 0) & (arrived <= sent)).all()
 
 
-@given(ERRORS, COUNTS, st.integers(0, 1000), st.randoms(use_true_random=False))
+@given(ANY_ERROR, COUNTS, st.integers(0, 1000), st.randoms(use_true_random=False))
 def test_only_its_key_decides_about_a_transmission(
     error: Any, counts: list[int], seed: int, shuffle: Any
 ) -> None:
@@ -115,7 +115,7 @@ def test_only_its_key_decides_about_a_transmission(
     assert (columns.delivered(keys[chosen], sent[chosen]) == together[chosen]).all()
 
 
-@given(ERRORS, COUNTS, st.integers(0, 1000))
+@given(ANY_ERROR, COUNTS, st.integers(0, 1000))
 def test_a_longer_transmission_begins_like_a_shorter_one(
     error: Any, counts: list[int], seed: int
 ) -> None:
