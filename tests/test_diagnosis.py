@@ -77,6 +77,20 @@ def test_information_by_step() -> None:
     assert math.isnan(found.fisher)
 
 
+def test_fisher_information_is_a_column_where_it_is_asked_for() -> None:
+    base = fedavg(count=4, lr=0.1, batch=8)
+    method = replace(base, aggregate=Diagnosed(base.aggregate, measures=("fisher", "norm")))
+    steps = small.steps(method, small.task(), 2)
+    assert small.identical(steps[-1].params, small.steps(base, small.task(), 2)[-1].params)
+    assert (steps[0].ledger.fisher > 0).all()
+    assert steps[0].ledger.norm.tolist() == pytest.approx(list(steps[0].notes["norms"].values()))
+    (found,) = diagnosis.information(steps[0].ledger)
+    assert found.fisher == pytest.approx(steps[0].ledger.fisher.mean())
+    plain = small.steps(base, small.task(), 1)[0].ledger
+    assert (steps[0].ledger.bits_up == plain.bits_up + 64).all()
+    assert (steps[0].ledger.flops > plain.flops).all()
+
+
 def test_1_10_a_threshold_that_leaves_no_choice_is_told() -> None:
     extreme = np.array([1.0] * 7 + [0.0])
     assert "100% of the utilities" in diagnosis.unfit_threshold(ledger(utility=extreme))

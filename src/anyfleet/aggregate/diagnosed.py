@@ -30,10 +30,12 @@ class Diagnosed(Around):
 
     Lengths are of updates, which are gradients times the learning rate and the local steps. With
     sub-models, a device is compared with the mean on its own coordinates. What an inner aggregator
-    notes under the same name stays.
+    notes under the same name stays. `measures` ("fisher", "norm") are reported by every device, and
+    are columns of the ledger.
     """
 
     inner: Aggregate = field(default_factory=Mean)
+    measures: tuple[str, ...] = ()
 
     gives: ClassVar[frozenset[str]] = frozenset(
         {
@@ -49,6 +51,10 @@ class Diagnosed(Around):
             "expected_decrease",
         }
     )
+
+    @property
+    def wants(self) -> frozenset[str]:
+        return frozenset(self.measures)
 
     def __call__(
         self, model: Params, state: State, arrivals: Arrivals, view: View, key: Tensor

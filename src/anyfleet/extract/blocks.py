@@ -67,6 +67,9 @@ class FisherBlocks(Policy):
         nothing = np.zeros(self.regions)
         return _Kept(RegionFisher(nothing, nothing, nothing), {})
 
+    def tells(self, state: _Kept) -> Mapping[str, Any]:
+        return {"region_fisher": state.fisher.mean}
+
     def __call__(self, want: Want, view: View, state: _Kept, key: Tensor) -> Slice:
         if want.device is None:
             return want.prefix(view.blueprint)

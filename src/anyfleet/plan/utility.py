@@ -69,7 +69,8 @@ class FisherUtility(Choose):
 
     @property
     def keeps(self) -> frozenset[str]:  # type: ignore[override]  # depends on the fields
-        return frozenset() if self.fisher == "constant" else frozenset({"fisher"})
+        # Without Fisher information it still learns that it has trained, and how wide.
+        return frozenset({"loss" if self.fisher == "constant" else "fisher"})
 
     @property
     def needs(self) -> Mapping[str, str]:  # type: ignore[override]  # depends on the fields
