@@ -16,6 +16,7 @@ from torch import Tensor
 from anyfleet import rng
 from anyfleet.columns import Floats
 from anyfleet.config import dump, load, to_toml
+from anyfleet.formulas import outage_probability, outage_range
 from anyfleet.world.laws import Disc, LogNormal, Normal, Uniform
 from anyfleet.world.processes import Redrawn, Replayed, Wandering
 from anyfleet.world.quantities import When
@@ -28,8 +29,6 @@ from anyfleet.world.radio import (
     bluetooth,
     lte,
     noise_watts,
-    outage_probability,
-    outage_range,
     path_gain,
     shannon_rate,
     wifi,

@@ -22,10 +22,11 @@ from anyfleet.naming import name_of, near, public_names
 from anyfleet.papers import Paper
 
 HOME = "anyfleet.methods"
+FORMULAS = "anyfleet.formulas"
 PAGES = Path(anyfleet.__file__).parents[2]  # where the source is checked out, if it is
 _RATE = {"lr": "start", "decay": "factor"}  # what the part that keeps them calls them
-# Whose formulas are listed: methods, the closed form of a plan, theory.
-_SECTION = re.compile(r"§((?:1|3|F)(?:\.\d+)*)(?!\w)")
+# Whose formulas are listed: what methods share, methods, the closed form of a plan, theory.
+_SECTION = re.compile(r"§((?:0|1|3|F)(?:\.\d+)*)(?!\w)")
 _QUALIFIED = re.compile(r"\b(?:[a-z_]+\.)+(?=[A-Za-z])")  # typing. and its like, before a name
 
 
@@ -149,7 +150,7 @@ def list_formulas() -> None:
 
 
 def formulas() -> Iterator[Formula]:
-    """Every public function of the package that says which formula of METHODS it is."""
+    """Every public function of arrays that says which formula of METHODS it is."""
     for module in _modules():
         for name, function in vars(module).items():
             own = inspect.isfunction(function) and function.__module__ == module.__name__
@@ -160,9 +161,9 @@ def formulas() -> Iterator[Formula]:
 
 
 def _modules() -> Iterator[ModuleType]:
-    for found in pkgutil.walk_packages(anyfleet.__path__, "anyfleet."):
-        if not found.name.rpartition(".")[2].startswith("_"):  # __main__ would run
-            yield importlib.import_module(found.name)
+    package = importlib.import_module(FORMULAS)
+    for found in pkgutil.iter_modules(package.__path__, f"{FORMULAS}."):
+        yield importlib.import_module(found.name)
 
 
 def _brief(annotation: str) -> str:

@@ -1,5 +1,7 @@
 """Models that cross a link column by column: what to expect of them."""
 
+import math
+
 import numpy as np
 
 from anyfleet.columns import Floats, Ints
@@ -68,3 +70,29 @@ def column_coverage(delivered: Ints, columns: int) -> Floats:
         return np.zeros(columns)
     coverage: Floats = (counts[:, np.newaxis] > np.arange(columns)).mean(axis=0)
     return coverage
+
+
+def outage_probability(efficiency: float, mean_snr: Floats | float) -> Floats:
+    """P(rate < minimum) under Rayleigh fading (METHODS §F.6).
+
+    `efficiency` is the minimum rate per hertz of band.
+    """
+    lost: Floats = -np.expm1(-_least_snr(efficiency) / np.asarray(mean_snr, dtype=np.float64))
+    return lost
+
+
+def outage_range(
+    efficiency: float, power: float, *, noise: float, exponent: float, ref_loss_db: float = 0.0
+) -> float:
+    """How far a link without fading reaches (METHODS §F.6).
+
+    `noise` is that of the band and of interference, in watts.
+    """
+    sent = power * 10 ** (-ref_loss_db / 10)
+    return float((sent / (noise * _least_snr(efficiency))) ** (1 / exponent))
+
+
+def _least_snr(efficiency: float) -> float:
+    """The signal to noise that just carries so many bits per second and hertz."""
+    with np.errstate(over="ignore"):  # Infinity is right: no signal carries that.
+        return float(np.expm1(efficiency * math.log(2)))

@@ -72,6 +72,11 @@ def partial_training_bound(case: PartialTraining, psi: float, rounds: int) -> fl
 # --- WHALE-FL ---------------------------------------------------------------------------------
 
 
+def partial_training_rate(step: int, *, convexity: float, ratio: float, offset: float) -> float:
+    """The learning rate of FedPMT's bound, `2 / (mu eps (t + lambda))` (METHODS §F.1)."""
+    return 2 / (convexity * ratio * (step + offset))
+
+
 def fewest_trainers(trained: Flags) -> int:
     """|M*|: the fewest devices that trained a region which was trained at all (METHODS §F.2).
 

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Protocol
 
+from anyfleet.formulas import partial_training_rate
+
 
 class Rate(Protocol):
     """The local learning rate of a round."""
@@ -44,4 +46,6 @@ class Inverse:
                 raise ValueError(f"Inverse.{name} must be positive, got {value}.")
 
     def __call__(self, step: int) -> float:
-        return 2 / (self.mu * self.epsilon * (step + self.offset))
+        return partial_training_rate(
+            step, convexity=self.mu, ratio=self.epsilon, offset=self.offset
+        )

@@ -15,6 +15,7 @@ from torch import Tensor
 from anyfleet import rng
 from anyfleet.columns import Floats
 from anyfleet.errors import refuse
+from anyfleet.formulas import outage_probability
 from anyfleet.world.processes import Wandering
 from anyfleet.world.quantities import Number, When, at, bounds, slot, until
 
@@ -205,20 +206,6 @@ def path_gain(distance: Floats | float, exponent: float, ref_loss_db: float) -> 
     return gain
 
 
-def outage_probability(efficiency: float, mean_snr: Floats | float) -> Floats:
-    """P(rate < minimum) under Rayleigh fading; `efficiency` is the minimum per hertz of band."""
-    lost: Floats = -np.expm1(-_least_snr(efficiency) / np.asarray(mean_snr, dtype=np.float64))
-    return lost
-
-
-def outage_range(
-    efficiency: float, power: float, *, noise: float, exponent: float, ref_loss_db: float = 0.0
-) -> float:
-    """How far a link without fading reaches; `noise` is that of the band and interference."""
-    sent = power * 10 ** (-ref_loss_db / 10)
-    return float((sent / (noise * _least_snr(efficiency))) ** (1 / exponent))
-
-
 def wifi() -> Steady:
     """Wi-Fi 5 as WHALE-FL has it, 80 Mbit/s; the watts are our assumption."""
     return Steady(Wandering(80e6), Wandering(80e6), power=0.8, receive=0.6)
@@ -232,12 +219,6 @@ def lte() -> Steady:
 def bluetooth() -> Steady:
     """Bluetooth 3.0 as WHALE-FL has it, 10 Mbit/s; the watts are our assumption."""
     return Steady(Wandering(10e6), Wandering(10e6), power=0.1, receive=0.1)
-
-
-def _least_snr(efficiency: float) -> float:
-    """The signal to noise that just carries so many bits per second and hertz."""
-    with np.errstate(over="ignore"):  # Infinity is right: no signal carries that.
-        return float(np.expm1(efficiency * math.log(2)))
 
 
 def _fade(keys: Tensor, when: When) -> Floats:
