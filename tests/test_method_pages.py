@@ -1,0 +1,189 @@
+"""The pages about the methods: complete, true to the code, and what they show works."""
+
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from anyfleet import methods
+from anyfleet.cli.methods import known_methods
+from anyfleet.config.forms import ABSENT, form_of
+from anyfleet.method import Method
+from anyfleet.study import Experiment, load
+from anyfleet.train.nested import RATIOS
+
+PAGES = Path(__file__).resolve().parents[1] / "docs/methods"
+# Reference rows are nobody's invention: the index has a line for them.
+PUBLISHED = sorted(name for name, known in known_methods().items() if known.paper is not None)
+INDEX = PAGES / "README.md"
+LARGEST_PICTURE = 40_000  # bytes
+SECTIONS = (
+    "The idea",
+    "A round",
+    "When to choose it",
+    "Knobs",
+    "Run it",
+    "Our deviations",
+    "Mix it",
+    "Reads further",
+)
+LOCAL_SGD = "[local SGD](fedavg.md#knobs)"
+
+
+def page(name: str) -> str:
+    return (PAGES / f"{name}.md").read_text(encoding="utf-8")
+
+
+def blocks(text: str, language: str) -> list[str]:
+    found: list[str] = re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    return found
+
+
+def section(text: str, title: str) -> str:
+    return text.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def links(text: str) -> Iterator[tuple[str, str]]:
+    """Targets of links and pictures of a page: file and anchor."""
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        file, _, anchor = target.partition("#")
+        yield file, anchor
+
+
+def knobs(name: str) -> dict[str, str]:
+    """The defaults of a page's table, as they are written."""
+    rows = re.findall(r"^\| `(\w+)` \| `([^`]+)` \| \S", section(page(name), "Knobs"), re.MULTILINE)
+    return dict(rows)
+
+
+def values_of(program: str) -> dict[str, Any]:
+    names: dict[str, Any] = {}
+    exec(compile(program, "<page>", "exec"), names)
+    return names
+
+
+# --- what is there ------------------------------------------------------------------------------
+
+
+def test_every_published_method_has_a_page_and_every_page_a_method() -> None:
+    found = {file.stem for file in PAGES.glob("*.md")} - {"README"}
+    assert found == set(PUBLISHED)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_page_has_all_its_sections_and_its_picture(name: str) -> None:
+    text = page(name)
+    assert text.startswith("# ")
+    assert tuple(re.findall(r"^## (.*)$", text, re.MULTILINE)) == SECTIONS
+    assert f"](pictures/{name}.svg)" in section(text, "The idea")
+    assert re.search(r"^1\. ", section(text, "A round"), re.MULTILINE)
+    assert 60 <= len(text.splitlines()) <= 120
+    paper = known_methods()[name].paper
+    assert paper is not None
+    family = paper.authors[0].partition(",")[0]
+    assert family in section(text, "Reads further")
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_picture_is_small_white_and_well_formed(name: str) -> None:
+    file = PAGES / f"pictures/{name}.svg"
+    assert file.stat().st_size < LARGEST_PICTURE
+    (background, *_) = ET.parse(file).getroot().iter("{http://www.w3.org/2000/svg}path")
+    assert "#ffffff" in background.attrib["style"]
+
+
+def test_the_index_leads_to_every_page_and_names_the_reference_rows() -> None:
+    text = INDEX.read_text(encoding="utf-8")
+    targets = {file for file, _ in links(text)}
+    assert {f"{name}.md" for name in PUBLISHED} <= targets
+    for name in set(known_methods()) - set(PUBLISHED):
+        assert f"`{name}`" in text
+
+
+@pytest.mark.parametrize("file", sorted(PAGES.glob("*.md")), ids=lambda file: file.stem)
+def test_every_link_of_a_page_leads_somewhere(file: Path) -> None:
+    for target, anchor in links(file.read_text(encoding="utf-8")):
+        goal = PAGES / target if target else file
+        assert goal.is_file(), f"{file.name} links to {target}"
+        if anchor:
+            titles = re.findall(r"^#+ (.*)$", goal.read_text(encoding="utf-8"), re.MULTILINE)
+            assert anchor in {title.lower().replace(" ", "-") for title in titles}, anchor
+
+
+def test_the_readme_of_the_project_leads_here() -> None:
+    text = (PAGES.parents[1] / "README.md").read_text(encoding="utf-8")
+    assert "](docs/methods/README.md)" in text
+
+
+# --- what is said is true -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_knobs_of_a_page_are_those_of_the_code(name: str) -> None:
+    make = getattr(methods, name)
+    table, entries = knobs(name), form_of(make).entries
+    assert table
+    for knob, written in table.items():
+        assert knob in entries, f"{name} has no knob {knob}"
+        default = eval(written, {"RATIOS": RATIOS})
+        if entries[knob].default is not ABSENT:
+            assert entries[knob].default == default, knob
+        # Those that are only passed on have their default further down.
+        assert make(**{knob: default}) == make(), f"{knob} is not {written} when left out"
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_no_knob_is_missing_from_a_page(name: str) -> None:
+    make = getattr(methods, name)
+    entries, table = set(form_of(make).entries), set(knobs(name))
+    own = {p.name for p in inspect.signature(make).parameters.values() if p.kind != p.VAR_KEYWORD}
+    assert own <= table
+    sgd = set(form_of(methods.fedavg).entries) - {"count"}
+    told = sgd if LOCAL_SGD in section(page(name), "Knobs") else set()
+    assert entries - sgd <= table
+    assert entries <= table | told
+
+
+# --- what is shown works ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_run_file_of_a_page_loads(name: str, tmp_path: Path) -> None:
+    (text,) = blocks(section(page(name), "Run it"), "toml")
+    file = tmp_path / "run.toml"
+    file.write_text(text, encoding="utf-8")
+    experiment = load(file, ["rounds=1"])
+    assert f'use = "{name}"' in text
+    assert isinstance(experiment.method, Method)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_python_of_a_page_makes_the_experiment(name: str) -> None:
+    (program,) = blocks(section(page(name), "Run it"), "python")
+    experiment = values_of(program)["experiment"]
+    assert isinstance(experiment, Experiment)
+    assert f"methods.{name}(" in program
+
+
+@pytest.mark.parametrize("name", [*PUBLISHED, "README"])
+def test_the_mixtures_of_a_page_compose(name: str) -> None:
+    text = page(name)
+    (program,) = blocks(text if name == "README" else section(text, "Mix it"), "python")
+    made = [value for value in values_of(program).values() if isinstance(value, Method)]
+    assert len(made) >= program.count("= replace(") >= 1
+
+
+def test_every_method_has_a_picture_that_can_be_drawn_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.syspath_prepend(str(PAGES))
+    drawn = values_of("import draw")["draw"]
+    assert sorted(drawn.PICTURES) == PUBLISHED
+    first, again = (drawn.draw("fedrolex", tmp_path).read_bytes() for _ in range(2))
+    assert first == again
+    assert len(first) < LARGEST_PICTURE
