@@ -137,6 +137,14 @@ def test_the_knobs_of_a_page_are_those_of_the_code(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
+def test_what_a_page_leaves_to_that_of_fedavg_is_as_told_there(name: str) -> None:
+    make = getattr(methods, name)
+    for knob, written in knobs("fedavg").items():
+        if knob not in {*knobs(name), "count"}:
+            assert make(**{knob: eval(written)}) == make(), knob
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
 def test_no_knob_is_missing_from_a_page(name: str) -> None:
     make = getattr(methods, name)
     entries, table = set(form_of(make).entries), set(knobs(name))
