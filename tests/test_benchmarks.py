@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from benchmarks import fleet
+from benchmarks import depth, fleet
 
 from anyfleet import plan, select
 from anyfleet.world.quantities import When, bounds
@@ -48,3 +48,23 @@ def test_the_command_shows_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     assert "1,000 devices, Everyone" in shown
     assert all(planner in shown for planner in fleet.PLANNERS)
+
+
+def test_depths_are_timed_beside_what_they_count(capsys: pytest.CaptureFixture[str]) -> None:
+    depth.main(["--nets", "C.2", "--batches", "--repeats", "1", "--steps", "1"])
+    shown = capsys.readouterr().out
+    assert "C.2, batch 12" in shown
+    assert "batch 32" not in shown
+    # METHODS §2: what widths of the CNN count if convolutions are charged for every sample.
+    for share in ("0.344", "0.380", "0.777", "1.000"):
+        assert f" {share} " in shown
+    assert "Of 3 depths that do not train everything" in shown
+
+
+def test_a_depth_that_takes_too_long_is_marked() -> None:
+    rows = [depth.Row(1, 1.0, 0.5, 0.45, 0.4), depth.Row(2, 2.0, 1.0, 1.0, 1.0)]
+    _, slow, whole = depth.shown(rows)
+    assert slow.count("!") == 1
+    assert "!" not in whole
+    assert "Of 1 depths" in depth.summary(rows)
+    assert "1 meet it by FLOP and 0 by FedPMT's rule" in depth.summary(rows)
