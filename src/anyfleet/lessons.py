@@ -58,7 +58,7 @@ def _birth(orders: Orders, row: int, where: Site) -> float:
         return float("nan")
     rows = rng.sample(key.cpu(), len(data), count).to(data.x.device)
     valid = torch.ones(count, dtype=torch.bool, device=data.x.device)
-    batch = Minibatch(data.x[rows], data.y[rows], valid, key)
+    batch = Minibatch(data.x[rows], data.y[rows], valid, key.to(data.x.device))
     leading = _leading(where, task)
     buffers = cut(task.buffers, leading, task.blueprint)
     params = cut(task.params, leading, task.blueprint)
