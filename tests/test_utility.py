@@ -332,6 +332,11 @@ def test_the_extraction_refuses(field: str, value: object) -> None:
         replace(FisherBlocks(), **{field: value})  # type: ignore[arg-type]
 
 
+def test_whale_has_as_many_levels_as_widths() -> None:
+    method = whale(shares=(1.0, 0.5), utility=FisherUtility(threshold=5.0))
+    assert method.choose == FisherUtility(levels=2, threshold=5.0)
+
+
 def test_paced_gives_what_the_chooser_needs() -> None:
     assert "target" in Paced.gives
     assert FisherUtility().needs.keys() == {"target"}

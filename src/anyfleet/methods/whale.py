@@ -31,13 +31,15 @@ def whale(
 ) -> Method:
     """Everybody takes part. With `regions` (16 in METHODS) Algorithm 2 picks the channels.
 
+    There are as many levels as `shares`.
+
     System-only: `utility=FisherUtility(fisher="constant")`; training-only: `penalty=0`.
     """
     return replace(
         heterofl(static_norm=static_norm, **parts),
         select=Everyone(),
         plan=Paced(Menu(shares, capped=True)),
-        choose=utility or FisherUtility(levels=len(shares)),
+        choose=replace(utility or FisherUtility(), levels=len(shares)),
         extract=Leading() if regions is None else FisherBlocks(regions),
         fisher=fisher or Fisher(),
     )
