@@ -59,6 +59,9 @@ def by_hand(task: Task, trainer: Gradient, device: int = 0) -> dict[str, Tensor]
         for rows in torch.split(order, size):
             optimiser.zero_grad()
             nn.functional.cross_entropy(module(data.x[rows]), data.y[rows]).backward()  # type: ignore[no-untyped-call]
+            for name, value in module.named_parameters():
+                assert value.grad is not None
+                value.grad += trainer.proximal * (value.detach() - task.params[name])
             if trainer.clip is not None:
                 nn.utils.clip_grad_norm_(module.parameters(), trainer.clip)
             optimiser.step()
@@ -71,8 +74,9 @@ def by_hand(task: Task, trainer: Gradient, device: int = 0) -> dict[str, Tensor]
         Gradient(Decaying(0.1), batch=8),
         Gradient(Decaying(0.05), Sgd(momentum=0.9, weight_decay=1e-3), epochs=3, batch=16),
         Gradient(Decaying(0.1), batch=10, clip=0.5),
+        Gradient(Decaying(0.1), batch=8, proximal=0.5),
     ],
-    ids=["plain", "momentum", "clipped"],
+    ids=["plain", "momentum", "clipped", "proximal"],
 )
 def test_training_equals_a_torch_loop(trainer: Gradient) -> None:
     task = small.task(dropout=0.0, dtype=torch.float64)
