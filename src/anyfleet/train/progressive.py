@@ -47,11 +47,16 @@ class _Stepwise(Nested, Protocol):
 
     A minibatch has `samples` parts: up to one less, distinct, narrower than the device's share, and
     last the whole of what it holds. Teacher is the whole model as it was before the minibatch, in
-    the mode and with the dropout of training; the loss reported is that of this very pass.
+    the mode and with the dropout of training; the loss reported is that of this very pass, or of
+    the last one where nobody is taught.
     """
 
     momentum_rule: MomentumRule
     freezes: ClassVar[bool]  # a step leaves the columns of narrower parts alone
+
+    @property
+    def distils(self) -> bool:
+        """Whether any part learns from the whole model."""
 
     def __post_init__(self) -> None:
         refuse(self._faults())
@@ -98,7 +103,8 @@ class _Stepwise(Nested, Protocol):
         )
         often = _WRITTEN if sparse else UPDATE_PASSES
         written = Work(0.0, 0.0, 0.0, float(steps * (count + 1) * often * base.state_bytes(priced)))
-        return together(final, _forward(priced, processed, steps), small, wide, written)
+        teacher = [_forward(priced, processed, steps)] if self.distils else []
+        return together(final, *teacher, small, wide, written)
 
     def _held(self, priced: Priced) -> int:
         """Bytes besides those of the last step: what the minibatch started from, and copies."""
@@ -116,8 +122,7 @@ class _Stepwise(Nested, Protocol):
     ) -> Loose:
         if not self.samples:
             return self.base.step(site, state, batch, numbers, choice)
-        output, _ = self.base.output(site, state["params"], state, batch)
-        loss = averaged(site.task.loss(output, batch.y), batch.valid)
+        output = self._teacher(site, state, batch)
         now, before = state, 0.0
         for ratio in self.visited(site.share, choice):
             teacher = output if self.teaches(ratio < site.share) else None
@@ -127,7 +132,17 @@ class _Stepwise(Nested, Protocol):
             del columns
             before = ratio if self.freezes else 0.0
         new = self.base.step(site, now, batch, numbers, choice)
+        if output is None:
+            return new
+        loss = averaged(site.task.loss(output, batch.y), batch.valid)
         return {**new, "loss": state["loss"] + loss * batch.valid.sum().to(loss.dtype)}
+
+    def _teacher(self, site: Site, state: Loose, batch: Minibatch) -> Tensor | None:
+        """What the whole model says before the minibatch, if anybody learns from it."""
+        if not self.distils:
+            return None
+        output, _ = self.base.output(site, state["params"], state, batch)
+        return output
 
     def _columns(
         self, where: Inner, before: float, state: Loose, batch: Minibatch, judge: Judge
@@ -160,6 +175,10 @@ class Progressive(_Stepwise):
     papers: ClassVar[tuple[Paper, ...]] = (FEDRESCUE,)
     freezes: ClassVar[bool] = True
 
+    @property
+    def distils(self) -> bool:
+        return self.distil
+
     def teaches(self, narrower: bool) -> bool:
         return self.distil and narrower
 
@@ -182,6 +201,7 @@ class Rush(_Stepwise):
     momentum_rule: MomentumRule = "final"
     papers: ClassVar[tuple[Paper, ...]] = (FEDRESCUE,)
     freezes: ClassVar[bool] = False
+    distils: ClassVar[bool] = True
 
     def teaches(self, narrower: bool) -> bool:
         return narrower or not self.gated
