@@ -145,6 +145,8 @@ def test_1_17_angles_are_averaged_over_a_devices_own_visits() -> None:
     assert state[0].visits == 4
     assert state[0].mean == pytest.approx(math.atan(0.1) / 4)  # alone its angle is 0
     assert state[1] == (pytest.approx(math.atan(0.1)), 1)
+    later = step(part, vectors([(1.0, 0.3), (1.0, -0.3)]), state).state
+    assert later[1] == (pytest.approx((math.atan(0.1) + math.atan(0.3)) / 2), 2)
 
 
 def test_a_device_that_answers_twice_in_a_step_visits_twice() -> None:

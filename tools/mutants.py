@@ -23,6 +23,7 @@ from queue import SimpleQueue
 from tempfile import TemporaryDirectory
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -172,7 +173,8 @@ def table(verdicts: Iterable[Verdict]) -> Table:
         fault = verdict.fault
         tests = "\n".join(re.sub(r"^tests/|\.py(?=:|$)", "", test) for test in fault.tests)
         file = fault.file.removeprefix("src/anyfleet/")
-        shown.add_row(fault.name, file, tests, verdict.result, f"{verdict.seconds:.0f}")
+        texts = (fault.name, file, tests, verdict.result, f"{verdict.seconds:.0f}")
+        shown.add_row(*map(escape, texts))
     return shown
 
 
