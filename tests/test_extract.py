@@ -52,9 +52,9 @@ def cut_out(
 
 
 def issued(method: Method, *, step: int = 0, seed: int = 0) -> Orders:
-    """The orders that the server would draft for all devices in this round."""
-    zeros = np.zeros(8, dtype=np.int64)
-    desk = Desk(seed, 0, zeros, zeros, dict.fromkeys(method.policies()))
+    """The orders that the server would draft for all devices, who came to every round before."""
+    visits, never = np.full(8, step), np.zeros(8, dtype=np.int64)
+    desk = Desk(seed, 0, visits, never, dict.fromkeys(method.policies()))
     view = replace(seen(), step=step)
     return draft(Request(), EVERYBODY, method=method, view=view, desk=desk).orders
 
