@@ -192,8 +192,9 @@ def main(words: Sequence[str], faults: Sequence[Fault], root: Path = ROOT) -> in
         console.print(f"{count} {verdict.result:<9} {seconds}  {verdict.fault.name}", markup=False)
     console.print(table(verdicts))
     alive = [verdict for verdict in verdicts if verdict.result != RED]
-    for verdict in alive:
-        console.print(f"\n{verdict.result}: {verdict.fault.name}\n{verdict.said}", markup=False)
+    for said in dict.fromkeys(verdict.said for verdict in alive):
+        names = [f"{v.result}: {v.fault.name}" for v in alive if v.said == said]
+        console.print("", *names, said, sep="\n", markup=False)
     console.print(f"{len(verdicts) - len(alive)} of {len(verdicts)} faults turned a test red.")
     return 1 if alive else 0
 
