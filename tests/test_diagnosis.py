@@ -34,13 +34,14 @@ def ledger(**columns: object) -> Entries:
 
 def test_f_1_psi_of_the_answers_in_a_ledger() -> None:
     depths = np.array([3, 3, 2, 2, 1, 1, 0, 0])
-    assert diagnosis.depth_shares(ledger(first=depths), 4).tolist() == [0.25] * 4
-    assert diagnosis.depth_psi(ledger(first=depths), 4) == pytest.approx(8.333333333333332)
-    assert diagnosis.depth_psi(ledger(first=np.zeros(8, dtype=int)), 4) == 4.0
-    assert diagnosis.depth_psi(ledger(first=np.ones(8, dtype=int)), 2) == math.inf
+    four = (0, 1, 2, 3)
+    assert diagnosis.depth_shares(ledger(first=depths), four).tolist() == [0.25] * 4
+    assert diagnosis.depth_psi(ledger(first=depths), four) == pytest.approx(8.333333333333332)
+    assert diagnosis.depth_psi(ledger(first=np.zeros(8, dtype=int)), four) == 4.0
+    assert diagnosis.depth_psi(ledger(first=np.ones(8, dtype=int)), (0, 1)) == math.inf
     # Answers that were lost trained nothing.
     lost = ("",) * 6 + ("died",) * 2
-    assert diagnosis.depth_psi(ledger(first=depths, lost=lost), 4) == math.inf
+    assert diagnosis.depth_psi(ledger(first=depths, lost=lost), four) == math.inf
 
 
 def test_f_5_label_distances() -> None:

@@ -5,7 +5,7 @@ Ledgers and notes are facts; the formulas of METHODS §F are applied to them her
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -108,19 +108,21 @@ def _histogram(task: Task, device: int) -> Floats:
 # --- depth, width, information ----------------------------------------------------------------
 
 
-def depth_shares(ledger: Entries, widths: int) -> Floats:
-    """Which share of the answers trained each of FedPMT's widths, the smallest first.
+def depth_shares(ledger: Entries, firsts: Sequence[int]) -> Floats:
+    """The shares of answers that counted by first trained layer, smallest width first.
 
-    The shares p_j of psi (METHODS §F.1); width j leaves the first `widths - j` layers alone.
+    `firsts` are those of all widths, as `anyfleet.plan.depth.depths` finds them.
     """
-    first = ledger.first[ledger.counted]
-    depths = np.arange(widths - 1, -1, -1)
-    return np.array([(first == depth).mean() if len(first) else 0.0 for depth in depths])
+    answers = [kind in ("train", "fetch") for kind in ledger.kind]
+    first = ledger.first[ledger.counted & np.array(answers, dtype=bool)]
+    widths = np.array(sorted(set(firsts), reverse=True))
+    counts: Floats = (first == widths[:, None]).sum(axis=1) / max(1, len(first))
+    return counts
 
 
-def depth_psi(ledger: Entries, widths: int) -> float:
-    """FedPMT's psi of the answers in a ledger; infinite if nobody trained all layers."""
-    return psi(depth_shares(ledger, widths))
+def depth_psi(ledger: Entries, firsts: Sequence[int]) -> float:
+    """FedPMT's psi (METHODS §F.1) of the answers in a ledger; infinite if nobody trains all."""
+    return psi(depth_shares(ledger, firsts))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from typing import Any, Literal
 import numpy as np
 
 from anyfleet.breakdown import Breakdown, Fairness
-from anyfleet.columns import Floats
 from anyfleet.ledger import Entries
 from anyfleet.study import Point
 
@@ -199,16 +198,3 @@ def reasons(entries: Entries) -> tuple[str, ...]:
 def losses(entries: Entries) -> dict[str, int]:
     """How many orders were lost for each reason, most frequent first."""
     return dict(Counter(reason for reason in reasons(entries) if reason).most_common())
-
-
-def depth_shares(entries: Entries, firsts: Sequence[int]) -> Floats:
-    """The shares of answers that counted by first trained layer, smallest width first.
-
-    `firsts` are those of all widths, as `anyfleet.plan.depth.depths` finds them; of the shares
-    `anyfleet.formulas.psi` makes FedPMT's index (METHODS §F.1).
-    """
-    answers = [kind in ("train", "fetch") for kind in entries.kind]
-    first = entries.first[entries.counted & np.array(answers, dtype=bool)]
-    widths = np.array(sorted(set(firsts), reverse=True))
-    counts: Floats = (first == widths[:, None]).sum(axis=1) / max(1, len(first))
-    return counts

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from anyfleet.columns import Ints
+from anyfleet.diagnosis import depth_psi, depth_shares
 from anyfleet.elastic.counting import CNN_CIFAR, complexity
 from anyfleet.evaluate import evaluate
-from anyfleet.formulas import layer_mean, psi
+from anyfleet.formulas import layer_mean
 from anyfleet.loop import Step
 from anyfleet.method import Method, Select, State
 from anyfleet.methods import fedavg, fedpmt
@@ -21,7 +22,6 @@ from anyfleet.methods.fedavg import Training
 from anyfleet.papers import FEDPMT, papers_of
 from anyfleet.plan import Depth
 from anyfleet.plan.depth import depths
-from anyfleet.queries import depth_shares
 from anyfleet.runtime import Reference, Stacked, Threads
 from anyfleet.schedule import Deadline
 from anyfleet.select import Everyone
@@ -245,9 +245,8 @@ def test_f_1_psi_of_a_run() -> None:
         (replace(fedpmt(**SETTINGS), plan=Depth(trained=(3,)), select=Everyone()), math.inf),
     ):
         (step,) = small.steps(method, task, 1, fleet=FOUR)
-        shares = depth_shares(step.ledger, firsts)
-        assert shares.sum() == pytest.approx(1)
-        assert psi(shares) == pytest.approx(expected)
+        assert depth_shares(step.ledger, firsts).sum() == pytest.approx(1)
+        assert depth_psi(step.ledger, firsts) == pytest.approx(expected)
 
 
 # --- learning ---------------------------------------------------------------------------------
