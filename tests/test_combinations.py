@@ -22,6 +22,7 @@ from anyfleet.train import AdamW, Decaying, Fjord, Gradient, Progressive, Rush, 
 from anyfleet.types import Params
 from anyfleet.world import levels
 from tests import small
+from tests.test_extract import issued
 
 BASE = Gradient(Decaying(0.05), Sgd(0.9, nesterov=True, weight_decay=1e-3), batch=8)
 FEW = (0.25, 0.5)
@@ -99,6 +100,13 @@ def untouched(params: Params) -> bool:
         if not torch.equal(value[outside], task().params[name][outside]):
             return False
     return True
+
+
+def test_a_cohort_shares_its_draws_and_every_round_has_others() -> None:
+    by_round = [issued(method("slim", "mean"), step=step).cohort for step in range(3)]
+    assert len(set(by_round)) == 3
+    again = [issued(method("slim", "mean"), step=1, seed=seed).cohort for seed in (0, 1)]
+    assert again[0] == by_round[1] != again[1]
 
 
 def test_every_public_trainer_and_aggregator_has_a_row() -> None:

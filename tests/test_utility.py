@@ -287,7 +287,7 @@ def test_1_11_the_worked_example_through_the_extraction() -> None:
     axis = next(a for a, n in seen.blueprint.sizes.items() if n == 8)
     for score, expected in (("recommended", (0, 2, 4, 5)), ("literal", (0, 2, 4, 7))):
         blocks = FisherBlocks(8, score=score)  # type: ignore[arg-type]
-        state = blocks.init(seen)._replace(fisher=bounds, counts={5: counts})
+        state = blocks.init(seen)._replace(fisher=bounds, counts={5: counts, 2: counts[::-1]})
         cut = blocks(Want(share=0.5, device=5), seen, state, rng.root(0, "x"))
         assert cut.kept(axis) == expected
 
