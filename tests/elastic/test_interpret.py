@@ -1,6 +1,8 @@
 """The program as a pure function: modes, padding, dropout keys, vmap."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -181,6 +183,26 @@ def test_vmap_equals_a_loop(name: str) -> None:
         for one, other in zip(together, alone, strict=True):
             for tensor in other:
                 torch.testing.assert_close(one[tensor][i], other[tensor], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN, partial(nn.RNN, nonlinearity="relu")])
+def test_recurrent_layers_are_stacked_without_a_gradient_too(layer: Callable[..., nn.RNN]) -> None:
+    class Last(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn = layer(3, 4, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.rnn(x)[0]
+            return out
+
+    module, x = Last().double(), torch.randn(2, 5, 6, 3, dtype=torch.float64)
+    blueprint = trace(module, x[0])
+    params = {n: torch.stack([p, 2 * p]).detach() for n, p in module.named_parameters()}
+    stacked = vmap(lambda p, each: apply(blueprint, p, {}, each, EVALUATE)[0])(params, x)
+    for i, out in enumerate(stacked):
+        own = {name: value[i] for name, value in params.items()}
+        torch.testing.assert_close(out, functional_call(module, own, (x[i],)))
 
 
 class Drops(nn.Module):

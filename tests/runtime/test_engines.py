@@ -1,5 +1,6 @@
 """Three engines, one result."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -7,12 +8,22 @@ import torch
 from torch import Tensor, nn
 
 from anyfleet.method import Method
-from anyfleet.methods import centralised, fedavg, feddrop, fedprox, heterofl, local
+from anyfleet.methods import (
+    centralised,
+    fedavg,
+    feddrop,
+    fedprox,
+    fedrescue,
+    fedrush,
+    heterofl,
+    local,
+)
 from anyfleet.runtime import Stacked, Threads
 from anyfleet.schedule import Buffered, Deadline
-from anyfleet.tasks import Split, Task, pooled
+from anyfleet.tasks import Data, Split, Task, pooled
 from anyfleet.train import Decaying, Gradient, OnDevice, PerWidth, Sgd, Tracked
 from tests import small
+from tests.elastic.nets import Recurrent
 
 METHODS: dict[str, Method] = {
     "fedavg": fedavg(count=5, lr=0.1, batch=8),
@@ -107,3 +118,19 @@ def test_devices_with_other_constants_are_not_stacked() -> None:
     method = feddrop(shares=(0.5,), count=6, lr=0.1, batch=8)
     one, two = (small.steps(method, task, 2, engine=engine)[-1] for engine in (None, Stacked()))
     assert small.distance(one.params, two.params) < 1e-5
+
+
+@pytest.mark.parametrize("make", [fedrescue, fedrush])
+def test_a_recurrent_model_teaches_its_parts_in_every_engine(make: Callable[..., Method]) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        module, text = Recurrent(), torch.randint(0, 11, (60, 6))
+    data = Data(text[:, :-1].contiguous(), text[:, 1:].contiguous())
+    task = Task.of(module, data, split=Split(devices=3, server=6, seed=2))
+    method = make(count=3, lr=0.1, batch=8, samples=2)
+    one, two, three = (
+        small.steps(method, task, 1, engine=engine)[-1].params
+        for engine in (None, Threads(), Stacked())
+    )
+    assert small.identical(one, two)
+    assert small.distance(one, three) < 1e-5

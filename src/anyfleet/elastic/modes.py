@@ -45,4 +45,4 @@ class Run:
     updates: dict[str, Tensor]
 
 
-Special = Callable[[Run, list[Any], Node], Tensor]
+Special = Callable[[Run, list[Any], Node], Any]

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C import _functorch
+from torch.func import vjp
 
 from anyfleet.elastic import draws
 from anyfleet.elastic.masked_norm import masked_batch_norm, statistics
@@ -103,6 +104,20 @@ def max_pool(_run: Run, args: list[Any], _node: Node) -> Tensor:
     return pooled.contiguous()
 
 
+def recurrent(_run: Run, args: list[Any], node: Node) -> Any:
+    """A recurrent layer, also in a stack, for which torch has no rule as long as nobody derives.
+
+    To be differentiated it is taken apart. Here that is with respect to nothing: no activation is
+    kept.
+    """
+    _, layer, overload = node.op.split(".")
+    function = getattr(getattr(torch.ops.aten, layer), overload)
+    top: Any = _functorch.peek_interpreter_stack()
+    if top is None or top.key() != _functorch.TransformType.Vmap:
+        return function(*args)
+    return vjp(lambda _nothing: function(*args), {})[0]
+
+
 def _stacked(tensor: Tensor) -> bool:
     """Whether this runs under vmap: the fused kernels would fall back to a slow loop there."""
     while _functorch.is_functorch_wrapped_tensor(tensor):
@@ -112,8 +127,10 @@ def _stacked(tensor: Tensor) -> bool:
     return False
 
 
+_RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 SPECIAL: dict[str, Special] = {
     **draws.RANDOM,
+    **{f"aten.{layer}.input": recurrent for layer in _RECURRENT},
     "aten.batch_norm.default": batch_norm,
     "aten.max_pool2d.default": max_pool,
     "aten.scaled_dot_product_attention.default": attention,
