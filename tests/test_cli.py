@@ -100,7 +100,7 @@ def test_a_run_writes_a_folder_and_never_over_another(folder: Path) -> None:
     succeeds("run", "small.toml", "rounds=1", "method.lr=0.2")
     first, second = folder / "runs/small", folder / "runs/small-2"
     expected = {"config.toml", "points.jsonl", "ledger.jsonl", "model.safetensors"}
-    expected |= {"summary.json", "curves.png"}
+    expected |= {"summary.json", "curves.png", "papers.bib"}
     assert {file.name for file in first.iterdir()} == expected
     assert len(read_points(first)) == 2
     assert len(read_points(second)) == 1

@@ -216,6 +216,18 @@ def test_own_parts_may_bring_papers_when_they_are_allowed(
     assert "me2030" in keys(succeeds("cite", "mine.toml", "--allow", "parts_with_a_paper"))
 
 
+def test_a_run_is_cited_without_the_code_that_it_used(tmp_path: Path) -> None:
+    mine = papers.Paper("me2030", ("Doe, Jane",), "Mine", "Here", 2030)
+    (tmp_path / "config.toml").write_text(RUN_FILE + '[method.plan]\nuse = "gone:Mine"\n')
+    assert "gone" in refused("cite", str(tmp_path), "--allow", "gone")
+    (tmp_path / "papers.bib").write_text(papers.bibliography([mine, papers.FEDAVG]))
+    assert keys(succeeds("cite", str(tmp_path))) == ["me2030", "mcmahan2017", "anyfleet"]
+    assert keys(succeeds("cite", str(tmp_path), "fedavg")) == ["me2030", "mcmahan2017", "anyfleet"]
+    # Nothing to cite is no entry, not an empty one.
+    (tmp_path / "papers.bib").write_text(papers.bibliography(()))
+    assert keys(succeeds("cite", str(tmp_path))) == ["anyfleet"]
+
+
 def test_what_cannot_be_cited_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert 'did you mean "fedprox"' in refused("cite", "fedavg", "fedprx")

@@ -70,6 +70,7 @@ def test_a_method_of_ones_own_is_short_and_runs_from_its_file(tmp_path: Path) ->
     python(tmp_path, "-m", "anyfleet.cli", "run", str(file), *quick)
     assert len(read_points(tmp_path / "run")) == 2
     assert 'use = "own_method:Median"' in (tmp_path / "run/config.toml").read_text()
+    assert "diao2021" in python(tmp_path, "-m", "anyfleet.cli", "cite", "run")
 
 
 def test_the_median_of_ones_own_method_does_what_it_says() -> None:

@@ -18,6 +18,7 @@ from anyfleet.breakdown import Breakdown
 from anyfleet.columns import join
 from anyfleet.ledger import Entries
 from anyfleet.naming import Factory
+from anyfleet.papers import bibliography, papers_of
 from anyfleet.store import Recording, claim, describe, fresh, read_ledger, read_points
 from anyfleet.study import HOMES, Experiment, Moment, play
 from anyfleet.tasks import zoo
@@ -68,6 +69,7 @@ def test_a_finished_run_is_complete(tmp_path: Path, moments: list[Moment]) -> No
     assert summary["result"]["steps"] == 2
     assert summary["threads"] == torch.get_num_threads()
     assert not list(tmp_path.glob(".*")), "a file was left half-written"
+    assert (tmp_path / "papers.bib").read_text() == bibliography(papers_of(SMALL.method))
 
 
 def test_the_saved_model_is_a_state_dict_of_the_module(

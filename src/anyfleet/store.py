@@ -1,6 +1,7 @@
 """A run on disk: what was run, every step as it happened, the model, the end.
 
     config.toml         the experiment, complete; `anyfleet run` takes it again
+    papers.bib          BibTeX for the papers of the method and of its parts
     points.jsonl        one line per server step: time, traffic, energy, scores (study.Point)
     ledger.jsonl        one line per order: who, what it cost, why it was lost (ledger.Entries)
     model.safetensors   the shared model: the server's parameters and buffers
@@ -35,6 +36,7 @@ from anyfleet.breakdown import Breakdown
 from anyfleet.diagnosis import read_notes
 from anyfleet.ledger import Entries
 from anyfleet.loop import Step
+from anyfleet.papers import bibliography, papers_of
 from anyfleet.queries import summarise
 from anyfleet.study import Experiment, Moment, Point
 
@@ -73,6 +75,8 @@ class Recording:
         self._step: Step | None = None
         self._began = time.monotonic()
         _write(folder / "config.toml", describe(experiment, allow).encode())
+        # The code that the configuration names may be elsewhere when the run is cited.
+        _write(folder / "papers.bib", bibliography(papers_of(experiment.method)).encode())
 
     def append(self, moment: Moment) -> None:
         """Takes in a step; it is on disk when this returns."""

@@ -9,7 +9,7 @@ import anyfleet
 from anyfleet.cli.methods import known_methods
 from anyfleet.errors import ConfigError, Problem
 from anyfleet.naming import near
-from anyfleet.papers import Paper, bibliography, papers_of
+from anyfleet.papers import Paper, papers_of
 from anyfleet.study import load
 
 ANYFLEET = Paper(
@@ -23,12 +23,20 @@ ANYFLEET = Paper(
 
 def cite_all(words: Sequence[str], *, allow: Sequence[str]) -> None:
     """Nothing but the bibliography, so that it can be written to a file as it is."""
-    used = [paper for word in words for paper in _papers(word, allow)]
-    typer.echo(bibliography(dict.fromkeys([*used, ANYFLEET])), nl=False)
+    used = [entry for word in words for entry in _entries(word, allow)]
+    typer.echo("\n\n".join(dict.fromkeys([*used, ANYFLEET.bibtex()])))
+
+
+def _entries(word: str, allow: Sequence[str]) -> list[str]:
+    """Of a method with that name, of the run in a folder, or of a run file."""
+    stored = Path(word) / "papers.bib"
+    if word not in known_methods() and stored.is_file():
+        text = stored.read_text(encoding="utf-8").strip()
+        return text.split("\n\n") if text else []
+    return [paper.bibtex() for paper in _papers(word, allow)]
 
 
 def _papers(word: str, allow: Sequence[str]) -> Iterator[Paper]:
-    """Of a method with that name, of a run file, or of the run in a folder."""
     methods = known_methods()
     if word in methods:
         known = methods[word]
@@ -41,7 +49,7 @@ def _papers(word: str, allow: Sequence[str]) -> Iterator[Paper]:
 
 def _file(word: str, methods: Collection[str]) -> Path:
     path = Path(word)
-    if path.is_dir():
+    if path.is_dir():  # of a version that wrote no papers.bib
         path /= "config.toml"
         if not path.is_file():
             message = "has no config.toml: name the folder of a single run."
