@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 import anyfleet
 from anyfleet import config
 from anyfleet.aggregate import Mean
+from anyfleet.naming import public_names
 from anyfleet.plan import FixedLevel
 from anyfleet.select import Uniform
 from anyfleet.store import describe, read_points
@@ -129,7 +130,7 @@ def test_the_docstring_of_the_package_works() -> None:
     assert not failed
 
 
-def test_there_are_recipes() -> None:
+def test_there_is_a_recipe_for_every_method() -> None:
     names = {file.stem for file in RECIPES}
-    assert {"fedavg", "fedprox", "heterofl", "local", "centralised"} <= names
+    assert set(public_names("anyfleet.methods")) <= names
     assert {"asynchronous", "deadline"} <= names
