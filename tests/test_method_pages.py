@@ -9,11 +9,13 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from anyfleet import methods
+from anyfleet import diagnosis, formulas, methods
+from anyfleet.aggregate import Diagnosed
 from anyfleet.cli.methods import known_methods
 from anyfleet.config.forms import ABSENT, form_of
 from anyfleet.method import Method
-from anyfleet.study import Experiment, load
+from anyfleet.store import Recording, claim
+from anyfleet.study import Experiment, load, play
 from anyfleet.train.nested import RATIOS
 
 PAGES = Path(__file__).resolve().parents[1] / "docs/methods"
@@ -70,7 +72,7 @@ def values_of(program: str) -> dict[str, Any]:
 
 
 def test_every_published_method_has_a_page_and_every_page_a_method() -> None:
-    found = {file.stem for file in PAGES.glob("*.md")} - {"README"}
+    found = {file.stem for file in PAGES.glob("*.md")} - {"README", "diagnosis"}
     assert found == set(PUBLISHED)
 
 
@@ -183,6 +185,40 @@ def test_the_mixtures_of_a_page_compose(name: str) -> None:
     (program,) = blocks(text if name == "README" else section(text, "Mix it"), "python")
     made = [value for value in values_of(program).values() if isinstance(value, Method)]
     assert len(made) >= program.count("= replace(") >= 1
+
+
+def test_what_the_page_about_looking_inside_shows_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = page("diagnosis")
+    assert len(text.splitlines()) <= 90
+    (run,), (watch, read) = blocks(text, "toml"), blocks(text, "python")
+    Path("run.toml").write_text(run, encoding="utf-8")
+    experiment = load("run.toml", ["rounds=2", "task.limit=300", "task.server=20"])
+    with Recording(claim(Path("runs/mine")), experiment) as recording:
+        for moment in play(experiment):
+            recording.append(moment)
+    values = values_of(read)
+    found = diagnosis.contributions(values["ledger"], values["points"])
+    assert sum(count.selected for count in found.values()) == 20  # ten in each of two rounds
+    assert values["step"].fisher > 0
+    quick = watch.replace("rounds=3", "rounds=1").replace(
+        "devices=20", "devices=20, limit=300, server=20"
+    )
+    # Some rows of the last layer belong to labels that nobody had.
+    assert 0.9 < values_of(quick)["notes"]["coverage"] < 1
+    assert capsys.readouterr().out
+
+
+def test_the_page_about_looking_inside_names_everything_there_is() -> None:
+    text = page("diagnosis")
+    tables = re.findall(r"^\| (`.*?`) \|", text, re.MULTILINE)
+    named = set(re.findall(r"`(\w+)", " ".join(tables)))
+    notes = {name for name in named if not callable(getattr(diagnosis, name, None))}
+    assert notes == Diagnosed.gives
+    for name in re.findall(r"`(\w+)`", text.partition("in `anyfleet.formulas`")[2]):
+        assert callable(getattr(formulas, name)), name
 
 
 def test_every_method_has_a_picture_that_can_be_drawn_again(
