@@ -11,7 +11,7 @@ import pytest
 
 import anyfleet.methods
 from anyfleet import methods, naming, papers
-from anyfleet.aggregate import ServerAdam, ServerStep
+from anyfleet.aggregate import ServerAdam, ServerStep, Subset
 from anyfleet.methods import fedavg, fedprox, heterofl
 from anyfleet.papers import (
     AT_SCALE,
@@ -21,16 +21,21 @@ from anyfleet.papers import (
     FEDBN,
     FEDBUFF,
     FEDDROP,
+    FEDPNS,
     FEDPROX,
+    FEDRESCUE,
+    FJORD,
     HETEROFL,
     SLIMMABLE,
+    THESIS,
     Paper,
     bibliography,
     papers_of,
 )
 from anyfleet.plan import FixedLevel, StepsWithin
 from anyfleet.schedule import Buffered, Overselected, Surveyed, Synchronous, Tiers
-from anyfleet.train import Gradient, OnDevice, PerWidth, Static
+from anyfleet.select import Learned
+from anyfleet.train import Fjord, Gradient, OnDevice, PerWidth, Static
 
 WORKS = {name: work for name in papers.__all__ if isinstance(work := getattr(papers, name), Paper)}
 FOLDER = Path(anyfleet.methods.__file__).parent
@@ -190,6 +195,10 @@ def test_parts_bring_their_papers() -> None:
     assert SLIMMABLE in papers_of(replace(method, norm=PerWidth()))
     assert HETEROFL in papers_of(replace(method, norm=Static()))
     assert papers_of(StepsWithin(1.0, FixedLevel())) == (FEDPROX, HETEROFL)
+    # As another paper compares with it, and as the thesis words it.
+    assert papers_of(Fjord()) == (FJORD, FEDRESCUE)
+    assert set(papers_of(Learned(5))) == {FEDPNS, THESIS}
+    assert {FEDPNS, THESIS} <= set(papers_of(Subset()))
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)

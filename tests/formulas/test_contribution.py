@@ -14,7 +14,7 @@ from anyfleet.formulas.contribution import (
     alignment,
     angle_weights,
     angles,
-    contribution,
+    contribution_map,
     fewest_left,
     largest,
     lowered,
@@ -47,7 +47,7 @@ def direct(vectors: Floats, weights: Floats, statistic: Statistic) -> float:
 def test_1_17_fedadp_example() -> None:
     found = angles_of(ADP, np.ones(3))
     assert found == pytest.approx([0.837981, 0.052583, 0.930211], abs=1e-6)
-    assert contribution(found) == pytest.approx([4.472012, 5.0, 3.788494], abs=1e-6)
+    assert contribution_map(found) == pytest.approx([4.472012, 5.0, 3.788494], abs=1e-6)
     weights = angle_weights(np.ones(3), found)
     assert weights == pytest.approx([0.312465, 0.529790, 0.157744], abs=1e-6)
     later = smoothed(found, np.array([2, 2, 2]), np.array([0.3, 0.3, 1.5]))
@@ -65,10 +65,10 @@ def test_1_17_sizes_weigh_in_the_direction_and_in_the_mean() -> None:
 
 
 def test_1_17_map_values() -> None:
-    found = contribution(np.array([0.0, 0.5, 1.0, np.pi / 2, np.pi]))
+    found = contribution_map(np.array([0.0, 0.5, 1.0, np.pi / 2, np.pi]))
     assert found == pytest.approx([5.0, 4.99997, 3.16060, 0.27993, 0.00011], abs=6e-6)
-    assert contribution(np.array([0.0]), 1e4) == pytest.approx([1e4])
-    assert contribution(np.array([0.0, 2.0]), 1.0) == pytest.approx(
+    assert contribution_map(np.array([0.0]), 1e4) == pytest.approx([1e4])
+    assert contribution_map(np.array([0.0, 2.0]), 1.0) == pytest.approx(
         1 - np.exp(-np.exp([1.0, -1.0]))
     )
 

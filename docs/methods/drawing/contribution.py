@@ -10,7 +10,7 @@ from anyfleet.formulas import (
     alignment,
     angle_weights,
     angles,
-    contribution,
+    contribution_map,
     lowered,
     optimal_subset,
     removals,
@@ -51,9 +51,11 @@ def fedadp() -> Figure:
     theta = np.linspace(0, np.pi, 120)
     for sharpness, colour, style in ((2.0, SKY, "--"), (5.0, INK, "-"), (8.0, PINK, ":")):
         label = f"sharpness {sharpness:g}"
-        middle.plot(theta, contribution(theta, sharpness), style, color=colour, lw=2, label=label)
+        middle.plot(
+            theta, contribution_map(theta, sharpness), style, color=colour, lw=2, label=label
+        )
     for angle, colour in zip(found, (BLUE, GREEN, ORANGE), strict=True):
-        middle.plot(angle, contribution(np.array(angle)), "o", color=colour, ms=8)
+        middle.plot(angle, contribution_map(np.array(angle)), "o", color=colour, ms=8)
     middle.legend(frameon=False, fontsize=9)
 
     plain(right, "weights of equal data", "", "")

@@ -16,7 +16,7 @@ from anyfleet.errors import refuse
 from anyfleet.formulas.contribution import Statistic, Stopping, alignment, optimal_subset
 from anyfleet.formulas.contribution import Subset as Remaining
 from anyfleet.method import Aggregate, Around, State
-from anyfleet.papers import FEDPNS, Paper
+from anyfleet.papers import FEDPNS, THESIS, Paper
 from anyfleet.types import Params, Stepped
 from anyfleet.view import View
 
@@ -40,7 +40,7 @@ class Subset(Around):
     statistic: Statistic = "sum"
     left: Stopping = "share"
 
-    papers: ClassVar[tuple[Paper, ...]] = (FEDPNS,)
+    papers: ClassVar[tuple[Paper, ...]] = (FEDPNS, THESIS)
     judges: ClassVar[bool] = True
     gives: ClassVar[frozenset[str]] = frozenset(
         {"labelled", "excluded", "labelled_count", "excluded_count", "alignment", "alignment_after"}

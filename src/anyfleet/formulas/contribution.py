@@ -47,7 +47,7 @@ def smoothed(previous: Floats, visits: Ints, angles: Floats) -> Floats:
     return mean
 
 
-def contribution(angles: Floats, sharpness: float = 5.0) -> Floats:
+def contribution_map(angles: Floats, sharpness: float = 5.0) -> Floats:
     """The Gompertz map of angles in radians: `sharpness` for agreement, 0 against (METHODS §1.17).
 
     With sharpness 5, angles below about 0.5 are as good as 0.
@@ -59,11 +59,11 @@ def contribution(angles: Floats, sharpness: float = 5.0) -> Floats:
 
 
 def angle_weights(sizes: Floats | Ints, angles: Floats, sharpness: float = 5.0) -> Floats:
-    """Shares of the devices in the mean, `n_k exp(contribution)` (FedAdp, METHODS §1.17).
+    """Shares of the devices in the mean, `n_k exp(contribution_map)` (FedAdp, METHODS §1.17).
 
     They sum to 1, or are all 0 if nobody has data.
     """
-    mapped = contribution(angles, sharpness)
+    mapped = contribution_map(angles, sharpness)
     raw = np.asarray(sizes, dtype=np.float64) * np.exp(mapped - mapped.max(initial=0.0))
     total = raw.sum()
     weights: Floats = raw / total if total > 0 else np.zeros_like(raw)

@@ -69,12 +69,12 @@ def partial_training_bound(case: PartialTraining, psi: float, rounds: int) -> fl
     return case.smoothness / 2 * distance / (rounds + case.offset)
 
 
-# --- WHALE-FL ---------------------------------------------------------------------------------
-
-
 def partial_training_rate(step: int, *, convexity: float, ratio: float, offset: float) -> float:
     """The learning rate of FedPMT's bound, `2 / (mu eps (t + lambda))` (METHODS §F.1)."""
     return 2 / (convexity * ratio * (step + offset))
+
+
+# --- WHALE-FL ---------------------------------------------------------------------------------
 
 
 def fewest_trainers(trained: Flags) -> int:

@@ -14,8 +14,9 @@ from anyfleet.errors import refuse
 from anyfleet.formulas.contribution import lowered, weighted_draw
 from anyfleet.formulas.theory import probability_entropy
 from anyfleet.method import Select
-from anyfleet.papers import FEDPNS, Paper
+from anyfleet.papers import FEDPNS, THESIS, Paper
 from anyfleet.select.uniform import drawn
+from anyfleet.types import Kind
 from anyfleet.view import View
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ class Chances(NamedTuple):
     """What is known of every device of the fleet."""
 
     probability: Floats
-    selected: Ints  # in how many aggregations it took part
+    selected: Ints  # how often it was asked
     labelled: Ints  # in how many of them it was labelled
 
 
@@ -38,16 +39,16 @@ class Learned(Select):
 
     All start equal, so that the first cohort is that of `Uniform(count)`. A device that the
     aggregator labels loses the share `min((x + beta) ** alpha, 1)` of its probability, x being how
-    often it was labelled when it took part; all others gain equally. When fewer than `count` have
-    a chance, all of those and a uniform draw of the rest. Only a device whose update arrived counts
-    as selected: nobody else could be labelled.
+    often it was labelled when it was asked; all others gain equally. When fewer than `count` have
+    a chance, all of those and a uniform draw of the rest. Whoever was asked counts as selected,
+    also when its update never came.
     """
 
     count: int
     alpha: float = 2.0
     beta: float = 0.7
 
-    papers: ClassVar[tuple[Paper, ...]] = (FEDPNS,)
+    papers: ClassVar[tuple[Paper, ...]] = (FEDPNS, THESIS)
     needs: ClassVar[Mapping[str, str]] = MappingProxyType(
         {"labelled": "an aggregator that labels devices, for example aggregate.Subset()"}
     )
@@ -86,11 +87,11 @@ class Learned(Select):
     def learn(
         self, state: Chances, arrivals: "Arrivals | None", notes: Mapping[str, Any], view: View
     ) -> Chances:
-        if arrivals is None:
-            return state
         labels = np.array(notes.get("labelled", ()), dtype=np.int64)
         selected, labelled = state.selected.copy(), state.labelled.copy()
-        np.add.at(selected, arrivals.device, 1)
+        lost = [f.device for f in view.fresh(view.lost) if f.kind in (Kind.TRAIN, Kind.HOLD)]
+        arrived = [] if arrivals is None else arrivals.device.tolist()
+        np.add.at(selected, np.array([*arrived, *lost], dtype=np.int64), 1)
         np.add.at(labelled, labels, 1)
         rates = {"alpha": self.alpha, "beta": self.beta}
         probability = lowered(state.probability, labels, labelled, selected, **rates)

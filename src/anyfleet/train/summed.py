@@ -22,6 +22,7 @@ from anyfleet.train.nested import (
     gradients,
     inner,
     judged,
+    narrower,
     share_of,
     together,
 )
@@ -59,9 +60,9 @@ class _Summed(Nested, Protocol):
         whole = self.base.work(priced, processed, steps)
         if not self.samples:
             return whole
-        share = share_of(priced)
-        within = [ratio for ratio in self.ratios if ratio <= share + SAME] or [share]
-        parts = [priced.within(ratio) for ratio in within]
+        parts = narrower(priced, self.ratios)
+        if len(parts) < len([r for r in self.ratios if r < share_of(priced) + SAME]) or not parts:
+            parts.append(priced)  # the device's own share is one of the ratios, or all there is
         trained = FLOAT_BYTES * priced.sample.sent_params
         # What is summed is there beside the pass of a part, which may be as wide as the whole.
         whole = replace(whole, memory=whole.memory + trained)
@@ -101,7 +102,7 @@ class Fjord(_Summed):
     base: Gradient = field(default_factory=Gradient)
     ratios: tuple[float, ...] = RATIOS
     samples: int = 1
-    papers: ClassVar[tuple[Paper, ...]] = (FJORD,)
+    papers: ClassVar[tuple[Paper, ...]] = (FJORD, FEDRESCUE)
     labelled: ClassVar[bool] = True
 
 
