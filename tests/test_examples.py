@@ -22,7 +22,7 @@ from anyfleet.store import describe, read_points
 from anyfleet.study import HOMES, Experiment, load, play
 from anyfleet.world import levels
 from tests import small
-from tests.test_contribution import PLACE, step, vectors
+from tests.vectors import PLACE, step, vectors
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES = sorted((ROOT / "recipes").glob("*.toml"))
