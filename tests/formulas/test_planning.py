@@ -7,6 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from anyfleet.columns import Floats
 from anyfleet.formulas.planning import (
     AnycostBounds,
     AnycostDevice,
@@ -189,6 +190,13 @@ def brute_force(device: AnycostDevice, bounds: AnycostBounds) -> float:
     """The best gain on a grid of costs and frequencies, 0 if nothing fits."""
     alpha = np.linspace(bounds.alpha_min, 1, 150)[:, np.newaxis]
     frequency = np.geomspace(bounds.slowest, bounds.fastest, 600)
+    return float(grid_gains(device, bounds, alpha, frequency).max())
+
+
+def grid_gains(
+    device: AnycostDevice, bounds: AnycostBounds, alpha: Floats, frequency: Floats
+) -> Floats:
+    """The gain with the largest compression factor that is affordable; 0 if there is none."""
     work = alpha * device.cycles
     time = device.seconds - work / frequency
     energy = (device.energy - device.epsilon * frequency**2 * work) / device.power
@@ -196,7 +204,8 @@ def brute_force(device: AnycostDevice, bounds: AnycostBounds) -> float:
         bounds.beta_max, device.rate * np.minimum(time, energy) / (alpha * device.bits)
     )
     usable = (beta > 0) & (beta >= bounds.beta_min)
-    return float(np.where(usable, alpha**4 * beta, 0.0).max())
+    gains: Floats = np.where(usable, alpha**4 * beta, 0.0)
+    return gains
 
 
 def check(device: AnycostDevice, bounds: AnycostBounds, plan: AnycostPlan) -> None:
@@ -249,3 +258,89 @@ def test_3_every_branch_is_met() -> None:
         plan = anycost_plan(device, AnycostBounds(fastest=6e8))
         branches.add(plan and plan.branch)
     assert branches == {"saturated", "tight", "search", None}
+
+
+REPEATED = AnycostDevice(
+    energy=8.3464,
+    seconds=10.0,
+    power=0.1,
+    rate=1.9534e7,
+    bits=1.117e8,
+    epsilon=8.038e-27,
+    cycles=1.5413e10,
+)
+NARROW = AnycostDevice(
+    energy=0.678175,
+    seconds=3.778482,
+    power=0.00523439,
+    rate=1.949880e7,
+    bits=5.0461336e7,
+    epsilon=9.785207e-27,
+    cycles=5.0533115e9,
+)
+
+
+def zoomed(device: AnycostDevice, bounds: AnycostBounds) -> float:
+    """The best gain of grids of alphas and frequencies, each around the best of the last."""
+    box = [(bounds.alpha_min, 1.0), (bounds.slowest, bounds.fastest)]
+    ends, best = box, 0.0
+    for _ in range(9):
+        alpha = np.linspace(*ends[0], 61)[:, np.newaxis]
+        frequency = np.linspace(*ends[1], 121)
+        gains = grid_gains(device, bounds, alpha, frequency)
+        best = max(best, float(gains.max()))
+        row, column = np.unravel_index(np.argmax(gains), gains.shape)
+        middle, reaches = (alpha[row, 0], frequency[column]), [(b - a) / 8 for a, b in ends]
+        ends = [
+            (max(low, at - reach), min(high, at + reach))
+            for at, reach, (low, high) in zip(middle, reaches, box, strict=True)
+        ]
+    return best
+
+
+@pytest.mark.parametrize(
+    ("device", "bounds"),
+    [
+        (REPEATED, AnycostBounds(fastest=4e8)),
+        (NARROW, AnycostBounds(alpha_min=0.05, beta_max=1.0, slowest=5e8, fastest=6e8)),
+    ],
+    ids=["repeated", "narrow"],
+)
+def test_3_a_search_does_not_stop_at_a_place_that_is_on_its_grid_twice(
+    device: AnycostDevice, bounds: AnycostBounds
+) -> None:
+    """The known optima, clipped, are ends of the grid."""
+    plan = anycost_plan(device, bounds)
+    assert plan is not None
+    check(device, bounds, plan)
+    assert plan.gain >= zoomed(device, bounds) * (1 - 1.1e-6)
+
+
+def test_3_nothing_is_better_in_wide_random_cells() -> None:
+    draw, found = np.random.default_rng(11), []
+    for _ in range(150):
+        device = AnycostDevice(
+            energy=10 ** draw.uniform(-1, 1.5),
+            seconds=10 ** draw.uniform(0, 1.5),
+            power=10 ** draw.uniform(-3, 0.5),
+            rate=10 ** draw.uniform(5, 7.5),
+            bits=10 ** draw.uniform(7, 8.5),
+            epsilon=draw.uniform(5e-27, 1e-26),
+            cycles=10 ** draw.uniform(9, 10.3),
+        )
+        slowest, fastest = np.sort(10 ** draw.uniform(8, 9.5, 2))
+        bounds = AnycostBounds(
+            alpha_min=draw.choice([0.05, 0.25]),
+            beta_min=draw.choice([0.0, 1e-3]),
+            beta_max=draw.choice([1 / 15, 1.0]),
+            slowest=slowest,
+            fastest=fastest,
+        )
+        plan, best = anycost_plan(device, bounds), zoomed(device, bounds)
+        found.append(plan and plan.branch)
+        if plan is None:
+            assert best == 0
+            continue
+        check(device, bounds, plan)
+        assert plan.gain >= best * (1 - 1.1e-6)
+    assert found.count("search") > 20
