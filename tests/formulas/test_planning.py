@@ -186,6 +186,23 @@ def test_3_free_sending() -> None:
     assert capped.beta == pytest.approx(1 / 15)
 
 
+def test_3_free_sending_of_a_fixed_size() -> None:
+    """As fast as the energy allows, not a little faster, which it does not allow."""
+    device = replace(DEVICE, energy=0.1, power=0.0, cycles=5e8)
+    bounds = AnycostBounds(slowest=1e7)
+    plan = anycost_plan_at(0.75, device, bounds)
+    assert plan is not None
+    assert plan.beta == pytest.approx(1 / 15)
+    check(device, bounds, plan)
+    fastest = (0.1 / (7.5e-27 * 0.75 * 5e8)) ** 0.5
+    assert plan.frequency <= fastest == pytest.approx(188.56e6, rel=1e-4)
+    # Without a cap all the time that the fastest affordable computing leaves is used.
+    uncapped = anycost_plan_at(0.75, device, replace(bounds, beta_max=1e3))
+    assert uncapped is not None
+    left = 10 - 0.75 * 5e8 / fastest
+    assert uncapped.beta == pytest.approx(8e6 * left / (0.75 * 111.7e6))
+
+
 def brute_force(device: AnycostDevice, bounds: AnycostBounds) -> float:
     """The best gain on a grid of costs and frequencies, 0 if nothing fits."""
     alpha = np.linspace(bounds.alpha_min, 1, 150)[:, np.newaxis]

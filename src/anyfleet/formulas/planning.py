@@ -271,7 +271,8 @@ def _best_beta(device: AnycostDevice, bounds: AnycostBounds, alphas: Floats) -> 
         middle = np.sqrt(low * high)
         time, energy = _sending(device, work, middle)
         low, high = np.where(time < energy, middle, low), np.where(time < energy, high, middle)
-    ends = (bounds.slowest, bounds.fastest, np.sqrt(low * high))
+    # On both sides of the crossing: beyond it, energy that falls steeply may be short already.
+    ends = (bounds.slowest, bounds.fastest, low, high)
     sending = np.max([np.minimum(*_sending(device, work, f)) for f in ends], axis=0)
     beta: Floats = np.minimum(bounds.beta_max, device.rate * sending / (alphas * device.bits))
     return beta
