@@ -203,6 +203,40 @@ def test_3_free_sending_of_a_fixed_size() -> None:
     assert uncapped.beta == pytest.approx(8e6 * left / (0.75 * 111.7e6))
 
 
+@pytest.mark.parametrize(
+    "nothing",
+    [
+        {"energy": 0.0},
+        {"energy": 0.0, "power": 0.0},
+        {"seconds": 0.0},
+        {"seconds": 0.0, "cycles": 0.0},
+        {"seconds": 0.0, "power": 0.0},
+    ],
+    ids=str,
+)
+def test_3_without_a_budget_there_is_no_plan(nothing: dict[str, float]) -> None:
+    device = replace(DEVICE, **nothing)
+    assert anycost_plan(device) is None
+    assert anycost_plan_at(1.0, device) is None
+
+
+def test_3_computing_that_costs_nothing() -> None:
+    """The whole model, and as much of the update as can be sent."""
+    idle = replace(DEVICE, cycles=0.0, energy=1e-3)
+    plan = anycost_plan(idle)
+    assert plan is not None
+    assert (plan.alpha, plan.branch) == (1.0, "search")
+    assert plan.beta == pytest.approx(1e-3 / 0.1 * 8e6 / 111.7e6)
+    sent = anycost_plan(replace(idle, energy=1.0, power=0.0))
+    assert sent is not None
+    assert (sent.alpha, sent.beta, sent.branch) == (1.0, 1 / 15, "saturated")
+    # Cycles that take time but no energy: three quarters of the time, or the whole model.
+    frugal = replace(DEVICE, epsilon=0.0, energy=1.0, cycles=1e11)
+    timed = anycost_plan(frugal, replace(OPEN, alpha_min=0.05))
+    assert timed is not None
+    assert timed.alpha == pytest.approx(0.75 * 10 * 3e9 / 1e11)
+
+
 def brute_force(device: AnycostDevice, bounds: AnycostBounds) -> float:
     """The best gain on a grid of costs and frequencies, 0 if nothing fits."""
     alpha = np.linspace(bounds.alpha_min, 1, 150)[:, np.newaxis]

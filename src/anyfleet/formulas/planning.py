@@ -144,12 +144,14 @@ def anycost_plan(
     full = _saturated(device, bounds)
     if full is not None:
         return full
-    first = time_shares(device.energy, device.power * device.seconds).first
-    best = tight_plan(device, first)
-    if _allowed(best, bounds):
-        return best
-    tight = [tight_plan(device, share) for share in _corners(device, bounds)]
-    found = [plan for plan in tight if _allowed(plan, bounds)]
+    found: list[AnycostPlan] = []
+    if _spendable(device):
+        first = time_shares(device.energy, device.power * device.seconds).first
+        best = tight_plan(device, first)
+        if _allowed(best, bounds):
+            return best
+        tight = (tight_plan(device, share) for share in _corners(device, bounds))
+        found = [plan for plan in tight if _allowed(plan, bounds)]
     searched = _search(device, bounds)
     if searched is not None and all(searched.gain > plan.gain * (1 + _SLACK) for plan in found):
         return searched
@@ -179,6 +181,11 @@ def _saturated(device: AnycostDevice, bounds: AnycostBounds) -> AnycostPlan | No
     if fits and frequency <= bounds.fastest:
         return AnycostPlan(1.0, bounds.beta_max, frequency, "saturated")
     return None
+
+
+def _spendable(device: AnycostDevice) -> bool:
+    """Whether there is time and energy, and computing takes of both: a plan can be tight."""
+    return min(device.energy, device.seconds, device.epsilon, device.cycles) > 0
 
 
 def _slowest(device: AnycostDevice, alpha: float, beta: float) -> float:
@@ -241,11 +248,13 @@ def _below(curve: Callable[[float], float], place: float, target: float) -> bool
 
 def _search(device: AnycostDevice, bounds: AnycostBounds) -> AnycostPlan | None:
     """The best alpha by a grid, refined around its best place: to a billionth, or nearly."""
-    # Where one budget alone limits a plan, its optimum is known.
-    known = [
-        0.75 * device.seconds * bounds.fastest / device.cycles,
-        0.75 * device.energy / (device.epsilon * bounds.slowest**2 * device.cycles),
-    ]
+    # Where one budget alone limits a plan, its optimum is known: three quarters are for computing.
+    costs = (
+        anycost_cost(device, 1.0, 0.0, bounds.fastest).computing_seconds,
+        anycost_cost(device, 1.0, 0.0, bounds.slowest).computing_joules,
+    )
+    budgets = zip((device.seconds, device.energy), costs, strict=True)
+    known = [0.75 * budget / cost for budget, cost in budgets if cost > 0]
     low, high = bounds.alpha_min, 1.0
     alphas = np.append(np.linspace(low, high, _GRID), np.clip(known, low, high))
     # The logarithm of the gain is concave: the best lies beside the best of any grid.
