@@ -34,12 +34,12 @@ import torch
 
 from anyfleet import plan as sizes
 from anyfleet import select as selections
+from anyfleet import world as worlds
 from anyfleet.aggregate import Subset
-from anyfleet.method import Choose, Method, Plan, Select
+from anyfleet.method import Choose, Plan, Select
 from anyfleet.methods import fedavg
 from anyfleet.runtime import Simulated
 from anyfleet.schedule import Synchronous
-from anyfleet.select import Everyone, Largest, Quota, Uniform
 from anyfleet.select.learned import Chances
 from anyfleet.server import Server
 from anyfleet.tasks import Data, Split, Task
@@ -47,20 +47,6 @@ from anyfleet.tasks.partition import Iid
 from anyfleet.tasks.zoo import cnn_mnist
 from anyfleet.types import Memory, Orders, Updates
 from anyfleet.view import Request, View
-from anyfleet.world import (
-    Disc,
-    Diurnal,
-    Fleet,
-    Group,
-    Intermittent,
-    LogNormal,
-    Redrawn,
-    Shannon,
-    Steady,
-    Wandering,
-    World,
-)
-from anyfleet.world import Uniform as Between
 
 COHORT = 100
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
@@ -78,55 +64,52 @@ class Learned(selections.Learned):
 
 
 SELECTORS: Mapping[str, Callable[[int], Select]] = {
-    "Everyone": lambda _: Everyone(),
-    "Uniform(count)": lambda _: Uniform(COHORT),
-    "Uniform(fraction)": lambda devices: Uniform(fraction=COHORT / devices),
-    "Quota": lambda _: Quota(COHORT),
+    "Everyone": lambda _: selections.Everyone(),
+    "Uniform(count)": lambda _: selections.Uniform(COHORT),
+    "Uniform(fraction)": lambda devices: selections.Uniform(fraction=COHORT / devices),
+    "Quota": lambda _: selections.Quota(COHORT),
     "Learned": lambda _: Learned(COHORT),
-    "Largest": lambda _: Largest(COHORT, COHORT // 2),
+    "Largest": lambda _: selections.Largest(COHORT, COHORT // 2),
 }
+FIRST = sizes.First()
 PLANNERS: Mapping[str, tuple[Plan, Choose]] = {
-    "Whole": (sizes.Whole(), sizes.First()),
-    "FixedLevel": (sizes.FixedLevel(), sizes.First()),
-    "Menu, First": (sizes.Menu(), sizes.First()),
+    "Whole": (sizes.Whole(), FIRST),
+    "FixedLevel": (sizes.FixedLevel(), FIRST),
+    "Menu, First": (sizes.Menu(), FIRST),
     "Menu, LargestInTime": (sizes.Menu(), sizes.LargestInTime(60.0)),
     "Paced, FisherUtility": (sizes.Paced(sizes.Menu(capped=True)), sizes.FisherUtility()),
-    "Depth": (sizes.Depth(4), sizes.First()),
+    "Depth": (sizes.Depth(4), FIRST),
     "DepthMenu": (sizes.DepthMenu(4), sizes.LargestInTime(60.0)),
-    "Assigned": (sizes.Assigned(sizes.Menu(), sizes.LargestInTime(60.0)), sizes.First()),
-    "StepsWithin": (sizes.StepsWithin(60.0, inner=sizes.FixedLevel()), sizes.First()),
-    "LargestFitting": (sizes.LargestFitting(), sizes.First()),
-    "WorkByLevel": (
-        sizes.WorkByLevel((32, 16, 8), (3, 2, 1), inner=sizes.FixedLevel()),
-        sizes.First(),
-    ),
+    "Assigned": (sizes.Assigned(sizes.Menu(), sizes.LargestInTime(60.0)), FIRST),
+    "StepsWithin": (sizes.StepsWithin(60.0, inner=sizes.FixedLevel()), FIRST),
+    "LargestFitting": (sizes.LargestFitting(), FIRST),
+    "WorkByLevel": (sizes.WorkByLevel((32, 16, 8), (3, 2, 1), inner=sizes.FixedLevel()), FIRST),
 }
 
 
-def fleet() -> Fleet:
+def fleet() -> worlds.Fleet:
     """Four kinds of devices; everything that can change does."""
-    busy = Redrawn(LogNormal(1.2, 0.3, low=1.0, high=8.0))
-    free = Redrawn(Between(5e7, 2e9))
-    phone = Group(
+    phone = worlds.Group(
         name="phones",
-        speed=Between(1e9, 4e9),
-        load=busy,
-        memory=free,
-        link=Shannon(fading=True),
-        distance=Redrawn(Disc(550.0)),
-        battery=Between(2e4, 5e4),
-        charge=Between(0.05, 1.0),
+        speed=worlds.Uniform(1e9, 4e9),
+        load=worlds.Redrawn(worlds.LogNormal(1.2, 0.3, low=1.0, high=8.0)),
+        memory=worlds.Redrawn(worlds.Uniform(5e7, 2e9)),
+        link=worlds.Shannon(fading=True),
+        distance=worlds.Redrawn(worlds.Disc(550.0)),
+        battery=worlds.Uniform(2e4, 5e4),
+        charge=worlds.Uniform(0.05, 1.0),
         recharge=2.0,
-        availability=Diurnal(),
+        availability=worlds.Diurnal(),
     )
-    rates = Steady(Wandering(2e7), Wandering(2e7), power=1.2, receive=1.0)
-    nearby = Steady(Wandering(8e7), Wandering(8e7), power=0.8, receive=0.6)
-    return Fleet(
+    rates = worlds.Steady(worlds.Wandering(2e7), worlds.Wandering(2e7), power=1.2, receive=1.0)
+    nearby = worlds.Steady(worlds.Wandering(8e7), worlds.Wandering(8e7), power=0.8, receive=0.6)
+    by_minute, by_step = worlds.Intermittent(0.3, every=60.0), worlds.Intermittent(0.6)
+    return worlds.Fleet(
         groups=(
             phone,
             replace(phone, name="tablets", link=rates, distance=100.0),
-            replace(phone, name="laptops", link=nearby, availability=Intermittent(0.3, every=60.0)),
-            replace(phone, name="cars", availability=Intermittent(0.6), battery=1e5, recharge=50.0),
+            replace(phone, name="laptops", link=nearby, availability=by_minute),
+            replace(phone, name="cars", availability=by_step, battery=1e5, recharge=50.0),
         )
     )
 
@@ -212,7 +195,7 @@ class Measured:
     clock: float  # simulated seconds at the end
 
 
-def build(devices: int) -> tuple[Task, World, Built]:
+def build(devices: int) -> tuple[Task, worlds.World, Built]:
     """A task whose devices all hold the same data, and its world; how long the world took."""
     # A million references to the same rows.
     one, shared = _one(), _one().shares * devices
@@ -232,17 +215,12 @@ def _one() -> Task:
     return Task.of(cnn_mnist(), rows, rows, split=split)
 
 
-def method(select: Select, plan: Plan, choose: Choose) -> Method:
-    """FedAvg with another selection and another planner."""
-    base = replace(fedavg(), schedule=Cohort(), aggregate=Subset())
-    return replace(base, select=select, plan=plan, choose=choose)
-
-
-def measure(task: Task, world: World, select: str, plan: str, counted: Rounds) -> Measured:
-    """Runs some rounds."""
+def measure(task: Task, world: worlds.World, select: str, plan: str, counted: Rounds) -> Measured:
+    """Runs some rounds of FedAvg with another selection and another planner."""
     runtime = Watched(task, world, SEED, engine=Idle())
-    parts = method(SELECTORS[select](task.devices), *PLANNERS[plan])
-    server = Server(parts, task, runtime, SEED)
+    base = replace(fedavg(), schedule=Cohort(), aggregate=Subset())
+    who, (size, choose) = SELECTORS[select](task.devices), PLANNERS[plan]
+    server = Server(replace(base, select=who, plan=size, choose=choose), task, runtime, SEED)
     asks, rests, orders = [], [], []
     for number in range(counted.warm + counted.rounds):
         asked, took = one_round(server, runtime)
@@ -298,11 +276,8 @@ def report(devices: int, select: str, counted: Rounds) -> None:
     )
     print(f"  {'planner':<20} {'ask, ms':>8} {'rest, ms':>9} {'orders':>7} {'clock, s':>9}")
     for row in found["rows"]:
-        print(
-            f"  {row['plan']:<20} {row['ask']:>8.1f} {row['rest']:>9.1f} {row['orders']:>7.0f} "
-            f"{row['clock']:>9.0f}",
-            flush=True,
-        )
+        times = f"{row['ask']:>8.1f} {row['rest']:>9.1f}"
+        print(f"  {row['plan']:<20} {times} {row['orders']:>7.0f} {row['clock']:>9.0f}", flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
