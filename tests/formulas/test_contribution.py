@@ -1,5 +1,7 @@
 """Angles and subsets, with the numbers of METHODS."""
 
+from typing import get_args
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -200,6 +202,49 @@ def test_1_18_nothing_to_gain(statistic: Statistic) -> None:
         )
         assert len(subset.kept) == len(vectors)
         assert len(subset.labelled) == 0
+
+
+def nobody_hurts(rows: Ints, without: Ints) -> bool:
+    return False
+
+
+@pytest.mark.parametrize("statistic", STATISTICS)
+def test_1_18_identical_updates_label_nobody_whatever_their_sizes(statistic: Statistic) -> None:
+    """One device may have nearly all data: without it, hardly anything is left of the sums."""
+    draw = np.random.default_rng(3)
+    for _ in range(100):
+        gram = np.full((5, 5), draw.uniform(0.1, 3))
+        sizes = np.array([10, 100, 1, 100, 1e5])[draw.permutation(5)]
+        subset = optimal_subset(gram, sizes, nobody_hurts, share=0.2, statistic=statistic)
+        assert len(subset.labelled) == 0
+
+
+def test_1_18_nearly_all_data_on_one_device_still_counts() -> None:
+    vectors, sizes = np.array([[1.0], [1.0], [1 - 1e-6]]), np.array([1.0, 1.0, 1e5])
+    subset = optimal_subset(vectors @ vectors.T, sizes, nobody_hurts, share=0.6, statistic="mean")
+    assert subset.labelled.tolist() == [2]
+
+
+@pytest.mark.parametrize("rule", get_args(Stopping))
+def test_1_18_where_nobody_moves_nobody_is_labelled(rule: Stopping) -> None:
+    for statistic in STATISTICS:
+        subset = optimal_subset(
+            np.zeros((6, 6)), np.ones(6), nobody_hurts, statistic=statistic, rule=rule
+        )
+        assert len(subset.kept) == 6
+        assert len(subset.labelled) == 0
+
+
+def test_1_18_of_identical_adverse_updates_the_first_is_taken() -> None:
+    draw = np.random.default_rng(5)
+    for _ in range(100):
+        vectors, sizes = draw.normal(size=(7, 50)) + 1, draw.uniform(1, 9, 7)
+        first, second = np.sort(draw.choice(7, 2, replace=False))
+        vectors[second] = vectors[first] = -vectors.sum(axis=0)
+        sizes[second] = sizes[first]
+        gram = vectors @ vectors.T
+        gram = (1 + 1e-15 * draw.normal(size=gram.shape)) * gram  # as another library rounds
+        assert optimal_subset(gram, sizes, nobody_hurts).labelled[0] == first
 
 
 def test_1_18_the_thesis_goes_on_with_ties() -> None:

@@ -12,7 +12,7 @@ from anyfleet.columns import Floats, Ints
 Statistic = Literal["sum", "mean"]
 Stopping = Literal["share", "thesis", "code"]
 
-# Alignments closer than this, relative to their size, are equal: the rest is rounding.
+# Alignments closer than this, relative to what they are sums of, are equal: it is rounding.
 _SAME = 1e-12
 
 
@@ -88,11 +88,12 @@ def alignment(gram: Floats, weights: Floats | Ints, statistic: Statistic = "sum"
 def removals(gram: Floats, weights: Floats | Ints, statistic: Statistic = "sum") -> Floats:
     """What `alignment` would be without each of the devices (METHODS §1.18)."""
     each = np.asarray(weights, dtype=np.float64)
-    pulls = each * (gram @ each)
-    own = each**2 * np.diagonal(gram)
-    left = each.sum() - each
+    # Added up anew: taken out of a sum, a device that is most of it would leave mere rounding.
+    others = each * (1 - np.eye(len(each)))
+    left = others.sum(axis=1)
     some = left > 0
-    squares = np.maximum(pulls.sum() - 2 * pulls + own, 0.0) / np.where(some, left, 1.0) ** 2
+    sums = ((others @ gram) * others).sum(axis=1)
+    squares = np.maximum(sums, 0.0) / np.where(some, left, 1.0) ** 2
     count = len(each) - 1 if statistic == "sum" else 1
     without: Floats = np.where(some, count * squares, 0.0)
     return without
@@ -135,8 +136,9 @@ def optimal_subset(
     """Drop one update after the other while alignment and loss agree (METHODS §1.18).
 
     `worse(rows, rows_without)` says whether the loss of the mean of the first is below that of
-    the second: then the removal hurts, and everything stays as it is. With the rule "thesis" a
-    removal that leaves the alignment as it is counts as a gain.
+    the second: then the removal hurts, and everything stays as it is. Of equally good removals
+    that of the lowest row is looked at. With the rule "thesis" a removal that leaves the alignment
+    as it is counts as a gain, unless nobody moves at all.
     """
     each = np.asarray(weights, dtype=np.float64)
     finite = np.isfinite(np.diagonal(gram))
@@ -144,9 +146,8 @@ def optimal_subset(
     labelled: list[int] = []
     least = fewest_left(len(rows), share, rule)
     while len(rows) > least:
-        inner, inner_weights = gram[np.ix_(rows, rows)], each[rows]
-        best, value = _best(removals(inner, inner_weights, statistic))
-        if not _gains(value, alignment(inner, inner_weights, statistic), ties=rule == "thesis"):
+        best = _adverse(gram[np.ix_(rows, rows)], each[rows], statistic, ties=rule == "thesis")
+        if best is None:
             break
         labelled.append(int(rows[best]))
         if worse(rows, np.delete(rows, best)):
@@ -156,15 +157,17 @@ def optimal_subset(
     return Subset(rows, np.array(labelled, dtype=np.int64), np.array(excluded, dtype=np.int64))
 
 
-def _best(values: Floats) -> tuple[int, float]:
-    best = int(np.argmax(values))
-    return best, float(values[best])
-
-
-def _gains(value: float, now: float, ties: bool) -> bool:
-    if abs(value - now) <= _SAME * abs(now):
-        return ties
-    return value > now
+def _adverse(gram: Floats, weights: Floats, statistic: Statistic, *, ties: bool) -> int | None:
+    """The row without which alignment gains most; None if it does not gain."""
+    now, without = alignment(gram, weights, statistic), removals(gram, weights, statistic)
+    # Inner products of either sign cancel; how much they may be wrong goes by their absolutes.
+    sizes = np.abs(gram)
+    summed = alignment(sizes, weights, statistic) + removals(sizes, weights, statistic)
+    rounding = _SAME * summed
+    best = int(np.flatnonzero(without + rounding >= (without - rounding).max())[0])
+    if abs(without[best] - now) <= rounding[best]:
+        return best if ties and summed[best] > 0 else None
+    return best if without[best] > now else None
 
 
 def lowered(
