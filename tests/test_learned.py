@@ -123,7 +123,9 @@ def test_1_19_edge_cases_of_learning() -> None:
     state, everybody = select.init(view), vectors([(1.0, 0.0)] * 5)
     same = select.learn(state, everybody, {"labelled": (0, 1, 2, 3, 4)}, view)
     assert same.probability == pytest.approx([0.2] * 5)
-    assert select.learn(state, None, {}, view) is state
+    empty = select.learn(state, None, {}, view)
+    assert empty.probability == pytest.approx(state.probability)
+    assert not empty.selected.any()
     twice = vectors([(1.0, 0.0)] * 2)
     twice.device = np.array([2, 2])
     again = select.learn(state, twice, {"labelled": (2, 2)}, view)

@@ -49,7 +49,9 @@ def numbers(batch: int = 32, target: float = float("nan")) -> Numbers:
 def lesson(values: Sequence[float], share: float = 1.0, birth: float = 1.0) -> Lesson:
     squares = float(np.mean(np.square(values)))
     measured = {"fisher": float(np.mean(values)), "fisher_squares": squares}
-    return Lesson(share, share, {**measured, "fisher_steps": float(len(values))}, lambda: birth)
+    return Lesson(
+        share, (share, 0.0), {**measured, "fisher_steps": float(len(values))}, lambda: birth
+    )
 
 
 def chosen(
@@ -90,10 +92,10 @@ def test_1_10_before_it_has_trained_a_device_takes_the_first_level_within_its_ca
 
 def test_1_10_relative_to_the_initial_model_of_the_same_width() -> None:
     utility = FisherUtility(threshold=20.0, target=1e9)
-    assert utility.asks({}, 0.5)
+    assert utility.asks({}, 0.5, 0)
     notes = utility.learn({}, lesson([6.0, 8.0], 0.5, birth=2.0))
-    assert not utility.asks(notes, 0.5)
-    assert utility.asks(notes, 1.0)
+    assert not utility.asks(notes, 0.5, 0)
+    assert utility.asks(notes, 1.0, 0)
     notes = utility.learn(notes, lesson([100.0], 1.0, birth=50.0))
     # (3² + 4² + 2²) / 3 iterations, times 10.
     level, u = chosen(utility, notes, [offer(1.0)] * 5, numbers())
@@ -108,7 +110,7 @@ def test_1_10_what_is_measured_now_and_then_stands_for_all_steps() -> None:
     utility = FisherUtility(fisher="literal", window=2, target=1e9, threshold=1e9)
     every = utility.learn({}, lesson([0.3, 0.3, 0.3, 0.3]))
     seldom = Lesson(
-        1.0, 1.0, {"fisher": 0.3, "fisher_squares": 0.09, "fisher_steps": 4.0}, lambda: 1.0
+        1.0, (1.0, 0.0), {"fisher": 0.3, "fisher_squares": 0.09, "fisher_steps": 4.0}, lambda: 1.0
     )
     found = utility.learn({}, seldom)
     assert found.keys() == every.keys()
@@ -311,11 +313,11 @@ def test_1_11_in_a_run_all_regions_get_their_turn() -> None:
     method = whale(
         shares=(1.0, 0.25),
         regions=4,
-        utility=FisherUtility(levels=2, fisher="constant", penalty=0.0),
         lr=0.1,
         batch=8,
     )
-    method = replace(method, plan=Menu((0.25,)))
+    only = FisherUtility(levels=1, fisher="constant", penalty=0.0)
+    method = replace(method, plan=Menu((0.25,)), choose=only)
     steps = run(method, 5)
     counts = steps[-1].snapshot.states["extract"].counts
     assert set(counts) == set(range(8))
@@ -339,5 +341,5 @@ def test_whale_has_as_many_levels_as_widths() -> None:
 
 def test_paced_gives_what_the_chooser_needs() -> None:
     assert "target" in Paced.gives
-    assert FisherUtility().needs.keys() == {"target"}
-    assert not FisherUtility(penalty=0.0).needs
+    assert FisherUtility().needs.keys() == {"target", "menu of 5"}
+    assert FisherUtility(penalty=0.0).needs.keys() == {"menu of 5"}

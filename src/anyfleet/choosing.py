@@ -6,6 +6,7 @@ import numpy as np
 
 from anyfleet.columns import join
 from anyfleet.elastic.counting import Counting
+from anyfleet.lessons import SCALAR_BITS
 from anyfleet.local import limits, processed
 from anyfleet.packing import index_bits, traffic
 from anyfleet.timing import Amount, training
@@ -40,7 +41,7 @@ def _offers(order: Orders, samples: int, task: Task, counting: Counting) -> list
     amount = Amount(batch, processed(steps, samples, batch), steps)
     offers = []
     for entry in menu:
-        down, up = traffic(entry, job.norm, blueprint)
+        down, up = traffic(entry, job.norm, blueprint, job.report)
         needed = training(job.train, blueprint, entry, amount, counting)
-        offers.append(Offer(needed, down + reading, up))
+        offers.append(Offer(needed, down + reading, up + SCALAR_BITS, entry.first, reading))
     return offers

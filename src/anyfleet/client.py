@@ -17,7 +17,7 @@ from anyfleet.columns import join
 from anyfleet.delivery import statistics_bits
 from anyfleet.elastic import Blueprint, Slice, cut, paste, within
 from anyfleet.evaluate import calibrate, measure
-from anyfleet.lessons import SCALAR_BITS, asked_for, learned, report_bits, reported
+from anyfleet.lessons import SCALAR_BITS, answer_bits, asked_for, learned, reported
 from anyfleet.local import (
     Inputs,
     Result,
@@ -139,7 +139,10 @@ def _train(orders: Orders, memories: tuple[Memory, ...], task: Task) -> Done:
     if orders.job.send == "delta":
         update = {name: value - inputs.params[name] for name, value in update.items()}
     squeezed = _squeeze(orders, memories, update, task.blueprint)
-    return _collect(orders, memories, _Trained(where, result, update, squeezed, samples))
+    change = update
+    if orders.job.send == "weights" and "norm" in orders.job.report:
+        change = {name: value - inputs.params[name] for name, value in update.items()}
+    return _collect(orders, memories, _Trained(where, result, change, squeezed, samples))
 
 
 def _sent_names(where: Site) -> tuple[str, ...]:
@@ -189,7 +192,7 @@ def _squeeze(
 class _Trained:
     where: Site
     result: Result
-    update: Params  # before compression
+    change: Params  # before compression, whatever is sent of it
     squeezed: list[Squeezed]
     samples: list[int]
 
@@ -203,12 +206,14 @@ def _collect(orders: Orders, memories: tuple[Memory, ...], trained: _Trained) ->
         memory = _remember(memories[row], orders.slices[row], trained, row)
         notes = learned(orders, row, memory, trained.where, result.report)
         memory = memory if notes is memory.notes else replace(memory, notes=notes)
-        brief = asked_for(answer.report, orders.job.report)
+        besides = answer_bits(answer.report, orders.take([row]))
         if orders.kind == Kind.HOLD:
             memory = replace(memory, held=_update(orders, row, answer))
-            answer = _Answer({}, {}, report_bits(brief), answer.samples, brief)
-        elif orders.job.report:
-            answer = answer._replace(bits=answer.bits + report_bits(brief))
+            brief = asked_for(answer.report, orders.job.report)
+            # A sign that it is done, if nobody asked for a number.
+            answer = _Answer({}, {}, besides or float(SCALAR_BITS), answer.samples, brief)
+        else:
+            answer = answer._replace(bits=answer.bits + besides)
         updates.append(_update(orders, row, answer))
         kept.append(memory)
     return Done(join(updates), tuple(kept))
@@ -232,7 +237,7 @@ def _answer(trained: _Trained, row: int, result: Result) -> _Answer:
 def _length(trained: _Trained, row: int) -> float:
     """The Euclidean norm of one update, whatever the trainer."""
     stacked = len(trained.squeezed) > 1
-    rows = [value[row] if stacked else value for value in trained.update.values()]
+    rows = [value[row] if stacked else value for value in trained.change.values()]
     return math.sqrt(sum(float(value.double().square().sum()) for value in rows))
 
 

@@ -9,9 +9,10 @@ from dataclasses import replace
 import numpy as np
 
 from anyfleet.elastic import Blueprint, Slice, within
+from anyfleet.lessons import answer_bits
 from anyfleet.method import Job
 from anyfleet.packing import dense, index_bits, mask_bits
-from anyfleet.types import Orders, Params, Trees, Updates
+from anyfleet.types import Kind, Orders, Params, Trees, Updates
 
 
 def unpadded(job: Job) -> str:
@@ -61,12 +62,16 @@ def cut_update(update: Updates, order: Orders, width: float, blueprint: Blueprin
     symbols, bits = order.job.uplink.narrow(update.symbols[0], sub, local)
     trees = _leading(update.trees[0], sub, local)
     mask = dense(update.masks[0], sub, local)
+    bits += statistics_bits(trees) + mask_bits(mask)
+    if order.kind == Kind.TRAIN:
+        # It goes ahead of the columns. With results that wait on the device, it went long ago.
+        bits += answer_bits(update.report[0], order)
     return replace(
         update,
         trees=(trees,),
         symbols=(symbols,),
         masks=(mask,),
-        bits=np.array([bits + statistics_bits(trees) + mask_bits(mask)]),
+        bits=np.array([bits]),
         delivered=np.array([width]),
     )
 

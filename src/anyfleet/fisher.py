@@ -5,7 +5,7 @@ The trace E_x E_y‖∇ log p(y | x)‖², with labels y drawn from the model's 
 stay independent; dropout is off. `Observed` adds the measurement to any trainer, and its cost.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -15,7 +15,7 @@ from torch.func import vjp, vmap
 
 from anyfleet import rng
 from anyfleet.columns import Ints
-from anyfleet.elastic import COLLECT, EVALUATE, Blueprint, Cost, Priced, apply
+from anyfleet.elastic import EVALUATE, OBSERVE, Blueprint, Cost, Priced, apply
 from anyfleet.errors import refuse
 from anyfleet.parts import Loose, Train, Work
 from anyfleet.types import Numbers, Params, Task
@@ -67,7 +67,7 @@ class Fisher:
         """On one mini-batch."""
         if site.blueprint.norms:
             _, seen = apply(
-                site.blueprint, params, buffers, batch.x, COLLECT, valid=batch.valid, key=batch.key
+                site.blueprint, params, buffers, batch.x, OBSERVE, valid=batch.valid, key=batch.key
             )
             buffers = {**buffers, **seen}
         rows = slice(self.samples)
@@ -88,11 +88,13 @@ class Fisher:
         """Of the measurements beside training on so many samples in so many steps."""
         sample, batch = priced.sample, priced.batch
         used = min(self.samples or priced.size, priced.size)
-        times, share = steps / self.every, used / priced.size / self.every
+        times = -(-steps // self.every)
+        # Without steps, what each sample adds on average: planners add the two up.
+        looked = min(times * used, processed) if steps else processed * used / priced.size
         norms = bool(priced.blueprint.norms)
         # Normalisation by batch takes a pass over all of it first.
-        settling = batch.forward_flops / priced.size if norms else 0.0
-        flops = processed * (share * sample.flops + settling / self.every)
+        settled = min(times * priced.size, processed) if steps else processed
+        flops = looked * sample.flops + (settled * sample.forward_flops if norms else 0)
         single = self.estimate == "samples"
         runs = -(-used // _TOGETHER) if single else 1
         held = FLOAT_BYTES * sample.sent_params * (min(used, _TOGETHER) if single else 1)
@@ -201,6 +203,12 @@ def by_channel(squares: Params, blueprint: Blueprint) -> dict[str, Tensor]:
     return dict(sorted(found.items()))
 
 
+def channels(blueprint: Blueprint, trained: Iterable[str]) -> int:
+    """How many channels a report has, of a model that trains these parameters."""
+    axes = {produced(name, blueprint) for name in trained}
+    return sum(blueprint.sizes[axis] for axis in axes if axis is not None)
+
+
 def produced(name: str, blueprint: Blueprint) -> str | None:
     """The axis whose channels the rows of a parameter produce, if it is cut by a share."""
     (dim, *_) = blueprint.params[name] or ((),)
@@ -213,7 +221,8 @@ class Observed:
     """Another trainer, with Fisher information measured on the mini-batches it trains on.
 
     Reports "fisher", the mean trace over the measured steps; "fisher_squares", the mean of its
-    square; "steps"; and with `channels` the information of every channel of the received model.
+    square; "fisher_steps", all steps; and with `channels` the information of every channel of the
+    received model.
     """
 
     inner: Train
@@ -266,9 +275,11 @@ class Observed:
         if batch.number % self.fisher.every == 0:
             model = state["inner"]
             found = self.fisher(site, model["params"], model["buffers"], batch)
-            new["trace"] = state["trace"] + found.trace
-            new["squares"] = state["squares"] + found.trace.square()
-            new["measured"] = state["measured"] + 1
+            # A sample alone in its batch is normalised to nothing: it says nothing either.
+            says = (batch.valid.sum() > bool(site.blueprint.norms)).to(found.trace.dtype)
+            new["trace"] = state["trace"] + torch.where(says > 0, found.trace, 0.0)
+            new["squares"] = state["squares"] + torch.where(says > 0, found.trace.square(), 0.0)
+            new["measured"] = state["measured"] + says
             if self.channels and batch.number == 0:
                 new["channels"] = found.channels
         new["inner"] = self.inner.step(site, state["inner"], batch, numbers, choice)
@@ -282,5 +293,8 @@ class Observed:
             "fisher_steps": state["steps"],
         }
         if self.channels:
-            measured["channels"] = torch.cat(list(state["channels"].values()))
+            # Whoever trains no layer with channels, or nothing at all, has none to tell of.
+            rows = [state["trace"].new_zeros(0), *state["channels"].values()]
+            nothing = state["measured"] == 0
+            measured["channels"] = torch.where(nothing, torch.nan, torch.cat(rows))
         return result._replace(report={**result.report, **measured})

@@ -26,8 +26,14 @@ def reported(measures: Mapping[str, Tensor], wanted: tuple[str, ...]) -> dict[st
 
 
 def asked_for(report: Report, wanted: tuple[str, ...]) -> dict[str, Any]:
-    """The part of a report that some part of the method asked for; without any, the loss."""
-    return {name: report[name] for name in wanted or ("loss",) if name in report}
+    """The part of a report that some part of the method asked for, and that is charged."""
+    return {name: report[name] for name in wanted if name in report}
+
+
+def answer_bits(report: Report, order: Orders) -> float:
+    """What an order that trains sends besides its result: what was asked for, and its choice."""
+    chosen = SCALAR_BITS if any(order.menus) else 0
+    return report_bits(asked_for(report, order.job.report)) + chosen
 
 
 def report_bits(report: Report) -> float:
@@ -40,9 +46,10 @@ def learned(
     orders: Orders, row: int, memory: Memory, where: Site, measures: Mapping[str, Tensor]
 ) -> Notes:
     """The notes of a device's chooser after an order."""
+    slice_ = orders.slices[row]
     lesson = Lesson(
         share=float(orders.share[row]),
-        width=width(orders.slices[row], where.task.blueprint),
+        size=(width(slice_, where.task.blueprint), float(slice_.first)),
         measured={n: float(v) for n, v in measures.items() if v.ndim == 0},
         birth=lambda: _birth(orders, row, where),
     )

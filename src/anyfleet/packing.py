@@ -11,6 +11,7 @@ from torch import Tensor
 
 from anyfleet.elastic import WHOLE, Blueprint, Slice, cut
 from anyfleet.errors import BadMessage
+from anyfleet.fisher import channels
 from anyfleet.method import Norm
 from anyfleet.types import Params
 
@@ -30,8 +31,10 @@ def dense(tree: Params, slice_: Slice, blueprint: Blueprint) -> dict[str, Tensor
 
 
 @lru_cache(maxsize=4096)
-def traffic(slice_: Slice, norm: Norm, blueprint: Blueprint) -> tuple[float, float]:
-    """Bits down and bits up of an order with this slice, uncompressed."""
+def traffic(
+    slice_: Slice, norm: Norm, blueprint: Blueprint, report: tuple[str, ...] = ()
+) -> tuple[float, float]:
+    """Bits down and bits up of an order with this slice, uncompressed, with what is reported."""
     home = norm.stays(blueprint) | set(blueprint.frozen)
     local, statistics = blueprint.local(slice_), norm.travels(blueprint)
     sent = set(slice_.sent(blueprint)) - home
@@ -39,6 +42,8 @@ def traffic(slice_: Slice, norm: Norm, blueprint: Blueprint) -> tuple[float, flo
     measured = {n for layer in layers for n in layer.buffers} & statistics
     down = local.numel([*(n for n in local.params if n not in home), *statistics])
     up = local.numel([*sent, *measured])
+    told = {"channels": channels(local, slice_.sent(blueprint))} if "channels" in report else {}
+    up += sum(told.get(name, 1) for name in report)
     return float(FLOAT_BITS * down + index_bits(slice_, blueprint)), float(FLOAT_BITS * up)
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from torch import Tensor, dtype
@@ -37,13 +36,21 @@ Loose = dict[str, Any]  # a trainer's state: nested dicts of tensors
 class Policy(Protocol):
     """A server-side part; the loop keeps its state. Defaults are those of one without state."""
 
-    needs: ClassVar[Mapping[str, str]] = MappingProxyType({})  # what others give, and who would
-    gives: ClassVar[frozenset[str]] = frozenset()  # what others may need
     judges: ClassVar[bool] = False  # asks for losses on the server split: there must be one
 
     @property
     def wants(self) -> frozenset[str]:
         """What devices shall measure and report."""
+        return frozenset()
+
+    @property
+    def needs(self) -> Mapping[str, str]:
+        """What other parts must give, each with who would."""
+        return {}
+
+    @property
+    def gives(self) -> frozenset[str]:
+        """What other parts may need: notes of an aggregator, "menu" or "target" of a plan."""
         return frozenset()
 
     def init(self, view: View) -> State:
@@ -141,7 +148,7 @@ class Lesson:
     """What a device can learn from an order that it has carried out."""
 
     share: float  # of the model's width, as planned
-    width: float  # of the slice, in whole channels; that of its offer
+    size: tuple[float, float]  # of the slice: its width, first trained layer; those of its offer
     measured: Mapping[str, float]  # whether it is reported or not
     birth: Callable[[], float]  # measures the Fisher information of the initial model, that wide
 
@@ -152,8 +159,15 @@ class Choose(Protocol):
     What it learns stays there, as notes. Defaults are those of one that learns nothing.
     """
 
-    keeps: ClassVar[frozenset[str]] = frozenset()  # measures of training that it learns from
-    needs: ClassVar[Mapping[str, str]] = MappingProxyType({})  # what others give, and who would
+    @property
+    def keeps(self) -> frozenset[str]:
+        """Measures of training that it learns from."""
+        return frozenset()
+
+    @property
+    def needs(self) -> Mapping[str, str]:
+        """What other parts must give, each with who would; most need the "menu" of a plan."""
+        return {}
 
     def __call__(self, menu: Sequence[Offer], own: Own, numbers: Numbers) -> Choices:
         """A batch of one."""
@@ -162,8 +176,11 @@ class Choose(Protocol):
         """The notes after an order."""
         return notes
 
-    def asks(self, notes: Notes, share: float) -> bool:
-        """Whether learning from an order of this share will measure the initial model."""
+    def asks(self, notes: Notes, share: float, first: int) -> bool:
+        """Whether learning from such an order will measure the initial model.
+
+        By its planned share and its first trained layer.
+        """
         return False
 
 

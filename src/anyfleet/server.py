@@ -92,7 +92,8 @@ class Server:
         return training(train, blueprint, slice_, amount, self.devices.counting)
 
     def traffic(self, slice_: Slice) -> tuple[float, float]:
-        return traffic(slice_, self.method.norm, self.task.blueprint)
+        report = tuple(sorted(self.method.reported))
+        return traffic(slice_, self.method.norm, self.task.blueprint, report)
 
     def key(self, purpose: str) -> Tensor:
         """Addressed by what and when, and by how many orders were issued before."""

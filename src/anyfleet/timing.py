@@ -82,6 +82,7 @@ class Amount:
     batch: int
     processed: int = 0
     steps: int = 0
+    share: float | None = None  # as planned, where that is known
 
 
 class Worker(Protocol):
@@ -98,7 +99,8 @@ def training(
     """What it takes to train a slice; a batch of one."""
     three = slice_, replace(slice_, first=0), WHOLE
     batch, processed, steps = amount.batch, amount.processed, amount.steps
-    prices = [Priced(blueprint, each, batch) for each in three]
+    planned = amount.share, amount.share, 1.0
+    prices = [Priced(blueprint, e, batch, p) for e, p in zip(three, planned, strict=True)]
     works = [train.work(priced, processed, steps) for priced in prices]
     counts = Counts(*(work.flops for work in works))
     if counting != "flops":

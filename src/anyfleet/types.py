@@ -235,8 +235,15 @@ class Offer:
     """What an entry of a menu would cost a device."""
 
     demand: "Demand"  # a batch of one
-    down: float  # bits
+    down: float  # bits, with the whole menu
     up: float  # bits
+    first: int = 0  # first trained layer
+    menu: float = 0.0  # bits, of the menu alone
+
+    @property
+    def size(self) -> tuple[float, float]:
+        """Of the model: its width, and from which layer on it is trained."""
+        return float(self.demand.effort.width[0]), float(self.first)
 
 
 @dataclass(frozen=True, eq=False)

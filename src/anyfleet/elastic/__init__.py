@@ -6,7 +6,7 @@ from anyfleet.elastic.cost import Cost, Priced, cost
 from anyfleet.elastic.dense import DenseModel, dense
 from anyfleet.elastic.errors import ProgramError, SliceError, TraceError, VerifyError
 from anyfleet.elastic.interpret import apply
-from anyfleet.elastic.modes import COLLECT, EVALUATE, EVALUATE_BATCH, STATIC, TRAIN, Mode
+from anyfleet.elastic.modes import COLLECT, EVALUATE, EVALUATE_BATCH, OBSERVE, STATIC, TRAIN, Mode
 from anyfleet.elastic.narrowing import columns, narrowed, width, within
 from anyfleet.elastic.slicing import Params, cut, paste, place
 from anyfleet.elastic.tracer import trace
@@ -16,6 +16,7 @@ __all__ = [
     "COLLECT",
     "EVALUATE",
     "EVALUATE_BATCH",
+    "OBSERVE",
     "STATIC",
     "TRAIN",
     "WHOLE",

@@ -5,7 +5,7 @@ from functools import cached_property, lru_cache
 
 from anyfleet.elastic import flops, memory, traffic
 from anyfleet.elastic.blueprint import WHOLE, Blueprint, Slice
-from anyfleet.elastic.narrowing import narrowed
+from anyfleet.elastic.narrowing import narrowed, width
 from anyfleet.elastic.passes import ITEM
 
 
@@ -80,6 +80,12 @@ class Priced:
     blueprint: Blueprint
     slice: Slice
     size: int  # samples of a batch
+    planned: float | None = None  # the share that was rounded up to whole channels, where known
+
+    @property
+    def share(self) -> float:
+        """Of the model's width: as planned, or else that of the slice."""
+        return width(self.slice, self.blueprint) if self.planned is None else self.planned
 
     @cached_property
     def sample(self) -> Cost:
@@ -91,7 +97,8 @@ class Priced:
 
     def within(self, share: float) -> "Priced":
         """The leading part of the slice, up to a share of the whole model's width."""
-        return Priced(self.blueprint, narrowed(self.slice, share, self.blueprint), self.size)
+        part = narrowed(self.slice, share, self.blueprint)
+        return Priced(self.blueprint, part, self.size, share)
 
 
 @lru_cache(maxsize=4096)

@@ -17,12 +17,12 @@ class Mode:
     `statistics`: batch norm normalises by the batch or by its running buffers. `update`: what
     becomes of the running buffers: kept ("none"), moved by the module's own momentum ("module"),
     or replaced by the exact mean and unbiased variance of this batch ("exact", for cumulative
-    averaging by the caller).
+    averaging by the caller), or by those that this very pass normalises with ("own").
     """
 
     dropout: bool
     statistics: Literal["batch", "running"]
-    update: Literal["none", "module", "exact"] = "none"
+    update: Literal["none", "module", "exact", "own"] = "none"
 
 
 TRAIN = Mode(dropout=True, statistics="batch", update="module")
@@ -30,6 +30,7 @@ STATIC = Mode(dropout=True, statistics="batch")
 EVALUATE = Mode(dropout=False, statistics="running")
 EVALUATE_BATCH = Mode(dropout=False, statistics="batch")
 COLLECT = Mode(dropout=False, statistics="batch", update="exact")
+OBSERVE = Mode(dropout=False, statistics="batch", update="own")
 
 
 @dataclass

@@ -23,8 +23,9 @@ def batch_norm(run: Run, args: list[Any], node: Node) -> Tensor:
     rows = _rows(run, x)
     if run.mode.update != "none" and mean is not None and training:
         own_mean, own_variance, count = _statistics(x.detach(), rows)
-        unbiased = own_variance * (count / (count - 1).clamp(min=1))
-        _update(run, node, (own_mean, unbiased), momentum)
+        if run.mode.update != "own":
+            own_variance = own_variance * (count / (count - 1).clamp(min=1))
+        _update(run, node, (own_mean, own_variance), momentum)
     if rows is None:
         return torch.batch_norm(x, weight, bias, None, None, True, 0.0, eps, False)
     return masked_batch_norm(x, weight, bias, rows, eps)
@@ -60,7 +61,8 @@ def _update(run: Run, node: Node, own: tuple[Tensor, Tensor], momentum: float | 
         step = 1.0 / count.clamp(min=1) if momentum is None else step
     for name, statistic in zip(names, own, strict=True):
         before = run.updates[name]
-        after = statistic if run.mode.update == "exact" else before + step * (statistic - before)
+        moved = run.mode.update == "module"
+        after = before + step * (statistic - before) if moved else statistic
         run.updates[name] = torch.where(seen.bool(), after.to(before.dtype), before)
 
 
@@ -97,10 +99,8 @@ def max_pool(_run: Run, args: list[Any], _node: Node) -> Tensor:
         return torch.max_pool2d(x, kernel, *further)
     height, width = kernel
     down, right = (further[0] if further else None) or kernel
-    reach = (x.shape[-2] - height) // down * down + 1
-    rows = reduce(torch.maximum, [x[..., i : i + reach : down, :] for i in range(height)])
-    reach = (x.shape[-1] - width) // right * right + 1
-    pooled: Tensor = reduce(torch.maximum, [rows[..., i : i + reach : right] for i in range(width)])
+    rows = reduce(torch.maximum, x.unfold(-2, height, down).unbind(-1))
+    pooled: Tensor = reduce(torch.maximum, rows.unfold(-1, width, right).unbind(-1))
     return pooled.contiguous()
 
 

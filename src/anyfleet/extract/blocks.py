@@ -38,8 +38,9 @@ class FisherBlocks(Policy):
     Region j is block j of every layer. A share of the model is that share of the regions, those
     with the highest `score` (METHODS §1.11): "recommended" favours important and rarely trained
     regions, "literal" and "maxmin" are readings of the paper. Devices report the Fisher
-    information of every channel of the model they received. Where a layer has channels that do
-    not divide evenly, the best blocks are cut or filled up to the share's number of channels.
+    information of every channel of the model they received; `epsilon` is added to it, and should
+    be small beside the mean squared gradients of the network at hand. Where a layer has channels
+    that do not divide evenly, the best blocks are cut or filled up to the share's number.
     """
 
     regions: int = 16
@@ -103,6 +104,8 @@ class FisherBlocks(Policy):
         trained = np.zeros((len(arrivals), self.regions), dtype=bool)
         counts = dict(state.counts)
         for row, (device, slice_) in enumerate(zip(arrivals.device, arrivals.slices, strict=True)):
+            if not arrivals.samples[row]:
+                continue  # it trained nothing
             held = self._held(slice_, view.blueprint)
             before = counts.get(int(device), np.zeros(self.regions, dtype=np.int64))
             counts[int(device)] = before + (held >= 0.5)
@@ -139,7 +142,7 @@ class FisherBlocks(Policy):
             np.add.at(squares, region, np.array(told[start : start + size]))
             np.add.at(coordinates, region, each)
             start += size
-        known = coordinates > 0
+        known = (coordinates > 0) & np.isfinite(squares)
         return np.divide(squares, coordinates, out=np.zeros(self.regions), where=known), known
 
 

@@ -32,7 +32,7 @@ class Assigned(Around, Plan):
             )
 
     @property
-    def needs(self) -> Mapping[str, str]:  # type: ignore[override]  # depends on the fields
+    def needs(self) -> Mapping[str, str]:
         return self.choose.needs
 
     def __call__(self, drafts: Plans, view: View, state: State, key: Tensor) -> Plans:
@@ -69,4 +69,4 @@ def _offer(entry: Want, own: Own, numbers: Numbers, view: View) -> Offer:
     slice_, batch = entry.prefix(view.blueprint), int(numbers.batch[0])
     (steps,) = limits(numbers, [own.samples])
     count = processed(steps, own.samples, batch)
-    return Offer(view.training(slice_, batch, count, steps), *view.traffic(slice_))
+    return Offer(view.training(slice_, batch, count, steps), *view.traffic(slice_), entry.first)

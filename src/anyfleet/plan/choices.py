@@ -1,13 +1,19 @@
 """Choosing on the device: by what it knows of itself."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import ClassVar
 
 import numpy as np
 
 from anyfleet.method import Choose
 from anyfleet.timing import crossing_seconds
 from anyfleet.types import Choices, Numbers, Offer, Own
+
+NEEDS_MENU: Mapping[str, str] = MappingProxyType(
+    {"menu": "plan=Menu(...) or DepthMenu(...), which offers some"}
+)
 
 
 @dataclass(frozen=True)
@@ -23,6 +29,7 @@ class LargestInTime(Choose):
     """The first entry that finishes within `seconds`, else the last; menus go downwards."""
 
     seconds: float
+    needs: ClassVar[Mapping[str, str]] = NEEDS_MENU
 
     def __post_init__(self) -> None:
         if not self.seconds > 0:

@@ -11,6 +11,7 @@ from anyfleet.elastic.passes import arguments
 from anyfleet.elastic.program import held_names
 from anyfleet.method import Policy, State
 from anyfleet.papers import FEDPMT, Paper
+from anyfleet.plan.levels import menu_of
 from anyfleet.types import Plans
 from anyfleet.view import View
 
@@ -57,6 +58,12 @@ class DepthMenu(Policy):
 
     def __post_init__(self) -> None:
         check_depths("DepthMenu", self.widths, self.trained)
+
+    @property
+    def gives(self) -> frozenset[str]:
+        entries = self.widths or len(set(self.trained))
+        # As many as the model has layers: how many is not known yet.
+        return menu_of(entries) if entries else frozenset({"menu"})
 
     def __call__(self, drafts: Plans, view: View, state: State, key: Tensor) -> Plans:
         firsts = sorted(set(depths(view.blueprint, self.widths, self.trained)))

@@ -27,6 +27,11 @@ def check_shares(owner: str, shares: tuple[float, ...]) -> None:
             )
 
 
+def menu_of(entries: int) -> frozenset[str]:
+    """What a plan gives that offers so many sizes: choosers may need as many."""
+    return frozenset({"menu", f"menu of {entries}"})
+
+
 @dataclass(frozen=True)
 class Whole(Policy):
     """Everybody trains the whole model."""
@@ -99,6 +104,12 @@ class Menu(Policy):
 
     def __post_init__(self) -> None:
         check_shares("Menu", self.shares)
+        if list(self.shares) != sorted(self.shares, reverse=True):
+            raise ValueError(f"Menu.shares must go downwards, got {self.shares}.")
+
+    @property
+    def gives(self) -> frozenset[str]:
+        return menu_of(len(self.shares))
 
     def __call__(self, drafts: Plans, view: View, state: State, key: Tensor) -> Plans:
         levels = view.devices.level[drafts.device] if self.capped else np.zeros(len(drafts), int)

@@ -61,8 +61,9 @@ class Paced(Policy):
         return replace(plans, numbers=replace(numbers, target=np.full(len(plans), target)))
 
 
-def _size(want: Want) -> float:
-    return want.share
+def _size(want: Want) -> tuple[float, int]:
+    """Narrow before wide; of the same width, few trained layers before many."""
+    return want.share, -want.first
 
 
 def _seconds(want: Want, numbers: Numbers, view: View, state: _Kept) -> Floats:

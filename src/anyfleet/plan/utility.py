@@ -1,7 +1,7 @@
 """WHALE-FL's choice on the device: by Fisher information, link and processor."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -68,15 +68,18 @@ class FisherUtility(Choose):
             yield f'FisherUtility.reference must be "unit" or "last_choice", got {self.reference}.'
 
     @property
-    def keeps(self) -> frozenset[str]:  # type: ignore[override]  # depends on the fields
+    def keeps(self) -> frozenset[str]:
         # Without Fisher information it still learns that it has trained, and how wide.
         return frozenset({"loss" if self.fisher == "constant" else "fisher"})
 
     @property
-    def needs(self) -> Mapping[str, str]:  # type: ignore[override]  # depends on the fields
+    def needs(self) -> Mapping[str, str]:
+        sizes = f"plan=Menu(...) or DepthMenu(...) with {self.levels} sizes, one for each level"
+        menu = {f"menu of {self.levels}": sizes}
         if self.target is not None or not self.penalty:
-            return {}
-        return {"target": "plan=Paced(Menu(...)), or name FisherUtility.target in seconds"}
+            return menu
+        paced = "plan=Paced(Menu(...)), or name FisherUtility.target in seconds"
+        return {**menu, "target": paced}
 
     # -- choosing
 
@@ -98,7 +101,10 @@ class FisherUtility(Choose):
 
     def _utility(self, menu: Sequence[Offer], own: Own, numbers: Numbers) -> float:
         notes = own.memory.notes
-        seconds = seconds_for(self._timed(menu, notes), own, numbers)
+        timed = self._timed(menu, notes)
+        # The target is the time of a network, without what it costs to offer several.
+        bare = replace(timed, down=timed.down - timed.menu)
+        seconds = seconds_for(bare, own, numbers)
         target = float(numbers.target[0]) if self.target is None else self.target
         useful = utility(self._effectiveness(notes, numbers), seconds, target, self.penalty)
         return float(threshold_utility(useful, self.threshold))
@@ -107,7 +113,7 @@ class FisherUtility(Choose):
         """The entry of the menu whose time is held against the target."""
         if self.reference == "unit":
             return menu[-1]
-        return next((offer for offer in menu if (_width(offer),) == notes["last"]), menu[-1])
+        return next((offer for offer in menu if offer.size == notes["last"]), menu[-1])
 
     def _effectiveness(self, notes: Notes, numbers: Numbers) -> float:
         if self.fisher == "constant":
@@ -122,29 +128,26 @@ class FisherUtility(Choose):
 
     def learn(self, notes: Notes, lesson: Lesson) -> Notes:
         if self.fisher == "constant":
-            return {**notes, "rounds": (1.0,), "last": (lesson.width,)}
+            return {**notes, "rounds": (1.0,), "last": lesson.size}
         square = lesson.measured.get("fisher_squares", float("nan"))
         if not np.isfinite(square):
             return notes  # nothing was trained: the window stays as it is
-        birth = _at_birth(lesson.share)
+        first = int(lesson.size[1])
+        birth = _at_birth(lesson.share, first)
         new = dict(notes)
-        if self.asks(notes, lesson.share):
+        if self.asks(notes, lesson.share, first):
             new[birth] = (lesson.birth(),)
         if self.fisher == "relative":
             square = square / new[birth][0] ** 2 if new[birth][0] > 0 else 0.0
         new["squares"] = (*notes.get("squares", ()), square)[-self.window :]
         steps = lesson.measured["fisher_steps"]
         new["steps"] = (*notes.get("steps", ()), steps)[-self.window :]
-        return {**new, "rounds": (float(len(new["squares"])),), "last": (lesson.width,)}
+        return {**new, "rounds": (float(len(new["squares"])),), "last": lesson.size}
 
-    def asks(self, notes: Notes, share: float) -> bool:
-        return self.fisher == "relative" and _at_birth(share) not in notes
-
-
-def _width(offer: Offer) -> float:
-    return float(offer.demand.effort.width[0])
+    def asks(self, notes: Notes, share: float, first: int) -> bool:
+        return self.fisher == "relative" and _at_birth(share, first) not in notes
 
 
-def _at_birth(share: float) -> str:
-    """Where the Fisher information of the initial model is noted, for models of this share."""
-    return f"birth@{share:g}"
+def _at_birth(share: float, first: int) -> str:
+    """Where the Fisher information of the initial model is noted, for models of this size."""
+    return f"birth@{share:g}/{first}"

@@ -31,9 +31,10 @@ def demand(order: Orders, task: Task, counting: Counting, notes: Notes) -> Deman
     samples = task.size(device)
     (steps,) = limits(order.numbers, [samples])
     batch = int(order.numbers.batch[0])
-    amount = Amount(batch, processed(steps, samples, batch), steps)
+    share = float(order.share[0])
+    amount = Amount(batch, processed(steps, samples, batch), steps, share)
     needed = training(order.job.train, blueprint, slice_, amount, counting)
-    if steps and order.job.choose.asks(notes, float(order.share[0])):
+    if steps and order.job.choose.asks(notes, share, slice_.first):
         # Once for every width: its chooser measures the initial model on one mini-batch.
         once = replace(order.job.fisher, every=1)
         beside = Amount(batch, min(batch, samples), 1)

@@ -42,6 +42,8 @@ class Largest(Select):
     def _faults(self) -> Iterator[str]:
         if self.keep < 1:
             yield f"Largest.keep must be at least 1, got {self.keep}."
+        if self.measure == "channels":
+            yield 'Largest.measure must be a single number of a device, "channels" are many.'
         if self.draw < self.keep:
             yield f"Largest.draw must be at least keep={self.keep}, got {self.draw}."
 

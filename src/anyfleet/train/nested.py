@@ -13,7 +13,7 @@ from torch import Tensor
 
 from anyfleet import rng
 from anyfleet.columns import Ints
-from anyfleet.elastic import WHOLE, Blueprint, Priced, Slice, cut, paste, place, width
+from anyfleet.elastic import WHOLE, Blueprint, Priced, Slice, cut, paste, place
 from anyfleet.elastic.plain import plainly
 from anyfleet.local import Given, Minibatch, Result, Site
 from anyfleet.method import Loose, Work
@@ -107,9 +107,9 @@ def _prefix(blueprint: Blueprint, ratio: float) -> Slice:
     return blueprint.prefix(ratio)
 
 
-def share_of(priced: Priced) -> float:
-    """The share that a slice was planned with, or a little more: axes are rounded up."""
-    return width(priced.slice, priced.blueprint)
+def narrower(priced: Priced, ratios: Iterable[float]) -> list[Priced]:
+    """The parts of those ratios that are below a slice's share."""
+    return [priced.within(ratio) for ratio in ratios if ratio < priced.share - SAME]
 
 
 def divergence(teacher: Tensor, output: Tensor) -> Tensor:

@@ -22,7 +22,6 @@ from anyfleet.papers import FEDRESCUE, Paper
 from anyfleet.train.gradient import FLOAT_BYTES, UPDATE_PASSES, Gradient, averaged
 from anyfleet.train.nested import (
     RATIOS,
-    SAME,
     Inner,
     Judge,
     Nested,
@@ -30,8 +29,8 @@ from anyfleet.train.nested import (
     gradients,
     inner,
     judged,
+    narrower,
     new_columns,
-    share_of,
     together,
 )
 from anyfleet.train.optimisers import Optimiser
@@ -92,8 +91,7 @@ class _Stepwise(Nested, Protocol):
         final = self.base.work(priced, processed, steps)
         if not self.samples:
             return final
-        share = share_of(priced)
-        parts = [priced.within(ratio) for ratio in self.ratios if ratio < share - SAME]
+        parts = narrower(priced, self.ratios)
         count = min(self.samples - 1, len(parts))
         base, sparse = self._of_parts(), self.momentum_rule != "literal"
         final = replace(final, memory=final.memory + self._held(priced))

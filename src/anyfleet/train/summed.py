@@ -23,7 +23,6 @@ from anyfleet.train.nested import (
     inner,
     judged,
     narrower,
-    share_of,
     together,
 )
 from anyfleet.types import Params
@@ -61,7 +60,7 @@ class _Summed(Nested, Protocol):
         if not self.samples:
             return whole
         parts = narrower(priced, self.ratios)
-        if len(parts) < len([r for r in self.ratios if r < share_of(priced) + SAME]) or not parts:
+        if not parts or any(abs(ratio - priced.share) <= SAME for ratio in self.ratios):
             parts.append(priced)  # the device's own share is one of the ratios, or all there is
         trained = FLOAT_BYTES * priced.sample.sent_params
         # What is summed is there beside the pass of a part, which may be as wide as the whole.
