@@ -238,9 +238,9 @@ def test_1_18_where_nobody_moves_nobody_is_labelled(rule: Stopping) -> None:
 def test_1_18_of_identical_adverse_updates_the_first_is_taken() -> None:
     draw = np.random.default_rng(5)
     for _ in range(100):
-        vectors, sizes = draw.normal(size=(7, 50)) + 1, draw.uniform(1, 9, 7)
+        vectors, sizes = draw.normal(size=(7, 50)) + 1, draw.uniform(8, 9, 7)
         first, second = np.sort(draw.choice(7, 2, replace=False))
-        vectors[second] = vectors[first] = -vectors.sum(axis=0)
+        vectors[second] = vectors[first] = -vectors.mean(axis=0)
         sizes[second] = sizes[first]
         gram = vectors @ vectors.T
         gram = (1 + 1e-15 * draw.normal(size=gram.shape)) * gram  # as another library rounds
