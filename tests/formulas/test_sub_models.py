@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from anyfleet.columns import Flags, Floats
@@ -224,7 +224,14 @@ def test_1_8_example() -> None:
 def test_1_8_grids_that_do_not_match() -> None:
     assert column_mask(0.35, 20).sum() == 7
     assert column_mask(0.0, 4).sum() == 0
-    assert column_mask(0.375, 20).sum() == 7
+    assert column_mask(0.375, 20).sum() == 8
+
+
+@given(st.floats(0.001, 1), st.integers(1, 40))
+@example(0.6, 4)
+def test_1_8_columns_are_rounded_as_slices_are(width: float, columns: int) -> None:
+    kept = kept_channels(width, columns)
+    assert column_mask(width, columns).tolist() == [True] * kept + [False] * (columns - kept)
 
 
 def test_1_8_padding() -> None:

@@ -197,9 +197,11 @@ def column_mask(width: float, columns: int) -> Flags:
     """Which of the model's equal columns lie in a prefix of this width (METHODS §1.8).
 
     A column counts when the width reaches its end: FedResCuE's Eq. 4 with `>=`, because with the
-    printed `>` nobody would ever update the last one.
+    printed `>` nobody would ever update the last one. A width that ends within a column has all of
+    it, as `kept_channels` rounds; no width has none.
     """
-    return width >= (np.arange(columns) + 1) / columns - 1e-9
+    whole = kept_channels(width, columns) if width > 0 else 0
+    return np.arange(columns) < whole
 
 
 def padded(received: Floats, cached: Floats, arrived: Flags) -> Floats:
