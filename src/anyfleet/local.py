@@ -135,10 +135,11 @@ def train(where: Site, inputs: Inputs, bounds: Extent, *, lift: Lift, cohort: in
     given = Given(inputs.params, inputs.buffers, inputs.seen)
     state = lift(partial(trainer.start, where))(given)
     choices = trainer.choices(torch.tensor(cohort), bounds.steps)
-    for i in range(bounds.steps):
+    drawn = zip(rows.unbind(-2), valid.unbind(-2), keys.unbind(-1), strict=True)
+    for i, batch in enumerate(drawn):
         # The guard holds the old state beside the new one: a device alone never needs it.
         one = partial(_stepped if i < bounds.together else _guarded, where, i, choices[i])
-        state = lift(one)(state, inputs, _Drawn(rows[..., i, :], valid[..., i, :], keys[..., i]))
+        state = lift(one)(state, inputs, _Drawn(*batch))
     result: Result = lift(partial(trainer.finish, where))(state)
     # Layers that are not trained run in training mode but keep their statistics (METHODS §1.3).
     layers = where.blueprint.layers
@@ -182,7 +183,7 @@ def _stepped(
 ) -> Loose:
     """One step."""
     rows, valid, key = drawn
-    x, y = inputs.x[rows], inputs.y[rows]
+    x, y = inputs.x.index_select(0, rows), inputs.y.index_select(0, rows)
     if where.task.augment is not None:
         x = where.task.augment(x, rng.fold(key, "augment"))
     batch = Minibatch(x, y, valid, key, i)

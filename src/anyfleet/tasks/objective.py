@@ -7,15 +7,19 @@ averaged within a sample. A user's own function of that signature serves as well
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 Objective = Callable[[Tensor, Tensor], Tensor]
+_NO_CLASS = -(2**62)  # torch would pass over -100: no target is left out here
 
 
 def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
     """Of logits [B, …, C] and class indices [B, …]."""
-    chosen = output.log_softmax(-1).gather(-1, target.long().unsqueeze(-1))
-    return _per_sample(-chosen.squeeze(-1))
+    values = torch.nn.functional.cross_entropy(
+        output.flatten(0, -2), target.long().flatten(), ignore_index=_NO_CLASS, reduction="none"
+    )
+    return _per_sample(values.reshape(target.shape))
 
 
 def accuracy(output: Tensor, target: Tensor) -> Tensor:

@@ -219,7 +219,9 @@ class Gradient:
 
 def averaged(values: Tensor, valid: Tensor) -> Tensor:
     """The mean over the samples that are not padding."""
-    return torch.where(valid, values, 0.0).sum() / valid.sum().clamp(min=1)
+    # In the dtype of the values: a quotient of two takes longer than the sum of a batch.
+    count = valid.sum(dtype=values.dtype).clamp(min=1)
+    return torch.where(valid, values, 0.0).sum() / count
 
 
 def differentiated(
