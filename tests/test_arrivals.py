@@ -320,3 +320,31 @@ def test_server_momentum_and_adam_follow_their_formulas() -> None:
     new = step(adam, model, adam.init(None), found).model["4.bias"]  # type: ignore[arg-type]
     expected = 0.1 * 0.1 * change / ((0.01 * change.square()).sqrt() + 1e-3)
     torch.testing.assert_close(new, expected)
+
+
+@pytest.mark.parametrize(
+    "aggregate",
+    [
+        ServerStep(Subset(share=0.5), ServerSgd(1.0, 0.9)),
+        ServerStep(Diagnosed(Subset(share=0.5)), ServerSgd(1.0, 0.9)),
+        ServerStep(Mean(), ServerSgd(1.0, 0.9)),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("answers", [1, 2], ids=["once", "twice"])
+def test_momentum_does_not_move_what_only_those_trained_who_did_not_count(
+    aggregate: ServerStep, answers: int
+) -> None:
+    """One device alone has the third unit; it is excluded as adverse, or has no samples."""
+    part, idle = rows_and_columns((0, 1)), aggregate.inner == Mean()
+    agreed = [cut({MATRIX: torch.full((3, 3), v)}, part, BLUEPRINT) for v in (1.0, 1.1, 1.2)]
+    changes = [*agreed, {MATRIX: torch.full((3, 3), -1.0)}]
+    slices, samples = [part] * 3 + [Slice()], [5, 5, 5, 0 if idle else 5]
+    found = arrivals(changes, slices=slices, samples=samples).take([0, 1, 2] + [3] * answers)
+    everything = arrivals([{MATRIX: torch.ones(3, 3)}] * 2)
+    state = aggregate.init(None)  # type: ignore[arg-type]
+    first = step(aggregate, {MATRIX: G}, state, everything)
+    second = step(aggregate, first.model, first.state, found)
+    assert idle or second.notes["excluded"] == (3,) * answers
+    stays = first.model[MATRIX] == second.model[MATRIX]
+    assert stays.tolist() == [[False, False, True]] * 2 + [[True] * 3]

@@ -1,9 +1,11 @@
 """A server optimiser around any aggregator: its change of the model is taken as a gradient."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -80,7 +82,11 @@ class _Kept(NamedTuple):
 
 @dataclass(frozen=True)
 class ServerStep(Policy):
-    """An aggregator followed by a server optimiser. Coordinates that nobody trained do not move."""
+    """An aggregator followed by a server optimiser.
+
+    Coordinates that nobody trained do not move, nor do those that only devices without samples or
+    `excluded` ones trained (as an inner Subset notes): momentum goes on where somebody counted.
+    """
 
     inner: Aggregate = field(default_factory=Mean)
     optimiser: ServerOptimiser = field(default_factory=ServerSgd)
@@ -105,7 +111,7 @@ class ServerStep(Policy):
     ) -> Stepped:
         proposed = self.inner(model, state.inner, arrivals, view, key)
         moved, slots = {}, dict(state.slots)
-        for name, covered in arrivals.covered().items():
+        for name, covered in _counted(arrivals, proposed.notes).covered().items():
             old = model[name]
             before = slots.get(name) or self.optimiser.init(old)
             change, after = self.optimiser.step(proposed.model[name] - old, before)
@@ -113,3 +119,11 @@ class ServerStep(Policy):
             slots[name] = {n: torch.where(covered, after[n], before[n]) for n in before}
         kept = _Kept(proposed.state, slots)
         return Stepped({**proposed.model, **moved}, kept, proposed.notes)
+
+
+def _counted(arrivals: Arrivals, notes: Mapping[str, Any]) -> Arrivals:
+    """Without the updates that did not count in the step with these notes."""
+    # Of a device that answered more than once, only some updates may be excluded.
+    answers, excluded = Counter(arrivals.device.tolist()), Counter(notes.get("excluded", ()))
+    out = [excluded[device] >= answers[device] for device in arrivals.device.tolist()]
+    return arrivals.take(np.flatnonzero((arrivals.samples > 0) & ~np.array(out, dtype=bool)))
