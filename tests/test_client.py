@@ -14,7 +14,7 @@ from anyfleet.elastic import Slice
 from anyfleet.evaluate import measure
 from anyfleet.loop import Step, run
 from anyfleet.method import Method
-from anyfleet.methods import fedavg, local
+from anyfleet.methods import bn2, fedavg, local
 from anyfleet.runtime import Simulated
 from anyfleet.schedule import Surveyed, Synchronous, TwoPhase
 from anyfleet.select import Largest
@@ -184,3 +184,12 @@ def test_nothing_is_nothing() -> None:
     assert squeezed.tree == {}
     assert squeezed.bits == 0
     assert Nothing().pack(None) == b""
+
+
+def test_a_norm_is_that_of_the_update_whatever_is_sent() -> None:
+    norms = []
+    for send in ("delta", "weights"):
+        method = replace(bn2(draw=6, keep=3, lr=0.1), send=send)
+        rows = small.rows(small.steps(method, small.task(dtype=torch.float64), 1)[0])
+        norms.append({row.device: row.norm for row in rows if row.kind == "hold"})
+    assert norms[0] == pytest.approx(norms[1], rel=1e-9)

@@ -282,3 +282,45 @@ def test_angles_and_subsets_of_sub_models_are_taken_on_common_coordinates() -> N
     found = first(Subset()).notes["alignment"]
     assert found == pytest.approx(alignment(shared @ shared.T, arrivals.samples))
     assert found != pytest.approx(alignment(rows @ rows.T, arrivals.samples), rel=1e-3)
+
+
+# --- menus ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "parts", "words"),
+    [
+        (fedpmt(), {"choose": LargestInTime(5.0)}, r"needs 'menu'.*DepthMenu"),
+        (heterofl(), {"choose": FisherUtility(target=1.0)}, r"needs 'menu of 5'.*5 sizes"),
+        (whale(shares=(1.0, 0.5)), {"choose": FisherUtility()}, r"'menu of 5'"),
+        (whale(), {"plan": Paced(Menu((1.0, 0.5)))}, r"'menu of 5'"),
+    ],
+    ids=["depths", "no menu", "too many levels", "too few sizes"],
+)
+def test_a_chooser_needs_a_menu_of_its_size(
+    method: Method, parts: dict[str, object], words: str
+) -> None:
+    with pytest.raises(CompositionError, match=words):
+        replace(method, **parts)  # type: ignore[arg-type]
+
+
+def test_menus_go_downwards() -> None:
+    with pytest.raises(ValueError, match=r"Menu\.shares must go downwards"):
+        Menu((0.25, 1.0, 0.5))
+
+
+def test_who_trains_only_the_output_layer_has_no_channels_to_report() -> None:
+    base = replace(fedpmt(widths=None, count=8, lr=0.1, batch=8), select=Everyone())
+    fleet = levels(speeds=(1e9, 5e8, 2e8, 1e8))
+    for method in (
+        replace(base, extract=FisherBlocks(4)),
+        replace(base, aggregate=Diagnosed(measures=("channels",))),
+    ):
+        step = small.steps(method, small.task(), 2, fleet=fleet)[-1]
+        assert set(step.ledger.first.tolist()) == {0, 1, 2, 3}
+        assert not any(row.lost for row in small.rows(step))
+
+
+def test_only_a_single_number_can_be_the_largest() -> None:
+    with pytest.raises(ValueError, match=r"Largest\.measure"):
+        Largest(4, 2, "channels")

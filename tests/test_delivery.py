@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from anyfleet.aggregate import Diagnosed
 from anyfleet.client import OWN, begin, work
 from anyfleet.codec import Nothing
 from anyfleet.delivery import cut_order, cut_update
@@ -222,3 +223,15 @@ def test_what_a_link_leaves_is_what_the_codec_packs() -> None:
     came = cut_update(answered(order), order, 0.375, TASK.blueprint)
     symbols: dict[str, Tensor] = came.symbols[0]
     assert small.identical(symbols, came.trees[0]["delta"])
+
+
+@pytest.mark.parametrize("width", [0.375, 0.5, 1.0])
+def test_what_an_answer_reports_is_charged_also_when_a_link_cuts_it(width: float) -> None:
+    base = replace(fedavg(lr=0.1, batch=8), send="weights", cache=True)
+    told = replace(base, aggregate=Diagnosed(measures=("norm", "channels")))
+    bits = []
+    for method in (base, told):
+        order = orders(method, TASK, [3])
+        update = work(order, (Memory(),), TASK).updates
+        bits.append(float(cut_update(update, order, width, TASK.blueprint).bits[0]))
+    assert bits[1] - bits[0] == 32 * (1 + 6 + 8 + 16)

@@ -12,7 +12,7 @@ from anyfleet.elastic import EVALUATE, OBSERVE, Priced, Slice, apply, cut
 from anyfleet.errors import CompositionError
 from anyfleet.fisher import Fisher, Observed, by_channel, drawn_labels
 from anyfleet.formulas.whale import cheap_fisher_trace, fisher_trace
-from anyfleet.local import Minibatch, Site, site
+from anyfleet.local import Given, Minibatch, Site, site
 from anyfleet.method import Method
 from anyfleet.methods import fedavg, fedprox, whale
 from anyfleet.plan import FisherUtility, Menu
@@ -220,3 +220,44 @@ def test_refusals() -> None:
         Fisher(estimate="guess")  # type: ignore[arg-type]
     with pytest.raises(CompositionError, match=r"'target'.*use plan=Paced"):
         replace(fedavg(), plan=Menu(), choose=FisherUtility())
+
+
+@pytest.mark.parametrize(
+    ("fisher", "batch_size", "measured"),
+    [
+        (Fisher(), 16, 30),
+        (Fisher(every=10), 16, 16),
+        (Fisher(samples=4), 16, 8),
+        (Fisher(every=2, samples=4), 8, 8),
+        (Fisher(samples=16), 64, 16),
+    ],
+    ids=str,
+)
+def test_what_is_charged_is_what_is_measured(
+    fisher: Fisher, batch_size: int, measured: int
+) -> None:
+    """Of 30 samples; without normalisation, which has a pass of its own."""
+    priced = Priced(small.task(norm=False).blueprint, Slice(), batch_size)
+    steps = -(-30 // batch_size)
+    assert fisher.work(priced, 30, steps).flops == measured * priced.sample.flops
+
+
+def test_a_sample_alone_in_its_batch_says_nothing_where_batches_are_normalised() -> None:
+    task = small.task(dtype=torch.float64)
+    found = Observed(fedavg().train, Fisher())
+    where_ = site(task, replace(fedavg().job(), train=found), Slice())
+    state = found.start(where_, Given(task.params, task.buffers, task.labels(0)))
+    numbers = {"lr": torch.tensor(0.1).double()}
+    alone = found.step(where_, state, batch(task, 3, valid=1), numbers, None)
+    assert alone["measured"] == 0
+    two = found.step(where_, state, batch(task, 3, valid=2), numbers, None)
+    assert two["measured"] == 1
+    assert torch.isnan(found.finish(where_, alone).report["fisher"])
+
+
+def test_who_trained_nothing_reports_no_channels() -> None:
+    task = small.task()
+    found = Observed(fedavg().train, Fisher(), channels=True)
+    where_ = site(task, replace(fedavg().job(), train=found), Slice())
+    state = found.start(where_, Given(task.params, task.buffers, task.labels(0)))
+    assert torch.isnan(found.finish(where_, state).report["channels"]).all()

@@ -13,9 +13,11 @@ from anyfleet.aggregate import Diagnosed, ServerStep, Subset
 from anyfleet.columns import Flags, Ints
 from anyfleet.errors import CompositionError
 from anyfleet.formulas.contribution import weighted_draw
-from anyfleet.methods import fedavg
+from anyfleet.methods import fedavg, fedpns
 from anyfleet.select import Learned, Uniform
 from anyfleet.select.learned import Chances
+from anyfleet.world import levels
+from tests import small
 from tests.test_select import all_free, seen
 from tests.vectors import vectors
 
@@ -142,3 +144,12 @@ def test_a_selection_by_labels_needs_somebody_who_labels() -> None:
         replace(fedavg(), select=Learned(3))
     for aggregate in (Subset(), Diagnosed(Subset()), ServerStep(Subset())):
         replace(fedavg(), select=Learned(3), aggregate=aggregate)
+
+
+def test_1_19_whoever_was_asked_counts_as_selected_also_when_nothing_came() -> None:
+    fleet = levels(speeds=(1e9,), mortality=0.5)
+    method = fedpns(count=4, lr=0.1, batch=8)
+    steps = small.steps(method, small.task(), 4, fleet=fleet)
+    asked = np.bincount([r.device for step in steps for r in small.rows(step)], minlength=8)
+    assert steps[-1].snapshot.states["select"].selected.tolist() == asked.tolist()
+    assert any(row.lost for step in steps for row in small.rows(step))

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from anyfleet.aggregate import Diagnosed
 from anyfleet.client import work
 from anyfleet.elastic import Blueprint, Slice
 from anyfleet.errors import BadMessage
@@ -77,3 +78,14 @@ def test_announced_traffic_is_what_a_run_is_charged(norm: Norm, slice_: Slice) -
     sent = load(sent, method=method, task=task, params=task.params, buffers=task.buffers)
     update = work(sent, (Memory(),), task).updates
     assert traffic(slice_, norm, task.blueprint) == (sent.bits[0], update.bits[0])
+
+
+def test_announced_traffic_has_what_is_reported() -> None:
+    task = small.task()
+    method = replace(fedavg(), aggregate=Diagnosed(measures=("norm", "channels")))
+    for slice_ in (Slice(), task.blueprint.prefix(0.5), Slice(first=2), Slice(first=3)):
+        sent = replace(orders(method, task, [0]), slices=(slice_,))
+        sent = load(sent, method=method, task=task, params=task.params, buffers=task.buffers)
+        update = work(sent, (Memory(),), task).updates
+        _, up = traffic(slice_, method.norm, task.blueprint, method.job().report)
+        assert up == update.bits[0]

@@ -15,7 +15,7 @@ from anyfleet.formulas.whale import RegionFisher
 from anyfleet.loop import Step
 from anyfleet.method import Lesson, Method
 from anyfleet.methods import heterofl, whale
-from anyfleet.plan import FisherUtility, Menu, Paced
+from anyfleet.plan import DepthMenu, FisherUtility, Menu, Paced
 from anyfleet.runtime import Simulated
 from anyfleet.select import Everyone
 from anyfleet.server import Server
@@ -343,3 +343,26 @@ def test_paced_gives_what_the_chooser_needs() -> None:
     assert "target" in Paced.gives
     assert FisherUtility().needs.keys() == {"target", "menu of 5"}
     assert FisherUtility(penalty=0.0).needs.keys() == {"menu of 5"}
+
+
+def test_1_10_equal_devices_are_all_on_time() -> None:
+    slow = levels(speeds=(1e9,), up=1e6, down=1e6)
+    constant = FisherUtility(fisher="constant")
+    method = whale(shares=SHARES, utility=constant, lr=0.1, batch=8)
+    step = small.steps(method, small.task(), 2, fleet=slow)[-1]
+    assert {row.utility for row in small.rows(step)} == {1.0}
+
+
+def test_1_10_over_depths_as_over_widths() -> None:
+    """Hardly trained, a model stays as informative as it was, at every depth."""
+    base = whale(lr=1e-9, batch=8)
+    plan = Paced(DepthMenu(4))
+    method = replace(base, plan=plan, choose=FisherUtility(levels=4, penalty=0.0))
+    rows = [small.rows(step) for step in small.steps(method, small.task(norm=False), 4)]
+    for step in rows[1:]:
+        assert np.mean([row.utility for row in step]) == pytest.approx(0.5, abs=0.1)
+    view_ = Server(method, small.task(), Simulated(small.task(), small.world(small.task()), 0), 0)
+    shallow = _planned(method, view_.view(), view_.states["plan"])
+    deep = replace(method, plan=Paced(Menu((1.0,))), choose=FisherUtility(levels=1))
+    whole = Server(deep, small.task(), Simulated(small.task(), small.world(small.task()), 0), 0)
+    assert shallow < _planned(deep, whole.view(), whole.states["plan"])

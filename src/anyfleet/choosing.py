@@ -43,5 +43,6 @@ def _offers(order: Orders, samples: int, task: Task, counting: Counting) -> list
     for entry in menu:
         down, up = traffic(entry, job.norm, blueprint, job.report)
         needed = training(job.train, blueprint, entry, amount, counting)
-        offers.append(Offer(needed, down + reading, up + SCALAR_BITS, entry.first, reading))
+        both = down + reading, up + SCALAR_BITS
+        offers.append(Offer(needed, *both, entry.first, menu=reading, answer=SCALAR_BITS))
     return offers

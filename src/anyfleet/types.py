@@ -238,7 +238,13 @@ class Offer:
     down: float  # bits, with the whole menu
     up: float  # bits
     first: int = 0  # first trained layer
-    menu: float = 0.0  # bits, of the menu alone
+    menu: float = 0.0  # bits down, of the menu alone
+    answer: float = 0.0  # bits up, of saying what was chosen
+
+    @property
+    def bare(self) -> "Offer":
+        """The same without what it costs that there is a choice."""
+        return replace(self, down=self.down - self.menu, up=self.up - self.answer)
 
     @property
     def size(self) -> tuple[float, float]:

@@ -26,7 +26,7 @@ from anyfleet.local import Given, Minibatch
 from anyfleet.tasks import Data, Split, Task
 from anyfleet.tasks.objective import squared_error
 from anyfleet.train import Decaying, Fjord, Gradient, Progressive, Rush, Sgd, Slim, Tracked
-from anyfleet.train.nested import RATIOS, divergence, inner, new_columns
+from anyfleet.train.nested import RATIOS, divergence, inner, narrower, new_columns
 from tests import small
 from tests.train import linear
 
@@ -239,3 +239,15 @@ def test_work_is_what_is_calculated(trainer: Any, share: float) -> None:
     part = task.blueprint.prefix(share) if share < 1 else Slice()
     work = trainer.work(Priced(task.blueprint, part, 4), processed=4, steps=1)
     assert work.flops == calculated(trainer, task, share)
+
+
+@pytest.mark.parametrize("trainer", [Progressive(samples=4), Slim(samples=2)], ids=str)
+def test_nobody_pays_for_ratios_that_are_never_drawn(trainer: Progressive | Slim) -> None:
+    """A share of 0.2 is rounded up to a little more, and is not below itself for that."""
+    blueprint = small.task().blueprint
+    slice_ = blueprint.prefix(0.2)
+    known, guessed = Priced(blueprint, slice_, 8, 0.2), Priced(blueprint, slice_, 8)
+    assert guessed.share > 0.2
+    drawn = [p for p in RATIOS if p < 0.2 - 1e-9]
+    assert [part.share for part in narrower(known, RATIOS)] == drawn
+    assert trainer.work(known, 8, 1).flops < trainer.work(guessed, 8, 1).flops

@@ -1,7 +1,7 @@
 """WHALE-FL's choice on the device: by Fisher information, link and processor."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -101,10 +101,8 @@ class FisherUtility(Choose):
 
     def _utility(self, menu: Sequence[Offer], own: Own, numbers: Numbers) -> float:
         notes = own.memory.notes
-        timed = self._timed(menu, notes)
         # The target is the time of a network, without what it costs to offer several.
-        bare = replace(timed, down=timed.down - timed.menu)
-        seconds = seconds_for(bare, own, numbers)
+        seconds = seconds_for(self._timed(menu, notes).bare, own, numbers)
         target = float(numbers.target[0]) if self.target is None else self.target
         useful = utility(self._effectiveness(notes, numbers), seconds, target, self.penalty)
         return float(threshold_utility(useful, self.threshold))
