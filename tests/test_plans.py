@@ -6,7 +6,17 @@ import numpy as np
 import pytest
 
 from anyfleet import methods
-from anyfleet.plan import FixedLevel, LargestFitting, Menu, Whole
+from anyfleet.ledger import Entries
+from anyfleet.method import Method
+from anyfleet.plan import (
+    Assigned,
+    FixedLevel,
+    LargestFitting,
+    LargestInTime,
+    Menu,
+    StepsWithin,
+    Whole,
+)
 from anyfleet.timing import Amount, training
 from anyfleet.world import Fleet, Group, levels
 from tests import small
@@ -81,3 +91,19 @@ def test_room_for_everybody_changes_nothing() -> None:
     assert small.identical(plain.params, fitted.params)
     with pytest.raises(ValueError, match=r"LargestFitting\.shares must name at least one"):
         LargestFitting(())
+
+
+@pytest.mark.parametrize("seconds", [0.005, 0.02, 0.1, 0.5])
+def test_1_2_steps_of_a_menu_are_those_of_the_size_that_allows_most(seconds: float) -> None:
+    """As many as the share that is chosen then has time for; the whole model if all fit in it."""
+    fleet, menu, choose = Fleet((Group(speed=2e7),)), Menu((1.0, 0.25)), LargestInTime(seconds)
+
+    def ledger(method: Method) -> Entries:
+        return small.steps(method, small.task(norm=False), 1, fleet=fleet)[0].ledger
+
+    chosen = ledger(replace(FEDAVG, plan=StepsWithin(seconds, menu), choose=choose))
+    assert (chosen.seconds <= seconds).all()
+    assert set(chosen.share) == {1.0 if seconds == 0.5 else 0.25}
+    for inner in (FixedLevel((0.25,)), Assigned(menu, choose)):
+        known = ledger(replace(FEDAVG, plan=StepsWithin(seconds, inner)))
+        assert chosen.steps.tolist() == known.steps.tolist()

@@ -1,18 +1,22 @@
 """Partial work: as many local steps as a device's time allows."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import ClassVar, NamedTuple
 
 import numpy as np
 from torch import Tensor
 
 from anyfleet.columns import join
+from anyfleet.elastic import Slice
 from anyfleet.local import limits
 from anyfleet.method import Around, Plan, State
+from anyfleet.packing import index_bits
 from anyfleet.papers import FEDPROX, Paper
 from anyfleet.plan.levels import Whole
 from anyfleet.timing import crossing_seconds
-from anyfleet.types import Plans
+from anyfleet.types import Plans, Want
 from anyfleet.view import View
 
 
@@ -21,6 +25,11 @@ class StepsWithin(Around):
     """Limits local steps so that download, training and upload fit into `seconds` (METHODS §1.2).
 
     `inner` plans the sizes first; a device with no time for a single step still does one.
+
+    Where `inner` offers a menu, the server does not know what a device will choose, and the entry
+    that allows the most steps sets the limit: steps are only cut so far that at least one entry
+    fits. `LargestInTime(seconds)` then takes the largest one that does; any other chooser may
+    take longer than `seconds`. With `Assigned(inner, choose)` every choice has its own limit.
     """
 
     seconds: float
@@ -36,10 +45,23 @@ class StepsWithin(Around):
         plans = self.inner(drafts, view, state, key)
         if not len(plans):
             return plans
+        # A row for every size that a device may train.
+        sizes = [menu or (want,) for menu, want in zip(plans.menus, plans.wants, strict=True)]
+        rows = np.repeat(np.arange(len(plans)), [len(entries) for entries in sizes])
+        slices = [entry.prefix(view.blueprint) for entries in sizes for entry in entries]
+        each = iter(self._most(plans.take(rows), slices, view))
+        most = [max(islice(each, len(entries))) for entries in sizes]
+        samples = view.devices.samples[plans.device].tolist()
+        pairs = zip(limits(plans.numbers, samples), most, strict=True)
+        steps = np.array([max(1, min(pair)) for pair in pairs], dtype=np.int64)
+        return replace(plans, numbers=replace(plans.numbers, steps=steps))
+
+    def _most(self, plans: Plans, slices: Sequence[Slice], view: View) -> list[int]:
+        """How many steps there is time for with each of the slices."""
         own, numbers = view.conditions(plans.device), plans.numbers
         samples, batches = view.devices.samples[plans.device].tolist(), numbers.batch.tolist()
-        slices = [want.prefix(view.blueprint) for want in plans.wants]
         down, up = np.array([view.traffic(each) for each in slices]).T
+        down = down + [_menu_bits(menu, view) for menu in plans.menus]
         left = self.seconds - (crossing_seconds(down, own.down) + crossing_seconds(up, own.up))
 
         def takes(processed: int, steps: int) -> list[float]:
@@ -50,10 +72,12 @@ class StepsWithin(Around):
 
         # Time is linear in both: what one step takes by itself, and what one sample adds.
         paces = map(Pace, takes(0, 1), takes(1, 0))
-        most = map(fitting, left.tolist(), paces, samples, batches)
-        pairs = zip(limits(numbers, samples), most, strict=True)
-        steps = np.array([max(1, min(pair)) for pair in pairs], dtype=np.int64)
-        return replace(plans, numbers=replace(numbers, steps=steps))
+        return list(map(fitting, left.tolist(), paces, samples, batches))
+
+
+def _menu_bits(menu: Sequence[Want], view: View) -> int:
+    """What comes down so that a device can choose."""
+    return sum(index_bits(entry.prefix(view.blueprint), view.blueprint) for entry in menu)
 
 
 class Pace(NamedTuple):
