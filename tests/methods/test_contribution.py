@@ -1,7 +1,6 @@
 """FedAdp, Optimal Aggregation, FedPNS and BN2 as whole methods."""
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 import numpy as np
 import pytest
@@ -23,8 +22,6 @@ from anyfleet.tasks.partition import Mixed
 from anyfleet.view import View
 from anyfleet.world import levels
 from tests import small
-from tests.methods.test_learning import SETTINGS as LEARNING
-from tests.methods.test_learning import score
 
 SETTINGS: Training = {"lr": 0.1, "batch": 8}
 LONGER: Training = {"lr": 0.1, "batch": 8, "epochs": 3}  # directions above the noise of batches
@@ -204,25 +201,3 @@ def test_stale_updates_are_compared_with_the_others(name: str) -> None:
     assert max(ages) > 0
     assert all(value.isfinite().all() for value in steps[-1].params.values())
     assert not small.identical(steps[-1].params, steps[0].params)
-
-
-@pytest.mark.parametrize(
-    "method",
-    [
-        fedadp(**LEARNING),
-        optimal_aggregation(count=8, **LEARNING),
-        fedpns(count=8, **LEARNING),
-        bn2(draw=8, keep=4, **LEARNING),
-    ],
-    ids=["fedadp", "optimal aggregation", "fedpns", "bn2"],
-)
-def test_each_learns(method: Method) -> None:
-    floor = fedavg_accuracy()
-    accuracy, loss, initial = score(method)
-    assert accuracy >= 0.8 * floor
-    assert loss <= 0.6 * initial
-
-
-@lru_cache(maxsize=1)
-def fedavg_accuracy() -> float:
-    return score(fedavg(count=8, **LEARNING))[0]

@@ -13,10 +13,9 @@ from torch import Tensor
 from anyfleet.columns import Ints
 from anyfleet.diagnosis import depth_psi, depth_shares
 from anyfleet.elastic.counting import CNN_CIFAR, complexity
-from anyfleet.evaluate import evaluate
 from anyfleet.formulas import layer_mean
 from anyfleet.loop import Step
-from anyfleet.method import Method, Select, State
+from anyfleet.method import Select, State
 from anyfleet.methods import fedavg, fedpmt
 from anyfleet.methods.fedavg import Training
 from anyfleet.papers import FEDPMT, papers_of
@@ -262,23 +261,6 @@ def test_every_engine_trains_the_same() -> None:
     assert small.identical(ends[0], ends[1])
     assert small.distance(ends[0], ends[2]) < 1e-10
     assert small.distance(task.params, ends[0]) > 1e-3
-
-
-def test_it_learns_nearly_as_well_as_fedavg() -> None:
-    task = small.task(dropout=0.0)
-    learning: Training = {"lr": 0.1, "batch": 8, "epochs": 2, "momentum": 0.5}
-    floor, _ = score(fedavg(count=8, **learning), task)
-    accuracy, loss = score(fedpmt(count=8, **learning), task)
-    assert accuracy >= 0.8 * floor
-    assert loss <= 0.6
-
-
-def score(method: Method, task: Task) -> tuple[float, float]:
-    """Accuracy, and the loss as a share of that at the start."""
-    last = small.steps(method, task, 5, fleet=FOUR)[-1]
-    final = evaluate(task, last.params, last.buffers, norm=method.norm)
-    start = evaluate(task, task.params, task.buffers, norm=method.norm)
-    return final["accuracy"], final["loss"] / start["loss"]
 
 
 def test_who_is_cited() -> None:

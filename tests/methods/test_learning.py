@@ -36,22 +36,15 @@ from tests import small
 
 # --- the small task ---------------------------------------------------------------------------
 
-SETTINGS: Training = {"lr": 0.1, "batch": 8, "epochs": 2, "momentum": 0.5}
-
-
-def score(method: Method) -> tuple[float, float, float]:
-    """Accuracy, loss and the loss at the start, on the small task."""
-    task = small.task(dropout=0.0)
-    steps = small.steps(method, task, 15)
-    final = evaluate(task, steps[-1].params, steps[-1].buffers, norm=method.norm)
-    start = evaluate(task, task.params, task.buffers, norm=method.norm)
-    return final["accuracy"], final["loss"], start["loss"]
-
 
 def test_fedavg_reaches_its_floor() -> None:
-    accuracy, loss, initial = score(fedavg(count=8, **SETTINGS))
-    assert accuracy > 0.8
-    assert loss < 0.5 * initial
+    task = small.task(dropout=0.0)
+    method = fedavg(count=8, lr=0.1, batch=8, epochs=2, momentum=0.5)
+    last = small.steps(method, task, 8, engine=Stacked())[-1]
+    final = evaluate(task, last.params, last.buffers, norm=method.norm)
+    start = evaluate(task, task.params, task.buffers, norm=method.norm)
+    assert final["accuracy"] > 0.8
+    assert final["loss"] < 0.5 * start["loss"]
 
 
 # --- the embedded data ------------------------------------------------------------------------
@@ -74,6 +67,10 @@ WHOLE: dict[str, Method] = {  # everybody trains the whole model
 PARTIAL: dict[str, Method] = {  # levels train different parts of it
     "heterofl": heterofl(shares=SHARES, count=8, **RATES),
     "feddrop": feddrop(shares=SHARES, count=8, **RATES),
+    # Divided by a quarter, activations are too large for this rate.
+    "feddrop, scaled": feddrop(
+        shares=(1.0, 0.75, 0.5), layers="linear", inverted=True, count=8, **RATES
+    ),
     "fedrolex": fedrolex(shares=SHARES, count=8, **RATES),
     "fjord": fjord(shares=SHARES, count=8, **RATES),
     "fedslim": fedslim(shares=SHARES, count=8, **RATES),

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
 from itertools import pairwise
 
 import pytest
@@ -11,7 +10,6 @@ from torch import Tensor, nn
 
 from anyfleet.aggregate import Mean
 from anyfleet.elastic import trace
-from anyfleet.evaluate import evaluate
 from anyfleet.extract import Rolling
 from anyfleet.method import Method
 from anyfleet.methods import fedavg, feddrop, fedrolex, heterofl
@@ -212,34 +210,3 @@ def test_every_engine_trains_the_same(method: Method) -> None:
     assert small.identical(ends[0], ends[1])
     assert small.distance(ends[0], ends[2]) < 1e-10
     assert small.distance(task.params, ends[0]) > 1e-3
-
-
-# --- learning ---------------------------------------------------------------------------------
-
-LEARNING: Training = {"lr": 0.1, "batch": 8, "epochs": 2, "momentum": 0.5}
-
-
-@cache
-def learned(method: Method) -> tuple[float, float]:
-    """Accuracy, and the loss as a share of that at the start."""
-    task = small.task(dropout=0.0)
-    last = small.steps(method, task, 15, fleet=TWO_LEVELS)[-1]
-    final = evaluate(task, last.params, last.buffers, norm=method.norm)
-    start = evaluate(task, task.params, task.buffers, norm=method.norm)
-    return final["accuracy"], final["loss"] / start["loss"]
-
-
-@pytest.mark.parametrize(
-    "method",
-    [
-        feddrop(shares=(1.0, 0.5), count=8, **LEARNING),
-        feddrop(shares=(1.0, 0.5), layers="linear", inverted=True, count=8, **LEARNING),
-        fedrolex(shares=(1.0, 0.5), count=8, **LEARNING),
-    ],
-    ids=["feddrop", "feddrop of linear layers, scaled", "fedrolex"],
-)
-def test_it_learns_nearly_as_well_as_fedavg(method: Method) -> None:
-    floor, _ = learned(fedavg(count=8, **LEARNING))
-    accuracy, loss = learned(method)
-    assert accuracy >= 0.8 * floor
-    assert loss <= 0.6
