@@ -2,7 +2,7 @@
 
 Wu, Wang: Node selection toward faster convergence for federated learning on non-IID data. IEEE
 Transactions on Network Science and Engineering, 2022. METHODS §1.19. A device counts as selected
-when its update arrived. The authors' program draws its first cohort half from i.i.d. devices
+whenever it was asked. The authors' program draws its first cohort half from i.i.d. devices
 (`select.Quota(by="group", counts=(5, 5))`); ours, as their text, from all alike.
 """
 
