@@ -15,14 +15,14 @@ from anyfleet.columns import join
 from anyfleet.errors import ConfigError
 from anyfleet.ledger import Entries
 from anyfleet.methods import fedavg, fedpns, whale
-from anyfleet.plan import FisherUtility
+from anyfleet.plan import FisherUtility, FixedLevel
 from anyfleet.runtime import Reference
 from anyfleet.select import Everyone
 from anyfleet.store import Recording, read_points
 from anyfleet.study import Experiment, play, populate
 from anyfleet.tasks import Data, Embedded, Split, Task, XClass
 from anyfleet.train import Fisher
-from anyfleet.world import levels
+from anyfleet.world import Fleet, Group, levels
 from tests import small
 
 
@@ -76,6 +76,51 @@ def test_information_by_step() -> None:
     (found,) = diagnosis.information(ledger(utility=utility, share=np.full(8, 0.25)))
     assert (found.step, found.utility, found.share) == (0, 0.75, 0.25)
     assert math.isnan(found.fisher)
+
+
+def test_information_is_of_those_who_trained_and_counted() -> None:
+    """Not of surveys, fetches and answers that were lost."""
+    kinds = ("train", "hold", "evaluate", "fetch", "train", "hold", "train", "train")
+    lost = ("",) * 4 + ("died", "late", "", "")
+    values = np.array([1.0, 2.0, 50.0, 50.0, 50.0, 50.0, 3.0, 6.0])
+    shares = np.array([1.0, 0.5, 0.1, 0.1, 0.25, 0.25, 0.125, 0.125])
+    rows = ledger(kind=kinds, lost=lost, fisher=values, utility=values / 100, share=shares)
+    (found,) = diagnosis.information(rows)
+    assert found.fisher == 3.0
+    assert found.utility == pytest.approx(0.03)
+    assert found.share == pytest.approx(1.75 / 4)
+    # A quarter was planned too, so that an eighth is level 4; the share of surveys is no level.
+    assert found.level == (1 + 2 + 4 + 4) / 4
+    nobody = diagnosis.information(replace(rows, lost=("died",) * 8))[0]
+    assert math.isnan(nobody.level)
+
+
+def test_levels_of_one_width_go_by_depth() -> None:
+    (found,) = diagnosis.information(ledger(first=np.array([0, 0, 0, 0, 2, 2, 1, 1])))
+    assert found.level == (4 * 1 + 2 * 2 + 2 * 3) / 8
+
+
+def test_f_2_fewest_devices_of_a_region_over_a_run() -> None:
+    base = replace(fedavg(count=3, lr=0.1, batch=8), plan=FixedLevel((1.0, 0.5)))
+    method = replace(base, aggregate=Diagnosed(base.aggregate))
+    steps = small.steps(method, small.task(), 6, fleet=Fleet((Group(), Group())))
+    # Only those with the whole model trained its second half; without them, all trained the first.
+    trained = [int((step.ledger.share == 1).sum()) or 3 for step in steps]
+    assert len(set(trained)) > 1
+    assert diagnosis.fewest_trainers(steps) == min(trained)
+    assert [diagnosis.fewest_trainers([step]) for step in steps] == trained
+    assert diagnosis.fewest_trainers(small.steps(base, small.task(), 1)) is None
+
+
+def test_1_18_who_was_not_asked_was_not_selected() -> None:
+    """One that dies half-way was asked; one without room for the model was not."""
+    fleet = Fleet((Group(), Group(mortality=1.0), Group(memory=1.0)))
+    (step,) = small.steps(replace(fedavg(), select=Everyone()), small.task(), 1, fleet=fleet)
+    rows = step.ledger
+    assert rows.level[~rows.counted].min() == 1
+    asked = rows.device[rows.level < 2].tolist()
+    found = diagnosis.contributions(rows, [step])
+    assert found == {device: diagnosis.Contribution(1, 0, 0) for device in sorted(asked)}
 
 
 def test_fisher_information_is_a_column_where_it_is_asked_for() -> None:

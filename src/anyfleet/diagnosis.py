@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from torch import Tensor
 
-from anyfleet.columns import Floats
+from anyfleet.columns import Flags, Floats
 from anyfleet.elastic import WHOLE, Priced
 from anyfleet.formulas import extreme_share, label_distance, psi
 from anyfleet.ledger import Entries
@@ -71,13 +71,12 @@ class Contribution:
 
 
 def contributions(ledger: Entries, points: Iterable[Noted]) -> dict[int, Contribution]:
-    """Of every device that was asked to train."""
-    asked = [
-        device
-        for device, kind in zip(ledger.device.tolist(), ledger.kind, strict=True)
-        if kind in ("train", "hold")
-    ]
-    selected = Counter(asked)
+    """Of every device that was asked to train: an order reached it, at least in part.
+
+    Not of those whom the planner or a lack of memory or link kept from it.
+    """
+    asked = _training(ledger) & (ledger.counted | (ledger.bits_down > 0))
+    selected = Counter(ledger.device[asked].tolist())
     steps = [point.notes for point in points]
     labelled, excluded = (
         Counter(int(device) for notes in steps for device in notes.get(name, ()))
@@ -87,6 +86,11 @@ def contributions(ledger: Entries, points: Iterable[Noted]) -> dict[int, Contrib
         device: Contribution(count, labelled[device], excluded[device])
         for device, count in sorted(selected.items())
     }
+
+
+def _training(ledger: Entries) -> Flags:
+    """Rows about training: neither surveys, nor the second phase of what was trained before."""
+    return np.array([kind in ("train", "hold") for kind in ledger.kind], dtype=bool)
 
 
 def label_distances(task: Task) -> Floats:
@@ -127,22 +131,45 @@ def depth_psi(ledger: Entries, firsts: Sequence[int]) -> float:
 
 @dataclass(frozen=True)
 class Informed:
-    """A step of a method that looks at Fisher information."""
+    """A step of a method that looks at Fisher information; means over the answers that counted."""
 
     step: int
-    fisher: float  # mean trace over the devices that reported it, or NaN
-    utility: float  # mean over the devices that chose by it, or NaN
-    share: float  # mean planned share: the mean level
+    fisher: float  # trace, of the devices that reported it, or NaN
+    utility: float  # of the devices that chose by it, or NaN
+    share: float  # of the model's width, as planned
+    level: float  # 1 for the largest size that was planned in the run, 2 for the next, ...
 
 
 def information(ledger: Entries) -> tuple[Informed, ...]:
-    """Fisher information, utility and planned share, step by step."""
+    """Fisher information, utility and planned sizes of those who trained, step by step.
+
+    Levels count the distinct sizes (share, then depth) that the ledger has anywhere, because a
+    place in a menu means another size to a device whose menu is shorter.
+    """
+    columns = ledger.fisher, ledger.utility, ledger.share, _levels(ledger)
+    trained = _training(ledger) & ledger.counted
     found = []
     for step in np.unique(ledger.step).tolist():
-        rows = ledger.step == step
-        means = (_mean(column[rows]) for column in (ledger.fisher, ledger.utility, ledger.share))
-        found.append(Informed(step, *means))
+        rows = trained & (ledger.step == step)
+        found.append(Informed(step, *(_mean(column[rows]) for column in columns)))
     return tuple(found)
+
+
+def _levels(ledger: Entries) -> Floats:
+    """The place of every planned size among those of all orders to train, from 1 on; or NaN."""
+    sizes = list(zip((-ledger.share).tolist(), ledger.first.tolist(), strict=True))
+    planned = sorted({sizes[row] for row in np.flatnonzero(_training(ledger))})
+    places = {size: place for place, size in enumerate(planned, start=1)}
+    return np.array([places.get(size, math.nan) for size in sizes], dtype=np.float64)
+
+
+def fewest_trainers(points: Iterable[Noted]) -> int | None:
+    """|M*|: how few devices trained some part of the model in some step (METHODS §F.2).
+
+    Out of the notes of `Diagnosed`; None without any. Steps in which nobody trained do not count.
+    """
+    steps = [point.notes for point in points]
+    return min((int(notes["fewest"]) for notes in steps if notes.get("fewest")), default=None)
 
 
 def _mean(values: Floats) -> float:
