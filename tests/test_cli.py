@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 import anyfleet
 from anyfleet.breakdown import Breakdown
+from anyfleet.cli import demo
 from anyfleet.cli.app import app
 from anyfleet.cli.details import apart
 from anyfleet.cli.fleet import presets
@@ -79,7 +80,10 @@ def test_the_version_does_not_wait_for_torch() -> None:
     assert told.stdout.strip() == b"False"
 
 
-def test_the_demo_compares_five_methods_and_draws(folder: Path) -> None:
+def test_the_demo_compares_five_methods_and_draws(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo, "TASK", replace(demo.TASK, limit=1500))
     shown = succeeds("demo", "--rounds", "1", "--references", "--out", "here")
     assert "FedAvg took" in shown
     rows = {line.split()[0] for line in shown.splitlines() if line.endswith(" 0")}
