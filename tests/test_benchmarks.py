@@ -1,10 +1,14 @@
 """The benchmarks run, and ask of the fleet what they say; how fast they are is not asserted."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 from benchmarks import depth, fleet
 
 from anyfleet import plan, select
+from anyfleet.tasks import Task
+from anyfleet.world import World
 from anyfleet.world.quantities import When, bounds
 
 
@@ -20,9 +24,15 @@ PAIRS = {("Everyone", planner) for planner in fleet.PLANNERS}
 PAIRS |= {(selector, "FixedLevel") for selector in fleet.SELECTORS}
 
 
+@cache
+def thousand() -> tuple[Task, World, fleet.Built]:
+    """Nobody changes it."""
+    return fleet.build(1_000)
+
+
 @pytest.mark.parametrize(("selector", "planner"), sorted(PAIRS))
 def test_a_round_of_a_thousand_devices(selector: str, planner: str) -> None:
-    task, world, built = fleet.build(1_000)
+    task, world, built = thousand()
     measured = fleet.measure(task, world, selector, planner, fleet.Rounds(1, warm=0))
     assert built.devices == task.devices == len(world) == 1_000
     # Few devices report less memory than a narrow slice needs, and are not asked.

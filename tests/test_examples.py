@@ -108,7 +108,8 @@ def readme_programs() -> list[str]:
 
 @pytest.mark.parametrize("program", readme_programs(), ids=lambda text: text.splitlines()[-1])
 def test_a_program_of_the_readme_works(program: str, tmp_path: Path) -> None:
-    python(tmp_path, "-c", program.replace("rounds=3", "rounds=1"))
+    quick = program.replace("rounds=3", "rounds=1").replace("Embedded(", "Embedded(limit=900, ")
+    python(tmp_path, "-c", quick)
 
 
 def test_the_run_files_of_the_readme_work(tmp_path: Path) -> None:

@@ -535,7 +535,7 @@ FLEETS = st.builds(
 
 
 # Without shrinking: a case is a whole run, and a smaller one takes minutes to find.
-@settings(max_examples=12, phases=[Phase.explicit, Phase.generate])
+@settings(max_examples=8, phases=[Phase.explicit, Phase.generate])
 @given(
     FLEETS, st.sampled_from(sorted(SCHEDULES)), st.sampled_from(sorted(METHODS)), st.integers(0, 3)
 )

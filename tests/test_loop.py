@@ -295,7 +295,7 @@ def methods(draw: st.DrawFn) -> Method:
     return replace(heterofl(shares=shares, lr=0.05), schedule=schedule, select=select)
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(methods(), st.floats(0.0, 1.0), st.integers(0, 3))
 def test_any_method_on_any_fleet_keeps_the_books(
     method: Method, mortality: float, seed: int

@@ -191,7 +191,7 @@ def methods(schedule: st.SearchStrategy[Any]) -> st.SearchStrategy[Method]:
 
 
 @pytest.mark.parametrize("schedule", [*PLAIN, "surveyed"])
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(data=st.data(), fleet=fleets(), seed=st.integers(0, 3))
 def test_any_schedule_on_any_fleet_makes_progress_and_keeps_the_books(
     schedule: str, data: st.DataObject, fleet: Fleet, seed: int

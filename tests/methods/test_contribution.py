@@ -185,7 +185,7 @@ METHODS = {
 def test_engines_agree(name: str) -> None:
     task = small.task(equal=False, dtype=torch.float64)
     ends = [
-        small.steps(METHODS[name], task, 3, engine=engine, fleet=UNEQUAL)[-1]
+        small.steps(METHODS[name], task, 2, engine=engine, fleet=UNEQUAL)[-1]
         for engine in (Reference(), Threads(), Stacked())
     ]
     assert small.identical(ends[0].params, ends[1].params)

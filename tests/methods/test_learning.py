@@ -54,7 +54,7 @@ def test_fedavg_reaches_its_floor() -> None:
 RATES: Training = {"lr": 0.05, "batch": 16, "epochs": 2, "momentum": 0.5}
 SHARES = (1.0, 0.5, 0.25)
 FLEET = levels(speeds=(1e9, 5e8, 2.5e8))
-ROUNDS = 8
+ROUNDS = 7
 
 WHOLE: dict[str, Method] = {  # everybody trains the whole model
     "fedavg": fedavg(count=8, **RATES),
@@ -86,7 +86,7 @@ PARTIAL: dict[str, Method] = {  # levels train different parts of it
 @cache
 def clothes() -> Task:
     model = Factory.of(zoo.perceptron, hidden=(40, 24))
-    return Embedded(model=model, devices=8, limit=1200, server=200).build(0)
+    return Embedded(model=model, devices=8, limit=1000, server=100).build(0)
 
 
 @dataclass(frozen=True)
