@@ -3,6 +3,7 @@
 import doctest
 import os
 import re
+import runpy
 import subprocess
 import sys
 from dataclasses import replace
@@ -107,9 +108,14 @@ def readme_programs() -> list[str]:
 
 
 @pytest.mark.parametrize("program", readme_programs(), ids=lambda text: text.splitlines()[-1])
-def test_a_program_of_the_readme_works(program: str, tmp_path: Path) -> None:
+def test_a_program_of_the_readme_works(
+    program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     quick = program.replace("rounds=3", "rounds=1").replace("Embedded(", "Embedded(limit=900, ")
-    python(tmp_path, "-c", quick)
+    file = tmp_path / "program.py"
+    file.write_text(quick)
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(file), run_name="__main__")
 
 
 def test_the_run_files_of_the_readme_work(tmp_path: Path) -> None:
