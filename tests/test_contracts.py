@@ -253,6 +253,7 @@ def test_methods_make_progress_and_repeat_themselves(method: Method) -> None:
     assert 0 < one[0].time < one[1].time
 
 
+# Trainers and aggregators meet all engines, and each other, in test_combinations.py.
 SLOTS = {
     "select": [p for p in PARTS if type(p).__module__.startswith("anyfleet.select")],
     "schedule": [p for p in PARTS if type(p).__module__.startswith("anyfleet.schedule")],
@@ -262,19 +263,9 @@ SLOTS = {
         if type(p).__module__.startswith("anyfleet.plan.") and Policy in type(p).__mro__
     ],
     "choose": [plan.First(), plan.LargestInTime(3.0)],
-    "train": [
-        p
-        for p in PARTS
-        if isinstance(p, train.Gradient | train.Slim | train.Fjord | train.Progressive | train.Rush)
-    ],
     "norm": [p for p in PARTS if type(p).__module__ == "anyfleet.train.norm"],
     "uplink": [codec.Raw(), codec.Nothing()],
     "downlink": [codec.Raw()],
-    "aggregate": [
-        p
-        for p in PARTS
-        if type(p).__module__.startswith("anyfleet.aggregate.") and Policy in type(p).__mro__
-    ],
 }
 # Who gives what a part needs.
 GIVERS: dict[str, dict[str, Any]] = {
