@@ -118,7 +118,7 @@ def front(
 
 @app.command()
 def demo(
-    rounds: Annotated[int, typer.Option(min=1, help="Server steps.")] = 10,
+    rounds: Annotated[int, typer.Option(min=1, help="Server steps.")] = 9,
     seed: Annotated[int, typer.Option(help="Of data, fleet, cohorts and training.")] = 0,
     references: Annotated[
         bool, typer.Option("--references", help="Also without sharing, and with all data pooled.")
