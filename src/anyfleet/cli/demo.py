@@ -18,7 +18,7 @@ from anyfleet.world import levels
 SHARES = (1.0, 1 / 2, 1 / 4, 1 / 8)
 NARROW = SHARES[-1]
 FLEET = levels(speeds=(2e9, 1e9, 5e8, 2.5e8))
-# Two thirds of the data: all five methods in half a minute, and the same picture.
+# Two thirds of the data, so that five methods take about half a minute.
 TASK = Embedded(devices=20, limit=8000, partition=Dirichlet(0.5))
 SGD: Training = {"lr": 0.05, "momentum": 0.9}
 REFERENCES = (
