@@ -31,9 +31,8 @@ def whale(
 ) -> Method:
     """Everybody takes part. With `regions` (16 in METHODS) Algorithm 2 picks the channels.
 
-    There are as many levels as `shares`.
-
-    System-only: `utility=FisherUtility(fisher="constant")`; training-only: `penalty=0`.
+    There are as many levels as `shares`. System-only: `utility=FisherUtility(fisher="constant")`;
+    training-only: `penalty=0`.
     """
     return replace(
         heterofl(static_norm=static_norm, **parts),
