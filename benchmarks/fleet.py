@@ -137,6 +137,7 @@ class Idle:
             trees=({},),
             symbols=(None,),
             masks=({},),
+            kept=({},),
             bits=np.array([self.bits]),
             delivered=np.ones(1),
             report=({},),

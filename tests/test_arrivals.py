@@ -49,6 +49,7 @@ def arrivals(
         trees=tuple({"delta": change} for change in changes),
         symbols=tuple(changes),
         masks=tuple(masks or [{}] * count),
+        kept=({},) * count,
         bits=np.zeros(count),
         delivered=np.ones(count),
         report=({},) * count,

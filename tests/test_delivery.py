@@ -166,7 +166,7 @@ def test_1_8_without_a_single_column_the_device_goes_on_with_its_own_model() -> 
 def test_the_bits_of_a_cut_answer_are_the_bytes_of_its_message(name: str, width: float) -> None:
     order = asked(name)
     came = cut_update(answered(order), order, width, TASK.blueprint)
-    assert came.bits[0] == 8 * payload(encode_update(came, order))
+    assert came.bits[0] == 8 * payload(encode_update(came, order, TASK))
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -174,7 +174,7 @@ def test_the_bits_of_a_cut_answer_are_the_bytes_of_its_message(name: str, width:
 def test_a_cut_answer_survives_the_wire(name: str, width: float) -> None:
     order = asked(name)
     came = cut_update(answered(order), order, width, TASK.blueprint)
-    received = decode_update(encode_update(came, order), order, TASK)
+    received = decode_update(encode_update(came, order, TASK), order, TASK)
     assert received.delivered[0] == came.delivered[0]
     assert received.trees[0].keys() == came.trees[0].keys()
     for tree, values in came.trees[0].items():

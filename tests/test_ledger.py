@@ -23,7 +23,12 @@ ORDERS = orders(heterofl(shares=(0.5,), lr=0.1, batch=8), TASK, [2, 5, 7])
 
 
 def ledger() -> Ledger:
-    devices = Devices(level=np.arange(8), samples=np.full(8, 30), group=np.zeros(8, dtype=int))
+    devices = Devices(
+        level=np.arange(8),
+        samples=np.full(8, 30),
+        group=np.zeros(8, dtype=int),
+        column=np.ones(8),
+    )
     return Ledger(devices, TASK.blueprint)
 
 

@@ -27,7 +27,11 @@ def seen(size: int, free: Any, *, kinds: Ints | None = None) -> View:
     view = Server(fedavg(), task, Simulated(task, small.world(task), 0), 0).view()
     ones = np.ones(size, dtype=np.int64)
     kinds = ones if kinds is None else kinds
-    return replace(view, devices=Devices(level=kinds, samples=ones, group=kinds), free=free)
+    return replace(
+        view,
+        devices=Devices(level=kinds, samples=ones, group=kinds, column=np.ones(len(kinds))),
+        free=free,
+    )
 
 
 def all_free(devices: Ints) -> Flags:

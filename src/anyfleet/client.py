@@ -12,11 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anyfleet import rng
 from anyfleet.columns import join
 from anyfleet.delivery import statistics_bits
-from anyfleet.elastic import Blueprint, Slice, cut, paste, within
+from anyfleet.elastic import cut, paste, within
+from anyfleet.envelope import uplink
 from anyfleet.evaluate import calibrate, measure
+from anyfleet.feedback import Left, recalled, sending
 from anyfleet.lessons import SCALAR_BITS, answer_bits, asked_for, learned, reported
 from anyfleet.local import (
     Inputs,
@@ -75,6 +76,7 @@ class _Answer(NamedTuple):
     samples: int
     report: Report
     symbols: Any = None
+    kept: Params = {}  # noqa: RUF012 - never changed
 
 
 def _single(orders: Orders, row: int, memory: Memory, task: Task) -> _Answer:
@@ -86,7 +88,7 @@ def _single(orders: Orders, row: int, memory: Memory, task: Task) -> _Answer:
         held = memory.held
         size, samples = float(held.bits[0]), int(held.samples[0])
         given = held.trees[0], held.masks[0], size, samples, held.report[0]
-        return _Answer(*given, held.symbols[0])
+        return _Answer(*given, held.symbols[0], held.kept[0])
     slice_ = orders.slices[row]
     local = task.blueprint.local(slice_)
     params, buffers = begin(orders, row, memory, task)
@@ -138,7 +140,7 @@ def _train(orders: Orders, memories: tuple[Memory, ...], task: Task) -> Done:
     update = {name: result.params[name] for name in sent}
     if orders.job.send == "delta":
         update = {name: value - inputs.params[name] for name, value in update.items()}
-    squeezed = _squeeze(orders, memories, update, task.blueprint)
+    squeezed = _squeeze(orders, memories, update, result.mask, task)
     change = update
     if orders.job.send == "weights" and "norm" in orders.job.report:
         change = {name: value - inputs.params[name] for name, value in update.items()}
@@ -173,19 +175,33 @@ def _stacked(
 
 
 def _squeeze(
-    orders: Orders, memories: tuple[Memory, ...], update: Params, blueprint: Blueprint
-) -> list[Squeezed]:
-    """Compresses the uploads, one by one: their sizes may differ."""
-    codec, count = orders.job.uplink, len(orders)
-    key = rng.fold(orders.key, "uplink")
-    rate = torch.tensor(orders.numbers.rate)
-    rows = []
-    for row in range(count):
-        tree = {n: v[row] for n, v in update.items()} if count > 1 else update
-        kept = memories[row].slots.get(codec.slot, {})
-        residual = cut(kept, orders.slices[row], blueprint)
-        rows.append(codec.squeeze(tree, residual, key[row], rate[row]))
-    return rows
+    orders: Orders, memories: tuple[Memory, ...], update: Params, mask: Params, task: Task
+) -> Squeezed:
+    """Compresses the uploads of a stack, all of them at once."""
+    codec, blueprint = orders.job.uplink, task.blueprint
+    tree, trained = (
+        each if len(orders) > 1 else {n: v.unsqueeze(0) for n, v in each.items()}
+        for each in (update, mask)
+    )
+    like = next(iter(task.params.values()))
+    around = uplink(orders, blueprint, tuple(tree), like.dtype)
+    # What was not trained does not count, so it must neither be sent nor taken for sent.
+    tree = {n: v * trained[n].to(v) if n in trained else v for n, v in tree.items()}
+    rate = torch.from_numpy(orders.numbers.rate)
+    if not codec.slot:
+        return codec.squeeze(tree, {}, rate, around)
+    known = [
+        cut(recalled(memory, codec.slot, int(heard)), slice_, blueprint)
+        for memory, heard, slice_ in zip(memories, orders.heard, orders.slices, strict=True)
+    ]
+    left = {
+        n: torch.stack([each.get(n, torch.zeros_like(v[0])) for each in known])
+        for n, v in tree.items()
+    }
+    meant = {n: v * trained[n].to(v) if n in trained else v for n, v in left.items()}
+    squeezed = codec.squeeze(tree, meant, rate, around)
+    still = {n: squeezed.memory[n] + (left[n] - meant[n]) for n in trained if n in left}
+    return replace(squeezed, memory={**squeezed.memory, **still})
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,7 +209,7 @@ class _Trained:
     where: Site
     result: Result
     change: Params  # before compression, whatever is sent of it
-    squeezed: list[Squeezed]
+    squeezed: Squeezed
     samples: list[int]
 
 
@@ -203,7 +219,7 @@ def _collect(orders: Orders, memories: tuple[Memory, ...], trained: _Trained) ->
     for row in range(len(orders)):
         result = _row(trained.result, row, len(orders))
         answer = _answer(trained, row, result)
-        memory = _remember(memories[row], orders.slices[row], trained, row)
+        memory = _remember(memories[row], orders.take([row]), trained, row)
         notes = learned(orders, row, memory, trained.where, result.report)
         memory = memory if notes is memory.notes else replace(memory, notes=notes)
         besides = answer_bits(answer.report, orders.take([row]))
@@ -220,23 +236,22 @@ def _collect(orders: Orders, memories: tuple[Memory, ...], trained: _Trained) ->
 
 
 def _answer(trained: _Trained, row: int, result: Result) -> _Answer:
-    job, squeezed = trained.where.job, trained.squeezed[row]
+    job, squeezed = trained.where.job, trained.squeezed
     buffers = _travelling(trained.where, result)
-    trees: Trees = {job.send: squeezed.tree} | ({"buffers": buffers} if buffers else {})
-    mask = dict(result.mask)
-    bits = float(squeezed.bits) + statistics_bits(trees) + mask_bits(mask)
-    for name, kept in squeezed.mask.items():
-        mask[name] = mask[name] * kept if name in mask else kept
+    sent, kept = ({n: v[row] for n, v in t.items()} for t in (squeezed.tree, squeezed.kept))
+    trees: Trees = {job.send: sent} | ({"buffers": buffers} if buffers else {})
+    bits = float(squeezed.bits[row].sum()) + statistics_bits(trees) + mask_bits(result.mask)
     report = reported(result.report, job.report)
-    report["distortion"] = float(squeezed.distortion)
+    report["distortion"] = float(squeezed.distortion[row])
     if "norm" in job.report:
         report["norm"] = _length(trained, row)
-    return _Answer(trees, mask, bits, trained.samples[row], report, squeezed.symbols)
+    given = trees, result.mask, bits, trained.samples[row], report
+    return _Answer(*given, squeezed.symbols.row(row), kept)
 
 
 def _length(trained: _Trained, row: int) -> float:
     """The Euclidean norm of one update, whatever the trainer."""
-    stacked = len(trained.squeezed) > 1
+    stacked = len(trained.samples) > 1
     rows = [value[row] if stacked else value for value in trained.change.values()]
     return math.sqrt(sum(float(value.double().square().sum()) for value in rows))
 
@@ -255,22 +270,24 @@ def _travelling(where: Site, result: Result) -> dict[str, Tensor]:
     return {n: result.buffers[n] for layer in layers for n in layer.buffers if n in travels}
 
 
-def _remember(memory: Memory, slice_: Slice, trained: _Trained, row: int) -> Memory:
+def _remember(memory: Memory, order: Orders, trained: _Trained, row: int) -> Memory:
     """What the device keeps: its model where the method says so, and what never leaves it."""
-    where, result = trained.where, _row(trained.result, row, len(trained.squeezed))
-    task, job = where.task, where.job
+    where, result = trained.where, _row(trained.result, row, len(trained.samples))
+    task, job, slice_ = where.task, where.job, order.slices[0]
     everything = {**result.params, **result.buffers}
     stays = job.norm.stays(where.blueprint)
     kept = everything if job.cache else {name: everything[name] for name in stays}
-    birth = {**task.params, **task.buffers}
-    new = {}
-    for slot, tree in ((OWN, kept), (job.uplink.slot, trained.squeezed[row].memory)):
-        if tree:
-            # A slot is born as the initial model; what a codec keeps is born as zeros.
-            born = {n: birth[n] if slot == OWN else torch.zeros_like(birth[n]) for n in tree}
-            onto = {**born, **memory.slots.get(slot, {})}
-            new[slot] = paste(tree, onto, slice_, task.blueprint)
-    return replace(memory, slots={**memory.slots, **new}) if new else memory
+    if kept:
+        # Born as the initial model.
+        birth = {**task.params, **task.buffers}
+        onto = {**{n: birth[n] for n in kept}, **memory.slots.get(OWN, {})}
+        own = paste(kept, onto, slice_, task.blueprint)
+        memory = replace(memory, slots={**memory.slots, OWN: own})
+    squeezed = trained.squeezed
+    if not job.uplink.slot:
+        return memory
+    left, sent = ({n: v[row] for n, v in t.items()} for t in (squeezed.memory, squeezed.tree))
+    return sending(memory, job.uplink.slot, Left(left, sent), order, task)
 
 
 def _update(orders: Orders, row: int, answer: _Answer) -> Updates:
@@ -281,6 +298,7 @@ def _update(orders: Orders, row: int, answer: _Answer) -> Updates:
         trees=(answer.trees,),
         symbols=(answer.symbols,),
         masks=(answer.mask,),
+        kept=(answer.kept,),
         bits=np.array([answer.bits]),
         delivered=np.ones(1),
         report=(answer.report,),

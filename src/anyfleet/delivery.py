@@ -7,10 +7,12 @@ menu, always comes through: a device that knows nothing of an order cannot miss 
 from dataclasses import replace
 
 import numpy as np
+from torch import dtype
 
 from anyfleet.elastic import Blueprint, Slice, within
+from anyfleet.envelope import Envelope, downlink, uplink
 from anyfleet.lessons import answer_bits
-from anyfleet.method import Job
+from anyfleet.method import Codec, Job, Symbols
 from anyfleet.packing import dense, index_bits, mask_bits
 from anyfleet.types import Kind, Orders, Params, Trees, Updates
 
@@ -38,7 +40,8 @@ def cut_order(order: Orders, width: float, blueprint: Blueprint) -> Orders:
         trees, symbols, bits = _nothing(order.trees[0]), None, 0.0
     else:
         local, sub = blueprint.local(slice_), within(slice_, width, blueprint)
-        symbols, bits = order.job.downlink.narrow(order.symbols[0], sub, local)
+        around = downlink(order, blueprint, *_sort(order.trees[0]["model"]))
+        symbols, bits = _part(order.symbols[0], order.job.downlink, around, _columns(order, width))
         trees = _leading(order.trees[0], sub, local)
         bits += statistics_bits(trees)
     return replace(
@@ -55,13 +58,14 @@ def cut_update(update: Updates, order: Orders, width: float, blueprint: Blueprin
     if width >= 1 or order.job.send not in update.trees[0]:
         return update
     if width <= 0:
-        bare = replace(update, trees=({},), symbols=(None,), masks=({},))
+        bare = replace(update, trees=({},), symbols=(None,), masks=({},), kept=({},))
         return replace(bare, bits=np.zeros(1), delivered=np.zeros(1))
     (slice_,) = order.slices
     local, sub = blueprint.local(slice_), within(slice_, width, blueprint)
-    symbols, bits = order.job.uplink.narrow(update.symbols[0], sub, local)
+    around = uplink(order, blueprint, *_sort(update.trees[0][order.job.send]))
+    symbols, bits = _part(update.symbols[0], order.job.uplink, around, _columns(order, width))
     trees = _leading(update.trees[0], sub, local)
-    mask = dense(update.masks[0], sub, local)
+    mask, kept = (dense(tree[0], sub, local) for tree in (update.masks, update.kept))
     bits += statistics_bits(trees) + mask_bits(mask)
     if order.kind == Kind.TRAIN:
         # It goes ahead of the columns. With results that wait on the device, it went long ago.
@@ -71,6 +75,7 @@ def cut_update(update: Updates, order: Orders, width: float, blueprint: Blueprin
         trees=(trees,),
         symbols=(symbols,),
         masks=(mask,),
+        kept=(kept,),
         bits=np.array([bits]),
         delivered=np.array([width]),
     )
@@ -80,6 +85,21 @@ def statistics_bits(trees: Trees) -> float:
     """Of the normalisation statistics that travel beside a model."""
     told = trees.get("buffers", {}).values()
     return float(sum(8 * value.element_size() * value.numel() for value in told))
+
+
+def _columns(order: Orders, width: float) -> int:
+    """How many columns of a message make up this width of the model."""
+    return round(width / float(order.column[0]))
+
+
+def _part(symbols: Symbols, codec: Codec, around: Envelope, columns: int) -> tuple[Symbols, float]:
+    part = symbols.leading(columns)
+    return part, float(codec.bits(part, around)[0, :columns].sum())
+
+
+def _sort(tree: Params) -> tuple[tuple[str, ...], dtype]:
+    """Which tensors there are, and of what numbers."""
+    return tuple(tree), next(iter(tree.values())).dtype
 
 
 def _leading(trees: Trees, sub: Slice, local: Blueprint) -> dict[str, Params]:

@@ -1,6 +1,6 @@
 """From a request of the schedule to orders: plan, extract, cut, squeeze."""
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ from anyfleet import rng
 from anyfleet.columns import Ints
 from anyfleet.delivery import statistics_bits
 from anyfleet.elastic import Slice
+from anyfleet.envelope import downlink
 from anyfleet.evaluate import served
 from anyfleet.method import Method, Symbols
 from anyfleet.packing import dense, index_bits
@@ -39,6 +40,7 @@ class Held(NamedTuple):
 
     slice: Slice
     share: float
+    key: int  # of the order that it answers: its codec drew with it
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,15 +61,16 @@ def draft(request: Request, devices: Ints, *, method: Method, view: View, desk: 
     slices, menus = _slices(plans, method, view, desk)
     # A device that chooses is planned for with the first entry until it has chosen.
     first = [menu[0] if menu else plans.wants[row] for row, menu in enumerate(plans.menus)]
-    shares = [want.widest for want in first]
+    shares, keys = [want.widest for want in first], _keys(devices, desk)
     if request.kind == Kind.FETCH:
         slices, menus = tuple(held.slice for held in desk.held), ((),) * count
         shares = [held.share for held in desk.held]
+        keys = torch.tensor([held.key for held in desk.held])
     orders = Orders(
         id=desk.issued + np.arange(count),
         device=devices,
         visit=desk.visits[devices],
-        key=_keys(devices, desk),
+        key=keys,
         slices=slices,
         share=np.array(shares, dtype=np.float64),
         menus=menus,
@@ -78,6 +81,7 @@ def draft(request: Request, devices: Ints, *, method: Method, view: View, desk: 
         symbols=(None,) * count,
         bits=np.zeros(count),
         delivered=np.ones(count),
+        column=view.devices.column[devices],
         heard=desk.heard[devices],
         of=np.array(request.of or (-1,) * count, dtype=np.int64),
         kind=request.kind,
@@ -165,16 +169,22 @@ def load(orders: Orders, *, method: Method, task: Task, params: Params, buffers:
     if orders.kind == Kind.FETCH:
         asked = [FETCH_BITS + index_bits(slice_, task.blueprint) for slice_ in orders.slices]
         return replace(orders, bits=np.array(asked, dtype=np.float64))
-    found = {
-        slice_: package(slice_, params, buffers, method=method, task=task)
-        for slice_ in set(orders.slices)
-    }
+    found: dict[Hashable, Package] = {}
+    sent = []
+    for row, slice_ in enumerate(orders.slices):
+        # Columns depend on the share as it was planned; without columns nothing does.
+        column = float(orders.column[row])
+        alike = (slice_, column, float(orders.share[row])) if column < 1 else slice_
+        if alike not in found:
+            one = orders.take([row])
+            found[alike] = package(one, params, buffers, method=method, task=task)
+        sent.append(found[alike])
     sizes = [
-        found[slice_].bits + sum(index_bits(entry, task.blueprint) for entry in menu)
-        for slice_, menu in zip(orders.slices, orders.menus, strict=True)
+        each.bits + sum(index_bits(entry, task.blueprint) for entry in menu)
+        for each, menu in zip(sent, orders.menus, strict=True)
     ]
-    trees = tuple(found[slice_].trees for slice_ in orders.slices)
-    symbols = tuple(found[slice_].symbols for slice_ in orders.slices)
+    trees = tuple(each.trees for each in sent)
+    symbols = tuple(each.symbols for each in sent)
     return replace(orders, trees=trees, symbols=symbols, bits=np.array(sizes))
 
 
@@ -250,18 +260,20 @@ class Package(NamedTuple):
 
 
 def package(
-    slice_: Slice, params: Params, buffers: Params, *, method: Method, task: Task
+    order: Orders, params: Params, buffers: Params, *, method: Method, task: Task
 ) -> Package:
-    """The sub-model as a device gets it, without what never travels."""
-    blueprint, norm = task.blueprint, method.norm
+    """The sub-model as a device gets it with its order, without what never travels."""
+    blueprint, norm, slice_ = task.blueprint, method.norm, order.slices[0]
     home = norm.stays(blueprint) | set(blueprint.frozen)
-    weights = served(params, blueprint, norm, slice_)
+    weights, like = served(params, blueprint, norm, slice_), next(iter(params.values()))
     small = dense({n: v for n, v in weights.items() if n not in home}, slice_, blueprint)
-    # The downlink is one broadcast per slice: no device of its own draws from it.
-    squeezed = method.downlink.squeeze(small, {}, torch.tensor(0), torch.tensor(1.0))
+    around = downlink(order, blueprint, tuple(small), like.dtype)
+    stack = {name: value.unsqueeze(0) for name, value in small.items()}
+    squeezed = method.downlink.squeeze(stack, {}, torch.ones(1), around)
+    model = {name: value.squeeze(0) for name, value in squeezed.tree.items()}
     travels = norm.travels(blueprint)
     told = {n: v for n, v in served(buffers, blueprint, norm, slice_).items() if n in travels}
     told = dense(told, slice_, blueprint)
-    trees: Trees = {"model": squeezed.tree} | ({"buffers": told} if told else {})
-    bits = float(squeezed.bits) + index_bits(slice_, blueprint) + statistics_bits(trees)
+    trees: Trees = {"model": model} | ({"buffers": told} if told else {})
+    bits = float(squeezed.bits.sum()) + index_bits(slice_, blueprint) + statistics_bits(trees)
     return Package(trees, squeezed.symbols, bits)

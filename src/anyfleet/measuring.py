@@ -18,7 +18,7 @@ from torch import nn
 from anyfleet import client, rng
 from anyfleet.elastic import WHOLE, Slice, width
 from anyfleet.elastic.memory import Live
-from anyfleet.issue import package
+from anyfleet.issue import load
 from anyfleet.local import processed
 from anyfleet.methods import fedavg
 from anyfleet.naming import Factory
@@ -114,9 +114,8 @@ def _order(task: Task, slice_: Slice, train: Gradient) -> Orders:
     """What a server would send to the first device."""
     samples, none = task.size(0), np.array([-1])
     method = replace(fedavg(), train=replace(train, batch=min(train.batch, samples)))
-    sent = package(slice_, task.params, task.buffers, method=method, task=task)
     first = np.zeros(1, dtype=np.int64)
-    return Orders(
+    order = Orders(
         id=first,
         device=first,
         visit=first,
@@ -127,10 +126,11 @@ def _order(task: Task, slice_: Slice, train: Gradient) -> Orders:
         choice=none,
         utility=np.array([np.nan]),
         numbers=method.train.draft(0, np.array([samples])),
-        trees=(sent.trees,),
-        symbols=(sent.symbols,),
-        bits=np.array([sent.bits]),
+        trees=({},),
+        symbols=(None,),
+        bits=np.zeros(1),
         delivered=np.ones(1),
+        column=np.ones(1),
         heard=none,
         of=none,
         kind=Kind.TRAIN,
@@ -138,6 +138,7 @@ def _order(task: Task, slice_: Slice, train: Gradient) -> Orders:
         cohort=0,
         job=method.job(),
     )
+    return load(order, method=method, task=task, params=task.params, buffers=task.buffers)
 
 
 def _demand(order: Orders, task: Task) -> Demand:

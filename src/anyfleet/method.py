@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
+from anyfleet.envelope import Envelope, Symbols
 from anyfleet.errors import CompositionError
 from anyfleet.fisher import Fisher, Observed
 from anyfleet.parts import (
@@ -20,10 +21,8 @@ from anyfleet.parts import (
     Policy,
     Schedule,
     Select,
-    Shapes,
     Squeezed,
     State,
-    Symbols,
     Train,
     Work,
     nested,
@@ -36,6 +35,7 @@ __all__ = [
     "Around",
     "Choose",
     "Codec",
+    "Envelope",
     "Extract",
     "Job",
     "Lesson",
@@ -46,7 +46,6 @@ __all__ = [
     "Policy",
     "Schedule",
     "Select",
-    "Shapes",
     "Squeezed",
     "State",
     "Symbols",
@@ -96,6 +95,7 @@ class Method:
         problems = [*_unmet(self), *_unmeasured(self)]
         if self.send not in ("delta", "weights"):
             problems.append(f'send must be "delta" or "weights", got {self.send!r}.')
+        problems += _unsendable(self)
         if problems:
             raise CompositionError(*problems)
 
@@ -173,3 +173,17 @@ def _unmet(method: Method) -> Iterator[str]:
                     f"{name}={part!r} needs {what!r}, which no part of this method gives; "
                     f"use {who}."
                 )
+
+
+def _unsendable(method: Method) -> Iterator[str]:
+    uplink, downlink = method.uplink, method.downlink
+    if method.send == "weights" and (uplink.drops or uplink.slot):
+        yield (
+            f"uplink={uplink!r} leaves entries out, and what is left out of weights counts as "
+            'zero; use send="delta", or a codec that sends every entry.'
+        )
+    if downlink.drops or downlink.slot:
+        yield (
+            f"downlink={downlink!r} leaves entries of the model out; use a codec that sends every "
+            "entry and remembers nothing."
+        )

@@ -4,10 +4,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from torch import Tensor, dtype
+from torch import Tensor
 
 from anyfleet.columns import Ints
 from anyfleet.elastic import Blueprint, Mode, Priced, Slice
+from anyfleet.envelope import Envelope, Symbols
 from anyfleet.types import (
     Choices,
     Notes,
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
 
 MEASURES = frozenset({"channels", "distortion", "fisher", "loss", "norm"})  # of training
 State = Any  # a policy's own, threaded by the loop
-Symbols = Any  # a codec's own, between numbers and bytes
-Shapes = Mapping[str, tuple[int, ...]]
 Loose = dict[str, Any]  # a trainer's state: nested dicts of tensors
 
 
@@ -229,36 +228,51 @@ class Train(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Squeezed:
-    """A tree after lossy compression, as the receiver will see it, and its exact size."""
+    """Trees after compression, as the receiver will see them; stacked, one row per device."""
 
     tree: Params
-    mask: Params  # a name that is absent came whole
+    kept: Params  # 1 where an entry was sent, 0 where not; a name that is absent came whole
     symbols: Symbols  # what is packed
-    bits: Tensor
-    memory: Params
-    distortion: Tensor  # squared error over squared norm
+    bits: Tensor  # of every row and column
+    memory: Params  # what the device keeps for its next message
+    distortion: Tensor  # of every row, squared error over squared norm
 
 
 class Codec(Protocol):
     """One definition, two faces: tensors (`squeeze`, `restore`) and bytes (`pack`, `unpack`).
 
-    `restore(unpack(pack(s.symbols)))` equals `s.tree` and `s.mask` bit for bit, and the bytes are
-    `s.bits / 8` of them. Every reduction over numbers happens in `squeeze`, once.
+    `restore(unpack(pack(s.symbols)))` equals `s.tree` and `s.kept` bit for bit. `bits` are an upper
+    bound of the packed bits, within a slack that the codec states. Every reduction over numbers
+    happens in `squeeze`, once; all but `pack` and `unpack` work on stacks of devices. Defaults are
+    those of a codec that sends everything and remembers nothing.
     """
 
-    slot: ClassVar[str]  # the device memory it keeps, or ""
+    slot: ClassVar[str] = ""  # the device memory it keeps, or ""
 
-    def squeeze(self, tree: Params, memory: Params, key: Tensor, rate: Tensor) -> Squeezed: ...
+    @property
+    def drops(self) -> bool:
+        """Whether it leaves entries out: changes can bear that, weights cannot."""
+        return False
 
-    def narrow(self, symbols: Symbols, sub: Slice, local: Blueprint) -> tuple[Symbols, float]:
-        """What a link that failed left of it: the part `sub` of the small model, and its bits."""
+    def squeeze(
+        self, tree: Params, memory: Params, rate: Tensor, envelope: Envelope
+    ) -> Squeezed: ...
 
-    def pack(self, symbols: Symbols) -> bytes: ...
+    def bits(self, symbols: Symbols, envelope: Envelope) -> Tensor:
+        """Of every row and column."""
 
-    def unpack(self, data: bytes, shapes: Shapes, dtype: dtype) -> Symbols: ...
+    def pack(self, symbols: Symbols, envelope: Envelope) -> tuple[bytes, ...]:
+        """One row as bytes, column by column."""
 
-    def restore(self, symbols: Symbols, shapes: Shapes) -> tuple[Params, Params]:
-        """Tree and mask."""
+    def unpack(self, columns: Sequence[bytes], envelope: Envelope) -> Symbols:
+        """The row that the leading columns of a message hold; `BadMessage` if they cannot."""
+
+    def restore(self, symbols: Symbols, envelope: Envelope) -> tuple[Params, Params]:
+        """Trees and what was kept of them; zero where a column is missing."""
+
+    def calibrated(self, update: Params, envelope: Envelope) -> "Codec":
+        """The codec after a look at an update such as devices will send, on the server."""
+        return self
 
 
 class Norm(Protocol):

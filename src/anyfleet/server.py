@@ -175,12 +175,16 @@ class Server:
             return
         for update, charge in zip(events.updates.rows(), events.charges.rows(), strict=True):
             order = self._land(int(update.order[0]))
-            self.heard[order.device[0]] = order.id[0]
             self.arrived.append(Answered(order, update, charge))
             if order.kind == Kind.HOLD:
-                held = Held(order.slices[0], float(order.share[0]))
+                held = Held(order.slices[0], float(order.share[0]), int(order.key[0]))
                 self.holding[int(order.id[0])] = held
         self.arrived = self._young(self.arrived, self.number)
+        # What came too late does not count: for its device it is as good as lost.
+        for answer in self.arrived:
+            if answer.order.kind in (Kind.TRAIN, Kind.FETCH):
+                of = answer.order.of if answer.order.kind == Kind.FETCH else answer.order.id
+                self.heard[answer.order.device[0]] = of[0]
 
     def _young(self, answers: list[Answered], step: int) -> list[Answered]:
         """Those that may count in this step; the others are too old and given up."""

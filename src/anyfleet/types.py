@@ -90,6 +90,7 @@ class Devices(Batch):
     level: Ints  # capability class, 0 the strongest
     samples: Ints  # training samples it holds
     group: Ints  # of the fleet's groups, by number
+    column: Floats  # models cross its link in columns of this width; 1: in one piece
     counting: Counting = "flops"  # what speeds count, for all: FLOP, or operations of a rule
 
     @cached_property
@@ -198,7 +199,8 @@ class Orders(Batch):
     symbols: tuple[Any, ...]  # the model as the downlink codec packs it
     bits: Floats  # of the trees and index sets, downlink
     delivered: Floats  # width of the model that came through the link; 1 unless it failed
-    heard: Ints  # the device's last order whose answer arrived, or -1
+    column: Floats  # models travel in columns of this width; 1: in one piece
+    heard: Ints  # the device's last order whose training result arrived, or -1
     of: Ints  # FETCH: the order whose result is held, else -1
     kind: Kind
     step: int
@@ -215,7 +217,8 @@ class Updates(Batch):
     samples: Ints
     trees: tuple[Trees, ...]
     symbols: tuple[Any, ...]  # the trained tree as the uplink codec packs it
-    masks: tuple[Params, ...]  # a name that is absent counts whole
+    masks: tuple[Params, ...]  # what was trained; a name that is absent was trained whole
+    kept: tuple[Params, ...]  # what the codec sent of it; a name that is absent was sent whole
     bits: Floats  # uplink
     delivered: Floats  # width of the model that came through the link; 1 unless it failed
     report: tuple[Report, ...]
@@ -228,6 +231,7 @@ class Memory:
     slots: Mapping[str, Params] = field(default_factory=dict)  # in global coordinates
     held: Updates | None = None  # a result that waits to be fetched
     notes: Notes = field(default_factory=dict)  # the chooser's own
+    sent: int = -1  # the order whose result it last sent; it may never have arrived
 
 
 @dataclass(frozen=True)

@@ -97,6 +97,7 @@ def test_1_8_example_of_overlapping_prefixes() -> None:
         trees=tuple({"weights": tree} for tree in trees),
         symbols=tuple(trees),
         masks=({},) * 3,
+        kept=({},) * 3,
         bits=np.zeros(3),
         delivered=np.ones(3),
         report=({},) * 3,

@@ -67,7 +67,7 @@ def test_an_order_survives_the_wire(method: object) -> None:
 
 
 def test_an_update_survives_the_wire() -> None:
-    received = decode_update(encode_update(UPDATE, ORDER), ORDER, TASK)
+    received = decode_update(encode_update(UPDATE, ORDER, TASK), ORDER, TASK)
     assert small.identical(UPDATE.trees[0]["delta"], received.trees[0]["delta"])
     assert small.identical(UPDATE.masks[0], received.masks[0])
     assert received.report == UPDATE.report
@@ -84,7 +84,7 @@ def test_charged_bits_are_the_bytes_of_trees_index_sets_and_masks(share: float) 
     assert sent.bits[0] == 8 * payload
     assert len(data) - payload < HEADER_SLACK
     answer = work(sent, (Memory(),), TASK).updates
-    reply = msgspec.msgpack.decode(encode_update(answer, sent), type=Message)
+    reply = msgspec.msgpack.decode(encode_update(answer, sent, TASK), type=Message)
     masks = msgspec.msgpack.decode(reply.header)["masks"]
     payload = sum(len(tree) for tree in reply.trees.values())
     assert answer.bits[0] == 8 * (payload + sum(len(packed) for _, packed in masks.values()))
@@ -94,7 +94,7 @@ def test_charged_bits_are_the_bytes_of_trees_index_sets_and_masks(share: float) 
 def test_damaged_messages_raise_nothing_but_bad_message(data: st.DataObject) -> None:
     for encoded, decode in (
         (encode_order(ORDER, TASK), lambda b: decode_order(b, TASK)),
-        (encode_update(UPDATE, ORDER), lambda b: decode_update(b, ORDER, TASK)),
+        (encode_update(UPDATE, ORDER, TASK), lambda b: decode_update(b, ORDER, TASK)),
     ):
         raw = bytearray(encoded[: data.draw(st.integers(0, len(encoded)))])
         if raw:

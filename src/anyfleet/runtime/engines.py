@@ -71,7 +71,7 @@ class Threads:
         def device(order: Orders, memory: Memory, width: float) -> Outcome:
             received = decode_order(encode_order(order, task), task, self.allow)
             update, kept = _single(received, memory, width, task)
-            return decode_update(encode_update(update, received), order, task), kept
+            return decode_update(encode_update(update, received, task), order, task), kept
 
         # A new thread does not inherit the number of threads that torch was told to use.
         pin, count = torch.set_num_threads, torch.get_num_threads()
@@ -125,7 +125,10 @@ def _shape(order: Orders, row: int, task: Task) -> Hashable:
     drawn = (order.cohort, float(order.share[0])) if draws else None
     # Not by the shape alone: a model may hold constants along an axis that is cut.
     (slice_,) = order.slices
-    return order.kind, task.blueprint.local(slice_), slice_.first, order.job, drawn
+    # Columns lie where the slice lies.
+    column = float(order.column[0])
+    lanes = (column, slice_, float(order.share[0])) if column < 1 else None
+    return order.kind, task.blueprint.local(slice_), slice_.first, order.job, drawn, lanes
 
 
 def _single(order: Orders, memory: Memory, width: float, task: Task) -> Outcome:

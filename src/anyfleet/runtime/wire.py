@@ -4,10 +4,11 @@ What counts as traffic are the trees, index sets and masks (`Orders.bits`, `Upda
 them a message has a header of names and numbers: HEADER_SLACK bytes at most per 100 tensors.
 """
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -15,10 +16,11 @@ import torch
 
 from anyfleet import config
 from anyfleet.codec import Raw
-from anyfleet.elastic import Slice, narrowed
+from anyfleet.elastic import Slice, narrowed, within
+from anyfleet.envelope import Envelope, Lane, downlink, uplink
 from anyfleet.errors import BadMessage, ConfigError
 from anyfleet.method import Codec, Job, Symbols
-from anyfleet.packing import pack_mask, pack_slice, unpack_mask, unpack_slice
+from anyfleet.packing import dense, pack_mask, pack_slice, unpack_mask, unpack_slice
 from anyfleet.types import Kind, Numbers, Orders, Params, Report, Task, Trees, Updates
 
 VERSION = 1
@@ -41,6 +43,7 @@ class OrderHeader(msgspec.Struct, frozen=True):
     numbers: dict[str, float | int]
     bits: float
     delivered: float
+    column: float
     heard: int
     of: int
     kind: Kind
@@ -68,7 +71,7 @@ class Message(msgspec.Struct, frozen=True):
     """A header and the packed trees."""
 
     header: bytes
-    trees: dict[str, bytes]
+    trees: dict[str, list[bytes]]  # column by column
 
 
 def encode_order(order: Orders, task: Task) -> bytes:
@@ -88,6 +91,7 @@ def encode_order(order: Orders, task: Task) -> bytes:
         numbers={f.name: getattr(order.numbers, f.name)[0].item() for f in fields(Numbers)},
         bits=float(order.bits[0]),
         delivered=float(order.delivered[0]),
+        column=float(order.column[0]),
         heard=int(order.heard[0]),
         of=int(order.of[0]),
         kind=order.kind,
@@ -96,7 +100,8 @@ def encode_order(order: Orders, task: Task) -> bytes:
         job=_dumped(order.job),
         trees=_names(order.trees[0]),
     )
-    return _message(header, order.trees[0], order.job.downlink, order.symbols[0])
+    around = _around(order, order.trees[0], task, downlink)
+    return _message(header, order.trees[0], order.job.downlink, order.symbols[0], around)
 
 
 def decode_order(data: bytes, task: Task, allow: Sequence[str] = ()) -> Orders:
@@ -106,9 +111,7 @@ def decode_order(data: bytes, task: Task, allow: Sequence[str] = ()) -> Orders:
     _check_version(header.version)
     blueprint = task.blueprint
     slice_, job = unpack_slice(header.slice, blueprint), _loaded(header.job, tuple(allow))
-    part = _delivered(slice_, header.delivered, task)
-    trees = _trees(message, header.trees, job.downlink, part, task)
-    return Orders(
+    order = Orders(
         id=np.array([header.id]),
         device=np.array([header.device]),
         visit=np.array([header.visit]),
@@ -119,10 +122,11 @@ def decode_order(data: bytes, task: Task, allow: Sequence[str] = ()) -> Orders:
         choice=np.array([header.choice]),
         utility=np.array([header.utility]),
         numbers=_read_numbers(header.numbers),
-        trees=(trees,),
+        trees=({},),
         symbols=(None,),
         bits=np.array([header.bits]),
         delivered=np.array([header.delivered]),
+        column=np.array([header.column]),
         heard=np.array([header.heard]),
         of=np.array([header.of]),
         kind=header.kind,
@@ -130,9 +134,11 @@ def decode_order(data: bytes, task: Task, allow: Sequence[str] = ()) -> Orders:
         cohort=header.cohort,
         job=job,
     )
+    trees, _ = _trees(message, header, order, task, downlink)
+    return replace(order, trees=(trees,))
 
 
-def encode_update(update: Updates, order: Orders) -> bytes:
+def encode_update(update: Updates, order: Orders, task: Task) -> bytes:
     """One answer as the device sends it."""
     header = UpdateHeader(
         version=VERSION,
@@ -145,7 +151,8 @@ def encode_update(update: Updates, order: Orders) -> bytes:
         trees=_names(update.trees[0]),
         masks={name: pack_mask(mask) for name, mask in update.masks[0].items()},
     )
-    return _message(header, update.trees[0], order.job.uplink, update.symbols[0])
+    around = _around(order, update.trees[0], task, uplink)
+    return _message(header, update.trees[0], order.job.uplink, update.symbols[0], around)
 
 
 def decode_update(data: bytes, order: Orders, task: Task) -> Updates:
@@ -156,13 +163,15 @@ def decode_update(data: bytes, order: Orders, task: Task) -> Updates:
     slice_ = _delivered(order.slices[0], header.delivered, task)
     local = task.blueprint.local(slice_)
     report: Report = header.report
+    trees, kept = _trees(message, header, order, task, uplink)
     return Updates(
         order=np.array([header.order]),
         device=np.array([header.device]),
         samples=np.array([header.samples]),
-        trees=(_trees(message, header.trees, order.job.uplink, slice_, task),),
+        trees=(trees,),
         symbols=(None,),
         masks=({n: unpack_mask(n, packed, local) for n, packed in header.masks.items()},),
+        kept=(kept,),
         bits=np.array([header.bits]),
         delivered=np.array([header.delivered]),
         report=(report,),
@@ -197,14 +206,38 @@ def _read_numbers(given: Mapping[str, float | int]) -> Numbers:
         raise BadMessage(f"an order without the number {error}") from error
 
 
-def _message(header: msgspec.Struct, trees: Trees, codec: Codec, symbols: Symbols) -> bytes:
+def _message(
+    header: msgspec.Struct,
+    trees: Trees,
+    codec: Codec,
+    symbols: Symbols,
+    around: Mapping[str, Envelope],
+) -> bytes:
     # Statistics are few and exact: they never go through a lossy codec. Of a tree that was lost
     # whole there is nothing to pack.
     packed = {
-        tree: Raw().pack(values) if tree == "buffers" else codec.pack(symbols) if values else b""
+        tree: list(_packed(tree, values, codec, symbols, around[tree]))
         for tree, values in trees.items()
     }
     return msgspec.msgpack.encode(Message(msgspec.msgpack.encode(header), packed))
+
+
+def _packed(
+    tree: str, values: Params, codec: Codec, symbols: Symbols, around: Envelope
+) -> tuple[bytes, ...]:
+    if not values:
+        return ()
+    if tree != "buffers":
+        return codec.pack(symbols, around)
+    return (b"".join(v.detach().cpu().contiguous().numpy().tobytes() for v in values.values()),)
+
+
+def _around(order: Orders, trees: Trees, task: Task, way: Any) -> dict[str, Envelope]:
+    home = next(iter(task.params.values()))
+    return {
+        tree: way(order, task.blueprint, tuple(values), home.dtype)
+        for tree, values in trees.items()
+    }
 
 
 def _names(trees: Trees) -> dict[str, list[str]]:
@@ -212,9 +245,12 @@ def _names(trees: Trees) -> dict[str, list[str]]:
 
 
 def _trees(
-    message: Message, names: Mapping[str, list[str]], codec: Codec, slice_: Slice, task: Task
-) -> dict[str, Params]:
-    local = task.blueprint.local(slice_)
+    message: Message, header: Any, order: Orders, task: Task, way: Any
+) -> tuple[dict[str, Params], Params]:
+    codec = order.job.uplink if way is uplink else order.job.downlink
+    names, slice_ = header.trees, order.slices[0]
+    whole, part = task.blueprint.local(slice_), _delivered(slice_, header.delivered, task)
+    local = task.blueprint.local(part)
     home = next(iter(task.params.values()))
     if message.trees.keys() != names.keys():
         raise BadMessage(f"trees {sorted(message.trees)} where {sorted(names)} were announced")
@@ -222,14 +258,29 @@ def _trees(
     if unknown:
         raise BadMessage(f"tensors this model does not have: {sorted(unknown)}")
     found: dict[str, Params] = {}
+    kept: Params = {}
     for tree, listed in names.items():
-        shapes = {name: local.shape(name) for name in listed}
-        chosen = Raw() if tree == "buffers" else codec
-        symbols = chosen.unpack(message.trees[tree], shapes, home.dtype)
-        values, _ = chosen.restore(symbols, shapes)
+        if tree == "buffers":
+            lanes = {n: Lane(local.shape(n), (math.prod(local.shape(n)),)) for n in listed}
+            around, chosen = Envelope(lanes, home.dtype, order.key), cast("Codec", Raw())
+        else:
+            around, chosen = way(order, task.blueprint, tuple(listed), home.dtype), codec
+        symbols = chosen.unpack(message.trees[tree], around)
+        values, flags = chosen.restore(symbols, around)
+        if tree != "buffers":
+            sub = (
+                within(slice_, header.delivered, task.blueprint) if header.delivered > 0 else slice_
+            )
+            values, flags = ({n: v.squeeze(0) for n, v in t.items()} for t in (values, flags))
+            if 0 < header.delivered < 1:
+                values, kept = dense(values, sub, whole), {}
+            else:
+                kept = flags
+            found[tree] = {name: value.to(home.device) for name, value in values.items()}
+            continue
         # Bytes come into the host's memory; the model may live elsewhere.
-        found[tree] = {name: value.to(home.device) for name, value in values.items()}
-    return found
+        found[tree] = {name: value.squeeze(0).to(home.device) for name, value in values.items()}
+    return found, kept
 
 
 @lru_cache(maxsize=64)

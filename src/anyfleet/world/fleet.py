@@ -73,6 +73,9 @@ class Fleet:
                 level=np.array(levels, dtype=np.int64)[group],
                 samples=samples,
                 group=group,
+                column=np.array([g.loss.width if g.loss.fails else 1.0 for g in self.groups])[
+                    group
+                ],
                 counting=self.counting,
             ),
             group=group.astype(np.int32),
