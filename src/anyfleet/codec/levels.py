@@ -1,12 +1,13 @@
 """The base of codecs that send whole numbers: what they share between numbers and bytes."""
 
 from collections.abc import Sequence
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
+from anyfleet.codec.layout import Layout
 from anyfleet.codec.raw import delivered, distortion
-from anyfleet.codec.stream import Layout, pack, packed_bits, unpack
+from anyfleet.codec.stream import pack, packed_bits, unpack
 from anyfleet.envelope import Envelope
 from anyfleet.method import Codec, Squeezed, Symbols
 from anyfleet.types import Params
@@ -15,11 +16,13 @@ from anyfleet.types import Params
 class Levelled(Codec, Protocol):
     """Sends levels, what was kept, and scales; a codec says how they come about and what they mean.
 
-    The stated slack: `bits` are at least 8 times the packed bytes, and at most that and
-    `stream.SLACK_BITS` for each column more.
+    The stated slack: `bits` are never less than 8 times the packed bytes, and more by
+    `stream.SLACK_BITS` for each column and `stream.SLACK_SHARE` of the whole at most.
     """
 
-    layout: ClassVar[Layout] = Layout()
+    @property
+    def layout(self) -> Layout:
+        return Layout()
 
     def quantise(self, laid: Params, rate: Tensor, envelope: Envelope) -> Symbols:
         """Levels of stacked rows of entries, at a target rate for every row."""
@@ -44,7 +47,7 @@ class Levelled(Codec, Protocol):
 
     def restore(self, symbols: Symbols, envelope: Envelope) -> tuple[Params, Params]:
         # On both ends through the same lines: what a device thinks it sent is what arrives.
-        values, kept = self.values(symbols, envelope), flags(symbols, envelope)
+        values, kept = self.values(symbols, envelope), flags(symbols, envelope, self.layout)
         values = {
             name: rows * kept[name] if name in kept else rows for name, rows in values.items()
         }
@@ -53,12 +56,17 @@ class Levelled(Codec, Protocol):
         return envelope.shaped(values), part.shaped(kept)
 
 
-def flags(symbols: Symbols, envelope: Envelope) -> dict[str, Tensor]:
+def flags(symbols: Symbols, envelope: Envelope, layout: Layout) -> dict[str, Tensor]:
     """For every lane that did not come whole, 1 for entries that came and 0 for the others."""
     came = delivered(symbols, envelope)
     found = {
-        name: kept.repeat_interleave(envelope.lanes[name].unit, dim=1).to(envelope.dtype)
+        name: _spread(kept, layout.unit(envelope.lanes[name])).to(envelope.dtype)
         for name, kept in symbols.kept.items()
     }
     both = {name: rows * came[name].to(rows) if came else rows for name, rows in found.items()}
     return {**came, **both}
+
+
+def _spread(kept: Tensor, unit: int) -> Tensor:
+    """A flag for every entry of a unit."""
+    return kept if unit == 1 else kept.repeat_interleave(unit, dim=1)

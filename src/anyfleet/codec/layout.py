@@ -1,0 +1,78 @@
+"""What both ends of a message know of a codec's symbols, and the record of one column."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+
+from anyfleet.columns import Ints
+from anyfleet.envelope import Envelope, Lane
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a codec's symbols travel.
+
+    Signs travel "apart", one bit for every level that is not 0, or "within" the levels, whose
+    distribution then has two sides. Flags say what was kept of every entry, or with `kernels` of
+    every unit. `bucket`: one scale for so many kept entries of a lane, sent with the column in
+    which they begin; None: all scales of a lane go ahead, with the first column. With `numbers`,
+    kept entries travel as they are, and there are no levels.
+    """
+
+    signs: Literal["apart", "within"] = "apart"
+    kernels: bool = False
+    bucket: int | None = None
+    numbers: bool = False
+
+    def unit(self, lane: Lane) -> int:
+        """Entries under one flag."""
+        return lane.unit if self.kernels else 1
+
+    def codes(self, levels: Tensor) -> Tensor:
+        """Levels as numbers from 0 on: without their sign, or with every sign in between."""
+        if self.signs == "apart":
+            return levels.abs()
+        return torch.where(levels < 0, -2 * levels - 1, 2 * levels)
+
+    def levels(self, codes: Ints) -> Ints:
+        """The inverse of `codes`, up to signs that travel apart."""
+        if self.signs == "apart":
+            return codes
+        return np.where(codes % 2 == 1, -(codes + 1) // 2, codes // 2)
+
+
+class Column(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One column of a message. What its byte strings hold is in `stream`."""
+
+    flags: list[tuple[int, int] | None]  # of every lane: units kept, gap symbols; None: all kept
+    scales: bytes = b""  # 4 bytes each
+    words: bytes = b""  # of the range coder
+    signs: bytes = b""  # a bit each
+    numbers: bytes = b""
+    low: int = 0  # bits of every level that are not in a table; this and the rest: first column
+    tables: list[bytes] = []
+    use: list[int] = []  # which table each lane has, or -1
+    counts: list[int] = []  # scales of each lane, unless they go by buckets
+
+
+def entries(envelope: Envelope) -> Ints:
+    """How many entries each column has of each lane."""
+    ends = [lane.ends for lane in envelope.lanes.values()]
+    grid = np.array(ends, dtype=np.int64).reshape(len(ends), envelope.columns)
+    return np.diff(grid, axis=1, prepend=0).T
+
+
+def units(envelope: Envelope, layout: Layout) -> Ints:
+    """How many flags each column has of each lane."""
+    wide = [layout.unit(lane) for lane in envelope.lanes.values()]
+    return entries(envelope) // np.array(wide, dtype=np.int64)
+
+
+def bucketed(kept: Ints, bucket: int) -> Ints:
+    """Scales of every column and lane with so many kept entries: those of buckets that begin."""
+    until = -(-kept.cumsum(axis=0) // bucket)
+    return np.diff(until, axis=0, prepend=0)

@@ -1,0 +1,145 @@
+"""How long a message will be, without making it: for stacks of devices, from counts alone."""
+
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+
+from anyfleet.codec.layout import Column, Layout, bucketed, entries, units
+from anyfleet.codec.tables import MOST_SYMBOLS, Choice, choose, gap_bits, gap_pieces
+from anyfleet.columns import Floats, Ints
+from anyfleet.envelope import Envelope
+from anyfleet.method import Symbols
+
+# What `packed_bits` may say too much for every column: words, bytes and their lengths are whole.
+SLACK_BITS = 256
+# And for every bit, since the rounding of the coder is bounded and not known.
+SLACK_SHARE = 1e-3
+_WORD, _ENDING = 32, 2  # bits of a word, and words in which a coder ends at most
+_LENGTHS = 8 * 3 * 4  # bits by which the lengths of four byte strings may grow
+
+
+class Counts(NamedTuple):
+    """What decides how long each row is; of every row, column and lane."""
+
+    levels: Ints  # how often each symbol, in a further dimension
+    kept: Ints  # units
+    until: Ints  # units up to the last that is kept
+    low: Ints  # [rows]: bits of a level that are not in a table
+
+
+def packed_bits(symbols: Symbols, envelope: Envelope, layout: Layout) -> Tensor:
+    """How many bits `pack` takes at most, of every row and column."""
+    counts, there = count(symbols, envelope, layout), units(envelope, layout)
+    bits = [_row(counts, row, symbols, envelope, layout, there) for row in range(len(counts.low))]
+    return torch.from_numpy(np.stack(bits))
+
+
+def tables(counts: Counts, row: int) -> Choice:
+    """The tables of one row: both ends of `packed_bits` and `pack` choose alike."""
+    return choose(counts.levels[row].sum(axis=0))
+
+
+def _row(
+    counts: Counts, row: int, symbols: Symbols, envelope: Envelope, layout: Layout, there: Ints
+) -> Floats:
+    kept, chosen, low = counts.kept[row], tables(counts, row), int(counts.low[row])
+    coded = counts.levels[row]
+    inside = kept * (entries(envelope) // np.maximum(1, there))
+    words = (coded * chosen.bits).sum(axis=(1, 2)) + gap_bits(kept, counts.until[row], there).sum(1)
+    words += low * inside.sum(axis=1)
+    words = _WORD * (np.ceil(words / _WORD) + _ENDING)
+    signed = coded.sum(axis=(1, 2)) - coded[:, :, 0].sum(axis=1)
+    signs = 8 * np.ceil(signed / 8) * (layout.signs == "apart")
+    numbers = 8 * envelope.dtype.itemsize * inside.sum(axis=1) * layout.numbers
+    scales, told = _scales(symbols, envelope, layout, inside)
+    records = [
+        Column(flags=_flags(symbols, envelope, kept[c], counts.until[row, c], there[c]))
+        for c in range(envelope.columns)
+    ]
+    packed = [table.tobytes() for table in chosen.tables]
+    first = msgspec.structs.replace(
+        records[0], low=low, tables=packed, use=list(chosen.use), counts=told
+    )
+    heads = np.array([8 * len(msgspec.msgpack.encode(each)) for each in [first, *records[1:]]])
+    total: Floats = heads + _LENGTHS + words + signs + numbers + 32 * scales
+    return total
+
+
+def _scales(
+    symbols: Symbols, envelope: Envelope, layout: Layout, inside: Ints
+) -> tuple[Ints, list[int]]:
+    """How many scales every column has, and how many of each lane are told."""
+    if layout.bucket is not None:
+        return bucketed(inside, layout.bucket).sum(axis=1), []
+    told = [symbols.scales[n].shape[1] if n in symbols.scales else 0 for n in envelope.lanes]
+    every = np.zeros(envelope.columns, dtype=np.int64)
+    every[0] = sum(told)
+    return every, told
+
+
+def _flags(
+    symbols: Symbols, envelope: Envelope, kept: Ints, until: Ints, there: Ints
+) -> list[tuple[int, int] | None]:
+    pieces = gap_pieces(kept, until, there)
+    return [
+        (int(k), int(p)) if name in symbols.kept else None
+        for name, k, p in zip(envelope.lanes, kept, pieces, strict=True)
+    ]
+
+
+def count(symbols: Symbols, envelope: Envelope, layout: Layout) -> Counts:
+    """Every level, flag and length of a stack, counted."""
+    trees = symbols.numbers if layout.numbers else symbols.levels
+    rows = max((len(tree) for tree in trees.values()), default=1)
+    kept, until = _kept(symbols, envelope, layout, rows)
+    codes = {n: layout.codes(v) for n, v in symbols.levels.items() if not layout.numbers}
+    largest = np.zeros(rows, dtype=np.int64)
+    for each in codes.values():
+        if each.shape[1]:
+            largest = np.maximum(largest, each.amax(dim=1).cpu().numpy())
+    low = np.array([max(0, int(n).bit_length() - MOST_SYMBOLS.bit_length() + 1) for n in largest])
+    size = int((largest >> low).max(initial=0)) + 1
+    found = np.zeros((rows, envelope.columns, len(envelope.lanes), size), dtype=np.int64)
+    for at, (name, lane) in enumerate(envelope.lanes.items()):
+        if name in codes:
+            coded = _numbered(codes[name], low, size)
+            for column, end in enumerate(lane.ends):
+                part = coded[:, lane.begins(column) : end].flatten()
+                bins = torch.bincount(part, minlength=rows * size).cpu().numpy()
+                found[:, column, at] = bins.reshape(rows, size)
+    if codes:
+        # Entries that were not kept have level 0 and were counted.
+        there = entries(envelope)
+        found[..., 0] -= there - kept * (there // np.maximum(1, units(envelope, layout)))
+    return Counts(found, kept, until, low)
+
+
+def _numbered(codes: Tensor, low: Ints, size: int) -> Tensor:
+    """Symbols in the tables, those of each row in a range of their own."""
+    if low.any():
+        codes = codes >> torch.from_numpy(low).to(codes)[:, None]
+    if len(codes) == 1:
+        return codes
+    first = size * torch.arange(len(codes), dtype=codes.dtype, device=codes.device)
+    return codes + first[:, None]
+
+
+def _kept(symbols: Symbols, envelope: Envelope, layout: Layout, rows: int) -> tuple[Ints, Ints]:
+    """Units kept, and units up to the last of these."""
+    every = units(envelope, layout)
+    kept = np.broadcast_to(every, (rows, *every.shape)).copy()
+    until = kept.copy()
+    for at, (name, lane) in enumerate(envelope.lanes.items()):
+        if name not in symbols.kept:
+            continue
+        wide = layout.unit(lane)
+        for column, end in enumerate(lane.ends):
+            flags = symbols.kept[name][:, lane.begins(column) // wide : end // wide]
+            kept[:, column, at] = flags.sum(dim=1).cpu().numpy()
+            places = torch.arange(1, flags.shape[1] + 1, dtype=torch.int32, device=flags.device)
+            if flags.shape[1]:
+                until[:, column, at] = (flags * places).amax(dim=1).cpu().numpy()
+    return kept, until
