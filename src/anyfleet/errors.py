@@ -7,6 +7,7 @@ AnyfleetError
 ├── MissingData         a data set is not on this machine; says where to get it
 ├── Refusal             values that a part cannot take, all at once (also a ValueError)
 │   └── CompositionError    parts that do not fit together
+├── StoreError          a run folder that cannot be written, read or resumed
 └── TraceError          a model that cannot be traced (in `anyfleet.elastic`)
 
 A part refuses an impossible value with a plain `ValueError`, several with a `Refusal`; read from a
@@ -27,6 +28,7 @@ __all__ = [
     "MissingData",
     "Problem",
     "Refusal",
+    "StoreError",
     "refuse",
 ]
 
@@ -36,7 +38,14 @@ class AnyfleetError(Exception):
 
 
 class BadMessage(AnyfleetError, ValueError):
-    """Bytes from a device or a server that cannot be read; the message says which and why."""
+    """Something from a device or a server that cannot be used; the text says what and why.
+
+    `reason` is one of a few words, the same for all of a kind (docs/wire.md lists them).
+    """
+
+    def __init__(self, message: str, reason: str = "content") -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class BadName(AnyfleetError, ValueError):
@@ -64,6 +73,10 @@ def refuse(complaints: Iterable[str]) -> None:
     told = [complaint for complaint in complaints if complaint]
     if told:
         raise Refusal(*told)
+
+
+class StoreError(AnyfleetError):
+    """A run folder that cannot be written, read or resumed; says what, where and what to do."""
 
 
 class MissingData(AnyfleetError):

@@ -19,6 +19,7 @@ from anyfleet.loop import Answer, Step, run
 from anyfleet.method import Method
 from anyfleet.runtime import Reference, Simulated
 from anyfleet.runtime.engines import Engine
+from anyfleet.seam import Snapshot
 from anyfleet.types import Kind, Task
 from anyfleet.world import Fleet, World
 
@@ -179,27 +180,52 @@ class Point:
         return self.scores.get(f"accuracy@{width:g}", float("nan"))
 
 
+_START = Point(-1, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0, float("nan"), float("nan"))
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """All that a run goes on from, between two steps; see `play`."""
+
+    point: Point
+    snapshot: Snapshot
+    fleet: Any  # as its runtime saves it
+
+
 @dataclass(frozen=True, eq=False)
 class Moment:
     """A point of a run with the step it describes."""
 
     point: Point
     step: Step
+    fleet: Any  # as its runtime saves it, with orders under way
+
+    @property
+    def state(self) -> State:
+        """What the run can be resumed from."""
+        return State(self.point, self.step.snapshot, self.fleet)
 
 
-def play(experiment: Experiment, task: Task | None = None) -> Iterator[Moment]:
-    """Runs an experiment; yields after every server step."""
+def play(
+    experiment: Experiment, task: Task | None = None, *, resume: State | None = None
+) -> Iterator[Moment]:
+    """Runs an experiment, or goes on where it was; yields after every server step."""
     task = task or build(experiment)
     world = populate(experiment, task)
     groups = named([group.name for group in world.groups], world.group)
     runtime = Simulated(task, world, experiment.seed, engine=experiment.engine)
-    point = Point(-1, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0, float("nan"), float("nan"))
-    for step in run(experiment.method, task, runtime, experiment.seed):
+    point, snapshot = _START, None
+    if resume is not None:
+        runtime.restore(resume.fleet)
+        point, snapshot = resume.point, resume.snapshot
+    if point.step + 1 >= experiment.rounds:
+        return
+    for step in run(experiment.method, task, runtime, experiment.seed, resume=snapshot):
         last = step.index + 1 == experiment.rounds
         due = last or step.index % experiment.evaluate_every == 0
         scores, details = _judge(experiment, task, step, groups) if due else ({}, ())
         point = replace(_advance(point, step), scores=scores, details=details)
-        yield Moment(point, step)
+        yield Moment(point, step, runtime.save())
         if last:
             return
 

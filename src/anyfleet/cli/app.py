@@ -10,6 +10,18 @@ import typer
 from typer.core import TyperGroup
 
 import anyfleet
+from anyfleet.cli.options import (
+    Allow,
+    Every,
+    File,
+    Out,
+    Overrides,
+    Seeds,
+    Target,
+    Threads,
+    Width,
+    Words,
+)
 from anyfleet.errors import AnyfleetError, ConfigError
 
 INTERRUPTED = 130  # what shells report for Ctrl-C
@@ -45,60 +57,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-
-File = Annotated[Path, typer.Argument(help="A run file (TOML).", show_default=False)]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[KEY=VALUE]...",
-        help="Changes to the file, such as rounds=5 or method.lr=0.1.",
-        show_default=False,
-    ),
-]
-Allow = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="PACKAGE", help="A package whose code the file may name; repeat for more."
-    ),
-]
-Out = Annotated[
-    Path | None,
-    typer.Option(
-        help="The folder to write; must be new or empty.", show_default="a new one in runs/"
-    ),
-]
-Threads = Annotated[
-    int,
-    typer.Option(
-        min=1,
-        help="Threads of torch. The same seed gives the same bytes only with the same number.",
-    ),
-]
-Words = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="FILE... [KEY=VALUE]...",
-        help="Run files (TOML), and changes to all of them.",
-        show_default=False,
-    ),
-]
-Seeds = Annotated[int, typer.Option(min=1, help="Runs of each file.")]
-Target = Annotated[
-    float | None,
-    typer.Option(
-        min=0.0,
-        max=1.0,
-        help="The accuracy whose cost is compared.",
-        show_default="the best that all runs reach",
-    ),
-]
-Width = Annotated[
-    float | None,
-    typer.Option(
-        help="The width at which it is to be reached, one of the files' widths.",
-        show_default="the first",
-    ),
-]
 
 
 def _version(wanted: bool) -> None:
@@ -140,16 +98,50 @@ def run(
     file: File,
     overrides: Overrides = None,
     allow: Allow = None,
+    *,
     out: Out = None,
     threads: Threads = 1,
+    checkpoint_every: Every = None,
 ) -> None:
-    """Run an experiment and write a run folder. Ctrl-C keeps everything so far.
+    """Run an experiment and write a run folder. Ctrl-C keeps everything so far; see `resume`.
 
     FILE is a run file (TOML); KEY=VALUE changes it, such as rounds=5 or method.lr=0.1.
     """
-    from anyfleet.cli.run import run_file
+    from anyfleet.cli.run import Writing, run_file
 
-    run_file(file, overrides or [], allow=allow or [], out=out, threads=threads)
+    writing = Writing(out, threads, checkpoint_every)
+    run_file(file, overrides or [], allow=allow or [], writing=writing)
+
+
+@app.command()
+def resume(
+    folder: Annotated[
+        Path, typer.Argument(metavar="RUN", help="A run folder.", show_default=False)
+    ],
+    *,
+    rounds: Annotated[
+        int | None,
+        typer.Option(min=1, help="Go on to so many server steps.", show_default="as planned"),
+    ] = None,
+    not_identical: Annotated[
+        bool,
+        typer.Option(
+            "--not-identical", help="Also where numbers can differ from the uninterrupted run."
+        ),
+    ] = False,
+    allow: Allow = None,
+    checkpoint_every: Every = None,
+) -> None:
+    """Go on with a run that was stopped or killed, as if nothing had happened.
+
+    RUN is the folder that `anyfleet run` wrote. Threads and precision are as they were; whatever
+    else has changed since is told, and then needs --not-identical.
+    """
+    from anyfleet.cli.resume import resume_folder
+    from anyfleet.store import Terms
+
+    terms = Terms(rounds, tuple(allow or ()), not_identical)
+    resume_folder(folder, terms, every=checkpoint_every)
 
 
 @app.command()

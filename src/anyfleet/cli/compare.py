@@ -14,6 +14,7 @@ from anyfleet.cli.screen import console, table, targets
 from anyfleet.errors import ConfigError, Problem
 from anyfleet.queries import common_accuracy, percent, summarise, to_target
 from anyfleet.report import Runs
+from anyfleet.store import Origin, Recording
 from anyfleet.study import Experiment, Point, build, from_source
 
 
@@ -23,6 +24,7 @@ class Entry:
 
     experiment: Experiment
     allow: tuple[str, ...]
+    home: Path  # the folder of the file
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,8 @@ def compare_files(
     for name, experiment, task in built(_schedule(entries, seeds)):
         label = f"{name}/seed-{experiment.seed}"
         inner, packages = subfolder(folder, label), entries[name].allow
-        points = record(experiment, task, inner, screen=screen, name=label, allow=packages)
+        recording = Recording(inner, experiment, packages, origin=Origin(task, entries[name].home))
+        points = record(experiment, task, recording, screen=screen, name=label)
         runs[name].append(points)
     screen.print()
     _conclude(runs, goal, folder, screen)
@@ -113,7 +116,9 @@ def read_all(
     for file in files:
         try:
             source = config.read(file, overrides, allow)
-            entries[_free(file, entries)] = Entry(from_source(source), source.allow)
+            entries[_free(file, entries)] = Entry(
+                from_source(source), source.allow, file.resolve().parent
+            )
         except ConfigError as error:
             problems += [Problem(f"{file}: {p.path}", p.message) for p in error.problems]
     if problems:

@@ -10,6 +10,7 @@ from anyfleet.cli.screen import console, seconds, table
 from anyfleet.method import Method
 from anyfleet.methods.fedavg import Training
 from anyfleet.queries import common_accuracy, percent, to_target
+from anyfleet.store import Origin, Recording
 from anyfleet.study import Experiment, Point, populate
 from anyfleet.tasks import Dirichlet, Embedded, Pooled
 from anyfleet.train import Fisher
@@ -70,7 +71,8 @@ def demonstrate(
     runs: dict[str, list[Sequence[Point]]] = {}
     for name, experiment, task in built(chosen.items()):
         inner = subfolder(folder, name)
-        runs[name] = [record(experiment, task, inner, screen=screen, name=name)]
+        recording = Recording(inner, experiment, origin=Origin(task))
+        runs[name] = [record(experiment, task, recording, screen=screen, name=name)]
         if name == "FedAvg":
             world = populate(experiment, task)
     named = {name: runs[name][0] for name in compared()}

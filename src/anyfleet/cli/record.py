@@ -1,6 +1,6 @@
 """Runs on the screen and on disk at once; what the commands share."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -9,7 +9,7 @@ from rich.console import Console
 from anyfleet.cli.screen import progress
 from anyfleet.report import NoPictures, Runs, draw
 from anyfleet.store import Recording, claim, fresh
-from anyfleet.study import Experiment, Point, build, play
+from anyfleet.study import Experiment, Point, State, build, play
 from anyfleet.types import Task
 from anyfleet.world import World
 
@@ -44,18 +44,16 @@ def built(named: Iterable[tuple[str, Experiment]]) -> Iterator[tuple[str, Experi
 def record(
     experiment: Experiment,
     task: Task,
-    folder: Path,
+    recording: Recording,
     *,
     screen: Console,
     name: str,
-    allow: Sequence[str] = (),
+    state: State | None = None,
 ) -> tuple[Point, ...]:
-    """Plays an experiment into a folder."""
-    with (
-        progress(screen, name, experiment.rounds) as show,
-        Recording(folder, experiment, allow) as recording,
-    ):
-        for moment in play(experiment, task):
+    """Plays an experiment into a folder, from its beginning or from a state."""
+    done = state.point.step + 1 if state else 0
+    with progress(screen, name, experiment.rounds, done) as show, recording:
+        for moment in play(experiment, task, resume=state):
             recording.append(moment)
             show(moment.point)
     return tuple(recording.points)
@@ -67,7 +65,7 @@ def picture(
     """Draws if it can: a run is worth having without a picture."""
     try:
         draw(file, runs, world=world, title=title)
-    except NoPictures as missing:
+    except (NoPictures, OSError) as missing:
         screen.print(f"({missing})", markup=False)
     else:
         screen.print(f"Picture: {file}", markup=False, soft_wrap=True)

@@ -1,9 +1,11 @@
 """`anyfleet run`: a run file becomes a run folder."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import typer
+from rich.console import Console
 
 from anyfleet import config
 from anyfleet.cli.app import INTERRUPTED
@@ -12,42 +14,78 @@ from anyfleet.cli.record import picture, prepare, record
 from anyfleet.cli.screen import console, lost_orders, table
 from anyfleet.diagnosis import measuring, unfit_threshold
 from anyfleet.queries import best, taken_apart
-from anyfleet.store import read_ledger, read_points
-from anyfleet.study import build, from_source
+from anyfleet.store import Origin, Recording, read_ledger, read_points
+from anyfleet.study import Experiment, State, build, from_source
+from anyfleet.types import Task
+
+
+@dataclass(frozen=True)
+class Writing:
+    """Where a run goes, with how many threads, and how often there is a checkpoint."""
+
+    out: Path | None = None
+    threads: int = 1
+    every: int | None = None
 
 
 def run_file(
-    file: Path, overrides: Sequence[str], *, allow: Sequence[str], out: Path | None, threads: int
+    file: Path, overrides: Sequence[str], *, allow: Sequence[str], writing: Writing
 ) -> None:
     """Everything is checked and built before a folder is made."""
     screen = console()
     source = config.read(file, overrides, allow)
     experiment = from_source(source)
     task = build(experiment)
-    folder = prepare(out, file.stem, threads)
-    screen.print(f"Run folder: {folder}", markup=False, soft_wrap=True)
+    folder = prepare(writing.out, file.stem, writing.threads)
+    show(screen, f"Run folder: {folder} (should it stop: anyfleet resume {folder})")
+    origin = Origin(task, file.resolve().parent)
+    every = writing.every
+    recording = Recording(folder, experiment, source.allow, origin=origin, every=every)
+    perform(Run(experiment, task, recording, file.stem), screen)
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A run that is about to begin, or to go on from a state."""
+
+    experiment: Experiment
+    task: Task
+    recording: Recording
+    name: str
+    state: State | None = None
+
+
+def perform(run: Run, screen: Console) -> None:
+    """Plays a run into its folder, and tells what came out."""
+    folder = run.recording.folder
     try:
-        points = record(experiment, task, folder, screen=screen, name=file.stem, allow=source.allow)
-    except KeyboardInterrupt as stop:
-        done = len(read_points(folder))
-        screen.print(
-            f"Stopped after {done} of {experiment.rounds} steps. Everything so far is in {folder}.",
-            markup=False,
-            soft_wrap=True,
+        points = record(
+            run.experiment,
+            run.task,
+            run.recording,
+            screen=screen,
+            name=run.name,
+            state=run.state,
         )
+    except KeyboardInterrupt as stop:
+        done, planned = len(read_points(folder)), run.experiment.rounds
+        show(screen, f"Stopped after {done} of {planned} steps. Everything so far is in {folder}.")
+        show(screen, f"To go on: anyfleet resume {folder}")
         raise typer.Exit(INTERRUPTED) from stop
-    runs = {file.stem: [points]}
+    runs = {run.name: [points]}
     screen.print(table(runs, best(points), screen.width))
     details = taken_apart(points)
     if details:
-        screen.print(
-            "\nAccuracy at the end in %, of groups and devices on their own test data:",
-            markup=False,
-        )
+        show(screen, "\nAccuracy at the end in %, of groups and devices on their own test data:")
         screen.print(apart(details, screen.width))
         screen.print()
     ledger = read_ledger(folder)
-    remarks = lost_orders(ledger), measuring(experiment.method, task), unfit_threshold(ledger)
-    for remark in filter(None, remarks):
-        screen.print(remark, markup=False, soft_wrap=True)
+    told = measuring(run.experiment.method, run.task)
+    for remark in filter(None, (lost_orders(ledger), told, unfit_threshold(ledger))):
+        show(screen, remark)
     picture(folder / "curves.png", runs, screen=screen)
+
+
+def show(screen: Console, text: str) -> None:
+    """A line that may be long, and is nothing but text."""
+    screen.print(text, markup=False, soft_wrap=True)

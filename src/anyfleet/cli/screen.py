@@ -37,7 +37,7 @@ def console() -> Console:
 
 
 @contextmanager
-def progress(screen: Console, name: str, rounds: int) -> Iterator[Show]:
+def progress(screen: Console, name: str, rounds: int, done: int = 0) -> Iterator[Show]:
     """Shows points as they come: a live bar on a terminal, some plain lines elsewhere."""
     if not screen.is_terminal:
         every = max(1, rounds // _PLAIN_LINES)
@@ -57,7 +57,7 @@ def progress(screen: Console, name: str, rounds: int) -> Iterator[Show]:
         console=screen,
     )
     with bar:
-        task = bar.add_task(name, total=rounds, status="")
+        task = bar.add_task(name, total=rounds, completed=done, status="")
         yield lambda point: bar.update(task, advance=1, status=_status(point))
 
 

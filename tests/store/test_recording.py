@@ -3,6 +3,7 @@
 import json
 import math
 import signal
+from collections.abc import Iterable
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -13,13 +14,14 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from anyfleet import config, methods, store, tasks
+from anyfleet import config, methods, tasks
 from anyfleet.breakdown import Breakdown
 from anyfleet.columns import join
 from anyfleet.ledger import Entries
 from anyfleet.naming import Factory
 from anyfleet.papers import bibliography, papers_of
 from anyfleet.store import Recording, claim, describe, fresh, read_ledger, read_points
+from anyfleet.store.disk import Log
 from anyfleet.study import HOMES, Experiment, Moment, play
 from anyfleet.tasks import zoo
 from anyfleet.train import PerWidth
@@ -163,13 +165,13 @@ def test_a_point_taken_apart_comes_back(tmp_path: Path, moments: list[Moment]) -
 def test_ctrl_c_waits_until_a_step_is_on_disk(
     tmp_path: Path, moments: list[Moment], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = store._append
+    write = Log.append
 
-    def interrupted(file: Path, rows: object) -> None:
+    def interrupted(log: Log, rows: Iterable[object]) -> None:
         signal.raise_signal(signal.SIGINT)
-        write(file, rows)  # type: ignore[arg-type]
+        write(log, rows)
 
-    monkeypatch.setattr(store, "_append", interrupted)
+    monkeypatch.setattr(Log, "append", interrupted)
     with pytest.raises(KeyboardInterrupt), Recording(tmp_path, SMALL) as recording:
         recording.append(moments[0])
     assert len(read_points(tmp_path)) == 1

@@ -1,0 +1,172 @@
+"""Checkpoints of a run: folders `checkpoints/000012`, named by how many steps are done.
+
+    manifest.json         version of the format, checksums of the other two, lengths of the logs
+    state.json            the state, as `encode` writes it
+    tensors.safetensors   the memory of its tensors
+
+A checkpoint appears whole, by renaming. The last two are kept: a disk may lose one.
+"""
+
+import hashlib
+import shutil
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from anyfleet import types
+from anyfleet.elastic import Blueprint
+from anyfleet.errors import StoreError
+from anyfleet.store import blocks
+from anyfleet.store.decode import decode
+from anyfleet.store.disk import Mark, force, force_folder, told
+from anyfleet.store.encode import Document, encode
+from anyfleet.study import State
+from anyfleet.tasks import Task
+from anyfleet.world import World
+
+FORMAT = 1
+KEPT = 2
+MANIFEST, STATE, TENSORS = "manifest.json", "state.json", "tensors.safetensors"
+# What a state refers to but does not consist of: made again from the configuration.
+SURROUNDINGS: Mapping[str, type] = {"task": Task, "blueprint": Blueprint, "world": World}
+
+
+class Content(msgspec.Struct, frozen=True):
+    """What a file must contain."""
+
+    bytes: int
+    sha256: str
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """What belongs to a checkpoint besides the state."""
+
+    format: int
+    step: int  # steps done
+    seconds: float  # spent on the run, not simulated
+    logs: dict[str, Mark]  # how far each goes
+    files: dict[str, Content]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is, besides its state."""
+
+    step: int = 0  # steps done
+    seconds: float = 0.0  # spent on the run, not simulated
+    logs: Mapping[str, Mark] = field(default_factory=dict)  # how far each goes
+
+
+def save(folder: Path, state: State, progress: Progress) -> None:
+    """Writes a checkpoint into a run folder, and removes those before the last two."""
+    home = folder / "checkpoints"
+    target = home / f"{progress.step:06d}"
+    beside = home / f".{target.name}.part"
+    document = encode(state, SURROUNDINGS)
+    try:
+        with told(target):
+            home.mkdir(exist_ok=True)
+            shutil.rmtree(beside, ignore_errors=True)
+            beside.mkdir()
+            _fill(beside, document, progress)
+            force_folder(beside)
+            if target.exists():  # from before a resumption that could not use it
+                shutil.rmtree(target)
+            beside.replace(target)
+            force_folder(home)
+    except StoreError:
+        shutil.rmtree(beside, ignore_errors=True)
+        raise
+    _tidy(home)
+
+
+def _fill(folder: Path, document: Document, progress: Progress) -> None:
+    text = msgspec.json.encode(document.root)
+    with (folder / STATE).open("wb") as out:
+        out.write(text)
+        force(out)
+    with (folder / TENSORS).open("wb") as out:
+        tensors = _Counted(out)
+        blocks.write(tensors, document.blocks)
+        force(out)
+    manifest = Manifest(
+        FORMAT,
+        progress.step,
+        progress.seconds,
+        dict(progress.logs),
+        {STATE: Content(len(text), hashlib.sha256(text).hexdigest()), TENSORS: tensors.content()},
+    )
+    with (folder / MANIFEST).open("wb") as out:
+        out.write(msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
+        force(out)
+
+
+class _Counted:
+    """Writes on, and remembers the checksum."""
+
+    def __init__(self, out: BinaryIO) -> None:
+        self._out, self._hash, self._bytes = out, hashlib.sha256(), 0
+
+    def write(self, content: bytes | memoryview, /) -> int:
+        self._hash.update(content)
+        self._bytes += len(content)
+        return self._out.write(content)
+
+    def content(self) -> Content:
+        return Content(self._bytes, self._hash.hexdigest())
+
+
+def _tidy(home: Path) -> None:
+    """What cannot be removed is left: the run goes on without that room."""
+    for old in [*found(home.parent)[KEPT:], *home.glob(".*.part")]:
+        with suppress(OSError):
+            shutil.rmtree(old)
+
+
+def found(folder: Path) -> list[Path]:
+    """The checkpoints in a run folder, the newest first."""
+    home = folder / "checkpoints"
+    if not home.is_dir():
+        return []
+    return sorted((each for each in home.iterdir() if each.name.isdecimal()), reverse=True)
+
+
+def examine(checkpoint: Path) -> Progress:
+    """How far a checkpoint is whose files are as they were written; an error otherwise."""
+    try:
+        manifest = msgspec.json.decode((checkpoint / MANIFEST).read_bytes(), type=Manifest)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise StoreError(f"{checkpoint / MANIFEST} is damaged.") from error
+    if manifest.format != FORMAT:
+        raise StoreError(
+            f"{checkpoint} has format {manifest.format}, but this version reads {FORMAT} only."
+        )
+    if f"{manifest.step:06d}" != checkpoint.name:
+        raise StoreError(f"{checkpoint / MANIFEST} is damaged.")
+    for name in (STATE, TENSORS):
+        if _content(checkpoint / name) != manifest.files.get(name):
+            raise StoreError(f"{checkpoint / name} is damaged.")
+    return Progress(manifest.step, manifest.seconds, manifest.logs)
+
+
+def _content(file: Path) -> Content | None:
+    try:
+        with file.open("rb") as opened:
+            digest = hashlib.file_digest(opened, "sha256")
+            return Content(opened.tell(), digest.hexdigest())
+    except OSError:
+        return None
+
+
+def load(checkpoint: Path, task: types.Task, world: World, allow: Collection[str]) -> State:
+    """The state of a checkpoint that was examined."""
+    root = msgspec.json.decode((checkpoint / STATE).read_bytes())
+    document = Document(root, blocks.read(checkpoint / TENSORS))
+    known = {"task": task, "blueprint": task.blueprint, "world": world}
+    device = next((str(value.device) for value in task.params.values()), "cpu")
+    state: State = decode(document, known, allow=allow, device=device)
+    return state

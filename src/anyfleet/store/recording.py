@@ -1,0 +1,224 @@
+"""Writes a run into its folder while it goes on, so that it can go on after any end."""
+
+import platform
+import signal
+import threading
+import time
+import tomllib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import msgspec
+import safetensors.torch
+import torch
+
+import anyfleet
+from anyfleet.errors import StoreError
+from anyfleet.papers import bibliography, papers_of
+from anyfleet.queries import summarise
+from anyfleet.store import checkpoint, environment
+from anyfleet.store.disk import EMPTY, DiskError, Lock, Log, told, write
+from anyfleet.store.reports import describe
+from anyfleet.study import Experiment, Moment, Point, State
+from anyfleet.types import Task
+
+LOGS = ("ledger.jsonl", "points.jsonl")
+SHARE = 0.05  # of the time, at most, goes into checkpoints where nobody says how often
+
+
+def fresh(parent: Path, name: str) -> Path:
+    """A new folder `name`, or `name-2`, `name-3`, …, the first that is not there."""
+    number = 1
+    while True:
+        path = parent / (name if number == 1 else f"{name}-{number}")
+        try:
+            with told(path):
+                path.mkdir(parents=True)
+        except FileExistsError:
+            number += 1
+        else:
+            return path
+
+
+def claim(path: Path) -> Path:
+    """This very folder, made if need be; an error when something is in it."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise FileExistsError(f"{path} is there already and not empty: name another, or remove it.")
+    with told(path):
+        path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a run comes from: its task, and the folder of its run file."""
+
+    task: Task | None = None
+    home: Path | None = None
+
+
+@dataclass(frozen=True)
+class Past:
+    """What a resumed run has already: a lock, and how it stood at its last good checkpoint."""
+
+    lock: Lock
+    progress: checkpoint.Progress
+    points: tuple[Point, ...]
+    state: State | None  # None: it begins again
+
+
+UNKNOWN = Origin()
+
+
+class Recording:
+    """Writes a run into its folder, step by step. Use it in a `with`.
+
+    However the block ends, by itself, by Ctrl-C or by an error, all steps so far are there, and
+    so is the model after the last of them. When the process is killed, the run can be resumed from
+    its last checkpoint: `every` so many steps there is one (0: never), or without that number as
+    often as they take at most a twentieth of the time.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        experiment: Experiment,
+        allow: Sequence[str] = (),
+        *,
+        origin: Origin = UNKNOWN,
+        every: int | None = None,
+        past: Past | None = None,
+    ) -> None:
+        self.folder, self._experiment, self._every = folder, experiment, every
+        self._lock = Lock(folder) if past is None else past.lock
+        self._began = time.monotonic()
+        progress = past.progress if past else checkpoint.Progress()
+        self._logs = {name: Log(folder / name, progress.logs.get(name, EMPTY)) for name in LOGS}
+        self._before, self._saved = progress.seconds, progress.step
+        self._free = 0.0  # when the time for another checkpoint has been earned
+        self.points: list[Point] = list(past.points) if past else []
+        self._state = past.state if past else None
+        if past is None:
+            try:
+                self._head(describe(experiment, allow), origin)
+            except BaseException:
+                self._lock.release()
+                raise
+
+    def _head(self, text: str, origin: Origin) -> None:
+        """What was run, and under which conditions."""
+        write(self.folder / "config.toml", text.encode())
+        # The code that the configuration names may be elsewhere when the run is cited.
+        papers = bibliography(papers_of(self._experiment.method))
+        write(self.folder / "papers.bib", papers.encode())
+        found = environment.Environment(
+            environment.FORMAT,
+            environment.digest(tomllib.loads(text)),
+            str(origin.home or ""),
+            environment.observe(self._experiment, origin.task),
+            self._every,
+        )
+        # Last: a folder that has it can be resumed.
+        environment.record(self.folder, found)
+
+    def append(self, moment: Moment) -> None:
+        """Takes in a step; it survives this process when this returns."""
+        with _undisturbed(), self._explained():
+            self._logs["ledger.jsonl"].append(moment.step.ledger.as_dicts())
+            self._logs["points.jsonl"].append([moment.point])
+            self.points.append(moment.point)
+            self._state = moment.state
+            if self._due(moment.point.step + 1):
+                self._save(moment.state)
+
+    def _due(self, step: int) -> bool:
+        if self._every is None:
+            return time.monotonic() >= self._free
+        return self._every > 0 and step % self._every == 0
+
+    def _save(self, state: State) -> None:
+        began = time.monotonic()
+        for log in self._logs.values():
+            log.force()
+        marks = {name: log.mark for name, log in self._logs.items()}
+        step = state.point.step + 1
+        progress = checkpoint.Progress(step, self._seconds(), marks)
+        checkpoint.save(self.folder, state, progress)
+        self._saved, now = step, time.monotonic()
+        self._free = now + (now - began) / SHARE
+
+    def __enter__(self) -> "Recording":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        ended = "finished" if kind is None else "failed"
+        with self._released(), _undisturbed():
+            try:
+                with self._explained():
+                    self._close("interrupted" if kind is KeyboardInterrupt else ended)
+            except StoreError:
+                if kind is None:  # what broke the run tells more than what follows from it
+                    raise
+
+    def _close(self, ended: str) -> None:
+        if self._state is not None:
+            snapshot = self._state.snapshot
+            tree = {**snapshot.params, **snapshot.buffers}
+            plain = {name: value.detach().contiguous().clone() for name, value in tree.items()}
+            write(self.folder / "model.safetensors", safetensors.torch.save(plain))
+        summary = {
+            "ended": ended,
+            "anyfleet": anyfleet.__version__,
+            "torch": str(torch.__version__),
+            "python": platform.python_version(),
+            "threads": torch.get_num_threads(),
+            "seed": self._experiment.seed,
+            "wall_seconds": self._seconds(),
+            "result": summarise(self.points) if self.points else None,
+        }
+        text = msgspec.json.format(msgspec.json.encode(summary), indent=2)
+        write(self.folder / "summary.json", text + b"\n")
+        behind = self._state is not None and self._state.point.step + 1 != self._saved
+        if self._state is not None and behind and self._every != 0:
+            self._save(self._state)
+
+    def _seconds(self) -> float:
+        return self._before + time.monotonic() - self._began
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Says with every error what is safe, and how to go on."""
+        try:
+            yield
+        except DiskError as error:
+            raise DiskError(
+                f"{error}, then go on with: anyfleet resume {self.folder}\n"
+                f"{self._saved} of {self._experiment.rounds} steps are safe there."
+            ) from error
+
+    @contextmanager
+    def _released(self) -> Iterator[None]:
+        """Others may use the folder afterwards."""
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Holds back Ctrl-C until the block is done. Only the main thread ever gets it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    caught: list[tuple[int, FrameType | None]] = []
+    before = signal.signal(signal.SIGINT, lambda *event: caught.append(event))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if caught and callable(before):
+        before(*caught[0])

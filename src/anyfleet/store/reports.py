@@ -1,0 +1,55 @@
+"""What a run folder tells: the experiment, every step, every order."""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import anyfleet
+from anyfleet import config
+from anyfleet.breakdown import Breakdown
+from anyfleet.diagnosis import read_notes
+from anyfleet.ledger import Entries
+from anyfleet.store.disk import read_log
+from anyfleet.study import Experiment, Point
+
+
+def describe(experiment: Experiment, allow: Sequence[str] = ()) -> str:
+    """An experiment as a run file."""
+    head = f"# Anyfleet {anyfleet.__version__}, as it ran. Again: anyfleet run config.toml\n\n"
+    allowed = {"allow": {"packages": list(allow)}} if allow else {}
+    return head + config.to_toml({**config.dump(experiment, complete=True), **allowed})
+
+
+def read_points(folder: Path) -> tuple[Point, ...]:
+    """The steps of a run that lies in `folder`."""
+    return tuple(_point(row) for row in read_log(folder / "points.jsonl"))
+
+
+def read_ledger(folder: Path) -> Entries:
+    """Every order of a run that lies in `folder`."""
+    return Entries.of(read_log(folder / "ledger.jsonl"))
+
+
+def _point(data: Mapping[str, Any]) -> Point:
+    inner = {"scores": _numbers(data["scores"]), "notes": read_notes(data.get("notes", {}))}
+    details = tuple(_breakdown(each) for each in data.get("details", ()))
+    return Point(**_numbers(data) | inner | {"details": details})
+
+
+def _breakdown(data: Mapping[str, Any]) -> Breakdown:
+    return Breakdown(
+        data["width"],
+        tuple(map(_number, data["classes"])),
+        tuple(map(_number, data["devices"])),
+        _numbers(data["groups"]),
+    )
+
+
+def _numbers(table: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _number(value) for name, value in table.items()}
+
+
+def _number(value: Any) -> Any:
+    """JSON has no NaN: None stands for it."""
+    return math.nan if value is None else value
