@@ -11,10 +11,12 @@ from torch import Tensor
 from anyfleet.columns import Ints
 from anyfleet.envelope import Envelope, Lane
 
+MOST_LEVEL = (1 << 30) - 1  # either side of 0, so that a level with its sign has 31 bits
+
 
 @dataclass(frozen=True)
 class Layout:
-    """How a codec's symbols travel.
+    """How a codec's symbols travel. Levels lie within ±`MOST_LEVEL`.
 
     Signs travel "apart", one bit for every level that is not 0, or "within" the levels, whose
     distribution then has two sides. Flags say what was kept of every entry, or with `kernels` of

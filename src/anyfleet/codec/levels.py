@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from anyfleet.codec.layout import Layout
@@ -46,6 +47,10 @@ class Levelled(Codec, Protocol):
         return unpack(columns, envelope, self.layout)
 
     def restore(self, symbols: Symbols, envelope: Envelope) -> tuple[Params, Params]:
+        if symbols.columns == 0:
+            nothing = {n: torch.zeros(1, lane.entries) for n, lane in envelope.lanes.items()}
+            empty = envelope.shaped({n: v.to(envelope.dtype) for n, v in nothing.items()})
+            return empty, empty
         # On both ends through the same lines: what a device thinks it sent is what arrives.
         values, kept = self.values(symbols, envelope), flags(symbols, envelope, self.layout)
         values = {

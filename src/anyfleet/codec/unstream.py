@@ -30,7 +30,7 @@ def unpack(columns: Sequence[bytes], envelope: Envelope, layout: Layout) -> Symb
     records = [_record(data, envelope) for data in columns[: envelope.columns]]
     lanes = [_Lane(lane, layout, envelope) for lane in envelope.lanes.values()]
     if not records:
-        return _symbols(envelope, lanes, [None] * len(lanes), layout)
+        return _symbols(envelope, lanes, [None] * len(lanes), layout).leading(0)
     head = _head(records[0], len(lanes), layout)
     scales: list[list[NDArray[np.float32]]] = [[] for _ in lanes]
     for number, record in enumerate(records):
@@ -218,7 +218,9 @@ def _symbols(
     flags = zip(envelope.lanes, lanes, strict=True)
     kept = {name: torch.from_numpy(lane.kept)[None] for name, lane in flags if lane.flagged}
     told = zip(envelope.lanes, scales, strict=True)
-    found = {name: torch.from_numpy(each)[None] for name, each in told if each is not None}
+    found = {
+        name: torch.from_numpy(each)[None] for name, each in told if each is not None and len(each)
+    }
     if layout.numbers:
         return Symbols(numbers=values, kept=kept, scales=found)
     return Symbols(levels=values, kept=kept, scales=found)
