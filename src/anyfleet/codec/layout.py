@@ -6,11 +6,13 @@ from typing import Literal
 import msgspec
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from anyfleet.columns import Ints
 from anyfleet.envelope import Envelope, Lane
 
+Levels = NDArray[np.int32]
 MOST_LEVEL = (1 << 30) - 1  # either side of 0, so that a level with its sign has 31 bits
 
 
@@ -40,11 +42,10 @@ class Layout:
             return levels.abs()
         return torch.where(levels < 0, -2 * levels - 1, 2 * levels)
 
-    def levels(self, codes: Ints) -> Ints:
+    def levels(self, codes: Levels) -> Levels:
         """The inverse of `codes`, up to signs that travel apart."""
-        if self.signs == "apart":
-            return codes
-        return np.where(codes % 2 == 1, -(codes + 1) // 2, codes // 2)
+        # An odd code 2n - 1 is the level -n: the complement of its half.
+        return codes if self.signs == "apart" else (codes >> 1) ^ -(codes & 1)
 
 
 class Column(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from anyfleet.codec.layout import Column, Layout, bucketed
+from anyfleet.codec.layout import Column, Layout, Levels, bucketed
 from anyfleet.codec.tables import MOST_SYMBOLS, Model, from_gaps, gap_pieces, gap_share, gaps, model
 from anyfleet.columns import Flags, Ints
 from anyfleet.envelope import Envelope, Lane
@@ -156,28 +156,27 @@ class _Reader:
             raise BadMessage("gaps that do not lead to the kept units")
         return where
 
-    def _levels(self, count: int, at: int) -> Ints:
+    def _levels(self, count: int, at: int) -> Levels:
         table, low = self._head.tables[at], self._head.low
         if count and table is None:
             raise BadMessage("levels without a table")
         if not count or table is None:
-            return np.zeros(0, dtype=np.int64)
+            return np.zeros(0, dtype=np.int32)
         high = self._decode(table, count)
         if high.max(initial=0) >= self._head.sizes[at]:
             raise BadMessage("a symbol that its table does not have")
-        codes = high.astype(np.int64) << low
-        if low:
-            codes |= self._decode(_Uniform(1 << low), count)
+        # 31 bits at most: 4 bytes hold every level on the way.
+        codes = high << low | self._decode(_Uniform(1 << low), count) if low else high
         levels = self._layout.levels(codes)
         return self._signed_levels(levels) if self._layout.signs == "apart" else levels
 
-    def _signed_levels(self, levels: Ints) -> Ints:
+    def _signed_levels(self, levels: Levels) -> Levels:
         where = np.flatnonzero(levels)
         signs = self._signs[self._signed : self._signed + len(where)]
         if len(signs) < len(where):
             raise BadMessage(f"{len(self._signs)} signs, which are too few")
         self._signed += len(where)
-        levels[where] *= 1 - 2 * signs.astype(np.int64)
+        levels[where] *= 1 - 2 * signs.astype(np.int32)
         return levels
 
     def _plain(self, count: int, kind: np.dtype[Any]) -> NDArray[Any]:
