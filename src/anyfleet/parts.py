@@ -270,6 +270,11 @@ class Codec(Protocol):
     def restore(self, symbols: Symbols, envelope: Envelope) -> tuple[Params, Params]:
         """Trees and what was kept of them; zero where a column is missing."""
 
+    @property
+    def calibrates(self) -> bool:
+        """Whether it wants a look at an update before a run (`calibrated`)."""
+        return False
+
     def calibrated(self, update: Params, envelope: Envelope) -> "Codec":
         """The codec after a look at an update such as devices will send, on the server."""
         return self

@@ -54,10 +54,18 @@ def bits(key: Tensor, count: int) -> Tensor:
 
 def uniform(key: Tensor, count: int, dtype: torch.dtype = torch.float64) -> Tensor:
     """`count` numbers in [0, 1)."""
+    return _fraction(bits(key, count), dtype)
+
+
+def uniform_at(key: Tensor, index: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Of the numbers of `uniform`, those at some places; `key` and `index` are broadcast."""
+    return _fraction(_mix(key + (index + 1) * _GOLDEN), dtype)
+
+
+def _fraction(raw: Tensor, dtype: torch.dtype) -> Tensor:
     # 24 bits for float32 so that rounding can never produce 1.0.
     digits = 24 if dtype == torch.float32 else 53
-    raw = (bits(key, count) >> (64 - digits)) & ((1 << digits) - 1)
-    return raw.to(dtype) * 2.0**-digits
+    return ((raw >> (64 - digits)) & ((1 << digits) - 1)).to(dtype) * 2.0**-digits
 
 
 def normal(key: Tensor, count: int, dtype: torch.dtype = torch.float64) -> Tensor:

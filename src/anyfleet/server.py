@@ -9,6 +9,7 @@ from torch import Tensor
 
 from anyfleet import rng
 from anyfleet.arrivals import Arrivals
+from anyfleet.calibration import calibrated
 from anyfleet.columns import Ints
 from anyfleet.elastic import Cost, Slice, cost
 from anyfleet.errors import CompositionError
@@ -35,7 +36,8 @@ class Server:
     def __init__(self, method: Method, task: Task, runtime: Runtime, seed: int) -> None:
         if misfits := method.misfits(task):
             raise CompositionError(*misfits.values())
-        self.method, self.task, self.runtime, self.seed = method, task, runtime, seed
+        self.method = calibrated(method, task, seed)
+        self.task, self.runtime, self.seed = task, runtime, seed
         self.devices = runtime.devices()
         self.params = dict(task.params)
         self.buffers = dict(task.buffers)

@@ -1,0 +1,161 @@
+"""AnycostFL's flexible gradient compression: any rate, by kernels and by levels (METHODS §1.12.2).
+
+Values are rounded at random so that their mean is exact, given the kernels that are kept. Signs
+travel: the paper's message forgets them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import prod
+
+import torch
+from torch import Tensor
+
+from anyfleet import rng
+from anyfleet.codec.kernels import Kernels
+from anyfleet.codec.layout import Layout
+from anyfleet.codec.levels import Levelled
+from anyfleet.codec.lookup import Table, count_of, looked_up, measured
+from anyfleet.envelope import Envelope, Lane
+from anyfleet.errors import BadMessage, refuse
+from anyfleet.method import Symbols
+from anyfleet.types import Params
+
+MOST_LEVELS = 1 << 16
+_FULL = 0.97  # of a budget: not worth another try
+_GUESSES = 3  # tries in proportion to the excess, before halving
+
+
+@dataclass(frozen=True)
+class Fgc(Levelled):
+    """The strongest kernels of the whole message, on a grid of magnitudes, at a target rate.
+
+    A kernel is a slice of a convolution, or any other number alone. `table` says which share of
+    them and how many levels a rate means: (rate, share, levels), rates ascending. Empty: measured
+    on an update of the server's own before a run, or without a server split on a made-up one with
+    heavy tails. A message that is still too long for its rate keeps fewer kernels; if not even one
+    fits, it keeps none. Rates above 1 are as 1: the smallest error that the table knows.
+    """
+
+    table: Table = ()
+
+    def __post_init__(self) -> None:
+        refuse(_faults(self.table))
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(kernels=True)
+
+    @property
+    def drops(self) -> bool:
+        return True
+
+    @property
+    def calibrates(self) -> bool:
+        return not self.table
+
+    def calibrated(self, update: Params, envelope: Envelope) -> "Fgc":
+        kernels = Kernels(envelope.laid(update), envelope)
+        strongest = float(kernels.norms.max()) if kernels.norms.numel() else 0.0
+        # Training that moved nothing, or went wrong, shows nothing.
+        if self.table or not 0 < strongest < torch.inf:
+            return self
+        return replace(self, table=_measured(self, kernels))
+
+    def quantise(self, laid: Params, rate: Tensor, envelope: Envelope) -> Symbols:
+        kernels = Kernels(laid, envelope)
+        share, levels = looked_up(self.table or _generic(), rate.double().cpu().numpy())
+        count = torch.from_numpy(count_of(share, kernels.norms.shape[1]))
+        budget = rate.double().cpu().nan_to_num(0.0).clamp(0, 1) * 32 * kernels.entries
+        return self._fitted(kernels, count, torch.from_numpy(levels), budget)
+
+    def values(self, symbols: Symbols, envelope: Envelope) -> Params:
+        ends = next(iter(symbols.scales.values()), torch.zeros(1, 3))
+        low, high, steps = ends.to(envelope.dtype).unsqueeze(-1).unbind(1)
+        most = int(steps.max())
+        part = torch.arange(most + 1, device=ends.device) / steps.clamp(min=1)
+        grid = torch.where(part < 1, low + (high - low) * part, high)
+        # Every magnitude with both signs around the zero of what is not there.
+        table = torch.cat([-grid.flip(1), torch.zeros_like(low), grid], dim=1)
+        first = most + 1 + table.shape[1] * torch.arange(len(ends), device=ends.device)
+        offset, flat = first.int()[:, None], table.flatten()
+        return {
+            name: flat.index_select(0, (levels + offset).flatten()).view(levels.shape)
+            for name, levels in symbols.levels.items()
+        }
+
+    def unpack(self, columns: Sequence[bytes], envelope: Envelope) -> Symbols:
+        symbols = super().unpack(columns, envelope)
+        if len(columns):
+            _check(symbols, envelope)
+        return symbols
+
+    def _fitted(self, kernels: Kernels, count: Tensor, levels: Tensor, budget: Tensor) -> Symbols:
+        """With fewer kernels in rows whose message is too long, until it is not."""
+        fits, over, full = torch.zeros_like(count), count + 1, count
+        number = 0
+        while True:
+            symbols = kernels.quantised(count, levels)
+            size = self.bits(symbols, kernels.envelope).sum(dim=1).cpu()
+            good = (size <= budget) | (count == 0)
+            fits, over = torch.where(good, count, fits), torch.where(good, over, count)
+            settled = (over > full) | (over - count == 1) | (size >= _FULL * budget)
+            done = good & (settled | (number >= _GUESSES))
+            if done.all():
+                return symbols
+            # Nearly in proportion to its kernels: a message is found sooner than by halving alone.
+            guess = (fits + over) // 2
+            if number < _GUESSES:
+                guess = (0.99 * count * budget / size).long()
+            count = torch.where(done, count, guess.clamp(min=fits, max=over - 1))
+            number += 1
+
+
+def _measured(codec: Fgc, kernels: Kernels) -> Table:
+    return measured(kernels, lambda symbols: float(codec.bits(symbols, kernels.envelope).sum()))
+
+
+def _faults(table: Table) -> list[str]:
+    rates, shares, levels = [[row[column] for row in table] for column in range(3)]
+    found = []
+    if any(not 0 < rate <= 1 for rate in rates) or rates != sorted(set(rates)):
+        found.append(f"Fgc.table needs rates above 0 and up to 1 that ascend; got {rates}.")
+    if any(not 0 < share <= 1 for share in shares):
+        found.append(f"Fgc.table needs kept shares above 0 and up to 1; got {shares}.")
+    if any(level != int(level) or not 1 <= level <= MOST_LEVELS for level in levels):
+        found.append(f"Fgc.table needs whole levels from 1 to {MOST_LEVELS}; got {levels}.")
+    return found
+
+
+def _check(symbols: Symbols, envelope: Envelope) -> None:
+    """That levels mean something: what came over a link may say anything."""
+    names = list(envelope.lanes)[:1]
+    scales = symbols.scales
+    if [name for name in scales if scales[name].shape[1]] != names or scales[names[0]].shape[
+        1
+    ] != 3:
+        raise BadMessage("a message on a grid needs its two ends and its levels, and nothing else")
+    steps = float(scales[names[0]][0, 2])
+    if not 1 <= steps <= MOST_LEVELS or steps != int(steps):
+        raise BadMessage(f"a grid with {steps:g} levels; from 1 to {MOST_LEVELS} there may be")
+    highest = max(int(rows.abs().max()) for rows in symbols.levels.values() if rows.numel())
+    if highest > steps + 1:
+        raise BadMessage(f"place {highest - 1} on a grid with {steps:g} levels")
+
+
+@lru_cache(maxsize=1)
+def _generic() -> Table:
+    """Measured on kernels of unequal strength, as those of real updates are."""
+    shapes = {"convolution": (64, 64, 3, 3), "linear": (10, 4096), "bias": (64,)}
+    lanes = {name: Lane(shape, (prod(shape),)) for name, shape in shapes.items()}
+    envelope = Envelope(lanes, torch.float32, rng.root(0, "look-up")[None])
+    laid = {name: _heavy_tailed(name, lane) for name, lane in lanes.items()}
+    return _measured(Fgc(), Kernels(laid, envelope))
+
+
+def _heavy_tailed(name: str, lane: Lane) -> Tensor:
+    key = rng.root(0, name)
+    strength = rng.normal(rng.fold(key, "strength"), lane.entries // lane.unit).exp()
+    values = rng.normal(key, lane.entries) * strength.repeat_interleave(lane.unit)
+    return values.float()[None]
