@@ -1,0 +1,57 @@
+"""Error feedback: what a message leaves out goes into the next one."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+from torch import Tensor
+
+from anyfleet.codec.stc import Stc
+from anyfleet.envelope import Envelope
+from anyfleet.method import Codec, Squeezed, Symbols
+from anyfleet.types import Params
+
+
+@dataclass(frozen=True)
+class ErrorFeedback(Codec):
+    """Sends `inner` of the update and of all that earlier messages left out (METHODS §1.13).
+
+    The device keeps what is left of it, also of messages that never arrived. Distortion is that of
+    update and rest together.
+    """
+
+    inner: Codec = field(default_factory=Stc)
+    slot: ClassVar[str] = "residual"
+
+    def __post_init__(self) -> None:
+        if self.inner.slot:
+            raise ValueError(
+                f"ErrorFeedback.inner={self.inner!r} keeps what it leaves out itself; "
+                "use it without ErrorFeedback."
+            )
+
+    @property
+    def drops(self) -> bool:
+        return True
+
+    def squeeze(self, tree: Params, memory: Params, rate: Tensor, envelope: Envelope) -> Squeezed:
+        whole = {name: v + memory[name] if name in memory else v for name, v in tree.items()}
+        squeezed = self.inner.squeeze(whole, {}, rate, envelope)
+        sent = squeezed.tree
+        left = {name: v - sent[name] if name in sent else v for name, v in whole.items()}
+        return replace(squeezed, memory=left)
+
+    def bits(self, symbols: Symbols, envelope: Envelope) -> Tensor:
+        return self.inner.bits(symbols, envelope)
+
+    def pack(self, symbols: Symbols, envelope: Envelope) -> tuple[bytes, ...]:
+        return self.inner.pack(symbols, envelope)
+
+    def unpack(self, columns: Sequence[bytes], envelope: Envelope) -> Symbols:
+        return self.inner.unpack(columns, envelope)
+
+    def restore(self, symbols: Symbols, envelope: Envelope) -> tuple[Params, Params]:
+        return self.inner.restore(symbols, envelope)
+
+    def calibrated(self, update: Params, envelope: Envelope) -> Codec:
+        return replace(self, inner=self.inner.calibrated(update, envelope))

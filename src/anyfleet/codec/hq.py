@@ -1,0 +1,84 @@
+"""FedHQ: as many levels as the channel of each device carries."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from anyfleet.codec.levels import Levelled
+from anyfleet.codec.qsgd import Qsgd, drawn
+from anyfleet.codec.stream import Layout
+from anyfleet.codec.topk import NUMBER_BITS, TopK, check_share, gathered, spread_symbols, top
+from anyfleet.envelope import Envelope
+from anyfleet.method import Symbols
+from anyfleet.papers import FEDHQ, Paper
+from anyfleet.types import Params
+
+_HALVINGS = 8
+
+
+@dataclass(frozen=True)
+class Hq(Levelled):
+    """QSGD with the most levels whose message fits an order's target rate (METHODS §1.16).
+
+    Measured, with positions and all. A device whose rate does not hold the fewest levels keeps half
+    as many entries, and half again, up to 8 times; after that it sends more than it should.
+    """
+
+    levels: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+    bucket: int = 512
+    keep: float = 0.15
+    papers: ClassVar[tuple[Paper, ...]] = (FEDHQ,)
+
+    def __post_init__(self) -> None:
+        check_share("Hq", self.keep)
+        ascending = all(a < b for a, b in zip(self.levels, self.levels[1:], strict=False))
+        if not self.levels or not ascending or self.levels[0] < 1:
+            raise ValueError(f"Hq.levels must be numbers from 1 on that ascend, got {self.levels}.")
+        if self.bucket < 1:
+            raise ValueError(f"Hq.bucket must be at least 1 entry, got {self.bucket}.")
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(bucket=self.bucket)
+
+    @property
+    def drops(self) -> bool:
+        return True
+
+    def quantise(self, laid: Params, rate: Tensor, envelope: Envelope) -> Symbols:
+        entries = sum(lane.entries for lane in envelope.lanes.values())
+        budget = (rate * NUMBER_BITS * entries).double()
+        kept = self._kept(laid, budget, envelope)
+        choice = torch.tensor(self.levels, dtype=torch.float64)
+        # Bisection: `best` fits or is the first, everything from `beyond` on does not.
+        best = torch.zeros(len(rate), dtype=torch.int64)
+        beyond = torch.full_like(best, len(choice))
+        while bool((beyond - best > 1).any()):
+            middle = (best + beyond) // 2
+            fits = self._size(self._drawn(laid, kept, choice[middle], envelope), envelope) <= budget
+            best, beyond = torch.where(fits, middle, best), torch.where(fits, beyond, middle)
+        return self._drawn(laid, kept, choice[best], envelope)
+
+    def values(self, symbols: Symbols, envelope: Envelope) -> Params:
+        return TopK(self.keep, Qsgd(bucket=self.bucket)).values(symbols, envelope)
+
+    def _kept(self, laid: Params, budget: Tensor, envelope: Envelope) -> dict[str, Tensor]:
+        """Of every row as many entries as its budget holds with the fewest levels."""
+        kept = top(laid, self.keep)
+        fewest = torch.full_like(budget, self.levels[0])
+        for halving in range(1, _HALVINGS + 1):
+            short = self._size(self._drawn(laid, kept, fewest, envelope), envelope) > budget
+            if not bool(short.any()):
+                break
+            fewer = top(laid, self.keep / 2**halving)
+            kept = {n: torch.where(short[:, None], fewer[n], flags) for n, flags in kept.items()}
+        return kept
+
+    def _drawn(self, laid: Params, kept: Params, steps: Tensor, envelope: Envelope) -> Symbols:
+        packed = {name: gathered(rows, kept[name]) for name, rows in laid.items()}
+        return spread_symbols(drawn(packed, steps, envelope, self.bucket), kept)
+
+    def _size(self, symbols: Symbols, envelope: Envelope) -> Tensor:
+        return self.bits(symbols, envelope).sum(dim=1)

@@ -1,0 +1,101 @@
+"""QSGD: levels drawn so that they are right in the mean, relative to the norms of buckets."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from anyfleet import rng
+from anyfleet.codec.levels import Levelled
+from anyfleet.codec.scales import as_scale, scales_of, whole
+from anyfleet.codec.stream import Layout
+from anyfleet.envelope import Envelope
+from anyfleet.errors import refuse
+from anyfleet.method import Symbols
+from anyfleet.papers import QSGD, Paper
+from anyfleet.types import Params
+
+
+@dataclass(frozen=True)
+class Qsgd(Levelled):
+    """Every entry at random as one of the two levels around it: unbiased (METHODS §1.14).
+
+    `bucket` entries in a row share a norm; None: all of a tensor, which is much worse on long ones.
+    A stage before it keeps the largest entries alone: `TopK(0.15, Qsgd())`.
+    """
+
+    levels: int = 16
+    bucket: int | None = 512
+    papers: ClassVar[tuple[Paper, ...]] = (QSGD,)
+
+    def __post_init__(self) -> None:
+        refuse(self._faults())
+
+    def _faults(self) -> list[str]:
+        faults = []
+        if not 1 <= self.levels <= 2**24:
+            faults.append(f"Qsgd.levels must be from 1 to {2**24}, got {self.levels}.")
+        if self.bucket is not None and self.bucket < 1:
+            faults.append(f"Qsgd.bucket must be at least 1 entry, or None, got {self.bucket}.")
+        return faults
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(bucket=self.bucket)
+
+    def quantise(self, laid: Params, rate: Tensor, envelope: Envelope) -> Symbols:
+        steps = torch.full((len(rate),), self.levels, dtype=torch.float64)
+        return drawn(laid, steps, envelope, self.bucket)
+
+    def values(self, symbols: Symbols, envelope: Envelope) -> Params:
+        found = {}
+        for name, levels in symbols.levels.items():
+            size = levels.shape[1]
+            scales = scales_of(symbols, name, _count(size, self.bucket), envelope.dtype)
+            found[name] = levels.to(envelope.dtype) * _spread(scales, size, self.bucket)
+        return found
+
+
+def drawn(laid: Params, steps: Tensor, envelope: Envelope, bucket: int | None) -> Symbols:
+    """Levels of stacked rows, with as many steps up to a bucket's norm as each row has.
+
+    Scales are the lengths of a step, norm over steps, so that the steps need not travel.
+    """
+    levels, scales = {}, {}
+    for name, rows in laid.items():
+        norms = _buckets(rows, bucket).double().square().sum(dim=2).sqrt()
+        scales[name] = as_scale(norms / steps.to(norms)[:, None])
+        step = _spread(scales[name].to(rows.dtype), rows.shape[1], bucket)
+        u = rng.uniform(rng.fold(envelope.key, name), rows.shape[1], rows.dtype).to(rows.device)
+        levels[name] = _levels(rows, step, steps, u)
+    return Symbols(levels=levels, scales=scales)
+
+
+def _levels(rows: Tensor, step: Tensor, steps: Tensor, u: Tensor) -> Tensor:
+    place = torch.where(step > 0, rows.abs() / step, 0.0)
+    # The level above where u is less than the part over the level below; an entry that is its
+    # bucket's norm has the last level, not one more by rounding.
+    level = whole((place - u).ceil().minimum(steps.to(rows)[:, None]))
+    return torch.where(rows < 0, -level, level)
+
+
+def _width(size: int, bucket: int | None) -> int:
+    return bucket or max(1, size)
+
+
+def _count(size: int, bucket: int | None) -> int:
+    return -(-size // _width(size, bucket))
+
+
+def _buckets(rows: Tensor, bucket: int | None) -> Tensor:
+    """[rows, buckets, entries], the last bucket filled with zeros."""
+    size, many = rows.shape[1], _count(rows.shape[1], bucket)
+    wide = _width(size, bucket)
+    full = torch.nn.functional.pad(rows, (0, many * wide - size))
+    return full.reshape(len(rows), many, wide)
+
+
+def _spread(scales: Tensor, size: int, bucket: int | None) -> Tensor:
+    """The scale of its bucket for every entry."""
+    return scales.repeat_interleave(_width(size, bucket), dim=1)[:, :size]

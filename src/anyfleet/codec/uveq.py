@@ -1,0 +1,197 @@
+"""UVeQFed: lattices and dither that both ends know, so that errors do not depend on the update."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from anyfleet import rng
+from anyfleet.codec.levels import Levelled
+from anyfleet.codec.scales import as_scale, check_scales, scales_of, whole
+from anyfleet.codec.stream import Layout
+from anyfleet.codec.topk import NUMBER_BITS
+from anyfleet.envelope import Envelope
+from anyfleet.errors import refuse
+from anyfleet.method import Symbols
+from anyfleet.papers import UVEQFED, Paper
+from anyfleet.types import Params
+
+_FINEST, _COARSEST = -20.0, 4.0  # log2 of a step over the root mean square of what is sent
+_HALVINGS = 14
+_SAMPLE = 1 << 13  # blocks of a row that stand for all while searching
+_CHECKS = 4
+_SPARE = 1.002  # a step that was too short becomes this much longer than it seems to need
+_HEIGHT = 1 / math.sqrt(3)  # of the second basis vector's rows
+
+
+@dataclass(frozen=True)
+class Uveq(Levelled):
+    """The nearest point of a lattice, for blocks of one or two entries (METHODS §1.15).
+
+    The lattice is as fine as an order's target rate allows, or with `bits_each` for every entry
+    where an order has none (a rate of 1). Its step is never more than 16 times the root mean square
+    of the entries; for lower rates than that leaves, keep fewer: `TopK(0.15, Uveq())`.
+    """
+
+    bits_each: float = 2.0
+    dimension: Literal[1, 2] = 2
+    papers: ClassVar[tuple[Paper, ...]] = (UVEQFED,)
+
+    def __post_init__(self) -> None:
+        refuse(self._faults())
+
+    def _faults(self) -> list[str]:
+        faults = []
+        if not 0 < self.bits_each <= NUMBER_BITS:
+            faults.append(f"Uveq.bits_each must lie in (0, {NUMBER_BITS}], got {self.bits_each}.")
+        if self.dimension not in (1, 2):
+            faults.append(f"Uveq.dimension must be 1 or 2, got {self.dimension}.")
+        return faults
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(signs="within")
+
+    def quantise(self, laid: Params, rate: Tensor, envelope: Envelope) -> Symbols:
+        entries = sum(rows.shape[1] for rows in laid.values())
+        if not entries:
+            return Symbols(levels={n: rows.to(torch.int32) for n, rows in laid.items()})
+        each = torch.where(rate < 1, rate * NUMBER_BITS, self.bits_each).double()
+        size = _root_mean_square(laid, entries)
+        most = as_scale(size * 2**_COARSEST)
+        step = self._found(laid, size, each, envelope)
+        symbols = self._symbols(laid, step, envelope)
+        for _ in range(_CHECKS):
+            used = self.bits(symbols, envelope).sum(dim=1).to(each) / entries
+            over = (used > each) & (step < most)
+            if not bool(over.any()):
+                break
+            # Fine lattices lose a bit by every doubling, coarse ones half of their bits.
+            longer = _SPARE * torch.maximum((used - each).exp2(), used / each)
+            step = torch.where(over, as_scale(step * longer).minimum(most), step)
+            symbols = self._symbols(laid, step, envelope)
+        return symbols
+
+    def values(self, symbols: Symbols, envelope: Envelope) -> Params:
+        step = scales_of(symbols, next(iter(envelope.lanes), ""), 1, envelope.dtype)
+        found = {}
+        for name, rows in symbols.levels.items():
+            blocks = _blocks(rows, self.dimension).to(envelope.dtype)
+            dither = self._dither(name, blocks, envelope)
+            points = (_points(blocks) - dither.abs()) * _side(dither)
+            found[name] = (points * step[:, :, None]).flatten(1)[:, : rows.shape[1]]
+        return found
+
+    def unpack(self, columns: Sequence[bytes], envelope: Envelope) -> Symbols:
+        symbols = super().unpack(columns, envelope)
+        entries = sum(lane.entries for lane in envelope.lanes.values())
+        check_scales(symbols, {next(iter(envelope.lanes), ""): min(1, entries)})
+        return symbols
+
+    def _symbols(self, laid: Params, step: Tensor, envelope: Envelope) -> Symbols:
+        levels = {}
+        for name, rows in laid.items():
+            blocks = _blocks(rows, self.dimension)
+            dither = self._dither(name, blocks, envelope)
+            levels[name] = _indices(blocks, step, dither).flatten(1)[:, : rows.shape[1]]
+        # One lattice for all tensors: it travels with the first.
+        return Symbols(levels=levels, scales={next(iter(laid)): step[:, None]})
+
+    def _found(self, laid: Params, size: Tensor, each: Tensor, envelope: Envelope) -> Tensor:
+        """The step with about so many bits per entry, by bisection on a sample of blocks."""
+        blocks = torch.cat([_blocks(rows, self.dimension) for rows in laid.values()], dim=1)
+        some = blocks[:, :: -(-blocks.shape[1] // _SAMPLE)]
+        dither = self._dither("search", some, envelope)
+        low, high = torch.full_like(each, _FINEST), torch.full_like(each, _COARSEST)
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            indices = _indices(some, as_scale(size * middle.exp2()), dither)
+            fits = _entropy(indices.flatten(1)) <= each
+            low, high = torch.where(fits, low, middle), torch.where(fits, middle, high)
+        return as_scale(size * high.exp2())
+
+    def _dither(self, name: str, blocks: Tensor, envelope: Envelope) -> Tensor:
+        """Uniform on a cell of the lattice with step 1, for every block."""
+        count = blocks.shape[1] * self.dimension
+        u = rng.uniform(rng.fold(envelope.key, name), count, blocks.dtype).to(blocks.device)
+        u = u.reshape(len(u), -1, self.dimension) - 0.5
+        if self.dimension == 1:
+            return u
+        first, second = u.unbind(2)
+        flat = torch.stack([first + second, (first - second) * _HEIGHT], dim=2)
+        # From the parallelogram into the cell around 0: whatever is far less than a step is level 0
+        # then, which makes coarse lattices cheap.
+        return flat - _points(_nearest(flat))
+
+
+def _root_mean_square(laid: Params, entries: int) -> Tensor:
+    squares = [rows.double().square().sum(dim=1) for rows in laid.values()]
+    return (torch.stack(squares).sum(dim=0) / entries).sqrt()
+
+
+def _blocks(rows: Tensor, dimension: int) -> Tensor:
+    """[rows, blocks, dimension], the last block filled with zeros."""
+    count, size = rows.shape
+    many = -(-size // dimension)
+    full = torch.nn.functional.pad(rows, (0, many * dimension - size))
+    return full.reshape(count, many, dimension)
+
+
+def _indices(blocks: Tensor, step: Tensor, dither: Tensor) -> Tensor:
+    """Levels of blocks in a lattice of such a step; 0 where it is 0.
+
+    Mirrored to where the dither is positive: both ends know it, and the signs of what is small
+    beside a step follow it. Levels then are 0 and 1 where they would be -1, 0 and 1.
+    """
+    wide = step.to(blocks.dtype)[:, None, None]
+    at = blocks * _side(dither) / wide + dither.abs()
+    return whole(_nearest(torch.where(wide > 0, at, 0.0)))
+
+
+def _side(dither: Tensor) -> Tensor:
+    return torch.where(dither < 0, -1.0, 1.0).to(dither.dtype)
+
+
+def _nearest(at: Tensor) -> Tensor:
+    """The nearest point of the lattice with step 1, as levels.
+
+    Hexagons are two rectangular lattices, one in the middle of the other: the nearest point of
+    each is that of its coordinates. With `a` and `b` whole multiples of the basis, the first level
+    is `a + b` and the second `(a - b) / 2`, rounded down: half of `a - b` goes without saying, and
+    the first entry of a block has its value even where the second is missing.
+    """
+    if at.shape[2] == 1:
+        return at.round()
+    across, up = at[..., 0] / 2, at[..., 1] / (2 * _HEIGHT)
+    even = torch.stack([across.round(), up.round()])
+    odd = torch.stack([(across - 0.5).round(), (up - 0.5).round()])
+    nearer = _distance(across, up, odd + 0.5) < _distance(across, up, even)
+    first = torch.where(nearer, 2 * odd[0] + 1, 2 * even[0])
+    return torch.stack([first, torch.where(nearer, odd[1], even[1])], dim=2)
+
+
+def _distance(across: Tensor, up: Tensor, point: Tensor) -> Tensor:
+    return (across - point[0]).square() + (up - point[1]).square() * _HEIGHT**2
+
+
+def _points(levels: Tensor) -> Tensor:
+    """Points of the lattice with step 1: the inverse of `_nearest`."""
+    if levels.shape[2] == 1:
+        return levels
+    first, second = levels.unbind(2)
+    return torch.stack([first, (2 * second + first.remainder(2)) * _HEIGHT], dim=2)
+
+
+def _entropy(levels: Tensor) -> Tensor:
+    """Bits per level of every row, if the levels were independent."""
+    offset = levels.amin()
+    size = int(levels.amax() - offset) + 1
+    if size > 1 << 20:
+        return torch.full((len(levels),), torch.inf, dtype=torch.float64)
+    row = torch.arange(len(levels), device=levels.device)[:, None] * size
+    counts = torch.bincount((levels - offset + row).flatten(), minlength=len(levels) * size)
+    share = counts.reshape(len(levels), size).double() / levels.shape[1]
+    return -(share * share.clamp(min=1e-300).log2()).sum(dim=1)
