@@ -107,6 +107,13 @@ PARTS: list[Any] = [
     train.PerWidth(),
     codec.Raw(),
     codec.Nothing(),
+    codec.Plain(),
+    codec.TopK(0.5, codec.Qsgd(4, None)),
+    codec.Stc(0.1, "model"),
+    codec.Qsgd(bucket=64),
+    codec.Uveq(3.0, 1),
+    codec.Hq((1, 4), keep=0.5),
+    codec.ErrorFeedback(codec.TopK(0.1)),
     aggregate.Mean("equal", discount=0.5),
     aggregate.AngleWeighted(3.0, aggregate.Mean("equal")),
     aggregate.Subset(aggregate.AngleWeighted(), 0.5, statistic="mean", left="thesis"),
@@ -264,7 +271,7 @@ SLOTS = {
     ],
     "choose": [plan.First(), plan.LargestInTime(3.0)],
     "norm": [p for p in PARTS if type(p).__module__ == "anyfleet.train.norm"],
-    "uplink": [codec.Raw(), codec.Nothing()],
+    "uplink": [p for p in PARTS if type(p).__module__.startswith("anyfleet.codec.")],
     "downlink": [codec.Raw()],
 }
 # Who gives what a part needs.
