@@ -39,13 +39,14 @@ from anyfleet.aggregate import Subset
 from anyfleet.method import Choose, Plan, Select
 from anyfleet.methods import fedavg
 from anyfleet.runtime import Simulated
+from anyfleet.runtime.engines import Assigned, Outcome
 from anyfleet.schedule import Synchronous
 from anyfleet.select.learned import Chances
 from anyfleet.server import Server
 from anyfleet.tasks import Data, Split, Task
 from anyfleet.tasks.partition import Iid
 from anyfleet.tasks.zoo import cnn_mnist
-from anyfleet.types import Memory, Orders, Updates
+from anyfleet.types import Orders, Updates
 from anyfleet.view import Request, View
 
 COHORT = 100
@@ -120,14 +121,8 @@ class Idle:
 
     bits: float = 1e6
 
-    def execute(
-        self,
-        orders: Sequence[Orders],
-        memories: Sequence[Memory],
-        widths: Sequence[float],
-        task: object,
-    ) -> list[tuple[Updates, Memory]]:
-        return [(self._nothing(o), m) for o, m in zip(orders, memories, strict=True)]
+    def execute(self, assigned: Sequence[Assigned], task: object, limits: object) -> list[Outcome]:
+        return [Outcome(self._nothing(each.order), each.memory) for each in assigned]
 
     def _nothing(self, order: Orders) -> Updates:
         return Updates(

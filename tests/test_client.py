@@ -11,6 +11,8 @@ from anyfleet.aggregate import Mean
 from anyfleet.client import work
 from anyfleet.codec import Nothing
 from anyfleet.elastic import Slice
+from anyfleet.envelope import Envelope, Lane
+from anyfleet.errors import BadMessage
 from anyfleet.evaluate import measure
 from anyfleet.loop import Step, run
 from anyfleet.method import Method
@@ -180,10 +182,15 @@ def test_weights_and_deltas_give_the_same_model() -> None:
 
 
 def test_nothing_is_nothing() -> None:
-    squeezed = Nothing().squeeze({"a": torch.ones(3)}, {}, torch.tensor(0), torch.tensor(1.0))
-    assert squeezed.tree == {}
-    assert squeezed.bits == 0
-    assert Nothing().pack(None) == b""
+    around = Envelope({"a": Lane((3,), (1, 3))}, torch.float32, torch.zeros(2, dtype=torch.int64))
+    squeezed = Nothing().squeeze({"a": torch.ones(2, 3)}, {}, torch.ones(2), around)
+    assert (squeezed.tree, squeezed.kept, squeezed.memory) == ({}, {}, {})
+    assert torch.equal(squeezed.bits, torch.zeros(2, 2, dtype=torch.float64))
+    assert torch.equal(squeezed.distortion, torch.ones(2))
+    assert not any(Nothing().pack(squeezed.symbols.row(0), around))
+    assert Nothing().restore(Nothing().unpack([b"", b""], around), around) == ({}, {})
+    with pytest.raises(BadMessage, match="nothing is sent"):
+        Nothing().unpack([b"", b"x"], around)
 
 
 def test_a_norm_is_that_of_the_update_whatever_is_sent() -> None:

@@ -2,26 +2,35 @@
 
 from dataclasses import replace
 
-import msgspec
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from anyfleet.aggregate import Diagnosed
 from anyfleet.client import OWN, begin, work
-from anyfleet.codec import Nothing
-from anyfleet.delivery import cut_order, cut_update
-from anyfleet.elastic import Slice, narrowed
+from anyfleet.codec import Nothing, Raw
+from anyfleet.delivery import columns_of, cut_order, cut_update
+from anyfleet.elastic import Slice, narrowed, within
+from anyfleet.envelope import grid, uplink
+from anyfleet.errors import BadMessage
 from anyfleet.incoming import Answered, Incoming
 from anyfleet.method import Method
 from anyfleet.methods import fedavg, heterofl
 from anyfleet.outcomes import no_charges
-from anyfleet.runtime.wire import Message, decode_order, decode_update, encode_order, encode_update
+from anyfleet.packing import dense
+from anyfleet.runtime.wire import (
+    decode_order,
+    decode_update,
+    encode_order,
+    encode_update,
+    shortened,
+)
 from anyfleet.tasks import Data, Dirichlet, Split, Task
 from anyfleet.train import OnDevice, PerWidth, Tracked
 from anyfleet.types import Memory, Orders, Updates
 from tests import small
+from tests.messages import charged
 from tests.test_local import orders
 
 METHODS: dict[str, Method] = {
@@ -34,25 +43,28 @@ METHODS: dict[str, Method] = {
     "sends nothing": replace(fedavg(lr=0.1, batch=8), uplink=Nothing()),
 }
 TASK = small.task(partition=Dirichlet(0.2))  # devices lack labels
+COLUMN = 0.125
 WIDTHS = pytest.mark.parametrize("width", [0.0, 0.125, 0.375, 0.5, 0.875, 1.0])
 
 
-def asked(name: str) -> Orders:
-    return orders(METHODS[name], TASK, [3])
+def asked(name: str, *, padded: bool = False) -> Orders:
+    method = small.padded(METHODS[name]) if padded else METHODS[name]
+    return orders(method, TASK, [3], column=COLUMN)
 
 
 def answered(order: Orders) -> Updates:
     return work(order, (Memory(),), TASK).updates
 
 
-def payload(data: bytes) -> int:
-    """Bytes of the trees, and of index sets and masks in the header."""
-    message = msgspec.msgpack.decode(data, type=Message)
-    header = msgspec.msgpack.decode(message.header)
-    size = sum(len(tree) for tree in message.trees.values())
-    if "masks" in header:
-        return size + sum(len(packed) for _, packed in header["masks"].values())
-    return size + len(header["slice"]) + sum(len(entry) for entry in header["menu"])
+def crossed(data: bytes, order: Orders, width: float) -> bytes:
+    """What a link leaves of a message: it fails somewhere within the first column it loses."""
+    came = columns_of(order, width)
+    return data if came == grid(order)[0] else shortened(data, came, order.key[0])
+
+
+def expected(order: Orders, width: float) -> float:
+    """A slice may be narrower than what came."""
+    return width if columns_of(order, width) < grid(order)[0] else 1.0
 
 
 # --- the worked example -----------------------------------------------------------------------
@@ -68,7 +80,10 @@ def constant(task: Task, order: Orders, value: float) -> Updates:
     """What a device would send whose weights are all the same number."""
     update = work(order, (Memory(),), task).updates
     tree = {name: torch.full_like(old, value) for name, old in update.trees[0]["weights"].items()}
-    return replace(update, trees=({"weights": tree},), symbols=(tree,))
+    around = uplink(order, task.blueprint, tuple(tree), torch.float32)
+    rows = {name: row.unsqueeze(0) for name, row in tree.items()}
+    squeezed = Raw().squeeze(rows, {}, torch.ones(1), around)
+    return replace(update, trees=({"weights": tree},), symbols=(squeezed.symbols,))
 
 
 def test_1_8_the_worked_example_through_the_servers_aggregation() -> None:
@@ -77,7 +92,7 @@ def test_1_8_the_worked_example_through_the_servers_aggregation() -> None:
     method = replace(fedavg(count=3), send="weights", aggregate=heterofl().aggregate)
     rows = []
     for device, (width, value) in enumerate([(0.5, 1.0), (0.75, 2.0), (1.0, 4.0)]):
-        order = orders(method, task, [device])
+        order = orders(method, task, [device], column=0.25)
         came = cut_update(constant(task, order, value), order, width, task.blueprint)
         rows.append(Answered(order, came, no_charges(device, 0.0)))
     arrivals = Incoming(method, task, 0).trained(rows, task.params)
@@ -97,17 +112,21 @@ def test_1_8_the_worked_example_through_the_servers_aggregation() -> None:
 @pytest.mark.parametrize("name", METHODS)
 @WIDTHS
 def test_the_bits_of_a_cut_order_are_the_bytes_of_its_message(name: str, width: float) -> None:
-    order = cut_order(asked(name), width, TASK.blueprint)
-    assert order.bits[0] == 8 * payload(encode_order(order, TASK))
+    order = asked(name, padded=True)
+    came = crossed(encode_order(order, TASK), order, width)
+    assert cut_order(order, width, TASK.blueprint).bits[0] == 8 * charged(came)
 
 
 @pytest.mark.parametrize("name", METHODS)
 @WIDTHS
 def test_a_cut_order_survives_the_wire(name: str, width: float) -> None:
-    order = cut_order(asked(name), width, TASK.blueprint)
-    received = decode_order(encode_order(order, TASK), TASK)
-    assert received.delivered[0] == order.delivered[0] == width
-    assert received.slices == asked(name).slices  # what is asked stays what it was
+    whole = asked(name, padded=True)
+    order = cut_order(whole, width, TASK.blueprint)
+    received = decode_order(crossed(encode_order(whole, TASK), whole, width), TASK)
+    assert received.delivered[0] == order.delivered[0] == expected(whole, width)
+    assert received.slices == whole.slices  # what is asked stays what it was
+    assert received.bits[0] == order.bits[0]
+    assert received.trees[0].keys() == order.trees[0].keys()
     for tree, values in order.trees[0].items():
         assert small.identical(values, received.trees[0][tree])
     # A device makes the same of both.
@@ -127,7 +146,7 @@ def test_a_whole_delivery_changes_nothing_at_all() -> None:
 def test_1_8_received_columns_overwrite_and_missing_ones_come_from_the_cache(width: float) -> None:
     """By hand, coordinate by coordinate."""
     method = replace(heterofl(shares=(0.7,), lr=0.1), cache=True, norm=Tracked())
-    order = orders(method, TASK, [3])
+    order = orders(method, TASK, [3], column=COLUMN)
     slice_, blueprint = order.slices[0], TASK.blueprint
     cache = {n: torch.full_like(v, -7.0) for n, v in {**TASK.params, **TASK.buffers}.items()}
     kept = Memory(slots={OWN: cache})
@@ -147,7 +166,7 @@ def test_1_8_received_columns_overwrite_and_missing_ones_come_from_the_cache(wid
 
 def test_1_8_without_a_single_column_the_device_goes_on_with_its_own_model() -> None:
     method = replace(fedavg(lr=0.1), cache=True)
-    order = orders(method, TASK, [3])
+    order = orders(method, TASK, [3], column=COLUMN)
     nothing = cut_order(order, 0.0, TASK.blueprint)
     assert nothing.bits[0] == 0  # the whole model needs no index set
     first = begin(nothing, 0, Memory(), TASK)
@@ -165,17 +184,21 @@ def test_1_8_without_a_single_column_the_device_goes_on_with_its_own_model() -> 
 @WIDTHS
 def test_the_bits_of_a_cut_answer_are_the_bytes_of_its_message(name: str, width: float) -> None:
     order = asked(name)
-    came = cut_update(answered(order), order, width, TASK.blueprint)
-    assert came.bits[0] == 8 * payload(encode_update(came, order, TASK))
+    update = answered(order)
+    came = crossed(encode_update(update, order, TASK), order, width)
+    assert cut_update(update, order, width, TASK.blueprint).bits[0] == 8 * charged(came)
 
 
 @pytest.mark.parametrize("name", METHODS)
 @WIDTHS
 def test_a_cut_answer_survives_the_wire(name: str, width: float) -> None:
     order = asked(name)
-    came = cut_update(answered(order), order, width, TASK.blueprint)
-    received = decode_update(encode_update(came, order, TASK), order, TASK)
-    assert received.delivered[0] == came.delivered[0]
+    update = answered(order)
+    came = cut_update(update, order, width, TASK.blueprint)
+    received = decode_update(crossed(encode_update(update, order, TASK), order, width), order, TASK)
+    assert received.delivered[0] == came.delivered[0] == expected(order, width)
+    assert received.bits[0] == came.bits[0]
+    assert small.identical(received.kept[0], came.kept[0])
     assert received.trees[0].keys() == came.trees[0].keys()
     for tree, values in came.trees[0].items():
         assert small.identical(values, received.trees[0][tree])
@@ -221,8 +244,26 @@ def test_what_a_link_leaves_is_what_the_codec_packs() -> None:
     """The numbers, and the symbols that become bytes, are cut alike."""
     order = asked("fedavg")
     came = cut_update(answered(order), order, 0.375, TASK.blueprint)
-    symbols: dict[str, Tensor] = came.symbols[0]
-    assert small.identical(symbols, came.trees[0]["delta"])
+    around = uplink(order, TASK.blueprint, tuple(came.trees[0]["delta"]), torch.float32)
+    columns = Raw().pack(came.symbols[0], around)
+    assert len(columns) == 3
+    whole, kept = Raw().restore(Raw().unpack(columns, around), around)
+    part = within(order.slices[0], 0.375, TASK.blueprint)
+    values, flags = (
+        dense({n: v[0] for n, v in tree.items()}, part, TASK.blueprint) for tree in (whole, kept)
+    )
+    assert small.identical(values, came.trees[0]["delta"])
+    assert all((flag == 1).all() for flag in flags.values())
+    assert all(kept[n].sum() == flags[n].numel() for n in kept)  # and nothing besides
+
+
+def test_1_8_a_device_that_cannot_pad_refuses_what_is_left_of_an_order() -> None:
+    order = asked("fedavg")
+    data = encode_order(order, TASK)
+    assert decode_order(data, TASK).delivered[0] == 1
+    with pytest.raises(BadMessage, match="3 of 8 columns") as caught:
+        decode_order(crossed(data, order, 0.375), TASK)
+    assert caught.value.reason == "cut"
 
 
 @pytest.mark.parametrize("width", [0.375, 0.5, 1.0])
@@ -231,7 +272,7 @@ def test_what_an_answer_reports_is_charged_also_when_a_link_cuts_it(width: float
     told = replace(base, aggregate=Diagnosed(measures=("norm", "channels")))
     bits = []
     for method in (base, told):
-        order = orders(method, TASK, [3])
+        order = orders(method, TASK, [3], column=COLUMN)
         update = work(order, (Memory(),), TASK).updates
         bits.append(float(cut_update(update, order, width, TASK.blueprint).bits[0]))
     assert bits[1] - bits[0] == 32 * (1 + 6 + 8 + 16)

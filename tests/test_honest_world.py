@@ -12,7 +12,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 import torch
@@ -26,7 +25,8 @@ from anyfleet.methods import fedavg, fedprox, heterofl
 from anyfleet.plan import LargestInTime, Menu, StepsWithin
 from anyfleet.runtime import Reference, Simulated, Stacked, Threads, engines
 from anyfleet.runtime.engines import Engine
-from anyfleet.runtime.wire import Message, encode_order, encode_update
+from anyfleet.runtime.inbox import Inbox
+from anyfleet.runtime.wire import decode_order
 from anyfleet.schedule import (
     Buffered,
     Deadline,
@@ -40,7 +40,7 @@ from anyfleet.select import Everyone, Largest
 from anyfleet.select import Uniform as Draw
 from anyfleet.tasks import Dirichlet
 from anyfleet.train import OnDevice, PerWidth, Tracked
-from anyfleet.types import Numbers, Orders
+from anyfleet.types import Numbers, Orders, Updates
 from anyfleet.world import (
     Choice,
     Columns,
@@ -61,6 +61,7 @@ from anyfleet.world import (
     World,
 )
 from tests import small
+from tests.messages import charged
 
 TRACE, TRACE_MOST = Path(__file__).parent / "world" / "trace.csv", 40e6
 GAPS = TRACE.with_name("gaps.csv")
@@ -75,6 +76,7 @@ REASONS = {
     "nothing came through",
     "too late",
     "stale",
+    "refused",
 }
 BASE = heterofl(shares=(1.0, 0.5), lr=0.1, batch=8)
 SCHEDULES: dict[str, Schedule] = {
@@ -261,28 +263,23 @@ def test_what_nobody_will_fetch_any_more_is_forgotten() -> None:
 
 
 def weigh(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[int, int]]:
-    """Bits that the `Threads` engine really sends, by order: trees, index sets and masks."""
-    sent: dict[str, dict[int, int]] = {"down": {}, "up": {}}
+    """Bits that really come out of the `Threads` engine's links, by order."""
+    came: dict[str, dict[int, int]] = {"down": {}, "up": {}}
 
-    def weighed_order(order: Orders, task: Any) -> bytes:
-        data = encode_order(order, task)
-        message = msgspec.msgpack.decode(data, type=Message)
-        header = msgspec.msgpack.decode(message.header)
-        size = len(header["slice"]) + sum(len(entry) for entry in header["menu"])
-        sent["down"][header["id"]] = 8 * (size + sum(len(t) for t in message.trees.values()))
-        return data
+    def weighed_order(data: bytes, *around: Any) -> Orders:
+        order = decode_order(data, *around)
+        came["down"][int(order.id[0])] = 8 * charged(data)
+        return order
 
-    def weighed_update(update: Any, order: Orders) -> bytes:
-        data = encode_update(update, order)
-        message = msgspec.msgpack.decode(data, type=Message)
-        header = msgspec.msgpack.decode(message.header)
-        size = sum(len(packed) for _, packed in header["masks"].values())
-        sent["up"][header["order"]] = 8 * (size + sum(len(t) for t in message.trees.values()))
-        return data
+    class Weighed(Inbox):
+        def receive(self, data: bytes, sender: int) -> Updates:
+            update = super().receive(data, sender)
+            came["up"][int(update.order[0])] = 8 * charged(data)
+            return update
 
-    monkeypatch.setattr(engines, "encode_order", weighed_order)
-    monkeypatch.setattr(engines, "encode_update", weighed_update)
-    return sent
+    monkeypatch.setattr(engines, "decode_order", weighed_order)
+    monkeypatch.setattr(engines, "Inbox", Weighed)
+    return came
 
 
 @pytest.mark.parametrize(

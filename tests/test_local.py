@@ -20,12 +20,13 @@ from anyfleet.view import Request
 from tests import small
 
 
-def orders(method: Method, task: Task, devices: list[int]) -> Orders:
-    """Orders for these devices, as the loop would issue them."""
+def orders(method: Method, task: Task, devices: list[int], column: float = 1.0) -> Orders:
+    """Orders for these devices, as the loop would issue them; over links with such columns."""
     server = Server(method, task, Simulated(task, small.world(task), 0), 0)
     desk = Desk(0, 0, server.visits, server.heard, server.states)
     drafted = draft(Request(), np.array(devices), method=method, view=server.view(), desk=desk)
-    return load(drafted.orders, method=method, task=task, params=task.params, buffers=task.buffers)
+    asked = replace(drafted.orders, column=np.full(len(drafted.orders), column))
+    return load(asked, method=method, task=task, params=task.params, buffers=task.buffers)
 
 
 METHODS = {

@@ -7,14 +7,14 @@ menu, always comes through: a device that knows nothing of an order cannot miss 
 from dataclasses import replace
 
 import numpy as np
-from torch import dtype
+from torch import dtype, float32
 
 from anyfleet.elastic import Blueprint, Slice, within
-from anyfleet.envelope import Envelope, downlink, uplink
+from anyfleet.envelope import Envelope, downlink, grid, uplink
 from anyfleet.lessons import answer_bits
 from anyfleet.method import Codec, Job, Symbols
 from anyfleet.packing import dense, index_bits, mask_bits
-from anyfleet.types import Kind, Orders, Params, Trees, Updates
+from anyfleet.types import Kind, Orders, Params, Report, Trees, Updates
 
 
 def unpadded(job: Job) -> str:
@@ -32,16 +32,16 @@ def unpadded(job: Job) -> str:
 
 def cut_order(order: Orders, width: float, blueprint: Blueprint) -> Orders:
     """One order as it reaches its device when columns up to `width` of the model come through."""
-    if width >= 1 or "model" not in order.trees[0]:
+    columns = columns_of(order, width)
+    if columns == grid(order)[0] or "model" not in order.trees[0]:
         return order
-    (slice_,), (menu,) = order.slices, order.menus
-    asked = sum(index_bits(each, blueprint) for each in (slice_, *menu))
-    if width <= 0:
+    (slice_,), asked = order.slices, asked_bits(order, blueprint)
+    if not columns:
         trees, symbols, bits = _nothing(order.trees[0]), None, 0.0
     else:
         local, sub = blueprint.local(slice_), within(slice_, width, blueprint)
         around = downlink(order, blueprint, *_sort(order.trees[0]["model"]))
-        symbols, bits = _part(order.symbols[0], order.job.downlink, around, _columns(order, width))
+        symbols, bits = _part(order.symbols[0], order.job.downlink, around, columns)
         trees = _leading(order.trees[0], sub, local)
         bits += statistics_bits(trees)
     return replace(
@@ -55,21 +55,19 @@ def cut_order(order: Orders, width: float, blueprint: Blueprint) -> Orders:
 
 def cut_update(update: Updates, order: Orders, width: float, blueprint: Blueprint) -> Updates:
     """One answer as it reaches the server when columns up to `width` come through."""
-    if width >= 1 or order.job.send not in update.trees[0]:
+    columns = columns_of(order, width)
+    if columns == grid(order)[0] or order.job.send not in update.trees[0]:
         return update
-    if width <= 0:
+    if not columns:
         bare = replace(update, trees=({},), symbols=(None,), masks=({},), kept=({},))
         return replace(bare, bits=np.zeros(1), delivered=np.zeros(1))
     (slice_,) = order.slices
     local, sub = blueprint.local(slice_), within(slice_, width, blueprint)
     around = uplink(order, blueprint, *_sort(update.trees[0][order.job.send]))
-    symbols, bits = _part(update.symbols[0], order.job.uplink, around, _columns(order, width))
+    symbols, bits = _part(update.symbols[0], order.job.uplink, around, columns)
     trees = _leading(update.trees[0], sub, local)
     mask, kept = (dense(tree[0], sub, local) for tree in (update.masks, update.kept))
-    bits += statistics_bits(trees) + mask_bits(mask)
-    if order.kind == Kind.TRAIN:
-        # It goes ahead of the columns. With results that wait on the device, it went long ago.
-        bits += answer_bits(update.report[0], order)
+    bits += beside_bits(trees, mask, update.report[0], order)
     return replace(
         update,
         trees=(trees,),
@@ -81,15 +79,37 @@ def cut_update(update: Updates, order: Orders, width: float, blueprint: Blueprin
     )
 
 
+def asked_bits(order: Orders, blueprint: Blueprint) -> float:
+    """Of what comes through whatever a link loses: which slice, and the menu."""
+    (slice_,), (menu,) = order.slices, order.menus
+    return float(sum(index_bits(each, blueprint) for each in (slice_, *menu)))
+
+
+def beside_bits(trees: Trees, mask: Params, report: Report, order: Orders) -> float:
+    """Of all that an answer has besides its model, when a link has cut it."""
+    bits = statistics_bits(trees) + mask_bits(mask)
+    if order.kind == Kind.TRAIN:
+        # It goes ahead of the columns. With results that wait on the device, it went long ago.
+        bits += answer_bits(report, order)
+    return bits
+
+
 def statistics_bits(trees: Trees) -> float:
     """Of the normalisation statistics that travel beside a model."""
     told = trees.get("buffers", {}).values()
     return float(sum(8 * value.element_size() * value.numel() for value in told))
 
 
-def _columns(order: Orders, width: float) -> int:
-    """How many columns of a message make up this width of the model."""
-    return round(width / float(order.column[0]))
+def columns_of(order: Orders, width: float) -> int:
+    """How many columns of its message make up this width of the model."""
+    count, column = grid(order)
+    return count if width >= 1 else min(count, round(width / column))
+
+
+def width_of(order: Orders, columns: int) -> float:
+    """The width of the model that so many leading columns have; 1 is all that was ordered."""
+    count, column = grid(order)
+    return 1.0 if columns >= count else columns * column
 
 
 def _part(symbols: Symbols, codec: Codec, around: Envelope, columns: int) -> tuple[Symbols, float]:
@@ -99,7 +119,7 @@ def _part(symbols: Symbols, codec: Codec, around: Envelope, columns: int) -> tup
 
 def _sort(tree: Params) -> tuple[tuple[str, ...], dtype]:
     """Which tensors there are, and of what numbers."""
-    return tuple(tree), next(iter(tree.values())).dtype
+    return tuple(tree), next((value.dtype for value in tree.values()), float32)
 
 
 def _leading(trees: Trees, sub: Slice, local: Blueprint) -> dict[str, Params]:

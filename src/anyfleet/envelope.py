@@ -117,9 +117,13 @@ def downlink(
 
 
 def _lanes_of(order: Orders, names: tuple[str, ...], blueprint: Blueprint) -> Mapping[str, Lane]:
+    return lanes(names, order.slices[0], grid(order), blueprint)
+
+
+def grid(order: Orders) -> tuple[int, float]:
+    """How many columns its messages have, and how wide they are."""
     column, share = float(order.column[0]), float(order.share[0])
-    count = columns(share, column) if column < 1 else 1
-    return lanes(names, order.slices[0], (count, column), blueprint)
+    return columns(share, column) if column < 1 else 1, column
 
 
 @lru_cache(maxsize=256)

@@ -8,9 +8,18 @@ A stream that is cut or damaged anywhere still gives every piece before that pla
 import struct
 import zlib
 from collections.abc import Iterable
+from typing import NamedTuple
 
 _HEAD = struct.Struct("<II")
 FRAME_BYTES = _HEAD.size
+
+
+class Pieces(NamedTuple):
+    """What came through whole, where that ends, and why there is no more of it."""
+
+    bodies: tuple[bytes, ...]
+    end: int  # in bytes of the stream
+    stopped: str = ""  # "cut", "checksum", or nothing when all that were asked for are there
 
 
 def framed(bodies: Iterable[bytes]) -> bytes:
@@ -18,18 +27,25 @@ def framed(bodies: Iterable[bytes]) -> bytes:
     return b"".join(_HEAD.pack(len(body), _checksum(body)) + body for body in bodies)
 
 
-def complete(stream: bytes, most: int) -> tuple[bytes, ...]:
-    """The leading pieces that came through whole, at most so many of them."""
+def read(stream: bytes | memoryview, most: int, start: int = 0) -> Pieces:
+    """The leading pieces that came through whole, at most so many of them.
+
+    What a piece says of its length is believed only as far as there are bytes.
+    """
     found: list[bytes] = []
-    view, at = memoryview(stream), 0
-    while len(found) < most and at + _HEAD.size <= len(view):
+    view, at = memoryview(stream), start
+    while len(found) < most:
+        if at + FRAME_BYTES > len(view):
+            return Pieces(tuple(found), at, "cut")
         length, checksum = _HEAD.unpack_from(view, at)
-        body = bytes(view[at + _HEAD.size : at + _HEAD.size + length])
-        if len(body) < length or _checksum(body) != checksum:
-            break
+        if length > len(view) - at - FRAME_BYTES:
+            return Pieces(tuple(found), at, "cut")
+        body = bytes(view[at + FRAME_BYTES : at + FRAME_BYTES + length])
+        if _checksum(body) != checksum:
+            return Pieces(tuple(found), at, "checksum")
         found.append(body)
-        at += _HEAD.size + length
-    return tuple(found)
+        at += FRAME_BYTES + length
+    return Pieces(tuple(found), at)
 
 
 def _checksum(body: bytes) -> int:

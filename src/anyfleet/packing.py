@@ -89,9 +89,11 @@ def unpack_slice(data: bytes, blueprint: Blueprint) -> Slice:
             name = names[position]
             size = blueprint.axes[name].size
             keep[name], at = _unpack_indices(data, at + _AXIS.size, form, size)
+        if at != len(data) or len(keep) != count:
+            raise ValueError("bytes that belong to no axis, or an axis that comes twice")
         return Slice.of(keep, blueprint, first)
     except (struct.error, IndexError, ValueError) as error:
-        raise BadMessage(f"a slice that cannot be read: {error}") from error
+        raise BadMessage(f"a slice that cannot be read: {error}", "slice") from error
 
 
 def _unpack_indices(data: bytes, at: int, form: int, size: int) -> tuple[tuple[int, ...], int]:
@@ -101,6 +103,8 @@ def _unpack_indices(data: bytes, at: int, form: int, size: int) -> tuple[tuple[i
         return tuple(range(start, start + count)), at + _PAIR.size
     if form == _BITMAP:
         width = -(-size // 8)
+        if len(data) < at + width:
+            raise ValueError(f"{len(data) - at} bytes for {size} flags")
         flags = np.unpackbits(np.frombuffer(data[at : at + width], dtype=np.uint8))
         return tuple(np.flatnonzero(flags[:size]).tolist()), at + width
     if form != _LIST:
@@ -135,11 +139,11 @@ def unpack_mask(name: str, packed: tuple[list[int], bytes], local: Blueprint) ->
     """The inverse of `pack_mask`, in the shape of the tensor it masks."""
     shape, data = packed
     if name not in local.params:
-        raise BadMessage(f"a mask for {name}, which this model does not have")
+        raise BadMessage(f"a mask for {name}, which this model does not have", "mask")
     whole = local.shape(name)
     if len(shape) != len(whole) or any(a not in (1, b) for a, b in zip(shape, whole, strict=True)):
-        raise BadMessage(f"a mask of shape {shape} for {name}, which has {list(whole)}")
+        raise BadMessage(f"a mask of shape {shape} for {name}, which has {list(whole)}", "mask")
     if len(data) != -(-math.prod(shape) // 8):
-        raise BadMessage(f"a mask of {len(data)} bytes for {name}")
+        raise BadMessage(f"a mask of {len(data)} bytes for {name}", "mask")
     flags = np.unpackbits(np.frombuffer(data, dtype=np.uint8), count=math.prod(shape))
     return torch.from_numpy(flags.reshape(shape).astype(np.float32)).expand(whole)

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from anyfleet.client import work
 from anyfleet.errors import BadMessage
+from anyfleet.frames import framed
 from anyfleet.methods import fedavg, heterofl
 from anyfleet.plan import Menu
 from anyfleet.runtime.wire import (
     HEADER_SLACK,
-    Message,
     decode_order,
     decode_update,
     encode_order,
@@ -25,6 +25,7 @@ from anyfleet.runtime.wire import (
 from anyfleet.train import Tracked
 from anyfleet.types import Memory, Numbers, Orders, Updates
 from tests import small
+from tests.messages import LEAD, charged, taken_apart, with_header
 from tests.test_local import orders
 
 TASK = small.task()
@@ -74,20 +75,20 @@ def test_an_update_survives_the_wire() -> None:
     assert received.bits[0] == UPDATE.bits[0]
 
 
+@pytest.mark.parametrize("column", [1.0, 0.125])
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.25])
-def test_charged_bits_are_the_bytes_of_trees_index_sets_and_masks(share: float) -> None:
-    sent = orders(replace(heterofl(shares=(share,)), norm=Tracked()), TASK, [0])
+def test_charged_bits_are_the_bytes_of_trees_index_sets_and_masks(
+    share: float, column: float
+) -> None:
+    method = replace(heterofl(shares=(share,)), norm=Tracked())
+    sent = orders(method, TASK, [0], column=column)
     data = encode_order(sent, TASK)
-    message = msgspec.msgpack.decode(data, type=Message)
-    header = msgspec.msgpack.decode(message.header)
-    payload = sum(len(tree) for tree in message.trees.values()) + len(header["slice"])
-    assert sent.bits[0] == 8 * payload
-    assert len(data) - payload < HEADER_SLACK
+    assert sent.bits[0] == 8 * charged(data)
+    assert len(data) - charged(data) < HEADER_SLACK
     answer = work(sent, (Memory(),), TASK).updates
-    reply = msgspec.msgpack.decode(encode_update(answer, sent, TASK), type=Message)
-    masks = msgspec.msgpack.decode(reply.header)["masks"]
-    payload = sum(len(tree) for tree in reply.trees.values())
-    assert answer.bits[0] == 8 * (payload + sum(len(packed) for _, packed in masks.values()))
+    reply = encode_update(answer, sent, TASK)
+    assert answer.bits[0] == 8 * charged(reply)
+    assert len(reply) - charged(reply) < HEADER_SLACK
 
 
 @given(st.data())
@@ -103,27 +104,28 @@ def test_damaged_messages_raise_nothing_but_bad_message(data: st.DataObject) -> 
             assert isinstance(decode(bytes(raw)), Orders | Updates)
 
 
+def refused(data: bytes, reason: str, match: str | None = None) -> None:
+    """As the order, or as the answer, that it begins as."""
+    with pytest.raises(BadMessage, match=match) as caught:
+        decode_order(data, TASK) if data[2:3] == b"o" else decode_update(data, ORDER, TASK)
+    assert caught.value.reason == reason
+
+
 def test_text_that_is_not_text_is_refused() -> None:
-    encoded = bytearray(encode_order(ORDER, TASK))
-    # The first key of the message: one of its letters becomes half of a character.
-    encoded[encoded.index(b"header")] = 0xE4
-    with pytest.raises(BadMessage):
-        decode_order(bytes(encoded), TASK)
+    header, columns = taken_apart(encode_order(ORDER, TASK))
+    raw = bytearray(msgspec.msgpack.encode(header))
+    # A key of the header: one of its letters becomes half of a character.
+    raw[raw.index(b"share")] = 0xE4
+    lead = encode_order(ORDER, TASK)[:LEAD]
+    refused(lead + framed([bytes(raw), *columns]), "header")
 
 
 def test_another_version_is_refused() -> None:
-    message = msgspec.msgpack.decode(encode_order(ORDER, TASK), type=Message)
-    header = msgspec.msgpack.decode(message.header)
-    header["version"] = 99
-    changed = Message(msgspec.msgpack.encode(header), message.trees)
-    with pytest.raises(BadMessage, match="version 99"):
-        decode_order(msgspec.msgpack.encode(changed), TASK)
+    data = bytearray(encode_order(ORDER, TASK))
+    data[3] = 99
+    refused(bytes(data), "version", "version 99")
 
 
 def test_an_order_may_not_name_foreign_code() -> None:
-    message = msgspec.msgpack.decode(encode_order(ORDER, TASK), type=Message)
-    header = msgspec.msgpack.decode(message.header)
-    header["job"] = msgspec.json.encode({"use": "os:system", "command": "true"})
-    changed = Message(msgspec.msgpack.encode(header), message.trees)
-    with pytest.raises(BadMessage, match="allowed packages"):
-        decode_order(msgspec.msgpack.encode(changed), TASK)
+    job = msgspec.msgpack.encode({"use": "os:system", "command": "true"})
+    refused(with_header(encode_order(ORDER, TASK), job=job), "job", "allowed packages")

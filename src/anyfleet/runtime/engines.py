@@ -1,34 +1,48 @@
 """How orders are carried out: one after the other, in threads with real bytes, or stacked."""
 
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
+from torch import Tensor
 
+from anyfleet import rng
 from anyfleet.client import work
 from anyfleet.columns import join
-from anyfleet.delivery import cut_update
-from anyfleet.runtime.wire import decode_order, decode_update, encode_order, encode_update
+from anyfleet.delivery import columns_of, cut_update
+from anyfleet.envelope import grid
+from anyfleet.errors import BadMessage
+from anyfleet.runtime.inbox import Inbox
+from anyfleet.runtime.limits import Limits
+from anyfleet.runtime.wire import decode_order, encode_order, encode_update, shortened
 from anyfleet.types import Kind, Memory, Orders, Task, Updates
 
-Outcome = tuple[Updates, Memory]
+
+class Assigned(NamedTuple):
+    """An order for a device, and what decides what becomes of it."""
+
+    asked: Orders  # as the server sent it
+    order: Orders  # as it came through its link
+    memory: Memory
+    up: float = 1.0  # how much of the answer comes through (METHODS §1.9); 1 is all
+
+
+class Outcome(NamedTuple):
+    """An answer as it reached the server, what its device keeps, and why it is refused, if so."""
+
+    update: Updates
+    memory: Memory
+    refused: str = ""
 
 
 class Engine(Protocol):
-    """Carries out orders, one row each, and returns outcomes in the same order.
-
-    `widths` tells how much of each answer comes through its link (METHODS §1.9); 1 is all.
-    """
+    """Carries out orders, one row each, and returns outcomes in the same order."""
 
     def execute(
-        self,
-        orders: Sequence[Orders],
-        memories: Sequence[Memory],
-        widths: Sequence[float],
-        task: Task,
+        self, assigned: Sequence[Assigned], task: Task, limits: Limits
     ) -> list[Outcome]: ...
 
 
@@ -36,22 +50,23 @@ class Engine(Protocol):
 class Reference:
     """One device after the other: the plain path that the others must agree with."""
 
-    def execute(
-        self,
-        orders: Sequence[Orders],
-        memories: Sequence[Memory],
-        widths: Sequence[float],
-        task: Task,
-    ) -> list[Outcome]:
-        rows = zip(orders, memories, widths, strict=True)
-        return [_single(order, memory, width, task) for order, memory, width in rows]
+    def execute(self, assigned: Sequence[Assigned], task: Task, limits: Limits) -> list[Outcome]:
+        return [_single(each, task) for each in assigned]
+
+
+class Mail(NamedTuple):
+    """Bytes on their way to the server, and who sent them."""
+
+    sender: int
+    data: bytes
 
 
 @dataclass(frozen=True)
 class Threads:
     """Real threads; every order and every answer really becomes bytes and back.
 
-    `allow` names the packages of the user's own parts, since orders name parts.
+    A link that fails really cuts the bytes. `allow` names the packages of the user's own parts,
+    since orders name parts.
     """
 
     workers: int = 2
@@ -61,22 +76,35 @@ class Threads:
         if self.workers < 1:
             raise ValueError(f"Threads.workers must be at least 1, got {self.workers}.")
 
-    def execute(
-        self,
-        orders: Sequence[Orders],
-        memories: Sequence[Memory],
-        widths: Sequence[float],
-        task: Task,
-    ) -> list[Outcome]:
-        def device(order: Orders, memory: Memory, width: float) -> Outcome:
-            received = decode_order(encode_order(order, task), task, self.allow)
-            update, kept = _single(received, memory, width, task)
-            return decode_update(encode_update(update, received, task), order, task), kept
+    def execute(self, assigned: Sequence[Assigned], task: Task, limits: Limits) -> list[Outcome]:
+        def device(each: Assigned) -> tuple[Outcome, Mail]:
+            return self._device(each, task, limits)
 
         # A new thread does not inherit the number of threads that torch was told to use.
         pin, count = torch.set_num_threads, torch.get_num_threads()
         with ThreadPoolExecutor(self.workers, initializer=pin, initargs=(count,)) as pool:
-            return list(pool.map(device, orders, memories, widths))
+            done = list(pool.map(device, assigned))
+        inbox = Inbox(task, limits)
+        for each in assigned:
+            inbox.expect(each.asked)
+        answers = _received(self.carried([mail for _, mail in done]), inbox)
+        return [_settled(outcome, answers) for outcome, _ in done]
+
+    def carried(self, mail: list[Mail]) -> Iterable[Mail]:
+        """What comes out of the network at the server's end; a hostile one overrides this."""
+        return mail
+
+    def _device(self, each: Assigned, task: Task, limits: Limits) -> tuple[Outcome, Mail]:
+        key = rng.fold(each.asked.key[0], "threads")
+        down, up = float(each.order.delivered[0]), each.up
+        sent = _crossed(encode_order(each.asked, task), each.asked, down, rng.fold(key, "down"))
+        order = decode_order(sent, task, self.allow, limits)
+        done = work(order, (each.memory,), task)
+        answer = encode_update(done.updates, order, task)
+        if order.job.send in done.updates.trees[0]:
+            answer = _crossed(answer, order, up, rng.fold(key, "up"))
+        mail = Mail(int(order.device[0]), answer)
+        return Outcome(done.updates, done.memories[0]), mail
 
 
 @dataclass(frozen=True)
@@ -89,31 +117,26 @@ class Stacked:
         if self.chunk < 1:
             raise ValueError(f"Stacked.chunk must be at least 1, got {self.chunk}.")
 
-    def execute(
-        self,
-        orders: Sequence[Orders],
-        memories: Sequence[Memory],
-        widths: Sequence[float],
-        task: Task,
-    ) -> list[Outcome]:
+    def execute(self, assigned: Sequence[Assigned], task: Task, limits: Limits) -> list[Outcome]:
         groups: dict[Hashable, list[int]] = defaultdict(list)
-        for row, order in enumerate(orders):
-            groups[_shape(order, row, task)].append(row)
+        for row, each in enumerate(assigned):
+            groups[_shape(each.order, row, task)].append(row)
         outcomes: dict[int, Outcome] = {}
         for rows in groups.values():
             for start in range(0, len(rows), self.chunk):
                 part = rows[start : start + self.chunk]
-                done = work(
-                    join([orders[row] for row in part]),
-                    tuple(memories[row] for row in part),
-                    task,
-                )
-                for row, update, memory in zip(
-                    part, done.updates.rows(), done.memories, strict=True
-                ):
-                    came = cut_update(update, orders[row], widths[row], task.blueprint)
-                    outcomes[row] = came, memory
-        return [outcomes[row] for row in range(len(orders))]
+                done = self._stack([assigned[row] for row in part], task)
+                outcomes |= dict(zip(part, done, strict=True))
+        return [outcomes[row] for row in range(len(assigned))]
+
+    def _stack(self, part: Sequence[Assigned], task: Task) -> list[Outcome]:
+        memories = tuple(each.memory for each in part)
+        done = work(join([each.order for each in part]), memories, task)
+        rows = zip(part, done.updates.rows(), done.memories, strict=True)
+        return [
+            Outcome(cut_update(update, each.order, each.up, task.blueprint), memory)
+            for each, update, memory in rows
+        ]
 
 
 def _shape(order: Orders, row: int, task: Task) -> Hashable:
@@ -131,6 +154,33 @@ def _shape(order: Orders, row: int, task: Task) -> Hashable:
     return order.kind, task.blueprint.local(slice_), slice_.first, order.job, drawn, lanes
 
 
-def _single(order: Orders, memory: Memory, width: float, task: Task) -> Outcome:
-    done = work(order, (memory,), task)
-    return cut_update(done.updates, order, width, task.blueprint), done.memories[0]
+def _single(each: Assigned, task: Task) -> Outcome:
+    done = work(each.order, (each.memory,), task)
+    update = cut_update(done.updates, each.order, each.up, task.blueprint)
+    return Outcome(update, done.memories[0])
+
+
+def _crossed(data: bytes, order: Orders, width: float, key: Tensor) -> bytes:
+    """What a link leaves of a message with a model in it."""
+    came = columns_of(order, width)
+    return data if came == grid(order)[0] else shortened(data, came, key)
+
+
+def _received(mail: Iterable[Mail], inbox: Inbox) -> dict[int, Updates | BadMessage]:
+    """By sender, the answer that it got through, or why it got none through."""
+    found: dict[int, Updates | BadMessage] = {}
+    for sender, data in mail:
+        try:
+            found[sender] = inbox.receive(data, sender)
+        except BadMessage as error:
+            found.setdefault(sender, error)
+    return found
+
+
+def _settled(outcome: Outcome, answers: dict[int, Updates | BadMessage]) -> Outcome:
+    answer = answers.get(int(outcome.update.device[0]))
+    if answer is None:
+        return outcome._replace(refused="nothing came")
+    if isinstance(answer, BadMessage):
+        return outcome._replace(refused=f"{answer.reason}: {answer}")
+    return outcome._replace(update=answer)

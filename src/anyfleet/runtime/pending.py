@@ -25,6 +25,7 @@ class Pending:
     fate: Fate | None = None  # how it ends without an answer, as far as is known
     update: Updates | None = None
     memory: Memory | None = None  # what the device will remember once it has finished
+    refused: str = ""  # why the server takes no notice of its answer, if so
 
     @property
     def order(self) -> Orders:

@@ -15,8 +15,9 @@ from anyfleet.runtime.charging import charged, demand, sending, spent
 from anyfleet.runtime.clock import Clock, Event
 from anyfleet.runtime.course import Course, Courses
 from anyfleet.runtime.crossing import addresses, crossings
-from anyfleet.runtime.engines import Engine, Reference
+from anyfleet.runtime.engines import Assigned, Engine, Reference
 from anyfleet.runtime.fates import Fate, first, goes_offline, runs_dry
+from anyfleet.runtime.limits import Limits
 from anyfleet.runtime.pending import Pending, Saved
 from anyfleet.types import (
     Choices,
@@ -47,7 +48,13 @@ class Simulated:
     """
 
     def __init__(
-        self, task: Task, world: World, seed: int, *, engine: Engine | None = None
+        self,
+        task: Task,
+        world: World,
+        seed: int,
+        *,
+        engine: Engine | None = None,
+        limits: Limits | None = None,
     ) -> None:
         if len(world) != task.devices:
             raise ValueError(
@@ -56,6 +63,7 @@ class Simulated:
             )
         self._task, self._world, self._seed = task, world, seed
         self._engine: Engine = engine or Reference()
+        self._limits = limits or Limits()
         self._clock, self._step = Clock(), 0
         self._pending: dict[int, Pending] = {}
         self._memories: dict[int, Memory] = {}
@@ -269,9 +277,17 @@ class Simulated:
     def _execute(self) -> None:
         """Carries out everything that is under way and will get that far."""
         waiting = [(i, p) for i, p in self._pending.items() if p.update is None and not p.fate]
-        orders = [pending.order for _, pending in waiting]
-        memories = [self.memory(int(order.device[0])) for order in orders]
-        widths = [pending.crossing.up for _, pending in waiting]
-        done = self._engine.execute(orders, memories, widths, self._task)
-        for (order_id, pending), (update, memory) in zip(waiting, done, strict=True):
-            self._pending[order_id] = replace(pending, update=update, memory=memory)
+        assigned = [
+            Assigned(
+                pending.asked,
+                pending.order,
+                self.memory(int(pending.order.device[0])),
+                pending.crossing.up,
+            )
+            for _, pending in waiting
+        ]
+        done = self._engine.execute(assigned, self._task, self._limits)
+        for (order_id, pending), (update, memory, refused) in zip(waiting, done, strict=True):
+            self._pending[order_id] = replace(
+                pending, update=update, memory=memory, refused=refused
+            )

@@ -1,0 +1,161 @@
+"""Trees as columns: column j of a message holds column j of the statistics and of the model.
+
+Statistics are few and exact: they never go through a lossy codec. Both ends know how many bytes
+they take, so the rest of a column is the codec's.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple, Protocol, cast
+
+import numpy as np
+import torch
+
+from anyfleet.codec import Raw
+from anyfleet.delivery import width_of
+from anyfleet.elastic import Blueprint, within
+from anyfleet.envelope import Envelope, downlink, grid, uplink
+from anyfleet.errors import BadMessage
+from anyfleet.method import Codec, Symbols
+from anyfleet.packing import dense
+from anyfleet.types import Orders, Params, Task, Trees
+
+STATISTICS = "buffers"
+
+Names = Mapping[str, Sequence[str]]
+
+
+class Way(Protocol):
+    """How messages travel: down with orders, or up with answers."""
+
+    def __call__(
+        self, order: Orders, blueprint: Blueprint, names: tuple[str, ...], numbers: torch.dtype
+    ) -> Envelope: ...
+
+
+class Parcel(NamedTuple):
+    """One message's tensors: whose order, which way, and through which codec."""
+
+    order: Orders
+    task: Task
+    way: Way
+    codec: Codec
+
+    @property
+    def columns(self) -> int:
+        return grid(self.order)[0]
+
+    def around(self, names: Sequence[str]) -> Envelope:
+        home = next(iter(self.task.params.values()))
+        return self.way(self.order, self.task.blueprint, tuple(names), home.dtype)
+
+
+class Unpacked(NamedTuple):
+    """Trees as they came through; `bits` are those of the model alone, 0 where nothing was cut."""
+
+    trees: dict[str, Params]
+    kept: Params
+    columns: int
+    bits: float
+
+
+def parcel(order: Orders, task: Task, names: Names, *, up: bool) -> Parcel:
+    """The parcel of an order or of its answer; without a model it travels in one piece."""
+    model = {order.job.send if up else "model"}
+    whole = order if model & set(names) else replace(order, column=np.ones(1))
+    codec = order.job.uplink if up else order.job.downlink
+    return Parcel(whole, task, uplink if up else downlink, codec)
+
+
+def packed(trees: Trees, symbols: Symbols | None, given: Parcel) -> list[bytes]:
+    """Every column of a message that is sent whole; none if it has no trees."""
+    if not trees:
+        return []
+    told, found = trees.get(STATISTICS, {}), [b""] * given.columns
+    if told:
+        around = given.around(tuple(told))
+        rows = around.laid({name: value.unsqueeze(0) for name, value in told.items()})
+        found = list(Raw().pack(Symbols(numbers=rows), around))
+    for tree, values in trees.items():
+        if tree != STATISTICS and values and symbols is not None:
+            body = given.codec.pack(symbols, given.around(tuple(values)))
+            found = [one + two for one, two in zip(found, body, strict=True)]
+    return found
+
+
+def unpacked(columns: Sequence[bytes], names: Names, given: Parcel) -> Unpacked:
+    """The trees in the leading columns of a message, as narrow as they came."""
+    if not columns:
+        nothing: Params = {}
+        return Unpacked(dict.fromkeys(names, nothing), {}, 0, 0.0)
+    told = given.around(names.get(STATISTICS, ()))
+    sizes = [_statistics_bytes(told, column) for column in range(len(columns))]
+    for body, size in zip(columns, sizes, strict=True):
+        if len(body) < size:
+            raise BadMessage(f"{len(body)} bytes where statistics take {size}", "shape")
+    lead = [body[:size] for body, size in zip(columns, sizes, strict=True)]
+    rest = [body[size:] for body, size in zip(columns, sizes, strict=True)]
+    narrow = partial(_narrowed, given=given, columns=len(columns))
+    trees: dict[str, Params] = {}
+    kept: Params = {}
+    bits = 0.0
+    for tree, listed in names.items():
+        if tree == STATISTICS:
+            raw = cast("Codec", Raw())
+            trees[tree] = narrow(raw.restore(raw.unpack(lead, told), told)[0])
+            continue
+        model, kept, bits = _model(rest, listed, given)
+        trees[tree], kept = narrow(model), narrow(kept)
+    return Unpacked(trees, kept, len(columns), bits)
+
+
+def _statistics_bytes(told: Envelope, column: int) -> int:
+    lanes = told.lanes.values()
+    return told.dtype.itemsize * sum(lane.ends[column] - lane.begins(column) for lane in lanes)
+
+
+def _model(
+    columns: Sequence[bytes], names: Sequence[str], given: Parcel
+) -> tuple[Params, Params, float]:
+    """What a codec makes of columns: a tree, what was kept of it, and its bits where it was cut."""
+    if not names:
+        if any(columns):
+            raise BadMessage("bytes of a model that names no tensors", "content")
+        return {}, {}, 0.0
+    around = given.around(names)
+    with _guarded(given.codec):
+        symbols = given.codec.unpack(columns, around)
+        values, flags = given.codec.restore(symbols, around)
+        if values.keys() != set(names):
+            raise BadMessage("a codec that gives other tensors than the header names", "tensors")
+        kept = {name: flags[name] for name in symbols.kept}
+        if len(columns) == given.columns:
+            return values, kept, 0.0
+        bits = given.codec.bits(symbols, around)[0, : len(columns)]
+    return values, kept, float(bits.sum())
+
+
+@contextmanager
+def _guarded(codec: Codec) -> Iterator[None]:
+    """Whatever a codec does with bytes that nobody foresaw, the receiver goes on."""
+    try:
+        yield
+    except BadMessage:
+        raise
+    except Exception as error:
+        told = f"{type(codec).__name__} failed: {type(error).__name__}: {error}"
+        raise BadMessage(told, "fault") from error
+
+
+def _narrowed(rows: Params, given: Parcel, columns: int) -> dict[str, torch.Tensor]:
+    """One row, of the width that came, where the model lives."""
+    # Bytes come into the host's memory; the model may live elsewhere.
+    home = next(iter(given.task.params.values())).device
+    tree = {name: value.squeeze(0).to(home) for name, value in rows.items()}
+    if columns == given.columns:
+        return tree
+    (slice_,), blueprint = given.order.slices, given.task.blueprint
+    part = within(slice_, width_of(given.order, columns), blueprint)
+    return dense(tree, part, blueprint.local(slice_))

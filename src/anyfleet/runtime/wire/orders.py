@@ -1,0 +1,109 @@
+"""Orders as bytes, and back."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+import torch
+
+from anyfleet.delivery import asked_bits, statistics_bits, unpadded, width_of
+from anyfleet.elastic import Blueprint
+from anyfleet.errors import BadMessage
+from anyfleet.packing import pack_slice, unpack_slice
+from anyfleet.runtime.limits import Limits
+from anyfleet.runtime.wire.bodies import STATISTICS, packed, parcel, unpacked
+from anyfleet.runtime.wire.headers import OrderHeader, check_order, figures, numbers, read_header
+from anyfleet.runtime.wire.jobs import dumped, loaded
+from anyfleet.runtime.wire.layout import columns_of, opened, sealed
+from anyfleet.types import Orders, Task
+
+
+def encode_order(order: Orders, task: Task) -> bytes:
+    """One order as the server sends it: whole, whatever its link will leave of it."""
+    (trees,), blueprint = order.trees, task.blueprint
+    header = OrderHeader(
+        id=int(order.id[0]),
+        device=int(order.device[0]),
+        visit=int(order.visit[0]),
+        key=int(order.key[0]),
+        slice=pack_slice(order.slices[0], blueprint),
+        share=float(order.share[0]),
+        menu=[pack_slice(entry, blueprint) for entry in order.menus[0]],
+        choice=int(order.choice[0]),
+        utility=float(order.utility[0]),
+        numbers=figures(order),
+        bits=float(order.bits[0]),
+        column=float(order.column[0]),
+        heard=int(order.heard[0]),
+        of=int(order.of[0]),
+        kind=order.kind,
+        step=order.step,
+        cohort=order.cohort,
+        job=dumped(order.job),
+        trees={tree: list(values) for tree, values in trees.items()},
+    )
+    columns = packed(trees, order.symbols[0], parcel(order, task, header.trees, up=False))
+    return sealed("o", msgspec.msgpack.encode(header), columns)
+
+
+def decode_order(
+    data: bytes, task: Task, allow: Sequence[str] = (), limits: Limits | None = None
+) -> Orders:
+    """One order as a device reads it: with the leading columns of its model that came through."""
+    bounds = limits or Limits()
+    message = opened(data, "o", bounds.most(task.blueprint))
+    header = read_header(message.header, OrderHeader)
+    check_order(header, bounds)
+    _check_names(header.trees, task.blueprint)
+    order = _bare(header, task.blueprint, tuple(allow), bounds)
+    given = parcel(order, task, header.trees, up=False)
+    columns = columns_of(message, given.columns if header.trees else 0)
+    if not header.trees or len(columns) == given.columns:
+        return replace(order, trees=(unpacked(columns, header.trees, given).trees,))
+    if "model" not in header.trees or unpadded(order.job):
+        raise BadMessage(f"{len(columns)} of {given.columns} columns, which do not do", "cut")
+    found = unpacked(columns, header.trees, given)
+    bits = asked_bits(order, task.blueprint) + found.bits + statistics_bits(found.trees)
+    width = width_of(order, len(columns))
+    return replace(order, trees=(found.trees,), bits=np.array([bits]), delivered=np.array([width]))
+
+
+def _bare(
+    header: OrderHeader, blueprint: Blueprint, allow: tuple[str, ...], limits: Limits
+) -> Orders:
+    """The order without its trees."""
+    slice_ = unpack_slice(header.slice, blueprint)
+    menu = tuple(unpack_slice(entry, blueprint) for entry in header.menu)
+    if menu and slice_ not in menu:
+        raise BadMessage("a slice that is none of its menu", "choice")
+    return Orders(
+        id=np.array([header.id]),
+        device=np.array([header.device]),
+        visit=np.array([header.visit]),
+        key=torch.tensor([header.key]),
+        slices=(slice_,),
+        share=np.array([header.share]),
+        menus=(menu,),
+        choice=np.array([header.choice]),
+        utility=np.array([header.utility]),
+        numbers=numbers(header.numbers),
+        trees=({},),
+        symbols=(None,),
+        bits=np.array([header.bits]),
+        delivered=np.ones(1),
+        column=np.array([header.column]),
+        heard=np.array([header.heard]),
+        of=np.array([header.of]),
+        kind=header.kind,
+        step=header.step,
+        cohort=header.cohort,
+        job=loaded(header.job, allow, limits),
+    )
+
+
+def _check_names(trees: Mapping[str, Sequence[str]], blueprint: Blueprint) -> None:
+    known = {"model": blueprint.params, STATISTICS: blueprint.buffers}
+    for tree, names in trees.items():
+        if tree not in known or len(set(names)) < len(names) or not set(names) <= set(known[tree]):
+            raise BadMessage("tensors that this model does not have, or twice", "tensors")

@@ -1,0 +1,152 @@
+"""Answers as bytes, and back."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from anyfleet.delivery import beside_bits, width_of
+from anyfleet.elastic import within
+from anyfleet.errors import BadMessage
+from anyfleet.packing import dense, pack_mask, unpack_mask
+from anyfleet.runtime.limits import Limits, Most
+from anyfleet.runtime.wire.bodies import STATISTICS, Parcel, packed, parcel, unpacked
+from anyfleet.runtime.wire.headers import UpdateHeader, read_header
+from anyfleet.runtime.wire.layout import Opened, columns_of, opened, sealed
+from anyfleet.types import Kind, Orders, Params, Report, Task, Updates
+
+_MOST_NAMES = 64  # of reported numbers
+
+
+class Letter(NamedTuple):
+    """An answer whose header can be read; what it has in columns depends on its order."""
+
+    header: UpdateHeader
+    message: Opened
+
+
+def encode_update(update: Updates, order: Orders, task: Task) -> bytes:
+    """One answer as the device sends it: whole, whatever its link will leave of it."""
+    (trees,) = update.trees
+    header = UpdateHeader(
+        order=int(update.order[0]),
+        device=int(update.device[0]),
+        key=int(order.key[0]),
+        samples=int(update.samples[0]),
+        bits=float(update.bits[0]),
+        report={name: _plain(value) for name, value in update.report[0].items()},
+        trees={tree: list(values) for tree, values in trees.items()},
+        masks={name: pack_mask(mask) for name, mask in update.masks[0].items()},
+    )
+    columns = packed(trees, update.symbols[0], parcel(order, task, header.trees, up=True))
+    return sealed("u", msgspec.msgpack.encode(header), columns)
+
+
+def decode_update(data: bytes, order: Orders, task: Task, limits: Limits | None = None) -> Updates:
+    """One answer as the server reads it: with the leading columns that came through."""
+    return accepted(read_letter(data, task, limits or Limits()), order, task)
+
+
+def read_letter(data: bytes, task: Task, limits: Limits) -> Letter:
+    """An answer as far as it can be read by somebody who does not know to what."""
+    most = limits.most(task.blueprint)
+    message = opened(data, "u", most)
+    header = read_header(message.header, UpdateHeader)
+    _check_report(header, most)
+    return Letter(header, message)
+
+
+def accepted(letter: Letter, order: Orders, task: Task) -> Updates:
+    """The answer to this order."""
+    header, blueprint = letter.header, task.blueprint
+    _check_sender(header, order)
+    _check_trees(header, order, task)
+    local = blueprint.local(order.slices[0])
+    masks: Params = {n: unpack_mask(n, each, local) for n, each in header.masks.items()}
+    given = parcel(order, task, header.trees, up=True)
+    columns = columns_of(letter.message, given.columns if header.trees else 0)
+    report: Report = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in header.report.items()
+    }
+    whole = not header.trees or len(columns) == given.columns
+    width = 1.0 if whole else _width(columns, given, header)
+    found = unpacked(columns, header.trees, given)
+    bits, trees = header.bits, found.trees
+    if not columns and not whole:
+        bits, trees, masks = 0.0, {}, {}
+    elif not whole:
+        masks = dense(masks, within(order.slices[0], width, blueprint), local)
+        bits = found.bits + beside_bits(trees, masks, report, order)
+    return Updates(
+        order=np.array([header.order]),
+        device=np.array([header.device]),
+        samples=np.array([header.samples]),
+        trees=(trees,),
+        symbols=(None,),
+        masks=(masks,),
+        kept=(found.kept,),
+        bits=np.array([bits]),
+        delivered=np.array([width]),
+        report=(report,),
+    )
+
+
+def _width(columns: Sequence[bytes], given: Parcel, header: UpdateHeader) -> float:
+    """The width that came; a device that counts on all of it having arrived sends it again."""
+    if given.order.job.send not in header.trees or given.codec.slot:
+        raise BadMessage(f"{len(columns)} of {given.columns} columns, which do not do", "cut")
+    return width_of(given.order, len(columns))
+
+
+def _check_sender(header: UpdateHeader, order: Orders) -> None:
+    if header.order != order.id[0]:
+        raise BadMessage(f"an answer to order {header.order}, not {order.id[0]}", "unknown order")
+    if header.device != order.device[0]:
+        raise BadMessage(f"device {header.device} answers for {order.device[0]}", "wrong device")
+    if header.key != int(order.key[0]):
+        raise BadMessage("an answer that was made for another order", "replayed")
+
+
+def _check_trees(header: UpdateHeader, order: Orders, task: Task) -> None:
+    for tree, names in header.trees.items():
+        if tree not in _expected(order) or len(set(names)) < len(names):
+            raise BadMessage(f"an answer to {order.kind} with other trees", "tensors")
+        if tree == STATISTICS:
+            known = set(task.blueprint.buffers)
+            right = set(names) <= known
+        else:
+            # Nothing at all is what a codec may have left of it.
+            right = not names or set(names) == set(_trained(order, task))
+        if not right:
+            raise BadMessage("other tensors than were ordered", "tensors")
+    if not set(header.masks) <= set(_trained(order, task)):
+        raise BadMessage("masks of tensors that were not ordered", "mask")
+
+
+def _expected(order: Orders) -> set[str]:
+    """Which trees an answer may have."""
+    if order.kind in (Kind.TRAIN, Kind.FETCH):
+        return {order.job.send, STATISTICS}
+    return {STATISTICS} if order.kind == Kind.STATISTICS else set()
+
+
+def _trained(order: Orders, task: Task) -> Iterator[str]:
+    blueprint = task.blueprint
+    stays = order.job.norm.stays(blueprint)
+    return (name for name in order.slices[0].sent(blueprint) if name not in stays)
+
+
+def _check_report(header: UpdateHeader, most: Most) -> None:
+    told = header.report
+    count = sum(len(v) if isinstance(v, list) else 1 for v in told.values())
+    if len(told) > _MOST_NAMES or count > most.report:
+        raise BadMessage(f"a report of {count} numbers; at most {most.report}", "too large")
+    if not 0 <= header.bits <= 8.0 * most.message:
+        raise BadMessage(f"an answer of {header.bits} bits", "numbers")
+
+
+def _plain(value: float | Sequence[float]) -> float | list[float]:
+    """A reported number, or several."""
+    return list(value) if isinstance(value, Sequence) else float(value)
