@@ -113,6 +113,7 @@ PARTS: list[Any] = [
     codec.Qsgd(bucket=64),
     codec.Uveq(3.0, 1),
     codec.Hq((1, 4), keep=0.5),
+    codec.Fgc(((0.1, 0.5, 4), (1.0, 1.0, 8))),
     codec.ErrorFeedback(codec.TopK(0.1)),
     aggregate.Mean("equal", discount=0.5),
     aggregate.AngleWeighted(3.0, aggregate.Mean("equal")),

@@ -53,5 +53,9 @@ class ErrorFeedback(Codec):
     def restore(self, symbols: Symbols, envelope: Envelope) -> tuple[Params, Params]:
         return self.inner.restore(symbols, envelope)
 
+    @property
+    def calibrates(self) -> bool:
+        return self.inner.calibrates
+
     def calibrated(self, update: Params, envelope: Envelope) -> Codec:
         return replace(self, inner=self.inner.calibrated(update, envelope))

@@ -23,8 +23,8 @@ from anyfleet.method import Symbols
 from anyfleet.types import Params
 
 MOST_LEVELS = 1 << 16
-_FULL = 0.97  # of a budget: not worth another try
-_GUESSES = 3  # tries in proportion to the excess, before halving
+_AIM, _FULL = 0.985, 0.97  # of a budget: what is tried, and what is not worth another try
+_TRIES = 8  # after which it is halved until it fits
 
 
 @dataclass(frozen=True)
@@ -93,22 +93,24 @@ class Fgc(Levelled):
 
     def _fitted(self, kernels: Kernels, count: Tensor, levels: Tensor, budget: Tensor) -> Symbols:
         """With fewer kernels in rows whose message is too long, until it is not."""
-        fits, over, full = torch.zeros_like(count), count + 1, count
+        full, fits, over = count, torch.zeros_like(count), count + 1
+        least, most = torch.zeros_like(budget), budget  # bits, as far as they were measured
         number = 0
         while True:
             symbols = kernels.quantised(count, levels)
             size = self.bits(symbols, kernels.envelope).sum(dim=1).cpu()
             good = (size <= budget) | (count == 0)
-            fits, over = torch.where(good, count, fits), torch.where(good, over, count)
-            settled = (over > full) | (over - count == 1) | (size >= _FULL * budget)
-            done = good & (settled | (number >= _GUESSES))
+            fits, least = torch.where(good, count, fits), torch.where(good, size, least)
+            over, most = torch.where(good, over, count), torch.where(good, most, size)
+            near = (over > full) | (over - count == 1) | (size >= _FULL * budget)
+            done = good & (near | (number >= _TRIES))
             if done.all():
                 return symbols
-            # Nearly in proportion to its kernels: a message is found sooner than by halving alone.
-            guess = (fits + over) // 2
-            if number < _GUESSES:
-                guess = (0.99 * count * budget / size).long()
-            count = torch.where(done, count, guess.clamp(min=fits, max=over - 1))
+            # Mostly where a straight line says, which is found sooner than by halving alone.
+            part = (_AIM * budget - least) / (most - least).clamp(min=1)
+            part = torch.full_like(part, 0.5) if number % 3 == 2 or number >= _TRIES else part
+            guess = (fits + part * (over - fits)).long().clamp(min=fits, max=over - 1)
+            count = torch.where(done, count, guess)
             number += 1
 
 
@@ -130,16 +132,14 @@ def _faults(table: Table) -> list[str]:
 
 def _check(symbols: Symbols, envelope: Envelope) -> None:
     """That levels mean something: what came over a link may say anything."""
-    names = list(envelope.lanes)[:1]
-    scales = symbols.scales
-    if [name for name in scales if scales[name].shape[1]] != names or scales[names[0]].shape[
-        1
-    ] != 3:
+    told = {name: rows.shape[1] for name, rows in symbols.scales.items() if rows.shape[1]}
+    if told != dict.fromkeys(list(envelope.lanes)[:1], 3):
         raise BadMessage("a message on a grid needs its two ends and its levels, and nothing else")
-    steps = float(scales[names[0]][0, 2])
+    steps = max((float(symbols.scales[name][0, 2]) for name in told), default=1.0)
     if not 1 <= steps <= MOST_LEVELS or steps != int(steps):
         raise BadMessage(f"a grid with {steps:g} levels; from 1 to {MOST_LEVELS} there may be")
-    highest = max(int(rows.abs().max()) for rows in symbols.levels.values() if rows.numel())
+    levels = (int(rows.abs().max()) for rows in symbols.levels.values() if rows.numel())
+    highest = max(levels, default=0)
     if highest > steps + 1:
         raise BadMessage(f"place {highest - 1} on a grid with {steps:g} levels")
 

@@ -38,8 +38,9 @@ class Kernels:
     @cached_property
     def units(self) -> Mapping[str, Tensor]:
         """As [rows, kernels, entries of a kernel]."""
-        lanes = self.envelope.lanes
-        return {n: v.reshape(len(v), -1, lanes[n].unit) for n, v in self.laid.items()}
+        lanes = self.envelope.lanes.items()
+        shapes = {name: (lane.entries // lane.unit, lane.unit) for name, lane in lanes}
+        return {name: rows.reshape(len(rows), *shapes[name]) for name, rows in self.laid.items()}
 
     @cached_property
     def norms(self) -> Tensor:
@@ -95,7 +96,7 @@ class Kernels:
         drawn = below + (rng.uniform_at(key[:, None], at, values.dtype) < place - below)
         signed = torch.where(values < 0, -1 - drawn, 1 + drawn) * (values != 0)
         found = torch.zeros(kept.numel(), wide, dtype=torch.int32, device=where.device)
-        return found.index_copy_(0, where, signed.int()).view(len(units), -1)
+        return found.index_copy_(0, where, signed.int()).view(units.flatten(1).shape)
 
 
 def strongest(norms: Tensor, count: Tensor) -> Tensor:
