@@ -12,6 +12,7 @@ from anyfleet.issue import too_large
 from anyfleet.outcomes import Charges, Events, Lost
 from anyfleet.runtime.batteries import Batteries
 from anyfleet.runtime.charging import charged, demand, sending, spent
+from anyfleet.runtime.checks import screened
 from anyfleet.runtime.clock import Clock, Event
 from anyfleet.runtime.course import Course, Courses
 from anyfleet.runtime.crossing import addresses, crossings
@@ -266,6 +267,8 @@ class Simulated:
         fates = [
             *([Fate(0.0, "no link")] if math.isinf(seconds) else []),
             *([Fate(0.0, "nothing came through")] if pending.crossing.up <= 0 else []),
+            # It arrives, and is paid for.
+            *([Fate(seconds, f"refused: {pending.refused}")] if pending.refused else []),
             *runs_dry((upload,), left),
         ]
         soonest = first(fates)
@@ -278,16 +281,10 @@ class Simulated:
         """Carries out everything that is under way and will get that far."""
         waiting = [(i, p) for i, p in self._pending.items() if p.update is None and not p.fate]
         assigned = [
-            Assigned(
-                pending.asked,
-                pending.order,
-                self.memory(int(pending.order.device[0])),
-                pending.crossing.up,
-            )
-            for _, pending in waiting
+            Assigned(p.asked, p.order, self.memory(int(p.order.device[0])), p.crossing.up)
+            for _, p in waiting
         ]
         done = self._engine.execute(assigned, self._task, self._limits)
-        for (order_id, pending), (update, memory, refused) in zip(waiting, done, strict=True):
-            self._pending[order_id] = replace(
-                pending, update=update, memory=memory, refused=refused
-            )
+        checked = screened(done, assigned, self._world.declared.samples, self._limits)
+        for (order_id, pending), outcome in zip(waiting, checked, strict=True):
+            self._pending[order_id] = replace(pending, **outcome._asdict())
