@@ -15,7 +15,7 @@ from anyfleet.method import Symbols
 from anyfleet.types import Params
 
 NUMBER_BITS = 32  # of an entry that is sent as it is: what a target rate is a share of
-_LEAST_RATE = 1e-9
+_RATES = 1e-9, 1 - 1e-6  # of what was kept: never so much that it would ask for nothing
 
 
 @dataclass(frozen=True)
@@ -171,4 +171,4 @@ def _rest(rate: Tensor, kept: Params, envelope: Envelope) -> Tensor:
     every = NUMBER_BITS * sum(lane.entries for lane in envelope.lanes.values())
     sent = NUMBER_BITS * torch.stack([v.sum(dim=1) for v in kept.values()]).sum(dim=0).clamp(min=1)
     left = (rate * every - positions) / sent.to(rate)
-    return torch.where(rate < 1, left.clamp(min=_LEAST_RATE), rate)
+    return torch.where(rate < 1, left.clamp(*_RATES), rate)

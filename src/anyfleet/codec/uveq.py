@@ -1,9 +1,9 @@
 """UVeQFed: lattices and dither that both ends know, so that errors do not depend on the update."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,9 +22,26 @@ from anyfleet.types import Params
 _FINEST, _COARSEST = -20.0, 4.0  # log2 of a step over the root mean square of what is sent
 _HALVINGS = 14
 _SAMPLE = 1 << 13  # blocks of a row that stand for all while searching
-_CHECKS = 4
-_SPARE = 1.002  # a step that was too short becomes this much longer than it seems to need
+_CHECKS = 8
+_FULL = 0.98  # of a budget: not worth another try
+_SPARE = 1.002  # a step is this much longer than it seems to need
 _HEIGHT = 1 / math.sqrt(3)  # of the second basis vector's rows
+
+
+class _Blocks(NamedTuple):
+    """Entries in blocks, mirrored to where the dither is positive, and that dither.
+
+    Both ends know the dither, and signs of what is small beside a step follow it: levels then are 0
+    and 1 where they would be -1, 0 and 1.
+    """
+
+    turned: Tensor  # [rows, blocks, dimension]
+    shift: Tensor
+
+    def levels(self, step: Tensor) -> Tensor:
+        """In a lattice of such a step; 0 where it is 0."""
+        wide = step.to(self.turned.dtype)[:, None, None]
+        return whole(_nearest(torch.where(wide > 0, self.turned / wide + self.shift, 0.0)))
 
 
 @dataclass(frozen=True)
@@ -61,27 +78,22 @@ class Uveq(Levelled):
             return Symbols(levels={n: rows.to(torch.int32) for n, rows in laid.items()})
         each = torch.where(rate < 1, rate * NUMBER_BITS, self.bits_each).double()
         size = _root_mean_square(laid, entries)
+        blocks = {name: self._blocks(rows, name, envelope) for name, rows in laid.items()}
         most = as_scale(size * 2**_COARSEST)
-        step = self._found(laid, size, each, envelope)
-        symbols = self._symbols(laid, step, envelope)
-        for _ in range(_CHECKS):
-            used = self.bits(symbols, envelope).sum(dim=1).to(each) / entries
-            over = (used > each) & (step < most)
-            if not bool(over.any()):
-                break
-            # Fine lattices lose a bit by every doubling, coarse ones half of their bits.
-            longer = _SPARE * torch.maximum((used - each).exp2(), used / each)
-            step = torch.where(over, as_scale(step * longer).minimum(most), step)
-            symbols = self._symbols(laid, step, envelope)
-        return symbols
+
+        def used(step: Tensor) -> Tensor:
+            return self.bits(_symbols(laid, blocks, step), envelope).sum(dim=1).to(each) / entries
+
+        step = _settled(_found(blocks, size, each), most, each, used)
+        return _symbols(laid, blocks, step)
 
     def values(self, symbols: Symbols, envelope: Envelope) -> Params:
         step = scales_of(symbols, next(iter(envelope.lanes), ""), 1, envelope.dtype)
         found = {}
         for name, rows in symbols.levels.items():
-            blocks = _blocks(rows, self.dimension).to(envelope.dtype)
-            dither = self._dither(name, blocks, envelope)
-            points = (_points(blocks) - dither.abs()) * _side(dither)
+            levels = _cut(rows, self.dimension).to(envelope.dtype)
+            dither = self._dither(name, levels, envelope)
+            points = (_points(levels) - dither.abs()) * _side(dither)
             found[name] = (points * step[:, :, None]).flatten(1)[:, : rows.shape[1]]
         return found
 
@@ -91,33 +103,16 @@ class Uveq(Levelled):
         check_scales(symbols, {next(iter(envelope.lanes), ""): min(1, entries)})
         return symbols
 
-    def _symbols(self, laid: Params, step: Tensor, envelope: Envelope) -> Symbols:
-        levels = {}
-        for name, rows in laid.items():
-            blocks = _blocks(rows, self.dimension)
-            dither = self._dither(name, blocks, envelope)
-            levels[name] = _indices(blocks, step, dither).flatten(1)[:, : rows.shape[1]]
-        # One lattice for all tensors: it travels with the first.
-        return Symbols(levels=levels, scales={next(iter(laid)): step[:, None]})
-
-    def _found(self, laid: Params, size: Tensor, each: Tensor, envelope: Envelope) -> Tensor:
-        """The step with about so many bits per entry, by bisection on a sample of blocks."""
-        blocks = torch.cat([_blocks(rows, self.dimension) for rows in laid.values()], dim=1)
-        some = blocks[:, :: -(-blocks.shape[1] // _SAMPLE)]
-        dither = self._dither("search", some, envelope)
-        low, high = torch.full_like(each, _FINEST), torch.full_like(each, _COARSEST)
-        for _ in range(_HALVINGS):
-            middle = (low + high) / 2
-            indices = _indices(some, as_scale(size * middle.exp2()), dither)
-            fits = _entropy(indices.flatten(1)) <= each
-            low, high = torch.where(fits, low, middle), torch.where(fits, middle, high)
-        return as_scale(size * high.exp2())
+    def _blocks(self, rows: Tensor, name: str, envelope: Envelope) -> _Blocks:
+        cut = _cut(rows, self.dimension)
+        dither = self._dither(name, cut, envelope)
+        return _Blocks(cut * _side(dither), dither.abs())
 
     def _dither(self, name: str, blocks: Tensor, envelope: Envelope) -> Tensor:
         """Uniform on a cell of the lattice with step 1, for every block."""
         count = blocks.shape[1] * self.dimension
         u = rng.uniform(rng.fold(envelope.key, name), count, blocks.dtype).to(blocks.device)
-        u = u.reshape(len(u), -1, self.dimension) - 0.5
+        u = u.reshape(len(u), blocks.shape[1], self.dimension) - 0.5
         if self.dimension == 1:
             return u
         first, second = u.unbind(2)
@@ -127,28 +122,59 @@ class Uveq(Levelled):
         return flat - _points(_nearest(flat))
 
 
+def _symbols(laid: Params, blocks: Mapping[str, _Blocks], step: Tensor) -> Symbols:
+    levels = {n: blocks[n].levels(step).flatten(1)[:, : rows.shape[1]] for n, rows in laid.items()}
+    # One lattice for all tensors: it travels with the first.
+    return Symbols(levels=levels, scales={next(iter(laid)): step[:, None]})
+
+
+def _found(blocks: Mapping[str, _Blocks], size: Tensor, each: Tensor) -> Tensor:
+    """The step with about so many bits per entry, by bisection on a sample of blocks."""
+    turned, shift = (torch.cat(parts, dim=1) for parts in zip(*blocks.values(), strict=True))
+    apart = -(-turned.shape[1] // _SAMPLE)
+    some = _Blocks(turned[:, ::apart], shift[:, ::apart])
+    low, high = torch.full_like(each, _FINEST), torch.full_like(each, _COARSEST)
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        fits = _entropy(some.levels(as_scale(size * middle.exp2())).flatten(1)) <= each
+        low, high = torch.where(fits, low, middle), torch.where(fits, middle, high)
+    return as_scale(size * high.exp2())
+
+
+def _settled(step: Tensor, most: Tensor, each: Tensor, used: Callable[[Tensor], Tensor]) -> Tensor:
+    """A step whose message fits, from one that is about right; `most` where none was found."""
+    fits, over = most, torch.zeros_like(step)
+    for attempt in range(1, _CHECKS + 1):
+        bits = used(step)
+        good = bits <= each
+        fits = torch.where(good, fits.minimum(step), fits)
+        over = torch.where(good, over, over.maximum(step))
+        # What is settled stays, whoever else is in the stack.
+        done = (good & (bits >= _FULL * each)) | (over >= most)
+        if bool(done.all()):
+            break
+        # Fine lattices lose a bit by every doubling, coarse ones half of their bits.
+        longer, ratio = (bits - each).exp2(), bits / each
+        # Some are flatter still, so strides grow until there is a step on either side.
+        stride = torch.where(good, longer.minimum(ratio), longer.maximum(ratio)) * _SPARE
+        guess = step * stride**attempt
+        within = (guess > over) & (guess < fits)
+        other = torch.where(within, guess, (over.clamp(min=1e-45) * fits).sqrt())
+        step = torch.where(done, step, as_scale(other))
+    return fits
+
+
 def _root_mean_square(laid: Params, entries: int) -> Tensor:
     squares = [rows.double().square().sum(dim=1) for rows in laid.values()]
     return (torch.stack(squares).sum(dim=0) / entries).sqrt()
 
 
-def _blocks(rows: Tensor, dimension: int) -> Tensor:
+def _cut(rows: Tensor, dimension: int) -> Tensor:
     """[rows, blocks, dimension], the last block filled with zeros."""
     count, size = rows.shape
     many = -(-size // dimension)
     full = torch.nn.functional.pad(rows, (0, many * dimension - size))
     return full.reshape(count, many, dimension)
-
-
-def _indices(blocks: Tensor, step: Tensor, dither: Tensor) -> Tensor:
-    """Levels of blocks in a lattice of such a step; 0 where it is 0.
-
-    Mirrored to where the dither is positive: both ends know it, and the signs of what is small
-    beside a step follow it. Levels then are 0 and 1 where they would be -1, 0 and 1.
-    """
-    wide = step.to(blocks.dtype)[:, None, None]
-    at = blocks * _side(dither) / wide + dither.abs()
-    return whole(_nearest(torch.where(wide > 0, at, 0.0)))
 
 
 def _side(dither: Tensor) -> Tensor:

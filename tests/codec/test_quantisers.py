@@ -1,0 +1,309 @@
+"""What each codec makes of an update: the examples of METHODS, and the plain formulas."""
+
+import math
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from anyfleet import rng
+from anyfleet.codec import ErrorFeedback, Hq, Qsgd, Stc, TopK, Uveq
+from anyfleet.codec.qsgd import drawn
+from anyfleet.codec.topk import gathered, largest, spread, top
+from anyfleet.codec.uveq import _nearest, _points
+from anyfleet.columns import Floats
+from anyfleet.envelope import Envelope, Lane
+from anyfleet.errors import BadMessage
+from anyfleet.formulas import compression
+from anyfleet.method import Codec, Squeezed
+
+
+def around(*sizes: int, rows: int = 1, dtype: torch.dtype = torch.float64) -> Envelope:
+    keys = rng.fold(rng.root(9, "quantisers"), torch.arange(rows))
+    return Envelope({f"{at}": Lane((n,), (n,)) for at, n in enumerate(sizes)}, dtype, keys)
+
+
+def sent(codec: Codec, *values: Tensor, rate: float = 1.0) -> Squeezed:
+    """Of vectors, or of stacks of them."""
+    rows = [each if each.ndim > 1 else each[None] for each in values]
+    count = len(rows[0])
+    place = around(*(each.shape[1] for each in rows), rows=count, dtype=rows[0].dtype)
+    tree = {f"{at}": each for at, each in enumerate(rows)}
+    return codec.squeeze(tree, {}, torch.full((count,), rate, dtype=torch.float64), place)
+
+
+def plain(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+# --- top-k ------------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 4), min_size=7, max_size=7), min_size=1, max_size=4),
+    st.integers(1, 7),
+)
+def test_1_13_exactly_the_largest_ties_to_the_lower_index(rows: list[list[int]], k: int) -> None:
+    sizes = torch.tensor(rows, dtype=torch.float32)
+    flags = largest(sizes, k)
+    for row, kept in zip(rows, flags, strict=True):
+        assert kept.nonzero()[:, 0].tolist() == sorted(
+            sorted(range(7), key=lambda at: (-row[at], at))[:k]
+        )
+
+
+def test_1_13_a_share_of_every_tensor_or_of_all() -> None:
+    laid = {"a": plain(1, 2, 3, 4)[None], "b": plain(-9, 8, 0)[None], "none": plain()[None]}
+    assert {n: v.sum().item() for n, v in top(laid, 0.5).items()} == {"a": 2, "b": 2, "none": 0}
+    assert {n: v.sum().item() for n, v in top(laid, 0.01).items()} == {"a": 1, "b": 1, "none": 0}
+    together = top(laid, 0.5, "model")
+    assert {n: v.tolist() for n, v in together.items()} == {
+        "a": [[False, False, True, True]],
+        "b": [[True, True, False]],
+        "none": [[]],
+    }
+    # 0.07 × 100 is more than 7 in binary.
+    assert top({"v": torch.ones(1, 100)}, 0.07)["v"].sum() == 7
+    assert top({}, 0.5, "model") == {}
+
+
+def test_kept_entries_side_by_side_and_back() -> None:
+    kept = torch.tensor([[True, False, True, True], [False, False, True, False]])
+    rows = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])
+    packed = gathered(rows, kept)
+    assert packed.tolist() == [[1, 3, 4], [7, 0, 0]]
+    assert spread(packed, kept).tolist() == (rows * kept).tolist()
+
+
+def test_a_stage_sends_the_largest_as_they_are() -> None:
+    found = sent(TopK(0.4), plain(0.1, -0.9, 0.5, 0.05, -0.3))
+    assert found.tree["0"].tolist() == [[0, -0.9, 0.5, 0, 0]]
+    assert found.kept["0"].tolist() == [[0, 1, 1, 0, 0]]
+    assert float(found.distortion[0]) == pytest.approx((0.01 + 0.0025 + 0.09) / 1.1625)
+
+
+def test_a_stage_leaves_the_rate_to_what_follows() -> None:
+    update = rng.normal(rng.root(1, "rate"), 20_000)
+    for rate in (1 / 33, 1 / 15):
+        bits = float(sent(TopK(0.15, Uveq()), update, rate=rate).bits.sum())
+        assert 0.97 * rate <= bits / (32 * 20_000) <= rate
+
+
+# --- sparse ternary ---------------------------------------------------------------------------
+
+
+def test_1_13_stc_example() -> None:
+    v = plain(0.1, -0.9, 0.5, 0.05, -0.3)
+    found = sent(ErrorFeedback(Stc(2 / 5)), v)
+    assert found.tree["0"][0].tolist() == pytest.approx([0, -0.7, 0.7, 0, 0])
+    assert found.memory["0"][0].tolist() == pytest.approx([0.1, -0.2, -0.2, 0.05, -0.3])
+    assert found.symbols.scales["0"].tolist() == [[pytest.approx(0.7)]]
+    golomb = 10**5 * compression.golomb_position_bits(0.05)
+    assert golomb == pytest.approx(578611.8, rel=1e-6)
+
+
+def test_1_13_edges() -> None:
+    nothing = sent(Stc(0.5), plain(0, 0, 0, 0))
+    assert not nothing.kept["0"].any()
+    assert not nothing.tree["0"].any()
+    # The magnitude is the mean over all that were chosen; the sign of 0 is 0.
+    some = sent(Stc(1.0), plain(2, 0))
+    assert some.tree["0"].tolist() == [[1, 0]]
+    assert some.kept["0"].tolist() == [[1, 0]]
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 2**31), st.floats(0.01, 1.0))
+def test_1_13_stc_is_the_formula(seed: int, keep: float) -> None:
+    v = rng.normal(rng.root(seed, "stc"), 50)
+    found = sent(ErrorFeedback(Stc(keep)), v)
+    expected = compression.sparse_ternary(v.numpy(), keep)
+    assert found.tree["0"][0].numpy() == pytest.approx(expected.sent, rel=1e-6)
+    assert found.memory["0"][0].numpy() == pytest.approx(expected.residual, abs=1e-6)
+
+
+def test_1_13_gaps_that_are_coded_take_less_than_golomb() -> None:
+    size, keep = 200_000, 0.05
+    v = rng.normal(rng.root(3, "golomb"), size, torch.float32)
+    found = sent(Stc(keep), v)
+    positions = found.kept["0"][0].nonzero()[:, 0].numpy()
+    assert len(positions) == keep * size
+    golomb = compression.ternary_bits(positions, size, keep)
+    bound = len(positions) * (compression.position_entropy(keep) + 1)
+    assert bound <= float(found.bits.sum()) <= min(golomb, 1.02 * bound)
+
+
+def test_one_magnitude_for_all_tensors_travels_once() -> None:
+    a, b = plain(4, -1, 0, 0), plain(0, 2, 0, 0)
+    found = sent(Stc(2 / 8, "model"), a, b)
+    assert found.tree["0"].tolist() == [[3, 0, 0, 0]]
+    assert found.tree["1"].tolist() == [[0, 3, 0, 0]]
+    assert found.symbols.scales.keys() == {"0"}
+    place = around(4, 4)
+    packed = Stc(2 / 8).pack(sent(Stc(2 / 8), a, b).symbols, place)
+    with pytest.raises(BadMessage, match="number of scales"):
+        Stc(2 / 8, "model").unpack(packed, place)
+    two = replace(sent(Uveq(), a, b).symbols, scales={"0": a[None, :1], "1": b[None, :1]})
+    with pytest.raises(BadMessage, match="number of scales"):
+        Uveq().unpack(Uveq().pack(two, place), place)
+
+
+# --- stochastic levels ------------------------------------------------------------------------
+
+
+def test_1_14_qsgd_example() -> None:
+    v = plain(3, -4)
+    rows = 1000
+    found = sent(Qsgd(4), v.expand(rows, -1))
+    values = {tuple(row) for row in found.tree["0"].tolist()}
+    assert values == {(2.5, -3.75), (2.5, -5.0), (3.75, -3.75), (3.75, -5.0)}
+    up = (found.symbols.levels["0"] == torch.tensor([3, -4])).double().mean(dim=0)
+    # Four standard deviations of a share.
+    for share, chance in zip(up.tolist(), (0.4, 0.2), strict=True):
+        assert share == pytest.approx(chance, abs=4 * math.sqrt(chance * (1 - chance) / rows))
+    variance = (found.tree["0"] - v).square().sum(dim=1).mean()
+    assert float(variance) == pytest.approx(0.625, abs=0.12)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 2**31), st.integers(1, 20), st.sampled_from([None, 4, 512]))
+def test_1_14_qsgd_is_the_formula(seed: int, levels: int, bucket: int | None) -> None:
+    v = rng.normal(rng.root(seed, "qsgd"), 30)
+    place = around(30)
+    found = drawn({"0": v[None]}, plain(levels), place, bucket)
+    u = rng.uniform(rng.fold(place.key, "0"), 30)[0].numpy()
+    expected = compression.qsgd(v.numpy(), levels, u, bucket)
+    assert found.levels["0"][0].tolist() == expected.levels.tolist()
+    assert found.scales["0"][0].numpy() * levels == pytest.approx(expected.norms, rel=1e-6)
+    back = sent(Qsgd(levels, bucket), v).tree["0"][0].numpy()
+    values = compression.qsgd_values(expected, levels, bucket)
+    assert back == pytest.approx(values, rel=1e-6, abs=1e-12)
+
+
+def test_1_14_an_entry_that_is_the_norm_has_the_last_level() -> None:
+    found = sent(Qsgd(16, 1), torch.rand(200, dtype=torch.float32) + 0.1)
+    assert (found.symbols.levels["0"] == 16).all()
+
+
+def test_1_14_buckets_count_kept_entries_in_order() -> None:
+    # Kept: 3, 4 and 6, 8, in buckets of two.
+    v = plain(3, 0.1, -4, 0.1, 0.1, 6, 8, 0.1)
+    found = sent(TopK(0.5, Qsgd(10, 2)), v)
+    assert found.symbols.scales["0"].tolist() == [pytest.approx([0.5, 1.0])]
+    assert found.tree["0"][0].tolist() == pytest.approx([3, 0, -4, 0, 0, 6, 8, 0])
+
+
+# --- dithered lattices ------------------------------------------------------------------------
+
+
+def test_1_15_uveq_example() -> None:
+    """METHODS: step .5, v=(.6, -.8), z=(.1, -.2) in units of the scale; here, of the step."""
+    at = plain(0.6 + 0.1, -0.8 - 0.2)[None, :, None] / 0.5
+    back = 0.5 * _points(_nearest(at)) - plain(0.1, -0.2)[None, :, None]
+    assert back.flatten().tolist() == pytest.approx([0.4, -0.8])
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 2**31))
+def test_1_15_the_nearest_point_of_hexagons(seed: int) -> None:
+    points = 3 * rng.normal(rng.root(seed, "points"), 80).reshape(1, 40, 2)
+    found = _points(_nearest(points))[0].numpy()
+    basis = compression.lattice(1.0)
+    expected = compression.lattice_indices(points[0].numpy(), basis) @ basis
+    assert found == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("dimension", [1, 2])
+@pytest.mark.parametrize("size", [4001, 4000])
+def test_1_15_errors_do_not_depend_on_the_update(dimension: Literal[1, 2], size: int) -> None:
+    codec = Uveq(1.5, dimension)
+    update = rng.normal(rng.root(2, "lattice"), size)
+    # The second as coarse for its entries as the first, though these are quite different ones.
+    other = update.abs().sqrt() * torch.where(torch.arange(size) % 3 == 0, 1.0, 0.0)
+    for v in (update, other):
+        found = sent(codec, v)
+        step = float(found.symbols.scales["0"][0, 0])
+        error = (found.tree["0"][0] - v) / step
+        variance = compression.uveq_variance(1.0, compression.lattice(1.0, dimension))
+        # The fourth moment of a cell is below twice the squared variance.
+        assert float(error.mean()) == pytest.approx(0, abs=5 * math.sqrt(variance / size))
+        assert float(error.square().mean()) == pytest.approx(variance, rel=5 / math.sqrt(size))
+        assert float((error * v / v.norm()).sum()) == pytest.approx(0, abs=5 * math.sqrt(variance))
+
+
+@pytest.mark.parametrize("dimension", [1, 2])
+def test_1_15_uveq_is_the_formula(dimension: Literal[1, 2]) -> None:
+    codec, size = Uveq(2.0, dimension), 101
+    v = rng.normal(rng.root(4, "formula"), size)
+    found = sent(codec, v)
+    step = float(found.symbols.scales["0"][0, 0])
+    basis, blocks = compression.lattice(1.0, dimension), -(-size // dimension)
+    noise: Floats = codec._dither("0", torch.zeros(1, blocks, dimension).double(), around(size))[
+        0
+    ].numpy()
+    indices = compression.uveq(v.numpy(), step, basis, noise)
+    expected = compression.uveq_values(indices, step, basis, noise, size)
+    assert found.tree["0"][0].numpy() == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize("dimension", [1, 2])
+@pytest.mark.parametrize("bits", [0.8, 2.0, 5.0])
+def test_1_15_the_message_meets_its_rate(dimension: Literal[1, 2], bits: float) -> None:
+    update = rng.normal(rng.root(8, "rate"), 40_000, torch.float32)
+    stack = torch.stack([update, update.square() * update.sign(), 1e-3 * update])
+    for found in (
+        sent(Uveq(bits, dimension), stack),
+        sent(Uveq(9.0, dimension), stack, rate=bits / 32),
+    ):
+        each = found.bits.sum(dim=1) / 40_000
+        assert (each <= bits).all()
+        assert (each >= 0.95 * bits).all()
+    # The same numbers in other units.
+    assert float(found.distortion[2]) == pytest.approx(float(found.distortion[0]), rel=0.15)
+
+
+def test_1_15_a_lattice_is_never_coarser_than_a_message_is_worth() -> None:
+    update = rng.normal(rng.root(8, "coarse"), 5000)
+    found = sent(Uveq(), update, rate=1e-4)
+    assert float(found.symbols.scales["0"]) == pytest.approx(
+        16 * float(update.square().mean()) ** 0.5
+    )
+
+
+# --- levels by channel ------------------------------------------------------------------------
+
+
+def test_1_16_the_most_levels_that_fit() -> None:
+    update = rng.normal(rng.root(7, "channel"), 30_000, torch.float32)
+    codec, size = Hq(keep=0.3), 32 * 30_000
+    bits = np.array([float(sent(TopK(0.3, Qsgd(s)), update).bits.sum()) for s in codec.levels])
+    rates = torch.tensor([0.035, 0.05, 0.0625, 0.075, 1.0], dtype=torch.float64)
+    place = around(30_000, rows=5, dtype=torch.float32)
+    # All with the draws of the first: those of the messages measured above.
+    place = Envelope(place.lanes, place.dtype, place.key[:1].expand(5))
+    found = codec.squeeze({"0": update.expand(5, -1)}, {}, rates, place)
+    levels = [compression.fedhq_level(bits, float(r) * size, np.array(codec.levels)) for r in rates]
+    assert len(set(levels)) > 3
+    for row, level in enumerate(levels):
+        assert torch.equal(found.tree["0"][row], sent(TopK(0.3, Qsgd(level)), update).tree["0"][0])
+    assert (found.bits.sum(dim=1) <= rates * size).all()
+    # Better channels, smaller errors, larger weights.
+    assert (found.distortion.diff() <= 0).all()
+    weights = compression.fedhq_weights(found.distortion.numpy())
+    assert (np.diff(weights) >= 0).all()
+
+
+def test_1_16_a_poor_channel_keeps_fewer_entries() -> None:
+    update = rng.normal(rng.root(7, "poor"), 30_000, torch.float32).expand(2, -1)
+    rates = torch.tensor([0.01, 0.2], dtype=torch.float64)
+    found = Hq(keep=0.3).squeeze(
+        {"0": update}, {}, rates, around(30_000, rows=2, dtype=torch.float32)
+    )
+    kept = found.kept["0"].sum(dim=1)
+    assert kept.tolist() == [1125, 9000]
+    assert (found.bits.sum(dim=1) <= rates * 32 * 30_000).all()
