@@ -1,0 +1,29 @@
+"""Processes that are really killed, at random moments; `tools/kill.py` does it and compares."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="forks")
+def test_runs_that_were_killed_twenty_times_equal_those_that_were_not() -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "tools" / "kill.py", "20", "--seed", "3"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    told = done.stdout + done.stderr
+    assert done.returncode == 0, told
+    count = re.search(r"^(\d+) kills: every file has the same bytes", told, re.MULTILINE)
+    assert count, told
+    assert int(count[1]) >= 20
+    rows = {line.split()[0] for line in told.splitlines() if line.endswith("nothing")}
+    assert {"synchronous", "deadline", "asynchronous"} <= rows

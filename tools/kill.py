@@ -1,0 +1,376 @@
+"""Kill runs at random moments, resume them, and see whether anything differs.
+
+    python tools/kill.py [N] [--seed S]
+
+N processes (100 unless told) are killed: some after a random time, some at a random file operation,
+some at a random byte of a file that grows too long. A run is killed several times, also while it
+is being resumed, and then left to end. Its log, its ledger, its model and its last checkpoint must
+have the very bytes of a run that nobody disturbed. Exits with 1 when one of them has not.
+
+Every process is a fork of this one, which has imported everything already. POSIX only.
+"""
+
+import argparse
+import os
+import random
+import resource
+import shutil
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import msgspec
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from anyfleet import methods, tasks
+from anyfleet.errors import StoreError
+from anyfleet.method import Method
+from anyfleet.naming import Factory
+from anyfleet.runtime import Reference, Stacked
+from anyfleet.runtime.engines import Engine
+from anyfleet.schedule import Buffered, Deadline
+from anyfleet.store import Recording, Terms, checkpoint, reopen
+from anyfleet.store.blocks import content, read, view
+from anyfleet.study import Experiment, build, play
+from anyfleet.tasks import Generator, zoo
+from anyfleet.world import levels
+
+KILLS_PER_RUN = 4
+NOT_SEEN = ("id", "block", "offset")
+COMPARED = ("points.jsonl", "ledger.jsonl", "model.safetensors", "config.toml", "papers.bib")
+
+MODEL = Factory.of(zoo.perceptron, features=60, hidden=(16,))
+TASK = tasks.Synthetic(MODEL, Generator(devices=8, samples=50), server=20)
+FLEET = levels(speeds=(2e9, 1e9, 5e8), mortality=0.1)
+BASE = replace(methods.heterofl(shares=(1.0, 0.5), count=4, lr=0.1), cache=True)
+LATE = replace(BASE, schedule=Deadline(0.003, late="late", staleness=2))
+ASYNCHRONOUS = replace(BASE, schedule=Buffered(concurrency=5, size=2))
+
+
+def experiment(method: Method, engine: Engine = Reference()) -> Experiment:  # noqa: B008 - frozen
+    return Experiment(TASK, method, FLEET, engine, rounds=8, widths=(1.0, 0.5))
+
+
+# One row for each kind of run; all of them keep caches, two have orders in flight between steps.
+RUNS: Mapping[str, Experiment] = {
+    "synchronous": experiment(BASE),
+    "deadline": experiment(LATE),
+    "asynchronous": experiment(ASYNCHRONOUS),
+    "stacked": experiment(ASYNCHRONOUS, Stacked(chunk=2)),
+}
+
+
+# --- a process that can be killed -------------------------------------------------------------
+
+
+def advance(folder: Path, planned: Experiment, reached: Callable[[], None]) -> None:
+    """Begins a run, or goes on with it, to its end."""
+    if (folder / "environment.json").exists():
+        run = reopen(folder, Terms())
+        reached()
+        recording = Recording(folder, run.experiment, past=run.past, every=1)
+        moments = play(run.experiment, run.task, resume=run.past.state)
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        recording = Recording(folder, planned, every=1)
+        reached()
+        moments = play(planned, build(planned))
+    with recording:
+        for moment in moments:
+            recording.append(moment)
+
+
+def tell(pipe: int) -> None:
+    os.write(pipe, b"!")
+
+
+@dataclass(frozen=True)
+class Process:
+    """A fork of this process, in which something runs."""
+
+    pid: int
+    pipe: int
+
+    @staticmethod
+    def start(work: Callable[[Callable[[], None]], None]) -> "Process":
+        reading, writing = os.pipe()
+        pid = os.fork()
+        if pid:
+            os.close(writing)
+            return Process(pid, reading)
+        os.close(reading)
+        status = 1
+        try:
+            work(lambda: tell(writing))
+            status = 0
+        except BaseException as error:  # noqa: BLE001 - told, whatever it is
+            sys.stderr.write(f"{error!r}\n")
+        finally:
+            os._exit(status)
+
+    def end(self) -> tuple[int, bool]:
+        """The signal that ended it, or 0; and whether it got as far as to run."""
+        _, status = os.waitpid(self.pid, 0)
+        reached = bool(os.read(self.pipe, 1))
+        os.close(self.pipe)
+        if os.WIFEXITED(status) and os.WEXITSTATUS(status):
+            raise RuntimeError("a process failed by itself")
+        return (os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0), reached
+
+
+# --- ways to die ------------------------------------------------------------------------------
+
+Work = Callable[[Callable[[], None]], None]
+_EVENTS = ("open", "os.rename", "os.mkdir", "os.rmdir", "os.remove", "os.truncate", "os.listdir")
+
+
+def at_time(work: Work, share: float, scale: "Scale") -> Process:
+    """After a share of the time that a whole run takes."""
+    process = Process.start(work)
+    time.sleep(share * scale.seconds)
+    os.kill(process.pid, signal.SIGKILL)
+    return process
+
+
+def at_operation(work: Work, share: float, scale: "Scale") -> Process:
+    """At the n-th operation on files: opening, renaming, forcing to the disk."""
+
+    def counted(reached: Callable[[], None]) -> None:
+        watch(int(share * scale.operations), lambda: os.kill(os.getpid(), signal.SIGKILL))
+        work(reached)
+
+    return Process.start(counted)
+
+
+def at_byte(work: Work, share: float, scale: "Scale") -> Process:
+    """When a file becomes longer than so many bytes; the system itself ends the process."""
+
+    def limited(reached: Callable[[], None]) -> None:
+        limit = int(share**3 * scale.bytes)  # small files are written too
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+        work(reached)
+
+    return Process.start(limited)
+
+
+WAYS = (at_time, at_operation, at_byte)
+
+
+def watch(count: int, fire: Callable[[], None]) -> list[int]:
+    """Calls `fire` at the n-th operation on files of this process; counts them in the list."""
+    seen = [0]
+
+    def step() -> None:
+        if seen[0] == count:
+            fire()
+        seen[0] += 1
+
+    def hook(event: str, _: object) -> None:
+        if event in _EVENTS:
+            step()
+
+    force = os.fsync
+
+    def forced(fd: Any) -> None:
+        step()
+        force(fd)
+
+    sys.addaudithook(hook)
+    os.fsync = forced
+    return seen
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What an undisturbed run takes."""
+
+    seconds: float
+    operations: int
+    bytes: int  # of its longest file
+
+
+# --- what is left -----------------------------------------------------------------------------
+
+
+def where(folder: Path, rounds: int, *, reached: bool) -> str:
+    """What a process was doing when it died, as its folder tells."""
+    home = folder / "checkpoints"
+    if not (folder / "environment.json").exists():
+        return "before the start"
+    if not reached:
+        return "opening the folder"
+    if home.is_dir() and list(home.glob(".*.part")):
+        return "writing a checkpoint"
+    steps, torn = logged(folder)
+    if torn:
+        return "appending to a log"
+    whole = [path for path in checkpoint.found(folder) if good(path)]
+    if len(whole) < len(checkpoint.found(folder)) or len(whole) > checkpoint.KEPT:
+        return "removing a checkpoint"
+    done = int(whole[0].name) if whole else 0
+    if steps > done:
+        return "between log and checkpoint"
+    if done == rounds:
+        return "closing the run"
+    return "computing" if done else "before a checkpoint"
+
+
+def good(path: Path) -> bool:
+    try:
+        checkpoint.examine(path)
+    except StoreError:
+        return False
+    return True
+
+
+def logged(folder: Path) -> tuple[int, bool]:
+    """How many steps are in the log; and whether something is half written."""
+    parts = [folder / name for name in ("points.jsonl", "ledger.jsonl")]
+    points, ledger = (part.read_bytes() if part.exists() else b"" for part in parts)
+    rows = [msgspec.json.decode(line)["step"] for line in ledger.split(b"\n")[:-1]]
+    steps = points.count(b"\n")
+    torn = any(text and not text.endswith(b"\n") for text in (points, ledger))
+    return steps, torn or max(rows, default=-1) >= steps
+
+
+def differences(one: Path, two: Path) -> list[str]:
+    """The files that have not the same bytes."""
+    wrong = [name for name in COMPARED if (one / name).read_bytes() != (two / name).read_bytes()]
+    states = [spelt_out(checkpoint.found(folder)[0]) for folder in (one, two)]
+    return wrong if states[0] == states[1] else [*wrong, "last checkpoint"]
+
+
+def spelt_out(path: Path) -> object:
+    """All values of a checkpoint; not which of them were shared, which nobody can see."""
+    blocks = read(path / checkpoint.TENSORS)
+    shared: dict[int, object] = {}
+
+    def inside(item: object) -> object:
+        """Tables of fields or keys are no nodes themselves."""
+        if isinstance(item, dict):
+            return {key: full(each) for key, each in item.items()}
+        return full(item)
+
+    def full(node: object) -> object:
+        if isinstance(node, list):
+            return [full(each) for each in node]
+        if not isinstance(node, dict):
+            return node
+        if "ref" in node:
+            return shared[node["ref"]]
+        made = {key: inside(item) for key, item in node.items() if key not in NOT_SEEN}
+        if "block" in node:
+            made["content"] = bytes(content(view(blocks[node["block"]], node)))
+        if "id" in node:
+            shared[node["id"]] = made
+        return made
+
+    return full(msgspec.json.decode((path / checkpoint.STATE).read_bytes()))
+
+
+# --- all of it --------------------------------------------------------------------------------
+
+
+def undisturbed(folder: Path, planned: Experiment) -> Scale:
+    """Runs to its end once, and is measured."""
+    note = folder.with_suffix(".operations")
+
+    def work(reached: Callable[[], None]) -> None:
+        seen = watch(-1, lambda: None)
+        advance(folder, planned, reached)
+        note.write_text(str(seen[0]))
+
+    began = time.monotonic()
+    Process.start(work).end()
+    seconds = time.monotonic() - began
+    longest = max(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    return Scale(seconds, int(note.read_text()), longest)
+
+
+def torment(folder: Path, planned: Experiment, scale: Scale, luck: random.Random) -> Counter[str]:
+    """Kills a run some times, and then lets it end; says where it was hit."""
+    hits: Counter[str] = Counter()
+
+    def work(reached: Callable[[], None]) -> None:
+        advance(folder, planned, reached)
+
+    for _ in range(KILLS_PER_RUN):
+        ended, reached = luck.choice(WAYS)(work, luck.random(), scale).end()
+        if not ended:  # it was quicker
+            return hits
+        hits[where(folder, planned.rounds, reached=reached)] += 1
+    Process.start(work).end()
+    return hits
+
+
+@dataclass
+class Account:
+    """Of one kind of run: where its runs were hit, and what differed in the end."""
+
+    hits: Counter[str]
+    runs: int
+    wrong: list[str]
+
+
+def kill(name: str, planned: Experiment, *, kills: int, seed: int, home: Path) -> Account:
+    """At least so many kills of runs of one kind, each compared with the undisturbed one."""
+    luck = random.Random(f"{seed} {name}")  # noqa: S311 - no secret
+    whole, folder = home / "undisturbed", home / "killed"
+    scale, account = undisturbed(whole, planned), Account(Counter(), 0, [])
+    while account.hits.total() < kills:
+        shutil.rmtree(folder, ignore_errors=True)
+        account.hits += torment(folder, planned, scale, luck)
+        account.runs += 1
+        account.wrong += differences(whole, folder)
+    return account
+
+
+def table(accounts: Mapping[str, Account]) -> Table:
+    """One row for every kind of run."""
+    places = sorted({place for account in accounts.values() for place in account.hits})
+    shown = Table("run", "runs", "kills", *places, "differs", box=None, pad_edge=False)
+    for name, account in accounts.items():
+        counts = [account.runs, account.hits.total(), *(account.hits[each] for each in places)]
+        wrong = ", ".join(sorted(set(account.wrong))) or "nothing"
+        shown.add_row(name, *map(str, counts), wrong)
+    return shown
+
+
+def main(kills: int, seed: int) -> int:
+    """Kills, shows the table, and judges."""
+    torch.set_num_threads(1)  # a fork has only the thread that made it
+    for planned in RUNS.values():
+        list(play(planned))  # what Python and torch do only once, is done
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    accounts: dict[str, Account] = {}
+    with TemporaryDirectory() as folder:
+        for number, (name, planned) in enumerate(RUNS.items()):
+            home = Path(folder) / name
+            home.mkdir()
+            share = (kills + number) // len(RUNS)
+            accounts[name] = kill(name, planned, kills=share, seed=seed, home=home)
+    console.print(table(accounts))
+    count = sum(account.hits.total() for account in accounts.values())
+    wrong = sum(len(account.wrong) for account in accounts.values())
+    verdict = f"{wrong} files DIFFER" if wrong else "every file has the same bytes"
+    console.print(f"{count} kills: {verdict} as without.")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Kill runs and resume them.")
+    parser.add_argument("kills", nargs="?", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    sys.exit(main(given.kills, given.seed))
