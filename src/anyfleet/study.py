@@ -17,7 +17,7 @@ from anyfleet.errors import ConfigError, Problem
 from anyfleet.evaluate import score, to_test
 from anyfleet.loop import Answer, Step, run
 from anyfleet.method import Method
-from anyfleet.runtime import Reference, Simulated
+from anyfleet.runtime import Limits, Reference, Simulated
 from anyfleet.runtime.engines import Engine
 from anyfleet.seam import Snapshot
 from anyfleet.types import Kind, Task
@@ -31,6 +31,7 @@ HOMES: Mapping[str, str] = MappingProxyType(
         "method": "anyfleet.methods",
         "fleet": "anyfleet.world",
         "engine": "anyfleet.runtime",
+        "limits": "anyfleet.runtime",
         "choose": "anyfleet.plan",
         "norm": "anyfleet.train",
         "uplink": "anyfleet.codec",
@@ -57,14 +58,16 @@ class TaskSpec(Protocol):
 class Experiment:
     """Everything a run depends on; a run file is this, written down.
 
-    `details` takes the accuracy apart at every evaluation and width: by class of the test set, by
-    device and by group of the fleet, these on the devices' own test data.
+    `limits` say which messages are refused. `details` takes the accuracy apart at every evaluation
+    and width: by class of the test set, by device and by group of the fleet, these on the devices'
+    own test data.
     """
 
     task: TaskSpec
     method: Method
     fleet: Fleet = field(default_factory=Fleet)
     engine: Engine = field(default_factory=Reference)
+    limits: Limits = field(default_factory=Limits)
     rounds: Counter = 20
     evaluate_every: Counter = 1
     widths: tuple[float, ...] = (1.0,)
@@ -213,7 +216,8 @@ def play(
     task = task or build(experiment)
     world = populate(experiment, task)
     groups = named([group.name for group in world.groups], world.group)
-    runtime = Simulated(task, world, experiment.seed, engine=experiment.engine)
+    engine, limits = experiment.engine, experiment.limits
+    runtime = Simulated(task, world, experiment.seed, engine=engine, limits=limits)
     point, snapshot = _START, None
     if resume is not None:
         runtime.restore(resume.fleet)
