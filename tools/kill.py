@@ -31,6 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 from anyfleet import methods, tasks
+from anyfleet.codec import ErrorFeedback, Stc
 from anyfleet.errors import StoreError
 from anyfleet.method import Method
 from anyfleet.naming import Factory
@@ -50,7 +51,9 @@ COMPARED = ("points.jsonl", "ledger.jsonl", "model.safetensors", "config.toml", 
 MODEL = Factory.of(zoo.perceptron, features=60, hidden=(16,))
 TASK = tasks.Synthetic(MODEL, Generator(devices=8, samples=50), server=20)
 FLEET = levels(speeds=(2e9, 1e9, 5e8), mortality=0.1)
-BASE = replace(methods.heterofl(shares=(1.0, 0.5), count=4, lr=0.1), cache=True)
+BASE = replace(
+    methods.heterofl(shares=(1.0, 0.5), count=4, lr=0.1), cache=True, uplink=ErrorFeedback(Stc(0.2))
+)
 LATE = replace(BASE, schedule=Deadline(0.003, late="late", staleness=2))
 ASYNCHRONOUS = replace(BASE, schedule=Buffered(concurrency=5, size=2))
 
@@ -59,7 +62,8 @@ def experiment(method: Method, engine: Engine = Reference()) -> Experiment:  # n
     return Experiment(TASK, method, FLEET, engine, rounds=8, widths=(1.0, 0.5))
 
 
-# One row for each kind of run; all of them keep caches, two have orders in flight between steps.
+# One row for each kind of run. All have caches and error feedback; all but the first have orders
+# in flight between two steps.
 RUNS: Mapping[str, Experiment] = {
     "synchronous": experiment(BASE),
     "deadline": experiment(LATE),

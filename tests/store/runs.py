@@ -6,6 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from anyfleet import methods, tasks
+from anyfleet.codec import ErrorFeedback, Stc
 from anyfleet.naming import Factory
 from anyfleet.schedule import Buffered
 from anyfleet.store import Recording, Terms, reopen
@@ -17,6 +18,7 @@ TASK = tasks.Synthetic(MODEL, Generator(devices=6, samples=40), server=20)
 METHOD = replace(
     methods.heterofl(shares=(1.0, 0.5), count=3, lr=0.1),
     cache=True,
+    uplink=ErrorFeedback(Stc(0.2)),
     schedule=Buffered(concurrency=4, size=2),
 )
 EXPERIMENT = Experiment(TASK, METHOD, rounds=5)

@@ -12,10 +12,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from anyfleet import codec as codecs
+from anyfleet import methods
 from anyfleet.cli.methods import known_methods
+from anyfleet.codec import ErrorFeedback, Fgc, Hq, Qsgd, Raw, Stc, TopK, Uveq
 from anyfleet.errors import StoreError
 from anyfleet.loop import run
+from anyfleet.method import Method
+from anyfleet.parts import Codec
 from anyfleet.runtime import Simulated
+from anyfleet.schedule import Buffered
 from anyfleet.store import (
     Document,
     Recording,
@@ -119,16 +125,29 @@ def test_a_resumed_run_can_be_resumed(tmp_path: Path) -> None:
 # --- every method -----------------------------------------------------------------------------
 
 
+CODECS = [Fgc(), Hq(), Qsgd(), Raw(), Stc(), TopK(), Uveq(), ErrorFeedback()]
+
+
 @pytest.mark.parametrize("name", known_methods())
 def test_the_state_of_every_method_comes_back(name: str) -> None:
+    assert_it_comes_back(known_methods()[name].make())
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=lambda codec: type(codec).__name__)
+def test_the_state_of_every_codec_comes_back(codec: Codec) -> None:
+    assert {type(each).__name__ for each in CODECS} >= set(codecs.__all__) - {"Nothing", "Plain"}
+    schedule = Buffered(concurrency=4, size=2)  # some answers are known, and have not arrived
+    assert_it_comes_back(replace(methods.heterofl(lr=0.1), schedule=schedule, uplink=codec))
+
+
+def assert_it_comes_back(method: Method) -> None:
     task = small.task()
-    method = known_methods()[name].make()
     runtime = Simulated(task, small.world(task), 0)
     steps = run(method, task, runtime, 0)
     next(steps)
     state = {"loop": next(steps).snapshot, "fleet": runtime.save()}
     document = encode(state, checkpoint.SURROUNDINGS)
-    flat = {key: block.reshape(-1) for key, block in document.blocks.items()}
+    flat = {key: block.reshape(-1).clone() for key, block in document.blocks.items()}
     known = {"world": small.world(task), "task": task, "blueprint": task.blueprint}
     text = msgspec.json.encode(document.root)
     back = decode(Document(msgspec.json.decode(text), flat), known)

@@ -133,7 +133,8 @@ def view(flat: Tensor, node: Mapping[str, Any]) -> Tensor:
     """The tensor that a node describes, in its block."""
     shape = node["shape"]
     strides = node.get("strides") or _contiguous(shape)
-    return torch.as_strided(flat, shape, strides, node.get("offset", 0))
+    offset = int(flat.storage_offset()) + node.get("offset", 0)
+    return torch.as_strided(flat, shape, strides, offset)
 
 
 def _contiguous(shape: list[int]) -> list[int]:
