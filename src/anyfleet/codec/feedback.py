@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from anyfleet.codec.stc import Stc
@@ -35,7 +36,9 @@ class ErrorFeedback(Codec):
         return True
 
     def squeeze(self, tree: Params, memory: Params, rate: Tensor, envelope: Envelope) -> Squeezed:
-        whole = {name: v + memory[name] if name in memory else v for name, v in tree.items()}
+        # What is no number would stay so for ever: one bad round must not silence a device.
+        known = {name: torch.where(left.isfinite(), left, 0.0) for name, left in memory.items()}
+        whole = {name: v + known[name] if name in known else v for name, v in tree.items()}
         squeezed = self.inner.squeeze(whole, {}, rate, envelope)
         sent = squeezed.tree
         left = {name: v - sent[name] if name in sent else v for name, v in whole.items()}
