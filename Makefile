@@ -2,16 +2,17 @@
 PYTHON ?= python3
 VENV   ?= .venv
 JOBS   ?= 2
+COUNT  ?= 100000
 
 BIN   := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint mutants clean
+.PHONY: help setup demo test lint mutants kill clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@echo "  Variables: PYTHON ($(PYTHON)), VENV ($(VENV)), JOBS ($(JOBS), test processes)"
+	@echo "  Variables: PYTHON ($(PYTHON)), VENV ($(VENV)), JOBS ($(JOBS), test processes), COUNT ($(COUNT), messages)"
 
 setup: $(READY) ## install the package and its tools into $(VENV); does nothing when done already
 
@@ -36,6 +37,12 @@ lint: $(READY) ## ruff and mypy --strict
 
 mutants: $(READY) ## plant known mistakes one by one: each must turn a test red (some minutes)
 	$(BIN)/python tools/mutants.py
+
+kill: $(READY) ## kill a hundred runs at random moments and resume them: nothing may differ (a minute)
+	$(BIN)/python tools/kill.py 100
+
+fuzz: $(READY) ## spoil messages (COUNT of them) and read them: only refusals may come of it
+	$(BIN)/python -m tools.fuzz $(COUNT)
 
 clean: ## remove the environment, builds and caches
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

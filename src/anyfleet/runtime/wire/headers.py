@@ -8,7 +8,6 @@ from typing import Annotated, TypeVar
 import msgspec
 import numpy as np
 
-from anyfleet.elastic import columns
 from anyfleet.errors import BadMessage
 from anyfleet.runtime.limits import Limits
 from anyfleet.types import EVERYTHING, Kind, Numbers, Orders
@@ -101,7 +100,7 @@ def check_order(header: OrderHeader, limits: Limits) -> None:
 def _sizes(header: OrderHeader, limits: Limits) -> Iterator[str]:
     if not 0 < header.share <= 1 or not 0 < header.column <= 1:
         yield f"a share of {header.share} in columns of {header.column}"
-    elif header.column < 1 and columns(header.share, header.column) > limits.columns:
+    elif header.share > limits.columns * header.column:
         yield f"columns of {header.column}; at most {limits.columns} are read"
     if len(header.menu) > limits.menu or not -1 <= header.choice <= limits.menu:
         yield f"a menu of {len(header.menu)} with choice {header.choice}; at most {limits.menu}"

@@ -1,0 +1,261 @@
+"""Spoil real messages and see that only `BadMessage` ever escapes.
+
+    python -m tools.fuzz [COUNT [SEED]]
+
+Orders and answers of several methods, with every codec of the package, are mutated, truncated,
+spliced, and lie about lengths; then they are read as a device or a server would. Under a limit of
+memory for all and of time for each. Exits with 1 when anything else escapes, when a codec fails
+otherwise than by refusing, or when what was read does not have the right shapes.
+"""
+
+import resource
+import signal
+import sys
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from tools.mangling import mangled
+from torch import nn
+
+import anyfleet.codec as codecs
+from anyfleet.aggregate import Diagnosed
+from anyfleet.client import work
+from anyfleet.elastic import narrowed
+from anyfleet.errors import BadMessage, CompositionError
+from anyfleet.issue import Desk, draft, load
+from anyfleet.method import Codec, Method
+from anyfleet.methods import fedavg, heterofl
+from anyfleet.plan import Menu
+from anyfleet.runtime import Limits, Simulated
+from anyfleet.runtime.checks import screened
+from anyfleet.runtime.engines import Assigned, Outcome
+from anyfleet.runtime.wire import decode_order, decode_update, encode_order, encode_update
+from anyfleet.server import Server
+from anyfleet.tasks import Data, Split, Task
+from anyfleet.train import Tracked
+from anyfleet.types import Kind, Memory, Orders, Updates
+from anyfleet.view import Request
+from anyfleet.world import Fleet
+
+MEMORY = 256 << 20  # bytes that reading may take beyond what is there before
+SECONDS = 5.0  # that one message may take
+ACCEPTED, ESCAPED = "accepted", "ESCAPED"
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A real message, and how its receiver reads it."""
+
+    data: bytes
+    order: Orders
+    task: Task
+    up: bool
+
+    def read(self, data: bytes) -> Orders | Updates:
+        if self.up:
+            return decode_update(data, self.order, self.task)
+        return decode_order(data, self.task)
+
+
+@dataclass
+class Tally:
+    """What became of messages."""
+
+    reasons: Counter[str] = field(default_factory=Counter)
+    escaped: list[tuple[str, bytes]] = field(default_factory=list)  # how, and by which message
+    slowest: float = 0.0
+    seconds: float = 0.0
+    taken: int = 0  # bytes of memory beyond what was there before
+
+    @property
+    def count(self) -> int:
+        return self.reasons.total()
+
+
+class TooSlow(BaseException):
+    """A message that takes longer than any may; not an Exception, so that nobody catches it."""
+
+
+# --- real messages ----------------------------------------------------------------------------
+
+
+def _net() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 3, 2), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 3)
+    )
+
+
+def _task() -> Task:
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        data = Data(torch.randn(24, 1, 3, 3), torch.arange(24) % 3)
+        split = Split(devices=3, test_share=0.2, server=4)
+        return Task.of(_net(), data, data, split=split)
+
+
+def _codecs() -> Iterator[Codec]:
+    """Every codec that the package shows, as it is by default."""
+    for name in codecs.__all__:
+        part: Any = getattr(codecs, name)
+        needed = [each.name for each in fields(part) if _required(each)]
+        if not needed:
+            yield part()
+
+
+def _required(each: Any) -> bool:
+    return bool(each.default is each.default_factory)
+
+
+def _methods() -> Iterator[Method]:
+    base = fedavg(lr=0.1, batch=4)
+    yield replace(base, norm=Tracked(), aggregate=Diagnosed(measures=("norm", "channels")))
+    yield replace(base, plan=Menu((1.0, 0.5)), norm=Tracked())
+    yield replace(heterofl(shares=(0.5,), lr=0.1, batch=4), send="weights", cache=True)
+    for codec in _codecs():
+        yield replace(base, uplink=codec)
+        with suppress(CompositionError):  # it leaves entries out, which weights cannot bear
+            yield replace(base, uplink=codec, downlink=codec, send="weights", cache=True)
+
+
+def _order(method: Method, task: Task, column: float, kind: Kind) -> Orders:
+    """As a server would send it over links with such columns."""
+    samples = np.array([task.size(device) for device in range(task.devices)])
+    server = Server(method, task, Simulated(task, Fleet().build(samples, 0), 0), 0)
+    desk = Desk(0, 0, server.visits, server.heard, server.states)
+    request, devices = Request(kind=kind), np.array([1])
+    drafted = draft(request, devices, method=method, view=server.view(), desk=desk)
+    asked = replace(drafted.orders, column=np.array([column]))
+    return load(asked, method=method, task=task, params=task.params, buffers=task.buffers)
+
+
+def messages() -> list[Case]:
+    """Both ways, of every method and codec, in one piece and in columns; every kind of order."""
+    task, found = _task(), []
+    plain = fedavg(lr=0.1, batch=4)
+    asked = [_order(m, task, c, Kind.TRAIN) for m in _methods() for c in (1.0, 0.25)]
+    asked += [_order(plain, task, 0.25, k) for k in Kind if k not in (Kind.TRAIN, Kind.FETCH)]
+    for order in asked:
+        done = work(order, (Memory(),), task)
+        found.append(Case(encode_order(order, task), order, task, up=False))
+        found.append(Case(encode_update(done.updates, order, task), order, task, up=True))
+        if order.kind == Kind.HOLD:
+            fetch = replace(order, id=order.id + 1, of=order.id, kind=Kind.FETCH, trees=({},))
+            held = work(fetch, done.memories, task)
+            found.append(Case(encode_order(fetch, task), fetch, task, up=False))
+            found.append(Case(encode_update(held.updates, fetch, task), fetch, task, up=True))
+    return found
+
+
+# --- reading what was spoilt ------------------------------------------------------------------
+
+
+def fuzz(count: int, seed: int, cases: Sequence[Case]) -> Tally:
+    """Spoils and reads so many messages."""
+    draw, tally = np.random.default_rng(seed), Tally()
+    others = [case.data for case in cases]
+    began, before = time.perf_counter(), _resident("VmRSS")
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the most starts anew
+    previous = signal.signal(signal.SIGALRM, _too_slow)
+    try:
+        for _ in range(count):
+            case = cases[int(draw.integers(len(cases)))]
+            _tell(tally, case, mangled(case.data, others, draw))
+    finally:
+        signal.signal(signal.SIGALRM, previous)
+    tally.seconds, tally.taken = time.perf_counter() - began, _resident("VmHWM") - before
+    return tally
+
+
+def _tell(tally: Tally, case: Case, data: bytes) -> None:
+    start = time.perf_counter()
+    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    try:
+        found = case.read(data)
+        tally.reasons[_judged(found, case)] += 1
+    except BadMessage as error:
+        tally.reasons[error.reason] += 1
+        if error.reason == "fault":
+            tally.escaped.append((traceback.format_exc(), data))
+    except (Exception, TooSlow):  # noqa: BLE001 - that there is none is what is shown
+        tally.reasons[ESCAPED] += 1
+        tally.escaped.append((traceback.format_exc(), data))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+    tally.slowest = max(tally.slowest, time.perf_counter() - start)
+
+
+def _judged(found: Orders | Updates, case: Case) -> str:
+    """What was read is what its receiver can use, or is refused for its values."""
+    order = case.order if isinstance(found, Updates) else found
+    width = float(found.delivered[0])
+    part = narrowed(order.slices[0], width, case.task.blueprint) if width else order.slices[0]
+    local = case.task.blueprint.local(part)
+    for tree in found.trees[0].values():
+        for name, value in tree.items():
+            if value.shape != local.shape(name):
+                raise AssertionError(f"{name} has the shape {value.shape}")
+    if isinstance(found, Orders):
+        return ACCEPTED
+    samples = np.full(case.task.devices, case.task.size(1))
+    assigned = Assigned(order, order, Memory())
+    (outcome,) = screened([Outcome(found, Memory())], [assigned], samples, Limits())
+    return outcome.refused.partition(":")[0] or ACCEPTED
+
+
+def _too_slow(_number: int, _frame: FrameType | None) -> None:
+    raise TooSlow(f"more than {SECONDS} s")
+
+
+def _resident(name: str) -> int:
+    """Bytes of memory that this process has ("VmRSS"), or had at most ("VmHWM")."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(name))
+
+
+def confine() -> None:
+    """From here on, this process gets only so much more memory."""
+    told = Path("/proc/self/statm").read_text(encoding="ascii")
+    here = int(told.split()[0]) * resource.getpagesize()
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (here + MEMORY, most))
+
+
+def main(arguments: Sequence[str]) -> int:
+    count, seed = (int(number) for number in (*arguments, "100000", "0")[:2])
+    console = Console()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    cases = messages()
+    for case in cases:
+        case.read(case.data)  # what is not spoilt can be read
+    confine()
+    tally = fuzz(count, seed, cases)
+    table = Table("reason", "messages", title=f"{tally.count:,} spoilt messages")
+    for reason, number in tally.reasons.most_common():
+        table.add_row(reason, f"{number:,}")
+    console.print(table)
+    console.print(
+        f"{tally.count / tally.seconds:,.0f} messages a second; the slowest took "
+        f"{1e3 * tally.slowest:.1f} ms; {tally.taken / 2**20:.1f} MiB more memory at most."
+    )
+    for how, data in dict(tally.escaped).items():
+        console.print(f"{how}{data.hex()}\n", markup=False, soft_wrap=True)
+    console.print(f"{len(tally.escaped)} times something else than BadMessage escaped.")
+    return 1 if tally.escaped else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
