@@ -145,3 +145,16 @@ def test_the_last_uniform_number_is_no_infinite_normal_one(
     ends = torch.tensor([0.0, 1 - 2.0**-53], dtype=torch.float64)
     monkeypatch.setattr(rng, "uniform", lambda *given: ends)
     assert torch.isfinite(rng.normal(rng.root(0, "x"), 2)).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_numbers_for_stacks_and_at_places_are_those_of_their_keys(dtype: torch.dtype) -> None:
+    keys = rng.fold(rng.root(1, "stack"), torch.arange(3))
+    # More than a block, and no whole number of them.
+    every = rng.uniform(keys, 9_001, dtype)
+    assert torch.equal(rng.uniforms(keys, 9_001, dtype), every)
+    assert torch.equal(rng.uniforms(keys[:1], 9_001, dtype), every[:1])
+    row = torch.arange(20_000) % 3
+    place = torch.arange(20_000) * 7 % 9_001
+    assert torch.equal(rng.uniforms_at(keys[row], place, dtype), every[row, place])
+    assert rng.uniforms(keys, 0, dtype).shape == (3, 0)

@@ -6,8 +6,11 @@ so they depend only on the key and the index: not on the order of events, the ba
 
 import hashlib
 from collections.abc import Iterator
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 # Multipliers of the splitmix64 finaliser, written as signed 64-bit integers.
@@ -17,6 +20,8 @@ _MIX_B = -0x6B2FB644ECCEEE15
 # Arithmetic shifts copy the sign bit; these masks keep what a logical shift would have kept.
 _LOW_34, _LOW_37, _LOW_33 = (1 << 34) - 1, (1 << 37) - 1, (1 << 33) - 1
 _LAST = 1 << 62
+_WRAP = 1 << 64  # makes a negative multiplier the unsigned one with the same bits
+_BLOCK = 8192
 _SMALL = 4096  # up to here shuffling everything costs no more than drawing some
 _CHUNK = 512
 
@@ -57,9 +62,43 @@ def uniform(key: Tensor, count: int, dtype: torch.dtype = torch.float64) -> Tens
     return _fraction(bits(key, count), dtype)
 
 
-def uniform_at(key: Tensor, index: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Of the numbers of `uniform`, those at some places; `key` and `index` are broadcast."""
-    return _fraction(_mix(key + (index + 1) * _GOLDEN), dtype)
+def uniforms(key: Tensor, count: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    """The numbers of `uniform` for every one of some keys, several times faster; not for `vmap`."""
+    keys, block = _unsigned(key)[:, None], max(1, _BLOCK // max(1, len(key)))
+    found = np.empty((len(key), count), np.float32 if dtype == torch.float32 else np.float64)
+    for begin in range(0, count, block):
+        index = np.arange(begin + 1, min(count, begin + block) + 1, dtype=np.uint64)
+        _finish(keys + index * np.uint64(_GOLDEN + _WRAP), found[:, begin : begin + block])
+    return torch.from_numpy(found).to(dtype)
+
+
+def uniforms_at(key: Tensor, index: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Of the numbers of `uniform`, the one at its place for every key and index; not for `vmap`."""
+    keys, places = _unsigned(key), _unsigned(index)
+    found = np.empty(len(keys), np.float32 if dtype == torch.float32 else np.float64)
+    for begin in range(0, len(keys), _BLOCK):
+        part = slice(begin, begin + _BLOCK)
+        state = (places[part] + np.uint64(1)) * np.uint64(_GOLDEN + _WRAP)
+        _finish(state + keys[part], found[part])
+    return torch.from_numpy(found).to(dtype)
+
+
+def _unsigned(numbers: Tensor) -> NDArray[np.uint64]:
+    """Shifted to the right, these need no mask."""
+    plain: NDArray[np.uint64] = numbers.cpu().contiguous().numpy().view(np.uint64)
+    return plain
+
+
+def _finish(state: NDArray[np.uint64], found: NDArray[Any]) -> None:
+    """Hashes a block that fits the processor's cache, and writes it as fractions; both in place."""
+    turned = np.empty_like(state)
+    for shift, factor in ((30, _MIX_A), (27, _MIX_B), (31, 1 - _WRAP)):
+        np.right_shift(state, np.uint64(shift), out=turned)
+        np.bitwise_xor(state, turned, out=state)
+        np.multiply(state, np.uint64(factor + _WRAP), out=state)
+    digits = 24 if found.dtype == np.float32 else 53
+    np.right_shift(state, np.uint64(64 - digits), out=state)
+    np.multiply(state, 2.0**-digits, out=found, casting="unsafe")
 
 
 def _fraction(raw: Tensor, dtype: torch.dtype) -> Tensor:

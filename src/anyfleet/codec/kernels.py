@@ -7,17 +7,16 @@ many levels it has and how it is rounded does not depend on the others.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from anyfleet import rng
+from anyfleet.codec.ranking import largest, where_set
 from anyfleet.envelope import Envelope
 from anyfleet.method import Symbols
 from anyfleet.types import Params
-
-_MAGNITUDE = 0x7FFFFFFF  # a float without its sign
-_DIGITS = ((20, 11), (10, 10), (0, 10))  # its 31 bits in digits: where they begin, how many
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,77 +58,65 @@ class Kernels:
         Scales are the smallest and the largest magnitude and the steps, with the first lane.
         """
         # A row of zeros has nothing to say.
-        some = self.norms.ne(0).any(dim=1)
-        kept = self.split(strongest(self.norms, torch.where(some, count, 0)))
-        low, high = self._ends(kept)
-        ends = torch.stack([low, high, levels.to(low)], dim=1)
+        some = self.norms.amax(dim=1) != 0 if self.norms.shape[1] else torch.zeros_like(count) > 0
+        kept = self.split(largest(self.norms, torch.where(some.cpu(), count, 0)))
+        chosen = {name: _Chosen.of(units, kept[name]) for name, units in self.units.items()}
+        ends = torch.stack([*self._ends(chosen), levels.to(self.norms)], dim=1)
         first, found = 0, {}
         for name, units in self.units.items():
-            found[name] = self._levels(units, kept[name], ends, first)
+            found[name] = self._levels(units, chosen[name], ends, first)
             first += units[0].numel()
-        scales = dict.fromkeys(list(self.units)[:1], ends)
-        return Symbols(levels=found, kept=kept, scales=scales)
+        return Symbols(levels=found, kept=kept, scales=dict.fromkeys(list(self.units)[:1], ends))
 
-    def _ends(self, kept: Params) -> tuple[Tensor, Tensor]:
+    def _ends(self, chosen: Mapping[str, "_Chosen"]) -> tuple[Tensor, Tensor]:
         """The smallest and the largest magnitude that is kept and not zero; 0 if there is none."""
         low = torch.full((self.rows,), torch.inf, device=self.norms.device)
         high = torch.zeros_like(low)
-        for name, units in self.units.items():
-            if units.numel():
-                sizes = torch.where(kept[name][..., None], units, 0).abs().flatten(1)
-                high = torch.maximum(high, sizes.amax(dim=1))
-                low = torch.minimum(low, torch.where(sizes == 0, torch.inf, sizes).amin(dim=1))
-        return torch.where(high == 0, 0, low).float(), high.float()
+        for each in chosen.values():
+            if each.values.numel():
+                sizes = each.values.abs().float()
+                high = _reduced(high, each.row, sizes.amax(dim=1), "amax")
+                least = torch.where(sizes == 0, torch.inf, sizes).amin(dim=1)
+                low = _reduced(low, each.row, least, "amin")
+        return torch.where(high == 0, 0, low), high
 
-    def _levels(self, units: Tensor, kept: Tensor, ends: Tensor, first: int) -> Tensor:
+    def _levels(self, units: Tensor, chosen: "_Chosen", ends: Tensor, first: int) -> Tensor:
         """Places on the grid, drawn so that the mean is exact; only kernels that are kept cost."""
-        where = kept.flatten().nonzero()[:, 0]
-        row, wide = where // max(1, kept.shape[1]), units.shape[2]
-        values = units.reshape(-1, wide).index_select(0, where)
-        low, high, steps = ends.to(values).index_select(0, row).unsqueeze(-1).unbind(1)
+        values, (_, count, wide) = chosen.values, units.shape
+        low, high, steps = ends.to(values).index_select(0, chosen.row).unsqueeze(-1).unbind(1)
         place = (values.abs() - low) * (steps / (high - low))
         # Nothing between the ends, or a number that is none: one place for all.
         place = place.nan_to_num(0.0, 0.0, 0.0).clamp(min=0)
         below = torch.minimum(place.floor(), steps - 1)
-        at = first + (where % max(1, kept.shape[1]) * wide)[:, None] + _arange(wide, where)
-        key = self.envelope.key.to(where.device).expand(self.rows).index_select(0, row)
-        drawn = below + (rng.uniform_at(key[:, None], at, values.dtype) < place - below)
+        at = first + (chosen.where - count * chosen.row)[:, None] * wide + _arange(wide, values)
+        key = self.envelope.key.expand(self.rows).to(values.device).index_select(0, chosen.row)
+        draws = rng.uniforms_at(key.repeat_interleave(wide), at.flatten(), values.dtype)
+        drawn = below + (draws.to(values.device).view(values.shape) < place - below)
         signed = torch.where(values < 0, -1 - drawn, 1 + drawn) * (values != 0)
-        found = torch.zeros(kept.numel(), wide, dtype=torch.int32, device=where.device)
-        return found.index_copy_(0, where, signed.int()).view(units.flatten(1).shape)
+        found = torch.zeros(len(units) * count, wide, dtype=torch.int32, device=values.device)
+        return found.index_copy_(0, chosen.where, signed.int()).view(units.flatten(1).shape)
 
 
-def strongest(norms: Tensor, count: Tensor) -> Tensor:
-    """Flags of the `count` largest of every row, ties to the lower index.
+class _Chosen(NamedTuple):
+    """The kept kernels of a lane, those of all rows one after the other."""
 
-    Without sorting: the smallest that is kept is looked up digit by digit, in histograms. Numbers
-    that are none are the largest.
-    """
-    if not norms.shape[1]:
-        return torch.zeros_like(norms, dtype=torch.bool)
-    bits = norms.float().contiguous().view(torch.int32) & _MAGNITUDE
-    count = count.to(bits.device).clamp(max=norms.shape[1])
-    members, row = bits.flatten(), _arange(len(norms), bits).int().repeat_interleave(bits.shape[1])
-    least, left = torch.zeros_like(count), count.clamp(min=1)
-    for shift, width in _DIGITS:
-        digit = (members >> shift) & ((1 << width) - 1)
-        found, left = _digit(digit + (row << width), left, 1 << width)
-        least |= found << shift
-        inside = digit == found.int().index_select(0, row)
-        members, row = members[inside], row[inside]
-    equal = bits == least.int()[:, None]
-    if (left < equal.sum(dim=1)).any():
-        equal &= equal.cumsum(dim=1) <= left[:, None]
-    return ((bits > least.int()[:, None]) | equal) & (count > 0)[:, None]
+    where: Tensor
+    row: Tensor
+    values: Tensor  # [kernels, entries]
+
+    @classmethod
+    def of(cls, units: Tensor, kept: Tensor) -> "_Chosen":
+        where = where_set(kept)
+        values = units.flatten(0, 1).index_select(0, where)
+        return cls(where, where // max(1, units.shape[1]), values)
 
 
-def _digit(digits: Tensor, count: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Which digit the count-th largest of every row has, and its place among these."""
-    found = torch.bincount(digits, minlength=size * len(count)).view(len(count), size)
-    reached = found.flip(1).cumsum(dim=1)
-    place = torch.searchsorted(reached, count[:, None])
-    before = reached.gather(1, place) - found.flip(1).gather(1, place)
-    return size - 1 - place[:, 0], count - before[:, 0]
+def _reduced(found: Tensor, row: Tensor, values: Tensor, how: Literal["amin", "amax"]) -> Tensor:
+    """The smallest or largest of every row, with what was found before."""
+    if len(found) == 1:
+        best = values.amin() if how == "amin" else values.amax()
+        return torch.minimum(found, best) if how == "amin" else torch.maximum(found, best)
+    return found.scatter_reduce(0, row, values, how)
 
 
 def _norms(units: Tensor) -> Tensor:

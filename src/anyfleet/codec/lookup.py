@@ -17,10 +17,12 @@ from anyfleet.codec.kernels import Kernels
 from anyfleet.columns import Floats, Ints
 from anyfleet.method import Symbols
 
-LEVELS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
+# Finer ones than METHODS has: where few large entries stretch the grid, small ones drown in its
+# steps, and rates stay unused.
+LEVELS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256, 512, 1024)
 RATES = np.geomspace(1 / 200, 1.0, 12)
-_SHARES = np.geomspace(1e-4, 1.0, 120)  # of the kernels
-_BINS = 2048  # of magnitudes
+_SHARES = np.geomspace(1e-4, 1.0, 90)  # of the kernels
+_BINS = 4096  # of magnitudes, narrow where they are small
 _TRIES = 6  # pairs that are measured for one rate, at most
 
 Table = tuple[tuple[float, float, int], ...]  # rate, kept share, levels; rates ascend
@@ -117,7 +119,7 @@ def _counted(kernels: Kernels) -> _Counted:
     zeros = torch.bincount(where[~some], minlength=shares).cumsum(dim=0)
     where, sizes = where[some], sizes[some]
     low = torch.full((shares,), torch.inf).scatter_reduce(0, where, sizes, "amin")
-    place = (sizes * (_BINS / high)).long().clamp(max=_BINS - 1) + _BINS * where
+    place = ((sizes / high).sqrt() * _BINS).long().clamp(max=_BINS - 1) + _BINS * where
     often, total = (
         torch.bincount(place, weights, _BINS * shares).view(shares, _BINS).cumsum(dim=0).double()
         for weights in (None, sizes.double())

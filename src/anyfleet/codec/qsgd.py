@@ -67,7 +67,7 @@ def drawn(laid: Params, steps: Tensor, envelope: Envelope, bucket: int | None) -
         norms = _buckets(rows, bucket).double().square().sum(dim=2).sqrt()
         scales[name] = as_scale(norms / steps.to(norms)[:, None])
         step = _spread(scales[name].to(rows.dtype), rows.shape[1], bucket)
-        u = rng.uniform(rng.fold(envelope.key, name), rows.shape[1], rows.dtype).to(rows.device)
+        u = rng.uniforms(rng.fold(envelope.key, name), rows.shape[1], rows.dtype).to(rows.device)
         levels[name] = _levels(rows, step, steps, u)
     return Symbols(levels=levels, scales=scales)
 

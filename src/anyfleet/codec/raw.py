@@ -134,7 +134,9 @@ def _leading(lane: Lane, columns: int, dtype: torch.dtype) -> Tensor:
 
 
 def _squares(value: Tensor) -> Tensor:
-    return value.flatten(1).double().square().sum(dim=1)
+    # In double precision without a copy in it.
+    norms: Tensor = torch.linalg.vector_norm(value.flatten(1), dim=1, dtype=torch.float64)
+    return norms.square()
 
 
 def _rounded(rows: Tensor, to: torch.dtype) -> Tensor:

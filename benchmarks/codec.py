@@ -1,0 +1,301 @@
+"""What codecs make of real updates: how long, how wrong, how fast; beside raw and zstd.
+
+    python benchmarks/codec.py                       # about a minute
+    python benchmarks/codec.py --nets C.8 --repeats 9
+
+Updates of C.3 and C.8 (METHODS §C) are those of a training round: one device, one epoch over its
+share of CIFAR-10 where that is on this machine, else of random images.
+
+"over bound" is the whole message with its headers over what no code of its kind goes below: the
+zero-order entropy of the levels, a bit for every sign that travels apart, and log2 C(K, k) for
+which k of K units are kept. "with scales" counts the scales (32 bits each) into the bound, too.
+Seconds are those of the processor on one thread, the quickest of some repetitions: from tensors to
+bytes (`squeeze` and `pack`), and back (`unpack` and `restore`), over the megabytes of the update as
+32-bit floats.
+"""
+
+import argparse
+import math
+import os
+import platform
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from itertools import islice
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import zstandard
+from torch import nn
+
+from anyfleet import rng
+from anyfleet.calibration import sample_update
+from anyfleet.codec import ErrorFeedback, Fgc, Hq, Qsgd, Raw, Stc, TopK, Uveq
+from anyfleet.codec.layout import Layout
+from anyfleet.codec.levels import Levelled
+from anyfleet.elastic import WHOLE
+from anyfleet.envelope import Envelope, Symbols, lanes
+from anyfleet.errors import MissingData
+from anyfleet.formulas.anycost import entropy_bits
+from anyfleet.loop import run
+from anyfleet.method import Codec
+from anyfleet.methods import fedavg
+from anyfleet.naming import Factory
+from anyfleet.runtime import Simulated
+from anyfleet.tasks import Cifar10, Data, Split, Task, zoo
+from anyfleet.tasks.loading import fresh_model
+from anyfleet.types import Params
+from anyfleet.world import Fleet
+
+NETS: Mapping[str, Callable[..., nn.Module]] = {"C.3": zoo.cnn_cifar, "C.8": zoo.vgg9}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A codec at a target rate; 1 where it says by itself how much it sends."""
+
+    codec: Codec
+    rate: float = 1.0
+    layout: Layout | None = None  # of its symbols, if it has some
+
+    def __str__(self) -> str:
+        shown = repr(self.codec).replace("table=()", "").replace(", then=Plain()", "")
+        return shown if self.rate == 1 else f"{shown} at 1/{1 / self.rate:.0f}"
+
+
+def levelled(codec: Levelled, rate: float = 1.0) -> Case:
+    return Case(codec, rate, codec.layout)
+
+
+CASES = (
+    Case(Raw()),
+    Case(Raw("fp16")),
+    Case(Raw("bf16")),
+    levelled(Fgc(), 1 / 15),
+    levelled(Fgc(), 1 / 40),
+    levelled(Stc()),
+    Case(ErrorFeedback(Stc()), layout=Stc().layout),
+    levelled(TopK()),
+    levelled(Qsgd()),
+    levelled(TopK(0.15, Qsgd())),
+    levelled(Uveq()),
+    levelled(Uveq(dimension=1)),
+    levelled(TopK(0.15, Uveq()), 1 / 40),
+    levelled(Hq(), 1 / 33),
+)
+GOAL_BOUND, GOAL_SPEED, MANY = 1.02, 100.0, 100_000
+SAMPLES = 500  # of the device
+
+
+@dataclass(frozen=True)
+class Row:
+    """One codec on one update."""
+
+    codec: str
+    rate: float  # bytes over those of 32-bit floats
+    error: float  # squared, over the squared norm
+    symbols: int  # levels that were coded
+    bound: float  # bytes over the bound; not a number without one
+    scaled: float  # bytes over the bound with scales
+    encode: float  # MB/s
+    decode: float
+
+
+def trained(task: Task, rounds: int = 1, seed: int = 0) -> dict[str, torch.Tensor]:
+    """The update of the last of some rounds with one device, as a stack of one."""
+    world = Fleet().build(np.array([task.size(0)]), seed)
+    method = fedavg(count=1, lr=0.05, batch=20)
+    steps = islice(run(method, task, Simulated(task, world, seed), seed), rounds)
+    before, after = [task.params, *(step.params for step in steps)][-2:]
+    return {name: (after[name] - value)[None] for name, value in before.items()}
+
+
+def task_of(net: str, samples: int) -> tuple[Task, str]:
+    """One device with real images, or with random ones; and which."""
+    make, split = Factory.of(NETS[net]), Split(devices=1, test_share=0.0, server=100)
+    try:
+        spec = Cifar10(model=make, devices=1, test_share=0.0, server=100, limit=samples + 100)
+        return spec.build(0), "CIFAR-10"
+    except MissingData:
+        count = samples + 100
+        images = rng.normal(rng.root(0, "images"), count * 3 * 32 * 32).float()
+        data = Data(images.view(count, 3, 32, 32), torch.arange(count) % 10)
+        return Task.of(fresh_model(make, 0), data, data, split=split), "random images"
+
+
+def around(task: Task) -> Envelope:
+    whole = lanes(tuple(task.params), WHOLE, (1, 1.0), task.blueprint)
+    return Envelope(whole, torch.float32, rng.root(0, "uplink")[None])
+
+
+def measured(case: Case, update: Params, envelope: Envelope, repeats: int) -> Row:
+    codec, rates = case.codec, torch.tensor([case.rate])
+    raw = 4 * sum(value.numel() for value in update.values())
+
+    def encode() -> tuple[bytes, ...]:
+        return codec.pack(codec.squeeze(update, {}, rates, envelope).symbols, envelope)
+
+    squeezed, message = codec.squeeze(update, {}, rates, envelope), encode()
+    size, least = sum(map(len, message)), bound(case.layout, squeezed.symbols, envelope)
+    return Row(
+        codec=str(case),
+        rate=size / raw,
+        error=float(squeezed.distortion[0]),
+        symbols=least.symbols,
+        bound=8 * size / least.bits if least.bits else math.nan,
+        scaled=8 * size / (least.bits + least.scales) if least.bits else math.nan,
+        encode=raw / 1e6 / quickest(encode, repeats),
+        decode=raw / 1e6 / quickest(lambda: restored(codec, message, envelope), repeats),
+    )
+
+
+def restored(codec: Codec, message: Sequence[bytes], envelope: Envelope) -> Any:
+    return codec.restore(codec.unpack(message, envelope), envelope)
+
+
+def zstd(update: Params, repeats: int) -> Row:
+    """A general compressor, on the bytes of the floats."""
+    raw = b"".join(value.numpy().tobytes() for value in update.values())
+    small = zstandard.ZstdCompressor().compress(raw)
+    return Row(
+        codec="zstd, level 3",
+        rate=len(small) / len(raw),
+        error=0.0,
+        symbols=0,
+        bound=math.nan,
+        scaled=math.nan,
+        encode=len(raw) / 1e6 / quickest(lambda: zstandard.ZstdCompressor().compress(raw), repeats),
+        decode=len(raw)
+        / 1e6
+        / quickest(lambda: zstandard.ZstdDecompressor().decompress(small), repeats),
+    )
+
+
+class Bound(NamedTuple):
+    """Bits that a message of these symbols needs at least."""
+
+    bits: float = 0.0
+    scales: float = 0.0
+    symbols: int = 0
+
+
+def bound(layout: Layout | None, symbols: Symbols, envelope: Envelope) -> Bound:
+    if layout is None:
+        return Bound()
+    trees = symbols.numbers if layout.numbers else symbols.levels
+    kept = {
+        name: flags[0].repeat_interleave(layout.unit(envelope.lanes[name]))
+        for name, flags in symbols.kept.items()
+    }
+    coded = [rows[0][kept[name]] if name in kept else rows[0] for name, rows in trees.items()]
+    every = torch.cat(coded).numpy()
+    bits = chosen_bits([flags[0] for flags in symbols.kept.values()])
+    if layout.numbers:
+        bits += 32.0 * len(every)
+    elif layout.signs == "within":
+        bits += entropy_bits(every)
+    else:
+        bits += entropy_bits(abs(every)) + np.count_nonzero(every)
+    scales = 32.0 * sum(rows.numel() for rows in symbols.scales.values())
+    return Bound(bits, scales, len(every))
+
+
+def chosen_bits(flags: Sequence[torch.Tensor]) -> float:
+    """log2 C(K, k): which units of a message are kept."""
+    units, kept = sum(map(len, flags)), sum(int(each.sum()) for each in flags)
+    nats = math.lgamma(units + 1) - math.lgamma(kept + 1) - math.lgamma(units - kept + 1)
+    return nats / math.log(2)
+
+
+def quickest(work: Callable[[], Any], repeats: int) -> float:
+    """Processor seconds of the quickest of so many repetitions."""
+    found = []
+    for _ in range(repeats):
+        begin = time.process_time()
+        work()
+        found.append(time.process_time() - begin)
+    return max(min(found), 1e-9)
+
+
+def rows(task: Task, repeats: int) -> Iterator[Row]:
+    """All codecs on one update; those that want a look at one before a run get that of a server."""
+    update, envelope = trained(task), around(task)
+    seen = sample_update(fedavg(lr=0.05, batch=20).job(), task, rng.root(0, "calibration"))
+    yield zstd(update, repeats)
+    for case in CASES:
+        ready = case.codec.calibrated(seen, envelope) if case.codec.calibrates else case.codec
+        row = measured(replace(case, codec=ready), update, envelope, repeats)
+        yield replace(row, codec=str(case))
+
+
+def shown(found: Sequence[Row]) -> Iterator[str]:
+    wide = max(len(row.codec) for row in found)
+    yield (
+        f"  {'codec':{wide}} {'rate':>8} {'error':>8} {'symbols':>9} {'over bound':>11} "
+        f"{'with scales':>11} {'encode MB/s':>12} {'decode MB/s':>12}"
+    )
+    for row in found:
+        bare, scaled = (over(ratio, row.symbols) for ratio in (row.bound, row.scaled))
+        encode, decode = (
+            f"{speed:>11.0f}{' ' if speed >= GOAL_SPEED else '!'}"
+            for speed in (row.encode, row.decode)
+        )
+        yield (
+            f"  {row.codec:{wide}} {row.rate:>8.4f} {row.error:>8.4f} {row.symbols:>9} {bare} "
+            f"{scaled} {encode} {decode}"
+        )
+
+
+def over(ratio: float, symbols: int) -> str:
+    if math.isnan(ratio):
+        return f"{'':>11}"
+    return f"{ratio - 1:>+10.2%}{'!' if ratio > GOAL_BOUND and symbols >= MANY else ' '}"
+
+
+def summary(found: Sequence[Row]) -> str:
+    long = [row for row in found if row.symbols >= MANY]
+    bare, scaled = (
+        sum(getattr(row, name) <= GOAL_BOUND for row in long) for name in ("bound", "scaled")
+    )
+    there, back = (
+        sum(getattr(row, name) >= GOAL_SPEED for row in found) for name in ("encode", "decode")
+    )
+    return (
+        f"goals: of {len(long)} messages with {MANY:,} symbols or more, {bare} are at most "
+        f"{GOAL_BOUND - 1:.0%} over the bound, {scaled} over the bound with scales; of "
+        f"{len(found)} rows {there} encode and {back} decode at least {GOAL_SPEED:.0f} MB/s "
+        "(! misses it)"
+    )
+
+
+def machine() -> str:
+    libraries = ", ".join(f"{name} {version(name)}" for name in ("torch", "numpy", "constriction"))
+    return (
+        f"{platform.machine()}, {os.cpu_count()} cores of which one is used, Python "
+        f"{platform.python_version()}, {libraries}, zstandard {zstandard.__version__}"
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--nets", nargs="+", choices=NETS, default=list(NETS))
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--samples", type=int, default=SAMPLES)
+    given = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    print(machine())
+    everything: list[Row] = []
+    for net in given.nets:
+        task, data = task_of(net, given.samples)
+        entries = sum(value.numel() for value in task.params.values())
+        print(f"\n{net}, {entries:,} entries, trained on {given.samples} samples of {data}")
+        found = list(rows(task, given.repeats))
+        print("\n".join(shown(found)), flush=True)
+        everything += found
+    print(f"\n{summary(everything)}")
+
+
+if __name__ == "__main__":
+    main()
