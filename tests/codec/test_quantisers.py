@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from typing import Literal
 
 import numpy as np
 import pytest
@@ -14,9 +13,8 @@ from torch import Tensor
 from anyfleet import rng
 from anyfleet.codec import ErrorFeedback, Hq, Qsgd, Stc, TopK, Uveq
 from anyfleet.codec.qsgd import drawn
-from anyfleet.codec.topk import gathered, largest, spread, top
-from anyfleet.codec.uveq import _nearest, _points
-from anyfleet.columns import Floats
+from anyfleet.codec.ranking import largest
+from anyfleet.codec.topk import Places, top
 from anyfleet.envelope import Envelope, Lane
 from anyfleet.errors import BadMessage
 from anyfleet.formulas import compression
@@ -75,9 +73,9 @@ def test_1_13_a_share_of_every_tensor_or_of_all() -> None:
 def test_kept_entries_side_by_side_and_back() -> None:
     kept = torch.tensor([[True, False, True, True], [False, False, True, False]])
     rows = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])
-    packed = gathered(rows, kept)
+    packed = Places.of(kept).gathered(rows)
     assert packed.tolist() == [[1, 3, 4], [7, 0, 0]]
-    assert spread(packed, kept).tolist() == (rows * kept).tolist()
+    assert Places.of(kept).spread(packed).tolist() == (rows * kept).tolist()
 
 
 def test_a_stage_sends_the_largest_as_they_are() -> None:
@@ -196,83 +194,6 @@ def test_1_14_buckets_count_kept_entries_in_order() -> None:
     found = sent(TopK(0.5, Qsgd(10, 2)), v)
     assert found.symbols.scales["0"].tolist() == [pytest.approx([0.5, 1.0])]
     assert found.tree["0"][0].tolist() == pytest.approx([3, 0, -4, 0, 0, 6, 8, 0])
-
-
-# --- dithered lattices ------------------------------------------------------------------------
-
-
-def test_1_15_uveq_example() -> None:
-    """METHODS: step .5, v=(.6, -.8), z=(.1, -.2) in units of the scale; here, of the step."""
-    at = plain(0.6 + 0.1, -0.8 - 0.2)[None, :, None] / 0.5
-    back = 0.5 * _points(_nearest(at)) - plain(0.1, -0.2)[None, :, None]
-    assert back.flatten().tolist() == pytest.approx([0.4, -0.8])
-
-
-@settings(max_examples=20, deadline=None)
-@given(st.integers(0, 2**31))
-def test_1_15_the_nearest_point_of_hexagons(seed: int) -> None:
-    points = 3 * rng.normal(rng.root(seed, "points"), 80).reshape(1, 40, 2)
-    found = _points(_nearest(points))[0].numpy()
-    basis = compression.lattice(1.0)
-    expected = compression.lattice_indices(points[0].numpy(), basis) @ basis
-    assert found == pytest.approx(expected, abs=1e-12)
-
-
-@pytest.mark.parametrize("dimension", [1, 2])
-@pytest.mark.parametrize("size", [4001, 4000])
-def test_1_15_errors_do_not_depend_on_the_update(dimension: Literal[1, 2], size: int) -> None:
-    codec = Uveq(1.5, dimension)
-    update = rng.normal(rng.root(2, "lattice"), size)
-    # The second as coarse for its entries as the first, though these are quite different ones.
-    other = update.abs().sqrt() * torch.where(torch.arange(size) % 3 == 0, 1.0, 0.0)
-    for v in (update, other):
-        found = sent(codec, v)
-        step = float(found.symbols.scales["0"][0, 0])
-        error = (found.tree["0"][0] - v) / step
-        variance = compression.uveq_variance(1.0, compression.lattice(1.0, dimension))
-        # The fourth moment of a cell is below twice the squared variance.
-        assert float(error.mean()) == pytest.approx(0, abs=5 * math.sqrt(variance / size))
-        assert float(error.square().mean()) == pytest.approx(variance, rel=5 / math.sqrt(size))
-        assert float((error * v / v.norm()).sum()) == pytest.approx(0, abs=5 * math.sqrt(variance))
-
-
-@pytest.mark.parametrize("dimension", [1, 2])
-def test_1_15_uveq_is_the_formula(dimension: Literal[1, 2]) -> None:
-    codec, size = Uveq(2.0, dimension), 101
-    v = rng.normal(rng.root(4, "formula"), size)
-    found = sent(codec, v)
-    step = float(found.symbols.scales["0"][0, 0])
-    basis, blocks = compression.lattice(1.0, dimension), -(-size // dimension)
-    noise: Floats = codec._dither("0", torch.zeros(1, blocks, dimension).double(), around(size))[
-        0
-    ].numpy()
-    indices = compression.uveq(v.numpy(), step, basis, noise)
-    expected = compression.uveq_values(indices, step, basis, noise, size)
-    assert found.tree["0"][0].numpy() == pytest.approx(expected, abs=1e-9)
-
-
-@pytest.mark.parametrize("dimension", [1, 2])
-@pytest.mark.parametrize("bits", [0.8, 2.0, 5.0])
-def test_1_15_the_message_meets_its_rate(dimension: Literal[1, 2], bits: float) -> None:
-    update = rng.normal(rng.root(8, "rate"), 40_000, torch.float32)
-    stack = torch.stack([update, update.square() * update.sign(), 1e-3 * update])
-    for found in (
-        sent(Uveq(bits, dimension), stack),
-        sent(Uveq(9.0, dimension), stack, rate=bits / 32),
-    ):
-        each = found.bits.sum(dim=1) / 40_000
-        assert (each <= bits).all()
-        assert (each >= 0.95 * bits).all()
-    # The same numbers in other units.
-    assert float(found.distortion[2]) == pytest.approx(float(found.distortion[0]), rel=0.15)
-
-
-def test_1_15_a_lattice_is_never_coarser_than_a_message_is_worth() -> None:
-    update = rng.normal(rng.root(8, "coarse"), 5000)
-    found = sent(Uveq(), update, rate=1e-4)
-    assert float(found.symbols.scales["0"]) == pytest.approx(
-        16 * float(update.square().mean()) ** 0.5
-    )
 
 
 # --- levels by channel ------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from torch import Tensor
 from anyfleet.codec.levels import Levelled
 from anyfleet.codec.qsgd import Qsgd, drawn
 from anyfleet.codec.stream import Layout
-from anyfleet.codec.topk import NUMBER_BITS, TopK, check_share, gathered, spread_symbols, top
+from anyfleet.codec.topk import NUMBER_BITS, Places, TopK, check_share, spread_symbols, top
 from anyfleet.envelope import Envelope
 from anyfleet.method import Symbols
 from anyfleet.papers import FEDHQ, Paper
@@ -77,8 +77,9 @@ class Hq(Levelled):
         return kept
 
     def _drawn(self, laid: Params, kept: Params, steps: Tensor, envelope: Envelope) -> Symbols:
-        packed = {name: gathered(rows, kept[name]) for name, rows in laid.items()}
-        return spread_symbols(drawn(packed, steps, envelope, self.bucket), kept)
+        places = {name: Places.of(flags) for name, flags in kept.items()}
+        packed = {name: places[name].gathered(rows) for name, rows in laid.items()}
+        return spread_symbols(drawn(packed, steps, envelope, self.bucket), kept, places)
 
     def _size(self, symbols: Symbols, envelope: Envelope) -> Tensor:
         return self.bits(symbols, envelope).sum(dim=1)

@@ -10,7 +10,7 @@ from torch import Tensor
 from anyfleet.codec.levels import Levelled
 from anyfleet.codec.scales import as_scale, check_scales, scales_of
 from anyfleet.codec.stream import Layout
-from anyfleet.codec.topk import check_share, gathered, top
+from anyfleet.codec.topk import Places, check_share, top
 from anyfleet.envelope import Envelope
 from anyfleet.method import Symbols
 from anyfleet.papers import STC, Paper
@@ -44,13 +44,16 @@ class Stc(Levelled):
 
     def quantise(self, laid: Params, rate: Tensor, envelope: Envelope) -> Symbols:
         chosen = top(laid, self.keep, self.scope)
-        sizes = {name: gathered(rows.abs(), chosen[name]) for name, rows in laid.items()}
-        sums = {name: rows.double().sum(dim=1, keepdim=True) for name, rows in sizes.items()}
-        counts = {name: flags.sum(dim=1, keepdim=True) for name, flags in chosen.items()}
+        places = {name: Places.of(flags) for name, flags in chosen.items()}
+        entries = {name: places[name].gathered(rows) for name, rows in laid.items()}
+        sums = {
+            n: v.abs().sum(dim=1, keepdim=True, dtype=torch.float64) for n, v in entries.items()
+        }
+        counts = {name: each.filled.sum(dim=1, keepdim=True) for name, each in places.items()}
         if self.scope == "model":
             sums, counts = _together(sums), _together(counts)
         return Symbols(
-            levels={name: _signs(rows) * chosen[name] for name, rows in laid.items()},
+            levels={name: places[name].spread(_signs(rows)) for name, rows in entries.items()},
             # The sign of 0 is 0: there is nothing to send.
             kept={name: flags & (laid[name] != 0) for name, flags in chosen.items()},
             scales={name: as_scale(sums[name] / counts[name].clamp(min=1)) for name in sums},

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from anyfleet.codec.levels import Levelled
+from anyfleet.codec.ranking import largest
 from anyfleet.codec.stream import Layout, packed_bits
 from anyfleet.envelope import Envelope, Lane
 from anyfleet.formulas.sub_models import kept_channels
@@ -62,16 +63,22 @@ class TopK(Levelled):
 
     def quantise(self, laid: Params, rate: Tensor, envelope: Envelope) -> Symbols:
         kept = top(laid, self.keep)
-        packed = {name: gathered(rows, kept[name]) for name, rows in laid.items()}
+        places = {name: Places.of(flags) for name, flags in kept.items()}
+        packed = {name: places[name].gathered(rows) for name, rows in laid.items()}
         left = _rest(rate, kept, envelope)
-        return spread_symbols(self.then.quantise(packed, left, _inside(packed, envelope)), kept)
+        inner = self.then.quantise(packed, left, _inside(packed, envelope))
+        return spread_symbols(inner, kept, places)
 
     def values(self, symbols: Symbols, envelope: Envelope) -> Params:
-        packed = gathered_symbols(symbols)
+        places = {name: Places.of(flags) for name, flags in symbols.kept.items()}
+        packed = Symbols(
+            numbers=_gathered(symbols.numbers, places),
+            levels=_gathered(symbols.levels, places),
+            scales=symbols.scales,
+        )
         inside = _inside({**packed.numbers, **packed.levels}, envelope)
         found = self.then.values(packed, inside)
-        kept = symbols.kept
-        return {n: spread(rows, kept[n]) if n in kept else rows for n, rows in found.items()}
+        return {n: places[n].spread(rows) if n in places else rows for n, rows in found.items()}
 
 
 def check_share(part: str, keep: float) -> None:
@@ -96,59 +103,49 @@ def top(
     return dict(zip(laid, parts, strict=True))
 
 
-def largest(sizes: Tensor, count: int) -> Tensor:
-    """Flags of exactly so many of the largest of every row, ties to the lower index."""
-    if count >= sizes.shape[1]:
-        return torch.ones_like(sizes, dtype=torch.bool)
-    # What is no number counts as the largest, so that nobody takes it for an update of zeros.
-    known = sizes.nan_to_num(nan=torch.inf, posinf=torch.inf)
-    edge = known.topk(count, dim=1, sorted=False).values.amin(dim=1, keepdim=True)
-    above, level = known > edge, known == edge
-    free = count - above.sum(dim=1, keepdim=True)
-    return above | (level & (level.cumsum(dim=1, dtype=torch.int32) <= free))
+@dataclass(frozen=True, eq=False)
+class Places:
+    """Where the kept entries of stacked rows are."""
+
+    shape: torch.Size
+    where: Tensor  # of all rows, one after the other
+    filled: Tensor  # flags of what is there when the rows are packed side by side
+
+    @staticmethod
+    def of(kept: Tensor) -> "Places":
+        counts = kept.sum(dim=1, keepdim=True)
+        filled = torch.arange(int(counts.max()), device=kept.device) < counts
+        return Places(kept.shape, kept.flatten().nonzero()[:, 0], filled)
+
+    def gathered(self, rows: Tensor) -> Tensor:
+        """The kept entries side by side; zeros after those of a row that has fewer."""
+        values = rows.flatten().index_select(0, self.where)
+        if len(values) == self.filled.numel():
+            return values.reshape(self.filled.shape)
+        return values.new_zeros(self.filled.shape).masked_scatter(self.filled, values)
+
+    def spread(self, packed: Tensor) -> Tensor:
+        """The inverse of `gathered`, with zeros where nothing was kept."""
+        equal = len(self.where) == packed.numel()
+        values = packed.flatten() if equal else packed[self.filled]
+        found = packed.new_zeros(self.shape.numel())
+        return found.index_copy_(0, self.where, values).reshape(self.shape)
 
 
-def gathered(rows: Tensor, kept: Tensor) -> Tensor:
-    """The kept entries of every row, side by side; zeros after those of a row that has fewer."""
-    there = _filled(kept, None)
-    return rows.new_zeros(there.shape).masked_scatter(there, rows[kept])
-
-
-def spread(packed: Tensor, kept: Tensor) -> Tensor:
-    """The inverse of `gathered`, with zeros where nothing was kept."""
-    return packed.new_zeros(kept.shape).masked_scatter(kept, packed[_filled(kept, packed)])
-
-
-def spread_symbols(symbols: Symbols, kept: Params) -> Symbols:
+def spread_symbols(symbols: Symbols, kept: Params, places: Mapping[str, Places]) -> Symbols:
     """Symbols of kept entries as symbols of all."""
     # A codec that leaves out some of what was kept has the last word.
-    flags = {n: spread(symbols.kept[n], v) if n in symbols.kept else v for n, v in kept.items()}
+    fewer = {name: places[name].spread(flags) for name, flags in symbols.kept.items()}
     return Symbols(
-        numbers={name: spread(rows, kept[name]) for name, rows in symbols.numbers.items()},
-        levels={name: spread(rows, kept[name]) for name, rows in symbols.levels.items()},
-        kept=flags,
+        numbers={name: places[name].spread(rows) for name, rows in symbols.numbers.items()},
+        levels={name: places[name].spread(rows) for name, rows in symbols.levels.items()},
+        kept={**kept, **fewer},
         scales=symbols.scales,
     )
 
 
-def gathered_symbols(symbols: Symbols) -> Symbols:
-    """Symbols of all entries as symbols of kept ones, all of which are there."""
-    return Symbols(
-        numbers=_gathered(symbols.numbers, symbols.kept),
-        levels=_gathered(symbols.levels, symbols.kept),
-        scales=symbols.scales,
-    )
-
-
-def _gathered(tree: Params, kept: Params) -> dict[str, Tensor]:
-    return {n: gathered(rows, kept[n]) if n in kept else rows for n, rows in tree.items()}
-
-
-def _filled(kept: Tensor, packed: Tensor | None) -> Tensor:
-    """Which places of packed rows hold something."""
-    counts = kept.sum(dim=1, keepdim=True)
-    width = int(counts.max()) if packed is None else packed.shape[1]
-    return torch.arange(width, device=kept.device) < counts
+def _gathered(tree: Params, places: Mapping[str, Places]) -> dict[str, Tensor]:
+    return {n: places[n].gathered(rows) if n in places else rows for n, rows in tree.items()}
 
 
 def _count(keep: float, rows: Tensor) -> int:

@@ -1,6 +1,5 @@
 """UVeQFed: lattices and dither that both ends know, so that errors do not depend on the update."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
@@ -9,6 +8,7 @@ import torch
 from torch import Tensor
 
 from anyfleet import rng
+from anyfleet.codec import lattice
 from anyfleet.codec.levels import Levelled
 from anyfleet.codec.scales import as_scale, check_scales, scales_of, whole
 from anyfleet.codec.stream import Layout
@@ -20,12 +20,11 @@ from anyfleet.papers import UVEQFED, Paper
 from anyfleet.types import Params
 
 _FINEST, _COARSEST = -20.0, 4.0  # log2 of a step over the root mean square of what is sent
-_HALVINGS = 14
-_SAMPLE = 1 << 13  # blocks of a row that stand for all while searching
+_HALVINGS = 11
+_SAMPLE = 1 << 12  # blocks of a row that stand for all while searching
 _CHECKS = 8
 _FULL = 0.98  # of a budget: not worth another try
 _SPARE = 1.002  # a step is this much longer than it seems to need
-_HEIGHT = 1 / math.sqrt(3)  # of the second basis vector's rows
 
 
 class _Blocks(NamedTuple):
@@ -35,13 +34,21 @@ class _Blocks(NamedTuple):
     and 1 where they would be -1, 0 and 1.
     """
 
-    turned: Tensor  # [rows, blocks, dimension]
+    turned: Tensor  # [rows, dimension, blocks]
     shift: Tensor
 
     def levels(self, step: Tensor) -> Tensor:
         """In a lattice of such a step; 0 where it is 0."""
         wide = step.to(self.turned.dtype)[:, None, None]
-        return whole(_nearest(torch.where(wide > 0, self.turned / wide + self.shift, 0.0)))
+        placed = torch.where(wide > 0, self.turned / wide + self.shift, 0.0)
+        return whole(lattice.nearest(placed))
+
+
+class _Tried(NamedTuple):
+    """Symbols of all rows with some steps, and how many bits each of their entries takes."""
+
+    symbols: Symbols
+    bits: Tensor
 
 
 @dataclass(frozen=True)
@@ -79,22 +86,21 @@ class Uveq(Levelled):
         each = torch.where(rate < 1, rate * NUMBER_BITS, self.bits_each).double()
         size = _root_mean_square(laid, entries)
         blocks = {name: self._blocks(rows, name, envelope) for name, rows in laid.items()}
-        most = as_scale(size * 2**_COARSEST)
 
-        def used(step: Tensor) -> Tensor:
-            return self.bits(_symbols(laid, blocks, step), envelope).sum(dim=1).to(each) / entries
+        def tried(step: Tensor) -> _Tried:
+            symbols = _symbols(laid, blocks, step)
+            return _Tried(symbols, self.bits(symbols, envelope).sum(dim=1).to(each) / entries)
 
-        step = _settled(_found(blocks, size, each), most, each, used)
-        return _symbols(laid, blocks, step)
+        return _fitted(_guessed(blocks, size, each), as_scale(size * 2**_COARSEST), each, tried)
 
     def values(self, symbols: Symbols, envelope: Envelope) -> Params:
         step = scales_of(symbols, next(iter(envelope.lanes), ""), 1, envelope.dtype)
         found = {}
         for name, rows in symbols.levels.items():
-            levels = _cut(rows, self.dimension).to(envelope.dtype)
-            dither = self._dither(name, levels, envelope)
-            points = (_points(levels) - dither.abs()) * _side(dither)
-            found[name] = (points * step[:, :, None]).flatten(1)[:, : rows.shape[1]]
+            levels = lattice.blocks(rows, self.dimension).to(envelope.dtype)
+            shift, side = self._dither(name, levels, envelope)
+            points = (lattice.points(levels) - shift) * (side * step[:, :, None])
+            found[name] = lattice.entries(points, rows.shape[1])
         return found
 
     def unpack(self, columns: Sequence[bytes], envelope: Envelope) -> Symbols:
@@ -104,35 +110,31 @@ class Uveq(Levelled):
         return symbols
 
     def _blocks(self, rows: Tensor, name: str, envelope: Envelope) -> _Blocks:
-        cut = _cut(rows, self.dimension)
-        dither = self._dither(name, cut, envelope)
-        return _Blocks(cut * _side(dither), dither.abs())
+        blocks = lattice.blocks(rows, self.dimension)
+        shift, side = self._dither(name, blocks, envelope)
+        return _Blocks(blocks * side, shift)
 
-    def _dither(self, name: str, blocks: Tensor, envelope: Envelope) -> Tensor:
-        """Uniform on a cell of the lattice with step 1, for every block."""
-        count = blocks.shape[1] * self.dimension
-        u = rng.uniform(rng.fold(envelope.key, name), count, blocks.dtype).to(blocks.device)
-        u = u.reshape(len(u), blocks.shape[1], self.dimension) - 0.5
-        if self.dimension == 1:
-            return u
-        first, second = u.unbind(2)
-        flat = torch.stack([first + second, (first - second) * _HEIGHT], dim=2)
-        # From the parallelogram into the cell around 0: whatever is far less than a step is level 0
-        # then, which makes coarse lattices cheap.
-        return flat - _points(_nearest(flat))
+    def _dither(self, name: str, blocks: Tensor, envelope: Envelope) -> lattice.Dither:
+        many = blocks.shape[2]
+        key = rng.fold(envelope.key, name)
+        u = rng.uniforms(key, many * self.dimension, blocks.dtype).to(blocks.device)
+        return lattice.dither(lattice.blocks(u, self.dimension))
 
 
 def _symbols(laid: Params, blocks: Mapping[str, _Blocks], step: Tensor) -> Symbols:
-    levels = {n: blocks[n].levels(step).flatten(1)[:, : rows.shape[1]] for n, rows in laid.items()}
+    levels = {
+        name: lattice.entries(blocks[name].levels(step), rows.shape[1])
+        for name, rows in laid.items()
+    }
     # One lattice for all tensors: it travels with the first.
     return Symbols(levels=levels, scales={next(iter(laid)): step[:, None]})
 
 
-def _found(blocks: Mapping[str, _Blocks], size: Tensor, each: Tensor) -> Tensor:
+def _guessed(blocks: Mapping[str, _Blocks], size: Tensor, each: Tensor) -> Tensor:
     """The step with about so many bits per entry, by bisection on a sample of blocks."""
-    turned, shift = (torch.cat(parts, dim=1) for parts in zip(*blocks.values(), strict=True))
-    apart = -(-turned.shape[1] // _SAMPLE)
-    some = _Blocks(turned[:, ::apart], shift[:, ::apart])
+    turned, shift = (torch.cat(parts, dim=2) for parts in zip(*blocks.values(), strict=True))
+    apart = -(-turned.shape[2] // _SAMPLE)
+    some = _Blocks(turned[:, :, ::apart].contiguous(), shift[:, :, ::apart].contiguous())
     low, high = torch.full_like(each, _FINEST), torch.full_like(each, _COARSEST)
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
@@ -141,11 +143,11 @@ def _found(blocks: Mapping[str, _Blocks], size: Tensor, each: Tensor) -> Tensor:
     return as_scale(size * high.exp2())
 
 
-def _settled(step: Tensor, most: Tensor, each: Tensor, used: Callable[[Tensor], Tensor]) -> Tensor:
-    """A step whose message fits, from one that is about right; `most` where none was found."""
+def _fitted(step: Tensor, most: Tensor, each: Tensor, tried: Callable[[Tensor], _Tried]) -> Symbols:
+    """Symbols that fit, from a step that is about right; with step `most` where none do."""
     fits, over = most, torch.zeros_like(step)
     for attempt in range(1, _CHECKS + 1):
-        bits = used(step)
+        symbols, bits = tried(step)
         good = bits <= each
         fits = torch.where(good, fits.minimum(step), fits)
         over = torch.where(good, over, over.maximum(step))
@@ -161,54 +163,12 @@ def _settled(step: Tensor, most: Tensor, each: Tensor, used: Callable[[Tensor], 
         within = (guess > over) & (guess < fits)
         other = torch.where(within, guess, (over.clamp(min=1e-45) * fits).sqrt())
         step = torch.where(done, step, as_scale(other))
-    return fits
+    return symbols if torch.equal(step, fits) else tried(fits).symbols
 
 
 def _root_mean_square(laid: Params, entries: int) -> Tensor:
     squares = [rows.double().square().sum(dim=1) for rows in laid.values()]
     return (torch.stack(squares).sum(dim=0) / entries).sqrt()
-
-
-def _cut(rows: Tensor, dimension: int) -> Tensor:
-    """[rows, blocks, dimension], the last block filled with zeros."""
-    count, size = rows.shape
-    many = -(-size // dimension)
-    full = torch.nn.functional.pad(rows, (0, many * dimension - size))
-    return full.reshape(count, many, dimension)
-
-
-def _side(dither: Tensor) -> Tensor:
-    return torch.where(dither < 0, -1.0, 1.0).to(dither.dtype)
-
-
-def _nearest(at: Tensor) -> Tensor:
-    """The nearest point of the lattice with step 1, as levels.
-
-    Hexagons are two rectangular lattices, one in the middle of the other: the nearest point of
-    each is that of its coordinates. With `a` and `b` whole multiples of the basis, the first level
-    is `a + b` and the second `(a - b) / 2`, rounded down: half of `a - b` goes without saying, and
-    the first entry of a block has its value even where the second is missing.
-    """
-    if at.shape[2] == 1:
-        return at.round()
-    across, up = at[..., 0] / 2, at[..., 1] / (2 * _HEIGHT)
-    even = torch.stack([across.round(), up.round()])
-    odd = torch.stack([(across - 0.5).round(), (up - 0.5).round()])
-    nearer = _distance(across, up, odd + 0.5) < _distance(across, up, even)
-    first = torch.where(nearer, 2 * odd[0] + 1, 2 * even[0])
-    return torch.stack([first, torch.where(nearer, odd[1], even[1])], dim=2)
-
-
-def _distance(across: Tensor, up: Tensor, point: Tensor) -> Tensor:
-    return (across - point[0]).square() + (up - point[1]).square() * _HEIGHT**2
-
-
-def _points(levels: Tensor) -> Tensor:
-    """Points of the lattice with step 1: the inverse of `_nearest`."""
-    if levels.shape[2] == 1:
-        return levels
-    first, second = levels.unbind(2)
-    return torch.stack([first, (2 * second + first.remainder(2)) * _HEIGHT], dim=2)
 
 
 def _entropy(levels: Tensor) -> Tensor:

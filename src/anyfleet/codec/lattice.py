@@ -1,0 +1,77 @@
+"""Lattices of whole steps and of hexagons, with step 1, and dither on their cells (METHODS §1.15).
+
+Points are stacked by row and coordinate, [rows, dimension, blocks]. The basis of hexagons is
+(1, ±1/√3). With `a` and `b` multiples of it, a point's levels are `a + b` and `(a - b) / 2` rounded
+down: whether `a - b` is odd goes without saying, and the first coordinate needs no second level.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+_HEIGHT = 1 / math.sqrt(3)
+
+
+class Dither(NamedTuple):
+    """Points of the cell around 0, as distances from its axes and on which side of these."""
+
+    shift: Tensor
+    side: Tensor  # 1 or -1
+
+
+def blocks(rows: Tensor, dimension: int) -> Tensor:
+    """Rows of entries in blocks, the last one filled with zeros."""
+    count, size = rows.shape
+    many = -(-size // dimension)
+    full = pad(rows, (0, many * dimension - size)).reshape(count, many, dimension)
+    return full.transpose(1, 2).contiguous()
+
+
+def entries(points: Tensor, size: int) -> Tensor:
+    """The inverse of `blocks`."""
+    return points.transpose(1, 2).flatten(1)[:, :size]
+
+
+def dither(u: Tensor) -> Dither:
+    """Even on a cell, from numbers in [0, 1) for every coordinate."""
+    doubled = 2 * u
+    side = torch.where(doubled < 1, -1.0, 1.0).to(u.dtype)
+    place = torch.where(doubled < 1, doubled, doubled - 1)
+    if u.shape[1] == 1:
+        return Dither(place / 2, side)
+    across, up = place.unbind(1)
+    # A quarter of a hexagon and its copy turned upside down fill a rectangle.
+    beyond = across + up / 3 > 2 / 3
+    turned = torch.where(beyond[:, None], 1 - place, place)
+    return Dither(torch.stack([turned[:, 0], _HEIGHT * turned[:, 1]], dim=1), side)
+
+
+def nearest(points: Tensor) -> Tensor:
+    """The levels of the nearest points of the lattice, not yet as whole numbers.
+
+    Hexagons are two rectangular lattices, one in the middles of the other: the nearest point of
+    each is that of its coordinates, and which of them is nearer follows from the distances.
+    """
+    if points.shape[1] == 1:
+        return points.round()
+    across, up = points[:, 0] / 2, points[:, 1] / (2 * _HEIGHT)
+    first, second = across.round(), up.round()
+    between = (across - first).abs() + (up - second).abs() / 3 > 1 / 3
+    return torch.stack(
+        [
+            torch.where(between, 2 * across.floor() + 1, 2 * first),
+            torch.where(between, up.floor(), second),
+        ],
+        dim=1,
+    )
+
+
+def points(levels: Tensor) -> Tensor:
+    """The points that levels stand for."""
+    if levels.shape[1] == 1:
+        return levels
+    first, second = levels.unbind(1)
+    return torch.stack([first, (2 * second + first.remainder(2)) * _HEIGHT], dim=1)
