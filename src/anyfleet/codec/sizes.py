@@ -137,9 +137,9 @@ def _kept(symbols: Symbols, envelope: Envelope, layout: Layout, rows: int) -> tu
             continue
         wide = layout.unit(lane)
         for column, end in enumerate(lane.ends):
-            flags = symbols.kept[name][:, lane.begins(column) // wide : end // wide]
-            kept[:, column, at] = flags.sum(dim=1).cpu().numpy()
-            places = torch.arange(1, flags.shape[1] + 1, dtype=torch.int32, device=flags.device)
+            flags = symbols.kept[name][:, lane.begins(column) // wide : end // wide].cpu().numpy()
+            kept[:, column, at] = np.count_nonzero(flags, axis=1)
             if flags.shape[1]:
-                until[:, column, at] = (flags * places).amax(dim=1).cpu().numpy()
+                last = flags.shape[1] - flags[:, ::-1].argmax(axis=1)
+                until[:, column, at] = np.where(kept[:, column, at] > 0, last, 0)
     return kept, until

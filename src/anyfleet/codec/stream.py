@@ -67,7 +67,9 @@ class _Piece:
     @property
     def inside(self) -> NDArray[Any]:
         """Of kept units only, one after the other."""
-        return (self.values if self.kept is None else self.values[self.kept]).ravel()
+        if self.kept is None:
+            return self.values.ravel()
+        return self.values.take(np.flatnonzero(self.kept), axis=0).ravel()
 
 
 def _piece(symbols: Symbols, name: str, lane: Lane, column: int, layout: Layout) -> _Piece:
@@ -113,7 +115,7 @@ class _Writer:
         if self._low:
             self._encoder.encode(codes & ((1 << self._low) - 1), _Uniform(1 << self._low))
         if self._layout.signs == "apart":
-            self._signs.append(levels[levels != 0] < 0)
+            self._signs.append(levels.take(np.flatnonzero(levels != 0)) < 0)
 
     def column(self, scales: bytes) -> Column:
         signs = np.concatenate([np.zeros(0, dtype=bool), *self._signs])

@@ -171,7 +171,7 @@ class _Reader:
         return self._signed_levels(levels) if self._layout.signs == "apart" else levels
 
     def _signed_levels(self, levels: Levels) -> Levels:
-        where = np.flatnonzero(levels)
+        where = np.flatnonzero(levels != 0)  # flags are found faster than numbers
         signs = self._signs[self._signed : self._signed + len(where)]
         if len(signs) < len(where):
             raise BadMessage(f"{len(self._signs)} signs, which are too few")
