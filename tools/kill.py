@@ -341,13 +341,18 @@ def kill(name: str, planned: Experiment, *, kills: int, seed: int, home: Path) -
 
 
 def table(accounts: Mapping[str, Account]) -> Table:
-    """One row for every kind of run."""
+    """One column for every kind of run."""
     places = sorted({place for account in accounts.values() for place in account.hits})
-    shown = Table("run", "runs", "kills", *places, "differs", box=None, pad_edge=False)
-    for name, account in accounts.items():
-        counts = [account.runs, account.hits.total(), *(account.hits[each] for each in places)]
-        wrong = ", ".join(sorted(set(account.wrong))) or "nothing"
-        shown.add_row(name, *map(str, counts), wrong)
+    shown = Table("killed while", *accounts, box=None, pad_edge=False)
+    for place in places:
+        shown.add_row(place, *(str(account.hits[place]) for account in accounts.values()))
+    rows: Mapping[str, Callable[[Account], object]] = {
+        "kills": lambda account: account.hits.total(),
+        "runs": lambda account: account.runs,
+        "differs": lambda account: ", ".join(sorted(set(account.wrong))) or "nothing",
+    }
+    for name, told in rows.items():
+        shown.add_row(name, *(str(told(account)) for account in accounts.values()))
     return shown
 
 

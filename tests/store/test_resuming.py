@@ -340,6 +340,14 @@ def test_a_folder_in_use_is_not_touched(tmp_path: Path) -> None:
     assert len(read_points(tmp_path)) == 2
 
 
+def test_a_folder_that_has_a_run_is_not_written_over(tmp_path: Path) -> None:
+    folder = runs.written(tmp_path / "run", runs.moments()[:1])
+    with pytest.raises(StoreError, match="has a run already"):
+        Recording(folder, runs.EXPERIMENT)
+    assert len(read_points(folder)) == 1
+    assert runs.contents(runs.finished(folder)) == runs.whole(tmp_path / "whole")
+
+
 @pytest.mark.parametrize("size", [1_000, 3_000, 8_000, 40_000])
 def test_a_full_disk_loses_nothing(tmp_path: Path, size: int) -> None:
     folder = tmp_path / "run"

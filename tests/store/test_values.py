@@ -212,6 +212,15 @@ def test_a_dataclass_has_what_it_had_whatever_its_construction_does() -> None:
     assert through(holder).extra == 7
 
 
+def test_tensors_from_elsewhere_are_put_onto_the_device_of_the_task() -> None:
+    document = encode({"a": torch.zeros(4, 5), "small": torch.zeros(2), "here": torch.ones(9)}, {})
+    for name in ("a", "small"):
+        document.root["dict"][name]["device"] = "cuda:0"
+    back = decode(document, {}, device="meta")
+    assert [back[name].device.type for name in back] == ["meta", "meta", "cpu"]
+    assert back["a"].shape == (4, 5)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     st.recursive(

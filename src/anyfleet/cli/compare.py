@@ -15,6 +15,7 @@ from anyfleet.errors import ConfigError, Problem
 from anyfleet.queries import common_accuracy, percent, summarise, to_target
 from anyfleet.report import Runs
 from anyfleet.store import Origin, Recording
+from anyfleet.store.disk import write
 from anyfleet.study import Experiment, Point, build, from_source
 
 
@@ -84,7 +85,7 @@ def _conclude(runs: Runs, goal: Goal, folder: Path, screen: Console) -> None:
         for name, group in runs.items()
     }
     text = msgspec.json.format(msgspec.json.encode(results), indent=2)
-    (folder / "results.json").write_bytes(text + b"\n")
+    write(folder / "results.json", text + b"\n")
 
 
 def _need_width(entries: Mapping[str, Entry], goal: Goal) -> None:

@@ -24,9 +24,7 @@ def prepare(out: Path | None, name: str, threads: int) -> Path:
 
 def subfolder(folder: Path, name: str) -> Path:
     """A folder for one run of several."""
-    path = folder / name.lower()
-    path.mkdir(parents=True)
-    return path
+    return claim(folder / name.lower())
 
 
 def built(named: Iterable[tuple[str, Experiment]]) -> Iterator[tuple[str, Experiment, Task]]:

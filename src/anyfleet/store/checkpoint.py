@@ -70,6 +70,7 @@ def save(folder: Path, state: State, progress: Progress) -> None:
     try:
         with told(target):
             home.mkdir(exist_ok=True)
+            force_folder(folder)  # which also lists the logs
             shutil.rmtree(beside, ignore_errors=True)
             beside.mkdir()
             _fill(beside, document, progress)

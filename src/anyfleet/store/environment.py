@@ -54,7 +54,8 @@ def read(folder: Path) -> Environment:
         found = msgspec.json.decode(file.read_bytes(), type=Environment)
     except OSError as error:
         raise StoreError(
-            f"{folder} has no {FILE}, so it cannot be resumed: name the folder of a single run."
+            f"{folder} has no {FILE}, so it cannot be resumed: it is not the folder of a single "
+            "run, or that was stopped before it began. Run it again."
         ) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise StoreError(f"{file} is damaged: {error}.") from error

@@ -20,7 +20,7 @@ from anyfleet.errors import StoreError
 from anyfleet.papers import bibliography, papers_of
 from anyfleet.queries import summarise
 from anyfleet.store import checkpoint, environment
-from anyfleet.store.disk import EMPTY, DiskError, Lock, Log, told, write
+from anyfleet.store.disk import EMPTY, DiskError, Lock, Log, force_folder, told, write
 from anyfleet.store.reports import describe
 from anyfleet.study import Experiment, Moment, Point, State
 from anyfleet.types import Task
@@ -37,6 +37,7 @@ def fresh(parent: Path, name: str) -> Path:
         try:
             with told(path):
                 path.mkdir(parents=True)
+                force_folder(path.parent)
         except FileExistsError:
             number += 1
         else:
@@ -49,6 +50,7 @@ def claim(path: Path) -> Path:
         raise FileExistsError(f"{path} is there already and not empty: name another, or remove it.")
     with told(path):
         path.mkdir(parents=True, exist_ok=True)
+        force_folder(path.parent)
     return path
 
 
@@ -110,6 +112,8 @@ class Recording:
 
     def _head(self, text: str, origin: Origin) -> None:
         """What was run, and under which conditions."""
+        if (self.folder / environment.FILE).exists():  # another process was quicker
+            raise StoreError(f"{self.folder} has a run already: name another folder, or resume it.")
         write(self.folder / "config.toml", text.encode())
         # The code that the configuration names may be elsewhere when the run is cited.
         papers = bibliography(papers_of(self._experiment.method))

@@ -44,7 +44,7 @@ def finished(folder: Path, terms: Terms) -> bool:
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return False
     done = summary.result.steps if summary.ended == "finished" and summary.result else 0
-    planned = terms.rounds or config.read(folder / "config.toml").data["rounds"]
+    planned = terms.rounds or config.read(folder / "config.toml").data.get("rounds")
     return bool(done == planned)
 
 
@@ -82,7 +82,7 @@ def _reopened(
 ) -> Reopened:
     changes = [] if terms.rounds is None else [f"rounds={terms.rounds}"]
     source = config.read(folder / "config.toml", changes, terms.allow)
-    if recorded.home:
+    if recorded.home and Path(recorded.home).is_dir():
         source = replace(source, folder=Path(recorded.home))
     environment.adopt(recorded.conditions)
     experiment = from_source(source)
