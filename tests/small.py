@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from anyfleet.loop import Step, run
 from anyfleet.method import Method
-from anyfleet.runtime import Reference, Simulated
+from anyfleet.runtime import Limits, Reference, Simulated
 from anyfleet.runtime.engines import Engine
 from anyfleet.tasks import Data, Split, Task
 from anyfleet.tasks.partition import Iid, LogNormalSizes, Partition
@@ -81,9 +81,11 @@ def steps(
     engine: Engine | None = None,
     fleet: Fleet | None = None,
     seed: int = 0,
+    limits: Limits | None = None,
 ) -> list[Step]:
     """The first steps of a run."""
-    runtime = Simulated(problem, world(problem, fleet, seed), seed, engine=engine or Reference())
+    there = world(problem, fleet, seed)
+    runtime = Simulated(problem, there, seed, engine=engine or Reference(), limits=limits)
     return list(islice(run(method, problem, runtime, seed), count))
 
 

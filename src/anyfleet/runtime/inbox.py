@@ -37,6 +37,9 @@ class Inbox:
         try:
             letter = read_letter(data, self._task, self._limits)
             update = accepted(letter, self._order(letter, sender), self._task)
+            if not update.delivered[0]:
+                # Taken for an answer, its device would believe that its update has arrived.
+                raise BadMessage("not one whole column", "nothing came through")
         except BadMessage as error:
             self.refused[error.reason] += 1
             raise
@@ -45,8 +48,6 @@ class Inbox:
 
     def _order(self, letter: Letter, sender: int) -> Orders:
         number = letter.header.order
-        if number in self._answered:
-            raise BadMessage(f"a second answer to order {number}", "duplicate")
         if number not in self._open:
             known = number <= self._highest
             reason = "stale" if known else "unknown order"
@@ -55,4 +56,6 @@ class Inbox:
         if order.device[0] != sender:
             told = f"device {sender} answers an order of device {order.device[0]}"
             raise BadMessage(told, "wrong device")
+        if number in self._answered:
+            raise BadMessage(f"a second answer to order {number}", "duplicate")
         return order
