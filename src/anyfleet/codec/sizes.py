@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 
 from anyfleet.codec.layout import Column, Layout, bucketed, entries, units
+from anyfleet.codec.ranking import where_set
 from anyfleet.codec.tables import MOST_SYMBOLS, Choice, choose, gap_bits, gap_pieces
 from anyfleet.columns import Floats, Ints
-from anyfleet.envelope import Envelope
+from anyfleet.envelope import Envelope, Lane
 from anyfleet.method import Symbols
+from anyfleet.types import Params
 
 # What `packed_bits` may say too much for every column: words, bytes and their lengths are whole.
 SLACK_BITS = 256
@@ -95,36 +97,48 @@ def count(symbols: Symbols, envelope: Envelope, layout: Layout) -> Counts:
     trees = symbols.numbers if layout.numbers else symbols.levels
     rows = max((len(tree) for tree in trees.values()), default=1)
     kept, until = _kept(symbols, envelope, layout, rows)
-    codes = {n: layout.codes(v) for n, v in symbols.levels.items() if not layout.numbers}
-    largest = np.zeros(rows, dtype=np.int64)
-    for each in codes.values():
-        if each.shape[1]:
-            largest = np.maximum(largest, each.amax(dim=1).cpu().numpy())
-    low = np.array([max(0, int(n).bit_length() - MOST_SYMBOLS.bit_length() + 1) for n in largest])
-    size = int((largest >> low).max(initial=0)) + 1
+    levels = {} if layout.numbers else symbols.levels
+    low, size = _symbols(levels, layout, rows)
     found = np.zeros((rows, envelope.columns, len(envelope.lanes), size), dtype=np.int64)
     for at, (name, lane) in enumerate(envelope.lanes.items()):
-        if name in codes:
-            coded = _numbered(codes[name], low, size)
-            for column, end in enumerate(lane.ends):
-                part = coded[:, lane.begins(column) : end].flatten()
-                bins = torch.bincount(part, minlength=rows * size).cpu().numpy()
-                found[:, column, at] = bins.reshape(rows, size)
-    if codes:
-        # Entries that were not kept have level 0 and were counted.
-        there = entries(envelope)
-        found[..., 0] -= there - kept * (there // np.maximum(1, units(envelope, layout)))
+        for column in range(len(lane.ends)) if name in levels else ():
+            inside, row = _inside(symbols, name, lane, column, layout.unit(lane))
+            coded = _numbered(layout.codes(inside), row, low, size)
+            bins = torch.bincount(coded.flatten(), minlength=rows * size).cpu().numpy()
+            found[:, column, at] = bins.reshape(rows, size)
     return Counts(found, kept, until, low)
 
 
-def _numbered(codes: Tensor, low: Ints, size: int) -> Tensor:
+def _symbols(levels: Params, layout: Layout, rows: int) -> tuple[Ints, int]:
+    """Low bits of every row that are not in a table, and how many symbols tables have."""
+    largest = np.zeros(rows, dtype=np.int64)
+    for each in levels.values():
+        if each.shape[1]:
+            for end in torch.aminmax(each, dim=1):
+                largest = np.maximum(largest, layout.codes(end).cpu().numpy())
+    low = np.array([max(0, int(n).bit_length() - MOST_SYMBOLS.bit_length() + 1) for n in largest])
+    return low, int((largest >> low).max(initial=0)) + 1
+
+
+def _inside(
+    symbols: Symbols, name: str, lane: Lane, column: int, wide: int
+) -> tuple[Tensor, Tensor]:
+    """Levels of the units that one column keeps of one lane, and the row of each."""
+    begin, end = lane.begins(column), lane.ends[column]
+    levels = symbols.levels[name][:, begin:end]
+    if name not in symbols.kept:
+        return levels, torch.arange(len(levels), device=levels.device)
+    flags = symbols.kept[name][:, begin // wide : end // wide]
+    where = where_set(flags)
+    inside = levels.reshape(-1, wide).index_select(0, where)
+    return inside, where // max(1, flags.shape[1])
+
+
+def _numbered(codes: Tensor, row: Tensor, low: Ints, size: int) -> Tensor:
     """Symbols in the tables, those of each row in a range of their own."""
     if low.any():
-        codes = codes >> torch.from_numpy(low).to(codes)[:, None]
-    if len(codes) == 1:
-        return codes
-    first = size * torch.arange(len(codes), dtype=codes.dtype, device=codes.device)
-    return codes + first[:, None]
+        codes = codes >> torch.from_numpy(low).to(codes)[row, None]
+    return codes if len(low) == 1 else codes + (size * row).to(codes)[:, None]
 
 
 def _kept(symbols: Symbols, envelope: Envelope, layout: Layout, rows: int) -> tuple[Ints, Ints]:
