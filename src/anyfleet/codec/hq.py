@@ -1,7 +1,8 @@
 """FedHQ: as many levels as the channel of each device carries."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -57,29 +58,46 @@ class Hq(Levelled):
         beyond = torch.full_like(best, len(choice))
         while bool((beyond - best > 1).any()):
             middle = (best + beyond) // 2
-            fits = self._size(self._drawn(laid, kept, choice[middle], envelope), envelope) <= budget
+            fits = self._size(self._drawn(kept, choice[middle], envelope), envelope) <= budget
             best, beyond = torch.where(fits, middle, best), torch.where(fits, beyond, middle)
-        return self._drawn(laid, kept, choice[best], envelope)
+        return self._drawn(kept, choice[best], envelope)
 
     def values(self, symbols: Symbols, envelope: Envelope) -> Params:
         return TopK(self.keep, Qsgd(bucket=self.bucket)).values(symbols, envelope)
 
-    def _kept(self, laid: Params, budget: Tensor, envelope: Envelope) -> dict[str, Tensor]:
+    def _kept(self, laid: Params, budget: Tensor, envelope: Envelope) -> "_Kept":
         """Of every row as many entries as its budget holds with the fewest levels."""
-        kept = top(laid, self.keep)
+        kept = _Kept.of(laid, top(laid, self.keep))
         fewest = torch.full_like(budget, self.levels[0])
         for halving in range(1, _HALVINGS + 1):
-            short = self._size(self._drawn(laid, kept, fewest, envelope), envelope) > budget
+            short = self._size(self._drawn(kept, fewest, envelope), envelope) > budget
             if not bool(short.any()):
                 break
             fewer = top(laid, self.keep / 2**halving)
-            kept = {n: torch.where(short[:, None], fewer[n], flags) for n, flags in kept.items()}
+            flags = {
+                name: torch.where(short.to(flags.device)[:, None], fewer[name], flags)
+                for name, flags in kept.flags.items()
+            }
+            kept = _Kept.of(laid, flags)
         return kept
 
-    def _drawn(self, laid: Params, kept: Params, steps: Tensor, envelope: Envelope) -> Symbols:
-        places = {name: Places.of(flags) for name, flags in kept.items()}
-        packed = {name: places[name].gathered(rows) for name, rows in laid.items()}
-        return spread_symbols(drawn(packed, steps, envelope, self.bucket), kept, places)
+    def _drawn(self, kept: "_Kept", steps: Tensor, envelope: Envelope) -> Symbols:
+        inner = drawn(kept.entries, steps, envelope, self.bucket)
+        return spread_symbols(inner, kept.flags, kept.places)
 
     def _size(self, symbols: Symbols, envelope: Envelope) -> Tensor:
         return self.bits(symbols, envelope).sum(dim=1)
+
+
+class _Kept(NamedTuple):
+    """Which entries are kept, where they are, and the entries themselves side by side."""
+
+    flags: Params
+    places: Mapping[str, Places]
+    entries: Params
+
+    @classmethod
+    def of(cls, laid: Params, flags: Params) -> "_Kept":
+        places = {name: Places.of(each) for name, each in flags.items()}
+        entries = {name: places[name].gathered(rows) for name, rows in laid.items()}
+        return cls(flags, places, entries)

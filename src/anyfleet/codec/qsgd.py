@@ -8,7 +8,7 @@ from torch import Tensor
 
 from anyfleet import rng
 from anyfleet.codec.levels import Levelled
-from anyfleet.codec.scales import as_scale, scales_of, whole
+from anyfleet.codec.scales import as_scale, scales_of
 from anyfleet.codec.stream import Layout
 from anyfleet.envelope import Envelope
 from anyfleet.errors import refuse
@@ -64,20 +64,23 @@ def drawn(laid: Params, steps: Tensor, envelope: Envelope, bucket: int | None) -
     """
     levels, scales = {}, {}
     for name, rows in laid.items():
-        norms = _buckets(rows, bucket).double().square().sum(dim=2).sqrt()
+        norms = torch.linalg.vector_norm(_buckets(rows, bucket), dim=2, dtype=torch.float64)
         scales[name] = as_scale(norms / steps.to(norms)[:, None])
-        step = _spread(scales[name].to(rows.dtype), rows.shape[1], bucket)
+        # Divided by infinity, what has no scale is level 0.
+        safe = torch.where(scales[name] > 0, scales[name], torch.inf).to(rows.dtype)
+        step = _spread(safe, rows.shape[1], bucket)
         u = rng.uniforms(rng.fold(envelope.key, name), rows.shape[1], rows.dtype).to(rows.device)
         levels[name] = _levels(rows, step, steps, u)
     return Symbols(levels=levels, scales=scales)
 
 
 def _levels(rows: Tensor, step: Tensor, steps: Tensor, u: Tensor) -> Tensor:
-    place = torch.where(step > 0, rows.abs() / step, 0.0)
-    # The level above where u is less than the part over the level below; an entry that is its
-    # bucket's norm has the last level, not one more by rounding.
-    level = whole((place - u).ceil().minimum(steps.to(rows)[:, None]))
-    return torch.where(rows < 0, -level, level)
+    # The level above where u is less than the part over the level below. In place: with a new
+    # tensor for every operation it would take twice as long.
+    place = rows.abs().div_(step).sub_(u).ceil_()
+    # An entry that is its bucket's norm has the last level, not one more by rounding.
+    torch.minimum(place, steps.to(rows)[:, None], out=place)
+    return place.nan_to_num_(nan=0.0).copysign_(rows).to(torch.int32)
 
 
 def _width(size: int, bucket: int | None) -> int:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from anyfleet.codec.levels import Levelled
-from anyfleet.codec.ranking import largest
+from anyfleet.codec.ranking import counted, largest, where_set
 from anyfleet.codec.stream import Layout, packed_bits
 from anyfleet.envelope import Envelope, Lane
 from anyfleet.formulas.sub_models import kept_channels
@@ -51,6 +51,11 @@ class TopK(Levelled):
             raise ValueError(
                 f"TopK.then={self.then!r} would remember less than was left out; "
                 "use ErrorFeedback(TopK(...))."
+            )
+        if self.then.layout.kernels:
+            raise ValueError(
+                f"TopK.then={self.then!r} keeps whole kernels, of which a share of entries leaves "
+                "nothing whole; use it without TopK."
             )
 
     @property
@@ -113,9 +118,9 @@ class Places:
 
     @staticmethod
     def of(kept: Tensor) -> "Places":
-        counts = kept.sum(dim=1, keepdim=True)
+        counts = counted(kept)[:, None]
         filled = torch.arange(int(counts.max()), device=kept.device) < counts
-        return Places(kept.shape, kept.flatten().nonzero()[:, 0], filled)
+        return Places(kept.shape, where_set(kept), filled)
 
     def gathered(self, rows: Tensor) -> Tensor:
         """The kept entries side by side; zeros after those of a row that has fewer."""
