@@ -267,6 +267,7 @@ def test_the_same_again_and_other_with_another_key(codec: Codec) -> None:
     [
         (lambda: TopK(0.0), r"TopK\.keep"),
         (lambda: TopK(0.1, ErrorFeedback()), r"TopK\.then.*ErrorFeedback\(TopK"),  # type: ignore[arg-type]
+        (lambda: TopK(0.1, Fgc()), r"TopK\.then.*kernels"),
         (lambda: Stc(1.5), r"Stc\.keep"),
         (lambda: Stc(0.1, "layer"), r"Stc\.scope"),  # type: ignore[arg-type]
         (lambda: Qsgd(0, 0), r"Qsgd\.levels.*\n.*Qsgd\.bucket"),

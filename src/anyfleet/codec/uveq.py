@@ -83,8 +83,8 @@ class Uveq(Levelled):
         entries = sum(rows.shape[1] for rows in laid.values())
         if not entries:
             return Symbols(levels={n: rows.to(torch.int32) for n, rows in laid.items()})
-        each = torch.where(rate < 1, rate * NUMBER_BITS, self.bits_each).double()
         size = _root_mean_square(laid, entries)
+        each = torch.where(rate < 1, rate * NUMBER_BITS, self.bits_each).to(size)
         blocks = {name: self._blocks(rows, name, envelope) for name, rows in laid.items()}
 
         def tried(step: Tensor) -> _Tried:
