@@ -1,7 +1,7 @@
 """Runs among hostile devices: they go on, say why, and end as if those had sent nothing."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from types import SimpleNamespace
@@ -36,7 +36,7 @@ class Losing:
     inner: Engine = field(default_factory=Reference)
     devices: tuple[int, ...] = BAD
 
-    def execute(self, assigned: list[Assigned], task: Task, limits: Limits) -> list[Outcome]:
+    def execute(self, assigned: Sequence[Assigned], task: Task, limits: Limits) -> list[Outcome]:
         done = self.inner.execute(assigned, task, limits)
         return [
             each._replace(refused="gone") if each.update.device[0] in self.devices else each
@@ -198,7 +198,7 @@ class Diverging:
 
     inner: Engine
 
-    def execute(self, assigned: list[Assigned], task: Task, limits: Limits) -> list[Outcome]:
+    def execute(self, assigned: Sequence[Assigned], task: Task, limits: Limits) -> list[Outcome]:
         done = self.inner.execute(assigned, task, limits)
         return [
             each._replace(update=_diverged(each.update)) if each.update.device[0] in BAD else each

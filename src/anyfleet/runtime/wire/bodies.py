@@ -52,13 +52,18 @@ class Parcel(NamedTuple):
         return self.way(self.order, self.task.blueprint, tuple(names), home.dtype)
 
 
+class Packed(NamedTuple):
+    """Every column of a message, and the bits that the model has in each if there are several."""
+
+    columns: list[bytes]
+    sizes: list[float]
+
+
 class Unpacked(NamedTuple):
-    """Trees as they came through; `bits` are those of the model alone, 0 where nothing was cut."""
+    """Trees as they came through, and what the sender's codec kept of the model."""
 
     trees: dict[str, Params]
     kept: Params
-    columns: int
-    bits: float
 
 
 def parcel(order: Orders, task: Task, names: Names, *, up: bool) -> Parcel:
@@ -69,27 +74,36 @@ def parcel(order: Orders, task: Task, names: Names, *, up: bool) -> Parcel:
     return Parcel(whole, task, uplink if up else downlink, codec)
 
 
-def packed(trees: Trees, symbols: Symbols | None, given: Parcel) -> list[bytes]:
-    """Every column of a message that is sent whole; none if it has no trees."""
-    if not trees:
-        return []
-    told, found = trees.get(STATISTICS, {}), [b""] * given.columns
+def packed(trees: Trees, symbols: Symbols | None, given: Parcel) -> Packed:
+    """A message that is sent whole; without trees it has no columns."""
+    found, sizes = [b""] * (given.columns if trees else 0), [0.0] * given.columns
+    told = trees.get(STATISTICS, {})
     if told:
         around = given.around(tuple(told))
         rows = around.laid({name: value.unsqueeze(0) for name, value in told.items()})
         found = list(Raw().pack(Symbols(numbers=rows), around))
     for tree, values in trees.items():
         if tree != STATISTICS and values and symbols is not None:
-            body = given.codec.pack(symbols, given.around(tuple(values)))
+            around = given.around(tuple(values))
+            body = given.codec.pack(symbols, around)
             found = [one + two for one, two in zip(found, body, strict=True)]
-    return found
+            if given.columns > 1:
+                sizes = given.codec.bits(symbols, around)[0].tolist()
+    return Packed(found, sizes if given.columns > 1 else [])
+
+
+def leading_bits(sizes: Sequence[float], columns: int, given: Parcel) -> float:
+    """Bits of the model in so many leading columns, by what the sender says of each."""
+    if len(sizes) != given.columns:
+        raise BadMessage(f"sizes of {len(sizes)} columns instead of {given.columns}", "numbers")
+    return float(torch.tensor(sizes, dtype=torch.float64)[:columns].sum())
 
 
 def unpacked(columns: Sequence[bytes], names: Names, given: Parcel) -> Unpacked:
     """The trees in the leading columns of a message, as narrow as they came."""
     if not columns:
         nothing: Params = {}
-        return Unpacked(dict.fromkeys(names, nothing), {}, 0, 0.0)
+        return Unpacked(dict.fromkeys(names, nothing), {})
     told = given.around(names.get(STATISTICS, ()))
     sizes = [_statistics_bytes(told, column) for column in range(len(columns))]
     for body, size in zip(columns, sizes, strict=True):
@@ -100,15 +114,14 @@ def unpacked(columns: Sequence[bytes], names: Names, given: Parcel) -> Unpacked:
     narrow = partial(_narrowed, given=given, columns=len(columns))
     trees: dict[str, Params] = {}
     kept: Params = {}
-    bits = 0.0
     for tree, listed in names.items():
         if tree == STATISTICS:
             raw = cast("Codec", Raw())
             trees[tree] = narrow(raw.restore(raw.unpack(lead, told), told)[0])
             continue
-        model, kept, bits = _model(rest, listed, given)
-        trees[tree], kept = narrow(model), narrow(kept)
-    return Unpacked(trees, kept, len(columns), bits)
+        model, flags = _model(rest, listed, given)
+        trees[tree], kept = narrow(model), narrow(flags)
+    return Unpacked(trees, kept)
 
 
 def _statistics_bytes(told: Envelope, column: int) -> int:
@@ -116,25 +129,20 @@ def _statistics_bytes(told: Envelope, column: int) -> int:
     return told.dtype.itemsize * sum(lane.ends[column] - lane.begins(column) for lane in lanes)
 
 
-def _model(
-    columns: Sequence[bytes], names: Sequence[str], given: Parcel
-) -> tuple[Params, Params, float]:
-    """What a codec makes of columns: a tree, what was kept of it, and its bits where it was cut."""
+def _model(columns: Sequence[bytes], names: Sequence[str], given: Parcel) -> tuple[Params, Params]:
+    """What a codec makes of columns: a tree, and what was kept of it."""
     if not names:
         if any(columns):
-            raise BadMessage("bytes of a model that names no tensors", "content")
-        return {}, {}, 0.0
+            raise BadMessage("bytes of a model that names no tensors")
+        return {}, {}
     around = given.around(names)
     with _guarded(given.codec):
         symbols = given.codec.unpack(columns, around)
         values, flags = given.codec.restore(symbols, around)
         if values.keys() != set(names):
             raise BadMessage("a codec that gives other tensors than the header names", "tensors")
-        kept = {name: flags[name] for name in symbols.kept}
-        if len(columns) == given.columns:
-            return values, kept, 0.0
-        bits = given.codec.bits(symbols, around)[0, : len(columns)]
-    return values, kept, float(bits.sum())
+        # Flags of columns that did not come are not asked for: the tree is as narrow as it came.
+        return values, {name: flags[name] for name in symbols.kept}
 
 
 @contextmanager

@@ -20,6 +20,10 @@ Whole = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Mask = tuple[list[Count], bytes]  # its shape, then one bit an entry
 
+# In both headers: `bits` are those of the whole message as they are charged, `sizes` what each
+# column of the model has of them, so that what is left of a message can be charged, too. `trees`
+# name the tensors in the order in which they travel.
+
 
 class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The numbers of an order."""
@@ -47,6 +51,7 @@ class OrderHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     utility: float
     numbers: Figures
     bits: float
+    sizes: list[float]
     column: float
     heard: Whole
     of: Whole
@@ -65,12 +70,13 @@ class UpdateHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key: Whole  # of the order: an answer to another one, renamed, does not have it
     samples: Count
     bits: float
+    sizes: list[float]
     report: dict[str, float | list[float]]
     trees: dict[str, list[str]]
     masks: dict[str, Mask]
 
 
-H = TypeVar("H", bound=msgspec.Struct)
+H = TypeVar("H", OrderHeader, UpdateHeader)
 
 
 def read_header(data: bytes, kind: type[H]) -> H:
@@ -79,6 +85,12 @@ def read_header(data: bytes, kind: type[H]) -> H:
         return msgspec.msgpack.decode(data, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise BadMessage(f"{kind.__name__} cannot be read: {error}", "header") from error
+
+
+def check_sizes(header: OrderHeader | UpdateHeader, most: float) -> None:
+    """Refuses a header whose bits no message has."""
+    if not all(0 <= bits <= most for bits in (header.bits, *header.sizes)):
+        raise BadMessage(f"a message of {header.bits} bits; at most {most}", "numbers")
 
 
 def figures(order: Orders) -> Figures:
@@ -104,8 +116,6 @@ def _sizes(header: OrderHeader, limits: Limits) -> Iterator[str]:
         yield f"columns of {header.column}; at most {limits.columns} are read"
     if len(header.menu) > limits.menu or not -1 <= header.choice <= limits.menu:
         yield f"a menu of {len(header.menu)} with choice {header.choice}; at most {limits.menu}"
-    if not 0 <= header.bits < math.inf:
-        yield f"{header.bits} bits"
     if math.isinf(header.utility):
         yield f"a utility of {header.utility}"
 

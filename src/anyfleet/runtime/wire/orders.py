@@ -12,8 +12,15 @@ from anyfleet.elastic import Blueprint
 from anyfleet.errors import BadMessage
 from anyfleet.packing import pack_slice, unpack_slice
 from anyfleet.runtime.limits import Limits
-from anyfleet.runtime.wire.bodies import STATISTICS, packed, parcel, unpacked
-from anyfleet.runtime.wire.headers import OrderHeader, check_order, figures, numbers, read_header
+from anyfleet.runtime.wire.bodies import STATISTICS, leading_bits, packed, parcel, unpacked
+from anyfleet.runtime.wire.headers import (
+    OrderHeader,
+    check_order,
+    check_sizes,
+    figures,
+    numbers,
+    read_header,
+)
 from anyfleet.runtime.wire.jobs import dumped, loaded
 from anyfleet.runtime.wire.layout import columns_of, opened, sealed
 from anyfleet.types import Orders, Task
@@ -22,6 +29,8 @@ from anyfleet.types import Orders, Task
 def encode_order(order: Orders, task: Task) -> bytes:
     """One order as the server sends it: whole, whatever its link will leave of it."""
     (trees,), blueprint = order.trees, task.blueprint
+    names = {tree: list(values) for tree, values in trees.items()}
+    body = packed(trees, order.symbols[0], parcel(order, task, names, up=False))
     header = OrderHeader(
         id=int(order.id[0]),
         device=int(order.device[0]),
@@ -34,6 +43,7 @@ def encode_order(order: Orders, task: Task) -> bytes:
         utility=float(order.utility[0]),
         numbers=figures(order),
         bits=float(order.bits[0]),
+        sizes=body.sizes,
         column=float(order.column[0]),
         heard=int(order.heard[0]),
         of=int(order.of[0]),
@@ -41,10 +51,9 @@ def encode_order(order: Orders, task: Task) -> bytes:
         step=order.step,
         cohort=order.cohort,
         job=dumped(order.job),
-        trees={tree: list(values) for tree, values in trees.items()},
+        trees=names,
     )
-    columns = packed(trees, order.symbols[0], parcel(order, task, header.trees, up=False))
-    return sealed("o", msgspec.msgpack.encode(header), columns)
+    return sealed("o", msgspec.msgpack.encode(header), body.columns)
 
 
 def decode_order(
@@ -52,9 +61,11 @@ def decode_order(
 ) -> Orders:
     """One order as a device reads it: with the leading columns of its model that came through."""
     bounds = limits or Limits()
-    message = opened(data, "o", bounds.most(task.blueprint))
+    most = bounds.most(task.blueprint)
+    message = opened(data, "o", most)
     header = read_header(message.header, OrderHeader)
     check_order(header, bounds)
+    check_sizes(header, 8.0 * most.message)
     _check_names(header.trees, task.blueprint)
     order = _bare(header, task.blueprint, tuple(allow), bounds)
     given = parcel(order, task, header.trees, up=False)
@@ -64,7 +75,8 @@ def decode_order(
     if "model" not in header.trees or unpadded(order.job):
         raise BadMessage(f"{len(columns)} of {given.columns} columns, which do not do", "cut")
     found = unpacked(columns, header.trees, given)
-    bits = asked_bits(order, task.blueprint) + found.bits + statistics_bits(found.trees)
+    bits = leading_bits(header.sizes, len(columns), given) + statistics_bits(found.trees)
+    bits += asked_bits(order, task.blueprint)
     width = width_of(order, len(columns))
     return replace(order, trees=(found.trees,), bits=np.array([bits]), delivered=np.array([width]))
 

@@ -11,8 +11,15 @@ from anyfleet.elastic import within
 from anyfleet.errors import BadMessage
 from anyfleet.packing import dense, pack_mask, unpack_mask
 from anyfleet.runtime.limits import Limits, Most
-from anyfleet.runtime.wire.bodies import STATISTICS, Parcel, packed, parcel, unpacked
-from anyfleet.runtime.wire.headers import UpdateHeader, read_header
+from anyfleet.runtime.wire.bodies import (
+    STATISTICS,
+    Parcel,
+    leading_bits,
+    packed,
+    parcel,
+    unpacked,
+)
+from anyfleet.runtime.wire.headers import UpdateHeader, check_sizes, read_header
 from anyfleet.runtime.wire.layout import Opened, columns_of, opened, sealed
 from anyfleet.types import Kind, Orders, Params, Report, Task, Updates
 
@@ -29,18 +36,20 @@ class Letter(NamedTuple):
 def encode_update(update: Updates, order: Orders, task: Task) -> bytes:
     """One answer as the device sends it: whole, whatever its link will leave of it."""
     (trees,) = update.trees
+    names = {tree: list(values) for tree, values in trees.items()}
+    body = packed(trees, update.symbols[0], parcel(order, task, names, up=True))
     header = UpdateHeader(
         order=int(update.order[0]),
         device=int(update.device[0]),
         key=int(order.key[0]),
         samples=int(update.samples[0]),
         bits=float(update.bits[0]),
+        sizes=body.sizes,
         report={name: _plain(value) for name, value in update.report[0].items()},
-        trees={tree: list(values) for tree, values in trees.items()},
+        trees=names,
         masks={name: pack_mask(mask) for name, mask in update.masks[0].items()},
     )
-    columns = packed(trees, update.symbols[0], parcel(order, task, header.trees, up=True))
-    return sealed("u", msgspec.msgpack.encode(header), columns)
+    return sealed("u", msgspec.msgpack.encode(header), body.columns)
 
 
 def decode_update(data: bytes, order: Orders, task: Task, limits: Limits | None = None) -> Updates:
@@ -53,6 +62,7 @@ def read_letter(data: bytes, task: Task, limits: Limits) -> Letter:
     most = limits.most(task.blueprint)
     message = opened(data, "u", most)
     header = read_header(message.header, UpdateHeader)
+    check_sizes(header, 8.0 * most.message)
     _check_report(header, most)
     return Letter(header, message)
 
@@ -78,7 +88,8 @@ def accepted(letter: Letter, order: Orders, task: Task) -> Updates:
         bits, trees, masks = 0.0, {}, {}
     elif not whole:
         masks = dense(masks, within(order.slices[0], width, blueprint), local)
-        bits = found.bits + beside_bits(trees, masks, report, order)
+        bits = leading_bits(header.sizes, len(columns), given)
+        bits += beside_bits(trees, masks, report, order)
     return Updates(
         order=np.array([header.order]),
         device=np.array([header.device]),
@@ -143,8 +154,6 @@ def _check_report(header: UpdateHeader, most: Most) -> None:
     count = sum(len(v) if isinstance(v, list) else 1 for v in told.values())
     if len(told) > _MOST_NAMES or count > most.report:
         raise BadMessage(f"a report of {count} numbers; at most {most.report}", "too large")
-    if not 0 <= header.bits <= 8.0 * most.message:
-        raise BadMessage(f"an answer of {header.bits} bits", "numbers")
 
 
 def _plain(value: float | Sequence[float]) -> float | list[float]:
