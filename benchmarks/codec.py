@@ -3,8 +3,8 @@
     python benchmarks/codec.py                       # about a minute
     python benchmarks/codec.py --nets C.8 --repeats 9
 
-Updates of C.3 and C.8 (METHODS §C) are those of a training round: one device, one epoch over its
-share of CIFAR-10 where that is on this machine, else of random images.
+Updates of C.3 and C.8 (METHODS §C) are those of a training round, the third: one device, one epoch
+over some images of CIFAR-10 where that is on this machine, else over random ones.
 
 "over bound" is the whole message with its headers over what no code of its kind goes below: the
 zero-order entropy of the levels, a bit for every sign that travels apart, and log2 C(K, k) for
@@ -86,7 +86,7 @@ CASES = (
     levelled(Hq(), 1 / 33),
 )
 GOAL_BOUND, GOAL_SPEED, MANY = 1.02, 100.0, 100_000
-SAMPLES = 500  # of the device
+SAMPLES, ROUNDS = 500, 3  # of the device; the update is that of the last round
 
 
 @dataclass(frozen=True)
@@ -219,9 +219,9 @@ def quickest(work: Callable[[], Any], repeats: int) -> float:
     return max(min(found), 1e-9)
 
 
-def rows(task: Task, repeats: int) -> Iterator[Row]:
+def rows(task: Task, repeats: int, rounds: int = 1) -> Iterator[Row]:
     """All codecs on one update; those that want a look at one before a run get that of a server."""
-    update, envelope = trained(task), around(task)
+    update, envelope = trained(task, rounds), around(task)
     seen = sample_update(fedavg(lr=0.05, batch=20).job(), task, rng.root(0, "calibration"))
     yield zstd(update, repeats)
     for case in CASES:
@@ -283,6 +283,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--nets", nargs="+", choices=NETS, default=list(NETS))
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--samples", type=int, default=SAMPLES)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)
     print(machine())
@@ -290,8 +291,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for net in given.nets:
         task, data = task_of(net, given.samples)
         entries = sum(value.numel() for value in task.params.values())
-        print(f"\n{net}, {entries:,} entries, trained on {given.samples} samples of {data}")
-        found = list(rows(task, given.repeats))
+        what = f"round {given.rounds} on {given.samples} samples of {data}"
+        print(f"\n{net}, {entries:,} entries, {what}", flush=True)
+        found = list(rows(task, given.repeats, given.rounds))
         print("\n".join(shown(found)), flush=True)
         everything += found
     print(f"\n{summary(everything)}")

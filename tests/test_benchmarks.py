@@ -4,12 +4,17 @@ from functools import cache
 
 import numpy as np
 import pytest
+import torch
+from benchmarks import codec as codecs
 from benchmarks import depth, fleet
 
-from anyfleet import plan, select
+from anyfleet import codec, plan, select
+from anyfleet.codec.layout import Layout
+from anyfleet.envelope import Symbols
 from anyfleet.tasks import Task
 from anyfleet.world import World
 from anyfleet.world.quantities import When, bounds
+from tests import small
 
 
 def test_every_selector_and_every_planner_is_measured() -> None:
@@ -78,3 +83,50 @@ def test_a_depth_that_takes_too_long_is_marked() -> None:
     assert "!" not in whole
     assert "Of 1 depths" in depth.summary(rows)
     assert "1 meet it by FLOP and 0 by FedPMT's rule" in depth.summary(rows)
+
+
+def test_every_codec_is_measured() -> None:
+    shown = " ".join(str(case) for case in codecs.CASES)
+    # One sends nothing, the other is what top-k has inside.
+    assert all(f"{name}(" in shown for name in set(codec.__all__) - {"Nothing", "Plain"})
+
+
+def test_codecs_are_measured_beside_what_they_need_at_least() -> None:
+    rows = list(codecs.rows(small.task(devices=1, norm=False), repeats=1))
+    assert len(rows) == len(codecs.CASES) + 1
+    by_name = {row.codec: row for row in rows}
+    assert by_name["Raw(precision='same')"].rate == 1
+    assert by_name["Raw(precision='fp16')"].rate == 0.5
+    assert all(row.encode > 0 < row.decode for row in rows)
+    assert sum(row.symbols > 0 for row in rows) == len(codecs.CASES) - 3
+    # Headers are the larger part of the shortest messages.
+    long = [row for row in rows if row.symbols > 1_000]
+    assert len(long) == 3
+    assert all(0.9 < row.scaled <= row.bound < 1.3 for row in long)
+    table = "\n".join([*codecs.shown(rows), codecs.summary(rows)])
+    assert all(str(case) in table for case in codecs.CASES)
+    assert f"of {len(rows)} rows" in table
+
+
+def test_the_bound_of_a_message_counts_levels_signs_and_which_are_kept() -> None:
+    around = codecs.around(small.task())
+    (name, lane), *_ = around.lanes.items()
+    levels = torch.zeros(1, lane.entries, dtype=torch.int32)
+    kept = torch.zeros(1, lane.entries // lane.unit, dtype=torch.bool)
+    kept[0, :2] = True
+    levels[0, : 2 * lane.unit : 2] = -3
+    symbols = Symbols({}, {name: levels}, {name: kept}, {name: torch.ones(1, 3)})
+    found = codecs.bound(Layout(kernels=True), symbols, around)
+    # Two kernels of nine entries out of six: half of the entries are 3, each with a sign.
+    assert (lane.unit, kept.shape[1]) == (9, 6)
+    assert found.bits == pytest.approx(np.log2(15) + 18 + 9)
+    assert (found.scales, found.symbols) == (96, 18)
+
+
+def test_what_misses_a_goal_of_codecs_is_marked() -> None:
+    good = codecs.Row("quick", 0.1, 0.0, 200_000, 1.01, 1.0, 150.0, 150.0)
+    slow = codecs.Row("slow", 0.1, 0.0, 200_000, 1.05, 1.0, 50.0, 150.0)
+    _, first, second = codecs.shown([good, slow])
+    assert "!" not in first
+    assert second.count("!") == 2
+    assert "1 are at most 2% over the bound, 2 over the bound with" in codecs.summary([good, slow])

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from anyfleet.codec.lookup import Table, count_of, looked_up, measured
 from anyfleet.envelope import Envelope, Lane
 from anyfleet.errors import BadMessage, refuse
 from anyfleet.method import Symbols
+from anyfleet.papers import ANYCOST, Paper
 from anyfleet.types import Params
 
 MOST_LEVELS = 1 << 16
@@ -39,6 +41,7 @@ class Fgc(Levelled):
     """
 
     table: Table = ()
+    papers: ClassVar[tuple[Paper, ...]] = (ANYCOST,)
 
     def __post_init__(self) -> None:
         refuse(_faults(self.table))

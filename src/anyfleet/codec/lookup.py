@@ -23,6 +23,7 @@ LEVELS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256, 512, 1024)
 RATES = np.geomspace(1 / 200, 1.0, 12)
 _SHARES = np.geomspace(1e-4, 1.0, 90)  # of the kernels
 _BINS = 4096  # of magnitudes, narrow where they are small
+_HEADER_BITS = 500
 _TRIES = 6  # pairs that are measured for one rate, at most
 
 Table = tuple[tuple[float, float, int], ...]  # rate, kept share, levels; rates ascend
@@ -50,24 +51,26 @@ def measured(kernels: Kernels, bits: Callable[[Symbols], float]) -> Table:
     nothing fits are left out; if that is all of them, the shortest message stands for the last.
     """
     guess, whole = estimated(kernels), 32 * kernels.entries
+    # What headers and tables add: a byte for every symbol of a table, until it was measured.
+    extra = 8.0 * np.array(LEVELS) + _HEADER_BITS
     found: list[tuple[float, float, int]] = []
-    best, ratio = (np.inf, -1, -1), 1.0
+    best, error = (-1, -1), np.inf
     for rate in RATES:
         # What was found for a smaller rate fits, too.
-        left = (guess.bits * ratio <= rate * whole) & (guess.error < best[0])
+        left = guess.error < error
         for _ in range(_TRIES):
+            left &= guess.bits + extra <= rate * whole
             if not left.any():
                 break
             at = np.unravel_index(np.where(left, guess.error, np.inf).argmin(), left.shape)
             size = bits(_message(kernels, _SHARES[at[0]], LEVELS[at[1]]))
-            ratio = size / guess.bits[at]
+            extra[at[1]] = size - guess.bits[at]
             if size <= rate * whole:
-                best = (guess.error[at], int(at[0]), int(at[1]))
+                best, error = (int(at[0]), int(at[1])), float(guess.error[at])
                 break
-            left &= guess.bits * ratio <= rate * whole
             left[at] = False
-        if best[1] >= 0:
-            found.append((float(rate), float(_SHARES[best[1]]), LEVELS[best[2]]))
+        if best[0] >= 0:
+            found.append((float(rate), float(_SHARES[best[0]]), LEVELS[best[1]]))
     return tuple(found) or ((1.0, float(_SHARES[0]), LEVELS[0]),)
 
 
