@@ -294,6 +294,7 @@ def test_many_classes_are_told_by_their_ends() -> None:
     ("command", "told"),
     [
         ("run", "FILE is a run file"),
+        ("resume", "RUN is the folder"),
         ("compare", "FILE is a run file"),
         ("validate", "FILE is a run file"),
         ("fleet show", "NAME is a fleet"),

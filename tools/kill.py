@@ -45,6 +45,7 @@ from anyfleet.tasks import Generator, zoo
 from anyfleet.world import levels
 
 KILLS_PER_RUN = 4
+SECONDS = 120  # after which a process is given up
 NOT_SEEN = ("id", "block", "offset")
 COMPARED = ("points.jsonl", "ledger.jsonl", "model.safetensors", "config.toml", "papers.bib")
 
@@ -112,6 +113,7 @@ class Process:
             os.close(writing)
             return Process(pid, reading)
         os.close(reading)
+        signal.alarm(SECONDS)
         status = 1
         try:
             work(lambda: tell(writing))
@@ -128,7 +130,10 @@ class Process:
         os.close(self.pipe)
         if os.WIFEXITED(status) and os.WEXITSTATUS(status):
             raise RuntimeError("a process failed by itself")
-        return (os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0), reached
+        ended = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+        if ended == signal.SIGALRM:
+            raise RuntimeError(f"a process was not through after {SECONDS} s")
+        return ended, reached
 
 
 # --- ways to die ------------------------------------------------------------------------------
