@@ -102,8 +102,7 @@ def check_message(codec: Codec, sent: Squeezed, around: Envelope) -> None:
 
 
 @every
-@pytest.mark.parametrize("columns", [1, 4])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(("columns", "dtype"), [(1, torch.float64), (4, torch.float32)], ids=str)
 def test_what_arrives_is_what_was_said(codec: Codec, columns: int, dtype: torch.dtype) -> None:
     around = envelope(columns, dtype)
     for rate in (1.0, 0.04):
