@@ -39,7 +39,7 @@ mutants: $(READY) ## plant known mistakes one by one: each must turn a test red 
 	$(BIN)/python tools/mutants.py
 
 kill: $(READY) ## kill a hundred runs at random moments and resume them: nothing may differ (a minute)
-	$(BIN)/python tools/kill.py 100
+	$(BIN)/python -m tools.kill 100
 
 fuzz: $(READY) ## spoil messages (COUNT of them) and read them: only refusals may come of it
 	$(BIN)/python -m tools.fuzz $(COUNT)

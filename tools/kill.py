@@ -1,6 +1,6 @@
 """Kill runs at random moments, resume them, and see whether anything differs.
 
-    python tools/kill.py [N] [--seed S]
+    python -m tools.kill [N] [--seed S]
 
 N processes (100 unless told) are killed: some after a random time, some at a random file operation,
 some at a random byte of a file that grows too long. A run is killed several times, also while it
@@ -11,11 +11,8 @@ Every process is a fork of this one, which has imported everything already. POSI
 """
 
 import argparse
-import os
 import random
-import resource
 import shutil
-import signal
 import sys
 import time
 from collections import Counter
@@ -23,12 +20,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import msgspec
 import torch
 from rich.console import Console
 from rich.table import Table
+from tools.dying import WAYS, Process, Scale, watch
 
 from anyfleet import methods, tasks
 from anyfleet.codec import ErrorFeedback, Stc
@@ -45,7 +42,6 @@ from anyfleet.tasks import Generator, zoo
 from anyfleet.world import levels
 
 KILLS_PER_RUN = 4
-SECONDS = 120  # after which a process is given up
 NOT_SEEN = ("id", "block", "offset")
 COMPARED = ("points.jsonl", "ledger.jsonl", "model.safetensors", "config.toml", "papers.bib")
 
@@ -92,121 +88,6 @@ def advance(folder: Path, planned: Experiment, reached: Callable[[], None]) -> N
     with recording:
         for moment in moments:
             recording.append(moment)
-
-
-def tell(pipe: int) -> None:
-    os.write(pipe, b"!")
-
-
-@dataclass(frozen=True)
-class Process:
-    """A fork of this process, in which something runs."""
-
-    pid: int
-    pipe: int
-
-    @staticmethod
-    def start(work: Callable[[Callable[[], None]], None]) -> "Process":
-        reading, writing = os.pipe()
-        pid = os.fork()
-        if pid:
-            os.close(writing)
-            return Process(pid, reading)
-        os.close(reading)
-        signal.alarm(SECONDS)
-        status = 1
-        try:
-            work(lambda: tell(writing))
-            status = 0
-        except BaseException as error:  # noqa: BLE001 - told, whatever it is
-            sys.stderr.write(f"{error!r}\n")
-        finally:
-            os._exit(status)
-
-    def end(self) -> tuple[int, bool]:
-        """The signal that ended it, or 0; and whether it got as far as to run."""
-        _, status = os.waitpid(self.pid, 0)
-        reached = bool(os.read(self.pipe, 1))
-        os.close(self.pipe)
-        if os.WIFEXITED(status) and os.WEXITSTATUS(status):
-            raise RuntimeError("a process failed by itself")
-        ended = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-        if ended == signal.SIGALRM:
-            raise RuntimeError(f"a process was not through after {SECONDS} s")
-        return ended, reached
-
-
-# --- ways to die ------------------------------------------------------------------------------
-
-Work = Callable[[Callable[[], None]], None]
-_EVENTS = ("open", "os.rename", "os.mkdir", "os.rmdir", "os.remove", "os.truncate", "os.listdir")
-
-
-def at_time(work: Work, share: float, scale: "Scale") -> Process:
-    """After a share of the time that a whole run takes."""
-    process = Process.start(work)
-    time.sleep(share * scale.seconds)
-    os.kill(process.pid, signal.SIGKILL)
-    return process
-
-
-def at_operation(work: Work, share: float, scale: "Scale") -> Process:
-    """At the n-th operation on files: opening, renaming, forcing to the disk."""
-
-    def counted(reached: Callable[[], None]) -> None:
-        watch(int(share * scale.operations), lambda: os.kill(os.getpid(), signal.SIGKILL))
-        work(reached)
-
-    return Process.start(counted)
-
-
-def at_byte(work: Work, share: float, scale: "Scale") -> Process:
-    """When a file becomes longer than so many bytes; the system itself ends the process."""
-
-    def limited(reached: Callable[[], None]) -> None:
-        limit = int(share**3 * scale.bytes)  # small files are written too
-        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-        work(reached)
-
-    return Process.start(limited)
-
-
-WAYS = (at_time, at_operation, at_byte)
-
-
-def watch(count: int, fire: Callable[[], None]) -> list[int]:
-    """Calls `fire` at the n-th operation on files of this process; counts them in the list."""
-    seen = [0]
-
-    def step() -> None:
-        if seen[0] == count:
-            fire()
-        seen[0] += 1
-
-    def hook(event: str, _: object) -> None:
-        if event in _EVENTS:
-            step()
-
-    force = os.fsync
-
-    def forced(fd: Any) -> None:
-        step()
-        force(fd)
-
-    sys.addaudithook(hook)
-    os.fsync = forced
-    return seen
-
-
-@dataclass(frozen=True)
-class Scale:
-    """What an undisturbed run takes."""
-
-    seconds: float
-    operations: int
-    bytes: int  # of its longest file
 
 
 # --- what is left -----------------------------------------------------------------------------

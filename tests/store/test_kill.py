@@ -1,4 +1,4 @@
-"""Processes that are really killed, at random moments; `tools/kill.py` does it and compares."""
+"""Processes that are really killed, at random moments; `tools.kill` does it and compares."""
 
 import os
 import re
@@ -14,7 +14,8 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.skipif(sys.platform == "win32", reason="forks")
 def test_runs_that_were_killed_twenty_times_equal_those_that_were_not() -> None:
     done = subprocess.run(
-        [sys.executable, ROOT / "tools" / "kill.py", "20", "--seed", "3"],
+        [sys.executable, "-m", "tools.kill", "20", "--seed", "3"],
+        cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
