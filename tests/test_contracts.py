@@ -122,6 +122,7 @@ PARTS: list[Any] = [
     aggregate.ServerStep(aggregate.Mean(), aggregate.ServerAdam(0.1)),
     aggregate.ServerSgd(0.5, 0.9),
     aggregate.ServerAdam(),
+    runtime.Limits(norm=10.0),
     runtime.Reference(),
     runtime.Threads(workers=3),
     runtime.Stacked(chunk=7),

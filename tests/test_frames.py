@@ -42,8 +42,7 @@ def test_a_length_that_is_a_lie_is_noticed(length: int) -> None:
     assert found.bodies == ()
 
 
-def test_two_pieces_do_not_pass_as_one_with_zeros() -> None:
-    """A checksum without the length would let zeros go unseen."""
-    one = framed([b"\x00" * 3])
-    longer = (4).to_bytes(4, "little") + one[4:] + b"\x00"
-    assert read(longer, 1).stopped == "checksum"
+def test_zeros_are_no_pieces() -> None:
+    """As in what a disk or a network leaves where nothing was written."""
+    assert read(bytes(64), 4) == ((), 0, "checksum")
+    assert read(STREAM + bytes(64), 5) == (BODIES, len(STREAM), "checksum")

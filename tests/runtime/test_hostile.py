@@ -17,9 +17,8 @@ from anyfleet.runtime import Limits, Reference, Stacked, Threads
 from anyfleet.runtime.engines import Assigned, Engine, Mail, Outcome
 from anyfleet.schedule import Buffered, Deadline, TwoPhase
 from anyfleet.select import Everyone, Largest
-from anyfleet.tasks import Task
 from anyfleet.train import Tracked
-from anyfleet.types import Updates
+from anyfleet.types import Task, Updates
 from anyfleet.world import Fleet, Group, Uniform
 from tests import small
 from tests.messages import put_together, taken_apart, with_header

@@ -161,7 +161,7 @@ def sent_up(codec: Any) -> tuple[Orders, Updates, bytes]:
 @settings(max_examples=25)
 @given(place=st.floats(0, 1), edge=st.sampled_from([None, -1, 0, 1]))
 def test_an_answer_cut_anywhere_gives_its_complete_columns_bit_for_bit(
-    codec: Codec, place: float, edge: int | None
+    codec: Any, place: float, edge: int | None
 ) -> None:
     order, update, data = sent_up(codec)
     assert len(ends(data)) == 1 + 5
@@ -195,7 +195,7 @@ def sent_down(codec: Any) -> tuple[Orders, bytes]:
 @settings(max_examples=25)
 @given(place=st.floats(0, 1))
 def test_an_order_cut_anywhere_gives_its_complete_columns_bit_for_bit(
-    codec: Codec, place: float
+    codec: Any, place: float
 ) -> None:
     order, data = sent_down(codec)
     at = int(place * len(data))
@@ -405,6 +405,18 @@ def test_a_module_that_is_not_allowed_is_not_even_imported(
         )
     assert "foreign_parts" in sys.modules
     del sys.modules["foreign_parts"]
+
+
+def test_a_function_is_not_called_even_if_its_package_is_allowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "called_parts.py").write_text("CALLS = []\n\ndef part():\n    CALLS.append(1)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(BadMessage, match="no part"):
+        decode_order(
+            with_job({**JOB, "uplink": {"use": "called_parts:part"}}), TASK, ["called_parts"]
+        )
+    assert sys.modules.pop("called_parts").CALLS == []
 
 
 def test_a_job_is_bounded_in_depth_length_and_numbers() -> None:
