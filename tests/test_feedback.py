@@ -109,6 +109,7 @@ CASES: dict[str, Case] = {
     "surplus": Case(replace(HALF, schedule=Overselected(2)), TWO_SPEEDS, "too late"),
     "asynchronous": Case(replace(HALF, schedule=Buffered(4, 2, staleness=0)), reason="stale"),
     "tiers": Case(replace(HALF, schedule=Tiers(staleness=4)), TWO_SPEEDS),
+    "stale": Case(replace(HALF, schedule=Tiers(staleness=1)), TWO_SPEEDS),
     "never fetched": Case(
         replace(fedavg(lr=0.1, batch=16), select=Largest(5, 2), schedule=TwoPhase())
     ),

@@ -14,10 +14,9 @@ from torch import Tensor
 
 from anyfleet.columns import join
 from anyfleet.delivery import statistics_bits
-from anyfleet.elastic import cut, paste, within
-from anyfleet.envelope import uplink
+from anyfleet.elastic import paste, within
 from anyfleet.evaluate import calibrate, measure
-from anyfleet.feedback import Left, recalled, sending
+from anyfleet.feedback import Left, sending, squeeze
 from anyfleet.lessons import SCALAR_BITS, answer_bits, asked_for, learned, reported
 from anyfleet.local import (
     Inputs,
@@ -140,7 +139,7 @@ def _train(orders: Orders, memories: tuple[Memory, ...], task: Task) -> Done:
     update = {name: result.params[name] for name in sent}
     if orders.job.send == "delta":
         update = {name: value - inputs.params[name] for name, value in update.items()}
-    squeezed = _squeeze(orders, memories, update, result.mask, task)
+    squeezed = squeeze(orders, memories, update, result.mask, task)
     change = update
     if orders.job.send == "weights" and "norm" in orders.job.report:
         change = {name: value - inputs.params[name] for name, value in update.items()}
@@ -172,36 +171,6 @@ def _stacked(
         for i in (0, 1)
     )
     return Inputs(params, buffers, x, y, valid, seen, keys, numbers)
-
-
-def _squeeze(
-    orders: Orders, memories: tuple[Memory, ...], update: Params, mask: Params, task: Task
-) -> Squeezed:
-    """Compresses the uploads of a stack, all of them at once."""
-    codec, blueprint = orders.job.uplink, task.blueprint
-    tree, trained = (
-        each if len(orders) > 1 else {n: v.unsqueeze(0) for n, v in each.items()}
-        for each in (update, mask)
-    )
-    like = next(iter(task.params.values()))
-    around = uplink(orders, blueprint, tuple(tree), like.dtype)
-    # What was not trained does not count, so it must neither be sent nor taken for sent.
-    tree = {n: v * trained[n].to(v) if n in trained else v for n, v in tree.items()}
-    rate = torch.from_numpy(orders.numbers.rate)
-    if not codec.slot:
-        return codec.squeeze(tree, {}, rate, around)
-    known = [
-        cut(recalled(memory, codec.slot, int(heard)), slice_, blueprint)
-        for memory, heard, slice_ in zip(memories, orders.heard, orders.slices, strict=True)
-    ]
-    left = {
-        n: torch.stack([each.get(n, torch.zeros_like(v[0])) for each in known])
-        for n, v in tree.items()
-    }
-    meant = {n: v * trained[n].to(v) if n in trained else v for n, v in left.items()}
-    squeezed = codec.squeeze(tree, meant, rate, around)
-    still = {n: squeezed.memory[n] + (left[n] - meant[n]) for n in trained if n in left}
-    return replace(squeezed, memory={**squeezed.memory, **still})
 
 
 @dataclass(frozen=True, eq=False)
@@ -287,6 +256,7 @@ def _remember(memory: Memory, order: Orders, trained: _Trained, row: int) -> Mem
     if not job.uplink.slot:
         return memory
     left, sent = ({n: v[row] for n, v in t.items()} for t in (squeezed.memory, squeezed.tree))
+    sent = {n: v * result.mask[n].to(v) if n in result.mask else v for n, v in sent.items()}
     return sending(memory, job.uplink.slot, Left(left, sent), order, task)
 
 

@@ -12,7 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from anyfleet.elastic import paste
+from anyfleet.elastic import cut, paste
+from anyfleet.envelope import uplink
+from anyfleet.method import Squeezed
 from anyfleet.types import Memory, Orders, Params, Task
 
 SENT = "sent"  # the memory slot with the last message that used a codec's slot
@@ -23,6 +25,42 @@ class Left(NamedTuple):
 
     left: Params
     sent: Params
+
+
+def squeeze(
+    orders: Orders, memories: tuple[Memory, ...], update: Params, mask: Params, task: Task
+) -> Squeezed:
+    """Compresses the uploads of a stack, all of them at once."""
+    codec, blueprint = orders.job.uplink, task.blueprint
+    tree, trained = (
+        each if len(orders) > 1 else {n: v.unsqueeze(0) for n, v in each.items()}
+        for each in (update, mask)
+    )
+    like = next(iter(task.params.values()))
+    around = uplink(orders, blueprint, tuple(tree), like.dtype)
+    # What was not trained does not count, so it must neither be sent nor taken for sent.
+    tree = {n: v * trained[n].to(v) if n in trained else v for n, v in tree.items()}
+    rate = torch.from_numpy(orders.numbers.rate).to(like.device)
+    around = replace(around, key=around.key.to(like.device))
+    if not codec.slot:
+        return codec.squeeze(tree, {}, rate, around)
+    known = [
+        cut(recalled(memory, codec.slot, int(heard)), slice_, blueprint)
+        for memory, heard, slice_ in zip(memories, orders.heard, orders.slices, strict=True)
+    ]
+    left = {
+        n: torch.stack([each.get(n, torch.zeros_like(v[0])) for each in known])
+        for n, v in tree.items()
+    }
+    meant = {n: v * trained[n].to(v) if n in trained else v for n, v in left.items()}
+    squeezed = codec.squeeze(tree, meant, rate, around)
+    # A codec may answer 0 with noise: what was not trained is as it was.
+    still = {
+        n: squeezed.memory[n] * trained[n].to(left[n]) + (left[n] - meant[n])
+        for n in trained
+        if n in left
+    }
+    return replace(squeezed, memory={**squeezed.memory, **still})
 
 
 def recalled(memory: Memory, slot: str, heard: int) -> dict[str, Tensor]:

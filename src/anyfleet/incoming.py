@@ -38,6 +38,13 @@ class Answered(NamedTuple):
         """Which coordinates the answer has: less than was ordered when a link cut it."""
         return narrowed(self.order.slices[0], float(self.update.delivered[0]), blueprint)
 
+    @property
+    def result(self) -> int | None:
+        """The order whose training result this is; None: it is none."""
+        if self.order.kind not in (Kind.TRAIN, Kind.FETCH):
+            return None
+        return int((self.order.of if self.order.kind == Kind.FETCH else self.order.id)[0])
+
     def answer(self) -> Answer:
         """What the caller of the loop sees of it."""
         order, update = self.order, self.update

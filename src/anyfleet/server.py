@@ -22,7 +22,7 @@ from anyfleet.outcomes import Charges, Events, no_charges
 from anyfleet.packing import traffic
 from anyfleet.seam import Runtime, Snapshot, Step
 from anyfleet.timing import Amount, Demand, training
-from anyfleet.types import Kind, Orders, Params, Report, Task
+from anyfleet.types import Kind, Orders, Params, Task
 from anyfleet.view import Flight, Request, View
 
 JUDGE_BATCH = 128  # samples of the server split per comparison (METHODS §1.18)
@@ -67,7 +67,7 @@ class Server:
             started=self.started,
             free=self.runtime.free,
             flying=tuple(self.seen.values()),
-            arrived=tuple(_flight(a.order, a.update.report[0]) for a in self.arrived),
+            arrived=tuple(Flight.of(a.order, a.update.report[0]) for a in self.arrived),
             lost=tuple(self.lost),
             declined=tuple(self.declined),
             model=self.params,
@@ -151,9 +151,8 @@ class Server:
             self.visits[devices] += 1
         for row, reason in enumerate(drafted.reasons):
             order = drafted.declined.take([row])
-            self.declined.append(_flight(order))
-            nothing = no_charges(int(order.id[0]), self.runtime.now())
-            self.ledger.lost(order, nothing, reason)
+            self.declined.append(Flight.of(order))
+            self.ledger.lost(order, no_charges(int(order.id[0]), self.runtime.now()), reason)
         orders = drafted.orders
         if not len(orders):
             return
@@ -165,7 +164,7 @@ class Server:
         self.runtime.submit(orders)
         rows = orders.rows()
         self.flying |= {int(row.id[0]): row for row in rows}
-        self.seen |= {int(row.id[0]): _flight(row) for row in rows}
+        self.seen |= {int(row.id[0]): Flight.of(row) for row in rows}
 
     # -- hearing
 
@@ -184,17 +183,20 @@ class Server:
         self.arrived = self._young(self.arrived, self.number)
         # What came too late does not count: for its device it is as good as lost.
         for answer in self.arrived:
-            if answer.order.kind in (Kind.TRAIN, Kind.FETCH):
-                of = answer.order.of if answer.order.kind == Kind.FETCH else answer.order.id
-                self.heard[answer.order.device[0]] = of[0]
+            if answer.result is not None:
+                self.heard[answer.order.device[0]] = answer.result
 
     def _young(self, answers: list[Answered], step: int) -> list[Answered]:
         """Those that may count in this step; the others are too old and given up."""
         oldest = step - self.method.schedule.staleness
         for answer in answers:
             if answer.order.step < oldest:
-                self.lost.append(_flight(answer.order))
+                self.lost.append(Flight.of(answer.order))
                 self.ledger.answered(answer.order, answer.update, answer.charges, "stale")
+                # It was heard and waited, but will not count: its device has to send it again.
+                device = answer.order.device[0]
+                if self.heard[device] == answer.result:
+                    self.heard[device] = -1
         return [answer for answer in answers if answer.order.step >= oldest]
 
     def _land(self, order_id: int) -> Orders:
@@ -202,7 +204,7 @@ class Server:
         return self.flying.pop(order_id)
 
     def _lose(self, order: Orders, charges: Charges, reason: str) -> None:
-        self.lost.append(_flight(order))
+        self.lost.append(Flight.of(order))
         self.ledger.lost(order, charges, reason)
 
     # -- stepping
@@ -295,10 +297,4 @@ class Server:
         self.flying, self.holding = dict(saved.flying), dict(saved.holding)
         self.arrived = list(saved.waiting)
         self.runtime.begin(self.number)
-        self.seen = {order_id: _flight(order) for order_id, order in saved.flying.items()}
-
-
-def _flight(order: Orders, report: Report | None = None) -> Flight:
-    return Flight(
-        int(order.id[0]), int(order.device[0]), order.step, order.kind, report=report or {}
-    )
+        self.seen = {order_id: Flight.of(order) for order_id, order in saved.flying.items()}

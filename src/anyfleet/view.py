@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 from anyfleet.columns import Flags, Ints
 from anyfleet.elastic import Blueprint, Cost, Slice
 from anyfleet.timing import Demand
-from anyfleet.types import Conditions, Devices, Kind, Params, Report
+from anyfleet.types import Conditions, Devices, Kind, Orders, Params, Report
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,12 @@ class Flight:
     step: int
     kind: Kind
     report: Report = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, order: Orders, report: Report | None = None) -> Self:
+        """Of a batch of one."""
+        (number,), (device,) = order.id, order.device
+        return cls(int(number), int(device), order.step, order.kind, report=report or {})
 
 
 @dataclass(frozen=True, eq=False)

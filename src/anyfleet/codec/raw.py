@@ -42,7 +42,7 @@ class Raw(Codec):
 
     def bits(self, symbols: Symbols, envelope: Envelope) -> Tensor:
         size = 8 * self._type(envelope).itemsize
-        rows = max((len(rows) for rows in symbols.numbers.values()), default=1)
+        rows = max((len(rows) for rows in symbols.numbers.values()), default=len(envelope.key))
         sums = [
             sum(lane.ends[column] - lane.begins(column) for lane in envelope.lanes.values())
             for column in range(envelope.columns)

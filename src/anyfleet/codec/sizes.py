@@ -95,7 +95,7 @@ def _flags(
 def count(symbols: Symbols, envelope: Envelope, layout: Layout) -> Counts:
     """Every level, flag and length of a stack, counted."""
     trees = symbols.numbers if layout.numbers else symbols.levels
-    rows = max((len(tree) for tree in trees.values()), default=1)
+    rows = max((len(tree) for tree in trees.values()), default=len(envelope.key))
     kept, until = _kept(symbols, envelope, layout, rows)
     levels = {} if layout.numbers else symbols.levels
     low, size = _symbols(levels, layout, rows)
