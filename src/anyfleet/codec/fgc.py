@@ -18,15 +18,17 @@ from anyfleet.codec.kernels import Kernels
 from anyfleet.codec.layout import Layout
 from anyfleet.codec.levels import Levelled
 from anyfleet.codec.lookup import Table, count_of, looked_up, measured
+from anyfleet.codec.raw import distortion
 from anyfleet.envelope import Envelope, Lane
 from anyfleet.errors import BadMessage, refuse
-from anyfleet.method import Symbols
+from anyfleet.method import Squeezed, Symbols
 from anyfleet.papers import ANYCOST, Paper
 from anyfleet.types import Params
 
 MOST_LEVELS = 1 << 16
-_AIM, _FULL = 0.985, 0.97  # of a budget: what is tried, and what is not worth another try
+_AIM, _FULL = 0.985, 0.95  # of a budget: what is tried, and what is not worth another try
 _TRIES = 8  # after which it is halved until it fits
+_POWER, _POWERS = 0.72, (0.3, 1.2)  # of the kernels, with which bits grow: at first, and ever
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,17 @@ class Fgc(Levelled):
             return self
         return replace(self, table=_measured(self, kernels))
 
+    def squeeze(self, tree: Params, memory: Params, rate: Tensor, envelope: Envelope) -> Squeezed:
+        # Whoever fits messages to a rate has measured them already.
+        symbols, bits = self._at_rate(envelope.laid(tree), rate, envelope)
+        received, kept = self.restore(symbols, envelope)
+        return Squeezed(received, kept, symbols, bits, {}, distortion(tree, received))
+
     def quantise(self, laid: Params, rate: Tensor, envelope: Envelope) -> Symbols:
+        return self._at_rate(laid, rate, envelope)[0]
+
+    def _at_rate(self, laid: Params, rate: Tensor, envelope: Envelope) -> tuple[Symbols, Tensor]:
+        """Symbols, and the bits of every row and column."""
         kernels = Kernels(laid, envelope)
         share, levels = looked_up(self.table or _generic(), rate.double().cpu().numpy())
         count = torch.from_numpy(count_of(share, kernels.norms.shape[1]))
@@ -94,27 +106,42 @@ class Fgc(Levelled):
             _check(symbols, envelope)
         return symbols
 
-    def _fitted(self, kernels: Kernels, count: Tensor, levels: Tensor, budget: Tensor) -> Symbols:
+    def _fitted(
+        self, kernels: Kernels, count: Tensor, levels: Tensor, budget: Tensor
+    ) -> tuple[Symbols, Tensor]:
         """With fewer kernels in rows whose message is too long, until it is not."""
         full, fits, over = count, torch.zeros_like(count), count + 1
-        least, most = torch.zeros_like(budget), budget  # bits, as far as they were measured
+        before: tuple[Tensor, Tensor] | None = None
         number = 0
         while True:
             symbols = kernels.quantised(count, levels)
-            size = self.bits(symbols, kernels.envelope).sum(dim=1).cpu()
+            bits = self.bits(symbols, kernels.envelope)
+            size = bits.sum(dim=1).cpu()
             good = (size <= budget) | (count == 0)
-            fits, least = torch.where(good, count, fits), torch.where(good, size, least)
-            over, most = torch.where(good, over, count), torch.where(good, most, size)
+            fits, over = torch.where(good, count, fits), torch.where(good, over, count)
             near = (over > full) | (over - count == 1) | (size >= _FULL * budget)
             done = good & (near | (number >= _TRIES))
             if done.all():
-                return symbols
-            # Mostly where a straight line says, which is found sooner than by halving alone.
-            part = (_AIM * budget - least) / (most - least).clamp(min=1)
-            part = torch.full_like(part, 0.5) if number % 3 == 2 or number >= _TRIES else part
-            guess = (fits + part * (over - fits)).long().clamp(min=fits, max=over - 1)
-            count = torch.where(done, count, guess)
+                return symbols, bits
+            guess = (fits + over) // 2
+            if number < _TRIES:
+                # As far as a power law leads, which is found sooner than by halving.
+                guess = _shrunk((count, size), before, _AIM * budget).clamp(min=fits, max=over - 1)
+            before, count = (count, size), torch.where(done, count, guess)
             number += 1
+
+
+def _shrunk(
+    now: tuple[Tensor, Tensor], before: tuple[Tensor, Tensor] | None, aim: Tensor
+) -> Tensor:
+    """How many kernels take so many bits, if bits grow with a power of them."""
+    count, size = now[0].clamp(min=1).double(), now[1]
+    power = torch.full_like(aim, _POWER)
+    if before is not None:
+        run = (count / before[0].clamp(min=1)).log()
+        rise = (size / before[1]).log()
+        power = torch.where(run == 0, power, rise / run).nan_to_num(_POWER).clamp(*_POWERS)
+    return (count * (aim / size) ** (1 / power)).long()
 
 
 def _measured(codec: Fgc, kernels: Kernels) -> Table:
