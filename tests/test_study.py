@@ -10,7 +10,7 @@ import pytest
 from anyfleet import config, methods, tasks
 from anyfleet.errors import ConfigError
 from anyfleet.naming import Factory
-from anyfleet.runtime import Threads
+from anyfleet.runtime import Limits, Threads
 from anyfleet.study import HOMES, Experiment, build, load, play
 from anyfleet.tasks import zoo
 from anyfleet.world import Columns, Fleet, Group
@@ -66,6 +66,21 @@ def test_a_file_names_parts_shortly(tmp_path: Path) -> None:
     assert experiment.method.select == methods.fedavg(count=3).select
     assert str(experiment.engine) == "Stacked(chunk=64)"
     assert "ServerAdam" in str(experiment.method.aggregate)
+
+
+def test_a_file_says_how_long_an_update_may_be(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(
+        'rounds = 1\n[task]\nuse = "Embedded"\ndevices = 4\nlimit = 200\nserver = 20\n'
+        'model = { use = "perceptron", hidden = [8] }\n'
+        '[method]\nuse = "fedavg"\ncount = 4\n[limits]\nnorm = 1e-6\n'
+    )
+    experiment = load(file)
+    assert experiment.limits == Limits(norm=1e-6)
+    (moment,) = play(experiment)
+    assert moment.point.lost == 4
+    assert all(lost.startswith("refused: norm: ") for lost in moment.step.ledger.lost)
+    assert next(play(load(file, ["limits.norm=1e6"]))).point.arrived == 4
 
 
 OWN = """
