@@ -37,16 +37,18 @@ def entries(points: Tensor, size: int) -> Tensor:
 
 def dither(u: Tensor) -> Dither:
     """Even on a cell, from numbers in [0, 1) for every coordinate."""
-    doubled = 2 * u
-    side = torch.where(doubled < 1, -1.0, 1.0).to(u.dtype)
-    place = torch.where(doubled < 1, doubled, doubled - 1)
+    # In place from here on: new tensors cost more than the arithmetic.
+    side = (u >= 0.5).to(u.dtype)
+    place = (2 * u).sub_(side)
+    side.mul_(2).sub_(1)
     if u.shape[1] == 1:
         return Dither(place / 2, side)
     across, up = place.unbind(1)
     # A quarter of a hexagon and its copy turned upside down fill a rectangle.
     beyond = across + up / 3 > 2 / 3
-    turned = torch.where(beyond[:, None], 1 - place, place)
-    return Dither(torch.stack([turned[:, 0], _HEIGHT * turned[:, 1]], dim=1), side)
+    turned = (beyond[:, None].to(u.dtype) - place).abs_()
+    turned[:, 1].mul_(_HEIGHT)
+    return Dither(turned, side)
 
 
 def nearest(points: Tensor) -> Tensor:
@@ -59,14 +61,10 @@ def nearest(points: Tensor) -> Tensor:
         return points.round()
     across, up = points[:, 0] / 2, points[:, 1] / (2 * _HEIGHT)
     first, second = across.round(), up.round()
-    between = (across - first).abs() + (up - second).abs() / 3 > 1 / 3
-    return torch.stack(
-        [
-            torch.where(between, 2 * across.floor() + 1, 2 * first),
-            torch.where(between, up.floor(), second),
-        ],
-        dim=1,
-    )
+    between = (across - first).abs_().add_((up - second).abs_(), alpha=1 / 3) > 1 / 3
+    torch.where(between, across.floor_().mul_(2).add_(1), first.mul_(2), out=first)
+    torch.where(between, up.floor_(), second, out=second)
+    return torch.stack([first, second], dim=1)
 
 
 def points(levels: Tensor) -> Tensor:

@@ -5,7 +5,6 @@ from typing import Literal
 
 import msgspec
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -40,7 +39,7 @@ class Layout:
         """Levels as numbers from 0 on: without their sign, or with every sign in between."""
         if self.signs == "apart":
             return levels.abs()
-        return torch.where(levels < 0, -2 * levels - 1, 2 * levels)
+        return (levels << 1).bitwise_xor_(levels >> 31)
 
     def levels(self, codes: Levels) -> Levels:
         """The inverse of `codes`, up to signs that travel apart."""

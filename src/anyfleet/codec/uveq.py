@@ -40,7 +40,9 @@ class _Blocks(NamedTuple):
     def levels(self, step: Tensor) -> Tensor:
         """In a lattice of such a step; 0 where it is 0."""
         wide = step.to(self.turned.dtype)[:, None, None]
-        placed = torch.where(wide > 0, self.turned / wide + self.shift, 0.0)
+        placed = (self.turned / wide).add_(self.shift)
+        if not bool((step > 0).all()):
+            placed = torch.where(wide > 0, placed, 0.0)
         return whole(lattice.nearest(placed))
 
 
