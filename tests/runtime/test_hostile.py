@@ -4,16 +4,17 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import islice
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from anyfleet.loop import Step
+from anyfleet.loop import Step, run
 from anyfleet.method import Method
 from anyfleet.methods import fedavg, heterofl
-from anyfleet.runtime import Limits, Reference, Stacked, Threads
+from anyfleet.runtime import Limits, Reference, Simulated, Stacked, Threads
 from anyfleet.runtime.engines import Assigned, Engine, Mail, Outcome
 from anyfleet.schedule import Buffered, Deadline, TwoPhase
 from anyfleet.select import Everyone, Largest
@@ -53,8 +54,8 @@ def without() -> list[Step]:
     return steps(METHOD, Losing())
 
 
-def rows(run: list[Step]) -> list[SimpleNamespace]:
-    return [row for step in run for row in small.rows(step)]
+def rows(played: list[Step]) -> list[SimpleNamespace]:
+    return [row for step in played for row in small.rows(step)]
 
 
 def same_but_for_reasons(one: list[Step], two: list[Step]) -> None:
@@ -164,15 +165,15 @@ WAYS: dict[str, Tamper] = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_run_goes_on_and_ends_as_if_they_had_sent_nothing(way: str) -> None:
-    run = steps(METHOD, Hostile(way=way))
-    same_but_for_reasons(run, without())
-    told = [row.lost for row in rows(run) if row.device in BAD]
+    played = steps(METHOD, Hostile(way=way))
+    same_but_for_reasons(played, without())
+    told = [row.lost for row in rows(played) if row.device in BAD]
     assert len(told) == 4
     # A replay begins with an order that nobody sent.
     assert all(lost.startswith(f"refused: {way}") for lost in told[2 if way == "stale" else 0 :])
     if way == "stale":
         assert all(lost.startswith("refused: unknown order") for lost in told[:2])
-    assert not any(row.lost for row in rows(run) if row.device not in BAD)
+    assert not any(row.lost for row in rows(played) if row.device not in BAD)
 
 
 def test_who_sends_twice_counts_once() -> None:
@@ -181,11 +182,11 @@ def test_who_sends_twice_counts_once() -> None:
 
     WAYS["duplicate"] = twice
     try:
-        run, honest = steps(METHOD, Hostile(way="duplicate")), steps(METHOD, Threads())
+        played, honest = steps(METHOD, Hostile(way="duplicate")), steps(METHOD, Threads())
     finally:
         del WAYS["duplicate"]
-    same_but_for_reasons(run, honest)
-    assert not any(row.lost for row in rows(run))
+    same_but_for_reasons(played, honest)
+    assert not any(row.lost for row in rows(played))
 
 
 # --- values, whatever the engine --------------------------------------------------------------
@@ -233,28 +234,47 @@ SCHEDULED: dict[str, Method] = {
 )
 def test_updates_that_are_not_finite_are_refused_in_every_engine(name: str, engine: Engine) -> None:
     method = SCHEDULED[name]
-    run = steps(method, Diverging(engine), 3, FLEET)
-    told = {row.lost for row in rows(run) if row.device in BAD and row.kind != "hold"}
+    played = steps(method, Diverging(engine), 3, FLEET)
+    told = {row.lost for row in rows(played) if row.device in BAD and row.kind != "hold"}
     assert "refused: not finite: 4.bias" in told
-    assert not any(row.lost.startswith("refused") for row in rows(run) if row.device not in BAD)
-    assert all(bool(torch.isfinite(value).all()) for value in run[-1].params.values())
+    assert not any(row.lost.startswith("refused") for row in rows(played) if row.device not in BAD)
+    assert all(bool(torch.isfinite(value).all()) for value in played[-1].params.values())
     if name in ("synchronous", "slices"):
-        same_but_for_reasons(run, steps(method, Losing(engine), 3, FLEET))
+        same_but_for_reasons(played, steps(method, Losing(engine), 3, FLEET))
 
 
 def test_a_refused_answer_is_paid_for_and_its_device_is_free_and_not_heard() -> None:
-    run, honest = steps(METHOD, Diverging(Reference()), 2), steps(METHOD, Reference(), 2)
-    for row, good in zip(rows(run), rows(honest), strict=True):
+    played, honest = steps(METHOD, Diverging(Reference()), 2), steps(METHOD, Reference(), 2)
+    for row, good in zip(rows(played), rows(honest), strict=True):
         costs = ("bits_up", "upload", "upload_joules", "delivered_up", "flops", "began")
         # The second model differs, but not what it costs.
         assert all(getattr(row, cost) == getattr(good, cost) for cost in costs)
         assert math.isnan(row.loss) == (row.device in BAD)
-    assert run[-1].snapshot.heard[list(BAD)].tolist() == [-1, -1]
-    assert (np.delete(run[-1].snapshot.heard, BAD) >= 0).all()
+    assert played[-1].snapshot.heard[list(BAD)].tolist() == [-1, -1]
+    assert (np.delete(played[-1].snapshot.heard, BAD) >= 0).all()
 
 
 def test_real_divergence_is_survived() -> None:
     """A learning rate beyond all reason: everybody is refused, the model stays as it was."""
-    run = steps(replace(fedavg(lr=1e30, batch=8), select=Everyone()), Reference(), 2)
-    assert all(row.lost.startswith("refused: not finite: ") for row in rows(run))
-    assert small.identical(run[-1].params, small.task(devices=6).params)
+    played = steps(replace(fedavg(lr=1e30, batch=8), select=Everyone()), Reference(), 2)
+    assert all(row.lost.startswith("refused: not finite: ") for row in rows(played))
+    assert small.identical(played[-1].params, small.task(devices=6).params)
+
+
+def test_a_refused_answer_on_its_way_survives_a_restart() -> None:
+    task = small.task(devices=6)
+    method = replace(METHOD, schedule=Buffered(concurrency=6, size=1))
+
+    def begun() -> Simulated:
+        world = small.world(task, FLEET)
+        return Simulated(task, world, 0, engine=Diverging(Reference()), limits=LIMITS)
+
+    whole = list(islice(run(method, task, begun(), 0), 5))
+    first, second = begun(), begun()
+    half = list(islice(run(method, task, first, 0), 1))
+    saved = first.save()
+    assert any(pending.refused for pending in saved.pending.values())  # or it shows nothing
+    second.restore(saved)
+    rest = list(islice(run(method, task, second, 0, resume=half[-1].snapshot), 4))
+    assert repr(rows([*half, *rest])) == repr(rows(whole))
+    assert small.identical(rest[-1].params, whole[-1].params)
