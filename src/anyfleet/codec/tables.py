@@ -1,7 +1,8 @@
 """Probabilities in whole numbers: the same on every machine, and short enough for a header.
 
-A table has one byte for each symbol, relative to the most frequent one. Its quotients are exact in
-binary floating point on all machines, so that both ends of a message build the same model.
+A table has one byte for each symbol, relative to the most frequent one: a whole number with three
+binary digits after the first, so that rare symbols may be a million times rarer. Its quotients are
+the same in binary floating point on all machines, so that both ends of a message build one model.
 """
 
 from functools import lru_cache
@@ -18,7 +19,10 @@ _Categorical = constriction.stream.model.Categorical
 Bytes = NDArray[np.uint8]
 
 MOST_SYMBOLS = 1 << 11  # of a table; larger levels send their low bits as they are
-_FULL = 255  # the most frequent symbol
+_FULL = 160  # the byte of the most frequent symbol
+# What bytes stand for; 0 is a symbol that does not occur. A hundred rare symbols must not take what
+# belongs to a frequent one, so they may be very small; a coder tells none below 2 ** -24.
+_WEIGHTS = np.array([0, *(8 + byte % 8 << byte // 8 for byte in range(255))], dtype=np.float64)
 _TABLE_BITS = 8 * 3  # that a table costs besides its entries
 _ONE = 1 << 16  # certainty, in a probability of gaps
 _DIGITS = 8  # of a probability of gaps
@@ -65,22 +69,26 @@ def choose(counts: Ints) -> Choice:
 
 def symbol_bits(tables: NDArray[np.integer]) -> Floats:
     """Bits of every symbol in each table."""
-    total = tables.sum(axis=-1, keepdims=True, dtype=np.float64)
-    bits: Floats = np.log2(np.maximum(total, 1)) - np.log2(np.maximum(tables, 1))
+    weights = _WEIGHTS[tables]
+    total = weights.sum(axis=-1, keepdims=True)
+    bits: Floats = np.log2(np.maximum(total, 1)) - np.log2(np.maximum(weights, 1))
     return bits + ROUNDING_BITS
 
 
 def model(table: Bytes) -> Model:
     """A table's probabilities; a symbol that is all there is has almost no bits."""
     padded = table if len(table) > 1 else np.append(table, np.uint8(0))
-    return _Categorical(padded / padded.sum(dtype=np.float64), perfect=False)
+    weights = _WEIGHTS[padded]
+    return _Categorical(weights / weights.sum(), perfect=False)
 
 
 def _table(counts: Ints) -> NDArray[np.int64]:
     most = max(1, int(counts.max(initial=0)))
-    table: NDArray[np.int64] = np.rint(_FULL * (counts / most)).astype(np.int64)
+    steps = _WEIGHTS[1 : _FULL + 1]
+    between = np.sqrt(steps[1:] * steps[:-1])
+    table: NDArray[np.int64] = 1 + np.searchsorted(between, counts * (steps[-1] / most))
     # What occurs must have a probability, however small.
-    return np.maximum(table, counts > 0)
+    return np.where(counts > 0, table, 0)
 
 
 def _length(table: Ints) -> int:
