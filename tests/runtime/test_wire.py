@@ -37,7 +37,7 @@ from anyfleet.runtime.wire import (
 from anyfleet.train import Tracked
 from anyfleet.types import Kind, Memory, Numbers, Orders, Updates
 from tests import small
-from tests.messages import LEAD, charged, taken_apart, with_header
+from tests.messages import LEAD, charged, put_together, taken_apart, with_header
 from tests.test_local import orders
 
 TASK = small.task()
@@ -349,6 +349,31 @@ def test_an_answer_that_no_device_sends(changes: dict[str, Any], reason: str) ->
 def test_an_answer_may_have_only_what_its_order_asked_for() -> None:
     for kind in (Kind.HOLD, Kind.EVALUATE, Kind.REPORT, Kind.STATISTICS):
         refused(ANSWER, "tensors", order=replace(ORDER, kind=kind))
+
+
+def test_an_answer_must_have_what_its_order_asked_for() -> None:
+    bare = put_together(ANSWER, {**taken_apart(ANSWER)[0], "trees": {}, "masks": {}}, ())
+    refused(bare, "tensors")
+    fetch = replace(ORDER, kind=Kind.FETCH)
+    refused(bare, "tensors", order=fetch)
+    gone = decode_update(with_header(bare, report={"missing": 1.0}), fetch, TASK)
+    assert gone.trees == ({},)
+    refused(bare, "tensors", order=replace(ORDER, kind=Kind.STATISTICS))
+    for kind in (Kind.HOLD, Kind.EVALUATE, Kind.REPORT):
+        assert decode_update(bare, replace(ORDER, kind=kind), TASK).delivered[0] == 1
+
+
+def test_statistics_alone_have_nothing_behind_them() -> None:
+    order = replace(ORDER, kind=Kind.STATISTICS)
+    data = encode_update(work(order, (Memory(),), TASK).updates, order, TASK)
+    header, (column,) = taken_apart(data)
+    assert decode_update(data, order, TASK).trees[0]["buffers"].keys() == {
+        "1.running_mean",
+        "1.running_var",
+    }
+    refused(put_together(data, header, (column + b"x",)), "trailing", order=order)
+    refused(put_together(data, header, (column[:-1],)), "shape", order=order)
+    refused(data[:-1], "cut", order=order)
 
 
 def test_an_answer_is_not_read_as_an_order() -> None:

@@ -111,6 +111,8 @@ def unpacked(columns: Sequence[bytes], names: Names, given: Parcel) -> Unpacked:
             raise BadMessage(f"{len(body)} bytes where statistics take {size}", "shape")
     lead = [body[:size] for body, size in zip(columns, sizes, strict=True)]
     rest = [body[size:] for body, size in zip(columns, sizes, strict=True)]
+    if any(rest) and not set(names) - {STATISTICS}:
+        raise BadMessage("bytes after the statistics", "trailing")
     narrow = partial(_narrowed, given=given, columns=len(columns))
     trees: dict[str, Params] = {}
     kept: Params = {}

@@ -1,6 +1,6 @@
 """Answers as bytes, and back."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -121,26 +121,31 @@ def _check_sender(header: UpdateHeader, order: Orders) -> None:
 
 
 def _check_trees(header: UpdateHeader, order: Orders, task: Task) -> None:
+    needed, allowed = _expected(order, header.report)
+    if not needed <= header.trees.keys() <= allowed:
+        raise BadMessage(f"an answer to {order.kind} with other trees", "tensors")
+    trained = set(_trained(order, task))
     for tree, names in header.trees.items():
-        if tree not in _expected(order) or len(set(names)) < len(names):
-            raise BadMessage(f"an answer to {order.kind} with other trees", "tensors")
-        if tree == STATISTICS:
-            known = set(task.blueprint.buffers)
-            right = set(names) <= known
-        else:
-            # Nothing at all is what a codec may have left of it.
-            right = not names or set(names) == set(_trained(order, task))
-        if not right:
+        told = set(names)
+        # Nothing at all is what a codec may have left of a model.
+        model = not told or told == trained
+        right = told <= set(task.blueprint.buffers) if tree == STATISTICS else model
+        if not right or len(told) < len(names):
             raise BadMessage("other tensors than were ordered", "tensors")
-    if not set(header.masks) <= set(_trained(order, task)):
+    if not set(header.masks) <= trained:
         raise BadMessage("masks of tensors that were not ordered", "mask")
 
 
-def _expected(order: Orders) -> set[str]:
-    """Which trees an answer may have."""
-    if order.kind in (Kind.TRAIN, Kind.FETCH):
-        return {order.job.send, STATISTICS}
-    return {STATISTICS} if order.kind == Kind.STATISTICS else set()
+def _expected(order: Orders, report: Mapping[str, object]) -> tuple[set[str], set[str]]:
+    """Which trees an answer must have, and which it may have."""
+    if order.kind == Kind.STATISTICS:
+        return {STATISTICS}, {STATISTICS}
+    if order.kind not in (Kind.TRAIN, Kind.FETCH):
+        return set(), set()
+    model: set[str] = {order.job.send}
+    # What was to be fetched may be gone, and its device says so.
+    gone = order.kind == Kind.FETCH and "missing" in report
+    return set() if gone else model, model | {STATISTICS}
 
 
 def _trained(order: Orders, task: Task) -> Iterator[str]:
