@@ -61,7 +61,7 @@ from anyfleet.world import (
     World,
 )
 from tests import small
-from tests.messages import charged
+from tests.messages import charged, taken_apart
 
 TRACE, TRACE_MOST = Path(__file__).parent / "world" / "trace.csv", 40e6
 GAPS = TRACE.with_name("gaps.csv")
@@ -273,9 +273,8 @@ def weigh(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[int, int]]:
 
     class Weighed(Inbox):
         def receive(self, data: bytes, sender: int) -> Updates:
-            update = super().receive(data, sender)
-            came["up"][int(update.order[0])] = 8 * charged(data)
-            return update
+            came["up"][taken_apart(data)[0]["order"]] = 8 * charged(data)
+            return super().receive(data, sender)
 
     monkeypatch.setattr(engines, "decode_order", weighed_order)
     monkeypatch.setattr(engines, "Inbox", Weighed)
