@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -242,3 +243,18 @@ def test_numbers_of_other_kinds_travel_too() -> None:
     one = symbols(Layout(numbers=True), around, keep=0.5, size=1.0).row(1)
     back = unpack(pack(one, around, Layout(numbers=True)), around, Layout(numbers=True))
     assert equal(one.numbers, back.numbers)
+
+
+@pytest.mark.parametrize("signs", ["apart", "within"])
+def test_levels_beyond_a_table_are_counted_with_their_signs(
+    signs: Literal["apart", "within"],
+) -> None:
+    layout = Layout(signs=signs)
+    around = Envelope({"only": Lane((5_000,), (5_000,))}, torch.float32, torch.zeros(2).long())
+    # One that is far beyond a table; of the others most have nothing but low bits.
+    levels = torch.arange(10_000, dtype=torch.int32).view(2, -1) % 23 - 11
+    levels[0, 7] = 300 * MOST_SYMBOLS
+    said = packed_bits(Symbols(levels={"only": levels}), around, layout)
+    for row in range(2):
+        (column,) = pack(Symbols(levels={"only": levels[row : row + 1]}), around, layout)
+        assert 0 <= float(said[row, 0]) - 8 * len(column) <= SLACK_BITS + SLACK_SHARE * said[row, 0]

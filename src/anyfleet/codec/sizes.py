@@ -30,6 +30,7 @@ class Counts(NamedTuple):
     kept: Ints  # units
     until: Ints  # units up to the last that is kept
     low: Ints  # [rows]: bits of a level that are not in a table
+    signed: Ints  # levels that are not 0
 
 
 def packed_bits(symbols: Symbols, envelope: Envelope, layout: Layout) -> Tensor:
@@ -53,7 +54,7 @@ def _row(
     words = (coded * chosen.bits).sum(axis=(1, 2)) + gap_bits(kept, counts.until[row], there).sum(1)
     words += low * inside.sum(axis=1)
     words = _WORD * (np.ceil(words / _WORD) + _ENDING)
-    signed = coded.sum(axis=(1, 2)) - coded[:, :, 0].sum(axis=1)
+    signed = counts.signed[row].sum(axis=1)
     signs = 8 * np.ceil(signed / 8) * (layout.signs == "apart")
     numbers = 8 * envelope.dtype.itemsize * inside.sum(axis=1) * layout.numbers
     scales, told = _scales(symbols, envelope, layout, inside)
@@ -100,13 +101,20 @@ def count(symbols: Symbols, envelope: Envelope, layout: Layout) -> Counts:
     levels = {} if layout.numbers else symbols.levels
     low, size = _symbols(levels, layout, rows)
     found = np.zeros((rows, envelope.columns, len(envelope.lanes), size), dtype=np.int64)
+    signed = np.zeros(found.shape[:-1], dtype=np.int64)
     for at, (name, lane) in enumerate(envelope.lanes.items()):
         for column in range(len(lane.ends)) if name in levels else ():
             inside, row = _inside(symbols, name, lane, column, layout.unit(lane))
             coded = _numbered(layout.codes(inside), row, low, size)
             bins = torch.bincount(coded.flatten(), minlength=rows * size).cpu().numpy()
             found[:, column, at] = bins.reshape(rows, size)
-    return Counts(found, kept, until, low)
+            if low.any():
+                # The first symbol then also stands for levels that have low bits only.
+                some = torch.bincount(row.repeat_interleave(inside.shape[1])[inside.flatten() != 0])
+                signed[: len(some), column, at] = some.cpu().numpy()
+    if not low.any():
+        signed = found.sum(axis=-1) - found[..., 0]
+    return Counts(found, kept, until, low, signed)
 
 
 def _symbols(levels: Params, layout: Layout, rows: int) -> tuple[Ints, int]:
