@@ -158,19 +158,12 @@ def restored(codec: Codec, message: Sequence[bytes], envelope: Envelope) -> Any:
 def zstd(update: Params, repeats: int) -> Row:
     """A general compressor, on the bytes of the floats."""
     raw = b"".join(value.numpy().tobytes() for value in update.values())
-    small = zstandard.ZstdCompressor().compress(raw)
-    return Row(
-        codec="zstd, level 3",
-        rate=len(small) / len(raw),
-        error=0.0,
-        symbols=0,
-        bound=math.nan,
-        scaled=math.nan,
-        encode=len(raw) / 1e6 / quickest(lambda: zstandard.ZstdCompressor().compress(raw), repeats),
-        decode=len(raw)
-        / 1e6
-        / quickest(lambda: zstandard.ZstdDecompressor().decompress(small), repeats),
-    )
+    coder, decoder = zstandard.ZstdCompressor(), zstandard.ZstdDecompressor()
+    small, size = coder.compress(raw), len(raw) / 1e6
+    encode = size / quickest(lambda: coder.compress(raw), repeats)
+    decode = size / quickest(lambda: decoder.decompress(small), repeats)
+    rate, none = len(small) / len(raw), math.nan
+    return Row("zstd, level 3", rate, 0.0, 0, bound=none, scaled=none, encode=encode, decode=decode)
 
 
 class Bound(NamedTuple):
