@@ -130,6 +130,24 @@ def test_bits_are_near_the_entropy() -> None:
     assert bound <= 8 * len(packed) <= 1.02 * bound
 
 
+@pytest.mark.parametrize("signs", ["apart", "within"])
+def test_a_few_large_levels_do_not_make_the_others_longer(
+    signs: Literal["apart", "within"],
+) -> None:
+    count, layout = 100_000, Layout(signs=signs)
+    around = Envelope({"w": Lane((count,), (count,))}, torch.float32, torch.zeros(1))
+    levels = (3 * rng.normal(rng.root(6, "large"), count)).round().to(torch.int32)
+    large = torch.tensor([300, -5_000, 10**6, -(10**9)], dtype=torch.int32)
+    few = torch.cat([large, levels[len(large) :]])
+    sizes = []
+    for each in (levels, few):
+        (packed,) = pack(Symbols(levels={"w": each[None]}), around, layout)
+        assert torch.equal(unpack((packed,), around, layout).levels["w"][0], each)
+        sizes.append(len(packed))
+    # Four of them, and a table in which they have a place.
+    assert sizes[1] - sizes[0] < 300
+
+
 def test_a_lane_of_its_own_kind_gets_a_table_of_its_own() -> None:
     alike = np.array([[900, 80, 20], [1800, 160, 40]])
     assert choose(alike).use == (0, 0)
@@ -164,7 +182,7 @@ def tampered(packed: tuple[bytes, ...], key: Tensor) -> Iterator[tuple[bytes, ..
     draws = rng.bits(key, 120).reshape(-1, 2) & 0x7FFFFFFF
     for where, value in draws.tolist():
         data = bytearray(first)
-        data[where % len(first)] = value % 256
+        data[where % min(len(first), 200)] = value % 256
         yield (bytes(data), *packed[1:])
 
 
@@ -205,6 +223,10 @@ def test_noise_is_refused(data: bytes) -> None:
         ({"tables": [bytes([1]) * (MOST_SYMBOLS + 1)]}, "tables that are empty, longer"),
         ({"counts": [10**12, 0, 0, 0]}, "scales"),
         ({"words": b"123"}, "words"),
+        ({"large": b"123"}, "large levels"),
+        ({"large": bytes(4)}, "more levels beyond"),
+        ({"limit": MOST_SYMBOLS}, "tables up to"),
+        ({"limit": 1}, "missing"),
         ({"signs": b""}, "too few"),
         ({"signs": bytes(10_000)}, "longer"),
         ({"words": bytes(10_000)}, "gaps that do not lead"),

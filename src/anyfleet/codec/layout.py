@@ -55,7 +55,9 @@ class Column(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     words: bytes = b""  # of the range coder
     signs: bytes = b""  # a bit each
     numbers: bytes = b""
+    large: bytes = b""  # levels beyond the tables, 4 bytes each
     low: int = 0  # bits of every level that are not in a table; this and the rest: first column
+    limit: int = 0  # the symbol of a level beyond the tables; 0: there are none
     tables: list[bytes] = []
     use: list[int] = []  # which table each lane has, or -1
     counts: list[int] = []  # scales of each lane, unless they go by buckets

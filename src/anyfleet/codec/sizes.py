@@ -1,5 +1,6 @@
 """How long a message will be, without making it: for stacks of devices, from counts alone."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -20,7 +21,11 @@ SLACK_BITS = 256
 # And for every bit, since the rounding of the coder is bounded and not known.
 SLACK_SHARE = 1e-3
 _WORD, _ENDING = 32, 2  # bits of a word, and words in which a coder ends at most
-_LENGTHS = 8 * 3 * 4  # bits by which the lengths of four byte strings may grow
+_LENGTHS = 8 * 3 * 5  # bits by which the lengths of five byte strings may grow
+_LARGE = 32  # bits of a level beyond the tables
+_ESCAPE = 8  # bits that it takes to say so, about
+_LIMITS = (1 << np.arange(8, MOST_SYMBOLS.bit_length())) - 1  # of tables, when levels are larger
+_LOW = np.arange(1, 32 - _LIMITS[-1].item().bit_length())  # how many low bits there may be
 
 
 class Counts(NamedTuple):
@@ -30,7 +35,14 @@ class Counts(NamedTuple):
     kept: Ints  # units
     until: Ints  # units up to the last that is kept
     low: Ints  # [rows]: bits of a level that are not in a table
+    limit: Ints  # [rows]: the symbol of levels beyond the tables; 0: there are none
     signed: Ints  # levels that are not 0
+
+    def large(self, row: int) -> Ints:
+        """Levels of every column that are beyond the tables."""
+        limit = int(self.limit[row])
+        beyond: Ints = self.levels[row, :, :, limit].sum(axis=1) * (limit > 0)
+        return beyond
 
 
 def packed_bits(symbols: Symbols, envelope: Envelope, layout: Layout) -> Tensor:
@@ -64,11 +76,16 @@ def _row(
     ]
     packed = [table.tobytes() for table in chosen.tables]
     first = msgspec.structs.replace(
-        records[0], low=low, tables=packed, use=list(chosen.use), counts=told
+        records[0],
+        low=low,
+        limit=int(counts.limit[row]),
+        tables=packed,
+        use=list(chosen.use),
+        counts=told,
     )
     heads = np.array([8 * len(msgspec.msgpack.encode(each)) for each in [first, *records[1:]]])
     total: Floats = heads + _LENGTHS + words + signs + numbers + 32 * scales
-    return total
+    return total + _LARGE * counts.large(row)
 
 
 def _scales(
@@ -99,13 +116,13 @@ def count(symbols: Symbols, envelope: Envelope, layout: Layout) -> Counts:
     rows = max((len(tree) for tree in trees.values()), default=len(envelope.key))
     kept, until = _kept(symbols, envelope, layout, rows)
     levels = {} if layout.numbers else symbols.levels
-    low, size = _symbols(levels, layout, rows)
+    low, limit, size = _symbols(levels, layout, rows)
     found = np.zeros((rows, envelope.columns, len(envelope.lanes), size), dtype=np.int64)
     signed = np.zeros(found.shape[:-1], dtype=np.int64)
     for at, (name, lane) in enumerate(envelope.lanes.items()):
         for column in range(len(lane.ends)) if name in levels else ():
             inside, row = _inside(symbols, name, lane, column, layout.unit(lane))
-            coded = _numbered(layout.codes(inside), row, low, size)
+            coded = _numbered(layout.codes(inside), row, _Ends(low, limit, size))
             bins = torch.bincount(coded.flatten(), minlength=rows * size).cpu().numpy()
             found[:, column, at] = bins.reshape(rows, size)
             if low.any():
@@ -114,18 +131,44 @@ def count(symbols: Symbols, envelope: Envelope, layout: Layout) -> Counts:
                 signed[: len(some), column, at] = some.cpu().numpy()
     if not low.any():
         signed = found.sum(axis=-1) - found[..., 0]
-    return Counts(found, kept, until, low, signed)
+    return Counts(found, kept, until, low, limit, signed)
 
 
-def _symbols(levels: Params, layout: Layout, rows: int) -> tuple[Ints, int]:
-    """Low bits of every row that are not in a table, and how many symbols tables have."""
+class _Ends(NamedTuple):
+    """Where tables end: low bits and limit of every row, and the symbols of the longest table."""
+
+    low: Ints
+    limit: Ints
+    size: int
+
+
+def _symbols(levels: Params, layout: Layout, rows: int) -> _Ends:
+    """How levels are divided between tables, low bits and what is sent as it is."""
     largest = np.zeros(rows, dtype=np.int64)
     for each in levels.values():
         if each.shape[1]:
             for end in torch.aminmax(each, dim=1):
                 largest = np.maximum(largest, layout.codes(end).cpu().numpy())
-    low = np.array([max(0, int(n).bit_length() - MOST_SYMBOLS.bit_length() + 1) for n in largest])
-    return low, int((largest >> low).max(initial=0)) + 1
+    low, limit = np.zeros_like(largest), np.zeros_like(largest)
+    for row in np.flatnonzero(largest > _LIMITS[0]):
+        codes = [layout.codes(each[row]) for each in levels.values()]
+        low[row], limit[row] = _divided(codes)
+    # A limit that nothing reaches is none.
+    limit = np.where(largest >> low < limit, 0, limit)
+    symbols = np.where(limit > 0, limit, largest >> low)
+    return _Ends(low, limit, int(symbols.max(initial=0)) + 1)
+
+
+def _divided(codes: Sequence[Tensor]) -> tuple[int, int]:
+    """Low bits and limit that make a message with these levels about the shortest."""
+    # Few levels are as large as that, mostly: only these are looked at.
+    large = torch.cat([each[each >= int(_LIMITS[0])] for each in codes]).cpu().numpy()
+    total = sum(map(len, codes))
+    low = np.concatenate([np.zeros_like(_LIMITS), _LOW])
+    limit = np.concatenate([_LIMITS, np.full_like(_LOW, _LIMITS[-1])])
+    beyond = len(large) - np.searchsorted(np.sort(large), limit << low)
+    best = int((low * total + 8 * limit + (_LARGE + _ESCAPE) * beyond).argmin())
+    return int(low[best]), int(limit[best])
 
 
 def _inside(
@@ -142,11 +185,14 @@ def _inside(
     return inside, where // max(1, flags.shape[1])
 
 
-def _numbered(codes: Tensor, row: Tensor, low: Ints, size: int) -> Tensor:
+def _numbered(codes: Tensor, row: Tensor, ends: _Ends) -> Tensor:
     """Symbols in the tables, those of each row in a range of their own."""
-    if low.any():
-        codes = codes >> torch.from_numpy(low).to(codes)[row, None]
-    return codes if len(low) == 1 else codes + (size * row).to(codes)[:, None]
+    if ends.low.any():
+        codes = codes >> torch.from_numpy(ends.low).to(codes)[row, None]
+    if ends.limit.any():
+        most = np.where(ends.limit > 0, ends.limit, ends.size)
+        codes = codes.minimum(torch.from_numpy(most).to(codes)[row, None])
+    return codes if len(ends.low) == 1 else codes + (ends.size * row).to(codes)[:, None]
 
 
 def _kept(symbols: Symbols, envelope: Envelope, layout: Layout, rows: int) -> tuple[Ints, Ints]:

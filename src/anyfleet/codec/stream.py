@@ -41,7 +41,7 @@ def pack(symbols: Symbols, envelope: Envelope, layout: Layout) -> tuple[bytes, .
     scales = _scales(symbols, envelope, layout, counts)
     columns = []
     for number in range(there):
-        writer = _Writer(layout, low)
+        writer = _Writer(layout, low, int(counts.limit[0]))
         for at, (name, lane) in enumerate(envelope.lanes.items()):
             writer.lane(_piece(symbols, name, lane, number, layout), used[at])
         columns.append(writer.column(scales[number]))
@@ -50,6 +50,7 @@ def pack(symbols: Symbols, envelope: Envelope, layout: Layout) -> tuple[bytes, .
         columns[0] = msgspec.structs.replace(
             columns[0],
             low=low,
+            limit=int(counts.limit[0]),
             tables=[table.tobytes() for table in chosen.tables],
             use=list(chosen.use),
             counts=told if layout.bucket is None else [],
@@ -84,12 +85,13 @@ def _piece(symbols: Symbols, name: str, lane: Lane, column: int, layout: Layout)
 class _Writer:
     """Makes one column, lane by lane."""
 
-    def __init__(self, layout: Layout, low: int) -> None:
-        self._layout, self._low = layout, low
+    def __init__(self, layout: Layout, low: int, limit: int) -> None:
+        self._layout, self._low, self._limit = layout, low, limit
         self._encoder = _Encoder()
         self._flags: list[tuple[int, int] | None] = []
         self._signs: list[Flags] = []
         self._numbers: list[bytes] = []
+        self._large: list[bytes] = []
 
     def lane(self, piece: _Piece, table: Model | None) -> None:
         self._flags.append(None if piece.kept is None else self._told(piece.kept))
@@ -111,7 +113,12 @@ class _Writer:
 
     def _levels(self, levels: NDArray[np.int32], table: Model) -> None:
         codes = self._layout.codes(torch.from_numpy(levels)).numpy()
-        self._encoder.encode(codes >> self._low, table)
+        symbols = codes >> self._low
+        if self._limit:
+            beyond = np.flatnonzero(symbols >= self._limit)
+            self._large.append(codes[beyond].astype("<u4").tobytes())
+            symbols[beyond] = self._limit
+        self._encoder.encode(symbols, table)
         if self._low:
             self._encoder.encode(codes & ((1 << self._low) - 1), _Uniform(1 << self._low))
         if self._layout.signs == "apart":
@@ -125,6 +132,7 @@ class _Writer:
             words=self._encoder.get_compressed().astype("<u4").tobytes(),
             signs=np.packbits(signs).tobytes(),
             numbers=b"".join(self._numbers),
+            large=b"".join(self._large),
         )
 
 

@@ -18,7 +18,7 @@ Model = Any  # of symbols, for a range coder
 _Categorical = constriction.stream.model.Categorical
 Bytes = NDArray[np.uint8]
 
-MOST_SYMBOLS = 1 << 11  # of a table; larger levels send their low bits as they are
+MOST_SYMBOLS = 1 << 11  # of a table; larger levels send their low bits as they are, or all bits
 _FULL = 160  # the byte of the most frequent symbol
 # What bytes stand for; 0 is a symbol that does not occur. A hundred rare symbols must not take what
 # belongs to a frequent one, so they may be very small; a coder tells none below 2 ** -24.

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from anyfleet.codec.layout import Column, Layout, Levels, bucketed
+from anyfleet.codec.layout import MOST_LEVEL, Column, Layout, Levels, bucketed
 from anyfleet.codec.tables import MOST_SYMBOLS, Model, from_gaps, gap_pieces, gap_share, gaps, model
 from anyfleet.columns import Flags, Ints
 from anyfleet.envelope import Envelope, Lane
@@ -21,6 +21,7 @@ from anyfleet.errors import BadMessage
 from anyfleet.method import Symbols
 
 _MOST_LOW = 31 - (MOST_SYMBOLS.bit_length() - 1)  # low bits of a level that has 31 bits in all
+_MOST_CODE = 2 * MOST_LEVEL + 1
 _Decoder = constriction.stream.queue.RangeDecoder
 _Uniform = constriction.stream.model.Uniform
 
@@ -54,6 +55,7 @@ class _Head(NamedTuple):
     """What the first column says for all."""
 
     low: int
+    limit: int
     tables: list[Model | None]  # of every lane
     sizes: list[int]
     counts: list[int]
@@ -66,14 +68,17 @@ def _record(data: bytes, envelope: Envelope) -> Column:
         raise BadMessage(f"a column that cannot be read: {error}") from error
     if len(record.flags) != len(envelope.lanes):
         raise BadMessage(f"flags of {len(record.flags)} tensors instead of {len(envelope.lanes)}")
-    if len(record.words) % 4:
-        raise BadMessage(f"{len(record.words)} bytes of words, which have 4 each")
+    for name, part in (("words", record.words), ("large levels", record.large)):
+        if len(part) % 4:
+            raise BadMessage(f"{len(part)} bytes of {name}, which have 4 each")
     return record
 
 
 def _head(first: Column, lanes: int, layout: Layout) -> _Head:
     if not 0 <= first.low <= _MOST_LOW:
         raise BadMessage(f"levels with {first.low} low bits, which must lie in 0 … {_MOST_LOW}")
+    if not 0 <= first.limit < MOST_SYMBOLS:
+        raise BadMessage(f"tables up to {first.limit}, which must lie below {MOST_SYMBOLS}")
     if len(first.use) != lanes or not all(-1 <= n < len(first.tables) for n in first.use):
         raise BadMessage("lanes that name tables which are not there")
     if len(first.tables) > lanes or any(len(t) > MOST_SYMBOLS or not any(t) for t in first.tables):
@@ -84,7 +89,7 @@ def _head(first: Column, lanes: int, layout: Layout) -> _Head:
     models = [model(np.frombuffer(table, dtype=np.uint8)) for table in first.tables]
     used = [models[number] if number >= 0 else None for number in first.use]
     sizes = [len(first.tables[number]) if number >= 0 else 0 for number in first.use]
-    return _Head(first.low, used, sizes, counts)
+    return _Head(first.low, first.limit, used, sizes, counts)
 
 
 class _Lane:
@@ -126,6 +131,7 @@ class _Reader:
         self._decoder = _Decoder(np.frombuffer(record.words, dtype="<u4").astype(np.uint32))
         signs = np.frombuffer(record.signs, dtype=np.uint8)
         self._signs, self._signed = np.unpackbits(signs), 0
+        self._large, self._beyond = np.frombuffer(record.large, dtype="<u4"), 0
         self._at = 0  # in the numbers
 
     def lane(self, lane: _Lane, column: int, at: int, *, flagged: bool) -> None:
@@ -167,8 +173,18 @@ class _Reader:
             raise BadMessage("a symbol that its table does not have")
         # 31 bits at most: 4 bytes hold every level on the way.
         codes = high << low | self._decode(_Uniform(1 << low), count) if low else high
+        if self._head.limit:
+            self._enlarge(codes, np.flatnonzero(high == self._head.limit))
         levels = self._layout.levels(codes)
         return self._signed_levels(levels) if self._layout.signs == "apart" else levels
+
+    def _enlarge(self, codes: Levels, where: Ints) -> None:
+        """Puts in levels that no table has."""
+        large = self._large[self._beyond : self._beyond + len(where)]
+        if len(large) < len(where) or large.max(initial=0) > _MOST_CODE:
+            raise BadMessage("levels beyond the tables that are missing, or too large")
+        self._beyond += len(where)
+        codes[where] = large
 
     def _signed_levels(self, levels: Levels) -> Levels:
         where = np.flatnonzero(levels != 0)  # flags are found faster than numbers
@@ -198,6 +214,8 @@ class _Reader:
         """Whether all of a column was read."""
         if self._at != len(self._record.numbers) or len(self._signs) - self._signed >= 8:
             raise BadMessage("a column that is longer than what it says")
+        if self._beyond != len(self._large):
+            raise BadMessage("more levels beyond the tables than it says")
         if not self._decoder.maybe_exhausted():
             raise BadMessage("words that are more than what they say")
 
