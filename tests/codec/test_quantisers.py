@@ -89,7 +89,7 @@ def test_a_stage_leaves_the_rate_to_what_follows() -> None:
     update = rng.normal(rng.root(1, "rate"), 20_000)
     for rate in (1 / 33, 1 / 15):
         bits = float(sent(TopK(0.15, Uveq()), update, rate=rate).bits.sum())
-        assert 0.97 * rate <= bits / (32 * 20_000) <= rate
+        assert 0.94 * rate <= bits / (32 * 20_000) <= rate
 
 
 # --- sparse ternary ---------------------------------------------------------------------------

@@ -17,11 +17,10 @@ from anyfleet.method import Symbols
 from anyfleet.types import Params
 
 # What `packed_bits` may say too much for every column: words, bytes and their lengths are whole.
-SLACK_BITS = 256
+SLACK_BITS = 128
 # And for every bit, since the rounding of the coder is bounded and not known.
 SLACK_SHARE = 1e-3
 _WORD, _ENDING = 32, 2  # bits of a word, and words in which a coder ends at most
-_LENGTHS = 8 * 3 * 5  # bits by which the lengths of five byte strings may grow
 _LARGE = 32  # bits of a level beyond the tables
 _ESCAPE = 8  # bits that it takes to say so, about
 _LIMITS = (1 << np.arange(8, MOST_SYMBOLS.bit_length())) - 1  # of tables, when levels are larger
@@ -84,8 +83,15 @@ def _row(
         counts=told,
     )
     heads = np.array([8 * len(msgspec.msgpack.encode(each)) for each in [first, *records[1:]]])
-    total: Floats = heads + _LENGTHS + words + signs + numbers + 32 * scales
-    return total + _LARGE * counts.large(row)
+    strings = words, signs, numbers, 32 * scales, _LARGE * counts.large(row)
+    total: Floats = heads + sum(bits + _length_bits(bits) for bits in strings)
+    return total
+
+
+def _length_bits(bits: Floats | Ints) -> Ints:
+    """Bits by which the length of a byte string takes more than that of an empty one."""
+    long: Ints = 8 * ((bits >= 8 << 8).astype(np.int64) + 2 * (bits >= 8 << 16))
+    return long
 
 
 def _scales(
