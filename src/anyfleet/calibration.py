@@ -28,7 +28,9 @@ def calibrated(method: Method, task: Task, seed: int) -> Method:
     update = sample_update(method.job(), task, key)
     like = next(iter(task.params.values()))
     around = Envelope(lanes(tuple(update), WHOLE, (1, 1.0), task.blueprint), like.dtype, key[None])
-    return replace(method, uplink=method.uplink.calibrated(update, around))
+    # Once, and on one row: wherever the model lives, the host is quick enough.
+    there = {name: value.cpu() for name, value in update.items()}
+    return replace(method, uplink=method.uplink.calibrated(there, around))
 
 
 def sample_update(job: Job, task: Task, key: Tensor) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from anyfleet import rng
 from anyfleet.codec import ErrorFeedback, Hq, Qsgd, Stc, TopK, Uveq
-from anyfleet.codec.qsgd import drawn
+from anyfleet.codec.qsgd import drawn, draws
 from anyfleet.codec.ranking import largest
 from anyfleet.codec.topk import Places, top
 from anyfleet.envelope import Envelope, Lane
@@ -173,7 +173,8 @@ def test_1_14_qsgd_example() -> None:
 def test_1_14_qsgd_is_the_formula(seed: int, levels: int, bucket: int | None) -> None:
     v = rng.normal(rng.root(seed, "qsgd"), 30)
     place = around(30)
-    found = drawn({"0": v[None]}, plain(levels), place, bucket)
+    rows = {"0": v[None]}
+    found = drawn(rows, plain(levels), draws(rows, place), bucket)
     u = rng.uniform(rng.fold(place.key, "0"), 30)[0].numpy()
     expected = compression.qsgd(v.numpy(), levels, u, bucket)
     assert found.levels["0"][0].tolist() == expected.levels.tolist()

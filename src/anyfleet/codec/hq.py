@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from anyfleet.codec.levels import Levelled
-from anyfleet.codec.qsgd import Qsgd, drawn
+from anyfleet.codec.qsgd import Qsgd, drawn, draws
 from anyfleet.codec.stream import Layout
 from anyfleet.codec.topk import NUMBER_BITS, Places, TopK, check_share, spread_symbols, top
 from anyfleet.envelope import Envelope
@@ -50,7 +50,7 @@ class Hq(Levelled):
 
     def quantise(self, laid: Params, rate: Tensor, envelope: Envelope) -> Symbols:
         entries = sum(lane.entries for lane in envelope.lanes.values())
-        budget = (rate * NUMBER_BITS * entries).double()
+        budget = (rate * NUMBER_BITS * entries).double().cpu()  # sizes are counted there
         kept = self._kept(laid, budget, envelope)
         choice = torch.tensor(self.levels, dtype=torch.float64)
         # Bisection: `best` fits or is the first, everything from `beyond` on does not.
@@ -58,19 +58,19 @@ class Hq(Levelled):
         beyond = torch.full_like(best, len(choice))
         while bool((beyond - best > 1).any()):
             middle = (best + beyond) // 2
-            fits = self._size(self._drawn(kept, choice[middle], envelope), envelope) <= budget
+            fits = self._size(self._drawn(kept, choice[middle]), envelope) <= budget
             best, beyond = torch.where(fits, middle, best), torch.where(fits, beyond, middle)
-        return self._drawn(kept, choice[best], envelope)
+        return self._drawn(kept, choice[best])
 
     def values(self, symbols: Symbols, envelope: Envelope) -> Params:
         return TopK(self.keep, Qsgd(bucket=self.bucket)).values(symbols, envelope)
 
     def _kept(self, laid: Params, budget: Tensor, envelope: Envelope) -> "_Kept":
         """Of every row as many entries as its budget holds with the fewest levels."""
-        kept = _Kept.of(laid, top(laid, self.keep))
+        kept = _Kept.of(laid, top(laid, self.keep), envelope)
         fewest = torch.full_like(budget, self.levels[0])
         for halving in range(1, _HALVINGS + 1):
-            short = self._size(self._drawn(kept, fewest, envelope), envelope) > budget
+            short = self._size(self._drawn(kept, fewest), envelope) > budget
             if not bool(short.any()):
                 break
             fewer = top(laid, self.keep / 2**halving)
@@ -78,11 +78,11 @@ class Hq(Levelled):
                 name: torch.where(short.to(flags.device)[:, None], fewer[name], flags)
                 for name, flags in kept.flags.items()
             }
-            kept = _Kept.of(laid, flags)
+            kept = _Kept.of(laid, flags, envelope)
         return kept
 
-    def _drawn(self, kept: "_Kept", steps: Tensor, envelope: Envelope) -> Symbols:
-        inner = drawn(kept.entries, steps, envelope, self.bucket)
+    def _drawn(self, kept: "_Kept", steps: Tensor) -> Symbols:
+        inner = drawn(kept.entries, steps, kept.draws, self.bucket)
         return spread_symbols(inner, kept.flags, kept.places)
 
     def _size(self, symbols: Symbols, envelope: Envelope) -> Tensor:
@@ -90,14 +90,15 @@ class Hq(Levelled):
 
 
 class _Kept(NamedTuple):
-    """Which entries are kept, where they are, and the entries themselves side by side."""
+    """Which entries are kept, where they are, the entries side by side, and what decides them."""
 
     flags: Params
     places: Mapping[str, Places]
     entries: Params
+    draws: Params
 
     @classmethod
-    def of(cls, laid: Params, flags: Params) -> "_Kept":
+    def of(cls, laid: Params, flags: Params, envelope: Envelope) -> "_Kept":
         places = {name: Places.of(each) for name, each in flags.items()}
         entries = {name: places[name].gathered(rows) for name, rows in laid.items()}
-        return cls(flags, places, entries)
+        return cls(flags, places, entries, draws(entries, envelope))

@@ -46,7 +46,7 @@ class Qsgd(Levelled):
 
     def quantise(self, laid: Params, rate: Tensor, envelope: Envelope) -> Symbols:
         steps = torch.full((len(rate),), self.levels, dtype=torch.float64)
-        return drawn(laid, steps, envelope, self.bucket)
+        return drawn(laid, steps, draws(laid, envelope), self.bucket)
 
     def values(self, symbols: Symbols, envelope: Envelope) -> Params:
         found = {}
@@ -57,7 +57,16 @@ class Qsgd(Levelled):
         return found
 
 
-def drawn(laid: Params, steps: Tensor, envelope: Envelope, bucket: int | None) -> Symbols:
+def draws(laid: Params, envelope: Envelope) -> dict[str, Tensor]:
+    """What decides between two levels: uniforms in [0, 1), one for every entry."""
+    keys = {name: rng.fold(envelope.key, name) for name in laid}
+    return {
+        name: rng.uniforms(keys[name], rows.shape[1], rows.dtype).to(rows.device)
+        for name, rows in laid.items()
+    }
+
+
+def drawn(laid: Params, steps: Tensor, u: Params, bucket: int | None) -> Symbols:
     """Levels of stacked rows, with as many steps up to a bucket's norm as each row has.
 
     Scales are the lengths of a step, norm over steps, so that the steps need not travel.
@@ -69,8 +78,7 @@ def drawn(laid: Params, steps: Tensor, envelope: Envelope, bucket: int | None) -
         # Divided by infinity, what has no scale is level 0.
         safe = torch.where(scales[name] > 0, scales[name], torch.inf).to(rows.dtype)
         step = _spread(safe, rows.shape[1], bucket)
-        u = rng.uniforms(rng.fold(envelope.key, name), rows.shape[1], rows.dtype).to(rows.device)
-        levels[name] = _levels(rows, step, steps, u)
+        levels[name] = _levels(rows, step, steps, u[name])
     return Symbols(levels=levels, scales=scales)
 
 
