@@ -489,3 +489,15 @@ def test_a_resumed_run_has_the_look_up_it_began_with() -> None:
     going = run(method, task, second, 0, resume=half.snapshot)
     next(going)
     assert small.identical(next(going).params, whole[-1].params)
+
+
+def test_an_order_without_a_target_is_met_at_the_codecs_own_rate() -> None:
+    around = envelope({"conv": (32, 16, 3, 3), "fc": (10, 256)})
+    own = Fgc(rate=0.05).squeeze(update(around), {}, torch.ones(1), around)
+    told = Fgc().squeeze(update(around), {}, torch.tensor([0.05]), around)
+    assert torch.equal(own.bits, told.bits)
+    assert float(own.bits.sum()) <= 0.05 * 32 * (32 * 16 * 9 + 2560)
+    stricter = Fgc(rate=0.5).squeeze(update(around), {}, torch.tensor([0.05]), around)
+    assert torch.equal(stricter.bits, told.bits)
+    with pytest.raises(ValueError, match=r"Fgc\.rate must lie in \(0, 1\], got 0\."):
+        Fgc(rate=0.0)

@@ -39,14 +39,17 @@ class Fgc(Levelled):
     them and how many levels a rate means: (rate, share, levels), rates ascending. Empty: measured
     on an update of the server's own before a run, or without a server split on a made-up one with
     heavy tails. A message that is still too long for its rate keeps fewer kernels; if not even one
-    fits, it keeps none. Rates above 1 are as 1: the smallest error that the table knows.
+    fits, it keeps none. Orders without a target (a rate of 1) are met at `rate`; there, 1 is the
+    smallest error that the table knows.
     """
 
     table: Table = ()
+    rate: float = 1.0
     papers: ClassVar[tuple[Paper, ...]] = (ANYCOST,)
 
     def __post_init__(self) -> None:
-        refuse(_faults(self.table))
+        wrong = "" if 0 < self.rate <= 1 else f"Fgc.rate must lie in (0, 1], got {self.rate}."
+        refuse([wrong, *_faults(self.table)])
 
     @property
     def layout(self) -> Layout:
@@ -80,6 +83,7 @@ class Fgc(Levelled):
     def _at_rate(self, laid: Params, rate: Tensor, envelope: Envelope) -> tuple[Symbols, Tensor]:
         """Symbols, and the bits of every row and column."""
         kernels = Kernels(laid, envelope)
+        rate = torch.where(rate >= 1, self.rate, rate)
         share, levels = looked_up(self.table or _generic(), rate.double().cpu().numpy())
         count = torch.from_numpy(count_of(share, kernels.norms.shape[1]))
         budget = rate.double().cpu().nan_to_num(0.0).clamp(0, 1) * 32 * kernels.entries
