@@ -45,7 +45,7 @@ LAYERS = (
         (
             "loop server client method types view seam arrivals evaluate issue ledger local packing"
             " timing choosing delivery incoming outcomes parts fisher lessons"
-            " envelope feedback frames calibration"
+            " coding envelope feedback frames calibration"
         ),
     ),
     ("elastic rng naming errors config columns formulas papers",),

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
+from anyfleet.coding import Codec, Squeezed
 from anyfleet.envelope import Envelope, Symbols
 from anyfleet.errors import CompositionError
 from anyfleet.fisher import Fisher, Observed
@@ -12,7 +13,6 @@ from anyfleet.parts import (
     Aggregate,
     Around,
     Choose,
-    Codec,
     Extract,
     Lesson,
     Loose,
@@ -21,7 +21,6 @@ from anyfleet.parts import (
     Policy,
     Schedule,
     Select,
-    Squeezed,
     State,
     Train,
     Work,

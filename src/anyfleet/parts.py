@@ -8,7 +8,6 @@ from torch import Tensor
 
 from anyfleet.columns import Ints
 from anyfleet.elastic import Blueprint, Mode, Priced, Slice
-from anyfleet.envelope import Envelope, Symbols
 from anyfleet.types import (
     Choices,
     Notes,
@@ -224,60 +223,6 @@ class Train(Protocol):
         """Of `processed` samples in `steps` steps; what is drawn at random, as it is expected."""
 
     def __hash__(self) -> int: ...
-
-
-@dataclass(frozen=True, eq=False)
-class Squeezed:
-    """Trees after compression, as the receiver will see them; stacked, one row per device."""
-
-    tree: Params
-    kept: Params  # 1 where an entry was sent, 0 where not; a name that is absent came whole
-    symbols: Symbols  # what is packed
-    bits: Tensor  # of every row and column
-    memory: Params  # what the device keeps for its next message
-    distortion: Tensor  # of every row, squared error over squared norm
-
-
-class Codec(Protocol):
-    """One definition, two faces: tensors (`squeeze`, `restore`) and bytes (`pack`, `unpack`).
-
-    `restore(unpack(pack(s.symbols)))` equals `s.tree` and `s.kept` bit for bit. `bits` are an upper
-    bound of the packed bits, within a slack that the codec states. Every reduction over numbers
-    happens in `squeeze`, once; all but `pack` and `unpack` work on stacks of devices. Defaults are
-    those of a codec that sends everything and remembers nothing.
-    """
-
-    slot: ClassVar[str] = ""  # the device memory it keeps, or ""
-
-    @property
-    def drops(self) -> bool:
-        """Whether it leaves entries out: changes can bear that, weights cannot."""
-        return False
-
-    def squeeze(
-        self, tree: Params, memory: Params, rate: Tensor, envelope: Envelope
-    ) -> Squeezed: ...
-
-    def bits(self, symbols: Symbols, envelope: Envelope) -> Tensor:
-        """Of every row and column."""
-
-    def pack(self, symbols: Symbols, envelope: Envelope) -> tuple[bytes, ...]:
-        """One row as bytes, column by column."""
-
-    def unpack(self, columns: Sequence[bytes], envelope: Envelope) -> Symbols:
-        """The row that the leading columns of a message hold; `BadMessage` if they cannot."""
-
-    def restore(self, symbols: Symbols, envelope: Envelope) -> tuple[Params, Params]:
-        """Trees and what was kept of them; zero where a column is missing."""
-
-    @property
-    def calibrates(self) -> bool:
-        """Whether it wants a look at an update before a run (`calibrated`)."""
-        return False
-
-    def calibrated(self, update: Params, envelope: Envelope) -> "Codec":
-        """The codec after a look at an update such as devices will send, on the server."""
-        return self
 
 
 class Norm(Protocol):

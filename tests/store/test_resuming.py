@@ -16,10 +16,10 @@ from anyfleet import codec as codecs
 from anyfleet import methods
 from anyfleet.cli.methods import known_methods
 from anyfleet.codec import ErrorFeedback, Fgc, Hq, Qsgd, Raw, Stc, TopK, Uveq
+from anyfleet.coding import Codec
 from anyfleet.errors import StoreError
 from anyfleet.loop import run
 from anyfleet.method import Method
-from anyfleet.parts import Codec
 from anyfleet.runtime import Simulated
 from anyfleet.schedule import Buffered
 from anyfleet.store import (
