@@ -64,6 +64,8 @@ def uniform(key: Tensor, count: int, dtype: torch.dtype = torch.float64) -> Tens
 
 def uniforms(key: Tensor, count: int, dtype: torch.dtype = torch.float64) -> Tensor:
     """The numbers of `uniform` for every one of some keys, several times faster; not for `vmap`."""
+    if key.device.type != "cpu":
+        return uniform(key, count, dtype)
     keys, block = _unsigned(key)[:, None], max(1, _BLOCK // max(1, len(key)))
     found = np.empty((len(key), count), np.float32 if dtype == torch.float32 else np.float64)
     for begin in range(0, count, block):
@@ -74,6 +76,8 @@ def uniforms(key: Tensor, count: int, dtype: torch.dtype = torch.float64) -> Ten
 
 def uniforms_at(key: Tensor, index: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
     """Of the numbers of `uniform`, the one at its place for every key and index; not for `vmap`."""
+    if key.device.type != "cpu":
+        return _fraction(_mix(key + (index + 1) * _GOLDEN), dtype)
     keys, places = _unsigned(key), _unsigned(index)
     found = np.empty(len(keys), np.float32 if dtype == torch.float32 else np.float64)
     for begin in range(0, len(keys), _BLOCK):
@@ -85,7 +89,7 @@ def uniforms_at(key: Tensor, index: Tensor, dtype: torch.dtype = torch.float64) 
 
 def _unsigned(numbers: Tensor) -> NDArray[np.uint64]:
     """Shifted to the right, these need no mask."""
-    plain: NDArray[np.uint64] = numbers.cpu().contiguous().numpy().view(np.uint64)
+    plain: NDArray[np.uint64] = numbers.contiguous().numpy().view(np.uint64)
     return plain
 
 

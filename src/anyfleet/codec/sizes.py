@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from anyfleet.codec.layout import Column, Layout, bucketed, entries, units
-from anyfleet.codec.ranking import where_set
+from anyfleet.codec.ranking import counted, last_set, where_set
 from anyfleet.codec.tables import MOST_SYMBOLS, Choice, choose, gap_bits, gap_pieces
 from anyfleet.columns import Floats, Ints
 from anyfleet.envelope import Envelope, Lane
@@ -211,9 +211,8 @@ def _kept(symbols: Symbols, envelope: Envelope, layout: Layout, rows: int) -> tu
             continue
         wide = layout.unit(lane)
         for column, end in enumerate(lane.ends):
-            flags = symbols.kept[name][:, lane.begins(column) // wide : end // wide].cpu().numpy()
-            kept[:, column, at] = np.count_nonzero(flags, axis=1)
+            flags = symbols.kept[name][:, lane.begins(column) // wide : end // wide]
+            kept[:, column, at] = counted(flags).cpu().numpy()
             if flags.shape[1]:
-                last = flags.shape[1] - flags[:, ::-1].argmax(axis=1)
-                until[:, column, at] = np.where(kept[:, column, at] > 0, last, 0)
+                until[:, column, at] = last_set(flags).cpu().numpy()
     return kept, until
