@@ -17,7 +17,7 @@ from anyfleet.arrivals import Arrivals
 from anyfleet.client import work
 from anyfleet.codec import ErrorFeedback, Nothing, Qsgd, Raw, Stc, TopK
 from anyfleet.elastic import paste
-from anyfleet.feedback import SENT, recalled
+from anyfleet.feedback import SENT, recalled, squeeze
 from anyfleet.loop import Step, run
 from anyfleet.method import Method, State
 from anyfleet.methods import fedavg, fedrolex, heterofl
@@ -26,6 +26,7 @@ from anyfleet.runtime.engines import Assigned, Engine, Outcome
 from anyfleet.schedule import Buffered, Deadline, Overselected, Surveyed, Tiers, TwoPhase
 from anyfleet.select import Largest, Uniform
 from anyfleet.tasks import Dirichlet
+from anyfleet.train import PerWidth
 from anyfleet.types import Kind, Memory, Orders, Params, Stepped, Task
 from anyfleet.view import View
 from anyfleet.world import Fleet, Group, Intermittent, levels
@@ -275,3 +276,23 @@ def test_weights_cannot_be_fed_back() -> None:
         replace(fedavg(), uplink=CODEC, send="weights")
     with pytest.raises(ValueError, match="downlink"):
         replace(fedavg(), downlink=CODEC)
+
+
+def test_a_width_owes_to_its_own_normalisation_alone() -> None:
+    wide, narrow = (
+        orders(replace(heterofl(shares=(share,), lr=0.1), norm=PerWidth(), uplink=CODEC), TASK, [0])
+        for share in (0.5, 0.25)
+    )
+    (memory,) = work(wide, (Memory(),), TASK).memories
+    left = recalled(memory, SLOT, int(wide.id[0]))
+    assert "1.weight" not in left
+    (own,) = (name for name in left if name.startswith("1.weight@"))
+    assert left[own].any()
+    # The next order is of another width: it finds what was left of the shared tensors only.
+    local = TASK.blueprint.local(narrow.slices[0])
+    nothing = {n: torch.zeros(local.shape(n), dtype=torch.float64) for n in TASK.params}
+    later = replace(narrow, heard=wide.id)
+    found = squeeze(later, (memory,), nothing, {}, TASK)
+    owed = {name: found.memory[name] + found.tree[name] for name in nothing}
+    assert owed["0.weight"].any()
+    assert not owed["1.weight"].any()

@@ -15,6 +15,7 @@ from torch import Tensor
 from anyfleet.elastic import cut, paste
 from anyfleet.envelope import uplink
 from anyfleet.method import Squeezed
+from anyfleet.packing import own_names
 from anyfleet.types import Memory, Orders, Params, Task
 
 SENT = "sent"  # the memory slot with the last message that used a codec's slot
@@ -44,10 +45,7 @@ def squeeze(
     around = replace(around, key=around.key.to(like.device))
     if not codec.slot:
         return codec.squeeze(tree, {}, rate, around)
-    known = [
-        cut(recalled(memory, codec.slot, int(heard)), slice_, blueprint)
-        for memory, heard, slice_ in zip(memories, orders.heard, orders.slices, strict=True)
-    ]
+    known = [_owed(memories[row], order, task) for row, order in enumerate(orders.rows())]
     left = {
         n: torch.stack([each.get(n, torch.zeros_like(v[0])) for each in known])
         for n, v in tree.items()
@@ -63,6 +61,15 @@ def squeeze(
     return replace(squeezed, memory={**squeezed.memory, **still})
 
 
+def _owed(memory: Memory, order: Orders, task: Task) -> dict[str, Tensor]:
+    """What is left over on the small model of an order."""
+    (slice_,), (heard,), job = order.slices, order.heard, order.job
+    known = recalled(memory, job.uplink.slot, int(heard))
+    own = own_names(slice_, job.norm, task.blueprint)
+    mine = {n: known[own.get(n, n)] for n in task.blueprint.params if own.get(n, n) in known}
+    return cut(mine, slice_, task.blueprint)
+
+
 def recalled(memory: Memory, slot: str, heard: int) -> dict[str, Tensor]:
     """What is left over on the whole model, with all of a message that never arrived."""
     left = dict(memory.slots.get(slot, {}))
@@ -75,11 +82,22 @@ def recalled(memory: Memory, slot: str, heard: int) -> dict[str, Tensor]:
 def sending(memory: Memory, slot: str, update: Left, order: Orders, task: Task) -> Memory:
     """What a device remembers when it sends an answer to this order."""
     (slice_,), (heard,), blueprint = order.slices, order.heard, task.blueprint
-    before = recalled(memory, slot, int(heard))
-    left = paste(update.left, {**_zeros(update.left, task), **before}, slice_, blueprint)
+    before, own = recalled(memory, slot, int(heard)), own_names(slice_, order.job.norm, blueprint)
+    zeros = _zeros(update.left, task)
+    onto = {name: before.get(own.get(name, name), zero) for name, zero in zeros.items()}
+    left = _called(paste(update.left, onto, slice_, blueprint), own)
     sent = paste(update.sent, _zeros(update.sent, task), slice_, blueprint)
-    slots: Mapping[str, Params] = {**memory.slots, slot: left, SENT: sent}
+    slots: Mapping[str, Params] = {
+        **memory.slots,
+        slot: {**before, **left},
+        SENT: _called(sent, own),
+    }
     return replace(memory, slots=slots, sent=int(order.id[0]))
+
+
+def _called(tree: Params, own: Mapping[str, str]) -> dict[str, Tensor]:
+    # A width with a normalisation of its own owes to that, and not to another width's.
+    return {own.get(name, name): value for name, value in tree.items()}
 
 
 def _zeros(tree: Params, task: Task) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ from anyfleet.elastic import Slice
 from anyfleet.envelope import downlink
 from anyfleet.evaluate import served
 from anyfleet.method import Method, Symbols
-from anyfleet.packing import dense, index_bits
+from anyfleet.packing import dense, index_bits, own_names
 from anyfleet.types import Choices, Kind, Orders, Params, Plans, Task, Trees, Want
 from anyfleet.view import Request, View
 
@@ -190,11 +190,7 @@ def load(orders: Orders, *, method: Method, task: Task, params: Params, buffers:
 
 def server_names(slice_: Slice, *, method: Method, task: Task) -> dict[str, str]:
     """Where the server keeps a width's own normalisation; empty when all widths share one."""
-    variant = method.norm.variant(task.blueprint, slice_)
-    if not variant:
-        return {}
-    names = (n for s in task.blueprint.norms for n in (s.weight, s.bias, s.mean, s.variance))
-    return {name: f"{name}@{variant}" for name in names if name is not None}
+    return own_names(slice_, method.norm, task.blueprint)
 
 
 def branch(

@@ -30,6 +30,15 @@ def dense(tree: Params, slice_: Slice, blueprint: Blueprint) -> dict[str, Tensor
     return {name: part.contiguous() for name, part in cut(tree, slice_, blueprint).items()}
 
 
+def own_names(slice_: Slice, norm: Norm, blueprint: Blueprint) -> dict[str, str]:
+    """Tensors of which a width has its own, and how they are called outside its sub-model."""
+    variant = norm.variant(blueprint, slice_)
+    if not variant:
+        return {}
+    names = (n for s in blueprint.norms for n in (s.weight, s.bias, s.mean, s.variance))
+    return {name: f"{name}@{variant}" for name in names if name is not None}
+
+
 @lru_cache(maxsize=4096)
 def traffic(
     slice_: Slice, norm: Norm, blueprint: Blueprint, report: tuple[str, ...] = ()

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from anyfleet import rng
 from anyfleet.codec import Uveq
 from anyfleet.codec.lattice import blocks, dither, entries, nearest, points
+from anyfleet.envelope import Envelope, Lane
 from anyfleet.formulas import compression
 from tests.codec.test_quantisers import around, plain, sent
 
@@ -110,3 +111,19 @@ def test_1_15_a_lattice_is_never_coarser_than_a_message_is_worth() -> None:
     assert float(found.symbols.scales["0"]) == pytest.approx(
         16 * float(update.square().mean()) ** 0.5
     )
+
+
+@pytest.mark.parametrize("codec", [Uveq(bits_each=20), Uveq(bits_each=12, dimension=1)])
+def test_fine_lattices_do_not_depend_on_the_rest_of_a_stack(codec: Uveq) -> None:
+    """Rows of unlike tails, whose levels go far beyond any table, meet their rate alike."""
+    key = rng.fold(rng.root(4, "fine"), torch.arange(3))
+    rows = rng.normal(key, 3_000) ** torch.tensor([[1], [5], [9]])
+    lanes = {"w": Lane((3_000,), (3_000,))}
+    rate = torch.ones(3, dtype=torch.float64)
+    together = codec.squeeze({"w": rows}, {}, rate, Envelope(lanes, torch.float64, key))
+    for row in range(3):
+        alone = Envelope(lanes, torch.float64, key[row : row + 1])
+        one = codec.squeeze({"w": rows[row : row + 1]}, {}, rate[:1], alone)
+        assert torch.equal(one.symbols.levels["w"][0], together.symbols.levels["w"][row])
+        assert torch.equal(one.bits[0], together.bits[row])
+        assert 0.9 * codec.bits_each <= float(one.bits.sum()) / 3_000 <= codec.bits_each

@@ -24,12 +24,14 @@ class Hq(Levelled):
     """QSGD with the most levels whose message fits an order's target rate (METHODS §1.16).
 
     Measured, with positions and all. A device whose rate does not hold the fewest levels keeps half
-    as many entries, and half again, up to 8 times; after that it sends more than it should.
+    as many entries, and half again, up to 8 times; after that it sends more than it should. Orders
+    without a target (a rate of 1) are met at `rate`.
     """
 
     levels: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128, 256)
     bucket: int = 512
     keep: float = 0.15
+    rate: float = 1.0
     papers: ClassVar[tuple[Paper, ...]] = (FEDHQ,)
 
     def __post_init__(self) -> None:
@@ -39,6 +41,8 @@ class Hq(Levelled):
             raise ValueError(f"Hq.levels must be numbers from 1 on that ascend, got {self.levels}.")
         if self.bucket < 1:
             raise ValueError(f"Hq.bucket must be at least 1 entry, got {self.bucket}.")
+        if not 0 < self.rate <= 1:
+            raise ValueError(f"Hq.rate must lie in (0, 1], got {self.rate}.")
 
     @property
     def layout(self) -> Layout:
@@ -50,6 +54,7 @@ class Hq(Levelled):
 
     def quantise(self, laid: Params, rate: Tensor, envelope: Envelope) -> Symbols:
         entries = sum(lane.entries for lane in envelope.lanes.values())
+        rate = torch.where(rate >= 1, self.rate, rate)
         budget = (rate * NUMBER_BITS * entries).double().cpu()  # sizes are counted there
         kept = self._kept(laid, budget, envelope)
         choice = torch.tensor(self.levels, dtype=torch.float64)

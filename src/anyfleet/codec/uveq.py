@@ -22,6 +22,8 @@ from anyfleet.types import Params
 _FINEST, _COARSEST = -20.0, 4.0  # log2 of a step over the root mean square of what is sent
 _HALVINGS = 11
 _SAMPLE = 1 << 12  # blocks of a row that stand for all while searching
+_SHOWN = 8.0  # most bits of an entry that a sample tells
+_MOST = 1 << 13  # levels that are told apart while searching
 _CHECKS = 8
 _FULL = 0.98  # of a budget: not worth another try
 _SPARE = 1.002  # a step is this much longer than it seems to need
@@ -138,11 +140,13 @@ def _guessed(blocks: Mapping[str, _Blocks], size: Tensor, each: Tensor) -> Tenso
     apart = -(-turned.shape[2] // _SAMPLE)
     some = _Blocks(turned[:, :, ::apart].contiguous(), shift[:, :, ::apart].contiguous())
     low, high = torch.full_like(each, _FINEST), torch.full_like(each, _COARSEST)
+    # A sample cannot show more than this. Finer lattices take a bit more for every halving.
+    shown = each.clamp(max=_SHOWN)
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        fits = _entropy(some.levels(as_scale(size * middle.exp2())).flatten(1)) <= each
+        fits = _entropy(some.levels(as_scale(size * middle.exp2())).flatten(1)) <= shown
         low, high = torch.where(fits, low, middle), torch.where(fits, middle, high)
-    return as_scale(size * high.exp2())
+    return as_scale(size * (high - (each - shown)).exp2())
 
 
 def _fitted(step: Tensor, most: Tensor, each: Tensor, tried: Callable[[Tensor], _Tried]) -> Symbols:
@@ -175,11 +179,10 @@ def _root_mean_square(laid: Params, entries: int) -> Tensor:
 
 def _entropy(levels: Tensor) -> Tensor:
     """Bits per level of every row, if the levels were independent."""
-    offset = levels.amin()
-    size = int(levels.amax() - offset) + 1
-    if size > 1 << 20:
-        return torch.full((len(levels),), torch.inf, dtype=torch.float64)
+    # Every row for itself; the few beyond a bound are as one.
+    above = (levels - levels.amin(dim=1, keepdim=True)).clamp(max=_MOST)
+    size = int(above.amax()) + 1
     row = torch.arange(len(levels), device=levels.device)[:, None] * size
-    counts = torch.bincount((levels - offset + row).flatten(), minlength=len(levels) * size)
+    counts = torch.bincount((above + row).flatten(), minlength=len(levels) * size)
     share = counts.reshape(len(levels), size).double() / levels.shape[1]
     return -(share * share.clamp(min=1e-300).log2()).sum(dim=1)
