@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -22,11 +22,19 @@ class Squeezed:
     distortion: Tensor  # of every row, squared error over squared norm
 
 
+class Slack(NamedTuple):
+    """By how much `Codec.bits` may be above what `pack` makes of a column; nothing: exact."""
+
+    column: float = 0.0  # bits
+    share: float = 0.0  # of the column
+    entry: float = 0.0  # bits for every entry of the column
+
+
 class Codec(Protocol):
     """One definition, two faces: tensors (`squeeze`, `restore`) and bytes (`pack`, `unpack`).
 
     `restore(unpack(pack(s.symbols)))` equals `s.tree` and `s.kept` bit for bit. `bits` are an upper
-    bound of the packed bits, within a slack that the codec states. Every reduction over numbers
+    bound of the packed bits, within the `slack` that the codec states. Every reduction over numbers
     happens in `squeeze`, once; all but `pack` and `unpack` work on stacks of devices. Defaults are
     those of a codec that sends everything and remembers nothing.
     """
@@ -37,6 +45,11 @@ class Codec(Protocol):
     def drops(self) -> bool:
         """Whether it leaves entries out: changes can bear that, weights cannot."""
         return False
+
+    @property
+    def slack(self) -> Slack:
+        """How far `bits` lie above the packed bits at most; receivers refuse what is beyond."""
+        return Slack()
 
     def squeeze(
         self, tree: Params, memory: Params, rate: Tensor, envelope: Envelope

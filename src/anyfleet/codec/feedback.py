@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from anyfleet.codec.stc import Stc
+from anyfleet.coding import Slack
 from anyfleet.envelope import Envelope
 from anyfleet.method import Codec, Squeezed, Symbols
 from anyfleet.types import Params
@@ -34,6 +35,10 @@ class ErrorFeedback(Codec):
     @property
     def drops(self) -> bool:
         return True
+
+    @property
+    def slack(self) -> Slack:
+        return self.inner.slack
 
     def squeeze(self, tree: Params, memory: Params, rate: Tensor, envelope: Envelope) -> Squeezed:
         # What is no number would stay so for ever: one bad round must not silence a device.

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from anyfleet.codec.layout import Layout
 from anyfleet.codec.raw import delivered, distortion
-from anyfleet.codec.stream import pack, packed_bits, unpack
+from anyfleet.codec.stream import SLACK, pack, packed_bits, unpack
+from anyfleet.coding import Slack
 from anyfleet.envelope import Envelope
 from anyfleet.method import Codec, Squeezed, Symbols
 from anyfleet.types import Params
@@ -17,13 +18,16 @@ from anyfleet.types import Params
 class Levelled(Codec, Protocol):
     """Sends levels, what was kept, and scales; a codec says how they come about and what they mean.
 
-    The stated slack: `bits` are never less than 8 times the packed bytes, and more by
-    `stream.SLACK_BITS` for each column and `stream.SLACK_SHARE` of the whole at most.
+    `bits` are never less than 8 times the packed bytes, and more by `stream.SLACK` at most.
     """
 
     @property
     def layout(self) -> Layout:
         return Layout()
+
+    @property
+    def slack(self) -> Slack:
+        return SLACK
 
     def quantise(self, laid: Params, rate: Tensor, envelope: Envelope) -> Symbols:
         """Levels of stacked rows of entries, at a target rate for every row."""

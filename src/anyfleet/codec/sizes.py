@@ -10,7 +10,15 @@ from torch import Tensor
 
 from anyfleet.codec.layout import Column, Layout, bucketed, entries, units
 from anyfleet.codec.ranking import counted, last_set, where_set
-from anyfleet.codec.tables import MOST_SYMBOLS, Choice, choose, gap_bits, gap_pieces
+from anyfleet.codec.tables import (
+    MOST_SYMBOLS,
+    ROUNDING_BITS,
+    Choice,
+    choose,
+    gap_bits,
+    gap_pieces,
+)
+from anyfleet.coding import Slack
 from anyfleet.columns import Floats, Ints
 from anyfleet.envelope import Envelope, Lane
 from anyfleet.method import Symbols
@@ -20,6 +28,8 @@ from anyfleet.types import Params
 SLACK_BITS = 128
 # And for every bit, since the rounding of the coder is bounded and not known.
 SLACK_SHARE = 1e-3
+# An entry is a symbol, and a gap at most. Those that cost next to nothing add up in no other way.
+SLACK = Slack(SLACK_BITS, SLACK_SHARE, entry=2 * ROUNDING_BITS)
 _WORD, _ENDING = 32, 2  # bits of a word, and words in which a coder ends at most
 _LARGE = 32  # bits of a level beyond the tables
 _ESCAPE = 8  # bits that it takes to say so, about

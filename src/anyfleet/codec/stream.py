@@ -18,14 +18,22 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from anyfleet.codec.layout import Column, Layout, bucketed, entries, units
-from anyfleet.codec.sizes import SLACK_BITS, SLACK_SHARE, Counts, count, packed_bits, tables
+from anyfleet.codec.sizes import (
+    SLACK,
+    SLACK_BITS,
+    SLACK_SHARE,
+    Counts,
+    count,
+    packed_bits,
+    tables,
+)
 from anyfleet.codec.tables import Model, gap_share, gaps, model, to_gaps
 from anyfleet.codec.unstream import unpack
 from anyfleet.columns import Flags
 from anyfleet.envelope import Envelope, Lane
 from anyfleet.method import Symbols
 
-__all__ = ["SLACK_BITS", "SLACK_SHARE", "Layout", "pack", "packed_bits", "unpack"]
+__all__ = ["SLACK", "SLACK_BITS", "SLACK_SHARE", "Layout", "pack", "packed_bits", "unpack"]
 
 _Encoder = constriction.stream.queue.RangeEncoder
 _Uniform = constriction.stream.model.Uniform
