@@ -501,3 +501,12 @@ def test_an_order_without_a_target_is_met_at_the_codecs_own_rate() -> None:
     assert torch.equal(stricter.bits, told.bits)
     with pytest.raises(ValueError, match=r"Fgc\.rate must lie in \(0, 1\], got 0\."):
         Fgc(rate=0.0)
+
+
+@pytest.mark.parametrize("size", [1e-41, 1e-39, 1e-20, 1e20])
+def test_values_of_any_size_have_their_places(size: float) -> None:
+    around = envelope({"fc": (1, 400)})
+    tree = {"fc": torch.linspace(0.1, 1, 400).reshape(1, 1, 400) * size}
+    sent = Fgc(table=((1.0, 1.0, 8),)).squeeze(tree, {}, torch.ones(1), around)
+    assert float(sent.distortion) < 0.01
+    assert float(sent.tree["fc"].sum() / tree["fc"].sum()) == pytest.approx(1, abs=0.01)

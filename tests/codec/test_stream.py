@@ -228,7 +228,9 @@ def test_noise_is_refused(data: bytes) -> None:
         ({"limit": MOST_SYMBOLS}, "tables up to"),
         ({"limit": 1}, "missing"),
         ({"signs": b""}, "too few"),
-        ({"signs": bytes(10_000)}, "longer"),
+        ({"signs": bytes(10_000)}, "bytes of signs"),
+        ({"signs": bytes(190)}, "longer"),
+        ({"use": [0] * 70_000}, "cannot be read"),
         ({"words": bytes(10_000)}, "gaps that do not lead"),
     ],
 )

@@ -37,8 +37,10 @@ class Hq(Levelled):
     def __post_init__(self) -> None:
         check_share("Hq", self.keep)
         ascending = all(a < b for a, b in zip(self.levels, self.levels[1:], strict=False))
-        if not self.levels or not ascending or self.levels[0] < 1:
-            raise ValueError(f"Hq.levels must be numbers from 1 on that ascend, got {self.levels}.")
+        if not self.levels or not ascending or not 1 <= self.levels[0] <= self.levels[-1] <= 2**24:
+            raise ValueError(
+                f"Hq.levels must be numbers from 1 to {2**24} that ascend, got {self.levels}."
+            )
         if self.bucket < 1:
             raise ValueError(f"Hq.bucket must be at least 1 entry, got {self.bucket}.")
         if not 0 < self.rate <= 1:

@@ -84,7 +84,7 @@ class Kernels:
         """Places on the grid, drawn so that the mean is exact; only kernels that are kept cost."""
         values, (_, count, wide) = chosen.values, units.shape
         low, high, steps = ends.to(values).index_select(0, chosen.row).unsqueeze(-1).unbind(1)
-        place = (values.abs() - low) * (steps / (high - low))
+        place = (values.abs() - low) / (high - low) * steps
         # Nothing between the ends, or a number that is none: one place for all.
         place = place.nan_to_num(0.0, 0.0, 0.0).clamp(min=0)
         below = torch.minimum(place.floor(), steps - 1)

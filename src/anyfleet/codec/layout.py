@@ -1,7 +1,7 @@
 """What both ends of a message know of a codec's symbols, and the record of one column."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
@@ -47,10 +47,15 @@ class Layout:
         return codes if self.signs == "apart" else (codes >> 1) ^ -(codes & 1)
 
 
+# Lists of a column have an entry for each tensor: longer ones are refused before they are made.
+_PerTensor = msgspec.Meta(max_length=1 << 16)
+
+
 class Column(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """One column of a message. What its byte strings hold is in `stream`."""
 
-    flags: list[tuple[int, int] | None]  # of every lane: units kept, gap symbols; None: all kept
+    # Of every lane, units kept and gap symbols; None: all are kept.
+    flags: Annotated[list[tuple[int, int] | None], _PerTensor]
     scales: bytes = b""  # 4 bytes each
     words: bytes = b""  # of the range coder
     signs: bytes = b""  # a bit each
@@ -58,9 +63,9 @@ class Column(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     large: bytes = b""  # levels beyond the tables, 4 bytes each
     low: int = 0  # bits of every level that are not in a table; this and the rest: first column
     limit: int = 0  # the symbol of a level beyond the tables; 0: there are none
-    tables: list[bytes] = []
-    use: list[int] = []  # which table each lane has, or -1
-    counts: list[int] = []  # scales of each lane, unless they go by buckets
+    tables: Annotated[list[bytes], _PerTensor] = []
+    use: Annotated[list[int], _PerTensor] = []  # which table each lane has, or -1
+    counts: Annotated[list[int], _PerTensor] = []  # scales of each lane, unless by buckets
 
 
 def entries(envelope: Envelope) -> Ints:

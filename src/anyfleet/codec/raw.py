@@ -143,7 +143,8 @@ def _rounded(rows: Tensor, to: torch.dtype) -> Tensor:
     if to == rows.dtype:
         return rows
     most = torch.finfo(to).max
-    return rows.clamp(-most, most).to(to)
+    # What is infinite stays so: whoever receives it must be able to refuse it.
+    return torch.where(rows.isinf(), rows, rows.clamp(-most, most)).to(to)
 
 
 def _bytes(numbers: Tensor) -> bytes:

@@ -14,8 +14,8 @@ _MOST = torch.finfo(torch.float32).max
 
 
 def as_scale(value: Tensor) -> Tensor:
-    """The nearest scale; what is too large becomes the largest."""
-    return value.clamp(max=_MOST).to(torch.float32)
+    """The nearest scale; what is too large becomes the largest, what is infinite stays so."""
+    return torch.where(value.isinf(), value, value.clamp(max=_MOST)).to(torch.float32)
 
 
 def scales_of(symbols: Symbols, name: str, count: int, dtype: torch.dtype) -> Tensor:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from anyfleet.codec.layout import MOST_LEVEL, Column, Layout, Levels, bucketed
+from anyfleet.codec.layout import MOST_LEVEL, Column, Layout, Levels, bucketed, entries
 from anyfleet.codec.tables import MOST_SYMBOLS, Model, from_gaps, gap_pieces, gap_share, gaps, model
 from anyfleet.columns import Flags, Ints
 from anyfleet.envelope import Envelope, Lane
@@ -28,7 +28,8 @@ _Uniform = constriction.stream.model.Uniform
 
 def unpack(columns: Sequence[bytes], envelope: Envelope, layout: Layout) -> Symbols:
     """The row that leading columns hold; `BadMessage` for what `pack` cannot have made."""
-    records = [_record(data, envelope) for data in columns[: envelope.columns]]
+    sizes = entries(envelope).sum(axis=1).tolist()
+    records = [_record(data, size, envelope) for data, size in zip(columns, sizes, strict=False)]
     lanes = [_Lane(lane, layout, envelope) for lane in envelope.lanes.values()]
     if not records:
         return _symbols(envelope, lanes, [None] * len(lanes), layout).leading(0)
@@ -61,13 +62,16 @@ class _Head(NamedTuple):
     counts: list[int]
 
 
-def _record(data: bytes, envelope: Envelope) -> Column:
+def _record(data: bytes, size: int, envelope: Envelope) -> Column:
+    """One column, with so many entries."""
     try:
         record: Column = msgspec.msgpack.decode(data, type=Column)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise BadMessage(f"a column that cannot be read: {error}") from error
     if len(record.flags) != len(envelope.lanes):
         raise BadMessage(f"flags of {len(record.flags)} tensors instead of {len(envelope.lanes)}")
+    if len(record.signs) > -(-size // 8):
+        raise BadMessage(f"{len(record.signs)} bytes of signs for {size} entries")
     for name, part in (("words", record.words), ("large levels", record.large)):
         if len(part) % 4:
             raise BadMessage(f"{len(part)} bytes of {name}, which have 4 each")
