@@ -509,4 +509,4 @@ def test_values_of_any_size_have_their_places(size: float) -> None:
     tree = {"fc": torch.linspace(0.1, 1, 400).reshape(1, 1, 400) * size}
     sent = Fgc(table=((1.0, 1.0, 8),)).squeeze(tree, {}, torch.ones(1), around)
     assert float(sent.distortion) < 0.01
-    assert float(sent.tree["fc"].sum() / tree["fc"].sum()) == pytest.approx(1, abs=0.01)
+    assert float(sent.tree["fc"].sum() / tree["fc"].sum()) == pytest.approx(1, abs=0.03)
