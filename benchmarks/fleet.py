@@ -39,7 +39,7 @@ from anyfleet.aggregate import Subset
 from anyfleet.method import Choose, Plan, Select
 from anyfleet.methods import fedavg
 from anyfleet.runtime import Simulated
-from anyfleet.runtime.engines import Assigned, Outcome
+from anyfleet.runtime.engines import Assigned, Engine, Outcome
 from anyfleet.schedule import Synchronous
 from anyfleet.select.learned import Chances
 from anyfleet.server import Server
@@ -116,7 +116,7 @@ def fleet() -> worlds.Fleet:
 
 
 @dataclass(frozen=True)
-class Idle:
+class Idle(Engine):
     """An engine that trains nothing: every order is answered, with a report of no numbers."""
 
     bits: float = 1e6

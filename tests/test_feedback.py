@@ -48,7 +48,7 @@ class Watched(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Watching:
+class Watching(Engine):
     """An engine whose work is looked at."""
 
     inner: Engine

@@ -83,6 +83,23 @@ def test_a_file_says_how_long_an_update_may_be(tmp_path: Path) -> None:
     assert next(play(load(file, ["limits.norm=1e6"]))).point.arrived == 4
 
 
+def test_a_method_that_devices_would_refuse_is_a_problem_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(
+        'rounds = 1\n[task]\nuse = "Embedded"\ndevices = 4\nlimit = 200\nserver = 20\n'
+        'model = { use = "perceptron", hidden = [8] }\n[engine]\nuse = "Threads"\n'
+        '[method]\nuse = "fedavg"\ncount = 2\nuplink = { use = "Qsgd", levels = 2000000 }\n'
+    )
+    told = "method.uplink.levels: 2000000 is above limits.count, which is 1000000"
+    with pytest.raises(ConfigError, match=told):
+        load(file)
+    raised = load(file, ["limits.count=2000000"])
+    with pytest.raises(ConfigError, match=told):  # also without a file
+        build(replace(raised, limits=Limits()))
+    assert next(play(raised)).point.arrived == 2
+    assert load(file, ["engine.use=Stacked"]).limits == Limits()
+
+
 OWN = """
 from dataclasses import dataclass
 from anyfleet.train import Gradient
@@ -107,7 +124,10 @@ def test_threads_may_use_the_code_that_the_file_may_use(tmp_path: Path) -> None:
     assert experiment.engine == Threads(allow=("own_trainer",))
     (moment,) = play(experiment)
     assert moment.point.arrived == 2
-    assert load(file, ['engine.allow=["other"]']).engine == Threads(allow=("other",))
+    both = load(file, ['engine.allow=["other", "own_trainer"]'])
+    assert both.engine == Threads(allow=("other", "own_trainer"))
+    with pytest.raises(ConfigError, match=r"method\.train: 'own_trainer:Mine' is outside"):
+        load(file, ['engine.allow=["other"]'])
 
 
 def test_an_experiment_with_a_built_task_is_told_briefly() -> None:

@@ -100,8 +100,9 @@ def from_source(source: config.Source) -> Experiment:
     An engine that looks names up again (`Threads`) may use the code that the file may use.
     """
     experiment: Experiment = source.load(Experiment, homes=HOMES)
-    _refuse(_links(experiment))
-    return replace(experiment, engine=_admitting(experiment.engine, source.allow))
+    experiment = replace(experiment, engine=_admitting(experiment.engine, source.allow))
+    _refuse([*_links(experiment), *_unsendable(experiment)])
+    return experiment
 
 
 def _admitting(engine: Any, allow: tuple[str, ...]) -> Any:
@@ -129,7 +130,7 @@ def populate(experiment: Experiment, task: Task) -> World:
     """The fleet of an experiment, one row for each device of its task; all misfits at once."""
     samples = np.array([task.size(device) for device in range(task.devices)])
     problems = [Problem("details", text) for text in complaints(experiment.details, task)]
-    problems += _links(experiment)
+    problems += [*_links(experiment), *_unsendable(experiment)]
     problems += [Problem(*misfit) for misfit in experiment.method.misfits(task).items()]
     try:
         world = experiment.fleet.build(samples, experiment.seed)
@@ -144,6 +145,12 @@ def _links(experiment: Experiment) -> list[Problem]:
         return []
     message = unpadded(experiment.method.job())
     return [Problem("method.send", message)] if message else []
+
+
+def _unsendable(experiment: Experiment) -> list[Problem]:
+    """What devices would refuse of every order."""
+    found = experiment.engine.misfits(experiment.method.job(), experiment.limits)
+    return [Problem(f"method.{path}".removesuffix("."), why) for path, why in found.items()]
 
 
 def _refuse(problems: Collection[Problem]) -> None:

@@ -30,7 +30,7 @@ LIMITS = Limits(norm=100.0)
 
 
 @dataclass(frozen=True)
-class Losing:
+class Losing(Engine):
     """Nothing of what these devices send is taken notice of."""
 
     inner: Engine = field(default_factory=Reference)
@@ -144,6 +144,18 @@ def other_tensors(mail: Mail, other: Mail, sent: dict[int, bytes]) -> list[Mail]
     return [mail._replace(data=with_header(mail.data, trees=trees))]
 
 
+def free_of_charge(mail: Mail, other: Mail, sent: dict[int, bytes]) -> list[Mail]:
+    """Whoever says that it sent nothing arrives at once, and pays nothing."""
+    return [mail._replace(data=with_header(mail.data, bits=0.0))]
+
+
+def hardly_anything(mail: Mail, other: Mail, sent: dict[int, bytes]) -> list[Mail]:
+    """No tensors at all, which would count as heard."""
+    header, _ = taken_apart(mail.data)
+    empty = {**header, "trees": {"delta": []}, "bits": 0.0}
+    return [mail._replace(data=put_together(mail.data, empty, (b"",)))]
+
+
 def silent(mail: Mail, other: Mail, sent: dict[int, bytes]) -> list[Mail]:
     return []
 
@@ -159,6 +171,8 @@ WAYS: dict[str, Tamper] = {
     "trailing": extra_column,
     "samples": many_samples,
     "tensors": other_tensors,
+    "numbers": free_of_charge,
+    "content": hardly_anything,
     "nothing came": silent,
 }
 
@@ -189,11 +203,45 @@ def test_who_sends_twice_counts_once() -> None:
     assert not any(row.lost for row in rows(played))
 
 
+# --- orders that devices refuse -----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Misled(Threads):
+    """Some devices are sent orders that no server sends."""
+
+    def execute(self, assigned: Sequence[Assigned], task: Task, limits: Limits) -> list[Outcome]:
+        return super().execute([_misled(each) for each in assigned], task, limits)
+
+
+def _misled(each: Assigned) -> Assigned:
+    if each.asked.device[0] not in BAD:
+        return each
+    numbers = replace(each.asked.numbers, lr=np.array([math.nan]))
+    return each._replace(asked=replace(each.asked, numbers=numbers))
+
+
+def test_an_order_that_its_device_refuses_is_lost_and_the_round_goes_on() -> None:
+    played = steps(METHOD, Misled())
+    assert small.identical(played[-1].params, without()[-1].params)
+    assert small.identical(played[-1].buffers, without()[-1].buffers)
+    for row, gone in zip(rows(played), rows(without()), strict=True):
+        assert row.began == gone.began or row.device in BAD
+        if row.device in BAD:
+            assert row.lost == "refused by the device: numbers: lr of nan"
+            # It got the order, and did nothing.
+            assert row.bits_down == gone.bits_down
+            assert row.flops == row.bits_up == row.upload == row.upload_joules == 0
+        else:
+            assert not row.lost
+    assert played[-1].snapshot.heard[list(BAD)].tolist() == [-1, -1]
+
+
 # --- values, whatever the engine --------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Diverging:
+class Diverging(Engine):
     """Training goes wrong on some devices."""
 
     inner: Engine

@@ -1,11 +1,12 @@
 """How orders are carried out: one after the other, in threads with real bytes, or stacked."""
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,9 +16,16 @@ from anyfleet.columns import join
 from anyfleet.delivery import columns_of, cut_update
 from anyfleet.envelope import grid
 from anyfleet.errors import BadMessage
+from anyfleet.method import Job
 from anyfleet.runtime.inbox import Inbox
 from anyfleet.runtime.limits import Limits
-from anyfleet.runtime.wire import decode_order, encode_order, encode_update, shortened
+from anyfleet.runtime.wire import (
+    decode_order,
+    encode_order,
+    encode_update,
+    misfits,
+    shortened,
+)
 from anyfleet.types import Kind, Memory, Orders, Task, Updates
 
 
@@ -36,6 +44,7 @@ class Outcome(NamedTuple):
     update: Updates
     memory: Memory
     refused: str = ""
+    unread: str = ""  # why the device refused the order: it did nothing, and sent nothing
 
 
 class Engine(Protocol):
@@ -45,9 +54,13 @@ class Engine(Protocol):
         self, assigned: Sequence[Assigned], task: Task, limits: Limits
     ) -> list[Outcome]: ...
 
+    def misfits(self, job: Job, limits: Limits) -> Mapping[str, str]:
+        """Why orders with this job cannot be carried out, by path inside it."""
+        return {}
+
 
 @dataclass(frozen=True)
-class Reference:
+class Reference(Engine):
     """One device after the other: the plain path that the others must agree with."""
 
     def execute(self, assigned: Sequence[Assigned], task: Task, limits: Limits) -> list[Outcome]:
@@ -62,7 +75,7 @@ class Mail(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Threads:
+class Threads(Engine):
     """Real threads; every order and every answer really becomes bytes and back.
 
     A link that fails really cuts the bytes. `allow` names the packages of the user's own parts,
@@ -77,7 +90,7 @@ class Threads:
             raise ValueError(f"Threads.workers must be at least 1, got {self.workers}.")
 
     def execute(self, assigned: Sequence[Assigned], task: Task, limits: Limits) -> list[Outcome]:
-        def device(each: Assigned) -> tuple[Outcome, Mail]:
+        def device(each: Assigned) -> tuple[Outcome, Mail | None]:
             return self._device(each, task, limits)
 
         # A new thread does not inherit the number of threads that torch was told to use.
@@ -85,20 +98,29 @@ class Threads:
         with ThreadPoolExecutor(self.workers, initializer=pin, initargs=(count,)) as pool:
             done = list(pool.map(device, assigned))
         inbox = Inbox(task, limits)
-        for each in assigned:
+        for each, (outcome, _) in zip(assigned, done, strict=True):
             inbox.expect(each.asked)
-        answers = _received(self.carried([mail for _, mail in done]), inbox)
+            if outcome.unread:
+                inbox.close(int(each.asked.id[0]))
+        answers = _received(self.carried([mail for _, mail in done if mail]), inbox)
         return [_settled(outcome, answers) for outcome, _ in done]
+
+    def misfits(self, job: Job, limits: Limits) -> Mapping[str, str]:
+        return misfits(job, self.allow, limits)
 
     def carried(self, mail: list[Mail]) -> Iterable[Mail]:
         """What comes out of the network at the server's end; a hostile one overrides this."""
         return mail
 
-    def _device(self, each: Assigned, task: Task, limits: Limits) -> tuple[Outcome, Mail]:
+    def _device(self, each: Assigned, task: Task, limits: Limits) -> tuple[Outcome, Mail | None]:
         key = rng.fold(each.asked.key[0], "threads")
         down, up = float(each.order.delivered[0]), each.up
         sent = _crossed(encode_order(each.asked, task), each.asked, down, rng.fold(key, "down"))
-        order = decode_order(sent, task, self.allow, limits)
+        try:
+            order = decode_order(sent, task, self.allow, limits)
+        except BadMessage as error:
+            told = f"{error.reason}: {error}"
+            return Outcome(_nothing(each.asked), each.memory, unread=told), None
         done = work(order, (each.memory,), task)
         answer = encode_update(done.updates, order, task)
         if order.job.send in done.updates.trees[0]:
@@ -108,7 +130,7 @@ class Threads:
 
 
 @dataclass(frozen=True)
-class Stacked:
+class Stacked(Engine):
     """Devices of equal slice shape together, under `torch.func.vmap`; at most `chunk` at once."""
 
     chunk: int = 64
@@ -177,7 +199,25 @@ def _received(mail: Iterable[Mail], inbox: Inbox) -> dict[int, Updates | BadMess
     return found
 
 
+def _nothing(order: Orders) -> Updates:
+    """In the place of an answer that was never made."""
+    return Updates(
+        order=order.id,
+        device=order.device,
+        samples=np.zeros(1, dtype=np.int64),
+        trees=({},),
+        symbols=(None,),
+        masks=({},),
+        kept=({},),
+        bits=np.zeros(1),
+        delivered=np.zeros(1),
+        report=({},),
+    )
+
+
 def _settled(outcome: Outcome, answers: dict[int, Updates | BadMessage]) -> Outcome:
+    if outcome.unread:
+        return outcome
     answer = answers.get(int(outcome.update.device[0]))
     if answer is None:
         return outcome._replace(refused="nothing came")

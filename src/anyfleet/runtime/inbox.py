@@ -28,7 +28,7 @@ class Inbox:
         self._highest = max(self._highest, number)
 
     def close(self, order: int) -> None:
-        """No answer to this order is wanted any more."""
+        """No answer to this order will count: its device refused it, or it was given up."""
         self._open.pop(order, None)
         self._answered.discard(order)
 

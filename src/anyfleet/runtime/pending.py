@@ -26,6 +26,7 @@ class Pending:
     update: Updates | None = None
     memory: Memory | None = None  # what the device will remember once it has finished
     refused: str = ""  # why the server takes no notice of its answer, if so
+    unread: str = ""  # why the device took no notice of the order, if so
 
     @property
     def order(self) -> Orders:

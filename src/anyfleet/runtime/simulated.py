@@ -245,6 +245,12 @@ class Simulated:
         pending = self._pending[order_id]
         if pending.update is None or pending.memory is None:
             raise RuntimeError(f"the engine did not carry out order {order_id}")
+        if pending.unread:
+            # It came as far as to the device, which did nothing: only that is charged.
+            end = Fate(pending.parts[0].seconds, f"refused by the device: {pending.unread}")
+            self._pending[order_id] = replace(pending, fate=end)
+            self._clock.at(self.now(), Event("lost", order_id))
+            return
         self._memories[int(pending.order.device[0])] = pending.memory
         bits = pending.update.bits
         upload = pending.courses.upload(float(bits[0]), self._when())

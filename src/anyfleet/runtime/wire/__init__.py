@@ -6,6 +6,7 @@ frames: HEADER_SLACK bytes at most per 100 tensors.
 """
 
 from anyfleet.runtime.wire.headers import HEADER_SLACK
+from anyfleet.runtime.wire.jobs import misfits
 from anyfleet.runtime.wire.layout import VERSION, shortened
 from anyfleet.runtime.wire.orders import decode_order, encode_order
 from anyfleet.runtime.wire.updates import (
@@ -25,6 +26,7 @@ __all__ = [
     "decode_update",
     "encode_order",
     "encode_update",
+    "misfits",
     "read_letter",
     "shortened",
 ]

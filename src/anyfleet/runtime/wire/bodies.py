@@ -42,6 +42,7 @@ class Parcel(NamedTuple):
     task: Task
     way: Way
     codec: Codec
+    model: tuple[str, ...] = ()  # tensors that its codec is asked for
 
     @property
     def columns(self) -> int:
@@ -64,14 +65,26 @@ class Unpacked(NamedTuple):
 
     trees: dict[str, Params]
     kept: Params
+    lengths: tuple[int, ...] = ()  # bytes that the model has in each column
 
 
 def parcel(order: Orders, task: Task, names: Names, *, up: bool) -> Parcel:
     """The parcel of an order or of its answer; without a model it travels in one piece."""
-    model = {order.job.send if up else "model"}
-    whole = order if model & set(names) else replace(order, column=np.ones(1))
-    codec = order.job.uplink if up else order.job.downlink
-    return Parcel(whole, task, uplink if up else downlink, codec)
+    model = order.job.send if up else "model"
+    if model not in names:
+        order = replace(order, column=np.ones(1))
+    if not up:
+        return Parcel(order, task, downlink, order.job.downlink, tuple(names.get(model, ())))
+    # An answer that names no tensors has to be one that its codec makes of what was ordered.
+    ordered = tuple(names.get(model) or trained(order, task)) if model in names else ()
+    return Parcel(order, task, uplink, order.job.uplink, ordered)
+
+
+def trained(order: Orders, task: Task) -> Iterator[str]:
+    """Names of the tensors that an answer brings."""
+    blueprint = task.blueprint
+    stays = order.job.norm.stays(blueprint)
+    return (name for name in order.slices[0].sent(blueprint) if name not in stays)
 
 
 def packed(trees: Trees, symbols: Symbols | None, given: Parcel) -> Packed:
@@ -90,13 +103,6 @@ def packed(trees: Trees, symbols: Symbols | None, given: Parcel) -> Packed:
             if given.columns > 1:
                 sizes = given.codec.bits(symbols, around)[0].tolist()
     return Packed(found, sizes if given.columns > 1 else [])
-
-
-def leading_bits(sizes: Sequence[float], columns: int, given: Parcel) -> float:
-    """Bits of the model in so many leading columns, by what the sender says of each."""
-    if len(sizes) != given.columns:
-        raise BadMessage(f"sizes of {len(sizes)} columns instead of {given.columns}", "numbers")
-    return float(torch.tensor(sizes, dtype=torch.float64)[:columns].sum())
 
 
 def unpacked(columns: Sequence[bytes], names: Names, given: Parcel) -> Unpacked:
@@ -123,7 +129,7 @@ def unpacked(columns: Sequence[bytes], names: Names, given: Parcel) -> Unpacked:
             continue
         model, flags = _model(rest, listed, given)
         trees[tree], kept = narrow(model), narrow(flags)
-    return Unpacked(trees, kept)
+    return Unpacked(trees, kept, tuple(map(len, rest)))
 
 
 def _statistics_bytes(told: Envelope, column: int) -> int:
@@ -133,11 +139,11 @@ def _statistics_bytes(told: Envelope, column: int) -> int:
 
 def _model(columns: Sequence[bytes], names: Sequence[str], given: Parcel) -> tuple[Params, Params]:
     """What a codec makes of columns: a tree, and what was kept of it."""
-    if not names:
+    if not given.model:
         if any(columns):
             raise BadMessage("bytes of a model that names no tensors")
         return {}, {}
-    around = given.around(names)
+    around = given.around(given.model)
     with _guarded(given.codec):
         symbols = given.codec.unpack(columns, around)
         values, flags = given.codec.restore(symbols, around)

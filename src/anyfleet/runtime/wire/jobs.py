@@ -4,20 +4,21 @@ What comes from outside names parts only from where the parts of devices live, a
 that the receiver allows. No function is called, no other module imported.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from anyfleet import config
-from anyfleet.errors import AnyfleetError, BadMessage
+from anyfleet.errors import AnyfleetError, BadMessage, BadName
 from anyfleet.method import MEASURES, Job
 from anyfleet.naming import find
 from anyfleet.runtime.limits import Limits
 
 HOMES = ("anyfleet.codec", "anyfleet.fisher", "anyfleet.method", "anyfleet.plan", "anyfleet.train")
 DEEPEST = 16  # parts within parts
+_LONGEST = 60  # characters of a name or a path that are repeated
 
 
 @lru_cache(maxsize=64)
@@ -29,11 +30,10 @@ def dumped(job: Job) -> bytes:
 @lru_cache(maxsize=64)
 def loaded(data: bytes, allow: tuple[str, ...], limits: Limits) -> Job:
     """The inverse of `dumped`."""
-    if len(data) > limits.job:
-        raise BadMessage(f"a job of {len(data)} bytes; at most {limits.job}", "too large")
     try:
-        plain = msgspec.msgpack.decode(data)
-        _check(plain, allow, limits)
+        plain = _plain(data, limits)
+        for wrong in _complaints(plain, allow, limits):
+            raise BadMessage(f"{wrong.what}, at {wrong.path or 'the top'} of a job", wrong.reason)
         job = config.load(plain, Job, allow=allow)
     except BadMessage:
         raise
@@ -46,51 +46,91 @@ def loaded(data: bytes, allow: tuple[str, ...], limits: Limits) -> Job:
     return job
 
 
-def _check(plain: Any, allow: tuple[str, ...], limits: Limits) -> None:
-    """Refuses names from elsewhere, numbers beyond the limit, and what is no plain data."""
-    open_, depth = [plain], 0
+def misfits(job: Job, allow: tuple[str, ...], limits: Limits) -> dict[str, str]:
+    """Why a device would refuse orders with this job, by path inside it."""
+    try:
+        plain = _plain(dumped(job), limits)
+        return {wrong.path: wrong.what for wrong in _complaints(plain, allow, limits)}
+    except AnyfleetError as error:  # too long, or a part without a name
+        return {"": str(error)}
+
+
+def _plain(data: bytes, limits: Limits) -> Any:
+    if len(data) > limits.job:
+        told = f"a job of {len(data)} bytes; limits.job is {limits.job}"
+        raise BadMessage(told, "too large")
+    return msgspec.msgpack.decode(data)
+
+
+class _Complaint(NamedTuple):
+    """What is wrong with a job, where, and the reason for which it is refused."""
+
+    path: str
+    what: str
+    reason: str = "job"
+
+
+def _complaints(plain: Any, allow: tuple[str, ...], limits: Limits) -> Iterator[_Complaint]:
+    """Names from elsewhere, numbers beyond the limit, and what is no plain data."""
+    open_, depth = [("", plain)], 0
     while open_:
         depth += 1
         if depth > 2 * DEEPEST:
-            raise BadMessage(f"a job of more than {DEEPEST} parts within parts", "job")
-        below: list[Any] = []
-        for value in open_:
+            yield _Complaint(open_[0][0], f"more than {DEEPEST} parts within parts")
+            return
+        below: list[tuple[str, Any]] = []
+        for path, value in open_:
             if isinstance(value, Mapping):
-                _check_use(value.get("use"), allow)
-                below += [*value, *value.values()]
+                yield from _of_use(path, value.get("use"), allow)
+                below += [(path, key) for key in value]
+                below += [(_joined(path, k), v) for k, v in value.items() if k != "use"]
             elif isinstance(value, list):
-                below += value
+                below += [(path, inner) for inner in value]
             else:
-                _check_single(value, allow, limits)
+                yield from _of_single(path, value, allow, limits)
         open_ = below
 
 
-def _check_use(use: object, allow: tuple[str, ...]) -> None:
-    if isinstance(use, str):
-        _check_name(use, allow)
-        if not isinstance(find(use, allow), type):
-            raise BadMessage(f"a job with {_brief(use)}, which is no part", "job")
+def _joined(path: str, key: object) -> str:
+    return f"{path}.{key}".removeprefix(".")[:_LONGEST]
 
 
-def _check_single(value: object, allow: tuple[str, ...], limits: Limits) -> None:
+def _of_use(path: str, use: object, allow: tuple[str, ...]) -> Iterator[_Complaint]:
+    if use is None:
+        return
+    if not isinstance(use, str):
+        yield _Complaint(path, f"{_brief(repr(use))} is no name of a part")
+        return
+    outside = list(_of_name(path, use, allow))
+    yield from outside
+    try:
+        if not outside and not isinstance(find(use, allow), type):
+            yield _Complaint(path, f"{_brief(use)} is no part")
+    except BadName as error:
+        yield _Complaint(path, str(error))
+
+
+def _of_single(
+    path: str, value: object, allow: tuple[str, ...], limits: Limits
+) -> Iterator[_Complaint]:
     if isinstance(value, str):
         if ":" in value:
-            _check_name(value, allow)
+            yield from _of_name(path, value, allow)
     elif isinstance(value, int):
         if abs(value) > limits.count:
-            raise BadMessage(f"{value} in a job; numbers go up to {limits.count}", "too large")
+            told = f"{value} is above limits.count, which is {limits.count}"
+            yield _Complaint(path, told, "too large")
     elif value is not None and not isinstance(value, float):
-        raise BadMessage(f"a {type(value).__name__} in a job", "job")
+        yield _Complaint(path, f"a {type(value).__name__} is no plain value")
 
 
-def _check_name(name: str, allow: tuple[str, ...]) -> None:
+def _of_name(path: str, name: str, allow: tuple[str, ...]) -> Iterator[_Complaint]:
     module, _, _ = name.partition(":")
-    for package in (*HOMES, *allow):
-        if module == package or module.startswith(f"{package}."):
-            return
-    known = ", ".join((*HOMES, *allow))
-    raise BadMessage(f"{_brief(name)} is outside the allowed packages ({known})", "job")
+    known = (*HOMES, *allow)
+    if not any(module == package or module.startswith(f"{package}.") for package in known):
+        told = f"{_brief(name)} is outside the allowed packages ({', '.join(known)})"
+        yield _Complaint(path, told)
 
 
 def _brief(name: str) -> str:
-    return repr(name[:60])
+    return repr(name[:_LONGEST])

@@ -7,12 +7,13 @@ import msgspec
 import numpy as np
 import torch
 
-from anyfleet.delivery import asked_bits, statistics_bits, unpadded, width_of
+from anyfleet.delivery import unpadded, width_of
 from anyfleet.elastic import Blueprint
 from anyfleet.errors import BadMessage
 from anyfleet.packing import pack_slice, unpack_slice
 from anyfleet.runtime.limits import Limits
-from anyfleet.runtime.wire.bodies import STATISTICS, leading_bits, packed, parcel, unpacked
+from anyfleet.runtime.wire.amounts import beside_order, model_bits
+from anyfleet.runtime.wire.bodies import STATISTICS, packed, parcel, unpacked
 from anyfleet.runtime.wire.headers import (
     OrderHeader,
     check_order,
@@ -70,14 +71,13 @@ def decode_order(
     order = _bare(header, task.blueprint, tuple(allow), bounds)
     given = parcel(order, task, header.trees, up=False)
     columns = columns_of(message, given.columns if header.trees else 0)
-    if not header.trees or len(columns) == given.columns:
-        return replace(order, trees=(unpacked(columns, header.trees, given).trees,))
-    if "model" not in header.trees or unpadded(order.job):
+    whole = not header.trees or len(columns) == given.columns
+    if not whole and ("model" not in header.trees or unpadded(order.job)):
         raise BadMessage(f"{len(columns)} of {given.columns} columns, which do not do", "cut")
     found = unpacked(columns, header.trees, given)
-    bits = leading_bits(header.sizes, len(columns), given) + statistics_bits(found.trees)
-    bits += asked_bits(order, task.blueprint)
-    width = width_of(order, len(columns))
+    beside = beside_order(found.trees, order, task.blueprint)
+    bits = beside + (model_bits(header, found, given, beside) if whole or columns else 0.0)
+    width = 1.0 if whole else width_of(order, len(columns))
     return replace(order, trees=(found.trees,), bits=np.array([bits]), delivered=np.array([width]))
 
 

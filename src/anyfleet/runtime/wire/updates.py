@@ -1,6 +1,6 @@
 """Answers as bytes, and back."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -11,12 +11,13 @@ from anyfleet.elastic import within
 from anyfleet.errors import BadMessage
 from anyfleet.packing import dense, pack_mask, unpack_mask
 from anyfleet.runtime.limits import Limits, Most
+from anyfleet.runtime.wire.amounts import beside_model, model_bits
 from anyfleet.runtime.wire.bodies import (
     STATISTICS,
     Parcel,
-    leading_bits,
     packed,
     parcel,
+    trained,
     unpacked,
 )
 from anyfleet.runtime.wire.headers import UpdateHeader, check_sizes, read_header
@@ -76,20 +77,20 @@ def accepted(letter: Letter, order: Orders, task: Task) -> Updates:
     masks: Params = {n: unpack_mask(n, each, local) for n, each in header.masks.items()}
     given = parcel(order, task, header.trees, up=True)
     columns = columns_of(letter.message, given.columns if header.trees else 0)
-    report: Report = {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in header.report.items()
-    }
+    report = _report(header)
     whole = not header.trees or len(columns) == given.columns
     width = 1.0 if whole else _width(columns, given, header)
     found = unpacked(columns, header.trees, given)
-    bits, trees = header.bits, found.trees
+    trees = found.trees
     if not columns and not whole:
         bits, trees, masks = 0.0, {}, {}
-    elif not whole:
-        masks = dense(masks, within(order.slices[0], width, blueprint), local)
-        bits = leading_bits(header.sizes, len(columns), given)
-        bits += beside_bits(trees, masks, report, order)
+    else:
+        beside = beside_model(header, trees, report, order)
+        model = model_bits(header, found, given, beside)
+        if not whole:
+            masks = dense(masks, within(order.slices[0], width, blueprint), local)
+            beside = beside_bits(trees, masks, report, order)
+        bits = model + beside
     return Updates(
         order=np.array([header.order]),
         device=np.array([header.device]),
@@ -102,6 +103,11 @@ def accepted(letter: Letter, order: Orders, task: Task) -> Updates:
         delivered=np.array([width]),
         report=(report,),
     )
+
+
+def _report(header: UpdateHeader) -> Report:
+    told = header.report.items()
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in told}
 
 
 def _width(columns: Sequence[bytes], given: Parcel, header: UpdateHeader) -> float:
@@ -124,15 +130,15 @@ def _check_trees(header: UpdateHeader, order: Orders, task: Task) -> None:
     needed, allowed = _expected(order, header.report)
     if not needed <= header.trees.keys() <= allowed:
         raise BadMessage(f"an answer to {order.kind} with other trees", "tensors")
-    trained = set(_trained(order, task))
+    ordered = set(trained(order, task))
     for tree, names in header.trees.items():
         told = set(names)
-        # Nothing at all is what a codec may have left of a model.
-        model = not told or told == trained
+        # Nothing at all is what a codec may have left of a model: its own code decides.
+        model = not told or told == ordered
         right = told <= set(task.blueprint.buffers) if tree == STATISTICS else model
         if not right or len(told) < len(names):
             raise BadMessage("other tensors than were ordered", "tensors")
-    if not set(header.masks) <= trained:
+    if not set(header.masks) <= ordered:
         raise BadMessage("masks of tensors that were not ordered", "mask")
 
 
@@ -146,12 +152,6 @@ def _expected(order: Orders, report: Mapping[str, object]) -> tuple[set[str], se
     # What was to be fetched may be gone, and its device says so.
     gone = order.kind == Kind.FETCH and "missing" in report
     return set() if gone else model, model | {STATISTICS}
-
-
-def _trained(order: Orders, task: Task) -> Iterator[str]:
-    blueprint = task.blueprint
-    stays = order.job.norm.stays(blueprint)
-    return (name for name in order.slices[0].sent(blueprint) if name not in stays)
 
 
 def _check_report(header: UpdateHeader, most: Most) -> None:
