@@ -12,6 +12,7 @@ from tools.mangling import mangled
 
 import anyfleet.codec as codecs
 from anyfleet.types import Kind, Orders, Updates
+from tests.messages import taken_apart
 
 CASES = messages()
 
@@ -22,6 +23,9 @@ def test_there_are_messages_of_every_codec_and_kind_both_ways() -> None:
     assert {case.order.kind for case in CASES} == set(Kind)
     assert {case.up for case in CASES} == {True, False}
     assert {float(case.order.column[0]) for case in CASES} == {0.25, 1.0}
+    nested = {case.order.job.uplink for case in CASES if case.up}
+    assert {codecs.TopK(0.15, codecs.Uveq()), codecs.ErrorFeedback(codecs.Fgc())} <= nested
+    assert {1, 4} <= {len(taken_apart(case.data)[1]) for case in CASES}
     for case in CASES:
         assert isinstance(case.read(case.data), Updates if case.up else Orders)
 

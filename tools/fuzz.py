@@ -106,12 +106,15 @@ def _task() -> Task:
 
 
 def _codecs() -> Iterator[Codec]:
-    """Every codec that the package shows, as it is by default."""
+    """Every codec that the package shows, as it is by default; and others that send otherwise."""
     for name in codecs.__all__:
         part: Any = getattr(codecs, name)
         needed = [each.name for each in fields(part) if _required(each)]
         if not needed:
             yield part()
+    yield from (codecs.Raw("bf16"), codecs.Uveq(dimension=1), codecs.Stc(0.2, scope="model"))
+    yield from (codecs.TopK(0.15, codecs.Qsgd()), codecs.TopK(0.15, codecs.Uveq()))
+    yield from (codecs.ErrorFeedback(codecs.Fgc()), codecs.Qsgd(levels=100_000, bucket=5))
 
 
 def _required(each: Any) -> bool:
@@ -140,6 +143,12 @@ def _order(method: Method, task: Task, column: float, kind: Kind) -> Orders:
     return load(asked, method=method, task=task, params=task.params, buffers=task.buffers)
 
 
+def _fetching(order: Orders, method: Method, task: Task) -> Orders:
+    """An order for the result that was to be held."""
+    asked = replace(order, id=order.id + 1, of=order.id, kind=Kind.FETCH, trees=({},))
+    return load(asked, method=method, task=task, params={}, buffers={})
+
+
 def messages() -> list[Case]:
     """Both ways, of every method and codec, in one piece and in columns; every kind of order."""
     task, found = _task(), []
@@ -151,7 +160,7 @@ def messages() -> list[Case]:
         found.append(Case(encode_order(order, task), order, task, up=False))
         found.append(Case(encode_update(done.updates, order, task), order, task, up=True))
         if order.kind == Kind.HOLD:
-            fetch = replace(order, id=order.id + 1, of=order.id, kind=Kind.FETCH, trees=({},))
+            fetch = _fetching(order, plain, task)
             held = work(fetch, done.memories, task)
             found.append(Case(encode_order(fetch, task), fetch, task, up=False))
             found.append(Case(encode_update(held.updates, fetch, task), fetch, task, up=True))
