@@ -4,22 +4,55 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from anyfleet.report import NoPictures
 from anyfleet.store import read_points
 from anyfleet.store.disk import Lock
-from tests.test_cli import RUN_FILE, anyfleet_command, succeeds
+from tests.test_cli import anyfleet_command, succeeds
 
 RECORD = ("config.toml", "points.jsonl", "ledger.jsonl", "model.safetensors", "papers.bib")
+RUN_FILE = """
+rounds = 3
+
+[task]
+use = "Synthetic"
+server = 20
+data = { devices = 4, samples = 40 }
+model = { use = "perceptron", features = 60, hidden = [8] }
+
+[method]
+use = "heterofl"
+shares = [1.0, 0.5]
+count = 2
+lr = 0.1
+"""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A working folder with a run file, and with a run of it that nobody disturbed."""
+    made = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(made)
+        (made / "small.toml").write_text(RUN_FILE)
+        succeeds("run", "small.toml", "--out", "whole", "--checkpoint-every", "1")
+        yield made
+
+
+def no_picture(*_: object, **__: object) -> None:
+    raise NoPictures
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working folder of a command, with a run file in it."""
-    (tmp_path / "small.toml").write_text(RUN_FILE)
+def folder(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder of a command: as above, its own; and no time for pictures."""
+    shutil.copytree(home, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("anyfleet.cli.record.draw", no_picture)
     return tmp_path
 
 
@@ -41,8 +74,9 @@ def test_a_run_says_at_once_how_to_resume_it(folder: Path) -> None:
     assert first == "Run folder: runs/small (should it stop: anyfleet resume runs/small)"
 
 
-def test_a_run_that_was_cut_short_goes_on(folder: Path) -> None:
-    succeeds("run", "small.toml", "rounds=3", "--out", "whole", "--checkpoint-every", "1")
+def test_a_run_that_was_cut_short_goes_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Path] = []
+    monkeypatch.setattr("anyfleet.cli.record.draw", lambda file, *_, **__: drawn.append(file))
     shutil.copytree("whole", "cut")
     cut_short(folder / "cut", 2)
     shown = succeeds("resume", "cut")
@@ -52,39 +86,42 @@ def test_a_run_that_was_cut_short_goes_on(folder: Path) -> None:
     assert contents(folder / "cut") == contents(folder / "whole")
     summaries = [json.loads((folder / n / "summary.json").read_text()) for n in ("whole", "cut")]
     assert summaries[0]["result"] == summaries[1]["result"]
-    assert (folder / "cut/curves.png").exists()
+    assert drawn == [Path("cut/curves.png")]
 
 
 def test_a_finished_run_is_left_alone(folder: Path) -> None:
-    succeeds("run", "small.toml", "--out", "run")
-    before = {file: file.stat().st_mtime_ns for file in (folder / "run").rglob("*")}
-    assert "run has all of its steps" in succeeds("resume", "run")
-    assert {file: file.stat().st_mtime_ns for file in (folder / "run").rglob("*")} == before
-    assert "step 4/4" in succeeds("resume", "run", "--rounds", "4")
-    succeeds("run", "small.toml", "rounds=4", "--out", "longer")
-    assert contents(folder / "run") == contents(folder / "longer")
+    before = {file: file.stat().st_mtime_ns for file in (folder / "whole").rglob("*")}
+    assert "whole has all of its steps" in succeeds("resume", "whole")
+    assert {file: file.stat().st_mtime_ns for file in (folder / "whole").rglob("*")} == before
+
+
+def test_a_finished_run_can_become_longer(folder: Path) -> None:
+    succeeds("run", "small.toml", "rounds=2", "--out", "run")
+    assert "step 3/3" in succeeds("resume", "run", "--rounds", "3")
+    assert contents(folder / "run") == contents(folder / "whole")
 
 
 def test_what_stands_against_it_is_told(folder: Path) -> None:
-    succeeds("run", "small.toml", "--out", "run", "--checkpoint-every", "1")
-    cut_short(folder / "run", 1)
-    file = folder / "run/environment.json"
+    cut_short(folder / "whole", 2)
+    file = folder / "whole/environment.json"
     recorded = json.loads(file.read_text())
     recorded["conditions"]["numpy"] = "0.9"
     file.write_text(json.dumps(recorded))
-    refused = anyfleet_command("resume", "run")
+    refused = anyfleet_command("resume", "whole")
     assert refused.exit_code == 1
     assert "numpy: 0.9 then" in refused.output
     assert "--not-identical" in refused.output
-    assert "Not identical from here on: numpy" in succeeds("resume", "run", "--not-identical")
-    assert len(read_points(folder / "run")) == 2
+    assert "Not identical from here on: numpy" in succeeds("resume", "whole", "--not-identical")
+    assert len(read_points(folder / "whole")) == 3
 
 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["resume", "small.toml"], "has no environment.json"),
-        (["resume", "none"], "has no environment.json"),
+        (["resume", "small.toml"], "small.toml is a file; what is resumed is the folder of a run"),
+        (["resume", "small.toml"], "To start a run file: anyfleet run small.toml"),
+        (["resume", "none"], "there is no folder none."),
+        (["resume", "."], ". has no environment.json"),
         (["run", "small.toml", "--out", "small.toml/run"], "cannot be written"),
     ],
 )
@@ -96,18 +133,18 @@ def test_errors_are_messages(folder: Path, words: list[str], told: str) -> None:
 
 
 def test_a_run_in_use_is_refused(folder: Path) -> None:
-    succeeds("run", "small.toml", "--out", "run", "--checkpoint-every", "1")
-    cut_short(folder / "run", 1)
-    lock = Lock(folder / "run")
-    refused = anyfleet_command("resume", "run")
-    assert f"run is in use by process {os.getpid()}" in refused.output
+    cut_short(folder / "whole", 2)
+    lock = Lock(folder / "whole")
+    refused = anyfleet_command("resume", "whole")
+    assert f"whole is in use by process {os.getpid()}" in refused.output
     lock.release()
-    succeeds("resume", "run")
+    succeeds("resume", "whole")
 
 
 def test_runs_of_a_comparison_can_be_resumed_one_by_one(folder: Path) -> None:
-    words = ("compare", "small.toml", "--seeds", "1", "--out", "all")
-    succeeds(*words)
+    # After the first step and at the end there is always a checkpoint.
+    (folder / "small.toml").write_text(RUN_FILE.replace("rounds = 3", "rounds = 2"))
+    succeeds("compare", "small.toml", "--seeds", "1", "--out", "all")
     run = folder / "all/small/seed-0"
     before = contents(run)
     cut_short(run, 1)
@@ -141,7 +178,7 @@ def test_code_beside_the_run_file_is_found_again(
     (folder / "counting_part.py").write_text(MINE)
     changes = 'select = { use = "counting_part:Counting" }\n[allow]\npackages = ["counting_part"]\n'
     (folder / "own.toml").write_text(RUN_FILE.replace("count = 2\n", "") + changes)
-    succeeds("run", "own.toml", "rounds=3", "--out", "run", "--checkpoint-every", "1")
+    succeeds("run", "own.toml", "--out", "run", "--checkpoint-every", "1")
     before = contents(folder / "run")
     cut_short(folder / "run", 2)
     monkeypatch.delitem(sys.modules, "counting_part")

@@ -56,7 +56,7 @@ ASYNCHRONOUS = replace(BASE, schedule=Buffered(concurrency=5, size=2))
 
 
 def experiment(method: Method, engine: Engine = Reference()) -> Experiment:  # noqa: B008 - frozen
-    return Experiment(TASK, method, FLEET, engine, rounds=8, widths=(1.0, 0.5))
+    return Experiment(TASK, method, FLEET, engine, rounds=6, widths=(1.0, 0.5))
 
 
 # One row for each kind of run. All have caches and error feedback; all but the first have orders

@@ -9,7 +9,7 @@ from anyfleet import methods, tasks
 from anyfleet.codec import ErrorFeedback, Stc
 from anyfleet.naming import Factory
 from anyfleet.schedule import Buffered
-from anyfleet.store import Recording, Terms, reopen
+from anyfleet.store import Recording, Terms, checkpoint, reopen
 from anyfleet.study import Experiment, Moment, play
 from anyfleet.tasks import Generator, zoo
 
@@ -53,6 +53,11 @@ def finished(folder: Path, terms: Terms | None = None) -> Path:
 def contents(folder: Path) -> dict[str, bytes]:
     """What must be the same, whatever happened on the way."""
     return {name: (folder / name).read_bytes() for name in RECORD}
+
+
+def numbers(folder: Path) -> list[int]:
+    """Of the checkpoints, the newest first."""
+    return [int(path.name) for path in checkpoint.found(folder)]
 
 
 @lru_cache(maxsize=1)

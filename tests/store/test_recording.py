@@ -27,8 +27,8 @@ from anyfleet.tasks import zoo
 from anyfleet.train import PerWidth
 from anyfleet.world import levels
 
-MODEL = Factory.of(zoo.perceptron, hidden=(8,))
-TASK = tasks.Embedded(model=MODEL, devices=4, limit=200, server=20)
+MODEL = Factory.of(zoo.perceptron, features=60, hidden=(8,))
+TASK = tasks.Synthetic(MODEL, tasks.Generator(devices=4, samples=40), server=20)
 SMALL = Experiment(TASK, methods.heterofl(count=2, lr=0.1), rounds=2)
 
 

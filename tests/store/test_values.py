@@ -1,68 +1,22 @@
 """Values of a run as plain data and back: all of them, shared as before, and no code."""
 
 import math
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from enum import Enum
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
 
 from anyfleet.elastic import Slice
-from anyfleet.errors import StoreError
 from anyfleet.naming import Factory, FrozenMapping
-from anyfleet.store import Document, decode, encode
+from anyfleet.store import decode, encode
 from anyfleet.store.blocks import ALIGNMENT
 from anyfleet.types import Kind, Want
 from anyfleet.world import World
-
-HERE = __name__.partition(".")[0]
-
-
-class Colour(Enum):
-    RED = 1
-    BLUE = "b"
-
-
-class Pair(NamedTuple):
-    left: Any
-    right: Any = None
-
-
-@dataclass(frozen=True, eq=False)
-class Holder:
-    value: Any
-    extra: int = field(default=0, init=False)
-
-    class Inner(NamedTuple):
-        number: int
-
-
-@dataclass(frozen=True)
-class Halved:
-    """Its construction changes what it is given."""
-
-    number: float
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "number", self.number / 2)
-
-
-def through(value: Any, **known: Any) -> Any:
-    """Written as text and flat blocks, and read again."""
-    document = encode(value, {name: type(thing) for name, thing in known.items()})
-    root = msgspec.json.decode(msgspec.json.encode(document.root))
-    blocks = {name: block.reshape(-1).clone() for name, block in document.blocks.items()}
-    return decode(Document(root, blocks), known, allow=[HERE])
-
+from tests.store.values import Colour, Halved, Holder, Pair, through
 
 PLAIN: list[Any] = [
     None,
@@ -243,70 +197,3 @@ def test_the_surroundings_of_a_run_are_named_and_put_back() -> None:
     document = encode({"here": Holder(world)}, {"world": World})
     assert document.root["dict"]["here"]["fields"]["value"] == {"known": "world"}
     assert through({"here": Holder(world)}, world=world)["here"].value is world
-
-
-# --- what is refused --------------------------------------------------------------------------
-
-
-def selfish() -> list[Any]:
-    made: list[Any] = []
-    made.append(made)
-    return made
-
-
-@pytest.mark.parametrize(
-    ("value", "told"),
-    [
-        ({"states": {"select": {"history": {object()}}}}, "states.select.history.0: a `object`"),
-        ({"a": (1, deque([2]))}, "a.1: a `deque`"),
-        ({"a": nn.Parameter(torch.zeros(3))}, "a: a `Parameter`"),
-        ({"a": torch.zeros(9, requires_grad=True)}, "a: a tensor that requires grad"),
-        ({"a": torch.eye(3).to_sparse()}, "a: a tensor of torch.float32 and torch.sparse"),
-        ({"a": torch.zeros(3, dtype=torch.complex64)}, "a: a tensor of torch.complex64"),
-        ({"a": np.array([object()])}, "a: an array of object"),
-        ({"a": np.array(["text"])}, "a: an array of <U4"),
-        ({"a": lambda: 0}, "a: `.*<lambda>`, which is made inside a function"),
-        ({"a": selfish()}, "a.0 contains itself"),
-    ],
-    ids=str,
-)
-def test_other_values_are_refused_with_their_place(value: Any, told: str) -> None:
-    with pytest.raises(StoreError, match=told) as caught:
-        encode(value, {})
-    if "itself" not in told:
-        assert "A state may hold None, bool" in str(caught.value)
-
-
-def amended(value: Any, change: Callable[[Any], Any]) -> Document:
-    document = encode(value, {})
-    return replace(document, root=change(document.root))
-
-
-@pytest.mark.parametrize(
-    ("change", "told"),
-    [
-        (lambda root: root | {"part": "os:system"}, "outside the allowed packages"),
-        (lambda root: root | {"part": f"{HERE}x.y:Z"}, "outside the allowed packages"),
-        (lambda root: root | {"part": "anyfleet.types:np"}, "not defined there"),
-        (lambda root: root | {"part": "anyfleet.types:Nothing"}, "there is no anyfleet.types"),
-        (lambda root: root | {"part": "anyfleet.types:Want"}, "the code has changed"),
-        (lambda root: root | {"part": f"{__name__}:through"}, "the code has changed"),
-        (lambda root: root | {"fields": {"value": 1}}, "had the fields value"),
-        (lambda _: {"named": f"{__name__}:Holder", "entries": []}, "was a NamedTuple"),
-        (lambda _: {"enum": f"{__name__}:Pair", "name": "RED"}, "was an Enum"),
-        (lambda _: {"scalar": "object", "value": 1}, "no type of numbers"),
-        (lambda _: {"dtype": "nn"}, "this torch has no nn"),
-        (lambda _: {"ref": 1}, "cannot be read"),
-        (lambda _: {"known": "task"}, "cannot be read"),
-        (lambda _: {"something": 1}, "cannot be read"),
-        (lambda _: {"tensor": "float32", "shape": [9], "block": "none"}, "cannot be read"),
-    ],
-)
-def test_a_document_can_name_no_other_code(change: Callable[[Any], Any], told: str) -> None:
-    with pytest.raises(StoreError, match=told):
-        decode(amended(Holder(1), change), {}, allow=[HERE])
-
-
-def test_own_classes_need_their_package() -> None:
-    with pytest.raises(StoreError, match=f"--allow {HERE}"):
-        decode(encode(Holder(1), {}), {})

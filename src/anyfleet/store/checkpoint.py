@@ -133,7 +133,8 @@ def found(folder: Path) -> list[Path]:
     home = folder / "checkpoints"
     if not home.is_dir():
         return []
-    return sorted((each for each in home.iterdir() if each.name.isdecimal()), reverse=True)
+    named = [each for each in home.iterdir() if each.name.isdecimal()]
+    return sorted(named, key=lambda each: int(each.name), reverse=True)
 
 
 def examine(checkpoint: Path) -> Progress:

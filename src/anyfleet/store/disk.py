@@ -114,6 +114,13 @@ class Log:
                 raise
         self.mark = Mark(self.mark.bytes + len(lines), zlib.crc32(lines, self.mark.crc32))
 
+    def go_back(self, mark: Mark) -> None:
+        """Forgets the lines after a mark; where they cannot be cut off now, resuming does it."""
+        self.mark = mark
+        with suppress(DiskError, OSError):
+            if self.file.exists():
+                self.cut()
+
     def force(self) -> None:
         with told(self.file), self.file.open("ab") as out:
             force(out)

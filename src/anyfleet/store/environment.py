@@ -5,7 +5,7 @@ import importlib.metadata
 import platform
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import torch
@@ -23,6 +23,24 @@ FILE = "environment.json"
 _LIBRARIES = ("torch", "numpy", "constriction")
 
 
+class Conditions(msgspec.Struct, frozen=True):
+    """What numbers depend on; None: that library is not there."""
+
+    anyfleet: str
+    python: str
+    torch: str | None
+    numpy: str | None
+    constriction: str | None
+    platform: str
+    processor: str
+    device: str
+    engine: Any  # as a run file has it
+    threads: Annotated[int, msgspec.Meta(ge=1, le=4096)]  # far more end a process
+    precision: Literal["float16", "bfloat16", "float32", "float64"]
+    products: Literal["highest", "high", "medium"]
+    task: str | msgspec.UnsetType = msgspec.UNSET  # unset: whoever recorded did not know it
+
+
 class Change(msgspec.Struct, frozen=True):
     """A resumption under other conditions: what differs, and from which step on."""
 
@@ -36,7 +54,7 @@ class Environment(msgspec.Struct, frozen=True):
     format: int
     config: str  # SHA-256 of the configuration without its number of rounds
     home: str  # the folder of the run file: code that it names may lie there
-    conditions: dict[str, Any]
+    conditions: Conditions
     checkpoint_every: int | None  # steps; None: by the time they take
     changes: tuple[Change, ...] = ()
 
@@ -53,10 +71,7 @@ def read(folder: Path) -> Environment:
     try:
         found = msgspec.json.decode(file.read_bytes(), type=Environment)
     except OSError as error:
-        raise StoreError(
-            f"{folder} has no {FILE}, so it cannot be resumed: it is not the folder of a single "
-            "run, or that was stopped before it began. Run it again."
-        ) from error
+        raise StoreError(_not_there(folder, error)) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise StoreError(f"{file} is damaged: {error}.") from error
     if found.format != FORMAT:
@@ -64,9 +79,23 @@ def read(folder: Path) -> Environment:
     return found
 
 
-def observe(experiment: Experiment, task: Task | None = None) -> dict[str, Any]:
-    """The conditions here and now, by name."""
-    return {
+def _not_there(folder: Path, error: OSError) -> str:
+    if folder.is_file():
+        start = f" To start a run file: anyfleet run {folder}" if folder.suffix == ".toml" else ""
+        return f"{folder} is a file; what is resumed is the folder of a run.{start}"
+    if isinstance(error, NotADirectoryError) or not folder.exists():
+        return f"there is no folder {folder}. `anyfleet run` says which one it writes."
+    if not isinstance(error, FileNotFoundError):
+        return f"{folder / FILE} cannot be read: {error.strerror}. See to that."
+    return (
+        f"{folder} has no {FILE}, so it cannot be resumed: it is not the folder of a single "
+        "run, or that was stopped before it began. Run it again."
+    )
+
+
+def observe(experiment: Experiment, task: Task | None = None) -> Conditions:
+    """The conditions here and now."""
+    found = {
         "anyfleet": anyfleet.__version__,
         "python": platform.python_version(),
         **{name: _version(name) for name in _LIBRARIES},
@@ -79,19 +108,24 @@ def observe(experiment: Experiment, task: Task | None = None) -> dict[str, Any]:
         "products": torch.get_float32_matmul_precision(),
         **({} if task is None else {"task": fingerprint(task)}),
     }
+    return msgspec.convert(found, Conditions)
 
 
-def adopt(conditions: Mapping[str, Any]) -> None:
+def adopt(conditions: Conditions) -> None:
     """Sets what a process can choose, as it was recorded."""
-    torch.set_num_threads(int(conditions["threads"]))
-    torch.set_default_dtype(getattr(torch, conditions["precision"]))
-    torch.set_float32_matmul_precision(conditions["products"])
+    torch.set_num_threads(conditions.threads)
+    torch.set_default_dtype(getattr(torch, conditions.precision))
+    torch.set_float32_matmul_precision(conditions.products)
 
 
-def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, ...]:
-    """Every condition that is not as it was."""
-    names = [name for name in now if name in then and then[name] != now[name]]
-    return tuple(f"{name}: {_told(then[name])} then, {_told(now[name])} now" for name in names)
+def differences(then: Conditions, now: Conditions) -> tuple[str, ...]:
+    """Every condition that is not as it was; what one of them does not know is none."""
+    pairs = [(name, getattr(then, name), getattr(now, name)) for name in then.__struct_fields__]
+    return tuple(
+        f"{name}: {_told(before)} then, {_told(after)} now"
+        for name, before, after in pairs
+        if before != after and msgspec.UNSET not in (before, after)
+    )
 
 
 def digest(data: Mapping[str, Any]) -> str:

@@ -99,6 +99,7 @@ class Recording:
         self._began = time.monotonic()
         progress = past.progress if past else checkpoint.Progress()
         self._logs = {name: Log(folder / name, progress.logs.get(name, EMPTY)) for name in LOGS}
+        self._marks = {name: log.mark for name, log in self._logs.items()}  # those of the state
         self._before, self._saved = progress.seconds, progress.step
         self._free = 0.0  # when the time for another checkpoint has been earned
         self.points: list[Point] = list(past.points) if past else []
@@ -130,13 +131,23 @@ class Recording:
 
     def append(self, moment: Moment) -> None:
         """Takes in a step; it survives this process when this returns."""
-        with _undisturbed(), self._explained():
-            self._logs["ledger.jsonl"].append(moment.step.ledger.as_dicts())
-            self._logs["points.jsonl"].append([moment.point])
-            self.points.append(moment.point)
+        with _undisturbed():
+            self._write_down(moment)
+            self._marks = {name: log.mark for name, log in self._logs.items()}
             self._state = moment.state
+            self.points.append(moment.point)
             if self._due(moment.point.step + 1):
                 self._save(moment.state)
+
+    def _write_down(self, moment: Moment) -> None:
+        """In all logs or in none: the state before it, which is kept then, has no such lines."""
+        try:
+            self._logs["ledger.jsonl"].append(moment.step.ledger.as_dicts())
+            self._logs["points.jsonl"].append([moment.point])
+        except BaseException:
+            for name, log in self._logs.items():
+                log.go_back(self._marks[name])
+            raise
 
     def _due(self, step: int) -> bool:
         if self._every is None:
@@ -147,9 +158,8 @@ class Recording:
         began = time.monotonic()
         for log in self._logs.values():
             log.force()
-        marks = {name: log.mark for name, log in self._logs.items()}
         step = state.point.step + 1
-        progress = checkpoint.Progress(step, self._seconds(), marks)
+        progress = checkpoint.Progress(step, self._seconds(), self._marks)
         checkpoint.save(self.folder, state, progress)
         self._saved, now = step, time.monotonic()
         self._free = now + (now - began) / SHARE
@@ -157,15 +167,18 @@ class Recording:
     def __enter__(self) -> "Recording":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: object
+    ) -> None:
         ended = "finished" if kind is None else "failed"
-        with self._released(), _undisturbed():
+        with self._released(), _undisturbed(), self._explained():
             try:
-                with self._explained():
-                    self._close("interrupted" if kind is KeyboardInterrupt else ended)
+                self._close("interrupted" if kind is KeyboardInterrupt else ended)
             except StoreError:
                 if kind is None:  # what broke the run tells more than what follows from it
                     raise
+            if isinstance(error, DiskError):
+                raise error  # only now is known what is safe
 
     def _close(self, ended: str) -> None:
         if self._state is not None:
@@ -194,10 +207,13 @@ class Recording:
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """Says with every error what is safe, and how to go on."""
+        """Says with an error of the disk what is safe, and how to go on."""
         try:
             yield
         except DiskError as error:
+            if self._every == 0 and not self._saved:
+                again = f"anyfleet run {self.folder / 'config.toml'}"
+                raise DiskError(f"{error}, then run it again: {again}") from error
             raise DiskError(
                 f"{error}, then go on with: anyfleet resume {self.folder}\n"
                 f"{self._saved} of {self._experiment.rounds} steps are safe there."

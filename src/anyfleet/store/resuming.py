@@ -100,10 +100,7 @@ def _reopened(
     past = _cut_back(folder, lock, last)
     if found:
         changed = (*recorded.changes, environment.Change(last.progress.step, found))
-        conditions = {**recorded.conditions, **now}
-        new = msgspec.structs.replace(
-            recorded, config=digest, conditions=conditions, changes=changed
-        )
+        new = msgspec.structs.replace(recorded, config=digest, conditions=now, changes=changed)
         environment.record(folder, new)
     if terms.rounds is not None:
         write(folder / "config.toml", describe(experiment, source.allow).encode())

@@ -1,0 +1,161 @@
+"""Errors while a run is written: what is there afterwards is whole, and what is said is true."""
+
+import os
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from anyfleet.errors import StoreError
+from anyfleet.store import Recording, Terms, finished, read_ledger, read_points, reopen
+from anyfleet.store.disk import DiskError, Log
+from tests.store import runs
+from tests.store.test_disk import room
+
+
+def append(recording: Recording, steps: int) -> None:
+    for moment in runs.moments()[:steps]:
+        recording.append(moment)
+
+
+def test_a_folder_in_use_is_not_touched(tmp_path: Path) -> None:
+    with Recording(tmp_path, runs.EXPERIMENT, every=1) as recording:
+        recording.append(runs.moments()[0])
+        with pytest.raises(StoreError, match=f"in use by process {os.getpid()}"):
+            reopen(tmp_path, Terms())
+        recording.append(runs.moments()[1])
+    assert len(read_points(tmp_path)) == 2
+
+
+def test_a_folder_that_has_a_run_is_not_written_over(tmp_path: Path) -> None:
+    folder = runs.written(tmp_path / "run", runs.moments()[:1])
+    with pytest.raises(StoreError, match="has a run already"):
+        Recording(folder, runs.EXPERIMENT)
+    assert len(read_points(folder)) == 1
+    reopen(folder, Terms()).past.lock.release()
+
+
+@pytest.mark.parametrize("size", [1_000, 3_000, 8_000, 40_000])
+def test_a_full_disk_loses_nothing(tmp_path: Path, size: int) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    recording = Recording(folder, runs.EXPERIMENT, every=1)
+    told = r"no room left. Make room, then go on with"
+    with pytest.raises(DiskError, match=told) as caught, room(size), recording:
+        append(recording, 5)
+    assert f"anyfleet resume {folder}" in str(caught.value)
+    assert not list(folder.rglob("*.part"))
+    assert runs.contents(runs.finished(folder)) == runs.whole(tmp_path / "whole")
+
+
+def test_a_folder_that_vanishes_is_told(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    recording = Recording(folder, runs.EXPERIMENT, every=1)
+    recording.append(runs.moments()[0])
+    folder.rename(tmp_path / "elsewhere")
+    with pytest.raises(DiskError, match="Bring it back, then go on with"), recording:
+        recording.append(runs.moments()[1])
+    assert not folder.exists()
+    (tmp_path / "elsewhere").rename(folder)
+    assert runs.contents(runs.finished(folder)) == runs.whole(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("error", [DiskError("full"), TypeError("odd")], ids=["disk", "other"])
+@pytest.mark.parametrize("log", ["ledger.jsonl", "points.jsonl"])
+def test_a_step_is_in_all_logs_or_in_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: str, error: Exception
+) -> None:
+    write = Log.append
+
+    def failing(to: Log, rows: Iterable[object]) -> None:
+        if to.file.name == log and len(read_points(tmp_path)) == 2:
+            raise error
+        write(to, rows)
+
+    monkeypatch.setattr(Log, "append", failing)
+    recording = Recording(tmp_path, runs.EXPERIMENT, every=10)
+    with pytest.raises(type(error)) as caught, recording:
+        append(recording, 3)
+    orders = sum(len(moment.step.ledger) for moment in runs.moments()[:2])
+    assert (len(read_points(tmp_path)), len(read_ledger(tmp_path))) == (2, orders)
+    # The end of the block has made them safe; the error says what came of that.
+    assert runs.numbers(tmp_path) == [2]
+    if isinstance(error, DiskError):
+        assert "full, then go on with" in str(caught.value)
+        assert "2 of 5 steps are safe" in str(caught.value)
+    past = reopen(tmp_path, Terms()).past
+    past.lock.release()
+    assert {name: mark.bytes for name, mark in past.progress.logs.items()} == {
+        name: (tmp_path / name).stat().st_size for name in past.progress.logs
+    }
+
+
+def test_lines_that_cannot_be_cut_off_at_once_are_cut_off_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = Log.append
+
+    def failing(to: Log, rows: Iterable[object]) -> None:
+        if to.file.name == "points.jsonl":
+            raise DiskError("full")
+        write(to, rows)
+
+    def stuck(log: Log) -> None:
+        raise DiskError("stuck")
+
+    recording = Recording(tmp_path, runs.EXPERIMENT, every=10)
+    append(recording, 2)
+    monkeypatch.setattr(Log, "append", failing)
+    monkeypatch.setattr(Log, "cut", stuck)
+    with pytest.raises(DiskError, match="full"), recording:
+        recording.append(runs.moments()[2])
+    orders = sum(len(moment.step.ledger) for moment in runs.moments()[:3])
+    assert len(read_ledger(tmp_path)) == orders
+    monkeypatch.undo()
+    assert runs.contents(runs.finished(tmp_path)) == runs.whole(tmp_path / "whole")
+
+
+def test_a_run_without_checkpoints_does_not_promise_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(log: Log, rows: Iterable[object]) -> None:
+        raise DiskError("full")
+
+    recording = Recording(tmp_path, runs.EXPERIMENT, every=0)
+    monkeypatch.setattr(Log, "append", full)
+    with pytest.raises(DiskError, match="full, then run it again: anyfleet run") as told, recording:
+        append(recording, 1)
+    assert "resume" not in str(told.value)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_a_run_that_breaks_off_has_a_checkpoint_of_its_last_step(
+    tmp_path: Path, error: type[BaseException]
+) -> None:
+    recording = Recording(tmp_path, runs.EXPERIMENT, every=4)
+    append(recording, 3)
+    with pytest.raises(error), recording:
+        raise error
+    assert runs.numbers(tmp_path) == [3]
+    assert not finished(tmp_path, Terms())
+    assert runs.contents(runs.finished(tmp_path)) == runs.whole(tmp_path / "whole")
+
+
+class Foreign:
+    """What nobody knows how to write."""
+
+
+def test_a_state_that_cannot_be_written_is_told_with_its_place(tmp_path: Path) -> None:
+    (first, *_) = runs.moments()
+    states = {**first.step.snapshot.states, "select": {"seen": Foreign()}}
+    snapshot = replace(first.step.snapshot, states=states)
+    moment = replace(first, step=replace(first.step, snapshot=snapshot))
+    told = "snapshot.states.select.seen: a `Foreign`(.|\n)*--checkpoint-every 0"
+    with pytest.raises(StoreError, match=told), Recording(tmp_path, runs.EXPERIMENT) as recording:
+        recording.append(moment)
+    assert (tmp_path / "model.safetensors").exists()
+    (tmp_path / "other").mkdir()
+    with Recording(tmp_path / "other", runs.EXPERIMENT, every=0) as recording:
+        recording.append(moment)

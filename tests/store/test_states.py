@@ -1,0 +1,51 @@
+"""What a run of any method or codec consists of comes back from a checkpoint."""
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+import torch
+
+from anyfleet import codec as codecs
+from anyfleet import methods
+from anyfleet.cli.methods import known_methods
+from anyfleet.codec import ErrorFeedback, Fgc, Hq, Qsgd, Raw, Stc, TopK, Uveq
+from anyfleet.coding import Codec
+from anyfleet.loop import run
+from anyfleet.method import Method
+from anyfleet.runtime import Simulated
+from anyfleet.schedule import Buffered
+from anyfleet.store import Document, checkpoint, decode, encode
+from tests import small
+
+CODECS = [Fgc(), Hq(), Qsgd(), Raw(), Stc(), TopK(), Uveq(), ErrorFeedback()]
+
+
+@pytest.mark.parametrize("name", known_methods())
+def test_the_state_of_every_method_comes_back(name: str) -> None:
+    assert_it_comes_back(known_methods()[name].make())
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=lambda codec: type(codec).__name__)
+def test_the_state_of_every_codec_comes_back(codec: Codec) -> None:
+    assert {type(each).__name__ for each in CODECS} >= set(codecs.__all__) - {"Nothing", "Plain"}
+    schedule = Buffered(concurrency=4, size=2)  # some answers are known, and have not arrived
+    assert_it_comes_back(replace(methods.heterofl(lr=0.1), schedule=schedule, uplink=codec))
+
+
+def assert_it_comes_back(method: Method) -> None:
+    task = small.task()
+    runtime = Simulated(task, small.world(task), 0)
+    steps = run(method, task, runtime, 0)
+    next(steps)
+    state = {"loop": next(steps).snapshot, "fleet": runtime.save()}
+    document = encode(state, checkpoint.SURROUNDINGS)
+    flat = {key: block.reshape(-1).clone() for key, block in document.blocks.items()}
+    known = {"world": small.world(task), "task": task, "blueprint": task.blueprint}
+    text = msgspec.json.encode(document.root)
+    back = decode(Document(msgspec.json.decode(text), flat), known)
+    again = encode(back, checkpoint.SURROUNDINGS)
+    assert msgspec.json.encode(again.root) == text
+    assert again.blocks.keys() == document.blocks.keys()
+    for key, block in document.blocks.items():
+        assert torch.equal(again.blocks[key], block), key
