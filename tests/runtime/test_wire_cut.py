@@ -57,7 +57,7 @@ def sent_up(codec: Any) -> tuple[Orders, Updates, bytes]:
 
 
 @pytest.mark.parametrize("codec", UPLINKS, ids=repr)
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(place=st.floats(0, 1), edge=st.sampled_from([None, -1, 0, 1]))
 def test_an_answer_cut_anywhere_gives_its_complete_columns_bit_for_bit(
     codec: Any, place: float, edge: int | None
@@ -91,7 +91,7 @@ def sent_down(codec: Any) -> tuple[Orders, bytes]:
 
 
 @pytest.mark.parametrize("codec", DOWNLINKS, ids=repr)
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(place=st.floats(0, 1))
 def test_an_order_cut_anywhere_gives_its_complete_columns_bit_for_bit(
     codec: Any, place: float
