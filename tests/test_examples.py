@@ -16,11 +16,13 @@ from safetensors.torch import load_file
 import anyfleet
 from anyfleet import config
 from anyfleet.aggregate import Mean
+from anyfleet.methods import fedavg
 from anyfleet.naming import public_names
 from anyfleet.plan import FixedLevel
 from anyfleet.select import Uniform
 from anyfleet.store import describe, read_points
 from anyfleet.study import HOMES, Experiment, load, play
+from anyfleet.tasks import Embedded
 from anyfleet.world import levels
 from tests import small
 from tests.vectors import PLACE, step, vectors
@@ -120,7 +122,7 @@ def test_a_program_of_the_readme_works(
 
 def test_the_run_files_of_the_readme_work(tmp_path: Path) -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    example, groups = re.findall(r"^```toml\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    example, groups, uplink = re.findall(r"^```toml\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     (tmp_path / "run.toml").write_text(example)
     (moment,) = play(load(tmp_path / "run.toml", ["rounds=1", "task.limit=600"]))
     assert moment.point.arrived > 0
@@ -129,6 +131,21 @@ def test_the_run_files_of_the_readme_work(tmp_path: Path) -> None:
     changes = ["rounds=1", "task.limit=600", "task.devices=12"]  # as many as the group counts
     (moment,) = play(load(tmp_path / "groups.toml", changes))
     assert moment.point.arrived > 0
+    method = "momentum = 0.9\n"
+    (tmp_path / "bytes.toml").write_text(example.replace(method, method + uplink))
+    (moment,) = play(load(tmp_path / "bytes.toml", ["rounds=1", "task.limit=600"]))
+    assert moment.point.up < moment.point.down / 50
+
+
+def test_the_codec_of_the_page_about_codecs_works(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "codecs.md").read_text(encoding="utf-8")
+    (program,) = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    (tmp_path / "rounded.py").write_text(program)
+    codec = runpy.run_path(str(tmp_path / "rounded.py"))["Rounded"](step=1e-3)
+    method = replace(fedavg(count=3, lr=0.05), uplink=codec)
+    (moment,) = play(Experiment(Embedded(devices=4, limit=600), method, rounds=1))
+    assert moment.point.arrived == 3
+    assert 0 < moment.point.up < moment.point.down / 4
 
 
 def test_the_docstring_of_the_package_works() -> None:
