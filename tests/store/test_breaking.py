@@ -1,5 +1,7 @@
 """Errors while a run is written: what is there afterwards is whole, and what is said is true."""
 
+import hashlib
+import json
 import os
 from collections.abc import Iterable
 from dataclasses import replace
@@ -159,3 +161,61 @@ def test_a_state_that_cannot_be_written_is_told_with_its_place(tmp_path: Path) -
     (tmp_path / "other").mkdir()
     with Recording(tmp_path / "other", runs.EXPERIMENT, every=0) as recording:
         recording.append(moment)
+
+
+def forge(checkpoint: Path, name: str, content: bytes) -> None:
+    """Another file in a checkpoint, with a checksum that is right."""
+    (checkpoint / name).write_bytes(content)
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    digest = hashlib.sha256(content).hexdigest()
+    manifest["files"][name] = {"bytes": len(content), "sha256": digest}
+    (checkpoint / "manifest.json").write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("state.json", b"{}"),
+        ("state.json", b"[" * 100_000),
+        ("state.json", b'{"scalar": "int64", "value": 1e400}'),
+        ("state.json", b'{"scalar": "int64", "value": 99999999999999999999999}'),
+        ("tensors.safetensors", b"\xff" * 64),
+    ],
+)
+def test_a_checkpoint_that_means_nothing_is_passed_over(
+    tmp_path: Path, name: str, content: bytes
+) -> None:
+    folder = runs.written(tmp_path / "run", runs.moments()[:3])
+    forge(folder / "checkpoints" / "000003", name, content)
+    reopened = reopen(folder, Terms())
+    reopened.past.lock.release()
+    assert reopened.past.progress.step == 2
+    assert "Going on from the checkpoint before it." in reopened.remarks[0]
+
+
+@pytest.mark.parametrize(
+    "logs",
+    [
+        {"points.jsonl": {"bytes": 10**19, "crc32": 0}},
+        {"points.jsonl": {"bytes": -5, "crc32": 0}},
+        {"../elsewhere": {"bytes": 0, "crc32": 0}},
+        {"config.toml": {"bytes": 0, "crc32": 0}},
+    ],
+)
+def test_a_checkpoint_that_lies_about_logs_is_passed_over(
+    tmp_path: Path, logs: dict[str, object]
+) -> None:
+    folder = runs.written(tmp_path / "run", runs.moments()[:3])
+    file = folder / "checkpoints" / "000003" / "manifest.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"logs": logs}))
+    reopened = reopen(folder, Terms())
+    reopened.past.lock.release()
+    assert reopened.past.progress.step == 2
+
+
+def test_a_log_that_is_no_file_is_told(tmp_path: Path) -> None:
+    folder = runs.written(tmp_path / "run", runs.moments()[:2])
+    (folder / "points.jsonl").unlink()
+    (folder / "points.jsonl").mkdir()
+    with pytest.raises(StoreError, match=r"points\.jsonl is damaged"):
+        reopen(folder, Terms())

@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
+from safetensors import SafetensorError
 
 from anyfleet import types
 from anyfleet.elastic import Blueprint
 from anyfleet.errors import StoreError
 from anyfleet.store import blocks
 from anyfleet.store.decode import decode
-from anyfleet.store.disk import Mark, force, force_folder, told
+from anyfleet.store.disk import Damaged, Mark, force, force_folder, told
 from anyfleet.store.encode import Document, encode
 from anyfleet.study import State
 from anyfleet.tasks import Task
@@ -166,8 +167,11 @@ def _content(file: Path) -> Content | None:
 
 def load(checkpoint: Path, task: types.Task, world: World, allow: Collection[str]) -> State:
     """The state of a checkpoint that was examined."""
-    root = msgspec.json.decode((checkpoint / STATE).read_bytes())
-    document = Document(root, blocks.read(checkpoint / TENSORS))
+    try:
+        root = msgspec.json.decode((checkpoint / STATE).read_bytes())
+        document = Document(root, blocks.read(checkpoint / TENSORS))
+    except (OSError, ValueError, RecursionError, SafetensorError) as error:
+        raise Damaged(f"{checkpoint} is damaged.") from error
     known = {"task": task, "blueprint": task.blueprint, "world": world}
     device = next((str(value.device) for value in task.params.values()), "cpu")
     state: State = decode(document, known, allow=allow, device=device)

@@ -19,6 +19,7 @@ from torch import Tensor
 from anyfleet.errors import StoreError
 from anyfleet.naming import FrozenMapping
 from anyfleet.store.blocks import view
+from anyfleet.store.disk import Damaged
 from anyfleet.store.encode import NUMBERS, Document
 
 
@@ -36,8 +37,10 @@ def decode(
     """
     try:
         return _Reader(document.blocks, known, allow, device).value(document.root)
-    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-        raise StoreError(f"a value of the run cannot be read: {error!r}") from error
+    except StoreError:
+        raise
+    except Exception as error:  # what damaged data do to constructors is theirs to choose
+        raise Damaged(f"a value of the run cannot be read: {error!r}.") from error
 
 
 @dataclass(eq=False)

@@ -26,6 +26,10 @@ class DiskError(StoreError):
     """A file that cannot be written now; when that is seen to, the run can go on."""
 
 
+class Damaged(StoreError):
+    """A file that is not as it was written."""
+
+
 @contextmanager
 def told(path: Path) -> Iterator[None]:
     """Turns an error of the system into one that says what to do."""
@@ -127,11 +131,16 @@ class Log:
 
     def fits(self) -> bool:
         """Whether the file begins as the mark says."""
+        if not self.file.is_file():
+            return self.mark == EMPTY
         try:
             with self.file.open("rb") as content:
+                # Before anything is read: the mark, too, may be damaged.
+                if not 0 <= self.mark.bytes <= os.fstat(content.fileno()).st_size:
+                    return False
                 read = content.read(self.mark.bytes)
-        except FileNotFoundError:
-            read = b""
+        except OSError:
+            return False
         return Mark(len(read), zlib.crc32(read)) == self.mark
 
     def cut(self) -> None:

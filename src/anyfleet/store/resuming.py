@@ -10,7 +10,7 @@ import msgspec
 from anyfleet import config
 from anyfleet.errors import StoreError
 from anyfleet.store import checkpoint, environment
-from anyfleet.store.disk import EMPTY, Lock, Log, write
+from anyfleet.store.disk import EMPTY, Damaged, Lock, Log, write
 from anyfleet.store.recording import LOGS, Past
 from anyfleet.store.reports import describe, read_points
 from anyfleet.study import Experiment, State, build, from_source, populate
@@ -136,7 +136,10 @@ def _last(folder: Path, experiment: Experiment, task: Task, allow: Sequence[str]
             remarks.append(f"{error} Going on from the checkpoint before it.")
             continue
         world = populate(experiment, task)
-        return _Last(progress, checkpoint.load(path, task, world, allow), tuple(remarks))
+        try:
+            return _Last(progress, checkpoint.load(path, task, world, allow), tuple(remarks))
+        except Damaged as error:
+            remarks.append(f"{path}: {error} Going on from the checkpoint before it.")
     if remarks:
         raise StoreError(
             "no checkpoint can be used:\n  " + "\n  ".join(remarks) + "\nTo begin again, remove "
@@ -147,6 +150,8 @@ def _last(folder: Path, experiment: Experiment, task: Task, allow: Sequence[str]
 
 def _check_logs(folder: Path, progress: checkpoint.Progress) -> None:
     for name, mark in progress.logs.items():
+        if name not in LOGS:
+            raise StoreError(f"{name} is no log of a run.")
         if not Log(folder / name, mark).fits():
             raise StoreError(f"{folder / name} is damaged.")
 
