@@ -123,6 +123,9 @@ def test_an_order_that_no_server_sends(changes: dict[str, Any], reason: str) -> 
         ({"trees": {"delta": ["0.weight"]}}, "tensors"),
         ({"trees": {"weights": list(UPDATE.trees[0]["delta"])}}, "tensors"),
         ({"trees": {**UPDATE.trees[0], "delta": [*UPDATE.trees[0]["delta"]] * 2}}, "tensors"),
+        ({"trees": {"delta": list(UPDATE.trees[0]["delta"])[::-1]}}, "tensors"),
+        ({"report": {**UPDATE.report[0], "loss": [1.0]}}, "report"),
+        ({"report": {"loss": 1.0}}, "report"),
         ({"masks": {"9.weight": ([1], b"\x80")}}, "mask"),
         ({"masks": {"0.weight": ([1 << 40, 1, 1, 1], b"\x80")}}, "mask"),
         ({"masks": {"0.weight": ([1, 1, 1, 1], b"\x80\x80")}}, "mask"),
@@ -136,6 +139,14 @@ def test_an_answer_that_no_device_sends(changes: dict[str, Any], reason: str) ->
 def test_an_answer_may_have_only_what_its_order_asked_for() -> None:
     for kind in (Kind.HOLD, Kind.EVALUATE, Kind.REPORT, Kind.STATISTICS):
         refused(ANSWER, "tensors", order=replace(ORDER, kind=kind))
+
+
+def test_a_device_cannot_change_statistics_that_never_travel() -> None:
+    header, columns = taken_apart(ANSWER)
+    names = list(TASK.buffers)
+    values = b"".join(bytes(4 * value.numel()) for value in TASK.buffers.values())
+    trees = {**header["trees"], "buffers": names}
+    refused(put_together(ANSWER, {**header, "trees": trees}, (values + columns[0],)), "tensors")
 
 
 def test_an_answer_must_have_what_its_order_asked_for() -> None:

@@ -20,7 +20,7 @@ from anyfleet.envelope import Envelope, downlink, grid, uplink
 from anyfleet.errors import BadMessage
 from anyfleet.method import Codec, Symbols
 from anyfleet.packing import dense
-from anyfleet.types import Orders, Params, Task, Trees
+from anyfleet.types import Kind, Orders, Params, Task, Trees
 
 STATISTICS = "buffers"
 
@@ -85,6 +85,17 @@ def trained(order: Orders, task: Task) -> Iterator[str]:
     blueprint = task.blueprint
     stays = order.job.norm.stays(blueprint)
     return (name for name in order.slices[0].sent(blueprint) if name not in stays)
+
+
+def statistics(order: Orders, task: Task) -> list[str]:
+    """Names of the statistics that an answer brings: nothing else of a server's may be changed."""
+    blueprint = task.blueprint
+    if order.kind == Kind.STATISTICS:
+        pairs = (name for site in blueprint.norms for name in (site.mean, site.variance))
+        return [name for name in pairs if name is not None]
+    sent, travels = set(order.slices[0].sent(blueprint)), order.job.norm.travels(blueprint)
+    layers = (layer for layer in blueprint.layers if sent & set(layer.params))
+    return [name for layer in layers for name in layer.buffers if name in travels]
 
 
 def packed(trees: Trees, symbols: Symbols | None, given: Parcel) -> Packed:

@@ -17,6 +17,7 @@ from anyfleet.runtime.wire.bodies import (
     Parcel,
     packed,
     parcel,
+    statistics,
     trained,
     unpacked,
 )
@@ -25,6 +26,7 @@ from anyfleet.runtime.wire.layout import Opened, columns_of, opened, sealed
 from anyfleet.types import Kind, Orders, Params, Report, Task, Updates
 
 _MOST_NAMES = 64  # of reported numbers
+CHANNELS = "channels"  # the only measure with several numbers
 
 
 class Letter(NamedTuple):
@@ -130,15 +132,15 @@ def _check_trees(header: UpdateHeader, order: Orders, task: Task) -> None:
     needed, allowed = _expected(order, header.report)
     if not needed <= header.trees.keys() <= allowed:
         raise BadMessage(f"an answer to {order.kind} with other trees", "tensors")
-    ordered = set(trained(order, task))
+    # In their very order, too: where each lies in a stream is remembered for every order there is.
+    ordered, measured = list(trained(order, task)), statistics(order, task)
     for tree, names in header.trees.items():
-        told = set(names)
-        # Nothing at all is what a codec may have left of a model: its own code decides.
-        model = not told or told == ordered
-        right = told <= set(task.blueprint.buffers) if tree == STATISTICS else model
-        if not right or len(told) < len(names):
+        # Nothing at all is what a codec may have left of a model: its own code decides. Without
+        # data there are no statistics.
+        whole = measured if tree == STATISTICS else ordered
+        if names and list(names) != whole:
             raise BadMessage("other tensors than were ordered", "tensors")
-    if not set(header.masks) <= ordered:
+    if not set(header.masks) <= set(ordered):
         raise BadMessage("masks of tensors that were not ordered", "mask")
 
 
@@ -148,6 +150,8 @@ def _expected(order: Orders, report: Mapping[str, object]) -> tuple[set[str], se
         return {STATISTICS}, {STATISTICS}
     if order.kind not in (Kind.TRAIN, Kind.FETCH):
         return set(), set()
+    if "missing" not in report and "distortion" not in report:
+        raise BadMessage("a result without its distortion", "report")
     model: set[str] = {order.job.send}
     # What was to be fetched may be gone, and its device says so.
     gone = order.kind == Kind.FETCH and "missing" in report
@@ -156,6 +160,8 @@ def _expected(order: Orders, report: Mapping[str, object]) -> tuple[set[str], se
 
 def _check_report(header: UpdateHeader, most: Most) -> None:
     told = header.report
+    if any(isinstance(value, list) for name, value in told.items() if name != CHANNELS):
+        raise BadMessage("several numbers where one is reported", "report")
     count = sum(len(v) if isinstance(v, list) else 1 for v in told.values())
     if len(told) > _MOST_NAMES or count > most.report:
         raise BadMessage(f"a report of {count} numbers; at most {most.report}", "too large")
