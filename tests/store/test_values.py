@@ -60,7 +60,7 @@ PLAIN: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("value", PLAIN, ids=repr)
+@pytest.mark.parametrize("value", PLAIN, ids=lambda value: repr(value).partition(" at 0x")[0])
 def test_plain_values_come_back_as_they_were(value: Any) -> None:
     back = through(value)
     assert type(back) is type(value)
