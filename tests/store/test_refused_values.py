@@ -36,7 +36,7 @@ def selfish() -> list[Any]:
         ({"a": lambda: 0}, "a: `.*<lambda>`, which is made inside a function"),
         ({"a": selfish()}, "a.0 contains itself"),
     ],
-    ids=str,
+    ids=lambda each: each if isinstance(each, str) else "value",
 )
 def test_other_values_are_refused_with_their_place(value: Any, told: str) -> None:
     with pytest.raises(StoreError, match=told) as caught:
