@@ -127,3 +127,7 @@ def test_frozen_mappings_equal_their_source(items: dict[str, list[int] | dict[st
 def test_near_is_silent_without_neighbours() -> None:
     assert near("select", ["selects", "train"]) == ', did you mean "selects"?'
     assert near("zzz", ["train"]) == ""
+
+
+def test_classes_are_meant_rather_than_their_modules() -> None:
+    assert near("Stcc", ["stc", "Stc", "raw"]) == ', did you mean "Stc"?'

@@ -66,7 +66,9 @@ def public_names(module_name: str) -> tuple[str, ...]:
 
 def near(word: str, words: Iterable[str]) -> str:
     """', did you mean "count" or "counts"?' when there are such words, otherwise nothing."""
-    by_lower = {known.lower(): known for known in words if not known.startswith("_")}
+    # A class rather than the module beside it that has its name in small letters.
+    ordered = sorted(words, reverse=True)
+    by_lower = {known.lower(): known for known in ordered if not known.startswith("_")}
     close = difflib.get_close_matches(word.lower(), by_lower, n=3)
     names = " or ".join(f'"{by_lower[lower]}"' for lower in close)
     return f", did you mean {names}?" if names else ""
