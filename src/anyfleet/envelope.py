@@ -126,7 +126,7 @@ def grid(order: Orders) -> tuple[int, float]:
     return columns(share, column) if column < 1 else 1, column
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)
 def lanes(
     names: tuple[str, ...], slice_: Slice, grid: tuple[int, float], blueprint: Blueprint
 ) -> Mapping[str, Lane]:
