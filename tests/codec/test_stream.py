@@ -16,6 +16,7 @@ from torch import Tensor
 
 from anyfleet import rng
 from anyfleet.codec.layout import Column, Layout
+from anyfleet.codec.sizes import count
 from anyfleet.codec.stream import SLACK_BITS, SLACK_SHARE, pack, packed_bits, unpack
 from anyfleet.codec.tables import MOST_SYMBOLS, choose, from_gaps, gap_share, gaps, to_gaps
 from anyfleet.envelope import Envelope, Lane, Symbols
@@ -275,9 +276,11 @@ def test_levels_beyond_a_table_are_counted_with_their_signs(
 ) -> None:
     layout = Layout(signs=signs)
     around = Envelope({"only": Lane((5_000,), (5_000,))}, torch.float32, torch.zeros(2).long())
-    # One that is far beyond a table; of the others most have nothing but low bits.
+    # Half of them far beyond a table, too many to be sent as they are; the others have nothing but
+    # low bits.
     levels = torch.arange(10_000, dtype=torch.int32).view(2, -1) % 23 - 11
-    levels[0, 7] = 300 * MOST_SYMBOLS
+    levels[0, ::2] = torch.arange(2_500, dtype=torch.int32) * 400 - 500_000
+    assert count(Symbols(levels={"only": levels}), around, layout).low.tolist()[0] > 4
     said = packed_bits(Symbols(levels={"only": levels}), around, layout)
     for row in range(2):
         (column,) = pack(Symbols(levels={"only": levels[row : row + 1]}), around, layout)
