@@ -22,7 +22,7 @@ from anyfleet.cli import demo
 from anyfleet.cli.app import app
 from anyfleet.cli.details import apart
 from anyfleet.cli.fleet import presets
-from anyfleet.cli.screen import how_many, number, over_seeds, table, targets
+from anyfleet.cli.screen import how_many, megabytes, number, over_seeds, table, targets
 from anyfleet.queries import Spent, ToTarget
 from anyfleet.store import read_points
 from anyfleet.study import Point, load
@@ -473,3 +473,10 @@ def test_ctrl_c_keeps_everything_so_far(folder: Path) -> None:
     closed = {json.loads(line)["step"] for line in (run / "ledger.jsonl").read_text().splitlines()}
     assert closed == set(range(len(kept)))
     assert (run / "model.safetensors").stat().st_size > 784 * 8 * 4
+
+
+def test_what_codecs_leave_of_a_message_is_told_in_full() -> None:
+    assert megabytes(28_430.0) == "0.028"
+    assert megabytes(18_100_000.0) == "18.1"
+    assert megabytes(0.0) == "0.0"
+    assert megabytes(20_000.0, 40_000.0) == "0.030 ±0.014"

@@ -168,8 +168,8 @@ def _cells(
     yield number(*(end.time for end in ends))
     yield over_seeds([to_target(points, target) for points in group], lambda spent: spent.time)
     yield number(*(end.joules / unit.size for end in ends))
-    yield number(*(end.down / 1e6 for end in ends))
-    yield number(*(end.up / 1e6 for end in ends))
+    yield megabytes(*(end.down for end in ends))
+    yield megabytes(*(end.up for end in ends))
     yield number(*(end.flops / 1e9 for end in ends))
     lost = [end.lost for end in ends]
     yield number(*lost) if len(set(lost)) > 1 else str(lost[0])
@@ -194,12 +194,18 @@ def seconds(value: float) -> str:
     return f"{value:,.1f} s"
 
 
-def number(*values: float) -> str:
+def megabytes(*amounts: float) -> str:
+    """Of bytes; what codecs leave of a message is often a small part of one."""
+    values = [amount / 1e6 for amount in amounts]
+    return number(*values, digits=3 if 0 < max(values) < 1 else 1)
+
+
+def number(*values: float, digits: int = 1) -> str:
     """One value, or the mean and the deviation of several."""
     if any(math.isnan(value) for value in values):
         return "–"
     over = spread(values)
-    digits = 1 if abs(over.mean) < 1000 else 0
+    digits = digits if abs(over.mean) < 1000 else 0
     mean = f"{over.mean:,.{digits}f}"
     # Without a space after the sign, so that a narrow column puts the deviation below the mean.
     return mean if math.isnan(over.deviation) else f"{mean} ±{over.deviation:,.{digits}f}"
