@@ -230,7 +230,7 @@ def test_compare_wants_a_width_that_is_evaluated(folder: Path) -> None:
 
 
 def test_seeds_that_miss_a_target_are_counted() -> None:
-    spent = Spent(time=12.0, joules=1.0, bytes=1.0, rounds=1)
+    spent = Spent(time=12.0, joules=1.0, bytes=1.0, flops=1.0, rounds=1)
     group = [ToTarget(0.8, 0.9, spent), ToTarget(0.8, 0.7, None)]
     told = "1 of 2 runs: 12.0; else best 70.0 %"
     assert over_seeds(group, lambda each: each.time) == told
@@ -244,7 +244,7 @@ def test_seeds_that_miss_a_target_are_counted() -> None:
 
 
 def test_what_a_target_cost_fits_a_terminal_also_when_some_missed_it() -> None:
-    spent = ToTarget(0.8, 0.9, Spent(time=13.8, joules=2e3, bytes=3e7, rounds=12))
+    spent = ToTarget(0.8, 0.9, Spent(13.8, joules=2e3, bytes=3e7, flops=1.0, rounds=12))
     missed = ToTarget(0.8, 0.713, None)
     screen = Console(width=80, file=StringIO())
     screen.print(targets({"heterofl": [spent, missed], "local": [missed] * 2}, screen.width))

@@ -44,8 +44,8 @@ RUN = (point(0, 0.3), point(1), point(2, 0.6, lost=1), point(3, 0.5, lost=2), po
 
 
 def test_the_first_evaluation_at_or_above_the_target_counts() -> None:
-    assert to_target(RUN, 0.3).spent == Spent(time=10.0, joules=20.0, bytes=150.0, rounds=1)
-    assert to_target(RUN, 0.6).spent == Spent(time=30.0, joules=60.0, bytes=450.0, rounds=3)
+    assert to_target(RUN, 0.3).spent == Spent(10.0, joules=20.0, bytes=150.0, flops=1e6, rounds=1)
+    assert to_target(RUN, 0.6).spent == Spent(30.0, joules=60.0, bytes=450.0, flops=3e6, rounds=3)
     assert str(to_target(RUN, 0.6)) == "30.0 s, 60.0 J, 0.0 MB, 3 rounds"
 
 

@@ -94,6 +94,7 @@ class Spent:
     time: float  # simulated seconds
     joules: float
     bytes: float  # both ways
+    flops: float
     rounds: int
 
 
@@ -108,20 +109,23 @@ class ToTarget:
     def __str__(self) -> str:
         if self.spent is None:
             return not_reached(self.best)
-        time, joules, bytes_, rounds = vars(self.spent).values()
-        return f"{time:,.1f} s, {joules:,.1f} J, {bytes_ / 1e6:,.1f} MB, {rounds} rounds"
+        cost = self.spent
+        amounts = f"{cost.time:,.1f} s, {cost.joules:,.1f} J, {cost.bytes / 1e6:,.1f} MB"
+        return f"{amounts}, {cost.rounds} rounds"
 
 
 def to_target(points: Sequence[Point], target: float, width: float | None = None) -> ToTarget:
     """Up to the first evaluation at or above the target, of the run or at a width."""
-    _need_width(points, width)
+    need_width(points, width)
     judged = evaluated(points, width)
     first = next((point for point in judged if point.at(width) >= target), None)
-    return ToTarget(target, best(judged, width), None if first is None else _spent(first))
+    return ToTarget(target, best(judged, width), None if first is None else spent_by(first))
 
 
-def _spent(point: Point) -> Spent:
-    return Spent(point.time, point.joules, point.down + point.up, point.step + 1)
+def spent_by(point: Point) -> Spent:
+    """What a run had spent by a point."""
+    both = point.down + point.up
+    return Spent(point.time, point.joules, both, point.flops, point.step + 1)
 
 
 def not_reached(best: float) -> str:
@@ -134,7 +138,7 @@ def percent(share: float) -> str:
     return "–" if math.isnan(share) else f"{100 * share:.1f} %"
 
 
-def _need_width(points: Iterable[Point], width: float | None) -> None:
+def need_width(points: Iterable[Point], width: float | None) -> None:
     """A width that nobody evaluated is a slip, not a target that was missed."""
     if width is None:
         return

@@ -3,11 +3,13 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from anyfleet.columns import Floats
+from anyfleet.equal import Resource, quantity, used
 from anyfleet.portrait import HOURS, Portrait, varies
 from anyfleet.queries import evaluated
 from anyfleet.study import Point
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 # Runs whose lengths differ by such a factor are drawn over a logarithmic axis.
 _FAR_APART = (5.0, 500.0)
+_GREY = "#555555"
 _ABREAST = 3  # panels in a row
 _WIDE = 20.0  # numbers of devices that differ by such a factor, likewise
 
@@ -43,20 +46,53 @@ class Band:
     deviation: Floats
 
 
-def draw(file: Path, runs: Runs, *, world: World | None = None, title: str = "") -> Path:
-    """Accuracy over simulated time and over traffic; with a world, also who the devices are."""
-    figure, (over_time, over_traffic, *fleet) = _panels(2 if world is None else 3)
-    _curves(over_time, runs, lambda point: point.time, "simulated time [s]")
-    _curves(over_traffic, runs, lambda point: (point.down + point.up) / 1e6, "traffic [MB]")
-    over_time.set_ylabel("accuracy")
+@dataclass(frozen=True)
+class Scale:
+    """An axis: how much of a resource is one, and its label."""
+
+    unit: float
+    label: str
+
+
+_SCALES: Mapping[Resource, Scale] = MappingProxyType(
+    {
+        "time": Scale(1.0, "simulated time [s]"),
+        "bytes": Scale(1e6, "traffic [MB]"),
+        "energy": Scale(1.0, "energy [J]"),
+        "flops": Scale(1e9, "calculation [GFLOP]"),
+    }
+)
+_ALWAYS: tuple[Resource, ...] = ("time", "bytes")
+
+
+def draw(
+    file: Path,
+    runs: Runs,
+    *,
+    world: World | None = None,
+    title: str = "",
+    equal: Mapping[Resource, float] | None = None,
+) -> Path:
+    """Accuracy over simulated time and over traffic; with a world, also who the devices are.
+
+    What runs are compared at equal amounts of has its panel too, with a line at the amount.
+    """
+    amounts = equal or {}
+    shown = dict.fromkeys((*_ALWAYS, *amounts))
+    figure, places = _panels(len(shown) + (world is not None))
+    for resource, axes in zip(shown, places, strict=False):
+        _curves(axes, runs, resource, amounts.get(resource))
+        place = axes.get_subplotspec()
+        if place is not None and place.is_first_col():
+            axes.set_ylabel("accuracy")
     figure.legend(
-        *over_time.get_legend_handles_labels(),
+        *places[0].get_legend_handles_labels(),
         loc="outside lower center",
         ncols=min(len(runs), 5),
         frameon=False,
     )
-    for axes in fleet:
-        _fleet(axes, world)
+    if world is not None:
+        _fleet(places[-1], world)
     if title:
         figure.suptitle(title)
     figure.savefig(file, dpi=130)
@@ -94,31 +130,47 @@ def band(runs: Sequence[Sequence[Point]], x: Callable[[Point], float]) -> Band:
     return Band(places.mean(axis=1), heights.mean(axis=1), spare)
 
 
-def _curves(axes: "Axes", runs: Runs, x: Callable[[Point], float], label: str) -> None:
+def _curves(axes: "Axes", runs: Runs, resource: Resource, amount: float | None) -> None:
+    scale = _SCALES[resource]
     ends: list[float] = []
     for position, (name, group) in enumerate(runs.items()):
-        curve, colour = band(group, x), COLOURS[position % len(COLOURS)]
+        curve = band(group, lambda point: used(point, resource) / scale.unit)
+        colour = COLOURS[position % len(COLOURS)]
         axes.plot(curve.x, curve.mean, color=colour, marker="o", markersize=3, label=name)
         under, over = curve.mean - curve.deviation, curve.mean + curve.deviation
         axes.fill_between(curve.x, under, over, color=colour, alpha=0.2, linewidth=0)
         ends.extend(curve.x[-1:])
-    low, high = _FAR_APART
-    if ends and low * min(ends) < max(ends) < high * min(ends):
-        # 1, 2, 5 of every decade: matplotlib's own labels run into each other on short ranges.
-        axes.set_xscale("log", subs=[])
-        limits = axes.get_xlim()
-        axes.set_xticks([m * 10.0**e for e in range(-6, 9) for m in (1, 2, 5)])
-        axes.set_xlim(limits)
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        label = f"{label}, logarithmic"
-    axes.set_xlabel(label)
+    axes.set_xlabel(scale.label + (", logarithmic" if _stretched(axes, ends) else ""))
+    if amount is not None:
+        _line(axes, amount / scale.unit, quantity(amount, resource))
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _fleet(axes: "Axes", world: World | None) -> None:
-    if world is None:
-        return
+def _line(axes: "Axes", x: float, label: str) -> None:
+    """Across the curves; none where it would squeeze them into a corner to be seen itself."""
+    low, high = axes.get_xlim()
+    if low <= x <= high:
+        axes.axvline(x, color=_GREY, linestyle="--", linewidth=1)
+        above = axes.get_xaxis_transform()
+        axes.text(x, 1.0, label, transform=above, color=_GREY, ha="center", va="bottom")
+
+
+def _stretched(axes: "Axes", ends: Sequence[float]) -> bool:
+    """Makes the axis logarithmic, where the ends of the curves lie far apart."""
+    low, high = _FAR_APART
+    if not ends or not low * min(ends) < max(ends) < high * min(ends):
+        return False
+    # 1, 2, 5 of every decade: matplotlib's own labels run into each other on short ranges.
+    axes.set_xscale("log", subs=[])
+    limits = axes.get_xlim()
+    axes.set_xticks([m * 10.0**e for e in range(-6, 9) for m in (1, 2, 5)])
+    axes.set_xlim(limits)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    return True
+
+
+def _fleet(axes: "Axes", world: World) -> None:
     everybody = np.arange(len(world))
     speed = world.conditions(everybody, When(0.0, 0), active=1).speed
     order = np.argsort(-speed, kind="stable")

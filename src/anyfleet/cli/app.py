@@ -12,6 +12,8 @@ from typer.core import TyperGroup
 import anyfleet
 from anyfleet.cli.options import (
     Allow,
+    Budget,
+    Equal,
     Every,
     File,
     Out,
@@ -162,18 +164,21 @@ def compare(  # noqa: PLR0913 - one for each option
     seeds: Seeds = 3,
     target: Target = None,
     width: Width = None,
+    equal: Equal = None,
+    budget: Budget = None,
     allow: Allow = None,
     out: Out = None,
     threads: Threads = 1,
 ) -> None:
-    """Run every file with several seeds: a table of means and deviations, and a picture.
+    """Run every file with several seeds: tables of means and deviations, and a picture.
 
     FILE is a run file (TOML); KEY=VALUE, such as rounds=5, changes all of them. Seeds count up
-    from each file's own.
+    from each file's own. The tables: where runs ended, what a target cost, and with --equal what
+    they had learned for the same FLOP, simulated time, energy or bytes (both ways).
     """
-    from anyfleet.cli.compare import Goal, compare_files
+    from anyfleet.cli.compare import Goal, compare_files, resources
 
-    goal = Goal(target, width)
+    goal = Goal(target, width, resources(equal or []), budget)
     compare_files(files, seeds=seeds, allow=allow or [], out=out, threads=threads, goal=goal)
 
 

@@ -1,8 +1,11 @@
 """`anyfleet compare`: several run files, several seeds."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
+from typing import get_args
 
 import msgspec
 import typer
@@ -10,13 +13,18 @@ from rich.console import Console
 
 from anyfleet import config
 from anyfleet.cli.record import built, picture, prepare, record, subfolder
-from anyfleet.cli.screen import console, table, targets
+from anyfleet.cli.screen import console, learned, table, targets
+from anyfleet.equal import Resource, Within, common_amount, quantity, within
 from anyfleet.errors import ConfigError, Problem
-from anyfleet.queries import common_accuracy, percent, summarise, to_target
+from anyfleet.queries import ToTarget, common_accuracy, percent, summarise, to_target
 from anyfleet.report import Runs
 from anyfleet.store import Origin, Recording
 from anyfleet.store.disk import write
 from anyfleet.study import Experiment, Point, build, from_source
+
+_OF: Mapping[Resource, str] = MappingProxyType(
+    {"flops": "", "time": " of simulated time", "energy": "", "bytes": " of traffic"}
+)
 
 
 @dataclass(frozen=True)
@@ -30,10 +38,26 @@ class Entry:
 
 @dataclass(frozen=True)
 class Goal:
-    """What runs are compared by: an accuracy, and at which width; or the best that all reach."""
+    """What runs are compared by: an accuracy, and at which width; or the best that all reach.
+
+    Likewise what they shall have spent equally of some resources: a budget, or what all spent.
+    """
 
     target: float | None = None
     width: float | None = None
+    equal: tuple[Resource, ...] = ()
+    budget: float | None = None  # of the only resource
+
+
+def resources(words: Sequence[str]) -> tuple[Resource, ...]:
+    """Those that were named, each once."""
+    known: dict[str, Resource] = {name: name for name in get_args(Resource)}
+    unknown = [repr(word) for word in words if word not in known]
+    if unknown:
+        raise typer.BadParameter(
+            f"may be {', '.join(known)}; got {', '.join(unknown)}.", param_hint="--equal"
+        )
+    return tuple(dict.fromkeys(known[word] for word in words))
 
 
 def compare_files(
@@ -47,6 +71,7 @@ def compare_files(
 ) -> None:
     """Every file with every seed; seeds count up from the file's own."""
     files, overrides = split(words)
+    _need_budget(goal)
     entries, screen = read_all(files, overrides, allow), console()
     _need_width(entries, goal)
     need_agreement(entries)
@@ -60,32 +85,90 @@ def compare_files(
         points = record(experiment, task, recording, screen=screen, name=label)
         runs[name].append(points)
     screen.print()
-    _conclude(runs, goal, folder, screen)
-    picture(folder / "comparison.png", runs, screen=screen)
+    found = _compared(runs, goal)
+    _show(found, runs, goal, screen)
+    write(folder / "results.json", _results(found, runs))
+    picture(folder / "comparison.png", runs, screen=screen, equal=found.amounts)
 
 
-def _conclude(runs: Runs, goal: Goal, folder: Path, screen: Console) -> None:
-    """Tables, and the same as a file."""
+@dataclass(frozen=True)
+class Comparison:
+    """What is said of several runs; by name, one entry for each seed."""
+
+    common: float  # accuracy that all reach
+    target: float
+    costs: Mapping[str, Sequence[ToTarget]]
+    amounts: Mapping[Resource, float]
+    lessons: Mapping[Resource, Mapping[str, Sequence[Within]]]
+
+
+def _compared(runs: Runs, goal: Goal) -> Comparison:
     everybody = [points for group in runs.values() for points in group]
-    common = common_accuracy(everybody, goal.width)
-    target = common if goal.target is None else goal.target
-    screen.print(table(runs, common_accuracy(everybody), screen.width))
-    costs = {
-        name: [to_target(points, target, goal.width) for points in group]
-        for name, group in runs.items()
+    target = common_accuracy(everybody, goal.width) if goal.target is None else goal.target
+    amounts = {
+        each: common_amount(everybody, each) if goal.budget is None else goal.budget
+        for each in goal.equal
     }
+    return Comparison(
+        common=common_accuracy(everybody),
+        target=target,
+        costs={
+            name: [to_target(points, target, goal.width) for points in group]
+            for name, group in runs.items()
+        },
+        amounts=amounts,
+        lessons={
+            each: {
+                name: [within(points, each, amount, goal.width) for points in group]
+                for name, group in runs.items()
+            }
+            for each, amount in amounts.items()
+        },
+    )
+
+
+def _show(found: Comparison, runs: Runs, goal: Goal, screen: Console) -> None:
     where = "" if goal.width is None else f" at width {goal.width:g}"
-    screen.print(f"\nTo reach {percent(target)}{where}:", markup=False)
-    screen.print(targets(costs, screen.width))
+    screen.print(table(runs, found.common, screen.width))
+    screen.print(f"\nTo reach {percent(found.target)}{where}:", markup=False)
+    screen.print(targets(found.costs, screen.width))
+    for resource, lessons in found.lessons.items():
+        amount = found.amounts[resource]
+        screen.print(f"\nFor {quantity(amount, resource)}{_OF[resource]}{where}:", markup=False)
+        screen.print(learned(lessons, screen.width))
+        if not amount:
+            screen.print("A run spent nothing of it: give another amount with --budget.")
+
+
+def _results(found: Comparison, runs: Runs) -> bytes:
+    """The same as a file, run by run."""
     results = {
         name: [
-            {**asdict(summarise(points)), "to_target": cost}
-            for points, cost in zip(group, costs[name], strict=True)
+            {
+                **asdict(summarise(points)),
+                "to_target": found.costs[name][number],
+                "within": {each: told[name][number] for each, told in found.lessons.items()},
+            }
+            for number, points in enumerate(group)
         ]
         for name, group in runs.items()
     }
-    text = msgspec.json.format(msgspec.json.encode(results), indent=2)
-    write(folder / "results.json", text + b"\n")
+    return msgspec.json.format(msgspec.json.encode(results), indent=2) + b"\n"
+
+
+def _need_budget(goal: Goal) -> None:
+    if goal.budget is None:
+        return
+    if len(goal.equal) != 1:
+        named = f"got --equal {' --equal '.join(goal.equal)}" if goal.equal else "got no --equal"
+        raise typer.BadParameter(
+            f"is an amount of one resource: give one --equal with it; {named}.",
+            param_hint="--budget",
+        )
+    if not 0 < goal.budget < math.inf:
+        raise typer.BadParameter(
+            f"must be a number above 0, got {goal.budget}.", param_hint="--budget"
+        )
 
 
 def _need_width(entries: Mapping[str, Entry], goal: Goal) -> None:

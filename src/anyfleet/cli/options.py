@@ -58,6 +58,21 @@ Width = Annotated[
         show_default="the first",
     ),
 ]
+Equal = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="flops|time|energy|bytes",
+        help="Also compare what runs had learned for the same amount of this; repeat for more.",
+        show_default=False,
+    ),
+]
+Budget = Annotated[
+    float | None,
+    typer.Option(
+        help="That amount, with a single --equal: FLOP, simulated seconds, joules or bytes.",
+        show_default="the most that all runs spend",
+    ),
+]
 Every = Annotated[
     int | None,
     typer.Option(

@@ -1,12 +1,13 @@
 """Runs on the screen and on disk at once; what the commands share."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import torch
 from rich.console import Console
 
 from anyfleet.cli.screen import progress
+from anyfleet.equal import Resource
 from anyfleet.report import NoPictures, Runs, draw
 from anyfleet.store import Recording, claim, fresh
 from anyfleet.study import Experiment, Point, State, build, play
@@ -58,11 +59,17 @@ def record(
 
 
 def picture(
-    file: Path, runs: Runs, *, screen: Console, world: World | None = None, title: str = ""
+    file: Path,
+    runs: Runs,
+    *,
+    screen: Console,
+    world: World | None = None,
+    title: str = "",
+    equal: Mapping[Resource, float] | None = None,
 ) -> None:
     """Draws if it can: a run is worth having without a picture."""
     try:
-        draw(file, runs, world=world, title=title)
+        draw(file, runs, world=world, title=title, equal=equal)
     except (NoPictures, OSError) as missing:
         screen.print(f"({missing})", markup=False)
     else:

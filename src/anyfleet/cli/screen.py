@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from anyfleet.equal import Within, ended_after, first_after
 from anyfleet.ledger import Entries
 from anyfleet.queries import (
     Spent,
@@ -63,6 +64,23 @@ def progress(screen: Console, name: str, rounds: int, done: int = 0) -> Iterator
 
 def _status(point: Point) -> str:
     return f"accuracy {percent(point.accuracy)} after {seconds(point.time)} simulated"
+
+
+@dataclass(frozen=True)
+class Unit:
+    """In which energies are told."""
+
+    name: str
+    size: float  # joules
+
+
+_UNITS = (Unit("MJ", 1e6), Unit("kJ", 1e3), Unit("J", 1.0), Unit("mJ", 1e-3))
+
+
+def _energy(joules: Iterable[float]) -> Unit:
+    """The largest unit in which the largest amount is at least one."""
+    most = max(joules, default=1.0)
+    return next((unit for unit in _UNITS if most >= unit.size), _UNITS[-1])
 
 
 def table(runs: Runs, target: float, width: int) -> Table:
@@ -122,21 +140,39 @@ def how_many(group: Sequence[ToTarget]) -> str:
     return told if count == len(group) else f"{told}, else best {percent(best)}"
 
 
-@dataclass(frozen=True)
-class Unit:
-    """In which energies are told."""
+def learned(runs: Mapping[str, Sequence[Within]], width: int) -> Table:
+    """What the same amount taught, one row per name, and all that had been spent by then.
 
-    name: str
-    size: float  # joules
+    Means of the runs that were evaluated by then; those that had ended count as they ended.
+    """
+    unit = _energy(each.spent.joules for group in runs.values() for each in group if each.spent)
+    heads = ("runs", "accuracy %", "best %", "simulated s", unit.name, "MB", "GFLOP", "rounds")
+    rows = {name: [how_far(group), *_lessons(group, unit)] for name, group in runs.items()}
+    return grid(heads, rows, width)
 
 
-_UNITS = (Unit("MJ", 1e6), Unit("kJ", 1e3), Unit("J", 1.0), Unit("mJ", 1e-3))
+def _lessons(group: Sequence[Within], unit: Unit) -> Iterator[str]:
+    yield number(*(100 * each.accuracy for each in group if each.spent))
+    yield number(*(100 * each.best for each in group if each.spent))
+    spent = [each.spent for each in group if each.spent]
+    yield number(*(each.time for each in spent))
+    yield number(*(each.joules / unit.size for each in spent))
+    yield megabytes(*(each.bytes for each in spent))
+    yield _finely(*(each.flops / 1e9 for each in spent))
+    yield number(*(each.rounds for each in spent))
 
 
-def _energy(joules: Iterable[float]) -> Unit:
-    """The largest unit in which the largest amount is at least one."""
-    most = max(joules, default=1.0)
-    return next((unit for unit in _UNITS if most >= unit.size), _UNITS[-1])
+def how_far(group: Sequence[Within]) -> str:
+    """How many runs used an amount; where the others ended, or were first evaluated."""
+    late = [each for each in group if not each.spent]
+    ended = [each for each in group if each.spent and each.ended]
+    notes = [ended_after(ended)] if ended else []
+    notes += [first_after(late)] if late else []
+    count = len(group) - len(late) - len(ended)
+    told = f"{count} of {len(group)}"
+    if not notes:
+        return told
+    return "; ".join(notes) if not count else f"{told}, else {'; '.join(notes)}"
 
 
 def grid(heads: Sequence[str], rows: Mapping[str, Sequence[str]], width: int) -> Table:
@@ -196,13 +232,17 @@ def seconds(value: float) -> str:
 
 def megabytes(*amounts: float) -> str:
     """Of bytes; what codecs leave of a message is often a small part of one."""
-    values = [amount / 1e6 for amount in amounts]
-    return number(*values, digits=3 if 0 < max(values) < 1 else 1)
+    return _finely(*(amount / 1e6 for amount in amounts))
+
+
+def _finely(*values: float) -> str:
+    """With more digits, where one would say nothing."""
+    return number(*values, digits=3 if 0 < max(values, default=0.0) < 1 else 1)
 
 
 def number(*values: float, digits: int = 1) -> str:
     """One value, or the mean and the deviation of several."""
-    if any(math.isnan(value) for value in values):
+    if not values or any(math.isnan(value) for value in values):
         return "–"
     over = spread(values)
     digits = digits if abs(over.mean) < 1000 else 0
