@@ -23,6 +23,13 @@ from anyfleet.formulas.anycost import (
     magnitudes,
     strongest_channels,
 )
+from anyfleet.formulas.cohorts import (
+    AnycostPlans,
+    Budgets,
+    Sending,
+    anycost_plans,
+    best_sending,
+)
 from anyfleet.formulas.compression import (
     Quantised,
     Ternary,
@@ -180,17 +187,18 @@ from anyfleet.formulas.whale import (
 # Many names, to be looked up and not read: several on a line.
 # fmt: off
 __all__ = [
-    "AnycostBounds", "AnycostCost", "AnycostDevice", "AnycostPlan", "Descent", "Dissimilarity",
-    "LinearBatch", "Magnitudes", "Moments", "Moved", "PartialTraining", "Quantised", "Rate",
-    "RegionFisher", "Shares", "Subset", "Ternary", "alignment", "all_delivered", "all_in_one",
-    "analytic_rate", "angle_weights", "angles", "anycost_bits", "anycost_cost", "anycost_plan",
-    "anycost_plan_at", "anycost_weights", "anycost_width", "block_budget", "channel_norms",
-    "channel_order", "cheap_fisher_trace", "chosen_blocks", "cohort_size", "column_coverage",
-    "column_mask", "computing_seconds", "contraction", "contraction_bound", "contribution_map",
-    "cross_entropy", "cross_entropy_gradient", "decrease_is_proved", "delivered_chances",
-    "delivered_width", "descended", "discriminant", "dissimilarity", "dither",
-    "divergence_from_teacher", "divergence_gradient", "divergence_index", "effectiveness",
-    "entropy_bits", "expected_column_coverage", "expected_decrease", "expected_delivered_share",
+    "AnycostBounds", "AnycostCost", "AnycostDevice", "AnycostPlan", "AnycostPlans", "Budgets",
+    "Descent", "Dissimilarity", "LinearBatch", "Magnitudes", "Moments", "Moved", "PartialTraining",
+    "Quantised", "Rate", "RegionFisher", "Sending", "Shares", "Subset", "Ternary", "alignment",
+    "all_delivered", "all_in_one", "analytic_rate", "angle_weights", "angles", "anycost_bits",
+    "anycost_cost", "anycost_plan", "anycost_plan_at", "anycost_plans", "anycost_weights",
+    "anycost_width", "best_sending", "block_budget", "channel_norms", "channel_order",
+    "cheap_fisher_trace", "chosen_blocks", "cohort_size", "column_coverage", "column_mask",
+    "computing_seconds", "contraction", "contraction_bound", "contribution_map", "cross_entropy",
+    "cross_entropy_gradient", "decrease_is_proved", "delivered_chances", "delivered_width",
+    "descended", "discriminant", "dissimilarity", "dither", "divergence_from_teacher",
+    "divergence_gradient", "divergence_index", "effectiveness", "entropy_bits",
+    "expected_column_coverage", "expected_decrease", "expected_delivered_share",
     "expected_ternary_bits", "extreme_share", "fedhq_level", "fedhq_weights", "fedrescue_step",
     "fedrush_step", "fedseq_step", "fedslim_step", "fewest_left", "fewest_trainers", "fisher_trace",
     "fjord_step", "global_gain", "golomb_parameter", "golomb_position_bits", "grid", "grid_levels",
