@@ -2,11 +2,13 @@
 
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from anyfleet.equal import Resource
 from anyfleet.portrait import portray
 from anyfleet.report import NoPictures, band, draw, draw_fleet
 from anyfleet.study import Point
@@ -55,6 +57,22 @@ def test_a_picture_shows_something(tmp_path: Path, devices: int) -> None:
     panels = 3 if devices else 2
     assert pixels.shape[1] > 400 * panels
     assert len(np.unique(pixels.reshape(-1, pixels.shape[-1]), axis=0)) > 50
+
+
+def test_equal_amounts_have_a_panel_with_a_line_unless_it_is_far_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from matplotlib.axes import Axes
+    from matplotlib.image import imread
+
+    lines: list[tuple[str, float]] = []
+    monkeypatch.setattr(Axes, "axvline", lambda axes, x, **_: lines.append((axes.get_xlabel(), x)))
+    points = tuple(replace(each, joules=each.time, flops=1e9) for each in run(0.1, 0.5, 0.6))
+    amounts: dict[Resource, float] = {"bytes": 3e6, "energy": 100.0, "flops": 1e9}
+    file = draw(tmp_path / "a.png", {"a": [points]}, equal=amounts)
+    assert lines == [("traffic [MB]", 3.0), ("calculation [GFLOP]", 1.0)]
+    # Two rows of two panels: time and traffic as always, energy and calculation.
+    assert imread(file).shape[:2] == (2 * 585, 2 * 624)
 
 
 FLEETS = {
