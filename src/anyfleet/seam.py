@@ -1,15 +1,16 @@
 """The seam to the world, and what the loop hands to its caller."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from anyfleet.columns import Flags, Ints
+from anyfleet.elastic import Slice
 from anyfleet.incoming import Answer, Answered
 from anyfleet.issue import Held
 from anyfleet.ledger import Entries
 from anyfleet.outcomes import Events, Lost
-from anyfleet.types import Choices, Conditions, Devices, Orders, Params
+from anyfleet.types import Choices, Conditions, Devices, Orders, Params, Want
 
 
 class Runtime(Protocol):
@@ -49,6 +50,7 @@ class Step:
     notes: Mapping[str, Any]
     ledger: Entries  # what became of the orders that this step closes
     answers: tuple[Answer, ...]
+    sub_model: Callable[[Want], Slice]  # of this model, as the method's extraction cuts it now
     snapshot: "Snapshot"
 
 

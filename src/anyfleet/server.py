@@ -39,8 +39,7 @@ class Server:
         self.method = calibrated(method, task, seed)
         self.task, self.runtime, self.seed = task, runtime, seed
         self.devices = runtime.devices()
-        self.params = dict(task.params)
-        self.buffers = dict(task.buffers)
+        self.params, self.buffers = dict(task.params), dict(task.buffers)
         self.notes: Mapping[str, Any] = {}
         self.number, self.issued, self.started = 0, 0, runtime.now()
         runtime.begin(self.number)
@@ -237,6 +236,7 @@ class Server:
         # A schedule can only fetch what it sees: of the others nobody will ask again.
         still = {int(answer.order.id[0]) for answer in later}
         self.holding = {order: held for order, held in self.holding.items() if order in still}
+        view, state, key = self.view(), self.states["extract"], self.key("test")
         return Step(
             index=self.number - 1,
             time=self.started,
@@ -245,6 +245,7 @@ class Server:
             notes=self.notes,
             ledger=ledger,
             answers=answers,
+            sub_model=lambda want: self.method.extract(want, view, state, key),
             snapshot=self.snapshot(),
         )
 
@@ -265,8 +266,7 @@ class Server:
                 self._lose(self._land(lost.order), lost.charges, lost.reason)
 
     def _aggregate(self, arrivals: Arrivals, view: View) -> None:
-        key = self.key("aggregate")
-        state = self.states["aggregate"]
+        key, state = self.key("aggregate"), self.states["aggregate"]
         stepped = self.method.aggregate(self.params, state, arrivals, view, key)
         self.params, self.notes = dict(stepped.model), stepped.notes
         self.states["aggregate"] = stepped.state

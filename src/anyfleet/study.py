@@ -20,7 +20,7 @@ from anyfleet.method import Method
 from anyfleet.runtime import Limits, Reference, Simulated
 from anyfleet.runtime.engines import Engine
 from anyfleet.seam import Snapshot
-from anyfleet.types import Kind, Task
+from anyfleet.types import Kind, Task, Want
 from anyfleet.world import Fleet, World
 
 # Where the short names of a run file live, by field; inner fields keep the home around them.
@@ -253,7 +253,7 @@ def _judge(
             step.params,
             step.buffers,
             norm=experiment.method.norm,
-            slice_=task.blueprint.prefix(width),
+            slice_=step.sub_model(Want(width)),
         )
         found = score(task, model)
         scores |= {f"{name}@{width:g}": value for name, value in found.items()}

@@ -8,7 +8,9 @@ from anyfleet.elastic.errors import ProgramError, SliceError, TraceError, Verify
 from anyfleet.elastic.interpret import apply
 from anyfleet.elastic.modes import COLLECT, EVALUATE, EVALUATE_BATCH, OBSERVE, STATIC, TRAIN, Mode
 from anyfleet.elastic.narrowing import columns, narrowed, width, within
+from anyfleet.elastic.permuting import permute
 from anyfleet.elastic.slicing import Params, cut, paste, place
+from anyfleet.elastic.strength import channel_order
 from anyfleet.elastic.tracer import trace
 from anyfleet.elastic.verify import Check, Report, verify
 
@@ -38,6 +40,7 @@ __all__ = [
     "TraceError",
     "VerifyError",
     "apply",
+    "channel_order",
     "columns",
     "cost",
     "cut",
@@ -45,6 +48,7 @@ __all__ = [
     "largest",
     "narrowed",
     "paste",
+    "permute",
     "place",
     "trace",
     "verify",
