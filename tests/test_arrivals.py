@@ -59,6 +59,7 @@ def arrivals(
         slices=slices or [Slice()] * count,
         staleness=np.zeros(count, dtype=np.int64),
         changes=changes,
+        rates=np.ones(count),
         blueprint=blueprint,
     )
 

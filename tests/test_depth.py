@@ -229,7 +229,7 @@ class Slowly(Choose):
     def __call__(self, menu: Sequence[Offer], own: Own, numbers: Numbers) -> Choices:
         slow = replace(numbers, frequency=own.conditions.fastest / 2, steps=np.array([1]))
         assert limits(slow, [own.samples]) == [1]
-        return Choices(np.array([len(menu) - 1]), slow, np.array([np.nan]))
+        return Choices(np.array([len(menu) - 1]), slow, np.array([np.nan]), ("",))
 
 
 def test_numbers_that_a_chooser_changes_are_ordered() -> None:

@@ -20,7 +20,7 @@ from anyfleet.runtime import Simulated
 from anyfleet.select import Everyone
 from anyfleet.server import Server
 from anyfleet.timing import Counts, Demand, effort_of
-from anyfleet.types import Memory, Notes, Numbers, Offer, Own, Plans, Want
+from anyfleet.types import Memory, Notes, Numbers, Offer, Own, Plans, Traffic, Want
 from anyfleet.view import View
 from anyfleet.world import When, levels
 from tests import small
@@ -32,7 +32,7 @@ SHARES = (1.0, 0.5, 0.25, 0.125, 0.0625)
 def offer(seconds: float, width: float = 1.0) -> Offer:
     """An entry that takes so long on a device of one FLOP per second."""
     effort = effort_of(Counts(seconds, seconds, seconds), width, steps=0, calls=0, moved=0)
-    return Offer(Demand(effort, np.zeros(1)), 0.0, 0.0)
+    return Offer(Demand(effort, np.zeros(1)), Traffic(0.0, 0.0))
 
 
 def own(notes: Notes) -> Own:
@@ -131,7 +131,7 @@ def test_1_10_exactly_on_time_is_not_late_and_no_link_is_of_no_use() -> None:
     assert chosen(utility, notes, [offer(10.1)] * 5, numbers())[1] < 1
     cut_off = own(notes)
     cut_off = replace(cut_off, conditions=replace(cut_off.conditions, up=np.zeros(1)))
-    choice = utility([replace(offer(1.0), up=1.0)] * 5, cut_off, numbers())
+    choice = utility([replace(offer(1.0), traffic=Traffic(0.0, 1.0))] * 5, cut_off, numbers())
     assert (choice.entry[0], choice.utility[0]) == (4, 0.0)
 
 

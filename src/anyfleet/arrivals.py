@@ -5,6 +5,7 @@ A stack or a cluster can do these reductions without handing out single updates.
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from anyfleet import rng
 from anyfleet.columns import Floats, Ints
-from anyfleet.elastic import Blueprint, Slice, place
+from anyfleet.elastic import Blueprint, Slice, alpha, place
 from anyfleet.types import Params, Report, Updates
 
 _BLOCK = 1 << 16  # coordinates of which all devices' values are compared at once
@@ -46,6 +47,7 @@ class Arrivals:
         slices: Sequence[Slice],
         staleness: Ints,
         changes: Sequence[Params],
+        rates: Floats,
         blueprint: Blueprint,
     ) -> None:
         self.device = updates.device
@@ -53,6 +55,7 @@ class Arrivals:
         self.bits = updates.bits
         self.report: tuple[Report, ...] = updates.report
         self.staleness = staleness
+        self.rates = rates  # measured: the bits of each over those of an uncompressed one
         self.slices = tuple(slices)
         self._updates = updates
         self._changes = tuple(changes)
@@ -71,6 +74,25 @@ class Arrivals:
             slices=[self.slices[row] for row in chosen],
             staleness=self.staleness[chosen],
             changes=[self._changes[row] for row in chosen],
+            rates=self.rates[chosen],
+            blueprint=self._blueprint,
+        )
+
+    @property
+    def alphas(self) -> Floats:
+        """AnycostFL's measure of what each device trained: 1 for the whole model."""
+        return np.array([alpha(slice_, self._blueprint) for slice_ in self.slices])
+
+    def sent(self) -> "Arrivals":
+        """As if devices had trained only what their codecs sent, instead of zeros besides."""
+        pairs = zip(self._updates.masks, self._updates.kept, strict=True)
+        masks = tuple({**mask, **_both(mask, kept)} for mask, kept in pairs)
+        return Arrivals(
+            replace(self._updates, masks=masks),
+            slices=self.slices,
+            staleness=self.staleness,
+            changes=self._changes,
+            rates=self.rates,
             blueprint=self._blueprint,
         )
 
@@ -241,6 +263,11 @@ class Arrivals:
                 total[name][where] += share * value if mask is None else share * (mask * value)
                 mass[name][where] += share if mask is None else share * mask
         return total, mass
+
+
+def _both(mask: Params, kept: Params) -> dict[str, Tensor]:
+    """What was trained and sent of the tensors that were not sent whole."""
+    return {n: flags * mask[n].to(flags) if n in mask else flags for n, flags in kept.items()}
 
 
 def _square(value: Tensor) -> float:

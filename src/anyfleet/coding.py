@@ -47,6 +47,11 @@ class Codec(Protocol):
         return False
 
     @property
+    def adapts(self) -> bool:
+        """Whether it follows the rate that an order asks for."""
+        return False
+
+    @property
     def slack(self) -> Slack:
         """How far `bits` lie above the packed bits at most; receivers refuse what is beyond."""
         return Slack()
@@ -75,3 +80,6 @@ class Codec(Protocol):
     def calibrated(self, update: Params, envelope: Envelope) -> "Codec":
         """The codec after a look at an update such as devices will send, on the server."""
         return self
+
+    def __hash__(self) -> int:
+        return object.__hash__(self)  # frozen dataclasses bring a better one

@@ -11,6 +11,7 @@ from anyfleet.arrivals import Arrivals
 from anyfleet.columns import join
 from anyfleet.elastic import Blueprint, Slice, cut, narrowed
 from anyfleet.issue import server_names
+from anyfleet.lengths import measured_rate
 from anyfleet.method import Method
 from anyfleet.outcomes import Charges
 from anyfleet.types import Kind, Orders, Params, Report, Task, Updates
@@ -93,11 +94,15 @@ class Incoming:
         """Where the server keeps a width's own normalisation: by what was ordered."""
         return server_names(answer.order.slices[0], method=self.method, task=self.task)
 
+    def _rate(self, answer: Answered) -> float:
+        return measured_rate(answer.order, answer.update, self.task.blueprint)
+
     def _gathered(self, answered: Sequence[Answered], changes: Sequence[Params]) -> Arrivals:
         return Arrivals(
             join([answer.update for answer in answered]),
             slices=[answer.held(self.task.blueprint) for answer in answered],
             staleness=np.array([self.step - answer.order.step for answer in answered]),
             changes=changes,
+            rates=np.array([self._rate(answer) for answer in answered]),
             blueprint=self.task.blueprint,
         )

@@ -1,6 +1,6 @@
 """From a request of the schedule to orders: plan, extract, cut, squeeze."""
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from anyfleet import rng
-from anyfleet.columns import Ints
+from anyfleet.columns import Ints, join
 from anyfleet.delivery import statistics_bits
 from anyfleet.elastic import Slice
 from anyfleet.envelope import downlink
@@ -100,14 +100,20 @@ def _sorted_out(orders: Orders, plans: Plans, view: View) -> Drafted:
     # A planner declines training; a device can always be asked something that it can hold.
     skipped = plans.declined if orders.kind in _TRAINS else ("",) * len(orders)
     reasons = [a or b for a, b in zip(skipped, full, strict=True)]
+    drafted = Drafted(orders, tuple(entries), plans.menus, orders.take([]), ())
+    return _apart(drafted, reasons)
+
+
+def _apart(drafted: Drafted, reasons: Sequence[str]) -> Drafted:
+    """With those orders set aside for which there is a reason."""
     no = [row for row, reason in enumerate(reasons) if reason]
-    go = np.setdiff1d(np.arange(len(orders)), no)
+    go = np.setdiff1d(np.arange(len(reasons)), no)
     return Drafted(
-        orders=orders.take(go),
-        entries=tuple(entries[row] for row in go),
-        menus=tuple(plans.menus[row] for row in go),
-        declined=orders.take(no),
-        reasons=tuple(reasons[row] for row in no),
+        orders=drafted.orders.take(go),
+        entries=tuple(drafted.entries[row] for row in go),
+        menus=tuple(drafted.menus[row] for row in go),
+        declined=join([drafted.declined, drafted.orders.take(no)]),
+        reasons=(*drafted.reasons, *(reasons[row] for row in no)),
     )
 
 
@@ -138,8 +144,8 @@ def too_large(needed: float, there: float) -> str:
     return f"out of memory: needs {needed / 1e6:.3g} MB, has {there / 1e6:.3g} MB"
 
 
-def chosen(drafted: Drafted, choices: Choices) -> Orders:
-    """The orders after devices have chosen from what they could hold of their menus."""
+def chosen(drafted: Drafted, choices: Choices) -> Drafted:
+    """After devices have chosen from what they could hold of their menus, or declined all of it."""
     orders = drafted.orders
     slices = tuple(
         menu[entry] if menu else ordered
@@ -154,7 +160,7 @@ def chosen(drafted: Drafted, choices: Choices) -> Orders:
             for menu, place, planned in zip(drafted.menus, choice, orders.share, strict=True)
         ]
     )
-    return replace(
+    orders = replace(
         orders,
         slices=slices,
         share=share,
@@ -162,6 +168,7 @@ def chosen(drafted: Drafted, choices: Choices) -> Orders:
         utility=choices.utility,
         numbers=choices.numbers,
     )
+    return _apart(replace(drafted, orders=orders), choices.declined)
 
 
 def load(orders: Orders, *, method: Method, task: Task, params: Params, buffers: Params) -> Orders:

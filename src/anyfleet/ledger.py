@@ -7,11 +7,14 @@ from typing import Any
 import numpy as np
 
 from anyfleet.columns import Batch, Floats, Ints
-from anyfleet.elastic import Blueprint, width
+from anyfleet.elastic import Blueprint, alpha, narrowed, width
+from anyfleet.formulas.theory import contraction, divergence_index, local_gain
+from anyfleet.lengths import measured_rate
 from anyfleet.outcomes import Charges
 from anyfleet.types import Devices, Orders, Report, Updates, measured
 
-_TOLD = ("loss", "norm", "fisher")  # of a device's report
+_THEORY = ("measured_rate", "gain", "divergence")
+_TOLD = ("loss", "norm", "fisher", "distortion")  # of a device's report
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +58,14 @@ class Entries(Batch):
     loss: Floats  # mean training loss the device reported, or NaN
     norm: Floats  # of its update, where some part asks for it, or NaN
     fisher: Floats  # mean trace of its Fisher information, where some part asks for it, or NaN
+    distortion: Floats  # squared error of the compressed update over its squared norm, or NaN
+    # -- AnycostFL's theory of a training result (METHODS §F.3); NaN where none came in
+    measured_rate: Floats  # bits of the result over those of an uncompressed one
+    gain: Floats  # alpha^4 × rate: what the step learns from it, at most 1
+    divergence: Floats  # how far it is from what the whole model, uncompressed, would have said
+    contraction: (
+        Floats  # Z of the step, for the best constants that a loss can have: 1 − least gain
+    )
     lost: tuple[str, ...]  # the reason, or ""
 
     @property
@@ -92,11 +103,11 @@ class Ledger:
 
     def answered(self, order: Orders, update: Updates, charges: Charges, lost: str) -> None:
         """An answer came in; `lost` says why it does not count, if so."""
-        self._append(order, charges, lost, update.report[0])
+        self._append(order, charges, lost, update.report[0], self._theory(order, update))
 
     def lost(self, order: Orders, charges: Charges, reason: str) -> None:
         """An order will never be answered."""
-        self._append(order, charges, reason, {})
+        self._append(order, charges, reason, {}, dict.fromkeys(_THEORY, np.nan))
 
     def close(self, step: int, now: float) -> Entries:
         """The rows of this step, by order."""
@@ -105,12 +116,29 @@ class Ledger:
         blank = {f.name: [0] * count for f in fields(Entries)}
         entries = _entries({**blank, **columns, "step": [step] * count})
         wait = np.maximum(0.0, now - (entries.began + entries.seconds))
-        return replace(entries, wait=wait).take(np.argsort(entries.order, kind="stable"))
+        left = np.full(count, _contraction(entries))
+        entries = replace(entries, wait=wait, contraction=left)
+        return entries.take(np.argsort(entries.order, kind="stable"))
 
-    def _append(self, order: Orders, charges: Charges, lost: str, report: Report) -> None:
+    def _append(
+        self,
+        order: Orders,
+        charges: Charges,
+        lost: str,
+        report: Report,
+        theory: Mapping[str, float],
+    ) -> None:
         told = {name: measured(report, name) for name in _TOLD}
-        for name, value in {**self._row(order, charges, lost), **told}.items():
+        for name, value in {**self._row(order, charges, lost), **told, **theory}.items():
             self._open.setdefault(name, []).append(value)
+
+    def _theory(self, order: Orders, update: Updates) -> dict[str, float]:
+        if not any(update.trees[0].get(tree) for tree in ("delta", "weights")):
+            return dict.fromkeys(_THEORY, np.nan)
+        held = narrowed(order.slices[0], float(update.delivered[0]), self._blueprint)
+        rate, share = measured_rate(order, update, self._blueprint), alpha(held, self._blueprint)
+        gain, index = float(local_gain(share, rate)), float(divergence_index(share, rate))
+        return dict(zip(_THEORY, (rate, gain, index), strict=True))
 
     def _row(self, order: Orders, charges: Charges, lost: str) -> dict[str, Any]:
         spent = {f.name: getattr(charges, f.name)[0].item() for f in fields(Charges)}
@@ -134,6 +162,14 @@ class Ledger:
             "parameters": self._blueprint.local(slice_).numel(),
             "lost": lost,
         }
+
+
+def _contraction(entries: Entries) -> float:
+    """Of a step with these results: a condition number and a gradient ratio of 1."""
+    gains = entries.gain[entries.counted & ~np.isnan(entries.gain)]
+    if not len(gains):
+        return float("nan")
+    return contraction(float(gains.min()), convexity=1.0, smoothness=1.0, ratio=1.0)
 
 
 def _entries(columns: Mapping[str, Sequence[Any]]) -> Entries:

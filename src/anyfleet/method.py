@@ -170,19 +170,26 @@ def _unmet(method: Method) -> Iterator[str]:
             if what not in given:
                 yield (
                     f"{name}={part!r} needs {what!r}, which no part of this method gives; "
-                    f"use {who}."
+                    f"use {who} (METHODS §E)."
                 )
 
 
 def _unsendable(method: Method) -> Iterator[str]:
     uplink, downlink = method.uplink, method.downlink
+    planned = [part for part in nested(method.plan) if "rate" in part.gives]
+    if planned and not uplink.adapts:
+        yield (
+            f"plan={planned[0]!r} gives every upload its rate, and uplink={uplink!r} has its own; "
+            "use one that adapts: Fgc, Hq, Uveq, or one of them inside TopK or ErrorFeedback "
+            "(METHODS §E)."
+        )
     if method.send == "weights" and (uplink.drops or uplink.slot):
         yield (
             f"uplink={uplink!r} leaves entries out, and what is left out of weights counts as "
-            'zero; use send="delta", or a codec that sends every entry.'
+            'zero; use send="delta", or a codec that sends every entry (METHODS §E).'
         )
     if downlink.drops or downlink.slot:
         yield (
             f"downlink={downlink!r} leaves entries of the model out; use a codec that sends every "
-            "entry and remembers nothing."
+            "entry and remembers nothing (METHODS §E)."
         )

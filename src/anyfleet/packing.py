@@ -56,6 +56,13 @@ def traffic(
     return float(FLOAT_BITS * down + index_bits(slice_, blueprint)), float(FLOAT_BITS * up)
 
 
+def update_bits(slice_: Slice, norm: Norm, blueprint: Blueprint) -> float:
+    """Bits of an uncompressed update alone, without statistics and reports."""
+    home = norm.stays(blueprint) | set(blueprint.frozen)
+    sent = [name for name in slice_.sent(blueprint) if name not in home]
+    return float(FLOAT_BITS * blueprint.local(slice_).numel(sent))
+
+
 def index_bits(slice_: Slice, blueprint: Blueprint) -> int:
     """What it costs to say which slice."""
     return 8 * len(pack_slice(slice_, blueprint))

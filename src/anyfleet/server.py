@@ -17,12 +17,12 @@ from anyfleet.evaluate import judge
 from anyfleet.incoming import Answered, Incoming
 from anyfleet.issue import Desk, Held, branch, chosen, draft, load
 from anyfleet.ledger import Ledger
+from anyfleet.lengths import expected
 from anyfleet.method import Method
 from anyfleet.outcomes import Charges, Events, no_charges
-from anyfleet.packing import traffic
 from anyfleet.seam import Runtime, Snapshot, Step
 from anyfleet.timing import Amount, Demand, training
-from anyfleet.types import Kind, Orders, Params, Task
+from anyfleet.types import Kind, Orders, Params, Task, Traffic
 from anyfleet.view import Flight, Request, View
 
 JUDGE_BATCH = 128  # samples of the server split per comparison (METHODS §1.18)
@@ -37,6 +37,7 @@ class Server:
         if misfits := method.misfits(task):
             raise CompositionError(*misfits.values())
         self.method = calibrated(method, task, seed)
+        self.job = self.method.job()
         self.task, self.runtime, self.seed = task, runtime, seed
         self.devices = runtime.devices()
         self.params, self.buffers = dict(task.params), dict(task.buffers)
@@ -92,9 +93,8 @@ class Server:
         amount = Amount(batch, processed, steps)
         return training(train, blueprint, slice_, amount, self.devices.counting)
 
-    def traffic(self, slice_: Slice) -> tuple[float, float]:
-        report = tuple(sorted(self.method.reported))
-        return traffic(slice_, self.method.norm, self.task.blueprint, report)
+    def traffic(self, slice_: Slice, rate: float) -> Traffic:
+        return expected(slice_, self.job, self.task.blueprint, rate)
 
     def key(self, purpose: str) -> Tensor:
         """Addressed by what and when, and by how many orders were issued before."""
@@ -144,6 +144,8 @@ class Server:
         held = tuple(self.holding.pop(order) for order in request.of)
         desk = Desk(self.seed, self.issued, self.visits, self.heard, self.states, held)
         drafted = draft(request, devices, method=self.method, view=self.view(), desk=desk)
+        if any(drafted.orders.menus):
+            drafted = chosen(drafted, self.runtime.offer(drafted.orders))
         self.issued += len(devices)
         if request.kind in (Kind.TRAIN, Kind.HOLD):
             # Only training counts: asking a device something must not change what it draws.
@@ -155,8 +157,6 @@ class Server:
         orders = drafted.orders
         if not len(orders):
             return
-        if any(orders.menus):
-            orders = chosen(drafted, self.runtime.offer(orders))
         method, task = self.method, self.task
         branch(orders, method=method, task=task, params=self.params, buffers=self.buffers)
         orders = load(orders, method=method, task=task, params=self.params, buffers=self.buffers)

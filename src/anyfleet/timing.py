@@ -41,10 +41,13 @@ class Effort(Batch):
         """How long it takes; a `frequency` that is not a number means the fastest."""
         return _undisturbed(self, own) * own.load * own.fastest / clocked(own, frequency)
 
+    def cycles(self, own: Conditions) -> Floats:
+        """What the processor spends on it, without other work."""
+        return _undisturbed(self, own) * own.fastest
+
     def joules(self, own: Conditions, frequency: Floats) -> Floats:
         """What it costs: other work slows a device down, but pays for its own cycles."""
-        cycles = _undisturbed(self, own) * own.fastest
-        energy: Floats = own.coefficient * clocked(own, frequency) ** 2 * cycles
+        energy: Floats = own.coefficient * clocked(own, frequency) ** 2 * self.cycles(own)
         return energy
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 from torch import Tensor
@@ -234,21 +234,46 @@ class Memory:
     sent: int = -1  # the order whose result it last sent; it may never have arrived
 
 
+class Traffic(NamedTuple):
+    """Bits of an order, as they are expected."""
+
+    down: float
+    up: float  # with the update as the uplink codec will send it
+    update: float = 0.0  # of the update alone, uncompressed
+    rate: float = 1.0  # the share of those that is sent
+    adapts: bool = False  # whether the codec follows any rate that an order asks for
+
+    @property
+    def aside(self) -> float:
+        """Bits up that no codec makes fewer."""
+        return self.up - self.rate * self.update
+
+
 @dataclass(frozen=True)
 class Offer:
     """What an entry of a menu would cost a device."""
 
     demand: "Demand"  # a batch of one
-    down: float  # bits, with the whole menu
-    up: float  # bits
+    traffic: Traffic  # of the entry alone
     first: int = 0  # first trained layer
+    alpha: float = 1.0  # AnycostFL's measure of the slice, 1 for the whole model
     menu: float = 0.0  # bits down, of the menu alone
     answer: float = 0.0  # bits up, of saying what was chosen
 
     @property
+    def down(self) -> float:
+        """Bits, with the whole menu."""
+        return self.traffic.down + self.menu
+
+    @property
+    def up(self) -> float:
+        """Bits, with what is said of the choice."""
+        return self.traffic.up + self.answer
+
+    @property
     def bare(self) -> "Offer":
         """The same without what it costs that there is a choice."""
-        return replace(self, down=self.down - self.menu, up=self.up - self.answer)
+        return replace(self, menu=0.0, answer=0.0)
 
     @property
     def size(self) -> tuple[float, float]:
@@ -263,6 +288,7 @@ class Choices(Batch):
     entry: Ints  # -1 without a menu
     numbers: Numbers
     utility: Floats  # by which it was chosen, from 0 to 1, or not a number
+    declined: tuple[str, ...]  # the reason why a device takes nothing of its menu, or ""
 
 
 @dataclass(frozen=True, eq=False)

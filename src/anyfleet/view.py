@@ -11,7 +11,7 @@ from torch import Tensor
 from anyfleet.columns import Flags, Ints
 from anyfleet.elastic import Blueprint, Cost, Slice
 from anyfleet.timing import Demand
-from anyfleet.types import Conditions, Devices, Kind, Orders, Params, Report
+from anyfleet.types import Conditions, Devices, Kind, Orders, Params, Report, Traffic
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class View:
     judge: Callable[[Params, Tensor], float]  # loss on a batch of the server split
     cost: Callable[[Slice, int], Cost]  # of a slice, for a batch of that many samples
     training: Callable[[Slice, int, int, int], Demand]  # by batch, samples processed, steps
-    traffic: Callable[[Slice], tuple[float, float]]  # bits down and up, uncompressed
+    traffic: Callable[[Slice, float], Traffic]  # at a rate; 1: no particular one
     most: int | None = None  # for a selection: more than so many will not be asked
 
     @cached_property

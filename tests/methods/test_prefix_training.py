@@ -102,8 +102,14 @@ def test_1_8_example_of_overlapping_prefixes() -> None:
         delivered=np.ones(3),
         report=({},) * 3,
     )
-    stale = np.zeros(3, dtype=np.int64)
-    found = Arrivals(updates, slices=slices, staleness=stale, changes=trees, blueprint=blueprint)
+    found = Arrivals(
+        updates,
+        slices=slices,
+        staleness=np.zeros(3, dtype=np.int64),
+        changes=trees,
+        rates=np.ones(3),
+        blueprint=blueprint,
+    )
     change = found.mean(Mean("equal").weigh(found))
     expected = torch.tensor([7 / 3, 7 / 3, 3.0, 4.0])
     torch.testing.assert_close(start["0.weight"] + change["0.weight"], expected[:, None])

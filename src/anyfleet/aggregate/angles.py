@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from anyfleet.aggregate.directions import Directions, by_device, directions
-from anyfleet.aggregate.mean import Mean
+from anyfleet.aggregate.mean import Mean, Weighted
 from anyfleet.arrivals import Arrivals
 from anyfleet.columns import Floats
 from anyfleet.formulas.contribution import angle_weights, smoothed
@@ -43,7 +43,7 @@ class AngleWeighted(Policy):
     """
 
     sharpness: float = 5.0
-    base: Mean = field(default_factory=Mean)
+    base: Weighted = field(default_factory=Mean)
 
     papers: ClassVar[tuple[Paper, ...]] = (FEDADP,)
     gives: ClassVar[frozenset[str]] = frozenset(
@@ -70,7 +70,8 @@ class AngleWeighted(Policy):
     def __call__(
         self, model: Params, state: Angles, arrivals: Arrivals, view: View, key: Tensor
     ) -> Stepped:
-        found = directions(arrivals, self.base.weigh(arrivals))
+        weighed, arrivals = self.base.weigh(arrivals), self.base.counted(arrivals)
+        found = directions(arrivals, weighed)
         after = _learned(state, arrivals, found)
         angles = _remembered(after, arrivals, found)
         weights = self._weights(found, angles)

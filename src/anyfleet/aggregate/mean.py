@@ -1,7 +1,7 @@
 """The mean of what arrived, coordinate by coordinate."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Protocol
 
 import numpy as np
 from torch import Tensor
@@ -14,8 +14,26 @@ from anyfleet.types import Params, Stepped
 from anyfleet.view import View
 
 
+class Weighted(Policy, Protocol):
+    """Per coordinate, a weighted mean over devices; subclasses say by which weights, of what."""
+
+    def weigh(self, arrivals: Arrivals) -> Floats:
+        """One weight per arrival, not normalised."""
+
+    def counted(self, arrivals: Arrivals) -> Arrivals:
+        """What of the updates counts."""
+        return arrivals
+
+    def __call__(
+        self, model: Params, state: State, arrivals: Arrivals, view: View, key: Tensor
+    ) -> Stepped:
+        change = self.counted(arrivals).mean(self.weigh(arrivals))
+        moved = {name: model[name] + change[name] for name in change}
+        return Stepped({**model, **moved}, state)
+
+
 @dataclass(frozen=True)
-class Mean(Policy):
+class Mean(Weighted):
     """Per coordinate, the mean over the devices that trained it; the others keep their value.
 
     Weights are the devices' samples (FedAvg) or `"equal"` (HeteroFL), METHODS §0.2, times
@@ -39,10 +57,3 @@ class Mean(Policy):
         if self.weights == "samples":
             return arrivals.samples * faded
         return np.where(arrivals.samples > 0, faded, 0.0)  # without data there is no vote
-
-    def __call__(
-        self, model: Params, state: State, arrivals: Arrivals, view: View, key: Tensor
-    ) -> Stepped:
-        change = arrivals.mean(self.weigh(arrivals))
-        moved = {name: model[name] + change[name] for name in change}
-        return Stepped({**model, **moved}, state)

@@ -37,6 +37,10 @@ class ErrorFeedback(Codec):
         return True
 
     @property
+    def adapts(self) -> bool:
+        return self.inner.adapts
+
+    @property
     def slack(self) -> Slack:
         return self.inner.slack
 

@@ -7,20 +7,19 @@ travel: the paper's message forgets them.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import prod
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from anyfleet import rng
 from anyfleet.codec.kernels import Kernels
 from anyfleet.codec.layout import Layout
 from anyfleet.codec.levels import Levelled
 from anyfleet.codec.lookup import Table, count_of, looked_up, measured
 from anyfleet.codec.raw import distortion
-from anyfleet.envelope import Envelope, Lane
+from anyfleet.envelope import Envelope
 from anyfleet.errors import BadMessage, refuse
+from anyfleet.lengths import typical_update
 from anyfleet.method import Squeezed, Symbols
 from anyfleet.papers import ANYCOST, Paper
 from anyfleet.types import Params
@@ -57,6 +56,10 @@ class Fgc(Levelled):
 
     @property
     def drops(self) -> bool:
+        return True
+
+    @property
+    def adapts(self) -> bool:
         return True
 
     @property
@@ -180,16 +183,4 @@ def _check(symbols: Symbols, envelope: Envelope) -> None:
 
 @lru_cache(maxsize=1)
 def _generic() -> Table:
-    """Measured on an update like those of real networks: few kernels hold most of it."""
-    shapes = {"convolution": (64, 64, 3, 3), "linear": (128, 512), "bias": (64,)}
-    lanes = {name: Lane(shape, (prod(shape),)) for name, shape in shapes.items()}
-    envelope = Envelope(lanes, torch.float32, rng.root(0, "look-up")[None])
-    laid = {name: _heavy_tailed(name, lane) for name, lane in lanes.items()}
-    return _measured(Fgc(), Kernels({**laid, "bias": 10 * laid["bias"]}, envelope))
-
-
-def _heavy_tailed(name: str, lane: Lane) -> Tensor:
-    key = rng.root(0, name)
-    strength = (1.5 * rng.normal(rng.fold(key, "strength"), lane.entries // lane.unit)).exp()
-    values = rng.normal(key, lane.entries) * strength.repeat_interleave(lane.unit)
-    return values.float()[None]
+    return _measured(Fgc(), Kernels(*typical_update()))

@@ -47,6 +47,10 @@ class Hq(Levelled):
             raise ValueError(f"Hq.rate must lie in (0, 1], got {self.rate}.")
 
     @property
+    def adapts(self) -> bool:
+        return True
+
+    @property
     def layout(self) -> Layout:
         return Layout(bucket=self.bucket)
 

@@ -66,6 +66,10 @@ class TopK(Levelled):
     def drops(self) -> bool:
         return self.keep < 1 or self.then.drops
 
+    @property
+    def adapts(self) -> bool:
+        return self.then.adapts
+
     def quantise(self, laid: Params, rate: Tensor, envelope: Envelope) -> Symbols:
         kept = top(laid, self.keep)
         places = {name: Places.of(flags) for name, flags in kept.items()}

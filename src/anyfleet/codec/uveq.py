@@ -80,6 +80,10 @@ class Uveq(Levelled):
         return faults
 
     @property
+    def adapts(self) -> bool:
+        return True
+
+    @property
     def layout(self) -> Layout:
         return Layout(signs="within")
 

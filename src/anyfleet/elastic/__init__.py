@@ -7,7 +7,7 @@ from anyfleet.elastic.dense import DenseModel, dense
 from anyfleet.elastic.errors import ProgramError, SliceError, TraceError, VerifyError
 from anyfleet.elastic.interpret import apply
 from anyfleet.elastic.modes import COLLECT, EVALUATE, EVALUATE_BATCH, OBSERVE, STATIC, TRAIN, Mode
-from anyfleet.elastic.narrowing import columns, narrowed, width, within
+from anyfleet.elastic.narrowing import alpha, columns, narrowed, width, within
 from anyfleet.elastic.permuting import permute
 from anyfleet.elastic.slicing import Params, cut, paste, place
 from anyfleet.elastic.strength import channel_order
@@ -39,6 +39,7 @@ __all__ = [
     "SliceError",
     "TraceError",
     "VerifyError",
+    "alpha",
     "apply",
     "channel_order",
     "columns",

@@ -24,6 +24,17 @@ def width(slice: Slice, blueprint: Blueprint) -> float:
 
 
 @lru_cache(maxsize=4096)
+def alpha(slice: Slice, blueprint: Blueprint) -> float:
+    """AnycostFL's measure of a sub-model: its width squared, 1 for the whole model (METHODS §1.12).
+
+    Of one whose first layers are not trained, times the share of its parameters that is.
+    """
+    local = blueprint.local(slice)
+    every, trained = local.numel(local.trained()), local.numel(local.trained(slice.first))
+    return width(slice, blueprint) ** 2 * (trained / every if every else 1.0)
+
+
+@lru_cache(maxsize=4096)
 def narrowed(slice: Slice, width: float, blueprint: Blueprint) -> Slice:
     """The leading part of a slice, up to a width of the whole model, in the slice's own order.
 

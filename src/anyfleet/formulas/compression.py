@@ -235,6 +235,22 @@ def relative_error(values: Floats, received: Floats) -> float:
     return float(((received - every) ** 2).sum()) / total if total > 0 else 0.0
 
 
+def upload_seconds(links: Floats, bits: float, rate: float) -> float:
+    """The time in which devices with these links send this share of `bits` on average (§1.16).
+
+    A device sends all of them at most. Infinite where too many links carry nothing.
+    """
+    whole = np.sort(bits / np.asarray(links, dtype=np.float64)[np.asarray(links) > 0])
+    wanted = rate * len(links)
+    # Up to the k-th moment, k devices are through; the others send on, each at its own pace.
+    for through, moment in enumerate(whole):
+        pace = (1 / whole[through:]).sum()
+        seconds = (wanted - through) / pace
+        if seconds <= moment * (1 + 1e-12):
+            return float(seconds)
+    return float("inf")
+
+
 def fedhq_level(bits: Floats, budget: float, levels: Ints) -> int:
     """The most levels whose measured message fits the budget, at least the fewest (METHODS §1.16).
 

@@ -5,8 +5,10 @@ from anyfleet.plan.by_level import WorkByLevel
 from anyfleet.plan.choices import First, LargestInTime
 from anyfleet.plan.depth import Depth, DepthMenu
 from anyfleet.plan.fitting import LargestFitting
+from anyfleet.plan.gain import MostGain
 from anyfleet.plan.levels import FixedLevel, Menu, Whole
 from anyfleet.plan.paced import Paced
+from anyfleet.plan.rates import RateByLevel, RateByLink
 from anyfleet.plan.steps import StepsWithin
 from anyfleet.plan.utility import FisherUtility
 
@@ -20,7 +22,10 @@ __all__ = [
     "LargestFitting",
     "LargestInTime",
     "Menu",
+    "MostGain",
     "Paced",
+    "RateByLevel",
+    "RateByLink",
     "StepsWithin",
     "Whole",
     "WorkByLevel",

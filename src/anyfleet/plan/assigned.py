@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from anyfleet.columns import join
+from anyfleet.elastic import alpha
 from anyfleet.local import limits, processed
 from anyfleet.method import Around, Choose, Plan, State
 from anyfleet.types import Memory, Numbers, Offer, Own, Plans, Want
@@ -43,21 +44,24 @@ class Assigned(Around, Plan):
         samples = view.devices.samples[plans.device].tolist()
         owns = (Own(*known, Memory()) for known in zip(told, samples, strict=True))
         rows = zip(plans.rows(), owns, strict=True)
-        wants, numbers = zip(*(self._assigned(plan, own, view) for plan, own in rows), strict=True)
-        return replace(plans, wants=wants, numbers=join(numbers), menus=((),) * len(plans))
+        found = [self._assigned(plan, own, view) for plan, own in rows]
+        wants, numbers, reasons = zip(*found, strict=True)
+        none = ((),) * len(plans)
+        return replace(plans, wants=wants, numbers=join(numbers), menus=none, declined=reasons)
 
-    def _assigned(self, plan: Plans, own: Own, view: View) -> tuple[Want, Numbers]:
-        (menu,), (want,), numbers = plan.menus, plan.wants, plan.numbers
-        if not menu:
-            return want, numbers
+    def _assigned(self, plan: Plans, own: Own, view: View) -> tuple[Want, Numbers, str]:
+        """What a device shall train, and how, or why it is not asked."""
+        (menu,), (want,), (reason,), numbers = plan.menus, plan.wants, plan.declined, plan.numbers
+        if not menu or reason:
+            return want, numbers, reason
         batch, room = int(numbers.batch[0]), float(own.conditions.memory[0])
         needs = [view.memory(entry.prefix(view.blueprint), batch) for entry in menu]
         held = [entry for entry, need in zip(menu, needs, strict=True) if need <= room]
         if not held:
             # As with every plan: one that cannot even hold the smallest is not asked.
-            return menu[needs.index(min(needs))], numbers
+            return menu[needs.index(min(needs))], numbers, ""
         choices = self.choose([_offer(entry, own, numbers, view) for entry in held], own, numbers)
-        return held[int(choices.entry[0])], choices.numbers
+        return held[int(choices.entry[0])], choices.numbers, choices.declined[0]
 
 
 def _learns(choose: Choose) -> bool:
@@ -69,4 +73,9 @@ def _offer(entry: Want, own: Own, numbers: Numbers, view: View) -> Offer:
     slice_, batch = entry.prefix(view.blueprint), int(numbers.batch[0])
     (steps,) = limits(numbers, [own.samples])
     count = processed(steps, own.samples, batch)
-    return Offer(view.training(slice_, batch, count, steps), *view.traffic(slice_), entry.first)
+    return Offer(
+        demand=view.training(slice_, batch, count, steps),
+        traffic=view.traffic(slice_, float(numbers.rate[0])),
+        first=entry.first,
+        alpha=alpha(slice_, view.blueprint),
+    )

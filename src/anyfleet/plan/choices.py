@@ -43,7 +43,7 @@ class LargestInTime(Choose):
 
 
 def _choice(entry: int, numbers: Numbers) -> Choices:
-    return Choices(np.array([entry]), numbers, np.array([np.nan]))
+    return Choices(np.array([entry]), numbers, np.array([np.nan]), ("",))
 
 
 def seconds_for(offer: Offer, own: Own, numbers: Numbers) -> float:

@@ -7,6 +7,7 @@ import numpy as np
 from torch import Tensor
 
 from anyfleet.elastic import Blueprint
+from anyfleet.elastic.blueprint import Rounding
 from anyfleet.method import Policy, State
 from anyfleet.papers import HETEROFL, Paper
 from anyfleet.types import Plans, Want
@@ -97,15 +98,19 @@ class Menu(Policy):
     """Offers several sizes; the method's `choose` decides on the device.
 
     `capped`: nobody is offered more than the share of its level, counted as `FixedLevel` does.
+    Channels that a share does not divide are rounded up, or to the nearest number ("round").
     """
 
     shares: tuple[float, ...] = (1.0, 1 / 2, 1 / 4, 1 / 8, 1 / 16)
     capped: bool = False
+    rounding: Rounding = "ceil"
 
     def __post_init__(self) -> None:
         check_shares("Menu", self.shares)
         if list(self.shares) != sorted(self.shares, reverse=True):
             raise ValueError(f"Menu.shares must go downwards, got {self.shares}.")
+        if self.rounding not in ("ceil", "round"):
+            raise ValueError(f'Menu.rounding must be "ceil" or "round", got {self.rounding!r}.')
 
     @property
     def gives(self) -> frozenset[str]:
@@ -115,7 +120,10 @@ class Menu(Policy):
         levels = view.devices.level[drafts.device] if self.capped else np.zeros(len(drafts), int)
         starts = np.minimum(levels, len(self.shares) - 1).tolist()
         menus = (
-            tuple(Want(share=share, device=device) for share in self.shares[start:])
+            tuple(
+                Want(share=share, rounding=self.rounding, device=device)
+                for share in self.shares[start:]
+            )
             for device, start in zip(drafts.device.tolist(), starts, strict=True)
         )
         return replace(drafts, menus=tuple(menus))

@@ -75,7 +75,7 @@ def _seconds(want: Want, numbers: Numbers, view: View, state: _Kept) -> Floats:
         amount = processed(steps, samples, batch), steps
         efforts.append(view.training(slice_, batch, *amount).effort)
     frequency = np.full(len(efforts), np.nan)
-    down, up = view.traffic(slice_)
+    down, up, *_ = view.traffic(slice_, float(numbers.rate[0]))
     crossing = crossing_seconds(down, state.first.down) + crossing_seconds(up, state.first.up)
     seconds: Floats = join(efforts).seconds(state.first, frequency) + crossing
     return seconds

@@ -60,7 +60,9 @@ class StepsWithin(Around):
         """How many steps there is time for with each of the slices."""
         own, numbers = view.conditions(plans.device), plans.numbers
         samples, batches = view.devices.samples[plans.device].tolist(), numbers.batch.tolist()
-        down, up = np.array([view.traffic(each) for each in slices]).T
+        rates = numbers.rate.tolist()
+        traffic = [view.traffic(*pair) for pair in zip(slices, rates, strict=True)]
+        down, up = np.array([(each.down, each.up) for each in traffic]).T
         down = down + [_menu_bits(menu, view) for menu in plans.menus]
         left = self.seconds - (crossing_seconds(down, own.down) + crossing_seconds(up, own.up))
 

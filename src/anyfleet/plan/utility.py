@@ -97,7 +97,7 @@ class FisherUtility(Choose):
             u = self._utility(menu, own, numbers)
             wanted = int(level(u, self.levels))
         entry = max(wanted - 1 - missing, 0)
-        return Choices(np.array([entry]), numbers, np.array([u]))
+        return Choices(np.array([entry]), numbers, np.array([u]), ("",))
 
     def _utility(self, menu: Sequence[Offer], own: Own, numbers: Numbers) -> float:
         notes = own.memory.notes

@@ -1,0 +1,46 @@
+"""FedHQ's aggregation: coarsely quantised updates count less."""
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+from torch import Tensor
+
+from anyfleet.aggregate.directions import by_device
+from anyfleet.aggregate.mean import Mean, Weighted
+from anyfleet.arrivals import Arrivals
+from anyfleet.columns import Floats
+from anyfleet.formulas.compression import fedhq_weights
+from anyfleet.method import State
+from anyfleet.papers import FEDHQ, Paper
+from anyfleet.types import Params, Stepped, measured
+from anyfleet.view import View
+
+
+@dataclass(frozen=True)
+class ErrorWeighted(Weighted):
+    """The mean, with a weight of `base` divided by 1 + q (METHODS §1.16).
+
+    q is the error of a device's own message, squared and relative to its update, which it reports.
+    That the weights have this very form is not verified: the published abstract says that they go
+    by each device's error.
+    """
+
+    base: Mean = field(default_factory=Mean)
+
+    papers: ClassVar[tuple[Paper, ...]] = (FEDHQ,)
+    wants: ClassVar[frozenset[str]] = frozenset({"distortion"})
+    gives: ClassVar[frozenset[str]] = frozenset({"weights"})
+
+    def weigh(self, arrivals: Arrivals) -> Floats:
+        told = np.array([measured(report, "distortion") for report in arrivals.report])
+        # What is not told, or nonsense, is no reason to count more than an exact update.
+        errors = np.maximum(np.where(np.isnan(told), np.inf, told), 0.0)
+        return fedhq_weights(errors, self.base.weigh(arrivals))
+
+    def __call__(
+        self, model: Params, state: State, arrivals: Arrivals, view: View, key: Tensor
+    ) -> Stepped:
+        stepped = super().__call__(model, state, arrivals, view, key)
+        notes = {"weights": by_device(arrivals, self.weigh(arrivals))}
+        return Stepped(stepped.model, stepped.state, notes)

@@ -1,0 +1,43 @@
+"""AnycostFL: every device picks width, compression and frequency within its time and energy.
+
+Li et al., see `PAPER`. METHODS §1.12 and §3. Deviations: widths come from a grid, and a device
+plans with what each of them really costs, download included; the stored model is not permuted (the
+strongest channels are an index set); weights go by measured rates and by samples. Variants:
+
+    replace(m, plan=Menu((1.0,)))                         without shrinking (EMS)
+    replace(m, uplink=Hq())                               without its own compression (FGC)
+    replace(m, aggregate=Mean("equal"))                   without its aggregation (AIO)
+"""
+
+from dataclasses import replace
+from typing import Unpack
+
+from anyfleet.aggregate import Aio
+from anyfleet.codec import Fgc
+from anyfleet.extract import Strongest
+from anyfleet.method import Method
+from anyfleet.methods.fedavg import Training, fedavg
+from anyfleet.papers import ANYCOST
+from anyfleet.plan import Menu, MostGain
+
+PAPER = ANYCOST
+WIDTHS = tuple(sixteenths / 16 for sixteenths in range(16, 7, -1))  # alpha from 1 to 1/4
+
+
+def anycost(
+    *,
+    seconds: float = 10.0,
+    shares: tuple[float, ...] = WIDTHS,
+    rate: float = 1 / 15,
+    count: int = 15,
+    **training: Unpack[Training],
+) -> Method:
+    """An order takes `seconds` at most; joules are the devices' own. `rate` is the largest."""
+    return replace(
+        fedavg(count=count, **training),
+        plan=Menu(shares, rounding="round"),
+        choose=MostGain(seconds, most=rate),
+        extract=Strongest(),
+        uplink=Fgc(),
+        aggregate=Aio(),
+    )

@@ -1,0 +1,35 @@
+"""FedHQ: better links send more levels, and the server gives coarse updates less weight.
+
+Chen et al. 2021, see `PAPER`. METHODS §1.16: levels by the state of the channel, errors measured on
+every message. That the weights are 1 / (1 + error) is not verified; the published abstract says
+that they minimise a bound by each client's quantisation error.
+"""
+
+from dataclasses import replace
+from typing import Unpack
+
+from anyfleet.aggregate import ErrorWeighted
+from anyfleet.codec import Hq
+from anyfleet.method import Method
+from anyfleet.methods.fedavg import Training, fedavg
+from anyfleet.papers import FEDHQ
+from anyfleet.plan import RateByLink
+
+PAPER = FEDHQ
+
+
+def fedhq(
+    *,
+    rate: float = 1 / 33,
+    seconds: float | None = None,
+    keep: float = 0.15,
+    count: int = 10,
+    **training: Unpack[Training],
+) -> Method:
+    """Uploads take `seconds`; unless given, such that the devices' mean rate is `rate`."""
+    return replace(
+        fedavg(count=count, **training),
+        plan=RateByLink(rate, seconds),
+        uplink=Hq(keep=keep),
+        aggregate=ErrorWeighted(),
+    )

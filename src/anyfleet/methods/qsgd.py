@@ -1,0 +1,23 @@
+"""QSGD: FedAvg whose devices upload the largest entries on few levels, right in the mean.
+
+Alistarh, Grubic, Li, Tomioka, Vojnović: QSGD: Communication-efficient SGD via gradient quantization
+and encoding. NeurIPS 2017. METHODS §1.14; the largest entries first, as AnycostFL's comparison has
+it, and no error feedback.
+"""
+
+from dataclasses import replace
+from typing import Unpack
+
+from anyfleet.codec import Qsgd, TopK
+from anyfleet.method import Method
+from anyfleet.methods.fedavg import Training, fedavg
+from anyfleet.papers import QSGD
+
+PAPER = QSGD
+
+
+def qsgd(
+    *, levels: int = 16, keep: float = 0.15, count: int = 10, **training: Unpack[Training]
+) -> Method:
+    """The share `keep` of every tensor, on so many `levels`."""
+    return replace(fedavg(count=count, **training), uplink=TopK(keep, Qsgd(levels)))

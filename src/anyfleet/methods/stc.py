@@ -1,0 +1,21 @@
+"""STC: FedAvg whose devices upload the signs of the largest entries, and keep what they left out.
+
+Sattler, Wiedemann, Müller, Samek: Robust and communication-efficient federated learning from
+non-i.i.d. data. IEEE TNNLS 31(9), 2020. METHODS §1.13; the documents give no share, ours leads to
+the rate of AnycostFL's table. The downlink is not compressed.
+"""
+
+from dataclasses import replace
+from typing import Unpack
+
+from anyfleet.codec import ErrorFeedback, Stc
+from anyfleet.method import Method
+from anyfleet.methods.fedavg import Training, fedavg
+from anyfleet.papers import STC
+
+PAPER = STC
+
+
+def stc(*, keep: float = 1 / 40, count: int = 10, **training: Unpack[Training]) -> Method:
+    """The share `keep` of every tensor is sent."""
+    return replace(fedavg(count=count, **training), uplink=ErrorFeedback(Stc(keep)))

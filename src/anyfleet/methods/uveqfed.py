@@ -1,0 +1,29 @@
+"""UVeQFed: FedAvg whose devices upload points of a lattice, with a dither that both ends know.
+
+Shlezinger, Chen, Eldar, Poor, Cui: UVeQFed: Universal vector quantization for federated learning.
+IEEE Transactions on Signal Processing 69, 2021. METHODS §1.15; the largest entries first, as
+AnycostFL's comparison has it.
+"""
+
+from dataclasses import replace
+from typing import Literal, Unpack
+
+from anyfleet.codec import TopK, Uveq
+from anyfleet.method import Method
+from anyfleet.methods.fedavg import Training, fedavg
+from anyfleet.papers import UVEQFED
+
+PAPER = UVEQFED
+
+
+def uveqfed(
+    *,
+    bits_each: float = 2.0,
+    dimension: Literal[1, 2] = 2,
+    keep: float = 0.15,
+    count: int = 10,
+    **training: Unpack[Training],
+) -> Method:
+    """The share `keep` of every tensor, with `bits_each` for an entry, on hexagons or a line."""
+    uplink = TopK(keep, Uveq(bits_each, dimension))
+    return replace(fedavg(count=count, **training), uplink=uplink)

@@ -1,0 +1,105 @@
+"""How far each device compresses its upload, decided on the server."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from anyfleet.arrivals import Arrivals
+from anyfleet.elastic import WHOLE
+from anyfleet.errors import refuse
+from anyfleet.formulas.compression import upload_seconds
+from anyfleet.method import Around, Plan, Policy, State
+from anyfleet.papers import FEDHQ, Paper
+from anyfleet.plan.levels import Whole
+from anyfleet.types import Plans, Want
+from anyfleet.view import View
+
+RATE = "rate"  # what these plans give: an uplink must follow it
+_ASKED = 1024  # devices whose links are looked at before the first round
+_LOWEST = 1e-6  # a link that is down now still gets an order, and loses it
+
+
+@dataclass(frozen=True)
+class RateByLevel(Around):
+    """A device of level `p` uploads at the `p`-th rate, or the last one. `inner` plans sizes."""
+
+    rates: tuple[float, ...]
+    inner: Plan = field(default_factory=Whole)
+
+    gives: ClassVar[frozenset[str]] = frozenset({RATE})
+
+    def __post_init__(self) -> None:
+        wrong = not self.rates or any(not 0 < rate <= 1 for rate in self.rates)
+        refuse([f"RateByLevel.rates must lie in (0, 1], got {self.rates}." if wrong else ""])
+
+    def __call__(self, drafts: Plans, view: View, state: State, key: Tensor) -> Plans:
+        plans = self.inner(drafts, view, state, key)
+        level = np.minimum(view.devices.level[plans.device], len(self.rates) - 1)
+        numbers = replace(plans.numbers, rate=np.array(self.rates, dtype=np.float64)[level])
+        return replace(plans, numbers=numbers)
+
+
+class _Kept(NamedTuple):
+    inner: State
+    seconds: float
+
+
+@dataclass(frozen=True)
+class RateByLink(Policy):
+    """As much as a device's link carries in `seconds` (FedHQ, METHODS §1.16). `inner` plans sizes.
+
+    Without `seconds`, they are chosen once, before the first round: such that the mean rate of
+    the devices, as their links are then, is `rate`. Where `inner` offers a menu, its largest entry
+    is in time.
+    """
+
+    rate: float = 1 / 33
+    seconds: float | None = None
+    inner: Plan = field(default_factory=Whole)
+
+    gives: ClassVar[frozenset[str]] = frozenset({RATE})
+    papers: ClassVar[tuple[Paper, ...]] = (FEDHQ,)
+
+    def __post_init__(self) -> None:
+        refuse(
+            [
+                "" if 0 < self.rate <= 1 else f"RateByLink.rate must lie in (0, 1]: {self.rate}.",
+                ""
+                if self.seconds is None or self.seconds > 0
+                else f"RateByLink.seconds must be positive, got {self.seconds}.",
+            ]
+        )
+
+    def init(self, view: View) -> _Kept:
+        seconds = self.seconds or _seconds(self.rate, view)
+        return _Kept(self.inner.init(view), seconds)
+
+    def learn(
+        self, state: _Kept, arrivals: Arrivals | None, notes: Mapping[str, Any], view: View
+    ) -> _Kept:
+        return state._replace(inner=self.inner.learn(state.inner, arrivals, notes, view))
+
+    def tells(self, state: _Kept) -> Mapping[str, Any]:
+        return {**self.inner.tells(state.inner), "upload_seconds": state.seconds}
+
+    def __call__(self, drafts: Plans, view: View, state: _Kept, key: Tensor) -> Plans:
+        plans = self.inner(drafts, view, state.inner, key)
+        links = view.conditions(plans.device).up
+        sizes = [menu or (want,) for menu, want in zip(plans.menus, plans.wants, strict=True)]
+        bits = np.array([max(_bits(want, view) for want in entries) for entries in sizes])
+        rate = np.clip(links * state.seconds / np.maximum(bits, 1.0), _LOWEST, 1.0)
+        return replace(plans, numbers=replace(plans.numbers, rate=rate))
+
+
+def _seconds(rate: float, view: View) -> float:
+    count = len(view.devices)
+    some = np.unique(np.linspace(0, count - 1, min(count, _ASKED)).astype(np.int64))
+    bits = view.traffic(WHOLE, 1.0).update
+    return upload_seconds(view.conditions(some).up, bits, rate)
+
+
+def _bits(want: Want, view: View) -> float:
+    return view.traffic(want.prefix(view.blueprint), 1.0).update
