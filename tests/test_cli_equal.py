@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from anyfleet.cli.screen import how_far, learned
+from anyfleet.cli.screen import learned, shortfalls
 from anyfleet.equal import Resource, Within, common_amount, quantity, within
 from anyfleet.queries import Spent
 from anyfleet.store import read_points
@@ -60,7 +60,8 @@ def test_compare_says_which_runs_ended_before_the_budget(folder: Path) -> None:
     (point,) = read_points(folder / "runs/compare/half/seed-0")
     title, _, row = shown.partition("For ")[2].splitlines()[:3]
     assert title == "1,000 TFLOP:"
-    assert row.split()[:5] == ["half", "ended", "after", *quantity(point.flops, "flops").split()]
+    assert row.split()[:4] == ["half", "1", "of", "1"]
+    assert f"half: 1 of 1 ended after {quantity(point.flops, 'flops')}." in shown.splitlines()
     result = json.loads((folder / "runs/compare/results.json").read_text())["half"][0]
     assert result["within"]["flops"]["amount"] == 1e15
     assert result["within"]["flops"]["total"] == point.flops
@@ -98,21 +99,21 @@ def test_compare_refuses_amounts_that_mean_nothing(
     assert not (folder / "runs").exists()
 
 
-def test_runs_that_did_not_use_the_amount_are_counted() -> None:
+def test_runs_that_did_not_use_the_amount_are_told() -> None:
     spent = Spent(time=4.0, joules=8.0, bytes=28e3, flops=2e7, rounds=4)
     done = Within("time", 5.0, 6.0, 2.0, 0.6, 0.7, spent)
     ended = replace(done, total=4.5, accuracy=0.5)
     late = replace(done, first=5.5, accuracy=math.nan, best=math.nan, spent=None)
-    assert how_far([done, done]) == "2 of 2"
-    others = "ended after 4.5 s; first evaluated after 5.5 s"
-    assert how_far([done, ended, late]) == f"1 of 3, else {others}"
-    assert how_far([ended, late]) == others
+    runs = {"a": [done, late, ended], "b": [done], "c": [late]}
+    assert list(shortfalls(runs)) == [
+        "a: 1 of 3 ended after 4.5 s, 1 of 3 first evaluated after 5.5 s.",
+        "c: 1 of 1 first evaluated after 5.5 s.",
+    ]
     screen = Console(width=120, file=StringIO())
-    screen.print(learned({"a": [done, late], "b": [ended], "c": [late]}, screen.width))
+    screen.print(learned(runs, screen.width))
     head, *rows = screen.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert head.split()[-4:] == ["J", "MB", "GFLOP", "rounds"]
     told = [" ".join(row.split()) for row in rows]
-    costs = "70.0 4.0 8.0 0.028 0.020 4.0"
-    assert told[0] == f"a 1 of 2, else first evaluated after 5.5 s 60.0 {costs}"
-    assert told[1] == f"b ended after 4.5 s 50.0 {costs}"
-    assert told[2] == "c first evaluated after 5.5 s – – – – – – –"
+    assert told[0].startswith("a 2 of 3 55.0 ±7.1 70.0 ±0.0 4.0 ±0.0 8.0 ±0.0 0.028 ±0.000 ")
+    assert told[1] == "b 1 of 1 60.0 70.0 4.0 8.0 0.028 0.020 4.0"
+    assert told[2] == "c 0 of 1 – – – – – – –"

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from anyfleet import config
 from anyfleet.cli.record import built, picture, prepare, record, subfolder
-from anyfleet.cli.screen import console, learned, table, targets
+from anyfleet.cli.screen import console, learned, shortfalls, table, targets
 from anyfleet.equal import Resource, Within, common_amount, quantity, within
 from anyfleet.errors import ConfigError, Problem
 from anyfleet.queries import ToTarget, common_accuracy, percent, summarise, to_target
@@ -136,6 +136,8 @@ def _show(found: Comparison, runs: Runs, goal: Goal, screen: Console) -> None:
         amount = found.amounts[resource]
         screen.print(f"\nFor {quantity(amount, resource)}{_OF[resource]}{where}:", markup=False)
         screen.print(learned(lessons, screen.width))
+        for line in shortfalls(lessons):
+            screen.print(line, markup=False)
         if not amount:
             screen.print("A run spent nothing of it: give another amount with --budget.")
 

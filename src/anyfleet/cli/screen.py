@@ -143,18 +143,20 @@ def how_many(group: Sequence[ToTarget]) -> str:
 def learned(runs: Mapping[str, Sequence[Within]], width: int) -> Table:
     """What the same amount taught, one row per name, and all that had been spent by then.
 
-    Means of the runs that were evaluated by then; those that had ended count as they ended.
+    Means of the runs that were evaluated by then, which the first column counts; those that had
+    ended count as they ended. What to know of the others is in `shortfalls`.
     """
     unit = _energy(each.spent.joules for group in runs.values() for each in group if each.spent)
     heads = ("runs", "accuracy %", "best %", "simulated s", unit.name, "MB", "GFLOP", "rounds")
-    rows = {name: [how_far(group), *_lessons(group, unit)] for name, group in runs.items()}
+    rows = {name: tuple(_lessons(group, unit)) for name, group in runs.items()}
     return grid(heads, rows, width)
 
 
 def _lessons(group: Sequence[Within], unit: Unit) -> Iterator[str]:
+    spent = [each.spent for each in group if each.spent]
+    yield f"{len(spent)} of {len(group)}"
     yield number(*(100 * each.accuracy for each in group if each.spent))
     yield number(*(100 * each.best for each in group if each.spent))
-    spent = [each.spent for each in group if each.spent]
     yield number(*(each.time for each in spent))
     yield number(*(each.joules / unit.size for each in spent))
     yield megabytes(*(each.bytes for each in spent))
@@ -162,17 +164,15 @@ def _lessons(group: Sequence[Within], unit: Unit) -> Iterator[str]:
     yield number(*(each.rounds for each in spent))
 
 
-def how_far(group: Sequence[Within]) -> str:
-    """How many runs used an amount; where the others ended, or were first evaluated."""
-    late = [each for each in group if not each.spent]
-    ended = [each for each in group if each.spent and each.ended]
-    notes = [ended_after(ended)] if ended else []
-    notes += [first_after(late)] if late else []
-    count = len(group) - len(late) - len(ended)
-    told = f"{count} of {len(group)}"
-    if not notes:
-        return told
-    return "; ".join(notes) if not count else f"{told}, else {'; '.join(notes)}"
+def shortfalls(runs: Mapping[str, Sequence[Within]]) -> Iterator[str]:
+    """A line for each name with runs that ended before an amount or were evaluated after it."""
+    for name, group in runs.items():
+        late = [each for each in group if not each.spent]
+        ended = [each for each in group if each.spent and each.ended]
+        told = [f"{len(ended)} of {len(group)} {ended_after(ended)}"] if ended else []
+        told += [f"{len(late)} of {len(group)} {first_after(late)}"] if late else []
+        if told:
+            yield f"{name}: {', '.join(told)}."
 
 
 def grid(heads: Sequence[str], rows: Mapping[str, Sequence[str]], width: int) -> Table:
