@@ -86,6 +86,7 @@ PARTS: list[Any] = [
     extract.FisherBlocks(4, score="maxmin"),
     extract.Random(),
     extract.Rolling(-3),
+    extract.Strongest(),
     train.Gradient(train.Decaying(0.1, 0.99), train.Sgd(0.9, True, 1e-4), iterations=5, clip=1.0),
     train.Gradient(train.Inverse(1.0, 2.0), train.AdamW(), masked=True, scaler=True),
     train.Fisher(every=2, samples=3, estimate="mean"),
