@@ -6,6 +6,7 @@ from anyfleet.plan.choices import First, LargestInTime
 from anyfleet.plan.depth import Depth, DepthMenu
 from anyfleet.plan.fitting import LargestFitting
 from anyfleet.plan.gain import MostGain
+from anyfleet.plan.just_in_time import JustInTime
 from anyfleet.plan.levels import FixedLevel, Menu, Whole
 from anyfleet.plan.paced import Paced
 from anyfleet.plan.rates import RateByLevel, RateByLink
@@ -19,6 +20,7 @@ __all__ = [
     "First",
     "FisherUtility",
     "FixedLevel",
+    "JustInTime",
     "LargestFitting",
     "LargestInTime",
     "Menu",
