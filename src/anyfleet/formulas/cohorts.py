@@ -142,7 +142,7 @@ def _best_sending(own: _Columns, least: Floats, most: Floats) -> Sending:
     )
     frequency = own.allowed(crossing)
     computing, joules = own.cycles / frequency, per_square * frequency**2
-    seconds = _sending_seconds(own, computing, joules, frequency == crossing)
+    seconds, left = _time_to_send(own, computing, joules, frequency == crossing)
     airtime = own.airtime
     beta = np.fmin(most, seconds / airtime)  # 0 / 0: nothing to send, and no time needed
     needed = least * airtime
@@ -150,20 +150,27 @@ def _best_sending(own: _Columns, least: Floats, most: Floats) -> Sending:
     near &= joules + own.power * needed <= own.energy * (1 + _SLACK)
     beta = np.where(near, np.maximum(beta, least), beta)
     # Beyond the largest factor there is room: the slowest frequency that is in time with it.
-    left = np.fmax(own.seconds - beta * airtime, 0.0)
-    in_time = np.fmax(own.slowest, own.cycles / left)
+    in_time = np.fmax(own.slowest, own.cycles / np.fmax(own.seconds - beta * airtime, 0.0))
     frequency = np.where(beta >= most, np.fmin(frequency, in_time), frequency)
-    fits = (airtime < np.inf) & (beta >= least) & (beta <= most) & ((beta > 0) | (most == 0))
+    fits = (beta >= least) & (beta <= most) & (left | (least > 0) | (beta >= most))
+    fits &= airtime < np.inf
     return Sending(np.where(fits, beta, np.nan), np.where(fits, frequency, np.nan))
 
 
-def _sending_seconds(own: _Columns, computing: Floats, joules: Floats, both: Flags) -> Floats:
-    """How long may be sent; where time and energy allow the same, by what rounds less."""
+def _time_to_send(
+    own: _Columns, computing: Floats, joules: Floats, both: Flags
+) -> tuple[Floats, Flags]:
+    """How many seconds may be sent, and whether that is more than rounding.
+
+    Where time and energy allow the same (`both`), it is computed from what rounds less.
+    """
     by_time = own.seconds * (1 + _ROUNDING) - computing
     by_energy = (own.energy * (1 + _ROUNDING) - joules) / own.power
-    same = np.where(own.power * own.seconds <= own.energy, by_time, by_energy)
-    seconds: Floats = np.where(both, same, np.fmin(by_time, by_energy))
-    return seconds
+    less = by_energy < by_time
+    poor = np.where(both, own.power * own.seconds > own.energy, less)
+    seconds: Floats = np.where(poor, by_energy, by_time)
+    noise = 2 * _ROUNDING * np.where(poor, own.energy / own.power, own.seconds)
+    return seconds, seconds > noise
 
 
 def _crossing(cubic: Floats, linear: Floats, constant: Floats) -> Floats:
