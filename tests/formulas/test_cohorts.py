@@ -361,6 +361,13 @@ def test_3_without_a_budget_there_is_no_plan(nothing: dict[str, float]) -> None:
     assert np.isnan(anycost_plans(poor, alpha_min=0.3)).all()
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_3_what_is_unknown_is_not_planned_with(name: str) -> None:
+    unknown = replace(DEVICE, **{name: np.array([np.nan, getattr(DEVICE, name)])})
+    for found in (best_sending(unknown), anycost_plans(unknown)):
+        assert all(np.isnan(column).tolist() == [True, False] for column in found)
+
+
 def test_3_energy_without_end() -> None:
     """Time alone limits: as fast as possible, but for the capped not faster than needed."""
     rich = replace(DEVICE, energy=np.inf, cycles=5e10)
@@ -443,6 +450,7 @@ def test_3_computing_that_takes_all_leaves_nothing_to_send(power: float) -> None
 def test_3_limits_that_contradict_each_other_leave_nothing() -> None:
     assert np.isnan(best_sending(DEVICE, 0.02, 0.01).beta)
     assert best_sending(DEVICE, 0.01, 0.02).beta == 0.02
+    assert np.isnan(anycost_plans(replace(DEVICE, slowest=2e9, fastest=1e9))).all()
 
 
 def test_3_extreme_scales_break_no_constraint() -> None:

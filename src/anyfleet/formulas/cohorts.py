@@ -35,7 +35,7 @@ class Budgets:
     bits: Floats | float  # of the uncompressed update
     epsilon: Floats | float  # joules per cycle and squared frequency
     cycles: Floats | float  # of the training
-    slowest: Floats | float  # hertz
+    slowest: Floats | float  # hertz, above 0
     fastest: Floats | float  # hertz
 
 
@@ -143,17 +143,14 @@ def _best_sending(own: _Columns, least: Floats, most: Floats) -> Sending:
     frequency = own.allowed(crossing)
     computing, joules = own.cycles / frequency, per_square * frequency**2
     seconds, left = _time_to_send(own, computing, joules, frequency == crossing)
-    airtime = own.airtime
-    beta = np.fmin(most, seconds / airtime)  # 0 / 0: nothing to send, and no time needed
-    needed = least * airtime
-    near = computing + needed <= own.seconds * (1 + _SLACK)
-    near &= joules + own.power * needed <= own.energy * (1 + _SLACK)
-    beta = np.where(near, np.maximum(beta, least), beta)
+    beta = np.maximum(np.minimum(most, seconds / own.airtime), least)
+    sending = beta * own.airtime
+    fits = (computing + sending <= own.seconds * (1 + _SLACK)) & (beta <= most)
+    fits &= joules + own.power * sending <= own.energy * (1 + _SLACK)
+    fits &= (left | (least > 0) | (beta >= most)) & (own.slowest <= own.fastest)
     # Beyond the largest factor there is room: the slowest frequency that is in time with it.
-    in_time = np.fmax(own.slowest, own.cycles / np.fmax(own.seconds - beta * airtime, 0.0))
+    in_time = np.fmax(own.slowest, own.cycles / np.fmax(own.seconds - sending, 0.0))
     frequency = np.where(beta >= most, np.fmin(frequency, in_time), frequency)
-    fits = (beta >= least) & (beta <= most) & (left | (least > 0) | (beta >= most))
-    fits &= airtime < np.inf
     return Sending(np.where(fits, beta, np.nan), np.where(fits, frequency, np.nan))
 
 
@@ -166,8 +163,7 @@ def _time_to_send(
     """
     by_time = own.seconds * (1 + _ROUNDING) - computing
     by_energy = (own.energy * (1 + _ROUNDING) - joules) / own.power
-    less = by_energy < by_time
-    poor = np.where(both, own.power * own.seconds > own.energy, less)
+    poor = np.where(both, own.power * own.seconds > own.energy, by_energy < by_time)
     seconds: Floats = np.where(poor, by_energy, by_time)
     noise = 2 * _ROUNDING * np.where(poor, own.energy / own.power, own.seconds)
     return seconds, seconds > noise
