@@ -225,3 +225,10 @@ def test_costs_fall_with_every_cut() -> None:
         values = [getattr(c, field) for c in costs]
         assert values == sorted(values, reverse=True)
         assert len(set(values)) == len(values)
+
+
+def test_slices_of_one_shape_are_counted_once_also_along_constants() -> None:
+    blueprint = traced("vision").blueprint
+    one, other = (Slice.of({"patch": kept}, blueprint) for kept in ((0, 2, 5), (7, 1, 4)))
+    assert blueprint.local(one) != blueprint.local(other)
+    assert cost(blueprint, one, 3) is cost(blueprint, other, 3)

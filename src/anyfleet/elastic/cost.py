@@ -104,7 +104,10 @@ class Priced:
 @lru_cache(maxsize=4096)
 def cost(blueprint: Blueprint, slice: Slice = WHOLE, batch: int = 1) -> Cost:
     """The cost of training a slice of the model, per batch of that size."""
-    return _cost(blueprint.local(slice), slice.first, batch)
+    # How many indices, not which: otherwise a network with constants along an axis would be
+    # counted anew for every index set, and norms give new ones in every round.
+    leading = tuple((axis, tuple(range(count))) for axis, count in slice.shape(blueprint)[0])
+    return _cost(blueprint.local(Slice(leading)), slice.first, batch)
 
 
 @lru_cache(maxsize=4096)
