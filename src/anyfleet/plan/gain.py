@@ -74,8 +74,10 @@ class MostGain(Choose):
         aside = crossing_seconds(
             _column([offer.traffic.aside + offer.answer for offer in menu]), known.up
         )
+        with np.errstate(invalid="ignore"):  # crossing a link that carries nothing takes for ever
+            energy = self._joules(own) - known.receive * down - known.power * aside
         return Budgets(
-            energy=self._joules(own) - known.receive * down - known.power * aside,
+            energy=energy,
             seconds=self.seconds - down - aside,
             power=known.power,
             rate=known.up,
