@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from benchmarks import codec as codecs
-from benchmarks import depth, fleet
+from benchmarks import depth, fleet, planner
 
 from anyfleet import codec, plan, select
 from anyfleet.codec.layout import Layout
@@ -130,3 +130,23 @@ def test_what_misses_a_goal_of_codecs_is_marked() -> None:
     assert "!" not in first
     assert second.count("!") == 2
     assert "1 are at most 2% over the bound, 2 over the bound with" in codecs.summary([good, slow])
+
+
+def test_plans_are_timed_and_held_against_brute_force(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--cohorts", "3", "--repeats", "1", "--compared", "12", "--grid", "40", "80"]
+    planner.main(given)
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[1].split()[0] == "3"
+    assert shown[2].startswith("a row of nine given sizes: ")
+    assert shown[3] == "12 of 12 devices have a plan"
+    found = planner.missed(12, (40, 80))
+    assert len(found.grid) == len(found.reference) == 12
+    assert min(found.grid) > -1e-9
+    assert 0 < max(found.grid) < 0.5
+    assert max(map(abs, found.reference)) < 1e-8
+
+
+def test_a_cohort_that_takes_too_long_to_plan_is_marked() -> None:
+    _, quick, slow = planner.shown([planner.Row(100, 1.0, 50.0), planner.Row(100, 21.0, 50.0)])
+    assert "!" not in quick
+    assert "!" in slow

@@ -1,0 +1,191 @@
+"""How long AnycostFL's plans take: all at once, one at a time, and how far brute force is off.
+
+    python benchmarks/planner.py                         # about a minute
+    python benchmarks/planner.py --cohorts 1 100 --grid 100 200
+
+Devices are those of AnycostFL's cell (METHODS §A.2 and §3, CIFAR-10): anywhere in a disc of 550 m,
+with 40 dB lost at one metre, 3 to 9 joules, 10 seconds, and the coefficients of their processors
+drawn. Half of them may send up to a fifteenth of the update, the others all of it, and some have
+processors with narrow bounds.
+
+"at once" is `anycost_plans`, "one by one" the reference `anycost_plan`, which searches. Brute force
+is the best of a grid of sizes and frequencies, in equal steps and in equal ratios: by how much its
+gain is below the plan's. Milliseconds are those of the processor, the quickest of some repetitions.
+"""
+
+import argparse
+import statistics
+import time
+import timeit
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+import torch
+
+from anyfleet import rng
+from anyfleet.columns import Floats
+from anyfleet.formulas import (
+    AnycostBounds,
+    AnycostDevice,
+    Budgets,
+    anycost_plan,
+    anycost_plans,
+    best_sending,
+)
+from anyfleet.world import Shannon
+
+COHORTS = (1, 100, 10_000)
+GRID = (300, 600)  # sizes and frequencies
+GOAL = 20.0  # milliseconds for a cohort of 100
+ALPHA_MIN = 0.25
+
+
+@dataclass(frozen=True, eq=False)
+class Cell:
+    """Devices of a round, a row each."""
+
+    budgets: Budgets
+    beta_max: Floats
+
+    def rows(self) -> Iterator[tuple[AnycostDevice, AnycostBounds]]:
+        """For the reference, which plans one device at a time."""
+        columns = (getattr(self.budgets, field.name) for field in fields(Budgets))
+        table = np.stack(np.broadcast_arrays(*columns), axis=1)
+        for (*own, slowest, fastest), cap in zip(table.tolist(), self.beta_max, strict=True):
+            bounds = AnycostBounds(ALPHA_MIN, beta_max=cap, slowest=slowest, fastest=fastest)
+            yield AnycostDevice(*own), bounds
+
+    def gains(self) -> Floats:
+        """Of the plans, made all at once."""
+        return anycost_plans(self.budgets, alpha_min=ALPHA_MIN, beta_max=self.beta_max).gain
+
+
+@dataclass(frozen=True)
+class Row:
+    """A cohort of some size; milliseconds for all of it."""
+
+    devices: int
+    at_once: float
+    one_by_one: float
+
+
+@dataclass(frozen=True)
+class Missed:
+    """By which shares of the gain the reference and brute force are below the plans made at once.
+
+    Negative where they are above them.
+    """
+
+    planned: int  # devices with a plan; all three must agree who has none
+    reference: list[float]
+    grid: list[float]
+
+
+def cell(devices: int) -> Cell:
+    def drawn(name: str, low: float, high: float) -> Floats:
+        part: Floats = rng.uniform(rng.root(0, name), devices).numpy()
+        return low + (high - low) * part
+
+    link = Shannon()
+    distance = np.maximum(1.0, 550 * np.sqrt(drawn("distance", 0, 1)))
+    loss = 10 ** (-link.ref_loss_db / 10) * distance**-link.exponent
+    noise = 10 ** (link.noise_dbm_per_mhz / 10 - 3)
+    narrow = drawn("narrow", 0, 1) < 0.2
+    budgets = Budgets(
+        energy=drawn("energy", 3, 9),
+        seconds=10.0,
+        power=link.power,
+        rate=link.band * np.log2(1 + loss * link.power / noise),
+        bits=111.7e6,
+        epsilon=drawn("epsilon", 5e-27, 1e-26),
+        cycles=833 * 5.7e6,
+        slowest=np.where(narrow, drawn("slowest", 2e8, 5e8), 1e8),
+        fastest=np.where(narrow, drawn("fastest", 5e8, 6e8), 3e9),
+    )
+    return Cell(budgets, np.where(drawn("cap", 0, 1) < 0.5, 1 / 15, 1.0))
+
+
+def milliseconds(task: Callable[[], object], repeats: int) -> float:
+    """The quickest of some repetitions, each of about a twentieth of a second or more."""
+    timer = timeit.Timer(task, timer=time.process_time)
+    count = 1 + int(0.05 / max(timer.timeit(1), 1e-5))
+    return 1e3 * min(timer.repeat(repeats, count)) / count
+
+
+def measured(devices: int, repeats: int) -> Row:
+    cohort = cell(devices)
+    alone = list(cohort.rows())
+
+    def one_by_one() -> None:
+        for device, bounds in alone:
+            anycost_plan(device, bounds)
+
+    return Row(devices, milliseconds(cohort.gains, repeats), milliseconds(one_by_one, repeats))
+
+
+def row_of_sizes(repeats: int) -> float:
+    """Milliseconds for what a device asks: the best of nine sizes of a model, given as such."""
+    sizes = np.linspace(0.2, 1.0, 9)[np.newaxis]
+    budgets = Budgets(6.0, 10.0, 0.1, 1e6, 111.7e6 * sizes, 7.5e-27, 4.7e9 * sizes, 1e8, 3e9)
+    return milliseconds(lambda: best_sending(budgets), repeats)
+
+
+def brute_force(device: AnycostDevice, bounds: AnycostBounds, grid: tuple[int, int]) -> float:
+    """The best gain of a grid of sizes and frequencies; 0 if nothing fits."""
+    alpha = np.linspace(bounds.alpha_min, 1, grid[0])[:, np.newaxis]
+    frequency = np.geomspace(bounds.slowest, bounds.fastest, grid[1])
+    work = alpha * device.cycles
+    paid = (device.energy - device.epsilon * frequency**2 * work) / device.power
+    sending = np.minimum(device.seconds - work / frequency, paid)
+    beta = np.minimum(bounds.beta_max, device.rate * sending / (alpha * device.bits))
+    return float(np.max(np.where(beta > 0, alpha**4 * beta, 0.0)))
+
+
+def missed(devices: int, grid: tuple[int, int]) -> Missed:
+    cohort = cell(devices)
+    found = Missed(int(np.isfinite(cohort.gains()).sum()), [], [])
+    for gain, row in zip(cohort.gains(), cohort.rows(), strict=True):
+        alone, best = anycost_plan(*row), brute_force(*row, grid)
+        if np.isnan(gain) != (alone is None) or (best > 0 and alone is None):
+            raise AssertionError(f"Disagreement about whether there is a plan: {row}")
+        if alone is not None:
+            found.reference.append(1 - alone.gain / gain)
+            found.grid.append(1 - best / gain)
+    return found
+
+
+def shown(rows: Sequence[Row]) -> Iterator[str]:
+    yield f"{'devices':>8} {'at once, ms':>12} {'one by one, ms':>15} {'times':>7}"
+    for row in rows:
+        times = row.one_by_one / row.at_once
+        late = "!" if row.devices == 100 and row.at_once > GOAL else " "
+        yield (
+            f"{row.devices:>8,} {row.at_once:>12.3f}{late}{row.one_by_one:>15.3f} {times:>7,.2f}"
+        )
+
+
+def compared(found: Missed, devices: int) -> Iterator[str]:
+    yield f"{found.planned} of {devices} devices have a plan"
+    for name, shares in (("one by one", found.reference), ("brute force", found.grid)):
+        yield (
+            f"{name}: gain below that of the plans by {statistics.median(shares):.1e} (median), "
+            f"{max(shares):.1e} (most); above it by {max(0.0, -min(shares)):.1e} (most)"
+        )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--cohorts", type=int, nargs="+", default=list(COHORTS))
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--compared", type=int, default=400, help="devices, with brute force")
+    parser.add_argument("--grid", type=int, nargs=2, default=GRID, metavar=("SIZES", "FREQUENCIES"))
+    given = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    print("\n".join(shown([measured(size, given.repeats) for size in given.cohorts])), flush=True)
+    print(f"a row of nine given sizes: {row_of_sizes(given.repeats):.3f} ms", flush=True)
+    print("\n".join(compared(missed(given.compared, tuple(given.grid)), given.compared)))
+
+
+if __name__ == "__main__":
+    main()
