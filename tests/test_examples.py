@@ -28,7 +28,7 @@ from tests import small
 from tests.vectors import PLACE, step, vectors
 
 ROOT = Path(__file__).resolve().parents[1]
-RECIPES = sorted((ROOT / "recipes").glob("*.toml"))
+RECIPES = sorted((ROOT / "recipes").rglob("*.toml"))
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
 
 
@@ -92,9 +92,9 @@ def test_the_median_of_ones_own_method_does_what_it_says() -> None:
     assert not torch.equal(last[:3], task.params["0.weight"][:3])
 
 
-@pytest.mark.parametrize("file", RECIPES, ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", RECIPES, ids=lambda file: "/".join(file.parts[-2:]))
 def test_a_recipe_starts_with_its_command_and_runs(file: Path, tmp_path: Path) -> None:
-    assert file.read_text().splitlines()[0] == f"# anyfleet run recipes/{file.name}"
+    assert file.read_text().splitlines()[0] == f"# anyfleet run {file.relative_to(ROOT)}"
     full = load(file)
     table = "task.inner" if "[task.inner]" in file.read_text() else "task"
     small = load(file, ["rounds=1", f"{table}.limit=300", f"{table}.server=20"])

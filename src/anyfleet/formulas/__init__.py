@@ -51,6 +51,7 @@ from anyfleet.formulas.compression import (
     sparse_ternary,
     ternary_bits,
     top_entries,
+    upload_seconds,
     uveq,
     uveq_scale,
     uveq_values,

@@ -16,7 +16,8 @@ from anyfleet.aggregate import Aio
 from anyfleet.codec import Fgc
 from anyfleet.extract import Strongest
 from anyfleet.method import Method
-from anyfleet.methods.fedavg import Training, fedavg
+from anyfleet.methods.fedavg import fedavg
+from anyfleet.methods.heterofl import Parts, partial_sgd
 from anyfleet.papers import ANYCOST
 from anyfleet.plan import Menu, MostGain
 
@@ -30,14 +31,18 @@ def anycost(
     shares: tuple[float, ...] = WIDTHS,
     rate: float = 1 / 15,
     count: int = 15,
-    **training: Unpack[Training],
+    **parts: Unpack[Parts],
 ) -> Method:
-    """An order takes `seconds` at most; joules are the devices' own. `rate` is the largest."""
+    """An order takes `seconds` at most; joules are the devices' own. `rate` is the largest.
+
+    HeteroFL's parts of training are off unless asked for.
+    """
     return replace(
-        fedavg(count=count, **training),
+        fedavg(count=count),
         plan=Menu(shares, rounding="round"),
         choose=MostGain(seconds, most=rate),
         extract=Strongest(),
+        train=partial_sgd(**parts),
         uplink=Fgc(),
         aggregate=Aio(),
     )
