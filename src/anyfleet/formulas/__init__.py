@@ -216,7 +216,7 @@ __all__ = [
     "removals", "rice_bits", "rolling_window", "sampled_ratios", "scores", "smoothed", "softmax",
     "sparse_ternary", "static_moments", "step_size_cap", "strongest_channels", "suffix_mask",
     "target_seconds", "ternary_bits", "threshold_utility", "tight_gain", "tight_plan",
-    "time_shares", "top_entries", "unit_seconds", "utility", "uveq", "uveq_scale", "uveq_values",
-    "uveq_variance", "weighted_draw", "weighted_gradient_bound", "weighted_mean",
+    "time_shares", "top_entries", "unit_seconds", "upload_seconds", "utility", "uveq", "uveq_scale",
+    "uveq_values", "uveq_variance", "weighted_draw", "weighted_gradient_bound", "weighted_mean",
 ]
 # fmt: on
