@@ -149,7 +149,8 @@ def _bands(norms: Tensor, taken: Tensor) -> Tensor:
 def _on_grid(seen: _Counted, levels: int) -> tuple[Floats, Floats]:
     """Bits of the levels, and the squared error of their rounding."""
     low = seen.low[:, None]
-    step = np.maximum((seen.high - low) / levels, np.finfo(np.float64).tiny)
+    # A share whose entries are all equally large has a grid of one point.
+    step = np.where(seen.high > low, seen.high - low, seen.high) / levels
     place = np.clip((seen.size - low) / step, 0, levels)
     below = np.minimum(np.floor(place), levels - 1)
     above = place - below
