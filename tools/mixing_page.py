@@ -1,0 +1,138 @@
+"""`docs/mixing.md`: what `tools.mixing` found, as a page; and back again, for the tests."""
+
+import platform
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import version
+from itertools import combinations
+from pathlib import Path
+
+from tools.mixing_parts import SLOTS
+from tools.mixing_trial import REFUSED, ROUNDS, RUNS, Outcome, Pair
+
+from anyfleet import __version__
+
+PAGE = Path(__file__).parents[1] / "docs" / "mixing.md"
+GOOD = "✓"
+
+_INTRODUCTION = f"""# What mixes with what
+
+Every part of every slot with every part of every other slot, {ROUNDS} rounds each, on a tiny task:
+a convolution, batch normalisation and two linear layers; six devices of two widths with unequal
+speeds, links, classes and energy budgets. Everything else is HeteroFL's levels with plain SGD, raw
+messages and the mean; what a part cannot work without comes along unless its partner stands in that
+place (`Learned` brings `Subset`, `Largest` brings `TwoPhase`, `RateBy…` bring `Fgc`).
+
+A pair **runs** ({GOOD}) when every parameter stays finite, the model moves in every round (but with
+`Nothing`, which shares nothing), answers count, and what they cost is told. Otherwise it is
+**refused** when the method is composed, before anything runs, with an error that says what is
+missing, where, and what to use instead (METHODS §E); the numbers in the grids are those of the
+list at the end. There is no third kind: the command below fails if it finds one.
+
+Written by `make mixing` (`python -m tools.mixing`); not to be edited by hand.
+"""
+
+
+def page(outcomes: Sequence[Outcome]) -> str:
+    """The whole page."""
+    found = {outcome.pair: outcome for outcome in outcomes}
+    kinds = list(dict.fromkeys(o.kind for o in outcomes if o.result == REFUSED))
+    blocks = [
+        _INTRODUCTION,
+        f"Made with {_versions()}.\n",
+        *_parts(),
+        *_counts(outcomes),
+        *_grids(found, kinds),
+        *_refusals(outcomes, kinds),
+    ]
+    return "\n".join(blocks)
+
+
+def _versions() -> str:
+    python = ".".join(platform.python_version_tuple()[:2])
+    names = {name: version(name).partition("+")[0] for name in ("torch", "numpy")}
+    told = {"Anyfleet": __version__, "Python": python, **names}
+    return ", ".join(f"{name} {number}" for name, number in told.items())
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---", *[":-:"] * (len(head) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def _parts() -> Iterator[str]:
+    yield "## The parts\n"
+    for slot, rows in SLOTS.items():
+        yield f"- **{slot}**: {', '.join(f'`{name}`' for name in rows)}"
+    yield ""
+
+
+def _counts(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    yield "## How many\n"
+    rows = []
+    for slots in (*combinations(SLOTS, 2), ()):
+        of = [o for o in outcomes if not slots or o.pair.slots == slots]
+        run = sum(outcome.result == RUNS for outcome in of)
+        name, refused = " × ".join(slots) or "**all**", len(of) - run
+        rows.append((name, str(len(of)), str(run), str(refused), f"{run / len(of):.1%}"))
+    yield _table(("slots", "pairs", "run", "refused", "share"), rows)
+
+
+def _grids(found: Mapping[Pair, Outcome], kinds: Sequence[str]) -> Iterator[str]:
+    for slots in combinations(SLOTS, 2):
+        yield f"## {slots[0]} × {slots[1]}\n"
+        down, across = _laid(slots)
+        rows = [
+            (part, *(_mark(found[_pair(slots, part, other)], kinds) for other in SLOTS[across]))
+            for part in SLOTS[down]
+        ]
+        yield _table(("", *SLOTS[across]), rows)
+
+
+def _laid(slots: tuple[str, str]) -> tuple[str, str]:
+    """Which slot goes down and which across: the longer one down."""
+    one, two = slots
+    return (one, two) if len(SLOTS[one]) >= len(SLOTS[two]) else (two, one)
+
+
+def _pair(slots: tuple[str, str], down: str, across: str) -> Pair:
+    parts = (down, across) if _laid(slots) == slots else (across, down)
+    return Pair(slots, parts)
+
+
+def _mark(outcome: Outcome, kinds: Sequence[str]) -> str:
+    if outcome.result == RUNS:
+        return GOOD
+    return f"[{kinds.index(outcome.kind) + 1}](#refusals)"
+
+
+def _refusals(outcomes: Sequence[Outcome], kinds: Sequence[str]) -> Iterator[str]:
+    yield "## Refusals\n"
+    for number, kind in enumerate(kinds, start=1):
+        those = [outcome for outcome in outcomes if outcome.kind == kind]
+        example = "\n".join(f"   > {line}" for line in those[0].said.splitlines())
+        yield f"{number}. {len(those)} pairs: {kind}\n"
+        yield f"   For example {those[0].pair}:\n"
+        yield f"{example}\n"
+
+
+# --- and back ---------------------------------------------------------------------------------
+
+
+def read(text: str) -> dict[Pair, bool]:
+    """Which pairs a page knows, and whether they run."""
+    found = {}
+    for section in text.split("\n## ")[1:]:
+        title, _, body = section.partition("\n")
+        slots = tuple(title.split(" × "))
+        if len(slots) != 2:
+            continue
+        head, _, *rows = [_cells(line) for line in body.splitlines() if line.startswith("|")]
+        for part, *marks in rows:
+            for other, mark in zip(head[1:], marks, strict=True):
+                found[_pair(slots, part, other)] = mark == GOOD
+    return found
+
+
+def _cells(line: str) -> list[str]:
+    return re.split(r" *\| *", line)[1:-1]

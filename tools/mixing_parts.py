@@ -1,0 +1,219 @@
+"""The parts that `tools.mixing` mixes: a row for each, by slot; and what each needs around it.
+
+A new public part is one row here: `missing` names those that have none.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from types import ModuleType
+from typing import Any
+
+from anyfleet import aggregate, codec, extract, plan, schedule, select, train
+from anyfleet.method import Method
+from anyfleet.methods import heterofl
+
+# Two levels train models of two widths, so that whatever is mixed meets unequal slices.
+SHARES = (1.0, 0.5, 0.25)
+BASE = replace(
+    heterofl(shares=(1.0, 0.5), lr=0.05, batch=8, masked=False, label_rows=False),
+    select=select.Everyone(),
+    norm=train.BatchStatistics(),
+    train=train.Gradient(train.Decaying(0.05), train.Sgd(), batch=8),
+)
+LOCAL = train.Gradient(train.Decaying(0.05), train.Sgd(), batch=8)
+SECONDS = 0.02  # in which the faster half of the fleet of `tools.mixing` trains the whole model
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a part is in a method, and what it cannot work without.
+
+    `company` steps back where the partner is one of its fields: a composition error is then the
+    honest result.
+    """
+
+    parts: Mapping[str, Any]  # by field of `Method`
+    company: Mapping[str, Any] = field(default_factory=dict)
+
+
+def mixed(one: Row, other: Row) -> Method:
+    """The base method with both."""
+    company = {**one.company, **other.company}
+    return replace(BASE, **{**company, **one.parts, **other.parts})
+
+
+# --- the rows ---------------------------------------------------------------------------------
+
+
+def _rows(field_: str, parts: Mapping[str, Any]) -> dict[str, Row]:
+    return {name: Row({field_: part}) for name, part in parts.items()}
+
+
+def _choosing(plan_: plan.Menu | Any, choose: Any) -> Row:
+    return Row({"plan": plan_, "choose": choose})
+
+
+_LABELS = {"aggregate": aggregate.Subset()}
+_HOLDS = {"schedule": schedule.TwoPhase()}
+_ADAPTS = {"uplink": codec.Fgc()}
+_MENU = plan.Menu(SHARES)
+
+SELECTION = {
+    **_rows(
+        "select",
+        {
+            "Everyone": select.Everyone(),
+            "Uniform": select.Uniform(3),
+            "Quota": select.Quota(4),
+        },
+    ),
+    "Learned": Row({"select": select.Learned(4)}, _LABELS),
+    "Largest": Row({"select": select.Largest(5, 3)}, _HOLDS),
+}
+PLANS = {
+    **_rows(
+        "plan",
+        {
+            "Whole": plan.Whole(),
+            "FixedLevel": plan.FixedLevel((1.0, 0.5)),
+            "FixedLevel, linear": plan.FixedLevel((1.0, 0.5), layers="linear"),
+            "Depth": plan.Depth(),
+            "LargestFitting": plan.LargestFitting(SHARES),
+            "StepsWithin": plan.StepsWithin(SECONDS, plan.FixedLevel((1.0, 0.5))),
+            "WorkByLevel": plan.WorkByLevel((8, 4), (2, 1), (0.05, 0.02)),
+            "JustInTime": plan.JustInTime(5 * SECONDS, plan.FixedLevel((1.0, 0.5))),
+            "Assigned(Menu, LargestInTime)": plan.Assigned(_MENU, plan.LargestInTime(SECONDS)),
+            "Assigned(Menu, MostGain)": plan.Assigned(_MENU, plan.MostGain(5 * SECONDS)),
+            "Assigned(DepthMenu, MostGain)": plan.Assigned(
+                plan.DepthMenu(), plan.MostGain(5 * SECONDS)
+            ),
+        },
+    ),
+    "Menu + First": _choosing(_MENU, plan.First()),
+    "Menu + LargestInTime": _choosing(_MENU, plan.LargestInTime(SECONDS)),
+    "Menu + MostGain": _choosing(_MENU, plan.MostGain(5 * SECONDS)),
+    "Paced(Menu) + FisherUtility": _choosing(plan.Paced(_MENU), plan.FisherUtility(3)),
+    "DepthMenu + LargestInTime": _choosing(plan.DepthMenu(), plan.LargestInTime(SECONDS)),
+    "DepthMenu + MostGain": _choosing(plan.DepthMenu(), plan.MostGain(5 * SECONDS)),
+    "Paced(DepthMenu) + FisherUtility": _choosing(
+        plan.Paced(plan.DepthMenu(3)), plan.FisherUtility(3)
+    ),
+    "RateByLevel": Row({"plan": plan.RateByLevel((0.5, 0.1))}, _ADAPTS),
+    "RateByLink": Row({"plan": plan.RateByLink(0.2)}, _ADAPTS),
+    "Paced(RateByLink(Menu)) + FisherUtility": Row(
+        {"plan": plan.Paced(plan.RateByLink(0.2, inner=_MENU)), "choose": plan.FisherUtility(3)},
+        _ADAPTS,
+    ),
+}
+EXTRACTION = _rows(
+    "extract",
+    {
+        "Leading": extract.Leading(),
+        "Random": extract.Random(),
+        "Rolling": extract.Rolling(),
+        "FisherBlocks": extract.FisherBlocks(4),
+        "Strongest": extract.Strongest(),
+    },
+)
+TRAINING = _rows(
+    "train",
+    {
+        "Gradient": LOCAL,
+        "Gradient, momentum": replace(
+            LOCAL, rate=train.Inverse(0.05, 0.1), optimiser=train.Sgd(0.9, nesterov=True), clip=1.0
+        ),
+        "Gradient, AdamW": replace(LOCAL, rate=train.Decaying(0.01), optimiser=train.AdamW()),
+        "Gradient, proximal": replace(LOCAL, proximal=0.1),
+        "Gradient, masked": replace(LOCAL, masked=True),
+        "Gradient, label rows": replace(LOCAL, label_rows=True),
+        "Gradient, scaler": replace(LOCAL, scaler=True),
+        "Gradient, inverted": replace(LOCAL, inverted=True),
+        "Slim": train.Slim(LOCAL, SHARES),
+        "Fjord": train.Fjord(LOCAL, SHARES),
+        "Progressive": train.Progressive(LOCAL, SHARES, samples=2),
+        "Rush": train.Rush(LOCAL, SHARES, samples=2),
+    },
+)
+NORMS = _rows(
+    "norm",
+    {
+        "BatchStatistics": train.BatchStatistics(),
+        "Tracked": train.Tracked(),
+        "OnDevice": train.OnDevice(),
+        "Static": train.Static(),
+        "PerWidth": train.PerWidth(),
+    },
+)
+CODECS = _rows(
+    "uplink",
+    {
+        "Raw": codec.Raw(),
+        "Raw, fp16": codec.Raw("fp16"),
+        "Plain": codec.Plain(),
+        "Nothing": codec.Nothing(),
+        "TopK": codec.TopK(0.2),
+        "TopK(Qsgd)": codec.TopK(0.2, codec.Qsgd()),
+        "TopK(Uveq)": codec.TopK(0.2, codec.Uveq()),
+        "Stc": codec.Stc(0.1),
+        "Qsgd": codec.Qsgd(),
+        "Uveq": codec.Uveq(),
+        "Hq": codec.Hq(),
+        "Fgc": codec.Fgc(),
+        "ErrorFeedback(Stc)": codec.ErrorFeedback(codec.Stc(0.1)),
+        "ErrorFeedback(TopK)": codec.ErrorFeedback(codec.TopK(0.1)),
+        "ErrorFeedback(Fgc)": codec.ErrorFeedback(codec.Fgc()),
+    },
+)
+AGGREGATION = _rows(
+    "aggregate",
+    {
+        "Mean": aggregate.Mean(),
+        "Mean, equal": aggregate.Mean("equal", discount=0.5),
+        "Aio": aggregate.Aio(),
+        "ErrorWeighted": aggregate.ErrorWeighted(),
+        "AngleWeighted": aggregate.AngleWeighted(),
+        "AngleWeighted(Aio)": aggregate.AngleWeighted(base=aggregate.Aio()),
+        "Subset": aggregate.Subset(),
+        "Subset(Aio)": aggregate.Subset(aggregate.Aio(), 0.5),
+        "Diagnosed(Aio)": aggregate.Diagnosed(aggregate.Aio(), ("norm", "fisher")),
+        "ServerStep": aggregate.ServerStep(optimiser=aggregate.ServerSgd(0.5, 0.9)),
+        "ServerStep(Subset), Adam": aggregate.ServerStep(
+            aggregate.Subset(), aggregate.ServerAdam(0.01)
+        ),
+    },
+)
+
+SLOTS: Mapping[str, Mapping[str, Row]] = {
+    "selection": SELECTION,
+    "plan or choice": PLANS,
+    "extraction": EXTRACTION,
+    "training": TRAINING,
+    "normalisation": NORMS,
+    "codec": CODECS,
+    "aggregation": AGGREGATION,
+}
+PACKAGES: tuple[ModuleType, ...] = (select, plan, extract, train, codec, aggregate)
+
+
+# --- nothing is forgotten ---------------------------------------------------------------------
+
+
+def missing() -> list[str]:
+    """The public parts of the packages that no row has, alone or inside of another."""
+    rows = [row for slot in SLOTS.values() for row in slot.values()]
+    there = {type(part) for row in rows for each in row.parts.values() for part in inside(each)}
+    there.add(type(BASE.fisher))  # how devices measure: every method has it
+    return [
+        f"{package.__name__}.{name}"
+        for package in PACKAGES
+        for name in package.__all__
+        if is_dataclass(getattr(package, name)) and getattr(package, name) not in there
+    ]
+
+
+def inside(part: Any) -> Iterator[Any]:
+    """A part and all that it is made of."""
+    yield part
+    if is_dataclass(part):
+        for each in fields(part):
+            yield from inside(getattr(part, each.name))

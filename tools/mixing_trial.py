@@ -1,0 +1,198 @@
+"""One mixture of `tools.mixing`: two rounds of a tiny task with unequal devices, and a verdict."""
+
+import signal
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import is_dataclass
+from functools import lru_cache
+from itertools import combinations, islice
+from types import FrameType
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from tools.mixing_parts import SLOTS, inside, mixed
+from torch import nn
+
+from anyfleet.codec import Nothing
+from anyfleet.errors import CompositionError
+from anyfleet.ledger import Entries
+from anyfleet.loop import Step, run
+from anyfleet.method import Method
+from anyfleet.runtime import Reference, Simulated
+from anyfleet.runtime.engines import Engine
+from anyfleet.tasks import Data, Split, Task
+from anyfleet.tasks.partition import ClassCounts
+from anyfleet.types import Params
+from anyfleet.world import Fleet, Group, Steady
+
+RUNS, REFUSED, FAILED = "runs", "refused", "FAILED"
+CITED = "§E"
+ROUNDS = 2
+SECONDS = 60  # after which a mixture hangs
+CLASSES, PIXELS = 4, 6
+_COSTS = ("bits_down", "bits_up", "flops", "seconds", "joules", "wait")
+
+
+class Pair(NamedTuple):
+    """Two parts of different slots, by name."""
+
+    slots: tuple[str, str]
+    parts: tuple[str, str]
+
+    def __str__(self) -> str:
+        return " × ".join(f"{slot} {part}" for slot, part in zip(*self, strict=True))
+
+
+class Outcome(NamedTuple):
+    """What came of a pair."""
+
+    pair: Pair
+    result: str
+    said: str = ""  # why it was refused, or how it failed
+    kind: str = ""  # why it was refused, whichever parts they were
+
+
+def pairs() -> list[Pair]:
+    """All of them."""
+    return [
+        Pair((one, two), (first, second))
+        for one, two in combinations(SLOTS, 2)
+        for first in SLOTS[one]
+        for second in SLOTS[two]
+    ]
+
+
+def composed(pair: Pair) -> Method:
+    """The method with both parts, or a `CompositionError`."""
+    one, two = (SLOTS[slot][part] for slot, part in zip(*pair, strict=True))
+    return mixed(one, two)
+
+
+def trial(pair: Pair) -> Outcome:
+    """Composes and runs a mixture; nothing escapes."""
+    try:
+        with _in_time():
+            method = composed(pair)
+            said = "; ".join(faults(method, steps(method)))
+    except CompositionError as error:
+        said = str(error)
+        return Outcome(pair, REFUSED if CITED in said else FAILED, said, _kind(said, pair))
+    except (Exception, TooSlow):  # noqa: BLE001 - that there is none is what is shown
+        return Outcome(pair, FAILED, traceback.format_exc())
+    return Outcome(pair, FAILED if said else RUNS, said)
+
+
+def _kind(said: str, pair: Pair) -> str:
+    """The complaint without the parts themselves."""
+    rows = [SLOTS[slot][part] for slot, part in zip(*pair, strict=True)]
+    parts = [part for row in rows for each in row.parts.values() for part in inside(each)]
+    for text in sorted({repr(part) for part in parts if is_dataclass(part)}, key=len, reverse=True):
+        said = said.replace(text, "…")
+    return said
+
+
+# --- the world --------------------------------------------------------------------------------
+
+
+def _net() -> nn.Module:
+    """A convolution, a normalisation, a hidden layer: whatever a part may cut or freeze."""
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(4 * (PIXELS // 2) ** 2, 8),
+        nn.ReLU(),
+        nn.Linear(8, CLASSES),
+    )
+
+
+@lru_cache(maxsize=1)
+def task() -> Task:
+    """Noisy copies of four pictures; some devices know two classes, some all."""
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        y = torch.arange(120) % CLASSES
+        x = torch.randn(CLASSES, 1, PIXELS, PIXELS)[y] + 0.5 * torch.randn(120, 1, PIXELS, PIXELS)
+        split = Split(
+            devices=6, partition=ClassCounts((2, 4, 2, 4, 2, 4), samples=18), server=20, seed=1
+        )
+        return Task.of(_net(), Data(x, y), split=split)
+
+
+# A device of the last group has hardly a joule for an order, and declines wherever one may.
+FLEET = Fleet(
+    groups=(
+        Group("fast", count=3, level=0, speed=1e8, link=Steady(up=1e6, down=4e6), budget=1.0),
+        Group("slow", count=2, level=1, speed=2e7, link=Steady(up=2e5, down=1e6), budget=1.0),
+        Group("poor", count=1, level=1, speed=2e7, link=Steady(up=2e5, down=1e6), budget=1e-9),
+    )
+)
+
+
+def steps(method: Method, engine: Engine | None = None) -> list[Step]:
+    """The first steps of a run."""
+    problem = task()
+    samples = np.array([problem.size(device) for device in range(problem.devices)])
+    runtime = Simulated(problem, FLEET.build(samples, 0), 0, engine=engine or Reference())
+    return list(islice(run(method, problem, runtime, 0), ROUNDS))
+
+
+# --- the verdict ------------------------------------------------------------------------------
+
+
+def faults(method: Method, made: Sequence[Step]) -> Iterator[str]:
+    """What is wrong with these steps; nothing, if the mixture runs."""
+    silent = method.uplink == Nothing()  # it shares nothing, so that the server learns nothing
+    before = task().params
+    for step in made:
+        for fault in (*_of_model({**step.params, **step.buffers}), *_of_costs(step.ledger)):
+            yield f"step {step.index}: {fault}"
+        if not silent and not _moved(before, step.params):
+            yield f"step {step.index}: the model did not move"
+        before = step.params
+
+
+def _of_model(tree: Params) -> Iterator[str]:
+    broken = [name for name, value in tree.items() if not value.isfinite().all()]
+    if broken:
+        yield f"not finite: {', '.join(broken)}"
+
+
+def _moved(before: Params, after: Params) -> bool:
+    return any(not torch.equal(after[name], value) for name, value in before.items())
+
+
+def _of_costs(ledger: Entries) -> Iterator[str]:
+    counted = ledger.counted
+    if not counted.any():
+        yield f"nobody's answer counted; lost were {', '.join(sorted(set(ledger.lost)))}"
+    for name in _COSTS:
+        costs = getattr(ledger, name)
+        if not (np.isfinite(costs) & (costs >= 0)).all():
+            yield f"{name} are {costs.tolist()}"
+    for name in ("bits_down", "bits_up", "seconds"):
+        if not (getattr(ledger, name)[counted] > 0).all():
+            yield f"{name} of an answer are {getattr(ledger, name).tolist()}"
+
+
+class TooSlow(BaseException):
+    """A mixture that takes longer than any may; not an Exception, so that nobody catches it."""
+
+
+@contextmanager
+def _in_time() -> Iterator[None]:
+    previous = signal.signal(signal.SIGALRM, _too_slow)
+    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, previous)
+
+
+def _too_slow(_number: int, _frame: FrameType | None) -> None:
+    raise TooSlow(f"more than {SECONDS} s")
