@@ -90,7 +90,9 @@ class RateByLink(Policy):
         links = view.conditions(plans.device).up
         sizes = [menu or (want,) for menu, want in zip(plans.menus, plans.wants, strict=True)]
         bits = np.array([max(_bits(want, view) for want in entries) for entries in sizes])
-        rate = np.clip(links * state.seconds / np.maximum(bits, 1.0), _LOWEST, 1.0)
+        # Seconds may be infinite: a link that is down carries nothing even then.
+        carried = np.multiply(links, state.seconds, where=links > 0, out=np.zeros(len(links)))
+        rate = np.clip(carried / np.maximum(bits, 1.0), _LOWEST, 1.0)
         return replace(plans, numbers=replace(plans.numbers, rate=rate))
 
 
