@@ -236,7 +236,7 @@ def relative_error(values: Floats, received: Floats) -> float:
 
 
 def upload_seconds(links: Floats, bits: float, rate: float) -> float:
-    """The time in which devices with these links send this share of `bits` on average (§1.16).
+    """The time for devices with these links to send this share of `bits` on average (METHODS §1.16).
 
     A device sends all of them at most. Infinite where too many links carry nothing.
     """
