@@ -3,19 +3,27 @@
 import json
 import math
 from dataclasses import fields, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from anyfleet.client import work
+from anyfleet.codec import Fgc
+from anyfleet.columns import join
 from anyfleet.elastic import Slice, trace, width
 from anyfleet.ledger import Entries, Ledger
-from anyfleet.methods import heterofl
+from anyfleet.methods import fedavg, heterofl
 from anyfleet.outcomes import Charges, no_charges
-from anyfleet.types import Devices, Memory, Orders
+from anyfleet.plan import FixedLevel, RateByLevel
+from anyfleet.schedule import Surveyed, Synchronous, TwoPhase
+from anyfleet.select import Everyone
+from anyfleet.types import Devices, Kind, Memory, Orders
+from anyfleet.world import levels
 from tests import small
 from tests.elastic.nets import LeNet, traced
+from tests.store import runs
 from tests.test_local import orders
 
 TASK = small.task()
@@ -132,3 +140,84 @@ def test_an_axis_that_no_share_cuts_does_not_count() -> None:
     uncut = {a for a, axis in blueprint.axes.items() if axis.free} - blueprint.counts(1.0).keys()
     assert uncut  # or nothing is tested
     assert width(blueprint.prefix(0.5), blueprint) == pytest.approx(0.5)
+
+
+# --- theory (METHODS §F.3) --------------------------------------------------------------------
+
+THEORY = ("measured_rate", "gain", "divergence")
+COARSE = replace(
+    fedavg(lr=0.1, batch=16),
+    select=Everyone(),
+    plan=RateByLevel((0.3, 0.1), FixedLevel((1.0, 0.5))),
+    uplink=Fgc(),
+)
+
+
+def test_f_3_gains_and_divergences_of_a_round_by_hand() -> None:
+    fleet = levels(speeds=(1e9, 1e8), mortality=0.5)
+    (step,) = small.steps(COARSE, TASK, 1, fleet=fleet)
+    came = {"": 0, "died": 0}
+    for row in small.rows(step):
+        came[row.lost] += 1
+        if row.lost:
+            assert np.isnan([row.measured_rate, row.gain, row.divergence]).all()
+            continue
+        share = (1.0, 0.5)[row.level]
+        rate = row.bits_up / (32 * row.parameters)
+        assert 0 < rate <= row.rate
+        assert row.measured_rate == pytest.approx(rate)
+        assert row.gain == pytest.approx(share**8 * rate)
+        close = share**2 * (2 - share**2) * math.sqrt(rate)
+        assert row.divergence == pytest.approx((1 - close) ** 2)
+    assert min(came.values()) > 1
+    least = np.nanmin(step.ledger.gain)
+    # One number for the step, also beside those who were lost.
+    assert step.ledger.contraction == pytest.approx(np.full(8, 1 - least))
+
+
+def test_f_3_a_lost_answer_does_not_count_in_the_contraction() -> None:
+    book, (one, two) = ledger(), (ORDERS.take([row]) for row in (0, 1))
+    answers = [work(order, (Memory(),), TASK).updates for order in (one, two)]
+    short = replace(answers[1], bits=answers[1].bits / 100)
+    book.answered(one, answers[0], charges(one), "")
+    book.answered(two, short, charges(two), "stale")
+    rows = book.close(0, 1.0)
+    assert rows.gain == pytest.approx([0.5**8, 0.5**8 / 100], rel=1e-3)  # label masks travel, too
+    assert rows.contraction == pytest.approx([1 - 0.5**8] * 2)
+
+
+def test_f_3_results_that_are_fetched_have_a_gain_and_what_is_held_has_none() -> None:
+    method = replace(COARSE, schedule=TwoPhase())
+    (step,) = small.steps(method, TASK, 1, fleet=levels(speeds=(1e9, 1e8)))
+    kinds = np.array(step.ledger.kind)
+    for name in THEORY:
+        column = getattr(step.ledger, name)
+        assert np.isnan(column[kinds == "hold"]).all()
+        assert (column[kinds == "fetch"] > 0).all()
+    asked = {row.device: row.rate for row in small.rows(step) if row.kind == "hold"}
+    for row in small.rows(step):
+        if row.kind == "fetch":
+            assert 0.5 * asked[row.device] < row.measured_rate <= asked[row.device]
+    # A message that waited is told of when it is sent.
+    assert np.isfinite(step.ledger.distortion[kinds == "fetch"]).all()
+
+
+def test_f_3_an_answer_that_is_no_result_has_no_gain() -> None:
+    method = replace(COARSE, schedule=Surveyed(Synchronous(), Kind.EVALUATE))
+    (step,) = small.steps(method, TASK, 1)
+    kinds = np.array(step.ledger.kind)
+    for name in THEORY:
+        assert np.isnan(getattr(step.ledger, name)[kinds == "evaluate"]).all()
+    least = step.ledger.gain[kinds == "train"].min()
+    assert step.ledger.contraction == pytest.approx(np.full(len(kinds), 1 - least))
+
+
+def test_columns_of_theory_are_in_the_files_of_a_run_that_went_on(tmp_path: Path) -> None:
+    runs.finished(runs.written(tmp_path, runs.moments()[:2]))
+    lines = (tmp_path / "ledger.jsonl").read_text().splitlines()
+    found = Entries.of(json.loads(line) for line in lines)
+    expected = join([moment.step.ledger for moment in runs.moments()])
+    for name in (*THEORY, "contraction", "distortion"):
+        assert np.array_equal(getattr(found, name), getattr(expected, name), equal_nan=True)
+    assert np.isfinite(found.gain).any()
+    assert (found.measured_rate[np.isfinite(found.measured_rate)] < 0.2).all()
