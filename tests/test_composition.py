@@ -9,13 +9,26 @@ from torch import Tensor
 
 from anyfleet.aggregate import AngleWeighted, Diagnosed, Mean, ServerAdam, ServerStep, Subset
 from anyfleet.arrivals import Arrivals
+from anyfleet.codec import Fgc
 from anyfleet.errors import CompositionError, ConfigError
 from anyfleet.extract import FisherBlocks, Random, Rolling
 from anyfleet.fisher import Fisher, Observed
 from anyfleet.formulas.contribution import alignment, angles
-from anyfleet.method import Method, Schedule, State, Train
+from anyfleet.method import Choose, Method, Plan, Schedule, State, Train
 from anyfleet.methods import bn2, fedavg, fedpmt, fedpns, fedrescue, heterofl, whale
-from anyfleet.plan import Assigned, DepthMenu, First, FisherUtility, LargestInTime, Menu, Paced
+from anyfleet.plan import (
+    Assigned,
+    DepthMenu,
+    First,
+    FisherUtility,
+    JustInTime,
+    LargestInTime,
+    Menu,
+    MostGain,
+    Paced,
+    RateByLevel,
+    RateByLink,
+)
 from anyfleet.schedule import Buffered, Deadline, Overselected, Synchronous, Tiers, TwoPhase
 from anyfleet.select import Everyone, Largest, Learned, Quota
 from anyfleet.study import Experiment, play
@@ -89,6 +102,33 @@ def test_a_chooser_without_a_target_says_who_gives_one() -> None:
     for choose in (replace(utility, target=3.0), replace(utility, penalty=0.0)):
         assert replace(fedavg(), plan=Menu(), choose=choose).choose == choose
     assert replace(fedavg(), plan=Paced(Menu()), choose=utility).choose == utility
+
+
+@pytest.mark.parametrize(
+    ("plan", "choose", "words"),
+    [
+        (RateByLink(inner=Menu()), MostGain(), r"plan=RateByLink.* and choose=MostGain.*the rate"),
+        (JustInTime(1.0, Menu()), MostGain(), r"JustInTime.* and choose=MostGain.*the frequency"),
+        (RateByLevel((0.5,), RateByLink()), First(), r"RateByLevel.* and plan=RateByLink.*rate"),
+        (RateByLink(inner=Assigned(Menu(), MostGain())), First(), r"and plan=Assigned.*the rate"),
+        (JustInTime(1.0, Assigned(Menu(), MostGain())), First(), r"the frequency"),
+    ],
+    ids=["rate", "frequency", "two plans", "assigned rate", "assigned frequency"],
+)
+def test_what_two_parts_decide_is_refused(plan: Plan, choose: Choose, words: str) -> None:
+    with pytest.raises(CompositionError, match=rf"{words} of an order.*METHODS §E"):
+        replace(fedavg(), plan=plan, choose=choose, uplink=Fgc())
+    with pytest.raises(CompositionError) as caught:  # one complaint for one mistake
+        replace(fedavg(), plan=plan, choose=choose, uplink=Fgc())
+    assert len(caught.value.problems) == 1
+
+
+def test_a_chooser_whose_menu_the_server_keeps_is_refused() -> None:
+    plan = Assigned(Menu(), LargestInTime(3.0))
+    for choose in (LargestInTime(3.0), MostGain(), FisherUtility(target=3.0)):
+        with pytest.raises(CompositionError, match=r"choose=.*needs 'menu.*METHODS §E"):
+            replace(fedavg(), plan=plan, choose=choose)
+    assert replace(fedavg(), plan=plan, choose=First()).plan == plan
 
 
 def test_all_misfits_of_a_method_are_told_at_once() -> None:

@@ -91,7 +91,7 @@ class Method:
     fisher: Fisher = field(default_factory=Fisher)  # how devices measure it, if some part asks
 
     def __post_init__(self) -> None:
-        problems = [*_unmet(self), *_unmeasured(self)]
+        problems = [*_unmet(self), *_unmeasured(self), *_contested(self)]
         if self.send not in ("delta", "weights"):
             problems.append(f'send must be "delta" or "weights", got {self.send!r}.')
         problems += _unsendable(self)
@@ -164,14 +164,29 @@ def _unmeasured(method: Method) -> Iterator[str]:
 def _unmet(method: Method) -> Iterator[str]:
     parts = [(name, p) for name, part in method.policies().items() for p in nested(part)]
     given = method.schedule.gives.union(*(part.gives for _, part in parts))
+    # A menu from which the server chooses never comes to a device.
+    left = {what for what in given if not what.startswith("menu") or "chosen menu" not in given}
     needs: list[tuple[str, Any, Mapping[str, str]]] = [(n, p, p.needs) for n, p in parts]
     for name, part, needed in [*needs, ("choose", method.choose, method.choose.needs)]:
         for what, who in needed.items():
-            if what not in given:
+            if what not in (left if name == "choose" else given):
                 yield (
                     f"{name}={part!r} needs {what!r}, which no part of this method gives; "
                     f"use {who} (METHODS §E)."
                 )
+
+
+def _contested(method: Method) -> Iterator[str]:
+    choose = method.choose
+    for number in ("rate", "frequency"):
+        given = {number, f"chosen {number}"}
+        plans = [f"plan={part!r}" for part in nested(method.plan) if given & part.gives]
+        both = [*plans, *([f"choose={choose!r}"] if number in choose.decides else [])]
+        if len(both) > 1:
+            yield (
+                f"{' and '.join(both)} all decide the {number} of an order, and only one of them "
+                "would have its way; use one alone (METHODS §E)."
+            )
 
 
 def _unsendable(method: Method) -> Iterator[str]:

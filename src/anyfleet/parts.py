@@ -167,6 +167,11 @@ class Choose(Protocol):
         """What other parts must give, each with who would; most need the "menu" of a plan."""
         return {}
 
+    @property
+    def decides(self) -> frozenset[str]:
+        """The numbers of an order that it sets itself: "rate", "frequency"."""
+        return frozenset()
+
     def __call__(self, menu: Sequence[Offer], own: Own, numbers: Numbers) -> Choices:
         """A batch of one."""
 

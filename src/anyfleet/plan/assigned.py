@@ -36,6 +36,11 @@ class Assigned(Around, Plan):
     def needs(self) -> Mapping[str, str]:
         return self.choose.needs
 
+    @property
+    def gives(self) -> frozenset[str]:
+        """What is chosen here and by nobody else."""
+        return frozenset({"chosen menu", *(f"chosen {what}" for what in self.choose.decides)})
+
     def __call__(self, drafts: Plans, view: View, state: State, key: Tensor) -> Plans:
         plans = self.inner(drafts, view, state, key)
         if not any(plans.menus):

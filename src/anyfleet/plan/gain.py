@@ -36,6 +36,7 @@ class MostGain(Choose):
     most: float = 1 / 15
 
     needs: ClassVar[Mapping[str, str]] = NEEDS_MENU
+    decides: ClassVar[frozenset[str]] = frozenset({"rate", "frequency"})
     papers: ClassVar[tuple[Paper, ...]] = (ANYCOST,)
 
     def __post_init__(self) -> None:

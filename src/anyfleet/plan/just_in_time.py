@@ -1,6 +1,7 @@
 """The slowest processor frequency that is in time, and so the one that costs least energy."""
 
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import numpy as np
 from torch import Tensor
@@ -24,6 +25,8 @@ class JustInTime(Around):
 
     seconds: float
     inner: Plan = field(default_factory=Whole)
+
+    gives: ClassVar[frozenset[str]] = frozenset({"frequency"})
 
     def __post_init__(self) -> None:
         if not self.seconds > 0:
