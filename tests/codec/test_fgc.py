@@ -37,6 +37,7 @@ from anyfleet.types import Params, Plans
 from anyfleet.view import View
 from tests import small
 
+SHARES = np.geomspace(1e-4, 1.0, 90)  # of which the look-up thinks
 SHAPES = {"conv": (16, 8, 3, 3), "matrix": (40, 30), "bias": (7,), "nothing": (0, 4)}
 
 
@@ -359,6 +360,16 @@ def test_estimates_of_messages_are_near_what_is_measured() -> None:
         assert float(np.mean(errors)) == pytest.approx(guess.error[row, column], rel=0.05)
         # Headers and tables are not in the estimate.
         assert 0.97 < np.mean(bits) / guess.bits[row, column] < 1.25 + 1500 / np.mean(bits)
+
+
+@pytest.mark.filterwarnings("error")
+def test_an_estimate_of_entries_that_are_all_equal_divides_by_nothing() -> None:
+    guess = estimated(alone([0.3, -0.3, 0.1, 0.02] * 10))
+    # The strongest twenty have one magnitude: whatever the grid, none of them is rounded.
+    strongest = 10 * (2 * 0.3**2 + 0.1**2 + 0.02**2) - np.arange(21) * 0.3**2
+    few = [row for row, count in enumerate(count_of(SHARES, 40)) if count <= 20]
+    counts = count_of(SHARES, 40)[few]
+    assert guess.error[few] == pytest.approx(np.outer(strongest[counts], np.ones(len(LEVELS))))
 
 
 def test_the_look_up_of_an_update_fits_at_every_rate_and_errs_less_at_higher_ones() -> None:
