@@ -364,9 +364,9 @@ def test_estimates_of_messages_are_near_what_is_measured() -> None:
 
 @pytest.mark.filterwarnings("error")
 def test_an_estimate_of_entries_that_are_all_equal_divides_by_nothing() -> None:
-    guess = estimated(alone([0.3, -0.3, 0.1, 0.02] * 10))
+    guess = estimated(alone([30.0, -30.0, 10.0, 2.0] * 10))
     # The strongest twenty have one magnitude: whatever the grid, none of them is rounded.
-    strongest = 10 * (2 * 0.3**2 + 0.1**2 + 0.02**2) - np.arange(21) * 0.3**2
+    strongest = 10 * (2 * 30.0**2 + 10.0**2 + 2.0**2) - np.arange(21) * 30.0**2
     few = [row for row, count in enumerate(count_of(SHARES, 40)) if count <= 20]
     counts = count_of(SHARES, 40)[few]
     assert guess.error[few] == pytest.approx(np.outer(strongest[counts], np.ones(len(LEVELS))))
