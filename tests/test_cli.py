@@ -80,19 +80,22 @@ def test_the_version_does_not_wait_for_torch() -> None:
     assert told.stdout.strip() == b"False"
 
 
-def test_the_demo_compares_five_methods_and_draws(
+def test_the_demo_compares_six_methods_and_draws(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(demo, "TASK", replace(demo.TASK, limit=1500))
     shown = succeeds("demo", "--rounds", "1", "--references", "--out", "here")
     assert "FedAvg took" in shown
     rows = {line.split()[0] for line in shown.splitlines() if line.endswith(" 0")}
-    methods = ["FedAvg", "HeteroFL", "FedPMT", "WHALE-FL", "FedResCuE"]
+    methods = ["FedAvg", "HeteroFL", "FedPMT", "WHALE-FL", "FedResCuE", "AnycostFL"]
     assert rows == {*methods, "local", "centralised"}
     assert (folder / "here/demo.png").stat().st_size > 10_000
     fedavg, heterofl = (read_points(folder / "here" / n)[0] for n in ("fedavg", "heterofl"))
     assert heterofl.down < fedavg.down
     assert heterofl.time < fedavg.time
+    (anycost,) = read_points(folder / "here/anycostfl")
+    assert anycost.time <= demo.SECONDS
+    assert anycost.up < fedavg.up / 10
     ledgers = [folder / "here" / name.lower() / "ledger.jsonl" for name in methods]
     rows_of = [[json.loads(line) for line in file.read_text().splitlines()] for file in ledgers]
     cohorts = [[row["device"] for row in rows] for rows in rows_of]
