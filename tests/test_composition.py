@@ -29,7 +29,15 @@ from anyfleet.plan import (
     RateByLevel,
     RateByLink,
 )
-from anyfleet.schedule import Buffered, Deadline, Overselected, Synchronous, Tiers, TwoPhase
+from anyfleet.schedule import (
+    Buffered,
+    Deadline,
+    Overselected,
+    Surveyed,
+    Synchronous,
+    Tiers,
+    TwoPhase,
+)
 from anyfleet.select import Everyone, Largest, Learned, Quota
 from anyfleet.study import Experiment, play
 from anyfleet.tasks import Split, Task, squared_error
@@ -342,6 +350,18 @@ def test_a_chooser_needs_a_menu_of_its_size(
 ) -> None:
     with pytest.raises(CompositionError, match=words):
         replace(method, **parts)  # type: ignore[arg-type]
+
+
+def test_who_declines_to_train_can_still_be_asked() -> None:
+    for parts in (
+        {"plan": Menu(), "choose": MostGain(1e-9)},
+        {"plan": Assigned(Menu(), MostGain(1e-9))},
+    ):
+        method = replace(fedavg(count=3), schedule=Surveyed(Synchronous()), **parts)  # type: ignore[arg-type]
+        (step,) = small.steps(method, small.task(devices=4), 1, fleet=TWO_LEVELS)
+        told = {(row.kind, row.lost.partition(":")[0]) for row in small.rows(step)}
+        assert told == {("train", "over budget"), ("evaluate", "")}
+        assert len(step.answers) == 4
 
 
 def test_menus_go_downwards() -> None:

@@ -168,7 +168,9 @@ def chosen(drafted: Drafted, choices: Choices) -> Drafted:
         utility=choices.utility,
         numbers=choices.numbers,
     )
-    return _apart(replace(drafted, orders=orders), choices.declined)
+    # As with plans: a device declines to train, and can always be asked something.
+    reasons = choices.declined if orders.kind in _TRAINS else ("",) * len(orders)
+    return _apart(replace(drafted, orders=orders), reasons)
 
 
 def load(orders: Orders, *, method: Method, task: Task, params: Params, buffers: Params) -> Orders:
