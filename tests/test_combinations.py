@@ -1,17 +1,26 @@
 """Every trainer × every aggregator × every engine: unequal slices, unequal data, one result."""
 
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
 from functools import lru_cache
 
 import pytest
 import torch
 
 from anyfleet import aggregate, train
-from anyfleet.aggregate import AngleWeighted, Diagnosed, Mean, ServerAdam, ServerSgd, ServerStep
+from anyfleet.aggregate import (
+    Aio,
+    AngleWeighted,
+    Diagnosed,
+    ErrorWeighted,
+    Mean,
+    ServerAdam,
+    ServerSgd,
+    ServerStep,
+)
 from anyfleet.elastic import place
 from anyfleet.fisher import Fisher, Observed
 from anyfleet.loop import Step
-from anyfleet.method import Aggregate, Method, Policy, Train
+from anyfleet.method import Aggregate, Method, Policy, Train, nested
 from anyfleet.methods import heterofl
 from anyfleet.runtime import Reference, Stacked, Threads
 from anyfleet.runtime.engines import Engine
@@ -45,8 +54,8 @@ AGGREGATORS: dict[str, Aggregate] = {
     "mean": Mean("samples"),
     "equal": Mean("equal"),
     "angles": AngleWeighted(),
-    "subset": aggregate.Subset(AngleWeighted(), share=0.5, statistic="mean"),
-    "diagnosed": Diagnosed(Mean("equal")),
+    "subset": aggregate.Subset(AngleWeighted(base=Aio()), share=0.5, statistic="mean"),
+    "diagnosed": Diagnosed(ErrorWeighted(Mean("equal"))),
     "momentum": ServerStep(Mean(), ServerSgd(0.5, 0.9)),
     "adam": ServerStep(Mean(), ServerAdam()),
 }
@@ -114,4 +123,5 @@ def test_every_public_trainer_and_aggregator_has_a_row() -> None:
     trainers = {each for each in public if {"draft", "step", "finish"} <= set(dir(each))}
     assert trainers - {type(each) for each in TRAINERS.values()} == set()
     room: list[type] = [getattr(aggregate, name) for name in aggregate.__all__]
-    assert {each for each in room if Policy in each.__mro__} == set(map(type, AGGREGATORS.values()))
+    made = {each for each in room if Policy in each.__mro__ and is_dataclass(each)}
+    assert made == {type(inner) for part in AGGREGATORS.values() for inner in nested(part)}

@@ -26,11 +26,13 @@ from anyfleet import (
 )
 from anyfleet.method import Method, Policy, nested
 from anyfleet.methods import (
+    anycost,
     bn2,
     centralised,
     fedadp,
     fedavg,
     feddrop,
+    fedhq,
     fedpmt,
     fedpns,
     fedprox,
@@ -43,6 +45,9 @@ from anyfleet.methods import (
     heterofl,
     local,
     optimal_aggregation,
+    qsgd,
+    stc,
+    uveqfed,
     whale,
 )
 from anyfleet.runtime import Simulated
@@ -79,9 +84,15 @@ PARTS: list[Any] = [
     plan.FisherUtility(levels=3, fisher="literal", target=2.0),
     plan.LargestFitting((1.0, 0.5), plan.FixedLevel((1.0, 0.25))),
     plan.StepsWithin(1.0, plan.FixedLevel((0.5,))),
+    plan.JustInTime(2.0, plan.Menu((1.0, 0.5))),
     plan.WorkByLevel(batches=(16, 8), epochs=(2,), rates=(0.1, 0.2), inner=plan.Whole()),
+    plan.RateByLink(0.1, inner=plan.FixedLevel((1.0, 0.5))),
+    plan.RateByLink(seconds=2.0, inner=plan.Menu((1.0, 0.5))),
+    plan.RateByLevel((0.2, 0.05), plan.Depth(2)),
+    plan.Assigned(plan.Menu((1.0, 0.5)), plan.MostGain(3.0, 5.0)),
     plan.First(),
     plan.LargestInTime(3.0),
+    plan.MostGain(3.0, least=0.0, most=0.5),
     extract.Leading(),
     extract.FisherBlocks(4, score="maxmin"),
     extract.Random(),
@@ -117,7 +128,9 @@ PARTS: list[Any] = [
     codec.Fgc(((0.1, 0.5, 4), (1.0, 1.0, 8))),
     codec.ErrorFeedback(codec.TopK(0.1)),
     aggregate.Mean("equal", discount=0.5),
-    aggregate.AngleWeighted(3.0, aggregate.Mean("equal")),
+    aggregate.Aio(aggregate.Mean("equal"), floor=0.01),
+    aggregate.ErrorWeighted(aggregate.Mean("equal", discount=1.0)),
+    aggregate.AngleWeighted(3.0, aggregate.Aio()),
     aggregate.Subset(aggregate.AngleWeighted(), 0.5, statistic="mean", left="thesis"),
     aggregate.Diagnosed(aggregate.ServerStep()),
     aggregate.ServerStep(aggregate.Mean(), aggregate.ServerAdam(0.1)),
@@ -167,6 +180,11 @@ PARTS: list[Any] = [
     fedslim(count=3, ratios=(0.5, 1.0)),
     local(lr=0.2),
     whale(shares=(1.0, 0.5), regions=4),
+    anycost(seconds=5.0, shares=(1.0, 0.5), rate=0.2, count=4, lr=0.1),
+    stc(keep=0.1, count=3, lr=0.1),
+    qsgd(levels=4, keep=0.5, count=3, lr=0.1),
+    uveqfed(bits_each=3.0, dimension=1, keep=0.5, count=3, lr=0.1),
+    fedhq(rate=0.1, keep=0.3, count=3, lr=0.1),
     centralised(batch=8),
 ]
 ROOMS = ("select", "schedule", "plan", "extract", "train", "codec", "aggregate", "runtime", "world")
@@ -272,7 +290,7 @@ SLOTS = {
         for p in PARTS
         if type(p).__module__.startswith("anyfleet.plan.") and Policy in type(p).__mro__
     ],
-    "choose": [plan.First(), plan.LargestInTime(3.0)],
+    "choose": [plan.First(), plan.LargestInTime(3.0), plan.MostGain(3.0)],
     "norm": [p for p in PARTS if type(p).__module__ == "anyfleet.train.norm"],
     "uplink": [p for p in PARTS if type(p).__module__.startswith("anyfleet.codec.")],
     "downlink": [codec.Raw()],
@@ -298,6 +316,8 @@ def test_every_part_runs_in_its_slot_on_every_engine(slot: str, part: Any) -> No
     task = small.task(equal=False, dtype=torch.float64)
     needed = [need for need in getattr(part, "needs", {}) if need not in given(part)]
     company = {k: v for need in needed for k, v in GIVERS[need].items()}
+    if "rate" in given(part):
+        company["uplink"] = codec.Hq()  # follows it
     method = replace(fedavg(count=4, lr=0.05), **{slot: part}, **company)
     ends = [
         small.steps(method, task, 2, engine=engine)[-1].params
