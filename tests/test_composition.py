@@ -357,7 +357,7 @@ def test_who_declines_to_train_can_still_be_asked() -> None:
         {"plan": Menu(), "choose": MostGain(1e-9)},
         {"plan": Assigned(Menu(), MostGain(1e-9))},
     ):
-        method = replace(fedavg(count=3), schedule=Surveyed(Synchronous()), **parts)  # type: ignore[arg-type]
+        method = replace(fedavg(count=3), schedule=Surveyed(Synchronous()), **parts)
         (step,) = small.steps(method, small.task(devices=4), 1, fleet=TWO_LEVELS)
         told = {(row.kind, row.lost.partition(":")[0]) for row in small.rows(step)}
         assert told == {("train", "over budget"), ("evaluate", "")}
