@@ -123,5 +123,5 @@ def test_every_public_trainer_and_aggregator_has_a_row() -> None:
     trainers = {each for each in public if {"draft", "step", "finish"} <= set(dir(each))}
     assert trainers - {type(each) for each in TRAINERS.values()} == set()
     room: list[type] = [getattr(aggregate, name) for name in aggregate.__all__]
-    made = {each for each in room if Policy in each.__mro__ and is_dataclass(each)}
+    made: set[type] = {e for e in room if Policy in e.__mro__ and is_dataclass(e)}
     assert made == {type(inner) for part in AGGREGATORS.values() for inner in nested(part)}

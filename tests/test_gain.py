@@ -32,7 +32,7 @@ from anyfleet.select import Everyone
 from anyfleet.timing import Amount, crossing_seconds
 from anyfleet.train import Fjord, Gradient, Slim, Tracked
 from anyfleet.types import Choices, Conditions, Memory, Offer, Orders, Own, Task
-from anyfleet.world import Fleet, Group, Shannon, Steady, cell
+from anyfleet.world import Fleet, Group, Redrawn, Shannon, Steady, Uniform, cell
 from tests import small
 from tests.test_local import orders
 
@@ -42,6 +42,7 @@ ANYCOST = anycost(count=8, **TRAINING)
 CELL = cell(
     devices=8,
     flops_per_cycle=4e-4,
+    budget=Redrawn(Uniform(3.0, 9.0)),
     link=Shannon(band=1e3, station_band=1e5, receive=0.05),
 )
 
@@ -280,29 +281,26 @@ def test_a_choice_needs_a_menu() -> None:
 # --- whole runs -------------------------------------------------------------------------------
 
 
-def played(method: Method, fleet: Fleet = CELL, count: int = 3, task: Task | None = None) -> Any:
-    return small.steps(method, task or small.task(), count, fleet=fleet)  # type: ignore[arg-type]
+def played(method: Method, fleet: Fleet = CELL, count: int = 3) -> list[Step]:
+    return small.steps(method, small.task(), count, fleet=fleet)
 
 
-def joules(method: Method, fleet: Fleet, task: Task) -> list[float]:
-    """What each device is willing to spend on an order."""
-    there = small.world(task, fleet)  # type: ignore[arg-type]
-    runtime = Simulated(task, there, 0)
-    return list(runtime.conditions(np.arange(task.devices)).budget)
-
-
-def within(steps: Sequence[Step], method: Method, fleet: Fleet, task: Task) -> list[float]:
+def within(steps: Sequence[Step], method: Method, fleet: Fleet) -> list[float]:
     """Checks that no order overspent; the shares of the model that were trained."""
-    budgets, found = joules(method, fleet, task), []
-    for row in (row for step in steps for row in small.rows(step)):
-        if row.lost:
-            assert row.lost.startswith("over budget")
-            continue
-        seconds = row.download + row.compute + row.upload
-        spent = row.download_joules + row.compute_joules + row.upload_joules
-        assert seconds <= method.choose.seconds * (1 + 1e-9)  # type: ignore[attr-defined]
-        assert spent <= budgets[row.device] * (1 + 1e-9)
-        found.append(row.share)
+    task, found = small.task(), []
+    runtime = Simulated(task, small.world(task, fleet), 0)
+    for step in steps:
+        runtime.begin(step.index)  # what devices are willing to spend may change
+        budgets = runtime.conditions(np.arange(task.devices)).budget
+        for row in small.rows(step):
+            if row.lost:
+                assert row.lost.startswith("over budget")
+                continue
+            seconds = row.download + row.compute + row.upload
+            spent = row.download_joules + row.compute_joules + row.upload_joules
+            assert seconds <= method.choose.seconds * (1 + 1e-9)  # type: ignore[attr-defined]
+            assert spent <= budgets[row.device] * (1 + 1e-9)
+            found.append(row.share)
     return found
 
 
@@ -321,9 +319,9 @@ VARIANTS: dict[str, Method] = {
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_no_order_takes_more_time_or_energy_than_there_is(name: str) -> None:
-    method, task = VARIANTS[name], small.task()
-    steps = played(method, count=3 if name == "anycost" else 1)
-    shares = within(steps, method, CELL, task)
+    method = VARIANTS[name]
+    steps = played(method, count=3 if name in ("anycost", "depths") else 1)
+    shares = within(steps, method, CELL)
     assert len(shares) > 4
     assert len({(row.share, row.first) for s in steps for row in small.rows(s)}) > 1
 
@@ -341,7 +339,7 @@ def test_no_order_overspends_where_receiving_and_other_work_cost() -> None:
     method = replace(ANYCOST, choose=MostGain(5.0, least=0.025))
     fleet = Fleet(tuple(tight))
     steps = played(method, fleet)
-    shares = within(steps, method, fleet, small.task())
+    shares = within(steps, method, fleet)
     assert len(set(shares)) > 1
     assert any(row.lost for row in small.rows(steps[0]))
 
@@ -486,7 +484,7 @@ def test_other_schedules_go_on_with_those_who_can(schedule: Any) -> None:
 def test_a_menu_of_one_size_is_that_or_nothing() -> None:
     method = replace(ANYCOST, plan=Menu((1.0,)))
     steps = played(method)
-    shares = within(steps, method, CELL, small.task())
+    shares = within(steps, method, CELL)
     assert set(shares) == {1.0}
     rates = [row.rate for step in steps for row in small.rows(step) if not row.lost]
     assert min(rates) < max(rates) <= 1 / 15

@@ -16,14 +16,19 @@ from anyfleet.method import Method
 from anyfleet.methods import anycost, fedavg, fedhq, qsgd, stc, uveqfed
 from anyfleet.plan import Menu, MostGain, RateByLink
 from anyfleet.types import Params
-from anyfleet.world import Shannon, cell, levels
+from anyfleet.world import Shannon, Uniform, cell, levels
 from tests import small
 
 SETTINGS: dict[str, Any] = {"count": 5, "lr": 0.1, "batch": 8}
 TASK = small.task(equal=False, dtype=torch.float64)
 FEDAVG = fedavg(**SETTINGS)
 # Work and links of the small task: widths differ, and not all rates are the largest.
-CELL = cell(devices=8, flops_per_cycle=4e-4, link=Shannon(band=1e3, station_band=1e5))
+CELL = cell(
+    devices=8,
+    flops_per_cycle=4e-4,
+    budget=Uniform(3.0, 9.0),
+    link=Shannon(band=1e3, station_band=1e5),
+)
 ANYCOST = anycost(**SETTINGS)
 
 
