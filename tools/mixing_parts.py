@@ -9,19 +9,22 @@ from types import ModuleType
 from typing import Any
 
 from anyfleet import aggregate, codec, extract, plan, schedule, select, train
-from anyfleet.method import Method
+from anyfleet.method import Choose, Method, Plan
 from anyfleet.methods import heterofl
 
 # Two levels train models of two widths, so that whatever is mixed meets unequal slices.
 SHARES = (1.0, 0.5, 0.25)
-BASE = replace(
-    heterofl(shares=(1.0, 0.5), lr=0.05, batch=8, masked=False, label_rows=False),
-    select=select.Everyone(),
-    norm=train.BatchStatistics(),
-    train=train.Gradient(train.Decaying(0.05), train.Sgd(), batch=8),
-)
 LOCAL = train.Gradient(train.Decaying(0.05), train.Sgd(), batch=8)
-SECONDS = 0.02  # in which the faster half of the fleet of `tools.mixing` trains the whole model
+BASE = replace(
+    heterofl(shares=(1.0, 0.5)),
+    select=select.Everyone(),
+    train=LOCAL,
+    norm=train.BatchStatistics(),
+    aggregate=aggregate.Mean(),
+)
+# In which the faster devices of `tools.mixing_trial` are done with the whole model, and the slower
+# ones with a quarter of it, or with half.
+SECONDS, LONGER = 0.02, 0.03
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ def _rows(field_: str, parts: Mapping[str, Any]) -> dict[str, Row]:
     return {name: Row({field_: part}) for name, part in parts.items()}
 
 
-def _choosing(plan_: plan.Menu | Any, choose: Any) -> Row:
+def _choosing(plan_: Plan, choose: Choose) -> Row:
     return Row({"plan": plan_, "choose": choose})
 
 
@@ -81,20 +84,18 @@ PLANS = {
             "LargestFitting": plan.LargestFitting(SHARES),
             "StepsWithin": plan.StepsWithin(SECONDS, plan.FixedLevel((1.0, 0.5))),
             "WorkByLevel": plan.WorkByLevel((8, 4), (2, 1), (0.05, 0.02)),
-            "JustInTime": plan.JustInTime(5 * SECONDS, plan.FixedLevel((1.0, 0.5))),
+            "JustInTime": plan.JustInTime(LONGER, plan.FixedLevel((1.0, 0.5))),
             "Assigned(Menu, LargestInTime)": plan.Assigned(_MENU, plan.LargestInTime(SECONDS)),
-            "Assigned(Menu, MostGain)": plan.Assigned(_MENU, plan.MostGain(5 * SECONDS)),
-            "Assigned(DepthMenu, MostGain)": plan.Assigned(
-                plan.DepthMenu(), plan.MostGain(5 * SECONDS)
-            ),
+            "Assigned(Menu, MostGain)": plan.Assigned(_MENU, plan.MostGain(LONGER)),
+            "Assigned(DepthMenu, MostGain)": plan.Assigned(plan.DepthMenu(), plan.MostGain(LONGER)),
         },
     ),
     "Menu + First": _choosing(_MENU, plan.First()),
     "Menu + LargestInTime": _choosing(_MENU, plan.LargestInTime(SECONDS)),
-    "Menu + MostGain": _choosing(_MENU, plan.MostGain(5 * SECONDS)),
+    "Menu + MostGain": _choosing(_MENU, plan.MostGain(LONGER)),
     "Paced(Menu) + FisherUtility": _choosing(plan.Paced(_MENU), plan.FisherUtility(3)),
     "DepthMenu + LargestInTime": _choosing(plan.DepthMenu(), plan.LargestInTime(SECONDS)),
-    "DepthMenu + MostGain": _choosing(plan.DepthMenu(), plan.MostGain(5 * SECONDS)),
+    "DepthMenu + MostGain": _choosing(plan.DepthMenu(), plan.MostGain(LONGER)),
     "Paced(DepthMenu) + FisherUtility": _choosing(
         plan.Paced(plan.DepthMenu(3)), plan.FisherUtility(3)
     ),
@@ -120,7 +121,7 @@ TRAINING = _rows(
     {
         "Gradient": LOCAL,
         "Gradient, momentum": replace(
-            LOCAL, rate=train.Inverse(0.05, 0.1), optimiser=train.Sgd(0.9, nesterov=True), clip=1.0
+            LOCAL, rate=train.Inverse(4.0, 10.0), optimiser=train.Sgd(0.9, nesterov=True), clip=1.0
         ),
         "Gradient, AdamW": replace(LOCAL, rate=train.Decaying(0.01), optimiser=train.AdamW()),
         "Gradient, proximal": replace(LOCAL, proximal=0.1),
