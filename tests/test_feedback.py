@@ -17,10 +17,12 @@ from anyfleet.arrivals import Arrivals
 from anyfleet.client import work
 from anyfleet.codec import ErrorFeedback, Nothing, Qsgd, Raw, Stc, TopK
 from anyfleet.elastic import paste
+from anyfleet.extract import Strongest
 from anyfleet.feedback import SENT, recalled, squeeze
 from anyfleet.loop import Step, run
 from anyfleet.method import Method, State
 from anyfleet.methods import fedavg, fedrolex, heterofl
+from anyfleet.plan import FixedLevel
 from anyfleet.runtime import Limits, Reference, Simulated, Stacked, Threads
 from anyfleet.runtime.engines import Assigned, Engine, Outcome
 from anyfleet.schedule import Buffered, Deadline, Overselected, Surveyed, Tiers, TwoPhase
@@ -122,6 +124,16 @@ CASES: dict[str, Case] = {
         levels(mortality=0.3),
         "died",
     ),
+    "channels by norm": Case(
+        replace(
+            fedavg(lr=1.0, batch=16),
+            select=Uniform(5),
+            plan=FixedLevel((0.5,)),
+            extract=Strongest(),
+        ),
+        levels(mortality=0.3),
+        "died",
+    ),
     "label masks": Case(
         replace(heterofl(shares=(1.0, 0.5), lr=0.1, batch=16), select=Uniform(5)),
         levels(mortality=0.3),
@@ -212,6 +224,7 @@ def test_the_cases_are_what_they_are_called() -> None:
     assert kinds.count("fetch") == 2 * STEPS
     moving = plainly("slices that move")
     assert len({each.order.slices[0] for each in moving.log}) >= STEPS
+    assert len({each.order.slices[0] for each in plainly("channels by norm").log}) > 1
     assert not all(TASK.labels(device).all() for device in range(TASK.devices))
 
 
