@@ -29,9 +29,9 @@ from anyfleet.runtime.engines import Assigned as Given
 from anyfleet.runtime.engines import Mail, Outcome
 from anyfleet.schedule import Buffered, Deadline, Synchronous, TwoPhase
 from anyfleet.select import Everyone
-from anyfleet.timing import Amount, crossing_seconds
+from anyfleet.timing import Amount, Counts, Demand, crossing_seconds, effort_of
 from anyfleet.train import Fjord, Gradient, Slim, Tracked
-from anyfleet.types import Choices, Conditions, Memory, Offer, Orders, Own, Task
+from anyfleet.types import Choices, Conditions, Memory, Offer, Orders, Own, Task, Traffic
 from anyfleet.world import Fleet, Group, Redrawn, Shannon, Steady, Uniform, cell
 from tests import small
 from tests.test_local import orders
@@ -187,6 +187,42 @@ def test_3_nothing_that_fits_gains_more_and_nothing_is_overspent() -> None:
     # All sizes are somebody's best, and some devices can do nothing at all.
     assert set(taken) >= {0, 1, 4, 8}
     assert 30 < len(taken) < 180
+
+
+def worked(alpha: float, cycles: float) -> Offer:
+    """A part of the model of METHODS' examples: 111.7 Mbit, and so many cycles as a whole."""
+    work = alpha * cycles
+    counts = Counts(work, work, cycles)
+    demand = Demand(effort_of(counts, alpha**0.5, steps=1, calls=0, moved=0), np.zeros(1))
+    update = alpha * 111.7e6
+    traffic = Traffic(down=0.0, up=update / 15, update=update, rate=1 / 15, adapts=True)
+    return Offer(demand, traffic, alpha=alpha)
+
+
+@pytest.mark.parametrize(
+    ("cycles", "most", "alpha", "rate", "frequency"),
+    [
+        (4.5e6, 1.0, 0.8722927320665629, 0.263191014, 481240981.413),
+        (4.5e6, 1 / 15, 1.0, 1 / 15, 413323532.114),
+        (7.3e6, 1 / 15, 0.676156899, 1 / 15, 438780636.15),
+    ],
+    ids=["tight", "saturated", "at the cap"],
+)
+def test_3_examples(
+    cycles: float, most: float, alpha: float, rate: float, frequency: float
+) -> None:
+    """The best size of all is taken where it is on the menu, and no other is better."""
+    own_facts = {"slowest": 1e8, "fastest": 3e9, "speed": 3e9, "coefficient": 7.5e-27}
+    who = own(**own_facts, up=8e6, power=0.1, budget=6.0)
+    sizes = [size for size in (1.0, 1.02 * alpha, alpha, 0.98 * alpha, 0.25) if size <= 1]
+    menu = [worked(size, 833 * cycles) for size in dict.fromkeys(sizes)]
+    choice = decided(MostGain(10.0, most=most), menu, who)
+    assert menu[int(choice.entry[0])].alpha == alpha
+    assert choice.numbers.rate[0] == pytest.approx(rate, rel=1e-7)
+    assert choice.numbers.frequency[0] == pytest.approx(frequency, rel=1e-7)
+    poor = own(**own_facts, up=8e6, power=0.1, budget=0.01)
+    told = decided(MostGain(10.0), menu, poor).declined[0]
+    assert told == "over budget: no size fits 10 s and 0.01 J"
 
 
 def test_of_equal_gains_the_slowest_frequency_that_is_in_time_is_taken() -> None:
