@@ -1,9 +1,9 @@
 """STC: FedAvg whose devices upload the signs of the largest entries, and keep what they left out.
 
 Sattler, Wiedemann, Müller, Samek: Robust and communication-efficient federated learning from
-non-i.i.d. data. IEEE TNNLS 31(9), 2020. METHODS §1.13; the documents give no share. Ours, one of the
-usual ones, leads to about a 150th of an update's bits; 0.15 would to the fortieth of AnycostFL's
-table. The downlink is not compressed.
+non-i.i.d. data. IEEE TNNLS 31(9), 2020. METHODS §1.13; the documents give no share. Ours, a usual
+one, leads to about a 150th of an update's bits; 0.15 leads to the fortieth of AnycostFL's table.
+The downlink is not compressed.
 """
 
 from dataclasses import replace
