@@ -8,7 +8,7 @@ BIN   := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint mutants kill fuzz clean
+.PHONY: help setup demo test lint mutants kill fuzz mixing clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,7 +24,7 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[report,dev]'
 	@touch $@
 
-demo: $(READY) ## run the main job on the embedded data: 20 unequal devices, five methods
+demo: $(READY) ## run the main job on the embedded data: 20 unequal devices, six methods
 	$(BIN)/anyfleet demo
 
 test: lint ## lint, types, then all tests
@@ -43,6 +43,9 @@ kill: $(READY) ## kill a hundred runs at random moments and resume them: nothing
 
 fuzz: $(READY) ## spoil messages (COUNT of them) and read them: only refusals may come of it
 	$(BIN)/python -m tools.fuzz $(COUNT)
+
+mixing: $(READY) ## mix every two parts and run them: docs/mixing.md is written (some minutes)
+	$(BIN)/python -m tools.mixing --jobs $(JOBS)
 
 clean: ## remove the environment, builds and caches
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
