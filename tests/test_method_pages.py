@@ -1,6 +1,7 @@
 """The pages about the methods: complete, true to the code, and what they show works."""
 
 import inspect
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -90,9 +91,8 @@ def test_a_page_has_all_its_sections_and_its_picture(name: str) -> None:
     assert family in section(text, "Reads further")
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_a_picture_is_small_white_and_well_formed(name: str) -> None:
-    file = PAGES / f"pictures/{name}.svg"
+@pytest.mark.parametrize("file", sorted(PAGES.glob("pictures/*")), ids=lambda file: file.stem)
+def test_a_picture_is_small_white_and_well_formed(file: Path) -> None:
     assert file.stat().st_size < LARGEST_PICTURE
     (background, *_) = ET.parse(file).getroot().iter("{http://www.w3.org/2000/svg}path")
     assert "#ffffff" in background.attrib["style"]
@@ -156,6 +156,42 @@ def test_no_knob_is_missing_from_a_page(name: str) -> None:
     told = sgd if LOCAL_SGD in section(page(name), "Knobs") else set()
     assert entries - sgd <= table
     assert entries <= table | told
+
+
+def ends(study: str, name: str) -> dict[str, float]:
+    """What `measure.py` found at the end of a study's runs."""
+    found = json.loads((PAGES / "drawing/measured.json").read_text(encoding="utf-8"))[study][name]
+    return {key: value[-1] if isinstance(value, list) else value for key, value in found.items()}
+
+
+@pytest.mark.parametrize("name", ["stc", "qsgd", "uveqfed", "fedhq"])
+def test_what_a_page_tells_of_runs_was_measured(name: str) -> None:
+    text = " ".join(section(page(name), "When to choose it").split())
+    for run, unit in ((name, 1e4), ("fedavg", 1e6)):
+        end = ends("codecs", run)
+        assert f"{100 * end['accuracy']:.1f} % (±{100 * end['deviation']:.1f}" in text
+        assert f"{round(end['up'] / unit) * unit / 1e6:g} MB" in text
+
+
+def test_the_table_of_anycost_was_measured() -> None:
+    rows = re.findall(
+        r"^\| (\w.*) \|$", section(page("anycost"), "When to choose it"), re.MULTILINE
+    )
+    assert len(rows) == 7
+    for row in rows:
+        name, *cells = (cell.removesuffix(" of 300") for cell in row.split(" | "))
+        found = [ends(f"cell at {loss} dB", name) for loss in (40, 0)]
+        assert cells == [text for end in found for text in as_told(end)], name
+
+
+def as_told(end: dict[str, float]) -> list[str]:
+    joules = end["joules"]
+    return [
+        f"{100 * end['accuracy']:.1f} ±{100 * end['deviation']:.1f}",
+        f"{joules:.1f}" if joules < 1000 else f"{joules:.0f}",
+        f"{end['up'] / 1e6:.2f}",
+        f"{end['declined']:.0f}",
+    ]
 
 
 # --- what is shown works ------------------------------------------------------------------------
@@ -227,7 +263,9 @@ def test_every_method_has_a_picture_that_can_be_drawn_again(
     pytest.importorskip("matplotlib")
     monkeypatch.syspath_prepend(str(PAGES))
     drawn = values_of("import draw")["draw"]
-    assert sorted(drawn.PICTURES) == PUBLISHED
+    assert set(PUBLISHED) <= set(drawn.PICTURES)
+    shown = {file for name in PUBLISHED for file, _ in links(page(name))}
+    assert {f"pictures/{name}.svg" for name in drawn.PICTURES} <= shown
     first, again = (drawn.draw("fedrolex", tmp_path).read_bytes() for _ in range(2))
     assert first == again
     assert len(first) < LARGEST_PICTURE

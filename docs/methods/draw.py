@@ -1,6 +1,7 @@
 """Draw the pictures of the method pages: python docs/methods/draw.py [--out FOLDER] [--form png].
 
-The curves come from `anyfleet.formulas`, so that a picture cannot tell another story than the code.
+The curves come from `anyfleet.formulas`, so that a picture cannot tell another story than the code;
+those of runs come from `drawing/measured.json`, which `measure.py` has written.
 The same version of matplotlib gives the same bytes.
 """
 
@@ -12,7 +13,15 @@ from types import MappingProxyType
 from typing import Any
 
 import matplotlib as mpl
-from drawing import contribution, descent, prefixes, scheduling, sub_models
+from drawing import (
+    budgets,
+    compression,
+    contribution,
+    descent,
+    prefixes,
+    scheduling,
+    sub_models,
+)
 from matplotlib.figure import Figure
 
 HERE = Path(__file__).resolve().parent
@@ -34,6 +43,12 @@ PICTURES: Mapping[str, Callable[[], Figure]] = MappingProxyType(
         "fedadp": contribution.fedadp,
         "optimal_aggregation": contribution.optimal_aggregation,
         "fedpns": contribution.fedpns,
+        "anycost": budgets.anycost,
+        "anycost_runs": budgets.anycost_runs,
+        "stc": compression.stc,
+        "qsgd": compression.qsgd,
+        "uveqfed": compression.uveqfed,
+        "fedhq": compression.fedhq,
     }
 )
 STYLE: dict[Any, Any] = {

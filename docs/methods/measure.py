@@ -1,0 +1,134 @@
+"""Run what the pages tell of runs, and keep it: python docs/methods/measure.py [STUDY ...].
+
+Writes `drawing/measured.json`, which `draw.py` reads: what was used and learned after every round,
+as means over seeds, and what the devices of a cell chose. All of it takes about ten minutes.
+"""
+
+import argparse
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+
+from anyfleet import Experiment, methods, play
+from anyfleet.codec import Qsgd, TopK
+from anyfleet.method import Method
+from anyfleet.plan import Menu, MostGain
+from anyfleet.select import Everyone
+from anyfleet.study import load, populate
+from anyfleet.world import When
+
+HERE = Path(__file__).resolve().parent
+RECIPES = HERE.parents[1] / "recipes"
+MEASURED = HERE / "drawing/measured.json"
+SEEDS = (0, 1, 2)
+SECONDS = 0.25  # for an order, as in the recipe
+Study = Mapping[str, Experiment]
+
+
+def codecs() -> Study:
+    """The recipes of codecs beside FedAvg's own: the same task and cohorts, by their name."""
+    names = ("fedavg", "stc", "qsgd", "uveqfed", "fedhq")
+    return {name: load(RECIPES / f"{name}.toml") for name in names}
+
+
+def in_the_cell(loss: float) -> Study:
+    """AnycostFL's recipe and those it is compared with, at a path loss in decibels at one metre."""
+    base = load(RECIPES / "anycost.toml", [f"fleet.link.ref_loss_db={loss:g}", "widths=[1.0]"])
+    sgd: Any = {"count": 15, "lr": 0.05, "momentum": 0.9}
+    half = methods.heterofl(shares=(1.0,), **sgd)
+    others = {
+        "STC": planned(methods.stc(**sgd)),
+        "QSGD": planned(methods.qsgd(**sgd)),
+        # Its positions take so much that it cannot go below.
+        "UVeQFed": planned(methods.uveqfed(**sgd), least=1 / 40),
+        "FedHQ": planned(methods.fedhq(**sgd)),
+        # As the paper compares with it: four sizes of 1/4 to 1, and uploads by QSGD.
+        "HeteroFL": replace(
+            planned(half, (1.0, 0.866, 0.707, 0.5)), uplink=TopK(0.15, Qsgd(levels=16))
+        ),
+        "STC at full speed": methods.stc(**sgd),
+    }
+    return {"AnycostFL": base} | {n: replace(base, method=method) for n, method in others.items()}
+
+
+def planned(method: Method, shares: tuple[float, ...] = (1.0,), *, least: float = 1e-3) -> Method:
+    """A method whose devices set their frequency as AnycostFL's do, or decline."""
+    return replace(method, plan=Menu(shares), choose=MostGain(SECONDS, least=least))
+
+
+STUDIES: Mapping[str, Callable[[], Study]] = MappingProxyType(
+    {
+        "codecs": codecs,
+        "cell at 40 dB": lambda: in_the_cell(40.0),
+        "cell at 0 dB": lambda: in_the_cell(0.0),
+    }
+)
+
+
+def curves(experiment: Experiment) -> dict[str, Any]:
+    """Round by round, means over seeds: accuracy, and all that was used until then."""
+    runs = [_rows(replace(experiment, seed=seed)) for seed in SEEDS]
+    means = np.mean(runs, axis=0)
+    ends = np.array([run[-1][0] for run in runs])
+    names = ("accuracy", "seconds", "joules", "up", "down", "declined")
+    columns = dict(zip(names, means.T, strict=True))
+    return {
+        **{name: _short(column) for name, column in columns.items()},
+        "deviation": round(float(ends.std(ddof=1)), 4),  # of the last accuracies
+    }
+
+
+def _rows(experiment: Experiment) -> Sequence[tuple[float, ...]]:
+    declined, rows = 0, []
+    for moment in play(experiment):
+        point = moment.point
+        declined += sum(reason.startswith("over budget") for reason in moment.step.ledger.lost)
+        spent = point.time, point.joules, point.up, point.down
+        rows.append((point.accuracy, *spent, float(declined)))
+    return rows
+
+
+def choices(loss: float) -> dict[str, Any]:
+    """What all sixty devices of the cell choose in the first round, and their links then."""
+    base = load(RECIPES / "anycost.toml", [f"fleet.link.ref_loss_db={loss:g}", "rounds=1"])
+    everyone = replace(base, method=replace(base.method, select=Everyone()))
+    task = everyone.task.build(everyone.seed)
+    world = populate(everyone, task)
+    links = world.conditions(np.arange(len(world)), When(0.0, 0), active=len(world)).up
+    (ledger,) = (moment.step.ledger for moment in play(everyone))
+    told = ledger.take(np.flatnonzero(ledger.counted))
+    return {
+        "link": _short(links[told.device]),
+        "width": _short(told.share),
+        "rate": _short(told.rate),
+        "frequency": _short(told.frequency),
+    }
+
+
+def _short(values: Any) -> list[float]:
+    return [float(f"{value:.4g}") for value in np.asarray(values).tolist()]
+
+
+def main() -> None:
+    """Measure what is named, all unless told, and keep the rest as it is."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("studies", nargs="*", choices=(*STUDIES, "choices", []))
+    chosen: Sequence[str] = parser.parse_args().studies or (*STUDIES, "choices")
+    torch.set_num_threads(1)
+    found = json.loads(MEASURED.read_text(encoding="utf-8")) if MEASURED.exists() else {}
+    for study in chosen:
+        if study == "choices":
+            found[study] = {f"{loss:g} dB": choices(loss) for loss in (40.0, 0.0)}
+        else:
+            found[study] = {n: curves(each) for n, each in STUDIES[study]().items()}
+        MEASURED.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
