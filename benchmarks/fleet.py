@@ -36,6 +36,7 @@ from anyfleet import plan as sizes
 from anyfleet import select as selections
 from anyfleet import world as worlds
 from anyfleet.aggregate import Subset
+from anyfleet.codec import Hq
 from anyfleet.method import Choose, Plan, Select
 from anyfleet.methods import fedavg
 from anyfleet.runtime import Simulated
@@ -79,6 +80,10 @@ PLANNERS: Mapping[str, tuple[Plan, Choose]] = {
     "Menu, First": (sizes.Menu(), FIRST),
     "Menu, LargestInTime": (sizes.Menu(), sizes.LargestInTime(60.0)),
     "Paced, FisherUtility": (sizes.Paced(sizes.Menu(capped=True)), sizes.FisherUtility()),
+    "Menu, MostGain": (sizes.Menu(), sizes.MostGain(60.0)),
+    "JustInTime": (sizes.JustInTime(60.0, sizes.FixedLevel()), FIRST),
+    "RateByLevel": (sizes.RateByLevel((1 / 8, 1 / 32)), FIRST),
+    "RateByLink": (sizes.RateByLink(), FIRST),
     "Depth": (sizes.Depth(4), FIRST),
     "DepthMenu": (sizes.DepthMenu(4), sizes.LargestInTime(60.0)),
     "Assigned": (sizes.Assigned(sizes.Menu(), sizes.LargestInTime(60.0)), FIRST),
@@ -212,9 +217,12 @@ def _one() -> Task:
 
 
 def measure(task: Task, world: worlds.World, select: str, plan: str, counted: Rounds) -> Measured:
-    """Runs some rounds of FedAvg with another selection and another planner."""
+    """Runs some rounds of FedAvg with another selection and another planner.
+
+    With a codec that follows planned rates; nobody trains, so it costs nothing here.
+    """
     runtime = Watched(task, world, SEED, engine=Idle())
-    base = replace(fedavg(), schedule=Cohort(), aggregate=Subset())
+    base = replace(fedavg(), schedule=Cohort(), aggregate=Subset(), uplink=Hq(rate=1 / 32))
     who, (size, choose) = SELECTORS[select](task.devices), PLANNERS[plan]
     server = Server(replace(base, select=who, plan=size, choose=choose), task, runtime, SEED)
     asks, rests, orders = [], [], []

@@ -13,7 +13,7 @@ from anyfleet.aggregate import Aio, Mean
 from anyfleet.choosing import _offers
 from anyfleet.client import work
 from anyfleet.codec import ErrorFeedback, Fgc, Hq, Raw, Stc
-from anyfleet.columns import Floats
+from anyfleet.columns import Floats, join
 from anyfleet.elastic import width
 from anyfleet.envelope import uplink
 from anyfleet.extract import Leading
@@ -21,7 +21,7 @@ from anyfleet.lengths import expected, expected_rate
 from anyfleet.lessons import SCALAR_BITS
 from anyfleet.local import limits, processed
 from anyfleet.loop import Step
-from anyfleet.method import Method
+from anyfleet.method import Asked, Method
 from anyfleet.methods import anycost, fedavg
 from anyfleet.plan import Assigned, DepthMenu, Menu, MostGain
 from anyfleet.runtime import Limits, Simulated, Threads
@@ -265,6 +265,20 @@ def test_who_can_send_or_receive_nothing_declines(known: dict[str, float]) -> No
     assert 0 <= choice.entry[0] < 9
 
 
+def test_a_cohort_decides_as_each_of_its_devices_alone() -> None:
+    whole, part = offers(asked()), MostGain(3.0)
+    # Menus of different lengths: not everybody can hold every size.
+    cohort = [Asked(whole[seed % 4 :], drawn(seed)[0], asked().numbers) for seed in range(60)]
+    together, alone = part.together(cohort), join([part(*each) for each in cohort])
+    assert together.declined == alone.declined
+    assert 5 < sum(map(bool, together.declined)) < 55
+    assert together.entry.tolist() == alone.entry.tolist()
+    assert len(set(together.entry.tolist())) > 3
+    for name in ("rate", "frequency"):
+        np.testing.assert_array_equal(getattr(together.numbers, name), getattr(alone.numbers, name))
+    np.testing.assert_array_equal(together.utility, alone.utility)
+
+
 @pytest.mark.parametrize("codec", [Raw(), Stc(0.05), ErrorFeedback(Stc(0.05))])
 def test_a_codec_with_one_rate_is_taken_with_that(codec: Any) -> None:
     method = replace(ANYCOST, uplink=codec)
@@ -286,7 +300,7 @@ def test_a_codec_with_one_rate_is_taken_with_that(codec: Any) -> None:
         # The largest alpha, and of two with the same the first.
         entry = max(fits, key=lambda e: (menu[e].alpha, -e))
         assert int(choice.entry[0]) == entry
-        assert choice.numbers.rate is before.rate  # it would not follow another one
+        assert choice.numbers.rate == before.rate  # it would not follow another one
         assert choice.utility[0] == pytest.approx(menu[entry].alpha ** 4 * rate)
         sizes.add(entry)
     assert len(sizes) > 3

@@ -11,6 +11,7 @@ from anyfleet.lengths import expected
 from anyfleet.lessons import SCALAR_BITS
 from anyfleet.local import limits, processed
 from anyfleet.packing import index_bits
+from anyfleet.parts import Asked
 from anyfleet.timing import Amount, training
 from anyfleet.types import Choices, Conditions, Memory, Offer, Orders, Own, Task
 
@@ -23,30 +24,34 @@ def decide(
     counting: Counting = "flops",
 ) -> Choices:
     """What each device chooses from its menu; `counting` is what its speed counts."""
-    rows = []
     known: dict[Hashable, list[Offer]] = {}  # many devices have the same menu and as many samples
-    for order, own, memory in zip(orders.rows(), conditions.rows(), memories, strict=True):
+    asked = []
+    rows = zip(orders.rows(), conditions.rows(), memories, strict=True)
+    for order, own, memory in rows:
         (menu,), numbers = order.menus, order.numbers
-        if not menu:
-            rows.append(Choices(np.array([-1]), numbers, np.array([np.nan]), ("",)))
-            continue
         samples = task.size(int(order.device[0]))
         (steps,), batch = limits(numbers, [samples]), int(numbers.batch[0])
         amount = Amount(batch, processed(steps, samples, batch), steps)
         alike = menu, amount, float(numbers.rate[0])
         if alike not in known:
             known[alike] = _offers(order, amount, task, counting)
-        rows.append(order.job.choose(known[alike], Own(own, samples, memory), numbers))
-    return join(rows)
+        asked.append(Asked(known[alike], Own(own, samples, memory), numbers))
+    choosing = [row for row, each in enumerate(asked) if each.menu]
+    others = np.setdiff1d(np.arange(len(asked)), choosing)
+    none = len(others)
+    unasked = orders.numbers.take(others)
+    left = Choices(np.full(none, -1), unasked, np.full(none, np.nan), ("",) * none)
+    if not choosing:
+        return left
+    found = orders.job.choose.together([asked[row] for row in choosing])
+    return join([found, left]).take(np.argsort([*choosing, *others]))
 
 
 def _offers(order: Orders, amount: Amount, task: Task, counting: Counting) -> list[Offer]:
     """The entries of a menu; all of it has to come down with whichever is chosen."""
     (menu,), job, blueprint = order.menus, order.job, task.blueprint
-    reading, rate = (
-        sum(index_bits(entry, blueprint) for entry in menu),
-        float(order.numbers.rate[0]),
-    )
+    reading = sum(index_bits(entry, blueprint) for entry in menu)
+    rate = float(order.numbers.rate[0])
     return [
         Offer(
             demand=training(job.train, blueprint, entry, amount, counting),

@@ -56,6 +56,7 @@ def traffic(
     return float(FLOAT_BITS * down + index_bits(slice_, blueprint)), float(FLOAT_BITS * up)
 
 
+@lru_cache(maxsize=4096)
 def update_bits(slice_: Slice, norm: Norm, blueprint: Blueprint) -> float:
     """Bits of an uncompressed update alone, without statistics and reports."""
     home = norm.stays(blueprint) | set(blueprint.frozen)

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from torch import Tensor
 
-from anyfleet.columns import Ints
+from anyfleet.columns import Ints, join
 from anyfleet.elastic import Blueprint, Mode, Priced, Slice
 from anyfleet.types import (
     Choices,
@@ -151,6 +151,14 @@ class Lesson:
     birth: Callable[[], float]  # measures the Fisher information of the initial model, that wide
 
 
+class Asked(NamedTuple):
+    """What a device has before it when it chooses."""
+
+    menu: Sequence[Offer]
+    own: Own
+    numbers: Numbers  # a batch of one
+
+
 class Choose(Protocol):
     """Which entry of its menu a device takes, and with which numbers; decided on the device.
 
@@ -174,6 +182,10 @@ class Choose(Protocol):
 
     def __call__(self, menu: Sequence[Offer], own: Own, numbers: Numbers) -> Choices:
         """A batch of one."""
+
+    def together(self, asked: Sequence[Asked]) -> Choices:
+        """What several devices choose, each for itself: a simulator may ask them all at once."""
+        return join([self(*each) for each in asked])
 
     def learn(self, notes: Notes, lesson: Lesson) -> Notes:
         """The notes after an order."""

@@ -116,6 +116,7 @@ def test_the_cell_is_anycostfls() -> None:
     assert own.coefficient.max() <= 1e-26
     assert own.budget.min() >= 3
     assert own.budget.max() <= 9
+    assert not np.any(own.budget == built.conditions(everybody(built), When(0.0, 1), 60).budget)
     assert set(own.slowest) == {1e8}
     assert set(own.fastest) == {3e9}
     assert set(own.power) == {0.1}

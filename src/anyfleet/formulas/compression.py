@@ -236,9 +236,10 @@ def relative_error(values: Floats, received: Floats) -> float:
 
 
 def upload_seconds(links: Floats, bits: float, rate: float) -> float:
-    """The time for devices with these links to send this share of `bits` on average (METHODS §1.16).
+    """The time in which devices with these links send such a share of `bits` (METHODS §1.16).
 
-    A device sends all of them at most. Infinite where too many links carry nothing.
+    On average, where a device sends all of them at most. Infinite where too many links carry
+    nothing.
     """
     whole = np.sort(bits / np.asarray(links, dtype=np.float64)[np.asarray(links) > 0])
     wanted = rate * len(links)

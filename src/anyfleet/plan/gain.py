@@ -8,13 +8,13 @@ import numpy as np
 
 from anyfleet.columns import Floats, join
 from anyfleet.errors import refuse
-from anyfleet.formulas.cohorts import Budgets, best_sending
+from anyfleet.formulas.cohorts import Budgets, Sending, best_sending
 from anyfleet.formulas.theory import local_gain
-from anyfleet.method import Choose
+from anyfleet.method import Asked, Choose
 from anyfleet.papers import ANYCOST, Paper
 from anyfleet.plan.choices import NEEDS_MENU
 from anyfleet.timing import crossing_seconds
-from anyfleet.types import Choices, Numbers, Offer, Own
+from anyfleet.types import Choices, Conditions, Numbers, Offer, Own
 
 
 @dataclass(frozen=True)
@@ -53,50 +53,61 @@ class MostGain(Choose):
             )
 
     def __call__(self, menu: Sequence[Offer], own: Own, numbers: Numbers) -> Choices:
-        budgets = self._budgets(menu, own)
-        fixed = np.array([np.nan if o.traffic.adapts else o.traffic.rate for o in menu])
-        least, most = (np.where(np.isnan(fixed), b, fixed) for b in (self.least, self.most))
-        rates, frequencies = best_sending(budgets, least, most)
-        gains = local_gain(np.array([offer.alpha for offer in menu]), rates)
-        if np.isnan(gains).all():
-            return self._declined(len(menu) - 1, own, numbers)
-        best = int(np.nanargmax(gains))
+        return self.together([Asked(menu, own, numbers)])
+
+    def together(self, asked: Sequence[Asked]) -> Choices:
+        sizes = [len(each.menu) for each in asked]
+        offers = [offer for each in asked for offer in each.menu]
+        known = join([each.own.conditions for each in asked])
+        rates, frequencies = self._sending(offers, known.take(np.repeat(range(len(asked)), sizes)))
+        gains = local_gain(_column([offer.alpha for offer in offers]), rates)
+        useful, ends = np.nan_to_num(gains, nan=-1.0), np.cumsum(sizes)
+        entries = np.array([part.argmax() for part in np.split(useful, ends[:-1])])
+        best = ends - sizes + entries
+        numbers, fits = join([each.numbers for each in asked]), useful[best] >= 0
+        adapts = fits & np.array([offers[row].traffic.adapts for row in best])
         planned = replace(
             numbers,
-            rate=rates[[best]] if menu[best].traffic.adapts else numbers.rate,
-            frequency=frequencies[[best]],
+            rate=np.where(adapts, rates[best], numbers.rate),
+            frequency=np.where(fits, frequencies[best], numbers.frequency),
         )
-        return Choices(np.array([best]), planned, gains[[best]], ("",))
+        joules = self._joules(known)
+        reasons = (
+            "" if fit else f"over budget: no size fits {self.seconds:g} s and {least:.3g} J"
+            for fit, least in zip(fits, joules, strict=True)
+        )
+        return Choices(entries, planned, gains[best], tuple(reasons))
 
-    def _budgets(self, menu: Sequence[Offer], own: Own) -> Budgets:
-        """What is left for training and for the update, entry by entry, and what they take."""
-        known = own.conditions
-        down = crossing_seconds(_column([offer.down for offer in menu]), known.down)
-        aside = crossing_seconds(
-            _column([offer.traffic.aside + offer.answer for offer in menu]), known.up
-        )
+    def _sending(self, offers: Sequence[Offer], known: Conditions) -> Sending:
+        """The best rate and frequency of each offer, made to a device that knows this of itself."""
+        fixed = _column([np.nan if o.traffic.adapts else o.traffic.rate for o in offers])
+        least, most = (np.where(np.isnan(fixed), b, fixed) for b in (self.least, self.most))
+        return best_sending(self._budgets(offers, known), least, most)
+
+    def _budgets(self, offers: Sequence[Offer], known: Conditions) -> Budgets:
+        """What is left for training and for the update, offer by offer, and what they take."""
+        down = crossing_seconds(_column([offer.down for offer in offers]), known.down)
+        besides = _column([offer.traffic.aside + offer.answer for offer in offers])
+        aside = crossing_seconds(besides, known.up)
         with np.errstate(invalid="ignore"):  # crossing a link that carries nothing takes for ever
-            energy = self._joules(own) - known.receive * down - known.power * aside
+            energy = self._joules(known) - known.receive * down - known.power * aside
         return Budgets(
             energy=energy,
             seconds=self.seconds - down - aside,
             power=known.power,
             rate=known.up,
-            bits=_column([offer.traffic.update for offer in menu]),
+            bits=_column([offer.traffic.update for offer in offers]),
             # Other work makes cycles take longer, and no more joules.
             epsilon=known.coefficient / known.load,
-            cycles=join([offer.demand.effort for offer in menu]).cycles(known) * known.load,
+            cycles=join([offer.demand.effort for offer in offers]).cycles(known) * known.load,
             slowest=known.slowest,
             fastest=known.fastest,
         )
 
-    def _joules(self, own: Own) -> float:
-        known = own.conditions
-        return min(self.joules, float(known.budget[0]), float(known.battery[0]))
-
-    def _declined(self, entry: int, own: Own, numbers: Numbers) -> Choices:
-        reason = f"over budget: no size fits {self.seconds:g} s and {self._joules(own):.3g} J"
-        return Choices(np.array([entry]), numbers, np.array([np.nan]), (reason,))
+    def _joules(self, known: Conditions) -> Floats:
+        """What devices may spend: as asked of them, as they are willing to, as they have."""
+        joules: Floats = np.minimum(np.minimum(self.joules, known.budget), known.battery)
+        return joules
 
 
 def _column(values: Sequence[float]) -> Floats:

@@ -17,7 +17,7 @@ MEAN_DISTANCE = 400.0  # metres
 
 _ANYWHERE = Redrawn(Disc(550.0))
 _COEFFICIENTS = Uniform(5e-27, 1e-26)
-_JOULES = Uniform(3.0, 9.0)
+_JOULES = Redrawn(Uniform(3.0, 9.0))
 _CELL_LINK = Shannon()
 _ERRORS = (Uniform(0.1, 0.2),)
 
@@ -85,10 +85,10 @@ def cell(
 ) -> Fleet:
     """AnycostFL's cell: devices within 550 m of a station, elsewhere in every round.
 
-    Each has 1 MHz to itself, 0.1 to 3 GHz, and so many joules for a round. FLOP per cycle are
-    those that make the paper's workloads fit its energies: 171 for CIFAR-10, 16 for Fashion-MNIST
-    (METHODS §3). Compare at `link.ref_loss_db` 40 (default) and 0. For the study of unequal
-    devices give `coefficient = unequal_coefficient(d)` or `distance = unequal_distance(d)`.
+    Each has 1 MHz to itself, 0.1 to 3 GHz, and so many joules for a round, drawn anew. FLOP per
+    cycle are those that make the paper's workloads fit its energies: 171 for CIFAR-10, 16 for
+    Fashion-MNIST (METHODS §3). Compare at `link.ref_loss_db` 40 (default) and 0. For the study of
+    unequal devices give `coefficient = unequal_coefficient(d)` or `distance = unequal_distance(d)`.
     """
     slowest, fastest = 1e8, 3e9
     refuse(
