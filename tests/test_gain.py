@@ -12,12 +12,12 @@ import torch
 from anyfleet.aggregate import Aio, Mean
 from anyfleet.choosing import _offers
 from anyfleet.client import work
-from anyfleet.codec import ErrorFeedback, Fgc, Hq, Raw, Stc
+from anyfleet.codec import ErrorFeedback, Fgc, Hq, Raw, Stc, TopK, Uveq
 from anyfleet.columns import Floats, join
 from anyfleet.elastic import width
 from anyfleet.envelope import uplink
 from anyfleet.extract import Leading
-from anyfleet.lengths import expected, expected_rate
+from anyfleet.lengths import expected, expected_rate, least_rate
 from anyfleet.lessons import SCALAR_BITS
 from anyfleet.local import limits, processed
 from anyfleet.loop import Step
@@ -263,6 +263,22 @@ def test_who_can_send_or_receive_nothing_declines(known: dict[str, float]) -> No
     assert choice.declined[0].startswith("over budget: no size fits 10 s and ")
     assert np.isnan(choice.utility[0])
     assert 0 <= choice.entry[0] < 9
+
+
+def test_a_codec_that_cannot_go_low_is_not_planned_lower() -> None:
+    codec = TopK(0.15, Uveq())
+    lowest = least_rate(codec)  # positions alone take that much
+    assert 1 / 60 < lowest < 1 / 40
+    menu = offers(asked(replace(ANYCOST, uplink=codec)))
+    flexible = offers(asked())
+    rates = {}
+    for name, offered in (("fixed", menu), ("flexible", flexible)):
+        found = [MostGain(s)(offered, own(), asked().numbers) for s in np.geomspace(0.3, 30, 60)]
+        rates[name] = [float(each.numbers.rate[0]) for each in found if not each.declined[0]]
+    assert min(rates["flexible"]) < 0.8 * lowest
+    assert min(rates["fixed"]) >= lowest
+    high = MostGain(30.0, most=lowest / 2)(menu, own(), asked().numbers)
+    assert high.numbers.rate[0] == pytest.approx(lowest)
 
 
 def test_a_cohort_decides_as_each_of_its_devices_alone() -> None:

@@ -14,6 +14,8 @@ from anyfleet.method import Job
 from anyfleet.packing import FLOAT_BITS, traffic, update_bits
 from anyfleet.types import Orders, Params, Traffic, Updates
 
+_NOTHING = 1e-6  # a rate at which a codec sends as little as it can
+
 # --- before -----------------------------------------------------------------------------------
 
 
@@ -21,15 +23,26 @@ def expected(slice_: Slice, job: Job, blueprint: Blueprint, rate: float = 1.0) -
     """What will travel for an order that asks for this rate (1: for none)."""
     down, up = traffic(slice_, job.norm, blueprint, job.report)
     update = update_bits(slice_, job.norm, blueprint)
-    share = expected_rate(job.uplink, rate)
-    return Traffic(down, up - update + share * update, update, share, job.uplink.adapts)
+    share, codec = expected_rate(job.uplink, rate), job.uplink
+    least = least_rate(codec) if codec.adapts else share
+    return Traffic(down, up - update + share * update, update, share, codec.adapts, least)
 
 
 @lru_cache(maxsize=4096)
 def expected_rate(codec: Codec, rate: float = 1.0) -> float:
     """The share of an update's bits that a codec sends: as asked for, or of a typical update."""
     if codec.adapts and rate < 1:
-        return rate
+        return max(rate, least_rate(codec))
+    return _typical_rate(codec, rate)
+
+
+@lru_cache(maxsize=256)
+def least_rate(codec: Codec) -> float:
+    """About the lowest rate that a codec can follow: positions and headers take their bits."""
+    return _typical_rate(codec, _NOTHING)
+
+
+def _typical_rate(codec: Codec, rate: float) -> float:
     laid, envelope = typical_update()
     squeezed = codec.squeeze(envelope.shaped(laid), {}, torch.tensor([rate]), envelope)
     entries = sum(lane.entries for lane in envelope.lanes.values())

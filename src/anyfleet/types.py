@@ -241,7 +241,8 @@ class Traffic(NamedTuple):
     up: float  # with the update as the uplink codec will send it
     update: float = 0.0  # of the update alone, uncompressed
     rate: float = 1.0  # the share of those that is sent
-    adapts: bool = False  # whether the codec follows any rate that an order asks for
+    adapts: bool = False  # whether the codec follows the rate that an order asks for
+    least: float = 0.0  # the lowest that it can follow, about
 
     @property
     def aside(self) -> float:

@@ -24,7 +24,8 @@ class MostGain(Choose):
     Learning gain is alpha^4 × rate. For each entry, the best rate of the upload, from `least` to
     `most`, and the slowest frequency that is in time with it follow from what the entry really
     costs: its cycles, and all that crosses the link both ways. A codec that has one rate only is
-    taken with that. If no entry fits, the device declines.
+    taken with that, and one that cannot go so low with its lowest. If no entry fits, the device
+    declines.
 
     `seconds` for an order; `joules`, unless a device names fewer itself (`Group.budget`) or has
     fewer left. Hardware that cannot set its frequency has a slowest that is its fastest.
@@ -80,8 +81,13 @@ class MostGain(Choose):
 
     def _sending(self, offers: Sequence[Offer], known: Conditions) -> Sending:
         """The best rate and frequency of each offer, made to a device that knows this of itself."""
-        fixed = _column([np.nan if o.traffic.adapts else o.traffic.rate for o in offers])
-        least, most = (np.where(np.isnan(fixed), b, fixed) for b in (self.least, self.most))
+        adapts = np.array([offer.traffic.adapts for offer in offers])
+        own = _column([offer.traffic.rate for offer in offers])
+        lowest = _column([offer.traffic.least for offer in offers])
+        # The least that a codec can do may be more than what is wanted at most.
+        least, most = (
+            np.where(adapts, np.maximum(bound, lowest), own) for bound in (self.least, self.most)
+        )
         return best_sending(self._budgets(offers, known), least, most)
 
     def _budgets(self, offers: Sequence[Offer], known: Conditions) -> Budgets:
