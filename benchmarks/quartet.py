@@ -23,7 +23,7 @@ import torch
 
 from anyfleet.aggregate import AngleWeighted
 from anyfleet.codec import ErrorFeedback, Fgc, Qsgd, TopK
-from anyfleet.equal import Resource, common_amount, quantity, within
+from anyfleet.equal import Resource, common_amount, first_after, quantity, within
 from anyfleet.method import Method
 from anyfleet.methods import anycost, fedadp, heterofl, stc
 from anyfleet.methods.fedavg import Training
@@ -104,8 +104,9 @@ def table(runs: Runs, resource: Resource) -> Iterator[str]:
     for name, group in runs.items():
         found = [within(points, resource, amount) for points in group]
         known = [each for each in found if each.spent is not None]
-        if len(known) < len(found):
-            yield f"  {name:<10} {len(found) - len(known)} of {len(found)}: {min(map(str, found))}"
+        short = [each for each in found if each.spent is None]
+        if short:
+            yield f"  {name:<10} {len(short)} of {len(found)} {first_after(short)}"
         if known:
             yield f"  {name:<10} {_row(known, group)}"
 
