@@ -56,9 +56,11 @@ def _choosing(plan_: Plan, choose: Choose) -> Row:
     return Row({"plan": plan_, "choose": choose})
 
 
-_LABELS = {"aggregate": aggregate.Subset()}
+_LABELLING = aggregate.Subset(share=0.5, statistic="mean")  # somebody in every step
+_LABELS = {"aggregate": _LABELLING}
 _HOLDS = {"schedule": schedule.TwoPhase()}
 _ADAPTS = {"uplink": codec.Fgc()}
+_LEVELS = plan.FixedLevel((1.0, 0.5))
 _MENU = plan.Menu(SHARES)
 
 SELECTION = {
@@ -78,13 +80,13 @@ PLANS = {
         "plan",
         {
             "Whole": plan.Whole(),
-            "FixedLevel": plan.FixedLevel((1.0, 0.5)),
+            "FixedLevel": _LEVELS,
             "FixedLevel, linear": plan.FixedLevel((1.0, 0.5), layers="linear"),
             "Depth": plan.Depth(),
             "LargestFitting": plan.LargestFitting(SHARES),
-            "StepsWithin": plan.StepsWithin(SECONDS, plan.FixedLevel((1.0, 0.5))),
-            "WorkByLevel": plan.WorkByLevel((8, 4), (2, 1), (0.05, 0.02)),
-            "JustInTime": plan.JustInTime(LONGER, plan.FixedLevel((1.0, 0.5))),
+            "StepsWithin": plan.StepsWithin(SECONDS, _LEVELS),
+            "WorkByLevel": plan.WorkByLevel((8, 4), (2, 1), (0.05, 0.02), _LEVELS),
+            "JustInTime": plan.JustInTime(LONGER, _LEVELS),
             "Assigned(Menu, LargestInTime)": plan.Assigned(_MENU, plan.LargestInTime(SECONDS)),
             "Assigned(Menu, MostGain)": plan.Assigned(_MENU, plan.MostGain(LONGER)),
             "Assigned(DepthMenu, MostGain)": plan.Assigned(plan.DepthMenu(), plan.MostGain(LONGER)),
@@ -99,8 +101,8 @@ PLANS = {
     "Paced(DepthMenu) + FisherUtility": _choosing(
         plan.Paced(plan.DepthMenu(3)), plan.FisherUtility(3)
     ),
-    "RateByLevel": Row({"plan": plan.RateByLevel((0.5, 0.1))}, _ADAPTS),
-    "RateByLink": Row({"plan": plan.RateByLink(0.2)}, _ADAPTS),
+    "RateByLevel": Row({"plan": plan.RateByLevel((0.5, 0.1), _LEVELS)}, _ADAPTS),
+    "RateByLink": Row({"plan": plan.RateByLink(0.2, inner=_LEVELS)}, _ADAPTS),
     "Paced(RateByLink(Menu)) + FisherUtility": Row(
         {"plan": plan.Paced(plan.RateByLink(0.2, inner=_MENU)), "choose": plan.FisherUtility(3)},
         _ADAPTS,
@@ -174,13 +176,11 @@ AGGREGATION = _rows(
         "ErrorWeighted": aggregate.ErrorWeighted(),
         "AngleWeighted": aggregate.AngleWeighted(),
         "AngleWeighted(Aio)": aggregate.AngleWeighted(base=aggregate.Aio()),
-        "Subset": aggregate.Subset(),
+        "Subset": _LABELLING,
         "Subset(Aio)": aggregate.Subset(aggregate.Aio(), 0.5),
         "Diagnosed(Aio)": aggregate.Diagnosed(aggregate.Aio(), ("norm", "fisher")),
         "ServerStep": aggregate.ServerStep(optimiser=aggregate.ServerSgd(0.5, 0.9)),
-        "ServerStep(Subset), Adam": aggregate.ServerStep(
-            aggregate.Subset(), aggregate.ServerAdam(0.01)
-        ),
+        "ServerStep(Subset), Adam": aggregate.ServerStep(_LABELLING, aggregate.ServerAdam(0.01)),
     },
 )
 
