@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from anyfleet.elastic import Blueprint, Slice, columns, cut, narrowed, trace, within
+from anyfleet.elastic import Blueprint, Slice, alpha, columns, cut, narrowed, trace, within
 from anyfleet.elastic import width as width_of
 from tests.elastic.nets import LeNet
 
@@ -117,3 +117,30 @@ def test_the_width_of_a_plain_cut_is_its_share(share: float) -> None:
     exact = min(math.ceil(share * axis - 1e-9) / axis for axis in (40, 80))
     assert width_of(WIDE.prefix(share), WIDE) == pytest.approx(exact)
     assert exact == pytest.approx(share, abs=1 / 40)
+
+
+# --- AnycostFL's measure ------------------------------------------------------------------------
+
+
+def test_1_12_alpha_is_the_width_squared() -> None:
+    for share in (0.25, 0.5, 0.75, 1.0):
+        assert alpha(WIDE.prefix(share), WIDE) == pytest.approx(share**2)
+        assert alpha(rolled(share, 7, WIDE), WIDE) == pytest.approx(share**2)
+
+
+def test_alpha_of_what_trains_fewer_layers_counts_their_parameters() -> None:
+    """3 × 40 + 40, 40 × 80 + 80 and 80 × 5 + 5 parameters; at half the width, less."""
+    assert alpha(Slice((), 2), WIDE) == pytest.approx(405 / (160 + 3280 + 405))
+    half = 205 / (80 + 840 + 205)
+    assert alpha(WIDE.prefix(0.5, 2), WIDE) == pytest.approx(0.25 * half)
+
+
+def test_alpha_of_an_uneven_cut_is_its_share_of_the_parameters() -> None:
+    """All of the first hidden layer, a tenth of the second: its width says nothing."""
+    first, second = WIDE.counts(1.0)
+    assert WIDE.axes[second].size == 80
+    slice_ = Slice.of({second: range(8)}, WIDE)
+    assert width_of(slice_, WIDE) == 1
+    assert alpha(slice_, WIDE) == pytest.approx((160 + 328 + 45) / (160 + 3280 + 405))
+    other = Slice.of({first: range(4), second: range(80)}, WIDE)
+    assert alpha(other, WIDE) == pytest.approx((16 + 400 + 405) / (160 + 3280 + 405))
