@@ -75,6 +75,23 @@ def test_equal_amounts_have_a_panel_with_a_line_unless_it_is_far_away(
     assert imread(file).shape[:2] == (2 * 585, 2 * 624)
 
 
+@pytest.mark.parametrize(("count", "columns"), [(1, 1), (5, 5), (6, 3), (7, 4), (11, 4)])
+def test_the_rows_of_a_legend_are_even(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, columns: int
+) -> None:
+    from matplotlib.figure import Figure
+
+    found: list[object] = []
+    monkeypatch.setattr(Figure, "legend", lambda *_, ncols, **__: found.append(ncols))
+    monkeypatch.setattr(Figure, "savefig", lambda *_, **__: None)
+    names = [f"{number}" for number in range(count)]
+    draw(tmp_path / "a.png", {name: [run(0.1, 0.5)] for name in names})
+    groups = tuple(Group(name=f"group {name}") for name in names)
+    world = Fleet(groups).build(np.ones(count, dtype=np.int64), 0)
+    draw_fleet(tmp_path / "b.png", portray(world))
+    assert found == [columns] * (1 + (count > 1))  # one group needs no name
+
+
 FLEETS = {
     "equal": (Fleet((Group(),)), 2),
     "thirsty": (Fleet((Group(energy=Uniform(1e-27, 2e-27)),)), 3),

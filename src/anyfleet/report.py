@@ -25,6 +25,7 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#0
 _FAR_APART = (5.0, 500.0)
 _GREY = "#555555"
 _ABREAST = 3  # panels in a row
+_NAMES = 5  # in a row of a legend
 _WIDE = 20.0  # numbers of devices that differ by such a factor, likewise
 
 Runs = Mapping[str, Sequence[Sequence[Point]]]  # by name; one run for each seed
@@ -88,7 +89,7 @@ def draw(
     figure.legend(
         *places[0].get_legend_handles_labels(),
         loc="outside lower center",
-        ncols=min(len(runs), 5),
+        ncols=_grid(len(runs), _NAMES)[1],
         frameon=False,
     )
     if world is not None:
@@ -105,8 +106,7 @@ def _panels(count: int) -> "tuple[Figure, list[Axes]]":
         from matplotlib.layout_engine import ConstrainedLayoutEngine
     except ImportError as error:
         raise NoPictures from error
-    rows = -(-count // _ABREAST)
-    columns = -(-count // rows)
+    rows, columns = _grid(count, _ABREAST)
     # A figure of its own: pyplot would keep it for the life of the process.
     figure = Figure(
         figsize=(4.8 * columns, 4.5 * rows),
@@ -116,6 +116,12 @@ def _panels(count: int) -> "tuple[Figure, list[Axes]]":
     for spare in places[count:]:
         spare.remove()
     return figure, places[:count]
+
+
+def _grid(count: int, most: int) -> tuple[int, int]:
+    """Rows and columns for so many, at most `most` in a row and rows as even as can be."""
+    rows = max(1, -(-count // most))
+    return rows, -(-count // rows)
 
 
 def band(runs: Sequence[Sequence[Point]], x: Callable[[Point], float]) -> Band:
@@ -200,7 +206,8 @@ def draw_fleet(file: Path, portrait: Portrait, *, title: str = "") -> Path:
         places[0].plot([], [], "s", color=_colour(number), label=name)
     if len(portrait.names) > 1:
         handles = places[0].get_legend_handles_labels()
-        figure.legend(*handles, loc="outside lower center", ncols=5, frameon=False)
+        _, columns = _grid(len(portrait.names), _NAMES)
+        figure.legend(*handles, loc="outside lower center", ncols=columns, frameon=False)
     if title:
         figure.suptitle(title)
     figure.savefig(file, dpi=130)
