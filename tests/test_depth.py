@@ -15,12 +15,13 @@ from anyfleet.ledger import Entries
 from anyfleet.local import limits
 from anyfleet.method import Choose, Lesson, Method, Plan
 from anyfleet.methods import fedavg
+from anyfleet.offers import Choices, Offer, Own
 from anyfleet.plan import Assigned, Depth, DepthMenu, First, LargestInTime, Menu
 from anyfleet.plan.depth import depths
 from anyfleet.select import Everyone
 from anyfleet.tasks import zoo
 from anyfleet.tasks.partition import Iid
-from anyfleet.types import Choices, Notes, Numbers, Offer, Own
+from anyfleet.types import Notes, Numbers
 from anyfleet.world import Fleet, Group, Redrawn, Reports, Steady, levels
 from anyfleet.world import Uniform as Between
 from tests import small

@@ -23,6 +23,7 @@ from anyfleet.local import limits, processed
 from anyfleet.loop import Step
 from anyfleet.method import Asked, Method
 from anyfleet.methods import anycost, fedavg
+from anyfleet.offers import Choices, Offer, Own, Traffic
 from anyfleet.plan import Assigned, DepthMenu, Menu, MostGain
 from anyfleet.runtime import Limits, Simulated, Threads
 from anyfleet.runtime.engines import Assigned as Given
@@ -31,7 +32,7 @@ from anyfleet.schedule import Buffered, Deadline, Synchronous, TwoPhase
 from anyfleet.select import Everyone
 from anyfleet.timing import Amount, Counts, Demand, crossing_seconds, effort_of
 from anyfleet.train import Fjord, Gradient, Slim, Tracked
-from anyfleet.types import Choices, Conditions, Memory, Offer, Orders, Own, Task, Traffic
+from anyfleet.types import Conditions, Memory, Orders, Task
 from anyfleet.world import Fleet, Group, Redrawn, Shannon, Steady, Uniform, cell
 from tests import small
 from tests.test_local import orders

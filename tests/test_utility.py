@@ -15,12 +15,13 @@ from anyfleet.formulas.whale import RegionFisher
 from anyfleet.loop import Step
 from anyfleet.method import Lesson, Method
 from anyfleet.methods import heterofl, whale
+from anyfleet.offers import Offer, Own, Traffic
 from anyfleet.plan import DepthMenu, FisherUtility, Menu, Paced
 from anyfleet.runtime import Simulated
 from anyfleet.select import Everyone
 from anyfleet.server import Server
 from anyfleet.timing import Counts, Demand, effort_of
-from anyfleet.types import Memory, Notes, Numbers, Offer, Own, Plans, Traffic, Want
+from anyfleet.types import Memory, Notes, Numbers, Plans, Want
 from anyfleet.view import View
 from anyfleet.world import When, levels
 from tests import small

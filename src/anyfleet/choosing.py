@@ -10,10 +10,11 @@ from anyfleet.elastic.counting import Counting
 from anyfleet.lengths import expected
 from anyfleet.lessons import SCALAR_BITS
 from anyfleet.local import limits, processed
+from anyfleet.offers import Choices, Offer, Own
 from anyfleet.packing import index_bits
 from anyfleet.parts import Asked
 from anyfleet.timing import Amount, training
-from anyfleet.types import Choices, Conditions, Memory, Offer, Orders, Own, Task
+from anyfleet.types import Conditions, Memory, Orders, Task
 
 
 def decide(

@@ -15,8 +15,9 @@ from anyfleet.elastic import Slice
 from anyfleet.envelope import downlink
 from anyfleet.evaluate import served
 from anyfleet.method import Method, Symbols
+from anyfleet.offers import Choices
 from anyfleet.packing import dense, index_bits, own_names
-from anyfleet.types import Choices, Kind, Orders, Params, Plans, Task, Trees, Want
+from anyfleet.types import Kind, Orders, Params, Plans, Task, Trees, Want
 from anyfleet.view import Request, View
 
 FETCH_BITS = 64  # the order's number

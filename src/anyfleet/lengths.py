@@ -11,8 +11,9 @@ from anyfleet.coding import Codec
 from anyfleet.elastic import Blueprint, Slice, narrowed
 from anyfleet.envelope import Envelope, Lane
 from anyfleet.method import Job
+from anyfleet.offers import Traffic
 from anyfleet.packing import FLOAT_BITS, traffic, update_bits
-from anyfleet.types import Orders, Params, Traffic, Updates
+from anyfleet.types import Orders, Params, Updates
 
 _NOTHING = 1e-6  # a rate at which a codec sends as little as it can
 

@@ -8,18 +8,8 @@ from torch import Tensor
 
 from anyfleet.columns import Ints, join
 from anyfleet.elastic import Blueprint, Mode, Priced, Slice
-from anyfleet.types import (
-    Choices,
-    Notes,
-    Numbers,
-    Offer,
-    Own,
-    Params,
-    Plans,
-    Stepped,
-    Task,
-    Want,
-)
+from anyfleet.offers import Choices, Offer, Own
+from anyfleet.types import Notes, Numbers, Params, Plans, Stepped, Task, Want
 from anyfleet.view import Flight, Request, View
 
 if TYPE_CHECKING:

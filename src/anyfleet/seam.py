@@ -9,8 +9,9 @@ from anyfleet.elastic import Slice
 from anyfleet.incoming import Answer, Answered
 from anyfleet.issue import Held
 from anyfleet.ledger import Entries
+from anyfleet.offers import Choices
 from anyfleet.outcomes import Events, Lost
-from anyfleet.types import Choices, Conditions, Devices, Orders, Params, Want
+from anyfleet.types import Conditions, Devices, Orders, Params, Want
 
 
 class Runtime(Protocol):

@@ -19,10 +19,11 @@ from anyfleet.issue import Desk, Held, branch, chosen, draft, load
 from anyfleet.ledger import Ledger
 from anyfleet.lengths import expected
 from anyfleet.method import Method
+from anyfleet.offers import Traffic
 from anyfleet.outcomes import Charges, Events, no_charges
 from anyfleet.seam import Runtime, Snapshot, Step
 from anyfleet.timing import Amount, Demand, training
-from anyfleet.types import Kind, Orders, Params, Task, Traffic
+from anyfleet.types import Kind, Orders, Params, Task
 from anyfleet.view import Flight, Request, View
 
 JUDGE_BATCH = 128  # samples of the server split per comparison (METHODS §1.18)

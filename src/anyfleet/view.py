@@ -10,8 +10,9 @@ from torch import Tensor
 
 from anyfleet.columns import Flags, Ints
 from anyfleet.elastic import Blueprint, Cost, Slice
+from anyfleet.offers import Traffic
 from anyfleet.timing import Demand
-from anyfleet.types import Conditions, Devices, Kind, Orders, Params, Report, Traffic
+from anyfleet.types import Conditions, Devices, Kind, Orders, Params, Report
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ from anyfleet.columns import join
 from anyfleet.elastic import alpha
 from anyfleet.local import limits, processed
 from anyfleet.method import Around, Choose, Plan, State
-from anyfleet.types import Memory, Numbers, Offer, Own, Plans, Want
+from anyfleet.offers import Offer, Own
+from anyfleet.types import Memory, Numbers, Plans, Want
 from anyfleet.view import View
 
 

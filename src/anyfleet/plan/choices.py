@@ -8,8 +8,9 @@ from typing import ClassVar
 import numpy as np
 
 from anyfleet.method import Choose
+from anyfleet.offers import Choices, Offer, Own
 from anyfleet.timing import crossing_seconds
-from anyfleet.types import Choices, Numbers, Offer, Own
+from anyfleet.types import Numbers
 
 NEEDS_MENU: Mapping[str, str] = MappingProxyType(
     {"menu": "plan=Menu(...) or DepthMenu(...), which offers some"}

@@ -11,10 +11,11 @@ from anyfleet.errors import refuse
 from anyfleet.formulas.cohorts import Budgets, Sending, best_sending
 from anyfleet.formulas.theory import local_gain
 from anyfleet.method import Asked, Choose
+from anyfleet.offers import Choices, Offer, Own
 from anyfleet.papers import ANYCOST, Paper
 from anyfleet.plan.choices import NEEDS_MENU
 from anyfleet.timing import crossing_seconds
-from anyfleet.types import Choices, Conditions, Numbers, Offer, Own
+from anyfleet.types import Conditions, Numbers
 
 
 @dataclass(frozen=True)

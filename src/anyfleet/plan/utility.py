@@ -15,9 +15,10 @@ from anyfleet.formulas.whale import (
     utility,
 )
 from anyfleet.method import Choose, Lesson
+from anyfleet.offers import Choices, Offer, Own
 from anyfleet.papers import WHALE, Paper
 from anyfleet.plan.choices import seconds_for
-from anyfleet.types import Choices, Notes, Numbers, Offer, Own
+from anyfleet.types import Notes, Numbers
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from anyfleet.choosing import decide
 from anyfleet.columns import Flags, Floats, Ints, join
 from anyfleet.delivery import cut_order
 from anyfleet.issue import too_large
+from anyfleet.offers import Choices
 from anyfleet.outcomes import Charges, Events, Lost
 from anyfleet.runtime.batteries import Batteries
 from anyfleet.runtime.charging import charged, demand, sending, spent
@@ -20,17 +21,7 @@ from anyfleet.runtime.engines import Assigned, Engine, Reference
 from anyfleet.runtime.fates import Fate, first, goes_offline, runs_dry
 from anyfleet.runtime.limits import Limits
 from anyfleet.runtime.pending import Pending, Saved
-from anyfleet.types import (
-    Choices,
-    Conditions,
-    Devices,
-    Kind,
-    Memory,
-    Orders,
-    Task,
-    Updates,
-    measured,
-)
+from anyfleet.types import Conditions, Devices, Kind, Memory, Orders, Task, Updates, measured
 from anyfleet.world import World
 from anyfleet.world.quantities import When
 from anyfleet.world.world import Told
