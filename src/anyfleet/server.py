@@ -51,8 +51,7 @@ class Server:
         self.holding: dict[int, Held] = {}  # of orders whose results wait on the devices
         self.arrived: list[Answered] = []
         self.seen: dict[int, Flight] = {}  # the same orders, as policies see them
-        self.lost: list[Flight] = []
-        self.declined: list[Flight] = []
+        self.lost, self.declined = list[Flight](), list[Flight]()
         self.ledger = Ledger(self.devices, task.blueprint)
         self.states = {n: part.init(self.view()) for n, part in method.policies().items()}
 
