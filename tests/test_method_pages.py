@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
+import numpy as np
 import pytest
 
 from anyfleet import diagnosis, formulas, methods
@@ -173,15 +174,61 @@ def test_what_a_page_tells_of_runs_was_measured(name: str) -> None:
         assert f"{round(end['up'] / unit) * unit / 1e6:g} MB" in text
 
 
+@pytest.mark.parametrize("name", ["stc", "qsgd", "uveqfed", "fedhq"])
+def test_a_codec_costs_a_twentieth_of_the_accuracy_at_most_and_its_page_tells_how_much(
+    name: str,
+) -> None:
+    text = " ".join(section(page(name), "When to choose it").split())
+    own, plain = ends("codecs", name), ends("codecs", "fedavg")
+    share, less = own["accuracy"] / plain["accuracy"], round(plain["up"] / own["up"])
+    assert share >= 0.95
+    ending = "st" if less % 10 == 1 else "th"
+    assert f"{share:.2f} of FedAvg's accuracy for a {less}{ending} of the bytes" in text
+
+
+def test_what_the_page_of_stc_tells_of_smaller_messages_was_measured() -> None:
+    text = " ".join(section(page("stc"), "When to choose it").split())
+    found = json.loads((PAGES / "drawing/measured.json").read_text(encoding="utf-8"))["longer"]
+    plain, default, few = (found[name] for name in ("fedavg", "stc", "stc, a fortieth"))
+    assert f"messages are a {plain['up'][-1] / few['up'][-1]:.0f}th" in text
+    assert f"{few['up'][11] / 1e6:.2f} MB and {100 * few['accuracy'][11]:.1f} % after" in text
+    assert f"with {few['up'][-1] / 1e6:.2f} MB, it was at" in text
+    after = [f"{100 * run['accuracy'][-1]:.1f} %" for run in (few, default, plain)]
+    assert "at {}, beside {} with the default and {} with FedAvg".format(*after) in text
+
+
 def test_the_table_of_anycost_was_measured() -> None:
     rows = re.findall(
         r"^\| (\w.*) \|$", section(page("anycost"), "When to choose it"), re.MULTILINE
     )
-    assert len(rows) == 7
+    assert len(rows) == 8
     for row in rows:
         name, *cells = (cell.removesuffix(" of 300") for cell in row.split(" | "))
         found = [ends(f"cell at {loss} dB", name) for loss in (40, 0)]
         assert cells == [text for end in found for text in as_told(end)], name
+
+
+def test_what_the_page_of_anycost_tells_for_equal_joules_was_measured() -> None:
+    text = " ".join(section(page("anycost"), "When to choose it").split())
+    found = json.loads((PAGES / "drawing/measured.json").read_text(encoding="utf-8"))
+    numbers: list[float] = []
+    for loss in (40, 0):
+        stc, own = (found[f"cell at {loss} dB"][name] for name in ("STC", "AnycostFL"))
+        joules, learned = stc["joules"][-1], stc["accuracy"][-1]
+        then = float(np.interp(joules, own["joules"], own["accuracy"]))
+        numbers += (
+            [100 * learned, joules, 100 * then] if loss else [joules, 100 * learned, 100 * then]
+        )
+    told = (
+        "at 40 dB STC was at {:.0f} % with the {:.1f} J it used, AnycostFL then at {:.0f} %; "
+        "at 0 dB, with {:.1f} J, they were at {:.0f} and {:.0f} %."
+    )
+    assert told.format(*numbers) in text
+    slow, fast = (ends(f"cell at {loss} dB", "STC just in time") for loss in (40, 0))
+    assert f"takes {fast['joules']:.0f} J on fast links; at 40 dB" in text
+    assert f"takes {slow['joules']:.0f}, as" in text
+    assert f"and {slow['seconds']:.1f} s instead of 5 (" in text
+    assert f"HeteroFL {ends('cell at 40 dB', 'HeteroFL')['seconds']:.1f}, by" in text
 
 
 def as_told(end: dict[str, float]) -> list[str]:

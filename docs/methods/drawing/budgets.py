@@ -14,8 +14,8 @@ COMPARED = {
     "AnycostFL": BLUE,
     "HeteroFL": GREEN,
     "FedHQ": PINK,
-    "QSGD": ORANGE,
     "STC": SKY,
+    "STC just in time": ORANGE,
     "STC at full speed": INK,
 }
 
