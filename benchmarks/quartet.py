@@ -17,13 +17,12 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
 from anyfleet.aggregate import AngleWeighted
 from anyfleet.codec import ErrorFeedback, Fgc, Qsgd, TopK
-from anyfleet.equal import Resource, common_amount, first_after, quantity, within
+from anyfleet.equal import Resource, Within, common_amount, first_after, quantity, within
 from anyfleet.method import Method
 from anyfleet.methods import anycost, fedadp, heterofl, stc
 from anyfleet.methods.fedavg import Training
@@ -103,26 +102,26 @@ def table(runs: Runs, resource: Resource) -> Iterator[str]:
     yield f"  {'':<10} {heads}"
     for name, group in runs.items():
         found = [within(points, resource, amount) for points in group]
-        known = [each for each in found if each.spent is not None]
+        pairs = zip(group, found, strict=True)
+        known = [(points[each.spent.rounds - 1], each) for points, each in pairs if each.spent]
         short = [each for each in found if each.spent is None]
         if short:
             yield f"  {name:<10} {len(short)} of {len(found)} {first_after(short)}"
         if known:
-            yield f"  {name:<10} {_row(known, group)}"
+            yield f"  {name:<10} {_row(known)}"
 
 
-def _row(known: Sequence[Any], group: Sequence[Sequence[Point]]) -> str:
-    scores = [100 * each.accuracy for each in known]
+def _row(known: Sequence[tuple[Point, Within]]) -> str:
+    """Means over the runs that were evaluated for the amount, at the point of that evaluation."""
+    scores = [100 * each.accuracy for _, each in known]
     deviation = statistics.stdev(scores) if len(scores) > 1 else 0.0
     mean = statistics.mean
-    rounds = mean(each.spent.rounds for each in known)
-    sent = mean(
-        points[each.spent.rounds - 1].up for points, each in zip(group, known, strict=False)
-    )
     return (
-        f"{mean(scores):>6.1f} ± {deviation:<3.1f} {100 * mean(e.best for e in known):>8.1f} "
-        f"{rounds:>8.1f} {mean(e.spent.time for e in known):>7.0f} "
-        f"{mean(e.spent.joules for e in known):>8.0f} {sent / 1e6:>7.1f}"
+        f"{mean(scores):>6.1f} ± {deviation:<3.1f} {100 * mean(e.best for _, e in known):>8.1f} "
+        f"{mean(point.step + 1 for point, _ in known):>8.1f} "
+        f"{mean(point.time for point, _ in known):>7.0f} "
+        f"{mean(point.joules for point, _ in known):>8.0f} "
+        f"{mean(point.up for point, _ in known) / 1e6:>7.1f}"
     )
 
 

@@ -17,7 +17,7 @@ from anyfleet.columns import Floats, join
 from anyfleet.elastic import width
 from anyfleet.envelope import uplink
 from anyfleet.extract import Leading
-from anyfleet.lengths import expected, expected_rate, least_rate
+from anyfleet.lengths import expected, expected_rate, rates_of
 from anyfleet.lessons import SCALAR_BITS
 from anyfleet.local import limits, processed
 from anyfleet.loop import Step
@@ -165,8 +165,13 @@ def decided(part: MostGain, menu: Sequence[Offer], who: Own) -> Choices:
     return part(menu, who, asked().numbers)
 
 
+def unlimited(offer: Offer) -> Offer:
+    return replace(offer, traffic=offer.traffic._replace(least=0.0, most=1.0))
+
+
 def test_3_nothing_that_fits_gains_more_and_nothing_is_overspent() -> None:
-    menu, taken = offers(asked()), []
+    # As of a codec that can send anything, from nothing to all.
+    menu, taken = [unlimited(offer) for offer in offers(asked())], []
     for seed in range(200):
         who, part = drawn(seed)
         choice, best = decided(part, menu, who), most_gained(part, menu, who)
@@ -268,7 +273,7 @@ def test_who_can_send_or_receive_nothing_declines(known: dict[str, float]) -> No
 
 def test_a_codec_that_cannot_go_low_is_not_planned_lower() -> None:
     codec = TopK(0.15, Uveq())
-    lowest = least_rate(codec)  # positions alone take that much
+    lowest, _ = rates_of(codec)  # positions alone take that much
     assert 1 / 60 < lowest < 1 / 40
     menu = offers(asked(replace(ANYCOST, uplink=codec)))
     flexible = offers(asked())
@@ -507,6 +512,7 @@ def test_who_cannot_do_anything_is_in_the_books_and_the_round_goes_on(server: bo
         assert row.lost == "over budget: no size fits 1 s and inf J"
         spent = (row.bits_down, row.bits_up, row.flops, row.download, row.compute, row.upload)
         assert spent == (0.0,) * 6
+        assert row.choice == -1
         assert np.isnan([row.gain, row.divergence, row.measured_rate, row.loss]).all()
     assert step.time < 1.0  # nobody waits for those who were never asked
     assert not small.identical(step.params, small.task().params)

@@ -14,8 +14,10 @@ from anyfleet import methods, naming, papers
 from anyfleet.aggregate import ServerAdam, ServerStep, Subset
 from anyfleet.methods import fedavg, fedprox, heterofl
 from anyfleet.papers import (
+    ANYCOST,
     AT_SCALE,
     FEDADAM,
+    FEDADP,
     FEDAT,
     FEDAVG,
     FEDBN,
@@ -27,6 +29,7 @@ from anyfleet.papers import (
     FJORD,
     HETEROFL,
     SLIMMABLE,
+    STC,
     THESIS,
     Paper,
     bibliography,
@@ -35,6 +38,7 @@ from anyfleet.papers import (
 from anyfleet.plan import FixedLevel, StepsWithin
 from anyfleet.schedule import Buffered, Overselected, Surveyed, Synchronous, Tiers
 from anyfleet.select import Learned
+from anyfleet.study import load
 from anyfleet.train import Fjord, Gradient, OnDevice, PerWidth, Static
 
 WORKS = {name: work for name in papers.__all__ if isinstance(work := getattr(papers, name), Paper)}
@@ -181,6 +185,11 @@ def test_what_is_switched_off_is_not_cited() -> None:
     options = {"masked": HETEROFL, "label_rows": HETEROFL, "scaler": HETEROFL, "inverted": FEDDROP}
     for option, paper in options.items():
         assert papers_of(Gradient(**{option: True})) == (paper,)  # type: ignore[arg-type]
+
+
+def test_quartet_is_of_four_papers() -> None:
+    file = Path(__file__).resolve().parents[1] / "recipes" / "quartet" / "quartet.toml"
+    assert {ANYCOST, STC, HETEROFL, FEDADP} <= set(papers_of(load(file).method))
 
 
 def test_parts_bring_their_papers() -> None:

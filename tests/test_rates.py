@@ -23,7 +23,7 @@ from anyfleet.select import Everyone
 from anyfleet.server import Server
 from anyfleet.store import Recording, Terms, reopen
 from anyfleet.study import Experiment, play
-from anyfleet.types import Conditions, Plans
+from anyfleet.types import UNCUT, Conditions, Plans
 from anyfleet.world import Fleet, Group, Steady, cell, levels
 from tests import small
 from tests.store import runs
@@ -99,7 +99,7 @@ def test_1_16_rates_go_by_links_and_their_mean_is_the_one_wanted() -> None:
 
 def test_1_16_nobody_sends_more_than_all_and_the_mean_stays() -> None:
     found = rates(RateByLink(0.5), *[1e4] * 5, 1e7, 1e8, 1e9)
-    assert found[5:] == [1.0] * 3
+    assert found[5:] == [UNCUT] * 3
     assert np.mean(found) == pytest.approx(0.5)
 
 
@@ -110,8 +110,19 @@ def test_1_16_equal_links_have_equal_rates() -> None:
 def test_1_16_seconds_that_are_given_are_kept_to() -> None:
     bits = served(RateByLink(), *[1e5] * 8).view().traffic(WHOLE, 1.0).update
     found = rates(RateByLink(seconds=0.5), *[1e3 * 4**k for k in range(8)])
-    assert found == pytest.approx([min(1.0, 0.5 * 1e3 * 4**k / bits) for k in range(8)])
-    assert 1.0 in found
+    assert found == pytest.approx([min(UNCUT, 0.5 * 1e3 * 4**k / bits) for k in range(8)])
+    assert UNCUT in found
+
+
+def test_the_better_link_never_sends_the_coarser_update() -> None:
+    """Where a link carries everything, that is asked for; a codec's own rate would be less."""
+    task, errors = small.task(), []
+    for seconds in (0.001, 0.005, 50.0):
+        method = replace(fedavg(count=8), plan=RateByLink(seconds=seconds), uplink=Uveq())
+        (step,) = small.steps(method, task, 1)
+        errors.append(float(step.ledger.distortion.max()))
+    assert errors == sorted(errors, reverse=True)
+    assert errors[-1] < 1e-6 < errors[0]
 
 
 @pytest.mark.parametrize("rate", [0.1, 1.0])
@@ -119,7 +130,7 @@ def test_1_16_a_link_that_is_down_gets_an_order_all_the_same(rate: float) -> Non
     """Even if no time at all were enough for the wanted mean."""
     found = rates(RateByLink(rate), 0.5, *[1e5] * 7)
     assert found[0] == 1e-6
-    assert found[1:] == pytest.approx([min(1.0, rate * 8 / 7)] * 7)
+    assert found[1:] == pytest.approx([min(UNCUT, rate * 8 / 7)] * 7)
 
 
 def test_smaller_models_have_larger_rates_in_the_same_time() -> None:

@@ -171,6 +171,8 @@ def chosen(drafted: Drafted, choices: Choices) -> Drafted:
     )
     # As with plans: a device declines to train, and can always be asked something.
     reasons = choices.declined if orders.kind in _TRAINS else ("",) * len(orders)
+    nothing = np.array([bool(reason) for reason in reasons], dtype=bool)
+    orders = replace(orders, choice=np.where(nothing, -1, orders.choice))
     return _apart(replace(drafted, orders=orders), reasons)
 
 

@@ -63,9 +63,7 @@ class Entries(Batch):
     measured_rate: Floats  # bits of the result over those of an uncompressed one
     gain: Floats  # alpha^4 × rate: what the step learns from it, at most 1
     divergence: Floats  # how far it is from what the whole model, uncompressed, would have said
-    contraction: (
-        Floats  # Z of the step, for the best constants that a loss can have: 1 − least gain
-    )
+    contraction: Floats  # Z of the step, for the best loss that there can be: 1 − least gain
     lost: tuple[str, ...]  # the reason, or ""
 
     @property
@@ -89,9 +87,12 @@ class Entries(Batch):
 
     @staticmethod
     def of(rows: Iterable[Mapping[str, Any]]) -> "Entries":
-        """The inverse of `as_dicts`; None stands for not a number, as in JSON."""
+        """The inverse of `as_dicts`; None stands for not a number, as in JSON.
+
+        So does a column that the rows do not have: those of older runs have fewer.
+        """
         listed = list(rows)
-        return _entries({f.name: [row[f.name] for row in listed] for f in fields(Entries)})
+        return _entries({f.name: [row.get(f.name) for row in listed] for f in fields(Entries)})
 
 
 class Ledger:
@@ -133,7 +134,7 @@ class Ledger:
             self._open.setdefault(name, []).append(value)
 
     def _theory(self, order: Orders, update: Updates) -> dict[str, float]:
-        if not any(update.trees[0].get(tree) for tree in ("delta", "weights")):
+        if not update.trained:
             return dict.fromkeys(_THEORY, np.nan)
         held = narrowed(order.slices[0], float(update.delivered[0]), self._blueprint)
         rate, share = measured_rate(order, update, self._blueprint), alpha(held, self._blueprint)

@@ -12,8 +12,8 @@ from anyfleet.elastic import Blueprint, Slice, narrowed
 from anyfleet.envelope import Envelope, Lane
 from anyfleet.method import Job
 from anyfleet.offers import Traffic
-from anyfleet.packing import FLOAT_BITS, traffic, update_bits
-from anyfleet.types import Orders, Params, Updates
+from anyfleet.packing import FLOAT_BITS, model_bits, traffic, update_bits
+from anyfleet.types import UNCUT, Orders, Params, Updates
 
 _NOTHING = 1e-6  # a rate at which a codec sends as little as it can
 
@@ -23,24 +23,40 @@ _NOTHING = 1e-6  # a rate at which a codec sends as little as it can
 def expected(slice_: Slice, job: Job, blueprint: Blueprint, rate: float = 1.0) -> Traffic:
     """What will travel for an order that asks for this rate (1: for none)."""
     down, up = traffic(slice_, job.norm, blueprint, job.report)
-    update = update_bits(slice_, job.norm, blueprint)
+    model, update = (
+        model_bits(slice_, job.norm, blueprint),
+        update_bits(slice_, job.norm, blueprint),
+    )
     share, codec = expected_rate(job.uplink, rate), job.uplink
-    least = least_rate(codec) if codec.adapts else share
-    return Traffic(down, up - update + share * update, update, share, codec.adapts, least)
+    least, most = rates_of(codec) if codec.adapts else (share, share)
+    return Traffic(
+        down=down - model + expected_rate(job.downlink) * model,
+        up=up - update + share * update,
+        update=update,
+        rate=share,
+        adapts=codec.adapts,
+        least=least,
+        most=most,
+    )
 
 
 @lru_cache(maxsize=4096)
 def expected_rate(codec: Codec, rate: float = 1.0) -> float:
     """The share of an update's bits that a codec sends: as asked for, or of a typical update."""
     if codec.adapts and rate < 1:
-        return max(rate, least_rate(codec))
+        least, most = rates_of(codec)
+        return min(max(rate, least), most)
     return _typical_rate(codec, rate)
 
 
 @lru_cache(maxsize=256)
-def least_rate(codec: Codec) -> float:
-    """About the lowest rate that a codec can follow: positions and headers take their bits."""
-    return _typical_rate(codec, _NOTHING)
+def rates_of(codec: Codec) -> tuple[float, float]:
+    """About the lowest and the highest rate that a codec makes use of.
+
+    Positions and headers take their bits whatever is asked for, and no codec that leaves entries
+    out sends all of them.
+    """
+    return _typical_rate(codec, _NOTHING), _typical_rate(codec, UNCUT)
 
 
 def _typical_rate(codec: Codec, rate: float) -> float:

@@ -19,6 +19,7 @@ class Traffic(NamedTuple):
     rate: float = 1.0  # the share of those that is sent
     adapts: bool = False  # whether the codec follows the rate that an order asks for
     least: float = 0.0  # the lowest that it can follow, about
+    most: float = 1.0  # the highest that it can use, about
 
     @property
     def aside(self) -> float:

@@ -57,6 +57,14 @@ def traffic(
 
 
 @lru_cache(maxsize=4096)
+def model_bits(slice_: Slice, norm: Norm, blueprint: Blueprint) -> float:
+    """Bits of an uncompressed model alone, as it comes down."""
+    home = norm.stays(blueprint) | set(blueprint.frozen)
+    local = blueprint.local(slice_)
+    return float(FLOAT_BITS * local.numel([name for name in local.params if name not in home]))
+
+
+@lru_cache(maxsize=4096)
 def update_bits(slice_: Slice, norm: Norm, blueprint: Blueprint) -> float:
     """Bits of an uncompressed update alone, without statistics and reports."""
     home = norm.stays(blueprint) | set(blueprint.frozen)

@@ -27,7 +27,6 @@ from anyfleet.types import Kind, Orders, Params, Task
 from anyfleet.view import Flight, Request, View
 
 JUDGE_BATCH = 128  # samples of the server split per comparison (METHODS §1.18)
-_TREES = ("delta", "weights")
 _TRAINING = (Kind.TRAIN, Kind.HOLD, Kind.FETCH)
 
 
@@ -51,7 +50,8 @@ class Server:
         self.holding: dict[int, Held] = {}  # of orders whose results wait on the devices
         self.arrived: list[Answered] = []
         self.seen: dict[int, Flight] = {}  # the same orders, as policies see them
-        self.lost, self.declined = list[Flight](), list[Flight]()
+        self.lost: list[Flight] = []
+        self.declined: list[Flight] = []
         self.ledger = Ledger(self.devices, task.blueprint)
         self.states = {n: part.init(self.view()) for n, part in method.policies().items()}
 
@@ -214,7 +214,7 @@ class Server:
         answered, later = self._counted()
         # Told in the step that ends: what is open when the next one begins is not in a snapshot.
         later = self._young(later, self.number + 1)
-        trained = [a for a in answered if any(a.update.trees[0].get(t) for t in _TREES)]
+        trained = [answer for answer in answered if answer.update.trained]
         incoming = Incoming(self.method, self.task, self.number)
         arrivals = incoming.trained(trained, self.params) if trained else None
         view, self.notes = self.view(), {}

@@ -27,6 +27,7 @@ Report = Mapping[str, Any]  # what a device measured about itself, by name
 Notes = Mapping[str, tuple[float, ...]]  # what a device's chooser remembers, by name
 
 EVERYTHING = -1  # in a column of step counts: no limit but the trainer's own
+UNCUT = 1 - 1e-6  # in a column of rates, where 1 asks for none: all that a codec can send
 
 
 class Data(Protocol):
@@ -164,7 +165,7 @@ class Numbers(Batch):
     epochs: Ints
     batch: Ints
     steps: Ints  # most local steps, or EVERYTHING
-    rate: Floats  # target compression rate of the upload
+    rate: Floats  # target compression rate of the upload; 1: none, as the codec likes
     frequency: Floats  # cycles per second; not a number: the fastest it can
     target: Floats  # seconds that the server aims at for an order; not a number: none
 
@@ -221,6 +222,12 @@ class Updates(Batch):
     bits: Floats  # uplink
     delivered: Floats  # width of the model that came through the link; 1 unless it failed
     report: tuple[Report, ...]
+
+    @property
+    def trained(self) -> bool:
+        """Whether a single answer brings a training result."""
+        (trees,) = self.trees
+        return bool(trees.get("delta") or trees.get("weights"))
 
 
 @dataclass(frozen=True, eq=False)

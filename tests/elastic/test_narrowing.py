@@ -10,6 +10,7 @@ from torch import nn
 
 from anyfleet.elastic import Blueprint, Slice, alpha, columns, cut, narrowed, trace, within
 from anyfleet.elastic import width as width_of
+from anyfleet.elastic.blueprint import Rounding
 from tests.elastic.nets import LeNet
 
 WIDE = trace(
@@ -135,12 +136,21 @@ def test_alpha_of_what_trains_fewer_layers_counts_their_parameters() -> None:
     assert alpha(WIDE.prefix(0.5, 2), WIDE) == pytest.approx(0.25 * half)
 
 
-def test_alpha_of_an_uneven_cut_is_its_share_of_the_parameters() -> None:
-    """All of the first hidden layer, a tenth of the second: its width says nothing."""
+def test_alpha_of_an_uneven_cut_goes_by_all_its_channels() -> None:
+    """All of the first hidden layer, a tenth of the second: no single width says that."""
     first, second = WIDE.counts(1.0)
     assert WIDE.axes[second].size == 80
-    slice_ = Slice.of({second: range(8)}, WIDE)
-    assert width_of(slice_, WIDE) == 1
-    assert alpha(slice_, WIDE) == pytest.approx((160 + 328 + 45) / (160 + 3280 + 405))
-    other = Slice.of({first: range(4), second: range(80)}, WIDE)
-    assert alpha(other, WIDE) == pytest.approx((16 + 400 + 405) / (160 + 3280 + 405))
+    assert width_of(Slice.of({second: range(8)}, WIDE), WIDE) == 1
+    assert alpha(Slice.of({second: range(8)}, WIDE), WIDE) == pytest.approx((48 / 120) ** 2)
+    assert alpha(Slice.of({first: range(4)}, WIDE), WIDE) == pytest.approx((84 / 120) ** 2)
+
+
+@pytest.mark.parametrize("rounding", ["ceil", "round"])
+@BLUEPRINTS
+def test_a_narrower_model_never_has_a_larger_alpha(
+    blueprint: Blueprint, rounding: Rounding
+) -> None:
+    shares = [k / 16 for k in range(1, 17)]
+    found = [alpha(blueprint.prefix(share, rounding=rounding), blueprint) for share in shares]
+    assert found == sorted(found)
+    assert found[-1] == 1

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
-from torch import Tensor
 
 from anyfleet.aggregate.directions import by_device
 from anyfleet.aggregate.mean import Mean, Weighted
@@ -13,10 +12,7 @@ from anyfleet.arrivals import Arrivals
 from anyfleet.columns import Floats
 from anyfleet.formulas.anycost import anycost_weights
 from anyfleet.formulas.theory import divergence_index, local_gain
-from anyfleet.method import State
 from anyfleet.papers import ANYCOST, Paper
-from anyfleet.types import Params, Stepped
-from anyfleet.view import View
 
 
 @dataclass(frozen=True)
@@ -45,13 +41,7 @@ class Aio(Weighted):
     def counted(self, arrivals: Arrivals) -> Arrivals:
         return arrivals.sent()
 
-    def __call__(
-        self, model: Params, state: State, arrivals: Arrivals, view: View, key: Tensor
-    ) -> Stepped:
-        stepped = super().__call__(model, state, arrivals, view, key)
-        return Stepped(stepped.model, stepped.state, self._notes(arrivals))
-
-    def _notes(self, arrivals: Arrivals) -> Mapping[str, Any]:
+    def notes(self, arrivals: Arrivals) -> Mapping[str, Any]:
         facts = arrivals.alphas, arrivals.rates
         return {
             "weights": by_device(arrivals, self.weigh(arrivals)),

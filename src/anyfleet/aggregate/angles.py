@@ -70,7 +70,8 @@ class AngleWeighted(Policy):
     def __call__(
         self, model: Params, state: Angles, arrivals: Arrivals, view: View, key: Tensor
     ) -> Stepped:
-        weighed, arrivals = self.base.weigh(arrivals), self.base.counted(arrivals)
+        weighed, noted = self.base.weigh(arrivals), self.base.notes(arrivals)
+        arrivals = self.base.counted(arrivals)
         found = directions(arrivals, weighed)
         after = _learned(state, arrivals, found)
         angles = _remembered(after, arrivals, found)
@@ -79,6 +80,7 @@ class AngleWeighted(Policy):
         moved = {name: model[name] + change[name] for name in change}
         now = self._weights(found, found.angles)
         notes = {
+            **noted,
             "angles": by_device(arrivals, found.angles),
             "smoothed_angles": by_device(arrivals, angles),
             "weights": by_device(arrivals, _shares(weights)),

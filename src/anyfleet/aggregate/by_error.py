@@ -1,20 +1,18 @@
 """FedHQ's aggregation: coarsely quantised updates count less."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
-from torch import Tensor
 
 from anyfleet.aggregate.directions import by_device
 from anyfleet.aggregate.mean import Mean, Weighted
 from anyfleet.arrivals import Arrivals
 from anyfleet.columns import Floats
 from anyfleet.formulas.compression import fedhq_weights
-from anyfleet.method import State
 from anyfleet.papers import FEDHQ, Paper
-from anyfleet.types import Params, Stepped, measured
-from anyfleet.view import View
+from anyfleet.types import measured
 
 
 @dataclass(frozen=True)
@@ -38,9 +36,5 @@ class ErrorWeighted(Weighted):
         errors = np.maximum(np.where(np.isnan(told), np.inf, told), 0.0)
         return fedhq_weights(errors, self.base.weigh(arrivals))
 
-    def __call__(
-        self, model: Params, state: State, arrivals: Arrivals, view: View, key: Tensor
-    ) -> Stepped:
-        stepped = super().__call__(model, state, arrivals, view, key)
-        notes = {"weights": by_device(arrivals, self.weigh(arrivals))}
-        return Stepped(stepped.model, stepped.state, notes)
+    def notes(self, arrivals: Arrivals) -> Mapping[str, Any]:
+        return {"weights": by_device(arrivals, self.weigh(arrivals))}

@@ -1,7 +1,8 @@
 """The mean of what arrived, coordinate by coordinate."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 from torch import Tensor
@@ -24,12 +25,16 @@ class Weighted(Policy, Protocol):
         """What of the updates counts."""
         return arrivals
 
+    def notes(self, arrivals: Arrivals) -> Mapping[str, Any]:
+        """What belongs into the record of the step."""
+        return {}
+
     def __call__(
         self, model: Params, state: State, arrivals: Arrivals, view: View, key: Tensor
     ) -> Stepped:
         change = self.counted(arrivals).mean(self.weigh(arrivals))
         moved = {name: model[name] + change[name] for name in change}
-        return Stepped({**model, **moved}, state)
+        return Stepped({**model, **moved}, state, self.notes(arrivals))
 
 
 @dataclass(frozen=True)

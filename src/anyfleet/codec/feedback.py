@@ -11,6 +11,7 @@ from anyfleet.codec.stc import Stc
 from anyfleet.coding import Slack
 from anyfleet.envelope import Envelope
 from anyfleet.method import Codec, Squeezed, Symbols
+from anyfleet.papers import STC, Paper
 from anyfleet.types import Params
 
 
@@ -24,6 +25,7 @@ class ErrorFeedback(Codec):
 
     inner: Codec = field(default_factory=Stc)
     slot: ClassVar[str] = "residual"
+    papers: ClassVar[tuple[Paper, ...]] = (STC,)
 
     def __post_init__(self) -> None:
         if self.inner.slot:

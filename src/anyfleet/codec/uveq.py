@@ -20,6 +20,7 @@ from anyfleet.papers import UVEQFED, Paper
 from anyfleet.types import Params
 
 _FINEST, _COARSEST = -20.0, 4.0  # log2 of a step over the root mean square of what is sent
+_FINE = 20.0  # bits for an entry beyond which levels are too large for whole numbers of 32 bits
 _HALVINGS = 11
 _SAMPLE = 1 << 12  # blocks of a row that stand for all while searching
 _SHOWN = 8.0  # most bits of an entry that a sample tells
@@ -61,7 +62,8 @@ class Uveq(Levelled):
 
     The lattice is as fine as an order's target rate allows, or with `bits_each` for every entry
     where an order has none (a rate of 1). Its step is never more than 16 times the root mean square
-    of the entries; for lower rates than that leaves, keep fewer: `TopK(0.15, Uveq())`.
+    of the entries; for lower rates than that leaves, keep fewer: `TopK(0.15, Uveq())`. Nobody gets
+    more than 20 bits for an entry: errors are then less than a millionth.
     """
 
     bits_each: float = 2.0
@@ -92,7 +94,8 @@ class Uveq(Levelled):
         if not entries:
             return Symbols(levels={n: rows.to(torch.int32) for n, rows in laid.items()})
         size = _root_mean_square(laid, entries)
-        each = torch.where(rate < 1, rate * NUMBER_BITS, self.bits_each).to(size)
+        asked = torch.where(rate < 1, rate * NUMBER_BITS, self.bits_each).to(size)
+        each = asked.clamp(max=_FINE)
         blocks = {name: self._blocks(rows, name, envelope) for name, rows in laid.items()}
 
         def tried(step: Tensor) -> _Tried:

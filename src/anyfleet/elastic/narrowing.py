@@ -15,34 +15,30 @@ def columns(share: float, width: float) -> int:
 def width(slice: Slice, blueprint: Blueprint) -> float:
     """The share that a plain cut of this size has; of other cuts, the largest of any axis."""
     kept = _kept(slice, blueprint)
-    return _plain(kept) or max((count / size for count, size in kept), default=1.0)
-
-
-def _kept(slice: Slice, blueprint: Blueprint) -> list[tuple[int, int]]:
-    """Of every axis that a share cuts, how many indices are kept, of how many."""
-    sizes = {axis: blueprint.axes[axis].size for axis in blueprint.counts(1.0)}
-    return [(len(slice.kept(axis) or range(size)), size) for axis, size in sizes.items()]
-
-
-def _plain(kept: list[tuple[int, int]]) -> float:
-    """The share that keeps just as many of every axis; 0 if there is none."""
     # A share p keeps ceil(p × size) of every axis: more than `above`, and not more than the least.
     above = max(((count - 1) / size for count, size in kept), default=0.0)
-    least = min((count / size for count, size in kept), default=1.0)
-    return least if above < least else 0.0
+    shares = [count / size for count, size in kept]
+    least = min(shares, default=1.0)
+    return least if above < least else max(shares, default=1.0)
 
 
 @lru_cache(maxsize=4096)
 def alpha(slice: Slice, blueprint: Blueprint) -> float:
     """AnycostFL's measure of a sub-model: its width squared, 1 for the whole model (METHODS §1.12).
 
-    Of one whose first layers are not trained, times the share of its parameters that is; of a cut
-    that keeps more of some layers than of others, the share of all parameters that it trains.
+    By the share of all channels that it keeps, however they are rounded or spread over the layers.
+    Of a sub-model whose first layers are not trained, times the share of its parameters that is.
     """
-    local = blueprint.local(slice)
-    trained, plain = local.numel(local.trained(slice.first)), _plain(_kept(slice, blueprint))
-    every = local.numel(local.trained()) if plain else blueprint.numel(blueprint.trained())
-    return (plain or 1.0) ** 2 * (trained / every if every else 1.0)
+    kept, local = _kept(slice, blueprint), blueprint.local(slice)
+    share = sum(count for count, _ in kept) / sum(size for _, size in kept) if kept else 1.0
+    every, trained = local.numel(local.trained()), local.numel(local.trained(slice.first))
+    return share**2 * (trained / every if every else 1.0)
+
+
+def _kept(slice: Slice, blueprint: Blueprint) -> list[tuple[int, int]]:
+    """Of every axis that a share cuts, how many indices are kept, of how many."""
+    sizes = {axis: blueprint.axes[axis].size for axis in blueprint.counts(1.0)}
+    return [(len(slice.kept(axis) or range(size)), size) for axis, size in sizes.items()]
 
 
 @lru_cache(maxsize=4096)

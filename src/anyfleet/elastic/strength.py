@@ -76,7 +76,7 @@ class _Weight(NamedTuple):
 def producers(blueprint: Blueprint) -> tuple[tuple[str, int], ...]:
     """(parameter, dimension) pairs: the output dimension of every weight.
 
-    Weights of linear layers, convolutions of all kinds, embeddings and matrix products; also
+    Weights of linear layers, convolutions, embeddings and matrix products; also
     transposed or changed element by element before. Each counts once, however often it is applied.
     """
     weights: dict[str, _Weight] = {}

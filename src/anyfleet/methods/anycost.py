@@ -20,6 +20,7 @@ from anyfleet.methods.fedavg import fedavg
 from anyfleet.methods.heterofl import Parts, partial_sgd
 from anyfleet.papers import ANYCOST
 from anyfleet.plan import Menu, MostGain
+from anyfleet.schedule import Synchronous
 
 PAPER = ANYCOST
 WIDTHS = tuple(sixteenths / 16 for sixteenths in range(16, 7, -1))  # alpha from 1 to 1/4
@@ -39,6 +40,7 @@ def anycost(
     """
     return replace(
         fedavg(count=count),
+        schedule=Synchronous(patience=seconds),
         plan=Menu(shares, rounding="round"),
         choose=MostGain(seconds, most=rate),
         extract=Strongest(),

@@ -8,7 +8,7 @@ from torch import Tensor
 from anyfleet.columns import join
 from anyfleet.elastic import alpha
 from anyfleet.local import limits, processed
-from anyfleet.method import Around, Choose, Plan, State
+from anyfleet.method import Around, Asked, Choose, Plan, State
 from anyfleet.offers import Offer, Own
 from anyfleet.types import Memory, Numbers, Plans, Want
 from anyfleet.view import View
@@ -48,26 +48,44 @@ class Assigned(Around, Plan):
             return plans
         told = view.conditions(plans.device).rows()
         samples = view.devices.samples[plans.device].tolist()
-        owns = (Own(*known, Memory()) for known in zip(told, samples, strict=True))
-        rows = zip(plans.rows(), owns, strict=True)
-        found = [self._assigned(plan, own, view) for plan, own in rows]
-        wants, numbers, reasons = zip(*found, strict=True)
-        none = ((),) * len(plans)
-        return replace(plans, wants=wants, numbers=join(numbers), menus=none, declined=reasons)
+        owns = [Own(*known, Memory()) for known in zip(told, samples, strict=True)]
+        each = zip(plans.rows(), owns, strict=True)
+        held = [_holdable(plan, own, view) for plan, own in each]
+        rows = [row for row, entries in enumerate(held) if entries]
+        asked = [_asked(held[row], owns[row], plans.numbers.take([row]), view) for row in rows]
+        wants, reasons, numbers = list(plans.wants), list(plans.declined), plans.numbers.rows()
+        for row, choice in zip(
+            rows, self.choose.together(asked).rows() if rows else (), strict=True
+        ):
+            wants[row] = held[row][int(choice.entry[0])]
+            numbers[row], reasons[row] = choice.numbers, choice.declined[0]
+        for row, menu in enumerate(plans.menus):
+            if menu and not held[row] and not reasons[row]:
+                # As with every plan: one that cannot even hold the smallest is not asked.
+                batch = int(plans.numbers.batch[row])
+                wants[row] = min(menu, key=lambda e: view.memory(e.prefix(view.blueprint), batch))
+        return replace(
+            plans,
+            wants=tuple(wants),
+            numbers=join(numbers),
+            menus=((),) * len(plans),
+            declined=tuple(reasons),
+        )
 
-    def _assigned(self, plan: Plans, own: Own, view: View) -> tuple[Want, Numbers, str]:
-        """What a device shall train, and how, or why it is not asked."""
-        (menu,), (want,), (reason,), numbers = plan.menus, plan.wants, plan.declined, plan.numbers
-        if not menu or reason:
-            return want, numbers, reason
-        batch, room = int(numbers.batch[0]), float(own.conditions.memory[0])
-        needs = [view.memory(entry.prefix(view.blueprint), batch) for entry in menu]
-        held = [entry for entry, need in zip(menu, needs, strict=True) if need <= room]
-        if not held:
-            # As with every plan: one that cannot even hold the smallest is not asked.
-            return menu[needs.index(min(needs))], numbers, ""
-        choices = self.choose([_offer(entry, own, numbers, view) for entry in held], own, numbers)
-        return held[int(choices.entry[0])], choices.numbers, choices.declined[0]
+
+def _holdable(plan: Plans, own: Own, view: View) -> list[Want]:
+    """What of its menu a device can hold; nothing where the plan declines it already."""
+    (menu,), (reason,), batch = plan.menus, plan.declined, int(plan.numbers.batch[0])
+    room = float(own.conditions.memory[0])
+    return [
+        entry
+        for entry in (menu if not reason else ())
+        if view.memory(entry.prefix(view.blueprint), batch) <= room
+    ]
+
+
+def _asked(entries: list[Want], own: Own, numbers: Numbers, view: View) -> Asked:
+    return Asked([_offer(entry, own, numbers, view) for entry in entries], own, numbers)
 
 
 def _learns(choose: Choose) -> bool:

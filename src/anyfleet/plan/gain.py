@@ -15,7 +15,7 @@ from anyfleet.offers import Choices, Offer, Own
 from anyfleet.papers import ANYCOST, Paper
 from anyfleet.plan.choices import NEEDS_MENU
 from anyfleet.timing import crossing_seconds
-from anyfleet.types import Conditions, Numbers
+from anyfleet.types import UNCUT, Conditions, Numbers
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class MostGain(Choose):
     `most`, and the slowest frequency that is in time with it follow from what the entry really
     costs: its cycles, and all that crosses the link both ways. A codec that has one rate only is
     taken with that, and one that cannot go so low with its lowest. If no entry fits, the device
-    declines.
+    declines. A result that waits to be fetched (`TwoPhase`) is sent in time of its own.
 
     `seconds` for an order; `joules`, unless a device names fewer itself (`Group.budget`) or has
     fewer left. Hardware that cannot set its frequency has a slowest that is its fastest.
@@ -75,8 +75,8 @@ class MostGain(Choose):
         )
         joules = self._joules(known)
         reasons = (
-            "" if fit else f"over budget: no size fits {self.seconds:g} s and {least:.3g} J"
-            for fit, least in zip(fits, joules, strict=True)
+            "" if fit else f"over budget: no size fits {self.seconds:g} s and {there:.3g} J"
+            for fit, there in zip(fits, joules, strict=True)
         )
         return Choices(entries, planned, gains[best], tuple(reasons))
 
@@ -84,10 +84,11 @@ class MostGain(Choose):
         """The best rate and frequency of each offer, made to a device that knows this of itself."""
         adapts = np.array([offer.traffic.adapts for offer in offers])
         own = _column([offer.traffic.rate for offer in offers])
-        lowest = _column([offer.traffic.least for offer in offers])
-        # The least that a codec can do may be more than what is wanted at most.
+        low, high = (_column([getattr(o.traffic, n) for o in offers]) for n in ("least", "most"))
+        # What a codec can do may lie beside what is wanted: then it is what it can do.
         least, most = (
-            np.where(adapts, np.maximum(bound, lowest), own) for bound in (self.least, self.most)
+            np.where(adapts, np.clip(bound, low, np.maximum(low, high)), own)
+            for bound in (self.least, min(self.most, UNCUT))
         )
         return best_sending(self._budgets(offers, known), least, most)
 

@@ -14,7 +14,7 @@ from anyfleet.formulas.compression import upload_seconds
 from anyfleet.method import Around, Plan, Policy, State
 from anyfleet.papers import FEDHQ, Paper
 from anyfleet.plan.levels import Whole
-from anyfleet.types import Plans, Want
+from anyfleet.types import UNCUT, Plans, Want
 from anyfleet.view import View
 
 RATE = "rate"  # what these plans give: an uplink must follow it
@@ -92,7 +92,7 @@ class RateByLink(Policy):
         bits = np.array([max(_bits(want, view) for want in entries) for entries in sizes])
         # Seconds may be infinite: a link that is down carries nothing even then.
         carried = np.multiply(links, state.seconds, where=links > 0, out=np.zeros(len(links)))
-        rate = np.clip(carried / np.maximum(bits, 1.0), _LOWEST, 1.0)
+        rate = np.clip(carried / np.maximum(bits, 1.0), _LOWEST, UNCUT)
         return replace(plans, numbers=replace(plans.numbers, rate=rate))
 
 
