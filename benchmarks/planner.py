@@ -8,6 +8,9 @@ with 40 dB lost at one metre, 3 to 9 joules, 10 seconds, and the coefficients of
 drawn. Half of them may send up to a fifteenth of the update, the others all of it, and some have
 processors with narrow bounds.
 
+A simulated cohort of 100 decides with nine widths of the package's own task (`Runtime.offer`: what
+each of them costs each device, and the choice), after a first round in which all is priced.
+
 "at once" is `anycost_plans`, "one by one" the reference `anycost_plan`, which searches. Brute force
 is the best of a grid of sizes and frequencies, in equal steps and in equal ratios: by how much its
 gain is below the plan's. Milliseconds are those of the processor, the quickest of some repetitions.
@@ -18,12 +21,13 @@ import statistics
 import time
 import timeit
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
 
 from anyfleet import rng
+from anyfleet import world as worlds
 from anyfleet.columns import Floats
 from anyfleet.formulas import (
     AnycostBounds,
@@ -33,12 +37,20 @@ from anyfleet.formulas import (
     anycost_plans,
     best_sending,
 )
+from anyfleet.issue import Desk, draft
+from anyfleet.methods import anycost
+from anyfleet.runtime import Simulated
+from anyfleet.select import Everyone
+from anyfleet.server import Server
+from anyfleet.tasks import Dirichlet, Embedded
+from anyfleet.view import Request
 from anyfleet.world import Shannon
 
 COHORTS = (1, 100, 10_000)
 GRID = (300, 600)  # sizes and frequencies
 GOAL = 20.0  # milliseconds for a cohort of 100
 ALPHA_MIN = 0.25
+DECIDING = 100
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,6 +143,21 @@ def row_of_sizes(repeats: int) -> float:
     return milliseconds(lambda: best_sending(budgets), repeats)
 
 
+def deciding(devices: int, repeats: int) -> float:
+    """Milliseconds for the choices of a simulated cohort, nine widths each."""
+    task = Embedded(devices=devices, partition=Dirichlet(0.5)).build(0)
+    samples = np.array([task.size(device) for device in range(devices)])
+    world = worlds.cell(devices=devices, flops_per_cycle=4.0).build(samples, 0)
+    runtime = Simulated(task, world, 0)
+    method = replace(anycost(seconds=0.25), select=Everyone())
+    server = Server(method, task, runtime, 0)
+    desk = Desk(0, 0, server.visits, server.heard, server.states)
+    everybody = np.arange(devices)
+    drafted = draft(Request(), everybody, method=server.method, view=server.view(), desk=desk)
+    runtime.offer(drafted.orders)
+    return milliseconds(lambda: runtime.offer(drafted.orders), repeats)
+
+
 def brute_force(device: AnycostDevice, bounds: AnycostBounds, grid: tuple[int, int]) -> float:
     """The best gain of a grid of sizes and frequencies; 0 if nothing fits."""
     alpha = np.linspace(bounds.alpha_min, 1, grid[0])[:, np.newaxis]
@@ -184,6 +211,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
     print("\n".join(shown([measured(size, given.repeats) for size in given.cohorts])), flush=True)
     print(f"a row of nine given sizes: {row_of_sizes(given.repeats):.3f} ms", flush=True)
+    decided = deciding(DECIDING, given.repeats)
+    print(f"the choices of {DECIDING} simulated devices: {decided:.1f} ms", flush=True)
     print("\n".join(compared(missed(given.compared, tuple(given.grid)), given.compared)))
 
 

@@ -138,7 +138,8 @@ def test_plans_are_timed_and_held_against_brute_force(capsys: pytest.CaptureFixt
     shown = capsys.readouterr().out.splitlines()
     assert shown[1].split()[0] == "3"
     assert shown[2].startswith("a row of nine given sizes: ")
-    assert shown[3] == "12 of 12 devices have a plan"
+    assert shown[3].startswith("the choices of 100 simulated devices: ")
+    assert shown[4] == "12 of 12 devices have a plan"
     found = planner.missed(12, (40, 80))
     assert len(found.grid) == len(found.reference) == 12
     assert min(found.grid) > -1e-9

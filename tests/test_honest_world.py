@@ -143,12 +143,18 @@ def check_books(steps: list[Step]) -> None:
 
 # Not a number where nobody said or asked.
 UNKNOWN = ("loss", "frequency", "utility", "norm", "fisher")
+# Not a number where no training result came in; otherwise shares.
+RESULT = ("measured_rate", "gain", "divergence", "contraction")
 
 
 def check_row(row: SimpleNamespace, end: float) -> None:
     assert row.lost.partition(":")[0] in REASONS
     for name, value in vars(row).items():
-        if name not in ("kind", "lost", "choice", "steps", "epochs", *UNKNOWN):
+        if name in RESULT:
+            assert math.isnan(value) or 0 <= value <= 1, name
+        elif name == "distortion":
+            assert math.isnan(value) or 0 <= value < math.inf
+        elif name not in ("kind", "lost", "choice", "steps", "epochs", *UNKNOWN):
             assert 0 <= value < math.inf, name
     total = row.began + row.download + row.compute + row.upload + row.wait
     assert total == pytest.approx(end, rel=1e-9, abs=1e-9)

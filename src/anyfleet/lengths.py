@@ -1,5 +1,6 @@
 """How long messages are: expected before there are any, measured afterwards."""
 
+from collections.abc import Mapping
 from functools import lru_cache
 from math import prod
 
@@ -7,33 +8,45 @@ import torch
 from torch import Tensor
 
 from anyfleet import rng
-from anyfleet.coding import Codec
-from anyfleet.elastic import Blueprint, Slice, narrowed
-from anyfleet.envelope import Envelope, Lane
+from anyfleet.coding import Codec, Slack
+from anyfleet.elastic import WHOLE, Blueprint, Slice, narrowed
+from anyfleet.envelope import Envelope, Lane, lanes
 from anyfleet.method import Job
 from anyfleet.offers import Traffic
-from anyfleet.packing import FLOAT_BITS, model_bits, traffic, update_bits
+from anyfleet.packing import FLOAT_BITS, model_bits, sent_names, traffic, update_bits
 from anyfleet.types import UNCUT, Orders, Params, Updates
 
 _NOTHING = 1e-6  # a rate at which a codec sends as little as it can
+_MANY = 1 << 17  # entries from which on headers no longer matter
+_SPARE = 1.04  # what depends on the content may be so much longer than expected
+# Kernels of an update are unequally strong, by the deviation of the logarithm. The first is that of
+# updates of real networks, by the length of their messages; with the second few hold most of it.
+_USUAL, _HEAVY = 0.7, 1.5
 
 # --- before -----------------------------------------------------------------------------------
 
 
 def expected(slice_: Slice, job: Job, blueprint: Blueprint, rate: float = 1.0) -> Traffic:
-    """What will travel for an order that asks for this rate (1: for none)."""
+    """What will travel for an order that asks for this rate (1: for none).
+
+    Of codecs whose messages depend on the update, as of a made-up one with the shapes of the slice.
+    """
     down, up = traffic(slice_, job.norm, blueprint, job.report)
-    model, update = (
-        model_bits(slice_, job.norm, blueprint),
-        update_bits(slice_, job.norm, blueprint),
-    )
-    share, codec = expected_rate(job.uplink, rate), job.uplink
-    least, most = rates_of(codec) if codec.adapts else (share, share)
+    model = model_bits(slice_, job.norm, blueprint)
+    update, codec = update_bits(slice_, job.norm, blueprint), job.uplink
+    local, names = blueprint.local(slice_), sent_names(slice_, job.norm, blueprint)
+    if codec.adapts:
+        least, most = (_rate_of(codec, end, local, names) for end in (_NOTHING, UNCUT))
+        own = _rate_of(codec, 1.0, local, names) if rate >= 1 else min(max(rate, least), most)
+    else:
+        spare = 1.0 if codec.slack == Slack() else _SPARE
+        own = least = most = spare * _rate_of(codec, 1.0, local, names)
+    coming = _rate_of(job.downlink, 1.0, local, names)
     return Traffic(
-        down=down - model + expected_rate(job.downlink) * model,
-        up=up - update + share * update,
+        down=down - model + coming * model,
+        up=up - update + own * update,
         update=update,
-        rate=share,
+        rate=own,
         adapts=codec.adapts,
         least=least,
         most=most,
@@ -41,46 +54,50 @@ def expected(slice_: Slice, job: Job, blueprint: Blueprint, rate: float = 1.0) -
 
 
 @lru_cache(maxsize=4096)
-def expected_rate(codec: Codec, rate: float = 1.0) -> float:
-    """The share of an update's bits that a codec sends: as asked for, or of a typical update."""
-    if codec.adapts and rate < 1:
-        least, most = rates_of(codec)
-        return min(max(rate, least), most)
-    return _typical_rate(codec, rate)
+def _rate_of(codec: Codec, rate: float, local: Blueprint, names: tuple[str, ...]) -> float:
+    """The share of the bits that a codec sends of tensors of this model."""
+    shapes = lanes(names, WHOLE, (1, 1.0), local)
+    return typical_rate(codec, rate, None if _entries(shapes) > _MANY else shapes)
 
 
-@lru_cache(maxsize=256)
-def rates_of(codec: Codec) -> tuple[float, float]:
-    """About the lowest and the highest rate that a codec makes use of.
-
-    Positions and headers take their bits whatever is asked for, and no codec that leaves entries
-    out sends all of them.
-    """
-    return _typical_rate(codec, _NOTHING), _typical_rate(codec, UNCUT)
-
-
-def _typical_rate(codec: Codec, rate: float) -> float:
-    laid, envelope = typical_update()
-    squeezed = codec.squeeze(envelope.shaped(laid), {}, torch.tensor([rate]), envelope)
-    entries = sum(lane.entries for lane in envelope.lanes.values())
-    return float(squeezed.bits.sum()) / (FLOAT_BITS * entries)
+def typical_rate(
+    codec: Codec, rate: float = 1.0, shapes: Mapping[str, Lane] | None = None
+) -> float:
+    """The share of its bits that a codec sends of a made-up update, of any shapes or of these."""
+    laid, envelope = _made_up(_usual_shapes() if shapes is None else shapes, _USUAL)
+    if not laid:
+        return 1.0
+    asked = torch.tensor([rate], dtype=torch.float64)
+    squeezed = codec.squeeze(envelope.shaped(laid), {}, asked, envelope)
+    return float(squeezed.bits.sum()) / (FLOAT_BITS * _entries(envelope.lanes))
 
 
 @lru_cache(maxsize=1)
-def typical_update() -> tuple[Params, Envelope]:
-    """A made-up update like those of real networks, laid out: few kernels hold most of it."""
-    shapes = {"convolution": (64, 64, 3, 3), "linear": (128, 512), "bias": (64,)}
-    lanes = {name: Lane(shape, (prod(shape),)) for name, shape in shapes.items()}
-    envelope = Envelope(lanes, torch.float32, rng.root(0, "look-up")[None])
-    laid = {name: _heavy_tailed(name, lane) for name, lane in lanes.items()}
+def heavy_update() -> tuple[Params, Envelope]:
+    """A made-up update of which few kernels hold most, laid out: look-ups begin with it."""
+    laid, envelope = _made_up(_usual_shapes(), _HEAVY)
     return {**laid, "bias": 10 * laid["bias"]}, envelope
 
 
-def _heavy_tailed(name: str, lane: Lane) -> Tensor:
-    key = rng.root(0, name)
-    strength = (1.5 * rng.normal(rng.fold(key, "strength"), lane.entries // lane.unit)).exp()
+def _usual_shapes() -> Mapping[str, Lane]:
+    shapes = {"convolution": (64, 64, 3, 3), "linear": (128, 512), "bias": (64,)}
+    return {name: Lane(shape, (prod(shape),)) for name, shape in shapes.items()}
+
+
+def _made_up(shapes: Mapping[str, Lane], deviation: float) -> tuple[Params, Envelope]:
+    envelope = Envelope(shapes, torch.float32, rng.root(0, "look-up")[None])
+    return {name: _drawn(name, lane, deviation) for name, lane in shapes.items()}, envelope
+
+
+def _drawn(name: str, lane: Lane, deviation: float) -> Tensor:
+    key, kernels = rng.root(0, name), lane.entries // lane.unit
+    strength = (deviation * rng.normal(rng.fold(key, "strength"), kernels)).exp()
     values = rng.normal(key, lane.entries) * strength.repeat_interleave(lane.unit)
     return values.float()[None]
+
+
+def _entries(shapes: Mapping[str, Lane]) -> int:
+    return sum(lane.entries for lane in shapes.values())
 
 
 # --- afterwards -------------------------------------------------------------------------------

@@ -67,9 +67,15 @@ def model_bits(slice_: Slice, norm: Norm, blueprint: Blueprint) -> float:
 @lru_cache(maxsize=4096)
 def update_bits(slice_: Slice, norm: Norm, blueprint: Blueprint) -> float:
     """Bits of an uncompressed update alone, without statistics and reports."""
-    home = norm.stays(blueprint) | set(blueprint.frozen)
-    sent = [name for name in slice_.sent(blueprint) if name not in home]
+    sent = sent_names(slice_, norm, blueprint)
     return float(FLOAT_BITS * blueprint.local(slice_).numel(sent))
+
+
+@lru_cache(maxsize=4096)
+def sent_names(slice_: Slice, norm: Norm, blueprint: Blueprint) -> tuple[str, ...]:
+    """The parameters that a device with this slice sends."""
+    home = norm.stays(blueprint) | set(blueprint.frozen)
+    return tuple(name for name in slice_.sent(blueprint) if name not in home)
 
 
 def index_bits(slice_: Slice, blueprint: Blueprint) -> int:

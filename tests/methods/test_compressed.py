@@ -11,7 +11,7 @@ from anyfleet.aggregate import Aio, ErrorWeighted, Mean
 from anyfleet.codec import ErrorFeedback, Hq, Qsgd, Raw, Stc, TopK, Uveq
 from anyfleet.extract import Leading, Strongest
 from anyfleet.formulas.compression import qsgd_error_bound
-from anyfleet.lengths import expected_rate
+from anyfleet.lengths import typical_rate
 from anyfleet.method import Method
 from anyfleet.methods import anycost, fedavg, fedhq, qsgd, stc, uveqfed
 from anyfleet.plan import Menu, MostGain, RateByLink
@@ -167,4 +167,4 @@ def test_parts_are_those_of_the_table() -> None:
 @pytest.mark.parametrize("method", [qsgd(), uveqfed(), stc(keep=0.15)])
 def test_messages_have_the_rates_of_the_comparison(method: Method) -> None:
     """Those of AnycostFL's table: 1/40 to 1/37."""
-    assert 1 / 43 < expected_rate(method.uplink) < 1 / 35
+    assert 1 / 43 < typical_rate(method.uplink) < 1 / 35

@@ -19,7 +19,7 @@ from anyfleet.codec.lookup import Table, count_of, looked_up, measured
 from anyfleet.codec.raw import distortion
 from anyfleet.envelope import Envelope
 from anyfleet.errors import BadMessage, refuse
-from anyfleet.lengths import typical_update
+from anyfleet.lengths import heavy_update
 from anyfleet.method import Squeezed, Symbols
 from anyfleet.papers import ANYCOST, Paper
 from anyfleet.types import Params
@@ -183,4 +183,4 @@ def _check(symbols: Symbols, envelope: Envelope) -> None:
 
 @lru_cache(maxsize=1)
 def _generic() -> Table:
-    return _measured(Fgc(), Kernels(*typical_update()))
+    return _measured(Fgc(), Kernels(*heavy_update()))

@@ -14,6 +14,8 @@ from anyfleet.timing import Effort, crossing_seconds
 from anyfleet.types import Plans, Want
 from anyfleet.view import View
 
+_IN_TIME = 1 - 1e-9  # of the seconds: what fits exactly must not be late by rounding
+
 
 @dataclass(frozen=True)
 class JustInTime(Around):
@@ -48,7 +50,11 @@ class JustInTime(Around):
             for plan, want in rows
         ]
         down, up = (np.array([getattr(each, way) for each in traffic]) for way in ("down", "up"))
-        left = self.seconds - crossing_seconds(down, own.down) - crossing_seconds(up, own.up)
+        left = (
+            _IN_TIME * self.seconds
+            - crossing_seconds(down, own.down)
+            - crossing_seconds(up, own.up)
+        )
         with np.errstate(divide="ignore"):
             needed: Floats = effort.cycles(own) * own.load / left
         frequency = np.where((left > 0) & (needed <= own.fastest), needed, np.nan)
