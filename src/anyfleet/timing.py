@@ -24,6 +24,8 @@ from anyfleet.types import Conditions
 if TYPE_CHECKING:
     from anyfleet.parts import Work
 
+IN_TIME = 1 - 1e-9  # of what may be spent: a plan that fits exactly must not be late by rounding
+
 
 @dataclass(frozen=True, eq=False)
 class Effort(Batch):

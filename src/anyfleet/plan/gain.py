@@ -14,10 +14,8 @@ from anyfleet.method import Asked, Choose
 from anyfleet.offers import Choices, Offer, Own
 from anyfleet.papers import ANYCOST, Paper
 from anyfleet.plan.choices import NEEDS_MENU
-from anyfleet.timing import crossing_seconds
+from anyfleet.timing import IN_TIME, crossing_seconds
 from anyfleet.types import UNCUT, Conditions, Numbers
-
-_IN_TIME = 1 - 1e-9  # of what may be spent: what fits exactly must not be late by rounding
 
 
 @dataclass(frozen=True)
@@ -100,10 +98,10 @@ class MostGain(Choose):
         besides = _column([offer.traffic.aside + offer.answer for offer in offers])
         aside = crossing_seconds(besides, known.up)
         with np.errstate(invalid="ignore"):  # crossing a link that carries nothing takes for ever
-            energy = _IN_TIME * self._joules(known) - known.receive * down - known.power * aside
+            energy = IN_TIME * self._joules(known) - known.receive * down - known.power * aside
         return Budgets(
             energy=energy,
-            seconds=_IN_TIME * self.seconds - down - aside,
+            seconds=IN_TIME * self.seconds - down - aside,
             power=known.power,
             rate=known.up,
             bits=_column([offer.traffic.update for offer in offers]),

@@ -10,11 +10,9 @@ from anyfleet.columns import Floats, join
 from anyfleet.local import limits, processed
 from anyfleet.method import Around, Plan, State
 from anyfleet.plan.levels import Whole
-from anyfleet.timing import Effort, crossing_seconds
+from anyfleet.timing import IN_TIME, Effort, crossing_seconds
 from anyfleet.types import Plans, Want
 from anyfleet.view import View
-
-_IN_TIME = 1 - 1e-9  # of the seconds: what fits exactly must not be late by rounding
 
 
 @dataclass(frozen=True)
@@ -51,9 +49,7 @@ class JustInTime(Around):
         ]
         down, up = (np.array([getattr(each, way) for each in traffic]) for way in ("down", "up"))
         left = (
-            _IN_TIME * self.seconds
-            - crossing_seconds(down, own.down)
-            - crossing_seconds(up, own.up)
+            IN_TIME * self.seconds - crossing_seconds(down, own.down) - crossing_seconds(up, own.up)
         )
         with np.errstate(divide="ignore"):
             needed: Floats = effort.cycles(own) * own.load / left

@@ -17,13 +17,19 @@ from anyfleet.timing import crossing_seconds
 from anyfleet.types import Conditions, Numbers, Plans, Want
 from anyfleet.view import View
 
-_ASKED = 1024  # devices whose median is taken: no fleet needs more
+_ASKED = 1024  # devices that stand for all: no fleet needs more
 
 
 class _Kept(NamedTuple):
     inner: State
     devices: Ints
     first: Conditions  # as these devices reported before the first round
+
+
+def sample_of(view: View) -> Ints:
+    """Some devices, evenly over the fleet: its groups are shuffled among the numbers."""
+    count = len(view.devices)
+    return np.unique(np.linspace(0, count - 1, min(count, _ASKED)).astype(np.int64))
 
 
 @dataclass(frozen=True)
@@ -38,9 +44,7 @@ class Paced(Policy):
     gives: ClassVar[frozenset[str]] = frozenset({"target"})
 
     def init(self, view: View) -> _Kept:
-        count = len(view.devices)
-        # Evenly over the fleet: its groups are shuffled among the numbers.
-        some = np.unique(np.linspace(0, count - 1, min(count, _ASKED)).astype(np.int64))
+        some = sample_of(view)
         return _Kept(self.inner.init(view), some, view.conditions(some))
 
     def learn(

@@ -14,11 +14,11 @@ from anyfleet.formulas.compression import upload_seconds
 from anyfleet.method import Around, Plan, Policy, State
 from anyfleet.papers import FEDHQ, Paper
 from anyfleet.plan.levels import Whole
+from anyfleet.plan.paced import sample_of
 from anyfleet.types import UNCUT, Plans, Want
 from anyfleet.view import View
 
 RATE = "rate"  # what these plans give: an uplink must follow it
-_ASKED = 1024  # devices whose links are looked at before the first round
 _LOWEST = 1e-6  # a link that is down now still gets an order, and loses it
 
 
@@ -97,10 +97,8 @@ class RateByLink(Policy):
 
 
 def _seconds(rate: float, view: View) -> float:
-    count = len(view.devices)
-    some = np.unique(np.linspace(0, count - 1, min(count, _ASKED)).astype(np.int64))
-    bits = view.traffic(WHOLE, 1.0).update
-    return upload_seconds(view.conditions(some).up, bits, rate)
+    links = view.conditions(sample_of(view)).up
+    return upload_seconds(links, view.traffic(WHOLE, 1.0).update, rate)
 
 
 def _bits(want: Want, view: View) -> float:
