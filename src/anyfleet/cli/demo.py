@@ -94,9 +94,9 @@ _IDEAS = (
     "waits for the slowest. HeteroFL gives a slower device a narrower slice; with WHALE-FL the "
     "device itself picks the slice, by how much it still learns and how slow it is. With FedPMT "
     "slower devices train only the last layers. FedResCuE trains every slice of a slice, so that "
-    "the network can be cut later. With AnycostFL all have the same "
-    f"{SECONDS:g} s: each device takes the widest slice, the strongest channels "
-    "first, and the slowest frequency with which it is in time, and uploads a fifteenth at most."
+    f"the network can be cut later. With AnycostFL all have the same {SECONDS:g} s: each device "
+    "takes the slice, of the strongest channels, that teaches most in that time, runs as slowly as "
+    "is then in time, and uploads a fifteenth of its update at most."
 )
 
 
