@@ -40,11 +40,11 @@ def anycost(
     """
     return replace(
         fedavg(count=count),
-        schedule=Synchronous(patience=seconds),
         plan=Menu(shares, rounding="round"),
         choose=MostGain(seconds, most=rate),
         extract=Strongest(),
         train=partial_sgd(**parts),
         uplink=Fgc(),
         aggregate=Aio(),
+        schedule=Synchronous(patience=seconds),  # an empty round lasts as long as another
     )
