@@ -1,6 +1,5 @@
 """How long messages are: expected before there are any, measured afterwards."""
 
-from collections.abc import Mapping
 from functools import lru_cache
 from math import prod
 
@@ -9,8 +8,8 @@ from torch import Tensor
 
 from anyfleet import rng
 from anyfleet.coding import Codec, Slack
-from anyfleet.elastic import WHOLE, Blueprint, Slice, narrowed
-from anyfleet.envelope import Envelope, Lane, lanes
+from anyfleet.elastic import Blueprint, Slice, narrowed
+from anyfleet.envelope import Envelope, Lane
 from anyfleet.method import Job
 from anyfleet.offers import Traffic
 from anyfleet.packing import FLOAT_BITS, model_bits, sent_names, traffic, update_bits
@@ -22,6 +21,8 @@ _SPARE = 1.04  # what depends on the content may be so much longer than expected
 # Kernels of an update are unequally strong, by the deviation of the logarithm. The first is that of
 # updates of real networks, by the length of their messages; with the second few hold most of it.
 _USUAL, _HEAVY = 0.7, 1.5
+_Shapes = tuple[tuple[str, tuple[int, ...]], ...]
+_USUAL_SHAPES: _Shapes = (("convolution", (64, 64, 3, 3)), ("linear", (128, 512)), ("bias", (64,)))
 
 # --- before -----------------------------------------------------------------------------------
 
@@ -34,14 +35,14 @@ def expected(slice_: Slice, job: Job, blueprint: Blueprint, rate: float = 1.0) -
     down, up = traffic(slice_, job.norm, blueprint, job.report)
     model = model_bits(slice_, job.norm, blueprint)
     update, codec = update_bits(slice_, job.norm, blueprint), job.uplink
-    local, names = blueprint.local(slice_), sent_names(slice_, job.norm, blueprint)
+    shapes = _shapes(blueprint.local(slice_), sent_names(slice_, job.norm, blueprint))
     if codec.adapts:
-        least, most = (_rate_of(codec, end, local, names) for end in (_NOTHING, UNCUT))
-        own = _rate_of(codec, 1.0, local, names) if rate >= 1 else min(max(rate, least), most)
+        least, most = (_rate_of(codec, end, shapes) for end in (_NOTHING, UNCUT))
+        own = _rate_of(codec, 1.0, shapes) if rate >= 1 else min(max(rate, least), most)
     else:
         spare = 1.0 if codec.slack == Slack() else _SPARE
-        own = least = most = spare * _rate_of(codec, 1.0, local, names)
-    coming = _rate_of(job.downlink, 1.0, local, names)
+        own = least = most = spare * _rate_of(codec, 1.0, shapes)
+    coming = _rate_of(job.downlink, 1.0, shapes)
     return Traffic(
         down=down - model + coming * model,
         up=up - update + own * update,
@@ -54,39 +55,38 @@ def expected(slice_: Slice, job: Job, blueprint: Blueprint, rate: float = 1.0) -
 
 
 @lru_cache(maxsize=4096)
-def _rate_of(codec: Codec, rate: float, local: Blueprint, names: tuple[str, ...]) -> float:
-    """The share of the bits that a codec sends of tensors of this model."""
-    shapes = lanes(names, WHOLE, (1, 1.0), local)
-    return typical_rate(codec, rate, None if _entries(shapes) > _MANY else shapes)
+def _shapes(local: Blueprint, names: tuple[str, ...]) -> _Shapes:
+    return tuple((name, local.shape(name)) for name in names)
 
 
-def typical_rate(
-    codec: Codec, rate: float = 1.0, shapes: Mapping[str, Lane] | None = None
-) -> float:
-    """The share of its bits that a codec sends of a made-up update, of any shapes or of these."""
-    laid, envelope = _made_up(_usual_shapes() if shapes is None else shapes, _USUAL)
+@lru_cache(maxsize=4096)
+def _rate_of(codec: Codec, rate: float, shapes: _Shapes) -> float:
+    """The share of the bits that a codec sends of such tensors: whichever channels they hold."""
+    many = sum(prod(shape) for _, shape in shapes) > _MANY
+    return typical_rate(codec, rate, _USUAL_SHAPES if many else shapes)
+
+
+def typical_rate(codec: Codec, rate: float = 1.0, shapes: _Shapes = _USUAL_SHAPES) -> float:
+    """The share of its bits that a codec sends of a made-up update of some shapes."""
+    laid, envelope = _made_up(shapes, _USUAL)
     if not laid:
         return 1.0
     asked = torch.tensor([rate], dtype=torch.float64)
     squeezed = codec.squeeze(envelope.shaped(laid), {}, asked, envelope)
-    return float(squeezed.bits.sum()) / (FLOAT_BITS * _entries(envelope.lanes))
+    return float(squeezed.bits.sum()) / (FLOAT_BITS * sum(prod(shape) for _, shape in shapes))
 
 
 @lru_cache(maxsize=1)
 def heavy_update() -> tuple[Params, Envelope]:
     """A made-up update of which few kernels hold most, laid out: look-ups begin with it."""
-    laid, envelope = _made_up(_usual_shapes(), _HEAVY)
+    laid, envelope = _made_up(_USUAL_SHAPES, _HEAVY)
     return {**laid, "bias": 10 * laid["bias"]}, envelope
 
 
-def _usual_shapes() -> Mapping[str, Lane]:
-    shapes = {"convolution": (64, 64, 3, 3), "linear": (128, 512), "bias": (64,)}
-    return {name: Lane(shape, (prod(shape),)) for name, shape in shapes.items()}
-
-
-def _made_up(shapes: Mapping[str, Lane], deviation: float) -> tuple[Params, Envelope]:
-    envelope = Envelope(shapes, torch.float32, rng.root(0, "look-up")[None])
-    return {name: _drawn(name, lane, deviation) for name, lane in shapes.items()}, envelope
+def _made_up(shapes: _Shapes, deviation: float) -> tuple[Params, Envelope]:
+    lanes = {name: Lane(shape, (prod(shape),)) for name, shape in shapes}
+    envelope = Envelope(lanes, torch.float32, rng.root(0, "look-up")[None])
+    return {name: _drawn(name, lane, deviation) for name, lane in lanes.items()}, envelope
 
 
 def _drawn(name: str, lane: Lane, deviation: float) -> Tensor:
@@ -94,10 +94,6 @@ def _drawn(name: str, lane: Lane, deviation: float) -> Tensor:
     strength = (deviation * rng.normal(rng.fold(key, "strength"), kernels)).exp()
     values = rng.normal(key, lane.entries) * strength.repeat_interleave(lane.unit)
     return values.float()[None]
-
-
-def _entries(shapes: Mapping[str, Lane]) -> int:
-    return sum(lane.entries for lane in shapes.values())
 
 
 # --- afterwards -------------------------------------------------------------------------------

@@ -49,21 +49,16 @@ class Assigned(Around, Plan):
         told = view.conditions(plans.device).rows()
         samples = view.devices.samples[plans.device].tolist()
         owns = [Own(*known, Memory()) for known in zip(told, samples, strict=True)]
-        each = zip(plans.rows(), owns, strict=True)
-        held = [_holdable(plan, own, view) for plan, own in each]
+        held = [_holdable(*pair, view) for pair in zip(plans.rows(), owns, strict=True)]
         rows = [row for row, entries in enumerate(held) if entries]
         asked = [_asked(held[row], owns[row], plans.numbers.take([row]), view) for row in rows]
-        wants, reasons, numbers = list(plans.wants), list(plans.declined), plans.numbers.rows()
-        for row, choice in zip(
-            rows, self.choose.together(asked).rows() if rows else (), strict=True
-        ):
+        found = self.choose.together(asked).rows() if asked else []
+        # As with every plan: one that cannot even hold the smallest is not asked for it.
+        wants = [_smallest(plan, view) for plan in plans.rows()]
+        reasons, numbers = list(plans.declined), plans.numbers.rows()
+        for row, choice in zip(rows, found, strict=True):
             wants[row] = held[row][int(choice.entry[0])]
             numbers[row], reasons[row] = choice.numbers, choice.declined[0]
-        for row, menu in enumerate(plans.menus):
-            if menu and not held[row] and not reasons[row]:
-                # As with every plan: one that cannot even hold the smallest is not asked.
-                batch = int(plans.numbers.batch[row])
-                wants[row] = min(menu, key=lambda e: view.memory(e.prefix(view.blueprint), batch))
         return replace(
             plans,
             wants=tuple(wants),
@@ -71,6 +66,12 @@ class Assigned(Around, Plan):
             menus=((),) * len(plans),
             declined=tuple(reasons),
         )
+
+
+def _smallest(plan: Plans, view: View) -> Want:
+    """What takes least memory of a device's menu; without one, what is planned."""
+    (menu,), (want,), batch = plan.menus, plan.wants, int(plan.numbers.batch[0])
+    return min(menu or (want,), key=lambda entry: view.memory(entry.prefix(view.blueprint), batch))
 
 
 def _holdable(plan: Plans, own: Own, view: View) -> list[Want]:
