@@ -73,12 +73,13 @@ class MostGain(Choose):
             rate=np.where(adapts, rates[best], numbers.rate),
             frequency=np.where(fits, frequencies[best], numbers.frequency),
         )
-        joules = self._joules(known)
-        reasons = (
-            "" if fit else f"over budget: no size fits {self.seconds:g} s and {there:.3g} J"
-            for fit, there in zip(fits, joules, strict=True)
-        )
-        return Choices(entries, planned, gains[best], tuple(reasons))
+        pairs = zip(fits, self._joules(known), strict=True)
+        reasons = tuple("" if fit else self._reason(joules) for fit, joules in pairs)
+        return Choices(entries, planned, gains[best], reasons)
+
+    def _reason(self, joules: float) -> str:
+        energy = f" and {joules:.3g} J" if np.isfinite(joules) else ""
+        return f"over budget: no size fits {self.seconds:g} s{energy}"
 
     def _sending(self, offers: Sequence[Offer], known: Conditions) -> Sending:
         """The best rate and frequency of each offer, made to a device that knows this of itself."""

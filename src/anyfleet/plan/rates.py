@@ -24,7 +24,10 @@ _LOWEST = 1e-6  # a link that is down now still gets an order, and loses it
 
 @dataclass(frozen=True)
 class RateByLevel(Around):
-    """A device of level `p` uploads at the `p`-th rate, or the last one. `inner` plans sizes."""
+    """A device of level `p` uploads at the `p`-th rate, or the last one. `inner` plans sizes.
+
+    A rate of 1 asks for none: that level sends as the codec likes.
+    """
 
     rates: tuple[float, ...]
     inner: Plan = field(default_factory=Whole)
