@@ -35,7 +35,7 @@ _OP = re.compile(r"aten\.([A-Za-z0-9_]+)\.([A-Za-z0-9_]+)")
 _REFUSED = frozenset({"from_file", "set_", "resize_", "_print"})
 
 
-def apply(  # noqa: PLR0913 - the last two are keywords with defaults
+def apply(
     blueprint: Blueprint,
     params: Mapping[str, Tensor],
     buffers: Mapping[str, Tensor],

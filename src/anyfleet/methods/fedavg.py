@@ -31,7 +31,7 @@ class Training(TypedDict, total=False):
     weight_decay: float
 
 
-def sgd(  # noqa: PLR0913 - the settings that every method takes, all with defaults
+def sgd(
     *,
     lr: float = 0.01,
     decay: float = 1.0,

@@ -55,7 +55,7 @@ class Transformer(nn.Module):
     default `vocabulary` is ASCII; text tasks put in that of their text.
     """
 
-    def __init__(  # noqa: PLR0913 - the sizes of one network, all with defaults
+    def __init__(
         self,
         vocabulary: int = 128,
         *,
