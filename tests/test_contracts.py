@@ -101,6 +101,7 @@ PARTS: list[Any] = [
     train.Gradient(train.Decaying(0.1, 0.99), train.Sgd(0.9, True, 1e-4), iterations=5, clip=1.0),
     train.Gradient(train.Inverse(1.0, 2.0), train.AdamW(), masked=True, scaler=True),
     train.Fisher(every=2, samples=3, estimate="mean"),
+    train.Observed(train.Gradient(), train.Fisher(), channels=True),
     train.Slim(train.Gradient(batch=16), (0.25, 0.5, 1.0), samples=2),
     train.Fjord(train.Gradient(optimiser=train.Sgd(0.5), clip=0.5)),
     train.Progressive(train.Gradient(optimiser=train.Sgd(0.9, True, 1e-3)), momentum_rule="masked"),
@@ -225,7 +226,7 @@ def test_printable(part: Any) -> None:
 
 @pytest.mark.parametrize("part", PARTS, ids=names)
 def test_plain_data_and_back(part: Any) -> None:
-    assert config.load(config.dump(part)) == part
+    assert config.load(config.dump(part), type(part)) == part
 
 
 def view(method: Method) -> tuple[View, Server]:

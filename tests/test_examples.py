@@ -21,7 +21,7 @@ from anyfleet.naming import public_names
 from anyfleet.plan import FixedLevel
 from anyfleet.select import Uniform
 from anyfleet.store import describe, read_points
-from anyfleet.study import HOMES, Experiment, load, play
+from anyfleet.study import Experiment, load, play
 from anyfleet.tasks import Embedded
 from anyfleet.world import levels
 from tests import small
@@ -59,7 +59,9 @@ def test_own_model_is_short_and_learns(tmp_path: Path) -> None:
 def test_a_run_file_names_a_part_that_lies_beside_it(tmp_path: Path) -> None:
     file = ROOT / "examples/own_part/run.toml"
     quick = ["rounds=1", "task.limit=300", "task.server=0", "--out", "run"]
-    python(tmp_path, "-m", "anyfleet.cli", "run", str(file), *quick)
+    command = f"# anyfleet run {file.relative_to(ROOT)} --allow own_selection"
+    assert file.read_text().splitlines()[0] == command
+    python(tmp_path, "-m", "anyfleet.cli", "run", str(file), *quick, "--allow", "own_selection")
     assert len(read_points(tmp_path / "run")) == 1
     written = (tmp_path / "run/config.toml").read_text()
     assert 'use = "own_selection:Fastest"' in written
@@ -69,16 +71,17 @@ def test_a_run_file_names_a_part_that_lies_beside_it(tmp_path: Path) -> None:
 def test_a_method_of_ones_own_is_short_and_runs_from_its_file(tmp_path: Path) -> None:
     assert len((ROOT / "examples/own_method.py").read_text().splitlines()) <= 40
     file = ROOT / "examples/own_method.toml"
-    assert file.read_text().splitlines()[0] == "# anyfleet run examples/own_method.toml"
+    command = "# anyfleet run examples/own_method.toml --allow own_method"
+    assert file.read_text().splitlines()[0] == command
     quick = ["rounds=2", "task.limit=300", "task.server=0", "--out", "run"]
-    python(tmp_path, "-m", "anyfleet.cli", "run", str(file), *quick)
+    python(tmp_path, "-m", "anyfleet.cli", "run", str(file), *quick, "--allow", "own_method")
     assert len(read_points(tmp_path / "run")) == 2
     assert 'use = "own_method:Median"' in (tmp_path / "run/config.toml").read_text()
     assert "diao2021" in python(tmp_path, "-m", "anyfleet.cli", "cite", "run")
 
 
 def test_the_median_of_ones_own_method_does_what_it_says() -> None:
-    method = load(ROOT / "examples/own_method.toml").method
+    method = load(ROOT / "examples/own_method.toml", allow=["own_method"]).method
     task, fleet = small.task(norm=False), levels(speeds=(1e9, 1e8))
     alone = replace(method, select=Uniform(1))
     plain = replace(alone, aggregate=Mean("equal"))
@@ -101,7 +104,7 @@ def test_a_recipe_starts_with_its_command_and_runs(file: Path, tmp_path: Path) -
     (moment,) = play(small)
     assert moment.point.accuracy >= 0
     (tmp_path / "config.toml").write_text(describe(full))
-    assert config.read(tmp_path / "config.toml").load(Experiment, homes=HOMES) == full
+    assert config.read(tmp_path / "config.toml").load(Experiment) == full
 
 
 def readme_programs() -> list[str]:

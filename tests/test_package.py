@@ -48,7 +48,7 @@ LAYERS = (
             " coding envelope feedback frames calibration lengths offers"
         ),
     ),
-    ("elastic rng naming errors config columns formulas papers",),
+    ("elastic rng naming homes errors config columns formulas papers",),
 )
 ROOMS = {
     name: (depth, room)

@@ -9,9 +9,10 @@ import pytest
 
 from anyfleet import config, methods, tasks
 from anyfleet.errors import ConfigError
+from anyfleet.homes import HOMES
 from anyfleet.naming import Factory
 from anyfleet.runtime import Limits, Threads
-from anyfleet.study import HOMES, Experiment, build, load, play
+from anyfleet.study import Experiment, build, load, play
 from anyfleet.tasks import zoo
 from anyfleet.world import Columns, Fleet, Group
 
@@ -120,14 +121,16 @@ def test_threads_may_use_the_code_that_the_file_may_use(tmp_path: Path) -> None:
         '[method]\nuse = "fedavg"\ncount = 2\n[method.train]\nuse = "own_trainer:Mine"\n'
         '[engine]\nuse = "Threads"\n'
     )
-    experiment = load(file)
+    experiment = load(file, allow=["own_trainer"])
     assert experiment.engine == Threads(allow=("own_trainer",))
     (moment,) = play(experiment)
     assert moment.point.arrived == 2
-    both = load(file, ['engine.allow=["other", "own_trainer"]'])
+    both = load(file, ['engine.allow=["other", "own_trainer"]'], ["own_trainer", "other"])
     assert both.engine == Threads(allow=("other", "own_trainer"))
-    with pytest.raises(ConfigError, match=r"method\.train: 'own_trainer:Mine' is outside"):
-        load(file, ['engine.allow=["other"]'])
+    with pytest.raises(ConfigError, match=r'method\.train: "own_trainer:Mine" is outside'):
+        load(file, ['engine.allow=["other"]'], ["own_trainer", "other"])
+    with pytest.raises(ConfigError, match=r"engine\.allow: asks for other\. .*--allow other"):
+        load(file, ['engine.allow=["other", "own_trainer"]'], ["own_trainer"])
 
 
 def test_an_experiment_with_a_built_task_is_told_briefly() -> None:

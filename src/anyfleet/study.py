@@ -1,9 +1,8 @@
 """A run as a value: task, method, fleet and engine; and what came out of it."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Any, Protocol, get_args
 
 import numpy as np
@@ -17,32 +16,12 @@ from anyfleet.errors import ConfigError, Problem
 from anyfleet.evaluate import score, to_test
 from anyfleet.loop import Answer, Step, run
 from anyfleet.method import Method
+from anyfleet.naming import how_to_allow, lies_within
 from anyfleet.runtime import Limits, Reference, Simulated
 from anyfleet.runtime.engines import Engine
 from anyfleet.seam import Snapshot
 from anyfleet.types import Kind, Task, Want
 from anyfleet.world import Fleet, World
-
-# Where the short names of a run file live, by field; inner fields keep the home around them.
-HOMES: Mapping[str, str] = MappingProxyType(
-    {
-        "task": "anyfleet.tasks",
-        "model": "anyfleet.tasks.zoo",
-        "method": "anyfleet.methods",
-        "fleet": "anyfleet.world",
-        "engine": "anyfleet.runtime",
-        "limits": "anyfleet.runtime",
-        "choose": "anyfleet.plan",
-        "norm": "anyfleet.train",
-        "uplink": "anyfleet.codec",
-        "downlink": "anyfleet.codec",
-    }
-    | {
-        name: f"anyfleet.{name}"
-        for name in ("select", "schedule", "plan", "extract", "train", "aggregate")
-    }
-)
-
 
 # The bound stands in the type too: a file with other problems shall report this one as well.
 Counter = Annotated[int, Ge(1)]
@@ -95,11 +74,12 @@ def load(
 
 
 def from_source(source: config.Source) -> Experiment:
-    """The experiment that a run file describes.
+    """Return the experiment that a run file describes.
 
-    An engine that looks names up again (`Threads`) may use the code that the file may use.
+    An engine that looks names up again (`Threads`) may use the code that the file may use, and no
+    other: a file grants itself nothing.
     """
-    experiment: Experiment = source.load(Experiment, homes=HOMES)
+    experiment: Experiment = source.load(Experiment)
     experiment = replace(experiment, engine=_admitting(experiment.engine, source.allow))
     _refuse([*_links(experiment), *_unsendable(experiment)])
     return experiment
@@ -109,8 +89,12 @@ def _admitting(engine: Any, allow: tuple[str, ...]) -> Any:
     """With the allowed packages, where it has a field for them and the file does not fill it."""
     if not is_dataclass(engine) or isinstance(engine, type):
         return engine
-    empty = {each.name for each in fields(engine) if getattr(engine, each.name) == ()}
-    return replace(engine, allow=allow) if "allow" in empty else engine
+    given = {each.name: getattr(engine, each.name) for each in fields(engine)}.get("allow")
+    if not isinstance(given, tuple):
+        return engine
+    beyond = [name for name in given if not lies_within(name, allow)]
+    _refuse([Problem("engine.allow", f"asks for {name}. {how_to_allow(name)}") for name in beyond])
+    return engine if given else replace(engine, allow=allow)
 
 
 def build(experiment: Experiment) -> Task:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -17,7 +17,6 @@ from anyfleet.errors import ConfigError, Problem
 from anyfleet.portrait import HOURS, Portrait, portray, varies
 from anyfleet.report import NoPictures, draw_fleet
 from anyfleet.store import fresh
-from anyfleet.study import HOMES
 from anyfleet.world import Fleet, Group, World
 from anyfleet.world.quantities import bounds
 
@@ -86,10 +85,8 @@ def _fleet(source: config.Source, name: str) -> Fleet:
     """Only the fleet is looked at: a file need not have a task or a method."""
     if "fleet" not in source.data:
         raise ConfigError([Problem("fleet", f"{name} has no table [fleet] or [[fleet.groups]].")])
-    only = config.Source(
-        {"fleet": source.data["fleet"]}, source.allow, source.folder, source.problems
-    )
-    described: Described = only.load(Described, homes=HOMES)
+    only = replace(source, data={"fleet": source.data["fleet"]})
+    described: Described = only.load(Described)
     return described.fleet
 
 

@@ -15,9 +15,11 @@ from typing import Any, TypeVar, overload
 from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
 from anyfleet.config.forms import ABSENT
+from anyfleet.config.numbers import no_number, too_deep
 from anyfleet.config.outcome import FAILED, Outcome, Scope
 from anyfleet.config.parts import code, factory, part
 from anyfleet.errors import ConfigError
+from anyfleet.homes import HOMES
 from anyfleet.naming import Factory, FrozenMapping
 
 __all__ = ["load"]
@@ -42,13 +44,15 @@ def load(
     kind: Any = None,
     *,
     allow: Collection[str] = (),
-    homes: Mapping[str, str] = types.MappingProxyType({}),
+    homes: Mapping[str, str] = HOMES,
 ) -> Any:
-    """The value that `data` describes, or a ConfigError with every problem in it.
+    """Return the value that `data` describes, or raise a ConfigError with every problem in it.
 
     `allow` names packages besides `anyfleet` whose code may be used. `homes` tells for a field
-    ("select") in which package ("anyfleet.select") its short names live.
+    ("select") which package ("anyfleet.select") exports what may stand there.
     """
+    if deep := too_deep(data):
+        raise ConfigError([deep])
     scope = Scope(tuple(allow), homes)
     outcome = _check(data, Any if kind is None else kind, scope)
     if outcome.value is FAILED or outcome.problems:
@@ -58,6 +62,8 @@ def load(
 
 def _check(value: Any, kind: Any, scope: Scope, base: Any = ABSENT) -> Outcome:
     """`value` as a `kind`; `base` is what stands there if a table names no `use`."""
+    if wrong := no_number(value, kind, base):
+        return scope.refuse(wrong)
     origin = typing.get_origin(kind) or kind
     if origin is typing.Annotated and not _is_scalar(kind):
         return _check(value, typing.get_args(kind)[0], scope, base)
@@ -72,7 +78,7 @@ def _check(value: Any, kind: Any, scope: Scope, base: Any = ABSENT) -> Outcome:
     if origin is Factory:
         return factory(value, scope, base, _check)
     if origin in (Callable, type):
-        return code(value, scope)
+        return code(value, kind, scope)
     if _is_scalar(kind):
         return _scalar(value, kind, scope)
     return part(value, origin, scope, base, _check)

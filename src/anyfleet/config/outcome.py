@@ -34,11 +34,18 @@ class Scope:
     homes: Mapping[str, str]  # field -> the package in which its short names live
     path: str = ""
     home: str = ""
+    settled: bool = False  # whether the home is that of this very field, not the one around it
 
     def field(self, key: str) -> Scope:
         """Below a field; a field without a home of its own keeps the one around it."""
         path = f"{self.path}.{key}" if self.path else key
-        return replace(self, path=path, home=self.homes.get(key, self.home))
+        home = self.homes.get(key, self.home)
+        return replace(self, path=path, home=home, settled=key in self.homes)
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """Whose exports may be named here: of its home or, where nothing says what, of any."""
+        return (self.home,) if self.home else tuple(dict.fromkeys(self.homes.values()))
 
     def item(self, key: str | int) -> Scope:
         """Below an item of a list or mapping."""
