@@ -26,6 +26,15 @@ from anyfleet.study import Experiment, Moment, Point, State
 from anyfleet.types import Task
 
 LOGS = ("ledger.jsonl", "points.jsonl")
+# What else lies in a run folder, each written as a whole.
+FILES = (
+    "config.toml",
+    "curves.png",
+    "environment.json",
+    "model.safetensors",
+    "papers.bib",
+    "summary.json",
+)
 SHARE = 0.05  # of the time, at most, goes into checkpoints where nobody says how often
 
 

@@ -9,6 +9,7 @@ import anyfleet
 from anyfleet import config
 from anyfleet.breakdown import Breakdown
 from anyfleet.diagnosis import read_notes
+from anyfleet.errors import StoreError
 from anyfleet.ledger import Entries
 from anyfleet.store.disk import read_log
 from anyfleet.study import Experiment, Point
@@ -16,14 +17,25 @@ from anyfleet.study import Experiment, Point
 
 def describe(experiment: Experiment, allow: Sequence[str] = ()) -> str:
     """An experiment as a run file."""
-    head = f"# Anyfleet {anyfleet.__version__}, as it ran. Again: anyfleet run config.toml\n\n"
+    trusted = "".join(f" --allow {name}" for name in allow)
+    again = f"anyfleet run config.toml{trusted}"
+    head = f"# Anyfleet {anyfleet.__version__}, as it ran. Again: {again}\n\n"
     allowed = {"allow": {"packages": list(allow)}} if allow else {}
     return head + config.to_toml({**config.dump(experiment, complete=True), **allowed})
 
 
 def read_points(folder: Path) -> tuple[Point, ...]:
     """The steps of a run that lies in `folder`."""
-    return tuple(_point(row) for row in read_log(folder / "points.jsonl"))
+    file = folder / "points.jsonl"
+    return points_of(read_log(file), file)
+
+
+def points_of(rows: Sequence[Mapping[str, Any]], file: Path) -> tuple[Point, ...]:
+    """The steps that lines of a log tell of; an error where they tell of something else."""
+    try:
+        return tuple(_point(row) for row in rows)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise StoreError(f"{file} is damaged: a line of it is no step of a run.") from error
 
 
 def read_ledger(folder: Path) -> Entries:
