@@ -24,7 +24,7 @@ from anyfleet.cli.details import apart
 from anyfleet.cli.fleet import presets
 from anyfleet.cli.screen import how_many, megabytes, number, over_seeds, table, targets
 from anyfleet.queries import Spent, ToTarget
-from anyfleet.store import read_points
+from anyfleet.store import checkpoint, read_points
 from anyfleet.study import Point, load
 
 # A command in a process of its own shall be the one that is tested here.
@@ -448,7 +448,12 @@ def test_profile_hands_its_options_on(folder: Path, monkeypatch: pytest.MonkeyPa
     }
 
 
-def test_ctrl_c_keeps_everything_so_far(folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["Ctrl-C", "SIGTERM"]
+)
+def test_a_run_that_is_stopped_keeps_everything_so_far(
+    folder: Path, number: signal.Signals, code: int
+) -> None:
     command = [sys.executable, "-m", "anyfleet.cli", "run", "small.toml", "rounds=100000"]
     process = subprocess.Popen(
         command,
@@ -463,9 +468,9 @@ def test_ctrl_c_keeps_everything_so_far(folder: Path) -> None:
         assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < patience
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     shown, _ = process.communicate(timeout=60)
-    assert process.returncode == 130, shown
+    assert process.returncode == code, shown
     assert "Traceback" not in shown
     run = folder / "runs/small"
     kept = read_points(run)
@@ -476,6 +481,7 @@ def test_ctrl_c_keeps_everything_so_far(folder: Path) -> None:
     closed = {json.loads(line)["step"] for line in (run / "ledger.jsonl").read_text().splitlines()}
     assert closed == set(range(len(kept)))
     assert (run / "model.safetensors").stat().st_size > 784 * 8 * 4
+    assert checkpoint.examine(checkpoint.found(run)[0]).step == len(kept)
 
 
 def test_what_codecs_leave_of_a_message_is_told_in_full() -> None:

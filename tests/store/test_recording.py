@@ -16,6 +16,7 @@ from torch import nn
 
 from anyfleet import config, methods, tasks
 from anyfleet.breakdown import Breakdown
+from anyfleet.cli.stopping import terminable
 from anyfleet.columns import join
 from anyfleet.ledger import Entries
 from anyfleet.naming import Factory
@@ -162,18 +163,27 @@ def test_a_point_taken_apart_comes_back(tmp_path: Path, moments: list[Moment]) -
     assert repr(read_points(tmp_path)[0].details) == repr((parts,))
 
 
-def test_ctrl_c_waits_until_a_step_is_on_disk(
-    tmp_path: Path, moments: list[Moment], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_waits_until_a_step_is_on_disk(
+    tmp_path: Path,
+    moments: list[Moment],
+    monkeypatch: pytest.MonkeyPatch,
+    number: signal.Signals,
 ) -> None:
     write = Log.append
 
     def interrupted(log: Log, rows: Iterable[object]) -> None:
-        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(number)
         write(log, rows)
 
     monkeypatch.setattr(Log, "append", interrupted)
-    with pytest.raises(KeyboardInterrupt), Recording(tmp_path, SMALL) as recording:
+    with (
+        terminable(),
+        pytest.raises(KeyboardInterrupt),
+        Recording(tmp_path, SMALL) as recording,
+    ):
         recording.append(moments[0])
+    assert json.loads((tmp_path / "summary.json").read_text())["ended"] == "interrupted"
     assert len(read_points(tmp_path)) == 1
     assert len(lines(tmp_path / "ledger.jsonl")) == len(moments[0].step.ledger)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from anyfleet.world import Group, Normal, Redrawn, Replayed, Uniform, Wandering
+from anyfleet.world import Choice, Group, Normal, Redrawn, Replayed, Uniform, Wandering
 from anyfleet.world.group import _MAY_BE_INFINITE, _RANGES
 
 TRACE = Path(__file__).parent / "trace.csv"
@@ -101,3 +101,20 @@ def test_an_exponent_is_a_positive_number_or_none(exponent: float) -> None:
     with pytest.raises(ValueError, match=r"Group\.exponent must be above 0"):
         Group(exponent=exponent)
     assert Group(exponent=1.7) != Group() == Group(exponent=None)
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_that_would_stop_the_clock_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"Group.{name} .*at most"):
+        group(**{name: 1e300})
+    if name in ("speed", "bandwidth", "load"):
+        with pytest.raises(ValueError, match=f"Group.{name} must be at least 1e-09"):
+            group(**{name: 1e-300})
+        with pytest.raises(ValueError, match=f"Group.{name} must be at least 1e-09"):
+            group(**{name: Choice((1e-300, 1.0))})
+
+
+def test_frequencies_that_would_stop_the_clock_are_refused() -> None:
+    for frequency in ((1e-300, 1e9), (1e9, 1e300)):
+        with pytest.raises(ValueError, match=r"Group\.frequency"):
+            group(frequency=frequency)

@@ -17,7 +17,8 @@ Overrides = Annotated[
 Allow = Annotated[
     list[str] | None,
     typer.Option(
-        metavar="PACKAGE", help="A package whose code the file may name; repeat for more."
+        metavar="PACKAGE",
+        help="A package that you trust, whose code may be named and run; repeat for more.",
     ),
 ]
 Out = Annotated[

@@ -21,4 +21,5 @@ def resume_folder(folder: Path, terms: Terms, *, every: int | None) -> None:
     every = run.every if every is None else every
     recording = Recording(folder, run.experiment, past=run.past, every=every)
     name = folder.resolve().name
-    perform(Run(run.experiment, run.task, recording, name, run.past.state), screen)
+    going_on = Run(run.experiment, run.task, recording, name, run.past.state, terms.allow)
+    perform(going_on, screen)

@@ -182,7 +182,8 @@ class Recording:
         ended = "finished" if kind is None else "failed"
         with self._released(), _undisturbed(), self._explained():
             try:
-                self._close("interrupted" if kind is KeyboardInterrupt else ended)
+                stopped = kind is not None and issubclass(kind, KeyboardInterrupt)
+                self._close("interrupted" if stopped else ended)
             except StoreError:
                 if kind is None:  # what broke the run tells more than what follows from it
                     raise
@@ -239,15 +240,17 @@ class Recording:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Holds back Ctrl-C until the block is done. Only the main thread ever gets it."""
+    """Holds back Ctrl-C and SIGTERM until the block is done; only the main thread gets them."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     caught: list[tuple[int, FrameType | None]] = []
-    before = signal.signal(signal.SIGINT, lambda *event: caught.append(event))
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {each: signal.signal(each, lambda *event: caught.append(event)) for each in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
-    if caught and callable(before):
-        before(*caught[0])
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if caught:
+        signal.raise_signal(caught[0][0])

@@ -7,28 +7,30 @@ from dataclasses import dataclass, field
 from anyfleet.errors import refuse
 from anyfleet.world.availability import Always, Availability
 from anyfleet.world.loss import Columns
-from anyfleet.world.quantities import Number, bounds, changes
+from anyfleet.world.quantities import LEAST, MOST, Number, bounds, changes
 from anyfleet.world.radio import Link, Steady
 
 # Column: the least it may be, whether that itself is allowed, the most it may be.
 _RANGES: dict[str, tuple[float, bool, float]] = {
-    "speed": (0, False, math.inf),
-    "overhead": (0, True, math.inf),
-    "latency": (0, True, math.inf),
-    "bandwidth": (0, False, math.inf),
+    "speed": (0, False, MOST),
+    "overhead": (0, True, MOST),
+    "latency": (0, True, MOST),
+    "bandwidth": (0, False, MOST),
     "fixed": (0, True, 1),
-    "load": (0, False, math.inf),
-    "memory": (0, False, math.inf),
-    "energy": (0, True, math.inf),
-    "distance": (0, True, math.inf),
-    "battery": (0, False, math.inf),
+    "load": (0, False, MOST),
+    "memory": (0, False, MOST),
+    "energy": (0, True, MOST),
+    "distance": (0, True, MOST),
+    "battery": (0, False, MOST),
     "charge": (0, True, 1),
     "reserve": (0, True, 1),
-    "recharge": (0, True, math.inf),
-    "budget": (0, False, math.inf),
+    "recharge": (0, True, MOST),
+    "budget": (0, False, MOST),
     "mortality": (0, True, 1),
 }
 COLUMNS = tuple(_RANGES)
+# What others are divided by: near to 0 time would have no end, and the clock would be no number.
+_DIVISORS = ("speed", "bandwidth", "load")
 _MAY_BE_INFINITE = ("bandwidth", "battery", "budget")
 # What a battery holds is counted from its start, and filled at one pace between two orders.
 _KEPT = ("battery", "charge", "reserve", "recharge")
@@ -92,10 +94,10 @@ class Group:
                     f"step to step, got {getattr(self, name)}."
                 )
         slowest, fastest = self.frequency
-        if not 0 < slowest <= fastest < math.inf:
+        if not LEAST <= slowest <= fastest <= MOST:
             yield (
-                "Group.frequency must be the slowest and the fastest, positive and in this order, "
-                f"got {list(self.frequency)}."
+                "Group.frequency must be the slowest and the fastest, in this order, at least "
+                f"{LEAST:g} and at most {MOST:g}; got {list(self.frequency)}."
             )
 
 
@@ -117,5 +119,11 @@ def out_of_range(called: str, column: str, *numbers: Number) -> Iterator[str]:
             end = "" if math.isinf(most) else f" and at most {most:g}"
             yield f"{called} must be {sign} {least:g}{end}, got {number}" + (
                 "." if low == high else f", which lies between {low:g} and {high:g}."
+            )
+            return
+        if column in _DIVISORS and low < LEAST:
+            yield (
+                f"{called} must be at least {LEAST:g}, or nothing would ever end; got {number}. "
+                "Is it in the right unit?"
             )
             return

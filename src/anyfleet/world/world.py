@@ -15,7 +15,7 @@ from anyfleet.columns import Flags, Floats, Ints
 from anyfleet.errors import refuse
 from anyfleet.types import Conditions, Devices
 from anyfleet.world.group import COLUMNS, Group
-from anyfleet.world.quantities import Number, When, at, until
+from anyfleet.world.quantities import MOST, Number, When, at, until
 from anyfleet.world.radio import Link, Rates, Way
 
 _AS_DECLARED = ("memory", "battery", "budget")
@@ -40,9 +40,9 @@ class Reports:
     def __post_init__(self) -> None:
         told = {name: getattr(self, name) for name in ("steps", "seconds", "noise")}
         refuse(
-            f"Reports.{name} must be finite and not negative, got {value}."
+            f"Reports.{name} must not be negative and at most {MOST:g}, got {value}."
             for name, value in told.items()
-            if not 0 <= value < math.inf
+            if not 0 <= value <= MOST
         )
 
     def when(self, when: When) -> When:
