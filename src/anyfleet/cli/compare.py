@@ -186,11 +186,18 @@ def _need_width(entries: Mapping[str, Entry], goal: Goal) -> None:
 
 def split(words: Sequence[str]) -> tuple[list[Path], list[str]]:
     """Files, and `key=value` overrides of all of them."""
-    overrides = [word for word in words if "=" in word and not Path(word).exists()]
+    overrides = [word for word in words if "=" in word and not _there(word)]
     files = [Path(word) for word in words if word not in overrides]
     if not files:
         raise typer.BadParameter("name at least one run file.")
     return files, overrides
+
+
+def _there(word: str) -> bool:
+    try:
+        return Path(word).exists()
+    except (OSError, ValueError):  # too long, or no name at all
+        return False
 
 
 def read_all(

@@ -145,7 +145,7 @@ def _unfit(found: Any, kind: type) -> str:
         reason = getattr(found, "unwritable", "")
         return str(reason) or _misfit_class(found, kind)
     made = _returned(found)
-    if not isinstance(made, type):
+    if made is Any or not isinstance(made, type):
         own = lies_within(found.__module__, (OWN,))
         return f"{found.__name__} is no {kind.__name__} and makes none." if own else ""
     return _unfit(made, kind)
