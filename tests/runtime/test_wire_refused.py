@@ -10,7 +10,7 @@ import pytest
 from anyfleet.client import work
 from anyfleet.errors import BadMessage
 from anyfleet.frames import framed
-from anyfleet.runtime.limits import Limits
+from anyfleet.limits import Limits
 from anyfleet.runtime.wire import (
     decode_order,
     decode_update,

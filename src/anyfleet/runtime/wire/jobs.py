@@ -14,9 +14,9 @@ import msgspec
 from anyfleet import config
 from anyfleet.errors import AnyfleetError, BadMessage, BadName
 from anyfleet.homes import HOMES
+from anyfleet.limits import Limits
 from anyfleet.method import MEASURES, Job
 from anyfleet.naming import find, name_of
-from anyfleet.runtime.limits import Limits
 
 SLOTS = ("train", "choose", "uplink", "downlink", "norm")
 _PACKAGES = tuple(dict.fromkeys(HOMES[slot] for slot in SLOTS))
