@@ -207,18 +207,19 @@ def _cell(runs: Sequence[Result]) -> str:
 
 def draw(results: Sequence[Result], path: Path) -> None:
     """Draw a panel for each aggregate: accuracy by round, dashed for one attacker of ten."""
-    import matplotlib as mpl  # noqa: PLC0415 - an extra, and not needed to run
+    import matplotlib as mpl  # an extra, and not needed to run
 
     mpl.use("Agg")
     mpl.rcParams["svg.hashsalt"] = "anyfleet"  # the same bytes every time
-    from matplotlib import pyplot as plt  # noqa: PLC0415
+    from matplotlib import pyplot as plt
 
     names = list(dict.fromkeys(each.case.aggregate for each in results))
     across = min(4, len(names))
     down = -(-len(names) // across)
     size = (3.1 * across, 2.5 * down + 0.6)
     figure, axes = plt.subplots(down, across, figsize=size, sharex=True, sharey=True, squeeze=False)
-    colours = dict(zip((NONE, *ATTACKS, UNLIMITED), ("black", *mpl.color_sequences["tab10"])))
+    shades = ("black", *mpl.color_sequences["tab10"])
+    colours = dict(zip((NONE, *ATTACKS, UNLIMITED), shades, strict=False))
     for panel, name in zip(axes.flat, names, strict=False):
         panel.set_title(name, fontsize=10)
         for attack, bad in dict.fromkeys((e.case.attack, e.case.bad) for e in results):
