@@ -11,6 +11,7 @@ from benchmarks import attack, depth, fleet, planner, sizes
 from benchmarks import codec as codecs
 
 from anyfleet import aggregate, codec, plan, select
+from anyfleet.cli import demo
 from anyfleet.codec.layout import Layout
 from anyfleet.envelope import Symbols
 from anyfleet.method import Policy, nested
@@ -168,7 +169,7 @@ def test_every_aggregate_is_attacked() -> None:
 def test_attacks_are_run_written_down_and_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(attack, "TASK", replace(attack.TASK, limit=150, server=20))
+    monkeypatch.setattr(attack, "TASK", replace(demo.TASK, limit=150, server=20))
     page, results = tmp_path / "page.md", tmp_path / "attack.json"
     page.write_text(f"before\n{attack.BEGIN}\nold\n{attack.END}\nafter\n", encoding="utf-8")
     monkeypatch.setattr(attack, "PAGE", page)

@@ -85,7 +85,7 @@ class Spoiling(Engine):
         )
 
 
-def filled(value: float, *trees: str) -> Spoil:
+def filled(value: float, *trees: str) -> Callable[[Updates], Updates]:
     """All numbers of these trees are this one."""
 
     def spoil(update: Updates) -> Updates:

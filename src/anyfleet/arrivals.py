@@ -176,10 +176,14 @@ class Arrivals:
 
     def norms(self) -> Floats:
         """The length of every update."""
-        squares = [
-            sum(_square(self._own(row, name)) for name in change)
+        found = [
+            _length(self._own(row, name))
             for row, change in enumerate(self._changes)
+            for name in change
         ]
+        # Waited for together: each on its own would hold up a graphics card.
+        lengths = iter(torch.stack(found).tolist() if found else [])
+        squares = [sum(next(lengths) ** 2 for _ in change) for change in self._changes]
         return np.sqrt(np.array(squares, dtype=np.float64))
 
     def sizes(self) -> Floats:
@@ -365,9 +369,14 @@ def _both(mask: Params, kept: Params) -> dict[str, Tensor]:
     return {n: flags * mask[n].to(flags) if n in mask else flags for n, flags in kept.items()}
 
 
+def _length(value: Tensor) -> Tensor:
+    """Return the Euclidean length, in double precision."""
+    return torch.linalg.vector_norm(value, dtype=torch.float64)
+
+
 def _square(value: Tensor) -> float:
     """The squared length."""
-    return float(torch.linalg.vector_norm(value, dtype=torch.float64)) ** 2
+    return float(_length(value)) ** 2
 
 
 def _wrapped(number: int) -> int:
