@@ -464,6 +464,31 @@ def test_a_namesake_of_an_installed_package_is_refused(
         load(asking, allow=["door_part"])
 
 
+INSIDE = """
+from dataclasses import dataclass, field
+from anyfleet.coding import Codec
+from anyfleet.codec import Raw
+from anyfleet.select import Everyone
+
+@dataclass(frozen=True)
+class Mine(Everyone):
+    codec: Codec = Raw()
+    anything: object = None
+"""
+
+
+def test_a_part_inside_another_may_be_of_any_home_that_has_its_kind(asking: Path) -> None:
+    (asking.parent / "door_part.py").write_text(INSIDE)
+    trust = ["door_part"]
+    inner = load(asking, ['method.select.codec.use="anyfleet.codec:Stc"'], trust).method.select
+    assert type(inner.codec).__name__ == "Stc"  # type: ignore[attr-defined]
+    for use in ("anyfleet.select:Everyone", "anyfleet.store:fresh", "anyfleet.world:Fleet"):
+        with pytest.raises(ConfigError, match=r"method\.select\.codec\.use: "):
+            load(asking, [f'method.select.codec.use="{use}"'], trust)
+    with pytest.raises(ConfigError, match=r"method\.select\.anything\.use: "):
+        load(asking, ['method.select.anything={use="anyfleet.codec:Stc"}'], trust)
+
+
 # --- the user's own settings --------------------------------------------------------------------
 
 

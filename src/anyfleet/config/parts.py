@@ -110,7 +110,8 @@ def _target(table: Mapping[str, Any], kind: type, scope: Scope, base: Any) -> An
         return kind
     found = _looked_up(table, scope)
     if isinstance(found, Outcome):
-        return found
+        other = _from_another_home(use, kind, scope)
+        return found if other is None else other
     if wrong := _unfit(found, kind):
         return scope.item("use").refuse(wrong)
     return found
@@ -125,6 +126,23 @@ def _looked_up(table: Mapping[str, Any], scope: Scope) -> Any:
         return find(_full_name(use, scope), scope.allow, scope.packages)
     except BadName as error:
         return scope.item("use").refuse(f"{error}{_choices(scope)}")
+
+
+def _from_another_home(use: Any, kind: type, scope: Scope) -> Any:
+    """What another home exports, where a field that has none asks for a part of that very kind.
+
+    A trainer of one's own, say, may have a codec inside. The class must name the kind as its base:
+    that it merely looks like one is not enough.
+    """
+    if scope.settled or kind is object or not isinstance(use, str):
+        return None
+    try:
+        found = find(use, (), scope.homes.values())
+    except BadName:
+        return None
+    made = found if isinstance(found, type) else _returned(found)
+    fits = isinstance(made, type) and kind in made.__mro__ and not _unfit(found, kind)
+    return found if fits else None
 
 
 def _names(kind: type) -> tuple[str, ...]:
