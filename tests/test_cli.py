@@ -24,8 +24,8 @@ from anyfleet.cli.details import apart
 from anyfleet.cli.fleet import presets
 from anyfleet.cli.screen import how_many, megabytes, number, over_seeds, table, targets
 from anyfleet.queries import Spent, ToTarget
-from anyfleet.store import checkpoint, read_points
-from anyfleet.study import Point, load
+from anyfleet.store import Recording, checkpoint, read_points
+from anyfleet.study import Moment, Point, load
 
 # A command in a process of its own shall be the one that is tested here.
 ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
@@ -489,3 +489,32 @@ def test_what_codecs_leave_of_a_message_is_told_in_full() -> None:
     assert megabytes(18_100_000.0) == "18.1"
     assert megabytes(0.0) == "0.0"
     assert megabytes(20_000.0, 40_000.0) == "0.030 ±0.014"
+
+
+@pytest.mark.parametrize("command", ["run", "compare", "resume"])
+def test_sigterm_leaves_a_checkpoint_whatever_the_command(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    words = {
+        "run": ["run", "small.toml", "--out", "out", "--checkpoint-every", "1000"],
+        "compare": ["compare", "small.toml", "--seeds", "1", "--out", "out"],
+        "resume": ["resume", "out", "--rounds", "9", "--checkpoint-every", "1000"],
+    }
+    if command == "resume":
+        succeeds("run", "small.toml", "rounds=1", "--out", "out")
+    append = Recording.append
+
+    def told_to_end(recording: Recording, moment: Moment) -> None:
+        append(recording, moment)
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(Recording, "append", told_to_end)
+    before = signal.getsignal(signal.SIGTERM)
+    result = anyfleet_command(*words[command])
+    assert (result.exit_code, "Traceback" in result.output) == (143, False), result.output
+    assert signal.getsignal(signal.SIGTERM) == before
+    run = folder / "out" / ("small/seed-0" if command == "compare" else "")
+    assert json.loads((run / "summary.json").read_text())["ended"] == "interrupted"
+    kept = len(read_points(run))
+    assert kept == (2 if command == "resume" else 1)
+    assert checkpoint.examine(checkpoint.found(run)[0]).step == kept

@@ -207,16 +207,17 @@ def test_a_state_that_is_only_rewritten_is_used(folder: Path) -> None:
     reopen(folder, Terms()).past.lock.release()
 
 
+@pytest.mark.parametrize("name", ["points.jsonl", "ledger.jsonl"])
 @pytest.mark.parametrize("line", ["7", "{}", '{"scores": 3}', "nonsense", '{"a": ' * 2000])
-def test_a_log_that_holds_something_else_is_refused(folder: Path, line: str) -> None:
+def test_a_log_that_holds_something_else_is_refused(folder: Path, name: str, line: str) -> None:
     text = f"{line}\n".encode()
-    (folder / "points.jsonl").write_bytes(text)
+    (folder / name).write_bytes(text)
     for path in checkpoint.found(folder):
         manifest = json.loads((path / checkpoint.MANIFEST).read_text())
-        manifest["logs"]["points.jsonl"] = {"bytes": len(text), "crc32": zlib.crc32(text)}
+        manifest["logs"][name] = {"bytes": len(text), "crc32": zlib.crc32(text)}
         (path / checkpoint.MANIFEST).write_text(json.dumps(manifest))
     before = contents(folder)
-    with pytest.raises(StoreError, match=r"points\.jsonl is damaged"):
+    with pytest.raises(StoreError, match=f"{name} is damaged"):
         reopen(folder, Terms())
     assert contents(folder) == before
 

@@ -40,7 +40,16 @@ def points_of(rows: Sequence[Mapping[str, Any]], file: Path) -> tuple[Point, ...
 
 def read_ledger(folder: Path) -> Entries:
     """Every order of a run that lies in `folder`."""
-    return Entries.of(read_log(folder / "ledger.jsonl"))
+    file = folder / "ledger.jsonl"
+    return entries_of(read_log(file), file)
+
+
+def entries_of(rows: list[dict[str, Any]], file: Path) -> Entries:
+    """The orders that lines of a log tell of; an error where they tell of something else."""
+    try:
+        return Entries.of(rows)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise StoreError(f"{file} is damaged: a line of it is no order of a run.") from error
 
 
 def _point(data: Mapping[str, Any]) -> Point:
