@@ -37,20 +37,25 @@ from anyfleet.aggregate import (
     Subset,
     TrimmedMean,
 )
-from anyfleet.cli.demo import FLEET, SGD, TASK
 from anyfleet.method import Aggregate
 from anyfleet.methods import fedavg
+from anyfleet.methods.fedavg import Training
 from anyfleet.runtime import Limits, Reference
 from anyfleet.runtime.engines import Assigned, Engine, Outcome
 from anyfleet.select import Everyone
 from anyfleet.study import Experiment, build, play
+from anyfleet.tasks import Dirichlet, Embedded
 from anyfleet.types import Params, Task
+from anyfleet.world import levels
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "attack.json"
 PAGE, PICTURE = ROOT / "docs" / "robustness.md", ROOT / "docs" / "pictures" / "attack.svg"
 BEGIN, END = "<!-- attack table -->", "<!-- end of the attack table -->"
-DEVICES = 10
+# The demo's task, training and fleet, with ten devices. (Its module needs a terminal's libraries.)
+TASK = Embedded(devices=10, limit=6000, partition=Dirichlet(0.5))
+SGD: Training = {"lr": 0.05, "momentum": 0.9}
+FLEET = levels(speeds=(2e9, 1e9, 5e8, 2.5e8))
 AGGREGATES: Mapping[str, Aggregate] = {
     "Mean": Mean(),
     "Mean, equal": Mean("equal"),
@@ -124,7 +129,7 @@ def _experiment(case: Case) -> Experiment:
     method = replace(fedavg(**SGD), select=Everyone(), aggregate=AGGREGATES[case.aggregate])
     attack = case.attack.partition(",")[0]
     return Experiment(
-        task=replace(TASK, devices=DEVICES),
+        task=TASK,
         method=method,
         fleet=FLEET,
         engine=Attacked(attack, case.bad) if case.bad else Reference(),

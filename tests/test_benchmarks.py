@@ -161,6 +161,8 @@ def test_every_aggregate_is_attacked() -> None:
     room: list[type] = [getattr(aggregate, name) for name in aggregate.__all__]
     public: set[type] = {each for each in room if Policy in each.__mro__ and is_dataclass(each)}
     assert public == {type(i) for part in attack.AGGREGATES.values() for i in nested(part)}
+    assert replace(demo.TASK, devices=10) == attack.TASK
+    assert (demo.SGD, demo.FLEET) == (attack.SGD, attack.FLEET)
     kinds = {(case.attack, case.bad) for case in attack.cases(["Mean"], 1, 1)}
     assert {("none", 0), ("huge", 1), ("NaN", 2), ("flipped", 2)} <= kinds
     assert len(attack.cases(["Mean", "Aio"], 1, 3)) == 2 * 3 * len(kinds)
@@ -169,7 +171,7 @@ def test_every_aggregate_is_attacked() -> None:
 def test_attacks_are_run_written_down_and_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(attack, "TASK", replace(demo.TASK, limit=150, server=20))
+    monkeypatch.setattr(attack, "TASK", replace(attack.TASK, limit=150, server=20))
     page, results = tmp_path / "page.md", tmp_path / "attack.json"
     page.write_text(f"before\n{attack.BEGIN}\nold\n{attack.END}\nafter\n", encoding="utf-8")
     monkeypatch.setattr(attack, "PAGE", page)
