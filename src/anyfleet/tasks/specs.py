@@ -178,12 +178,13 @@ class Shakespeare(_Divided):
             raise ValueError(f"length must be at least 1, got {self.length}.")
 
     def build(self, seed: int) -> Task:
-        texts = [speech.text for speech in files.shakespeare_speeches()]
-        windows = text_windows(texts, self.length)
+        speeches = files.shakespeare_speeches()
+        windows = text_windows([speech.text for speech in speeches], self.length)
         rows = chosen_rows(
             len(windows.x), self.limit, number(_data_seed(self.split_seed, seed), "limit")
         )
-        store = Data(*(torch.from_numpy(part[rows]) for part in windows[:3]))
+        x, y, owners = (torch.from_numpy(part[rows]) for part in windows[:3])
+        store = Data(x, y, owners, tuple(speech.client for speech in speeches))
         sizes = {"vocabulary": len(windows.vocabulary), "length": self.length}
         module = fresh_model(self.model, seed, **sizes)
         return Task.of(module, store, split=self._split(seed), name="Shakespeare")

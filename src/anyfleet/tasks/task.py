@@ -11,7 +11,15 @@ from torch.utils.data import Dataset
 
 from anyfleet.elastic import Blueprint, trace
 from anyfleet.tasks.augment import Augment
-from anyfleet.tasks.checks import check_objectives, check_range, has_classes, started, tried, width
+from anyfleet.tasks.checks import (
+    check_finite,
+    check_objectives,
+    check_range,
+    has_classes,
+    started,
+    tried,
+    width,
+)
 from anyfleet.tasks.data import Data, materialise
 from anyfleet.tasks.objective import Goal, Objective, cross_entropy
 from anyfleet.tasks.split import Cut, Split, union
@@ -82,6 +90,14 @@ class Task:
         return self._labels[device]
 
     @cached_property
+    def owners(self) -> tuple[str, ...]:
+        """Whose data each device has; empty where that is nobody's, or several people's."""
+        owners = self.train.owners
+        if owners is None:
+            return ("",) * self.devices
+        return tuple(_only(self.train, owners[rows]) for rows in self.shares)
+
+    @cached_property
     def _labels(self) -> tuple[Tensor, ...]:
         if not self.classified:
             return (torch.ones(self.classes, dtype=torch.bool),) * self.devices
@@ -128,12 +144,12 @@ class Task:
         last axis of the output nevertheless (negative ones are passed over), so that methods that
         look at a device's labels do so. The name is that of the module's class, unless given.
         """
-        store = materialise(train)
+        store = materialise(train, "training")
         task = task_of_rows(
             started(module, state),
             store,
             split.cut(store),
-            test=None if test is None else materialise(test),
+            test=None if test is None else materialise(test, "test"),
             goal=Goal(loss, metrics, classified),
         )
         return replace(task, augment=augment, name=task.name if name is None else name)
@@ -144,8 +160,10 @@ def task_of_rows(
 ) -> Task:
     """A task from rows that are divided already.
 
-    Checks on two samples that model, targets, loss and metrics fit each other.
+    Checks that all numbers are finite, and on two samples that model, targets, loss and metrics
+    fit each other.
     """
+    check_finite(store, cut, test)
     example = Data(store.x[:2], store.y[:2])
     output = tried(module, example.x)
     tests = _all_held_out(store, cut) if test is None else test
@@ -181,6 +199,12 @@ def pooled(task: Task) -> Task:
         shares=(union(task.shares),),
         held_out=(union(task.held_out),),
     )
+
+
+def _only(data: Data, owners: Tensor) -> str:
+    """The name of the one owner of some rows, or nothing."""
+    alone = len(owners) and bool((owners == owners[0]).all())
+    return data.owner(int(owners[0])) if alone else ""
 
 
 def _occurring(targets: Tensor, classes: int) -> Tensor:
