@@ -115,6 +115,14 @@ def test_a_run_writes_a_folder_and_never_over_another(folder: Path) -> None:
     assert load(second / "config.toml") == load("small.toml", ["rounds=1", "method.lr=0.2"])
 
 
+def test_what_is_hardly_meant_is_noted_once(folder: Path) -> None:
+    noted = "note: method.select: Uniform.count is 9, but the fleet has 4 devices"
+    assert succeeds("validate", "small.toml", "method.count=9").count(noted) == 1
+    several = ("compare", "small.toml", "rounds=1", "--seeds", "2", "method.count=9")
+    assert succeeds(*several).count(noted) == 1
+    assert "note: method.select" not in succeeds("validate", "small.toml")
+
+
 def test_a_run_from_its_own_config_gives_the_same_bytes(folder: Path) -> None:
     succeeds("run", "small.toml", "--out", "one")
     succeeds("run", "one/config.toml", "--out", "two")

@@ -1,5 +1,6 @@
 """Experiments and the questions one asks of them afterwards."""
 
+import warnings
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Literal
 import pytest
 
 from anyfleet import config, methods, tasks
-from anyfleet.errors import ConfigError
+from anyfleet.errors import AnyfleetWarning, ConfigError
 from anyfleet.homes import HOMES
 from anyfleet.naming import Factory
 from anyfleet.runtime import Limits, Threads
@@ -149,6 +150,17 @@ def test_what_the_data_refuse_is_a_problem_of_the_file() -> None:
     greedy = replace(SMALL, task=replace(TASK, server=10_000))
     with pytest.raises(ConfigError, match="task: server asks for 10000 of 200"):
         build(greedy)
+
+
+def test_more_devices_than_there_are_is_said_once_with_the_number_that_fits() -> None:
+    many = replace(SMALL, method=methods.fedavg(count=50, lr=0.1), rounds=1)
+    with pytest.warns(AnyfleetWarning, match=r"Uniform\.count is 50, .* 4 is the most") as told:
+        (moment,) = play(many)
+    assert moment.point.arrived == 4
+    assert len(told) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        build(replace(SMALL, method=methods.fedavg(count=4)))
 
 
 def test_a_fleet_of_another_size_is_a_problem_of_the_file() -> None:

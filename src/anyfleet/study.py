@@ -1,5 +1,6 @@
 """A run as a value: task, method, fleet and engine; and what came out of it."""
 
+import warnings
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from anyfleet import config
 from anyfleet.breakdown import Breakdown, Detail, Groups, complaints, named, take_apart
 from anyfleet.delivery import unpadded
 from anyfleet.diagnosis import plain_notes
-from anyfleet.errors import ConfigError, Problem
+from anyfleet.errors import AnyfleetWarning, ConfigError, Problem
 from anyfleet.evaluate import score, to_test
 from anyfleet.loop import Answer, Step, run
 from anyfleet.method import Method
@@ -100,13 +101,16 @@ def _admitting(engine: Any, allow: tuple[str, ...]) -> Any:
 def build(experiment: Experiment) -> Task:
     """The task of an experiment, with which its fleet agrees.
 
-    What its data refuse is a problem of the run file too.
+    What its data refuse is a problem of the run file too. Warns when devices are selected that the
+    fleet does not have.
     """
     try:
         task = experiment.task.build(experiment.seed)
     except ValueError as error:
         raise ConfigError([Problem("task", str(error))]) from error
-    populate(experiment, task)
+    world = populate(experiment, task)
+    if excess := experiment.method.select.excess(world.declared):
+        warnings.warn(f"method.select: {excess}", AnyfleetWarning, stacklevel=2)
     return task
 
 

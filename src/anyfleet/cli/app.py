@@ -3,6 +3,8 @@
 Torch takes seconds to import, so that commands import their work only when they are called.
 """
 
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,15 +27,19 @@ from anyfleet.cli.options import (
     Words,
 )
 from anyfleet.cli.stopping import exit_code, terminable
-from anyfleet.errors import AnyfleetError, ConfigError
+from anyfleet.errors import AnyfleetError, AnyfleetWarning, ConfigError
 
 
 class Commands(TyperGroup):
-    """Turns what Anyfleet raises on purpose into a message; other errors keep their traceback."""
+    """Turns what Anyfleet raises on purpose into a message; other errors keep their traceback.
+
+    Its warnings become notes, each told once.
+    """
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            with terminable():
+            with terminable(), warnings.catch_warnings():
+                warnings.showwarning = _noted(warnings.showwarning)
                 return super().invoke(ctx)
         except ConfigError as error:
             count = len(error.problems)
@@ -58,6 +64,20 @@ def _printable(message: object) -> str:
         letter if letter.isprintable() or letter == "\n" else ascii(letter)[1:-1]
         for letter in str(message)
     )
+
+
+def _noted(otherwise: Callable[..., None]) -> Callable[..., None]:
+    """Show warnings as lines of text; those of other packages as before."""
+    told: set[str] = set()
+
+    def show(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
+        if not issubclass(category, AnyfleetWarning):
+            otherwise(message, category, *rest, **more)
+        elif str(message) not in told:
+            told.add(str(message))
+            typer.echo(f"note: {_printable(message)}", err=True)
+
+    return show
 
 
 app = typer.Typer(

@@ -123,8 +123,7 @@ def _mixture(owned: Iterable[IntArray], owners: IntArray) -> str:
     spread = np.unique(np.concatenate(whose), return_counts=True)[1]
     if not mixed or spread.max() == 1:
         return ""
-    first = mixed[0]
-    return f"device {first} has rows of {len(whose[first])} of the {len(np.unique(owners))} owners"
+    return f"{len(mixed)} of {len(whose)} devices have rows of several owners"
 
 
 def number(seed: int, purpose: str) -> int:
