@@ -13,7 +13,7 @@ from anyfleet import config
 from anyfleet.breakdown import Breakdown, Detail, Groups, complaints, named, take_apart
 from anyfleet.delivery import unpadded
 from anyfleet.diagnosis import plain_notes
-from anyfleet.errors import AnyfleetWarning, ConfigError, Problem
+from anyfleet.errors import AnyfleetWarning, ConfigError, Problem, Refusal
 from anyfleet.evaluate import score, to_test
 from anyfleet.loop import Answer, Step, run
 from anyfleet.method import Method
@@ -121,9 +121,11 @@ def populate(experiment: Experiment, task: Task) -> World:
     problems += [*_links(experiment), *_unsendable(experiment)]
     problems += [Problem(*misfit) for misfit in experiment.method.misfits(task).items()]
     try:
-        world = experiment.fleet.build(samples, experiment.seed)
+        world = experiment.fleet.build(samples, experiment.seed, task.owners)
     except ValueError as error:
-        raise ConfigError([Problem("fleet", str(error)), *problems]) from error
+        texts = error.problems if isinstance(error, Refusal) else (str(error),)
+        misfits = [Problem("fleet", text) for text in texts]
+        raise ConfigError([*misfits, *problems]) from error
     _refuse(problems)
     return world
 

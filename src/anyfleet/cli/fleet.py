@@ -73,6 +73,9 @@ def presets() -> tuple[str, ...]:
 def _source(name: str, overrides: Sequence[str], allow: Sequence[str]) -> config.Source:
     if name in presets():
         return config.Source(config.override({"fleet": {"use": name}}, overrides), tuple(allow))
+    if name.endswith(".csv"):
+        table = {"fleet": {"use": "Table", "file": name}}
+        return config.Source(config.override(table, overrides), tuple(allow))
     if not Path(name).exists() and not name.endswith(".toml"):
         known = ", ".join(presets())
         hint = naming.near(name, presets()) or "."
@@ -99,7 +102,9 @@ def _asked(source: config.Source) -> int | None:
 
 def _populated(fleet: Fleet, devices: int, seed: int) -> World:
     try:
-        return fleet.build(np.ones(devices, dtype=np.int64), seed)
+        # Without a task there are the owners whom the fleet names itself.
+        owners = [*fleet.owners, *[""] * devices][:devices] if fleet.owners else ()
+        return fleet.build(np.ones(devices, dtype=np.int64), seed, owners)
     except ValueError as error:
         raise ConfigError([Problem("fleet", str(error))]) from error
 
@@ -211,8 +216,9 @@ def _totals(seen: Portrait, made: World) -> Iterator[str]:
     yield f"{_many(len(made), 'device')} in {groups}; {contrast}."
     yield (
         "Numbers are medians; in brackets, the least and the most of a group's devices over "
-        f"{HOURS} hours, each a server step. What is drawn is drawn with seed {made.seed}."
+        f"{HOURS} hours, each a server step. Laws are drawn with seed {made.seed}."
     )
+    yield made.dealt
     if len(seen.device) < len(made):
         yield f"Looked at {len(seen.device):,} of the devices."
     if any(link.shared for link in made.links):

@@ -40,12 +40,13 @@ class Source:
     def load(self, kind: Any = None, *, homes: Mapping[str, str] = HOMES) -> Any:
         """Return the value that the file describes; see `load`.
 
-        A module next to the file is found too, when the caller has allowed its package.
+        A module next to the file is found too, when the caller has allowed its package. Relative
+        paths lie next to the file.
         """
         named = [name for name in self.allow if name not in self.installed]
         try:
             with importable(self.folder, named):
-                value = load(self.data, kind, allow=self.allow, homes=homes)
+                value = load(self.data, kind, allow=self.allow, homes=homes, folder=self.folder)
         except ConfigError as error:
             requests = refused(self.asked, self.allow, self.folder)
             raise ConfigError((*self.problems, *requests, *error.problems)) from error

@@ -33,11 +33,21 @@ _TABLES = (Mapping, dict)
 
 @overload
 def load(
-    data: Any, kind: type[T], *, allow: Collection[str] = ..., homes: Mapping[str, str] = ...
+    data: Any,
+    kind: type[T],
+    *,
+    allow: Collection[str] = ...,
+    homes: Mapping[str, str] = ...,
+    folder: Path | None = ...,
 ) -> T: ...
 @overload
 def load(
-    data: Any, kind: None = None, *, allow: Collection[str] = ..., homes: Mapping[str, str] = ...
+    data: Any,
+    kind: None = None,
+    *,
+    allow: Collection[str] = ...,
+    homes: Mapping[str, str] = ...,
+    folder: Path | None = ...,
 ) -> Any: ...
 def load(
     data: Any,
@@ -45,15 +55,17 @@ def load(
     *,
     allow: Collection[str] = (),
     homes: Mapping[str, str] = HOMES,
+    folder: Path | None = None,
 ) -> Any:
     """Return the value that `data` describes, or raise a ConfigError with every problem in it.
 
     `allow` names packages besides `anyfleet` whose code may be used. `homes` tells for a field
-    ("select") which package ("anyfleet.select") exports what may stand there.
+    ("select") which package ("anyfleet.select") exports what may stand there. A relative path lies
+    in `folder`, or else in the working directory.
     """
     if deep := too_deep(data):
         raise ConfigError([deep])
-    scope = Scope(tuple(allow), homes)
+    scope = Scope(tuple(allow), homes, folder=folder)
     outcome = _check(data, Any if kind is None else kind, scope)
     if outcome.value is FAILED or outcome.problems:
         raise ConfigError(outcome.problems)
@@ -104,9 +116,15 @@ def _scalar(value: Any, kind: Any, scope: Scope) -> Outcome:
     # Texts stand for paths and members of an Enum; elsewhere "1" is not 1, nor True.
     loose = isinstance(kind, type) and issubclass(kind, Path | Enum)
     try:
-        return Outcome(adapter.validate_python(value, strict=not loose))
+        found = adapter.validate_python(value, strict=not loose)
+        return Outcome(scope.folder / found if _lies_beside(found, scope) else found)
     except ValidationError as error:
         return scope.refuse(*(f"{_lower(e['msg'])}, got {value!r}." for e in error.errors()))
+
+
+def _lies_beside(value: Any, scope: Scope) -> bool:
+    """Whether a value is a path that is meant relative to the file it was written in."""
+    return scope.folder is not None and isinstance(value, Path) and not value.is_absolute()
 
 
 def _union(value: Any, kinds: tuple[Any, ...], scope: Scope, base: Any) -> Outcome:

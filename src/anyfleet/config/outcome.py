@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from anyfleet.errors import Problem
@@ -35,6 +36,7 @@ class Scope:
     path: str = ""
     home: str = ""
     settled: bool = False  # whether the home is that of this very field, not the one around it
+    folder: Path | None = None  # in which relative paths lie; None: the working directory
 
     def field(self, key: str) -> Scope:
         """Below a field; a field without a home of its own keeps the one around it."""

@@ -114,7 +114,7 @@ def _faulty_rows(data: Data) -> Tensor:
     bad = torch.zeros(len(data), dtype=torch.bool)
     for part in (data.x, data.y):
         if len(part) and (part.is_floating_point() or part.is_complex()):
-            blocks = part.unsqueeze(-1).split(_BLOCK)
+            blocks = torch.split(part.unsqueeze(-1), _BLOCK)
             bad |= torch.cat([~block.isfinite().flatten(1).all(1) for block in blocks]).cpu()
     return bad
 

@@ -81,7 +81,8 @@ def _materialised(dataset: "Dataset[Any] | Data") -> Data:
     if isinstance(dataset, TensorDataset):
         if len(dataset.tensors) not in (2, 3):
             raise ValueError(_NO_ITEM.format(f"{len(dataset.tensors)} tensors"))
-        return Data(*dataset.tensors)
+        x, y, *owners = dataset.tensors
+        return Data(x, y, owners[0] if owners else None)
     columns = _columns(dataset)
     if not columns:
         return Data(torch.empty(0), torch.empty(0))

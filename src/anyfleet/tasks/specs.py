@@ -210,7 +210,8 @@ class Synthetic:
             raise ValueError(f"server must be the number of samples it keeps, got {self.server}.")
 
     def build(self, seed: int) -> Task:
-        key = number(_data_seed(self.split_seed, seed), "synthetic")
+        seed_of_data = _data_seed(self.split_seed, seed)
+        key = number(seed_of_data, "synthetic")
         store, cut = self.data.generate(key, test_share=self.test_share, server=self.server)
         task = task_of_rows(
             fresh_model(self.model, seed),
@@ -219,7 +220,8 @@ class Synthetic:
             test=None,
             goal=Goal(),
         )
-        return replace(task, name="Synthetic")
+        told = f"{self.data} makes the data of every device, with seed {seed_of_data}."
+        return replace(task, name="Synthetic", dealt=told)
 
 
 def _data_seed(split_seed: int | None, seed: int) -> int:

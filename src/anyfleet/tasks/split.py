@@ -76,6 +76,11 @@ class Split:
         shares, held_out = self._hold_out([pool[rows] for rows in owned])
         return Cut(_tensors(shares), _tensors(held_out), data.rows(torch.from_numpy(server)))
 
+    @property
+    def told(self) -> str:
+        """How devices come to their data, in words."""
+        return f"{self.partition} divides the data, with seed {self.seed}."
+
     def _too_much(self, samples: int) -> str:
         """Say that the server keeps more than devices can spare, and how much would fit."""
         left, fits = max(0, samples - self.server), samples - self.devices

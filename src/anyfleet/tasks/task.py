@@ -56,6 +56,7 @@ class Task:
     server: Data
     classified: bool = False
     augment: Augment | None = None
+    dealt: str = ""  # how devices came to their data, in words
 
     def __repr__(self) -> str:
         size = self.blueprint.numel()
@@ -152,7 +153,8 @@ class Task:
             test=None if test is None else materialise(test, "test"),
             goal=Goal(loss, metrics, classified),
         )
-        return replace(task, augment=augment, name=task.name if name is None else name)
+        called = task.name if name is None else name
+        return replace(task, augment=augment, name=called, dealt=split.told)
 
 
 def task_of_rows(

@@ -1,6 +1,7 @@
 """Devices of one kind: what a fleet file says about them, column by column."""
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -31,6 +32,7 @@ _RANGES: dict[str, tuple[float, bool, float]] = {
 COLUMNS = tuple(_RANGES)
 # What others are divided by: near to 0 time would have no end, and the clock would be no number.
 _DIVISORS = ("speed", "bandwidth", "load")
+HIGHEST_LEVEL = 999  # levels are classes of devices: a larger number is a slip
 _MAY_BE_INFINITE = ("bandwidth", "battery", "budget")
 # What a battery holds is counted from its start, and filled at one pace between two orders.
 _KEPT = ("battery", "charge", "reserve", "recharge")
@@ -40,6 +42,8 @@ _KEPT = ("battery", "charge", "reserve", "recharge")
 class Group:
     """`count` devices of one kind; without a count, an even part of those that no group counts.
 
+    Which devices these are is drawn, with the run's seed, unless `devices` names them: by number,
+    or by the name of the owner whose data a device has (under the partition `ByOwner`).
     A column is a number, a law that draws one for each device (`Uniform`, `Normal` …), or one that
     changes with time (`Redrawn`, `Wandering`, `Replayed`). What concerns the battery does not
     change: a number or a law.
@@ -48,6 +52,7 @@ class Group:
     name: str = ""
     count: int | None = None
     level: int | None = None  # capability class, 0 the strongest; its position unless given
+    devices: tuple[int | str, ...] = ()  # which devices these are, by number or by owner
     # -- computing
     speed: Number = 1e9  # FLOP per second at the highest frequency, without other work
     overhead: Number = 0.0  # seconds for each local step
@@ -81,8 +86,9 @@ class Group:
                 f"Group.count must be at least 1, got {self.count}: an empty group has no devices. "
                 "Remove the group, or leave count out for an even part of the rest."
             )
-        if self.level is not None and self.level < 0:
-            yield f"Group.level must not be negative, got {self.level}."
+        if self.level is not None and not 0 <= self.level <= HIGHEST_LEVEL:
+            yield f"Group.level must lie in 0 … {HIGHEST_LEVEL}, got {self.level}."
+        yield from self._misnamed()
         if self.exponent is not None and not 0 < self.exponent < math.inf:
             yield f"Group.exponent must be above 0 and finite, got {self.exponent}."
         for name in COLUMNS:
@@ -100,13 +106,36 @@ class Group:
                 f"{LEAST:g} and at most {MOST:g}; got {list(self.frequency)}."
             )
 
+    def _misnamed(self) -> Iterator[str]:
+        """What is wrong with the devices that it names."""
+        if not self.devices:
+            return
+        if self.count is not None and self.count != len(self.devices):
+            yield (
+                f"Group.count is {self.count}, but the group names {len(self.devices)} devices. "
+                "Leave the count out."
+            )
+        twice = [each for each, times in Counter(self.devices).items() if times > 1]
+        if twice:
+            yield f"Group.devices names twice: {', '.join(map(str, twice))}."
+        wrong = [each for each in self.devices if _no_device(each)]
+        if wrong:
+            yield (
+                "Group.devices must be numbers of devices, from 0, or names of owners; got "
+                f"{', '.join(map(repr, wrong))}."
+            )
+
+
+def _no_device(named: int | str) -> bool:
+    return isinstance(named, bool) or (not named if isinstance(named, str) else named < 0)
+
 
 def out_of_range(called: str, column: str, *numbers: Number) -> Iterator[str]:
     """What is wrong with the first of these numbers that a column cannot have."""
     least, included, most = _RANGES[column]
     for number in numbers:
         low, high = bounds(number)
-        if low == high and math.isinf(high) and column in _MAY_BE_INFINITE:
+        if low == high == math.inf and column in _MAY_BE_INFINITE:
             continue
         if math.isinf(low) or math.isinf(high):
             yield (
