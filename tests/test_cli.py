@@ -409,6 +409,29 @@ def test_a_fleet_is_shown_group_by_group(folder: Path) -> None:
     assert "is there already" in again.output
 
 
+def test_a_table_is_shown_with_or_without_a_run_file(folder: Path) -> None:
+    (folder / "fleet.csv").write_text("owner,group,speed\nbob,phones,2e9\nada,boards,1e9\n")
+    (folder / "fleet.toml").write_text('[fleet]\nuse = "Table"\nfile = "fleet.csv"\n')
+    for name in ("fleet.csv", "fleet.toml"):
+        shown = succeeds("fleet", "show", name)
+        ((phones, *_), (boards, *_)) = rows_of(shown, "phones"), rows_of(shown, "boards")
+        assert (phones[1:4], boards[1:4]) == (["1", "0", "2"], ["1", "0", "1"])
+        assert "Each device has the row of its data's owner in fleet.csv" in shown
+    refused = anyfleet_command("fleet", "show", "fleet.csv", "fleet.file=none.csv")
+    assert "fleet.file: Table.file none.csv cannot be read" in refused.output
+
+
+def test_what_is_dealt_at_random_is_said(folder: Path) -> None:
+    shown = succeeds("validate", "small.toml", "seed=5")
+    assert "Data: Iid(samples=None, share=1.0) divides the data, with seed 5." in shown
+    drawn = "Which devices belong to which group is drawn with seed 5, whatever their data."
+    assert f"Fleet: {drawn}" in shown
+    (folder / "fleet.toml").write_text(FLEET_FILE)
+    shown = succeeds("fleet", "show", "fleet.toml", "--seed", "5")
+    assert drawn in shown
+    assert "Laws are drawn with seed 5." in shown
+
+
 def test_a_fleet_has_the_devices_of_its_task(folder: Path) -> None:
     (folder / "small.toml").write_text(RUN_FILE + FLEET_FILE)
     assert "4 devices in 2 groups" in succeeds("fleet", "show", "small.toml")

@@ -163,6 +163,7 @@ PARTS: list[Any] = [
     world.Columns(error=world.Uniform(0.1, 0.2)),
     world.Group("phones", count=3, speed=world.Uniform(1e8, 1e9), availability=world.Diurnal()),
     world.Reports(steps=1, noise=0.1),
+    world.Table(file=Path(__file__).parents[1] / "recipes" / "fleet.csv"),
     world.testbed(),
     world.steep(),
     world.cell(distance=world.unequal_distance(50.0)),

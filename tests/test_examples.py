@@ -80,6 +80,16 @@ def test_a_method_of_ones_own_is_short_and_runs_from_its_file(tmp_path: Path) ->
     assert "diao2021" in python(tmp_path, "-m", "anyfleet.cli", "cite", "run")
 
 
+def test_data_and_hardware_of_one_owner_go_together(tmp_path: Path) -> None:
+    file = ROOT / "examples/bound/run.toml"
+    command = "# anyfleet run examples/bound/run.toml --allow walks"
+    assert file.read_text().splitlines()[0] == command
+    words = ("run", str(file), "--allow", "walks", "rounds=1", "--out", "run")
+    python(tmp_path, "-m", "anyfleet.cli", *words)
+    (point,) = read_points(tmp_path / "run")
+    assert point.details[0].groups.keys() == {"watch", "phone"}
+
+
 def test_the_median_of_ones_own_method_does_what_it_says() -> None:
     method = load(ROOT / "examples/own_method.toml", allow=["own_method"]).method
     task, fleet = small.task(norm=False), levels(speeds=(1e9, 1e8))

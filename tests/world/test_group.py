@@ -119,3 +119,19 @@ def test_frequencies_that_would_stop_the_clock_are_refused() -> None:
     for frequency in ((1e-300, 1e9), (1e9, 1e300)):
         with pytest.raises(ValueError, match=r"Group\.frequency"):
             group(frequency=frequency)
+
+
+@pytest.mark.parametrize(
+    ("columns", "told"),
+    [
+        ({"devices": (0, 3, 0, "ada", "ada")}, r"Group\.devices names twice: 0, ada\."),
+        ({"devices": (-1, "", True)}, r"from 0, or names of owners; got -1, '', True\."),
+        ({"devices": (0, 1), "count": 3}, r"Group\.count is 3, but the group names 2 devices"),
+        ({"level": 1000}, r"Group\.level must lie in 0 … 999, got 1000"),
+        ({"battery": -math.inf}, r"Group\.battery must be"),
+    ],
+)
+def test_names_and_levels_that_cannot_be_are_refused(columns: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        group(**columns)
+    assert group(devices=(0, 1), count=2).devices == (0, 1)
