@@ -21,7 +21,7 @@ from anyfleet.naming import public_names
 from anyfleet.plan import FixedLevel
 from anyfleet.select import Uniform
 from anyfleet.store import describe, read_points
-from anyfleet.study import Experiment, load, play
+from anyfleet.study import Experiment, build, load, play, populate
 from anyfleet.tasks import Embedded
 from anyfleet.world import levels
 from tests import small
@@ -148,6 +148,22 @@ def test_the_run_files_of_the_readme_work(tmp_path: Path) -> None:
     (tmp_path / "bytes.toml").write_text(example.replace(method, method + uplink))
     (moment,) = play(load(tmp_path / "bytes.toml", ["rounds=1", "task.limit=600"]))
     assert moment.point.up < moment.point.down / 50
+
+
+def test_the_fleets_of_the_page_about_fleets_work(tmp_path: Path) -> None:
+    text = (ROOT / "docs/fleets.md").read_text(encoding="utf-8")
+    named, table, groups = re.findall(r"^```toml\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    (rows,) = re.findall(r"^```text\n(owner,.*?)^```", text, re.MULTILINE | re.DOTALL)
+    task = '[task]\nuse = "Embedded"\ndevices = 10\nlimit = 200\nserver = 0\n'
+    rest = f'{task}[method]\nuse = "fedavg"\n'
+    (tmp_path / "named.toml").write_text(rest + named)
+    experiment = load(tmp_path / "named.toml")
+    world = populate(experiment, build(experiment))
+    assert (world.group == 0).nonzero()[0].tolist() == [0, 3, 7]
+    (tmp_path / "fleet.csv").write_text(rows)
+    for number, fleet in enumerate((table, table + groups)):
+        (tmp_path / f"{number}.toml").write_text(rest + fleet)
+        assert load(tmp_path / f"{number}.toml").fleet.size == 2
 
 
 def test_the_codec_of_the_page_about_codecs_works(tmp_path: Path) -> None:
