@@ -402,7 +402,7 @@ def test_3_nothing_is_better_in_wide_random_cells() -> None:
 
 
 WORK = DEVICE.cycles
-IDLE_LINK = (
+IDLE_LINK: tuple[dict[str, float], ...] = (
     {},  # everything is affordable
     {"energy": 0.1},  # energy allows a part
     {"energy": 0.1, "power": 0.0},

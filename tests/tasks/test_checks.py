@@ -171,7 +171,9 @@ def test_a_task_says_briefly_what_it_is() -> None:
 # --- numbers that are none --------------------------------------------------------------------
 
 
-def spoilt(place: tuple[int, ...], value: float = math.nan, data: Data | None = None) -> Data:
+def spoilt(
+    place: tuple[int | slice, ...], value: float = math.nan, data: Data | None = None
+) -> Data:
     found = flat() if data is None else data
     x = found.x.clone()
     x[place] = value

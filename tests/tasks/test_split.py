@@ -125,6 +125,7 @@ class InPairs:
     def __call__(
         self, labels: IntArray, devices: int, *, key: int, owners: IntArray | None = None
     ) -> Shares:
+        assert owners is not None
         return tuple(np.flatnonzero(owners // 2 == device) for device in range(devices))
 
 
