@@ -13,6 +13,7 @@ from anyfleet.tasks import (
     Data,
     Dirichlet,
     Domains,
+    Given,
     Iid,
     Partition,
     Split,
@@ -156,3 +157,9 @@ def test_a_server_that_leaves_too_little_says_what_would_fit() -> None:
     with pytest.raises(ValueError, match=r"^Iid cannot give 500 devices .* out of 400\.$"):
         Split(500).cut(DATA)
     assert len(Split(8, server=392, test_share=0).cut(DATA).shares) == 8
+
+
+def test_a_split_says_how_data_are_divided() -> None:
+    assert Split(2, ByOwner(), seed=3).told == "ByOwner(minimum=1) divides the data, with seed 3."
+    rows = (tuple(range(200)), tuple(range(200, 400)))
+    assert Split(2, Given(rows)).told == "Given divides the data, with seed 0."

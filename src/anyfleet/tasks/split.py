@@ -14,6 +14,7 @@ from anyfleet.tasks.data import Data
 from anyfleet.tasks.partition import Iid, IntArray, Partition
 
 _IID = Iid()
+_LONGEST = 100  # characters of a partition in a sentence
 _IGNORED = (
     "The samples have natural owners, which the partition ignores: {}. For a device for each owner "
     "use partition=ByOwner() instead of {}; to mix them on purpose, take the owners out of the "
@@ -72,14 +73,15 @@ class Split:
                 raise
             raise ValueError(f"{error} And {self._too_much(len(data))}") from error
         if owners is not None and (mixed := _mixture(owned, owners)):
-            warnings.warn(_IGNORED.format(mixed, self.partition), AnyfleetWarning, stacklevel=3)
+            told = _IGNORED.format(mixed, _called(self.partition))
+            warnings.warn(told, AnyfleetWarning, stacklevel=3)
         shares, held_out = self._hold_out([pool[rows] for rows in owned])
         return Cut(_tensors(shares), _tensors(held_out), data.rows(torch.from_numpy(server)))
 
     @property
     def told(self) -> str:
         """How devices come to their data, in words."""
-        return f"{self.partition} divides the data, with seed {self.seed}."
+        return f"{_called(self.partition)} divides the data, with seed {self.seed}."
 
     def _too_much(self, samples: int) -> str:
         """Say that the server keeps more than devices can spare, and how much would fit."""
@@ -116,6 +118,12 @@ class Split:
 
     def _generator(self, purpose: str) -> np.random.Generator:
         return np.random.default_rng(number(self.seed, purpose))
+
+
+def _called(partition: Partition) -> str:
+    """A partition with its fields; without them where they are rows by the thousand."""
+    text = repr(partition)
+    return text if len(text) <= _LONGEST else type(partition).__name__
 
 
 def _mixture(owned: Iterable[IntArray], owners: IntArray) -> str:
