@@ -192,7 +192,7 @@ def test_a_battery_of_ones_own_runs_down() -> None:
 
 @pytest.mark.usefixtures("folder")
 def test_files_of_spreadsheets_are_read() -> None:
-    Path("fleet.csv").write_bytes('\ufeff"speed" , level\r\n"1e9",1 \r\n\r\n 2e9,0\r\n'.encode())
+    Path("fleet.csv").write_bytes('\ufeff\r\n"speed",level\r\n"1e9",1 \r\n\r\n 2e9,0\r\n'.encode())
     fleet = Table(file=Path("fleet.csv"))
     assert fleet == Table(file="fleet.csv")
     assert fleet.size == 2
@@ -230,7 +230,7 @@ def test_all_faults_are_told_at_once_with_line_and_column() -> None:
             "line 1: unknown column 'loss': say it in [[fleet.groups]], and name the group in the "
             'column "group".'
         ),
-        "line 4: 2 cells, but the header has 10.",
+        "line 4: expected 10 cells, as in the header, got 2.",
         "line 5, column owner: there is no owner.",
         "line 5, column speed: 'nan' is no number.",
         "line 5, column slowest: 'fast' is no number.",
@@ -282,6 +282,8 @@ def test_what_a_group_refuses_a_cell_may_not_be_either(name: str) -> None:
         ("availability\nx\n", {}, r"line 1: unknown column 'availability': say it in"),
         ("frequency\n1\n", {}, '"slowest" and "fastest"'),
         ("speed\n", {}, "has no rows below its header"),
+        ('group,owner\na,"ada\nb,bob\n', {}, "is no CSV file: unexpected end of data"),
+        ("\n\nspede\n1e9\n", {}, "line 3: unknown column 'spede', did you mean"),
         ("", {}, "is empty: its first line names the columns"),
         (" \n\n", {}, "is empty"),
         ("speed\n1e9\n", {"links": (lte(),)}, r"Table\.links are dealt at random"),

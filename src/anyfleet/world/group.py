@@ -137,6 +137,9 @@ def out_of_range(called: str, column: str, *numbers: Number) -> Iterator[str]:
         low, high = bounds(number)
         if low == high == math.inf and column in _MAY_BE_INFINITE:
             continue
+        if low == high and math.isinf(high):
+            yield f"{called} must be finite, got {number}."
+            return
         if math.isinf(low) or math.isinf(high):
             yield (
                 f"{called} must be bounded, got {number}, which lies anywhere from {low:g} to "

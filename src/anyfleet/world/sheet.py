@@ -121,10 +121,11 @@ def _content(file: Path) -> bytes:
 
 
 def _sheet(text: str, faults: Faults, sha256: str) -> Sheet:
-    records = csv.reader(io.StringIO(text, newline=""))
-    header = [name.strip() for name in next(records, [])]
+    # Strict: a quotation mark that is never closed would swallow the rows after it.
+    records = csv.reader(io.StringIO(text, newline=""), strict=True)
+    header = [name.strip() for name in next((cells for cells in records if cells), [])]
     for fault in _bad_header(header):
-        faults.add(f", line 1: {fault}")
+        faults.add(f", line {records.line_num}: {fault}")
     numbers: dict[str, list[Floats]] = {name: [] for name in header if name in _NUMBERS}
     texts: dict[str, list[str]] = {name: [] for name in header if name in TEXTS}
     lines: list[Ints] = []
@@ -175,7 +176,9 @@ def _blocks(
             continue
         line = records.line_num  # type: ignore[attr-defined]
         if len(cells) != width:
-            faults.add(f", line {line}: {len(cells)} cells, but the header has {width}.")
+            faults.add(
+                f", line {line}: expected {width} cells, as in the header, got {len(cells)}."
+            )
             continue
         places.append(line)
         rows.append(cells)
