@@ -371,7 +371,8 @@ def _both(mask: Params, kept: Params) -> dict[str, Tensor]:
 
 def _length(value: Tensor) -> Tensor:
     """Return the Euclidean length, in double precision."""
-    return torch.linalg.vector_norm(value, dtype=torch.float64)
+    length: Tensor = torch.linalg.vector_norm(value, dtype=torch.float64)
+    return length
 
 
 def _square(value: Tensor) -> float:
