@@ -146,10 +146,12 @@ def out_of_range(called: str, column: str, *numbers: Number) -> Iterator[str]:
                 f"{high:g}. Give its law a low and a high end."
             )
             return
-        if not (low >= least if included else low > least) or not high <= most:
-            sign = "at least" if included else "above"
-            end = "" if math.isinf(most) else f" and at most {most:g}"
-            yield f"{called} must be {sign} {least:g}{end}, got {number}" + (
+        low_enough = low >= least if included else low > least
+        if not low_enough or not high <= most:
+            ends = [f"{'at least' if included else 'above'} {least:g}"]
+            # The bound that only keeps the clock finite is told where it is met, not elsewhere.
+            ends += [f"at most {most:g}"] if most != MOST or low_enough else []
+            yield f"{called} must be {' and '.join(ends)}, got {number}" + (
                 "." if low == high else f", which lies between {low:g} and {high:g}."
             )
             return
