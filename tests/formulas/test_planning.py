@@ -147,6 +147,16 @@ def test_3_a_fixed_size_gets_the_best_rest() -> None:
     assert cost.computing_seconds + cost.sending_seconds == pytest.approx(10)
 
 
+def test_3_a_fixed_size_that_leaves_less_than_may_be_sent_has_no_plan() -> None:
+    idle = replace(DEVICE, cycles=0.0, energy=1e-3)
+    found = anycost_plan_at(1.0, idle)
+    assert found is not None
+    assert found.beta == pytest.approx(1e-3 / 0.1 * 8e6 / 111.7e6)
+    for factor, fits in ((0.999, True), (1.0, True), (1.001, False)):
+        bounds = AnycostBounds(beta_min=factor * found.beta)
+        assert (anycost_plan_at(1.0, idle, bounds) is not None) == fits
+
+
 def test_3_one_budget_alone() -> None:
     """Where only time or only energy limits, the best alpha is known."""
     slow = AnycostBounds(alpha_min=0.05, beta_max=1.0, fastest=2e8)
