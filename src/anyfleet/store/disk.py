@@ -198,17 +198,31 @@ class Log:
 
 def read_log(file: Path) -> list[dict[str, Any]]:
     """The complete lines of a log; what was being written when a process died is none."""
-    return decoded(file.read_bytes() if file.exists() else b"", file)
+    try:
+        content = file.read_bytes() if file.exists() else b""
+    except OSError as error:
+        raise StoreError(f"{file} cannot be read: {error.strerror}. See to that.") from error
+    return decoded(content, file)
 
 
 def decoded(content: bytes, file: Path) -> list[dict[str, Any]]:
-    """The complete lines of what was read from a log; an error where one is no JSON object."""
+    """Return the complete lines of what was read from a log; each must be a JSON object."""
+    lines = content.split(b"\n")[:-1]
+    return [_line(file, number, line) for number, line in enumerate(lines, start=1)]
+
+
+def _line(file: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
-        return [
-            msgspec.json.decode(line, type=dict[str, Any]) for line in content.split(b"\n")[:-1]
-        ]
+        return msgspec.json.decode(line, type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise StoreError(f"{file} is damaged: a line of it is no JSON object.") from error
+        raise damaged_line(file, number, error) from error
+
+
+def damaged_line(file: Path, number: int, error: BaseException) -> StoreError:
+    """Return what is raised for a line of a log that cannot be used."""
+    return StoreError(
+        f"{file}, line {number}, is damaged: {error!r}. Remove the line, or make the run again."
+    )
 
 
 # --- one process per folder -------------------------------------------------------------------

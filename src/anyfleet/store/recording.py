@@ -38,9 +38,9 @@ FILES = (
 SHARE = 0.05  # of the time, at most, goes into checkpoints where nobody says how often
 
 
-def fresh(parent: Path, name: str) -> Path:
+def fresh(parent: str | Path, name: str) -> Path:
     """A new folder `name`, or `name-2`, `name-3`, …, the first that is not there."""
-    number = 1
+    parent, number = Path(parent), 1
     while True:
         path = parent / (name if number == 1 else f"{name}-{number}")
         try:
@@ -53,8 +53,9 @@ def fresh(parent: Path, name: str) -> Path:
             return path
 
 
-def claim(path: Path) -> Path:
+def claim(path: str | Path) -> Path:
     """This very folder, made if need be; an error when something is in it."""
+    path = Path(path)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise FileExistsError(f"{path} is there already and not empty: name another, or remove it.")
     with told(path):
@@ -95,7 +96,7 @@ class Recording:
 
     def __init__(
         self,
-        folder: Path,
+        folder: str | Path,
         experiment: Experiment,
         allow: Sequence[str] = (),
         *,
@@ -103,7 +104,8 @@ class Recording:
         every: int | None = None,
         past: Past | None = None,
     ) -> None:
-        self.folder, self._experiment, self._every = folder, experiment, every
+        self.folder = folder = Path(folder)
+        self._experiment, self._every = experiment, every
         self._lock = Lock(folder) if past is None else past.lock
         self._began = time.monotonic()
         progress = past.progress if past else checkpoint.Progress()

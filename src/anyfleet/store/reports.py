@@ -11,7 +11,8 @@ from anyfleet.breakdown import Breakdown
 from anyfleet.diagnosis import read_notes
 from anyfleet.errors import StoreError
 from anyfleet.ledger import Entries
-from anyfleet.store.disk import read_log
+from anyfleet.store import environment
+from anyfleet.store.disk import damaged_line, read_log
 from anyfleet.study import Experiment, Point
 
 
@@ -24,32 +25,52 @@ def describe(experiment: Experiment, allow: Sequence[str] = ()) -> str:
     return head + config.to_toml({**config.dump(experiment, complete=True), **allowed})
 
 
-def read_points(folder: Path) -> tuple[Point, ...]:
-    """The steps of a run that lies in `folder`."""
-    file = folder / "points.jsonl"
+def read_points(folder: str | Path) -> tuple[Point, ...]:
+    """Return the steps of the run in a folder; `StoreError` for a folder that is no run."""
+    file = run_folder(folder) / "points.jsonl"
     return points_of(read_log(file), file)
 
 
 def points_of(rows: Sequence[Mapping[str, Any]], file: Path) -> tuple[Point, ...]:
-    """The steps that lines of a log tell of; an error where they tell of something else."""
-    try:
-        return tuple(_point(row) for row in rows)
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
-        raise StoreError(f"{file} is damaged: a line of it is no step of a run.") from error
+    """Return the steps that the lines of a log tell of; `StoreError` where one tells of none."""
+    found = []
+    for number, row in enumerate(rows, start=1):
+        try:
+            found.append(_point(row))
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise damaged_line(file, number, error) from error
+    return tuple(found)
 
 
-def read_ledger(folder: Path) -> Entries:
-    """Every order of a run that lies in `folder`."""
-    file = folder / "ledger.jsonl"
+def read_ledger(folder: str | Path) -> Entries:
+    """Return every order of the run in a folder; `StoreError` for a folder that is no run."""
+    file = run_folder(folder) / "ledger.jsonl"
     return entries_of(read_log(file), file)
 
 
 def entries_of(rows: list[dict[str, Any]], file: Path) -> Entries:
-    """The orders that lines of a log tell of; an error where they tell of something else."""
+    """Return the orders that the lines of a log tell of; `StoreError` where one tells of none."""
     try:
         return Entries.of(rows)
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
-        raise StoreError(f"{file} is damaged: a line of it is no order of a run.") from error
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise StoreError(f"{file} does not hold orders: {error}. Make the run again.") from error
+
+
+def run_folder(folder: str | Path) -> Path:
+    """Return the folder of a run; `StoreError` that says what is missing for any other."""
+    path = Path(folder)
+    if not path.is_dir():
+        told = "is a file" if path.exists() else "is not there"
+        raise StoreError(f"{path} {told}. Name the folder of a run, as `anyfleet run` says it.")
+    if (path / environment.FILE).is_file():
+        return path
+    inner = sorted(
+        {mark.parent for depth in ("*", "*/*") for mark in path.glob(f"{depth}/{environment.FILE}")}
+    )
+    several = f" It holds other folders of runs: name one, such as {inner[0]}." if inner else ""
+    raise StoreError(
+        f"{path} is no run: it has no {environment.FILE}, which a run has from its start.{several}"
+    )
 
 
 def _point(data: Mapping[str, Any]) -> Point:

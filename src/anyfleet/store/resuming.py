@@ -39,8 +39,9 @@ class Reopened:
     remarks: tuple[str, ...]  # what whoever resumes it should know
 
 
-def finished(folder: Path, terms: Terms) -> bool:
+def finished(folder: str | Path, terms: Terms) -> bool:
     """Whether a run ended with all of its steps; nothing is changed."""
+    folder = Path(folder)
     _refuse_links(folder)
     try:
         summary = msgspec.json.decode((folder / "summary.json").read_bytes(), type=_Summary)
@@ -60,12 +61,13 @@ class _Summary(msgspec.Struct):
     result: _Result | None
 
 
-def reopen(folder: Path, terms: Terms) -> Reopened:
+def reopen(folder: str | Path, terms: Terms) -> Reopened:
     """The run in a folder. Its logs are cut back to what the checkpoint knows.
 
     Threads and precision become those that were recorded. Whatever else has changed since, and
     would make other numbers, is refused unless the terms allow it.
     """
+    folder = Path(folder)
     _refuse_links(folder)
     recorded = environment.read(folder)
     if recorded.checkpoint_every == 0:
