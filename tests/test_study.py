@@ -16,6 +16,7 @@ from anyfleet.runtime import Limits, Threads
 from anyfleet.study import Experiment, build, load, play
 from anyfleet.tasks import zoo
 from anyfleet.world import Columns, Fleet, Group
+from tests import regression
 
 MODEL = Factory.of(zoo.perceptron, hidden=(8,))
 TASK = tasks.Embedded(model=MODEL, devices=4, limit=200, server=20)
@@ -32,6 +33,38 @@ def test_play_evaluates_when_due_and_at_the_end() -> None:
     for sooner, later in pairwise(points):
         assert later.time > sooner.time
         assert later.down > sooner.down
+
+
+def regressed() -> tasks.Task:
+    """Judged by the mean absolute error before anything else."""
+    return tasks.Task.of(
+        regression.net(),
+        regression.data(),
+        loss=tasks.squared_error,
+        metrics={"mae": tasks.absolute_error, "mse": tasks.squared_error},
+        split=tasks.Split(devices=4, test_share=0.2),
+    )
+
+
+def test_a_task_is_judged_by_its_own_first_metric() -> None:
+    experiment = Experiment(
+        regressed(), methods.fedavg(lr=0.05), rounds=3, evaluate_every=2, widths=(0.5, 1.0)
+    )
+    points = [moment.point for moment in play(experiment)]
+    assert {point.metric for point in points} == {"mae"}
+    assert [point.evaluated() for point in points] == [True, False, True]
+    last = points[-1]
+    assert last.score == last.scores["mae"] == last.at(0.5) == last.scores["mae@0.5"] > 0
+    assert last.at(1.0) == last.scores["mae@1"] != last.score
+    assert last.widths == (0.5, 1.0)
+
+
+def test_devices_own_models_are_judged_by_the_tasks_own_metric() -> None:
+    """Not by the shared model, which no one trains."""
+    experiment = Experiment(regressed(), methods.local(lr=0.2), rounds=2, evaluate_every=5)
+    first, last = (moment.point for moment in play(experiment))
+    assert first.score == first.on_devices != first.scores["mae"]
+    assert last.score == last.on_devices < first.score
 
 
 def test_the_same_experiment_twice_gives_the_same_points() -> None:

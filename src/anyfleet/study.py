@@ -17,6 +17,7 @@ from anyfleet.errors import AnyfleetWarning, ConfigError, Problem, Refusal
 from anyfleet.evaluate import score, to_test
 from anyfleet.loop import Answer, Step, run
 from anyfleet.method import Method
+from anyfleet.metric import judged_by
 from anyfleet.naming import how_to_allow, lies_within
 from anyfleet.runtime import Limits, Reference, Simulated
 from anyfleet.runtime.engines import Engine
@@ -161,23 +162,46 @@ class Point:
     arrived: int  # answers of this step that count
     lost: int
     loss: float  # mean training loss the devices reported in this step
-    on_devices: float  # accuracy of the devices' own models on their own test data, or NaN
+    on_devices: float  # `metric` of the devices' own models on their own test data, or NaN
     scores: dict[str, float] = field(default_factory=dict)  # on the test set; empty: not evaluated
     notes: dict[str, Any] = field(default_factory=dict)  # what the method's parts tell of the step
     details: tuple[Breakdown, ...] = ()  # for each width, where the experiment asks for them
+    metric: str = "accuracy"  # what the run is judged by; see `anyfleet.metric`
+
+    @property
+    def score(self) -> float:
+        """What the run is judged by: the shared model, or the devices' own where surveyed.
+
+        NaN when it was not evaluated.
+        """
+        return self.on_devices if self._surveyed else self.scores.get(self.metric, float("nan"))
 
     @property
     def accuracy(self) -> float:
-        """What the run is judged by: the shared model, or the devices' own where surveyed."""
-        if self.on_devices == self.on_devices:
-            return self.on_devices
-        return self.scores.get("accuracy", float("nan"))
+        """The score of a run that is judged by its accuracy; NaN of every other."""
+        return self.score if self.metric == "accuracy" else float("nan")
 
     def at(self, width: float | None) -> float:
-        """The accuracy at a width, NaN unless it was evaluated; without one, that of the run."""
+        """Return the score at a width, NaN unless it was evaluated; without one, the run's."""
         if width is None:
-            return self.accuracy
-        return self.scores.get(f"accuracy@{width:g}", float("nan"))
+            return self.score
+        return self.scores.get(f"{self.metric}@{width:g}", float("nan"))
+
+    def evaluated(self, width: float | None = None) -> bool:
+        """Return whether the run, or the model at a width, was evaluated in this step."""
+        if width is None:
+            return self._surveyed or self.metric in self.scores
+        return f"{self.metric}@{width:g}" in self.scores
+
+    @property
+    def widths(self) -> tuple[float, ...]:
+        """The widths that were evaluated in this step, as the experiment names them."""
+        name = f"{self.metric}@"
+        return tuple(float(each.removeprefix(name)) for each in self.scores if name in each)
+
+    @property
+    def _surveyed(self) -> bool:
+        return self.on_devices == self.on_devices
 
 
 _START = Point(-1, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0, float("nan"), float("nan"))
@@ -215,7 +239,7 @@ def play(
     groups = named([group.name for group in world.groups], world.group)
     engine, limits = experiment.engine, experiment.limits
     runtime = Simulated(task, world, experiment.seed, engine=engine, limits=limits)
-    point, snapshot = _START, None
+    point, snapshot = replace(_START, metric=judged_by(task.metrics)), None
     if resume is not None:
         runtime.restore(resume.fleet)
         point, snapshot = resume.point, resume.snapshot
@@ -266,14 +290,15 @@ def _advance(before: Point, step: Step) -> Point:
         arrived=int(counted.sum()),
         lost=int((~counted).sum()),
         loss=float(losses.mean()) if len(losses) else float("nan"),
-        on_devices=_surveyed(step.answers),
+        on_devices=_surveyed(step.answers, before.metric),
         notes=plain_notes(step.notes),
+        metric=before.metric,
     )
 
 
-def _surveyed(answers: Sequence[Answer]) -> float:
-    told = [a for a in answers if a.kind == Kind.EVALUATE and a.samples and "accuracy" in a.report]
+def _surveyed(answers: Sequence[Answer], metric: str) -> float:
+    told = [a for a in answers if a.kind == Kind.EVALUATE and a.samples and metric in a.report]
     if not told:
         return float("nan")
     weights = [answer.samples for answer in told]
-    return float(np.average([answer.report["accuracy"] for answer in told], weights=weights))
+    return float(np.average([answer.report[metric] for answer in told], weights=weights))

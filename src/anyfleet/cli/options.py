@@ -46,9 +46,7 @@ Seeds = Annotated[int, typer.Option(min=1, help="Runs of each file.")]
 Target = Annotated[
     float | None,
     typer.Option(
-        min=0.0,
-        max=1.0,
-        help="The accuracy whose cost is compared.",
+        help="The accuracy (0 to 1), or value of the task's own metric, whose cost is compared.",
         show_default="the best that all runs reach",
     ),
 ]

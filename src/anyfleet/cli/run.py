@@ -8,11 +8,11 @@ import typer
 from rich.console import Console
 
 from anyfleet import config
+from anyfleet.cli.closing import closing
 from anyfleet.cli.details import apart
 from anyfleet.cli.record import picture, prepare, record
-from anyfleet.cli.screen import console, lost_orders, table
+from anyfleet.cli.screen import by_width, console, table, width_title
 from anyfleet.cli.stopping import exit_code
-from anyfleet.diagnosis import measuring, unfit_threshold
 from anyfleet.queries import best, taken_apart
 from anyfleet.store import Origin, Recording, read_ledger, read_points
 from anyfleet.study import Experiment, State, build, from_source
@@ -81,14 +81,16 @@ def perform(run: Run, screen: Console) -> None:
         raise typer.Exit(exit_code(stop)) from stop
     runs = {run.name: [points]}
     screen.print(table(runs, best(points), screen.width))
+    narrow = by_width(runs, screen.width)
+    if narrow is not None:
+        show(screen, f"\n{width_title(runs)}")
+        screen.print(narrow)
     details = taken_apart(points)
     if details:
         show(screen, "\nAccuracy at the end in %, of groups and devices on their own test data:")
         screen.print(apart(details, screen.width))
         screen.print()
-    ledger = read_ledger(folder)
-    told = measuring(run.experiment.method, run.task)
-    for remark in filter(None, (lost_orders(ledger), told, unfit_threshold(ledger))):
+    for remark in closing(run.experiment, run.task, points, read_ledger(folder)):
         show(screen, remark)
     picture(folder / "curves.png", runs, screen=screen)
 

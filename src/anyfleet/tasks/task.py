@@ -143,7 +143,9 @@ class Task:
         targets classes, judged by accuracy unless there are other `metrics`. With another loss
         there are only the metrics you give; and say `classified=True` if targets are classes on the
         last axis of the output nevertheless (negative ones are passed over), so that methods that
-        look at a device's labels do so. The name is that of the module's class, unless given.
+        look at a device's labels do so. A run is judged by accuracy where there is one, else by the
+        first of the metrics, else by the loss; which way is better, `anyfleet.metric.Metric` tells
+        by the name. The name is that of the module's class, unless given.
         """
         store = materialise(train, "training")
         task = task_of_rows(
