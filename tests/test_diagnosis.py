@@ -146,13 +146,13 @@ def test_1_10_a_threshold_that_leaves_no_choice_is_told() -> None:
 
 
 def test_1_10_choices_of_first_visits_are_told() -> None:
-    """More than half of the devices had no history, and took their cap."""
+    """Half of the devices had no history, and took their cap."""
     choice = np.zeros(8, dtype=int)
+    few = np.where(np.arange(8) < 3, math.nan, 0.5)
     half = np.where(np.arange(8) < 4, math.nan, 0.5)
-    most = np.where(np.arange(8) < 5, math.nan, 0.5)
-    assert diagnosis.first_visits(ledger(choice=choice, utility=half), whale()) == ""
-    told = diagnosis.first_visits(ledger(choice=choice, utility=most), whale())
-    assert "in 5 of 8 choices" in told
+    assert diagnosis.first_visits(ledger(choice=choice, utility=few), whale()) == ""
+    told = diagnosis.first_visits(ledger(choice=choice, utility=half), whale())
+    assert "in 4 of 8 choices" in told
     assert "its cap" in told
     assert "more rounds, fewer devices" in told
     every = ledger(choice=choice, utility=np.full(8, math.nan))

@@ -26,7 +26,7 @@ from anyfleet.types import Numbers, Task, Want
 from anyfleet.world import When, World
 
 MOST_EXTREME = 0.9  # of all utilities; beyond, a threshold does not fit (METHODS §1.10)
-MOST_FIRST = 0.5  # of all choices; beyond, most were made by devices without a history
+FIRST_VISITS = 0.5  # of all choices; from here on, what devices do without a history decides
 EXPLODED = 10.0  # so many times a loss that training had before is an explosion
 
 # --- notes ------------------------------------------------------------------------------------
@@ -197,14 +197,14 @@ def unfit_threshold(ledger: Entries) -> str:
 
 
 def first_visits(ledger: Entries, method: Method) -> str:
-    """Return a warning when most choices of WHALE-FL were those of a first visit; else "".
+    """Return a warning when half of WHALE-FL's choices or more were first visits; else "".
 
     A device that has no history yet takes the widest size that it may have, its cap.
     """
     chosen = _training(ledger) & (ledger.choice >= 0)
     first = int((chosen & np.isnan(ledger.utility)).sum())
     count = int(chosen.sum())
-    if not isinstance(method.choose, FisherUtility) or not first > MOST_FIRST * count:
+    if not isinstance(method.choose, FisherUtility) or not 0 < FIRST_VISITS * count <= first:
         return ""
     capped = method.choose.first_level == 1
     size = "the widest it may have (its cap)" if capped else "the size of first_level"

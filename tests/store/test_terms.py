@@ -76,7 +76,12 @@ def test_a_changed_configuration_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_digest_of_a_configuration_counts_all_but_the_rounds() -> None:
-    data: dict[str, Any] = {"seed": 3, "rounds": 10, "method": {"use": "fedavg", "lr": 0.1}, "task": {"limit": 9}}
+    data: dict[str, Any] = {
+        "seed": 3,
+        "rounds": 10,
+        "method": {"use": "fedavg", "lr": 0.1},
+        "task": {"limit": 9},
+    }
     own = environment.digest(data)
     assert environment.digest({**data, "rounds": 20}) == own
     assert environment.digest(dict(reversed(data.items()))) == own
