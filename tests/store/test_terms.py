@@ -85,7 +85,11 @@ def test_the_digest_of_a_configuration_counts_all_but_the_rounds() -> None:
     own = environment.digest(data)
     assert environment.digest({**data, "rounds": 20}) == own
     assert environment.digest(dict(reversed(data.items()))) == own
-    others = [{"seed": 4}, {"method": {"use": "fedavg", "lr": 0.2}}, {"task": {"limit": 8}}]
+    others: list[dict[str, Any]] = [
+        {"seed": 4},
+        {"method": {"use": "fedavg", "lr": 0.2}},
+        {"task": {"limit": 8}},
+    ]
     digests = {environment.digest({**data, **other}) for other in others}
     assert len(digests | {own}) == 1 + len(others)
 
