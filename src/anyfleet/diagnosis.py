@@ -210,7 +210,7 @@ def first_visits(ledger: Entries, method: Method) -> str:
     size = "the widest it may have (its cap)" if capped else "the size of first_level"
     told = "in all" if first == count else f"in {first} of"
     return (
-        f"WHALE-FL: {told} {count} choices the device had no history yet and took {size}, so that "
+        f"With WHALE-FL, {told} {count} choices the device had no history yet and took {size}: "
         "there is little or no difference from fixed widths. Give it more rounds, fewer devices, "
         "or a larger share of them in every round."
     )
