@@ -240,7 +240,7 @@ def no_rate(name: str, *numbers: Number) -> Iterator[str]:
     for low, high in map(bounds, numbers):
         if not (low >= 0 and LEAST <= high <= MOST):
             yield (
-                f"{name} must be bits per second above 0, at most {MOST:g}, got numbers from "
+                f"{name} must be finite bits per second above 0, at most {MOST:g}; got numbers from "
                 f"{low:g} to {high:g}; give a law bounds. A device that cannot be reached is a "
                 "matter of its availability."
             )
