@@ -146,9 +146,7 @@ class Shannon:
         for name in ("band", "power", "exponent", "station_power", "station_band"):
             value = getattr(self, name)
             if not LEAST <= value <= MOST:
-                yield (
-                    f"Shannon.{name} must be at least {LEAST:g} and at most {MOST:g}, got {value}."
-                )
+                yield (f"Shannon.{name} must be above 0, from {LEAST:g} to {MOST:g}; got {value}.")
         for name in ("noise_dbm_per_mhz", "ref_loss_db"):
             value = getattr(self, name)
             if not abs(value) <= _LOUDEST:
@@ -240,8 +238,8 @@ def no_rate(name: str, *numbers: Number) -> Iterator[str]:
     for low, high in map(bounds, numbers):
         if not (low >= 0 and LEAST <= high <= MOST):
             yield (
-                f"{name} must be finite bits per second above 0, at most {MOST:g}; got numbers from "
-                f"{low:g} to {high:g}; give a law bounds. A device that cannot be reached is a "
+                f"{name} must be finite bits per second above 0, at most {MOST:g}; got numbers "
+                f"from {low:g} to {high:g}; give a law bounds. A device that cannot be reached is a "
                 "matter of its availability."
             )
             return
