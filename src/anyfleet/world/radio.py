@@ -239,8 +239,8 @@ def no_rate(name: str, *numbers: Number) -> Iterator[str]:
         if not (low >= 0 and LEAST <= high <= MOST):
             yield (
                 f"{name} must be finite bits per second above 0, at most {MOST:g}; got numbers "
-                f"from {low:g} to {high:g}; give a law bounds. A device that cannot be reached is a "
-                "matter of its availability."
+                f"from {low:g} to {high:g}; give a law bounds. A device that cannot be reached is "
+                "a matter of its availability."
             )
             return
 

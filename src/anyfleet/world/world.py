@@ -42,7 +42,7 @@ class Reports:
     def __post_init__(self) -> None:
         told = {name: getattr(self, name) for name in ("steps", "seconds", "noise")}
         refuse(
-            f"Reports.{name} must not be negative and at most {MOST:g}, got {value}."
+            f"Reports.{name} must be a number that is not negative, at most {MOST:g}; got {value}."
             for name, value in told.items()
             if not 0 <= value <= MOST
         )
