@@ -1,5 +1,6 @@
 """How trees travel: the protocol of codecs, and what they make of a tree."""
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Protocol
@@ -56,19 +57,24 @@ class Codec(Protocol):
         """How far `bits` lie above the packed bits at most; receivers refuse what is beyond."""
         return Slack()
 
+    @abstractmethod
     def squeeze(
         self, tree: Params, memory: Params, rate: Tensor, envelope: Envelope
     ) -> Squeezed: ...
 
+    @abstractmethod
     def bits(self, symbols: Symbols, envelope: Envelope) -> Tensor:
         """Of every row and column."""
 
+    @abstractmethod
     def pack(self, symbols: Symbols, envelope: Envelope) -> tuple[bytes, ...]:
         """One row as bytes, column by column."""
 
+    @abstractmethod
     def unpack(self, columns: Sequence[bytes], envelope: Envelope) -> Symbols:
         """The row that the leading columns of a message hold; `BadMessage` if they cannot."""
 
+    @abstractmethod
     def restore(self, symbols: Symbols, envelope: Envelope) -> tuple[Params, Params]:
         """Trees and what was kept of them; zero where a column is missing."""
 

@@ -217,7 +217,7 @@ def produced(name: str, blueprint: Blueprint) -> str | None:
 
 
 @dataclass(frozen=True)
-class Observed:
+class Observed(Train):
     """Another trainer, with Fisher information measured on the mini-batches it trains on.
 
     Reports "fisher", the mean trace over the measured steps; "fisher_squares", the mean of its

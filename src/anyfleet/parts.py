@@ -1,5 +1,6 @@
-"""What a method is made of: the protocols of its parts."""
+"""What a method is made of: the slots, as base classes that parts derive from."""
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
@@ -84,6 +85,7 @@ def nested(part: Policy) -> Iterator[Policy]:
 class Select(Policy, Protocol):
     """Which of the idle devices take part."""
 
+    @abstractmethod
     def __call__(self, view: View, state: State, key: Tensor) -> Ints: ...
 
     def fetch(self, view: View, held: Sequence[Flight]) -> Sequence[Flight]:
@@ -99,39 +101,49 @@ class Schedule(Protocol):
     """When to ask and when to step; one loop serves all schedules."""
 
     @property
+    @abstractmethod
     def staleness(self) -> int:
         """An answer older than this many steps is lost."""
 
     @property
     def wants(self) -> frozenset[str]:
         """What devices shall measure and report."""
+        return frozenset()
 
     @property
     def gives(self) -> frozenset[str]:
         """What other parts may need: "held", results that wait on their devices."""
+        return frozenset()
 
+    @abstractmethod
     def start(self, view: View) -> tuple[Request, ...]:
         """What to issue now."""
 
+    @abstractmethod
     def ready(self, view: View) -> bool:
         """Whether to step now."""
 
+    @abstractmethod
     def alarm(self, view: View) -> float | None:
         """The time at which to look again even if nobody answers."""
 
+    @abstractmethod
     def enough(self, view: View) -> int:
         """How many outcomes must come in before the schedule can decide anything new."""
 
     def drop(self, view: View) -> tuple[int, ...]:
         """Orders to cancel as this step ends."""
+        return ()
 
     def later(self, view: View) -> tuple[int, ...]:
         """Orders that were answered but shall count in a later step."""
+        return ()
 
 
 class Plan(Policy, Protocol):
     """What each device of the cohort shall do, decided on the server, for all of them at once."""
 
+    @abstractmethod
     def __call__(self, drafts: Plans, view: View, state: State, key: Tensor) -> Plans: ...
 
 
@@ -174,6 +186,7 @@ class Choose(Protocol):
         """The numbers of an order that it sets itself: "rate", "frequency"."""
         return frozenset()
 
+    @abstractmethod
     def __call__(self, menu: Sequence[Offer], own: Own, numbers: Numbers) -> Choices:
         """A batch of one."""
 
@@ -196,6 +209,7 @@ class Choose(Protocol):
 class Extract(Policy, Protocol):
     """Which channels make up a sub-model of the wanted size."""
 
+    @abstractmethod
     def __call__(self, want: Want, view: View, state: State, key: Tensor) -> Slice: ...
 
 
@@ -212,52 +226,68 @@ class Work:
 class Train(Protocol):
     """Local training as pure functions of tensors: no branching on values, no hidden state."""
 
+    @abstractmethod
     def draft(self, step: int, samples: Ints) -> Numbers:
         """The numbers of each device before a planner varies them."""
 
+    @abstractmethod
     def start(self, site: "Site", given: "Given") -> Loose:
         """The state before the first step; "params" and "buffers" hold the model at any time."""
 
+    @abstractmethod
     def step(
         self, site: "Site", state: Loose, batch: "Minibatch", numbers: Loose, choice: Any
     ) -> Loose: ...
 
+    @abstractmethod
     def finish(self, site: "Site", state: Loose) -> "Result": ...
 
     def choices(self, key: Tensor, steps: int) -> tuple[Any, ...]:
         """One static choice per step, shared by the cohort so that stacks keep one shape."""
+        return (None,) * steps
 
     def misfit(self, task: Task) -> str:
         """Why this task cannot be trained like this, and what to do; empty if it can."""
+        return ""
 
+    @abstractmethod
     def work(self, priced: Priced, processed: int, steps: int) -> Work:
         """Of `processed` samples in `steps` steps; what is drawn at random, as it is expected."""
 
-    def __hash__(self) -> int: ...
+    def __hash__(self) -> int:
+        return object.__hash__(self)  # frozen dataclasses bring a better one
 
 
 class Norm(Protocol):
-    """How batch normalisation lives in a federation."""
+    """How batch normalisation lives in a federation.
+
+    Defaults are those of one normalisation for all: nothing stays behind, no statistics travel.
+    """
 
     training: ClassVar[Mode]
     evaluation: ClassVar[Mode]
-    calibrated: ClassVar[bool]  # statistics are measured over data before a test
+    calibrated: ClassVar[bool] = False  # statistics are measured over data before a test
 
     def stays(self, blueprint: Blueprint) -> frozenset[str]:
         """Parameters and buffers that never leave the device."""
+        return frozenset()
 
     def travels(self, blueprint: Blueprint) -> frozenset[str]:
         """Buffers that are sent both ways and averaged."""
+        return frozenset()
 
     def variant(self, blueprint: Blueprint, slice_: Slice) -> str:
         """Under which name the server keeps the normalisation of this width; "" for one for all."""
+        return ""
 
-    def __hash__(self) -> int: ...
+    def __hash__(self) -> int:
+        return object.__hash__(self)  # frozen dataclasses bring a better one
 
 
 class Aggregate(Policy, Protocol):
     """The new model out of what arrived."""
 
+    @abstractmethod
     def __call__(
         self, model: Params, state: State, arrivals: "Arrivals", view: View, key: Tensor
     ) -> Stepped: ...

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from anyfleet.aggregate.mean import Mean
 from anyfleet.arrivals import Arrivals
-from anyfleet.method import Aggregate, Policy, State
+from anyfleet.method import Aggregate, State
 from anyfleet.papers import FEDADAM, Paper
 from anyfleet.types import Params, Stepped
 from anyfleet.view import View
@@ -81,7 +81,7 @@ class _Kept(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ServerStep(Policy):
+class ServerStep(Aggregate):
     """An aggregator followed by a server optimiser.
 
     Coordinates that nobody trained do not move, nor do those that only devices without samples or

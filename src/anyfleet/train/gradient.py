@@ -16,7 +16,7 @@ from anyfleet.columns import Ints
 from anyfleet.elastic import Blueprint, Priced, apply
 from anyfleet.elastic.draws import is_random
 from anyfleet.local import Given, Minibatch, Result, Site
-from anyfleet.method import Loose, Work
+from anyfleet.method import Loose, Train, Work
 from anyfleet.papers import FEDDROP, FEDPROX, HETEROFL, Paper
 from anyfleet.train.inverted import inverted
 from anyfleet.train.optimisers import Optimiser, Sgd, clipped
@@ -38,7 +38,7 @@ class Slope(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Gradient:
+class Gradient(Train):
     """Epochs of minibatch gradient descent, or a fixed number of iterations.
 
     `proximal` pulls towards the received model (FedProx, METHODS §1.2). Three are HeteroFL's
