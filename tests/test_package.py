@@ -48,7 +48,7 @@ LAYERS = (
             " coding envelope feedback frames calibration lengths offers limits screening"
         ),
     ),
-    ("elastic rng naming homes errors config columns formulas papers",),
+    ("elastic rng naming homes errors config columns formulas papers arguments",),
 )
 ROOMS = {
     name: (depth, room)

@@ -7,6 +7,7 @@ from typing import ClassVar, NamedTuple, Protocol
 
 from torch import Tensor
 
+from anyfleet.arguments import Part
 from anyfleet.envelope import Envelope, Symbols
 from anyfleet.types import Params
 
@@ -31,7 +32,7 @@ class Slack(NamedTuple):
     entry: float = 0.0  # bits for every entry of the column
 
 
-class Codec(Protocol):
+class Codec(Part, Protocol):
     """One definition, two faces: tensors (`squeeze`, `restore`) and bytes (`pack`, `unpack`).
 
     `restore(unpack(pack(s.symbols)))` equals `s.tree` and `s.kept` bit for bit. `bits` are an upper

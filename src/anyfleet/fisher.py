@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.func import vjp, vmap
 
 from anyfleet import rng
+from anyfleet.arguments import checked
 from anyfleet.columns import Ints
 from anyfleet.elastic import EVALUATE, OBSERVE, Blueprint, Cost, Priced, apply
 from anyfleet.errors import refuse
@@ -36,6 +37,7 @@ class Reading(NamedTuple):
     channels: dict[str, Tensor]  # by axis
 
 
+@checked
 @dataclass(frozen=True)
 class Fisher:
     """How Fisher information is measured, and how often.

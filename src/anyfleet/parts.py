@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from torch import Tensor
 
+from anyfleet.arguments import Part
 from anyfleet.columns import Ints, join
 from anyfleet.elastic import Blueprint, Mode, Priced, Slice
 from anyfleet.offers import Choices, Offer, Own
@@ -22,7 +23,7 @@ State = Any  # a policy's own, threaded by the loop
 Loose = dict[str, Any]  # a trainer's state: nested dicts of tensors
 
 
-class Policy(Protocol):
+class Policy(Part, Protocol):
     """A server-side part; the loop keeps its state. Defaults are those of one without state."""
 
     judges: ClassVar[bool] = False  # asks for losses on the server split: there must be one
@@ -97,7 +98,7 @@ class Select(Policy, Protocol):
         return ""
 
 
-class Schedule(Protocol):
+class Schedule(Part, Protocol):
     """When to ask and when to step; one loop serves all schedules."""
 
     @property
@@ -165,7 +166,7 @@ class Asked(NamedTuple):
     numbers: Numbers  # a batch of one
 
 
-class Choose(Protocol):
+class Choose(Part, Protocol):
     """Which entry of its menu a device takes, and with which numbers; decided on the device.
 
     What it learns stays there, as notes. Defaults are those of one that learns nothing.
@@ -223,7 +224,7 @@ class Work:
     moved: float  # bytes that operators read and write
 
 
-class Train(Protocol):
+class Train(Part, Protocol):
     """Local training as pure functions of tensors: no branching on values, no hidden state."""
 
     @abstractmethod
@@ -258,7 +259,7 @@ class Train(Protocol):
         return object.__hash__(self)  # frozen dataclasses bring a better one
 
 
-class Norm(Protocol):
+class Norm(Part, Protocol):
     """How batch normalisation lives in a federation.
 
     Defaults are those of one normalisation for all: nothing stays behind, no statistics travel.

@@ -10,6 +10,7 @@ import numpy as np
 from annotated_types import Ge
 
 from anyfleet import config
+from anyfleet.arguments import checked
 from anyfleet.breakdown import Breakdown, Detail, Groups, complaints, named, take_apart
 from anyfleet.delivery import unpadded
 from anyfleet.diagnosis import plain_notes
@@ -35,6 +36,7 @@ class TaskSpec(Protocol):
     def build(self, seed: int) -> Task: ...
 
 
+@checked
 @dataclass(frozen=True)
 class Experiment:
     """Everything a run depends on; a run file is this, written down.
@@ -230,6 +232,7 @@ class Moment:
         return State(self.point, self.step.snapshot, self.fleet)
 
 
+@checked
 def play(
     experiment: Experiment, task: Task | None = None, *, resume: State | None = None
 ) -> Iterator[Moment]:

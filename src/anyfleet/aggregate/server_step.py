@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from anyfleet.aggregate.mean import Mean
+from anyfleet.arguments import checked
 from anyfleet.arrivals import Arrivals
 from anyfleet.method import Aggregate, State
 from anyfleet.papers import FEDADAM, Paper
@@ -27,6 +28,7 @@ class ServerOptimiser(Protocol):
     ) -> tuple[Tensor, dict[str, Tensor]]: ...
 
 
+@checked
 @dataclass(frozen=True)
 class ServerSgd:
     """`velocity = momentum * velocity + change`, then `lr * velocity`."""
@@ -48,6 +50,7 @@ class ServerSgd:
         return self.lr * velocity, {"velocity": velocity}
 
 
+@checked
 @dataclass(frozen=True)
 class ServerAdam:
     """Adam on the proposed change (FedAdam); `epsilon` is the adaptivity of that paper."""

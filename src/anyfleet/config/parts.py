@@ -249,7 +249,9 @@ def _further(
     if not isinstance(form.target, type):
         return ()
     try:
-        form.target(**filled.values, **{key: _stand_in(form.kind(key)) for key in absent})
+        # Not by a call: that would refuse the stand-ins before the class itself says anything.
+        made, stand_ins = object.__new__(form.target), {k: _stand_in(form.kind(k)) for k in absent}
+        form.target.__init__(made, **filled.values, **stand_ins)
     except CompositionError:
         return ()
     except ValueError as error:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Unpack
 
 from anyfleet.aggregate import Aio
+from anyfleet.arguments import checked
 from anyfleet.codec import Fgc
 from anyfleet.extract import Strongest
 from anyfleet.method import Method
@@ -26,6 +27,7 @@ PAPER = ANYCOST
 WIDTHS = tuple(sixteenths / 16 for sixteenths in range(16, 7, -1))  # alpha from 1 to 1/4
 
 
+@checked
 def anycost(
     *,
     seconds: float = 10.0,

@@ -7,6 +7,7 @@ MLSys 2020. METHODS §1.2; the default of `mu` is ours, the documents give none.
 from dataclasses import replace
 from typing import Unpack
 
+from anyfleet.arguments import checked
 from anyfleet.method import Method
 from anyfleet.methods.fedavg import Training, fedavg, sgd
 from anyfleet.papers import FEDPROX
@@ -15,6 +16,7 @@ from anyfleet.plan import StepsWithin, Whole
 PAPER = FEDPROX
 
 
+@checked
 def fedprox(
     *,
     mu: float = 0.01,

@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from anyfleet.arguments import checked
 from anyfleet.naming import Factory
 from anyfleet.tasks.augment import Augment
 from anyfleet.tasks.data import Data
@@ -23,6 +24,7 @@ _IID = Iid()
 Source = Dataset[Any] | Data
 
 
+@checked
 @dataclass(frozen=True)
 class Own:
     """Any torch module on any data set, by name; `Task.of` says the rest.
