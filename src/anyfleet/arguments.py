@@ -8,6 +8,7 @@ wrong with a call is said at once.
 import functools
 import inspect
 import numbers
+import re
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ from typing import Any, Protocol, Self, TypeVar
 import numpy as np
 
 from anyfleet.config.forms import ABSENT, Form, form_of, lacking
-from anyfleet.errors import BadCall
+from anyfleet.errors import BadCall, Refusal
 from anyfleet.naming import near
 
 __all__ = ["OwnSignature", "Part", "check", "check_names", "checked", "described", "unfit"]
@@ -29,6 +30,7 @@ __all__ = ["OwnSignature", "Part", "check", "check_names", "checked", "described
 Target = TypeVar("Target", bound=Callable[..., Any])
 
 _WORDS = {bool: "True or False", int: "a whole number", float: "a number", str: "a text"}
+_BY_NAME = ("a function", "a text", "a path")  # a text is no slip there
 _MOST = 60  # characters of a value that an error quotes
 
 
@@ -45,11 +47,13 @@ class OwnSignature:
 class Part(Protocol):
     """The root of all slots: what fills one derives from it, and its arguments are checked."""
 
-    __signature__ = OwnSignature()
-
     def __new__(cls, *args: Any, **options: Any) -> Self:
         check(cls, args, options)
         return super().__new__(cls)
+
+
+# Not in the class: what looks like a part need not have it.
+Part.__signature__ = OwnSignature()  # type: ignore[attr-defined]
 
 
 def checked(target: Target) -> Target:
@@ -81,9 +85,30 @@ def check(target: Callable[..., Any], args: Sequence[Any], options: Mapping[str,
         return
     form = _form(target)
     given = {**dict(zip(_in_order(target), args, strict=False)), **options}
-    problems = [*_strangers(form, options), *_misfits(form, given)]
-    if problems:
-        raise BadCall(*problems)
+    strange, misfits = [*_strangers(form, options)], dict(_misfits(form, given))
+    if not strange and not misfits:
+        return
+    own = () if strange else _own_words(target, args, options)
+    said = set(re.findall(r"\w+", " ".join(own)))
+    raise BadCall(*strange, *own, *(text for key, text in misfits.items() if key not in said))
+
+
+def _own_words(
+    target: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]
+) -> tuple[str, ...]:
+    """Return what a class itself says of unfit values, if it gets so far: it knows what to do."""
+    if not isinstance(target, type):
+        return ()
+    try:
+        made: Any = object.__new__(target)
+        made.__init__(*args, **options)
+    except Refusal as error:
+        return error.problems
+    except ValueError as error:
+        return (str(error),)
+    except (ArithmeticError, AttributeError, LookupError, TypeError):
+        pass
+    return ()
 
 
 def check_names(target: Callable[..., Any], options: Mapping[str, Any]) -> None:
@@ -106,7 +131,7 @@ def unfit(value: Any, kind: Any) -> str:
     if origin is typing.Literal:
         choices = typing.get_args(kind)
         known = any(value is each or (type(value), value) == (type(each), each) for each in choices)
-        return "" if known else " or ".join(f'"{each}"' for each in choices)
+        return "" if known else _one_of(choices)
     if origin in (None, types.NoneType):
         return "" if value is None else "None"
     if origin in (tuple, list, Sequence):
@@ -173,8 +198,8 @@ def _fields(value: Any) -> tuple[str, ...]:
     return tuple(field.name for field in fields(value) if field.init)
 
 
-def _misfits(form: Form, given: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what is wrong with the values of arguments."""
+def _misfits(form: Form, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield what is wrong with the values of arguments, each with its name."""
     wrong = {
         key: asked
         for key, value in given.items()
@@ -187,15 +212,21 @@ def _misfits(form: Form, given: Mapping[str, Any]) -> Iterator[str]:
         swapped = "".join(f"; is it the {other}?" for other in others)
         told = described(value) + (swapped or _remedy(value, asked))
         end = "" if told.endswith("?") else "."
-        yield f"{_name(form.target)}.{key} must be {asked}, got {told}{end}"
+        yield key, f"{_name(form.target)}.{key} must be {asked}, got {told}{end}"
 
 
 def _remedy(value: Any, asked: str) -> str:
     if isinstance(value, str) and "number" in asked:
         return "; leave out the quotation marks"
-    if isinstance(value, str) and '"' not in asked and asked != "a function":
+    if isinstance(value, str) and asked[:2] in ("a ", "an") and asked not in _BY_NAME:
         return "; only run files name things by texts, from Python pass the thing itself"
     return ""
+
+
+def _one_of(choices: Sequence[Any]) -> str:
+    if len(choices) > 2:
+        return f"one of {', '.join(map(str, choices))}"
+    return " or ".join(f'"{each}"' for each in choices)
 
 
 def _unfit_list(value: Any, kind: Any) -> str:
@@ -222,12 +253,12 @@ def _unfit_class(value: Any, kind: type) -> str:
     name = f"{'an' if kind.__name__[0] in 'AEIOU' else 'a'} {kind.__name__}"
     if issubclass(kind, Enum):
         known = isinstance(value, kind) or any(value == each.value for each in kind)
-        return "" if known else " or ".join(f'"{each.value}"' for each in kind)
+        return "" if known else _one_of([each.value for each in kind])
     if issubclass(kind, Path):
         return "" if isinstance(value, str | Path) else "a path"
     if isinstance(value, type):
         return name
-    if typing.Protocol in kind.__bases__:  # type: ignore[comparison-overlap]
+    if typing.Protocol in kind.__bases__:
         derived = kind in type(value).__mro__
         fits = derived or (Part not in kind.__mro__ and not lacking(type(value), kind))
         return "" if fits else name

@@ -195,8 +195,9 @@ def _misplaced(method: Method) -> Iterator[str]:
         elif not told.endswith("?"):
             told += f"; derive {type(value).__name__} from anyfleet.method.{slot.__name__}."
         yield told
-    if not isinstance(method.fisher, Fisher):
-        yield f"fisher must be a Fisher, got {described(method.fisher)}."
+    fisher: Any = method.fisher
+    if not isinstance(fisher, Fisher):
+        yield f"fisher must be a Fisher, got {described(fisher)}."
 
 
 def _unmeasured(method: Method) -> Iterator[str]:

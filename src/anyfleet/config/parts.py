@@ -250,8 +250,8 @@ def _further(
         return ()
     try:
         # Not by a call: that would refuse the stand-ins before the class itself says anything.
-        made, stand_ins = object.__new__(form.target), {k: _stand_in(form.kind(k)) for k in absent}
-        form.target.__init__(made, **filled.values, **stand_ins)
+        made: Any = object.__new__(form.target)
+        made.__init__(**filled.values, **{key: _stand_in(form.kind(key)) for key in absent})
     except CompositionError:
         return ()
     except ValueError as error:

@@ -15,6 +15,7 @@ from typing import Unpack
 from anyfleet.aggregate import Aio
 from anyfleet.arguments import checked
 from anyfleet.codec import Fgc
+from anyfleet.errors import refuse
 from anyfleet.extract import Strongest
 from anyfleet.method import Method
 from anyfleet.methods.fedavg import fedavg
@@ -40,6 +41,9 @@ def anycost(
 
     HeteroFL's parts of training are off unless asked for.
     """
+    lowest = MostGain.least
+    allowed = lowest <= rate <= 1
+    refuse([] if allowed else [f"rate must lie in [{lowest}, 1], got {rate}."])
     return replace(
         fedavg(count=count),
         plan=Menu(shares, rounding="round"),
