@@ -18,6 +18,7 @@ from anyfleet.arguments import checked
 from anyfleet.columns import Ints
 from anyfleet.elastic import EVALUATE, OBSERVE, Blueprint, Cost, Priced, apply
 from anyfleet.errors import refuse
+from anyfleet.objectives import losses
 from anyfleet.parts import Loose, Train, Work
 from anyfleet.types import Numbers, Params, Task
 
@@ -124,7 +125,7 @@ class _Model(NamedTuple):
     def negative_log_likelihood(self, values: Params, x: Tensor, draws: Tensor) -> Tensor:
         """Of labels that the model itself draws, one value per sample."""
         output = self.output(values, x)
-        return self.site.task.loss(output, drawn_labels(output.detach(), draws))
+        return losses(self.site.task, output, drawn_labels(output.detach(), draws))
 
     def output(self, values: Params, x: Tensor) -> Tensor:
         site = self.site

@@ -10,7 +10,9 @@ from torch import Tensor
 from anyfleet.arguments import Part
 from anyfleet.columns import Ints, join
 from anyfleet.elastic import Blueprint, Mode, Priced, Slice
+from anyfleet.errors import BadReturn
 from anyfleet.offers import Choices, Offer, Own
+from anyfleet.tracebacks import quoted
 from anyfleet.types import Devices, Notes, Numbers, Params, Plans, Stepped, Task, Want
 from anyfleet.view import Flight, Request, View
 
@@ -193,7 +195,14 @@ class Choose(Part, Protocol):
 
     def together(self, asked: Sequence[Asked]) -> Choices:
         """What several devices choose, each for itself: a simulator may ask them all at once."""
-        return join([self(*each) for each in asked])
+        found = [self(*each) for each in asked]
+        for each in found:
+            if not isinstance(each, Choices):
+                raise BadReturn(
+                    f"choose={quoted(self)} returned {type(each).__name__}; due is "
+                    "anyfleet.offers.Choices."
+                )
+        return join(found)
 
     def learn(self, notes: Notes, lesson: Lesson) -> Notes:
         """The notes after an order."""

@@ -19,6 +19,7 @@ from anyfleet.tasks.objective import Objective, cross_entropy
 from anyfleet.tasks.partition import Iid, Partition
 from anyfleet.tasks.split import Split
 from anyfleet.tasks.task import Task
+from anyfleet.tracebacks import BUILDING, during
 
 _IID = Iid()
 Source = Dataset[Any] | Data
@@ -53,7 +54,9 @@ class Own:
 
     def build(self, seed: int) -> Task:
         """Make model and data, and divide the data."""
-        train, test = _pair(self.data.make())
+        with during(what=f"data = {self.data.use}", when=BUILDING):
+            made = self.data.make()
+        train, test = _pair(made)
         return Task.of(
             fresh_model(self.model, seed),
             train,

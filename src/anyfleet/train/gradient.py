@@ -17,6 +17,7 @@ from anyfleet.elastic import Blueprint, Priced, apply
 from anyfleet.elastic.draws import is_random
 from anyfleet.local import Given, Minibatch, Result, Site
 from anyfleet.method import Loose, Train, Work
+from anyfleet.objectives import losses
 from anyfleet.papers import FEDDROP, FEDPROX, HETEROFL, Paper
 from anyfleet.train.inverted import inverted
 from anyfleet.train.optimisers import Optimiser, Sgd, clipped
@@ -186,7 +187,7 @@ class Gradient(Train):
     ) -> tuple[Tensor, Params]:
         """The mean loss of the valid samples, and the buffers after the pass."""
         output, buffers = self.output(site, params, state, batch)
-        return averaged(site.task.loss(output, batch.y), batch.valid), buffers
+        return averaged(losses(site.task, output, batch.y), batch.valid), buffers
 
     def output(
         self, site: Site, params: Params, state: Loose, batch: Minibatch

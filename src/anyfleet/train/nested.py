@@ -17,6 +17,7 @@ from anyfleet.elastic import WHOLE, Blueprint, Priced, Slice, cut, paste, place
 from anyfleet.elastic.plain import plainly
 from anyfleet.local import Given, Minibatch, Result, Site
 from anyfleet.method import Loose, Train, Work
+from anyfleet.objectives import losses
 from anyfleet.train.gradient import Gradient, averaged, differentiated
 from anyfleet.types import Numbers, Params, Task
 
@@ -128,7 +129,7 @@ def judged(site: Site, batch: Minibatch, *, labels: bool, teacher: Tensor | None
     def judge(output: Tensor) -> Tensor:
         total = output.new_zeros(())
         if labels:
-            total = total + averaged(site.task.loss(output, batch.y), batch.valid)
+            total = total + averaged(losses(site.task, output, batch.y), batch.valid)
         if teacher is not None:
             total = total + averaged(divergence(teacher, output), batch.valid)
         return total
