@@ -19,7 +19,7 @@ def resume_folder(folder: Path, terms: Terms, *, every: int | None) -> None:
     done, rounds = run.past.progress.step, run.experiment.rounds
     show(screen, f"Run folder: {folder} (goes on after {done} of {rounds} steps)")
     every = run.every if every is None else every
-    recording = Recording(folder, run.experiment, past=run.past, every=every)
+    recording = Recording(folder, run.experiment, terms.allow, past=run.past, every=every)
     name = folder.resolve().name
     going_on = Run(run.experiment, run.task, recording, name, run.past.state, terms.allow)
     perform(going_on, screen)
