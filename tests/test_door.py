@@ -234,7 +234,7 @@ EVIL: dict[str, tuple[str, str]] = {
     ),
     "a link that never ends": (
         TASK + METHOD + "[[fleet.groups]]\nlink = { use = 'Steady', up = 1e-300, down = 1.0 }\n",
-        "Steady.up must be bits per second",
+        "Steady.up must be finite bits per second",
     ),
     "a device file": (
         TASK + METHOD + "[[fleet.groups]]\n"

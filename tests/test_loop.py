@@ -291,7 +291,8 @@ def methods(draw: st.DrawFn) -> Method:
             st.builds(Uniform, st.none(), st.floats(0.1, 1.0)),
         )
     )
-    shares = tuple(draw(st.lists(st.sampled_from((1.0, 0.5, 0.25)), min_size=1, max_size=3)))
+    drawn = draw(st.lists(st.sampled_from((1.0, 0.5, 0.25)), min_size=1, max_size=3))
+    shares = tuple(sorted(drawn, reverse=True))
     return replace(heterofl(shares=shares, lr=0.05), schedule=schedule, select=select)
 
 

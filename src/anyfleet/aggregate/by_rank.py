@@ -12,13 +12,13 @@ import numpy as np
 from torch import Tensor
 
 from anyfleet.arrivals import Arrivals
-from anyfleet.method import Policy, State
+from anyfleet.method import Aggregate, State
 from anyfleet.papers import BYZANTINE, Paper
 from anyfleet.types import Params, Stepped
 from anyfleet.view import View
 
 
-class _ByRank(Policy, Protocol):
+class _ByRank(Aggregate, Protocol):
     """What both have in common: who counts, and what becomes of the rest."""
 
     papers: ClassVar[tuple[Paper, ...]] = (BYZANTINE,)

@@ -18,7 +18,7 @@ from anyfleet.view import View
 
 
 @dataclass(frozen=True)
-class Clipped(Around):
+class Clipped(Around, Aggregate):
     """Another aggregator, of updates none of which is much longer than the others.
 
     An update that is too long keeps its direction and is shortened to the bound: to the Euclidean
