@@ -42,6 +42,7 @@ class Scope:
     values: dict[fx.Node, Result] = field(default_factory=dict)
     sizes: dict[fx.Node, dict[str, "Count | list[Count]"]] = field(default_factory=dict)
     remarks: list[Remark] = field(default_factory=list)
+    instead: dict[fx.Node, tuple[str, tuple[Any, ...]]] = field(default_factory=dict)
 
     def dims(self, node: fx.Node) -> Dims:
         found = self.values[node]
@@ -81,6 +82,10 @@ class Scope:
     def reshape(self, node: fx.Node, argument: str, dims: Dims) -> None:
         """The same for a list of sizes."""
         self.sizes.setdefault(node, {})[argument] = [Count(product) for product in dims]
+
+    def replace(self, node: fx.Node, op: str, *args: Any) -> None:
+        """Call another operator in its place: one that does the same at every size."""
+        self.instead[node] = (op, args)
 
 
 def op_name(node: fx.Node) -> str:

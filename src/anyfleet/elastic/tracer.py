@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor, fx, nn
 from torch._ops import OpOverload
 
-from anyfleet.elastic.axes import freeze, fresh
+from anyfleet.elastic.axes import atoms, freeze, fresh
 from anyfleet.elastic.blueprint import BatchNormSite, Blueprint, Layer
 from anyfleet.elastic.errors import TraceError
 from anyfleet.elastic.export import export
@@ -35,6 +35,16 @@ _OBVIOUS = frozenset(
     {"batch", "input", "kernel", "not used", "output", "space", "tied", "vocabulary"}
 )
 _SCALABLE = frozenset({"linear", "conv1d", "conv2d", "conv3d"})
+# Which dimension of a layer's weight is its output, and what may fix it without any operator
+# saying so.
+_OUTPUTS = {**dict.fromkeys(_SCALABLE, 0), "conv_transpose1d": 1, "conv_transpose2d": 1}
+_MET = {
+    "input": "the network's input",
+    "kernel": "the positions of a kernel",
+    "length": "the positions of a sequence",
+    "literal": "a size that forward() writes out",
+    "space": "the positions of a map",
+}
 
 
 def trace(module: nn.Module, example_inputs: Tensor | tuple[Tensor, ...]) -> Blueprint:
@@ -235,7 +245,21 @@ def _remarks(found: Walk, names: Names) -> list[str]:
         for name, why in reasons.items()
         if why not in _OBVIOUS and why not in told
     ]
-    return list(dict.fromkeys(out))
+    return list(dict.fromkeys([*out, *_joined(found)]))
+
+
+def _joined(found: Walk) -> list[str]:
+    """One line per layer whose outputs are no channels: they were joined to something fixed."""
+    out = []
+    for draft in found.drafts:
+        at = None if draft.op == "getitem" else _OUTPUTS.get(op_name(draft.source))
+        weight = None if at is None else draft.args[1]
+        if at is None or not isinstance(weight, Held):
+            continue
+        product = atoms(found.scope.dims(found.placeholders[weight.name])[at])
+        met = [_MET[atom.why] for atom in product if atom.why in _MET]
+        out += [f"{weight.name}: its outputs are fixed, as they are joined to {m}" for m in met]
+    return out
 
 
 def _program(found: Walk, names: Names, module: nn.Module) -> Program:

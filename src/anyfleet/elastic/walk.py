@@ -195,6 +195,9 @@ def current(found: Walk, node: fx.Node) -> fx.Node:
 def _draft(found: Walk, node: fx.Node, op: str) -> None:
     base = op.split(".")[1] if "." in op else op
     args, options = _arguments(found, node, base)
+    if node in found.scope.instead:
+        op, given = found.scope.instead[node]
+        args, options = [_plain(found, arg) for arg in given], {}
     if base == "batch_norm" and args[6] == CUMULATIVE:
         args[6] = None
     if op == "aten.to.device":
