@@ -4,9 +4,9 @@ import hashlib
 import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -22,6 +22,8 @@ Rounding = Literal["ceil", "round"]
 SHARED_KINDS = frozenset({"channels", "heads"})
 # May be cut at all.
 FREE_KINDS = SHARED_KINDS | {"head_dim", "groups"}
+# Fields of a blueprint that came later: where they are empty its bytes are those of before.
+_SELDOM = frozenset({"aliases"})
 
 
 @dataclass(frozen=True)
@@ -152,7 +154,11 @@ def _check_indices(name: str, indices: tuple[int, ...], blueprint: "Blueprint") 
 
 @dataclass(frozen=True, eq=False)
 class Blueprint:
-    """A traced model as plain data: cut, run and costed without its module or a tracer."""
+    """A traced model as plain data: cut, run and costed without its module or a tracer.
+
+    `aliases` are the other names under which the module's state_dict has a tensor, and its name
+    here.
+    """
 
     axes: Mapping[str, Axis]
     params: Mapping[str, tuple[Dim, ...]]
@@ -163,10 +169,17 @@ class Blueprint:
     norms: tuple[BatchNormSite, ...]
     scaled: tuple[str, ...]
     notes: tuple[str, ...]
+    aliases: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def _plain(self) -> dict[str, Any]:
+        """The fields; those that most networks leave empty are there only if they are used."""
+        held = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: value for name, value in held.items() if value or name not in _SELDOM}
 
     @cached_property
     def _digest(self) -> bytes:
-        plain = [getattr(self, f.name) for f in fields(self) if f.name != "program"]
+        plain = [value for name, value in self._plain.items() if name != "program"]
         return hashlib.sha256(msgspec.msgpack.encode(plain) + self.program.digest).digest()
 
     def __eq__(self, other: object) -> bool:
@@ -250,7 +263,7 @@ class Blueprint:
         return _resized(self, slice.shape(self)[0])
 
     def to_bytes(self) -> bytes:
-        return msgspec.msgpack.encode(self)
+        return msgspec.msgpack.encode(self._plain)
 
     @staticmethod
     def from_bytes(data: bytes) -> "Blueprint":

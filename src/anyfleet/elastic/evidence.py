@@ -173,7 +173,7 @@ def bench(
 ) -> Bench:
     """Tensors near the module's own, disturbed so that zeros and ones cannot hide an error."""
     params = {n: _disturbed(p.detach(), rng.fold(key, n)) for n, p in module.named_parameters()}
-    held = dict(module.named_buffers())
+    held = dict(module.named_buffers(remove_duplicate=False))
     buffers = {n: held[n].clone() for n in blueprint.buffers}
     for site in blueprint.norms:
         if site.mean is not None and site.variance is not None:

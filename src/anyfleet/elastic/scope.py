@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -129,8 +130,13 @@ def place_of(node: fx.Node) -> str:
 
 def line_of(node: fx.Node) -> str:
     """The module and the line of the user's code that made the call."""
-    frames = [line.strip() for line in str(node.meta.get("stack_trace") or "").splitlines()]
-    return f"\nAt {place_of(node)}: {' '.join(frames[-2:])}" if frames else f"\nAt {place_of(node)}"
+    lines = [line.strip() for line in str(node.meta.get("stack_trace") or "").splitlines()]
+    starts = [i for i, line in enumerate(lines) if line.startswith("File ")]
+    foreign = (f'File "{Path(torch.__file__).parent}', 'File "<eval_with_key>')
+    own = [i for i in starts if not lines[i].startswith(foreign)] or starts
+    if not own:
+        return f"\nAt {place_of(node)}"
+    return f"\nAt {place_of(node)}: {' '.join(lines[own[-1] : own[-1] + 2])}"
 
 
 def full_size(product: Product) -> int:

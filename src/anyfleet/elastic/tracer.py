@@ -1,14 +1,16 @@
 """`trace`: the blueprint of an unedited module."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, fx, nn
 from torch._ops import OpOverload
 
+from anyfleet.elastic.aliases import aliases
 from anyfleet.elastic.axes import atoms, freeze, fresh
 from anyfleet.elastic.blueprint import BatchNormSite, Blueprint, Layer
-from anyfleet.elastic.errors import TraceError
+from anyfleet.elastic.examples import checked
 from anyfleet.elastic.export import export
 from anyfleet.elastic.flops import uncounted
 from anyfleet.elastic.names import Names, output_atoms, owner_of
@@ -53,18 +55,14 @@ def trace(module: nn.Module, example_inputs: Tensor | tuple[Tensor, ...]) -> Blu
     The first dimension of every input is the batch; its size in the example does not matter. The
     module is not changed. Raises TraceError if the forward pass has no fixed graph.
     """
-    inputs = (example_inputs,) if isinstance(example_inputs, Tensor) else tuple(example_inputs)
-    if not inputs or not all(x.ndim for x in inputs):
-        raise TraceError(
-            "example_inputs must be one or more tensors whose first dimension is the batch"
-        )
-    aliases = _aliases(module)
-    found = walk(export(module, inputs), aliases)
+    inputs = checked(module, example_inputs)
+    shared = aliases(module)
+    found = walk(export(module, inputs), shared)
     notes = _finish_axes(found, module) + _find_draws(found, module, inputs)
     names, order = _name_axes(found)
     program = _program(found, names, module)
     params = [n for n, _ in module.named_parameters()]
-    buffers = [n for n in _persistent(module) if n not in set(params)]
+    buffers = [n for n in _persistent(module, shared) if n not in set(params)]
     blueprint = Blueprint(
         axes=names.axes,
         params={n: _table(found, names, n, module) for n in _by_use(params, order)},
@@ -75,6 +73,7 @@ def trace(module: nn.Module, example_inputs: Tensor | tuple[Tensor, ...]) -> Blu
         norms=_norm_sites(found, buffers),
         scaled=_scaled(found),
         notes=(*notes, *_remarks(found, names)),
+        aliases={n: first for n, first in shared.items() if n in module.state_dict()},
     )
     return replace(blueprint, notes=(*blueprint.notes, *_uncounted(blueprint)))
 
@@ -93,19 +92,9 @@ def _find_draws(found: Walk, module: nn.Module, inputs: tuple[Tensor, ...]) -> l
     return notes
 
 
-def _aliases(module: nn.Module) -> dict[str, str]:
-    """Every other name of a tied parameter, and its first."""
-    first: dict[int, str] = {}
-    out: dict[str, str] = {}
-    for name, param in module.named_parameters(remove_duplicate=False):
-        if first.setdefault(id(param), name) != name:
-            out[name] = first[id(param)]
-    return out
-
-
-def _persistent(module: nn.Module) -> list[str]:
-    kept = module.state_dict().keys()
-    return [name for name, _ in module.named_buffers() if name in kept]
+def _persistent(module: nn.Module, shared: Mapping[str, str]) -> list[str]:
+    kept = module.state_dict().keys() - shared.keys()
+    return [name for name, _ in module.named_buffers(remove_duplicate=False) if name in kept]
 
 
 def _finish_axes(found: Walk, module: nn.Module) -> list[str]:
@@ -117,7 +106,10 @@ def _finish_axes(found: Walk, module: nn.Module) -> list[str]:
         freeze(product, "output")
     if len(exported.outputs) > 1:
         notes.append(f"forward() returns {len(exported.outputs)} tensors; the first is the output")
+    params = dict(module.named_parameters())
     for tied, first in found.aliases.items():
+        if first not in params:
+            continue
         notes.append(f"{tied} is tied to {first}: its axes are fixed")
         _freeze_held(found, first, "tied")
     used = {name for draft in found.drafts for name in _held_in(draft)}
@@ -273,7 +265,8 @@ def _program(found: Walk, names: Names, module: nn.Module) -> Program:
         )
         for name in exported.inputs
     )
-    persistent = {*(n for n, _ in module.named_parameters()), *_persistent(module)}
+    params = [n for n, _ in module.named_parameters()]
+    persistent = {*params, *_persistent(module, found.aliases)}
     constants = {
         name: Constant.of(exported.tensors[name], names.dims(scope.dims(node)))
         for name, node in found.placeholders.items()

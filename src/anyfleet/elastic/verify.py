@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from anyfleet import rng
+from anyfleet.elastic.aliases import aliases, share_buffers
 from anyfleet.elastic.blueprint import Blueprint, Slice
 from anyfleet.elastic.errors import VerifyError
 from anyfleet.elastic.evidence import Bench, bench
@@ -79,6 +80,7 @@ def verify(
     inputs = (example_inputs,) if isinstance(example_inputs, Tensor) else tuple(example_inputs)
     key = rng.root(seed, "verify")
     twin = copy.deepcopy(module).double()
+    share_buffers(twin, aliases(module))
     checks = [_checked("tables", partial(_tables, twin, found))]
     if not checks[0].ok:
         return Report(tuple(checks))
@@ -118,9 +120,10 @@ def _checked(name: str, question: Callable[[], str]) -> Check:
 
 
 def _tables(module: nn.Module, blueprint: Blueprint) -> str:
-    state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    buffers = dict(module.named_buffers(remove_duplicate=False))
+    state = {**dict(module.named_parameters()), **buffers}
     held = {*blueprint.params, *blueprint.buffers, *blueprint.program.constants}
-    missing = sorted(set(state) - held)
+    missing = sorted(set(state) - held - aliases(module).keys())
     if missing:
         return f"no table for {', '.join(missing)}"
     for name in (*blueprint.params, *blueprint.buffers):

@@ -65,11 +65,21 @@ def walk(exported: Exported, aliases: dict[str, str]) -> Walk:
             _call(found, node)
         elif node.op != "output":
             raise TraceError(
-                f"forward() has a nested graph ({node.target}): a torch.no_grad() block, a "
-                "checkpoint or a control-flow operator. Use detach() or requires_grad_(False) to "
-                "stop gradients, and plain torch operators otherwise."
+                f"{node.op} {node.target} in forward() is no call of an operator.{line_of(node)}\n"
+                "Use plain torch operators."
             )
+    _check_output(found)
     return found
+
+
+def _check_output(found: Walk) -> None:
+    names = {node.name for node in found.scope.values}
+    outputs = found.exported.outputs
+    if not outputs or outputs[0] not in names:
+        given = f"{outputs[0]} comes first" if outputs else "it returns nothing"
+        raise TraceError(
+            f"forward() must return a tensor, or several of which the first is the output; {given}."
+        )
 
 
 def _placeholder(found: Walk, node: fx.Node) -> None:
@@ -116,14 +126,14 @@ def _call(found: Walk, node: fx.Node) -> None:
         return
     if not isinstance(node.target, OpOverload) or node.target.namespace != "aten":
         raise TraceError(
-            f"{node.target} is not an ATen operator ({place_of(node)}). Write this part with plain "
+            f"{node.target} is not an ATen operator.{line_of(node)}\nWrite this part with plain "
             "torch operators; higher-order and custom ones cannot travel to a device."
         )
     if op_name(node) in _SKIPPED or _is_counter(found, node):
         return
     check_repeatable(node)
     base = op_name(node)
-    changes = _changed(node)
+    changes = _own(found, _changed(node))
     result = rule(base.removesuffix("_") if changes is not None else base)(scope, node)
     scope.values[node] = result
     _draft(found, node, _functional(node) if changes is not None else str(node.target))
@@ -167,6 +177,11 @@ def _functional(node: fx.Node) -> str:
     return f"aten.{op_name(node).removesuffix('_')}.{overload}"
 
 
+def _own(found: Walk, node: fx.Node | None) -> fx.Node | None:
+    """The placeholder that stands for a tensor, whichever of its names was meant."""
+    return node if node is None else found.placeholders.get(found.held.get(node, ""), node)
+
+
 def _root(found: Walk, node: fx.Node) -> fx.Node:
     return found.family.get(node, node)
 
@@ -187,6 +202,7 @@ def _supersede(found: Walk, node: fx.Node, changed: fx.Node) -> None:
 
 def current(found: Walk, node: fx.Node) -> fx.Node:
     """The node that now holds this value."""
+    node = _own(found, node) or node
     while node in found.latest:
         node = found.latest[node]
     return node
