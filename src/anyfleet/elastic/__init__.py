@@ -6,7 +6,16 @@ from anyfleet.elastic.cost import Cost, Priced, cost
 from anyfleet.elastic.dense import DenseModel, dense
 from anyfleet.elastic.errors import ProgramError, SliceError, TraceError, VerifyError
 from anyfleet.elastic.interpret import apply
-from anyfleet.elastic.modes import COLLECT, EVALUATE, EVALUATE_BATCH, OBSERVE, STATIC, TRAIN, Mode
+from anyfleet.elastic.modes import (
+    COLLECT,
+    EVALUATE,
+    EVALUATE_BATCH,
+    OBSERVE,
+    OBSERVED,
+    STATIC,
+    TRAIN,
+    Mode,
+)
 from anyfleet.elastic.narrowing import alpha, columns, narrowed, width, within
 from anyfleet.elastic.permuting import permute
 from anyfleet.elastic.slicing import Params, cut, paste, place
@@ -19,6 +28,7 @@ __all__ = [
     "EVALUATE",
     "EVALUATE_BATCH",
     "OBSERVE",
+    "OBSERVED",
     "STATIC",
     "TRAIN",
     "WHOLE",

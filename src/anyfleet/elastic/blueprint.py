@@ -23,7 +23,7 @@ SHARED_KINDS = frozenset({"channels", "heads"})
 # May be cut at all.
 FREE_KINDS = SHARED_KINDS | {"head_dim", "groups"}
 # Fields of a blueprint that came later: where they are empty its bytes are those of before.
-_SELDOM = frozenset({"aliases"})
+_SELDOM = frozenset({"aliases", "evaluation"})
 
 
 @dataclass(frozen=True)
@@ -156,8 +156,9 @@ def _check_indices(name: str, indices: tuple[int, ...], blueprint: "Blueprint") 
 class Blueprint:
     """A traced model as plain data: cut, run and costed without its module or a tracer.
 
-    `aliases` are the other names under which the module's state_dict has a tensor, and its name
-    here.
+    `program` is what the module computes in training; `evaluation` what it does after `eval()`,
+    where that is another function (dropout and batch norm follow the `Mode` in either). `aliases`
+    are the other names under which the module's state_dict has a tensor, and its name here.
     """
 
     axes: Mapping[str, Axis]
@@ -170,6 +171,7 @@ class Blueprint:
     scaled: tuple[str, ...]
     notes: tuple[str, ...]
     aliases: Mapping[str, str] = field(default_factory=dict)
+    evaluation: Program | None = None
 
     @cached_property
     def _plain(self) -> dict[str, Any]:
@@ -179,8 +181,20 @@ class Blueprint:
 
     @cached_property
     def _digest(self) -> bytes:
-        plain = [value for name, value in self._plain.items() if name != "program"]
-        return hashlib.sha256(msgspec.msgpack.encode(plain) + self.program.digest).digest()
+        own = ("program", "evaluation")
+        plain = [value for name, value in self._plain.items() if name not in own]
+        programs = b"".join(program.digest for program in self.programs)
+        return hashlib.sha256(msgspec.msgpack.encode(plain) + programs).digest()
+
+    @property
+    def evaluated(self) -> Program:
+        """What the module computes in evaluation."""
+        return self.evaluation or self.program
+
+    @property
+    def programs(self) -> tuple[Program, ...]:
+        """That of training, and that of evaluation where it is another."""
+        return (self.program,) if self.evaluation is None else (self.program, self.evaluation)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Blueprint):
@@ -258,7 +272,8 @@ class Blueprint:
         cut_axes = {axis for axis, _ in slice.keep}
         # Only constants need the indices themselves; without them one blueprint serves every
         # slice of that shape.
-        if any(_mentions(c.dims, cut_axes) for c in self.program.constants.values()):
+        held = [c for program in self.programs for c in program.constants.values()]
+        if any(_mentions(constant.dims, cut_axes) for constant in held):
             return _local_with_constants(self, slice)
         return _resized(self, slice.shape(self)[0])
 
@@ -283,11 +298,16 @@ def _resized(blueprint: Blueprint, counts: tuple[tuple[str, int], ...]) -> Bluep
 
 @lru_cache(maxsize=256)
 def _local_with_constants(blueprint: Blueprint, slice: Slice) -> Blueprint:
-    kept, sizes = dict(slice.keep), blueprint.sizes
     small = _resized(blueprint, slice.shape(blueprint)[0])
     with plainly():
-        constants = {
-            n: Constant.of(take(c.tensor(), tuple(index(d, kept, sizes) for d in c.dims)), c.dims)
-            for n, c in blueprint.program.constants.items()
-        }
-    return replace(small, program=replace(blueprint.program, constants=constants))
+        program, *others = (_with_constants(p, slice, blueprint) for p in blueprint.programs)
+    return replace(small, program=program, evaluation=next(iter(others), None))
+
+
+def _with_constants(program: Program, slice: Slice, blueprint: Blueprint) -> Program:
+    kept, sizes = dict(slice.keep), blueprint.sizes
+    constants = {
+        n: Constant.of(take(c.tensor(), tuple(index(d, kept, sizes) for d in c.dims)), c.dims)
+        for n, c in program.constants.items()
+    }
+    return replace(program, constants=constants)

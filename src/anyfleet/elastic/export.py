@@ -47,7 +47,7 @@ def export(module: nn.Module, inputs: tuple[Tensor, ...], *, training: bool = Tr
             part.momentum = CUMULATIVE
     batch = _unmistakable(twin, inputs)
     examples = tuple(x.new_empty((batch, *x.shape[1:])) for x in inputs)
-    with _quiet(), watching() as seen, torch.enable_grad():
+    with _quiet(), watching(gradients=training) as seen, torch.enable_grad(), _plain_attention():
         try:
             program = torch.export.export(twin, examples, strict=False)
         except TraceError:
@@ -98,6 +98,17 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logger.setLevel(level)
+
+
+@contextlib.contextmanager
+def _plain_attention() -> Iterator[None]:
+    """Attention as in training: in evaluation torch has a fused call for a whole layer."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
 def _explained(error: Exception) -> TraceError:

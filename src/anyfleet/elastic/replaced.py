@@ -66,6 +66,27 @@ def _update(run: Run, node: Node, own: tuple[Tensor, Tensor], momentum: float | 
         run.updates[name] = torch.where(seen.bool(), after.to(before.dtype), before)
 
 
+def instance_norm(run: Run, args: list[Any], node: Node) -> Tensor:
+    """Instance norm; torch's own writes running statistics into its arguments."""
+    x, weight, bias, mean, variance, by_instance, momentum, eps = args[:8]
+    if mean is not None and not by_instance:
+        return torch.batch_norm(x, weight, bias, mean, variance, False, 0.0, eps, False)
+    if mean is not None and run.mode.update == "module":
+        own_variance, own_mean = torch.var_mean(x.detach(), tuple(range(2, x.ndim)), correction=1)
+        rows = torch.ones_like(own_mean[:, :1], dtype=torch.bool)
+        if run.valid is not None:
+            times = len(x) // run.batch
+            rows = run.valid.unsqueeze(1).expand(run.batch, times).reshape(-1, 1)
+        count = rows.sum()
+        for arg, own in zip(node.args[3:5], (own_mean, own_variance), strict=True):
+            name = getattr(arg, "name", "")
+            before = run.updates[name]
+            average = torch.where(rows, own, 0.0).sum(0) / count.clamp(min=1)
+            after = before + momentum * (average - before)
+            run.updates[name] = torch.where(count > 0, after.to(before.dtype), before)
+    return torch.instance_norm(x, weight, bias, None, None, True, 0.0, eps, False)
+
+
 def attention(run: Run, args: list[Any], node: Node) -> Tensor:
     """Scaled dot-product attention; written out where it must drop by key or is stacked."""
     query, key, value, mask, rate, causal, scale, grouped = args
@@ -132,6 +153,7 @@ SPECIAL: dict[str, Special] = {
     **draws.RANDOM,
     **{f"aten.{layer}.input": recurrent for layer in _RECURRENT},
     "aten.batch_norm.default": batch_norm,
+    "aten.instance_norm.default": instance_norm,
     "aten.max_pool2d.default": max_pool,
     "aten.scaled_dot_product_attention.default": attention,
 }

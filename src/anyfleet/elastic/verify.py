@@ -14,13 +14,15 @@ from anyfleet.elastic.blueprint import Blueprint, Slice
 from anyfleet.elastic.errors import VerifyError
 from anyfleet.elastic.evidence import Bench, bench
 from anyfleet.elastic.interpret import apply
-from anyfleet.elastic.modes import EVALUATE, EVALUATE_BATCH, Mode
+from anyfleet.elastic.modes import EVALUATE, Mode
 from anyfleet.elastic.slicing import cut, paste
 from anyfleet.elastic.statistics import statistical_axes
 from anyfleet.elastic.tracer import trace
 
 Tree = dict[str, Tensor]
 
+# Training without its noise; moving the buffers too.
+_STILL = Mode(dropout=False, statistics="batch")
 _MOVING = Mode(dropout=False, statistics="batch", update="module")
 # Relative to the largest value; the check runs in float64.
 _TOLERANCE = 1e-7
@@ -100,12 +102,15 @@ def verify(
 
 def _quiet(blueprint: Blueprint) -> Blueprint:
     """The same without draws in evaluation, to be compared with a module that does not draw."""
-    nodes = tuple(replace(node, always=False) for node in blueprint.program.nodes)
-    return replace(blueprint, program=replace(blueprint.program, nodes=nodes))
+    program, *others = (
+        replace(program, nodes=tuple(replace(node, always=False) for node in program.nodes))
+        for program in blueprint.programs
+    )
+    return replace(blueprint, program=program, evaluation=next(iter(others), None))
 
 
 def _drawing(table: Bench, blueprint: Blueprint) -> str:
-    known, real = sum(node.always for node in blueprint.program.nodes), table.drawn()
+    known, real = sum(node.always for node in blueprint.evaluated.nodes), table.drawn()
     if known == real:
         return ""
     return f"{real} calls of the module draw at random in evaluation, {known} of the blueprint"
@@ -122,7 +127,8 @@ def _checked(name: str, question: Callable[[], str]) -> Check:
 def _tables(module: nn.Module, blueprint: Blueprint) -> str:
     buffers = dict(module.named_buffers(remove_duplicate=False))
     state = {**dict(module.named_parameters()), **buffers}
-    held = {*blueprint.params, *blueprint.buffers, *blueprint.program.constants}
+    constants = [name for program in blueprint.programs for name in program.constants]
+    held = {*blueprint.params, *blueprint.buffers, *constants}
     missing = sorted(set(state) - held - aliases(module).keys())
     if missing:
         return f"no table for {', '.join(missing)}"
@@ -162,7 +168,7 @@ def _slice(table: Bench, slice: Slice) -> str:
     buffers = cut(table.buffers, slice, full)
     for training in (False, True):
         want, wanted = table.gradients(masked, training=training)
-        mode = EVALUATE_BATCH if training else EVALUATE
+        mode = _STILL if training else EVALUATE
         run = partial(apply, full.local(slice), buffers=buffers, inputs=table.inputs, mode=mode)
         got, gained = table.differentiate(_output_of(run), small)
         problems = [differs(got, want, "the output of the dense model")]
@@ -195,11 +201,9 @@ def _every_axis(table: Bench, key: Tensor) -> str:
     full = table.blueprint
     slice = _subset(full, key, whole=frozenset())
     params, buffers = cut(table.params, slice, full), cut(table.buffers, slice, full)
-    run = partial(
-        apply, full.local(slice), buffers=buffers, inputs=table.inputs, mode=EVALUATE_BATCH
-    )
+    run = partial(apply, full.local(slice), buffers=buffers, inputs=table.inputs, mode=_STILL)
     out, gradients = table.differentiate(_output_of(run), params)
-    whole, _ = apply(full, table.params, table.buffers, table.inputs, EVALUATE)
+    whole, _ = apply(full, table.params, table.buffers, table.inputs, _STILL)
     if out.shape != whole.shape:
         return f"the output has shape {tuple(out.shape)}"
     finite = all(bool(torch.isfinite(t).all()) for t in (out, *gradients.values()))

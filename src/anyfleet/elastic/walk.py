@@ -54,13 +54,17 @@ class Walk:
     aliases: dict[str, str] = field(default_factory=dict)
 
 
-def walk(exported: Exported, aliases: dict[str, str]) -> Walk:
-    """Visit every call; `aliases` maps the other names of a tied tensor to its first."""
-    found = Walk(exported, Scope(Atom(exported.batch, "batch")), aliases=aliases)
+def walk(exported: Exported, aliases: dict[str, str], beside: Walk | None = None) -> Walk:
+    """Visit every call; `aliases` maps the other names of a tied tensor to its first.
+
+    `beside` is an earlier walk over the same module in another mode: both share their axes.
+    """
+    scope = Scope(Atom(exported.batch, "batch")) if beside is None else beside.scope
+    found = Walk(exported, scope, aliases=aliases)
     found.order = {node: i for i, node in enumerate(exported.graph.nodes)}
     for node in exported.graph.nodes:
         if node.op == "placeholder":
-            _placeholder(found, node)
+            _placeholder(found, node, beside)
         elif node.op == "call_function":
             _call(found, node)
         elif node.op != "output":
@@ -82,14 +86,14 @@ def _check_output(found: Walk) -> None:
         )
 
 
-def _placeholder(found: Walk, node: fx.Node) -> None:
+def _placeholder(found: Walk, node: fx.Node, beside: Walk | None) -> None:
     value = node.meta.get("val")
     if not isinstance(value, Tensor):
         return
     exported, scope = found.exported, found.scope
     name = {**exported.params, **exported.buffers, **exported.constants}.get(node.name)
     if name is None:
-        scope.values[node] = tuple(
+        scope.values[node] = _known_input(found, node, beside) or tuple(
             (scope.batch,) if i == 0 else fresh(int(n), "input") for i, n in enumerate(value.shape)
         )
         return
@@ -99,7 +103,22 @@ def _placeholder(found: Walk, node: fx.Node) -> None:
         scope.values[node] = scope.values[found.placeholders[name]]
         return
     found.placeholders[name] = node
-    scope.values[node] = tuple(fresh(int(n)) for n in value.shape)
+    shared = beside.placeholders.get(name) if beside and name not in _constants(found) else None
+    scope.values[node] = (
+        tuple(fresh(int(n)) for n in value.shape) if shared is None else scope.values[shared]
+    )
+
+
+def _constants(found: Walk) -> frozenset[str]:
+    """Names that mean another tensor in another graph."""
+    return frozenset(found.exported.constants.values())
+
+
+def _known_input(found: Walk, node: fx.Node, beside: Walk | None) -> Dims | None:
+    if beside is None or node.name not in found.exported.inputs:
+        return None
+    name = beside.exported.inputs[found.exported.inputs.index(node.name)]
+    return next(found.scope.dims(n) for n in beside.exported.graph.nodes if n.name == name)
 
 
 def _check_shape(node: fx.Node) -> None:

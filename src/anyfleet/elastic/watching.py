@@ -4,7 +4,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,10 +42,13 @@ class Seen:
 
 
 @contextmanager
-def watching() -> Iterator[Seen]:
-    """Notice reads of `training`, and refuse a custom backward, while a module is being traced."""
+def watching(*, gradients: bool) -> Iterator[Seen]:
+    """Notice reads of `training` while a module is being traced.
+
+    Where its gradients count, refuse a custom backward.
+    """
     seen = Seen()
-    with _LOCK, _functions(), _modes(seen):
+    with _LOCK, _functions() if gradients else nullcontext(), _modes(seen):
         yield seen
 
 
