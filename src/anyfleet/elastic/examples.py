@@ -14,7 +14,7 @@ _WANTED = (
 )
 
 
-def checked(module: nn.Module, example_inputs: Any) -> tuple[Tensor, ...]:
+def checked(module: object, example_inputs: Any) -> tuple[Tensor, ...]:
     """Return the inputs as a tuple; raise TraceError that says what to hand in instead."""
     if not isinstance(module, nn.Module):
         given = f"the class {module.__name__}" if isinstance(module, type) else _kind(module)

@@ -57,7 +57,7 @@ def _copy(module: fx.GraphModule, graph: fx.Graph, known: Copied, buffers: set[s
         elif node.target is operator.getitem and isinstance(copied.get(node.args[0]), tuple):
             copied[node] = copied[node.args[0]][node.args[1]]
         elif node.op != "output" or not known:
-            copied[node] = graph.node_copy(node, lambda n, by=copied: by[n])
+            copied[node] = graph.node_copy(node, copied.__getitem__)
     return copied
 
 
