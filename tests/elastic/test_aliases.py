@@ -140,7 +140,7 @@ def test_a_run_saves_all_names_and_a_task_takes_them(tmp_path: Path) -> None:
     again = tasks.Task.of(Twice(), DATA, split=tasks.Split(devices=4), state=saved)
     # One name of a shared tensor is enough.
     short = {n: t for n, t in saved.items() if not n.startswith("other")}
-    short = tasks.Task.of(Twice(), DATA, split=tasks.Split(devices=4), state=short)
+    once = tasks.Task.of(Twice(), DATA, split=tasks.Split(devices=4), state=short)
     for name, tensor in {**moment.step.params, **moment.step.buffers}.items():
-        for started in (again, short):
+        for started in (again, once):
             assert torch.equal({**started.params, **started.buffers}[name], tensor)

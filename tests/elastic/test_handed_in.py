@@ -53,4 +53,5 @@ def test_the_error_says_what_to_hand_in(name: str) -> None:
 
 
 def test_a_list_of_tensors_is_taken_like_a_tuple() -> None:
-    assert trace(NET, [X]) == trace(NET, (X,)) == trace(NET, X)
+    several: Any = [X]
+    assert trace(NET, several) == trace(NET, (X,)) == trace(NET, X)

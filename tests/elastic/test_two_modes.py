@@ -31,6 +31,11 @@ X = torch.linspace(-2, 2, 20).reshape(5, 4)
 class Net(nn.Module):
     """Two layers, and whatever else a case needs; `way` is its forward pass."""
 
+    c: nn.Module
+    d: nn.Module
+    n: nn.Module
+    hot: bool
+
     def __init__(self, way: Forward, **parts: nn.Module) -> None:
         super().__init__()
         torch.manual_seed(0)

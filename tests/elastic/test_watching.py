@@ -27,6 +27,14 @@ class Straight(Function):
         return grads[0]
 
 
+class Stepped(Straight):
+    """A step; the gradient passes."""
+
+    @staticmethod
+    def forward(_ctx: Any, x: Tensor) -> Tensor:
+        return torch.relu(x.sign())
+
+
 class Reversed(Function):
     """The identity; the gradient changes its sign. Written in the newer style."""
 
@@ -49,6 +57,16 @@ class Reversed(Function):
 straight: Callable[[Tensor], Tensor] = Straight.apply
 
 
+def stepped(h: Tensor) -> Tensor:
+    out: Tensor = Stepped.apply(h)  # type: ignore[no-untyped-call]
+    return out
+
+
+def reversed_by_half(h: Tensor) -> Tensor:
+    out: Tensor = Reversed.apply(h, 0.5)  # type: ignore[no-untyped-call]
+    return out
+
+
 class Net(nn.Module):
     def __init__(self, between: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -61,9 +79,9 @@ class Net(nn.Module):
 
 
 OWN: dict[str, Callable[[Tensor], Tensor]] = {
-    "Straight": lambda h: Straight.apply(h * 1.0),
-    "Straight.apply": straight,
-    "Reversed": lambda h: Reversed.apply(h, 0.5),
+    "Stepped": stepped,
+    "Straight": straight,
+    "Reversed": reversed_by_half,
 }
 
 
@@ -72,7 +90,7 @@ def test_a_backward_of_its_own_is_refused_with_its_line(name: str) -> None:
     with pytest.raises(TraceError) as caught:
         trace(Net(OWN[name]), X)
     text = str(caught.value)
-    assert text.startswith(name.partition(".")[0])
+    assert text.startswith(f"{name} is a torch.autograd.Function")
     assert "test_watching.py" in text
     assert "x + (q(x) - x).detach()" in text
     assert "(1 + s) * x.detach() - s * x" in text
@@ -81,8 +99,8 @@ def test_a_backward_of_its_own_is_refused_with_its_line(name: str) -> None:
 @pytest.mark.parametrize(
     ("written", "meant"),
     [
-        (lambda h: h + (torch.relu(h.sign()) - h).detach(), lambda h: Stepped.apply(h * 1.0)),
-        (lambda h: 1.5 * h.detach() - 0.5 * h, lambda h: Reversed.apply(h, 0.5)),
+        (lambda h: h + (torch.relu(h.sign()) - h).detach(), stepped),
+        (lambda h: 1.5 * h.detach() - 0.5 * h, reversed_by_half),
     ],
 )
 def test_what_the_error_advises_is_the_same(
@@ -96,14 +114,6 @@ def test_what_the_error_advises_is_the_same(
     torch.testing.assert_close(written(h), meant(h))
     module = Net(written)
     agrees(module, X, every_other(agrees(module, X)))
-
-
-class Stepped(Straight):
-    """A step; the gradient passes."""
-
-    @staticmethod
-    def forward(_ctx: Any, x: Tensor) -> Tensor:
-        return torch.relu(x.sign())
 
 
 class OnInputs(Net):
