@@ -138,4 +138,26 @@ class Mixer(nn.Module):
 
 def test_outputs_that_are_no_channels_are_named() -> None:
     (note,) = trace(Mixer(), X).notes
-    assert note == ("over.weight: its outputs are fixed, as they are joined to the network's input")
+    assert note == "over.weight: its outputs are fixed: joined to the network's input"
+
+
+class Weaving(nn.Module):
+    """A layer whose outputs are the weights of another: one dimension is cut, the other is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 8 * 4), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = self.a(x.mean(1)).view(-1, 8, 4)
+        out: Tensor = self.b((weights @ x.mean(1).unsqueeze(-1)).squeeze(-1))
+        return out
+
+
+def test_outputs_of_which_only_a_part_is_cut_are_named() -> None:
+    module = Weaving()
+    blueprint = agrees(module, X)
+    assert blueprint.notes == (
+        "a.weight: part of its outputs is fixed: joined to the network's input",
+    )
+    agrees(module, X, blueprint.prefix(0.5))

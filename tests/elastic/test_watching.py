@@ -1,6 +1,7 @@
 """What a forward pass does behind its graph: a backward of its own is refused, with its line."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -156,6 +157,16 @@ def test_a_checkpoint_without_gradients_at_its_door_has_none_inside() -> None:
 
     blueprint = agrees(First(torch.relu), X)
     assert any("detach" in node.op for node in blueprint.program.nodes)
+
+
+def test_a_package_beside_torch_is_the_users_code() -> None:
+    """Its name may begin like that of torch: torchvision looks at its mode, too."""
+    code = "def forward(self, x):\n    return x if self.training else x.softmax(-1)"
+    home = f"{Path(torch.__file__).parent}vision"
+    space: dict[str, Any] = {}
+    exec(compile(code, f"{home}/ops.py", "exec"), space)
+    last = type("Last", (nn.Module,), {"forward": space["forward"]})
+    assert trace(nn.Sequential(nn.Linear(4, 3), last()), X).evaluation is not None
 
 
 def test_nothing_of_torch_stays_changed() -> None:

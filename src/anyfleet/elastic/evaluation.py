@@ -27,8 +27,9 @@ def in_evaluation(
 ) -> Exported | None:
     """Return the graph in evaluation; None where it cannot differ from that of training."""
     nodes = [node for node in trained.graph.nodes if node.op == "call_function"]
-    chosen = any(type(part).train is not nn.Module.train for part in module.modules())
-    if not (trained.asks or chosen or any(draws(node) for node in nodes)):
+    kinds = {type(part) for part in module.modules()}
+    own = any(k.train is not nn.Module.train or k.eval is not nn.Module.eval for k in kinds)
+    if not (trained.asks or own or any(draws(node) for node in nodes)):
         return None
     try:
         return export(module, inputs, training=False)

@@ -4,6 +4,7 @@ import contextlib
 import copy
 import io
 import logging
+import os
 import sysconfig
 import traceback
 import warnings
@@ -40,8 +41,9 @@ class Exported:
 
 
 def export(module: nn.Module, inputs: tuple[Tensor, ...], *, training: bool = True) -> Exported:
-    """Trace a copy (in training mode), with a batch size that can be recognised."""
-    twin = copy.deepcopy(module).train(training)
+    """Trace a copy in one mode, with a batch size that can be recognised."""
+    twin = copy.deepcopy(module)
+    twin = twin.train() if training else twin.eval()
     for part in twin.modules():
         if isinstance(part, _BATCH_NORMS) and part.momentum is None:
             part.momentum = CUMULATIVE
@@ -130,7 +132,7 @@ def _explained(error: Exception) -> TraceError:
 
 def _place(error: Exception) -> str:
     """The last line of the user's own code on the way to the error."""
-    foreign = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<")
+    foreign = (f"{Path(torch.__file__).parent}{os.sep}", f"{Path(__file__).parent}{os.sep}", "<")
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if not f.filename.startswith(foreign) and not _is_standard(f.filename)]
     return f"\nAt {own[-1].filename}:{own[-1].lineno}:\n    {own[-1].line}" if own else ""

@@ -1,5 +1,6 @@
 """What the axis rules see and change while a graph is walked."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -132,7 +133,7 @@ def line_of(node: fx.Node) -> str:
     """The module and the line of the user's code that made the call."""
     lines = [line.strip() for line in str(node.meta.get("stack_trace") or "").splitlines()]
     starts = [i for i, line in enumerate(lines) if line.startswith("File ")]
-    foreign = (f'File "{Path(torch.__file__).parent}', 'File "<eval_with_key>')
+    foreign = (f'File "{Path(torch.__file__).parent}{os.sep}', 'File "<eval_with_key>')
     own = [i for i in starts if not lines[i].startswith(foreign)] or starts
     if not own:
         return f"\nAt {place_of(node)}"

@@ -270,8 +270,10 @@ def _joined(found: Walk) -> list[str]:
         if at is None or not isinstance(weight, Held):
             continue
         product = atoms(found.scope.dims(found.placeholders[weight.name])[at])
+        all_of = all(atom.why for atom in product)
+        which = "its outputs are fixed:" if all_of else "part of its outputs is fixed:"
         met = [_MET[atom.why] for atom in product if atom.why in _MET]
-        out += [f"{weight.name}: its outputs are fixed, as they are joined to {m}" for m in met]
+        out += [f"{weight.name}: {which} joined to {m}" for m in met]
     return out
 
 

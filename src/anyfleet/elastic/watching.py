@@ -1,5 +1,6 @@
 """What a forward pass does that its graph does not show: own backward passes, and its mode."""
 
+import os
 import sys
 import threading
 import traceback
@@ -18,8 +19,9 @@ from torch.utils._pytree import tree_leaves
 
 from anyfleet.elastic.errors import TraceError
 
-_TORCH = str(Path(torch.__file__).parent)
-_FOREIGN = (_TORCH, str(Path(__file__).parent), "<")
+# With the separator: torchvision lies beside torch and is the user's code.
+_TORCH = str(Path(torch.__file__).parent) + os.sep
+_FOREIGN = (_TORCH, str(Path(__file__).parent) + os.sep, "<")
 # Tracing hooks into classes of torch, so only one thread may do it at a time.
 _LOCK = threading.RLock()
 # Parts of torch that are Functions by construction and have no backward of their own making.
