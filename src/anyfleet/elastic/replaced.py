@@ -13,6 +13,7 @@ from anyfleet.elastic import draws
 from anyfleet.elastic.masked_norm import masked_batch_norm, statistics
 from anyfleet.elastic.modes import Run, Special
 from anyfleet.elastic.program import Node
+from anyfleet.elastic.rows import row_mask
 
 
 def batch_norm(run: Run, args: list[Any], node: Node) -> Tensor:
@@ -20,7 +21,7 @@ def batch_norm(run: Run, args: list[Any], node: Node) -> Tensor:
     use_running = mean is not None and (run.mode.statistics == "running" or not training)
     if use_running:
         return torch.batch_norm(x, weight, bias, mean, variance, False, 0.0, eps, False)
-    rows = _rows(run, x)
+    rows = None if run.valid is None else row_mask(run.valid, node.dims or (), run.sizes)
     if run.mode.update != "none" and mean is not None and training:
         own_mean, own_variance, count = _statistics(x.detach(), rows)
         if run.mode.update != "own":
@@ -29,15 +30,6 @@ def batch_norm(run: Run, args: list[Any], node: Node) -> Tensor:
     if rows is None:
         return torch.batch_norm(x, weight, bias, None, None, True, 0.0, eps, False)
     return masked_batch_norm(x, weight, bias, rows, eps)
-
-
-def _rows(run: Run, x: Tensor) -> Tensor | None:
-    """Which rows count; a batch flattened with something else repeats its mask."""
-    if run.valid is None:
-        return None
-    times = x.shape[0] // run.batch
-    mask = run.valid.unsqueeze(1).expand(run.batch, times).reshape(-1)
-    return mask.reshape(-1, *(1,) * (x.ndim - 1))
 
 
 def _statistics(x: Tensor, rows: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
