@@ -22,6 +22,7 @@ from anyfleet.elastic.program import (
     Constant,
     Held,
     Items,
+    Linear,
     Named,
     Node,
     Size,
@@ -213,7 +214,7 @@ def _fixed(arg: Arg, sizes: Mapping[str, int]) -> tuple[bool, Any]:
     if isinstance(arg, Items):
         items = [_fixed(item, sizes) for item in arg.items]
         return all(fixed for fixed, _ in items), [value for _, value in items]
-    if isinstance(arg, Value | Held):
+    if isinstance(arg, Value | Held | Linear):
         return False, None
     if isinstance(arg, Named):
         return arg.text != "model", None if arg.text == "model" else _named(arg.text)
@@ -230,6 +231,9 @@ def _getter(arg: Arg, sizes: Mapping[str, int]) -> Getter:
     if isinstance(arg, Items):
         getters = [_getter(item, sizes) for item in arg.items]
         return lambda values, run: [get(values, run) for get in getters]
+    if isinstance(arg, Linear):
+        times, plus = arg.times, arg.plus
+        return lambda values, run: plus + times * run.batch
     if isinstance(arg, Size) and any(product.count(BATCH) > 1 for product in arg.dim):
         # Pairs of samples.
         dim = arg.dim

@@ -21,6 +21,7 @@ from anyfleet.elastic.program import (
     Dim,
     Held,
     Items,
+    Linear,
     Node,
     Program,
     Size,
@@ -34,20 +35,21 @@ from anyfleet.elastic.rules_shapes import elementwise
 Dims = tuple[Dim, ...]
 
 # They move dimensions or make a tensor of a shape; every row stays its own.
-_HARMLESS = frozenset(
-    """
-    unsqueeze squeeze expand expand_as permute transpose swapaxes movedim t numpy_T tril triu
-    new_zeros new_ones new_full new_empty type_as detach contiguous clone alias lift_fresh_copy
-    arange eye
-    """.split()
-)
-_RESHAPES = frozenset(
-    "view reshape _unsafe_view flatten unflatten view_as reshape_as repeat_interleave".split()
-)
-_PRODUCTS = frozenset({"matmul", "mm", "bmm", "mv", "dot"})
-_RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
+_UNMOVED = """
+unsqueeze squeeze expand expand_as permute transpose swapaxes movedim t numpy_T tril triu
+new_zeros new_ones new_full new_empty type_as detach contiguous clone alias lift_fresh_copy
+arange eye
+"""
+_RESHAPES = """
+view reshape _unsafe_view flatten unflatten view_as reshape_as repeat_interleave
+"""
+_HARMLESS = frozenset(_UNMOVED.split())
+_PASSED = frozenset(("to", "_to_copy", "unsqueeze", "expand", "clone", "detach"))
+_RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 # Matrices in the last two dimensions, all of whose entries meet.
-_MATRICES = frozenset("cholesky inverse logdet det slogdet pinverse matrix_power".split())
+_MATRICES = frozenset(
+    ("cholesky", "det", "inverse", "logdet", "matrix_power", "pinverse", "slogdet")
+)
 _SPATIAL = re.compile(r"([123])d(?:_|$)")
 
 
@@ -161,8 +163,8 @@ def _counts(call: _Call) -> bool:
     if call.base == "arange":
         start, step = call.given.get("start", 0), call.given.get("step", 1)
         return start == 0 and step == 1 and call.given["end"] == Size(((BATCH,),))
-    passed = {"to", "_to_copy", "unsqueeze", "expand", "clone", "detach", *_RESHAPES}
-    return call.base in passed and call.node.args[0] in map(Value, call.counting)
+    passed = call.base in _PASSED or call.base in _RESHAPES.split()
+    return passed and call.node.args[0] in map(Value, call.counting)
 
 
 def _reason(call: _Call) -> str:
@@ -172,6 +174,8 @@ def _reason(call: _Call) -> str:
     inputs = [dims for dims in call.operands if call.at(dims)]
     if not inputs or call.base in _HARMLESS:
         return ""
+    if any(len(call.at(dims)) > 1 for dims in inputs):
+        return ""  # said where they first met
     if any(len(call.at(dims)) > 1 for dims in call.out):
         return "compares samples with each other"
     rule = _RULES.get(call.base)
@@ -187,6 +191,9 @@ def _reason(call: _Call) -> str:
 
 def _number(call: _Call) -> bool:
     """Return whether the batch is used as a number: as a value rather than as a size."""
+    everything = (leaf for arg in call.given.values() for leaf in _leaves(arg))
+    if any(isinstance(leaf, Linear) for leaf in everything):
+        return True
     if call.base in ("arange", "eye"):
         return False
     named = call.numbers | ({"steps"} if call.base == "linspace" else set())
@@ -286,11 +293,6 @@ def _attention(call: _Call) -> str:
         return "runs over the batch"
     met = {(p.dim - len(dims), p.outer, p.inner) for dims, found in places_in for p in found}
     return "" if len(met) < 2 else "compares samples with each other"
-
-
-def _batch_norm(call: _Call) -> str:
-    """Judge a batch norm: its statistics are masked, wherever the batch lies."""
-    return ""
 
 
 def _instance_norm(call: _Call) -> str:
@@ -395,8 +397,8 @@ def _stacked(call: _Call) -> str:
 
 _Rule = Callable[[_Call], str]
 _RULES: Mapping[str, _Rule] = {
-    **dict.fromkeys(_RESHAPES, _reshaped),
-    **dict.fromkeys(_PRODUCTS, _product),
+    **dict.fromkeys(_RESHAPES.split(), _reshaped),
+    **dict.fromkeys(("matmul", "mm", "bmm", "mv", "dot"), _product),
     **dict.fromkeys(_RECURRENT, _recurrent),
     **dict.fromkeys(("conv1d", "conv2d", "conv3d"), _convolution),
     **dict.fromkeys(("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), _convolution),
@@ -405,7 +407,8 @@ _RULES: Mapping[str, _Rule] = {
     **dict.fromkeys(("cat", "concat"), _joined),
     **dict.fromkeys(("index", "index_put"), _index),
     **dict.fromkeys(("layer_norm", "rms_norm"), _layer_norm),
-    "batch_norm": _batch_norm,
+    # Its statistics are masked, wherever the batch lies.
+    "batch_norm": lambda _: "",
     "einsum": _einsum,
     "group_norm": _group_norm,
     "instance_norm": _instance_norm,
