@@ -296,8 +296,6 @@ def _attention(call: _Call) -> str:
 
 
 def _instance_norm(call: _Call) -> str:
-    if call.given["running_mean"] is not None and call.given["use_input_stats"]:
-        return "averages over the batch"
     return _over(call, range(2, len(call.source)))
 
 
