@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from anyfleet import fisher, local
 from anyfleet.client import work
+from anyfleet.elastic import Slice
 from anyfleet.methods import fedavg
 from anyfleet.padding import mixed
 from anyfleet.runtime import Reference, Stacked, Threads
@@ -78,7 +79,7 @@ def by_hand(name: str, device: int, key: Tensor) -> dict[str, Tensor]:
     for rows, valid in zip(drawn.rows, drawn.valid, strict=True):
         own = rows[valid]
         optimiser.zero_grad()
-        task.loss(module(data.x[own]), data.y[own]).mean().backward()
+        torch.autograd.backward(task.loss(module(data.x[own]), data.y[own]).mean())
         optimiser.step()
     return {name: value.detach().clone() for name, value in module.state_dict().items()}
 
@@ -117,7 +118,7 @@ def test_all_engines_agree(name: str) -> None:
 
 def test_a_stack_that_cannot_be_padded_is_refused() -> None:
     task = built("centred")[1]
-    where = local.site(task, METHOD.job(), local.Slice())
+    where = local.site(task, METHOD.job(), Slice())
     with pytest.raises(ValueError, match=r"cannot be stacked: mean \(the outermost module\)"):
         local._counts(where, torch.ones(2, 3, 4, dtype=torch.bool))
 

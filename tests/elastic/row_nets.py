@@ -168,7 +168,7 @@ APART: Mapping[str, Callable[[], nn.Module]] = {
     "between": lambda: Layers(_between),
     "in space": lambda: Layers(_in_space),
     "two views, chunk": lambda: Layers(_views(lambda x, _: x.chunk(2))),
-    "two views, split": lambda: Layers(_views(lambda x, n: x.split(n))),
+    "two views, split": lambda: Layers(_views(lambda x, n: torch.split(x, n))),
     "two views, sliced": lambda: Layers(_views(lambda x, n: (x[:n], x[n:]))),
     "two views, shaped": lambda: Layers(_views(lambda x, n: x.view(2, n, -1).unbind(0))),
     "three views": lambda: Layers(_three_views),
@@ -177,6 +177,7 @@ APART: Mapping[str, Callable[[], nn.Module]] = {
     "einsum by sample": lambda: Layers(
         _plain(lambda z: z * torch.einsum("bd,bd->b", z, z)[:, None])
     ),
+    "einsum with dots": lambda: Layers(_plain(lambda z: torch.einsum("...d,...e->...d", z, z))),
 }
 # Samples see each other; by the word that tells how.
 TOGETHER: Mapping[str, tuple[Callable[[], nn.Module], str]] = {
@@ -191,6 +192,7 @@ TOGETHER: Mapping[str, tuple[Callable[[], nn.Module], str]] = {
             "compares samples",
         ),
         "einsum": (lambda z: torch.einsum("bd,be,ce->cd", z, z, z), "sums over the batch"),
+        "einsum without arrow": (lambda z: z + torch.einsum("bd,bd", z, z), "sums over the batch"),
         "sorted": (lambda z: z.sort(0)[0], "runs over the batch"),
         "rolled": (lambda z: z - z.roll(1, 0), "runs over the batch"),
         "flipped": (lambda z: z + z.flip(0), "runs over the batch"),

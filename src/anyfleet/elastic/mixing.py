@@ -162,9 +162,10 @@ def _counts(call: _Call) -> bool:
     """Return whether the result numbers the samples, so that row i holds i."""
     if call.base == "arange":
         start, step = call.given.get("start", 0), call.given.get("step", 1)
-        return start == 0 and step == 1 and call.given["end"] == Size(((BATCH,),))
+        return bool(start == 0 and step == 1 and call.given["end"] == Size(((BATCH,),)))
     passed = call.base in _PASSED or call.base in _RESHAPES.split()
-    return passed and call.node.args[0] in map(Value, call.counting)
+    first = call.node.args[0]
+    return passed and isinstance(first, Value) and first.name in call.counting
 
 
 def _reason(call: _Call) -> str:
@@ -333,16 +334,25 @@ def _index(call: _Call) -> str:
 
 
 def _einsum(call: _Call) -> str:
+    """Judge a sum of products: all batches have one letter, and the result has it too."""
     equation = str(call.given["equation"]).replace(" ", "")
-    before, _, after = equation.partition("->")
-    if "." in equation or not after:
-        return "is written in a way that does not tell where the batch goes"
+    before, arrow, after = equation.partition("->")
     letters = {
-        terms[place.dim]
-        for terms, dims in zip(before.split(","), call.operands, strict=True)
+        _letters(term, len(dims))[place.dim]
+        for term, dims in zip(before.split(","), call.operands, strict=True)
         for place in call.at(dims)
     }
-    return "" if len(letters) == 1 and letters <= set(after) else "sums over the batch"
+    if arrow:
+        kept = all(letter in after or ("..." in after and letter[0] == ".") for letter in letters)
+    else:
+        kept = all(before.count(letter) < 2 for letter in letters)
+    return "" if len(letters) == 1 and kept else "sums over the batch"
+
+
+def _letters(term: str, rank: int) -> list[str]:
+    """Return the letter of each dimension; those of an ellipsis are .1, .2 … from the right."""
+    head, _, tail = term.partition("...")
+    return [*head, *(f".{n}" for n in range(rank - len(head) - len(tail), 0, -1)), *tail]
 
 
 def _narrowed(call: _Call) -> str:
