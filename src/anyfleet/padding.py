@@ -1,6 +1,6 @@
 """Whether the minibatches of a task may be padded: only where no sample sees another.
 
-The network says so by its program (`elastic.mixing`), a loss only by its values.
+The network says so by its program (`elastic.mixed_rows`), a loss only by its values.
 """
 
 from functools import lru_cache
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from anyfleet import rng
-from anyfleet.elastic import mixing
+from anyfleet.elastic import mixed_rows
 from anyfleet.elastic.program import BATCH, length
 from anyfleet.types import Task
 
@@ -20,7 +20,7 @@ _CLOSE = 1e-4  # relative; a sample more or less would change a loss by far more
 @lru_cache(maxsize=1)
 def mixed(task: Task) -> str:
     """Return where samples see each other while a model is trained; empty if they never do."""
-    calls = mixing(task.blueprint)
+    calls = mixed_rows(task.blueprint)
     if calls:
         return calls[0]
     return "the loss of a sample depends on the others of its minibatch" if _in_loss(task) else ""

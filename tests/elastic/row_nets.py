@@ -168,7 +168,7 @@ APART: Mapping[str, Callable[[], nn.Module]] = {
     "between": lambda: Layers(_between),
     "in space": lambda: Layers(_in_space),
     "two views, chunk": lambda: Layers(_views(lambda x, _: x.chunk(2))),
-    "two views, split": lambda: Layers(_views(lambda x, n: torch.split(x, n))),
+    "two views, split": lambda: Layers(_views(torch.split)),
     "two views, sliced": lambda: Layers(_views(lambda x, n: (x[:n], x[n:]))),
     "two views, shaped": lambda: Layers(_views(lambda x, n: x.view(2, n, -1).unbind(0))),
     "three views": lambda: Layers(_three_views),

@@ -89,10 +89,10 @@ def test_a_network_that_needs_many_samples_is_traced_with_many() -> None:
 @pytest.fixture
 def outside() -> Iterator[None]:
     """Generators outside torch are left as they were."""
-    python, numpy = random.getstate(), np.random.get_state()
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
     yield
     random.setstate(python)
-    np.random.set_state(numpy)
+    np.random.set_state(numpy)  # noqa: NPY002
 
 
 @pytest.mark.usefixtures("outside")
@@ -102,14 +102,14 @@ def outside() -> Iterator[None]:
     [
         lambda z: z.relu() if random.random() < 0.5 else z,
         lambda z: z * random.random(),
-        lambda z: z * float(np.random.rand()),
+        lambda z: z * float(np.random.rand()),  # noqa: NPY002
         lambda z: z + torch.tensor([random.gauss(0, 1)]),
     ],
     ids=["branch", "number", "numpy", "tensor"],
 )
 def test_a_forward_that_is_not_the_same_twice_is_refused(draw: Change, seed: int) -> None:
     random.seed(seed)
-    np.random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
     with pytest.raises(TraceError, match="not the same twice"):
         trace(Changed(draw), torch.randn(2, 3))
 

@@ -6,7 +6,7 @@ from anyfleet.elastic.cost import Cost, Priced, cost
 from anyfleet.elastic.dense import DenseModel, dense
 from anyfleet.elastic.errors import ProgramError, SliceError, TraceError, VerifyError
 from anyfleet.elastic.interpret import apply
-from anyfleet.elastic.mixing import mixing
+from anyfleet.elastic.mixed_rows import mixed_rows
 from anyfleet.elastic.modes import COLLECT, EVALUATE, EVALUATE_BATCH, OBSERVE, STATIC, TRAIN, Mode
 from anyfleet.elastic.narrowing import alpha, columns, narrowed, width, within
 from anyfleet.elastic.permuting import permute
@@ -48,7 +48,7 @@ __all__ = [
     "cut",
     "dense",
     "largest",
-    "mixing",
+    "mixed_rows",
     "narrowed",
     "paste",
     "permute",

@@ -13,7 +13,7 @@ from torch._ops import OpOverload
 
 from anyfleet.elastic.blueprint import Blueprint
 from anyfleet.elastic.errors import ProgramError
-from anyfleet.elastic.mixing import mixing
+from anyfleet.elastic.mixed_rows import mixed_rows
 from anyfleet.elastic.modes import Mode, Run
 from anyfleet.elastic.program import (
     BATCH,
@@ -88,11 +88,11 @@ def _home(
 
 def _padding(plan: "_Plan", valid: Tensor | None) -> Tensor | None:
     """The mask of a network whose samples stay apart; the others take samples alone."""
-    if valid is None or not plan.mixing:
+    if valid is None or not plan.mixed:
         return valid
     if _functorch.is_batchedtensor(valid) or not bool(valid.all()):
         raise ValueError(
-            f"{plan.mixing[0]}: the rows of a minibatch see each other, so that none of them may "
+            f"{plan.mixed[0]}: the rows of a minibatch see each other, so that none of them may "
             "be padding and devices cannot be stacked. Pass the samples alone, without `valid`."
         )
     return None
@@ -121,7 +121,7 @@ class _Plan:
     steps: tuple[Step, ...]
     updates: tuple[tuple[str, str], ...]
     output: str
-    mixing: tuple[str, ...]  # where rows see each other
+    mixed: tuple[str, ...]  # where rows see each other
 
 
 @lru_cache(maxsize=256)
@@ -146,7 +146,7 @@ def _plan(blueprint: Blueprint) -> _Plan:
         tuple(_step(node, sizes, tuple(dead.get(i, ()))) for i, node in enumerate(program.nodes)),
         program.updates,
         program.output,
-        mixing(blueprint),
+        mixed_rows(blueprint),
     )
 
 

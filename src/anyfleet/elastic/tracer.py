@@ -10,7 +10,7 @@ from anyfleet.elastic.axes import freeze, fresh
 from anyfleet.elastic.blueprint import BatchNormSite, Blueprint, Layer
 from anyfleet.elastic.errors import TraceError
 from anyfleet.elastic.flops import uncounted
-from anyfleet.elastic.mixing import mixing
+from anyfleet.elastic.mixed_rows import mixed_rows
 from anyfleet.elastic.names import Names, output_atoms, owner_of
 from anyfleet.elastic.operators import rule
 from anyfleet.elastic.program import (
@@ -78,7 +78,7 @@ def _uncounted(blueprint: Blueprint) -> list[str]:
 
 def _mixed(blueprint: Blueprint) -> list[str]:
     return [
-        f"{call}: minibatches are not padded, devices not stacked" for call in mixing(blueprint)
+        f"{call}: minibatches are not padded, devices not stacked" for call in mixed_rows(blueprint)
     ]
 
 

@@ -33,6 +33,7 @@ from anyfleet.elastic.rows import Place, outside, places
 from anyfleet.elastic.rules_shapes import elementwise
 
 Dims = tuple[Dim, ...]
+Operand = Value | Held
 
 # They move dimensions or make a tensor of a shape; every row stays its own.
 _UNMOVED = """
@@ -76,25 +77,31 @@ class _Call:
 
 
 @lru_cache(maxsize=256)
-def mixing(blueprint: Blueprint) -> tuple[str, ...]:
+def mixed_rows(blueprint: Blueprint) -> tuple[str, ...]:
     """Return one line for every call on the way to the output through which samples mix."""
     program, sizes = blueprint.program, blueprint.sizes
-    known: dict[str, Dims] = {given.name: given.dims for given in program.inputs}
-    known |= {node.name: node.dims for node in program.nodes if node.dims is not None}
-    tables = {**blueprint.params, **blueprint.buffers}
-    tables |= {name: constant.dims for name, constant in program.constants.items()}
+    known = _known(blueprint)
     counting: set[str] = set()
     found: list[str] = []
     live = _live(program)
     for node in (node for node in program.nodes if node.name in live):
         if node.op == "getitem":
             continue
-        call = _call(node, program, known, tables, sizes, frozenset(counting))
+        call = _call(node, program, known, sizes, frozenset(counting))
         if _counts(call):
             counting.add(node.name)
         if reason := _reason(call):
             found.append(f"{call.base} ({node.where or 'the outermost module'}) {reason}")
     return tuple(dict.fromkeys(found))
+
+
+def _known(blueprint: Blueprint) -> dict[Operand, Dims]:
+    """Return the dimensions of every value, parameter, buffer and constant."""
+    program = blueprint.program
+    found: dict[Operand, Dims] = {Value(given.name): given.dims for given in program.inputs}
+    found |= {Value(node.name): node.dims for node in program.nodes if node.dims is not None}
+    found |= {Held(name): dims for name, dims in {**blueprint.params, **blueprint.buffers}.items()}
+    return found | {Held(name): constant.dims for name, constant in program.constants.items()}
 
 
 def _live(program: Program) -> set[str]:
@@ -109,8 +116,7 @@ def _live(program: Program) -> set[str]:
 def _call(
     node: Node,
     program: Program,
-    known: Mapping[str, Dims],
-    tables: Mapping[str, Dims],
+    known: Mapping[Operand, Dims],
     sizes: Mapping[str, int],
     counting: frozenset[str],
 ) -> _Call:
@@ -120,15 +126,15 @@ def _call(
     given = {argument.name: argument.default_value for argument in arguments}
     given |= dict(zip((a.name for a in arguments), node.args, strict=False)) | dict(node.options)
     named = {
-        name: (known if isinstance(arg, Value) else tables)[arg.name]
+        name: known[arg]
         for name, arg in given.items()
-        if isinstance(arg, Value | Held) and arg.name in (*known, *tables)
+        if isinstance(arg, Value | Held) and arg in known
     }
     operands = tuple(
-        (known if isinstance(leaf, Value) else tables)[leaf.name]
+        known[leaf]
         for arg in given.values()
         for leaf in _leaves(arg)
-        if isinstance(leaf, Value | Held) and leaf.name in (*known, *tables)
+        if isinstance(leaf, Value | Held) and leaf in known
     )
     out = (node.dims,) if node.dims is not None else _parts(node, program)
     numbers = frozenset(a.name for a in arguments if not _is_size(a))
