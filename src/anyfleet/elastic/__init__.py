@@ -6,6 +6,7 @@ from anyfleet.elastic.cost import Cost, Priced, cost
 from anyfleet.elastic.dense import DenseModel, dense
 from anyfleet.elastic.errors import ProgramError, SliceError, TraceError, VerifyError
 from anyfleet.elastic.interpret import apply
+from anyfleet.elastic.mixed_rows import mixed_rows
 from anyfleet.elastic.modes import (
     COLLECT,
     EVALUATE,
@@ -57,6 +58,7 @@ __all__ = [
     "cut",
     "dense",
     "largest",
+    "mixed_rows",
     "narrowed",
     "paste",
     "permute",

@@ -10,15 +10,16 @@ from typing import Any
 from torch import Tensor, nn
 
 from anyfleet.elastic.errors import TraceError
-from anyfleet.elastic.export import Exported, export
+from anyfleet.elastic.export import Exported
 from anyfleet.elastic.program import Constant, Held, Value
 from anyfleet.elastic.randomness import draws, is_drop
+from anyfleet.elastic.repeated import repeated
 from anyfleet.elastic.scope import Count, bound, full_size
 from anyfleet.elastic.walk import Draft, Walk, current, walk
 
 # Arguments that tell an operator its mode, and one that only matters while something is dropped.
-_MODE = frozenset({"train", "training", "dropout_p"})
-# Where batch norm has its running mean and its mode.
+_MODE = frozenset({"train", "training", "use_input_stats", "dropout_p"})
+# Where batch norm and instance norm have their running mean and their mode.
 _MEAN, _TRAINING = 3, 5
 
 
@@ -32,7 +33,7 @@ def in_evaluation(
     if not (trained.asks or own or any(draws(node) for node in nodes)):
         return None
     try:
-        return export(module, inputs, training=False)
+        return repeated(module, inputs, training=False)
     except TraceError as error:
         raise TraceError(f"In evaluation, after module.eval(): {error}") from error
 
@@ -61,7 +62,7 @@ def own_walk(trained: Walk, evaluated: Exported | None) -> Walk | None:
 
 
 def _is_norm(draft: Draft) -> bool:
-    return draft.op.startswith("aten.batch_norm.")
+    return draft.op.startswith(("aten.batch_norm.", "aten.instance_norm."))
 
 
 def _mean(draft: Draft) -> str | None:

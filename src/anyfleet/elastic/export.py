@@ -40,14 +40,20 @@ class Exported:
     asks: bool  # forward() looks whether it is training
 
 
-def export(module: nn.Module, inputs: tuple[Tensor, ...], *, training: bool = True) -> Exported:
-    """Trace a copy in one mode, with a batch size that can be recognised."""
+def export(
+    module: nn.Module,
+    inputs: tuple[Tensor, ...],
+    *,
+    training: bool = True,
+    batch: int | None = None,
+) -> Exported:
+    """Trace a copy in one mode, with a batch size that can be recognised or a given one."""
     twin = copy.deepcopy(module)
     twin = twin.train() if training else twin.eval()
     for part in twin.modules():
         if isinstance(part, _BATCH_NORMS) and part.momentum is None:
             part.momentum = CUMULATIVE
-    batch = _unmistakable(twin, inputs)
+    batch = batch or _unmistakable(twin, inputs)
     examples = tuple(x.new_empty((batch, *x.shape[1:])) for x in inputs)
     with _quiet(), watching(gradients=training) as seen, torch.enable_grad(), _plain_attention():
         try:

@@ -1,7 +1,7 @@
 """Axes for which a small model is no masked large one: they enter statistics or a scale."""
 
 from anyfleet.elastic.blueprint import Blueprint
-from anyfleet.elastic.program import Dim, Held, Node, Program, Size, Value
+from anyfleet.elastic.program import BATCH, Dim, Held, Node, Program, Size, Value
 
 _AVERAGES = frozenset({"mean", "var", "std"})
 
@@ -41,6 +41,8 @@ def _averaged(node: Node, source: tuple[Dim, ...]) -> set[str]:
         return _axes(source[1:2]) - (_axes((groups.dim,)) if isinstance(groups, Size) else set())
     if op == "scaled_dot_product_attention":
         return _axes(source[-1:])
+    if op == "batch_norm":
+        return _axes(source[:1] + source[2:]) - {BATCH}
     if op in _AVERAGES:
         return _axes(source) - _axes(node.dims or ())
     return set()

@@ -12,8 +12,9 @@ from anyfleet.elastic.axes import Dims, atoms, freeze, fresh
 from anyfleet.elastic.blueprint import BatchNormSite, Blueprint, Layer
 from anyfleet.elastic.evaluation import in_evaluation, own_walk
 from anyfleet.elastic.examples import checked
-from anyfleet.elastic.export import Exported, export
+from anyfleet.elastic.export import Exported
 from anyfleet.elastic.flops import uncounted
+from anyfleet.elastic.mixed_rows import mixed_rows
 from anyfleet.elastic.names import Names, output_atoms, owner_of
 from anyfleet.elastic.operators import rule
 from anyfleet.elastic.program import (
@@ -28,6 +29,7 @@ from anyfleet.elastic.program import (
     Size,
 )
 from anyfleet.elastic.randomness import drawn_in_evaluation
+from anyfleet.elastic.repeated import check_batches, repeated
 from anyfleet.elastic.rules_shapes import unknown
 from anyfleet.elastic.scope import Count, op_name
 from anyfleet.elastic.walk import Draft, Walk, current, dtype_name, walk
@@ -58,10 +60,13 @@ def trace(module: nn.Module, example_inputs: Tensor | tuple[Tensor, ...]) -> Blu
     """
     inputs = checked(module, example_inputs)
     shared = aliases(module)
-    found = walk(export(module, inputs), shared)
+    found = walk(repeated(module, inputs), shared)
     evaluated = in_evaluation(module, inputs, found.exported)
     drawn = _find_draws(found, evaluated)
     other = own_walk(found, evaluated)
+    check_batches(found, module, inputs)
+    if other is not None:
+        check_batches(other, module, inputs, training=False)
     notes = _finish_axes(found, other, module) + drawn
     names, order = _name_axes(found, other)
     program = _program(found, names, module)
@@ -80,12 +85,18 @@ def trace(module: nn.Module, example_inputs: Tensor | tuple[Tensor, ...]) -> Blu
         aliases={n: first for n, first in shared.items() if n in module.state_dict()},
         evaluation=None if other is None else replace(_program(other, names, module), updates=()),
     )
-    return replace(blueprint, notes=(*blueprint.notes, *_uncounted(blueprint)))
+    return replace(blueprint, notes=(*blueprint.notes, *_uncounted(blueprint), *_mixed(blueprint)))
 
 
 def _uncounted(blueprint: Blueprint) -> list[str]:
     calls = (f"{n.op} ({n.where or 'the outermost module'})" for n in uncounted(blueprint))
     return [f"{call}: its work is not counted" for call in dict.fromkeys(calls)]
+
+
+def _mixed(blueprint: Blueprint) -> list[str]:
+    return [
+        f"{call}: minibatches are not padded, devices not stacked" for call in mixed_rows(blueprint)
+    ]
 
 
 def _find_draws(found: Walk, evaluated: Exported | None) -> list[str]:
