@@ -78,9 +78,6 @@ def _inlined(
     if silent:
         _check_changes(block, known, buffers)
     inside = _copy(block, graph, known, buffers)
-    if silent:
-        for own in [n for n in block.graph.nodes if _changed(n) is not None]:
-            _detach_operands(graph, inside[own])
     results = next(n for n in block.graph.nodes if n.op == "output").args[0]
     found = [inside[n] if isinstance(n, fx.Node) else n for n in cast(tuple[Any, ...], results)]
     return tuple(_detached(graph, n) if silent else n for n in found)
@@ -109,14 +106,6 @@ def _changed(node: fx.Node) -> fx.Node | None:
         if argument.alias_info is not None and argument.alias_info.is_write:
             return given if isinstance(given, fx.Node) else None
     return None
-
-
-def _detach_operands(graph: fx.Graph, node: fx.Node) -> None:
-    """What flows into a buffer brings no gradient along."""
-    target = _changed(node)
-    for operand in [n for n in node.all_input_nodes if n is not target]:
-        with graph.inserting_before(node):
-            node.replace_input_with(operand, _detached(graph, operand))
 
 
 def _detached(graph: fx.Graph, node: Any) -> Any:
