@@ -43,20 +43,22 @@ def written_out(module: fx.GraphModule, buffers: set[str]) -> tuple[fx.Graph, di
         return module.graph, {}
     graph = fx.Graph()
     copied = _copy(module, graph, {}, buffers)
+    output = next(node for node in module.graph.nodes if node.op == "output")
+    graph.node_copy(output, copied.__getitem__)
     return graph, {n.name: c.name for n, c in copied.items() if isinstance(c, fx.Node)}
 
 
 def _copy(module: fx.GraphModule, graph: fx.Graph, known: Copied, buffers: set[str]) -> Copied:
-    """Copy every node; `known` are those that stand for the placeholders of a nested graph."""
+    """Copy every call; `known` are those that stand for the placeholders of a nested graph."""
     copied = dict(known)
     for node in module.graph.nodes:
-        if node in copied or node.op == "get_attr":
+        if node in copied or node.op in ("get_attr", "output"):
             continue
         if isinstance(node.target, torch._ops.HigherOrderOperator):  # noqa: SLF001
             copied[node] = _inlined(module, graph, node, copied, buffers)
         elif node.target is operator.getitem and isinstance(copied.get(node.args[0]), tuple):
             copied[node] = copied[node.args[0]][node.args[1]]
-        elif node.op != "output" or not known:
+        else:
             copied[node] = graph.node_copy(node, copied.__getitem__)
     return copied
 
