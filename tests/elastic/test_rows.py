@@ -106,6 +106,11 @@ def test_what_sees_each_other_runs_in_a_small_model(name: str) -> None:
     assert verify(each.module, each.inputs, each.blueprint).problems == ()
 
 
+def test_standardised_weights_are_cut() -> None:
+    axes = net("standardised weights").blueprint.axes
+    assert {n: a.size for n, a in axes.items() if a.kind == "channels"} == {"one": 4, "two": 6}
+
+
 def test_draws_of_a_sample_do_not_depend_on_padding() -> None:
     torch.manual_seed(2)
     each = of(Layers(_dropped), torch.randn(REAL, 1, PIXELS, PIXELS))
