@@ -32,6 +32,15 @@ def reshape(scope: Scope, node: fx.Node) -> Result:
     return out
 
 
+def reshape_like(scope: Scope, node: fx.Node) -> Result:
+    """The shape of another tensor, and with it its axes."""
+    given = bound(node)
+    out = refactor(scope, node, given["self"])
+    for one, other in zip(out, scope.dims(given["other"]), strict=True):
+        scope.match(one, other, node)
+    return out
+
+
 def unflatten(scope: Scope, node: fx.Node) -> Result:
     given = bound(node)
     out = refactor(scope, node, given["self"])
