@@ -1,13 +1,13 @@
 """Axes for which a small model is no masked large one: they enter statistics or a scale."""
 
 from anyfleet.elastic.blueprint import Blueprint
-from anyfleet.elastic.program import Dim, Held, Node, Size, Value
+from anyfleet.elastic.program import BATCH, Dim, Held, Node, Size, Value
 
 _AVERAGES = frozenset({"mean", "var", "std"})
 
 
 def statistical_axes(blueprint: Blueprint) -> frozenset[str]:
-    """Axes that a layer or group norm or a mean averages over, or that scale attention."""
+    """Axes that a norm or a mean averages over, or that scale attention."""
     dims = {given.name: given.dims for given in blueprint.program.inputs}
     dims |= {node.name: node.dims for node in blueprint.program.nodes if node.dims is not None}
     found: set[str] = set()
@@ -34,6 +34,9 @@ def _averaged(node: Node, source: tuple[Dim, ...]) -> set[str]:
     if op == "group_norm":
         groups = node.args[1]
         return _axes(source[1:2]) - (_axes((groups.dim,)) if isinstance(groups, Size) else set())
+    if op in ("batch_norm", "instance_norm"):
+        # Of weights, say: their input channels are what is averaged.
+        return _axes(source[:1] + source[2:]) - {BATCH}
     if op == "scaled_dot_product_attention":
         return _axes(source[-1:])
     if op in _AVERAGES:
