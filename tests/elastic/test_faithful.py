@@ -161,7 +161,7 @@ def test_the_batch_must_not_be_a_number() -> None:
 
 
 def test_zeros_hide_nothing() -> None:
-    """A residual branch whose last scale starts at zero is looked into."""
+    """A branch that starts at zero and without a gradient is looked into."""
 
     class Branch(nn.Module):
         def __init__(self) -> None:
@@ -170,7 +170,7 @@ def test_zeros_hide_nothing() -> None:
             self.b = nn.Linear(6, 3)
 
         def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.b(x + self.scale * torch.relu(self.a(x)))
+            out: Tensor = self.b(x + self.scale.square() * torch.relu(self.a(x)))
             return out
 
     module, x = Branch(), torch.randn(2, 6)
@@ -214,13 +214,19 @@ def test_other_content_is_checked_again(asked: list[nn.Module]) -> None:
     ):
         require_faithful(module, (example,), trace(module, example))
     assert len(asked) == 4
+    # What forward() might look at, though the trace does not show it.
+    for label in ("one", "other"):
+        module = Small(0.25)
+        module.label = label  # type: ignore[assignment]
+        require_faithful(module, (x,), trace(module, x))
+    assert len(asked) == 6
     # A trace of the same module that is another one.
     module = Small(0.25)
     wrong = instead("aten.relu.default", "aten.tanh.default")(trace(module, x))
     for _ in range(2):
         with pytest.raises(VerifyError):
             require_faithful(module, (x,), wrong)
-    assert len(asked) == 5
+    assert len(asked) == 7
 
 
 def test_what_cannot_be_told_is_checked_every_time(asked: list[nn.Module]) -> None:

@@ -261,6 +261,10 @@ class Twin:
             twin._apply(lambda t: t.to(_like(t, dtype)))  # type: ignore[no-untyped-call]  # noqa: SLF001
         for tensor in twin.parameters():
             tensor.requires_grad_(tensor.is_floating_point() or tensor.is_complex())
+        for first, *others in _groups(module):
+            shared = twin.get_buffer(first)
+            for name in others:
+                _register(twin, name, shared)
         kept = {n: b.detach().clone() for n, b in twin.named_buffers()}
         return Twin(twin, dtype or torch.get_default_dtype(), dtype is not None, kept)
 
@@ -278,7 +282,7 @@ class Twin:
         if valid is not None:
             raise ValueError("a module cannot be told which rows are padding")
         try:
-            return self._run(params, {**self.kept, **buffers}, inputs, training, loss)
+            return self._run(params, buffers, inputs, training, loss)
         except Exception:
             self.failed = True
             raise
@@ -300,7 +304,8 @@ class Twin:
             with torch.set_grad_enabled(loss is not None):
                 out = _first(self.module(*inputs))
             # A checkpoint that runs again while differentiating moves statistics once more.
-            moved = {n: b.detach().clone() for n, b in self.module.named_buffers()}
+            held = dict(self.module.named_buffers(remove_duplicate=False))
+            moved = {name: buffer.detach().clone() for name, buffer in held.items()}
             with _again(self.module, dropouts):
                 found = _gradients(out, loss, leaves)
         self.computed |= others.computed
@@ -328,14 +333,32 @@ class Twin:
         with torch.no_grad():
             for name, param in self.module.named_parameters():
                 param.copy_(params[name])
-            held = dict(self.module.named_buffers())
-            for name, tensor in buffers.items():
-                now = held.get(name)
-                if now is not None and now.shape == tensor.shape and now.dtype == tensor.dtype:
+            for names in _groups(self.module):
+                given = [buffers[name] for name in names if name in buffers]
+                tensor = given[0] if given else self.kept.get(names[0])
+                if tensor is None:
+                    continue
+                now = self.module.get_buffer(names[0])
+                if now.shape == tensor.shape and now.dtype == tensor.dtype:
                     now.copy_(tensor)
-                else:
-                    path, _, leaf = name.rpartition(".")
-                    setattr(self.module.get_submodule(path), leaf, tensor.clone())
+                    continue
+                # The module put another tensor there.
+                tensor = tensor.clone()
+                for name in names:
+                    _register(self.module, name, tensor)
+
+
+def _groups(module: nn.Module) -> list[list[str]]:
+    """Return the names of every buffer; a shared one has several."""
+    found: dict[int, list[str]] = {}
+    for name, buffer in module.named_buffers(remove_duplicate=False):
+        found.setdefault(id(buffer), []).append(name)
+    return list(found.values())
+
+
+def _register(module: nn.Module, name: str, tensor: Tensor) -> None:
+    path, _, leaf = name.rpartition(".")
+    setattr(module.get_submodule(path), leaf, tensor)
 
 
 def _gradients(out: Tensor, loss: Tensor | None, leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -402,7 +425,7 @@ def bench(
     params = {
         n: _disturbed(cast(p.detach()), rng.fold(key, n)) for n, p in module.named_parameters()
     }
-    held = dict(module.named_buffers())
+    held = dict(module.named_buffers(remove_duplicate=False))
     buffers = {n: cast(held[n].detach()).clone() for n in blueprint.buffers}
     for site in blueprint.norms:
         if site.mean is not None and site.variance is not None:
@@ -434,7 +457,7 @@ def _disturbed(tensor: Tensor, key: Tensor) -> Tensor:
         return tensor * (1 + 0.5 * own)
     # All zero: as large as an ordinary initialisation.
     fan_in = tensor.numel() // max(1, tensor.shape[0]) if tensor.ndim > 1 else 10
-    return noise(tensor, key) * max(1, fan_in) ** -0.5
+    return noise(tensor, key) * float(max(1, fan_in) ** -0.5)
 
 
 def _rows(x: Tensor, rows: int, key: Tensor) -> Tensor:

@@ -480,6 +480,8 @@ def differs(
         return ""
     if torch.bool in (got.dtype, want.dtype):
         return f"{what} differs"
+    if bool(want.isnan().any()):
+        return f"{what} is not a number already where it should be right (are the inputs finite?)"
     error = float((got - want)[unlike].abs().max())
     limit = tolerance * max(_peak(want), scale, 1e-30)
     return "" if error <= limit else f"{what} differs by {error:.3g}"
