@@ -45,7 +45,7 @@ LAYERS = (
         (
             "loop server client method types view seam arrivals evaluate issue ledger local packing"
             " timing choosing delivery incoming outcomes parts fisher lessons"
-            " coding envelope feedback frames calibration lengths offers"
+            " coding envelope feedback frames calibration lengths offers padding"
         ),
     ),
     ("elastic rng naming errors config columns formulas papers",),

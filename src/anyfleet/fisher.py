@@ -17,6 +17,7 @@ from anyfleet import rng
 from anyfleet.columns import Ints
 from anyfleet.elastic import EVALUATE, OBSERVE, Blueprint, Cost, Priced, apply
 from anyfleet.errors import refuse
+from anyfleet.padding import mixed
 from anyfleet.parts import Loose, Train, Work
 from anyfleet.types import Numbers, Params, Task
 
@@ -241,6 +242,12 @@ class Observed:
                 "Fisher information is measured with labels drawn from a softmax of the output, "
                 "and this task has none: use a chooser and an extraction that do not ask for it "
                 "(LargestInTime, Leading), or say classified=True if its loss is one of classes."
+            )
+        if self.fisher.estimate == "samples" and (reason := mixed(task)):
+            return (
+                "Fisher information is measured by the gradients of single samples, and in this "
+                f'task samples see each other: {reason}. Use Fisher(estimate="mean"), or a '
+                "chooser and an extraction that do not ask for it (LargestInTime, Leading)."
             )
         return self.inner.misfit(task)
 

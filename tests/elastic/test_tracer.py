@@ -346,7 +346,8 @@ class Assorted(nn.Module):
 
 def test_assorted_operators() -> None:
     net = of(Assorted(), torch.randn(4, 3, 9))
-    assert net.blueprint.notes == ()
+    (note,) = net.blueprint.notes
+    assert note.startswith("div (the outermost module) computes with the number of samples")
     assert kinds(net.blueprint, "channels") == {"a": 6}
     verify(net.module, net.inputs, net.blueprint).require()
 

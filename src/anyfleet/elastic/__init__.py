@@ -7,6 +7,7 @@ from anyfleet.elastic.dense import DenseModel, dense
 from anyfleet.elastic.errors import ProgramError, SliceError, TraceError, VerifyError
 from anyfleet.elastic.faithful import require_faithful
 from anyfleet.elastic.interpret import apply
+from anyfleet.elastic.mixed_rows import mixed_rows
 from anyfleet.elastic.modes import COLLECT, EVALUATE, EVALUATE_BATCH, OBSERVE, STATIC, TRAIN, Mode
 from anyfleet.elastic.narrowing import alpha, columns, narrowed, width, within
 from anyfleet.elastic.permuting import permute
@@ -48,6 +49,7 @@ __all__ = [
     "cut",
     "dense",
     "largest",
+    "mixed_rows",
     "narrowed",
     "paste",
     "permute",

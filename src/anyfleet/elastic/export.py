@@ -35,13 +35,19 @@ class Exported:
     tensors: dict[str, Tensor]
 
 
-def export(module: nn.Module, inputs: tuple[Tensor, ...], *, training: bool = True) -> Exported:
-    """Trace a copy (in training mode), with a batch size that can be recognised."""
+def export(
+    module: nn.Module,
+    inputs: tuple[Tensor, ...],
+    *,
+    training: bool = True,
+    batch: int | None = None,
+) -> Exported:
+    """Trace a copy (in training mode), with a batch size that can be recognised or a given one."""
     twin = copy.deepcopy(module).train(training)
     for part in twin.modules():
         if isinstance(part, _BATCH_NORMS) and part.momentum is None:
             part.momentum = CUMULATIVE
-    batch = _unmistakable(twin, inputs)
+    batch = batch or _unmistakable(twin, inputs)
     examples = tuple(x.new_empty((batch, *x.shape[1:])) for x in inputs)
     with _quiet():
         try:

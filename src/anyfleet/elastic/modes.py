@@ -1,7 +1,7 @@
 """How a program is run: the modes, and what one run knows."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -44,6 +44,7 @@ class Run:
     dtype: torch.dtype
     device: torch.device
     updates: dict[str, Tensor]
+    sizes: Mapping[str, int] = field(default_factory=dict)  # of the axes
 
 
 Special = Callable[[Run, list[Any], Node], Any]

@@ -29,6 +29,15 @@ def reshape(scope: Scope, node: fx.Node) -> Result:
     return out
 
 
+def reshape_like(scope: Scope, node: fx.Node) -> Result:
+    """The shape of another tensor, and with it its axes."""
+    given = bound(node)
+    out = refactor(scope, node, given["self"])
+    for one, other in zip(out, scope.dims(given["other"]), strict=True):
+        scope.match(one, other, node)
+    return out
+
+
 def unflatten(scope: Scope, node: fx.Node) -> Result:
     given = bound(node)
     out = refactor(scope, node, given["self"])
@@ -154,7 +163,24 @@ def narrow(scope: Scope, node: fx.Node) -> Result:
             scope.resize(node, "end", source[at])
         return source
     scope.fix((source[at],), node, "a range is taken")
-    return (*source[:at], fresh(count, "a range is taken"), *source[at + 1 :])
+    taken = _rounds(scope, node, source[at], count) or fresh(count, "a range is taken")
+    return (*source[:at], taken, *source[at + 1 :])
+
+
+def _rounds(scope: Scope, node: fx.Node, product: Product, count: int) -> Product | None:
+    """Whole views of the batch that a slice takes from several joined ones."""
+    given = bound(node)
+    total, start = full_size(product), int(given["start"] or 0)
+    start = max(0, start + total if start < 0 else start)
+    first = scope.views(start, product, "a range is taken")
+    if first is None or given.get("step", 1) != 1:
+        return None
+    if start:
+        scope.resize(node, "start", first)
+    taken = scope.views(count, product, "a range is taken")
+    if taken is not None and "end" in given:
+        scope.resize(node, "end", scope.literal(start + count, "a range is taken"))
+    return taken
 
 
 def insert(scope: Scope, node: fx.Node) -> Result:
@@ -217,8 +243,19 @@ def join(scope: Scope, node: fx.Node) -> Result:
         for i, (a, b) in enumerate(zip(out, part, strict=True)):
             if i != at:
                 scope.match(a, b, node)
-    joined: Product = scope.literal(shape_of(node)[at], "concatenated")
+    joined = _end_to_end(scope, node, [part[at] for part in parts], shape_of(node)[at])
     return (*out[:at], joined, *out[at + 1 :])
+
+
+def _end_to_end(scope: Scope, node: fx.Node, parts: list[Product], count: int) -> Product:
+    """Views of the batch behind one another run over it several times."""
+    inner = [found[1] for found in map(scope.parted, parts) if found is not None]
+    if len(inner) == len(parts) and len({full_size(product) for product in inner}) == 1:
+        for other in inner[1:]:
+            scope.match(inner[0], other, node)
+        if (found := scope.views(count, parts[0], "concatenated")) is not None:
+            return found
+    return scope.literal(count, "concatenated")
 
 
 def divide(scope: Scope, node: fx.Node) -> Result:
@@ -230,10 +267,9 @@ def divide(scope: Scope, node: fx.Node) -> Result:
     shapes = [tuple(t.shape) for t in node.meta["val"]]
     if op_name(node) == "unbind":
         return [(*source[:at], *source[at + 1 :])] * len(shapes)
-    return [
-        (*source[:at], scope.literal(s[at], "divided into parts"), *source[at + 1 :])
-        for s in shapes
-    ]
+    why = "divided into parts"
+    parts = [scope.views(s[at], source[at], why) or scope.literal(s[at], why) for s in shapes]
+    return [(*source[:at], part, *source[at + 1 :]) for part in parts]
 
 
 def unknown(scope: Scope, node: fx.Node) -> Result:

@@ -68,8 +68,29 @@ class Scope:
     def literal(self, count: int, why: str) -> Product:
         """The dimension of a literal size; multiples of the batch are recognised."""
         if count % self.batch.size == 0 and count > 0:
-            return (self.batch, *fresh(count // self.batch.size, why))
+            return (self.batch, *self.literal(count // self.batch.size, why))
         return fresh(count, why)
+
+    def parted(self, product: Product) -> tuple[int, Product] | None:
+        """How many entries lie around the batch in a dimension, and the axes inside it.
+
+        None where the batch is no factor of the dimension, or twice.
+        """
+        found = atoms(product)
+        at = [i for i, atom in enumerate(found) if self.is_batch(atom)]
+        return (size(found[: at[0]]), found[at[0] + 1 :]) if len(at) == 1 else None
+
+    def views(self, count: int, product: Product, why: str) -> Product | None:
+        """`count` entries of such a dimension as whole rounds over the batch; None if they are not.
+
+        Two views of a batch joined end to end are 2 · B entries, the batch running faster.
+        """
+        parts = self.parted(product)
+        if parts is None:
+            return None
+        inner = parts[1]
+        once = self.batch.size * size(inner)
+        return None if count % once else (*fresh(count // once, why), self.batch, *inner)
 
     def is_batch(self, atom: Atom) -> bool:
         return atom is atoms((self.batch,))[0]

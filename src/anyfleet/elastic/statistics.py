@@ -39,6 +39,8 @@ def _averaged(node: Node, source: tuple[Dim, ...]) -> set[str]:
         return _axes(source[:1] + source[2:]) - {BATCH}
     if op == "scaled_dot_product_attention":
         return _axes(source[-1:])
+    if op == "batch_norm":
+        return _axes(source[:1] + source[2:]) - {BATCH}
     if op in _AVERAGES:
         return _axes(source) - _axes(node.dims or ())
     return set()

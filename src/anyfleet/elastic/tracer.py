@@ -9,8 +9,8 @@ from torch._ops import OpOverload
 from anyfleet.elastic.axes import freeze, fresh
 from anyfleet.elastic.blueprint import BatchNormSite, Blueprint, Layer
 from anyfleet.elastic.errors import TraceError
-from anyfleet.elastic.export import export
 from anyfleet.elastic.flops import uncounted
+from anyfleet.elastic.mixed_rows import mixed_rows
 from anyfleet.elastic.names import Names, output_atoms, owner_of
 from anyfleet.elastic.operators import rule
 from anyfleet.elastic.program import (
@@ -25,6 +25,7 @@ from anyfleet.elastic.program import (
     Size,
 )
 from anyfleet.elastic.randomness import drawn_in_evaluation
+from anyfleet.elastic.repeated import check_batches, repeated
 from anyfleet.elastic.rules_shapes import unknown
 from anyfleet.elastic.scope import Count, op_name
 from anyfleet.elastic.walk import Draft, Walk, current, dtype_name, walk
@@ -49,7 +50,8 @@ def trace(module: nn.Module, example_inputs: Tensor | tuple[Tensor, ...]) -> Blu
             "example_inputs must be one or more tensors whose first dimension is the batch"
         )
     aliases = _aliases(module)
-    found = walk(export(module, inputs), aliases)
+    found = walk(repeated(module, inputs), aliases)
+    check_batches(found, module, inputs)
     notes = _finish_axes(found, module) + _find_draws(found, module, inputs)
     names, order = _name_axes(found)
     program = _program(found, names, module)
@@ -66,12 +68,18 @@ def trace(module: nn.Module, example_inputs: Tensor | tuple[Tensor, ...]) -> Blu
         scaled=_scaled(found),
         notes=(*notes, *_remarks(found, names)),
     )
-    return replace(blueprint, notes=(*blueprint.notes, *_uncounted(blueprint)))
+    return replace(blueprint, notes=(*blueprint.notes, *_uncounted(blueprint), *_mixed(blueprint)))
 
 
 def _uncounted(blueprint: Blueprint) -> list[str]:
     calls = (f"{n.op} ({n.where or 'the outermost module'})" for n in uncounted(blueprint))
     return [f"{call}: its work is not counted" for call in dict.fromkeys(calls)]
+
+
+def _mixed(blueprint: Blueprint) -> list[str]:
+    return [
+        f"{call}: minibatches are not padded, devices not stacked" for call in mixed_rows(blueprint)
+    ]
 
 
 def _find_draws(found: Walk, module: nn.Module, inputs: tuple[Tensor, ...]) -> list[str]:

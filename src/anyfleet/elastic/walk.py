@@ -217,7 +217,9 @@ def _arguments(found: Walk, node: fx.Node, base: str) -> tuple[list[Any], dict[s
     }
     names = list(given)
     # What `apply` runs itself has all its arguments in their places.
-    count = len(names) if base in KEYED or base == "batch_norm" else len(node.args)
+    count = (
+        len(names) if base in KEYED or base in ("batch_norm", "instance_norm") else len(node.args)
+    )
     options = {name: given[name] for name in node.kwargs if name in names[count:]}
     if base in CREATIONS and node.meta["val"].is_floating_point():
         # Unless the user chose, it is the precision of the model, not torch's default.
