@@ -15,7 +15,7 @@ from torch.func import vjp, vmap
 
 from anyfleet import rng
 from anyfleet.columns import Ints
-from anyfleet.elastic import EVALUATE, OBSERVE, Blueprint, Cost, Priced, apply
+from anyfleet.elastic import OBSERVE, OBSERVED, Blueprint, Cost, Priced, apply
 from anyfleet.errors import refuse
 from anyfleet.padding import mixed
 from anyfleet.parts import Loose, Train, Work
@@ -127,7 +127,7 @@ class _Model(NamedTuple):
 
     def output(self, values: Params, x: Tensor) -> Tensor:
         site = self.site
-        output, _ = apply(site.blueprint, {**self.params, **values}, self.buffers, x, EVALUATE)
+        output, _ = apply(site.blueprint, {**self.params, **values}, self.buffers, x, OBSERVED)
         return output
 
     @property

@@ -204,11 +204,15 @@ class State:
 
 @dataclass(frozen=True, eq=False)
 class Moment:
-    """A point of a run with the step it describes."""
+    """A point of a run with the step it describes.
+
+    `aliases` are the other names that the module's state_dict has for some tensors of the model.
+    """
 
     point: Point
     step: Step
     fleet: Any  # as its runtime saves it, with orders under way
+    aliases: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def state(self) -> State:
@@ -236,7 +240,7 @@ def play(
         due = last or step.index % experiment.evaluate_every == 0
         scores, details = _judge(experiment, task, step, groups) if due else ({}, ())
         point = replace(_advance(point, step), scores=scores, details=details)
-        yield Moment(point, step, runtime.save())
+        yield Moment(point, step, runtime.save(), task.blueprint.aliases)
         if last:
             return
 

@@ -8,7 +8,16 @@ from anyfleet.elastic.errors import ProgramError, SliceError, TraceError, Verify
 from anyfleet.elastic.faithful import require_faithful
 from anyfleet.elastic.interpret import apply
 from anyfleet.elastic.mixed_rows import mixed_rows
-from anyfleet.elastic.modes import COLLECT, EVALUATE, EVALUATE_BATCH, OBSERVE, STATIC, TRAIN, Mode
+from anyfleet.elastic.modes import (
+    COLLECT,
+    EVALUATE,
+    EVALUATE_BATCH,
+    OBSERVE,
+    OBSERVED,
+    STATIC,
+    TRAIN,
+    Mode,
+)
 from anyfleet.elastic.narrowing import alpha, columns, narrowed, width, within
 from anyfleet.elastic.permuting import permute
 from anyfleet.elastic.slicing import Params, cut, paste, place
@@ -21,6 +30,7 @@ __all__ = [
     "EVALUATE",
     "EVALUATE_BATCH",
     "OBSERVE",
+    "OBSERVED",
     "STATIC",
     "TRAIN",
     "WHOLE",

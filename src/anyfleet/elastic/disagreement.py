@@ -16,7 +16,7 @@ from anyfleet.elastic.program import BATCH, Node
 # A sentence if two tensors differ: got, want, what they are.
 Differs = Callable[[Tensor, Tensor, str], str]
 
-_RESTING = Mode(dropout=False, statistics="running", update="module")
+_RESTING = Mode(dropout=False, statistics="running", update="module", forward="evaluation")
 
 
 def of_outputs(
@@ -62,7 +62,7 @@ def of_padding(
     """Return the first call whose result on the real rows depends on the padded ones."""
     alone = _values(blueprint, given, training=training)
     among = _values(blueprint, (*given[:2], padded), training=training, valid=valid)
-    for node in _calls(blueprint):
+    for node in _calls(blueprint, training=training):
         got, want = among[node.name], alone[node.name]
         if got.shape != want.shape and got.ndim and len(got) == len(valid):
             got = got[: len(want)]
@@ -84,7 +84,7 @@ def of_slice(
     large = _values(blueprint, masked, training=training)
     cut = _values(blueprint.local(slice), small, training=training)
     kept, sizes = dict(slice.keep), {**blueprint.sizes, BATCH: len(masked[2][0])}
-    for node in _calls(blueprint):
+    for node in _calls(blueprint, training=training):
         dims = node.dims or ()
         want = take(large[node.name], tuple(index(dim, kept, sizes) for dim in dims))
         if differs(cut[node.name], want, ""):
@@ -92,8 +92,9 @@ def of_slice(
     return ""
 
 
-def _calls(blueprint: Blueprint) -> Iterator[Node]:
-    return (node for node in blueprint.program.nodes if node.dims is not None)
+def _calls(blueprint: Blueprint, *, training: bool) -> Iterator[Node]:
+    program = blueprint.program if training else blueprint.evaluated
+    return (node for node in program.nodes if node.dims is not None)
 
 
 def _call(node: Node) -> str:
@@ -108,7 +109,10 @@ def _values(
     valid: Tensor | None = None,
 ) -> Mapping[str, Tensor]:
     """Return the result of every call: the program with all of them for updates."""
-    updates = tuple((node.name, node.name) for node in _calls(blueprint))
-    program = replace(blueprint.program, updates=updates)
-    mode = MOVING if training else _RESTING
-    return apply(replace(blueprint, program=program), *given, mode, valid=valid)[1]
+    updates = tuple((n.name, n.name) for n in _calls(blueprint, training=training))
+    telling = (
+        replace(blueprint, program=replace(blueprint.program, updates=updates))
+        if training or blueprint.evaluation is None
+        else replace(blueprint, evaluation=replace(blueprint.evaluation, updates=updates))
+    )
+    return apply(telling, *given, MOVING if training else _RESTING, valid=valid)[1]

@@ -291,7 +291,7 @@ class Twin:
         self, params: Params, buffers: Params, inputs: Inputs, training: bool, loss: Tensor | None
     ) -> Seen:
         self._fill(params, buffers)
-        self.module.train(training)
+        self.module.train() if training else self.module.eval()
         dropouts, others = WithoutDropout(), Still()
         leaves = dict(self.module.named_parameters())
         with (

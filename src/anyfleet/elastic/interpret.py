@@ -56,7 +56,8 @@ def apply(
     `torch.func.grad` and `vmap`.
     """
     tensors = inputs if isinstance(inputs, tuple) else (inputs,)
-    plan = _plan(blueprint)
+    own = blueprint.evaluation is not None and mode.forward == "evaluation"
+    plan = _plan(blueprint, evaluating=own)
     if len(tensors) != len(plan.inputs):
         raise ValueError(f"the network takes {len(plan.inputs)} inputs, got {len(tensors)}")
     dtype, device = _home(params, tensors)
@@ -68,8 +69,8 @@ def apply(
         values[held(name)] = tensor
     for name, constant in plan.constants.items():
         tensor = constant.tensor()
-        own = dtype if tensor.is_floating_point() else tensor.dtype
-        values[held(name)] = tensor.to(device=device, dtype=own)
+        kind = dtype if tensor.is_floating_point() else tensor.dtype
+        values[held(name)] = tensor.to(device=device, dtype=kind)
     for step in plan.steps:
         step(values, run)
     if mode.update == "module":
@@ -125,8 +126,9 @@ class _Plan:
 
 
 @lru_cache(maxsize=256)
-def _plan(blueprint: Blueprint) -> _Plan:
-    program, sizes = blueprint.program, blueprint.sizes
+def _plan(blueprint: Blueprint, *, evaluating: bool) -> _Plan:
+    program = blueprint.evaluated if evaluating else blueprint.program
+    sizes = blueprint.sizes
     kept = {program.output, *(value for _, value in program.updates)}
     last: dict[str, int] = {}
     for position, node in enumerate(program.nodes):

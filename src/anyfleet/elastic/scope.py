@@ -1,7 +1,9 @@
 """What the axis rules see and change while a graph is walked."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -42,6 +44,7 @@ class Scope:
     values: dict[fx.Node, Result] = field(default_factory=dict)
     sizes: dict[fx.Node, dict[str, "Count | list[Count]"]] = field(default_factory=dict)
     remarks: list[Remark] = field(default_factory=list)
+    instead: dict[fx.Node, tuple[str, tuple[Any, ...]]] = field(default_factory=dict)
 
     def dims(self, node: fx.Node) -> Dims:
         found = self.values[node]
@@ -103,6 +106,10 @@ class Scope:
         """The same for a list of sizes."""
         self.sizes.setdefault(node, {})[argument] = [Count(product) for product in dims]
 
+    def replace(self, node: fx.Node, op: str, *args: Any) -> None:
+        """Call another operator in its place: one that does the same at every size."""
+        self.instead[node] = (op, args)
+
 
 def op_name(node: fx.Node) -> str:
     """The operator without namespace and overload: conv2d."""
@@ -145,8 +152,13 @@ def place_of(node: fx.Node) -> str:
 
 def line_of(node: fx.Node) -> str:
     """The module and the line of the user's code that made the call."""
-    frames = [line.strip() for line in str(node.meta.get("stack_trace") or "").splitlines()]
-    return f"\nAt {place_of(node)}: {' '.join(frames[-2:])}" if frames else f"\nAt {place_of(node)}"
+    lines = [line.strip() for line in str(node.meta.get("stack_trace") or "").splitlines()]
+    starts = [i for i, line in enumerate(lines) if line.startswith("File ")]
+    foreign = (f'File "{Path(torch.__file__).parent}{os.sep}', 'File "<eval_with_key>')
+    own = [i for i in starts if not lines[i].startswith(foreign)] or starts
+    if not own:
+        return f"\nAt {place_of(node)}"
+    return f"\nAt {place_of(node)}: {' '.join(lines[own[-1] : own[-1] + 2])}"
 
 
 def full_size(product: Product) -> int:

@@ -10,9 +10,11 @@ from torch import Tensor, nn
 
 from anyfleet import rng
 from anyfleet.elastic import disagreement
+from anyfleet.elastic.aliases import aliases
 from anyfleet.elastic.blueprint import Blueprint, Slice
 from anyfleet.elastic.errors import VerifyError
 from anyfleet.elastic.evidence import Bench, Inputs, Seen, Traced, Twin, bench
+from anyfleet.elastic.mixed_rows import mixed_rows
 from anyfleet.elastic.slicing import cut, paste
 from anyfleet.elastic.statistics import statistical_axes
 from anyfleet.elastic.tracer import trace
@@ -216,7 +218,7 @@ class _Inquiry:
         used = " and ".join(self._evaluated.generators)
         if used:
             return f"forward() draws from {used}, which a traced network cannot"
-        known, real = sum(n.always for n in self.original.program.nodes), self._evaluated.drawn
+        known, real = sum(n.always for n in self.original.evaluated.nodes), self._evaluated.drawn
         if known == real:
             return ""
         return f"{real} calls of the module draw at random in evaluation, {known} of the blueprint"
@@ -323,6 +325,8 @@ class _Inquiry:
 
     def _padding(self) -> str:
         """Rows that are no samples, behind those that are, change nothing for these."""
+        if mixed_rows(self.original):
+            return ""  # it runs without any
         table = self.medium
         padded = tuple(
             torch.cat([x, more]) for x, more in zip(table.inputs, table.others, strict=True)
@@ -396,8 +400,11 @@ class _Inquiry:
 
 def _quiet(blueprint: Blueprint) -> Blueprint:
     """The same without draws in evaluation, to be compared with a module that does not draw."""
-    nodes = tuple(replace(node, always=False) for node in blueprint.program.nodes)
-    return replace(blueprint, program=replace(blueprint.program, nodes=nodes))
+    program, *others = (
+        replace(program, nodes=tuple(replace(node, always=False) for node in program.nodes))
+        for program in blueprint.programs
+    )
+    return replace(blueprint, program=program, evaluation=next(iter(others), None))
 
 
 def _checked(name: str, question: Callable[[], str]) -> Check:
@@ -409,9 +416,11 @@ def _checked(name: str, question: Callable[[], str]) -> Check:
 
 
 def _tables(module: nn.Module, blueprint: Blueprint) -> str:
-    state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    held = {*blueprint.params, *blueprint.buffers, *blueprint.program.constants}
-    missing = sorted(set(state) - held)
+    buffers = dict(module.named_buffers(remove_duplicate=False))
+    state = {**dict(module.named_parameters()), **buffers}
+    constants = [name for program in blueprint.programs for name in program.constants]
+    held = {*blueprint.params, *blueprint.buffers, *constants}
+    missing = sorted(set(state) - held - aliases(module).keys())
     if missing:
         return f"no table for {', '.join(missing)}"
     for name in (*blueprint.params, *blueprint.buffers):
