@@ -460,7 +460,7 @@ FOREIGN: Mapping[str, Net] = {
     "batch norm over time first": (TimeFirst, series),
     "batch norm over two views": (TwoViews, flat),
     "batch norm of a table": (NormedTable, tokens),
-    "batch norm over halves": (GhostNorm, flat),
+    "batch norm over halves": (GhostNorm, lambda: torch.randn(8, 6)),
     "minus the mean of the batch": (between(lambda x: x - x.mean(0)), flat),
     "contrast within the batch": (between(contrast), flat),
     "deviation of the batch": (between(spread), flat),

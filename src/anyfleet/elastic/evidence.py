@@ -409,6 +409,7 @@ def bench(
     blueprint: Blueprint,
     key: Tensor,
     dtype: torch.dtype | None,
+    count: int = ROWS,
 ) -> Bench:
     """Return random tensors of the module's kind and rows between the given samples.
 
@@ -433,9 +434,10 @@ def bench(
             buffers[site.mean] = mean + 0.3 * noise(mean, rng.fold(key, site.mean))
             buffers[site.variance] = 1 + 0.5 * noise(variance, rng.fold(key, site.variance))
     rows = tuple(
-        _rows(cast(x.detach()), 2 * ROWS, rng.fold(key, f"input {i}")) for i, x in enumerate(inputs)
+        _rows(cast(x.detach()), 2 * count, rng.fold(key, f"input {i}"))
+        for i, x in enumerate(inputs)
     )
-    few, others = tuple(x[:ROWS] for x in rows), tuple(x[ROWS:] for x in rows)
+    few, others = tuple(x[:count] for x in rows), tuple(x[count:] for x in rows)
     return Bench(witness, blueprint, params, buffers, few, others, key)
 
 
