@@ -268,8 +268,9 @@ def test_the_module_and_all_generators_stay_as_they_were() -> None:
     blueprint = trace(Small(), x)
     before = {n: t.clone() for n, t in module.state_dict().items()}
     states = torch.get_rng_state(), random.getstate(), repr(np.random.get_state())  # noqa: NPY002
-    report = verify(module, x, blueprint, trials=1)
-    assert report.problems[0].startswith("drawing: forward() draws from Python's random and numpy")
+    # What Python and numpy draw decides nothing here; torch's own draws are counted.
+    (problem,) = verify(module, x, blueprint, trials=1).problems
+    assert problem.startswith("drawing: 1 calls of the module draw at random in evaluation")
     assert torch.equal(torch.get_rng_state(), states[0])
     assert random.getstate() == states[1]
     assert repr(np.random.get_state()) == states[2]  # noqa: NPY002
@@ -277,6 +278,24 @@ def test_the_module_and_all_generators_stay_as_they_were() -> None:
     assert not module.training
     assert all(torch.equal(before[n], t) for n, t in module.state_dict().items())
     assert all(p.grad is None and p.dtype == torch.float32 for p in module.parameters())
+
+
+class Deciding(Small):
+    """Has a factor that Python draws."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (1.0 if random.random() < 0.5 else 2.0)
+
+
+def test_numbers_that_python_draws_are_found() -> None:
+    torch.manual_seed(0)
+    module, x = Deciding(), torch.randn(2, 6)
+    before = random.getstate()
+    problems = verify(module, x, trace(Small(), x), trials=1).problems
+    assert random.getstate() == before
+    assert problems[0] == (
+        "drawing: forward() draws from Python's random, and its output depends on that"
+    )
 
 
 # --- a task -----------------------------------------------------------------------------------

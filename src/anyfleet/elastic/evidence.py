@@ -139,23 +139,28 @@ def _default(dtype: torch.dtype) -> Iterator[None]:
 
 
 @contextmanager
-def _elsewhere() -> Iterator[list[str]]:
-    """Put back the generators of Python and numpy; say which of them forward() used."""
+def _elsewhere(stirred: int | None) -> Iterator[list[str]]:
+    """Put back the generators of Python and numpy; say which of them forward() used.
+
+    They begin where they are, or with the seed `stirred`.
+    """
     # Looked up, not imported: nothing here draws from it.
-    python: Any = sys.modules.get("random")
-    ours = python.getstate() if python else None
-    numpys = np.random.get_state()  # noqa: NPY002 - to be put back
+    python: Any = sys.modules["random"]
+    before = python.getstate(), np.random.get_state()  # noqa: NPY002
+    if stirred is not None:
+        python.seed(stirred)
+        np.random.seed(stirred)  # noqa: NPY002
+    begun = python.getstate(), repr(np.random.get_state())  # noqa: NPY002
     moved: list[str] = []
     try:
         yield moved
     finally:
-        if python and python.getstate() != ours:
-            python.setstate(ours)
+        if python.getstate() != begun[0]:
             moved.append("Python's random")
-        now = np.random.get_state()  # noqa: NPY002
-        if any(not np.array_equal(a, b) for a, b in zip(now, numpys, strict=True)):
-            np.random.set_state(numpys)  # noqa: NPY002
+        if repr(np.random.get_state()) != begun[1]:  # noqa: NPY002
             moved.append("numpy.random")
+        python.setstate(before[0])
+        np.random.set_state(before[1])  # noqa: NPY002
 
 
 @contextmanager
@@ -251,6 +256,7 @@ class Twin:
     kept: dict[str, Tensor] = field(default_factory=dict)
     computed: set[torch.dtype] = field(default_factory=set)
     failed: bool = False
+    stirred: int | None = None  # a seed for the generators of Python and numpy
 
     @staticmethod
     def of(module: nn.Module, dtype: torch.dtype | None = None) -> "Twin":
@@ -296,7 +302,7 @@ class Twin:
         leaves = dict(self.module.named_parameters())
         with (
             torch.random.fork_rng(devices=[]),
-            _elsewhere() as generators,
+            _elsewhere(self.stirred) as generators,
             _default(self.dtype),
             dropouts,
             others,

@@ -45,7 +45,8 @@ def instance_norm(run: Run, args: list[Any], node: Node) -> Tensor:
             before = run.updates[name]
             own = _over_samples(run, each, node)
             after = before + momentum * (own - before) if run.mode.update == "module" else own
-            run.updates[name] = after.to(before.dtype)
+            seen = True if run.valid is None else run.valid.any()
+            run.updates[name] = torch.where(torch.as_tensor(seen), after.to(before.dtype), before)
     return torch.instance_norm(x, weight, bias, None, None, True, momentum, eps, fast)
 
 

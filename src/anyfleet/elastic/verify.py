@@ -31,6 +31,7 @@ TOLERANCES: Mapping[torch.dtype, float] = {
     torch.bfloat16: 1e-1,
 }
 _COARSEST = max(TOLERANCES.values())
+_STIRS = 8  # seeds for the generators of Python and numpy, where forward() draws from them
 _EXPECTED = (RuntimeError, ValueError, KeyError, IndexError, TypeError, AttributeError)
 _MEDIUM, _MOST = 12, 32  # indices of an axis in a model of medium width, and in any index set
 
@@ -199,6 +200,11 @@ class _Inquiry:
         return self.twin.run(table.params, table.buffers, few, training=False)
 
     @cached_property
+    def _trained(self) -> Seen:
+        table, loss = self.table, self.table.loss(self._shape())
+        return self.twin.run(table.params, table.buffers, table.inputs, training=True, loss=loss)
+
+    @cached_property
     def medium(self) -> Bench:
         """A dense model with at most twelve indices on every axis: small, but not degenerate."""
         table, full = self.table, self.table.blueprint
@@ -217,13 +223,29 @@ class _Inquiry:
         return differs(got, want, what, scale, self.tolerance)
 
     def _drawing(self) -> str:
-        used = " and ".join(self._evaluated.generators)
-        if used:
-            return f"forward() draws from {used}, which a traced network cannot"
+        if used := self._deciding():
+            return f"forward() draws from {used}, and its output depends on that"
         known, real = sum(n.always for n in self.original.evaluated.nodes), self._evaluated.drawn
         if known == real:
             return ""
         return f"{real} calls of the module draw at random in evaluation, {known} of the blueprint"
+
+    def _deciding(self) -> str:
+        """Return the generators of Python or numpy that the output depends on."""
+        table = self.table
+        few = tuple(x[:2] for x in table.inputs)
+        for training, first in ((False, self._evaluated), (True, self._trained)):
+            outputs = []
+            for seed in range(_STIRS if first.generators else 0):
+                self.twin.stirred = seed
+                try:
+                    seen = self.twin.run(table.params, table.buffers, few, training=training)
+                finally:
+                    self.twin.stirred = None
+                outputs.append(seen.output)
+            if any(self._differs(out, outputs[0], "") for out in outputs[1:]):
+                return " and ".join(first.generators)
+        return ""
 
     def _evaluating(self) -> str:
         table, want = self.table, self._evaluated.output
@@ -238,10 +260,7 @@ class _Inquiry:
     def _training(self) -> str:
         table = self.table
         given = (table.params, table.buffers, table.inputs)
-        loss = table.loss(self._shape())
-        want = self.twin.run(*given, training=True, loss=loss)
-        if want.generators:
-            return f"forward() draws from {' and '.join(want.generators)}"
+        want, loss = self._trained, table.loss(self._shape())
         got = Traced(table.blueprint).run(*given, training=True, loss=loss)
         problem = self._differs(got.output, want.output, "the output") or self._moved(got, want)
         if problem:
