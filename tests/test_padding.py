@@ -14,7 +14,7 @@ from anyfleet.elastic import Slice
 from anyfleet.methods import fedavg
 from anyfleet.padding import mixed
 from anyfleet.runtime import Reference, Stacked, Threads
-from anyfleet.tasks import Split, Task
+from anyfleet.tasks import Data, Split, Task
 from anyfleet.tasks.partition import LogNormalSizes
 from anyfleet.train import Gradient, Tracked
 from anyfleet.types import Memory
@@ -114,6 +114,21 @@ def test_all_engines_agree(name: str) -> None:
     )
     assert small.identical(one, two)
     assert small.distance(one, three) < 1e-10
+
+
+def test_a_loss_that_cannot_be_tried_is_not_padded() -> None:
+    def picky(output: Tensor, target: Tensor) -> Tensor:
+        if float(output.detach().min()) > 0:
+            raise ValueError("outputs must have both signs")
+        return entropy(output, target)
+
+    task = built("time first")[1]
+    assert not mixed(task)
+    assert mixed(replace(task, loss=picky))
+    # Without test data, a device's own targets tell as much.
+    nothing = Data(task.test.x[:0], task.test.y[:0])
+    assert not mixed(replace(task, test=nothing))
+    assert mixed(replace(task, test=nothing, loss=contrasted))
 
 
 def test_a_stack_that_cannot_be_padded_is_refused() -> None:
