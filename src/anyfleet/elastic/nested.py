@@ -43,20 +43,22 @@ def written_out(module: fx.GraphModule, buffers: set[str]) -> tuple[fx.Graph, di
         return module.graph, {}
     graph = fx.Graph()
     copied = _copy(module, graph, {}, buffers)
+    output = next(node for node in module.graph.nodes if node.op == "output")
+    graph.node_copy(output, copied.__getitem__)
     return graph, {n.name: c.name for n, c in copied.items() if isinstance(c, fx.Node)}
 
 
 def _copy(module: fx.GraphModule, graph: fx.Graph, known: Copied, buffers: set[str]) -> Copied:
-    """Copy every node; `known` are those that stand for the placeholders of a nested graph."""
+    """Copy every call; `known` are those that stand for the placeholders of a nested graph."""
     copied = dict(known)
     for node in module.graph.nodes:
-        if node in copied or node.op == "get_attr":
+        if node in copied or node.op in ("get_attr", "output"):
             continue
         if isinstance(node.target, torch._ops.HigherOrderOperator):  # noqa: SLF001
             copied[node] = _inlined(module, graph, node, copied, buffers)
         elif node.target is operator.getitem and isinstance(copied.get(node.args[0]), tuple):
             copied[node] = copied[node.args[0]][node.args[1]]
-        elif node.op != "output" or not known:
+        else:
             copied[node] = graph.node_copy(node, copied.__getitem__)
     return copied
 
@@ -78,9 +80,6 @@ def _inlined(
     if silent:
         _check_changes(block, known, buffers)
     inside = _copy(block, graph, known, buffers)
-    if silent:
-        for own in [n for n in block.graph.nodes if _changed(n) is not None]:
-            _detach_operands(graph, inside[own])
     results = next(n for n in block.graph.nodes if n.op == "output").args[0]
     found = [inside[n] if isinstance(n, fx.Node) else n for n in cast(tuple[Any, ...], results)]
     return tuple(_detached(graph, n) if silent else n for n in found)
@@ -109,14 +108,6 @@ def _changed(node: fx.Node) -> fx.Node | None:
         if argument.alias_info is not None and argument.alias_info.is_write:
             return given if isinstance(given, fx.Node) else None
     return None
-
-
-def _detach_operands(graph: fx.Graph, node: fx.Node) -> None:
-    """What flows into a buffer brings no gradient along."""
-    target = _changed(node)
-    for operand in [n for n in node.all_input_nodes if n is not target]:
-        with graph.inserting_before(node):
-            node.replace_input_with(operand, _detached(graph, operand))
 
 
 def _detached(graph: fx.Graph, node: Any) -> Any:
