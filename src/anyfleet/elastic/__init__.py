@@ -5,6 +5,7 @@ from anyfleet.elastic.budget import Budget, largest
 from anyfleet.elastic.cost import Cost, Priced, cost
 from anyfleet.elastic.dense import DenseModel, dense
 from anyfleet.elastic.errors import ProgramError, SliceError, TraceError, VerifyError
+from anyfleet.elastic.faithful import require_faithful
 from anyfleet.elastic.interpret import apply
 from anyfleet.elastic.mixed_rows import mixed_rows
 from anyfleet.elastic.modes import (
@@ -63,6 +64,7 @@ __all__ = [
     "paste",
     "permute",
     "place",
+    "require_faithful",
     "trace",
     "verify",
     "width",

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -148,7 +148,7 @@ def _plan(blueprint: Blueprint, *, evaluating: bool) -> _Plan:
         tuple(_step(node, sizes, tuple(dead.get(i, ()))) for i, node in enumerate(program.nodes)),
         program.updates,
         program.output,
-        mixed_rows(replace(blueprint, program=program, evaluation=None)),
+        mixed_rows(blueprint, evaluating=evaluating),
     )
 
 

@@ -77,10 +77,13 @@ class _Call:
 
 
 @lru_cache(maxsize=256)
-def mixed_rows(blueprint: Blueprint) -> tuple[str, ...]:
-    """Return one line for every call on the way to the output through which samples mix."""
-    program, sizes = blueprint.program, blueprint.sizes
-    known = _known(blueprint)
+def mixed_rows(blueprint: Blueprint, *, evaluating: bool = False) -> tuple[str, ...]:
+    """Return one line for every call on the way to the output through which samples mix.
+
+    It reads the program of training, or the one of evaluation.
+    """
+    program = blueprint.evaluated if evaluating else blueprint.program
+    sizes, known = blueprint.sizes, _known(program, blueprint)
     counting: set[str] = set()
     found: list[str] = []
     live = _live(program)
@@ -95,9 +98,8 @@ def mixed_rows(blueprint: Blueprint) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _known(blueprint: Blueprint) -> dict[Operand, Dims]:
+def _known(program: Program, blueprint: Blueprint) -> dict[Operand, Dims]:
     """Return the dimensions of every value, parameter, buffer and constant."""
-    program = blueprint.program
     found: dict[Operand, Dims] = {Value(given.name): given.dims for given in program.inputs}
     found |= {Value(node.name): node.dims for node in program.nodes if node.dims is not None}
     found |= {Held(name): dims for name, dims in {**blueprint.params, **blueprint.buffers}.items()}

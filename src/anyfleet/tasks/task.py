@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from anyfleet.elastic import Blueprint, trace
+from anyfleet.elastic import Blueprint, require_faithful, trace
 from anyfleet.tasks.augment import Augment
 from anyfleet.tasks.checks import check_objectives, check_range, has_classes, started, tried, width
 from anyfleet.tasks.data import Data, materialise
@@ -144,7 +144,8 @@ def task_of_rows(
 ) -> Task:
     """A task from rows that are divided already.
 
-    Checks on two samples that model, targets, loss and metrics fit each other.
+    Checks on two samples that model, targets, loss and metrics fit each other, and that the traced
+    network is the function that the module is (see `anyfleet.elastic.require_faithful`).
     """
     example = Data(store.x[:2], store.y[:2])
     output = tried(module, example.x)
@@ -155,6 +156,7 @@ def task_of_rows(
             check_range(targets, width(output))
     check_objectives(goal, output, example)
     blueprint = trace(module, (example.x,))
+    require_faithful(module, (example.x,), blueprint)
     weights = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
     return Task(
         name=type(module).__name__,
