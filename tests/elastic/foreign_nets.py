@@ -256,6 +256,19 @@ class AuxiliaryHead(nn.Module):
         return out + 0.3 * self.side(x) if self.training else out
 
 
+class CentredIn(nn.Module):
+    """Samples meet in one mode only."""
+
+    def __init__(self, *, training: bool) -> None:
+        super().__init__()
+        self.a, self.b, self.when = nn.Linear(6, 8), nn.Linear(8, 3), training
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = functional.relu(self.a(x))
+        out: Tensor = self.b(x - x.mean(0) if self.training is self.when else x)
+        return out
+
+
 # --- numbers from outside ---------------------------------------------------------------------
 
 
@@ -452,7 +465,7 @@ def tokens() -> Tensor:
     return torch.randint(0, 11, (4, 5))
 
 
-# Section by section; a tracer may be right about them or refuse them, nothing else.
+# Section by section: each is right, apart from those that are `REFUSED`.
 FOREIGN: Mapping[str, Net] = {
     "weight standardisation": (lambda: Standardised(StandardConv), pictures),
     "weight standardisation with gain": (lambda: Standardised(ScaledConv), pictures),
@@ -488,6 +501,8 @@ FOREIGN: Mapping[str, Net] = {
     ),
     "softmax in evaluation": (SoftmaxInEvaluation, flat),
     "an auxiliary head in training": (AuxiliaryHead, flat),
+    "centred in evaluation only": (lambda: CentredIn(training=False), flat),
+    "centred in training only": (lambda: CentredIn(training=True), flat),
     "root of the batch size": (between(by_root_of_batch), flat),
     "half of the batch size": (between(by_half_of_batch), flat),
     "a branch on Python's random": (between(by_python), flat),
@@ -498,7 +513,43 @@ FOREIGN: Mapping[str, Net] = {
     "a norm of every channel": (by_channel, pictures),
     "local response norm": (local_response, series),
 }
-# A self-check must pass them, or the tracer refuse them.
+# What no program can say, and a part of the sentence that says why.
+REFUSED: Mapping[str, str] = {
+    "straight through": "_Sign is a torch.autograd.Function with a backward of its own",
+    "gradient reversal": "_Reverse is a torch.autograd.Function with a backward of its own",
+    "root of the batch size": "Python computes it from the batch size",
+    "half of the batch size": "Python computes it from the batch size",
+    "a branch on Python's random": "forward() is not the same twice",
+    "a number of numpy's": "forward() is not the same twice",
+}
+# Right, but nothing can be cut, and a part of the note that says why.
+WHOLE: Mapping[str, str] = {
+    "contrast within the batch": "reduced by linalg_vector_norm",
+    "rolled rows": "unknown operator roll",
+    "average pooling along features": "adaptive_avg_pool1d runs along it",
+    "max pooling along features": "max_pool1d runs along it",
+    "interpolation along features": "upsample_nearest1d runs along it",
+    "one module under two names": "is tied to block.0.weight",
+    "local response norm": "padded (1)",
+}
+# Right, without padding: the modes in which samples see each other.
+BOTH = ("training", "evaluation")
+MIXED: Mapping[str, tuple[str, ...]] = {
+    "batch norm over halves": BOTH,
+    "minus the mean of the batch": BOTH,
+    "contrast within the batch": BOTH,
+    "deviation of the batch": BOTH,
+    "mixed with another row": BOTH,
+    "rolled rows": BOTH,
+    "normalised over the batch": BOTH,
+    "softmax over the batch": BOTH,
+    "running sum over the batch": BOTH,
+    "product over the batch": BOTH,
+    "first row subtracted": BOTH,
+    "centred in evaluation only": ("evaluation",),
+    "centred in training only": ("training",),
+}
+# A self-check must pass them.
 HARMLESS: Mapping[str, Net] = {
     "explicit float": (Floating, flat),
     "explicit float on bytes": (
