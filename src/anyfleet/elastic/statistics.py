@@ -41,7 +41,8 @@ def _averaged(node: Node, source: tuple[Dim, ...]) -> set[str]:
         return _axes(source[1:2]) - (_axes((groups.dim,)) if isinstance(groups, Size) else set())
     if op == "scaled_dot_product_attention":
         return _axes(source[-1:])
-    if op == "batch_norm":
+    if op in ("batch_norm", "instance_norm"):
+        # Of weights, say: their input channels are what is averaged.
         return _axes(source[:1] + source[2:]) - {BATCH}
     if op in _AVERAGES:
         return _axes(source) - _axes(node.dims or ())
