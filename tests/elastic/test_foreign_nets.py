@@ -183,3 +183,14 @@ def test_and_a_wrong_one_among_them_is_still_found(name: str) -> None:
     nodes[at] = replace(nodes[at], args=nodes[at].args[:2])  # forgets the last bias
     wrong = replace(blueprint, program=replace(blueprint.program, nodes=tuple(nodes)))
     assert not verify(module, x, wrong).ok
+
+
+def test_weights_standardised_over_cut_inputs_are_no_masked_large_ones() -> None:
+    """Their axis enters the statistics, so that the check reorders it instead of masking it."""
+    make, example = FOREIGN["weight standardisation"]
+    torch.manual_seed(1)
+    module, x = make(), example()
+    blueprint = trace(module, x)
+    assert blueprint.axes["c1"].free
+    assert "c1" in statistical_axes(blueprint)
+    assert verify(module, x, blueprint, trials=1).problems == ()

@@ -39,11 +39,11 @@ def _averaged(node: Node, source: tuple[Dim, ...]) -> set[str]:
     if op == "group_norm":
         groups = node.args[1]
         return _axes(source[1:2]) - (_axes((groups.dim,)) if isinstance(groups, Size) else set())
+    if op == "scaled_dot_product_attention":
+        return _axes(source[-1:])
     if op in ("batch_norm", "instance_norm"):
         # Of weights, say: their input channels are what is averaged.
         return _axes(source[:1] + source[2:]) - {BATCH}
-    if op == "scaled_dot_product_attention":
-        return _axes(source[-1:])
     if op in _AVERAGES:
         return _axes(source) - _axes(node.dims or ())
     return set()
