@@ -1,7 +1,12 @@
 """Settings that every test shares."""
 
+import os
+
 import torch
 from hypothesis import HealthCheck, settings
+
+# Whatever the settings of whoever runs the tests allow, nothing is allowed here.
+os.environ["ANYFLEET_SETTINGS"] = ""
 
 # One thread: sums keep their order, and the test processes do not fight for cores.
 torch.set_num_threads(1)

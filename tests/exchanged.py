@@ -4,8 +4,8 @@ import pytest
 
 from anyfleet.client import work
 from anyfleet.errors import BadMessage
+from anyfleet.limits import Limits
 from anyfleet.methods import heterofl
-from anyfleet.runtime.limits import Limits
 from anyfleet.runtime.wire import (
     decode_order,
     decode_update,

@@ -13,12 +13,15 @@ from torch import Tensor, nn
 
 from anyfleet.aggregate import (
     AngleWeighted,
+    Clipped,
+    CoordinateMedian,
     Diagnosed,
     Mean,
     ServerAdam,
     ServerSgd,
     ServerStep,
     Subset,
+    TrimmedMean,
 )
 from anyfleet.arrivals import Arrivals
 from anyfleet.columns import Floats
@@ -269,6 +272,9 @@ AGGREGATORS: list[Aggregate] = [
     ServerStep(Mean(), ServerAdam()),
     ServerStep(AngleWeighted(), ServerSgd(lr=0.5, momentum=0.9)),
     ServerStep(Subset(Mean("equal"), share=0.5), ServerAdam()),
+    Clipped(),
+    TrimmedMean(),
+    CoordinateMedian(),
 ]
 
 

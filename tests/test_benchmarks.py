@@ -1,16 +1,20 @@
 """The benchmarks run, and ask of the fleet what they say; how fast they are is not asserted."""
 
+from dataclasses import is_dataclass, replace
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from benchmarks import attack, depth, fleet, planner, sizes
 from benchmarks import codec as codecs
-from benchmarks import depth, fleet, planner
 
-from anyfleet import codec, plan, select
+from anyfleet import aggregate, codec, plan, select
+from anyfleet.cli import demo
 from anyfleet.codec.layout import Layout
 from anyfleet.envelope import Symbols
+from anyfleet.method import Policy, nested
 from anyfleet.tasks import Task
 from anyfleet.world import World
 from anyfleet.world.quantities import When, bounds
@@ -151,3 +155,51 @@ def test_a_cohort_that_takes_too_long_to_plan_is_marked() -> None:
     _, quick, slow = planner.shown([planner.Row(100, 1.0, 50.0), planner.Row(100, 21.0, 50.0)])
     assert "!" not in quick
     assert "!" in slow
+
+
+def test_every_aggregate_is_attacked() -> None:
+    room: list[type] = [getattr(aggregate, name) for name in aggregate.__all__]
+    public: set[type] = {each for each in room if Policy in each.__mro__ and is_dataclass(each)}
+    assert public == {type(i) for part in attack.AGGREGATES.values() for i in nested(part)}
+    assert replace(demo.TASK, devices=10) == attack.TASK
+    assert (demo.SGD, demo.FLEET) == (attack.SGD, attack.FLEET)
+    kinds = {(case.attack, case.bad) for case in attack.cases(["Mean"], 1, 1)}
+    assert {("none", 0), ("huge", 1), ("NaN", 2), ("flipped", 2)} <= kinds
+    assert len(attack.cases(["Mean", "Aio"], 1, 3)) == 2 * 3 * len(kinds)
+
+
+def test_attacks_are_run_written_down_and_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(attack, "TASK", replace(attack.TASK, limit=150, server=20))
+    page, results = tmp_path / "page.md", tmp_path / "attack.json"
+    page.write_text(f"before\n{attack.BEGIN}\nold\n{attack.END}\nafter\n", encoding="utf-8")
+    monkeypatch.setattr(attack, "PAGE", page)
+    monkeypatch.setattr(attack, "PICTURE", tmp_path / "attack.svg")
+    monkeypatch.setattr(attack, "ATTACKS", {"huge": attack.ATTACKS["huge"]})
+    given = ["--results", str(results)]
+    attack.main(["--only", "Mean", "--rounds", "1", "--seeds", "1", *given])
+    shown = capsys.readouterr().out
+    assert "| Mean | " in shown
+    found = attack.read(results)
+    assert [each.refused for each in found] == [0, 1, 2, 0, 0]
+    assert all(0 <= each.accuracy[-1] <= 1 for each in found)
+    attack.main(["--page", *given])
+    text = page.read_text(encoding="utf-8")
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+    assert shown.strip() in text
+    assert "old" not in text
+    assert "<svg" in (tmp_path / "attack.svg").read_text(encoding="utf-8")
+
+
+def test_sizes_of_honest_updates_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    few = ["--set", "rounds=1", "task.limit=300", "task.server=20"]
+    sizes.main(["fedavg", *few])
+    head, row, last = capsys.readouterr().out.splitlines()
+    assert head.split() == ["recipe", "seed", "updates", "ratio", "refused"]
+    name, _, updates, ratio, refused = row.split()
+    assert (name, refused) == ("fedavg", "0")
+    assert int(updates) > 0
+    assert 1 <= float(ratio) < 100
+    assert last.startswith(f"The largest ratio is {ratio}")

@@ -24,8 +24,8 @@ from anyfleet.cli.details import apart
 from anyfleet.cli.fleet import presets
 from anyfleet.cli.screen import how_many, megabytes, number, over_seeds, table, targets
 from anyfleet.queries import Spent, ToTarget
-from anyfleet.store import read_points
-from anyfleet.study import Point, load
+from anyfleet.store import Recording, checkpoint, read_points
+from anyfleet.study import Moment, Point, load
 
 # A command in a process of its own shall be the one that is tested here.
 ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
@@ -113,6 +113,14 @@ def test_a_run_writes_a_folder_and_never_over_another(folder: Path) -> None:
     assert len(read_points(first)) == 2
     assert len(read_points(second)) == 1
     assert load(second / "config.toml") == load("small.toml", ["rounds=1", "method.lr=0.2"])
+
+
+def test_what_is_hardly_meant_is_noted_once(folder: Path) -> None:
+    noted = "note: method.select: Uniform.count is 9, but the fleet has 4 devices"
+    assert succeeds("validate", "small.toml", "method.count=9").count(noted) == 1
+    several = ("compare", "small.toml", "rounds=1", "--seeds", "2", "method.count=9")
+    assert succeeds(*several).count(noted) == 1
+    assert "note: method.select" not in succeeds("validate", "small.toml")
 
 
 def test_a_run_from_its_own_config_gives_the_same_bytes(folder: Path) -> None:
@@ -401,6 +409,29 @@ def test_a_fleet_is_shown_group_by_group(folder: Path) -> None:
     assert "is there already" in again.output
 
 
+def test_a_table_is_shown_with_or_without_a_run_file(folder: Path) -> None:
+    (folder / "fleet.csv").write_text("owner,group,speed\nbob,phones,2e9\nada,boards,1e9\n")
+    (folder / "fleet.toml").write_text('[fleet]\nuse = "Table"\nfile = "fleet.csv"\n')
+    for name in ("fleet.csv", "fleet.toml"):
+        shown = succeeds("fleet", "show", name)
+        ((phones, *_), (boards, *_)) = rows_of(shown, "phones"), rows_of(shown, "boards")
+        assert (phones[1:4], boards[1:4]) == (["1", "0", "2"], ["1", "0", "1"])
+        assert "Each device has the row of its data's owner in fleet.csv" in shown
+    refused = anyfleet_command("fleet", "show", "fleet.csv", "fleet.file=none.csv")
+    assert "fleet.file: Table.file none.csv cannot be read" in refused.output
+
+
+def test_what_is_dealt_at_random_is_said(folder: Path) -> None:
+    shown = succeeds("validate", "small.toml", "seed=5")
+    assert "Data: Iid(samples=None, share=1.0) divides the data, with seed 5." in shown
+    drawn = "Which devices belong to which group is drawn with seed 5, whatever their data."
+    assert f"Fleet: {drawn}" in shown
+    (folder / "fleet.toml").write_text(FLEET_FILE)
+    shown = succeeds("fleet", "show", "fleet.toml", "--seed", "5")
+    assert drawn in shown
+    assert "Laws are drawn with seed 5." in shown
+
+
 def test_a_fleet_has_the_devices_of_its_task(folder: Path) -> None:
     (folder / "small.toml").write_text(RUN_FILE + FLEET_FILE)
     assert "4 devices in 2 groups" in succeeds("fleet", "show", "small.toml")
@@ -448,7 +479,12 @@ def test_profile_hands_its_options_on(folder: Path, monkeypatch: pytest.MonkeyPa
     }
 
 
-def test_ctrl_c_keeps_everything_so_far(folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["Ctrl-C", "SIGTERM"]
+)
+def test_a_run_that_is_stopped_keeps_everything_so_far(
+    folder: Path, number: signal.Signals, code: int
+) -> None:
     command = [sys.executable, "-m", "anyfleet.cli", "run", "small.toml", "rounds=100000"]
     process = subprocess.Popen(
         command,
@@ -463,9 +499,9 @@ def test_ctrl_c_keeps_everything_so_far(folder: Path) -> None:
         assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < patience
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     shown, _ = process.communicate(timeout=60)
-    assert process.returncode == 130, shown
+    assert process.returncode == code, shown
     assert "Traceback" not in shown
     run = folder / "runs/small"
     kept = read_points(run)
@@ -476,6 +512,7 @@ def test_ctrl_c_keeps_everything_so_far(folder: Path) -> None:
     closed = {json.loads(line)["step"] for line in (run / "ledger.jsonl").read_text().splitlines()}
     assert closed == set(range(len(kept)))
     assert (run / "model.safetensors").stat().st_size > 784 * 8 * 4
+    assert checkpoint.examine(checkpoint.found(run)[0]).step == len(kept)
 
 
 def test_what_codecs_leave_of_a_message_is_told_in_full() -> None:
@@ -483,3 +520,32 @@ def test_what_codecs_leave_of_a_message_is_told_in_full() -> None:
     assert megabytes(18_100_000.0) == "18.1"
     assert megabytes(0.0) == "0.0"
     assert megabytes(20_000.0, 40_000.0) == "0.030 ±0.014"
+
+
+@pytest.mark.parametrize("command", ["run", "compare", "resume"])
+def test_sigterm_leaves_a_checkpoint_whatever_the_command(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    words = {
+        "run": ["run", "small.toml", "--out", "out", "--checkpoint-every", "1000"],
+        "compare": ["compare", "small.toml", "--seeds", "1", "--out", "out"],
+        "resume": ["resume", "out", "--rounds", "9", "--checkpoint-every", "1000"],
+    }
+    if command == "resume":
+        succeeds("run", "small.toml", "rounds=1", "--out", "out")
+    append = Recording.append
+
+    def told_to_end(recording: Recording, moment: Moment) -> None:
+        append(recording, moment)
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(Recording, "append", told_to_end)
+    before = signal.getsignal(signal.SIGTERM)
+    result = anyfleet_command(*words[command])
+    assert (result.exit_code, "Traceback" in result.output) == (143, False), result.output
+    assert signal.getsignal(signal.SIGTERM) == before
+    run = folder / "out" / ("small/seed-0" if command == "compare" else "")
+    assert json.loads((run / "summary.json").read_text())["ended"] == "interrupted"
+    kept = len(read_points(run))
+    assert kept == (2 if command == "resume" else 1)
+    assert checkpoint.examine(checkpoint.found(run)[0]).step == kept

@@ -102,8 +102,8 @@ def test_compare_refuses_amounts_that_mean_nothing(
 def test_runs_that_did_not_use_the_amount_are_told() -> None:
     spent = Spent(time=4.0, joules=8.0, bytes=28e3, flops=2e7, rounds=4)
     done = Within("time", 5.0, 6.0, 2.0, 0.6, 0.7, spent)
-    ended = replace(done, total=4.5, accuracy=0.5)
-    late = replace(done, first=5.5, accuracy=math.nan, best=math.nan, spent=None)
+    ended = replace(done, total=4.5, score=0.5)
+    late = replace(done, first=5.5, score=math.nan, best=math.nan, spent=None)
     runs = {"a": [done, late, ended], "b": [done], "c": [late]}
     assert list(shortfalls(runs)) == [
         "a: 1 of 3 ended after 4.5 s, 1 of 3 first evaluated after 5.5 s.",

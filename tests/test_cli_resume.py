@@ -178,10 +178,15 @@ def test_code_beside_the_run_file_is_found_again(
     (folder / "counting_part.py").write_text(MINE)
     changes = 'select = { use = "counting_part:Counting" }\n[allow]\npackages = ["counting_part"]\n'
     (folder / "own.toml").write_text(RUN_FILE.replace("count = 2\n", "") + changes)
-    succeeds("run", "own.toml", "--out", "run", "--checkpoint-every", "1")
+    trust = ("--allow", "counting_part")
+    succeeds("run", "own.toml", "--out", "run", "--checkpoint-every", "1", *trust)
     before = contents(folder / "run")
     cut_short(folder / "run", 2)
     monkeypatch.delitem(sys.modules, "counting_part")
-    assert "(goes on after 2 of 3 steps)" in succeeds("resume", "run")
+    refused = anyfleet_command("resume", "run")
+    assert refused.exit_code == 1
+    assert "--allow counting_part" in refused.output
+    assert "counting_part" not in sys.modules
+    assert "(goes on after 2 of 3 steps)" in succeeds("resume", "run", *trust)
     assert contents(folder / "run") == before
     monkeypatch.delitem(sys.modules, "counting_part")

@@ -10,12 +10,15 @@ from anyfleet import aggregate, train
 from anyfleet.aggregate import (
     Aio,
     AngleWeighted,
+    Clipped,
+    CoordinateMedian,
     Diagnosed,
     ErrorWeighted,
     Mean,
     ServerAdam,
     ServerSgd,
     ServerStep,
+    TrimmedMean,
 )
 from anyfleet.elastic import place
 from anyfleet.fisher import Fisher, Observed
@@ -55,9 +58,9 @@ AGGREGATORS: dict[str, Aggregate] = {
     "equal": Mean("equal"),
     "angles": AngleWeighted(),
     "subset": aggregate.Subset(AngleWeighted(base=Aio()), share=0.5, statistic="mean"),
-    "diagnosed": Diagnosed(ErrorWeighted(Mean("equal"))),
-    "momentum": ServerStep(Mean(), ServerSgd(0.5, 0.9)),
-    "adam": ServerStep(Mean(), ServerAdam()),
+    "diagnosed": Diagnosed(Clipped(ErrorWeighted(Mean("equal")))),
+    "momentum": ServerStep(TrimmedMean(0.25), ServerSgd(0.5, 0.9)),
+    "adam": ServerStep(CoordinateMedian(), ServerAdam()),
 }
 FLEET = levels(speeds=(1e9, 1e8))
 

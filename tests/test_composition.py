@@ -21,7 +21,9 @@ from anyfleet.plan import (
     DepthMenu,
     First,
     FisherUtility,
+    FixedLevel,
     JustInTime,
+    LargestFitting,
     LargestInTime,
     Menu,
     MostGain,
@@ -367,6 +369,14 @@ def test_who_declines_to_train_can_still_be_asked() -> None:
 def test_menus_go_downwards() -> None:
     with pytest.raises(ValueError, match=r"Menu\.shares must go downwards"):
         Menu((0.25, 1.0, 0.5))
+
+
+def test_shares_by_level_go_downwards_because_the_first_level_is_the_strongest() -> None:
+    for make in (FixedLevel, lambda shares: heterofl(shares=shares)):
+        with pytest.raises(ValueError, match=r"FixedLevel\.shares must .* Write \(1\.0, 0\.25\)"):
+            make((0.25, 1.0))
+    assert FixedLevel((0.5, 0.5, 0.25)).shares == (0.5, 0.5, 0.25)
+    assert LargestFitting((0.25, 1.0)).shares == (0.25, 1.0)  # the order has no meaning there
 
 
 def test_who_trains_only_the_output_layer_has_no_channels_to_report() -> None:

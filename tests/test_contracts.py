@@ -101,6 +101,7 @@ PARTS: list[Any] = [
     train.Gradient(train.Decaying(0.1, 0.99), train.Sgd(0.9, True, 1e-4), iterations=5, clip=1.0),
     train.Gradient(train.Inverse(1.0, 2.0), train.AdamW(), masked=True, scaler=True),
     train.Fisher(every=2, samples=3, estimate="mean"),
+    train.Observed(train.Gradient(), train.Fisher(), channels=True),
     train.Slim(train.Gradient(batch=16), (0.25, 0.5, 1.0), samples=2),
     train.Fjord(train.Gradient(optimiser=train.Sgd(0.5), clip=0.5)),
     train.Progressive(train.Gradient(optimiser=train.Sgd(0.9, True, 1e-3)), momentum_rule="masked"),
@@ -132,11 +133,15 @@ PARTS: list[Any] = [
     aggregate.ErrorWeighted(aggregate.Mean("equal", discount=1.0)),
     aggregate.AngleWeighted(3.0, aggregate.Aio()),
     aggregate.Subset(aggregate.AngleWeighted(), 0.5, statistic="mean", left="thesis"),
+    aggregate.Clipped(aggregate.AngleWeighted(), times=2.0),
+    aggregate.Clipped(length=0.5),
+    aggregate.TrimmedMean(0.1),
+    aggregate.CoordinateMedian(),
     aggregate.Diagnosed(aggregate.ServerStep()),
     aggregate.ServerStep(aggregate.Mean(), aggregate.ServerAdam(0.1)),
     aggregate.ServerSgd(0.5, 0.9),
     aggregate.ServerAdam(),
-    runtime.Limits(norm=10.0),
+    runtime.Limits(norm=10.0, growth=50.0),
     runtime.Reference(),
     runtime.Threads(workers=3),
     runtime.Stacked(chunk=7),
@@ -158,6 +163,7 @@ PARTS: list[Any] = [
     world.Columns(error=world.Uniform(0.1, 0.2)),
     world.Group("phones", count=3, speed=world.Uniform(1e8, 1e9), availability=world.Diurnal()),
     world.Reports(steps=1, noise=0.1),
+    world.Table(file=Path(__file__).parents[1] / "recipes" / "fleet.csv"),
     world.testbed(),
     world.steep(),
     world.cell(distance=world.unequal_distance(50.0)),
@@ -225,7 +231,7 @@ def test_printable(part: Any) -> None:
 
 @pytest.mark.parametrize("part", PARTS, ids=names)
 def test_plain_data_and_back(part: Any) -> None:
-    assert config.load(config.dump(part)) == part
+    assert config.load(config.dump(part), type(part)) == part
 
 
 def view(method: Method) -> tuple[View, Server]:

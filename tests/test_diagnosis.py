@@ -17,9 +17,10 @@ from anyfleet.ledger import Entries
 from anyfleet.methods import fedavg, fedpns, whale
 from anyfleet.plan import FisherUtility, FixedLevel
 from anyfleet.runtime import Reference
-from anyfleet.select import Everyone
+from anyfleet.schedule import Deadline
+from anyfleet.select import Everyone, Uniform
 from anyfleet.store import Recording, read_points
-from anyfleet.study import Experiment, play, populate
+from anyfleet.study import Experiment, Point, play, populate
 from anyfleet.tasks import Data, Embedded, Split, Task, XClass
 from anyfleet.train import Fisher
 from anyfleet.world import Fleet, Group, levels
@@ -142,6 +143,140 @@ def test_1_10_a_threshold_that_leaves_no_choice_is_told() -> None:
     assert "100% of the utilities" in diagnosis.unfit_threshold(ledger(utility=extreme))
     assert not diagnosis.unfit_threshold(ledger(utility=np.linspace(0.1, 0.9, 8)))
     assert not diagnosis.unfit_threshold(ledger())
+
+
+def test_1_10_choices_of_first_visits_are_told() -> None:
+    """Half of the devices had no history, and took their cap."""
+    choice = np.zeros(8, dtype=int)
+    few = np.where(np.arange(8) < 3, math.nan, 0.5)
+    half = np.where(np.arange(8) < 4, math.nan, 0.5)
+    assert diagnosis.first_visits(ledger(choice=choice, utility=few), whale()) == ""
+    told = diagnosis.first_visits(ledger(choice=choice, utility=half), whale())
+    assert "in 4 of 8 choices" in told
+    assert "its cap" in told
+    assert "more rounds, fewer devices" in told
+    every = ledger(choice=choice, utility=np.full(8, math.nan))
+    assert "in all 8 choices" in diagnosis.first_visits(every, whale())
+    low = whale(utility=FisherUtility(first_level=5))
+    assert "the size of first_level" in diagnosis.first_visits(every, low)
+    assert diagnosis.first_visits(every, fedavg()) == ""  # whose devices choose nothing
+    assert diagnosis.first_visits(ledger(), whale()) == ""  # nobody chose
+
+
+def test_1_10_a_short_run_of_whale_says_that_it_is_its_cap() -> None:
+    method = replace(whale(shares=(1.0, 0.5), lr=0.1, batch=8), select=Uniform(3))
+    fleet = Fleet((Group(level=0), Group(level=1)))
+    (step,) = small.steps(method, small.task(), 1, fleet=fleet)
+    assert "in all 3 choices" in diagnosis.first_visits(step.ledger, method)
+    caps = np.where(step.ledger.level == 0, 1.0, 0.5)
+    assert step.ledger.share.tolist() == caps.tolist()
+
+
+# --- why nothing was learned ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("lost", "told"),
+    [
+        ("died", "(8 died): the model is as it began. Died: lower the mortality"),
+        ("went offline", "Went offline: let devices stay longer (availability)"),
+        ("no link", "No link: see to the links"),
+        ("battery empty", "larger batteries"),
+        ("stale", "a larger staleness"),
+        ("nothing came through", "lower the loss of the fleet's links"),
+        (
+            "out of memory: needs 5.2 MB, has 1 MB",
+            "or give devices more memory (needs 5.2 MB, has 1 MB).",
+        ),
+        ("over budget: no size fits 0.1 s", "(8 over budget)"),
+        ("refused: not finite: 0.weight", "lower method.lr (0.1 in this run)."),
+        ("refused: norm: 9 is above 3", "lower method.lr (0.1 in this run), or raise limits.norm."),
+        ("refused: samples: 9 of 3", "(8 refused)"),
+        ("a reason of one's own: 3", "see the reasons in ledger.jsonl"),
+    ],
+)
+def test_a_run_in_which_everything_was_lost_says_why_and_what_to_change(
+    lost: str, told: str
+) -> None:
+    rows = ledger(lost=(lost,) * 8, lr=np.full(8, 0.1))
+    found = diagnosis.nothing_counted(rows)
+    assert "None of the 8 orders brought an update that counted" in found
+    assert told in found
+
+
+def test_the_commonest_reasons_get_advice() -> None:
+    lost = ("died",) * 2 + ("too late",) * 5 + ("no link",)
+    found = diagnosis.nothing_counted(ledger(lost=lost), np.array([4.0, 1.0, 2.0, 3.0, 7.5]))
+    assert "(5 too late, 2 died, 1 no link)" in found
+    assert "about 3 s would do for half of these orders, 7.5 s for all. Died: lower" in found
+    assert "No link:" not in found
+
+
+def test_one_update_is_something_and_a_survey_is_none() -> None:
+    lost = ("died",) * 7
+    assert diagnosis.nothing_counted(ledger(lost=(*lost, ""))) == ""
+    surveyed = ("train",) * 7 + ("evaluate",)
+    assert "None of the 7 orders" in diagnosis.nothing_counted(
+        ledger(lost=(*lost, ""), kind=surveyed)
+    )
+    # Results that wait on devices for ever are none either.
+    held = ledger(kind=("hold",) * 8)
+    assert "(none was fetched)" in diagnosis.nothing_counted(held)
+    nobody = ledger().take([])
+    assert "No device was ever asked to train" in diagnosis.nothing_counted(nobody)
+
+
+def test_the_seconds_that_would_have_been_enough_are_enough() -> None:
+    task, fleet = small.task(), levels(speeds=(1e9, 1e8))
+    method = replace(fedavg(lr=0.1, batch=8), select=Everyone(), schedule=Deadline(1e-6))
+    (step,) = small.steps(method, task, 1, fleet=fleet)
+    assert set(step.ledger.lost) == {"too late"}
+    needed = diagnosis.seconds_needed(step.ledger, method, task, small.world(task, fleet))
+    assert len(needed) == 8
+
+    def lost(seconds: float) -> int:
+        other = replace(method, schedule=Deadline(seconds))
+        return int((~small.steps(other, task, 1, fleet=fleet)[0].ledger.counted).sum())
+
+    assert lost(1.001 * needed.max()) == 0
+    assert lost(0.999 * needed.max()) > 0
+    assert lost(0.999 * needed.min()) == 8
+
+
+def scored(*losses: float) -> list[Point]:
+    start = Point(0, 0.0, 0.0, 0.0, 0.0, 0.0, 1, 0, 1.0, math.nan)
+    return [replace(start, scores={"loss": loss}) for loss in losses]
+
+
+@pytest.mark.parametrize(
+    ("losses", "start", "told"),
+    [
+        ((2.0, math.nan), 2.3, "is not a number at the end"),
+        ((2.0, math.inf), 2.3, "is infinite at the end"),
+        ((1e9, 1e8), 2.3, "times the initial model's (2.3)"),
+        ((0.4, 0.1, 1.1), math.nan, "is 1.1 at the end, 11 times the lowest (0.1)"),
+        ((2.0, 0.1, 1.1), 2.3, ""),  # worse again, but far from where it began
+        ((2.0, 1.0), 2.3, ""),
+        ((20.0,), 2.3, ""),
+        ((24.0,), 2.3, "10.4 times the initial model's"),
+        ((), 2.3, ""),
+    ],
+)
+def test_a_loss_that_explodes_is_told_with_the_learning_rate(
+    losses: tuple[float, ...], start: float, told: str
+) -> None:
+    found = diagnosis.exploded(scored(*losses), ledger(lr=np.full(8, 5.0)), start)
+    assert told in found
+    assert bool(found) == bool(told)
+    assert ("lower method.lr (5 in this run)." in found) == bool(told)
+
+
+def test_refused_results_are_an_explosion_too() -> None:
+    lost = ("refused: not finite: 0.weight",) * 5 + ("",) * 3
+    found = diagnosis.exploded(scored(2.0, 1.9), ledger(lost=lost), 2.3)
+    assert "5 of 8 orders brought numbers that are not finite" in found
+    half = ("refused: not finite: 0.weight",) * 4 + ("",) * 4
+    assert diagnosis.exploded(scored(2.0, 1.9), ledger(lost=half), 2.3) == ""
 
 
 def test_what_measuring_costs_is_told() -> None:

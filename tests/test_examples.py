@@ -21,7 +21,7 @@ from anyfleet.naming import public_names
 from anyfleet.plan import FixedLevel
 from anyfleet.select import Uniform
 from anyfleet.store import describe, read_points
-from anyfleet.study import HOMES, Experiment, load, play
+from anyfleet.study import Experiment, build, load, play, populate
 from anyfleet.tasks import Embedded
 from anyfleet.world import levels
 from tests import small
@@ -59,7 +59,9 @@ def test_own_model_is_short_and_learns(tmp_path: Path) -> None:
 def test_a_run_file_names_a_part_that_lies_beside_it(tmp_path: Path) -> None:
     file = ROOT / "examples/own_part/run.toml"
     quick = ["rounds=1", "task.limit=300", "task.server=0", "--out", "run"]
-    python(tmp_path, "-m", "anyfleet.cli", "run", str(file), *quick)
+    command = f"# anyfleet run {file.relative_to(ROOT)} --allow own_selection"
+    assert file.read_text().splitlines()[0] == command
+    python(tmp_path, "-m", "anyfleet.cli", "run", str(file), *quick, "--allow", "own_selection")
     assert len(read_points(tmp_path / "run")) == 1
     written = (tmp_path / "run/config.toml").read_text()
     assert 'use = "own_selection:Fastest"' in written
@@ -69,16 +71,27 @@ def test_a_run_file_names_a_part_that_lies_beside_it(tmp_path: Path) -> None:
 def test_a_method_of_ones_own_is_short_and_runs_from_its_file(tmp_path: Path) -> None:
     assert len((ROOT / "examples/own_method.py").read_text().splitlines()) <= 40
     file = ROOT / "examples/own_method.toml"
-    assert file.read_text().splitlines()[0] == "# anyfleet run examples/own_method.toml"
+    command = "# anyfleet run examples/own_method.toml --allow own_method"
+    assert file.read_text().splitlines()[0] == command
     quick = ["rounds=2", "task.limit=300", "task.server=0", "--out", "run"]
-    python(tmp_path, "-m", "anyfleet.cli", "run", str(file), *quick)
+    python(tmp_path, "-m", "anyfleet.cli", "run", str(file), *quick, "--allow", "own_method")
     assert len(read_points(tmp_path / "run")) == 2
     assert 'use = "own_method:Median"' in (tmp_path / "run/config.toml").read_text()
     assert "diao2021" in python(tmp_path, "-m", "anyfleet.cli", "cite", "run")
 
 
+def test_data_and_hardware_of_one_owner_go_together(tmp_path: Path) -> None:
+    file = ROOT / "examples/bound/run.toml"
+    command = "# anyfleet run examples/bound/run.toml --allow walks"
+    assert file.read_text().splitlines()[0] == command
+    words = ("run", str(file), "--allow", "walks", "rounds=1", "--out", "run")
+    python(tmp_path, "-m", "anyfleet.cli", *words)
+    (point,) = read_points(tmp_path / "run")
+    assert point.details[0].groups.keys() == {"watch", "phone"}
+
+
 def test_the_median_of_ones_own_method_does_what_it_says() -> None:
-    method = load(ROOT / "examples/own_method.toml").method
+    method = load(ROOT / "examples/own_method.toml", allow=["own_method"]).method
     task, fleet = small.task(norm=False), levels(speeds=(1e9, 1e8))
     alone = replace(method, select=Uniform(1))
     plain = replace(alone, aggregate=Mean("equal"))
@@ -101,7 +114,7 @@ def test_a_recipe_starts_with_its_command_and_runs(file: Path, tmp_path: Path) -
     (moment,) = play(small)
     assert moment.point.accuracy >= 0
     (tmp_path / "config.toml").write_text(describe(full))
-    assert config.read(tmp_path / "config.toml").load(Experiment, homes=HOMES) == full
+    assert config.read(tmp_path / "config.toml").load(Experiment) == full
 
 
 def readme_programs() -> list[str]:
@@ -135,6 +148,22 @@ def test_the_run_files_of_the_readme_work(tmp_path: Path) -> None:
     (tmp_path / "bytes.toml").write_text(example.replace(method, method + uplink))
     (moment,) = play(load(tmp_path / "bytes.toml", ["rounds=1", "task.limit=600"]))
     assert moment.point.up < moment.point.down / 50
+
+
+def test_the_fleets_of_the_page_about_fleets_work(tmp_path: Path) -> None:
+    text = (ROOT / "docs/fleets.md").read_text(encoding="utf-8")
+    named, table, groups = re.findall(r"^```toml\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    (rows,) = re.findall(r"^```text\n(owner,.*?)^```", text, re.MULTILINE | re.DOTALL)
+    task = '[task]\nuse = "Embedded"\ndevices = 10\nlimit = 200\nserver = 0\n'
+    rest = f'{task}[method]\nuse = "fedavg"\n'
+    (tmp_path / "named.toml").write_text(rest + named)
+    experiment = load(tmp_path / "named.toml")
+    world = populate(experiment, build(experiment))
+    assert (world.group == 0).nonzero()[0].tolist() == [0, 3, 7]
+    (tmp_path / "fleet.csv").write_text(rows)
+    for number, fleet in enumerate((table, table + groups)):
+        (tmp_path / f"{number}.toml").write_text(rest + fleet)
+        assert load(tmp_path / f"{number}.toml").fleet.size == 2
 
 
 def test_the_codec_of_the_page_about_codecs_works(tmp_path: Path) -> None:

@@ -12,10 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from anyfleet import rng
 from anyfleet.aggregate import Mean
 from anyfleet.arrivals import Arrivals
 from anyfleet.client import work
-from anyfleet.codec import ErrorFeedback, Nothing, Qsgd, Raw, Stc, TopK
+from anyfleet.codec import ErrorFeedback, Nothing, Qsgd, Raw, Stc, TopK, Uveq
 from anyfleet.elastic import paste
 from anyfleet.extract import Strongest
 from anyfleet.feedback import SENT, recalled, squeeze
@@ -289,6 +290,23 @@ def test_weights_cannot_be_fed_back() -> None:
         replace(fedavg(), uplink=CODEC, send="weights")
     with pytest.raises(ValueError, match="downlink"):
         replace(fedavg(), downlink=CODEC)
+
+
+@pytest.mark.parametrize("codec", [CODEC, ErrorFeedback(Uveq())], ids=["zeros", "noise"])
+def test_what_was_not_trained_is_owed_as_before(codec: ErrorFeedback) -> None:
+    """A quantiser with dither answers 0 with noise, which is not to be made good later."""
+    order = orders(replace(fedavg(lr=0.1), uplink=codec), TASK, [0])
+    update, left = (
+        {n: rng.normal(rng.root(seed, n), v.numel()).view_as(v) for n, v in TASK.params.items()}
+        for seed in (1, 2)
+    )
+    trained = torch.arange(10) % 3 == 0  # of ten labels
+    mask = {"10.bias": trained, "10.weight": trained[:, None].expand(10, 16)}
+    found = squeeze(order, (Memory(slots={SLOT: left}),), update, mask, TASK)
+    for name, value in update.items():
+        flags = mask.get(name, torch.ones_like(value, dtype=torch.bool))
+        expected = torch.where(flags, left[name] + value - found.tree[name][0], left[name])
+        assert torch.allclose(found.memory[name][0], expected, rtol=1e-6, atol=1e-6), name
 
 
 def test_a_width_owes_to_its_own_normalisation_alone() -> None:

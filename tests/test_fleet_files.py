@@ -2,11 +2,14 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from anyfleet.errors import ConfigError
-from anyfleet.study import load
-from anyfleet.world import Wandering
+from anyfleet.store import describe
+from anyfleet.study import build, load, populate
+from anyfleet.world import Replayed, Table, Wandering, When
+from tests.tasks.sets import NAMES
 
 REST = '[task]\nuse = "Embedded"\n[method]\nuse = "fedavg"\n'
 
@@ -241,3 +244,99 @@ mortality = { use = "Wandering", mean = 0.001 }
     assert fleet.size is None
     assert [group.name for group in fleet.groups] == ["phones", ""]
     assert load(file, ["fleet.groups.1.speed=3e9"]).fleet.groups[1].speed == 3e9
+
+
+# --- files beside a run file ----------------------------------------------------------------------
+
+TABLE = '[fleet]\nuse = "Table"\nfile = "data/fleet.csv"\n'
+GROUPS = """
+[[fleet.groups]]
+devices = ["ada", "bob"]
+speed = 5e8
+[[fleet.groups]]
+devices = [1]
+speed = 7e8
+"""
+OWNED = """
+rounds = 2
+[task]
+use = "Own"
+model = { use = "perceptron", features = 6, classes = 3, hidden = [4] }
+data = { use = "tests.tasks.sets:Owned" }
+devices = 3
+partition = { use = "ByOwner" }
+[method]
+use = "fedavg"
+count = 3
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a run file and files beside it; the working directory is another one."""
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/fleet.csv").write_text("owner,speed\nada,1e9\nbob,2e9\nalf,3e9\n")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    return tmp_path
+
+
+def test_a_relative_path_lies_beside_the_run_file(home: Path) -> None:
+    (home / "data/rates.csv").write_text("rate\n1e6\n")
+    numbers = '{ use = "Replayed", file = "data/rates.csv", column = "rate" }'
+    table, group = home / "table.toml", home / "group.toml"
+    table.write_text(REST + TABLE)
+    group.write_text(f"{REST}[[fleet.groups]]\nspeed = {numbers}\n")
+    fleet = load(table).fleet
+    assert isinstance(fleet, Table)
+    assert fleet.file == home / "data/fleet.csv"
+    (speed,) = (group.speed for group in load(group).fleet.groups)
+    assert isinstance(speed, Replayed)
+    assert speed.file == home / "data/rates.csv"
+    # What a run writes down is found from anywhere.
+    (home / "elsewhere/config.toml").write_text(describe(load(table)))
+    assert load(home / "elsewhere/config.toml") == load(table)
+    with pytest.raises(ConfigError, match=r"fleet\.file: Table\.file .*other\.csv cannot be read"):
+        load(table, ["fleet.file=other.csv"])
+
+
+def test_a_table_of_a_run_that_has_changed_since_is_refused(home: Path) -> None:
+    (home / "run.toml").write_text(REST + TABLE)
+    (home / "config.toml").write_text(describe(load(home / "run.toml")))
+    (home / "data/fleet.csv").write_text("speed\n1e9\n")
+    with pytest.raises(ConfigError, match=r"^fleet\.sha256: Table\.sha256 .* has changed since"):
+        load(home / "config.toml")
+
+
+def test_all_faults_of_a_table_have_the_place_of_its_file(home: Path) -> None:
+    (home / "run.toml").write_text(REST + TABLE + 'counting = "guess"\n')
+    (home / "data/fleet.csv").write_text("speed,memmory\n-1,1\nx,1\n")
+    with pytest.raises(ConfigError) as told:
+        load(home / "run.toml")
+    found = sorted((each.path, each.message[-30:]) for each in told.value.problems)
+    assert [path for path, _ in found] == ["fleet.counting", *["fleet.file"] * 3]
+
+
+@pytest.mark.parametrize(
+    ("fleet", "speeds"),
+    [
+        (TABLE, [3e9, 1e9, 2e9]),
+        (
+            GROUPS,
+            [7e8, 5e8, 5e8],
+        ),
+    ],
+)
+def test_hardware_is_bound_to_data_by_their_owner(
+    home: Path, fleet: str, speeds: list[float]
+) -> None:
+    (home / "run.toml").write_text(OWNED + fleet)
+    for seed in (0, 1):
+        experiment = load(home / "run.toml", [f"seed={seed}"], allow=["tests.tasks.sets"])
+        task = build(experiment)
+        # Devices follow the order of owners; whose rows they have is told by their inputs.
+        owner = [NAMES[int(task.data(device).x[0, 0])] for device in range(3)]
+        world = populate(experiment, task)
+        speed = world.column("speed", np.arange(3), When(0.0, 0)).tolist()
+        by_owner = dict(zip(owner, speed, strict=True))
+        assert by_owner == dict(zip(("alf", "ada", "bob"), speeds, strict=True))

@@ -106,6 +106,14 @@ def test_the_least_is_really_the_least(codec: Codec) -> None:
     assert (step.ledger.bits_up >= 0.5 * found.up).all()
 
 
+def test_look_ups_begin_with_an_update_whose_biases_move_furthest() -> None:
+    """The gradient of a bias is a sum over all places, that of a weight over few of them."""
+    laid, _ = heavy_update()
+    usual = {name: float(rows.abs().median()) for name, rows in laid.items()}
+    assert usual["linear"] == pytest.approx(usual["convolution"], rel=0.1)
+    assert usual["bias"] == pytest.approx(10 * usual["linear"], rel=0.3)
+
+
 @pytest.mark.parametrize("codec", [Fgc(), Hq(), Uveq(), Uveq(dimension=1), TopK(0.15, Uveq())])
 def test_more_bits_are_never_for_worse(codec: Codec) -> None:
     laid, envelope = heavy_update()

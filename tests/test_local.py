@@ -9,13 +9,14 @@ import torch
 from anyfleet.client import work
 from anyfleet.columns import join
 from anyfleet.issue import Desk, draft, load
+from anyfleet.local import Extent, extent
 from anyfleet.method import Method
 from anyfleet.methods import fedavg, heterofl
 from anyfleet.runtime import Simulated
 from anyfleet.server import Server
 from anyfleet.tasks import Task
 from anyfleet.train import AdamW, BatchStatistics, Decaying, Gradient, OnDevice, Tracked
-from anyfleet.types import Memory, Orders
+from anyfleet.types import EVERYTHING, Memory, Numbers, Orders
 from anyfleet.view import Request
 from tests import small
 
@@ -71,6 +72,31 @@ def test_batch_sizes_and_steps_may_differ_within_a_stack() -> None:
         alone = work(asked.take([row]), (Memory(),), task)
         both = alone.updates.trees[0]["delta"], stacked.updates.trees[row]["delta"]
         assert small.distance(*both) < 1e-10
+
+
+@pytest.mark.parametrize(
+    ("batch", "samples", "found"),
+    [
+        ((8, 8), (20, 9), Extent(steps=3, together=2, epochs=1, width=8)),
+        ((50, 4), (7, 3), Extent(steps=1, together=1, epochs=1, width=7)),
+        ((4, 2), (3, 30), Extent(steps=15, together=1, epochs=1, width=4)),
+        ((8,), (0,), Extent(steps=0, together=0, epochs=1, width=1)),
+    ],
+)
+def test_loop_bounds_are_those_of_the_largest_and_no_wider_than_its_data(
+    batch: tuple[int, ...], samples: tuple[int, ...], found: Extent
+) -> None:
+    count = len(batch)
+    numbers = Numbers(
+        lr=np.full(count, 0.1),
+        epochs=np.ones(count, dtype=int),
+        batch=np.array(batch),
+        steps=np.full(count, EVERYTHING),
+        rate=np.ones(count),
+        frequency=np.full(count, np.nan),
+        target=np.full(count, np.nan),
+    )
+    assert extent(numbers, samples) == found
 
 
 def test_a_result_does_not_depend_on_company() -> None:

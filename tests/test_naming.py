@@ -1,17 +1,21 @@
 import importlib
 import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from anyfleet.errors import BadName
+from anyfleet.homes import HOMES
 from anyfleet.naming import Factory, FrozenMapping, find, name_of, near
+from anyfleet.select import Uniform
 
 
 def test_find_gives_what_name_of_named() -> None:
     assert name_of(Factory) == "anyfleet.naming:Factory"
-    assert find(name_of(Factory)) is Factory
+    assert find(name_of(Uniform), homes=["anyfleet.select"]) is Uniform
+    assert find("anyfleet.select.uniform:Uniform", homes=["anyfleet.select"]) is Uniform
 
 
 def test_name_of_prefers_the_package_that_shows_the_thing() -> None:
@@ -42,35 +46,74 @@ def test_name_of_prefers_the_package_that_shows_the_thing() -> None:
         "anyfleet.naming:",
         "",
         "anyfleet.naming:find\n",
+        "anyfleet.study:load",
+        "anyfleet.study:Experiment",
+        "anyfleet:load",
+        "anyfleet.cli.demo:demonstrate",
+        "anyfleet.cli.app:main",
+        "anyfleet.store:Recording",
+        "anyfleet.store.disk:write",
+        "anyfleet.config:read",
+        "anyfleet.report:draw",
+        "anyfleet.select.uniform:Everybody",  # not there
+        "anyfleet.select.largest:Uniform",  # there, but defined elsewhere
+        "anyfleet.tasks.zoo:nn",
+        "anyfleet.tasks.zoo.plain:nn",
+        "anyfleet.codec.raw:distortion",  # defined there, but not exported by the home
     ],
 )
-def test_find_refuses_what_is_not_a_part_of_an_allowed_package(name: str) -> None:
-    with pytest.raises(BadName):
-        find(name)
+def test_find_refuses_what_no_home_exports(name: str) -> None:
+    for allow in ([], ["anyfleet"], ["anyfleet.study", "anyfleet.cli", "anyfleet.store"]):
+        with pytest.raises(BadName):
+            find(name, allow, HOMES.values())
+
+
+def test_a_home_opens_its_own_exports_only() -> None:
+    with pytest.raises(BadName, match="is no part that may stand here"):
+        find("anyfleet.select:Uniform")
+    with pytest.raises(BadName, match="is no part that may stand here"):
+        find("anyfleet.select:Uniform", homes=["anyfleet.world"])
+
+
+def test_what_an_allowed_module_imported_from_anyfleet_needs_a_home_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "from anyfleet.select import Uniform\nfrom anyfleet.study import load\n"
+    (tmp_path / "reexporting.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    homes = ["anyfleet.select"]
+    assert find("reexporting:Uniform", ["reexporting"], homes) is Uniform
+    with pytest.raises(BadName, match="is no part that may stand here"):
+        find("reexporting:load", ["reexporting"], homes)
+
+
+def test_the_standard_library_cannot_be_allowed() -> None:
+    with pytest.raises(BadName, match="subprocess belongs to Python itself"):
+        find("subprocess:getoutput", ["subprocess"])
 
 
 def test_find_refuses_before_it_imports(monkeypatch: pytest.MonkeyPatch) -> None:
     imported: list[str] = []
     monkeypatch.setattr(importlib, "import_module", imported.append)
     with pytest.raises(BadName, match="outside the allowed packages"):
-        find("antigravity:fly")
+        find("antigravity_of_ones_own:fly")
     assert imported == []
 
 
 def test_an_allowed_package_opens_itself_and_its_modules_only() -> None:
-    assert find("collections:Counter", allow=["collections"]).__name__ == "Counter"
+    assert find("tests.sample_parts:Few", allow=["tests"]).__name__ == "Few"
     with pytest.raises(BadName, match="outside"):
-        find("collections.abc:Mapping", allow=["collections.abcd"])
+        find("tests.sample_parts:Few", allow=["tests.sample"])
 
 
 def test_find_says_what_is_near() -> None:
-    with pytest.raises(BadName, match=re.escape('did you mean "Factory"?')):
-        find("anyfleet.naming:factory")
+    with pytest.raises(BadName, match=re.escape('did you mean "Uniform"?')):
+        find("anyfleet.select:Uniforn", homes=["anyfleet.select"])
 
 
 def test_a_module_that_is_not_there_is_named() -> None:
-    with pytest.raises(BadName, match=r"anyfleet\.nothing cannot be imported"):
-        find("anyfleet.nothing:Name")
+    with pytest.raises(BadName, match=r"tests\.nothing cannot be imported"):
+        find("tests.nothing:Name", allow=["tests"])
 
 
 def test_name_of_refuses_what_cannot_be_found_again() -> None:

@@ -38,17 +38,18 @@ MODULES = [module_of(file) for file in FILES]
 # From the top; docs/architecture.md, section 1. A layer is made of rooms. A module may import from
 # its own room and from every layer below, not from the other rooms of its layer.
 LAYERS = (
-    ("cli report study store queries equal breakdown diagnosis portrait profile measuring",),
+    ("cli report study store queries equal metric breakdown diagnosis portrait profile measuring",),
     ("methods",),
     ("select schedule plan extract train codec aggregate", "world runtime", "tasks"),
     (
         (
             "loop server client method types view seam arrivals evaluate issue ledger local packing"
             " timing choosing delivery incoming outcomes parts fisher lessons"
-            " coding envelope feedback frames calibration lengths offers padding"
+            " coding envelope feedback frames calibration lengths offers limits screening"
+            " padding"
         ),
     ),
-    ("elastic rng naming errors config columns formulas papers",),
+    ("elastic rng naming homes errors config columns formulas papers",),
 )
 ROOMS = {
     name: (depth, room)

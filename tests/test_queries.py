@@ -10,9 +10,10 @@ from anyfleet.breakdown import Breakdown
 from anyfleet.ledger import Entries
 from anyfleet.queries import (
     Spent,
+    at_widths,
     best,
     by,
-    common_accuracy,
+    common_score,
     evaluated,
     losses,
     spread,
@@ -63,7 +64,7 @@ def test_a_target_can_be_asked_for_at_a_width() -> None:
     assert found is not None
     assert found.rounds == 2
     assert to_target(run, 0.41, width=0.5).best == 0.4
-    assert common_accuracy([run], width=0.5) == 0.4
+    assert common_score([run], width=0.5) == 0.4
     with pytest.raises(ValueError, match=r"width 0\.25 was not evaluated; .*accuracy@0\.5"):
         to_target(run, 0.4, width=0.25)
 
@@ -94,13 +95,56 @@ def test_a_run_that_was_never_evaluated_has_no_accuracy() -> None:
     assert evaluated(points) == ()
     assert math.isnan(best(points))
     assert math.isnan(summarise(points).accuracy)
-    assert math.isnan(common_accuracy([RUN, points]))
+    assert math.isnan(common_score([RUN, points]))
 
 
-def test_the_common_accuracy_is_reached_by_every_run() -> None:
+def test_the_common_score_is_reached_by_every_run() -> None:
     runs = [RUN, (point(0, 0.4), point(1, 0.55))]
-    assert common_accuracy(runs) == 0.55
+    assert common_score(runs) == 0.55
     assert all(to_target(points, 0.55).spent for points in runs)
+
+
+def rmse(*values: float) -> tuple[Point, ...]:
+    """A run that is judged by an error: of half its width, twice as much."""
+    return tuple(
+        replace(
+            point(step),
+            metric="rmse",
+            scores={"loss": v**2, "rmse": v, "f1": 0.5, "rmse@1": v, "rmse@0.5": 2 * v},
+        )
+        for step, v in enumerate(values)
+    )
+
+
+def test_a_run_is_judged_by_the_metric_of_its_task() -> None:
+    run = rmse(3.0, 1.0, 2.0)
+    assert [each.score for each in run] == [3.0, 1.0, 2.0]
+    assert math.isnan(run[0].accuracy)
+    assert (run[0].at(0.5), run[0].widths) == (6.0, (1.0, 0.5))
+    summary = summarise(run)
+    assert (summary.metric, summary.score, summary.best) == ("rmse", 2.0, 1.0)
+    assert summary.others == {"f1": 0.5}
+    assert math.isnan(summary.accuracy)
+    assert at_widths(run) == {1.0: 2.0, 0.5: 4.0}
+
+
+def test_a_target_of_an_error_is_reached_from_above() -> None:
+    run = rmse(3.0, 1.5, 1.0, 2.0)
+    found = to_target(run, 1.5).spent
+    assert found is not None
+    assert found.rounds == 2
+    missed = to_target(run, 0.5)
+    assert (missed.spent, missed.best) == (None, 1.0)
+    assert str(missed) == "not reached (best 1)"
+    assert common_score([run, rmse(1.2)]) == 1.2
+    assert math.isnan(common_score([run, RUN]))  # errors and accuracies have nothing in common
+
+
+def test_an_evaluation_that_gave_no_number_is_one_nevertheless() -> None:
+    run = rmse(3.0, 1.0, math.nan)
+    assert len(evaluated(run)) == 3
+    assert math.isnan(summarise(run).score)
+    assert summarise(run).best == 1.0
 
 
 def test_devices_that_were_asked_decide_the_accuracy() -> None:

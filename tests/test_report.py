@@ -10,7 +10,7 @@ import pytest
 
 from anyfleet.equal import Resource
 from anyfleet.portrait import portray
-from anyfleet.report import NoPictures, band, draw, draw_fleet
+from anyfleet.report import NoPictures, NothingToDraw, band, draw, draw_fleet
 from anyfleet.study import Point
 from anyfleet.world import Disc, Diurnal, Fleet, Group, Uniform, wifi
 
@@ -119,6 +119,60 @@ def test_a_picture_of_a_fleet_has_a_panel_for_what_differs(tmp_path: Path, name:
     columns = -(-panels // rows)
     # A panel is 4.8 by 4.5 inches of 130 dots.
     assert (height, width) == (round(585 * rows), round(624 * columns))
+
+
+def errors(*values: float) -> tuple[Point, ...]:
+    """A run that is judged by an error, at two widths."""
+    return tuple(
+        replace(
+            each,
+            on_devices=math.nan,
+            metric="rmse",
+            scores={"rmse": v, "rmse@1": v, "rmse@0.5": 2 * v},
+        )
+        for each, v in zip(run(*values), values, strict=True)
+    )
+
+
+def test_panels_name_the_metric_and_have_the_widths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from matplotlib.figure import Figure
+
+    drawn: list[tuple[str, str, list[list[float]]]] = []
+
+    def look(figure: Figure, *_: object, **__: object) -> None:
+        for axes in figure.axes:
+            lines = [np.asarray(line.get_ydata()).tolist() for line in axes.get_lines()]
+            drawn.append((axes.get_xlabel(), axes.get_ylabel(), lines))
+
+    monkeypatch.setattr(Figure, "savefig", look)
+    draw(str(tmp_path / "a.png"), {"a": [errors(3.0, 2.0)]})
+    assert drawn == [
+        ("simulated time [s]", "rmse (less is better)", [[3.0, 2.0]]),
+        ("traffic [MB]", "", [[3.0, 2.0]]),
+        ("width of the model, at the end", "", [[4.0, 2.0]]),
+    ]
+    # Other metrics have other panels; what nobody spent has none.
+    drawn.clear()
+    still = tuple(replace(each, down=0.0, up=0.0) for each in run(0.5, 0.6))
+    draw(tmp_path / "a.png", {"a": [errors(3.0, math.inf)], "b": [still]}, equal={"energy": 1.0})
+    assert [label for label, _, _ in drawn] == [
+        "simulated time [s]",
+        "traffic [MB]",
+        "width of the model, at the end",
+        "simulated time [s]",
+    ]
+    assert drawn[-1][1:] == ("accuracy", [[0.5, 0.6]])
+    assert drawn[0][2][0] == pytest.approx([3.0, math.nan], nan_ok=True)
+
+
+def test_there_is_no_empty_picture(tmp_path: Path) -> None:
+    with pytest.raises(NothingToDraw, match="no run was evaluated"):
+        draw(tmp_path / "a.png", {"a": [run(math.nan, math.nan)]})
+    with pytest.raises(NothingToDraw, match="no evaluation gave a finite number"):
+        draw(tmp_path / "a.png", {"a": [errors(math.nan, math.inf)]})
+    assert not list(tmp_path.iterdir())
 
 
 def test_without_matplotlib_the_message_says_what_to_install(

@@ -231,3 +231,28 @@ def test_the_largest_need_a_schedule_that_lets_results_wait(schedule: Schedule) 
 def test_impossible_selections_are_refused(make: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         make()
+
+
+@pytest.mark.parametrize(
+    ("select", "told"),
+    [
+        (Uniform(count=6), "Uniform.count is 6, but the fleet has 5 devices"),
+        (Learned(count=6), "Learned.count is 6, but the fleet has 5 devices"),
+        (Largest(draw=9, keep=2), "Largest.draw is 9, but the fleet has 5 devices"),
+        (Quota(count=6), "Quota.count=6 asks for more devices than the fleet has: 3 of level 1"),
+        (Quota(counts=(1, 4)), "Quota.counts asks for more devices than the fleet has: 4 of lev"),
+        (Quota(counts=(0, 0, 1), by="group"), "1 of group 2, which has 0"),
+        (Uniform(count=5), ""),
+        (Uniform(fraction=1.0), ""),
+        (Everyone(), ""),
+        (Largest(draw=5, keep=2), ""),
+        (Quota(count=4), ""),
+        (Quota(counts=(3, 2, 0)), ""),
+    ],
+)
+def test_a_selection_says_when_it_asks_for_more_than_there_are(select: Select, told: str) -> None:
+    kinds = np.array([0, 0, 0, 1, 1])
+    devices = Devices(level=kinds, samples=kinds, group=kinds, column=np.ones(5))
+    found = select.excess(devices)
+    assert told in found
+    assert bool(found) == bool(told)

@@ -1,5 +1,6 @@
 """Experiments and the questions one asks of them afterwards."""
 
+import warnings
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -8,12 +9,14 @@ from typing import Literal
 import pytest
 
 from anyfleet import config, methods, tasks
-from anyfleet.errors import ConfigError
+from anyfleet.errors import AnyfleetWarning, ConfigError
+from anyfleet.homes import HOMES
 from anyfleet.naming import Factory
 from anyfleet.runtime import Limits, Threads
-from anyfleet.study import HOMES, Experiment, build, load, play
+from anyfleet.study import Experiment, build, load, play
 from anyfleet.tasks import zoo
 from anyfleet.world import Columns, Fleet, Group
+from tests import regression
 
 MODEL = Factory.of(zoo.perceptron, hidden=(8,))
 TASK = tasks.Embedded(model=MODEL, devices=4, limit=200, server=20)
@@ -30,6 +33,38 @@ def test_play_evaluates_when_due_and_at_the_end() -> None:
     for sooner, later in pairwise(points):
         assert later.time > sooner.time
         assert later.down > sooner.down
+
+
+def regressed() -> tasks.Task:
+    """Judged by the mean absolute error before anything else."""
+    return tasks.Task.of(
+        regression.net(),
+        regression.data(),
+        loss=tasks.squared_error,
+        metrics={"mae": tasks.absolute_error, "mse": tasks.squared_error},
+        split=tasks.Split(devices=4, test_share=0.2),
+    )
+
+
+def test_a_task_is_judged_by_its_own_first_metric() -> None:
+    experiment = Experiment(
+        regressed(), methods.fedavg(lr=0.05), rounds=3, evaluate_every=2, widths=(0.5, 1.0)
+    )
+    points = [moment.point for moment in play(experiment)]
+    assert {point.metric for point in points} == {"mae"}
+    assert [point.evaluated() for point in points] == [True, False, True]
+    last = points[-1]
+    assert last.score == last.scores["mae"] == last.at(0.5) == last.scores["mae@0.5"] > 0
+    assert last.at(1.0) == last.scores["mae@1"] != last.score
+    assert last.widths == (0.5, 1.0)
+
+
+def test_devices_own_models_are_judged_by_the_tasks_own_metric() -> None:
+    """Not by the shared model, which no one trains."""
+    experiment = Experiment(regressed(), methods.local(lr=0.2), rounds=2, evaluate_every=5)
+    first, last = (moment.point for moment in play(experiment))
+    assert first.score == first.on_devices != first.scores["mae"]
+    assert last.score == last.on_devices < first.score
 
 
 def test_the_same_experiment_twice_gives_the_same_points() -> None:
@@ -120,14 +155,16 @@ def test_threads_may_use_the_code_that_the_file_may_use(tmp_path: Path) -> None:
         '[method]\nuse = "fedavg"\ncount = 2\n[method.train]\nuse = "own_trainer:Mine"\n'
         '[engine]\nuse = "Threads"\n'
     )
-    experiment = load(file)
+    experiment = load(file, allow=["own_trainer"])
     assert experiment.engine == Threads(allow=("own_trainer",))
     (moment,) = play(experiment)
     assert moment.point.arrived == 2
-    both = load(file, ['engine.allow=["other", "own_trainer"]'])
+    both = load(file, ['engine.allow=["other", "own_trainer"]'], ["own_trainer", "other"])
     assert both.engine == Threads(allow=("other", "own_trainer"))
-    with pytest.raises(ConfigError, match=r"method\.train: 'own_trainer:Mine' is outside"):
-        load(file, ['engine.allow=["other"]'])
+    with pytest.raises(ConfigError, match=r'method\.train: "own_trainer:Mine" is outside'):
+        load(file, ['engine.allow=["other"]'], ["own_trainer", "other"])
+    with pytest.raises(ConfigError, match=r"engine\.allow: asks for other\. .*--allow other"):
+        load(file, ['engine.allow=["other", "own_trainer"]'], ["own_trainer"])
 
 
 def test_an_experiment_with_a_built_task_is_told_briefly() -> None:
@@ -146,6 +183,17 @@ def test_what_the_data_refuse_is_a_problem_of_the_file() -> None:
     greedy = replace(SMALL, task=replace(TASK, server=10_000))
     with pytest.raises(ConfigError, match="task: server asks for 10000 of 200"):
         build(greedy)
+
+
+def test_more_devices_than_there_are_is_said_once_with_the_number_that_fits() -> None:
+    many = replace(SMALL, method=methods.fedavg(count=50, lr=0.1), rounds=1)
+    with pytest.warns(AnyfleetWarning, match=r"Uniform\.count is 50, .* 4 is the most") as told:
+        (moment,) = play(many)
+    assert moment.point.arrived == 4
+    assert len(told) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        build(replace(SMALL, method=methods.fedavg(count=4)))
 
 
 def test_a_fleet_of_another_size_is_a_problem_of_the_file() -> None:

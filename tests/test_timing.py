@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 from anyfleet.columns import Floats
 from anyfleet.elastic import Slice, cost
 from anyfleet.methods import fedavg
-from anyfleet.timing import Amount, Counts, Effort, clocked, crossing_seconds, effort_of, training
+from anyfleet.timing import (
+    Amount,
+    Counts,
+    Demand,
+    Effort,
+    clocked,
+    crossing_seconds,
+    effort_of,
+    training,
+)
 from anyfleet.types import Conditions
 from tests import small
 
@@ -155,6 +164,20 @@ def test_training_counts_samples_and_steps() -> None:
         assert found.effort.steps[0] == 5
         assert found.effort.calls[0] >= 5 * cost(blueprint, slice_, 8).calls
         assert found.memory[0] >= cost(blueprint, slice_, 8).memory
+
+
+def test_work_done_one_after_the_other_adds_up_but_its_memory_does_not() -> None:
+    first = Demand(work(1e9, 4e9, width=0.5, steps=3, calls=20, moved=5e6), np.array([700.0]))
+    after = Demand(work(2e9, 4e9, width=0.5, steps=1, calls=30, moved=1e6), np.array([400.0]))
+    for one, other in ((first, after), (after, first)):
+        both = one.then(other)
+        assert both.memory.tolist() == [700.0]
+        assert both.effort.width.tolist() == [0.5]
+        found = {name: getattr(both.effort, name).tolist() for name in ("flops", "deep", "whole")}
+        assert found == {"flops": [3e9], "deep": [3e9], "whole": [8e9]}
+        assert both.effort.steps.tolist() == [4]
+        assert both.effort.calls.tolist() == [50]
+        assert both.effort.moved.tolist() == [6e6]
 
 
 def test_a_link_that_carries_nothing_takes_for_ever() -> None:

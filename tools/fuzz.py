@@ -39,9 +39,8 @@ from anyfleet.method import Codec, Method
 from anyfleet.methods import fedavg, heterofl
 from anyfleet.plan import Menu
 from anyfleet.runtime import Limits, Simulated
-from anyfleet.runtime.checks import screened
-from anyfleet.runtime.engines import Assigned, Outcome
 from anyfleet.runtime.wire import decode_order, decode_update, encode_order, encode_update
+from anyfleet.screening import Screen
 from anyfleet.server import Server
 from anyfleet.tasks import Data, Split, Task
 from anyfleet.train import Tracked
@@ -219,9 +218,8 @@ def _judged(found: Orders | Updates, case: Case) -> str:
     if isinstance(found, Orders):
         return ACCEPTED
     samples = np.full(case.task.devices, case.task.size(1))
-    assigned = Assigned(order, order, Memory())
-    (outcome,) = screened([Outcome(found, Memory())], [assigned], samples, Limits())
-    return outcome.refused.partition(":")[0] or ACCEPTED
+    (refused,) = Screen.of(case.task, samples, Limits()).refusals([order], [found])
+    return refused.partition(":")[0] or ACCEPTED
 
 
 def _too_slow(_number: int, _frame: FrameType | None) -> None:

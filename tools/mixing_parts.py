@@ -178,6 +178,10 @@ AGGREGATION = _rows(
         "AngleWeighted(Aio)": aggregate.AngleWeighted(base=aggregate.Aio()),
         "Subset": _LABELLING,
         "Subset(Aio)": aggregate.Subset(aggregate.Aio(), 0.5),
+        "Clipped": aggregate.Clipped(),
+        "Clipped(Aio)": aggregate.Clipped(aggregate.Aio(), times=2.0),
+        "TrimmedMean": aggregate.TrimmedMean(),
+        "CoordinateMedian": aggregate.CoordinateMedian(),
         "Diagnosed(Aio)": aggregate.Diagnosed(aggregate.Aio(), ("norm", "fisher")),
         "ServerStep": aggregate.ServerStep(optimiser=aggregate.ServerSgd(0.5, 0.9)),
         "ServerStep(Subset), Adam": aggregate.ServerStep(_LABELLING, aggregate.ServerAdam(0.01)),
@@ -203,7 +207,8 @@ def missing() -> list[str]:
     """The public parts of the packages that no row has, alone or inside of another."""
     rows = [row for slot in SLOTS.values() for row in slot.values()]
     there = {type(part) for row in rows for each in row.parts.values() for part in inside(each)}
-    there.add(type(BASE.fisher))  # how devices measure: every method has it
+    # How devices measure: every method has the one, and puts the other around any trainer.
+    there |= {type(BASE.fisher), train.Observed}
     return [
         f"{package.__name__}.{name}"
         for package in PACKAGES

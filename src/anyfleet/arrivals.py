@@ -4,7 +4,7 @@ A stack or a cluster can do these reductions without handing out single updates.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -83,6 +83,21 @@ class Arrivals:
         """AnycostFL's measure of what each device trained: 1 for the whole model."""
         return np.array([alpha(slice_, self._blueprint) for slice_ in self.slices])
 
+    def scaled(self, factors: Floats) -> "Arrivals":
+        """Return the same updates, each multiplied by its factor."""
+        changes = [
+            change if factor == 1 else {n: (v.double() * factor).to(v) for n, v in change.items()}
+            for change, factor in zip(self._changes, factors.tolist(), strict=True)
+        ]
+        return Arrivals(
+            self._updates,
+            slices=self.slices,
+            staleness=self.staleness,
+            changes=changes,
+            rates=self.rates,
+            blueprint=self._blueprint,
+        )
+
     def sent(self) -> "Arrivals":
         """As if devices had trained only what their codecs sent, instead of zeros besides."""
         pairs = zip(self._updates.masks, self._updates.kept, strict=True)
@@ -105,6 +120,38 @@ class Arrivals:
         """
         total, mass = self._sums(weights)
         return {name: torch.where(mass[name] > 0, total[name] / mass[name], 0.0) for name in total}
+
+    def trimmed(self, share: float) -> dict[str, Tensor]:
+        """Return, per coordinate, the mean change of those who trained it, without the extremes.
+
+        Of n values the `floor(share * n)` smallest and as many of the largest are left out; every
+        device counts alike. Zero where nobody trained.
+        """
+
+        def mean(ordered: Tensor, counts: Tensor) -> Tensor:
+            # A share that is a fraction in print may be a hair less in binary.
+            left_out = (share * counts.double() + 1e-9).floor()
+            rank = torch.arange(len(ordered), device=ordered.device)[:, None]
+            inner = (rank >= left_out) & (rank < counts - left_out)
+            # In double precision: the sum of large numbers must not overflow.
+            total = torch.where(inner, ordered, 0.0).sum(dim=0, dtype=torch.float64)
+            return total / (counts - 2 * left_out)
+
+        return self._by_rank(mean)
+
+    def median(self) -> dict[str, Tensor]:
+        """Return, per coordinate, the median change of those who trained it.
+
+        Of an even number of values it is the mean of the middle two; every device counts alike.
+        Zero where nobody trained.
+        """
+
+        def middle(ordered: Tensor, counts: Tensor) -> Tensor:
+            below, above = (counts - 1).clamp(min=0) // 2, counts // 2
+            low, high = (ordered.gather(0, at[None])[0].double() for at in (below, above))
+            return (low + high) / 2
+
+        return self._by_rank(middle)
 
     def covered(self) -> dict[str, Tensor]:
         """Which coordinates somebody trained."""
@@ -129,11 +176,32 @@ class Arrivals:
 
     def norms(self) -> Floats:
         """The length of every update."""
-        squares = [
-            sum(_square(self._own(row, name)) for name in change)
+        found = [
+            _length(self._own(row, name))
+            for row, change in enumerate(self._changes)
+            for name in change
+        ]
+        # Waited for together: each on its own would hold up a graphics card.
+        lengths = iter(torch.stack(found).tolist() if found else [])
+        squares = [sum(next(lengths) ** 2 for _ in change) for change in self._changes]
+        return np.sqrt(np.array(squares, dtype=np.float64))
+
+    def sizes(self) -> Floats:
+        """Return the root mean square of every update, over the coordinates its device trained.
+
+        Narrow and wide slices compare by it. What a codec left out counts as zero; an update
+        without a trained coordinate has the size zero.
+        """
+        counts = [
+            sum(self._trained(row, name) for name in change)
             for row, change in enumerate(self._changes)
         ]
-        return np.sqrt(np.array(squares, dtype=np.float64))
+        return self.norms() / np.sqrt(np.maximum(np.array(counts, dtype=np.float64), 1.0))
+
+    def _trained(self, row: int, name: str) -> int:
+        """Return how many entries of a tensor a device trained."""
+        value, mask = self._changes[row][name], self._mask(row, name)
+        return value.numel() if mask is None else int((mask > 0).expand_as(value).sum())
 
     def lengths(self, tree: Params) -> Floats:
         """The length of a tree in global coordinates, over those that each device trained."""
@@ -183,6 +251,37 @@ class Arrivals:
                     block = block[:, shared[start : start + _BLOCK]]
                 products += (block @ block.T).cpu().numpy()
         return products
+
+    def _by_rank(self, reduce: Callable[[Tensor, Tensor], Tensor]) -> dict[str, Tensor]:
+        """Reduce the values of each coordinate, given in ascending order, to one.
+
+        `reduce` gets [devices, coordinates], of which the first `counts` rows of a column are
+        values; a block of coordinates at a time.
+        """
+        found: dict[str, Tensor] = {}
+        for name in self._names():
+            rows = [row for row, change in enumerate(self._changes) if name in change]
+            values = [self._full(row, name).flatten() for row in rows]
+            trained = self._flags(name, rows)
+            new = torch.zeros_like(values[0])
+            for start in range(0, new.numel(), _BLOCK):
+                part = slice(start, start + _BLOCK)
+                there = torch.stack([flags[part] for flags in trained])
+                block = torch.stack([value[part] for value in values])
+                ordered = torch.where(there, block, torch.inf).sort(dim=0).values
+                counts = there.sum(dim=0)
+                reduced = reduce(ordered, counts).to(new)
+                # In place, on an array made here.
+                new[part] = torch.where(counts > 0, reduced, 0.0)
+            found[name] = new.reshape(self._blueprint.shape(base(name)))
+        return found
+
+    def _flags(self, name: str, rows: Sequence[int]) -> list[Tensor]:
+        """Return for each of these rows, flat, which coordinates of a tensor it trained."""
+        if self._alike(name):
+            whole = torch.ones(self._blueprint.shape(base(name)), device=self._device).flatten() > 0
+            return [whole] * len(rows)
+        return [self._summed(name, {row: 1}).flatten() > 0 for row in rows]
 
     def _names(self) -> list[str]:
         return list(dict.fromkeys(name for change in self._changes for name in change))
@@ -270,9 +369,15 @@ def _both(mask: Params, kept: Params) -> dict[str, Tensor]:
     return {n: flags * mask[n].to(flags) if n in mask else flags for n, flags in kept.items()}
 
 
+def _length(value: Tensor) -> Tensor:
+    """Return the Euclidean length, in double precision."""
+    length: Tensor = torch.linalg.vector_norm(value, dtype=torch.float64)
+    return length
+
+
 def _square(value: Tensor) -> float:
     """The squared length."""
-    return float(torch.linalg.vector_norm(value, dtype=torch.float64)) ** 2
+    return float(_length(value)) ** 2
 
 
 def _wrapped(number: int) -> int:

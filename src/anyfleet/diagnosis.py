@@ -5,8 +5,9 @@ Ledgers and notes are facts; the formulas of METHODS §F are applied to them her
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,11 +17,17 @@ from anyfleet.columns import Flags, Floats
 from anyfleet.elastic import WHOLE, Priced
 from anyfleet.formulas import extreme_share, label_distance, psi
 from anyfleet.ledger import Entries
+from anyfleet.lengths import expected
 from anyfleet.local import limits, processed
 from anyfleet.method import Method
-from anyfleet.types import Task
+from anyfleet.plan import FisherUtility
+from anyfleet.timing import Amount, crossing_seconds, training
+from anyfleet.types import Numbers, Task, Want
+from anyfleet.world import When, World
 
 MOST_EXTREME = 0.9  # of all utilities; beyond, a threshold does not fit (METHODS §1.10)
+FIRST_VISITS = 0.5  # of all choices; from here on, what devices do without a history decides
+EXPLODED = 10.0  # so many times a loss that training had before is an explosion
 
 # --- notes ------------------------------------------------------------------------------------
 
@@ -187,6 +194,168 @@ def unfit_threshold(ledger: Entries) -> str:
         f"{share:.0%} of the utilities are 0 or 1, so that devices hardly choose: take another "
         "FisherUtility.threshold (higher when they are 1, lower when they are 0)."
     )
+
+
+def first_visits(ledger: Entries, method: Method) -> str:
+    """Return a warning when half of WHALE-FL's choices or more were first visits; else "".
+
+    A device that has no history yet takes the widest size that it may have, its cap.
+    """
+    chosen = _training(ledger) & (ledger.choice >= 0)
+    first = int((chosen & np.isnan(ledger.utility)).sum())
+    count = int(chosen.sum())
+    if not isinstance(method.choose, FisherUtility) or not 0 < FIRST_VISITS * count <= first:
+        return ""
+    capped = method.choose.first_level == 1
+    size = "the widest it may have (its cap)" if capped else "the size of first_level"
+    told = "in all" if first == count else f"in {first} of"
+    return (
+        f"With WHALE-FL, {told} {count} choices the device had no history yet and took {size}: "
+        "there is little or no difference from fixed widths. Give it more rounds, fewer devices, "
+        "or a larger share of them in every round."
+    )
+
+
+# --- why nothing was learned ------------------------------------------------------------------
+
+_RATE = "lower method.lr"
+_CURES: Mapping[str, str] = MappingProxyType(
+    {
+        "too late": "give the schedule more seconds",
+        "stale": "give the schedule a larger staleness",
+        "out of memory": "offer smaller shares, take a smaller batch, or give devices more memory",
+        "over budget": "give the chooser more seconds or joules, or offer smaller shares",
+        "no link": "see to the links of the fleet: up and down of its groups carry nothing",
+        "nothing came through": "lower the loss of the fleet's links",
+        "died": "lower the mortality of the fleet's groups",
+        "went offline": "let devices stay longer (availability), or give them less to do",
+        "battery empty": "give devices larger batteries, or less to do",
+        "refused: not finite": _RATE,
+        "refused: norm": f"{_RATE}, or raise limits.norm",
+        "refused": "see the reasons in ledger.jsonl, and [limits]",
+        "refused by the device": "see the reasons in ledger.jsonl, and [limits]",
+    }
+)
+_TOLD = 2  # reasons for which there is advice
+
+
+class Scored(Protocol):
+    """A point of a run, as far as its model was evaluated."""
+
+    @property
+    def scores(self) -> Mapping[str, float]: ...
+
+
+def nothing_counted(ledger: Entries, needed: Floats | None = None) -> str:
+    """Return why no update ever counted and what to change; "" when one did.
+
+    `needed` are the seconds that orders which were too late would have taken (`seconds_needed`).
+    """
+    asked = np.array([kind in ("train", "hold", "fetch") for kind in ledger.kind], dtype=bool)
+    brings = np.array([kind in ("train", "fetch") for kind in ledger.kind], dtype=bool)
+    if (ledger.counted & brings).any():
+        return ""
+    if not asked.any():
+        return (
+            "No device was ever asked to train, so that the model is as it began: none was "
+            "available or selected. See availability and battery of the fleet, and select."
+        )
+    reasons = Counter(_cause(ledger.lost[row]) for row in np.flatnonzero(asked))
+    reasons.pop("", None)
+    told = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
+    start = f"None of the {asked.sum()} orders brought an update that counted"
+    cures = (_cure(reason, ledger, needed) for reason, _ in reasons.most_common(_TOLD))
+    return f"{start} ({told or 'none was fetched'}): the model is as it began. {' '.join(cures)}"
+
+
+def _cause(lost: str) -> str:
+    """A reason without the numbers of its order; of refusals, with what they are about."""
+    head, _, rest = lost.partition(":")
+    about = rest.partition(":")[0].strip()
+    return f"{head}: {about}" if f"{head}: {about}" in _CURES else head
+
+
+def _cure(reason: str, ledger: Entries, needed: Floats | None) -> str:
+    known = _CURES.get(reason, "see the reasons in ledger.jsonl")
+    advice = f"{reason[:1].upper()}{reason[1:]}: {_with_rate(known, ledger)}"
+    if reason == "too late" and needed is not None and len(needed):
+        half, whole = np.quantile(needed, (0.5, 1.0), method="higher")
+        advice += f"; about {half:.3g} s would do for half of these orders, {whole:.3g} s for all"
+    if reason == "out of memory":
+        examples = Counter(lost for lost in ledger.lost if lost.startswith(reason))
+        advice += f" ({examples.most_common(1)[0][0].partition(': ')[2]})"
+    return f"{advice}."
+
+
+def _with_rate(advice: str, ledger: Entries) -> str:
+    """Advice about the learning rate, with that of the run."""
+    rates = ledger.lr[_training(ledger)]
+    told = f"{_RATE} ({rates.max():g} in this run)" if len(rates) else _RATE
+    return advice.replace(_RATE, told)
+
+
+def seconds_needed(ledger: Entries, method: Method, task: Task, world: World) -> Floats:
+    """Return about how long each order that was too late would have taken.
+
+    As the fleet is at the start of a run, and with leading channels.
+    """
+    late = [row for row, lost in enumerate(ledger.lost) if lost.startswith("too late")]
+    rows = ledger.take([row for row in late if ledger.kind[row] in ("train", "hold")])
+    return np.array(list(_durations(rows, method, task, world)), dtype=np.float64)
+
+
+def _durations(rows: Entries, method: Method, task: Task, world: World) -> Iterator[float]:
+    job, blueprint = method.job(), task.blueprint
+    active = world.on_air(np.unique(rows.device[rows.step == rows.step.min(initial=0)]))
+    known = world.conditions(rows.device, When(0.0, 0), active)
+    numbers = Numbers(
+        rows.lr,
+        rows.epochs,
+        rows.batch,
+        rows.steps,
+        rows.rate,
+        rows.frequency,
+        np.full(len(rows), np.nan),
+    )
+    for row, (own, mine) in enumerate(zip(known.rows(), numbers.rows(), strict=True)):
+        share, batch = float(rows.share[row]), int(mine.batch[0])
+        slice_ = Want(share, int(rows.first[row])).prefix(blueprint)
+        samples = task.size(int(rows.device[row]))
+        (steps,) = limits(mine, [samples])
+        amount = Amount(batch, processed(steps, samples, batch), steps, share)
+        effort = training(job.train, blueprint, slice_, amount, world.declared.counting).effort
+        bits = expected(slice_, job, blueprint, float(mine.rate[0]))
+        crossing = crossing_seconds(bits.down, own.down) + crossing_seconds(bits.up, own.up)
+        yield float((effort.seconds(own, mine.frequency) + crossing)[0])
+
+
+def exploded(points: Iterable[Scored], ledger: Entries, start: float = math.nan) -> str:
+    """Return a warning when the loss of a run grew without bounds, with the likely cause; or "".
+
+    So it did when the last loss on the test set is no finite number, when it is ten times that of
+    the initial model (`start`, NaN: unknown), or ten times the lowest and above the first; or when
+    most training results were refused because they are not finite.
+    """
+    losses = [point.scores["loss"] for point in points if "loss" in point.scores]
+    cure = f"Probably the learning rate is too high: {_with_rate(_RATE, ledger)}."
+    broken = sum(_cause(lost) == "refused: not finite" for lost in ledger.lost)
+    if broken > len(ledger) / 2:
+        return f"{broken} of {len(ledger)} orders brought numbers that are not finite. {cure}"
+    if not losses:
+        return ""
+    last = losses[-1]
+    if not math.isfinite(last):
+        told = "not a number" if math.isnan(last) else "infinite"
+        return f"The loss on the test set is {told} at the end. {cure}"
+    lowest = min(loss for loss in losses if not math.isnan(loss))
+    before = {"the initial model's": start, "the lowest": lowest if last > losses[0] else math.nan}
+    for name, loss in before.items():
+        if last > EXPLODED * loss:
+            return (
+                f"The loss on the test set is {last:.3g} at the end, {last / loss:.3g} times "
+                f"{name} ({loss:.3g}). {cure}"
+            )
+    return ""
 
 
 # --- what measuring costs ---------------------------------------------------------------------

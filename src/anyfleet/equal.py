@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from anyfleet.queries import Spent, best, evaluated, need_width, percent, spent_by
+from anyfleet.metric import Metric
+from anyfleet.queries import Spent, best, evaluated, metric_of, need_width, spent_by
 from anyfleet.study import Point
 
 Resource = Literal["flops", "time", "energy", "bytes"]
@@ -51,9 +52,15 @@ class Within:
     amount: float
     total: float  # what the whole run used of the resource
     first: float  # what it had used by its first evaluation; NaN: never evaluated
-    accuracy: float  # NaN: not evaluated by then
+    score: float  # NaN: not evaluated by then, or a model whose numbers are none
     best: float  # until then, likewise
     spent: Spent | None  # by the last evaluation until then; None: there is none
+    metric: str = "accuracy"
+
+    @property
+    def accuracy(self) -> float:
+        """The score of a run that is judged by its accuracy; NaN of every other."""
+        return self.score if self.metric == "accuracy" else math.nan
 
     @property
     def ended(self) -> bool:
@@ -63,7 +70,8 @@ class Within:
     def __str__(self) -> str:
         if self.spent is None:
             return first_after([self])
-        told = f"{percent(self.accuracy)} (best {percent(self.best)})"
+        metric = Metric(self.metric)
+        told = f"{metric.told(self.score)} (best {metric.told(self.best)})"
         return f"{told}, {ended_after([self])}" if self.ended else told
 
 
@@ -85,9 +93,10 @@ def within(
         amount=amount,
         total=used(points[-1], resource),
         first=used(judged[0], resource) if judged else math.nan,
-        accuracy=before[-1].at(width) if before else math.nan,
+        score=before[-1].at(width) if before else math.nan,
         best=best(before, width),
         spent=spent_by(before[-1]) if before else None,
+        metric=metric_of(points).name,
     )
 
 

@@ -10,6 +10,8 @@ AnyfleetError
 ├── StoreError          a run folder that cannot be written, read or resumed
 └── TraceError          a model that cannot be traced (in `anyfleet.elastic`)
 
+AnyfleetWarning         what can be run but is hardly meant; the command line prints it as a note
+
 A part refuses an impossible value with a plain `ValueError`, several with a `Refusal`; read from a
 run file each complaint becomes a `Problem` of a `ConfigError`, with its path.
 """
@@ -21,6 +23,7 @@ from dataclasses import dataclass
 
 __all__ = [
     "AnyfleetError",
+    "AnyfleetWarning",
     "BadMessage",
     "BadName",
     "CompositionError",
@@ -35,6 +38,10 @@ __all__ = [
 
 class AnyfleetError(Exception):
     """Base of all errors that Anyfleet raises on purpose."""
+
+
+class AnyfleetWarning(UserWarning):
+    """Something that can be run but is hardly meant; says what happens and how to ask for more."""
 
 
 class BadMessage(AnyfleetError, ValueError):

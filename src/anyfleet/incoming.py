@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from torch import Tensor
 
 from anyfleet.arrivals import Arrivals
 from anyfleet.columns import join
@@ -40,6 +39,11 @@ class Answered(NamedTuple):
         return narrowed(self.order.slices[0], float(self.update.delivered[0]), blueprint)
 
     @property
+    def measured(self) -> bool:
+        """Whether it brings statistics of normalisation."""
+        return bool(self.update.trees[0].get("buffers"))
+
+    @property
     def result(self) -> int | None:
         """The order whose training result this is; None: it is none."""
         if self.order.kind not in (Kind.TRAIN, Kind.FETCH):
@@ -65,17 +69,12 @@ class Incoming:
         """Changes of the current model, whether devices sent changes or weights."""
         return self._gathered(answered, [self._change(answer, params) for answer in answered])
 
-    def statistics(self, answered: Sequence[Answered], buffers: Params) -> dict[str, Tensor]:
-        """The statistics that travel, averaged by samples, whatever the aggregator."""
-        told = [answer for answer in answered if answer.update.trees[0].get("buffers")]
-        if not told:
-            return dict(buffers)
+    def statistics(self, told: Sequence[Answered], buffers: Params) -> Arrivals:
+        """Return the changes of the statistics that travel, of replies that have some."""
         changes = [
             self._difference(answer.update.trees[0]["buffers"], buffers, answer) for answer in told
         ]
-        arrivals = self._gathered(told, changes)
-        mean = arrivals.mean(arrivals.samples)
-        return {**buffers, **{name: buffers[name] + mean[name] for name in mean}}
+        return self._gathered(told, changes)
 
     def _change(self, answer: Answered, params: Params) -> Params:
         (trees,) = answer.update.trees

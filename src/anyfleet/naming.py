@@ -1,8 +1,10 @@
 """Names for code in plain data: "package.module:Name" to a class or function and back.
 
-A name is looked up only inside `anyfleet` and the packages that the caller allows, so that a run
-file cannot reach the rest of the interpreter: `os:system` is refused, and so is a name that an
-allowed module merely imported from elsewhere.
+One rule holds for run files, overrides, run folders and orders on the wire. Of Anyfleet itself, a
+name may mean only what a home package of its place exports; see `homes`. Of other packages, it may
+mean what is defined in one that the caller allows. So plain data cannot reach the rest of the
+interpreter: `os:system` is refused, `anyfleet.study:load` too, and so is a name that an allowed
+module merely imported from elsewhere. A name is judged before its module is imported.
 """
 
 from __future__ import annotations
@@ -19,25 +21,63 @@ from typing import Any
 
 from anyfleet.errors import BadName
 
-__all__ = ["Factory", "FrozenMapping", "find", "name_of", "near", "public_names"]
+__all__ = [
+    "OWN",
+    "Factory",
+    "FrozenMapping",
+    "find",
+    "how_to_allow",
+    "lies_within",
+    "name_of",
+    "near",
+    "public_names",
+]
 
+OWN = "anyfleet"
 _WORD = r"[A-Za-z]\w*"
 _NAME = re.compile(rf"(?P<module>__main__|{_WORD}(?:\.{_WORD})*):(?P<attribute>{_WORD})")
 
 
-def find(name: str, allow: Collection[str] = ()) -> Any:
-    """The class or function called `name`, from `anyfleet` or a package in `allow`."""
-    module_name = _parse(name)[0]
-    if not _allowed(module_name, allow):
-        root = module_name.partition(".")[0]
+def find(name: str, allow: Collection[str] = (), homes: Collection[str] = ()) -> Any:
+    """Return the class or function called `name`.
+
+    `homes` are the packages of Anyfleet whose exports may be named here. Other code must be
+    defined in a package of `allow`; no other module is even imported.
+    """
+    module_name, _ = _parse(name)
+    if lies_within(module_name, (OWN,)):
+        return _exported(name, homes)
+    if module_name.partition(".")[0] in sys.stdlib_module_names:
+        raise BadName(f'"{name}" cannot be used: {how_to_allow(module_name)}')
+    if not lies_within(module_name, allow):
         raise BadName(
-            f'"{name}" is outside the allowed packages ({", ".join(["anyfleet", *allow])}). '
-            f'If you trust it, add "{root}" to [allow] packages, or use --allow {root}.'
+            f'"{name}" is outside the allowed packages ({", ".join([OWN, *allow])}). '
+            f"{how_to_allow(module_name)}"
         )
     found = _look_up(name)
-    if not _allowed(found.__module__, allow):
+    if lies_within(found.__module__, (OWN,)):  # an allowed module has imported it
+        return _exported(f"{found.__module__}:{found.__name__}", homes)
+    if not lies_within(found.__module__, allow):
         raise BadName(f'"{name}" comes from {found.__module__}, which is not an allowed package.')
     return found
+
+
+def lies_within(module_name: str, packages: Collection[str]) -> bool:
+    """Return whether a module is one of these packages or lies inside one of them."""
+    return any(
+        module_name == package or module_name.startswith(f"{package}.") for package in packages
+    )
+
+
+def how_to_allow(module_name: str) -> str:
+    """Return the sentence that says how to let a module's code be named, if that is possible."""
+    root = module_name.partition(".")[0]
+    if root in sys.stdlib_module_names:
+        return f"{root} belongs to Python itself and has no parts: leave it out."
+    return (
+        f"Its code would run with your rights: if you trust it, use --allow {root}, or "
+        f'allow=["{root}"] in Python.'
+    )
 
 
 def name_of(thing: Callable[..., Any]) -> str:
@@ -102,8 +142,8 @@ class FrozenMapping(Mapping[str, Any]):
 class Factory:
     """A call that is written down, not made yet: a class or function by name, and its options.
 
-    Whoever makes a Factory answers for its name: `config.load` looks it up among the allowed
-    packages only, `Factory.of` gets the thing itself.
+    Whoever makes a Factory answers for its name: `config.load` has found it by the rule of `find`,
+    `Factory.of` gets the thing itself.
     """
 
     use: str
@@ -139,16 +179,32 @@ def _look_up(name: str) -> Any:
     if found is None:
         hint = near(attribute, dir(module)) or "."
         raise BadName(f'There is no "{attribute}" in {module_name}{hint}')
-    if not (inspect.isclass(found) or inspect.isfunction(found)):
+    if not _is_code(found):
         raise BadName(f'"{name}" is neither a class nor a function.')
     return found
 
 
-def _allowed(module_name: str, allow: Collection[str]) -> bool:
-    return any(
-        module_name == package or module_name.startswith(f"{package}.")
-        for package in ("anyfleet", *allow)
-    )
+def _exported(name: str, homes: Collection[str]) -> Any:
+    """Return what one of the homes exports under a name of Anyfleet.
+
+    The name may be that of the home or of the module in it that defines the thing.
+    """
+    module_name, attribute = _parse(name)
+    for home in homes:
+        if lies_within(home, (OWN,)) and attribute in public_names(home):
+            found = getattr(_module(home), attribute)
+            if _is_code(found) and module_name in (home, found.__module__):
+                return found
+    raise BadName(f'"{name}" is no part that may stand here{_like(attribute, homes)}')
+
+
+def _like(attribute: str, homes: Collection[str]) -> str:
+    names = [name for home in homes for name in public_names(home)]
+    return near(attribute, names) or "."
+
+
+def _is_code(found: Any) -> bool:
+    return inspect.isclass(found) or inspect.isfunction(found)
 
 
 def _module(module_name: str) -> ModuleType:

@@ -9,7 +9,7 @@ from torch import Tensor
 from anyfleet.columns import Ints, join
 from anyfleet.elastic import Blueprint, Mode, Priced, Slice
 from anyfleet.offers import Choices, Offer, Own
-from anyfleet.types import Notes, Numbers, Params, Plans, Stepped, Task, Want
+from anyfleet.types import Devices, Notes, Numbers, Params, Plans, Stepped, Task, Want
 from anyfleet.view import Flight, Request, View
 
 if TYPE_CHECKING:
@@ -89,6 +89,10 @@ class Select(Policy, Protocol):
     def fetch(self, view: View, held: Sequence[Flight]) -> Sequence[Flight]:
         """Whose results are uploaded, of those that wait on their devices."""
         return held
+
+    def excess(self, devices: Devices) -> str:
+        """Say that it asks for more devices than a fleet has, and how many there are."""
+        return ""
 
 
 class Schedule(Protocol):

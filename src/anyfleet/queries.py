@@ -3,22 +3,28 @@
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 
 from anyfleet.breakdown import Breakdown, Fairness
 from anyfleet.ledger import Entries
+from anyfleet.metric import Metric
 from anyfleet.study import Point
 
 
 @dataclass(frozen=True)
 class Summary:
-    """A run in one line: where it ended, and its best evaluation. NaN: never evaluated."""
+    """A run in one line: where it ended, and its best evaluation. NaN: never evaluated.
+
+    A score that is NaN although the run was evaluated (`evaluated` says so) is that of a model
+    whose numbers are none.
+    """
 
     steps: int
-    accuracy: float
+    metric: str  # what the run is judged by
+    score: float  # of the last evaluation
     best: float
     loss: float  # on the test set
     time: float  # simulated seconds
@@ -28,17 +34,25 @@ class Summary:
     joules: float
     lost: int
     fairness: Fairness | None = None  # at the first width; None unless devices were told apart
+    others: dict[str, float] = field(default_factory=dict)  # further metrics, likewise
+
+    @property
+    def accuracy(self) -> float:
+        """The score of a run that is judged by its accuracy; NaN of every other."""
+        return self.score if self.metric == "accuracy" else math.nan
 
 
 def summarise(points: Sequence[Point]) -> Summary:
     """Of a run with at least one step."""
     last, judged = points[-1], evaluated(points)
-    scored = [point.scores["loss"] for point in points if "loss" in point.scores]
+    scores = next((point.scores for point in reversed(points) if point.scores), {})
+    besides = (name for name in scores if name not in (last.metric, "loss") and "@" not in name)
     return Summary(
         steps=len(points),
-        accuracy=judged[-1].accuracy if judged else math.nan,
+        metric=last.metric,
+        score=judged[-1].score if judged else math.nan,
         best=best(points),
-        loss=scored[-1] if scored else math.nan,
+        loss=scores.get("loss", math.nan),
         time=last.time,
         down=last.down,
         up=last.up,
@@ -46,7 +60,19 @@ def summarise(points: Sequence[Point]) -> Summary:
         joules=last.joules,
         lost=sum(point.lost for point in points),
         fairness=next((each.fairness for each in taken_apart(points) if each.devices), None),
+        others={name: scores[name] for name in besides},
     )
+
+
+def at_widths(points: Sequence[Point]) -> dict[float, float]:
+    """Return the score of the shared model at every width, by the last evaluation of them."""
+    last = next((point for point in reversed(points) if point.widths), points[-1])
+    return {width: last.at(width) for width in last.widths}
+
+
+def metric_of(points: Sequence[Point]) -> Metric:
+    """Return what a run with at least one step is judged by."""
+    return Metric(points[-1].metric)
 
 
 def taken_apart(points: Sequence[Point]) -> tuple[Breakdown, ...]:
@@ -55,19 +81,23 @@ def taken_apart(points: Sequence[Point]) -> tuple[Breakdown, ...]:
 
 
 def evaluated(points: Iterable[Point], width: float | None = None) -> tuple[Point, ...]:
-    """The points at which an accuracy is known, of the run or at a width."""
-    return tuple(point for point in points if not math.isnan(point.at(width)))
+    """The points at which the run was evaluated, or its model at a width."""
+    return tuple(point for point in points if point.evaluated(width))
 
 
 def best(points: Iterable[Point], width: float | None = None) -> float:
-    """The best accuracy of a run, or NaN."""
-    return max((point.at(width) for point in evaluated(points, width)), default=math.nan)
+    """The best score of a run, or NaN; which way is better, its metric says."""
+    judged = evaluated(points, width)
+    return metric_of(judged).best(point.at(width) for point in judged) if judged else math.nan
 
 
-def common_accuracy(runs: Iterable[Sequence[Point]], width: float | None = None) -> float:
-    """The highest accuracy that every run reaches, or NaN."""
-    tops = [best(points, width) for points in runs]
-    return math.nan if not tops or any(map(math.isnan, tops)) else min(tops)
+def common_score(runs: Iterable[Sequence[Point]], width: float | None = None) -> float:
+    """The best score that every run reaches; NaN if there is none, or metrics differ."""
+    known = [points for points in runs if points]
+    metrics = {metric_of(points) for points in known}
+    if len(metrics) != 1:
+        return math.nan
+    return metrics.pop().worst(best(points, width) for points in known)
 
 
 @dataclass(frozen=True)
@@ -105,21 +135,23 @@ class ToTarget:
     target: float
     best: float  # NaN: never evaluated
     spent: Spent | None  # None: not reached
+    metric: str = "accuracy"
 
     def __str__(self) -> str:
         if self.spent is None:
-            return not_reached(self.best)
+            return not_reached(self.best, Metric(self.metric))
         cost = self.spent
         amounts = f"{cost.time:,.1f} s, {cost.joules:,.1f} J, {cost.bytes / 1e6:,.1f} MB"
         return f"{amounts}, {cost.rounds} rounds"
 
 
 def to_target(points: Sequence[Point], target: float, width: float | None = None) -> ToTarget:
-    """Up to the first evaluation at or above the target, of the run or at a width."""
+    """Up to the first evaluation as good as the target, of the run or at a width."""
     need_width(points, width)
-    judged = evaluated(points, width)
-    first = next((point for point in judged if point.at(width) >= target), None)
-    return ToTarget(target, best(judged, width), None if first is None else spent_by(first))
+    judged, metric = evaluated(points, width), metric_of(points)
+    first = next((point for point in judged if metric.reaches(point.at(width), target)), None)
+    cost = None if first is None else spent_by(first)
+    return ToTarget(target, best(judged, width), cost, metric.name)
 
 
 def spent_by(point: Point) -> Spent:
@@ -128,24 +160,18 @@ def spent_by(point: Point) -> Spent:
     return Spent(point.time, point.joules, both, point.flops, point.step + 1)
 
 
-def not_reached(best: float) -> str:
+def not_reached(best: float, metric: Metric) -> str:
     """How a run that missed its target appears in tables."""
-    return f"not reached (best {percent(best)})"
-
-
-def percent(share: float) -> str:
-    """A share, for people."""
-    return "–" if math.isnan(share) else f"{100 * share:.1f} %"
+    return f"not reached (best {metric.told(best)})"
 
 
 def need_width(points: Iterable[Point], width: float | None) -> None:
     """A width that nobody evaluated is a slip, not a target that was missed."""
-    if width is None:
+    scored = [point for point in points if point.scores]
+    if width is None or not scored or any(point.evaluated(width) for point in scored):
         return
-    scored = [point.scores for point in points if point.scores]
-    if scored and not any(f"accuracy@{width:g}" in scores for scores in scored):
-        known = sorted(name for name in scored[0] if name.startswith("accuracy@"))
-        raise ValueError(f"width {width:g} was not evaluated; there are {', '.join(known)}.")
+    known = ", ".join(f"{scored[0].metric}@{each:g}" for each in scored[0].widths)
+    raise ValueError(f"width {width:g} was not evaluated; there are {known or 'none'}.")
 
 
 # --- the ledger ---------------------------------------------------------------------------------

@@ -10,8 +10,9 @@ import numpy as np
 
 from anyfleet.columns import Floats
 from anyfleet.equal import Resource, quantity, used
+from anyfleet.metric import Metric
 from anyfleet.portrait import HOURS, Portrait, varies
-from anyfleet.queries import evaluated
+from anyfleet.queries import at_widths, evaluated, metric_of
 from anyfleet.study import Point
 from anyfleet.world import When, World
 
@@ -26,6 +27,7 @@ _FAR_APART = (5.0, 500.0)
 _GREY = "#555555"
 _ABREAST = 3  # panels in a row
 _NAMES = 5  # in a row of a legend
+_TICKS = 6  # of an axis, at most: numbers of small amounts are long
 _WIDE = 20.0  # numbers of devices that differ by such a factor, likewise
 
 Runs = Mapping[str, Sequence[Sequence[Point]]]  # by name; one run for each seed
@@ -66,28 +68,60 @@ _SCALES: Mapping[Resource, Scale] = MappingProxyType(
 _ALWAYS: tuple[Resource, ...] = ("time", "bytes")
 
 
+class NothingToDraw(ValueError):
+    """A picture would be empty; the message says why."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One panel of curves: runs with one metric, over a resource or over the width of the model."""
+
+    metric: Metric
+    runs: Runs
+    resource: Resource | None  # None: the width
+    amount: float | None = None  # of the resource, at which there is a line
+
+    @property
+    def label(self) -> str:
+        """What its heights are."""
+        return f"{self.metric.name} (less is better)" if self.metric.less else self.metric.name
+
+
 def draw(
-    file: Path,
+    file: str | Path,
     runs: Runs,
     *,
     world: World | None = None,
     title: str = "",
     equal: Mapping[Resource, float] | None = None,
 ) -> Path:
-    """Accuracy over simulated time and over traffic; with a world, also who the devices are.
+    """What runs are judged by over simulated time and over traffic; with a world, its devices.
 
-    What runs are compared at equal amounts of has its panel too, with a line at the amount.
+    What runs are compared at equal amounts of has its panel too, with a line at the amount, and so
+    have the widths where more than one was evaluated; what nobody spent has none. Runs with
+    different metrics have panels of their own. `NothingToDraw` when no run has a number to show.
     """
-    amounts = equal or {}
-    shown = dict.fromkeys((*_ALWAYS, *amounts))
-    figure, places = _panels(len(shown) + (world is not None))
-    for resource, axes in zip(shown, places, strict=False):
-        _curves(axes, runs, resource, amounts.get(resource))
+    file, panels = Path(file), _planned(runs, equal or {})
+    colours = {name: _colour(number) for number, name in enumerate(runs)}
+    figure, places = _panels(len(panels) + (world is not None))
+    for panel, axes in zip(panels, places, strict=False):
+        if panel.resource is None:
+            _over_widths(axes, panel, colours)
+        else:
+            _curves(axes, panel, colours, panel.resource)
         place = axes.get_subplotspec()
-        if place is not None and place.is_first_col():
-            axes.set_ylabel("accuracy")
+        if (place is not None and place.is_first_col()) or panel.metric != panels[0].metric:
+            axes.set_ylabel(panel.label)
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    handles = {
+        label: handle
+        for axes in places[: len(panels)]
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
     figure.legend(
-        *places[0].get_legend_handles_labels(),
+        list(handles.values()),
+        list(handles),
         loc="outside lower center",
         ncols=_grid(len(runs), _NAMES)[1],
         frameon=False,
@@ -98,6 +132,25 @@ def draw(
         figure.suptitle(title)
     figure.savefig(file, dpi=130)
     return file
+
+
+def _planned(runs: Runs, amounts: Mapping[Resource, float]) -> list[Panel]:
+    """The panels of a picture, metric by metric."""
+    every = [point for group in runs.values() for points in group for point in evaluated(points)]
+    if not every:
+        raise NothingToDraw("no picture: no run was evaluated")
+    if not np.isfinite([point.score for point in every]).any():
+        raise NothingToDraw("no picture: no evaluation gave a finite number")
+    panels = []
+    for metric in dict.fromkeys(metric_of(points) for group in runs.values() for points in group):
+        own = {name: group for name, group in runs.items() if metric_of(group[0]) == metric}
+        steps = [point for group in own.values() for points in group for point in points]
+        shown = dict.fromkeys((*_ALWAYS, *amounts))
+        spent = [each for each in shown if any(used(point, each) for point in steps)]
+        panels += [Panel(metric, own, each, amounts.get(each)) for each in spent or _ALWAYS[:1]]
+        if any(len(point.widths) > 1 for point in steps):
+            panels.append(Panel(metric, own, None))
+    return panels
 
 
 def _panels(count: int) -> "tuple[Figure, list[Axes]]":
@@ -130,27 +183,45 @@ def band(runs: Sequence[Sequence[Point]], x: Callable[[Point], float]) -> Band:
     rows = list(zip(*judged, strict=False))
     if not rows:
         return Band(*(np.zeros(0),) * 3)
-    heights = np.array([[point.accuracy for point in row] for row in rows])
+    heights = np.array([[point.score for point in row] for row in rows])
     places = np.array([[x(point) for point in row] for row in rows])
     spare = heights.std(axis=1, ddof=1) if len(runs) > 1 else np.zeros(len(rows))
     return Band(places.mean(axis=1), heights.mean(axis=1), spare)
 
 
-def _curves(axes: "Axes", runs: Runs, resource: Resource, amount: float | None) -> None:
+def _curves(axes: "Axes", panel: Panel, colours: Mapping[str, str], resource: Resource) -> None:
     scale = _SCALES[resource]
     ends: list[float] = []
-    for position, (name, group) in enumerate(runs.items()):
+    for name, group in panel.runs.items():
         curve = band(group, lambda point: used(point, resource) / scale.unit)
-        colour = COLOURS[position % len(COLOURS)]
-        axes.plot(curve.x, curve.mean, color=colour, marker="o", markersize=3, label=name)
-        under, over = curve.mean - curve.deviation, curve.mean + curve.deviation
+        colour, mean = colours[name], _finite(curve.mean)
+        axes.plot(curve.x, mean, color=colour, marker="o", markersize=3, label=name)
+        under, over = mean - curve.deviation, mean + curve.deviation
         axes.fill_between(curve.x, under, over, color=colour, alpha=0.2, linewidth=0)
         ends.extend(curve.x[-1:])
-    axes.set_xlabel(scale.label + (", logarithmic" if _stretched(axes, ends) else ""))
-    if amount is not None:
-        _line(axes, amount / scale.unit, quantity(amount, resource))
-    axes.grid(alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
+    stretched = _stretched(axes, ends)
+    axes.set_xlabel(scale.label + (", logarithmic" if stretched else ""))
+    if not stretched:
+        axes.locator_params(axis="x", nbins=_TICKS)
+    if panel.amount is not None:
+        _line(axes, panel.amount / scale.unit, quantity(panel.amount, resource))
+
+
+def _over_widths(axes: "Axes", panel: Panel, colours: Mapping[str, str]) -> None:
+    """What the shared models were worth in the end; means over the seeds."""
+    for name, group in panel.runs.items():
+        ends = [at_widths(points) for points in group]
+        widths = sorted(set.intersection(*(set(end) for end in ends)))
+        if len(widths) > 1:
+            heights = np.array([np.mean([end[width] for end in ends]) for width in widths])
+            shown = _finite(heights)
+            axes.plot(widths, shown, color=colours[name], marker="o", markersize=3, label=name)
+    axes.set_xlabel("width of the model, at the end")
+
+
+def _finite(values: Floats) -> Floats:
+    """With gaps where there is no number to draw."""
+    return np.where(np.isfinite(values), values, np.nan)
 
 
 def _line(axes: "Axes", x: float, label: str) -> None:
@@ -190,7 +261,7 @@ def _fleet(axes: "Axes", world: World) -> None:
 # --- fleets -------------------------------------------------------------------------------------
 
 
-def draw_fleet(file: Path, portrait: Portrait, *, title: str = "") -> Path:
+def draw_fleet(file: str | Path, portrait: Portrait, *, title: str = "") -> Path:
     """Speed and rates of every device; energy, distance and availability where they differ."""
     shown = [_speeds, _rates]
     shown += [_energies] if varies(portrait.energy) else []
@@ -211,7 +282,7 @@ def draw_fleet(file: Path, portrait: Portrait, *, title: str = "") -> Path:
     if title:
         figure.suptitle(title)
     figure.savefig(file, dpi=130)
-    return file
+    return Path(file)
 
 
 def _speeds(axes: "Axes", portrait: Portrait) -> None:

@@ -4,11 +4,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from anyfleet.columns import Flags, Ints
+from anyfleet.columns import Flags, Floats, Ints
 from anyfleet.elastic import Slice
 from anyfleet.incoming import Answer, Answered
 from anyfleet.issue import Held
 from anyfleet.ledger import Entries
+from anyfleet.limits import Limits
 from anyfleet.offers import Choices
 from anyfleet.outcomes import Events, Lost
 from anyfleet.types import Conditions, Devices, Orders, Params, Want
@@ -16,6 +17,10 @@ from anyfleet.types import Conditions, Devices, Orders, Params, Want
 
 class Runtime(Protocol):
     """The only place where simulation and reality differ."""
+
+    @property
+    def limits(self) -> Limits:
+        """What it refuses of messages, and the server of what they bring."""
 
     def now(self) -> float: ...
     def begin(self, step: int) -> None:
@@ -71,3 +76,4 @@ class Snapshot:
     flying: Mapping[int, Orders]
     holding: Mapping[int, Held]
     waiting: tuple[Answered, ...]  # answers that came in, left to a later step
+    sizes: Mapping[str, Floats]  # of updates that counted, by what changed (`screening.Sizes`)

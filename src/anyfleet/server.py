@@ -1,8 +1,8 @@
 """The server's bookkeeping between two steps: who was asked, who answered, what is known."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch import Tensor
 from anyfleet import rng
 from anyfleet.arrivals import Arrivals
 from anyfleet.calibration import calibrated
-from anyfleet.columns import Ints
+from anyfleet.columns import Floats, Ints
 from anyfleet.elastic import Cost, Slice, cost
 from anyfleet.errors import CompositionError
 from anyfleet.evaluate import judge
@@ -21,13 +21,43 @@ from anyfleet.lengths import expected
 from anyfleet.method import Method
 from anyfleet.offers import Traffic
 from anyfleet.outcomes import Charges, Events, no_charges
+from anyfleet.screening import (
+    Screen,
+    Sizes,
+    believable,
+    not_finite,
+    remembered,
+    sound,
+    too_large,
+)
 from anyfleet.seam import Runtime, Snapshot, Step
 from anyfleet.timing import Amount, Demand, training
-from anyfleet.types import Kind, Orders, Params, Task
+from anyfleet.types import Conditions, Kind, Orders, Params, Task
 from anyfleet.view import Flight, Request, View
 
 JUDGE_BATCH = 128  # samples of the server split per comparison (METHODS §1.18)
 _TRAINING = (Kind.TRAIN, Kind.HOLD, Kind.FETCH)
+# What an update may change of the model, in words.
+_CHANGES = {"params": "a change", "buffers": "a change of the statistics"}
+
+
+class _Changes(NamedTuple):
+    """What some updates change of the model, and how large each change is."""
+
+    arrivals: Arrivals
+    orders: Ints
+    sizes: Floats
+    known: Floats  # sizes of earlier rounds, to remember with these
+
+    @classmethod
+    def of(cls, answers: Sequence[Answered], arrivals: Arrivals) -> "_Changes":
+        orders = np.array([int(answer.order.id[0]) for answer in answers], dtype=np.int64)
+        return cls(arrivals, orders, arrivals.sizes(), np.empty(0))
+
+    def without(self, refused: Sequence[int]) -> "_Changes":
+        rows = np.flatnonzero(~np.isin(self.orders, refused))
+        left = self.arrivals.take(rows), self.orders[rows], self.sizes[rows]
+        return _Changes(*left, self.known)
 
 
 class Server:
@@ -53,6 +83,8 @@ class Server:
         self.lost: list[Flight] = []
         self.declined: list[Flight] = []
         self.ledger = Ledger(self.devices, task.blueprint)
+        self.screen = Screen.of(task, self.devices.samples, runtime.limits)
+        self.sizes = {what: Sizes(np.empty(0)) for what in _CHANGES}
         self.states = {n: part.init(self.view()) for n, part in method.policies().items()}
 
     # -- what policies see
@@ -72,12 +104,16 @@ class Server:
             declined=tuple(self.declined),
             model=self.params,
             notes=self.notes,
-            conditions=self.runtime.conditions,
+            conditions=self.conditions,
             judge=self.judge,
             cost=self.cost,
             training=self.training,
             traffic=self.traffic,
         )
+
+    def conditions(self, devices: Ints) -> Conditions:
+        """Return what these devices report of themselves, as far as it can be believed."""
+        return believable(self.runtime.conditions(devices))
 
     def judge(self, params: Params, key: Tensor) -> float:
         """The loss on a batch of the server split that `key` draws."""
@@ -173,8 +209,13 @@ class Server:
             self._lose(self._land(lost.order), lost.charges, lost.reason)
         if events.updates is None or events.charges is None:
             return
-        for update, charge in zip(events.updates.rows(), events.charges.rows(), strict=True):
-            order = self._land(int(update.order[0]))
+        updates, charges = events.updates.rows(), events.charges.rows()
+        orders = [self._land(int(update.order[0])) for update in updates]
+        refusals = self.screen.refusals(orders, updates)
+        for order, update, charge, why in zip(orders, updates, charges, refusals, strict=True):
+            if why:
+                self._lose(order, charge, f"refused: {why}")
+                continue
             self.arrived.append(Answered(order, update, charge))
             if order.kind == Kind.HOLD:
                 held = Held(order.slices[0], float(order.share[0]), int(order.key[0]))
@@ -192,11 +233,14 @@ class Server:
             if answer.order.step < oldest:
                 self.lost.append(Flight.of(answer.order))
                 self.ledger.answered(answer.order, answer.update, answer.charges, "stale")
-                # It was heard and waited, but will not count: its device has to send it again.
-                device = answer.order.device[0]
-                if self.heard[device] == answer.result:
-                    self.heard[device] = -1
+                self._unhear(answer)
         return [answer for answer in answers if answer.order.step >= oldest]
+
+    def _unhear(self, answer: Answered) -> None:
+        """Forget what was heard but will not count: its device has to send it again."""
+        device = answer.order.device[0]
+        if self.heard[device] == answer.result:
+            self.heard[device] = -1
 
     def _land(self, order_id: int) -> Orders:
         del self.seen[order_id]
@@ -211,23 +255,21 @@ class Server:
     def step(self) -> Step:
         """Aggregates what arrived, lets the policies learn, and starts the next step."""
         self._drop()
-        answered, later = self._counted()
+        later = self._later()
         # Told in the step that ends: what is open when the next one begins is not in a snapshot.
         later = self._young(later, self.number + 1)
-        trained = [answer for answer in answered if answer.update.trained]
-        incoming = Incoming(self.method, self.task, self.number)
-        arrivals = incoming.trained(trained, self.params) if trained else None
+        changes = self._admitted()
         view, self.notes = self.view(), {}
-        if arrivals is not None:
-            self._aggregate(arrivals, view)
-            self.buffers = incoming.statistics(trained, self.buffers)
-        view = replace(view, model=self.params, notes=self.notes)
+        held = self._aggregate(changes, view) if changes else ""
+        self._enter(held)
+        if not held:
+            arrivals = changes["params"].arrivals if changes else None
+            self._learn(arrivals, replace(view, model=self.params, notes=self.notes))
         told: dict[str, Any] = {}
         for name, part in self.method.policies().items():
-            self.states[name] = part.learn(self.states[name], arrivals, self.notes, view)
             told |= part.tells(self.states[name])
         self.notes = {**told, **self.notes}
-        answers = tuple(a.answer() for a in answered if a.order.kind not in _TRAINING)
+        answers = tuple(a.answer() for a in self.arrived if a.order.kind not in _TRAINING)
         ledger = self.ledger.close(self.number, self.runtime.now())
         self.number += 1
         self.started = self.runtime.now()
@@ -249,15 +291,13 @@ class Server:
             snapshot=self.snapshot(),
         )
 
-    def _counted(self) -> tuple[list[Answered], list[Answered]]:
-        """The answers of this step in the order of issue, and those left to a later one."""
+    def _later(self) -> list[Answered]:
+        """Take out what is left to a later step, and put the rest in the order of issue."""
         left = set(self.method.schedule.later(self.view()))
         self.arrived.sort(key=lambda answer: int(answer.order.id[0]))
         later = [a for a in self.arrived if int(a.order.id[0]) in left]
         self.arrived = [a for a in self.arrived if int(a.order.id[0]) not in left]
-        for answer in self.arrived:
-            self.ledger.answered(answer.order, answer.update, answer.charges, "")
-        return self.arrived, later
+        return later
 
     def _drop(self) -> None:
         dropped = self.method.schedule.drop(self.view())
@@ -265,11 +305,70 @@ class Server:
             for lost in self.runtime.cancel(dropped, "too late"):
                 self._lose(self._land(lost.order), lost.charges, lost.reason)
 
-    def _aggregate(self, arrivals: Arrivals, view: View) -> None:
+    def _admitted(self) -> dict[str, "_Changes"]:
+        """Return what this step's updates change; those that are far too large are refused."""
+        trained = [answer for answer in self.arrived if answer.update.trained]
+        told = [answer for answer in trained if answer.measured]
+        incoming, found = Incoming(self.method, self.task, self.number), {}
+        if trained:
+            found["params"] = _Changes.of(trained, incoming.trained(trained, self.params))
+        if told:
+            found["buffers"] = _Changes.of(told, incoming.statistics(told, self.buffers))
+        refused: dict[int, str] = {}
+        for what, changes in list(found.items()):
+            growth = self.runtime.limits.growth
+            verdict = self.sizes[what].judge(changes.sizes, growth)
+            found[what] = changes._replace(known=verdict.known)
+            for row in np.flatnonzero(verdict.above):
+                why = too_large(_CHANGES[what], float(changes.sizes[row]), growth, verdict.median)
+                refused.setdefault(int(changes.orders[row]), f"refused: {why}")
+        if not refused:
+            return found
+        for answer in trained:
+            if (order := int(answer.order.id[0])) in refused:
+                self._lose(answer.order, answer.charges, refused[order])
+                self._unhear(answer)
+        self.arrived = [a for a in self.arrived if int(a.order.id[0]) not in refused]
+        left = {what: changes.without(list(refused)) for what, changes in found.items()}
+        return {what: changes for what, changes in left.items() if len(changes.orders)}
+
+    def _aggregate(self, changes: Mapping[str, "_Changes"], view: View) -> str:
+        """Make the new model, or return why the old one and all that belongs to it are kept."""
         key, state = self.key("aggregate"), self.states["aggregate"]
+        arrivals = changes["params"].arrivals
         stepped = self.method.aggregate(self.params, state, arrivals, view, key)
-        self.params, self.notes = dict(stepped.model), stepped.notes
+        buffers = dict(self.buffers)
+        if "buffers" in changes:
+            # Averaged by samples, whatever the aggregator: they are measurements.
+            mean = changes["buffers"].arrivals.mean(changes["buffers"].arrivals.samples)
+            buffers |= {name: buffers[name] + mean[name] for name in mean}
+        wrong = [*not_finite(stepped.model, self.params), *not_finite(buffers, self.buffers)]
+        if sound(state) and not sound(stepped.state):
+            wrong.append("the state of the aggregator")
+        if wrong:
+            self.notes = {"held": tuple(arrivals.device.tolist()), "not_finite": tuple(wrong)}
+            return f"held: the new model is not finite: {wrong[0]}"
+        self.params, self.buffers, self.notes = dict(stepped.model), buffers, stepped.notes
         self.states["aggregate"] = stepped.state
+        for what, each in changes.items():
+            self.sizes[what] = remembered(each.known, each.sizes)
+        return ""
+
+    def _enter(self, held: str) -> None:
+        """Enter the replies of this step into the ledger; `held` is why no update counts."""
+        for answer in self.arrived:
+            reason = held if answer.update.trained else ""
+            self.ledger.answered(answer.order, answer.update, answer.charges, reason)
+            if reason:
+                self._unhear(answer)
+
+    def _learn(self, arrivals: Arrivals | None, view: View) -> None:
+        """Let the policies learn from the step; a state that is not finite is not kept."""
+        for name, part in self.method.policies().items():
+            before = self.states[name]
+            after = part.learn(before, arrivals, self.notes, view)
+            if sound(after) or not sound(before):
+                self.states[name] = after
 
     # -- resuming
 
@@ -287,6 +386,7 @@ class Server:
             flying=dict(self.flying),
             holding=dict(self.holding),
             waiting=tuple(self.arrived),
+            sizes={what: sizes.counted for what, sizes in self.sizes.items()},
         )
 
     def restore(self, saved: Snapshot) -> None:
@@ -296,5 +396,6 @@ class Server:
         self.visits, self.heard = saved.visits.copy(), saved.heard.copy()
         self.flying, self.holding = dict(saved.flying), dict(saved.holding)
         self.arrived = list(saved.waiting)
+        self.sizes = {what: Sizes(counted) for what, counted in saved.sizes.items()}
         self.runtime.begin(self.number)
         self.seen = {order_id: Flight.of(order) for order_id, order in saved.flying.items()}

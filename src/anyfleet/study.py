@@ -1,9 +1,9 @@
 """A run as a value: task, method, fleet and engine; and what came out of it."""
 
+import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Any, Protocol, get_args
 
 import numpy as np
@@ -13,36 +13,17 @@ from anyfleet import config
 from anyfleet.breakdown import Breakdown, Detail, Groups, complaints, named, take_apart
 from anyfleet.delivery import unpadded
 from anyfleet.diagnosis import plain_notes
-from anyfleet.errors import ConfigError, Problem
+from anyfleet.errors import AnyfleetWarning, ConfigError, Problem, Refusal
 from anyfleet.evaluate import score, to_test
 from anyfleet.loop import Answer, Step, run
 from anyfleet.method import Method
+from anyfleet.metric import judged_by
+from anyfleet.naming import how_to_allow, lies_within
 from anyfleet.runtime import Limits, Reference, Simulated
 from anyfleet.runtime.engines import Engine
 from anyfleet.seam import Snapshot
 from anyfleet.types import Kind, Task, Want
 from anyfleet.world import Fleet, World
-
-# Where the short names of a run file live, by field; inner fields keep the home around them.
-HOMES: Mapping[str, str] = MappingProxyType(
-    {
-        "task": "anyfleet.tasks",
-        "model": "anyfleet.tasks.zoo",
-        "method": "anyfleet.methods",
-        "fleet": "anyfleet.world",
-        "engine": "anyfleet.runtime",
-        "limits": "anyfleet.runtime",
-        "choose": "anyfleet.plan",
-        "norm": "anyfleet.train",
-        "uplink": "anyfleet.codec",
-        "downlink": "anyfleet.codec",
-    }
-    | {
-        name: f"anyfleet.{name}"
-        for name in ("select", "schedule", "plan", "extract", "train", "aggregate")
-    }
-)
-
 
 # The bound stands in the type too: a file with other problems shall report this one as well.
 Counter = Annotated[int, Ge(1)]
@@ -95,11 +76,12 @@ def load(
 
 
 def from_source(source: config.Source) -> Experiment:
-    """The experiment that a run file describes.
+    """Return the experiment that a run file describes.
 
-    An engine that looks names up again (`Threads`) may use the code that the file may use.
+    An engine that looks names up again (`Threads`) may use the code that the file may use, and no
+    other: a file grants itself nothing.
     """
-    experiment: Experiment = source.load(Experiment, homes=HOMES)
+    experiment: Experiment = source.load(Experiment)
     experiment = replace(experiment, engine=_admitting(experiment.engine, source.allow))
     _refuse([*_links(experiment), *_unsendable(experiment)])
     return experiment
@@ -109,20 +91,27 @@ def _admitting(engine: Any, allow: tuple[str, ...]) -> Any:
     """With the allowed packages, where it has a field for them and the file does not fill it."""
     if not is_dataclass(engine) or isinstance(engine, type):
         return engine
-    empty = {each.name for each in fields(engine) if getattr(engine, each.name) == ()}
-    return replace(engine, allow=allow) if "allow" in empty else engine
+    given = {each.name: getattr(engine, each.name) for each in fields(engine)}.get("allow")
+    if not isinstance(given, tuple):
+        return engine
+    beyond = [name for name in given if not lies_within(name, allow)]
+    _refuse([Problem("engine.allow", f"asks for {name}. {how_to_allow(name)}") for name in beyond])
+    return engine if given else replace(engine, allow=allow)
 
 
 def build(experiment: Experiment) -> Task:
     """The task of an experiment, with which its fleet agrees.
 
-    What its data refuse is a problem of the run file too.
+    What its data refuse is a problem of the run file too. Warns when devices are selected that the
+    fleet does not have.
     """
     try:
         task = experiment.task.build(experiment.seed)
     except ValueError as error:
         raise ConfigError([Problem("task", str(error))]) from error
-    populate(experiment, task)
+    world = populate(experiment, task)
+    if excess := experiment.method.select.excess(world.declared):
+        warnings.warn(f"method.select: {excess}", AnyfleetWarning, stacklevel=2)
     return task
 
 
@@ -133,9 +122,11 @@ def populate(experiment: Experiment, task: Task) -> World:
     problems += [*_links(experiment), *_unsendable(experiment)]
     problems += [Problem(*misfit) for misfit in experiment.method.misfits(task).items()]
     try:
-        world = experiment.fleet.build(samples, experiment.seed)
+        world = experiment.fleet.build(samples, experiment.seed, task.owners)
     except ValueError as error:
-        raise ConfigError([Problem("fleet", str(error)), *problems]) from error
+        texts = error.problems if isinstance(error, Refusal) else (str(error),)
+        misfits = [Problem("fleet", text) for text in texts]
+        raise ConfigError([*misfits, *problems]) from error
     _refuse(problems)
     return world
 
@@ -171,23 +162,46 @@ class Point:
     arrived: int  # answers of this step that count
     lost: int
     loss: float  # mean training loss the devices reported in this step
-    on_devices: float  # accuracy of the devices' own models on their own test data, or NaN
+    on_devices: float  # `metric` of the devices' own models on their own test data, or NaN
     scores: dict[str, float] = field(default_factory=dict)  # on the test set; empty: not evaluated
     notes: dict[str, Any] = field(default_factory=dict)  # what the method's parts tell of the step
     details: tuple[Breakdown, ...] = ()  # for each width, where the experiment asks for them
+    metric: str = "accuracy"  # what the run is judged by; see `anyfleet.metric`
+
+    @property
+    def score(self) -> float:
+        """What the run is judged by: the shared model, or the devices' own where surveyed.
+
+        NaN when it was not evaluated.
+        """
+        return self.on_devices if self._surveyed else self.scores.get(self.metric, float("nan"))
 
     @property
     def accuracy(self) -> float:
-        """What the run is judged by: the shared model, or the devices' own where surveyed."""
-        if self.on_devices == self.on_devices:
-            return self.on_devices
-        return self.scores.get("accuracy", float("nan"))
+        """The score of a run that is judged by its accuracy; NaN of every other."""
+        return self.score if self.metric == "accuracy" else float("nan")
 
     def at(self, width: float | None) -> float:
-        """The accuracy at a width, NaN unless it was evaluated; without one, that of the run."""
+        """Return the score at a width, NaN unless it was evaluated; without one, the run's."""
         if width is None:
-            return self.accuracy
-        return self.scores.get(f"accuracy@{width:g}", float("nan"))
+            return self.score
+        return self.scores.get(f"{self.metric}@{width:g}", float("nan"))
+
+    def evaluated(self, width: float | None = None) -> bool:
+        """Return whether the run, or the model at a width, was evaluated in this step."""
+        if width is None:
+            return self._surveyed or self.metric in self.scores
+        return f"{self.metric}@{width:g}" in self.scores
+
+    @property
+    def widths(self) -> tuple[float, ...]:
+        """The widths that were evaluated in this step, as the experiment names them."""
+        name = f"{self.metric}@"
+        return tuple(float(each.removeprefix(name)) for each in self.scores if name in each)
+
+    @property
+    def _surveyed(self) -> bool:
+        return self.on_devices == self.on_devices
 
 
 _START = Point(-1, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0, float("nan"), float("nan"))
@@ -229,7 +243,7 @@ def play(
     groups = named([group.name for group in world.groups], world.group)
     engine, limits = experiment.engine, experiment.limits
     runtime = Simulated(task, world, experiment.seed, engine=engine, limits=limits)
-    point, snapshot = _START, None
+    point, snapshot = replace(_START, metric=judged_by(task.metrics)), None
     if resume is not None:
         runtime.restore(resume.fleet)
         point, snapshot = resume.point, resume.snapshot
@@ -280,14 +294,15 @@ def _advance(before: Point, step: Step) -> Point:
         arrived=int(counted.sum()),
         lost=int((~counted).sum()),
         loss=float(losses.mean()) if len(losses) else float("nan"),
-        on_devices=_surveyed(step.answers),
+        on_devices=_surveyed(step.answers, before.metric),
         notes=plain_notes(step.notes),
+        metric=before.metric,
     )
 
 
-def _surveyed(answers: Sequence[Answer]) -> float:
-    told = [a for a in answers if a.kind == Kind.EVALUATE and a.samples and "accuracy" in a.report]
+def _surveyed(answers: Sequence[Answer], metric: str) -> float:
+    told = [a for a in answers if a.kind == Kind.EVALUATE and a.samples and metric in a.report]
     if not told:
         return float("nan")
     weights = [answer.samples for answer in told]
-    return float(np.average([answer.report["accuracy"] for answer in told], weights=weights))
+    return float(np.average([answer.report[metric] for answer in told], weights=weights))

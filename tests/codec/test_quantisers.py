@@ -189,6 +189,17 @@ def test_1_14_an_entry_that_is_the_norm_has_the_last_level() -> None:
     assert (found.symbols.levels["0"] == 16).all()
 
 
+def test_1_14_no_entry_is_a_level_above_its_norm_by_rounding() -> None:
+    """The seventh part of some numbers, as a scale of 32 bits, goes into them more than 7 times."""
+    rows = torch.linspace(0.1, 1.1, 200, dtype=torch.float32)[:, None]
+    step = (rows.double() / 7).float()
+    assert (rows / step > 7).any()
+    steps = torch.full((200,), 7.0, dtype=torch.float64)
+    found = drawn({"0": rows}, steps, {"0": torch.zeros_like(rows)}, 1)
+    assert torch.equal(found.scales["0"], step)
+    assert (found.levels["0"] == 7).all()
+
+
 def test_1_14_buckets_count_kept_entries_in_order() -> None:
     # Kept: 3, 4 and 6, 8, in buckets of two.
     v = plain(3, 0.1, -4, 0.1, 0.1, 6, 8, 0.1)

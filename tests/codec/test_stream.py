@@ -149,6 +149,26 @@ def test_a_few_large_levels_do_not_make_the_others_longer(
     assert sizes[1] - sizes[0] < 300
 
 
+def test_a_level_beyond_the_tables_has_31_bits_at_most() -> None:
+    """One more bit would turn it into a negative number of 4 bytes."""
+    count, layout = 1_000, Layout()
+    around = Envelope({"w": Lane((count,), (count,))}, torch.float32, torch.zeros(1))
+    levels = torch.arange(count, dtype=torch.int32) % 5
+    levels[7] = 10**6
+    (packed,) = pack(Symbols(levels={"w": levels[None]}), around, layout)
+    record = msgspec.msgpack.decode(packed, type=Column)
+    assert np.frombuffer(record.large, dtype="<u4").tolist() == [10**6]
+    most, more = (
+        msgspec.msgpack.encode(
+            msgspec.structs.replace(record, large=np.array([value], dtype="<u4").tobytes())
+        )
+        for value in (2**31 - 1, 2**31)
+    )
+    assert int(unpack((most,), around, layout).levels["w"][0, 7]) == 2**31 - 1
+    with pytest.raises(BadMessage, match="too large"):
+        unpack((more,), around, layout)
+
+
 def test_a_lane_of_its_own_kind_gets_a_table_of_its_own() -> None:
     alike = np.array([[900, 80, 20], [1800, 160, 40]])
     assert choose(alike).use == (0, 0)

@@ -213,6 +213,12 @@ def test_harder_families_are_frozen_with_a_note() -> None:
     assert "head.weight" not in tied.params
     assert any("tied" in note for note in tied.notes)
     assert kinds(tied, "heads")
+    ((rows,),), ((columns,),) = tied.params["embed.weight"]
+    assert tied.axes[rows].kind == "output"
+    assert (tied.axes[columns].kind, tied.axes[columns].why) == ("fixed", "tied")
+    apart = traced("language_fused").blueprint
+    _, ((columns,),) = apart.params["embed.weight"]
+    assert apart.axes[columns].kind == "channels"
 
 
 class Branching(nn.Module):

@@ -1,5 +1,7 @@
 """AnycostFL's plan against worked numbers and against brute force."""
 
+import math
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -8,7 +10,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from anyfleet.columns import Floats
+from anyfleet.formulas.cohorts import Budgets, anycost_plans
 from anyfleet.formulas.planning import (
+    DEFAULT_BOUNDS,
     AnycostBounds,
     AnycostDevice,
     AnycostPlan,
@@ -141,6 +145,16 @@ def test_3_a_fixed_size_gets_the_best_rest() -> None:
     # Both budgets have room: the slowest frequency that is in time.
     cost = anycost_cost(HEAVY, *smaller[:3])
     assert cost.computing_seconds + cost.sending_seconds == pytest.approx(10)
+
+
+def test_3_a_fixed_size_that_leaves_less_than_may_be_sent_has_no_plan() -> None:
+    idle = replace(DEVICE, cycles=0.0, energy=1e-3)
+    found = anycost_plan_at(1.0, idle)
+    assert found is not None
+    assert found.beta == pytest.approx(1e-3 / 0.1 * 8e6 / 111.7e6)
+    for factor, fits in ((0.999, True), (1.0, True), (1.001, False)):
+        bounds = AnycostBounds(beta_min=factor * found.beta)
+        assert (anycost_plan_at(1.0, idle, bounds) is not None) == fits
 
 
 def test_3_one_budget_alone() -> None:
@@ -395,3 +409,55 @@ def test_3_nothing_is_better_in_wide_random_cells() -> None:
         check(device, bounds, plan)
         assert plan.gain >= best * (1 - 1.1e-6)
     assert found.count("search") > 20
+
+
+WORK = DEVICE.cycles
+IDLE_LINK: tuple[dict[str, float], ...] = (
+    {},  # everything is affordable
+    {"energy": 0.1},  # energy allows a part
+    {"energy": 0.1, "power": 0.0},
+    {"epsilon": 0.0, "cycles": 10 * WORK},  # time allows a part
+    {"cycles": 10 * WORK},  # nothing fits
+    {"energy": 1e-9},
+    {"cycles": 0.0},
+    {"rate": 0.0},
+)
+
+
+@pytest.mark.parametrize("changes", IDLE_LINK, ids=str)
+def test_without_bits_a_plan_is_the_limit_of_ever_fewer(changes: dict[str, float]) -> None:
+    device = replace(DEVICE, **changes)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        none = anycost_plan(replace(device, bits=0.0))
+    few = anycost_plan(replace(device, bits=1e-6))
+    named = {name: getattr(device, name) for name in ("energy", "seconds", "power", "rate")}
+    cohort = anycost_plans(
+        Budgets(
+            **named,
+            bits=0.0,
+            epsilon=device.epsilon,
+            cycles=device.cycles,
+            slowest=DEFAULT_BOUNDS.slowest,
+            fastest=DEFAULT_BOUNDS.fastest,
+        )
+    )
+    if none is None:
+        assert few is None
+        assert np.isnan(cohort.gain)
+        return
+    assert few is not None
+    assert none.beta == DEFAULT_BOUNDS.beta_max
+    assert none[:3] == pytest.approx(few[:3], rel=1e-9)
+    assert none[:3] == pytest.approx(tuple(map(float, cohort)), rel=1e-8)
+
+
+def test_what_has_no_limit_without_bits_is_refused() -> None:
+    device = replace(HEAVY, bits=0.0)
+    with pytest.raises(ValueError, match=r"tight_plan: a device with no bits .* anycost_plan has"):
+        tight_plan(device, 0.5)
+    with pytest.raises(ValueError, match="tight_gain: a device with no bits"):
+        tight_gain(device, 0.5)
+    for bits in (-1.0, math.nan):
+        with pytest.raises(ValueError, match=r"AnycostDevice\.bits must be a number, at least 0"):
+            replace(HEAVY, bits=bits)

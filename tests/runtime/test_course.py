@@ -124,3 +124,9 @@ def test_the_step_stays_that_of_the_beginning() -> None:
 
     assert follow(When(0.0, 7), pace, lambda when: slot_end(when, 1.0)).joules == 5.0
     assert asked == [When(0.0, 7), When(1.0, 7), When(2.0, 7)]
+
+
+def test_a_transmission_that_nobody_lives_to_see_has_no_link() -> None:
+    """Otherwise sums of seconds and joules would leave the numbers, and the clock with them."""
+    assert crossing_pace(1e6, 1e-300, 1e3) == Pace(math.inf, 0.0)
+    assert crossing_pace(1e6, 1e-3, 2.0) == Pace(1e9, 2e9)

@@ -7,9 +7,9 @@ import pytest
 
 from anyfleet.client import work
 from anyfleet.errors import BadMessage
+from anyfleet.limits import Limits
 from anyfleet.methods import fedavg
 from anyfleet.runtime.inbox import Inbox
-from anyfleet.runtime.limits import Limits
 from anyfleet.runtime.wire import encode_update
 from anyfleet.types import Memory, Orders
 from tests import small

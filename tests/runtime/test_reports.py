@@ -7,14 +7,17 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from anyfleet.elastic import cost
+from anyfleet.elastic import WHOLE, cost
 from anyfleet.loop import run
+from anyfleet.method import Norm
 from anyfleet.methods import fedavg
 from anyfleet.runtime import Simulated
+from anyfleet.runtime.charging import demand
 from anyfleet.schedule import Surveyed, Synchronous
 from anyfleet.train import Static, Tracked
 from anyfleet.types import Kind
 from tests import small
+from tests.test_local import orders
 
 
 def test_devices_report_the_loss_of_their_last_answer() -> None:
@@ -49,6 +52,24 @@ def test_statistics_before_a_test_are_paid_for() -> None:
         for row in asked:
             own, test = len(task.data(row.device)), len(task.own_test(row.device))
             assert row.flops == forward * (test + own * (passes - 1))
+
+
+@pytest.mark.parametrize("norm", [Static(), Tracked()], ids=["two passes", "one pass"])
+def test_looking_at_data_costs_what_its_batches_cost(
+    norm: Norm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps, operator calls and bytes moved, for every batch of every pass."""
+    monkeypatch.setattr("anyfleet.runtime.charging.EVALUATION_BATCH", 20)
+    task = small.task()
+    order = replace(orders(replace(fedavg(lr=0.1), norm=norm), task, [2]), kind=Kind.EVALUATE)
+    batch, own, test = cost(task.blueprint, WHOLE, 20), task.size(2), len(task.own_test(2))
+    assert (own, test) == (30, 7)  # together two batches, one after the other three
+    batches = 1 + (2 if norm == Static() else 0)
+    found = demand(order, task, "flops", {})
+    assert found.effort.steps.tolist() == [batches]
+    assert found.effort.calls.tolist() == [batches * batch.forward_calls]
+    assert found.effort.moved.tolist() == [batches * batch.forward_moved]
+    assert found.memory.tolist() == [batch.nbytes]
 
 
 @pytest.mark.parametrize("ask", [Kind.STATISTICS, Kind.EVALUATE])

@@ -10,7 +10,7 @@ import pytest
 from anyfleet.client import work
 from anyfleet.errors import BadMessage
 from anyfleet.frames import framed
-from anyfleet.runtime.limits import Limits
+from anyfleet.limits import Limits
 from anyfleet.runtime.wire import (
     decode_order,
     decode_update,
@@ -39,7 +39,7 @@ def test_another_version_is_refused() -> None:
 
 def test_an_order_may_not_name_foreign_code() -> None:
     job = msgspec.msgpack.encode({"use": "os:system", "command": "true"})
-    refused(with_header(encode_order(ORDER, TASK), job=job), "job", "allowed packages")
+    refused(with_header(encode_order(ORDER, TASK), job=job), "job", "os belongs to Python itself")
 
 
 NUMBERS = taken_apart(SENT)[0]["numbers"]

@@ -9,7 +9,7 @@ from anyfleet import methods, tasks
 from anyfleet.codec import ErrorFeedback, Stc
 from anyfleet.naming import Factory
 from anyfleet.schedule import Buffered
-from anyfleet.store import Recording, Terms, checkpoint, reopen
+from anyfleet.store import Recording, Reopened, Terms, checkpoint, reopen
 from anyfleet.study import Experiment, Moment, play
 from anyfleet.tasks import Generator, zoo
 
@@ -43,7 +43,11 @@ def written(folder: Path, steps: Iterable[Moment], every: int | None = 1) -> Pat
 
 def finished(folder: Path, terms: Terms | None = None) -> Path:
     """Goes on to the end."""
-    run = reopen(folder, terms or Terms())
+    return go_on(folder, reopen(folder, terms or Terms()))
+
+
+def go_on(folder: Path, run: Reopened) -> Path:
+    """Goes on to the end with a run that was opened."""
     with Recording(folder, run.experiment, past=run.past, every=run.every) as recording:
         for moment in play(run.experiment, run.task, resume=run.past.state):
             recording.append(moment)

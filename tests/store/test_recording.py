@@ -3,7 +3,7 @@
 import json
 import math
 import signal
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -16,13 +16,15 @@ from torch import nn
 
 from anyfleet import config, methods, tasks
 from anyfleet.breakdown import Breakdown
+from anyfleet.cli.stopping import terminable
 from anyfleet.columns import join
+from anyfleet.errors import StoreError
 from anyfleet.ledger import Entries
 from anyfleet.naming import Factory
 from anyfleet.papers import bibliography, papers_of
 from anyfleet.store import Recording, claim, describe, fresh, read_ledger, read_points
 from anyfleet.store.disk import Log
-from anyfleet.study import HOMES, Experiment, Moment, play
+from anyfleet.study import Experiment, Moment, play
 from anyfleet.tasks import zoo
 from anyfleet.train import PerWidth
 from anyfleet.world import levels
@@ -151,8 +153,58 @@ def test_the_ledger_comes_back_as_it_was(tmp_path: Path, moments: list[Moment]) 
             assert before.dtype == after.dtype, each.name
 
 
-def test_a_folder_without_orders_has_an_empty_ledger(tmp_path: Path) -> None:
-    assert len(read_ledger(tmp_path)) == 0
+def test_a_run_without_a_step_has_no_points_and_an_empty_ledger(tmp_path: Path) -> None:
+    with Recording(str(tmp_path), SMALL):
+        pass
+    assert read_points(tmp_path) == ()
+    assert len(read_ledger(str(tmp_path))) == 0
+
+
+@pytest.mark.parametrize("read", [read_points, read_ledger])
+def test_what_is_no_run_is_refused(tmp_path: Path, read: Callable[[str | Path], object]) -> None:
+    with pytest.raises(StoreError, match=r"nowhere is not there\. Name the folder of a run"):
+        read(tmp_path / "nowhere")
+    (tmp_path / "a.toml").touch()
+    with pytest.raises(StoreError, match="is a file"):
+        read(str(tmp_path / "a.toml"))
+    with pytest.raises(StoreError, match=r"is no run: it has no environment\.json"):
+        read(tmp_path)
+    claim(tmp_path / "small/seed-0")
+    with Recording(tmp_path / "small/seed-0", SMALL):
+        pass
+    with pytest.raises(StoreError, match=r"name one, such as .*small.seed-0"):
+        read(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("read", "name"), [(read_points, "points.jsonl"), (read_ledger, "ledger.jsonl")]
+)
+@pytest.mark.parametrize("line", ["{", "[1]", "\xff", "[" * 5000])
+def test_a_damaged_line_is_named(
+    tmp_path: Path,
+    moments: list[Moment],
+    read: Callable[[str | Path], object],
+    name: str,
+    line: str,
+) -> None:
+    with Recording(tmp_path, SMALL) as recording:
+        recording.append(moments[0])
+    before = (tmp_path / name).read_bytes()
+    (tmp_path / name).write_bytes(before + line.encode("latin-1") + b"\n")
+    number = before.count(b"\n") + 1
+    with pytest.raises(StoreError, match=rf"{name}, line {number}, is damaged"):
+        read(tmp_path)
+
+
+def test_lines_with_other_fields_are_damaged(tmp_path: Path) -> None:
+    with Recording(tmp_path, SMALL):
+        pass
+    (tmp_path / "points.jsonl").write_text('{"scores": {}, "step": 0, "colour": 3}\n')
+    with pytest.raises(StoreError, match=r"points\.jsonl, line 1, is damaged"):
+        read_points(tmp_path)
+    (tmp_path / "ledger.jsonl").write_text('{"order": "first"}\n')
+    with pytest.raises(StoreError, match=r"ledger\.jsonl does not hold orders"):
+        read_ledger(tmp_path)
 
 
 def test_a_point_taken_apart_comes_back(tmp_path: Path, moments: list[Moment]) -> None:
@@ -162,18 +214,27 @@ def test_a_point_taken_apart_comes_back(tmp_path: Path, moments: list[Moment]) -
     assert repr(read_points(tmp_path)[0].details) == repr((parts,))
 
 
-def test_ctrl_c_waits_until_a_step_is_on_disk(
-    tmp_path: Path, moments: list[Moment], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_waits_until_a_step_is_on_disk(
+    tmp_path: Path,
+    moments: list[Moment],
+    monkeypatch: pytest.MonkeyPatch,
+    number: signal.Signals,
 ) -> None:
     write = Log.append
 
     def interrupted(log: Log, rows: Iterable[object]) -> None:
-        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(number)
         write(log, rows)
 
     monkeypatch.setattr(Log, "append", interrupted)
-    with pytest.raises(KeyboardInterrupt), Recording(tmp_path, SMALL) as recording:
+    with (
+        terminable(),
+        pytest.raises(KeyboardInterrupt),
+        Recording(tmp_path, SMALL) as recording,
+    ):
         recording.append(moments[0])
+    assert json.loads((tmp_path / "summary.json").read_text())["ended"] == "interrupted"
     assert len(read_points(tmp_path)) == 1
     assert len(lines(tmp_path / "ledger.jsonl")) == len(moments[0].step.ledger)
 
@@ -192,8 +253,8 @@ def test_the_config_of_a_folder_gives_the_same_experiment(
     file = tmp_path / "config.toml"
     file.write_text(describe(experiment, ["mine"]))
     source = config.read(file)
-    assert source.allow == ("mine",)
-    assert source.load(Experiment, homes=HOMES) == experiment
+    assert (source.asked, source.allow) == (("mine",), ())
+    assert source.load(Experiment) == experiment
     # Complete: also what had its default value.
     assert source.data["evaluate_every"] == 1
     assert source.data["fleet"]["counting"] == "flops"

@@ -56,6 +56,7 @@ def amended(value: Any, change: Callable[[Any], Any]) -> Document:
         (lambda root: root | {"part": "os:system"}, "outside the allowed packages"),
         (lambda root: root | {"part": f"{HERE}x.y:Z"}, "outside the allowed packages"),
         (lambda root: root | {"part": "anyfleet.types:np"}, "not defined there"),
+        (lambda root: root | {"part": "anyfleet.store.blocks:Path"}, "not defined there"),
         (lambda root: root | {"part": "anyfleet.types:Nothing"}, "there is no anyfleet.types"),
         (lambda root: root | {"part": "anyfleet.types:Want"}, "the code has changed"),
         (lambda root: root | {"part": f"{values.__name__}:through"}, "the code has changed"),

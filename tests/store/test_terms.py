@@ -75,6 +75,25 @@ def test_a_changed_configuration_is_refused(tmp_path: Path) -> None:
     reopen(folder, Terms(not_identical=True)).past.lock.release()
 
 
+def test_the_digest_of_a_configuration_counts_all_but_the_rounds() -> None:
+    data: dict[str, Any] = {
+        "seed": 3,
+        "rounds": 10,
+        "method": {"use": "fedavg", "lr": 0.1},
+        "task": {"limit": 9},
+    }
+    own = environment.digest(data)
+    assert environment.digest({**data, "rounds": 20}) == own
+    assert environment.digest(dict(reversed(data.items()))) == own
+    others: list[dict[str, Any]] = [
+        {"seed": 4},
+        {"method": {"use": "fedavg", "lr": 0.2}},
+        {"task": {"limit": 8}},
+    ]
+    digests = {environment.digest({**data, **other}) for other in others}
+    assert len(digests | {own}) == 1 + len(others)
+
+
 def test_another_task_of_the_same_configuration_is_noticed(tmp_path: Path) -> None:
     folder = runs.written(tmp_path / "run", runs.moments()[:1])
     changed(folder, task="something else")

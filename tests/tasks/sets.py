@@ -1,10 +1,13 @@
-"""Tiny data sets in the public formats, written into a folder."""
+"""Tiny data sets: in the public formats, written into a folder, and one with owners."""
 
 import gzip
 import json
 from pathlib import Path
 
 import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
 
 from anyfleet.tasks.idx import encode_idx
 
@@ -48,3 +51,17 @@ def write_shakespeare(folder: Path, *, speakers: int = 5, length: int = 200) -> 
         for n in range(speakers)
     ]
     (folder / "clients.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+NAMES = ("zoe", "ada", "bob", "alf")
+
+
+class Owned(Dataset[tuple[Tensor, int, str]]):
+    """Twenty samples of each of three owners; the first input says whose they are."""
+
+    def __len__(self) -> int:
+        return 60
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int, str]:
+        owner = 1 + index % 3
+        return torch.full((6,), float(owner)), index // 3 % 3, NAMES[owner]

@@ -1,5 +1,6 @@
 """What a user hands in at the front door: targets of any meaning, and all that can be wrong."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,8 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 from anyfleet import Experiment, methods, play
-from anyfleet.tasks import Data, Flip, Split, Task, squared_error, zoo
+from anyfleet.errors import AnyfleetWarning, Refusal
+from anyfleet.tasks import ByOwner, Data, Flip, Given, Split, Task, squared_error, zoo
 from anyfleet.tasks.objective import Objective
 from tests.tasks.test_task import SPLIT, flat, net
 
@@ -164,3 +166,74 @@ def test_a_loss_that_fails_is_named() -> None:
 def test_a_task_says_briefly_what_it_is() -> None:
     task = Task.of(net(), flat(), split=SPLIT, name="mine")
     assert repr(task) == f"Task('mine', devices=4, parameters={6 * 5 + 5 + 10 + 15 + 3})"
+
+
+# --- numbers that are none --------------------------------------------------------------------
+
+
+def spoilt(
+    place: tuple[int | slice, ...], value: float = math.nan, data: Data | None = None
+) -> Data:
+    found = flat() if data is None else data
+    x = found.x.clone()
+    x[place] = value
+    return Data(x, found.y)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_data_that_are_not_finite_are_named_when_the_task_is_built(value: float) -> None:
+    rows = tuple(tuple(range(start, start + 22)) for start in range(0, 88, 22))
+    split = Split(4, Given(rows), test_share=0.25)
+    data = spoilt((87, 1), value, spoilt((66, 0), value, spoilt((45, 5), value)))
+    with pytest.raises(Refusal) as told:
+        Task.of(net(), data, split=split)
+    one, three = told.value.problems
+    expected = "with a number that is infinite or NaN, first in the input of row"
+    assert one.startswith(f"Task: device 2 has 1 of 22 samples {expected} 45. Leave such")
+    assert three.startswith(f"Task: device 3 has 2 of 22 samples {expected} 66. Leave such")
+
+
+def test_targets_the_server_and_the_test_set_are_looked_at_too() -> None:
+    x = flat().x
+    y = torch.arange(88.0)
+    y[10:12] = math.nan
+    split = Split(1, test_share=0.25)
+    with pytest.raises(ValueError, match=r"device 0 has 2 of 88 .* in the target of row 10"):
+        Task.of(net(1), Data(x, y), split=split, loss=squared_error)
+    with pytest.raises(ValueError, match=r"the test set has 1 of 88 .* in the input of its row 3"):
+        Task.of(net(), flat(), spoilt((3, 0)), split=split)
+    bad = spoilt((slice(None), 2))
+    with pytest.raises(ValueError, match=r"the server has 8 of 8 samples .* of its row 0"):
+        Task.of(net(), bad, split=SPLIT)
+
+
+def test_of_many_devices_some_are_named_and_the_others_counted() -> None:
+    with pytest.raises(Refusal) as told:
+        Task.of(net(), spoilt((slice(None), 2)), flat(), split=Split(8))
+    assert len(told.value.problems) == 6
+    assert told.value.problems[-1] == "Task: 3 more devices have such samples."
+
+
+def test_rows_that_nobody_has_may_be_anything() -> None:
+    rows = (tuple(range(40)), tuple(range(40, 80)))
+    assert Task.of(net(), spoilt((85, 0)), split=Split(2, Given(rows))).devices == 2
+
+
+def test_empty_training_and_test_sets_say_so() -> None:
+    nothing = Data(torch.zeros(0, 6), torch.zeros(0, dtype=torch.int64))
+    with pytest.raises(ValueError, match="The training data set is empty"):
+        Task.of(net(), nothing, split=SPLIT)
+    with pytest.raises(ValueError, match="The test data set is empty"):
+        Task.of(net(), flat(), nothing, split=SPLIT)
+
+
+def test_a_task_knows_whose_data_each_device_has() -> None:
+    data = flat()
+    owners = torch.arange(88) // 22
+    named = Data(data.x, data.y, owners, ("ada", "bob", "eve", "zoe"))
+    assert Task.of(net(), named, split=Split(4, ByOwner())).owners == named.names
+    numbered = Data(data.x, data.y, owners + 7)
+    assert Task.of(net(), numbered, split=Split(4, ByOwner())).owners == ("7", "8", "9", "10")
+    assert Task.of(net(), data, split=SPLIT).owners == ("",) * 4
+    with pytest.warns(AnyfleetWarning, match="ByOwner"):
+        assert Task.of(net(), named, split=SPLIT).owners == ("",) * 4

@@ -83,7 +83,7 @@ def test_ragged_items_are_refused(second: Any, told: str) -> None:
 
 @pytest.mark.parametrize(
     "items",
-    [[], [(1,)], [(1, 2, 3, 4)], [(1, 2), (1, 2, 3)], [{"x": 1, "y": 2}], [torch.zeros(2)]],
+    [[(1,)], [(1, 2, 3, 4)], [(1, 2), (1, 2, 3)], [{"x": 1, "y": 2}], [torch.zeros(2)]],
 )
 def test_other_items_are_refused(items: list[Any]) -> None:
     with pytest.raises(ValueError, match="input, target"):
@@ -106,3 +106,26 @@ def test_rows_are_taken_from_all_columns() -> None:
     assert (some.x.tolist(), some.y.tolist()) == ([3, 1], [30, 10])
     assert some.owners is not None
     assert some.owners.tolist() == [300, 100]
+
+
+def test_texts_keep_the_names_of_the_owners() -> None:
+    items = [(0, 1, "zoe"), (0, 1, "ada"), (0, 1, "zoe")]
+    data = materialise(Endless(items))
+    assert data.names == ("ada", "zoe")
+    assert data.owners is not None
+    assert [data.owner(int(number)) for number in data.owners] == ["zoe", "ada", "zoe"]
+    assert data.rows(torch.tensor([1])).names == data.map(torch.clone).names == data.names
+    assert Data(torch.zeros(1), torch.zeros(1), torch.tensor([7])).owner(7) == "7"
+    with pytest.raises(ValueError, match=r"Data\.names has 2 names, but owners run from 0 to 2"):
+        Data(torch.zeros(2), torch.zeros(2), torch.tensor([0, 2]), ("ada", "zoe"))
+
+
+@pytest.mark.parametrize(
+    "nothing",
+    [Endless([]), TensorDataset(torch.zeros(0, 2), torch.zeros(0)), Data(*torch.zeros(2, 0))],
+)
+def test_an_empty_data_set_says_so(nothing: Any) -> None:
+    with pytest.raises(ValueError, match="The test data set is empty: it has no sample"):
+        materialise(nothing, "test")
+    with pytest.raises(ValueError, match=r"^The data set is empty"):
+        materialise(nothing)

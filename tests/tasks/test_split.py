@@ -1,10 +1,25 @@
+import warnings
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anyfleet.tasks import ByOwner, Data, Dirichlet, Iid, Partition, Split, XClass
+from anyfleet.errors import AnyfleetWarning
+from anyfleet.tasks import (
+    ByOwner,
+    Contiguous,
+    Data,
+    Dirichlet,
+    Domains,
+    Given,
+    Iid,
+    Partition,
+    Split,
+    XClass,
+)
+from anyfleet.tasks.partition import IntArray, Shares
 from anyfleet.tasks.split import Cut, number, union
 
 DATA = Data(torch.arange(400), torch.arange(400) % 10, torch.arange(400) // 50)
@@ -95,3 +110,56 @@ def test_infeasible_splits_are_refused() -> None:
         Split(server=400).cut(DATA)
     with pytest.raises(ValueError, match="no training data left"):
         Split(5, Iid(samples=1), test_share=0.9).cut(DATA)
+
+
+@pytest.mark.parametrize("partition", [Iid(), Dirichlet(1.0), XClass(2, samples=20), Contiguous()])
+def test_owners_that_a_partition_ignores_are_told_with_the_way_out(partition: Partition) -> None:
+    with pytest.warns(AnyfleetWarning, match="5 of 5 devices have rows of several") as told:
+        Split(5, partition).cut(DATA)
+    assert len(told) == 1
+    assert f"use partition=ByOwner() instead of {partition}" in str(told[0].message)
+
+
+class InPairs:
+    """Two owners for each device."""
+
+    def __call__(
+        self, labels: IntArray, devices: int, *, key: int, owners: IntArray | None = None
+    ) -> Shares:
+        assert owners is not None
+        return tuple(np.flatnonzero(owners // 2 == device) for device in range(devices))
+
+
+@pytest.mark.parametrize(
+    ("split", "data"),
+    [
+        (Split(8, ByOwner()), DATA),
+        (Split(3, ByOwner()), DATA),
+        (Split(16, Domains(2, share=0.5)), DATA),
+        (Split(4, InPairs()), DATA),
+        (Split(8, Iid()), Data(DATA.x, DATA.y)),
+        (Split(8, Iid()), Data(DATA.x, DATA.y, torch.zeros(400, dtype=torch.int64))),
+    ],
+)
+def test_no_word_of_owners_that_are_not_mixed(split: Split, data: Data) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        split.cut(data)
+
+
+def test_a_server_that_leaves_too_little_says_what_would_fit() -> None:
+    with pytest.raises(ValueError, match=r"leaves 0 to 8 devices: at most 392 would leave one"):
+        Split(8, server=500).cut(DATA)
+    with pytest.raises(ValueError, match=r"out of 3\. And server asks for 397 .* at most 392"):
+        Split(8, server=397).cut(DATA)
+    with pytest.raises(ValueError, match=r"500 devices: even without that .* take fewer devices"):
+        Split(500, server=400).cut(DATA)
+    with pytest.raises(ValueError, match=r"^Iid cannot give 500 devices .* out of 400\.$"):
+        Split(500).cut(DATA)
+    assert len(Split(8, server=392, test_share=0).cut(DATA).shares) == 8
+
+
+def test_a_split_says_how_data_are_divided() -> None:
+    assert Split(2, ByOwner(), seed=3).told == "ByOwner(minimum=1) divides the data, with seed 3."
+    rows = (tuple(range(200)), tuple(range(200, 400)))
+    assert Split(2, Given(rows)).told == "Given divides the data, with seed 0."

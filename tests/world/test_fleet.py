@@ -1,5 +1,7 @@
 """Fleets: who belongs to which group, and which link he has."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -78,3 +80,78 @@ def test_the_levels_that_have_devices_are_found_once() -> None:
     assert declared.levels == (1, 4)
     assert declared.levels is declared.levels
     assert declared.take(np.flatnonzero(declared.level == 4)).levels == (4,)
+
+
+# --- groups that name their devices -------------------------------------------------------------
+
+
+def test_groups_have_the_devices_that_they_name_and_the_others_are_dealt() -> None:
+    groups = (Group(devices=(0, 3, 7)), Group(count=2), Group(devices=(19,)), Group())
+    for seed in range(3):
+        group = Fleet(groups=groups).build(SAMPLES, seed).group
+        assert np.flatnonzero(group == 0).tolist() == [0, 3, 7]
+        assert np.flatnonzero(group == 2).tolist() == [19]
+        assert (group == 1).sum() == 2
+        assert (group == 3).sum() == 14
+    one, two = (Fleet(groups=groups).build(SAMPLES, seed).group for seed in (1, 2))
+    assert (one != two).any()
+    assert Fleet(groups=groups[::2]).size == 4
+    everyone = Fleet(groups=(Group(devices=tuple(range(20))), Group()))
+    assert (everyone.build(SAMPLES, 0).group == 0).all()
+
+
+def test_groups_may_name_the_owners_of_the_data() -> None:
+    groups = (Group(devices=("zoe", "ada")), Group(devices=(1,)))
+    fleet = Fleet(groups=groups)
+    world = fleet.build(np.arange(4), 0, ("ada", "bob", "zoe", "zoe"))
+    assert world.group.tolist() == [0, 1, 0, 0]
+    assert fleet.owners == ("zoe", "ada")
+
+
+def test_what_is_dealt_at_random_says_so() -> None:
+    def told(*groups: Group, **rest: Any) -> str:
+        return Fleet(groups=groups, **rest).build(np.arange(2), 7).dealt
+
+    assert told(Group(), Group()) == (
+        "Which devices belong to which group is drawn with seed 7, whatever their data."
+    )
+    assert told(Group(devices=(1,)), Group()).startswith("Some groups name their devices. Which of")
+    named = told(Group(devices=(1,)), Group(devices=(0,)))
+    assert named == "Groups name their devices; none is drawn."
+    assert told(Group()) == "All devices are of one group."
+    links = (Steady(1e6, 1e6), Steady(2e6, 2e6))
+    assert told(Group(), links=links).endswith("independently of the groups (seed 7).")
+
+
+@pytest.mark.parametrize(
+    ("groups", "owners", "told"),
+    [
+        (
+            (Group(devices=(0, 20, 25)), Group(devices=("eve", 0))),
+            ("ada", *[""] * 19),
+            (
+                "devices that the task does not have: 20, 25. It has 20, numbered from 0.",
+                "owners who have no device: eve. Those who have one: ada.",
+                "devices that have a group already: 0.",
+            ),
+        ),
+        ((Group(devices=("eve",)), Group()), (), ("owners (eve), but no device has the data of",)),
+        ((Group(devices=("ada",)), Group(devices=(0,))), ("ada",), ("have a group already: 0.",)),
+        (
+            (Group(devices=tuple(range(18))),),
+            (),
+            ("name 18 of 20 devices; nobody takes 18, 19. Name them too",),
+        ),
+        ((Group(devices=(0,)), Group(count=20)), (), ("have 21 devices but the task has 20",)),
+        ((Group(devices=(0,)), Group(count=2)), (), ("have 3 devices but the task has 20",)),
+    ],
+)
+def test_every_device_has_one_group(
+    groups: tuple[Group, ...], owners: tuple[str, ...], told: tuple[str, ...]
+) -> None:
+    with pytest.raises(ValueError, match="Fleet") as error:
+        Fleet(groups=groups).build(SAMPLES, 0, owners)
+    problems = str(error.value).splitlines()
+    assert len(problems) == len(told)
+    for problem, part in zip(problems, told, strict=True):
+        assert part in problem

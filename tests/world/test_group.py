@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from anyfleet.world import Group, Normal, Redrawn, Replayed, Uniform, Wandering
+from anyfleet.world import Choice, Group, Normal, Redrawn, Replayed, Uniform, Wandering
 from anyfleet.world.group import _MAY_BE_INFINITE, _RANGES
 
 TRACE = Path(__file__).parent / "trace.csv"
@@ -19,7 +19,8 @@ def group(**columns: Any) -> Group:
 
 
 def test_every_number_of_a_group_has_a_range() -> None:
-    others = {"name", "count", "level", "frequency", "exponent", "link", "loss", "availability"}
+    others = {"name", "count", "level", "devices", "frequency", "exponent"}
+    others |= {"link", "loss", "availability"}
     assert {f.name for f in fields(Group)} - others == set(_RANGES)
 
 
@@ -101,3 +102,36 @@ def test_an_exponent_is_a_positive_number_or_none(exponent: float) -> None:
     with pytest.raises(ValueError, match=r"Group\.exponent must be above 0"):
         Group(exponent=exponent)
     assert Group(exponent=1.7) != Group() == Group(exponent=None)
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_that_would_stop_the_clock_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"Group.{name} .*at most"):
+        group(**{name: 1e300})
+    if name in ("speed", "bandwidth", "load"):
+        with pytest.raises(ValueError, match=f"Group.{name} must be at least 1e-09"):
+            group(**{name: 1e-300})
+        with pytest.raises(ValueError, match=f"Group.{name} must be at least 1e-09"):
+            group(**{name: Choice((1e-300, 1.0))})
+
+
+def test_frequencies_that_would_stop_the_clock_are_refused() -> None:
+    for frequency in ((1e-300, 1e9), (1e9, 1e300)):
+        with pytest.raises(ValueError, match=r"Group\.frequency"):
+            group(frequency=frequency)
+
+
+@pytest.mark.parametrize(
+    ("columns", "told"),
+    [
+        ({"devices": (0, 3, 0, "ada", "ada")}, r"Group\.devices names twice: 0, ada\."),
+        ({"devices": (-1, "", True)}, r"from 0, or names of owners; got -1, '', True\."),
+        ({"devices": (0, 1), "count": 3}, r"Group\.count is 3, but the group names 2 devices"),
+        ({"level": 1000}, r"Group\.level must lie in 0 … 999, got 1000"),
+        ({"battery": -math.inf}, r"Group\.battery must be"),
+    ],
+)
+def test_names_and_levels_that_cannot_be_are_refused(columns: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        group(**columns)
+    assert group(devices=(0, 1), count=2).devices == (0, 1)

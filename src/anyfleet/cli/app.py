@@ -3,6 +3,8 @@
 Torch takes seconds to import, so that commands import their work only when they are called.
 """
 
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,32 +26,58 @@ from anyfleet.cli.options import (
     Width,
     Words,
 )
-from anyfleet.errors import AnyfleetError, ConfigError
-
-INTERRUPTED = 130  # what shells report for Ctrl-C
+from anyfleet.cli.stopping import exit_code, terminable
+from anyfleet.errors import AnyfleetError, AnyfleetWarning, ConfigError
 
 
 class Commands(TyperGroup):
-    """Turns what Anyfleet raises on purpose into a message; other errors keep their traceback."""
+    """Turns what Anyfleet raises on purpose into a message; other errors keep their traceback.
+
+    Its warnings become notes, each told once.
+    """
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            return super().invoke(ctx)
+            with terminable(), warnings.catch_warnings():
+                warnings.showwarning = _noted(warnings.showwarning)
+                return super().invoke(ctx)
         except ConfigError as error:
             count = len(error.problems)
             typer.echo(f"{count} problem{'s' * (count > 1)}:", err=True)
             for problem in error.problems:
-                typer.echo(f"  {problem}", err=True)
+                typer.echo(f"  {_printable(problem)}", err=True)
             ctx.exit(1)
         except AnyfleetError as error:
-            typer.echo(f"Error: {error}", err=True)
+            typer.echo(f"Error: {_printable(error)}", err=True)
             ctx.exit(1)
         except FileExistsError as error:
             typer.echo(f"Error: {error}", err=True)
             ctx.exit(2)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as stop:
             typer.echo("Stopped.", err=True)
-            ctx.exit(INTERRUPTED)
+            ctx.exit(exit_code(stop))
+
+
+def _printable(message: object) -> str:
+    """Return a text whose control characters are shown: a file must not write on the terminal."""
+    return "".join(
+        letter if letter.isprintable() or letter == "\n" else ascii(letter)[1:-1]
+        for letter in str(message)
+    )
+
+
+def _noted(otherwise: Callable[..., None]) -> Callable[..., None]:
+    """Show warnings as lines of text; those of other packages as before."""
+    told: set[str] = set()
+
+    def show(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
+        if not issubclass(category, AnyfleetWarning):
+            otherwise(message, category, *rest, **more)
+        elif str(message) not in told:
+            told.add(str(message))
+            typer.echo(f"note: {_printable(message)}", err=True)
+
+    return show
 
 
 app = typer.Typer(
@@ -105,7 +133,7 @@ def run(
     threads: Threads = 1,
     checkpoint_every: Every = None,
 ) -> None:
-    """Run an experiment and write a run folder. Ctrl-C keeps everything so far; see `resume`.
+    """Run an experiment and write a run folder. Ctrl-C (or SIGTERM) keeps everything; see `resume`.
 
     FILE is a run file (TOML); KEY=VALUE changes it, such as rounds=5 or method.lr=0.1.
     """

@@ -12,13 +12,24 @@ import typer
 from rich.console import Console
 
 from anyfleet import config
+from anyfleet.cli.closing import over_seeds, warnings
 from anyfleet.cli.record import built, picture, prepare, record, subfolder
-from anyfleet.cli.screen import console, learned, shortfalls, table, targets
+from anyfleet.cli.screen import (
+    by_width,
+    console,
+    learned,
+    metrics,
+    shortfalls,
+    table,
+    targets,
+    width_title,
+)
 from anyfleet.equal import Resource, Within, common_amount, quantity, within
 from anyfleet.errors import ConfigError, Problem
-from anyfleet.queries import ToTarget, common_accuracy, percent, summarise, to_target
+from anyfleet.metric import Metric, judged_by
+from anyfleet.queries import ToTarget, common_score, metric_of, summarise, to_target
 from anyfleet.report import Runs
-from anyfleet.store import Origin, Recording
+from anyfleet.store import Origin, Recording, read_ledger
 from anyfleet.store.disk import write
 from anyfleet.study import Experiment, Point, build, from_source
 
@@ -38,7 +49,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Goal:
-    """What runs are compared by: an accuracy, and at which width; or the best that all reach.
+    """What runs are compared by: a score, and at which width; or the best that all reach.
 
     Likewise what they shall have spent equally of some resources: a budget, or what all spent.
     """
@@ -74,19 +85,23 @@ def compare_files(
     _need_budget(goal)
     entries, screen = read_all(files, overrides, allow), console()
     _need_width(entries, goal)
-    need_agreement(entries)
+    _need_target(need_agreement(entries), goal)
     folder = prepare(out, "compare", threads)
     screen.print(f"Folder: {folder}", markup=False, soft_wrap=True)
     runs: dict[str, list[Sequence[Point]]] = {name: [] for name in entries}
+    wrong: dict[str, list[list[str]]] = {name: [] for name in entries}
     for name, experiment, task in built(_schedule(entries, seeds)):
         label = f"{name}/seed-{experiment.seed}"
         inner, packages = subfolder(folder, label), entries[name].allow
         recording = Recording(inner, experiment, packages, origin=Origin(task, entries[name].home))
         points = record(experiment, task, recording, screen=screen, name=label)
         runs[name].append(points)
+        wrong[name].append(warnings(experiment, task, points, read_ledger(inner)))
     screen.print()
     found = _compared(runs, goal)
     _show(found, runs, goal, screen)
+    for line in over_seeds(wrong):
+        screen.print(line, markup=False, soft_wrap=True)
     write(folder / "results.json", _results(found, runs))
     picture(folder / "comparison.png", runs, screen=screen, equal=found.amounts)
 
@@ -95,7 +110,7 @@ def compare_files(
 class Comparison:
     """What is said of several runs; by name, one entry for each seed."""
 
-    common: float  # accuracy that all reach
+    common: float  # score that all reach; NaN where they are judged by different metrics
     target: float
     costs: Mapping[str, Sequence[ToTarget]]
     amounts: Mapping[Resource, float]
@@ -104,13 +119,13 @@ class Comparison:
 
 def _compared(runs: Runs, goal: Goal) -> Comparison:
     everybody = [points for group in runs.values() for points in group]
-    target = common_accuracy(everybody, goal.width) if goal.target is None else goal.target
+    target = common_score(everybody, goal.width) if goal.target is None else goal.target
     amounts = {
         each: common_amount(everybody, each) if goal.budget is None else goal.budget
         for each in goal.equal
     }
     return Comparison(
-        common=common_accuracy(everybody),
+        common=common_score(everybody),
         target=target,
         costs={
             name: [to_target(points, target, goal.width) for points in group]
@@ -129,9 +144,19 @@ def _compared(runs: Runs, goal: Goal) -> Comparison:
 
 def _show(found: Comparison, runs: Runs, goal: Goal, screen: Console) -> None:
     where = "" if goal.width is None else f" at width {goal.width:g}"
+    judges = metrics(runs)
     screen.print(table(runs, found.common, screen.width))
-    screen.print(f"\nTo reach {percent(found.target)}{where}:", markup=False)
-    screen.print(targets(found.costs, screen.width))
+    narrow = by_width(runs, screen.width)
+    if narrow is not None:
+        screen.print(f"\n{width_title(runs)}", markup=False)
+        screen.print(narrow)
+    if math.isnan(found.target):
+        screen.print(f"\n{_no_target(runs, judges)}", markup=False, soft_wrap=True)
+    else:
+        named = f"{judges[0].name} " if judges[0] != Metric() else ""
+        told = f"To reach {named}{judges[0].told(found.target)}{where}:"
+        screen.print(f"\n{told}", markup=False)
+        screen.print(targets(found.costs, screen.width))
     for resource, lessons in found.lessons.items():
         amount = found.amounts[resource]
         screen.print(f"\nFor {quantity(amount, resource)}{_OF[resource]}{where}:", markup=False)
@@ -140,6 +165,14 @@ def _show(found: Comparison, runs: Runs, goal: Goal, screen: Console) -> None:
             screen.print(line, markup=False)
         if not amount:
             screen.print("A run spent nothing of it: give another amount with --budget.")
+
+
+def _no_target(runs: Runs, judges: Sequence[Metric]) -> str:
+    """Why there is no target that all runs reach."""
+    if len(judges) == 1:
+        return "No target is compared: not every run has been evaluated with a number."
+    told = "; ".join(f"{name}: {metric_of(group[0]).name}" for name, group in runs.items())
+    return f"No target is compared: runs are judged by different metrics ({told})."
 
 
 def _results(found: Comparison, runs: Runs) -> bytes:
@@ -186,11 +219,18 @@ def _need_width(entries: Mapping[str, Entry], goal: Goal) -> None:
 
 def split(words: Sequence[str]) -> tuple[list[Path], list[str]]:
     """Files, and `key=value` overrides of all of them."""
-    overrides = [word for word in words if "=" in word and not Path(word).exists()]
+    overrides = [word for word in words if "=" in word and not _there(word)]
     files = [Path(word) for word in words if word not in overrides]
     if not files:
         raise typer.BadParameter("name at least one run file.")
     return files, overrides
+
+
+def _there(word: str) -> bool:
+    try:
+        return Path(word).exists()
+    except (OSError, ValueError):  # too long, or no name at all
+        return False
 
 
 def read_all(
@@ -212,16 +252,42 @@ def read_all(
     return entries
 
 
-def need_agreement(entries: Mapping[str, Entry]) -> None:
-    """Refuses files whose task, fleet and details disagree, before the first of them runs."""
+def need_agreement(entries: Mapping[str, Entry]) -> dict[str, Metric]:
+    """Refuses files whose task, fleet and details disagree, before the first of them runs.
+
+    Returns what each of them is judged by.
+    """
     problems: list[Problem] = []
+    judges: dict[str, Metric] = {}
     for name, entry in entries.items():
         try:
-            build(entry.experiment)
+            judges[name] = Metric(judged_by(build(entry.experiment).metrics))
         except ConfigError as error:
             problems += [Problem(f"{name}: {p.path}", p.message) for p in error.problems]
     if problems:
         raise ConfigError(problems)
+    return judges
+
+
+def _need_target(judges: Mapping[str, Metric], goal: Goal) -> None:
+    """Refuses a target that the files' metric cannot have."""
+    if goal.target is None:
+        return
+    if len(set(judges.values())) > 1:
+        told = ", ".join(f"{name} by {metric.name}" for name, metric in judges.items())
+        raise typer.BadParameter(
+            f"is a value of one metric, but the files are judged by different ones: {told}. "
+            "Compare them without a target, or apart.",
+            param_hint="--target",
+        )
+    (metric,) = set(judges.values())
+    if math.isnan(goal.target) or (metric.share and not 0 <= goal.target <= 1):
+        raise typer.BadParameter(
+            f"must be a share from 0 to 1 ({metric.name}: 0.8 is 80 %), got {goal.target:g}."
+            if metric.share
+            else f"must be a number ({metric.name}), got {goal.target:g}.",
+            param_hint="--target",
+        )
 
 
 def _free(file: Path, taken: Mapping[str, Entry]) -> str:

@@ -5,12 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from anyfleet import methods
+from anyfleet.cli.closing import over_seeds, warnings
 from anyfleet.cli.record import built, picture, prepare, record, subfolder
 from anyfleet.cli.screen import console, seconds, table
 from anyfleet.method import Method
 from anyfleet.methods.fedavg import Training
-from anyfleet.queries import common_accuracy, percent, to_target
-from anyfleet.store import Origin, Recording
+from anyfleet.metric import percent
+from anyfleet.queries import common_score, to_target
+from anyfleet.store import Origin, Recording, read_ledger
 from anyfleet.study import Experiment, Point, populate
 from anyfleet.tasks import Dirichlet, Embedded, Pooled
 from anyfleet.train import Fisher
@@ -73,18 +75,23 @@ def demonstrate(
     folder, screen = prepare(out, "demo", threads), console()
     chosen = experiments(rounds=rounds, seed=seed, references=references)
     runs: dict[str, list[Sequence[Point]]] = {}
+    wrong: dict[str, list[list[str]]] = {}
     for name, experiment, task in built(chosen.items()):
         inner = subfolder(folder, name)
         recording = Recording(inner, experiment, origin=Origin(task))
-        runs[name] = [record(experiment, task, recording, screen=screen, name=name)]
+        points = record(experiment, task, recording, screen=screen, name=name)
+        runs[name] = [points]
+        wrong[name] = [warnings(experiment, task, points, read_ledger(inner))]
         if name == "FedAvg":
             world = populate(experiment, task)
     named = {name: runs[name][0] for name in compared()}
     screen.print()
-    screen.print(table(runs, common_accuracy(named.values()), screen.width))
+    screen.print(table(runs, common_score(named.values()), screen.width))
     screen.print(f"\n{explain(named)}\n", markup=False, soft_wrap=True)
     if references:
         screen.print(f"{REFERENCES}\n", markup=False, soft_wrap=True)
+    for line in over_seeds(wrong):
+        screen.print(f"{line}\n", markup=False, soft_wrap=True)
     title = f"{len(world)} unequal devices, Fashion-MNIST subset, non-i.i.d."
     picture(folder / "demo.png", runs, screen=screen, world=world, title=title)
 
@@ -102,7 +109,7 @@ _IDEAS = (
 
 def explain(runs: Mapping[str, Sequence[Point]]) -> str:
     """What a newcomer sees in the table; the verdict follows the numbers."""
-    target = common_accuracy(runs.values())
+    target = common_score(runs.values())
     costs = {name: to_target(points, target).spent for name, points in runs.items()}
     reached = {name: spent for name, spent in costs.items() if spent is not None}
     if len(reached) < len(runs):

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -17,7 +17,6 @@ from anyfleet.errors import ConfigError, Problem
 from anyfleet.portrait import HOURS, Portrait, portray, varies
 from anyfleet.report import NoPictures, draw_fleet
 from anyfleet.store import fresh
-from anyfleet.study import HOMES
 from anyfleet.world import Fleet, Group, World
 from anyfleet.world.quantities import bounds
 
@@ -74,6 +73,9 @@ def presets() -> tuple[str, ...]:
 def _source(name: str, overrides: Sequence[str], allow: Sequence[str]) -> config.Source:
     if name in presets():
         return config.Source(config.override({"fleet": {"use": name}}, overrides), tuple(allow))
+    if name.endswith(".csv"):
+        table = {"fleet": {"use": "Table", "file": name}}
+        return config.Source(config.override(table, overrides), tuple(allow))
     if not Path(name).exists() and not name.endswith(".toml"):
         known = ", ".join(presets())
         hint = naming.near(name, presets()) or "."
@@ -86,10 +88,8 @@ def _fleet(source: config.Source, name: str) -> Fleet:
     """Only the fleet is looked at: a file need not have a task or a method."""
     if "fleet" not in source.data:
         raise ConfigError([Problem("fleet", f"{name} has no table [fleet] or [[fleet.groups]].")])
-    only = config.Source(
-        {"fleet": source.data["fleet"]}, source.allow, source.folder, source.problems
-    )
-    described: Described = only.load(Described, homes=HOMES)
+    only = replace(source, data={"fleet": source.data["fleet"]})
+    described: Described = only.load(Described)
     return described.fleet
 
 
@@ -102,7 +102,9 @@ def _asked(source: config.Source) -> int | None:
 
 def _populated(fleet: Fleet, devices: int, seed: int) -> World:
     try:
-        return fleet.build(np.ones(devices, dtype=np.int64), seed)
+        # Without a task there are the owners whom the fleet names itself.
+        owners = [*fleet.owners, *[""] * devices][:devices] if fleet.owners else ()
+        return fleet.build(np.ones(devices, dtype=np.int64), seed, owners)
     except ValueError as error:
         raise ConfigError([Problem("fleet", str(error))]) from error
 
@@ -214,8 +216,9 @@ def _totals(seen: Portrait, made: World) -> Iterator[str]:
     yield f"{_many(len(made), 'device')} in {groups}; {contrast}."
     yield (
         "Numbers are medians; in brackets, the least and the most of a group's devices over "
-        f"{HOURS} hours, each a server step. What is drawn is drawn with seed {made.seed}."
+        f"{HOURS} hours, each a server step. Laws are drawn with seed {made.seed}."
     )
+    yield made.dealt
     if len(seen.device) < len(made):
         yield f"Looked at {len(seen.device):,} of the devices."
     if any(link.shared for link in made.links):

@@ -17,7 +17,8 @@ Overrides = Annotated[
 Allow = Annotated[
     list[str] | None,
     typer.Option(
-        metavar="PACKAGE", help="A package whose code the file may name; repeat for more."
+        metavar="PACKAGE",
+        help="A package that you trust, whose code may be named and run; repeat for more.",
     ),
 ]
 Out = Annotated[
@@ -45,9 +46,7 @@ Seeds = Annotated[int, typer.Option(min=1, help="Runs of each file.")]
 Target = Annotated[
     float | None,
     typer.Option(
-        min=0.0,
-        max=1.0,
-        help="The accuracy whose cost is compared.",
+        help="The accuracy (0 to 1), or value of the task's own metric, whose cost is compared.",
         show_default="the best that all runs reach",
     ),
 ]

@@ -22,4 +22,5 @@ def resume_folder(folder: Path, terms: Terms, *, every: int | None) -> None:
     origin = Origin(run.task)
     recording = Recording(folder, run.experiment, origin=origin, past=run.past, every=every)
     name = folder.resolve().name
-    perform(Run(run.experiment, run.task, recording, name, run.past.state), screen)
+    going_on = Run(run.experiment, run.task, recording, name, run.past.state, terms.allow)
+    perform(going_on, screen)

@@ -8,11 +8,11 @@ import typer
 from rich.console import Console
 
 from anyfleet import config
-from anyfleet.cli.app import INTERRUPTED
+from anyfleet.cli.closing import closing
 from anyfleet.cli.details import apart
 from anyfleet.cli.record import picture, prepare, record
-from anyfleet.cli.screen import console, lost_orders, table
-from anyfleet.diagnosis import measuring, unfit_threshold
+from anyfleet.cli.screen import by_width, console, table, width_title
+from anyfleet.cli.stopping import exit_code
 from anyfleet.queries import best, taken_apart
 from anyfleet.store import Origin, Recording, read_ledger, read_points
 from anyfleet.study import Experiment, State, build, from_source
@@ -37,11 +37,17 @@ def run_file(
     experiment = from_source(source)
     task = build(experiment)
     folder = prepare(writing.out, file.stem, writing.threads)
-    show(screen, f"Run folder: {folder} (should it stop: anyfleet resume {folder})")
+    again = resumption(folder, source.allow)
+    show(screen, f"Run folder: {folder} (should it stop: {again})")
     origin = Origin(task, file.resolve().parent)
     every = writing.every
     recording = Recording(folder, experiment, source.allow, origin=origin, every=every)
-    perform(Run(experiment, task, recording, file.stem), screen)
+    perform(Run(experiment, task, recording, file.stem, allow=source.allow), screen)
+
+
+def resumption(folder: Path, allow: Sequence[str]) -> str:
+    """Return the command that goes on with a run, with the packages whose code it uses."""
+    return f"anyfleet resume {folder}" + "".join(f" --allow {name}" for name in allow)
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +59,7 @@ class Run:
     recording: Recording
     name: str
     state: State | None = None
+    allow: tuple[str, ...] = ()  # packages whose code it uses
 
 
 def perform(run: Run, screen: Console) -> None:
@@ -70,18 +77,20 @@ def perform(run: Run, screen: Console) -> None:
     except KeyboardInterrupt as stop:
         done, planned = len(read_points(folder)), run.experiment.rounds
         show(screen, f"Stopped after {done} of {planned} steps. Everything so far is in {folder}.")
-        show(screen, f"To go on: anyfleet resume {folder}")
-        raise typer.Exit(INTERRUPTED) from stop
+        show(screen, f"To go on: {resumption(folder, run.allow)}")
+        raise typer.Exit(exit_code(stop)) from stop
     runs = {run.name: [points]}
     screen.print(table(runs, best(points), screen.width))
+    narrow = by_width(runs, screen.width)
+    if narrow is not None:
+        show(screen, f"\n{width_title(runs)}")
+        screen.print(narrow)
     details = taken_apart(points)
     if details:
         show(screen, "\nAccuracy at the end in %, of groups and devices on their own test data:")
         screen.print(apart(details, screen.width))
         screen.print()
-    ledger = read_ledger(folder)
-    told = measuring(run.experiment.method, run.task)
-    for remark in filter(None, (lost_orders(ledger), told, unfit_threshold(ledger))):
+    for remark in closing(run.experiment, run.task, points, read_ledger(folder)):
         show(screen, remark)
     picture(folder / "curves.png", runs, screen=screen)
 

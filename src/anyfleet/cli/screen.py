@@ -11,13 +11,16 @@ from rich.table import Table
 
 from anyfleet.equal import Within, ended_after, first_after
 from anyfleet.ledger import Entries
+from anyfleet.metric import Metric
 from anyfleet.queries import (
     Spent,
     Summary,
     ToTarget,
+    at_widths,
+    evaluated,
     losses,
+    metric_of,
     not_reached,
-    percent,
     spread,
     summarise,
     to_target,
@@ -28,6 +31,7 @@ from anyfleet.study import Point
 Show = Callable[[Point], None]
 _PLAIN_LINES = 10  # of progress per run, where there is no terminal
 _PLAIN_WIDTH = 120  # of tables, there
+NOTHING = "–"  # in a cell; a column of nothing else is left out
 _NAME_WIDTH = 8  # to which long names are folded, where a table needs the place
 
 
@@ -63,7 +67,9 @@ def progress(screen: Console, name: str, rounds: int, done: int = 0) -> Iterator
 
 
 def _status(point: Point) -> str:
-    return f"accuracy {percent(point.accuracy)} after {seconds(point.time)} simulated"
+    metric = Metric(point.metric)
+    score = f"{metric.name} {metric.told(point.score)}" if point.evaluated() else "not evaluated"
+    return f"{score} after {seconds(point.time)} simulated"
 
 
 @dataclass(frozen=True)
@@ -90,13 +96,97 @@ def table(runs: Runs, target: float, width: int) -> Table:
     """
     ends = {name: [summarise(points) for points in group] for name, group in runs.items()}
     unit = _energy(end.joules for group in ends.values() for end in group)
-    heads = ["accuracy %", "best %", "simulated s", f"s to {percent(target)}", unit.name]
-    heads += ["MB down", "MB up", "GFLOP", "lost"]
-    rows = {name: tuple(_cells(group, ends[name], target, unit)) for name, group in runs.items()}
-    if any(end.fairness for group in ends.values() for end in group):
-        heads.append("spread %")
-        rows = {name: (*cells, _over_devices(ends[name])) for name, cells in rows.items()}
+    judges = metrics(runs)
+    others = dict.fromkeys(each for group in ends.values() for end in group for each in end.others)
+    heads = [*_judged(judges), *(Metric(name).head for name in others), "simulated s"]
+    heads += [f"s to {judges[0].told(target)}", unit.name, "MB down", "MB up", "GFLOP", "lost"]
+    heads += ["spread %"]
+    rows = {
+        name: (
+            *_scores(judges, _known(group, ends[name])),
+            *(_other(Metric(other), ends[name]) for other in others),
+            *_cells(group, ends[name], target, unit),
+            _over_devices(ends[name]),
+        )
+        for name, group in runs.items()
+    }
     return grid(heads, rows, width)
+
+
+def metrics(runs: Runs) -> list[Metric]:
+    """What runs are judged by, each once; there is at least one run."""
+    found = (metric_of(points) for group in runs.values() for points in group)
+    return list(dict.fromkeys(found))
+
+
+def _judged(judges: Sequence[Metric]) -> Iterator[str]:
+    """The heads of what runs are judged by: where it ended, and the best."""
+    for metric in judges:
+        unit = " %" if metric.share else ""
+        yield metric.head
+        yield f"best{unit}" if len(judges) == 1 else f"best {metric.head}"
+
+
+_Scores = Sequence[tuple[Metric, float, float]]  # of evaluated runs: metric, last score, best
+
+
+def _known(group: Sequence[Sequence[Point]], ends: Sequence[Summary]) -> _Scores:
+    """None at all when a run was never evaluated: a mean over the others would mislead."""
+    if not all(evaluated(points) for points in group):
+        return ()
+    return [(Metric(end.metric), end.score, end.best) for end in ends]
+
+
+def _scores(judges: Sequence[Metric], known: _Scores) -> Iterator[str]:
+    """The cells under `_judged`."""
+    for metric in judges:
+        own = [(last, best) for judge, last, best in known if judge == metric]
+        yield from (scored(metric, [pair[place] for pair in own]) for place in (0, 1))
+
+
+def _other(metric: Metric, ends: Sequence[Summary]) -> str:
+    told = [end.others[metric.name] for end in ends if metric.name in end.others]
+    return scored(metric, told if len(told) == len(ends) else ())
+
+
+def scored(metric: Metric, values: Sequence[float]) -> str:
+    """Scores of several seeds under the head of their metric; those of a broken model are NaN."""
+    if any(math.isnan(value) for value in values):
+        return "NaN"
+    scaled = [metric.scale * value for value in values]
+    return number(*scaled) if metric.share else _exactly(*scaled)
+
+
+def by_width(runs: Runs, width: int) -> Table | None:
+    """What the shared models were worth at the end, at every width that was evaluated.
+
+    None where that is nothing but the whole model, which `table` has.
+    """
+    ends = {name: [at_widths(points) for points in group] for name, group in runs.items()}
+    # Where devices' own models are judged, the shared one is of interest only if it was cut.
+    shown = [
+        name
+        for name, group in runs.items()
+        if len(ends[name][0]) > 1 or math.isnan(group[0][-1].on_devices)
+    ]
+    widths = sorted({each for name in shown for end in ends[name] for each in end}, reverse=True)
+    if set(widths) <= {1.0}:
+        return None
+    rows = {
+        name: [_at(metric_of(runs[name][0]), ends[name], each) for each in widths] for name in shown
+    }
+    return grid([f"width {each:g}" for each in widths], rows, width)
+
+
+def width_title(runs: Runs) -> str:
+    """The line above `by_width`."""
+    names = ", ".join(metric.head for metric in metrics(runs))
+    return f"The shared model at the end, by width ({names}):"
+
+
+def _at(metric: Metric, ends: Sequence[Mapping[float, float]], width: float) -> str:
+    known = [end[width] for end in ends if width in end]
+    return scored(metric, known if len(known) == len(ends) else ())
 
 
 def targets(runs: Mapping[str, Sequence[ToTarget]], width: int) -> Table:
@@ -112,7 +202,7 @@ def targets(runs: Mapping[str, Sequence[ToTarget]], width: int) -> Table:
     rows = {}
     for name, group in runs.items():
         reached = [each.spent for each in group if each.spent]
-        costs = [number(*map(amount, reached)) if reached else "–" for amount in amounts.values()]
+        costs = [_finely(*map(amount, reached)) for amount in amounts.values()]
         rows[name] = [how_many(group), *costs]
     return grid(("runs", *amounts), rows, width)
 
@@ -123,21 +213,21 @@ def over_seeds(group: Sequence[ToTarget], amount: Callable[[Spent], float]) -> s
     if not reached:
         return how_many(group)
     if len(reached) == len(group):
-        return number(*reached)
+        return _finely(*reached)
     count, _, far = how_many(group).partition(",")
-    return f"{count} runs: {number(*reached)};{far}"
+    return f"{count} runs: {_finely(*reached)};{far}"
 
 
 def how_many(group: Sequence[ToTarget]) -> str:
     """How many runs reached a target, and how far the best of the others came."""
     if not group or math.isnan(group[0].target):
-        return "–"
-    tops = [each.best for each in group if not each.spent and not math.isnan(each.best)]
-    best, count = max(tops, default=math.nan), sum(each.spent is not None for each in group)
+        return NOTHING
+    metric, count = Metric(group[0].metric), sum(each.spent is not None for each in group)
+    best = metric.best(each.best for each in group if not each.spent)
     if not count:
-        return not_reached(best)
+        return not_reached(best, metric)
     told = f"{count} of {len(group)}"
-    return told if count == len(group) else f"{told}, else best {percent(best)}"
+    return told if count == len(group) else f"{told}, else best {metric.told(best)}"
 
 
 def learned(runs: Mapping[str, Sequence[Within]], width: int) -> Table:
@@ -147,17 +237,18 @@ def learned(runs: Mapping[str, Sequence[Within]], width: int) -> Table:
     ended count as they ended. What to know of the others is in `shortfalls`.
     """
     unit = _energy(each.spent.joules for group in runs.values() for each in group if each.spent)
-    heads = ("runs", "accuracy %", "best %", "simulated s", unit.name, "MB", "GFLOP", "rounds")
-    rows = {name: tuple(_lessons(group, unit)) for name, group in runs.items()}
+    judges = list(dict.fromkeys(Metric(each.metric) for group in runs.values() for each in group))
+    heads = ("runs", *_judged(judges), "simulated s", unit.name, "MB", "GFLOP", "rounds")
+    rows = {name: tuple(_lessons(group, judges, unit)) for name, group in runs.items()}
     return grid(heads, rows, width)
 
 
-def _lessons(group: Sequence[Within], unit: Unit) -> Iterator[str]:
+def _lessons(group: Sequence[Within], judges: Sequence[Metric], unit: Unit) -> Iterator[str]:
     spent = [each.spent for each in group if each.spent]
     yield f"{len(spent)} of {len(group)}"
-    yield number(*(100 * each.accuracy for each in group if each.spent))
-    yield number(*(100 * each.best for each in group if each.spent))
-    yield number(*(each.time for each in spent))
+    known = [(Metric(each.metric), each.score, each.best) for each in group if each.spent]
+    yield from _scores(judges, known)
+    yield _finely(*(each.time for each in spent))
     yield number(*(each.joules / unit.size for each in spent))
     yield megabytes(*(each.bytes for each in spent))
     yield _finely(*(each.flops / 1e9 for each in spent))
@@ -176,12 +267,13 @@ def shortfalls(runs: Mapping[str, Sequence[Within]]) -> Iterator[str]:
 
 
 def grid(heads: Sequence[str], rows: Mapping[str, Sequence[str]], width: int) -> Table:
-    """Names and numbers, at most `width` wide if possible.
+    """Names and numbers, at most `width` wide if possible; without columns that hold nothing.
 
     Where lines would be longer, cells break between words and long names anywhere. Left to itself,
     rich would rather cut off the last columns.
     """
-    columns = [(head, *cells) for head, *cells in zip(heads, *rows.values(), strict=True)]
+    every = zip(heads, *rows.values(), strict=True)
+    columns = [column for column in every if any(cell != NOTHING for cell in column[1:])]
     names = max(map(len, rows))
     sizes = [max(map(len, column)) for column in columns]
     if names + sum(sizes) + len(sizes) > width:
@@ -189,24 +281,22 @@ def grid(heads: Sequence[str], rows: Mapping[str, Sequence[str]], width: int) ->
         names = min(names, max(_NAME_WIDTH, width - sum(sizes) - len(sizes)))
     made = Table(box=None, header_style="bold", pad_edge=False, collapse_padding=True)
     made.add_column("", overflow="fold", width=names)
-    for head, size in zip(heads, sizes, strict=True):
+    for (head, *_), size in zip(columns, sizes, strict=True):
         made.add_column(head, justify="right", width=size)
-    for name, cells in rows.items():
-        made.add_row(name, *cells)
+    for place, name in enumerate(rows, start=1):
+        made.add_row(name, *(column[place] for column in columns))
     return made
 
 
 def _cells(
     group: Sequence[Sequence[Point]], ends: Sequence[Summary], target: float, unit: Unit
 ) -> Iterator[str]:
-    yield number(*(100 * end.accuracy for end in ends))
-    yield number(*(100 * end.best for end in ends))
-    yield number(*(end.time for end in ends))
+    yield _finely(*(end.time for end in ends))
     yield over_seeds([to_target(points, target) for points in group], lambda spent: spent.time)
     yield number(*(end.joules / unit.size for end in ends))
     yield megabytes(*(end.down for end in ends))
     yield megabytes(*(end.up for end in ends))
-    yield number(*(end.flops / 1e9 for end in ends))
+    yield _finely(*(end.flops / 1e9 for end in ends))
     lost = [end.lost for end in ends]
     yield number(*lost) if len(set(lost)) > 1 else str(lost[0])
 
@@ -227,12 +317,21 @@ def lost_orders(entries: Entries) -> str:
 
 def seconds(value: float) -> str:
     """Simulated time."""
-    return f"{value:,.1f} s"
+    return f"{value:.3g} s" if 0 < value < 1 else f"{value:,.1f} s"
 
 
 def megabytes(*amounts: float) -> str:
     """Of bytes; what codecs leave of a message is often a small part of one."""
     return _finely(*(amount / 1e6 for amount in amounts))
+
+
+def _exactly(*values: float) -> str:
+    """With four digits that count: what a metric of one's own measures may have any size."""
+    if not values:
+        return NOTHING
+    over = spread(values)
+    mean = f"{over.mean:.4g}"
+    return mean if math.isnan(over.deviation) else f"{mean} ±{over.deviation:.2g}"
 
 
 def _finely(*values: float) -> str:
@@ -241,9 +340,9 @@ def _finely(*values: float) -> str:
 
 
 def number(*values: float, digits: int = 1) -> str:
-    """One value, or the mean and the deviation of several."""
+    """One value, or the mean and the deviation of several; "–" when one of them is NaN."""
     if not values or any(math.isnan(value) for value in values):
-        return "–"
+        return NOTHING
     over = spread(values)
     digits = digits if abs(over.mean) < 1000 else 0
     mean = f"{over.mean:,.{digits}f}"

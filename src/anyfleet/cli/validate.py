@@ -8,7 +8,7 @@ from rich.table import Table
 from anyfleet.cli.screen import console, grid
 from anyfleet.diagnosis import measuring
 from anyfleet.elastic import Blueprint, cost
-from anyfleet.study import build, load
+from anyfleet.study import build, load, populate
 
 SHARES = (1.0, 1 / 2, 1 / 4, 1 / 8, 1 / 16)
 
@@ -22,9 +22,13 @@ def validate_file(file: Path, overrides: Sequence[str], *, allow: Sequence[str])
     screen.print(f"{file} is valid.\n", markup=False, soft_wrap=True)
     screen.print(
         f"{task.devices} devices with {min(sizes)} to {max(sizes)} samples each, "
-        f"{len(task.test)} samples to test, {len(task.server)} on the server.\n",
+        f"{len(task.test)} samples to test, {len(task.server)} on the server.",
         soft_wrap=True,
     )
+    world = populate(experiment, task)
+    for what, how in (("Data", task.dealt), ("Fleet", world.dealt)):
+        screen.print(f"{what}: {how}", markup=False, soft_wrap=True)
+    screen.print()
     screen.print(f"{experiment.method}\n", markup=False, soft_wrap=True)
     if cost_of_measuring := measuring(experiment.method, task):
         screen.print(f"{cost_of_measuring}\n", markup=False, soft_wrap=True)

@@ -11,7 +11,8 @@ A part is a table: `use` names its class or function, the other keys are its fie
 
 `load` reports everything that is wrong at once, with its path. A table without `use` changes the
 part that stands there by default. None, which TOML lacks, is written `{ use = "none" }`, or as
-the word "none" where no text is expected. Code is named from allowed packages only; see `naming`.
+the word "none" where no text is expected. Names mean parts of their slot's home package, and code
+of packages that the caller allows; `[allow]` in a file only asks for them. See `naming`, `homes`.
 """
 
 from anyfleet.config.dumping import dump

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import re
-import sys
 import tomllib
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from anyfleet.config.loading import load
+from anyfleet.config.numbers import too_deep
+from anyfleet.config.requests import importable, packages_in, refused
+from anyfleet.config.settings import trusted
 from anyfleet.errors import ConfigError, Problem
-from anyfleet.naming import near
+from anyfleet.homes import HOMES
 
 __all__ = ["Source", "override", "read"]
 
@@ -25,47 +25,71 @@ _BARE_WORD = re.compile(r"[A-Za-z_][\w.:/+-]*")
 class Source:
     """A run file as read: its data without `[allow]`, and whose code it may name.
 
-    `problems` are those of overrides, which are not in the data; `load` reports them with the rest.
+    `allow` is what the caller and the user's settings grant; `asked` is what the file asks for,
+    which grants nothing. `problems` are those of overrides, which are not in the data; `load`
+    reports them with the rest.
     """
 
     data: Mapping[str, Any]
     allow: tuple[str, ...] = ()
     folder: Path | None = None
     problems: tuple[Problem, ...] = ()
+    asked: tuple[str, ...] = ()
+    installed: tuple[str, ...] = ()  # of `allow`, what only the settings name
 
-    def load(self, kind: Any = None, *, homes: Mapping[str, str] = MappingProxyType({})) -> Any:
-        """The value that the file describes; see `load`.
+    def load(self, kind: Any = None, *, homes: Mapping[str, str] = HOMES) -> Any:
+        """Return the value that the file describes; see `load`.
 
-        A module next to the file is found too, when its package is allowed.
+        A module next to the file is found too, when the caller has allowed its package. Relative
+        paths lie next to the file.
         """
+        named = [name for name in self.allow if name not in self.installed]
         try:
-            with _importable(self.folder, self.allow):
-                value = load(self.data, kind, allow=self.allow, homes=homes)
+            with importable(self.folder, named):
+                value = load(self.data, kind, allow=self.allow, homes=homes, folder=self.folder)
         except ConfigError as error:
-            raise ConfigError((*self.problems, *error.problems)) from error
+            requests = refused(self.asked, self.allow, self.folder)
+            raise ConfigError((*self.problems, *requests, *error.problems)) from error
         if self.problems:
             raise ConfigError(self.problems)
         return value
 
 
 def read(path: str | Path, overrides: Sequence[str] = (), allow: Collection[str] = ()) -> Source:
-    """Read a TOML file, apply `key=value` overrides, and unite its `[allow] packages` with ours.
+    """Read a TOML file and apply `key=value` overrides.
 
-    Overrides that cannot be applied are kept for `Source.load`, to be told with all else.
+    Only `allow`, and the user's own settings, say whose code it may name. Its `[allow] packages`
+    are a request. Overrides that cannot be applied are kept for `Source.load`, to be told with all
+    else.
     """
     file = Path(path)
+    written = _parsed(file)
+    asked, wrong = packages_in(written.pop("allow", {}))
+    data, problems = _overridden(written, overrides)
+    if data.pop("allow", None) is not None:
+        told = "is no override: name packages with --allow, or with allow=[...] in Python."
+        problems = (*problems, Problem("allow", told))
+    deep = too_deep(data)
+    if wrong or deep:
+        raise ConfigError((*problems, *wrong, *([deep] if deep else [])))
+    settings = tuple(name for name in trusted() if name not in allow)
+    granted = tuple(dict.fromkeys((*allow, *settings)))
+    return Source(data, granted, file.resolve().parent, problems, asked, settings)
+
+
+def _parsed(file: Path) -> dict[str, Any]:
     try:
         written = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError([Problem(str(file), f"cannot be read: {error.strerror}.")]) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except RecursionError as error:
+        told = "not valid TOML: tables or lists lie too deep inside each other."
+        raise ConfigError([Problem(str(file), told)]) from error
+    except ValueError as error:  # also what is no text, and numbers of thousands of digits
         raise ConfigError([Problem(str(file), f"not valid TOML: {error}.")]) from error
-    data, problems = _overridden(written, overrides)
-    packages, wrong = _packages(data.pop("allow", {}))
-    if wrong:  # Without the list, every own part would seem to be forbidden.
-        raise ConfigError((*problems, *wrong))
-    allowed = tuple(dict.fromkeys((*packages, *allow)))
-    return Source(data, allowed, file.resolve().parent, problems)
+    if deep := too_deep(written):
+        raise ConfigError([deep])
+    return written
 
 
 def override(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
@@ -98,7 +122,9 @@ def _overridden(
 def _parse(text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError as error:
+    except RecursionError as error:
+        raise ValueError("lists or tables lie too deep inside each other.") from error
+    except ValueError as error:
         if _BARE_WORD.fullmatch(text):
             return text
         raise ValueError(f"{text!r} is neither a TOML value nor a plain word: {error}.") from error
@@ -128,49 +154,3 @@ def _copy(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _copy(item) for key, item in value.items()}
     return [_copy(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-def _packages(table: Any) -> tuple[tuple[str, ...], list[Problem]]:
-    problems: list[Problem] = []
-    packages = table.get("packages", []) if isinstance(table, Mapping) else None
-    if not isinstance(packages, list) or not all(isinstance(name, str) for name in packages):
-        problems.append(Problem("allow", 'expected [allow] with packages = ["name", ...].'))
-    else:
-        problems += [
-            Problem(f"allow.{key}", f"unknown key{near(key, ['packages'])}")
-            for key in table
-            if key != "packages"
-        ]
-    return tuple(packages or ()) if not problems else (), problems
-
-
-@contextmanager
-def _importable(folder: Path | None, allow: Sequence[str]) -> Iterator[None]:
-    """Let allowed modules that lie in `folder` be imported, for the time of a load only.
-
-    The folder comes last, so that a file there cannot stand in for an installed package.
-    """
-    own = [] if folder is None else [name for name in allow if _lies_in(folder, name)]
-    if not own:
-        yield
-        return
-    _refuse_namesakes(folder, own)
-    sys.path.append(str(folder))
-    try:
-        yield
-    finally:
-        sys.path.remove(str(folder))
-
-
-def _lies_in(folder: Path, name: str) -> bool:
-    root = name.partition(".")[0]
-    return (folder / f"{root}.py").is_file() or (folder / root).is_dir()
-
-
-def _refuse_namesakes(folder: Path | None, names: Sequence[str]) -> None:
-    """Python keeps one module per name: a second one of that name would silently be the first."""
-    for root in {name.partition(".")[0] for name in names}:
-        file = getattr(sys.modules.get(root), "__file__", None)
-        if file is not None and folder not in Path(file).resolve().parents:
-            message = f"{root} lies next to the run file, but {file} is loaded already: rename one."
-            raise ConfigError([Problem("allow.packages", message)])

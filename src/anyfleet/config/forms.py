@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from typing import Any
 
-__all__ = ["ABSENT", "Entry", "Form", "form_of", "lacking"]
+__all__ = ["ABSENT", "Entry", "Form", "form_of", "hints_of", "lacking"]
 
 ABSENT: Any = object()
 
@@ -47,7 +47,7 @@ def form_of(target: Callable[..., Any]) -> Form:
     if isinstance(target, type) and is_dataclass(target):
         return Form(target, _fields(target))
     source = target.__init__ if isinstance(target, type) else target  # type: ignore[misc]
-    hints = _hints(source)
+    hints = hints_of(source)
     entries: dict[str, Entry] = {}
     spare = ABSENT
     for parameter in inspect.signature(target).parameters.values():
@@ -77,7 +77,7 @@ def lacking(part: type, protocol: type) -> tuple[str, ...]:
 
 
 def _fields(part: type) -> dict[str, Entry]:
-    hints = _hints(part)
+    hints = hints_of(part)
     return {each.name: _entry(each, hints) for each in _all_fields(part) if each.init}
 
 
@@ -105,8 +105,8 @@ def _spare(kind: Any) -> tuple[Any, dict[str, Entry]]:
     return (ABSENT if kind in (Any, object) else kind), {}
 
 
-def _hints(target: Any) -> dict[str, Any]:
-    """Resolved annotations; one that names a type-checking import only counts as Any."""
+def hints_of(target: Any) -> dict[str, Any]:
+    """Return resolved annotations; one that names a type-checking import only counts as Any."""
     try:
         return typing.get_type_hints(target, include_extras=True)
     except NameError:

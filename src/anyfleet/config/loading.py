@@ -15,9 +15,11 @@ from typing import Any, TypeVar, overload
 from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
 from anyfleet.config.forms import ABSENT
+from anyfleet.config.numbers import no_number, too_deep
 from anyfleet.config.outcome import FAILED, Outcome, Scope
 from anyfleet.config.parts import code, factory, part
 from anyfleet.errors import ConfigError
+from anyfleet.homes import HOMES
 from anyfleet.naming import Factory, FrozenMapping
 
 __all__ = ["load"]
@@ -31,25 +33,39 @@ _TABLES = (Mapping, dict)
 
 @overload
 def load(
-    data: Any, kind: type[T], *, allow: Collection[str] = ..., homes: Mapping[str, str] = ...
+    data: Any,
+    kind: type[T],
+    *,
+    allow: Collection[str] = ...,
+    homes: Mapping[str, str] = ...,
+    folder: Path | None = ...,
 ) -> T: ...
 @overload
 def load(
-    data: Any, kind: None = None, *, allow: Collection[str] = ..., homes: Mapping[str, str] = ...
+    data: Any,
+    kind: None = None,
+    *,
+    allow: Collection[str] = ...,
+    homes: Mapping[str, str] = ...,
+    folder: Path | None = ...,
 ) -> Any: ...
 def load(
     data: Any,
     kind: Any = None,
     *,
     allow: Collection[str] = (),
-    homes: Mapping[str, str] = types.MappingProxyType({}),
+    homes: Mapping[str, str] = HOMES,
+    folder: Path | None = None,
 ) -> Any:
-    """The value that `data` describes, or a ConfigError with every problem in it.
+    """Return the value that `data` describes, or raise a ConfigError with every problem in it.
 
     `allow` names packages besides `anyfleet` whose code may be used. `homes` tells for a field
-    ("select") in which package ("anyfleet.select") its short names live.
+    ("select") which package ("anyfleet.select") exports what may stand there. A relative path lies
+    in `folder`, or else in the working directory.
     """
-    scope = Scope(tuple(allow), homes)
+    if deep := too_deep(data):
+        raise ConfigError([deep])
+    scope = Scope(tuple(allow), homes, folder=folder)
     outcome = _check(data, Any if kind is None else kind, scope)
     if outcome.value is FAILED or outcome.problems:
         raise ConfigError(outcome.problems)
@@ -58,6 +74,8 @@ def load(
 
 def _check(value: Any, kind: Any, scope: Scope, base: Any = ABSENT) -> Outcome:
     """`value` as a `kind`; `base` is what stands there if a table names no `use`."""
+    if wrong := no_number(value, kind, base):
+        return scope.refuse(wrong)
     origin = typing.get_origin(kind) or kind
     if origin is typing.Annotated and not _is_scalar(kind):
         return _check(value, typing.get_args(kind)[0], scope, base)
@@ -72,7 +90,7 @@ def _check(value: Any, kind: Any, scope: Scope, base: Any = ABSENT) -> Outcome:
     if origin is Factory:
         return factory(value, scope, base, _check)
     if origin in (Callable, type):
-        return code(value, scope)
+        return code(value, kind, scope)
     if _is_scalar(kind):
         return _scalar(value, kind, scope)
     return part(value, origin, scope, base, _check)
@@ -98,9 +116,15 @@ def _scalar(value: Any, kind: Any, scope: Scope) -> Outcome:
     # Texts stand for paths and members of an Enum; elsewhere "1" is not 1, nor True.
     loose = isinstance(kind, type) and issubclass(kind, Path | Enum)
     try:
-        return Outcome(adapter.validate_python(value, strict=not loose))
+        found = adapter.validate_python(value, strict=not loose)
+        return Outcome(scope.folder / found if _lies_beside(found, scope) else found)
     except ValidationError as error:
         return scope.refuse(*(f"{_lower(e['msg'])}, got {value!r}." for e in error.errors()))
+
+
+def _lies_beside(value: Any, scope: Scope) -> bool:
+    """Whether a value is a path that is meant relative to the file it was written in."""
+    return scope.folder is not None and isinstance(value, Path) and not value.is_absolute()
 
 
 def _union(value: Any, kinds: tuple[Any, ...], scope: Scope, base: Any) -> Outcome:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from anyfleet.errors import Problem
@@ -34,11 +35,19 @@ class Scope:
     homes: Mapping[str, str]  # field -> the package in which its short names live
     path: str = ""
     home: str = ""
+    settled: bool = False  # whether the home is that of this very field, not the one around it
+    folder: Path | None = None  # in which relative paths lie; None: the working directory
 
     def field(self, key: str) -> Scope:
         """Below a field; a field without a home of its own keeps the one around it."""
         path = f"{self.path}.{key}" if self.path else key
-        return replace(self, path=path, home=self.homes.get(key, self.home))
+        home = self.homes.get(key, self.home)
+        return replace(self, path=path, home=home, settled=key in self.homes)
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """Whose exports may be named here: of its home or, where nothing says what, of any."""
+        return (self.home,) if self.home else tuple(dict.fromkeys(self.homes.values()))
 
     def item(self, key: str | int) -> Scope:
         """Below an item of a list or mapping."""

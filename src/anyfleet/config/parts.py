@@ -10,10 +10,10 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, is_dataclass, replace
 from typing import Any, Protocol
 
-from anyfleet.config.forms import ABSENT, Entry, Form, form_of, lacking
+from anyfleet.config.forms import ABSENT, Entry, Form, form_of, hints_of, lacking
 from anyfleet.config.outcome import FAILED, Outcome, Scope
 from anyfleet.errors import AnyfleetError, BadName, CompositionError, Problem, Refusal
-from anyfleet.naming import Factory, find, near, public_names
+from anyfleet.naming import OWN, Factory, find, lies_within, name_of, near, public_names
 
 __all__ = ["Check", "code", "factory", "part"]
 
@@ -49,14 +49,19 @@ def part(value: Any, kind: type, scope: Scope, base: Any, check: Check) -> Outco
 
 
 def factory(value: Any, scope: Scope, base: Any, check: Check) -> Outcome:
-    """A call that is checked now and made later; a text is a name without options."""
+    """A call that is checked now and made later; a text is a name without options.
+
+    What it will return is not known yet. So a name of Anyfleet's own may stand only in a field that
+    has a home for it: networks in `model`.
+    """
     table = {"use": value} if isinstance(value, str) else value
     if not isinstance(table, Mapping):
         return scope.refuse(f"expected a table or a name{_choices(scope)}, got {value!r}.")
     written = base if "use" not in table and isinstance(base, Factory) else None
     if written is not None:
         table = {"use": written.use, **table}
-    target = _target(table, object, scope, ABSENT)
+    place = scope if scope.settled else replace(scope, home="", homes={})
+    target = _looked_up(table, place)
     if isinstance(target, Outcome):
         return target
     kept = {} if written is None else dict(written.options)
@@ -64,18 +69,22 @@ def factory(value: Any, scope: Scope, base: Any, check: Check) -> Outcome:
     filled = _fill(form, table, scope, ABSENT, check, known=kept)
     if filled.failed or filled.missing:
         return Outcome(problems=filled.problems)
-    name = _full_name(table["use"], scope)
+    name = _full_name(table["use"], place)
     return Outcome(Factory(name, {**kept, **filled.values}), filled.problems)
 
 
-def code(value: Any, scope: Scope) -> Outcome:
-    """A class or function itself, by its name."""
+def code(value: Any, kind: Any, scope: Scope) -> Outcome:
+    """A class or function itself, by its name; one of ours must return what is asked for."""
     if not isinstance(value, str):
         return scope.refuse(f'expected a name such as "package.module:name", got {value!r}.')
     try:
-        return Outcome(find(_full_name(value, scope), scope.allow))
+        found = find(_full_name(value, scope), scope.allow, scope.packages)
     except BadName as error:
         return scope.refuse(f"{error}{_choices(scope)}")
+    wanted = (typing.get_args(kind) or (Any,))[-1]
+    if lies_within(found.__module__, (OWN,)) and wanted is not Any and _returned(found) != wanted:
+        return scope.refuse(f"{found.__name__} does not return a {_word(wanted)}{_choices(scope)}")
+    return Outcome(found)
 
 
 @dataclass(frozen=True)
@@ -97,15 +106,76 @@ def _target(table: Mapping[str, Any], kind: type, scope: Scope, base: Any) -> An
         if is_dataclass(kind) and not inspect.isabstract(kind):
             return kind
         return scope.refuse(f"`use` is missing: it names the part{_choices(scope)}.")
-    if not isinstance(use, str):
-        return scope.field("use").refuse(f"expected a name, got {use!r}.")
-    try:
-        found = find(_full_name(use, scope), scope.allow)
-    except BadName as error:
-        return scope.field("use").refuse(f"{error}{_choices(scope)}")
-    if isinstance(found, type) and (wrong := _misfit_class(found, kind)):
-        return scope.field("use").refuse(wrong)
+    if is_dataclass(kind) and use in _names(kind):
+        return kind
+    found = _looked_up(table, scope)
+    if isinstance(found, Outcome):
+        other = _from_another_home(use, kind, scope)
+        return found if other is None else other
+    if wrong := _unfit(found, kind):
+        return scope.item("use").refuse(wrong)
     return found
+
+
+def _looked_up(table: Mapping[str, Any], scope: Scope) -> Any:
+    """The class or function that `use` names, or the outcome that says why it may not."""
+    use = table.get("use")
+    if not isinstance(use, str):
+        return scope.item("use").refuse(f"expected a name, got {use!r}.")
+    try:
+        return find(_full_name(use, scope), scope.allow, scope.packages)
+    except BadName as error:
+        return scope.item("use").refuse(f"{error}{_choices(scope)}")
+
+
+def _from_another_home(use: Any, kind: type, scope: Scope) -> Any:
+    """What another home exports, where a field that has none asks for a part of that very kind.
+
+    A trainer of one's own, say, may have a codec inside. The class must name the kind as its base:
+    that it merely looks like one is not enough.
+    """
+    if scope.settled or kind is object or not isinstance(use, str):
+        return None
+    try:
+        found = find(use, (), scope.homes.values())
+    except BadName:
+        return None
+    made = found if isinstance(found, type) else _returned(found)
+    fits = isinstance(made, type) and kind in made.__mro__ and not _unfit(found, kind)
+    return found if fits else None
+
+
+def _names(kind: type) -> tuple[str, ...]:
+    """How a class itself is named: by where it is shown, or by where it is defined."""
+    try:
+        return name_of(kind), f"{kind.__module__}:{kind.__name__}"
+    except BadName:
+        return ()
+
+
+def _unfit(found: Any, kind: type) -> str:
+    """Why a class or function may not be called where a `kind` is expected; empty if it may.
+
+    One of Anyfleet's own functions must say that it returns such a thing. Whoever allows other
+    code trusts it: where that does not say what it returns, its result is looked at instead.
+    """
+    if isinstance(found, type):
+        reason = getattr(found, "unwritable", "")
+        return str(reason) or _misfit_class(found, kind)
+    made = _returned(found)
+    if made is Any or not isinstance(made, type):
+        own = lies_within(found.__module__, (OWN,))
+        return f"{found.__name__} is no {kind.__name__} and makes none." if own else ""
+    return _unfit(made, kind)
+
+
+def _returned(function: Callable[..., Any]) -> Any:
+    """The type that a function says it returns; Any if it does not say."""
+    return hints_of(function).get("return", Any)
+
+
+def _word(kind: Any) -> str:
+    return getattr(kind, "__name__", str(kind))
 
 
 def _full_name(use: str, scope: Scope) -> str:

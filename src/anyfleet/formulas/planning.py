@@ -23,8 +23,8 @@ class AnycostDevice:
     """A device's round: joules and seconds it may spend, and what costs them.
 
     power: watts while sending. rate: bits per second. bits: of the uncompressed update of the
-    whole model. epsilon: joules per cycle and squared frequency. cycles: of training the whole
-    model, epochs × samples × cycles per sample.
+    whole model; 0 where there is nothing to send. epsilon: joules per cycle and squared frequency.
+    cycles: of training the whole model, epochs × samples × cycles per sample.
     """
 
     energy: float
@@ -34,6 +34,10 @@ class AnycostDevice:
     bits: float
     epsilon: float
     cycles: float
+
+    def __post_init__(self) -> None:
+        if not self.bits >= 0:
+            raise ValueError(f"AnycostDevice.bits must be a number, at least 0, got {self.bits}.")
 
 
 @dataclass(frozen=True)
@@ -113,6 +117,7 @@ def tight_plan(device: AnycostDevice, share: float) -> AnycostPlan:
 
     Bounds are not looked at. NaN where the energy does not last for the sending.
     """
+    _check_bits(device, "tight_plan")
     left = device.energy - device.power * device.seconds * (1 - share)
     if not (left > 0 and share > 0):
         return AnycostPlan(math.nan, math.nan, math.nan, "tight")
@@ -125,6 +130,7 @@ def tight_plan(device: AnycostDevice, share: float) -> AnycostPlan:
 
 def tight_gain(device: AnycostDevice, share: Floats | float) -> Floats:
     """The gain of `tight_plan` as a function of its share of time (Eq. 21, METHODS §3)."""
+    _check_bits(device, "tight_gain")
     part, sent = np.asarray(share, dtype=np.float64), device.power * device.seconds
     scale = device.rate * device.seconds**3 / (device.bits * device.epsilon * device.cycles**3)
     gain: Floats = scale * (device.energy - sent + sent * part) * (part**2 - part**3)
@@ -137,7 +143,8 @@ def anycost_plan(
     """The choice with the largest gain within all bounds; None if there is none (METHODS §3).
 
     Saturated: everything is affordable. Tight: both budgets are used up. Search: a bound leaves
-    one of them slack.
+    one of them slack. With no bits to send, sending costs nothing: the largest compression factor,
+    and the largest model that can be computed.
     """
     if not device.rate > 0:
         return None
@@ -184,8 +191,17 @@ def _saturated(device: AnycostDevice, bounds: AnycostBounds) -> AnycostPlan | No
 
 
 def _spendable(device: AnycostDevice) -> bool:
-    """Whether there is time and energy, and computing takes of both: a plan can be tight."""
-    return min(device.energy, device.seconds, device.epsilon, device.cycles) > 0
+    """Whether there is time and energy, and work that takes of both: a plan can be tight."""
+    return min(device.energy, device.seconds, device.epsilon, device.cycles, device.bits) > 0
+
+
+def _check_bits(device: AnycostDevice, function: str) -> None:
+    """Refuse what has no tight plan: nothing to send cannot use up any time."""
+    if not device.bits > 0:
+        raise ValueError(
+            f"{function}: a device with no bits to send has no plan that uses up its time by "
+            "sending; anycost_plan has its best one."
+        )
 
 
 def _slowest(device: AnycostDevice, alpha: float, beta: float) -> float:
@@ -283,6 +299,8 @@ def _best_beta(device: AnycostDevice, bounds: AnycostBounds, alphas: Floats) -> 
     # On both sides of the crossing: beyond it, energy that falls steeply may be short already.
     ends = (bounds.slowest, bounds.fastest, low, high)
     sending = np.max([np.minimum(*_sending(device, work, f)) for f in ends], axis=0)
+    if not device.bits:  # sent in no time, if there is any time left
+        return np.where(sending >= 0, bounds.beta_max, -np.inf)
     beta: Floats = np.minimum(bounds.beta_max, device.rate * sending / (alphas * device.bits))
     return beta
 

@@ -295,3 +295,20 @@ AT_SCALE = Paper(
     _MLSYS,
     2019,
 )
+# The trimmed mean and the coordinate-wise median.
+BYZANTINE = Paper(
+    "yin2018",
+    ("Yin, Dong", "Chen, Yudong", "Ramchandran, Kannan", "Bartlett, Peter"),
+    "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates",
+    "International Conference on Machine Learning (ICML)",
+    2018,
+)
+CLIPPING = Paper(
+    "sun2019",
+    ("Sun, Ziteng", "Kairouz, Peter", "Suresh, Ananda Theertha", "McMahan, H. Brendan"),
+    "Can You Really Backdoor Federated Learning?",
+    "arXiv:1911.07963",
+    2019,
+    "misc",
+    url="https://arxiv.org/abs/1911.07963",
+)

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from anyfleet.config.numbers import Unbounded
 from anyfleet.method import Choose
 from anyfleet.offers import Choices, Offer, Own
 from anyfleet.timing import crossing_seconds
@@ -29,7 +30,7 @@ class First(Choose):
 class LargestInTime(Choose):
     """The first entry that finishes within `seconds`, else the last; menus go downwards."""
 
-    seconds: float
+    seconds: Unbounded
     needs: ClassVar[Mapping[str, str]] = NEEDS_MENU
 
     def __post_init__(self) -> None:

@@ -15,7 +15,7 @@ from anyfleet.view import View
 
 
 def check_shares(owner: str, shares: tuple[float, ...]) -> None:
-    """Shares of a model lie in (0, 1]."""
+    """Refuse shares of a model that do not lie in (0, 1]."""
     if not shares:
         raise ValueError(
             f"{owner}.shares must name at least one share. For the whole model use Whole()."
@@ -26,6 +26,16 @@ def check_shares(owner: str, shares: tuple[float, ...]) -> None:
                 f"{owner}.shares must lie in (0, 1], got {share} at position {position}. "
                 "For the whole model use Whole()."
             )
+
+
+def check_descent(owner: str, shares: tuple[float, ...]) -> None:
+    """Refuse shares by level that do not go downwards."""
+    down = tuple(sorted(shares, reverse=True))
+    if tuple(shares) != down:
+        raise ValueError(
+            f"{owner}.shares must go downwards, since level 0 is the strongest; got {shares}. "
+            f"Write {down}."
+        )
 
 
 def menu_of(entries: int) -> frozenset[str]:
@@ -56,6 +66,7 @@ class FixedLevel(Policy):
 
     def __post_init__(self) -> None:
         check_shares("FixedLevel", self.shares)
+        check_descent("FixedLevel", self.shares)
         if self.layers not in ("all", "linear"):
             raise ValueError(f'FixedLevel.layers must be "all" or "linear", got {self.layers!r}.')
 
@@ -107,8 +118,7 @@ class Menu(Policy):
 
     def __post_init__(self) -> None:
         check_shares("Menu", self.shares)
-        if list(self.shares) != sorted(self.shares, reverse=True):
-            raise ValueError(f"Menu.shares must go downwards, got {self.shares}.")
+        check_descent("Menu", self.shares)
         if self.rounding not in ("ceil", "round"):
             raise ValueError(f'Menu.rounding must be "ceil" or "round", got {self.rounding!r}.')
 

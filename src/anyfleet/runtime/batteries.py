@@ -16,7 +16,7 @@ class Batteries:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._mains = all(group.battery == math.inf for group in world.groups)
+        self._mains = world.on_mains
         count = 0 if self._mains else len(world)
         # Joules missing from a full battery when the device last finished; NaN: it never worked.
         self._missing: Floats = np.full(count, np.nan)

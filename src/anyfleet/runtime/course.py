@@ -16,6 +16,8 @@ from anyfleet.world.world import Active
 
 # A link or a device that changes every moment must not hold the simulation for ever.
 MOST_CHANGES = 10_000
+# Seconds of a transmission that nobody lives to see: there is no link. So no sum becomes infinite.
+LONGEST = 1e15
 # Sums of seconds round: a hair less than the whole is the whole.
 ROUNDING = 1e-12
 
@@ -103,7 +105,7 @@ def crossing_pace(bits: float, rate: float, watts: float) -> Pace:
     """Of bits over a link. A radio draws power while they cross: waiting for a link is free."""
     if bits <= 0:
         return Pace(0.0, 0.0)  # not even waits for a link that is down
-    seconds = bits / rate if rate > 0 else math.inf
+    seconds = bits / rate if rate * LONGEST > bits else math.inf
     return Pace(seconds, watts * seconds if math.isfinite(seconds) else 0.0)
 
 

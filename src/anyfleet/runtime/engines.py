@@ -16,9 +16,9 @@ from anyfleet.columns import join
 from anyfleet.delivery import columns_of, cut_update
 from anyfleet.envelope import grid
 from anyfleet.errors import BadMessage
+from anyfleet.limits import Limits
 from anyfleet.method import Job
 from anyfleet.runtime.inbox import Inbox
-from anyfleet.runtime.limits import Limits
 from anyfleet.runtime.wire import (
     decode_order,
     encode_order,

@@ -3,7 +3,7 @@
 from collections import Counter
 
 from anyfleet.errors import BadMessage
-from anyfleet.runtime.limits import Limits
+from anyfleet.limits import Limits
 from anyfleet.runtime.wire import Letter, accepted, read_letter
 from anyfleet.types import Orders, Task, Updates
 

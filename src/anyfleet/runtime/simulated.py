@@ -9,17 +9,16 @@ from anyfleet.choosing import decide
 from anyfleet.columns import Flags, Floats, Ints, join
 from anyfleet.delivery import cut_order
 from anyfleet.issue import too_large
+from anyfleet.limits import Limits
 from anyfleet.offers import Choices
 from anyfleet.outcomes import Charges, Events, Lost
 from anyfleet.runtime.batteries import Batteries
 from anyfleet.runtime.charging import charged, demand, sending, spent
-from anyfleet.runtime.checks import screened
 from anyfleet.runtime.clock import Clock, Event
 from anyfleet.runtime.course import Course, Courses
 from anyfleet.runtime.crossing import addresses, crossings
 from anyfleet.runtime.engines import Assigned, Engine, Reference
 from anyfleet.runtime.fates import Fate, first, goes_offline, runs_dry
-from anyfleet.runtime.limits import Limits
 from anyfleet.runtime.pending import Pending, Saved
 from anyfleet.types import Conditions, Devices, Kind, Memory, Orders, Task, Updates, measured
 from anyfleet.world import World
@@ -55,7 +54,7 @@ class Simulated:
             )
         self._task, self._world, self._seed = task, world, seed
         self._engine: Engine = engine or Reference()
-        self._limits = limits or Limits()
+        self.limits = limits or Limits()
         self._clock, self._step = Clock(), 0
         self._pending: dict[int, Pending] = {}
         self._memories: dict[int, Memory] = {}
@@ -281,7 +280,6 @@ class Simulated:
             Assigned(p.asked, p.order, self.memory(int(p.order.device[0])), p.crossing.up)
             for _, p in waiting
         ]
-        done = self._engine.execute(assigned, self._task, self._limits)
-        checked = screened(done, assigned, self._world.declared.samples, self._limits)
-        for (order_id, pending), outcome in zip(waiting, checked, strict=True):
+        done = self._engine.execute(assigned, self._task, self.limits)
+        for (order_id, pending), outcome in zip(waiting, done, strict=True):
             self._pending[order_id] = replace(pending, **outcome._asdict())

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from anyfleet.config.numbers import Unbounded
 from anyfleet.errors import refuse
 from anyfleet.papers import FEDBUFF, Paper
 from anyfleet.schedule.flights import end_of_patience
@@ -23,7 +24,7 @@ class Buffered:
     concurrency: int
     size: int
     staleness: int = 20
-    patience: float = 3600.0
+    patience: Unbounded = 3600.0
 
     wants: ClassVar[frozenset[str]] = frozenset()
     gives: ClassVar[frozenset[str]] = frozenset()

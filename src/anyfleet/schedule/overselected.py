@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from anyfleet.config.numbers import Unbounded
 from anyfleet.errors import refuse
 from anyfleet.papers import AT_SCALE, Paper
 from anyfleet.schedule.flights import begun, end_of_patience, training
@@ -20,7 +21,7 @@ class Overselected:
     """
 
     keep: int
-    patience: float = 3600.0
+    patience: Unbounded = 3600.0
     staleness: ClassVar[int] = 0
 
     wants: ClassVar[frozenset[str]] = frozenset()

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from anyfleet.config.numbers import Unbounded
 from anyfleet.errors import refuse
 from anyfleet.schedule.flights import begun
 from anyfleet.view import Request, View
@@ -17,7 +18,7 @@ class Synchronous:
     could be asked (all offline, all declined) the round ends empty after `patience` seconds.
     """
 
-    patience: float = 60.0
+    patience: Unbounded = 60.0
     staleness: ClassVar[int] = 0
 
     wants: ClassVar[frozenset[str]] = frozenset()

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
+from anyfleet.config.numbers import Unbounded
 from anyfleet.papers import FEDAT, Paper
 from anyfleet.schedule.flights import end_of_patience, training
 from anyfleet.view import Flight, Request, View
@@ -27,7 +28,7 @@ class Tiers:
     """
 
     staleness: int = 20
-    patience: float = 3600.0
+    patience: Unbounded = 3600.0
 
     wants: ClassVar[frozenset[str]] = frozenset()
     gives: ClassVar[frozenset[str]] = frozenset()

@@ -5,6 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from anyfleet.config.numbers import Unbounded
 from anyfleet.types import Kind
 from anyfleet.view import Flight, Request, View
 
@@ -18,7 +19,7 @@ class TwoPhase:
     the step ends empty after `patience` seconds.
     """
 
-    patience: float = 60.0
+    patience: Unbounded = 60.0
     staleness: ClassVar[int] = 0
 
     wants: ClassVar[frozenset[str]] = frozenset()

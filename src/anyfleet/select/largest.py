@@ -13,8 +13,8 @@ from anyfleet.errors import refuse
 from anyfleet.formulas.contribution import largest
 from anyfleet.method import Select, State
 from anyfleet.papers import BN2, Paper
-from anyfleet.select.uniform import drawn
-from anyfleet.types import measured
+from anyfleet.select.uniform import drawn, more_than_all
+from anyfleet.types import Devices, measured
 from anyfleet.view import Flight, View
 
 
@@ -53,6 +53,9 @@ class Largest(Select):
 
     def __call__(self, view: View, state: State, key: Tensor) -> Ints:
         return drawn(view, self.draw if view.most is None else min(self.draw, view.most), key)
+
+    def excess(self, devices: Devices) -> str:
+        return more_than_all("Largest.draw", self.draw, len(devices))
 
     def fetch(self, view: View, held: Sequence[Flight]) -> Sequence[Flight]:
         flights = sorted(held, key=lambda flight: flight.device)

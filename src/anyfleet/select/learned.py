@@ -15,8 +15,8 @@ from anyfleet.formulas.contribution import lowered, weighted_draw
 from anyfleet.formulas.theory import probability_entropy
 from anyfleet.method import Select
 from anyfleet.papers import FEDPNS, THESIS, Paper
-from anyfleet.select.uniform import drawn
-from anyfleet.types import Kind
+from anyfleet.select.uniform import drawn, more_than_all
+from anyfleet.types import Devices, Kind
 from anyfleet.view import View
 
 if TYPE_CHECKING:
@@ -83,6 +83,9 @@ class Learned(Select):
                 chosen: Ints = np.sort(found)
                 return chosen
             reach *= _AHEAD
+
+    def excess(self, devices: Devices) -> str:
+        return more_than_all("Learned.count", self.count, len(devices))
 
     def learn(
         self, state: Chances, arrivals: "Arrivals | None", notes: Mapping[str, Any], view: View

@@ -57,6 +57,23 @@ class Quota(Select):
         few: Ints = chosen[rng.sample(rng.fold(key, "fewer"), len(chosen), view.most).numpy()]
         return few
 
+    def excess(self, devices: Devices) -> str:
+        sizes = _kinds(devices, self.by).sizes
+        beyond = [(kind, n) for kind, n in enumerate(self.counts) if n and kind >= len(sizes)]
+        quotas = self._quotas(sizes)
+        there = [(kind, quotas[kind]) for kind in np.flatnonzero(quotas > sizes).tolist()]
+        told = [
+            f"{asked} of {self.by} {kind}, which has {sizes[kind] if kind < len(sizes) else 0}"
+            for kind, asked in (*there, *beyond)
+        ]
+        if not told:
+            return ""
+        what = "counts" if self.counts else f"count={self.count}"
+        return (
+            f"Quota.{what} asks for more devices than the fleet has: {'; '.join(told)}. Others do "
+            "not stand in for them."
+        )
+
     def _quotas(self, sizes: Ints) -> Ints:
         """How many of each kind."""
         quotas = np.zeros(len(sizes), dtype=np.int64)

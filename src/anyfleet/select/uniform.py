@@ -8,6 +8,7 @@ from torch import Tensor
 from anyfleet import rng
 from anyfleet.columns import Ints
 from anyfleet.method import Select, State
+from anyfleet.types import Devices
 from anyfleet.view import View
 
 
@@ -44,6 +45,19 @@ class Uniform(Select):
     def __call__(self, view: View, state: State, key: Tensor) -> Ints:
         wanted = self.count or max(1, round((self.fraction or 0) * len(view.devices)))
         return drawn(view, wanted if view.most is None else min(wanted, view.most), key)
+
+    def excess(self, devices: Devices) -> str:
+        return more_than_all("Uniform.count", self.count or 0, len(devices))
+
+
+def more_than_all(what: str, asked: int, there: int) -> str:
+    """Say that a selection asks for more devices than there are; nothing if it does not."""
+    if asked <= there:
+        return ""
+    return (
+        f"{what} is {asked}, but the fleet has {there} devices: everybody who is free takes part. "
+        f"{there} is the most that fits; for all devices use select.Everyone()."
+    )
 
 
 def drawn(view: View, wanted: int, key: Tensor) -> Ints:

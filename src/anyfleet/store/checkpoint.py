@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import msgspec
 from safetensors import SafetensorError
@@ -21,9 +21,10 @@ from safetensors import SafetensorError
 from anyfleet import types
 from anyfleet.elastic import Blueprint
 from anyfleet.errors import StoreError
+from anyfleet.runtime.pending import Saved
 from anyfleet.store import blocks
 from anyfleet.store.decode import decode
-from anyfleet.store.disk import Damaged, Mark, force, force_folder, told
+from anyfleet.store.disk import Damaged, Mark, force, force_folder, refuse_links, told
 from anyfleet.store.encode import Document, encode
 from anyfleet.study import State
 from anyfleet.tasks import Task
@@ -138,11 +139,21 @@ def found(folder: Path) -> list[Path]:
     return sorted(named, key=lambda each: int(each.name), reverse=True)
 
 
+def refuse_linked(folder: Path) -> None:
+    """Raise an error if a checkpoint, or what it should hold, is a link to somewhere else."""
+    home = folder / "checkpoints"
+    refuse_links(folder, [home.name])
+    names = [each.name for each in home.iterdir()] if home.is_dir() else []
+    refuse_links(home, names)
+    for name in names:
+        refuse_links(home / name, [MANIFEST, STATE, TENSORS])
+
+
 def examine(checkpoint: Path) -> Progress:
     """How far a checkpoint is whose files are as they were written; an error otherwise."""
     try:
         manifest = msgspec.json.decode((checkpoint / MANIFEST).read_bytes(), type=Manifest)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise StoreError(f"{checkpoint / MANIFEST} is damaged.") from error
     if manifest.format != FORMAT:
         raise StoreError(
@@ -174,5 +185,31 @@ def load(checkpoint: Path, task: types.Task, world: World, allow: Collection[str
         raise Damaged(f"{checkpoint} is damaged.") from error
     known = {"task": task, "blueprint": task.blueprint, "world": world}
     device = next((str(value.device) for value in task.params.values()), "cpu")
-    state: State = decode(document, known, allow=allow, device=device)
-    return state
+    state = decode(document, known, allow=allow, device=device)
+    if wrong := _misfit(state, task, int(checkpoint.name)):
+        raise Damaged(f"{wrong}.")
+    found: State = state
+    return found
+
+
+def _misfit(state: Any, task: types.Task, step: int) -> str:
+    """Why what a checkpoint holds is not the state of this run after so many steps."""
+    if type(state) is not State:
+        return f"it holds a {type(state).__name__}, not the state of a run"
+    if type(state.fleet) is not Saved:
+        return f"its fleet is a {type(state.fleet).__name__}"
+    snapshot = state.snapshot
+    if (state.point.step + 1, len(snapshot.visits), len(snapshot.heard)) != (
+        step,
+        task.devices,
+        task.devices,
+    ):
+        return "it belongs to another step, or to another fleet"
+    # With normalisation for every width there are further entries.
+    both = ((task.params, snapshot.params), (task.buffers, snapshot.buffers))
+    for before, now in both:
+        for name, value in before.items():
+            there = now.get(name)
+            if there is None or (there.shape, there.dtype) != (value.shape, value.dtype):
+                return f"its model has no {name} like that of the task"
+    return ""

@@ -1,7 +1,8 @@
 """Plain data back into the values of a run. Only classes of allowed packages are ever named.
 
-Instances are made by the construction of their dataclass and of nothing else: a document holds
-data, no code.
+Of Anyfleet itself these are the classes that states consist of (`homes.STATES`), and the fields of
+an instance must be of the types that its class declares. Instances are made by the construction of
+their dataclass and of nothing else: a document holds data, no code.
 """
 
 import base64
@@ -16,11 +17,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anyfleet.errors import StoreError
-from anyfleet.naming import FrozenMapping
+from anyfleet.errors import BadName, StoreError
+from anyfleet.homes import HOMES, STATES
+from anyfleet.naming import OWN, Factory, FrozenMapping, find, how_to_allow, lies_within
 from anyfleet.store.blocks import view
 from anyfleet.store.disk import Damaged
 from anyfleet.store.encode import NUMBERS, Document
+from anyfleet.store.fields import misfit
+from anyfleet.study import Point, State
+
+# The classes of other modules that a state may consist of.
+_BESIDES = {f"{each.__module__}:{each.__qualname__}": each for each in (Factory, Point, State)}
 
 
 def decode(
@@ -39,6 +46,8 @@ def decode(
         return _Reader(document.blocks, known, allow, device).value(document.root)
     except StoreError:
         raise
+    except BadName as error:
+        raise StoreError(str(error)) from error
     except Exception as error:  # what damaged data do to constructors is theirs to choose
         raise Damaged(f"a value of the run cannot be read: {error!r}.") from error
 
@@ -78,10 +87,14 @@ class _Reader:
                 f"{node['part']} had the fields {', '.join(held)} when the run was written: "
                 "the code has changed since."
             )
+        if lies_within(kind.__module__, (OWN,)) and (wrong := misfit(kind, held)):
+            raise Damaged(f"a value of the run cannot be read: {wrong}.")
         made = kind(**{name: held[name] for name, given in known.items() if given})
         for name, item in held.items():
             # Exactly what was there, whatever the construction makes of it.
             object.__setattr__(made, name, item)
+        if isinstance(made, Factory):  # whoever makes one answers for its name
+            find(made.use, self.allow, HOMES.values())
         return made
 
     def named_tuple(self, node: Mapping[str, Any]) -> Any:
@@ -121,13 +134,16 @@ class _Reader:
 
     def code(self, name: str) -> Any:
         """The class or function of that name, and no other thing."""
+        if name in _BESIDES:
+            return _BESIDES[name]
         module_name, _, place = name.partition(":")
-        packages = ("anyfleet", *self.allow)
-        if not any(module_name == each or module_name.startswith(f"{each}.") for each in packages):
-            root = module_name.partition(".")[0]
+        if lies_within(module_name, (OWN,)):
+            if not lies_within(module_name, STATES):
+                raise StoreError(f"{name} is nothing that the state of a run consists of.")
+        elif not lies_within(module_name, self.allow):
+            packages = ", ".join((OWN, *self.allow))
             raise StoreError(
-                f"{name} is outside the allowed packages ({', '.join(packages)}). If you trust "
-                f"it, use --allow {root}."
+                f"{name} is outside the allowed packages ({packages}). {how_to_allow(module_name)}"
             )
         try:
             found: Any = importlib.import_module(module_name)

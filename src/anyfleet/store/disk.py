@@ -2,16 +2,20 @@
 
 A file is written beside its place, forced to the disk and then renamed, and so is the folder that
 lists it: after a crash or a loss of power there is the old file or the new one, never half of one.
+
+Nothing is written through a symbolic link: a run folder may come from a stranger.
 """
 
 import errno
 import os
+import stat
 import sys
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedWriter, FileIO, IOBase
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, Literal
 
 import msgspec
 
@@ -42,6 +46,8 @@ def told(path: Path) -> Iterator[None]:
             advice = "there is no room left. Make room"
         elif error.errno in _FORBIDDEN:
             advice = "it may not be written. Allow that, or move the folder to where it may"
+        elif error.errno == errno.ELOOP:
+            advice = "it is a symbolic link, and leads elsewhere. Remove it"
         elif error.errno in _VANISHED:
             advice = "the folder it lies in is not there, or is none. Bring it back"
         else:
@@ -54,7 +60,7 @@ def write(file: Path, content: bytes) -> None:
     beside = file.with_name(f".{file.name}.part")
     try:
         with told(file):
-            with beside.open("wb") as out:
+            with opened(beside, "wb") as raw, BufferedWriter(raw) as out:
                 out.write(content)
                 force(out)
             beside.replace(file)
@@ -65,7 +71,41 @@ def write(file: Path, content: bytes) -> None:
         raise
 
 
-def force(out: BinaryIO) -> None:
+def opened(file: Path, mode: Literal["wb", "ab", "a+b"]) -> FileIO:
+    """Open a file for writing, without a buffer; an error where it is a symbolic link."""
+    return FileIO(file, mode, opener=_without_links)
+
+
+def _without_links(file: str, flags: int) -> int:
+    return os.open(file, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+
+
+def refuse_links(folder: Path, files: Iterable[str], logs: Collection[str] = ()) -> None:
+    """Raise an error if one of these files of a folder is none of its own.
+
+    That is a symbolic link, a pipe or a device; and for `logs`, which grow in place, a file that
+    has a second name elsewhere. A file that is not there is fine.
+    """
+    for name in files:
+        file = folder / name
+        try:
+            found = file.lstat()
+        except OSError:
+            continue
+        if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
+            told = "a symbolic link" if stat.S_ISLNK(found.st_mode) else "no plain file"
+            raise StoreError(
+                f"{file} is {told}: what is read from it or written to it lies elsewhere. If you "
+                "trust the folder, put a copy of the file in its place; otherwise leave it alone."
+            )
+        if name in logs and found.st_nlink > 1 and stat.S_ISREG(found.st_mode):
+            raise StoreError(
+                f"{file} has a second name elsewhere (a hard link), which would change with it. "
+                "Put a copy of the file in its place."
+            )
+
+
+def force(out: IOBase) -> None:
     """What was written is on the disk when this returns."""
     out.flush()
     os.fsync(out.fileno())
@@ -107,7 +147,7 @@ class Log:
         The file is opened anew: what went into a folder that was removed meanwhile would be lost.
         """
         lines = b"".join(msgspec.json.encode(row) + b"\n" for row in rows)
-        with told(self.file), self.file.open("ab", buffering=0) as out:
+        with told(self.file), opened(self.file, "ab") as out:
             left = memoryview(lines)
             try:
                 while left:
@@ -126,7 +166,7 @@ class Log:
                 self.cut()
 
     def force(self) -> None:
-        with told(self.file), self.file.open("ab") as out:
+        with told(self.file), opened(self.file, "ab") as out:
             force(out)
 
     def fits(self) -> bool:
@@ -145,15 +185,44 @@ class Log:
 
     def cut(self) -> None:
         """Takes away what comes after the mark."""
-        with told(self.file), self.file.open("ab") as out:
+        with told(self.file), opened(self.file, "ab") as out:
             out.truncate(self.mark.bytes)
             force(out)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The lines before the mark; an error where they are no lines of a log."""
+        with told(self.file):
+            content = self.file.read_bytes()[: self.mark.bytes] if self.file.exists() else b""
+        return decoded(content, self.file)
 
 
 def read_log(file: Path) -> list[dict[str, Any]]:
     """The complete lines of a log; what was being written when a process died is none."""
-    lines = file.read_bytes().split(b"\n")[:-1] if file.exists() else []
-    return [msgspec.json.decode(line) for line in lines]
+    try:
+        content = file.read_bytes() if file.exists() else b""
+    except OSError as error:
+        raise StoreError(f"{file} cannot be read: {error.strerror}. See to that.") from error
+    return decoded(content, file)
+
+
+def decoded(content: bytes, file: Path) -> list[dict[str, Any]]:
+    """Return the complete lines of what was read from a log; each must be a JSON object."""
+    lines = content.split(b"\n")[:-1]
+    return [_line(file, number, line) for number, line in enumerate(lines, start=1)]
+
+
+def _line(file: Path, number: int, line: bytes) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(line, type=dict[str, Any])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise damaged_line(file, number, error) from error
+
+
+def damaged_line(file: Path, number: int, error: BaseException) -> StoreError:
+    """Return what is raised for a line of a log that cannot be used."""
+    return StoreError(
+        f"{file}, line {number}, is damaged: {error!r}. Remove the line, or make the run again."
+    )
 
 
 # --- one process per folder -------------------------------------------------------------------
@@ -165,7 +234,7 @@ class Lock:
     def __init__(self, folder: Path) -> None:
         file = folder / "lock"
         with told(file):
-            self._file = file.open("a+b", buffering=0)
+            self._file = opened(file, "a+b")
         try:
             _hold(self._file)
         except OSError as error:

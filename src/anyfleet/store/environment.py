@@ -72,7 +72,7 @@ def read(folder: Path) -> Environment:
         found = msgspec.json.decode(file.read_bytes(), type=Environment)
     except OSError as error:
         raise StoreError(_not_there(folder, error)) from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise StoreError(f"{file} is damaged: {error}.") from error
     if found.format != FORMAT:
         raise StoreError(f"{file} has format {found.format}; this version reads {FORMAT} only.")

@@ -27,12 +27,21 @@ from anyfleet.study import Experiment, Moment, Point, State
 from anyfleet.types import Task
 
 LOGS = ("ledger.jsonl", "points.jsonl")
+# What else lies in a run folder, each written as a whole.
+FILES = (
+    "config.toml",
+    "curves.png",
+    "environment.json",
+    "model.safetensors",
+    "papers.bib",
+    "summary.json",
+)
 SHARE = 0.05  # of the time, at most, goes into checkpoints where nobody says how often
 
 
-def fresh(parent: Path, name: str) -> Path:
+def fresh(parent: str | Path, name: str) -> Path:
     """A new folder `name`, or `name-2`, `name-3`, …, the first that is not there."""
-    number = 1
+    parent, number = Path(parent), 1
     while True:
         path = parent / (name if number == 1 else f"{name}-{number}")
         try:
@@ -45,8 +54,9 @@ def fresh(parent: Path, name: str) -> Path:
             return path
 
 
-def claim(path: Path) -> Path:
+def claim(path: str | Path) -> Path:
     """This very folder, made if need be; an error when something is in it."""
+    path = Path(path)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise FileExistsError(f"{path} is there already and not empty: name another, or remove it.")
     with told(path):
@@ -87,7 +97,7 @@ class Recording:
 
     def __init__(
         self,
-        folder: Path,
+        folder: str | Path,
         experiment: Experiment,
         allow: Sequence[str] = (),
         *,
@@ -95,7 +105,8 @@ class Recording:
         every: int | None = None,
         past: Past | None = None,
     ) -> None:
-        self.folder, self._experiment, self._every = folder, experiment, every
+        self.folder = folder = Path(folder)
+        self._experiment, self._every = experiment, every
         self._lock = Lock(folder) if past is None else past.lock
         self._began = time.monotonic()
         progress = past.progress if past else checkpoint.Progress()
@@ -175,7 +186,8 @@ class Recording:
         ended = "finished" if kind is None else "failed"
         with self._released(), _undisturbed(), self._explained():
             try:
-                self._close("interrupted" if kind is KeyboardInterrupt else ended)
+                stopped = kind is not None and issubclass(kind, KeyboardInterrupt)
+                self._close("interrupted" if stopped else ended)
             except StoreError:
                 if kind is None:  # what broke the run tells more than what follows from it
                     raise
@@ -233,15 +245,17 @@ class Recording:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Holds back Ctrl-C until the block is done. Only the main thread ever gets it."""
+    """Holds back Ctrl-C and SIGTERM until the block is done; only the main thread gets them."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     caught: list[tuple[int, FrameType | None]] = []
-    before = signal.signal(signal.SIGINT, lambda *event: caught.append(event))
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {each: signal.signal(each, lambda *event: caught.append(event)) for each in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
-    if caught and callable(before):
-        before(*caught[0])
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if caught:
+        signal.raise_signal(caught[0][0])

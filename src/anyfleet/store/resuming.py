@@ -9,12 +9,14 @@ import msgspec
 
 from anyfleet import config
 from anyfleet.errors import StoreError
+from anyfleet.runtime import Simulated
 from anyfleet.store import checkpoint, environment
-from anyfleet.store.disk import EMPTY, Damaged, Lock, Log, write
-from anyfleet.store.recording import LOGS, Past
-from anyfleet.store.reports import describe, read_points
+from anyfleet.store.disk import EMPTY, Damaged, Lock, Log, refuse_links, write
+from anyfleet.store.recording import FILES, LOGS, Past
+from anyfleet.store.reports import describe, entries_of, points_of
 from anyfleet.study import Experiment, State, build, from_source, populate
 from anyfleet.types import Task
+from anyfleet.world import World
 
 
 @dataclass(frozen=True)
@@ -37,11 +39,13 @@ class Reopened:
     remarks: tuple[str, ...]  # what whoever resumes it should know
 
 
-def finished(folder: Path, terms: Terms) -> bool:
+def finished(folder: str | Path, terms: Terms) -> bool:
     """Whether a run ended with all of its steps; nothing is changed."""
+    folder = Path(folder)
+    _refuse_links(folder)
     try:
         summary = msgspec.json.decode((folder / "summary.json").read_bytes(), type=_Summary)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
     done = summary.result.steps if summary.ended == "finished" and summary.result else 0
     planned = terms.rounds or config.read(folder / "config.toml").data.get("rounds")
@@ -57,12 +61,14 @@ class _Summary(msgspec.Struct):
     result: _Result | None
 
 
-def reopen(folder: Path, terms: Terms) -> Reopened:
+def reopen(folder: str | Path, terms: Terms) -> Reopened:
     """The run in a folder. Its logs are cut back to what the checkpoint knows.
 
     Threads and precision become those that were recorded. Whatever else has changed since, and
     would make other numbers, is refused unless the terms allow it.
     """
+    folder = Path(folder)
+    _refuse_links(folder)
     recorded = environment.read(folder)
     if recorded.checkpoint_every == 0:
         raise StoreError(
@@ -75,6 +81,16 @@ def reopen(folder: Path, terms: Terms) -> Reopened:
     except BaseException:
         lock.release()
         raise
+
+
+def _refuse_links(folder: Path) -> None:
+    """Refuse a folder that would make us read or write somewhere else, before anything is done.
+
+    A stranger may have made it. The folder itself may be a link: whoever resumes it named it.
+    """
+    parts = [f".{name}.part" for name in FILES]
+    refuse_links(folder, [*FILES, *parts, *LOGS, "lock"], logs=(*LOGS, "lock"))
+    checkpoint.refuse_linked(folder)
 
 
 def _reopened(
@@ -137,7 +153,9 @@ def _last(folder: Path, experiment: Experiment, task: Task, allow: Sequence[str]
             continue
         world = populate(experiment, task)
         try:
-            return _Last(progress, checkpoint.load(path, task, world, allow), tuple(remarks))
+            state = checkpoint.load(path, task, world, allow)
+            _try_out(state, experiment, task, world)
+            return _Last(progress, state, tuple(remarks))
         except Damaged as error:
             remarks.append(f"{path}: {error} Going on from the checkpoint before it.")
     if remarks:
@@ -146,6 +164,14 @@ def _last(folder: Path, experiment: Experiment, task: Task, allow: Sequence[str]
             f"{folder / 'checkpoints'} and resume."
         )
     return _Last(checkpoint.Progress(), None, ("There is no checkpoint yet: it begins again.",))
+
+
+def _try_out(state: State, experiment: Experiment, task: Task, world: World) -> None:
+    """Raise an error if a fleet cannot go on from a state; nothing is kept."""
+    try:
+        Simulated(task, world, experiment.seed).restore(state.fleet)
+    except Exception as error:  # what was put together by hand can fail in any way
+        raise Damaged(f"its fleet cannot go on: {error!r}.") from error
 
 
 def _check_logs(folder: Path, progress: checkpoint.Progress) -> None:
@@ -157,6 +183,9 @@ def _check_logs(folder: Path, progress: checkpoint.Progress) -> None:
 
 
 def _cut_back(folder: Path, lock: Lock, last: _Last) -> Past:
-    for name in LOGS:
-        Log(folder / name, last.progress.logs.get(name, EMPTY)).cut()
-    return Past(lock, last.progress, read_points(folder), last.state)
+    logs = {name: Log(folder / name, last.progress.logs.get(name, EMPTY)) for name in LOGS}
+    points = points_of(logs["points.jsonl"].rows(), folder / "points.jsonl")
+    entries_of(logs["ledger.jsonl"].rows(), folder / "ledger.jsonl")
+    for log in logs.values():
+        log.cut()
+    return Past(lock, last.progress, points, last.state)

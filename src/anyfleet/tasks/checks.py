@@ -4,7 +4,7 @@ Every refusal says what is wrong and what to do about it.
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 import torch
@@ -12,8 +12,17 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from anyfleet.elastic.aliases import aliases, complete
+from anyfleet.errors import refuse
 from anyfleet.tasks.data import Data
 from anyfleet.tasks.objective import Goal
+from anyfleet.tasks.split import Cut
+
+_BLOCK = 4096  # rows that are looked at together
+_NAMED = 5  # devices that are named one by one
+_MEND = (
+    "Leave such samples out, or fill them in; in place of what is meant so (a mask of -inf, a "
+    "target that is missing) write a finite number that model and loss look for."
+)
 
 
 def started(module: nn.Module, state: Mapping[str, Tensor] | None) -> nn.Module:
@@ -71,6 +80,54 @@ def check_range(targets: Tensor, classes: int) -> None:
             f"Task: targets run from {low} to {high}, but the model has {classes} outputs. "
             f"Number classes from 0, or widen the last layer."
         )
+
+
+def check_finite(store: Data, cut: Cut, test: Data | None) -> None:
+    """Refuse inputs and targets that are infinite or not a number; says whose they are."""
+    refuse(_not_finite(store, cut, test))
+
+
+def _not_finite(store: Data, cut: Cut, test: Data | None) -> Iterator[str]:
+    bad = _faulty_rows(store)
+    if bad.any():
+        owned = enumerate(zip(cut.shares, cut.held_out, strict=True))
+        found = {device: torch.cat(parts) for device, parts in owned}
+        found = {device: rows[bad[rows]] for device, rows in found.items()}
+        found = {device: rows for device, rows in found.items() if len(rows)}
+        for device, rows in list(found.items())[:_NAMED]:
+            first = int(rows.min())
+            yield (
+                f"Task: device {device} has {len(rows)} of {_size(cut, device)} samples with a "
+                f"number that is infinite or NaN, first in the {_which(store, first)} of row "
+                f"{first}. {_MEND}"
+            )
+        if len(found) > _NAMED:
+            yield f"Task: {len(found) - _NAMED} more devices have such samples."
+    for whose, data in (("the server", cut.server), ("the test set", test)):
+        if data is not None and (bad := _faulty_rows(data)).any():
+            first = int(bad.nonzero()[0])
+            yield (
+                f"Task: {whose} has {int(bad.sum())} of {len(data)} samples with a number that is "
+                f"infinite or NaN, first in the {_which(data, first)} of its row {first}. {_MEND}"
+            )
+
+
+def _faulty_rows(data: Data) -> Tensor:
+    """Which rows have a number that is not finite: bool [rows]."""
+    bad = torch.zeros(len(data), dtype=torch.bool)
+    for part in (data.x, data.y):
+        if len(part) and (part.is_floating_point() or part.is_complex()):
+            blocks = torch.split(part.unsqueeze(-1), _BLOCK)
+            bad |= torch.cat([~block.isfinite().flatten(1).all(1) for block in blocks]).cpu()
+    return bad
+
+
+def _which(data: Data, row: int) -> str:
+    return "target" if bool(data.x[row].isfinite().all()) else "input"
+
+
+def _size(cut: Cut, device: int) -> int:
+    return len(cut.shares[device]) + len(cut.held_out[device])
 
 
 def check_objectives(goal: Goal, output: Tensor, example: Data) -> None:

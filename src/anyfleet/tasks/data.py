@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 _COLUMNS = ("input", "target")
+_EMPTY = "The {}data set is empty: it has no sample. Look at where it is read and what it keeps."
 _NO_ITEM = (
-    "A data set must not be empty, and its items are (input, target) or (input, target, owner); "
-    "this one gives {}."
+    "The items of a data set are (input, target) or (input, target, owner); this one gives {}."
 )
 _NO_OWNER = (
     "The third of (input, target, owner) must be one whole number or text for each sample, got {}. "
@@ -24,12 +24,14 @@ _NO_OWNER = (
 class Data:
     """Rows of inputs `x` and targets `y`; `owners` numbers the natural owner of each row, if any.
 
-    What targets mean is the task's affair: classes, tokens, counts, real numbers.
+    What targets mean is the task's affair: classes, tokens, counts, real numbers. `names` has the
+    names of the owners by number; without it, an owner is called by its number.
     """
 
     x: Tensor
     y: Tensor
     owners: Tensor | None = None
+    names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         sizes = {len(part) for part in (self.x, self.y, self.owners) if part is not None}
@@ -37,6 +39,12 @@ class Data:
             raise ValueError(f"Data: inputs, targets and owners differ in length: {sizes}.")
         if self.owners is not None and (self.owners.ndim != 1 or not _whole(self.owners)):
             raise ValueError(_NO_OWNER.format(_described(self.owners)))
+        if self.names and self.owners is not None and len(self.owners):
+            low, high = int(self.owners.min()), int(self.owners.max())
+            if low < 0 or high >= len(self.names):
+                raise ValueError(
+                    f"Data.names has {len(self.names)} names, but owners run from {low} to {high}."
+                )
 
     def __len__(self) -> int:
         return len(self.x)
@@ -44,27 +52,42 @@ class Data:
     def rows(self, index: Tensor) -> "Data":
         """Copies of the given rows."""
         owners = None if self.owners is None else self.owners[index]
-        return Data(self.x[index], self.y[index], owners)
+        return Data(self.x[index], self.y[index], owners, self.names)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Data":
         """`change` applied to inputs and targets."""
-        return Data(change(self.x), change(self.y), self.owners)
+        return Data(change(self.x), change(self.y), self.owners, self.names)
+
+    def owner(self, number: int) -> str:
+        """The name of an owner."""
+        return self.names[number] if self.names else str(number)
 
 
-def materialise(dataset: "Dataset[Any] | Data") -> Data:
-    """Every item of a data set, read once: (input, target) or (input, target, owner).
+def materialise(dataset: "Dataset[Any] | Data", what: str = "") -> Data:
+    """Read every item of a data set once: (input, target) or (input, target, owner).
 
-    An owner is a whole number or a text; texts are numbered in alphabetical order.
+    An owner is a whole number or a text; texts are numbered in alphabetical order. `what` is said
+    of a data set that is empty, which is refused.
     """
+    data = _materialised(dataset)
+    if not len(data):
+        raise ValueError(_EMPTY.format(f"{what} " if what else ""))
+    return data
+
+
+def _materialised(dataset: "Dataset[Any] | Data") -> Data:
     if isinstance(dataset, Data):
         return dataset
     if isinstance(dataset, TensorDataset):
         if len(dataset.tensors) not in (2, 3):
             raise ValueError(_NO_ITEM.format(f"{len(dataset.tensors)} tensors"))
-        return Data(*dataset.tensors)
+        x, y, *owners = dataset.tensors
+        return Data(x, y, owners[0] if owners else None)
     columns = _columns(dataset)
+    if not columns:
+        return Data(torch.empty(0), torch.empty(0))
     x, y = (_stacked(column, what) for column, what in zip(columns, _COLUMNS, strict=False))
-    return Data(x, y, _owners(columns[2]) if len(columns) > 2 else None)
+    return Data(x, y, *(_owners(columns[2]) if len(columns) > 2 else ()))
 
 
 def _columns(dataset: Dataset[Any]) -> list[tuple[Any, ...]]:
@@ -76,8 +99,6 @@ def _columns(dataset: Dataset[Any]) -> list[tuple[Any, ...]]:
         if items and len(item) != len(items[0]):
             raise ValueError(_NO_ITEM.format(f"items of {len(items[0])} and of {len(item)}"))
         items.append(item)
-    if not items:
-        raise ValueError(_NO_ITEM.format("none"))
     return list(zip(*items, strict=True))
 
 
@@ -93,15 +114,17 @@ def _stacked(column: tuple[Any, ...], what: str) -> Tensor:
     return torch.stack(tensors)
 
 
-def _owners(column: tuple[Any, ...]) -> Tensor:
+def _owners(column: tuple[Any, ...]) -> tuple[Tensor, tuple[str, ...]]:
+    """The number of each row's owner, and the owners' names if they have some."""
     if all(isinstance(owner, str) for owner in column):
-        order = {name: number for number, name in enumerate(sorted(set(column)))}
-        return torch.tensor([order[name] for name in column])
+        names = tuple(sorted(set(column)))
+        order = {name: number for number, name in enumerate(names)}
+        return torch.tensor([order[name] for name in column]), names
     numbers = [_tensor(owner) for owner in column]
     for number in numbers:
         if number.ndim or not _whole(number):
             raise ValueError(_NO_OWNER.format(_described(number)))
-    return torch.stack(numbers)
+    return torch.stack(numbers), ()
 
 
 def _whole(tensor: Tensor) -> bool:

@@ -29,8 +29,8 @@ class Own:
 
     `data` makes one data set or a pair (training, test). `loss` and `metrics` name functions of
     (output, target), and `classified` says whether targets are classes where the loss is one's own.
-    `state` is a safetensors file with the weights to start from. `devices` to `split_seed` as in
-    every task.
+    `state` is a safetensors file with the weights to start from; a relative path lies beside the
+    run file. `devices` to `split_seed` as in every task.
     """
 
     model: Factory
@@ -38,7 +38,7 @@ class Own:
     loss: Objective = cross_entropy
     metrics: Mapping[str, Objective] = field(default_factory=dict)
     classified: bool = False
-    state: str | None = None
+    state: Path | str | None = None
     devices: int = 20
     partition: Partition = _IID
     test_share: float = 0.1

@@ -178,12 +178,13 @@ class Shakespeare(_Divided):
             raise ValueError(f"length must be at least 1, got {self.length}.")
 
     def build(self, seed: int) -> Task:
-        texts = [speech.text for speech in files.shakespeare_speeches()]
-        windows = text_windows(texts, self.length)
+        speeches = files.shakespeare_speeches()
+        windows = text_windows([speech.text for speech in speeches], self.length)
         rows = chosen_rows(
             len(windows.x), self.limit, number(_data_seed(self.split_seed, seed), "limit")
         )
-        store = Data(*(torch.from_numpy(part[rows]) for part in windows[:3]))
+        x, y, owners = (torch.from_numpy(part[rows]) for part in windows[:3])
+        store = Data(x, y, owners, tuple(speech.client for speech in speeches))
         sizes = {"vocabulary": len(windows.vocabulary), "length": self.length}
         module = fresh_model(self.model, seed, **sizes)
         return Task.of(module, store, split=self._split(seed), name="Shakespeare")
@@ -209,7 +210,8 @@ class Synthetic:
             raise ValueError(f"server must be the number of samples it keeps, got {self.server}.")
 
     def build(self, seed: int) -> Task:
-        key = number(_data_seed(self.split_seed, seed), "synthetic")
+        seed_of_data = _data_seed(self.split_seed, seed)
+        key = number(seed_of_data, "synthetic")
         store, cut = self.data.generate(key, test_share=self.test_share, server=self.server)
         task = task_of_rows(
             fresh_model(self.model, seed),
@@ -218,7 +220,8 @@ class Synthetic:
             test=None,
             goal=Goal(),
         )
-        return replace(task, name="Synthetic")
+        told = f"{self.data} makes the data of every device, with seed {seed_of_data}."
+        return replace(task, name="Synthetic", dealt=told)
 
 
 def _data_seed(split_seed: int | None, seed: int) -> int:

@@ -1,5 +1,6 @@
 """Who owns which rows: the server's split, the devices' shares, and each device's own test rows."""
 
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -8,10 +9,17 @@ import torch
 from torch import Tensor
 
 from anyfleet import rng
+from anyfleet.errors import AnyfleetWarning
 from anyfleet.tasks.data import Data
 from anyfleet.tasks.partition import Iid, IntArray, Partition
 
 _IID = Iid()
+_LONGEST = 100  # characters of a partition in a sentence
+_IGNORED = (
+    "The samples have natural owners, which the partition ignores: {}. For a device for each owner "
+    "use partition=ByOwner() instead of {}; to mix them on purpose, take the owners out of the "
+    "data."
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,17 +55,46 @@ class Split:
             raise ValueError(f"server must be the number of samples it keeps, got {self.server}.")
 
     def cut(self, data: Data) -> Cut:
-        """Divide `data`; the same fields give the same rows."""
+        """Divide `data`; the same fields give the same rows.
+
+        Warns when the data have natural owners that the partition does not look at.
+        """
         if self.server >= len(data):
-            raise ValueError(f"server asks for {self.server} of {len(data)} samples: take fewer.")
+            raise ValueError(self._too_much(len(data)))
         order = self._generator("server").permutation(len(data))
         server, pool = np.sort(order[: self.server]), np.sort(order[self.server :])
         owners = None if data.owners is None else data.owners.numpy()[pool]
         labels = data.y.numpy()[pool]
         key = number(self.seed, "partition")
-        owned = self.partition(labels, self.devices, key=key, owners=owners)
+        try:
+            owned = self.partition(labels, self.devices, key=key, owners=owners)
+        except ValueError as error:
+            if not self.server or len(pool) >= self.devices:
+                raise
+            raise ValueError(f"{error} And {self._too_much(len(data))}") from error
+        if owners is not None and (mixed := _mixture(owned, owners)):
+            told = _IGNORED.format(mixed, _called(self.partition))
+            warnings.warn(told, AnyfleetWarning, stacklevel=3)
         shares, held_out = self._hold_out([pool[rows] for rows in owned])
         return Cut(_tensors(shares), _tensors(held_out), data.rows(torch.from_numpy(server)))
+
+    @property
+    def told(self) -> str:
+        """How devices come to their data, in words."""
+        return f"{_called(self.partition)} divides the data, with seed {self.seed}."
+
+    def _too_much(self, samples: int) -> str:
+        """Say that the server keeps more than devices can spare, and how much would fit."""
+        left, fits = max(0, samples - self.server), samples - self.devices
+        told = (
+            f"at most {fits} would leave one for each"
+            if fits >= 0
+            else "even without that there are too few for one each; take fewer devices"
+        )
+        return (
+            f"server asks for {self.server} of {samples} samples, which leaves {left} to "
+            f"{self.devices} devices: {told}."
+        )
 
     def _hold_out(self, owned: list[IntArray]) -> tuple[list[IntArray], list[IntArray]]:
         generator = self._generator("held out")
@@ -81,6 +118,25 @@ class Split:
 
     def _generator(self, purpose: str) -> np.random.Generator:
         return np.random.default_rng(number(self.seed, purpose))
+
+
+def _called(partition: Partition) -> str:
+    """A partition with its fields; without them where they are rows by the thousand."""
+    text = repr(partition)
+    return text if len(text) <= _LONGEST else type(partition).__name__
+
+
+def _mixture(owned: Iterable[IntArray], owners: IntArray) -> str:
+    """Say how devices mix owners whose rows lie on several devices; nothing if they do not.
+
+    Where each device has one owner, or each owner one device, the partition knew of them.
+    """
+    whose = [np.unique(owners[rows]) for rows in owned]
+    mixed = [device for device, names in enumerate(whose) if len(names) > 1]
+    spread = np.unique(np.concatenate(whose), return_counts=True)[1]
+    if not mixed or spread.max() == 1:
+        return ""
+    return f"{len(mixed)} of {len(whose)} devices have rows of several owners"
 
 
 def number(seed: int, purpose: str) -> int:

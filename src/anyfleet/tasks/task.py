@@ -11,7 +11,15 @@ from torch.utils.data import Dataset
 
 from anyfleet.elastic import Blueprint, require_faithful, trace
 from anyfleet.tasks.augment import Augment
-from anyfleet.tasks.checks import check_objectives, check_range, has_classes, started, tried, width
+from anyfleet.tasks.checks import (
+    check_finite,
+    check_objectives,
+    check_range,
+    has_classes,
+    started,
+    tried,
+    width,
+)
 from anyfleet.tasks.data import Data, materialise
 from anyfleet.tasks.objective import Goal, Objective, cross_entropy
 from anyfleet.tasks.split import Cut, Split, union
@@ -48,6 +56,7 @@ class Task:
     server: Data
     classified: bool = False
     augment: Augment | None = None
+    dealt: str = ""  # how devices came to their data, in words
 
     def __repr__(self) -> str:
         size = self.blueprint.numel()
@@ -80,6 +89,14 @@ class Task:
         Where targets are no classes there are none to miss, and all are true.
         """
         return self._labels[device]
+
+    @cached_property
+    def owners(self) -> tuple[str, ...]:
+        """Whose data each device has; empty where that is nobody's, or several people's."""
+        owners = self.train.owners
+        if owners is None:
+            return ("",) * self.devices
+        return tuple(_only(self.train, owners[rows]) for rows in self.shares)
 
     @cached_property
     def _labels(self) -> tuple[Tensor, ...]:
@@ -126,17 +143,20 @@ class Task:
         targets classes, judged by accuracy unless there are other `metrics`. With another loss
         there are only the metrics you give; and say `classified=True` if targets are classes on the
         last axis of the output nevertheless (negative ones are passed over), so that methods that
-        look at a device's labels do so. The name is that of the module's class, unless given.
+        look at a device's labels do so. A run is judged by accuracy where there is one, else by the
+        first of the metrics, else by the loss; which way is better, `anyfleet.metric.Metric` tells
+        by the name. The name is that of the module's class, unless given.
         """
-        store = materialise(train)
+        store = materialise(train, "training")
         task = task_of_rows(
             started(module, state),
             store,
             split.cut(store),
-            test=None if test is None else materialise(test),
+            test=None if test is None else materialise(test, "test"),
             goal=Goal(loss, metrics, classified),
         )
-        return replace(task, augment=augment, name=task.name if name is None else name)
+        called = task.name if name is None else name
+        return replace(task, augment=augment, name=called, dealt=split.told)
 
 
 def task_of_rows(
@@ -144,9 +164,11 @@ def task_of_rows(
 ) -> Task:
     """A task from rows that are divided already.
 
-    Checks on two samples that model, targets, loss and metrics fit each other, and that the traced
-    network is the function that the module is (see `anyfleet.elastic.require_faithful`).
+    Checks that all numbers are finite; on two samples that model, targets, loss and metrics fit
+    each other, and that the traced network is the function that the module is (see
+    `anyfleet.elastic.require_faithful`).
     """
+    check_finite(store, cut, test)
     example = Data(store.x[:2], store.y[:2])
     output = tried(module, example.x)
     tests = _all_held_out(store, cut) if test is None else test
@@ -183,6 +205,12 @@ def pooled(task: Task) -> Task:
         shares=(union(task.shares),),
         held_out=(union(task.held_out),),
     )
+
+
+def _only(data: Data, owners: Tensor) -> str:
+    """The name of the one owner of some rows, or nothing."""
+    alone = len(owners) and bool((owners == owners[0]).all())
+    return data.owner(int(owners[0])) if alone else ""
 
 
 def _occurring(targets: Tensor, classes: int) -> Tensor:

@@ -1,6 +1,6 @@
 """Local training: trainers, optimisers, learning rates, batch normalisation policies."""
 
-from anyfleet.fisher import Fisher
+from anyfleet.fisher import Fisher, Observed
 from anyfleet.train.gradient import Gradient
 from anyfleet.train.norm import BatchStatistics, OnDevice, PerWidth, Static, Tracked
 from anyfleet.train.optimisers import AdamW, Sgd
@@ -16,6 +16,7 @@ __all__ = [
     "Fjord",
     "Gradient",
     "Inverse",
+    "Observed",
     "OnDevice",
     "PerWidth",
     "Progressive",

@@ -17,6 +17,7 @@ from anyfleet.world.presets import (
 from anyfleet.world.processes import Redrawn, Replayed, Wandering
 from anyfleet.world.quantities import When
 from anyfleet.world.radio import Shannon, Steady, bluetooth, lte, wifi
+from anyfleet.world.table import Table
 from anyfleet.world.world import Reports, World
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "Reports",
     "Shannon",
     "Steady",
+    "Table",
     "Uniform",
     "Wandering",
     "When",

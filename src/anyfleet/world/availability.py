@@ -13,7 +13,7 @@ from torch import Tensor
 from anyfleet import rng
 from anyfleet.errors import refuse
 from anyfleet.world.processes import no_period
-from anyfleet.world.quantities import When, slot, slot_end
+from anyfleet.world.quantities import LEAST, MOST, When, slot, slot_end
 
 __all__ = ["Always", "Availability", "Diurnal", "Intermittent"]
 
@@ -93,8 +93,11 @@ class Diurnal:
                 yield f"Diurnal.{name} must lie in [0, 1], got {value}."
         if self.mean == self.swing == 0:
             yield "Diurnal.mean and Diurnal.swing are both 0: nobody is ever online."
-        if not 0 < self.period < math.inf:
-            yield f"Diurnal.period must be a positive number of seconds, got {self.period}."
+        if not LEAST <= self.period <= MOST:
+            yield (
+                f"Diurnal.period must be a positive number of seconds, from {LEAST:g} to "
+                f"{MOST:g}; got {self.period}."
+            )
         yield from no_period("Diurnal", self.every)
 
     def online(self, keys: Tensor, when: When) -> Booleans:

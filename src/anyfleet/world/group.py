@@ -1,34 +1,38 @@
 """Devices of one kind: what a fleet file says about them, column by column."""
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from anyfleet.errors import refuse
 from anyfleet.world.availability import Always, Availability
 from anyfleet.world.loss import Columns
-from anyfleet.world.quantities import Number, bounds, changes
+from anyfleet.world.quantities import LEAST, MOST, Number, bounds, changes
 from anyfleet.world.radio import Link, Steady
 
 # Column: the least it may be, whether that itself is allowed, the most it may be.
 _RANGES: dict[str, tuple[float, bool, float]] = {
-    "speed": (0, False, math.inf),
-    "overhead": (0, True, math.inf),
-    "latency": (0, True, math.inf),
-    "bandwidth": (0, False, math.inf),
+    "speed": (0, False, MOST),
+    "overhead": (0, True, MOST),
+    "latency": (0, True, MOST),
+    "bandwidth": (0, False, MOST),
     "fixed": (0, True, 1),
-    "load": (0, False, math.inf),
-    "memory": (0, False, math.inf),
-    "energy": (0, True, math.inf),
-    "distance": (0, True, math.inf),
-    "battery": (0, False, math.inf),
+    "load": (0, False, MOST),
+    "memory": (0, False, MOST),
+    "energy": (0, True, MOST),
+    "distance": (0, True, MOST),
+    "battery": (0, False, MOST),
     "charge": (0, True, 1),
     "reserve": (0, True, 1),
-    "recharge": (0, True, math.inf),
-    "budget": (0, False, math.inf),
+    "recharge": (0, True, MOST),
+    "budget": (0, False, MOST),
     "mortality": (0, True, 1),
 }
 COLUMNS = tuple(_RANGES)
+# What others are divided by: near to 0 time would have no end, and the clock would be no number.
+_DIVISORS = ("speed", "bandwidth", "load")
+HIGHEST_LEVEL = 999  # levels are classes of devices: a larger number is a slip
 _MAY_BE_INFINITE = ("bandwidth", "battery", "budget")
 # What a battery holds is counted from its start, and filled at one pace between two orders.
 _KEPT = ("battery", "charge", "reserve", "recharge")
@@ -38,6 +42,8 @@ _KEPT = ("battery", "charge", "reserve", "recharge")
 class Group:
     """`count` devices of one kind; without a count, an even part of those that no group counts.
 
+    Which devices these are is drawn, with the run's seed, unless `devices` names them: by number,
+    or by the name of the owner whose data a device has (under the partition `ByOwner`).
     A column is a number, a law that draws one for each device (`Uniform`, `Normal` …), or one that
     changes with time (`Redrawn`, `Wandering`, `Replayed`). What concerns the battery does not
     change: a number or a law.
@@ -46,6 +52,7 @@ class Group:
     name: str = ""
     count: int | None = None
     level: int | None = None  # capability class, 0 the strongest; its position unless given
+    devices: tuple[int | str, ...] = ()  # which devices these are, by number or by owner
     # -- computing
     speed: Number = 1e9  # FLOP per second at the highest frequency, without other work
     overhead: Number = 0.0  # seconds for each local step
@@ -79,8 +86,9 @@ class Group:
                 f"Group.count must be at least 1, got {self.count}: an empty group has no devices. "
                 "Remove the group, or leave count out for an even part of the rest."
             )
-        if self.level is not None and self.level < 0:
-            yield f"Group.level must not be negative, got {self.level}."
+        if self.level is not None and not 0 <= self.level <= HIGHEST_LEVEL:
+            yield f"Group.level must lie in 0 … {HIGHEST_LEVEL}, got {self.level}."
+        yield from self._misnamed()
         if self.exponent is not None and not 0 < self.exponent < math.inf:
             yield f"Group.exponent must be above 0 and finite, got {self.exponent}."
         for name in COLUMNS:
@@ -92,11 +100,34 @@ class Group:
                     f"step to step, got {getattr(self, name)}."
                 )
         slowest, fastest = self.frequency
-        if not 0 < slowest <= fastest < math.inf:
+        if not LEAST <= slowest <= fastest <= MOST:
             yield (
-                "Group.frequency must be the slowest and the fastest, positive and in this order, "
-                f"got {list(self.frequency)}."
+                "Group.frequency must be the slowest and the fastest, in this order, at least "
+                f"{LEAST:g} and at most {MOST:g}; got {list(self.frequency)}."
             )
+
+    def _misnamed(self) -> Iterator[str]:
+        """What is wrong with the devices that it names."""
+        if not self.devices:
+            return
+        if self.count is not None and self.count != len(self.devices):
+            yield (
+                f"Group.count is {self.count}, but the group names {len(self.devices)} devices. "
+                "Leave the count out."
+            )
+        twice = [each for each, times in Counter(self.devices).items() if times > 1]
+        if twice:
+            yield f"Group.devices names twice: {', '.join(map(str, twice))}."
+        wrong = [each for each in self.devices if _no_device(each)]
+        if wrong:
+            yield (
+                "Group.devices must be numbers of devices, from 0, or names of owners; got "
+                f"{', '.join(map(repr, wrong))}."
+            )
+
+
+def _no_device(named: int | str) -> bool:
+    return isinstance(named, bool) or (not named if isinstance(named, str) else named < 0)
 
 
 def out_of_range(called: str, column: str, *numbers: Number) -> Iterator[str]:
@@ -104,18 +135,29 @@ def out_of_range(called: str, column: str, *numbers: Number) -> Iterator[str]:
     least, included, most = _RANGES[column]
     for number in numbers:
         low, high = bounds(number)
-        if low == high and math.isinf(high) and column in _MAY_BE_INFINITE:
+        if low == high == math.inf and column in _MAY_BE_INFINITE:
             continue
+        if low == high and math.isinf(high):
+            yield f"{called} must be finite, got {number}."
+            return
         if math.isinf(low) or math.isinf(high):
             yield (
                 f"{called} must be bounded, got {number}, which lies anywhere from {low:g} to "
                 f"{high:g}. Give its law a low and a high end."
             )
             return
-        if not (low >= least if included else low > least) or not high <= most:
-            sign = "at least" if included else "above"
-            end = "" if math.isinf(most) else f" and at most {most:g}"
-            yield f"{called} must be {sign} {least:g}{end}, got {number}" + (
+        low_enough = low >= least if included else low > least
+        if not low_enough or not high <= most:
+            ends = [f"{'at least' if included else 'above'} {least:g}"]
+            # The bound that only keeps the clock finite is told where it is met, not elsewhere.
+            ends += [f"at most {most:g}"] if most != MOST or low_enough else []
+            yield f"{called} must be {' and '.join(ends)}, got {number}" + (
                 "." if low == high else f", which lies between {low:g} and {high:g}."
+            )
+            return
+        if column in _DIVISORS and low < LEAST:
+            yield (
+                f"{called} must be at least {LEAST:g}, or nothing would ever end; got {number}. "
+                "Is it in the right unit?"
             )
             return

@@ -18,10 +18,12 @@ from anyfleet import rng
 from anyfleet.columns import Floats, Ints
 from anyfleet.errors import refuse
 from anyfleet.naming import near
-from anyfleet.world.quantities import Law, Number, When, at, bounds, slot, slot_end, until
+from anyfleet.world.quantities import MOST, Law, Number, When, at, bounds, slot, slot_end, until
 
 __all__ = ["Redrawn", "Replayed", "Wandering", "no_period"]
 
+# Seconds of a slot: the number of slots that have passed must be exact.
+_SHORTEST = 1e-6
 # Innovations older than this have no weight that one could see in a rate.
 _NEGLIGIBLE = 1e-6
 # Where a wandering number stops, in deviations: once in 1e15 draws, and the bounds are finite.
@@ -34,10 +36,10 @@ _DEVICES, _INNOVATIONS = 1024, 64
 
 def no_period(owner: str, every: float | None) -> Iterator[str]:
     """What is wrong with slots that have no length."""
-    if every is not None and not 0 < every < math.inf:
+    if every is not None and not _SHORTEST <= every <= MOST:
         yield (
-            f"{owner}.every must be a positive number of seconds, got {every}. "
-            "Without it there is one draw per server step."
+            f"{owner}.every must be a positive number of seconds, from {_SHORTEST:g} to {MOST:g}; "
+            f"got {every}. Without it there is one draw per server step."
         )
 
 
@@ -174,8 +176,8 @@ class Replayed:
 
     def _faults(self) -> Iterator[str]:
         yield from no_period("Replayed", self.every)
-        if not 0 < self.scale < math.inf:
-            yield f"Replayed.scale must be positive and finite, got {self.scale}."
+        if not 0 < self.scale <= MOST:
+            yield f"Replayed.scale must be positive and finite, at most {MOST:g}; got {self.scale}."
 
     def at(self, keys: Tensor, when: When) -> Floats:
         rows: Floats = self._rows[(self._starts(keys) + slot(when, self.every)) % len(self._rows)]
@@ -198,6 +200,10 @@ class Replayed:
 def _read(file: Path, column: str) -> list[float]:
     """The numbers of one column; every complaint names the file, and the line if there is one."""
     try:
+        if file.exists() and not (
+            file.is_file() or file.is_dir()
+        ):  # a device or a pipe may have no end
+            raise ValueError(f"Replayed.file {file} is no plain file.")
         with file.open(newline="", encoding="utf-8-sig") as text:
             numbers = list(_numbers(text, file, column))
     except OSError as error:

@@ -47,6 +47,10 @@ class Law(Quantity, Protocol):
 
 Number = float | Quantity
 
+# What a physical number may be, in any unit that a fleet uses: far beyond every device there is,
+# and such that products and quotients of a few of them stay finite, so that the clock does.
+LEAST, MOST = 1e-9, 1e30
+
 
 def at(number: Number, keys: Tensor, when: When) -> Floats:
     """What a number is now, for each key."""

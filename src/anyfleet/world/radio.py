@@ -17,7 +17,7 @@ from anyfleet.columns import Floats
 from anyfleet.errors import refuse
 from anyfleet.formulas import outage_probability
 from anyfleet.world.processes import Wandering
-from anyfleet.world.quantities import Number, When, at, bounds, slot, until
+from anyfleet.world.quantities import LEAST, MOST, Number, When, at, bounds, slot, until
 
 # Path loss laws hold from a metre on; nearer, a device would receive more than was sent.
 _NEAREST = 1.0
@@ -145,8 +145,8 @@ class Shannon:
     def _faults(self) -> Iterator[str]:
         for name in ("band", "power", "exponent", "station_power", "station_band"):
             value = getattr(self, name)
-            if not 0 < value < math.inf:
-                yield f"Shannon.{name} must be finite and above 0, got {value}."
+            if not LEAST <= value <= MOST:
+                yield (f"Shannon.{name} must be above 0, from {LEAST:g} to {MOST:g}; got {value}.")
         for name in ("noise_dbm_per_mhz", "ref_loss_db"):
             value = getattr(self, name)
             if not abs(value) <= _LOUDEST:
@@ -236,16 +236,16 @@ def _part(shared: bool, active: int) -> float:
 def no_rate(name: str, *numbers: Number) -> Iterator[str]:
     """What is wrong with rates that nobody can have."""
     for low, high in map(bounds, numbers):
-        if not (low >= 0 and 0 < high < math.inf):
+        if not (low >= 0 and LEAST <= high <= MOST):
             yield (
-                f"{name} must be finite bits per second above 0, got numbers from {low:g} to "
-                f"{high:g}; give a law bounds. A device that cannot be reached is a matter of its "
-                "availability."
+                f"{name} must be finite bits per second above 0, at most {MOST:g}; got numbers "
+                f"from {low:g} to {high:g}; give a law bounds. A device that cannot be reached is "
+                "a matter of its availability."
             )
             return
 
 
 def _no_watts(owner: str, **values: float) -> Iterator[str]:
     for name, value in values.items():
-        if not 0 <= value < math.inf:
-            yield f"{owner}.{name} must be a finite number of watts, at least 0, got {value}."
+        if not 0 <= value <= MOST:
+            yield f"{owner}.{name} must be watts, at least 0 and at most {MOST:g}, got {value}."

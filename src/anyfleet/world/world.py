@@ -1,8 +1,8 @@
 """What is true of the devices, computed when somebody asks; and what they say about it."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -15,11 +15,13 @@ from anyfleet.columns import Flags, Floats, Ints
 from anyfleet.errors import refuse
 from anyfleet.types import Conditions, Devices
 from anyfleet.world.group import COLUMNS, Group
-from anyfleet.world.quantities import Number, When, at, until
+from anyfleet.world.quantities import MOST, Number, When, at, until
 from anyfleet.world.radio import Link, Rates, Way
 
 _AS_DECLARED = ("memory", "battery", "budget")
 _COMPUTING = ("overhead", "latency", "bandwidth", "fixed")
+# Numbers that devices may have for themselves.
+OWN = (*COLUMNS, "exponent", "slowest", "fastest", "up", "down", "power", "receive")
 # What a device measures about itself, and may measure badly.
 _NOISY = ("speed", "up", "down", "memory", "battery")
 
@@ -40,9 +42,9 @@ class Reports:
     def __post_init__(self) -> None:
         told = {name: getattr(self, name) for name in ("steps", "seconds", "noise")}
         refuse(
-            f"Reports.{name} must be finite and not negative, got {value}."
+            f"Reports.{name} must be a number that is not negative, at most {MOST:g}; got {value}."
             for name, value in told.items()
-            if not 0 <= value < math.inf
+            if not 0 <= value <= MOST
         )
 
     def when(self, when: When) -> When:
@@ -63,7 +65,12 @@ Active = int | Ints
 
 @dataclass(frozen=True, eq=False)
 class World:
-    """The devices of a run. Policies never see it, only reports (`report`)."""
+    """The devices of a run. Policies never see it, only reports (`report`).
+
+    `own` holds numbers that devices have for themselves, by column (`OWN`), one for each device:
+    NaN where that of its group or its link counts. They do not change with time. `dealt` says in
+    words how devices came to their groups.
+    """
 
     groups: tuple[Group, ...]
     links: tuple[Link, ...]
@@ -72,6 +79,8 @@ class World:
     group: Ints  # of every device
     link: Ints  # of every device
     seed: int
+    own: Mapping[str, Floats] = field(default_factory=dict)
+    dealt: str = ""
 
     def __len__(self) -> int:
         return len(self.declared)
@@ -88,12 +97,14 @@ class World:
         return Conditions(
             up=rates.up,
             down=rates.down,
-            slowest=ranges[:, 0],
-            fastest=ranges[:, 1],
+            slowest=self._or_own("slowest", devices, ranges[:, 0]),
+            fastest=self._or_own("fastest", devices, ranges[:, 1]),
             power=self.power(devices),
-            receive=np.array([each.receive for each in self.links])[link],
+            receive=self._or_own(
+                "receive", devices, np.array([each.receive for each in self.links])[link]
+            ),
             loss=np.full(len(devices), np.nan),
-            exponent=self._exponents[self.group[devices]],
+            exponent=self._or_own("exponent", devices, self._exponents[self.group[devices]]),
             **{name: self.column(name, devices, when) for name in _AS_DECLARED},
             **self.computing(devices, when),
         )
@@ -112,7 +123,8 @@ class World:
         """When time next changes how a device calculates."""
         group: Group = self.groups[self.group[device]]
         columns = ("speed", "load", "energy", *_COMPUTING)
-        return min(until(getattr(group, name), when) for name in columns)
+        open_ = [name for name in columns if not self._has_own(name, device)]
+        return min((until(getattr(group, name), when) for name in open_), default=math.inf)
 
     def report(self, devices: Ints, when: When, active: Active, own: Told) -> Conditions:
         """What these devices say at check-in."""
@@ -130,13 +142,30 @@ class World:
         column, mine = self._columns[name], self.group[devices]
         found = column.plain[mine]
         if not column.drawn:
-            return found
+            return self._or_own(name, devices, found)
         # Keys cost more than all the rest, and plain numbers need none.
         keys = self._keys(name, devices)
         for number, rows in _by(column.alike[mine]):
             if number in column.drawn:
                 found[rows] = at(column.numbers[number], _of(keys, rows), when)
-        return found
+        return self._or_own(name, devices, found)
+
+    def _or_own(self, name: str, devices: Ints, found: Floats) -> Floats:
+        """What was found, or what a device has for itself."""
+        if name not in self.own:
+            return found
+        own = self.own[name][devices]
+        return np.where(np.isnan(own), found, own)
+
+    def _has_own(self, name: str, device: int) -> bool:
+        return name in self.own and not math.isnan(self.own[name][device])
+
+    @cached_property
+    def on_mains(self) -> bool:
+        """Whether no device has a battery that could run down."""
+        own = self.own.get("battery", np.empty(0))
+        plain = all(group.battery == math.inf for group in self.groups)
+        return plain and bool(np.all(np.isnan(own) | (own == math.inf)))
 
     @cached_property
     def _exponents(self) -> Floats:
@@ -174,11 +203,14 @@ class World:
             link = self.links[number]
             rates = link.rates(_of(keys, rows), when, distance[rows], int(users[number]))
             up[rows], down[rows] = rates
-        return Rates(up, down)
+        return Rates(self._or_own("up", devices, up), self._or_own("down", devices, down))
 
     def rates_until(self, device: int, when: When) -> float:
         """When time next changes the rates of a device."""
-        moved = until(self.groups[int(self.group[device])].distance, when)
+        if self._has_own("up", device) and self._has_own("down", device):
+            return math.inf
+        distance = self.groups[int(self.group[device])].distance
+        moved = math.inf if self._has_own("distance", device) else until(distance, when)
         link: Link = self.links[self.link[device]]
         return min(moved, link.until(when))
 
@@ -235,11 +267,15 @@ class World:
             found[rows] = link.outage(
                 keys[rows], when, distance[rows], minimum, active=sharing, way=way
             )
+        if way in self.own:  # a rate that does not change is too low always or never
+            own = self.own[way][devices]
+            found = np.where(np.isnan(own), found, own < minimum)
         return found
 
     def power(self, devices: Ints) -> Floats:
         """Watts while sending."""
-        return np.array([each.power for each in self.links])[self.link[devices]]
+        watts = np.array([each.power for each in self.links])[self.link[devices]]
+        return self._or_own("power", devices, watts)
 
     def _keys(self, name: str, devices: Ints) -> Tensor:
         return rng.fold(rng.root(self.seed, f"fleet {name}"), torch.from_numpy(devices))

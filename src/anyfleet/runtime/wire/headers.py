@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from anyfleet.errors import BadMessage
-from anyfleet.runtime.limits import Limits
+from anyfleet.limits import Limits
 from anyfleet.types import EVERYTHING, Kind, Numbers, Orders
 
 # As many bytes as there are of a header at most, for 100 tensors and without a job's longer lists:

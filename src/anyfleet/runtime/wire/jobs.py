@@ -1,7 +1,8 @@
 """The device's half of a method as bytes: parts by name, and numbers.
 
-What comes from outside names parts only from where the parts of devices live, and from packages
-that the receiver allows. No function is called, no other module imported.
+What comes from outside names parts by the rule of `naming`: only what the homes of the slots that
+devices have export, and code of packages that the receiver allows. No function is called, no other
+module imported.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,11 +13,14 @@ import msgspec
 
 from anyfleet import config
 from anyfleet.errors import AnyfleetError, BadMessage, BadName
+from anyfleet.homes import HOMES
+from anyfleet.limits import Limits
 from anyfleet.method import MEASURES, Job
-from anyfleet.naming import find
-from anyfleet.runtime.limits import Limits
+from anyfleet.naming import find, name_of
 
-HOMES = ("anyfleet.codec", "anyfleet.fisher", "anyfleet.method", "anyfleet.plan", "anyfleet.train")
+SLOTS = ("train", "choose", "uplink", "downlink", "norm")
+_PACKAGES = tuple(dict.fromkeys(HOMES[slot] for slot in SLOTS))
+_TOP = name_of(Job)
 DEEPEST = 16  # parts within parts
 _LONGEST = 60  # characters of a name or a path that are repeated
 
@@ -101,13 +105,11 @@ def _of_use(path: str, use: object, allow: tuple[str, ...]) -> Iterator[_Complai
     if not isinstance(use, str):
         yield _Complaint(path, f"{_brief(repr(use))} is no name of a part")
         return
-    outside = list(_of_name(path, use, allow))
+    top = not path and use == _TOP
+    outside = [] if top else list(_of_name(path, use, allow))
     yield from outside
-    try:
-        if not outside and not isinstance(find(use, allow), type):
-            yield _Complaint(path, f"{_brief(use)} is no part")
-    except BadName as error:
-        yield _Complaint(path, str(error))
+    if not outside and not top and not isinstance(find(use, allow, _PACKAGES), type):
+        yield _Complaint(path, f"{_brief(use)} is no part")
 
 
 def _of_single(
@@ -125,10 +127,10 @@ def _of_single(
 
 
 def _of_name(path: str, name: str, allow: tuple[str, ...]) -> Iterator[_Complaint]:
-    module, _, _ = name.partition(":")
-    known = (*HOMES, *allow)
-    if not any(module == package or module.startswith(f"{package}.") for package in known):
-        told = f"{_brief(name)} is outside the allowed packages ({', '.join(known)})"
+    try:
+        find(name, allow, _PACKAGES)
+    except BadName as error:
+        told = str(error) if len(name) <= _LONGEST else f"{_brief(name)} is no name of a part"
         yield _Complaint(path, told)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from anyfleet import rng
 from anyfleet.errors import BadMessage
 from anyfleet.frames import FRAME_BYTES, framed, read
-from anyfleet.runtime.limits import Most
+from anyfleet.limits import Most
 
 VERSION = 1
 Sort = Literal["o", "u"]  # an order, or an update

@@ -10,8 +10,8 @@ import torch
 from anyfleet.delivery import unpadded, width_of
 from anyfleet.elastic import Blueprint
 from anyfleet.errors import BadMessage
+from anyfleet.limits import Limits
 from anyfleet.packing import pack_slice, unpack_slice
-from anyfleet.runtime.limits import Limits
 from anyfleet.runtime.wire.amounts import beside_order, model_bits
 from anyfleet.runtime.wire.bodies import STATISTICS, packed, parcel, unpacked
 from anyfleet.runtime.wire.headers import (

@@ -9,8 +9,8 @@ import numpy as np
 from anyfleet.delivery import beside_bits, width_of
 from anyfleet.elastic import within
 from anyfleet.errors import BadMessage
+from anyfleet.limits import Limits, Most
 from anyfleet.packing import dense, pack_mask, unpack_mask
-from anyfleet.runtime.limits import Limits, Most
 from anyfleet.runtime.wire.amounts import beside_model, model_bits
 from anyfleet.runtime.wire.bodies import (
     STATISTICS,
@@ -23,9 +23,9 @@ from anyfleet.runtime.wire.bodies import (
 )
 from anyfleet.runtime.wire.headers import UpdateHeader, check_sizes, read_header
 from anyfleet.runtime.wire.layout import Opened, columns_of, opened, sealed
+from anyfleet.screening import MOST_NAMES
 from anyfleet.types import Kind, Orders, Params, Report, Task, Updates
 
-_MOST_NAMES = 64  # of reported numbers
 CHANNELS = "channels"  # the only measure with several numbers
 
 
@@ -163,7 +163,7 @@ def _check_report(header: UpdateHeader, most: Most) -> None:
     if any(isinstance(value, list) for name, value in told.items() if name != CHANNELS):
         raise BadMessage("several numbers where one is reported", "report")
     count = sum(len(v) if isinstance(v, list) else 1 for v in told.values())
-    if len(told) > _MOST_NAMES or count > most.report:
+    if len(told) > MOST_NAMES or count > most.report:
         raise BadMessage(f"a report of {count} numbers; at most {most.report}", "too large")
 
 

@@ -1,4 +1,4 @@
-"""What a server asks of answers before they count."""
+"""What the server asks of replies before they count, and of models before it keeps them."""
 
 import math
 from collections.abc import Mapping
@@ -11,11 +11,11 @@ import torch
 
 from anyfleet.client import work
 from anyfleet.methods import fedavg
-from anyfleet.runtime.checks import screened
-from anyfleet.runtime.engines import Assigned, Outcome
-from anyfleet.runtime.limits import Limits
+from anyfleet.runtime import Limits
+from anyfleet.screening import Screen, believable
 from anyfleet.train import Tracked
 from anyfleet.types import Kind, Memory, Updates
+from anyfleet.world.quantities import When
 from tests import small
 from tests.test_local import orders
 
@@ -26,9 +26,8 @@ DECLARED = np.array([TASK.size(device) for device in range(TASK.devices)])
 
 
 def refusal(update: Updates, limits: Limits | None = None, kind: Kind = Kind.TRAIN) -> str:
-    asked = replace(ORDER, kind=kind)
-    outcomes, assigned = [Outcome(update, Memory())], [Assigned(asked, asked, Memory())]
-    return screened(outcomes, assigned, DECLARED, limits or Limits())[0].refused
+    screen = Screen.of(TASK, DECLARED, limits or Limits())
+    return screen.refusals([replace(ORDER, kind=kind)], [update])[0]
 
 
 def spoilt(tree: str, name: str, value: float) -> Updates:
@@ -89,7 +88,9 @@ def test_the_limit_of_the_norm_is_that_of_the_update_alone() -> None:
     ],
 )
 def test_nobody_has_more_samples_than_it_declared(samples: int, kind: Kind, reason: str) -> None:
-    assert refusal(replace(UPDATE, samples=np.array([samples])), kind=kind) == reason
+    report = UPDATE.report if kind == Kind.TRAIN else ({"loss": 1.0},)
+    update = replace(UPDATE, samples=np.array([samples]), report=report)
+    assert refusal(update, kind=kind) == reason
 
 
 @pytest.mark.parametrize(
@@ -98,7 +99,7 @@ def test_nobody_has_more_samples_than_it_declared(samples: int, kind: Kind, reas
         ({"loss": math.inf}, "loss"),
         ({"norm": math.nan}, "norm"),
         ({"distortion": math.nan}, "distortion"),
-        ({"channels": (1.0, -math.inf)}, "channels"),
+        ({"own": (1.0, -math.inf)}, "own"),
     ],
 )
 def test_numbers_that_no_honest_device_reports(report: dict[str, Any], name: str) -> None:
@@ -106,24 +107,75 @@ def test_numbers_that_no_honest_device_reports(report: dict[str, Any], name: str
 
 
 def test_what_was_not_measured_is_not_a_number() -> None:
-    assert refusal(told({"loss": math.nan, "fisher": math.nan, "channels": (math.nan, 1.0)})) == ""
+    assert refusal(told({"loss": math.nan, "mine": math.nan, "own": (math.nan, 1.0)})) == ""
 
 
-def test_each_answer_is_judged_for_itself_and_an_earlier_refusal_stays() -> None:
+@pytest.mark.parametrize(
+    ("report", "reason"),
+    [
+        ({"loss": 1e308}, "report: loss of 1e+308 is not in [-1e+30, 1e+30]"),
+        ({"loss": -1e31}, "report: loss of -1e+31 is not in [-1e+30, 1e+30]"),
+        ({"own": (0.0, 2e30)}, "report: own of 2e+30 is not in [-1e+30, 1e+30]"),
+        ({"distortion": -0.1}, "report: distortion of -0.1 is not in [0, 1e+30]"),
+        ({"distortion": 1e31}, "report: distortion of 1e+31 is not in [0, 1e+30]"),
+        ({"norm": -1.0}, "report: norm of -1 is not in [0, 1e+30]"),
+        ({"fisher": 1.0}, "report: fisher was not asked for"),
+        ({"channels": (1.0,)}, "report: channels was not asked for"),
+        ({"loss": (1.0, 2.0)}, "report: several numbers as loss"),
+        ({"n" * 101: 1.0}, "report: a name of 101 characters; at most 100"),
+        ({"loss": -5.0, "n" * 100: 1e30, "own": (1.0, 2.0)}, ""),
+    ],
+)
+def test_reports_have_bounds(report: dict[str, Any], reason: str) -> None:
+    assert refusal(told(report)) == reason
+
+
+def test_a_report_has_few_names_and_numbers() -> None:
+    most = Limits().most(TASK.blueprint).report
+    assert refusal(told({f"own {i}": 1.0 for i in range(65)})).startswith("report: ")
+    assert refusal(told({"own": (1.0,) * most})).startswith(f"report: {most + 2} numbers")
+    assert refusal(told({"own": (1.0,) * (most - 10)})) == ""
+
+
+def test_a_measurement_that_some_part_wants_may_be_reported() -> None:
+    order = replace(ORDER, job=replace(ORDER.job, report=("fisher",)))
+    screen = Screen.of(TASK, DECLARED, Limits())
+    assert screen.refusals([order], [told({"fisher": 2.0})]) == [""]
+    assert screen.refusals([order], [told({"fisher": -2.0})])[0].startswith("report: fisher of -2")
+
+
+def test_an_evaluation_reports_the_loss_and_the_metrics_of_the_task_and_nothing_else() -> None:
+    def told_by(report: dict[str, Any]) -> str:
+        return refusal(replace(UPDATE, trees=({},), report=(report,)), kind=Kind.EVALUATE)
+
+    assert told_by({"loss": 1.0, "accuracy": 0.5}) == ""
+    assert told_by({"loss": 1.0, "beauty": 0.5}) == "report: beauty was not asked for"
+    assert told_by({"accuracy": (0.5, 0.6)}) == "report: several numbers as accuracy"
+
+
+def test_a_variance_is_not_negative() -> None:
+    assert refusal(spoilt("buffers", "1.running_var", -1e-3)) == (
+        "variance: 1.running_var is negative"
+    )
+    assert refusal(spoilt("buffers", "1.running_mean", -1e-3)) == ""
+
+
+def test_a_loss_at_check_in_that_no_device_can_have_is_not_known() -> None:
+    task = small.task()
+    told = small.world(task).conditions(np.arange(4), When(0.0, 0), 1)
+    loss = np.array([1.0, -2.0, 1e31, np.inf])
+    assert np.array_equal(
+        believable(replace(told, loss=loss)).loss, [1.0, -2.0, np.nan, np.nan], equal_nan=True
+    )
+
+
+def test_each_answer_is_judged_for_itself() -> None:
     bad = spoilt("delta", "4.weight", math.nan)
-    outcomes = [Outcome(each, Memory()) for each in (UPDATE, bad, UPDATE)]
-    outcomes[2] = outcomes[2]._replace(refused="checksum: of something")
     nothing = replace(UPDATE, trees=({"delta": {}},))
-    outcomes.append(Outcome(nothing, Memory()))
-    assigned = [Assigned(ORDER, ORDER, Memory())] * 4
-    found = screened(outcomes, assigned, DECLARED, Limits())
-    assert [each.refused for each in found] == [
-        "",
-        "not finite: 4.weight",
-        "checksum: of something",
-        "",
-    ]
-    assert all(one.update is two.update for one, two in zip(found, outcomes, strict=True))
+    found = Screen.of(TASK, DECLARED, Limits()).refusals(
+        [ORDER] * 4, [UPDATE, bad, UPDATE, nothing]
+    )
+    assert found == ["", "not finite: 4.weight", "", ""]
 
 
 def test_half_precision_and_double_are_judged_alike() -> None:

@@ -19,6 +19,9 @@ class Limits:
 
     None: as the model has it. A message may then have twice the bytes of the model and its header,
     a header as much as names, index sets and masks of the model can take.
+
+    `growth` limits how much larger than usual a change of the model may be (`screening.Sizes`);
+    infinity turns it off.
     """
 
     message: int | None = None  # bytes
@@ -32,6 +35,7 @@ class Limits:
     batch: int = 1 << 16  # samples
     count: int = 1_000_000  # of any whole number within a part
     norm: float = math.inf  # of an update, as it is sent: changes, or weights
+    growth: float = 200.0  # of a change, over the median of those before
 
     def __post_init__(self) -> None:
         refuse(self._faults())
@@ -44,6 +48,10 @@ class Limits:
                 yield f"Limits.{name} must be at least 1, got {getattr(self, name)}."
         if not self.norm > 0:
             yield f"Limits.norm must be above 0, got {self.norm}."
+        if not self.growth >= 1:
+            yield (
+                f"Limits.growth must be at least 1, got {self.growth}; infinity (inf) turns it off."
+            )
 
     def most(self, blueprint: Blueprint) -> "Most":
         """The bytes and numbers that messages about this model may have."""

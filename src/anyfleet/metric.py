@@ -1,0 +1,79 @@
+"""The metric that a run is judged by: which one, which way is better, and how it is written."""
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+_LESS = ("loss", "error", "mse", "mae", "mape", "perplexity", "nll", "entropy", "distance")
+_SHORT = frozenset({"err", "ppl", "wer", "cer"})
+
+
+def judged_by(names: Iterable[str]) -> str:
+    """Return the metric that a task with these metrics is judged by.
+
+    Accuracy where there is one, else the first of them, else the loss.
+    """
+    known = list(names)
+    return "accuracy" if "accuracy" in known else next(iter(known), "loss")
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric, known by its name alone.
+
+    Less is better when a word of the name ends in loss, error, mse, mae, mape, perplexity, nll,
+    entropy or distance, or is err, ppl, wer or cer ("rmse", "word_error_rate"); otherwise more is
+    better. A metric whose name ends in "accuracy" is a share and written in per cent; all others
+    are written as they are.
+    """
+
+    name: str = "accuracy"
+
+    @property
+    def less(self) -> bool:
+        """Whether less is better."""
+        words = re.split(r"[^a-z0-9]+", self.name.lower())
+        return any(word.endswith(_LESS) or word in _SHORT for word in words)
+
+    @property
+    def share(self) -> bool:
+        """Whether it is a share of 1."""
+        return self.name.lower().endswith("accuracy")
+
+    @property
+    def head(self) -> str:
+        """The head of a column of values, each multiplied by `scale`."""
+        return f"{self.name} %" if self.share else self.name
+
+    @property
+    def scale(self) -> float:
+        """What values are multiplied by in a column under `head`."""
+        return 100.0 if self.share else 1.0
+
+    def best(self, values: Iterable[float]) -> float:
+        """Return the best of some values, of which NaN is none; NaN without any."""
+        known = [value for value in values if not math.isnan(value)]
+        return (min if self.less else max)(known, default=math.nan)
+
+    def worst(self, values: Iterable[float]) -> float:
+        """Return the worst of some values; NaN without any, or when one of them is NaN."""
+        known = list(values)
+        if any(map(math.isnan, known)):
+            return math.nan
+        return (max if self.less else min)(known, default=math.nan)
+
+    def reaches(self, value: float, target: float) -> bool:
+        """Return whether a value is at least as good as a target; NaN never is."""
+        return value <= target if self.less else value >= target
+
+    def told(self, value: float) -> str:
+        """Return a value as people write it: "71.3 %", or four digits; "–" for NaN."""
+        if math.isnan(value):
+            return "–"
+        return percent(value) if self.share else f"{value:.4g}"
+
+
+def percent(share: float) -> str:
+    """Return a share of 1 as people write it."""
+    return f"{100 * share:.1f} %"

@@ -1,0 +1,232 @@
+"""Run folders of strangers: they lead nowhere else, and hold nothing but a state of their run."""
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from anyfleet.errors import StoreError
+from anyfleet.store import Terms, checkpoint, finished, reopen
+from tests.store import runs
+from tests.test_cli import anyfleet_command
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has other links")
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that died after two steps; not to be changed."""
+    return runs.written(tmp_path_factory.mktemp("killed") / "run", runs.moments()[:2])
+
+
+@pytest.fixture
+def folder(killed: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(killed, tmp_path / "run")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Of all files but the lock, which is ours."""
+    files = [file for file in folder.rglob("*") if file.is_file() and file.name != "lock"]
+    return {str(file.relative_to(folder)): file.read_bytes() for file in files}
+
+
+# --- links ------------------------------------------------------------------------------------
+
+NAMES = (
+    "config.toml",
+    "environment.json",
+    "papers.bib",
+    "points.jsonl",
+    "ledger.jsonl",
+    "lock",
+    "model.safetensors",
+    "summary.json",
+    "curves.png",
+    ".summary.json.part",
+    ".model.safetensors.part",
+    "checkpoints",
+    "checkpoints/000002",
+    "checkpoints/000002/manifest.json",
+    "checkpoints/000002/state.json",
+    "checkpoints/000001/tensors.safetensors",
+    "checkpoints/.000003.part",
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_link_is_refused_and_what_it_leads_to_is_left_alone(folder: Path, name: str) -> None:
+    mine = folder.parent / "mine"
+    place = folder / name
+    if place.exists():
+        place.rename(mine)  # so that all is well but for the link
+    else:
+        mine.write_bytes(b"precious")
+    place.symlink_to(mine)
+    before = contents(folder.parent)
+    for look in (lambda: finished(folder, Terms()), lambda: reopen(folder, Terms())):
+        with pytest.raises(StoreError, match=f"{place} is a symbolic link"):
+            look()
+    shown = anyfleet_command("resume", str(folder))
+    assert shown.exit_code == 1
+    assert "is a symbolic link" in shown.output
+    assert contents(folder.parent) == before
+
+
+@pytest.mark.parametrize("name", ["points.jsonl", "ledger.jsonl", "lock"])
+def test_a_file_with_a_second_name_is_not_written(folder: Path, name: str) -> None:
+    mine = folder.parent / "mine"
+    os.link(folder / name, mine)
+    before = mine.read_bytes()
+    with pytest.raises(StoreError, match=f"{name} has a second name elsewhere"):
+        reopen(folder, Terms())
+    assert mine.read_bytes() == before
+
+
+def test_a_pipe_is_not_waited_for(folder: Path) -> None:
+    (folder / "config.toml").unlink()
+    os.mkfifo(folder / "config.toml")
+    with pytest.raises(StoreError, match=r"config\.toml is no plain file"):
+        reopen(folder, Terms())
+
+
+def test_the_folder_itself_may_be_a_link(folder: Path, tmp_path: Path) -> None:
+    (folder.parent / "link").symlink_to(folder)
+    runs.finished(folder.parent / "link")
+    assert runs.contents(folder) == runs.whole(tmp_path / "whole")
+
+
+def test_a_link_that_appears_while_a_run_goes_on_is_not_followed(folder: Path) -> None:
+    opened = reopen(folder, Terms())
+    mine = folder.parent / "mine"
+    mine.write_bytes(b"precious")
+    (folder / ".summary.json.part").symlink_to(mine)
+    (folder / "points.jsonl").unlink()
+    (folder / "points.jsonl").symlink_to(mine)
+    with pytest.raises(StoreError, match="it is a symbolic link"):
+        runs.go_on(folder, opened)
+    assert mine.read_bytes() == b"precious"
+
+
+# --- what a checkpoint holds ------------------------------------------------------------------
+
+
+def forged(folder: Path, change: Callable[[Any], Any]) -> None:
+    """Change the state in all checkpoints, with right checksums."""
+    for path in checkpoint.found(folder):
+        state = path / checkpoint.STATE
+        text = json.dumps(change(json.loads(state.read_text()))).encode()
+        state.write_bytes(text)
+        manifest = json.loads((path / checkpoint.MANIFEST).read_text())
+        digest = hashlib.sha256(text).hexdigest()
+        manifest["files"][checkpoint.STATE] = {"bytes": len(text), "sha256": digest}
+        (path / checkpoint.MANIFEST).write_text(json.dumps(manifest))
+
+
+def with_field(place: str, node: Any) -> Callable[[Any], Any]:
+    """A state in which one field, at a path of fields, is another value."""
+    *above, last = place.split(".")
+
+    def change(root: Any) -> Any:
+        part = root
+        for name in above:
+            part = part["fields"][name]
+        part["fields"][last] = node
+        return root
+
+    return change
+
+
+def factory(use: str) -> dict[str, Any]:
+    options = {"frozen": {"command": "touch PWNED"}}
+    return {"part": "anyfleet.naming:Factory", "fields": {"use": use, "options": options}}
+
+
+FORGED: dict[str, Callable[[Any], Any]] = {
+    "a number": lambda _: 7,
+    "nothing": lambda _: None,
+    "a list": lambda _: {"list": []},
+    "a mapping": lambda _: {"dict": {}},
+    "no kind of node": lambda _: {"nonsense": 1},
+    "an empty node": lambda _: {},
+    "a reference to nothing": lambda _: {"ref": 3},
+    "the point alone": lambda root: root["fields"]["point"],
+    "another dataclass": lambda _: {"part": "anyfleet.train:Fisher", "fields": {}},
+    "a state without a snapshot": with_field("snapshot", None),
+    "a state without a point": with_field("point", None),
+    "a state without a fleet": with_field("fleet", None),
+    "a fleet of another kind": with_field("fleet", {"dict": {}}),
+    "a fleet without a clock": with_field("fleet.clock", None),
+    "a fleet of a few": with_field("fleet.losses", {"list": [1.0]}),
+    "a step of another kind": with_field("snapshot.step", "three"),
+    "another step": with_field("point.step", 7),
+    "a model of another kind": with_field("snapshot.params", {"list": []}),
+    "a model without layers": with_field("snapshot.params", {"dict": {}}),
+    "layers that are no tensors": with_field("snapshot.params", {"dict": {"0.weight": 3}}),
+    "visits of nobody": with_field(
+        "snapshot.visits", {"array": "int64", "shape": [0], "values": []}
+    ),
+    "orders that are none": with_field("snapshot.flying", {"dict": [[0, "order"]]}),
+    "a command": with_field("snapshot.notes", {"dict": {"a": {"code": "anyfleet.cli.app:main"}}}),
+    "a function that makes folders": with_field(
+        "snapshot.notes", {"dict": {"a": {"code": "anyfleet.store.recording:fresh"}}}
+    ),
+    "a function that loads files": with_field(
+        "snapshot.notes", {"dict": {"a": {"code": "anyfleet.study:load"}}}
+    ),
+    "a call of the system": with_field("snapshot.notes", {"dict": {"a": factory("os:system")}}),
+    "a call of ours": with_field("snapshot.notes", {"dict": {"a": factory("anyfleet.study:load")}}),
+    "depth": with_field("snapshot.notes", json.loads('{"list": [' * 400 + "0" + "]}" * 400)),
+}
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_a_checkpoint_that_holds_something_else_is_refused(
+    folder: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder.parent)
+    forged(folder, FORGED[name])
+    before = contents(folder)
+    with pytest.raises(StoreError):
+        reopen(folder, Terms())
+    shown = anyfleet_command("resume", str(folder))
+    assert (shown.exit_code, type(shown.exception)) == (1, SystemExit), repr(shown.exception)
+    assert contents(folder) == before
+    assert [each.name for each in folder.parent.iterdir()] == ["run"]
+
+
+def test_a_state_that_is_only_rewritten_is_used(folder: Path) -> None:
+    """The forger's tool itself does no harm."""
+    forged(folder, lambda root: root)
+    reopen(folder, Terms()).past.lock.release()
+
+
+@pytest.mark.parametrize("name", ["points.jsonl", "ledger.jsonl"])
+@pytest.mark.parametrize("line", ["7", "{}", '{"scores": 3}', "nonsense", '{"a": ' * 2000])
+def test_a_log_that_holds_something_else_is_refused(folder: Path, name: str, line: str) -> None:
+    text = f"{line}\n".encode()
+    (folder / name).write_bytes(text)
+    for path in checkpoint.found(folder):
+        manifest = json.loads((path / checkpoint.MANIFEST).read_text())
+        manifest["logs"][name] = {"bytes": len(text), "crc32": zlib.crc32(text)}
+        (path / checkpoint.MANIFEST).write_text(json.dumps(manifest))
+    before = contents(folder)
+    with pytest.raises(StoreError, match=rf"{name}(, line 1,)? (is damaged|does not hold orders)"):
+        reopen(folder, Terms())
+    assert contents(folder) == before
+
+
+@pytest.mark.parametrize("name", ["environment.json", "summary.json"])
+def test_json_without_a_bottom_is_damage(folder: Path, name: str) -> None:
+    (folder / name).write_text('{"ended": ' + "[" * 100_000)
+    if name == "summary.json":
+        assert not finished(folder, Terms())
+    else:
+        with pytest.raises(StoreError, match=r"environment\.json is damaged"):
+            reopen(folder, Terms())

@@ -1,0 +1,351 @@
+"""Fleets from a table: every number where it belongs, and every fault with its place."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from anyfleet.columns import Ints
+from anyfleet.errors import Refusal
+from anyfleet.runtime.batteries import Batteries
+from anyfleet.world import (
+    Columns,
+    Diurnal,
+    Group,
+    Redrawn,
+    Steady,
+    Table,
+    Uniform,
+    When,
+    World,
+    lte,
+)
+from anyfleet.world import sheet as sheets
+from anyfleet.world.group import COLUMNS
+from anyfleet.world.world import OWN
+
+START = When(0.0, 0)
+# A number for every column, other than a group has.
+NUMBERS = {
+    "speed": 3e8,
+    "overhead": 0.25,
+    "latency": 1e-6,
+    "bandwidth": 5e9,
+    "fixed": 0.125,
+    "load": 2.0,
+    "memory": 1e6,
+    "energy": 1e-27,
+    "distance": 7.0,
+    "battery": 11.0,
+    "charge": 0.5,
+    "reserve": 0.25,
+    "recharge": 0.5,
+    "budget": 3.0,
+    "mortality": 0.75,
+    "exponent": 1.5,
+    "slowest": 2e8,
+    "fastest": 5e8,
+    "up": 1e5,
+    "down": 2e5,
+    "power": 0.7,
+    "receive": 0.3,
+}
+# Where else the columns of a group show, if not under their own name.
+SEEN_AS = {"energy": "coefficient"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def table(text: str, **fields: Any) -> Table:
+    Path("fleet.csv").write_text(text, encoding="utf-8")
+    return Table(file="fleet.csv", **fields)
+
+
+def built(text: str, devices: int, owners: Sequence[str] = (), **fields: Any) -> World:
+    return table(text, **fields).build(np.full(devices, 9), 3, owners)
+
+
+def everybody(world: World) -> Ints:
+    return np.arange(len(world))
+
+
+# --- what a cell means ------------------------------------------------------------------------
+
+
+def test_every_number_of_a_device_can_stand_in_a_table() -> None:
+    assert set(NUMBERS) == set(OWN)
+    assert set(COLUMNS) <= set(OWN)
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_number_is_that_of_its_device_and_no_other(name: str) -> None:
+    plain = built("group\nall\nall\nall\n", 3)
+    world = built(f"group,{name}\nall,-\nall,{NUMBERS[name]!r}\nall,-\n", 3)
+    devices = everybody(world)
+    if name in COLUMNS:
+        was, is_ = (each.column(name, devices, START) for each in (plain, world))
+    else:
+        was, is_ = (getattr(each.conditions(devices, START, 1), name) for each in (plain, world))
+    assert is_[1] == NUMBERS[name]
+    np.testing.assert_array_equal(is_[[0, 2]], was[[0, 2]])
+    assert was[1] != NUMBERS[name]
+    seen = SEEN_AS.get(name, name)
+    conditions = world.conditions(devices[1:2], START, 1)
+    if name not in ("load", "charge", "reserve", "recharge", "distance", "mortality"):
+        assert getattr(conditions, seen)[0] == NUMBERS[name]
+    if name == "load":
+        assert conditions.speed[0] == 1e9 / 2.0
+
+
+@pytest.mark.usefixtures("folder")
+def test_rows_are_devices_in_their_order_and_nothing_is_drawn() -> None:
+    text = "speed,level\n3e9,2\n1e9,0\n2e9,1\n"
+    for seed in (0, 1):
+        world = table(text).build(np.array([5, 6, 7]), seed)
+        speed = world.column("speed", everybody(world), START)
+        assert speed.tolist() == [3e9, 1e9, 2e9]
+        assert world.declared.level.tolist() == [2, 0, 1]
+        assert world.declared.samples.tolist() == [5, 6, 7]
+    assert world.dealt == "Devices are the rows of fleet.csv, in their order; no row is drawn."
+    assert table(text).size == 3
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_device_has_the_row_of_the_owner_whose_data_it_has() -> None:
+    text = "owner,speed\nada,1e9\nbob,2e9\neve,3e9\n"
+    world = built(text, 3, ("eve", "ada", "eve"))
+    assert world.column("speed", everybody(world), START).tolist() == [3e9, 1e9, 3e9]
+    assert "the row of its data's owner in fleet.csv" in world.dealt
+    assert "1 of 3 rows have no device." in world.dealt
+    assert 'All are of level 0: there is no column "level".' in world.dealt
+    assert table(text).owners == ("ada", "bob", "eve")
+
+
+@pytest.mark.usefixtures("folder")
+def test_groups_say_what_a_cell_cannot() -> None:
+    busy = Redrawn(Uniform(1.0, 2.0), every=5.0)
+    phones = Group("phones", level=3, load=busy, availability=Diurnal(mean=0.3))
+    groups = (Group("boards", memory=1e6), phones)
+    text = "group,speed,load\nphones,1e9,-\nboards,2e9,-\nphones,3e9,4.0\n"
+    world = built(text, 3, groups=groups)
+    assert [world.groups[number].name for number in world.group] == ["phones", "boards", "phones"]
+    assert world.declared.level.tolist() == [3, 0, 3]
+    assert world.column("memory", everybody(world), START)[1] == 1e6
+    load = world.column("load", everybody(world), START)
+    assert 1.0 <= load[0] <= 2.0
+    assert load[1:].tolist() == [1.0, 4.0]
+    assert world.computing_until(0, START) == 5.0
+    assert world.computing_until(2, START) == math.inf  # its load is its own, and does not change
+    hours = [world.online(everybody(world), When(600.0 * slot, slot)) for slot in range(50)]
+    assert np.mean(hours, axis=0)[1] == 1.0
+    assert np.mean(hours, axis=0)[0] < 0.8
+
+
+@pytest.mark.usefixtures("folder")
+def test_without_groups_those_of_the_column_are_made_in_its_order() -> None:
+    world = built("group\nphones\nboards\nphones\n", 3)
+    assert [group.name for group in world.groups] == ["phones", "boards"]
+    assert world.group.tolist() == [0, 1, 0]
+    assert world.declared.level.tolist() == [0, 0, 0]
+
+
+@pytest.mark.usefixtures("folder")
+def test_links_have_names_or_numbers() -> None:
+    world = built("link,up,down\nlte,-,-\n-,-,-\nlte,5e5,6e5\nlte,5e5,-\n", 4)
+    seen = world.conditions(everybody(world), When(0.0, 7), 1)
+    assert seen.power.tolist() == [lte().power, 0.1, lte().power, lte().power]
+    assert (seen.up[1], seen.down[1]) == (1e7, 4e7)
+    assert (seen.up[2], seen.down[2], seen.up[3]) == (5e5, 6e5, 5e5)
+    assert 1e6 <= seen.up[0] <= 2e8
+    assert seen.up[0] not in (2e7, seen.down[0])  # it wanders
+    slow = Group(link=Steady(Redrawn(Uniform(1e6, 2e6), every=9.0), 1e6))
+    world = built("up,down\n5e5,6e5\n5e5,-\n-,-\n", 3, groups=(slow,))
+    assert [world.rates_until(device, START) for device in range(3)] == [math.inf, 9.0, 9.0]
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_rate_of_ones_own_decides_whether_columns_get_lost() -> None:
+    lossy = Group(loss=Columns(minimum_rate=1e6))
+    world = built("up,down\n2e6,5e5\n5e5,2e6\n-,-\n", 3, groups=(lossy,))
+    keys = world._keys("test", everybody(world))
+    for way, expected in (("up", [8, 0, 8]), ("down", [0, 8, 8])):
+        came = world.delivered(np.full(3, 8), everybody(world), keys, START, active=1, way=way)  # type: ignore[arg-type]
+        assert came.tolist() == expected
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_battery_of_ones_own_runs_down() -> None:
+    world = built("battery,charge\n10,0.5\ninf,1\n-,1\n", 3)
+    assert not world.on_mains
+    left = Batteries(world).charge(everybody(world), 0.0)
+    assert left.tolist() == [5.0, math.inf, math.inf]
+    assert built("battery\ninf\n-\n", 2).on_mains
+
+
+@pytest.mark.usefixtures("folder")
+def test_files_of_spreadsheets_are_read() -> None:
+    Path("fleet.csv").write_bytes('\ufeff\r\n"speed",level\r\n"1e9",1 \r\n\r\n 2e9,0\r\n'.encode())
+    fleet = Table(file=Path("fleet.csv"))
+    assert fleet == Table(file="fleet.csv")
+    assert fleet.size == 2
+    assert fleet.build(np.ones(2, dtype=np.int64), 0).declared.level.tolist() == [1, 0]
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_table_longer_than_a_block_keeps_its_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sheets, "_BLOCK", 7)
+    speeds = [1e9 + row for row in range(20)]
+    text = "owner,speed\n" + "".join(f"o{row},{speed}\n" for row, speed in enumerate(speeds))
+    world = built(text, 20, [f"o{19 - row}" for row in range(20)])
+    assert world.column("speed", everybody(world), START).tolist() == speeds[::-1]
+    with pytest.raises(ValueError, match=r"line 16, column speed: 'x' is no number"):
+        table(text.replace("1000000014.0", "x"))
+
+
+# --- what is refused --------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("folder")
+def test_all_faults_are_told_at_once_with_line_and_column() -> None:
+    text = (
+        "owner,group,speed,up,link,level,slowest,name,spede,loss\n"
+        "ada,phones,1e9,2e6,lte,0,-,1,1,1\n"
+        "ada,board,-2e8,,wify,1.5,2e8,1,1,1\n"
+        "bob,\n"
+        ",phones,nan,inf,wifi,-1,fast,1,1,1\n"
+        "eve,phones,1e9,0,wifi,1000,-,1,1,1\n"
+    )
+    expected = {
+        "line 1: unknown column 'name': the group of a device stands in the column \"group\".",
+        "line 1: unknown column 'spede', did you mean \"speed\"?",
+        (
+            "line 1: unknown column 'loss': say it in [[fleet.groups]], and name the group in the "
+            'column "group".'
+        ),
+        "line 4: expected 10 cells, as in the header, got 2.",
+        "line 5, column owner: there is no owner.",
+        "line 5, column speed: 'nan' is no number.",
+        "line 5, column slowest: 'fast' is no number.",
+        "line 3, column up: the number is missing. Write it, or - for that of its group.",
+        "line 3, column level: must be a whole number in 0 … 999, got 1.5.",
+        "line 5, column level: must be a whole number in 0 … 999, got -1.",
+        "line 6, column level: must be a whole number in 0 … 999, got 1000.",
+        "line 3, column speed: must be above 0, got -200000000.0.",
+        "line 5, column up: must be finite and above 0, got inf.",
+        "line 6, column up: must be finite and above 0, got 0.",
+        "line 3, column owner: 'ada' has a row already, in line 2.",
+        "line 3, column group: there is no group 'board', did you mean \"boards\"?",
+        "line 3, column link: there is no link 'wify', did you mean \"wifi\"?",
+    }
+    with pytest.raises(Refusal) as told:
+        table(text, groups=(Group("boards"), Group("phones")))
+    assert {each.removeprefix("Table.file fleet.csv, ") for each in told.value.problems} == expected
+
+
+@pytest.mark.usefixtures("folder")
+def test_of_many_faults_the_first_are_told_and_the_others_counted() -> None:
+    with pytest.raises(Refusal) as told:
+        table("speed\n" + "x\n" * 500)
+    assert len(told.value.problems) == 21
+    assert told.value.problems[-1] == "Table.file fleet.csv: 480 more faults like these."
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("name", NUMBERS)
+def test_what_a_group_refuses_a_cell_may_not_be_either(name: str) -> None:
+    for number in (-1.0, math.inf, -math.inf):
+        infinite = name in ("bandwidth", "battery", "budget")
+        if number == math.inf and infinite:
+            table(f"{name}\n{NUMBERS[name]}\n{number}\n")
+            continue
+        with pytest.raises(ValueError, match=rf"fleet\.csv, line 3, column {name}: must be"):
+            table(f"{name}\n{NUMBERS[name]}\n{number}\n")
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    ("text", "fields", "told"),
+    [
+        ("slowest,fastest\n2e9,1e9\n", {}, "line 2, column slowest: the slowest frequency is abo"),
+        ("slowest\n2e9\n", {}, "line 2, column slowest: the slowest frequency is above the fast"),
+        ("fastest\n1e9\n5e7\n", {}, "line 3, column slowest: the slowest frequency is above"),
+        ("speed;level\n1e9;0\n", {}, "line 1: columns are separated by commas"),
+        ("speed,speed\n1,1\n", {}, "line 1: the column 'speed' stands there 2 times"),
+        ("availability\nx\n", {}, r"line 1: unknown column 'availability': say it in"),
+        ("frequency\n1\n", {}, '"slowest" and "fastest"'),
+        ("speed\n", {}, "has no rows below its header"),
+        ('group,owner\na,"ada\nb,bob\n', {}, "is no CSV file: unexpected end of data"),
+        ("\n\nspede\n1e9\n", {}, "line 3: unknown column 'spede', did you mean"),
+        ("", {}, "is empty: its first line names the columns"),
+        (" \n\n", {}, "is empty"),
+        ("speed\n1e9\n", {"links": (lte(),)}, r"Table\.links are dealt at random"),
+        ("group\na\n", {"groups": (Group("a", count=1),)}, r"Table\.groups\.0 has a count or dev"),
+        ("group\na\n", {"groups": (Group("a", devices=(0,)),)}, r"Table\.groups\.0 has a count or"),
+        ("group\na\n", {"groups": (Group("a"), Group("a"))}, r"Table\.groups must have names"),
+        ("speed\n1e9\n", {"groups": (Group("a"), Group("b"))}, 'needs a column "group"'),
+        (
+            "up\n1e6\n",
+            {"groups": (Group(link=Steady(1e6, 1e6, shared=True)),)},
+            "column up: a rate of one's own does not fit",
+        ),
+    ],
+)
+def test_tables_that_cannot_be_meant_are_refused(
+    text: str, fields: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(ValueError, match=told):
+        table(text, **fields)
+
+
+def test_files_that_are_no_tables_are_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ValueError, match=r"Table\.file none\.csv cannot be read: No such file"):
+        Table(file="none.csv")
+    with pytest.raises(ValueError, match=r"is no file"):
+        Table(file=folder)
+    for content, line in (("speed\n1e9\né\n".encode("latin-1"), 3), ("speed".encode("utf-16"), 1)):
+        Path("fleet.csv").write_bytes(content)
+        with pytest.raises(ValueError, match=rf"fleet\.csv, line {line}: not UTF-8 text"):
+            Table(file="fleet.csv")
+    monkeypatch.setattr(sheets, "_LARGEST", 5)
+    with pytest.raises(ValueError, match=r"is too large: 10 bytes, and at most 5 are read"):
+        table("speed\n1e9\n")
+
+
+@pytest.mark.usefixtures("folder")
+def test_another_file_than_that_of_the_run_is_refused() -> None:
+    first = table("speed\n1e9\n")
+    assert Table(file="fleet.csv", sha256=first.sha256) == first
+    with pytest.raises(ValueError, match=r"Table\.sha256 .* fleet\.csv has changed since"):
+        table("speed\n2e9\n", sha256=first.sha256)
+
+
+@pytest.mark.usefixtures("folder")
+def test_rows_and_devices_must_be_as_many() -> None:
+    for devices in (1, 3):
+        with pytest.raises(ValueError, match=rf"has 2 rows, but the task has {devices} devices"):
+            built("speed\n1e9\n2e9\n", devices)
+
+
+@pytest.mark.usefixtures("folder")
+def test_owners_without_a_row_and_devices_without_an_owner_are_listed() -> None:
+    text = "owner\nada\nbob\nzoe\n"
+    with pytest.raises(Refusal) as told:
+        built(text, 4, ("ada", "", "kim", "eve"))
+    nobody, missing = told.value.problems
+    assert "these devices have not the data of one owner: 1. Use data" in nobody
+    assert "no row for the owners of these data: eve, kim." in missing
+    assert "Rows whose owner has no device: bob, zoe." in missing
+    with pytest.raises(ValueError, match=r"one owner: 0, 1\. Use data with owners and the parti"):
+        built(text, 2)
+    with pytest.raises(ValueError, match=r"one owner: 0, .*, 9 and 2 more\."):
+        built(text, 12, ("",) * 12)
