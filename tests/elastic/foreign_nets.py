@@ -405,16 +405,19 @@ class Rotating(nn.Module):
 
 
 class Checkpointed(nn.Module):
-    def __init__(self, *, reentrant: bool) -> None:
+    """A block that is run again for its gradients; with or without some to pass on."""
+
+    def __init__(self, *, reentrant: bool, behind: bool = False) -> None:
         super().__init__()
         self.reentrant = reentrant
+        self.first = nn.Linear(6, 6) if behind else nn.Identity()
         self.a = nn.Sequential(
             nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 8)
         )
         self.b = nn.Linear(8, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.b(checkpoint(self.a, x, use_reentrant=self.reentrant))
+        out: Tensor = self.b(checkpoint(self.a, self.first(x), use_reentrant=self.reentrant))
         return out
 
 
@@ -566,6 +569,10 @@ HARMLESS: Mapping[str, Net] = {
     "complex weights as pairs": (Rotating, flat),
     "a checkpoint": (lambda: Checkpointed(reentrant=False), flat),
     "a reentrant checkpoint": (lambda: Checkpointed(reentrant=True), flat),
+    "a reentrant checkpoint behind a layer": (
+        lambda: Checkpointed(reentrant=True, behind=True),
+        flat,
+    ),
     "logarithms": (Positive, lambda: torch.rand(4, 6) + 0.1),
     "infinite logits": (Masked, flat),
     "an unbiased norm": (UnbiasedNorm, flat),

@@ -313,7 +313,7 @@ class Twin:
             held = dict(self.module.named_buffers(remove_duplicate=False))
             moved = {name: buffer.detach().clone() for name, buffer in held.items()}
             with _again(self.module, dropouts):
-                found = _gradients(out, loss, leaves)
+                found = _backward(out, loss, leaves)
         self.computed |= others.computed
         drawn = dropouts.drawn + others.drawn
         return Seen(out.detach(), found, moved, drawn, tuple(generators))
@@ -370,14 +370,35 @@ def _register(module: nn.Module, name: str, tensor: Tensor) -> None:
 def _gradients(out: Tensor, loss: Tensor | None, leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
     if loss is None:
         return {}
-    with torch.enable_grad():
-        total = (real(out[: len(loss)]) * real(loss)).sum()
     known = {n: t for n, t in leaves.items() if t.requires_grad}
-    found = dict.fromkeys(known, None)
+    total = _total(out, loss)
+    if not total.requires_grad:
+        return {n: torch.zeros_like(t) for n, t in known.items()}
+    found = torch.autograd.grad(
+        total, list(known.values()), allow_unused=True, materialize_grads=True
+    )
+    return {n: g.detach() for n, g in zip(known, found, strict=True)}
+
+
+def _backward(out: Tensor, loss: Tensor | None, leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the same as `_gradients`, by way of `.grad`: a reentrant checkpoint knows no other."""
+    if loss is None:
+        return {}
+    known = {n: t for n, t in leaves.items() if t.requires_grad}
+    for leaf in known.values():
+        leaf.grad = None
+    total = _total(out, loss)
     if total.requires_grad:
-        grads = torch.autograd.grad(total, list(known.values()), allow_unused=True)
-        found = dict(zip(known, grads, strict=True))
-    return {n: torch.zeros_like(leaves[n]) if g is None else g.detach() for n, g in found.items()}
+        total.backward()  # type: ignore[no-untyped-call]
+    found = {n: torch.zeros_like(t) if t.grad is None else t.grad for n, t in known.items()}
+    for leaf in known.values():
+        leaf.grad = None
+    return {n: g.detach() for n, g in found.items()}
+
+
+def _total(out: Tensor, loss: Tensor) -> Tensor:
+    with torch.enable_grad():
+        return (real(out[: len(loss)]) * real(loss)).sum()
 
 
 def real(tensor: Tensor) -> Tensor:
