@@ -13,7 +13,7 @@ from torch import Tensor
 from anyfleet.aggregate import Mean
 from anyfleet.issue import Desk, draft
 from anyfleet.loop import Step, run
-from anyfleet.method import Method, Policy, Schedule
+from anyfleet.method import Method, Plan, Schedule
 from anyfleet.methods import fedavg, heterofl
 from anyfleet.plan import FixedLevel, LargestInTime, Menu
 from anyfleet.runtime import Reference, Simulated, Stacked
@@ -42,7 +42,7 @@ SCHEDULES: list[Schedule] = [
 
 
 @dataclass(frozen=True)
-class Nobody(Policy):
+class Nobody(Plan):
     """A planner that declines everybody."""
 
     def __call__(self, drafts: Plans, view: View, state: object, key: Tensor) -> Plans:

@@ -16,7 +16,7 @@ from torch import Tensor
 from anyfleet.aggregate import Mean
 from anyfleet.columns import Flags
 from anyfleet.loop import Step, run
-from anyfleet.method import Method, Policy, Schedule
+from anyfleet.method import Method, Plan, Schedule
 from anyfleet.methods import fedavg
 from anyfleet.outcomes import Events, Lost
 from anyfleet.plan import Whole
@@ -65,7 +65,7 @@ NEVER = Between(0.0, 0.0)
 
 
 @dataclass(frozen=True)
-class Moody(Policy):
+class Moody(Plan):
     """A planner that declines one device in `of`, another at every step; 1 for all of them."""
 
     of: int

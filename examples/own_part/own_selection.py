@@ -1,4 +1,4 @@
-"""A part of one's own: a frozen dataclass with the signature of its slot (`method.Select`)."""
+"""A part of one's own: a frozen dataclass that derives from its slot (`method.Select`)."""
 
 from dataclasses import dataclass
 

@@ -13,7 +13,9 @@ from anyfleet.local import limits, processed
 from anyfleet.offers import Choices, Offer, Own
 from anyfleet.packing import index_bits
 from anyfleet.parts import Asked
+from anyfleet.returned import Caller, chosen
 from anyfleet.timing import Amount, training
+from anyfleet.tracebacks import during
 from anyfleet.types import Conditions, Memory, Orders, Task
 
 
@@ -44,7 +46,11 @@ def decide(
     left = Choices(np.full(none, -1), unasked, np.full(none, np.nan), ("",) * none)
     if not choosing:
         return left
-    found = orders.job.choose.together([asked[row] for row in choosing])
+    choose = orders.job.choose
+    with during("choose", choose):
+        found = choose.together([asked[row] for row in choosing])
+    caller, lengths = Caller("choose", choose, orders.step), [len(asked[r].menu) for r in choosing]
+    found = chosen(found, caller, lengths)
     return join([found, left]).take(np.argsort([*choosing, *others]))
 
 

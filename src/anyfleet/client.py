@@ -32,6 +32,8 @@ from anyfleet.local import (
 from anyfleet.method import Squeezed
 from anyfleet.packing import dense, mask_bits
 from anyfleet.padding import mixed
+from anyfleet.returned import Caller, trained
+from anyfleet.tracebacks import during
 from anyfleet.types import (
     Data,
     Kind,
@@ -141,10 +143,14 @@ def _train(orders: Orders, memories: tuple[Memory, ...], task: Task) -> Done:
     count = len(orders)
     lift = lifted(count)
     starts = [begin(orders, row, memories[row], task) for row in range(count)]
-    data = [task.data(int(device)) for device in orders.device]
-    samples = [len(d) for d in data]
-    inputs = _stacked(orders, starts, data, task)
-    result = train(where, inputs, extent(orders.numbers, samples), lift=lift, cohort=orders.cohort)
+    with during("task", task):
+        data = [task.data(int(device)) for device in orders.device]
+        samples = [len(d) for d in data]
+        inputs = _stacked(orders, starts, data, task)
+    bounds, caller = extent(orders.numbers, samples), Caller("train", where.job.train, orders.step)
+    with during("train", where.job.train):
+        result = train(where, inputs, bounds, lift=lift, cohort=orders.cohort)
+    result = trained(result, caller, inputs.params, inputs.buffers)
     sent = _sent_names(where)
     update = {name: result.params[name] for name in sent}
     if orders.job.send == "delta":

@@ -1,11 +1,13 @@
 """How trees travel: the protocol of codecs, and what they make of a tree."""
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Protocol
 
 from torch import Tensor
 
+from anyfleet.arguments import Part
 from anyfleet.envelope import Envelope, Symbols
 from anyfleet.types import Params
 
@@ -30,7 +32,7 @@ class Slack(NamedTuple):
     entry: float = 0.0  # bits for every entry of the column
 
 
-class Codec(Protocol):
+class Codec(Part, Protocol):
     """One definition, two faces: tensors (`squeeze`, `restore`) and bytes (`pack`, `unpack`).
 
     `restore(unpack(pack(s.symbols)))` equals `s.tree` and `s.kept` bit for bit. `bits` are an upper
@@ -56,19 +58,24 @@ class Codec(Protocol):
         """How far `bits` lie above the packed bits at most; receivers refuse what is beyond."""
         return Slack()
 
+    @abstractmethod
     def squeeze(
         self, tree: Params, memory: Params, rate: Tensor, envelope: Envelope
     ) -> Squeezed: ...
 
+    @abstractmethod
     def bits(self, symbols: Symbols, envelope: Envelope) -> Tensor:
         """Of every row and column."""
 
+    @abstractmethod
     def pack(self, symbols: Symbols, envelope: Envelope) -> tuple[bytes, ...]:
         """One row as bytes, column by column."""
 
+    @abstractmethod
     def unpack(self, columns: Sequence[bytes], envelope: Envelope) -> Symbols:
         """The row that the leading columns of a message hold; `BadMessage` if they cannot."""
 
+    @abstractmethod
     def restore(self, symbols: Symbols, envelope: Envelope) -> tuple[Params, Params]:
         """Trees and what was kept of them; zero where a column is missing."""
 

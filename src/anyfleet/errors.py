@@ -3,9 +3,11 @@
 AnyfleetError
 ├── BadMessage          bytes from a device or a server that cannot be read
 ├── BadName             a `use` that is malformed, not allowed, or not there (also a ValueError)
+├── BadReturn           a part returned what its slot does not allow (also a ValueError)
 ├── ConfigError         a run file or an override is wrong; holds all problems at once
 ├── MissingData         a data set is not on this machine; says where to get it
 ├── Refusal             values that a part cannot take, all at once (also a ValueError)
+│   ├── BadCall             a call with unknown names or unfit values (also a TypeError)
 │   └── CompositionError    parts that do not fit together
 ├── StoreError          a run folder that cannot be written, read or resumed
 └── TraceError          a model that cannot be traced (in `anyfleet.elastic`)
@@ -24,8 +26,10 @@ from dataclasses import dataclass
 __all__ = [
     "AnyfleetError",
     "AnyfleetWarning",
+    "BadCall",
     "BadMessage",
     "BadName",
+    "BadReturn",
     "CompositionError",
     "ConfigError",
     "MissingData",
@@ -59,6 +63,10 @@ class BadName(AnyfleetError, ValueError):
     """A `use` that is malformed, outside the allowed packages, or not there."""
 
 
+class BadReturn(AnyfleetError, ValueError):
+    """A part returned what its slot does not allow; says which part, the round, and what is due."""
+
+
 class Refusal(AnyfleetError, ValueError):
     """Values that cannot be used; each argument is one complaint, and names `Part.field`."""
 
@@ -69,6 +77,10 @@ class Refusal(AnyfleetError, ValueError):
 
     def __str__(self) -> str:
         return "\n".join(self.problems)
+
+
+class BadCall(Refusal, TypeError):
+    """A call from Python with names or values that do not fit; each argument is one complaint."""
 
 
 class CompositionError(Refusal):

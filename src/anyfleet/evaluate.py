@@ -12,6 +12,7 @@ from anyfleet import rng
 from anyfleet.columns import Floats, Ints
 from anyfleet.elastic import COLLECT, EVALUATE_BATCH, WHOLE, Blueprint, Mode, Slice, apply, cut
 from anyfleet.method import Norm
+from anyfleet.objectives import losses, scores
 from anyfleet.types import Data, Params, Task
 
 EVALUATION_BATCH = 256  # large enough for batch statistics; see METHODS §C, notes
@@ -68,8 +69,8 @@ def measure(
     totals = dict.fromkeys(("loss", *task.metrics), 0.0)
     for x, y in batches(data):
         output, _ = apply(blueprint, params, buffers, x, mode)
-        values = {"loss": task.loss(output, y)}
-        values |= {name: metric(output, y) for name, metric in task.metrics.items()}
+        values = {"loss": losses(task, output, y)}
+        values |= {name: scores(task, name, output, y) for name in task.metrics}
         for name, value in values.items():
             totals[name] += float(value.double().sum())
     count = len(data)
@@ -82,7 +83,7 @@ def each(task: Task, model: Tested, data: Data, metric: str) -> Floats:
     found = np.empty(len(data))
     for rows in _rows(data, EVALUATION_BATCH):
         output, _ = apply(model.blueprint, model.params, model.buffers, data.x[rows], model.mode)
-        values = task.metrics[metric](output, data.y[rows])
+        values = scores(task, metric, output, data.y[rows])
         found[rows.cpu().numpy()] = values.double().cpu().numpy()
     return found
 

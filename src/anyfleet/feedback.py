@@ -16,6 +16,8 @@ from anyfleet.elastic import cut, paste
 from anyfleet.envelope import uplink
 from anyfleet.method import Squeezed
 from anyfleet.packing import own_names
+from anyfleet.returned import Caller, squeezed
+from anyfleet.tracebacks import during
 from anyfleet.types import Memory, Orders, Params, Task
 
 SENT = "sent"  # the memory slot with the last message that used a codec's slot
@@ -43,22 +45,27 @@ def squeeze(
     tree = {n: v * trained[n].to(v) if n in trained else v for n, v in tree.items()}
     rate = torch.from_numpy(orders.numbers.rate).to(like.device)
     around = replace(around, key=around.key.to(like.device))
+    caller = Caller("uplink", codec, orders.step)
     if not codec.slot:
-        return codec.squeeze(tree, {}, rate, around)
+        with during("uplink", codec):
+            found = codec.squeeze(tree, {}, rate, around)
+        return squeezed(found, caller, tree)
     known = [_owed(memories[row], order, task) for row, order in enumerate(orders.rows())]
     left = {
         n: torch.stack([each.get(n, torch.zeros_like(v[0])) for each in known])
         for n, v in tree.items()
     }
     meant = {n: v * trained[n].to(v) if n in trained else v for n, v in left.items()}
-    squeezed = codec.squeeze(tree, meant, rate, around)
+    with during("uplink", codec):
+        found = codec.squeeze(tree, meant, rate, around)
+    found = squeezed(found, caller, tree)
     # A codec may answer 0 with noise: what was not trained is as it was.
     still = {
-        n: squeezed.memory[n] * trained[n].to(left[n]) + (left[n] - meant[n])
+        n: found.memory[n] * trained[n].to(left[n]) + (left[n] - meant[n])
         for n in trained
         if n in left
     }
-    return replace(squeezed, memory={**squeezed.memory, **still})
+    return replace(found, memory={**found.memory, **still})
 
 
 def _owed(memory: Memory, order: Orders, task: Task) -> dict[str, Tensor]:

@@ -14,9 +14,11 @@ from torch import Tensor
 from torch.func import vjp, vmap
 
 from anyfleet import rng
+from anyfleet.arguments import checked
 from anyfleet.columns import Ints
 from anyfleet.elastic import OBSERVE, OBSERVED, Blueprint, Cost, Priced, apply
 from anyfleet.errors import refuse
+from anyfleet.objectives import losses
 from anyfleet.padding import mixed
 from anyfleet.parts import Loose, Train, Work
 from anyfleet.types import Numbers, Params, Task
@@ -37,6 +39,7 @@ class Reading(NamedTuple):
     channels: dict[str, Tensor]  # by axis
 
 
+@checked
 @dataclass(frozen=True)
 class Fisher:
     """How Fisher information is measured, and how often.
@@ -123,7 +126,7 @@ class _Model(NamedTuple):
     def negative_log_likelihood(self, values: Params, x: Tensor, draws: Tensor) -> Tensor:
         """Of labels that the model itself draws, one value per sample."""
         output = self.output(values, x)
-        return self.site.task.loss(output, drawn_labels(output.detach(), draws))
+        return losses(self.site.task, output, drawn_labels(output.detach(), draws))
 
     def output(self, values: Params, x: Tensor) -> Tensor:
         site = self.site
@@ -218,7 +221,7 @@ def produced(name: str, blueprint: Blueprint) -> str | None:
 
 
 @dataclass(frozen=True)
-class Observed:
+class Observed(Train):
     """Another trainer, with Fisher information measured on the mini-batches it trains on.
 
     Reports "fisher", the mean trace over the measured steps; "fisher_squares", the mean of its

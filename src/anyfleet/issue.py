@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anyfleet import rng
+from anyfleet import returned, rng
 from anyfleet.columns import Ints, join
 from anyfleet.delivery import statistics_bits
 from anyfleet.elastic import Slice
@@ -17,6 +17,8 @@ from anyfleet.evaluate import served
 from anyfleet.method import Method, Symbols
 from anyfleet.offers import Choices
 from anyfleet.packing import dense, index_bits, own_names
+from anyfleet.returned import Caller, cut_out, drafted, planned
+from anyfleet.tracebacks import during
 from anyfleet.types import Kind, Orders, Params, Plans, Task, Trees, Want
 from anyfleet.view import Request, View
 
@@ -229,15 +231,19 @@ def _keys(devices: Ints, desk: Desk) -> Tensor:
 
 def _plans(devices: Ints, method: Method, view: View, desk: Desk) -> Plans:
     count = len(devices)
+    with during("train", method.train):
+        numbers = method.train.draft(view.step, view.devices.samples[devices])
     drafts = Plans(
         device=devices,
         wants=tuple(Want(device=int(device)) for device in devices),
-        numbers=method.train.draft(view.step, view.devices.samples[devices]),
+        numbers=drafted(numbers, Caller("train", method.train, view.step), count),
         menus=((),) * count,
         declined=("",) * count,
     )
     key = rng.fold(rng.root(desk.seed, "plan"), view.step)
-    return method.plan(drafts, view, desk.states["plan"], key)
+    with during("plan", method.plan):
+        plans = method.plan(drafts, view, desk.states["plan"], key)
+    return planned(plans, Caller("plan", method.plan, view.step), drafts, view.blueprint)
 
 
 def _slices(
@@ -248,8 +254,12 @@ def _slices(
     # By visit: a device may be asked twice within a step of an asynchronous run.
     keys = rng.fold(keys, torch.from_numpy(desk.visits[plans.device]))
 
+    caller = Caller("extract", method.extract, view.step)
+
     def extract(want: Want, row: int) -> Slice:
-        return method.extract(want, view, state, keys[row])
+        with during("extract", method.extract):
+            found = method.extract(want, view, state, keys[row])
+        return cut_out(found, caller, view.blueprint)
 
     menus = tuple(
         tuple(extract(want, row) for want in menu) for row, menu in enumerate(plans.menus)
@@ -277,7 +287,9 @@ def package(
     small = dense({n: v for n, v in weights.items() if n not in home}, slice_, blueprint)
     around = downlink(order, blueprint, tuple(small), like.dtype)
     stack = {name: value.unsqueeze(0) for name, value in small.items()}
-    squeezed = method.downlink.squeeze(stack, {}, torch.ones(1), around)
+    with during("downlink", method.downlink):
+        found = method.downlink.squeeze(stack, {}, torch.ones(1), around)
+    squeezed = returned.squeezed(found, Caller("downlink", method.downlink, order.step), stack)
     model = {name: value.squeeze(0) for name, value in squeezed.tree.items()}
     travels = norm.travels(blueprint)
     told = {n: v for n, v in served(buffers, blueprint, norm, slice_).items() if n in travels}

@@ -11,6 +11,7 @@ from anyfleet.elastic import Slice, cut, width
 from anyfleet.fisher import MEASURED
 from anyfleet.local import Minibatch, Site
 from anyfleet.parts import Lesson
+from anyfleet.tracebacks import during
 from anyfleet.types import Memory, Notes, Orders, Report, Task
 
 SCALAR_BITS = 32  # one reported number
@@ -53,7 +54,9 @@ def learned(
         measured={n: float(v) for n, v in measures.items() if v.ndim == 0},
         birth=lambda: _birth(orders, row, where),
     )
-    return where.job.choose.learn(memory.notes, lesson)
+    choose = where.job.choose
+    with during("choose", choose):
+        return choose.learn(memory.notes, lesson)
 
 
 def _birth(orders: Orders, row: int, where: Site) -> float:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
+from anyfleet.arguments import checked
 from anyfleet.elastic import Blueprint
 from anyfleet.errors import refuse
 from anyfleet.frames import FRAME_BYTES
@@ -13,6 +14,7 @@ _HEADER, _PER_TENSOR = 1 << 16, 512  # bytes of a header: at least, and for ever
 _WIDEST = 8  # bytes of a number
 
 
+@checked
 @dataclass(frozen=True)
 class Limits:
     """What is refused of messages: what is too large, and updates that are too long.

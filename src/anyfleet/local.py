@@ -17,8 +17,11 @@ from torch.utils._pytree import tree_map
 
 from anyfleet import rng
 from anyfleet.elastic import Blueprint, Slice
+from anyfleet.errors import BadReturn
 from anyfleet.method import Job, Loose
+from anyfleet.objectives import augmented
 from anyfleet.padding import mixed
+from anyfleet.tracebacks import quoted
 from anyfleet.types import EVERYTHING, Data, Numbers, Params, Task
 
 Lift = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -143,7 +146,7 @@ def train(where: Site, inputs: Inputs, bounds: Extent, *, lift: Lift, cohort: in
         # The guard holds the old state beside the new one: a device alone never needs it.
         one = partial(_stepped if i < bounds.together else _guarded, where, i, choices[i])
         state = lift(one)(state, inputs, batch.only(alone[i]) if alone else batch)
-    result: Result = lift(partial(trainer.finish, where))(state)
+    result: Result = lift(partial(_finished, where))(state)
     # Layers that are not trained run in training mode but keep their statistics (METHODS §1.3).
     layers = where.blueprint.layers
     own = {n for layer in layers if set(layer.params) & set(where.trained) for n in layer.buffers}
@@ -202,10 +205,21 @@ def _stepped(
     """One step."""
     rows, valid, key = drawn
     x, y = inputs.x.index_select(0, rows), inputs.y.index_select(0, rows)
-    if where.task.augment is not None:
-        x = where.task.augment(x, rng.fold(key, "augment"))
+    x = augmented(where.task, x, rng.fold(key, "augment")) if where.task.augment else x
     batch = Minibatch(x, y, valid, key, i)
     return where.job.train.step(where, state, batch, inputs.numbers, choice)
+
+
+def _finished(where: Site, state: Loose) -> Result:
+    """What training leaves behind; looked at here, as a stack can only be made of such."""
+    found: Any = where.job.train.finish(where, state)
+    if not isinstance(found, Result):
+        train = quoted(where.job.train)
+        raise BadReturn(
+            f"train={train} returned {type(found).__name__} from `finish`; due is "
+            "anyfleet.local.Result."
+        )
+    return found
 
 
 def _guarded(

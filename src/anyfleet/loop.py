@@ -9,6 +9,7 @@ from anyfleet.incoming import Answer
 from anyfleet.method import Method
 from anyfleet.seam import Runtime, Snapshot, Step
 from anyfleet.server import Server
+from anyfleet.tracebacks import during
 from anyfleet.types import Task
 
 __all__ = ["Answer", "Runtime", "Snapshot", "Step", "run"]
@@ -18,22 +19,29 @@ def run(
     method: Method, task: Task, runtime: Runtime, seed: int, *, resume: Snapshot | None = None
 ) -> Iterator[Step]:
     """Yields after every server step, for as long as the caller goes on asking."""
-    server = Server(method, task, runtime, seed)
+    with during(round_index=0 if resume is None else resume.step):
+        server = Server(method, task, runtime, seed)
     if resume is not None:
         server.restore(resume)
-    schedule = method.schedule
     while True:
-        before = server.issued, runtime.now()
-        server.fill()
+        with during(round_index=server.number):
+            step = _turn(server, runtime)
+        if step is not None:
+            yield step
+
+
+def _turn(server: Server, runtime: Runtime) -> Step | None:
+    """Fill idle devices, wait, and step if the schedule is ready."""
+    before = server.issued, runtime.now()
+    server.fill()
+    view = server.view()
+    if not server.ready(view):
+        events = runtime.wait(*server.patience(view))
+        server.hear(events)
         view = server.view()
-        if not schedule.ready(view):
-            events = runtime.wait(schedule.alarm(view), schedule.enough(view))
-            server.hear(events)
-            view = server.view()
-            if not len(events) and before == (server.issued, runtime.now()):
-                raise RuntimeError(
-                    f"{schedule} stands still: nothing to issue, nothing to wait for, not ready. "
-                    "Its alarm must lie in the future until it is ready."
-                )
-        if schedule.ready(view):
-            yield server.step()
+        if not len(events) and before == (server.issued, runtime.now()):
+            raise RuntimeError(
+                f"{server.method.schedule} stands still: nothing to issue, nothing to wait for, "
+                "not ready. Its alarm must lie in the future until it is ready."
+            )
+    return server.step() if server.ready(view) else None

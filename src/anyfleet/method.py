@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from types import MappingProxyType
+from typing import Any, Literal, Self
 
+from anyfleet.arguments import OwnSignature, check_names, described
 from anyfleet.coding import Codec, Squeezed
 from anyfleet.envelope import Envelope, Symbols
 from anyfleet.errors import CompositionError
@@ -55,6 +57,21 @@ __all__ = [
     "nested",
 ]
 
+# The slots of a method, each with the class that its parts derive from.
+SLOTS: Mapping[str, type] = MappingProxyType(
+    {
+        "select": Select,
+        "schedule": Schedule,
+        "plan": Plan,
+        "choose": Choose,
+        "extract": Extract,
+        "train": Train,
+        "norm": Norm,
+        "uplink": Codec,
+        "downlink": Codec,
+        "aggregate": Aggregate,
+    }
+)
 _POLICIES = ("select", "plan", "extract", "aggregate")
 _INFORMED = frozenset({"fisher", "channels"})  # measures that take Fisher information
 
@@ -92,7 +109,15 @@ class Method:
     cache: bool = False  # the device keeps its model and fills gaps of a download from it
     fisher: Fisher = field(default_factory=Fisher)  # how devices measure it, if some part asks
 
+    __signature__ = OwnSignature()
+
+    def __new__(cls, *_: Any, **options: Any) -> Self:
+        check_names(cls, options)
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
+        if misplaced := tuple(_misplaced(self)):
+            raise CompositionError(*misplaced)
         problems = [*_unmet(self), *_unmeasured(self), *_contested(self)]
         if self.send not in ("delta", "weights"):
             problems.append(f'send must be "delta" or "weights", got {self.send!r}.')
@@ -150,6 +175,29 @@ class Method:
     def __str__(self) -> str:
         rows = (f"  {f.name:<10}{getattr(self, f.name)}" for f in fields(self))
         return "Method\n" + "\n".join(rows)
+
+
+def _misplaced(method: Method) -> Iterator[str]:
+    """Yield what is no part of the kind that its slot takes."""
+    for name, slot in SLOTS.items():
+        value = getattr(method, name)
+        if slot in type(value).__mro__:
+            continue
+        article = "an" if slot.__name__[0] in "AE" else "a"
+        told = f"{name} must be {article} {slot.__name__}, got {described(value)}"
+        others = [other.__name__ for other in SLOTS.values() if other in type(value).__mro__]
+        if others:
+            told += f", which is for the slot {others[0].lower()}."
+        elif isinstance(value, str):
+            told += "; only run files name parts by texts, from Python pass the part itself."
+        elif value is None:
+            told += "; every slot needs a part."
+        elif not told.endswith("?"):
+            told += f"; derive {type(value).__name__} from anyfleet.method.{slot.__name__}."
+        yield told
+    fisher: Any = method.fisher
+    if not isinstance(fisher, Fisher):
+        yield f"fisher must be a Fisher, got {described(fisher)}."
 
 
 def _unmeasured(method: Method) -> Iterator[str]:

@@ -23,6 +23,7 @@ from anyfleet.errors import BadName
 
 __all__ = [
     "OWN",
+    "SYNONYMS",
     "Factory",
     "FrozenMapping",
     "find",
@@ -104,12 +105,69 @@ def public_names(module_name: str) -> tuple[str, ...]:
         return ()
 
 
+# Words of other libraries and papers for what options are called here, the likeliest first. Run
+# files and calls from Python both look here.
+SYNONYMS: Mapping[str, tuple[str, ...]] = {
+    "algorithm": ("method",),
+    "client_lr": ("lr",),
+    "clients": ("devices", "count"),
+    "clients_per_round": ("count",),
+    "cohort": ("count",),
+    "cohort_size": ("count",),
+    "criterion": ("loss",),
+    "dataset": ("train", "data"),
+    "deadline": ("seconds",),
+    "devices": ("count",),
+    "devices_per_round": ("count",),
+    "eta": ("lr",),
+    "eval_every": ("evaluate_every",),
+    "gamma": ("decay", "factor"),
+    "global_rounds": ("rounds",),
+    "l2": ("weight_decay",),
+    "learning_rate": ("lr", "rate"),
+    "local_lr": ("lr",),
+    "local_steps": ("iterations", "steps"),
+    "loss_fn": ("loss",),
+    "lr": ("rate", "start"),
+    "lr_decay": ("decay", "factor"),
+    "lr_local": ("lr",),
+    "minibatch": ("batch",),
+    "model": ("module",),
+    "mu": ("proximal",),
+    "network": ("module", "model"),
+    "num_clients": ("devices", "count"),
+    "num_devices": ("devices", "count"),
+    "num_rounds": ("rounds",),
+    "num_workers": ("workers",),
+    "optim": ("optimiser",),
+    "optimizer": ("optimiser",),
+    "proximal": ("mu",),
+    "random_seed": ("seed",),
+    "random_state": ("seed",),
+    "rates": ("shares", "ratios"),
+    "ratios": ("shares",),
+    "sample_size": ("count",),
+    "server_learning_rate": ("lr",),
+    "server_lr": ("lr",),
+    "step_size": ("lr",),
+    "strategy": ("method",),
+    "threads": ("workers",),
+    "timeout": ("seconds", "patience"),
+    "width": ("share", "widths", "shares"),
+    "widths": ("shares", "ratios"),
+}
+
+
 def near(word: str, words: Iterable[str]) -> str:
-    """', did you mean "count" or "counts"?' when there are such words, otherwise nothing."""
+    """', did you mean "count" or "counts"?' when there are such words, otherwise nothing.
+
+    A word that other libraries use for one of these (`SYNONYMS`) leads to it, whatever its letters.
+    """
     # A class rather than the module beside it that has its name in small letters.
     ordered = sorted(words, reverse=True)
     by_lower = {known.lower(): known for known in ordered if not known.startswith("_")}
-    close = difflib.get_close_matches(word.lower(), by_lower, n=3)
+    meant = [known for known in SYNONYMS.get(word.lower(), ()) if known in by_lower]
+    close = meant[:1] or difflib.get_close_matches(word.lower(), by_lower, n=3)
     names = " or ".join(f'"{by_lower[lower]}"' for lower in close)
     return f", did you mean {names}?" if names else ""
 

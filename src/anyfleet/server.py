@@ -1,13 +1,13 @@
 """The server's bookkeeping between two steps: who was asked, who answered, what is known."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
 
-from anyfleet import rng
+from anyfleet import returned, rng
 from anyfleet.arrivals import Arrivals
 from anyfleet.calibration import calibrated
 from anyfleet.columns import Floats, Ints
@@ -21,6 +21,7 @@ from anyfleet.lengths import expected
 from anyfleet.method import Method
 from anyfleet.offers import Traffic
 from anyfleet.outcomes import Charges, Events, no_charges
+from anyfleet.returned import Caller
 from anyfleet.screening import (
     Screen,
     Sizes,
@@ -32,7 +33,8 @@ from anyfleet.screening import (
 )
 from anyfleet.seam import Runtime, Snapshot, Step
 from anyfleet.timing import Amount, Demand, training
-from anyfleet.types import Conditions, Kind, Orders, Params, Task
+from anyfleet.tracebacks import during
+from anyfleet.types import Conditions, Kind, Orders, Params, Task, Want
 from anyfleet.view import Flight, Request, View
 
 JUDGE_BATCH = 128  # samples of the server split per comparison (METHODS §1.18)
@@ -64,9 +66,12 @@ class Server:
     """The loop's own bookkeeping. Mutable, and never handed out."""
 
     def __init__(self, method: Method, task: Task, runtime: Runtime, seed: int) -> None:
-        if misfits := method.misfits(task):
+        with during("train", method.train):
+            misfits = method.misfits(task)
+        if misfits:
             raise CompositionError(*misfits.values())
-        self.method = calibrated(method, task, seed)
+        with during("uplink", method.uplink):
+            self.method = calibrated(method, task, seed)
         self.job = self.method.job()
         self.task, self.runtime, self.seed = task, runtime, seed
         self.devices = runtime.devices()
@@ -85,7 +90,22 @@ class Server:
         self.ledger = Ledger(self.devices, task.blueprint)
         self.screen = Screen.of(task, self.devices.samples, runtime.limits)
         self.sizes = {what: Sizes(np.empty(0)) for what in _CHANGES}
-        self.states = {n: part.init(self.view()) for n, part in method.policies().items()}
+        self.states: dict[str, Any] = {}
+        self._check_start()
+        for name, part in method.policies().items():
+            with during(name, part):
+                self.states[name] = part.init(self.view())
+
+    def _check_start(self) -> None:
+        """Check what parts say once, before the first round."""
+        norm, schedule = self.method.norm, self.method.schedule
+        with during("norm", norm):
+            returned.normalised(norm, self._caller("norm"), self.task.blueprint)
+        with during("schedule", schedule):
+            returned.staleness(schedule.staleness, self._caller("schedule"))
+
+    def _caller(self, slot: str) -> Caller:
+        return Caller(slot, getattr(self.method, slot), self.number)
 
     # -- what policies see
 
@@ -141,7 +161,10 @@ class Server:
 
     def fill(self) -> None:
         """Issues what the schedule wants now."""
-        for wanted in self.method.schedule.start(self.view()):
+        schedule = self.method.schedule
+        with during("schedule", schedule):
+            asked = schedule.start(self.view())
+        for wanted in returned.requests(asked, self._caller("schedule"), self.holding):
             request = self._fetched(wanted) if wanted.kind == Kind.FETCH else wanted
             chosen = self._chosen(request)
             if len(chosen):
@@ -151,18 +174,26 @@ class Server:
         """Of the results that wait on their devices, those that the selection names."""
         view = self.view()
         held = [flight for flight in view.arrived if flight.order in request.of]
-        named = self.method.select.fetch(view, held)
+        with during("select", self.method.select):
+            named = self.method.select.fetch(view, held)
+        named = returned.fetched(named, self._caller("select"), held)
         devices = tuple(flight.device for flight in named)
         return replace(request, devices=devices, of=tuple(flight.order for flight in named))
 
     def _chosen(self, request: Request) -> Ints:
-        if request.devices is not None:
+        if request.kind == Kind.FETCH and request.devices is not None:
             return np.array(request.devices, dtype=np.int64)
+        if request.devices is not None:
+            named = np.array(request.devices)
+            return returned.cohort(named, self._caller("schedule"), self.view())
         key = rng.fold(rng.root(self.seed, "select"), self.number)
         # Several draws within a step (asynchronous) differ by what was issued before.
         begun = any(o.step == self.number for o in self.flying.values()) or self.arrived
         key = rng.fold(key, self.issued) if begun else key
-        ids = self.method.select(self._choice(request), self.states["select"], key)
+        view = self._choice(request)
+        with during("select", self.method.select):
+            ids = self.method.select(view, self.states["select"], key)
+        ids = returned.cohort(ids, self._caller("select"), view)
         if request.count is None or request.count >= len(ids):
             return ids
         # Drawn, not cut off: selections come in order, and the first would always win.
@@ -200,6 +231,22 @@ class Server:
         rows = orders.rows()
         self.flying |= {int(row.id[0]): row for row in rows}
         self.seen |= {int(row.id[0]): Flight.of(row) for row in rows}
+
+    # -- waiting
+
+    def ready(self, view: View) -> bool:
+        """Whether the schedule wants to step now."""
+        schedule = self.method.schedule
+        with during("schedule", schedule):
+            ready = schedule.ready(view)
+        return returned.truth(ready, self._caller("schedule"))
+
+    def patience(self, view: View) -> tuple[float | None, int]:
+        """Until when the schedule waits, and for how many outcomes."""
+        schedule, caller = self.method.schedule, self._caller("schedule")
+        with during("schedule", schedule):
+            alarm, enough = schedule.alarm(view), schedule.enough(view)
+        return returned.alarm(alarm, caller), returned.enough(enough, caller)
 
     # -- hearing
 
@@ -267,7 +314,9 @@ class Server:
             self._learn(arrivals, replace(view, model=self.params, notes=self.notes))
         told: dict[str, Any] = {}
         for name, part in self.method.policies().items():
-            told |= part.tells(self.states[name])
+            with during(name, part):
+                tells = part.tells(self.states[name])
+            told |= returned.told(tells, self._caller(name))
         self.notes = {**told, **self.notes}
         answers = tuple(a.answer() for a in self.arrived if a.order.kind not in _TRAINING)
         ledger = self.ledger.close(self.number, self.runtime.now())
@@ -278,7 +327,6 @@ class Server:
         # A schedule can only fetch what it sees: of the others nobody will ask again.
         still = {int(answer.order.id[0]) for answer in later}
         self.holding = {order: held for order, held in self.holding.items() if order in still}
-        view, state, key = self.view(), self.states["extract"], self.key("test")
         return Step(
             index=self.number - 1,
             time=self.started,
@@ -287,20 +335,39 @@ class Server:
             notes=self.notes,
             ledger=ledger,
             answers=answers,
-            sub_model=lambda want: self.method.extract(want, view, state, key),
+            sub_model=self._sub_model(),
             snapshot=self.snapshot(),
         )
 
+    def _sub_model(self) -> Callable[[Want], Slice]:
+        """What the extraction cuts out of the model as it is now."""
+        view, state, key = self.view(), self.states["extract"], self.key("test")
+        extract, caller = self.method.extract, self._caller("extract")
+
+        def sub_model(want: Want) -> Slice:
+            with during("extract", extract):
+                found = extract(want, view, state, key)
+            return returned.cut_out(found, caller, view.blueprint)
+
+        return sub_model
+
     def _later(self) -> list[Answered]:
         """Take out what is left to a later step, and put the rest in the order of issue."""
-        left = set(self.method.schedule.later(self.view()))
+        schedule = self.method.schedule
+        with during("schedule", schedule):
+            later = schedule.later(self.view())
+        there = {int(answer.order.id[0]) for answer in self.arrived}
+        left = set(returned.orders(later, self._caller("schedule"), there, "answered"))
         self.arrived.sort(key=lambda answer: int(answer.order.id[0]))
-        later = [a for a in self.arrived if int(a.order.id[0]) in left]
+        waiting = [a for a in self.arrived if int(a.order.id[0]) in left]
         self.arrived = [a for a in self.arrived if int(a.order.id[0]) not in left]
-        return later
+        return waiting
 
     def _drop(self) -> None:
-        dropped = self.method.schedule.drop(self.view())
+        schedule = self.method.schedule
+        with during("schedule", schedule):
+            asked = schedule.drop(self.view())
+        dropped = returned.orders(asked, self._caller("schedule"), self.flying, "under way")
         if dropped:
             for lost in self.runtime.cancel(dropped, "too late"):
                 self._lose(self._land(lost.order), lost.charges, lost.reason)
@@ -335,8 +402,10 @@ class Server:
     def _aggregate(self, changes: Mapping[str, "_Changes"], view: View) -> str:
         """Make the new model, or return why the old one and all that belongs to it are kept."""
         key, state = self.key("aggregate"), self.states["aggregate"]
-        arrivals = changes["params"].arrivals
-        stepped = self.method.aggregate(self.params, state, arrivals, view, key)
+        arrivals, aggregate = changes["params"].arrivals, self.method.aggregate
+        with during("aggregate", aggregate):
+            stepped = aggregate(self.params, state, arrivals, view, key)
+        stepped = returned.aggregated(stepped, self._caller("aggregate"), self.params)
         buffers = dict(self.buffers)
         if "buffers" in changes:
             # Averaged by samples, whatever the aggregator: they are measurements.
@@ -366,7 +435,8 @@ class Server:
         """Let the policies learn from the step; a state that is not finite is not kept."""
         for name, part in self.method.policies().items():
             before = self.states[name]
-            after = part.learn(before, arrivals, self.notes, view)
+            with during(name, part):
+                after = part.learn(before, arrivals, self.notes, view)
             if sound(after) or not sound(before):
                 self.states[name] = after
 

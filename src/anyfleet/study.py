@@ -10,6 +10,7 @@ import numpy as np
 from annotated_types import Ge
 
 from anyfleet import config
+from anyfleet.arguments import checked
 from anyfleet.breakdown import Breakdown, Detail, Groups, complaints, named, take_apart
 from anyfleet.delivery import unpadded
 from anyfleet.diagnosis import plain_notes
@@ -22,6 +23,7 @@ from anyfleet.naming import how_to_allow, lies_within
 from anyfleet.runtime import Limits, Reference, Simulated
 from anyfleet.runtime.engines import Engine
 from anyfleet.seam import Snapshot
+from anyfleet.tracebacks import during, raised_inside, remedied
 from anyfleet.types import Kind, Task, Want
 from anyfleet.world import Fleet, World
 
@@ -35,6 +37,7 @@ class TaskSpec(Protocol):
     def build(self, seed: int) -> Task: ...
 
 
+@checked
 @dataclass(frozen=True)
 class Experiment:
     """Everything a run depends on; a run file is this, written down.
@@ -108,6 +111,8 @@ def build(experiment: Experiment) -> Task:
     try:
         task = experiment.task.build(experiment.seed)
     except ValueError as error:
+        if raised_inside(error):
+            raise  # a user's own code failed: its traceback says more than a problem of the file
         raise ConfigError([Problem("task", str(error))]) from error
     world = populate(experiment, task)
     if excess := experiment.method.select.excess(world.declared):
@@ -234,6 +239,7 @@ class Moment:
         return State(self.point, self.step.snapshot, self.fleet)
 
 
+@checked
 def play(
     experiment: Experiment, task: Task | None = None, *, resume: State | None = None
 ) -> Iterator[Moment]:
@@ -249,14 +255,26 @@ def play(
         point, snapshot = resume.point, resume.snapshot
     if point.step + 1 >= experiment.rounds:
         return
-    for step in run(experiment.method, task, runtime, experiment.seed, resume=snapshot):
-        last = step.index + 1 == experiment.rounds
-        due = last or step.index % experiment.evaluate_every == 0
-        scores, details = _judge(experiment, task, step, groups) if due else ({}, ())
+    steps = run(experiment.method, task, runtime, experiment.seed, resume=snapshot)
+    while point.step + 1 < experiment.rounds:
+        try:
+            step = next(steps)
+            with during(round_index=step.index):
+                last = step.index + 1 == experiment.rounds
+                due = last or step.index % experiment.evaluate_every == 0
+                scores, details = _judge(experiment, task, step, groups) if due else ({}, ())
+        except Exception as error:
+            remedied(error, _RESUME if point.step >= 0 else _RESTART)
+            raise
         point = replace(_advance(point, step), scores=scores, details=details)
         yield Moment(point, step, runtime.save(), task.blueprint.aliases)
-        if last:
-            return
+
+
+_RESUME = (
+    "The run so far is safe in the last moment that play() gave: mend this, then go on with "
+    "play(experiment, task, resume=moment.state)."
+)
+_RESTART = "No round was finished before it: mend this, then play it again."
 
 
 def _judge(

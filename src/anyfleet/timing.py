@@ -19,6 +19,7 @@ import numpy as np
 from anyfleet.columns import Batch, Floats
 from anyfleet.elastic import WHOLE, Blueprint, Priced, Slice, width
 from anyfleet.elastic.counting import Counting, operations
+from anyfleet.tracebacks import during
 from anyfleet.types import Conditions
 
 if TYPE_CHECKING:
@@ -106,7 +107,8 @@ def training(
     batch, processed, steps = amount.batch, amount.processed, amount.steps
     planned = amount.share, amount.share, 1.0
     prices = [Priced(blueprint, e, batch, p) for e, p in zip(three, planned, strict=True)]
-    works = [train.work(priced, processed, steps) for priced in prices]
+    with during("train", train):
+        works = [train.work(priced, processed, steps) for priced in prices]
     counts = Counts(*(work.flops for work in works))
     if counting != "flops":
         # The rules count one pass over the samples: a trainer may do several.

@@ -17,7 +17,7 @@ from anyfleet.elastic import cost, width
 from anyfleet.elastic.counting import CNN_CIFAR, Counting, complexity
 from anyfleet.errors import CompositionError
 from anyfleet.loop import Step, run
-from anyfleet.method import Policy
+from anyfleet.method import Plan
 from anyfleet.methods import fedavg, heterofl
 from anyfleet.packing import index_bits
 from anyfleet.plan import Menu
@@ -61,7 +61,7 @@ def fleet(*groups: Group, **settings: object) -> Fleet:
 
 
 @dataclass(frozen=True)
-class Depths(Policy):
+class Depths(Plan):
     """Devices of level p train the layers from `firsts[p]` on."""
 
     firsts: tuple[int, ...]
@@ -146,7 +146,7 @@ def test_frequency_and_overhead_and_load_reach_the_ledger() -> None:
     task = small.task(devices=4)
 
     @dataclass(frozen=True)
-    class Slowly(Policy):
+    class Slowly(Plan):
         def __call__(self, drafts: Plans, view: View, state: object, key: Tensor) -> Plans:
             count = len(drafts)
             return replace(drafts, numbers=replace(drafts.numbers, frequency=np.full(count, 5e8)))
@@ -345,7 +345,7 @@ def test_a_shared_band_is_divided_by_the_cohort_and_reported_so() -> None:
         told = []
 
         @dataclass(frozen=True)
-        class Listening(Policy):
+        class Listening(Plan):
             def __call__(self, drafts: Plans, view: View, state: object, key: Tensor) -> Plans:
                 told.append(view.conditions(drafts.device))  # noqa: B023 - used in this turn only
                 return drafts

@@ -237,3 +237,11 @@ def test_a_task_knows_whose_data_each_device_has() -> None:
     assert Task.of(net(), data, split=SPLIT).owners == ("",) * 4
     with pytest.warns(AnyfleetWarning, match="ByOwner"):
         assert Task.of(net(), named, split=SPLIT).owners == ("",) * 4
+
+
+def test_a_loss_that_is_not_finite_is_refused_before_anybody_trains() -> None:
+    def logarithm(output: Tensor, target: Tensor) -> Tensor:
+        return (output.detach() * 0).sum(-1).log() + target
+
+    with pytest.raises(ValueError, match=r"loss gives \[-inf, -inf\] for the first samples"):
+        Task.of(net(), flat(), split=SPLIT, loss=logarithm)

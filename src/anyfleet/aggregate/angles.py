@@ -13,7 +13,7 @@ from anyfleet.arrivals import Arrivals
 from anyfleet.columns import Floats
 from anyfleet.formulas.contribution import angle_weights, smoothed
 from anyfleet.formulas.theory import expected_decrease
-from anyfleet.method import Policy
+from anyfleet.method import Aggregate
 from anyfleet.papers import FEDADP, Paper
 from anyfleet.types import Params, Stepped
 from anyfleet.view import View
@@ -30,7 +30,7 @@ Angles = Mapping[int, Angle]  # of devices that were there, by device
 
 
 @dataclass(frozen=True)
-class AngleWeighted(Policy):
+class AngleWeighted(Aggregate):
     """The mean, with weights by how well a device's updates agree with the mean (METHODS §1.17).
 
     A weight of `base` is multiplied by e to the power of a map of the device's angle to the mean by

@@ -17,7 +17,7 @@ from anyfleet.view import View
 
 
 @dataclass(frozen=True)
-class Diagnosed(Around):
+class Diagnosed(Around, Aggregate):
     """Another aggregator; the step's record tells more, and the model is the same, bit for bit.
 
     * `coverage`: the share of the trainable coordinates that somebody trained; `regions`: in how

@@ -9,13 +9,13 @@ from torch import Tensor
 
 from anyfleet.arrivals import Arrivals
 from anyfleet.columns import Floats
-from anyfleet.method import Policy, State
+from anyfleet.method import Aggregate, State
 from anyfleet.papers import FEDAVG, Paper
 from anyfleet.types import Params, Stepped
 from anyfleet.view import View
 
 
-class Weighted(Policy, Protocol):
+class Weighted(Aggregate, Protocol):
     """Per coordinate, a weighted mean over devices; subclasses say by which weights, of what."""
 
     def weigh(self, arrivals: Arrivals) -> Floats:

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from anyfleet.aggregate.mean import Mean
+from anyfleet.arguments import checked
 from anyfleet.arrivals import Arrivals
-from anyfleet.method import Aggregate, Policy, State
+from anyfleet.method import Aggregate, State
 from anyfleet.papers import FEDADAM, Paper
 from anyfleet.types import Params, Stepped
 from anyfleet.view import View
@@ -27,6 +28,7 @@ class ServerOptimiser(Protocol):
     ) -> tuple[Tensor, dict[str, Tensor]]: ...
 
 
+@checked
 @dataclass(frozen=True)
 class ServerSgd:
     """`velocity = momentum * velocity + change`, then `lr * velocity`."""
@@ -48,6 +50,7 @@ class ServerSgd:
         return self.lr * velocity, {"velocity": velocity}
 
 
+@checked
 @dataclass(frozen=True)
 class ServerAdam:
     """Adam on the proposed change (FedAdam); `epsilon` is the adaptivity of that paper."""
@@ -81,7 +84,7 @@ class _Kept(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ServerStep(Policy):
+class ServerStep(Aggregate):
     """An aggregator followed by a server optimiser.
 
     Coordinates that nobody trained do not move, nor do those that only devices without samples or

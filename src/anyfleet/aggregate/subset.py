@@ -22,7 +22,7 @@ from anyfleet.view import View
 
 
 @dataclass(frozen=True)
-class Subset(Around):
+class Subset(Around, Aggregate):
     """Another aggregator, of those updates that go well together (METHODS §1.18).
 
     The update is found whose removal makes the others agree most; its device is `labelled`. If the

@@ -27,13 +27,15 @@ from anyfleet.cli.options import (
     Words,
 )
 from anyfleet.cli.stopping import exit_code, terminable
-from anyfleet.errors import AnyfleetError, AnyfleetWarning, ConfigError
+from anyfleet.errors import AnyfleetError, AnyfleetWarning, BadReturn, ConfigError
+from anyfleet.tracebacks import note, raised_inside
 
 
 class Commands(TyperGroup):
     """Turns what Anyfleet raises on purpose into a message; other errors keep their traceback.
 
-    Its warnings become notes, each told once.
+    So does whatever a user's part, data set, loss or metric raises, of any type. Warnings of
+    Anyfleet become notes, each told once.
     """
 
     def invoke(self, ctx: Any) -> Any:
@@ -41,18 +43,11 @@ class Commands(TyperGroup):
             with terminable(), warnings.catch_warnings():
                 warnings.showwarning = _noted(warnings.showwarning)
                 return super().invoke(ctx)
-        except ConfigError as error:
-            count = len(error.problems)
-            typer.echo(f"{count} problem{'s' * (count > 1)}:", err=True)
-            for problem in error.problems:
-                typer.echo(f"  {_printable(problem)}", err=True)
-            ctx.exit(1)
-        except AnyfleetError as error:
-            typer.echo(f"Error: {_printable(error)}", err=True)
-            ctx.exit(1)
-        except FileExistsError as error:
-            typer.echo(f"Error: {error}", err=True)
-            ctx.exit(2)
+        except (AnyfleetError, FileExistsError) as error:
+            if raised_inside(error) and not isinstance(error, BadReturn):
+                raise
+            _tell(error)
+            ctx.exit(2 if isinstance(error, FileExistsError) else 1)
         except KeyboardInterrupt as stop:
             typer.echo("Stopped.", err=True)
             ctx.exit(exit_code(stop))
@@ -78,6 +73,19 @@ def _noted(otherwise: Callable[..., None]) -> Callable[..., None]:
             typer.echo(f"note: {_printable(message)}", err=True)
 
     return show
+
+
+def _tell(error: Exception) -> None:
+    """Write what went wrong, and how to go on, to the standard error."""
+    if isinstance(error, ConfigError):
+        count = len(error.problems)
+        typer.echo(f"{count} problem{'s' * (count > 1)}:", err=True)
+        for problem in error.problems:
+            typer.echo(f"  {_printable(problem)}", err=True)
+    else:
+        typer.echo(f"Error: {_printable(error)}", err=True)
+    if line := note(error):
+        typer.echo(line, err=True)
 
 
 app = typer.Typer(

@@ -19,8 +19,14 @@ def resume_folder(folder: Path, terms: Terms, *, every: int | None) -> None:
     done, rounds = run.past.progress.step, run.experiment.rounds
     show(screen, f"Run folder: {folder} (goes on after {done} of {rounds} steps)")
     every = run.every if every is None else every
-    origin = Origin(run.task)
-    recording = Recording(folder, run.experiment, origin=origin, past=run.past, every=every)
+    recording = Recording(
+        folder,
+        run.experiment,
+        terms.allow,
+        origin=Origin(run.task),
+        past=run.past,
+        every=every,
+    )
     name = folder.resolve().name
     going_on = Run(run.experiment, run.task, recording, name, run.past.state, terms.allow)
     perform(going_on, screen)

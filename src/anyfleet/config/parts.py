@@ -249,7 +249,9 @@ def _further(
     if not isinstance(form.target, type):
         return ()
     try:
-        form.target(**filled.values, **{key: _stand_in(form.kind(key)) for key in absent})
+        # Not by a call: that would refuse the stand-ins before the class itself says anything.
+        made: Any = object.__new__(form.target)
+        made.__init__(**filled.values, **{key: _stand_in(form.kind(key)) for key in absent})
     except CompositionError:
         return ()
     except ValueError as error:

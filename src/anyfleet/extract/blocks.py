@@ -20,7 +20,7 @@ from anyfleet.formulas.whale import (
     region_fisher,
     scores,
 )
-from anyfleet.method import Policy
+from anyfleet.method import Extract
 from anyfleet.papers import WHALE, Paper
 from anyfleet.types import Want
 from anyfleet.view import View
@@ -32,7 +32,7 @@ class _Kept(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FisherBlocks(Policy):
+class FisherBlocks(Extract):
     """Every hidden layer in `regions` equal blocks of channels; a device takes the best of them.
 
     Region j is block j of every layer. A share of the model is that share of the regions, those

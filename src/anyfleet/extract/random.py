@@ -7,14 +7,14 @@ from torch import Tensor
 
 from anyfleet import rng
 from anyfleet.elastic import Slice
-from anyfleet.method import Policy, State
+from anyfleet.method import Extract, State
 from anyfleet.papers import FEDDROP, FEDERATED_DROPOUT, Paper
 from anyfleet.types import Want
 from anyfleet.view import View
 
 
 @dataclass(frozen=True)
-class Random(Policy):
+class Random(Extract):
     """Channels drawn uniformly without replacement, anew for every device and round.
 
     FedDrop, METHODS §1.4. One draw for each axis, so that whatever is added together keeps the same

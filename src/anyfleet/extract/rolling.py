@@ -7,14 +7,14 @@ from torch import Tensor
 
 from anyfleet.elastic import Slice
 from anyfleet.formulas.sub_models import rolling_window
-from anyfleet.method import Policy, State
+from anyfleet.method import Extract, State
 from anyfleet.papers import FEDROLEX, Paper
 from anyfleet.types import Want
 from anyfleet.view import View
 
 
 @dataclass(frozen=True)
-class Rolling(Policy):
+class Rolling(Extract):
     """A window of neighbouring channels that starts `step` channels further every round.
 
     FedRolex, METHODS §1.6. The window starts at the same place for all devices, wraps around, and

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from anyfleet.arrivals import Arrivals
 from anyfleet.elastic import Blueprint, Slice, channel_order
-from anyfleet.method import Policy
+from anyfleet.method import Extract
 from anyfleet.papers import ANYCOST, Paper
 from anyfleet.types import Want
 from anyfleet.view import View
@@ -18,7 +18,7 @@ _Orders = tuple[tuple[str, tuple[int, ...]], ...]  # by axis
 
 
 @dataclass(frozen=True)
-class Strongest(Policy):
+class Strongest(Extract):
     """The channels with the largest incoming weights, in the server's newest model.
 
     EMS of AnycostFL, METHODS §1.12.1: the leading channels of the model sorted by norm, without

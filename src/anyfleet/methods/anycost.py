@@ -13,7 +13,9 @@ from dataclasses import replace
 from typing import Unpack
 
 from anyfleet.aggregate import Aio
+from anyfleet.arguments import checked
 from anyfleet.codec import Fgc
+from anyfleet.errors import refuse
 from anyfleet.extract import Strongest
 from anyfleet.method import Method
 from anyfleet.methods.fedavg import fedavg
@@ -26,6 +28,7 @@ PAPER = ANYCOST
 WIDTHS = tuple(sixteenths / 16 for sixteenths in range(16, 7, -1))  # alpha from 1 to 1/4
 
 
+@checked
 def anycost(
     *,
     seconds: float = 10.0,
@@ -38,6 +41,9 @@ def anycost(
 
     HeteroFL's parts of training are off unless asked for.
     """
+    lowest = MostGain.least
+    allowed = lowest <= rate <= 1
+    refuse([] if allowed else [f"rate must lie in [{lowest}, 1], got {rate}."])
     return replace(
         fedavg(count=count),
         plan=Menu(shares, rounding="round"),

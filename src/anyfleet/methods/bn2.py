@@ -8,6 +8,7 @@ baseline of FedPNS. All `draw` devices compute and send one number, `keep` of th
 from dataclasses import replace
 from typing import Unpack
 
+from anyfleet.arguments import checked
 from anyfleet.method import Method
 from anyfleet.methods.fedavg import Training, fedavg
 from anyfleet.papers import BN2
@@ -17,6 +18,7 @@ from anyfleet.select import Largest
 PAPER = BN2
 
 
+@checked
 def bn2(*, draw: int = 20, keep: int = 10, **training: Unpack[Training]) -> Method:
     """`draw` devices train, the `keep` longest updates are averaged by samples."""
     return replace(fedavg(**training), select=Largest(draw, keep), schedule=TwoPhase())

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Unpack
 
 from anyfleet.aggregate import AngleWeighted
+from anyfleet.arguments import checked
 from anyfleet.method import Method
 from anyfleet.methods.fedavg import Training, fedavg
 from anyfleet.papers import FEDADP
@@ -17,6 +18,7 @@ from anyfleet.select import Everyone
 PAPER = FEDADP
 
 
+@checked
 def fedadp(*, sharpness: float = 5.0, **training: Unpack[Training]) -> Method:
     """A weight is at most e to the power of `sharpness` times that of a device that disagrees."""
     aggregate = AngleWeighted(sharpness)

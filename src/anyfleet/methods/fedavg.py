@@ -4,10 +4,14 @@ McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-efficient learni
 from decentralized data. AISTATS 2017. METHODS §1.1.
 """
 
+import math
+from collections.abc import Iterator
 from typing import TypedDict, Unpack
 
 from anyfleet.aggregate import Mean
+from anyfleet.arguments import checked
 from anyfleet.codec import Raw
+from anyfleet.errors import refuse
 from anyfleet.extract import Leading
 from anyfleet.method import Method
 from anyfleet.papers import FEDAVG
@@ -42,10 +46,23 @@ def sgd(
     weight_decay: float = 0.0,
 ) -> Gradient:
     """Local SGD; `decay` multiplies `lr` once a round."""
+    # By the names that a method has for them: the parts inside call them otherwise.
+    refuse(_faults(lr, decay))
     optimiser = Sgd(momentum, nesterov, weight_decay)
     return Gradient(Decaying(lr, decay), optimiser, epochs=epochs, batch=batch)
 
 
+def _faults(lr: float, decay: float) -> Iterator[str]:
+    if not 0 < lr < math.inf:
+        yield f"lr must be positive and finite, got {lr}."
+    if not 0 < decay <= 1:
+        yield (
+            f"decay must lie in (0, 1], got {decay}. It multiplies the learning rate once a round; "
+            "1 keeps it constant."
+        )
+
+
+@checked
 def fedavg(*, count: int = 10, **training: Unpack[Training]) -> Method:
     """`count` devices a round, local SGD, the mean weighted by samples."""
     return Method(

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Literal, Unpack
 
 from anyfleet.aggregate import Mean
+from anyfleet.arguments import checked
 from anyfleet.extract import Random
 from anyfleet.method import Method
 from anyfleet.methods.fedavg import fedavg
@@ -21,6 +22,7 @@ from anyfleet.train import BatchStatistics, Static
 PAPER = FEDDROP
 
 
+@checked
 def feddrop(
     *,
     shares: tuple[float, ...] = (1, 1 / 2, 1 / 4, 1 / 8, 1 / 16),

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Unpack
 
 from anyfleet.aggregate import ErrorWeighted
+from anyfleet.arguments import checked
 from anyfleet.codec import Hq
 from anyfleet.method import Method
 from anyfleet.methods.fedavg import Training, fedavg
@@ -18,6 +19,7 @@ from anyfleet.plan import RateByLink
 PAPER = FEDHQ
 
 
+@checked
 def fedhq(
     *,
     rate: float = 1 / 33,

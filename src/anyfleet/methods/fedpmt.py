@@ -11,6 +11,7 @@ left over goes to the strongest. Times and their choice count the layers that ar
 from dataclasses import replace
 from typing import Unpack
 
+from anyfleet.arguments import checked
 from anyfleet.method import Method
 from anyfleet.methods.fedavg import Training, fedavg
 from anyfleet.papers import FEDPMT
@@ -20,6 +21,7 @@ from anyfleet.select import Quota
 PAPER = FEDPMT
 
 
+@checked
 def fedpmt(
     *,
     widths: int | None = 4,

@@ -9,6 +9,7 @@ whenever it was asked. The authors' program draws its first cohort half from i.i
 from dataclasses import replace
 from typing import Unpack
 
+from anyfleet.arguments import checked
 from anyfleet.method import Method
 from anyfleet.methods.optimal_aggregation import Leaving, optimal_aggregation
 from anyfleet.papers import FEDPNS
@@ -17,6 +18,7 @@ from anyfleet.select import Learned
 PAPER = FEDPNS
 
 
+@checked
 def fedpns(
     *, count: int = 10, alpha: float = 2.0, beta: float = 0.7, **settings: Unpack[Leaving]
 ) -> Method:

@@ -7,6 +7,8 @@ MLSys 2020. METHODS §1.2; the default of `mu` is ours, the documents give none.
 from dataclasses import replace
 from typing import Unpack
 
+from anyfleet.arguments import checked
+from anyfleet.errors import refuse
 from anyfleet.method import Method
 from anyfleet.methods.fedavg import Training, fedavg, sgd
 from anyfleet.papers import FEDPROX
@@ -15,6 +17,7 @@ from anyfleet.plan import StepsWithin, Whole
 PAPER = FEDPROX
 
 
+@checked
 def fedprox(
     *,
     mu: float = 0.01,
@@ -23,6 +26,7 @@ def fedprox(
     **training: Unpack[Training],
 ) -> Method:
     """With `seconds`, a device does only the local steps that fit into them."""
+    refuse([] if mu >= 0 else [f"mu must not be negative, got {mu}."])
     plan = Whole() if seconds is None else StepsWithin(seconds)
     train = replace(sgd(**training), proximal=mu)
     return replace(fedavg(count=count), plan=plan, train=train)

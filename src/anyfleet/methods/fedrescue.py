@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Unpack
 
 from anyfleet.aggregate import Mean
+from anyfleet.arguments import checked
 from anyfleet.method import Method
 from anyfleet.methods.fedavg import Training, fedavg, sgd
 from anyfleet.papers import FEDRESCUE
@@ -35,6 +36,7 @@ def usual(**training: Unpack[Training]) -> Gradient:
     return sgd(**settings)
 
 
+@checked
 def fedrescue(
     *,
     shares: tuple[float, ...] = SHARES,

@@ -8,6 +8,7 @@ their paper rounds widths down; a layer that is kept whole has its natural order
 from dataclasses import replace
 from typing import Unpack
 
+from anyfleet.arguments import checked
 from anyfleet.extract import Rolling
 from anyfleet.method import Method
 from anyfleet.methods.heterofl import Parts, heterofl
@@ -16,6 +17,7 @@ from anyfleet.papers import FEDROLEX
 PAPER = FEDROLEX
 
 
+@checked
 def fedrolex(
     *,
     shares: tuple[float, ...] = (1, 1 / 2, 1 / 4, 1 / 8, 1 / 16),

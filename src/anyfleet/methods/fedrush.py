@@ -8,6 +8,7 @@ model, as in FedResCuE, so that the two differ in freezing alone; `gated=False` 
 from dataclasses import replace
 from typing import Unpack
 
+from anyfleet.arguments import checked
 from anyfleet.method import Method
 from anyfleet.methods.fedavg import Training
 from anyfleet.methods.fedrescue import SHARES, fedrescue, usual
@@ -19,6 +20,7 @@ from anyfleet.train.progressive import MomentumRule
 PAPER = FEDRESCUE
 
 
+@checked
 def fedrush(
     *,
     shares: tuple[float, ...] = SHARES,

@@ -7,6 +7,7 @@ systems. ICML 2022, Algorithm 5. METHODS §1.7.
 from dataclasses import replace
 from typing import Unpack
 
+from anyfleet.arguments import checked
 from anyfleet.method import Method
 from anyfleet.methods.fedavg import Training
 from anyfleet.methods.fedrescue import SHARES, fedrescue, usual
@@ -18,6 +19,7 @@ from anyfleet.train.progressive import MomentumRule
 PAPER = FEDRESCUE
 
 
+@checked
 def fedseq(
     *,
     shares: tuple[float, ...] = SHARES,

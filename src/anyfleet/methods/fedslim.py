@@ -7,6 +7,7 @@ Zhou, ICML 2022, Algorithm 3. METHODS §1.7, §1.8. The more `samples`, the less
 from dataclasses import replace
 from typing import Unpack
 
+from anyfleet.arguments import checked
 from anyfleet.method import Method
 from anyfleet.methods.fedavg import Training
 from anyfleet.methods.fedrescue import SHARES, usual
@@ -18,6 +19,7 @@ from anyfleet.train.nested import RATIOS
 PAPER = SLIMMABLE
 
 
+@checked
 def fedslim(
     *,
     shares: tuple[float, ...] = SHARES,

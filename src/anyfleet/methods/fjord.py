@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Unpack
 
 from anyfleet.aggregate import Mean
+from anyfleet.arguments import checked
 from anyfleet.method import Method
 from anyfleet.methods.fedavg import Training
 from anyfleet.methods.fedrescue import SHARES, fedrescue, usual
@@ -20,6 +21,7 @@ from anyfleet.train.nested import RATIOS
 PAPER = FJORD
 
 
+@checked
 def fjord(
     *,
     shares: tuple[float, ...] = SHARES,

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Unpack
 
 from anyfleet.aggregate import Mean
+from anyfleet.arguments import checked
 from anyfleet.method import Method
 from anyfleet.methods.fedavg import Training, fedavg, sgd
 from anyfleet.papers import HETEROFL
@@ -39,6 +40,7 @@ def partial_sgd(
     return replace(base, label_rows=label_rows, masked=masked, scaler=scaler, inverted=inverted)
 
 
+@checked
 def heterofl(
     *,
     shares: tuple[float, ...] = (1, 1 / 2, 1 / 4, 1 / 8, 1 / 16),

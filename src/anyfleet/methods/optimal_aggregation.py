@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Unpack
 
 from anyfleet.aggregate import Mean, Subset
+from anyfleet.arguments import checked
 from anyfleet.formulas.contribution import Statistic, Stopping
 from anyfleet.method import Method
 from anyfleet.methods.fedavg import Training, fedavg
@@ -27,6 +28,7 @@ class Leaving(Training, total=False):
     left: Stopping
 
 
+@checked
 def optimal_aggregation(
     *,
     share: float = 0.7,

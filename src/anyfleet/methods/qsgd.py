@@ -8,6 +8,7 @@ it, and no error feedback.
 from dataclasses import replace
 from typing import Unpack
 
+from anyfleet.arguments import checked
 from anyfleet.codec import Qsgd, TopK
 from anyfleet.method import Method
 from anyfleet.methods.fedavg import Training, fedavg
@@ -16,6 +17,7 @@ from anyfleet.papers import QSGD
 PAPER = QSGD
 
 
+@checked
 def qsgd(
     *, levels: int = 16, keep: float = 0.15, count: int = 10, **training: Unpack[Training]
 ) -> Method:

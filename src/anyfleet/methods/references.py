@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Unpack
 
+from anyfleet.arguments import checked
 from anyfleet.codec import Nothing
 from anyfleet.method import Method
 from anyfleet.methods.fedavg import Training, fedavg
@@ -10,6 +11,7 @@ from anyfleet.schedule import Surveyed, Synchronous
 from anyfleet.select import Everyone
 
 
+@checked
 def local(**training: Unpack[Training]) -> Method:
     """Every device trains a model of its own and sends nothing.
 
@@ -26,6 +28,7 @@ def local(**training: Unpack[Training]) -> Method:
     )
 
 
+@checked
 def centralised(**training: Unpack[Training]) -> Method:
     """Plain training; meant for a `Pooled` task, where one device owns all data."""
     return replace(fedavg(**training), select=Everyone())

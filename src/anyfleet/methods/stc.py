@@ -9,6 +9,7 @@ fortieth of the entries is a 150th of the bits). The downlink is not compressed.
 from dataclasses import replace
 from typing import Unpack
 
+from anyfleet.arguments import checked
 from anyfleet.codec import ErrorFeedback, Stc
 from anyfleet.method import Method
 from anyfleet.methods.fedavg import Training, fedavg
@@ -17,6 +18,7 @@ from anyfleet.papers import STC
 PAPER = STC
 
 
+@checked
 def stc(*, keep: float = 0.15, count: int = 10, **training: Unpack[Training]) -> Method:
     """The share `keep` of every tensor is sent."""
     return replace(fedavg(count=count, **training), uplink=ErrorFeedback(Stc(keep)))

@@ -8,6 +8,7 @@ AnycostFL's comparison has it.
 from dataclasses import replace
 from typing import Literal, Unpack
 
+from anyfleet.arguments import checked
 from anyfleet.codec import TopK, Uveq
 from anyfleet.method import Method
 from anyfleet.methods.fedavg import Training, fedavg
@@ -16,6 +17,7 @@ from anyfleet.papers import UVEQFED
 PAPER = UVEQFED
 
 
+@checked
 def uveqfed(
     *,
     bits_each: float = 2.0,

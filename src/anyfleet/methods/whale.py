@@ -9,6 +9,7 @@ nothing); Algorithm 2 works on blocks of channels, as nested rings leave it noth
 from dataclasses import replace
 from typing import Unpack
 
+from anyfleet.arguments import checked
 from anyfleet.extract import FisherBlocks, Leading
 from anyfleet.method import Method
 from anyfleet.methods.heterofl import Parts, heterofl
@@ -20,6 +21,7 @@ from anyfleet.train import Fisher
 PAPER = WHALE
 
 
+@checked
 def whale(
     *,
     shares: tuple[float, ...] = (1, 1 / 2, 1 / 4, 1 / 8, 1 / 16),

@@ -16,7 +16,7 @@ Column = TypeVar("Column", Ints, Floats)
 
 
 @dataclass(frozen=True)
-class WorkByLevel(Around):
+class WorkByLevel(Around, Plan):
     """Batch size, epochs and learning rate of each level; an empty column leaves the trainer's own.
 
     `inner` plans the sizes. A level beyond the end of a column takes its last entry.

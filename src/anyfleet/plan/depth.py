@@ -9,7 +9,7 @@ from torch import Tensor
 from anyfleet.elastic import Blueprint
 from anyfleet.elastic.passes import arguments
 from anyfleet.elastic.program import held_names
-from anyfleet.method import Policy, State
+from anyfleet.method import Plan, State
 from anyfleet.papers import FEDPMT, Paper
 from anyfleet.plan.levels import menu_of
 from anyfleet.types import Plans
@@ -17,7 +17,7 @@ from anyfleet.view import View
 
 
 @dataclass(frozen=True)
-class Depth(Policy):
+class Depth(Plan):
     """A device of level `p` runs the whole model and trains its last layers only.
 
     With `widths` = I there are I depths: of L layers the strongest level trains all, the next all
@@ -45,7 +45,7 @@ class Depth(Policy):
 
 
 @dataclass(frozen=True)
-class DepthMenu(Policy):
+class DepthMenu(Plan):
     """Offers all depths, as in `Depth`; the method's `choose` decides on the device.
 
     The choice that a device reports is the place in this menu: 0 trains everything.

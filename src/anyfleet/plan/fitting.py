@@ -11,7 +11,7 @@ from anyfleet.view import View
 
 
 @dataclass(frozen=True)
-class LargestFitting(Around):
+class LargestFitting(Around, Plan):
     """The largest of the `shares` whose training fits into the memory that a device reports.
 
     `inner` plans first, and no device gets more than it says. One that cannot even hold the

@@ -16,7 +16,7 @@ from anyfleet.view import View
 
 
 @dataclass(frozen=True)
-class JustInTime(Around):
+class JustInTime(Around, Plan):
     """Every device as slowly as it can be and still finish within `seconds`.
 
     Download, training and upload count, by what devices report; one that is late anyway runs as

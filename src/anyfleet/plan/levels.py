@@ -8,7 +8,7 @@ from torch import Tensor
 
 from anyfleet.elastic import Blueprint
 from anyfleet.elastic.blueprint import Rounding
-from anyfleet.method import Policy, State
+from anyfleet.method import Plan, State
 from anyfleet.papers import HETEROFL, Paper
 from anyfleet.types import Plans, Want
 from anyfleet.view import View
@@ -44,7 +44,7 @@ def menu_of(entries: int) -> frozenset[str]:
 
 
 @dataclass(frozen=True)
-class Whole(Policy):
+class Whole(Plan):
     """Everybody trains the whole model."""
 
     def __call__(self, drafts: Plans, view: View, state: State, key: Tensor) -> Plans:
@@ -52,7 +52,7 @@ class Whole(Policy):
 
 
 @dataclass(frozen=True)
-class FixedLevel(Policy):
+class FixedLevel(Plan):
     """A device of level `p` trains the `p`-th share of each hidden layer; beyond, the last.
 
     With `layers="linear"` only fully connected hidden layers are cut and convolutions stay complete
@@ -105,7 +105,7 @@ def convolved(blueprint: Blueprint) -> frozenset[str]:
 
 
 @dataclass(frozen=True)
-class Menu(Policy):
+class Menu(Plan):
     """Offers several sizes; the method's `choose` decides on the device.
 
     `capped`: nobody is offered more than the share of its level, counted as `FixedLevel` does.

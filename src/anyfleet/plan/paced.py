@@ -11,7 +11,7 @@ from anyfleet.arrivals import Arrivals
 from anyfleet.columns import Floats, Ints, join
 from anyfleet.formulas.whale import target_seconds
 from anyfleet.local import limits, processed
-from anyfleet.method import Plan, Policy, State
+from anyfleet.method import Plan, State
 from anyfleet.plan.levels import Menu
 from anyfleet.timing import crossing_seconds
 from anyfleet.types import Conditions, Numbers, Plans, Want
@@ -33,7 +33,7 @@ def sample_of(view: View) -> Ints:
 
 
 @dataclass(frozen=True)
-class Paced(Policy):
+class Paced(Plan):
     """Another plan, and a target: the median time for the smallest network in round 0 (§1.10).
 
     Half of the devices are then not late at first. Download, training and upload count, by what

@@ -11,7 +11,7 @@ from anyfleet.arrivals import Arrivals
 from anyfleet.elastic import WHOLE
 from anyfleet.errors import refuse
 from anyfleet.formulas.compression import upload_seconds
-from anyfleet.method import Around, Plan, Policy, State
+from anyfleet.method import Around, Plan, State
 from anyfleet.papers import FEDHQ, Paper
 from anyfleet.plan.levels import Whole
 from anyfleet.plan.paced import sample_of
@@ -23,7 +23,7 @@ _LOWEST = 1e-6  # a link that is down now still gets an order, and loses it
 
 
 @dataclass(frozen=True)
-class RateByLevel(Around):
+class RateByLevel(Around, Plan):
     """A device of level `p` uploads at the `p`-th rate, or the last one. `inner` plans sizes.
 
     A rate of 1 asks for none: that level sends as the codec likes.
@@ -51,7 +51,7 @@ class _Kept(NamedTuple):
 
 
 @dataclass(frozen=True)
-class RateByLink(Policy):
+class RateByLink(Plan):
     """As much as a device's link carries in `seconds` (FedHQ, METHODS §1.16). `inner` plans sizes.
 
     Without `seconds`, they are chosen once, before the first round: such that the mean rate of

@@ -21,7 +21,7 @@ from anyfleet.view import View
 
 
 @dataclass(frozen=True)
-class StepsWithin(Around):
+class StepsWithin(Around, Plan):
     """Limits local steps so that download, training and upload fit into `seconds` (METHODS §1.2).
 
     `inner` plans the sizes first; a device with no time for a single step still does one.

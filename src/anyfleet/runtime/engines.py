@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from anyfleet import rng
+from anyfleet.arguments import checked
 from anyfleet.client import work
 from anyfleet.columns import join
 from anyfleet.delivery import columns_of, cut_update
@@ -59,6 +60,7 @@ class Engine(Protocol):
         return {}
 
 
+@checked
 @dataclass(frozen=True)
 class Reference(Engine):
     """One device after the other: the plain path that the others must agree with."""
@@ -74,6 +76,7 @@ class Mail(NamedTuple):
     data: bytes
 
 
+@checked
 @dataclass(frozen=True)
 class Threads(Engine):
     """Real threads; every order and every answer really becomes bytes and back.
@@ -129,6 +132,7 @@ class Threads(Engine):
         return Outcome(done.updates, done.memories[0]), mail
 
 
+@checked
 @dataclass(frozen=True)
 class Stacked(Engine):
     """Devices of equal slice shape together, under `torch.func.vmap`; at most `chunk` at once."""

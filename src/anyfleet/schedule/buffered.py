@@ -6,13 +6,14 @@ from typing import ClassVar
 
 from anyfleet.config.numbers import Unbounded
 from anyfleet.errors import refuse
+from anyfleet.method import Schedule
 from anyfleet.papers import FEDBUFF, Paper
 from anyfleet.schedule.flights import end_of_patience
 from anyfleet.view import Request, View
 
 
 @dataclass(frozen=True)
-class Buffered:
+class Buffered(Schedule):
     """Keeps `concurrency` devices busy and steps after every `size` answers.
 
     Nobody is cancelled: an answer counts in the step in which it comes, and is lost only when it

@@ -6,13 +6,14 @@ from typing import ClassVar
 
 from anyfleet.config.numbers import Unbounded
 from anyfleet.errors import refuse
+from anyfleet.method import Schedule
 from anyfleet.papers import AT_SCALE, Paper
 from anyfleet.schedule.flights import begun, end_of_patience, training
 from anyfleet.view import Request, View
 
 
 @dataclass(frozen=True)
-class Overselected:
+class Overselected(Schedule):
     """Steps with the first `keep` answers of a larger cohort, for example of `Uniform(count=13)`.
 
     Those who come later are lost: their work is cancelled, and charged up to then. The step also

@@ -6,12 +6,13 @@ from typing import ClassVar, Literal
 
 from anyfleet.config.numbers import Unbounded
 from anyfleet.errors import refuse
+from anyfleet.method import Schedule
 from anyfleet.schedule.flights import begun
 from anyfleet.view import Request, View
 
 
 @dataclass(frozen=True)
-class Synchronous:
+class Synchronous(Schedule):
     """Waits for everybody who was asked.
 
     Nobody is late; a device that dies is waited for until its loss is known. When nobody
@@ -51,7 +52,7 @@ class Synchronous:
 
 
 @dataclass(frozen=True)
-class Deadline:
+class Deadline(Schedule):
     """Closes the round after `seconds` at the latest and steps with what arrived.
 
     Those who are late are `"lost"` (their work is cancelled), or `"late"`: they work on, and

@@ -10,7 +10,7 @@ _ASKS = (Kind.EVALUATE, Kind.STATISTICS, Kind.REPORT)
 
 
 @dataclass(frozen=True)
-class Surveyed:
+class Surveyed(Schedule):
     """Another schedule, with a survey of all idle devices at the end of every `every`-th step.
 
     The answers come with the step (`Step.answers`). Devices are asked after they have trained and

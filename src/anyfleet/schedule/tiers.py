@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from anyfleet.config.numbers import Unbounded
+from anyfleet.method import Schedule
 from anyfleet.papers import FEDAT, Paper
 from anyfleet.schedule.flights import end_of_patience, training
 from anyfleet.view import Flight, Request, View
 
 
 @dataclass(frozen=True)
-class Tiers:
+class Tiers(Schedule):
     """One cohort per declared level; the server steps whenever one of them has landed.
 
     A tier is synchronous within itself: its cohort starts from one model, and the tier is asked

@@ -6,12 +6,13 @@ from typing import ClassVar
 import numpy as np
 
 from anyfleet.config.numbers import Unbounded
+from anyfleet.method import Schedule
 from anyfleet.types import Kind
 from anyfleet.view import Flight, Request, View
 
 
 @dataclass(frozen=True)
-class TwoPhase:
+class TwoPhase(Schedule):
     """Devices train and hold their results; then those upload whom the selection names.
 
     `select.Largest` names some, any other selection all. Both phases wait for everybody. A device

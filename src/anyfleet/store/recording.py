@@ -24,6 +24,7 @@ from anyfleet.store import checkpoint, environment
 from anyfleet.store.disk import EMPTY, DiskError, Lock, Log, force_folder, told, write
 from anyfleet.store.reports import describe
 from anyfleet.study import Experiment, Moment, Point, State
+from anyfleet.tracebacks import remedied
 from anyfleet.types import Task
 
 LOGS = ("ledger.jsonl", "points.jsonl")
@@ -107,6 +108,7 @@ class Recording:
     ) -> None:
         self.folder = folder = Path(folder)
         self._experiment, self._every = experiment, every
+        self._allow = tuple(allow)
         self._lock = Lock(folder) if past is None else past.lock
         self._began = time.monotonic()
         progress = past.progress if past else checkpoint.Progress()
@@ -191,6 +193,8 @@ class Recording:
             except StoreError:
                 if kind is None:  # what broke the run tells more than what follows from it
                     raise
+            if error is not None:
+                remedied(error, self._remedy())
             if isinstance(error, DiskError):
                 raise error  # only now is known what is safe
 
@@ -216,6 +220,18 @@ class Recording:
         behind = self._state is not None and self._state.point.step + 1 != self._saved
         if self._state is not None and behind and self._every != 0:
             self._save(self._state)
+
+    def _remedy(self) -> str:
+        """Return what is safe after an error of the run, and how to go on."""
+        saved, rounds = self._saved, self._experiment.rounds
+        allowed = "".join(f" --allow {package}" for package in self._allow)
+        if self._every == 0:
+            return (
+                f"{len(self.points)} of {rounds} rounds are in {self.folder}, without a checkpoint "
+                f"to go on from: mend this, then run it again."
+            )
+        safe = f"The run so far is safe ({saved} of {rounds} rounds)"
+        return f"{safe}: mend this, then anyfleet resume {self.folder}{allowed}"
 
     def _seconds(self) -> float:
         return self._before + time.monotonic() - self._began

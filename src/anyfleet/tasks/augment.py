@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from anyfleet import rng
+from anyfleet.arguments import checked
 
 
 class Augment(Protocol):
@@ -20,6 +21,7 @@ class Augment(Protocol):
     def __call__(self, x: Tensor, key: Tensor) -> Tensor: ...
 
 
+@checked
 @dataclass(frozen=True)
 class Shift:
     """Random crop after padding by `padding` pixels of value `fill`, to the old size.
@@ -49,6 +51,7 @@ class Shift:
         return (rng.uniform(key, batch) * (2 * self.padding + 1)).long().unsqueeze(-1)
 
 
+@checked
 @dataclass(frozen=True)
 class Flip:
     """Left and right swapped, with the given chance."""
@@ -64,6 +67,7 @@ class Flip:
         return torch.where((draw < self.chance)[:, None, None, None], x.flip(-1), x)
 
 
+@checked
 @dataclass(frozen=True)
 class InTurn:
     """Several augmentations, one after the other, each with a key of its own."""

@@ -16,6 +16,7 @@ from anyfleet.errors import refuse
 from anyfleet.tasks.data import Data
 from anyfleet.tasks.objective import Goal
 from anyfleet.tasks.split import Cut
+from anyfleet.tracebacks import BUILDING, during
 
 _BLOCK = 4096  # rows that are looked at together
 _NAMED = 5  # devices that are named one by one
@@ -134,7 +135,8 @@ def check_objectives(goal: Goal, output: Tensor, example: Data) -> None:
     """The loss and every metric give one value per sample."""
     for what, objective in {"loss": goal.loss, **(goal.metrics or {})}.items():
         try:
-            values: Any = objective(output, example.y)
+            with during(what, objective, when=BUILDING):
+                values: Any = objective(output, example.y)
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             raise ValueError(
                 f"Task: {what} fails on outputs of shape {_shape(output.shape)} and targets of "
@@ -147,6 +149,16 @@ def check_objectives(goal: Goal, output: Tensor, example: Data) -> None:
                 f"{len(example)} samples), got shape {got}. Leave out the mean over the batch "
                 f'(reduction="none").'
             )
+        if what == "loss" and _finite(output) and not _finite(values):
+            raise ValueError(
+                f"Task: loss gives {values.tolist()} for the first samples, although the model's "
+                f"outputs are finite. Look for a logarithm or a quotient of 0, or for targets that "
+                f"are not finite."
+            )
+
+
+def _finite(values: Tensor) -> bool:
+    return bool(torch.isfinite(values).all())
 
 
 def _check_parameters(module: nn.Module) -> None:

@@ -1,12 +1,15 @@
 """Samples and targets as tensors, and any torch Dataset turned into them."""
 
-from collections.abc import Callable, Iterable
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
+
+from anyfleet.tracebacks import BUILDING, during
 
 _COLUMNS = ("input", "target")
 _EMPTY = "The {}data set is empty: it has no sample. Look at where it is read and what it keeps."
@@ -136,11 +139,23 @@ def _described(tensor: Tensor) -> str:
     return f"{tensor.dtype} of shape {list(tensor.shape)}"
 
 
-def _items(dataset: Dataset[Any]) -> Iterable[Any]:
-    if isinstance(dataset, IterableDataset):
-        return dataset
-    # Not iter(): a map-style data set may lack the IndexError that would end it.
-    return (dataset[index] for index in range(len(dataset)))  # type: ignore[arg-type]
+def _items(dataset: Dataset[Any]) -> Iterator[Any]:
+    """Yield every item; an error of the data set says at which."""
+    name, end = type(dataset).__name__, object()
+    places: Iterable[int] = itertools.count()
+    with during(what=f"the data set {name}", when=BUILDING):
+        if isinstance(dataset, IterableDataset):
+            items = iter(dataset)
+        else:
+            places = range(len(dataset))  # type: ignore[arg-type]
+            # Not iter(): a map-style data set may lack the IndexError that would end it.
+            items = (dataset[index] for index in places)
+    for number in places:
+        with during(what=f"item {number} of the data set {name}", when=BUILDING):
+            item = next(items, end)
+        if item is end:
+            return
+        yield item
 
 
 def _tensor(item: Any) -> Tensor:

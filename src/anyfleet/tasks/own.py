@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from anyfleet.arguments import checked
 from anyfleet.naming import Factory
 from anyfleet.tasks.augment import Augment
 from anyfleet.tasks.data import Data
@@ -18,11 +19,13 @@ from anyfleet.tasks.objective import Objective, cross_entropy
 from anyfleet.tasks.partition import Iid, Partition
 from anyfleet.tasks.split import Split
 from anyfleet.tasks.task import Task
+from anyfleet.tracebacks import BUILDING, during
 
 _IID = Iid()
 Source = Dataset[Any] | Data
 
 
+@checked
 @dataclass(frozen=True)
 class Own:
     """Any torch module on any data set, by name; `Task.of` says the rest.
@@ -51,7 +54,9 @@ class Own:
 
     def build(self, seed: int) -> Task:
         """Make model and data, and divide the data."""
-        train, test = _pair(self.data.make())
+        with during(what=f"data = {self.data.use}", when=BUILDING):
+            made = self.data.make()
+        train, test = _pair(made)
         return Task.of(
             fresh_model(self.model, seed),
             train,

@@ -2,10 +2,12 @@
 
 from dataclasses import dataclass
 
+from anyfleet.arguments import checked
 from anyfleet.tasks.specs import TaskSpec
 from anyfleet.tasks.task import Task, pooled
 
 
+@checked
 @dataclass(frozen=True)
 class Pooled:
     """Another task, with the data of all its devices on a single one."""

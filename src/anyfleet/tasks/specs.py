@@ -14,6 +14,7 @@ from typing import Protocol
 
 import torch
 
+from anyfleet.arguments import checked
 from anyfleet.naming import Factory
 from anyfleet.tasks import files, zoo
 from anyfleet.tasks.augment import Augment
@@ -87,6 +88,7 @@ class _Pictures(_Divided):
         return Task.of(model, train, test, split=split, name=name, augment=self.augment)
 
 
+@checked
 @dataclass(frozen=True)
 class Embedded(_Pictures):
     """The Fashion-MNIST subset inside the package: 12,000 + 2,000 grey images, ten classes.
@@ -101,6 +103,7 @@ class Embedded(_Pictures):
         return self._build(files.embedded_images(), seed, "Fashion-MNIST subset")
 
 
+@checked
 @dataclass(frozen=True)
 class FashionMnist(_Pictures):
     """Fashion-MNIST from disk: 60,000 + 10,000 grey images."""
@@ -111,6 +114,7 @@ class FashionMnist(_Pictures):
         return self._build(files.idx_images("fashion-mnist"), seed, "Fashion-MNIST")
 
 
+@checked
 @dataclass(frozen=True)
 class Mnist(_Pictures):
     """MNIST from disk: 60,000 + 10,000 grey images."""
@@ -121,6 +125,7 @@ class Mnist(_Pictures):
         return self._build(files.idx_images("mnist"), seed, "MNIST")
 
 
+@checked
 @dataclass(frozen=True)
 class Cifar10(_Pictures):
     """CIFAR-10 from disk: 50,000 + 10,000 colour images.
@@ -134,6 +139,7 @@ class Cifar10(_Pictures):
         return self._build(files.cifar10_images(), seed, "CIFAR-10")
 
 
+@checked
 @dataclass(frozen=True)
 class Har(_Divided):
     """Human activities from sensor windows [6, 128]; owners are the people who wore the sensor.
@@ -158,6 +164,7 @@ class Har(_Divided):
         return Task.of(model, train, test, split=split, name="HAR")
 
 
+@checked
 @dataclass(frozen=True)
 class Shakespeare(_Divided):
     """Next-character prediction in windows of `length`; owners are the speakers of the plays.
@@ -190,6 +197,7 @@ class Shakespeare(_Divided):
         return Task.of(module, store, split=self._split(seed), name="Shakespeare")
 
 
+@checked
 @dataclass(frozen=True)
 class Synthetic:
     """The synthetic task of S4 §4.4; `data` has its switches. The server's samples are i.i.d. ones.

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from anyfleet import rng
+from anyfleet.arguments import checked
 from anyfleet.errors import AnyfleetWarning
 from anyfleet.tasks.data import Data
 from anyfleet.tasks.partition import Iid, IntArray, Partition
@@ -31,6 +32,7 @@ class Cut:
     server: Data
 
 
+@checked
 @dataclass(frozen=True)
 class Split:
     """How a data set is divided.

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from anyfleet.arguments import checked
 from anyfleet.tasks.data import Data
 from anyfleet.tasks.split import Cut
 
@@ -13,6 +14,7 @@ FEATURES, CLASSES = 60, 10
 Floats = NDArray[np.float64]
 
 
+@checked
 @dataclass(frozen=True)
 class Generator:
     """Gaussian inputs, labels by the largest of ten linear functions.

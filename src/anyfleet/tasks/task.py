@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from anyfleet.arguments import checked
 from anyfleet.elastic import Blueprint, require_faithful, trace
 from anyfleet.tasks.augment import Augment
 from anyfleet.tasks.checks import (
@@ -121,6 +122,7 @@ class Task:
         )
 
     @classmethod
+    @checked
     def of(  # noqa: PLR0913 - the user's front door: separate choices, all but two with defaults
         cls,
         module: nn.Module,

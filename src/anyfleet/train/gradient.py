@@ -16,7 +16,8 @@ from anyfleet.columns import Ints
 from anyfleet.elastic import Blueprint, Priced, apply
 from anyfleet.elastic.draws import is_random
 from anyfleet.local import Given, Minibatch, Result, Site
-from anyfleet.method import Loose, Work
+from anyfleet.method import Loose, Train, Work
+from anyfleet.objectives import losses
 from anyfleet.papers import FEDDROP, FEDPROX, HETEROFL, Paper
 from anyfleet.train.inverted import inverted
 from anyfleet.train.optimisers import Optimiser, Sgd, clipped
@@ -38,7 +39,7 @@ class Slope(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Gradient:
+class Gradient(Train):
     """Epochs of minibatch gradient descent, or a fixed number of iterations.
 
     `proximal` pulls towards the received model (FedProx, METHODS §1.2). Three are HeteroFL's
@@ -186,7 +187,7 @@ class Gradient:
     ) -> tuple[Tensor, Params]:
         """The mean loss of the valid samples, and the buffers after the pass."""
         output, buffers = self.output(site, params, state, batch)
-        return averaged(site.task.loss(output, batch.y), batch.valid), buffers
+        return averaged(losses(site.task, output, batch.y), batch.valid), buffers
 
     def output(
         self, site: Site, params: Params, state: Loose, batch: Minibatch

@@ -16,7 +16,8 @@ from anyfleet.columns import Ints
 from anyfleet.elastic import WHOLE, Blueprint, Priced, Slice, cut, paste, place
 from anyfleet.elastic.plain import plainly
 from anyfleet.local import Given, Minibatch, Result, Site
-from anyfleet.method import Loose, Work
+from anyfleet.method import Loose, Train, Work
+from anyfleet.objectives import losses
 from anyfleet.train.gradient import Gradient, averaged, differentiated
 from anyfleet.types import Numbers, Params, Task
 
@@ -25,7 +26,7 @@ SAME = 1e-9  # ratios closer than this are one
 Judge = Callable[[Tensor], Tensor]  # of the output for a minibatch: the mean over its samples
 
 
-class Nested(Protocol):
+class Nested(Train, Protocol):
     """What is `base`'s business, and what is wrong with the fields all of them have."""
 
     base: Gradient
@@ -128,7 +129,7 @@ def judged(site: Site, batch: Minibatch, *, labels: bool, teacher: Tensor | None
     def judge(output: Tensor) -> Tensor:
         total = output.new_zeros(())
         if labels:
-            total = total + averaged(site.task.loss(output, batch.y), batch.valid)
+            total = total + averaged(losses(site.task, output, batch.y), batch.valid)
         if teacher is not None:
             total = total + averaged(divergence(teacher, output), batch.valid)
         return total

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from anyfleet.elastic import EVALUATE, EVALUATE_BATCH, STATIC, TRAIN, Blueprint, Mode, Slice
+from anyfleet.method import Norm
 from anyfleet.papers import FEDBN, HETEROFL, SLIMMABLE, Paper
 
 
@@ -15,23 +16,8 @@ def _names(blueprint: Blueprint) -> tuple[frozenset[str], frozenset[str]]:
     return frozenset(params), frozenset(buffers)
 
 
-class _Shared:
-    """One normalisation for all; nothing stays behind, no statistics travel."""
-
-    calibrated: ClassVar[bool] = False
-
-    def stays(self, blueprint: Blueprint) -> frozenset[str]:
-        return frozenset()
-
-    def travels(self, blueprint: Blueprint) -> frozenset[str]:
-        return frozenset()
-
-    def variant(self, blueprint: Blueprint, slice_: Slice) -> str:
-        return ""
-
-
 @dataclass(frozen=True)
-class BatchStatistics(_Shared):
+class BatchStatistics(Norm):
     """No running statistics at all: training and testing normalise by the batch (METHODS §C)."""
 
     training: ClassVar[Mode] = STATIC
@@ -39,7 +25,7 @@ class BatchStatistics(_Shared):
 
 
 @dataclass(frozen=True)
-class Tracked(_Shared):
+class Tracked(Norm):
     """Running statistics, averaged like parameters."""
 
     training: ClassVar[Mode] = TRAIN
@@ -50,7 +36,7 @@ class Tracked(_Shared):
 
 
 @dataclass(frozen=True)
-class OnDevice(_Shared):
+class OnDevice(Norm):
     """Normalisation parameters and statistics never leave the device (FedBN)."""
 
     papers: ClassVar[tuple[Paper, ...]] = (FEDBN,)
@@ -63,7 +49,7 @@ class OnDevice(_Shared):
 
 
 @dataclass(frozen=True)
-class Static(_Shared):
+class Static(Norm):
     """Batch statistics in training; before a test one pass over data measures them (§1.5 d)."""
 
     papers: ClassVar[tuple[Paper, ...]] = (HETEROFL,)
@@ -73,7 +59,7 @@ class Static(_Shared):
 
 
 @dataclass(frozen=True)
-class PerWidth(_Shared):
+class PerWidth(Norm):
     """Every width has its own normalisation, parameters and running statistics."""
 
     papers: ClassVar[tuple[Paper, ...]] = (SLIMMABLE,)

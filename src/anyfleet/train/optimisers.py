@@ -6,6 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from anyfleet.arguments import checked
 from anyfleet.method import Loose
 from anyfleet.types import Params
 
@@ -30,6 +31,7 @@ class Optimiser(Protocol):
     ) -> tuple[dict[str, Tensor], Loose]: ...
 
 
+@checked
 @dataclass(frozen=True)
 class Sgd:
     """Stochastic gradient descent, with torch's conventions for momentum and weight decay."""
@@ -72,6 +74,7 @@ class Sgd:
         return new, {"velocity": velocity} if self.momentum else state
 
 
+@checked
 @dataclass(frozen=True)
 class AdamW:
     """Adam with decoupled weight decay."""

@@ -18,6 +18,7 @@ from anyfleet.errors import refuse
 from anyfleet.formulas.distillation import progressive_ratios
 from anyfleet.local import Minibatch, Site
 from anyfleet.method import Loose, Work
+from anyfleet.objectives import losses
 from anyfleet.papers import FEDRESCUE, Paper
 from anyfleet.train.gradient import FLOAT_BYTES, UPDATE_PASSES, Gradient, averaged
 from anyfleet.train.nested import (
@@ -132,7 +133,7 @@ class _Stepwise(Nested, Protocol):
         new = self.base.step(site, now, batch, numbers, choice)
         if output is None:
             return new
-        loss = averaged(site.task.loss(output, batch.y), batch.valid)
+        loss = averaged(losses(site.task, output, batch.y), batch.valid)
         return {**new, "loss": state["loss"] + loss * batch.valid.sum().to(loss.dtype)}
 
     def _teacher(self, site: Site, state: Loose, batch: Minibatch) -> Tensor | None:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol
 
+from anyfleet.arguments import checked
 from anyfleet.formulas import partial_training_rate
 
 
@@ -12,6 +13,7 @@ class Rate(Protocol):
     def __call__(self, step: int) -> float: ...
 
 
+@checked
 @dataclass(frozen=True)
 class Decaying:
     """`start * factor ** step`; a factor of 1 is constant."""
@@ -32,6 +34,7 @@ class Decaying:
         return self.start * self.factor**step
 
 
+@checked
 @dataclass(frozen=True)
 class Inverse:
     """`2 / (mu * epsilon * (step + offset))`: the rate of FedPMT's bound (METHODS §F.1)."""

@@ -11,6 +11,7 @@ from anyfleet.errors import refuse
 from anyfleet.formulas.distillation import sampled_ratios
 from anyfleet.local import Minibatch, Site
 from anyfleet.method import Loose, Work
+from anyfleet.objectives import losses
 from anyfleet.papers import FEDRESCUE, FJORD, SLIMMABLE, Paper
 from anyfleet.train.gradient import FLOAT_BYTES, Gradient, Slope, averaged, differentiated
 from anyfleet.train.nested import (
@@ -113,7 +114,7 @@ def _whole(
 
     def objective(values: Params) -> tuple[Tensor, tuple[Params, Tensor]]:
         output, buffers = base.output(site, {**state["params"], **values}, state, batch)
-        return averaged(site.task.loss(output, batch.y), batch.valid), (buffers, output)
+        return averaged(losses(site.task, output, batch.y), batch.valid), (buffers, output)
 
     return differentiated(objective, trained)
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from anyfleet import rng
+from anyfleet.arguments import checked
 from anyfleet.errors import refuse
 from anyfleet.world.processes import no_period
 from anyfleet.world.quantities import LEAST, MOST, When, slot, slot_end
@@ -33,6 +34,7 @@ class Availability(Protocol):
         """When time next may change an answer; infinity for what only a new step changes."""
 
 
+@checked
 @dataclass(frozen=True)
 class Always:
     """Every device, all the time."""
@@ -44,6 +46,7 @@ class Always:
         return math.inf
 
 
+@checked
 @dataclass(frozen=True)
 class Intermittent:
     """A `share` of all devices, others at each server step, or every so many seconds."""
@@ -67,6 +70,7 @@ class Intermittent:
         return slot_end(when, self.every)
 
 
+@checked
 @dataclass(frozen=True)
 class Diurnal:
     """Devices that are online at their own time of day.

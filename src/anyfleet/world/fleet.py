@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from anyfleet import rng
+from anyfleet.arguments import checked
 from anyfleet.columns import Ints
 from anyfleet.elastic.counting import Counting
 from anyfleet.errors import refuse
@@ -26,6 +27,7 @@ def _five_levels() -> tuple[Group, ...]:
     return tuple(Group(name=f"level {i}", speed=speed) for i, speed in enumerate(SPEEDS))
 
 
+@checked
 @dataclass(frozen=True)
 class Fleet:
     """Groups of devices. Who belongs to which group is drawn, with the run's seed.

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from anyfleet.arguments import checked
 from anyfleet.errors import refuse
 from anyfleet.world.availability import Always, Availability
 from anyfleet.world.loss import Columns
@@ -38,6 +39,7 @@ _MAY_BE_INFINITE = ("bandwidth", "battery", "budget")
 _KEPT = ("battery", "charge", "reserve", "recharge")
 
 
+@checked
 @dataclass(frozen=True)
 class Group:
     """`count` devices of one kind; without a count, an even part of those that no group counts.

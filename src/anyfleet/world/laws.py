@@ -12,6 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from anyfleet import rng
+from anyfleet.arguments import checked
 from anyfleet.columns import Floats
 from anyfleet.errors import refuse
 from anyfleet.world.quantities import When
@@ -35,6 +36,7 @@ class _Own(ABC):
         return math.inf
 
 
+@checked
 @dataclass(frozen=True)
 class Uniform(_Own):
     """Anything from `low` to `high`, all equally likely."""
@@ -56,6 +58,7 @@ class Uniform(_Own):
         return self.low, self.high
 
 
+@checked
 @dataclass(frozen=True)
 class Choice(_Own):
     """One of `values`, as often as its weight says; without `weights` all equally often."""
@@ -98,6 +101,7 @@ class Choice(_Own):
         return min(possible), max(possible)
 
 
+@checked
 @dataclass(frozen=True)
 class LogNormal(_Own):
     """`median` times the exponential of a normal number of deviation `sigma`.
@@ -133,6 +137,7 @@ class LogNormal(_Own):
         return self.low, self.high
 
 
+@checked
 @dataclass(frozen=True)
 class Disc(_Own):
     """How far from the centre a point is that lies anywhere in a disc; at least `floor`.
@@ -159,6 +164,7 @@ class Disc(_Own):
         return self.floor, self.radius
 
 
+@checked
 @dataclass(frozen=True)
 class Normal(_Own):
     """A normal number with exactly this mean and this deviation, also where it is clipped.

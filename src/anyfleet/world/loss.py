@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 
 from anyfleet import rng
+from anyfleet.arguments import checked
 from anyfleet.columns import Floats, Ints
 from anyfleet.errors import refuse
 from anyfleet.formulas.links import leading_columns
 from anyfleet.world.quantities import Law, bounds
 
 
+@checked
 @dataclass(frozen=True)
 class Columns:
     """Sequential columns, `width` of the whole model's width each (FedResCuE).

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from anyfleet import rng
+from anyfleet.arguments import checked
 from anyfleet.columns import Floats, Ints
 from anyfleet.errors import refuse
 from anyfleet.naming import near
@@ -43,6 +44,7 @@ def no_period(owner: str, every: float | None) -> Iterator[str]:
         )
 
 
+@checked
 @dataclass(frozen=True)
 class Redrawn:
     """A fresh draw of a law at every server step, or every so many seconds."""
@@ -65,6 +67,7 @@ class Redrawn:
         return self.of.bounds()
 
 
+@checked
 @dataclass(frozen=True)
 class Wandering:
     """A positive number that wanders about its mean, as rates do: an AR(1) process of its log.
@@ -150,6 +153,7 @@ def _remembered(persistence: float) -> int:
     return math.floor(math.log(_NEGLIGIBLE) / math.log(persistence)) + 1
 
 
+@checked
 @dataclass(frozen=True)
 class Replayed:
     """A column of a CSV file with a header, one row per slot, from the top again after the end.

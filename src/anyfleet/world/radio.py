@@ -13,6 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from anyfleet import rng
+from anyfleet.arguments import checked
 from anyfleet.columns import Floats
 from anyfleet.errors import refuse
 from anyfleet.formulas import outage_probability
@@ -68,6 +69,7 @@ class Link(Protocol):
         """The probability that what is sent now is lost because its way's rate is too low."""
 
 
+@checked
 @dataclass(frozen=True)
 class Steady:
     """Rates that are given, not computed: constants, laws, wandering or replayed numbers.
@@ -109,6 +111,7 @@ class Steady:
         return (self.rates(keys, when, distance, active).of(way) < minimum).astype(np.float64)
 
 
+@checked
 @dataclass(frozen=True)
 class Shannon:
     """Capacity of a band after path loss: `b log2(1 + |h| P / (N0 b + I))`.

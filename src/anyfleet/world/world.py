@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from anyfleet import rng
+from anyfleet.arguments import checked
 from anyfleet.columns import Flags, Floats, Ints
 from anyfleet.errors import refuse
 from anyfleet.types import Conditions, Devices
@@ -26,6 +27,7 @@ OWN = (*COLUMNS, "exponent", "slowest", "fastest", "up", "down", "power", "recei
 _NOISY = ("speed", "up", "down", "memory", "battery")
 
 
+@checked
 @dataclass(frozen=True)
 class Reports:
     """What policies learn at check-in: fresh and exact by default.

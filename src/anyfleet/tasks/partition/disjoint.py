@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from anyfleet.arguments import checked
 from anyfleet.tasks.partition.rows import (
     IntArray,
     Shares,
@@ -20,6 +21,7 @@ from anyfleet.tasks.partition.rows import (
 _ATTEMPTS = 1000
 
 
+@checked
 @dataclass(frozen=True)
 class TwoClassDisjoint:
     """2-class disjoint (S0): `samples / 2` of each of two classes, no sample on two devices.
@@ -55,6 +57,7 @@ class TwoClassDisjoint:
         return tuple(join(parts) for parts in held)
 
 
+@checked
 @dataclass(frozen=True)
 class BalancedClasses:
     """Balanced sigma-class (S1): `sigma` labels per device, each class divided among its owners.
@@ -101,6 +104,7 @@ class BalancedClasses:
             )
 
 
+@checked
 @dataclass(frozen=True)
 class Dirichlet:
     """The non-iid FedMA split: every class is divided by a Dirichlet draw over the devices.

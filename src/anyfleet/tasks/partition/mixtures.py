@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from anyfleet.arguments import checked
 from anyfleet.tasks.partition.rows import (
     IntArray,
     Shares,
@@ -22,6 +23,7 @@ from anyfleet.tasks.partition.rows import (
 )
 
 
+@checked
 @dataclass(frozen=True)
 class XClass:
     """x-class: a device draws `classes` labels, then `samples` rows uniformly from their union."""
@@ -41,6 +43,7 @@ class XClass:
         return _unions(rng, pools, [self.classes] * devices, self.samples, part="XClass")
 
 
+@checked
 @dataclass(frozen=True)
 class ClassCounts:
     """x-class with a number of classes for each device, e.g. (1, 1, 1, 2, 2, 10, 10, 10)."""
@@ -64,6 +67,7 @@ class ClassCounts:
         return _unions(rng, pools, self.counts, self.samples, part="ClassCounts")
 
 
+@checked
 @dataclass(frozen=True)
 class Mixed:
     """X iid + Y non-iid: the first `iid` devices are iid-n (disjoint), the others x-class."""
@@ -88,6 +92,7 @@ class Mixed:
         return even + _unions(rng, pools, counts, self.samples, part="Mixed")
 
 
+@checked
 @dataclass(frozen=True)
 class Case1:
     """Case 1: the devices see 1, 2 … C classes, in random order; there are C devices."""
@@ -110,6 +115,7 @@ class Case1:
         return _unions(rng, pools, counts, self.samples, part="Case1")
 
 
+@checked
 @dataclass(frozen=True)
 class Case2:
     """Case 2: the first half of the devices see U{1 … C/2} classes, the others U{C/2+1 … C}."""
@@ -133,6 +139,7 @@ class Case2:
         return _unions(rng, pools, counts, self.samples, part="Case2")
 
 
+@checked
 @dataclass(frozen=True)
 class SigmaRho:
     """(sigma, rho) of S4 §4.4: the first `sigma` K devices are iid-n and disjoint.

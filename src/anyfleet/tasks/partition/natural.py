@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from anyfleet.arguments import checked
 from anyfleet.tasks.partition.rows import (
     IntArray,
     Shares,
@@ -15,6 +16,7 @@ from anyfleet.tasks.partition.rows import (
 )
 
 
+@checked
 @dataclass(frozen=True)
 class ByOwner:
     """One device per natural owner (HAR subjects, Shakespeare speakers).
@@ -42,6 +44,7 @@ class ByOwner:
         return tuple(groups[index] for index in np.sort(chosen))
 
 
+@checked
 @dataclass(frozen=True)
 class Domains:
     """DigitsFive (S2): owners are domains; `users` devices divide a `share` of each evenly.

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from anyfleet.arguments import checked
 from anyfleet.tasks.partition.rows import (
     IntArray,
     Shares,
@@ -16,6 +17,7 @@ from anyfleet.tasks.partition.rows import (
 )
 
 
+@checked
 @dataclass(frozen=True)
 class Iid:
     """METHODS §B iid-n: disjoint uniform draws, `samples` each.
@@ -45,6 +47,7 @@ class Iid:
         return deal(np.random.default_rng(key), np.arange(len(labels)), sizes, part="Iid")
 
 
+@checked
 @dataclass(frozen=True)
 class LogNormalSizes:
     """Quantity skew: sizes in proportion to log-normal draws, labels uniform, all data used."""
@@ -66,6 +69,7 @@ class LogNormalSizes:
         return deal(rng, np.arange(len(labels)), sizes, part="LogNormalSizes")
 
 
+@checked
 @dataclass(frozen=True)
 class DirichletSizes:
     """Quantity skew: sizes in proportion to one Dirichlet draw, labels uniform, all data used."""
@@ -87,6 +91,7 @@ class DirichletSizes:
         return deal(rng, np.arange(len(labels)), sizes, part="DirichletSizes")
 
 
+@checked
 @dataclass(frozen=True)
 class Contiguous:
     """Even runs of neighbouring rows, in order: for text, which has no classes (METHODS §D, S1)."""
@@ -99,6 +104,7 @@ class Contiguous:
         return tuple(np.split(np.arange(len(labels)), ends[:-1]))
 
 
+@checked
 @dataclass(frozen=True)
 class Given:
     """Rows chosen by the user, one tuple per device; devices may share rows."""

@@ -1,0 +1,351 @@
+"""Mistakes from Python: each is refused early, and says what is wrong and what to do.
+
+What a user's own part returns is in `test_returned.py`, what it raises in `test_tracebacks.py`.
+"""
+
+import copy
+import inspect
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from anyfleet import Experiment, methods, play
+from anyfleet.aggregate import Mean
+from anyfleet.arguments import unfit
+from anyfleet.codec import ErrorFeedback, Raw, TopK, Uveq
+from anyfleet.columns import Ints
+from anyfleet.errors import AnyfleetError, BadCall, CompositionError, ConfigError, Refusal
+from anyfleet.method import SLOTS, Method, Select, State
+from anyfleet.methods import fedavg, heterofl
+from anyfleet.naming import SYNONYMS, near
+from anyfleet.plan import Menu, Paced
+from anyfleet.runtime import Stacked
+from anyfleet.schedule import Deadline, Surveyed, Synchronous
+from anyfleet.select import Uniform
+from anyfleet.study import load
+from anyfleet.tasks import Split, Synthetic, Task
+from anyfleet.train import Decaying, Gradient, Sgd
+from anyfleet.view import View
+from anyfleet.world import Group
+from tests import small
+
+Call = Callable[[], Any]
+
+
+def fedavg_mean(*_: Any) -> None:
+    """An aggregator as a newcomer may write one."""
+
+
+class Fastest:
+    """Looks like a selection, and is none."""
+
+    def __call__(self, view: View, state: State, key: Tensor) -> Ints:
+        return view.idle
+
+    def __repr__(self) -> str:
+        return "Fastest()"
+
+
+def wrong(value: Any) -> Any:
+    """A value that mypy shall not see."""
+    return value
+
+
+FEDAVG: Any = fedavg
+EXPERIMENT: Any = Experiment
+
+# --- the eleven -------------------------------------------------------------------------------
+
+MISUSES: dict[str, tuple[Call, type[Exception], tuple[str, ...]]] = {
+    "a function in a slot": (
+        lambda: replace(fedavg(), aggregate=wrong(fedavg_mean)),
+        CompositionError,
+        (
+            "aggregate must be an Aggregate",
+            "got the function fedavg_mean",
+            "did you forget to call it?",
+        ),
+    ),
+    "a class in a slot": (
+        lambda: replace(fedavg(), aggregate=wrong(Mean)),
+        CompositionError,
+        ("aggregate must be an Aggregate", "the class Mean", "did you forget the parentheses?"),
+    ),
+    "a part of another slot": (
+        lambda: replace(fedavg(), select=wrong(Menu())),
+        CompositionError,
+        ("select must be a Select", "got a Menu", "for the slot plan"),
+    ),
+    "a part that only looks like one": (
+        lambda: replace(fedavg(), select=wrong(Fastest())),
+        CompositionError,
+        ("select must be a Select", "derive Fastest from anyfleet.method.Select"),
+    ),
+    "another library's word": (
+        lambda: FEDAVG(learning_rate=0.1),
+        TypeError,
+        ("fedavg() has no argument 'learning_rate'", 'did you mean "lr"?'),
+    ),
+    "a text for a number": (
+        lambda: FEDAVG(lr="0.1"),
+        TypeError,
+        ("fedavg.lr must be a number", "the text '0.1'", "leave out the quotation marks"),
+    ),
+    "a broken count": (
+        lambda: FEDAVG(count=2.5),
+        TypeError,
+        ("fedavg.count must be a whole number", "got 2.5"),
+    ),
+    "method and task swapped": (
+        lambda: EXPERIMENT(fedavg(), small.task()),
+        TypeError,
+        ("Experiment.task", "is it the method?", "Experiment.method", "is it the task?"),
+    ),
+    "a method that was not called": (
+        lambda: EXPERIMENT(small.task(), methods.heterofl),
+        TypeError,
+        ("Experiment.method must be a Method", "function heterofl", "did you forget to call it?"),
+    ),
+    "a method by its name": (
+        lambda: EXPERIMENT(small.task(), "fedavg"),
+        TypeError,
+        ("Experiment.method must be a Method", "the text 'fedavg'", "pass the thing itself"),
+    ),
+    "rounds as a text": (
+        lambda: EXPERIMENT(small.task(), fedavg(), rounds="3"),
+        TypeError,
+        ("Experiment.rounds must be a whole number", "the text '3'", "quotation marks"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISUSES)
+def test_a_misuse_says_what_is_wrong_and_what_to_do(name: str) -> None:
+    call, kind, words = MISUSES[name]
+    with pytest.raises(kind) as caught:
+        call()
+    assert isinstance(caught.value, AnyfleetError)
+    assert not [word for word in words if word not in str(caught.value)], str(caught.value)
+
+
+def test_there_are_eleven_of_them() -> None:
+    assert len(MISUSES) == 11
+
+
+# --- more of the kind -------------------------------------------------------------------------
+
+MORE: dict[str, tuple[Call, str]] = {
+    "a typo": (lambda: Uniform(cuont=3), r'Uniform\(\) has no argument \'cuont\', .* "count"\?'),  # type: ignore[call-arg]
+    "clients": (lambda: Split(clients=3), r'no argument \'clients\', did you mean "devices"\?'),  # type: ignore[call-arg]
+    "a slot's typo": (lambda: replace(fedavg(), agregate=Mean()), r'did you mean "aggregate"\?'),  # type: ignore[call-arg]
+    "a slot as an option": (
+        lambda: FEDAVG(select=Uniform(3)),
+        r"'select': it is a slot .* use dataclasses\.replace\(fedavg\(\.\.\.\), select=",
+    ),
+    "an option of an option": (
+        lambda: Task.of(small.net(), small.patterns(9, 1), devices=3),  # type: ignore[call-arg]
+        r"Task\.of\(\) has no argument 'devices': it belongs to split; use split=Split\(devices=",
+    ),
+    "rounds by another name": (
+        lambda: EXPERIMENT(small.task(), fedavg(), num_rounds=3),
+        r'did you mean "rounds"\?',
+    ),
+    "an inner part not called": (lambda: Paced(wrong(Menu)), r"Paced\.inner .*the parentheses\?"),
+    "an inner codec not called": (lambda: ErrorFeedback(wrong(Raw)), r"inner must be a Codec"),
+    "a rate not called": (lambda: Gradient(wrong(Decaying)), r"Gradient\.rate must be a Rate"),
+    "a number for a rate": (lambda: Gradient(wrong(0.1)), r"Gradient\.rate must be a Rate.*0\.1"),
+    "a word nobody knows": (
+        lambda: Deadline(3.0, wrong("latee")),
+        r'late must be "lost" or "late"',
+    ),
+    "numbers that are none": (
+        lambda: heterofl(shares=wrong((1, "half"))),
+        r"shares must be a tuple in which each is a number",
+    ),
+    "one for many": (lambda: Menu(wrong(3)), r"Menu\.shares must be a tuple of numbers, got 3"),
+    "True for a number": (lambda: Uniform(True), r"count must be a whole number or None, got True"),
+    "a class for a model": (
+        lambda: Task.of(wrong(nn.Linear), small.patterns(9, 1)),
+        r"Task\.of\.module must be a Module.*parentheses",
+    ),
+    "a task not made": (
+        lambda: EXPERIMENT(Synthetic, fedavg()),
+        r"Experiment\.task must be a TaskSpec, got the class Synthetic; .*parentheses\?",
+    ),
+    "play of a method": (lambda: play(wrong(fedavg())), r"play\.experiment must be an Experiment"),
+    "a group's typo": (lambda: Group(sped=1e9), r'did you mean "speed"\?'),  # type: ignore[call-arg]
+    "an engine's text": (lambda: Stacked(wrong("64")), r"Stacked\.chunk must be a whole number"),
+    "a flag as a number": (lambda: Sgd(0.9, wrong(1)), r"Sgd\.nesterov must be True or False"),
+}
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_parts_tasks_and_fleets_are_as_strict(name: str) -> None:
+    call, words = MORE[name]
+    with pytest.raises(BadCall, match=words):
+        call()
+
+
+def test_what_a_class_says_itself_is_said_and_the_rest_beside_it() -> None:
+    with pytest.raises(BadCall) as caught:
+        Uveq(0.0, wrong(3))
+    assert [text.split(" ")[0] for text in caught.value.problems] == [
+        "Uveq.bits_each",
+        "Uveq.dimension",
+    ]
+    with pytest.raises(BadCall, match=r"use ErrorFeedback\(TopK\(\.\.\.\)\)"):
+        TopK(0.1, wrong(ErrorFeedback()))
+    with pytest.raises(BadCall, match=r"Deadline\.seconds .*\n.*Deadline\.late must be"):
+        Deadline(-1.0, wrong("latee"))
+
+
+@dataclass(frozen=True)
+class Lookalike:
+    """Has all that a plan has, and derives from none."""
+
+    judges = False
+    wants = needs = gives = frozenset[str]()
+
+    def init(self, view: View) -> None: ...
+
+    def learn(self, *_: Any) -> None: ...
+
+    def tells(self, state: State) -> dict[str, Any]:
+        return {}
+
+    def __call__(self, *_: Any) -> None: ...
+
+
+def test_inner_parts_derive_from_their_slot_too() -> None:
+    with pytest.raises(BadCall, match=r"Paced\.inner must be a Plan, got a Lookalike"):
+        Paced(wrong(Lookalike()))
+
+
+def test_all_that_is_wrong_with_a_call_comes_at_once() -> None:
+    with pytest.raises(BadCall) as caught:
+        FEDAVG(lr="0.1", count=2.5, learning_rate=1)
+    assert len(caught.value.problems) == 3
+    with pytest.raises(CompositionError) as composed:
+        replace(fedavg(), select=wrong(None), plan=wrong(Menu), uplink=wrong("Raw"))
+    assert len(composed.value.problems) == 3
+
+
+@pytest.mark.parametrize("slot", SLOTS)
+def test_every_slot_refuses_what_is_none_of_its_parts(slot: str) -> None:
+    others: list[Any] = [None, "Mean", fedavg_mean, Mean, object(), fedavg()]
+    for other in others:
+        with pytest.raises(CompositionError, match=rf"{slot} must be an? {SLOTS[slot].__name__}"):
+            replace(fedavg(), **{slot: other})
+
+
+def test_values_that_always_fitted_still_do() -> None:
+    count: Any = np.int64(3)
+    assert FEDAVG(count=count, lr=np.float32(0.1), decay=1).select == Uniform(3)
+    assert heterofl(shares=wrong([1.0, 0.5])).plan is not None  # a list is as good as a tuple
+    assert Surveyed(Synchronous(), wrong("evaluate")).ask == "evaluate"
+    assert Gradient(rate=lambda step: 0.1 / (step + 1)).draft(0, np.array([1])).lr[0] == 0.1
+    for made in (Uniform(3), Menu(), fedavg(), Split()):
+        assert copy.deepcopy(made) == made
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "fits"),
+    [
+        (1, float, True),
+        (True, float, False),
+        (np.True_, bool, True),
+        (None, int | None, True),
+        ("1", int | None, False),
+        ((1, 2), tuple[int, int], True),
+        ((1, 2, 3), tuple[int, int], False),
+        (abs, Callable[..., Any], True),
+        (3, Callable[..., Any], False),
+        (object(), Any, True),
+    ],
+)
+def test_what_an_annotation_lets_through(value: Any, kind: Any, fits: bool) -> None:
+    assert (not unfit(value, kind)) == fits
+
+
+def test_checked_calls_keep_their_signatures() -> None:
+    assert list(inspect.signature(Experiment).parameters)[:3] == ["task", "method", "fleet"]
+    assert list(inspect.signature(Uniform).parameters) == ["count", "fraction"]
+    assert list(inspect.signature(Method).parameters)[:2] == ["select", "schedule"]
+    assert list(inspect.signature(Uniform(3)).parameters) == ["view", "state", "key"]
+    assert list(inspect.signature(fedavg).parameters) == ["count", "training"]
+    assert str(fedavg.__doc__).startswith("`count` devices a round")
+
+
+def test_words_of_other_libraries_lead_to_options_that_exist() -> None:
+    """A row of the table that names nothing would mislead."""
+    known = set(inspect.signature(Task.of).parameters) | {"shares", "ratios", "share"}
+    for part in (Experiment, Split, Gradient, Decaying, Deadline, Synchronous, Uniform):
+        known |= set(inspect.signature(part).parameters)
+    known |= {"lr", "decay", "mu", "weight_decay", "workers", "data", "model", "steps"}
+    assert {option for meant in SYNONYMS.values() for option in meant} <= known
+    assert near("learning_rate", ["lr", "leaning"]) == ', did you mean "lr"?'
+
+
+# --- run files --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "path", "words"),
+    [
+        ("method.lr=-1", "method.lr", "lr must be positive"),
+        ("method.lr=inf", "method.lr", ""),
+        ("method.decay=2", "method.decay", "decay must lie in (0, 1]"),
+        ("method.learning_rate=0.1", "method.learning_rate", 'did you mean "lr"?'),
+        ("method.batch_size=8", "method.batch_size", 'did you mean "batch"?'),
+        ("method.count=2.5", "method.count", "integer"),
+    ],
+)
+def test_a_run_file_says_it_of_the_same_key(change: str, path: str, words: str) -> None:
+    for recipe in ("fedavg", "heterofl", "fedrescue"):
+        with pytest.raises(ConfigError) as caught:
+            load(f"recipes/{recipe}.toml", [change])
+        assert [problem.path for problem in caught.value.problems] == [path]
+        assert words in caught.value.problems[0].message
+
+
+@pytest.mark.parametrize("lr", [-1.0, 0.0, math.inf, math.nan])
+def test_a_bad_rate_is_refused_by_its_own_name(lr: float) -> None:
+    with pytest.raises(Refusal, match=r"^lr must be positive and finite, got"):
+        fedavg(lr=lr)
+
+
+# --- one's own parts --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Some(Select):
+    """A user's part gets the checks of its slot."""
+
+    count: int = 2
+
+    def __call__(self, view: View, state: State, key: Tensor) -> Ints:
+        return view.idle[: self.count]
+
+
+def test_a_users_own_part_is_checked_like_ours() -> None:
+    with pytest.raises(BadCall, match=r"Some\.count must be a whole number"):
+        Some(wrong("2"))
+    with pytest.raises(BadCall, match=r'no argument \'cuont\', did you mean "count"'):
+        Some(cuont=2)  # type: ignore[call-arg]
+    step = small.steps(replace(fedavg(lr=0.1), select=Some(2)), small.task(), 1)[0]
+    assert all(torch.isfinite(value).all() for value in step.params.values())
+
+
+def test_a_part_that_lacks_its_method_cannot_be_made() -> None:
+    @dataclass(frozen=True)
+    class Idle(Select):
+        pass
+
+    with pytest.raises(TypeError, match="abstract"):
+        Idle()  # type: ignore[abstract]
