@@ -8,7 +8,16 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from anyfleet import rng
-from anyfleet.elastic import Mode, Slice, apply, cut, mixed_rows, trace, verify
+from anyfleet.elastic import (
+    Mode,
+    Slice,
+    apply,
+    cut,
+    mixed_rows,
+    require_faithful,
+    trace,
+    verify,
+)
 from anyfleet.elastic.program import BATCH
 from anyfleet.elastic.rows import Place, outside, places, row_mask
 from tests.elastic.nets import Traced, of
@@ -109,6 +118,12 @@ def test_what_sees_each_other_runs_in_a_small_model(name: str) -> None:
     each = net(name)
     assert any(a.free for a in each.blueprint.axes.values())
     assert verify(each.module, each.inputs, each.blueprint).problems == ()
+
+
+@pytest.mark.parametrize("name", [*APART, *TOGETHER])
+def test_a_task_takes_them(name: str) -> None:
+    each = net(name)
+    require_faithful(each.module, (each.inputs[:2],), each.blueprint)
 
 
 def test_standardised_weights_are_cut() -> None:
