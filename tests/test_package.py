@@ -46,7 +46,7 @@ LAYERS = (
             "loop server client method types view seam arrivals evaluate issue ledger local packing"
             " timing choosing delivery incoming outcomes parts fisher lessons"
             " coding envelope feedback frames calibration lengths offers limits screening"
-            " objectives returned"
+            " objectives returned padding"
         ),
     ),
     ("elastic rng naming homes errors config columns formulas papers arguments tracebacks",),

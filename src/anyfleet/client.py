@@ -31,6 +31,7 @@ from anyfleet.local import (
 )
 from anyfleet.method import Squeezed
 from anyfleet.packing import dense, mask_bits
+from anyfleet.padding import mixed
 from anyfleet.returned import Caller, trained
 from anyfleet.tracebacks import during
 from anyfleet.types import (
@@ -59,6 +60,9 @@ class Done:
 def work(orders: Orders, memories: tuple[Memory, ...], task: Task) -> Done:
     """Carries out orders of one kind and one shape."""
     if orders.kind in (Kind.TRAIN, Kind.HOLD):
+        if len(orders) > 1 and mixed(task):
+            # Samples that see each other cannot be padded to the largest device of a stack.
+            return _one_by_one(orders, memories, task)
         return _train(orders, memories, task)
     rows = [_single(orders, row, memories[row], task) for row in range(len(orders))]
     updates = [_update(orders, row, answer) for row, answer in enumerate(rows)]
@@ -66,6 +70,12 @@ def work(orders: Orders, memories: tuple[Memory, ...], task: Task) -> Done:
         replace(memory, held=None) if orders.kind == Kind.FETCH else memory for memory in memories
     )
     return Done(join(updates), kept)
+
+
+def _one_by_one(orders: Orders, memories: tuple[Memory, ...], task: Task) -> Done:
+    """Train each device by itself, also those that were ordered together."""
+    done = [_train(orders.take([row]), (memories[row],), task) for row in range(len(orders))]
+    return Done(join([each.updates for each in done]), tuple(each.memories[0] for each in done))
 
 
 class _Answer(NamedTuple):

@@ -16,9 +16,10 @@ from torch.func import vjp, vmap
 from anyfleet import rng
 from anyfleet.arguments import checked
 from anyfleet.columns import Ints
-from anyfleet.elastic import EVALUATE, OBSERVE, Blueprint, Cost, Priced, apply
+from anyfleet.elastic import OBSERVE, OBSERVED, Blueprint, Cost, Priced, apply
 from anyfleet.errors import refuse
 from anyfleet.objectives import losses
+from anyfleet.padding import mixed
 from anyfleet.parts import Loose, Train, Work
 from anyfleet.types import Numbers, Params, Task
 
@@ -129,7 +130,7 @@ class _Model(NamedTuple):
 
     def output(self, values: Params, x: Tensor) -> Tensor:
         site = self.site
-        output, _ = apply(site.blueprint, {**self.params, **values}, self.buffers, x, EVALUATE)
+        output, _ = apply(site.blueprint, {**self.params, **values}, self.buffers, x, OBSERVED)
         return output
 
     @property
@@ -244,6 +245,12 @@ class Observed(Train):
                 "Fisher information is measured with labels drawn from a softmax of the output, "
                 "and this task has none: use a chooser and an extraction that do not ask for it "
                 "(LargestInTime, Leading), or say classified=True if its loss is one of classes."
+            )
+        if self.fisher.estimate == "samples" and (reason := mixed(task)):
+            return (
+                "Fisher information is measured by the gradients of single samples, and in this "
+                f'task samples see each other: {reason}. Use Fisher(estimate="mean"), or a '
+                "chooser and an extraction that do not ask for it (LargestInTime, Leading)."
             )
         return self.inner.misfit(task)
 

@@ -1,7 +1,8 @@
 """Local training of one device, or of a stack of devices of equal shape: the same code for both.
 
 A stack is padded to its largest member and masked, so that a device's result does not depend on who
-ran with it. `lift` is the identity for one device and `torch.func.vmap` for a stack.
+ran with it. `lift` is the identity for one device and `torch.func.vmap` for a stack. Where samples
+see each other (`padding.mixed`) nothing is padded, so that devices are trained one at a time.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ from anyfleet.elastic import Blueprint, Slice
 from anyfleet.errors import BadReturn
 from anyfleet.method import Job, Loose
 from anyfleet.objectives import augmented
+from anyfleet.padding import mixed
 from anyfleet.tracebacks import quoted
 from anyfleet.types import EVERYTHING, Data, Numbers, Params, Task
 
@@ -139,10 +141,11 @@ def train(where: Site, inputs: Inputs, bounds: Extent, *, lift: Lift, cohort: in
     state = lift(partial(trainer.start, where))(given)
     choices = trainer.choices(torch.tensor(cohort), bounds.steps)
     drawn = zip(rows.unbind(-2), valid.unbind(-2), keys.unbind(-1), strict=True)
-    for i, batch in enumerate(drawn):
+    alone = _counts(where, valid)
+    for i, batch in enumerate(map(_Drawn._make, drawn)):
         # The guard holds the old state beside the new one: a device alone never needs it.
         one = partial(_stepped if i < bounds.together else _guarded, where, i, choices[i])
-        state = lift(one)(state, inputs, _Drawn(*batch))
+        state = lift(one)(state, inputs, batch.only(alone[i]) if alone else batch)
     result: Result = lift(partial(_finished, where))(state)
     # Layers that are not trained run in training mode but keep their statistics (METHODS §1.3).
     layers = where.blueprint.layers
@@ -165,6 +168,21 @@ class _Drawn(NamedTuple):
     rows: Tensor
     valid: Tensor
     key: Tensor
+
+    def only(self, count: int) -> "_Drawn":
+        """Return the first rows of a minibatch: padding comes last."""
+        return _Drawn(self.rows[:count], self.valid[:count], self.key)
+
+
+def _counts(where: Site, valid: Tensor) -> list[int]:
+    """Return the samples of every step, if the network may not see anything else; else nothing."""
+    reason = mixed(where.task)
+    if not reason:
+        return []
+    if valid.ndim > 2:
+        raise ValueError(f"These devices cannot be stacked: {reason}. Train one at a time.")
+    counts: list[int] = valid.sum(-1).tolist()
+    return counts
 
 
 def _schedule(key: Tensor, valid: Tensor, batch: Tensor, bounds: Extent) -> _Drawn:

@@ -1,7 +1,7 @@
 """A run as a value: task, method, fleet and engine; and what came out of it."""
 
 import warnings
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Protocol, get_args
@@ -223,11 +223,15 @@ class State:
 
 @dataclass(frozen=True, eq=False)
 class Moment:
-    """A point of a run with the step it describes."""
+    """A point of a run with the step it describes.
+
+    `aliases` are the other names that the module's state_dict has for some tensors of the model.
+    """
 
     point: Point
     step: Step
     fleet: Any  # as its runtime saves it, with orders under way
+    aliases: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def state(self) -> State:
@@ -263,7 +267,7 @@ def play(
             remedied(error, _RESUME if point.step >= 0 else _RESTART)
             raise
         point = replace(_advance(point, step), scores=scores, details=details)
-        yield Moment(point, step, runtime.save())
+        yield Moment(point, step, runtime.save(), task.blueprint.aliases)
 
 
 _RESUME = (

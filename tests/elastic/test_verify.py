@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from anyfleet.elastic import Axis, Blueprint, VerifyError, verify
+from anyfleet.elastic import Axis, Blueprint, VerifyError, trace, verify
 from anyfleet.elastic.program import Items, Node
 from tests.elastic.nets import NETS, traced
 
@@ -159,7 +159,10 @@ class Fickle(nn.Module):
 
 
 def test_a_module_that_branches_on_training_is_reported() -> None:
-    report = verify(Fickle(), torch.randn(4, 3))
+    module, x = Fickle(), torch.randn(4, 3)
+    blueprint = trace(module, x)
+    assert verify(module, x, blueprint).ok
+    report = verify(module, x, replace(blueprint, evaluation=None))
     assert report.problems[0].startswith("evaluating")
 
 

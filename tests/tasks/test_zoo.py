@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from anyfleet.elastic import require_faithful, trace
 from anyfleet.tasks import zoo
 
 GREY, COLOUR, SMALL_COLOUR = (1, 28, 28), (3, 32, 32), (3, 28, 28)
@@ -81,6 +82,20 @@ def test_forward_gives_one_row_of_logits_per_sample(row: str) -> None:
     assert logits.isfinite().all()
     # A ReLU on the logits would leave no negative value (twenty of them: chance below 1e-3).
     assert (logits < 0).any()
+
+
+SMALL = [row for row in (*TABLE, *TOTALS) if (TABLE | TOTALS)[row][2] < 2_000_000]
+
+
+@pytest.mark.parametrize("row", SMALL)
+def test_a_task_takes_every_network(row: str) -> None:
+    """The large ones are left out, as their layers are those of the others."""
+    make, shape = (TABLE | TOTALS)[row][:2]
+    torch.manual_seed(0)
+    module, x = make(), torch.randn(2, *shape)
+    blueprint = trace(module, x)
+    require_faithful(module, (x,), blueprint)
+    assert row.startswith("C.5") or any(axis.free for axis in blueprint.axes.values())
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from anyfleet.cli.run import Run, perform, show
 from anyfleet.cli.screen import console
-from anyfleet.store import Recording, Terms, finished, reopen
+from anyfleet.store import Origin, Recording, Terms, finished, reopen
 
 
 def resume_folder(folder: Path, terms: Terms, *, every: int | None) -> None:
@@ -19,7 +19,14 @@ def resume_folder(folder: Path, terms: Terms, *, every: int | None) -> None:
     done, rounds = run.past.progress.step, run.experiment.rounds
     show(screen, f"Run folder: {folder} (goes on after {done} of {rounds} steps)")
     every = run.every if every is None else every
-    recording = Recording(folder, run.experiment, terms.allow, past=run.past, every=every)
+    recording = Recording(
+        folder,
+        run.experiment,
+        terms.allow,
+        origin=Origin(run.task),
+        past=run.past,
+        every=every,
+    )
     name = folder.resolve().name
     going_on = Run(run.experiment, run.task, recording, name, run.past.state, terms.allow)
     perform(going_on, screen)

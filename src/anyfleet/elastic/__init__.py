@@ -5,8 +5,19 @@ from anyfleet.elastic.budget import Budget, largest
 from anyfleet.elastic.cost import Cost, Priced, cost
 from anyfleet.elastic.dense import DenseModel, dense
 from anyfleet.elastic.errors import ProgramError, SliceError, TraceError, VerifyError
+from anyfleet.elastic.faithful import require_faithful
 from anyfleet.elastic.interpret import apply
-from anyfleet.elastic.modes import COLLECT, EVALUATE, EVALUATE_BATCH, OBSERVE, STATIC, TRAIN, Mode
+from anyfleet.elastic.mixed_rows import mixed_rows
+from anyfleet.elastic.modes import (
+    COLLECT,
+    EVALUATE,
+    EVALUATE_BATCH,
+    OBSERVE,
+    OBSERVED,
+    STATIC,
+    TRAIN,
+    Mode,
+)
 from anyfleet.elastic.narrowing import alpha, columns, narrowed, width, within
 from anyfleet.elastic.permuting import permute
 from anyfleet.elastic.slicing import Params, cut, paste, place
@@ -19,6 +30,7 @@ __all__ = [
     "EVALUATE",
     "EVALUATE_BATCH",
     "OBSERVE",
+    "OBSERVED",
     "STATIC",
     "TRAIN",
     "WHOLE",
@@ -47,10 +59,12 @@ __all__ = [
     "cut",
     "dense",
     "largest",
+    "mixed_rows",
     "narrowed",
     "paste",
     "permute",
     "place",
+    "require_faithful",
     "trace",
     "verify",
     "width",

@@ -4,9 +4,9 @@ import hashlib
 import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -22,6 +22,8 @@ Rounding = Literal["ceil", "round"]
 SHARED_KINDS = frozenset({"channels", "heads"})
 # May be cut at all.
 FREE_KINDS = SHARED_KINDS | {"head_dim", "groups"}
+# Fields of a blueprint that came later: where they are empty its bytes are those of before.
+_SELDOM = frozenset({"aliases", "evaluation"})
 
 
 @dataclass(frozen=True)
@@ -152,7 +154,12 @@ def _check_indices(name: str, indices: tuple[int, ...], blueprint: "Blueprint") 
 
 @dataclass(frozen=True, eq=False)
 class Blueprint:
-    """A traced model as plain data: cut, run and costed without its module or a tracer."""
+    """A traced model as plain data: cut, run and costed without its module or a tracer.
+
+    `program` is what the module computes in training; `evaluation` what it does after `eval()`,
+    where that is another function (dropout and batch norm follow the `Mode` in either). `aliases`
+    are the other names under which the module's state_dict has a tensor, and its name here.
+    """
 
     axes: Mapping[str, Axis]
     params: Mapping[str, tuple[Dim, ...]]
@@ -163,11 +170,31 @@ class Blueprint:
     norms: tuple[BatchNormSite, ...]
     scaled: tuple[str, ...]
     notes: tuple[str, ...]
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    evaluation: Program | None = None
+
+    @cached_property
+    def _plain(self) -> dict[str, Any]:
+        """The fields; those that most networks leave empty are there only if they are used."""
+        held = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: value for name, value in held.items() if value or name not in _SELDOM}
 
     @cached_property
     def _digest(self) -> bytes:
-        plain = [getattr(self, f.name) for f in fields(self) if f.name != "program"]
-        return hashlib.sha256(msgspec.msgpack.encode(plain) + self.program.digest).digest()
+        own = ("program", "evaluation")
+        plain = [value for name, value in self._plain.items() if name not in own]
+        programs = b"".join(program.digest for program in self.programs)
+        return hashlib.sha256(msgspec.msgpack.encode(plain) + programs).digest()
+
+    @property
+    def evaluated(self) -> Program:
+        """What the module computes in evaluation."""
+        return self.evaluation or self.program
+
+    @property
+    def programs(self) -> tuple[Program, ...]:
+        """That of training, and that of evaluation where it is another."""
+        return (self.program,) if self.evaluation is None else (self.program, self.evaluation)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Blueprint):
@@ -245,12 +272,13 @@ class Blueprint:
         cut_axes = {axis for axis, _ in slice.keep}
         # Only constants need the indices themselves; without them one blueprint serves every
         # slice of that shape.
-        if any(_mentions(c.dims, cut_axes) for c in self.program.constants.values()):
+        held = [c for program in self.programs for c in program.constants.values()]
+        if any(_mentions(constant.dims, cut_axes) for constant in held):
             return _local_with_constants(self, slice)
         return _resized(self, slice.shape(self)[0])
 
     def to_bytes(self) -> bytes:
-        return msgspec.msgpack.encode(self)
+        return msgspec.msgpack.encode(self._plain)
 
     @staticmethod
     def from_bytes(data: bytes) -> "Blueprint":
@@ -270,11 +298,16 @@ def _resized(blueprint: Blueprint, counts: tuple[tuple[str, int], ...]) -> Bluep
 
 @lru_cache(maxsize=256)
 def _local_with_constants(blueprint: Blueprint, slice: Slice) -> Blueprint:
-    kept, sizes = dict(slice.keep), blueprint.sizes
     small = _resized(blueprint, slice.shape(blueprint)[0])
     with plainly():
-        constants = {
-            n: Constant.of(take(c.tensor(), tuple(index(d, kept, sizes) for d in c.dims)), c.dims)
-            for n, c in blueprint.program.constants.items()
-        }
-    return replace(small, program=replace(blueprint.program, constants=constants))
+        program, *others = (_with_constants(p, slice, blueprint) for p in blueprint.programs)
+    return replace(small, program=program, evaluation=next(iter(others), None))
+
+
+def _with_constants(program: Program, slice: Slice, blueprint: Blueprint) -> Program:
+    kept, sizes = dict(slice.keep), blueprint.sizes
+    constants = {
+        n: Constant.of(take(c.tensor(), tuple(index(d, kept, sizes) for d in c.dims)), c.dims)
+        for n, c in program.constants.items()
+    }
+    return replace(program, constants=constants)

@@ -34,10 +34,20 @@ class DenseModel(nn.Module):
         for name, tensor in buffers.items():
             holder, leaf = _holder(self, name)
             holder.register_buffer(leaf, tensor.detach().clone())
+        held = {**dict(self.named_parameters()), **dict(self.named_buffers())}
+        for other, name in blueprint.aliases.items():
+            holder, leaf = _holder(self, other)
+            tensor = held[name]
+            if isinstance(tensor, nn.Parameter):
+                holder.register_parameter(leaf, tensor)
+            else:
+                holder.register_buffer(leaf, tensor)
 
     def forward(self, *inputs: Tensor) -> Tensor:
         """Training mode draws the dropout key from torch's generator and moves the buffers."""
-        params, buffers = dict(self.named_parameters()), dict(self.named_buffers())
+        held = self.state_dict(keep_vars=True)
+        params = {name: held[name] for name in self.blueprint.params}
+        buffers = {name: held[name] for name in self.blueprint.buffers}
         if not self.training:
             return apply(self.blueprint, params, buffers, inputs, EVALUATE)[0]
         key = torch.randint(1 << 62, (), device=inputs[0].device)

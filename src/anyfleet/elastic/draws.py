@@ -11,6 +11,7 @@ from anyfleet import rng
 from anyfleet.elastic.blueprint import Blueprint
 from anyfleet.elastic.modes import Run, Special
 from anyfleet.elastic.program import Node
+from anyfleet.elastic.rows import batch_first, outside, places
 
 # scale * alpha of SELU.
 _SELU_LIMIT = 1.7580993408473766
@@ -22,7 +23,7 @@ def drawing(run: Run, node: Node) -> bool:
 
 
 def _uniform(run: Run, node: Node, shape: tuple[int, ...]) -> Tensor:
-    """Draw i belongs to element i of the flattened tensor: padding at the end changes nothing."""
+    """Draw sample by sample, so that padding at the end of the batch changes nothing."""
     key = run.key
     if key is None and run.mode.dropout:
         where = node.where or node.name
@@ -30,7 +31,15 @@ def _uniform(run: Run, node: Node, shape: tuple[int, ...]) -> Tensor:
     if key is None:
         # What draws in evaluation too takes the same draw every time.
         key = rng.root(0, "evaluation").to(run.device)
-    return rng.uniform(rng.fold(key, node.site), math.prod(shape)).reshape(shape)
+    drawn = rng.uniform(rng.fold(key, node.site), math.prod(shape))
+    return batch_first(drawn, _around(run, node), run.batch).reshape(shape)
+
+
+def _around(run: Run, node: Node) -> int:
+    """Entries that lie around the batch in what this call returns: 1 where it comes first."""
+    dims = node.dims or ()
+    found = places(dims, run.sizes)
+    return outside(dims, found[0], run.sizes) if len(found) == 1 else 1
 
 
 def dropout(run: Run, args: list[Any], node: Node) -> Tensor:

@@ -4,6 +4,8 @@ import contextlib
 import copy
 import io
 import logging
+import os
+import sysconfig
 import traceback
 import warnings
 from collections.abc import Iterator
@@ -14,6 +16,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from anyfleet.elastic.errors import TraceError
+from anyfleet.elastic.nested import written_out
+from anyfleet.elastic.watching import watching
 
 # Stands for momentum=None (cumulative averages): the module would compute it from its counter,
 # which export cannot do.
@@ -33,34 +37,46 @@ class Exported:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     tensors: dict[str, Tensor]
+    asks: bool  # forward() looks whether it is training
 
 
-def export(module: nn.Module, inputs: tuple[Tensor, ...], *, training: bool = True) -> Exported:
-    """Trace a copy (in training mode), with a batch size that can be recognised."""
-    twin = copy.deepcopy(module).train(training)
+def export(
+    module: nn.Module,
+    inputs: tuple[Tensor, ...],
+    *,
+    training: bool = True,
+    batch: int | None = None,
+) -> Exported:
+    """Trace a copy in one mode, with a batch size that can be recognised or a given one."""
+    twin = copy.deepcopy(module)
+    twin = twin.train() if training else twin.eval()
     for part in twin.modules():
         if isinstance(part, _BATCH_NORMS) and part.momentum is None:
             part.momentum = CUMULATIVE
-    batch = _unmistakable(twin, inputs)
+    batch = batch or _unmistakable(twin, inputs)
     examples = tuple(x.new_empty((batch, *x.shape[1:])) for x in inputs)
-    with _quiet():
+    with _quiet(), watching(gradients=training) as seen, torch.enable_grad(), _plain_attention():
         try:
             program = torch.export.export(twin, examples, strict=False)
+        except TraceError:
+            raise
         except Exception as error:
             raise _explained(error) from error
     signature = program.graph_signature
+    graph, renamed = written_out(program.graph_module, set(signature.inputs_to_buffers))
     return Exported(
-        program.graph,
+        graph,
         batch,
         dict(signature.inputs_to_parameters),
         dict(signature.inputs_to_buffers),
         dict(signature.inputs_to_lifted_tensor_constants),
         tuple(str(name) for name in signature.user_inputs),
-        tuple(str(name) for name in signature.user_outputs),
+        tuple(renamed.get(str(name), str(name)) for name in signature.user_outputs),
         {
             **program.state_dict,
             **{k: v for k, v in program.constants.items() if isinstance(v, Tensor)},
         },
+        seen.mode,
     )
 
 
@@ -92,6 +108,17 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
+@contextlib.contextmanager
+def _plain_attention() -> Iterator[None]:
+    """Attention as in training: in evaluation torch has a fused call for a whole layer."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
 def _explained(error: Exception) -> TraceError:
     text, at = str(error), _place(error)
     data_dependent = ("data-dependent", "DataDependent", "SymBool", "SymInt", "SymFloat")
@@ -111,7 +138,12 @@ def _explained(error: Exception) -> TraceError:
 
 def _place(error: Exception) -> str:
     """The last line of the user's own code on the way to the error."""
-    foreign = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<")
+    foreign = (f"{Path(torch.__file__).parent}{os.sep}", f"{Path(__file__).parent}{os.sep}", "<")
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith(foreign)]
+    own = [f for f in frames if not f.filename.startswith(foreign) and not _is_standard(f.filename)]
     return f"\nAt {own[-1].filename}:{own[-1].lineno}:\n    {own[-1].line}" if own else ""
+
+
+def _is_standard(file: str) -> bool:
+    """Whether a file belongs to Python itself."""
+    return file.startswith(sysconfig.get_path("stdlib")) and "site-packages" not in file

@@ -8,10 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _functorch
 from torch._ops import OpOverload
 
 from anyfleet.elastic.blueprint import Blueprint
 from anyfleet.elastic.errors import ProgramError
+from anyfleet.elastic.mixed_rows import mixed_rows
 from anyfleet.elastic.modes import Mode, Run
 from anyfleet.elastic.program import (
     BATCH,
@@ -20,6 +22,7 @@ from anyfleet.elastic.program import (
     Constant,
     Held,
     Items,
+    Linear,
     Named,
     Node,
     Size,
@@ -53,19 +56,21 @@ def apply(
     `torch.func.grad` and `vmap`.
     """
     tensors = inputs if isinstance(inputs, tuple) else (inputs,)
-    plan = _plan(blueprint)
+    own = blueprint.evaluation is not None and mode.forward == "evaluation"
+    plan = _plan(blueprint, evaluating=own)
     if len(tensors) != len(plan.inputs):
         raise ValueError(f"the network takes {len(plan.inputs)} inputs, got {len(tensors)}")
     dtype, device = _home(params, tensors)
-    valid, key = _on(valid, device), _on(key, device)
-    run = Run(mode, tensors[0].shape[0], valid, key, dtype, device, dict(buffers))
+    valid, key = _padding(plan, _on(valid, device)), _on(key, device)
+    batch, sizes = tensors[0].shape[0], blueprint.sizes
+    run = Run(mode, batch, valid, key, dtype, device, dict(buffers), sizes)
     values = dict(zip(plan.inputs, tensors, strict=True))
     for name, tensor in (*params.items(), *buffers.items()):
         values[held(name)] = tensor
     for name, constant in plan.constants.items():
         tensor = constant.tensor()
-        own = dtype if tensor.is_floating_point() else tensor.dtype
-        values[held(name)] = tensor.to(device=device, dtype=own)
+        kind = dtype if tensor.is_floating_point() else tensor.dtype
+        values[held(name)] = tensor.to(device=device, dtype=kind)
     for step in plan.steps:
         step(values, run)
     if mode.update == "module":
@@ -80,6 +85,18 @@ def _home(
         if tensor.is_floating_point():
             return tensor.dtype, tensor.device
     return torch.get_default_dtype(), inputs[0].device
+
+
+def _padding(plan: "_Plan", valid: Tensor | None) -> Tensor | None:
+    """The mask of a network whose samples stay apart; the others take samples alone."""
+    if valid is None or not plan.mixed:
+        return valid
+    if _functorch.is_batchedtensor(valid) or not bool(valid.all()):
+        raise ValueError(
+            f"{plan.mixed[0]}: the rows of a minibatch see each other, so that none of them may "
+            "be padding and devices cannot be stacked. Pass the samples alone, without `valid`."
+        )
+    return None
 
 
 def _on(tensor: Tensor | None, device: torch.device) -> Tensor | None:
@@ -105,11 +122,13 @@ class _Plan:
     steps: tuple[Step, ...]
     updates: tuple[tuple[str, str], ...]
     output: str
+    mixed: tuple[str, ...]  # where rows see each other
 
 
 @lru_cache(maxsize=256)
-def _plan(blueprint: Blueprint) -> _Plan:
-    program, sizes = blueprint.program, blueprint.sizes
+def _plan(blueprint: Blueprint, *, evaluating: bool) -> _Plan:
+    program = blueprint.evaluated if evaluating else blueprint.program
+    sizes = blueprint.sizes
     kept = {program.output, *(value for _, value in program.updates)}
     last: dict[str, int] = {}
     for position, node in enumerate(program.nodes):
@@ -129,6 +148,7 @@ def _plan(blueprint: Blueprint) -> _Plan:
         tuple(_step(node, sizes, tuple(dead.get(i, ()))) for i, node in enumerate(program.nodes)),
         program.updates,
         program.output,
+        mixed_rows(blueprint, evaluating=evaluating),
     )
 
 
@@ -196,7 +216,7 @@ def _fixed(arg: Arg, sizes: Mapping[str, int]) -> tuple[bool, Any]:
     if isinstance(arg, Items):
         items = [_fixed(item, sizes) for item in arg.items]
         return all(fixed for fixed, _ in items), [value for _, value in items]
-    if isinstance(arg, Value | Held):
+    if isinstance(arg, Value | Held | Linear):
         return False, None
     if isinstance(arg, Named):
         return arg.text != "model", None if arg.text == "model" else _named(arg.text)
@@ -213,6 +233,13 @@ def _getter(arg: Arg, sizes: Mapping[str, int]) -> Getter:
     if isinstance(arg, Items):
         getters = [_getter(item, sizes) for item in arg.items]
         return lambda values, run: [get(values, run) for get in getters]
+    if isinstance(arg, Linear):
+        times, plus = arg.times, arg.plus
+        return lambda values, run: plus + times * run.batch
+    if isinstance(arg, Size) and any(product.count(BATCH) > 1 for product in arg.dim):
+        # Pairs of samples.
+        dim = arg.dim
+        return lambda values, run: length(dim, {**sizes, BATCH: run.batch})
     if isinstance(arg, Size):
         # Linear in the batch: two numbers are known beforehand.
         constant = length(arg.dim, {**sizes, BATCH: 0})

@@ -10,7 +10,10 @@ from torch import Tensor
 def masked_batch_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, rows: Tensor, eps: float
 ) -> Tensor:
-    """Normalise [B, C, …] by the statistics of the rows that count (`rows` is [B, 1, …])."""
+    """Normalise [N, C, …] by the statistics of the entries that count.
+
+    `rows` marks them; it has size 1 along the channels and wherever the batch does not lie.
+    """
     out: Tensor = _MaskedNorm.apply(x, weight, bias, rows, eps)  # type: ignore[no-untyped-call]
     return out
 
@@ -19,7 +22,8 @@ def statistics(x: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Mean and biased variance per channel over the rows that count, and their number."""
     over = _over(x)
     weights = rows.to(x.dtype)
-    count = (weights.sum() * math.prod(x.shape[2:])).clamp(min=1)
+    repeated = (n for n, own in zip(x.shape, rows.shape, strict=True) if own == 1)
+    count = (weights.sum() * (math.prod(repeated) // x.shape[1])).clamp(min=1)
     mean = (x * weights).sum(over) / count
     # Padded rows are zeroed before squaring so that nothing in them can reach the result.
     centred = (x - _spread(mean, x)) * weights

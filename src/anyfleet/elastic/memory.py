@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from anyfleet.elastic.blueprint import Blueprint
 from anyfleet.elastic.interpret import apply
+from anyfleet.elastic.mixed_rows import mixed_rows
 from anyfleet.elastic.modes import STATIC
 from anyfleet.elastic.program import BATCH, dtype_of, length
 
@@ -50,7 +51,8 @@ def pass_bytes(blueprint: Blueprint, first: int = 0, batch: int = 1) -> int:
         params, buffers = _state(blueprint, first)
         key = torch.zeros((), dtype=torch.int64)
         with Live() as live:
-            inputs, valid = _inputs(blueprint, batch), torch.ones(batch, dtype=torch.bool)
+            inputs = _inputs(blueprint, batch)
+            valid = None if mixed_rows(blueprint) else torch.ones(batch, dtype=torch.bool)
             output, _ = apply(blueprint, params, buffers, inputs, STATIC, valid=valid, key=key)
             loss = torch.log_softmax(output, -1)[..., 0].sum()
             del output

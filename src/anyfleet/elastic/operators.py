@@ -17,12 +17,14 @@ hardswish hardtanh le leaky_relu lift_fresh_copy log log1p log_sigmoid logical_a
 bernoulli empty_like exponential rand_like randn_like uniform
 logical_or logit lt masked_fill maximum minimum mish mul ne neg ones_like pow reciprocal relu
 relu6 rsqrt rsub selu sigmoid sign silu sin softplus softsign sqrt square sub tanh tanhshrink
-threshold to type_as where zero zeros_like full_like _to_copy alpha_dropout feature_alpha_dropout
+threshold where zero zeros_like full_like _to_copy alpha_dropout feature_alpha_dropout
 """
 _POOLS = """
 adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d
-adaptive_max_pool2d avg_pool1d avg_pool2d avg_pool3d max_pool1d max_pool2d max_pool3d
-max_pool2d_with_indices upsample_nearest1d upsample_nearest2d upsample_bilinear2d
+adaptive_max_pool2d adaptive_max_pool3d avg_pool1d avg_pool2d avg_pool3d max_pool1d max_pool2d
+max_pool3d max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices
+upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d
+upsample_bicubic2d upsample_trilinear3d
 """
 _REDUCTIONS = "all amax amin any argmax argmin linalg_vector_norm logsumexp max min norm prod sum"
 
@@ -35,6 +37,8 @@ _OTHERS: Mapping[str, Rule] = {
     "conv_transpose2d": layers.transposed_convolution,
     "batch_norm": layers.channel_norm,
     "instance_norm": layers.channel_norm,
+    "to": shapes.same,
+    "type_as": shapes.same,
     "prelu": layers.channel_norm,
     "group_norm": layers.group_norm,
     "layer_norm": layers.layer_norm,
@@ -48,8 +52,11 @@ _OTHERS: Mapping[str, Rule] = {
     "reshape": shapes.reshape,
     "_unsafe_view": shapes.reshape,
     "flatten": shapes.reshape,
+    "reshape_as": shapes.reshape_like,
+    "view_as": shapes.reshape_like,
     "unflatten": shapes.unflatten,
     "expand": shapes.expand,
+    "expand_as": shapes.elementwise,
     "permute": shapes.permute,
     "transpose": shapes.transpose,
     "swapaxes": shapes.transpose,

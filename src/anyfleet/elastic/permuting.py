@@ -32,10 +32,15 @@ def permute(
 
 def _refuse_constants(slice_: Slice, blueprint: Blueprint) -> None:
     """What a module holds besides its parameters and buffers would keep the old order."""
-    held = blueprint.program.constants
     for axis, kept in slice_.keep:
-        alone = blueprint.local(Slice(((axis, kept),))).program.constants
-        moved = [name for name, constant in alone.items() if constant != held[name]]
+        alone = blueprint.local(Slice(((axis, kept),)))
+        pairs = zip(blueprint.programs, alone.programs, strict=True)
+        moved = [
+            name
+            for before, after in pairs
+            for name, constant in after.constants.items()
+            if constant != before.constants[name]
+        ]
         if moved:
             raise SliceError(
                 f"axis {axis!r} cannot be reordered: constants of the network run along it "

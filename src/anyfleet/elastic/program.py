@@ -55,6 +55,13 @@ class Size(msgspec.Struct, frozen=True, tag="size"):
     dim: Dim
 
 
+class Linear(msgspec.Struct, frozen=True, tag="linear"):
+    """A number that Python computes from the batch size: `plus` + `times` · B."""
+
+    times: int | float
+    plus: int | float
+
+
 class Named(msgspec.Struct, frozen=True, tag="named"):
     """A torch constant: a dtype ("model" is that of the parameters) or a memory format."""
 
@@ -67,7 +74,7 @@ class Items(msgspec.Struct, frozen=True, tag="items"):
     items: tuple["Arg", ...]
 
 
-Arg = Value | Held | Size | Named | Items | bool | int | float | str | None
+Arg = Value | Held | Size | Linear | Named | Items | bool | int | float | str | None
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,11 @@
 from collections import defaultdict
 
 import torch
-from torch import Tensor, fx, nn
+from torch import fx
 from torch._ops import OpOverload
 
 from anyfleet.elastic.draws import RANDOM
 from anyfleet.elastic.errors import TraceError
-from anyfleet.elastic.export import export
 from anyfleet.elastic.scope import bound, line_of, op_name, place_of, where
 
 # What `apply` draws by key.
@@ -41,17 +40,12 @@ def check_repeatable(node: fx.Node) -> None:
     )
 
 
-def drawn_in_evaluation(
-    nodes: list[fx.Node], module: nn.Module, inputs: tuple[Tensor, ...]
-) -> tuple[set[fx.Node], list[str]]:
-    """Which of these calls of the training graph draw in evaluation too, and what to say of it."""
+def drawn_in_evaluation(nodes: list[fx.Node], graph: fx.Graph) -> tuple[set[fx.Node], list[str]]:
+    """Which of these calls of the training graph draw in evaluation too, and what to say of it.
+
+    `graph` is that of evaluation.
+    """
     training = [node for node in nodes if _draws(node)]
-    if not training:
-        return set(), []
-    try:
-        graph = export(module, inputs, training=False).graph
-    except TraceError:
-        return set(), ["forward() could not be traced in evaluation: it is taken to draw nothing"]
     evaluating = _sites([n for n in graph.nodes if n.op == "call_function" and _keyed(n)])
     always: set[fx.Node] = set()
     notes: list[str] = []
@@ -61,6 +55,9 @@ def drawn_in_evaluation(
         found = {node for node, other in pairs if _draws(other)}
         always |= found
         notes += [_note(node, in_both=node in found) for node in calls]
+    for place, calls in evaluating.items():
+        only = [node for node in calls if _draws(node) and place not in _sites(training)]
+        notes += [f"{_base(n)} ({place_of(n)}) draws only in evaluation" for n in only]
     return always, [note for note in dict.fromkeys(notes) if note]
 
 
@@ -70,7 +67,7 @@ def _note(node: fx.Node, *, in_both: bool) -> str:
         return f"{call} draws in evaluation too: without a key, the same draw every time"
     if _base(node) in _DROPPING or _base(node) == "scaled_dot_product_attention":
         return ""
-    return f"{call} draws only in training: in evaluation it is replaced by its mean"
+    return f"{call} draws only in training"
 
 
 def _sites(nodes: list[fx.Node]) -> Sites:
@@ -78,6 +75,16 @@ def _sites(nodes: list[fx.Node]) -> Sites:
     for node in nodes:
         found[where(node), _base(node)].append(node)
     return found
+
+
+def draws(node: fx.Node) -> bool:
+    """Whether this call draws at random, in the mode in which it was traced."""
+    return _keyed(node) and _draws(node)
+
+
+def is_drop(node: fx.Node) -> bool:
+    """Whether this call is a dropout of some kind: without a draw it passes its input on."""
+    return _keyed(node) and _base(node) in _DROPPING
 
 
 def _keyed(node: fx.Node) -> bool:

@@ -13,6 +13,7 @@ from anyfleet.elastic import draws
 from anyfleet.elastic.masked_norm import masked_batch_norm, statistics
 from anyfleet.elastic.modes import Run, Special
 from anyfleet.elastic.program import Node
+from anyfleet.elastic.rows import row_mask
 
 
 def batch_norm(run: Run, args: list[Any], node: Node) -> Tensor:
@@ -20,7 +21,7 @@ def batch_norm(run: Run, args: list[Any], node: Node) -> Tensor:
     use_running = mean is not None and (run.mode.statistics == "running" or not training)
     if use_running:
         return torch.batch_norm(x, weight, bias, mean, variance, False, 0.0, eps, False)
-    rows = _rows(run, x)
+    rows = None if run.valid is None else row_mask(run.valid, node.dims or (), run.sizes)
     if run.mode.update != "none" and mean is not None and training:
         own_mean, own_variance, count = _statistics(x.detach(), rows)
         if run.mode.update != "own":
@@ -31,13 +32,31 @@ def batch_norm(run: Run, args: list[Any], node: Node) -> Tensor:
     return masked_batch_norm(x, weight, bias, rows, eps)
 
 
-def _rows(run: Run, x: Tensor) -> Tensor | None:
-    """Which rows count; a batch flattened with something else repeats its mask."""
-    if run.valid is None:
-        return None
-    times = x.shape[0] // run.batch
-    mask = run.valid.unsqueeze(1).expand(run.batch, times).reshape(-1)
-    return mask.reshape(-1, *(1,) * (x.ndim - 1))
+def instance_norm(run: Run, args: list[Any], node: Node) -> Tensor:
+    """Instance norm: torch's own would move the running statistics it is given in place."""
+    x, weight, bias, mean, variance, by_sample, momentum, eps, fast = args
+    if mean is not None and (run.mode.statistics == "running" or not by_sample):
+        return torch.batch_norm(x, weight, bias, mean, variance, False, 0.0, eps, False)
+    if mean is not None and run.mode.update != "none":
+        over = tuple(range(2, x.ndim))
+        found = torch.var_mean(x.detach(), over, correction=run.mode.update != "own")
+        names = [getattr(arg, "name", "") for arg in node.args[3:5]]
+        for name, each in zip(names, found[::-1], strict=True):
+            before = run.updates[name]
+            own = _over_samples(run, each, node)
+            after = before + momentum * (own - before) if run.mode.update == "module" else own
+            seen = torch.ones((), device=x.device) if run.valid is None else run.valid.any()
+            run.updates[name] = torch.where(seen.bool(), after.to(before.dtype), before)
+    return torch.instance_norm(x, weight, bias, None, None, True, momentum, eps, fast)
+
+
+def _over_samples(run: Run, values: Tensor, node: Node) -> Tensor:
+    """The mean of [N, C] over the rows that count."""
+    rows = None if run.valid is None else row_mask(run.valid, node.dims or (), run.sizes)
+    if rows is None:
+        return values.mean(0)
+    weights = rows.reshape(-1, 1).to(values.dtype)
+    return (values * weights).sum(0) / weights.sum().clamp(min=1)
 
 
 def _statistics(x: Tensor, rows: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -132,6 +151,7 @@ SPECIAL: dict[str, Special] = {
     **draws.RANDOM,
     **{f"aten.{layer}.input": recurrent for layer in _RECURRENT},
     "aten.batch_norm.default": batch_norm,
+    "aten.instance_norm.default": instance_norm,
     "aten.max_pool2d.default": max_pool,
     "aten.scaled_dot_product_attention.default": attention,
 }

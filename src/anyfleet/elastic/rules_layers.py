@@ -4,8 +4,8 @@ from typing import cast
 
 from torch import fx
 
-from anyfleet.elastic.axes import Dims, Product, atoms, freeze, fresh, mark
-from anyfleet.elastic.scope import Result, Scope, bound, full_size, shape_of
+from anyfleet.elastic.axes import ALONG, Dims, Product, atoms, freeze, fresh, mark
+from anyfleet.elastic.scope import Result, Scope, bound, full_size, op_name, shape_of
 
 
 def linear(scope: Scope, node: fx.Node) -> Result:
@@ -25,6 +25,7 @@ def convolution(scope: Scope, node: fx.Node) -> Result:
     for kernel in weight[2:]:
         freeze(kernel, "kernel")
     channel = len(x) - len(weight) + 1
+    scope.fix(x[channel + 1 :], node, f"{op_name(node)} {ALONG}")
     if given["groups"] == 1:
         scope.match(x[channel], weight[1], node)
     else:
@@ -51,6 +52,7 @@ def transposed_convolution(scope: Scope, node: fx.Node) -> Result:
     channel = len(x) - len(weight) + 1
     for kernel in weight[2:]:
         freeze(kernel, "kernel")
+    scope.fix(x[channel + 1 :], node, f"{op_name(node)} {ALONG}")
     scope.match(x[channel], weight[0], node)
     out = weight[1]
     if given["groups"] != 1:
@@ -86,7 +88,9 @@ def group_norm(scope: Scope, node: fx.Node) -> Result:
     if count > 1:
         groups = fresh(count)
         scope.match(x[1], (*groups, *fresh(full_size(x[1]) // count)), node)
-        mark(groups, "groups")
+        # A norm of each channel on its own has no groups to keep together.
+        if full_size(x[1]) > count:
+            mark(groups, "groups")
         scope.resize(node, "num_groups", groups)
     return x
 

@@ -1,5 +1,8 @@
 """Axis rules of the operators that move, broadcast, reduce or select."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import fx
 
@@ -26,6 +29,15 @@ def reshape(scope: Scope, node: fx.Node) -> Result:
     for name in ("size", "shape"):
         if name in given:
             scope.reshape(node, name, out)
+    return out
+
+
+def reshape_like(scope: Scope, node: fx.Node) -> Result:
+    """The shape of another tensor, and with it its axes."""
+    given = bound(node)
+    out = refactor(scope, node, given["self"])
+    for one, other in zip(out, scope.dims(given["other"]), strict=True):
+        scope.match(one, other, node)
     return out
 
 
@@ -76,13 +88,36 @@ def reverse(scope: Scope, node: fx.Node) -> Result:
 
 
 def pool(scope: Scope, node: fx.Node) -> Result:
-    """Leading dimensions pass; the size of the map follows from the (fixed) input."""
+    """Leading dimensions pass; those of the map are never cut, as neighbours are combined."""
     source = scope.dims(node.all_input_nodes[0])
     value = node.meta["val"]
     shape = tuple(value.shape if isinstance(value, torch.Tensor) else value[0].shape)
     changed = 3 if "3d" in op_name(node) else 2 if "2d" in op_name(node) else 1
-    out = (*source[: len(source) - changed], *spatial(shape[len(shape) - changed :]))
+    lead, over = source[: len(source) - changed], source[len(source) - changed :]
+    mixed = [not single for single in _single(bound(node), changed)]
+    scope.fix(
+        tuple(p for p, mixes in zip(over, mixed, strict=True) if mixes),
+        node,
+        f"{op_name(node)} {ALONG}",
+    )
+    sizes = spatial(shape[len(shape) - changed :])
+    out = (*lead, *(n if mixes else p for p, n, mixes in zip(over, sizes, mixed, strict=True)))
     return out if isinstance(value, torch.Tensor) else [out] * len(value)
+
+
+def _single(given: Mapping[str, Any], count: int) -> list[bool]:
+    """Along which dimensions of the map every window is a single element, in its own place."""
+    if "kernel_size" not in given:
+        return [False] * count
+    kernel = _each(given["kernel_size"], count)
+    stride = _each(given["stride"] or kernel, count)
+    padding = _each(given["padding"], count)
+    return [k == s == 1 and not p for k, s, p in zip(kernel, stride, padding, strict=True)]
+
+
+def _each(value: int | list[int], count: int) -> list[int]:
+    values = [value] if isinstance(value, int) else list(value)
+    return values * count if len(values) == 1 else values
 
 
 def average(scope: Scope, node: fx.Node) -> Result:
@@ -152,9 +187,28 @@ def narrow(scope: Scope, node: fx.Node) -> Result:
     if count == full_size(source[at]):
         if any(scope.is_batch(a) for a in source[at]) and "end" in given:
             scope.resize(node, "end", source[at])
+        if "length" in given:
+            scope.resize(node, "length", source[at])
         return source
     scope.fix((source[at],), node, "a range is taken")
-    return (*source[:at], fresh(count, "a range is taken"), *source[at + 1 :])
+    taken = _rounds(scope, node, source[at], count) or fresh(count, "a range is taken")
+    return (*source[:at], taken, *source[at + 1 :])
+
+
+def _rounds(scope: Scope, node: fx.Node, product: Product, count: int) -> Product | None:
+    """Whole views of the batch that a slice takes from several joined ones."""
+    given = bound(node)
+    total, start = full_size(product), int(given["start"] or 0)
+    start = max(0, start + total if start < 0 else start)
+    first = scope.views(start, product, "a range is taken")
+    if first is None or given.get("step", 1) != 1:
+        return None
+    if start:
+        scope.resize(node, "start", first)
+    taken = scope.views(count, product, "a range is taken")
+    if taken is not None and "end" in given:
+        scope.resize(node, "end", scope.literal(start + count, "a range is taken"))
+    return taken
 
 
 def insert(scope: Scope, node: fx.Node) -> Result:
@@ -165,10 +219,16 @@ def insert(scope: Scope, node: fx.Node) -> Result:
 
 
 def squeeze(scope: Scope, node: fx.Node) -> Result:
+    """Remove what has size 1 in the whole model, and nothing that a cut or a batch makes 1."""
     given = bound(node)
     source = scope.dims(given["self"])
     over = _dimensions(node, len(source))
-    return tuple(p for i, p in enumerate(source) if i not in over or full_size(p) > 1)
+    gone = [i for i in over if full_size(source[i]) == 1]
+    if not gone:
+        scope.replace(node, "aten.alias.default", given["self"])
+    elif "dim" not in given or len(gone) < len(over):
+        scope.replace(node, "aten.squeeze.dims", given["self"], gone)
+    return tuple(p for i, p in enumerate(source) if i not in gone)
 
 
 def create(scope: Scope, node: fx.Node) -> Result:
@@ -185,13 +245,14 @@ def positions(scope: Scope, node: fx.Node) -> Result:
 
 
 def pad(scope: Scope, node: fx.Node) -> Result:
-    """What grows is fixed, the rest passes."""
-    out = []
-    source = scope.dims(node.all_input_nodes[0])
-    for product, n in zip(source, shape_of(node), strict=True):
-        if full_size(product) != n:
-            scope.fix((product,), node, "padded")
-        out.append(product if full_size(product) == n else fresh(n, "space"))
+    """What is padded (or shifted: padded here and cropped there) is fixed, the rest passes."""
+    source, shape = scope.dims(node.all_input_nodes[0]), shape_of(node)
+    amounts = list(bound(node)["pad"])
+    out = list(source)
+    for i, at in enumerate(range(len(source) - 1, len(source) - 1 - len(amounts) // 2, -1)):
+        if any(amounts[2 * i : 2 * i + 2]):
+            scope.fix((source[at],), node, "padded")
+            out[at] = fresh(shape[at], "space")
     return tuple(out)
 
 
@@ -217,8 +278,19 @@ def join(scope: Scope, node: fx.Node) -> Result:
         for i, (a, b) in enumerate(zip(out, part, strict=True)):
             if i != at:
                 scope.match(a, b, node)
-    joined: Product = scope.literal(shape_of(node)[at], "concatenated")
+    joined = _end_to_end(scope, node, [part[at] for part in parts], shape_of(node)[at])
     return (*out[:at], joined, *out[at + 1 :])
+
+
+def _end_to_end(scope: Scope, node: fx.Node, parts: list[Product], count: int) -> Product:
+    """Views of the batch behind one another run over it several times."""
+    inner = [found[1] for found in map(scope.parted, parts) if found is not None]
+    if len(inner) == len(parts) and len({full_size(product) for product in inner}) == 1:
+        for other in inner[1:]:
+            scope.match(inner[0], other, node)
+        if (found := scope.views(count, parts[0], "concatenated")) is not None:
+            return found
+    return scope.literal(count, "concatenated")
 
 
 def divide(scope: Scope, node: fx.Node) -> Result:
@@ -230,10 +302,9 @@ def divide(scope: Scope, node: fx.Node) -> Result:
     shapes = [tuple(t.shape) for t in node.meta["val"]]
     if op_name(node) == "unbind":
         return [(*source[:at], *source[at + 1 :])] * len(shapes)
-    return [
-        (*source[:at], scope.literal(s[at], "divided into parts"), *source[at + 1 :])
-        for s in shapes
-    ]
+    why = "divided into parts"
+    parts = [scope.views(s[at], source[at], why) or scope.literal(s[at], why) for s in shapes]
+    return [(*source[:at], part, *source[at + 1 :]) for part in parts]
 
 
 def unknown(scope: Scope, node: fx.Node) -> Result:

@@ -1,7 +1,9 @@
 """What the axis rules see and change while a graph is walked."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -42,6 +44,7 @@ class Scope:
     values: dict[fx.Node, Result] = field(default_factory=dict)
     sizes: dict[fx.Node, dict[str, "Count | list[Count]"]] = field(default_factory=dict)
     remarks: list[Remark] = field(default_factory=list)
+    instead: dict[fx.Node, tuple[str, tuple[Any, ...]]] = field(default_factory=dict)
 
     def dims(self, node: fx.Node) -> Dims:
         found = self.values[node]
@@ -68,8 +71,29 @@ class Scope:
     def literal(self, count: int, why: str) -> Product:
         """The dimension of a literal size; multiples of the batch are recognised."""
         if count % self.batch.size == 0 and count > 0:
-            return (self.batch, *fresh(count // self.batch.size, why))
+            return (self.batch, *self.literal(count // self.batch.size, why))
         return fresh(count, why)
+
+    def parted(self, product: Product) -> tuple[int, Product] | None:
+        """How many entries lie around the batch in a dimension, and the axes inside it.
+
+        None where the batch is no factor of the dimension, or twice.
+        """
+        found = atoms(product)
+        at = [i for i, atom in enumerate(found) if self.is_batch(atom)]
+        return (size(found[: at[0]]), found[at[0] + 1 :]) if len(at) == 1 else None
+
+    def views(self, count: int, product: Product, why: str) -> Product | None:
+        """`count` entries of such a dimension as whole rounds over the batch; None if they are not.
+
+        Two views of a batch joined end to end are 2 · B entries, the batch running faster.
+        """
+        parts = self.parted(product)
+        if parts is None:
+            return None
+        inner = parts[1]
+        once = self.batch.size * size(inner)
+        return None if count % once else (*fresh(count // once, why), self.batch, *inner)
 
     def is_batch(self, atom: Atom) -> bool:
         return atom is atoms((self.batch,))[0]
@@ -81,6 +105,10 @@ class Scope:
     def reshape(self, node: fx.Node, argument: str, dims: Dims) -> None:
         """The same for a list of sizes."""
         self.sizes.setdefault(node, {})[argument] = [Count(product) for product in dims]
+
+    def replace(self, node: fx.Node, op: str, *args: Any) -> None:
+        """Call another operator in its place: one that does the same at every size."""
+        self.instead[node] = (op, args)
 
 
 def op_name(node: fx.Node) -> str:
@@ -124,8 +152,13 @@ def place_of(node: fx.Node) -> str:
 
 def line_of(node: fx.Node) -> str:
     """The module and the line of the user's code that made the call."""
-    frames = [line.strip() for line in str(node.meta.get("stack_trace") or "").splitlines()]
-    return f"\nAt {place_of(node)}: {' '.join(frames[-2:])}" if frames else f"\nAt {place_of(node)}"
+    lines = [line.strip() for line in str(node.meta.get("stack_trace") or "").splitlines()]
+    starts = [i for i, line in enumerate(lines) if line.startswith("File ")]
+    foreign = (f'File "{Path(torch.__file__).parent}{os.sep}', 'File "<eval_with_key>')
+    own = [i for i in starts if not lines[i].startswith(foreign)] or starts
+    if not own:
+        return f"\nAt {place_of(node)}"
+    return f"\nAt {place_of(node)}: {' '.join(lines[own[-1] : own[-1] + 2])}"
 
 
 def full_size(product: Product) -> int:

@@ -1,16 +1,20 @@
 """`trace`: the blueprint of an unedited module."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, fx, nn
 from torch._ops import OpOverload
 
-from anyfleet.elastic.axes import freeze, fresh
+from anyfleet.elastic.aliases import aliases
+from anyfleet.elastic.axes import Dims, atoms, freeze, fresh
 from anyfleet.elastic.blueprint import BatchNormSite, Blueprint, Layer
-from anyfleet.elastic.errors import TraceError
-from anyfleet.elastic.export import export
+from anyfleet.elastic.evaluation import in_evaluation, own_walk
+from anyfleet.elastic.examples import checked
+from anyfleet.elastic.export import Exported
 from anyfleet.elastic.flops import uncounted
+from anyfleet.elastic.mixed_rows import mixed_rows
 from anyfleet.elastic.names import Names, output_atoms, owner_of
 from anyfleet.elastic.operators import rule
 from anyfleet.elastic.program import (
@@ -25,6 +29,7 @@ from anyfleet.elastic.program import (
     Size,
 )
 from anyfleet.elastic.randomness import drawn_in_evaluation
+from anyfleet.elastic.repeated import check_batches, repeated
 from anyfleet.elastic.rules_shapes import unknown
 from anyfleet.elastic.scope import Count, op_name
 from anyfleet.elastic.walk import Draft, Walk, current, dtype_name, walk
@@ -35,6 +40,16 @@ _OBVIOUS = frozenset(
     {"batch", "input", "kernel", "not used", "output", "space", "tied", "vocabulary"}
 )
 _SCALABLE = frozenset({"linear", "conv1d", "conv2d", "conv3d"})
+# Which dimension of a layer's weight is its output, and what may fix it without any operator
+# saying so.
+_OUTPUTS = {**dict.fromkeys(_SCALABLE, 0), "conv_transpose1d": 1, "conv_transpose2d": 1}
+_MET = {
+    "input": "the network's input",
+    "kernel": "the positions of a kernel",
+    "length": "the positions of a sequence",
+    "literal": "a size that forward() writes out",
+    "space": "the positions of a map",
+}
 
 
 def trace(module: nn.Module, example_inputs: Tensor | tuple[Tensor, ...]) -> Blueprint:
@@ -43,30 +58,34 @@ def trace(module: nn.Module, example_inputs: Tensor | tuple[Tensor, ...]) -> Blu
     The first dimension of every input is the batch; its size in the example does not matter. The
     module is not changed. Raises TraceError if the forward pass has no fixed graph.
     """
-    inputs = (example_inputs,) if isinstance(example_inputs, Tensor) else tuple(example_inputs)
-    if not inputs or not all(x.ndim for x in inputs):
-        raise TraceError(
-            "example_inputs must be one or more tensors whose first dimension is the batch"
-        )
-    aliases = _aliases(module)
-    found = walk(export(module, inputs), aliases)
-    notes = _finish_axes(found, module) + _find_draws(found, module, inputs)
-    names, order = _name_axes(found)
+    inputs = checked(module, example_inputs)
+    shared = aliases(module)
+    found = walk(repeated(module, inputs), shared)
+    evaluated = in_evaluation(module, inputs, found.exported)
+    drawn = _find_draws(found, evaluated)
+    other = own_walk(found, evaluated)
+    check_batches(found, module, inputs)
+    if other is not None:
+        check_batches(other, module, inputs, training=False)
+    notes = _finish_axes(found, other, module) + drawn
+    names, order = _name_axes(found, other)
     program = _program(found, names, module)
     params = [n for n, _ in module.named_parameters()]
-    buffers = [n for n in _persistent(module) if n not in set(params)]
+    buffers = [n for n in _persistent(module, shared) if n not in set(params)]
     blueprint = Blueprint(
         axes=names.axes,
-        params={n: _table(found, names, n, module) for n in _by_use(params, order)},
-        buffers={n: _table(found, names, n, module) for n in _by_use(buffers, order)},
+        params={n: _table(found, other, names, n, module) for n in _by_use(params, order)},
+        buffers={n: _table(found, other, names, n, module) for n in _by_use(buffers, order)},
         layers=_layers(found, order, params, buffers),
         frozen=tuple(n for n, p in module.named_parameters() if not p.requires_grad),
         program=program,
-        norms=_norm_sites(found, buffers),
+        norms=_norm_sites([*found.drafts, *(other.drafts if other else ())], buffers),
         scaled=_scaled(found),
         notes=(*notes, *_remarks(found, names)),
+        aliases={n: first for n, first in shared.items() if n in module.state_dict()},
+        evaluation=None if other is None else replace(_program(other, names, module), updates=()),
     )
-    return replace(blueprint, notes=(*blueprint.notes, *_uncounted(blueprint)))
+    return replace(blueprint, notes=(*blueprint.notes, *_uncounted(blueprint), *_mixed(blueprint)))
 
 
 def _uncounted(blueprint: Blueprint) -> list[str]:
@@ -74,47 +93,58 @@ def _uncounted(blueprint: Blueprint) -> list[str]:
     return [f"{call}: its work is not counted" for call in dict.fromkeys(calls)]
 
 
-def _find_draws(found: Walk, module: nn.Module, inputs: tuple[Tensor, ...]) -> list[str]:
+def _mixed(blueprint: Blueprint) -> list[str]:
+    return [
+        f"{call}: minibatches are not padded, devices not stacked" for call in mixed_rows(blueprint)
+    ]
+
+
+def _find_draws(found: Walk, evaluated: Exported | None) -> list[str]:
     """Mark what draws in evaluation too; what there is to say about it."""
+    if evaluated is None:
+        return []
     sites = [draft for draft in found.drafts if draft.site]
-    always, notes = drawn_in_evaluation([draft.source for draft in sites], module, inputs)
+    always, notes = drawn_in_evaluation([draft.source for draft in sites], evaluated.graph)
     for draft in sites:
         draft.always = draft.source in always
     return notes
 
 
-def _aliases(module: nn.Module) -> dict[str, str]:
-    """Every other name of a tied parameter, and its first."""
-    first: dict[int, str] = {}
-    out: dict[str, str] = {}
-    for name, param in module.named_parameters(remove_duplicate=False):
-        if first.setdefault(id(param), name) != name:
-            out[name] = first[id(param)]
-    return out
+def _persistent(module: nn.Module, shared: Mapping[str, str]) -> list[str]:
+    kept = module.state_dict().keys() - shared.keys()
+    return [name for name, _ in module.named_buffers(remove_duplicate=False) if name in kept]
 
 
-def _persistent(module: nn.Module) -> list[str]:
-    kept = module.state_dict().keys()
-    return [name for name, _ in module.named_buffers() if name in kept]
-
-
-def _finish_axes(found: Walk, module: nn.Module) -> list[str]:
+def _finish_axes(found: Walk, other: Walk | None, module: nn.Module) -> list[str]:
     """Freeze what may never be cut; what there is to say about it."""
     notes = []
-    scope, exported = found.scope, found.exported
-    nodes = {node.name: node for node in exported.graph.nodes}
-    for product in scope.dims(nodes[exported.outputs[0]]):
+    exported = found.exported
+    for product in (*_output(found), *(_output(other) if other else ())):
         freeze(product, "output")
+    if other is not None:
+        notes.append("forward() is another function in evaluation: both are kept")
     if len(exported.outputs) > 1:
         notes.append(f"forward() returns {len(exported.outputs)} tensors; the first is the output")
+    params = dict(module.named_parameters())
     for tied, first in found.aliases.items():
+        if first not in params:
+            continue
         notes.append(f"{tied} is tied to {first}: its axes are fixed")
         _freeze_held(found, first, "tied")
     used = {name for draft in found.drafts for name in _held_in(draft)}
+    tested = {name for draft in other.drafts for name in _held_in(draft)} if other else set()
     for name in (name for name, _ in module.named_parameters() if name not in used):
+        if name in tested:
+            notes.append(f"{name} is used in evaluation only: nothing trains it")
+            continue
         notes.append(f"{name} is not used in the forward pass")
         _freeze_held(found, name, "not used")
     return notes
+
+
+def _output(found: Walk) -> Dims:
+    nodes = {node.name: node for node in found.exported.graph.nodes}
+    return found.scope.dims(nodes[found.exported.outputs[0]])
 
 
 def _freeze_held(found: Walk, name: str, why: str) -> None:
@@ -131,16 +161,18 @@ def _flat(arg: object) -> list[object]:
     return [leaf for item in arg for leaf in _flat(item)] if isinstance(arg, list) else [arg]
 
 
-def _name_axes(found: Walk) -> tuple[Names, list[str]]:
+def _name_axes(found: Walk, other: Walk | None) -> tuple[Names, list[str]]:
     """Names in the order of first use, and that order."""
-    scope, exported = found.scope, found.exported
-    nodes = {node.name: node for node in exported.graph.nodes}
-    output = output_atoms(scope.dims(nodes[exported.outputs[0]]), scope.batch)
-    names = Names(scope.batch, output)
-    order = list(dict.fromkeys(name for draft in found.drafts for name in _held_in(draft)))
-    for name in order:
-        names.learn(owner_of(name), scope.dims(found.placeholders[name]))
-    return names, order
+    scope, walks = found.scope, [found] if other is None else [found, other]
+    output = [output_atoms(_output(each), scope.batch) for each in walks]
+    names = Names(scope.batch, output[0].union(*output))
+    order: dict[str, None] = {}
+    for each in walks:
+        held = dict.fromkeys(name for draft in each.drafts for name in _held_in(draft))
+        for name in held:
+            names.learn(owner_of(name), scope.dims(each.placeholders[name]))
+        order |= held
+    return names, list(order)
 
 
 def _by_use(names: list[str], order: list[str]) -> list[str]:
@@ -148,8 +180,10 @@ def _by_use(names: list[str], order: list[str]) -> list[str]:
     return sorted(names, key=lambda name: rank.get(name, len(rank)))
 
 
-def _table(found: Walk, names: Names, name: str, module: nn.Module) -> tuple[Dim, ...]:
-    node = found.placeholders.get(name)
+def _table(
+    found: Walk, other: Walk | None, names: Names, name: str, module: nn.Module
+) -> tuple[Dim, ...]:
+    node = found.placeholders.get(name, other.placeholders.get(name) if other else None)
     if node is not None:
         return names.dims(found.scope.dims(node))
     # Export leaves out what the graph does not touch (counters of batch norms, for one).
@@ -187,9 +221,9 @@ def _unused(home: dict[str, str], params: list[str]) -> list[str]:
     return [owner_of(name) for name in params if owner_of(name) not in home]
 
 
-def _norm_sites(found: Walk, buffers: list[str]) -> tuple[BatchNormSite, ...]:
+def _norm_sites(drafts: list[Draft], buffers: list[str]) -> tuple[BatchNormSite, ...]:
     sites = []
-    for draft in found.drafts:
+    for draft in drafts:
         if draft.op.startswith("aten.batch_norm."):
             weight, bias, mean, variance = (
                 a.name if isinstance(a, Held) else None for a in draft.args[1:5]
@@ -235,7 +269,23 @@ def _remarks(found: Walk, names: Names) -> list[str]:
         for name, why in reasons.items()
         if why not in _OBVIOUS and why not in told
     ]
-    return list(dict.fromkeys(out))
+    return list(dict.fromkeys([*out, *_joined(found)]))
+
+
+def _joined(found: Walk) -> list[str]:
+    """One line per layer whose outputs are no channels: they were joined to something fixed."""
+    out = []
+    for draft in found.drafts:
+        at = None if draft.op == "getitem" else _OUTPUTS.get(op_name(draft.source))
+        weight = None if at is None else draft.args[1]
+        if at is None or not isinstance(weight, Held):
+            continue
+        product = atoms(found.scope.dims(found.placeholders[weight.name])[at])
+        all_of = all(atom.why for atom in product)
+        which = "its outputs are fixed:" if all_of else "part of its outputs is fixed:"
+        met = [_MET[atom.why] for atom in product if atom.why in _MET]
+        out += [f"{weight.name}: {which} joined to {m}" for m in met]
+    return out
 
 
 def _program(found: Walk, names: Names, module: nn.Module) -> Program:
@@ -249,7 +299,8 @@ def _program(found: Walk, names: Names, module: nn.Module) -> Program:
         )
         for name in exported.inputs
     )
-    persistent = {*(n for n, _ in module.named_parameters()), *_persistent(module)}
+    params = [n for n, _ in module.named_parameters()]
+    persistent = {*params, *_persistent(module, found.aliases)}
     constants = {
         name: Constant.of(exported.tensors[name], names.dims(scope.dims(node)))
         for name, node in found.placeholders.items()

@@ -54,32 +54,46 @@ class Walk:
     aliases: dict[str, str] = field(default_factory=dict)
 
 
-def walk(exported: Exported, aliases: dict[str, str]) -> Walk:
-    """Visit every call; `aliases` maps the other names of a tied tensor to its first."""
-    found = Walk(exported, Scope(Atom(exported.batch, "batch")), aliases=aliases)
+def walk(exported: Exported, aliases: dict[str, str], beside: Walk | None = None) -> Walk:
+    """Visit every call; `aliases` maps the other names of a tied tensor to its first.
+
+    `beside` is an earlier walk over the same module in another mode: both share their axes.
+    """
+    scope = Scope(Atom(exported.batch, "batch")) if beside is None else beside.scope
+    found = Walk(exported, scope, aliases=aliases)
     found.order = {node: i for i, node in enumerate(exported.graph.nodes)}
     for node in exported.graph.nodes:
         if node.op == "placeholder":
-            _placeholder(found, node)
+            _placeholder(found, node, beside)
         elif node.op == "call_function":
             _call(found, node)
         elif node.op != "output":
             raise TraceError(
-                f"forward() has a nested graph ({node.target}): a torch.no_grad() block, a "
-                "checkpoint or a control-flow operator. Use detach() or requires_grad_(False) to "
-                "stop gradients, and plain torch operators otherwise."
+                f"{node.op} {node.target} in forward() is no call of an operator.{line_of(node)}\n"
+                "Use plain torch operators."
             )
+    _check_output(found)
     return found
 
 
-def _placeholder(found: Walk, node: fx.Node) -> None:
+def _check_output(found: Walk) -> None:
+    names = {node.name for node in found.scope.values}
+    outputs = found.exported.outputs
+    if not outputs or outputs[0] not in names:
+        given = f"{outputs[0]} comes first" if outputs else "it returns nothing"
+        raise TraceError(
+            f"forward() must return a tensor, or several of which the first is the output; {given}."
+        )
+
+
+def _placeholder(found: Walk, node: fx.Node, beside: Walk | None) -> None:
     value = node.meta.get("val")
     if not isinstance(value, Tensor):
         return
     exported, scope = found.exported, found.scope
     name = {**exported.params, **exported.buffers, **exported.constants}.get(node.name)
     if name is None:
-        scope.values[node] = tuple(
+        scope.values[node] = _known_input(found, node, beside) or tuple(
             (scope.batch,) if i == 0 else fresh(int(n), "input") for i, n in enumerate(value.shape)
         )
         return
@@ -89,7 +103,22 @@ def _placeholder(found: Walk, node: fx.Node) -> None:
         scope.values[node] = scope.values[found.placeholders[name]]
         return
     found.placeholders[name] = node
-    scope.values[node] = tuple(fresh(int(n)) for n in value.shape)
+    shared = beside.placeholders.get(name) if beside and name not in _constants(found) else None
+    scope.values[node] = (
+        tuple(fresh(int(n)) for n in value.shape) if shared is None else scope.values[shared]
+    )
+
+
+def _constants(found: Walk) -> frozenset[str]:
+    """Names that mean another tensor in another graph."""
+    return frozenset(found.exported.constants.values())
+
+
+def _known_input(found: Walk, node: fx.Node, beside: Walk | None) -> Dims | None:
+    if beside is None or node.name not in found.exported.inputs:
+        return None
+    name = beside.exported.inputs[found.exported.inputs.index(node.name)]
+    return next(found.scope.dims(n) for n in beside.exported.graph.nodes if n.name == name)
 
 
 def _check_shape(node: fx.Node) -> None:
@@ -116,14 +145,14 @@ def _call(found: Walk, node: fx.Node) -> None:
         return
     if not isinstance(node.target, OpOverload) or node.target.namespace != "aten":
         raise TraceError(
-            f"{node.target} is not an ATen operator ({place_of(node)}). Write this part with plain "
+            f"{node.target} is not an ATen operator.{line_of(node)}\nWrite this part with plain "
             "torch operators; higher-order and custom ones cannot travel to a device."
         )
     if op_name(node) in _SKIPPED or _is_counter(found, node):
         return
     check_repeatable(node)
     base = op_name(node)
-    changes = _changed(node)
+    changes = _own(found, _changed(node))
     result = rule(base.removesuffix("_") if changes is not None else base)(scope, node)
     scope.values[node] = result
     _draft(found, node, _functional(node) if changes is not None else str(node.target))
@@ -167,6 +196,11 @@ def _functional(node: fx.Node) -> str:
     return f"aten.{op_name(node).removesuffix('_')}.{overload}"
 
 
+def _own(found: Walk, node: fx.Node | None) -> fx.Node | None:
+    """The placeholder that stands for a tensor, whichever of its names was meant."""
+    return node if node is None else found.placeholders.get(found.held.get(node, ""), node)
+
+
 def _root(found: Walk, node: fx.Node) -> fx.Node:
     return found.family.get(node, node)
 
@@ -187,6 +221,7 @@ def _supersede(found: Walk, node: fx.Node, changed: fx.Node) -> None:
 
 def current(found: Walk, node: fx.Node) -> fx.Node:
     """The node that now holds this value."""
+    node = _own(found, node) or node
     while node in found.latest:
         node = found.latest[node]
     return node
@@ -195,6 +230,9 @@ def current(found: Walk, node: fx.Node) -> fx.Node:
 def _draft(found: Walk, node: fx.Node, op: str) -> None:
     base = op.split(".")[1] if "." in op else op
     args, options = _arguments(found, node, base)
+    if node in found.scope.instead:
+        op, given = found.scope.instead[node]
+        args, options = [_plain(found, arg) for arg in given], {}
     if base == "batch_norm" and args[6] == CUMULATIVE:
         args[6] = None
     if op == "aten.to.device":
@@ -217,7 +255,9 @@ def _arguments(found: Walk, node: fx.Node, base: str) -> tuple[list[Any], dict[s
     }
     names = list(given)
     # What `apply` runs itself has all its arguments in their places.
-    count = len(names) if base in KEYED or base == "batch_norm" else len(node.args)
+    count = (
+        len(names) if base in KEYED or base in ("batch_norm", "instance_norm") else len(node.args)
+    )
     options = {name: given[name] for name in node.kwargs if name in names[count:]}
     if base in CREATIONS and node.meta["val"].is_floating_point():
         # Unless the user chose, it is the precision of the model, not torch's default.

@@ -16,6 +16,7 @@ import safetensors.torch
 import torch
 
 import anyfleet
+from anyfleet.elastic.aliases import complete
 from anyfleet.errors import StoreError
 from anyfleet.papers import bibliography, papers_of
 from anyfleet.queries import summarise
@@ -117,6 +118,7 @@ class Recording:
         self._free = 0.0  # when the time for another checkpoint has been earned
         self.points: list[Point] = list(past.points) if past else []
         self._state = past.state if past else None
+        self._aliases = origin.task.blueprint.aliases if origin.task else {}
         if past is None:
             try:
                 self._head(describe(experiment, allow), origin)
@@ -147,7 +149,7 @@ class Recording:
         with _undisturbed():
             self._write_down(moment)
             self._marks = {name: log.mark for name, log in self._logs.items()}
-            self._state = moment.state
+            self._state, self._aliases = moment.state, moment.aliases
             self.points.append(moment.point)
             if self._due(moment.point.step + 1):
                 self._save(moment.state)
@@ -200,7 +202,8 @@ class Recording:
         if self._state is not None:
             snapshot = self._state.snapshot
             tree = {**snapshot.params, **snapshot.buffers}
-            plain = {name: value.detach().contiguous().clone() for name, value in tree.items()}
+            named = complete(tree, self._aliases)
+            plain = {name: value.detach().contiguous().clone() for name, value in named.items()}
             write(self.folder / "model.safetensors", safetensors.torch.save(plain))
         summary = {
             "ended": ended,

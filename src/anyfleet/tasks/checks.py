@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from anyfleet.elastic.aliases import aliases, complete
 from anyfleet.errors import refuse
 from anyfleet.tasks.data import Data
 from anyfleet.tasks.objective import Goal
@@ -29,8 +30,10 @@ def started(module: nn.Module, state: Mapping[str, Tensor] | None) -> nn.Module:
     """A copy, with the weights of `state` if there is one: the user's module stays as it was."""
     own = copy.deepcopy(module)
     if state is not None:
-        _check_state(own, state)
-        own.load_state_dict(dict(state))
+        # What was written by somebody who knows one name of a shared tensor has no other.
+        full = {**complete(state, aliases(own)), **state}
+        _check_state(own, full)
+        own.load_state_dict(full)
     return own
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from anyfleet.arguments import checked
-from anyfleet.elastic import Blueprint, trace
+from anyfleet.elastic import Blueprint, require_faithful, trace
 from anyfleet.tasks.augment import Augment
 from anyfleet.tasks.checks import (
     check_finite,
@@ -166,8 +166,9 @@ def task_of_rows(
 ) -> Task:
     """A task from rows that are divided already.
 
-    Checks that all numbers are finite, and on two samples that model, targets, loss and metrics
-    fit each other.
+    Checks that all numbers are finite; on two samples that model, targets, loss and metrics fit
+    each other, and that the traced network is the function that the module is (see
+    `anyfleet.elastic.require_faithful`).
     """
     check_finite(store, cut, test)
     example = Data(store.x[:2], store.y[:2])
@@ -179,6 +180,7 @@ def task_of_rows(
             check_range(targets, width(output))
     check_objectives(goal, output, example)
     blueprint = trace(module, (example.x,))
+    require_faithful(module, (example.x,), blueprint)
     weights = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
     return Task(
         name=type(module).__name__,

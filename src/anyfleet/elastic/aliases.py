@@ -1,0 +1,39 @@
+"""Tensors that a module has under several names: one of them counts, the others follow it."""
+
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+
+
+def aliases(module: nn.Module) -> dict[str, str]:
+    """Every other name of a shared parameter or buffer, and the one that counts.
+
+    That is the first, for buffers the first that the module's state_dict has.
+    """
+    kept = module.state_dict().keys()
+    params = list(module.named_parameters(remove_duplicate=False))
+    buffers = list(module.named_buffers(remove_duplicate=False))
+    buffers.sort(key=lambda named: named[0] not in kept)
+    first: dict[int, str] = {}
+    out: dict[str, str] = {}
+    for name, tensor in (*params, *buffers):
+        if first.setdefault(id(tensor), name) != name:
+            out[name] = first[id(tensor)]
+    return out
+
+
+def complete(tree: Mapping[str, Tensor], aliases: Mapping[str, str]) -> dict[str, Tensor]:
+    """Return the tree with the other names of its tensors, as the module's state_dict has them."""
+    return {**tree, **{other: tree[name] for other, name in aliases.items() if name in tree}}
+
+
+def share_buffers(module: nn.Module, aliases: Mapping[str, str]) -> None:
+    """Make the buffers of a copy in another precision one tensor again, as in the original.
+
+    Conversion keeps parameters that are shared together, but not buffers.
+    """
+    for other, name in aliases.items():
+        path, _, leaf = other.rpartition(".")
+        holder = module.get_submodule(path)
+        if leaf in dict(holder.named_buffers(recurse=False)):
+            setattr(holder, leaf, module.get_buffer(name))
