@@ -38,6 +38,19 @@ def contrasted(output: Tensor, target: Tensor) -> Tensor:
     return -((z @ z.t() / 0.5).log_softmax(1) * alike).sum(1) / alike.sum(1)
 
 
+class Standardising(nn.Module):
+    """Every sample by its own mean and deviation: one of zeros is NaN, and has a NaN gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = nn.Linear(64, 12, bias=False), nn.Linear(12, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.inner(x.flatten(1))
+        out: Tensor = self.head((h - h.mean(1, keepdim=True)) / h.std(1, keepdim=True))
+        return out
+
+
 CASES: dict[str, tuple[Callable[[], nn.Module], Loss]] = {
     **{
         name: (APART[name], entropy)
@@ -47,6 +60,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Loss]] = {
         name: (TOGETHER[name][0], entropy)
         for name in ("centred", "similar", "number", "own running mean")
     },
+    "standardised samples": (Standardising, entropy),
     "contrastive loss": (lambda: small.net(dropout=0.0), contrasted),
 }
 SEEN = {"centred", "similar", "number", "own running mean", "contrastive loss"}

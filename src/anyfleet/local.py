@@ -247,6 +247,8 @@ def _stack(tensors: list[Tensor]) -> Tensor:
 
 
 def _lengthen(rows: Tensor, count: int) -> Tensor:
+    """Pad by repeating the last row: zeros may have no gradient, and NaN × 0 is NaN."""
     if len(rows) == count:
         return rows
-    return torch.cat([rows, rows.new_zeros((count - len(rows), *rows.shape[1:]))])
+    shape = (count - len(rows), *rows.shape[1:])
+    return torch.cat([rows, rows[-1:].expand(shape) if len(rows) else rows.new_zeros(shape)])
