@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+import torch
+from torch.utils.data import TensorDataset
 
 from anyfleet import config, methods, tasks
 from anyfleet.errors import AnyfleetWarning, ConfigError
 from anyfleet.homes import HOMES
 from anyfleet.naming import Factory
+from anyfleet.queries import summarise
 from anyfleet.runtime import Limits, Threads
 from anyfleet.study import Experiment, build, load, play
 from anyfleet.tasks import zoo
@@ -57,6 +60,21 @@ def test_a_task_is_judged_by_its_own_first_metric() -> None:
     assert last.score == last.scores["mae"] == last.at(0.5) == last.scores["mae@0.5"] > 0
     assert last.at(1.0) == last.scores["mae@1"] != last.score
     assert last.widths == (0.5, 1.0)
+
+
+@pytest.mark.parametrize("second", ["top2_accuracy", "accuracy_of_two", "my accuracy"])
+def test_widths_are_those_of_the_judging_metric_alone(second: str) -> None:
+    """The name of another metric may end or begin like it."""
+    task = tasks.Task.of(
+        zoo.perceptron(8, 3, hidden=(4,)),
+        TensorDataset(torch.randn(60, 8), torch.arange(60) % 3),
+        metrics={"accuracy": tasks.accuracy, second: tasks.accuracy},
+        split=tasks.Split(devices=2),
+    )
+    experiment = Experiment(task, methods.fedavg(lr=0.05), rounds=1, widths=(1.0, 0.5))
+    (moment,) = play(experiment)
+    assert moment.point.widths == (1.0, 0.5)
+    assert list(summarise([moment.point]).others) == [second]
 
 
 def test_devices_own_models_are_judged_by_the_tasks_own_metric() -> None:

@@ -202,7 +202,8 @@ class Point:
     def widths(self) -> tuple[float, ...]:
         """The widths that were evaluated in this step, as the experiment names them."""
         name = f"{self.metric}@"
-        return tuple(float(each.removeprefix(name)) for each in self.scores if name in each)
+        own = (each for each in self.scores if each.startswith(name))
+        return tuple(float(each.removeprefix(name)) for each in own)
 
     @property
     def _surveyed(self) -> bool:

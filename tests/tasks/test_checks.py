@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch.utils.data import TensorDataset
 
 from anyfleet import Experiment, methods, play
 from anyfleet.errors import AnyfleetWarning, Refusal
-from anyfleet.tasks import ByOwner, Data, Flip, Given, Split, Task, squared_error, zoo
+from anyfleet.tasks import ByOwner, Data, Flip, Given, Split, Task, accuracy, squared_error, zoo
 from anyfleet.tasks.objective import Objective
 from tests.tasks.test_task import SPLIT, flat, net
 
@@ -161,6 +162,17 @@ def test_a_model_that_cannot_take_the_inputs_is_refused() -> None:
 def test_a_loss_that_fails_is_named() -> None:
     with pytest.raises(ValueError, match=r"loss fails on outputs of shape \[2, 3\]"):
         Task.of(net(), flat(), split=SPLIT, loss=squared_error)
+
+
+def test_names_under_which_a_metric_could_not_be_found_are_refused_together() -> None:
+    """`loss` would replace the task's own, and what follows "@" is read as a width."""
+    named: Any = {"loss": accuracy, "hits@2": accuracy, 3: accuracy, " ": accuracy}
+    with pytest.raises(Refusal) as refused:
+        Task.of(net(), flat(), split=SPLIT, metrics={**named, "test_loss": accuracy})
+    texts = refused.value.problems
+    assert len(texts) == len(named)
+    told = ('called "loss"', "'hits_at_2'", "names of metrics are text, got 3", "has no name")
+    assert all(words in text for words, text in zip(told, texts, strict=True))
 
 
 def test_a_task_says_briefly_what_it_is() -> None:

@@ -131,6 +131,31 @@ def _size(cut: Cut, device: int) -> int:
     return len(cut.shares[device]) + len(cut.held_out[device])
 
 
+def check_names(goal: Goal) -> None:
+    """Refuse names of metrics under which their values could not be told from others."""
+    refuse(_unfit(name) for name in goal.metrics or {})
+
+
+def _unfit(name: Any) -> str:
+    """Say why this is no name for a metric; "" if it is one."""
+    if not isinstance(name, str):
+        return f"Task: names of metrics are text, got {name!r}. Write {str(name)!r}, say."
+    if not name.strip():
+        return f"Task: a metric has no name, but {name!r}. Give it one."
+    if name == "loss":
+        return (
+            'Task: a metric is called "loss", as the task\'s own loss is, whose place it would '
+            'take. Call it something else ("test_loss"), or leave it out: the loss is measured in '
+            "every evaluation."
+        )
+    if "@" in name:
+        return (
+            f'Task: the metric {name!r} has "@" in its name, which stands before the width at '
+            f"which a score was measured. Call it {name.replace('@', '_at_')!r}, say."
+        )
+    return ""
+
+
 def check_objectives(goal: Goal, output: Tensor, example: Data) -> None:
     """The loss and every metric give one value per sample."""
     for what, objective in {"loss": goal.loss, **(goal.metrics or {})}.items():

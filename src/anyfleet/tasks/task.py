@@ -14,6 +14,7 @@ from anyfleet.elastic import Blueprint, require_faithful, trace
 from anyfleet.tasks.augment import Augment
 from anyfleet.tasks.checks import (
     check_finite,
+    check_names,
     check_objectives,
     check_range,
     has_classes,
@@ -166,10 +167,11 @@ def task_of_rows(
 ) -> Task:
     """A task from rows that are divided already.
 
-    Checks that all numbers are finite; on two samples that model, targets, loss and metrics fit
-    each other, and that the traced network is the function that the module is (see
-    `anyfleet.elastic.require_faithful`).
+    Checks the names of the metrics; that all numbers are finite; on two samples that model,
+    targets, loss and metrics fit each other, and that the traced network is the function that the
+    module is (see `anyfleet.elastic.require_faithful`).
     """
+    check_names(goal)
     check_finite(store, cut, test)
     example = Data(store.x[:2], store.y[:2])
     output = tried(module, example.x)
