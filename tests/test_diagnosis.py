@@ -260,6 +260,17 @@ def scored(*losses: float) -> list[Point]:
         ((20.0,), 2.3, ""),
         ((24.0,), 2.3, "10.4 times the initial model's"),
         ((), 2.3, ""),
+        ((0.4, 0.1, 1.1), 2.3, ""),  # the initial model was worse
+        ((-1.0, -2.0, -3.0), -0.5, ""),  # a density that is learned
+        ((-3.0, -1.0), -2.0, ""),
+        ((0.1, 0.0, 0.2), 0.3, ""),
+        ((0.0, 0.0, 0.2), 0.0, ""),
+        ((0.2,), 0.0, ""),
+        ((-4000.0, 2000.0), -3000.0, ""),  # of images, say: not ten times as much
+        ((-1.0, 1e8), -0.5, "is 1e+08 at the end, 1e+08 above the initial model's (-0.5)"),
+        ((-1.0, 1e4), math.nan, "is 1e+04 at the end, 1e+04 above the lowest (-1)"),
+        ((math.nan, math.nan, 3.0), 2.0, ""),
+        ((1.0, -math.inf, 2.0), math.nan, ""),
     ],
 )
 def test_a_loss_that_explodes_is_told_with_the_learning_rate(

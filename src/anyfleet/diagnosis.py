@@ -28,6 +28,7 @@ from anyfleet.world import When, World
 MOST_EXTREME = 0.9  # of all utilities; beyond, a threshold does not fit (METHODS §1.10)
 FIRST_VISITS = 0.5  # of all choices; from here on, what devices do without a history decides
 EXPLODED = 10.0  # so many times a loss that training had before is an explosion
+GROWN = 1_000.0  # and so much more, where that loss is not above 0 and has no multiples
 
 # --- notes ------------------------------------------------------------------------------------
 
@@ -333,8 +334,10 @@ def exploded(points: Iterable[Scored], ledger: Entries, start: float = math.nan)
     """Return a warning when the loss of a run grew without bounds, with the likely cause; or "".
 
     So it did when the last loss on the test set is no finite number, when it is ten times that of
-    the initial model (`start`, NaN: unknown), or ten times the lowest and above the first; or when
-    most training results were refused because they are not finite.
+    the initial model (`start`, NaN: unknown), or ten times the lowest and above both the first and
+    the initial model's; or when most training results were refused because they are not finite.
+    Of a loss that is 0 or negative (that of a density, say) there are no multiples: the last one
+    must then lie 1000 above it, and ten times its size.
     """
     losses = [point.scores["loss"] for point in points if "loss" in point.scores]
     cure = f"Probably the learning rate is too high: {_with_rate(_RATE, ledger)}."
@@ -348,14 +351,20 @@ def exploded(points: Iterable[Scored], ledger: Entries, start: float = math.nan)
         told = "not a number" if math.isnan(last) else "infinite"
         return f"The loss on the test set is {told} at the end. {cure}"
     lowest = min(loss for loss in losses if not math.isnan(loss))
-    before = {"the initial model's": start, "the lowest": lowest if last > losses[0] else math.nan}
+    better = last <= losses[0] or last <= start
+    before = {"the initial model's": start, "the lowest": math.nan if better else lowest}
     for name, loss in before.items():
-        if last > EXPLODED * loss:
-            return (
-                f"The loss on the test set is {last:.3g} at the end, {last / loss:.3g} times "
-                f"{name} ({loss:.3g}). {cure}"
-            )
+        if grown := _growth(last, loss):
+            told = f"The loss on the test set is {last:.3g} at the end, {grown}"
+            return f"{told} {name} ({loss:.3g}). {cure}"
     return ""
+
+
+def _growth(last: float, loss: float) -> str:
+    """How far a loss lies above an earlier one (NaN: unknown), if that is an explosion; or ""."""
+    if loss > 0:
+        return f"{last / loss:.3g} times" if last > EXPLODED * loss else ""
+    return f"{last - loss:.3g} above" if last - loss > max(GROWN, EXPLODED * -loss) else ""
 
 
 # --- what measuring costs ---------------------------------------------------------------------
