@@ -100,6 +100,15 @@ def test_groups_have_the_devices_that_they_name_and_the_others_are_dealt() -> No
     assert (everyone.build(SAMPLES, 0).group == 0).all()
 
 
+def test_numbers_out_of_an_array_name_devices_too() -> None:
+    """One that nobody has was passed over, and its group stayed empty."""
+    named = Group(devices=tuple(np.array([1, 7])))
+    assert [type(each) for each in named.devices] == [int, int]
+    assert named == Group(devices=(1, 7))
+    with pytest.raises(ValueError, match=r"devices that the task does not have: 7\."):
+        Fleet((named, Group())).build(np.ones(2, dtype=np.int64), 0)
+
+
 def test_groups_may_name_the_owners_of_the_data() -> None:
     groups = (Group(devices=("zoe", "ada")), Group(devices=(1,)))
     fleet = Fleet(groups=groups)

@@ -5,6 +5,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from anyfleet.arguments import checked
 from anyfleet.errors import refuse
 from anyfleet.world.availability import Always, Availability
@@ -80,6 +82,9 @@ class Group:
     mortality: Number = 0.0  # share of orders during which it dies half-way
 
     def __post_init__(self) -> None:
+        # Numbers out of an array are ints to everybody who asks, and in a run file.
+        plain = (int(each) if isinstance(each, np.integer) else each for each in self.devices)
+        object.__setattr__(self, "devices", tuple(plain))
         refuse(self._faults())
 
     def _faults(self) -> Iterator[str]:
