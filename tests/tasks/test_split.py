@@ -1,4 +1,7 @@
+import contextlib
+import re
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -148,15 +151,42 @@ def test_no_word_of_owners_that_are_not_mixed(split: Split, data: Data) -> None:
 
 
 def test_a_server_that_leaves_too_little_says_what_would_fit() -> None:
-    with pytest.raises(ValueError, match=r"leaves 0 to 8 devices: at most 392 would leave one"):
+    with pytest.raises(ValueError, match=r"leaves 0 to 8 devices: 384 would leave each"):
         Split(8, server=500).cut(DATA)
-    with pytest.raises(ValueError, match=r"out of 3\. And server asks for 397 .* at most 392"):
+    with pytest.raises(ValueError, match=r"out of 3\. And server asks for 397 .* 384 would leave"):
         Split(8, server=397).cut(DATA)
-    with pytest.raises(ValueError, match=r"500 devices: even without that .* take fewer devices"):
+    with pytest.raises(ValueError, match=r"500 devices: even without that .* out of 400\."):
         Split(500, server=400).cut(DATA)
     with pytest.raises(ValueError, match=r"^Iid cannot give 500 devices .* out of 400\.$"):
         Split(500).cut(DATA)
     assert len(Split(8, server=392, test_share=0).cut(DATA).shares) == 8
+
+
+@pytest.mark.parametrize("test_share", [0.0, 0.1, 0.5, 0.7, 0.9, 0.97])
+@pytest.mark.parametrize("samples", [50, 113, 400])
+@pytest.mark.parametrize("partition", [Iid(), Dirichlet(1.0), XClass(2, samples=10), Contiguous()])
+def test_what_a_server_is_told_to_keep_does_fit(
+    partition: Partition, samples: int, test_share: float
+) -> None:
+    data = Data(DATA.x[:samples], DATA.y[:samples])
+    split = Split(3, partition, test_share=test_share, server=samples + 5)
+    with pytest.raises(ValueError, match=r"server asks for") as refused:
+        split.cut(data)
+    found = re.search(r"devices: (?:at most )?(\d+) would leave", str(refused.value))
+    if found is None:  # then indeed nothing does
+        assert "even without that there are too few. device" in str(refused.value)
+        with pytest.raises(ValueError, match="no training data left"):
+            replace(split, server=0).cut(data)
+        return
+    fits = int(found[1])
+    cut = replace(split, server=fits).cut(data)
+    assert all(map(len, cut.shares))
+    assert all(map(len, cut.held_out)) or not test_share
+    if partition == Iid():  # and it is the most
+        with contextlib.suppress(ValueError):
+            more = replace(split, server=fits + 1).cut(data)
+            assert test_share
+            assert not all(map(len, more.held_out))
 
 
 def test_a_split_says_how_data_are_divided() -> None:

@@ -12,7 +12,7 @@ from anyfleet import rng
 from anyfleet.arguments import checked
 from anyfleet.errors import AnyfleetWarning
 from anyfleet.tasks.data import Data
-from anyfleet.tasks.partition import Iid, IntArray, Partition
+from anyfleet.tasks.partition import Iid, IntArray, Partition, Shares
 
 _IID = Iid()
 _LONGEST = 100  # characters of a partition in a sentence
@@ -62,18 +62,15 @@ class Split:
         Warns when the data have natural owners that the partition does not look at.
         """
         if self.server >= len(data):
-            raise ValueError(self._too_much(len(data)))
-        order = self._generator("server").permutation(len(data))
-        server, pool = np.sort(order[: self.server]), np.sort(order[self.server :])
-        owners = None if data.owners is None else data.owners.numpy()[pool]
-        labels = data.y.numpy()[pool]
-        key = number(self.seed, "partition")
+            raise ValueError(self._too_much(data))
+        server, pool = self._set_aside(len(data), self.server)
+        owners = _owners(data, pool)
         try:
-            owned = self.partition(labels, self.devices, key=key, owners=owners)
+            owned = self._deal(data, pool)
         except ValueError as error:
             if not self.server or len(pool) >= self.devices:
                 raise
-            raise ValueError(f"{error} And {self._too_much(len(data))}") from error
+            raise ValueError(f"{error} And {self._too_much(data)}") from error
         if owners is not None and (mixed := _mixture(owned, owners)):
             told = _IGNORED.format(mixed, _called(self.partition))
             warnings.warn(told, AnyfleetWarning, stacklevel=3)
@@ -85,18 +82,58 @@ class Split:
         """How devices come to their data, in words."""
         return f"{_called(self.partition)} divides the data, with seed {self.seed}."
 
-    def _too_much(self, samples: int) -> str:
+    def _set_aside(self, samples: int, server: int) -> tuple[IntArray, IntArray]:
+        """The rows of a server that keeps so many, and the others; both ascending."""
+        order = self._generator("server").permutation(samples)
+        return np.sort(order[:server]), np.sort(order[server:])
+
+    def _deal(self, data: Data, pool: IntArray) -> Shares:
+        """The places in `pool` of each device's rows."""
+        labels, owners = data.y.numpy()[pool], _owners(data, pool)
+        key = number(self.seed, "partition")
+        return self.partition(labels, self.devices, key=key, owners=owners)
+
+    def _too_much(self, data: Data) -> str:
         """Say that the server keeps more than devices can spare, and how much would fit."""
-        left, fits = max(0, samples - self.server), samples - self.devices
+        left, fits = max(0, len(data) - self.server), self._fitting(data)
+        tests = " and to test with" if self.test_share else ""
         told = (
-            f"at most {fits} would leave one for each"
-            if fits >= 0
-            else "even without that there are too few for one each; take fewer devices"
+            f"{fits} would leave each of them samples to train on{tests}."
+            if fits is not None
+            else f"even without that there are too few. {self._obstacle(data, 0)}"
         )
         return (
-            f"server asks for {self.server} of {samples} samples, which leaves {left} to "
-            f"{self.devices} devices: {told}."
+            f"server asks for {self.server} of {len(data)} samples, which leaves {left} to "
+            f"{self.devices} devices: {told}"
         )
+
+    def _fitting(self, data: Data) -> int | None:
+        """How much the server may keep, as a trial shows; None if nothing fits.
+
+        It is the most where devices get equal parts; under other partitions more may fit.
+        """
+        least = next((n for n in range(1, len(data)) if self._suffices(n)), len(data))
+        pool = least * self.devices
+        while pool < len(data):
+            if not self._obstacle(data, len(data) - pool):
+                return len(data) - pool
+            pool *= 2
+        return None if self._obstacle(data, 0) else 0
+
+    def _suffices(self, rows: int) -> bool:
+        """Whether so many rows are enough to train on, and to test with where that is asked."""
+        tested = self._test_size(rows)
+        return tested < rows and (tested > 0 or not self.test_share)
+
+    def _obstacle(self, data: Data, server: int) -> str:
+        """Why the data could not be divided if the server kept so much; empty if they could."""
+        _, pool = self._set_aside(len(data), server)
+        try:
+            _, held_out = self._hold_out([pool[rows] for rows in self._deal(data, pool)])
+        except ValueError as error:
+            return str(error)
+        spared = not self.test_share or all(map(len, held_out))
+        return "" if spared else "Some devices can spare no sample for tests: take fewer devices."
 
     def _hold_out(self, owned: list[IntArray]) -> tuple[list[IntArray], list[IntArray]]:
         generator = self._generator("held out")
@@ -120,6 +157,10 @@ class Split:
 
     def _generator(self, purpose: str) -> np.random.Generator:
         return np.random.default_rng(number(self.seed, purpose))
+
+
+def _owners(data: Data, rows: IntArray) -> IntArray | None:
+    return None if data.owners is None else data.owners.numpy()[rows]
 
 
 def _called(partition: Partition) -> str:
