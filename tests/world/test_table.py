@@ -251,6 +251,17 @@ def test_all_faults_are_told_at_once_with_line_and_column() -> None:
 
 
 @pytest.mark.usefixtures("folder")
+def test_rows_of_another_length_are_rows() -> None:
+    with pytest.raises(Refusal) as told:
+        table("speed,memory\n1e9\n")
+    (only,) = told.value.problems
+    assert only == "Table.file fleet.csv, line 2: expected 2 cells, as in the header, got 1."
+    with pytest.raises(Refusal) as told:
+        table("spede\n\n")
+    assert [each.count("no rows below") for each in told.value.problems] == [0, 1]
+
+
+@pytest.mark.usefixtures("folder")
 def test_of_many_faults_the_first_are_told_and_the_others_counted() -> None:
     with pytest.raises(Refusal) as told:
         table("speed\n" + "x\n" * 500)

@@ -129,6 +129,7 @@ def _sheet(text: str, faults: Faults, sha256: str) -> Sheet:
     numbers: dict[str, list[Floats]] = {name: [] for name in header if name in _NUMBERS}
     texts: dict[str, list[str]] = {name: [] for name in header if name in TEXTS}
     lines: list[Ints] = []
+    before = len(faults)
     for places, rows in _blocks(records, len(header), faults):
         cells = dict(zip(header, zip(*rows, strict=True), strict=True))
         for name, found in numbers.items():
@@ -137,7 +138,8 @@ def _sheet(text: str, faults: Faults, sha256: str) -> Sheet:
             words.extend(_words(cells[name], places, name, faults))
         lines.append(np.array(places, dtype=np.int64))
     if not lines:
-        faults.add(" has no rows below its header: every row is one device.")
+        if len(faults) == before:  # otherwise there are rows, all of another length
+            faults.add(" has no rows below its header: every row is one device.")
         faults.refuse()
     sheet = Sheet(
         {name: np.concatenate(parts) for name, parts in numbers.items()},
