@@ -522,6 +522,21 @@ def test_what_codecs_leave_of_a_message_is_told_in_full() -> None:
     assert megabytes(20_000.0, 40_000.0) == "0.030 ±0.014"
 
 
+def test_small_amounts_keep_two_digits() -> None:
+    """Those of very short runs were all 0.000."""
+    assert megabytes(1_248.0) == "0.0012"
+    assert megabytes(416.0, 832.0) == "0.00062 ±0.00029"
+    assert megabytes(0.12) == "1.2e-07"
+    assert megabytes(2.0, 4.0) == "3.0e-06 ±1.4e-06"
+    assert megabytes(1_000.0, math.nan) == "–"
+    brief = Point(0, 4.16e-4, 1e6, 1e6, 1.7e5, 1.0, 5, 0, 0.5, math.nan, {"accuracy": 0.5})
+    shown = StringIO()
+    Console(width=200, file=shown).print(table({"brief": [[brief]]}, 0.5, 200))
+    cells = rows_of(shown.getvalue(), "brief")[0]
+    assert cells.count("0.00042") == 2  # until the end, and to the target
+    assert "0.00017" in cells
+
+
 @pytest.mark.parametrize("command", ["run", "compare", "resume"])
 def test_sigterm_leaves_a_checkpoint_whatever_the_command(
     folder: Path, monkeypatch: pytest.MonkeyPatch, command: str

@@ -32,6 +32,7 @@ Show = Callable[[Point], None]
 _PLAIN_LINES = 10  # of progress per run, where there is no terminal
 _PLAIN_WIDTH = 120  # of tables, there
 NOTHING = "–"  # in a cell; a column of nothing else is left out
+_TINY = 1e-5  # amounts below are written as powers of ten
 _NAME_WIDTH = 8  # to which long names are folded, where a table needs the place
 
 
@@ -335,8 +336,14 @@ def _exactly(*values: float) -> str:
 
 
 def _finely(*values: float) -> str:
-    """With more digits, where one would say nothing."""
-    return number(*values, digits=3 if 0 < max(values, default=0.0) < 1 else 1)
+    """With more digits, where one would say nothing: two that count, or more."""
+    if not 0 < max(values, default=0.0) < 1 or any(math.isnan(value) for value in values):
+        return number(*values)
+    over = spread(values)
+    if over.mean < _TINY:
+        mean = f"{over.mean:.1e}"
+        return mean if math.isnan(over.deviation) else f"{mean} ±{over.deviation:.1e}"
+    return number(*values, digits=max(3, 1 - math.floor(math.log10(over.mean))))
 
 
 def number(*values: float, digits: int = 1) -> str:
