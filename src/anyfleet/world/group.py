@@ -4,8 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-
-import numpy as np
+from operator import index
 
 from anyfleet.arguments import checked
 from anyfleet.errors import refuse
@@ -83,7 +82,7 @@ class Group:
 
     def __post_init__(self) -> None:
         # Numbers out of an array are ints to everybody who asks, and in a run file.
-        plain = (int(each) if isinstance(each, np.integer) else each for each in self.devices)
+        plain = (each if isinstance(each, str | bool) else index(each) for each in self.devices)
         object.__setattr__(self, "devices", tuple(plain))
         refuse(self._faults())
 
