@@ -59,6 +59,20 @@ def test_a_run_shows_its_own_metric_everywhere(folder: Path) -> None:
     assert (folder / "runs/own/curves.png").stat().st_size > 10_000
 
 
+def test_a_run_without_metrics_is_judged_by_its_loss_everywhere(folder: Path) -> None:
+    metrics = next(line for line in REGRESSION.splitlines() if line.startswith("metrics"))
+    (folder / "bare.toml").write_text(REGRESSION.replace(metrics, ""))
+    shown = succeeds("compare", "bare.toml", *ALLOW, "--seeds", "2", "--target", "1e3")
+    assert "accuracy" not in shown
+    assert "–" not in shown
+    assert "by width (loss)" in shown
+    assert "To reach loss 1000:" in shown
+    results = json.loads((folder / "runs/compare/results.json").read_text())["bare"]
+    assert all(each["metric"] == "loss" and each["score"] == each["loss"] for each in results)
+    assert [each["to_target"]["spent"]["rounds"] for each in results] == [1, 1]
+    assert (folder / "runs/compare/comparison.png").stat().st_size > 10_000
+
+
 def test_a_target_is_one_of_the_own_metric(folder: Path) -> None:
     words = ["compare", "own.toml", *ALLOW, "--seeds", "2", "--equal", "time"]
     shown = succeeds(*words, "--target", "100")
