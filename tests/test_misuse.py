@@ -6,8 +6,10 @@ What a user's own part returns is in `test_returned.py`, what it raises in `test
 import copy
 import inspect
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import InitVar, dataclass, replace
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -340,6 +342,143 @@ def test_a_users_own_part_is_checked_like_ours() -> None:
         Some(cuont=2)  # type: ignore[call-arg]
     step = small.steps(replace(fedavg(lr=0.1), select=Some(2)), small.task(), 1)[0]
     assert all(torch.isfinite(value).all() for value in step.params.values())
+
+
+class Bare(Select):
+    """A selection for others to derive from."""
+
+    def __call__(self, view: View, state: State, key: Tensor) -> Ints:
+        return view.idle[:2]
+
+
+@dataclass(frozen=True)
+class WithInitVar(Bare):
+    count: int = 1
+    start: InitVar[int] = 0
+
+    def __post_init__(self, start: int) -> None:
+        object.__setattr__(self, "count", self.count + start)
+
+
+@dataclass(frozen=True)
+class OwnInit(Bare):
+    count: int = 1
+
+    def __init__(self, amount: int) -> None:
+        object.__setattr__(self, "count", amount)
+
+
+class Fewer(Uniform):
+    """Derives from one of ours, and takes something else."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__(count=n)
+
+
+class Kept(Bare):
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self.options = options
+
+
+LOOSE: dict[str, Any] = {"__init__": lambda self, count=1, **options: None}
+Unannotated: Any = type("Unannotated", (Bare,), LOOSE)
+
+
+class ByPlace(Bare):
+    def __init__(self, name: str, /, count: int = 1) -> None:
+        self.count = count
+
+
+@dataclass(frozen=True)
+class Explained(Bare):
+    count: "how many of them" = 1  # type: ignore[valid-type]  # noqa: F722
+    kind: "np.nosuch" = 1  # type: ignore[name-defined]
+    many: "int[3]" = 1  # type: ignore[type-arg, valid-type]
+    real: float = 1.0
+
+
+@dataclass(frozen=True)
+class NamedCls(Bare):
+    cls: int = 1
+
+
+@dataclass(frozen=True)
+class Several(Bare):
+    ids: Sequence[int] = ()
+    names: Sequence[str] = ()
+
+
+LEGITIMATE: dict[str, Call] = {
+    "an InitVar": lambda: WithInitVar(count=2, start=3),
+    "an InitVar replaced": lambda: replace(WithInitVar(2, 3), start=1),
+    "a dataclass with its own __init__": lambda: OwnInit(amount=3),
+    "a subclass with its own __init__": lambda: Fewer(n=3),
+    "any keyword": lambda: Kept(1, 2, a=1, b=2),
+    "any keyword, not annotated": lambda: Unannotated(count="any", extra=3),
+    "by place only": lambda: ByPlace("mine", 3),
+    "annotations that are no types": lambda: Explained(count=3, kind=4, many=5),
+    "a field named cls": lambda: NamedCls(cls=3),
+    "a range": lambda: Several(range(3)),
+    "a deque": lambda: Several(deque([1])),
+    "an array": lambda: Several(wrong(np.arange(3))),
+    "a text of letters": lambda: Several(names="abc"),
+}
+
+
+@pytest.mark.parametrize("name", LEGITIMATE)
+def test_a_users_part_may_be_made_in_any_way(name: str) -> None:
+    made = LEGITIMATE[name]()
+    assert type(copy.deepcopy(made)) is type(made)
+    assert replace(fedavg(), select=made).select is made
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: WithInitVar(start=wrong("3")), r"WithInitVar\.start must be a whole number"),
+        (lambda: WithInitVar(strat=3), r'no argument \'strat\', did you mean "start"\?'),  # type: ignore[call-arg]
+        (lambda: OwnInit(wrong("3")), r"OwnInit\.amount must be a whole number"),
+        (lambda: Fewer(count=3), r"Fewer\(\) has no argument 'count'"),  # type: ignore[call-arg]
+        (lambda: ByPlace("mine", wrong("3")), r"ByPlace\.count must be a whole number"),
+        (lambda: Explained(real=wrong("3")), r"Explained\.real must be a number"),
+        (lambda: Several(wrong("abc")), r"Several\.ids must be a tuple in which each"),
+        (lambda: Several(wrong(deque(["a"]))), r"Several\.ids must be a tuple in which each"),
+        (lambda: Several(wrong({1, 2})), r"Several\.ids must be a tuple of whole numbers"),
+    ],
+)
+def test_and_what_it_does_say_is_still_checked(call: Call, words: str) -> None:
+    with pytest.raises(BadCall, match=words):
+        call()
+
+
+def test_numbers_in_a_wrapping_are_refused_with_what_to_write() -> None:
+    for lr in (torch.tensor(0.1), np.array(0.1)):
+        with pytest.raises(BadCall, match=r"lr must be a number, .*; use \.item\(\)\."):
+            FEDAVG(lr=lr)
+    with pytest.raises(BadCall, match=r"each is a number, .*; use \.item\(\)\."):
+        Menu(tuple(torch.tensor([1.0, 0.5])))
+    with pytest.raises(BadCall, match=r"lr must be a number, .*; use float\("):
+        FEDAVG(lr=Decimal("0.1"))
+    with pytest.raises(BadCall, match=r"must be a whole number, got 10\.0; write 10\."):
+        FEDAVG(count=10.0)
+    with pytest.raises(BadCall, match=r"must be a tuple of numbers, .*; use tuple\(….tolist\(\)\)"):
+        heterofl(shares=wrong(np.array([1.0, 0.5])))
+
+
+class Stand:
+    """Passes everything on to what it stands for."""
+
+    def __init__(self, other: Any) -> None:
+        self._other = other
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._other, name)
+
+
+def test_a_task_may_be_a_stand_in_for_one() -> None:
+    assert EXPERIMENT(Stand(small.task()), fedavg()).rounds == 20
+    with pytest.raises(BadCall, match=r"Experiment\.task must be a TaskSpec, got a Stand"):
+        EXPERIMENT(Stand(3), fedavg())
 
 
 def test_a_part_that_lacks_its_method_cannot_be_made() -> None:

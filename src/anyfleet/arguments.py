@@ -11,9 +11,11 @@ import numbers
 import re
 import types
 import typing
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import fields, is_dataclass
+from decimal import Decimal
 from enum import Enum
 from functools import lru_cache
 from pathlib import Path
@@ -47,7 +49,7 @@ class OwnSignature:
 class Part(Protocol):
     """The root of all slots: what fills one derives from it, and its arguments are checked."""
 
-    def __new__(cls, *args: Any, **options: Any) -> Self:
+    def __new__(cls, /, *args: Any, **options: Any) -> Self:
         check(cls, args, options)
         return super().__new__(cls)
 
@@ -62,7 +64,7 @@ def checked(target: Target) -> Target:
     A class keeps its `__init__`: the check happens in `__new__`, and subclasses inherit it.
     """
     if isinstance(target, type):
-        target.__new__ = _new  # type: ignore[assignment, method-assign]
+        target.__new__ = _new  # type: ignore[method-assign]
         target.__signature__ = OwnSignature()  # type: ignore[attr-defined]
         return target
 
@@ -74,7 +76,7 @@ def checked(target: Target) -> Target:
     return typing.cast("Target", call)
 
 
-def _new(cls: type, *args: Any, **options: Any) -> Any:
+def _new(cls: type, /, *args: Any, **options: Any) -> Any:
     check(cls, args, options)
     return object.__new__(cls)
 
@@ -170,12 +172,15 @@ def _form(target: Callable[..., Any]) -> Form:
 def _in_order(target: Callable[..., Any]) -> tuple[str, ...]:
     """Return the names of what may be given without a name."""
     parameters = inspect.signature(target).parameters.values()
-    return tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return tuple(p.name for p in parameters if p.kind in kinds)
 
 
 def _strangers(form: Form, options: Mapping[str, Any]) -> Iterator[str]:
     """Yield what is wrong with the names of arguments."""
     name = _name(form.target)
+    if form.open:
+        return
     for key in options:
         if form.kind(key) is not ABSENT:
             continue
@@ -218,9 +223,26 @@ def _misfits(form: Form, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _remedy(value: Any, asked: str) -> str:
     if isinstance(value, str) and "number" in asked:
         return "; leave out the quotation marks"
+    if isinstance(value, float | np.floating) and "a whole number" in asked and value % 1 == 0:
+        return f"; write {int(value)}"
+    if "number" in asked and any(_wrapped(each) for each in _each(value)):
+        return "; use .item()"
+    if isinstance(value, Decimal) and "number" in asked:
+        return "; use float(…)"
+    if asked.startswith("a tuple") and hasattr(value, "tolist"):
+        return "; use tuple(….tolist())"
     if isinstance(value, str) and asked[:2] in ("a ", "an") and asked not in _BY_NAME:
         return "; only run files name things by texts, from Python pass the thing itself"
     return ""
+
+
+def _each(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, tuple | list) else (value,)
+
+
+def _wrapped(value: Any) -> bool:
+    """Whether a value is an array or a tensor of one number without an axis."""
+    return hasattr(value, "item") and getattr(value, "ndim", None) == 0
 
 
 def _one_of(choices: Sequence[Any]) -> str:
@@ -230,12 +252,18 @@ def _one_of(choices: Sequence[Any]) -> str:
 
 
 def _unfit_list(value: Any, kind: Any) -> str:
-    inner = typing.get_args(kind)
-    if not isinstance(value, list | tuple):
+    inner, origin = typing.get_args(kind), typing.get_origin(kind) or kind
+    one_by_one = isinstance(value, list | tuple)
+    if origin is Sequence:
+        # Arrays and ranges are not looked into: they may be large, and hold one kind only.
+        one_by_one = one_by_one or isinstance(value, str | deque)
+        if not one_by_one and isinstance(value, Sequence | np.ndarray):
+            return ""
+    if not one_by_one:
         what = _WORDS.get(inner[0], "") if inner else ""
         example = {"a number": " of numbers", "a whole number": " of whole numbers"}.get(what, "")
         return f"a tuple{example}"
-    if (typing.get_origin(kind) or kind) is tuple and inner and inner[-1] is not ...:
+    if origin is tuple and inner and inner[-1] is not ...:
         kinds: Sequence[Any] = inner
         if len(inner) != len(value):
             return f"a tuple of {len(inner)}"
@@ -260,11 +288,15 @@ def _unfit_class(value: Any, kind: type) -> str:
         return name
     if typing.Protocol in kind.__bases__:
         derived = kind in type(value).__mro__
-        fits = derived or (Part not in kind.__mro__ and not lacking(type(value), kind))
-        return "" if fits else name
+        return "" if derived or (Part not in kind.__mro__ and _has_all(value, kind)) else name
     if kind in (Mapping, AbstractSet) or is_dataclass(kind):
         return "" if isinstance(value, kind) else name
     return ""
+
+
+def _has_all(value: Any, protocol: type) -> bool:
+    """Whether a value has what a protocol asks for; a stand-in may find it only when asked."""
+    return all(hasattr(value, member) for member in lacking(type(value), protocol))
 
 
 def _is_plain(value: Any, kind: type) -> bool:

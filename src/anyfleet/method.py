@@ -111,7 +111,7 @@ class Method:
 
     __signature__ = OwnSignature()
 
-    def __new__(cls, *_: Any, **options: Any) -> Self:
+    def __new__(cls, /, *_: Any, **options: Any) -> Self:
         check_names(cls, options)
         return super().__new__(cls)
 

@@ -84,12 +84,11 @@ def _written(value: Any, walk: _Pass) -> list[tuple[str, Any]]:
     """All fields, or those that were given, as far as one can see: that differ from the default."""
     entries = form_of(type(value)).entries
     pairs = [(each.name, getattr(value, each.name)) for each in fields(value) if each.init]
+    defaults = {name: entry.default for name, entry in entries.items()}
     return [
         (name, item)
         for name, item in pairs
-        if walk.complete
-        or entries[name].default is ABSENT
-        or not _same(item, entries[name].default)
+        if walk.complete or not _same(item, defaults.get(name, ABSENT))
     ]
 
 

@@ -6,7 +6,7 @@ import inspect
 import sys
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, Field, InitVar, dataclass, field, fields, is_dataclass
 from typing import Any
 
 __all__ = ["ABSENT", "Entry", "Form", "form_of", "hints_of", "lacking"]
@@ -28,13 +28,16 @@ class Form:
     """The keys of a table that describes a call of `target`.
 
     `spare` is the type of any further key (`**rates: float`), `result` the fields of what a
-    function returns: these may be written too, and replace what the function put there.
+    function returns: these may be written too, and replace what the function put there. `open`
+    tells that any further argument is taken (`**options`): a call from Python may give some, but
+    the keys of a table must be known.
     """
 
     target: Callable[..., Any]
     entries: Mapping[str, Entry]
     spare: Any = ABSENT
     result: Mapping[str, Entry] = field(default_factory=dict)
+    open: bool = False
 
     def kind(self, key: str) -> Any:
         """The type of an argument, ABSENT if there is no such argument."""
@@ -44,25 +47,53 @@ class Form:
 
 def form_of(target: Callable[..., Any]) -> Form:
     """Read a form off the annotations of a dataclass, a function or another class."""
-    if isinstance(target, type) and is_dataclass(target):
-        return Form(target, _fields(target))
+    declared = _declared(target)
     source = target.__init__ if isinstance(target, type) else target  # type: ignore[misc]
+    parameters = inspect.signature(target).parameters
+    if declared and declared.keys() == parameters.keys():
+        return Form(target, declared)
     hints = hints_of(source)
     entries: dict[str, Entry] = {}
-    spare = ABSENT
-    for parameter in inspect.signature(target).parameters.values():
-        kind = hints.get(parameter.name, Any)
+    spare, anything = ABSENT, False
+    for parameter in parameters.values():
+        kind = _plain(hints.get(parameter.name, Any))
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
             spare, unpacked = _spare(kind)
             entries |= unpacked
+            anything = spare is ABSENT and not unpacked
         elif parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             required = parameter.default is parameter.empty
-            entries[parameter.name] = Entry(
+            entries[parameter.name] = declared.get(parameter.name) or Entry(
                 kind, ABSENT if required else parameter.default, required
             )
     returned = hints.get("return")
     result = _fields(returned) if isinstance(returned, type) and is_dataclass(returned) else {}
-    return Form(target, entries, spare, result)
+    return Form(target, entries, spare, result, anything)
+
+
+def _declared(target: Callable[..., Any]) -> dict[str, Entry]:
+    """Return the fields of a dataclass that its `__init__` takes as they are declared.
+
+    One that somebody wrote may take others, or these with other types; and what is no field at all
+    (`InitVar`) stands in its signature alone.
+    """
+    if not isinstance(target, type) or not is_dataclass(target):
+        return {}
+    asked = inspect.signature(target.__init__).parameters
+    own = {each.name for each in fields(target) if _as_declared(asked.get(each.name), each)}
+    return {name: entry for name, entry in _fields(target).items() if name in own}
+
+
+def _as_declared(parameter: inspect.Parameter | None, given: Field[Any]) -> bool:
+    if parameter is None or parameter.annotation != given.type:
+        return False
+    required = given.default is MISSING and given.default_factory is MISSING
+    return required == (parameter.default is parameter.empty)
+
+
+def _plain(kind: Any) -> Any:
+    """Return the type of an argument that is no field."""
+    return kind.type if isinstance(kind, InitVar) else kind
 
 
 def lacking(part: type, protocol: type) -> tuple[str, ...]:
@@ -106,10 +137,13 @@ def _spare(kind: Any) -> tuple[Any, dict[str, Entry]]:
 
 
 def hints_of(target: Any) -> dict[str, Any]:
-    """Return resolved annotations; one that names a type-checking import only counts as Any."""
+    """Return resolved annotations; one that cannot be resolved counts as Any.
+
+    It may name an import for type checkers alone, be a text that explains, or be wrong.
+    """
     try:
         return typing.get_type_hints(target, include_extras=True)
-    except NameError:
+    except Exception:  # noqa: BLE001 - annotations of a user's part are code, and may fail in any way
         return _hints_one_by_one(target)
 
 
@@ -122,6 +156,6 @@ def _hints_one_by_one(target: Any) -> dict[str, Any]:
             stub = type("Stub", (), {"__annotations__": {name: annotation}})
             try:
                 resolved |= typing.get_type_hints(stub, globalns=scope, include_extras=True)
-            except NameError:
+            except Exception:  # noqa: BLE001 - as above
                 resolved[name] = Any
     return resolved
