@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from anyfleet.errors import StoreError
+from anyfleet.errors import AnyfleetWarning, BadReturn, StoreError
 from anyfleet.store import Recording, Terms, finished, read_ledger, read_points, reopen
 from anyfleet.store.disk import DiskError, Log
+from anyfleet.study import Moment
+from anyfleet.tracebacks import note
 from tests.store import runs
 from tests.store.test_disk import room
 
@@ -149,18 +151,48 @@ class Foreign:
     """What nobody knows how to write."""
 
 
-def test_a_state_that_cannot_be_written_is_told_with_its_place(tmp_path: Path) -> None:
-    (first, *_) = runs.moments()
-    states = {**first.step.snapshot.states, "select": {"seen": Foreign()}}
-    snapshot = replace(first.step.snapshot, states=states)
-    moment = replace(first, step=replace(first.step, snapshot=snapshot))
-    told = "snapshot.states.select.seen: a `Foreign`(.|\n)*--checkpoint-every 0"
-    with pytest.raises(StoreError, match=told), Recording(tmp_path, runs.EXPERIMENT) as recording:
-        recording.append(moment)
+def foreign(moment: Moment) -> Moment:
+    """The same moment, with something in the state of the selection that cannot be written."""
+    states = {**moment.step.snapshot.states, "select": {"seen": Foreign()}}
+    snapshot = replace(moment.step.snapshot, states=states)
+    return replace(moment, step=replace(moment.step, snapshot=snapshot))
+
+
+@pytest.mark.parametrize("every", [None, 1, 100])
+def test_a_state_that_cannot_be_written_is_refused_in_the_round_it_comes(
+    tmp_path: Path, every: int | None
+) -> None:
+    told = r"select=\w+\(.*\) returned a state in round 2 that cannot be kept: "
+    place = r"states\.select\.seen: a `Foreign`(.|\n)*--checkpoint-every 0"
+    recording = Recording(tmp_path, runs.EXPERIMENT, every=every)
+    append(recording, 1)
+    with pytest.raises(BadReturn, match=told + place) as caught, recording:
+        recording.append(foreign(runs.moments()[1]))
+    safe = (
+        f"The run so far is safe (1 of {runs.EXPERIMENT.rounds} rounds): mend this, then anyfleet"
+    )
+    assert note(caught.value).startswith(safe)
+    assert runs.contents(runs.finished(tmp_path)) == runs.whole(tmp_path / "whole")
+
+
+def test_without_checkpoints_a_state_may_hold_anything(tmp_path: Path) -> None:
+    with Recording(tmp_path, runs.EXPERIMENT, every=0) as recording:
+        recording.append(foreign(runs.moments()[0]))
     assert (tmp_path / "model.safetensors").exists()
-    (tmp_path / "other").mkdir()
-    with Recording(tmp_path / "other", runs.EXPERIMENT, every=0) as recording:
-        recording.append(moment)
+
+
+def test_a_run_with_all_its_steps_ends_well_without_its_last_checkpoint(tmp_path: Path) -> None:
+    first, *_, last = runs.moments()
+    told = r"The last checkpoint .* cannot be written: fleet: a `Foreign`"
+    recording = Recording(tmp_path, runs.EXPERIMENT, every=100)
+    append(recording, runs.EXPERIMENT.rounds - 1)
+    with pytest.warns(AnyfleetWarning, match=told), recording:
+        recording.append(replace(last, fleet=Foreign()))
+    assert finished(tmp_path, Terms())
+    (tmp_path / "early").mkdir()
+    early = Recording(tmp_path / "early", runs.EXPERIMENT, every=100)
+    with pytest.raises(StoreError, match="fleet: a `Foreign`"), early:
+        early.append(replace(first, fleet=Foreign()))
 
 
 def forge(checkpoint: Path, name: str, content: bytes) -> None:

@@ -55,6 +55,11 @@ def encode(value: Any, known: Mapping[str, type]) -> Document:
     return Document(root, writer.blocks.close())
 
 
+def require_writable(value: Any, known: Mapping[str, type]) -> None:
+    """Raise StoreError, with the place, for what `encode` could not write; copies no tensors."""
+    _Writer(known).node(value)
+
+
 def code_name(thing: Callable[..., Any]) -> str:
     """Module and place in it: also of a private or an inner class."""
     if "<" in thing.__qualname__:

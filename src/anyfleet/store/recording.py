@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 import tomllib
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,14 +18,15 @@ import torch
 
 import anyfleet
 from anyfleet.elastic.aliases import complete
-from anyfleet.errors import StoreError
+from anyfleet.errors import AnyfleetWarning, BadReturn, StoreError
 from anyfleet.papers import bibliography, papers_of
 from anyfleet.queries import summarise
 from anyfleet.store import checkpoint, environment
 from anyfleet.store.disk import EMPTY, DiskError, Lock, Log, force_folder, told, write
+from anyfleet.store.encode import require_writable
 from anyfleet.store.reports import describe
 from anyfleet.study import Experiment, Moment, Point, State
-from anyfleet.tracebacks import remedied
+from anyfleet.tracebacks import during, ordinal, quoted, remedied
 from anyfleet.types import Task
 
 LOGS = ("ledger.jsonl", "points.jsonl")
@@ -145,7 +147,13 @@ class Recording:
         environment.record(self.folder, found)
 
     def append(self, moment: Moment) -> None:
-        """Takes in a step; it survives this process when this returns."""
+        """Take in a step; it survives this process when this returns.
+
+        A step whose states cannot be written is refused where they come from: the run is safe up to
+        the step before.
+        """
+        if self._every != 0:
+            self._check_states(moment)
         with _undisturbed():
             self._write_down(moment)
             self._marks = {name: log.mark for name, log in self._logs.items()}
@@ -153,6 +161,19 @@ class Recording:
             self.points.append(moment.point)
             if self._due(moment.point.step + 1):
                 self._save(moment.state)
+
+    def _check_states(self, moment: Moment) -> None:
+        """Raise BadReturn for a policy whose state no checkpoint could hold."""
+        for slot, state in moment.step.snapshot.states.items():
+            part, index = getattr(self._experiment.method, slot), moment.step.index
+            with during(slot, part, round_index=index):
+                try:
+                    require_writable({"states": {slot: state}}, checkpoint.SURROUNDINGS)
+                except StoreError as error:
+                    raise BadReturn(
+                        f"{slot}={quoted(part)} returned a state in round {ordinal(index)} that "
+                        f"cannot be kept: {error}"
+                    ) from error
 
     def _write_down(self, moment: Moment) -> None:
         """In all logs or in none: the state before it, which is kept then, has no such lines."""
@@ -219,7 +240,20 @@ class Recording:
         write(self.folder / "summary.json", text + b"\n")
         behind = self._state is not None and self._state.point.step + 1 != self._saved
         if self._state is not None and behind and self._every != 0:
-            self._save(self._state)
+            self._save_last(self._state)
+
+    def _save_last(self, state: State) -> None:
+        """Save how the run ended; a run that has all its steps is worth having without that."""
+        try:
+            self._save(state)
+        except DiskError:
+            raise
+        except StoreError as error:
+            if state.point.step + 1 < self._experiment.rounds:
+                raise
+            told = f"The last checkpoint of {self.folder} cannot be written: {error}"
+            lost = "All results are there, but the run cannot be continued with more rounds."
+            warnings.warn(f"{told} {lost}", AnyfleetWarning, stacklevel=2)
 
     def _remedy(self) -> str:
         """Return what is safe after an error of the run, and how to go on."""
