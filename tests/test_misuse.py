@@ -26,7 +26,7 @@ from anyfleet.errors import AnyfleetError, BadCall, CompositionError, ConfigErro
 from anyfleet.method import SLOTS, Method, Select, State
 from anyfleet.methods import fedavg, heterofl
 from anyfleet.naming import SYNONYMS, near
-from anyfleet.plan import Menu, Paced
+from anyfleet.plan import First, Menu, Paced
 from anyfleet.runtime import Stacked
 from anyfleet.schedule import Deadline, Surveyed, Synchronous
 from anyfleet.select import Uniform
@@ -463,6 +463,53 @@ def test_numbers_in_a_wrapping_are_refused_with_what_to_write() -> None:
         FEDAVG(count=10.0)
     with pytest.raises(BadCall, match=r"must be a tuple of numbers, .*; use tuple\(….tolist\(\)\)"):
         heterofl(shares=wrong(np.array([1.0, 0.5])))
+
+
+DECLARED: dict[str, tuple[str, Any, str]] = {
+    "a tuple of wants": (
+        "wants",
+        ("loss",),
+        r"`wants` must be a frozenset of texts, got \('loss',\)",
+    ),
+    "a text": ("gives", "menu", r"`gives` .*; write for example gives = frozenset\(\{'menu'\}\)"),
+    "no texts": ("wants", frozenset({3}), r"`wants` must be a frozenset of texts, got frozenset"),
+    "a tuple of needs": ("needs", ("menu",), r"`needs` must be a mapping .*; write .*\{'menu': "),
+    "a forgotten @property": (
+        "wants",
+        lambda self: frozenset(),
+        r"put @property above `def wants`",
+    ),
+    "needs, forgotten": ("needs", lambda self: {}, r"put @property above `def needs`"),
+}
+
+
+@pytest.mark.parametrize("name", DECLARED)
+def test_what_a_part_says_of_itself_has_the_type_of_its_slot(name: str) -> None:
+    attribute, value, words = DECLARED[name]
+    part: Any = type("Mine", (Uniform,), {attribute: value})(3)
+    with pytest.raises(CompositionError, match=rf"select=.*{words}"):
+        replace(fedavg(), select=part)
+
+
+@pytest.mark.parametrize("attribute", ["keeps", "decides", "needs"])
+def test_so_does_what_a_choice_says_of_itself(attribute: str) -> None:
+    part: Any = type("Mine", (First,), {attribute: ("loss",)})()
+    with pytest.raises(CompositionError, match=rf"choose=.*: `{attribute}` must be"):
+        replace(fedavg(), choose=part)
+
+
+def test_a_set_is_as_good_and_an_inner_part_is_looked_at_too() -> None:
+    part: Any = type("Mine", (Uniform,), {"wants": {"loss"}})(3)
+    assert replace(fedavg(), select=part).reported == {"loss"}
+    inner: Any = type("Mine", (Menu,), {"gives": ("menu",)})()
+    with pytest.raises(CompositionError, match=r"plan=.*: `gives` must be a frozenset"):
+        replace(fedavg(), plan=Paced(inner))
+
+
+@pytest.mark.parametrize("cache", ["no", 1, None])
+def test_whether_devices_keep_their_model_is_true_or_false(cache: Any) -> None:
+    with pytest.raises(CompositionError, match=r"cache must be True or False, got"):
+        replace(fedavg(), cache=cache)
 
 
 class Stand:

@@ -24,7 +24,7 @@ from anyfleet.cli.app import app
 from anyfleet.codec import Raw
 from anyfleet.columns import Ints
 from anyfleet.elastic import Blueprint, Slice
-from anyfleet.errors import AnyfleetError, ConfigError
+from anyfleet.errors import AnyfleetError, BadReturn, ConfigError
 from anyfleet.extract import Leading
 from anyfleet.local import Minibatch, Site
 from anyfleet.method import Loose, Method, Select, State
@@ -231,6 +231,40 @@ def test_from_python_the_last_moment_is_where_to_go_on() -> None:
 def test_before_the_first_round_there_is_nothing_to_save() -> None:
     method = replace(BASE, uplink=BadCodec())
     assert "No round was finished before it" in note(failed(method))
+
+
+class Unsure(type(BASE.train)):  # type: ignore[misc]
+    """Fails before the first round."""
+
+    def misfit(self, task: Any) -> str:
+        fail()
+        return ""
+
+
+class Greedy(Uniform):
+    def excess(self, devices: Any) -> str:
+        fail()
+        return ""
+
+
+def test_errors_before_the_first_round_say_so() -> None:
+    for change, part in (
+        ({"train": Unsure()}, "train=Unsure("),
+        ({"select": Greedy(2)}, "select="),
+    ):
+        method = replace(BASE, **change)  # type: ignore[arg-type]
+        told = note(failed(method))
+        assert told.startswith(f"Raised by {part}")
+        assert told.endswith("before the first round.")
+
+
+def test_what_fits_badly_is_said_with_a_text() -> None:
+    class Odd(type(BASE.train)):  # type: ignore[misc]
+        def misfit(self, task: Any) -> Any:
+            return torch.ones(2)
+
+    with pytest.raises(BadReturn, match=r"returned tensor.* from `misfit`; due is a text"):
+        list(play(Experiment(task(), replace(BASE, train=Odd()), rounds=1)))
 
 
 def test_ctrl_c_is_nobodys_fault() -> None:

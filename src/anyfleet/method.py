@@ -1,5 +1,6 @@
 """`Method`: one part per slot, checked when it is made; and `Job`, the half that devices know."""
 
+import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
@@ -8,7 +9,7 @@ from typing import Any, Literal, Self
 from anyfleet.arguments import OwnSignature, check_names, described
 from anyfleet.coding import Codec, Squeezed
 from anyfleet.envelope import Envelope, Symbols
-from anyfleet.errors import CompositionError
+from anyfleet.errors import BadReturn, CompositionError
 from anyfleet.fisher import Fisher, Observed
 from anyfleet.parts import (
     MEASURES,
@@ -29,6 +30,7 @@ from anyfleet.parts import (
     Work,
     nested,
 )
+from anyfleet.tracebacks import during, quoted
 from anyfleet.types import Task
 
 __all__ = [
@@ -73,6 +75,17 @@ SLOTS: Mapping[str, type] = MappingProxyType(
     }
 )
 _POLICIES = ("select", "plan", "extract", "aggregate")
+# What parts say of themselves: of each an example.
+_DECLARED: Mapping[str, Any] = MappingProxyType(
+    {
+        "wants": frozenset({"loss"}),
+        "gives": frozenset({"menu"}),
+        "keeps": frozenset({"loss"}),
+        "decides": frozenset({"rate"}),
+        "needs": {"menu": "plan.Menu"},
+    }
+)
+_DUE = {frozenset: "a frozenset of texts", dict: "a mapping of texts to texts"}
 _INFORMED = frozenset({"fisher", "channels"})  # measures that take Fisher information
 
 
@@ -118,6 +131,8 @@ class Method:
     def __post_init__(self) -> None:
         if misplaced := tuple(_misplaced(self)):
             raise CompositionError(*misplaced)
+        if misdeclared := tuple(_misdeclared(self)):
+            raise CompositionError(*misdeclared)
         problems = [*_unmet(self), *_unmeasured(self), *_contested(self)]
         if self.send not in ("delta", "weights"):
             problems.append(f'send must be "delta" or "weights", got {self.send!r}.')
@@ -150,13 +165,23 @@ class Method:
 
     def misfits(self, task: Task) -> dict[str, str]:
         """Why a task cannot be learned with this method, by what would have to change."""
-        found = {"method.train": self.trained.misfit(task)}
+        with during("train", self.train):
+            found = {"method.train": self._misfit(task)}
         if self.judges and not len(task.server):
             found["task"] = (
                 "the method compares models by their loss on the server, which has no samples; "
                 "keep some back for it (server = 200, for example)."
             )
         return {where: why for where, why in found.items() if why}
+
+    def _misfit(self, task: Task) -> str:
+        found: Any = self.trained.misfit(task)
+        if found is None or isinstance(found, str):
+            return found or ""
+        raise BadReturn(
+            f"train={quoted(self.train)} returned {quoted(found)} from `misfit`; due is a text, "
+            "empty if it can train the task."
+        )
 
     def job(self) -> Job:
         """What a device has to know of this method."""
@@ -198,6 +223,31 @@ def _misplaced(method: Method) -> Iterator[str]:
     fisher: Any = method.fisher
     if not isinstance(fisher, Fisher):
         yield f"fisher must be a Fisher, got {described(fisher)}."
+    cache: Any = method.cache
+    if not isinstance(cache, bool):
+        yield f"cache must be True or False, got {described(cache)}."
+
+
+def _misdeclared(method: Method) -> Iterator[str]:
+    """Yield what parts say of themselves in another way than their slots do."""
+    parts: list[tuple[str, Any]] = [("schedule", method.schedule), ("choose", method.choose)]
+    parts += [(name, p) for name, part in method.policies().items() for p in nested(part)]
+    for slot, part in parts:
+        for name, due in _DECLARED.items():
+            with during(slot, part):
+                value = getattr(part, name, due)
+            fits = isinstance(value, Mapping if name == "needs" else frozenset | set)
+            if fits and all(isinstance(each, str) for each in value):
+                continue
+            told = f"{slot}={quoted(part)}: `{name}` must be {_DUE[type(due)]}"
+            if inspect.ismethod(value):
+                yield f"{told}, got a function; put @property above `def {name}`."
+            else:
+                yield f"{told}, got {quoted(value)}; write for example {name} = {_example(due)}."
+
+
+def _example(due: Any) -> str:
+    return repr(due) if isinstance(due, Mapping) else f"frozenset({{{', '.join(map(repr, due))}}})"
 
 
 def _unmeasured(method: Method) -> Iterator[str]:

@@ -27,6 +27,7 @@ from anyfleet.tracebacks import during, raised_inside, remedied
 from anyfleet.types import Kind, Task, Want
 from anyfleet.world import Fleet, World
 
+_BEFORE = "before the first round"
 # The bound stands in the type too: a file with other problems shall report this one as well.
 Counter = Annotated[int, Ge(1)]
 
@@ -115,7 +116,9 @@ def build(experiment: Experiment) -> Task:
             raise  # a user's own code failed: its traceback says more than a problem of the file
         raise ConfigError([Problem("task", str(error))]) from error
     world = populate(experiment, task)
-    if excess := experiment.method.select.excess(world.declared):
+    with during("select", experiment.method.select, when=_BEFORE):
+        excess = experiment.method.select.excess(world.declared)
+    if excess:
         warnings.warn(f"method.select: {excess}", AnyfleetWarning, stacklevel=2)
     return task
 
@@ -125,7 +128,8 @@ def populate(experiment: Experiment, task: Task) -> World:
     samples = np.array([task.size(device) for device in range(task.devices)])
     problems = [Problem("details", text) for text in complaints(experiment.details, task)]
     problems += [*_links(experiment), *_unsendable(experiment)]
-    problems += [Problem(*misfit) for misfit in experiment.method.misfits(task).items()]
+    with during(when=_BEFORE):
+        problems += [Problem(*misfit) for misfit in experiment.method.misfits(task).items()]
     try:
         world = experiment.fleet.build(samples, experiment.seed, task.owners)
     except ValueError as error:
