@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from anyfleet.arguments import described
 from anyfleet.elastic.aliases import aliases, complete
-from anyfleet.errors import refuse
+from anyfleet.errors import BadCall, refuse
 from anyfleet.tasks.data import Data
 from anyfleet.tasks.objective import Goal
 from anyfleet.tasks.split import Cut
@@ -24,6 +25,30 @@ _MEND = (
     "Leave such samples out, or fill them in; in place of what is meant so (a mask of -inf, a "
     "target that is missing) write a finite number that model and loss look for."
 )
+
+
+def check_given(module: Any, train: Any, goal: Goal) -> None:
+    """Refuse what is no model, no data set or no function, before anything is done with it."""
+    if complaints := tuple(_misplaced(module, train, goal)):
+        raise BadCall(*complaints)
+
+
+def _misplaced(module: Any, train: Any, goal: Goal) -> Iterator[str]:
+    swapped = isinstance(train, nn.Module)
+    if not isinstance(module, nn.Module):
+        due = "Task.of.module must be a torch.nn.Module"
+        told = described(module) + ("; is it the training data?" if swapped else "")
+        yield f"{due}, got {told}{'' if told.endswith('?') else '.'}"
+    if swapped:
+        due = "Task.of.train must be a data set"
+        yield f"{due}, got the model {type(train).__name__}. The model comes first, then the data."
+    for what, function in {"loss": goal.loss, **(goal.metrics or {})}.items():
+        if isinstance(function, type):
+            hint = ' (reduction="none" for one of torch.nn)' if what == "loss" else ""
+            yield (
+                f"Task.of: {what} must be a function of (output, target), got the class "
+                f"{function.__name__}; did you forget the parentheses{hint}?"
+            )
 
 
 def started(module: nn.Module, state: Mapping[str, Tensor] | None) -> nn.Module:

@@ -14,6 +14,7 @@ from anyfleet.elastic import Blueprint, require_faithful, trace
 from anyfleet.tasks.augment import Augment
 from anyfleet.tasks.checks import (
     check_finite,
+    check_given,
     check_names,
     check_objectives,
     check_range,
@@ -150,13 +151,15 @@ class Task:
         first of the metrics, else by the loss; which way is better, `anyfleet.metric.Metric` tells
         by the name. The name is that of the module's class, unless given.
         """
+        goal = Goal(loss, metrics, classified)
+        check_given(module, train, goal)
         store = materialise(train, "training")
         task = task_of_rows(
             started(module, state),
             store,
             split.cut(store),
             test=None if test is None else materialise(test, "test"),
-            goal=Goal(loss, metrics, classified),
+            goal=goal,
         )
         called = task.name if name is None else name
         return replace(task, augment=augment, name=called, dealt=split.told)
