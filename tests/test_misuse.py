@@ -31,7 +31,7 @@ from anyfleet.runtime import Stacked
 from anyfleet.schedule import Deadline, Surveyed, Synchronous
 from anyfleet.select import Uniform
 from anyfleet.study import load
-from anyfleet.tasks import Split, Synthetic, Task
+from anyfleet.tasks import Embedded, Split, Synthetic, Task
 from anyfleet.train import Decaying, Gradient, Sgd
 from anyfleet.view import View
 from anyfleet.world import Group
@@ -184,6 +184,62 @@ MORE: dict[str, tuple[Call, str]] = {
     "a group's typo": (lambda: Group(sped=1e9), r'did you mean "speed"\?'),  # type: ignore[call-arg]
     "an engine's text": (lambda: Stacked(wrong("64")), r"Stacked\.chunk must be a whole number"),
     "a flag as a number": (lambda: Sgd(0.9, wrong(1)), r"Sgd\.nesterov must be True or False"),
+}
+
+
+MORE |= {
+    "a model by its name": (
+        lambda: Task.of(wrong("net"), small.patterns(9, 1)),
+        r"Task\.of\.module must be a torch\.nn\.Module, got the text 'net'",
+    ),
+    "model and data swapped": (
+        lambda: Task.of(wrong(small.patterns(9, 1)), wrong(small.net())),
+        r"Task\.of\.module .*is it the training data\?\nTask\.of\.train must be a data set, .*",
+    ),
+    "a class for a loss": (
+        lambda: Task.of(small.net(), small.patterns(9, 1), loss=wrong(nn.CrossEntropyLoss)),
+        r'loss must be a function .*class CrossEntropyLoss; .*parentheses \(reduction="none"',
+    ),
+    "a class for a metric": (
+        lambda: Task.of(small.net(), small.patterns(9, 1), metrics={"mine": wrong(nn.L1Loss)}),
+        r"mine must be a function .*the class L1Loss; did you forget the parentheses\?",
+    ),
+    "a method's setting": (
+        lambda: EXPERIMENT(small.task(), fedavg(), epochs=3),
+        r"no argument 'epochs': it belongs to the method; use methods\.fedavg\(epochs=\.\.\.\)",
+    ),
+    "a method's rate": (
+        lambda: EXPERIMENT(small.task(), fedavg(), lr=0.1),
+        r"no argument 'lr': it belongs to the method; use methods\.fedavg\(lr=",
+    ),
+    "one detail": (
+        lambda: EXPERIMENT(small.task(), fedavg(), details="groups"),
+        r"^Experiment\.details must be a tuple, got the text 'groups'; write \('groups',\)\.$",
+    ),
+    "one owner": (
+        lambda: Group(devices=wrong("ada")),
+        r"^Group\.devices must be a tuple, got the text 'ada'; write \('ada',\)\.$",
+    ),
+    "widths in an array": (
+        lambda: EXPERIMENT(small.task(), fedavg(), widths=np.array([1.0, 0.5])),
+        r"^Experiment\.widths must be a tuple of numbers, got a ndarray .*tolist\(\)\)\.$",
+    ),
+    "an array for a number": (
+        lambda: Deadline(wrong(np.array([1.0, 2.0]))),
+        r"^Deadline\.seconds must be a number, got a ndarray",
+    ),
+    "a setting that a part inside has too": (
+        lambda: Embedded(devices=wrong("20")),
+        r"^Embedded\.devices must be a whole number, got the text '20'",
+    ),
+    "one override": (
+        lambda: load("recipes/fedavg.toml", "rounds=3"),
+        r"^overrides must be a list of texts, .*; write \['rounds=3'\]\.$",
+    ),
+    "one package": (
+        lambda: load("recipes/fedavg.toml", allow="os"),
+        r"^allow must be a list of texts, got the text 'os'; write \['os'\]\.$",
+    ),
 }
 
 

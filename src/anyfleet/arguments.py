@@ -61,7 +61,8 @@ Part.__signature__ = OwnSignature()  # type: ignore[attr-defined]
 def checked(target: Target) -> Target:
     """Return a function or class that checks the names and types of its arguments first.
 
-    A class keeps its `__init__`: the check happens in `__new__`, and subclasses inherit it.
+    A class keeps its `__init__`: the check happens in `__new__`, and subclasses inherit it. Its
+    `_elsewhere`, if it has one, says of names that are not its own where they belong.
     """
     if isinstance(target, type):
         target.__new__ = _new  # type: ignore[method-assign]
@@ -90,9 +91,20 @@ def check(target: Callable[..., Any], args: Sequence[Any], options: Mapping[str,
     strange, misfits = [*_strangers(form, options)], dict(_misfits(form, given))
     if not strange and not misfits:
         return
-    own = () if strange else _own_words(target, args, options)
+    clear = not strange and all(_is_clear(given[key], form.kind(key)) for key in misfits)
+    own = _own_words(target, args, options) if clear else ()
     said = set(re.findall(r"\w+", " ".join(own)))
     raise BadCall(*strange, *own, *(text for key, text in misfits.items() if key not in said))
+
+
+def _is_clear(value: Any, kind: Any) -> bool:
+    """Whether a class can say something sensible of an unfit value.
+
+    It would read a text for a tuple letter by letter, and arrays have no truth value.
+    """
+    kinds = (kind, *typing.get_args(kind))
+    many = any(typing.get_origin(each) in (tuple, list, Sequence) for each in kinds)
+    return not hasattr(value, "__array__") and (not many or isinstance(value, tuple | list))
 
 
 def _own_words(
@@ -104,6 +116,8 @@ def _own_words(
     try:
         made: Any = object.__new__(target)
         made.__init__(*args, **options)
+    except BadCall:
+        pass  # of another call, inside: that is not what the caller wrote
     except Refusal as error:
         return error.problems
     except ValueError as error:
@@ -189,6 +203,10 @@ def _strangers(form: Form, options: Mapping[str, Any]) -> Iterator[str]:
             made = f"dataclasses.replace({name}(...), {key}=...)"
             yield f"{told}: it is a slot of the method that {name}() returns; use {made}."
             continue
+        elsewhere: Mapping[str, str] = getattr(form.target, "_elsewhere", {})
+        if key in elsewhere:
+            yield f"{told}: it belongs to {elsewhere[key]}."
+            continue
         inside = [field for field, entry in form.entries.items() if key in _fields(entry.default)]
         if inside:
             part = type(form.entries[inside[0]].default).__name__
@@ -231,6 +249,8 @@ def _remedy(value: Any, asked: str) -> str:
         return "; use float(…)"
     if asked.startswith("a tuple") and hasattr(value, "tolist"):
         return "; use tuple(….tolist())"
+    if isinstance(value, str) and "a tuple" in asked:
+        return f"; write ({_short(value)},)"
     if isinstance(value, str) and asked[:2] in ("a ", "an") and asked not in _BY_NAME:
         return "; only run files name things by texts, from Python pass the thing itself"
     return ""

@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Protocol, get_args
+from typing import Annotated, Any, ClassVar, Protocol, get_args
 
 import numpy as np
 from annotated_types import Ge
@@ -18,6 +18,7 @@ from anyfleet.errors import AnyfleetWarning, ConfigError, Problem, Refusal
 from anyfleet.evaluate import score, to_test
 from anyfleet.loop import Answer, Step, run
 from anyfleet.method import Method
+from anyfleet.methods.fedavg import Training
 from anyfleet.metric import judged_by
 from anyfleet.naming import how_to_allow, lies_within
 from anyfleet.runtime import Limits, Reference, Simulated
@@ -48,6 +49,11 @@ class Experiment:
     own test data.
     """
 
+    _elsewhere: ClassVar[Mapping[str, str]] = {
+        name: f"the method; use methods.fedavg({name}=...) or another one"
+        for name in ("count", *Training.__annotations__)
+    }
+
     task: TaskSpec
     method: Method
     fleet: Fleet = field(default_factory=Fleet)
@@ -75,7 +81,7 @@ class Experiment:
 def load(
     path: str | Path, overrides: Sequence[str] = (), allow: Collection[str] = ()
 ) -> Experiment:
-    """The experiment in a run file, with `key=value` overrides; all its problems at once."""
+    """Return the experiment in a run file, with `key=value` overrides; all problems at once."""
     return from_source(config.read(path, overrides, allow))
 
 

@@ -13,7 +13,7 @@ from anyfleet.config.loading import load
 from anyfleet.config.numbers import too_deep
 from anyfleet.config.requests import importable, packages_in, refused
 from anyfleet.config.settings import trusted
-from anyfleet.errors import ConfigError, Problem
+from anyfleet.errors import BadCall, ConfigError, Problem
 from anyfleet.homes import HOMES
 
 __all__ = ["Source", "override", "read"]
@@ -63,6 +63,8 @@ def read(path: str | Path, overrides: Sequence[str] = (), allow: Collection[str]
     else.
     """
     file = Path(path)
+    _refuse_text("overrides", overrides)
+    _refuse_text("allow", allow)
     written = _parsed(file)
     asked, wrong = packages_in(written.pop("allow", {}))
     data, problems = _overridden(written, overrides)
@@ -75,6 +77,12 @@ def read(path: str | Path, overrides: Sequence[str] = (), allow: Collection[str]
     settings = tuple(name for name in trusted() if name not in allow)
     granted = tuple(dict.fromkeys((*allow, *settings)))
     return Source(data, granted, file.resolve().parent, problems, asked, settings)
+
+
+def _refuse_text(name: str, given: Collection[str]) -> None:
+    """Raise BadCall for one text where several are due: it would be read letter by letter."""
+    if isinstance(given, str | bytes):
+        raise BadCall(f"{name} must be a list of texts, got the text {given!r}; write [{given!r}].")
 
 
 def _parsed(file: Path) -> dict[str, Any]:
