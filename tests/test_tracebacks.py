@@ -252,7 +252,7 @@ def test_errors_before_the_first_round_say_so() -> None:
         ({"train": Unsure()}, "train=Unsure("),
         ({"select": Greedy(2)}, "select="),
     ):
-        method = replace(BASE, **change)  # type: ignore[arg-type]
+        method = replace(BASE, **change)
         told = note(failed(method))
         assert told.startswith(f"Raised by {part}")
         assert told.endswith("before the first round.")

@@ -85,7 +85,6 @@ _DECLARED: Mapping[str, Any] = MappingProxyType(
         "needs": {"menu": "plan.Menu"},
     }
 )
-_DUE = {frozenset: "a frozenset of texts", dict: "a mapping of texts to texts"}
 _INFORMED = frozenset({"fisher", "channels"})  # measures that take Fisher information
 
 
@@ -236,10 +235,12 @@ def _misdeclared(method: Method) -> Iterator[str]:
         for name, due in _DECLARED.items():
             with during(slot, part):
                 value = getattr(part, name, due)
-            fits = isinstance(value, Mapping if name == "needs" else frozenset | set)
+            mapped = isinstance(due, Mapping)
+            fits = isinstance(value, Mapping if mapped else frozenset | set)
             if fits and all(isinstance(each, str) for each in value):
                 continue
-            told = f"{slot}={quoted(part)}: `{name}` must be {_DUE[type(due)]}"
+            asked = "a mapping of texts to texts" if mapped else "a frozenset of texts"
+            told = f"{slot}={quoted(part)}: `{name}` must be {asked}"
             if inspect.ismethod(value):
                 yield f"{told}, got a function; put @property above `def {name}`."
             else:
