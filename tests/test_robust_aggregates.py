@@ -263,3 +263,10 @@ def test_sizes_of_updates() -> None:
         assert size == pytest.approx(float(np.sqrt(np.mean(np.square(entries)))))
     nothing = arrivals([{MATRIX: torch.ones(3, 3)}], masks=[{MATRIX: torch.zeros(3, 3)}])
     assert nothing.sizes().tolist() == [0.0]
+
+
+def test_sizes_of_numbers_whose_squares_are_infinite() -> None:
+    large = torch.full((3, 3), 1e200, dtype=torch.float64)
+    found = arrivals([{MATRIX: large}, {MATRIX: large / 1e200}])
+    assert found.sizes().tolist() == pytest.approx([1e200, 1.0])
+    assert found.lengths({MATRIX: large}).tolist() == [np.inf, np.inf]

@@ -3,6 +3,7 @@
 A stack or a cluster can do these reductions without handing out single updates.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,6 +19,7 @@ from anyfleet.elastic import Blueprint, Slice, alpha, place
 from anyfleet.types import Params, Report, Updates
 
 _BLOCK = 1 << 16  # coordinates of which all devices' values are compared at once
+_SQUARABLE = 1e150  # the squares of smaller numbers, and sums of many of them, are finite
 _COUNTED = 16  # low bits of a mark: enough to count devices in a sum of marks
 
 
@@ -183,8 +185,7 @@ class Arrivals:
         ]
         # Waited for together: each on its own would hold up a graphics card.
         lengths = iter(torch.stack(found).tolist() if found else [])
-        squares = [sum(next(lengths) ** 2 for _ in change) for change in self._changes]
-        return np.sqrt(np.array(squares, dtype=np.float64))
+        return np.array([_joint([next(lengths) for _ in change]) for change in self._changes])
 
     def sizes(self) -> Floats:
         """Return the root mean square of every update, over the coordinates its device trained.
@@ -376,8 +377,16 @@ def _length(value: Tensor) -> Tensor:
 
 
 def _square(value: Tensor) -> float:
-    """The squared length."""
-    return float(_length(value)) ** 2
+    """Return the squared length, infinite where it is beyond double precision."""
+    length = float(_length(value))
+    return length**2 if length < _SQUARABLE else length * length
+
+
+def _joint(lengths: Sequence[float]) -> float:
+    """Return the length of a vector whose pieces have these."""
+    if all(length < _SQUARABLE for length in lengths):
+        return math.sqrt(sum(length**2 for length in lengths))
+    return math.hypot(*lengths)
 
 
 def _wrapped(number: int) -> int:
