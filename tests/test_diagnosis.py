@@ -212,6 +212,16 @@ def test_the_commonest_reasons_get_advice() -> None:
     assert "No link:" not in found
 
 
+def test_updates_that_the_server_refused_or_held_get_advice() -> None:
+    size = "refused: size: a change of 3 a coordinate, above 200 × the median 0.001"
+    held = "held: the new model is not finite: 4.weight"
+    found = diagnosis.nothing_counted(ledger(lost=(size,) * 5 + (held,) * 3))
+    assert "(5 refused: size, 3 held)" in found
+    assert "raise limits.growth (device 0, 1, 2, 3, 4). Held: lower method.lr" in found
+    assert "look at the aggregate" in found
+    assert "(device 0, 1, 2, 3, 4, …)" in diagnosis.nothing_counted(ledger(lost=(size,) * 8))
+
+
 def test_one_update_is_something_and_a_survey_is_none() -> None:
     lost = ("died",) * 7
     assert diagnosis.nothing_counted(ledger(lost=(*lost, ""))) == ""

@@ -233,11 +233,14 @@ _CURES: Mapping[str, str] = MappingProxyType(
         "battery empty": "give devices larger batteries, or less to do",
         "refused: not finite": _RATE,
         "refused: norm": f"{_RATE}, or raise limits.norm",
+        "refused: size": "look at what these devices send, or raise limits.growth",
         "refused": "see the reasons in ledger.jsonl, and [limits]",
+        "held": f"{_RATE}, or look at the aggregate; the notes of a step name the devices (held)",
         "refused by the device": "see the reasons in ledger.jsonl, and [limits]",
     }
 )
 _TOLD = 2  # reasons for which there is advice
+_NAMED = 5  # devices, at most
 
 
 class Scored(Protocol):
@@ -285,6 +288,11 @@ def _cure(reason: str, ledger: Entries, needed: Floats | None) -> str:
     if reason == "out of memory":
         examples = Counter(lost for lost in ledger.lost if lost.startswith(reason))
         advice += f" ({examples.most_common(1)[0][0].partition(': ')[2]})"
+    if reason == "refused: size":
+        rows = [row for row, lost in enumerate(ledger.lost) if _cause(lost) == reason]
+        devices = sorted(set(ledger.device[rows].tolist()))
+        told = ", ".join(map(str, devices[:_NAMED])) + (", …" if len(devices) > _NAMED else "")
+        advice += f" (device {told})"
     return f"{advice}."
 
 
