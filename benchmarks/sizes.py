@@ -18,7 +18,7 @@ from unittest.mock import patch
 import torch
 
 from anyfleet import Experiment, load, play
-from anyfleet.columns import Floats
+from anyfleet.columns import Floats, Ints
 from anyfleet.runtime import Limits
 from anyfleet.screening import Sizes, Verdict
 
@@ -41,8 +41,8 @@ def measured(name: str, experiment: Experiment) -> Row:
     ratios: list[float] = []
     judge = Sizes.judge
 
-    def watched(self: Sizes, sizes: Floats, growth: float) -> Verdict:
-        verdict = judge(self, sizes, growth)
+    def watched(self: Sizes, device: Ints, sizes: Floats, growth: float, most: float) -> Verdict:
+        verdict = judge(self, device, sizes, growth, most)
         ratios.extend((sizes / verdict.median).tolist())
         return verdict
 

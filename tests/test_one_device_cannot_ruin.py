@@ -34,13 +34,22 @@ from anyfleet.plan import Whole
 from anyfleet.runtime import Limits, Reference, Simulated
 from anyfleet.runtime.engines import Assigned, Engine, Outcome
 from anyfleet.schedule import Buffered, Deadline, TwoPhase
-from anyfleet.screening import REMEMBERED, Sizes, not_finite, remembered, sound
+from anyfleet.screening import (
+    EARLY,
+    REMEMBERED,
+    Sizes,
+    Verdict,
+    most_at_first,
+    not_finite,
+    sound,
+)
 from anyfleet.select import Everyone, Largest, Uniform
 from anyfleet.study import Experiment, play
 from anyfleet.tasks import Embedded
 from anyfleet.train import Tracked
 from anyfleet.types import Params, Stepped, Task, Updates
 from anyfleet.view import View
+from anyfleet.world import Fleet, Group, Steady
 from tests import small
 
 BAD = 1  # this device
@@ -224,74 +233,210 @@ def test_nobody_is_refused_when_everybody_is_alike_however_large() -> None:
 # --- the history ------------------------------------------------------------------------------
 
 
-def above(counted: Sequence[float], sizes: Sequence[float], growth: float = 100.0) -> list[bool]:
-    flags: list[bool] = Sizes(np.array(counted)).judge(np.array(sizes), growth).above.tolist()
+MOST = 1e4  # where a change is absurd
+
+
+def known(*last: float, first: Sequence[float] = ()) -> Sizes:
+    """Devices 100, 101, ... with these sizes."""
+    return Sizes(np.arange(100, 100 + len(last)), np.array(last), np.array(first, dtype=float))
+
+
+def judged(
+    before: Sizes, sizes: Sequence[float], devices: Sequence[int] = (), growth: float = 100.0
+) -> Verdict:
+    senders = np.array(devices or range(len(sizes)), dtype=np.int64)
+    return before.judge(senders, np.array(sizes, dtype=float), growth, MOST)
+
+
+def above(last: Sequence[float], sizes: Sequence[float], devices: Sequence[int] = ()) -> list[bool]:
+    flags: list[bool] = judged(known(*last), sizes, devices).above.tolist()
     return flags
 
 
 def test_the_limit_is_over_the_median_of_this_round_and_those_before() -> None:
     assert above([1.0, 1.0, 2.0], [201.0, 150.0, 1.0, 0.0]) == [True, False, False, False]
-    assert Sizes(np.array([1.0, 1.0, 2.0])).judge(np.array([9.0]), 100.0).median == 1.5
+    assert judged(known(1.0, 1.0, 2.0), [9.0]).median == 1.5
     assert above([1.0, 1.0, 2.0], [np.inf]) == [True]
 
 
-def test_it_is_without_effect_before_three_updates_and_zeros_do_not_count() -> None:
-    assert above([], [1.0, 1e30]) == [False, False]
-    assert above([], [1.0, 1e30, 0.0]) == [False, False, False]
-    assert above([], [1.0, 1e30, 2.0]) == [False, True, False]
-    assert above([1.0], [1e30, 2.0]) == [True, False]
+def test_it_is_without_effect_before_three_devices_and_zeros_do_not_count() -> None:
+    assert above([], [1.0, 1e3]) == [False, False]
+    assert above([], [1.0, 1e3, 0.0]) == [False, False, False]
+    assert above([], [1.0, 1e3, 2.0]) == [False, True, False]
+    assert above([1.0], [1e3, 2.0]) == [True, False]
     assert above([], []) == []
 
 
+def test_before_three_devices_only_what_is_absurd_is_refused() -> None:
+    assert above([], [1.0, 1.01 * MOST]) == [False, True]
+    assert above([], [0.99 * MOST]) == [False]
+    assert "with nothing to compare it with" in judged(known(), [1.0]).limit
+    assert not judged(known(), [1e38], growth=math.inf).above.any()
+
+
+def test_a_device_has_one_voice_however_often_it_sends() -> None:
+    assert above([], [1.0] * 9 + [1e3], [0] * 9 + [1]) == [False] * 10  # two devices, not ten
+    # Its own five sizes are one: the median is that of three others.
+    assert above([1.0, 1.0, 1.0], [1e3] * 5, [0] * 5) == [True] * 5
+    assert judged(known(1.0, 1.0, 1.0), [4.0, 6.0, 50.0, 0.0], [100] * 4).median == 1.0
+    assert judged(known(1.0, 2.0), [4.0, 6.0, 50.0, 0.0], [7] * 4).median == 2.0
+    assert judged(known(1.0, 3.0), [2.0, 9.0, 1.0], [7] * 3).median == 2.0
+
+
+def test_a_device_alone_cannot_have_the_past_forgotten() -> None:
+    past = known(*[1e-3] * 50)
+    verdict = judged(past, [1.0, 1.1, 0.9], [0, 0, 0])
+    assert verdict.above.all()
+    assert verdict.known is past
+    assert judged(past, [1.0, 1.1, 0.9], [0, 1, 0]).above.all()
+
+
 def test_the_order_of_arrival_does_not_matter() -> None:
-    values, order = np.array([5.0, 1e4, 0.0, 2.0, 400.0]), np.array([3, 1, 4, 0, 2])
-    one = np.array(above([1.0, 3.0], values.tolist()))
-    assert one[order].tolist() == above([1.0, 3.0], values[order].tolist())
-    assert one.any()
+    sizes, devices = np.array([5.0, 1e4, 0.0, 2.0, 400.0]), np.array([3, 1, 1, 4, 3])
+    order = np.array([3, 1, 4, 0, 2])
+    one, two = (
+        judged(known(1.0, 3.0), sizes[rows].tolist(), devices[rows].tolist())
+        for rows in (np.arange(5), order)
+    )
+    assert one.above[order].tolist() == two.above.tolist()
+    assert one.above.any()
+    after, same = (known(2.0).after(devices[rows], sizes[rows]) for rows in (np.arange(5), order))
+    assert repr(after) == repr(same)
 
 
 def test_when_all_updates_of_a_round_are_larger_the_training_has_changed() -> None:
     """A learning rate that grows a thousandfold must not end the run, nor open the door."""
-    before = Sizes(np.full(50, 1e-3))
-    verdict = before.judge(np.array([1.0, 1.1, 3e38, 0.9]), 100.0)
+    past = known(*[1e-3] * 50)
+    verdict = judged(past, [1.0, 1.1, 3e38, 0.9])
     assert verdict.above.tolist() == [False, False, True, False]
-    assert len(verdict.known) == 0
+    assert len(verdict.known.device) == 0
     assert above([1e-3] * 50, [1.0, 1.1, 1e-3]) == [True, True, False]  # somebody is as before
     assert above([1e-3] * 50, [1.0, 1.1]) == [True, True]  # too few to say so
 
 
-def test_only_the_last_sizes_that_counted_are_remembered() -> None:
-    sizes = remembered(np.empty(0), np.arange(REMEMBERED + 10, dtype=np.float64))
-    assert sizes.counted.tolist() == list(range(10, REMEMBERED + 10))
-    after = remembered(sizes.counted, np.array([0.0, 7.0]))
-    assert after.counted[-2:].tolist() == [REMEMBERED + 9, 7.0]
+def test_what_is_absurd_is_no_change_of_the_training() -> None:
+    assert above([1e-3] * 50, [3e38, 3e38, 3e38]) == [True, True, True]
+    assert above([1e-3] * 50, [MOST / 2, MOST / 2, MOST * 2]) == [False, False, True]
+
+
+def test_the_limit_does_not_shrink_below_what_the_first_devices_sent() -> None:
+    """Who joins late, with data that nobody had, begins as the others began."""
+    converged = [1e-6] * 30
+    assert judged(known(*converged), [1.0], [7]).above.tolist() == [True]
+    early = known(*converged, first=[1.0, 0.5, 2.0])
+    assert judged(early, [1.0, 101.0], [7, 8]).above.tolist() == [False, True]
+    assert judged(early, [1.0], [7]).median == 1.0
+    # Two may both be attackers; three have a majority.
+    assert judged(known(*converged, first=[1.0, 1.0]), [1.0], [7]).above.all()
+
+
+def test_only_the_last_devices_that_counted_are_remembered() -> None:
+    count = REMEMBERED + 10
+    sizes = Sizes.none().after(np.arange(count), np.arange(count, dtype=np.float64))
+    assert sizes.device.tolist() == sizes.last.tolist() == list(range(10, count))
+    again = sizes.after(np.array([3, 20, 20, 20]), np.array([0.0, 7.0, 9.0, 8.0]))
+    assert len(again.device) == REMEMBERED
+    assert (again.device[-1], again.last[-1]) == (20, 8.0)
+    assert np.unique(again.device).size == REMEMBERED
+
+
+def test_of_the_first_devices_the_first_sizes_stay() -> None:
+    sizes = Sizes.none()
+    for step in range(EARLY + 5):
+        sizes = sizes.after(np.array([0, step]), np.array([1.0, 10.0 + step]))
+    assert sizes.first.tolist() == [5.5, *(10.0 + n for n in range(1, EARLY))]
+    whole = Sizes.none().after(np.arange(EARLY + 5), np.ones(EARLY + 5))
+    assert len(whole.first) == EARLY + 5  # nobody of a round is preferred
+    assert len(Sizes.none().after(np.arange(5000), np.ones(5000)).first) == REMEMBERED
+
+
+def test_where_a_change_is_absurd_goes_by_the_initial_model() -> None:
+    initial = {
+        "weight": torch.tensor([3.0, -3.0]),
+        "mask": torch.tensor([-math.inf, 3.0]),
+        "steps": torch.tensor(3),
+        "wave": torch.tensor([3j]),
+    }
+    assert most_at_first("params", initial) == pytest.approx(4e3)
+    assert most_at_first("buffers", {}) == 1e12
 
 
 def test_refused_updates_do_not_enter_it() -> None:
     played = steps(METHOD, filled(HUGE), 2)
-    assert len(played[-1].snapshot.sizes["params"]) == 2 * 4
-    assert played[-1].snapshot.sizes["params"].max() < 1
-    assert len(played[-1].snapshot.sizes["buffers"]) == 0
+    sizes = played[-1].snapshot.sizes["params"]
+    assert sizes.device.tolist() == [0, 2, 3, 4]
+    assert sizes.last.max() < 1
+    assert len(sizes.first) == 4
+    assert len(played[-1].snapshot.sizes["buffers"].device) == 0
+
+
+@pytest.mark.parametrize(
+    "method",
+    [METHOD, replace(METHOD, norm=Tracked()), replace(METHOD, send="weights")],
+    ids=["changes", "statistics", "weights"],
+)
+def test_one_of_two_devices_cannot_ruin_it(method: Method) -> None:
+    """Nothing tells which of two is right, but 3.4e38 is neither."""
+    tree = "buffers" if method.norm == Tracked() else method.send
+    engine = Spoiling(filled(HUGE, tree))
+    played = small.steps(method, small.task(devices=2), 3, engine=engine)
+    told = [row.lost for row in rows(played) if row.device == BAD]
+    assert all("the most with nothing to compare it with" in why for why in told)
+    assert not any(row.lost for row in rows(played) if row.device != BAD)
+    assert not small.identical(played[-1].params, played[0].params)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_fast_device_that_fills_the_buffer_alone_cannot_ruin_it(size: int) -> None:
+    """It is honest at first, so that its sizes are the only ones that are known."""
+    sent = iter([False] * 8 + [True] * 1_000)
+
+    def spoil(update: Updates) -> Updates:
+        return filled(HUGE)(update) if next(sent) else update
+
+    fast = Group(devices=(BAD,), speed=1e14, link=Steady(1e12, 1e12))
+    fleet = Fleet(groups=(fast, Group(devices=(0, 2, 3), speed=1e7)))
+    method = replace(METHOD, schedule=Buffered(concurrency=4, size=size), select=Uniform(4))
+    task = Embedded(devices=4, limit=200, server=20)
+    experiment = Experiment(task, method, fleet, rounds=12, engine=Spoiling(spoil))
+    played = [moment.step for moment in play(experiment)]
+    assert {row.device for row in rows(played)} == {BAD}
+    assert any(row.lost.startswith("refused: size") for row in rows(played))
+    assert max(float(v.abs().max()) for v in played[-1].params.values()) < 10
 
 
 def test_a_resumed_run_refuses_what_the_whole_run_refuses() -> None:
     """One device a round: only what was remembered tells that an update is too large."""
     task = small.task(devices=5)
     method = replace(METHOD, select=Uniform(1))
-    engine = Spoiling(filled(1e3), devices=(0, 1, 2, 3, 4))
+    engine = Spoiling(filled(5e2), devices=(0, 1, 2, 3, 4))
 
     def honest_first(count: int) -> list[Step]:
         return list(islice(run(method, task, Simulated(task, small.world(task), 0), 0), count))
 
-    half = honest_first(4)[-1]
+    half = honest_first(8)[-1]
+    assert len(half.snapshot.sizes["params"].device) >= 3
     later = []
-    for sizes in (half.snapshot.sizes, {name: np.empty(0) for name in half.snapshot.sizes}):
+    for sizes in (half.snapshot.sizes, dict.fromkeys(half.snapshot.sizes, Sizes.none())):
         runtime = Simulated(task, small.world(task), 0, engine=engine)
         saved = replace(half.snapshot, sizes=sizes)
         later.append(next(run(method, task, runtime, 0, resume=saved)))
-    remembered, forgotten = ([row.lost for row in small.rows(step)] for step in later)
-    assert remembered[0].startswith("refused: size")
+    kept, forgotten = ([row.lost for row in small.rows(step)] for step in later)
+    assert kept[0].startswith("refused: size")
     assert forgotten == [""]
+
+
+# --- reports ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loss", ["high", (1.0, 2.0), None, 10**400, [1.0], math.inf], ids=repr)
+def test_a_report_of_another_type_is_refused_and_the_run_goes_on(loss: Any) -> None:
+    def spoil(update: Updates) -> Updates:
+        return replace(update, report=({**update.report[0], "loss": loss},))
+
+    played = steps(METHOD, spoil, 2)
+    assert all(row.lost.startswith("refused: ") == (row.device == BAD) for row in rows(played))
+    same_but_for_reasons(played, steps(METHOD, gone))
 
 
 # --- new models that are not finite -------------------------------------------------------------
@@ -380,20 +525,22 @@ class Infinite(Mean):
         return Stepped({name: value / 0 for name, value in model.items()}, state)
 
 
-class Overflowing(Whole):
-    """A planner whose state breaks in the second step."""
+class Unmeasured(Whole):
+    """A planner in whose state NaN means that nothing was measured."""
 
     def init(self, view: View) -> Any:
         return {"scores": (torch.ones(2),)}
 
     def learn(self, state: Any, arrivals: Any, notes: Any, view: View) -> Any:
-        return {"scores": (state["scores"][0] / (0.0 if view.step == 1 else 2.0),)}
+        return {"scores": (torch.tensor([math.nan, view.step]),)}
 
 
-def test_a_policy_state_that_is_not_finite_is_not_kept() -> None:
-    played = steps(replace(METHOD, plan=Overflowing()), lambda update: update, 3)
-    found = [step.snapshot.states["plan"]["scores"][0].tolist() for step in played]
-    assert found == [[0.5, 0.5], [0.5, 0.5], [0.25, 0.25]]
+def test_a_policy_may_say_that_something_was_not_measured() -> None:
+    played = steps(replace(METHOD, plan=Unmeasured()), lambda update: update, 3)
+    for number, step in enumerate(played):
+        unknown, last = step.snapshot.states["plan"]["scores"][0].tolist()
+        assert math.isnan(unknown)
+        assert last == number
 
 
 def test_what_was_not_finite_before_may_stay_so() -> None:

@@ -39,7 +39,7 @@ def spoilt(tree: str, name: str, value: float) -> Updates:
     return replace(UPDATE, trees=(trees,))
 
 
-def told(report: Mapping[str, Any]) -> Updates:
+def told(report: Mapping[Any, Any]) -> Updates:
     return replace(UPDATE, report=({**UPDATE.report[0], **report},))
 
 
@@ -123,10 +123,17 @@ def test_what_was_not_measured_is_not_a_number() -> None:
         ({"channels": (1.0,)}, "report: channels was not asked for"),
         ({"loss": (1.0, 2.0)}, "report: several numbers as loss"),
         ({"n" * 101: 1.0}, "report: a name of 101 characters; at most 100"),
+        ({"loss": "1.0"}, "report: loss is no number"),
+        ({"loss": None}, "report: loss is no number"),
+        ({"own": (1.0, "2")}, "report: own is no number"),
+        ({"own": [1.0]}, "report: own is no number"),
+        ({"loss": 10**400}, "not finite: loss"),
+        ({"own": 10**40}, "report: own of 1e+40 is not in [-1e+30, 1e+30]"),
+        ({3: 1.0}, "report: a name that is no text"),
         ({"loss": -5.0, "n" * 100: 1e30, "own": (1.0, 2.0)}, ""),
     ],
 )
-def test_reports_have_bounds(report: dict[str, Any], reason: str) -> None:
+def test_reports_have_bounds(report: dict[Any, Any], reason: str) -> None:
     assert refusal(told(report)) == reason
 
 
@@ -142,6 +149,9 @@ def test_a_measurement_that_some_part_wants_may_be_reported() -> None:
     screen = Screen.of(TASK, DECLARED, Limits())
     assert screen.refusals([order], [told({"fisher": 2.0})]) == [""]
     assert screen.refusals([order], [told({"fisher": -2.0})])[0].startswith("report: fisher of -2")
+    order = replace(ORDER, job=replace(ORDER.job, report=("channels",)))
+    assert screen.refusals([order], [told({"channels": (2.0,)})]) == [""]
+    assert screen.refusals([order], [told({"channels": 2.0})]) == ["report: one number as channels"]
 
 
 def test_an_evaluation_reports_the_loss_and_the_metrics_of_the_task_and_nothing_else() -> None:

@@ -51,6 +51,7 @@ STATES = (
     "anyfleet.plan",
     "anyfleet.runtime",
     "anyfleet.schedule",
+    "anyfleet.screening",
     "anyfleet.seam",
     "anyfleet.select",
     "anyfleet.server",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from anyfleet.arguments import checked
+from anyfleet.config.numbers import Unbounded
 from anyfleet.elastic import Blueprint
 from anyfleet.errors import refuse
 from anyfleet.frames import FRAME_BYTES
@@ -23,7 +24,7 @@ class Limits:
     a header as much as names, index sets and masks of the model can take.
 
     `growth` limits how much larger than usual a change of the model may be (`screening.Sizes`);
-    infinity turns it off.
+    infinity turns it off, and with it the limit that holds before anything is usual.
     """
 
     message: int | None = None  # bytes
@@ -37,7 +38,7 @@ class Limits:
     batch: int = 1 << 16  # samples
     count: int = 1_000_000  # of any whole number within a part
     norm: float = math.inf  # of an update, as it is sent: changes, or weights
-    growth: float = 200.0  # of a change, over the median of those before
+    growth: Unbounded = 200.0  # of a change, over the median of those before
 
     def __post_init__(self) -> None:
         refuse(self._faults())

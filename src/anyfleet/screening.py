@@ -9,6 +9,8 @@ docs/robustness.md says what each of them withstands.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
+from numbers import Real
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,8 +24,12 @@ from anyfleet.fisher import MEASURED
 from anyfleet.limits import Limits
 from anyfleet.types import Conditions, Kind, Orders, Params, Report, Task, Updates
 
-SETTLED = 3  # updates before the limit on their size takes effect
-REMEMBERED = 1_000  # sizes of counted updates over which the median is taken, at most
+SETTLED = 3  # devices whose sizes are known before a median says what is usual
+REMEMBERED = 1_000  # devices over whose sizes the median is taken, at most
+EARLY = 20  # devices whose first sizes are kept: the limit never falls below what these allow
+# Before that many devices are known: times one plus the root mean square of the initial model.
+# Statistics may be variances of inputs that nobody normalised.
+ABSURD: Mapping[str, float] = MappingProxyType({"params": 1e3, "buffers": 1e12})
 LARGEST = 1e30  # of a reported number: squares and sums of millions of them stay finite
 MOST_NAMES = 64  # of reported numbers
 LONGEST_NAME = 100  # characters
@@ -32,6 +38,7 @@ LONGEST_NAME = 100  # characters
 _ALWAYS = frozenset({"norm", "distortion"})
 _SQUARES = frozenset({"norm", "distortion", "fisher", "fisher_squares", "channels"})  # at least 0
 _SINGLE = frozenset({"loss", "norm", "fisher", "distortion"})  # columns of the ledger
+_SEVERAL = frozenset({"channels"})
 _TRAINING = (Kind.TRAIN, Kind.HOLD, Kind.FETCH)
 
 
@@ -96,11 +103,19 @@ class Screen:
             yield f"report: {count} numbers under {len(report)} names; at most {most}, {MOST_NAMES}"
             return
         for name, told in report.items():
+            if not isinstance(name, str):
+                yield "report: a name that is no text"
+                return
             yield from self._unasked(order, name)
-            if isinstance(told, tuple) and (name in _SINGLE or order.kind not in _TRAINING):
+            several = isinstance(told, tuple)
+            if several and (name in _SINGLE or order.kind not in _TRAINING):
                 yield f"report: several numbers as {name}"
-                continue
-            yield from _strange(name, told if isinstance(told, tuple) else (told,))
+            elif name in _SEVERAL and not several:
+                yield f"report: one number as {name}"
+            elif not all(isinstance(number, Real) for number in (told if several else (told,))):
+                yield f"report: {name} is no number"
+            else:
+                yield from _strange(name, told if several else (told,))
 
     def _unasked(self, order: Orders, name: str) -> Iterator[str]:
         if len(name) > LONGEST_NAME:
@@ -131,7 +146,11 @@ def _length(value: Tensor) -> float:
 
 def _strange(name: str, numbers: Sequence[float]) -> Iterator[str]:
     """Yield what no honest device reports under this name."""
-    for number in numbers:
+    for told in numbers:
+        try:
+            number = float(told)
+        except OverflowError:  # a whole number of hundreds of digits
+            number = math.inf
         if math.isinf(number) or (name in _ALWAYS and math.isnan(number)):
             yield f"not finite: {name}"
             return
@@ -154,48 +173,104 @@ class Verdict(NamedTuple):
     """What became of the updates of a round, by their sizes."""
 
     above: Flags  # the limit: these are refused
-    median: float  # of which the limit is a multiple; infinite: too little is known
-    known: Floats  # sizes of earlier rounds that are still to be compared with
+    limit: str  # in words
+    median: float  # of which the limit is a multiple; infinite: too few devices are known
+    known: "Sizes"  # of earlier rounds, still to be compared with
 
 
 @dataclass(frozen=True, eq=False)
 class Sizes:
     """Sizes of updates that counted: root mean squares of a change per trained coordinate.
 
-    The limit on the size of an update is a factor over the median of the last `REMEMBERED` of them
-    and of those that the round itself brings, and is without effect while these are fewer than
-    `SETTLED`. All updates of a round meet the same limit, so that it does not matter who came
-    first. A size of zero says nothing and is passed over.
+    The limit on the size of an update is a factor over the median of what devices send: of every
+    device its median size in this round, or in the last one in which it counted, over the
+    `REMEMBERED` devices that counted last. A device has one voice however often it sends. This
+    median shrinks as training converges, but the limit does not: it is never below the factor over
+    the median of the sizes with which the first devices began.
 
-    When every single update of a round is above the limit, at least `SETTLED` of them, then not a
-    device has changed but the training (its learning rate, say): they are compared among
-    themselves, and the past is forgotten.
+    While fewer than `SETTLED` devices are known, an update is refused only when it is absurd
+    (`most_at_first`). All updates of a round meet the same limit, so that it does not matter who
+    came first. A size of zero says nothing and is passed over.
+
+    When every single update of a round is above the limit, of at least `SETTLED` devices, then not
+    a device has changed but the training (its learning rate, say): they are compared among
+    themselves, none of them may be absurd, and the past is forgotten.
     """
 
-    counted: Floats
+    device: Ints  # those remembered; who counted last comes last
+    last: Floats  # the size of each, in the last round in which it counted
+    first: Floats  # of the first devices, each when it first counted; not in any order
 
-    def judge(self, sizes: Floats, growth: float) -> Verdict:
-        """Return which of a round's updates are too large."""
-        found = _judged(sizes, self.counted, growth)
-        if len(sizes) >= SETTLED and found.above.all():
-            return _judged(sizes, np.empty(0), growth)
-        return found
+    @classmethod
+    def none(cls) -> "Sizes":
+        """Return what is known before the first round."""
+        return cls(np.empty(0, dtype=np.int64), np.empty(0), np.empty(0))
+
+    def judge(self, device: Ints, sizes: Floats, growth: float, most: float) -> Verdict:
+        """Return which of a round's updates are too large; `most` is where they are absurd."""
+        if math.isinf(growth):
+            most = math.inf
+        found = _judged(self, device, sizes, growth, most)
+        if len(np.unique(device)) < SETTLED or not found.above.all():
+            return found
+        anew = _judged(Sizes.none(), device, sizes, growth, most)
+        return anew if growth * anew.median <= most else anew._replace(**_absurd(sizes, most))
+
+    def after(self, device: Ints, sizes: Floats) -> "Sizes":
+        """Return what is known after a round in which these updates counted."""
+        senders, own = _by_device(device, sizes)
+        others = ~np.isin(self.device, senders)
+        first = self.first
+        if len(first) < EARLY:
+            # All that are new in this round, so that no number of a device decides.
+            first = np.concatenate([first, own[~np.isin(senders, self.device)]])[:REMEMBERED]
+        return Sizes(
+            np.concatenate([self.device[others], senders])[-REMEMBERED:],
+            np.concatenate([self.last[others], own])[-REMEMBERED:],
+            first,
+        )
 
 
-def _judged(sizes: Floats, known: Floats, growth: float) -> Verdict:
-    compared = np.concatenate([known, sizes[sizes > 0]])
-    median = float(np.median(compared)) if len(compared) >= SETTLED else math.inf
-    return Verdict(sizes > growth * median, median, known)
+def _judged(known: Sizes, device: Ints, sizes: Floats, growth: float, most: float) -> Verdict:
+    senders, own = _by_device(device, sizes)
+    compared = np.concatenate([known.last[~np.isin(known.device, senders)], own])
+    if len(compared) < SETTLED:
+        return Verdict(**_absurd(sizes, most), median=math.inf, known=known)
+    early = float(np.median(known.first)) if len(known.first) >= SETTLED else 0.0
+    median = max(float(np.median(compared)), early)
+    limit = f"{growth:g} × the median {median:.3g}"
+    return Verdict(sizes > growth * median, limit, median, known)
 
 
-def remembered(known: Floats, sizes: Floats) -> Sizes:
-    """Return the sizes to compare with after a round in which these counted."""
-    return Sizes(np.concatenate([known, sizes[sizes > 0]])[-REMEMBERED:])
+def _absurd(sizes: Floats, most: float) -> dict[str, Any]:
+    """Return the part of a verdict that needs no other sizes."""
+    return {"above": sizes > most, "limit": f"{most:.3g}, the most with nothing to compare it with"}
 
 
-def too_large(what: str, size: float, growth: float, median: float) -> str:
+def _by_device(device: Ints, sizes: Floats) -> tuple[Ints, Floats]:
+    """Return those who changed something, in ascending order, and the median size of each."""
+    rows = np.lexsort((sizes, device))
+    rows = rows[sizes[rows] > 0]
+    senders, start, count = np.unique(device[rows], return_index=True, return_counts=True)
+    ordered = sizes[rows]
+    return senders, ordered[start + (count - 1) // 2] / 2 + ordered[start + count // 2] / 2
+
+
+def most_at_first(what: str, initial: Params) -> float:
+    """Return the size from which on a change is absurd, whatever others send.
+
+    It goes by the initial model: the current one grows with what is sent.
+    """
+    # Without a mask of -inf; whole and complex numbers count by what they amount to.
+    values = [value[torch.isfinite(value)] for value in initial.values()]
+    plain = [value.abs() if value.is_complex() else value.double() for value in values]
+    count = sum(value.numel() for value in values)
+    return ABSURD[what] * (1.0 + math.hypot(*map(_length, plain)) / math.sqrt(max(count, 1)))
+
+
+def too_large(what: str, size: float, limit: str) -> str:
     """Return the reason for refusing an update of this size."""
-    return f"size: {what} of {size:.3g} a coordinate, above {growth:g} × the median {median:.3g}"
+    return f"size: {what} of {size:.3g} a coordinate, above {limit}"
 
 
 # --- new models -------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from anyfleet.columns import Flags, Floats, Ints
+from anyfleet.columns import Flags, Ints
 from anyfleet.elastic import Slice
 from anyfleet.incoming import Answer, Answered
 from anyfleet.issue import Held
@@ -12,6 +12,7 @@ from anyfleet.ledger import Entries
 from anyfleet.limits import Limits
 from anyfleet.offers import Choices
 from anyfleet.outcomes import Events, Lost
+from anyfleet.screening import Sizes
 from anyfleet.types import Conditions, Devices, Orders, Params, Want
 
 
@@ -76,4 +77,4 @@ class Snapshot:
     flying: Mapping[int, Orders]
     holding: Mapping[int, Held]
     waiting: tuple[Answered, ...]  # answers that came in, left to a later step
-    sizes: Mapping[str, Floats]  # of updates that counted, by what changed (`screening.Sizes`)
+    sizes: Mapping[str, Sizes]  # of updates that counted, by what changed

@@ -26,8 +26,8 @@ from anyfleet.screening import (
     Screen,
     Sizes,
     believable,
+    most_at_first,
     not_finite,
-    remembered,
     sound,
     too_large,
 )
@@ -49,12 +49,12 @@ class _Changes(NamedTuple):
     arrivals: Arrivals
     orders: Ints
     sizes: Floats
-    known: Floats  # sizes of earlier rounds, to remember with these
+    known: Sizes  # of earlier rounds, to remember with these
 
     @classmethod
     def of(cls, answers: Sequence[Answered], arrivals: Arrivals) -> "_Changes":
         orders = np.array([int(answer.order.id[0]) for answer in answers], dtype=np.int64)
-        return cls(arrivals, orders, arrivals.sizes(), np.empty(0))
+        return cls(arrivals, orders, arrivals.sizes(), Sizes.none())
 
     def without(self, refused: Sequence[int]) -> "_Changes":
         rows = np.flatnonzero(~np.isin(self.orders, refused))
@@ -89,7 +89,9 @@ class Server:
         self.declined: list[Flight] = []
         self.ledger = Ledger(self.devices, task.blueprint)
         self.screen = Screen.of(task, self.devices.samples, runtime.limits)
-        self.sizes = {what: Sizes(np.empty(0)) for what in _CHANGES}
+        self.sizes = {what: Sizes.none() for what in _CHANGES}
+        initial = {"params": task.params, "buffers": task.buffers}
+        self.most = {what: most_at_first(what, initial[what]) for what in _CHANGES}
         self.states: dict[str, Any] = {}
         self._check_start()
         for name, part in method.policies().items():
@@ -384,10 +386,11 @@ class Server:
         refused: dict[int, str] = {}
         for what, changes in list(found.items()):
             growth = self.runtime.limits.growth
-            verdict = self.sizes[what].judge(changes.sizes, growth)
+            device, sizes = changes.arrivals.device, changes.sizes
+            verdict = self.sizes[what].judge(device, sizes, growth, self.most[what])
             found[what] = changes._replace(known=verdict.known)
             for row in np.flatnonzero(verdict.above):
-                why = too_large(_CHANGES[what], float(changes.sizes[row]), growth, verdict.median)
+                why = too_large(_CHANGES[what], float(sizes[row]), verdict.limit)
                 refused.setdefault(int(changes.orders[row]), f"refused: {why}")
         if not refused:
             return found
@@ -420,7 +423,7 @@ class Server:
         self.params, self.buffers, self.notes = dict(stepped.model), buffers, stepped.notes
         self.states["aggregate"] = stepped.state
         for what, each in changes.items():
-            self.sizes[what] = remembered(each.known, each.sizes)
+            self.sizes[what] = each.known.after(each.arrivals.device, each.sizes)
         return ""
 
     def _enter(self, held: str) -> None:
@@ -432,13 +435,10 @@ class Server:
                 self._unhear(answer)
 
     def _learn(self, arrivals: Arrivals | None, view: View) -> None:
-        """Let the policies learn from the step; a state that is not finite is not kept."""
+        """Let the policies learn from the step; NaN may well mean "unknown" in their states."""
         for name, part in self.method.policies().items():
-            before = self.states[name]
             with during(name, part):
-                after = part.learn(before, arrivals, self.notes, view)
-            if sound(after) or not sound(before):
-                self.states[name] = after
+                self.states[name] = part.learn(self.states[name], arrivals, self.notes, view)
 
     # -- resuming
 
@@ -456,7 +456,7 @@ class Server:
             flying=dict(self.flying),
             holding=dict(self.holding),
             waiting=tuple(self.arrived),
-            sizes={what: sizes.counted for what, sizes in self.sizes.items()},
+            sizes=dict(self.sizes),
         )
 
     def restore(self, saved: Snapshot) -> None:
@@ -466,6 +466,6 @@ class Server:
         self.visits, self.heard = saved.visits.copy(), saved.heard.copy()
         self.flying, self.holding = dict(saved.flying), dict(saved.holding)
         self.arrived = list(saved.waiting)
-        self.sizes = {what: Sizes(counted) for what, counted in saved.sizes.items()}
+        self.sizes = dict(saved.sizes)
         self.runtime.begin(self.number)
         self.seen = {order_id: Flight.of(order) for order_id, order in saved.flying.items()}

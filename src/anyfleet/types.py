@@ -4,10 +4,12 @@ Orders and updates are columnar: a struct of arrays with one row per device, and
 batch of one. All of them are immutable; `take` and `join` make new batches out of old ones.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property, lru_cache
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -254,5 +256,10 @@ class Stepped:
 
 
 def measured(report: Report, name: str) -> float:
-    """A number a device reported; NaN when it did not."""
-    return float(report.get(name, float("nan")))
+    """Return a number that a device reported; NaN when it did not, or nothing finite."""
+    told = report.get(name)
+    try:
+        number = float(told) if isinstance(told, Real) else math.nan
+    except OverflowError:  # a whole number of hundreds of digits
+        return math.nan
+    return number if math.isfinite(number) else math.nan

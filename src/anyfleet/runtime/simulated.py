@@ -59,7 +59,8 @@ class Simulated:
         self._pending: dict[int, Pending] = {}
         self._memories: dict[int, Memory] = {}
         self._batteries = Batteries(world)
-        self._losses: Floats = np.full(task.devices, np.nan)  # as devices last said
+        # As devices last said and would say again, whatever the server made of their answers.
+        self._losses: Floats = np.full(task.devices, np.nan)
         self._free = np.ones(task.devices, dtype=bool)
 
     # -- what policies learn
