@@ -278,7 +278,7 @@ def test_a_device_has_one_voice_however_often_it_sends() -> None:
     assert above([], [1.0] * 9 + [1e3], [0] * 9 + [1]) == [False] * 10  # two devices, not ten
     # Its own five sizes are one: the median is that of three others.
     assert above([1.0, 1.0, 1.0], [1e3] * 5, [0] * 5) == [True] * 5
-    assert judged(known(1.0, 1.0, 1.0), [4.0, 6.0, 50.0, 0.0], [100] * 4).median == 1.0
+    assert judged(known(1.0, 2.0, 8.0), [4.0, 6.0, 50.0, 0.0], [100] * 4).median == 6.0
     assert judged(known(1.0, 2.0), [4.0, 6.0, 50.0, 0.0], [7] * 4).median == 2.0
     assert judged(known(1.0, 3.0), [2.0, 9.0, 1.0], [7] * 3).median == 2.0
 
@@ -337,6 +337,7 @@ def test_only_the_last_devices_that_counted_are_remembered() -> None:
     again = sizes.after(np.array([3, 20, 20, 20]), np.array([0.0, 7.0, 9.0, 8.0]))
     assert len(again.device) == REMEMBERED
     assert (again.device[-1], again.last[-1]) == (20, 8.0)
+    assert 3 not in again.device  # it changed nothing
     assert np.unique(again.device).size == REMEMBERED
 
 

@@ -102,10 +102,10 @@ class Screen:
         if len(report) > MOST_NAMES or count > most:
             yield f"report: {count} numbers under {len(report)} names; at most {most}, {MOST_NAMES}"
             return
+        if not all(isinstance(name, str) for name in report):
+            yield "report: a name that is no text"
+            return
         for name, told in report.items():
-            if not isinstance(name, str):
-                yield "report: a name that is no text"
-                return
             yield from self._unasked(order, name)
             several = isinstance(told, tuple)
             if several and (name in _SINGLE or order.kind not in _TRAINING):

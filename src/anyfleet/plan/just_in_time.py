@@ -7,6 +7,7 @@ import numpy as np
 from torch import Tensor
 
 from anyfleet.columns import Floats, join
+from anyfleet.config.numbers import Unbounded
 from anyfleet.local import limits, processed
 from anyfleet.method import Around, Plan, State
 from anyfleet.plan.levels import Whole
@@ -23,7 +24,7 @@ class JustInTime(Around, Plan):
     fast as it can. `inner` plans the sizes; where it offers a menu, its largest entry is in time.
     """
 
-    seconds: float
+    seconds: Unbounded
     inner: Plan = field(default_factory=Whole)
 
     gives: ClassVar[frozenset[str]] = frozenset({"frequency"})

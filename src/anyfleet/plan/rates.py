@@ -8,6 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from anyfleet.arrivals import Arrivals
+from anyfleet.config.numbers import Unbounded
 from anyfleet.elastic import WHOLE
 from anyfleet.errors import refuse
 from anyfleet.formulas.compression import upload_seconds
@@ -60,7 +61,7 @@ class RateByLink(Plan):
     """
 
     rate: float = 1 / 33
-    seconds: float | None = None
+    seconds: Unbounded | None = None
     inner: Plan = field(default_factory=Whole)
 
     gives: ClassVar[frozenset[str]] = frozenset({RATE})

@@ -59,7 +59,7 @@ class Deadline(Schedule):
     count in a later step if they are at most `staleness` steps old.
     """
 
-    seconds: float
+    seconds: Unbounded
     late: Literal["lost", "late"] = "lost"
     staleness: int = 0
 
