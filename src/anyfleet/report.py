@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from anyfleet.equal import Resource, quantity, used
 from anyfleet.metric import Metric
 from anyfleet.portrait import HOURS, Portrait, varies
 from anyfleet.queries import at_widths, evaluated, metric_of
+from anyfleet.store.disk import write
 from anyfleet.study import Point
 from anyfleet.world import When, World
 
@@ -130,8 +132,7 @@ def draw(
         _fleet(places[-1], world)
     if title:
         figure.suptitle(title)
-    figure.savefig(file, dpi=130)
-    return file
+    return _saved(figure, file)
 
 
 def _planned(runs: Runs, amounts: Mapping[Resource, float]) -> list[Panel]:
@@ -169,6 +170,14 @@ def _panels(count: int) -> "tuple[Figure, list[Axes]]":
     for spare in places[count:]:
         spare.remove()
     return figure, places[:count]
+
+
+def _saved(figure: "Figure", file: Path) -> Path:
+    """Write a picture as run folders are written: as a whole, and never through a link."""
+    content = BytesIO()
+    figure.savefig(content, dpi=130, format=file.suffix.removeprefix(".") or "png")
+    write(file, content.getvalue())
+    return file
 
 
 def _grid(count: int, most: int) -> tuple[int, int]:
@@ -281,8 +290,7 @@ def draw_fleet(file: str | Path, portrait: Portrait, *, title: str = "") -> Path
         figure.legend(*handles, loc="outside lower center", ncols=columns, frameon=False)
     if title:
         figure.suptitle(title)
-    figure.savefig(file, dpi=130)
-    return Path(file)
+    return _saved(figure, Path(file))
 
 
 def _speeds(axes: "Axes", portrait: Portrait) -> None:

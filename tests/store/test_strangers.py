@@ -79,14 +79,49 @@ def test_a_link_is_refused_and_what_it_leads_to_is_left_alone(folder: Path, name
     assert contents(folder.parent) == before
 
 
-@pytest.mark.parametrize("name", ["points.jsonl", "ledger.jsonl", "lock"])
+WRITTEN = (
+    "points.jsonl",
+    "ledger.jsonl",
+    "lock",
+    ".summary.json.part",
+    ".model.safetensors.part",
+    ".config.toml.part",
+    ".curves.png.part",
+)
+
+
+@pytest.mark.parametrize("name", WRITTEN)
 def test_a_file_with_a_second_name_is_not_written(folder: Path, name: str) -> None:
     mine = folder.parent / "mine"
+    (folder / name).touch()
     os.link(folder / name, mine)
     before = mine.read_bytes()
     with pytest.raises(StoreError, match=f"{name} has a second name elsewhere"):
         reopen(folder, Terms())
     assert mine.read_bytes() == before
+
+
+def test_a_second_name_of_a_file_that_is_replaced_stays_as_it_was(folder: Path) -> None:
+    """Also of the picture, which is drawn again at the end."""
+    mine = folder.parent / "mine"
+    mine.write_bytes(b"precious")
+    for name in ("curves.png", "summary.json", "model.safetensors"):
+        (folder / name).unlink(missing_ok=True)
+        os.link(mine, folder / name)
+    shown = anyfleet_command("resume", str(folder))
+    assert shown.exit_code == 0, shown.output
+    assert mine.read_bytes() == b"precious"
+    assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_second_name_that_appears_while_a_run_goes_on_is_not_written(folder: Path) -> None:
+    opened = reopen(folder, Terms())
+    mine = folder.parent / "mine"
+    mine.write_bytes(b"precious")
+    for name in (".summary.json.part", ".model.safetensors.part"):
+        os.link(mine, folder / name)
+    runs.go_on(folder, opened)
+    assert mine.read_bytes() == b"precious"
 
 
 def test_a_pipe_is_not_waited_for(folder: Path) -> None:

@@ -8,6 +8,7 @@ from rich.console import Console
 
 from anyfleet.cli.screen import progress
 from anyfleet.equal import Resource
+from anyfleet.errors import StoreError
 from anyfleet.report import NoPictures, NothingToDraw, Runs, draw
 from anyfleet.store import Recording, claim, fresh
 from anyfleet.study import Experiment, Point, State, build, play
@@ -70,7 +71,7 @@ def picture(
     """Draws if it can: a run is worth having without a picture."""
     try:
         draw(file, runs, world=world, title=title, equal=equal)
-    except (NoPictures, NothingToDraw, OSError) as missing:
+    except (NoPictures, NothingToDraw, StoreError) as missing:
         screen.print(f"({missing})", markup=False)
     else:
         screen.print(f"Picture: {file}", markup=False, soft_wrap=True)

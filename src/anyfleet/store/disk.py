@@ -3,7 +3,8 @@
 A file is written beside its place, forced to the disk and then renamed, and so is the folder that
 lists it: after a crash or a loss of power there is the old file or the new one, never half of one.
 
-Nothing is written through a symbolic link: a run folder may come from a stranger.
+Nothing is written through a symbolic link or a second name (a hard link): a run folder may come
+from a stranger.
 """
 
 import errno
@@ -56,11 +57,15 @@ def told(path: Path) -> Iterator[None]:
 
 
 def write(file: Path, content: bytes) -> None:
-    """The whole file or none, also after a loss of power."""
+    """The whole file or none, also after a loss of power.
+
+    It is a new file under its name: what another name of the old one shows stays as it was.
+    """
     beside = file.with_name(f".{file.name}.part")
     try:
         with told(file):
-            with opened(beside, "wb") as raw, BufferedWriter(raw) as out:
+            beside.unlink(missing_ok=True)  # what lies there may be a file of another folder, too
+            with opened(beside, "xb") as raw, BufferedWriter(raw) as out:
                 out.write(content)
                 force(out)
             beside.replace(file)
@@ -71,8 +76,11 @@ def write(file: Path, content: bytes) -> None:
         raise
 
 
-def opened(file: Path, mode: Literal["wb", "ab", "a+b"]) -> FileIO:
-    """Open a file for writing, without a buffer; an error where it is a symbolic link."""
+def opened(file: Path, mode: Literal["xb", "ab", "a+b"]) -> FileIO:
+    """Open a file for writing, without a buffer; an error where it is a symbolic link.
+
+    With "xb" it is also an error if anything is there.
+    """
     return FileIO(file, mode, opener=_without_links)
 
 
@@ -80,11 +88,11 @@ def _without_links(file: str, flags: int) -> int:
     return os.open(file, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
-def refuse_links(folder: Path, files: Iterable[str], logs: Collection[str] = ()) -> None:
+def refuse_links(folder: Path, files: Iterable[str], written: Collection[str] = ()) -> None:
     """Raise an error if one of these files of a folder is none of its own.
 
-    That is a symbolic link, a pipe or a device; and for `logs`, which grow in place, a file that
-    has a second name elsewhere. A file that is not there is fine.
+    That is a symbolic link, a pipe or a device; and of those that are `written` in place, a file
+    that has a second name elsewhere. A file that is not there is fine.
     """
     for name in files:
         file = folder / name
@@ -98,7 +106,7 @@ def refuse_links(folder: Path, files: Iterable[str], logs: Collection[str] = ())
                 f"{file} is {told}: what is read from it or written to it lies elsewhere. If you "
                 "trust the folder, put a copy of the file in its place; otherwise leave it alone."
             )
-        if name in logs and found.st_nlink > 1 and stat.S_ISREG(found.st_mode):
+        if name in written and found.st_nlink > 1 and stat.S_ISREG(found.st_mode):
             raise StoreError(
                 f"{file} has a second name elsewhere (a hard link), which would change with it. "
                 "Put a copy of the file in its place."

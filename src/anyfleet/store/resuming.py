@@ -89,7 +89,8 @@ def _refuse_links(folder: Path) -> None:
     A stranger may have made it. The folder itself may be a link: whoever resumes it named it.
     """
     parts = [f".{name}.part" for name in FILES]
-    refuse_links(folder, [*FILES, *parts, *LOGS, "lock"], logs=(*LOGS, "lock"))
+    written = (*parts, *LOGS, "lock")
+    refuse_links(folder, [*FILES, *written], written)
     checkpoint.refuse_linked(folder)
 
 
