@@ -415,9 +415,30 @@ def test_a_request_is_shown_and_granted_by_the_caller_alone(
     assert result.exit_code == 0, result.output
 
 
-def test_a_request_that_is_not_needed_is_left_alone(asking: Path) -> None:
-    result = CliRunner().invoke(app, ["fleet", "show", "asks.toml", "--out", "fleet.png"])
+UNNEEDED: Sequence[tuple[str, ...]] = (
+    ("validate", "asks.toml"),
+    ("run", "asks.toml", "rounds=1", "--out", "out"),
+    ("compare", "asks.toml", "rounds=1", "--seeds", "2", "--out", "out"),
+    ("fleet", "show", "asks.toml", "--out", "fleet.png"),
+    ("resume", "run"),
+)
+
+
+@pytest.mark.parametrize("words", UNNEEDED, ids=lambda words: words[0])
+def test_a_request_that_is_not_needed_is_shown_once_and_left_alone(
+    asking: Path, killed: Path, words: tuple[str, ...]
+) -> None:
+    request = '[allow]\npackages = ["door_part"]\n'
+    asking.write_text(request + TASK + METHOD + '[fleet]\nuse = "levels"\n')
+    run = shutil.copytree(killed, asking.parent / "run")
+    with (run / "config.toml").open("a") as written:
+        written.write(request)
+    result = CliRunner().invoke(app, [*words])
     assert result.exit_code == 0, result.output
+    told = 'note: allow.packages: the file asks for the code of "door_part"'
+    assert result.output.count(told) == 1
+    assert "--allow door_part" in result.output
+    assert "It was not needed here." in result.output
     assert "door_part" not in sys.modules
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from anyfleet.config.loading import load
 from anyfleet.config.numbers import too_deep
 from anyfleet.config.requests import importable, packages_in, refused
 from anyfleet.config.settings import trusted
-from anyfleet.errors import BadCall, ConfigError, Problem
+from anyfleet.errors import AnyfleetWarning, BadCall, ConfigError, Problem
 from anyfleet.homes import HOMES
 
 __all__ = ["Source", "override", "read"]
@@ -41,7 +42,7 @@ class Source:
         """Return the value that the file describes; see `load`.
 
         A module next to the file is found too, when the caller has allowed its package. Relative
-        paths lie next to the file.
+        paths lie next to the file. Warns of what the file asks for in vain and does not need.
         """
         named = [name for name in self.allow if name not in self.installed]
         try:
@@ -52,6 +53,9 @@ class Source:
             raise ConfigError((*self.problems, *requests, *error.problems)) from error
         if self.problems:
             raise ConfigError(self.problems)
+        for request in refused(self.asked, self.allow, self.folder):
+            told = f"{request} It was not needed here."
+            warnings.warn(told, AnyfleetWarning, stacklevel=2)
         return value
 
 
