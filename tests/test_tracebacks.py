@@ -24,7 +24,7 @@ from anyfleet.cli.app import app
 from anyfleet.codec import Raw
 from anyfleet.columns import Ints
 from anyfleet.elastic import Blueprint, Slice
-from anyfleet.errors import AnyfleetError, BadReturn, ConfigError
+from anyfleet.errors import AnyfleetError, BadReturn, ConfigError, StoreError
 from anyfleet.extract import Leading
 from anyfleet.local import Minibatch, Site
 from anyfleet.method import Loose, Method, Select, State
@@ -226,6 +226,17 @@ def test_from_python_the_last_moment_is_where_to_go_on() -> None:
     *_, last = play(mended, resume=moments[-1].state)
     *_, whole = play(mended)
     assert small.identical(last.step.params, whole.step.params)
+
+
+def test_after_resuming_a_part_keeps_its_error_too() -> None:
+    """Only what our own code makes of a state is blamed on the state."""
+    first = next(iter(play(Experiment(task(), BASE, rounds=1))))
+    experiment = Experiment(task(), replace(BASE, select=BadSelect()), rounds=3)
+    with pytest.raises(Oops):
+        next(iter(play(experiment, resume=first.state)))
+    unknown = replace(first.state, snapshot=replace(first.step.snapshot, states={}))
+    with pytest.raises(StoreError, match=r"does not fit its run, whose first step .*KeyError"):
+        next(iter(play(replace(experiment, method=BASE), resume=unknown)))
 
 
 def test_before_the_first_round_there_is_nothing_to_save() -> None:

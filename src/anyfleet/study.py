@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Protocol, get_args
 
 import numpy as np
+import torch
 from annotated_types import Ge
 
 from anyfleet import config
@@ -14,7 +15,14 @@ from anyfleet.arguments import checked
 from anyfleet.breakdown import Breakdown, Detail, Groups, complaints, named, take_apart
 from anyfleet.delivery import unpadded
 from anyfleet.diagnosis import plain_notes
-from anyfleet.errors import AnyfleetWarning, ConfigError, Problem, Refusal
+from anyfleet.errors import (
+    AnyfleetError,
+    AnyfleetWarning,
+    ConfigError,
+    Problem,
+    Refusal,
+    StoreError,
+)
 from anyfleet.evaluate import score, to_test
 from anyfleet.loop import Answer, Step, run
 from anyfleet.method import Method
@@ -24,7 +32,7 @@ from anyfleet.naming import how_to_allow, lies_within
 from anyfleet.runtime import Limits, Reference, Simulated
 from anyfleet.runtime.engines import Engine
 from anyfleet.seam import Snapshot
-from anyfleet.tracebacks import during, raised_inside, remedied
+from anyfleet.tracebacks import during, in_known_code, raised_inside, remedied
 from anyfleet.types import Kind, Task, Want
 from anyfleet.world import Fleet, World
 
@@ -276,6 +284,8 @@ def play(
                 scores, details = _judge(experiment, task, step, groups) if due else ({}, ())
         except Exception as error:
             remedied(error, _RESUME if point.step >= 0 else _RESTART)
+            if resume is not None and point is resume.point and _unfit(error):
+                raise StoreError(f"{_UNFIT_STATE}: {error!r}. {_UNFIT_REMEDY}") from error
             raise
         point = replace(_advance(point, step), scores=scores, details=details)
         yield Moment(point, step, runtime.save(), task.blueprint.aliases)
@@ -285,6 +295,21 @@ _RESUME = (
     "The run so far is safe in the last moment that play() gave: mend this, then go on with "
     "play(experiment, task, resume=moment.state)."
 )
+_UNFIT_STATE = "the checkpoint does not fit its run, whose first step from there failed"
+_UNFIT_REMEDY = (
+    "Remove the newest folder in checkpoints and resume from the one before it, or run it again."
+)
+
+
+def _unfit(error: Exception) -> bool:
+    """Whether an error right after resuming tells of a state that belongs to another run.
+
+    A user's own code keeps its errors, and so does a machine that is too small.
+    """
+    told = isinstance(error, AnyfleetError | MemoryError | torch.cuda.OutOfMemoryError)
+    return not told and in_known_code(error)
+
+
 _RESTART = "No round was finished before it: mend this, then play it again."
 
 

@@ -5,15 +5,27 @@ every layer adds what it knows to one note (PEP 678): the call site which part i
 round, and whoever keeps the run how to go on with it.
 """
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 
 from anyfleet.errors import BadReturn
 
-__all__ = ["BUILDING", "during", "note", "ordinal", "quoted", "raised_inside", "remedied"]
+__all__ = [
+    "BUILDING",
+    "during",
+    "in_known_code",
+    "note",
+    "ordinal",
+    "quoted",
+    "raised_inside",
+    "remedied",
+]
 
 BUILDING = "while the task was built"  # a time before the first round
+
+_KNOWN = ("anyfleet", "numpy", "torch", "safetensors", "constriction")
 
 _MOST = 120  # characters of a part that a note or an error quotes
 
@@ -89,6 +101,18 @@ def note(error: BaseException) -> str:
 def raised_inside(error: BaseException) -> bool:
     """Whether an error came out of a part, a data set, a loss or a metric."""
     return bool(_known(error).what)
+
+
+def in_known_code(error: BaseException) -> bool:
+    """Whether only Anyfleet, and the libraries it is built on, were at work when it was raised."""
+    step = error.__traceback__
+    while step is not None:
+        root = str(step.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
+        # What torch generates has no name.
+        if root and root not in _KNOWN and root not in sys.stdlib_module_names:
+            return False
+        step = step.tb_next
+    return True
 
 
 def ordinal(round_index: int) -> int:

@@ -178,6 +178,40 @@ def with_field(place: str, node: Any) -> Callable[[Any], Any]:
     return change
 
 
+def with_heap(change: Callable[[list[Any]], None]) -> Callable[[Any], Any]:
+    """A state whose clock has other events."""
+
+    def changed(root: Any) -> Any:
+        change(root["fields"]["fleet"]["fields"]["clock"]["fields"]["_heap"]["list"])
+        return root
+
+    return changed
+
+
+def with_order(change: Callable[[Any], None]) -> Callable[[Any], Any]:
+    """A state in which the fields of the first order under way, as the server has it, differ."""
+
+    def changed(root: Any) -> Any:
+        change(root["fields"]["snapshot"]["fields"]["flying"]["dict"][0][1]["fields"])
+        return root
+
+    return changed
+
+
+def with_course(entries: Any) -> Callable[[Any], Any]:
+    """A state in which an order under way goes on otherwise."""
+
+    def changed(root: Any) -> Any:
+        pending = root["fields"]["fleet"]["fields"]["pending"]["dict"][0][1]["fields"]
+        pending["parts"]["tuple"][0]["fields"]["knots"]["tuple"][0]["entries"] = entries
+        return root
+
+    return changed
+
+
+NONE = {"array": "int64", "shape": [0], "values": []}
+
+
 def factory(use: str) -> dict[str, Any]:
     options = {"frozen": {"command": "touch PWNED"}}
     return {"part": "anyfleet.naming:Factory", "fields": {"use": use, "options": options}}
@@ -199,6 +233,21 @@ FORGED: dict[str, Callable[[Any], Any]] = {
     "a fleet of another kind": with_field("fleet", {"dict": {}}),
     "a fleet without a clock": with_field("fleet.clock", None),
     "a fleet of a few": with_field("fleet.losses", {"list": [1.0]}),
+    "batteries of others": with_field(
+        "fleet.batteries", {"tuple": [NONE, {**NONE, "shape": [0, 1]}]}
+    ),
+    "a clock without an event": with_heap(lambda heap: heap[0].update(tuple=[0.0, 0, 3])),
+    "a clock with text": with_heap(lambda heap: heap[0]["tuple"].__setitem__(0, "soon")),
+    "a clock with two at once": with_heap(lambda heap: heap.append(heap[0])),
+    "a clock that goes back": with_heap(lambda heap: heap[0]["tuple"].__setitem__(0, -1.0)),
+    "an event of no order": with_heap(
+        lambda heap: heap[0]["tuple"][2]["fields"].__setitem__("order", 99)
+    ),
+    "orders of another number": with_field("fleet.pending", {"dict": []}),
+    "a column that is too short": with_order(lambda order: order.update(choice=NONE)),
+    "a column that is a number": with_order(lambda order: order["share"].update(shape=[])),
+    "a course that is too short": with_course([0.0]),
+    "a course of text": with_course([0.0, "x", 0.0]),
     "a step of another kind": with_field("snapshot.step", "three"),
     "another step": with_field("point.step", 7),
     "a model of another kind": with_field("snapshot.params", {"list": []}),
@@ -234,6 +283,19 @@ def test_a_checkpoint_that_holds_something_else_is_refused(
     assert (shown.exit_code, type(shown.exception)) == (1, SystemExit), repr(shown.exception)
     assert contents(folder) == before
     assert [each.name for each in folder.parent.iterdir()] == ["run"]
+
+
+@pytest.mark.parametrize("name", ["plan", "select"])
+def test_a_state_that_fails_in_its_first_step_is_told_as_that(folder: Path, name: str) -> None:
+    def change(root: Any) -> Any:
+        del root["fields"]["snapshot"]["fields"]["states"]["dict"][name]
+        return root
+
+    forged(folder, change)
+    shown = anyfleet_command("resume", str(folder))
+    assert (shown.exit_code, type(shown.exception)) == (1, SystemExit), repr(shown.exception)
+    assert "the checkpoint does not fit its run" in shown.output
+    assert name in shown.output
 
 
 def test_a_state_that_is_only_rewritten_is_used(folder: Path) -> None:

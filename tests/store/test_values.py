@@ -1,6 +1,7 @@
 """Values of a run as plain data and back: all of them, shared as before, and no code."""
 
 import math
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -9,11 +10,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typing_extensions import TypeAliasType
 
 from anyfleet.elastic import Slice
 from anyfleet.naming import Factory, FrozenMapping
 from anyfleet.store import decode, encode
 from anyfleet.store.blocks import ALIGNMENT
+from anyfleet.store.fields import misfit
 from anyfleet.types import Kind, Want
 from anyfleet.world import World
 from tests.store.values import Colour, Halved, Holder, Pair, through
@@ -197,3 +200,32 @@ def test_the_surroundings_of_a_run_are_named_and_put_back() -> None:
     document = encode({"here": Holder(world)}, {"world": World})
     assert document.root["dict"]["here"]["fields"]["value"] == {"known": "world"}
     assert through({"here": Holder(world)}, world=world)["here"].value is world
+
+
+# --- types --------------------------------------------------------------------------------------
+
+
+@dataclass
+class Columns:
+    """Its types are spelled as numpy spells them on newer Pythons: by the statement `type`."""
+
+    plain: "Column"
+    several: "tuple[Column, ...]"
+    queue: list[tuple[float, int]]
+
+
+Column = TypeAliasType("Column", np.ndarray[Any, np.dtype[np.float64]])
+
+
+@pytest.mark.parametrize(
+    ("name", "good", "bad"),
+    [
+        ("plain", np.zeros(1), [1.0]),
+        ("several", (np.zeros(1),), ([1.0],)),
+        ("queue", [(0.5, 1)], [(0.5, "x")]),
+        ("queue", [], [0.5]),
+    ],
+)
+def test_aliases_and_lists_are_looked_into(name: str, good: Any, bad: Any) -> None:
+    assert misfit(Columns, {name: good}) == ""
+    assert name in misfit(Columns, {name: bad})

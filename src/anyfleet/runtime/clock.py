@@ -1,6 +1,7 @@
 """Virtual time: a heap of (time, sequence, event). Ties break in the order of scheduling."""
 
 import heapq
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 
@@ -41,6 +42,14 @@ class Clock:
         """Removes all events of these orders."""
         self._heap = [entry for entry in self._heap if entry[2].order not in orders]
         heapq.heapify(self._heap)
+
+    def concerns(self, orders: Collection[int]) -> bool:
+        """Whether all its events are yet to come, belong to these orders, and are numbered."""
+        numbers = {sequence for _, sequence, _ in self._heap}
+        return len(numbers) == len(self._heap) and all(
+            event.order in orders and time >= self.now and sequence < self._sequence
+            for time, sequence, event in self._heap
+        )
 
     def copy(self) -> "Clock":
         return Clock(self.now, self._sequence, list(self._heap))

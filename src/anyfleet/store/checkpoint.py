@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
+import numpy as np
 from safetensors import SafetensorError
 
 from anyfleet import types
@@ -212,4 +213,20 @@ def _misfit(state: Any, task: types.Task, step: int) -> str:
             there = now.get(name)
             if there is None or (there.shape, there.dtype) != (value.shape, value.dtype):
                 return f"its model has no {name} like that of the task"
+    return _misfit_of_fleet(state.fleet, task)
+
+
+def _misfit_of_fleet(fleet: Saved, task: types.Task) -> str:
+    """Why a fleet cannot go on; without this it would fail in the middle of a step."""
+    missing, since = fleet.batteries
+    if np.shape(fleet.losses) != (task.devices,):
+        return "its devices are others than those of the task"
+    if np.shape(missing) != np.shape(since) or len(missing) not in (0, task.devices):
+        return "its batteries are others than those of the devices"
+    for number, pending in fleet.pending.items():
+        same = all(list(order.id) == [number] for order in (pending.asked, pending.order))
+        if not same or not 0 <= pending.order.device[0] < task.devices:
+            return f"its order {number} is another one, or is for a device that is not there"
+    if not fleet.clock.concerns(fleet.pending):
+        return "its clock has events that do not belong to its orders"
     return ""

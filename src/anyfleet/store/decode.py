@@ -17,13 +17,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from anyfleet.columns import Batch
 from anyfleet.errors import BadName, StoreError
 from anyfleet.homes import HOMES, STATES
 from anyfleet.naming import OWN, Factory, FrozenMapping, find, how_to_allow, lies_within
 from anyfleet.store.blocks import view
 from anyfleet.store.disk import Damaged
 from anyfleet.store.encode import NUMBERS, Document
-from anyfleet.store.fields import misfit
+from anyfleet.store.fields import misfit, uneven
 from anyfleet.study import Point, State
 
 # The classes of other modules that a state may consist of.
@@ -93,6 +94,8 @@ class _Reader:
         for name, item in held.items():
             # Exactly what was there, whatever the construction makes of it.
             object.__setattr__(made, name, item)
+        if isinstance(made, Batch) and (wrong := uneven(made)):
+            raise Damaged(f"a value of the run cannot be read: {wrong}.")
         if isinstance(made, Factory):  # whoever makes one answers for its name
             find(made.use, self.allow, HOMES.values())
         return made
@@ -101,7 +104,14 @@ class _Reader:
         kind = self.code(node["named"])
         if not (isinstance(kind, type) and issubclass(kind, tuple)):
             raise StoreError(f"{node['named']} was a NamedTuple when the run was written.")
-        return tuple.__new__(kind, self.entries(node["entries"]))
+        entries = self.entries(node["entries"])
+        names: tuple[str, ...] = getattr(kind, "_fields", ())
+        if len(names) != len(entries):
+            raise Damaged(f"{node['named']} has {len(names)} entries, and not {len(entries)}.")
+        held = dict(zip(names, entries, strict=True))
+        if lies_within(kind.__module__, (OWN,)) and (wrong := misfit(kind, held)):
+            raise Damaged(f"a value of the run cannot be read: {wrong}.")
+        return tuple.__new__(kind, entries)
 
     def enum(self, node: Mapping[str, Any]) -> Enum:
         kind = self.code(node["enum"])

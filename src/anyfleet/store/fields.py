@@ -1,13 +1,16 @@
-"""Whether the fields of a value are of the types that its dataclass declares."""
+"""Whether the fields of a value are of the types that its class declares."""
 
 import types
 import typing
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
+from anyfleet.columns import Batch
 from anyfleet.config.forms import hints_of
 
 # Numbers of numpy stand for plain ones, and whole ones for others.
@@ -27,6 +30,26 @@ def misfit(kind: type, held: Mapping[str, Any]) -> str:
     return ""
 
 
+def uneven(batch: Batch) -> str:
+    """Return which column of a batch has not one entry per row; empty if all have."""
+    held = {each.name: getattr(batch, each.name) for each in fields(batch)}
+    columns = {
+        name: value
+        for name, value in held.items()
+        if isinstance(value, np.ndarray | Tensor | tuple | Batch)
+    }
+    counts = {name: _entries(value) for name, value in columns.items()}
+    rows = next(iter(counts.values()), 0)
+    wrong = [name for name, count in counts.items() if count != rows or count < 0]
+    return f"{type(batch).__name__}.{wrong[0]} has not one entry per row" if wrong else ""
+
+
+def _entries(column: Any) -> int:
+    """How many entries a column has; -1 if it is a single number."""
+    single = isinstance(column, np.ndarray | Tensor) and column.ndim == 0
+    return -1 if single else len(column)
+
+
 @lru_cache(maxsize=1024)
 def _hints(kind: type) -> dict[str, Any]:
     return hints_of(kind)
@@ -35,6 +58,10 @@ def _hints(kind: type) -> dict[str, Any]:
 def _fits(value: Any, hint: Any) -> bool:
     """Return whether a value may be of that type; what a type does not say is not asked."""
     origin = typing.get_origin(hint)
+    # An alias by `type` (Python 3.12, so numpy's NDArray there) stands for what it is made of.
+    aliased = getattr(origin or hint, "__value__", None)
+    if aliased is not None:
+        return _fits(value, aliased)
     if origin is typing.Annotated:
         return _fits(value, typing.get_args(hint)[0])
     if origin in (typing.Union, types.UnionType):
@@ -43,6 +70,8 @@ def _fits(value: Any, hint: Any) -> bool:
         return value in typing.get_args(hint)
     if origin is tuple:
         return isinstance(value, tuple) and _fit_each(value, typing.get_args(hint))
+    if origin is list:
+        return isinstance(value, list) and _fit_each(tuple(value), (*typing.get_args(hint), ...))
     if origin is Callable:
         return callable(value)
     if isinstance(origin, type) and issubclass(origin, Mapping):
