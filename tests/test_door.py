@@ -526,8 +526,10 @@ def test_settings_open_installed_packages_only(
     asking: Path, settings: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beside a stranger's file there may lie another module of a name that the user trusts."""
-    with pytest.raises(ConfigError, match="door_part cannot be imported"):
+    with pytest.raises(ConfigError, match="door_part cannot be imported") as caught:
         load(asking)
+    assert "settings open installed packages only" in str(caught.value)
+    assert "use --allow door_part" in str(caught.value)
     monkeypatch.syspath_prepend(asking.parent)
     experiment = load(asking, ['engine.use="Threads"'])
     assert type(experiment.method.select).__name__ == "Mine"

@@ -12,7 +12,7 @@ from typing import Any
 
 from anyfleet.config.loading import load
 from anyfleet.config.numbers import too_deep
-from anyfleet.config.requests import importable, packages_in, refused
+from anyfleet.config.requests import importable, not_installed, packages_in, refused
 from anyfleet.config.settings import trusted
 from anyfleet.errors import AnyfleetWarning, BadCall, ConfigError, Problem
 from anyfleet.homes import HOMES
@@ -50,7 +50,8 @@ class Source:
                 value = load(self.data, kind, allow=self.allow, homes=homes, folder=self.folder)
         except ConfigError as error:
             requests = refused(self.asked, self.allow, self.folder)
-            raise ConfigError((*self.problems, *requests, *error.problems)) from error
+            absent = not_installed(self.installed, self.folder)
+            raise ConfigError((*self.problems, *requests, *absent, *error.problems)) from error
         if self.problems:
             raise ConfigError(self.problems)
         for request in refused(self.asked, self.allow, self.folder):

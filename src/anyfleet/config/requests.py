@@ -14,7 +14,7 @@ from typing import Any
 from anyfleet.errors import ConfigError, Problem
 from anyfleet.naming import how_to_allow, lies_within, near
 
-__all__ = ["importable", "packages_in", "refused"]
+__all__ = ["importable", "not_installed", "packages_in", "refused"]
 
 
 def packages_in(table: Any) -> tuple[tuple[str, ...], list[Problem]]:
@@ -41,6 +41,22 @@ def refused(
             place = f", from {folder}" if folder is not None and _lies_in(folder, name) else ""
             told = f'the file asks for the code of "{name}"{place}. {how_to_allow(name)}'
             yield Problem("allow.packages", told)
+
+
+def not_installed(trusted: Collection[str], folder: Path | None) -> Iterator[Problem]:
+    """Tell of each package of the user's settings that only lies beside the file."""
+    for name in trusted:
+        root = name.partition(".")[0]
+        if folder is not None and _lies_in(folder, name) and not _installed(root):
+            told = (
+                f"your settings name {root}, and settings open installed packages only; this one "
+                f"lies in {folder}. {how_to_allow(name)}"
+            )
+            yield Problem("allow.packages", told)
+
+
+def _installed(root: str) -> bool:
+    return root in sys.modules or importlib.util.find_spec(root) is not None
 
 
 @contextmanager
