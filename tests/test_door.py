@@ -16,7 +16,7 @@ from anyfleet.config.numbers import DEEPEST
 from anyfleet.errors import AnyfleetError, ConfigError
 from anyfleet.runtime import Threads
 from anyfleet.store import Terms, environment, reopen
-from anyfleet.study import Experiment, load
+from anyfleet.study import Experiment, build, load
 from tests.store import runs
 
 TASK = """
@@ -236,6 +236,23 @@ EVIL: dict[str, tuple[str, str]] = {
         TASK + METHOD + "[[fleet.groups]]\nlink = { use = 'Steady', up = 1e-300, down = 1.0 }\n",
         "Steady.up must be finite bits per second",
     ),
+    "a key without end": (f"{'a.' * 20_000}a = 1\n" + TASK + METHOD, "key of more than 100 parts"),
+    "a quoted key without end": (
+        TASK + METHOD + "[" + '"\\"a" . ' * 20_000 + "a]\n",
+        "key of more than 100 parts",
+    ),
+    "devices without end": (
+        TASK.replace("devices = 4", f"devices = {2**63 - 1}") + METHOD,
+        "devices must be at least 1 and at most 100,000,000",
+    ),
+    "devices without end in a generator": (
+        f'[task]\nuse = "Synthetic"\ndata = {{ devices = {2**63 - 1} }}\n' + METHOD,
+        "Generator.devices must be at most 100,000,000",
+    ),
+    "a group without end": (
+        TASK + METHOD + f"[[fleet.groups]]\ncount = {2**62}\n",
+        "Group.count must be at most 100,000,000",
+    ),
     "a device file": (
         TASK + METHOD + "[[fleet.groups]]\n"
         "speed = { use = 'Replayed', file = '/dev/zero', column = 'a' }\n",
@@ -337,6 +354,7 @@ OVERRIDES = {
     "whatever is allowed": ('allow={packages=["canary_part"]}', "allow: is no override"),
     "a deep path": (".".join("a" * 500) + "=1", "tables or lists deep"),
     "a deep value": (f"seed={'[' * 5000}", "too deep inside"),
+    "a key without end": ("seed={" + "a." * 20_000 + "a=1}", "key of more than 100 parts"),
     "a rate": ("method.lr=inf", "method.lr: expected a finite number"),
     "the rounds": (f"rounds={10**30}", "rounds: a whole number must fit into 64 bits"),
     "a number of thousands of digits": (f"seed={'9' * 5000}", "seed: "),
@@ -585,6 +603,35 @@ def test_settings_have_a_full_path(
     monkeypatch.setenv("ANYFLEET_SETTINGS", str(asking.parent / "none.toml"))
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
         config.read(asking)
+
+
+# --- sizes --------------------------------------------------------------------------------------
+
+LARGE = (
+    "[task]\nuse = 'Synthetic'\nmodel = { use = 'perceptron', features = 4611686018427387904 }\n"
+)
+OWN_NETWORK = """
+from torch import nn
+
+def net() -> nn.Module:
+    raise RuntimeError("my own words")
+"""
+
+
+@pytest.mark.parametrize("way", ["validate", "run", "compare"])
+def test_sizes_that_no_machine_has_are_a_problem_of_the_file(folder: Path, way: str) -> None:
+    (folder / "large.toml").write_text(LARGE + METHOD)
+    told = command(way, "large.toml")
+    assert "task: cannot be built: " in told
+    assert "Are its sizes too large for this machine?" in told
+
+
+def test_an_error_of_a_users_network_is_none_of_the_file(asking: Path) -> None:
+    (asking.parent / "door_part.py").write_text(OWN_NETWORK)
+    text = TASK.replace('{ use = "perceptron", hidden = [8] }', '{ use = "door_part:net" }')
+    asking.write_text(text + METHOD)
+    with pytest.raises(RuntimeError, match="my own words"):
+        build(load(asking, allow=["door_part"]))
 
 
 # --- numbers and depth --------------------------------------------------------------------------

@@ -129,12 +129,24 @@ def build(experiment: Experiment) -> Task:
         if raised_inside(error):
             raise  # a user's own code failed: its traceback says more than a problem of the file
         raise ConfigError([Problem("task", str(error))]) from error
+    except (RuntimeError, MemoryError, OverflowError) as error:
+        if not _too_large(error):
+            raise
+        told = f"cannot be built: {str(error).partition(chr(10))[0] or 'out of memory'}."
+        remedy = "Are its sizes too large for this machine?"
+        raise ConfigError([Problem("task", f"{told} {remedy}")]) from error
     world = populate(experiment, task)
     with during("select", experiment.method.select, when=_BEFORE):
         excess = experiment.method.select.excess(world.declared)
     if excess:
         warnings.warn(f"method.select: {excess}", AnyfleetWarning, stacklevel=2)
     return task
+
+
+def _too_large(error: Exception) -> bool:
+    """Whether our own code could not make what the sizes of a task ask for."""
+    others = isinstance(error, NotImplementedError | RecursionError)
+    return not others and not raised_inside(error) and in_known_code(error)
 
 
 def populate(experiment: Experiment, task: Task) -> World:

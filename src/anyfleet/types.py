@@ -29,6 +29,7 @@ Report = Mapping[str, Any]  # what a device measured about itself, by name
 Notes = Mapping[str, tuple[float, ...]]  # what a device's chooser remembers, by name
 
 EVERYTHING = -1  # in a column of step counts: no limit but the trainer's own
+MOST_DEVICES = 100_000_000  # of a fleet: whoever writes more mistyped, and would wait for ever
 UNCUT = 1 - 1e-6  # in a column of rates, where 1 asks for none: all that a codec can send
 
 

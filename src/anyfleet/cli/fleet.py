@@ -17,6 +17,7 @@ from anyfleet.errors import ConfigError, Problem
 from anyfleet.portrait import HOURS, Portrait, portray, varies
 from anyfleet.report import NoPictures, draw_fleet
 from anyfleet.store import fresh
+from anyfleet.types import MOST_DEVICES
 from anyfleet.world import Fleet, Group, World
 from anyfleet.world.quantities import bounds
 
@@ -101,6 +102,9 @@ def _asked(source: config.Source) -> int | None:
 
 
 def _populated(fleet: Fleet, devices: int, seed: int) -> World:
+    if devices > MOST_DEVICES:
+        told = f"has {devices} devices, and {MOST_DEVICES:,} are the most. Ask for fewer."
+        raise ConfigError([Problem("fleet", told)])
     try:
         # Without a task there are the owners whom the fleet names itself.
         owners = [*fleet.owners, *[""] * devices][:devices] if fleet.owners else ()

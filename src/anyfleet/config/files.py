@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from anyfleet.config.loading import load
-from anyfleet.config.numbers import too_deep
+from anyfleet.config.numbers import refuse_long_keys, too_deep
 from anyfleet.config.requests import importable, not_installed, packages_in, refused
 from anyfleet.config.settings import trusted
 from anyfleet.errors import AnyfleetWarning, BadCall, ConfigError, Problem
@@ -92,7 +92,9 @@ def _refuse_text(name: str, given: Collection[str]) -> None:
 
 def _parsed(file: Path) -> dict[str, Any]:
     try:
-        written = tomllib.loads(file.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8")
+        refuse_long_keys(text)
+        written = tomllib.loads(text)
     except OSError as error:
         raise ConfigError([Problem(str(file), f"cannot be read: {error.strerror}.")]) from error
     except RecursionError as error:
@@ -133,6 +135,7 @@ def _overridden(
 
 
 def _parse(text: str) -> Any:
+    refuse_long_keys(text)
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except RecursionError as error:

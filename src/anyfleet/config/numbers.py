@@ -7,6 +7,7 @@ only when its default is infinite or its type is `Unbounded`. Nothing is ever "n
 from __future__ import annotations
 
 import math
+import re
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,10 +15,14 @@ from typing import Annotated, Any
 
 from anyfleet.errors import Problem
 
-__all__ = ["DEEPEST", "Unbounded", "no_number", "too_deep"]
+__all__ = ["DEEPEST", "Unbounded", "no_number", "refuse_long_keys", "too_deep"]
 
 DEEPEST = 32  # tables and lists inside each other
 _LARGEST = 1 << 63
+_PARTS = 100  # of a dotted key; nothing that is so long could be meant
+# Quoted parts of some length only, so that the search takes no time itself.
+_PART = r"""(?:[\w-]++|"(?:[^"\\\n]|\\.){0,99}+"|'[^'\n]{0,99}+')"""
+_LONG_KEY = re.compile(rf"(?<![\w-])(?:{_PART}[ \t]*+\.[ \t]*+){{{_PARTS}}}")
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,17 @@ def too_deep(data: Any) -> Problem | None:
         return None
     (path, _) = level[0]
     return Problem(path, f"lies more than {DEEPEST} tables or lists deep: use fewer levels.")
+
+
+def refuse_long_keys(text: str) -> None:
+    """Raise `ValueError` if a dotted key has far too many parts.
+
+    Reading one takes time that grows with the square of its parts: so before it is read.
+    """
+    found = _LONG_KEY.search(text)
+    if found is not None:
+        line = text.count("\n", 0, found.start()) + 1
+        raise ValueError(f"line {line} has a key of more than {_PARTS} parts: use fewer levels")
 
 
 def _inside(value: Any) -> list[tuple[Any, Any]]:

@@ -13,6 +13,7 @@ from anyfleet.arguments import checked
 from anyfleet.errors import AnyfleetWarning
 from anyfleet.tasks.data import Data
 from anyfleet.tasks.partition import Iid, IntArray, Partition, Shares
+from anyfleet.types import MOST_DEVICES
 
 _IID = Iid()
 _LONGEST = 100  # characters of a partition in a sentence
@@ -49,8 +50,10 @@ class Split:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.devices < 1:
-            raise ValueError(f"devices must be at least 1, got {self.devices}.")
+        if not 1 <= self.devices <= MOST_DEVICES:
+            raise ValueError(
+                f"devices must be at least 1 and at most {MOST_DEVICES:,}, got {self.devices}."
+            )
         if not 0 <= self.test_share < 1:
             raise ValueError(f"test_share must lie in [0, 1), got {self.test_share}.")
         if self.server < 0:

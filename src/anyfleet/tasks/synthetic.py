@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from anyfleet.arguments import checked
 from anyfleet.tasks.data import Data
 from anyfleet.tasks.split import Cut
+from anyfleet.types import MOST_DEVICES
 
 FEATURES, CLASSES = 60, 10
 Floats = NDArray[np.float64]
@@ -35,6 +36,10 @@ class Generator:
     def __post_init__(self) -> None:
         if self.devices < 1 or self.samples < 2:
             raise ValueError("Generator needs at least one device and two samples per device.")
+        if self.devices > MOST_DEVICES:
+            raise ValueError(
+                f"Generator.devices must be at most {MOST_DEVICES:,}, got {self.devices}."
+            )
         if not 0 <= self.sigma <= 1:
             raise ValueError(f"Generator.sigma must lie in [0, 1], got {self.sigma}.")
         if self.rho_s < 0:

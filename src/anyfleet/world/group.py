@@ -8,6 +8,7 @@ from operator import index
 
 from anyfleet.arguments import checked
 from anyfleet.errors import refuse
+from anyfleet.types import MOST_DEVICES
 from anyfleet.world.availability import Always, Availability
 from anyfleet.world.loss import Columns
 from anyfleet.world.quantities import LEAST, MOST, Number, bounds, changes
@@ -92,6 +93,8 @@ class Group:
                 f"Group.count must be at least 1, got {self.count}: an empty group has no devices. "
                 "Remove the group, or leave count out for an even part of the rest."
             )
+        if self.count is not None and self.count > MOST_DEVICES:
+            yield f"Group.count must be at most {MOST_DEVICES:,}, got {self.count}."
         if self.level is not None and not 0 <= self.level <= HIGHEST_LEVEL:
             yield f"Group.level must lie in 0 … {HIGHEST_LEVEL}, got {self.level}."
         yield from self._misnamed()
