@@ -6,12 +6,14 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from anyfleet.report import NoPictures
 from anyfleet.store import read_points
 from anyfleet.store.disk import Lock
+from anyfleet.study import Experiment, Moment, play
 from tests.test_cli import anyfleet_command, succeeds
 
 RECORD = ("config.toml", "points.jsonl", "ledger.jsonl", "model.safetensors", "papers.bib")
@@ -190,3 +192,42 @@ def test_code_beside_the_run_file_is_found_again(
     assert "(goes on after 2 of 3 steps)" in succeeds("resume", "run", *trust)
     assert contents(folder / "run") == before
     monkeypatch.delitem(sys.modules, "counting_part")
+
+
+def test_a_comparison_that_is_stopped_says_what_can_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played: list[Experiment] = []
+
+    def stopped_in_the_second(experiment: Experiment, *rest: Any, **more: Any) -> Iterator[Moment]:
+        played.append(experiment)
+        for moment in play(experiment, *rest, **more):
+            yield moment
+            if len(played) > 1:
+                raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("anyfleet.cli.record.play", stopped_in_the_second)
+    Path("run.toml").write_text(RUN_FILE)
+    shown = anyfleet_command("compare", "run.toml", "--seeds", "3", "--out", "out")
+    assert shown.exit_code == 130
+    assert "Everything so far is in out." in shown.output
+    assert shown.output.count("anyfleet resume") == 1
+    assert "anyfleet resume out/run/seed-1" in shown.output
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    assert "goes on after 1 of 3" in succeeds("resume", "out/run/seed-1")
+
+
+def test_a_demonstration_that_is_stopped_says_what_can_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*_: Any, **__: Any) -> Iterator[Moment]:
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("anyfleet.cli.record.play", stopped)
+    shown = anyfleet_command("demo", "--out", "out")
+    assert shown.exit_code == 130
+    assert "Everything so far is in out." in shown.output
+    assert "anyfleet resume out/fedavg" in shown.output

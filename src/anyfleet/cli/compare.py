@@ -14,6 +14,7 @@ from rich.console import Console
 from anyfleet import config
 from anyfleet.cli.closing import over_seeds, warnings
 from anyfleet.cli.record import built, picture, prepare, record, subfolder
+from anyfleet.cli.run import several
 from anyfleet.cli.screen import (
     by_width,
     console,
@@ -90,13 +91,15 @@ def compare_files(
     screen.print(f"Folder: {folder}", markup=False, soft_wrap=True)
     runs: dict[str, list[Sequence[Point]]] = {name: [] for name in entries}
     wrong: dict[str, list[list[str]]] = {name: [] for name in entries}
-    for name, experiment, task in built(_schedule(entries, seeds)):
-        label = f"{name}/seed-{experiment.seed}"
-        inner, packages = subfolder(folder, label), entries[name].allow
-        recording = Recording(inner, experiment, packages, origin=Origin(task, entries[name].home))
-        points = record(experiment, task, recording, screen=screen, name=label)
-        runs[name].append(points)
-        wrong[name].append(warnings(experiment, task, points, read_ledger(inner)))
+    with several(folder, screen, allow):
+        for name, experiment, task in built(_schedule(entries, seeds)):
+            label = f"{name}/seed-{experiment.seed}"
+            inner, entry = subfolder(folder, label), entries[name]
+            origin = Origin(task, entry.home)
+            recording = Recording(inner, experiment, entry.allow, origin=origin)
+            points = record(experiment, task, recording, screen=screen, name=label)
+            runs[name].append(points)
+            wrong[name].append(warnings(experiment, task, points, read_ledger(inner)))
     screen.print()
     found = _compared(runs, goal)
     _show(found, runs, goal, screen)

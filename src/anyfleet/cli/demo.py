@@ -7,6 +7,7 @@ from pathlib import Path
 from anyfleet import methods
 from anyfleet.cli.closing import over_seeds, warnings
 from anyfleet.cli.record import built, picture, prepare, record, subfolder
+from anyfleet.cli.run import several
 from anyfleet.cli.screen import console, seconds, table
 from anyfleet.method import Method
 from anyfleet.methods.fedavg import Training
@@ -76,14 +77,15 @@ def demonstrate(
     chosen = experiments(rounds=rounds, seed=seed, references=references)
     runs: dict[str, list[Sequence[Point]]] = {}
     wrong: dict[str, list[list[str]]] = {}
-    for name, experiment, task in built(chosen.items()):
-        inner = subfolder(folder, name)
-        recording = Recording(inner, experiment, origin=Origin(task))
-        points = record(experiment, task, recording, screen=screen, name=name)
-        runs[name] = [points]
-        wrong[name] = [warnings(experiment, task, points, read_ledger(inner))]
-        if name == "FedAvg":
-            world = populate(experiment, task)
+    with several(folder, screen):
+        for name, experiment, task in built(chosen.items()):
+            inner = subfolder(folder, name)
+            recording = Recording(inner, experiment, origin=Origin(task))
+            points = record(experiment, task, recording, screen=screen, name=name)
+            runs[name] = [points]
+            wrong[name] = [warnings(experiment, task, points, read_ledger(inner))]
+            if name == "FedAvg":
+                world = populate(experiment, task)
     named = {name: runs[name][0] for name in compared()}
     screen.print()
     screen.print(table(runs, common_score(named.values()), screen.width))

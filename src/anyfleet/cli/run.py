@@ -1,6 +1,7 @@
 """`anyfleet run`: a run file becomes a run folder."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,8 @@ from anyfleet.cli.record import picture, prepare, record
 from anyfleet.cli.screen import by_width, console, table, width_title
 from anyfleet.cli.stopping import exit_code
 from anyfleet.queries import best, taken_apart
-from anyfleet.store import Origin, Recording, read_ledger, read_points
+from anyfleet.store import Origin, Recording, Terms, finished, read_ledger, read_points
+from anyfleet.store.environment import FILE
 from anyfleet.study import Experiment, State, build, from_source
 from anyfleet.types import Task
 
@@ -48,6 +50,21 @@ def run_file(
 def resumption(folder: Path, allow: Sequence[str]) -> str:
     """Return the command that goes on with a run, with the packages whose code it uses."""
     return f"anyfleet resume {folder}" + "".join(f" --allow {name}" for name in allow)
+
+
+@contextmanager
+def several(folder: Path, screen: Console, allow: Sequence[str] = ()) -> Iterator[None]:
+    """Say at Ctrl-C where the runs of a comparison lie, and how to go on with one that is open."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        inner = sorted(mark.parent for mark in folder.rglob(FILE))
+        show(screen, f"Stopped. Everything so far is in {folder}.")
+        for each in inner:
+            if not finished(each, Terms()):
+                show(screen, f"To finish this run: {resumption(each, allow)}")
+        show(screen, "The comparison itself cannot go on: for its tables, make it again.")
+        raise typer.Exit(exit_code(stop)) from stop
 
 
 @dataclass(frozen=True, eq=False)
