@@ -64,8 +64,10 @@ def test_what_is_not_told_has_no_weight(odd: float | None) -> None:
 
 
 def test_no_lie_makes_a_device_count_more_than_an_exact_one() -> None:
-    found = told(-0.999999, 0.0, -math.inf)
+    found = told(-0.999999, 0.0, -1e300)
     assert ErrorWeighted().weigh(found) == pytest.approx([1 / 3] * 3)
+    found = told(-0.999999, 0.0, -math.inf)  # no number at all
+    assert ErrorWeighted().weigh(found) == pytest.approx([0.5, 0.5, 0.0])
 
 
 @pytest.mark.parametrize("codec", [Raw(), Hq(), Fgc(), TopK(0.1, Qsgd()), Stc()])

@@ -233,10 +233,18 @@ _CURES: Mapping[str, str] = MappingProxyType(
         "battery empty": "give devices larger batteries, or less to do",
         "refused: not finite": _RATE,
         "refused: norm": f"{_RATE}, or raise limits.norm",
-        "refused: size": "look at what these devices send, or raise limits.growth",
+        "refused: size": f"{_RATE} or, if it is few devices, look at what they send; "
+        "limits.growth is how much larger than usual a change may be",
         "refused": "see the reasons in ledger.jsonl, and [limits]",
         "held": f"{_RATE}, or look at the aggregate; the notes of a step name the devices (held)",
         "refused by the device": "see the reasons in ledger.jsonl, and [limits]",
+    }
+)
+# Reasons of most orders that mean: training explodes.
+_BROKEN: Mapping[str, str] = MappingProxyType(
+    {
+        "refused: not finite": "numbers that are not finite",
+        "refused: size": "changes far larger than usual",
     }
 )
 _TOLD = 2  # reasons for which there is advice
@@ -343,15 +351,16 @@ def exploded(points: Iterable[Scored], ledger: Entries, start: float = math.nan)
 
     So it did when the last loss on the test set is no finite number, when it is ten times that of
     the initial model (`start`, NaN: unknown), or ten times the lowest and above both the first and
-    the initial model's; or when most training results were refused because they are not finite.
-    Of a loss that is 0 or negative (that of a density, say) there are no multiples: the last one
+    the initial model's; or when most training results were refused because they are not finite, or
+    far larger than usual. Of a loss that is 0 or negative (that of a density, say) there are no multiples: the last one
     must then lie 1000 above it, and ten times its size.
     """
     losses = [point.scores["loss"] for point in points if "loss" in point.scores]
     cure = f"Probably the learning rate is too high: {_with_rate(_RATE, ledger)}."
-    broken = sum(_cause(lost) == "refused: not finite" for lost in ledger.lost)
-    if broken > len(ledger) / 2:
-        return f"{broken} of {len(ledger)} orders brought numbers that are not finite. {cure}"
+    for cause, told in _BROKEN.items():
+        broken = sum(_cause(lost) == cause for lost in ledger.lost)
+        if broken > len(ledger) / 2:
+            return f"{broken} of {len(ledger)} orders brought {told}. {cure}"
     if not losses:
         return ""
     last = losses[-1]

@@ -53,7 +53,10 @@ class Envelope:
 
     def laid(self, tree: Params) -> dict[str, Tensor]:
         """The tensors, stacked by row, as rows of entries in the order in which they travel."""
-        return {name: self._laid(tree[name].flatten(1), lane) for name, lane in self.lanes.items()}
+        return {
+            name: self._laid(tree[name].reshape(len(tree[name]), -1), lane)
+            for name, lane in self.lanes.items()
+        }
 
     def shaped(self, rows: Params) -> dict[str, Tensor]:
         """The inverse of `laid`."""

@@ -38,7 +38,7 @@ class Limits:
     batch: int = 1 << 16  # samples
     count: int = 1_000_000  # of any whole number within a part
     norm: float = math.inf  # of an update, as it is sent: changes, or weights
-    growth: Unbounded = 200.0  # of a change, over the median of those before
+    growth: Unbounded = 1000.0  # of a change, over the median of those before
 
     def __post_init__(self) -> None:
         refuse(self._faults())

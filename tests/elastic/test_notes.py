@@ -102,3 +102,28 @@ def test_a_share_cuts_heads_of_torch_attention_but_not_their_width(with_weights:
     assert blueprint.axes["mha.head_dim"].kind == "head_dim"
     assert set(blueprint.counts(0.5)) == {"into", "mha.heads", "mha.out_proj"}
     verify(module, x, blueprint).require()
+
+
+class Counting(nn.Module):
+    """Changes a buffer itself, and has a hook on a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.register_buffer("seen", torch.zeros(()))
+        self.layer.weight.register_hook(lambda gradient: 3 * gradient)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.seen.add_(1.0)
+        out: Tensor = self.layer(x)
+        return out
+
+
+def test_what_devices_do_not_do_while_they_train_is_noted() -> None:
+    notes = trace(Counting(), torch.randn(4, 4)).notes
+    assert "forward() itself changes seen: between rounds it stays as it is" in notes
+    assert "layer.weight has a hook on its gradient, which devices do not run" in notes
+    assert not any(
+        "itself changes" in note for note in trace(nn.BatchNorm1d(3), torch.randn(4, 3)).notes
+    )

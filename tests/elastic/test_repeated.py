@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from anyfleet.elastic import EVALUATE, Blueprint, TraceError, apply, trace
+from anyfleet.elastic import EVALUATE, Blueprint, TraceError, apply, trace, verify
 from anyfleet.elastic.program import Linear
 
 Change = Callable[[Tensor], Tensor]
@@ -124,3 +124,44 @@ def test_what_counts_outside_is_refused() -> None:
 def test_draws_that_decide_nothing_are_allowed() -> None:
     blueprint = trace(Changed(lambda z: z if random.random() < 2 else z.relu()), torch.randn(2, 3))
     assert not [node for node in blueprint.program.nodes if "relu" in node.op]
+
+
+class Ghost(nn.Module):
+    """Normalises halves of an even batch by themselves: an odd one is normalised whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.head = nn.BatchNorm1d(4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = x.chunk(2) if x.shape[0] % 2 == 0 else (x,)
+        out: Tensor = self.head(torch.cat([self.norm(part) for part in parts]))
+        return out
+
+
+def test_what_asks_for_a_remainder_of_the_batch_is_refused() -> None:
+    with pytest.raises(TraceError):
+        trace(Ghost(), torch.randn(4, 4))
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda h: torch.fft.irfft2(torch.fft.rfft2(h[:, None]), s=h[:, None].shape[-2:])[:, 0],
+        lambda h: h / (1 + h.abs().amax()),
+        lambda h: h + (1 - torch.eye(h.shape[0], dtype=h.dtype)) @ h,
+    ],
+    ids=["defaults that are lists", "the largest of all", "a table of the batch"],
+)
+def test_odd_calls_over_the_batch_are_traced_and_right(
+    forward: Callable[[Tensor], Tensor],
+) -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.scale = nn.Linear(4, 6), nn.Parameter(torch.tensor(1.5))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return forward(self.layer(x)) * self.scale
+
+    verify(Odd(), torch.randn(4, 4)).require()

@@ -32,14 +32,17 @@ def _uniform(run: Run, node: Node, shape: tuple[int, ...]) -> Tensor:
         # What draws in evaluation too takes the same draw every time.
         key = rng.root(0, "evaluation").to(run.device)
     drawn = rng.uniform(rng.fold(key, node.site), math.prod(shape))
-    return batch_first(drawn, _around(run, node), run.batch).reshape(shape)
+    return batch_first(drawn, _around(run, node, shape), run.batch).reshape(shape)
 
 
-def _around(run: Run, node: Node) -> int:
-    """Entries that lie around the batch in what this call returns: 1 where it comes first."""
+def _around(run: Run, node: Node, shape: tuple[int, ...]) -> int:
+    """Entries that lie around the batch in what is drawn: 1 where it comes first, or not at all."""
     dims = node.dims or ()
     found = places(dims, run.sizes)
-    return outside(dims, found[0], run.sizes) if len(found) == 1 else 1
+    # Dropout by channel draws one number for all entries of a dimension, perhaps that of the batch.
+    if len(found) != 1 or shape[found[0].dim] == 1:
+        return 1
+    return outside(dims, found[0], run.sizes)
 
 
 def dropout(run: Run, args: list[Any], node: Node) -> Tensor:

@@ -159,8 +159,8 @@ def _parts(node: Node, program: Program) -> tuple[Dims, ...]:
 
 
 def _leaves(arg: Any) -> Iterator[Arg]:
-    if isinstance(arg, Items):
-        for item in arg.items:
+    if isinstance(arg, Items | list | tuple):  # a default is a plain list
+        for item in arg.items if isinstance(arg, Items) else arg:
             yield from _leaves(item)
     else:
         yield arg
@@ -181,6 +181,8 @@ def _reason(call: _Call) -> str:
     if _number(call):
         return "computes with the number of samples"
     inputs = [dims for dims in call.operands if call.at(dims)]
+    if not inputs and any(len(call.at(dims)) > 1 for dims in call.out):
+        return "compares samples with each other"  # a table of ones, [B, B]
     if not inputs or call.base in _HARMLESS:
         return ""
     if any(len(call.at(dims)) > 1 for dims in inputs):

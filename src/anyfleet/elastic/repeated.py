@@ -28,6 +28,8 @@ _AGAIN = 4
 _END = 1 << 31  # larger literals mean "to the end"
 # The second batch, and how much larger a third is: even, so that what is halved shows.
 _SMALL, _STEP = 3, 9
+# A batch that most numbers divide: what asks for a remainder shows.
+_DIVISIBLE = 192
 _CLOSE = 1e-9  # relative: how far rounding takes a number from its line
 
 Path = tuple[int, ...]  # where a literal lies in nested lists
@@ -62,6 +64,7 @@ def check_batches(
         _require_same_calls(first, other)
         _require_constants(first, other)
         lines = _lines(found, other)
+        _require_divisible(found, lines, again(batch=_DIVISIBLE))
         if lines:
             third = again(batch=other.batch + _STEP)
             _require_same_calls(first, third)
@@ -196,6 +199,23 @@ def _require_on_lines(lines: list[_Line], first: Exported, third: Exported) -> N
             found = values[path]
             if abs(want - found) > _CLOSE * abs(found):
                 raise TraceError(_unsaid(node, (first.batch, got), (third.batch, found)))
+
+
+def _require_divisible(found: Walk, lines: list[_Line], third: Exported) -> None:
+    """Refuse a literal that is the same for odd batches only, or calls that are."""
+    first = found.exported
+    _require_same_calls(first, third)
+    _require_constants(first, third)
+    known = {(line.draft.name, line.argument, path) for line in lines for path in line.numbers}
+    for line in _lines(found, third):
+        for path in line.numbers:
+            if (line.draft.name, line.argument, path) not in known:
+                node = line.draft.source
+                same = dict(zip(_calls(first), _calls(third), strict=True))
+                ours = _at_paths(bound(node)[line.argument], ())[path]
+                theirs = _at_paths(bound(same[node])[line.argument], ())[path]
+                raise TraceError(_unsaid(node, (first.batch, ours), (third.batch, theirs)))
+    _require_on_lines(lines, first, third)
 
 
 def _at_paths(arg: Any, path: Path) -> dict[Path, Any]:

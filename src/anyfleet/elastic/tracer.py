@@ -85,7 +85,22 @@ def trace(module: nn.Module, example_inputs: Tensor | tuple[Tensor, ...]) -> Blu
         aliases={n: first for n, first in shared.items() if n in module.state_dict()},
         evaluation=None if other is None else replace(_program(other, names, module), updates=()),
     )
-    return replace(blueprint, notes=(*blueprint.notes, *_uncounted(blueprint), *_mixed(blueprint)))
+    more = (*_uncounted(blueprint), *_mixed(blueprint), *_left_behind(module, blueprint))
+    return replace(blueprint, notes=(*blueprint.notes, *more))
+
+
+def _left_behind(module: nn.Module, blueprint: Blueprint) -> list[str]:
+    """Return notes on what the module does while it trains and devices do not."""
+    by_hand = [name for name, _ in blueprint.program.updates if name in blueprint.buffers]
+    hooked = [
+        name
+        for name, each in module.named_parameters()
+        if each._backward_hooks or getattr(each, "_post_accumulate_grad_hooks", None)
+    ]
+    return [
+        *(f"forward() itself changes {name}: between rounds it stays as it is" for name in by_hand),
+        *(f"{name} has a hook on its gradient, which devices do not run" for name in hooked),
+    ]
 
 
 def _uncounted(blueprint: Blueprint) -> list[str]:

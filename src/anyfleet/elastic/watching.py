@@ -21,6 +21,7 @@ from anyfleet.elastic.errors import TraceError
 
 # With the separator: torchvision lies beside torch and is the user's code.
 _TORCH = str(Path(torch.__file__).parent) + os.sep
+_UTILITIES = f"{_TORCH}nn{os.sep}utils"
 _FOREIGN = (_TORCH, str(Path(__file__).parent) + os.sep, "<")
 # Tracing hooks into classes of torch, so only one thread may do it at a time.
 _LOCK = threading.RLock()
@@ -120,4 +121,5 @@ def _modes(seen: Seen) -> Iterator[None]:
 def _counts(module: nn.Module, reader: str) -> bool:
     if isinstance(module, _InstanceNorm):
         return module.track_running_stats
-    return not reader.startswith(_TORCH)
+    # What its parametrizations do with it (spectral norm iterates in training only) is not known.
+    return not reader.startswith(_TORCH) or reader.startswith(_UTILITIES)

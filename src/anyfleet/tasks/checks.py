@@ -67,7 +67,7 @@ def tried(module: nn.Module, x: Tensor) -> Tensor:
     _check_parameters(module)
     trial = copy.deepcopy(module).eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
             output = trial(x)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         _explain(module, x, error)
