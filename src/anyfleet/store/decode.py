@@ -109,7 +109,8 @@ class _Reader:
         if len(names) != len(entries):
             raise Damaged(f"{node['named']} has {len(names)} entries, and not {len(entries)}.")
         held = dict(zip(names, entries, strict=True))
-        if lies_within(kind.__module__, (OWN,)) and (wrong := misfit(kind, held)):
+        wrong = misfit(kind, held) if lies_within(kind.__module__, (OWN,)) else ""
+        if wrong:
             raise Damaged(f"a value of the run cannot be read: {wrong}.")
         return tuple.__new__(kind, entries)
 
