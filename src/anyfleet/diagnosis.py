@@ -240,7 +240,7 @@ _CURES: Mapping[str, str] = MappingProxyType(
         "refused by the device": "see the reasons in ledger.jsonl, and [limits]",
     }
 )
-# Reasons of most orders that mean: training explodes.
+# Where these are the reasons of most orders, training explodes.
 _BROKEN: Mapping[str, str] = MappingProxyType(
     {
         "refused: not finite": "numbers that are not finite",
@@ -352,15 +352,16 @@ def exploded(points: Iterable[Scored], ledger: Entries, start: float = math.nan)
     So it did when the last loss on the test set is no finite number, when it is ten times that of
     the initial model (`start`, NaN: unknown), or ten times the lowest and above both the first and
     the initial model's; or when most training results were refused because they are not finite, or
-    far larger than usual. Of a loss that is 0 or negative (that of a density, say) there are no multiples: the last one
-    must then lie 1000 above it, and ten times its size.
+    far larger than usual. Of a loss that is 0 or negative (that of a density, say) there are no
+    multiples: the last one must then lie 1000 above it, and ten times its size.
     """
     losses = [point.scores["loss"] for point in points if "loss" in point.scores]
     cure = f"Probably the learning rate is too high: {_with_rate(_RATE, ledger)}."
-    for cause, told in _BROKEN.items():
-        broken = sum(_cause(lost) == cause for lost in ledger.lost)
-        if broken > len(ledger) / 2:
-            return f"{broken} of {len(ledger)} orders brought {told}. {cure}"
+    causes = Counter(_cause(lost) for lost in ledger.lost)
+    broken = {cause: causes[cause] for cause in _BROKEN if causes[cause]}
+    if sum(broken.values()) > len(ledger) / 2:
+        told = " or ".join(_BROKEN[cause] for cause in broken)
+        return f"{sum(broken.values())} of {len(ledger)} orders brought {told}. {cure}"
     if not losses:
         return ""
     last = losses[-1]

@@ -39,6 +39,8 @@ _NORMS = frozenset({"batch_norm", "group_norm", "layer_norm", "rms_norm", "insta
 _OBVIOUS = frozenset(
     {"batch", "input", "kernel", "not used", "output", "space", "tied", "vocabulary"}
 )
+# Where torch keeps the hooks on the gradient of a parameter.
+_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _SCALABLE = frozenset({"linear", "conv1d", "conv2d", "conv3d"})
 # Which dimension of a layer's weight is its output, and what may fix it without any operator
 # saying so.
@@ -95,7 +97,7 @@ def _left_behind(module: nn.Module, blueprint: Blueprint) -> list[str]:
     hooked = [
         name
         for name, each in module.named_parameters()
-        if each._backward_hooks or getattr(each, "_post_accumulate_grad_hooks", None)
+        if any(getattr(each, hooks, None) for hooks in _HOOKS)
     ]
     return [
         *(f"forward() itself changes {name}: between rounds it stays as it is" for name in by_hand),
