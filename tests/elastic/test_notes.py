@@ -1,6 +1,7 @@
 """What a trace says about what it could not do: notes and errors."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -107,11 +108,14 @@ def test_a_share_cuts_heads_of_torch_attention_but_not_their_width(with_weights:
 class Counting(nn.Module):
     """Changes a buffer itself, and has a hook on a gradient."""
 
+    seen: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(4, 3)
         self.register_buffer("seen", torch.zeros(()))
-        self.layer.weight.register_hook(lambda gradient: 3 * gradient)
+        weight: Any = self.layer.weight
+        weight.register_hook(lambda gradient: 3 * gradient)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training:
