@@ -213,7 +213,7 @@ EVIL: dict[str, tuple[str, str]] = {
         "limits.use: ",
     ),
     # -- what is not even a run
-    "tables in tables": (TASK + METHOD + f"[{'a.' * 400}a]\n", "tables or lists deep"),
+    "tables in tables": (TASK + METHOD + f"[{'a.' * 400}a]\n", "more than 100 parts"),
     "lists in lists": (TASK + METHOD + f"x = {'[' * 5000}{']' * 5000}\n", "too deep inside"),
     "lists in lists that Python can read": (
         TASK + METHOD + f"x = {'[' * 60}{']' * 60}\n",

@@ -15,7 +15,7 @@ from anyfleet.elastic.program import BATCH, length
 from anyfleet.objectives import losses
 from anyfleet.types import Task
 
-_ROWS = 16  # of the test data, on which the loss is tried
+_ROWS = 4  # of the test data, on which the loss is tried: few, as a device has to hold them
 _CLOSE = 1e-4  # relative; a sample more or less would change a loss by far more
 
 
