@@ -257,3 +257,22 @@ def test_a_loss_that_is_not_finite_is_refused_before_anybody_trains() -> None:
 
     with pytest.raises(ValueError, match=r"loss gives \[-inf, -inf\] for the first samples"):
         Task.of(net(), flat(), split=SPLIT, loss=logarithm)
+
+
+def test_what_devices_do_not_do_while_they_train_is_said() -> None:
+    class Counting(nn.Module):
+        seen: Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = net()
+            self.register_buffer("seen", torch.zeros(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.training:
+                self.seen.add_(1.0)
+            out: Tensor = self.inner(x)
+            return out
+
+    with pytest.warns(AnyfleetWarning, match="forward.. itself changes seen"):
+        Task.of(Counting(), flat(), split=SPLIT)

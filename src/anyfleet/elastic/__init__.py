@@ -22,7 +22,7 @@ from anyfleet.elastic.narrowing import alpha, columns, narrowed, width, within
 from anyfleet.elastic.permuting import permute
 from anyfleet.elastic.slicing import Params, cut, paste, place
 from anyfleet.elastic.strength import channel_order
-from anyfleet.elastic.tracer import trace
+from anyfleet.elastic.tracer import left_behind, trace
 from anyfleet.elastic.verify import Check, Report, verify
 
 __all__ = [
@@ -59,6 +59,7 @@ __all__ = [
     "cut",
     "dense",
     "largest",
+    "left_behind",
     "mixed_rows",
     "narrowed",
     "paste",

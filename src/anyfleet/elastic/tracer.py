@@ -87,12 +87,12 @@ def trace(module: nn.Module, example_inputs: Tensor | tuple[Tensor, ...]) -> Blu
         aliases={n: first for n, first in shared.items() if n in module.state_dict()},
         evaluation=None if other is None else replace(_program(other, names, module), updates=()),
     )
-    more = (*_uncounted(blueprint), *_mixed(blueprint), *_left_behind(module, blueprint))
+    more = (*_uncounted(blueprint), *_mixed(blueprint), *left_behind(module, blueprint))
     return replace(blueprint, notes=(*blueprint.notes, *more))
 
 
-def _left_behind(module: nn.Module, blueprint: Blueprint) -> list[str]:
-    """Return notes on what the module does while it trains and devices do not."""
+def left_behind(module: nn.Module, blueprint: Blueprint) -> list[str]:
+    """Return what the module does while it trains and devices do not, a sentence each."""
     by_hand = [name for name, _ in blueprint.program.updates if name in blueprint.buffers]
     hooked = [
         name

@@ -1,5 +1,6 @@
 """What is to be learned: a traced model with its first weights, and everybody's data."""
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -10,7 +11,8 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from anyfleet.arguments import checked
-from anyfleet.elastic import Blueprint, require_faithful, trace
+from anyfleet.elastic import Blueprint, left_behind, require_faithful, trace
+from anyfleet.errors import AnyfleetWarning
 from anyfleet.tasks.augment import Augment
 from anyfleet.tasks.checks import (
     check_finite,
@@ -186,6 +188,8 @@ def task_of_rows(
     check_objectives(goal, output, example)
     blueprint = trace(module, (example.x,))
     require_faithful(module, (example.x,), blueprint)
+    for told in left_behind(module, blueprint):
+        warnings.warn(f"Task: {told}.", AnyfleetWarning, stacklevel=3)
     weights = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
     return Task(
         name=type(module).__name__,
