@@ -23,7 +23,12 @@ from pathlib import Path
 
 import torch
 
-from anyfleet.aggregate import (
+from anyfleet.core.messages import Params, Task
+from anyfleet.core.method import Aggregate
+from anyfleet.experiment import Experiment, build, play
+from anyfleet.methods import fedavg
+from anyfleet.methods.fedavg import Training
+from anyfleet.parts.aggregate import (
     Aio,
     AngleWeighted,
     Clipped,
@@ -37,15 +42,10 @@ from anyfleet.aggregate import (
     Subset,
     TrimmedMean,
 )
-from anyfleet.method import Aggregate
-from anyfleet.methods import fedavg
-from anyfleet.methods.fedavg import Training
+from anyfleet.parts.select import Everyone
 from anyfleet.runtime import Limits, Reference
-from anyfleet.runtime.engines import Assigned, Engine, Outcome
-from anyfleet.select import Everyone
-from anyfleet.study import Experiment, build, play
+from anyfleet.runtime.simulated.engines import Assigned, Engine, Outcome
 from anyfleet.tasks import Dirichlet, Embedded
-from anyfleet.types import Params, Task
 from anyfleet.world import levels
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import median, quantiles
 
+from anyfleet.core.messages import Task
 from anyfleet.elastic import Slice
-from anyfleet.measuring import Sample, measure, standard
-from anyfleet.profile import Rates, as_toml, profile, slices
-from anyfleet.types import Task
+from anyfleet.hardware.probes import Sample, measure, standard
+from anyfleet.hardware.profile import Rates, as_toml, profile, slices
 
 BATCH = 16
 SHARES = (1.0, 1 / 2, 1 / 4, 1 / 8, 1 / 16)

@@ -31,22 +31,22 @@ import zstandard
 from torch import nn
 
 from anyfleet import rng
-from anyfleet.calibration import sample_update
-from anyfleet.codec import ErrorFeedback, Fgc, Hq, Qsgd, Raw, Stc, TopK, Uveq
-from anyfleet.codec.layout import Layout
-from anyfleet.codec.levels import Levelled
+from anyfleet.core.calibration import sample_update
+from anyfleet.core.layout import Envelope, Symbols, lanes
+from anyfleet.core.loop import run
+from anyfleet.core.messages import Params
+from anyfleet.core.method import Codec
 from anyfleet.elastic import WHOLE
-from anyfleet.envelope import Envelope, Symbols, lanes
 from anyfleet.errors import MissingData
 from anyfleet.formulas.anycost import entropy_bits
-from anyfleet.loop import run
-from anyfleet.method import Codec
 from anyfleet.methods import fedavg
-from anyfleet.naming import Factory
+from anyfleet.names import Factory
+from anyfleet.parts.codec import ErrorFeedback, Fgc, Hq, Qsgd, Raw, Stc, TopK, Uveq
+from anyfleet.parts.codec.coded_columns import Layout
+from anyfleet.parts.codec.levelled import Levelled
 from anyfleet.runtime import Simulated
 from anyfleet.tasks import Cifar10, Data, Split, Task, zoo
-from anyfleet.tasks.loading import fresh_model
-from anyfleet.types import Params
+from anyfleet.tasks.data_loading import fresh_model
 from anyfleet.world import Fleet
 
 NETS: Mapping[str, Callable[..., nn.Module]] = {"C.3": zoo.cnn_cifar, "C.8": zoo.vgg9}

@@ -20,12 +20,12 @@ from torch import nn
 
 from anyfleet import rng
 from anyfleet.elastic import Slice
-from anyfleet.elastic.counting import operations
-from anyfleet.measuring import measure
-from anyfleet.naming import Factory
-from anyfleet.plan.depth import depths
+from anyfleet.elastic.cost.operations import operations
+from anyfleet.hardware.probes import measure
+from anyfleet.names import Factory
+from anyfleet.parts.plan.trained_layers import depths
 from anyfleet.tasks import Data, Split, Task, zoo
-from anyfleet.tasks.loading import fresh_model
+from anyfleet.tasks.data_loading import fresh_model
 
 STEPS = 25  # 300 samples in batches of 12, or 500 in batches of 20
 GOAL = 1.15

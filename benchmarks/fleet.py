@@ -32,23 +32,24 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from anyfleet import plan as sizes
-from anyfleet import select as selections
 from anyfleet import world as worlds
-from anyfleet.aggregate import Subset
-from anyfleet.codec import Hq
-from anyfleet.method import Choose, Plan, Select
+from anyfleet.core.messages import Orders, Updates
+from anyfleet.core.method import Choose, Plan, Select
+from anyfleet.core.server import Server
+from anyfleet.core.view import Request, View
 from anyfleet.methods import fedavg
+from anyfleet.parts import choose
+from anyfleet.parts import plan as sizes
+from anyfleet.parts import select as selections
+from anyfleet.parts.aggregate import Subset
+from anyfleet.parts.codec import Hq
+from anyfleet.parts.schedule import Synchronous
+from anyfleet.parts.select.learned import Chances
 from anyfleet.runtime import Simulated
-from anyfleet.runtime.engines import Assigned, Engine, Outcome
-from anyfleet.schedule import Synchronous
-from anyfleet.select.learned import Chances
-from anyfleet.server import Server
+from anyfleet.runtime.simulated.engines import Assigned, Engine, Outcome
 from anyfleet.tasks import Data, Split, Task
 from anyfleet.tasks.partition import Iid
 from anyfleet.tasks.zoo import cnn_mnist
-from anyfleet.types import Orders, Updates
-from anyfleet.view import Request, View
 
 COHORT = 100
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
@@ -73,20 +74,20 @@ SELECTORS: Mapping[str, Callable[[int], Select]] = {
     "Learned": lambda _: Learned(COHORT),
     "Largest": lambda _: selections.Largest(COHORT, COHORT // 2),
 }
-FIRST = sizes.First()
+FIRST = choose.First()
 PLANNERS: Mapping[str, tuple[Plan, Choose]] = {
     "Whole": (sizes.Whole(), FIRST),
     "FixedLevel": (sizes.FixedLevel(), FIRST),
     "Menu, First": (sizes.Menu(), FIRST),
-    "Menu, LargestInTime": (sizes.Menu(), sizes.LargestInTime(60.0)),
-    "Paced, FisherUtility": (sizes.Paced(sizes.Menu(capped=True)), sizes.FisherUtility()),
-    "Menu, MostGain": (sizes.Menu(), sizes.MostGain(60.0)),
+    "Menu, LargestInTime": (sizes.Menu(), choose.LargestInTime(60.0)),
+    "Paced, FisherUtility": (sizes.Paced(sizes.Menu(capped=True)), choose.FisherUtility()),
+    "Menu, MostGain": (sizes.Menu(), choose.MostGain(60.0)),
     "JustInTime": (sizes.JustInTime(60.0, sizes.FixedLevel()), FIRST),
     "RateByLevel": (sizes.RateByLevel((1 / 8, 1 / 32)), FIRST),
     "RateByLink": (sizes.RateByLink(), FIRST),
     "Depth": (sizes.Depth(4), FIRST),
-    "DepthMenu": (sizes.DepthMenu(4), sizes.LargestInTime(60.0)),
-    "Assigned": (sizes.Assigned(sizes.Menu(), sizes.LargestInTime(60.0)), FIRST),
+    "DepthMenu": (sizes.DepthMenu(4), choose.LargestInTime(60.0)),
+    "Assigned": (sizes.Assigned(sizes.Menu(), choose.LargestInTime(60.0)), FIRST),
     "StepsWithin": (sizes.StepsWithin(60.0, inner=sizes.FixedLevel()), FIRST),
     "LargestFitting": (sizes.LargestFitting(), FIRST),
     "WorkByLevel": (sizes.WorkByLevel((32, 16, 8), (3, 2, 1), inner=sizes.FixedLevel()), FIRST),
@@ -237,7 +238,7 @@ def measure(task: Task, world: worlds.World, select: str, plan: str, counted: Ro
 
 
 def one_round(server: Server, runtime: Watched) -> tuple[float, float]:
-    """The body of `anyfleet.loop.run`; seconds until the orders were handed over, and in all."""
+    """The body of `run`; seconds until the orders were handed over, and in all."""
     schedule = server.method.schedule
     began = time.process_time()
     server.fill()

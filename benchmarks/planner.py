@@ -28,7 +28,10 @@ import torch
 
 from anyfleet import rng
 from anyfleet import world as worlds
-from anyfleet.columns import Floats
+from anyfleet.arrays import Floats
+from anyfleet.core.planning import Desk, draft
+from anyfleet.core.server import Server
+from anyfleet.core.view import Request
 from anyfleet.formulas import (
     AnycostBounds,
     AnycostDevice,
@@ -37,13 +40,10 @@ from anyfleet.formulas import (
     anycost_plans,
     best_sending,
 )
-from anyfleet.issue import Desk, draft
 from anyfleet.methods import anycost
+from anyfleet.parts.select import Everyone
 from anyfleet.runtime import Simulated
-from anyfleet.select import Everyone
-from anyfleet.server import Server
 from anyfleet.tasks import Dirichlet, Embedded
-from anyfleet.view import Request
 from anyfleet.world import Shannon
 
 COHORTS = (1, 100, 10_000)

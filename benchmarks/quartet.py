@@ -20,17 +20,25 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from anyfleet.aggregate import AngleWeighted
-from anyfleet.codec import ErrorFeedback, Fgc, Qsgd, TopK
-from anyfleet.equal import Resource, Within, common_amount, first_after, quantity, within
-from anyfleet.method import Method
+from anyfleet.analysis.equal_budgets import (
+    Resource,
+    Within,
+    common_amount,
+    first_after,
+    quantity,
+    within,
+)
+from anyfleet.core.method import Method
+from anyfleet.experiment import Experiment, Point, play
 from anyfleet.methods import anycost, fedadp, heterofl, stc
 from anyfleet.methods.fedavg import Training
-from anyfleet.naming import Factory
-from anyfleet.plan import JustInTime, Menu, MostGain
+from anyfleet.names import Factory
+from anyfleet.parts.aggregate import AngleWeighted
+from anyfleet.parts.choose import MostGain
+from anyfleet.parts.codec import ErrorFeedback, Fgc, Qsgd, TopK
+from anyfleet.parts.plan import JustInTime, Menu
+from anyfleet.parts.select import Uniform as Some
 from anyfleet.runtime import Stacked
-from anyfleet.select import Uniform as Some
-from anyfleet.study import Experiment, Point, play
 from anyfleet.tasks import Dirichlet, FashionMnist, zoo
 from anyfleet.world import Redrawn, Shannon, Uniform, cell
 

@@ -18,9 +18,9 @@ from unittest.mock import patch
 import torch
 
 from anyfleet import Experiment, load, play
-from anyfleet.columns import Floats, Ints
+from anyfleet.arrays import Floats, Ints
+from anyfleet.core.screening import Sizes, Verdict
 from anyfleet.runtime import Limits
-from anyfleet.screening import Sizes, Verdict
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 

@@ -6,12 +6,12 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from anyfleet.arrivals import Arrivals
-from anyfleet.method import Aggregate, Method, State
+from anyfleet.core.messages import Params, Stepped
+from anyfleet.core.method import Aggregate, Method, State
+from anyfleet.core.updates import Arrivals
+from anyfleet.core.view import View
 from anyfleet.methods import heterofl
 from anyfleet.methods.heterofl import Parts
-from anyfleet.types import Params, Stepped
-from anyfleet.view import View
 
 
 @dataclass(frozen=True)

@@ -18,30 +18,31 @@ from torch.utils.data import Dataset, IterableDataset
 from typer.testing import CliRunner
 
 from anyfleet import Experiment, play
-from anyfleet.aggregate import Mean
-from anyfleet.arrivals import Arrivals
+from anyfleet.arrays import Ints
 from anyfleet.cli.app import app
-from anyfleet.codec import Raw
-from anyfleet.columns import Ints
+from anyfleet.core.local_training import Minibatch, Site
+from anyfleet.core.method import Loose, Method, Select, State
+from anyfleet.core.updates import Arrivals
+from anyfleet.core.view import View
 from anyfleet.elastic import Blueprint, Slice
 from anyfleet.errors import AnyfleetError, BadReturn, ConfigError, StoreError
-from anyfleet.extract import Leading
-from anyfleet.local import Minibatch, Site
-from anyfleet.method import Loose, Method, Select, State
+from anyfleet.experiment import Moment, build
 from anyfleet.methods import fedavg
-from anyfleet.naming import Factory
-from anyfleet.plan import First, Menu, Whole
+from anyfleet.names import Factory
+from anyfleet.parts.aggregate import Mean
+from anyfleet.parts.choose import First
+from anyfleet.parts.codec import Raw
+from anyfleet.parts.extract import Leading
+from anyfleet.parts.plan import Menu, Whole
+from anyfleet.parts.schedule import Synchronous
+from anyfleet.parts.select import Uniform
 from anyfleet.runtime import Reference, Stacked, Threads
-from anyfleet.runtime.engines import Engine
-from anyfleet.schedule import Synchronous
-from anyfleet.select import Uniform
+from anyfleet.runtime.simulated.engines import Engine
 from anyfleet.store import Recording, read_points
-from anyfleet.study import Moment, build
 from anyfleet.tasks import Own, Task, zoo
 from anyfleet.tracebacks import during, note, raised_inside, remedied
-from anyfleet.view import View
-from tests import small
-from tests.test_returned import BASE, task
+from tests.core.test_return_checks import BASE, task
+from tests.helpers import small
 
 
 class Oops(Exception):
@@ -405,7 +406,7 @@ def test_a_recording_says_where_the_run_is_safe(tmp_path: Path) -> None:
 
 
 def small_spec() -> Any:
-    from tests.store.runs import TASK
+    from tests.helpers.runs import TASK
 
     return TASK
 

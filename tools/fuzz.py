@@ -29,23 +29,23 @@ from rich.table import Table
 from tools.mangling import mangled
 from torch import nn
 
-import anyfleet.codec as codecs
-from anyfleet.aggregate import Diagnosed
-from anyfleet.client import work
+from anyfleet.core.client import work
+from anyfleet.core.messages import Kind, Memory, Orders, Updates
+from anyfleet.core.method import Codec, Method
+from anyfleet.core.planning import Desk, draft, load
+from anyfleet.core.screening import Screen
+from anyfleet.core.server import Server
+from anyfleet.core.view import Request
 from anyfleet.elastic import narrowed
 from anyfleet.errors import BadMessage, CompositionError
-from anyfleet.issue import Desk, draft, load
-from anyfleet.method import Codec, Method
 from anyfleet.methods import fedavg, heterofl
-from anyfleet.plan import Menu
+from anyfleet.parts import codec as codecs
+from anyfleet.parts.aggregate import Diagnosed
+from anyfleet.parts.norm import Tracked
+from anyfleet.parts.plan import Menu
 from anyfleet.runtime import Limits, Simulated
-from anyfleet.runtime.wire import decode_order, decode_update, encode_order, encode_update
-from anyfleet.screening import Screen
-from anyfleet.server import Server
 from anyfleet.tasks import Data, Split, Task
-from anyfleet.train import Tracked
-from anyfleet.types import Kind, Memory, Orders, Updates
-from anyfleet.view import Request
+from anyfleet.wire import decode_order, decode_update, encode_order, encode_update
 from anyfleet.world import Fleet
 
 MEMORY = 256 << 20  # bytes that reading may take beyond what is there before

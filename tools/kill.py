@@ -28,16 +28,16 @@ from rich.table import Table
 from tools.dying import WAYS, Process, Scale, watch
 
 from anyfleet import methods, tasks
-from anyfleet.codec import ErrorFeedback, Stc
+from anyfleet.core.method import Method
 from anyfleet.errors import StoreError
-from anyfleet.method import Method
-from anyfleet.naming import Factory
+from anyfleet.experiment import Experiment, build, play
+from anyfleet.names import Factory
+from anyfleet.parts.codec import ErrorFeedback, Stc
+from anyfleet.parts.schedule import Buffered, Deadline
 from anyfleet.runtime import Reference, Stacked
-from anyfleet.runtime.engines import Engine
-from anyfleet.schedule import Buffered, Deadline
+from anyfleet.runtime.simulated.engines import Engine
 from anyfleet.store import Recording, Terms, checkpoint, reopen
 from anyfleet.store.blocks import content, read, view
-from anyfleet.study import Experiment, build, play
 from anyfleet.tasks import Generator, zoo
 from anyfleet.world import levels
 

@@ -6,7 +6,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from anyfleet.frames import FRAME_BYTES, framed, read
+from anyfleet.core.limits import FRAME_BYTES
+from anyfleet.wire.frames import framed, read
 
 LEAD = 4  # bytes before the first frame
 _MANY = 1 << 20
@@ -20,13 +21,17 @@ _EVIL: tuple[Any, ...] = (
         "a:b",
         "os:system",
         "anyfleet.cli:app",
-        "anyfleet.study:load",
+        "anyfleet.experiment:load",
         "\x00",
         "é" * 40,
         "x" * 999,
     ),
     *(b"", b"\x00", b"\xff" * 64, None, True, [], [[]], {}, {"use": "none"}, {"": []}),
-    *({"use": "anyfleet.study:load", "path": "x"}, {"use": "anyfleet.train:Sgd"}, [1] * 999),
+    *(
+        {"use": "anyfleet.experiment:load", "path": "x"},
+        {"use": "anyfleet.parts.train:Sgd"},
+        [1] * 999,
+    ),
 )
 # Claims of msgpack that more follows than there is.
 _CLAIMS = tuple(

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from types import ModuleType
 from typing import Any
 
-from anyfleet import aggregate, codec, extract, plan, schedule, select, train
-from anyfleet.method import Choose, Method, Plan
+from anyfleet import measure
+from anyfleet.core.method import Choose, Method, Plan
 from anyfleet.methods import heterofl
+from anyfleet.parts import aggregate, choose, codec, extract, norm, plan, schedule, select, train
 
 # Two levels train models of two widths, so that whatever is mixed meets unequal slices.
 SHARES = (1.0, 0.5, 0.25)
@@ -19,7 +20,7 @@ BASE = replace(
     heterofl(shares=(1.0, 0.5)),
     select=select.Everyone(),
     train=LOCAL,
-    norm=train.BatchStatistics(),
+    norm=norm.BatchStatistics(),
     aggregate=aggregate.Mean(),
 )
 # In which the faster devices of `tools.mixing_trial` are done with the whole model, and the slower
@@ -87,24 +88,26 @@ PLANS = {
             "StepsWithin": plan.StepsWithin(SECONDS, _LEVELS),
             "WorkByLevel": plan.WorkByLevel((8, 4), (2, 1), (0.05, 0.02), _LEVELS),
             "JustInTime": plan.JustInTime(LONGER, _LEVELS),
-            "Assigned(Menu, LargestInTime)": plan.Assigned(_MENU, plan.LargestInTime(SECONDS)),
-            "Assigned(Menu, MostGain)": plan.Assigned(_MENU, plan.MostGain(LONGER)),
-            "Assigned(DepthMenu, MostGain)": plan.Assigned(plan.DepthMenu(), plan.MostGain(LONGER)),
+            "Assigned(Menu, LargestInTime)": plan.Assigned(_MENU, choose.LargestInTime(SECONDS)),
+            "Assigned(Menu, MostGain)": plan.Assigned(_MENU, choose.MostGain(LONGER)),
+            "Assigned(DepthMenu, MostGain)": plan.Assigned(
+                plan.DepthMenu(), choose.MostGain(LONGER)
+            ),
         },
     ),
-    "Menu + First": _choosing(_MENU, plan.First()),
-    "Menu + LargestInTime": _choosing(_MENU, plan.LargestInTime(SECONDS)),
-    "Menu + MostGain": _choosing(_MENU, plan.MostGain(LONGER)),
-    "Paced(Menu) + FisherUtility": _choosing(plan.Paced(_MENU), plan.FisherUtility(3)),
-    "DepthMenu + LargestInTime": _choosing(plan.DepthMenu(), plan.LargestInTime(SECONDS)),
-    "DepthMenu + MostGain": _choosing(plan.DepthMenu(), plan.MostGain(LONGER)),
+    "Menu + First": _choosing(_MENU, choose.First()),
+    "Menu + LargestInTime": _choosing(_MENU, choose.LargestInTime(SECONDS)),
+    "Menu + MostGain": _choosing(_MENU, choose.MostGain(LONGER)),
+    "Paced(Menu) + FisherUtility": _choosing(plan.Paced(_MENU), choose.FisherUtility(3)),
+    "DepthMenu + LargestInTime": _choosing(plan.DepthMenu(), choose.LargestInTime(SECONDS)),
+    "DepthMenu + MostGain": _choosing(plan.DepthMenu(), choose.MostGain(LONGER)),
     "Paced(DepthMenu) + FisherUtility": _choosing(
-        plan.Paced(plan.DepthMenu(3)), plan.FisherUtility(3)
+        plan.Paced(plan.DepthMenu(3)), choose.FisherUtility(3)
     ),
     "RateByLevel": Row({"plan": plan.RateByLevel((0.5, 0.1), _LEVELS)}, _ADAPTS),
     "RateByLink": Row({"plan": plan.RateByLink(0.2, inner=_LEVELS)}, _ADAPTS),
     "Paced(RateByLink(Menu)) + FisherUtility": Row(
-        {"plan": plan.Paced(plan.RateByLink(0.2, inner=_MENU)), "choose": plan.FisherUtility(3)},
+        {"plan": plan.Paced(plan.RateByLink(0.2, inner=_MENU)), "choose": choose.FisherUtility(3)},
         _ADAPTS,
     ),
 }
@@ -140,11 +143,11 @@ TRAINING = _rows(
 NORMS = _rows(
     "norm",
     {
-        "BatchStatistics": train.BatchStatistics(),
-        "Tracked": train.Tracked(),
-        "OnDevice": train.OnDevice(),
-        "Static": train.Static(),
-        "PerWidth": train.PerWidth(),
+        "BatchStatistics": norm.BatchStatistics(),
+        "Tracked": norm.Tracked(),
+        "OnDevice": norm.OnDevice(),
+        "Static": norm.Static(),
+        "PerWidth": norm.PerWidth(),
     },
 )
 CODECS = _rows(
@@ -208,7 +211,7 @@ def missing() -> list[str]:
     rows = [row for slot in SLOTS.values() for row in slot.values()]
     there = {type(part) for row in rows for each in row.parts.values() for part in inside(each)}
     # How devices measure: every method has the one, and puts the other around any trainer.
-    there |= {type(BASE.fisher), train.Observed}
+    there |= {type(BASE.fisher), measure.Observed}
     return [
         f"{package.__name__}.{name}"
         for package in PACKAGES

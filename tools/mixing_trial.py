@@ -15,16 +15,16 @@ import torch
 from tools.mixing_parts import SLOTS, inside, mixed
 from torch import nn
 
-from anyfleet.codec import Nothing
+from anyfleet.core.ledger import Entries
+from anyfleet.core.loop import Step, run
+from anyfleet.core.messages import Params
+from anyfleet.core.method import Method
 from anyfleet.errors import CompositionError
-from anyfleet.ledger import Entries
-from anyfleet.loop import Step, run
-from anyfleet.method import Method
+from anyfleet.parts.codec import Nothing
 from anyfleet.runtime import Reference, Simulated
-from anyfleet.runtime.engines import Engine
+from anyfleet.runtime.simulated.engines import Engine
 from anyfleet.tasks import Data, Split, Task
 from anyfleet.tasks.partition import ClassCounts
-from anyfleet.types import Params
 from anyfleet.world import Fleet, Group, Steady
 
 RUNS, REFUSED, FAILED = "runs", "refused", "FAILED"

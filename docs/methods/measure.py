@@ -17,11 +17,12 @@ import numpy as np
 import torch
 
 from anyfleet import Experiment, methods, play
-from anyfleet.codec import Qsgd, TopK
-from anyfleet.method import Method
-from anyfleet.plan import JustInTime, Menu, MostGain
-from anyfleet.select import Everyone
-from anyfleet.study import load, populate
+from anyfleet.core.method import Method
+from anyfleet.experiment import load, populate
+from anyfleet.parts.choose import MostGain
+from anyfleet.parts.codec import Qsgd, TopK
+from anyfleet.parts.plan import JustInTime, Menu
+from anyfleet.parts.select import Everyone
 from anyfleet.world import When
 
 HERE = Path(__file__).resolve().parent

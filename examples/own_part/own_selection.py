@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from anyfleet.method import Select, State
-from anyfleet.types import Ints
-from anyfleet.view import View
+from anyfleet.core.messages import Ints
+from anyfleet.core.method import Select, State
+from anyfleet.core.view import View
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,13 @@ from importlib import import_module as _import_module
 
 if typing.TYPE_CHECKING:
     from anyfleet import elastic, methods, tasks
+    from anyfleet.analysis.summaries import summarise, to_target
+    from anyfleet.core.loop import run
+    from anyfleet.core.method import Method
     from anyfleet.elastic import trace
     from anyfleet.errors import AnyfleetError
-    from anyfleet.loop import run
-    from anyfleet.method import Method
-    from anyfleet.queries import summarise, to_target
+    from anyfleet.experiment import Experiment, Moment, Point, load, play
     from anyfleet.runtime import Reference, Simulated, Stacked, Threads
-    from anyfleet.study import Experiment, Moment, Point, load, play
     from anyfleet.tasks import Split, Task
     from anyfleet.world import Fleet
 
@@ -49,27 +49,26 @@ __all__ = [
 __version__ = "0.1.0"
 
 _HOMES = {
-    "elastic": ("trace",),
-    "errors": ("AnyfleetError",),
-    "loop": ("run",),
-    "method": ("Method",),
-    "methods": (),
-    "queries": ("summarise", "to_target"),
-    "runtime": ("Reference", "Simulated", "Stacked", "Threads"),
-    "study": ("Experiment", "Moment", "Point", "load", "play"),
-    "tasks": ("Split", "Task"),
-    "world": ("Fleet",),
+    "anyfleet.analysis.summaries": ("summarise", "to_target"),
+    "anyfleet.core.loop": ("run",),
+    "anyfleet.core.method": ("Method",),
+    "anyfleet.elastic": ("trace",),
+    "anyfleet.errors": ("AnyfleetError",),
+    "anyfleet.experiment": ("Experiment", "Moment", "Point", "load", "play"),
+    "anyfleet.runtime": ("Reference", "Simulated", "Stacked", "Threads"),
+    "anyfleet.tasks": ("Split", "Task"),
+    "anyfleet.world": ("Fleet",),
 }
+_PACKAGES = ("elastic", "methods", "tasks")
 
 
 def __getattr__(name: str) -> object:
-    """Imports a public name when it is first used: torch takes seconds, `--version` must not."""
-    if name in __all__:
-        for module, names in _HOMES.items():
-            if name == module:
-                return _import_module(f"anyfleet.{module}")
-            if name in names:
-                value: object = getattr(_import_module(f"anyfleet.{module}"), name)
-                globals()[name] = value
-                return value
+    """Import a public name when it is first used: torch takes seconds, `--version` must not."""
+    if name in _PACKAGES:
+        return _import_module(f"anyfleet.{name}")
+    for module, names in _HOMES.items():
+        if name in names:
+            value: object = getattr(_import_module(module), name)
+            globals()[name] = value
+            return value
     raise AttributeError(f"module 'anyfleet' has no attribute {name!r}")

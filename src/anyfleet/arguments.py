@@ -25,7 +25,7 @@ import numpy as np
 
 from anyfleet.config.forms import ABSENT, Form, form_of, lacking
 from anyfleet.errors import BadCall, Refusal
-from anyfleet.naming import near
+from anyfleet.names import near
 
 __all__ = ["OwnSignature", "Part", "check", "check_names", "checked", "described", "unfit"]
 

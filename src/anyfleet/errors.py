@@ -10,7 +10,10 @@ AnyfleetError
 │   ├── BadCall             a call with unknown names or unfit values (also a TypeError)
 │   └── CompositionError    parts that do not fit together
 ├── StoreError          a run folder that cannot be written, read or resumed
-└── TraceError          a model that cannot be traced (in `anyfleet.elastic`)
+├── TraceError          a network that cannot be traced; says what, where and what to do
+├── SliceError          a slice that does not fit its blueprint
+├── ProgramError        a program that asks for what it may not have
+└── VerifyError         a traced network that does not compute what its module does
 
 AnyfleetWarning         what can be run but is hardly meant; the command line prints it as a note
 
@@ -34,8 +37,12 @@ __all__ = [
     "ConfigError",
     "MissingData",
     "Problem",
+    "ProgramError",
     "Refusal",
+    "SliceError",
     "StoreError",
+    "TraceError",
+    "VerifyError",
     "refuse",
 ]
 
@@ -119,3 +126,19 @@ class ConfigError(AnyfleetError):
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = tuple(problems)
         super().__init__("\n".join(str(problem) for problem in self.problems))
+
+
+class TraceError(AnyfleetError, ValueError):
+    """The module cannot be traced."""
+
+
+class SliceError(AnyfleetError, ValueError):
+    """A slice does not fit its blueprint."""
+
+
+class ProgramError(AnyfleetError, ValueError):
+    """A program asks for an operator or a value that it may not have."""
+
+
+class VerifyError(AnyfleetError, ValueError):
+    """The numeric self-check of a blueprint failed."""

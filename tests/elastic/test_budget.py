@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 
 from anyfleet.elastic import Blueprint, Budget, Cost, Slice, cost, largest
-from tests.elastic.nets import traced
+from tests.helpers.nets import traced
 
 MEASURES: dict[str, Callable[[Cost], int]] = {
     "flops": lambda c: c.flops,

@@ -11,7 +11,7 @@ from torch import nn
 from anyfleet.elastic import Blueprint, Slice, alpha, columns, cut, narrowed, trace, within
 from anyfleet.elastic import width as width_of
 from anyfleet.elastic.blueprint import Rounding
-from tests.elastic.nets import LeNet
+from tests.helpers.nets import LeNet
 
 WIDE = trace(
     nn.Sequential(nn.Linear(3, 40), nn.ReLU(), nn.Linear(40, 80), nn.ReLU(), nn.Linear(80, 5)),

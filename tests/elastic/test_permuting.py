@@ -24,7 +24,7 @@ from anyfleet.elastic import (
     trace,
 )
 from anyfleet.tasks import zoo
-from tests.elastic import nets
+from tests.helpers import nets
 
 Orders = dict[str, tuple[int, ...]]
 

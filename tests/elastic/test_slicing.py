@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import grad
 
 from anyfleet.elastic import Blueprint, Slice, SliceError, cut, paste, place, trace
-from tests.elastic.nets import FAMILIES, NETS, traced
+from tests.helpers.nets import FAMILIES, NETS, traced
 
 
 def free_axes(blueprint: Blueprint) -> dict[str, int]:

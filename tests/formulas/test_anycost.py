@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anyfleet.columns import Ints
+from anyfleet.arrays import Ints
 from anyfleet.formulas.anycost import (
     HEADER_BITS,
     Magnitudes,

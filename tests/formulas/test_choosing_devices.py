@@ -7,12 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anyfleet.columns import Floats
-from anyfleet.formulas.contribution import (
-    largest,
-    lowered,
-    weighted_draw,
-)
+from anyfleet.arrays import Floats
+from anyfleet.formulas.contribution import largest, lowered, weighted_draw
 
 # --- FedPNS -----------------------------------------------------------------------------------
 

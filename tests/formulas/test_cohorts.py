@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 import pytest
 
-from anyfleet.columns import Flags, Floats
+from anyfleet.arrays import Flags, Floats
 from anyfleet.formulas.cohorts import AnycostPlans, Budgets, anycost_plans, best_sending
 from anyfleet.formulas.planning import (
     AnycostBounds,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anyfleet.columns import Floats
+from anyfleet.arrays import Floats
 from anyfleet.formulas.compression import (
     SCALAR_BITS,
     Quantised,

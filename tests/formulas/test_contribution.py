@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anyfleet.columns import Floats, Ints
+from anyfleet.arrays import Floats, Ints
 from anyfleet.formulas.contribution import (
     Statistic,
     Stopping,

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anyfleet.columns import Floats
+from anyfleet.arrays import Floats
 from anyfleet.formulas.distillation import (
     Buffers,
     Descent,

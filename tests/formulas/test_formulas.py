@@ -45,7 +45,7 @@ def test_formulas_are_numpy_alone(file: Path) -> None:
     names = [a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names]
     assert not {each.partition(".")[0] for each in (*modules, *names)} & FOREIGN
     own = {each for each in modules if each.startswith("anyfleet")}
-    assert all(each == "anyfleet.columns" or each.startswith("anyfleet.formulas") for each in own)
+    assert all(each == "anyfleet.arrays" or each.startswith("anyfleet.formulas") for each in own)
     assert "np.random" not in file.read_text(encoding="utf-8")
 
 

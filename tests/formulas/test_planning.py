@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from anyfleet.columns import Floats
+from anyfleet.arrays import Floats
 from anyfleet.formulas.cohorts import Budgets, anycost_plans
 from anyfleet.formulas.planning import (
     DEFAULT_BOUNDS,

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from anyfleet.columns import Flags, Floats
+from anyfleet.arrays import Flags, Floats
 from anyfleet.formulas.sub_models import (
     cohort_size,
     column_mask,

@@ -7,17 +7,18 @@ import numpy as np
 import pytest
 import torch
 
-from anyfleet.aggregate import Aio, ErrorWeighted, Mean
-from anyfleet.codec import ErrorFeedback, Hq, Qsgd, Raw, Stc, TopK, Uveq
-from anyfleet.extract import Leading, Strongest
+from anyfleet.core.message_size import typical_rate
+from anyfleet.core.messages import UNCUT, Params
+from anyfleet.core.method import Method
 from anyfleet.formulas.compression import qsgd_error_bound
-from anyfleet.lengths import typical_rate
-from anyfleet.method import Method
 from anyfleet.methods import anycost, fedavg, fedhq, qsgd, stc, uveqfed
-from anyfleet.plan import Menu, MostGain, RateByLink
-from anyfleet.types import UNCUT, Params
+from anyfleet.parts.aggregate import Aio, ErrorWeighted, Mean
+from anyfleet.parts.choose import MostGain
+from anyfleet.parts.codec import ErrorFeedback, Hq, Qsgd, Raw, Stc, TopK, Uveq
+from anyfleet.parts.extract import Leading, Strongest
+from anyfleet.parts.plan import Menu, RateByLink
 from anyfleet.world import Shannon, Uniform, cell, levels
-from tests import small
+from tests.helpers import small
 
 SETTINGS: dict[str, Any] = {"count": 5, "lr": 0.1, "batch": 8}
 TASK = small.task(equal=False, dtype=torch.float64)

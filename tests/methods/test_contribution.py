@@ -7,21 +7,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from anyfleet.aggregate import AngleWeighted, Diagnosed
-from anyfleet.columns import Ints
-from anyfleet.loop import Step
-from anyfleet.method import Method, Select
+from anyfleet.arrays import Ints
+from anyfleet.core.loop import Step
+from anyfleet.core.method import Method, Select
+from anyfleet.core.view import View
 from anyfleet.methods import bn2, fedadp, fedavg, fedpns, heterofl, optimal_aggregation
 from anyfleet.methods.fedavg import Training
-from anyfleet.plan import FixedLevel
+from anyfleet.parts.aggregate import AngleWeighted, Diagnosed
+from anyfleet.parts.plan import FixedLevel
+from anyfleet.parts.schedule import Buffered
+from anyfleet.parts.select import Quota, Uniform
 from anyfleet.runtime import Reference, Stacked, Threads
-from anyfleet.schedule import Buffered
-from anyfleet.select import Quota, Uniform
 from anyfleet.tasks import Task
 from anyfleet.tasks.partition import Mixed
-from anyfleet.view import View
 from anyfleet.world import levels
-from tests import small
+from tests.helpers import small
 
 SETTINGS: Training = {"lr": 0.1, "batch": 8}
 LONGER: Training = {"lr": 0.1, "batch": 8, "epochs": 3}  # directions above the noise of batches

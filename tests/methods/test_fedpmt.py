@@ -10,27 +10,28 @@ import pytest
 import torch
 from torch import Tensor
 
-from anyfleet.columns import Ints
-from anyfleet.diagnosis import depth_psi, depth_shares
-from anyfleet.elastic.counting import CNN_CIFAR, complexity
+from anyfleet.analysis.diagnosis import depth_psi, depth_shares
+from anyfleet.arrays import Ints
+from anyfleet.core.loop import Step
+from anyfleet.core.messages import Params
+from anyfleet.core.method import Select, State
+from anyfleet.core.view import View
+from anyfleet.elastic.cost.operations import CNN_CIFAR, complexity
 from anyfleet.formulas import layer_mean
-from anyfleet.loop import Step
-from anyfleet.method import Select, State
 from anyfleet.methods import fedavg, fedpmt
 from anyfleet.methods.fedavg import Training
 from anyfleet.papers import FEDPMT, papers_of
-from anyfleet.plan import Depth
-from anyfleet.plan.depth import depths
+from anyfleet.parts.norm import Tracked
+from anyfleet.parts.plan import Depth
+from anyfleet.parts.plan.trained_layers import depths
+from anyfleet.parts.schedule import Deadline
+from anyfleet.parts.select import Everyone
+from anyfleet.parts.train import Sgd
 from anyfleet.runtime import Reference, Stacked, Threads
-from anyfleet.schedule import Deadline
-from anyfleet.select import Everyone
 from anyfleet.tasks import Data, Split, Task, zoo
 from anyfleet.tasks.partition import Iid
-from anyfleet.train import Sgd, Tracked
-from anyfleet.types import Params
-from anyfleet.view import View
 from anyfleet.world import Fleet, Group, Steady, levels
-from tests import small
+from tests.helpers import small
 
 SETTINGS: Training = {"lr": 0.1, "batch": 8}
 FOUR = levels(speeds=(1e9, 8e8, 6e8, 4e8))

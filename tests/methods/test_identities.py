@@ -8,18 +8,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anyfleet.local import processed
-from anyfleet.method import Method, Plan
+from anyfleet.core.local_training import processed
+from anyfleet.core.method import Method, Plan
 from anyfleet.methods import fedavg, fedprox, fedrescue, fedrush, heterofl
 from anyfleet.methods.fedavg import Training
-from anyfleet.plan import Assigned, DepthMenu, LargestInTime, Menu, StepsWithin, WorkByLevel
-from anyfleet.plan.steps import Pace, fitting
-from anyfleet.schedule import Deadline
-from anyfleet.select import Everyone, Uniform
+from anyfleet.parts.choose import LargestInTime
+from anyfleet.parts.norm import Tracked
+from anyfleet.parts.plan import Assigned, DepthMenu, Menu, StepsWithin, WorkByLevel
+from anyfleet.parts.plan.local_steps import Pace, fitting
+from anyfleet.parts.schedule import Deadline
+from anyfleet.parts.select import Everyone, Uniform
 from anyfleet.tasks import Dirichlet, XClass
-from anyfleet.train import Tracked
 from anyfleet.world import levels
-from tests import small
+from tests.helpers import small
 
 SETTINGS: Training = {"lr": 0.1, "batch": 8}
 FEDAVG = fedavg(count=5, **SETTINGS)

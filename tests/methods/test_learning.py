@@ -6,8 +6,9 @@ from functools import cache
 import pytest
 
 from anyfleet import methods
-from anyfleet.evaluate import evaluate
-from anyfleet.method import Method
+from anyfleet.core.evaluation import evaluate
+from anyfleet.core.method import Method
+from anyfleet.experiment import Experiment, play
 from anyfleet.methods import (
     anycost,
     bn2,
@@ -32,12 +33,11 @@ from anyfleet.methods import (
     whale,
 )
 from anyfleet.methods.fedavg import Training
-from anyfleet.naming import Factory
+from anyfleet.names import Factory
 from anyfleet.runtime import Stacked
-from anyfleet.study import Experiment, play
 from anyfleet.tasks import Embedded, Task, zoo
 from anyfleet.world import Fleet, Group, levels
-from tests import small
+from tests.helpers import small
 
 # --- the small task ---------------------------------------------------------------------------
 

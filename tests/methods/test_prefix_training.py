@@ -9,22 +9,22 @@ import pytest
 import torch
 from torch import nn
 
-from anyfleet.aggregate import Mean
-from anyfleet.arrivals import Arrivals
+from anyfleet.core.evaluation import evaluate
+from anyfleet.core.messages import Updates
+from anyfleet.core.method import Method
+from anyfleet.core.updates import Arrivals
 from anyfleet.elastic import trace
 from anyfleet.errors import ConfigError
-from anyfleet.evaluate import evaluate
-from anyfleet.method import Method
+from anyfleet.experiment import Experiment, build
 from anyfleet.methods import fedavg, fedrescue, fedrush, fedseq, fedslim, fjord
 from anyfleet.methods.fedavg import Training
+from anyfleet.parts.aggregate import Mean
+from anyfleet.parts.train import AdamW, Gradient, Progressive
 from anyfleet.runtime import Stacked, Threads
-from anyfleet.study import Experiment, build
 from anyfleet.tasks import Data, Split, Task
-from anyfleet.tasks.objective import squared_error
-from anyfleet.train import AdamW, Gradient, Progressive
-from anyfleet.types import Updates
+from anyfleet.tasks.losses import squared_error
 from anyfleet.world import levels, lossy
-from tests import small
+from tests.helpers import small
 
 SETTINGS: Training = {"lr": 0.1, "batch": 8, "momentum": 0.5}
 MAKERS: dict[str, Callable[..., Method]] = {

@@ -8,22 +8,21 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from anyfleet.aggregate import Mean
+from anyfleet.core.method import Method
+from anyfleet.core.server import Server
 from anyfleet.elastic import trace
-from anyfleet.extract import Rolling
-from anyfleet.method import Method
 from anyfleet.methods import fedavg, feddrop, fedrolex, heterofl
 from anyfleet.methods.fedavg import Training
-from anyfleet.plan import FixedLevel
-from anyfleet.plan.levels import convolved
+from anyfleet.parts.aggregate import Mean
+from anyfleet.parts.extract import Rolling
+from anyfleet.parts.norm import BatchStatistics, Static
+from anyfleet.parts.plan import FixedLevel
+from anyfleet.parts.plan.widths import convolved
 from anyfleet.runtime import Reference, Simulated, Stacked, Threads
-from anyfleet.server import Server
 from anyfleet.tasks import Dirichlet
 from anyfleet.tasks.zoo import cnn_cifar, cnn_mnist, perceptron
-from anyfleet.train import BatchStatistics, Static
 from anyfleet.world import levels
-from tests import small
-from tests.elastic import nets
+from tests.helpers import nets, small
 from tests.methods.test_identities import OFF
 
 SETTINGS: Training = {"lr": 0.1, "batch": 8}

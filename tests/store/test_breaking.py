@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from anyfleet.errors import AnyfleetWarning, BadReturn, StoreError
+from anyfleet.experiment import Moment
 from anyfleet.store import Recording, Terms, finished, read_ledger, read_points, reopen
 from anyfleet.store.disk import DiskError, Log
-from anyfleet.study import Moment
 from anyfleet.tracebacks import note
-from tests.store import runs
+from tests.helpers import runs
 from tests.store.test_disk import room
 
 

@@ -15,18 +15,18 @@ from safetensors.torch import load_file
 from torch import nn
 
 from anyfleet import config, methods, tasks
-from anyfleet.breakdown import Breakdown
+from anyfleet.analysis.breakdown import Breakdown
+from anyfleet.arrays import join
 from anyfleet.cli.stopping import terminable
-from anyfleet.columns import join
+from anyfleet.core.ledger import Entries
 from anyfleet.errors import StoreError
-from anyfleet.ledger import Entries
-from anyfleet.naming import Factory
+from anyfleet.experiment import Experiment, Moment, play
+from anyfleet.names import Factory
 from anyfleet.papers import bibliography, papers_of
+from anyfleet.parts.norm import PerWidth
 from anyfleet.store import Recording, claim, describe, fresh, read_ledger, read_points
 from anyfleet.store.disk import Log
-from anyfleet.study import Experiment, Moment, play
 from anyfleet.tasks import zoo
-from anyfleet.train import PerWidth
 from anyfleet.world import levels
 
 MODEL = Factory.of(zoo.perceptron, features=60, hidden=(8,))

@@ -12,8 +12,8 @@ from torch import nn
 
 from anyfleet.errors import StoreError
 from anyfleet.store import Document, decode, encode
-from tests.store import values
-from tests.store.values import HERE, Holder
+from tests.helpers import values
+from tests.helpers.values import HERE, Holder
 
 
 def selfish() -> list[Any]:
@@ -55,10 +55,13 @@ def amended(value: Any, change: Callable[[Any], Any]) -> Document:
     [
         (lambda root: root | {"part": "os:system"}, "outside the allowed packages"),
         (lambda root: root | {"part": f"{HERE}x.y:Z"}, "outside the allowed packages"),
-        (lambda root: root | {"part": "anyfleet.types:np"}, "not defined there"),
+        (lambda root: root | {"part": "anyfleet.core.messages:np"}, "not defined there"),
         (lambda root: root | {"part": "anyfleet.world.table:Path"}, "not defined there"),
-        (lambda root: root | {"part": "anyfleet.types:Nothing"}, "there is no anyfleet.types"),
-        (lambda root: root | {"part": "anyfleet.types:Want"}, "the code has changed"),
+        (
+            lambda root: root | {"part": "anyfleet.core.messages:Nothing"},
+            "there is no anyfleet.core.messages",
+        ),
+        (lambda root: root | {"part": "anyfleet.core.messages:Want"}, "the code has changed"),
         (lambda root: root | {"part": f"{values.__name__}:through"}, "the code has changed"),
         (lambda root: root | {"fields": {"value": 1}}, "had the fields value"),
         (lambda _: {"named": f"{values.__name__}:Holder", "entries": []}, "was a NamedTuple"),

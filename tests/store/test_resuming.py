@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file
 
 from anyfleet.errors import StoreError
+from anyfleet.experiment import play
 from anyfleet.store import Recording, Terms, checkpoint, read_points, reopen
-from anyfleet.study import play
-from tests.store import runs
+from tests.helpers import runs
 
 
 def listed(folder: Path) -> list[str]:

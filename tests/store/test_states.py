@@ -6,17 +6,17 @@ import msgspec
 import pytest
 import torch
 
-from anyfleet import codec as codecs
 from anyfleet import methods
 from anyfleet.cli.methods import known_methods
-from anyfleet.codec import ErrorFeedback, Fgc, Hq, Qsgd, Raw, Stc, TopK, Uveq
-from anyfleet.coding import Codec
-from anyfleet.loop import run
-from anyfleet.method import Method
+from anyfleet.core.codec_slot import Codec
+from anyfleet.core.loop import run
+from anyfleet.core.method import Method
+from anyfleet.parts import codec as codecs
+from anyfleet.parts.codec import ErrorFeedback, Fgc, Hq, Qsgd, Raw, Stc, TopK, Uveq
+from anyfleet.parts.schedule import Buffered
 from anyfleet.runtime import Simulated
-from anyfleet.schedule import Buffered
 from anyfleet.store import Document, checkpoint, decode, encode
-from tests import small
+from tests.helpers import small
 
 CODECS = [Fgc(), Hq(), Qsgd(), Raw(), Stc(), TopK(), Uveq(), ErrorFeedback()]
 

@@ -14,8 +14,8 @@ import pytest
 
 from anyfleet.errors import StoreError
 from anyfleet.store import Terms, checkpoint, finished, reopen
-from tests.store import runs
-from tests.test_cli import anyfleet_command
+from tests.cli.test_commands import anyfleet_command
+from tests.helpers import runs
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has other links")
 
@@ -226,7 +226,7 @@ FORGED: dict[str, Callable[[Any], Any]] = {
     "an empty node": lambda _: {},
     "a reference to nothing": lambda _: {"ref": 3},
     "the point alone": lambda root: root["fields"]["point"],
-    "another dataclass": lambda _: {"part": "anyfleet.train:Fisher", "fields": {}},
+    "another dataclass": lambda _: {"part": "anyfleet.measure:Fisher", "fields": {}},
     "a state without a snapshot": with_field("snapshot", None),
     "a state without a point": with_field("point", None),
     "a state without a fleet": with_field("fleet", None),
@@ -262,10 +262,12 @@ FORGED: dict[str, Callable[[Any], Any]] = {
         "snapshot.notes", {"dict": {"a": {"code": "anyfleet.store.recording:fresh"}}}
     ),
     "a function that loads files": with_field(
-        "snapshot.notes", {"dict": {"a": {"code": "anyfleet.study:load"}}}
+        "snapshot.notes", {"dict": {"a": {"code": "anyfleet.experiment:load"}}}
     ),
     "a call of the system": with_field("snapshot.notes", {"dict": {"a": factory("os:system")}}),
-    "a call of ours": with_field("snapshot.notes", {"dict": {"a": factory("anyfleet.study:load")}}),
+    "a call of ours": with_field(
+        "snapshot.notes", {"dict": {"a": factory("anyfleet.experiment:load")}}
+    ),
     "depth": with_field("snapshot.notes", json.loads('{"list": [' * 400 + "0" + "]}" * 400)),
 }
 

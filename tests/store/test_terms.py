@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from anyfleet.errors import StoreError
+from anyfleet.experiment import play
 from anyfleet.store import Recording, Terms, environment, finished, read_points, reopen
-from anyfleet.study import play
-from tests.store import runs
+from tests.helpers import runs
 
 
 @pytest.fixture(scope="module")

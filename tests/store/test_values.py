@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typing_extensions import TypeAliasType
 
+from anyfleet.core.messages import Kind, Want
 from anyfleet.elastic import Slice
-from anyfleet.naming import Factory, FrozenMapping
+from anyfleet.names import Factory, FrozenMapping
 from anyfleet.store import decode, encode
 from anyfleet.store.blocks import ALIGNMENT
 from anyfleet.store.fields import misfit
-from anyfleet.types import Kind, Want
 from anyfleet.world import World
-from tests.store.values import Colour, Halved, Holder, Pair, through
+from tests.helpers.values import Colour, Halved, Holder, Pair, through
 
 PLAIN: list[Any] = [
     None,

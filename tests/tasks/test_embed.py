@@ -4,7 +4,7 @@ import numpy as np
 from tools.embed import embed
 
 from anyfleet.tasks.idx import read_idx
-from tests.tasks.sets import write_idx
+from tests.helpers.sets import write_idx
 
 
 def test_the_first_images_of_each_class_are_kept_in_order(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from anyfleet import config
-from anyfleet.naming import Factory
+from anyfleet.names import Factory
 from anyfleet.tasks import Data, Dirichlet, Own, squared_error
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from anyfleet import config
-from anyfleet.naming import Factory
+from anyfleet.names import Factory
 from anyfleet.tasks import (
     BalancedClasses,
     Cifar10,
@@ -22,7 +22,7 @@ from anyfleet.tasks import (
     TaskSpec,
     zoo,
 )
-from tests.tasks.sets import write_cifar, write_har, write_idx, write_shakespeare
+from tests.helpers.sets import write_cifar, write_har, write_idx, write_shakespeare
 
 SMALL = Factory.of(zoo.logistic)
 SMALL_HAR = Factory.of(zoo.logistic, features=768, classes=6)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from anyfleet import config, world
-from anyfleet.columns import Ints
+from anyfleet.arrays import Ints
 from anyfleet.tasks.partition import BalancedClasses
 from anyfleet.world import Fleet, Group, Normal, Redrawn, Uniform, When
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from anyfleet import config, rng
-from anyfleet.columns import Floats
+from anyfleet.arrays import Floats
 from anyfleet.errors import ConfigError
-from anyfleet.world.laws import Choice, Disc, LogNormal, Normal, Uniform
+from anyfleet.world.distributions import Choice, Disc, LogNormal, Normal, Uniform
 from anyfleet.world.processes import Redrawn, Replayed, Wandering
 from anyfleet.world.quantities import Quantity, When, slot, slot_end
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anyfleet.columns import Ints
+from anyfleet.arrays import Ints
 from anyfleet.errors import Refusal
-from anyfleet.runtime.batteries import Batteries
+from anyfleet.runtime.simulated.batteries import Batteries
 from anyfleet.world import (
     Columns,
     Diurnal,

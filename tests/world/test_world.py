@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from anyfleet import rng
-from anyfleet.columns import Floats, Ints
-from anyfleet.types import Conditions
+from anyfleet.arrays import Floats, Ints
+from anyfleet.core.messages import Conditions
 from anyfleet.world import (
     Columns,
     Disc,
@@ -27,8 +27,8 @@ from anyfleet.world import (
     Wandering,
     World,
 )
+from anyfleet.world.links import Way
 from anyfleet.world.quantities import Number, When
-from anyfleet.world.radio import Way
 from anyfleet.world.world import Told
 
 DEVICES = 400

@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Polygon
 
 from anyfleet import rng
-from anyfleet.columns import Floats
+from anyfleet.arrays import Floats
 from anyfleet.formulas import (
     dither,
     fedhq_weights,

@@ -5,7 +5,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from anyfleet import rng
-from anyfleet.columns import Floats, Ints
+from anyfleet.arrays import Floats, Ints
 from anyfleet.formulas import (
     alignment,
     angle_weights,

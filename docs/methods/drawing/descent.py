@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Ellipse
 
-from anyfleet.columns import Floats
+from anyfleet.arrays import Floats
 from anyfleet.formulas import proximal_step, weighted_mean
 from drawing.canvas import BLUE, GREEN, INK, ORANGE, bare, panels, trail
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from anyfleet.columns import Floats
+from anyfleet.arrays import Floats
 from drawing.canvas import INK, plain
 
 FILE = Path(__file__).resolve().parent / "measured.json"

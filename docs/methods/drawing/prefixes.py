@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from anyfleet.columns import Flags
+from anyfleet.arrays import Flags
 from anyfleet.formulas import prefix_mask
 from drawing.canvas import (
     BLUE,

@@ -4,7 +4,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from anyfleet.columns import Floats
+from anyfleet.arrays import Floats
 from anyfleet.formulas import largest, level, relative_effectiveness, threshold_utility, utility
 from drawing.canvas import BLUE, GREEN, GREY, INK, ORANGE, PINK, legend, panels, plain
 

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from anyfleet import rng
-from anyfleet.columns import Flags
+from anyfleet.arrays import Flags
 from anyfleet.formulas import (
     kept_channels,
     layer_weights,

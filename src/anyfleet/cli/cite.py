@@ -8,9 +8,9 @@ import typer
 import anyfleet
 from anyfleet.cli.methods import known_methods
 from anyfleet.errors import ConfigError, Problem
-from anyfleet.naming import near
+from anyfleet.experiment import load
+from anyfleet.names import near
 from anyfleet.papers import Paper, papers_of
-from anyfleet.study import load
 
 ANYFLEET = Paper(
     "anyfleet",

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from anyfleet.cli.screen import lost_orders
-from anyfleet.diagnosis import (
+from anyfleet.analysis.diagnosis import (
     exploded,
     first_visits,
     measuring,
@@ -11,10 +10,11 @@ from anyfleet.diagnosis import (
     seconds_needed,
     unfit_threshold,
 )
-from anyfleet.evaluate import evaluate
-from anyfleet.ledger import Entries
-from anyfleet.study import Experiment, Point, populate
-from anyfleet.types import Task
+from anyfleet.cli.screen import lost_orders
+from anyfleet.core.evaluation import evaluate
+from anyfleet.core.ledger import Entries
+from anyfleet.core.messages import Task
+from anyfleet.experiment import Experiment, Point, populate
 
 
 def closing(

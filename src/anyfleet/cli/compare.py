@@ -12,6 +12,10 @@ import typer
 from rich.console import Console
 
 from anyfleet import config
+from anyfleet.analysis.equal_budgets import Resource, Within, common_amount, quantity, within
+from anyfleet.analysis.metric import Metric, judged_by
+from anyfleet.analysis.plots import Runs
+from anyfleet.analysis.summaries import ToTarget, common_score, metric_of, summarise, to_target
 from anyfleet.cli.closing import over_seeds, warnings
 from anyfleet.cli.record import built, picture, prepare, record, subfolder
 from anyfleet.cli.run import several
@@ -25,14 +29,10 @@ from anyfleet.cli.screen import (
     targets,
     width_title,
 )
-from anyfleet.equal import Resource, Within, common_amount, quantity, within
 from anyfleet.errors import ConfigError, Problem
-from anyfleet.metric import Metric, judged_by
-from anyfleet.queries import ToTarget, common_score, metric_of, summarise, to_target
-from anyfleet.report import Runs
+from anyfleet.experiment import Experiment, Point, build, from_source
 from anyfleet.store import Origin, Recording, read_ledger
 from anyfleet.store.disk import write
-from anyfleet.study import Experiment, Point, build, from_source
 
 _OF: Mapping[Resource, str] = MappingProxyType(
     {"flops": "", "time": " of simulated time", "energy": "", "bytes": " of traffic"}

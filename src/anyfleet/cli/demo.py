@@ -5,18 +5,18 @@ from dataclasses import replace
 from pathlib import Path
 
 from anyfleet import methods
+from anyfleet.analysis.metric import percent
+from anyfleet.analysis.summaries import common_score, to_target
 from anyfleet.cli.closing import over_seeds, warnings
 from anyfleet.cli.record import built, picture, prepare, record, subfolder
 from anyfleet.cli.run import several
 from anyfleet.cli.screen import console, seconds, table
-from anyfleet.method import Method
+from anyfleet.core.method import Method
+from anyfleet.experiment import Experiment, Point, populate
+from anyfleet.measure import Fisher
 from anyfleet.methods.fedavg import Training
-from anyfleet.metric import percent
-from anyfleet.queries import common_score, to_target
 from anyfleet.store import Origin, Recording, read_ledger
-from anyfleet.study import Experiment, Point, populate
 from anyfleet.tasks import Dirichlet, Embedded, Pooled
-from anyfleet.train import Fisher
 from anyfleet.world import levels
 
 SHARES = (1.0, 1 / 2, 1 / 4, 1 / 8)

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from rich.table import Table
 
-from anyfleet.breakdown import Breakdown
+from anyfleet.analysis.breakdown import Breakdown
 from anyfleet.cli.screen import grid, number
 
 _MOST_CLASSES = 12  # that are told one by one

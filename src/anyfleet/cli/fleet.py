@@ -9,15 +9,15 @@ from typing import Any, get_type_hints
 import numpy as np
 from rich.table import Table
 
-from anyfleet import config, naming, world
+from anyfleet import config, names, world
+from anyfleet.analysis.fleet_portrait import HOURS, Portrait, portray, varies
+from anyfleet.analysis.plots import NoPictures, draw_fleet
+from anyfleet.arrays import Floats
 from anyfleet.cli.record import RUNS
 from anyfleet.cli.screen import console, grid
-from anyfleet.columns import Floats
+from anyfleet.core.messages import MOST_DEVICES
 from anyfleet.errors import ConfigError, Problem
-from anyfleet.portrait import HOURS, Portrait, portray, varies
-from anyfleet.report import NoPictures, draw_fleet
 from anyfleet.store import fresh
-from anyfleet.types import MOST_DEVICES
 from anyfleet.world import Fleet, Group, World
 from anyfleet.world.quantities import bounds
 
@@ -63,7 +63,7 @@ def show_fleet(name: str, overrides: Sequence[str], *, allow: Sequence[str], loo
 
 def presets() -> tuple[str, ...]:
     """The fleets that have a name: what makes one, in `anyfleet.world`."""
-    functions = {name: getattr(world, name) for name in naming.public_names("anyfleet.world")}
+    functions = {name: getattr(world, name) for name in names.public_names("anyfleet.world")}
     return tuple(
         name
         for name, thing in functions.items()
@@ -79,7 +79,7 @@ def _source(name: str, overrides: Sequence[str], allow: Sequence[str]) -> config
         return config.Source(config.override(table, overrides), tuple(allow))
     if not Path(name).exists() and not name.endswith(".toml"):
         known = ", ".join(presets())
-        hint = naming.near(name, presets()) or "."
+        hint = names.near(name, presets()) or "."
         message = f"is neither a file nor one of the known fleets ({known}){hint}"
         raise ConfigError([Problem(name, message)])
     return config.read(name, overrides, allow)

@@ -13,12 +13,12 @@ from typing import Any
 from rich.table import Table
 
 import anyfleet
-from anyfleet import columns
+from anyfleet import arrays as columns
 from anyfleet.cli.screen import console
 from anyfleet.config.forms import ABSENT, Entry, form_of
+from anyfleet.core.method import Method
 from anyfleet.errors import ConfigError, Problem
-from anyfleet.method import Method
-from anyfleet.naming import name_of, near, public_names
+from anyfleet.names import name_of, near, public_names
 from anyfleet.papers import Paper
 
 HOME = "anyfleet.methods"

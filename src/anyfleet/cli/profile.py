@@ -10,12 +10,12 @@ from rich.progress import track
 from rich.table import Table
 
 from anyfleet.cli.screen import console, grid
+from anyfleet.core.messages import Task
 from anyfleet.elastic import Slice
 from anyfleet.errors import ConfigError, Problem
-from anyfleet.measuring import Peak, Sample, measure, standard, weigh
-from anyfleet.profile import Profile, as_toml, conclude, slices
-from anyfleet.study import build, load
-from anyfleet.types import Task
+from anyfleet.experiment import build, load
+from anyfleet.hardware.probes import Peak, Sample, measure, standard, weigh
+from anyfleet.hardware.profile import Profile, as_toml, conclude, slices
 
 
 def profile_machine(

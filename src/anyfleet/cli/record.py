@@ -6,13 +6,13 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
+from anyfleet.analysis.equal_budgets import Resource
+from anyfleet.analysis.plots import NoPictures, NothingToDraw, Runs, draw
 from anyfleet.cli.screen import progress
-from anyfleet.equal import Resource
+from anyfleet.core.messages import Task
 from anyfleet.errors import StoreError
-from anyfleet.report import NoPictures, NothingToDraw, Runs, draw
+from anyfleet.experiment import Experiment, Point, State, build, play
 from anyfleet.store import Recording, claim, fresh
-from anyfleet.study import Experiment, Point, State, build, play
-from anyfleet.types import Task
 from anyfleet.world import World
 
 RUNS = Path("runs")

@@ -9,16 +9,16 @@ import typer
 from rich.console import Console
 
 from anyfleet import config
+from anyfleet.analysis.summaries import best, taken_apart
 from anyfleet.cli.closing import closing
 from anyfleet.cli.details import apart
 from anyfleet.cli.record import picture, prepare, record
 from anyfleet.cli.screen import by_width, console, table, width_title
 from anyfleet.cli.stopping import exit_code
-from anyfleet.queries import best, taken_apart
+from anyfleet.core.messages import Task
+from anyfleet.experiment import Experiment, State, build, from_source
 from anyfleet.store import Origin, Recording, Terms, finished, read_ledger, read_points
 from anyfleet.store.environment import FILE
-from anyfleet.study import Experiment, State, build, from_source
-from anyfleet.types import Task
 
 
 @dataclass(frozen=True)

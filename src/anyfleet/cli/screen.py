@@ -9,10 +9,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from anyfleet.equal import Within, ended_after, first_after
-from anyfleet.ledger import Entries
-from anyfleet.metric import Metric
-from anyfleet.queries import (
+from anyfleet.analysis.equal_budgets import Within, ended_after, first_after
+from anyfleet.analysis.metric import Metric
+from anyfleet.analysis.plots import Runs
+from anyfleet.analysis.summaries import (
     Spent,
     Summary,
     ToTarget,
@@ -25,8 +25,8 @@ from anyfleet.queries import (
     summarise,
     to_target,
 )
-from anyfleet.report import Runs
-from anyfleet.study import Point
+from anyfleet.core.ledger import Entries
+from anyfleet.experiment import Point
 
 Show = Callable[[Point], None]
 _PLAIN_LINES = 10  # of progress per run, where there is no terminal

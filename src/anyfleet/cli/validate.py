@@ -5,10 +5,10 @@ from pathlib import Path
 
 from rich.table import Table
 
+from anyfleet.analysis.diagnosis import measuring
 from anyfleet.cli.screen import console, grid
-from anyfleet.diagnosis import measuring
 from anyfleet.elastic import Blueprint, cost
-from anyfleet.study import build, load, populate
+from anyfleet.experiment import build, load, populate
 
 SHARES = (1.0, 1 / 2, 1 / 4, 1 / 8, 1 / 16)
 

@@ -6,7 +6,7 @@ A part is a table: `use` names its class or function, the other keys are its fie
     use = "heterofl"                     # short: the caller of `load` says where methods live
     shares = [1.0, 0.5, 0.25]            # an argument of the function
     [method.select]                      # a field of the Method that the function returns
-    use = "anyfleet.select:Uniform"
+    use = "anyfleet.parts.select:Uniform"
     count = 5
 
 `load` reports everything that is wrong at once, with its path. A table without `use` changes the

@@ -11,7 +11,7 @@ from typing import Any
 
 from anyfleet.config.forms import ABSENT, form_of
 from anyfleet.errors import BadName, ConfigError, Problem
-from anyfleet.naming import Factory, name_of
+from anyfleet.names import Factory, name_of
 
 __all__ = ["dump"]
 

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from anyfleet.config.loading import load
-from anyfleet.config.numbers import refuse_long_keys, too_deep
+from anyfleet.config.number_values import refuse_long_keys, too_deep
 from anyfleet.config.requests import importable, not_installed, packages_in, refused
 from anyfleet.config.settings import trusted
 from anyfleet.errors import AnyfleetWarning, BadCall, ConfigError, Problem
-from anyfleet.homes import HOMES
+from anyfleet.names import HOMES
 
 __all__ = ["Source", "override", "read"]
 

@@ -15,12 +15,11 @@ from typing import Any, TypeVar, overload
 from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
 from anyfleet.config.forms import ABSENT
-from anyfleet.config.numbers import no_number, too_deep
+from anyfleet.config.number_values import no_number, too_deep
 from anyfleet.config.outcome import FAILED, Outcome, Scope
-from anyfleet.config.parts import code, factory, part
+from anyfleet.config.part_values import code, factory, part
 from anyfleet.errors import ConfigError
-from anyfleet.homes import HOMES
-from anyfleet.naming import Factory, FrozenMapping
+from anyfleet.names import HOMES, Factory, FrozenMapping
 
 __all__ = ["load"]
 
@@ -60,8 +59,8 @@ def load(
     """Return the value that `data` describes, or raise a ConfigError with every problem in it.
 
     `allow` names packages besides `anyfleet` whose code may be used. `homes` tells for a field
-    ("select") which package ("anyfleet.select") exports what may stand there. A relative path lies
-    in `folder`, or else in the working directory.
+    ("select") which package ("anyfleet.parts.select") exports what may stand there. A relative path
+    lies in `folder`, or else in the working directory.
     """
     if deep := too_deep(data):
         raise ConfigError([deep])

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from anyfleet.errors import ConfigError, Problem
-from anyfleet.naming import how_to_allow, lies_within, near
+from anyfleet.names import how_to_allow, lies_within, near
 
 __all__ = ["importable", "not_installed", "packages_in", "refused"]
 

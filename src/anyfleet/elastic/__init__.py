@@ -2,13 +2,11 @@
 
 from anyfleet.elastic.blueprint import WHOLE, Axis, BatchNormSite, Blueprint, Layer, Slice
 from anyfleet.elastic.budget import Budget, largest
-from anyfleet.elastic.cost import Cost, Priced, cost
-from anyfleet.elastic.dense import DenseModel, dense
-from anyfleet.elastic.errors import ProgramError, SliceError, TraceError, VerifyError
-from anyfleet.elastic.faithful import require_faithful
-from anyfleet.elastic.interpret import apply
-from anyfleet.elastic.mixed_rows import mixed_rows
-from anyfleet.elastic.modes import (
+from anyfleet.elastic.channel_strength import channel_order
+from anyfleet.elastic.cost.training_cost import Cost, Priced, cost
+from anyfleet.elastic.execution.dense import DenseModel, dense
+from anyfleet.elastic.execution.interpret import apply
+from anyfleet.elastic.execution.modes import (
     COLLECT,
     EVALUATE,
     EVALUATE_BATCH,
@@ -21,9 +19,11 @@ from anyfleet.elastic.modes import (
 from anyfleet.elastic.narrowing import alpha, columns, narrowed, width, within
 from anyfleet.elastic.permuting import permute
 from anyfleet.elastic.slicing import Params, cut, paste, place
-from anyfleet.elastic.strength import channel_order
-from anyfleet.elastic.tracer import left_behind, trace
-from anyfleet.elastic.verify import Check, Report, verify
+from anyfleet.elastic.tracing.mixed_rows import mixed_rows
+from anyfleet.elastic.tracing.tracer import left_behind, trace
+from anyfleet.elastic.verification.faithful import require_faithful
+from anyfleet.elastic.verification.verify import Check, Report, verify
+from anyfleet.errors import ProgramError, SliceError, TraceError, VerifyError
 
 __all__ = [
     "COLLECT",

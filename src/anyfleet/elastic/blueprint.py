@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from anyfleet.elastic.errors import SliceError
+from anyfleet.elastic.execution.plain import plainly
 from anyfleet.elastic.indexing import index, take
-from anyfleet.elastic.plain import plainly
 from anyfleet.elastic.program import Constant, Dim, Program, length
+from anyfleet.errors import SliceError
 from anyfleet.formulas.sub_models import kept_channels
 
 Rounding = Literal["ceil", "round"]

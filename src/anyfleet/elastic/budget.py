@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from anyfleet.elastic import flops, memory
 from anyfleet.elastic.blueprint import SHARED_KINDS, WHOLE, Blueprint, Slice
-from anyfleet.elastic.passes import ITEM
+from anyfleet.elastic.cost import flops, memory
+from anyfleet.elastic.cost.passes import ITEM
 
 Extraction = Callable[[Mapping[str, int]], Slice]
 

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from anyfleet.elastic.blueprint import Blueprint, Slice
-from anyfleet.elastic.errors import SliceError
 from anyfleet.elastic.slicing import Params, cut
+from anyfleet.errors import SliceError
 
 
 def permute(

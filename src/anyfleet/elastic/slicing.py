@@ -6,8 +6,8 @@ from functools import lru_cache
 from torch import Tensor
 
 from anyfleet.elastic.blueprint import Blueprint, Slice
+from anyfleet.elastic.execution.plain import plainly
 from anyfleet.elastic.indexing import Index, broadcast, index, take
-from anyfleet.elastic.plain import plainly
 
 Params = Mapping[str, Tensor]
 

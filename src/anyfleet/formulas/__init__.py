@@ -23,13 +23,7 @@ from anyfleet.formulas.anycost import (
     magnitudes,
     strongest_channels,
 )
-from anyfleet.formulas.cohorts import (
-    AnycostPlans,
-    Budgets,
-    Sending,
-    anycost_plans,
-    best_sending,
-)
+from anyfleet.formulas.cohorts import AnycostPlans, Budgets, Sending, anycost_plans, best_sending
 from anyfleet.formulas.compression import (
     Quantised,
     Ternary,

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from anyfleet.columns import Flags, Floats, Ints
+from anyfleet.arrays import Flags, Floats, Ints
 from anyfleet.formulas.sub_models import kept_channels, overlap_mean
 
 # A message says its smallest and largest magnitude and its number of levels.

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from anyfleet.columns import Flags, Floats
+from anyfleet.arrays import Flags, Floats
 
 # What is solved for meets constraints only up to rounding: by this share more is spent than there
 # is, or else rounding would leave no energy at all for sending that needs next to none.

@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from anyfleet.columns import Floats, Ints
+from anyfleet.arrays import Floats, Ints
 from anyfleet.formulas.sub_models import kept_channels
 
 # What a message says besides its entries: one magnitude or norm.

@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from anyfleet.columns import Floats, Ints
+from anyfleet.arrays import Floats, Ints
 
 Statistic = Literal["sum", "mean"]
 Stopping = Literal["share", "thesis", "code"]

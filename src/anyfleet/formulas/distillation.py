@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from anyfleet.columns import Flags, Floats, Ints
+from anyfleet.arrays import Flags, Floats, Ints
 
 Buffers = Literal["final", "masked", "literal"]
 

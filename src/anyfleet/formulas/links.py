@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from anyfleet.columns import Floats, Ints
+from anyfleet.arrays import Floats, Ints
 
 
 def leading_columns(u: Floats, error: Floats | float) -> Ints:

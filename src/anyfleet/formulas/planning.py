@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from anyfleet.columns import Floats
+from anyfleet.arrays import Floats
 
 Branch = Literal["saturated", "tight", "search"]
 

@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from anyfleet.columns import Flags, Floats, Ints
+from anyfleet.arrays import Flags, Floats, Ints
 
 Score = Literal["recommended", "literal", "maxmin"]
 

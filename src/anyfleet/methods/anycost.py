@@ -12,17 +12,18 @@ strongest channels are an index set); weights go by measured rates and by sample
 from dataclasses import replace
 from typing import Unpack
 
-from anyfleet.aggregate import Aio
 from anyfleet.arguments import checked
-from anyfleet.codec import Fgc
+from anyfleet.core.method import Method
 from anyfleet.errors import refuse
-from anyfleet.extract import Strongest
-from anyfleet.method import Method
 from anyfleet.methods.fedavg import fedavg
 from anyfleet.methods.heterofl import Parts, partial_sgd
 from anyfleet.papers import ANYCOST
-from anyfleet.plan import Menu, MostGain
-from anyfleet.schedule import Synchronous
+from anyfleet.parts.aggregate import Aio
+from anyfleet.parts.choose import MostGain
+from anyfleet.parts.codec import Fgc
+from anyfleet.parts.extract import Strongest
+from anyfleet.parts.plan import Menu
+from anyfleet.parts.schedule import Synchronous
 
 PAPER = ANYCOST
 WIDTHS = tuple(sixteenths / 16 for sixteenths in range(16, 7, -1))  # alpha from 1 to 1/4

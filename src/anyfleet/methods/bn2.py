@@ -9,11 +9,11 @@ from dataclasses import replace
 from typing import Unpack
 
 from anyfleet.arguments import checked
-from anyfleet.method import Method
+from anyfleet.core.method import Method
 from anyfleet.methods.fedavg import Training, fedavg
 from anyfleet.papers import BN2
-from anyfleet.schedule import TwoPhase
-from anyfleet.select import Largest
+from anyfleet.parts.schedule import TwoPhase
+from anyfleet.parts.select import Largest
 
 PAPER = BN2
 

@@ -8,12 +8,12 @@ which allows any other selection; a device whose update is zero keeps the angle 
 from dataclasses import replace
 from typing import Unpack
 
-from anyfleet.aggregate import AngleWeighted
 from anyfleet.arguments import checked
-from anyfleet.method import Method
+from anyfleet.core.method import Method
 from anyfleet.methods.fedavg import Training, fedavg
 from anyfleet.papers import FEDADP
-from anyfleet.select import Everyone
+from anyfleet.parts.aggregate import AngleWeighted
+from anyfleet.parts.select import Everyone
 
 PAPER = FEDADP
 

@@ -8,17 +8,19 @@ import math
 from collections.abc import Iterator
 from typing import TypedDict, Unpack
 
-from anyfleet.aggregate import Mean
 from anyfleet.arguments import checked
-from anyfleet.codec import Raw
+from anyfleet.core.method import Method
 from anyfleet.errors import refuse
-from anyfleet.extract import Leading
-from anyfleet.method import Method
 from anyfleet.papers import FEDAVG
-from anyfleet.plan import First, Whole
-from anyfleet.schedule import Synchronous
-from anyfleet.select import Uniform
-from anyfleet.train import BatchStatistics, Decaying, Gradient, Sgd
+from anyfleet.parts.aggregate import Mean
+from anyfleet.parts.choose import First
+from anyfleet.parts.codec import Raw
+from anyfleet.parts.extract import Leading
+from anyfleet.parts.norm import BatchStatistics
+from anyfleet.parts.plan import Whole
+from anyfleet.parts.schedule import Synchronous
+from anyfleet.parts.select import Uniform
+from anyfleet.parts.train import Decaying, Gradient, Sgd
 
 PAPER = FEDAVG
 

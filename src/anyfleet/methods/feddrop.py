@@ -9,15 +9,15 @@ that are left after rounding.
 from dataclasses import replace
 from typing import Literal, Unpack
 
-from anyfleet.aggregate import Mean
 from anyfleet.arguments import checked
-from anyfleet.extract import Random
-from anyfleet.method import Method
+from anyfleet.core.method import Method
 from anyfleet.methods.fedavg import fedavg
 from anyfleet.methods.heterofl import Parts, partial_sgd
 from anyfleet.papers import FEDDROP
-from anyfleet.plan import FixedLevel
-from anyfleet.train import BatchStatistics, Static
+from anyfleet.parts.aggregate import Mean
+from anyfleet.parts.extract import Random
+from anyfleet.parts.norm import BatchStatistics, Static
+from anyfleet.parts.plan import FixedLevel
 
 PAPER = FEDDROP
 

@@ -8,13 +8,13 @@ that they minimise a bound by each client's quantisation error.
 from dataclasses import replace
 from typing import Unpack
 
-from anyfleet.aggregate import ErrorWeighted
 from anyfleet.arguments import checked
-from anyfleet.codec import Hq
-from anyfleet.method import Method
+from anyfleet.core.method import Method
 from anyfleet.methods.fedavg import Training, fedavg
 from anyfleet.papers import FEDHQ
-from anyfleet.plan import RateByLink
+from anyfleet.parts.aggregate import ErrorWeighted
+from anyfleet.parts.codec import Hq
+from anyfleet.parts.plan import RateByLink
 
 PAPER = FEDHQ
 

@@ -12,11 +12,12 @@ from dataclasses import replace
 from typing import Unpack
 
 from anyfleet.arguments import checked
-from anyfleet.method import Method
+from anyfleet.core.method import Method
 from anyfleet.methods.fedavg import Training, fedavg
 from anyfleet.papers import FEDPMT
-from anyfleet.plan import Depth, DepthMenu, LargestInTime
-from anyfleet.select import Quota
+from anyfleet.parts.choose import LargestInTime
+from anyfleet.parts.plan import Depth, DepthMenu
+from anyfleet.parts.select import Quota
 
 PAPER = FEDPMT
 

@@ -10,10 +10,10 @@ from dataclasses import replace
 from typing import Unpack
 
 from anyfleet.arguments import checked
-from anyfleet.method import Method
+from anyfleet.core.method import Method
 from anyfleet.methods.optimal_aggregation import Leaving, optimal_aggregation
 from anyfleet.papers import FEDPNS
-from anyfleet.select import Learned
+from anyfleet.parts.select import Learned
 
 PAPER = FEDPNS
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import Unpack
 
 from anyfleet.arguments import checked
+from anyfleet.core.method import Method
 from anyfleet.errors import refuse
-from anyfleet.method import Method
 from anyfleet.methods.fedavg import Training, fedavg, sgd
 from anyfleet.papers import FEDPROX
-from anyfleet.plan import StepsWithin, Whole
+from anyfleet.parts.plan import StepsWithin, Whole
 
 PAPER = FEDPROX
 

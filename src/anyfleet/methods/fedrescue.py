@@ -9,15 +9,15 @@ trained: by default only in the last step of each minibatch. For a device of les
 from dataclasses import replace
 from typing import Unpack
 
-from anyfleet.aggregate import Mean
 from anyfleet.arguments import checked
-from anyfleet.method import Method
+from anyfleet.core.method import Method
 from anyfleet.methods.fedavg import Training, fedavg, sgd
 from anyfleet.papers import FEDRESCUE
-from anyfleet.plan import FixedLevel
-from anyfleet.train import Gradient, Progressive
-from anyfleet.train.nested import RATIOS
-from anyfleet.train.progressive import MomentumRule
+from anyfleet.parts.aggregate import Mean
+from anyfleet.parts.plan import FixedLevel
+from anyfleet.parts.train import Gradient, Progressive
+from anyfleet.parts.train.nested import RATIOS
+from anyfleet.parts.train.progressive import MomentumRule
 
 PAPER = FEDRESCUE
 SHARES = (1, 3 / 4, 1 / 2, 1 / 4)

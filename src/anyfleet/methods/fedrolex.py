@@ -9,10 +9,10 @@ from dataclasses import replace
 from typing import Unpack
 
 from anyfleet.arguments import checked
-from anyfleet.extract import Rolling
-from anyfleet.method import Method
+from anyfleet.core.method import Method
 from anyfleet.methods.heterofl import Parts, heterofl
 from anyfleet.papers import FEDROLEX
+from anyfleet.parts.extract import Rolling
 
 PAPER = FEDROLEX
 

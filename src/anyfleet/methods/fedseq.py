@@ -8,13 +8,13 @@ from dataclasses import replace
 from typing import Unpack
 
 from anyfleet.arguments import checked
-from anyfleet.method import Method
+from anyfleet.core.method import Method
 from anyfleet.methods.fedavg import Training
 from anyfleet.methods.fedrescue import SHARES, fedrescue, usual
 from anyfleet.papers import FEDRESCUE
-from anyfleet.train import Progressive
-from anyfleet.train.nested import RATIOS
-from anyfleet.train.progressive import MomentumRule
+from anyfleet.parts.train import Progressive
+from anyfleet.parts.train.nested import RATIOS
+from anyfleet.parts.train.progressive import MomentumRule
 
 PAPER = FEDRESCUE
 

@@ -8,13 +8,13 @@ from dataclasses import replace
 from typing import Unpack
 
 from anyfleet.arguments import checked
-from anyfleet.method import Method
+from anyfleet.core.method import Method
 from anyfleet.methods.fedavg import Training
 from anyfleet.methods.fedrescue import SHARES, usual
 from anyfleet.methods.fjord import fjord
 from anyfleet.papers import SLIMMABLE
-from anyfleet.train import Slim
-from anyfleet.train.nested import RATIOS
+from anyfleet.parts.train import Slim
+from anyfleet.parts.train.nested import RATIOS
 
 PAPER = SLIMMABLE
 

@@ -9,14 +9,14 @@ gradients are summed and the rate stays. Over several `samples` a high rate can 
 from dataclasses import replace
 from typing import Unpack
 
-from anyfleet.aggregate import Mean
 from anyfleet.arguments import checked
-from anyfleet.method import Method
+from anyfleet.core.method import Method
 from anyfleet.methods.fedavg import Training
 from anyfleet.methods.fedrescue import SHARES, fedrescue, usual
 from anyfleet.papers import FJORD
-from anyfleet.train import Fjord
-from anyfleet.train.nested import RATIOS
+from anyfleet.parts.aggregate import Mean
+from anyfleet.parts.train import Fjord
+from anyfleet.parts.train.nested import RATIOS
 
 PAPER = FJORD
 

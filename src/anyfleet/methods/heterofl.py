@@ -8,13 +8,14 @@ normalisation follows directly: without one it diverges.
 from dataclasses import replace
 from typing import Unpack
 
-from anyfleet.aggregate import Mean
 from anyfleet.arguments import checked
-from anyfleet.method import Method
+from anyfleet.core.method import Method
 from anyfleet.methods.fedavg import Training, fedavg, sgd
 from anyfleet.papers import HETEROFL
-from anyfleet.plan import FixedLevel
-from anyfleet.train import BatchStatistics, Gradient, Static
+from anyfleet.parts.aggregate import Mean
+from anyfleet.parts.norm import BatchStatistics, Static
+from anyfleet.parts.plan import FixedLevel
+from anyfleet.parts.train import Gradient
 
 PAPER = HETEROFL
 

@@ -10,12 +10,12 @@ measured on the server split, never on test data.
 from dataclasses import replace
 from typing import Unpack
 
-from anyfleet.aggregate import Mean, Subset
 from anyfleet.arguments import checked
+from anyfleet.core.method import Method
 from anyfleet.formulas.contribution import Statistic, Stopping
-from anyfleet.method import Method
 from anyfleet.methods.fedavg import Training, fedavg
 from anyfleet.papers import FEDPNS
+from anyfleet.parts.aggregate import Mean, Subset
 
 PAPER = FEDPNS
 

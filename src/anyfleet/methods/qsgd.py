@@ -9,10 +9,10 @@ from dataclasses import replace
 from typing import Unpack
 
 from anyfleet.arguments import checked
-from anyfleet.codec import Qsgd, TopK
-from anyfleet.method import Method
+from anyfleet.core.method import Method
 from anyfleet.methods.fedavg import Training, fedavg
 from anyfleet.papers import QSGD
+from anyfleet.parts.codec import Qsgd, TopK
 
 PAPER = QSGD
 

@@ -4,11 +4,11 @@ from dataclasses import replace
 from typing import Unpack
 
 from anyfleet.arguments import checked
-from anyfleet.codec import Nothing
-from anyfleet.method import Method
+from anyfleet.core.method import Method
 from anyfleet.methods.fedavg import Training, fedavg
-from anyfleet.schedule import Surveyed, Synchronous
-from anyfleet.select import Everyone
+from anyfleet.parts.codec import Nothing
+from anyfleet.parts.schedule import Surveyed, Synchronous
+from anyfleet.parts.select import Everyone
 
 
 @checked

@@ -10,10 +10,10 @@ from dataclasses import replace
 from typing import Unpack
 
 from anyfleet.arguments import checked
-from anyfleet.codec import ErrorFeedback, Stc
-from anyfleet.method import Method
+from anyfleet.core.method import Method
 from anyfleet.methods.fedavg import Training, fedavg
 from anyfleet.papers import STC
+from anyfleet.parts.codec import ErrorFeedback, Stc
 
 PAPER = STC
 

@@ -9,10 +9,10 @@ from dataclasses import replace
 from typing import Literal, Unpack
 
 from anyfleet.arguments import checked
-from anyfleet.codec import TopK, Uveq
-from anyfleet.method import Method
+from anyfleet.core.method import Method
 from anyfleet.methods.fedavg import Training, fedavg
 from anyfleet.papers import UVEQFED
+from anyfleet.parts.codec import TopK, Uveq
 
 PAPER = UVEQFED
 

@@ -10,13 +10,14 @@ from dataclasses import replace
 from typing import Unpack
 
 from anyfleet.arguments import checked
-from anyfleet.extract import FisherBlocks, Leading
-from anyfleet.method import Method
+from anyfleet.core.method import Method
+from anyfleet.measure import Fisher
 from anyfleet.methods.heterofl import Parts, heterofl
 from anyfleet.papers import WHALE
-from anyfleet.plan import FisherUtility, Menu, Paced
-from anyfleet.select import Everyone
-from anyfleet.train import Fisher
+from anyfleet.parts.choose import FisherUtility
+from anyfleet.parts.extract import FisherBlocks, Leading
+from anyfleet.parts.plan import Menu, Paced
+from anyfleet.parts.select import Everyone
 
 PAPER = WHALE
 

@@ -14,15 +14,15 @@
 docs/runs.md has all about it. A folder belongs to one run: only resuming writes into it again.
 
 The model of a plain method is the module's state_dict: `module.load_state_dict(load_file(…))`. With
-normalisation of its own for every width (`train.PerWidth`) there are further entries `…@…`: the
+normalisation of its own for every width (`norm.PerWidth`) there are further entries `…@…`: the
 name of a tensor, then the width it belongs to. Leave them out to load the whole model.
 """
 
 from anyfleet.store.decode import decode
 from anyfleet.store.encode import Document, encode
 from anyfleet.store.recording import Origin, Past, Recording, claim, fresh
-from anyfleet.store.reports import describe, read_ledger, read_points
 from anyfleet.store.resuming import Reopened, Terms, finished, reopen
+from anyfleet.store.run_folder import describe, read_ledger, read_points
 
 __all__ = [
     "Document",

@@ -19,15 +19,15 @@ import msgspec
 import numpy as np
 from safetensors import SafetensorError
 
-from anyfleet import types
+from anyfleet.core import messages as types
 from anyfleet.elastic import Blueprint
 from anyfleet.errors import StoreError
-from anyfleet.runtime.pending import Saved
+from anyfleet.experiment import State
+from anyfleet.runtime.simulated.pending import Saved
 from anyfleet.store import blocks
 from anyfleet.store.decode import decode
 from anyfleet.store.disk import Damaged, Mark, force, force_folder, refuse_links, told
 from anyfleet.store.encode import Document, encode
-from anyfleet.study import State
 from anyfleet.tasks import Task
 from anyfleet.world import World
 

@@ -1,6 +1,6 @@
 """Plain data back into the values of a run. Only classes of allowed packages are ever named.
 
-Of Anyfleet itself these are the classes that states consist of (`homes.STATES`), and the fields of
+Of Anyfleet itself these are the classes that states consist of (`names.STATES`), and the fields of
 an instance must be of the types that its class declares. Instances are made by the construction of
 their dataclass and of nothing else: a document holds data, no code.
 """
@@ -17,15 +17,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anyfleet.columns import Batch
+from anyfleet.arrays import Batch
 from anyfleet.errors import BadName, StoreError
-from anyfleet.homes import HOMES, STATES
-from anyfleet.naming import OWN, Factory, FrozenMapping, find, how_to_allow, lies_within
+from anyfleet.experiment import Point, State
+from anyfleet.names import (
+    HOMES,
+    OWN,
+    STATES,
+    Factory,
+    FrozenMapping,
+    find,
+    how_to_allow,
+    lies_within,
+)
 from anyfleet.store.blocks import view
 from anyfleet.store.disk import Damaged
 from anyfleet.store.encode import NUMBERS, Document
 from anyfleet.store.fields import misfit, uneven
-from anyfleet.study import Point, State
 
 # The classes of other modules that a state may consist of.
 _BESIDES = {f"{each.__module__}:{each.__qualname__}": each for each in (Factory, Point, State)}

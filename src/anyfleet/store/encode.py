@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from anyfleet.errors import StoreError
-from anyfleet.naming import FrozenMapping
+from anyfleet.names import FrozenMapping
 from anyfleet.store.blocks import Blocks, Node, checked
 
 INLINE = 8  # elements; so few are written into the document

@@ -12,11 +12,11 @@ import torch
 
 import anyfleet
 from anyfleet import config
+from anyfleet.core.messages import Task
 from anyfleet.errors import StoreError
+from anyfleet.experiment import Experiment
 from anyfleet.store.blocks import content
 from anyfleet.store.disk import write
-from anyfleet.study import Experiment
-from anyfleet.types import Task
 
 FORMAT = 1
 FILE = "environment.json"

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from anyfleet.columns import Batch
+from anyfleet.arrays import Batch
 from anyfleet.config.forms import hints_of
 
 # Numbers of numpy stand for plain ones, and whole ones for others.

@@ -17,17 +17,17 @@ import safetensors.torch
 import torch
 
 import anyfleet
-from anyfleet.elastic.aliases import complete
+from anyfleet.analysis.summaries import summarise
+from anyfleet.core.messages import Task
+from anyfleet.elastic.tracing.aliases import complete
 from anyfleet.errors import AnyfleetWarning, BadReturn, StoreError
+from anyfleet.experiment import Experiment, Moment, Point, State
 from anyfleet.papers import bibliography, papers_of
-from anyfleet.queries import summarise
 from anyfleet.store import checkpoint, environment
 from anyfleet.store.disk import EMPTY, DiskError, Lock, Log, force_folder, told, write
 from anyfleet.store.encode import require_writable
-from anyfleet.store.reports import describe
-from anyfleet.study import Experiment, Moment, Point, State
+from anyfleet.store.run_folder import describe
 from anyfleet.tracebacks import during, ordinal, quoted, remedied
-from anyfleet.types import Task
 
 LOGS = ("ledger.jsonl", "points.jsonl")
 # What else lies in a run folder, each written as a whole.

@@ -8,14 +8,14 @@ from typing import NamedTuple
 import msgspec
 
 from anyfleet import config
+from anyfleet.core.messages import Task
 from anyfleet.errors import StoreError
+from anyfleet.experiment import Experiment, State, build, from_source, populate
 from anyfleet.runtime import Simulated
 from anyfleet.store import checkpoint, environment
 from anyfleet.store.disk import EMPTY, Damaged, Lock, Log, refuse_links, write
 from anyfleet.store.recording import FILES, LOGS, Past
-from anyfleet.store.reports import describe, entries_of, points_of
-from anyfleet.study import Experiment, State, build, from_source, populate
-from anyfleet.types import Task
+from anyfleet.store.run_folder import describe, entries_of, points_of
 from anyfleet.world import World
 
 

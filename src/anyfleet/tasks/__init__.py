@@ -6,7 +6,7 @@ own module and data. The networks are in `anyfleet.tasks.zoo`.
 
 from anyfleet.tasks.augment import Augment, Flip, InTurn, Shift
 from anyfleet.tasks.data import Data
-from anyfleet.tasks.objective import absolute_error, accuracy, cross_entropy, squared_error
+from anyfleet.tasks.losses import absolute_error, accuracy, cross_entropy, squared_error
 from anyfleet.tasks.own import Own
 from anyfleet.tasks.partition import (
     BalancedClasses,

@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from anyfleet.arguments import checked
-from anyfleet.naming import Factory
+from anyfleet.names import Factory
 from anyfleet.tasks.augment import Augment
 from anyfleet.tasks.data import Data
-from anyfleet.tasks.loading import fresh_model
-from anyfleet.tasks.objective import Objective, cross_entropy
+from anyfleet.tasks.data_loading import fresh_model
+from anyfleet.tasks.losses import Objective, cross_entropy
 from anyfleet.tasks.partition import Iid, Partition
 from anyfleet.tasks.split import Split
 from anyfleet.tasks.task import Task

@@ -15,12 +15,13 @@ from typing import Protocol
 import torch
 
 from anyfleet.arguments import checked
-from anyfleet.naming import Factory
-from anyfleet.tasks import files, zoo
+from anyfleet.names import Factory
+from anyfleet.tasks import dataset_files as files
+from anyfleet.tasks import zoo
 from anyfleet.tasks.augment import Augment
 from anyfleet.tasks.data import Data
-from anyfleet.tasks.loading import chosen_rows, fresh_model, image_data, sensor_data
-from anyfleet.tasks.objective import Goal
+from anyfleet.tasks.data_loading import chosen_rows, fresh_model, image_data, sensor_data
+from anyfleet.tasks.losses import Goal
 from anyfleet.tasks.partition import ByOwner, Iid, Partition
 from anyfleet.tasks.split import Split, number
 from anyfleet.tasks.synthetic import Generator

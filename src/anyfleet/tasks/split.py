@@ -10,10 +10,10 @@ from torch import Tensor
 
 from anyfleet import rng
 from anyfleet.arguments import checked
+from anyfleet.core.messages import MOST_DEVICES
 from anyfleet.errors import AnyfleetWarning
 from anyfleet.tasks.data import Data
 from anyfleet.tasks.partition import Iid, IntArray, Partition, Shares
-from anyfleet.types import MOST_DEVICES
 
 _IID = Iid()
 _LONGEST = 100  # characters of a partition in a sentence

@@ -7,9 +7,9 @@ import torch
 from numpy.typing import NDArray
 
 from anyfleet.arguments import checked
+from anyfleet.core.messages import MOST_DEVICES
 from anyfleet.tasks.data import Data
 from anyfleet.tasks.split import Cut
-from anyfleet.types import MOST_DEVICES
 
 FEATURES, CLASSES = 60, 10
 Floats = NDArray[np.float64]

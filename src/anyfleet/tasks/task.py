@@ -14,7 +14,10 @@ from anyfleet.arguments import checked
 from anyfleet.elastic import Blueprint, left_behind, require_faithful, trace
 from anyfleet.errors import AnyfleetWarning
 from anyfleet.tasks.augment import Augment
-from anyfleet.tasks.checks import (
+from anyfleet.tasks.data import Data, materialise
+from anyfleet.tasks.losses import Goal, Objective, cross_entropy
+from anyfleet.tasks.split import Cut, Split, union
+from anyfleet.tasks.task_checks import (
     check_finite,
     check_given,
     check_names,
@@ -25,9 +28,6 @@ from anyfleet.tasks.checks import (
     tried,
     width,
 )
-from anyfleet.tasks.data import Data, materialise
-from anyfleet.tasks.objective import Goal, Objective, cross_entropy
-from anyfleet.tasks.split import Cut, Split, union
 
 Params = Mapping[str, Tensor]
 
@@ -150,7 +150,7 @@ class Task:
         there are only the metrics you give; and say `classified=True` if targets are classes on the
         last axis of the output nevertheless (negative ones are passed over), so that methods that
         look at a device's labels do so. A run is judged by accuracy where there is one, else by the
-        first of the metrics, else by the loss; which way is better, `anyfleet.metric.Metric` tells
+        first of the metrics, else by the loss; which way is better, `Metric` tells
         by the name. The name is that of the module's class, unless given.
         """
         goal = Goal(loss, metrics, classified)

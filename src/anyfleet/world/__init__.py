@@ -1,10 +1,11 @@
 """The simulated world: who the devices are, how fast they compute, how their links behave."""
 
 from anyfleet.world.availability import Always, Diurnal, Intermittent
+from anyfleet.world.column_loss import Columns
+from anyfleet.world.distributions import Choice, Disc, LogNormal, Normal, Uniform
 from anyfleet.world.fleet import Fleet
 from anyfleet.world.group import Group
-from anyfleet.world.laws import Choice, Disc, LogNormal, Normal, Uniform
-from anyfleet.world.loss import Columns
+from anyfleet.world.links import Shannon, Steady, bluetooth, lte, wifi
 from anyfleet.world.presets import (
     cell,
     levels,
@@ -16,7 +17,6 @@ from anyfleet.world.presets import (
 )
 from anyfleet.world.processes import Redrawn, Replayed, Wandering
 from anyfleet.world.quantities import When
-from anyfleet.world.radio import Shannon, Steady, bluetooth, lte, wifi
 from anyfleet.world.table import Table
 from anyfleet.world.world import Reports, World
 

@@ -9,12 +9,12 @@ import torch
 
 from anyfleet import rng
 from anyfleet.arguments import checked
-from anyfleet.columns import Ints
-from anyfleet.elastic.counting import Counting
+from anyfleet.arrays import Ints
+from anyfleet.core.messages import Devices
+from anyfleet.elastic.cost.operations import Counting
 from anyfleet.errors import refuse
-from anyfleet.types import Devices
 from anyfleet.world.group import Group
-from anyfleet.world.radio import Link
+from anyfleet.world.links import Link
 from anyfleet.world.world import Reports, World
 
 # FedPMT's: 1, 1/2, 1/3, 1/4 and 1/5 of the fastest (METHODS §A.1; one third, not 0.33, or the third

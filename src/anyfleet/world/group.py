@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from operator import index
 
 from anyfleet.arguments import checked
+from anyfleet.core.messages import MOST_DEVICES
 from anyfleet.errors import refuse
-from anyfleet.types import MOST_DEVICES
 from anyfleet.world.availability import Always, Availability
-from anyfleet.world.loss import Columns
+from anyfleet.world.column_loss import Columns
+from anyfleet.world.links import Link, Steady
 from anyfleet.world.quantities import LEAST, MOST, Number, bounds, changes
-from anyfleet.world.radio import Link, Steady
 
 # Column: the least it may be, whether that itself is allowed, the most it may be.
 _RANGES: dict[str, tuple[float, bool, float]] = {

@@ -3,13 +3,13 @@
 from collections.abc import Iterable, Iterator, Mapping
 
 from anyfleet.errors import refuse
+from anyfleet.world.column_loss import Columns, no_probability, no_width
+from anyfleet.world.distributions import Disc, LogNormal, Normal, Uniform
 from anyfleet.world.fleet import SPEEDS, Fleet
 from anyfleet.world.group import Group, out_of_range
-from anyfleet.world.laws import Disc, LogNormal, Normal, Uniform
-from anyfleet.world.loss import Columns, no_probability, no_width
+from anyfleet.world.links import Shannon, Steady, bluetooth, lte, no_rate, wifi
 from anyfleet.world.processes import Redrawn
 from anyfleet.world.quantities import Law, Number
-from anyfleet.world.radio import Shannon, Steady, bluetooth, lte, no_rate, wifi
 
 # AnycostFL's study of unequal devices keeps these means and varies the deviation (METHODS §A.2).
 MEAN_COEFFICIENT = 7.5e-27  # joules for a cycle, divided by the frequency squared

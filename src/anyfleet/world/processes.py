@@ -16,9 +16,9 @@ from torch import Tensor
 
 from anyfleet import rng
 from anyfleet.arguments import checked
-from anyfleet.columns import Floats, Ints
+from anyfleet.arrays import Floats, Ints
 from anyfleet.errors import refuse
-from anyfleet.naming import near
+from anyfleet.names import near
 from anyfleet.world.quantities import MOST, Law, Number, When, at, bounds, slot, slot_end, until
 
 __all__ = ["Redrawn", "Replayed", "Wandering", "no_period"]

@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 from torch import Tensor
 
-from anyfleet.columns import Floats
+from anyfleet.arrays import Floats
 
 
 @dataclass(frozen=True)

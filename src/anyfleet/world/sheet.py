@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from anyfleet.columns import Floats, Ints
+from anyfleet.arrays import Floats, Ints
 from anyfleet.errors import refuse
-from anyfleet.naming import near
+from anyfleet.names import near
 from anyfleet.world.group import HIGHEST_LEVEL, out_of_range
 from anyfleet.world.world import OWN
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from anyfleet.columns import Flags, Floats, Ints
+from anyfleet.arrays import Flags, Floats, Ints
 from anyfleet.errors import refuse
-from anyfleet.naming import near
+from anyfleet.names import near
 from anyfleet.world.fleet import Fleet, declare, listed
 from anyfleet.world.group import Group
-from anyfleet.world.radio import Link, bluetooth, lte, wifi
+from anyfleet.world.links import Link, bluetooth, lte, wifi
 from anyfleet.world.sheet import AS_GROUP, LEVEL, Faults, Sheet, read
 from anyfleet.world.world import World
 

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from anyfleet import rng
 from anyfleet.arguments import checked
-from anyfleet.columns import Flags, Floats, Ints
+from anyfleet.arrays import Flags, Floats, Ints
+from anyfleet.core.messages import Conditions, Devices
 from anyfleet.errors import refuse
-from anyfleet.types import Conditions, Devices
 from anyfleet.world.group import COLUMNS, Group
+from anyfleet.world.links import Link, Rates, Way
 from anyfleet.world.quantities import MOST, Number, When, at, until
-from anyfleet.world.radio import Link, Rates, Way
 
 _AS_DECLARED = ("memory", "battery", "budget")
 _COMPUTING = ("overhead", "latency", "bandwidth", "fixed")

@@ -1,16 +1,10 @@
 """Data partitions of METHODS §B as parts with one signature (`Partition`)."""
 
+from anyfleet.tasks.partition.dealing import IntArray, Partition, Shares
 from anyfleet.tasks.partition.disjoint import BalancedClasses, Dirichlet, TwoClassDisjoint
 from anyfleet.tasks.partition.mixtures import Case1, Case2, ClassCounts, Mixed, SigmaRho, XClass
 from anyfleet.tasks.partition.natural import ByOwner, Domains
-from anyfleet.tasks.partition.rows import IntArray, Partition, Shares
-from anyfleet.tasks.partition.uniform import (
-    Contiguous,
-    DirichletSizes,
-    Given,
-    Iid,
-    LogNormalSizes,
-)
+from anyfleet.tasks.partition.sizes import Contiguous, DirichletSizes, Given, Iid, LogNormalSizes
 
 __all__ = [
     "BalancedClasses",

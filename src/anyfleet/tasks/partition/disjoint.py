@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from anyfleet.arguments import checked
-from anyfleet.tasks.partition.rows import (
+from anyfleet.tasks.partition.dealing import (
     IntArray,
     Shares,
     at_least,

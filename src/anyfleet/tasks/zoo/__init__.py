@@ -1,7 +1,8 @@
 """Networks of METHODS §C, written as plain modules; each takes its sizes as keyword arguments."""
 
 from anyfleet.tasks.zoo.language import Transformer
-from anyfleet.tasks.zoo.plain import (
+from anyfleet.tasks.zoo.residual import resnet18, resnet_s2, wide_resnet
+from anyfleet.tasks.zoo.simple import (
     cnn_c,
     cnn_cifar,
     cnn_m,
@@ -13,7 +14,6 @@ from anyfleet.tasks.zoo.plain import (
     perceptron,
     vgg9,
 )
-from anyfleet.tasks.zoo.residual import resnet18, resnet_s2, wide_resnet
 
 __all__ = [
     "Transformer",

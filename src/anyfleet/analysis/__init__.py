@@ -1,0 +1,3 @@
+"""What a finished run tells: summaries, equal budgets, breakdowns, diagnosis, plots."""
+
+__all__: list[str] = []

@@ -1,0 +1,132 @@
+"""What runs had learned for the same: simulated time, energy, calculation or traffic."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+from anyfleet.analysis.metric import Metric
+from anyfleet.analysis.summaries import Spent, best, evaluated, metric_of, need_width, spent_by
+from anyfleet.experiment import Point
+
+Resource = Literal["flops", "time", "energy", "bytes"]
+_USED: Mapping[Resource, Callable[[Point], float]] = MappingProxyType(
+    {
+        "flops": lambda point: point.flops,
+        "time": lambda point: point.time,
+        "energy": lambda point: point.joules,
+        "bytes": lambda point: point.down + point.up,
+    }
+)
+_UNITS: Mapping[Resource, str] = MappingProxyType(
+    {"flops": "FLOP", "time": "s", "energy": "J", "bytes": "B"}
+)
+_PREFIXES = ("T", "G", "M", "k", "", "m")  # thousand times less from each to the next
+
+
+def used(point: Point, resource: Resource) -> float:
+    """What a run had used by a point, from its start: FLOP, simulated seconds, joules or bytes.
+
+    Bytes count both ways.
+    """
+    if resource not in _USED:
+        raise ValueError(f"a resource is one of {', '.join(_USED)}; got {resource!r}.")
+    return _USED[resource](point)
+
+
+def common_amount(runs: Iterable[Sequence[Point]], resource: Resource) -> float:
+    """The largest amount that every run used, the least of their totals; NaN without runs."""
+    return min((used(points[-1], resource) for points in runs), default=math.nan)
+
+
+@dataclass(frozen=True)
+class Within:
+    """What a run had learned for an amount, by its last evaluation at or before it.
+
+    A run that ended with less shows its last state. One that was first evaluated beyond the amount
+    has learned nothing that anybody knows of.
+    """
+
+    resource: Resource
+    amount: float
+    total: float  # what the whole run used of the resource
+    first: float  # what it had used by its first evaluation; NaN: never evaluated
+    score: float  # NaN: not evaluated by then, or a model whose numbers are none
+    best: float  # until then, likewise
+    spent: Spent | None  # by the last evaluation until then; None: there is none
+    metric: str = "accuracy"
+
+    @property
+    def accuracy(self) -> float:
+        """The score of a run that is judged by its accuracy; NaN of every other."""
+        return self.score if self.metric == "accuracy" else math.nan
+
+    @property
+    def ended(self) -> bool:
+        """Whether the run was over before it had used the amount."""
+        return self.total < self.amount
+
+    def __str__(self) -> str:
+        if self.spent is None:
+            return first_after([self])
+        metric = Metric(self.metric)
+        told = f"{metric.told(self.score)} (best {metric.told(self.best)})"
+        return f"{told}, {ended_after([self])}" if self.ended else told
+
+
+def within(
+    points: Sequence[Point], resource: Resource, amount: float, width: float | None = None
+) -> Within:
+    """What a run, or its model at a width, had learned for an amount of a resource.
+
+    An answer counts with the server step that it belongs to. Nothing is interpolated: between two
+    evaluations a run is as good as at the first of them.
+    """
+    if not amount >= 0:
+        raise ValueError(f"an amount must be 0 or more, got {amount}.")
+    need_width(points, width)
+    judged = evaluated(points, width)
+    before = [point for point in judged if used(point, resource) <= amount]
+    return Within(
+        resource=resource,
+        amount=amount,
+        total=used(points[-1], resource),
+        first=used(judged[0], resource) if judged else math.nan,
+        score=before[-1].at(width) if before else math.nan,
+        best=best(before, width),
+        spent=spent_by(before[-1]) if before else None,
+        metric=metric_of(points).name,
+    )
+
+
+# --- for people ---------------------------------------------------------------------------------
+
+
+def quantity(amount: float, resource: Resource) -> str:
+    """An amount with its unit: "12.3 s", "1.25 kJ"."""
+    sizes = {prefix: 1000.0 ** (4 - place) for place, prefix in enumerate(_PREFIXES)}
+    fitting = (prefix for prefix, size in sizes.items() if amount >= size)
+    # Nobody says kiloseconds.
+    prefix = "" if resource == "time" or not amount else next(fitting, _PREFIXES[-1])
+    value = amount / sizes[prefix]
+    digits = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    return f"{digits} {prefix}{_UNITS[resource]}"
+
+
+def ended_after(runs: Sequence[Within]) -> str:
+    """How runs that were over before they had used an amount appear in tables."""
+    return f"ended after {_range([each.total for each in runs], runs[0].resource)}"
+
+
+def first_after(runs: Sequence[Within]) -> str:
+    """How runs that were not evaluated within an amount appear in tables."""
+    known = [each.first for each in runs if not math.isnan(each.first)]
+    return (
+        f"first evaluated after {_range(known, runs[0].resource)}" if known else "never evaluated"
+    )
+
+
+def _range(amounts: Sequence[float], resource: Resource) -> str:
+    ends = dict.fromkeys(quantity(end, resource) for end in (min(amounts), max(amounts)))
+    return " to ".join(ends)

@@ -1,0 +1,361 @@
+"""Pictures of runs and fleets. Needs matplotlib, which comes with the extra `report`."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from anyfleet.analysis.equal_budgets import Resource, quantity, used
+from anyfleet.analysis.fleet_portrait import HOURS, Portrait, varies
+from anyfleet.analysis.metric import Metric
+from anyfleet.analysis.summaries import at_widths, evaluated, metric_of
+from anyfleet.arrays import Floats
+from anyfleet.experiment import Point
+from anyfleet.store.disk import write
+from anyfleet.world import When, World
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Distinguishable without colour vision (Okabe and Ito), strongest contrast first.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+# Runs whose lengths differ by such a factor are drawn over a logarithmic axis.
+_FAR_APART = (5.0, 500.0)
+_GREY = "#555555"
+_ABREAST = 3  # panels in a row
+_NAMES = 5  # in a row of a legend
+_TICKS = 6  # of an axis, at most: numbers of small amounts are long
+_WIDE = 20.0  # numbers of devices that differ by such a factor, likewise
+
+Runs = Mapping[str, Sequence[Sequence[Point]]]  # by name; one run for each seed
+
+
+class NoPictures(ImportError):
+    """Matplotlib is not installed; the message says how to get it."""
+
+    def __init__(self) -> None:
+        super().__init__("no picture: install matplotlib with pip install 'anyfleet[report]'")
+
+
+@dataclass(frozen=True)
+class Band:
+    """A curve over several seeds: means, and one deviation to each side."""
+
+    x: Floats
+    mean: Floats
+    deviation: Floats
+
+
+@dataclass(frozen=True)
+class Scale:
+    """An axis: how much of a resource is one, and its label."""
+
+    unit: float
+    label: str
+
+
+_SCALES: Mapping[Resource, Scale] = MappingProxyType(
+    {
+        "time": Scale(1.0, "simulated time [s]"),
+        "bytes": Scale(1e6, "traffic [MB]"),
+        "energy": Scale(1.0, "energy [J]"),
+        "flops": Scale(1e9, "calculation [GFLOP]"),
+    }
+)
+_ALWAYS: tuple[Resource, ...] = ("time", "bytes")
+
+
+class NothingToDraw(ValueError):
+    """A picture would be empty; the message says why."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One panel of curves: runs with one metric, over a resource or over the width of the model."""
+
+    metric: Metric
+    runs: Runs
+    resource: Resource | None  # None: the width
+    amount: float | None = None  # of the resource, at which there is a line
+
+    @property
+    def label(self) -> str:
+        """What its heights are."""
+        return f"{self.metric.name} (less is better)" if self.metric.less else self.metric.name
+
+
+def draw(
+    file: str | Path,
+    runs: Runs,
+    *,
+    world: World | None = None,
+    title: str = "",
+    equal: Mapping[Resource, float] | None = None,
+) -> Path:
+    """What runs are judged by over simulated time and over traffic; with a world, its devices.
+
+    What runs are compared at equal amounts of has its panel too, with a line at the amount, and so
+    have the widths where more than one was evaluated; what nobody spent has none. Runs with
+    different metrics have panels of their own. `NothingToDraw` when no run has a number to show.
+    """
+    file, panels = Path(file), _planned(runs, equal or {})
+    colours = {name: _colour(number) for number, name in enumerate(runs)}
+    figure, places = _panels(len(panels) + (world is not None))
+    for panel, axes in zip(panels, places, strict=False):
+        if panel.resource is None:
+            _over_widths(axes, panel, colours)
+        else:
+            _curves(axes, panel, colours, panel.resource)
+        place = axes.get_subplotspec()
+        if (place is not None and place.is_first_col()) or panel.metric != panels[0].metric:
+            axes.set_ylabel(panel.label)
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    handles = {
+        label: handle
+        for axes in places[: len(panels)]
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(
+        list(handles.values()),
+        list(handles),
+        loc="outside lower center",
+        ncols=_grid(len(runs), _NAMES)[1],
+        frameon=False,
+    )
+    if world is not None:
+        _fleet(places[-1], world)
+    if title:
+        figure.suptitle(title)
+    return _saved(figure, file)
+
+
+def _planned(runs: Runs, amounts: Mapping[Resource, float]) -> list[Panel]:
+    """The panels of a picture, metric by metric."""
+    every = [point for group in runs.values() for points in group for point in evaluated(points)]
+    if not every:
+        raise NothingToDraw("no picture: no run was evaluated")
+    if not np.isfinite([point.score for point in every]).any():
+        raise NothingToDraw("no picture: no evaluation gave a finite number")
+    panels = []
+    for metric in dict.fromkeys(metric_of(points) for group in runs.values() for points in group):
+        own = {name: group for name, group in runs.items() if metric_of(group[0]) == metric}
+        steps = [point for group in own.values() for points in group for point in points]
+        shown = dict.fromkeys((*_ALWAYS, *amounts))
+        spent = [each for each in shown if any(used(point, each) for point in steps)]
+        panels += [Panel(metric, own, each, amounts.get(each)) for each in spent or _ALWAYS[:1]]
+        if any(len(point.widths) > 1 for point in steps):
+            panels.append(Panel(metric, own, None))
+    return panels
+
+
+def _panels(count: int) -> "tuple[Figure, list[Axes]]":
+    try:
+        from matplotlib.figure import Figure
+        from matplotlib.layout_engine import ConstrainedLayoutEngine
+    except ImportError as error:
+        raise NoPictures from error
+    rows, columns = _grid(count, _ABREAST)
+    # A figure of its own: pyplot would keep it for the life of the process.
+    figure = Figure(
+        figsize=(4.8 * columns, 4.5 * rows),
+        layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12, wspace=0.04),
+    )
+    places = list(figure.subplots(rows, columns, squeeze=False).ravel())
+    for spare in places[count:]:
+        spare.remove()
+    return figure, places[:count]
+
+
+def _saved(figure: "Figure", file: Path) -> Path:
+    """Write a picture as run folders are written: as a whole, and never through a link."""
+    content = BytesIO()
+    figure.savefig(content, dpi=130, format=file.suffix.removeprefix(".") or "png")
+    write(file, content.getvalue())
+    return file
+
+
+def _grid(count: int, most: int) -> tuple[int, int]:
+    """Rows and columns for so many, at most `most` in a row and rows as even as can be."""
+    rows = max(1, -(-count // most))
+    return rows, -(-count // rows)
+
+
+def band(runs: Sequence[Sequence[Point]], x: Callable[[Point], float]) -> Band:
+    """Joins the runs of several seeds, evaluation by evaluation, as far as all of them go."""
+    judged = [evaluated(points) for points in runs]
+    rows = list(zip(*judged, strict=False))
+    if not rows:
+        return Band(*(np.zeros(0),) * 3)
+    heights = np.array([[point.score for point in row] for row in rows])
+    places = np.array([[x(point) for point in row] for row in rows])
+    spare = heights.std(axis=1, ddof=1) if len(runs) > 1 else np.zeros(len(rows))
+    return Band(places.mean(axis=1), heights.mean(axis=1), spare)
+
+
+def _curves(axes: "Axes", panel: Panel, colours: Mapping[str, str], resource: Resource) -> None:
+    scale = _SCALES[resource]
+    ends: list[float] = []
+    for name, group in panel.runs.items():
+        curve = band(group, lambda point: used(point, resource) / scale.unit)
+        colour, mean = colours[name], _finite(curve.mean)
+        axes.plot(curve.x, mean, color=colour, marker="o", markersize=3, label=name)
+        under, over = mean - curve.deviation, mean + curve.deviation
+        axes.fill_between(curve.x, under, over, color=colour, alpha=0.2, linewidth=0)
+        ends.extend(curve.x[-1:])
+    stretched = _stretched(axes, ends)
+    axes.set_xlabel(scale.label + (", logarithmic" if stretched else ""))
+    if not stretched:
+        axes.locator_params(axis="x", nbins=_TICKS)
+    if panel.amount is not None:
+        _line(axes, panel.amount / scale.unit, quantity(panel.amount, resource))
+
+
+def _over_widths(axes: "Axes", panel: Panel, colours: Mapping[str, str]) -> None:
+    """What the shared models were worth in the end; means over the seeds."""
+    for name, group in panel.runs.items():
+        ends = [at_widths(points) for points in group]
+        widths = sorted(set.intersection(*(set(end) for end in ends)))
+        if len(widths) > 1:
+            heights = np.array([np.mean([end[width] for end in ends]) for width in widths])
+            shown = _finite(heights)
+            axes.plot(widths, shown, color=colours[name], marker="o", markersize=3, label=name)
+    axes.set_xlabel("width of the model, at the end")
+
+
+def _finite(values: Floats) -> Floats:
+    """With gaps where there is no number to draw."""
+    return np.where(np.isfinite(values), values, np.nan)
+
+
+def _line(axes: "Axes", x: float, label: str) -> None:
+    """Across the curves; none where it would squeeze them into a corner to be seen itself."""
+    low, high = axes.get_xlim()
+    if low <= x <= high:
+        axes.axvline(x, color=_GREY, linestyle="--", linewidth=1)
+        above = axes.get_xaxis_transform()
+        axes.text(x, 1.0, label, transform=above, color=_GREY, ha="center", va="bottom")
+
+
+def _stretched(axes: "Axes", ends: Sequence[float]) -> bool:
+    """Makes the axis logarithmic, where the ends of the curves lie far apart."""
+    low, high = _FAR_APART
+    if not ends or not low * min(ends) < max(ends) < high * min(ends):
+        return False
+    # 1, 2, 5 of every decade: matplotlib's own labels run into each other on short ranges.
+    axes.set_xscale("log", subs=[])
+    limits = axes.get_xlim()
+    axes.set_xticks([m * 10.0**e for e in range(-6, 9) for m in (1, 2, 5)])
+    axes.set_xlim(limits)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    return True
+
+
+def _fleet(axes: "Axes", world: World) -> None:
+    everybody = np.arange(len(world))
+    speed = world.conditions(everybody, When(0.0, 0), active=1).speed
+    order = np.argsort(-speed, kind="stable")
+    axes.bar(everybody, speed[order] / 1e9, color="#777777")
+    axes.set_xlabel(f"the {len(order)} devices, fastest first")
+    axes.set_ylabel("speed [GFLOP/s]")
+    axes.set_xticks([])
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+# --- fleets -------------------------------------------------------------------------------------
+
+
+def draw_fleet(file: str | Path, portrait: Portrait, *, title: str = "") -> Path:
+    """Speed and rates of every device; energy, distance and availability where they differ."""
+    shown = [_speeds, _rates]
+    shown += [_energies] if varies(portrait.energy) else []
+    shown += [_distances] if varies(portrait.distance) else []
+    shown += [] if portrait.online.all() else [_availability]
+    figure, places = _panels(len(shown))
+    for panel, axes in zip(shown, places, strict=True):
+        panel(axes, portrait)
+        axes.grid(alpha=0.3)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+    for number, name in enumerate(portrait.names):
+        places[0].plot([], [], "s", color=_colour(number), label=name)
+    if len(portrait.names) > 1:
+        handles = places[0].get_legend_handles_labels()
+        _, columns = _grid(len(portrait.names), _NAMES)
+        figure.legend(*handles, loc="outside lower center", ncols=columns, frameon=False)
+    if title:
+        figure.suptitle(title)
+    return _saved(figure, Path(file))
+
+
+def _speeds(axes: "Axes", portrait: Portrait) -> None:
+    _sorted_ranges(axes, portrait, {"o": portrait.speed / 1e9})
+    axes.set_title("computing")
+    axes.set_ylabel("speed [GFLOP/s]")
+
+
+def _rates(axes: "Axes", portrait: Portrait) -> None:
+    _sorted_ranges(axes, portrait, {"^": portrait.up / 1e6, "v": portrait.down / 1e6})
+    axes.set_title("links: up ▲, down ▼")
+    axes.set_ylabel("rate [Mbit/s]")
+
+
+def _energies(axes: "Axes", portrait: Portrait) -> None:
+    _sorted_ranges(axes, portrait, {"o": portrait.energy})
+    axes.set_title("energy of computing")
+    axes.set_ylabel("J for one GFLOP")
+
+
+def _distances(axes: "Axes", portrait: Portrait) -> None:
+    """A device that moves is a point at every hour."""
+    for number in range(len(portrait.names)):
+        members = portrait.group == number
+        metres, rates = portrait.distance[:, members], portrait.up[:, members] / 1e6
+        axes.plot(metres.ravel(), rates.ravel(), ".", color=_colour(number), alpha=0.3)
+    if varies(portrait.up):
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.set_title("places, at every hour of a day")
+    axes.set_xlabel("metres from the station")
+    axes.set_ylabel("rate up [Mbit/s]")
+
+
+def _availability(axes: "Axes", portrait: Portrait) -> None:
+    for number in np.unique(portrait.group):
+        share = portrait.online[:, portrait.group == number].mean(axis=1)
+        axes.plot(np.arange(HOURS), share, color=_colour(int(number)), marker="o", markersize=3)
+    axes.set_ylim(0, 1.02)
+    axes.set_title("who is there")
+    axes.set_xlabel("hour of the day")
+    axes.set_ylabel("share online")
+
+
+def _sorted_ranges(axes: "Axes", portrait: Portrait, kinds: Mapping[str, Floats]) -> None:
+    """Medians of each device as marks, largest first by the first kind; lines are its range."""
+    first = np.median(next(iter(kinds.values())), axis=0)
+    order = np.argsort(-first, kind="stable")
+    colours = [_colour(int(number)) for number in portrait.group[order]]
+    size = float(np.clip(400 / len(order), 2, 30))
+    for place, (marker, values) in enumerate(kinds.items()):
+        ordered = values[:, order]
+        low, middle, high = ordered.min(0), np.median(ordered, 0), ordered.max(0)
+        x = np.arange(len(order)) + 0.3 * (place - (len(kinds) - 1) / 2)
+        axes.vlines(x, low, high, color=colours, alpha=0.4, linewidth=1)
+        axes.scatter(x, middle, color=colours, marker=marker, s=size)
+    values = np.concatenate(list(kinds.values()))
+    if values.max() > _WIDE * values.min() > 0:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    else:
+        axes.set_ylim(0, 1.05 * float(values.max()))
+    axes.set_xticks([])
+    axes.set_xlabel(f"{len(order)} devices, largest first")
+
+
+def _colour(number: int) -> str:
+    return COLOURS[number % len(COLOURS)]

@@ -1,0 +1,60 @@
+"""A look at an update such as devices will send, for codecs that want one before a run."""
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from anyfleet import rng
+from anyfleet.core.layout import Envelope, lanes
+from anyfleet.core.local_training import Inputs, as_tensors, extent, lifted, site, train
+from anyfleet.core.messages import Task
+from anyfleet.core.method import Job, Method
+from anyfleet.elastic import WHOLE
+
+SAMPLES = 16  # of the server split (METHODS §1.12.2)
+
+
+def calibrated(method: Method, task: Task, seed: int) -> Method:
+    """The method with an uplink that has seen an update; unchanged without a server split.
+
+    The initial model is trained on some samples of the server, as devices will train it. The same
+    for the same seed, so that a resumed run has the codec it began with.
+    """
+    if not method.uplink.calibrates or not len(task.server):
+        return method
+    key = rng.root(seed, "calibration")
+    update = sample_update(method.job(), task, key)
+    like = next(iter(task.params.values()))
+    around = Envelope(lanes(tuple(update), WHOLE, (1, 1.0), task.blueprint), like.dtype, key[None])
+    # Once, and on one row: wherever the model lives, the host is quick enough.
+    there = {name: value.cpu() for name, value in update.items()}
+    return replace(method, uplink=method.uplink.calibrated(there, around))
+
+
+def sample_update(job: Job, task: Task, key: Tensor) -> dict[str, Tensor]:
+    """What a device with these samples and the whole model would send, as a stack of one."""
+    rows = rng.sample(key, len(task.server), min(SAMPLES, len(task.server)))
+    x = task.server.x[rows]
+    like = next(iter(task.params.values()))
+    numbers = job.train.draft(0, np.array([len(rows)]))
+    given = {name: value[0] for name, value in as_tensors(numbers, [len(rows)], like).items()}
+    inputs = Inputs(
+        params=dict(task.params),
+        buffers=dict(task.buffers),
+        x=x,
+        y=task.server.y[rows],
+        valid=torch.ones(len(rows), dtype=torch.bool, device=x.device),
+        seen=torch.ones(task.classes, dtype=torch.bool, device=x.device),
+        key=key.to(like.device),
+        numbers=given,
+    )
+    where = site(task, job, WHOLE)
+    result = train(where, inputs, extent(numbers, [len(rows)]), lift=lifted(1), cohort=0)
+    stays = job.norm.stays(task.blueprint)
+    sent = [name for name in where.trained if name not in stays]
+    change = {name: result.params[name] - inputs.params[name] for name in sent}
+    return {
+        n: (v * result.mask[n].to(v) if n in result.mask else v)[None] for n, v in change.items()
+    }

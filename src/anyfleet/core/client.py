@@ -1,0 +1,281 @@
+"""What a device does with an order: the same in the simulator and on a real machine.
+
+`work` takes a batch of orders of equal shape. A batch of one is a device; a larger batch is a stack
+of simulated ones.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from anyfleet.arrays import join
+from anyfleet.core.delivery import statistics_bits
+from anyfleet.core.evaluation import calibrate, measure
+from anyfleet.core.local_training import (
+    Inputs,
+    Result,
+    Site,
+    as_tensors,
+    extent,
+    lifted,
+    pad,
+    site,
+    train,
+)
+from anyfleet.core.messages import Data, Kind, Memory, Orders, Params, Report, Task, Trees, Updates
+from anyfleet.core.method import Squeezed
+from anyfleet.core.packing import dense, mask_bits
+from anyfleet.core.padding import mixed
+from anyfleet.core.reports import SCALAR_BITS, answer_bits, asked_for, learned, reported
+from anyfleet.core.residuals import Left, sending, squeeze
+from anyfleet.core.return_checks import Caller, trained
+from anyfleet.elastic import paste, within
+from anyfleet.tracebacks import during
+
+OWN = "own"  # the memory slot with the device's own parameters and statistics
+
+
+@dataclass(frozen=True, eq=False)
+class Done:
+    """Answers, and what each device keeps."""
+
+    updates: Updates
+    memories: tuple[Memory, ...]
+
+
+def work(orders: Orders, memories: tuple[Memory, ...], task: Task) -> Done:
+    """Carries out orders of one kind and one shape."""
+    if orders.kind in (Kind.TRAIN, Kind.HOLD):
+        if len(orders) > 1 and mixed(task):
+            # Samples that see each other cannot be padded to the largest device of a stack.
+            return _one_by_one(orders, memories, task)
+        return _train(orders, memories, task)
+    rows = [_single(orders, row, memories[row], task) for row in range(len(orders))]
+    updates = [_update(orders, row, answer) for row, answer in enumerate(rows)]
+    kept = tuple(
+        replace(memory, held=None) if orders.kind == Kind.FETCH else memory for memory in memories
+    )
+    return Done(join(updates), kept)
+
+
+def _one_by_one(orders: Orders, memories: tuple[Memory, ...], task: Task) -> Done:
+    """Train each device by itself, also those that were ordered together."""
+    done = [_train(orders.take([row]), (memories[row],), task) for row in range(len(orders))]
+    return Done(join([each.updates for each in done]), tuple(each.memories[0] for each in done))
+
+
+class _Answer(NamedTuple):
+    """One device's answer, before it becomes a row of `Updates`."""
+
+    trees: Trees
+    mask: Params
+    bits: float
+    samples: int
+    report: Report
+    symbols: Any = None
+    kept: Params = {}  # noqa: RUF012 - never changed
+
+
+def _single(orders: Orders, row: int, memory: Memory, task: Task) -> _Answer:
+    """The answer to an order that does not train."""
+    device, job = int(orders.device[row]), orders.job
+    if orders.kind == Kind.FETCH:
+        if memory.held is None or memory.held.order[0] != orders.of[row]:
+            return _Answer({}, {}, SCALAR_BITS, 0, {"missing": 1.0})
+        held = memory.held
+        size, samples = float(held.bits[0]), int(held.samples[0])
+        given = held.trees[0], held.masks[0], size, samples, held.report[0]
+        return _Answer(*given, held.symbols[0], held.kept[0])
+    slice_ = orders.slices[row]
+    local = task.blueprint.local(slice_)
+    params, buffers = begin(orders, row, memory, task)
+    data, own = task.data(device), task.own_test(device)
+    if orders.kind == Kind.STATISTICS:
+        found = calibrate(local, params, buffers, data)
+        bits = float(SCALAR_BITS * sum(v.numel() for v in found.values()))
+        return _Answer({"buffers": found}, {}, bits, len(data), {})
+    if job.norm.calibrated:
+        buffers = {**buffers, **calibrate(local, params, buffers, data)}
+    subject = own if orders.kind == Kind.EVALUATE else data
+    report = measure(task, local, params, buffers, subject, job.norm.evaluation)
+    return _Answer({}, {}, SCALAR_BITS * float(len(report)), len(subject), report)
+
+
+def begin(
+    orders: Orders, row: int, memory: Memory, task: Task
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Parameters and buffers to start from: what came over the link, else what the device has."""
+    blueprint, slice_ = task.blueprint, orders.slices[row]
+    # From the bottom up: the initial state every device was installed with, then its memory.
+    own = {**task.params, **task.buffers, **memory.slots.get(OWN, {})}
+    trees = orders.trees[row]
+    received = {**trees.get("model", {}), **trees.get("buffers", {})}
+    width = float(orders.delivered[row])
+    padded = 0 < width < 1
+    # What came whole need not be cut from the device's own: it would be a second model in memory.
+    kept = own if padded else {name: own[name] for name in own if name not in received}
+    small = dense(kept, slice_, blueprint)
+    if padded:
+        # Padding (METHODS §1.8): columns that came through overwrite, the others stay its own.
+        part = within(slice_, width, blueprint)
+        received = paste(received, {n: small[n] for n in received}, part, blueprint.local(slice_))
+    small |= received
+    params = {name: small[name] for name in blueprint.params}
+    return params, {name: small[name] for name in blueprint.buffers}
+
+
+def _train(orders: Orders, memories: tuple[Memory, ...], task: Task) -> Done:
+    where = site(task, orders.job, orders.slices[0], float(orders.share[0]))
+    count = len(orders)
+    lift = lifted(count)
+    starts = [begin(orders, row, memories[row], task) for row in range(count)]
+    with during("task", task):
+        data = [task.data(int(device)) for device in orders.device]
+        samples = [len(d) for d in data]
+        inputs = _stacked(orders, starts, data, task)
+    bounds, caller = extent(orders.numbers, samples), Caller("train", where.job.train, orders.step)
+    with during("train", where.job.train):
+        result = train(where, inputs, bounds, lift=lift, cohort=orders.cohort)
+    result = trained(result, caller, inputs.params, inputs.buffers)
+    sent = _sent_names(where)
+    update = {name: result.params[name] for name in sent}
+    if orders.job.send == "delta":
+        update = {name: value - inputs.params[name] for name, value in update.items()}
+    squeezed = squeeze(orders, memories, update, result.mask, task)
+    change = update
+    if orders.job.send == "weights" and "norm" in orders.job.report:
+        change = {name: value - inputs.params[name] for name, value in update.items()}
+    return _collect(orders, memories, _Trained(where, result, change, squeezed, samples))
+
+
+def _sent_names(where: Site) -> tuple[str, ...]:
+    stays = where.job.norm.stays(where.blueprint)
+    return tuple(name for name in where.trained if name not in stays)
+
+
+def _stacked(
+    orders: Orders,
+    starts: list[tuple[dict[str, Tensor], dict[str, Tensor]]],
+    data: list[Data],
+    task: Task,
+) -> Inputs:
+    """Stacks what the devices start from; a single device stays as it is."""
+    x, y, valid = pad(data)
+    seen = torch.stack([task.labels(int(device)) for device in orders.device])
+    like = next(iter(starts[0][0].values()))
+    numbers = as_tensors(orders.numbers, [len(d) for d in data], like)
+    keys = orders.key.to(like.device)
+    if len(orders) == 1:
+        one = {name: value[0] for name, value in numbers.items()}
+        return Inputs(*starts[0], x[0], y[0], valid[0], seen[0], keys[0], one)
+    params, buffers = (
+        {name: torch.stack([start[i][name] for start in starts]) for name in starts[0][i]}
+        for i in (0, 1)
+    )
+    return Inputs(params, buffers, x, y, valid, seen, keys, numbers)
+
+
+@dataclass(frozen=True, eq=False)
+class _Trained:
+    where: Site
+    result: Result
+    change: Params  # before compression, whatever is sent of it
+    squeezed: Squeezed
+    samples: list[int]
+
+
+def _collect(orders: Orders, memories: tuple[Memory, ...], trained: _Trained) -> Done:
+    """Takes a stack apart into one answer and one memory per device."""
+    updates, kept = [], []
+    for row in range(len(orders)):
+        result = _row(trained.result, row, len(orders))
+        answer = _answer(trained, row, result)
+        memory = _remember(memories[row], orders.take([row]), trained, row)
+        notes = learned(orders, row, memory, trained.where, result.report)
+        memory = memory if notes is memory.notes else replace(memory, notes=notes)
+        besides = answer_bits(answer.report, orders.take([row]))
+        if orders.kind == Kind.HOLD:
+            memory = replace(memory, held=_update(orders, row, answer))
+            brief = asked_for(answer.report, orders.job.report)
+            # A sign that it is done, if nobody asked for a number.
+            answer = _Answer({}, {}, besides or float(SCALAR_BITS), answer.samples, brief)
+        else:
+            answer = answer._replace(bits=answer.bits + besides)
+        updates.append(_update(orders, row, answer))
+        kept.append(memory)
+    return Done(join(updates), tuple(kept))
+
+
+def _answer(trained: _Trained, row: int, result: Result) -> _Answer:
+    job, squeezed = trained.where.job, trained.squeezed
+    buffers = _travelling(trained.where, result)
+    sent, kept = ({n: v[row] for n, v in t.items()} for t in (squeezed.tree, squeezed.kept))
+    trees: Trees = {job.send: sent} | ({"buffers": buffers} if buffers else {})
+    bits = float(squeezed.bits[row].sum()) + statistics_bits(trees) + mask_bits(result.mask)
+    report = reported(result.report, job.report)
+    report["distortion"] = float(squeezed.distortion[row])
+    if "norm" in job.report:
+        report["norm"] = _length(trained, row)
+    given = trees, result.mask, bits, trained.samples[row], report
+    return _Answer(*given, squeezed.symbols.row(row), kept)
+
+
+def _length(trained: _Trained, row: int) -> float:
+    """The Euclidean norm of one update, whatever the trainer."""
+    stacked = len(trained.samples) > 1
+    rows = [value[row] if stacked else value for value in trained.change.values()]
+    return math.sqrt(sum(float(value.double().square().sum()) for value in rows))
+
+
+def _row(result: Result, row: int, count: int) -> Result:
+    if count == 1:
+        return result
+    return Result(*({name: value[row] for name, value in tree.items()} for tree in result))
+
+
+def _travelling(where: Site, result: Result) -> dict[str, Tensor]:
+    """Statistics that are sent: only those of layers this device trained."""
+    travels = where.job.norm.travels(where.blueprint)
+    trained = set(where.trained)
+    layers = [layer for layer in where.blueprint.layers if trained & set(layer.params)]
+    return {n: result.buffers[n] for layer in layers for n in layer.buffers if n in travels}
+
+
+def _remember(memory: Memory, order: Orders, trained: _Trained, row: int) -> Memory:
+    """What the device keeps: its model where the method says so, and what never leaves it."""
+    where, result = trained.where, _row(trained.result, row, len(trained.samples))
+    task, job, slice_ = where.task, where.job, order.slices[0]
+    everything = {**result.params, **result.buffers}
+    stays = job.norm.stays(where.blueprint)
+    kept = everything if job.cache else {name: everything[name] for name in stays}
+    if kept:
+        # Born as the initial model.
+        birth = {**task.params, **task.buffers}
+        onto = {**{n: birth[n] for n in kept}, **memory.slots.get(OWN, {})}
+        own = paste(kept, onto, slice_, task.blueprint)
+        memory = replace(memory, slots={**memory.slots, OWN: own})
+    squeezed = trained.squeezed
+    if not job.uplink.slot:
+        return memory
+    left, sent = ({n: v[row] for n, v in t.items()} for t in (squeezed.memory, squeezed.tree))
+    sent = {n: v * result.mask[n].to(v) if n in result.mask else v for n, v in sent.items()}
+    return sending(memory, job.uplink.slot, Left(left, sent), order, task)
+
+
+def _update(orders: Orders, row: int, answer: _Answer) -> Updates:
+    return Updates(
+        order=orders.id[[row]],
+        device=orders.device[[row]],
+        samples=np.array([answer.samples]),
+        trees=(answer.trees,),
+        symbols=(answer.symbols,),
+        masks=(answer.mask,),
+        kept=(answer.kept,),
+        bits=np.array([answer.bits]),
+        delivered=np.ones(1),
+        report=(answer.report,),
+    )

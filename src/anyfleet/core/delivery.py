@@ -1,0 +1,130 @@
+"""What a failing link leaves of a message: the leading columns of the model (METHODS §1.9).
+
+What a cut removes from the model it removes from the bits. What is asked, the index sets and the
+menu, always comes through: a device that knows nothing of an order cannot miss any of it.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+from torch import dtype, float32
+
+from anyfleet.core.layout import Envelope, downlink, grid, uplink
+from anyfleet.core.messages import Kind, Orders, Params, Report, Trees, Updates
+from anyfleet.core.method import Codec, Job, Symbols
+from anyfleet.core.packing import dense, index_bits, mask_bits
+from anyfleet.core.reports import answer_bits
+from anyfleet.elastic import Blueprint, Slice, within
+
+
+def unpadded(job: Job) -> str:
+    """Why links that lose columns are none for a method; empty if it can live with them.
+
+    What a link lost of a download comes from the device's own earlier model (METHODS §1.8).
+    """
+    if job.send == "weights" and job.cache:
+        return ""
+    return (
+        "links of this fleet lose columns, and padding a cut download needs a device that keeps "
+        'its model and sends all of it; add send = "weights" and cache = true.'
+    )
+
+
+def cut_order(order: Orders, width: float, blueprint: Blueprint) -> Orders:
+    """One order as it reaches its device when columns up to `width` of the model come through."""
+    columns = columns_of(order, width)
+    if columns == grid(order)[0] or "model" not in order.trees[0]:
+        return order
+    (slice_,), asked = order.slices, asked_bits(order, blueprint)
+    if not columns:
+        trees, symbols, bits = _nothing(order.trees[0]), None, 0.0
+    else:
+        local, sub = blueprint.local(slice_), within(slice_, width, blueprint)
+        around = downlink(order, blueprint, *_sort(order.trees[0]["model"]))
+        symbols, bits = _part(order.symbols[0], order.job.downlink, around, columns)
+        trees = _leading(order.trees[0], sub, local)
+        bits += statistics_bits(trees)
+    return replace(
+        order,
+        trees=(trees,),
+        symbols=(symbols,),
+        bits=np.array([asked + bits]),
+        delivered=np.array([width]),
+    )
+
+
+def cut_update(update: Updates, order: Orders, width: float, blueprint: Blueprint) -> Updates:
+    """One answer as it reaches the server when columns up to `width` come through."""
+    columns = columns_of(order, width)
+    if columns == grid(order)[0] or order.job.send not in update.trees[0]:
+        return update
+    if not columns:
+        bare = replace(update, trees=({},), symbols=(None,), masks=({},), kept=({},))
+        return replace(bare, bits=np.zeros(1), delivered=np.zeros(1))
+    (slice_,) = order.slices
+    local, sub = blueprint.local(slice_), within(slice_, width, blueprint)
+    around = uplink(order, blueprint, *_sort(update.trees[0][order.job.send]))
+    symbols, bits = _part(update.symbols[0], order.job.uplink, around, columns)
+    trees = _leading(update.trees[0], sub, local)
+    mask, kept = (dense(tree[0], sub, local) for tree in (update.masks, update.kept))
+    bits += beside_bits(trees, mask, update.report[0], order)
+    return replace(
+        update,
+        trees=(trees,),
+        symbols=(symbols,),
+        masks=(mask,),
+        kept=(kept,),
+        bits=np.array([bits]),
+        delivered=np.array([width]),
+    )
+
+
+def asked_bits(order: Orders, blueprint: Blueprint) -> float:
+    """Of what comes through whatever a link loses: which slice, and the menu."""
+    (slice_,), (menu,) = order.slices, order.menus
+    return float(sum(index_bits(each, blueprint) for each in (slice_, *menu)))
+
+
+def beside_bits(trees: Trees, mask: Params, report: Report, order: Orders) -> float:
+    """Of all that an answer has besides its model, when a link has cut it."""
+    bits = statistics_bits(trees) + mask_bits(mask)
+    if order.kind == Kind.TRAIN:
+        # It goes ahead of the columns. With results that wait on the device, it went long ago.
+        bits += answer_bits(report, order)
+    return bits
+
+
+def statistics_bits(trees: Trees) -> float:
+    """Of the normalisation statistics that travel beside a model."""
+    told = trees.get("buffers", {}).values()
+    return float(sum(8 * value.element_size() * value.numel() for value in told))
+
+
+def columns_of(order: Orders, width: float) -> int:
+    """How many columns of its message make up this width of the model."""
+    count, column = grid(order)
+    return count if width >= 1 else min(count, round(width / column))
+
+
+def width_of(order: Orders, columns: int) -> float:
+    """The width of the model that so many leading columns have; 1 is all that was ordered."""
+    count, column = grid(order)
+    return 1.0 if columns >= count else columns * column
+
+
+def _part(symbols: Symbols, codec: Codec, around: Envelope, columns: int) -> tuple[Symbols, float]:
+    part = symbols.leading(columns)
+    return part, float(codec.bits(part, around)[0, :columns].sum())
+
+
+def _sort(tree: Params) -> tuple[tuple[str, ...], dtype]:
+    """Which tensors there are, and of what numbers."""
+    return tuple(tree), next((value.dtype for value in tree.values()), float32)
+
+
+def _leading(trees: Trees, sub: Slice, local: Blueprint) -> dict[str, Params]:
+    return {tree: dense(values, sub, local) for tree, values in trees.items()}
+
+
+def _nothing(trees: Trees) -> dict[str, Params]:
+    return {tree: {} for tree in trees}

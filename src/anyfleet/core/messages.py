@@ -1,0 +1,266 @@
+"""Values that cross a boundary: between loop, parts, client and runtime.
+
+Orders and updates are columnar: a struct of arrays with one row per device, and a single order is a
+batch of one. All of them are immutable; `take` and `join` make new batches out of old ones.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from functools import cached_property, lru_cache
+from numbers import Real
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from torch import Tensor
+
+from anyfleet.arrays import Batch, Floats, Ints
+from anyfleet.elastic import Blueprint, Slice
+from anyfleet.elastic.blueprint import Rounding
+from anyfleet.elastic.cost.operations import Counting
+
+if TYPE_CHECKING:
+    from anyfleet.core.method import Job
+
+Params = Mapping[str, Tensor]
+Trees = Mapping[str, Params]  # "model", "delta", "weights", "buffers"
+Report = Mapping[str, Any]  # what a device measured about itself, by name
+Notes = Mapping[str, tuple[float, ...]]  # what a device's chooser remembers, by name
+
+EVERYTHING = -1  # in a column of step counts: no limit but the trainer's own
+MOST_DEVICES = 100_000_000  # of a fleet: whoever writes more mistyped, and would wait for ever
+UNCUT = 1 - 1e-6  # in a column of rates, where 1 asks for none: all that a codec can send
+
+
+class Data(Protocol):
+    """Samples and targets, row by row."""
+
+    @property
+    def x(self) -> Tensor: ...
+    @property
+    def y(self) -> Tensor: ...
+    def __len__(self) -> int: ...
+
+
+class Task(Protocol):
+    """What is to be learned, and on whose data."""
+
+    @property
+    def blueprint(self) -> Blueprint: ...
+    @property
+    def params(self) -> Params: ...
+    @property
+    def buffers(self) -> Params: ...
+    @property
+    def devices(self) -> int: ...
+    @property
+    def classes(self) -> int: ...
+    @property
+    def classified(self) -> bool: ...
+    @property
+    def loss(self) -> Callable[[Tensor, Tensor], Tensor]: ...
+    @property
+    def metrics(self) -> Mapping[str, Callable[[Tensor, Tensor], Tensor]]: ...
+    @property
+    def augment(self) -> Callable[[Tensor, Tensor], Tensor] | None: ...
+    @property
+    def owners(self) -> tuple[str, ...]: ...
+    @property
+    def dealt(self) -> str: ...
+    @property
+    def test(self) -> Data: ...
+    @property
+    def server(self) -> Data: ...
+    def data(self, device: int) -> Data: ...
+    def size(self, device: int) -> int: ...
+    def own_test(self, device: int) -> Data: ...
+    def labels(self, device: int) -> Tensor: ...
+    def __hash__(self) -> int: ...
+
+
+class Kind(StrEnum):
+    """What an order asks of a device."""
+
+    TRAIN = "train"  # train and send the result
+    HOLD = "hold"  # train, keep the result, send the report only
+    FETCH = "fetch"  # send a result held since an earlier order
+    EVALUATE = "evaluate"  # measure the model on the device's own test data
+    STATISTICS = "statistics"  # measure normalisation statistics on its training data
+    REPORT = "report"  # measure the wanted numbers without training
+
+
+@dataclass(frozen=True, eq=False)
+class Devices(Batch):
+    """What the fleet declares once: one row per device, the row number is the device's id."""
+
+    level: Ints  # capability class, 0 the strongest
+    samples: Ints  # training samples it holds
+    group: Ints  # of the fleet's groups, by number
+    column: Floats  # models cross its link in columns of this width; 1: in one piece
+    counting: Counting = "flops"  # what speeds count, for all: FLOP, or operations of a rule
+
+    @cached_property
+    def levels(self) -> tuple[int, ...]:
+        """The levels that have devices; found once, however large the fleet."""
+        return tuple(np.flatnonzero(np.bincount(self.level)).tolist())
+
+
+@dataclass(frozen=True, eq=False)
+class Conditions(Batch):
+    """What devices report at check-in."""
+
+    speed: Floats  # FLOP per second, now, at the highest frequency
+    up: Floats  # bits per second
+    down: Floats  # bits per second
+    memory: Floats  # bytes free for training
+    battery: Floats  # joules left; infinite on mains
+    loss: Floats  # mean training loss of its last answer; not a number before the first
+    budget: Floats  # joules it is willing to spend on one order
+    load: Floats  # how many times longer everything takes because of other work
+    overhead: Floats  # seconds for each local step, without load
+    latency: Floats  # seconds for each call of an operator, without load
+    bandwidth: Floats  # bytes per second that it can move besides calculating
+    fixed: Floats  # the part of a whole model's time that does not shrink with the slice
+    exponent: Floats  # the rest shrinks with this power of the width; not a number: with FLOP
+    slowest: Floats  # cycles per second
+    fastest: Floats  # cycles per second
+    coefficient: Floats  # joules for a cycle, divided by the frequency squared
+    power: Floats  # watts while sending
+    receive: Floats  # watts while receiving
+
+
+@dataclass(frozen=True)
+class Want:
+    """The size of a sub-model, before anybody has said which channels."""
+
+    share: float = 1.0
+    first: int = 0  # first trained layer
+    rounding: Rounding = "ceil"
+    ratios: tuple[tuple[str, float], ...] = ()  # axes whose share differs
+    device: int | None = None  # None: for evaluation, no device in particular
+
+    @property
+    def widest(self) -> float:
+        """The largest share of any axis."""
+        return max(self.share, *(ratio for _, ratio in self.ratios), 0.0)
+
+    def shares(self, blueprint: Blueprint) -> dict[str, float]:
+        """The share of every axis that is cut."""
+        return {**dict.fromkeys(blueprint.counts(1.0), self.share), **dict(self.ratios)}
+
+    def counts(self, blueprint: Blueprint) -> dict[str, int]:
+        """Channels to keep on every axis that is cut."""
+        return blueprint.counts(self.shares(blueprint), self.rounding)
+
+    def prefix(self, blueprint: Blueprint) -> Slice:
+        """The leading channels of this size."""
+        return _prefix(self if self.device is None else replace(self, device=None), blueprint)
+
+
+@lru_cache(maxsize=4096)
+def _prefix(want: Want, blueprint: Blueprint) -> Slice:
+    # The same slice for all devices that want as much: made once, and hashed once.
+    return blueprint.prefix(want.shares(blueprint), want.first, want.rounding)
+
+
+@dataclass(frozen=True, eq=False)
+class Numbers(Batch):
+    """What varies by device inside one stack: numbers, because unequal parts cannot be stacked."""
+
+    lr: Floats
+    epochs: Ints
+    batch: Ints
+    steps: Ints  # most local steps, or EVERYTHING
+    rate: Floats  # target compression rate of the upload; 1: none, as the codec likes
+    frequency: Floats  # cycles per second; not a number: the fastest it can
+    target: Floats  # seconds that the server aims at for an order; not a number: none
+
+
+@dataclass(frozen=True, eq=False)
+class Plans(Batch):
+    """What each device of a cohort shall do; a planner rewrites the columns it cares about."""
+
+    device: Ints
+    wants: tuple[Want, ...]
+    numbers: Numbers
+    menus: tuple[tuple[Want, ...], ...]  # not empty: the device chooses one of these
+    declined: tuple[str, ...]  # the reason why this device is skipped, or ""
+
+
+@dataclass(frozen=True, eq=False)
+class Orders(Batch):
+    """What the server asks of devices. Rows of one batch share kind, job and server step."""
+
+    id: Ints
+    device: Ints
+    visit: Ints  # how often it was asked to train before: the address of its randomness
+    key: Tensor  # int64 per row
+    slices: tuple[Slice, ...]
+    share: Floats  # of the model's width, as planned; a slice is rounded to whole channels
+    menus: tuple[tuple[Slice, ...], ...]  # what it can hold of its menu; empty: no choice
+    choice: Ints  # which entry of the planner's menu it chose at check-in, or -1
+    utility: Floats  # by which it chose, from 0 to 1; not a number: it chose otherwise
+    numbers: Numbers
+    trees: tuple[Trees, ...]
+    symbols: tuple[Any, ...]  # the model as the downlink codec packs it
+    bits: Floats  # of the trees and index sets, downlink
+    delivered: Floats  # width of the model that came through the link; 1 unless it failed
+    column: Floats  # models travel in columns of this width; 1: in one piece
+    heard: Ints  # the device's last order whose training result arrived, or -1
+    of: Ints  # FETCH: the order whose result is held, else -1
+    kind: Kind
+    step: int
+    cohort: int  # the key of what the whole cohort draws together
+    job: "Job"
+
+
+@dataclass(frozen=True, eq=False)
+class Updates(Batch):
+    """What devices answer."""
+
+    order: Ints
+    device: Ints
+    samples: Ints
+    trees: tuple[Trees, ...]
+    symbols: tuple[Any, ...]  # the trained tree as the uplink codec packs it
+    masks: tuple[Params, ...]  # what was trained; a name that is absent was trained whole
+    kept: tuple[Params, ...]  # what the codec sent of it; a name that is absent was sent whole
+    bits: Floats  # uplink
+    delivered: Floats  # width of the model that came through the link; 1 unless it failed
+    report: tuple[Report, ...]
+
+    @property
+    def trained(self) -> bool:
+        """Whether a single answer brings a training result."""
+        (trees,) = self.trees
+        return bool(trees.get("delta") or trees.get("weights"))
+
+
+@dataclass(frozen=True, eq=False)
+class Memory:
+    """What a device keeps between visits."""
+
+    slots: Mapping[str, Params] = field(default_factory=dict)  # in global coordinates
+    held: Updates | None = None  # a result that waits to be fetched
+    notes: Notes = field(default_factory=dict)  # the chooser's own
+    sent: int = -1  # the order whose result it last sent; it may never have arrived
+
+
+@dataclass(frozen=True, eq=False)
+class Stepped:
+    """What an aggregator returns."""
+
+    model: Params
+    state: Any = None
+    notes: Mapping[str, Any] = field(default_factory=dict)
+
+
+def measured(report: Report, name: str) -> float:
+    """Return a number that a device reported; NaN when it did not, or nothing finite."""
+    told = report.get(name)
+    try:
+        number = float(told) if isinstance(told, Real) else math.nan
+    except OverflowError:  # a whole number of hundreds of digits
+        return math.nan
+    return number if math.isfinite(number) else math.nan

@@ -1,0 +1,82 @@
+"""What a device measured while it trained: what it reports, and what only its chooser learns."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anyfleet import rng
+from anyfleet.core.local_training import Minibatch, Site
+from anyfleet.core.messages import Memory, Notes, Orders, Report, Task
+from anyfleet.core.slots import Lesson
+from anyfleet.elastic import Slice, cut, width
+from anyfleet.measure.fisher import MEASURED
+from anyfleet.tracebacks import during
+
+SCALAR_BITS = 32  # one reported number
+
+
+def reported(measures: Mapping[str, Tensor], wanted: tuple[str, ...]) -> dict[str, Any]:
+    """What travels: all that a trainer says by itself, and of the measurements what is wanted."""
+    return {
+        name: float(value) if value.ndim == 0 else tuple(value.tolist())
+        for name, value in measures.items()
+        if name not in MEASURED or name in wanted
+    }
+
+
+def asked_for(report: Report, wanted: tuple[str, ...]) -> dict[str, Any]:
+    """The part of a report that some part of the method asked for, and that is charged."""
+    return {name: report[name] for name in wanted if name in report}
+
+
+def answer_bits(report: Report, order: Orders) -> float:
+    """What an order that trains sends besides its result: what was asked for, and its choice."""
+    chosen = SCALAR_BITS if any(order.menus) else 0
+    return report_bits(asked_for(report, order.job.report)) + chosen
+
+
+def report_bits(report: Report) -> float:
+    """Of all its numbers."""
+    count = sum(len(v) if isinstance(v, tuple) else 1 for v in report.values())
+    return float(SCALAR_BITS * count)
+
+
+def learned(
+    orders: Orders, row: int, memory: Memory, where: Site, measures: Mapping[str, Tensor]
+) -> Notes:
+    """The notes of a device's chooser after an order."""
+    slice_ = orders.slices[row]
+    lesson = Lesson(
+        share=float(orders.share[row]),
+        size=(width(slice_, where.task.blueprint), float(slice_.first)),
+        measured={n: float(v) for n, v in measures.items() if v.ndim == 0},
+        birth=lambda: _birth(orders, row, where),
+    )
+    choose = where.job.choose
+    with during("choose", choose):
+        return choose.learn(memory.notes, lesson)
+
+
+def _birth(orders: Orders, row: int, where: Site) -> float:
+    """Fisher information of the initial model, as wide as this order, on one own mini-batch."""
+    task, key = where.task, rng.fold(orders.key[row], "birth")
+    data = task.data(int(orders.device[row]))
+    count = min(int(orders.numbers.batch[row]), len(data))
+    if not count:
+        return float("nan")
+    rows = rng.sample(key.cpu(), len(data), count).to(data.x.device)
+    valid = torch.ones(count, dtype=torch.bool, device=data.x.device)
+    batch = Minibatch(data.x[rows], data.y[rows], valid, key.to(data.x.device))
+    leading = _leading(where, task)
+    buffers = cut(task.buffers, leading, task.blueprint)
+    params = cut(task.params, leading, task.blueprint)
+    return float(where.job.fisher(where, params, buffers, batch).trace)
+
+
+def _leading(where: Site, task: Task) -> Slice:
+    """The leading channels of the initial model, as many as the device's model has."""
+    cut_axes = task.blueprint.counts(1.0)
+    sizes = where.blueprint.sizes
+    return Slice.of({axis: range(sizes[axis]) for axis in cut_axes}, task.blueprint)

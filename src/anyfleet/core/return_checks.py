@@ -1,0 +1,382 @@
+"""What a method's parts return, checked where it returns.
+
+A wrong id, shape or name would show up rounds later, somewhere else, or not at all. Each check
+raises `BadReturn` with the part, the round, what came and what was due, and otherwise returns what
+came. They look at whole cohorts and at metadata; only bit counts are read as values.
+"""
+
+import math
+import numbers
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+from torch import Tensor
+
+from anyfleet.arrays import Ints
+from anyfleet.core.check_in import Choices
+from anyfleet.core.codec_slot import Squeezed
+from anyfleet.core.local_training import Result
+from anyfleet.core.messages import EVERYTHING, Kind, Numbers, Params, Plans, Stepped, Want
+from anyfleet.core.slots import Norm
+from anyfleet.core.view import Flight, Request, View
+from anyfleet.elastic import Blueprint, Slice
+from anyfleet.errors import BadReturn, SliceError
+from anyfleet.tracebacks import ordinal, quoted
+
+_MOST = 80  # characters of a value that an error quotes
+
+
+class Caller(NamedTuple):
+    """Which part was called, and in which round."""
+
+    slot: str
+    part: Any
+    round_index: int
+
+    def refuse(self, came: str, due: str) -> NoReturn:
+        """Raise BadReturn: what came from this part, and what was due."""
+        raise BadReturn(
+            f"{self.slot}={quoted(self.part)} returned {came} in round "
+            f"{ordinal(self.round_index)}; due is {due}."
+        )
+
+
+# --- selection and schedule -------------------------------------------------------------------
+
+
+def cohort(ids: Any, caller: Caller, view: View) -> Ints:
+    """Check the devices that a selection or a schedule names: idle ones, each once."""
+    count = len(view.devices)
+    due = f"an array of whole numbers from 0 to {count - 1}, each an idle device, none twice"
+    if not isinstance(ids, np.ndarray):
+        caller.refuse(f"{_described(ids)} for an array", f"{due} (numpy.array(…))")
+    if ids.dtype == bool:
+        caller.refuse("an array of True and False", f"{due} (numpy.flatnonzero(…))")
+    if ids.ndim != 1 or (ids.dtype.kind not in "iu" and len(ids)):
+        caller.refuse(f"an array of {ids.dtype} and shape {list(ids.shape)}", due)
+    found: Ints = ids.astype(np.int64, copy=False)
+    return _idle_once(found, caller, view, due)
+
+
+def _idle_once(ids: Ints, caller: Caller, view: View, due: str) -> Ints:
+    count = len(view.devices)
+    outside = ids[(ids < 0) | (ids >= count)]
+    if len(outside):
+        caller.refuse(f"ids of devices that do not exist ({_listed(outside)})", due)
+    known, times = np.unique(ids, return_counts=True)
+    if len(known) < len(ids):
+        caller.refuse(f"devices twice ({_listed(known[times > 1])})", due)
+    busy = ids[~view.free(ids)] if len(ids) else ids
+    if len(busy):
+        caller.refuse(f"devices that are not idle ({_listed(busy)})", f"{due} (view.idle)")
+    return ids
+
+
+def fetched(flights: Any, caller: Caller, held: Sequence[Flight]) -> Sequence[Flight]:
+    """Check whose results a selection wants uploaded: some of those held, each once."""
+    due = f"some of the {len(held)} flights that it was given, none twice"
+    if not isinstance(flights, Sequence):
+        caller.refuse(_described(flights), due)
+    known = {id(flight) for flight in held}
+    if any(id(flight) not in known for flight in flights):
+        caller.refuse("something else than these flights", due)
+    if len({id(flight) for flight in flights}) < len(flights):
+        caller.refuse("a flight twice", due)
+    return flights
+
+
+def requests(found: Any, caller: Caller, held: Collection[int]) -> tuple[Request, ...]:
+    """Check what a schedule wants issued; `held` are the orders whose results can be fetched."""
+    due = "a tuple of anyfleet.core.view.Request"
+    if isinstance(found, Request):
+        caller.refuse("a Request alone", f"{due}: put a comma behind it")
+    if not isinstance(found, tuple | list):
+        caller.refuse(_described(found), due)
+    for request in found:
+        if not isinstance(request, Request):
+            caller.refuse(f"{_described(request)} in a tuple", due)
+        if request.kind not in tuple(Kind):
+            caller.refuse(f"a Request of kind {request.kind!r}", f"one of {', '.join(Kind)}")
+        for name, number in (("count", request.count), ("level", request.level)):
+            if number is not None and not (_whole(number) and number >= 0):
+                caller.refuse(f"a Request with {name}={number!r}", "a whole number, or None")
+        unknown = [order for order in request.of if order not in held]
+        if unknown:
+            caller.refuse(f"a Request of orders {unknown[:5]}", "orders whose results are held")
+    return tuple(found)
+
+
+def truth(found: Any, caller: Caller) -> bool:
+    """Check whether a schedule is ready."""
+    if not isinstance(found, bool | np.bool_):
+        caller.refuse(_described(found), "True or False from `ready`")
+    return bool(found)
+
+
+def alarm(found: Any, caller: Caller) -> float | None:
+    """Check when a schedule wants to look again."""
+    if found is not None and (not isinstance(found, numbers.Real) or math.isnan(found)):
+        caller.refuse(_described(found), "seconds of simulated time, or None, from `alarm`")
+    return None if found is None else float(found)
+
+
+def enough(found: Any, caller: Caller) -> int:
+    """Check how many outcomes a schedule waits for."""
+    if not (_whole(found) and found >= 1):
+        caller.refuse(_described(found), "a whole number of at least 1 from `enough`")
+    return int(found)
+
+
+def orders(found: Any, caller: Caller, known: Collection[int], what: str) -> tuple[int, ...]:
+    """Check ids of orders: each of them is `known`."""
+    due = f"a tuple of the ids of orders that are {what}"
+    if not isinstance(found, tuple | list | set | frozenset):
+        caller.refuse(_described(found), due)
+    strange = [order for order in found if order not in known]
+    if strange:
+        caller.refuse(f"orders that are not {what} ({_listed(strange)})", due)
+    return tuple(found)
+
+
+def staleness(found: Any, caller: Caller) -> int:
+    """Check how old an answer may be."""
+    if not (_whole(found) and found >= 0):
+        caller.refuse(f"staleness={_described(found)}", "a whole number of rounds, 0 or more")
+    return int(found)
+
+
+# --- plans ------------------------------------------------------------------------------------
+
+
+def drafted(found: Any, caller: Caller, count: int) -> Numbers:
+    """Check the numbers that a trainer or a planner gives `count` devices."""
+    if not isinstance(found, Numbers):
+        caller.refuse(_described(found), "anyfleet.core.messages.Numbers")
+    for name, due, fits in _NUMBERS:
+        values = getattr(found, name)
+        told = f"numbers.{name} as an array of {count}: {due}"
+        if not isinstance(values, np.ndarray):
+            caller.refuse(f"{_described(values)} for numbers.{name}", told)
+        kinds = "iu" if name in _WHOLE else "fiu"
+        if values.shape != (count,) or values.dtype.kind not in kinds:
+            array = f"an array of {values.dtype} and shape {list(values.shape)}"
+            caller.refuse(f"{array} for numbers.{name}", told)
+        bad = values[~fits(values)]
+        if len(bad):
+            caller.refuse(f"{_listed(bad)} for numbers.{name}", told)
+    return found
+
+
+def planned(found: Any, caller: Caller, drafts: Plans, blueprint: Blueprint) -> Plans:
+    """Check what a planner makes of the drafts: the same devices, sizes and numbers that exist."""
+    if not isinstance(found, Plans):
+        caller.refuse(_described(found), "anyfleet.core.messages.Plans (replace(drafts, …))")
+    count, device = len(drafts), _any(found.device)
+    if not isinstance(device, np.ndarray) or not np.array_equal(device, drafts.device):
+        caller.refuse(
+            f"plans for the devices {_described(device)}",
+            f"plans for the {count} devices of the drafts, in their order",
+        )
+    for name in ("wants", "menus", "declined"):
+        values = getattr(found, name)
+        if not isinstance(values, tuple) or len(values) != count:
+            size = f" of {len(values)}" if isinstance(values, tuple | list) else ""
+            came = f"a {type(values).__name__}{size} for {name}"
+            caller.refuse(came, f"a tuple of {count}, one entry for each device")
+    drafted(found.numbers, caller, count)
+    if not all(isinstance(reason, str) for reason in found.declined):
+        caller.refuse("declined without a text", 'the reason of each, or ""')
+    if not all(isinstance(menu, tuple) for menu in found.menus):
+        caller.refuse("menus that are no tuples", "a tuple of sizes for each device, or ()")
+    for want in (*found.wants, *(want for menu in found.menus for want in menu)):
+        _check_want(want, caller, len(blueprint.layers))
+    return found
+
+
+def _check_want(want: Any, caller: Caller, layers: int) -> None:
+    if not isinstance(want, Want):
+        caller.refuse(_described(want), "anyfleet.core.messages.Want for the size of a sub-model")
+    for share in map(_any, (want.share, *(ratio for _, ratio in want.ratios))):
+        if not (isinstance(share, numbers.Real) and 0 < float(share) <= 1):
+            caller.refuse(f"a size with the share {share!r}", "shares above 0 and at most 1")
+    if not (_whole(want.first) and 0 <= want.first < max(1, layers)):
+        came = f"a size whose first trained layer is {want.first!r}"
+        caller.refuse(came, f"one of the layers 0 to {max(1, layers) - 1}")
+
+
+def chosen(found: Any, caller: Caller, menus: Sequence[int]) -> Choices:
+    """Check what devices choose; `menus` are the lengths of their menus."""
+    count = len(menus)
+    if not isinstance(found, Choices):
+        caller.refuse(_described(found), "anyfleet.core.check_in.Choices")
+    for name, kinds, due in (("entry", "iu", "whole numbers"), ("utility", "fiu", "numbers")):
+        values = getattr(found, name)
+        if not isinstance(values, np.ndarray) or values.shape != (count,):
+            caller.refuse(f"{_described(values)} for {name}", f"an array of {count} {due}")
+        if values.dtype.kind not in kinds:
+            caller.refuse(f"an array of {values.dtype} for {name}", f"an array of {count} {due}")
+    declined = _any(found.declined)
+    if not isinstance(declined, tuple) or len(declined) != count:
+        caller.refuse(f"{_described(declined)} for declined", f"a tuple of {count} texts")
+    drafted(found.numbers, caller, count)
+    none = np.array([bool(reason) for reason in found.declined], dtype=bool)
+    outside = (found.entry < np.where(none, -1, 0)) | (found.entry >= np.array(menus))
+    if outside.any():
+        row = int(np.flatnonzero(outside)[0])
+        caller.refuse(f"entry {found.entry[row]} of a menu of {menus[row]}", "one of its entries")
+    return found
+
+
+def cut_out(found: Any, caller: Caller, blueprint: Blueprint) -> Slice:
+    """Check a sub-model: a slice of this model."""
+    if not isinstance(found, Slice):
+        caller.refuse(_described(found), "anyfleet.elastic.Slice (want.prefix(view.blueprint))")
+    if wrong := _unsliceable(found, blueprint):
+        caller.refuse(f"a slice of another model ({wrong})", "one made by Slice.of with this one")
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _unsliceable(found: Slice, blueprint: Blueprint) -> str:
+    try:
+        again = Slice.of(dict(found.keep), blueprint, found.first)
+    except (SliceError, TypeError, ValueError, KeyError) as error:
+        return str(error)
+    return "" if again == found else "its axes are not sorted, or one is listed that is whole"
+
+
+# --- trees ------------------------------------------------------------------------------------
+
+
+def aggregated(found: Any, caller: Caller, model: Params) -> Stepped:
+    """Check a new model: the same tensors as before. Whether it is finite, the server looks."""
+    if not isinstance(found, Stepped):
+        caller.refuse(_described(found), "anyfleet.core.messages.Stepped(model, state, notes)")
+    _check_tree(found.model, model, caller, "the new model")
+    if not isinstance(found.notes, Mapping):
+        caller.refuse(f"{_described(found.notes)} for notes", "a mapping of names to numbers")
+    return found
+
+
+def trained(found: Result, caller: Caller, params: Params, buffers: Params) -> Result:
+    """Check what training leaves behind: the tensors that it began with."""
+    _check_tree(found.params, params, caller, "params")
+    _check_tree(found.buffers, buffers, caller, "buffers")
+    for name, mask in _any(found.mask).items():
+        if name not in params or not isinstance(mask, Tensor) or mask.shape != params[name].shape:
+            caller.refuse(
+                f"a mask {name!r} ({_described(mask)})",
+                "masks with the name and the shape of a parameter",
+            )
+    if not isinstance(found.report, dict):
+        caller.refuse(f"{_described(found.report)} for the report", "a dict of tensors")
+    return found
+
+
+def squeezed(found: Any, caller: Caller, tree: Params) -> Squeezed:
+    """Check compressed trees: the names and shapes that went in, and bits that can be counted."""
+    if not isinstance(found, Squeezed):
+        caller.refuse(_described(found), "anyfleet.core.method.Squeezed")
+    if found.tree != {}:  # a codec may send nothing at all
+        _check_tree(found.tree, tree, caller, "the tree")
+    bits, distortion = _any(found.bits), _any(found.distortion)
+    rows = len(next(iter(tree.values()))) if tree else len(bits)
+    if not isinstance(bits, Tensor) or bits.ndim != 2 or len(bits) != rows:
+        caller.refuse(f"{_described(bits)} for bits", f"a tensor of [{rows}, columns]")
+    if not bool(((bits >= 0) & (bits < math.inf)).all()):
+        caller.refuse("bits that are negative or not finite", "bits that can be counted")
+    if not isinstance(distortion, Tensor) or distortion.shape != (rows,):
+        caller.refuse(f"{_described(distortion)} for distortion", f"a tensor of [{rows}]")
+    strange = [name for name in (*found.kept, *found.memory) if name not in tree]
+    if strange:
+        caller.refuse(f"{strange[0]!r} in kept or memory", "only names of the tree that went in")
+    return found
+
+
+def normalised(norm: Norm, caller: Caller, blueprint: Blueprint) -> None:
+    """Check what a normalisation keeps on devices and what it sends: names of the model."""
+    known = {**blueprint.params, **blueprint.buffers}
+    for what in ("stays", "travels"):
+        names = getattr(norm, what)(blueprint)
+        if not isinstance(names, frozenset | set):
+            caller.refuse(f"{_described(names)} from `{what}`", "a frozenset of names")
+        strange = sorted(str(name) for name in names if name not in known)
+        if strange:
+            caller.refuse(
+                f"{strange[0]!r} from `{what}`", "names of parameters and buffers of the model"
+            )
+
+
+def told(found: Any, caller: Caller) -> Mapping[str, Any]:
+    """Check what a policy adds to the record of a round."""
+    if not isinstance(found, Mapping):
+        caller.refuse(f"{_described(found)} from `tells`", "a mapping of names to numbers")
+    return found
+
+
+def _check_tree(found: Any, model: Params, caller: Caller, what: str) -> None:
+    """Raise BadReturn unless two trees have the same names, shapes and types."""
+    if not isinstance(found, Mapping):
+        caller.refuse(f"{_described(found)} for {what}", "a mapping of names to tensors")
+    missing = [name for name in model if name not in found]
+    if missing:
+        caller.refuse(f"{what} without {_listed(missing)}", f"all {len(model)} tensors")
+    strange = [name for name in found if name not in model]
+    if strange:
+        caller.refuse(f"{what} with {_listed(strange)}", f"only the {len(model)} tensors it got")
+    for name, due in model.items():
+        value = found[name]
+        if not isinstance(value, Tensor):
+            caller.refuse(f"{_described(value)} for {name!r} of {what}", "a tensor")
+        if value.shape != due.shape or value.dtype != due.dtype or value.device != due.device:
+            caller.refuse(f"{_described(value)} for {name!r} of {what}", _described(due))
+
+
+# --- words ------------------------------------------------------------------------------------
+
+_Fits = Callable[[Any], Any]
+_WHOLE = frozenset({"epochs", "batch", "steps"})
+
+
+def _or_unset(fits: _Fits) -> _Fits:
+    return lambda values: np.isnan(values) | fits(values)
+
+
+# What each field of `Numbers` must be, in words and as a test of an array.
+_NUMBERS: tuple[tuple[str, str, _Fits], ...] = (
+    ("lr", "finite and not negative", lambda v: np.isfinite(v) & (v >= 0)),
+    ("epochs", f"at least 1, or {EVERYTHING}", lambda v: (v >= 1) | (v == EVERYTHING)),
+    ("batch", "at least 1", lambda v: v >= 1),
+    ("steps", f"at least 0, or {EVERYTHING}", lambda v: v >= EVERYTHING),
+    ("rate", "above 0 and at most 1", lambda v: (v > 0) & (v <= 1)),
+    ("frequency", "above 0, or NaN", _or_unset(lambda v: v > 0)),
+    ("target", "above 0, or NaN", _or_unset(lambda v: v > 0)),
+)
+
+
+def _any(value: object) -> Any:
+    """Forget a type that only an annotation promises."""
+    return value
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def _listed(values: Iterable[Any]) -> str:
+    """Return the first few of some values as text."""
+    return ", ".join(map(str, list(values)[:5]))
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of {value.dtype} and shape {list(value.shape)} on {value.device}"
+    if value is None:
+        return "None"
+    if isinstance(value, Mapping):
+        return f"the {type(value).__name__} {{{_listed(value)}}}"
+    text = " ".join(repr(value).split())
+    short = text if len(text) <= _MOST else f"{text[: _MOST - 1]}…"
+    return f"the {type(value).__name__} {short}"

@@ -1,0 +1,303 @@
+"""What a method is made of: the slots, as base classes that parts derive from."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+
+from torch import Tensor
+
+from anyfleet.arguments import Part
+from anyfleet.arrays import Ints, join
+from anyfleet.core.check_in import Choices, Offer, Own
+from anyfleet.core.messages import Devices, Notes, Numbers, Params, Plans, Stepped, Task, Want
+from anyfleet.core.view import Flight, Request, View
+from anyfleet.elastic import Blueprint, Mode, Priced, Slice
+from anyfleet.errors import BadReturn
+from anyfleet.tracebacks import quoted
+
+if TYPE_CHECKING:
+    from anyfleet.core.local_training import Given, Minibatch, Result, Site
+    from anyfleet.core.updates import Arrivals
+
+MEASURES = frozenset({"channels", "distortion", "fisher", "loss", "norm"})  # of training
+State = Any  # a policy's own, threaded by the loop
+Loose = dict[str, Any]  # a trainer's state: nested dicts of tensors
+
+
+class Policy(Part, Protocol):
+    """A server-side part; the loop keeps its state. Defaults are those of one without state."""
+
+    judges: ClassVar[bool] = False  # asks for losses on the server split: there must be one
+
+    @property
+    def wants(self) -> frozenset[str]:
+        """What devices shall measure and report."""
+        return frozenset()
+
+    @property
+    def needs(self) -> Mapping[str, str]:
+        """What other parts must give, each with who would."""
+        return {}
+
+    @property
+    def gives(self) -> frozenset[str]:
+        """What other parts may need: notes of an aggregator, "menu" or "target" of a plan."""
+        return frozenset()
+
+    def init(self, view: View) -> State:
+        """The state before the first round."""
+        return None
+
+    def learn(
+        self, state: State, arrivals: "Arrivals | None", notes: Mapping[str, Any], view: View
+    ) -> State:
+        """The state after a server step; `arrivals` is None after an empty one."""
+        return state
+
+    def tells(self, state: State) -> Mapping[str, Any]:
+        """What of its state belongs into the record of a run, after a server step."""
+        return {}
+
+
+class Around(Policy, Protocol):
+    """A policy around another of its kind (its field `inner`), without a state of its own."""
+
+    inner: Policy
+
+    def init(self, view: View) -> State:
+        return self.inner.init(view)
+
+    def learn(
+        self, state: State, arrivals: "Arrivals | None", notes: Mapping[str, Any], view: View
+    ) -> State:
+        return self.inner.learn(state, arrivals, notes, view)
+
+    def tells(self, state: State) -> Mapping[str, Any]:
+        return self.inner.tells(state)
+
+
+def nested(part: Policy) -> Iterator[Policy]:
+    """A policy and all the policies it is wrapped around."""
+    yield part
+    for value in vars(part).values():
+        if Policy in type(value).__mro__:
+            yield from nested(value)
+
+
+class Select(Policy, Protocol):
+    """Which of the idle devices take part."""
+
+    @abstractmethod
+    def __call__(self, view: View, state: State, key: Tensor) -> Ints: ...
+
+    def fetch(self, view: View, held: Sequence[Flight]) -> Sequence[Flight]:
+        """Whose results are uploaded, of those that wait on their devices."""
+        return held
+
+    def excess(self, devices: Devices) -> str:
+        """Say that it asks for more devices than a fleet has, and how many there are."""
+        return ""
+
+
+class Schedule(Part, Protocol):
+    """When to ask and when to step; one loop serves all schedules."""
+
+    @property
+    @abstractmethod
+    def staleness(self) -> int:
+        """An answer older than this many steps is lost."""
+
+    @property
+    def wants(self) -> frozenset[str]:
+        """What devices shall measure and report."""
+        return frozenset()
+
+    @property
+    def gives(self) -> frozenset[str]:
+        """What other parts may need: "held", results that wait on their devices."""
+        return frozenset()
+
+    @abstractmethod
+    def start(self, view: View) -> tuple[Request, ...]:
+        """What to issue now."""
+
+    @abstractmethod
+    def ready(self, view: View) -> bool:
+        """Whether to step now."""
+
+    @abstractmethod
+    def alarm(self, view: View) -> float | None:
+        """The time at which to look again even if nobody answers."""
+
+    @abstractmethod
+    def enough(self, view: View) -> int:
+        """How many outcomes must come in before the schedule can decide anything new."""
+
+    def drop(self, view: View) -> tuple[int, ...]:
+        """Orders to cancel as this step ends."""
+        return ()
+
+    def later(self, view: View) -> tuple[int, ...]:
+        """Orders that were answered but shall count in a later step."""
+        return ()
+
+
+class Plan(Policy, Protocol):
+    """What each device of the cohort shall do, decided on the server, for all of them at once."""
+
+    @abstractmethod
+    def __call__(self, drafts: Plans, view: View, state: State, key: Tensor) -> Plans: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Lesson:
+    """What a device can learn from an order that it has carried out."""
+
+    share: float  # of the model's width, as planned
+    size: tuple[float, float]  # of the slice: its width, first trained layer; those of its offer
+    measured: Mapping[str, float]  # whether it is reported or not
+    birth: Callable[[], float]  # measures the Fisher information of the initial model, that wide
+
+
+class Asked(NamedTuple):
+    """What a device has before it when it chooses."""
+
+    menu: Sequence[Offer]
+    own: Own
+    numbers: Numbers  # a batch of one
+
+
+class Choose(Part, Protocol):
+    """Which entry of its menu a device takes, and with which numbers; decided on the device.
+
+    What it learns stays there, as notes. Defaults are those of one that learns nothing.
+    """
+
+    @property
+    def keeps(self) -> frozenset[str]:
+        """Measures of training that it learns from."""
+        return frozenset()
+
+    @property
+    def needs(self) -> Mapping[str, str]:
+        """What other parts must give, each with who would; most need the "menu" of a plan."""
+        return {}
+
+    @property
+    def decides(self) -> frozenset[str]:
+        """The numbers of an order that it sets itself: "rate", "frequency"."""
+        return frozenset()
+
+    @abstractmethod
+    def __call__(self, menu: Sequence[Offer], own: Own, numbers: Numbers) -> Choices:
+        """A batch of one."""
+
+    def together(self, asked: Sequence[Asked]) -> Choices:
+        """What several devices choose, each for itself: a simulator may ask them all at once."""
+        found = [self(*each) for each in asked]
+        for each in found:
+            if not isinstance(each, Choices):
+                raise BadReturn(
+                    f"choose={quoted(self)} returned {type(each).__name__}; due is "
+                    "anyfleet.core.check_in.Choices."
+                )
+        return join(found)
+
+    def learn(self, notes: Notes, lesson: Lesson) -> Notes:
+        """The notes after an order."""
+        return notes
+
+    def asks(self, notes: Notes, share: float, first: int) -> bool:
+        """Whether learning from such an order will measure the initial model.
+
+        By its planned share and its first trained layer.
+        """
+        return False
+
+
+class Extract(Policy, Protocol):
+    """Which channels make up a sub-model of the wanted size."""
+
+    @abstractmethod
+    def __call__(self, want: Want, view: View, state: State, key: Tensor) -> Slice: ...
+
+
+@dataclass(frozen=True)
+class Work:
+    """What training an order costs, for the clock and for the memory of the device."""
+
+    flops: float
+    memory: float  # bytes at the peak
+    calls: float  # of operators
+    moved: float  # bytes that operators read and write
+
+
+class Train(Part, Protocol):
+    """Local training as pure functions of tensors: no branching on values, no hidden state."""
+
+    @abstractmethod
+    def draft(self, step: int, samples: Ints) -> Numbers:
+        """The numbers of each device before a planner varies them."""
+
+    @abstractmethod
+    def start(self, site: "Site", given: "Given") -> Loose:
+        """The state before the first step; "params" and "buffers" hold the model at any time."""
+
+    @abstractmethod
+    def step(
+        self, site: "Site", state: Loose, batch: "Minibatch", numbers: Loose, choice: Any
+    ) -> Loose: ...
+
+    @abstractmethod
+    def finish(self, site: "Site", state: Loose) -> "Result": ...
+
+    def choices(self, key: Tensor, steps: int) -> tuple[Any, ...]:
+        """One static choice per step, shared by the cohort so that stacks keep one shape."""
+        return (None,) * steps
+
+    def misfit(self, task: Task) -> str:
+        """Why this task cannot be trained like this, and what to do; empty if it can."""
+        return ""
+
+    @abstractmethod
+    def work(self, priced: Priced, processed: int, steps: int) -> Work:
+        """Of `processed` samples in `steps` steps; what is drawn at random, as it is expected."""
+
+    def __hash__(self) -> int:
+        return object.__hash__(self)  # frozen dataclasses bring a better one
+
+
+class Norm(Part, Protocol):
+    """How batch normalisation lives in a federation.
+
+    Defaults are those of one normalisation for all: nothing stays behind, no statistics travel.
+    """
+
+    training: ClassVar[Mode]
+    evaluation: ClassVar[Mode]
+    calibrated: ClassVar[bool] = False  # statistics are measured over data before a test
+
+    def stays(self, blueprint: Blueprint) -> frozenset[str]:
+        """Parameters and buffers that never leave the device."""
+        return frozenset()
+
+    def travels(self, blueprint: Blueprint) -> frozenset[str]:
+        """Buffers that are sent both ways and averaged."""
+        return frozenset()
+
+    def variant(self, blueprint: Blueprint, slice_: Slice) -> str:
+        """Under which name the server keeps the normalisation of this width; "" for one for all."""
+        return ""
+
+    def __hash__(self) -> int:
+        return object.__hash__(self)  # frozen dataclasses bring a better one
+
+
+class Aggregate(Policy, Protocol):
+    """The new model out of what arrived."""
+
+    @abstractmethod
+    def __call__(
+        self, model: Params, state: State, arrivals: "Arrivals", view: View, key: Tensor
+    ) -> Stepped: ...

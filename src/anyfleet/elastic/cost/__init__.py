@@ -1,0 +1,3 @@
+"""What training a slice costs: FLOP, bytes, calls."""
+
+__all__: list[str] = []

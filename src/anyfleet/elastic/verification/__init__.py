@@ -1,0 +1,3 @@
+"""Checks that a traced network computes what its module does."""
+
+__all__: list[str] = []

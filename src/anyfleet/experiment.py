@@ -1,0 +1,374 @@
+"""A run as a value: task, method, fleet and engine; and what came out of it."""
+
+import warnings
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Protocol, get_args
+
+import numpy as np
+import torch
+from annotated_types import Ge
+
+from anyfleet import config
+from anyfleet.analysis.breakdown import Breakdown, Detail, Groups, complaints, named, take_apart
+from anyfleet.analysis.diagnosis import plain_notes
+from anyfleet.analysis.metric import judged_by
+from anyfleet.arguments import checked
+from anyfleet.core.delivery import unpadded
+from anyfleet.core.evaluation import score, to_test
+from anyfleet.core.loop import Answer, Step, run
+from anyfleet.core.messages import Kind, Task, Want
+from anyfleet.core.method import Method
+from anyfleet.core.seam import Snapshot
+from anyfleet.errors import (
+    AnyfleetError,
+    AnyfleetWarning,
+    ConfigError,
+    Problem,
+    Refusal,
+    StoreError,
+)
+from anyfleet.methods.fedavg import Training
+from anyfleet.names import how_to_allow, lies_within
+from anyfleet.runtime import Limits, Reference, Simulated
+from anyfleet.runtime.simulated.engines import Engine
+from anyfleet.tracebacks import during, in_known_code, raised_inside, remedied
+from anyfleet.world import Fleet, World
+
+_BEFORE = "before the first round"
+# The bound stands in the type too: a file with other problems shall report this one as well.
+Counter = Annotated[int, Ge(1)]
+
+
+class TaskSpec(Protocol):
+    """Something that makes a task, the same one for the same seed."""
+
+    def build(self, seed: int) -> Task: ...
+
+
+@checked
+@dataclass(frozen=True)
+class Experiment:
+    """Everything a run depends on; a run file is this, written down.
+
+    `limits` say which messages are refused. `details` takes the accuracy apart at every evaluation
+    and width: by class of the test set, by device and by group of the fleet, these on the devices'
+    own test data.
+    """
+
+    _elsewhere: ClassVar[Mapping[str, str]] = {
+        name: f"the method; use methods.fedavg({name}=...) or another one"
+        for name in ("count", *Training.__annotations__)
+    }
+
+    task: TaskSpec
+    method: Method
+    fleet: Fleet = field(default_factory=Fleet)
+    engine: Engine = field(default_factory=Reference)
+    limits: Limits = field(default_factory=Limits)
+    rounds: Counter = 20
+    evaluate_every: Counter = 1
+    widths: tuple[float, ...] = (1.0,)
+    details: tuple[Detail, ...] = ()
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, value in (("rounds", self.rounds), ("evaluate_every", self.evaluate_every)):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}.")
+        if not self.widths or not all(0 < width <= 1 for width in self.widths):
+            raise ValueError(f"widths must lie in (0, 1], got {self.widths}.")
+        unknown = set(self.details) - set(get_args(Detail))
+        if unknown:
+            raise ValueError(
+                f"details may be {', '.join(get_args(Detail))}; got {', '.join(sorted(unknown))}."
+            )
+
+
+def load(
+    path: str | Path, overrides: Sequence[str] = (), allow: Collection[str] = ()
+) -> Experiment:
+    """Return the experiment in a run file, with `key=value` overrides; all problems at once."""
+    return from_source(config.read(path, overrides, allow))
+
+
+def from_source(source: config.Source) -> Experiment:
+    """Return the experiment that a run file describes.
+
+    An engine that looks names up again (`Threads`) may use the code that the file may use, and no
+    other: a file grants itself nothing.
+    """
+    experiment: Experiment = source.load(Experiment)
+    experiment = replace(experiment, engine=_admitting(experiment.engine, source.allow))
+    _refuse([*_links(experiment), *_unsendable(experiment)])
+    return experiment
+
+
+def _admitting(engine: Any, allow: tuple[str, ...]) -> Any:
+    """With the allowed packages, where it has a field for them and the file does not fill it."""
+    if not is_dataclass(engine) or isinstance(engine, type):
+        return engine
+    given = {each.name: getattr(engine, each.name) for each in fields(engine)}.get("allow")
+    if not isinstance(given, tuple):
+        return engine
+    beyond = [name for name in given if not lies_within(name, allow)]
+    _refuse([Problem("engine.allow", f"asks for {name}. {how_to_allow(name)}") for name in beyond])
+    return engine if given else replace(engine, allow=allow)
+
+
+def build(experiment: Experiment) -> Task:
+    """The task of an experiment, with which its fleet agrees.
+
+    What its data refuse is a problem of the run file too. Warns when devices are selected that the
+    fleet does not have.
+    """
+    try:
+        task = experiment.task.build(experiment.seed)
+    except ValueError as error:
+        if raised_inside(error):
+            raise  # a user's own code failed: its traceback says more than a problem of the file
+        raise ConfigError([Problem("task", str(error))]) from error
+    except (RuntimeError, MemoryError, OverflowError) as error:
+        if not _too_large(error):
+            raise
+        told = f"cannot be built: {str(error).partition(chr(10))[0] or 'out of memory'}."
+        remedy = "Are its sizes too large for this machine?"
+        raise ConfigError([Problem("task", f"{told} {remedy}")]) from error
+    world = populate(experiment, task)
+    with during("select", experiment.method.select, when=_BEFORE):
+        excess = experiment.method.select.excess(world.declared)
+    if excess:
+        warnings.warn(f"method.select: {excess}", AnyfleetWarning, stacklevel=2)
+    return task
+
+
+def _too_large(error: Exception) -> bool:
+    """Whether our own code could not make what the sizes of a task ask for."""
+    others = isinstance(error, NotImplementedError | RecursionError)
+    return not others and not raised_inside(error) and in_known_code(error)
+
+
+def populate(experiment: Experiment, task: Task) -> World:
+    """The fleet of an experiment, one row for each device of its task; all misfits at once."""
+    samples = np.array([task.size(device) for device in range(task.devices)])
+    problems = [Problem("details", text) for text in complaints(experiment.details, task)]
+    problems += [*_links(experiment), *_unsendable(experiment)]
+    with during(when=_BEFORE):
+        problems += [Problem(*misfit) for misfit in experiment.method.misfits(task).items()]
+    try:
+        world = experiment.fleet.build(samples, experiment.seed, task.owners)
+    except ValueError as error:
+        texts = error.problems if isinstance(error, Refusal) else (str(error),)
+        misfits = [Problem("fleet", text) for text in texts]
+        raise ConfigError([*misfits, *problems]) from error
+    _refuse(problems)
+    return world
+
+
+def _links(experiment: Experiment) -> list[Problem]:
+    if not any(group.loss.fails for group in experiment.fleet.groups):
+        return []
+    message = unpadded(experiment.method.job())
+    return [Problem("method.send", message)] if message else []
+
+
+def _unsendable(experiment: Experiment) -> list[Problem]:
+    """What devices would refuse of every order."""
+    found = experiment.engine.misfits(experiment.method.job(), experiment.limits)
+    return [Problem(f"method.{path}".removesuffix("."), why) for path, why in found.items()]
+
+
+def _refuse(problems: Collection[Problem]) -> None:
+    if problems:
+        raise ConfigError(problems)
+
+
+@dataclass(frozen=True)
+class Point:
+    """Where a run stands after a server step. Times and amounts count from the start."""
+
+    step: int
+    time: float  # simulated seconds
+    down: float  # bytes
+    up: float  # bytes
+    flops: float
+    joules: float
+    arrived: int  # answers of this step that count
+    lost: int
+    loss: float  # mean training loss the devices reported in this step
+    on_devices: float  # `metric` of the devices' own models on their own test data, or NaN
+    scores: dict[str, float] = field(default_factory=dict)  # on the test set; empty: not evaluated
+    notes: dict[str, Any] = field(default_factory=dict)  # what the method's parts tell of the step
+    details: tuple[Breakdown, ...] = ()  # for each width, where the experiment asks for them
+    metric: str = "accuracy"  # what the run is judged by; see `anyfleet.analysis.metric`
+
+    @property
+    def score(self) -> float:
+        """What the run is judged by: the shared model, or the devices' own where surveyed.
+
+        NaN when it was not evaluated.
+        """
+        return self.on_devices if self._surveyed else self.scores.get(self.metric, float("nan"))
+
+    @property
+    def accuracy(self) -> float:
+        """The score of a run that is judged by its accuracy; NaN of every other."""
+        return self.score if self.metric == "accuracy" else float("nan")
+
+    def at(self, width: float | None) -> float:
+        """Return the score at a width, NaN unless it was evaluated; without one, the run's."""
+        if width is None:
+            return self.score
+        return self.scores.get(f"{self.metric}@{width:g}", float("nan"))
+
+    def evaluated(self, width: float | None = None) -> bool:
+        """Return whether the run, or the model at a width, was evaluated in this step."""
+        if width is None:
+            return self._surveyed or self.metric in self.scores
+        return f"{self.metric}@{width:g}" in self.scores
+
+    @property
+    def widths(self) -> tuple[float, ...]:
+        """The widths that were evaluated in this step, as the experiment names them."""
+        name = f"{self.metric}@"
+        own = (each for each in self.scores if each.startswith(name))
+        return tuple(float(each.removeprefix(name)) for each in own)
+
+    @property
+    def _surveyed(self) -> bool:
+        return self.on_devices == self.on_devices
+
+
+_START = Point(-1, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0, float("nan"), float("nan"))
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """All that a run goes on from, between two steps; see `play`."""
+
+    point: Point
+    snapshot: Snapshot
+    fleet: Any  # as its runtime saves it
+
+
+@dataclass(frozen=True, eq=False)
+class Moment:
+    """A point of a run with the step it describes.
+
+    `aliases` are the other names that the module's state_dict has for some tensors of the model.
+    """
+
+    point: Point
+    step: Step
+    fleet: Any  # as its runtime saves it, with orders under way
+    aliases: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def state(self) -> State:
+        """What the run can be resumed from."""
+        return State(self.point, self.step.snapshot, self.fleet)
+
+
+@checked
+def play(
+    experiment: Experiment, task: Task | None = None, *, resume: State | None = None
+) -> Iterator[Moment]:
+    """Runs an experiment, or goes on where it was; yields after every server step."""
+    task = task or build(experiment)
+    world = populate(experiment, task)
+    groups = named([group.name for group in world.groups], world.group)
+    engine, limits = experiment.engine, experiment.limits
+    runtime = Simulated(task, world, experiment.seed, engine=engine, limits=limits)
+    point, snapshot = replace(_START, metric=judged_by(task.metrics)), None
+    if resume is not None:
+        runtime.restore(resume.fleet)
+        point, snapshot = resume.point, resume.snapshot
+    if point.step + 1 >= experiment.rounds:
+        return
+    steps = run(experiment.method, task, runtime, experiment.seed, resume=snapshot)
+    while point.step + 1 < experiment.rounds:
+        try:
+            step = next(steps)
+            with during(round_index=step.index):
+                last = step.index + 1 == experiment.rounds
+                due = last or step.index % experiment.evaluate_every == 0
+                scores, details = _judge(experiment, task, step, groups) if due else ({}, ())
+        except Exception as error:
+            remedied(error, _RESUME if point.step >= 0 else _RESTART)
+            if resume is not None and point is resume.point and _unfit(error):
+                raise StoreError(f"{_UNFIT_STATE}: {error!r}. {_UNFIT_REMEDY}") from error
+            raise
+        point = replace(_advance(point, step), scores=scores, details=details)
+        yield Moment(point, step, runtime.save(), task.blueprint.aliases)
+
+
+_RESUME = (
+    "The run so far is safe in the last moment that play() gave: mend this, then go on with "
+    "play(experiment, task, resume=moment.state)."
+)
+_UNFIT_STATE = "the checkpoint does not fit its run, whose first step from there failed"
+_UNFIT_REMEDY = (
+    "Remove the newest folder in checkpoints and resume from the one before it, or run it again."
+)
+
+
+def _unfit(error: Exception) -> bool:
+    """Whether an error right after resuming tells of a state that belongs to another run.
+
+    A user's own code keeps its errors, and so does a machine that is too small.
+    """
+    told = isinstance(error, AnyfleetError | MemoryError | torch.cuda.OutOfMemoryError)
+    return not told and in_known_code(error)
+
+
+_RESTART = "No round was finished before it: mend this, then play it again."
+
+
+def _judge(
+    experiment: Experiment, task: Task, step: Step, groups: Groups
+) -> tuple[dict[str, float], tuple[Breakdown, ...]]:
+    """Metrics of the shared model, at every width; plain names are the first width's."""
+    scores: dict[str, float] = {}
+    details: list[Breakdown] = []
+    for width in experiment.widths:
+        model = to_test(
+            task,
+            step.params,
+            step.buffers,
+            norm=experiment.method.norm,
+            slice_=step.sub_model(Want(width)),
+        )
+        found = score(task, model)
+        scores |= {f"{name}@{width:g}": value for name, value in found.items()}
+        scores = {**found, **scores}
+        if experiment.details:
+            details.append(take_apart(task, model, experiment.details, groups, width))
+    return scores, tuple(details)
+
+
+def _advance(before: Point, step: Step) -> Point:
+    ledger, counted = step.ledger, step.ledger.counted
+    losses = ledger.loss[counted & ~np.isnan(ledger.loss)]
+    return Point(
+        step=step.index,
+        time=float(step.time),
+        down=before.down + float(ledger.bits_down.sum()) / 8,
+        up=before.up + float(ledger.bits_up.sum()) / 8,
+        flops=before.flops + float(ledger.flops.sum()),
+        joules=before.joules + float(ledger.joules.sum()),
+        arrived=int(counted.sum()),
+        lost=int((~counted).sum()),
+        loss=float(losses.mean()) if len(losses) else float("nan"),
+        on_devices=_surveyed(step.answers, before.metric),
+        notes=plain_notes(step.notes),
+        metric=before.metric,
+    )
+
+
+def _surveyed(answers: Sequence[Answer], metric: str) -> float:
+    told = [a for a in answers if a.kind == Kind.EVALUATE and a.samples and metric in a.report]
+    if not told:
+        return float("nan")
+    weights = [answer.samples for answer in told]
+    return float(np.average([answer.report[metric] for answer in told], weights=weights))

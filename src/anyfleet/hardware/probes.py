@@ -1,0 +1,177 @@
+"""Measures this machine on real slices: seconds and memory.
+
+What is measured is what a device does: `client.work` carries out an order of some local steps, so
+that the seconds contain whatever our own code adds to the arithmetic. They are those of the
+processor on one thread, the quickest of some repetitions: what else the machine does is left out.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from anyfleet import rng
+from anyfleet.core import client
+from anyfleet.core.local_training import processed
+from anyfleet.core.messages import Kind, Memory, Orders, Task
+from anyfleet.core.planning import load
+from anyfleet.core.time_and_energy import Amount, Demand, training
+from anyfleet.elastic import WHOLE, Slice, width
+from anyfleet.elastic.cost.memory import Live
+from anyfleet.methods import fedavg
+from anyfleet.names import Factory
+from anyfleet.parts.train import Gradient
+from anyfleet.tasks import Data, Split, zoo
+from anyfleet.tasks import Task as Built
+from anyfleet.tasks.data_loading import fresh_model
+
+STEPS = 2  # local steps of a measured order
+_PLAIN = Gradient()
+_ENOUGH = 1.0  # seconds after which a slice is not measured again
+_REPEATS = 40  # at most
+_NETS: Mapping[str, Callable[..., nn.Module]] = {
+    "C.3": zoo.cnn_cifar,
+    "C.8": zoo.vgg9,
+    "C.11": zoo.resnet18,
+}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One order: what it demands, and what was measured."""
+
+    net: str
+    share: float
+    first: int
+    steps: float
+    calls: float
+    flops: float
+    moved: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Bytes of an order: of all tensors at the worst moment, and by the planners' account."""
+
+    net: str
+    measured: float
+    predicted: float
+
+
+def standard(batch: int = 16) -> Mapping[str, Task]:
+    """Three networks of METHODS §C on random images: small, plain and residual."""
+    count, shape = STEPS * batch, (3, 32, 32)
+    images = rng.normal(rng.root(0, "images"), count * 3 * 32 * 32).float().view(count, *shape)
+    data = Data(images, torch.arange(count) % 10)
+    nets = {name: fresh_model(Factory.of(make), 0) for name, make in _NETS.items()}
+    alone = Split(devices=1, test_share=0.0)
+    return {name: Built.of(net, data, data, split=alone) for name, net in nets.items()}
+
+
+def measure(net: str, task: Task, slice_: Slice, batch: int, *, steps: int = STEPS) -> Sample:
+    """Lets this machine train a slice, as the task's first device would."""
+    order, once = (_order(task, slice_, Gradient(iterations=n, batch=batch)) for n in (steps, 1))
+    effort = _demand(order, task).effort
+    with _one_thread():
+        client.work(once, (Memory(),), task)  # what is done only once is not measured
+        seconds = _quickest(lambda: client.work(order, (Memory(),), task))
+    return Sample(
+        net=net,
+        share=_share(task, slice_),
+        first=slice_.first,
+        steps=float(effort.steps[0]),
+        calls=float(effort.calls[0]),
+        flops=float(effort.flops[0]),
+        moved=float(effort.moved[0]),
+        seconds=seconds,
+    )
+
+
+def weigh(
+    net: str, task: Task, batch: int, *, slice_: Slice = WHOLE, train: Gradient = _PLAIN
+) -> Peak:
+    """Memory of training a slice; of `train`, batch and iterations do not matter.
+
+    Counted are the storages of all tensors that operators make while an order is carried out, as
+    long as somebody holds them, and the model as it came; not the device's data (which need not be
+    in memory all at once), not what libraries use inside, and not Python itself.
+    """
+    order = _order(task, slice_, replace(train, iterations=STEPS, batch=batch))
+    with _one_thread(), Live() as live:
+        client.work(order, (Memory(),), task)
+    received = sum(v.nbytes for tree in order.trees[0].values() for v in tree.values())
+    data = task.data(0)
+    measured = live.peak + received - data.x.nbytes - data.y.nbytes
+    return Peak(net, float(measured), float(_demand(order, task).memory[0]))
+
+
+def _order(task: Task, slice_: Slice, train: Gradient) -> Orders:
+    """What a server would send to the first device."""
+    samples, none = task.size(0), np.array([-1])
+    method = replace(fedavg(), train=replace(train, batch=min(train.batch, samples)))
+    first = np.zeros(1, dtype=np.int64)
+    order = Orders(
+        id=first,
+        device=first,
+        visit=first,
+        key=rng.fold(rng.root(0, "order"), torch.zeros(1, dtype=torch.int64)),
+        slices=(slice_,),
+        share=np.array([width(slice_, task.blueprint)]),
+        menus=((),),
+        choice=none,
+        utility=np.array([np.nan]),
+        numbers=method.train.draft(0, np.array([samples])),
+        trees=({},),
+        symbols=(None,),
+        bits=np.zeros(1),
+        delivered=np.ones(1),
+        column=np.ones(1),
+        heard=none,
+        of=none,
+        kind=Kind.TRAIN,
+        step=0,
+        cohort=0,
+        job=method.job(),
+    )
+    return load(order, method=method, task=task, params=task.params, buffers=task.buffers)
+
+
+def _demand(order: Orders, task: Task) -> Demand:
+    steps, batch = int(order.numbers.steps[0]), int(order.numbers.batch[0])
+    count = processed(steps, task.size(0), batch)
+    (slice_,) = order.slices
+    train = order.job.train
+    return training(train, task.blueprint, slice_, Amount(batch, count, steps), "flops")
+
+
+def _share(task: Task, slice_: Slice) -> float:
+    """The width, as a share of the channels that can be cut."""
+    whole, kept = (task.blueprint.local(s).sizes for s in (WHOLE, slice_))
+    cut = task.blueprint.counts(1.0)
+    return sum(kept[axis] for axis in cut) / max(1, sum(whole[axis] for axis in cut))
+
+
+def _quickest(work: Callable[[], Any]) -> float:
+    """Processor seconds of the quickest of some repetitions."""
+    found: list[float] = []
+    while len(found) < _REPEATS and sum(found) < _ENOUGH:
+        begin = time.process_time()
+        work()
+        found.append(time.process_time() - begin)
+    return min(found)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

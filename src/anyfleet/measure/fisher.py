@@ -1,0 +1,310 @@
+"""Fisher information, measured on a device while it trains, whatever the trainer.
+
+The trace E_x E_y‖∇ log p(y | x)‖², with labels y drawn from the model's own prediction (METHODS
+§1.10). Normalisation by batch uses the statistics of the mini-batch as constants, so that samples
+stay independent; dropout is off. `Observed` adds the measurement to any trainer, and its cost.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import vjp, vmap
+
+from anyfleet import rng
+from anyfleet.arguments import checked
+from anyfleet.arrays import Ints
+from anyfleet.core.messages import Numbers, Params, Task
+from anyfleet.core.objectives import losses
+from anyfleet.core.padding import mixed
+from anyfleet.core.slots import Loose, Train, Work
+from anyfleet.elastic import OBSERVE, OBSERVED, Blueprint, Cost, Priced, apply
+from anyfleet.errors import refuse
+
+if TYPE_CHECKING:
+    from anyfleet.core.local_training import Given, Minibatch, Result, Site
+
+# What `Observed` reports; it stays on the device unless some part of the method asks for it.
+MEASURED = frozenset({"fisher", "fisher_squares", "fisher_steps", "channels"})
+FLOAT_BYTES = 4
+_TOGETHER = 8  # samples whose gradients are held at once
+
+
+class Reading(NamedTuple):
+    """Fisher information: in all, and of every channel by the parameters that produce it."""
+
+    trace: Tensor
+    channels: dict[str, Tensor]  # by axis
+
+
+@checked
+@dataclass(frozen=True)
+class Fisher:
+    """How Fisher information is measured, and how often.
+
+    `estimate`: "samples", the mean of the squared gradients of single samples; or "mean", the
+    squared mean gradient times the number of samples: much cheaper, but biased, as gradients of
+    samples with labels that the model itself draws cancel only on average. `every` counts local
+    steps, `samples` takes only so many of a mini-batch: both lower the cost.
+    """
+
+    every: int = 1
+    samples: int | None = None
+    estimate: Literal["samples", "mean"] = "samples"
+
+    def __post_init__(self) -> None:
+        refuse(self._faults())
+
+    def _faults(self) -> Iterator[str]:
+        if self.every < 1:
+            yield f"Fisher.every must be at least 1 local step, got {self.every}."
+        if self.samples is not None and self.samples < 1:
+            yield f"Fisher.samples must be at least 1, got {self.samples}; leave it out for all."
+        if self.estimate not in ("samples", "mean"):
+            yield f'Fisher.estimate must be "samples" or "mean", got {self.estimate!r}.'
+
+    def __call__(
+        self, site: "Site", params: Params, buffers: Params, batch: "Minibatch"
+    ) -> Reading:
+        """On one mini-batch."""
+        if site.blueprint.norms:
+            _, seen = apply(
+                site.blueprint, params, buffers, batch.x, OBSERVE, valid=batch.valid, key=batch.key
+            )
+            buffers = {**buffers, **seen}
+        rows = slice(self.samples)
+        x, valid = batch.x[rows], batch.valid[rows]
+        labels = batch.y[rows]
+        key, dtype = rng.fold(batch.key, "fisher"), next(iter(params.values())).dtype
+        # A sequence has several labels.
+        draws = rng.uniform(key, labels.numel(), dtype=dtype).reshape(labels.shape)
+        view = _Model(site, params, buffers)
+        if self.estimate == "mean":
+            squares = _of_mean(view, x, valid, draws)
+        else:
+            squares = _of_samples(view, x, valid, draws)
+        total = torch.stack([value.sum() for value in squares.values()]).sum()
+        return Reading(total, by_channel(squares, site.blueprint))
+
+    def work(self, priced: Priced, processed: int, steps: int) -> Work:
+        """Of the measurements beside training on so many samples in so many steps."""
+        sample, batch = priced.sample, priced.batch
+        used = min(self.samples or priced.size, priced.size)
+        times = -(-steps // self.every)
+        # Without steps, what each sample adds on average: planners add the two up.
+        looked = min(times * used, processed) if steps else processed * used / priced.size
+        norms = bool(priced.blueprint.norms)
+        # Normalisation by batch takes a pass over all of it first.
+        settled = min(times * priced.size, processed) if steps else processed
+        flops = looked * sample.flops + (settled * sample.forward_flops if norms else 0)
+        single = self.estimate == "samples"
+        runs = -(-used // _TOGETHER) if single else 1
+        held = FLOAT_BYTES * sample.sent_params * (min(used, _TOGETHER) if single else 1)
+        written = 2 * FLOAT_BYTES * sample.sent_params * (used if single else 1)
+        return Work(
+            flops=float(flops),
+            memory=float(held + _pass_bytes(sample, batch, min(used, _TOGETHER), single=single)),
+            calls=float(times * (runs * batch.calls + (batch.forward_calls if norms else 0))),
+            moved=float(times * (used / priced.size * batch.moved + written))
+            + float(times * (batch.forward_moved if norms else 0)),
+        )
+
+
+def _pass_bytes(sample: Cost, batch: Cost, together: int, *, single: bool) -> float:
+    return min(batch.pass_bytes, together * sample.pass_bytes) if single else batch.pass_bytes
+
+
+class _Model(NamedTuple):
+    """What gradients are taken of: the trained parameters of a model, the rest held."""
+
+    site: "Site"
+    params: Params
+    buffers: Params
+
+    def negative_log_likelihood(self, values: Params, x: Tensor, draws: Tensor) -> Tensor:
+        """Of labels that the model itself draws, one value per sample."""
+        output = self.output(values, x)
+        return losses(self.site.task, output, drawn_labels(output.detach(), draws))
+
+    def output(self, values: Params, x: Tensor) -> Tensor:
+        site = self.site
+        output, _ = apply(site.blueprint, {**self.params, **values}, self.buffers, x, OBSERVED)
+        return output
+
+    @property
+    def trained(self) -> dict[str, Tensor]:
+        return {name: self.params[name] for name in self.site.trained}
+
+
+def drawn_labels(output: Tensor, draws: Tensor) -> Tensor:
+    """Labels from the softmax of the last axis, by inversion of `draws` in [0, 1)."""
+    reached = output.softmax(dim=-1).cumsum(dim=-1)
+    found = (reached <= draws.unsqueeze(-1)).sum(dim=-1)
+    # Rounding may leave the last sum below 1.
+    return found.clamp(max=output.shape[-1] - 1)
+
+
+def _of_samples(model: _Model, x: Tensor, valid: Tensor, draws: Tensor) -> dict[str, Tensor]:
+    """Squared gradients of single samples, summed over all but the first dimension; their mean."""
+
+    def one(sample: Tensor, draw: Tensor) -> dict[str, Tensor]:
+        def objective(values: Params) -> Tensor:
+            return model.negative_log_likelihood(values, sample[None], draw[None])[0]
+
+        return _rows_squared(_gradient(objective, model.trained))
+
+    each: dict[str, Tensor] = vmap(one, chunk_size=_TOGETHER)(x, draws)
+    count = valid.sum().clamp(min=1)
+    return {
+        name: torch.where(valid[:, None], rows, 0.0).sum(dim=0) / count
+        for name, rows in each.items()
+    }
+
+
+def _of_mean(model: _Model, x: Tensor, valid: Tensor, draws: Tensor) -> dict[str, Tensor]:
+    """The squared mean gradient times the number of samples, by rows."""
+    count = valid.sum().clamp(min=1)
+
+    def objective(values: Params) -> Tensor:
+        losses = model.negative_log_likelihood(values, x, draws)
+        return torch.where(valid, losses, 0.0).sum() / count
+
+    squares = _rows_squared(_gradient(objective, model.trained))
+    return {name: count * rows for name, rows in squares.items()}
+
+
+def _gradient(objective: Any, at: Params) -> Params:
+    value, backward, *_ = vjp(objective, at)
+    (gradients,) = backward(torch.ones_like(value), retain_graph=False, create_graph=False)
+    found: Params = gradients
+    return found
+
+
+def _rows_squared(gradients: Params) -> dict[str, Tensor]:
+    return {name: g.square().flatten(1).sum(dim=1) for name, g in _at_least_2d(gradients).items()}
+
+
+def _at_least_2d(gradients: Params) -> dict[str, Tensor]:
+    return {n: g.reshape(g.shape[0] if g.ndim else 1, -1) for n, g in gradients.items()}
+
+
+def by_channel(squares: Params, blueprint: Blueprint) -> dict[str, Tensor]:
+    """What the parameters that produce a channel have together, for every axis that can be cut.
+
+    Every coordinate counts once, with its output channel; the output layer has none (§1.11).
+    """
+    found: dict[str, Tensor] = {}
+    for name, rows in squares.items():
+        axis = produced(name, blueprint)
+        if axis is not None:
+            ((axes,), *_) = blueprint.params[name]
+            own = rows.reshape([blueprint.sizes[each] for each in axes])
+            others = tuple(i for i, each in enumerate(axes) if each != axis)
+            own = own.sum(dim=others) if others else own
+            found[axis] = found[axis] + own if axis in found else own
+    return dict(sorted(found.items()))
+
+
+def channels(blueprint: Blueprint, trained: Iterable[str]) -> int:
+    """How many channels a report has, of a model that trains these parameters."""
+    axes = {produced(name, blueprint) for name in trained}
+    return sum(blueprint.sizes[axis] for axis in axes if axis is not None)
+
+
+def produced(name: str, blueprint: Blueprint) -> str | None:
+    """The axis whose channels the rows of a parameter produce, if it is cut by a share."""
+    (dim, *_) = blueprint.params[name] or ((),)
+    axes = dim[0] if len(dim) == 1 else ()
+    return next((axis for axis in axes if axis in blueprint.counts(1.0)), None)
+
+
+@dataclass(frozen=True)
+class Observed(Train):
+    """Another trainer, with Fisher information measured on the mini-batches it trains on.
+
+    Reports "fisher", the mean trace over the measured steps; "fisher_squares", the mean of its
+    square; "fisher_steps", all steps; and with `channels` the information of every channel of the
+    received model.
+    """
+
+    inner: Train
+    fisher: Fisher
+    channels: bool = False
+
+    def draft(self, step: int, samples: Ints) -> Numbers:
+        return self.inner.draft(step, samples)
+
+    def choices(self, key: Tensor, steps: int) -> tuple[Any, ...]:
+        return self.inner.choices(key, steps)
+
+    def misfit(self, task: Task) -> str:
+        if not task.classified:
+            return (
+                "Fisher information is measured with labels drawn from a softmax of the output, "
+                "and this task has none: use a chooser and an extraction that do not ask for it "
+                "(LargestInTime, Leading), or say classified=True if its loss is one of classes."
+            )
+        if self.fisher.estimate == "samples" and (reason := mixed(task)):
+            return (
+                "Fisher information is measured by the gradients of single samples, and in this "
+                f'task samples see each other: {reason}. Use Fisher(estimate="mean"), or a '
+                "chooser and an extraction that do not ask for it (LargestInTime, Leading)."
+            )
+        return self.inner.misfit(task)
+
+    def work(self, priced: Priced, processed: int, steps: int) -> Work:
+        train = self.inner.work(priced, processed, steps)
+        beside = self.fisher.work(priced, processed, steps)
+        return Work(
+            flops=train.flops + beside.flops,
+            # One after the other, while what training keeps is there all the time.
+            memory=max(train.memory, priced.sample.nbytes + beside.memory),
+            calls=train.calls + beside.calls,
+            moved=train.moved + beside.moved,
+        )
+
+    def start(self, site: "Site", given: "Given") -> Loose:
+        zero = next(iter(given.params.values())).new_zeros(())
+        local = site.blueprint
+        axes = {produced(name, local) for name in site.trained} if self.channels else set()
+        return {
+            "inner": self.inner.start(site, given),
+            "trace": zero,
+            "squares": zero,
+            "measured": zero,
+            "steps": zero,
+            "channels": {a: zero.expand(local.sizes[a]) for a in sorted(a for a in axes if a)},
+        }
+
+    def step(
+        self, site: "Site", state: Loose, batch: "Minibatch", numbers: Loose, choice: Any
+    ) -> Loose:
+        new = {**state, "steps": state["steps"] + 1}
+        if batch.number % self.fisher.every == 0:
+            model = state["inner"]
+            found = self.fisher(site, model["params"], model["buffers"], batch)
+            # A sample alone in its batch is normalised to nothing: it says nothing either.
+            says = (batch.valid.sum() > bool(site.blueprint.norms)).to(found.trace.dtype)
+            new["trace"] = state["trace"] + torch.where(says > 0, found.trace, 0.0)
+            new["squares"] = state["squares"] + torch.where(says > 0, found.trace.square(), 0.0)
+            new["measured"] = state["measured"] + says
+            if self.channels and batch.number == 0:
+                new["channels"] = found.channels
+        new["inner"] = self.inner.step(site, state["inner"], batch, numbers, choice)
+        return new
+
+    def finish(self, site: "Site", state: Loose) -> "Result":
+        result = self.inner.finish(site, state["inner"])
+        measured = {
+            "fisher": state["trace"] / state["measured"],
+            "fisher_squares": state["squares"] / state["measured"],
+            "fisher_steps": state["steps"],
+        }
+        if self.channels:
+            # Whoever trains no layer with channels, or nothing at all, has none to tell of.
+            rows = [state["trace"].new_zeros(0), *state["channels"].values()]
+            nothing = state["measured"] == 0
+            measured["channels"] = torch.where(nothing, torch.nan, torch.cat(rows))
+        return result._replace(report={**result.report, **measured})

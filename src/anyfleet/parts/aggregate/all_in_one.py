@@ -1,0 +1,50 @@
+"""AnycostFL's aggregation: every entry by those who sent it, smaller and coarser updates less."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+
+from anyfleet.arrays import Floats
+from anyfleet.core.updates import Arrivals
+from anyfleet.formulas.anycost import anycost_weights
+from anyfleet.formulas.theory import divergence_index, local_gain
+from anyfleet.papers import ANYCOST, Paper
+from anyfleet.parts.aggregate.directions import by_device
+from anyfleet.parts.aggregate.mean import Mean, Weighted
+
+
+@dataclass(frozen=True)
+class Aio(Weighted):
+    """Per coordinate, the mean over the devices whose codecs sent it (METHODS §1.12.3).
+
+    A weight of `base` is divided by the squared divergence of a device's update from the complete
+    one, by the size of what it trained and by the measured rate of its message; the divergence is
+    at least `floor`. Of complete updates this is `base` itself.
+    """
+
+    base: Mean = field(default_factory=Mean)
+    floor: float = 1e-3
+
+    papers: ClassVar[tuple[Paper, ...]] = (ANYCOST,)
+    gives: ClassVar[frozenset[str]] = frozenset({"weights", "mean_gain", "mean_divergence"})
+
+    def __post_init__(self) -> None:
+        if not 0 < self.floor <= 1:
+            raise ValueError(f"Aio.floor must lie in (0, 1], got {self.floor}.")
+
+    def weigh(self, arrivals: Arrivals) -> Floats:
+        sizes = self.base.weigh(arrivals)
+        return anycost_weights(arrivals.alphas, arrivals.rates, sizes, self.floor)
+
+    def counted(self, arrivals: Arrivals) -> Arrivals:
+        return arrivals.sent()
+
+    def notes(self, arrivals: Arrivals) -> Mapping[str, Any]:
+        facts = arrivals.alphas, arrivals.rates
+        return {
+            "weights": by_device(arrivals, self.weigh(arrivals)),
+            "mean_gain": float(np.mean(local_gain(*facts))),
+            "mean_divergence": float(np.mean(divergence_index(*facts))),
+        }

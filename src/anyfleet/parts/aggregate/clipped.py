@@ -1,0 +1,74 @@
+"""A bound on how far one update can move the model: longer ones are shortened."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+from torch import Tensor
+
+from anyfleet.arrays import Floats
+from anyfleet.core.messages import Params, Stepped
+from anyfleet.core.method import Aggregate, Around, State
+from anyfleet.core.updates import Arrivals
+from anyfleet.core.view import View
+from anyfleet.errors import refuse
+from anyfleet.papers import CLIPPING, Paper
+from anyfleet.parts.aggregate.mean import Mean
+
+
+@dataclass(frozen=True)
+class Clipped(Around, Aggregate):
+    """Another aggregator, of updates none of which is much longer than the others.
+
+    An update that is too long keeps its direction and is shortened to the bound: to the Euclidean
+    `length` if one is given, else to `times` the median of the step. That median is of root mean
+    squares per trained coordinate, so that narrow and wide slices compare; updates that change
+    nothing do not enter it. `Clipped()` is the clipped mean. Updates that are not finite are left
+    out.
+    """
+
+    inner: Aggregate = field(default_factory=Mean)
+    times: float = 1.0
+    length: float | None = None
+
+    papers: ClassVar[tuple[Paper, ...]] = (CLIPPING,)
+    gives: ClassVar[frozenset[str]] = frozenset({"clipped", "clipped_count"})
+
+    def __post_init__(self) -> None:
+        refuse(
+            [
+                ""
+                if 0 < self.times < np.inf
+                else f"Clipped.times must be a positive number, got {self.times}.",
+                ""
+                if self.length is None or self.length > 0
+                else f"Clipped.length must be positive, got {self.length}.",
+            ]
+        )
+
+    def __call__(
+        self, model: Params, state: State, arrivals: Arrivals, view: View, key: Tensor
+    ) -> Stepped:
+        arrivals = arrivals.take(np.flatnonzero(np.isfinite(arrivals.norms())))
+        if not len(arrivals):
+            return Stepped(model, state, _notes(arrivals, np.ones(0)))
+        factors = self._factors(arrivals)
+        stepped = self.inner(model, state, arrivals.scaled(factors), view, key)
+        notes = {**stepped.notes, **_notes(arrivals, factors)}
+        return Stepped(stepped.model, stepped.state, notes)
+
+    def _factors(self, arrivals: Arrivals) -> Floats:
+        """Return by which number each update is multiplied: 1 leaves it as it is."""
+        if self.length is not None:
+            found, bound = arrivals.norms(), self.length
+        else:
+            found = arrivals.sizes()
+            bound = self.times * float(np.median(found[found > 0])) if found.any() else np.inf
+        long = found > bound
+        return np.where(long, bound / np.where(long, found, 1.0), 1.0)
+
+
+def _notes(arrivals: Arrivals, factors: Floats) -> Mapping[str, Any]:
+    clipped = tuple(arrivals.device[factors < 1].tolist())
+    return {"clipped": clipped, "clipped_count": len(clipped)}

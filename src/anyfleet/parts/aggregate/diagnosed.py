@@ -1,0 +1,100 @@
+"""What the theory asks about a step: who trained what, and how far the updates agree."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+from torch import Tensor
+
+from anyfleet.core.messages import Params, Stepped
+from anyfleet.core.method import Aggregate, Around, State
+from anyfleet.core.updates import Arrivals, base
+from anyfleet.core.view import View
+from anyfleet.formulas.theory import dissimilarity, expected_decrease
+from anyfleet.parts.aggregate.directions import by_device, directions
+from anyfleet.parts.aggregate.mean import Mean
+
+
+@dataclass(frozen=True)
+class Diagnosed(Around, Aggregate):
+    """Another aggregator; the step's record tells more, and the model is the same, bit for bit.
+
+    * `coverage`: the share of the trainable coordinates that somebody trained; `regions`: in how
+      many parts, each trained by the same devices; `fewest`: the devices of the part that fewest
+      trained (METHODS §F.2, |S_r| and |M*|); `omega_squared`: the largest share of the model's
+      squared length that a device did not train.
+    * `norms` and `angles` of the updates by device, the angles to the mean by samples;
+      `divergence`: their mean distance from it; `dissimilarity_least` and `_most`: A and B, the
+      extremes of their lengths relative to its; `expected_decrease` of that mean (§F.4).
+
+    Lengths are of updates, which are gradients times the learning rate and the local steps. With
+    sub-models, a device is compared with the mean on its own coordinates. What an inner aggregator
+    notes under the same name stays. `measures` ("fisher", "norm") are reported by every device, and
+    are columns of the ledger.
+    """
+
+    inner: Aggregate = field(default_factory=Mean)
+    measures: tuple[str, ...] = ()
+
+    gives: ClassVar[frozenset[str]] = frozenset(
+        {
+            "coverage",
+            "regions",
+            "fewest",
+            "omega_squared",
+            "norms",
+            "angles",
+            "divergence",
+            "dissimilarity_least",
+            "dissimilarity_most",
+            "expected_decrease",
+        }
+    )
+
+    @property
+    def wants(self) -> frozenset[str]:
+        return frozenset(self.measures)
+
+    def __call__(
+        self, model: Params, state: State, arrivals: Arrivals, view: View, key: Tensor
+    ) -> Stepped:
+        stepped = self.inner(model, state, arrivals, view, key)
+        notes = {**_trained(model, arrivals, view), **_agreement(arrivals), **stepped.notes}
+        return Stepped(stepped.model, stepped.state, notes)
+
+
+def _trained(model: Params, arrivals: Arrivals, view: View) -> Mapping[str, Any]:
+    """Which part of the model was trained, and by how many."""
+    regions = arrivals.regions()
+    trainable = frozenset(view.blueprint.trained())
+    varied = {base(name) for name in model if "@" in name}  # kept per width, under other names
+    names = [name for name in model if base(name) in trainable and name not in varied]
+    whole = sum(model[name].numel() for name in names)
+    common = {name: model[name] for name in names if "@" not in name}
+    length = np.sqrt(sum(float(value.double().square().sum()) for value in common.values()))
+    inside = float(arrivals.lengths(common).min(initial=np.inf))
+    return {
+        "coverage": int(regions.coordinates.sum()) / whole if whole else 0.0,
+        "regions": len(regions.devices),
+        "fewest": int(regions.devices.min(initial=len(arrivals))),
+        "omega_squared": max(0.0, 1 - (inside / length) ** 2) if length else 0.0,
+    }
+
+
+def _agreement(arrivals: Arrivals) -> Mapping[str, Any]:
+    """How the updates lie around their mean."""
+    found = directions(arrivals, arrivals.samples)
+    total = found.weights.sum()
+    shares = found.weights / total if total else found.weights
+    moved = found.finite & ((found.norms > 0) | (found.means > 0))
+    with np.errstate(divide="ignore"):  # beside a mean of length zero everything is infinite
+        bounds = dissimilarity(found.norms[moved] / found.means[moved], 1.0)
+    return {
+        "norms": by_device(arrivals, np.where(found.finite, found.norms, np.nan)),
+        "angles": by_device(arrivals, found.angles),
+        "divergence": float(found.distances[found.finite].mean()) if found.finite.any() else np.nan,
+        "dissimilarity_least": bounds.least,
+        "dissimilarity_most": bounds.most,
+        "expected_decrease": expected_decrease(shares, found.angles),
+    }

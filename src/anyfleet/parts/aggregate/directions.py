@@ -1,0 +1,53 @@
+"""Where the updates of a step point, compared with their mean."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from anyfleet.arrays import Flags, Floats
+from anyfleet.core.updates import Arrivals
+from anyfleet.formulas.contribution import angles
+
+
+@dataclass(frozen=True, eq=False)
+class Directions:
+    """Every update beside the mean of all, on the coordinates that its device trained.
+
+    The mean is over those updates that are finite; the others have no direction.
+    """
+
+    finite: Flags
+    weights: Floats  # in the mean, not normalised
+    norms: Floats  # of the updates
+    means: Floats  # the length of the mean
+    dots: Floats  # of both
+    angles: Floats  # radians; pi/2 where one of the two has no direction
+
+    @property
+    def known(self) -> Flags:
+        """Which updates have an angle that means something."""
+        known: Flags = (self.norms > 0) & (self.means > 0)
+        return known
+
+    @property
+    def distances(self) -> Floats:
+        """From every update to the mean."""
+        squares = self.norms**2 - 2 * self.dots + self.means**2
+        distances: Floats = np.sqrt(np.maximum(squares, 0.0))
+        return distances
+
+
+def directions(arrivals: Arrivals, weights: Floats) -> Directions:
+    """Compares the updates with their mean by these weights."""
+    norms = arrivals.norms()
+    finite = np.isfinite(norms)
+    counted = np.where(finite, weights, 0.0)
+    mean = arrivals.mean(counted)
+    dots = np.where(finite, arrivals.dots(mean), 0.0)
+    norms, means = np.where(finite, norms, 0.0), arrivals.lengths(mean)
+    return Directions(finite, counted, norms, means, dots, angles(dots, norms, means))
+
+
+def by_device(arrivals: Arrivals, values: Floats) -> dict[int, float]:
+    """Numbers of devices, for the record; of a device that answered twice, the last."""
+    return dict(zip(arrivals.device.tolist(), values.tolist(), strict=True))

@@ -1,0 +1,64 @@
+"""The mean of what arrived, coordinate by coordinate."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Protocol
+
+import numpy as np
+from torch import Tensor
+
+from anyfleet.arrays import Floats
+from anyfleet.core.messages import Params, Stepped
+from anyfleet.core.method import Aggregate, State
+from anyfleet.core.updates import Arrivals
+from anyfleet.core.view import View
+from anyfleet.papers import FEDAVG, Paper
+
+
+class Weighted(Aggregate, Protocol):
+    """Per coordinate, a weighted mean over devices; subclasses say by which weights, of what."""
+
+    def weigh(self, arrivals: Arrivals) -> Floats:
+        """One weight per arrival, not normalised."""
+
+    def counted(self, arrivals: Arrivals) -> Arrivals:
+        """What of the updates counts."""
+        return arrivals
+
+    def notes(self, arrivals: Arrivals) -> Mapping[str, Any]:
+        """What belongs into the record of the step."""
+        return {}
+
+    def __call__(
+        self, model: Params, state: State, arrivals: Arrivals, view: View, key: Tensor
+    ) -> Stepped:
+        change = self.counted(arrivals).mean(self.weigh(arrivals))
+        moved = {name: model[name] + change[name] for name in change}
+        return Stepped({**model, **moved}, state, self.notes(arrivals))
+
+
+@dataclass(frozen=True)
+class Mean(Weighted):
+    """Per coordinate, the mean over the devices that trained it; the others keep their value.
+
+    Weights are the devices' samples (FedAvg) or `"equal"` (HeteroFL), METHODS §0.2, times
+    `(1 + staleness) ** -discount`.
+    """
+
+    weights: Literal["samples", "equal"] = "samples"
+    discount: float = 0.0
+
+    papers: ClassVar[tuple[Paper, ...]] = (FEDAVG,)
+
+    def __post_init__(self) -> None:
+        if self.weights not in ("samples", "equal"):
+            raise ValueError(f'Mean.weights must be "samples" or "equal", got {self.weights!r}.')
+        if self.discount < 0:
+            raise ValueError(f"Mean.discount must not be negative, got {self.discount}.")
+
+    def weigh(self, arrivals: Arrivals) -> Floats:
+        """One weight per arrival, not normalised."""
+        faded = np.power(1.0 + arrivals.staleness.astype(np.float64), -self.discount)
+        if self.weights == "samples":
+            return arrivals.samples * faded
+        return np.where(arrivals.samples > 0, faded, 0.0)  # without data there is no vote

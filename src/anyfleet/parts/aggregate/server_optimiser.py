@@ -1,0 +1,132 @@
+"""A server optimiser around any aggregator: its change of the model is taken as a gradient."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from anyfleet.arguments import checked
+from anyfleet.core.messages import Params, Stepped
+from anyfleet.core.method import Aggregate, State
+from anyfleet.core.updates import Arrivals
+from anyfleet.core.view import View
+from anyfleet.papers import FEDADAM, Paper
+from anyfleet.parts.aggregate.mean import Mean
+
+
+class ServerOptimiser(Protocol):
+    """Turns the change an aggregator proposes into the change that is made."""
+
+    def init(self, like: Tensor) -> dict[str, Tensor]: ...
+
+    def step(
+        self, change: Tensor, state: Mapping[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]: ...
+
+
+@checked
+@dataclass(frozen=True)
+class ServerSgd:
+    """`velocity = momentum * velocity + change`, then `lr * velocity`."""
+
+    lr: float = 1.0
+    momentum: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.lr > 0 or not 0 <= self.momentum < 1:
+            raise ValueError(
+                f"ServerSgd needs lr > 0 and momentum in [0, 1), got {self.lr} and {self.momentum}."
+            )
+
+    def init(self, like: Tensor) -> dict[str, Tensor]:
+        return {"velocity": torch.zeros_like(like)}
+
+    def step(self, change: Tensor, state: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        velocity = self.momentum * state["velocity"] + change
+        return self.lr * velocity, {"velocity": velocity}
+
+
+@checked
+@dataclass(frozen=True)
+class ServerAdam:
+    """Adam on the proposed change (FedAdam); `epsilon` is the adaptivity of that paper."""
+
+    lr: float = 0.01
+    betas: tuple[float, float] = (0.9, 0.99)
+    epsilon: float = 1e-3
+
+    papers: ClassVar[tuple[Paper, ...]] = (FEDADAM,)
+
+    def __post_init__(self) -> None:
+        if not self.lr > 0 or not self.epsilon > 0 or not all(0 <= b < 1 for b in self.betas):
+            raise ValueError(
+                "ServerAdam needs lr > 0, epsilon > 0 and betas in [0, 1), got "
+                f"{self.lr}, {self.epsilon} and {self.betas}."
+            )
+
+    def init(self, like: Tensor) -> dict[str, Tensor]:
+        return {"mean": torch.zeros_like(like), "square": torch.zeros_like(like)}
+
+    def step(self, change: Tensor, state: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        first, second = self.betas
+        mean = first * state["mean"] + (1 - first) * change
+        square = second * state["square"] + (1 - second) * change.square()
+        return self.lr * mean / (square.sqrt() + self.epsilon), {"mean": mean, "square": square}
+
+
+class _Kept(NamedTuple):
+    inner: State
+    slots: Mapping[str, Mapping[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class ServerStep(Aggregate):
+    """An aggregator followed by a server optimiser.
+
+    Coordinates that nobody trained do not move, nor do those that only devices without samples or
+    `excluded` ones trained (as an inner Subset notes): momentum goes on where somebody counted.
+    """
+
+    inner: Aggregate = field(default_factory=Mean)
+    optimiser: ServerOptimiser = field(default_factory=ServerSgd)
+
+    def init(self, view: View) -> _Kept:
+        return _Kept(self.inner.init(view), {})
+
+    def learn(
+        self,
+        state: _Kept,
+        arrivals: Arrivals | None,
+        notes: Mapping[str, Any],
+        view: View,
+    ) -> _Kept:
+        return state._replace(inner=self.inner.learn(state.inner, arrivals, notes, view))
+
+    def tells(self, state: _Kept) -> Mapping[str, Any]:
+        return self.inner.tells(state.inner)
+
+    def __call__(
+        self, model: Params, state: _Kept, arrivals: Arrivals, view: View, key: Tensor
+    ) -> Stepped:
+        proposed = self.inner(model, state.inner, arrivals, view, key)
+        moved, slots = {}, dict(state.slots)
+        for name, covered in _counted(arrivals, proposed.notes).covered().items():
+            old = model[name]
+            before = slots.get(name) or self.optimiser.init(old)
+            change, after = self.optimiser.step(proposed.model[name] - old, before)
+            moved[name] = torch.where(covered, old + change, old)
+            slots[name] = {n: torch.where(covered, after[n], before[n]) for n in before}
+        kept = _Kept(proposed.state, slots)
+        return Stepped({**proposed.model, **moved}, kept, proposed.notes)
+
+
+def _counted(arrivals: Arrivals, notes: Mapping[str, Any]) -> Arrivals:
+    """Without the updates that did not count in the step with these notes."""
+    # Of a device that answered more than once, only some updates may be excluded.
+    answers, excluded = Counter(arrivals.device.tolist()), Counter(notes.get("excluded", ()))
+    out = [excluded[device] >= answers[device] for device in arrivals.device.tolist()]
+    return arrivals.take(np.flatnonzero((arrivals.samples > 0) & ~np.array(out, dtype=bool)))

@@ -1,0 +1,123 @@
+"""Leaving out the updates without which the others go further together (Optimal Aggregation)."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, get_args
+
+import numpy as np
+from torch import Tensor
+
+from anyfleet import rng
+from anyfleet.arrays import Floats, Ints
+from anyfleet.core.messages import Params, Stepped
+from anyfleet.core.method import Aggregate, Around, State
+from anyfleet.core.updates import Arrivals
+from anyfleet.core.view import View
+from anyfleet.errors import refuse
+from anyfleet.formulas.contribution import Statistic, Stopping, alignment, optimal_subset
+from anyfleet.formulas.contribution import Subset as Remaining
+from anyfleet.papers import FEDPNS, THESIS, Paper
+from anyfleet.parts.aggregate.mean import Mean
+
+
+@dataclass(frozen=True)
+class Subset(Around, Aggregate):
+    """Another aggregator, of those updates that go well together (METHODS §1.18).
+
+    The update is found whose removal makes the others agree most; its device is `labelled`. If the
+    loss on the server split does not rise without it, it is `excluded` and the next one is looked
+    for; if it rises, it stays and the search ends. At least a `share` of the updates remains
+    (`left="thesis"`: one fewer; `"code"`: all but two). Updates that are not finite are excluded
+    from the beginning, without a label.
+
+    `statistic="mean"` is the thesis' own, which labels a device in every step. With sub-models,
+    updates are compared on the coordinates that everybody trained.
+    """
+
+    inner: Aggregate = field(default_factory=Mean)
+    share: float = 0.7
+    statistic: Statistic = "sum"
+    left: Stopping = "share"
+
+    papers: ClassVar[tuple[Paper, ...]] = (FEDPNS, THESIS)
+    judges: ClassVar[bool] = True
+    gives: ClassVar[frozenset[str]] = frozenset(
+        {"labelled", "excluded", "labelled_count", "excluded_count", "alignment", "alignment_after"}
+    )
+
+    def __post_init__(self) -> None:
+        refuse(
+            [
+                ""
+                if 0 < self.share <= 1
+                else f"Subset.share must lie in (0, 1], got {self.share}.",
+                _one_of("statistic", self.statistic, get_args(Statistic)),
+                _one_of("left", self.left, get_args(Stopping)),
+            ]
+        )
+
+    def __call__(
+        self, model: Params, state: State, arrivals: Arrivals, view: View, key: Tensor
+    ) -> Stepped:
+        finite = np.isfinite(arrivals.norms())
+        healthy = arrivals.take(np.flatnonzero(finite))
+        trials: dict[tuple[int, ...], Stepped] = {}
+
+        def stepped(rows: Ints) -> Stepped:
+            """What the inner aggregator would make of these rows; worked out once."""
+            name = tuple(rows.tolist())
+            if name not in trials:
+                trials[name] = self.inner(model, state, healthy.take(rows), view, key)
+            return trials[name]
+
+        gram = healthy.gram(common=True)
+        found = optimal_subset(
+            gram,
+            healthy.samples,
+            _comparison(stepped, view, rng.fold(key, "check loss")),
+            share=self.share,
+            statistic=self.statistic,
+            rule=self.left,
+        )
+        result = stepped(found.kept) if len(found.kept) else Stepped(model, state)
+        broken = tuple(arrivals.device[~finite].tolist())
+        notes = {**result.notes, **self._notes(healthy, gram, found, broken)}
+        return Stepped(result.model, result.state, notes)
+
+    def _notes(
+        self, healthy: Arrivals, gram: Floats, found: Remaining, broken: tuple[int, ...]
+    ) -> Mapping[str, Any]:
+        labelled = tuple(healthy.device[found.labelled].tolist())
+        excluded = (*broken, *healthy.device[found.excluded].tolist())
+        kept = gram[np.ix_(found.kept, found.kept)], healthy.samples[found.kept]
+        return {
+            "labelled": labelled,
+            "excluded": excluded,
+            "labelled_count": len(labelled),
+            "excluded_count": len(excluded),
+            "alignment": alignment(gram, healthy.samples, self.statistic),
+            "alignment_after": alignment(*kept, self.statistic),
+        }
+
+
+def _one_of(name: str, value: str, known: tuple[str, ...]) -> str:
+    if value in known:
+        return ""
+    return f"Subset.{name} must be one of {', '.join(known)}, got {value!r}."
+
+
+def _comparison(
+    stepped: Callable[[Ints], Stepped], view: View, key: Tensor
+) -> Callable[[Ints, Ints], bool]:
+    """Whether the server's loss rises without a row: both on one batch, a new one each time."""
+    done = 0
+
+    def worse(rows: Ints, without: Ints) -> bool:
+        nonlocal done
+        batch = rng.fold(key, done)
+        done += 1
+        before, after = (view.judge(stepped(which).model, batch) for which in (rows, without))
+        return math.isnan(after) or before < after  # a broken model is never better
+
+    return worse

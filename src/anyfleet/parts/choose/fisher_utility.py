@@ -1,0 +1,152 @@
+"""WHALE-FL's choice on the device: by Fisher information, link and processor."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from anyfleet.core.check_in import Choices, Offer, Own
+from anyfleet.core.messages import Notes, Numbers
+from anyfleet.core.method import Choose, Lesson
+from anyfleet.errors import refuse
+from anyfleet.formulas.whale import (
+    effectiveness,
+    level,
+    relative_effectiveness,
+    threshold_utility,
+    utility,
+)
+from anyfleet.papers import WHALE, Paper
+from anyfleet.parts.choose.in_time import seconds_for
+
+
+@dataclass(frozen=True)
+class FisherUtility(Choose):
+    """The level that a device's utility affords (METHODS §1.10).
+
+    Utility is high while a device's Fisher information is, over a window of rounds, and is cut
+    when it would now need more than the target time. The menu goes from the largest of `levels`
+    down; a device that may not train the largest has a menu without them.
+
+    `fisher`: "relative" to the initial model of the same width; "literal" takes the raw trace
+    times the batch (Eq. 3 of the paper); "constant" looks at time only. `penalty` 0 looks at
+    training only. `reference`: whose time counts, that of the smallest network ("unit") or of the
+    one trained last. `target` seconds; without them the plan must give a target (`Paced`).
+    """
+
+    levels: int = 5
+    window: int = 10
+    threshold: float = 20.0
+    penalty: float = 2.0
+    target: float | None = None
+    fisher: Literal["relative", "literal", "constant"] = "relative"
+    reference: Literal["unit", "last_choice"] = "unit"
+    first_level: int = 1
+
+    papers: ClassVar[tuple[Paper, ...]] = (WHALE,)
+
+    def __post_init__(self) -> None:
+        refuse(self._faults())
+
+    def _faults(self) -> Iterator[str]:
+        for name in ("levels", "window"):
+            if getattr(self, name) < 1:
+                yield f"FisherUtility.{name} must be at least 1, got {getattr(self, name)}."
+        if not self.threshold > 0:
+            yield f"FisherUtility.threshold must be positive, got {self.threshold}."
+        if self.penalty < 0:
+            yield f"FisherUtility.penalty must not be negative, got {self.penalty}."
+        if self.target is not None and not self.target > 0:
+            yield f"FisherUtility.target must be positive seconds, got {self.target}."
+        if not 1 <= self.first_level <= self.levels:
+            yield (
+                f"FisherUtility.first_level must lie in 1 to {self.levels}, got {self.first_level}."
+            )
+        if self.fisher not in ("relative", "literal", "constant"):
+            yield f'FisherUtility.fisher must be "relative", "literal" or "constant": {self.fisher}'
+        if self.reference not in ("unit", "last_choice"):
+            yield f'FisherUtility.reference must be "unit" or "last_choice", got {self.reference}.'
+
+    @property
+    def keeps(self) -> frozenset[str]:
+        # Without Fisher information it still learns that it has trained, and how wide.
+        return frozenset({"loss" if self.fisher == "constant" else "fisher"})
+
+    @property
+    def needs(self) -> Mapping[str, str]:
+        sizes = f"plan=Menu(...) or DepthMenu(...) with {self.levels} sizes, one for each level"
+        menu = {f"menu of {self.levels}": sizes}
+        if self.target is not None or not self.penalty:
+            return menu
+        paced = "plan=Paced(Menu(...)), or name FisherUtility.target in seconds"
+        return {**menu, "target": paced}
+
+    # -- choosing
+
+    def __call__(self, menu: Sequence[Offer], own: Own, numbers: Numbers) -> Choices:
+        missing = self.levels - len(menu)
+        if missing < 0:
+            raise ValueError(
+                f"FisherUtility.levels is {self.levels}, but the menu has {len(menu)} entries: "
+                "name as many levels as the plan has sizes."
+            )
+        notes = own.memory.notes
+        if not notes.get("rounds"):
+            wanted, u = self.first_level, float("nan")
+        else:
+            u = self._utility(menu, own, numbers)
+            wanted = int(level(u, self.levels))
+        entry = max(wanted - 1 - missing, 0)
+        return Choices(np.array([entry]), numbers, np.array([u]), ("",))
+
+    def _utility(self, menu: Sequence[Offer], own: Own, numbers: Numbers) -> float:
+        notes = own.memory.notes
+        # The target is the time of a network, without what it costs to offer several.
+        seconds = seconds_for(self._timed(menu, notes).bare, own, numbers)
+        target = float(numbers.target[0]) if self.target is None else self.target
+        useful = utility(self._effectiveness(notes, numbers), seconds, target, self.penalty)
+        return float(threshold_utility(useful, self.threshold))
+
+    def _timed(self, menu: Sequence[Offer], notes: Notes) -> Offer:
+        """The entry of the menu whose time is held against the target."""
+        if self.reference == "unit":
+            return menu[-1]
+        return next((offer for offer in menu if offer.size == notes["last"]), menu[-1])
+
+    def _effectiveness(self, notes: Notes, numbers: Numbers) -> float:
+        if self.fisher == "constant":
+            return self.threshold
+        squares, counts = np.array(notes["squares"]), np.array(notes["steps"])
+        if self.fisher == "relative":
+            return float(relative_effectiveness(squares * counts, counts))
+        # Eq. 3 sums over the iterations of a round: one column with the root of each sum.
+        return effectiveness(np.sqrt(squares * counts)[:, None], int(numbers.batch[0]))
+
+    # -- learning
+
+    def learn(self, notes: Notes, lesson: Lesson) -> Notes:
+        if self.fisher == "constant":
+            return {**notes, "rounds": (1.0,), "last": lesson.size}
+        square = lesson.measured.get("fisher_squares", float("nan"))
+        if not np.isfinite(square):
+            return notes  # nothing was trained: the window stays as it is
+        first = int(lesson.size[1])
+        birth = _at_birth(lesson.share, first)
+        new = dict(notes)
+        if self.asks(notes, lesson.share, first):
+            new[birth] = (lesson.birth(),)
+        if self.fisher == "relative":
+            square = square / new[birth][0] ** 2 if new[birth][0] > 0 else 0.0
+        new["squares"] = (*notes.get("squares", ()), square)[-self.window :]
+        steps = lesson.measured["fisher_steps"]
+        new["steps"] = (*notes.get("steps", ()), steps)[-self.window :]
+        return {**new, "rounds": (float(len(new["squares"])),), "last": lesson.size}
+
+    def asks(self, notes: Notes, share: float, first: int) -> bool:
+        return self.fisher == "relative" and _at_birth(share, first) not in notes
+
+
+def _at_birth(share: float, first: int) -> str:
+    """Where the Fisher information of the initial model is noted, for models of this size."""
+    return f"birth@{share:g}/{first}"

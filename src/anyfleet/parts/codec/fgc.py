@@ -1,0 +1,186 @@
+"""AnycostFL's flexible gradient compression: any rate, by kernels and by levels (METHODS §1.12.2).
+
+Values are rounded at random so that their mean is exact, given the kernels that are kept. Signs
+travel: the paper's message forgets them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from anyfleet.core.layout import Envelope
+from anyfleet.core.message_size import heavy_update
+from anyfleet.core.messages import Params
+from anyfleet.core.method import Squeezed, Symbols
+from anyfleet.errors import BadMessage, refuse
+from anyfleet.papers import ANYCOST, Paper
+from anyfleet.parts.codec.coded_columns import Layout
+from anyfleet.parts.codec.kernels import Kernels
+from anyfleet.parts.codec.levelled import Levelled
+from anyfleet.parts.codec.lookup import Table, count_of, looked_up, measured
+from anyfleet.parts.codec.raw import distortion
+
+MOST_LEVELS = 1 << 16
+_AIM, _FULL = 0.985, 0.95  # of a budget: what is tried, and what is not worth another try
+_TRIES = 8  # after which it is halved until it fits
+_POWER, _POWERS = 0.72, (0.3, 1.2)  # of the kernels, with which bits grow: at first, and ever
+
+
+@dataclass(frozen=True)
+class Fgc(Levelled):
+    """The strongest kernels of the whole message, on a grid of magnitudes, at a target rate.
+
+    A kernel is a slice of a convolution, or any other number alone. `table` says which share of
+    them and how many levels a rate means: (rate, share, levels), rates ascending. Empty: measured
+    on an update of the server's own before a run, or without a server split on a made-up one with
+    heavy tails. A message that is still too long for its rate keeps fewer kernels; if not even one
+    fits, it keeps none. Orders without a target (a rate of 1) are met at `rate`; there, 1 is the
+    smallest error that the table knows.
+    """
+
+    table: Table = ()
+    rate: float = 1.0
+    papers: ClassVar[tuple[Paper, ...]] = (ANYCOST,)
+
+    def __post_init__(self) -> None:
+        wrong = "" if 0 < self.rate <= 1 else f"Fgc.rate must lie in (0, 1], got {self.rate}."
+        refuse([wrong, *_faults(self.table)])
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(kernels=True)
+
+    @property
+    def drops(self) -> bool:
+        return True
+
+    @property
+    def adapts(self) -> bool:
+        return True
+
+    @property
+    def calibrates(self) -> bool:
+        return not self.table
+
+    def calibrated(self, update: Params, envelope: Envelope) -> "Fgc":
+        kernels = Kernels(envelope.laid(update), envelope)
+        strongest = float(kernels.norms.max()) if kernels.norms.numel() else 0.0
+        # Training that moved nothing, or went wrong, shows nothing.
+        if self.table or not 0 < strongest < torch.inf:
+            return self
+        return replace(self, table=_measured(self, kernels))
+
+    def squeeze(self, tree: Params, memory: Params, rate: Tensor, envelope: Envelope) -> Squeezed:
+        # Whoever fits messages to a rate has measured them already.
+        symbols, bits = self._at_rate(envelope.laid(tree), rate, envelope)
+        received, kept = self.restore(symbols, envelope)
+        return Squeezed(received, kept, symbols, bits, {}, distortion(tree, received))
+
+    def quantise(self, laid: Params, rate: Tensor, envelope: Envelope) -> Symbols:
+        return self._at_rate(laid, rate, envelope)[0]
+
+    def _at_rate(self, laid: Params, rate: Tensor, envelope: Envelope) -> tuple[Symbols, Tensor]:
+        """Symbols, and the bits of every row and column."""
+        kernels = Kernels(laid, envelope)
+        rate = torch.where(rate >= 1, self.rate, rate)
+        share, levels = looked_up(self.table or _generic(), rate.double().cpu().numpy())
+        count = torch.from_numpy(count_of(share, kernels.norms.shape[1]))
+        budget = rate.double().cpu().nan_to_num(0.0).clamp(0, 1) * 32 * kernels.entries
+        return self._fitted(kernels, count, torch.from_numpy(levels), budget)
+
+    def values(self, symbols: Symbols, envelope: Envelope) -> Params:
+        ends = next(iter(symbols.scales.values()), torch.zeros(1, 3))
+        low, high, steps = ends.to(envelope.dtype).unsqueeze(-1).unbind(1)
+        most = int(steps.max())
+        part = torch.arange(most + 1, device=ends.device) / steps.clamp(min=1)
+        grid = torch.where(part < 1, low + (high - low) * part, high)
+        # Every magnitude with both signs around the zero of what is not there.
+        table = torch.cat([-grid.flip(1), torch.zeros_like(low), grid], dim=1)
+        first = most + 1 + table.shape[1] * torch.arange(len(ends), device=ends.device)
+        offset, flat = first.int()[:, None], table.flatten()
+        return {
+            name: flat.index_select(0, (levels + offset).flatten()).view(levels.shape)
+            for name, levels in symbols.levels.items()
+        }
+
+    def unpack(self, columns: Sequence[bytes], envelope: Envelope) -> Symbols:
+        symbols = super().unpack(columns, envelope)
+        if len(columns):
+            _check(symbols, envelope)
+        return symbols
+
+    def _fitted(
+        self, kernels: Kernels, count: Tensor, levels: Tensor, budget: Tensor
+    ) -> tuple[Symbols, Tensor]:
+        """With fewer kernels in rows whose message is too long, until it is not."""
+        full, fits, over = count, torch.zeros_like(count), count + 1
+        before: tuple[Tensor, Tensor] | None = None
+        number = 0
+        while True:
+            symbols = kernels.quantised(count, levels)
+            bits = self.bits(symbols, kernels.envelope)
+            size = bits.sum(dim=1).cpu()
+            good = (size <= budget) | (count == 0)
+            fits, over = torch.where(good, count, fits), torch.where(good, over, count)
+            near = (over > full) | (over - count == 1) | (size >= _FULL * budget)
+            done = good & (near | (number >= _TRIES))
+            if done.all():
+                return symbols, bits
+            guess = (fits + over) // 2
+            if number < _TRIES:
+                # As far as a power law leads, which is found sooner than by halving.
+                guess = _shrunk((count, size), before, _AIM * budget).clamp(min=fits, max=over - 1)
+            before, count = (count, size), torch.where(done, count, guess)
+            number += 1
+
+
+def _shrunk(
+    now: tuple[Tensor, Tensor], before: tuple[Tensor, Tensor] | None, aim: Tensor
+) -> Tensor:
+    """How many kernels take so many bits, if bits grow with a power of them."""
+    count, size = now[0].clamp(min=1).double(), now[1]
+    power = torch.full_like(aim, _POWER)
+    if before is not None:
+        run = (count / before[0].clamp(min=1)).log()
+        rise = (size / before[1]).log()
+        power = torch.where(run == 0, power, rise / run).nan_to_num(_POWER).clamp(*_POWERS)
+    return (count * (aim / size) ** (1 / power)).long()
+
+
+def _measured(codec: Fgc, kernels: Kernels) -> Table:
+    return measured(kernels, lambda symbols: float(codec.bits(symbols, kernels.envelope).sum()))
+
+
+def _faults(table: Table) -> list[str]:
+    rates, shares, levels = [[row[column] for row in table] for column in range(3)]
+    found = []
+    if any(not 0 < rate <= 1 for rate in rates) or rates != sorted(set(rates)):
+        found.append(f"Fgc.table needs rates above 0 and up to 1 that ascend; got {rates}.")
+    if any(not 0 < share <= 1 for share in shares):
+        found.append(f"Fgc.table needs kept shares above 0 and up to 1; got {shares}.")
+    if any(level != int(level) or not 1 <= level <= MOST_LEVELS for level in levels):
+        found.append(f"Fgc.table needs whole levels from 1 to {MOST_LEVELS}; got {levels}.")
+    return found
+
+
+def _check(symbols: Symbols, envelope: Envelope) -> None:
+    """That levels mean something: what came over a link may say anything."""
+    told = {name: rows.shape[1] for name, rows in symbols.scales.items() if rows.shape[1]}
+    if told != dict.fromkeys(list(envelope.lanes)[:1], 3):
+        raise BadMessage("a message on a grid needs its two ends and its levels, and nothing else")
+    steps = max((float(symbols.scales[name][0, 2]) for name in told), default=1.0)
+    if not 1 <= steps <= MOST_LEVELS or steps != int(steps):
+        raise BadMessage(f"a grid with {steps:g} levels; from 1 to {MOST_LEVELS} there may be")
+    levels = (int(rows.abs().max()) for rows in symbols.levels.values() if rows.numel())
+    highest = max(levels, default=0)
+    if highest > steps + 1:
+        raise BadMessage(f"place {highest - 1} on a grid with {steps:g} levels")
+
+
+@lru_cache(maxsize=1)
+def _generic() -> Table:
+    return _measured(Fgc(), Kernels(*heavy_update()))

@@ -1,0 +1,130 @@
+"""Updates as kernels: their norms, the strongest of them, and a grid of magnitudes (§1.12.2).
+
+Everything works on stacks, one row per device, and every row for itself: what is kept of one, how
+many levels it has and how it is rounded does not depend on the others.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from anyfleet import rng
+from anyfleet.core.layout import Envelope
+from anyfleet.core.messages import Params
+from anyfleet.core.method import Symbols
+from anyfleet.parts.codec.ranking import largest, where_set
+
+
+@dataclass(frozen=True, eq=False)
+class Kernels:
+    """Rows of entries, and the kernels that they are made of."""
+
+    laid: Params
+    envelope: Envelope
+
+    @property
+    def rows(self) -> int:
+        return max((len(rows) for rows in self.laid.values()), default=1)
+
+    @property
+    def entries(self) -> int:
+        return sum(lane.entries for lane in self.envelope.lanes.values())
+
+    @cached_property
+    def units(self) -> Mapping[str, Tensor]:
+        """As [rows, kernels, entries of a kernel]."""
+        lanes = self.envelope.lanes.items()
+        shapes = {name: (lane.entries // lane.unit, lane.unit) for name, lane in lanes}
+        return {name: rows.reshape(len(rows), *shapes[name]) for name, rows in self.laid.items()}
+
+    @cached_property
+    def norms(self) -> Tensor:
+        """Of all kernels of the message, one lane after the other, as [rows, kernels]."""
+        found = [_norms(units) for units in self.units.values()]
+        return torch.cat(found, dim=1) if found else torch.zeros(1, 0)
+
+    def split(self, flags: Tensor) -> dict[str, Tensor]:
+        """What is said of all kernels, lane by lane."""
+        sizes = [units.shape[1] for units in self.units.values()]
+        return dict(zip(self.units, torch.split(flags, sizes, dim=1), strict=True))
+
+    def quantised(self, count: Tensor, levels: Tensor) -> Symbols:
+        """So many kernels of every row, on a grid with so many steps.
+
+        Scales are the smallest and the largest magnitude and the steps, with the first lane.
+        """
+        # A row of zeros has nothing to say.
+        some = self.norms.amax(dim=1) != 0 if self.norms.shape[1] else torch.zeros_like(count) > 0
+        kept = self.split(largest(self.norms, torch.where(some.cpu(), count, 0)))
+        chosen = {name: _Chosen.of(units, kept[name]) for name, units in self.units.items()}
+        ends = torch.stack([*self._ends(chosen), levels.to(self.norms)], dim=1)
+        first, found = 0, {}
+        for name, units in self.units.items():
+            found[name] = self._levels(units, chosen[name], ends, first)
+            first += units[0].numel()
+        return Symbols(levels=found, kept=kept, scales=dict.fromkeys(list(self.units)[:1], ends))
+
+    def _ends(self, chosen: Mapping[str, "_Chosen"]) -> tuple[Tensor, Tensor]:
+        """The smallest and the largest magnitude that is kept and not zero; 0 if there is none."""
+        low = torch.full((self.rows,), torch.inf, device=self.norms.device)
+        high = torch.zeros_like(low)
+        for each in chosen.values():
+            if each.values.numel():
+                sizes = each.values.abs().float()
+                high = _reduced(high, each.row, sizes.amax(dim=1), "amax")
+                least = torch.where(sizes == 0, torch.inf, sizes).amin(dim=1)
+                low = _reduced(low, each.row, least, "amin")
+        return torch.where(high == 0, 0, low), high
+
+    def _levels(self, units: Tensor, chosen: "_Chosen", ends: Tensor, first: int) -> Tensor:
+        """Places on the grid, drawn so that the mean is exact; only kernels that are kept cost."""
+        values, (_, count, wide) = chosen.values, units.shape
+        low, high, steps = ends.to(values).index_select(0, chosen.row).unsqueeze(-1).unbind(1)
+        place = (values.abs() - low) / (high - low) * steps
+        # Nothing between the ends, or a number that is none: one place for all.
+        place = place.nan_to_num(0.0, 0.0, 0.0).clamp(min=0)
+        below = torch.minimum(place.floor(), steps - 1)
+        at = first + (chosen.where - count * chosen.row)[:, None] * wide + _arange(wide, values)
+        key = self.envelope.key.expand(self.rows).to(values.device).index_select(0, chosen.row)
+        draws = rng.uniforms_at(key.repeat_interleave(wide), at.flatten(), values.dtype)
+        drawn = below + (draws.to(values.device).view(values.shape) < place - below)
+        signed = torch.where(values < 0, -1 - drawn, 1 + drawn) * (values != 0)
+        found = torch.zeros(len(units) * count, wide, dtype=torch.int32, device=values.device)
+        return found.index_copy_(0, chosen.where, signed.int()).view(units.flatten(1).shape)
+
+
+class _Chosen(NamedTuple):
+    """The kept kernels of a lane, those of all rows one after the other."""
+
+    where: Tensor
+    row: Tensor
+    values: Tensor  # [kernels, entries]
+
+    @classmethod
+    def of(cls, units: Tensor, kept: Tensor) -> "_Chosen":
+        where = where_set(kept)
+        values = units.flatten(0, 1).index_select(0, where)
+        return cls(where, where // max(1, units.shape[1]), values)
+
+
+def _reduced(found: Tensor, row: Tensor, values: Tensor, how: Literal["amin", "amax"]) -> Tensor:
+    """The smallest or largest of every row, with what was found before."""
+    if len(found) == 1:
+        best = values.amin() if how == "amin" else values.amax()
+        return torch.minimum(found, best) if how == "amin" else torch.maximum(found, best)
+    return found.scatter_reduce(0, row, values, how)
+
+
+def _norms(units: Tensor) -> Tensor:
+    if units.shape[2] == 1:
+        return units[..., 0].abs().float()
+    norms: Tensor = torch.linalg.vector_norm(units, dim=2, dtype=torch.float64)
+    return norms.float()
+
+
+def _arange(size: int, like: Tensor) -> Tensor:
+    return torch.arange(size, device=like.device)

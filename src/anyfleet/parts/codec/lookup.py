@@ -1,0 +1,172 @@
+"""From a target rate to the share of kernels that is kept and the levels of their grid (§1.12.2).
+
+Rates on a grid are looked up in a table; between them the share changes as a power of the rate. The
+table is measured on one update. Of all pairs the length and the error are first estimated from one
+histogram; only pairs that look best for a rate are made into messages and measured.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from anyfleet.arrays import Floats, Ints
+from anyfleet.core.method import Symbols
+from anyfleet.parts.codec.kernels import Kernels
+
+# Finer ones than METHODS has: where few large entries stretch the grid, small ones drown in its
+# steps, and rates stay unused.
+LEVELS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256, 512, 1024)
+RATES = np.geomspace(1 / 200, 1.0, 12)
+_SHARES = np.geomspace(1e-4, 1.0, 90)  # of the kernels
+_BINS = 4096  # of magnitudes, narrow where they are small
+_HEADER_BITS = 500
+_TRIES = 6  # pairs that are measured for one rate, at most
+
+Table = tuple[tuple[float, float, int], ...]  # rate, kept share, levels; rates ascend
+
+
+def looked_up(table: Table, rate: Floats) -> tuple[Floats, Ints]:
+    """Shares and levels for these rates; below the table, shares shrink with the rate."""
+    rates, shares, levels = (np.array(column) for column in zip(*table, strict=True))
+    rate = np.clip(np.nan_to_num(rate), 0.0, rates[-1])
+    lower = np.clip(np.searchsorted(rates, rate, side="right") - 1, 0, None)
+    between = np.exp(np.interp(np.log(np.maximum(rate, rates[0])), np.log(rates), np.log(shares)))
+    return between * np.minimum(1.0, rate / rates[0]), levels[lower]
+
+
+def count_of(share: Floats, kernels: int) -> Ints:
+    """How many kernels a share of them is: rounded up, at least one."""
+    found: Ints = np.clip(np.ceil(share * kernels - 1e-9), 1, max(1, kernels)).astype(np.int64)
+    return found
+
+
+def measured(kernels: Kernels, bits: Callable[[Symbols], float]) -> Table:
+    """The table of one update (a stack of one), by the measured length of its messages.
+
+    For every rate the pair with the smallest squared error of those whose message fits. Rates that
+    nothing fits are left out; if that is all of them, the shortest message stands for the last.
+    """
+    guess, whole = estimated(kernels), 32 * kernels.entries
+    # What headers and tables add: a byte for every symbol of a table, until it was measured.
+    extra = 8.0 * np.array(LEVELS) + _HEADER_BITS
+    found: list[tuple[float, float, int]] = []
+    best, error = (-1, -1), np.inf
+    for rate in RATES:
+        # What was found for a smaller rate fits, too.
+        left = guess.error < error
+        for _ in range(_TRIES):
+            left &= guess.bits + extra <= rate * whole
+            if not left.any():
+                break
+            at = np.unravel_index(np.where(left, guess.error, np.inf).argmin(), left.shape)
+            size = bits(_message(kernels, _SHARES[at[0]], LEVELS[at[1]]))
+            extra[at[1]] = size - guess.bits[at]
+            if size <= rate * whole:
+                best, error = (int(at[0]), int(at[1])), float(guess.error[at])
+                break
+            left[at] = False
+        if best[0] >= 0:
+            found.append((float(rate), float(_SHARES[best[0]]), LEVELS[best[1]]))
+    return tuple(found) or ((1.0, float(_SHARES[0]), LEVELS[0]),)
+
+
+def _message(kernels: Kernels, share: float, levels: int) -> Symbols:
+    count = count_of(np.array([share]), kernels.norms.shape[1])
+    return kernels.quantised(torch.from_numpy(count), torch.tensor([levels]))
+
+
+class Estimate(NamedTuple):
+    """Of every share and number of levels."""
+
+    bits: Floats
+    error: Floats
+
+
+def estimated(kernels: Kernels) -> Estimate:
+    """What messages will be like, on average over the rounding."""
+    seen = _counted(kernels)
+    pairs = [_on_grid(seen, levels) for levels in LEVELS]
+    total = kernels.norms.shape[1]
+    mask = total * _entropy(np.stack([seen.kernels, total - seen.kernels], axis=-1) / total)
+    bits, noise = (np.stack(column, axis=1) for column in zip(*pairs, strict=True))
+    return Estimate(
+        bits + mask[:, None] + seen.often.sum(axis=1)[:, None], noise + seen.left[:, None]
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Counted:
+    """What every share of the kernels holds."""
+
+    kernels: Ints
+    left: Floats  # squared norm of what it leaves out
+    zeros: Floats  # entries
+    often: Floats  # [shares, bins]: other entries, by their magnitude
+    size: Floats  # [shares, bins]: their mean magnitude
+    low: Floats
+    high: float
+
+
+def _counted(kernels: Kernels) -> _Counted:
+    """All shares at once: what each has more than the one before, added up."""
+    taken = torch.from_numpy(count_of(_SHARES, kernels.norms.shape[1]))
+    band = _bands(kernels.norms[0], taken)
+    sizes = torch.cat([units[0].flatten().abs() for units in kernels.units.values()]).float()
+    owner = kernels.split(band[None])
+    where = torch.cat([b[0].repeat_interleave(kernels.units[n].shape[2]) for n, b in owner.items()])
+    some, shares, high = sizes > 0, len(_SHARES), float(sizes.max())
+    zeros = torch.bincount(where[~some], minlength=shares).cumsum(dim=0)
+    where, sizes = where[some], sizes[some]
+    low = torch.full((shares,), torch.inf).scatter_reduce(0, where, sizes, "amin")
+    place = ((sizes / high).sqrt() * _BINS).long().clamp(max=_BINS - 1) + _BINS * where
+    often, total = (
+        torch.bincount(place, weights, _BINS * shares).view(shares, _BINS).cumsum(dim=0).double()
+        for weights in (None, sizes.double())
+    )
+    energy = torch.bincount(band, kernels.norms[0].double().square(), shares).cumsum(dim=0)
+    return _Counted(
+        kernels=taken.numpy(),
+        left=(energy[-1] - energy).numpy(),
+        zeros=zeros.double().numpy(),
+        often=often.numpy(),
+        size=(total / often.clamp(min=1)).numpy(),
+        low=low.cummin(dim=0).values.nan_to_num(posinf=0.0).double().numpy(),
+        high=high,
+    )
+
+
+def _bands(norms: Tensor, taken: Tensor) -> Tensor:
+    """For every kernel, the first of the shares that holds it."""
+    order = torch.argsort(norms, descending=True, stable=True)
+    rank = torch.searchsorted(taken, torch.arange(len(norms)), right=True)
+    return torch.empty_like(order).index_copy_(0, order, rank)
+
+
+def _on_grid(seen: _Counted, levels: int) -> tuple[Floats, Floats]:
+    """Bits of the levels, and the squared error of their rounding."""
+    low = seen.low[:, None]
+    # A share whose entries are all equally large has a grid of one point.
+    step = np.where(seen.high > low, seen.high - low, seen.high) / levels
+    place = np.clip((seen.size - low) / step, 0, levels)
+    below = np.minimum(np.floor(place), levels - 1)
+    above = place - below
+    noise: Floats = (seen.often * above * (1 - above) * step**2).sum(axis=1)
+    wide = levels + 2  # the first is that of zeros
+    first = wide * np.arange(len(low))[:, None] + below.astype(np.int64) + 1
+    often = seen.zeros[:, None] * (np.arange(wide) == 0)
+    for start, part in ((first, 1 - above), (first + 1, above)):
+        found = np.bincount(start.ravel(), (seen.often * part).ravel(), wide * len(low))
+        often += found.reshape(len(low), wide)
+    return _entropy(often), noise
+
+
+def _entropy(often: Floats) -> Floats:
+    """Bits of symbols that occur so often."""
+    total = often.sum(axis=-1, keepdims=True)
+    share = np.where(often > 0, often / np.maximum(total, 1e-300), 1.0)
+    bits: Floats = -(often * np.log2(share)).sum(axis=-1)
+    return bits

@@ -1,0 +1,162 @@
+"""WHALE-FL's Algorithm 2: blocks of channels, by Fisher information and by how often trained."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from anyfleet.arrays import Flags, Floats, Ints
+from anyfleet.core.messages import Want
+from anyfleet.core.method import Extract
+from anyfleet.core.updates import Arrivals
+from anyfleet.core.view import View
+from anyfleet.elastic import Blueprint, Slice
+from anyfleet.errors import refuse
+from anyfleet.formulas.whale import (
+    RegionFisher,
+    Score,
+    chosen_blocks,
+    importance,
+    region_fisher,
+    scores,
+)
+from anyfleet.measure.fisher import produced
+from anyfleet.papers import WHALE, Paper
+
+
+class _Kept(NamedTuple):
+    fisher: RegionFisher
+    counts: Mapping[int, Ints]  # how often each device has trained each region
+
+
+@dataclass(frozen=True)
+class FisherBlocks(Extract):
+    """Every hidden layer in `regions` equal blocks of channels; a device takes the best of them.
+
+    Region j is block j of every layer. A share of the model is that share of the regions, those
+    with the highest `score` (METHODS §1.11): "recommended" favours important and rarely trained
+    regions, "literal" and "maxmin" are readings of the paper. Devices report the Fisher
+    information of every channel of the model they received; `epsilon` is added to it, and should
+    be small beside the mean squared gradients of the network at hand. Where a layer has channels
+    that do not divide evenly, the best blocks are cut or filled up to the share's number.
+    """
+
+    regions: int = 16
+    score: Score = "recommended"
+    epsilon: float = 1e-3
+
+    wants: ClassVar[frozenset[str]] = frozenset({"channels"})
+    papers: ClassVar[tuple[Paper, ...]] = (WHALE,)
+
+    def __post_init__(self) -> None:
+        refuse(self._faults())
+
+    def _faults(self) -> Iterator[str]:
+        if self.regions < 1:
+            yield f"FisherBlocks.regions must be at least 1, got {self.regions}."
+        if self.score not in ("recommended", "literal", "maxmin"):
+            yield (
+                'FisherBlocks.score must be "recommended", "literal" or "maxmin", '
+                f"got {self.score!r}."
+            )
+        if not self.epsilon > 0:
+            yield f"FisherBlocks.epsilon must be positive, got {self.epsilon}."
+
+    def init(self, view: View) -> _Kept:
+        nothing = np.zeros(self.regions)
+        return _Kept(RegionFisher(nothing, nothing, nothing), {})
+
+    def tells(self, state: _Kept) -> Mapping[str, Any]:
+        return {"region_fisher": state.fisher.mean}
+
+    def __call__(self, want: Want, view: View, state: _Kept, key: Tensor) -> Slice:
+        if want.device is None:
+            return want.prefix(view.blueprint)
+        counts = state.counts.get(want.device, np.zeros(self.regions, dtype=np.int64))
+        fisher = state.fisher
+        important = importance(fisher.mean, fisher.low, fisher.high, self.epsilon)
+        score = scores(important, counts, self.score)
+        # A region takes what is left of the budget by its share; the smallest is one region.
+        budget = max(1.0, want.share * self.regions)
+        taken = chosen_blocks(score, counts, np.ones(self.regions), budget)
+        rank = np.lexsort((np.arange(self.regions), counts, -score))
+        first = np.concatenate([rank[np.isin(rank, taken)], rank[~np.isin(rank, taken)]])
+        wanted = want.counts(view.blueprint)
+        kept = {axis: self._channels(axis, n, first, view.blueprint) for axis, n in wanted.items()}
+        return Slice.of(kept, view.blueprint, want.first)
+
+    def _channels(self, axis: str, count: int, first: Ints, blueprint: Blueprint) -> list[int]:
+        """So many channels of an axis, out of the regions in this order; ascending."""
+        region = regions_of(blueprint.axes[axis].size, self.regions)
+        place = np.empty(self.regions, dtype=np.int64)
+        place[first] = np.arange(self.regions)
+        order = np.argsort(place[region], kind="stable")
+        return sorted(order[:count].tolist())
+
+    def learn(
+        self, state: _Kept, arrivals: Arrivals | None, notes: Mapping[str, Any], view: View
+    ) -> _Kept:
+        if arrivals is None:
+            return state
+        values = np.zeros((len(arrivals), self.regions))
+        trained = np.zeros((len(arrivals), self.regions), dtype=bool)
+        counts = dict(state.counts)
+        for row, (device, slice_) in enumerate(zip(arrivals.device, arrivals.slices, strict=True)):
+            if not arrivals.samples[row]:
+                continue  # it trained nothing
+            held = self._held(slice_, view.blueprint)
+            before = counts.get(int(device), np.zeros(self.regions, dtype=np.int64))
+            counts[int(device)] = before + (held >= 0.5)
+            told = arrivals.report[row].get("channels", ())
+            values[row], trained[row] = self._told(told, slice_, view.blueprint)
+        return _Kept(region_fisher(state.fisher, values, trained), counts)
+
+    def _held(self, slice_: Slice, blueprint: Blueprint) -> Floats:
+        """Which share of the channels of every region a slice has."""
+        have, there = np.zeros(self.regions), np.zeros(self.regions)
+        for axis in blueprint.counts(1.0):
+            size = blueprint.axes[axis].size
+            region = regions_of(size, self.regions)
+            kept = slice_.kept(axis)
+            np.add.at(there, region, 1)
+            np.add.at(have, region if kept is None else region[list(kept)], 1)
+        return np.divide(have, there, out=np.zeros(self.regions), where=there > 0)
+
+    def _told(
+        self, told: tuple[float, ...], slice_: Slice, blueprint: Blueprint
+    ) -> tuple[Floats, Flags]:
+        """The mean squared gradient of each region, from that of the channels in a slice."""
+        local = blueprint.local(slice_)
+        squares, coordinates = np.zeros(self.regions), np.zeros(self.regions)
+        channels = coordinates_of(local, slice_.sent(blueprint))
+        start = 0
+        if len(told) != sum(local.sizes[axis] for axis in channels):
+            return squares, coordinates > 0  # of another slice: a link cut this one
+        for axis, each in channels.items():
+            size = local.sizes[axis]
+            region = regions_of(blueprint.axes[axis].size, self.regions)
+            kept = slice_.kept(axis)
+            region = region if kept is None else region[list(kept)]
+            np.add.at(squares, region, np.array(told[start : start + size]))
+            np.add.at(coordinates, region, each)
+            start += size
+        known = (coordinates > 0) & np.isfinite(squares)
+        return np.divide(squares, coordinates, out=np.zeros(self.regions), where=known), known
+
+
+def regions_of(size: int, regions: int) -> Ints:
+    """The region of every channel of an axis: equal blocks, as far as it divides."""
+    channel = np.arange(size)
+    return channel * regions // size
+
+
+def coordinates_of(local: Blueprint, trained: tuple[str, ...]) -> dict[str, float]:
+    """By axis, in the order of a report, how many trained coordinates each channel has."""
+    found: dict[str, float] = {}
+    for name in trained:
+        axis = produced(name, local)
+        if axis is not None:
+            found[axis] = found.get(axis, 0.0) + local.numel([name]) / local.sizes[axis]
+    return dict(sorted(found.items()))

@@ -1,0 +1,36 @@
+"""Sub-models of random channels."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from anyfleet import rng
+from anyfleet.core.messages import Want
+from anyfleet.core.method import Extract, State
+from anyfleet.core.view import View
+from anyfleet.elastic import Slice
+from anyfleet.papers import FEDDROP, FEDERATED_DROPOUT, Paper
+
+
+@dataclass(frozen=True)
+class Random(Extract):
+    """Channels drawn uniformly without replacement, anew for every device and round.
+
+    FedDrop, METHODS §1.4. One draw for each axis, so that whatever is added together keeps the same
+    channels; in ascending order, so that share 1 is the whole model. A smaller entry of a menu lies
+    inside a larger one. A want of nobody in particular, for a test, gets the leading channels.
+    """
+
+    papers: ClassVar[tuple[Paper, ...]] = (FEDDROP, FEDERATED_DROPOUT)
+
+    def __call__(self, want: Want, view: View, state: State, key: Tensor) -> Slice:
+        blueprint = view.blueprint
+        if want.device is None:
+            return want.prefix(blueprint)
+        keep = {
+            axis: rng.sample(rng.fold(key, axis), blueprint.axes[axis].size, count).tolist()
+            for axis, count in want.counts(blueprint).items()
+            if count < blueprint.axes[axis].size
+        }
+        return Slice.of(keep, blueprint, want.first)

@@ -1,0 +1,46 @@
+"""Sub-models that move on with every round."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from anyfleet.core.messages import Want
+from anyfleet.core.method import Extract, State
+from anyfleet.core.view import View
+from anyfleet.elastic import Slice
+from anyfleet.formulas.sub_models import rolling_window
+from anyfleet.papers import FEDROLEX, Paper
+
+
+@dataclass(frozen=True)
+class Rolling(Extract):
+    """A window of neighbouring channels that starts `step` channels further every round.
+
+    FedRolex, METHODS §1.6. The window starts at the same place for all devices, wraps around, and
+    stays in that order; an axis that is kept whole has its natural one. A negative step rolls
+    the other way, as the authors' own program does (-1). A want of nobody in particular, for a
+    test, gets the leading channels.
+    """
+
+    step: int = 1
+
+    papers: ClassVar[tuple[Paper, ...]] = (FEDROLEX,)
+
+    def __post_init__(self) -> None:
+        if not self.step:
+            raise ValueError(
+                "Rolling.step must not be 0: the window would never move. For the leading channels "
+                "use Leading()."
+            )
+
+    def __call__(self, want: Want, view: View, state: State, key: Tensor) -> Slice:
+        blueprint = view.blueprint
+        if want.device is None:
+            return want.prefix(blueprint)
+        sizes = blueprint.sizes
+        keep = {
+            axis: rolling_window(sizes[axis], count, view.step, self.step).tolist()
+            for axis, count in want.counts(blueprint).items()
+        }
+        return Slice.of(keep, blueprint, want.first)

@@ -1,0 +1,81 @@
+"""How batch normalisation lives in a federation: five policies."""
+
+import hashlib
+from dataclasses import dataclass
+from typing import ClassVar
+
+from anyfleet.core.method import Norm
+from anyfleet.elastic import EVALUATE, EVALUATE_BATCH, STATIC, TRAIN, Blueprint, Mode, Slice
+from anyfleet.papers import FEDBN, HETEROFL, SLIMMABLE, Paper
+
+
+def _names(blueprint: Blueprint) -> tuple[frozenset[str], frozenset[str]]:
+    """Parameters and buffers of all batch normalisations."""
+    params = {n for site in blueprint.norms for n in (site.weight, site.bias) if n is not None}
+    buffers = {n for site in blueprint.norms for n in (site.mean, site.variance) if n is not None}
+    return frozenset(params), frozenset(buffers)
+
+
+@dataclass(frozen=True)
+class BatchStatistics(Norm):
+    """No running statistics at all: training and testing normalise by the batch (METHODS §C)."""
+
+    training: ClassVar[Mode] = STATIC
+    evaluation: ClassVar[Mode] = EVALUATE_BATCH
+
+
+@dataclass(frozen=True)
+class Tracked(Norm):
+    """Running statistics, averaged like parameters."""
+
+    training: ClassVar[Mode] = TRAIN
+    evaluation: ClassVar[Mode] = EVALUATE
+
+    def travels(self, blueprint: Blueprint) -> frozenset[str]:
+        return _names(blueprint)[1]
+
+
+@dataclass(frozen=True)
+class OnDevice(Norm):
+    """Normalisation parameters and statistics never leave the device (FedBN)."""
+
+    papers: ClassVar[tuple[Paper, ...]] = (FEDBN,)
+    training: ClassVar[Mode] = TRAIN
+    evaluation: ClassVar[Mode] = EVALUATE
+
+    def stays(self, blueprint: Blueprint) -> frozenset[str]:
+        params, buffers = _names(blueprint)
+        return params | buffers
+
+
+@dataclass(frozen=True)
+class Static(Norm):
+    """Batch statistics in training; before a test one pass over data measures them (§1.5 d)."""
+
+    papers: ClassVar[tuple[Paper, ...]] = (HETEROFL,)
+    training: ClassVar[Mode] = STATIC
+    evaluation: ClassVar[Mode] = EVALUATE
+    calibrated: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class PerWidth(Norm):
+    """Every width has its own normalisation, parameters and running statistics."""
+
+    papers: ClassVar[tuple[Paper, ...]] = (SLIMMABLE,)
+    training: ClassVar[Mode] = TRAIN
+    evaluation: ClassVar[Mode] = EVALUATE
+
+    def travels(self, blueprint: Blueprint) -> frozenset[str]:
+        return _names(blueprint)[1]
+
+    def variant(self, blueprint: Blueprint, slice_: Slice) -> str:
+        params, buffers = _names(blueprint)
+        names, local = params or buffers, blueprint.local(slice_)
+        kept = {n: local.shape(n)[0] for n in sorted(names)}
+        whole = sum(blueprint.shape(n)[0] for n in names)
+        if sum(kept.values()) == whole:
+            return ""
+        # Two cuts may leave the same share in different places: the digest tells them apart.
+        digest = hashlib.sha256(repr(kept).encode()).hexdigest()[:6]
+        return f"{sum(kept.values()) / whole:.3g}-{digest}"

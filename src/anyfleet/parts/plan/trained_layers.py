@@ -1,0 +1,108 @@
+"""Depths: how many of the last layers a device trains (METHODS §1.3)."""
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import ClassVar
+
+from torch import Tensor
+
+from anyfleet.core.messages import Plans
+from anyfleet.core.method import Plan, State
+from anyfleet.core.view import View
+from anyfleet.elastic import Blueprint
+from anyfleet.elastic.cost.passes import arguments
+from anyfleet.elastic.program import held_names
+from anyfleet.papers import FEDPMT, Paper
+from anyfleet.parts.plan.widths import menu_of
+
+
+@dataclass(frozen=True)
+class Depth(Plan):
+    """A device of level `p` runs the whole model and trains its last layers only.
+
+    With `widths` = I there are I depths: of L layers the strongest level trains all, the next all
+    but one, and so on down to L - I + 1; without it there is a depth for every layer. Or `trained`
+    says how many of the last layers each level trains, strongest first. A level beyond the last
+    depth has the last; a model with fewer layers has fewer depths.
+    """
+
+    widths: int | None = None
+    trained: tuple[int, ...] = ()
+
+    papers: ClassVar[tuple[Paper, ...]] = (FEDPMT,)
+
+    def __post_init__(self) -> None:
+        check_depths("Depth", self.widths, self.trained)
+
+    def __call__(self, drafts: Plans, view: View, state: State, key: Tensor) -> Plans:
+        firsts = depths(view.blueprint, self.widths, self.trained)
+        levels = view.devices.level[drafts.device].tolist()
+        wants = (
+            replace(want, first=firsts[min(level, len(firsts) - 1)])
+            for want, level in zip(drafts.wants, levels, strict=True)
+        )
+        return replace(drafts, wants=tuple(wants))
+
+
+@dataclass(frozen=True)
+class DepthMenu(Plan):
+    """Offers all depths, as in `Depth`; the method's `choose` decides on the device.
+
+    The choice that a device reports is the place in this menu: 0 trains everything.
+    """
+
+    widths: int | None = None
+    trained: tuple[int, ...] = ()
+
+    papers: ClassVar[tuple[Paper, ...]] = (FEDPMT,)
+
+    def __post_init__(self) -> None:
+        check_depths("DepthMenu", self.widths, self.trained)
+
+    @property
+    def gives(self) -> frozenset[str]:
+        entries = self.widths or len(set(self.trained))
+        # As many as the model has layers: how many is not known yet.
+        return menu_of(entries) if entries else frozenset({"menu"})
+
+    def __call__(self, drafts: Plans, view: View, state: State, key: Tensor) -> Plans:
+        firsts = sorted(set(depths(view.blueprint, self.widths, self.trained)))
+        menus = (tuple(replace(want, first=first) for first in firsts) for want in drafts.wants)
+        return replace(drafts, menus=tuple(menus))
+
+
+def check_depths(owner: str, widths: int | None, trained: tuple[int, ...]) -> None:
+    """Depths are counted from 1, and given in one way only."""
+    if widths is not None and trained:
+        raise ValueError(
+            f"{owner} takes widths or trained, got widths={widths} and trained={trained}."
+        )
+    if widths is not None and widths < 1:
+        raise ValueError(
+            f"{owner}.widths must be at least 1, got {widths}. "
+            "Leave it out for a depth for every layer."
+        )
+    for position, count in enumerate(trained):
+        if count < 1:
+            raise ValueError(
+                f"{owner}.trained must be at least 1 each, got {count} at position {position}."
+            )
+
+
+def depths(
+    blueprint: Blueprint, widths: int | None = None, trained: tuple[int, ...] = ()
+) -> tuple[int, ...]:
+    """The first trained layer of every depth, strongest first, as `Depth` counts them."""
+    layers = learning(blueprint)
+    most = len(layers)
+    counts = trained or range(most, most - min(widths or most, most), -1)
+    # What trains everything is the whole model, whatever stands before its first learning layer.
+    return tuple(0 if count >= most else layers[most - count] for count in counts) or (0,)
+
+
+@lru_cache(maxsize=256)
+def learning(blueprint: Blueprint) -> tuple[int, ...]:
+    """The layers with something to train; what is frozen or never used does not count."""
+    used = {n for node in blueprint.program.nodes for n in held_names(arguments(node))}
+    moving = used - set(blueprint.frozen)
+    return tuple(n for n, layer in enumerate(blueprint.layers) if moving & set(layer.params))

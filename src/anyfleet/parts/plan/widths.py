@@ -1,0 +1,139 @@
+"""Sizes by declared level."""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import numpy as np
+from torch import Tensor
+
+from anyfleet.core.messages import Plans, Want
+from anyfleet.core.method import Plan, State
+from anyfleet.core.view import View
+from anyfleet.elastic import Blueprint
+from anyfleet.elastic.blueprint import Rounding
+from anyfleet.papers import HETEROFL, Paper
+
+
+def check_shares(owner: str, shares: tuple[float, ...]) -> None:
+    """Refuse shares of a model that do not lie in (0, 1]."""
+    if not shares:
+        raise ValueError(
+            f"{owner}.shares must name at least one share. For the whole model use Whole()."
+        )
+    for position, share in enumerate(shares):
+        if not 0 < share <= 1:
+            raise ValueError(
+                f"{owner}.shares must lie in (0, 1], got {share} at position {position}. "
+                "For the whole model use Whole()."
+            )
+
+
+def check_descent(owner: str, shares: tuple[float, ...]) -> None:
+    """Refuse shares by level that do not go downwards."""
+    down = tuple(sorted(shares, reverse=True))
+    if tuple(shares) != down:
+        raise ValueError(
+            f"{owner}.shares must go downwards, since level 0 is the strongest; got {shares}. "
+            f"Write {down}."
+        )
+
+
+def menu_of(entries: int) -> frozenset[str]:
+    """What a plan gives that offers so many sizes: choosers may need as many."""
+    return frozenset({"menu", f"menu of {entries}"})
+
+
+@dataclass(frozen=True)
+class Whole(Plan):
+    """Everybody trains the whole model."""
+
+    def __call__(self, drafts: Plans, view: View, state: State, key: Tensor) -> Plans:
+        return drafts
+
+
+@dataclass(frozen=True)
+class FixedLevel(Plan):
+    """A device of level `p` trains the `p`-th share of each hidden layer; beyond, the last.
+
+    With `layers="linear"` only fully connected hidden layers are cut and convolutions stay complete
+    (FedDrop on the CNNs of METHODS §1.4).
+    """
+
+    shares: tuple[float, ...] = (1.0, 1 / 2, 1 / 4, 1 / 8, 1 / 16)
+    layers: Literal["all", "linear"] = "all"
+
+    papers: ClassVar[tuple[Paper, ...]] = (HETEROFL,)
+
+    def __post_init__(self) -> None:
+        check_shares("FixedLevel", self.shares)
+        check_descent("FixedLevel", self.shares)
+        if self.layers not in ("all", "linear"):
+            raise ValueError(f'FixedLevel.layers must be "all" or "linear", got {self.layers!r}.')
+
+    def init(self, view: View) -> State:
+        cut = set(view.blueprint.counts(1.0))
+        if self.layers == "linear" and cut == convolved(view.blueprint):
+            raise ValueError(
+                'FixedLevel.layers="linear" leaves nothing to cut: this model has no fully '
+                'connected hidden layer. Use "all".'
+            )
+        return None
+
+    def __call__(self, drafts: Plans, view: View, state: State, key: Tensor) -> Plans:
+        levels = view.devices.level[drafts.device]
+        shares = [self.shares[min(level, len(self.shares) - 1)] for level in levels]
+        complete = convolved(view.blueprint) if self.layers == "linear" else ()
+        ratios = tuple((axis, 1.0) for axis in sorted(complete))
+        wants = (
+            replace(want, share=share, ratios=ratios)
+            for want, share in zip(drafts.wants, shares, strict=True)
+        )
+        return replace(drafts, wants=tuple(wants))
+
+
+def convolved(blueprint: Blueprint) -> frozenset[str]:
+    """The axes, among those that a share cuts, that hold channels of some convolution."""
+    found = {
+        axis
+        for node in blueprint.program.nodes
+        if node.op.startswith("aten.conv")
+        for dim in node.dims or ()
+        for product in dim
+        for axis in product
+    }
+    return frozenset(found & set(blueprint.counts(1.0)))
+
+
+@dataclass(frozen=True)
+class Menu(Plan):
+    """Offers several sizes; the method's `choose` decides on the device.
+
+    `capped`: nobody is offered more than the share of its level, counted as `FixedLevel` does.
+    Channels that a share does not divide are rounded up, or to the nearest number ("round").
+    """
+
+    shares: tuple[float, ...] = (1.0, 1 / 2, 1 / 4, 1 / 8, 1 / 16)
+    capped: bool = False
+    rounding: Rounding = "ceil"
+
+    def __post_init__(self) -> None:
+        check_shares("Menu", self.shares)
+        check_descent("Menu", self.shares)
+        if self.rounding not in ("ceil", "round"):
+            raise ValueError(f'Menu.rounding must be "ceil" or "round", got {self.rounding!r}.')
+
+    @property
+    def gives(self) -> frozenset[str]:
+        return menu_of(len(self.shares))
+
+    def __call__(self, drafts: Plans, view: View, state: State, key: Tensor) -> Plans:
+        levels = view.devices.level[drafts.device] if self.capped else np.zeros(len(drafts), int)
+        starts = np.minimum(levels, len(self.shares) - 1).tolist()
+        menus = (
+            tuple(
+                Want(share=share, rounding=self.rounding, device=device)
+                for share in self.shares[start:]
+            )
+            for device, start in zip(drafts.device.tolist(), starts, strict=True)
+        )
+        return replace(drafts, menus=tuple(menus))

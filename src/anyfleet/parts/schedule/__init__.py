@@ -1,0 +1,18 @@
+"""When to ask devices, and when to step."""
+
+from anyfleet.parts.schedule.buffered import Buffered
+from anyfleet.parts.schedule.hold_and_fetch import TwoPhase
+from anyfleet.parts.schedule.overselected import Overselected
+from anyfleet.parts.schedule.rounds import Deadline, Synchronous
+from anyfleet.parts.schedule.surveyed import Surveyed
+from anyfleet.parts.schedule.tiers import Tiers
+
+__all__ = [
+    "Buffered",
+    "Deadline",
+    "Overselected",
+    "Surveyed",
+    "Synchronous",
+    "Tiers",
+    "TwoPhase",
+]

@@ -1,0 +1,67 @@
+"""Asynchronous training with a buffer (FedBuff)."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from anyfleet.config.number_values import Unbounded
+from anyfleet.core.method import Schedule
+from anyfleet.core.view import Request, View
+from anyfleet.errors import refuse
+from anyfleet.papers import FEDBUFF, Paper
+from anyfleet.parts.schedule.patience import end_of_patience
+
+
+@dataclass(frozen=True)
+class Buffered(Schedule):
+    """Keeps `concurrency` devices busy and steps after every `size` answers.
+
+    Nobody is cancelled: an answer counts in the step in which it comes, and is lost only when it
+    is more than `staleness` steps old. A step also closes, with what there is, after `patience`
+    seconds or when twice `concurrency` orders were lost: a fleet that only dies must neither stop
+    the clock nor fill the books.
+    """
+
+    concurrency: int
+    size: int
+    staleness: int = 20
+    patience: Unbounded = 3600.0
+
+    wants: ClassVar[frozenset[str]] = frozenset()
+    gives: ClassVar[frozenset[str]] = frozenset()
+    papers: ClassVar[tuple[Paper, ...]] = (FEDBUFF,)
+
+    def __post_init__(self) -> None:
+        refuse(self._faults())
+
+    def _faults(self) -> Iterator[str]:
+        for name, count in (("concurrency", self.concurrency), ("size", self.size)):
+            if count < 1:
+                yield f"Buffered.{name} must be at least 1, got {count}."
+        if self.staleness < 0:
+            yield f"Buffered.staleness must not be negative, got {self.staleness}."
+        if not self.patience > 0:
+            yield f"Buffered.patience must be positive seconds, got {self.patience}."
+
+    def start(self, view: View) -> tuple[Request, ...]:
+        missing = self.concurrency - len(view.flying)
+        return (Request(count=missing),) if missing > 0 else ()
+
+    def ready(self, view: View) -> bool:
+        hopeless = len(view.lost) >= 2 * self.concurrency
+        late = view.now >= view.started + self.patience
+        return len(view.arrived) >= self.size or hopeless or late
+
+    def alarm(self, view: View) -> float | None:
+        # Asking the unwilling again and again would fill the books, too.
+        asked = bool(view.flying or view.declined)
+        return end_of_patience(view, self.patience, asked=asked)
+
+    def enough(self, view: View) -> int:
+        return 1
+
+    def drop(self, view: View) -> tuple[int, ...]:
+        return ()
+
+    def later(self, view: View) -> tuple[int, ...]:
+        return ()

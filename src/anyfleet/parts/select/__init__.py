@@ -1,0 +1,8 @@
+"""Which of the idle devices take part."""
+
+from anyfleet.parts.select.largest import Largest
+from anyfleet.parts.select.learned import Learned
+from anyfleet.parts.select.quota import Quota
+from anyfleet.parts.select.uniform import Everyone, Uniform
+
+__all__ = ["Everyone", "Largest", "Learned", "Quota", "Uniform"]

@@ -1,0 +1,64 @@
+"""Many train, and those upload whose updates are largest (BN2)."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import ClassVar
+
+import numpy as np
+from torch import Tensor
+
+from anyfleet.arrays import Ints
+from anyfleet.core.messages import Devices, measured
+from anyfleet.core.method import Select, State
+from anyfleet.core.view import Flight, View
+from anyfleet.errors import refuse
+from anyfleet.formulas.contribution import largest
+from anyfleet.papers import BN2, Paper
+from anyfleet.parts.select.uniform import drawn, more_than_all
+
+
+@dataclass(frozen=True)
+class Largest(Select):
+    """A uniform draw of `draw` devices trains; the `keep` with the largest `measure` upload.
+
+    METHODS §1.20, with the length of the update as the measure: equal ones go by device, and what
+    is not a number comes last. All compute, and send that number first, so the method needs a
+    schedule in which results wait on the devices.
+    """
+
+    draw: int = 20
+    keep: int = 10
+    measure: str = "norm"
+
+    papers: ClassVar[tuple[Paper, ...]] = (BN2,)
+    needs: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {"held": "schedule.TwoPhase(), under which results wait on the devices"}
+    )
+
+    def __post_init__(self) -> None:
+        refuse(self._faults())
+
+    def _faults(self) -> Iterator[str]:
+        if self.keep < 1:
+            yield f"Largest.keep must be at least 1, got {self.keep}."
+        if self.measure == "channels":
+            yield 'Largest.measure must be a single number of a device, "channels" are many.'
+        if self.draw < self.keep:
+            yield f"Largest.draw must be at least keep={self.keep}, got {self.draw}."
+
+    @property
+    def wants(self) -> frozenset[str]:
+        return frozenset({self.measure})
+
+    def __call__(self, view: View, state: State, key: Tensor) -> Ints:
+        return drawn(view, self.draw if view.most is None else min(self.draw, view.most), key)
+
+    def excess(self, devices: Devices) -> str:
+        return more_than_all("Largest.draw", self.draw, len(devices))
+
+    def fetch(self, view: View, held: Sequence[Flight]) -> Sequence[Flight]:
+        flights = sorted(held, key=lambda flight: flight.device)
+        values = np.array([measured(flight.report, self.measure) for flight in flights])
+        # Asked in the order of devices, as any cohort is.
+        return [flights[row] for row in sorted(largest(values, self.keep).tolist())]

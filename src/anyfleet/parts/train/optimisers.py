@@ -1,0 +1,133 @@
+"""Local optimisers as pure functions of tensors. Their state lives for one visit of a device."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from anyfleet.arguments import checked
+from anyfleet.core.messages import Params
+from anyfleet.core.method import Loose
+
+
+class Optimiser(Protocol):
+    """One update of the trained parameters.
+
+    Its state holds trees of tensors with the names and shapes of these, and single numbers.
+    """
+
+    @property
+    def copies(self) -> int:
+        """Tensors kept per trained parameter, for the memory a device needs."""
+
+    def plain(self) -> "Optimiser | None":
+        """The same without memory of earlier steps, or None: it is nothing without."""
+
+    def init(self, params: Params) -> Loose: ...
+
+    def update(
+        self, params: Params, gradients: Params, state: Loose, lr: Tensor
+    ) -> tuple[dict[str, Tensor], Loose]: ...
+
+
+@checked
+@dataclass(frozen=True)
+class Sgd:
+    """Stochastic gradient descent, with torch's conventions for momentum and weight decay."""
+
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"Sgd.momentum must lie in [0, 1), got {self.momentum}.")
+        if self.nesterov and not self.momentum:
+            raise ValueError("Sgd.nesterov needs a momentum; set Sgd.momentum, for example to 0.9.")
+        if self.weight_decay < 0:
+            raise ValueError(f"Sgd.weight_decay must not be negative, got {self.weight_decay}.")
+
+    @property
+    def copies(self) -> int:
+        return 1 if self.momentum else 0
+
+    def plain(self) -> "Sgd":
+        return Sgd(weight_decay=self.weight_decay)
+
+    def init(self, params: Params) -> Loose:
+        if not self.momentum:
+            return {}
+        return {"velocity": {name: torch.zeros_like(value) for name, value in params.items()}}
+
+    def update(
+        self, params: Params, gradients: Params, state: Loose, lr: Tensor
+    ) -> tuple[dict[str, Tensor], Loose]:
+        new, velocity = {}, {}
+        # One by one: whatever is made in between is gone before the next.
+        for n, gradient in gradients.items():
+            step = gradient + self.weight_decay * params[n] if self.weight_decay else gradient
+            if self.momentum:
+                velocity[n] = self.momentum * state["velocity"][n] + step
+                step = step + self.momentum * velocity[n] if self.nesterov else velocity[n]
+            new[n] = params[n] - lr * step
+        return new, {"velocity": velocity} if self.momentum else state
+
+
+@checked
+@dataclass(frozen=True)
+class AdamW:
+    """Adam with decoupled weight decay."""
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    epsilon: float = 1e-8
+    weight_decay: float = 0.01
+
+    def __post_init__(self) -> None:
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"AdamW.betas must lie in [0, 1), got {self.betas}.")
+        if self.weight_decay < 0 or not self.epsilon > 0:
+            raise ValueError(
+                f"AdamW needs epsilon > 0 and weight_decay >= 0, got {self.epsilon} and "
+                f"{self.weight_decay}."
+            )
+
+    @property
+    def copies(self) -> int:
+        return 2
+
+    def plain(self) -> None:
+        return None
+
+    def init(self, params: Params) -> Loose:
+        some = next(iter(params.values()))
+        return {
+            "mean": {name: torch.zeros_like(value) for name, value in params.items()},
+            "square": {name: torch.zeros_like(value) for name, value in params.items()},
+            "count": some.new_zeros(()),
+        }
+
+    def update(
+        self, params: Params, gradients: Params, state: Loose, lr: Tensor
+    ) -> tuple[dict[str, Tensor], Loose]:
+        first, second = self.betas
+        count = state["count"] + 1
+        mean = {n: first * state["mean"][n] + (1 - first) * g for n, g in gradients.items()}
+        square = {
+            n: second * state["square"][n] + (1 - second) * g.square() for n, g in gradients.items()
+        }
+        unbias, spread = 1 - first**count, (1 - second**count).sqrt()
+        new = {}
+        for n in gradients:
+            # In place, on what was made here: written as one formula it would take five copies.
+            size = square[n].sqrt().div_(spread).add_(self.epsilon)
+            step = (lr / unbias * mean[n]).div_(size)
+            new[n] = (params[n] * (1 - lr * self.weight_decay)).sub_(step)
+        return new, {"mean": mean, "square": square, "count": count}
+
+
+def clipped(gradients: Params, norm: float) -> dict[str, Tensor]:
+    """The gradients, scaled down to at most `norm` over all of them together."""
+    total = torch.stack([g.square().sum() for g in gradients.values()]).sum().sqrt()
+    scale = (norm / (total + 1e-6)).clamp(max=1.0)
+    return {name: scale * g for name, g in gradients.items()}

@@ -1,0 +1,84 @@
+"""From files to tensors: shorten, standardise, and make a network whose weights a seed decides."""
+
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from anyfleet.names import Factory
+from anyfleet.tasks.data import Data
+from anyfleet.tasks.dataset_files import Images, Windows
+from anyfleet.tasks.partition import IntArray
+from anyfleet.tasks.split import number
+
+Number = TypeVar("Number", np.uint8, np.float32)
+
+
+def fresh_model(model: Factory, seed: int, **filled: Any) -> nn.Module:
+    """A new network; its weights depend on `seed` alone and torch's own generator is left alone.
+
+    `filled` are options that follow from the data; those of `model` take precedence.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(number(seed, "model"))
+        module = Factory(model.use, {**filled, **model.options}).make()
+    if not isinstance(module, nn.Module):
+        raise ValueError(f"model: {model.use} made a {type(module).__name__}, not a torch module.")
+    return module
+
+
+def chosen_rows(total: int, limit: int | None, key: int) -> IntArray:
+    """All rows, or `limit` random ones, ascending."""
+    if limit is None or limit >= total:
+        return np.arange(total)
+    return np.sort(np.random.default_rng(key).choice(total, limit, replace=False))
+
+
+def image_data(images: Images, limit: int | None, seed: int) -> tuple[Data, Data]:
+    """Training and test images, standardised by the colours of the training images."""
+    train = chosen_rows(len(images.train_y), limit, number(seed, "limit train"))
+    test = chosen_rows(len(images.test_y), limit, number(seed, "limit test"))
+    mean, deviation = _moments(images.train_x[train])
+    return (
+        Data(_standard(images.train_x[train], mean, deviation), _long(images.train_y[train])),
+        Data(_standard(images.test_x[test], mean, deviation), _long(images.test_y[test])),
+    )
+
+
+def sensor_data(
+    windows: Windows, test_users: tuple[int, ...], limit: int | None, seed: int
+) -> tuple[Data, Data | None]:
+    """Windows of the users who train and of those who test, standardised by the former."""
+    apart = np.isin(windows.user, np.array(test_users, dtype=windows.user.dtype))
+    training, testing = np.flatnonzero(~apart), np.flatnonzero(apart)
+    train = training[chosen_rows(len(training), limit, number(seed, "limit train"))]
+    test = testing[chosen_rows(len(testing), limit, number(seed, "limit test"))]
+    mean, deviation = _moments(windows.x[train])
+
+    def data(rows: IntArray) -> Data:
+        x = _standard(windows.x[rows], mean, deviation)
+        return Data(x, _long(windows.y[rows]), _long(windows.user[rows]))
+
+    return data(train), data(test) if len(test) else None
+
+
+def _moments(x: NDArray[Number]) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of each channel [n, channel, …], in the units of `x`."""
+    axes = (0, *range(2, x.ndim))
+    shape = (1, -1, *(1,) * (x.ndim - 2))
+    mean = x.mean(axis=axes, dtype=np.float64).reshape(shape)
+    deviation = x.std(axis=axes, dtype=np.float64).reshape(shape)
+    # A channel that never changes stays at zero instead of becoming infinite.
+    deviation[deviation == 0] = 1.0
+    return torch.from_numpy(mean).float(), torch.from_numpy(deviation).float()
+
+
+def _standard(x: NDArray[Number], mean: Tensor, deviation: Tensor) -> Tensor:
+    # The first conversion makes a copy of our own, so the rest may happen in place.
+    return torch.from_numpy(x.astype(np.float32)).sub_(mean).div_(deviation)
+
+
+def _long(values: NDArray[np.uint8]) -> Tensor:
+    return torch.from_numpy(values.astype(np.int64))

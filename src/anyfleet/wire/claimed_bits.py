@@ -1,0 +1,77 @@
+"""What a message may say of its own size: ledger and clock follow it, so it is not just believed.
+
+Bytes that came have to be there for what is said: exactly, but for the slack that a codec states.
+"""
+
+import math
+from collections.abc import Sequence
+
+from anyfleet.core.codec_slot import Slack
+from anyfleet.core.delivery import asked_bits, statistics_bits
+from anyfleet.core.messages import Kind, Orders, Report, Trees
+from anyfleet.core.packing import index_bits
+from anyfleet.core.planning import FETCH_BITS
+from anyfleet.core.reports import SCALAR_BITS, answer_bits, report_bits
+from anyfleet.elastic import Blueprint
+from anyfleet.errors import BadMessage
+from anyfleet.wire.bodies import Parcel, Unpacked
+from anyfleet.wire.headers import OrderHeader, UpdateHeader
+
+_CLOSE = 1e-9  # sums of the same bits in another order
+
+
+def model_bits(
+    header: OrderHeader | UpdateHeader, found: Unpacked, given: Parcel, beside: float
+) -> float:
+    """Bits of the model in the leading columns that came, of which the whole has `beside` more."""
+    if not header.trees and header.bits != beside:
+        raise BadMessage(f"{header.bits} bits where {beside} are sent", "numbers")
+    said = [header.bits - beside]
+    if given.columns > 1:
+        said = _columns(header, given, beside, whole=len(found.lengths) == given.columns)
+    _check_columns(said, found.lengths, given)
+    return math.fsum(said[: len(found.lengths)])
+
+
+def _columns(
+    header: OrderHeader | UpdateHeader, given: Parcel, beside: float, *, whole: bool
+) -> list[float]:
+    said = header.sizes
+    if len(said) != given.columns:
+        raise BadMessage(f"sizes of {len(said)} columns instead of {given.columns}", "numbers")
+    total = math.fsum(said) + beside
+    if whole and not math.isclose(header.bits, total, rel_tol=_CLOSE):
+        raise BadMessage(f"{header.bits} bits in columns of {total}", "numbers")
+    return said
+
+
+def _check_columns(said: Sequence[float], lengths: Sequence[int], given: Parcel) -> None:
+    slack = given.codec.slack if given.model else Slack()
+    lanes = given.around(given.model).lanes.values()
+    for column, length in enumerate(lengths):
+        entries = sum(lane.ends[column] - lane.begins(column) for lane in lanes)
+        more = slack.column + slack.share * said[column] + slack.entry * entries
+        if not 8 * length <= said[column] <= 8 * length + more:
+            told = f"{said[column]} bits in column {column}, which has {length} bytes"
+            raise BadMessage(told, "numbers")
+
+
+def beside_model(header: UpdateHeader, trees: Trees, report: Report, order: Orders) -> float:
+    """Of all that a whole answer has besides its model (`client.work` counts alike)."""
+    masks = 8.0 * sum(len(packed) for _, packed in header.masks.values())
+    if order.kind == Kind.STATISTICS:
+        told = trees.get("buffers", {}).values()
+        return masks + SCALAR_BITS * sum(value.numel() for value in told)
+    if order.kind == Kind.HOLD:
+        return masks + (answer_bits(report, order) or SCALAR_BITS)
+    if not trees:  # an evaluation, a report, or that there is nothing to fetch
+        return masks + report_bits(report)
+    asked = answer_bits(report, order) if order.kind == Kind.TRAIN else 0.0
+    return masks + statistics_bits(trees) + asked
+
+
+def beside_order(trees: Trees, order: Orders, blueprint: Blueprint) -> float:
+    """Of all that an order has besides its model (`issue.load` counts alike)."""
+    if order.kind == Kind.FETCH:
+        return float(FETCH_BITS + index_bits(order.slices[0], blueprint))
+    return asked_bits(order, blueprint) + statistics_bits(trees)

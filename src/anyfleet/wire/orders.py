@@ -1,0 +1,121 @@
+"""Orders as bytes, and back."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+import torch
+
+from anyfleet.core.delivery import unpadded, width_of
+from anyfleet.core.limits import Limits
+from anyfleet.core.messages import Orders, Task
+from anyfleet.core.packing import pack_slice, unpack_slice
+from anyfleet.elastic import Blueprint
+from anyfleet.errors import BadMessage
+from anyfleet.wire.bodies import STATISTICS, packed, parcel, unpacked
+from anyfleet.wire.claimed_bits import beside_order, model_bits
+from anyfleet.wire.headers import (
+    OrderHeader,
+    check_order,
+    check_sizes,
+    figures,
+    numbers,
+    read_header,
+)
+from anyfleet.wire.jobs import dumped, loaded
+from anyfleet.wire.sealing import columns_of, opened, sealed
+
+
+def encode_order(order: Orders, task: Task) -> bytes:
+    """One order as the server sends it: whole, whatever its link will leave of it."""
+    (trees,), blueprint = order.trees, task.blueprint
+    names = {tree: list(values) for tree, values in trees.items()}
+    body = packed(trees, order.symbols[0], parcel(order, task, names, up=False))
+    header = OrderHeader(
+        id=int(order.id[0]),
+        device=int(order.device[0]),
+        visit=int(order.visit[0]),
+        key=int(order.key[0]),
+        slice=pack_slice(order.slices[0], blueprint),
+        share=float(order.share[0]),
+        menu=[pack_slice(entry, blueprint) for entry in order.menus[0]],
+        choice=int(order.choice[0]),
+        utility=float(order.utility[0]),
+        numbers=figures(order),
+        bits=float(order.bits[0]),
+        sizes=body.sizes,
+        column=float(order.column[0]),
+        heard=int(order.heard[0]),
+        of=int(order.of[0]),
+        kind=order.kind,
+        step=order.step,
+        cohort=order.cohort,
+        job=dumped(order.job),
+        trees=names,
+    )
+    return sealed("o", msgspec.msgpack.encode(header), body.columns)
+
+
+def decode_order(
+    data: bytes, task: Task, allow: Sequence[str] = (), limits: Limits | None = None
+) -> Orders:
+    """One order as a device reads it: with the leading columns of its model that came through."""
+    bounds = limits or Limits()
+    most = bounds.most(task.blueprint)
+    message = opened(data, "o", most)
+    header = read_header(message.header, OrderHeader)
+    check_order(header, bounds)
+    check_sizes(header, 8.0 * most.message)
+    _check_names(header.trees, task.blueprint)
+    order = _bare(header, task.blueprint, tuple(allow), bounds)
+    given = parcel(order, task, header.trees, up=False)
+    columns = columns_of(message, given.columns if header.trees else 0)
+    whole = not header.trees or len(columns) == given.columns
+    if not whole and ("model" not in header.trees or unpadded(order.job)):
+        raise BadMessage(f"{len(columns)} of {given.columns} columns, which do not do", "cut")
+    found = unpacked(columns, header.trees, given)
+    beside = beside_order(found.trees, order, task.blueprint)
+    bits = beside + (model_bits(header, found, given, beside) if whole or columns else 0.0)
+    width = 1.0 if whole else width_of(order, len(columns))
+    return replace(order, trees=(found.trees,), bits=np.array([bits]), delivered=np.array([width]))
+
+
+def _bare(
+    header: OrderHeader, blueprint: Blueprint, allow: tuple[str, ...], limits: Limits
+) -> Orders:
+    """The order without its trees."""
+    slice_ = unpack_slice(header.slice, blueprint)
+    menu = tuple(unpack_slice(entry, blueprint) for entry in header.menu)
+    if menu and slice_ not in menu:
+        raise BadMessage("a slice that is none of its menu", "choice")
+    return Orders(
+        id=np.array([header.id]),
+        device=np.array([header.device]),
+        visit=np.array([header.visit]),
+        key=torch.tensor([header.key]),
+        slices=(slice_,),
+        share=np.array([header.share]),
+        menus=(menu,),
+        choice=np.array([header.choice]),
+        utility=np.array([header.utility]),
+        numbers=numbers(header.numbers),
+        trees=({},),
+        symbols=(None,),
+        bits=np.array([header.bits]),
+        delivered=np.ones(1),
+        column=np.array([header.column]),
+        heard=np.array([header.heard]),
+        of=np.array([header.of]),
+        kind=header.kind,
+        step=header.step,
+        cohort=header.cohort,
+        job=loaded(header.job, allow, limits),
+    )
+
+
+def _check_names(trees: Mapping[str, Sequence[str]], blueprint: Blueprint) -> None:
+    known = {"model": blueprint.params, STATISTICS: blueprint.buffers}
+    for tree, names in trees.items():
+        if tree not in known or len(set(names)) < len(names) or not set(names) <= set(known[tree]):
+            raise BadMessage("tensors that this model does not have, or twice", "tensors")

@@ -1,0 +1,184 @@
+"""Pictures: what is drawn, and what happens where nothing can be drawn."""
+
+import math
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from anyfleet.analysis.equal_budgets import Resource
+from anyfleet.analysis.fleet_portrait import portray
+from anyfleet.analysis.plots import NoPictures, NothingToDraw, band, draw, draw_fleet
+from anyfleet.experiment import Point
+from anyfleet.world import Disc, Diurnal, Fleet, Group, Uniform, wifi
+
+
+def run(*accuracies: float, pace: float = 1.0) -> tuple[Point, ...]:
+    return tuple(
+        Point(
+            step=step,
+            time=pace * (step + 1),
+            down=1e6 * (step + 1),
+            up=1e6 * (step + 1),
+            flops=0.0,
+            joules=0.0,
+            arrived=1,
+            lost=0,
+            loss=math.nan,
+            on_devices=accuracy,
+        )
+        for step, accuracy in enumerate(accuracies)
+    )
+
+
+def test_a_band_joins_seeds_evaluation_by_evaluation() -> None:
+    runs = [run(0.2, math.nan, 0.6), run(0.4, math.nan, 0.6, 0.9, pace=3.0)]
+    joined = band(runs, lambda point: point.time)
+    assert joined.x.tolist() == [2.0, 6.0]
+    assert joined.mean.tolist() == pytest.approx([0.3, 0.6])
+    assert joined.deviation.tolist() == pytest.approx([0.1 * math.sqrt(2), 0.0])
+
+
+def test_a_single_run_has_no_width() -> None:
+    assert band([run(0.2, 0.5)], lambda point: point.time).deviation.tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("devices", [0, 5])
+def test_a_picture_shows_something(tmp_path: Path, devices: int) -> None:
+    world = Fleet().build(np.ones(devices, dtype=np.int64), 0) if devices else None
+    runs = {"slow": [run(0.1, 0.5, pace=50.0)], "never judged": [run(math.nan)], "b": [run(0.2)]}
+    file = draw(tmp_path / "a.png", runs, world=world, title="a title")
+    assert file.read_bytes().startswith(b"\x89PNG")
+    from matplotlib.image import imread
+
+    pixels = imread(file)
+    panels = 3 if devices else 2
+    assert pixels.shape[1] > 400 * panels
+    assert len(np.unique(pixels.reshape(-1, pixels.shape[-1]), axis=0)) > 50
+
+
+def test_equal_amounts_have_a_panel_with_a_line_unless_it_is_far_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from matplotlib.axes import Axes
+    from matplotlib.image import imread
+
+    lines: list[tuple[str, float]] = []
+    monkeypatch.setattr(Axes, "axvline", lambda axes, x, **_: lines.append((axes.get_xlabel(), x)))
+    points = tuple(replace(each, joules=each.time, flops=1e9) for each in run(0.1, 0.5, 0.6))
+    amounts: dict[Resource, float] = {"bytes": 3e6, "energy": 100.0, "flops": 1e9}
+    file = draw(tmp_path / "a.png", {"a": [points]}, equal=amounts)
+    assert lines == [("traffic [MB]", 3.0), ("calculation [GFLOP]", 1.0)]
+    # Two rows of two panels: time and traffic as always, energy and calculation.
+    assert imread(file).shape[:2] == (2 * 585, 2 * 624)
+
+
+@pytest.mark.parametrize(("count", "columns"), [(1, 1), (5, 5), (6, 3), (7, 4), (11, 4)])
+def test_the_rows_of_a_legend_are_even(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, columns: int
+) -> None:
+    from matplotlib.figure import Figure
+
+    found: list[object] = []
+    monkeypatch.setattr(Figure, "legend", lambda *_, ncols, **__: found.append(ncols))
+    monkeypatch.setattr(Figure, "savefig", lambda *_, **__: None)
+    names = [f"{number}" for number in range(count)]
+    draw(tmp_path / "a.png", {name: [run(0.1, 0.5)] for name in names})
+    groups = tuple(Group(name=f"group {name}") for name in names)
+    world = Fleet(groups).build(np.ones(count, dtype=np.int64), 0)
+    draw_fleet(tmp_path / "b.png", portray(world))
+    assert found == [columns] * (1 + (count > 1))  # one group needs no name
+
+
+FLEETS = {
+    "equal": (Fleet((Group(),)), 2),
+    "thirsty": (Fleet((Group(energy=Uniform(1e-27, 2e-27)),)), 3),
+    "everything": (
+        Fleet(
+            (
+                Group(name="phones", distance=Disc(100.0), energy=Uniform(1e-27, 2e-27)),
+                Group(speed=1e12, availability=Diurnal(), link=wifi()),
+            )
+        ),
+        5,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FLEETS)
+def test_a_picture_of_a_fleet_has_a_panel_for_what_differs(tmp_path: Path, name: str) -> None:
+    fleet, panels = FLEETS[name]
+    world = fleet.build(np.ones(12, dtype=np.int64), 0)
+    file = draw_fleet(tmp_path / "a.png", portray(world), title="a title")
+    from matplotlib.image import imread
+
+    height, width = imread(file).shape[:2]
+    rows = 1 if panels <= 3 else 2
+    columns = -(-panels // rows)
+    # A panel is 4.8 by 4.5 inches of 130 dots.
+    assert (height, width) == (round(585 * rows), round(624 * columns))
+
+
+def errors(*values: float) -> tuple[Point, ...]:
+    """A run that is judged by an error, at two widths."""
+    return tuple(
+        replace(
+            each,
+            on_devices=math.nan,
+            metric="rmse",
+            scores={"rmse": v, "rmse@1": v, "rmse@0.5": 2 * v},
+        )
+        for each, v in zip(run(*values), values, strict=True)
+    )
+
+
+def test_panels_name_the_metric_and_have_the_widths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from matplotlib.figure import Figure
+
+    drawn: list[tuple[str, str, list[list[float]]]] = []
+
+    def look(figure: Figure, *_: object, **__: object) -> None:
+        for axes in figure.axes:
+            lines = [np.asarray(line.get_ydata()).tolist() for line in axes.get_lines()]
+            drawn.append((axes.get_xlabel(), axes.get_ylabel(), lines))
+
+    monkeypatch.setattr(Figure, "savefig", look)
+    draw(str(tmp_path / "a.png"), {"a": [errors(3.0, 2.0)]})
+    assert drawn == [
+        ("simulated time [s]", "rmse (less is better)", [[3.0, 2.0]]),
+        ("traffic [MB]", "", [[3.0, 2.0]]),
+        ("width of the model, at the end", "", [[4.0, 2.0]]),
+    ]
+    # Other metrics have other panels; what nobody spent has none.
+    drawn.clear()
+    still = tuple(replace(each, down=0.0, up=0.0) for each in run(0.5, 0.6))
+    draw(tmp_path / "a.png", {"a": [errors(3.0, math.inf)], "b": [still]}, equal={"energy": 1.0})
+    assert [label for label, _, _ in drawn] == [
+        "simulated time [s]",
+        "traffic [MB]",
+        "width of the model, at the end",
+        "simulated time [s]",
+    ]
+    assert drawn[-1][1:] == ("accuracy", [[0.5, 0.6]])
+    assert drawn[0][2][0] == pytest.approx([3.0, math.nan], nan_ok=True)
+
+
+def test_there_is_no_empty_picture(tmp_path: Path) -> None:
+    with pytest.raises(NothingToDraw, match="no run was evaluated"):
+        draw(tmp_path / "a.png", {"a": [run(math.nan, math.nan)]})
+    with pytest.raises(NothingToDraw, match="no evaluation gave a finite number"):
+        draw(tmp_path / "a.png", {"a": [errors(math.nan, math.inf)]})
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_matplotlib_the_message_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(NoPictures, match=r"pip install 'anyfleet\[report\]'"):
+        draw(tmp_path / "a.png", {"a": [run(0.1)]})
+    assert not list(tmp_path.iterdir())

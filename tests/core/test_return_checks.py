@@ -1,0 +1,452 @@
+"""What a user's part returns is checked where it returns: part, round, what came, what was due."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from anyfleet.arrays import Ints
+from anyfleet.core.check_in import Offer, Own
+from anyfleet.core.layout import Envelope
+from anyfleet.core.local_training import Result, Site
+from anyfleet.core.messages import Kind, Numbers, Params, Plans, Stepped, Want
+from anyfleet.core.method import Method, Select, State
+from anyfleet.core.updates import Arrivals
+from anyfleet.core.view import Flight, Request, View
+from anyfleet.elastic import Blueprint, Slice
+from anyfleet.errors import BadReturn
+from anyfleet.methods import fedavg
+from anyfleet.parts.aggregate import Mean
+from anyfleet.parts.choose import First
+from anyfleet.parts.codec import Raw
+from anyfleet.parts.extract import Leading
+from anyfleet.parts.norm import BatchStatistics
+from anyfleet.parts.plan import Menu, Whole
+from anyfleet.parts.schedule import Synchronous, TwoPhase
+from anyfleet.parts.select import Uniform
+from anyfleet.parts.train import Gradient
+from anyfleet.runtime import Reference, Stacked, Threads
+from anyfleet.runtime.simulated.engines import Engine
+from anyfleet.tasks import Data, Split, Task
+from anyfleet.tracebacks import note
+from tests.helpers import small
+
+Change = Callable[[Any], Any]
+BASE = fedavg(count=2, lr=0.1)
+
+
+@lru_cache(maxsize=1)
+def task() -> Task:
+    """Four devices, a model with two axes to cut."""
+    generator = torch.Generator().manual_seed(1)
+    data = Data(torch.randn(60, 4, generator=generator), torch.arange(60) % 3)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
+    return Task.of(net, data, split=Split(devices=4, test_share=0.2, server=10))
+
+
+# Each part does what its base does, and then what `change` makes of it, in the second round only:
+# the first one must pass.
+
+
+@dataclass(frozen=True)
+class Selects(Select):
+    change: Change
+
+    def __call__(self, view: View, state: State, key: Tensor) -> Ints:
+        ids = Uniform(2)(view, state, key)
+        return ids if view.step == 0 else self.change(ids)
+
+
+@dataclass(frozen=True)
+class Fetches(Uniform):
+    count: int | None = 2
+    change: Change = field(default=tuple)
+
+    def fetch(self, view: View, held: Sequence[Flight]) -> Sequence[Flight]:
+        return held if view.step == 0 else self.change(held)
+
+
+@dataclass(frozen=True)
+class Schedules(Synchronous):
+    """Changes the answer of one of its methods."""
+
+    name: str = ""
+    change: Change = field(default=tuple)
+
+    def start(self, view: View) -> Any:
+        return self._changed("start", super().start(view), view)
+
+    def ready(self, view: View) -> Any:
+        return self._changed("ready", super().ready(view), view)
+
+    def alarm(self, view: View) -> Any:
+        return self._changed("alarm", super().alarm(view), view)
+
+    def enough(self, view: View) -> Any:
+        return self._changed("enough", super().enough(view), view)
+
+    def drop(self, view: View) -> Any:
+        return self._changed("drop", super().drop(view), view)
+
+    def later(self, view: View) -> Any:
+        return self._changed("later", super().later(view), view)
+
+    def _changed(self, name: str, found: Any, view: View) -> Any:
+        return self.change(found) if name == self.name and view.step else found
+
+
+@dataclass(frozen=True)
+class Planning(Whole):
+    change: Change = field(default=tuple)
+
+    def __call__(self, drafts: Plans, view: View, state: State, key: Tensor) -> Plans:
+        return self.change(drafts) if view.step else drafts
+
+
+@dataclass(frozen=True)
+class Chooses(First):
+    change: Change = field(default=tuple)
+
+    def __call__(self, menu: Sequence[Offer], own: Own, numbers: Numbers) -> Any:
+        return self.change(super().__call__(menu, own, numbers))
+
+
+@dataclass(frozen=True)
+class Extracts(Leading):
+    change: Change = field(default=tuple)
+
+    def __call__(self, want: Want, view: View, state: State, key: Tensor) -> Slice:
+        found = super().__call__(want, view, state, key)
+        return self.change(found) if view.step and want.device is not None else found
+
+
+@dataclass(frozen=True)
+class Trains(Gradient):
+    """Training itself does not know the round."""
+
+    drafts: Change | None = None
+    ends: Change | None = None
+
+    def draft(self, step: int, samples: Ints) -> Numbers:
+        found = super().draft(step, samples)
+        return self.drafts(found) if self.drafts and step else found
+
+    def finish(self, site: Site, state: Any) -> Result:
+        found = super().finish(site, state)
+        return self.ends(found) if self.ends else found
+
+
+@dataclass(frozen=True)
+class Squeezes(Raw):
+    change: Change = field(default=tuple)
+
+    def squeeze(self, tree: Params, memory: Params, rate: Tensor, envelope: Envelope) -> Any:
+        return self.change(super().squeeze(tree, memory, rate, envelope))
+
+
+@dataclass(frozen=True)
+class Keeps(BatchStatistics):
+    names: Any = frozenset()
+
+    def stays(self, blueprint: Blueprint) -> Any:
+        return self.names
+
+
+@dataclass(frozen=True)
+class Aggregates(Mean):
+    change: Change = field(default=tuple)
+    telling: Any = field(default_factory=dict)
+
+    def __call__(
+        self, model: Params, state: State, arrivals: Arrivals, view: View, key: Tensor
+    ) -> Stepped:
+        found = super().__call__(model, state, arrivals, view, key)
+        return self.change(found) if view.step else found
+
+    def tells(self, state: State) -> Any:
+        return self.telling
+
+
+def numbers(**columns: Any) -> Change:
+    return lambda plans: replace(plans, numbers=replace(plans.numbers, **columns))
+
+
+def wants(want: Any) -> Change:
+    return lambda plans: replace(plans, wants=(want,) * len(plans))
+
+
+def model(change: Change) -> Change:
+    """A new model with one tensor changed."""
+    return lambda stepped: replace(
+        stepped, model={**stepped.model, "0.weight": change(stepped.model["0.weight"])}
+    )
+
+
+def ends(**trees: Change) -> Gradient:
+    return Trains(
+        ends=lambda result: result._replace(
+            **{name: change(getattr(result, name)) for name, change in trees.items()}
+        )
+    )
+
+
+def selects(change: Change) -> Method:
+    return replace(BASE, select=Selects(change))
+
+
+def schedules(name: str, change: Change) -> Method:
+    return replace(BASE, schedule=Schedules(name=name, change=change))
+
+
+def plans(change: Change) -> Method:
+    return replace(BASE, plan=Planning(change=change))
+
+
+def chooses(change: Change) -> Method:
+    return replace(BASE, plan=Menu((1.0, 0.5)), choose=Chooses(change=change))
+
+
+def extracts(change: Change) -> Method:
+    return replace(BASE, extract=Extracts(change=change))
+
+
+def sends(change: Change) -> Method:
+    return replace(BASE, uplink=Squeezes(change=change))
+
+
+def aggregates(change: Change) -> Method:
+    return replace(BASE, aggregate=Aggregates(change=change))
+
+
+WANT = Want()
+WRONG: dict[str, tuple[Method, str]] = {
+    "ids in a list": (
+        selects(list),
+        r"returned the list \[.*\] for an array in round 2; due",
+    ),
+    "ids out of range": (selects(lambda ids: ids + 4), r"do not exist .*; due is .*from 0 to 3"),
+    "negative ids": (selects(lambda ids: -1 - ids), r"do not exist"),
+    "ids twice": (selects(lambda ids: np.repeat(ids, 2)), r"devices twice"),
+    "ids that are floats": (selects(lambda ids: ids + 0.5), r"an array of float64"),
+    "ids that are flags": (
+        selects(lambda ids: np.ones(4, dtype=bool)),
+        r"True and False.*numpy\.flatnonzero",
+    ),
+    "ids in rows": (selects(lambda ids: ids[None]), r"shape \[1, 2\]"),
+    "no ids": (selects(lambda ids: None), r"returned None for an array"),
+    "flights of others": (
+        replace(BASE, schedule=TwoPhase(), select=Fetches(change=lambda held: [3])),
+        r"select=.*something else than these flights",
+    ),
+    "flights twice": (
+        replace(BASE, schedule=TwoPhase(), select=Fetches(change=lambda held: [*held, *held])),
+        r"select=.*a flight twice",
+    ),
+    "a request alone": (schedules("start", lambda _: Request()), r"schedule=.*a Request alone"),
+    "no requests": (schedules("start", lambda _: None), r"schedule=.*returned None"),
+    "a request for nothing": (
+        schedules("start", lambda _: (Request(count=-1),)),
+        r"a Request with count=-1",
+    ),
+    "a strange kind": (
+        schedules("start", lambda _: (Request(kind=any),)),  # type: ignore[arg-type]
+        r"a Request of kind",
+    ),
+    "a strange order": (
+        schedules("start", lambda _: (Request(Kind.FETCH, of=(99,)),)),
+        r"orders \[99\] .*due is orders whose results are held",
+    ),
+    "devices by a schedule": (
+        schedules("start", lambda _: (Request(devices=(7,)),)),
+        r"schedule=.*do not exist \(7\)",
+    ),
+    "busy devices": (
+        schedules("start", lambda _: (Request(devices=(0,)), Request(devices=(0,)))),
+        r"schedule=.*not idle \(0\)",
+    ),
+    "neither yes nor no": (schedules("ready", lambda _: None), r"True or False from `ready`"),
+    "no time": (schedules("alarm", lambda _: float("nan")), r"seconds .* from `alarm`"),
+    "not enough": (schedules("enough", lambda _: 0), r"at least 1 from `enough`"),
+    "an order to drop": (schedules("drop", lambda _: (99,)), r"not under way \(99\)"),
+    "an order for later": (schedules("later", lambda _: (99,)), r"not answered \(99\)"),
+    "no plans": (plans(lambda _: None), r"plan=.*returned None.*Plans"),
+    "plans for others": (
+        plans(lambda drafts: replace(drafts, device=drafts.device[::-1])),
+        r"plans for the devices",
+    ),
+    "too few sizes": (
+        plans(lambda drafts: replace(drafts, wants=drafts.wants[:1])),
+        r"a tuple of 1 for wants.*a tuple of 2",
+    ),
+    "a rate in a list": (plans(numbers(lr=[0.1, 0.1])), r"the list \[.*\] for numbers\.lr"),
+    "a rate that is none": (plans(numbers(lr=np.array([0.1, np.nan]))), r"nan for numbers\.lr"),
+    "no epochs": (plans(numbers(epochs=np.zeros(2, dtype=np.int64))), r"0, 0 for numbers\.epochs"),
+    "half a batch": (plans(numbers(batch=np.array([1.5, 2]))), r"float64.*for numbers\.batch"),
+    "too many rates": (plans(numbers(rate=np.ones(3))), r"shape \[3\] for numbers\.rate"),
+    "wider than the model": (plans(wants(replace(WANT, share=1.5))), r"the share 1\.5"),
+    "nothing of the model": (plans(wants(replace(WANT, share=0.0))), r"the share 0\.0"),
+    "a layer that is not there": (plans(wants(replace(WANT, first=9))), r"first .* is 9"),
+    "a share for a size": (plans(wants(0.5)), r"Want for the size"),
+    "a menu of shares": (
+        plans(lambda drafts: replace(drafts, menus=((0.5,),) * len(drafts))),
+        r"Want for the size",
+    ),
+    "declined by True": (
+        plans(lambda drafts: replace(drafts, declined=(True,) * len(drafts))),
+        r"declined without a text",
+    ),
+    "no choice": (chooses(lambda _: 0), r"choose=.*returned int; .*Choices"),
+    "no entry of the menu": (
+        chooses(lambda choice: replace(choice, entry=np.array([2]))),
+        r"entry 2 of a menu of 2",
+    ),
+    "an entry in a list": (chooses(lambda choice: replace(choice, entry=[0])), r"for entry"),
+    "no slice": (extracts(lambda _: {}), r"extract=.*returned the dict {}.*Slice"),
+    "another model's axis": (
+        extracts(lambda _: Slice((("other", (0, 1)),))),
+        r"a slice of another model \(.*other",
+    ),
+    "indices out of range": (
+        extracts(lambda _: Slice(((axis(), (0, 9)),))),
+        r"a slice of another model \(.*0 to 9",
+    ),
+    "no numbers": (replace(BASE, train=Trains(drafts=lambda _: None)), r"train=.*Numbers"),
+    "a batch of nothing": (
+        replace(BASE, train=Trains(drafts=lambda n: replace(n, batch=0 * n.batch))),
+        r"train=.*0, 0 for numbers\.batch",
+    ),
+    "no result": (replace(BASE, train=Trains(ends=lambda _: None)), r"train=.*Result"),
+    "a parameter is gone": (
+        replace(BASE, train=ends(params=lambda tree: {})),
+        r"train=.*params without 0\.weight",
+    ),
+    "a parameter too many": (
+        replace(BASE, train=ends(params=lambda tree: {**tree, "extra": tree["0.bias"]})),
+        r"params with extra",
+    ),
+    "another shape": (
+        replace(BASE, train=ends(params=lambda tree: {n: v[..., :1] for n, v in tree.items()})),
+        r"shape \[5, 1\].*for '0\.weight' of params .*due is a tensor .*shape \[5, 4\]",
+    ),
+    "a strange mask": (
+        replace(BASE, train=ends(mask=lambda tree: {"other": torch.ones(1)})),
+        r"a mask 'other'",
+    ),
+    "nothing squeezed": (sends(lambda _: None), r"uplink=.*Squeezed"),
+    "squeezed out of shape": (
+        sends(lambda s: replace(s, tree={n: v[0] for n, v in s.tree.items()})),
+        r"uplink=.*of the tree .*due is a tensor",
+    ),
+    "bits without number": (
+        sends(lambda s: replace(s, bits=s.bits * float("nan"))),
+        r"bits that are negative or not finite",
+    ),
+    "bits in one row": (sends(lambda s: replace(s, bits=s.bits[0])), r"for bits"),
+    "names that stay": (
+        replace(BASE, norm=Keeps(frozenset({"head"}))),
+        r"norm=.*'head' from `stays`",
+    ),
+    "a list that stays": (replace(BASE, norm=Keeps(["0.bias"])), r"a frozenset of names"),
+    "a model alone": (aggregates(lambda s: s.model), r"aggregate=.*returned the dict .*Stepped"),
+    "a model that shrinks": (
+        aggregates(lambda s: replace(s, model={"0.weight": s.model["0.weight"]})),
+        r"the new model without 0\.bias",
+    ),
+    "a model that grows": (
+        aggregates(lambda s: replace(s, model={**s.model, "extra": torch.ones(1)})),
+        r"the new model with extra",
+    ),
+    "a model of arrays": (aggregates(model(lambda value: value.numpy())), r"the ndarray"),
+    "a model out of shape": (aggregates(model(lambda value: value.T)), r"shape \[4, 5\]"),
+    "a model in double": (aggregates(model(lambda value: value.double())), r"torch\.float64"),
+    "notes in a list": (aggregates(lambda s: replace(s, notes=[1])), r"for notes"),
+    "told in a list": (
+        replace(BASE, aggregate=Aggregates(change=lambda s: s, telling=[1])),
+        r"from `tells`",
+    ),
+}
+
+
+def axis() -> str:
+    return next(iter(task().blueprint.counts(1.0)))
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_a_part_returns_is_checked_where_it_returns(name: str) -> None:
+    method, words = WRONG[name]
+    with pytest.raises(BadReturn, match=words) as caught:
+        small.steps(method, task(), 2)
+    whole = f"{caught.value} {note(caught.value)}"
+    assert re.search(r"; due is .*", whole)
+    assert re.search(r" in round [12][;.]", whole)
+
+
+@pytest.mark.parametrize("engine", [Reference(), Stacked(), Threads(allow=("tests",))], ids=str)
+def test_it_is_checked_whoever_carries_orders_out(engine: Engine) -> None:
+    for name in ("a parameter is gone", "bits without number"):
+        method = replace(WRONG[name][0], schedule=Synchronous())
+        if isinstance(engine, Threads):
+            method = replace(BASE, train=Loses()) if "gone" in name else method
+            if "bits" in name:
+                continue  # a change is no part of a message
+        with pytest.raises(BadReturn, match=WRONG[name][1]):
+            small.steps(method, task(), 1, engine=engine)
+
+
+@dataclass(frozen=True)
+class Loses(Gradient):
+    """A trainer that can travel in an order."""
+
+    def finish(self, site: Site, state: Any) -> Result:
+        return super().finish(site, state)._replace(params={})
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64, np.uint8])
+def test_whole_numbers_of_any_width_are_ids(dtype: Any) -> None:
+    steps = small.steps(selects(lambda ids: ids.astype(dtype)), task(), 2)
+    assert small.identical(
+        steps[1].params, small.steps(selects(lambda ids: ids), task(), 2)[1].params
+    )
+
+
+def test_an_empty_cohort_is_a_cohort() -> None:
+    steps = small.steps(selects(lambda ids: np.array([])), task(), 2)
+    assert small.identical(steps[1].params, steps[0].params)
+
+
+# --- the task's own functions -----------------------------------------------------------------
+
+
+def averaged(output: Tensor, target: Tensor) -> Tensor:
+    """One value for each sample as long as there are two: what a quick test sees."""
+    values = nn.functional.cross_entropy(output, target, reduction="none")
+    return values if len(output) == 2 else values.mean()
+
+
+def test_a_loss_with_a_mean_over_the_batch_is_found_in_training() -> None:
+    changed = replace(task(), loss=averaged)
+    words = r"loss=averaged returned a tensor of shape \[\].*reduction="
+    with pytest.raises(BadReturn, match=words):
+        small.steps(BASE, changed, 1)
+
+
+def test_a_metric_without_a_value_for_each_sample_is_found() -> None:
+    from anyfleet.experiment import Experiment, play
+
+    changed = replace(task(), metrics={"mean": lambda output, target: output.mean()})
+    with pytest.raises(BadReturn, match=r"metric mean=<lambda> returned a tensor of shape \[\]"):
+        next(play(Experiment(changed, BASE, rounds=1)))
+
+
+def test_an_augmentation_keeps_its_samples() -> None:
+    changed = replace(task(), augment=lambda x, key: x[:1])
+    with pytest.raises(BadReturn, match=r"augment=<lambda> returned a tensor of shape \[1, 4\]"):
+        small.steps(BASE, changed, 1)

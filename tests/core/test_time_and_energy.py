@@ -1,0 +1,185 @@
+"""Seconds and joules of calculating: the worked numbers of METHODS §A.1 and §3, term by term."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from anyfleet.arrays import Floats
+from anyfleet.core.messages import Conditions
+from anyfleet.core.time_and_energy import (
+    Amount,
+    Counts,
+    Demand,
+    Effort,
+    clocked,
+    crossing_seconds,
+    effort_of,
+    training,
+)
+from anyfleet.elastic import Slice, cost
+from anyfleet.methods import fedavg
+from tests.helpers import small
+
+FASTEST = np.array([math.nan])  # no frequency asked for
+
+PLAIN = {
+    "speed": 1e9,
+    "up": 1e6,
+    "down": 1e6,
+    "memory": 1e9,
+    "battery": math.inf,
+    "budget": math.inf,
+    "load": 1.0,
+    "overhead": 0.0,
+    "latency": 0.0,
+    "bandwidth": math.inf,
+    "fixed": 0.0,
+    "exponent": math.nan,
+    "loss": math.nan,
+    "slowest": 1e8,
+    "fastest": 3e9,
+    "coefficient": 7.5e-27,
+    "power": 0.1,
+    "receive": 0.0,
+}
+
+
+def device(**changed: float) -> Conditions:
+    return Conditions(**{name: np.array([value]) for name, value in {**PLAIN, **changed}.items()})
+
+
+def work(flops: float, whole: float | None = None, **besides: float) -> Effort:
+    given = {"width": 1.0, "deep": flops, "steps": 0, "calls": 0.0, "moved": 0.0, **besides}
+    return effort_of(
+        Counts(flops, given["deep"], flops if whole is None else whole),
+        given["width"],
+        steps=int(given["steps"]),
+        calls=given["calls"],
+        moved=given["moved"],
+    )
+
+
+def seconds(effort: Effort, own: Conditions, frequency: Floats = FASTEST) -> float:
+    (found,) = effort.seconds(own, frequency)
+    return float(found)
+
+
+def joules(effort: Effort, own: Conditions, frequency: Floats = FASTEST) -> float:
+    (found,) = effort.joules(own, frequency)
+    return float(found)
+
+
+def test_a_device_with_a_speed_and_nothing_else_takes_flops_by_speed() -> None:
+    assert seconds(work(3e9), device(speed=1.5e9)) == pytest.approx(2.0)
+
+
+def test_section_3_cycles_by_frequency_and_energy_by_its_square() -> None:
+    """alpha x cycles at 438.78 MHz: 9.3706 s and 5.9371 J."""
+    cycles = 0.676157 * 833 * 7.3e6
+    # A device that does one operation in a cycle: its speed is its frequency.
+    own = device(speed=3e9, fastest=3e9)
+    clock = np.array([438.78e6])
+    assert seconds(work(cycles), own, clock) == pytest.approx(9.3706, rel=2e-5)
+    assert joules(work(cycles), own, clock) == pytest.approx(5.9371, rel=4e-5)
+    assert joules(work(cycles), own, clock) == pytest.approx(7.5e-27 * 438.78e6**2 * cycles)
+
+
+def test_flops_per_cycle_divide_the_cycles() -> None:
+    """The same operations on a device that does 171 of them in a cycle."""
+    slow, fast = device(speed=3e9), device(speed=171 * 3e9)
+    assert joules(work(1e9), slow) == pytest.approx(171 * joules(work(1e9), fast))
+    assert seconds(work(1e9), slow) == pytest.approx(171 * seconds(work(1e9), fast))
+
+
+@pytest.mark.parametrize("exponent", [1.0, 1.7])
+@pytest.mark.parametrize("share", [0.5, 0.125])
+def test_a_1_boards_have_a_fixed_part_and_shrink_with_a_power(
+    exponent: float, share: float
+) -> None:
+    """`T_full (.05 + .95 share^e)`, whatever the FLOP of a slice of that width are."""
+    own = device(fixed=0.05, exponent=exponent)
+    full = seconds(work(4e9), own)
+    assert full == pytest.approx(4.0)
+    part = seconds(work(1.1e9, 4e9, width=share), own)
+    assert part == pytest.approx(full * (0.05 + 0.95 * share**exponent))
+    # Fewer trained layers save what they save in FLOP, of the part that shrinks.
+    third = seconds(work(1.1e9 / 3, 4e9, width=share, deep=1.1e9), own)
+    assert third == pytest.approx(full * (0.05 + 0.95 * share**exponent / 3))
+
+
+def test_no_work_takes_no_time_not_even_the_fixed_part() -> None:
+    own = device(fixed=0.05, exponent=1.7)
+    assert seconds(work(0.0, 4e9), own) == seconds(work(0.0, 0.0), own) == 0.0
+    assert joules(work(0.0, 4e9), own) == 0.0
+
+
+def test_steps_calls_and_bytes_add_their_own_seconds() -> None:
+    effort = work(1e9, steps=7, calls=300, moved=5e6)
+    own = device(overhead=0.01, latency=2e-4, bandwidth=1e7)
+    assert seconds(effort, own) == pytest.approx(1.0 + 7 * 0.01 + 300 * 2e-4 + 0.5)
+
+
+def test_other_work_stretches_all_seconds_but_pays_for_its_own_cycles() -> None:
+    effort = work(1e9, steps=7, calls=300, moved=5e6)
+    alone = device(overhead=0.01, latency=2e-4, bandwidth=1e7)
+    # What a loaded device reports as its speed is what is left of it.
+    loaded = replace(alone, load=np.array([2.5]), speed=alone.speed / 2.5)
+    assert seconds(effort, loaded) == pytest.approx(2.5 * seconds(effort, alone))
+    assert joules(effort, loaded) == pytest.approx(joules(effort, alone))
+
+
+def test_frequencies_are_kept_within_the_range() -> None:
+    own = device(slowest=1e8, fastest=2e9)
+    asked = np.array([5e7, 1e8, 7e8, 2e9, 9e9, math.nan])
+    many = Conditions(**{n: np.repeat(getattr(own, n), 6) for n in PLAIN})
+    assert clocked(many, asked).tolist() == [1e8, 1e8, 7e8, 2e9, 2e9, 2e9]
+    assert seconds(work(1e9), own, np.array([9e9])) == seconds(work(1e9), own)
+    assert seconds(work(1e9), own, np.array([5e7])) == pytest.approx(20 * seconds(work(1e9), own))
+
+
+@given(st.floats(1e8, 3e9), st.floats(1e6, 1e12), st.floats(0, 1), st.floats(1, 5))
+def test_slower_takes_longer_and_costs_less(
+    frequency: float, flops: float, share: float, load: float
+) -> None:
+    own = device(load=load, fixed=0.05, overhead=1e-3)
+    effort, clock = work(share * flops, flops, steps=3), np.array([frequency])
+    slowdown = 3e9 / frequency
+    assert seconds(effort, own, clock) == pytest.approx(seconds(effort, own) * slowdown)
+    assert joules(effort, own, clock) == pytest.approx(joules(effort, own) / slowdown**2)
+    # Energy is power times time: eps f³, for as long as the device itself calculates.
+    power = 7.5e-27 * frequency**3
+    assert joules(effort, own, clock) == pytest.approx(power * seconds(effort, own, clock) / load)
+
+
+def test_training_counts_samples_and_steps() -> None:
+    blueprint, train = small.task().blueprint, fedavg(batch=8).train
+    for slice_ in (Slice(), blueprint.prefix(0.5)):
+        found = training(train, blueprint, slice_, Amount(8, 37, 5), "flops")
+        assert found.effort.flops[0] == 37 * cost(blueprint, slice_).flops
+        assert found.effort.whole[0] == 37 * cost(blueprint, Slice()).flops
+        assert found.effort.steps[0] == 5
+        assert found.effort.calls[0] >= 5 * cost(blueprint, slice_, 8).calls
+        assert found.memory[0] >= cost(blueprint, slice_, 8).memory
+
+
+def test_work_done_one_after_the_other_adds_up_but_its_memory_does_not() -> None:
+    first = Demand(work(1e9, 4e9, width=0.5, steps=3, calls=20, moved=5e6), np.array([700.0]))
+    after = Demand(work(2e9, 4e9, width=0.5, steps=1, calls=30, moved=1e6), np.array([400.0]))
+    for one, other in ((first, after), (after, first)):
+        both = one.then(other)
+        assert both.memory.tolist() == [700.0]
+        assert both.effort.width.tolist() == [0.5]
+        found = {name: getattr(both.effort, name).tolist() for name in ("flops", "deep", "whole")}
+        assert found == {"flops": [3e9], "deep": [3e9], "whole": [8e9]}
+        assert both.effort.steps.tolist() == [4]
+        assert both.effort.calls.tolist() == [50]
+        assert both.effort.moved.tolist() == [6e6]
+
+
+def test_a_link_that_carries_nothing_takes_for_ever() -> None:
+    assert crossing_seconds(8e6, np.array([2e6, 0.0])).tolist() == [4.0, math.inf]
+    assert crossing_seconds(0.0, np.array([2e6, 0.0])).tolist() == [0.0, 0.0]

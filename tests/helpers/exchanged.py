@@ -1,0 +1,32 @@
+"""An order and its answer as bytes, and what becomes of them when they are not as they were."""
+
+import pytest
+
+from anyfleet.core.client import work
+from anyfleet.core.limits import Limits
+from anyfleet.core.messages import Memory, Orders
+from anyfleet.errors import BadMessage
+from anyfleet.methods import heterofl
+from anyfleet.wire import decode_order, decode_update, encode_order, encode_update
+from tests.core.test_local_training import orders
+from tests.helpers import small
+
+TASK = small.task()
+ORDER = orders(heterofl(shares=(0.5,), lr=0.1), TASK, [3])
+UPDATE = work(ORDER, (Memory(),), TASK).updates
+SENT, ANSWER = encode_order(ORDER, TASK), encode_update(UPDATE, ORDER, TASK)
+
+
+def refused(
+    data: bytes,
+    reason: str,
+    match: str | None = None,
+    *,
+    order: Orders = ORDER,
+    limits: Limits | None = None,
+) -> None:
+    """As the order, or as the answer, that it begins as."""
+    down = data[2:3] == b"o"
+    with pytest.raises(BadMessage, match=match) as caught:
+        (decode_order(data, TASK, (), limits) if down else decode_update(data, order, TASK, limits))
+    assert caught.value.reason == reason

@@ -1,0 +1,566 @@
+"""AnycostFL's choice: the best of all that fits, nothing that does not, and who takes nothing."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from anyfleet.arrays import Floats, join
+from anyfleet.core.check_in import Choices, Offer, Own, Traffic
+from anyfleet.core.choosing import _offers
+from anyfleet.core.client import work
+from anyfleet.core.layout import uplink
+from anyfleet.core.local_training import limits, processed
+from anyfleet.core.loop import Step
+from anyfleet.core.message_size import expected
+from anyfleet.core.messages import Conditions, Memory, Orders, Task
+from anyfleet.core.method import Asked, Method
+from anyfleet.core.reports import SCALAR_BITS
+from anyfleet.core.time_and_energy import Amount, Counts, Demand, crossing_seconds, effort_of
+from anyfleet.elastic import width
+from anyfleet.methods import anycost, fedavg
+from anyfleet.parts.aggregate import Aio, Mean
+from anyfleet.parts.choose import MostGain
+from anyfleet.parts.codec import ErrorFeedback, Fgc, Hq, Raw, Stc, TopK, Uveq
+from anyfleet.parts.extract import Leading
+from anyfleet.parts.norm import Tracked
+from anyfleet.parts.plan import Assigned, DepthMenu, Menu
+from anyfleet.parts.schedule import Buffered, Deadline, Synchronous, TwoPhase
+from anyfleet.parts.select import Everyone
+from anyfleet.parts.train import Fjord, Gradient, Slim
+from anyfleet.runtime import Limits, Simulated, Threads
+from anyfleet.runtime.simulated.engines import Assigned as Given
+from anyfleet.runtime.simulated.engines import Mail, Outcome
+from anyfleet.world import Fleet, Group, Redrawn, Shannon, Steady, Uniform, cell
+from tests.core.test_local_training import orders
+from tests.helpers import small
+
+TRAINING: dict[str, Any] = {"lr": 0.1, "batch": 8}
+ANYCOST = anycost(count=8, **TRAINING)
+# Work and links are those of the small task: about half of what a device has goes to either.
+CELL = cell(
+    devices=8,
+    flops_per_cycle=4e-4,
+    budget=Redrawn(Uniform(3.0, 9.0)),
+    link=Shannon(band=1e3, station_band=1e5, receive=0.05),
+)
+
+
+# --- one device against all that it could do --------------------------------------------------
+
+
+@cache
+def asked(method: Method = ANYCOST) -> Orders:
+    """An order with a menu, as it comes to a device of the small task."""
+    return orders(method, small.task(), [3])
+
+
+def offers(order: Orders) -> list[Offer]:
+    """What its device finds on the menu."""
+    numbers, samples = order.numbers, small.task().size(3)
+    (steps,), batch = limits(numbers, [samples]), int(numbers.batch[0])
+    amount = Amount(batch, processed(steps, samples, batch), steps)
+    return _offers(order, amount, small.task(), "flops")
+
+
+def own(**known: float) -> Own:
+    """A device that is plain but for this."""
+    plain = {f.name: 0.0 for f in fields(Conditions)} | {
+        "speed": 1e6,
+        "up": 1e4,
+        "down": 1e6,
+        "memory": 1e9,
+        "battery": np.inf,
+        "budget": np.inf,
+        "load": 1.0,
+        "bandwidth": np.inf,
+        "exponent": np.nan,
+        "slowest": 1e8,
+        "fastest": 1e9,
+        "coefficient": 1e-27,
+        "power": 0.1,
+    }
+    columns = {name: np.array([value]) for name, value in (plain | known).items()}
+    return Own(Conditions(**columns), small.task().size(3), Memory())
+
+
+def drawn(seed: int) -> tuple[Own, MostGain]:
+    """A device and what it may spend: often enough for some sizes and too little for others."""
+    draw = np.random.default_rng(seed)
+
+    def powers(low: float, high: float) -> float:
+        return float(10 ** draw.uniform(low, high))
+
+    def either(*values: float) -> float:
+        return float(draw.choice(values))
+
+    fastest = powers(8.5, 9.5)
+    slowest = either(1.0, draw.uniform(0.05, 1), 0.1) * fastest
+    load, seconds = either(1.0, draw.uniform(1, 4)), powers(-0.5, 1.5)
+    # The whole model takes about 2 MFLOP, and compressed to a fifteenth 6 kbit; 90 kbit come down.
+    speed = 2e6 * load / seconds * powers(-0.3, 1)
+    joules = powers(-1, 0.8)
+    one = own(
+        speed=speed / load,
+        up=either(0.0, *[6e3 / seconds * powers(-0.5, 1.5)] * 9),
+        down=either(0.0, *[9e4 / seconds * powers(-0.3, 2)] * 9),
+        load=load,
+        slowest=slowest,
+        fastest=fastest,
+        # At the highest frequency, all joules for about all the work.
+        coefficient=joules / (2e6 / speed * fastest) / fastest**2 * powers(-1, 1),
+        power=joules / seconds * powers(-1.5, 0.5),
+        receive=either(0.0, joules / seconds * powers(-1.5, 0.5)),
+        budget=either(np.inf, joules),
+        battery=either(np.inf, joules, joules / 3),
+        overhead=either(0.0, 1e-3 * seconds),
+        fixed=either(0.0, 0.2),
+        exponent=either(np.nan, 1.7),
+    )
+    least, most = either(0.0, 1e-3, 0.02), either(1 / 15, 1.0)
+    return one, MostGain(seconds, either(np.inf, joules), least, most)
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What entries cost at rates and frequencies, by the law that the simulator charges by."""
+
+    seconds: Floats
+    joules: Floats
+
+    @classmethod
+    def of(cls, offer: Offer, who: Own, rates: Floats, frequencies: Floats) -> "Spent":
+        known, effort, load = who.conditions, offer.demand.effort, offer.traffic
+        down = crossing_seconds(offer.down, known.down)
+        sent = load.aside + offer.answer + rates * load.update
+        up = crossing_seconds(sent, known.up)
+        compute = effort.seconds(known, frequencies)[:, None]
+        energy = effort.joules(known, frequencies)[:, None]
+        with np.errstate(invalid="ignore"):  # of links that carry nothing nothing fits
+            return cls(down + up + compute, known.receive * down + known.power * up + energy)
+
+
+def allowed(part: MostGain, who: Own) -> float:
+    known = who.conditions
+    return min(part.joules, float(known.budget[0]), float(known.battery[0]))
+
+
+def most_gained(part: MostGain, menu: Sequence[Offer], who: Own) -> float:
+    """By trying everything; not a number where nothing fits."""
+    slowest, fastest = float(who.conditions.slowest[0]), float(who.conditions.fastest[0])
+    frequencies = np.geomspace(slowest, fastest, 40)
+    rates = np.geomspace(max(part.least, 1e-5), part.most, 60)
+    found = []
+    for offer in menu:
+        spent = Spent.of(offer, who, rates, frequencies)
+        fits = (spent.seconds <= part.seconds) & (spent.joules <= allowed(part, who))
+        best = np.where(fits, rates, np.nan)
+        found.append(offer.alpha**4 * np.nanmax(best) if fits.any() else np.nan)
+    return float(np.nanmax(found)) if not np.isnan(found).all() else np.nan
+
+
+def decided(part: MostGain, menu: Sequence[Offer], who: Own) -> Choices:
+    return part(menu, who, asked().numbers)
+
+
+def unlimited(offer: Offer) -> Offer:
+    return replace(offer, traffic=offer.traffic._replace(least=0.0, most=1.0))
+
+
+def test_3_nothing_that_fits_gains_more_and_nothing_is_overspent() -> None:
+    # As of a codec that can send anything, from nothing to all.
+    menu, taken = [unlimited(offer) for offer in offers(asked())], []
+    for seed in range(200):
+        who, part = drawn(seed)
+        choice, best = decided(part, menu, who), most_gained(part, menu, who)
+        if choice.declined[0]:
+            assert np.isnan(best), seed
+            assert np.isnan(choice.utility[0])
+            continue
+        rate, frequency = choice.numbers.rate, choice.numbers.frequency
+        offer, known = menu[int(choice.entry[0])], who.conditions
+        assert part.least <= rate[0] <= part.most, seed
+        assert known.slowest[0] <= frequency[0] <= known.fastest[0], seed
+        gain = offer.alpha**4 * rate[0]
+        assert choice.utility[0] == pytest.approx(gain, rel=1e-12)
+        assert not gain < best * (1 - 1e-5), seed
+        spent = Spent.of(offer, who, rate, frequency)
+        assert spent.seconds.item() <= part.seconds * (1 + 1e-9), seed
+        assert spent.joules.item() <= allowed(part, who) * (1 + 1e-9), seed
+        taken.append(int(choice.entry[0]))
+    # All sizes are somebody's best, and some devices can do nothing at all.
+    assert set(taken) >= {0, 1, 4, 8}
+    assert 30 < len(taken) < 180
+
+
+def worked(alpha: float, cycles: float) -> Offer:
+    """A part of the model of METHODS' examples: 111.7 Mbit, and so many cycles as a whole."""
+    work = alpha * cycles
+    counts = Counts(work, work, cycles)
+    demand = Demand(effort_of(counts, alpha**0.5, steps=1, calls=0, moved=0), np.zeros(1))
+    update = alpha * 111.7e6
+    traffic = Traffic(down=0.0, up=update / 15, update=update, rate=1 / 15, adapts=True)
+    return Offer(demand, traffic, alpha=alpha)
+
+
+@pytest.mark.parametrize(
+    ("cycles", "most", "alpha", "rate", "frequency"),
+    [
+        (4.5e6, 1.0, 0.8722927320665629, 0.263191014, 481240981.413),
+        (4.5e6, 1 / 15, 1.0, 1 / 15, 413323532.114),
+        (7.3e6, 1 / 15, 0.676156899, 1 / 15, 438780636.15),
+    ],
+    ids=["tight", "saturated", "at the cap"],
+)
+def test_3_examples(
+    cycles: float, most: float, alpha: float, rate: float, frequency: float
+) -> None:
+    """The best size of all is taken where it is on the menu, and no other is better."""
+    own_facts = {"slowest": 1e8, "fastest": 3e9, "speed": 3e9, "coefficient": 7.5e-27}
+    who = own(**own_facts, up=8e6, power=0.1, budget=6.0)
+    sizes = [size for size in (1.0, 1.02 * alpha, alpha, 0.98 * alpha, 0.25) if size <= 1]
+    menu = [worked(size, 833 * cycles) for size in dict.fromkeys(sizes)]
+    choice = decided(MostGain(10.0, most=most), menu, who)
+    assert menu[int(choice.entry[0])].alpha == alpha
+    assert choice.numbers.rate[0] == pytest.approx(rate, rel=1e-7)
+    assert choice.numbers.frequency[0] == pytest.approx(frequency, rel=1e-7)
+    poor = own(**own_facts, up=8e6, power=0.1, budget=0.01)
+    told = decided(MostGain(10.0), menu, poor).declined[0]
+    assert told == "over budget: no size fits 10 s and 0.01 J"
+
+
+def test_of_equal_gains_the_slowest_frequency_that_is_in_time_is_taken() -> None:
+    part, menu = MostGain(20.0), offers(asked())
+    choice = decided(part, menu, own())
+    assert int(choice.entry[0]) == 0
+    assert choice.numbers.rate[0] == part.most
+    spent = Spent.of(menu[0], own(), choice.numbers.rate, choice.numbers.frequency)
+    assert spent.seconds.item() == pytest.approx(20.0)
+    plenty = decided(MostGain(1e6), menu, own())
+    assert plenty.numbers.frequency[0] == own().conditions.slowest[0]
+
+
+@pytest.mark.parametrize(
+    ("less", "more"),
+    [
+        ({"load": 2.0, "speed": 5e5}, {}),
+        ({"down": 1e4}, {}),
+        ({"receive": 20.0}, {}),
+        ({"battery": 0.3}, {"budget": 0.8}),
+        ({"fastest": 2e8, "speed": 2e5}, {}),
+    ],
+    ids=["other work", "slow download", "watts of receiving", "little battery", "slow processor"],
+)
+def test_what_is_spent_elsewhere_leaves_less(
+    less: dict[str, float], more: dict[str, float]
+) -> None:
+    """Everything that a device has to do, or has, counts: with less, less is gained."""
+    part, menu = MostGain(3.0, 2.0), offers(asked())
+    rich, poor = (decided(part, menu, own(**known)) for known in ({**more}, {**more, **less}))
+    assert not rich.declined[0]
+    assert poor.declined[0] or poor.utility[0] < rich.utility[0]
+
+
+@pytest.mark.parametrize("known", [{"up": 0.0}, {"down": 0.0}, {"battery": 0.0}])
+def test_who_can_send_or_receive_nothing_declines(known: dict[str, float]) -> None:
+    choice = decided(MostGain(10.0), offers(asked()), own(**known))
+    assert choice.declined[0].startswith("over budget: no size fits 10 s")
+    assert np.isnan(choice.utility[0])
+    assert 0 <= choice.entry[0] < 9
+
+
+def test_a_codec_that_cannot_go_low_is_not_planned_lower() -> None:
+    codec = TopK(0.15, Uveq())
+    menu = offers(asked(replace(ANYCOST, uplink=codec)))
+    lowest = min(offer.traffic.least for offer in menu)  # positions alone take that much
+    assert lowest > 1 / 60
+    found = [MostGain(s)(menu, own(), asked().numbers) for s in np.geomspace(0.3, 30, 60)]
+    rates = [float(each.numbers.rate[0]) for each in found if not each.declined[0]]
+    assert min(rates) >= lowest
+    assert len(rates) > 20
+    high = MostGain(30.0, most=lowest / 2)(menu, own(), asked().numbers)
+    assert high.numbers.rate[0] == menu[int(high.entry[0])].traffic.least
+
+
+def test_a_cohort_decides_as_each_of_its_devices_alone() -> None:
+    whole, part = offers(asked()), MostGain(3.0)
+    # Menus of different lengths: not everybody can hold every size.
+    cohort = [Asked(whole[seed % 4 :], drawn(seed)[0], asked().numbers) for seed in range(60)]
+    together, alone = part.together(cohort), join([part(*each) for each in cohort])
+    assert together.declined == alone.declined
+    assert 5 < sum(map(bool, together.declined)) < 55
+    assert together.entry.tolist() == alone.entry.tolist()
+    assert len(set(together.entry.tolist())) > 3
+    for name in ("rate", "frequency"):
+        np.testing.assert_array_equal(getattr(together.numbers, name), getattr(alone.numbers, name))
+    np.testing.assert_array_equal(together.utility, alone.utility)
+
+
+def own_rate(offer: Offer) -> Floats:
+    return np.array([offer.traffic.rate])
+
+
+@pytest.mark.parametrize("codec", [Raw(), Stc(0.05), ErrorFeedback(Stc(0.05))])
+def test_a_codec_with_one_rate_is_taken_with_that(codec: Any) -> None:
+    method = replace(ANYCOST, uplink=codec)
+    menu = offers(asked(method))
+    who = own(up=4e4, coefficient=0.0)  # so that only seconds matter
+    before = asked(method).numbers
+    sizes = set()
+    for seconds in np.geomspace(0.3, 30, 25):
+        part = MostGain(float(seconds), least=1e-3, most=1 / 15)
+        choice = part(menu, who, before)
+        fits = [
+            entry
+            for entry, offer in enumerate(menu)
+            if Spent.of(offer, who, own_rate(offer), np.array([1e9])).seconds.item() <= seconds
+        ]
+        if choice.declined[0]:
+            assert not fits
+            continue
+        # The largest alpha, and of two with the same the first.
+        entry = max(fits, key=lambda e: (menu[e].alpha, -e))
+        assert int(choice.entry[0]) == entry
+        assert choice.numbers.rate == before.rate  # it would not follow another one
+        assert choice.utility[0] == pytest.approx(menu[entry].alpha ** 4 * own_rate(menu[entry])[0])
+        sizes.add(entry)
+    assert len(sizes) > 3
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"seconds": 0.0}, r"MostGain\.seconds must be positive, got 0"),
+        ({"seconds": float("nan")}, r"MostGain\.seconds must be positive, got nan"),
+        ({"joules": -1.0}, r"MostGain\.joules must be positive, got -1"),
+        ({"least": 0.2}, r"MostGain\.least and \.most are rates"),
+        ({"least": 0.0, "most": 0.0}, "most above 0"),
+        ({"most": 1.5}, "got 0.001 and 1.5"),
+        ({"least": float("nan")}, "MostGain.least and .most"),
+    ],
+)
+def test_parameters_without_sense_are_refused(wrong: dict[str, float], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        MostGain(**wrong)
+
+
+def test_a_choice_needs_a_menu() -> None:
+    with pytest.raises(ValueError, match=r"needs 'menu'.*plan=Menu.*METHODS §E"):
+        replace(fedavg(), choose=MostGain())
+
+
+# --- whole runs -------------------------------------------------------------------------------
+
+
+def played(method: Method, fleet: Fleet = CELL, count: int = 3) -> list[Step]:
+    return small.steps(method, small.task(), count, fleet=fleet)
+
+
+def within(steps: Sequence[Step], method: Method, fleet: Fleet) -> list[float]:
+    """Checks that no order overspent; the shares of the model that were trained."""
+    task, found = small.task(), []
+    runtime = Simulated(task, small.world(task, fleet), 0)
+    for step in steps:
+        runtime.begin(step.index)  # what devices are willing to spend may change
+        budgets = runtime.conditions(np.arange(task.devices)).budget
+        for row in small.rows(step):
+            if row.lost:
+                assert row.lost.startswith("over budget")
+                continue
+            seconds = row.download + row.compute + row.upload
+            spent = row.download_joules + row.compute_joules + row.upload_joules
+            assert seconds <= method.choose.seconds * (1 + 1e-9)  # type: ignore[attr-defined]
+            assert spent <= budgets[row.device] * (1 + 1e-9)
+            found.append(row.share)
+    return found
+
+
+VARIANTS: dict[str, Method] = {
+    "anycost": ANYCOST,
+    "leading, equal": replace(ANYCOST, extract=Leading(), aggregate=Aio(Mean("equal"))),
+    "hq": replace(ANYCOST, uplink=Hq()),
+    "fed back": replace(ANYCOST, uplink=ErrorFeedback(Fgc())),
+    "statistics travel": replace(ANYCOST, norm=Tracked()),
+    "depths": replace(ANYCOST, plan=DepthMenu()),
+    "summed widths": replace(ANYCOST, train=Fjord(Gradient(batch=8), (0.5, 0.75, 1.0))),
+    "drawn widths": replace(ANYCOST, train=Slim(Gradient(batch=8), (0.5, 0.75, 1.0), samples=1)),
+    "phases": replace(ANYCOST, schedule=TwoPhase()),
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_no_order_takes_more_time_or_energy_than_there_is(name: str) -> None:
+    method = VARIANTS[name]
+    steps = played(method, count=3 if name in ("anycost", "depths") else 1)
+    shares = within(steps, method, CELL)
+    assert len(shares) > 4
+    assert len({(row.share, row.first) for s in steps for row in small.rows(s)}) > 1
+
+
+def test_no_order_overspends_where_receiving_and_other_work_cost() -> None:
+    group = Group(
+        speed=3e6,
+        frequency=(1e8, 1e9),
+        energy=3e-27,
+        load=2.5,
+        link=Steady(up=6e3, down=1e5, power=0.5, receive=0.3),
+    )
+    tight = [replace(group, budget=amount, battery=2 * amount) for amount in (0.1, 0.5, 0.8, 2.4)]
+    # A message of this small net cannot be shorter than some hundred bits.
+    method = replace(ANYCOST, choose=MostGain(5.0, least=0.025))
+    fleet = Fleet(tuple(tight))
+    steps = played(method, fleet)
+    shares = within(steps, method, fleet)
+    assert len(set(shares)) > 1
+    assert any(row.lost for row in small.rows(steps[0]))
+
+
+@dataclass(frozen=True)
+class Weighing(Threads):
+    """Bytes really travel, and are kept with what they answer."""
+
+    asked: list[Given] = field(default_factory=list, compare=False)
+    mail: list[Mail] = field(default_factory=list, compare=False)
+
+    def execute(self, assigned: Sequence[Given], task: Task, limits: Limits) -> list[Outcome]:
+        self.asked.extend(assigned)
+        return super().execute(assigned, task, limits)
+
+    def carried(self, mail: list[Mail]) -> list[Mail]:
+        self.mail.extend(mail)
+        return mail
+
+
+def test_1_12_2_messages_are_within_their_budget_in_bytes() -> None:
+    task, engine = small.task(), Weighing()
+    steps = small.steps(ANYCOST, task, 2, fleet=CELL, engine=engine)
+    rows = {row.order: row for step in steps for row in small.rows(step)}
+    assert len(engine.mail) == len(engine.asked) > 12
+    for (_, order, memory, _), mail in zip(engine.asked, engine.mail, strict=True):
+        row, (slice_,), job = rows[int(order.id[0])], order.slices, order.job
+        planned = expected(slice_, job, task.blueprint, row.rate)
+        assert planned.rate == row.rate < 0.07
+        assert row.bits_up <= row.rate * planned.update + planned.aside + SCALAR_BITS
+        update = work(order, (memory,), task).updates
+        around = uplink(order, task.blueprint, tuple(update.trees[0]["delta"]), torch.float32)
+        (packed,) = job.uplink.pack(update.symbols[0], around)
+        assert packed in mail.data
+        sent = 8 * len(packed)
+        assert sent <= row.rate * planned.update
+        # Nearly all of it is used: a rate is not a bound that nobody comes near.
+        assert sent >= 0.6 * row.rate * planned.update
+
+
+# --- the same on the server -------------------------------------------------------------------
+
+
+def test_the_server_decides_as_the_device_would_with_the_same_offers() -> None:
+    """The menu does not travel then, nor what was chosen: that is all the difference."""
+    task, choose = small.task(), MostGain(10.0)
+    base = replace(ANYCOST, select=Everyone(), extract=Leading())
+    assigned = replace(base, plan=Assigned(base.plan, choose), choose=fedavg().choose)
+    told = small.rows(played(assigned, count=1)[0])
+    there = Simulated(task, small.world(task, CELL), 0).conditions(np.arange(8)).rows()
+    order, sizes = orders(base, task, [3]), set()
+    for row in told:
+        samples = task.size(row.device)
+        (steps,) = limits(order.numbers, [samples])
+        amount = Amount(8, processed(steps, samples, 8), steps)
+        bare = [offer.bare for offer in _offers(order, amount, task, "flops")]
+        mine = choose(bare, Own(there[row.device], samples, Memory()), order.numbers)
+        slice_ = order.menus[0][int(mine.entry[0])]
+        assert row.width == width(slice_, task.blueprint)
+        assert (row.rate, row.frequency) == (
+            mine.numbers.rate[0],
+            mine.numbers.frequency[0],
+        )
+        sizes.add(row.share)
+    assert len(sizes) > 1
+
+
+def test_the_server_and_the_devices_choose_the_same_widths() -> None:
+    base = replace(ANYCOST, select=Everyone(), choose=MostGain(10.0, least=0.0))
+    assigned = replace(base, plan=Assigned(base.plan, base.choose), choose=fedavg().choose)
+    for one, two in zip(played(base, count=2), played(assigned, count=2), strict=True):
+        assert one.ledger.share.tolist() == two.ledger.share.tolist()
+        assert one.ledger.rate == pytest.approx(two.ledger.rate, rel=0.1)
+        assert one.ledger.frequency == pytest.approx(two.ledger.frequency, rel=0.01)
+        # What was chosen need not be said.
+        assert (two.ledger.bits_down < one.ledger.bits_down).all()
+
+
+# --- who takes nothing ------------------------------------------------------------------------
+
+
+def fleet_of(*speeds: float) -> Fleet:
+    return Fleet(tuple(Group(speed=speed, frequency=(1e8, 1e9)) for speed in speeds))
+
+
+@pytest.mark.parametrize("server", [False, True], ids=["on the device", "on the server"])
+def test_who_cannot_do_anything_is_in_the_books_and_the_round_goes_on(server: bool) -> None:
+    method = replace(anycost(seconds=1.0, **TRAINING), select=Everyone())
+    if server:
+        plan = Assigned(method.plan, method.choose)
+        method = replace(method, plan=plan, choose=fedavg().choose)
+    (step,) = played(method, fleet_of(1e8, 1e4), 1)
+    assert {row.level for row in small.rows(step)} == {0, 1}
+    for row in small.rows(step):
+        if row.level == 0:
+            assert not row.lost
+            continue
+        assert row.lost == "over budget: no size fits 1 s"
+        spent = (row.bits_down, row.bits_up, row.flops, row.download, row.compute, row.upload)
+        assert spent == (0.0,) * 6
+        assert row.choice == -1
+        assert np.isnan([row.gain, row.divergence, row.measured_rate, row.loss]).all()
+    assert step.time < 1.0  # nobody waits for those who were never asked
+    assert not small.identical(step.params, small.task().params)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "seconds"),
+    [
+        (Synchronous(patience=7.0), 7.0),
+        (Deadline(4.0), 4.0),
+        (Buffered(concurrency=4, size=2, patience=9.0), 9.0),
+        (TwoPhase(patience=8.0), 8.0),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_round_in_which_all_decline_ends_empty(schedule: Any, seconds: float) -> None:
+    method = replace(anycost(seconds=1.0, count=4, **TRAINING), schedule=schedule)
+    first, second = played(method, fleet_of(1e4), 2)
+    assert (first.time, second.time) == (seconds, 2 * seconds)
+    for step in (first, second):
+        assert small.identical(step.params, small.task().params)
+        assert len(step.ledger) == 4
+        assert all(reason.startswith("over budget") for reason in step.ledger.lost)
+        assert np.isnan(step.ledger.contraction).all()
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [Deadline(4.0), Buffered(concurrency=3, size=2, patience=30.0), TwoPhase()],
+    ids=lambda value: type(value).__name__,
+)
+def test_other_schedules_go_on_with_those_who_can(schedule: Any) -> None:
+    method = replace(anycost(seconds=1.0, count=8, **TRAINING), schedule=schedule)
+    steps = played(method, fleet_of(1e8, 1e4))
+    reasons = {(row.level, row.lost[:11]) for step in steps for row in small.rows(step)}
+    assert (0, "") in reasons
+    assert (1, "over budget") in reasons
+    assert (0, "over budget") not in reasons
+    assert not small.identical(steps[0].params, steps[-1].params)
+
+
+def test_a_menu_of_one_size_is_that_or_nothing() -> None:
+    method = replace(ANYCOST, plan=Menu((1.0,)))
+    steps = played(method)
+    shares = within(steps, method, CELL)
+    assert set(shares) == {1.0}
+    rates = [row.rate for step in steps for row in small.rows(step) if not row.lost]
+    assert min(rates) < max(rates) <= 1 / 15

@@ -1,0 +1,189 @@
+"""Examples and recipes: what we show to people works."""
+
+import doctest
+import os
+import re
+import runpy
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import anyfleet
+from anyfleet import config
+from anyfleet.experiment import Experiment, build, load, play, populate
+from anyfleet.methods import fedavg
+from anyfleet.names import public_names
+from anyfleet.parts.aggregate import Mean
+from anyfleet.parts.plan import FixedLevel
+from anyfleet.parts.select import Uniform
+from anyfleet.store import describe, read_points
+from anyfleet.tasks import Embedded
+from anyfleet.world import levels
+from tests.helpers import small
+from tests.helpers.vectors import PLACE, step, vectors
+
+ROOT = Path(__file__).resolve().parents[2]
+RECIPES = sorted((ROOT / "recipes").rglob("*.toml"))
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+
+
+def python(folder: Path, *words: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *words],
+        cwd=folder,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_own_model_is_short_and_learns(tmp_path: Path) -> None:
+    example = ROOT / "examples/own_model.py"
+    assert len(example.read_text().splitlines()) <= 20
+    shown = python(tmp_path, str(example)).splitlines()
+    assert [line.partition(":")[0] for line in shown] == ["ring", "half"]
+    assert all(float(line.split()[2]) > 0.8 for line in shown)
+    ring, half = (load_file(tmp_path / f"{name}.safetensors") for name in ("ring", "half"))
+    assert ring["0.weight"].equal(half["0.weight"]), "the frozen layer moved"
+    assert not ring["2.weight"].equal(half["2.weight"])
+
+
+def test_a_run_file_names_a_part_that_lies_beside_it(tmp_path: Path) -> None:
+    file = ROOT / "examples/own_part/run.toml"
+    quick = ["rounds=1", "task.limit=300", "task.server=0", "--out", "run"]
+    command = f"# anyfleet run {file.relative_to(ROOT)} --allow own_selection"
+    assert file.read_text().splitlines()[0] == command
+    python(tmp_path, "-m", "anyfleet.cli", "run", str(file), *quick, "--allow", "own_selection")
+    assert len(read_points(tmp_path / "run")) == 1
+    written = (tmp_path / "run/config.toml").read_text()
+    assert 'use = "own_selection:Fastest"' in written
+    assert 'packages = ["own_selection"]' in written
+
+
+def test_a_method_of_ones_own_is_short_and_runs_from_its_file(tmp_path: Path) -> None:
+    assert len((ROOT / "examples/own_method.py").read_text().splitlines()) <= 40
+    file = ROOT / "examples/own_method.toml"
+    command = "# anyfleet run examples/own_method.toml --allow own_method"
+    assert file.read_text().splitlines()[0] == command
+    quick = ["rounds=2", "task.limit=300", "task.server=0", "--out", "run"]
+    python(tmp_path, "-m", "anyfleet.cli", "run", str(file), *quick, "--allow", "own_method")
+    assert len(read_points(tmp_path / "run")) == 2
+    assert 'use = "own_method:Median"' in (tmp_path / "run/config.toml").read_text()
+    assert "diao2021" in python(tmp_path, "-m", "anyfleet.cli", "cite", "run")
+
+
+def test_data_and_hardware_of_one_owner_go_together(tmp_path: Path) -> None:
+    file = ROOT / "examples/bound/run.toml"
+    command = "# anyfleet run examples/bound/run.toml --allow walks"
+    assert file.read_text().splitlines()[0] == command
+    words = ("run", str(file), "--allow", "walks", "rounds=1", "--out", "run")
+    python(tmp_path, "-m", "anyfleet.cli", *words)
+    (point,) = read_points(tmp_path / "run")
+    assert point.details[0].groups.keys() == {"watch", "phone"}
+
+
+def test_the_median_of_ones_own_method_does_what_it_says() -> None:
+    method = load(ROOT / "examples/own_method.toml", allow=["own_method"]).method
+    task, fleet = small.task(norm=False), levels(speeds=(1e9, 1e8))
+    alone = replace(method, select=Uniform(1))
+    plain = replace(alone, aggregate=Mean("equal"))
+    one, two = (small.steps(each, task, 2, fleet=fleet)[-1].params for each in (alone, plain))
+    assert small.distance(one, two) < 1e-6  # the median of one is its mean
+    three = vectors([(1.0, 5.0), (2.0, 4.0), (9e9, 6.0)])
+    assert step(method.aggregate, three).model[PLACE].tolist() == [2.0, 5.0]
+    half = replace(method, plan=FixedLevel((0.5,)))
+    last = small.steps(half, task, 1)[0].params["0.weight"]
+    assert torch.equal(last[3:], task.params["0.weight"][3:])  # nobody trained these
+    assert not torch.equal(last[:3], task.params["0.weight"][:3])
+
+
+@pytest.mark.parametrize("file", RECIPES, ids=lambda file: "/".join(file.parts[-2:]))
+def test_a_recipe_starts_with_its_command_and_runs(file: Path, tmp_path: Path) -> None:
+    assert file.read_text().splitlines()[0] == f"# anyfleet run {file.relative_to(ROOT)}"
+    full = load(file)
+    table = "task.inner" if "[task.inner]" in file.read_text() else "task"
+    small = load(file, ["rounds=1", f"{table}.limit=300", f"{table}.server=20"])
+    (moment,) = play(small)
+    assert moment.point.accuracy >= 0
+    (tmp_path / "config.toml").write_text(describe(full))
+    assert config.read(tmp_path / "config.toml").load(Experiment) == full
+
+
+def readme_programs() -> list[str]:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    return re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("program", readme_programs(), ids=lambda text: text.splitlines()[-1])
+def test_a_program_of_the_readme_works(
+    program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick = program.replace("rounds=3", "rounds=1").replace("Embedded(", "Embedded(limit=900, ")
+    file = tmp_path / "program.py"
+    file.write_text(quick)
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(file), run_name="__main__")
+
+
+def test_the_run_files_of_the_readme_work(tmp_path: Path) -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    example, groups, uplink = re.findall(r"^```toml\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    (tmp_path / "run.toml").write_text(example)
+    (moment,) = play(load(tmp_path / "run.toml", ["rounds=1", "task.limit=600"]))
+    assert moment.point.arrived > 0
+    before_fleet, _, _ = example.partition("[fleet]")
+    (tmp_path / "groups.toml").write_text(before_fleet + groups)
+    changes = ["rounds=1", "task.limit=600", "task.devices=12"]  # as many as the group counts
+    (moment,) = play(load(tmp_path / "groups.toml", changes))
+    assert moment.point.arrived > 0
+    method = "momentum = 0.9\n"
+    (tmp_path / "bytes.toml").write_text(example.replace(method, method + uplink))
+    (moment,) = play(load(tmp_path / "bytes.toml", ["rounds=1", "task.limit=600"]))
+    assert moment.point.up < moment.point.down / 50
+
+
+def test_the_fleets_of_the_page_about_fleets_work(tmp_path: Path) -> None:
+    text = (ROOT / "docs/fleets.md").read_text(encoding="utf-8")
+    named, table, groups = re.findall(r"^```toml\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    (rows,) = re.findall(r"^```text\n(owner,.*?)^```", text, re.MULTILINE | re.DOTALL)
+    task = '[task]\nuse = "Embedded"\ndevices = 10\nlimit = 200\nserver = 0\n'
+    rest = f'{task}[method]\nuse = "fedavg"\n'
+    (tmp_path / "named.toml").write_text(rest + named)
+    experiment = load(tmp_path / "named.toml")
+    world = populate(experiment, build(experiment))
+    assert (world.group == 0).nonzero()[0].tolist() == [0, 3, 7]
+    (tmp_path / "fleet.csv").write_text(rows)
+    for number, fleet in enumerate((table, table + groups)):
+        (tmp_path / f"{number}.toml").write_text(rest + fleet)
+        assert load(tmp_path / f"{number}.toml").fleet.size == 2
+
+
+def test_the_codec_of_the_page_about_codecs_works(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "codecs.md").read_text(encoding="utf-8")
+    (program,) = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    (tmp_path / "rounded.py").write_text(program)
+    codec = runpy.run_path(str(tmp_path / "rounded.py"))["Rounded"](step=1e-3)
+    method = replace(fedavg(count=3, lr=0.05), uplink=codec)
+    (moment,) = play(Experiment(Embedded(devices=4, limit=600), method, rounds=1))
+    assert moment.point.arrived == 3
+    assert 0 < moment.point.up < moment.point.down / 4
+
+
+def test_the_docstring_of_the_package_works() -> None:
+    failed, tried = doctest.testmod(anyfleet)
+    assert tried
+    assert not failed
+
+
+def test_there_is_a_recipe_for_every_method() -> None:
+    names = {file.stem for file in RECIPES}
+    assert set(public_names("anyfleet.methods")) <= names
+    assert {"asynchronous", "deadline"} <= names
