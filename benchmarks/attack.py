@@ -23,8 +23,9 @@ from pathlib import Path
 
 import torch
 
-from anyfleet.core.messages import Params, Task
-from anyfleet.core.method import Aggregate
+from anyfleet.core.messages import Params
+from anyfleet.core.objectives import Task
+from anyfleet.core.slots import Aggregate
 from anyfleet.experiment import Experiment, build, play
 from anyfleet.methods import fedavg
 from anyfleet.methods.fedavg import Training

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import median, quantiles
 
-from anyfleet.core.messages import Task
+from anyfleet.core.objectives import Task
 from anyfleet.elastic import Slice
 from anyfleet.hardware.probes import Sample, measure, standard
 from anyfleet.hardware.profile import Rates, as_toml, profile, slices

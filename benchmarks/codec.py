@@ -35,7 +35,7 @@ from anyfleet.core.calibration import sample_update
 from anyfleet.core.layout import Envelope, Symbols, lanes
 from anyfleet.core.loop import run
 from anyfleet.core.messages import Params
-from anyfleet.core.method import Codec
+from anyfleet.core.slots import Codec
 from anyfleet.elastic import WHOLE
 from anyfleet.errors import MissingData
 from anyfleet.formulas.anycost import entropy_bits

@@ -33,9 +33,10 @@ import numpy as np
 import torch
 
 from anyfleet import world as worlds
-from anyfleet.core.messages import Orders, Updates
-from anyfleet.core.method import Choose, Plan, Select
+from anyfleet.core.messages import Updates
+from anyfleet.core.orders import Orders
 from anyfleet.core.server import Server
+from anyfleet.core.slots import Choose, Plan, Select
 from anyfleet.core.view import Request, View
 from anyfleet.methods import fedavg
 from anyfleet.parts import choose

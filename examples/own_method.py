@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from anyfleet.core.messages import Params, Stepped
-from anyfleet.core.method import Aggregate, Method, State
+from anyfleet.core.method import Method
+from anyfleet.core.slots import Aggregate, State
 from anyfleet.core.updates import Arrivals
 from anyfleet.core.view import View
 from anyfleet.methods import heterofl

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from anyfleet import Experiment, methods, play
 from anyfleet.arguments import unfit
 from anyfleet.arrays import Ints
-from anyfleet.core.method import SLOTS, Method, Select, State
+from anyfleet.core.method import SLOTS, Method
+from anyfleet.core.slots import Select, State
 from anyfleet.core.view import View
 from anyfleet.errors import AnyfleetError, BadCall, CompositionError, ConfigError, Refusal
 from anyfleet.experiment import load

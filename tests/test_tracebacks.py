@@ -20,8 +20,8 @@ from typer.testing import CliRunner
 from anyfleet import Experiment, play
 from anyfleet.arrays import Ints
 from anyfleet.cli.app import app
-from anyfleet.core.local_training import Minibatch, Site
-from anyfleet.core.method import Loose, Method, Select, State
+from anyfleet.core.method import Method
+from anyfleet.core.slots import Loose, Minibatch, Select, Site, State
 from anyfleet.core.updates import Arrivals
 from anyfleet.core.view import View
 from anyfleet.elastic import Blueprint, Slice

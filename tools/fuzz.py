@@ -30,11 +30,13 @@ from tools.mangling import mangled
 from torch import nn
 
 from anyfleet.core.client import work
-from anyfleet.core.messages import Kind, Memory, Orders, Updates
-from anyfleet.core.method import Codec, Method
+from anyfleet.core.messages import Kind, Memory, Updates
+from anyfleet.core.method import Method
+from anyfleet.core.orders import Orders
 from anyfleet.core.planning import Desk, draft, load
 from anyfleet.core.screening import Screen
 from anyfleet.core.server import Server
+from anyfleet.core.slots import Codec
 from anyfleet.core.view import Request
 from anyfleet.elastic import narrowed
 from anyfleet.errors import BadMessage, CompositionError

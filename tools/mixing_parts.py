@@ -9,7 +9,8 @@ from types import ModuleType
 from typing import Any
 
 from anyfleet import measure
-from anyfleet.core.method import Choose, Method, Plan
+from anyfleet.core.method import Method
+from anyfleet.core.slots import Choose, Plan
 from anyfleet.methods import heterofl
 from anyfleet.parts import aggregate, choose, codec, extract, norm, plan, schedule, select, train
 

@@ -6,7 +6,7 @@ import numpy as np
 from torch import Tensor
 
 from anyfleet.core.messages import Ints
-from anyfleet.core.method import Select, State
+from anyfleet.core.slots import Select, State
 from anyfleet.core.view import View
 
 

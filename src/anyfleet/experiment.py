@@ -18,8 +18,9 @@ from anyfleet.arguments import checked
 from anyfleet.core.delivery import unpadded
 from anyfleet.core.evaluation import score, to_test
 from anyfleet.core.loop import Answer, Step, run
-from anyfleet.core.messages import Kind, Task, Want
+from anyfleet.core.messages import Kind, Want
 from anyfleet.core.method import Method
+from anyfleet.core.objectives import Task
 from anyfleet.core.seam import Snapshot
 from anyfleet.errors import (
     AnyfleetError,

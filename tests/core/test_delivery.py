@@ -10,10 +10,9 @@ from torch import nn
 from anyfleet.core.client import OWN, begin, work
 from anyfleet.core.delivery import columns_of, cut_order, cut_update
 from anyfleet.core.incoming import Answered, Incoming
-from anyfleet.core.layout import grid, uplink
-from anyfleet.core.messages import Memory, Orders, Updates
+from anyfleet.core.messages import Memory, Updates, no_charges
 from anyfleet.core.method import Method
-from anyfleet.core.outcomes import no_charges
+from anyfleet.core.orders import Orders, grid, uplink
 from anyfleet.core.packing import dense
 from anyfleet.elastic import Slice, narrowed, within
 from anyfleet.errors import BadMessage

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from anyfleet.core.layout import Envelope, downlink, lanes, uplink
+from anyfleet.core.layout import Envelope, lanes
+from anyfleet.core.orders import downlink, uplink
 from anyfleet.core.packing import dense
 from anyfleet.elastic import WHOLE, within
 from anyfleet.methods import fedrescue, heterofl

@@ -12,8 +12,8 @@ import torch
 from anyfleet.arrays import join
 from anyfleet.core.client import work
 from anyfleet.core.ledger import Entries, Ledger
-from anyfleet.core.messages import Devices, Kind, Memory, Orders
-from anyfleet.core.outcomes import Charges, no_charges
+from anyfleet.core.messages import Charges, Devices, Kind, Memory, no_charges
+from anyfleet.core.orders import Orders
 from anyfleet.elastic import Slice, trace, width
 from anyfleet.methods import fedavg, heterofl
 from anyfleet.parts.codec import Fgc

@@ -9,8 +9,9 @@ import torch
 from anyfleet.arrays import join
 from anyfleet.core.client import work
 from anyfleet.core.local_training import Extent, extent
-from anyfleet.core.messages import EVERYTHING, Memory, Numbers, Orders
+from anyfleet.core.messages import EVERYTHING, Memory, Numbers
 from anyfleet.core.method import Method
+from anyfleet.core.orders import Orders
 from anyfleet.core.planning import Desk, draft, load
 from anyfleet.core.server import Server
 from anyfleet.core.view import Request

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from anyfleet.core.loop import Step, run
 from anyfleet.core.messages import Plans
-from anyfleet.core.method import Method, Plan, Schedule
+from anyfleet.core.method import Method
 from anyfleet.core.planning import Desk, draft
 from anyfleet.core.server import Server
+from anyfleet.core.slots import Plan, Schedule
 from anyfleet.core.view import Request, View
 from anyfleet.methods import fedavg, heterofl
 from anyfleet.parts.aggregate import Mean

@@ -8,8 +8,9 @@ import torch
 
 from anyfleet.core.message_size import expected, heavy_update
 from anyfleet.core.messages import UNCUT
-from anyfleet.core.method import Codec, Job
+from anyfleet.core.method import Job
 from anyfleet.core.packing import traffic
+from anyfleet.core.slots import Codec
 from anyfleet.elastic import WHOLE
 from anyfleet.methods import fedavg, heterofl
 from anyfleet.names import Factory

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from anyfleet.core.messages import Params, Stepped
-from anyfleet.core.method import Choose, Method, Plan, Schedule, State, Train
+from anyfleet.core.method import Method
+from anyfleet.core.slots import Choose, Plan, Schedule, State, Train
 from anyfleet.core.updates import Arrivals
 from anyfleet.core.view import View
 from anyfleet.errors import CompositionError, ConfigError

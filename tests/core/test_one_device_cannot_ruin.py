@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from anyfleet.core.loop import Step, run
-from anyfleet.core.messages import Params, Stepped, Task, Updates
-from anyfleet.core.method import Aggregate, Method
+from anyfleet.core.messages import Params, Stepped, Updates
+from anyfleet.core.method import Method
+from anyfleet.core.objectives import Task
 from anyfleet.core.screening import (
     EARLY,
     REMEMBERED,
@@ -24,6 +25,7 @@ from anyfleet.core.screening import (
     not_finite,
     sound,
 )
+from anyfleet.core.slots import Aggregate
 from anyfleet.core.view import View
 from anyfleet.experiment import Experiment, play
 from anyfleet.methods import fedavg, heterofl

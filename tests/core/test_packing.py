@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from anyfleet.core.client import work
 from anyfleet.core.messages import Memory
-from anyfleet.core.method import Norm
 from anyfleet.core.packing import pack_slice, traffic, unpack_slice
 from anyfleet.core.planning import load
+from anyfleet.core.slots import Norm
 from anyfleet.elastic import Blueprint, Slice
 from anyfleet.errors import BadMessage
 from anyfleet.methods import fedavg

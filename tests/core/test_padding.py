@@ -149,7 +149,7 @@ def test_a_loss_that_cannot_be_tried_is_not_padded() -> None:
 
 def test_a_stack_that_cannot_be_padded_is_refused() -> None:
     task = built("centred")[1]
-    where = local.site(task, METHOD.job(), Slice())
+    where = local.site(task, METHOD.norm, Slice())
     with pytest.raises(ValueError, match=r"cannot be stacked: mean \(the outermost module\)"):
         local._counts(where, torch.ones(2, 3, 4, dtype=torch.bool))
 

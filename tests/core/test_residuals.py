@@ -15,9 +15,12 @@ from torch import Tensor
 from anyfleet import rng
 from anyfleet.core.client import work
 from anyfleet.core.loop import Step, run
-from anyfleet.core.messages import Kind, Memory, Orders, Params, Stepped, Task
-from anyfleet.core.method import Method, State
+from anyfleet.core.messages import Kind, Memory, Params, Stepped
+from anyfleet.core.method import Method
+from anyfleet.core.objectives import Task
+from anyfleet.core.orders import Orders
 from anyfleet.core.residuals import SENT, recalled, squeeze
+from anyfleet.core.slots import State
 from anyfleet.core.updates import Arrivals
 from anyfleet.core.view import View
 from anyfleet.elastic import paste

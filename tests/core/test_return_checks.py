@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from anyfleet.arrays import Ints
 from anyfleet.core.check_in import Offer, Own
 from anyfleet.core.layout import Envelope
-from anyfleet.core.local_training import Result, Site
 from anyfleet.core.messages import Kind, Numbers, Params, Plans, Stepped, Want
-from anyfleet.core.method import Method, Select, State
+from anyfleet.core.method import Method
+from anyfleet.core.slots import Result, Select, Site, State
 from anyfleet.core.updates import Arrivals
 from anyfleet.core.view import Flight, Request, View
 from anyfleet.elastic import Blueprint, Slice

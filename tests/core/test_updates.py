@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from anyfleet.arrays import Floats
 from anyfleet.core.messages import Params, Stepped, Updates
-from anyfleet.core.method import Aggregate
+from anyfleet.core.slots import Aggregate
 from anyfleet.core.updates import Arrivals
 from anyfleet.elastic import Blueprint, Slice, cut, place, trace
 from anyfleet.parts.aggregate import (

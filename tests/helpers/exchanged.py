@@ -4,7 +4,8 @@ import pytest
 
 from anyfleet.core.client import work
 from anyfleet.core.limits import Limits
-from anyfleet.core.messages import Memory, Orders
+from anyfleet.core.messages import Memory
+from anyfleet.core.orders import Orders
 from anyfleet.errors import BadMessage
 from anyfleet.methods import heterofl
 from anyfleet.wire import decode_order, decode_update, encode_order, encode_update

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from anyfleet.arrays import Floats
 from anyfleet.core import local_training as local_training
-from anyfleet.core.local_training import Given, Minibatch, Site
-from anyfleet.core.method import Loose, Train
+from anyfleet.core.slots import Given, Loose, Minibatch, Site, Train
 from anyfleet.elastic import Slice
 from anyfleet.formulas.distillation import LinearBatch, Moved
 from anyfleet.methods import fedavg
@@ -38,7 +37,7 @@ def site(task: Task, train: Train, share: float = 1.0, first: int = 0) -> Site:
     """Of a device with that share of the width."""
     slice_ = task.blueprint.prefix(share) if share < 1 else Slice()
     method = replace(fedavg(), train=train)
-    return local_training.site(task, method.job(), replace(slice_, first=first), share)
+    return local_training.site(task, method.norm, replace(slice_, first=first), share)
 
 
 def stepped(task: Task, train: Train, choice: tuple[float, ...], lr: float = 0.5) -> Loose:

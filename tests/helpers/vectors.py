@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from anyfleet.core.messages import Params, Stepped
-from anyfleet.core.method import Aggregate
+from anyfleet.core.slots import Aggregate
 from anyfleet.core.updates import Arrivals
 from anyfleet.elastic import Blueprint
 from tests.core.test_updates import BLUEPRINT, arrivals

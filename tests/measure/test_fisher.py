@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from anyfleet import rng
-from anyfleet.core.local_training import Given, Minibatch, Site, site
+from anyfleet.core.local_training import site
 from anyfleet.core.method import Method
+from anyfleet.core.slots import Given, Minibatch, Site
 from anyfleet.elastic import EVALUATE, OBSERVE, Priced, Slice, apply, cut
 from anyfleet.errors import CompositionError
 from anyfleet.formulas.whale import cheap_fisher_trace, fisher_trace
@@ -26,7 +27,7 @@ KEY = rng.root(3, "test")
 
 
 def where(task: Task, slice_: Slice | None = None) -> Site:
-    return site(task, fedavg().job(), slice_ or Slice())
+    return site(task, fedavg().norm, slice_ or Slice())
 
 
 def batch(task: Task, size: int = 7, valid: int | None = None) -> Minibatch:
@@ -246,7 +247,7 @@ def test_what_is_charged_is_what_is_measured(
 def test_a_sample_alone_in_its_batch_says_nothing_where_batches_are_normalised() -> None:
     task = small.task(dtype=torch.float64)
     found = Observed(fedavg().train, Fisher())
-    where_ = site(task, replace(fedavg().job(), train=found), Slice())
+    where_ = site(task, fedavg().norm, Slice())
     state = found.start(where_, Given(task.params, task.buffers, task.labels(0)))
     numbers = {"lr": torch.tensor(0.1).double()}
     alone = found.step(where_, state, batch(task, 3, valid=1), numbers, None)
@@ -259,6 +260,6 @@ def test_a_sample_alone_in_its_batch_says_nothing_where_batches_are_normalised()
 def test_who_trained_nothing_reports_no_channels() -> None:
     task = small.task()
     found = Observed(fedavg().train, Fisher(), channels=True)
-    where_ = site(task, replace(fedavg().job(), train=found), Slice())
+    where_ = site(task, fedavg().norm, Slice())
     state = found.start(where_, Given(task.params, task.buffers, task.labels(0)))
     assert torch.isnan(found.finish(where_, state).report["channels"]).all()

@@ -8,7 +8,8 @@ import torch
 
 from anyfleet.core.loop import Step
 from anyfleet.core.messages import Params
-from anyfleet.core.method import Aggregate, Method, Policy, Train, nested
+from anyfleet.core.method import Method
+from anyfleet.core.slots import Aggregate, Policy, Train, nested
 from anyfleet.elastic import place
 from anyfleet.measure.fisher import Fisher, Observed
 from anyfleet.methods import heterofl

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from anyfleet.arrays import Ints
 from anyfleet.core.loop import Step
-from anyfleet.core.method import Method, Select
+from anyfleet.core.method import Method
+from anyfleet.core.slots import Select
 from anyfleet.core.view import View
 from anyfleet.methods import bn2, fedadp, fedavg, fedpns, heterofl, optimal_aggregation
 from anyfleet.methods.fedavg import Training

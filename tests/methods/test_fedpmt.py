@@ -14,7 +14,7 @@ from anyfleet.analysis.diagnosis import depth_psi, depth_shares
 from anyfleet.arrays import Ints
 from anyfleet.core.loop import Step
 from anyfleet.core.messages import Params
-from anyfleet.core.method import Select, State
+from anyfleet.core.slots import Select, State
 from anyfleet.core.view import View
 from anyfleet.elastic.cost.operations import CNN_CIFAR, complexity
 from anyfleet.formulas import layer_mean

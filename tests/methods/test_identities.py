@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anyfleet.core.local_training import processed
-from anyfleet.core.method import Method, Plan
+from anyfleet.core.method import Method
+from anyfleet.core.slots import Plan
 from anyfleet.methods import fedavg, fedprox, fedrescue, fedrush, heterofl
 from anyfleet.methods.fedavg import Training
 from anyfleet.parts.choose import LargestInTime

@@ -13,8 +13,9 @@ import torch
 
 from anyfleet import config, measure, rng, runtime, world
 from anyfleet.core.messages import Kind, Plans, Want
-from anyfleet.core.method import Method, Policy, nested
+from anyfleet.core.method import Method
 from anyfleet.core.server import Server
+from anyfleet.core.slots import Policy, nested
 from anyfleet.core.view import View
 from anyfleet.methods import (
     anycost,

@@ -12,7 +12,7 @@ from benchmarks import codec as codecs
 
 from anyfleet.cli import demo
 from anyfleet.core.layout import Symbols
-from anyfleet.core.method import Policy, nested
+from anyfleet.core.slots import Policy, nested
 from anyfleet.parts import aggregate, codec, plan, select
 from anyfleet.parts.codec.coded_columns import Layout
 from anyfleet.tasks import Task

@@ -10,7 +10,8 @@ from tools import fuzz as tool
 from tools.fuzz import ACCEPTED, ESCAPED, Case, fuzz, messages
 from tools.mangling import mangled
 
-from anyfleet.core.messages import Kind, Orders, Updates
+from anyfleet.core.messages import Kind, Updates
+from anyfleet.core.orders import Orders
 from anyfleet.parts import codec as codecs
 from tests.helpers.messages import taken_apart
 

@@ -8,9 +8,9 @@ import torch
 
 from anyfleet import methods
 from anyfleet.cli.methods import known_methods
-from anyfleet.core.codec_slot import Codec
 from anyfleet.core.loop import run
 from anyfleet.core.method import Method
+from anyfleet.core.slots import Codec
 from anyfleet.parts import codec as codecs
 from anyfleet.parts.codec import ErrorFeedback, Fgc, Hq, Qsgd, Raw, Stc, TopK, Uveq
 from anyfleet.parts.schedule import Buffered

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from anyfleet.core.client import work
-from anyfleet.core.messages import Kind, Memory, Orders
+from anyfleet.core.messages import Kind, Memory
+from anyfleet.core.orders import Orders
 from anyfleet.core.packing import index_bits
 from anyfleet.core.planning import FETCH_BITS
 from anyfleet.methods import fedavg, heterofl

@@ -15,8 +15,9 @@ from anyfleet import rng
 from anyfleet.core.client import work
 from anyfleet.core.delivery import cut_order, cut_update
 from anyfleet.core.limits import FRAME_BYTES
-from anyfleet.core.messages import Memory, Orders, Updates
-from anyfleet.core.method import Codec
+from anyfleet.core.messages import Memory, Updates
+from anyfleet.core.orders import Orders
+from anyfleet.core.slots import Codec
 from anyfleet.methods import heterofl
 from anyfleet.parts.codec import ErrorFeedback, Fgc, Hq, Nothing, Plain, Qsgd, Raw, Stc, TopK, Uveq
 from anyfleet.parts.norm import Tracked

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from anyfleet.core.loop import Step, run
-from anyfleet.core.messages import Task, Updates
+from anyfleet.core.messages import Updates
 from anyfleet.core.method import Method
+from anyfleet.core.objectives import Task
 from anyfleet.methods import fedavg, heterofl
 from anyfleet.parts.norm import Tracked
 from anyfleet.parts.schedule import Buffered, Deadline, TwoPhase

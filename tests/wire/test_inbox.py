@@ -7,7 +7,8 @@ import pytest
 
 from anyfleet.core.client import work
 from anyfleet.core.limits import Limits
-from anyfleet.core.messages import Memory, Orders
+from anyfleet.core.messages import Memory
+from anyfleet.core.orders import Orders
 from anyfleet.errors import BadMessage
 from anyfleet.methods import fedavg
 from anyfleet.wire import encode_update

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anyfleet.core.client import work
-from anyfleet.core.messages import Memory, Numbers, Orders, Updates
+from anyfleet.core.messages import Memory, Numbers, Updates
+from anyfleet.core.orders import Orders
 from anyfleet.errors import BadMessage
 from anyfleet.methods import fedavg, heterofl
 from anyfleet.parts.norm import Tracked

@@ -20,8 +20,10 @@ from hypothesis import strategies as st
 
 import anyfleet
 from anyfleet.core.loop import Step, run
-from anyfleet.core.messages import Numbers, Orders, Updates
-from anyfleet.core.method import Method, Schedule
+from anyfleet.core.messages import Numbers, Updates
+from anyfleet.core.method import Method
+from anyfleet.core.orders import Orders
+from anyfleet.core.slots import Schedule
 from anyfleet.methods import fedavg, fedprox, heterofl
 from anyfleet.parts.choose import LargestInTime
 from anyfleet.parts.norm import OnDevice, PerWidth, Tracked

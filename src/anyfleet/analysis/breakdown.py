@@ -9,7 +9,7 @@ import numpy as np
 
 from anyfleet.arrays import Floats, Ints
 from anyfleet.core.evaluation import Tested, each, own_tests
-from anyfleet.core.messages import Task
+from anyfleet.core.objectives import Task
 
 Detail = Literal["classes", "devices", "groups"]
 _METRIC = "accuracy"

@@ -17,8 +17,9 @@ from anyfleet.arrays import Flags, Floats
 from anyfleet.core.ledger import Entries
 from anyfleet.core.local_training import limits, processed
 from anyfleet.core.message_size import expected
-from anyfleet.core.messages import Numbers, Task, Want
+from anyfleet.core.messages import Numbers, Want
 from anyfleet.core.method import Method
+from anyfleet.core.objectives import Task
 from anyfleet.core.time_and_energy import Amount, crossing_seconds, training
 from anyfleet.elastic import WHOLE, Priced
 from anyfleet.formulas import extreme_share, label_distance, psi

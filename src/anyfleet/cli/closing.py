@@ -13,7 +13,7 @@ from anyfleet.analysis.diagnosis import (
 from anyfleet.cli.screen import lost_orders
 from anyfleet.core.evaluation import evaluate
 from anyfleet.core.ledger import Entries
-from anyfleet.core.messages import Task
+from anyfleet.core.objectives import Task
 from anyfleet.experiment import Experiment, Point, populate
 
 

@@ -10,7 +10,7 @@ from rich.progress import track
 from rich.table import Table
 
 from anyfleet.cli.screen import console, grid
-from anyfleet.core.messages import Task
+from anyfleet.core.objectives import Task
 from anyfleet.elastic import Slice
 from anyfleet.errors import ConfigError, Problem
 from anyfleet.experiment import build, load

@@ -9,7 +9,7 @@ from rich.console import Console
 from anyfleet.analysis.equal_budgets import Resource
 from anyfleet.analysis.plots import NoPictures, NothingToDraw, Runs, draw
 from anyfleet.cli.screen import progress
-from anyfleet.core.messages import Task
+from anyfleet.core.objectives import Task
 from anyfleet.errors import StoreError
 from anyfleet.experiment import Experiment, Point, State, build, play
 from anyfleet.store import Recording, claim, fresh

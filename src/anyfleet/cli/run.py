@@ -15,7 +15,7 @@ from anyfleet.cli.details import apart
 from anyfleet.cli.record import picture, prepare, record
 from anyfleet.cli.screen import by_width, console, table, width_title
 from anyfleet.cli.stopping import exit_code
-from anyfleet.core.messages import Task
+from anyfleet.core.objectives import Task
 from anyfleet.experiment import Experiment, State, build, from_source
 from anyfleet.store import Origin, Recording, Terms, finished, read_ledger, read_points
 from anyfleet.store.environment import FILE

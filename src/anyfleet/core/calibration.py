@@ -9,8 +9,8 @@ from torch import Tensor
 from anyfleet import rng
 from anyfleet.core.layout import Envelope, lanes
 from anyfleet.core.local_training import Inputs, as_tensors, extent, lifted, site, train
-from anyfleet.core.messages import Task
 from anyfleet.core.method import Job, Method
+from anyfleet.core.objectives import Task
 from anyfleet.elastic import WHOLE
 
 SAMPLES = 16  # of the server split (METHODS §1.12.2)
@@ -50,8 +50,9 @@ def sample_update(job: Job, task: Task, key: Tensor) -> dict[str, Tensor]:
         key=key.to(like.device),
         numbers=given,
     )
-    where = site(task, job, WHOLE)
-    result = train(where, inputs, extent(numbers, [len(rows)]), lift=lifted(1), cohort=0)
+    where = site(task, job.norm, WHOLE)
+    bounds = extent(numbers, [len(rows)])
+    result = train(job.train, where, inputs, bounds, lift=lifted(1), cohort=0)
     stays = job.norm.stays(task.blueprint)
     sent = [name for name in where.trained if name not in stays]
     change = {name: result.params[name] - inputs.params[name] for name in sent}

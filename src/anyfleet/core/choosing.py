@@ -8,7 +8,9 @@ from anyfleet.arrays import join
 from anyfleet.core.check_in import Choices, Offer, Own
 from anyfleet.core.local_training import limits, processed
 from anyfleet.core.message_size import expected
-from anyfleet.core.messages import Conditions, Memory, Orders, Task
+from anyfleet.core.messages import Conditions, Memory
+from anyfleet.core.objectives import Task
+from anyfleet.core.orders import Orders
 from anyfleet.core.packing import index_bits
 from anyfleet.core.reports import SCALAR_BITS
 from anyfleet.core.return_checks import Caller, chosen

@@ -15,24 +15,17 @@ from torch import Tensor
 from anyfleet.arrays import join
 from anyfleet.core.delivery import statistics_bits
 from anyfleet.core.evaluation import calibrate, measure
-from anyfleet.core.local_training import (
-    Inputs,
-    Result,
-    Site,
-    as_tensors,
-    extent,
-    lifted,
-    pad,
-    site,
-    train,
-)
-from anyfleet.core.messages import Data, Kind, Memory, Orders, Params, Report, Task, Trees, Updates
-from anyfleet.core.method import Squeezed
+from anyfleet.core.local_training import Inputs, as_tensors, extent, lifted, pad, site, train
+from anyfleet.core.messages import Kind, Memory, Params, Report, Trees, Updates
+from anyfleet.core.method import Job
+from anyfleet.core.objectives import Data, Task
+from anyfleet.core.orders import Orders
 from anyfleet.core.packing import dense, mask_bits
 from anyfleet.core.padding import mixed
 from anyfleet.core.reports import SCALAR_BITS, answer_bits, asked_for, learned, reported
 from anyfleet.core.residuals import Left, sending, squeeze
 from anyfleet.core.return_checks import Caller, trained
+from anyfleet.core.slots import Result, Site, Squeezed
 from anyfleet.elastic import paste, within
 from anyfleet.tracebacks import during
 
@@ -129,7 +122,7 @@ def begin(
 
 
 def _train(orders: Orders, memories: tuple[Memory, ...], task: Task) -> Done:
-    where = site(task, orders.job, orders.slices[0], float(orders.share[0]))
+    where = site(task, orders.job.norm, orders.slices[0], float(orders.share[0]))
     count = len(orders)
     lift = lifted(count)
     starts = [begin(orders, row, memories[row], task) for row in range(count)]
@@ -137,9 +130,9 @@ def _train(orders: Orders, memories: tuple[Memory, ...], task: Task) -> Done:
         data = [task.data(int(device)) for device in orders.device]
         samples = [len(d) for d in data]
         inputs = _stacked(orders, starts, data, task)
-    bounds, caller = extent(orders.numbers, samples), Caller("train", where.job.train, orders.step)
-    with during("train", where.job.train):
-        result = train(where, inputs, bounds, lift=lift, cohort=orders.cohort)
+    bounds, caller = extent(orders.numbers, samples), Caller("train", orders.job.train, orders.step)
+    with during("train", orders.job.train):
+        result = train(orders.job.train, where, inputs, bounds, lift=lift, cohort=orders.cohort)
     result = trained(result, caller, inputs.params, inputs.buffers)
     sent = _sent_names(where)
     update = {name: result.params[name] for name in sent}
@@ -149,11 +142,13 @@ def _train(orders: Orders, memories: tuple[Memory, ...], task: Task) -> Done:
     change = update
     if orders.job.send == "weights" and "norm" in orders.job.report:
         change = {name: value - inputs.params[name] for name, value in update.items()}
-    return _collect(orders, memories, _Trained(where, result, change, squeezed, samples))
+    return _collect(
+        orders, memories, _Trained(orders.job, where, result, change, squeezed, samples)
+    )
 
 
 def _sent_names(where: Site) -> tuple[str, ...]:
-    stays = where.job.norm.stays(where.blueprint)
+    stays = where.norm.stays(where.blueprint)
     return tuple(name for name in where.trained if name not in stays)
 
 
@@ -181,6 +176,7 @@ def _stacked(
 
 @dataclass(frozen=True, eq=False)
 class _Trained:
+    job: Job
     where: Site
     result: Result
     change: Params  # before compression, whatever is sent of it
@@ -211,7 +207,7 @@ def _collect(orders: Orders, memories: tuple[Memory, ...], trained: _Trained) ->
 
 
 def _answer(trained: _Trained, row: int, result: Result) -> _Answer:
-    job, squeezed = trained.where.job, trained.squeezed
+    job, squeezed = trained.job, trained.squeezed
     buffers = _travelling(trained.where, result)
     sent, kept = ({n: v[row] for n, v in t.items()} for t in (squeezed.tree, squeezed.kept))
     trees: Trees = {job.send: sent} | ({"buffers": buffers} if buffers else {})
@@ -239,7 +235,7 @@ def _row(result: Result, row: int, count: int) -> Result:
 
 def _travelling(where: Site, result: Result) -> dict[str, Tensor]:
     """Statistics that are sent: only those of layers this device trained."""
-    travels = where.job.norm.travels(where.blueprint)
+    travels = where.norm.travels(where.blueprint)
     trained = set(where.trained)
     layers = [layer for layer in where.blueprint.layers if trained & set(layer.params)]
     return {n: result.buffers[n] for layer in layers for n in layer.buffers if n in travels}
@@ -248,7 +244,7 @@ def _travelling(where: Site, result: Result) -> dict[str, Tensor]:
 def _remember(memory: Memory, order: Orders, trained: _Trained, row: int) -> Memory:
     """What the device keeps: its model where the method says so, and what never leaves it."""
     where, result = trained.where, _row(trained.result, row, len(trained.samples))
-    task, job, slice_ = where.task, where.job, order.slices[0]
+    task, job, slice_ = where.task, order.job, order.slices[0]
     everything = {**result.params, **result.buffers}
     stays = job.norm.stays(where.blueprint)
     kept = everything if job.cache else {name: everything[name] for name in stays}

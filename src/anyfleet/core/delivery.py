@@ -9,11 +9,13 @@ from dataclasses import replace
 import numpy as np
 from torch import dtype, float32
 
-from anyfleet.core.layout import Envelope, downlink, grid, uplink
-from anyfleet.core.messages import Kind, Orders, Params, Report, Trees, Updates
-from anyfleet.core.method import Codec, Job, Symbols
+from anyfleet.core.layout import Envelope, Symbols
+from anyfleet.core.messages import Kind, Params, Report, Trees, Updates
+from anyfleet.core.method import Job
+from anyfleet.core.orders import Orders, downlink, grid, uplink
 from anyfleet.core.packing import dense, index_bits, mask_bits
 from anyfleet.core.reports import answer_bits
+from anyfleet.core.slots import Codec
 from anyfleet.elastic import Blueprint, Slice, within
 
 

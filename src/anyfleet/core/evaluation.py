@@ -10,9 +10,9 @@ from torch import Tensor
 
 from anyfleet import rng
 from anyfleet.arrays import Floats, Ints
-from anyfleet.core.messages import Data, Params, Task
-from anyfleet.core.method import Norm
-from anyfleet.core.objectives import losses, scores
+from anyfleet.core.messages import Params
+from anyfleet.core.objectives import Data, Task, losses, scores
+from anyfleet.core.slots import Norm
 from anyfleet.elastic import COLLECT, EVALUATE_BATCH, WHOLE, Blueprint, Mode, Slice, apply, cut
 
 EVALUATION_BATCH = 256  # large enough for batch statistics; see METHODS §C, notes

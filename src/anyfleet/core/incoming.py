@@ -8,9 +8,10 @@ import numpy as np
 
 from anyfleet.arrays import join
 from anyfleet.core.message_size import measured_rate
-from anyfleet.core.messages import Kind, Orders, Params, Report, Task, Updates
+from anyfleet.core.messages import Charges, Kind, Params, Report, Updates
 from anyfleet.core.method import Method
-from anyfleet.core.outcomes import Charges
+from anyfleet.core.objectives import Task
+from anyfleet.core.orders import Orders
 from anyfleet.core.planning import server_names
 from anyfleet.core.updates import Arrivals
 from anyfleet.elastic import Blueprint, Slice, cut, narrowed

@@ -13,9 +13,8 @@ from math import prod
 import torch
 from torch import Tensor, dtype
 
-from anyfleet import rng
-from anyfleet.core.messages import Orders, Params
-from anyfleet.elastic import Blueprint, Slice, columns, paste, within
+from anyfleet.core.messages import Params
+from anyfleet.elastic import Blueprint, Slice, paste, within
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,29 +103,6 @@ class Symbols:
 
 def _row(tree: Params, row: int) -> dict[str, Tensor]:
     return {name: rows[row : row + 1] for name, rows in tree.items()}
-
-
-def uplink(order: Orders, blueprint: Blueprint, names: tuple[str, ...], numbers: dtype) -> Envelope:
-    """Of the answers to orders of equal slices; the key of an answer is its order's alone."""
-    return Envelope(_lanes_of(order, names, blueprint), numbers, rng.fold(order.key, "uplink"))
-
-
-def downlink(
-    order: Orders, blueprint: Blueprint, names: tuple[str, ...], numbers: dtype
-) -> Envelope:
-    """Of the models in orders; one broadcast for all devices of a cohort with this slice."""
-    key = rng.fold(torch.tensor([order.cohort]), "downlink")
-    return Envelope(_lanes_of(order, names, blueprint), numbers, key)
-
-
-def _lanes_of(order: Orders, names: tuple[str, ...], blueprint: Blueprint) -> Mapping[str, Lane]:
-    return lanes(names, order.slices[0], grid(order), blueprint)
-
-
-def grid(order: Orders) -> tuple[int, float]:
-    """How many columns its messages have, and how wide they are."""
-    column, share = float(order.column[0]), float(order.share[0])
-    return columns(share, column) if column < 1 else 1, column
 
 
 @lru_cache(maxsize=64)

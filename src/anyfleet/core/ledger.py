@@ -8,8 +8,8 @@ import numpy as np
 
 from anyfleet.arrays import Batch, Floats, Ints
 from anyfleet.core.message_size import measured_rate
-from anyfleet.core.messages import Devices, Orders, Report, Updates, measured
-from anyfleet.core.outcomes import Charges
+from anyfleet.core.messages import Charges, Devices, Report, Updates, measured
+from anyfleet.core.orders import Orders
 from anyfleet.elastic import Blueprint, alpha, narrowed, width
 from anyfleet.formulas.theory import contraction, divergence_index, local_gain
 

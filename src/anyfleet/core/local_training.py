@@ -16,53 +16,15 @@ from torch.func import vmap
 from torch.utils._pytree import tree_map
 
 from anyfleet import rng
-from anyfleet.core.messages import EVERYTHING, Data, Numbers, Params, Task
-from anyfleet.core.method import Job, Loose
-from anyfleet.core.objectives import augmented
+from anyfleet.core.messages import EVERYTHING, Numbers, Params
+from anyfleet.core.objectives import Data, Task, augmented
 from anyfleet.core.padding import mixed
-from anyfleet.elastic import Blueprint, Slice
+from anyfleet.core.slots import Given, Loose, Minibatch, Norm, Result, Site, Train
+from anyfleet.elastic import Slice
 from anyfleet.errors import BadReturn
 from anyfleet.tracebacks import quoted
 
 Lift = Callable[[Callable[..., Any]], Callable[..., Any]]
-
-
-@dataclass(frozen=True, eq=False)
-class Site:
-    """What is the same for every device of a stack: sizes and parts, no values."""
-
-    blueprint: Blueprint  # of the small model
-    trained: tuple[str, ...]  # parameters that are updated
-    job: Job
-    task: Task
-    share: float = 1.0  # of the model's width, as planned; axes are rounded to whole channels
-
-
-class Minibatch(NamedTuple):
-    """The samples of one local step; rows that are not `valid` are padding."""
-
-    x: Tensor
-    y: Tensor
-    valid: Tensor
-    key: Tensor
-    number: int = 0  # of the step in its order: the same for all of a stack
-
-
-class Given(NamedTuple):
-    """What a trainer starts from, in local coordinates."""
-
-    params: Params
-    buffers: Params
-    seen: Tensor  # labels that occur in the device's data
-
-
-class Result(NamedTuple):
-    """What training leaves behind, in local coordinates."""
-
-    params: Params
-    buffers: Params
-    mask: Params  # what of the update counts; an absent name counts whole
-    report: dict[str, Tensor]
 
 
 class Inputs(NamedTuple):
@@ -88,10 +50,10 @@ class Extent:
     width: int  # samples per minibatch
 
 
-def site(task: Task, job: Job, slice_: Slice, share: float = 1.0) -> Site:
+def site(task: Task, norm: Norm, slice_: Slice, share: float = 1.0) -> Site:
     """The site of every order with a slice of this shape, planned with this share."""
     trained = tuple(n for n in slice_.sent(task.blueprint) if n not in task.blueprint.frozen)
-    return Site(task.blueprint.local(slice_), trained, job, task, share)
+    return Site(task.blueprint.local(slice_), trained, norm, task, share)
 
 
 def limits(numbers: Numbers, samples: Sequence[int]) -> list[int]:
@@ -132,9 +94,10 @@ def as_tensors(numbers: Numbers, samples: Sequence[int], like: Tensor) -> dict[s
     }
 
 
-def train(where: Site, inputs: Inputs, bounds: Extent, *, lift: Lift, cohort: int) -> Result:
+def train(
+    trainer: Train, where: Site, inputs: Inputs, bounds: Extent, *, lift: Lift, cohort: int
+) -> Result:
     """Runs the trainer over the device's minibatches."""
-    trainer = where.job.train
     order = partial(_schedule, bounds=bounds)
     rows, valid, keys = lift(order)(inputs.key, inputs.valid, inputs.numbers["batch"])
     given = Given(inputs.params, inputs.buffers, inputs.seen)
@@ -144,9 +107,9 @@ def train(where: Site, inputs: Inputs, bounds: Extent, *, lift: Lift, cohort: in
     alone = _counts(where, valid)
     for i, batch in enumerate(map(_Drawn._make, drawn)):
         # The guard holds the old state beside the new one: a device alone never needs it.
-        one = partial(_stepped if i < bounds.together else _guarded, where, i, choices[i])
+        one = partial(_stepped if i < bounds.together else _guarded, trainer, where, i, choices[i])
         state = lift(one)(state, inputs, batch.only(alone[i]) if alone else batch)
-    result: Result = lift(partial(_finished, where))(state)
+    result: Result = lift(partial(_finished, trainer, where))(state)
     # Layers that are not trained run in training mode but keep their statistics (METHODS §1.3).
     layers = where.blueprint.layers
     own = {n for layer in layers if set(layer.params) & set(where.trained) for n in layer.buffers}
@@ -200,33 +163,33 @@ def _schedule(key: Tensor, valid: Tensor, batch: Tensor, bounds: Extent) -> _Dra
 
 
 def _stepped(
-    where: Site, i: int, choice: Any, state: Loose, inputs: Inputs, drawn: _Drawn
+    trainer: Train, where: Site, i: int, choice: Any, state: Loose, inputs: Inputs, drawn: _Drawn
 ) -> Loose:
     """One step."""
     rows, valid, key = drawn
     x, y = inputs.x.index_select(0, rows), inputs.y.index_select(0, rows)
     x = augmented(where.task, x, rng.fold(key, "augment")) if where.task.augment else x
     batch = Minibatch(x, y, valid, key, i)
-    return where.job.train.step(where, state, batch, inputs.numbers, choice)
+    return trainer.step(where, state, batch, inputs.numbers, choice)
 
 
-def _finished(where: Site, state: Loose) -> Result:
+def _finished(trainer: Train, where: Site, state: Loose) -> Result:
     """What training leaves behind; looked at here, as a stack can only be made of such."""
-    found: Any = where.job.train.finish(where, state)
+    found: Any = trainer.finish(where, state)
     if not isinstance(found, Result):
-        train = quoted(where.job.train)
+        train = quoted(trainer)
         raise BadReturn(
             f"train={train} returned {type(found).__name__} from `finish`; due is "
-            "anyfleet.core.local_training.Result."
+            "anyfleet.core.slots.Result."
         )
     return found
 
 
 def _guarded(
-    where: Site, i: int, choice: Any, state: Loose, inputs: Inputs, drawn: _Drawn
+    trainer: Train, where: Site, i: int, choice: Any, state: Loose, inputs: Inputs, drawn: _Drawn
 ) -> Loose:
     """One step, undone where the device has already finished: no branching on values."""
-    new = _stepped(where, i, choice, state, inputs, drawn)
+    new = _stepped(trainer, where, i, choice, state, inputs, drawn)
     live = i < inputs.numbers["limit"]
     kept: Loose = tree_map(lambda a, b: a if a is b else torch.where(live, a, b), new, state)
     return kept

@@ -6,8 +6,8 @@
 from collections.abc import Iterator
 
 from anyfleet.core.incoming import Answer
-from anyfleet.core.messages import Task
 from anyfleet.core.method import Method
+from anyfleet.core.objectives import Task
 from anyfleet.core.seam import Runtime, Snapshot, Step
 from anyfleet.core.server import Server
 from anyfleet.tracebacks import during

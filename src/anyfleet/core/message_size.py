@@ -8,11 +8,12 @@ from torch import Tensor
 
 from anyfleet import rng
 from anyfleet.core.check_in import Traffic
-from anyfleet.core.codec_slot import Codec, Slack
 from anyfleet.core.layout import Envelope, Lane
-from anyfleet.core.messages import UNCUT, Orders, Params, Updates
+from anyfleet.core.messages import UNCUT, Params, Updates
 from anyfleet.core.method import Job
+from anyfleet.core.orders import Orders
 from anyfleet.core.packing import FLOAT_BITS, model_bits, sent_names, traffic, update_bits
+from anyfleet.core.slots import Codec, Slack
 from anyfleet.elastic import Blueprint, Slice, narrowed
 
 _NOTHING = 1e-6  # a rate at which a codec sends as little as it can

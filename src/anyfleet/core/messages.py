@@ -5,12 +5,12 @@ batch of one. All of them are immutable; `take` and `join` make new batches out 
 """
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from functools import cached_property, lru_cache
 from numbers import Real
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -20,9 +20,6 @@ from anyfleet.elastic import Blueprint, Slice
 from anyfleet.elastic.blueprint import Rounding
 from anyfleet.elastic.cost.operations import Counting
 
-if TYPE_CHECKING:
-    from anyfleet.core.method import Job
-
 Params = Mapping[str, Tensor]
 Trees = Mapping[str, Params]  # "model", "delta", "weights", "buffers"
 Report = Mapping[str, Any]  # what a device measured about itself, by name
@@ -31,52 +28,6 @@ Notes = Mapping[str, tuple[float, ...]]  # what a device's chooser remembers, by
 EVERYTHING = -1  # in a column of step counts: no limit but the trainer's own
 MOST_DEVICES = 100_000_000  # of a fleet: whoever writes more mistyped, and would wait for ever
 UNCUT = 1 - 1e-6  # in a column of rates, where 1 asks for none: all that a codec can send
-
-
-class Data(Protocol):
-    """Samples and targets, row by row."""
-
-    @property
-    def x(self) -> Tensor: ...
-    @property
-    def y(self) -> Tensor: ...
-    def __len__(self) -> int: ...
-
-
-class Task(Protocol):
-    """What is to be learned, and on whose data."""
-
-    @property
-    def blueprint(self) -> Blueprint: ...
-    @property
-    def params(self) -> Params: ...
-    @property
-    def buffers(self) -> Params: ...
-    @property
-    def devices(self) -> int: ...
-    @property
-    def classes(self) -> int: ...
-    @property
-    def classified(self) -> bool: ...
-    @property
-    def loss(self) -> Callable[[Tensor, Tensor], Tensor]: ...
-    @property
-    def metrics(self) -> Mapping[str, Callable[[Tensor, Tensor], Tensor]]: ...
-    @property
-    def augment(self) -> Callable[[Tensor, Tensor], Tensor] | None: ...
-    @property
-    def owners(self) -> tuple[str, ...]: ...
-    @property
-    def dealt(self) -> str: ...
-    @property
-    def test(self) -> Data: ...
-    @property
-    def server(self) -> Data: ...
-    def data(self, device: int) -> Data: ...
-    def size(self, device: int) -> int: ...
-    def own_test(self, device: int) -> Data: ...
-    def labels(self, device: int) -> Tensor: ...
-    def __hash__(self) -> int: ...
 
 
 class Kind(StrEnum):
@@ -189,33 +140,6 @@ class Plans(Batch):
 
 
 @dataclass(frozen=True, eq=False)
-class Orders(Batch):
-    """What the server asks of devices. Rows of one batch share kind, job and server step."""
-
-    id: Ints
-    device: Ints
-    visit: Ints  # how often it was asked to train before: the address of its randomness
-    key: Tensor  # int64 per row
-    slices: tuple[Slice, ...]
-    share: Floats  # of the model's width, as planned; a slice is rounded to whole channels
-    menus: tuple[tuple[Slice, ...], ...]  # what it can hold of its menu; empty: no choice
-    choice: Ints  # which entry of the planner's menu it chose at check-in, or -1
-    utility: Floats  # by which it chose, from 0 to 1; not a number: it chose otherwise
-    numbers: Numbers
-    trees: tuple[Trees, ...]
-    symbols: tuple[Any, ...]  # the model as the downlink codec packs it
-    bits: Floats  # of the trees and index sets, downlink
-    delivered: Floats  # width of the model that came through the link; 1 unless it failed
-    column: Floats  # models travel in columns of this width; 1: in one piece
-    heard: Ints  # the device's last order whose training result arrived, or -1
-    of: Ints  # FETCH: the order whose result is held, else -1
-    kind: Kind
-    step: int
-    cohort: int  # the key of what the whole cohort draws together
-    job: "Job"
-
-
-@dataclass(frozen=True, eq=False)
 class Updates(Batch):
     """What devices answer."""
 
@@ -254,6 +178,53 @@ class Stepped:
     model: Params
     state: Any = None
     notes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Charges(Batch):
+    """What the runtime charged for orders."""
+
+    order: Ints
+    flops: Floats
+    down: Floats  # bits
+    up: Floats  # bits
+    download: Floats  # seconds
+    compute: Floats  # seconds
+    upload: Floats  # seconds
+    download_joules: Floats
+    compute_joules: Floats
+    upload_joules: Floats
+    began: Floats  # seconds since the start of the run
+    delivered_down: Floats  # share of the model's columns that came through
+    delivered_up: Floats
+
+
+@dataclass(frozen=True, eq=False)
+class Events:
+    """What a runtime has to tell: answers with their charges, and orders without an answer."""
+
+    updates: Updates | None = None
+    charges: Charges | None = None
+    lost: tuple["Lost", ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.lost) + (0 if self.updates is None else len(self.updates))
+
+
+@dataclass(frozen=True, eq=False)
+class Lost:
+    """An order that will not be answered. A normal event, not an exception."""
+
+    order: int
+    reason: str
+    charges: Charges  # what was spent before it was lost
+
+
+def no_charges(order: int, now: float) -> Charges:
+    """Of an order that was never sent."""
+    zero = np.zeros(1)
+    spent = {f.name: zero for f in fields(Charges)}
+    return Charges(**{**spent, "order": np.array([order]), "began": np.array([now])})
 
 
 def measured(report: Report, name: str) -> float:

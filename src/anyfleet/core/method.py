@@ -7,57 +7,26 @@ from types import MappingProxyType
 from typing import Any, Literal, Self
 
 from anyfleet.arguments import OwnSignature, check_names, described
-from anyfleet.core.codec_slot import Codec, Squeezed
-from anyfleet.core.layout import Envelope, Symbols
-from anyfleet.core.messages import Task
+from anyfleet.core.objectives import Task
 from anyfleet.core.slots import (
     MEASURES,
     Aggregate,
-    Around,
-    Asked,
     Choose,
+    Codec,
     Extract,
-    Lesson,
-    Loose,
     Norm,
     Plan,
     Policy,
     Schedule,
     Select,
-    State,
     Train,
-    Work,
     nested,
 )
 from anyfleet.errors import BadReturn, CompositionError
 from anyfleet.measure.fisher import Fisher, Observed
 from anyfleet.tracebacks import during, quoted
 
-__all__ = [
-    "MEASURES",
-    "Aggregate",
-    "Around",
-    "Asked",
-    "Choose",
-    "Codec",
-    "Envelope",
-    "Extract",
-    "Job",
-    "Lesson",
-    "Loose",
-    "Method",
-    "Norm",
-    "Plan",
-    "Policy",
-    "Schedule",
-    "Select",
-    "Squeezed",
-    "State",
-    "Symbols",
-    "Train",
-    "Work",
-    "nested",
-]
+__all__ = ["SLOTS", "Job", "Method"]
 
 # The slots of a method, each with the class that its parts derive from.
 SLOTS: Mapping[str, type] = MappingProxyType(

@@ -1,18 +1,64 @@
-"""Calls of a task's own functions: its loss, its metrics, its augmentation.
+"""A task as the core sees it, and calls of its own functions: loss, metrics, augmentation.
 
 They are a user's. An error in one says which it was, and what it returns is checked.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 from torch import Tensor
 
-from anyfleet.core.messages import Task
+from anyfleet.elastic import Blueprint, Params
 from anyfleet.errors import BadReturn
 from anyfleet.tracebacks import during, quoted
 
-__all__ = ["augmented", "losses", "scores"]
+__all__ = ["Data", "Task", "augmented", "losses", "scores"]
+
+
+class Data(Protocol):
+    """Samples and targets, row by row."""
+
+    @property
+    def x(self) -> Tensor: ...
+    @property
+    def y(self) -> Tensor: ...
+    def __len__(self) -> int: ...
+
+
+class Task(Protocol):
+    """What is to be learned, and on whose data."""
+
+    @property
+    def blueprint(self) -> Blueprint: ...
+    @property
+    def params(self) -> Params: ...
+    @property
+    def buffers(self) -> Params: ...
+    @property
+    def devices(self) -> int: ...
+    @property
+    def classes(self) -> int: ...
+    @property
+    def classified(self) -> bool: ...
+    @property
+    def loss(self) -> Callable[[Tensor, Tensor], Tensor]: ...
+    @property
+    def metrics(self) -> Mapping[str, Callable[[Tensor, Tensor], Tensor]]: ...
+    @property
+    def augment(self) -> Callable[[Tensor, Tensor], Tensor] | None: ...
+    @property
+    def owners(self) -> tuple[str, ...]: ...
+    @property
+    def dealt(self) -> str: ...
+    @property
+    def test(self) -> Data: ...
+    @property
+    def server(self) -> Data: ...
+    def data(self, device: int) -> Data: ...
+    def size(self, device: int) -> int: ...
+    def own_test(self, device: int) -> Data: ...
+    def labels(self, device: int) -> Tensor: ...
+    def __hash__(self) -> int: ...
 
 
 def losses(task: Task, output: Tensor, target: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from anyfleet.core.messages import Params
-from anyfleet.core.method import Norm
+from anyfleet.core.slots import Norm
 from anyfleet.elastic import WHOLE, Blueprint, Slice, cut
 from anyfleet.errors import BadMessage
 from anyfleet.measure.fisher import channels

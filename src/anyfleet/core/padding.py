@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from anyfleet import rng
-from anyfleet.core.messages import Task
-from anyfleet.core.objectives import losses
+from anyfleet.core.objectives import Task, losses
 from anyfleet.elastic import mixed_rows
 from anyfleet.elastic.program import BATCH, length
 

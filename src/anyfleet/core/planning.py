@@ -14,9 +14,11 @@ from anyfleet.core import return_checks as returned
 from anyfleet.core.check_in import Choices
 from anyfleet.core.delivery import statistics_bits
 from anyfleet.core.evaluation import served
-from anyfleet.core.layout import downlink
-from anyfleet.core.messages import Kind, Orders, Params, Plans, Task, Trees, Want
-from anyfleet.core.method import Method, Symbols
+from anyfleet.core.layout import Symbols
+from anyfleet.core.messages import Kind, Params, Plans, Trees, Want
+from anyfleet.core.method import Method
+from anyfleet.core.objectives import Task
+from anyfleet.core.orders import Orders, downlink
 from anyfleet.core.packing import dense, index_bits, own_names
 from anyfleet.core.return_checks import Caller, cut_out, drafted, planned
 from anyfleet.core.view import Request, View

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from anyfleet import rng
-from anyfleet.core.local_training import Minibatch, Site
-from anyfleet.core.messages import Memory, Notes, Orders, Report, Task
-from anyfleet.core.slots import Lesson
+from anyfleet.core.messages import Memory, Notes, Report
+from anyfleet.core.objectives import Task
+from anyfleet.core.orders import Orders
+from anyfleet.core.slots import Lesson, Minibatch, Site
 from anyfleet.elastic import Slice, cut, width
 from anyfleet.measure.fisher import MEASURED
 from anyfleet.tracebacks import during
@@ -54,7 +55,7 @@ def learned(
         measured={n: float(v) for n, v in measures.items() if v.ndim == 0},
         birth=lambda: _birth(orders, row, where),
     )
-    choose = where.job.choose
+    choose = orders.job.choose
     with during("choose", choose):
         return choose.learn(memory.notes, lesson)
 
@@ -72,7 +73,7 @@ def _birth(orders: Orders, row: int, where: Site) -> float:
     leading = _leading(where, task)
     buffers = cut(task.buffers, leading, task.blueprint)
     params = cut(task.params, leading, task.blueprint)
-    return float(where.job.fisher(where, params, buffers, batch).trace)
+    return float(orders.job.fisher(where, params, buffers, batch).trace)
 
 
 def _leading(where: Site, task: Task) -> Slice:

@@ -12,11 +12,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from anyfleet.core.layout import uplink
-from anyfleet.core.messages import Memory, Orders, Params, Task
-from anyfleet.core.method import Squeezed
+from anyfleet.core.messages import Memory, Params
+from anyfleet.core.objectives import Task
+from anyfleet.core.orders import Orders, uplink
 from anyfleet.core.packing import own_names
 from anyfleet.core.return_checks import Caller, squeezed
+from anyfleet.core.slots import Squeezed
 from anyfleet.elastic import cut, paste
 from anyfleet.tracebacks import during
 

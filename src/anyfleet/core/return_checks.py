@@ -16,10 +16,8 @@ from torch import Tensor
 
 from anyfleet.arrays import Ints
 from anyfleet.core.check_in import Choices
-from anyfleet.core.codec_slot import Squeezed
-from anyfleet.core.local_training import Result
 from anyfleet.core.messages import EVERYTHING, Kind, Numbers, Params, Plans, Stepped, Want
-from anyfleet.core.slots import Norm
+from anyfleet.core.slots import Norm, Result, Squeezed
 from anyfleet.core.view import Flight, Request, View
 from anyfleet.elastic import Blueprint, Slice
 from anyfleet.errors import BadReturn, SliceError

@@ -20,7 +20,9 @@ from torch.nn.utils import get_total_norm
 
 from anyfleet.arrays import Flags, Floats, Ints
 from anyfleet.core.limits import Limits
-from anyfleet.core.messages import Conditions, Kind, Orders, Params, Report, Task, Updates
+from anyfleet.core.messages import Conditions, Kind, Params, Report, Updates
+from anyfleet.core.objectives import Task
+from anyfleet.core.orders import Orders
 from anyfleet.elastic import Blueprint
 from anyfleet.measure.fisher import MEASURED
 

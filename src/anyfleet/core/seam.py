@@ -9,8 +9,8 @@ from anyfleet.core.check_in import Choices
 from anyfleet.core.incoming import Answer, Answered
 from anyfleet.core.ledger import Entries
 from anyfleet.core.limits import Limits
-from anyfleet.core.messages import Conditions, Devices, Orders, Params, Want
-from anyfleet.core.outcomes import Events, Lost
+from anyfleet.core.messages import Conditions, Devices, Events, Lost, Params, Want
+from anyfleet.core.orders import Orders
 from anyfleet.core.planning import Held
 from anyfleet.core.screening import Sizes
 from anyfleet.elastic import Slice

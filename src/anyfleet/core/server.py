@@ -16,9 +16,10 @@ from anyfleet.core.evaluation import judge
 from anyfleet.core.incoming import Answered, Incoming
 from anyfleet.core.ledger import Ledger
 from anyfleet.core.message_size import expected
-from anyfleet.core.messages import Conditions, Kind, Orders, Params, Task, Want
+from anyfleet.core.messages import Charges, Conditions, Events, Kind, Params, Want, no_charges
 from anyfleet.core.method import Method
-from anyfleet.core.outcomes import Charges, Events, no_charges
+from anyfleet.core.objectives import Task
+from anyfleet.core.orders import Orders, flight
 from anyfleet.core.planning import Desk, Held, branch, chosen, draft, load
 from anyfleet.core.return_checks import Caller
 from anyfleet.core.screening import (
@@ -122,7 +123,7 @@ class Server:
             started=self.started,
             free=self.runtime.free,
             flying=tuple(self.seen.values()),
-            arrived=tuple(Flight.of(a.order, a.update.report[0]) for a in self.arrived),
+            arrived=tuple(flight(a.order, a.update.report[0]) for a in self.arrived),
             lost=tuple(self.lost),
             declined=tuple(self.declined),
             model=self.params,
@@ -222,7 +223,7 @@ class Server:
             self.visits[devices] += 1
         for row, reason in enumerate(drafted.reasons):
             order = drafted.declined.take([row])
-            self.declined.append(Flight.of(order))
+            self.declined.append(flight(order))
             self.ledger.lost(order, no_charges(int(order.id[0]), self.runtime.now()), reason)
         orders = drafted.orders
         if not len(orders):
@@ -233,7 +234,7 @@ class Server:
         self.runtime.submit(orders)
         rows = orders.rows()
         self.flying |= {int(row.id[0]): row for row in rows}
-        self.seen |= {int(row.id[0]): Flight.of(row) for row in rows}
+        self.seen |= {int(row.id[0]): flight(row) for row in rows}
 
     # -- waiting
 
@@ -281,7 +282,7 @@ class Server:
         oldest = step - self.method.schedule.staleness
         for answer in answers:
             if answer.order.step < oldest:
-                self.lost.append(Flight.of(answer.order))
+                self.lost.append(flight(answer.order))
                 self.ledger.answered(answer.order, answer.update, answer.charges, "stale")
                 self._unhear(answer)
         return [answer for answer in answers if answer.order.step >= oldest]
@@ -297,7 +298,7 @@ class Server:
         return self.flying.pop(order_id)
 
     def _lose(self, order: Orders, charges: Charges, reason: str) -> None:
-        self.lost.append(Flight.of(order))
+        self.lost.append(flight(order))
         self.ledger.lost(order, charges, reason)
 
     # -- stepping
@@ -469,4 +470,4 @@ class Server:
         self.arrived = list(saved.waiting)
         self.sizes = dict(saved.sizes)
         self.runtime.begin(self.number)
-        self.seen = {order_id: Flight.of(order) for order_id, order in saved.flying.items()}
+        self.seen = {order_id: flight(order) for order_id, order in saved.flying.items()}

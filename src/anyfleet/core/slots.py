@@ -3,22 +3,22 @@
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from torch import Tensor
 
 from anyfleet.arguments import Part
 from anyfleet.arrays import Ints, join
 from anyfleet.core.check_in import Choices, Offer, Own
-from anyfleet.core.messages import Devices, Notes, Numbers, Params, Plans, Stepped, Task, Want
+from anyfleet.core.layout import Envelope, Symbols
+from anyfleet.core.messages import Devices, Notes, Numbers, Params, Plans, Stepped, Want
+from anyfleet.core.objectives import Task
+from anyfleet.core.time_and_energy import Work
+from anyfleet.core.updates import Arrivals
 from anyfleet.core.view import Flight, Request, View
 from anyfleet.elastic import Blueprint, Mode, Priced, Slice
 from anyfleet.errors import BadReturn
 from anyfleet.tracebacks import quoted
-
-if TYPE_CHECKING:
-    from anyfleet.core.local_training import Given, Minibatch, Result, Site
-    from anyfleet.core.updates import Arrivals
 
 MEASURES = frozenset({"channels", "distortion", "fisher", "loss", "norm"})  # of training
 State = Any  # a policy's own, threaded by the loop
@@ -50,7 +50,7 @@ class Policy(Part, Protocol):
         return None
 
     def learn(
-        self, state: State, arrivals: "Arrivals | None", notes: Mapping[str, Any], view: View
+        self, state: State, arrivals: Arrivals | None, notes: Mapping[str, Any], view: View
     ) -> State:
         """The state after a server step; `arrivals` is None after an empty one."""
         return state
@@ -69,7 +69,7 @@ class Around(Policy, Protocol):
         return self.inner.init(view)
 
     def learn(
-        self, state: State, arrivals: "Arrivals | None", notes: Mapping[str, Any], view: View
+        self, state: State, arrivals: Arrivals | None, notes: Mapping[str, Any], view: View
     ) -> State:
         return self.inner.learn(state, arrivals, notes, view)
 
@@ -223,51 +223,6 @@ class Extract(Policy, Protocol):
     def __call__(self, want: Want, view: View, state: State, key: Tensor) -> Slice: ...
 
 
-@dataclass(frozen=True)
-class Work:
-    """What training an order costs, for the clock and for the memory of the device."""
-
-    flops: float
-    memory: float  # bytes at the peak
-    calls: float  # of operators
-    moved: float  # bytes that operators read and write
-
-
-class Train(Part, Protocol):
-    """Local training as pure functions of tensors: no branching on values, no hidden state."""
-
-    @abstractmethod
-    def draft(self, step: int, samples: Ints) -> Numbers:
-        """The numbers of each device before a planner varies them."""
-
-    @abstractmethod
-    def start(self, site: "Site", given: "Given") -> Loose:
-        """The state before the first step; "params" and "buffers" hold the model at any time."""
-
-    @abstractmethod
-    def step(
-        self, site: "Site", state: Loose, batch: "Minibatch", numbers: Loose, choice: Any
-    ) -> Loose: ...
-
-    @abstractmethod
-    def finish(self, site: "Site", state: Loose) -> "Result": ...
-
-    def choices(self, key: Tensor, steps: int) -> tuple[Any, ...]:
-        """One static choice per step, shared by the cohort so that stacks keep one shape."""
-        return (None,) * steps
-
-    def misfit(self, task: Task) -> str:
-        """Why this task cannot be trained like this, and what to do; empty if it can."""
-        return ""
-
-    @abstractmethod
-    def work(self, priced: Priced, processed: int, steps: int) -> Work:
-        """Of `processed` samples in `steps` steps; what is drawn at random, as it is expected."""
-
-    def __hash__(self) -> int:
-        return object.__hash__(self)  # frozen dataclasses bring a better one
-
-
 class Norm(Part, Protocol):
     """How batch normalisation lives in a federation.
 
@@ -294,10 +249,163 @@ class Norm(Part, Protocol):
         return object.__hash__(self)  # frozen dataclasses bring a better one
 
 
+@dataclass(frozen=True, eq=False)
+class Site:
+    """What is the same for every device of a stack: sizes and parts, no values."""
+
+    blueprint: Blueprint  # of the small model
+    trained: tuple[str, ...]  # parameters that are updated
+    norm: Norm
+    task: Task
+    share: float = 1.0  # of the model's width, as planned; axes are rounded to whole channels
+
+
+class Minibatch(NamedTuple):
+    """The samples of one local step; rows that are not `valid` are padding."""
+
+    x: Tensor
+    y: Tensor
+    valid: Tensor
+    key: Tensor
+    number: int = 0  # of the step in its order: the same for all of a stack
+
+
+class Given(NamedTuple):
+    """What a trainer starts from, in local coordinates."""
+
+    params: Params
+    buffers: Params
+    seen: Tensor  # labels that occur in the device's data
+
+
+class Result(NamedTuple):
+    """What training leaves behind, in local coordinates."""
+
+    params: Params
+    buffers: Params
+    mask: Params  # what of the update counts; an absent name counts whole
+    report: dict[str, Tensor]
+
+
+class Train(Part, Protocol):
+    """Local training as pure functions of tensors: no branching on values, no hidden state."""
+
+    @abstractmethod
+    def draft(self, step: int, samples: Ints) -> Numbers:
+        """The numbers of each device before a planner varies them."""
+
+    @abstractmethod
+    def start(self, site: Site, given: Given) -> Loose:
+        """The state before the first step; "params" and "buffers" hold the model at any time."""
+
+    @abstractmethod
+    def step(
+        self, site: Site, state: Loose, batch: Minibatch, numbers: Loose, choice: Any
+    ) -> Loose: ...
+
+    @abstractmethod
+    def finish(self, site: Site, state: Loose) -> Result: ...
+
+    def choices(self, key: Tensor, steps: int) -> tuple[Any, ...]:
+        """One static choice per step, shared by the cohort so that stacks keep one shape."""
+        return (None,) * steps
+
+    def misfit(self, task: Task) -> str:
+        """Why this task cannot be trained like this, and what to do; empty if it can."""
+        return ""
+
+    @abstractmethod
+    def work(self, priced: Priced, processed: int, steps: int) -> Work:
+        """Of `processed` samples in `steps` steps; what is drawn at random, as it is expected."""
+
+    def __hash__(self) -> int:
+        return object.__hash__(self)  # frozen dataclasses bring a better one
+
+
+@dataclass(frozen=True, eq=False)
+class Squeezed:
+    """Trees after compression, as the receiver will see them; stacked, one row per device."""
+
+    tree: Params
+    kept: Params  # 1 where an entry was sent, 0 where not; a name that is absent came whole
+    symbols: Symbols  # what is packed
+    bits: Tensor  # of every row and column
+    memory: Params  # what the device keeps for its next message
+    distortion: Tensor  # of every row, squared error over squared norm
+
+
+class Slack(NamedTuple):
+    """By how much `Codec.bits` may be above what `pack` makes of a column; nothing: exact."""
+
+    column: float = 0.0  # bits
+    share: float = 0.0  # of the column
+    entry: float = 0.0  # bits for every entry of the column
+
+
+class Codec(Part, Protocol):
+    """One definition, two faces: tensors (`squeeze`, `restore`) and bytes (`pack`, `unpack`).
+
+    `restore(unpack(pack(s.symbols)))` equals `s.tree` and `s.kept` bit for bit. `bits` are an upper
+    bound of the packed bits, within the `slack` that the codec states. Every reduction over numbers
+    happens in `squeeze`, once; all but `pack` and `unpack` work on stacks of devices. Defaults are
+    those of a codec that sends everything and remembers nothing.
+    """
+
+    slot: ClassVar[str] = ""  # the device memory it keeps, or ""
+
+    @property
+    def drops(self) -> bool:
+        """Whether it leaves entries out: changes can bear that, weights cannot."""
+        return False
+
+    @property
+    def adapts(self) -> bool:
+        """Whether it follows the rate that an order asks for."""
+        return False
+
+    @property
+    def slack(self) -> Slack:
+        """How far `bits` lie above the packed bits at most; receivers refuse what is beyond."""
+        return Slack()
+
+    @abstractmethod
+    def squeeze(
+        self, tree: Params, memory: Params, rate: Tensor, envelope: Envelope
+    ) -> Squeezed: ...
+
+    @abstractmethod
+    def bits(self, symbols: Symbols, envelope: Envelope) -> Tensor:
+        """Of every row and column."""
+
+    @abstractmethod
+    def pack(self, symbols: Symbols, envelope: Envelope) -> tuple[bytes, ...]:
+        """One row as bytes, column by column."""
+
+    @abstractmethod
+    def unpack(self, columns: Sequence[bytes], envelope: Envelope) -> Symbols:
+        """The row that the leading columns of a message hold; `BadMessage` if they cannot."""
+
+    @abstractmethod
+    def restore(self, symbols: Symbols, envelope: Envelope) -> tuple[Params, Params]:
+        """Trees and what was kept of them; zero where a column is missing."""
+
+    @property
+    def calibrates(self) -> bool:
+        """Whether it wants a look at an update before a run (`calibrated`)."""
+        return False
+
+    def calibrated(self, update: Params, envelope: Envelope) -> "Codec":
+        """The codec after a look at an update such as devices will send, on the server."""
+        return self
+
+    def __hash__(self) -> int:
+        return object.__hash__(self)  # frozen dataclasses bring a better one
+
+
 class Aggregate(Policy, Protocol):
     """The new model out of what arrived."""
 
     @abstractmethod
     def __call__(
-        self, model: Params, state: State, arrivals: "Arrivals", view: View, key: Tensor
+        self, model: Params, state: State, arrivals: Arrivals, view: View, key: Tensor
     ) -> Stepped: ...

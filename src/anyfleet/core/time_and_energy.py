@@ -12,7 +12,7 @@ with a speed and nothing else takes FLOP / speed seconds, or cycles / frequency 
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -21,9 +21,6 @@ from anyfleet.core.messages import Conditions
 from anyfleet.elastic import WHOLE, Blueprint, Priced, Slice, width
 from anyfleet.elastic.cost.operations import Counting, operations
 from anyfleet.tracebacks import during
-
-if TYPE_CHECKING:
-    from anyfleet.core.slots import Work
 
 IN_TIME = 1 - 1e-9  # of what may be spent: a plan that fits exactly must not be late by rounding
 
@@ -82,6 +79,16 @@ def effort_of(counts: Counts, width: float, *, steps: int, calls: float, moved: 
 
 
 @dataclass(frozen=True)
+class Work:
+    """What training an order costs, for the clock and for the memory of the device."""
+
+    flops: float
+    memory: float  # bytes at the peak
+    calls: float  # of operators
+    moved: float  # bytes that operators read and write
+
+
+@dataclass(frozen=True)
 class Amount:
     """How much of a slice's training: in batches of which size, how many samples and steps."""
 
@@ -94,7 +101,7 @@ class Amount:
 class Worker(Protocol):
     """A trainer, or whatever else takes work."""
 
-    def work(self, priced: Priced, processed: int, steps: int) -> "Work": ...
+    def work(self, priced: Priced, processed: int, steps: int) -> Work: ...
     def __hash__(self) -> int: ...
 
 

@@ -3,14 +3,14 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from anyfleet.arrays import Flags, Ints
 from anyfleet.core.check_in import Traffic
-from anyfleet.core.messages import Conditions, Devices, Kind, Orders, Params, Report
+from anyfleet.core.messages import Conditions, Devices, Kind, Params, Report
 from anyfleet.core.time_and_energy import Demand
 from anyfleet.elastic import Blueprint, Cost, Slice
 
@@ -35,12 +35,6 @@ class Flight:
     step: int
     kind: Kind
     report: Report = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, order: Orders, report: Report | None = None) -> Self:
-        """Of a batch of one."""
-        (number,), (device,) = order.id, order.device
-        return cls(int(number), int(device), order.step, order.kind, report=report or {})
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,7 +18,9 @@ from torch import nn
 from anyfleet import rng
 from anyfleet.core import client
 from anyfleet.core.local_training import processed
-from anyfleet.core.messages import Kind, Memory, Orders, Task
+from anyfleet.core.messages import Kind, Memory
+from anyfleet.core.objectives import Task
+from anyfleet.core.orders import Orders
 from anyfleet.core.planning import load
 from anyfleet.core.time_and_energy import Amount, Demand, training
 from anyfleet.elastic import WHOLE, Slice, width

@@ -9,7 +9,7 @@ import numpy as np
 
 from anyfleet.arrays import Floats
 from anyfleet.config import to_toml
-from anyfleet.core.messages import Task
+from anyfleet.core.objectives import Task
 from anyfleet.elastic import Slice
 from anyfleet.hardware.probes import Peak, Sample, measure, weigh
 

@@ -16,15 +16,16 @@ from torch.func import vjp, vmap
 from anyfleet import rng
 from anyfleet.arguments import checked
 from anyfleet.arrays import Ints
-from anyfleet.core.messages import Numbers, Params, Task
-from anyfleet.core.objectives import losses
+from anyfleet.core.messages import Numbers, Params
+from anyfleet.core.objectives import Task, losses
 from anyfleet.core.padding import mixed
-from anyfleet.core.slots import Loose, Train, Work
+from anyfleet.core.slots import Loose, Train
+from anyfleet.core.time_and_energy import Work
 from anyfleet.elastic import OBSERVE, OBSERVED, Blueprint, Cost, Priced, apply
 from anyfleet.errors import refuse
 
 if TYPE_CHECKING:
-    from anyfleet.core.local_training import Given, Minibatch, Result, Site
+    from anyfleet.core.slots import Given, Minibatch, Result, Site
 
 # What `Observed` reports; it stays on the device unless some part of the method asks for it.
 MEASURED = frozenset({"fisher", "fisher_squares", "fisher_steps", "channels"})

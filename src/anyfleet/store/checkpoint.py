@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 from safetensors import SafetensorError
 
-from anyfleet.core import messages as types
+from anyfleet.core import objectives
 from anyfleet.elastic import Blueprint
 from anyfleet.errors import StoreError
 from anyfleet.experiment import State
@@ -177,7 +177,7 @@ def _content(file: Path) -> Content | None:
         return None
 
 
-def load(checkpoint: Path, task: types.Task, world: World, allow: Collection[str]) -> State:
+def load(checkpoint: Path, task: objectives.Task, world: World, allow: Collection[str]) -> State:
     """The state of a checkpoint that was examined."""
     try:
         root = msgspec.json.decode((checkpoint / STATE).read_bytes())
@@ -193,7 +193,7 @@ def load(checkpoint: Path, task: types.Task, world: World, allow: Collection[str
     return found
 
 
-def _misfit(state: Any, task: types.Task, step: int) -> str:
+def _misfit(state: Any, task: objectives.Task, step: int) -> str:
     """Why what a checkpoint holds is not the state of this run after so many steps."""
     if type(state) is not State:
         return f"it holds a {type(state).__name__}, not the state of a run"
@@ -216,7 +216,7 @@ def _misfit(state: Any, task: types.Task, step: int) -> str:
     return _misfit_of_fleet(state.fleet, task)
 
 
-def _misfit_of_fleet(fleet: Saved, task: types.Task) -> str:
+def _misfit_of_fleet(fleet: Saved, task: objectives.Task) -> str:
     """Why a fleet cannot go on; without this it would fail in the middle of a step."""
     missing, since = fleet.batteries
     if np.shape(fleet.losses) != (task.devices,):

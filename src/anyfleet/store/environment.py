@@ -12,7 +12,7 @@ import torch
 
 import anyfleet
 from anyfleet import config
-from anyfleet.core.messages import Task
+from anyfleet.core.objectives import Task
 from anyfleet.errors import StoreError
 from anyfleet.experiment import Experiment
 from anyfleet.store.blocks import content

@@ -18,7 +18,7 @@ import torch
 
 import anyfleet
 from anyfleet.analysis.summaries import summarise
-from anyfleet.core.messages import Task
+from anyfleet.core.objectives import Task
 from anyfleet.elastic.tracing.aliases import complete
 from anyfleet.errors import AnyfleetWarning, BadReturn, StoreError
 from anyfleet.experiment import Experiment, Moment, Point, State

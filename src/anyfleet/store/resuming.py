@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from anyfleet import config
-from anyfleet.core.messages import Task
+from anyfleet.core.objectives import Task
 from anyfleet.errors import StoreError
 from anyfleet.experiment import Experiment, State, build, from_source, populate
 from anyfleet.runtime import Simulated

@@ -14,10 +14,12 @@ import numpy as np
 import torch
 
 from anyfleet.core.delivery import width_of
-from anyfleet.core.layout import Envelope, downlink, grid, uplink
-from anyfleet.core.messages import Kind, Orders, Params, Task, Trees
-from anyfleet.core.method import Codec, Symbols
+from anyfleet.core.layout import Envelope, Symbols
+from anyfleet.core.messages import Kind, Params, Trees
+from anyfleet.core.objectives import Task
+from anyfleet.core.orders import Orders, downlink, grid, uplink
 from anyfleet.core.packing import dense
+from anyfleet.core.slots import Codec
 from anyfleet.elastic import Blueprint, within
 from anyfleet.errors import BadMessage
 from anyfleet.parts.codec import Raw

@@ -6,12 +6,13 @@ Bytes that came have to be there for what is said: exactly, but for the slack th
 import math
 from collections.abc import Sequence
 
-from anyfleet.core.codec_slot import Slack
 from anyfleet.core.delivery import asked_bits, statistics_bits
-from anyfleet.core.messages import Kind, Orders, Report, Trees
+from anyfleet.core.messages import Kind, Report, Trees
+from anyfleet.core.orders import Orders
 from anyfleet.core.packing import index_bits
 from anyfleet.core.planning import FETCH_BITS
 from anyfleet.core.reports import SCALAR_BITS, answer_bits, report_bits
+from anyfleet.core.slots import Slack
 from anyfleet.elastic import Blueprint
 from anyfleet.errors import BadMessage
 from anyfleet.wire.bodies import Parcel, Unpacked

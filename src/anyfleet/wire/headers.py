@@ -9,7 +9,8 @@ import msgspec
 import numpy as np
 
 from anyfleet.core.limits import Limits
-from anyfleet.core.messages import EVERYTHING, Kind, Numbers, Orders
+from anyfleet.core.messages import EVERYTHING, Kind, Numbers
+from anyfleet.core.orders import Orders
 from anyfleet.errors import BadMessage
 
 # As many bytes as there are of a header at most, for 100 tensors and without a job's longer lists:

@@ -3,7 +3,9 @@
 from collections import Counter
 
 from anyfleet.core.limits import Limits
-from anyfleet.core.messages import Orders, Task, Updates
+from anyfleet.core.messages import Updates
+from anyfleet.core.objectives import Task
+from anyfleet.core.orders import Orders
 from anyfleet.errors import BadMessage
 from anyfleet.wire import Letter, accepted, read_letter
 

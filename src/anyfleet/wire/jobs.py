@@ -13,7 +13,8 @@ import msgspec
 
 from anyfleet import config
 from anyfleet.core.limits import Limits
-from anyfleet.core.method import MEASURES, Job
+from anyfleet.core.method import Job
+from anyfleet.core.slots import MEASURES
 from anyfleet.errors import AnyfleetError, BadMessage, BadName
 from anyfleet.names import HOMES, find, name_of
 

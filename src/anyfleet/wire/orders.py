@@ -9,7 +9,8 @@ import torch
 
 from anyfleet.core.delivery import unpadded, width_of
 from anyfleet.core.limits import Limits
-from anyfleet.core.messages import Orders, Task
+from anyfleet.core.objectives import Task
+from anyfleet.core.orders import Orders
 from anyfleet.core.packing import pack_slice, unpack_slice
 from anyfleet.elastic import Blueprint
 from anyfleet.errors import BadMessage

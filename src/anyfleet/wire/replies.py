@@ -8,7 +8,9 @@ import numpy as np
 
 from anyfleet.core.delivery import beside_bits, width_of
 from anyfleet.core.limits import Limits, Most
-from anyfleet.core.messages import Kind, Orders, Params, Report, Task, Updates
+from anyfleet.core.messages import Kind, Params, Report, Updates
+from anyfleet.core.objectives import Task
+from anyfleet.core.orders import Orders
 from anyfleet.core.packing import dense, pack_mask, unpack_mask
 from anyfleet.core.screening import MOST_NAMES
 from anyfleet.elastic import within

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from anyfleet.core.client import work
 from anyfleet.core.delivery import cut_update
 from anyfleet.core.incoming import Answered, Incoming
-from anyfleet.core.messages import Memory, Orders, Updates
+from anyfleet.core.messages import Memory, Updates, no_charges
 from anyfleet.core.method import Method
-from anyfleet.core.outcomes import no_charges
+from anyfleet.core.orders import Orders
 from anyfleet.core.packing import traffic
 from anyfleet.core.planning import load
 from anyfleet.core.updates import Arrivals

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from anyfleet.core import updates as module
-from anyfleet.core.method import Aggregate
+from anyfleet.core.slots import Aggregate
 from anyfleet.core.updates import Arrivals, base
 from anyfleet.elastic import Slice, cut, place
 from anyfleet.methods import heterofl

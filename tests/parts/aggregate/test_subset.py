@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from anyfleet.core.messages import Params
-from anyfleet.core.method import Aggregate
+from anyfleet.core.slots import Aggregate
 from anyfleet.parts.aggregate import AngleWeighted, Mean, ServerSgd, ServerStep, Subset
 from tests.core.test_updates import MATRIX, arrivals, rows_and_columns
 from tests.helpers.vectors import ADP, PLACE, PNS, ZERO, Seen, at, step, vectors

@@ -11,8 +11,9 @@ from anyfleet.arrays import Floats
 from anyfleet.core.check_in import Offer, Own, Traffic
 from anyfleet.core.loop import Step
 from anyfleet.core.messages import Memory, Notes, Numbers, Plans, Want
-from anyfleet.core.method import Lesson, Method
+from anyfleet.core.method import Method
 from anyfleet.core.server import Server
+from anyfleet.core.slots import Lesson
 from anyfleet.core.time_and_energy import Counts, Demand, effort_of
 from anyfleet.core.view import View
 from anyfleet.elastic import Slice

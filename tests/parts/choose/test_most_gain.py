@@ -13,13 +13,15 @@ from anyfleet.arrays import Floats, join
 from anyfleet.core.check_in import Choices, Offer, Own, Traffic
 from anyfleet.core.choosing import _offers
 from anyfleet.core.client import work
-from anyfleet.core.layout import uplink
 from anyfleet.core.local_training import limits, processed
 from anyfleet.core.loop import Step
 from anyfleet.core.message_size import expected
-from anyfleet.core.messages import Conditions, Memory, Orders, Task
-from anyfleet.core.method import Asked, Method
+from anyfleet.core.messages import Conditions, Memory
+from anyfleet.core.method import Method
+from anyfleet.core.objectives import Task
+from anyfleet.core.orders import Orders, uplink
 from anyfleet.core.reports import SCALAR_BITS
+from anyfleet.core.slots import Asked
 from anyfleet.core.time_and_energy import Amount, Counts, Demand, crossing_seconds, effort_of
 from anyfleet.elastic import width
 from anyfleet.methods import anycost, fedavg

@@ -11,7 +11,7 @@ from torch import Tensor
 from anyfleet import rng
 from anyfleet.core.layout import Envelope, Lane, lanes
 from anyfleet.core.messages import Params
-from anyfleet.core.method import Codec, Squeezed
+from anyfleet.core.slots import Codec, Squeezed
 from anyfleet.elastic import Slice
 from anyfleet.parts.codec import ErrorFeedback, Fgc, Hq, Nothing, Plain, Qsgd, Raw, Stc, TopK, Uveq
 from anyfleet.parts.codec.stream import SLACK_BITS, SLACK_SHARE

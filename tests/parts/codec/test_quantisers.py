@@ -12,7 +12,7 @@ from torch import Tensor
 
 from anyfleet import rng
 from anyfleet.core.layout import Envelope, Lane
-from anyfleet.core.method import Codec, Squeezed
+from anyfleet.core.slots import Codec, Squeezed
 from anyfleet.errors import BadMessage
 from anyfleet.formulas import compression
 from anyfleet.parts.codec import ErrorFeedback, Hq, Qsgd, Stc, TopK, Uveq

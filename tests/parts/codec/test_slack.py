@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from anyfleet import rng
-from anyfleet.core.codec_slot import Codec, Slack
 from anyfleet.core.layout import Envelope, Lane
+from anyfleet.core.slots import Codec, Slack
 from anyfleet.parts.codec import ErrorFeedback, Nothing, Qsgd, Raw, TopK, Uveq
 from anyfleet.parts.codec.stream import SLACK
 

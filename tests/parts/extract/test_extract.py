@@ -11,11 +11,13 @@ import torch
 from torch import nn
 
 from anyfleet import rng
-from anyfleet.core.messages import Orders, Want
-from anyfleet.core.method import Extract, Method
+from anyfleet.core.messages import Want
+from anyfleet.core.method import Method
+from anyfleet.core.orders import Orders
 from anyfleet.core.packing import pack_slice, unpack_slice
 from anyfleet.core.planning import Desk, draft
 from anyfleet.core.server import Server
+from anyfleet.core.slots import Extract
 from anyfleet.core.view import Request, View
 from anyfleet.elastic import EVALUATE, WHOLE, Blueprint, Slice, apply, cut, dense, paste, trace
 from anyfleet.formulas.sub_models import kept_channels, rolling_window

@@ -17,8 +17,9 @@ from anyfleet import rng
 from anyfleet.core.evaluation import evaluate
 from anyfleet.core.loop import run
 from anyfleet.core.messages import Want
-from anyfleet.core.method import Extract, Method
+from anyfleet.core.method import Method
 from anyfleet.core.server import Server
+from anyfleet.core.slots import Extract
 from anyfleet.core.view import View
 from anyfleet.elastic import (
     EVALUATE,

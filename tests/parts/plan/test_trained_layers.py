@@ -13,7 +13,8 @@ from anyfleet.core.check_in import Choices, Offer, Own
 from anyfleet.core.ledger import Entries
 from anyfleet.core.local_training import limits
 from anyfleet.core.messages import Notes, Numbers
-from anyfleet.core.method import Choose, Lesson, Method, Plan
+from anyfleet.core.method import Method
+from anyfleet.core.slots import Choose, Lesson, Plan
 from anyfleet.elastic import Blueprint, trace
 from anyfleet.errors import CompositionError
 from anyfleet.methods import fedavg

@@ -15,10 +15,11 @@ from torch import Tensor
 
 from anyfleet.arrays import Flags
 from anyfleet.core.loop import Step, run
-from anyfleet.core.messages import Kind, Orders, Plans
-from anyfleet.core.method import Method, Plan, Schedule
-from anyfleet.core.outcomes import Events, Lost
+from anyfleet.core.messages import Events, Kind, Lost, Plans
+from anyfleet.core.method import Method
+from anyfleet.core.orders import Orders
 from anyfleet.core.server import Server
+from anyfleet.core.slots import Plan, Schedule
 from anyfleet.core.view import Flight, Request, View
 from anyfleet.methods import fedavg
 from anyfleet.parts.aggregate import Mean

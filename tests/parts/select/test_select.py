@@ -10,8 +10,8 @@ import pytest
 from anyfleet import rng
 from anyfleet.arrays import Flags, Ints
 from anyfleet.core.messages import Devices, Kind
-from anyfleet.core.method import Schedule, Select
 from anyfleet.core.server import Server
+from anyfleet.core.slots import Schedule, Select
 from anyfleet.core.view import Flight, View
 from anyfleet.errors import CompositionError
 from anyfleet.methods import fedavg

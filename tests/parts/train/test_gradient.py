@@ -11,17 +11,9 @@ from torch.utils._pytree import tree_leaves
 
 from anyfleet import rng
 from anyfleet.core import local_training as local_training
-from anyfleet.core.local_training import (
-    Extent,
-    Given,
-    Inputs,
-    Minibatch,
-    Site,
-    as_tensors,
-    extent,
-    lifted,
-)
+from anyfleet.core.local_training import Extent, Inputs, as_tensors, extent, lifted
 from anyfleet.core.messages import Params
+from anyfleet.core.slots import Given, Minibatch, Site
 from anyfleet.elastic import Priced, Slice, cost, cut, trace
 from anyfleet.methods import fedavg
 from anyfleet.parts.norm import BatchStatistics, Tracked
@@ -33,7 +25,7 @@ from tests.helpers import small
 
 def site(task: Task, trainer: Gradient, slice_: Slice | None = None) -> Site:
     method = replace(fedavg(), train=trainer, norm=BatchStatistics())
-    return local_training.site(task, method.job(), slice_ or Slice())
+    return local_training.site(task, method.norm, slice_ or Slice())
 
 
 def inputs(task: Task, device: int, trainer: Gradient, start: Params) -> tuple[Inputs, Extent]:
@@ -50,7 +42,7 @@ def inputs(task: Task, device: int, trainer: Gradient, start: Params) -> tuple[I
 def trained(task: Task, trainer: Gradient, device: int = 0) -> Params:
     given, bounds = inputs(task, device, trainer, task.params)
     where = site(task, trainer)
-    return local_training.train(where, given, bounds, lift=lifted(1), cohort=0).params
+    return local_training.train(trainer, where, given, bounds, lift=lifted(1), cohort=0).params
 
 
 def by_hand(task: Task, trainer: Gradient, device: int = 0) -> dict[str, Tensor]:
@@ -215,8 +207,8 @@ def test_layers_before_the_first_trained_one_keep_weights_and_statistics() -> No
     trainer = Gradient(Decaying(0.1))
     given, bounds = inputs(task, 0, trainer, task.params)
     where = replace(site(task, trainer, Slice(first=2)))
-    where = replace(where, job=replace(where.job, norm=Tracked()))
-    result = local_training.train(where, given, bounds, lift=lifted(1), cohort=0)
+    where = replace(where, norm=Tracked())
+    result = local_training.train(trainer, where, given, bounds, lift=lifted(1), cohort=0)
     early = [name for name in task.params if name.startswith(("0.", "1.", "4."))]
     assert all(torch.equal(result.params[name], task.params[name]) for name in early)
     assert not torch.equal(result.params["8.weight"], task.params["8.weight"])

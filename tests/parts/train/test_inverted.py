@@ -1,15 +1,14 @@
 """Inverted dropout of cut models, against activations that are scaled by hand."""
 
-from dataclasses import replace
 from itertools import combinations
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from anyfleet.core.local_training import Given, Minibatch
 from anyfleet.core.local_training import site as make_site
 from anyfleet.core.messages import Params
+from anyfleet.core.slots import Given, Minibatch
 from anyfleet.elastic import EVALUATE, Blueprint, Slice, apply, cut, trace
 from anyfleet.methods import fedavg
 from anyfleet.parts.train import Gradient
@@ -129,7 +128,7 @@ def test_the_trainer_scales_while_it_trains() -> None:
     batch = Minibatch(data.x, data.y, torch.ones(len(data), dtype=torch.bool), torch.tensor(0))
 
     def loss(trainer: Gradient, params: Params, slice_: Slice) -> Tensor:
-        where = make_site(task, replace(fedavg(), train=trainer).job(), slice_)
+        where = make_site(task, fedavg().norm, slice_)
         state = trainer.start(where, Given(params, task.buffers, task.labels(0)))
         return trainer.loss(where, params, state, batch)[0]
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from anyfleet import rng
-from anyfleet.core.local_training import Given, Minibatch
+from anyfleet.core.slots import Given, Minibatch
 from anyfleet.elastic import Priced, Slice
 from anyfleet.formulas.distillation import (
     Descent,
@@ -151,7 +151,7 @@ def test_the_planned_share_is_all_that_a_device_holds() -> None:
 def test_running_statistics_are_those_of_the_whole_model_once(trainer: Any) -> None:
     task = small.task(dropout=0.0)
     where, plain = (linear.site(task, train) for train in (trainer, PLAIN))
-    where, plain = (replace(s, job=replace(s.job, norm=Tracked())) for s in (where, plain))
+    where, plain = (replace(s, norm=Tracked()) for s in (where, plain))
     data, valid = task.data(0), torch.ones(task.size(0), dtype=torch.bool)
     batch = Minibatch(data.x, data.y, valid, torch.tensor(0))
     numbers = {"lr": torch.tensor(0.0)}

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from anyfleet import rng
-from anyfleet.core.local_training import Given, Minibatch
 from anyfleet.core.messages import Params
+from anyfleet.core.slots import Given, Minibatch
 from anyfleet.elastic import Priced, Slice
 from anyfleet.formulas.distillation import (
     Buffers,

@@ -9,7 +9,7 @@ import pytest
 
 from anyfleet.core.loop import run
 from anyfleet.core.messages import Kind
-from anyfleet.core.method import Norm
+from anyfleet.core.slots import Norm
 from anyfleet.elastic import WHOLE, cost
 from anyfleet.methods import fedavg
 from anyfleet.parts.norm import Static, Tracked

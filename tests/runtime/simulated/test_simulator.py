@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from anyfleet.core.loop import Step, run
 from anyfleet.core.messages import Kind, Plans
-from anyfleet.core.method import Plan
 from anyfleet.core.packing import index_bits
+from anyfleet.core.slots import Plan
 from anyfleet.core.time_and_energy import Amount, training
 from anyfleet.core.view import View
 from anyfleet.elastic import cost, width

@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from anyfleet.core.messages import Params, Stepped
-from anyfleet.core.method import Aggregate, State
+from anyfleet.core.slots import Aggregate, State
 from anyfleet.core.updates import Arrivals
 from anyfleet.core.view import View
 from anyfleet.papers import BYZANTINE, Paper

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from anyfleet.arrays import Floats
 from anyfleet.core.messages import Params, Stepped
-from anyfleet.core.method import Aggregate, Around, State
+from anyfleet.core.slots import Aggregate, Around, State
 from anyfleet.core.updates import Arrivals
 from anyfleet.core.view import View
 from anyfleet.errors import refuse

@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from anyfleet.core.messages import Params, Stepped
-from anyfleet.core.method import Aggregate, Around, State
+from anyfleet.core.slots import Aggregate, Around, State
 from anyfleet.core.updates import Arrivals, base
 from anyfleet.core.view import View
 from anyfleet.formulas.theory import dissimilarity, expected_decrease

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from anyfleet.arrays import Floats
 from anyfleet.core.messages import Params, Stepped
-from anyfleet.core.method import Aggregate, State
+from anyfleet.core.slots import Aggregate, State
 from anyfleet.core.updates import Arrivals
 from anyfleet.core.view import View
 from anyfleet.papers import FEDAVG, Paper

@@ -8,7 +8,7 @@ import numpy as np
 
 from anyfleet.core.check_in import Choices, Offer, Own
 from anyfleet.core.messages import Notes, Numbers
-from anyfleet.core.method import Choose, Lesson
+from anyfleet.core.slots import Choose, Lesson
 from anyfleet.errors import refuse
 from anyfleet.formulas.whale import (
     effectiveness,

@@ -10,7 +10,7 @@ import numpy as np
 from anyfleet.config.number_values import Unbounded
 from anyfleet.core.check_in import Choices, Offer, Own
 from anyfleet.core.messages import Numbers
-from anyfleet.core.method import Choose
+from anyfleet.core.slots import Choose
 from anyfleet.core.time_and_energy import crossing_seconds
 
 NEEDS_MENU: Mapping[str, str] = MappingProxyType(

@@ -9,7 +9,7 @@ import numpy as np
 from anyfleet.arrays import Floats, join
 from anyfleet.core.check_in import Choices, Offer, Own
 from anyfleet.core.messages import UNCUT, Conditions, Numbers
-from anyfleet.core.method import Asked, Choose
+from anyfleet.core.slots import Asked, Choose
 from anyfleet.core.time_and_energy import IN_TIME, crossing_seconds
 from anyfleet.errors import refuse
 from anyfleet.formulas.cohorts import Budgets, Sending, best_sending

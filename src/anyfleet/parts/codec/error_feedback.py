@@ -7,10 +7,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from anyfleet.core.codec_slot import Slack
-from anyfleet.core.layout import Envelope
+from anyfleet.core.layout import Envelope, Symbols
 from anyfleet.core.messages import Params
-from anyfleet.core.method import Codec, Squeezed, Symbols
+from anyfleet.core.slots import Codec, Slack, Squeezed
 from anyfleet.papers import STC, Paper
 from anyfleet.parts.codec.stc import Stc
 

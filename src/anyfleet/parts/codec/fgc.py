@@ -12,10 +12,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from anyfleet.core.layout import Envelope
+from anyfleet.core.layout import Envelope, Symbols
 from anyfleet.core.message_size import heavy_update
 from anyfleet.core.messages import Params
-from anyfleet.core.method import Squeezed, Symbols
+from anyfleet.core.slots import Squeezed
 from anyfleet.errors import BadMessage, refuse
 from anyfleet.papers import ANYCOST, Paper
 from anyfleet.parts.codec.coded_columns import Layout

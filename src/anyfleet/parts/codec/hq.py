@@ -7,9 +7,8 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from anyfleet.core.layout import Envelope
+from anyfleet.core.layout import Envelope, Symbols
 from anyfleet.core.messages import Params
-from anyfleet.core.method import Symbols
 from anyfleet.papers import FEDHQ, Paper
 from anyfleet.parts.codec.levelled import Levelled
 from anyfleet.parts.codec.qsgd import Qsgd, drawn, draws

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from anyfleet import rng
-from anyfleet.core.layout import Envelope
+from anyfleet.core.layout import Envelope, Symbols
 from anyfleet.core.messages import Params
-from anyfleet.core.method import Symbols
 from anyfleet.parts.codec.ranking import largest, where_set
 
 

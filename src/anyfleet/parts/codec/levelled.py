@@ -6,10 +6,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from anyfleet.core.codec_slot import Slack
-from anyfleet.core.layout import Envelope
+from anyfleet.core.layout import Envelope, Symbols
 from anyfleet.core.messages import Params
-from anyfleet.core.method import Codec, Squeezed, Symbols
+from anyfleet.core.slots import Codec, Slack, Squeezed
 from anyfleet.parts.codec.coded_columns import Layout
 from anyfleet.parts.codec.raw import delivered, distortion
 from anyfleet.parts.codec.stream import SLACK, pack, packed_bits, unpack

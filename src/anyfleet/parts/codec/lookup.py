@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from anyfleet.arrays import Floats, Ints
-from anyfleet.core.method import Symbols
+from anyfleet.core.layout import Symbols
 from anyfleet.parts.codec.kernels import Kernels
 
 # Finer ones than METHODS has: where few large entries stretch the grid, small ones drown in its

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from anyfleet.arrays import Floats, Ints
-from anyfleet.core.codec_slot import Slack
-from anyfleet.core.layout import Envelope, Lane
+from anyfleet.core.layout import Envelope, Lane, Symbols
 from anyfleet.core.messages import Params
-from anyfleet.core.method import Symbols
+from anyfleet.core.slots import Slack
 from anyfleet.parts.codec.coded_columns import Column, Layout, bucketed, entries, units
 from anyfleet.parts.codec.entropy_tables import (
     MOST_SYMBOLS,

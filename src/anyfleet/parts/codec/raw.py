@@ -7,9 +7,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from anyfleet.core.layout import Envelope, Lane
+from anyfleet.core.layout import Envelope, Lane, Symbols
 from anyfleet.core.messages import Params
-from anyfleet.core.method import Codec, Squeezed, Symbols
+from anyfleet.core.slots import Codec, Squeezed
 from anyfleet.errors import BadMessage
 
 _TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}

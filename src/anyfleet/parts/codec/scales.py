@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from anyfleet.core.method import Symbols
+from anyfleet.core.layout import Symbols
 from anyfleet.errors import BadMessage
 from anyfleet.parts.codec.coded_columns import MOST_LEVEL
 

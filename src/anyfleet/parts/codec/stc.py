@@ -7,9 +7,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from anyfleet.core.layout import Envelope
+from anyfleet.core.layout import Envelope, Symbols
 from anyfleet.core.messages import Params
-from anyfleet.core.method import Symbols
 from anyfleet.papers import STC, Paper
 from anyfleet.parts.codec.levelled import Levelled
 from anyfleet.parts.codec.scales import as_scale, check_scales, scales_of

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from anyfleet.arrays import Flags
-from anyfleet.core.layout import Envelope, Lane
-from anyfleet.core.method import Symbols
+from anyfleet.core.layout import Envelope, Lane, Symbols
 from anyfleet.parts.codec.coded_columns import Column, Layout, bucketed, entries, units
 from anyfleet.parts.codec.entropy_tables import Model, gap_share, gaps, model, to_gaps
 from anyfleet.parts.codec.packed_size import (

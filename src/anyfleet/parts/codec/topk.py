@@ -7,9 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from anyfleet.core.layout import Envelope, Lane
+from anyfleet.core.layout import Envelope, Lane, Symbols
 from anyfleet.core.messages import Params
-from anyfleet.core.method import Symbols
 from anyfleet.formulas.sub_models import kept_channels
 from anyfleet.parts.codec.levelled import Levelled
 from anyfleet.parts.codec.ranking import counted, largest, where_set

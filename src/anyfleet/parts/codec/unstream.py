@@ -14,8 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from anyfleet.arrays import Flags, Ints
-from anyfleet.core.layout import Envelope, Lane
-from anyfleet.core.method import Symbols
+from anyfleet.core.layout import Envelope, Lane, Symbols
 from anyfleet.errors import BadMessage
 from anyfleet.parts.codec.coded_columns import MOST_LEVEL, Column, Layout, Levels, bucketed, entries
 from anyfleet.parts.codec.entropy_tables import (

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from anyfleet import rng
-from anyfleet.core.layout import Envelope
+from anyfleet.core.layout import Envelope, Symbols
 from anyfleet.core.messages import Params
-from anyfleet.core.method import Symbols
 from anyfleet.errors import refuse
 from anyfleet.papers import UVEQFED, Paper
 from anyfleet.parts.codec import lattice

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from anyfleet.arrays import Flags, Floats, Ints
 from anyfleet.core.messages import Want
-from anyfleet.core.method import Extract
+from anyfleet.core.slots import Extract
 from anyfleet.core.updates import Arrivals
 from anyfleet.core.view import View
 from anyfleet.elastic import Blueprint, Slice

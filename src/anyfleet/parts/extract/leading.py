@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from anyfleet.core.messages import Want
-from anyfleet.core.method import Extract, State
+from anyfleet.core.slots import Extract, State
 from anyfleet.core.view import View
 from anyfleet.elastic import Slice
 

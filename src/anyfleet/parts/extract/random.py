@@ -7,7 +7,7 @@ from torch import Tensor
 
 from anyfleet import rng
 from anyfleet.core.messages import Want
-from anyfleet.core.method import Extract, State
+from anyfleet.core.slots import Extract, State
 from anyfleet.core.view import View
 from anyfleet.elastic import Slice
 from anyfleet.papers import FEDDROP, FEDERATED_DROPOUT, Paper

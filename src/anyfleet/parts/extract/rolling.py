@@ -6,7 +6,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from anyfleet.core.messages import Want
-from anyfleet.core.method import Extract, State
+from anyfleet.core.slots import Extract, State
 from anyfleet.core.view import View
 from anyfleet.elastic import Slice
 from anyfleet.formulas.sub_models import rolling_window

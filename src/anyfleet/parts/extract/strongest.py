@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from anyfleet.core.messages import Want
-from anyfleet.core.method import Extract
+from anyfleet.core.slots import Extract
 from anyfleet.core.updates import Arrivals
 from anyfleet.core.view import View
 from anyfleet.elastic import Blueprint, Slice, channel_order

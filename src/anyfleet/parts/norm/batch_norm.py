@@ -4,7 +4,7 @@ import hashlib
 from dataclasses import dataclass
 from typing import ClassVar
 
-from anyfleet.core.method import Norm
+from anyfleet.core.slots import Norm
 from anyfleet.elastic import EVALUATE, EVALUATE_BATCH, STATIC, TRAIN, Blueprint, Mode, Slice
 from anyfleet.papers import FEDBN, HETEROFL, SLIMMABLE, Paper
 

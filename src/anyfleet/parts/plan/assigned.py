@@ -9,7 +9,7 @@ from anyfleet.arrays import join
 from anyfleet.core.check_in import Offer, Own
 from anyfleet.core.local_training import limits, processed
 from anyfleet.core.messages import Memory, Numbers, Plans, Want
-from anyfleet.core.method import Around, Asked, Choose, Plan, State
+from anyfleet.core.slots import Around, Asked, Choose, Plan, State
 from anyfleet.core.view import View
 from anyfleet.elastic import alpha
 

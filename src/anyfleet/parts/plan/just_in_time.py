@@ -10,7 +10,7 @@ from anyfleet.arrays import Floats, join
 from anyfleet.config.number_values import Unbounded
 from anyfleet.core.local_training import limits, processed
 from anyfleet.core.messages import Plans, Want
-from anyfleet.core.method import Around, Plan, State
+from anyfleet.core.slots import Around, Plan, State
 from anyfleet.core.time_and_energy import IN_TIME, Effort, crossing_seconds
 from anyfleet.core.view import View
 from anyfleet.parts.plan.widths import Whole

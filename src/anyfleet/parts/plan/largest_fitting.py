@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 
 from anyfleet.core.messages import Plans, Want
-from anyfleet.core.method import Around, Plan, State
+from anyfleet.core.slots import Around, Plan, State
 from anyfleet.core.view import View
 from anyfleet.parts.plan.widths import Whole, check_shares
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from anyfleet.arrays import join
 from anyfleet.core.local_training import limits
 from anyfleet.core.messages import Plans, Want
-from anyfleet.core.method import Around, Plan, State
 from anyfleet.core.packing import index_bits
+from anyfleet.core.slots import Around, Plan, State
 from anyfleet.core.time_and_energy import crossing_seconds
 from anyfleet.core.view import View
 from anyfleet.elastic import Slice

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from anyfleet.config.number_values import Unbounded
 from anyfleet.core.messages import UNCUT, Plans, Want
-from anyfleet.core.method import Around, Plan, State
+from anyfleet.core.slots import Around, Plan, State
 from anyfleet.core.updates import Arrivals
 from anyfleet.core.view import View
 from anyfleet.elastic import WHOLE

@@ -10,7 +10,7 @@ from torch import Tensor
 from anyfleet.arrays import Floats, Ints, join
 from anyfleet.core.local_training import limits, processed
 from anyfleet.core.messages import Conditions, Numbers, Plans, Want
-from anyfleet.core.method import Plan, State
+from anyfleet.core.slots import Plan, State
 from anyfleet.core.time_and_energy import crossing_seconds
 from anyfleet.core.updates import Arrivals
 from anyfleet.core.view import View

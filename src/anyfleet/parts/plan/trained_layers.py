@@ -7,7 +7,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from anyfleet.core.messages import Plans
-from anyfleet.core.method import Plan, State
+from anyfleet.core.slots import Plan, State
 from anyfleet.core.view import View
 from anyfleet.elastic import Blueprint
 from anyfleet.elastic.cost.passes import arguments

@@ -7,7 +7,7 @@ import numpy as np
 from torch import Tensor
 
 from anyfleet.core.messages import Plans, Want
-from anyfleet.core.method import Plan, State
+from anyfleet.core.slots import Plan, State
 from anyfleet.core.view import View
 from anyfleet.elastic import Blueprint
 from anyfleet.elastic.blueprint import Rounding

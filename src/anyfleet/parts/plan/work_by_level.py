@@ -8,7 +8,7 @@ from torch import Tensor
 
 from anyfleet.arrays import Floats, Ints
 from anyfleet.core.messages import Plans
-from anyfleet.core.method import Around, Plan, State
+from anyfleet.core.slots import Around, Plan, State
 from anyfleet.core.view import View
 from anyfleet.parts.plan.widths import Whole
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from anyfleet.config.number_values import Unbounded
 from anyfleet.core.messages import Kind
-from anyfleet.core.method import Schedule
+from anyfleet.core.slots import Schedule
 from anyfleet.core.view import Flight, Request, View
 
 

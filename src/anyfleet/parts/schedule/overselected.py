@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from anyfleet.config.number_values import Unbounded
-from anyfleet.core.method import Schedule
+from anyfleet.core.slots import Schedule
 from anyfleet.core.view import Request, View
 from anyfleet.errors import refuse
 from anyfleet.papers import AT_SCALE, Paper

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from anyfleet.core.messages import Kind
-from anyfleet.core.method import Schedule
+from anyfleet.core.slots import Schedule
 from anyfleet.core.view import Request, View
 
 _ASKS = (Kind.EVALUATE, Kind.STATISTICS, Kind.REPORT)

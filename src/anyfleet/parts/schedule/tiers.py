@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from anyfleet.config.number_values import Unbounded
-from anyfleet.core.method import Schedule
+from anyfleet.core.slots import Schedule
 from anyfleet.core.view import Flight, Request, View
 from anyfleet.papers import FEDAT, Paper
 from anyfleet.parts.schedule.patience import end_of_patience, training

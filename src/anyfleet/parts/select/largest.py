@@ -10,7 +10,7 @@ from torch import Tensor
 
 from anyfleet.arrays import Ints
 from anyfleet.core.messages import Devices, measured
-from anyfleet.core.method import Select, State
+from anyfleet.core.slots import Select, State
 from anyfleet.core.view import Flight, View
 from anyfleet.errors import refuse
 from anyfleet.formulas.contribution import largest

@@ -11,7 +11,7 @@ from torch import Tensor
 from anyfleet import rng
 from anyfleet.arrays import Floats, Ints
 from anyfleet.core.messages import Devices, Kind
-from anyfleet.core.method import Select
+from anyfleet.core.slots import Select
 from anyfleet.core.view import View
 from anyfleet.errors import refuse
 from anyfleet.formulas.contribution import lowered, weighted_draw

@@ -11,7 +11,7 @@ from torch import Tensor
 from anyfleet import rng
 from anyfleet.arrays import Ints
 from anyfleet.core.messages import Devices
-from anyfleet.core.method import Select, State
+from anyfleet.core.slots import Select, State
 from anyfleet.core.view import View
 from anyfleet.errors import refuse
 from anyfleet.papers import FEDPMT, Paper

@@ -13,10 +13,10 @@ from torch.utils._pytree import tree_map
 
 from anyfleet import rng
 from anyfleet.arrays import Ints
-from anyfleet.core.local_training import Given, Minibatch, Result, Site
-from anyfleet.core.messages import EVERYTHING, Numbers, Params, Task
-from anyfleet.core.method import Loose, Train, Work
-from anyfleet.core.objectives import losses
+from anyfleet.core.messages import EVERYTHING, Numbers, Params
+from anyfleet.core.objectives import Task, losses
+from anyfleet.core.slots import Given, Loose, Minibatch, Result, Site, Train
+from anyfleet.core.time_and_energy import Work
 from anyfleet.elastic import Blueprint, Priced, apply
 from anyfleet.elastic.execution.random_operators import is_random
 from anyfleet.papers import FEDDROP, FEDPROX, HETEROFL, Paper
@@ -202,7 +202,7 @@ class Gradient(Train):
             params,
             state["buffers"],
             batch.x,
-            site.job.norm.training,
+            site.norm.training,
             valid=batch.valid,
             # Hashing takes as long as a small layer: only for a network that draws.
             key=rng.fold(batch.key, "dropout") if is_random(site.blueprint) else None,

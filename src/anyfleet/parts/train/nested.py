@@ -13,10 +13,10 @@ from torch import Tensor
 
 from anyfleet import rng
 from anyfleet.arrays import Ints
-from anyfleet.core.local_training import Given, Minibatch, Result, Site
-from anyfleet.core.messages import Numbers, Params, Task
-from anyfleet.core.method import Loose, Train, Work
-from anyfleet.core.objectives import losses
+from anyfleet.core.messages import Numbers, Params
+from anyfleet.core.objectives import Task, losses
+from anyfleet.core.slots import Given, Loose, Minibatch, Result, Site, Train
+from anyfleet.core.time_and_energy import Work
 from anyfleet.elastic import WHOLE, Blueprint, Priced, Slice, cut, paste, place
 from anyfleet.elastic.execution.plain import plainly
 from anyfleet.parts.train.gradient import Gradient, averaged, differentiated

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from anyfleet.arguments import checked
 from anyfleet.core.messages import Params
-from anyfleet.core.method import Loose
+from anyfleet.core.slots import Loose
 
 
 class Optimiser(Protocol):

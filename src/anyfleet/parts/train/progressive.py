@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anyfleet.core.local_training import Minibatch, Site
-from anyfleet.core.messages import Params, Task
-from anyfleet.core.method import Loose, Work
-from anyfleet.core.objectives import losses
+from anyfleet.core.messages import Params
+from anyfleet.core.objectives import Task, losses
+from anyfleet.core.slots import Loose, Minibatch, Site
+from anyfleet.core.time_and_energy import Work
 from anyfleet.elastic import Priced
 from anyfleet.errors import refuse
 from anyfleet.formulas.distillation import progressive_ratios

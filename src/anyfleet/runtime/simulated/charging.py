@@ -9,8 +9,9 @@ import numpy as np
 from anyfleet.arrays import Floats
 from anyfleet.core.evaluation import EVALUATION_BATCH
 from anyfleet.core.local_training import limits, processed
-from anyfleet.core.messages import Kind, Notes, Orders, Task
-from anyfleet.core.outcomes import Charges
+from anyfleet.core.messages import Charges, Kind, Notes
+from anyfleet.core.objectives import Task
+from anyfleet.core.orders import Orders
 from anyfleet.core.time_and_energy import Amount, Counts, Demand, Effort, effort_of, training
 from anyfleet.elastic import WHOLE, Blueprint, Slice, cost, width
 from anyfleet.elastic.cost.operations import Counting, forward_operations

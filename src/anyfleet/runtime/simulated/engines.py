@@ -15,10 +15,11 @@ from anyfleet.arguments import checked
 from anyfleet.arrays import join
 from anyfleet.core.client import work
 from anyfleet.core.delivery import columns_of, cut_update
-from anyfleet.core.layout import grid
 from anyfleet.core.limits import Limits
-from anyfleet.core.messages import Kind, Memory, Orders, Task, Updates
+from anyfleet.core.messages import Kind, Memory, Updates
 from anyfleet.core.method import Job
+from anyfleet.core.objectives import Task
+from anyfleet.core.orders import Orders, grid
 from anyfleet.errors import BadMessage
 from anyfleet.wire import decode_order, encode_order, encode_update, misfits, shortened
 from anyfleet.wire.inbox import Inbox

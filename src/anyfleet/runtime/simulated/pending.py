@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from anyfleet.arrays import Floats
-from anyfleet.core.messages import Memory, Orders, Updates
-from anyfleet.core.outcomes import Charges
+from anyfleet.core.messages import Charges, Memory, Updates
+from anyfleet.core.orders import Orders
 from anyfleet.runtime.simulated.clock import Clock
 from anyfleet.runtime.simulated.failures import Fate
 from anyfleet.runtime.simulated.phases import Course, Courses

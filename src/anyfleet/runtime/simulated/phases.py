@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import NamedTuple, Self
 
-from anyfleet.core.messages import Conditions, Orders
+from anyfleet.core.messages import Conditions
+from anyfleet.core.orders import Orders
 from anyfleet.core.time_and_energy import Effort
 from anyfleet.world import World
 from anyfleet.world.links import Way

@@ -11,16 +11,18 @@ from anyfleet.core.choosing import decide
 from anyfleet.core.delivery import cut_order
 from anyfleet.core.limits import Limits
 from anyfleet.core.messages import (
+    Charges,
     Conditions,
     Devices,
+    Events,
     Kind,
+    Lost,
     Memory,
-    Orders,
-    Task,
     Updates,
     measured,
 )
-from anyfleet.core.outcomes import Charges, Events, Lost
+from anyfleet.core.objectives import Task
+from anyfleet.core.orders import Orders
 from anyfleet.core.planning import too_large
 from anyfleet.runtime.simulated.batteries import Batteries
 from anyfleet.runtime.simulated.charging import charged, demand, sending, spent

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from anyfleet import rng
 from anyfleet.core.delivery import unpadded
-from anyfleet.core.messages import Kind, Orders
+from anyfleet.core.messages import Kind
+from anyfleet.core.orders import Orders
 from anyfleet.elastic import columns
 from anyfleet.errors import CompositionError
 from anyfleet.world import World
