@@ -38,14 +38,14 @@ from anyfleet.parts.aggregate import (
     ErrorWeighted,
     Mean,
     ServerAdam,
+    ServerOptimised,
     ServerSgd,
-    ServerStep,
     Subset,
     TrimmedMean,
 )
 from anyfleet.parts.select import Everyone
-from anyfleet.runtime import Limits, Reference
-from anyfleet.runtime.simulated.engines import Assigned, Engine, Outcome
+from anyfleet.runtime import Limits, Sequential
+from anyfleet.runtime.simulated.engines import Engine, EngineOrder, EngineReply
 from anyfleet.tasks import Dirichlet, Embedded
 from anyfleet.world import levels
 
@@ -65,8 +65,8 @@ AGGREGATES: Mapping[str, Aggregate] = {
     "AngleWeighted": AngleWeighted(),
     "Subset": Subset(),
     "Diagnosed": Diagnosed(),
-    "ServerStep, SGD": ServerStep(optimiser=ServerSgd(1.0, 0.5)),
-    "ServerStep, Adam": ServerStep(optimiser=ServerAdam(0.01)),
+    "ServerOptimised, SGD": ServerOptimised(optimiser=ServerSgd(1.0, 0.5)),
+    "ServerOptimised, Adam": ServerOptimised(optimiser=ServerAdam(0.01)),
     "Clipped": Clipped(),
     "TrimmedMean": TrimmedMean(0.2),
     "CoordinateMedian": CoordinateMedian(),
@@ -88,16 +88,18 @@ class Attacked(Engine):
 
     attack: str
     bad: int
-    inner: Engine = field(default_factory=Reference)
+    inner: Engine = field(default_factory=Sequential)
 
-    def execute(self, assigned: Sequence[Assigned], task: Task, limits: Limits) -> list[Outcome]:
+    def execute(
+        self, assigned: Sequence[EngineOrder], task: Task, limits: Limits
+    ) -> list[EngineReply]:
         done = self.inner.execute(assigned, task, limits)
-        return [self._sent(each) if each.update.device[0] < self.bad else each for each in done]
+        return [self._sent(each) if each.reply.device[0] < self.bad else each for each in done]
 
-    def _sent(self, outcome: Outcome) -> Outcome:
-        (trees,), change = outcome.update.trees, ATTACKS[self.attack]
+    def _sent(self, outcome: EngineReply) -> EngineReply:
+        (trees,), change = outcome.reply.trees, ATTACKS[self.attack]
         false: Params = {name: change(value) for name, value in trees["delta"].items()}
-        return outcome._replace(update=replace(outcome.update, trees=({**trees, "delta": false},)))
+        return outcome._replace(reply=replace(outcome.reply, trees=({**trees, "delta": false},)))
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,7 @@ def _experiment(case: Case) -> Experiment:
         task=TASK,
         method=method,
         fleet=FLEET,
-        engine=Attacked(attack, case.bad) if case.bad else Reference(),
+        engine=Attacked(attack, case.bad) if case.bad else Sequential(),
         limits=Limits(growth=math.inf) if case.attack == UNLIMITED else Limits(),
         rounds=case.rounds,
         seed=case.seed,
@@ -146,9 +148,9 @@ def played(case: Case) -> Result:
     moments = list(play(_experiment(case), _task(case.seed)))
     return Result(
         case,
-        tuple(moment.point.accuracy for moment in moments),
-        sum(why.startswith("refused") for moment in moments for why in moment.step.ledger.lost),
-        sum("held" in moment.point.notes for moment in moments),
+        tuple(moment.record.accuracy for moment in moments),
+        sum(why.startswith("refused") for moment in moments for why in moment.round.ledger.failure),
+        sum("held" in moment.record.diagnostics for moment in moments),
     )
 
 

@@ -32,7 +32,7 @@ from torch import nn
 
 from anyfleet import rng
 from anyfleet.core.calibration import sample_update
-from anyfleet.core.layout import Envelope, Symbols, lanes
+from anyfleet.core.layout import MessageLayout, Symbols, tensor_layouts
 from anyfleet.core.loop import run
 from anyfleet.core.messages import Params
 from anyfleet.core.slots import Codec
@@ -106,7 +106,7 @@ class Row:
 def trained(task: Task, rounds: int = 1, seed: int = 0) -> dict[str, torch.Tensor]:
     """The update of the last of some rounds with one device, as a stack of one."""
     world = Fleet().build(np.array([task.size(0)]), seed)
-    method = fedavg(count=1, lr=0.05, batch=20)
+    method = fedavg(count=1, lr=0.05, batch_size=20)
     steps = islice(run(method, task, Simulated(task, world, seed), seed), rounds)
     before, after = [task.params, *(step.params for step in steps)][-2:]
     return {name: (after[name] - value)[None] for name, value in before.items()}
@@ -125,19 +125,19 @@ def task_of(net: str, samples: int) -> tuple[Task, str]:
         return Task.of(fresh_model(make, 0), data, data, split=split), "random images"
 
 
-def around(task: Task) -> Envelope:
-    whole = lanes(tuple(task.params), WHOLE, (1, 1.0), task.blueprint)
-    return Envelope(whole, torch.float32, rng.root(0, "uplink")[None])
+def around(task: Task) -> MessageLayout:
+    whole = tensor_layouts(tuple(task.params), WHOLE, (1, 1.0), task.blueprint)
+    return MessageLayout(whole, torch.float32, rng.root(0, "uplink")[None])
 
 
-def measured(case: Case, update: Params, envelope: Envelope, repeats: int) -> Row:
+def measured(case: Case, update: Params, envelope: MessageLayout, repeats: int) -> Row:
     codec, rates = case.codec, torch.tensor([case.rate])
     raw = 4 * sum(value.numel() for value in update.values())
 
     def encode() -> tuple[bytes, ...]:
-        return codec.pack(codec.squeeze(update, {}, rates, envelope).symbols, envelope)
+        return codec.pack(codec.compress(update, {}, rates, envelope).symbols, envelope)
 
-    squeezed, message = codec.squeeze(update, {}, rates, envelope), encode()
+    squeezed, message = codec.compress(update, {}, rates, envelope), encode()
     size, least = sum(map(len, message)), bound(case.layout, squeezed.symbols, envelope)
     return Row(
         codec=str(case),
@@ -151,7 +151,7 @@ def measured(case: Case, update: Params, envelope: Envelope, repeats: int) -> Ro
     )
 
 
-def restored(codec: Codec, message: Sequence[bytes], envelope: Envelope) -> Any:
+def restored(codec: Codec, message: Sequence[bytes], envelope: MessageLayout) -> Any:
     return codec.restore(codec.unpack(message, envelope), envelope)
 
 
@@ -174,12 +174,12 @@ class Bound(NamedTuple):
     symbols: int = 0
 
 
-def bound(layout: Layout | None, symbols: Symbols, envelope: Envelope) -> Bound:
+def bound(layout: Layout | None, symbols: Symbols, envelope: MessageLayout) -> Bound:
     if layout is None:
         return Bound()
-    trees = symbols.numbers if layout.numbers else symbols.levels
+    trees = symbols.numbers if layout.numbers else symbols.quantisation_levels
     kept = {
-        name: flags[0].repeat_interleave(layout.unit(envelope.lanes[name]))
+        name: flags[0].repeat_interleave(layout.unit(envelope.tensors[name]))
         for name, flags in symbols.kept.items()
     }
     coded = [rows[0][kept[name]] if name in kept else rows[0] for name, rows in trees.items()]
@@ -215,7 +215,7 @@ def quickest(work: Callable[[], Any], repeats: int) -> float:
 def rows(task: Task, repeats: int, rounds: int = 1) -> Iterator[Row]:
     """All codecs on one update; those that want a look at one before a run get that of a server."""
     update, envelope = trained(task, rounds), around(task)
-    seen = sample_update(fedavg(lr=0.05, batch=20).job(), task, rng.root(0, "calibration"))
+    seen = sample_update(fedavg(lr=0.05, batch_size=20).job(), task, rng.root(0, "calibration"))
     yield zstd(update, repeats)
     for case in CASES:
         ready = case.codec.calibrated(seen, envelope) if case.codec.calibrates else case.codec

@@ -33,8 +33,8 @@ import numpy as np
 import torch
 
 from anyfleet import world as worlds
-from anyfleet.core.messages import Updates
-from anyfleet.core.orders import Orders
+from anyfleet.core.messages import Replies
+from anyfleet.core.orders import Cohort
 from anyfleet.core.server import Server
 from anyfleet.core.slots import Choose, Plan, Select
 from anyfleet.core.view import Request, View
@@ -47,7 +47,7 @@ from anyfleet.parts.codec import Hq
 from anyfleet.parts.schedule import Synchronous
 from anyfleet.parts.select.learned import Chances
 from anyfleet.runtime import Simulated
-from anyfleet.runtime.simulated.engines import Assigned, Engine, Outcome
+from anyfleet.runtime.simulated.engines import Engine, EngineOrder, EngineReply
 from anyfleet.tasks import Data, Split, Task
 from anyfleet.tasks.partition import Iid
 from anyfleet.tasks.zoo import cnn_mnist
@@ -77,21 +77,24 @@ SELECTORS: Mapping[str, Callable[[int], Select]] = {
 }
 FIRST = choose.First()
 PLANNERS: Mapping[str, tuple[Plan, Choose]] = {
-    "Whole": (sizes.Whole(), FIRST),
-    "FixedLevel": (sizes.FixedLevel(), FIRST),
-    "Menu, First": (sizes.Menu(), FIRST),
-    "Menu, LargestInTime": (sizes.Menu(), choose.LargestInTime(60.0)),
-    "Paced, FisherUtility": (sizes.Paced(sizes.Menu(capped=True)), choose.FisherUtility()),
-    "Menu, MostGain": (sizes.Menu(), choose.MostGain(60.0)),
-    "JustInTime": (sizes.JustInTime(60.0, sizes.FixedLevel()), FIRST),
-    "RateByLevel": (sizes.RateByLevel((1 / 8, 1 / 32)), FIRST),
-    "RateByLink": (sizes.RateByLink(), FIRST),
-    "Depth": (sizes.Depth(4), FIRST),
-    "DepthMenu": (sizes.DepthMenu(4), choose.LargestInTime(60.0)),
-    "Assigned": (sizes.Assigned(sizes.Menu(), choose.LargestInTime(60.0)), FIRST),
-    "StepsWithin": (sizes.StepsWithin(60.0, inner=sizes.FixedLevel()), FIRST),
+    "Whole": (sizes.WholeModel(), FIRST),
+    "WidthByLevel": (sizes.WidthByLevel(), FIRST),
+    "Menu, First": (sizes.WidthMenu(), FIRST),
+    "Menu, LargestInTime": (sizes.WidthMenu(), choose.LargestInTime(60.0)),
+    "Paced, FisherUtility": (
+        sizes.TargetSeconds(sizes.WidthMenu(capped=True)),
+        choose.FisherUtility(),
+    ),
+    "Menu, MostGain": (sizes.WidthMenu(), choose.MostGain(60.0)),
+    "JustInTime": (sizes.JustInTime(60.0, sizes.WidthByLevel()), FIRST),
+    "SentFractionByLevel": (sizes.SentFractionByLevel((1 / 8, 1 / 32)), FIRST),
+    "SentFractionByLink": (sizes.SentFractionByLink(), FIRST),
+    "Depth": (sizes.TrainedLayersByLevel(4), FIRST),
+    "TrainedLayersMenu": (sizes.TrainedLayersMenu(4), choose.LargestInTime(60.0)),
+    "Assigned": (sizes.Assigned(sizes.WidthMenu(), choose.LargestInTime(60.0)), FIRST),
+    "LocalStepsWithin": (sizes.LocalStepsWithin(60.0, inner=sizes.WidthByLevel()), FIRST),
     "LargestFitting": (sizes.LargestFitting(), FIRST),
-    "WorkByLevel": (sizes.WorkByLevel((32, 16, 8), (3, 2, 1), inner=sizes.FixedLevel()), FIRST),
+    "WorkByLevel": (sizes.WorkByLevel((32, 16, 8), (3, 2, 1), inner=sizes.WidthByLevel()), FIRST),
 }
 
 
@@ -128,11 +131,13 @@ class Idle(Engine):
 
     bits: float = 1e6
 
-    def execute(self, assigned: Sequence[Assigned], task: object, limits: object) -> list[Outcome]:
-        return [Outcome(self._nothing(each.order), each.memory) for each in assigned]
+    def execute(
+        self, assigned: Sequence[EngineOrder], task: object, limits: object
+    ) -> list[EngineReply]:
+        return [EngineReply(self._nothing(each.order), each.state) for each in assigned]
 
-    def _nothing(self, order: Orders) -> Updates:
-        return Updates(
+    def _nothing(self, order: Cohort) -> Replies:
+        return Replies(
             order=order.id,
             device=order.device,
             samples=np.ones(1, dtype=np.int64),
@@ -141,19 +146,19 @@ class Idle(Engine):
             masks=({},),
             kept=({},),
             bits=np.array([self.bits]),
-            delivered=np.ones(1),
+            delivered_width=np.ones(1),
             report=({},),
         )
 
 
 @dataclass(frozen=True)
-class Cohort(Synchronous):
+class Handful(Synchronous):
     """A cohort of `COHORT` devices, whatever the selection names.
 
     Only asking is measured, so it may promise to any selection that results wait on the devices.
     """
 
-    gives: ClassVar[frozenset[str]] = frozenset({"held"})
+    provides: ClassVar[frozenset[str]] = frozenset({"held"})
 
     def start(self, view: View) -> tuple[Request, ...]:
         return tuple(replace(request, count=COHORT) for request in super().start(view))
@@ -165,7 +170,7 @@ class Watched(Simulated):
     handed_at = float("nan")
     orders = 0
 
-    def submit(self, orders: Orders) -> None:
+    def submit(self, orders: Cohort) -> None:
         self.handed_at, self.orders = time.process_time(), len(orders)
         super().submit(orders)
 
@@ -224,7 +229,9 @@ def measure(task: Task, world: worlds.World, select: str, plan: str, counted: Ro
     With a codec that follows planned rates; nobody trains, so it costs nothing here.
     """
     runtime = Watched(task, world, SEED, engine=Idle())
-    base = replace(fedavg(), schedule=Cohort(), aggregate=Subset(), uplink=Hq(rate=1 / 32))
+    base = replace(
+        fedavg(), schedule=Handful(), aggregate=Subset(), uplink=Hq(sent_fraction=1 / 32)
+    )
     who, (size, choose) = SELECTORS[select](task.devices), PLANNERS[plan]
     server = Server(replace(base, select=who, plan=size, choose=choose), task, runtime, SEED)
     asks, rests, orders = [], [], []
@@ -245,9 +252,9 @@ def one_round(server: Server, runtime: Watched) -> tuple[float, float]:
     server.fill()
     view = server.view()
     while not schedule.ready(view):
-        server.hear(runtime.wait(schedule.alarm(view), schedule.enough(view)))
+        server.receive(runtime.wait(schedule.alarm(view), schedule.enough(view)))
         view = server.view()
-    server.step()
+    server.finish_round()
     return runtime.handed_at - began, time.process_time() - began
 
 

@@ -29,7 +29,7 @@ import torch
 from anyfleet import rng
 from anyfleet import world as worlds
 from anyfleet.arrays import Floats
-from anyfleet.core.planning import Desk, draft
+from anyfleet.core.planning import PlanningState, plan_cohort
 from anyfleet.core.server import Server
 from anyfleet.core.view import Request
 from anyfleet.formulas import (
@@ -151,11 +151,11 @@ def deciding(devices: int, repeats: int) -> float:
     runtime = Simulated(task, world, 0)
     method = replace(anycost(seconds=0.25), select=Everyone())
     server = Server(method, task, runtime, 0)
-    desk = Desk(0, 0, server.visits, server.heard, server.states)
+    desk = PlanningState(0, 0, server.visits, server.acknowledged, server.states)
     everybody = np.arange(devices)
-    drafted = draft(Request(), everybody, method=server.method, view=server.view(), desk=desk)
-    runtime.offer(drafted.orders)
-    return milliseconds(lambda: runtime.offer(drafted.orders), repeats)
+    drafted = plan_cohort(Request(), everybody, method=server.method, view=server.view(), desk=desk)
+    runtime.check_in(drafted.orders)
+    return milliseconds(lambda: runtime.check_in(drafted.orders), repeats)
 
 
 def brute_force(device: AnycostDevice, bounds: AnycostBounds, grid: tuple[int, int]) -> float:

@@ -29,14 +29,14 @@ from anyfleet.analysis.equal_budgets import (
     within,
 )
 from anyfleet.core.method import Method
-from anyfleet.experiment import Experiment, Point, play
+from anyfleet.experiment import Experiment, RoundRecord, play
 from anyfleet.methods import anycost, fedadp, heterofl, stc
 from anyfleet.methods.fedavg import Training
 from anyfleet.names import Factory
 from anyfleet.parts.aggregate import AngleWeighted
 from anyfleet.parts.choose import MostGain
 from anyfleet.parts.codec import ErrorFeedback, Fgc, Qsgd, TopK
-from anyfleet.parts.plan import JustInTime, Menu
+from anyfleet.parts.plan import JustInTime, WidthMenu
 from anyfleet.parts.select import Uniform as Some
 from anyfleet.runtime import Stacked
 from anyfleet.tasks import Dirichlet, FashionMnist, zoo
@@ -66,7 +66,7 @@ def methods() -> Mapping[str, Method]:
         "STC": replace(stc(keep=1 / 40, count=COUNT, **SGD), plan=paced),
         "HeteroFL": replace(
             heterofl(count=COUNT, **SGD),
-            plan=Menu(SIZES),
+            plan=WidthMenu(SIZES),
             choose=MostGain(SECONDS),
             uplink=like_qsgd,
         ),
@@ -86,7 +86,7 @@ class Job:
     limit: int | None = None  # of the pictures, for a quick look
 
 
-def played(job: Job) -> tuple[Point, ...]:
+def played(job: Job) -> tuple[RoundRecord, ...]:
     torch.set_num_threads(1)
     fleet = cell(
         flops_per_cycle=35.0,  # 73.6 million FLOP of a picture take 2.1 million cycles
@@ -96,10 +96,10 @@ def played(job: Job) -> tuple[Point, ...]:
     spec = replace(TASK, limit=job.limit)
     method, task = methods()[job.method], spec.build(job.seed).to(torch.device(job.device))
     experiment = Experiment(spec, method, fleet, engine=Stacked(), rounds=job.rounds, seed=job.seed)
-    return tuple(moment.point for moment in play(experiment, task))
+    return tuple(moment.record for moment in play(experiment, task))
 
 
-Runs = Mapping[str, Sequence[Sequence[Point]]]
+Runs = Mapping[str, Sequence[Sequence[RoundRecord]]]
 
 
 def table(runs: Runs, resource: Resource) -> Iterator[str]:
@@ -119,14 +119,14 @@ def table(runs: Runs, resource: Resource) -> Iterator[str]:
             yield f"  {name:<10} {_row(known)}"
 
 
-def _row(known: Sequence[tuple[Point, Within]]) -> str:
+def _row(known: Sequence[tuple[RoundRecord, Within]]) -> str:
     """Means over the runs that were evaluated for the amount, at the point of that evaluation."""
     scores = [100 * each.accuracy for _, each in known]
     deviation = statistics.stdev(scores) if len(scores) > 1 else 0.0
     mean = statistics.mean
     return (
         f"{mean(scores):>6.1f} ± {deviation:<3.1f} {100 * mean(e.best for _, e in known):>8.1f} "
-        f"{mean(point.step + 1 for point, _ in known):>8.1f} "
+        f"{mean(point.round_index + 1 for point, _ in known):>8.1f} "
         f"{mean(point.time for point, _ in known):>7.0f} "
         f"{mean(point.joules for point, _ in known):>8.0f} "
         f"{mean(point.up for point, _ in known) / 1e6:>7.1f}"

@@ -6,10 +6,10 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from anyfleet.core.messages import Params, Stepped
+from anyfleet.core.messages import Aggregated, Params
 from anyfleet.core.method import Method
 from anyfleet.core.slots import Aggregate, State
-from anyfleet.core.updates import Arrivals
+from anyfleet.core.updates import Updates
 from anyfleet.core.view import View
 from anyfleet.methods import heterofl
 from anyfleet.methods.heterofl import Parts
@@ -20,9 +20,9 @@ class Median(Aggregate):
     """Per coordinate, the (lower) median of those who trained it: a few wild devices do no harm."""
 
     def __call__(
-        self, model: Params, state: State, arrivals: Arrivals, view: View, key: Tensor
-    ) -> Stepped:
-        alone = [arrivals.take([row]) for row in range(len(arrivals))]
+        self, model: Params, state: State, updates: Updates, view: View, key: Tensor
+    ) -> Aggregated:
+        alone = [updates.take([row]) for row in range(len(updates))]
         changes = [(one.mean(one.samples), one.covered()) for one in alone]
 
         def middle(name: str) -> Tensor:
@@ -32,9 +32,9 @@ class Median(Aggregate):
 
         names = {name for new, _ in changes for name in new}
         moved = {name: model[name] + middle(name) for name in names}
-        return Stepped({**model, **moved}, state)
+        return Aggregated({**model, **moved}, state)
 
 
-def robust(*, shares: tuple[float, ...] = (1.0, 0.5), **parts: Unpack[Parts]) -> Method:
+def robust(*, widths: tuple[float, ...] = (1.0, 0.5), **parts: Unpack[Parts]) -> Method:
     """HeteroFL's widths, with the median in place of the mean."""
-    return replace(heterofl(shares=shares, **parts), aggregate=Median())
+    return replace(heterofl(widths=widths, **parts), aggregate=Median())

@@ -16,5 +16,5 @@ for name, target, start in (("ring", x.norm(dim=1) > 1.2, None), ("half", x[:, 0
     net[0].requires_grad_(start is None)  # fine-tuning leaves the first layer as it was
     task = Task.of(net, Pairs(x, target.long()), split=Split(devices=8), state=state, **own)
     *_, last = play(Experiment(task, methods.heterofl(lr=0.5, count=8, epochs=2), rounds=5))
-    print(f"{name}: accuracy {last.point.accuracy:.2f} after {last.point.time:.2f} s simulated")
-    save_file(dict(last.step.params), f"{name}.safetensors")
+    print(f"{name}: accuracy {last.record.accuracy:.2f} after {last.record.time:.2f} s simulated")
+    save_file(dict(last.round.params), f"{name}.safetensors")

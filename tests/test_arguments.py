@@ -30,7 +30,7 @@ from anyfleet.names import SYNONYMS, near
 from anyfleet.parts.aggregate import Mean
 from anyfleet.parts.choose import First
 from anyfleet.parts.codec import ErrorFeedback, Raw, TopK, Uveq
-from anyfleet.parts.plan import Menu, Paced
+from anyfleet.parts.plan import TargetSeconds, WidthMenu
 from anyfleet.parts.schedule import Deadline, Surveyed, Synchronous
 from anyfleet.parts.select import Uniform
 from anyfleet.parts.train import Decaying, Gradient, Sgd
@@ -82,7 +82,7 @@ MISUSES: dict[str, tuple[Call, type[Exception], tuple[str, ...]]] = {
         ("aggregate must be an Aggregate", "the class Mean", "did you forget the parentheses?"),
     ),
     "a part of another slot": (
-        lambda: replace(fedavg(), select=wrong(Menu())),
+        lambda: replace(fedavg(), select=wrong(WidthMenu())),
         CompositionError,
         ("select must be a Select", "got a Menu", "for the slot plan"),
     ),
@@ -160,7 +160,10 @@ MORE: dict[str, tuple[Call, str]] = {
         lambda: EXPERIMENT(small.task(), fedavg(), num_rounds=3),
         r'did you mean "rounds"\?',
     ),
-    "an inner part not called": (lambda: Paced(wrong(Menu)), r"Paced\.inner .*the parentheses\?"),
+    "an inner part not called": (
+        lambda: TargetSeconds(wrong(WidthMenu)),
+        r"Paced\.inner .*the parentheses\?",
+    ),
     "an inner codec not called": (lambda: ErrorFeedback(wrong(Raw)), r"inner must be a Codec"),
     "a rate not called": (lambda: Gradient(wrong(Decaying)), r"Gradient\.rate must be a Rate"),
     "a number for a rate": (lambda: Gradient(wrong(0.1)), r"Gradient\.rate must be a Rate.*0\.1"),
@@ -169,10 +172,13 @@ MORE: dict[str, tuple[Call, str]] = {
         r'late must be "lost" or "late"',
     ),
     "numbers that are none": (
-        lambda: heterofl(shares=wrong((1, "half"))),
+        lambda: heterofl(widths=wrong((1, "half"))),
         r"shares must be a tuple in which each is a number",
     ),
-    "one for many": (lambda: Menu(wrong(3)), r"Menu\.shares must be a tuple of numbers, got 3"),
+    "one for many": (
+        lambda: WidthMenu(wrong(3)),
+        r"Menu\.shares must be a tuple of numbers, got 3",
+    ),
     "True for a number": (lambda: Uniform(True), r"count must be a whole number or None, got True"),
     "a class for a model": (
         lambda: Task.of(wrong(nn.Linear), small.patterns(9, 1)),
@@ -284,7 +290,7 @@ class Lookalike:
 
 def test_inner_parts_derive_from_their_slot_too() -> None:
     with pytest.raises(BadCall, match=r"Paced\.inner must be a Plan, got a Lookalike"):
-        Paced(wrong(Lookalike()))
+        TargetSeconds(wrong(Lookalike()))
 
 
 def test_all_that_is_wrong_with_a_call_comes_at_once() -> None:
@@ -292,7 +298,7 @@ def test_all_that_is_wrong_with_a_call_comes_at_once() -> None:
         FEDAVG(lr="0.1", count=2.5, learning_rate=1)
     assert len(caught.value.problems) == 3
     with pytest.raises(CompositionError) as composed:
-        replace(fedavg(), select=wrong(None), plan=wrong(Menu), uplink=wrong("Raw"))
+        replace(fedavg(), select=wrong(None), plan=wrong(WidthMenu), uplink=wrong("Raw"))
     assert len(composed.value.problems) == 3
 
 
@@ -307,10 +313,10 @@ def test_every_slot_refuses_what_is_none_of_its_parts(slot: str) -> None:
 def test_values_that_always_fitted_still_do() -> None:
     count: Any = np.int64(3)
     assert FEDAVG(count=count, lr=np.float32(0.1), decay=1).select == Uniform(3)
-    assert heterofl(shares=wrong([1.0, 0.5])).plan is not None  # a list is as good as a tuple
+    assert heterofl(widths=wrong([1.0, 0.5])).plan is not None  # a list is as good as a tuple
     assert Surveyed(Synchronous(), wrong("evaluate")).ask == "evaluate"
-    assert Gradient(rate=lambda step: 0.1 / (step + 1)).draft(0, np.array([1])).lr[0] == 0.1
-    for made in (Uniform(3), Menu(), fedavg(), Split()):
+    assert Gradient(lr=lambda step: 0.1 / (step + 1)).hyperparameters(0, np.array([1])).lr[0] == 0.1
+    for made in (Uniform(3), WidthMenu(), fedavg(), Split()):
         assert copy.deepcopy(made) == made
 
 
@@ -514,13 +520,13 @@ def test_numbers_in_a_wrapping_are_refused_with_what_to_write() -> None:
         with pytest.raises(BadCall, match=r"lr must be a number, .*; use \.item\(\)\."):
             FEDAVG(lr=lr)
     with pytest.raises(BadCall, match=r"each is a number, .*; use \.item\(\)\."):
-        Menu(tuple(torch.tensor([1.0, 0.5])))
+        WidthMenu(tuple(torch.tensor([1.0, 0.5])))
     with pytest.raises(BadCall, match=r"lr must be a number, .*; use float\("):
         FEDAVG(lr=Decimal("0.1"))
     with pytest.raises(BadCall, match=r"must be a whole number, got 10\.0; write 10\."):
         FEDAVG(count=10.0)
     with pytest.raises(BadCall, match=r"must be a tuple of numbers, .*; use tuple\(….tolist\(\)\)"):
-        heterofl(shares=wrong(np.array([1.0, 0.5])))
+        heterofl(widths=wrong(np.array([1.0, 0.5])))
 
 
 DECLARED: dict[str, tuple[str, Any, str]] = {
@@ -559,9 +565,9 @@ def test_so_does_what_a_choice_says_of_itself(attribute: str) -> None:
 def test_a_set_is_as_good_and_an_inner_part_is_looked_at_too() -> None:
     part: Any = type("Mine", (Uniform,), {"wants": {"loss"}})(3)
     assert replace(fedavg(), select=part).reported == {"loss"}
-    inner: Any = type("Mine", (Menu,), {"gives": ("menu",)})()
+    inner: Any = type("Mine", (WidthMenu,), {"gives": ("menu",)})()
     with pytest.raises(CompositionError, match=r"plan=.*: `gives` must be a frozenset"):
-        replace(fedavg(), plan=Paced(inner))
+        replace(fedavg(), plan=TargetSeconds(inner))
 
 
 @pytest.mark.parametrize("cache", ["no", 1, None])

@@ -27,8 +27,8 @@ SMALL = Experiment(TASK, methods.fedavg(count=2, lr=0.1), rounds=3)
 
 def test_play_evaluates_when_due_and_at_the_end() -> None:
     experiment = replace(SMALL, rounds=4, evaluate_every=2, widths=(1.0, 0.5))
-    points = [moment.point for moment in play(experiment)]
-    assert [p.step for p in points] == [0, 1, 2, 3]
+    points = [moment.record for moment in play(experiment)]
+    assert [p.round_index for p in points] == [0, 1, 2, 3]
     assert [bool(p.scores) for p in points] == [True, False, True, True]
     assert {"accuracy", "accuracy@1", "accuracy@0.5"} <= points[-1].scores.keys()
     assert points[-1].scores["accuracy"] == points[-1].scores["accuracy@1"]
@@ -52,7 +52,7 @@ def test_a_task_is_judged_by_its_own_first_metric() -> None:
     experiment = Experiment(
         regressed(), methods.fedavg(lr=0.05), rounds=3, evaluate_every=2, widths=(0.5, 1.0)
     )
-    points = [moment.point for moment in play(experiment)]
+    points = [moment.record for moment in play(experiment)]
     assert {point.metric for point in points} == {"mae"}
     assert [point.evaluated() for point in points] == [True, False, True]
     last = points[-1]
@@ -72,30 +72,30 @@ def test_widths_are_those_of_the_judging_metric_alone(second: str) -> None:
     )
     experiment = Experiment(task, methods.fedavg(lr=0.05), rounds=1, widths=(1.0, 0.5))
     (moment,) = play(experiment)
-    assert moment.point.widths == (1.0, 0.5)
-    assert list(summarise([moment.point]).others) == [second]
+    assert moment.record.widths == (1.0, 0.5)
+    assert list(summarise([moment.record]).others) == [second]
 
 
 def test_devices_own_models_are_judged_by_the_tasks_own_metric() -> None:
     """Not by the shared model, which no one trains."""
     experiment = Experiment(regressed(), methods.local(lr=0.2), rounds=2, evaluate_every=5)
-    first, last = (moment.point for moment in play(experiment))
+    first, last = (moment.record for moment in play(experiment))
     assert first.score == first.on_devices != first.scores["mae"]
     assert last.score == last.on_devices < first.score
 
 
 def test_the_same_experiment_twice_gives_the_same_points() -> None:
     first, again = (
-        [m.point.scores for m in play(SMALL)],
-        [m.point.scores for m in play(SMALL)],
+        [m.record.scores for m in play(SMALL)],
+        [m.record.scores for m in play(SMALL)],
     )
     assert first == again
-    assert first != [m.point.scores for m in play(replace(SMALL, seed=1))]
+    assert first != [m.record.scores for m in play(replace(SMALL, seed=1))]
 
 
 def test_a_built_task_stands_for_its_own_description() -> None:
     (moment,) = play(replace(SMALL, task=TASK.build(0), rounds=1))
-    assert moment.point.scores == next(play(SMALL)).point.scores
+    assert moment.record.scores == next(play(SMALL)).record.scores
 
 
 def test_pooled_data_lie_on_one_device() -> None:
@@ -109,7 +109,7 @@ def test_a_file_names_parts_shortly(tmp_path: Path) -> None:
     file.write_text(
         'rounds = 7\n[task]\nuse = "Embedded"\npartition = { use = "Dirichlet", alpha = 1.0 }\n'
         'model = { use = "logistic" }\n[method]\nuse = "fedavg"\nlr = 0.2\n'
-        '[method.aggregate]\nuse = "ServerStep"\noptimiser = { use = "ServerAdam" }\n'
+        '[method.aggregate]\nuse = "ServerOptimised"\noptimiser = { use = "ServerAdam" }\n'
         '[method.norm]\nuse = "Tracked"\n[engine]\nuse = "Stacked"\n'
     )
     experiment = load(file, ["rounds=2", "method.count=3"])
@@ -130,9 +130,9 @@ def test_a_file_says_how_long_an_update_may_be(tmp_path: Path) -> None:
     experiment = load(file)
     assert experiment.limits == Limits(norm=1e-6)
     (moment,) = play(experiment)
-    assert moment.point.lost == 4
-    assert all(lost.startswith("refused: norm: ") for lost in moment.step.ledger.lost)
-    assert next(play(load(file, ["limits.norm=1e6"]))).point.arrived == 4
+    assert moment.record.failures == 4
+    assert all(lost.startswith("refused: norm: ") for lost in moment.round.ledger.failure)
+    assert next(play(load(file, ["limits.norm=1e6"]))).record.replies == 4
 
 
 def test_a_method_that_devices_would_refuse_is_a_problem_of_the_file(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_a_method_that_devices_would_refuse_is_a_problem_of_the_file(tmp_path: P
     raised = load(file, ["limits.count=2000000"])
     with pytest.raises(ConfigError, match=told):  # also without a file
         build(replace(raised, limits=Limits()))
-    assert next(play(raised)).point.arrived == 2
+    assert next(play(raised)).record.replies == 2
     assert load(file, ["engine.use=Stacked"]).limits == Limits()
 
 
@@ -175,7 +175,7 @@ def test_threads_may_use_the_code_that_the_file_may_use(tmp_path: Path) -> None:
     experiment = load(file, allow=["own_trainer"])
     assert experiment.engine == Threads(allow=("own_trainer",))
     (moment,) = play(experiment)
-    assert moment.point.arrived == 2
+    assert moment.record.replies == 2
     both = load(file, ['engine.allow=["other", "own_trainer"]'], ["own_trainer", "other"])
     assert both.engine == Threads(allow=("other", "own_trainer"))
     with pytest.raises(ConfigError, match=r'method\.train: "own_trainer:Mine" is outside'):
@@ -206,7 +206,7 @@ def test_more_devices_than_there_are_is_said_once_with_the_number_that_fits() ->
     many = replace(SMALL, method=methods.fedavg(count=50, lr=0.1), rounds=1)
     with pytest.warns(AnyfleetWarning, match=r"Uniform\.count is 50, .* 4 is the most") as told:
         (moment,) = play(many)
-    assert moment.point.arrived == 4
+    assert moment.record.replies == 4
     assert len(told) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")

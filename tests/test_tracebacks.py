@@ -21,22 +21,22 @@ from anyfleet import Experiment, play
 from anyfleet.arrays import Ints
 from anyfleet.cli.app import app
 from anyfleet.core.method import Method
-from anyfleet.core.slots import Loose, Minibatch, Select, Site, State
-from anyfleet.core.updates import Arrivals
+from anyfleet.core.slots import Loose, Minibatch, Select, State, TrainingContext
+from anyfleet.core.updates import Updates
 from anyfleet.core.view import View
 from anyfleet.elastic import Blueprint, Slice
 from anyfleet.errors import AnyfleetError, BadReturn, ConfigError, StoreError
-from anyfleet.experiment import Moment, build
+from anyfleet.experiment import RoundResult, build
 from anyfleet.methods import fedavg
 from anyfleet.names import Factory
 from anyfleet.parts.aggregate import Mean
 from anyfleet.parts.choose import First
 from anyfleet.parts.codec import Raw
 from anyfleet.parts.extract import Leading
-from anyfleet.parts.plan import Menu, Whole
+from anyfleet.parts.plan import WholeModel, WidthMenu
 from anyfleet.parts.schedule import Synchronous
 from anyfleet.parts.select import Uniform
-from anyfleet.runtime import Reference, Stacked, Threads
+from anyfleet.runtime import Sequential, Stacked, Threads
 from anyfleet.runtime.simulated.engines import Engine
 from anyfleet.store import Recording, read_points
 from anyfleet.tasks import Own, Task, zoo
@@ -58,7 +58,7 @@ def fail(step: int = 1) -> None:
 @dataclass(frozen=True)
 class BadSelect(Select):
     def __call__(self, view: View, state: State, key: Tensor) -> Ints:
-        fail(view.step)
+        fail(view.round_index)
         return Uniform(2)(view, state, key)
 
 
@@ -67,23 +67,23 @@ class BadSchedule(Synchronous):
     where: str = "start"
 
     def start(self, view: View) -> Any:
-        fail(view.step * (self.where == "start"))
+        fail(view.round_index * (self.where == "start"))
         return super().start(view)
 
     def ready(self, view: View) -> bool:
-        fail(view.step * (self.where == "ready"))
+        fail(view.round_index * (self.where == "ready"))
         return super().ready(view)
 
     def drop(self, view: View) -> tuple[int, ...]:
-        fail(view.step * (self.where == "drop"))
+        fail(view.round_index * (self.where == "drop"))
         return ()
 
 
 @dataclass(frozen=True)
-class BadPlan(Whole):
-    def __call__(self, drafts: Any, view: View, state: State, key: Tensor) -> Any:
-        fail(view.step)
-        return drafts
+class BadPlan(WholeModel):
+    def __call__(self, plans: Any, view: View, state: State, key: Tensor) -> Any:
+        fail(view.round_index)
+        return plans
 
 
 @dataclass(frozen=True)
@@ -94,14 +94,14 @@ class BadChoose(First):
 
 @dataclass(frozen=True)
 class BadExtract(Leading):
-    def __call__(self, want: Any, view: View, state: State, key: Tensor) -> Slice:
-        fail(view.step)
-        return super().__call__(want, view, state, key)
+    def __call__(self, size: Any, view: View, state: State, key: Tensor) -> Slice:
+        fail(view.round_index)
+        return super().__call__(size, view, state, key)
 
 
 @dataclass(frozen=True)
 class BadCodec(Raw):
-    def squeeze(self, *_: Any) -> Any:
+    def compress(self, *_: Any) -> Any:
         fail()
 
 
@@ -112,16 +112,14 @@ class BadAggregate(Mean):
     def init(self, view: View) -> State:
         fail(self.where == "init")
 
-    def __call__(
-        self, model: Any, state: State, arrivals: Arrivals, view: View, key: Tensor
-    ) -> Any:
-        fail(view.step * (self.where == "call"))
-        return super().__call__(model, state, arrivals, view, key)
+    def __call__(self, model: Any, state: State, updates: Updates, view: View, key: Tensor) -> Any:
+        fail(view.round_index * (self.where == "call"))
+        return super().__call__(model, state, updates, view, key)
 
     def learn(
-        self, state: State, arrivals: Arrivals | None, notes: Mapping[str, Any], view: View
+        self, state: State, updates: Updates | None, diagnostics: Mapping[str, Any], view: View
     ) -> State:
-        fail(view.step * (self.where == "learn"))
+        fail(view.round_index * (self.where == "learn"))
 
 
 class BadNorm(type(BASE.norm)):  # type: ignore[misc]
@@ -135,7 +133,7 @@ class BadTrain(type(BASE.train)):  # type: ignore[misc]
     """At the top of a module, so that an order can name it."""
 
     def step(
-        self, site: Site, state: Loose, batch: Minibatch, numbers: Loose, choice: Any
+        self, site: TrainingContext, state: Loose, batch: Minibatch, numbers: Loose, choice: Any
     ) -> Loose:
         fail()
         return state
@@ -162,7 +160,10 @@ CASES: dict[str, tuple[Method, str]] = {
     "ready": (replace(BASE, schedule=BadSchedule(where="ready")), "schedule=BadSchedule("),
     "drop": (replace(BASE, schedule=BadSchedule(where="drop")), "schedule=BadSchedule("),
     "plan": (replace(BASE, plan=BadPlan()), "plan=BadPlan(), in round 2"),
-    "choose": (replace(BASE, plan=Menu(), choose=BadChoose()), "choose=BadChoose(), in round 1"),
+    "choose": (
+        replace(BASE, plan=WidthMenu(), choose=BadChoose()),
+        "choose=BadChoose(), in round 1",
+    ),
     "extract": (replace(BASE, extract=BadExtract()), "extract=BadExtract(), in round 1"),
     "train": (replace(BASE, train=BadTrain()), "train=BadTrain("),
     "norm": (replace(BASE, norm=BadNorm()), "norm=BadNorm()"),
@@ -177,7 +178,7 @@ CASES: dict[str, tuple[Method, str]] = {
 def failed(method: Method, problem: Task | None = None, engine: Engine | None = None) -> Oops:
     """The error that a run of two rounds ends with."""
     with pytest.raises(Oops) as caught:
-        list(play(Experiment(problem or task(), method, engine=engine or Reference(), rounds=2)))
+        list(play(Experiment(problem or task(), method, engine=engine or Sequential(), rounds=2)))
     assert str(caught.value) == "my own words"
     (told,) = caught.value.__notes__  # one line, whatever it went through
     assert "\n" not in told
@@ -195,7 +196,7 @@ def test_an_error_in_a_part_says_which_part_and_which_round(name: str) -> None:
     assert " in round " in told
 
 
-@pytest.mark.parametrize("engine", [Reference(), Threads(allow=("tests",)), Stacked()], ids=str)
+@pytest.mark.parametrize("engine", [Sequential(), Threads(allow=("tests",)), Stacked()], ids=str)
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -217,7 +218,7 @@ def test_it_survives_threads_and_stacks(engine: Engine) -> None:
 
 def test_from_python_the_last_moment_is_where_to_go_on() -> None:
     experiment = Experiment(task(), replace(BASE, select=BadSelect()), rounds=3)
-    moments: list[Moment] = []
+    moments: list[RoundResult] = []
     with pytest.raises(Oops) as caught:
         moments.extend(play(experiment))  # keeps those before the error
     assert "The run so far is safe in the last moment" in note(caught.value)
@@ -226,7 +227,7 @@ def test_from_python_the_last_moment_is_where_to_go_on() -> None:
     mended = replace(experiment, method=replace(BASE, select=Uniform(2)))
     *_, last = play(mended, resume=moments[-1].state)
     *_, whole = play(mended)
-    assert small.identical(last.step.params, whole.step.params)
+    assert small.identical(last.round.params, whole.round.params)
 
 
 def test_after_resuming_a_part_keeps_its_error_too() -> None:
@@ -235,7 +236,7 @@ def test_after_resuming_a_part_keeps_its_error_too() -> None:
     experiment = Experiment(task(), replace(BASE, select=BadSelect()), rounds=3)
     with pytest.raises(Oops):
         next(iter(play(experiment, resume=first.state)))
-    unknown = replace(first.state, snapshot=replace(first.step.snapshot, states={}))
+    unknown = replace(first.state, snapshot=replace(first.round.snapshot, states={}))
     with pytest.raises(StoreError, match=r"does not fit its run, whose first step .*KeyError"):
         next(iter(play(replace(experiment, method=BASE), resume=unknown)))
 

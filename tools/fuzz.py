@@ -30,10 +30,10 @@ from tools.mangling import mangled
 from torch import nn
 
 from anyfleet.core.client import work
-from anyfleet.core.messages import Kind, Memory, Updates
+from anyfleet.core.messages import DeviceState, Kind, Replies
 from anyfleet.core.method import Method
-from anyfleet.core.orders import Orders
-from anyfleet.core.planning import Desk, draft, load
+from anyfleet.core.orders import Cohort
+from anyfleet.core.planning import PlanningState, load_models, plan_cohort
 from anyfleet.core.screening import Screen
 from anyfleet.core.server import Server
 from anyfleet.core.slots import Codec
@@ -44,10 +44,10 @@ from anyfleet.methods import fedavg, heterofl
 from anyfleet.parts import codec as codecs
 from anyfleet.parts.aggregate import Diagnosed
 from anyfleet.parts.norm import Tracked
-from anyfleet.parts.plan import Menu
+from anyfleet.parts.plan import WidthMenu
 from anyfleet.runtime import Limits, Simulated
 from anyfleet.tasks import Data, Split, Task
-from anyfleet.wire import decode_order, decode_update, encode_order, encode_update
+from anyfleet.wire import decode_order, decode_reply, encode_order, encode_reply
 from anyfleet.world import Fleet
 
 MEMORY = 256 << 20  # bytes that reading may take beyond what is there before
@@ -60,13 +60,13 @@ class Case:
     """A real message, and how its receiver reads it."""
 
     data: bytes
-    order: Orders
+    order: Cohort
     task: Task
     up: bool
 
-    def read(self, data: bytes) -> Orders | Updates:
+    def read(self, data: bytes) -> Cohort | Replies:
         if self.up:
-            return decode_update(data, self.order, self.task)
+            return decode_reply(data, self.order, self.task)
         return decode_order(data, self.task)
 
 
@@ -115,7 +115,10 @@ def _codecs() -> Iterator[Codec]:
             yield part()
     yield from (codecs.Raw("bf16"), codecs.Uveq(dimension=1), codecs.Stc(0.2, scope="model"))
     yield from (codecs.TopK(0.15, codecs.Qsgd()), codecs.TopK(0.15, codecs.Uveq()))
-    yield from (codecs.ErrorFeedback(codecs.Fgc()), codecs.Qsgd(levels=100_000, bucket=5))
+    yield from (
+        codecs.ErrorFeedback(codecs.Fgc()),
+        codecs.Qsgd(quantisation_levels=100_000, bucket=5),
+    )
 
 
 def _required(each: Any) -> bool:
@@ -123,48 +126,48 @@ def _required(each: Any) -> bool:
 
 
 def _methods() -> Iterator[Method]:
-    base = fedavg(lr=0.1, batch=4)
+    base = fedavg(lr=0.1, batch_size=4)
     yield replace(base, norm=Tracked(), aggregate=Diagnosed(measures=("norm", "channels")))
-    yield replace(base, plan=Menu((1.0, 0.5)), norm=Tracked())
-    yield replace(heterofl(shares=(0.5,), lr=0.1, batch=4), send="weights", cache=True)
+    yield replace(base, plan=WidthMenu((1.0, 0.5)), norm=Tracked())
+    yield replace(heterofl(widths=(0.5,), lr=0.1, batch_size=4), send="weights", cache=True)
     for codec in _codecs():
         yield replace(base, uplink=codec)
         with suppress(CompositionError):  # it leaves entries out, which weights cannot bear
             yield replace(base, uplink=codec, downlink=codec, send="weights", cache=True)
 
 
-def _order(method: Method, task: Task, column: float, kind: Kind) -> Orders:
+def _order(method: Method, task: Task, column: float, kind: Kind) -> Cohort:
     """As a server would send it over links with such columns."""
     samples = np.array([task.size(device) for device in range(task.devices)])
     server = Server(method, task, Simulated(task, Fleet().build(samples, 0), 0), 0)
-    desk = Desk(0, 0, server.visits, server.heard, server.states)
+    desk = PlanningState(0, 0, server.visits, server.acknowledged, server.states)
     request, devices = Request(kind=kind), np.array([1])
-    drafted = draft(request, devices, method=method, view=server.view(), desk=desk)
-    asked = replace(drafted.orders, column=np.array([column]))
-    return load(asked, method=method, task=task, params=task.params, buffers=task.buffers)
+    drafted = plan_cohort(request, devices, method=method, view=server.view(), desk=desk)
+    asked = replace(drafted.orders, column_width=np.array([column]))
+    return load_models(asked, method=method, task=task, params=task.params, buffers=task.buffers)
 
 
-def _fetching(order: Orders, method: Method, task: Task) -> Orders:
+def _fetching(order: Cohort, method: Method, task: Task) -> Cohort:
     """An order for the result that was to be held."""
-    asked = replace(order, id=order.id + 1, of=order.id, kind=Kind.FETCH, trees=({},))
-    return load(asked, method=method, task=task, params={}, buffers={})
+    asked = replace(order, id=order.id + 1, held_order=order.id, kind=Kind.FETCH, trees=({},))
+    return load_models(asked, method=method, task=task, params={}, buffers={})
 
 
 def messages() -> list[Case]:
     """Both ways, of every method and codec, in one piece and in columns; every kind of order."""
     task, found = _task(), []
-    plain = fedavg(lr=0.1, batch=4)
+    plain = fedavg(lr=0.1, batch_size=4)
     asked = [_order(m, task, c, Kind.TRAIN) for m in _methods() for c in (1.0, 0.25)]
     asked += [_order(plain, task, 0.25, k) for k in Kind if k not in (Kind.TRAIN, Kind.FETCH)]
     for order in asked:
-        done = work(order, (Memory(),), task)
+        done = work(order, (DeviceState(),), task)
         found.append(Case(encode_order(order, task), order, task, up=False))
-        found.append(Case(encode_update(done.updates, order, task), order, task, up=True))
+        found.append(Case(encode_reply(done.replies, order, task), order, task, up=True))
         if order.kind == Kind.HOLD:
             fetch = _fetching(order, plain, task)
-            held = work(fetch, done.memories, task)
+            held = work(fetch, done.states, task)
             found.append(Case(encode_order(fetch, task), fetch, task, up=False))
-            found.append(Case(encode_update(held.updates, fetch, task), fetch, task, up=True))
+            found.append(Case(encode_reply(held.replies, fetch, task), fetch, task, up=True))
     return found
 
 
@@ -207,17 +210,17 @@ def _tell(tally: Tally, case: Case, data: bytes) -> None:
     tally.slowest = max(tally.slowest, time.perf_counter() - start)
 
 
-def _judged(found: Orders | Updates, case: Case) -> str:
+def _judged(found: Cohort | Replies, case: Case) -> str:
     """What was read is what its receiver can use, or is refused for its values."""
-    order = case.order if isinstance(found, Updates) else found
-    width = float(found.delivered[0])
+    order = case.order if isinstance(found, Replies) else found
+    width = float(found.delivered_width[0])
     part = narrowed(order.slices[0], width, case.task.blueprint) if width else order.slices[0]
     local = case.task.blueprint.local(part)
     for tree in found.trees[0].values():
         for name, value in tree.items():
             if value.shape != local.shape(name):
                 raise AssertionError(f"{name} has the shape {value.shape}")
-    if isinstance(found, Orders):
+    if isinstance(found, Cohort):
         return ACCEPTED
     samples = np.full(case.task.devices, case.task.size(1))
     (refused,) = Screen.of(case.task, samples, Limits()).refusals([order], [found])

@@ -34,7 +34,7 @@ from anyfleet.experiment import Experiment, build, play
 from anyfleet.names import Factory
 from anyfleet.parts.codec import ErrorFeedback, Stc
 from anyfleet.parts.schedule import Buffered, Deadline
-from anyfleet.runtime import Reference, Stacked
+from anyfleet.runtime import Sequential, Stacked
 from anyfleet.runtime.simulated.engines import Engine
 from anyfleet.store import Recording, Terms, checkpoint, reopen
 from anyfleet.store.blocks import content, read, view
@@ -49,13 +49,13 @@ MODEL = Factory.of(zoo.perceptron, features=60, hidden=(16,))
 TASK = tasks.Synthetic(MODEL, Generator(devices=8, samples=50), server=20)
 FLEET = levels(speeds=(2e9, 1e9, 5e8), mortality=0.1)
 BASE = replace(
-    methods.heterofl(shares=(1.0, 0.5), count=4, lr=0.1), cache=True, uplink=ErrorFeedback(Stc(0.2))
+    methods.heterofl(widths=(1.0, 0.5), count=4, lr=0.1), cache=True, uplink=ErrorFeedback(Stc(0.2))
 )
 LATE = replace(BASE, schedule=Deadline(0.003, late="late", staleness=2))
-ASYNCHRONOUS = replace(BASE, schedule=Buffered(concurrency=5, size=2))
+ASYNCHRONOUS = replace(BASE, schedule=Buffered(concurrency=5, buffer_size=2))
 
 
-def experiment(method: Method, engine: Engine = Reference()) -> Experiment:  # noqa: B008 - frozen
+def experiment(method: Method, engine: Engine = Sequential()) -> Experiment:  # noqa: B008 - frozen
     return Experiment(TASK, method, FLEET, engine, rounds=6, widths=(1.0, 0.5))
 
 

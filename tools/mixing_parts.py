@@ -16,9 +16,9 @@ from anyfleet.parts import aggregate, choose, codec, extract, norm, plan, schedu
 
 # Two levels train models of two widths, so that whatever is mixed meets unequal slices.
 SHARES = (1.0, 0.5, 0.25)
-LOCAL = train.Gradient(train.Decaying(0.05), train.Sgd(), batch=8)
+LOCAL = train.Gradient(train.Decaying(0.05), train.Sgd(), batch_size=8)
 BASE = replace(
-    heterofl(shares=(1.0, 0.5)),
+    heterofl(widths=(1.0, 0.5)),
     select=select.Everyone(),
     train=LOCAL,
     norm=norm.BatchStatistics(),
@@ -60,10 +60,10 @@ def _choosing(plan_: Plan, choose: Choose) -> Row:
 
 _LABELLING = aggregate.Subset(share=0.5, statistic="mean")  # somebody in every step
 _LABELS = {"aggregate": _LABELLING}
-_HOLDS = {"schedule": schedule.TwoPhase()}
+_HOLDS = {"schedule": schedule.HoldAndFetch()}
 _ADAPTS = {"uplink": codec.Fgc()}
-_LEVELS = plan.FixedLevel((1.0, 0.5))
-_MENU = plan.Menu(SHARES)
+_LEVELS = plan.WidthByLevel((1.0, 0.5))
+_MENU = plan.WidthMenu(SHARES)
 
 SELECTION = {
     **_rows(
@@ -81,34 +81,41 @@ PLANS = {
     **_rows(
         "plan",
         {
-            "Whole": plan.Whole(),
-            "FixedLevel": _LEVELS,
-            "FixedLevel, linear": plan.FixedLevel((1.0, 0.5), layers="linear"),
-            "Depth": plan.Depth(),
+            "Whole": plan.WholeModel(),
+            "WidthByLevel": _LEVELS,
+            "WidthByLevel, linear": plan.WidthByLevel((1.0, 0.5), layers="linear"),
+            "Depth": plan.TrainedLayersByLevel(),
             "LargestFitting": plan.LargestFitting(SHARES),
-            "StepsWithin": plan.StepsWithin(SECONDS, _LEVELS),
+            "LocalStepsWithin": plan.LocalStepsWithin(SECONDS, _LEVELS),
             "WorkByLevel": plan.WorkByLevel((8, 4), (2, 1), (0.05, 0.02), _LEVELS),
             "JustInTime": plan.JustInTime(LONGER, _LEVELS),
             "Assigned(Menu, LargestInTime)": plan.Assigned(_MENU, choose.LargestInTime(SECONDS)),
             "Assigned(Menu, MostGain)": plan.Assigned(_MENU, choose.MostGain(LONGER)),
-            "Assigned(DepthMenu, MostGain)": plan.Assigned(
-                plan.DepthMenu(), choose.MostGain(LONGER)
+            "Assigned(TrainedLayersMenu, MostGain)": plan.Assigned(
+                plan.TrainedLayersMenu(), choose.MostGain(LONGER)
             ),
         },
     ),
     "Menu + First": _choosing(_MENU, choose.First()),
     "Menu + LargestInTime": _choosing(_MENU, choose.LargestInTime(SECONDS)),
     "Menu + MostGain": _choosing(_MENU, choose.MostGain(LONGER)),
-    "Paced(Menu) + FisherUtility": _choosing(plan.Paced(_MENU), choose.FisherUtility(3)),
-    "DepthMenu + LargestInTime": _choosing(plan.DepthMenu(), choose.LargestInTime(SECONDS)),
-    "DepthMenu + MostGain": _choosing(plan.DepthMenu(), choose.MostGain(LONGER)),
-    "Paced(DepthMenu) + FisherUtility": _choosing(
-        plan.Paced(plan.DepthMenu(3)), choose.FisherUtility(3)
+    "TargetSeconds(Menu) + FisherUtility": _choosing(
+        plan.TargetSeconds(_MENU), choose.FisherUtility(3)
     ),
-    "RateByLevel": Row({"plan": plan.RateByLevel((0.5, 0.1), _LEVELS)}, _ADAPTS),
-    "RateByLink": Row({"plan": plan.RateByLink(0.2, inner=_LEVELS)}, _ADAPTS),
-    "Paced(RateByLink(Menu)) + FisherUtility": Row(
-        {"plan": plan.Paced(plan.RateByLink(0.2, inner=_MENU)), "choose": choose.FisherUtility(3)},
+    "TrainedLayersMenu + LargestInTime": _choosing(
+        plan.TrainedLayersMenu(), choose.LargestInTime(SECONDS)
+    ),
+    "TrainedLayersMenu + MostGain": _choosing(plan.TrainedLayersMenu(), choose.MostGain(LONGER)),
+    "TargetSeconds(TrainedLayersMenu) + FisherUtility": _choosing(
+        plan.TargetSeconds(plan.TrainedLayersMenu(3)), choose.FisherUtility(3)
+    ),
+    "SentFractionByLevel": Row({"plan": plan.SentFractionByLevel((0.5, 0.1), _LEVELS)}, _ADAPTS),
+    "SentFractionByLink": Row({"plan": plan.SentFractionByLink(0.2, inner=_LEVELS)}, _ADAPTS),
+    "TargetSeconds(SentFractionByLink(Menu)) + FisherUtility": Row(
+        {
+            "plan": plan.TargetSeconds(plan.SentFractionByLink(0.2, inner=_MENU)),
+            "choose": choose.FisherUtility(3),
+        },
         _ADAPTS,
     ),
 }
@@ -127,9 +134,9 @@ TRAINING = _rows(
     {
         "Gradient": LOCAL,
         "Gradient, momentum": replace(
-            LOCAL, rate=train.Inverse(4.0, 10.0), optimiser=train.Sgd(0.9, nesterov=True), clip=1.0
+            LOCAL, lr=train.Inverse(4.0, 10.0), optimiser=train.Sgd(0.9, nesterov=True), clip=1.0
         ),
-        "Gradient, AdamW": replace(LOCAL, rate=train.Decaying(0.01), optimiser=train.AdamW()),
+        "Gradient, AdamW": replace(LOCAL, lr=train.Decaying(0.01), optimiser=train.AdamW()),
         "Gradient, proximal": replace(LOCAL, proximal=0.1),
         "Gradient, masked": replace(LOCAL, masked=True),
         "Gradient, label rows": replace(LOCAL, label_rows=True),
@@ -187,8 +194,10 @@ AGGREGATION = _rows(
         "TrimmedMean": aggregate.TrimmedMean(),
         "CoordinateMedian": aggregate.CoordinateMedian(),
         "Diagnosed(Aio)": aggregate.Diagnosed(aggregate.Aio(), ("norm", "fisher")),
-        "ServerStep": aggregate.ServerStep(optimiser=aggregate.ServerSgd(0.5, 0.9)),
-        "ServerStep(Subset), Adam": aggregate.ServerStep(_LABELLING, aggregate.ServerAdam(0.01)),
+        "ServerOptimised": aggregate.ServerOptimised(optimiser=aggregate.ServerSgd(0.5, 0.9)),
+        "ServerOptimised(Subset), Adam": aggregate.ServerOptimised(
+            _LABELLING, aggregate.ServerAdam(0.01)
+        ),
     },
 )
 

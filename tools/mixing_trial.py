@@ -15,13 +15,13 @@ import torch
 from tools.mixing_parts import SLOTS, inside, mixed
 from torch import nn
 
-from anyfleet.core.ledger import Entries
-from anyfleet.core.loop import Step, run
+from anyfleet.core.ledger import Ledger
+from anyfleet.core.loop import Round, run
 from anyfleet.core.messages import Params
 from anyfleet.core.method import Method
 from anyfleet.errors import CompositionError
 from anyfleet.parts.codec import Nothing
-from anyfleet.runtime import Reference, Simulated
+from anyfleet.runtime import Sequential, Simulated
 from anyfleet.runtime.simulated.engines import Engine
 from anyfleet.tasks import Data, Split, Task
 from anyfleet.tasks.partition import ClassCounts
@@ -133,18 +133,18 @@ FLEET = Fleet(
 )
 
 
-def steps(method: Method, engine: Engine | None = None) -> list[Step]:
+def steps(method: Method, engine: Engine | None = None) -> list[Round]:
     """The first steps of a run."""
     problem = task()
     samples = np.array([problem.size(device) for device in range(problem.devices)])
-    runtime = Simulated(problem, FLEET.build(samples, 0), 0, engine=engine or Reference())
+    runtime = Simulated(problem, FLEET.build(samples, 0), 0, engine=engine or Sequential())
     return list(islice(run(method, problem, runtime, 0), ROUNDS))
 
 
 # --- the verdict ------------------------------------------------------------------------------
 
 
-def faults(method: Method, made: Sequence[Step]) -> Iterator[str]:
+def faults(method: Method, made: Sequence[Round]) -> Iterator[str]:
     """What is wrong with these steps; nothing, if the mixture runs."""
     silent = method.uplink == Nothing()  # it shares nothing, so that the server learns nothing
     before = task().params
@@ -170,10 +170,10 @@ def _moved(before: Params, after: Params) -> bool:
     return any(not torch.equal(after[name], value) for name, value in before.items())
 
 
-def _of_costs(ledger: Entries, *, silent: bool) -> Iterator[str]:
+def _of_costs(ledger: Ledger, *, silent: bool) -> Iterator[str]:
     counted = ledger.counted
     if not counted.any():
-        yield f"nobody's answer counted; lost were {', '.join(sorted(set(ledger.lost)))}"
+        yield f"nobody's answer counted; lost were {', '.join(sorted(set(ledger.failure)))}"
     for name in _COSTS:
         costs = getattr(ledger, name)
         if not (np.isfinite(costs) & (costs >= 0)).all():

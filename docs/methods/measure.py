@@ -21,7 +21,7 @@ from anyfleet.core.method import Method
 from anyfleet.experiment import load, populate
 from anyfleet.parts.choose import MostGain
 from anyfleet.parts.codec import Qsgd, TopK
-from anyfleet.parts.plan import JustInTime, Menu
+from anyfleet.parts.plan import JustInTime, WidthMenu
 from anyfleet.parts.select import Everyone
 from anyfleet.world import When
 
@@ -53,7 +53,7 @@ def in_the_cell(loss: float) -> Study:
     """AnycostFL's recipe and those it is compared with, at a path loss in decibels at one metre."""
     base = load(RECIPES / "anycost.toml", [f"fleet.link.ref_loss_db={loss:g}", "widths=[1.0]"])
     sgd: Any = {"count": 15, "lr": 0.05, "momentum": 0.9}
-    half = methods.heterofl(shares=(1.0,), **sgd)
+    half = methods.heterofl(widths=(1.0,), **sgd)
     others = {
         "STC": planned(methods.stc(**sgd)),
         "QSGD": planned(methods.qsgd(**sgd)),
@@ -61,7 +61,7 @@ def in_the_cell(loss: float) -> Study:
         "FedHQ": planned(methods.fedhq(**sgd)),
         # As the paper compares with it: four sizes of 1/4 to 1, and uploads by QSGD.
         "HeteroFL": replace(
-            planned(half, (1.0, 0.866, 0.707, 0.5)), uplink=TopK(0.15, Qsgd(levels=16))
+            planned(half, (1.0, 0.866, 0.707, 0.5)), uplink=TopK(0.15, Qsgd(quantisation_levels=16))
         ),
         "STC just in time": replace(methods.stc(**sgd), plan=JustInTime(SECONDS)),
         "STC at full speed": methods.stc(**sgd),
@@ -71,7 +71,7 @@ def in_the_cell(loss: float) -> Study:
 
 def planned(method: Method, shares: tuple[float, ...] = (1.0,)) -> Method:
     """A method whose devices set their frequency as AnycostFL's do, or decline."""
-    return replace(method, plan=Menu(shares), choose=MostGain(SECONDS))
+    return replace(method, plan=WidthMenu(shares), choose=MostGain(SECONDS))
 
 
 STUDIES: Mapping[str, Callable[[], Study]] = MappingProxyType(
@@ -100,8 +100,8 @@ def curves(experiment: Experiment) -> dict[str, Any]:
 def _rows(experiment: Experiment) -> Sequence[tuple[float, ...]]:
     declined, rows = 0, []
     for moment in play(experiment):
-        point = moment.point
-        declined += sum(reason.startswith("over budget") for reason in moment.step.ledger.lost)
+        point = moment.record
+        declined += sum(reason.startswith("over budget") for reason in moment.round.ledger.failure)
         spent = point.time, point.joules, point.up, point.down
         rows.append((point.accuracy, *spent, float(declined)))
     return rows
@@ -113,13 +113,13 @@ def choices(loss: float) -> dict[str, Any]:
     everyone = replace(base, method=replace(base.method, select=Everyone()))
     task = everyone.task.build(everyone.seed)
     world = populate(everyone, task)
-    links = world.conditions(np.arange(len(world)), When(0.0, 0), active=len(world)).up
-    (ledger,) = (moment.step.ledger for moment in play(everyone))
+    links = world.conditions(np.arange(len(world)), When(0.0, 0), active=len(world)).bit_rate_up
+    (ledger,) = (moment.round.ledger for moment in play(everyone))
     told = ledger.take(np.flatnonzero(ledger.counted))
     return {
         "link": _short(links[told.device]),
-        "width": _short(told.share),
-        "rate": _short(told.rate),
+        "width": _short(told.width),
+        "rate": _short(told.sent_fraction),
         "frequency": _short(told.frequency),
     }
 

@@ -16,8 +16,8 @@ if typing.TYPE_CHECKING:
     from anyfleet.core.method import Method
     from anyfleet.elastic import trace
     from anyfleet.errors import AnyfleetError
-    from anyfleet.experiment import Experiment, Moment, Point, load, play
-    from anyfleet.runtime import Reference, Simulated, Stacked, Threads
+    from anyfleet.experiment import Experiment, RoundRecord, RoundResult, load, play
+    from anyfleet.runtime import Sequential, Simulated, Stacked, Threads
     from anyfleet.tasks import Split, Task
     from anyfleet.world import Fleet
 
@@ -26,9 +26,9 @@ __all__ = [
     "Experiment",
     "Fleet",
     "Method",
-    "Moment",
-    "Point",
-    "Reference",
+    "RoundRecord",
+    "RoundResult",
+    "Sequential",
     "Simulated",
     "Split",
     "Stacked",

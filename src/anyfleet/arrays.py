@@ -14,7 +14,7 @@ Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
-class Batch:
+class Arrays:
     """Rows in columns: every array, tensor or tuple field has one entry per row.
 
     The first field of every batch is a column.
@@ -36,7 +36,7 @@ class Batch:
 
 
 def _split(value: Any, count: int) -> Sequence[Any]:
-    if isinstance(value, Batch):
+    if isinstance(value, Arrays):
         return value.rows()
     if isinstance(value, tuple):
         return [(entry,) for entry in value]
@@ -46,7 +46,7 @@ def _split(value: Any, count: int) -> Sequence[Any]:
 
 
 def _pick(value: Any, rows: Ints) -> Any:
-    if isinstance(value, Batch):
+    if isinstance(value, Arrays):
         return value.take(rows)
     if isinstance(value, tuple):
         return tuple(value[i] for i in rows)
@@ -55,7 +55,7 @@ def _pick(value: Any, rows: Ints) -> Any:
     return value
 
 
-B = TypeVar("B", bound=Batch)
+B = TypeVar("B", bound=Arrays)
 
 
 def join(batches: Sequence[B]) -> B:
@@ -72,7 +72,7 @@ def join(batches: Sequence[B]) -> B:
 
 def _concatenate(values: Sequence[Any]) -> Any:
     first = values[0]
-    if isinstance(first, Batch):
+    if isinstance(first, Arrays):
         return join(values)
     if isinstance(first, tuple):
         return tuple(entry for value in values for entry in value)

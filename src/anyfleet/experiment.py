@@ -12,13 +12,13 @@ from annotated_types import Ge
 
 from anyfleet import config
 from anyfleet.analysis.breakdown import Breakdown, Detail, Groups, complaints, named, take_apart
-from anyfleet.analysis.diagnosis import plain_notes
+from anyfleet.analysis.diagnosis import plain_diagnostics
 from anyfleet.analysis.metric import judged_by
 from anyfleet.arguments import checked
 from anyfleet.core.delivery import unpadded
 from anyfleet.core.evaluation import score, to_test
-from anyfleet.core.loop import Answer, Step, run
-from anyfleet.core.messages import Kind, Want
+from anyfleet.core.loop import Reply, Round, run
+from anyfleet.core.messages import Kind, SubModelSize
 from anyfleet.core.method import Method
 from anyfleet.core.objectives import Task
 from anyfleet.core.seam import Snapshot
@@ -32,7 +32,7 @@ from anyfleet.errors import (
 )
 from anyfleet.methods.fedavg import Training
 from anyfleet.names import how_to_allow, lies_within
-from anyfleet.runtime import Limits, Reference, Simulated
+from anyfleet.runtime import Limits, Sequential, Simulated
 from anyfleet.runtime.simulated.engines import Engine
 from anyfleet.tracebacks import during, in_known_code, raised_inside, remedied
 from anyfleet.world import Fleet, World
@@ -66,7 +66,7 @@ class Experiment:
     task: TaskSpec
     method: Method
     fleet: Fleet = field(default_factory=Fleet)
-    engine: Engine = field(default_factory=Reference)
+    engine: Engine = field(default_factory=Sequential)
     limits: Limits = field(default_factory=Limits)
     rounds: Counter = 20
     evaluate_every: Counter = 1
@@ -186,21 +186,23 @@ def _refuse(problems: Collection[Problem]) -> None:
 
 
 @dataclass(frozen=True)
-class Point:
+class RoundRecord:
     """Where a run stands after a server step. Times and amounts count from the start."""
 
-    step: int
+    round_index: int
     time: float  # simulated seconds
     down: float  # bytes
     up: float  # bytes
     flops: float
     joules: float
-    arrived: int  # answers of this step that count
-    lost: int
+    replies: int  # answers of this step that count
+    failures: int
     loss: float  # mean training loss the devices reported in this step
     on_devices: float  # `metric` of the devices' own models on their own test data, or NaN
     scores: dict[str, float] = field(default_factory=dict)  # on the test set; empty: not evaluated
-    notes: dict[str, Any] = field(default_factory=dict)  # what the method's parts tell of the step
+    diagnostics: dict[str, Any] = field(
+        default_factory=dict
+    )  # what the method's parts tell of the step
     details: tuple[Breakdown, ...] = ()  # for each width, where the experiment asks for them
     metric: str = "accuracy"  # what the run is judged by; see `anyfleet.analysis.metric`
 
@@ -241,40 +243,40 @@ class Point:
         return self.on_devices == self.on_devices
 
 
-_START = Point(-1, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0, float("nan"), float("nan"))
+_START = RoundRecord(-1, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0, float("nan"), float("nan"))
 
 
 @dataclass(frozen=True, eq=False)
 class State:
     """All that a run goes on from, between two steps; see `play`."""
 
-    point: Point
+    record: RoundRecord
     snapshot: Snapshot
     fleet: Any  # as its runtime saves it
 
 
 @dataclass(frozen=True, eq=False)
-class Moment:
+class RoundResult:
     """A point of a run with the step it describes.
 
     `aliases` are the other names that the module's state_dict has for some tensors of the model.
     """
 
-    point: Point
-    step: Step
+    record: RoundRecord
+    round: Round
     fleet: Any  # as its runtime saves it, with orders under way
     aliases: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def state(self) -> State:
         """What the run can be resumed from."""
-        return State(self.point, self.step.snapshot, self.fleet)
+        return State(self.record, self.round.snapshot, self.fleet)
 
 
 @checked
 def play(
     experiment: Experiment, task: Task | None = None, *, resume: State | None = None
-) -> Iterator[Moment]:
+) -> Iterator[RoundResult]:
     """Runs an experiment, or goes on where it was; yields after every server step."""
     task = task or build(experiment)
     world = populate(experiment, task)
@@ -284,11 +286,11 @@ def play(
     point, snapshot = replace(_START, metric=judged_by(task.metrics)), None
     if resume is not None:
         runtime.restore(resume.fleet)
-        point, snapshot = resume.point, resume.snapshot
-    if point.step + 1 >= experiment.rounds:
+        point, snapshot = resume.record, resume.snapshot
+    if point.round_index + 1 >= experiment.rounds:
         return
     steps = run(experiment.method, task, runtime, experiment.seed, resume=snapshot)
-    while point.step + 1 < experiment.rounds:
+    while point.round_index + 1 < experiment.rounds:
         try:
             step = next(steps)
             with during(round_index=step.index):
@@ -296,12 +298,12 @@ def play(
                 due = last or step.index % experiment.evaluate_every == 0
                 scores, details = _judge(experiment, task, step, groups) if due else ({}, ())
         except Exception as error:
-            remedied(error, _RESUME if point.step >= 0 else _RESTART)
-            if resume is not None and point is resume.point and _unfit(error):
+            remedied(error, _RESUME if point.round_index >= 0 else _RESTART)
+            if resume is not None and point is resume.record and _unfit(error):
                 raise StoreError(f"{_UNFIT_STATE}: {error!r}. {_UNFIT_REMEDY}") from error
             raise
         point = replace(_advance(point, step), scores=scores, details=details)
-        yield Moment(point, step, runtime.save(), task.blueprint.aliases)
+        yield RoundResult(point, step, runtime.save(), task.blueprint.aliases)
 
 
 _RESUME = (
@@ -327,7 +329,7 @@ _RESTART = "No round was finished before it: mend this, then play it again."
 
 
 def _judge(
-    experiment: Experiment, task: Task, step: Step, groups: Groups
+    experiment: Experiment, task: Task, step: Round, groups: Groups
 ) -> tuple[dict[str, float], tuple[Breakdown, ...]]:
     """Metrics of the shared model, at every width; plain names are the first width's."""
     scores: dict[str, float] = {}
@@ -338,7 +340,7 @@ def _judge(
             step.params,
             step.buffers,
             norm=experiment.method.norm,
-            slice_=step.sub_model(Want(width)),
+            slice_=step.sub_model(SubModelSize(width)),
         )
         found = score(task, model)
         scores |= {f"{name}@{width:g}": value for name, value in found.items()}
@@ -348,26 +350,26 @@ def _judge(
     return scores, tuple(details)
 
 
-def _advance(before: Point, step: Step) -> Point:
+def _advance(before: RoundRecord, step: Round) -> RoundRecord:
     ledger, counted = step.ledger, step.ledger.counted
     losses = ledger.loss[counted & ~np.isnan(ledger.loss)]
-    return Point(
-        step=step.index,
+    return RoundRecord(
+        round_index=step.index,
         time=float(step.time),
         down=before.down + float(ledger.bits_down.sum()) / 8,
         up=before.up + float(ledger.bits_up.sum()) / 8,
         flops=before.flops + float(ledger.flops.sum()),
         joules=before.joules + float(ledger.joules.sum()),
-        arrived=int(counted.sum()),
-        lost=int((~counted).sum()),
+        replies=int(counted.sum()),
+        failures=int((~counted).sum()),
         loss=float(losses.mean()) if len(losses) else float("nan"),
-        on_devices=_surveyed(step.answers, before.metric),
-        notes=plain_notes(step.notes),
+        on_devices=_surveyed(step.replies, before.metric),
+        diagnostics=plain_diagnostics(step.diagnostics),
         metric=before.metric,
     )
 
 
-def _surveyed(answers: Sequence[Answer], metric: str) -> float:
+def _surveyed(answers: Sequence[Reply], metric: str) -> float:
     told = [a for a in answers if a.kind == Kind.EVALUATE and a.samples and metric in a.report]
     if not told:
         return float("nan")

@@ -172,6 +172,7 @@ def public_names(module_name: str) -> tuple[str, ...]:
 # files and calls from Python both look here.
 SYNONYMS: Mapping[str, tuple[str, ...]] = {
     "algorithm": ("method",),
+    "batch": ("batch_size",),
     "client_lr": ("lr",),
     "clients": ("devices", "count"),
     "clients_per_round": ("count",),
@@ -186,15 +187,15 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
     "eval_every": ("evaluate_every",),
     "gamma": ("decay", "factor"),
     "global_rounds": ("rounds",),
+    "iterations": ("local_steps",),
     "l2": ("weight_decay",),
-    "learning_rate": ("lr", "rate"),
+    "learning_rate": ("lr",),
     "local_lr": ("lr",),
-    "local_steps": ("iterations", "steps"),
     "loss_fn": ("loss",),
-    "lr": ("rate", "start"),
+    "lr": ("start",),
     "lr_decay": ("decay", "factor"),
     "lr_local": ("lr",),
-    "minibatch": ("batch",),
+    "minibatch": ("batch_size",),
     "model": ("module",),
     "mu": ("proximal",),
     "network": ("module", "model"),
@@ -207,17 +208,19 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
     "proximal": ("mu",),
     "random_seed": ("seed",),
     "random_state": ("seed",),
-    "rates": ("shares", "ratios"),
-    "ratios": ("shares",),
+    "rates": ("widths", "nested_widths"),
+    "ratios": ("widths", "nested_widths"),
     "sample_size": ("count",),
     "server_learning_rate": ("lr",),
     "server_lr": ("lr",),
+    "share": ("width", "widths"),
+    "shares": ("widths",),
     "step_size": ("lr",),
+    "steps": ("local_steps",),
     "strategy": ("method",),
     "threads": ("workers",),
     "timeout": ("seconds", "patience"),
-    "width": ("share", "widths", "shares"),
-    "widths": ("shares", "ratios"),
+    "width": ("widths",),
 }
 
 
@@ -314,7 +317,8 @@ def _exported(name: str, homes: Collection[str]) -> Any:
     for home in homes:
         if lies_within(home, (OWN,)) and attribute in public_names(home):
             found = getattr(_module(home), attribute)
-            if _is_code(found) and module_name in (home, found.__module__):
+            own = (each for each in HOMES.values() if lies_within(found.__module__, (each,)))
+            if _is_code(found) and module_name in (home, found.__module__, *own):
                 return found
     raise BadName(f'"{name}" is no part that may stand here{_like(attribute, homes)}')
 

@@ -11,24 +11,24 @@ from torch import nn
 
 from anyfleet.analysis import diagnosis
 from anyfleet.arrays import join
-from anyfleet.core.ledger import Entries
+from anyfleet.core.ledger import Ledger
 from anyfleet.errors import ConfigError
-from anyfleet.experiment import Experiment, Point, play, populate
+from anyfleet.experiment import Experiment, RoundRecord, play, populate
 from anyfleet.measure import Fisher
 from anyfleet.methods import fedavg, fedpns, whale
 from anyfleet.parts.aggregate import Diagnosed, Subset
 from anyfleet.parts.choose import FisherUtility
-from anyfleet.parts.plan import FixedLevel
+from anyfleet.parts.plan import WidthByLevel
 from anyfleet.parts.schedule import Deadline
 from anyfleet.parts.select import Everyone, Uniform
-from anyfleet.runtime import Reference
+from anyfleet.runtime import Sequential
 from anyfleet.store import Recording, read_points
 from anyfleet.tasks import Data, Embedded, Split, Task, XClass
 from anyfleet.world import Fleet, Group, levels
 from tests.helpers import small
 
 
-def ledger(**columns: object) -> Entries:
+def ledger(**columns: object) -> Ledger:
     """Rows of a real ledger, with some columns replaced."""
     rows = small.steps(replace(fedavg(), select=Everyone()), small.task(), 1)[0].ledger
     return replace(rows, **columns)  # type: ignore[arg-type]
@@ -60,8 +60,8 @@ def test_f_5_label_distances() -> None:
 
 def test_1_18_counts_of_devices_that_were_selected_labelled_and_excluded() -> None:
     class Step:
-        def __init__(self, **notes: list[int]) -> None:
-            self.notes = notes
+        def __init__(self, **diagnostics: list[int]) -> None:
+            self.diagnostics = diagnostics
 
     rows = ledger()
     found = diagnosis.contributions(
@@ -76,7 +76,7 @@ def test_1_18_counts_of_devices_that_were_selected_labelled_and_excluded() -> No
 def test_information_by_step() -> None:
     utility = np.array([np.nan, 0.5, 1.0, np.nan, np.nan, np.nan, np.nan, np.nan])
     (found,) = diagnosis.information(ledger(utility=utility, share=np.full(8, 0.25)))
-    assert (found.step, found.utility, found.share) == (0, 0.75, 0.25)
+    assert (found.round_index, found.utility, found.width) == (0, 0.75, 0.25)
     assert math.isnan(found.fisher)
 
 
@@ -90,10 +90,10 @@ def test_information_is_of_those_who_trained_and_counted() -> None:
     (found,) = diagnosis.information(rows)
     assert found.fisher == 3.0
     assert found.utility == pytest.approx(0.03)
-    assert found.share == pytest.approx(1.75 / 4)
+    assert found.width == pytest.approx(1.75 / 4)
     # A quarter was planned too, so that an eighth is level 4; the share of surveys is no level.
     assert found.level == (1 + 2 + 4 + 4) / 4
-    nobody = diagnosis.information(replace(rows, lost=("died",) * 8))[0]
+    nobody = diagnosis.information(replace(rows, failure=("died",) * 8))[0]
     assert math.isnan(nobody.level)
 
 
@@ -103,11 +103,11 @@ def test_levels_of_one_width_go_by_depth() -> None:
 
 
 def test_f_2_fewest_devices_of_a_region_over_a_run() -> None:
-    base = replace(fedavg(count=3, lr=0.1, batch=8), plan=FixedLevel((1.0, 0.5)))
+    base = replace(fedavg(count=3, lr=0.1, batch_size=8), plan=WidthByLevel((1.0, 0.5)))
     method = replace(base, aggregate=Diagnosed(base.aggregate))
     steps = small.steps(method, small.task(), 6, fleet=Fleet((Group(), Group())))
     # Only those with the whole model trained its second half; without them, all trained the first.
-    trained = [int((step.ledger.share == 1).sum()) or 3 for step in steps]
+    trained = [int((step.ledger.width == 1).sum()) or 3 for step in steps]
     assert len(set(trained)) > 1
     assert diagnosis.fewest_trainers(steps) == min(trained)
     assert [diagnosis.fewest_trainers([step]) for step in steps] == trained
@@ -126,12 +126,14 @@ def test_1_18_who_was_not_asked_was_not_selected() -> None:
 
 
 def test_fisher_information_is_a_column_where_it_is_asked_for() -> None:
-    base = fedavg(count=4, lr=0.1, batch=8)
+    base = fedavg(count=4, lr=0.1, batch_size=8)
     method = replace(base, aggregate=Diagnosed(base.aggregate, measures=("fisher", "norm")))
     steps = small.steps(method, small.task(), 2)
     assert small.identical(steps[-1].params, small.steps(base, small.task(), 2)[-1].params)
     assert (steps[0].ledger.fisher > 0).all()
-    assert steps[0].ledger.norm.tolist() == pytest.approx(list(steps[0].notes["norms"].values()))
+    assert steps[0].ledger.norm.tolist() == pytest.approx(
+        list(steps[0].diagnostics["norms"].values())
+    )
     (found,) = diagnosis.information(steps[0].ledger)
     assert found.fisher == pytest.approx(steps[0].ledger.fisher.mean())
     plain = small.steps(base, small.task(), 1)[0].ledger
@@ -165,12 +167,12 @@ def test_1_10_choices_of_first_visits_are_told() -> None:
 
 
 def test_1_10_a_short_run_of_whale_says_that_it_is_its_cap() -> None:
-    method = replace(whale(shares=(1.0, 0.5), lr=0.1, batch=8), select=Uniform(3))
+    method = replace(whale(widths=(1.0, 0.5), lr=0.1, batch_size=8), select=Uniform(3))
     fleet = Fleet((Group(level=0), Group(level=1)))
     (step,) = small.steps(method, small.task(), 1, fleet=fleet)
     assert "in all 3 choices" in diagnosis.first_visits(step.ledger, method)
     caps = np.where(step.ledger.level == 0, 1.0, 0.5)
-    assert step.ledger.share.tolist() == caps.tolist()
+    assert step.ledger.width.tolist() == caps.tolist()
 
 
 # --- why nothing was learned ------------------------------------------------------------------
@@ -240,9 +242,9 @@ def test_one_update_is_something_and_a_survey_is_none() -> None:
 
 def test_the_seconds_that_would_have_been_enough_are_enough() -> None:
     task, fleet = small.task(), levels(speeds=(1e9, 1e8))
-    method = replace(fedavg(lr=0.1, batch=8), select=Everyone(), schedule=Deadline(1e-6))
+    method = replace(fedavg(lr=0.1, batch_size=8), select=Everyone(), schedule=Deadline(1e-6))
     (step,) = small.steps(method, task, 1, fleet=fleet)
-    assert set(step.ledger.lost) == {"too late"}
+    assert set(step.ledger.failure) == {"too late"}
     needed = diagnosis.seconds_needed(step.ledger, method, task, small.world(task, fleet))
     assert len(needed) == 8
 
@@ -255,8 +257,8 @@ def test_the_seconds_that_would_have_been_enough_are_enough() -> None:
     assert lost(0.999 * needed.min()) == 8
 
 
-def scored(*losses: float) -> list[Point]:
-    start = Point(0, 0.0, 0.0, 0.0, 0.0, 0.0, 1, 0, 1.0, math.nan)
+def scored(*losses: float) -> list[RoundRecord]:
+    start = RoundRecord(0, 0.0, 0.0, 0.0, 0.0, 0.0, 1, 0, 1.0, math.nan)
     return [replace(start, scores={"loss": loss}) for loss in losses]
 
 
@@ -304,7 +306,7 @@ def test_refused_results_are_an_explosion_too() -> None:
 
 def test_what_measuring_costs_is_told() -> None:
     task = small.task(norm=False)
-    method = whale(lr=0.1, batch=8)
+    method = whale(lr=0.1, batch_size=8)
     assert diagnosis.measuring_share(method, task) == pytest.approx(1.0)
     assert "adds 100% to the work" in diagnosis.measuring(method, task)
     seldom = replace(method, fisher=Fisher(every=5, samples=4))
@@ -320,26 +322,26 @@ def test_notes_are_plain_data_and_come_back() -> None:
         "entropy": np.float64(1.5),
         "model": torch.ones(2),
     }
-    plain = diagnosis.plain_notes(notes)
+    plain = diagnosis.plain_diagnostics(notes)
     assert plain.keys() == {"angles", "labelled", "entropy"}
     assert plain["labelled"] == [3, 4]
-    read = diagnosis.read_notes({"angles": {"3": 0.5, "11": None}, "labelled": [3, 4]})
+    read = diagnosis.read_diagnostics({"angles": {"3": 0.5, "11": None}, "labelled": [3, 4]})
     assert read["angles"][3] == 0.5
     assert math.isnan(read["angles"][11])
 
 
 def test_a_run_folder_has_the_notes_of_its_steps(tmp_path: Path) -> None:
-    base = fedpns(count=4, lr=0.1, batch=8)
+    base = fedpns(count=4, lr=0.1, batch_size=8)
     method = replace(base, aggregate=Diagnosed(base.aggregate))
-    experiment = Experiment(Embedded(devices=6, server=50), method, rounds=2, engine=Reference())
+    experiment = Experiment(Embedded(devices=6, server=50), method, rounds=2, engine=Sequential())
     with Recording(tmp_path, experiment) as recording:
         for moment in play(experiment):
             recording.append(moment)
     points = read_points(tmp_path)
     assert len(points) == 2
-    assert 0 < points[-1].notes["coverage"] <= 1
-    assert len(points[0].notes["norms"]) == 4
-    assert all(isinstance(device, int) for device in points[0].notes["norms"])
+    assert 0 < points[-1].diagnostics["coverage"] <= 1
+    assert len(points[0].diagnostics["norms"]) == 4
+    assert all(isinstance(device, int) for device in points[0].diagnostics["norms"])
 
 
 def test_what_judges_needs_a_server_split() -> None:

@@ -17,14 +17,14 @@ from anyfleet.analysis.equal_budgets import (
     within,
 )
 from anyfleet.analysis.summaries import Spent
-from anyfleet.experiment import Point
+from anyfleet.experiment import RoundRecord
 
 
-def point(step: int, accuracy: float = math.nan, **changes: Any) -> Point:
+def point(step: int, accuracy: float = math.nan, **changes: Any) -> RoundRecord:
     """After k steps: k seconds, 2 k joules, 3 k bytes down, 4 k up and 5 k FLOP."""
     k = float(step + 1)
     scores = {} if math.isnan(accuracy) else {"accuracy": accuracy}
-    base = Point(step, k, 3 * k, 4 * k, 5 * k, 2 * k, 2, 0, 0.5, math.nan, scores)
+    base = RoundRecord(step, k, 3 * k, 4 * k, 5 * k, 2 * k, 2, 0, 0.5, math.nan, scores)
     return replace(base, **changes)
 
 

@@ -11,21 +11,21 @@ import pytest
 from anyfleet.analysis.equal_budgets import Resource
 from anyfleet.analysis.fleet_portrait import portray
 from anyfleet.analysis.plots import NoPictures, NothingToDraw, band, draw, draw_fleet
-from anyfleet.experiment import Point
+from anyfleet.experiment import RoundRecord
 from anyfleet.world import Disc, Diurnal, Fleet, Group, Uniform, wifi
 
 
-def run(*accuracies: float, pace: float = 1.0) -> tuple[Point, ...]:
+def run(*accuracies: float, pace: float = 1.0) -> tuple[RoundRecord, ...]:
     return tuple(
-        Point(
-            step=step,
+        RoundRecord(
+            round_index=step,
             time=pace * (step + 1),
             down=1e6 * (step + 1),
             up=1e6 * (step + 1),
             flops=0.0,
             joules=0.0,
-            arrived=1,
-            lost=0,
+            replies=1,
+            failures=0,
             loss=math.nan,
             on_devices=accuracy,
         )
@@ -121,7 +121,7 @@ def test_a_picture_of_a_fleet_has_a_panel_for_what_differs(tmp_path: Path, name:
     assert (height, width) == (round(585 * rows), round(624 * columns))
 
 
-def errors(*values: float) -> tuple[Point, ...]:
+def errors(*values: float) -> tuple[RoundRecord, ...]:
     """A run that is judged by an error, at two widths."""
     return tuple(
         replace(

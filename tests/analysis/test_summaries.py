@@ -20,21 +20,23 @@ from anyfleet.analysis.summaries import (
     taken_apart,
     to_target,
 )
-from anyfleet.core.ledger import Entries
-from anyfleet.experiment import Point
+from anyfleet.core.ledger import Ledger
+from anyfleet.experiment import RoundRecord
 
 
-def point(step: int, accuracy: float = math.nan, *, lost: int = 0, half: float = 0.0) -> Point:
+def point(
+    step: int, accuracy: float = math.nan, *, lost: int = 0, half: float = 0.0
+) -> RoundRecord:
     scores = {} if math.isnan(accuracy) else {"accuracy": accuracy, "loss": 1 - accuracy}
-    return Point(
-        step=step,
+    return RoundRecord(
+        round_index=step,
         time=10.0 * (step + 1),
         down=100.0 * (step + 1),
         up=50.0 * (step + 1),
         flops=1e6 * (step + 1),
         joules=20.0 * (step + 1),
-        arrived=2,
-        lost=lost,
+        replies=2,
+        failures=lost,
         loss=0.5,
         on_devices=math.nan,
         scores=scores | ({"accuracy@0.5": half} if half else {}),
@@ -104,7 +106,7 @@ def test_the_common_score_is_reached_by_every_run() -> None:
     assert all(to_target(points, 0.55).spent for points in runs)
 
 
-def rmse(*values: float) -> tuple[Point, ...]:
+def rmse(*values: float) -> tuple[RoundRecord, ...]:
     """A run that is judged by an error: of half its width, twice as much."""
     return tuple(
         replace(
@@ -160,14 +162,14 @@ def test_the_spread_is_that_of_a_sample() -> None:
 # --- the ledger -------------------------------------------------------------------------------
 
 
-def entries(levels: list[int], lost: list[str]) -> Entries:
+def entries(levels: list[int], lost: list[str]) -> Ledger:
     """Order i calculated i FLOP, for i joules, and moved 8 i bits down and 16 i up."""
     count = len(levels)
     order = np.arange(count, dtype=np.float64)
-    rest = {f.name: np.zeros(count) for f in fields(Entries)}
+    rest = {f.name: np.zeros(count) for f in fields(Ledger)}
     told = {"flops": order, "compute_joules": order, "bits_down": 8 * order, "bits_up": 16 * order}
     texts = {"kind": ("train",) * count, "lost": tuple(lost)}
-    return Entries(**{**rest, **told, **texts, "level": np.array(levels)})  # type: ignore[arg-type]
+    return Ledger(**{**rest, **told, **texts, "level": np.array(levels)})  # type: ignore[arg-type]
 
 
 LEDGER = entries(

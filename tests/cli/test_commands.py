@@ -24,7 +24,7 @@ from anyfleet.cli.app import app
 from anyfleet.cli.details import apart
 from anyfleet.cli.fleet import presets
 from anyfleet.cli.screen import how_many, megabytes, number, over_seeds, table, targets
-from anyfleet.experiment import Moment, Point, load
+from anyfleet.experiment import RoundRecord, RoundResult, load
 from anyfleet.store import Recording, checkpoint, read_points
 
 # A command in a process of its own shall be the one that is tested here.
@@ -147,7 +147,7 @@ def test_a_run_goes_on_without_matplotlib(folder: Path, monkeypatch: pytest.Monk
 
 def test_validate_shows_method_and_sizes(folder: Path) -> None:
     shown = succeeds("validate", "small.toml")
-    assert "FixedLevel(shares=(1.0, 0.5)" in shown
+    assert "WidthByLevel(shares=(1.0, 0.5)" in shown
     assert f"{784 * 8 + 8 + 80 + 10:,}" in shown  # parameters of the whole
     assert f"{784 * 4 + 4 + 40 + 10:,}" in shown  # and of half its width
     assert sorted(file.name for file in folder.iterdir()) == ["small.toml"]
@@ -318,8 +318,8 @@ def test_help_explains_arguments(command: str, told: str) -> None:
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_a_table_of_many_seeds_fits_a_terminal(width: int) -> None:
-    def group(accuracy: float) -> list[list[Point]]:
-        base = Point(0, 0.0, 0.0, 0.0, 0.0, 0.0, 5, 0, 0.5, math.nan, {"accuracy": accuracy})
+    def group(accuracy: float) -> list[list[RoundRecord]]:
+        base = RoundRecord(0, 0.0, 0.0, 0.0, 0.0, 0.0, 5, 0, 0.5, math.nan, {"accuracy": accuracy})
         return [
             [
                 replace(
@@ -329,7 +329,7 @@ def test_a_table_of_many_seeds_fits_a_terminal(width: int) -> None:
                     up=4e9,
                     flops=6e13,
                     joules=5e3,
-                    lost=7 + k,
+                    failures=7 + k,
                 )
             ]
             for k in range(3)
@@ -529,7 +529,7 @@ def test_small_amounts_keep_two_digits() -> None:
     assert megabytes(0.12) == "1.2e-07"
     assert megabytes(2.0, 4.0) == "3.0e-06 ±1.4e-06"
     assert megabytes(1_000.0, math.nan) == "–"
-    brief = Point(0, 4.16e-4, 1e6, 1e6, 1.7e5, 1.0, 5, 0, 0.5, math.nan, {"accuracy": 0.5})
+    brief = RoundRecord(0, 4.16e-4, 1e6, 1e6, 1.7e5, 1.0, 5, 0, 0.5, math.nan, {"accuracy": 0.5})
     shown = StringIO()
     Console(width=200, file=shown).print(table({"brief": [[brief]]}, 0.5, 200))
     cells = rows_of(shown.getvalue(), "brief")[0]
@@ -550,7 +550,7 @@ def test_sigterm_leaves_a_checkpoint_whatever_the_command(
         succeeds("run", "small.toml", "rounds=1", "--out", "out")
     append = Recording.append
 
-    def told_to_end(recording: Recording, moment: Moment) -> None:
+    def told_to_end(recording: Recording, moment: RoundResult) -> None:
         append(recording, moment)
         signal.raise_signal(signal.SIGTERM)
 

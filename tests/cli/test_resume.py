@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from anyfleet.analysis.plots import NoPictures
-from anyfleet.experiment import Experiment, Moment, play
+from anyfleet.experiment import Experiment, RoundResult, play
 from anyfleet.store import read_points
 from anyfleet.store.disk import Lock
 from tests.cli.test_commands import anyfleet_command, succeeds
@@ -199,7 +199,9 @@ def test_a_comparison_that_is_stopped_says_what_can_go_on(
 ) -> None:
     played: list[Experiment] = []
 
-    def stopped_in_the_second(experiment: Experiment, *rest: Any, **more: Any) -> Iterator[Moment]:
+    def stopped_in_the_second(
+        experiment: Experiment, *rest: Any, **more: Any
+    ) -> Iterator[RoundResult]:
         played.append(experiment)
         for moment in play(experiment, *rest, **more):
             yield moment
@@ -222,7 +224,7 @@ def test_a_comparison_that_is_stopped_says_what_can_go_on(
 def test_a_demonstration_that_is_stopped_says_what_can_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stopped(*_: Any, **__: Any) -> Iterator[Moment]:
+    def stopped(*_: Any, **__: Any) -> Iterator[RoundResult]:
         raise KeyboardInterrupt
 
     monkeypatch.chdir(tmp_path)

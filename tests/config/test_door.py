@@ -162,7 +162,7 @@ EVIL: dict[str, tuple[str, str]] = {
         "method.plan.use: ",
     ),
     "choose": (
-        TASK + METHOD + f'plan = {{ use = "Assigned", inner = {{ use = "Menu" }}, '
+        TASK + METHOD + f'plan = {{ use = "Assigned", inner = {{ use = "WidthMenu" }}, '
         f"choose = {{ {MAKES_FOLDER} }} }}\n",
         "method.plan.choose.use: ",
     ),
@@ -188,7 +188,7 @@ EVIL: dict[str, tuple[str, str]] = {
         "method.downlink.use: ",
     ),
     "aggregate": (
-        TASK + METHOD + 'aggregate = { use = "ServerStep", inner = { use = "Mean" }, '
+        TASK + METHOD + 'aggregate = { use = "ServerOptimised", inner = { use = "Mean" }, '
         f"optimiser = {{ {SHELL} }} }}\n",
         "method.aggregate.optimiser.use: ",
     ),

@@ -9,16 +9,16 @@ import torch
 
 from anyfleet.core.client import work
 from anyfleet.core.evaluation import measure
-from anyfleet.core.layout import Envelope, Lane
-from anyfleet.core.loop import Step, run
-from anyfleet.core.messages import Kind, Memory
+from anyfleet.core.layout import MessageLayout, TensorLayout
+from anyfleet.core.loop import Round, run
+from anyfleet.core.messages import DeviceState, Kind
 from anyfleet.core.method import Method
 from anyfleet.elastic import Slice
 from anyfleet.errors import BadMessage
 from anyfleet.methods import bn2, fedavg, local
 from anyfleet.parts.aggregate import Mean
 from anyfleet.parts.codec import Nothing
-from anyfleet.parts.schedule import Surveyed, Synchronous, TwoPhase
+from anyfleet.parts.schedule import HoldAndFetch, Surveyed, Synchronous
 from anyfleet.parts.select import Largest
 from anyfleet.runtime import Simulated
 from anyfleet.tasks import Split, Task
@@ -30,10 +30,10 @@ from tests.helpers import small
 class WantsNorm(Mean):
     """A mean that asks devices for the length of their update."""
 
-    wants = frozenset({"norm"})
+    reports = frozenset({"norm"})
 
 
-TWO_PHASE = replace(fedavg(lr=0.1), select=Largest(6, 2), schedule=TwoPhase())
+TWO_PHASE = replace(fedavg(lr=0.1), select=Largest(6, 2), schedule=HoldAndFetch())
 
 
 def test_two_phases_charge_all_who_train_and_upload_only_the_best() -> None:
@@ -66,14 +66,14 @@ def lengths(method: Method, task: Task) -> dict[int, float]:
     asked = orders(method, task, devices)
     found = {}
     for row, device in enumerate(devices):
-        delta = work(asked.take([row]), (Memory(),), task).updates.trees[0]["delta"]
+        delta = work(asked.take([row]), (DeviceState(),), task).replies.trees[0]["delta"]
         found[device] = sum(float(v.double().square().sum()) for v in delta.values()) ** 0.5
     return found
 
 
 def test_a_selection_gets_what_it_ranks_by_and_nobody_asks_for_the_unmeasurable() -> None:
     assert TWO_PHASE.job().report == ("norm",)
-    losses = replace(TWO_PHASE, select=Largest(3, 1, "loss"), schedule=Surveyed(TwoPhase()))
+    losses = replace(TWO_PHASE, select=Largest(3, 1, "loss"), schedule=Surveyed(HoldAndFetch()))
     assert losses.job().report == ("loss",)
     with pytest.raises(ValueError, match="no device measures"):
         replace(TWO_PHASE, select=Largest(3, 1, "mood"))
@@ -82,24 +82,24 @@ def test_a_selection_gets_what_it_ranks_by_and_nobody_asks_for_the_unmeasurable(
 def test_a_fetched_result_is_the_one_that_was_trained() -> None:
     task = small.task()
     asked = orders(fedavg(lr=0.1), task, [3])
-    now = work(asked, (Memory(),), task)
-    held = work(replace(asked, kind=Kind.HOLD), (Memory(),), task)
-    assert held.updates.trees == ({},)
-    assert held.memories[0].held is not None
-    fetch = replace(asked, id=asked.id + 1, of=asked.id, kind=Kind.FETCH, slices=(Slice(),))
-    done = work(fetch, held.memories, task)
-    assert small.identical(done.updates.trees[0]["delta"], now.updates.trees[0]["delta"])
-    assert done.updates.order[0] == fetch.id[0]
-    assert done.memories[0].held is None
-    again = work(fetch, done.memories, task)
-    assert again.updates.report[0] == {"missing": 1.0}
+    now = work(asked, (DeviceState(),), task)
+    held = work(replace(asked, kind=Kind.HOLD), (DeviceState(),), task)
+    assert held.replies.trees == ({},)
+    assert held.states[0].held is not None
+    fetch = replace(asked, id=asked.id + 1, held_order=asked.id, kind=Kind.FETCH, slices=(Slice(),))
+    done = work(fetch, held.states, task)
+    assert small.identical(done.replies.trees[0]["delta"], now.replies.trees[0]["delta"])
+    assert done.replies.order[0] == fetch.id[0]
+    assert done.states[0].held is None
+    again = work(fetch, done.states, task)
+    assert again.replies.report[0] == {"missing": 1.0}
 
 
 @pytest.mark.parametrize("kind", [Kind.EVALUATE, Kind.REPORT])
 def test_devices_measure_on_their_own_data(kind: Kind) -> None:
     task = small.task()
     asked = replace(orders(fedavg(), task, [2]), kind=kind)
-    update = work(asked, (Memory(),), task).updates
+    update = work(asked, (DeviceState(),), task).replies
     data = task.own_test(2) if kind == Kind.EVALUATE else task.data(2)
     mode = asked.job.norm.evaluation
     expected = measure(task, task.blueprint, task.params, task.buffers, data, mode)
@@ -111,7 +111,7 @@ def test_devices_measure_on_their_own_data(kind: Kind) -> None:
 def test_devices_measure_statistics() -> None:
     task = small.task()
     asked = replace(orders(fedavg(), task, [2]), kind=Kind.STATISTICS)
-    update = work(asked, (Memory(),), task).updates
+    update = work(asked, (DeviceState(),), task).replies
     assert set(update.trees[0]["buffers"]) == {"1.running_mean", "1.running_var"}
     assert update.bits[0] == 32 * 12
     assert update.samples[0] == len(task.data(2))
@@ -122,9 +122,9 @@ def test_a_survey_asks_every_idle_device_and_answers_come_with_the_step(ask: Kin
     task = small.task()
     method = replace(fedavg(count=3, lr=0.1), schedule=Surveyed(Synchronous(), ask, every=2))
     first, second = small.steps(method, task, 2)
-    assert [answer.device for answer in first.answers] == list(range(task.devices))
-    assert all(answer.kind == ask for answer in first.answers)
-    assert second.answers == ()
+    assert [answer.device for answer in first.replies] == list(range(task.devices))
+    assert all(answer.kind == ask for answer in first.replies)
+    assert second.replies == ()
     plain = small.steps(fedavg(count=3, lr=0.1), task, 2)[-1]
     assert small.identical(second.params, plain.params)
 
@@ -132,16 +132,16 @@ def test_a_survey_asks_every_idle_device_and_answers_come_with_the_step(ask: Kin
 def test_local_devices_share_nothing_and_learn_on_their_own() -> None:
     task = small.task(dropout=0.0)
     runtime = Simulated(task, small.world(task), 0)
-    steps = list(islice(run(local(lr=0.1, epochs=3, batch=8), task, runtime, 0), 6))
+    steps = list(islice(run(local(lr=0.1, epochs=3, batch_size=8), task, runtime, 0), 6))
     assert small.identical(steps[-1].params, task.params)
     assert all(row.bits_up == 0 for row in small.rows(steps[-1]) if row.kind == "train")
     first, last = (mean_loss(step) for step in (steps[0], steps[-1]))
     assert last < 0.7 * first
-    kept = [runtime.memory(d).slots["own"]["0.weight"] for d in (0, 1)]
+    kept = [runtime.state(d).tensors["own"]["0.weight"] for d in (0, 1)]
     assert not torch.equal(kept[0], kept[1])
 
 
-def mean_loss(step: Step) -> float:
+def mean_loss(step: Round) -> float:
     return float(np.mean([row.loss for row in small.rows(step) if row.kind == "train"]))
 
 
@@ -149,14 +149,14 @@ def test_a_cache_fills_what_did_not_come() -> None:
     task = small.task()
     method = replace(fedavg(lr=0.1), cache=True)
     first = orders(method, task, [0])
-    done = work(first, (Memory(),), task)
-    end = done.memories[0].slots["own"]
+    done = work(first, (DeviceState(),), task)
+    end = done.states[0].tensors["own"]
     # Nothing comes over the link: the device goes on where it stopped.
     nothing = replace(first, trees=({},), visit=first.visit + 1, key=first.key + 1)
-    again = work(nothing, done.memories, task)
+    again = work(nothing, done.states, task)
     by_link = replace(nothing, trees=({"model": {n: end[n] for n in task.params}},))
-    sent = work(by_link, (Memory(),), task)
-    assert small.identical(again.updates.trees[0]["delta"], sent.updates.trees[0]["delta"])
+    sent = work(by_link, (DeviceState(),), task)
+    assert small.identical(again.replies.trees[0]["delta"], sent.replies.trees[0]["delta"])
 
 
 def test_frozen_parameters_do_not_travel() -> None:
@@ -182,9 +182,11 @@ def test_weights_and_deltas_give_the_same_model() -> None:
 
 
 def test_nothing_is_nothing() -> None:
-    around = Envelope({"a": Lane((3,), (1, 3))}, torch.float32, torch.zeros(2, dtype=torch.int64))
-    squeezed = Nothing().squeeze({"a": torch.ones(2, 3)}, {}, torch.ones(2), around)
-    assert (squeezed.tree, squeezed.kept, squeezed.memory) == ({}, {}, {})
+    around = MessageLayout(
+        {"a": TensorLayout((3,), (1, 3))}, torch.float32, torch.zeros(2, dtype=torch.int64)
+    )
+    squeezed = Nothing().compress({"a": torch.ones(2, 3)}, {}, torch.ones(2), around)
+    assert (squeezed.tree, squeezed.kept, squeezed.state) == ({}, {}, {})
     assert torch.equal(squeezed.bits, torch.zeros(2, 2, dtype=torch.float64))
     assert torch.equal(squeezed.distortion, torch.ones(2))
     assert not any(Nothing().pack(squeezed.symbols.row(0), around))

@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 from anyfleet.core.client import OWN, begin, work
-from anyfleet.core.delivery import columns_of, cut_order, cut_update
-from anyfleet.core.incoming import Answered, Incoming
-from anyfleet.core.messages import Memory, Updates, no_charges
+from anyfleet.core.delivery import columns_of, cut_order, cut_reply
+from anyfleet.core.incoming import IncomingReplies, RepliedOrder
+from anyfleet.core.messages import DeviceState, Replies, no_charges
 from anyfleet.core.method import Method
-from anyfleet.core.orders import Orders, grid, uplink
+from anyfleet.core.orders import Cohort, grid, uplink
 from anyfleet.core.packing import dense
 from anyfleet.elastic import Slice, narrowed, within
 from anyfleet.errors import BadMessage
@@ -21,41 +21,41 @@ from anyfleet.parts.aggregate import Diagnosed
 from anyfleet.parts.codec import Nothing, Raw
 from anyfleet.parts.norm import OnDevice, PerWidth, Tracked
 from anyfleet.tasks import Data, Dirichlet, Split, Task
-from anyfleet.wire import decode_order, decode_update, encode_order, encode_update, shortened
+from anyfleet.wire import decode_order, decode_reply, encode_order, encode_reply, shortened
 from tests.core.test_local_training import orders
 from tests.helpers import small
 from tests.helpers.messages import charged
 
 METHODS: dict[str, Method] = {
-    "fedavg": fedavg(lr=0.1, batch=8),
-    "label masks": heterofl(shares=(0.5,), lr=0.1, batch=8),
-    "tracked": replace(fedavg(lr=0.1, batch=8), norm=Tracked()),
-    "on device": replace(fedavg(lr=0.1, batch=8), norm=OnDevice()),
-    "per width": replace(heterofl(shares=(0.7,), lr=0.1, batch=8), norm=PerWidth()),
-    "weights": replace(fedavg(lr=0.1, batch=8), send="weights", cache=True),
-    "sends nothing": replace(fedavg(lr=0.1, batch=8), uplink=Nothing()),
+    "fedavg": fedavg(lr=0.1, batch_size=8),
+    "label masks": heterofl(widths=(0.5,), lr=0.1, batch_size=8),
+    "tracked": replace(fedavg(lr=0.1, batch_size=8), norm=Tracked()),
+    "on device": replace(fedavg(lr=0.1, batch_size=8), norm=OnDevice()),
+    "per width": replace(heterofl(widths=(0.7,), lr=0.1, batch_size=8), norm=PerWidth()),
+    "weights": replace(fedavg(lr=0.1, batch_size=8), send="weights", cache=True),
+    "sends nothing": replace(fedavg(lr=0.1, batch_size=8), uplink=Nothing()),
 }
 TASK = small.task(partition=Dirichlet(0.2))  # devices lack labels
 COLUMN = 0.125
 WIDTHS = pytest.mark.parametrize("width", [0.0, 0.125, 0.375, 0.5, 0.875, 1.0])
 
 
-def asked(name: str, *, padded: bool = False) -> Orders:
+def asked(name: str, *, padded: bool = False) -> Cohort:
     method = small.padded(METHODS[name]) if padded else METHODS[name]
     return orders(method, TASK, [3], column=COLUMN)
 
 
-def answered(order: Orders) -> Updates:
-    return work(order, (Memory(),), TASK).updates
+def answered(order: Cohort) -> Replies:
+    return work(order, (DeviceState(),), TASK).replies
 
 
-def crossed(data: bytes, order: Orders, width: float) -> bytes:
+def crossed(data: bytes, order: Cohort, width: float) -> bytes:
     """What a link leaves of a message: it fails somewhere within the first column it loses."""
     came = columns_of(order, width)
     return data if came == grid(order)[0] else shortened(data, came, order.key[0])
 
 
-def expected(order: Orders, width: float) -> float:
+def expected(order: Cohort, width: float) -> float:
     """A slice may be narrower than what came."""
     return width if columns_of(order, width) < grid(order)[0] else 1.0
 
@@ -69,13 +69,13 @@ def four_columns() -> Task:
     return Task.of(net, data, data, split=Split(devices=3, test_share=0.0))
 
 
-def constant(task: Task, order: Orders, value: float) -> Updates:
+def constant(task: Task, order: Cohort, value: float) -> Replies:
     """What a device would send whose weights are all the same number."""
-    update = work(order, (Memory(),), task).updates
+    update = work(order, (DeviceState(),), task).replies
     tree = {name: torch.full_like(old, value) for name, old in update.trees[0]["weights"].items()}
     around = uplink(order, task.blueprint, tuple(tree), torch.float32)
     rows = {name: row.unsqueeze(0) for name, row in tree.items()}
-    squeezed = Raw().squeeze(rows, {}, torch.ones(1), around)
+    squeezed = Raw().compress(rows, {}, torch.ones(1), around)
     return replace(update, trees=({"weights": tree},), symbols=(squeezed.symbols,))
 
 
@@ -86,9 +86,9 @@ def test_1_8_the_worked_example_through_the_servers_aggregation() -> None:
     rows = []
     for device, (width, value) in enumerate([(0.5, 1.0), (0.75, 2.0), (1.0, 4.0)]):
         order = orders(method, task, [device], column=0.25)
-        came = cut_update(constant(task, order, value), order, width, task.blueprint)
-        rows.append(Answered(order, came, no_charges(device, 0.0)))
-    arrivals = Incoming(method, task, 0).trained(rows, task.params)
+        came = cut_reply(constant(task, order, value), order, width, task.blueprint)
+        rows.append(RepliedOrder(order, came, no_charges(device, 0.0)))
+    arrivals = IncomingReplies(method, task, 0).trained(rows, task.params)
     change = arrivals.mean(np.ones(3))
     model = {name: task.params[name] + change[name] for name in task.params}
     expected = torch.tensor([7 / 3, 7 / 3, 3, 4])
@@ -116,14 +116,14 @@ def test_a_cut_order_survives_the_wire(name: str, width: float) -> None:
     whole = asked(name, padded=True)
     order = cut_order(whole, width, TASK.blueprint)
     received = decode_order(crossed(encode_order(whole, TASK), whole, width), TASK)
-    assert received.delivered[0] == order.delivered[0] == expected(whole, width)
+    assert received.delivered_width[0] == order.delivered_width[0] == expected(whole, width)
     assert received.slices == whole.slices  # what is asked stays what it was
     assert received.bits[0] == order.bits[0]
     assert received.trees[0].keys() == order.trees[0].keys()
     for tree, values in order.trees[0].items():
         assert small.identical(values, received.trees[0][tree])
     # A device makes the same of both.
-    one, two = (begin(each, 0, Memory(), TASK) for each in (order, received))
+    one, two = (begin(each, 0, DeviceState(), TASK) for each in (order, received))
     assert small.identical(one[0], two[0])
     assert small.identical(one[1], two[1])
 
@@ -132,17 +132,17 @@ def test_a_whole_delivery_changes_nothing_at_all() -> None:
     order = asked("tracked")
     assert cut_order(order, 1.0, TASK.blueprint) is order
     update = answered(order)
-    assert cut_update(update, order, 1.0, TASK.blueprint) is update
+    assert cut_reply(update, order, 1.0, TASK.blueprint) is update
 
 
 @pytest.mark.parametrize("width", [0.125, 0.5, 0.875])
 def test_1_8_received_columns_overwrite_and_missing_ones_come_from_the_cache(width: float) -> None:
     """By hand, coordinate by coordinate."""
-    method = replace(heterofl(shares=(0.7,), lr=0.1), cache=True, norm=Tracked())
+    method = replace(heterofl(widths=(0.7,), lr=0.1), cache=True, norm=Tracked())
     order = orders(method, TASK, [3], column=COLUMN)
     slice_, blueprint = order.slices[0], TASK.blueprint
     cache = {n: torch.full_like(v, -7.0) for n, v in {**TASK.params, **TASK.buffers}.items()}
-    kept = Memory(slots={OWN: cache})
+    kept = DeviceState(tensors={OWN: cache})
     params, buffers = begin(cut_order(order, width, blueprint), 0, kept, TASK)
     arrived = narrowed(slice_, width, blueprint)
     whole = {**order.trees[0]["model"], **order.trees[0]["buffers"]}
@@ -162,11 +162,11 @@ def test_1_8_without_a_single_column_the_device_goes_on_with_its_own_model() -> 
     order = orders(method, TASK, [3], column=COLUMN)
     nothing = cut_order(order, 0.0, TASK.blueprint)
     assert nothing.bits[0] == 0  # the whole model needs no index set
-    first = begin(nothing, 0, Memory(), TASK)
+    first = begin(nothing, 0, DeviceState(), TASK)
     assert small.identical(first[0], TASK.params)  # the model that all were installed with
-    kept = work(order, (Memory(),), TASK).memories[0]
+    kept = work(order, (DeviceState(),), TASK).states[0]
     again, _ = begin(nothing, 0, kept, TASK)
-    assert small.identical(again, {n: kept.slots[OWN][n] for n in again})
+    assert small.identical(again, {n: kept.tensors[OWN][n] for n in again})
     assert not small.identical(again, TASK.params)
 
 
@@ -178,8 +178,8 @@ def test_1_8_without_a_single_column_the_device_goes_on_with_its_own_model() -> 
 def test_the_bits_of_a_cut_answer_are_the_bytes_of_its_message(name: str, width: float) -> None:
     order = asked(name)
     update = answered(order)
-    came = crossed(encode_update(update, order, TASK), order, width)
-    assert cut_update(update, order, width, TASK.blueprint).bits[0] == 8 * charged(came)
+    came = crossed(encode_reply(update, order, TASK), order, width)
+    assert cut_reply(update, order, width, TASK.blueprint).bits[0] == 8 * charged(came)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -187,9 +187,9 @@ def test_the_bits_of_a_cut_answer_are_the_bytes_of_its_message(name: str, width:
 def test_a_cut_answer_survives_the_wire(name: str, width: float) -> None:
     order = asked(name)
     update = answered(order)
-    came = cut_update(update, order, width, TASK.blueprint)
-    received = decode_update(crossed(encode_update(update, order, TASK), order, width), order, TASK)
-    assert received.delivered[0] == came.delivered[0] == expected(order, width)
+    came = cut_reply(update, order, width, TASK.blueprint)
+    received = decode_reply(crossed(encode_reply(update, order, TASK), order, width), order, TASK)
+    assert received.delivered_width[0] == came.delivered_width[0] == expected(order, width)
     assert received.bits[0] == came.bits[0]
     assert small.identical(received.kept[0], came.kept[0])
     assert received.trees[0].keys() == came.trees[0].keys()
@@ -204,7 +204,7 @@ def test_mask_and_model_are_cut_together() -> None:
     order = asked("label masks")
     whole = answered(order)
     assert any((mask == 0).any() for mask in whole.masks[0].values())  # or nothing is tested
-    came = cut_update(whole, order, 0.25, TASK.blueprint)
+    came = cut_reply(whole, order, 0.25, TASK.blueprint)
     assert came.masks[0].keys() == whole.masks[0].keys()
     for name, mask in came.masks[0].items():
         assert mask.shape == came.trees[0]["delta"][name].shape
@@ -215,15 +215,15 @@ def test_mask_and_model_are_cut_together() -> None:
 
 def test_nothing_has_neither_bits_nor_coordinates() -> None:
     order = asked("label masks")
-    came = cut_update(answered(order), order, 0.0, TASK.blueprint)
-    assert (came.bits[0], came.delivered[0]) == (0, 0)
+    came = cut_reply(answered(order), order, 0.0, TASK.blueprint)
+    assert (came.bits[0], came.delivered_width[0]) == (0, 0)
     assert (came.trees, came.masks) == (({},), ({},))
     assert came.report == answered(order).report
 
 
 def test_statistics_are_cut_with_the_model() -> None:
     order = asked("tracked")
-    once = cut_update(answered(order), order, 0.5, TASK.blueprint)
+    once = cut_reply(answered(order), order, 0.5, TASK.blueprint)
     local = TASK.blueprint.local(narrowed(Slice(), 0.5, TASK.blueprint))
     for tree in ("delta", "buffers"):
         for name, value in once.trees[0][tree].items():
@@ -236,7 +236,7 @@ def test_statistics_are_cut_with_the_model() -> None:
 def test_what_a_link_leaves_is_what_the_codec_packs() -> None:
     """The numbers, and the symbols that become bytes, are cut alike."""
     order = asked("fedavg")
-    came = cut_update(answered(order), order, 0.375, TASK.blueprint)
+    came = cut_reply(answered(order), order, 0.375, TASK.blueprint)
     around = uplink(order, TASK.blueprint, tuple(came.trees[0]["delta"]), torch.float32)
     columns = Raw().pack(came.symbols[0], around)
     assert len(columns) == 3
@@ -253,7 +253,7 @@ def test_what_a_link_leaves_is_what_the_codec_packs() -> None:
 def test_1_8_a_device_that_cannot_pad_refuses_what_is_left_of_an_order() -> None:
     order = asked("fedavg")
     data = encode_order(order, TASK)
-    assert decode_order(data, TASK).delivered[0] == 1
+    assert decode_order(data, TASK).delivered_width[0] == 1
     with pytest.raises(BadMessage, match="3 of 8 columns") as caught:
         decode_order(crossed(data, order, 0.375), TASK)
     assert caught.value.reason == "cut"
@@ -261,11 +261,11 @@ def test_1_8_a_device_that_cannot_pad_refuses_what_is_left_of_an_order() -> None
 
 @pytest.mark.parametrize("width", [0.375, 0.5, 1.0])
 def test_what_an_answer_reports_is_charged_also_when_a_link_cuts_it(width: float) -> None:
-    base = replace(fedavg(lr=0.1, batch=8), send="weights", cache=True)
+    base = replace(fedavg(lr=0.1, batch_size=8), send="weights", cache=True)
     told = replace(base, aggregate=Diagnosed(measures=("norm", "channels")))
     bits = []
     for method in (base, told):
         order = orders(method, TASK, [3], column=COLUMN)
-        update = work(order, (Memory(),), TASK).updates
-        bits.append(float(cut_update(update, order, width, TASK.blueprint).bits[0]))
+        update = work(order, (DeviceState(),), TASK).replies
+        bits.append(float(cut_reply(update, order, width, TASK.blueprint).bits[0]))
     assert bits[1] - bits[0] == 32 * (1 + 6 + 8 + 16)

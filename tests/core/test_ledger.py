@@ -11,14 +11,14 @@ import torch
 
 from anyfleet.arrays import join
 from anyfleet.core.client import work
-from anyfleet.core.ledger import Entries, Ledger
-from anyfleet.core.messages import Charges, Devices, Kind, Memory, no_charges
-from anyfleet.core.orders import Orders
+from anyfleet.core.ledger import Ledger, LedgerWriter
+from anyfleet.core.messages import Charges, Devices, DeviceState, Kind, no_charges
+from anyfleet.core.orders import Cohort
 from anyfleet.elastic import Slice, trace, width
 from anyfleet.methods import fedavg, heterofl
 from anyfleet.parts.codec import Fgc
-from anyfleet.parts.plan import FixedLevel, RateByLevel
-from anyfleet.parts.schedule import Surveyed, Synchronous, TwoPhase
+from anyfleet.parts.plan import SentFractionByLevel, WidthByLevel
+from anyfleet.parts.schedule import HoldAndFetch, Surveyed, Synchronous
 from anyfleet.parts.select import Everyone
 from anyfleet.world import levels
 from tests.core.test_local_training import orders
@@ -26,36 +26,36 @@ from tests.helpers import runs, small
 from tests.helpers.nets import LeNet, traced
 
 TASK = small.task()
-ORDERS = orders(heterofl(shares=(0.5,), lr=0.1, batch=8), TASK, [2, 5, 7])
+ORDERS = orders(heterofl(widths=(0.5,), lr=0.1, batch_size=8), TASK, [2, 5, 7])
 
 
-def ledger() -> Ledger:
+def ledger() -> LedgerWriter:
     devices = Devices(
         level=np.arange(8),
         samples=np.full(8, 30),
         group=np.zeros(8, dtype=int),
-        column=np.ones(8),
+        column_width=np.ones(8),
     )
-    return Ledger(devices, TASK.blueprint)
+    return LedgerWriter(devices, TASK.blueprint)
 
 
-def charges(order: Orders, **spent: float) -> Charges:
+def charges(order: Cohort, **spent: float) -> Charges:
     nothing = no_charges(int(order.id[0]), 1.0)
     return replace(nothing, **{name: np.array([value]) for name, value in spent.items()})
 
 
-def filled() -> Entries:
+def filled() -> Ledger:
     book = ledger()
     last, first, middle = (ORDERS.take([row]) for row in (2, 0, 1))
-    answer = work(first, (Memory(),), TASK).updates
-    book.lost(last, charges(last), "no battery")
-    book.answered(
+    answer = work(first, (DeviceState(),), TASK).replies
+    book.failed(last, charges(last), "no battery")
+    book.replied(
         first,
         answer,
         charges(first, download=1.0, compute=2.0, upload=0.5, upload_joules=0.25, down=64.0),
         "",
     )
-    book.lost(middle, charges(middle, compute=4.0, compute_joules=3.0), "died")
+    book.failed(middle, charges(middle, compute=4.0, compute_joules=3.0), "died")
     return book.close(step=6, now=9.0)
 
 
@@ -63,23 +63,23 @@ def test_rows_are_sorted_by_order_and_know_their_step() -> None:
     rows = filled()
     assert rows.order.tolist() == [0, 1, 2]
     assert rows.device.tolist() == rows.level.tolist() == [2, 5, 7]
-    assert rows.step.tolist() == [6, 6, 6]
-    assert rows.lost == ("", "died", "no battery")
+    assert rows.round_index.tolist() == [6, 6, 6]
+    assert rows.failure == ("", "died", "no battery")
     assert rows.counted.tolist() == [True, False, False]
 
 
 def test_who_is_done_waits_for_the_end_of_the_step() -> None:
     rows = filled()
     assert rows.seconds.tolist() == [3.5, 4.0, 0.0]
-    assert rows.wait.tolist() == [9 - 1 - 3.5, 9 - 1 - 4.0, 9 - 1]
+    assert rows.wait_seconds.tolist() == [9 - 1 - 3.5, 9 - 1 - 4.0, 9 - 1]
     assert rows.joules.tolist() == [0.25, 3.0, 0.0]
     assert rows.bits_down.tolist() == [64, 0, 0]
 
 
 def test_plans_are_told_as_they_were() -> None:
     rows = filled()
-    assert rows.width.tolist() == [0.5] * 3
-    assert rows.batch.tolist() == [8] * 3
+    assert rows.slice_width.tolist() == [0.5] * 3
+    assert rows.batch_size.tolist() == [8] * 3
     assert rows.lr.tolist() == [0.1] * 3
     local = TASK.blueprint.local(TASK.blueprint.prefix(0.5))
     assert rows.parameters.tolist() == [local.numel()] * 3
@@ -90,7 +90,7 @@ def test_plans_are_told_as_they_were() -> None:
 def test_what_is_closed_is_not_told_again() -> None:
     book = ledger()
     order = ORDERS.take([0])
-    book.lost(order, charges(order), "died")
+    book.failed(order, charges(order), "died")
     assert len(book.close(0, 2.0)) == 1
     assert len(book.close(1, 3.0)) == 0
 
@@ -98,12 +98,12 @@ def test_what_is_closed_is_not_told_again() -> None:
 def test_rows_come_back_from_a_file() -> None:
     rows = filled()
     plain = json.loads(json.dumps(rows.as_dicts()).replace("NaN", "null"))
-    again = Entries.of(plain)
+    again = Ledger.of(plain)
     # A folder of an older version has fewer columns: what is unknown is not a number.
-    older = Entries.of({k: v for k, v in row.items() if k != "gain"} for row in plain)
+    older = Ledger.of({k: v for k, v in row.items() if k != "gain"} for row in plain)
     assert np.isnan(older.gain).all()
     assert older.order.tolist() == again.order.tolist()
-    for field in fields(Entries):
+    for field in fields(Ledger):
         one, two = getattr(rows, field.name), getattr(again, field.name)
         if isinstance(one, tuple):
             assert one == two
@@ -113,7 +113,7 @@ def test_rows_come_back_from_a_file() -> None:
 
 
 def test_an_empty_step_has_all_columns() -> None:
-    empty = Entries.of([])
+    empty = Ledger.of([])
     assert len(empty) == 0
     assert empty.as_dicts() == []
     assert empty.joules.sum() == 0
@@ -123,8 +123,8 @@ def test_an_empty_step_has_all_columns() -> None:
 def test_a_hair_of_rounding_is_no_negative_wait() -> None:
     book = ledger()
     order = ORDERS.take([0])
-    book.lost(order, charges(order, compute=2.0), "died")
-    assert book.close(0, 3.0 - 1e-15).wait.tolist() == [0.0]
+    book.failed(order, charges(order, compute=2.0), "died")
+    assert book.close(0, 3.0 - 1e-15).wait_seconds.tolist() == [0.0]
 
 
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.25])
@@ -149,9 +149,9 @@ def test_an_axis_that_no_share_cuts_does_not_count() -> None:
 
 THEORY = ("measured_rate", "gain", "divergence")
 COARSE = replace(
-    fedavg(lr=0.1, batch=16),
+    fedavg(lr=0.1, batch_size=16),
     select=Everyone(),
-    plan=RateByLevel((0.3, 0.1), FixedLevel((1.0, 0.5))),
+    plan=SentFractionByLevel((0.3, 0.1), WidthByLevel((1.0, 0.5))),
     uplink=Fgc(),
 )
 
@@ -180,17 +180,17 @@ def test_f_3_gains_and_divergences_of_a_round_by_hand() -> None:
 
 def test_f_3_a_lost_answer_does_not_count_in_the_contraction() -> None:
     book, (one, two) = ledger(), (ORDERS.take([row]) for row in (0, 1))
-    answers = [work(order, (Memory(),), TASK).updates for order in (one, two)]
+    answers = [work(order, (DeviceState(),), TASK).replies for order in (one, two)]
     short = replace(answers[1], bits=answers[1].bits / 100)
-    book.answered(one, answers[0], charges(one), "")
-    book.answered(two, short, charges(two), "stale")
+    book.replied(one, answers[0], charges(one), "")
+    book.replied(two, short, charges(two), "stale")
     rows = book.close(0, 1.0)
     assert rows.gain == pytest.approx([0.5**8, 0.5**8 / 100], rel=1e-3)  # label masks travel, too
     assert rows.contraction == pytest.approx([1 - 0.5**8] * 2)
 
 
 def test_f_3_results_that_are_fetched_have_a_gain_and_what_is_held_has_none() -> None:
-    method = replace(COARSE, schedule=TwoPhase())
+    method = replace(COARSE, schedule=HoldAndFetch())
     (step,) = small.steps(method, TASK, 1, fleet=levels(speeds=(1e9, 1e8)))
     kinds = np.array(step.ledger.kind)
     for name in THEORY:
@@ -218,9 +218,9 @@ def test_f_3_an_answer_that_is_no_result_has_no_gain() -> None:
 def test_columns_of_theory_are_in_the_files_of_a_run_that_went_on(tmp_path: Path) -> None:
     runs.finished(runs.written(tmp_path, runs.moments()[:2]))
     lines = (tmp_path / "ledger.jsonl").read_text().splitlines()
-    found = Entries.of(json.loads(line) for line in lines)
-    expected = join([moment.step.ledger for moment in runs.moments()])
+    found = Ledger.of(json.loads(line) for line in lines)
+    expected = join([moment.round.ledger for moment in runs.moments()])
     for name in (*THEORY, "contraction", "distortion"):
         assert np.array_equal(getattr(found, name), getattr(expected, name), equal_nan=True)
     assert np.isfinite(found.gain).any()
-    assert (found.measured_rate[np.isfinite(found.measured_rate)] < 0.2).all()
+    assert (found.measured_sent_fraction[np.isfinite(found.measured_sent_fraction)] < 0.2).all()

@@ -74,7 +74,7 @@ SLIPS = {
     "ServerSgd.lr",
     "Sgd.weight_decay",
     "Shift.fill",
-    "StepsWithin.seconds",
+    "LocalStepsWithin.seconds",
     "When.now",
 }
 

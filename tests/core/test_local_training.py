@@ -9,10 +9,10 @@ import torch
 from anyfleet.arrays import join
 from anyfleet.core.client import work
 from anyfleet.core.local_training import Extent, extent
-from anyfleet.core.messages import EVERYTHING, Memory, Numbers
+from anyfleet.core.messages import EVERYTHING, DeviceState, Hyperparameters
 from anyfleet.core.method import Method
-from anyfleet.core.orders import Orders
-from anyfleet.core.planning import Desk, draft, load
+from anyfleet.core.orders import Cohort
+from anyfleet.core.planning import PlanningState, load_models, plan_cohort
 from anyfleet.core.server import Server
 from anyfleet.core.view import Request
 from anyfleet.methods import fedavg, heterofl
@@ -23,20 +23,22 @@ from anyfleet.tasks import Task
 from tests.helpers import small
 
 
-def orders(method: Method, task: Task, devices: list[int], column: float = 1.0) -> Orders:
+def orders(method: Method, task: Task, devices: list[int], column: float = 1.0) -> Cohort:
     """Orders for these devices, as the loop would issue them; over links with such columns."""
     server = Server(method, task, Simulated(task, small.world(task), 0), 0)
-    desk = Desk(0, 0, server.visits, server.heard, server.states)
-    drafted = draft(Request(), np.array(devices), method=method, view=server.view(), desk=desk)
-    asked = replace(drafted.orders, column=np.full(len(drafted.orders), column))
-    return load(asked, method=method, task=task, params=task.params, buffers=task.buffers)
+    desk = PlanningState(0, 0, server.visits, server.acknowledged, server.states)
+    drafted = plan_cohort(
+        Request(), np.array(devices), method=method, view=server.view(), desk=desk
+    )
+    asked = replace(drafted.orders, column_width=np.full(len(drafted.orders), column))
+    return load_models(asked, method=method, task=task, params=task.params, buffers=task.buffers)
 
 
 METHODS = {
-    "batch norm": fedavg(lr=0.1, batch=8),
-    "tracked": replace(fedavg(lr=0.1, batch=8, momentum=0.9), norm=Tracked()),
-    "on device": replace(fedavg(lr=0.1, batch=8), norm=OnDevice()),
-    "heterofl": heterofl(shares=(0.5,), lr=0.1, batch=8, epochs=2),
+    "batch norm": fedavg(lr=0.1, batch_size=8),
+    "tracked": replace(fedavg(lr=0.1, batch_size=8, momentum=0.9), norm=Tracked()),
+    "on device": replace(fedavg(lr=0.1, batch_size=8), norm=OnDevice()),
+    "heterofl": heterofl(widths=(0.5,), lr=0.1, batch_size=8, epochs=2),
     "adamw": replace(fedavg(), train=Gradient(Decaying(0.01), AdamW()), norm=BatchStatistics()),
 }
 
@@ -47,56 +49,56 @@ def test_a_stack_of_unequal_devices_equals_each_alone(name: str) -> None:
     sizes = {len(task.data(device)) for device in range(task.devices)}
     assert len(sizes) > 3  # otherwise nothing is padded
     asked = orders(METHODS[name], task, list(range(task.devices)))
-    nothing = tuple(Memory() for _ in range(task.devices))
+    nothing = tuple(DeviceState() for _ in range(task.devices))
     stacked = work(asked, nothing, task)
     for row in range(task.devices):
-        alone = work(asked.take([row]), (Memory(),), task)
-        for tree, values in alone.updates.trees[0].items():
-            assert small.distance(values, stacked.updates.trees[row][tree]) < 1e-10, (name, row)
-        loss = alone.updates.report[0]["loss"]
-        assert stacked.updates.report[row]["loss"] == pytest.approx(loss, rel=1e-10)
-        assert alone.updates.bits[0] == stacked.updates.bits[row]
+        alone = work(asked.take([row]), (DeviceState(),), task)
+        for tree, values in alone.replies.trees[0].items():
+            assert small.distance(values, stacked.replies.trees[row][tree]) < 1e-10, (name, row)
+        loss = alone.replies.report[0]["loss"]
+        assert stacked.replies.report[row]["loss"] == pytest.approx(loss, rel=1e-10)
+        assert alone.replies.bits[0] == stacked.replies.bits[row]
 
 
 def test_batch_sizes_and_steps_may_differ_within_a_stack() -> None:
     task = small.task(equal=False, dtype=torch.float64)
     asked = orders(fedavg(lr=0.1), task, [0, 1, 2, 3])
     numbers = replace(
-        asked.numbers,
-        batch=np.array([4, 8, 16, 5]),
+        asked.hyperparameters,
+        batch_size=np.array([4, 8, 16, 5]),
         epochs=np.array([1, 2, 1, 3]),
-        steps=np.array([-1, 3, -1, 2]),
+        local_steps=np.array([-1, 3, -1, 2]),
         lr=np.array([0.1, 0.05, 0.2, 0.01]),
     )
-    asked = replace(asked, numbers=numbers)
-    stacked = work(asked, (Memory(),) * 4, task)
+    asked = replace(asked, hyperparameters=numbers)
+    stacked = work(asked, (DeviceState(),) * 4, task)
     for row in range(4):
-        alone = work(asked.take([row]), (Memory(),), task)
-        both = alone.updates.trees[0]["delta"], stacked.updates.trees[row]["delta"]
+        alone = work(asked.take([row]), (DeviceState(),), task)
+        both = alone.replies.trees[0]["delta"], stacked.replies.trees[row]["delta"]
         assert small.distance(*both) < 1e-10
 
 
 @pytest.mark.parametrize(
     ("batch", "samples", "found"),
     [
-        ((8, 8), (20, 9), Extent(steps=3, together=2, epochs=1, width=8)),
-        ((50, 4), (7, 3), Extent(steps=1, together=1, epochs=1, width=7)),
-        ((4, 2), (3, 30), Extent(steps=15, together=1, epochs=1, width=4)),
-        ((8,), (0,), Extent(steps=0, together=0, epochs=1, width=1)),
+        ((8, 8), (20, 9), Extent(local_steps=3, shared_steps=2, epochs=1, batch_size=8)),
+        ((50, 4), (7, 3), Extent(local_steps=1, shared_steps=1, epochs=1, batch_size=7)),
+        ((4, 2), (3, 30), Extent(local_steps=15, shared_steps=1, epochs=1, batch_size=4)),
+        ((8,), (0,), Extent(local_steps=0, shared_steps=0, epochs=1, batch_size=1)),
     ],
 )
 def test_loop_bounds_are_those_of_the_largest_and_no_wider_than_its_data(
     batch: tuple[int, ...], samples: tuple[int, ...], found: Extent
 ) -> None:
     count = len(batch)
-    numbers = Numbers(
+    numbers = Hyperparameters(
         lr=np.full(count, 0.1),
         epochs=np.ones(count, dtype=int),
-        batch=np.array(batch),
-        steps=np.full(count, EVERYTHING),
-        rate=np.ones(count),
+        batch_size=np.array(batch),
+        local_steps=np.full(count, EVERYTHING),
+        sent_fraction=np.ones(count),
         frequency=np.full(count, np.nan),
-        target=np.full(count, np.nan),
+        target_seconds=np.full(count, np.nan),
     )
     assert extent(numbers, samples) == found
 
@@ -106,7 +108,7 @@ def test_a_result_does_not_depend_on_company() -> None:
     everybody = orders(fedavg(lr=0.1), task, [0, 1, 2, 3, 4, 5])
     for company in ([0, 1], [0, 5, 4], [0]):
         rows = join([everybody.take([row]) for row in company])
-        some = work(rows, (Memory(),) * len(company), task)
-        whole = work(everybody, (Memory(),) * 6, task)
-        both = some.updates.trees[0]["delta"], whole.updates.trees[0]["delta"]
+        some = work(rows, (DeviceState(),) * len(company), task)
+        whole = work(everybody, (DeviceState(),) * 6, task)
+        both = some.replies.trees[0]["delta"], whole.replies.trees[0]["delta"]
         assert small.distance(*both) < 1e-10

@@ -10,21 +10,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from anyfleet.core.loop import Step, run
+from anyfleet.core.loop import Round, run
 from anyfleet.core.messages import Plans
 from anyfleet.core.method import Method
-from anyfleet.core.planning import Desk, draft
+from anyfleet.core.planning import PlanningState, plan_cohort
 from anyfleet.core.server import Server
 from anyfleet.core.slots import Plan, Schedule
 from anyfleet.core.view import Request, View
 from anyfleet.methods import fedavg, heterofl
 from anyfleet.parts.aggregate import Mean
 from anyfleet.parts.choose import LargestInTime
-from anyfleet.parts.plan import FixedLevel, Menu
-from anyfleet.parts.schedule import Buffered, Deadline, Surveyed, Synchronous, TwoPhase
+from anyfleet.parts.plan import WidthByLevel, WidthMenu
+from anyfleet.parts.schedule import Buffered, Deadline, HoldAndFetch, Surveyed, Synchronous
 from anyfleet.parts.select import Everyone, Uniform
 from anyfleet.parts.train import Gradient
-from anyfleet.runtime import Reference, Simulated, Stacked
+from anyfleet.runtime import Sequential, Simulated, Stacked
 from anyfleet.runtime.simulated.engines import Engine
 from anyfleet.tasks import Iid
 from anyfleet.world import Fleet, When, levels
@@ -36,10 +36,10 @@ SCHEDULES: list[Schedule] = [
     Deadline(0.03),
     Deadline(1e-6),
     Deadline(0.02, late="late", staleness=2),
-    Buffered(concurrency=4, size=2),
-    TwoPhase(),
+    Buffered(concurrency=4, buffer_size=2),
+    HoldAndFetch(),
     Surveyed(Synchronous()),
-    Surveyed(Buffered(concurrency=3, size=2)),
+    Surveyed(Buffered(concurrency=3, buffer_size=2)),
 ]
 
 
@@ -47,8 +47,8 @@ SCHEDULES: list[Schedule] = [
 class Nobody(Plan):
     """A planner that declines everybody."""
 
-    def __call__(self, drafts: Plans, view: View, state: object, key: Tensor) -> Plans:
-        return replace(drafts, declined=("no battery",) * len(drafts))
+    def __call__(self, plans: Plans, view: View, state: object, key: Tensor) -> Plans:
+        return replace(plans, declined=("no battery",) * len(plans))
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
@@ -119,7 +119,7 @@ def test_what_was_cancelled_leaves_no_trace_in_memory() -> None:
     method = replace(FAST, schedule=Deadline(free.time * 0.6), cache=True)
     runtime = Simulated(task, small.world(task, fleet), 0)
     step = next(run(method, task, runtime, 0))
-    kept = {row.device: bool(runtime.memory(row.device).slots) for row in small.rows(step)}
+    kept = {row.device: bool(runtime.state(row.device).tensors) for row in small.rows(step)}
     finished = {row.device: not row.lost for row in small.rows(step)}
     assert kept == finished
     assert set(kept.values()) == {True, False}
@@ -175,7 +175,9 @@ def test_late_answers_count_within_the_staleness_and_are_lost_beyond() -> None:
 
 
 def test_asynchronous_steps_come_every_few_answers() -> None:
-    method = replace(FAST, schedule=Buffered(concurrency=5, size=2), aggregate=Mean(discount=0.5))
+    method = replace(
+        FAST, schedule=Buffered(concurrency=5, buffer_size=2), aggregate=Mean(discount=0.5)
+    )
     steps = small.steps(method, small.task(), 8)
     assert all(sum(not row.lost for row in small.rows(step)) == 2 for step in steps)
     assert any(row.issued_at < row.step for step in steps for row in small.rows(step))
@@ -185,8 +187,8 @@ def test_asynchronous_selection_is_fair() -> None:
     task = small.task(devices=12, partition=Iid(samples=10))
     method = replace(
         fedavg(count=12, lr=0.01),
-        schedule=Buffered(concurrency=3, size=1),
-        train=Gradient(batch=32),
+        schedule=Buffered(concurrency=3, buffer_size=1),
+        train=Gradient(batch_size=32),
     )
     steps = small.steps(method, task, 120, fleet=levels(speeds=(1e9,)))
     asked = np.bincount([row.device for step in steps for row in small.rows(step)], minlength=12)
@@ -201,14 +203,14 @@ def test_a_device_draws_anew_at_every_visit() -> None:
     server = Server(FAST, task, runtime, 0)
     keys = []
     for _ in range(3):
-        desk = Desk(0, server.issued, server.visits, server.heard, server.states)
-        asked = draft(Request(), np.array([2]), method=FAST, view=server.view(), desk=desk)
+        desk = PlanningState(0, server.issued, server.visits, server.acknowledged, server.states)
+        asked = plan_cohort(Request(), np.array([2]), method=FAST, view=server.view(), desk=desk)
         keys.append(int(asked.orders.key[0]))
         server.visits[2] += 1
     assert len(set(keys)) == 3
-    desk = Desk(0, 0, server.visits * 0, server.heard, server.states)
+    desk = PlanningState(0, 0, server.visits * 0, server.acknowledged, server.states)
     everybody = np.arange(task.devices)
-    asked = draft(Request(), everybody, method=FAST, view=server.view(), desk=desk)
+    asked = plan_cohort(Request(), everybody, method=FAST, view=server.view(), desk=desk)
     assert len(set(asked.orders.key.tolist())) == task.devices
     assert rounds[-1].snapshot.visits.tolist() == [3] * task.devices
 
@@ -218,7 +220,7 @@ def test_choosing_on_the_device_uses_its_own_conditions() -> None:
     fleet = levels(speeds=(2e9, 8e8, 5e7), up=1e9, down=1e9)
     whole = small.steps(fedavg(count=8, lr=0.1), task, 1, fleet=fleet)[0]
     limit = 1.2 * min(row.download + row.compute + row.upload for row in small.rows(whole))
-    plan = Menu((1.0, 0.5, 0.25))
+    plan = WidthMenu((1.0, 0.5, 0.25))
     method = replace(fedavg(count=8, lr=0.1), plan=plan, choose=LargestInTime(limit))
     (step,) = small.steps(method, task, 1, fleet=fleet)
     level = small.world(task, fleet).declared.level
@@ -233,7 +235,7 @@ def test_the_first_cohorts_are_the_same_whatever_the_method() -> None:
     task = small.task()
     cohorts = [
         [{row.device for row in small.rows(step)} for step in small.steps(method, task, 3)]
-        for method in (FAST, heterofl(count=4, lr=0.1), replace(FAST, plan=FixedLevel((0.5,))))
+        for method in (FAST, heterofl(count=4, lr=0.1), replace(FAST, plan=WidthByLevel((0.5,))))
     ]
     assert cohorts[0] == cohorts[1] == cohorts[2]
     assert len({frozenset(cohort) for cohort in cohorts[0]}) > 1
@@ -255,10 +257,14 @@ def test_the_same_seed_gives_the_same_bytes_and_another_seed_others() -> None:
     assert not small.identical(one.params, small.steps(FAST, task, 3, seed=5)[-1].params)
 
 
-@pytest.mark.parametrize("engine", [Reference(), Stacked()], ids=str)
+@pytest.mark.parametrize("engine", [Sequential(), Stacked()], ids=str)
 @pytest.mark.parametrize(
     "schedule",
-    [Synchronous(), Deadline(0.02, late="late", staleness=3), Buffered(concurrency=4, size=2)],
+    [
+        Synchronous(),
+        Deadline(0.02, late="late", staleness=3),
+        Buffered(concurrency=4, buffer_size=2),
+    ],
     ids=str,
 )
 def test_a_resumed_run_equals_the_uninterrupted_one(schedule: Schedule, engine: Engine) -> None:
@@ -295,7 +301,7 @@ def methods(draw: st.DrawFn) -> Method:
     )
     drawn = draw(st.lists(st.sampled_from((1.0, 0.5, 0.25)), min_size=1, max_size=3))
     shares = tuple(sorted(drawn, reverse=True))
-    return replace(heterofl(shares=shares, lr=0.05), schedule=schedule, select=select)
+    return replace(heterofl(widths=shares, lr=0.05), schedule=schedule, select=select)
 
 
 @settings(max_examples=15)
@@ -309,7 +315,7 @@ def test_any_method_on_any_fleet_keeps_the_books(
     check_books(steps, task.devices)
 
 
-def check_books(steps: list[Step], devices: int) -> None:
+def check_books(steps: list[Round], devices: int) -> None:
     seen: set[int] = set()
     before = 0.0
     for step in steps:
@@ -335,9 +341,9 @@ def test_time_is_download_plus_compute_plus_upload() -> None:
     step = small.steps(fedavg(count=1, lr=0.1), task, 1)[0]
     (row,) = small.rows(step)
     own = world.conditions(np.array([row.device]), When(0.0, 0), active=1)
-    assert row.download == pytest.approx(row.bits_down / own.down[0])
+    assert row.download == pytest.approx(row.bits_down / own.bit_rate_down[0])
     assert row.compute == pytest.approx(row.flops / own.speed[0])
-    assert row.upload == pytest.approx(row.bits_up / own.up[0])
+    assert row.upload == pytest.approx(row.bits_up / own.bit_rate_up[0])
     assert step.time == pytest.approx(row.download + row.compute + row.upload)
     whole = sum(value.numel() for value in task.params.values())
     assert row.bits_up == 32 * whole

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from anyfleet.core.message_size import expected, heavy_update
+from anyfleet.core.message_size import expected_bits, heavy_update
 from anyfleet.core.messages import UNCUT
 from anyfleet.core.method import Job
 from anyfleet.core.packing import traffic
@@ -15,7 +15,7 @@ from anyfleet.elastic import WHOLE
 from anyfleet.methods import fedavg, heterofl
 from anyfleet.names import Factory
 from anyfleet.parts.codec import ErrorFeedback, Fgc, Hq, Nothing, Qsgd, Raw, Stc, TopK, Uveq
-from anyfleet.parts.plan import RateByLevel
+from anyfleet.parts.plan import SentFractionByLevel
 from anyfleet.tasks import Embedded
 from anyfleet.tasks.zoo import cnn_mnist
 from tests.helpers import small
@@ -27,25 +27,35 @@ JOB = replace(fedavg(), uplink=Raw()).job()
 
 def test_raw_messages_are_expected_as_they_are() -> None:
     for slice_ in (WHOLE, HALF):
-        found = expected(slice_, JOB, BLUEPRINT)
+        found = expected_bits(slice_, JOB, BLUEPRINT)
         assert (found.down, found.up) == traffic(slice_, JOB.norm, BLUEPRINT)
-        assert (found.rate, found.least, found.most, found.adapts) == (1.0, 1.0, 1.0, False)
+        assert (found.sent_fraction, found.least_fraction, found.most_fraction, found.follows) == (
+            1.0,
+            1.0,
+            1.0,
+            False,
+        )
 
 
 def test_a_shorter_format_takes_half_both_ways() -> None:
     short = replace(JOB, uplink=Raw("fp16"), downlink=Raw("bf16"))
-    found, plain = expected(HALF, short, BLUEPRINT), expected(HALF, JOB, BLUEPRINT)
+    found, plain = expected_bits(HALF, short, BLUEPRINT), expected_bits(HALF, JOB, BLUEPRINT)
     assert found.up == plain.up / 2
     assert plain.down / 2 < found.down < 0.51 * plain.down  # to say which slice takes as much
-    assert expected(HALF, replace(JOB, uplink=Nothing()), BLUEPRINT).up == 0
+    assert expected_bits(HALF, replace(JOB, uplink=Nothing()), BLUEPRINT).up == 0
 
 
 @pytest.mark.parametrize("codec", [Stc(), Qsgd(), TopK(0.15, Qsgd()), ErrorFeedback(Stc(0.1))])
 def test_a_codec_with_one_rate_is_expected_to_have_it(codec: Codec) -> None:
-    found = expected(WHOLE, replace(JOB, uplink=codec), BLUEPRINT, 0.01)
-    assert found.rate == found.least == found.most == expected(WHOLE, job(codec), BLUEPRINT).rate
-    assert 0 < found.rate < 0.3
-    assert found.up == pytest.approx(found.rate * found.update + found.aside)
+    found = expected_bits(WHOLE, replace(JOB, uplink=codec), BLUEPRINT, 0.01)
+    assert (
+        found.sent_fraction
+        == found.least_fraction
+        == found.most_fraction
+        == expected_bits(WHOLE, job(codec), BLUEPRINT).sent_fraction
+    )
+    assert 0 < found.sent_fraction < 0.3
+    assert found.up == pytest.approx(found.sent_fraction * found.update + found.aside)
 
 
 def job(codec: Codec) -> Job:
@@ -55,16 +65,16 @@ def job(codec: Codec) -> Job:
 @pytest.mark.parametrize("codec", [Fgc(), Hq(), Uveq(), TopK(0.15, Uveq())])
 def test_a_codec_that_adapts_follows_within_what_it_can(codec: Codec) -> None:
     def asked(rate: float) -> float:
-        return expected(WHOLE, job(codec), BLUEPRINT, rate).rate
+        return expected_bits(WHOLE, job(codec), BLUEPRINT, rate).sent_fraction
 
-    found = expected(WHOLE, job(codec), BLUEPRINT)
-    least, most = found.least, found.most
+    found = expected_bits(WHOLE, job(codec), BLUEPRINT)
+    least, most = found.least_fraction, found.most_fraction
     assert 0 < least < most < 1
     between = (least + most) / 2
     assert asked(between) == between
     assert asked(least / 2) == least
     assert asked(UNCUT) == most
-    assert least < found.rate <= most * (1 + 1e-9)  # without a target, by itself
+    assert least < found.sent_fraction <= most * (1 + 1e-9)  # without a target, by itself
 
 
 CODECS: list[Codec] = [
@@ -86,11 +96,11 @@ def test_what_is_sent_is_about_what_was_expected_and_seldom_more(codec: Codec) -
     for task in (small.task(dropout=0.0), problem):
         for share in (1.0, 0.5):
             method = replace(
-                heterofl(shares=(share,), label_rows=False, lr=0.05, count=4), uplink=codec
+                heterofl(widths=(share,), label_rows=False, lr=0.05, count=4), uplink=codec
             )
             (step,) = small.steps(method, task, 1)
             slice_ = task.blueprint.prefix(share)
-            found = expected(slice_, method.job(), task.blueprint).up
+            found = expected_bits(slice_, method.job(), task.blueprint).up
             assert (step.ledger.bits_up <= found * (1 + 1e-9)).all()
             assert (step.ledger.bits_up >= 0.85 * found).all()
 
@@ -99,10 +109,10 @@ def test_what_is_sent_is_about_what_was_expected_and_seldom_more(codec: Codec) -
 def test_the_least_is_really_the_least(codec: Codec) -> None:
     """A message of almost nothing is no longer than what is planned for."""
     task = small.task(dropout=0.0)
-    method = replace(fedavg(lr=0.05, count=8), uplink=codec, plan=RateByLevel((1e-6,)))
+    method = replace(fedavg(lr=0.05, count=8), uplink=codec, plan=SentFractionByLevel((1e-6,)))
     (step,) = small.steps(method, task, 1)
-    found = expected(WHOLE, method.job(), task.blueprint, 1e-6)
-    assert found.rate == found.least
+    found = expected_bits(WHOLE, method.job(), task.blueprint, 1e-6)
+    assert found.sent_fraction == found.least_fraction
     assert (step.ledger.bits_up <= 1.1 * found.up).all()
     assert (step.ledger.bits_up >= 0.5 * found.up).all()
 
@@ -118,10 +128,10 @@ def test_look_ups_begin_with_an_update_whose_biases_move_furthest() -> None:
 @pytest.mark.parametrize("codec", [Fgc(), Hq(), Uveq(), Uveq(dimension=1), TopK(0.15, Uveq())])
 def test_more_bits_are_never_for_worse(codec: Codec) -> None:
     laid, envelope = heavy_update()
-    tree = envelope.shaped(laid)
+    tree = envelope.unflattened(laid)
     rates = [0.02, 0.05, 0.1, 0.2, 0.5, 0.8, UNCUT]
     errors = [
-        float(codec.squeeze(tree, {}, torch.tensor([rate]).double(), envelope).distortion)
+        float(codec.compress(tree, {}, torch.tensor([rate]).double(), envelope).distortion)
         for rate in rates
     ]
     # What is drawn at random varies a little.

@@ -7,40 +7,47 @@ import pytest
 import torch
 from torch import Tensor
 
-from anyfleet.core.messages import Params, Stepped
+from anyfleet.core.messages import Aggregated, Params
 from anyfleet.core.method import Method
 from anyfleet.core.slots import Choose, Plan, Schedule, State, Train
-from anyfleet.core.updates import Arrivals
+from anyfleet.core.updates import Updates
 from anyfleet.core.view import View
 from anyfleet.errors import CompositionError, ConfigError
 from anyfleet.experiment import Experiment, play
 from anyfleet.formulas.contribution import alignment, angles
 from anyfleet.measure.fisher import Fisher, Observed
 from anyfleet.methods import bn2, fedavg, fedpmt, fedpns, fedrescue, heterofl, whale
-from anyfleet.parts.aggregate import AngleWeighted, Diagnosed, Mean, ServerAdam, ServerStep, Subset
+from anyfleet.parts.aggregate import (
+    AngleWeighted,
+    Diagnosed,
+    Mean,
+    ServerAdam,
+    ServerOptimised,
+    Subset,
+)
 from anyfleet.parts.choose import First, FisherUtility, LargestInTime, MostGain
 from anyfleet.parts.codec import Fgc
 from anyfleet.parts.extract import FisherBlocks, Random, Rolling
 from anyfleet.parts.norm import PerWidth, Static, Tracked
 from anyfleet.parts.plan import (
     Assigned,
-    DepthMenu,
-    FixedLevel,
     JustInTime,
     LargestFitting,
-    Menu,
-    Paced,
-    RateByLevel,
-    RateByLink,
+    SentFractionByLevel,
+    SentFractionByLink,
+    TargetSeconds,
+    TrainedLayersMenu,
+    WidthByLevel,
+    WidthMenu,
 )
 from anyfleet.parts.schedule import (
     Buffered,
     Deadline,
+    HoldAndFetch,
     Overselected,
     Surveyed,
     Synchronous,
     Tiers,
-    TwoPhase,
 )
 from anyfleet.parts.select import Everyone, Largest, Learned, Quota
 from anyfleet.parts.train import Decaying, Fjord, Gradient, Progressive, Rush, Sgd, Slim
@@ -50,7 +57,7 @@ from tests.helpers import small
 from tests.methods.test_combinations import TRAINERS
 
 TWO_LEVELS = levels(speeds=(1e9, 1e8))
-BASE = Gradient(Decaying(0.05), Sgd(0.9), batch=16)
+BASE = Gradient(Decaying(0.05), Sgd(0.9), batch_size=16)
 
 
 # --- what cannot work together says why, and what to use --------------------------------------
@@ -61,7 +68,7 @@ def test_a_selection_by_labels_that_nobody_gives_names_who_would() -> None:
         replace(fedavg(), select=Learned(3))
     with pytest.raises(CompositionError, match=r"'labelled'"):
         replace(fedpns(), aggregate=AngleWeighted())
-    for around in (Diagnosed, ServerStep):  # whoever labels may be inside of another
+    for around in (Diagnosed, ServerOptimised):  # whoever labels may be inside of another
         assert replace(fedpns(), aggregate=around(Subset())).select == Learned(10)
 
 
@@ -69,9 +76,9 @@ def test_a_selection_by_labels_that_nobody_gives_names_who_would() -> None:
     "schedule", [Synchronous(), Deadline(3.0), Buffered(4, 2), Overselected(2), Tiers()], ids=str
 )
 def test_a_selection_in_two_phases_is_refused_where_results_do_not_wait(schedule: Schedule) -> None:
-    with pytest.raises(CompositionError, match=r"needs 'held'.*use schedule\.TwoPhase"):
+    with pytest.raises(CompositionError, match=r"needs 'held'.*use schedule\.HoldAndFetch"):
         replace(bn2(), schedule=schedule)
-    assert replace(bn2(), schedule=TwoPhase(patience=3.0)).select == Largest()
+    assert replace(bn2(), schedule=HoldAndFetch(patience=3.0)).select == Largest()
 
 
 def test_a_measure_that_no_device_takes_is_refused_with_those_there_are() -> None:
@@ -83,33 +90,49 @@ def test_a_measure_that_no_device_takes_is_refused_with_those_there_are() -> Non
 class Thinker(First):
     """Learns from something that is not there."""
 
-    keeps = frozenset({"mood"})
+    learns_from = frozenset({"mood"})
 
 
 def test_a_chooser_that_learns_from_what_nobody_measures_is_refused() -> None:
     with pytest.raises(CompositionError, match=r"choose wants \['mood'\]"):
-        replace(fedavg(), plan=Menu(), choose=Thinker())
+        replace(fedavg(), plan=WidthMenu(), choose=Thinker())
 
 
 def test_a_chooser_without_a_target_says_who_gives_one() -> None:
     utility = FisherUtility()
     with pytest.raises(CompositionError, match=r"choose=.*'target'.*use plan=Paced"):
-        replace(fedavg(), plan=Menu(), choose=utility)
+        replace(fedavg(), plan=WidthMenu(), choose=utility)
     with pytest.raises(CompositionError, match=r"'target'"):
-        replace(fedavg(), plan=Menu(), choose=replace(utility, fisher="constant"))
+        replace(fedavg(), plan=WidthMenu(), choose=replace(utility, fisher="constant"))
     for choose in (replace(utility, target=3.0), replace(utility, penalty=0.0)):
-        assert replace(fedavg(), plan=Menu(), choose=choose).choose == choose
-    assert replace(fedavg(), plan=Paced(Menu()), choose=utility).choose == utility
+        assert replace(fedavg(), plan=WidthMenu(), choose=choose).choose == choose
+    assert replace(fedavg(), plan=TargetSeconds(WidthMenu()), choose=utility).choose == utility
 
 
 @pytest.mark.parametrize(
     ("plan", "choose", "words"),
     [
-        (RateByLink(inner=Menu()), MostGain(), r"plan=RateByLink.* and choose=MostGain.*the rate"),
-        (JustInTime(1.0, Menu()), MostGain(), r"JustInTime.* and choose=MostGain.*the frequency"),
-        (RateByLevel((0.5,), RateByLink()), First(), r"RateByLevel.* and plan=RateByLink.*rate"),
-        (RateByLink(inner=Assigned(Menu(), MostGain())), First(), r"and plan=Assigned.*the rate"),
-        (JustInTime(1.0, Assigned(Menu(), MostGain())), First(), r"the frequency"),
+        (
+            SentFractionByLink(inner=WidthMenu()),
+            MostGain(),
+            r"plan=SentFractionByLink.* and choose=MostGain.*the rate",
+        ),
+        (
+            JustInTime(1.0, WidthMenu()),
+            MostGain(),
+            r"JustInTime.* and choose=MostGain.*the frequency",
+        ),
+        (
+            SentFractionByLevel((0.5,), SentFractionByLink()),
+            First(),
+            r"SentFractionByLevel.* and plan=SentFractionByLink.*rate",
+        ),
+        (
+            SentFractionByLink(inner=Assigned(WidthMenu(), MostGain())),
+            First(),
+            r"and plan=Assigned.*the rate",
+        ),
+        (JustInTime(1.0, Assigned(WidthMenu(), MostGain())), First(), r"the frequency"),
     ],
     ids=["rate", "frequency", "two plans", "assigned rate", "assigned frequency"],
 )
@@ -122,7 +145,7 @@ def test_what_two_parts_decide_is_refused(plan: Plan, choose: Choose, words: str
 
 
 def test_a_chooser_whose_menu_the_server_keeps_is_refused() -> None:
-    plan = Assigned(Menu(), LargestInTime(3.0))
+    plan = Assigned(WidthMenu(), LargestInTime(3.0))
     for choose in (LargestInTime(3.0), MostGain(), FisherUtility(target=3.0)):
         with pytest.raises(CompositionError, match=r"choose=.*needs 'menu.*METHODS §E"):
             replace(fedavg(), plan=plan, choose=choose)
@@ -134,7 +157,7 @@ def test_all_misfits_of_a_method_are_told_at_once() -> None:
         replace(
             fedavg(),
             select=Learned(3),
-            plan=Menu(),
+            plan=WidthMenu(),
             choose=FisherUtility(),
             send="all",  # type: ignore[arg-type]
         )
@@ -160,7 +183,7 @@ def measured(*, server: int = 20) -> Task:
         (replace(fedavg(), train=Rush(BASE)), "Rush"),
         (replace(fedavg(), train=Slim(BASE)), "Slim"),
         (replace(fedavg(), train=Fjord(BASE)), "Fjord"),
-        (whale(shares=(1.0, 0.5)), "Fisher information"),
+        (whale(widths=(1.0, 0.5)), "Fisher information"),
         (replace(fedavg(), extract=FisherBlocks(4)), "Fisher information"),
     ],
     ids=["fedrescue", "rush", "slim", "fjord", "whale", "fisher blocks"],
@@ -173,16 +196,18 @@ def test_what_takes_classes_is_refused_without_them(method: Method, words: str) 
 def test_what_takes_no_classes_runs_without_them() -> None:
     for train in (Progressive(BASE, samples=2, distil=False), Fjord(BASE, samples=0), BASE):
         (moment,) = play(Experiment(measured(), replace(fedavg(count=2), train=train), rounds=1))
-        assert np.isfinite(moment.point.loss)
+        assert np.isfinite(moment.record.loss)
 
 
-@pytest.mark.parametrize("wrap", [lambda s: s, Diagnosed, ServerStep], ids=["", "in", "around"])
+@pytest.mark.parametrize(
+    "wrap", [lambda s: s, Diagnosed, ServerOptimised], ids=["", "in", "around"]
+)
 def test_a_comparison_on_the_server_needs_samples_there(wrap: type[Diagnosed]) -> None:
     method = replace(fedavg(count=2), aggregate=wrap(Subset()))
     with pytest.raises(ConfigError, match=r"server.*no samples.*keep some back"):
         next(play(Experiment(measured(server=0), method, rounds=1)))
     (moment,) = play(Experiment(measured(), method, rounds=1))
-    assert moment.point.arrived == 2
+    assert moment.record.replies == 2
 
 
 # --- Fisher information, whatever else a method is made of ------------------------------------
@@ -192,10 +217,10 @@ def test_a_comparison_on_the_server_needs_samples_there(wrap: type[Diagnosed]) -
 def test_a_fisher_chooser_gets_fisher_from_every_trainer(name: str) -> None:
     train: Train = TRAINERS[name]
     method = replace(
-        whale(shares=(1.0, 0.5), fisher=Fisher(every=2, samples=2), static_norm=False), train=train
+        whale(widths=(1.0, 0.5), fisher=Fisher(every=2, samples=2), static_norm=False), train=train
     )
     assert isinstance(method.trained, Observed)
-    plain = replace(heterofl(shares=(1.0,), static_norm=False), select=Everyone(), train=train)
+    plain = replace(heterofl(widths=(1.0,), static_norm=False), select=Everyone(), train=train)
     task, one_level = small.task(devices=4), levels(speeds=(1e9,))
     first, second = small.steps(method, task, 2, fleet=one_level)
     alone = small.steps(plain, task, 1, fleet=one_level)[0]
@@ -210,45 +235,45 @@ def test_a_fisher_chooser_gets_fisher_from_every_trainer(name: str) -> None:
 
 MIXTURES = {
     "five papers": replace(
-        whale(shares=(1.0, 0.5), lr=0.05),
+        whale(widths=(1.0, 0.5), lr=0.05),
         train=Progressive(BASE, samples=2),
         aggregate=Subset(AngleWeighted(base=Mean("equal")), share=0.5),
         select=Learned(3),
     ),
     "the same, blocks, labels under a server optimiser": replace(
-        whale(shares=(1.0, 0.5), regions=4),
+        whale(widths=(1.0, 0.5), regions=4),
         train=Rush(BASE, samples=2),
         select=Learned(3),
-        aggregate=Diagnosed(ServerStep(Subset(AngleWeighted()), ServerAdam())),
+        aggregate=Diagnosed(ServerOptimised(Subset(AngleWeighted()), ServerAdam())),
         norm=PerWidth(),
     ),
     "bn2 of fedrolex with fjord": replace(
-        heterofl(shares=(1.0, 0.5)),
+        heterofl(widths=(1.0, 0.5)),
         extract=Rolling(),
         select=Largest(4, 2),
-        schedule=TwoPhase(),
+        schedule=HoldAndFetch(),
         train=Fjord(BASE),
         aggregate=AngleWeighted(),
     ),
     "bn2 by fisher, of random channels": replace(
-        heterofl(shares=(0.5, 0.25)),
+        heterofl(widths=(0.5, 0.25)),
         extract=Random(),
         select=Largest(4, 2, "fisher"),
-        schedule=TwoPhase(),
+        schedule=HoldAndFetch(),
         train=Slim(BASE),
     ),
     "fedpmt with progressive steps, tracked": replace(
-        fedpmt(widths=3, count=4), train=Progressive(BASE, samples=2), norm=Tracked()
+        fedpmt(depths=3, count=4), train=Progressive(BASE, samples=2), norm=Tracked()
     ),
     "depths assigned by the server, asynchronously": replace(
         fedavg(lr=0.05),
-        plan=Assigned(DepthMenu(), LargestInTime(0.01)),
+        plan=Assigned(TrainedLayersMenu(), LargestInTime(0.01)),
         schedule=Buffered(4, 2),
         aggregate=Subset(Mean(discount=0.5), share=0.5),
         select=Learned(4),
     ),
     "quota, late answers, proximal": replace(
-        heterofl(shares=(1.0, 0.5)),
+        heterofl(widths=(1.0, 0.5)),
         select=Quota(4),
         schedule=Deadline(0.05, late="late", staleness=2),
         train=replace(BASE, proximal=0.1, masked=True, label_rows=True),
@@ -276,13 +301,13 @@ class Spied(Mean):
     """A mean that keeps what it saw."""
 
     def __call__(
-        self, model: Params, state: State, arrivals: Arrivals, view: View, key: Tensor
-    ) -> Stepped:
-        stepped = super().__call__(model, state, arrivals, view, key)
-        return replace(stepped, notes={"arrivals": arrivals})
+        self, model: Params, state: State, updates: Updates, view: View, key: Tensor
+    ) -> Aggregated:
+        stepped = super().__call__(model, state, updates, view, key)
+        return replace(stepped, diagnostics={"arrivals": updates})
 
 
-def rows_of(arrivals: Arrivals) -> tuple[np.ndarray, np.ndarray]:
+def rows_of(arrivals: Updates) -> tuple[np.ndarray, np.ndarray]:
     """Every update as one vector of the whole model, and where its device trained."""
     vectors, masks = [], []
     for row in range(len(arrivals)):
@@ -296,15 +321,15 @@ def rows_of(arrivals: Arrivals) -> tuple[np.ndarray, np.ndarray]:
 def test_angles_and_subsets_of_sub_models_are_taken_on_common_coordinates() -> None:
     task = small.task(devices=4, dtype=torch.float64)
     plain = replace(
-        heterofl(shares=(1.0, 0.5), static_norm=False, masked=False, label_rows=False, lr=0.1),
+        heterofl(widths=(1.0, 0.5), static_norm=False, masked=False, label_rows=False, lr=0.1),
         select=Everyone(),
     )
 
-    def first(aggregate: Mean | AngleWeighted | Subset) -> Stepped:
+    def first(aggregate: Mean | AngleWeighted | Subset) -> Aggregated:
         step = small.steps(replace(plain, aggregate=aggregate), task, 1, fleet=TWO_LEVELS)[0]
-        return Stepped(step.params, None, dict(step.notes))
+        return Aggregated(step.params, None, dict(step.diagnostics))
 
-    arrivals = first(Spied("samples")).notes["arrivals"]
+    arrivals = first(Spied("samples")).diagnostics["arrivals"]
     rows, masks = rows_of(arrivals)
     assert 0 < masks.all(axis=0).sum() < masks.any(axis=0).sum()  # slices really differ
     weights = arrivals.samples / arrivals.samples.sum()
@@ -314,10 +339,10 @@ def test_angles_and_subsets_of_sub_models_are_taken_on_common_coordinates() -> N
     expected = angles(
         (rows * own).sum(axis=1), np.linalg.norm(rows, axis=1), np.linalg.norm(own, axis=1)
     )
-    found = first(AngleWeighted()).notes["angles"]
+    found = first(AngleWeighted()).diagnostics["angles"]
     assert [found[d] for d in range(4)] == pytest.approx(expected.tolist())
     shared = rows[:, masks.all(axis=0)]
-    found = first(Subset()).notes["alignment"]
+    found = first(Subset()).diagnostics["alignment"]
     assert found == pytest.approx(alignment(shared @ shared.T, arrivals.samples))
     assert found != pytest.approx(alignment(rows @ rows.T, arrivals.samples), rel=1e-3)
 
@@ -328,10 +353,10 @@ def test_angles_and_subsets_of_sub_models_are_taken_on_common_coordinates() -> N
 @pytest.mark.parametrize(
     ("method", "parts", "words"),
     [
-        (fedpmt(), {"choose": LargestInTime(5.0)}, r"needs 'menu'.*DepthMenu"),
+        (fedpmt(), {"choose": LargestInTime(5.0)}, r"needs 'menu'.*TrainedLayersMenu"),
         (heterofl(), {"choose": FisherUtility(target=1.0)}, r"needs 'menu of 5'.*5 sizes"),
-        (whale(shares=(1.0, 0.5)), {"choose": FisherUtility()}, r"'menu of 5'"),
-        (whale(), {"plan": Paced(Menu((1.0, 0.5)))}, r"'menu of 5'"),
+        (whale(widths=(1.0, 0.5)), {"choose": FisherUtility()}, r"'menu of 5'"),
+        (whale(), {"plan": TargetSeconds(WidthMenu((1.0, 0.5)))}, r"'menu of 5'"),
     ],
     ids=["depths", "no menu", "too many levels", "too few sizes"],
 )
@@ -344,38 +369,38 @@ def test_a_chooser_needs_a_menu_of_its_size(
 
 def test_who_declines_to_train_can_still_be_asked() -> None:
     for parts in (
-        {"plan": Menu(), "choose": MostGain(1e-9)},
-        {"plan": Assigned(Menu(), MostGain(1e-9))},
+        {"plan": WidthMenu(), "choose": MostGain(1e-9)},
+        {"plan": Assigned(WidthMenu(), MostGain(1e-9))},
     ):
         method = replace(fedavg(count=3), schedule=Surveyed(Synchronous()), **parts)
         (step,) = small.steps(method, small.task(devices=4), 1, fleet=TWO_LEVELS)
         told = {(row.kind, row.lost.partition(":")[0]) for row in small.rows(step)}
         assert told == {("train", "over budget"), ("evaluate", "")}
-        assert len(step.answers) == 4
+        assert len(step.replies) == 4
 
 
 def test_menus_go_downwards() -> None:
     with pytest.raises(ValueError, match=r"Menu\.shares must go downwards"):
-        Menu((0.25, 1.0, 0.5))
+        WidthMenu((0.25, 1.0, 0.5))
 
 
 def test_shares_by_level_go_downwards_because_the_first_level_is_the_strongest() -> None:
-    for make in (FixedLevel, lambda shares: heterofl(shares=shares)):
-        with pytest.raises(ValueError, match=r"FixedLevel\.shares must .* Write \(1\.0, 0\.25\)"):
+    for make in (WidthByLevel, lambda shares: heterofl(widths=shares)):
+        with pytest.raises(ValueError, match=r"WidthByLevel\.shares must .* Write \(1\.0, 0\.25\)"):
             make((0.25, 1.0))
-    assert FixedLevel((0.5, 0.5, 0.25)).shares == (0.5, 0.5, 0.25)
-    assert LargestFitting((0.25, 1.0)).shares == (0.25, 1.0)  # the order has no meaning there
+    assert WidthByLevel((0.5, 0.5, 0.25)).widths == (0.5, 0.5, 0.25)
+    assert LargestFitting((0.25, 1.0)).widths == (0.25, 1.0)  # the order has no meaning there
 
 
 def test_who_trains_only_the_output_layer_has_no_channels_to_report() -> None:
-    base = replace(fedpmt(widths=None, count=8, lr=0.1, batch=8), select=Everyone())
+    base = replace(fedpmt(depths=None, count=8, lr=0.1, batch_size=8), select=Everyone())
     fleet = levels(speeds=(1e9, 5e8, 2e8, 1e8))
     for method in (
         replace(base, extract=FisherBlocks(4)),
         replace(base, aggregate=Diagnosed(measures=("channels",))),
     ):
         step = small.steps(method, small.task(), 2, fleet=fleet)[-1]
-        assert set(step.ledger.first.tolist()) == {0, 1, 2, 3}
+        assert set(step.ledger.first_trained_layer.tolist()) == {0, 1, 2, 3}
         assert not any(row.lost for row in small.rows(step))
 
 

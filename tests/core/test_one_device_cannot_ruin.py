@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from anyfleet.core.loop import Step, run
-from anyfleet.core.messages import Params, Stepped, Updates
+from anyfleet.core.loop import Round, run
+from anyfleet.core.messages import Aggregated, Params, Replies
 from anyfleet.core.method import Method
 from anyfleet.core.objectives import Task
 from anyfleet.core.screening import (
@@ -38,18 +38,18 @@ from anyfleet.parts.aggregate import (
     ErrorWeighted,
     Mean,
     ServerAdam,
+    ServerOptimised,
     ServerSgd,
-    ServerStep,
     Subset,
     TrimmedMean,
 )
 from anyfleet.parts.codec import ErrorFeedback, TopK
 from anyfleet.parts.norm import Tracked
-from anyfleet.parts.plan import Whole
-from anyfleet.parts.schedule import Buffered, Deadline, TwoPhase
+from anyfleet.parts.plan import WholeModel
+from anyfleet.parts.schedule import Buffered, Deadline, HoldAndFetch
 from anyfleet.parts.select import Everyone, Largest, Uniform
-from anyfleet.runtime import Limits, Reference, Simulated
-from anyfleet.runtime.simulated.engines import Assigned, Engine, Outcome
+from anyfleet.runtime import Limits, Sequential, Simulated
+from anyfleet.runtime.simulated.engines import Engine, EngineOrder, EngineReply
 from anyfleet.tasks import Embedded
 from anyfleet.world import Fleet, Group, Steady
 from tests.helpers import small
@@ -57,7 +57,7 @@ from tests.helpers import small
 BAD = 1  # this device
 HUGE = 3.4e38
 OFF = Limits(growth=math.inf)
-METHOD = replace(fedavg(lr=0.1, batch=8), select=Everyone())
+METHOD = replace(fedavg(lr=0.1, batch_size=8), select=Everyone())
 AGGREGATES: list[Aggregate] = [
     Mean(),
     Mean("equal", discount=0.5),
@@ -69,10 +69,10 @@ AGGREGATES: list[Aggregate] = [
     Clipped(),
     TrimmedMean(),
     CoordinateMedian(),
-    ServerStep(optimiser=ServerSgd(1.0, 0.9)),
-    ServerStep(optimiser=ServerAdam()),
+    ServerOptimised(optimiser=ServerSgd(1.0, 0.9)),
+    ServerOptimised(optimiser=ServerAdam()),
 ]
-Spoil = Callable[[Updates], Updates | None]
+Spoil = Callable[[Replies], Replies | None]
 
 
 @dataclass(frozen=True)
@@ -81,25 +81,27 @@ class Spoiling(Engine):
 
     spoil: Spoil
     devices: tuple[int, ...] = (BAD,)
-    inner: Engine = field(default_factory=Reference)
+    inner: Engine = field(default_factory=Sequential)
 
-    def execute(self, assigned: Sequence[Assigned], task: Task, limits: Limits) -> list[Outcome]:
+    def execute(
+        self, assigned: Sequence[EngineOrder], task: Task, limits: Limits
+    ) -> list[EngineReply]:
         done = self.inner.execute(assigned, task, limits)
         return [self._sent(each) for each in done]
 
-    def _sent(self, outcome: Outcome) -> Outcome:
-        if int(outcome.update.device[0]) not in self.devices:
+    def _sent(self, outcome: EngineReply) -> EngineReply:
+        if int(outcome.reply.device[0]) not in self.devices:
             return outcome
-        update = self.spoil(outcome.update)
+        update = self.spoil(outcome.reply)
         return (
-            outcome._replace(refused="gone") if update is None else outcome._replace(update=update)
+            outcome._replace(refused="gone") if update is None else outcome._replace(reply=update)
         )
 
 
-def filled(value: float, *trees: str) -> Callable[[Updates], Updates]:
+def filled(value: float, *trees: str) -> Callable[[Replies], Replies]:
     """All numbers of these trees are this one."""
 
-    def spoil(update: Updates) -> Updates:
+    def spoil(update: Replies) -> Replies:
         found = {
             tree: {n: torch.full_like(v, value) for n, v in values.items()}
             if tree in (trees or ("delta", "weights"))
@@ -111,22 +113,22 @@ def filled(value: float, *trees: str) -> Callable[[Updates], Updates]:
     return spoil
 
 
-def gone(_: Updates) -> None:
+def gone(_: Replies) -> None:
     return None
 
 
 def steps(
     method: Method, spoil: Spoil, count: int = 2, *, limits: Limits | None = None, **given: Any
-) -> list[Step]:
+) -> list[Round]:
     task = small.task(devices=5)
     return small.steps(method, task, count, engine=Spoiling(spoil, **given), limits=limits)
 
 
-def rows(played: Sequence[Step]) -> list[SimpleNamespace]:
+def rows(played: Sequence[Round]) -> list[SimpleNamespace]:
     return [row for step in played for row in small.rows(step)]
 
 
-def same_but_for_reasons(one: Sequence[Step], two: Sequence[Step]) -> None:
+def same_but_for_reasons(one: Sequence[Round], two: Sequence[Round]) -> None:
     assert small.identical(one[-1].params, two[-1].params)
     assert small.identical(one[-1].buffers, two[-1].buffers)
     for mine, theirs in zip(rows(one), rows(two), strict=True):
@@ -169,7 +171,7 @@ def test_large_weights_that_hardly_change_are_no_large_change() -> None:
 
 
 def test_unequal_slices_compare() -> None:
-    method = replace(heterofl(shares=(1.0, 0.5), lr=0.1, batch=8), select=Everyone())
+    method = replace(heterofl(widths=(1.0, 0.5), lr=0.1, batch_size=8), select=Everyone())
     assert not any(row.lost for row in rows(steps(method, lambda update: update)))
     played = steps(method, filled(HUGE))
     assert {row.device for row in rows(played) if row.lost} == {BAD}
@@ -188,7 +190,7 @@ def test_statistics_have_a_limit_too() -> None:
 
 def test_the_limit_can_be_turned_off_or_set() -> None:
     def times(factor: float) -> Spoil:
-        def spoil(update: Updates) -> Updates:
+        def spoil(update: Replies) -> Replies:
             trees = {"delta": {n: factor * v for n, v in update.trees[0]["delta"].items()}}
             return replace(update, trees=(trees,))
 
@@ -205,16 +207,20 @@ def test_the_limit_can_be_turned_off_or_set() -> None:
 
 @pytest.mark.parametrize(
     "schedule",
-    [Buffered(concurrency=5, size=3), Deadline(0.6, late="late", staleness=2), TwoPhase()],
+    [
+        Buffered(concurrency=5, buffer_size=3),
+        Deadline(0.6, late="late", staleness=2),
+        HoldAndFetch(),
+    ],
 )
 def test_every_schedule_goes_on(schedule: Any) -> None:
-    select = Largest(5, 4) if isinstance(schedule, TwoPhase) else Everyone()
+    select = Largest(5, 4) if isinstance(schedule, HoldAndFetch) else Everyone()
     method = replace(METHOD, schedule=schedule, select=select)
     played = steps(method, filled(HUGE), 5)
     told = [row for row in rows(played) if row.lost.startswith("refused: size")]
     assert {row.device for row in told} == {BAD}
     assert finite(played[-1].params)
-    assert played[-1].snapshot.heard[BAD] == -1
+    assert played[-1].snapshot.acknowledged[BAD] == -1
     assert not small.identical(played[-1].params, played[-2].params)
 
 
@@ -222,8 +228,8 @@ def test_what_is_refused_was_not_heard_and_is_sent_again() -> None:
     """Error feedback adds what was refused to the next message, once the device is honest."""
     method = replace(METHOD, uplink=ErrorFeedback(TopK(0.2)))
     played = steps(method, filled(HUGE))
-    assert played[-1].snapshot.heard[BAD] == -1
-    assert (np.delete(played[-1].snapshot.heard, BAD) >= 0).all()
+    assert played[-1].snapshot.acknowledged[BAD] == -1
+    assert (np.delete(played[-1].snapshot.acknowledged, BAD) >= 0).all()
     same_but_for_reasons(played, steps(method, gone))
 
 
@@ -394,15 +400,15 @@ def test_a_fast_device_that_fills_the_buffer_alone_cannot_ruin_it(size: int) -> 
     """It is honest at first, so that its sizes are the only ones that are known."""
     sent = iter([False] * 8 + [True] * 1_000)
 
-    def spoil(update: Updates) -> Updates:
+    def spoil(update: Replies) -> Replies:
         return filled(HUGE)(update) if next(sent) else update
 
     fast = Group(devices=(BAD,), speed=1e14, link=Steady(1e12, 1e12))
     fleet = Fleet(groups=(fast, Group(devices=(0, 2, 3), speed=1e7)))
-    method = replace(METHOD, schedule=Buffered(concurrency=4, size=size), select=Uniform(4))
+    method = replace(METHOD, schedule=Buffered(concurrency=4, buffer_size=size), select=Uniform(4))
     task = Embedded(devices=4, limit=200, server=20)
     experiment = Experiment(task, method, fleet, rounds=12, engine=Spoiling(spoil))
-    played = [moment.step for moment in play(experiment)]
+    played = [moment.round for moment in play(experiment)]
     assert {row.device for row in rows(played)} == {BAD}
     assert any(row.lost.startswith("refused: size") for row in rows(played))
     assert max(float(v.abs().max()) for v in played[-1].params.values()) < 10
@@ -414,7 +420,7 @@ def test_a_resumed_run_refuses_what_the_whole_run_refuses() -> None:
     method = replace(METHOD, select=Uniform(1))
     engine = Spoiling(filled(5e2), devices=(0, 1, 2, 3, 4))
 
-    def honest_first(count: int) -> list[Step]:
+    def honest_first(count: int) -> list[Round]:
         return list(islice(run(method, task, Simulated(task, small.world(task), 0), 0), count))
 
     half = honest_first(8)[-1]
@@ -434,7 +440,7 @@ def test_a_resumed_run_refuses_what_the_whole_run_refuses() -> None:
 
 @pytest.mark.parametrize("loss", ["high", (1.0, 2.0), None, 10**400, [1.0], math.inf], ids=repr)
 def test_a_report_of_another_type_is_refused_and_the_run_goes_on(loss: Any) -> None:
-    def spoil(update: Updates) -> Updates:
+    def spoil(update: Replies) -> Replies:
         return replace(update, report=({**update.report[0], "loss": loss},))
 
     played = steps(METHOD, spoil, 2)
@@ -451,40 +457,40 @@ def test_a_model_that_is_not_finite_is_refused_and_everything_kept(part: Aggrega
     everybody = tuple(range(5))
     method = replace(METHOD, aggregate=part, norm=Tracked(), plan=Counting())
 
-    def spoil(update: Updates) -> Updates:
+    def spoil(update: Replies) -> Replies:
         """So that nothing else is wrong with it: what is trained from such a model is NaN."""
         large = filled(3e38)(update)
         return filled(1.0, "buffers")(replace(large, report=({"loss": 1.0, "distortion": 0.0},)))
 
     played = steps(method, spoil, 3, limits=OFF, devices=everybody)
-    held = [step for step in played if "held" in step.notes]
+    held = [step for step in played if "held" in step.diagnostics]
     assert held
     for step in played:
         assert finite(step.params)
         assert finite(step.buffers)
         assert sound(step.snapshot.states["aggregate"])
     for before, after in pairwise(played):
-        if "held" not in after.notes:
+        if "held" not in after.diagnostics:
             continue
         assert small.identical(before.params, after.params)
         assert small.identical(before.buffers, after.buffers)
         assert repr(after.snapshot.states) == repr(before.snapshot.states)
-        assert after.notes["held"] == everybody
-        assert after.notes["not_finite"]
+        assert after.diagnostics["held"] == everybody
+        assert after.diagnostics["not_finite"]
         assert {row.lost for row in small.rows(after)} == {
-            f"held: the new model is not finite: {after.notes['not_finite'][0]}"
+            f"held: the new model is not finite: {after.diagnostics['not_finite'][0]}"
         }
-        assert (after.snapshot.heard == -1).all()
+        assert (after.snapshot.acknowledged == -1).all()
         assert before.snapshot.sizes["params"] is after.snapshot.sizes["params"]
 
 
-class Counting(Whole):
+class Counting(WholeModel):
     """A planner that counts the steps it learns from."""
 
     def init(self, view: View) -> int:
         return 0
 
-    def learn(self, state: Any, arrivals: Any, notes: Any, view: View) -> Any:
+    def learn(self, state: Any, updates: Any, diagnostics: Any, view: View) -> Any:
         return state + 1
 
 
@@ -493,10 +499,10 @@ class Breaking(Mean):
     """A mean that goes wrong in the second step."""
 
     def __call__(
-        self, model: Params, state: Any, arrivals: Any, view: View, key: Tensor
-    ) -> Stepped:
-        stepped = super().__call__(model, state, arrivals, view, key)
-        if view.step != 1:
+        self, model: Params, state: Any, updates: Any, view: View, key: Tensor
+    ) -> Aggregated:
+        stepped = super().__call__(model, state, updates, view, key)
+        if view.round_index != 1:
             return stepped
         broken = {**stepped.model, "4.bias": stepped.model["4.bias"] / 0}
         return replace(stepped, model=broken)
@@ -507,15 +513,15 @@ def test_the_run_goes_on_after_it_and_its_record_tells() -> None:
     one, two, three = steps(method, lambda update: update, 3)
     assert small.identical(one.params, two.params)
     assert not small.identical(two.params, three.params)
-    assert two.notes == {"held": (0, 1, 2, 3, 4), "not_finite": ("4.bias",)}
+    assert two.diagnostics == {"held": (0, 1, 2, 3, 4), "not_finite": ("4.bias",)}
     assert [step.snapshot.states["plan"] for step in (one, two, three)] == [1, 1, 2]
-    assert "held" not in three.notes
-    assert (three.snapshot.heard >= 0).all()
+    assert "held" not in three.diagnostics
+    assert (three.snapshot.acknowledged >= 0).all()
     task = Embedded(devices=4, limit=200, server=20)
     experiment = Experiment(task, replace(fedavg(lr=0.1), aggregate=Infinite()), rounds=1)
     (moment,) = play(experiment)
-    assert sorted(moment.point.notes["held"]) == [0, 1, 2, 3]
-    assert (moment.point.arrived, moment.point.lost) == (0, 4)
+    assert sorted(moment.record.diagnostics["held"]) == [0, 1, 2, 3]
+    assert (moment.record.replies, moment.record.failures) == (0, 4)
 
 
 @dataclass(frozen=True)
@@ -523,19 +529,19 @@ class Infinite(Mean):
     """A mean that never ends well."""
 
     def __call__(
-        self, model: Params, state: Any, arrivals: Any, view: View, key: Tensor
-    ) -> Stepped:
-        return Stepped({name: value / 0 for name, value in model.items()}, state)
+        self, model: Params, state: Any, updates: Any, view: View, key: Tensor
+    ) -> Aggregated:
+        return Aggregated({name: value / 0 for name, value in model.items()}, state)
 
 
-class Unmeasured(Whole):
+class Unmeasured(WholeModel):
     """A planner in whose state NaN means that nothing was measured."""
 
     def init(self, view: View) -> Any:
         return {"scores": (torch.ones(2),)}
 
-    def learn(self, state: Any, arrivals: Any, notes: Any, view: View) -> Any:
-        return {"scores": (torch.tensor([math.nan, view.step]),)}
+    def learn(self, state: Any, updates: Any, diagnostics: Any, view: View) -> Any:
+        return {"scores": (torch.tensor([math.nan, view.round_index]),)}
 
 
 def test_a_policy_may_say_that_something_was_not_measured() -> None:
@@ -559,6 +565,6 @@ def test_what_was_not_finite_before_may_stay_so() -> None:
 
 def test_states_are_looked_into() -> None:
     good, bad = torch.ones(2), torch.tensor([1.0, math.inf])
-    assert sound({"a": [good, (good, None, 3.0, math.inf)], "b": Stepped({"x": good})})
-    for state in (bad, {"a": bad}, [good, bad], (None, {"b": (bad,)}), Stepped({"x": bad})):
+    assert sound({"a": [good, (good, None, 3.0, math.inf)], "b": Aggregated({"x": good})})
+    for state in (bad, {"a": bad}, [good, bad], (None, {"b": (bad,)}), Aggregated({"x": bad})):
         assert not sound(state)

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anyfleet.core.client import work
-from anyfleet.core.messages import Memory
+from anyfleet.core.messages import DeviceState
 from anyfleet.core.packing import pack_slice, traffic, unpack_slice
-from anyfleet.core.planning import load
+from anyfleet.core.planning import load_models
 from anyfleet.core.slots import Norm
 from anyfleet.elastic import Blueprint, Slice
 from anyfleet.errors import BadMessage
@@ -75,17 +75,22 @@ def test_announced_traffic_is_what_a_run_is_charged(norm: Norm, slice_: Slice) -
     task = small.task()
     sent = replace(orders(replace(fedavg(), norm=norm), task, [0]), slices=(slice_,))
     method = replace(fedavg(), norm=norm)
-    sent = load(sent, method=method, task=task, params=task.params, buffers=task.buffers)
-    update = work(sent, (Memory(),), task).updates
+    sent = load_models(sent, method=method, task=task, params=task.params, buffers=task.buffers)
+    update = work(sent, (DeviceState(),), task).replies
     assert traffic(slice_, norm, task.blueprint) == (sent.bits[0], update.bits[0])
 
 
 def test_announced_traffic_has_what_is_reported() -> None:
     task = small.task()
     method = replace(fedavg(), aggregate=Diagnosed(measures=("norm", "channels")))
-    for slice_ in (Slice(), task.blueprint.prefix(0.5), Slice(first=2), Slice(first=3)):
+    for slice_ in (
+        Slice(),
+        task.blueprint.prefix(0.5),
+        Slice(first_trained_layer=2),
+        Slice(first_trained_layer=3),
+    ):
         sent = replace(orders(method, task, [0]), slices=(slice_,))
-        sent = load(sent, method=method, task=task, params=task.params, buffers=task.buffers)
-        update = work(sent, (Memory(),), task).updates
+        sent = load_models(sent, method=method, task=task, params=task.params, buffers=task.buffers)
+        update = work(sent, (DeviceState(),), task).replies
         _, up = traffic(slice_, method.norm, task.blueprint, method.job().report)
         assert up == update.bits[0]

@@ -10,14 +10,14 @@ from torch import Tensor, nn
 
 from anyfleet.core import local_training as local
 from anyfleet.core.client import work
-from anyfleet.core.messages import Memory
+from anyfleet.core.messages import DeviceState
 from anyfleet.core.padding import mixed
 from anyfleet.elastic import Slice
 from anyfleet.measure import fisher
 from anyfleet.methods import fedavg
 from anyfleet.parts.norm import Tracked
 from anyfleet.parts.train import Gradient
-from anyfleet.runtime import Reference, Stacked, Threads
+from anyfleet.runtime import Sequential, Stacked, Threads
 from anyfleet.tasks import Data, Split, Task
 from anyfleet.tasks.partition import LogNormalSizes
 from tests.core.test_local_training import orders
@@ -25,7 +25,7 @@ from tests.helpers import small
 from tests.helpers.row_nets import APART, TOGETHER
 
 RATE, BATCH, DEVICES = 0.05, 8, 4
-METHOD = replace(fedavg(lr=RATE, batch=BATCH, epochs=1), norm=Tracked())
+METHOD = replace(fedavg(lr=RATE, batch_size=BATCH, epochs=1), norm=Tracked())
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -86,7 +86,7 @@ def by_hand(name: str, device: int, key: Tensor) -> dict[str, Tensor]:
     module.load_state_dict({**task.params, **task.buffers}, strict=False)
     module.train()
     data = task.data(device)
-    numbers = METHOD.train.draft(0, torch.tensor([len(data)]).numpy())
+    numbers = METHOD.train.hyperparameters(0, torch.tensor([len(data)]).numpy())
     bounds = local.extent(numbers, [len(data)])
     everything = torch.ones(len(data), dtype=torch.bool)
     drawn = local._schedule(key, everything, torch.tensor(BATCH), bounds)
@@ -108,12 +108,12 @@ def test_training_is_that_of_a_plain_loop(name: str) -> None:
     assert len(set(sizes)) > 2
     devices = [d for d, n in enumerate(sizes) if n % BATCH > 1 and n > BATCH][:2]
     asked = orders(METHOD, task, devices)
-    together = work(asked, (Memory(),) * len(devices), task)
+    together = work(asked, (DeviceState(),) * len(devices), task)
     for row, device in enumerate(devices):
         want = by_hand(name, device, asked.key[row])
-        alone = work(asked.take([row]), (Memory(),), task)
+        alone = work(asked.take([row]), (DeviceState(),), task)
         for done, at in ((alone, 0), (together, row)):
-            trees = done.updates.trees[at]
+            trees = done.replies.trees[at]
             got = {n: task.params[n] + v for n, v in trees["delta"].items()}
             got |= trees.get("buffers", {})
             assert set(task.params) <= set(got)
@@ -126,7 +126,7 @@ def test_all_engines_agree(name: str) -> None:
     task = built(name)[1]
     one, two, three = (
         small.steps(METHOD, task, 2, engine=engine)[-1].params
-        for engine in (Reference(), Threads(allow=("tests",)), Stacked())
+        for engine in (Sequential(), Threads(allow=("tests",)), Stacked())
     )
     assert small.identical(one, two)
     assert small.distance(one, three) < 1e-10
@@ -149,7 +149,7 @@ def test_a_loss_that_cannot_be_tried_is_not_padded() -> None:
 
 def test_a_stack_that_cannot_be_padded_is_refused() -> None:
     task = built("centred")[1]
-    where = local.site(task, METHOD.norm, Slice())
+    where = local.training_context(task, METHOD.norm, Slice())
     with pytest.raises(ValueError, match=r"cannot be stacked: mean \(the outermost module\)"):
         local._counts(where, torch.ones(2, 3, 4, dtype=torch.bool))
 

@@ -14,14 +14,14 @@ from torch import Tensor
 
 from anyfleet import rng
 from anyfleet.core.client import work
-from anyfleet.core.loop import Step, run
-from anyfleet.core.messages import Kind, Memory, Params, Stepped
+from anyfleet.core.loop import Round, run
+from anyfleet.core.messages import Aggregated, DeviceState, Kind, Params
 from anyfleet.core.method import Method
 from anyfleet.core.objectives import Task
-from anyfleet.core.orders import Orders
+from anyfleet.core.orders import Cohort
 from anyfleet.core.residuals import SENT, recalled, squeeze
 from anyfleet.core.slots import State
-from anyfleet.core.updates import Arrivals
+from anyfleet.core.updates import Updates
 from anyfleet.core.view import View
 from anyfleet.elastic import paste
 from anyfleet.methods import fedavg, fedrolex, heterofl
@@ -29,17 +29,17 @@ from anyfleet.parts.aggregate import Mean
 from anyfleet.parts.codec import ErrorFeedback, Nothing, Qsgd, Raw, Stc, TopK, Uveq
 from anyfleet.parts.extract import Strongest
 from anyfleet.parts.norm import PerWidth
-from anyfleet.parts.plan import FixedLevel
-from anyfleet.parts.schedule import Buffered, Deadline, Overselected, Surveyed, Tiers, TwoPhase
+from anyfleet.parts.plan import WidthByLevel
+from anyfleet.parts.schedule import Buffered, Deadline, HoldAndFetch, Overselected, Surveyed, Tiers
 from anyfleet.parts.select import Largest, Uniform
-from anyfleet.runtime import Limits, Reference, Simulated, Stacked, Threads
-from anyfleet.runtime.simulated.engines import Assigned, Engine, Outcome
+from anyfleet.runtime import Limits, Sequential, Simulated, Stacked, Threads
+from anyfleet.runtime.simulated.engines import Engine, EngineOrder, EngineReply
 from anyfleet.tasks import Dirichlet
 from anyfleet.world import Fleet, Group, Intermittent, levels
 from tests.core.test_local_training import orders
 from tests.helpers import small
 
-SLOT = ErrorFeedback.slot
+SLOT = ErrorFeedback.state_name
 CODEC = ErrorFeedback(Stc(0.1))
 STEPS = 5
 TASK = small.task(partition=Dirichlet(0.5), dtype=torch.float64)  # devices lack labels
@@ -48,9 +48,9 @@ TASK = small.task(partition=Dirichlet(0.5), dtype=torch.float64)  # devices lack
 class Watched(NamedTuple):
     """An order that was carried out, and the memory of its device before and after."""
 
-    order: Orders
-    before: Memory
-    after: Memory
+    order: Cohort
+    before: DeviceState
+    after: DeviceState
 
 
 @dataclass(frozen=True)
@@ -60,10 +60,12 @@ class Watching(Engine):
     inner: Engine
     log: list[Watched] = field(default_factory=list)
 
-    def execute(self, assigned: Sequence[Assigned], task: Task, limits: Limits) -> list[Outcome]:
+    def execute(
+        self, assigned: Sequence[EngineOrder], task: Task, limits: Limits
+    ) -> list[EngineReply]:
         done = self.inner.execute(assigned, task, limits)
         for each, outcome in zip(assigned, done, strict=True):
-            self.log.append(Watched(each.order, each.memory, outcome.memory))
+            self.log.append(Watched(each.order, each.state, outcome.state))
         return done
 
 
@@ -74,17 +76,17 @@ class Counting(Mean):
     got: list[tuple[int, Params]] = field(default_factory=list, compare=False, hash=False)
 
     def __call__(
-        self, model: Params, state: State, arrivals: Arrivals, view: View, key: Tensor
-    ) -> Stepped:
-        for row, device in enumerate(arrivals.device):
-            self.got.append((int(device), arrivals.take([row]).mean(np.ones(1))))
-        return super().__call__(model, state, arrivals, view, key)
+        self, model: Params, state: State, updates: Updates, view: View, key: Tensor
+    ) -> Aggregated:
+        for row, device in enumerate(updates.device):
+            self.got.append((int(device), updates.take([row]).mean(np.ones(1))))
+        return super().__call__(model, state, updates, view, key)
 
 
 class Run(NamedTuple):
     """A run, and all that can be known of it."""
 
-    steps: list[Step]
+    steps: list[Round]
     runtime: Simulated
     log: list[Watched]
     got: list[tuple[int, Params]]
@@ -103,7 +105,7 @@ class Case(NamedTuple):
     limits: Limits = Limits()
 
 
-HALF = replace(fedavg(lr=0.1, batch=16), select=Uniform(4))
+HALF = replace(fedavg(lr=0.1, batch_size=16), select=Uniform(4))
 TWO_SPEEDS = levels(speeds=(1e9, 1e8))
 CASES: dict[str, Case] = {
     "all arrive": Case(HALF),
@@ -118,28 +120,28 @@ CASES: dict[str, Case] = {
     "tiers": Case(replace(HALF, schedule=Tiers(staleness=4)), TWO_SPEEDS),
     "stale": Case(replace(HALF, schedule=Tiers(staleness=1)), TWO_SPEEDS),
     "never fetched": Case(
-        replace(fedavg(lr=0.1, batch=16), select=Largest(5, 2), schedule=TwoPhase())
+        replace(fedavg(lr=0.1, batch_size=16), select=Largest(5, 2), schedule=HoldAndFetch())
     ),
     "evaluated between": Case(
         replace(HALF, schedule=Surveyed(Deadline(0.025), Kind.EVALUATE)), TWO_SPEEDS, "too late"
     ),
     "slices that move": Case(
-        replace(fedrolex(shares=(0.5,), lr=0.1, batch=16, masked=False), select=Uniform(5)),
+        replace(fedrolex(widths=(0.5,), lr=0.1, batch_size=16, masked=False), select=Uniform(5)),
         levels(mortality=0.3),
         "died",
     ),
     "channels by norm": Case(
         replace(
-            fedavg(lr=1.0, batch=16),
+            fedavg(lr=1.0, batch_size=16),
             select=Uniform(5),
-            plan=FixedLevel((0.5,)),
+            plan=WidthByLevel((0.5,)),
             extract=Strongest(),
         ),
         levels(mortality=0.3),
         "died",
     ),
     "label masks": Case(
-        replace(heterofl(shares=(1.0, 0.5), lr=0.1, batch=16), select=Uniform(5)),
+        replace(heterofl(widths=(1.0, 0.5), lr=0.1, batch_size=16), select=Uniform(5)),
         levels(mortality=0.3),
         "died",
     ),
@@ -147,7 +149,7 @@ CASES: dict[str, Case] = {
 
 
 def watched(case: Case, engine: Engine | None = None) -> Run:
-    counting, watching = Counting(), Watching(engine or Reference())
+    counting, watching = Counting(), Watching(engine or Sequential())
     method, world = replace(case.method, aggregate=counting), small.world(TASK, case.fleet)
     runtime = Simulated(TASK, world, 0, engine=watching, limits=case.limits)
     steps = list(itertools.islice(run(method, TASK, runtime, 0), STEPS))
@@ -160,12 +162,12 @@ def plainly(name: str) -> Run:
     return watched(CASES[name]._replace(method=replace(CASES[name].method, uplink=CODEC)))
 
 
-def learned(order: Orders, memory: Memory, task: Task = TASK) -> dict[str, Tensor]:
+def learned(order: Cohort, memory: DeviceState, task: Task = TASK) -> dict[str, Tensor]:
     """What a device learned from an order, on the whole model; nothing if it did not train."""
     if order.kind not in (Kind.TRAIN, Kind.HOLD):
         return {}
     plain = replace(order, kind=Kind.TRAIN, job=replace(order.job, uplink=Raw()))
-    done = work(plain, (memory,), task).updates
+    done = work(plain, (memory,), task).replies
     (tree,), (mask,) = done.trees, done.masks
     update = {n: v * mask[n].to(v) if n in mask else v for n, v in tree["delta"].items()}
     return paste(update, zeros(task), order.slices[0], task.blueprint)
@@ -189,7 +191,7 @@ def summed(trees: Iterable[Params]) -> dict[str, Tensor]:
 def finished(found: Run, device: int) -> Iterator[Watched]:
     """What a device really carried out: not what was cancelled before it was done."""
     mine = [each for each in found.log if int(each.order.device[0]) == device]
-    nexts = [each.before for each in mine] + [found.runtime.memory(device)]
+    nexts = [each.before for each in mine] + [found.runtime.state(device)]
     return (each for each, after in zip(mine, nexts[1:], strict=True) if after is each.after)
 
 
@@ -197,8 +199,8 @@ def delivered(found: Run, device: int) -> Iterator[Params]:
     yield from (change for of, change in found.got if of == device)
     # Came in, and will count in a later step.
     for answer in found.steps[-1].snapshot.waiting:
-        if int(answer.order.device[0]) == device and "delta" in answer.update.trees[0]:
-            tree = answer.update.trees[0]["delta"]
+        if int(answer.order.device[0]) == device and "delta" in answer.reply.trees[0]:
+            tree = answer.reply.trees[0]["delta"]
             yield paste(tree, zeros(), answer.order.slices[0], TASK.blueprint)
 
 
@@ -206,10 +208,10 @@ def delivered(found: Run, device: int) -> Iterator[Params]:
 def test_all_that_was_learned_is_delivered_or_still_owed(name: str) -> None:
     found = plainly(name)
     assert any(CASES[name].reason in reason for reason in found.reasons), found.reasons
-    heard, owing = found.steps[-1].snapshot.heard, 0
+    heard, owing = found.steps[-1].snapshot.acknowledged, 0
     for device in range(TASK.devices):
         total = summed(learned(each.order, each.before) for each in finished(found, device))
-        owed = recalled(found.runtime.memory(device), SLOT, int(heard[device]))
+        owed = recalled(found.runtime.state(device), SLOT, int(heard[device]))
         accounted = summed([*delivered(found, device), owed])
         owing += bool(owed)
         assert small.distance(accounted, total) < 1e-12 if owed else not any_of(total)
@@ -237,30 +239,30 @@ def test_engines_agree(name: str) -> None:
     # With rounding at random in half of the cases.
     codec = ErrorFeedback(TopK(0.2, Qsgd(4))) if name in ("mortality", "label masks") else CODEC
     case = CASES[name]._replace(method=replace(CASES[name].method, uplink=codec))
-    plain, bytes_, stacked = (watched(case, e) for e in (Reference(), Threads(), Stacked()))
+    plain, bytes_, stacked = (watched(case, e) for e in (Sequential(), Threads(), Stacked()))
     assert small.identical(plain.steps[-1].params, bytes_.steps[-1].params)
     assert small.distance(plain.steps[-1].params, stacked.steps[-1].params) < 1e-10
     for device in range(8):
-        mine, other = plain.runtime.memory(device), bytes_.runtime.memory(device)
-        assert mine.sent == other.sent
-        assert mine.slots.keys() == other.slots.keys()
-        for slot in mine.slots:
-            assert small.identical(mine.slots[slot], other.slots[slot])
-        theirs = stacked.runtime.memory(device)
-        if mine.slots:
-            assert small.distance(mine.slots[SLOT], theirs.slots[SLOT]) < 1e-9
+        mine, other = plain.runtime.state(device), bytes_.runtime.state(device)
+        assert mine.last_sent_order == other.last_sent_order
+        assert mine.tensors.keys() == other.tensors.keys()
+        for slot in mine.tensors:
+            assert small.identical(mine.tensors[slot], other.tensors[slot])
+        theirs = stacked.runtime.state(device)
+        if mine.tensors:
+            assert small.distance(mine.tensors[SLOT], theirs.tensors[SLOT]) < 1e-9
 
 
 def test_only_what_was_not_heard_is_sent_again() -> None:
     task = small.task(dtype=torch.float64)
-    method = replace(fedavg(lr=0.1, batch=16), uplink=CODEC)
+    method = replace(fedavg(lr=0.1, batch_size=16), uplink=CODEC)
     first = orders(method, task, [3])
-    after = work(first, (Memory(),), task)
-    (memory,) = after.memories
-    sent = after.updates.trees[0]["delta"]
-    assert memory.sent == first.id[0]
-    assert small.identical(memory.slots[SENT], sent)
-    left = memory.slots[SLOT]
+    after = work(first, (DeviceState(),), task)
+    (memory,) = after.states
+    sent = after.replies.trees[0]["delta"]
+    assert memory.last_sent_order == first.id[0]
+    assert small.identical(memory.tensors[SENT], sent)
+    left = memory.tensors[SLOT]
     assert small.identical(recalled(memory, SLOT, int(first.id[0])), left)
     again = recalled(memory, SLOT, -1)
     assert small.identical(again, {name: left[name] + sent[name] for name in left})
@@ -269,23 +271,23 @@ def test_only_what_was_not_heard_is_sent_again() -> None:
 def test_feedback_forgets_what_is_no_number() -> None:
     """A device that diverged once would otherwise send nothing useful ever again."""
     task = small.task(dtype=torch.float64)
-    method = replace(fedavg(lr=0.1, batch=16), uplink=CODEC)
+    method = replace(fedavg(lr=0.1, batch_size=16), uplink=CODEC)
     order = orders(method, task, [3])
     broken = {name: torch.full_like(value, math.nan) for name, value in task.params.items()}
-    fresh = work(order, (Memory(),), task).updates.trees[0]["delta"]
-    spoilt = Memory(slots={SLOT: broken, SENT: broken}, sent=7)
+    fresh = work(order, (DeviceState(),), task).replies.trees[0]["delta"]
+    spoilt = DeviceState(tensors={SLOT: broken, SENT: broken}, last_sent_order=7)
     done = work(order, (spoilt,), task)
-    assert small.identical(done.updates.trees[0]["delta"], fresh)
-    assert all(value.isfinite().all() for value in done.memories[0].slots[SLOT].values())
+    assert small.identical(done.replies.trees[0]["delta"], fresh)
+    assert all(value.isfinite().all() for value in done.states[0].tensors[SLOT].values())
 
 
 def test_what_a_codec_sends_nothing_of_is_all_left() -> None:
     task = small.task(dtype=torch.float64)
-    method = replace(fedavg(lr=0.1, batch=16), uplink=ErrorFeedback(Nothing()))
+    method = replace(fedavg(lr=0.1, batch_size=16), uplink=ErrorFeedback(Nothing()))
     order = orders(method, task, [3])
-    done = work(order, (Memory(),), task)
-    update = learned(order, Memory(), task)
-    assert small.identical(done.memories[0].slots[SLOT], update)
+    done = work(order, (DeviceState(),), task)
+    update = learned(order, DeviceState(), task)
+    assert small.identical(done.states[0].tensors[SLOT], update)
 
 
 def test_weights_cannot_be_fed_back() -> None:
@@ -305,19 +307,19 @@ def test_what_was_not_trained_is_owed_as_before(codec: ErrorFeedback) -> None:
     )
     trained = torch.arange(10) % 3 == 0  # of ten labels
     mask = {"10.bias": trained, "10.weight": trained[:, None].expand(10, 16)}
-    found = squeeze(order, (Memory(slots={SLOT: left}),), update, mask, TASK)
+    found = squeeze(order, (DeviceState(tensors={SLOT: left}),), update, mask, TASK)
     for name, value in update.items():
         flags = mask.get(name, torch.ones_like(value, dtype=torch.bool))
         expected = torch.where(flags, left[name] + value - found.tree[name][0], left[name])
-        assert torch.allclose(found.memory[name][0], expected, rtol=1e-6, atol=1e-6), name
+        assert torch.allclose(found.state[name][0], expected, rtol=1e-6, atol=1e-6), name
 
 
 def test_a_width_owes_to_its_own_normalisation_alone() -> None:
     wide, narrow = (
-        orders(replace(heterofl(shares=(share,), lr=0.1), norm=PerWidth(), uplink=CODEC), TASK, [0])
+        orders(replace(heterofl(widths=(share,), lr=0.1), norm=PerWidth(), uplink=CODEC), TASK, [0])
         for share in (0.5, 0.25)
     )
-    (memory,) = work(wide, (Memory(),), TASK).memories
+    (memory,) = work(wide, (DeviceState(),), TASK).states
     left = recalled(memory, SLOT, int(wide.id[0]))
     assert "1.weight" not in left
     (own,) = (name for name in left if name.startswith("1.weight@"))
@@ -325,8 +327,8 @@ def test_a_width_owes_to_its_own_normalisation_alone() -> None:
     # The next order is of another width: it finds what was left of the shared tensors only.
     local = TASK.blueprint.local(narrow.slices[0])
     nothing = {n: torch.zeros(local.shape(n), dtype=torch.float64) for n in TASK.params}
-    later = replace(narrow, heard=wide.id)
+    later = replace(narrow, acknowledged=wide.id)
     found = squeeze(later, (memory,), nothing, {}, TASK)
-    owed = {name: found.memory[name] + found.tree[name] for name in nothing}
+    owed = {name: found.state[name] + found.tree[name] for name in nothing}
     assert owed["0.weight"].any()
     assert not owed["1.weight"].any()

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from anyfleet.arrays import Ints
-from anyfleet.core.check_in import Offer, Own
-from anyfleet.core.layout import Envelope
-from anyfleet.core.messages import Kind, Numbers, Params, Plans, Stepped, Want
+from anyfleet.core.check_in import ChoosingDevice, MenuEntry
+from anyfleet.core.layout import MessageLayout
+from anyfleet.core.messages import Aggregated, Hyperparameters, Kind, Params, Plans, SubModelSize
 from anyfleet.core.method import Method
-from anyfleet.core.slots import Result, Select, Site, State
-from anyfleet.core.updates import Arrivals
-from anyfleet.core.view import Flight, Request, View
+from anyfleet.core.slots import Select, State, TrainingContext, TrainingResult
+from anyfleet.core.updates import Updates
+from anyfleet.core.view import OrderStatus, Request, View
 from anyfleet.elastic import Blueprint, Slice
 from anyfleet.errors import BadReturn
 from anyfleet.methods import fedavg
@@ -27,11 +27,11 @@ from anyfleet.parts.choose import First
 from anyfleet.parts.codec import Raw
 from anyfleet.parts.extract import Leading
 from anyfleet.parts.norm import BatchStatistics
-from anyfleet.parts.plan import Menu, Whole
-from anyfleet.parts.schedule import Synchronous, TwoPhase
+from anyfleet.parts.plan import WholeModel, WidthMenu
+from anyfleet.parts.schedule import HoldAndFetch, Synchronous
 from anyfleet.parts.select import Uniform
 from anyfleet.parts.train import Gradient
-from anyfleet.runtime import Reference, Stacked, Threads
+from anyfleet.runtime import Sequential, Stacked, Threads
 from anyfleet.runtime.simulated.engines import Engine
 from anyfleet.tasks import Data, Split, Task
 from anyfleet.tracebacks import note
@@ -62,7 +62,7 @@ class Selects(Select):
 
     def __call__(self, view: View, state: State, key: Tensor) -> Ints:
         ids = Uniform(2)(view, state, key)
-        return ids if view.step == 0 else self.change(ids)
+        return ids if view.round_index == 0 else self.change(ids)
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,8 @@ class Fetches(Uniform):
     count: int | None = 2
     change: Change = field(default=tuple)
 
-    def fetch(self, view: View, held: Sequence[Flight]) -> Sequence[Flight]:
-        return held if view.step == 0 else self.change(held)
+    def fetch(self, view: View, held: Sequence[OrderStatus]) -> Sequence[OrderStatus]:
+        return held if view.round_index == 0 else self.change(held)
 
 
 @dataclass(frozen=True)
@@ -100,32 +100,34 @@ class Schedules(Synchronous):
         return self._changed("later", super().later(view), view)
 
     def _changed(self, name: str, found: Any, view: View) -> Any:
-        return self.change(found) if name == self.name and view.step else found
+        return self.change(found) if name == self.name and view.round_index else found
 
 
 @dataclass(frozen=True)
-class Planning(Whole):
+class Planning(WholeModel):
     change: Change = field(default=tuple)
 
-    def __call__(self, drafts: Plans, view: View, state: State, key: Tensor) -> Plans:
-        return self.change(drafts) if view.step else drafts
+    def __call__(self, plans: Plans, view: View, state: State, key: Tensor) -> Plans:
+        return self.change(plans) if view.round_index else plans
 
 
 @dataclass(frozen=True)
 class Chooses(First):
     change: Change = field(default=tuple)
 
-    def __call__(self, menu: Sequence[Offer], own: Own, numbers: Numbers) -> Any:
-        return self.change(super().__call__(menu, own, numbers))
+    def __call__(
+        self, menu: Sequence[MenuEntry], device: ChoosingDevice, hyperparameters: Hyperparameters
+    ) -> Any:
+        return self.change(super().__call__(menu, device, hyperparameters))
 
 
 @dataclass(frozen=True)
 class Extracts(Leading):
     change: Change = field(default=tuple)
 
-    def __call__(self, want: Want, view: View, state: State, key: Tensor) -> Slice:
-        found = super().__call__(want, view, state, key)
-        return self.change(found) if view.step and want.device is not None else found
+    def __call__(self, size: SubModelSize, view: View, state: State, key: Tensor) -> Slice:
+        found = super().__call__(size, view, state, key)
+        return self.change(found) if view.round_index and size.device is not None else found
 
 
 @dataclass(frozen=True)
@@ -135,12 +137,12 @@ class Trains(Gradient):
     drafts: Change | None = None
     ends: Change | None = None
 
-    def draft(self, step: int, samples: Ints) -> Numbers:
-        found = super().draft(step, samples)
-        return self.drafts(found) if self.drafts and step else found
+    def hyperparameters(self, round_index: int, samples: Ints) -> Hyperparameters:
+        found = super().hyperparameters(round_index, samples)
+        return self.drafts(found) if self.drafts and round_index else found
 
-    def finish(self, site: Site, state: Any) -> Result:
-        found = super().finish(site, state)
+    def finish(self, context: TrainingContext, state: Any) -> TrainingResult:
+        found = super().finish(context, state)
         return self.ends(found) if self.ends else found
 
 
@@ -148,8 +150,10 @@ class Trains(Gradient):
 class Squeezes(Raw):
     change: Change = field(default=tuple)
 
-    def squeeze(self, tree: Params, memory: Params, rate: Tensor, envelope: Envelope) -> Any:
-        return self.change(super().squeeze(tree, memory, rate, envelope))
+    def compress(
+        self, tree: Params, state: Params, sent_fraction: Tensor, layout: MessageLayout
+    ) -> Any:
+        return self.change(super().compress(tree, state, sent_fraction, layout))
 
 
 @dataclass(frozen=True)
@@ -166,12 +170,12 @@ class Aggregates(Mean):
     telling: Any = field(default_factory=dict)
 
     def __call__(
-        self, model: Params, state: State, arrivals: Arrivals, view: View, key: Tensor
-    ) -> Stepped:
-        found = super().__call__(model, state, arrivals, view, key)
-        return self.change(found) if view.step else found
+        self, model: Params, state: State, updates: Updates, view: View, key: Tensor
+    ) -> Aggregated:
+        found = super().__call__(model, state, updates, view, key)
+        return self.change(found) if view.round_index else found
 
-    def tells(self, state: State) -> Any:
+    def diagnostics(self, state: State) -> Any:
         return self.telling
 
 
@@ -211,7 +215,7 @@ def plans(change: Change) -> Method:
 
 
 def chooses(change: Change) -> Method:
-    return replace(BASE, plan=Menu((1.0, 0.5)), choose=Chooses(change=change))
+    return replace(BASE, plan=WidthMenu((1.0, 0.5)), choose=Chooses(change=change))
 
 
 def extracts(change: Change) -> Method:
@@ -226,7 +230,7 @@ def aggregates(change: Change) -> Method:
     return replace(BASE, aggregate=Aggregates(change=change))
 
 
-WANT = Want()
+WANT = SubModelSize()
 WRONG: dict[str, tuple[Method, str]] = {
     "ids in a list": (
         selects(list),
@@ -243,11 +247,11 @@ WRONG: dict[str, tuple[Method, str]] = {
     "ids in rows": (selects(lambda ids: ids[None]), r"shape \[1, 2\]"),
     "no ids": (selects(lambda ids: None), r"returned None for an array"),
     "flights of others": (
-        replace(BASE, schedule=TwoPhase(), select=Fetches(change=lambda held: [3])),
+        replace(BASE, schedule=HoldAndFetch(), select=Fetches(change=lambda held: [3])),
         r"select=.*something else than these flights",
     ),
     "flights twice": (
-        replace(BASE, schedule=TwoPhase(), select=Fetches(change=lambda held: [*held, *held])),
+        replace(BASE, schedule=HoldAndFetch(), select=Fetches(change=lambda held: [*held, *held])),
         r"select=.*a flight twice",
     ),
     "a request alone": (schedules("start", lambda _: Request()), r"schedule=.*a Request alone"),
@@ -261,7 +265,7 @@ WRONG: dict[str, tuple[Method, str]] = {
         r"a Request of kind",
     ),
     "a strange order": (
-        schedules("start", lambda _: (Request(Kind.FETCH, of=(99,)),)),
+        schedules("start", lambda _: (Request(Kind.FETCH, held_orders=(99,)),)),
         r"orders \[99\] .*due is orders whose results are held",
     ),
     "devices by a schedule": (
@@ -291,9 +295,12 @@ WRONG: dict[str, tuple[Method, str]] = {
     "no epochs": (plans(numbers(epochs=np.zeros(2, dtype=np.int64))), r"0, 0 for numbers\.epochs"),
     "half a batch": (plans(numbers(batch=np.array([1.5, 2]))), r"float64.*for numbers\.batch"),
     "too many rates": (plans(numbers(rate=np.ones(3))), r"shape \[3\] for numbers\.rate"),
-    "wider than the model": (plans(wants(replace(WANT, share=1.5))), r"the share 1\.5"),
-    "nothing of the model": (plans(wants(replace(WANT, share=0.0))), r"the share 0\.0"),
-    "a layer that is not there": (plans(wants(replace(WANT, first=9))), r"first .* is 9"),
+    "wider than the model": (plans(wants(replace(WANT, width=1.5))), r"the share 1\.5"),
+    "nothing of the model": (plans(wants(replace(WANT, width=0.0))), r"the share 0\.0"),
+    "a layer that is not there": (
+        plans(wants(replace(WANT, first_trained_layer=9))),
+        r"first .* is 9",
+    ),
     "a share for a size": (plans(wants(0.5)), r"Want for the size"),
     "a menu of shares": (
         plans(lambda drafts: replace(drafts, menus=((0.5,),) * len(drafts))),
@@ -340,7 +347,7 @@ WRONG: dict[str, tuple[Method, str]] = {
         replace(BASE, train=ends(mask=lambda tree: {"other": torch.ones(1)})),
         r"a mask 'other'",
     ),
-    "nothing squeezed": (sends(lambda _: None), r"uplink=.*Squeezed"),
+    "nothing squeezed": (sends(lambda _: None), r"uplink=.*Compressed"),
     "squeezed out of shape": (
         sends(lambda s: replace(s, tree={n: v[0] for n, v in s.tree.items()})),
         r"uplink=.*of the tree .*due is a tensor",
@@ -389,7 +396,7 @@ def test_what_a_part_returns_is_checked_where_it_returns(name: str) -> None:
     assert re.search(r" in round [12][;.]", whole)
 
 
-@pytest.mark.parametrize("engine", [Reference(), Stacked(), Threads(allow=("tests",))], ids=str)
+@pytest.mark.parametrize("engine", [Sequential(), Stacked(), Threads(allow=("tests",))], ids=str)
 def test_it_is_checked_whoever_carries_orders_out(engine: Engine) -> None:
     for name in ("a parameter is gone", "bits without number"):
         method = replace(WRONG[name][0], schedule=Synchronous())
@@ -405,8 +412,8 @@ def test_it_is_checked_whoever_carries_orders_out(engine: Engine) -> None:
 class Loses(Gradient):
     """A trainer that can travel in an order."""
 
-    def finish(self, site: Site, state: Any) -> Result:
-        return super().finish(site, state)._replace(params={})
+    def finish(self, context: TrainingContext, state: Any) -> TrainingResult:
+        return super().finish(context, state)._replace(params={})
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64, np.uint8])

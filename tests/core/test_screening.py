@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from anyfleet.core.client import work
-from anyfleet.core.messages import Kind, Memory, Updates
+from anyfleet.core.messages import DeviceState, Kind, Replies
 from anyfleet.core.screening import Screen, believable
 from anyfleet.methods import fedavg
 from anyfleet.parts.norm import Tracked
@@ -20,17 +20,17 @@ from tests.core.test_local_training import orders
 from tests.helpers import small
 
 TASK = small.task()
-ORDER = orders(replace(fedavg(lr=0.1, batch=8), norm=Tracked()), TASK, [3])
-UPDATE = work(ORDER, (Memory(),), TASK).updates
+ORDER = orders(replace(fedavg(lr=0.1, batch_size=8), norm=Tracked()), TASK, [3])
+UPDATE = work(ORDER, (DeviceState(),), TASK).replies
 DECLARED = np.array([TASK.size(device) for device in range(TASK.devices)])
 
 
-def refusal(update: Updates, limits: Limits | None = None, kind: Kind = Kind.TRAIN) -> str:
+def refusal(update: Replies, limits: Limits | None = None, kind: Kind = Kind.TRAIN) -> str:
     screen = Screen.of(TASK, DECLARED, limits or Limits())
     return screen.refusals([replace(ORDER, kind=kind)], [update])[0]
 
 
-def spoilt(tree: str, name: str, value: float) -> Updates:
+def spoilt(tree: str, name: str, value: float) -> Replies:
     """One number of one tensor is another."""
     trees = dict(UPDATE.trees[0])
     tensor = trees[tree][name].clone()
@@ -39,11 +39,11 @@ def spoilt(tree: str, name: str, value: float) -> Updates:
     return replace(UPDATE, trees=(trees,))
 
 
-def told(report: Mapping[Any, Any]) -> Updates:
+def told(report: Mapping[Any, Any]) -> Replies:
     return replace(UPDATE, report=({**UPDATE.report[0], **report},))
 
 
-def length(update: Updates) -> float:
+def length(update: Replies) -> float:
     return math.sqrt(
         sum(float(v.double().square().sum()) for v in update.trees[0]["delta"].values())
     )

@@ -16,9 +16,9 @@ from anyfleet.core.time_and_energy import (
     Demand,
     Effort,
     clocked,
-    crossing_seconds,
     effort_of,
     training,
+    transfer_seconds,
 )
 from anyfleet.elastic import Slice, cost
 from anyfleet.methods import fedavg
@@ -156,12 +156,12 @@ def test_slower_takes_longer_and_costs_less(
 
 
 def test_training_counts_samples_and_steps() -> None:
-    blueprint, train = small.task().blueprint, fedavg(batch=8).train
+    blueprint, train = small.task().blueprint, fedavg(batch_size=8).train
     for slice_ in (Slice(), blueprint.prefix(0.5)):
         found = training(train, blueprint, slice_, Amount(8, 37, 5), "flops")
         assert found.effort.flops[0] == 37 * cost(blueprint, slice_).flops
         assert found.effort.whole[0] == 37 * cost(blueprint, Slice()).flops
-        assert found.effort.steps[0] == 5
+        assert found.effort.local_steps[0] == 5
         assert found.effort.calls[0] >= 5 * cost(blueprint, slice_, 8).calls
         assert found.memory[0] >= cost(blueprint, slice_, 8).memory
 
@@ -175,11 +175,11 @@ def test_work_done_one_after_the_other_adds_up_but_its_memory_does_not() -> None
         assert both.effort.width.tolist() == [0.5]
         found = {name: getattr(both.effort, name).tolist() for name in ("flops", "deep", "whole")}
         assert found == {"flops": [3e9], "deep": [3e9], "whole": [8e9]}
-        assert both.effort.steps.tolist() == [4]
+        assert both.effort.local_steps.tolist() == [4]
         assert both.effort.calls.tolist() == [50]
         assert both.effort.moved.tolist() == [6e6]
 
 
 def test_a_link_that_carries_nothing_takes_for_ever() -> None:
-    assert crossing_seconds(8e6, np.array([2e6, 0.0])).tolist() == [4.0, math.inf]
-    assert crossing_seconds(0.0, np.array([2e6, 0.0])).tolist() == [0.0, 0.0]
+    assert transfer_seconds(8e6, np.array([2e6, 0.0])).tolist() == [4.0, math.inf]
+    assert transfer_seconds(0.0, np.array([2e6, 0.0])).tolist() == [0.0, 0.0]

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from anyfleet.arrays import Floats
-from anyfleet.core.messages import Params, Stepped, Updates
+from anyfleet.core.messages import Aggregated, Params, Replies
 from anyfleet.core.slots import Aggregate
-from anyfleet.core.updates import Arrivals
+from anyfleet.core.updates import Updates
 from anyfleet.elastic import Blueprint, Slice, cut, place, trace
 from anyfleet.parts.aggregate import (
     AngleWeighted,
@@ -23,8 +23,8 @@ from anyfleet.parts.aggregate import (
     Diagnosed,
     Mean,
     ServerAdam,
+    ServerOptimised,
     ServerSgd,
-    ServerStep,
     Subset,
     TrimmedMean,
 )
@@ -43,9 +43,9 @@ def arrivals(
     samples: Sequence[int] | None = None,
     masks: Sequence[Mapping[str, Tensor]] | None = None,
     blueprint: Blueprint = BLUEPRINT,
-) -> Arrivals:
+) -> Updates:
     count = len(changes)
-    updates = Updates(
+    updates = Replies(
         order=np.arange(count),
         device=np.arange(count),
         samples=np.array(samples or [1] * count),
@@ -54,10 +54,10 @@ def arrivals(
         masks=tuple(masks or [{}] * count),
         kept=({},) * count,
         bits=np.zeros(count),
-        delivered=np.ones(count),
+        delivered_width=np.ones(count),
         report=({},) * count,
     )
-    return Arrivals(
+    return Updates(
         updates,
         slices=slices or [Slice()] * count,
         staleness=np.zeros(count, dtype=np.int64),
@@ -73,7 +73,7 @@ def rows_and_columns(kept: Sequence[int]) -> Slice:
     return Slice.of({outer: kept, inner: kept}, BLUEPRINT)
 
 
-def moved(model: Mapping[str, Tensor], found: Arrivals, weights: Floats) -> dict[str, Tensor]:
+def moved(model: Mapping[str, Tensor], found: Updates, weights: Floats) -> dict[str, Tensor]:
     return {name: model[name] + change for name, change in found.mean(weights).items()}
 
 
@@ -158,7 +158,7 @@ def test_a_common_factor_of_the_weights_changes_no_bit(count: int, factor: float
 
 
 @st.composite
-def several(draw: st.DrawFn) -> Arrivals:
+def several(draw: st.DrawFn) -> Updates:
     noise = torch.Generator().manual_seed(draw(st.integers(0, 10_000)))
     slices, changes = [], []
     for _ in range(draw(st.integers(1, 5))):
@@ -176,12 +176,14 @@ def draw_samples(draw: st.DrawFn, count: int) -> list[int]:
 
 
 @given(several())
-def test_comparisons_agree_with_dense_vectors(found: Arrivals) -> None:
+def test_comparisons_agree_with_dense_vectors(found: Updates) -> None:
     vectors, masks = dense(found)
     noise = torch.Generator().manual_seed(len(found))
     tree = {n: torch.randn(BLUEPRINT.shape(n), generator=noise) for n in BLUEPRINT.params}
     flat = torch.cat([tree[name].flatten() for name in BLUEPRINT.params]).double()
-    np.testing.assert_allclose(found.lengths(tree), (masks * flat).norm(dim=1).numpy(), rtol=1e-6)
+    np.testing.assert_allclose(
+        found.tree_norms(tree), (masks * flat).norm(dim=1).numpy(), rtol=1e-6
+    )
     both = masks.prod(0) * vectors
     np.testing.assert_allclose(found.gram(common=True), (both @ both.T).numpy(), rtol=1e-6)
     sets = Counter(tuple(column) for column in masks.T.tolist() if any(column))
@@ -191,7 +193,7 @@ def test_comparisons_agree_with_dense_vectors(found: Arrivals) -> None:
 
 
 @given(several(), st.data())
-def test_some_rows_are_arrivals_of_their_own(found: Arrivals, data: st.DataObject) -> None:
+def test_some_rows_are_arrivals_of_their_own(found: Updates, data: st.DataObject) -> None:
     rows = data.draw(st.lists(st.integers(0, len(found) - 1), unique=True, min_size=1))
     part = found.take(rows)
     assert part.device.tolist() == found.device[rows].tolist()
@@ -211,7 +213,7 @@ def test_comparisons_count_masked_coordinates_as_not_trained() -> None:
     ones = {MATRIX: torch.ones(3, 3), "2.bias": torch.ones(3)}
     found = arrivals([ones, {MATRIX: torch.ones(3, 3)}], masks=[{MATRIX: mask}, {}])
     assert found.norms().tolist() == pytest.approx([3.0, 3.0])
-    assert found.lengths(ones).tolist() == pytest.approx([3.0, 3.0])
+    assert found.tree_norms(ones).tolist() == pytest.approx([3.0, 3.0])
     assert found.dots(ones).tolist() == [9.0, 9.0]
     assert found.gram(common=True).tolist() == [[6.0, 6.0], [6.0, 6.0]]
     assert found.gram().tolist() == [[9.0, 6.0], [6.0, 9.0]]
@@ -228,7 +230,7 @@ def test_a_broken_update_spoils_only_its_own_products() -> None:
 
 
 @given(several())
-def test_reductions_agree_with_dense_vectors(found: Arrivals) -> None:
+def test_reductions_agree_with_dense_vectors(found: Updates) -> None:
     vectors, masks = dense(found)
     weights = torch.tensor(found.samples / found.samples.sum())
     total = (weights[:, None] * masks * vectors).sum(0)
@@ -244,7 +246,7 @@ def test_reductions_agree_with_dense_vectors(found: Arrivals) -> None:
     assert torch.equal(covered, masks.sum(0) > 0)
 
 
-def dense(found: Arrivals) -> tuple[Tensor, Tensor]:
+def dense(found: Updates) -> tuple[Tensor, Tensor]:
     """Every update as one full vector, and its mask; written without the code under test."""
     vectors, masks = [], []
     for change, slice_ in zip(found._changes, found.slices, strict=True):
@@ -267,11 +269,11 @@ AGGREGATORS: list[Aggregate] = [
     Subset(),
     Subset(AngleWeighted()),
     Diagnosed(),
-    Diagnosed(Subset(ServerStep(AngleWeighted()))),
-    ServerStep(Mean(), ServerSgd(lr=0.5, momentum=0.9)),
-    ServerStep(Mean(), ServerAdam()),
-    ServerStep(AngleWeighted(), ServerSgd(lr=0.5, momentum=0.9)),
-    ServerStep(Subset(Mean("equal"), share=0.5), ServerAdam()),
+    Diagnosed(Subset(ServerOptimised(AngleWeighted()))),
+    ServerOptimised(Mean(), ServerSgd(lr=0.5, momentum=0.9)),
+    ServerOptimised(Mean(), ServerAdam()),
+    ServerOptimised(AngleWeighted(), ServerSgd(lr=0.5, momentum=0.9)),
+    ServerOptimised(Subset(Mean("equal"), share=0.5), ServerAdam()),
     Clipped(),
     TrimmedMean(),
     CoordinateMedian(),
@@ -311,20 +313,20 @@ def test_uncovered_coordinates_keep_their_value(
 
 
 def step(
-    aggregate: Aggregate, model: Mapping[str, Tensor], state: object, found: Arrivals
-) -> Stepped:
+    aggregate: Aggregate, model: Mapping[str, Tensor], state: object, found: Updates
+) -> Aggregated:
     return aggregate(model, state, found, Seen(), torch.tensor(0))  # type: ignore[arg-type]
 
 
 def test_server_momentum_and_adam_follow_their_formulas() -> None:
     model, change = {"4.bias": torch.zeros(2)}, torch.tensor([1.0, -2.0])
     found = arrivals([{"4.bias": change}])
-    momentum = ServerStep(Mean(), ServerSgd(lr=0.5, momentum=0.9))
+    momentum = ServerOptimised(Mean(), ServerSgd(lr=0.5, momentum=0.9))
     one = step(momentum, model, momentum.init(None), found)  # type: ignore[arg-type]
     two = step(momentum, one.model, one.state, found)
     torch.testing.assert_close(one.model["4.bias"], 0.5 * change)
     torch.testing.assert_close(two.model["4.bias"], 0.5 * change + 0.5 * 1.9 * change)
-    adam = ServerStep(Mean(), ServerAdam(lr=0.1, betas=(0.9, 0.99), epsilon=1e-3))
+    adam = ServerOptimised(Mean(), ServerAdam(lr=0.1, betas=(0.9, 0.99), epsilon=1e-3))
     new = step(adam, model, adam.init(None), found).model["4.bias"]  # type: ignore[arg-type]
     expected = 0.1 * 0.1 * change / ((0.01 * change.square()).sqrt() + 1e-3)
     torch.testing.assert_close(new, expected)
@@ -333,15 +335,15 @@ def test_server_momentum_and_adam_follow_their_formulas() -> None:
 @pytest.mark.parametrize(
     "aggregate",
     [
-        ServerStep(Subset(share=0.5), ServerSgd(1.0, 0.9)),
-        ServerStep(Diagnosed(Subset(share=0.5)), ServerSgd(1.0, 0.9)),
-        ServerStep(Mean(), ServerSgd(1.0, 0.9)),
+        ServerOptimised(Subset(share=0.5), ServerSgd(1.0, 0.9)),
+        ServerOptimised(Diagnosed(Subset(share=0.5)), ServerSgd(1.0, 0.9)),
+        ServerOptimised(Mean(), ServerSgd(1.0, 0.9)),
     ],
     ids=str,
 )
 @pytest.mark.parametrize("answers", [1, 2], ids=["once", "twice"])
 def test_momentum_does_not_move_what_only_those_trained_who_did_not_count(
-    aggregate: ServerStep, answers: int
+    aggregate: ServerOptimised, answers: int
 ) -> None:
     """One device alone has the third unit; it is excluded as adverse, or has no samples."""
     part, idle = rows_and_columns((0, 1)), aggregate.inner == Mean()
@@ -353,6 +355,6 @@ def test_momentum_does_not_move_what_only_those_trained_who_did_not_count(
     state = aggregate.init(None)  # type: ignore[arg-type]
     first = step(aggregate, {MATRIX: G}, state, everything)
     second = step(aggregate, first.model, first.state, found)
-    assert idle or second.notes["excluded"] == (3,) * answers
+    assert idle or second.diagnostics["excluded"] == (3,) * answers
     stays = first.model[MATRIX] == second.model[MATRIX]
     assert stays.tolist() == [[False, False, True]] * 2 + [[True] * 3]

@@ -125,7 +125,7 @@ def test_width_keeps_the_first_layer_that_was_given() -> None:
     limit = cost(blueprint, start).flops - 1
     found = largest(blueprint, Budget(flops=limit), start=start)
     assert found is not None
-    assert found.first == 2
+    assert found.first_trained_layer == 2
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def test_of_a_prefix_remains_the_smaller_prefix(
 ) -> None:
     found = narrowed(blueprint.prefix(share, first), width, blueprint)
     assert found == blueprint.prefix(min(share, width), first)
-    assert found.first == first  # a suffix of layers stays a suffix
+    assert found.first_trained_layer == first  # a suffix of layers stays a suffix
 
 
 @BLUEPRINTS

@@ -44,7 +44,7 @@ def problem(net: str, batch: int) -> Task:
 def ratio(task: Task, batch: int, share: float, depth: float, trainer: Gradient) -> float:
     """Of what is measured to what planners count; `depth` is the part that is not trained."""
     first = int(depth * len(task.blueprint.layers))
-    slice_ = replace(task.blueprint.prefix(share), first=first)
+    slice_ = replace(task.blueprint.prefix(share), first_trained_layer=first)
     found = weigh("net", task, batch, slice_=slice_, train=trainer)
     return found.measured / found.predicted
 

@@ -4,18 +4,18 @@ import pytest
 
 from anyfleet.core.client import work
 from anyfleet.core.limits import Limits
-from anyfleet.core.messages import Memory
-from anyfleet.core.orders import Orders
+from anyfleet.core.messages import DeviceState
+from anyfleet.core.orders import Cohort
 from anyfleet.errors import BadMessage
 from anyfleet.methods import heterofl
-from anyfleet.wire import decode_order, decode_update, encode_order, encode_update
+from anyfleet.wire import decode_order, decode_reply, encode_order, encode_reply
 from tests.core.test_local_training import orders
 from tests.helpers import small
 
 TASK = small.task()
-ORDER = orders(heterofl(shares=(0.5,), lr=0.1), TASK, [3])
-UPDATE = work(ORDER, (Memory(),), TASK).updates
-SENT, ANSWER = encode_order(ORDER, TASK), encode_update(UPDATE, ORDER, TASK)
+ORDER = orders(heterofl(widths=(0.5,), lr=0.1), TASK, [3])
+UPDATE = work(ORDER, (DeviceState(),), TASK).replies
+SENT, ANSWER = encode_order(ORDER, TASK), encode_reply(UPDATE, ORDER, TASK)
 
 
 def refused(
@@ -23,11 +23,11 @@ def refused(
     reason: str,
     match: str | None = None,
     *,
-    order: Orders = ORDER,
+    order: Cohort = ORDER,
     limits: Limits | None = None,
 ) -> None:
     """As the order, or as the answer, that it begins as."""
     down = data[2:3] == b"o"
     with pytest.raises(BadMessage, match=match) as caught:
-        (decode_order(data, TASK, (), limits) if down else decode_update(data, order, TASK, limits))
+        (decode_order(data, TASK, (), limits) if down else decode_reply(data, order, TASK, limits))
     assert caught.value.reason == reason

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from anyfleet.arrays import Floats
 from anyfleet.core import local_training as local_training
-from anyfleet.core.slots import Given, Loose, Minibatch, Site, Train
+from anyfleet.core.slots import Loose, Minibatch, Train, TrainingContext, TrainingStart
 from anyfleet.elastic import Slice
 from anyfleet.formulas.distillation import LinearBatch, Moved
 from anyfleet.methods import fedavg
@@ -33,17 +33,19 @@ def two_columns() -> Task:
     return Task.of(net, data, data, split=Split(devices=1, test_share=0))
 
 
-def site(task: Task, train: Train, share: float = 1.0, first: int = 0) -> Site:
+def site(task: Task, train: Train, share: float = 1.0, first: int = 0) -> TrainingContext:
     """Of a device with that share of the width."""
     slice_ = task.blueprint.prefix(share) if share < 1 else Slice()
     method = replace(fedavg(), train=train)
-    return local_training.site(task, method.norm, replace(slice_, first=first), share)
+    return local_training.training_context(
+        task, method.norm, replace(slice_, first_trained_layer=first), share
+    )
 
 
 def stepped(task: Task, train: Train, choice: tuple[float, ...], lr: float = 0.5) -> Loose:
     """The trainer's state after one minibatch of all data of the first device."""
     where = site(task, train)
-    state = train.start(where, Given(task.params, task.buffers, task.labels(0)))
+    state = train.start(where, TrainingStart(task.params, task.buffers, task.labels(0)))
     x, y = task.data(0).x, task.data(0).y
     batch = Minibatch(x, y, torch.ones(len(y), dtype=torch.bool), torch.tensor(0))
     return train.step(where, state, batch, {"lr": torch.tensor(lr, dtype=x.dtype)}, choice)
@@ -97,11 +99,11 @@ def three_steps(trainer: Train, share: float, lr: float, reference: Reference) -
     params = dict(model.task.params)
     params["0.weight"] = params["0.weight"][:units]
     params["1.weight"] = params["1.weight"][:, :units]
-    state = trainer.start(where, Given(params, {}, model.task.labels(0)))
+    state = trainer.start(where, TrainingStart(params, {}, model.task.labels(0)))
     start = model.theta(params["1.weight"], params["1.bias"])
     expected = Moved(start, np.zeros_like(start))
     valid = torch.arange(ROWS) < ROWS - 1
-    for i, choice in enumerate(trainer.choices(torch.tensor(7), 3)):
+    for i, choice in enumerate(trainer.shared_draws(torch.tensor(7), 3)):
         rows = slice(i * ROWS, (i + 1) * ROWS)
         batch = Minibatch(model.x[rows], model.y[rows], valid, torch.tensor(i))
         rate = {"lr": torch.tensor(lr, dtype=torch.float64)}

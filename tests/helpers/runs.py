@@ -6,7 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from anyfleet import methods, tasks
-from anyfleet.experiment import Experiment, Moment, play
+from anyfleet.experiment import Experiment, RoundResult, play
 from anyfleet.names import Factory
 from anyfleet.parts.codec import ErrorFeedback, Stc
 from anyfleet.parts.schedule import Buffered
@@ -16,22 +16,22 @@ from anyfleet.tasks import Generator, zoo
 MODEL = Factory.of(zoo.perceptron, features=60, hidden=(16,))
 TASK = tasks.Synthetic(MODEL, Generator(devices=6, samples=40), server=20)
 METHOD = replace(
-    methods.heterofl(shares=(1.0, 0.5), count=3, lr=0.1),
+    methods.heterofl(widths=(1.0, 0.5), count=3, lr=0.1),
     cache=True,
     uplink=ErrorFeedback(Stc(0.2)),
-    schedule=Buffered(concurrency=4, size=2),
+    schedule=Buffered(concurrency=4, buffer_size=2),
 )
 EXPERIMENT = Experiment(TASK, METHOD, rounds=5)
 RECORD = ("points.jsonl", "ledger.jsonl", "model.safetensors")
 
 
 @lru_cache(maxsize=1)
-def moments() -> tuple[Moment, ...]:
+def moments() -> tuple[RoundResult, ...]:
     """Of the run that nobody interrupts."""
     return tuple(play(EXPERIMENT))
 
 
-def written(folder: Path, steps: Iterable[Moment], every: int | None = 1) -> Path:
+def written(folder: Path, steps: Iterable[RoundResult], every: int | None = 1) -> Path:
     """A folder that looks as if the process had been killed after these steps."""
     folder.mkdir(exist_ok=True)
     recording = Recording(folder, EXPERIMENT, every=every)

@@ -13,7 +13,7 @@ __all__ = ["All", "Few", "Fleet", "Method", "Wrapper", "fleet_method", "plain_me
 
 
 class Select(Protocol):
-    wants: ClassVar[frozenset[str]]
+    reports: ClassVar[frozenset[str]]
 
     def __call__(self, idle: int) -> int: ...
 
@@ -24,7 +24,7 @@ class Train:
 
 @dataclass(frozen=True)
 class All:
-    wants: ClassVar[frozenset[str]] = frozenset()
+    reports: ClassVar[frozenset[str]] = frozenset()
 
     def __call__(self, idle: int) -> int:
         return idle
@@ -34,7 +34,7 @@ class All:
 class Few:
     count: int
     fraction: float = 1.0
-    wants: ClassVar[frozenset[str]] = frozenset()
+    reports: ClassVar[frozenset[str]] = frozenset()
 
     def __post_init__(self) -> None:
         if self.count < 1:
@@ -50,7 +50,7 @@ class Few:
 class Wrapper:
     inner: Select
     times: int = 2
-    wants: ClassVar[frozenset[str]] = frozenset()
+    reports: ClassVar[frozenset[str]] = frozenset()
 
     def __call__(self, idle: int) -> int:
         return self.times * self.inner(idle)

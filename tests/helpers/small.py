@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from anyfleet.core.loop import Step, run
+from anyfleet.core.loop import Round, run
 from anyfleet.core.method import Method
-from anyfleet.runtime import Limits, Reference, Simulated
+from anyfleet.runtime import Limits, Sequential, Simulated
 from anyfleet.runtime.simulated.engines import Engine
 from anyfleet.tasks import Data, Split, Task
 from anyfleet.tasks.partition import Iid, LogNormalSizes, Partition
@@ -82,10 +82,10 @@ def steps(
     fleet: Fleet | None = None,
     seed: int = 0,
     limits: Limits | None = None,
-) -> list[Step]:
+) -> list[Round]:
     """The first steps of a run."""
     there = world(problem, fleet, seed)
-    runtime = Simulated(problem, there, seed, engine=engine or Reference(), limits=limits)
+    runtime = Simulated(problem, there, seed, engine=engine or Sequential(), limits=limits)
     return list(islice(run(method, problem, runtime, seed), count))
 
 
@@ -94,7 +94,7 @@ def padded(method: Method) -> Method:
     return replace(method, send="weights", cache=True)
 
 
-def rows(step: Step) -> list[SimpleNamespace]:
+def rows(step: Round) -> list[SimpleNamespace]:
     """The ledger of a step, order by order."""
     return [SimpleNamespace(**row) for row in step.ledger.as_dicts()]
 

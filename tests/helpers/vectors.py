@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from anyfleet.core.messages import Params, Stepped
+from anyfleet.core.messages import Aggregated, Params
 from anyfleet.core.slots import Aggregate
-from anyfleet.core.updates import Arrivals
+from anyfleet.core.updates import Updates
 from anyfleet.elastic import Blueprint
 from tests.core.test_updates import BLUEPRINT, arrivals
 
@@ -32,7 +32,7 @@ class Seen:
         return self.loss(params[PLACE])
 
 
-def vectors(values: Sequence[Sequence[float]], samples: Sequence[int] | None = None) -> Arrivals:
+def vectors(values: Sequence[Sequence[float]], samples: Sequence[int] | None = None) -> Updates:
     """Updates of one small tensor. A device sends its change: the gradient with the other sign."""
     changes = [{PLACE: torch.tensor(value, dtype=torch.float64)} for value in values]
     return arrivals(changes, samples=samples)
@@ -40,12 +40,12 @@ def vectors(values: Sequence[Sequence[float]], samples: Sequence[int] | None = N
 
 def step(
     part: Aggregate,
-    found: Arrivals,
+    found: Updates,
     state: object = None,
     *,
     model: Mapping[str, Tensor] = ZERO,
     seen: Seen | None = None,
-) -> Stepped:
+) -> Aggregated:
     begun = part.init(None) if state is None else state  # type: ignore[arg-type]
     return part(model, begun, found, seen or Seen(), torch.tensor(5))  # type: ignore[arg-type]
 

@@ -8,16 +8,16 @@ import torch
 from torch import Tensor
 
 from anyfleet import rng
-from anyfleet.core.local_training import site
+from anyfleet.core.local_training import training_context
 from anyfleet.core.method import Method
-from anyfleet.core.slots import Given, Minibatch, Site
+from anyfleet.core.slots import Minibatch, TrainingContext, TrainingStart
 from anyfleet.elastic import EVALUATE, OBSERVE, Priced, Slice, apply, cut
 from anyfleet.errors import CompositionError
 from anyfleet.formulas.whale import cheap_fisher_trace, fisher_trace
 from anyfleet.measure.fisher import Fisher, Observed, by_channel, drawn_labels
 from anyfleet.methods import fedavg, fedprox, whale
 from anyfleet.parts.choose import FisherUtility
-from anyfleet.parts.plan import Menu
+from anyfleet.parts.plan import WidthMenu
 from anyfleet.runtime import Stacked, Threads
 from anyfleet.tasks import Task
 from anyfleet.world import levels
@@ -26,8 +26,8 @@ from tests.helpers import small
 KEY = rng.root(3, "test")
 
 
-def where(task: Task, slice_: Slice | None = None) -> Site:
-    return site(task, fedavg().norm, slice_ or Slice())
+def where(task: Task, slice_: Slice | None = None) -> TrainingContext:
+    return training_context(task, fedavg().norm, slice_ or Slice())
 
 
 def batch(task: Task, size: int = 7, valid: int | None = None) -> Minibatch:
@@ -153,8 +153,8 @@ def test_a_cut_model_has_the_trace_of_the_small_model() -> None:
 
 
 INFORMED = replace(
-    fedavg(count=4, lr=0.1, batch=8),
-    plan=Menu((1.0,)),
+    fedavg(count=4, lr=0.1, batch_size=8),
+    plan=WidthMenu((1.0,)),
     choose=FisherUtility(levels=1, target=1.0),
 )
 
@@ -162,7 +162,7 @@ INFORMED = replace(
 @pytest.mark.parametrize("engine", [None, Threads(), Stacked()], ids=str)
 def test_measuring_changes_nothing_in_training(engine: Threads | Stacked | None) -> None:
     task = small.task()
-    plain = small.steps(fedavg(count=4, lr=0.1, batch=8), task, 2, engine=engine)
+    plain = small.steps(fedavg(count=4, lr=0.1, batch_size=8), task, 2, engine=engine)
     watched = small.steps(INFORMED, task, 2, engine=engine)
     if engine == Stacked():
         assert small.distance(plain[-1].params, watched[-1].params) < 1e-6
@@ -184,9 +184,9 @@ def test_a_fisher_chooser_gets_fisher_whatever_the_trainer_and_keeps_it_to_itsel
 
 def test_what_a_policy_asks_for_is_reported_and_charged() -> None:
     task = small.task()
-    method = whale(shares=(1.0, 0.5), regions=4, lr=0.1, batch=8)
+    method = whale(widths=(1.0, 0.5), regions=4, lr=0.1, batch_size=8)
     assert method.job().report == ("channels",)
-    plain = whale(shares=(1.0, 0.5), lr=0.1, batch=8)
+    plain = whale(widths=(1.0, 0.5), lr=0.1, batch_size=8)
     one, two = (small.rows(small.steps(m, task, 1)[0])[0] for m in (method, plain))
     assert one.bits_up == two.bits_up + 32 * (6 + 8 + 16)
 
@@ -221,7 +221,7 @@ def test_refusals() -> None:
     with pytest.raises(ValueError, match=r"Fisher.estimate"):
         Fisher(estimate="guess")  # type: ignore[arg-type]
     with pytest.raises(CompositionError, match=r"'target'.*use plan=Paced"):
-        replace(fedavg(), plan=Menu(), choose=FisherUtility())
+        replace(fedavg(), plan=WidthMenu(), choose=FisherUtility())
 
 
 @pytest.mark.parametrize(
@@ -247,8 +247,8 @@ def test_what_is_charged_is_what_is_measured(
 def test_a_sample_alone_in_its_batch_says_nothing_where_batches_are_normalised() -> None:
     task = small.task(dtype=torch.float64)
     found = Observed(fedavg().train, Fisher())
-    where_ = site(task, fedavg().norm, Slice())
-    state = found.start(where_, Given(task.params, task.buffers, task.labels(0)))
+    where_ = training_context(task, fedavg().norm, Slice())
+    state = found.start(where_, TrainingStart(task.params, task.buffers, task.labels(0)))
     numbers = {"lr": torch.tensor(0.1).double()}
     alone = found.step(where_, state, batch(task, 3, valid=1), numbers, None)
     assert alone["measured"] == 0
@@ -260,6 +260,6 @@ def test_a_sample_alone_in_its_batch_says_nothing_where_batches_are_normalised()
 def test_who_trained_nothing_reports_no_channels() -> None:
     task = small.task()
     found = Observed(fedavg().train, Fisher(), channels=True)
-    where_ = site(task, fedavg().norm, Slice())
-    state = found.start(where_, Given(task.params, task.buffers, task.labels(0)))
+    where_ = training_context(task, fedavg().norm, Slice())
+    state = found.start(where_, TrainingStart(task.params, task.buffers, task.labels(0)))
     assert torch.isnan(found.finish(where_, state).report["channels"]).all()

@@ -6,7 +6,7 @@ from functools import lru_cache
 import pytest
 import torch
 
-from anyfleet.core.loop import Step
+from anyfleet.core.loop import Round
 from anyfleet.core.messages import Params
 from anyfleet.core.method import Method
 from anyfleet.core.slots import Aggregate, Policy, Train, nested
@@ -23,13 +23,13 @@ from anyfleet.parts.aggregate import (
     ErrorWeighted,
     Mean,
     ServerAdam,
+    ServerOptimised,
     ServerSgd,
-    ServerStep,
     TrimmedMean,
 )
 from anyfleet.parts.select import Everyone
 from anyfleet.parts.train import AdamW, Decaying, Fjord, Gradient, Progressive, Rush, Sgd, Slim
-from anyfleet.runtime import Reference, Stacked, Threads
+from anyfleet.runtime import Sequential, Stacked, Threads
 from anyfleet.runtime.simulated.engines import Engine
 from anyfleet.tasks import Split, Task
 from anyfleet.tasks.partition import LogNormalSizes
@@ -37,7 +37,7 @@ from anyfleet.world import levels
 from tests.helpers import small
 from tests.parts.extract.test_extract import issued
 
-BASE = Gradient(Decaying(0.05), Sgd(0.9, nesterov=True, weight_decay=1e-3), batch=8)
+BASE = Gradient(Decaying(0.05), Sgd(0.9, nesterov=True, weight_decay=1e-3), batch_size=8)
 FEW = (0.25, 0.5)
 
 TRAINERS: dict[str, Train] = {
@@ -60,8 +60,8 @@ AGGREGATORS: dict[str, Aggregate] = {
     "angles": AngleWeighted(),
     "subset": aggregate.Subset(AngleWeighted(base=Aio()), share=0.5, statistic="mean"),
     "diagnosed": Diagnosed(Clipped(ErrorWeighted(Mean("equal")))),
-    "momentum": ServerStep(TrimmedMean(0.25), ServerSgd(0.5, 0.9)),
-    "adam": ServerStep(CoordinateMedian(), ServerAdam()),
+    "momentum": ServerOptimised(TrimmedMean(0.25), ServerSgd(0.5, 0.9)),
+    "adam": ServerOptimised(CoordinateMedian(), ServerAdam()),
 }
 FLEET = levels(speeds=(1e9, 1e8))
 
@@ -76,13 +76,13 @@ def task() -> Task:
 
 def method(trainer: str, aggregator: str) -> Method:
     """Nobody has more than half of the model, some a quarter."""
-    base = heterofl(shares=(0.5, 0.25), static_norm=False)
+    base = heterofl(widths=(0.5, 0.25), static_norm=False)
     return replace(
         base, select=Everyone(), train=TRAINERS[trainer], aggregate=AGGREGATORS[aggregator]
     )
 
 
-def end(trainer: str, aggregator: str, engine: Engine) -> Step:
+def end(trainer: str, aggregator: str, engine: Engine) -> Round:
     return small.steps(method(trainer, aggregator), task(), 2, engine=engine, fleet=FLEET)[-1]
 
 
@@ -91,7 +91,7 @@ def end(trainer: str, aggregator: str, engine: Engine) -> Step:
 def test_engines_agree_and_what_nobody_trained_keeps_its_value(
     trainer: str, aggregator: str
 ) -> None:
-    one = end(trainer, aggregator, Reference())
+    one = end(trainer, aggregator, Sequential())
     two = end(trainer, aggregator, Threads())
     assert small.identical(one.params, two.params)
     assert one.time == two.time
@@ -116,9 +116,9 @@ def untouched(params: Params) -> bool:
 
 
 def test_a_cohort_shares_its_draws_and_every_round_has_others() -> None:
-    by_round = [issued(method("slim", "mean"), step=step).cohort for step in range(3)]
+    by_round = [issued(method("slim", "mean"), step=step).cohort_key for step in range(3)]
     assert len(set(by_round)) == 3
-    again = [issued(method("slim", "mean"), step=1, seed=seed).cohort for seed in (0, 1)]
+    again = [issued(method("slim", "mean"), step=1, seed=seed).cohort_key for seed in (0, 1)]
     assert again[0] == by_round[1] != again[1]
 
 

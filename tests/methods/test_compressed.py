@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from anyfleet.core.message_size import typical_rate
+from anyfleet.core.message_size import typical_sent_fraction
 from anyfleet.core.messages import UNCUT, Params
 from anyfleet.core.method import Method
 from anyfleet.formulas.compression import qsgd_error_bound
@@ -16,11 +16,11 @@ from anyfleet.parts.aggregate import Aio, ErrorWeighted, Mean
 from anyfleet.parts.choose import MostGain
 from anyfleet.parts.codec import ErrorFeedback, Hq, Qsgd, Raw, Stc, TopK, Uveq
 from anyfleet.parts.extract import Leading, Strongest
-from anyfleet.parts.plan import Menu, RateByLink
+from anyfleet.parts.plan import SentFractionByLink, WidthMenu
 from anyfleet.world import Shannon, Uniform, cell, levels
 from tests.helpers import small
 
-SETTINGS: dict[str, Any] = {"count": 5, "lr": 0.1, "batch": 8}
+SETTINGS: dict[str, Any] = {"count": 5, "lr": 0.1, "batch_size": 8}
 TASK = small.task(equal=False, dtype=torch.float64)
 FEDAVG = fedavg(**SETTINGS)
 # Work and links of the small task: widths differ, and not all rates are the largest.
@@ -47,11 +47,11 @@ def change(method: Method, **world: Any) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("extract", [Strongest(), Leading()])
 def test_e_complete_updates_make_anycost_fedavg(extract: Any) -> None:
-    method = anycost(shares=(1.0,), rate=1.0, seconds=1e9, **SETTINGS)
+    method = anycost(widths=(1.0,), sent_fraction=1.0, seconds=1e9, **SETTINGS)
     method = replace(method, uplink=Raw(), extract=extract)
     steps = small.steps(method, TASK, 4)
     assert small.distance(steps[-1].params, end(FEDAVG, 4)) < 1e-12
-    assert steps[0].ledger.measured_rate.tolist() == [1.0] * 5
+    assert steps[0].ledger.measured_sent_fraction.tolist() == [1.0] * 5
     assert steps[0].ledger.gain.tolist() == [1.0] * 5
     assert steps[0].ledger.divergence.tolist() == [0.0] * 5
     assert steps[0].ledger.contraction.tolist() == [0.0] * 5
@@ -60,7 +60,7 @@ def test_e_complete_updates_make_anycost_fedavg(extract: Any) -> None:
 def test_e_aio_takes_samples_for_weights_as_fedavg_does() -> None:
     """Or else the identity would hold for equal sizes only."""
     assert len({TASK.size(device) for device in range(8)}) > 3
-    method = anycost(shares=(1.0,), rate=1.0, seconds=1e9, **SETTINGS)
+    method = anycost(widths=(1.0,), sent_fraction=1.0, seconds=1e9, **SETTINGS)
     equal = replace(method, uplink=Raw(), aggregate=Aio(Mean("equal")))
     assert small.distance(end(equal), end(FEDAVG)) > 1e-4
     plain = replace(FEDAVG, aggregate=Mean("equal"))
@@ -75,9 +75,9 @@ def test_1_13_nothing_left_out_is_fedavg_bit_for_bit(codec: Any) -> None:
 
 
 def test_1_14_many_levels_of_everything_are_fedavg() -> None:
-    fine = change(qsgd(levels=1 << 20, keep=1.0, **SETTINGS))
+    fine = change(qsgd(quantisation_levels=1 << 20, keep=1.0, **SETTINGS))
     assert small.distance(change(FEDAVG), fine) < 1e-4
-    coarse = change(qsgd(levels=4, keep=1.0, **SETTINGS))
+    coarse = change(qsgd(quantisation_levels=4, keep=1.0, **SETTINGS))
     assert small.distance(change(FEDAVG), coarse) > 0.01
 
 
@@ -88,32 +88,32 @@ def test_1_15_many_bits_for_everything_are_fedavg() -> None:
 
 
 def test_1_16_links_that_carry_everything_leave_the_error_of_the_quantiser() -> None:
-    method = fedhq(rate=1.0, keep=1.0, **SETTINGS)
+    method = fedhq(sent_fraction=1.0, keep=1.0, **SETTINGS)
     assert isinstance(method.uplink, Hq)
     (step,) = small.steps(method, TASK, 1)
-    assert step.ledger.rate == pytest.approx(UNCUT)
-    bound = float(qsgd_error_bound(method.uplink.bucket, method.uplink.levels[-1]))
+    assert step.ledger.sent_fraction == pytest.approx(UNCUT)
+    bound = float(qsgd_error_bound(method.uplink.bucket, method.uplink.quantisation_levels[-1]))
     assert 0 < step.ledger.distortion.max() <= bound
     # Errors of devices are independent, and the weights next to those by samples.
     assert small.distance(change(FEDAVG), change(method)) < np.sqrt(bound)
 
 
 def test_1_16_equal_links_have_equal_weights() -> None:
-    method = replace(fedhq(rate=0.1, **SETTINGS), aggregate=ErrorWeighted(Mean("equal")))
+    method = replace(fedhq(sent_fraction=0.1, **SETTINGS), aggregate=ErrorWeighted(Mean("equal")))
     (step,) = small.steps(method, TASK, 1, fleet=levels(speeds=(1e9, 1e8)))
-    assert np.ptp(step.ledger.rate) == 0
-    assert list(step.notes["weights"].values()) == pytest.approx([0.2] * 5, rel=0.1)
+    assert np.ptp(step.ledger.sent_fraction) == 0
+    assert list(step.diagnostics["weights"].values()) == pytest.approx([0.2] * 5, rel=0.1)
     # Where links differ, weights do: the coarser a message the less.
     (step,) = small.steps(method, TASK, 1, fleet=CELL)
-    assert np.ptp(step.ledger.rate) > 0.05
-    weights = [step.notes["weights"][device] for device in step.ledger.device]
+    assert np.ptp(step.ledger.sent_fraction) > 0.05
+    weights = [step.diagnostics["weights"][device] for device in step.ledger.device]
     assert np.argsort(weights).tolist() == np.argsort(-step.ledger.distortion).tolist()
 
 
 # --- the parts --------------------------------------------------------------------------------
 
 VARIANTS: dict[str, tuple[Method, str]] = {
-    "without EMS": (replace(ANYCOST, plan=Menu((1.0,))), "plan"),
+    "without EMS": (replace(ANYCOST, plan=WidthMenu((1.0,))), "plan"),
     "without FGC": (replace(ANYCOST, uplink=Hq()), "uplink"),
     "without AIO": (replace(ANYCOST, aggregate=Mean("equal")), "aggregate"),
 }
@@ -128,7 +128,7 @@ def test_variants_of_anycost_differ_in_one_part_and_in_what_is_learned(name: str
     assert changed == [part]
     whole, without = (small.steps(each, TASK, 2, fleet=CELL) for each in (ANYCOST, method))
     assert small.distance(whole[-1].params, without[-1].params) > 1e-4
-    same = [list(steps[0].ledger.share) for steps in (whole, without)]
+    same = [list(steps[0].ledger.width) for steps in (whole, without)]
     assert (same[0] == same[1]) == (part != "plan")
     if part == "plan":
         trained = [r for r in small.rows(without[0]) if not r.lost]
@@ -153,9 +153,9 @@ def test_parts_are_those_of_the_table() -> None:
     assert isinstance(ANYCOST.choose, MostGain)
     assert (ANYCOST.extract, ANYCOST.aggregate) == (Strongest(), Aio())
     assert stc(keep=0.1).uplink == ErrorFeedback(Stc(0.1))
-    assert qsgd(levels=8, keep=0.2).uplink == TopK(0.2, Qsgd(8))
+    assert qsgd(quantisation_levels=8, keep=0.2).uplink == TopK(0.2, Qsgd(8))
     assert uveqfed(bits_each=3.0, dimension=1, keep=0.3).uplink == TopK(0.3, Uveq(3.0, 1))
-    assert fedhq(rate=0.1).plan == RateByLink(0.1)
+    assert fedhq(sent_fraction=0.1).plan == SentFractionByLink(0.1)
     assert fedhq().aggregate == ErrorWeighted()
     uplinked = {"uplink"}
     for method in (stc(**SETTINGS), qsgd(**SETTINGS), uveqfed(**SETTINGS)):
@@ -168,4 +168,4 @@ def test_parts_are_those_of_the_table() -> None:
 @pytest.mark.parametrize("method", [qsgd(), uveqfed(), stc(keep=0.15)])
 def test_messages_have_the_rates_of_the_comparison(method: Method) -> None:
     """Those of AnycostFL's table: 1/40 to 1/37."""
-    assert 1 / 43 < typical_rate(method.uplink) < 1 / 35
+    assert 1 / 43 < typical_sent_fraction(method.uplink) < 1 / 35

@@ -8,29 +8,33 @@ import torch
 from torch import Tensor
 
 from anyfleet.arrays import Ints
-from anyfleet.core.loop import Step
+from anyfleet.core.loop import Round
 from anyfleet.core.method import Method
 from anyfleet.core.slots import Select
 from anyfleet.core.view import View
 from anyfleet.methods import bn2, fedadp, fedavg, fedpns, heterofl, optimal_aggregation
 from anyfleet.methods.fedavg import Training
 from anyfleet.parts.aggregate import AngleWeighted, Diagnosed
-from anyfleet.parts.plan import FixedLevel
+from anyfleet.parts.plan import WidthByLevel
 from anyfleet.parts.schedule import Buffered
 from anyfleet.parts.select import Quota, Uniform
-from anyfleet.runtime import Reference, Stacked, Threads
+from anyfleet.runtime import Sequential, Stacked, Threads
 from anyfleet.tasks import Task
 from anyfleet.tasks.partition import Mixed
 from anyfleet.world import levels
 from tests.helpers import small
 
-SETTINGS: Training = {"lr": 0.1, "batch": 8}
-LONGER: Training = {"lr": 0.1, "batch": 8, "epochs": 3}  # directions above the noise of batches
+SETTINGS: Training = {"lr": 0.1, "batch_size": 8}
+LONGER: Training = {
+    "lr": 0.1,
+    "batch_size": 8,
+    "epochs": 3,
+}  # directions above the noise of batches
 ONE_LEVEL = levels(speeds=(1e9,))
 UNEQUAL = levels(speeds=(1e9, 2e7))
 
 
-def devices(step: Step, kind: str = "train") -> list[int]:
+def devices(step: Round, kind: str = "train") -> list[int]:
     return [row.device for row in small.rows(step) if row.kind == kind]
 
 
@@ -67,10 +71,10 @@ def test_fedadp_of_one_device_is_fedavg_bit_for_bit() -> None:
 def test_everybody_takes_part_in_fedadp_and_angles_are_told() -> None:
     steps = small.steps(fedadp(**SETTINGS), small.task(), 3)
     assert all(sorted(devices(step)) == list(range(8)) for step in steps)
-    notes = steps[-1].notes
+    notes = steps[-1].diagnostics
     assert notes["angles"].keys() == notes["smoothed_angles"].keys() == set(range(8))
     assert sum(notes["weights"].values()) == pytest.approx(1.0)
-    history = [step.notes["angles"][3] for step in steps]
+    history = [step.diagnostics["angles"][3] for step in steps]
     assert notes["smoothed_angles"][3] == pytest.approx(np.mean(history))
     assert notes["expected_decrease_instantaneous"] >= notes["expected_decrease_of_mean"]
 
@@ -86,7 +90,7 @@ def mixed(devices: int, iid: int) -> tuple[Task, set[int]]:
 
 def test_devices_of_one_class_weigh_less_in_fedadp() -> None:
     task, few = mixed(8, iid=5)
-    notes = small.steps(fedadp(**LONGER), task, 4)[-1].notes
+    notes = small.steps(fedadp(**LONGER), task, 4)[-1].diagnostics
     angles, weights = notes["smoothed_angles"], notes["weights"]
     assert min(angles[d] for d in few) > max(angles[d] for d in range(8) if d not in few)
     assert max(weights[d] for d in few) < min(weights[d] for d in range(8) if d not in few)
@@ -98,8 +102,8 @@ def test_devices_of_one_class_weigh_less_in_fedadp() -> None:
 def test_optimal_aggregation_leaves_out_devices_of_one_class() -> None:
     task, few = mixed(10, iid=7)
     steps = small.steps(optimal_aggregation(count=10, **LONGER), task, 5)
-    labelled = [step.notes["labelled"] for step in steps]
-    excluded = [step.notes["excluded"] for step in steps]
+    labelled = [step.diagnostics["labelled"] for step in steps]
+    excluded = [step.diagnostics["excluded"] for step in steps]
     assert few == set().union(*excluded)
     assert all(set(out) <= set(told) for out, told in zip(excluded, labelled, strict=True))
     assert all(len(told) - len(out) <= 1 for out, told in zip(excluded, labelled, strict=True))
@@ -118,14 +122,14 @@ def test_fedpns_asks_those_less_often_whom_it_labelled() -> None:
     state = steps[-1].snapshot.states["select"]
     asked = np.bincount([d for step in steps for d in devices(step)], minlength=10)
     assert state.selected.tolist() == asked.tolist()
-    labels = np.bincount([d for s in steps for d in s.notes["labelled"]], minlength=10)
+    labels = np.bincount([d for s in steps for d in s.diagnostics["labelled"]], minlength=10)
     assert state.labelled.tolist() == labels.tolist()
     assert labels.sum() > 0
     assert state.probability[labels > 0].max() < state.probability[labels == 0].min()
     assert state.probability.sum() == pytest.approx(1.0)
-    entropy = [step.notes["selection_entropy"] for step in steps]
+    entropy = [step.diagnostics["selection_entropy"] for step in steps]
     assert entropy[-1] < np.log(10)
-    assert steps[-1].notes["selection_highest"] == state.probability.max()
+    assert steps[-1].diagnostics["selection_highest"] == state.probability.max()
 
 
 # --- BN2 --------------------------------------------------------------------------------------
@@ -174,10 +178,10 @@ METHODS = {
     "fedpns": fedpns(count=6, statistic="mean", **SETTINGS),
     "bn2": bn2(draw=6, keep=3, **SETTINGS),
     "fedadp of sub-models": replace(
-        heterofl(shares=(1.0, 0.5), **SETTINGS), aggregate=Diagnosed(AngleWeighted())
+        heterofl(widths=(1.0, 0.5), **SETTINGS), aggregate=Diagnosed(AngleWeighted())
     ),
     "fedpns of sub-models": replace(
-        fedpns(count=6, statistic="mean", **SETTINGS), plan=FixedLevel((1.0, 0.5))
+        fedpns(count=6, statistic="mean", **SETTINGS), plan=WidthByLevel((1.0, 0.5))
     ),
 }
 
@@ -187,16 +191,16 @@ def test_engines_agree(name: str) -> None:
     task = small.task(equal=False, dtype=torch.float64)
     ends = [
         small.steps(METHODS[name], task, 2, engine=engine, fleet=UNEQUAL)[-1]
-        for engine in (Reference(), Threads(), Stacked())
+        for engine in (Sequential(), Threads(), Stacked())
     ]
     assert small.identical(ends[0].params, ends[1].params)
     assert small.distance(ends[0].params, ends[2].params) < 1e-10
-    assert ends[0].notes.get("labelled") == ends[2].notes.get("labelled")
+    assert ends[0].diagnostics.get("labelled") == ends[2].diagnostics.get("labelled")
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "bn2"])
 def test_stale_updates_are_compared_with_the_others(name: str) -> None:
-    method = replace(METHODS[name], schedule=Buffered(concurrency=6, size=4, staleness=9))
+    method = replace(METHODS[name], schedule=Buffered(concurrency=6, buffer_size=4, staleness=9))
     steps = small.steps(method, small.task(), 6, fleet=UNEQUAL)
     ages = [row.step - row.issued_at for step in steps for row in small.rows(step)]
     assert max(ages) > 0

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from anyfleet.analysis.diagnosis import depth_psi, depth_shares
 from anyfleet.arrays import Ints
-from anyfleet.core.loop import Step
+from anyfleet.core.loop import Round
 from anyfleet.core.messages import Params
 from anyfleet.core.slots import Select, State
 from anyfleet.core.view import View
@@ -22,18 +22,18 @@ from anyfleet.methods import fedavg, fedpmt
 from anyfleet.methods.fedavg import Training
 from anyfleet.papers import FEDPMT, papers_of
 from anyfleet.parts.norm import Tracked
-from anyfleet.parts.plan import Depth
+from anyfleet.parts.plan import TrainedLayersByLevel
 from anyfleet.parts.plan.trained_layers import depths
 from anyfleet.parts.schedule import Deadline
 from anyfleet.parts.select import Everyone
 from anyfleet.parts.train import Sgd
-from anyfleet.runtime import Reference, Stacked, Threads
+from anyfleet.runtime import Sequential, Stacked, Threads
 from anyfleet.tasks import Data, Split, Task, zoo
 from anyfleet.tasks.partition import Iid
 from anyfleet.world import Fleet, Group, Steady, levels
 from tests.helpers import small
 
-SETTINGS: Training = {"lr": 0.1, "batch": 8}
+SETTINGS: Training = {"lr": 0.1, "batch_size": 8}
 FOUR = levels(speeds=(1e9, 8e8, 6e8, 4e8))
 LAYERS = [("0", "1"), ("4",), ("8",), ("10",)]  # of the small net; a norm belongs to its layer
 
@@ -65,15 +65,15 @@ def test_at_full_depth_it_is_fedavg_bit_for_bit() -> None:
     task, fleet = small.task(), levels(speeds=(1e9,))
     one = small.steps(fedavg(count=5, **SETTINGS), task, 3, fleet=fleet)
     for method in (
-        fedpmt(widths=1, count=5, **SETTINGS),
-        fedpmt(widths=4, seconds=1e9, count=5, **SETTINGS),
+        fedpmt(depths=1, count=5, **SETTINGS),
+        fedpmt(depths=4, seconds=1e9, count=5, **SETTINGS),
     ):
         two = small.steps(method, task, 3, fleet=fleet)
         assert small.identical(one[-1].params, two[-1].params)
     # The same cohort on a fleet of several levels.
     many = [
         small.steps(replace(m, select=Everyone()), task, 2, fleet=FOUR)[-1].params
-        for m in (fedavg(**SETTINGS), fedpmt(widths=1, **SETTINGS), fedpmt(widths=2, **SETTINGS))
+        for m in (fedavg(**SETTINGS), fedpmt(depths=1, **SETTINGS), fedpmt(depths=2, **SETTINGS))
     ]
     assert small.identical(many[0], many[1])
     assert not small.identical(many[0], many[2])
@@ -88,7 +88,7 @@ def test_1_3_a_round_is_the_layer_mean_of_what_each_device_does_alone(norm: bool
         small.steps(replace(method, select=Only(device)), task, 1, fleet=FOUR)[0]
         for device in range(task.devices)
     ]
-    masks = [np.arange(4) >= int(step.ledger.first[0]) for step in alone]
+    masks = [np.arange(4) >= int(step.ledger.first_trained_layer[0]) for step in alone]
     assert {int(mask.sum()) for mask in masks} == {1, 2, 3, 4}
     after = layer_mean(
         [flat(in_layer(i, task.params)) for i in range(4)],
@@ -103,7 +103,7 @@ def flat(params: Params) -> np.ndarray[Any, np.dtype[np.float64]]:
     return np.concatenate([value.double().flatten().numpy() for value in params.values()])
 
 
-def taken(before: Params, step: Step, layer: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+def taken(before: Params, step: Round, layer: int) -> np.ndarray[Any, np.dtype[np.float64]]:
     return flat(in_layer(layer, before)) - flat(in_layer(layer, step.params))
 
 
@@ -113,7 +113,11 @@ def taken(before: Params, step: Step, layer: int) -> np.ndarray[Any, np.dtype[np
 def test_1_3_only_the_last_layers_move_and_only_they_are_sent() -> None:
     task = small.task()
     for trained in (1, 2, 3, 4):
-        method = replace(fedpmt(**SETTINGS), plan=Depth(trained=(trained,)), select=Everyone())
+        method = replace(
+            fedpmt(**SETTINGS),
+            plan=TrainedLayersByLevel(trained_layers=(trained,)),
+            select=Everyone(),
+        )
         (step,) = small.steps(method, task, 1)
         assert moved(task.params, step.params) == list(range(4 - trained, 4))
         names = task.blueprint.trained(4 - trained)
@@ -129,7 +133,7 @@ def test_1_3_a_layer_that_nobody_delivers_keeps_its_value() -> None:
     task = small.task()
     first, second = small.steps(method, task, 2, fleet=fleet)
     for before, step in ((task.params, first), (first.params, second)):
-        assert Counter(step.ledger.lost) == {"": 7, "too late": 1}
+        assert Counter(step.ledger.failure) == {"": 7, "too late": 1}
         assert moved(before, step.params) == [1, 2, 3]
 
 
@@ -138,12 +142,13 @@ def test_1_3_layers_that_are_not_trained_run_in_training_mode_but_keep_their_sta
     task = small.task(dropout=0.5)
     base = replace(fedpmt(**SETTINGS), norm=Tracked(), select=Everyone())
     whole, last = (
-        small.steps(replace(base, plan=Depth(trained=(n,))), task, 2)[-1] for n in (4, 3)
+        small.steps(replace(base, plan=TrainedLayersByLevel(trained_layers=(n,))), task, 2)[-1]
+        for n in (4, 3)
     )
     assert small.identical(task.buffers, last.buffers)
     assert not small.identical(task.buffers, whole.buffers)
     # By the batch's own statistics, as in training: running ones would give other gradients.
-    plain = replace(base, plan=Depth(trained=(1,)))
+    plain = replace(base, plan=TrainedLayersByLevel(trained_layers=(1,)))
     one = small.steps(plain, task, 1)[-1].params
     shifted = {n: v + 1.0 if n.endswith("mean") else v for n, v in task.buffers.items()}
     assert small.identical(one, small.steps(plain, replace(task, buffers=shifted), 1)[-1].params)
@@ -169,7 +174,9 @@ def test_1_3_momentum_is_kept_for_trained_layers_and_reset_every_round() -> None
     task = small.task()
     base = fedpmt(**SETTINGS)
     train = replace(base.train, optimiser=Watched(0.9))  # type: ignore[type-var]
-    method = replace(base, select=Everyone(), plan=Depth(trained=(2,)), train=train)
+    method = replace(
+        base, select=Everyone(), plan=TrainedLayersByLevel(trained_layers=(2,)), train=train
+    )
     Watched.seen.clear()
     small.steps(method, task, 3)
     assert len(Watched.seen) == 3 * task.devices
@@ -178,7 +185,9 @@ def test_1_3_momentum_is_kept_for_trained_layers_and_reset_every_round() -> None
 
 def test_weight_decay_leaves_layers_alone_that_are_not_trained() -> None:
     task = small.task()
-    base = replace(fedpmt(**SETTINGS), select=Everyone(), plan=Depth(trained=(1,)))
+    base = replace(
+        fedpmt(**SETTINGS), select=Everyone(), plan=TrainedLayersByLevel(trained_layers=(1,))
+    )
     train = replace(base.train, optimiser=Sgd(weight_decay=0.1))  # type: ignore[type-var]
     (step,) = small.steps(replace(base, train=train), task, 1)
     assert moved(task.params, step.params) == [3]
@@ -192,7 +201,7 @@ def test_1_3_as_many_devices_of_each_level_and_the_rest_from_the_strongest() -> 
     for count, expected in ((8, (2, 2, 2, 2)), (6, (2, 2, 1, 1)), (3, (1, 1, 1, 0))):
         (step,) = small.steps(fedpmt(count=count, **SETTINGS), task, 1, fleet=fleet)
         assert np.bincount(step.ledger.level, minlength=4).tolist() == list(expected)
-        assert step.ledger.first.tolist() == step.ledger.level.tolist()
+        assert step.ledger.first_trained_layer.tolist() == step.ledger.level.tolist()
 
 
 def cifar() -> Task:
@@ -212,13 +221,13 @@ def five(*speeds: float) -> Fleet:
 def test_1_3_the_deadline_of_the_paper() -> None:
     """26.5 s on 1, 1/2, 1/3, 1/4, 1/5: nobody is late with FedPMT, three of five with FedAvg."""
     task, fleet = cifar(), five(1, 1 / 2, 1 / 3, 1 / 4, 1 / 5)
-    base = replace(fedavg(batch=20), select=Everyone(), schedule=Deadline(26.5))
+    base = replace(fedavg(batch_size=20), select=Everyone(), schedule=Deadline(26.5))
     (avg,) = small.steps(base, task, 1, fleet=fleet)
     assert sorted(avg.ledger.level[avg.ledger.counted]) == [0, 1]
-    method = replace(fedpmt(widths=5, batch=20), select=Everyone(), schedule=Deadline(26.5))
+    method = replace(fedpmt(depths=5, batch_size=20), select=Everyone(), schedule=Deadline(26.5))
     (pmt,) = small.steps(method, task, 1, fleet=fleet)
-    assert not any(pmt.ledger.lost)
-    seconds = dict(zip(pmt.ledger.level.tolist(), pmt.ledger.compute.tolist(), strict=True))
+    assert not any(pmt.ledger.failure)
+    seconds = dict(zip(pmt.ledger.level.tolist(), pmt.ledger.compute_seconds.tolist(), strict=True))
     expected = [10.0, 18.66, 26.28, 22.91, 22.92]
     assert [seconds[level] for level in range(5)] == pytest.approx(expected, abs=0.01)
 
@@ -227,12 +236,12 @@ def test_1_3_option_ii_takes_the_deepest_that_is_in_time() -> None:
     """1/2 has time for everything; .33 instead of 1/3 would miss by 0.05 s, and takes one less."""
     task = cifar()
     for third, depth in ((1 / 3, 2), (0.33, 3)):
-        method = replace(fedpmt(widths=5, seconds=26.5, batch=20), select=Everyone())
+        method = replace(fedpmt(depths=5, seconds=26.5, batch_size=20), select=Everyone())
         (step,) = small.steps(method, task, 1, fleet=five(1, 1 / 2, third, 1 / 4, 1 / 5))
         chosen = dict(zip(step.ledger.level.tolist(), step.ledger.choice.tolist(), strict=True))
         assert [chosen[level] for level in range(5)] == [0, 0, depth, 3, 4]
-        assert step.ledger.first.tolist() == step.ledger.choice.tolist()
-        assert step.ledger.compute.max() <= 26.5
+        assert step.ledger.first_trained_layer.tolist() == step.ledger.choice.tolist()
+        assert step.ledger.compute_seconds.max() <= 26.5
 
 
 def test_f_1_psi_of_a_run() -> None:
@@ -240,9 +249,16 @@ def test_f_1_psi_of_a_run() -> None:
     firsts = depths(task.blueprint, 4)
     for method, expected in (
         (fedpmt(count=8, **SETTINGS), 25 / 3),
-        (fedpmt(widths=2, count=8, **SETTINGS), 1 / 0.25 + 3),
+        (fedpmt(depths=2, count=8, **SETTINGS), 1 / 0.25 + 3),
         (replace(fedavg(**SETTINGS), select=Everyone()), 4.0),
-        (replace(fedpmt(**SETTINGS), plan=Depth(trained=(3,)), select=Everyone()), math.inf),
+        (
+            replace(
+                fedpmt(**SETTINGS),
+                plan=TrainedLayersByLevel(trained_layers=(3,)),
+                select=Everyone(),
+            ),
+            math.inf,
+        ),
     ):
         (step,) = small.steps(method, task, 1, fleet=FOUR)
         assert depth_shares(step.ledger, firsts).sum() == pytest.approx(1)
@@ -254,10 +270,10 @@ def test_f_1_psi_of_a_run() -> None:
 
 def test_every_engine_trains_the_same() -> None:
     task = small.task(equal=False, dtype=torch.float64)
-    method = fedpmt(count=8, lr=0.1, batch=8, momentum=0.5)
+    method = fedpmt(count=8, lr=0.1, batch_size=8, momentum=0.5)
     ends = [
         small.steps(method, task, 2, engine=engine, fleet=FOUR)[-1].params
-        for engine in (Reference(), Threads(), Stacked())
+        for engine in (Sequential(), Threads(), Stacked())
     ]
     assert small.identical(ends[0], ends[1])
     assert small.distance(ends[0], ends[2]) < 1e-10

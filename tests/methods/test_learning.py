@@ -44,7 +44,7 @@ from tests.helpers import small
 
 def test_fedavg_reaches_its_floor() -> None:
     task = small.task(dropout=0.0)
-    method = fedavg(count=8, lr=0.1, batch=8, epochs=2, momentum=0.5)
+    method = fedavg(count=8, lr=0.1, batch_size=8, epochs=2, momentum=0.5)
     last = small.steps(method, task, 8, engine=Stacked())[-1]
     final = evaluate(task, last.params, last.buffers, norm=method.norm)
     start = evaluate(task, task.params, task.buffers, norm=method.norm)
@@ -56,7 +56,7 @@ def test_fedavg_reaches_its_floor() -> None:
 
 # One rate serves all. Those that take several steps, or sum several gradients, for a minibatch go
 # further with it: their papers' 0.1 with momentum 0.9 is for many more rounds.
-RATES: Training = {"lr": 0.05, "batch": 16, "epochs": 2, "momentum": 0.5}
+RATES: Training = {"lr": 0.05, "batch_size": 16, "epochs": 2, "momentum": 0.5}
 SHARES = (1.0, 0.5, 0.25)
 FLEET = levels(speeds=(1e9, 5e8, 2.5e8))
 ROUNDS = 7
@@ -70,21 +70,21 @@ WHOLE: dict[str, Method] = {  # everybody trains the whole model
     "bn2": bn2(draw=8, keep=4, **RATES),
 }
 PARTIAL: dict[str, Method] = {  # levels train different parts of it
-    "heterofl": heterofl(shares=SHARES, count=8, **RATES),
-    "feddrop": feddrop(shares=SHARES, count=8, **RATES),
+    "heterofl": heterofl(widths=SHARES, count=8, **RATES),
+    "feddrop": feddrop(widths=SHARES, count=8, **RATES),
     # Divided by a quarter, activations are too large for this rate.
     "feddrop, scaled": feddrop(
-        shares=(1.0, 0.75, 0.5), layers="linear", inverted=True, count=8, **RATES
+        widths=(1.0, 0.75, 0.5), layers="linear", inverted=True, count=8, **RATES
     ),
-    "fedrolex": fedrolex(shares=SHARES, count=8, **RATES),
-    "fjord": fjord(shares=SHARES, count=8, **RATES),
-    "fedslim": fedslim(shares=SHARES, count=8, **RATES),
-    "fedrescue": fedrescue(shares=SHARES, samples=2, count=8, **RATES),
-    "fedseq": fedseq(shares=SHARES, samples=2, count=8, **RATES),
-    "fedrush": fedrush(shares=SHARES, samples=2, count=8, **RATES),
-    "fedpmt": fedpmt(widths=3, count=8, **RATES),
-    "whale": whale(shares=SHARES, **RATES),
-    "whale with blocks": whale(shares=SHARES, regions=4, **RATES),
+    "fedrolex": fedrolex(widths=SHARES, count=8, **RATES),
+    "fjord": fjord(widths=SHARES, count=8, **RATES),
+    "fedslim": fedslim(widths=SHARES, count=8, **RATES),
+    "fedrescue": fedrescue(widths=SHARES, samples=2, count=8, **RATES),
+    "fedseq": fedseq(widths=SHARES, samples=2, count=8, **RATES),
+    "fedrush": fedrush(widths=SHARES, samples=2, count=8, **RATES),
+    "fedpmt": fedpmt(depths=3, count=8, **RATES),
+    "whale": whale(widths=SHARES, **RATES),
+    "whale with blocks": whale(widths=SHARES, regions=4, **RATES),
 }
 CODED: dict[str, Method] = {  # FedAvg but for what is uploaded: 1/42 to 1/35 of it
     # Of a fortieth of the entries, a 150th, it takes 21 rounds to come as near.
@@ -121,9 +121,9 @@ def learned(method: Method, fleet: Fleet = FLEET) -> Learned:
     start = evaluate(task, task.params, task.buffers, norm=method.norm)["loss"]
     setting = {"engine": Stacked(), "rounds": ROUNDS, "evaluate_every": ROUNDS}
     moments = list(play(Experiment(task, method, fleet, **setting)))  # type: ignore[arg-type]
-    last, rows = moments[-1].point, small.rows(moments[0].step)
+    last, rows = moments[-1].record, small.rows(moments[0].round)
     parts = {(row.parameters, row.first) for row in rows}
-    rate = float(moments[-1].step.ledger.measured_rate.mean())
+    rate = float(moments[-1].round.ledger.measured_sent_fraction.mean())
     return Learned(last.accuracy, last.scores["loss"] / start, len(parts), rate)
 
 

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from anyfleet.core.evaluation import evaluate
-from anyfleet.core.messages import Updates
+from anyfleet.core.messages import Replies
 from anyfleet.core.method import Method
-from anyfleet.core.updates import Arrivals
+from anyfleet.core.updates import Updates
 from anyfleet.elastic import trace
 from anyfleet.errors import ConfigError
 from anyfleet.experiment import Experiment, build
@@ -26,7 +26,7 @@ from anyfleet.tasks.losses import squared_error
 from anyfleet.world import levels, lossy
 from tests.helpers import small
 
-SETTINGS: Training = {"lr": 0.1, "batch": 8, "momentum": 0.5}
+SETTINGS: Training = {"lr": 0.1, "batch_size": 8, "momentum": 0.5}
 MAKERS: dict[str, Callable[..., Method]] = {
     "fedrescue": fedrescue,
     "fedseq": fedseq,
@@ -43,9 +43,9 @@ FOUR = levels(speeds=(1e9, 5e8, 2e8, 1e8))
 @pytest.mark.parametrize("name", MAKERS)
 def test_without_samples_all_are_fedavg_bit_for_bit(name: str) -> None:
     task = small.task()
-    same = {"momentum": 0.5, "nesterov": True, "weight_decay": 1e-4, "lr": 0.1, "batch": 8}
+    same = {"momentum": 0.5, "nesterov": True, "weight_decay": 1e-4, "lr": 0.1, "batch_size": 8}
     expected = small.steps(fedavg(count=5, **same), task, 3)  # type: ignore[arg-type]
-    found = small.steps(MAKERS[name](samples=0, shares=(1.0,), **SETTINGS), task, 3)
+    found = small.steps(MAKERS[name](samples=0, widths=(1.0,), **SETTINGS), task, 3)
     assert small.identical(found[-1].params, expected[-1].params)
     assert [step.time for step in found] == [step.time for step in expected]
 
@@ -64,13 +64,15 @@ def test_fedseq_is_fedrescue_without_distillation_bit_for_bit() -> None:
 
 
 def test_settings_reach_their_parts() -> None:
-    method = fedrescue(samples=3, ratios=(0.5, 1.0), momentum_rule="masked", lr=0.2, batch=16)
+    method = fedrescue(
+        samples=3, nested_widths=(0.5, 1.0), momentum_rule="masked", lr=0.2, batch_size=16
+    )
     train = method.train
     assert isinstance(train, Progressive)
-    assert (train.samples, train.ratios, train.momentum_rule) == (3, (0.5, 1.0), "masked")
+    assert (train.samples, train.nested_widths, train.momentum_rule) == (3, (0.5, 1.0), "masked")
     sgd = train.base.optimiser
     assert repr(sgd) == "Sgd(momentum=0.9, nesterov=True, weight_decay=0.0001)"
-    assert (train.base.rate(0), train.base.batch) == (0.2, 16)
+    assert (train.base.lr(0), train.base.batch_size) == (0.2, 16)
     assert (method.send, method.cache, method.aggregate) == ("weights", True, Mean("equal"))
     assert fjord().aggregate == fedslim().aggregate == Mean("samples")
     assert "nesterov=False" in repr(fedseq(momentum=0.0).train)
@@ -90,7 +92,7 @@ def test_1_8_example_of_overlapping_prefixes() -> None:
         for part, value in zip(slices, (1.0, 2.0, 4.0), strict=True)
     ]
     start = {name: torch.zeros(blueprint.shape(name)) for name in blueprint.params}
-    updates = Updates(
+    updates = Replies(
         order=np.arange(3),
         device=np.arange(3),
         samples=np.array([1, 10, 100]),
@@ -99,10 +101,10 @@ def test_1_8_example_of_overlapping_prefixes() -> None:
         masks=({},) * 3,
         kept=({},) * 3,
         bits=np.zeros(3),
-        delivered=np.ones(3),
+        delivered_width=np.ones(3),
         report=({},) * 3,
     )
-    found = Arrivals(
+    found = Updates(
         updates,
         slices=slices,
         staleness=np.zeros(3, dtype=np.int64),
@@ -198,7 +200,7 @@ def test_half_of_the_model_is_a_model(name: str) -> None:
 
 def test_an_optimiser_with_averages_trains_prefixes_too() -> None:
     task = small.task()
-    base = Gradient(optimiser=AdamW(), batch=8)
+    base = Gradient(optimiser=AdamW(), batch_size=8)
     train = Progressive(base, samples=2, momentum_rule="masked")
     last = small.steps(replace(fedrescue(count=4), train=train), task, 1, fleet=FOUR)[-1]
     assert small.distance(task.params, last.params) > 1e-3

@@ -16,16 +16,16 @@ from anyfleet.methods.fedavg import Training
 from anyfleet.parts.aggregate import Mean
 from anyfleet.parts.extract import Rolling
 from anyfleet.parts.norm import BatchStatistics, Static
-from anyfleet.parts.plan import FixedLevel
+from anyfleet.parts.plan import WidthByLevel
 from anyfleet.parts.plan.widths import convolved
-from anyfleet.runtime import Reference, Simulated, Stacked, Threads
+from anyfleet.runtime import Sequential, Simulated, Stacked, Threads
 from anyfleet.tasks import Dirichlet
 from anyfleet.tasks.zoo import cnn_cifar, cnn_mnist, perceptron
 from anyfleet.world import levels
 from tests.helpers import nets, small
 from tests.methods.test_identities import OFF
 
-SETTINGS: Training = {"lr": 0.1, "batch": 8}
+SETTINGS: Training = {"lr": 0.1, "batch_size": 8}
 TWO_LEVELS = levels(speeds=(1e9, 1e8))
 
 
@@ -41,10 +41,10 @@ def moved(before: Tensor, after: Tensor) -> list[int]:
 @pytest.mark.parametrize(
     "method",
     [
-        feddrop(shares=(1.0,), count=5, **SETTINGS),
-        feddrop(shares=(1.0,), layers="linear", inverted=True, count=5, **SETTINGS),
-        fedrolex(shares=(1.0,), count=5, **OFF, **SETTINGS),
-        fedrolex(shares=(1.0,), step=-2, count=5, **OFF, **SETTINGS),
+        feddrop(widths=(1.0,), count=5, **SETTINGS),
+        feddrop(widths=(1.0,), layers="linear", inverted=True, count=5, **SETTINGS),
+        fedrolex(widths=(1.0,), count=5, **OFF, **SETTINGS),
+        fedrolex(widths=(1.0,), shift=-2, count=5, **OFF, **SETTINGS),
     ],
     ids=["feddrop", "feddrop with its switches", "fedrolex", "fedrolex the other way"],
 )
@@ -57,7 +57,7 @@ def test_share_1_equals_fedavg_bit_for_bit(method: Method) -> None:
 def test_fedrolex_begins_as_heterofl_and_leaves_it_in_the_second_round() -> None:
     task = small.task(partition=Dirichlet(0.5))
     runs = [
-        small.steps(make(shares=(1.0, 0.5), count=5, **SETTINGS), task, 2, fleet=TWO_LEVELS)
+        small.steps(make(widths=(1.0, 0.5), count=5, **SETTINGS), task, 2, fleet=TWO_LEVELS)
         for make in (heterofl, fedrolex)
     ]
     assert small.identical(runs[0][0].params, runs[1][0].params)
@@ -69,7 +69,7 @@ def test_fedrolex_begins_as_heterofl_and_leaves_it_in_the_second_round() -> None
 
 def test_1_6_the_window_rolls_through_the_rounds_and_all_else_keeps_its_value() -> None:
     task = small.task()
-    steps = small.steps(fedrolex(shares=(0.25,), count=3, **SETTINGS), task, 4)
+    steps = small.steps(fedrolex(widths=(0.25,), count=3, **SETTINGS), task, 4)
     models = [task.params, *(step.params for step in steps)]
     for t, (before, after) in enumerate(pairwise(models)):
         window = sorted((t + j) % 8 for j in range(2))
@@ -84,7 +84,7 @@ def test_1_6_the_window_rolls_through_the_rounds_and_all_else_keeps_its_value() 
 
 def test_1_4_what_nobody_drew_keeps_its_value() -> None:
     task = small.task()
-    steps = small.steps(feddrop(shares=(0.25,), count=1, **SETTINGS), task, 6)
+    steps = small.steps(feddrop(widths=(0.25,), count=1, **SETTINGS), task, 6)
     models = [task.params, *(step.params for step in steps)]
     drawn = [
         moved(before["4.weight"].flatten(1), after["4.weight"].flatten(1))
@@ -96,7 +96,7 @@ def test_1_4_what_nobody_drew_keeps_its_value() -> None:
 
 def test_devices_of_one_round_train_different_channels() -> None:
     task = small.task()
-    (step,) = small.steps(feddrop(shares=(0.25,), count=5, **SETTINGS), task, 1)
+    (step,) = small.steps(feddrop(widths=(0.25,), count=5, **SETTINGS), task, 1)
     rows = moved(task.params["4.weight"].flatten(1), step.params["4.weight"].flatten(1))
     assert len(rows) > 2
     assert set(step.ledger.parameters) == {
@@ -109,7 +109,7 @@ def test_devices_of_one_round_train_different_channels() -> None:
 
 def test_1_4_only_linear_layers_are_cut_when_asked() -> None:
     task = small.task()
-    method = feddrop(shares=(1.0, 0.25), layers="linear", count=8, **SETTINGS)
+    method = feddrop(widths=(1.0, 0.25), layers="linear", count=8, **SETTINGS)
     (step,) = small.steps(method, task, 1, fleet=TWO_LEVELS)
     cut = task.blueprint.prefix({"8": 0.25})
     small_one, whole = task.blueprint.local(cut).numel(), task.blueprint.numel()
@@ -147,14 +147,14 @@ def test_an_axis_that_some_convolution_shares_is_complete() -> None:
 
 
 def test_layers_that_cannot_be_meant_are_refused() -> None:
-    with pytest.raises(ValueError, match=r'FixedLevel\.layers must be "all" or "linear"'):
-        FixedLevel(layers="conv")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r'WidthByLevel\.layers must be "all" or "linear"'):
+        WidthByLevel(layers="conv")  # type: ignore[arg-type]
     task = small.task()
     server = Server(fedavg(), task, Simulated(task, small.world(task), 0), 0)
     view = replace(server.view(), blueprint=nets.traced("resnet_basic").blueprint)
     with pytest.raises(ValueError, match=r"no fully connected hidden layer"):
-        FixedLevel(layers="linear").init(view)
-    FixedLevel(layers="all").init(view)
+        WidthByLevel(layers="linear").init(view)
+    WidthByLevel(layers="all").init(view)
 
 
 # --- switches ---------------------------------------------------------------------------------
@@ -173,15 +173,15 @@ def test_feddrop_starts_without_heterofls_parts_and_fedrolex_with_them() -> None
 
 def test_every_device_counts_the_same_and_the_knobs_reach_their_parts() -> None:
     assert feddrop().aggregate == fedrolex().aggregate == Mean("equal")
-    assert fedrolex(step=3).extract == Rolling(3)
-    assert feddrop(shares=(0.5,), layers="linear").plan == FixedLevel((0.5,), "linear")
-    assert fedrolex(shares=(0.5,)).plan == FixedLevel((0.5,))
+    assert fedrolex(shift=3).extract == Rolling(3)
+    assert feddrop(widths=(0.5,), layers="linear").plan == WidthByLevel((0.5,), "linear")
+    assert fedrolex(widths=(0.5,)).plan == WidthByLevel((0.5,))
 
 
 def test_scaling_of_kept_activations_is_a_switch() -> None:
     task = small.task()
     plain, scaled = (
-        small.steps(feddrop(shares=(0.5,), inverted=on, count=4, **SETTINGS), task, 1)[0].params
+        small.steps(feddrop(widths=(0.5,), inverted=on, count=4, **SETTINGS), task, 1)[0].params
         for on in (False, True)
     )
     assert not small.identical(plain, scaled)
@@ -195,8 +195,8 @@ ALL_ON = {"label_rows": True, "masked": True, "scaler": True}
 @pytest.mark.parametrize(
     "method",
     [
-        feddrop(shares=(1.0, 0.4), inverted=True, count=6, **ALL_ON, **SETTINGS),  # type: ignore[arg-type]
-        fedrolex(shares=(1.0, 0.4), count=6, **SETTINGS),
+        feddrop(widths=(1.0, 0.4), inverted=True, count=6, **ALL_ON, **SETTINGS),  # type: ignore[arg-type]
+        fedrolex(widths=(1.0, 0.4), count=6, **SETTINGS),
     ],
     ids=["feddrop", "fedrolex"],
 )
@@ -204,7 +204,7 @@ def test_every_engine_trains_the_same(method: Method) -> None:
     task = small.task(equal=False, dtype=torch.float64)
     ends = [
         small.steps(method, task, 2, engine=engine, fleet=TWO_LEVELS)[-1].params
-        for engine in (Reference(), Threads(), Stacked())
+        for engine in (Sequential(), Threads(), Stacked())
     ]
     assert small.identical(ends[0], ends[1])
     assert small.distance(ends[0], ends[2]) < 1e-10

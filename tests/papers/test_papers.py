@@ -35,9 +35,9 @@ from anyfleet.papers import (
     bibliography,
     papers_of,
 )
-from anyfleet.parts.aggregate import ServerAdam, ServerStep, Subset
+from anyfleet.parts.aggregate import ServerAdam, ServerOptimised, Subset
 from anyfleet.parts.norm import OnDevice, PerWidth, Static
-from anyfleet.parts.plan import FixedLevel, StepsWithin
+from anyfleet.parts.plan import LocalStepsWithin, WidthByLevel
 from anyfleet.parts.schedule import Buffered, Overselected, Surveyed, Synchronous, Tiers
 from anyfleet.parts.select import Learned
 from anyfleet.parts.train import Fjord, Gradient
@@ -200,11 +200,11 @@ def test_parts_bring_their_papers() -> None:
     assert AT_SCALE in papers_of(replace(method, schedule=Overselected(2)))
     assert AT_SCALE in papers_of(replace(method, schedule=Surveyed(Overselected(2))))
     assert papers_of(Synchronous()) == ()
-    assert papers_of(ServerStep(optimiser=ServerAdam())) == (FEDAVG, FEDADAM)
+    assert papers_of(ServerOptimised(optimiser=ServerAdam())) == (FEDAVG, FEDADAM)
     assert FEDBN in papers_of(replace(method, norm=OnDevice()))
     assert SLIMMABLE in papers_of(replace(method, norm=PerWidth()))
     assert HETEROFL in papers_of(replace(method, norm=Static()))
-    assert papers_of(StepsWithin(1.0, FixedLevel())) == (FEDPROX, HETEROFL)
+    assert papers_of(LocalStepsWithin(1.0, WidthByLevel())) == (FEDPROX, HETEROFL)
     # As another paper compares with it, and as the thesis words it.
     assert papers_of(Fjord()) == (FJORD, FEDRESCUE)
     assert set(papers_of(Learned(5))) == {FEDPNS, THESIS}

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from anyfleet import config, measure, rng, runtime, world
-from anyfleet.core.messages import Kind, Plans, Want
+from anyfleet.core.messages import Kind, Plans, SubModelSize
 from anyfleet.core.method import Method
 from anyfleet.core.server import Server
 from anyfleet.core.slots import Policy, nested
@@ -57,42 +57,42 @@ PARTS: list[Any] = [
     select.Largest(6, 2, "loss"),
     schedule.Synchronous(patience=5.0),
     schedule.Deadline(2.0, late="late", staleness=3),
-    schedule.Buffered(concurrency=4, size=2),
+    schedule.Buffered(concurrency=4, buffer_size=2),
     schedule.Overselected(keep=2, patience=90.0),
     schedule.Tiers(staleness=4),
-    schedule.TwoPhase(patience=90.0),
+    schedule.HoldAndFetch(patience=90.0),
     schedule.Surveyed(schedule.Synchronous(), Kind.STATISTICS, every=3),
-    plan.Whole(),
-    plan.FixedLevel((1.0, 0.5)),
-    plan.FixedLevel((0.5, 0.25), layers="linear"),
-    plan.Menu((1.0, 0.25)),
-    plan.Depth(3),
-    plan.Depth(trained=(4, 1)),
-    plan.DepthMenu(2),
-    plan.Assigned(plan.DepthMenu(), choose.LargestInTime(3.0)),
-    plan.Paced(plan.Menu((1.0, 0.5), capped=True)),
+    plan.WholeModel(),
+    plan.WidthByLevel((1.0, 0.5)),
+    plan.WidthByLevel((0.5, 0.25), layers="linear"),
+    plan.WidthMenu((1.0, 0.25)),
+    plan.TrainedLayersByLevel(3),
+    plan.TrainedLayersByLevel(trained_layers=(4, 1)),
+    plan.TrainedLayersMenu(2),
+    plan.Assigned(plan.TrainedLayersMenu(), choose.LargestInTime(3.0)),
+    plan.TargetSeconds(plan.WidthMenu((1.0, 0.5), capped=True)),
     choose.FisherUtility(levels=3, fisher="literal", target=2.0),
-    plan.LargestFitting((1.0, 0.5), plan.FixedLevel((1.0, 0.25))),
-    plan.StepsWithin(1.0, plan.FixedLevel((0.5,))),
-    plan.JustInTime(2.0, plan.Menu((1.0, 0.5))),
-    plan.WorkByLevel(batches=(16, 8), epochs=(2,), rates=(0.1, 0.2), inner=plan.Whole()),
-    plan.RateByLink(0.1, inner=plan.FixedLevel((1.0, 0.5))),
-    plan.RateByLink(seconds=2.0, inner=plan.Menu((1.0, 0.5))),
-    plan.RateByLevel((0.2, 0.05), plan.Depth(2)),
-    plan.Assigned(plan.Menu((1.0, 0.5)), choose.MostGain(3.0, 5.0)),
+    plan.LargestFitting((1.0, 0.5), plan.WidthByLevel((1.0, 0.25))),
+    plan.LocalStepsWithin(1.0, plan.WidthByLevel((0.5,))),
+    plan.JustInTime(2.0, plan.WidthMenu((1.0, 0.5))),
+    plan.WorkByLevel(batch_sizes=(16, 8), epochs=(2,), lrs=(0.1, 0.2), inner=plan.WholeModel()),
+    plan.SentFractionByLink(0.1, inner=plan.WidthByLevel((1.0, 0.5))),
+    plan.SentFractionByLink(seconds=2.0, inner=plan.WidthMenu((1.0, 0.5))),
+    plan.SentFractionByLevel((0.2, 0.05), plan.TrainedLayersByLevel(2)),
+    plan.Assigned(plan.WidthMenu((1.0, 0.5)), choose.MostGain(3.0, 5.0)),
     choose.First(),
     choose.LargestInTime(3.0),
-    choose.MostGain(3.0, least=0.0, most=0.5),
+    choose.MostGain(3.0, least_fraction=0.0, most_fraction=0.5),
     extract.Leading(),
     extract.FisherBlocks(4, score="maxmin"),
     extract.Random(),
     extract.Rolling(-3),
     extract.Strongest(),
-    train.Gradient(train.Decaying(0.1, 0.99), train.Sgd(0.9, True, 1e-4), iterations=5, clip=1.0),
+    train.Gradient(train.Decaying(0.1, 0.99), train.Sgd(0.9, True, 1e-4), local_steps=5, clip=1.0),
     train.Gradient(train.Inverse(1.0, 2.0), train.AdamW(), masked=True, scaler=True),
     measure.Fisher(every=2, samples=3, estimate="mean"),
     measure.Observed(train.Gradient(), measure.Fisher(), channels=True),
-    train.Slim(train.Gradient(batch=16), (0.25, 0.5, 1.0), samples=2),
+    train.Slim(train.Gradient(batch_size=16), (0.25, 0.5, 1.0), samples=2),
     train.Fjord(train.Gradient(optimiser=train.Sgd(0.5), clip=0.5)),
     train.Progressive(train.Gradient(optimiser=train.Sgd(0.9, True, 1e-3)), momentum_rule="masked"),
     train.Progressive(
@@ -127,19 +127,19 @@ PARTS: list[Any] = [
     aggregate.Clipped(length=0.5),
     aggregate.TrimmedMean(0.1),
     aggregate.CoordinateMedian(),
-    aggregate.Diagnosed(aggregate.ServerStep()),
-    aggregate.ServerStep(aggregate.Mean(), aggregate.ServerAdam(0.1)),
+    aggregate.Diagnosed(aggregate.ServerOptimised()),
+    aggregate.ServerOptimised(aggregate.Mean(), aggregate.ServerAdam(0.1)),
     aggregate.ServerSgd(0.5, 0.9),
     aggregate.ServerAdam(),
     runtime.Limits(norm=10.0, growth=50.0),
-    runtime.Reference(),
+    runtime.Sequential(),
     runtime.Threads(workers=3),
     runtime.Stacked(chunk=7),
     levels(speeds=(1e9, 1e8), mortality=0.1),
     world.Uniform(0.1, 0.2),
     world.Normal(400.0, 80.0, low=1.0),
     world.LogNormal(1.0, 0.2, high=3.0),
-    world.Choice((1.0, 2.0), (1.0, 3.0)),
+    world.Categorical((1.0, 2.0), (1.0, 3.0)),
     world.Disc(550.0),
     world.Redrawn(world.Disc(550.0), every=60.0),
     world.Wandering(world.Uniform(1e6, 2e6), spread=0.2),
@@ -152,7 +152,7 @@ PARTS: list[Any] = [
     world.wifi(),
     world.Columns(error=world.Uniform(0.1, 0.2)),
     world.Group("phones", count=3, speed=world.Uniform(1e8, 1e9), availability=world.Diurnal()),
-    world.Reports(steps=1, noise=0.1),
+    world.Reports(rounds=1, noise=0.1),
     world.Table(file=Path(__file__).parents[2] / "recipes" / "fleet.csv"),
     world.testbed(),
     world.steep(),
@@ -161,27 +161,27 @@ PARTS: list[Any] = [
     fedavg(count=3, lr=0.1),
     fedadp(sharpness=3.0, lr=0.1),
     optimal_aggregation(share=0.5, count=4, lr=0.1),
-    fedpmt(widths=3, count=6, lr=0.1),
+    fedpmt(depths=3, count=6, lr=0.1),
     fedpmt(seconds=2.0, count=4, lr=0.1),
     fedpns(count=4, beta=0.5, lr=0.1),
     bn2(draw=6, keep=2, lr=0.1),
     fedprox(mu=0.5, seconds=2.0),
-    heterofl(shares=(1.0, 0.5), masked=False),
-    feddrop(shares=(1.0, 0.5), layers="linear", inverted=True),
-    fedrolex(shares=(0.5,), step=2, masked=False),
+    heterofl(widths=(1.0, 0.5), masked=False),
+    feddrop(widths=(1.0, 0.5), layers="linear", inverted=True),
+    fedrolex(widths=(0.5,), shift=2, masked=False),
     fedrescue(count=3, samples=2, momentum_rule="masked"),
     fedseq(count=3, samples=2),
     fedrush(count=3, samples=2, gated=False),
     fjord(count=3, momentum=0.0, lr=0.05),
-    fedslim(count=3, ratios=(0.5, 1.0)),
+    fedslim(count=3, nested_widths=(0.5, 1.0)),
     local(lr=0.2),
-    whale(shares=(1.0, 0.5), regions=4),
-    anycost(seconds=5.0, shares=(1.0, 0.5), rate=0.2, count=4, lr=0.1),
+    whale(widths=(1.0, 0.5), regions=4),
+    anycost(seconds=5.0, widths=(1.0, 0.5), sent_fraction=0.2, count=4, lr=0.1),
     stc(keep=0.1, count=3, lr=0.1),
-    qsgd(levels=4, keep=0.5, count=3, lr=0.1),
+    qsgd(quantisation_levels=4, keep=0.5, count=3, lr=0.1),
     uveqfed(bits_each=3.0, dimension=1, keep=0.5, count=3, lr=0.1),
-    fedhq(rate=0.1, keep=0.3, count=3, lr=0.1),
-    centralised(batch=8),
+    fedhq(sent_fraction=0.1, keep=0.3, count=3, lr=0.1),
+    centralised(batch_size=8),
 ]
 ROOMS = ("select", "schedule", "plan", "extract", "train", "codec", "aggregate", "runtime", "world")
 
@@ -251,7 +251,7 @@ def describe(part: Any, seen: View, state: Any, key: torch.Tensor, server: Serve
     if room == "plan":
         return repr(part(drafts(seen), seen, state, key))
     if room == "extract":
-        return repr(part(Want(share=0.5, device=2), seen, state, key))
+        return repr(part(SubModelSize(width=0.5, device=2), seen, state, key))
     small_steps = small.steps(replace(fedavg(count=3, lr=0.1), aggregate=part), small.task(), 2)
     return str({n: v.sum().item() for n, v in small_steps[-1].params.items()})
 
@@ -260,8 +260,10 @@ def drafts(seen: View) -> Plans:
     devices = np.array([0, 1, 2, 3, 4])
     return Plans(
         device=devices,
-        wants=tuple(Want(device=int(device)) for device in devices),
-        numbers=train.Gradient().draft(seen.step, seen.devices.samples[devices]),
+        sub_model_sizes=tuple(SubModelSize(device=int(device)) for device in devices),
+        hyperparameters=train.Gradient().hyperparameters(
+            seen.round_index, seen.devices.samples[devices]
+        ),
         menus=((),) * 5,
         declined=("",) * 5,
     )
@@ -294,15 +296,15 @@ SLOTS = {
 # Who gives what a part needs.
 GIVERS: dict[str, dict[str, Any]] = {
     "labelled": {"aggregate": aggregate.Subset()},
-    "held": {"schedule": schedule.TwoPhase()},
-    "menu": {"plan": plan.Menu((1.0, 0.5))},
+    "held": {"schedule": schedule.HoldAndFetch()},
+    "menu": {"plan": plan.WidthMenu((1.0, 0.5))},
 }
 
 
 def given(part: Any) -> frozenset[str]:
     """What a part, or another inside it, gives."""
     policy = Policy in type(part).__mro__
-    return frozenset().union(*(inner.gives for inner in nested(part))) if policy else frozenset()
+    return frozenset().union(*(inner.provides for inner in nested(part))) if policy else frozenset()
 
 
 @pytest.mark.parametrize(
@@ -317,26 +319,28 @@ def test_every_part_runs_in_its_slot_on_every_engine(slot: str, part: Any) -> No
     method = replace(fedavg(count=4, lr=0.05), **{slot: part}, **company)
     ends = [
         small.steps(method, task, 2, engine=engine)[-1].params
-        for engine in (runtime.Reference(), runtime.Threads(), runtime.Stacked())
+        for engine in (runtime.Sequential(), runtime.Threads(), runtime.Stacked())
     ]
     assert small.identical(ends[0], ends[1])
     assert small.distance(ends[0], ends[2]) < 1e-10
 
 
-class Counting(plan.Whole):
+class Counting(plan.WholeModel):
     """A planner that counts server steps and wants a measurement."""
 
-    wants = frozenset({"norm"})
+    reports = frozenset({"norm"})
 
     def init(self, view: View) -> Any:
         return 0
 
-    def learn(self, state: Any, arrivals: Any, notes: Any, view: View) -> Any:
+    def learn(self, state: Any, updates: Any, diagnostics: Any, view: View) -> Any:
         return state + 1
 
 
 @pytest.mark.parametrize(
-    "wrapper", [plan.StepsWithin(1e9, Counting()), plan.WorkByLevel(inner=Counting())], ids=names
+    "wrapper",
+    [plan.LocalStepsWithin(1e9, Counting()), plan.WorkByLevel(inner=Counting())],
+    ids=names,
 )
 def test_a_wrapper_threads_the_state_and_the_wishes_of_what_it_wraps(wrapper: Any) -> None:
     method = replace(fedavg(count=3, lr=0.1), plan=wrapper)
@@ -346,7 +350,7 @@ def test_a_wrapper_threads_the_state_and_the_wishes_of_what_it_wraps(wrapper: An
 
 def test_a_method_refuses_a_need_that_nobody_meets() -> None:
     class NeedsLabels(select.Uniform):
-        needs = MappingProxyType({"labelled": "aggregate=Subset()"})
+        requires = MappingProxyType({"labelled": "aggregate=Subset()"})
 
     with pytest.raises(ValueError, match=r"'labelled'.*use aggregate=Subset"):
         replace(fedavg(), select=NeedsLabels(3))

@@ -30,7 +30,7 @@ def test_every_selector_and_every_planner_is_measured() -> None:
 
 # What a planner costs does not depend on who named the devices: each once, not all pairs.
 PAIRS = {("Everyone", planner) for planner in fleet.PLANNERS}
-PAIRS |= {(selector, "FixedLevel") for selector in fleet.SELECTORS}
+PAIRS |= {(selector, "WidthByLevel") for selector in fleet.SELECTORS}
 
 
 @cache
@@ -114,7 +114,7 @@ def test_codecs_are_measured_beside_what_they_need_at_least() -> None:
 
 def test_the_bound_of_a_message_counts_levels_signs_and_which_are_kept() -> None:
     around = codecs.around(small.task())
-    (name, lane), *_ = around.lanes.items()
+    (name, lane), *_ = around.tensors.items()
     levels = torch.zeros(1, lane.entries, dtype=torch.int32)
     kept = torch.zeros(1, lane.entries // lane.unit, dtype=torch.bool)
     kept[0, :2] = True

@@ -19,7 +19,7 @@ from anyfleet.experiment import Experiment, build, load, play, populate
 from anyfleet.methods import fedavg
 from anyfleet.names import public_names
 from anyfleet.parts.aggregate import Mean
-from anyfleet.parts.plan import FixedLevel
+from anyfleet.parts.plan import WidthByLevel
 from anyfleet.parts.select import Uniform
 from anyfleet.store import describe, read_points
 from anyfleet.tasks import Embedded
@@ -99,7 +99,7 @@ def test_the_median_of_ones_own_method_does_what_it_says() -> None:
     assert small.distance(one, two) < 1e-6  # the median of one is its mean
     three = vectors([(1.0, 5.0), (2.0, 4.0), (9e9, 6.0)])
     assert step(method.aggregate, three).model[PLACE].tolist() == [2.0, 5.0]
-    half = replace(method, plan=FixedLevel((0.5,)))
+    half = replace(method, plan=WidthByLevel((0.5,)))
     last = small.steps(half, task, 1)[0].params["0.weight"]
     assert torch.equal(last[3:], task.params["0.weight"][3:])  # nobody trained these
     assert not torch.equal(last[:3], task.params["0.weight"][:3])
@@ -112,7 +112,7 @@ def test_a_recipe_starts_with_its_command_and_runs(file: Path, tmp_path: Path) -
     table = "task.inner" if "[task.inner]" in file.read_text() else "task"
     small = load(file, ["rounds=1", f"{table}.limit=300", f"{table}.server=20"])
     (moment,) = play(small)
-    assert moment.point.accuracy >= 0
+    assert moment.record.accuracy >= 0
     (tmp_path / "config.toml").write_text(describe(full))
     assert config.read(tmp_path / "config.toml").load(Experiment) == full
 
@@ -138,16 +138,16 @@ def test_the_run_files_of_the_readme_work(tmp_path: Path) -> None:
     example, groups, uplink = re.findall(r"^```toml\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     (tmp_path / "run.toml").write_text(example)
     (moment,) = play(load(tmp_path / "run.toml", ["rounds=1", "task.limit=600"]))
-    assert moment.point.arrived > 0
+    assert moment.record.replies > 0
     before_fleet, _, _ = example.partition("[fleet]")
     (tmp_path / "groups.toml").write_text(before_fleet + groups)
     changes = ["rounds=1", "task.limit=600", "task.devices=12"]  # as many as the group counts
     (moment,) = play(load(tmp_path / "groups.toml", changes))
-    assert moment.point.arrived > 0
+    assert moment.record.replies > 0
     method = "momentum = 0.9\n"
     (tmp_path / "bytes.toml").write_text(example.replace(method, method + uplink))
     (moment,) = play(load(tmp_path / "bytes.toml", ["rounds=1", "task.limit=600"]))
-    assert moment.point.up < moment.point.down / 50
+    assert moment.record.up < moment.record.down / 50
 
 
 def test_the_fleets_of_the_page_about_fleets_work(tmp_path: Path) -> None:
@@ -173,8 +173,8 @@ def test_the_codec_of_the_page_about_codecs_works(tmp_path: Path) -> None:
     codec = runpy.run_path(str(tmp_path / "rounded.py"))["Rounded"](step=1e-3)
     method = replace(fedavg(count=3, lr=0.05), uplink=codec)
     (moment,) = play(Experiment(Embedded(devices=4, limit=600), method, rounds=1))
-    assert moment.point.arrived == 3
-    assert 0 < moment.point.up < moment.point.down / 4
+    assert moment.record.replies == 3
+    assert 0 < moment.record.up < moment.record.down / 4
 
 
 def test_the_docstring_of_the_package_works() -> None:

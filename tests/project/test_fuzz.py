@@ -10,8 +10,8 @@ from tools import fuzz as tool
 from tools.fuzz import ACCEPTED, ESCAPED, Case, fuzz, messages
 from tools.mangling import mangled
 
-from anyfleet.core.messages import Kind, Updates
-from anyfleet.core.orders import Orders
+from anyfleet.core.messages import Kind, Replies
+from anyfleet.core.orders import Cohort
 from anyfleet.parts import codec as codecs
 from tests.helpers.messages import taken_apart
 
@@ -23,12 +23,12 @@ def test_there_are_messages_of_every_codec_and_kind_both_ways() -> None:
     assert uplinks == set(codecs.__all__)
     assert {case.order.kind for case in CASES} == set(Kind)
     assert {case.up for case in CASES} == {True, False}
-    assert {float(case.order.column[0]) for case in CASES} == {0.25, 1.0}
+    assert {float(case.order.column_width[0]) for case in CASES} == {0.25, 1.0}
     nested = {case.order.job.uplink for case in CASES if case.up}
     assert {codecs.TopK(0.15, codecs.Uveq()), codecs.ErrorFeedback(codecs.Fgc())} <= nested
     assert {1, 4} <= {len(taken_apart(case.data)[1]) for case in CASES}
     for case in CASES:
-        assert isinstance(case.read(case.data), Updates if case.up else Orders)
+        assert isinstance(case.read(case.data), Replies if case.up else Cohort)
 
 
 def test_spoilt_messages_are_refused_for_many_reasons_and_nothing_else_escapes() -> None:
@@ -55,7 +55,7 @@ def test_the_same_seed_spoils_in_the_same_way() -> None:
 class Broken(Case):
     """A receiver with a mistake in it."""
 
-    def read(self, data: bytes) -> Orders | Updates:
+    def read(self, data: bytes) -> Cohort | Replies:
         raise KeyError(len(data))
 
 
@@ -63,7 +63,7 @@ class Broken(Case):
 class Slow(Case):
     """A receiver that a message keeps busy."""
 
-    def read(self, data: bytes) -> Orders | Updates:
+    def read(self, data: bytes) -> Cohort | Replies:
         time.sleep(60)
         raise AssertionError
 

@@ -18,7 +18,7 @@ from anyfleet.config.forms import ABSENT, form_of
 from anyfleet.core.method import Method
 from anyfleet.experiment import Experiment, load, play
 from anyfleet.parts.aggregate import Diagnosed
-from anyfleet.parts.train.nested import RATIOS
+from anyfleet.parts.train.nested import NESTED_WIDTHS
 from anyfleet.store import Recording, claim
 
 PAGES = Path(__file__).resolve().parents[2] / "docs/methods"
@@ -133,7 +133,7 @@ def test_the_knobs_of_a_page_are_those_of_the_code(name: str) -> None:
     assert table
     for knob, written in table.items():
         assert knob in entries, f"{name} has no knob {knob}"
-        default = eval(written, {"RATIOS": RATIOS})
+        default = eval(written, {"RATIOS": NESTED_WIDTHS})
         if entries[knob].default is not ABSENT:
             assert entries[knob].default == default, knob
         # Those that are only passed on have their default further down.
@@ -304,7 +304,7 @@ def test_the_page_about_looking_inside_names_everything_there_is() -> None:
     tables = re.findall(r"^\| (`.*?`) \|", text, re.MULTILINE)
     named = set(re.findall(r"`(\w+)", " ".join(tables)))
     notes = {name for name in named if not callable(getattr(diagnosis, name, None))}
-    assert notes == Diagnosed.gives
+    assert notes == Diagnosed.provides
     for name in re.findall(r"`(\w+)`", text.partition("in `anyfleet.formulas`")[2]):
         assert callable(getattr(formulas, name)), name
 

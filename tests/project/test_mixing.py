@@ -26,7 +26,7 @@ from tools.mixing_trial import (
     trial,
 )
 
-from anyfleet.core.loop import Step
+from anyfleet.core.loop import Round
 from anyfleet.core.method import Method
 from anyfleet.errors import CompositionError
 
@@ -97,24 +97,24 @@ def test_faults_of_a_run_are_told() -> None:
     one, two = steps(method)
     assert list(faults(method, [one, two])) == []
 
-    def told(step: Step) -> list[str]:
+    def told(step: Round) -> list[str]:
         return list(faults(method, [one, step]))
 
     assert "step 1: the model did not move" in told(replace(two, params=one.params))
     name, value = next(iter(two.params.items()))
     broken = {**two.params, name: value.clone().fill_(torch.nan)}
     assert told(replace(two, params=broken)) == [f"step 1: not finite: {name}"]
-    nobody = replace(two.ledger, lost=("died",) * len(two.ledger))
+    nobody = replace(two.ledger, failure=("died",) * len(two.ledger))
     assert told(replace(two, ledger=nobody)) == ["step 1: nobody's answer counted; lost were died"]
     free = replace(two.ledger, bits_up=np.zeros(len(two.ledger)))
     assert any("bits_up of an answer" in fault for fault in told(replace(two, ledger=free)))
-    wrong = replace(two.ledger, upload=np.full(len(two.ledger), np.nan))
+    wrong = replace(two.ledger, upload_seconds=np.full(len(two.ledger), np.nan))
     assert any("seconds are" in fault for fault in told(replace(two, ledger=wrong)))
 
 
 def test_whatever_else_comes_of_a_mixture_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     def raising(error: BaseException) -> Outcome:
-        def broken(*_: object) -> list[Step]:
+        def broken(*_: object) -> list[Round]:
             raise error
 
         monkeypatch.setattr(mixing_trial, "steps", broken)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from anyfleet.errors import AnyfleetWarning, BadReturn, StoreError
-from anyfleet.experiment import Moment
+from anyfleet.experiment import RoundResult
 from anyfleet.store import Recording, Terms, finished, read_ledger, read_points, reopen
 from anyfleet.store.disk import DiskError, Log
 from anyfleet.tracebacks import note
@@ -82,7 +82,7 @@ def test_a_step_is_in_all_logs_or_in_none(
     recording = Recording(tmp_path, runs.EXPERIMENT, every=10)
     with pytest.raises(type(error)) as caught, recording:
         append(recording, 3)
-    orders = sum(len(moment.step.ledger) for moment in runs.moments()[:2])
+    orders = sum(len(moment.round.ledger) for moment in runs.moments()[:2])
     assert (len(read_points(tmp_path)), len(read_ledger(tmp_path))) == (2, orders)
     # The end of the block has made them safe; the error says what came of that.
     assert runs.numbers(tmp_path) == [2]
@@ -115,7 +115,7 @@ def test_lines_that_cannot_be_cut_off_at_once_are_cut_off_later(
     monkeypatch.setattr(Log, "cut", stuck)
     with pytest.raises(DiskError, match="full"), recording:
         recording.append(runs.moments()[2])
-    orders = sum(len(moment.step.ledger) for moment in runs.moments()[:3])
+    orders = sum(len(moment.round.ledger) for moment in runs.moments()[:3])
     assert len(read_ledger(tmp_path)) == orders
     monkeypatch.undo()
     assert runs.contents(runs.finished(tmp_path)) == runs.whole(tmp_path / "whole")
@@ -151,11 +151,11 @@ class Foreign:
     """What nobody knows how to write."""
 
 
-def foreign(moment: Moment) -> Moment:
+def foreign(moment: RoundResult) -> RoundResult:
     """The same moment, with something in the state of the selection that cannot be written."""
-    states = {**moment.step.snapshot.states, "select": {"seen": Foreign()}}
-    snapshot = replace(moment.step.snapshot, states=states)
-    return replace(moment, step=replace(moment.step, snapshot=snapshot))
+    states = {**moment.round.snapshot.states, "select": {"seen": Foreign()}}
+    snapshot = replace(moment.round.snapshot, states=states)
+    return replace(moment, round=replace(moment.round, snapshot=snapshot))
 
 
 @pytest.mark.parametrize("every", [None, 1, 100])

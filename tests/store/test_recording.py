@@ -18,9 +18,9 @@ from anyfleet import config, methods, tasks
 from anyfleet.analysis.breakdown import Breakdown
 from anyfleet.arrays import join
 from anyfleet.cli.stopping import terminable
-from anyfleet.core.ledger import Entries
+from anyfleet.core.ledger import Ledger
 from anyfleet.errors import StoreError
-from anyfleet.experiment import Experiment, Moment, play
+from anyfleet.experiment import Experiment, RoundResult, play
 from anyfleet.names import Factory
 from anyfleet.papers import bibliography, papers_of
 from anyfleet.parts.norm import PerWidth
@@ -35,7 +35,7 @@ SMALL = Experiment(TASK, methods.heterofl(count=2, lr=0.1), rounds=2)
 
 
 @pytest.fixture(scope="module")
-def moments() -> list[Moment]:
+def moments() -> list[RoundResult]:
     return list(play(SMALL))
 
 
@@ -58,15 +58,15 @@ def test_a_named_folder_must_be_new_or_empty(tmp_path: Path) -> None:
             claim(taken)
 
 
-def test_a_finished_run_is_complete(tmp_path: Path, moments: list[Moment]) -> None:
+def test_a_finished_run_is_complete(tmp_path: Path, moments: list[RoundResult]) -> None:
     with Recording(tmp_path, SMALL) as recording:
         for moment in moments:
             recording.append(moment)
             # On disk after every step, not only at the end.
-            assert len(lines(tmp_path / "points.jsonl")) == moment.point.step + 1
+            assert len(lines(tmp_path / "points.jsonl")) == moment.record.round_index + 1
     # By their text: NaN is not equal to itself.
     assert repr(read_points(tmp_path)) == repr(tuple(recording.points))
-    rows = [row for moment in moments for row in moment.step.ledger.as_dicts()]
+    rows = [row for moment in moments for row in moment.round.ledger.as_dicts()]
     assert lines(tmp_path / "ledger.jsonl") == json.loads(msgspec.json.encode(rows))
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["ended"] == "finished"
@@ -77,21 +77,21 @@ def test_a_finished_run_is_complete(tmp_path: Path, moments: list[Moment]) -> No
 
 
 def test_the_saved_model_is_a_state_dict_of_the_module(
-    tmp_path: Path, moments: list[Moment]
+    tmp_path: Path, moments: list[RoundResult]
 ) -> None:
     with Recording(tmp_path, SMALL) as recording:
         recording.append(moments[-1])
     module = MODEL.make()
     module.load_state_dict(load_file(tmp_path / "model.safetensors"))
     for name, value in module.named_parameters():
-        assert torch.equal(value, moments[-1].step.params[name])
+        assert torch.equal(value, moments[-1].round.params[name])
 
 
 def test_normalisation_by_width_adds_names_to_the_saved_model(tmp_path: Path) -> None:
     module = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
     data = tasks.Data(torch.randn(60, 4), torch.arange(60) % 2)
     spec = tasks.Own(Factory.of(zoo.logistic), Factory.of(zoo.logistic))  # only to be written down
-    method = replace(methods.heterofl(count=4, shares=(1.0, 0.5)), norm=PerWidth())
+    method = replace(methods.heterofl(count=4, widths=(1.0, 0.5)), norm=PerWidth())
     experiment = Experiment(spec, method, levels(speeds=(2e9, 1e9)), rounds=1)
     task = tasks.Task.of(module, data, split=tasks.Split(devices=4))
     with Recording(tmp_path, experiment) as recording:
@@ -107,7 +107,7 @@ def test_normalisation_by_width_adds_names_to_the_saved_model(tmp_path: Path) ->
     ("error", "ended"), [(KeyboardInterrupt, "interrupted"), (RuntimeError, "failed")]
 )
 def test_a_broken_run_keeps_what_it_has(
-    tmp_path: Path, moments: list[Moment], error: type[BaseException], ended: str
+    tmp_path: Path, moments: list[RoundResult], error: type[BaseException], ended: str
 ) -> None:
     def play_on() -> None:
         with Recording(tmp_path, SMALL) as recording:
@@ -129,23 +129,25 @@ def test_a_run_without_a_step_has_no_model(tmp_path: Path) -> None:
     assert read_points(tmp_path) == ()
 
 
-def test_numbers_that_are_none_come_back_as_such(tmp_path: Path, moments: list[Moment]) -> None:
-    unknown = replace(moments[0].point, loss=math.nan, scores={"accuracy": math.nan})
+def test_numbers_that_are_none_come_back_as_such(
+    tmp_path: Path, moments: list[RoundResult]
+) -> None:
+    unknown = replace(moments[0].record, loss=math.nan, scores={"accuracy": math.nan})
     with Recording(tmp_path, SMALL) as recording:
-        recording.append(replace(moments[0], point=unknown))
+        recording.append(replace(moments[0], record=unknown))
     (back,) = read_points(tmp_path)
     assert math.isnan(back.loss)
     assert math.isnan(back.scores["accuracy"])
 
 
-def test_the_ledger_comes_back_as_it_was(tmp_path: Path, moments: list[Moment]) -> None:
+def test_the_ledger_comes_back_as_it_was(tmp_path: Path, moments: list[RoundResult]) -> None:
     with Recording(tmp_path, SMALL) as recording:
         for moment in moments:
             recording.append(moment)
-    written, back = join([moment.step.ledger for moment in moments]), read_ledger(tmp_path)
+    written, back = join([moment.round.ledger for moment in moments]), read_ledger(tmp_path)
     assert np.isnan(written.frequency).all()  # so that a number that is none is among them
     assert len(back) == len(written) > 0
-    for each in fields(Entries):
+    for each in fields(Ledger):
         before, after = getattr(written, each.name), getattr(back, each.name)
         assert type(before) is type(after), each.name
         np.testing.assert_array_equal(before, after, err_msg=each.name)
@@ -182,7 +184,7 @@ def test_what_is_no_run_is_refused(tmp_path: Path, read: Callable[[str | Path], 
 @pytest.mark.parametrize("line", ["{", "[1]", "\xff", "[" * 5000])
 def test_a_damaged_line_is_named(
     tmp_path: Path,
-    moments: list[Moment],
+    moments: list[RoundResult],
     read: Callable[[str | Path], object],
     name: str,
     line: str,
@@ -207,17 +209,17 @@ def test_lines_with_other_fields_are_damaged(tmp_path: Path) -> None:
         read_ledger(tmp_path)
 
 
-def test_a_point_taken_apart_comes_back(tmp_path: Path, moments: list[Moment]) -> None:
+def test_a_point_taken_apart_comes_back(tmp_path: Path, moments: list[RoundResult]) -> None:
     parts = Breakdown(0.5, (0.5, math.nan), (math.nan, 1.0), {"phones": 0.25, "none": math.nan})
     with Recording(tmp_path, SMALL) as recording:
-        recording.append(replace(moments[0], point=replace(moments[0].point, details=(parts,))))
+        recording.append(replace(moments[0], record=replace(moments[0].record, details=(parts,))))
     assert repr(read_points(tmp_path)[0].details) == repr((parts,))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_waits_until_a_step_is_on_disk(
     tmp_path: Path,
-    moments: list[Moment],
+    moments: list[RoundResult],
     monkeypatch: pytest.MonkeyPatch,
     number: signal.Signals,
 ) -> None:
@@ -236,7 +238,7 @@ def test_a_signal_waits_until_a_step_is_on_disk(
         recording.append(moments[0])
     assert json.loads((tmp_path / "summary.json").read_text())["ended"] == "interrupted"
     assert len(read_points(tmp_path)) == 1
-    assert len(lines(tmp_path / "ledger.jsonl")) == len(moments[0].step.ledger)
+    assert len(lines(tmp_path / "ledger.jsonl")) == len(moments[0].round.ledger)
 
 
 @pytest.mark.parametrize(

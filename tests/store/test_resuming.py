@@ -180,5 +180,5 @@ def test_another_format_is_refused(tmp_path: Path) -> None:
 def test_the_model_can_be_read_from_a_checkpoint_without_anyfleet(tmp_path: Path) -> None:
     folder = runs.written(tmp_path / "run", runs.moments()[:1])
     saved = load_file(checkpoint.found(folder)[0] / checkpoint.TENSORS)
-    for name, value in runs.moments()[0].step.params.items():
+    for name, value in runs.moments()[0].round.params.items():
         assert torch.equal(saved[f"snapshot.params.{name}"], value)

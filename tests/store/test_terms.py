@@ -31,11 +31,11 @@ def changed(folder: Path, **conditions: Any) -> None:
 def test_every_other_condition_is_told_and_must_be_accepted(tmp_path: Path) -> None:
     folder = runs.written(tmp_path / "run", runs.moments()[:2])
     changed(folder, torch="1.0", processor="abacus")
-    before = runs.moments()[1].point
+    before = runs.moments()[1].record
     with pytest.raises(StoreError, match=r"torch: 1.0 then, (.|\n)*processor: abacus then") as told:
         reopen(folder, Terms())
     assert "--not-identical" in str(told.value)
-    assert read_points(folder)[-1].step == before.step
+    assert read_points(folder)[-1].round_index == before.round_index
     opened = reopen(folder, Terms(not_identical=True))
     opened.past.lock.release()
     assert "Not identical from here on: torch: 1.0 then" in opened.remarks[-1]

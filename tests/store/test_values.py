@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typing_extensions import TypeAliasType
 
-from anyfleet.core.messages import Kind, Want
+from anyfleet.core.messages import Kind, SubModelSize
 from anyfleet.elastic import Slice
 from anyfleet.names import Factory, FrozenMapping
 from anyfleet.store import decode, encode
@@ -54,7 +54,7 @@ PLAIN: list[Any] = [
     Pair(1, Pair((), [])),
     Holder.Inner(5),
     Slice((("a", (0, 2)),), 1),
-    Want(0.5, ratios=(("x", 0.25),)),
+    SubModelSize(0.5, axis_widths=(("x", 0.25),)),
     Factory.of(Pair, left=(1, 2)),
     FrozenMapping({"a": (1,)}),
     torch.bfloat16,

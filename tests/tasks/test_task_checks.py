@@ -66,11 +66,11 @@ def test_targets_that_are_no_classes(module: nn.Module, targets: Tensor, loss: O
 def test_heterofl_trains_like_fedavg_where_there_are_no_classes(outputs: int) -> None:
     targets = (flat().x[:, :outputs] > 2.0).long()  # most devices see zeros only
     task = Task.of(net(outputs), Data(flat().x, targets), split=SPLIT, loss=yes_or_no)
-    whole = methods.heterofl(shares=(1.0,), count=4, lr=0.1, static_norm=False, scaler=False)
+    whole = methods.heterofl(widths=(1.0,), count=4, lr=0.1, static_norm=False, scaler=False)
     plain = replace(methods.fedavg(count=4, lr=0.1), norm=whole.norm)
     (one,), (other,) = (play(Experiment(task, m, rounds=1)) for m in (whole, plain))
-    for name, value in one.step.params.items():
-        assert torch.equal(value, other.step.params[name]), name
+    for name, value in one.round.params.items():
+        assert torch.equal(value, other.round.params[name]), name
 
 
 def test_classes_on_another_axis_are_not_looked_for() -> None:

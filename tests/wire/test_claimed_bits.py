@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from anyfleet.core.client import work
-from anyfleet.core.messages import Kind, Memory
-from anyfleet.core.orders import Orders
+from anyfleet.core.messages import DeviceState, Kind
+from anyfleet.core.orders import Cohort
 from anyfleet.core.packing import index_bits
 from anyfleet.core.planning import FETCH_BITS
 from anyfleet.methods import fedavg, heterofl
@@ -17,8 +17,8 @@ from anyfleet.parts.aggregate import Diagnosed
 from anyfleet.parts.codec import ErrorFeedback, Fgc, Nothing, Plain, Qsgd, Raw, Stc, TopK, Uveq
 from anyfleet.parts.codec.stream import SLACK
 from anyfleet.parts.norm import Tracked
-from anyfleet.parts.plan import Menu
-from anyfleet.wire import decode_order, decode_update, encode_order, encode_update
+from anyfleet.parts.plan import WidthMenu
+from anyfleet.wire import decode_order, decode_reply, encode_order, encode_reply
 from tests.core.test_local_training import orders
 from tests.helpers.exchanged import ANSWER, ORDER, SENT, TASK, UPDATE, refused
 from tests.helpers.messages import put_together, taken_apart, with_header
@@ -28,16 +28,16 @@ CODECS: list[Any] = [
     *(Qsgd(), Uveq(), ErrorFeedback(), Fgc(((0.1, 0.3, 8), (1.0, 0.9, 64)))),
 ]
 HALVES = replace(
-    heterofl(shares=(0.55,), lr=0.1, batch=8),
+    heterofl(widths=(0.55,), lr=0.1, batch_size=8),
     norm=Tracked(),
     aggregate=Diagnosed(measures=("norm", "channels")),
 )
 
 
 @cache
-def exchange(codec: Any, column: float) -> tuple[Orders, bytes]:
+def exchange(codec: Any, column: float) -> tuple[Cohort, bytes]:
     order = orders(replace(HALVES, uplink=codec), TASK, [3], column=column)
-    return order, encode_update(work(order, (Memory(),), TASK).updates, order, TASK)
+    return order, encode_reply(work(order, (DeviceState(),), TASK).replies, order, TASK)
 
 
 def more_than_slack(codec: Any, data: bytes) -> float:
@@ -50,7 +50,7 @@ def more_than_slack(codec: Any, data: bytes) -> float:
 def test_an_answer_in_one_piece_takes_the_bits_that_it_says(codec: Any) -> None:
     order, data = exchange(codec, 1.0)
     bits = taken_apart(data)[0]["bits"]
-    assert decode_update(data, order, TASK).bits[0] == bits
+    assert decode_reply(data, order, TASK).bits[0] == bits
     refused(with_header(data, bits=0.0), "numbers", order=order)
     refused(with_header(data, bits=bits + more_than_slack(codec, data)), "numbers", order=order)
     # What is beside the model is known to the bit, and bits are never fewer than bytes.
@@ -65,7 +65,7 @@ def test_every_column_takes_the_bits_that_are_said_of_it(codec: Any) -> None:
     order, data = exchange(codec, 0.125)
     header, columns = taken_apart(data)
     sizes, bits, more = header["sizes"], header["bits"], more_than_slack(codec, data)
-    assert decode_update(data, order, TASK).bits[0] == bits
+    assert decode_reply(data, order, TASK).bits[0] == bits
     for at in (0, 3):
         less = 8 * len(columns[at]) if sizes[at] else -8.0
         for change in (more, -less):
@@ -95,29 +95,29 @@ def test_an_order_takes_the_bits_that_it_says() -> None:
 
 @pytest.mark.parametrize("kind", [k for k in Kind if k != Kind.FETCH])
 def test_answers_of_every_kind_are_charged_for_what_they_have(kind: Kind) -> None:
-    method = replace(HALVES, plan=Menu((1.0, 0.5)))
-    for asked in (orders(method, TASK, [3]), orders(fedavg(lr=0.1, batch=8), TASK, [2])):
+    method = replace(HALVES, plan=WidthMenu((1.0, 0.5)))
+    for asked in (orders(method, TASK, [3]), orders(fedavg(lr=0.1, batch_size=8), TASK, [2])):
         order = replace(asked, kind=kind)
-        update = work(order, (Memory(),), TASK).updates
-        data = encode_update(update, order, TASK)
+        update = work(order, (DeviceState(),), TASK).replies
+        data = encode_reply(update, order, TASK)
         bits = float(update.bits[0])
-        assert decode_update(data, order, TASK).bits[0] == bits > 0
+        assert decode_reply(data, order, TASK).bits[0] == bits > 0
         refused(with_header(data, bits=0.0), "numbers", order=order)
         refused(with_header(data, bits=bits + 32), "numbers", order=order)
 
 
 def test_what_is_fetched_is_charged_when_it_is_sent() -> None:
     held = replace(orders(HALVES, TASK, [3]), kind=Kind.HOLD)
-    (memory,) = work(held, (Memory(),), TASK).memories
+    (memory,) = work(held, (DeviceState(),), TASK).states
     bits = float(FETCH_BITS + index_bits(held.slices[0], TASK.blueprint))
     asked = replace(held, trees=({},), bits=np.array([bits]))
-    fetch = replace(asked, id=held.id + 1, of=held.id, kind=Kind.FETCH)
+    fetch = replace(asked, id=held.id + 1, held_order=held.id, kind=Kind.FETCH)
     assert decode_order(encode_order(fetch, TASK), TASK).bits[0] == bits
     refused(with_header(encode_order(fetch, TASK), bits=bits + 1), "numbers")
-    for memories in ((memory,), (Memory(),)):  # it is there, or gone
-        update = work(fetch, memories, TASK).updates
-        data = encode_update(update, fetch, TASK)
-        assert decode_update(data, fetch, TASK).bits[0] == update.bits[0]
+    for memories in ((memory,), (DeviceState(),)):  # it is there, or gone
+        update = work(fetch, memories, TASK).replies
+        data = encode_reply(update, fetch, TASK)
+        assert decode_reply(data, fetch, TASK).bits[0] == update.bits[0]
         refused(with_header(data, bits=float(update.bits[0]) + 32), "numbers", order=fetch)
 
 
@@ -126,7 +126,7 @@ def test_what_is_fetched_is_charged_when_it_is_sent() -> None:
 def test_only_a_codec_that_sends_nothing_names_no_tensors(codec: Any, column: float) -> None:
     order, data = exchange(codec, column)
     if codec == Nothing():
-        assert decode_update(data, order, TASK).trees[0]["delta"] == {}
+        assert decode_reply(data, order, TASK).trees[0]["delta"] == {}
         names = list(UPDATE.trees[0]["delta"])
         trees = {**taken_apart(data)[0]["trees"], "delta": names}
         refused(with_header(data, trees=trees), "tensors", order=order)

@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 
 from anyfleet import rng
 from anyfleet.core.client import work
-from anyfleet.core.delivery import cut_order, cut_update
+from anyfleet.core.delivery import cut_order, cut_reply
 from anyfleet.core.limits import FRAME_BYTES
-from anyfleet.core.messages import Memory, Updates
-from anyfleet.core.orders import Orders
+from anyfleet.core.messages import DeviceState, Replies
+from anyfleet.core.orders import Cohort
 from anyfleet.core.slots import Codec
 from anyfleet.methods import heterofl
 from anyfleet.parts.codec import ErrorFeedback, Fgc, Hq, Nothing, Plain, Qsgd, Raw, Stc, TopK, Uveq
 from anyfleet.parts.norm import Tracked
-from anyfleet.wire import decode_order, decode_update, encode_order, encode_update, shortened
+from anyfleet.wire import decode_order, decode_reply, encode_order, encode_reply, shortened
 from tests.core.test_local_training import orders
 from tests.helpers import small
 from tests.helpers.exchanged import TASK, refused
@@ -33,7 +33,7 @@ UPLINKS: list[Codec] = [
     *(Qsgd(), Uveq(), Hq(), Fgc(), Fgc(((0.1, 0.3, 8), (1.0, 0.9, 64)))),
 ]
 DOWNLINKS: list[Codec] = [Raw(), Raw("bf16"), Qsgd(), Uveq()]
-HALVES = heterofl(shares=(0.55,), lr=0.1, batch=8)
+HALVES = heterofl(widths=(0.55,), lr=0.1, batch_size=8)
 
 
 def ends(data: bytes) -> list[int]:
@@ -44,11 +44,11 @@ def ends(data: bytes) -> list[int]:
 
 
 @cache
-def sent_up(codec: Any) -> tuple[Orders, Updates, bytes]:
+def sent_up(codec: Any) -> tuple[Cohort, Replies, bytes]:
     method = replace(HALVES, uplink=codec, norm=Tracked())
     order = orders(method, TASK, [3], column=COLUMN)
-    update = work(order, (Memory(),), TASK).updates
-    return order, update, encode_update(update, order, TASK)
+    update = work(order, (DeviceState(),), TASK).replies
+    return order, update, encode_reply(update, order, TASK)
 
 
 @pytest.mark.parametrize("codec", UPLINKS, ids=repr)
@@ -66,9 +66,9 @@ def test_an_answer_cut_anywhere_gives_its_complete_columns_bit_for_bit(
         refused(data[:at], "cut" if at >= LEAD else "version" if at == 3 else "magic", order=order)
         return
     came = sum(end <= at for end in ends(data)[1:])
-    received = decode_update(data[:at], order, TASK)
-    expected = cut_update(update, order, came * COLUMN if came < 5 else 1.0, TASK.blueprint)
-    assert received.delivered[0] == expected.delivered[0]
+    received = decode_reply(data[:at], order, TASK)
+    expected = cut_reply(update, order, came * COLUMN if came < 5 else 1.0, TASK.blueprint)
+    assert received.delivered_width[0] == expected.delivered_width[0]
     assert received.trees[0].keys() == expected.trees[0].keys()
     for tree, values in expected.trees[0].items():
         assert small.identical(values, received.trees[0][tree])
@@ -79,7 +79,7 @@ def test_an_answer_cut_anywhere_gives_its_complete_columns_bit_for_bit(
 
 
 @cache
-def sent_down(codec: Any) -> tuple[Orders, bytes]:
+def sent_down(codec: Any) -> tuple[Cohort, bytes]:
     method = small.padded(replace(HALVES, downlink=codec, norm=Tracked()))
     order = orders(method, TASK, [3], column=COLUMN)
     return order, encode_order(order, TASK)
@@ -99,7 +99,7 @@ def test_an_order_cut_anywhere_gives_its_complete_columns_bit_for_bit(
     came = sum(end <= at for end in ends(data)[1:])
     received = decode_order(data[:at], TASK)
     expected = cut_order(order, came * COLUMN if came < 5 else 1.0, TASK.blueprint)
-    assert received.delivered[0] == expected.delivered[0]
+    assert received.delivered_width[0] == expected.delivered_width[0]
     assert received.bits[0] == expected.bits[0]
     assert received.trees[0].keys() == expected.trees[0].keys()
     for tree, values in expected.trees[0].items():
@@ -109,7 +109,7 @@ def test_an_order_cut_anywhere_gives_its_complete_columns_bit_for_bit(
 def test_who_counts_on_its_message_having_arrived_has_no_use_for_a_part_of_it() -> None:
     """What error feedback sent, it does not send again: half of it would be lost for good."""
     order, _, data = sent_up(ErrorFeedback())
-    assert decode_update(data, order, TASK).delivered[0] == 1
+    assert decode_reply(data, order, TASK).delivered_width[0] == 1
     refused(data[:-1], "cut", order=order)
 
 

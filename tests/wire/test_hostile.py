@@ -11,22 +11,22 @@ import numpy as np
 import pytest
 import torch
 
-from anyfleet.core.loop import Step, run
-from anyfleet.core.messages import Updates
+from anyfleet.core.loop import Round, run
+from anyfleet.core.messages import Replies
 from anyfleet.core.method import Method
 from anyfleet.core.objectives import Task
 from anyfleet.methods import fedavg, heterofl
 from anyfleet.parts.norm import Tracked
-from anyfleet.parts.schedule import Buffered, Deadline, TwoPhase
+from anyfleet.parts.schedule import Buffered, Deadline, HoldAndFetch
 from anyfleet.parts.select import Everyone, Largest
-from anyfleet.runtime import Limits, Reference, Simulated, Stacked, Threads
-from anyfleet.runtime.simulated.engines import Assigned, Engine, Mail, Outcome
+from anyfleet.runtime import Limits, Sequential, Simulated, Stacked, Threads
+from anyfleet.runtime.simulated.engines import Engine, EngineOrder, EngineReply, PackedReply
 from anyfleet.world import Fleet, Group, Uniform
 from tests.helpers import small
 from tests.helpers.messages import put_together, taken_apart, with_header
 
 BAD = (1, 4)  # devices
-METHOD = replace(fedavg(lr=0.1, batch=8), norm=Tracked(), select=Everyone())
+METHOD = replace(fedavg(lr=0.1, batch_size=8), norm=Tracked(), select=Everyone())
 LIMITS = Limits(norm=100.0)
 
 
@@ -34,32 +34,36 @@ LIMITS = Limits(norm=100.0)
 class Losing(Engine):
     """Nothing of what these devices send is taken notice of."""
 
-    inner: Engine = field(default_factory=Reference)
+    inner: Engine = field(default_factory=Sequential)
     devices: tuple[int, ...] = BAD
 
-    def execute(self, assigned: Sequence[Assigned], task: Task, limits: Limits) -> list[Outcome]:
+    def execute(
+        self, assigned: Sequence[EngineOrder], task: Task, limits: Limits
+    ) -> list[EngineReply]:
         done = self.inner.execute(assigned, task, limits)
         return [
-            each._replace(refused="gone") if each.update.device[0] in self.devices else each
+            each._replace(refused="gone") if each.reply.device[0] in self.devices else each
             for each in done
         ]
 
 
-def steps(method: Method, engine: Engine, count: int = 2, fleet: Fleet | None = None) -> list[Step]:
+def steps(
+    method: Method, engine: Engine, count: int = 2, fleet: Fleet | None = None
+) -> list[Round]:
     task = small.task(devices=6)
     return small.steps(method, task, count, engine=engine, fleet=fleet, limits=LIMITS)
 
 
 @cache
-def without() -> list[Step]:
+def without() -> list[Round]:
     return steps(METHOD, Losing())
 
 
-def rows(played: list[Step]) -> list[SimpleNamespace]:
+def rows(played: list[Round]) -> list[SimpleNamespace]:
     return [row for step in played for row in small.rows(step)]
 
 
-def same_but_for_reasons(one: list[Step], two: list[Step]) -> None:
+def same_but_for_reasons(one: list[Round], two: list[Round]) -> None:
     assert small.identical(one[-1].params, two[-1].params)
     assert small.identical(one[-1].buffers, two[-1].buffers)
     assert [step.time for step in one] == [step.time for step in two]
@@ -79,7 +83,7 @@ class Hostile(Threads):
     way: str = ""
     sent: dict[int, bytes] = field(default_factory=dict, hash=False)
 
-    def carried(self, mail: list[Mail]) -> Iterable[Mail]:
+    def carried(self, mail: list[PackedReply]) -> Iterable[PackedReply]:
         good = [each for each in mail if each.sender not in BAD]
         for each in mail:
             if each.sender in BAD:
@@ -89,11 +93,11 @@ class Hostile(Threads):
             self.sent.setdefault(each.sender, each.data)
 
 
-Tamper = Callable[[Mail, Mail, dict[int, bytes]], list[Mail]]
+Tamper = Callable[[PackedReply, PackedReply, dict[int, bytes]], list[PackedReply]]
 
 
 def over_a_column(number: float) -> Tamper:
-    def tamper(mail: Mail, other: Mail, sent: dict[int, bytes]) -> list[Mail]:
+    def tamper(mail: PackedReply, other: PackedReply, sent: dict[int, bytes]) -> list[PackedReply]:
         header, columns = taken_apart(mail.data)
         value = np.array([number], dtype="<f4").tobytes()
         spoilt = columns[0][:-4] + value
@@ -102,62 +106,74 @@ def over_a_column(number: float) -> Tamper:
     return tamper
 
 
-def flipped(mail: Mail, other: Mail, sent: dict[int, bytes]) -> list[Mail]:
+def flipped(mail: PackedReply, other: PackedReply, sent: dict[int, bytes]) -> list[PackedReply]:
     raw = bytearray(mail.data)
     raw[len(raw) // 2] ^= 1
     return [mail._replace(data=bytes(raw))]
 
 
-def lying(mail: Mail, other: Mail, sent: dict[int, bytes]) -> list[Mail]:
+def lying(mail: PackedReply, other: PackedReply, sent: dict[int, bytes]) -> list[PackedReply]:
     return [mail._replace(data=mail.data[:4] + b"\xff\xff\xff\xff" + mail.data[8:])]
 
 
-def under_another_order(mail: Mail, other: Mail, sent: dict[int, bytes]) -> list[Mail]:
+def under_another_order(
+    mail: PackedReply, other: PackedReply, sent: dict[int, bytes]
+) -> list[PackedReply]:
     theirs, _ = taken_apart(other.data)
     return [mail._replace(data=with_header(mail.data, order=theirs["order"]))]
 
 
-def replayed(mail: Mail, other: Mail, sent: dict[int, bytes]) -> list[Mail]:
+def replayed(mail: PackedReply, other: PackedReply, sent: dict[int, bytes]) -> list[PackedReply]:
     """What it sent first, again and again; at first, under a number that nobody gave out."""
     first = sent.get(mail.sender)
     return [mail._replace(data=first or with_header(mail.data, order=10**6))]
 
 
-def renamed(mail: Mail, other: Mail, sent: dict[int, bytes]) -> list[Mail]:
+def renamed(mail: PackedReply, other: PackedReply, sent: dict[int, bytes]) -> list[PackedReply]:
     """The content of another's answer, under its own number."""
     header, _ = taken_apart(mail.data)
     own = {name: header[name] for name in ("order", "device")}
     return [mail._replace(data=with_header(other.data, **own))]
 
 
-def extra_column(mail: Mail, other: Mail, sent: dict[int, bytes]) -> list[Mail]:
+def extra_column(
+    mail: PackedReply, other: PackedReply, sent: dict[int, bytes]
+) -> list[PackedReply]:
     header, columns = taken_apart(mail.data)
     return [mail._replace(data=put_together(mail.data, header, (*columns, *columns)))]
 
 
-def many_samples(mail: Mail, other: Mail, sent: dict[int, bytes]) -> list[Mail]:
+def many_samples(
+    mail: PackedReply, other: PackedReply, sent: dict[int, bytes]
+) -> list[PackedReply]:
     return [mail._replace(data=with_header(mail.data, samples=10**9))]
 
 
-def other_tensors(mail: Mail, other: Mail, sent: dict[int, bytes]) -> list[Mail]:
+def other_tensors(
+    mail: PackedReply, other: PackedReply, sent: dict[int, bytes]
+) -> list[PackedReply]:
     header, _ = taken_apart(mail.data)
     trees = {**header["trees"], "delta": header["trees"]["delta"][:-1]}
     return [mail._replace(data=with_header(mail.data, trees=trees))]
 
 
-def free_of_charge(mail: Mail, other: Mail, sent: dict[int, bytes]) -> list[Mail]:
+def free_of_charge(
+    mail: PackedReply, other: PackedReply, sent: dict[int, bytes]
+) -> list[PackedReply]:
     """Whoever says that it sent nothing arrives at once, and pays nothing."""
     return [mail._replace(data=with_header(mail.data, bits=0.0))]
 
 
-def hardly_anything(mail: Mail, other: Mail, sent: dict[int, bytes]) -> list[Mail]:
+def hardly_anything(
+    mail: PackedReply, other: PackedReply, sent: dict[int, bytes]
+) -> list[PackedReply]:
     """No tensors at all, which would count as heard."""
     header, _ = taken_apart(mail.data)
     empty = {**header, "trees": {"delta": []}, "bits": 0.0}
     return [mail._replace(data=put_together(mail.data, empty, (b"",)))]
 
 
-def silent(mail: Mail, other: Mail, sent: dict[int, bytes]) -> list[Mail]:
+def silent(mail: PackedReply, other: PackedReply, sent: dict[int, bytes]) -> list[PackedReply]:
     return []
 
 
@@ -192,7 +208,7 @@ def test_a_run_goes_on_and_ends_as_if_they_had_sent_nothing(way: str) -> None:
 
 
 def test_who_sends_twice_counts_once() -> None:
-    def twice(mail: Mail, other: Mail, sent: dict[int, bytes]) -> list[Mail]:
+    def twice(mail: PackedReply, other: PackedReply, sent: dict[int, bytes]) -> list[PackedReply]:
         return [mail, mail, over_a_column(math.nan)(mail, other, sent)[0]]
 
     WAYS["duplicate"] = twice
@@ -211,15 +227,17 @@ def test_who_sends_twice_counts_once() -> None:
 class Misled(Threads):
     """Some devices are sent orders that no server sends."""
 
-    def execute(self, assigned: Sequence[Assigned], task: Task, limits: Limits) -> list[Outcome]:
+    def execute(
+        self, assigned: Sequence[EngineOrder], task: Task, limits: Limits
+    ) -> list[EngineReply]:
         return super().execute([_misled(each) for each in assigned], task, limits)
 
 
-def _misled(each: Assigned) -> Assigned:
+def _misled(each: EngineOrder) -> EngineOrder:
     if each.asked.device[0] not in BAD:
         return each
-    numbers = replace(each.asked.numbers, lr=np.array([math.nan]))
-    return each._replace(asked=replace(each.asked, numbers=numbers))
+    numbers = replace(each.asked.hyperparameters, lr=np.array([math.nan]))
+    return each._replace(asked=replace(each.asked, hyperparameters=numbers))
 
 
 def test_an_order_that_its_device_refuses_is_lost_and_the_round_goes_on() -> None:
@@ -235,7 +253,7 @@ def test_an_order_that_its_device_refuses_is_lost_and_the_round_goes_on() -> Non
             assert row.flops == row.bits_up == row.upload == row.upload_joules == 0
         else:
             assert not row.lost
-    assert played[-1].snapshot.heard[list(BAD)].tolist() == [-1, -1]
+    assert played[-1].snapshot.acknowledged[list(BAD)].tolist() == [-1, -1]
 
 
 # --- values, whatever the engine --------------------------------------------------------------
@@ -247,15 +265,17 @@ class Diverging(Engine):
 
     inner: Engine
 
-    def execute(self, assigned: Sequence[Assigned], task: Task, limits: Limits) -> list[Outcome]:
+    def execute(
+        self, assigned: Sequence[EngineOrder], task: Task, limits: Limits
+    ) -> list[EngineReply]:
         done = self.inner.execute(assigned, task, limits)
         return [
-            each._replace(update=_diverged(each.update)) if each.update.device[0] in BAD else each
+            each._replace(reply=_diverged(each.reply)) if each.reply.device[0] in BAD else each
             for each in done
         ]
 
 
-def _diverged(update: Updates) -> Updates:
+def _diverged(update: Replies) -> Replies:
     trees = {
         tree: {name: value / 0 if name == "4.bias" else value for name, value in values.items()}
         for tree, values in update.trees[0].items()
@@ -266,17 +286,17 @@ def _diverged(update: Updates) -> Updates:
 FLEET = Fleet(groups=(Group(speed=Uniform(2e7, 2e8)),))
 SCHEDULED: dict[str, Method] = {
     "synchronous": METHOD,
-    "slices": replace(heterofl(shares=(1.0, 0.5), lr=0.1, batch=8), select=Everyone()),
+    "slices": replace(heterofl(widths=(1.0, 0.5), lr=0.1, batch_size=8), select=Everyone()),
     "deadline": replace(METHOD, schedule=Deadline(0.6, late="late", staleness=2)),
-    "asynchronous": replace(METHOD, schedule=Buffered(concurrency=4, size=2)),
-    "two phases": replace(METHOD, schedule=TwoPhase(), select=Largest(6, 4)),
+    "asynchronous": replace(METHOD, schedule=Buffered(concurrency=4, buffer_size=2)),
+    "two phases": replace(METHOD, schedule=HoldAndFetch(), select=Largest(6, 4)),
 }
 
 
 @pytest.mark.parametrize(
     ("name", "engine"),
     [
-        *((name, Reference()) for name in SCHEDULED),
+        *((name, Sequential()) for name in SCHEDULED),
         *(("slices", engine) for engine in (Stacked(), Threads())),
     ],
     ids=repr,
@@ -293,26 +313,26 @@ def test_updates_that_are_not_finite_are_refused_in_every_engine(name: str, engi
 
 
 def test_a_refused_answer_is_paid_for_and_its_device_is_free_and_not_heard() -> None:
-    played, honest = steps(METHOD, Diverging(Reference()), 2), steps(METHOD, Reference(), 2)
+    played, honest = steps(METHOD, Diverging(Sequential()), 2), steps(METHOD, Sequential(), 2)
     for row, good in zip(rows(played), rows(honest), strict=True):
         costs = ("bits_up", "upload", "upload_joules", "delivered_up", "flops", "began")
         # The second model differs, but not what it costs.
         assert all(getattr(row, cost) == getattr(good, cost) for cost in costs)
         assert math.isnan(row.loss) == (row.device in BAD)
-    assert played[-1].snapshot.heard[list(BAD)].tolist() == [-1, -1]
-    assert (np.delete(played[-1].snapshot.heard, BAD) >= 0).all()
+    assert played[-1].snapshot.acknowledged[list(BAD)].tolist() == [-1, -1]
+    assert (np.delete(played[-1].snapshot.acknowledged, BAD) >= 0).all()
 
 
 def test_real_divergence_is_survived() -> None:
     """A learning rate beyond all reason: everybody is refused, the model stays as it was."""
-    played = steps(replace(fedavg(lr=1e30, batch=8), select=Everyone()), Reference(), 2)
+    played = steps(replace(fedavg(lr=1e30, batch_size=8), select=Everyone()), Sequential(), 2)
     assert all(row.lost.startswith("refused: not finite: ") for row in rows(played))
     assert small.identical(played[-1].params, small.task(devices=6).params)
 
 
 def test_a_refused_answer_on_its_way_survives_a_restart() -> None:
     task = small.task(devices=6)
-    method = replace(METHOD, schedule=Buffered(concurrency=6, size=1))
+    method = replace(METHOD, schedule=Buffered(concurrency=6, buffer_size=1))
 
     def begun() -> Simulated:
         world = small.world(task, FLEET)

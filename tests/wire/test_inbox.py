@@ -7,22 +7,22 @@ import pytest
 
 from anyfleet.core.client import work
 from anyfleet.core.limits import Limits
-from anyfleet.core.messages import Memory
-from anyfleet.core.orders import Orders
+from anyfleet.core.messages import DeviceState
+from anyfleet.core.orders import Cohort
 from anyfleet.errors import BadMessage
 from anyfleet.methods import fedavg
-from anyfleet.wire import encode_update
+from anyfleet.wire import encode_reply
 from anyfleet.wire.inbox import Inbox
 from tests.core.test_local_training import orders
 from tests.helpers import small
 from tests.helpers.messages import with_header
 
 TASK = small.task()
-ASKED = orders(fedavg(lr=0.1, batch=8), TASK, [2, 3, 5]).rows()
+ASKED = orders(fedavg(lr=0.1, batch_size=8), TASK, [2, 3, 5]).rows()
 
 
-def answer(order: Orders) -> bytes:
-    return encode_update(work(order, (Memory(),), TASK).updates, order, TASK)
+def answer(order: Cohort) -> bytes:
+    return encode_reply(work(order, (DeviceState(),), TASK).replies, order, TASK)
 
 
 ANSWERS = [answer(order) for order in ASKED]

@@ -13,7 +13,7 @@ from anyfleet.errors import BadMessage
 from anyfleet.methods import fedavg
 from anyfleet.parts.choose import LargestInTime
 from anyfleet.parts.codec import ErrorFeedback, Qsgd, Stc
-from anyfleet.runtime import Limits, Reference, Stacked, Threads
+from anyfleet.runtime import Limits, Sequential, Stacked, Threads
 from anyfleet.wire import decode_order, encode_order
 from tests.core.test_local_training import orders
 from tests.helpers.exchanged import SENT, TASK, refused
@@ -100,7 +100,7 @@ def test_what_is_refused_of_a_job_is_told_with_its_place() -> None:
     told = "2000000 is above limits.count, which is 1000000, at uplink.inner.levels of a job"
     refused(with_job({**JOB, "uplink": wide}), "too large", told)
     raised = decode_order(with_job({**JOB, "uplink": wide}), TASK, limits=Limits(count=2_000_000))
-    assert raised.job.uplink == ErrorFeedback(Qsgd(levels=2_000_000))
+    assert raised.job.uplink == ErrorFeedback(Qsgd(quantisation_levels=2_000_000))
 
 
 @dataclass(frozen=True)
@@ -109,14 +109,17 @@ class Foreign(Stc):
 
 
 def test_a_method_is_held_against_the_limits_before_a_run() -> None:
-    method, limits = replace(fedavg(), uplink=Qsgd(levels=2_000_000, bucket=9**9)), Limits()
+    method, limits = (
+        replace(fedavg(), uplink=Qsgd(quantisation_levels=2_000_000, bucket=9**9)),
+        Limits(),
+    )
     told = Threads().misfits(method.job(), limits)
     assert told == {
         "uplink.levels": "2000000 is above limits.count, which is 1000000",
         "uplink.bucket": "387420489 is above limits.count, which is 1000000",
     }
     assert Threads().misfits(method.job(), Limits(count=9**9)) == {}
-    assert Reference().misfits(method.job(), limits) == {}
+    assert Sequential().misfits(method.job(), limits) == {}
     assert Stacked().misfits(method.job(), limits) == {}
     assert "job of" in Threads().misfits(fedavg().job(), Limits(job=20))[""]
     foreign = replace(fedavg(), uplink=Foreign()).job()

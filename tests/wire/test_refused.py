@@ -9,9 +9,9 @@ import pytest
 
 from anyfleet.core.client import work
 from anyfleet.core.limits import Limits
-from anyfleet.core.messages import Kind, Memory
+from anyfleet.core.messages import DeviceState, Kind
 from anyfleet.errors import BadMessage
-from anyfleet.wire import decode_order, decode_update, encode_order, encode_update
+from anyfleet.wire import decode_order, decode_reply, encode_order, encode_reply
 from anyfleet.wire.frames import framed
 from tests.helpers.exchanged import ANSWER, ORDER, SENT, TASK, UPDATE, refused
 from tests.helpers.messages import LEAD, put_together, taken_apart, with_header
@@ -46,7 +46,7 @@ def test_what_is_too_large_is_refused_before_it_is_read(data: bytes) -> None:
     refused(data, "cut", limits=Limits(header=100))
     for decode in (
         lambda: decode_order(SENT, TASK, limits=Limits(message=len(SENT))),
-        lambda: decode_update(ANSWER, ORDER, TASK, Limits(message=len(ANSWER))),
+        lambda: decode_reply(ANSWER, ORDER, TASK, Limits(message=len(ANSWER))),
     ):
         assert len(decode()) == 1
 
@@ -149,20 +149,20 @@ def test_an_answer_must_have_what_its_order_asked_for() -> None:
     refused(bare, "tensors")
     fetch = replace(ORDER, kind=Kind.FETCH)
     refused(bare, "tensors", order=fetch)
-    gone = decode_update(with_header(bare, report={"missing": 1.0}, bits=32.0), fetch, TASK)
+    gone = decode_reply(with_header(bare, report={"missing": 1.0}, bits=32.0), fetch, TASK)
     assert gone.trees == ({},)
     refused(bare, "tensors", order=replace(ORDER, kind=Kind.STATISTICS))
     told = 32.0 * len(UPDATE.report[0])
     for kind, bits in ((Kind.HOLD, 32.0), (Kind.EVALUATE, told), (Kind.REPORT, told)):
-        done = decode_update(with_header(bare, bits=bits), replace(ORDER, kind=kind), TASK)
-        assert done.delivered[0] == 1
+        done = decode_reply(with_header(bare, bits=bits), replace(ORDER, kind=kind), TASK)
+        assert done.delivered_width[0] == 1
 
 
 def test_statistics_alone_have_nothing_behind_them() -> None:
     order = replace(ORDER, kind=Kind.STATISTICS)
-    data = encode_update(work(order, (Memory(),), TASK).updates, order, TASK)
+    data = encode_reply(work(order, (DeviceState(),), TASK).replies, order, TASK)
     header, (column,) = taken_apart(data)
-    assert decode_update(data, order, TASK).trees[0]["buffers"].keys() == {
+    assert decode_reply(data, order, TASK).trees[0]["buffers"].keys() == {
         "1.running_mean",
         "1.running_var",
     }

@@ -10,31 +10,33 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anyfleet.core.client import work
-from anyfleet.core.messages import Memory, Numbers, Updates
-from anyfleet.core.orders import Orders
+from anyfleet.core.messages import DeviceState, Hyperparameters, Replies
+from anyfleet.core.orders import Cohort
 from anyfleet.errors import BadMessage
 from anyfleet.methods import fedavg, heterofl
 from anyfleet.parts.norm import Tracked
-from anyfleet.parts.plan import Menu
-from anyfleet.wire import HEADER_SLACK, decode_order, decode_update, encode_order, encode_update
+from anyfleet.parts.plan import WidthMenu
+from anyfleet.wire import HEADER_SLACK, decode_order, decode_reply, encode_order, encode_reply
 from tests.core.test_local_training import orders
 from tests.helpers import small
 from tests.helpers.exchanged import ORDER, TASK, UPDATE
 from tests.helpers.messages import charged
 
 
-def same(one: Orders, two: Orders) -> bool:
+def same(one: Cohort, two: Cohort) -> bool:
     columns = ("id", "device", "visit", "choice", "bits", "heard", "of")
     return (
         all(np.array_equal(getattr(one, c), getattr(two, c)) for c in columns)
         and torch.equal(one.key, two.key)
         and (one.slices, one.menus, one.kind) == (two.slices, two.menus, two.kind)
-        and (one.step, one.cohort, one.job) == (two.step, two.cohort, two.job)
+        and (one.round_index, one.cohort_key, one.job) == (two.round_index, two.cohort_key, two.job)
         and all(
             np.array_equal(
-                getattr(one.numbers, f.name), getattr(two.numbers, f.name), equal_nan=True
+                getattr(one.hyperparameters, f.name),
+                getattr(two.hyperparameters, f.name),
+                equal_nan=True,
             )
-            for f in fields(Numbers)
+            for f in fields(Hyperparameters)
         )
     )
 
@@ -43,9 +45,9 @@ def same(one: Orders, two: Orders) -> bool:
     "method",
     [
         fedavg(lr=0.1),
-        heterofl(shares=(0.5, 0.25)),
+        heterofl(widths=(0.5, 0.25)),
         replace(fedavg(), norm=Tracked()),
-        replace(fedavg(), plan=Menu((1.0, 0.5))),
+        replace(fedavg(), plan=WidthMenu((1.0, 0.5))),
     ],
     ids=["fedavg", "heterofl", "tracked", "menu"],
 )
@@ -58,7 +60,7 @@ def test_an_order_survives_the_wire(method: object) -> None:
 
 
 def test_an_update_survives_the_wire() -> None:
-    received = decode_update(encode_update(UPDATE, ORDER, TASK), ORDER, TASK)
+    received = decode_reply(encode_reply(UPDATE, ORDER, TASK), ORDER, TASK)
     assert small.identical(UPDATE.trees[0]["delta"], received.trees[0]["delta"])
     assert small.identical(UPDATE.masks[0], received.masks[0])
     assert received.report == UPDATE.report
@@ -70,13 +72,13 @@ def test_an_update_survives_the_wire() -> None:
 def test_charged_bits_are_the_bytes_of_trees_index_sets_and_masks(
     share: float, column: float
 ) -> None:
-    method = replace(heterofl(shares=(share,)), norm=Tracked())
+    method = replace(heterofl(widths=(share,)), norm=Tracked())
     sent = orders(method, TASK, [0], column=column)
     data = encode_order(sent, TASK)
     assert sent.bits[0] == 8 * charged(data)
     assert len(data) - charged(data) < HEADER_SLACK
-    answer = work(sent, (Memory(),), TASK).updates
-    reply = encode_update(answer, sent, TASK)
+    answer = work(sent, (DeviceState(),), TASK).replies
+    reply = encode_reply(answer, sent, TASK)
     assert answer.bits[0] == 8 * charged(reply)
     assert len(reply) - charged(reply) < HEADER_SLACK
 
@@ -85,10 +87,10 @@ def test_charged_bits_are_the_bytes_of_trees_index_sets_and_masks(
 def test_damaged_messages_raise_nothing_but_bad_message(data: st.DataObject) -> None:
     for encoded, decode in (
         (encode_order(ORDER, TASK), lambda b: decode_order(b, TASK)),
-        (encode_update(UPDATE, ORDER, TASK), lambda b: decode_update(b, ORDER, TASK)),
+        (encode_reply(UPDATE, ORDER, TASK), lambda b: decode_reply(b, ORDER, TASK)),
     ):
         raw = bytearray(encoded[: data.draw(st.integers(0, len(encoded)))])
         if raw:
             raw[data.draw(st.integers(0, min(len(raw), 600) - 1))] ^= data.draw(st.integers(1, 255))
         with suppress(BadMessage):
-            assert isinstance(decode(bytes(raw)), Orders | Updates)
+            assert isinstance(decode(bytes(raw)), Cohort | Replies)

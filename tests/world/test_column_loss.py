@@ -64,7 +64,7 @@ def test_an_interval_is_drawn_afresh_for_every_column(interval: tuple[float, flo
 
 def test_every_transmission_has_the_outage_of_its_link() -> None:
     outage = np.tile([0.0, 0.25, 1.0], COUNT)
-    arrived = Columns(minimum_rate=1e6).delivered(
+    arrived = Columns(minimum_bit_rate=1e6).delivered(
         keys_of(3 * COUNT), np.full(3 * COUNT, EIGHT), outage
     )
     assert (arrived[0::3] == EIGHT).all()
@@ -134,7 +134,11 @@ def test_certain_links() -> None:
 def test_whether_a_link_can_fail_at_all() -> None:
     assert not Columns(width=0.5).fails
     assert not Columns(error=Uniform(0.0, 0.0)).fails
-    for columns in (Columns(error=0.1), Columns(error=Uniform(0, 0.1)), Columns(minimum_rate=1.0)):
+    for columns in (
+        Columns(error=0.1),
+        Columns(error=Uniform(0, 0.1)),
+        Columns(minimum_bit_rate=1.0),
+    ):
         assert columns.fails
 
 
@@ -168,7 +172,7 @@ def test_outage_and_minimum_rate_belong_together() -> None:
     with pytest.raises(ValueError, match="outage"):
         Columns(error=0.1).delivered(keys_of(1), sent, np.array([0.5]))
     with pytest.raises(ValueError, match="outage"):
-        Columns(minimum_rate=1e6).delivered(keys_of(1), sent)
+        Columns(minimum_bit_rate=1e6).delivered(keys_of(1), sent)
 
 
 @pytest.mark.parametrize("complete", [False, True])
@@ -178,7 +182,7 @@ def test_outage_and_minimum_rate_belong_together() -> None:
         Columns(),
         Columns(width=0.25, error=0.3),
         Columns(error=Uniform(0.1, 0.2)),
-        Columns(minimum_rate=1e6),
+        Columns(minimum_bit_rate=1e6),
     ],
 )
 def test_columns_survive_a_file(columns: Columns, complete: bool) -> None:

@@ -15,15 +15,15 @@ from torch import Tensor
 from anyfleet import config, rng
 from anyfleet.arrays import Floats
 from anyfleet.errors import ConfigError
-from anyfleet.world.distributions import Choice, Disc, LogNormal, Normal, Uniform
+from anyfleet.world.distributions import Categorical, Disc, LogNormal, Normal, Uniform
 from anyfleet.world.quantities import Law, When
 
 COUNT = 40_000
 LAWS: tuple[Law, ...] = (
     Uniform(-2.0, 3.0),
     Uniform(5.0, 5.0),
-    Choice((4.0, 1.0, 2.5)),
-    Choice((1.0, 2.0, 9.0), (1.0, 3.0, 0.0)),
+    Categorical((4.0, 1.0, 2.5)),
+    Categorical((1.0, 2.0, 9.0), (1.0, 3.0, 0.0)),
     LogNormal(1.0, 0.2),
     LogNormal(2.0, 1.5, low=0.5, high=4.0),
     Disc(550.0),
@@ -92,7 +92,7 @@ def test_disc_keeps_its_floor() -> None:
 def test_choice_takes_each_value_as_often_as_it_weighs(
     weights: tuple[float, ...], shares: tuple[float, ...]
 ) -> None:
-    drawn = Choice((4.0, 1.0, 2.5), weights).draw(keys())
+    drawn = Categorical((4.0, 1.0, 2.5), weights).draw(keys())
     for value, share in zip((4.0, 1.0, 2.5), shares, strict=True):
         slack = 4 * math.sqrt(share * (1 - share) / COUNT)
         assert (drawn == value).mean() == pytest.approx(share, abs=slack)
@@ -103,7 +103,7 @@ def test_a_value_without_weight_is_not_drawn_even_at_a_border(
 ) -> None:
     shares = torch.tensor([[0.0], [0.25], [0.5], [1 - 2.0**-53]], dtype=torch.float64)
     monkeypatch.setattr(rng, "uniform", lambda key, count: shares)
-    law = Choice((9.0, 1.0, 8.0, 2.0, 7.0), (0.0, 0.1, 0.0, 0.1, 0.0))
+    law = Categorical((9.0, 1.0, 8.0, 2.0, 7.0), (0.0, 0.1, 0.0, 0.1, 0.0))
     assert law.draw(keys(4)).tolist() == [1.0, 1.0, 2.0, 2.0]
 
 
@@ -171,7 +171,7 @@ def test_other_seeds_draw_other_numbers() -> None:
 @pytest.mark.parametrize(
     ("law", "expected"),
     [
-        (Choice((1.0, 2.0, 9.0), (1.0, 3.0, 0.0)), (1.0, 2.0)),
+        (Categorical((1.0, 2.0, 9.0), (1.0, 3.0, 0.0)), (1.0, 2.0)),
         (Disc(550.0), (1.0, 550.0)),
         (LogNormal(1.0, 0.2), (0.0, math.inf)),
         (Normal(400.0, 80.0, low=100.0, high=1e3), (100.0, 700.0)),
@@ -206,12 +206,12 @@ BAD: tuple[tuple[Callable[[], Law], str], ...] = (
     (lambda: Uniform(2.0, 1.0), "Uniform.low, 2.0, is above Uniform.high, 1.0."),
     (lambda: Uniform(0.0, math.inf), "Uniform.high must be a finite number, got inf."),
     (lambda: Uniform(math.nan, 1.0), "Uniform.low must be a finite number, got nan."),
-    (lambda: Choice(()), "Choice.values must be one or more finite numbers"),
-    (lambda: Choice((1.0, math.inf)), "Choice.values must be one or more finite numbers"),
-    (lambda: Choice((1.0, 2.0), (1.0,)), "Choice.weights needs one entry for each of the 2"),
-    (lambda: Choice((1.0, 2.0), (3.0, -1.0)), "Choice.weights must not be negative"),
-    (lambda: Choice((1.0, 2.0), (0.0, 0.0)), "their sum must be positive and finite"),
-    (lambda: Choice((1.0,), (math.nan,)), "Choice.weights must not be negative"),
+    (lambda: Categorical(()), "Choice.values must be one or more finite numbers"),
+    (lambda: Categorical((1.0, math.inf)), "Choice.values must be one or more finite numbers"),
+    (lambda: Categorical((1.0, 2.0), (1.0,)), "Choice.weights needs one entry for each of the 2"),
+    (lambda: Categorical((1.0, 2.0), (3.0, -1.0)), "Choice.weights must not be negative"),
+    (lambda: Categorical((1.0, 2.0), (0.0, 0.0)), "their sum must be positive and finite"),
+    (lambda: Categorical((1.0,), (math.nan,)), "Choice.weights must not be negative"),
     (lambda: LogNormal(0.0, 1.0), "LogNormal.median must be positive, got 0.0."),
     (lambda: LogNormal(1.0, 0.0), "LogNormal.sigma must be positive, got 0.0."),
     (lambda: LogNormal(1.0, math.inf), "LogNormal.sigma must be a finite number"),

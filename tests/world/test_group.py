@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from anyfleet.world import Choice, Group, Normal, Redrawn, Replayed, Uniform, Wandering
+from anyfleet.world import Categorical, Group, Normal, Redrawn, Replayed, Uniform, Wandering
 from anyfleet.world.group import _MAY_BE_INFINITE, _RANGES
 
 TRACE = Path(__file__).parent / "trace.csv"
@@ -112,7 +112,7 @@ def test_numbers_that_would_stop_the_clock_are_refused(name: str) -> None:
         with pytest.raises(ValueError, match=f"Group.{name} must be at least 1e-09"):
             group(**{name: 1e-300})
         with pytest.raises(ValueError, match=f"Group.{name} must be at least 1e-09"):
-            group(**{name: Choice((1e-300, 1.0))})
+            group(**{name: Categorical((1e-300, 1.0))})
 
 
 def test_frequencies_that_would_stop_the_clock_are_refused() -> None:

@@ -19,34 +19,34 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import anyfleet
-from anyfleet.core.loop import Step, run
-from anyfleet.core.messages import Numbers, Updates
+from anyfleet.core.loop import Round, run
+from anyfleet.core.messages import Hyperparameters, Replies
 from anyfleet.core.method import Method
-from anyfleet.core.orders import Orders
+from anyfleet.core.orders import Cohort
 from anyfleet.core.slots import Schedule
 from anyfleet.methods import fedavg, fedprox, heterofl
 from anyfleet.parts.choose import LargestInTime
 from anyfleet.parts.norm import OnDevice, PerWidth, Tracked
-from anyfleet.parts.plan import Menu, StepsWithin
+from anyfleet.parts.plan import LocalStepsWithin, WidthMenu
 from anyfleet.parts.schedule import (
     Buffered,
     Deadline,
+    HoldAndFetch,
     Overselected,
     Surveyed,
     Synchronous,
     Tiers,
-    TwoPhase,
 )
 from anyfleet.parts.select import Everyone, Largest
 from anyfleet.parts.select import Uniform as Draw
-from anyfleet.runtime import Reference, Simulated, Stacked, Threads
+from anyfleet.runtime import Sequential, Simulated, Stacked, Threads
 from anyfleet.runtime.simulated import engines
 from anyfleet.runtime.simulated.engines import Engine
 from anyfleet.tasks import Dirichlet
 from anyfleet.wire import decode_order
 from anyfleet.wire.inbox import Inbox
 from anyfleet.world import (
-    Choice,
+    Categorical,
     Columns,
     Diurnal,
     Fleet,
@@ -82,25 +82,25 @@ REASONS = {
     "stale",
     "refused",
 }
-BASE = heterofl(shares=(1.0, 0.5), lr=0.1, batch=8)
+BASE = heterofl(widths=(1.0, 0.5), lr=0.1, batch_size=8)
 SCHEDULES: dict[str, Schedule] = {
     "synchronous": Synchronous(),
     "deadline": Deadline(0.6),
     "late": Deadline(0.4, late="late", staleness=2),
     "first of": Overselected(2),
-    "two phases": TwoPhase(),
-    "buffered": Buffered(concurrency=4, size=2, staleness=1),
+    "two phases": HoldAndFetch(),
+    "buffered": Buffered(concurrency=4, buffer_size=2, staleness=1),
     "tiers": Tiers(),
     "impatient tiers": Tiers(staleness=0),
     "surveyed": Surveyed(Deadline(0.6)),
 }
 METHODS: dict[str, Method] = {
-    "fedavg": fedavg(lr=0.1, batch=8),
+    "fedavg": fedavg(lr=0.1, batch_size=8),
     "heterofl": BASE,
-    "fedprox": fedprox(mu=0.1, seconds=0.5, lr=0.1, batch=8),
+    "fedprox": fedprox(mu=0.1, seconds=0.5, lr=0.1, batch_size=8),
     "menu": replace(
-        fedavg(lr=0.1, batch=8),
-        plan=Menu((1.0, 0.5, 0.25)),
+        fedavg(lr=0.1, batch_size=8),
+        plan=WidthMenu((1.0, 0.5, 0.25)),
         choose=LargestInTime(0.5),
         norm=Tracked(),
     ),
@@ -120,16 +120,16 @@ LOSSY = Group(
 # --- books ------------------------------------------------------------------------------------
 
 
-def closed(steps: list[Step]) -> list[SimpleNamespace]:
+def closed(steps: list[Round]) -> list[SimpleNamespace]:
     return [row for step in steps for row in small.rows(step)]
 
 
-def check_books(steps: list[Step]) -> None:
+def check_books(steps: list[Round]) -> None:
     """Every order once, time goes on, seconds add up to it, nobody does two things at once."""
     seen = [row.order for row in closed(steps)]
     last = steps[-1].snapshot
     waiting = [int(answer.order.id[0]) for answer in last.waiting]
-    assert sorted([*seen, *last.flying, *waiting]) == list(range(last.issued))
+    assert sorted([*seen, *last.under_way, *waiting]) == list(range(last.issued))
     times = [0.0, *(step.time for step in steps)]
     assert all(a <= b for a, b in pairwise(times))
     busy = defaultdict(list)
@@ -169,7 +169,7 @@ def check_row(row: SimpleNamespace, end: float) -> None:
         assert row.delivered_up > 0
 
 
-def check_joules(steps: list[Step], runtime: Simulated, start: "np.ndarray[Any, Any]") -> None:
+def check_joules(steps: list[Round], runtime: Simulated, start: "np.ndarray[Any, Any]") -> None:
     """Joules are watts times seconds of work, and batteries lost what the ledger says."""
     world, spent = runtime._world, np.zeros(len(start))
     for row in closed(steps):
@@ -177,13 +177,13 @@ def check_joules(steps: list[Step], runtime: Simulated, start: "np.ndarray[Any, 
         ends = np.cumsum([row.began, row.download, row.compute, row.upload])
         down, computing, up = (spans(a, b) for a, b in pairwise(ends.tolist()))
         receiving, sending = (carried(world, row, each) for each in (down, up))
-        assert row.download_joules == pytest.approx(own.receive[0] * receiving[1], abs=1e-9)
-        assert row.upload_joules == pytest.approx(own.power[0] * sending[0], abs=1e-9)
+        assert row.download_joules == pytest.approx(own.receive_power[0] * receiving[1], abs=1e-9)
+        assert row.upload_joules == pytest.approx(own.send_power[0] * sending[0], abs=1e-9)
         assert row.compute_joules == pytest.approx(worked(world, row, computing), abs=1e-9)
         spent[row.device] += row.download_joules + row.compute_joules + row.upload_joules
     for answer in steps[-1].snapshot.waiting:  # has been paid for, and is told in a later step
         joules = answer.charges.download_joules + answer.charges.compute_joules
-        spent[answer.update.device] += joules + answer.charges.upload_joules
+        spent[answer.reply.device] += joules + answer.charges.upload_joules
     everybody = np.arange(len(start))
     left = runtime._batteries.charge(everybody, runtime.now())
     on_mains = np.isinf(start)
@@ -263,7 +263,7 @@ def test_answers_that_grow_too_old_are_told_in_the_step_that_ends(stop: int) -> 
 
 
 def test_what_nobody_will_fetch_any_more_is_forgotten() -> None:
-    method = replace(BASE, schedule=TwoPhase(), select=Largest(4, 1))
+    method = replace(BASE, schedule=HoldAndFetch(), select=Largest(4, 1))
     for step in small.steps(method, small.task(), 3):
         assert sum(row.kind == "hold" for row in small.rows(step)) == 4
         assert not step.snapshot.holding
@@ -276,13 +276,13 @@ def weigh(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[int, int]]:
     """Bits that really come out of the `Threads` engine's links, by order."""
     came: dict[str, dict[int, int]] = {"down": {}, "up": {}}
 
-    def weighed_order(data: bytes, *around: Any) -> Orders:
+    def weighed_order(data: bytes, *around: Any) -> Cohort:
         order = decode_order(data, *around)
         came["down"][int(order.id[0])] = 8 * charged(data)
         return order
 
     class Weighed(Inbox):
-        def receive(self, data: bytes, sender: int) -> Updates:
+        def receive(self, data: bytes, sender: int) -> Replies:
             came["up"][taken_apart(data)[0]["order"]] = 8 * charged(data)
             return super().receive(data, sender)
 
@@ -295,7 +295,7 @@ def weigh(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[int, int]]:
     ("name", "schedule"),
     [
         *((name, Synchronous()) for name in METHODS),
-        *((name, TwoPhase()) for name in ("heterofl", "tracked", "menu")),
+        *((name, HoldAndFetch()) for name in ("heterofl", "tracked", "menu")),
     ],
 )
 def test_charged_bits_are_the_bytes_of_the_threads_engine_order_by_order(
@@ -331,7 +331,7 @@ def test_stacks_under_loss_are_the_reference_up_to_rounding(name: str) -> None:
     method = small.padded(METHODS[name])
     one, two = (
         small.steps(method, task, 3, fleet=Fleet(groups=(LOSSY,)), engine=engine)
-        for engine in (Reference(), Stacked())
+        for engine in (Sequential(), Stacked())
     )
     assert small.distance(one[-1].params, two[-1].params) < 1e-10
     assert [step.time for step in one] == [step.time for step in two]
@@ -344,15 +344,17 @@ def test_stacks_under_loss_are_the_reference_up_to_rounding(name: str) -> None:
 class Recording(Simulated):
     """Notes what the server decided: who is asked for what."""
 
-    def submit(self, orders: Orders) -> None:
+    def submit(self, orders: Cohort) -> None:
         self.decided = [*getattr(self, "decided", []), decision(orders)]
         super().submit(orders)
 
 
-def decision(orders: Orders) -> tuple[Any, ...]:
-    numbers = tuple(tuple(getattr(orders.numbers, f.name).tolist()) for f in fields(Numbers))
+def decision(orders: Cohort) -> tuple[Any, ...]:
+    numbers = tuple(
+        tuple(getattr(orders.hyperparameters, f.name).tolist()) for f in fields(Hyperparameters)
+    )
     return (
-        orders.step,
+        orders.round_index,
         orders.device.tolist(),
         orders.visit.tolist(),
         orders.key.tolist(),
@@ -405,8 +407,8 @@ TRUTHS = {
     "failing": Hidden((5e7,) * 9, error=0.3),
 }
 DECIDING = {
-    "steps": replace(BASE, plan=StepsWithin(0.2), select=Draw(2)),
-    "steps of slices": replace(BASE, plan=StepsWithin(0.15, inner=BASE.plan), select=Draw(2)),
+    "steps": replace(BASE, plan=LocalStepsWithin(0.2), select=Draw(2)),
+    "steps of slices": replace(BASE, plan=LocalStepsWithin(0.15, inner=BASE.plan), select=Draw(2)),
     "menu": replace(METHODS["menu"], choose=fedavg().choose, select=Draw(2)),
 }
 
@@ -417,7 +419,7 @@ def test_equal_reports_and_another_truth_give_identical_decisions(
     truth: str, method: str, tmp_path: Path
 ) -> None:
     """Reports are three steps old: all of these four steps, devices say what was true at first."""
-    old = Reports(steps=3)
+    old = Reports(rounds=3)
     one = decisions(TOLD.fleet(tmp_path, old), DECIDING[method], 4)
     two = decisions(TRUTHS[truth].fleet(tmp_path, old), DECIDING[method], 4)
     assert one == two
@@ -462,7 +464,7 @@ def laws(low: float, high: float) -> st.SearchStrategy[Any]:
             Uniform(low, high),
             Normal(middle, (high - low) / 4, low, high),
             LogNormal(middle, 0.5, low, high),
-            Choice((low, high), (1, 3)),
+            Categorical((low, high), (1, 3)),
         ]
     )
 
@@ -514,7 +516,12 @@ GROUPS = st.builds(
     link=LINKS,
     distance=numbers(50, 600),
     loss=st.sampled_from(
-        [Columns(), Columns(error=0.2), Columns(0.3, Uniform(0.0, 0.4)), Columns(minimum_rate=2e5)]
+        [
+            Columns(),
+            Columns(error=0.2),
+            Columns(0.3, Uniform(0.0, 0.4)),
+            Columns(minimum_bit_rate=2e5),
+        ]
     ),
     battery=st.one_of(st.just(math.inf), st.just(10.0), laws(0.5, 20)),
     charge=st.one_of(st.just(1.0), laws(0.3, 0.9)),

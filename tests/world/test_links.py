@@ -19,8 +19,8 @@ from anyfleet.config import dump, load, to_toml
 from anyfleet.formulas import outage_probability, outage_range
 from anyfleet.world.distributions import Disc, LogNormal, Normal, Uniform
 from anyfleet.world.links import (
+    BitRates,
     Link,
-    Rates,
     Shannon,
     Steady,
     Way,
@@ -184,7 +184,7 @@ def test_what_no_signal_can_carry_is_certainly_lost() -> None:
 # --- fading -----------------------------------------------------------------------------------
 
 
-def fades_of(rates: Rates, distance: Floats) -> tuple[Floats, Floats]:
+def fades_of(rates: BitRates, distance: Floats) -> tuple[Floats, Floats]:
     """The fades that made these rates, from the rates alone."""
     gain = path_gain(distance, EXAMPLE.exponent, EXAMPLE.ref_loss_db)
     up = np.expm1(rates.up * math.log(2) / 1e6) * 1e-12 / (gain * 0.1)
@@ -304,7 +304,7 @@ SHANNONS = st.builds(
 )
 
 
-def no_faster(slow: Rates, fast: Rates) -> bool:
+def no_faster(slow: BitRates, fast: BitRates) -> bool:
     return all((a <= b * (1 + 1e-12)).all() for a, b in zip(slow, fast, strict=True))
 
 

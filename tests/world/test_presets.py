@@ -32,8 +32,8 @@ def test_levels_are_fedpmts_five_speeds_one_third_included() -> None:
 def test_levels_take_one_link_for_all_or_one_for_each() -> None:
     built = made(world.levels(speeds=(2e9, 1e9), up=(1e6, 2e6), down=3e6), 4)
     own = built.conditions(everybody(built), NOW, 1)
-    assert own.up.tolist() == [1e6 if s == 2e9 else 2e6 for s in own.speed]
-    assert set(own.down) == {3e6}
+    assert own.bit_rate_up.tolist() == [1e6 if s == 2e9 else 2e6 for s in own.speed]
+    assert set(own.bit_rate_down) == {3e6}
     with pytest.raises(ValueError, match=r"levels\.up needs one number, or one for each of the 2"):
         world.levels(speeds=(2e9, 1e9), up=(1e6, 2e6, 3e6))
 
@@ -119,7 +119,7 @@ def test_the_cell_is_anycostfls() -> None:
     assert not np.any(own.budget == built.conditions(everybody(built), When(0.0, 1), 60).budget)
     assert set(own.slowest) == {1e8}
     assert set(own.fastest) == {3e9}
-    assert set(own.power) == {0.1}
+    assert set(own.send_power) == {0.1}
     # 5.7e6 cycles a sample are 976 MFLOP (METHODS §3).
     assert 976e6 / own.speed * own.fastest == pytest.approx(np.full(60, 5.7e6), rel=2e-3)
 
@@ -169,6 +169,6 @@ def test_a_fleet_file_may_use_them_and_change_them() -> None:
     assert group.count == 5
     assert isinstance(group.link, world.Shannon)
     assert group.link.ref_loss_db == 0.0
-    assert fleet.reports.steps == 2
+    assert fleet.reports.rounds == 2
     assert isinstance(group.distance, Redrawn)
     assert isinstance(world.unequal_coefficient(1e-27), Normal)

@@ -16,7 +16,7 @@ from torch import Tensor
 from anyfleet import config, rng
 from anyfleet.arrays import Floats
 from anyfleet.errors import ConfigError
-from anyfleet.world.distributions import Choice, Disc, LogNormal, Normal, Uniform
+from anyfleet.world.distributions import Categorical, Disc, LogNormal, Normal, Uniform
 from anyfleet.world.processes import Redrawn, Replayed, Wandering
 from anyfleet.world.quantities import Quantity, When, slot, slot_end
 
@@ -26,7 +26,7 @@ def keys(count: int, seed: int = 0) -> Tensor:
 
 
 def step(number: int) -> When:
-    return When(now=0.0, step=number)
+    return When(now=0.0, round_index=number)
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ PROCESSES: tuple[Quantity, ...] = (
     Redrawn(LogNormal(1.0, 0.2, high=3.0), every=7.0),
     Wandering(8e7),
     Wandering(Uniform(1.0, 2.0), persistence=0.5, every=0.3),
-    Wandering(Redrawn(Choice((1.0, 2.0)), every=2.0), every=5.0),
+    Wandering(Redrawn(Categorical((1.0, 2.0)), every=2.0), every=5.0),
 )
 
 

@@ -161,11 +161,11 @@ def test_without_groups_those_of_the_column_are_made_in_its_order() -> None:
 def test_links_have_names_or_numbers() -> None:
     world = built("link,up,down\nlte,-,-\n-,-,-\nlte,5e5,6e5\nlte,5e5,-\n", 4)
     seen = world.conditions(everybody(world), When(0.0, 7), 1)
-    assert seen.power.tolist() == [lte().power, 0.1, lte().power, lte().power]
-    assert (seen.up[1], seen.down[1]) == (1e7, 4e7)
-    assert (seen.up[2], seen.down[2], seen.up[3]) == (5e5, 6e5, 5e5)
-    assert 1e6 <= seen.up[0] <= 2e8
-    assert seen.up[0] not in (2e7, seen.down[0])  # it wanders
+    assert seen.send_power.tolist() == [lte().power, 0.1, lte().power, lte().power]
+    assert (seen.bit_rate_up[1], seen.bit_rate_down[1]) == (1e7, 4e7)
+    assert (seen.bit_rate_up[2], seen.bit_rate_down[2], seen.bit_rate_up[3]) == (5e5, 6e5, 5e5)
+    assert 1e6 <= seen.bit_rate_up[0] <= 2e8
+    assert seen.bit_rate_up[0] not in (2e7, seen.bit_rate_down[0])  # it wanders
     slow = Group(link=Steady(Redrawn(Uniform(1e6, 2e6), every=9.0), 1e6))
     world = built("up,down\n5e5,6e5\n5e5,-\n-,-\n", 3, groups=(slow,))
     assert [world.rates_until(device, START) for device in range(3)] == [math.inf, 9.0, 9.0]
@@ -173,7 +173,7 @@ def test_links_have_names_or_numbers() -> None:
 
 @pytest.mark.usefixtures("folder")
 def test_a_rate_of_ones_own_decides_whether_columns_get_lost() -> None:
-    lossy = Group(loss=Columns(minimum_rate=1e6))
+    lossy = Group(loss=Columns(minimum_bit_rate=1e6))
     world = built("up,down\n2e6,5e5\n5e5,2e6\n-,-\n", 3, groups=(lossy,))
     keys = world._keys("test", everybody(world))
     for way, expected in (("up", [8, 0, 8]), ("down", [0, 8, 8])):

@@ -50,7 +50,7 @@ CHANGING = Group(
 SHANNON = Group(
     link=Shannon(fading=True, shared=True),
     distance=Redrawn(Disc(500.0)),
-    loss=Columns(minimum_rate=1e5),
+    loss=Columns(minimum_bit_rate=1e5),
 )
 
 
@@ -192,16 +192,16 @@ def test_what_calculating_takes_changes_with_time(name: str) -> None:
 def test_a_link_that_never_fails_is_known_as_such() -> None:
     assert not build(Group(), Group(loss=Columns(error=0.0))).lossy
     assert build(Group(), Group(loss=Columns(error=0.1))).lossy
-    assert build(Group(loss=Columns(minimum_rate=1e3))).lossy
+    assert build(Group(loss=Columns(minimum_bit_rate=1e3))).lossy
 
 
 def test_columns_are_lost_when_the_rate_is_too_low() -> None:
     """Without fading a link either carries every column or none."""
     groups = (
-        Group(link=Steady(1e6, 1e6), loss=Columns(minimum_rate=2e6)),
-        Group(link=Steady(3e6, 1e6), loss=Columns(minimum_rate=2e6)),
-        Group(link=Steady(3e6, 1e6, shared=True), loss=Columns(minimum_rate=2e6)),
-        Group(link=Steady(1e6, 3e6), loss=Columns(minimum_rate=2e6)),
+        Group(link=Steady(1e6, 1e6), loss=Columns(minimum_bit_rate=2e6)),
+        Group(link=Steady(3e6, 1e6), loss=Columns(minimum_bit_rate=2e6)),
+        Group(link=Steady(3e6, 1e6, shared=True), loss=Columns(minimum_bit_rate=2e6)),
+        Group(link=Steady(1e6, 3e6), loss=Columns(minimum_bit_rate=2e6)),
     )
     world, count = build(*groups), np.full(DEVICES, 8)
     keys = rng.fold(rng.root(0, "test"), torch.arange(DEVICES))
@@ -222,7 +222,7 @@ def test_a_fresh_report_is_the_truth() -> None:
 
 
 def test_an_old_report_is_the_truth_of_then_but_for_the_battery() -> None:
-    fresh, old = build(), build(reports=Reports(steps=2, seconds=30.0))
+    fresh, old = build(), build(reports=Reports(rounds=2, seconds=30.0))
     then = report(fresh, EVERYBODY, When(5.0, 2))
     assert same(report(old, EVERYBODY, NOW), then)
     assert not same(report(fresh, EVERYBODY, NOW), then)
@@ -243,7 +243,7 @@ def test_noise_has_the_deviation_it_is_given_and_the_right_median() -> None:
 
 
 def test_the_truth_has_no_noise() -> None:
-    exact, noisy = build(), build(reports=Reports(noise=0.3, steps=3))
+    exact, noisy = build(), build(reports=Reports(noise=0.3, rounds=3))
     assert same(exact.conditions(EVERYBODY, NOW, 7), noisy.conditions(EVERYBODY, NOW, 7))
 
 

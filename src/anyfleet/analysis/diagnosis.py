@@ -14,13 +14,13 @@ import numpy as np
 from torch import Tensor
 
 from anyfleet.arrays import Flags, Floats
-from anyfleet.core.ledger import Entries
-from anyfleet.core.local_training import limits, processed
-from anyfleet.core.message_size import expected
-from anyfleet.core.messages import Numbers, Want
+from anyfleet.core.ledger import Ledger
+from anyfleet.core.local_training import local_steps, samples_processed
+from anyfleet.core.message_size import expected_bits
+from anyfleet.core.messages import Hyperparameters, SubModelSize
 from anyfleet.core.method import Method
 from anyfleet.core.objectives import Task
-from anyfleet.core.time_and_energy import Amount, crossing_seconds, training
+from anyfleet.core.time_and_energy import Amount, training, transfer_seconds
 from anyfleet.elastic import WHOLE, Priced
 from anyfleet.formulas import extreme_share, label_distance, psi
 from anyfleet.parts.choose import FisherUtility
@@ -34,14 +34,14 @@ GROWN = 1_000.0  # and so much more, where that loss is not above 0 and has no m
 # --- notes ------------------------------------------------------------------------------------
 
 
-class Noted(Protocol):
+class Diagnosed(Protocol):
     """A point of a run, as far as it has notes."""
 
     @property
-    def notes(self) -> Mapping[str, Any]: ...
+    def diagnostics(self) -> Mapping[str, Any]: ...
 
 
-def plain_notes(notes: Mapping[str, Any]) -> dict[str, Any]:
+def plain_diagnostics(notes: Mapping[str, Any]) -> dict[str, Any]:
     """Notes as plain data for a record: numbers, lists of them, and numbers by device."""
     return {name: _plain(value) for name, value in notes.items() if not isinstance(value, Tensor)}
 
@@ -54,7 +54,7 @@ def _plain(value: Any) -> Any:
     return [_plain(inner) for inner in value] if isinstance(value, tuple | list) else value
 
 
-def read_notes(notes: Mapping[str, Any]) -> dict[str, Any]:
+def read_diagnostics(notes: Mapping[str, Any]) -> dict[str, Any]:
     """Notes out of a file: JSON knows neither NaN nor numbers as keys."""
     return {name: _read(value) for name, value in notes.items()}
 
@@ -79,14 +79,14 @@ class Contribution:
     excluded: int
 
 
-def contributions(ledger: Entries, points: Iterable[Noted]) -> dict[int, Contribution]:
+def contributions(ledger: Ledger, points: Iterable[Diagnosed]) -> dict[int, Contribution]:
     """Of every device that was asked to train: an order reached it, at least in part.
 
     Not of those whom the planner or a lack of memory or link kept from it.
     """
     asked = _training(ledger) & (ledger.counted | (ledger.bits_down > 0))
     selected = Counter(ledger.device[asked].tolist())
-    steps = [point.notes for point in points]
+    steps = [point.diagnostics for point in points]
     labelled, excluded = (
         Counter(int(device) for notes in steps for device in notes.get(name, ()))
         for name in ("labelled", "excluded")
@@ -97,7 +97,7 @@ def contributions(ledger: Entries, points: Iterable[Noted]) -> dict[int, Contrib
     }
 
 
-def _training(ledger: Entries) -> Flags:
+def _training(ledger: Ledger) -> Flags:
     """Rows about training: neither surveys, nor the second phase of what was trained before."""
     return np.array([kind in ("train", "hold") for kind in ledger.kind], dtype=bool)
 
@@ -121,19 +121,19 @@ def _histogram(task: Task, device: int) -> Floats:
 # --- depth, width, information ----------------------------------------------------------------
 
 
-def depth_shares(ledger: Entries, firsts: Sequence[int]) -> Floats:
+def depth_shares(ledger: Ledger, firsts: Sequence[int]) -> Floats:
     """The shares of answers that counted by first trained layer, smallest width first.
 
     `firsts` are those of all widths, as `anyfleet.parts.plan.trained_layers.depths` finds them.
     """
     answers = [kind in ("train", "fetch") for kind in ledger.kind]
-    first = ledger.first[ledger.counted & np.array(answers, dtype=bool)]
+    first = ledger.first_trained_layer[ledger.counted & np.array(answers, dtype=bool)]
     widths = np.array(sorted(set(firsts), reverse=True))
     counts: Floats = (first == widths[:, None]).sum(axis=1) / max(1, len(first))
     return counts
 
 
-def depth_psi(ledger: Entries, firsts: Sequence[int]) -> float:
+def depth_psi(ledger: Ledger, firsts: Sequence[int]) -> float:
     """FedPMT's psi (METHODS §F.1) of the answers in a ledger; infinite if nobody trains all."""
     return psi(depth_shares(ledger, firsts))
 
@@ -142,42 +142,42 @@ def depth_psi(ledger: Entries, firsts: Sequence[int]) -> float:
 class Informed:
     """A step of a method that looks at Fisher information; means over the answers that counted."""
 
-    step: int
+    round_index: int
     fisher: float  # trace, of the devices that reported it, or NaN
     utility: float  # of the devices that chose by it, or NaN
-    share: float  # of the model's width, as planned
+    width: float  # of the model's width, as planned
     level: float  # 1 for the largest size that was planned in the run, 2 for the next, ...
 
 
-def information(ledger: Entries) -> tuple[Informed, ...]:
+def information(ledger: Ledger) -> tuple[Informed, ...]:
     """Fisher information, utility and planned sizes of those who trained, step by step.
 
     Levels count the distinct sizes (share, then depth) that the ledger has anywhere, because a
     place in a menu means another size to a device whose menu is shorter.
     """
-    columns = ledger.fisher, ledger.utility, ledger.share, _levels(ledger)
+    columns = ledger.fisher, ledger.utility, ledger.width, _levels(ledger)
     trained = _training(ledger) & ledger.counted
     found = []
-    for step in np.unique(ledger.step).tolist():
-        rows = trained & (ledger.step == step)
+    for step in np.unique(ledger.round_index).tolist():
+        rows = trained & (ledger.round_index == step)
         found.append(Informed(step, *(_mean(column[rows]) for column in columns)))
     return tuple(found)
 
 
-def _levels(ledger: Entries) -> Floats:
+def _levels(ledger: Ledger) -> Floats:
     """The place of every planned size among those of all orders to train, from 1 on; or NaN."""
-    sizes = list(zip((-ledger.share).tolist(), ledger.first.tolist(), strict=True))
+    sizes = list(zip((-ledger.width).tolist(), ledger.first_trained_layer.tolist(), strict=True))
     planned = sorted({sizes[row] for row in np.flatnonzero(_training(ledger))})
     places = {size: place for place, size in enumerate(planned, start=1)}
     return np.array([places.get(size, math.nan) for size in sizes], dtype=np.float64)
 
 
-def fewest_trainers(points: Iterable[Noted]) -> int | None:
+def fewest_trainers(points: Iterable[Diagnosed]) -> int | None:
     """|M*|: how few devices trained some part of the model in some step (METHODS §F.2).
 
     Out of the notes of `Diagnosed`; None without any. Steps in which nobody trained do not count.
     """
-    steps = [point.notes for point in points]
+    steps = [point.diagnostics for point in points]
     return min((int(notes["fewest"]) for notes in steps if notes.get("fewest")), default=None)
 
 
@@ -186,7 +186,7 @@ def _mean(values: Floats) -> float:
     return float(known.mean()) if len(known) else math.nan
 
 
-def unfit_threshold(ledger: Entries) -> str:
+def unfit_threshold(ledger: Ledger) -> str:
     """A warning when nearly all utilities of a run are 0 or 1; else empty."""
     known = ledger.utility[~np.isnan(ledger.utility)]
     share = extreme_share(known)
@@ -198,7 +198,7 @@ def unfit_threshold(ledger: Entries) -> str:
     )
 
 
-def first_visits(ledger: Entries, method: Method) -> str:
+def first_visits(ledger: Ledger, method: Method) -> str:
     """Return a warning when half of WHALE-FL's choices or more were first visits; else "".
 
     A device that has no history yet takes the widest size that it may have, its cap.
@@ -259,7 +259,7 @@ class Scored(Protocol):
     def scores(self) -> Mapping[str, float]: ...
 
 
-def nothing_counted(ledger: Entries, needed: Floats | None = None) -> str:
+def nothing_counted(ledger: Ledger, needed: Floats | None = None) -> str:
     """Return why no update ever counted and what to change; "" when one did.
 
     `needed` are the seconds that orders which were too late would have taken (`seconds_needed`).
@@ -273,7 +273,7 @@ def nothing_counted(ledger: Entries, needed: Floats | None = None) -> str:
             "No device was ever asked to train, so that the model is as it began: none was "
             "available or selected. See availability and battery of the fleet, and select."
         )
-    reasons = Counter(_cause(ledger.lost[row]) for row in np.flatnonzero(asked))
+    reasons = Counter(_cause(ledger.failure[row]) for row in np.flatnonzero(asked))
     reasons.pop("", None)
     told = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
     start = f"None of the {asked.sum()} orders brought an update that counted"
@@ -288,66 +288,70 @@ def _cause(lost: str) -> str:
     return f"{head}: {about}" if f"{head}: {about}" in _CURES else head
 
 
-def _cure(reason: str, ledger: Entries, needed: Floats | None) -> str:
+def _cure(reason: str, ledger: Ledger, needed: Floats | None) -> str:
     known = _CURES.get(reason, "see the reasons in ledger.jsonl")
     advice = f"{reason[:1].upper()}{reason[1:]}: {_with_rate(known, ledger)}"
     if reason == "too late" and needed is not None and len(needed):
         half, whole = np.quantile(needed, (0.5, 1.0), method="higher")
         advice += f"; about {half:.3g} s would do for half of these orders, {whole:.3g} s for all"
     if reason == "out of memory":
-        examples = Counter(lost for lost in ledger.lost if lost.startswith(reason))
+        examples = Counter(lost for lost in ledger.failure if lost.startswith(reason))
         advice += f" ({examples.most_common(1)[0][0].partition(': ')[2]})"
     if reason == "refused: size":
-        rows = [row for row, lost in enumerate(ledger.lost) if _cause(lost) == reason]
+        rows = [row for row, lost in enumerate(ledger.failure) if _cause(lost) == reason]
         devices = sorted(set(ledger.device[rows].tolist()))
         told = ", ".join(map(str, devices[:_NAMED])) + (", …" if len(devices) > _NAMED else "")
         advice += f" (device {told})"
     return f"{advice}."
 
 
-def _with_rate(advice: str, ledger: Entries) -> str:
+def _with_rate(advice: str, ledger: Ledger) -> str:
     """Advice about the learning rate, with that of the run."""
     rates = ledger.lr[_training(ledger)]
     told = f"{_RATE} ({rates.max():g} in this run)" if len(rates) else _RATE
     return advice.replace(_RATE, told)
 
 
-def seconds_needed(ledger: Entries, method: Method, task: Task, world: World) -> Floats:
+def seconds_needed(ledger: Ledger, method: Method, task: Task, world: World) -> Floats:
     """Return about how long each order that was too late would have taken.
 
     As the fleet is at the start of a run, and with leading channels.
     """
-    late = [row for row, lost in enumerate(ledger.lost) if lost.startswith("too late")]
+    late = [row for row, lost in enumerate(ledger.failure) if lost.startswith("too late")]
     rows = ledger.take([row for row in late if ledger.kind[row] in ("train", "hold")])
     return np.array(list(_durations(rows, method, task, world)), dtype=np.float64)
 
 
-def _durations(rows: Entries, method: Method, task: Task, world: World) -> Iterator[float]:
+def _durations(rows: Ledger, method: Method, task: Task, world: World) -> Iterator[float]:
     job, blueprint = method.job(), task.blueprint
-    active = world.on_air(np.unique(rows.device[rows.step == rows.step.min(initial=0)]))
+    active = world.on_air(
+        np.unique(rows.device[rows.round_index == rows.round_index.min(initial=0)])
+    )
     known = world.conditions(rows.device, When(0.0, 0), active)
-    numbers = Numbers(
+    numbers = Hyperparameters(
         rows.lr,
         rows.epochs,
-        rows.batch,
-        rows.steps,
-        rows.rate,
+        rows.batch_size,
+        rows.local_steps,
+        rows.sent_fraction,
         rows.frequency,
         np.full(len(rows), np.nan),
     )
     for row, (own, mine) in enumerate(zip(known.rows(), numbers.rows(), strict=True)):
-        share, batch = float(rows.share[row]), int(mine.batch[0])
-        slice_ = Want(share, int(rows.first[row])).prefix(blueprint)
+        share, batch = float(rows.width[row]), int(mine.batch_size[0])
+        slice_ = SubModelSize(share, int(rows.first_trained_layer[row])).prefix(blueprint)
         samples = task.size(int(rows.device[row]))
-        (steps,) = limits(mine, [samples])
-        amount = Amount(batch, processed(steps, samples, batch), steps, share)
+        (steps,) = local_steps(mine, [samples])
+        amount = Amount(batch, samples_processed(steps, samples, batch), steps, share)
         effort = training(job.train, blueprint, slice_, amount, world.declared.counting).effort
-        bits = expected(slice_, job, blueprint, float(mine.rate[0]))
-        crossing = crossing_seconds(bits.down, own.down) + crossing_seconds(bits.up, own.up)
+        bits = expected_bits(slice_, job, blueprint, float(mine.sent_fraction[0]))
+        crossing = transfer_seconds(bits.down, own.bit_rate_down) + transfer_seconds(
+            bits.up, own.bit_rate_up
+        )
         yield float((effort.seconds(own, mine.frequency) + crossing)[0])
 
 
-def exploded(points: Iterable[Scored], ledger: Entries, start: float = math.nan) -> str:
+def exploded(points: Iterable[Scored], ledger: Ledger, start: float = math.nan) -> str:
     """Return a warning when the loss of a run grew without bounds, with the likely cause; or "".
 
     So it did when the last loss on the test set is no finite number, when it is ten times that of
@@ -358,7 +362,7 @@ def exploded(points: Iterable[Scored], ledger: Entries, start: float = math.nan)
     """
     losses = [point.scores["loss"] for point in points if "loss" in point.scores]
     cure = f"Probably the learning rate is too high: {_with_rate(_RATE, ledger)}."
-    causes = Counter(_cause(lost) for lost in ledger.lost)
+    causes = Counter(_cause(lost) for lost in ledger.failure)
     broken = {cause: causes[cause] for cause in _BROKEN if causes[cause]}
     if sum(broken.values()) > len(ledger) / 2:
         told = " or ".join(_BROKEN[cause] for cause in broken)
@@ -392,9 +396,9 @@ def _growth(last: float, loss: float) -> str:
 def measuring_share(method: Method, task: Task) -> float:
     """What measuring adds to the FLOP of training the whole model, as a share of them."""
     samples = task.size(0)
-    numbers = method.train.draft(0, np.array([samples]))
-    batch, (steps,) = int(numbers.batch[0]), limits(numbers, [samples])
-    priced, used = Priced(task.blueprint, WHOLE, batch), processed(steps, samples, batch)
+    numbers = method.train.hyperparameters(0, np.array([samples]))
+    batch, (steps,) = int(numbers.batch_size[0]), local_steps(numbers, [samples])
+    priced, used = Priced(task.blueprint, WHOLE, batch), samples_processed(steps, samples, batch)
     plain = method.train.work(priced, used, steps).flops
     return method.trained.work(priced, used, steps).flops / plain - 1 if plain else 0.0
 

@@ -8,10 +8,10 @@ from typing import Literal
 
 from anyfleet.analysis.metric import Metric
 from anyfleet.analysis.summaries import Spent, best, evaluated, metric_of, need_width, spent_by
-from anyfleet.experiment import Point
+from anyfleet.experiment import RoundRecord
 
 Resource = Literal["flops", "time", "energy", "bytes"]
-_USED: Mapping[Resource, Callable[[Point], float]] = MappingProxyType(
+_USED: Mapping[Resource, Callable[[RoundRecord], float]] = MappingProxyType(
     {
         "flops": lambda point: point.flops,
         "time": lambda point: point.time,
@@ -25,7 +25,7 @@ _UNITS: Mapping[Resource, str] = MappingProxyType(
 _PREFIXES = ("T", "G", "M", "k", "", "m")  # thousand times less from each to the next
 
 
-def used(point: Point, resource: Resource) -> float:
+def used(point: RoundRecord, resource: Resource) -> float:
     """What a run had used by a point, from its start: FLOP, simulated seconds, joules or bytes.
 
     Bytes count both ways.
@@ -35,7 +35,7 @@ def used(point: Point, resource: Resource) -> float:
     return _USED[resource](point)
 
 
-def common_amount(runs: Iterable[Sequence[Point]], resource: Resource) -> float:
+def common_amount(runs: Iterable[Sequence[RoundRecord]], resource: Resource) -> float:
     """The largest amount that every run used, the least of their totals; NaN without runs."""
     return min((used(points[-1], resource) for points in runs), default=math.nan)
 
@@ -76,7 +76,7 @@ class Within:
 
 
 def within(
-    points: Sequence[Point], resource: Resource, amount: float, width: float | None = None
+    points: Sequence[RoundRecord], resource: Resource, amount: float, width: float | None = None
 ) -> Within:
     """What a run, or its model at a width, had learned for an amount of a resource.
 

@@ -30,8 +30,8 @@ class Portrait:
     group: Ints  # of each of these
     level: Ints
     speed: Floats  # FLOP per second, after other work
-    up: Floats  # bits per second, alone on the air
-    down: Floats
+    bit_rate_up: Floats  # bits per second, alone on the air
+    bit_rate_down: Floats
     energy: Floats  # joules for one GFLOP at the highest frequency
     memory: Floats  # bytes
     overhead: Floats  # seconds for each local step
@@ -69,7 +69,15 @@ def portray(world: World) -> Portrait:
         online=np.stack([world.online(device, when) for when in moments]),
         **{
             name: np.stack([getattr(own, name) for own in seen])
-            for name in ("speed", "up", "down", "memory", "overhead", "battery", "budget")
+            for name in (
+                "speed",
+                "bit_rate_up",
+                "bit_rate_down",
+                "memory",
+                "overhead",
+                "battery",
+                "budget",
+            )
         },
     )
 

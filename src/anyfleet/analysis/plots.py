@@ -14,7 +14,7 @@ from anyfleet.analysis.fleet_portrait import HOURS, Portrait, varies
 from anyfleet.analysis.metric import Metric
 from anyfleet.analysis.summaries import at_widths, evaluated, metric_of
 from anyfleet.arrays import Floats
-from anyfleet.experiment import Point
+from anyfleet.experiment import RoundRecord
 from anyfleet.store.disk import write
 from anyfleet.world import When, World
 
@@ -32,7 +32,7 @@ _NAMES = 5  # in a row of a legend
 _TICKS = 6  # of an axis, at most: numbers of small amounts are long
 _WIDE = 20.0  # numbers of devices that differ by such a factor, likewise
 
-Runs = Mapping[str, Sequence[Sequence[Point]]]  # by name; one run for each seed
+Runs = Mapping[str, Sequence[Sequence[RoundRecord]]]  # by name; one run for each seed
 
 
 class NoPictures(ImportError):
@@ -186,7 +186,7 @@ def _grid(count: int, most: int) -> tuple[int, int]:
     return rows, -(-count // rows)
 
 
-def band(runs: Sequence[Sequence[Point]], x: Callable[[Point], float]) -> Band:
+def band(runs: Sequence[Sequence[RoundRecord]], x: Callable[[RoundRecord], float]) -> Band:
     """Joins the runs of several seeds, evaluation by evaluation, as far as all of them go."""
     judged = [evaluated(points) for points in runs]
     rows = list(zip(*judged, strict=False))
@@ -300,7 +300,9 @@ def _speeds(axes: "Axes", portrait: Portrait) -> None:
 
 
 def _rates(axes: "Axes", portrait: Portrait) -> None:
-    _sorted_ranges(axes, portrait, {"^": portrait.up / 1e6, "v": portrait.down / 1e6})
+    _sorted_ranges(
+        axes, portrait, {"^": portrait.bit_rate_up / 1e6, "v": portrait.bit_rate_down / 1e6}
+    )
     axes.set_title("links: up ▲, down ▼")
     axes.set_ylabel("rate [Mbit/s]")
 
@@ -315,9 +317,9 @@ def _distances(axes: "Axes", portrait: Portrait) -> None:
     """A device that moves is a point at every hour."""
     for number in range(len(portrait.names)):
         members = portrait.group == number
-        metres, rates = portrait.distance[:, members], portrait.up[:, members] / 1e6
+        metres, rates = portrait.distance[:, members], portrait.bit_rate_up[:, members] / 1e6
         axes.plot(metres.ravel(), rates.ravel(), ".", color=_colour(number), alpha=0.3)
-    if varies(portrait.up):
+    if varies(portrait.bit_rate_up):
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.set_title("places, at every hour of a day")

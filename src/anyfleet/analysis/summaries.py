@@ -10,8 +10,8 @@ import numpy as np
 
 from anyfleet.analysis.breakdown import Breakdown, Fairness
 from anyfleet.analysis.metric import Metric
-from anyfleet.core.ledger import Entries
-from anyfleet.experiment import Point
+from anyfleet.core.ledger import Ledger
+from anyfleet.experiment import RoundRecord
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Summary:
         return self.score if self.metric == "accuracy" else math.nan
 
 
-def summarise(points: Sequence[Point]) -> Summary:
+def summarise(points: Sequence[RoundRecord]) -> Summary:
     """Of a run with at least one step."""
     last, judged = points[-1], evaluated(points)
     scores = next((point.scores for point in reversed(points) if point.scores), {})
@@ -58,40 +58,40 @@ def summarise(points: Sequence[Point]) -> Summary:
         up=last.up,
         flops=last.flops,
         joules=last.joules,
-        lost=sum(point.lost for point in points),
+        lost=sum(point.failures for point in points),
         fairness=next((each.fairness for each in taken_apart(points) if each.devices), None),
         others={name: scores[name] for name in besides},
     )
 
 
-def at_widths(points: Sequence[Point]) -> dict[float, float]:
+def at_widths(points: Sequence[RoundRecord]) -> dict[float, float]:
     """Return the score of the shared model at every width, by the last evaluation of them."""
     last = next((point for point in reversed(points) if point.widths), points[-1])
     return {width: last.at(width) for width in last.widths}
 
 
-def metric_of(points: Sequence[Point]) -> Metric:
+def metric_of(points: Sequence[RoundRecord]) -> Metric:
     """Return what a run with at least one step is judged by."""
     return Metric(points[-1].metric)
 
 
-def taken_apart(points: Sequence[Point]) -> tuple[Breakdown, ...]:
+def taken_apart(points: Sequence[RoundRecord]) -> tuple[Breakdown, ...]:
     """The accuracy of the last evaluation by group, device and class; one entry for each width."""
     return next((point.details for point in reversed(points) if point.details), ())
 
 
-def evaluated(points: Iterable[Point], width: float | None = None) -> tuple[Point, ...]:
+def evaluated(points: Iterable[RoundRecord], width: float | None = None) -> tuple[RoundRecord, ...]:
     """The points at which the run was evaluated, or its model at a width."""
     return tuple(point for point in points if point.evaluated(width))
 
 
-def best(points: Iterable[Point], width: float | None = None) -> float:
+def best(points: Iterable[RoundRecord], width: float | None = None) -> float:
     """The best score of a run, or NaN; which way is better, its metric says."""
     judged = evaluated(points, width)
     return metric_of(judged).best(point.at(width) for point in judged) if judged else math.nan
 
 
-def common_score(runs: Iterable[Sequence[Point]], width: float | None = None) -> float:
+def common_score(runs: Iterable[Sequence[RoundRecord]], width: float | None = None) -> float:
     """The best score that every run reaches; NaN if there is none, or metrics differ."""
     known = [points for points in runs if points]
     metrics = {metric_of(points) for points in known}
@@ -145,7 +145,7 @@ class ToTarget:
         return f"{amounts}, {cost.rounds} rounds"
 
 
-def to_target(points: Sequence[Point], target: float, width: float | None = None) -> ToTarget:
+def to_target(points: Sequence[RoundRecord], target: float, width: float | None = None) -> ToTarget:
     """Up to the first evaluation as good as the target, of the run or at a width."""
     need_width(points, width)
     judged, metric = evaluated(points, width), metric_of(points)
@@ -154,10 +154,10 @@ def to_target(points: Sequence[Point], target: float, width: float | None = None
     return ToTarget(target, best(judged, width), cost, metric.name)
 
 
-def spent_by(point: Point) -> Spent:
+def spent_by(point: RoundRecord) -> Spent:
     """What a run had spent by a point."""
     both = point.down + point.up
-    return Spent(point.time, point.joules, both, point.flops, point.step + 1)
+    return Spent(point.time, point.joules, both, point.flops, point.round_index + 1)
 
 
 def not_reached(best: float, metric: Metric) -> str:
@@ -165,7 +165,7 @@ def not_reached(best: float, metric: Metric) -> str:
     return f"not reached (best {metric.told(best)})"
 
 
-def need_width(points: Iterable[Point], width: float | None) -> None:
+def need_width(points: Iterable[RoundRecord], width: float | None) -> None:
     """A width that nobody evaluated is a slip, not a target that was missed."""
     scored = [point for point in points if point.scores]
     if width is None or not scored or any(point.evaluated(width) for point in scored):
@@ -190,10 +190,10 @@ class Totals:
     flops: float
 
 
-Column = Literal["device", "level", "kind", "step", "width", "reason"]
+Column = Literal["device", "level", "kind", "round_index", "slice_width", "reason"]
 
 
-def by(entries: Entries, column: Column) -> dict[Any, Totals]:
+def by(entries: Ledger, column: Column) -> dict[Any, Totals]:
     """The ledger added up for each value of a column, in the order of the values.
 
     The "reason" of orders that counted is "".
@@ -210,7 +210,7 @@ def by(entries: Entries, column: Column) -> dict[Any, Totals]:
     return {value: Totals(*row) for value, row in zip(found.tolist(), rows, strict=True)}
 
 
-def _amounts(entries: Entries) -> dict[str, Any]:
+def _amounts(entries: Ledger) -> dict[str, Any]:
     return {
         "seconds": entries.seconds,
         "joules": entries.joules,
@@ -220,11 +220,11 @@ def _amounts(entries: Entries) -> dict[str, Any]:
     }
 
 
-def reasons(entries: Entries) -> tuple[str, ...]:
+def reasons(entries: Ledger) -> tuple[str, ...]:
     """Why each order was lost, without the numbers of the single case; "" if it was not."""
-    return tuple(reason.partition(":")[0] for reason in entries.lost)
+    return tuple(reason.partition(":")[0] for reason in entries.failure)
 
 
-def losses(entries: Entries) -> dict[str, int]:
+def losses(entries: Ledger) -> dict[str, int]:
     """How many orders were lost for each reason, most frequent first."""
     return dict(Counter(reason for reason in reasons(entries) if reason).most_common())

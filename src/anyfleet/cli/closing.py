@@ -12,13 +12,13 @@ from anyfleet.analysis.diagnosis import (
 )
 from anyfleet.cli.screen import lost_orders
 from anyfleet.core.evaluation import evaluate
-from anyfleet.core.ledger import Entries
+from anyfleet.core.ledger import Ledger
 from anyfleet.core.objectives import Task
-from anyfleet.experiment import Experiment, Point, populate
+from anyfleet.experiment import Experiment, RoundRecord, populate
 
 
 def closing(
-    experiment: Experiment, task: Task, points: Sequence[Point], ledger: Entries
+    experiment: Experiment, task: Task, points: Sequence[RoundRecord], ledger: Ledger
 ) -> list[str]:
     """Return all that is to be said below the table of a single run."""
     told = (lost_orders(ledger), measuring(experiment.method, task))
@@ -26,11 +26,11 @@ def closing(
 
 
 def warnings(
-    experiment: Experiment, task: Task, points: Sequence[Point], ledger: Entries
+    experiment: Experiment, task: Task, points: Sequence[RoundRecord], ledger: Ledger
 ) -> list[str]:
     """Return what went wrong in a run, each with its likely cause and what to change."""
     method = experiment.method
-    if any(lost.startswith("too late") for lost in ledger.lost) and not ledger.counted.any():
+    if any(lost.startswith("too late") for lost in ledger.failure) and not ledger.counted.any():
         needed = seconds_needed(ledger, method, task, populate(experiment, task))
         nothing = nothing_counted(ledger, needed)
     else:

@@ -30,7 +30,7 @@ from anyfleet.cli.screen import (
     width_title,
 )
 from anyfleet.errors import ConfigError, Problem
-from anyfleet.experiment import Experiment, Point, build, from_source
+from anyfleet.experiment import Experiment, RoundRecord, build, from_source
 from anyfleet.store import Origin, Recording, read_ledger
 from anyfleet.store.disk import write
 
@@ -89,7 +89,7 @@ def compare_files(
     _need_target(need_agreement(entries), goal)
     folder = prepare(out, "compare", threads)
     screen.print(f"Folder: {folder}", markup=False, soft_wrap=True)
-    runs: dict[str, list[Sequence[Point]]] = {name: [] for name in entries}
+    runs: dict[str, list[Sequence[RoundRecord]]] = {name: [] for name in entries}
     wrong: dict[str, list[list[str]]] = {name: [] for name in entries}
     with several(folder, screen, allow):
         for name, experiment, task in built(_schedule(entries, seeds)):

@@ -12,7 +12,7 @@ from anyfleet.cli.record import built, picture, prepare, record, subfolder
 from anyfleet.cli.run import several
 from anyfleet.cli.screen import console, seconds, table
 from anyfleet.core.method import Method
-from anyfleet.experiment import Experiment, Point, populate
+from anyfleet.experiment import Experiment, RoundRecord, populate
 from anyfleet.measure import Fisher
 from anyfleet.methods.fedavg import Training
 from anyfleet.store import Origin, Recording, read_ledger
@@ -41,11 +41,11 @@ def compared() -> dict[str, Method]:
     seldom = Fisher(every=8, samples=8)
     whole = {
         "FedAvg": fedavg,
-        "HeteroFL": methods.heterofl(shares=SHARES, **SGD),
-        "FedPMT": methods.fedpmt(widths=len(SHARES), **SGD),
-        "WHALE-FL": methods.whale(shares=SHARES, fisher=seldom, **SGD),
-        "FedResCuE": methods.fedrescue(shares=SHARES, samples=2, **SGD),
-        "AnycostFL": methods.anycost(seconds=SECONDS, shares=EIGHTHS, **SGD),
+        "HeteroFL": methods.heterofl(widths=SHARES, **SGD),
+        "FedPMT": methods.fedpmt(depths=len(SHARES), **SGD),
+        "WHALE-FL": methods.whale(widths=SHARES, fisher=seldom, **SGD),
+        "FedResCuE": methods.fedrescue(widths=SHARES, samples=2, **SGD),
+        "AnycostFL": methods.anycost(seconds=SECONDS, widths=EIGHTHS, **SGD),
     }
     return {name: replace(method, select=fedavg.select) for name, method in whole.items()}
 
@@ -75,7 +75,7 @@ def demonstrate(
     """Runs, shows and explains."""
     folder, screen = prepare(out, "demo", threads), console()
     chosen = experiments(rounds=rounds, seed=seed, references=references)
-    runs: dict[str, list[Sequence[Point]]] = {}
+    runs: dict[str, list[Sequence[RoundRecord]]] = {}
     wrong: dict[str, list[list[str]]] = {}
     with several(folder, screen):
         for name, experiment, task in built(chosen.items()):
@@ -109,7 +109,7 @@ _IDEAS = (
 )
 
 
-def explain(runs: Mapping[str, Sequence[Point]]) -> str:
+def explain(runs: Mapping[str, Sequence[RoundRecord]]) -> str:
     """What a newcomer sees in the table; the verdict follows the numbers."""
     target = common_score(runs.values())
     costs = {name: to_target(points, target).spent for name, points in runs.items()}

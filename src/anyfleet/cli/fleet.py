@@ -147,8 +147,8 @@ def _computing(seen: Portrait) -> Iterator[Column]:
 
 def _reaching(seen: Portrait) -> Iterator[Column]:
     (distance, _) = bounds(Group().distance)
-    yield Column("Mbit/s up", seen.up / 1e6)
-    yield Column("Mbit/s down", seen.down / 1e6)
+    yield Column("Mbit/s up", seen.bit_rate_up / 1e6)
+    yield Column("Mbit/s down", seen.bit_rate_down / 1e6)
     yield Column("metres", seen.distance, distance)
     yield Column("online %", 100.0 * seen.online.mean(axis=0, keepdims=True), 100.0)
     yield Column("dies %", 100.0 * seen.mortality, 0.0)
@@ -183,8 +183,8 @@ def _rows(seen: Portrait, columns: Sequence[Column]) -> dict[str, list[str]]:
 
 
 def _lost(group: Group) -> str:
-    if group.loss.minimum_rate is not None:
-        return f"below {_short(group.loss.minimum_rate / 1e6)} Mbit/s"
+    if group.loss.minimum_bit_rate is not None:
+        return f"below {_short(group.loss.minimum_bit_rate / 1e6)} Mbit/s"
     low, high = bounds(group.loss.error)
     return f"{_ends(100 * low, 100 * high)} %"
 

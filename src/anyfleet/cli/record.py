@@ -11,7 +11,7 @@ from anyfleet.analysis.plots import NoPictures, NothingToDraw, Runs, draw
 from anyfleet.cli.screen import progress
 from anyfleet.core.objectives import Task
 from anyfleet.errors import StoreError
-from anyfleet.experiment import Experiment, Point, State, build, play
+from anyfleet.experiment import Experiment, RoundRecord, State, build, play
 from anyfleet.store import Recording, claim, fresh
 from anyfleet.world import World
 
@@ -49,13 +49,13 @@ def record(
     screen: Console,
     name: str,
     state: State | None = None,
-) -> tuple[Point, ...]:
+) -> tuple[RoundRecord, ...]:
     """Plays an experiment into a folder, from its beginning or from a state."""
-    done = state.point.step + 1 if state else 0
+    done = state.record.round_index + 1 if state else 0
     with progress(screen, name, experiment.rounds, done) as show, recording:
         for moment in play(experiment, task, resume=state):
             recording.append(moment)
-            show(moment.point)
+            show(moment.record)
     return tuple(recording.points)
 
 

@@ -25,10 +25,10 @@ from anyfleet.analysis.summaries import (
     summarise,
     to_target,
 )
-from anyfleet.core.ledger import Entries
-from anyfleet.experiment import Point
+from anyfleet.core.ledger import Ledger
+from anyfleet.experiment import RoundRecord
 
-Show = Callable[[Point], None]
+Show = Callable[[RoundRecord], None]
 _PLAIN_LINES = 10  # of progress per run, where there is no terminal
 _PLAIN_WIDTH = 120  # of tables, there
 NOTHING = "–"  # in a cell; a column of nothing else is left out
@@ -48,9 +48,9 @@ def progress(screen: Console, name: str, rounds: int, done: int = 0) -> Iterator
     if not screen.is_terminal:
         every = max(1, rounds // _PLAIN_LINES)
 
-        def line(point: Point) -> None:
-            if point.step % every == 0 or point.step + 1 == rounds:
-                screen.print(f"{name}: step {point.step + 1}/{rounds}, {_status(point)}")
+        def line(point: RoundRecord) -> None:
+            if point.round_index % every == 0 or point.round_index + 1 == rounds:
+                screen.print(f"{name}: step {point.round_index + 1}/{rounds}, {_status(point)}")
 
         yield line
         return
@@ -67,7 +67,7 @@ def progress(screen: Console, name: str, rounds: int, done: int = 0) -> Iterator
         yield lambda point: bar.update(task, advance=1, status=_status(point))
 
 
-def _status(point: Point) -> str:
+def _status(point: RoundRecord) -> str:
     metric = Metric(point.metric)
     score = f"{metric.name} {metric.told(point.score)}" if point.evaluated() else "not evaluated"
     return f"{score} after {seconds(point.time)} simulated"
@@ -131,7 +131,7 @@ def _judged(judges: Sequence[Metric]) -> Iterator[str]:
 _Scores = Sequence[tuple[Metric, float, float]]  # of evaluated runs: metric, last score, best
 
 
-def _known(group: Sequence[Sequence[Point]], ends: Sequence[Summary]) -> _Scores:
+def _known(group: Sequence[Sequence[RoundRecord]], ends: Sequence[Summary]) -> _Scores:
     """None at all when a run was never evaluated: a mean over the others would mislead."""
     if not all(evaluated(points) for points in group):
         return ()
@@ -290,7 +290,7 @@ def grid(heads: Sequence[str], rows: Mapping[str, Sequence[str]], width: int) ->
 
 
 def _cells(
-    group: Sequence[Sequence[Point]], ends: Sequence[Summary], target: float, unit: Unit
+    group: Sequence[Sequence[RoundRecord]], ends: Sequence[Summary], target: float, unit: Unit
 ) -> Iterator[str]:
     yield _finely(*(end.time for end in ends))
     yield over_seeds([to_target(points, target) for points in group], lambda spent: spent.time)
@@ -307,7 +307,7 @@ def _over_devices(ends: Sequence[Summary]) -> str:
     return number(*(100 * deviation for deviation in told))
 
 
-def lost_orders(entries: Entries) -> str:
+def lost_orders(entries: Ledger) -> str:
     """How many orders were lost and why: "3 of 40 orders lost: 2 died, 1 too late."."""
     counts = losses(entries)
     if not counts:

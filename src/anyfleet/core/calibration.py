@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from anyfleet import rng
-from anyfleet.core.layout import Envelope, lanes
-from anyfleet.core.local_training import Inputs, as_tensors, extent, lifted, site, train
+from anyfleet.core.layout import MessageLayout, tensor_layouts
+from anyfleet.core.local_training import Inputs, as_tensors, extent, lifted, train, training_context
 from anyfleet.core.method import Job, Method
 from anyfleet.core.objectives import Task
 from anyfleet.elastic import WHOLE
@@ -27,7 +27,9 @@ def calibrated(method: Method, task: Task, seed: int) -> Method:
     key = rng.root(seed, "calibration")
     update = sample_update(method.job(), task, key)
     like = next(iter(task.params.values()))
-    around = Envelope(lanes(tuple(update), WHOLE, (1, 1.0), task.blueprint), like.dtype, key[None])
+    around = MessageLayout(
+        tensor_layouts(tuple(update), WHOLE, (1, 1.0), task.blueprint), like.dtype, key[None]
+    )
     # Once, and on one row: wherever the model lives, the host is quick enough.
     there = {name: value.cpu() for name, value in update.items()}
     return replace(method, uplink=method.uplink.calibrated(there, around))
@@ -38,7 +40,7 @@ def sample_update(job: Job, task: Task, key: Tensor) -> dict[str, Tensor]:
     rows = rng.sample(key, len(task.server), min(SAMPLES, len(task.server)))
     x = task.server.x[rows]
     like = next(iter(task.params.values()))
-    numbers = job.train.draft(0, np.array([len(rows)]))
+    numbers = job.train.hyperparameters(0, np.array([len(rows)]))
     given = {name: value[0] for name, value in as_tensors(numbers, [len(rows)], like).items()}
     inputs = Inputs(
         params=dict(task.params),
@@ -48,9 +50,9 @@ def sample_update(job: Job, task: Task, key: Tensor) -> dict[str, Tensor]:
         valid=torch.ones(len(rows), dtype=torch.bool, device=x.device),
         seen=torch.ones(task.classes, dtype=torch.bool, device=x.device),
         key=key.to(like.device),
-        numbers=given,
+        hyperparameters=given,
     )
-    where = site(task, job.norm, WHOLE)
+    where = training_context(task, job.norm, WHOLE)
     bounds = extent(numbers, [len(rows)])
     result = train(job.train, where, inputs, bounds, lift=lifted(1), cohort=0)
     stays = job.norm.stays(task.blueprint)

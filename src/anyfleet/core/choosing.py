@@ -5,16 +5,16 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 
 from anyfleet.arrays import join
-from anyfleet.core.check_in import Choices, Offer, Own
-from anyfleet.core.local_training import limits, processed
-from anyfleet.core.message_size import expected
-from anyfleet.core.messages import Conditions, Memory
+from anyfleet.core.check_in import Choices, ChoosingDevice, MenuEntry
+from anyfleet.core.local_training import local_steps, samples_processed
+from anyfleet.core.message_size import expected_bits
+from anyfleet.core.messages import Conditions, DeviceState
 from anyfleet.core.objectives import Task
-from anyfleet.core.orders import Orders
+from anyfleet.core.orders import Cohort
 from anyfleet.core.packing import index_bits
 from anyfleet.core.reports import SCALAR_BITS
 from anyfleet.core.return_checks import Caller, chosen
-from anyfleet.core.slots import Asked
+from anyfleet.core.slots import CheckIn
 from anyfleet.core.time_and_energy import Amount, training
 from anyfleet.elastic import alpha
 from anyfleet.elastic.cost.operations import Counting
@@ -22,53 +22,58 @@ from anyfleet.tracebacks import during
 
 
 def decide(
-    orders: Orders,
+    orders: Cohort,
     conditions: Conditions,
-    memories: Sequence[Memory],
+    memories: Sequence[DeviceState],
     task: Task,
     counting: Counting = "flops",
 ) -> Choices:
     """What each device chooses from its menu; `counting` is what its speed counts."""
-    known: dict[Hashable, list[Offer]] = {}  # many devices have the same menu and as many samples
+    known: dict[
+        Hashable, list[MenuEntry]
+    ] = {}  # many devices have the same menu and as many samples
     asked = []
     rows = zip(orders.rows(), conditions.rows(), memories, strict=True)
     for order, own, memory in rows:
-        (menu,), numbers = order.menus, order.numbers
+        (menu,), numbers = order.menus, order.hyperparameters
         samples = task.size(int(order.device[0]))
-        (steps,), batch = limits(numbers, [samples]), int(numbers.batch[0])
-        amount = Amount(batch, processed(steps, samples, batch), steps)
-        alike = menu, amount, float(numbers.rate[0])
+        (steps,), batch = local_steps(numbers, [samples]), int(numbers.batch_size[0])
+        amount = Amount(batch, samples_processed(steps, samples, batch), steps)
+        alike = menu, amount, float(numbers.sent_fraction[0])
         if alike not in known:
             known[alike] = _offers(order, amount, task, counting)
-        asked.append(Asked(known[alike], Own(own, samples, memory), numbers))
+        asked.append(CheckIn(known[alike], ChoosingDevice(own, samples, memory), numbers))
     choosing = [row for row, each in enumerate(asked) if each.menu]
     others = np.setdiff1d(np.arange(len(asked)), choosing)
     none = len(others)
-    unasked = orders.numbers.take(others)
+    unasked = orders.hyperparameters.take(others)
     left = Choices(np.full(none, -1), unasked, np.full(none, np.nan), ("",) * none)
     if not choosing:
         return left
     choose = orders.job.choose
     with during("choose", choose):
         found = choose.together([asked[row] for row in choosing])
-    caller, lengths = Caller("choose", choose, orders.step), [len(asked[r].menu) for r in choosing]
+    caller, lengths = (
+        Caller("choose", choose, orders.round_index),
+        [len(asked[r].menu) for r in choosing],
+    )
     found = chosen(found, caller, lengths)
     return join([found, left]).take(np.argsort([*choosing, *others]))
 
 
-def _offers(order: Orders, amount: Amount, task: Task, counting: Counting) -> list[Offer]:
+def _offers(order: Cohort, amount: Amount, task: Task, counting: Counting) -> list[MenuEntry]:
     """The entries of a menu; all of it has to come down with whichever is chosen."""
     (menu,), job, blueprint = order.menus, order.job, task.blueprint
     reading = sum(index_bits(entry, blueprint) for entry in menu)
-    rate = float(order.numbers.rate[0])
+    rate = float(order.hyperparameters.sent_fraction[0])
     return [
-        Offer(
+        MenuEntry(
             demand=training(job.train, blueprint, entry, amount, counting),
-            traffic=expected(entry, job, blueprint, rate),
-            first=entry.first,
+            bits=expected_bits(entry, job, blueprint, rate),
+            first_trained_layer=entry.first_trained_layer,
             alpha=alpha(entry, blueprint),
-            menu=reading,
-            answer=SCALAR_BITS,
+            menu_bits=reading,
+            choice_bits=SCALAR_BITS,
         )
         for entry in menu
     ]

@@ -15,17 +15,25 @@ from torch import Tensor
 from anyfleet.arrays import join
 from anyfleet.core.delivery import statistics_bits
 from anyfleet.core.evaluation import calibrate, measure
-from anyfleet.core.local_training import Inputs, as_tensors, extent, lifted, pad, site, train
-from anyfleet.core.messages import Kind, Memory, Params, Report, Trees, Updates
+from anyfleet.core.local_training import (
+    Inputs,
+    as_tensors,
+    extent,
+    lifted,
+    pad,
+    train,
+    training_context,
+)
+from anyfleet.core.messages import DeviceState, Kind, Params, Replies, Report, Trees
 from anyfleet.core.method import Job
 from anyfleet.core.objectives import Data, Task
-from anyfleet.core.orders import Orders
+from anyfleet.core.orders import Cohort
 from anyfleet.core.packing import dense, mask_bits
 from anyfleet.core.padding import mixed
-from anyfleet.core.reports import SCALAR_BITS, answer_bits, asked_for, learned, reported
+from anyfleet.core.reports import SCALAR_BITS, asked_for, learned, reply_bits, reported
 from anyfleet.core.residuals import Left, sending, squeeze
 from anyfleet.core.return_checks import Caller, trained
-from anyfleet.core.slots import Result, Site, Squeezed
+from anyfleet.core.slots import Compressed, TrainingContext, TrainingResult
 from anyfleet.elastic import paste, within
 from anyfleet.tracebacks import during
 
@@ -36,29 +44,29 @@ OWN = "own"  # the memory slot with the device's own parameters and statistics
 class Done:
     """Answers, and what each device keeps."""
 
-    updates: Updates
-    memories: tuple[Memory, ...]
+    replies: Replies
+    states: tuple[DeviceState, ...]
 
 
-def work(orders: Orders, memories: tuple[Memory, ...], task: Task) -> Done:
+def work(cohort: Cohort, states: tuple[DeviceState, ...], task: Task) -> Done:
     """Carries out orders of one kind and one shape."""
-    if orders.kind in (Kind.TRAIN, Kind.HOLD):
-        if len(orders) > 1 and mixed(task):
+    if cohort.kind in (Kind.TRAIN, Kind.HOLD):
+        if len(cohort) > 1 and mixed(task):
             # Samples that see each other cannot be padded to the largest device of a stack.
-            return _one_by_one(orders, memories, task)
-        return _train(orders, memories, task)
-    rows = [_single(orders, row, memories[row], task) for row in range(len(orders))]
-    updates = [_update(orders, row, answer) for row, answer in enumerate(rows)]
+            return _one_by_one(cohort, states, task)
+        return _train(cohort, states, task)
+    rows = [_single(cohort, row, states[row], task) for row in range(len(cohort))]
+    updates = [_update(cohort, row, answer) for row, answer in enumerate(rows)]
     kept = tuple(
-        replace(memory, held=None) if orders.kind == Kind.FETCH else memory for memory in memories
+        replace(memory, held=None) if cohort.kind == Kind.FETCH else memory for memory in states
     )
     return Done(join(updates), kept)
 
 
-def _one_by_one(orders: Orders, memories: tuple[Memory, ...], task: Task) -> Done:
+def _one_by_one(orders: Cohort, memories: tuple[DeviceState, ...], task: Task) -> Done:
     """Train each device by itself, also those that were ordered together."""
     done = [_train(orders.take([row]), (memories[row],), task) for row in range(len(orders))]
-    return Done(join([each.updates for each in done]), tuple(each.memories[0] for each in done))
+    return Done(join([each.replies for each in done]), tuple(each.states[0] for each in done))
 
 
 class _Answer(NamedTuple):
@@ -73,11 +81,11 @@ class _Answer(NamedTuple):
     kept: Params = {}  # noqa: RUF012 - never changed
 
 
-def _single(orders: Orders, row: int, memory: Memory, task: Task) -> _Answer:
+def _single(orders: Cohort, row: int, memory: DeviceState, task: Task) -> _Answer:
     """The answer to an order that does not train."""
     device, job = int(orders.device[row]), orders.job
     if orders.kind == Kind.FETCH:
-        if memory.held is None or memory.held.order[0] != orders.of[row]:
+        if memory.held is None or memory.held.order[0] != orders.held_order[row]:
             return _Answer({}, {}, SCALAR_BITS, 0, {"missing": 1.0})
         held = memory.held
         size, samples = float(held.bits[0]), int(held.samples[0])
@@ -99,15 +107,15 @@ def _single(orders: Orders, row: int, memory: Memory, task: Task) -> _Answer:
 
 
 def begin(
-    orders: Orders, row: int, memory: Memory, task: Task
+    orders: Cohort, row: int, memory: DeviceState, task: Task
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Parameters and buffers to start from: what came over the link, else what the device has."""
     blueprint, slice_ = task.blueprint, orders.slices[row]
     # From the bottom up: the initial state every device was installed with, then its memory.
-    own = {**task.params, **task.buffers, **memory.slots.get(OWN, {})}
+    own = {**task.params, **task.buffers, **memory.tensors.get(OWN, {})}
     trees = orders.trees[row]
     received = {**trees.get("model", {}), **trees.get("buffers", {})}
-    width = float(orders.delivered[row])
+    width = float(orders.delivered_width[row])
     padded = 0 < width < 1
     # What came whole need not be cut from the device's own: it would be a second model in memory.
     kept = own if padded else {name: own[name] for name in own if name not in received}
@@ -121,8 +129,8 @@ def begin(
     return params, {name: small[name] for name in blueprint.buffers}
 
 
-def _train(orders: Orders, memories: tuple[Memory, ...], task: Task) -> Done:
-    where = site(task, orders.job.norm, orders.slices[0], float(orders.share[0]))
+def _train(orders: Cohort, memories: tuple[DeviceState, ...], task: Task) -> Done:
+    where = training_context(task, orders.job.norm, orders.slices[0], float(orders.width[0]))
     count = len(orders)
     lift = lifted(count)
     starts = [begin(orders, row, memories[row], task) for row in range(count)]
@@ -130,9 +138,12 @@ def _train(orders: Orders, memories: tuple[Memory, ...], task: Task) -> Done:
         data = [task.data(int(device)) for device in orders.device]
         samples = [len(d) for d in data]
         inputs = _stacked(orders, starts, data, task)
-    bounds, caller = extent(orders.numbers, samples), Caller("train", orders.job.train, orders.step)
+    bounds, caller = (
+        extent(orders.hyperparameters, samples),
+        Caller("train", orders.job.train, orders.round_index),
+    )
     with during("train", orders.job.train):
-        result = train(orders.job.train, where, inputs, bounds, lift=lift, cohort=orders.cohort)
+        result = train(orders.job.train, where, inputs, bounds, lift=lift, cohort=orders.cohort_key)
     result = trained(result, caller, inputs.params, inputs.buffers)
     sent = _sent_names(where)
     update = {name: result.params[name] for name in sent}
@@ -147,13 +158,13 @@ def _train(orders: Orders, memories: tuple[Memory, ...], task: Task) -> Done:
     )
 
 
-def _sent_names(where: Site) -> tuple[str, ...]:
+def _sent_names(where: TrainingContext) -> tuple[str, ...]:
     stays = where.norm.stays(where.blueprint)
     return tuple(name for name in where.trained if name not in stays)
 
 
 def _stacked(
-    orders: Orders,
+    orders: Cohort,
     starts: list[tuple[dict[str, Tensor], dict[str, Tensor]]],
     data: list[Data],
     task: Task,
@@ -162,7 +173,7 @@ def _stacked(
     x, y, valid = pad(data)
     seen = torch.stack([task.labels(int(device)) for device in orders.device])
     like = next(iter(starts[0][0].values()))
-    numbers = as_tensors(orders.numbers, [len(d) for d in data], like)
+    numbers = as_tensors(orders.hyperparameters, [len(d) for d in data], like)
     keys = orders.key.to(like.device)
     if len(orders) == 1:
         one = {name: value[0] for name, value in numbers.items()}
@@ -177,14 +188,14 @@ def _stacked(
 @dataclass(frozen=True, eq=False)
 class _Trained:
     job: Job
-    where: Site
-    result: Result
+    where: TrainingContext
+    result: TrainingResult
     change: Params  # before compression, whatever is sent of it
-    squeezed: Squeezed
+    squeezed: Compressed
     samples: list[int]
 
 
-def _collect(orders: Orders, memories: tuple[Memory, ...], trained: _Trained) -> Done:
+def _collect(orders: Cohort, memories: tuple[DeviceState, ...], trained: _Trained) -> Done:
     """Takes a stack apart into one answer and one memory per device."""
     updates, kept = [], []
     for row in range(len(orders)):
@@ -192,8 +203,8 @@ def _collect(orders: Orders, memories: tuple[Memory, ...], trained: _Trained) ->
         answer = _answer(trained, row, result)
         memory = _remember(memories[row], orders.take([row]), trained, row)
         notes = learned(orders, row, memory, trained.where, result.report)
-        memory = memory if notes is memory.notes else replace(memory, notes=notes)
-        besides = answer_bits(answer.report, orders.take([row]))
+        memory = memory if notes is memory.chooser else replace(memory, chooser=notes)
+        besides = reply_bits(answer.report, orders.take([row]))
         if orders.kind == Kind.HOLD:
             memory = replace(memory, held=_update(orders, row, answer))
             brief = asked_for(answer.report, orders.job.report)
@@ -206,7 +217,7 @@ def _collect(orders: Orders, memories: tuple[Memory, ...], trained: _Trained) ->
     return Done(join(updates), tuple(kept))
 
 
-def _answer(trained: _Trained, row: int, result: Result) -> _Answer:
+def _answer(trained: _Trained, row: int, result: TrainingResult) -> _Answer:
     job, squeezed = trained.job, trained.squeezed
     buffers = _travelling(trained.where, result)
     sent, kept = ({n: v[row] for n, v in t.items()} for t in (squeezed.tree, squeezed.kept))
@@ -227,13 +238,13 @@ def _length(trained: _Trained, row: int) -> float:
     return math.sqrt(sum(float(value.double().square().sum()) for value in rows))
 
 
-def _row(result: Result, row: int, count: int) -> Result:
+def _row(result: TrainingResult, row: int, count: int) -> TrainingResult:
     if count == 1:
         return result
-    return Result(*({name: value[row] for name, value in tree.items()} for tree in result))
+    return TrainingResult(*({name: value[row] for name, value in tree.items()} for tree in result))
 
 
-def _travelling(where: Site, result: Result) -> dict[str, Tensor]:
+def _travelling(where: TrainingContext, result: TrainingResult) -> dict[str, Tensor]:
     """Statistics that are sent: only those of layers this device trained."""
     travels = where.norm.travels(where.blueprint)
     trained = set(where.trained)
@@ -241,7 +252,7 @@ def _travelling(where: Site, result: Result) -> dict[str, Tensor]:
     return {n: result.buffers[n] for layer in layers for n in layer.buffers if n in travels}
 
 
-def _remember(memory: Memory, order: Orders, trained: _Trained, row: int) -> Memory:
+def _remember(memory: DeviceState, order: Cohort, trained: _Trained, row: int) -> DeviceState:
     """What the device keeps: its model where the method says so, and what never leaves it."""
     where, result = trained.where, _row(trained.result, row, len(trained.samples))
     task, job, slice_ = where.task, order.job, order.slices[0]
@@ -251,19 +262,19 @@ def _remember(memory: Memory, order: Orders, trained: _Trained, row: int) -> Mem
     if kept:
         # Born as the initial model.
         birth = {**task.params, **task.buffers}
-        onto = {**{n: birth[n] for n in kept}, **memory.slots.get(OWN, {})}
+        onto = {**{n: birth[n] for n in kept}, **memory.tensors.get(OWN, {})}
         own = paste(kept, onto, slice_, task.blueprint)
-        memory = replace(memory, slots={**memory.slots, OWN: own})
+        memory = replace(memory, tensors={**memory.tensors, OWN: own})
     squeezed = trained.squeezed
-    if not job.uplink.slot:
+    if not job.uplink.state_name:
         return memory
-    left, sent = ({n: v[row] for n, v in t.items()} for t in (squeezed.memory, squeezed.tree))
+    left, sent = ({n: v[row] for n, v in t.items()} for t in (squeezed.state, squeezed.tree))
     sent = {n: v * result.mask[n].to(v) if n in result.mask else v for n, v in sent.items()}
-    return sending(memory, job.uplink.slot, Left(left, sent), order, task)
+    return sending(memory, job.uplink.state_name, Left(left, sent), order, task)
 
 
-def _update(orders: Orders, row: int, answer: _Answer) -> Updates:
-    return Updates(
+def _update(orders: Cohort, row: int, answer: _Answer) -> Replies:
+    return Replies(
         order=orders.id[[row]],
         device=orders.device[[row]],
         samples=np.array([answer.samples]),
@@ -272,6 +283,6 @@ def _update(orders: Orders, row: int, answer: _Answer) -> Updates:
         masks=(answer.mask,),
         kept=(answer.kept,),
         bits=np.array([answer.bits]),
-        delivered=np.ones(1),
+        delivered_width=np.ones(1),
         report=(answer.report,),
     )

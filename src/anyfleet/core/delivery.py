@@ -9,12 +9,12 @@ from dataclasses import replace
 import numpy as np
 from torch import dtype, float32
 
-from anyfleet.core.layout import Envelope, Symbols
-from anyfleet.core.messages import Kind, Params, Report, Trees, Updates
+from anyfleet.core.layout import MessageLayout, Symbols
+from anyfleet.core.messages import Kind, Params, Replies, Report, Trees
 from anyfleet.core.method import Job
-from anyfleet.core.orders import Orders, downlink, grid, uplink
+from anyfleet.core.orders import Cohort, downlink, grid, uplink
 from anyfleet.core.packing import dense, index_bits, mask_bits
-from anyfleet.core.reports import answer_bits
+from anyfleet.core.reports import reply_bits
 from anyfleet.core.slots import Codec
 from anyfleet.elastic import Blueprint, Slice, within
 
@@ -32,7 +32,7 @@ def unpadded(job: Job) -> str:
     )
 
 
-def cut_order(order: Orders, width: float, blueprint: Blueprint) -> Orders:
+def cut_order(order: Cohort, width: float, blueprint: Blueprint) -> Cohort:
     """One order as it reaches its device when columns up to `width` of the model come through."""
     columns = columns_of(order, width)
     if columns == grid(order)[0] or "model" not in order.trees[0]:
@@ -51,48 +51,48 @@ def cut_order(order: Orders, width: float, blueprint: Blueprint) -> Orders:
         trees=(trees,),
         symbols=(symbols,),
         bits=np.array([asked + bits]),
-        delivered=np.array([width]),
+        delivered_width=np.array([width]),
     )
 
 
-def cut_update(update: Updates, order: Orders, width: float, blueprint: Blueprint) -> Updates:
+def cut_reply(reply: Replies, order: Cohort, width: float, blueprint: Blueprint) -> Replies:
     """One answer as it reaches the server when columns up to `width` come through."""
     columns = columns_of(order, width)
-    if columns == grid(order)[0] or order.job.send not in update.trees[0]:
-        return update
+    if columns == grid(order)[0] or order.job.send not in reply.trees[0]:
+        return reply
     if not columns:
-        bare = replace(update, trees=({},), symbols=(None,), masks=({},), kept=({},))
-        return replace(bare, bits=np.zeros(1), delivered=np.zeros(1))
+        bare = replace(reply, trees=({},), symbols=(None,), masks=({},), kept=({},))
+        return replace(bare, bits=np.zeros(1), delivered_width=np.zeros(1))
     (slice_,) = order.slices
     local, sub = blueprint.local(slice_), within(slice_, width, blueprint)
-    around = uplink(order, blueprint, *_sort(update.trees[0][order.job.send]))
-    symbols, bits = _part(update.symbols[0], order.job.uplink, around, columns)
-    trees = _leading(update.trees[0], sub, local)
-    mask, kept = (dense(tree[0], sub, local) for tree in (update.masks, update.kept))
-    bits += beside_bits(trees, mask, update.report[0], order)
+    around = uplink(order, blueprint, *_sort(reply.trees[0][order.job.send]))
+    symbols, bits = _part(reply.symbols[0], order.job.uplink, around, columns)
+    trees = _leading(reply.trees[0], sub, local)
+    mask, kept = (dense(tree[0], sub, local) for tree in (reply.masks, reply.kept))
+    bits += beside_bits(trees, mask, reply.report[0], order)
     return replace(
-        update,
+        reply,
         trees=(trees,),
         symbols=(symbols,),
         masks=(mask,),
         kept=(kept,),
         bits=np.array([bits]),
-        delivered=np.array([width]),
+        delivered_width=np.array([width]),
     )
 
 
-def asked_bits(order: Orders, blueprint: Blueprint) -> float:
+def asked_bits(order: Cohort, blueprint: Blueprint) -> float:
     """Of what comes through whatever a link loses: which slice, and the menu."""
     (slice_,), (menu,) = order.slices, order.menus
     return float(sum(index_bits(each, blueprint) for each in (slice_, *menu)))
 
 
-def beside_bits(trees: Trees, mask: Params, report: Report, order: Orders) -> float:
+def beside_bits(trees: Trees, mask: Params, report: Report, order: Cohort) -> float:
     """Of all that an answer has besides its model, when a link has cut it."""
     bits = statistics_bits(trees) + mask_bits(mask)
     if order.kind == Kind.TRAIN:
         # It goes ahead of the columns. With results that wait on the device, it went long ago.
-        bits += answer_bits(report, order)
+        bits += reply_bits(report, order)
     return bits
 
 
@@ -102,19 +102,21 @@ def statistics_bits(trees: Trees) -> float:
     return float(sum(8 * value.element_size() * value.numel() for value in told))
 
 
-def columns_of(order: Orders, width: float) -> int:
+def columns_of(order: Cohort, width: float) -> int:
     """How many columns of its message make up this width of the model."""
     count, column = grid(order)
     return count if width >= 1 else min(count, round(width / column))
 
 
-def width_of(order: Orders, columns: int) -> float:
+def width_of(order: Cohort, columns: int) -> float:
     """The width of the model that so many leading columns have; 1 is all that was ordered."""
     count, column = grid(order)
     return 1.0 if columns >= count else columns * column
 
 
-def _part(symbols: Symbols, codec: Codec, around: Envelope, columns: int) -> tuple[Symbols, float]:
+def _part(
+    symbols: Symbols, codec: Codec, around: MessageLayout, columns: int
+) -> tuple[Symbols, float]:
     part = symbols.leading(columns)
     return part, float(codec.bits(part, around)[0, :columns].sum())
 

@@ -127,7 +127,7 @@ def _rows(data: Data, size: int) -> Iterator[Tensor]:
             yield rows
 
 
-def judge(task: Task, params: Params, buffers: Params, norm: Norm, rows: Tensor) -> float:
+def server_loss(task: Task, params: Params, buffers: Params, norm: Norm, rows: Tensor) -> float:
     """The loss on some rows of the server split."""
     data = _Store(task.server.x[rows], task.server.y[rows])
     shared = served(params, task.blueprint, norm, WHOLE)

@@ -18,12 +18,12 @@ from anyfleet.elastic import Blueprint, Slice, paste, within
 
 
 @dataclass(frozen=True, eq=False)
-class Lane:
+class TensorLayout:
     """How one tensor travels."""
 
     shape: tuple[int, ...]
     ends: tuple[int, ...]  # where each column ends, in entries; the last one ends the tensor
-    order: Tensor | None = None  # which entry comes at each place; None: as they lie in memory
+    positions: Tensor | None = None  # which entry comes at each place; None: as they lie in memory
 
     @property
     def entries(self) -> int:
@@ -39,36 +39,36 @@ class Lane:
 
 
 @dataclass(frozen=True, eq=False)
-class Envelope:
+class MessageLayout:
     """What sender and receiver both know: which tensors, how they travel, and shared randomness."""
 
-    lanes: Mapping[str, Lane]
+    tensors: Mapping[str, TensorLayout]
     dtype: dtype  # of the tensors
     key: Tensor  # int64 per row
 
     @property
     def columns(self) -> int:
-        return max((len(lane.ends) for lane in self.lanes.values()), default=1)
+        return max((len(lane.ends) for lane in self.tensors.values()), default=1)
 
-    def laid(self, tree: Params) -> dict[str, Tensor]:
+    def flattened(self, tree: Params) -> dict[str, Tensor]:
         """The tensors, stacked by row, as rows of entries in the order in which they travel."""
         return {
             name: self._laid(tree[name].reshape(len(tree[name]), -1), lane)
-            for name, lane in self.lanes.items()
+            for name, lane in self.tensors.items()
         }
 
-    def shaped(self, rows: Params) -> dict[str, Tensor]:
+    def unflattened(self, rows: Params) -> dict[str, Tensor]:
         """The inverse of `laid`."""
-        return {name: self._shaped(rows[name], lane) for name, lane in self.lanes.items()}
+        return {name: self._shaped(rows[name], lane) for name, lane in self.tensors.items()}
 
     @staticmethod
-    def _laid(rows: Tensor, lane: Lane) -> Tensor:
-        return rows if lane.order is None else rows[:, lane.order.to(rows.device)]
+    def _laid(rows: Tensor, lane: TensorLayout) -> Tensor:
+        return rows if lane.positions is None else rows[:, lane.positions.to(rows.device)]
 
     @staticmethod
-    def _shaped(rows: Tensor, lane: Lane) -> Tensor:
-        if lane.order is not None:
-            rows = torch.empty_like(rows).index_copy_(1, lane.order.to(rows.device), rows)
+    def _shaped(rows: Tensor, lane: TensorLayout) -> Tensor:
+        if lane.positions is not None:
+            rows = torch.empty_like(rows).index_copy_(1, lane.positions.to(rows.device), rows)
         return rows.reshape(len(rows), *lane.shape)
 
 
@@ -81,7 +81,7 @@ class Symbols:
     """
 
     numbers: Params = field(default_factory=dict)
-    levels: Params = field(default_factory=dict)
+    quantisation_levels: Params = field(default_factory=dict)
     kept: Params = field(default_factory=dict)
     scales: Params = field(default_factory=dict)
     columns: int | None = None  # how many leading columns are there; None: all
@@ -90,7 +90,7 @@ class Symbols:
         """Those of one device."""
         return Symbols(
             numbers=_row(self.numbers, row),
-            levels=_row(self.levels, row),
+            quantisation_levels=_row(self.quantisation_levels, row),
             kept=_row(self.kept, row),
             scales=_row(self.scales, row),
             columns=self.columns,
@@ -106,14 +106,14 @@ def _row(tree: Params, row: int) -> dict[str, Tensor]:
 
 
 @lru_cache(maxsize=64)
-def lanes(
+def tensor_layouts(
     names: tuple[str, ...], slice_: Slice, grid: tuple[int, float], blueprint: Blueprint
-) -> Mapping[str, Lane]:
+) -> Mapping[str, TensorLayout]:
     """How tensors of a slice travel in so many columns of such a width of the whole model."""
     local, (count, width) = blueprint.local(slice_), grid
     shapes = {name: local.shape(name) for name in names}
     if count == 1:
-        return {name: Lane(shape, (prod(shape),)) for name, shape in shapes.items()}
+        return {name: TensorLayout(shape, (prod(shape),)) for name, shape in shapes.items()}
     # Which column every entry is in: painted from the widest to the narrowest.
     found = {
         name: torch.full(shape, count - 1, dtype=torch.int16) for name, shape in shapes.items()
@@ -126,6 +126,6 @@ def lanes(
     return {name: _lane(shapes[name], found[name].flatten(), count) for name in names}
 
 
-def _lane(shape: tuple[int, ...], column: Tensor, count: int) -> Lane:
+def _lane(shape: tuple[int, ...], column: Tensor, count: int) -> TensorLayout:
     ends = torch.bincount(column.long(), minlength=count).cumsum(0)
-    return Lane(shape, tuple(ends.tolist()), torch.argsort(column, stable=True))
+    return TensorLayout(shape, tuple(ends.tolist()), torch.argsort(column, stable=True))

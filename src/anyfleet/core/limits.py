@@ -33,9 +33,9 @@ class Limits:
     columns: int = 256
     menu: int = 64  # entries
     report: int | None = None  # numbers
-    steps: int = 1_000_000
+    local_steps: int = 1_000_000
     epochs: int = 10_000
-    batch: int = 1 << 16  # samples
+    batch_size: int = 1 << 16  # samples
     count: int = 1_000_000  # of any whole number within a part
     norm: float = math.inf  # of an update, as it is sent: changes, or weights
     growth: Unbounded = 1000.0  # of a change, over the median of those before
@@ -44,7 +44,7 @@ class Limits:
         refuse(self._faults())
 
     def _faults(self) -> Iterator[str]:
-        counts = ("job", "columns", "menu", "steps", "epochs", "batch", "count")
+        counts = ("job", "columns", "menu", "local_steps", "epochs", "batch_size", "count")
         derived = ("message", "header", "report")
         for name in (*counts, *(each for each in derived if getattr(self, each) is not None)):
             if getattr(self, name) < 1:

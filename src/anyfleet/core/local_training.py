@@ -16,10 +16,18 @@ from torch.func import vmap
 from torch.utils._pytree import tree_map
 
 from anyfleet import rng
-from anyfleet.core.messages import EVERYTHING, Numbers, Params
+from anyfleet.core.messages import EVERYTHING, Hyperparameters, Params
 from anyfleet.core.objectives import Data, Task, augmented
 from anyfleet.core.padding import mixed
-from anyfleet.core.slots import Given, Loose, Minibatch, Norm, Result, Site, Train
+from anyfleet.core.slots import (
+    Loose,
+    Minibatch,
+    Norm,
+    Train,
+    TrainingContext,
+    TrainingResult,
+    TrainingStart,
+)
 from anyfleet.elastic import Slice
 from anyfleet.errors import BadReturn
 from anyfleet.tracebacks import quoted
@@ -37,31 +45,31 @@ class Inputs(NamedTuple):
     valid: Tensor
     seen: Tensor  # labels that occur in the device's data
     key: Tensor
-    numbers: dict[str, Tensor]
+    hyperparameters: dict[str, Tensor]
 
 
 @dataclass(frozen=True)
 class Extent:
     """Static loop bounds of a stack: those of its largest member."""
 
-    steps: int
-    together: int  # so many steps nobody has finished before
+    local_steps: int
+    shared_steps: int  # so many steps nobody has finished before
     epochs: int
-    width: int  # samples per minibatch
+    batch_size: int  # samples per minibatch
 
 
-def site(task: Task, norm: Norm, slice_: Slice, share: float = 1.0) -> Site:
+def training_context(task: Task, norm: Norm, slice_: Slice, share: float = 1.0) -> TrainingContext:
     """The site of every order with a slice of this shape, planned with this share."""
     trained = tuple(n for n in slice_.sent(task.blueprint) if n not in task.blueprint.frozen)
-    return Site(task.blueprint.local(slice_), trained, norm, task, share)
+    return TrainingContext(task.blueprint.local(slice_), trained, norm, task, share)
 
 
-def limits(numbers: Numbers, samples: Sequence[int]) -> list[int]:
+def local_steps(numbers: Hyperparameters, samples: Sequence[int]) -> list[int]:
     """Local steps of each device: its epochs over its data, within its own limit."""
     found = []
     for row, n in enumerate(samples):
-        own = int(numbers.epochs[row]) * -(-n // int(numbers.batch[row]))
-        most = int(numbers.steps[row])
+        own = int(numbers.epochs[row]) * -(-n // int(numbers.batch_size[row]))
+        most = int(numbers.local_steps[row])
         # A fixed number of iterations is given as a limit with epochs = EVERYTHING.
         if numbers.epochs[row] == EVERYTHING:
             own = most if n else 0
@@ -69,47 +77,55 @@ def limits(numbers: Numbers, samples: Sequence[int]) -> list[int]:
     return found
 
 
-def processed(limit: int, samples: int, batch: int) -> int:
+def samples_processed(limit: int, samples: int, batch: int) -> int:
     """Samples used in `limit` steps; the last batch of an epoch may be short."""
     per_epoch = max(1, -(-samples // batch))
     return (limit // per_epoch) * samples + min((limit % per_epoch) * batch, samples)
 
 
-def extent(numbers: Numbers, samples: Sequence[int]) -> Extent:
+def extent(numbers: Hyperparameters, samples: Sequence[int]) -> Extent:
     """Bounds that hold for every device of the stack."""
-    steps = limits(numbers, samples)
-    per_epoch = [max(1, -(-n // int(b))) for n, b in zip(samples, numbers.batch, strict=True)]
+    steps = local_steps(numbers, samples)
+    per_epoch = [max(1, -(-n // int(b))) for n, b in zip(samples, numbers.batch_size, strict=True)]
     epochs = max(-(-s // e) for s, e in zip(steps, per_epoch, strict=True))
-    width = min(max(int(b) for b in numbers.batch), max(1, *samples))
+    width = min(max(int(b) for b in numbers.batch_size), max(1, *samples))
     return Extent(max(steps), min(steps), max(1, epochs), width)
 
 
-def as_tensors(numbers: Numbers, samples: Sequence[int], like: Tensor) -> dict[str, Tensor]:
+def as_tensors(numbers: Hyperparameters, samples: Sequence[int], like: Tensor) -> dict[str, Tensor]:
     """The numbers of a stack, where and in the precision in which the model is."""
     return {
         "lr": torch.tensor(numbers.lr).to(like),
-        "rate": torch.tensor(numbers.rate).to(like),
-        "batch": torch.tensor(numbers.batch, device=like.device),
-        "limit": torch.tensor(limits(numbers, samples), device=like.device),
+        "sent_fraction": torch.tensor(numbers.sent_fraction).to(like),
+        "batch_size": torch.tensor(numbers.batch_size, device=like.device),
+        "limit": torch.tensor(local_steps(numbers, samples), device=like.device),
     }
 
 
 def train(
-    trainer: Train, where: Site, inputs: Inputs, bounds: Extent, *, lift: Lift, cohort: int
-) -> Result:
+    trainer: Train,
+    where: TrainingContext,
+    inputs: Inputs,
+    bounds: Extent,
+    *,
+    lift: Lift,
+    cohort: int,
+) -> TrainingResult:
     """Runs the trainer over the device's minibatches."""
     order = partial(_schedule, bounds=bounds)
-    rows, valid, keys = lift(order)(inputs.key, inputs.valid, inputs.numbers["batch"])
-    given = Given(inputs.params, inputs.buffers, inputs.seen)
+    rows, valid, keys = lift(order)(inputs.key, inputs.valid, inputs.hyperparameters["batch_size"])
+    given = TrainingStart(inputs.params, inputs.buffers, inputs.seen)
     state = lift(partial(trainer.start, where))(given)
-    choices = trainer.choices(torch.tensor(cohort), bounds.steps)
+    choices = trainer.shared_draws(torch.tensor(cohort), bounds.local_steps)
     drawn = zip(rows.unbind(-2), valid.unbind(-2), keys.unbind(-1), strict=True)
     alone = _counts(where, valid)
     for i, batch in enumerate(map(_Drawn._make, drawn)):
         # The guard holds the old state beside the new one: a device alone never needs it.
-        one = partial(_stepped if i < bounds.together else _guarded, trainer, where, i, choices[i])
+        one = partial(
+            _stepped if i < bounds.shared_steps else _guarded, trainer, where, i, choices[i]
+        )
         state = lift(one)(state, inputs, batch.only(alone[i]) if alone else batch)
-    result: Result = lift(partial(_finished, trainer, where))(state)
+    result: TrainingResult = lift(partial(_finished, trainer, where))(state)
     # Layers that are not trained run in training mode but keep their statistics (METHODS §1.3).
     layers = where.blueprint.layers
     own = {n for layer in layers if set(layer.params) & set(where.trained) for n in layer.buffers}
@@ -137,7 +153,7 @@ class _Drawn(NamedTuple):
         return _Drawn(self.rows[:count], self.valid[:count], self.key)
 
 
-def _counts(where: Site, valid: Tensor) -> list[int]:
+def _counts(where: TrainingContext, valid: Tensor) -> list[int]:
     """Return the samples of every step, if the network may not see anything else; else nothing."""
     reason = mixed(where.task)
     if not reason:
@@ -153,8 +169,8 @@ def _schedule(key: Tensor, valid: Tensor, batch: Tensor, bounds: Extent) -> _Dra
     orders = torch.stack([rng.permutation(epoch, valid) for epoch in epochs.unbind(-1)])
     count = valid.sum()
     per_epoch = ((count + batch - 1) // batch).clamp(min=1)
-    step = torch.arange(bounds.steps, device=valid.device)
-    column = torch.arange(bounds.width, device=valid.device)
+    step = torch.arange(bounds.local_steps, device=valid.device)
+    column = torch.arange(bounds.batch_size, device=valid.device)
     epoch = (step // per_epoch).clamp(max=bounds.epochs - 1)
     position = (step % per_epoch)[:, None] * batch + column
     real = (column < batch) & (position < count)
@@ -163,20 +179,26 @@ def _schedule(key: Tensor, valid: Tensor, batch: Tensor, bounds: Extent) -> _Dra
 
 
 def _stepped(
-    trainer: Train, where: Site, i: int, choice: Any, state: Loose, inputs: Inputs, drawn: _Drawn
+    trainer: Train,
+    where: TrainingContext,
+    i: int,
+    choice: Any,
+    state: Loose,
+    inputs: Inputs,
+    drawn: _Drawn,
 ) -> Loose:
     """One step."""
     rows, valid, key = drawn
     x, y = inputs.x.index_select(0, rows), inputs.y.index_select(0, rows)
     x = augmented(where.task, x, rng.fold(key, "augment")) if where.task.augment else x
     batch = Minibatch(x, y, valid, key, i)
-    return trainer.step(where, state, batch, inputs.numbers, choice)
+    return trainer.step(where, state, batch, inputs.hyperparameters, choice)
 
 
-def _finished(trainer: Train, where: Site, state: Loose) -> Result:
+def _finished(trainer: Train, where: TrainingContext, state: Loose) -> TrainingResult:
     """What training leaves behind; looked at here, as a stack can only be made of such."""
     found: Any = trainer.finish(where, state)
-    if not isinstance(found, Result):
+    if not isinstance(found, TrainingResult):
         train = quoted(trainer)
         raise BadReturn(
             f"train={train} returned {type(found).__name__} from `finish`; due is "
@@ -186,11 +208,17 @@ def _finished(trainer: Train, where: Site, state: Loose) -> Result:
 
 
 def _guarded(
-    trainer: Train, where: Site, i: int, choice: Any, state: Loose, inputs: Inputs, drawn: _Drawn
+    trainer: Train,
+    where: TrainingContext,
+    i: int,
+    choice: Any,
+    state: Loose,
+    inputs: Inputs,
+    drawn: _Drawn,
 ) -> Loose:
     """One step, undone where the device has already finished: no branching on values."""
     new = _stepped(trainer, where, i, choice, state, inputs, drawn)
-    live = i < inputs.numbers["limit"]
+    live = i < inputs.hyperparameters["limit"]
     kept: Loose = tree_map(lambda a, b: a if a is b else torch.where(live, a, b), new, state)
     return kept
 

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from anyfleet import rng
-from anyfleet.core.check_in import Traffic
-from anyfleet.core.layout import Envelope, Lane
-from anyfleet.core.messages import UNCUT, Params, Updates
+from anyfleet.core.check_in import MessageBits
+from anyfleet.core.layout import MessageLayout, TensorLayout
+from anyfleet.core.messages import UNCUT, Params, Replies
 from anyfleet.core.method import Job
-from anyfleet.core.orders import Orders
+from anyfleet.core.orders import Cohort
 from anyfleet.core.packing import FLOAT_BITS, model_bits, sent_names, traffic, update_bits
 from anyfleet.core.slots import Codec, Slack
 from anyfleet.elastic import Blueprint, Slice, narrowed
@@ -28,7 +28,9 @@ _USUAL_SHAPES: _Shapes = (("convolution", (64, 64, 3, 3)), ("linear", (128, 512)
 # --- before -----------------------------------------------------------------------------------
 
 
-def expected(slice_: Slice, job: Job, blueprint: Blueprint, rate: float = 1.0) -> Traffic:
+def expected_bits(
+    slice_: Slice, job: Job, blueprint: Blueprint, sent_fraction: float = 1.0
+) -> MessageBits:
     """What will travel for an order that asks for this rate (1: for none).
 
     Of codecs whose messages depend on the update, as of a made-up one with the shapes of the slice.
@@ -37,21 +39,25 @@ def expected(slice_: Slice, job: Job, blueprint: Blueprint, rate: float = 1.0) -
     model = model_bits(slice_, job.norm, blueprint)
     update, codec = update_bits(slice_, job.norm, blueprint), job.uplink
     shapes = _shapes(blueprint.local(slice_), sent_names(slice_, job.norm, blueprint))
-    if codec.adapts:
+    if codec.follows_sent_fraction:
         least, most = (_rate_of(codec, end, shapes) for end in (_NOTHING, UNCUT))
-        own = _rate_of(codec, 1.0, shapes) if rate >= 1 else min(max(rate, least), most)
+        own = (
+            _rate_of(codec, 1.0, shapes)
+            if sent_fraction >= 1
+            else min(max(sent_fraction, least), most)
+        )
     else:
         spare = 1.0 if codec.slack == Slack() else _SPARE
         own = least = most = spare * _rate_of(codec, 1.0, shapes)
     coming = _rate_of(job.downlink, 1.0, shapes)
-    return Traffic(
+    return MessageBits(
         down=down - model + coming * model,
         up=up - update + own * update,
         update=update,
-        rate=own,
-        adapts=codec.adapts,
-        least=least,
-        most=most,
+        sent_fraction=own,
+        follows=codec.follows_sent_fraction,
+        least_fraction=least,
+        most_fraction=most,
     )
 
 
@@ -64,33 +70,35 @@ def _shapes(local: Blueprint, names: tuple[str, ...]) -> _Shapes:
 def _rate_of(codec: Codec, rate: float, shapes: _Shapes) -> float:
     """The share of the bits that a codec sends of such tensors: whichever channels they hold."""
     many = sum(prod(shape) for _, shape in shapes) > _MANY
-    return typical_rate(codec, rate, _USUAL_SHAPES if many else shapes)
+    return typical_sent_fraction(codec, rate, _USUAL_SHAPES if many else shapes)
 
 
-def typical_rate(codec: Codec, rate: float = 1.0, shapes: _Shapes = _USUAL_SHAPES) -> float:
+def typical_sent_fraction(
+    codec: Codec, rate: float = 1.0, shapes: _Shapes = _USUAL_SHAPES
+) -> float:
     """The share of its bits that a codec sends of a made-up update of some shapes."""
     laid, envelope = _made_up(shapes, _USUAL)
     if not laid:
         return 1.0
     asked = torch.tensor([rate], dtype=torch.float64)
-    squeezed = codec.squeeze(envelope.shaped(laid), {}, asked, envelope)
+    squeezed = codec.compress(envelope.unflattened(laid), {}, asked, envelope)
     return float(squeezed.bits.sum()) / (FLOAT_BITS * sum(prod(shape) for _, shape in shapes))
 
 
 @lru_cache(maxsize=1)
-def heavy_update() -> tuple[Params, Envelope]:
+def heavy_update() -> tuple[Params, MessageLayout]:
     """A made-up update of which few kernels hold most, laid out: look-ups begin with it."""
     laid, envelope = _made_up(_USUAL_SHAPES, _HEAVY)
     return {**laid, "bias": 10 * laid["bias"]}, envelope
 
 
-def _made_up(shapes: _Shapes, deviation: float) -> tuple[Params, Envelope]:
-    lanes = {name: Lane(shape, (prod(shape),)) for name, shape in shapes}
-    envelope = Envelope(lanes, torch.float32, rng.root(0, "look-up")[None])
+def _made_up(shapes: _Shapes, deviation: float) -> tuple[Params, MessageLayout]:
+    lanes = {name: TensorLayout(shape, (prod(shape),)) for name, shape in shapes}
+    envelope = MessageLayout(lanes, torch.float32, rng.root(0, "look-up")[None])
     return {name: _drawn(name, lane, deviation) for name, lane in lanes.items()}, envelope
 
 
-def _drawn(name: str, lane: Lane, deviation: float) -> Tensor:
+def _drawn(name: str, lane: TensorLayout, deviation: float) -> Tensor:
     key, kernels = rng.root(0, name), lane.entries // lane.unit
     strength = (deviation * rng.normal(rng.fold(key, "strength"), kernels)).exp()
     values = rng.normal(key, lane.entries) * strength.repeat_interleave(lane.unit)
@@ -100,11 +108,11 @@ def _drawn(name: str, lane: Lane, deviation: float) -> Tensor:
 # --- afterwards -------------------------------------------------------------------------------
 
 
-def measured_rate(order: Orders, update: Updates, blueprint: Blueprint) -> float:
+def measured_sent_fraction(order: Cohort, update: Replies, blueprint: Blueprint) -> float:
     """The bits of an answer over those of an uncompressed one, 1 at most; batches of one.
 
     Of a message that a link cut, what came through over what that would have been.
     """
-    held = narrowed(order.slices[0], float(update.delivered[0]), blueprint)
+    held = narrowed(order.slices[0], float(update.delivered_width[0]), blueprint)
     _, whole = traffic(held, order.job.norm, blueprint, order.job.report)
     return min(1.0, float(update.bits[0]) / whole) if whole else 1.0

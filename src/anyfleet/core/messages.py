@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from anyfleet.arrays import Batch, Floats, Ints
+from anyfleet.arrays import Arrays, Floats, Ints
 from anyfleet.elastic import Blueprint, Slice
 from anyfleet.elastic.blueprint import Rounding
 from anyfleet.elastic.cost.operations import Counting
@@ -23,7 +23,7 @@ from anyfleet.elastic.cost.operations import Counting
 Params = Mapping[str, Tensor]
 Trees = Mapping[str, Params]  # "model", "delta", "weights", "buffers"
 Report = Mapping[str, Any]  # what a device measured about itself, by name
-Notes = Mapping[str, tuple[float, ...]]  # what a device's chooser remembers, by name
+ChooserState = Mapping[str, tuple[float, ...]]  # what a device's chooser remembers, by name
 
 EVERYTHING = -1  # in a column of step counts: no limit but the trainer's own
 MOST_DEVICES = 100_000_000  # of a fleet: whoever writes more mistyped, and would wait for ever
@@ -42,13 +42,13 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, eq=False)
-class Devices(Batch):
+class Devices(Arrays):
     """What the fleet declares once: one row per device, the row number is the device's id."""
 
     level: Ints  # capability class, 0 the strongest
     samples: Ints  # training samples it holds
     group: Ints  # of the fleet's groups, by number
-    column: Floats  # models cross its link in columns of this width; 1: in one piece
+    column_width: Floats  # models cross its link in columns of this width; 1: in one piece
     counting: Counting = "flops"  # what speeds count, for all: FLOP, or operations of a rule
 
     @cached_property
@@ -58,12 +58,12 @@ class Devices(Batch):
 
 
 @dataclass(frozen=True, eq=False)
-class Conditions(Batch):
+class Conditions(Arrays):
     """What devices report at check-in."""
 
     speed: Floats  # FLOP per second, now, at the highest frequency
-    up: Floats  # bits per second
-    down: Floats  # bits per second
+    bit_rate_up: Floats  # bits per second
+    bit_rate_down: Floats  # bits per second
     memory: Floats  # bytes free for training
     battery: Floats  # joules left; infinite on mains
     loss: Floats  # mean training loss of its last answer; not a number before the first
@@ -77,32 +77,32 @@ class Conditions(Batch):
     slowest: Floats  # cycles per second
     fastest: Floats  # cycles per second
     coefficient: Floats  # joules for a cycle, divided by the frequency squared
-    power: Floats  # watts while sending
-    receive: Floats  # watts while receiving
+    send_power: Floats  # watts while sending
+    receive_power: Floats  # watts while receiving
 
 
 @dataclass(frozen=True)
-class Want:
+class SubModelSize:
     """The size of a sub-model, before anybody has said which channels."""
 
-    share: float = 1.0
-    first: int = 0  # first trained layer
+    width: float = 1.0
+    first_trained_layer: int = 0  # first trained layer
     rounding: Rounding = "ceil"
-    ratios: tuple[tuple[str, float], ...] = ()  # axes whose share differs
+    axis_widths: tuple[tuple[str, float], ...] = ()  # axes whose share differs
     device: int | None = None  # None: for evaluation, no device in particular
 
     @property
     def widest(self) -> float:
         """The largest share of any axis."""
-        return max(self.share, *(ratio for _, ratio in self.ratios), 0.0)
+        return max(self.width, *(ratio for _, ratio in self.axis_widths), 0.0)
 
-    def shares(self, blueprint: Blueprint) -> dict[str, float]:
+    def widths(self, blueprint: Blueprint) -> dict[str, float]:
         """The share of every axis that is cut."""
-        return {**dict.fromkeys(blueprint.counts(1.0), self.share), **dict(self.ratios)}
+        return {**dict.fromkeys(blueprint.counts(1.0), self.width), **dict(self.axis_widths)}
 
     def counts(self, blueprint: Blueprint) -> dict[str, int]:
         """Channels to keep on every axis that is cut."""
-        return blueprint.counts(self.shares(blueprint), self.rounding)
+        return blueprint.counts(self.widths(blueprint), self.rounding)
 
     def prefix(self, blueprint: Blueprint) -> Slice:
         """The leading channels of this size."""
@@ -110,37 +110,37 @@ class Want:
 
 
 @lru_cache(maxsize=4096)
-def _prefix(want: Want, blueprint: Blueprint) -> Slice:
+def _prefix(want: SubModelSize, blueprint: Blueprint) -> Slice:
     # The same slice for all devices that want as much: made once, and hashed once.
-    return blueprint.prefix(want.shares(blueprint), want.first, want.rounding)
+    return blueprint.prefix(want.widths(blueprint), want.first_trained_layer, want.rounding)
 
 
 @dataclass(frozen=True, eq=False)
-class Numbers(Batch):
+class Hyperparameters(Arrays):
     """What varies by device inside one stack: numbers, because unequal parts cannot be stacked."""
 
     lr: Floats
     epochs: Ints
-    batch: Ints
-    steps: Ints  # most local steps, or EVERYTHING
-    rate: Floats  # target compression rate of the upload; 1: none, as the codec likes
+    batch_size: Ints
+    local_steps: Ints  # most local steps, or EVERYTHING
+    sent_fraction: Floats  # target compression rate of the upload; 1: none, as the codec likes
     frequency: Floats  # cycles per second; not a number: the fastest it can
-    target: Floats  # seconds that the server aims at for an order; not a number: none
+    target_seconds: Floats  # seconds that the server aims at for an order; not a number: none
 
 
 @dataclass(frozen=True, eq=False)
-class Plans(Batch):
+class Plans(Arrays):
     """What each device of a cohort shall do; a planner rewrites the columns it cares about."""
 
     device: Ints
-    wants: tuple[Want, ...]
-    numbers: Numbers
-    menus: tuple[tuple[Want, ...], ...]  # not empty: the device chooses one of these
+    sub_model_sizes: tuple[SubModelSize, ...]
+    hyperparameters: Hyperparameters
+    menus: tuple[tuple[SubModelSize, ...], ...]  # not empty: the device chooses one of these
     declined: tuple[str, ...]  # the reason why this device is skipped, or ""
 
 
 @dataclass(frozen=True, eq=False)
-class Updates(Batch):
+class Replies(Arrays):
     """What devices answer."""
 
     order: Ints
@@ -151,7 +151,7 @@ class Updates(Batch):
     masks: tuple[Params, ...]  # what was trained; a name that is absent was trained whole
     kept: tuple[Params, ...]  # what the codec sent of it; a name that is absent was sent whole
     bits: Floats  # uplink
-    delivered: Floats  # width of the model that came through the link; 1 unless it failed
+    delivered_width: Floats  # width of the model that came through the link; 1 unless it failed
     report: tuple[Report, ...]
 
     @property
@@ -162,35 +162,35 @@ class Updates(Batch):
 
 
 @dataclass(frozen=True, eq=False)
-class Memory:
+class DeviceState:
     """What a device keeps between visits."""
 
-    slots: Mapping[str, Params] = field(default_factory=dict)  # in global coordinates
-    held: Updates | None = None  # a result that waits to be fetched
-    notes: Notes = field(default_factory=dict)  # the chooser's own
-    sent: int = -1  # the order whose result it last sent; it may never have arrived
+    tensors: Mapping[str, Params] = field(default_factory=dict)  # in global coordinates
+    held: Replies | None = None  # a result that waits to be fetched
+    chooser: ChooserState = field(default_factory=dict)  # the chooser's own
+    last_sent_order: int = -1  # the order whose result it last sent; it may never have arrived
 
 
 @dataclass(frozen=True, eq=False)
-class Stepped:
+class Aggregated:
     """What an aggregator returns."""
 
     model: Params
     state: Any = None
-    notes: Mapping[str, Any] = field(default_factory=dict)
+    diagnostics: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
-class Charges(Batch):
+class Charges(Arrays):
     """What the runtime charged for orders."""
 
     order: Ints
     flops: Floats
-    down: Floats  # bits
-    up: Floats  # bits
-    download: Floats  # seconds
-    compute: Floats  # seconds
-    upload: Floats  # seconds
+    bits_down: Floats  # bits
+    bits_up: Floats  # bits
+    download_seconds: Floats  # seconds
+    compute_seconds: Floats  # seconds
+    upload_seconds: Floats  # seconds
     download_joules: Floats
     compute_joules: Floats
     upload_joules: Floats
@@ -203,16 +203,16 @@ class Charges(Batch):
 class Events:
     """What a runtime has to tell: answers with their charges, and orders without an answer."""
 
-    updates: Updates | None = None
+    replies: Replies | None = None
     charges: Charges | None = None
-    lost: tuple["Lost", ...] = ()
+    failures: tuple["Failure", ...] = ()
 
     def __len__(self) -> int:
-        return len(self.lost) + (0 if self.updates is None else len(self.updates))
+        return len(self.failures) + (0 if self.replies is None else len(self.replies))
 
 
 @dataclass(frozen=True, eq=False)
-class Lost:
+class Failure:
     """An order that will not be answered. A normal event, not an exception."""
 
     order: int

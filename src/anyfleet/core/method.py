@@ -47,11 +47,11 @@ _POLICIES = ("select", "plan", "extract", "aggregate")
 # What parts say of themselves: of each an example.
 _DECLARED: Mapping[str, Any] = MappingProxyType(
     {
-        "wants": frozenset({"loss"}),
-        "gives": frozenset({"menu"}),
-        "keeps": frozenset({"loss"}),
-        "decides": frozenset({"rate"}),
-        "needs": {"menu": "plan.Menu"},
+        "reports": frozenset({"loss"}),
+        "provides": frozenset({"menu"}),
+        "learns_from": frozenset({"loss"}),
+        "decides": frozenset({"sent_fraction"}),
+        "requires": {"menu": "plan.WidthMenu"},
     }
 )
 _INFORMED = frozenset({"fisher", "channels"})  # measures that take Fisher information
@@ -116,17 +116,19 @@ class Method:
     def reported(self) -> frozenset[str]:
         """What devices shall measure and report."""
         parts = (inner for part in self.policies().values() for inner in nested(part))
-        return self.schedule.wants.union(*(part.wants for part in parts))
+        return self.schedule.reports.union(*(part.reports for part in parts))
 
     @property
     def judges(self) -> bool:
         """Whether some part asks for losses on the server split."""
-        return any(inner.judges for part in self.policies().values() for inner in nested(part))
+        return any(
+            inner.needs_server_loss for part in self.policies().values() for inner in nested(part)
+        )
 
     @property
     def trained(self) -> Train:
         """How devices train, with what they measure meanwhile."""
-        asked = (self.reported | self.choose.keeps) & _INFORMED
+        asked = (self.reported | self.choose.learns_from) & _INFORMED
         if not asked:
             return self.train
         return Observed(self.train, self.fisher, channels="channels" in asked)
@@ -221,8 +223,8 @@ def _example(due: Any) -> str:
 
 
 def _unmeasured(method: Method) -> Iterator[str]:
-    parts = [("schedule", method.schedule.wants), ("choose", method.choose.keeps)]
-    parts += [(n, p.wants) for n, part in method.policies().items() for p in nested(part)]
+    parts = [("schedule", method.schedule.reports), ("choose", method.choose.learns_from)]
+    parts += [(n, p.reports) for n, part in method.policies().items() for p in nested(part)]
     for name, wants in parts:
         if wants - MEASURES:
             yield (
@@ -233,11 +235,11 @@ def _unmeasured(method: Method) -> Iterator[str]:
 
 def _unmet(method: Method) -> Iterator[str]:
     parts = [(name, p) for name, part in method.policies().items() for p in nested(part)]
-    given = method.schedule.gives.union(*(part.gives for _, part in parts))
+    given = method.schedule.provides.union(*(part.provides for _, part in parts))
     # A menu from which the server chooses never comes to a device.
     left = {what for what in given if not what.startswith("menu") or "chosen menu" not in given}
-    needs: list[tuple[str, Any, Mapping[str, str]]] = [(n, p, p.needs) for n, p in parts]
-    for name, part, needed in [*needs, ("choose", method.choose, method.choose.needs)]:
+    needs: list[tuple[str, Any, Mapping[str, str]]] = [(n, p, p.requires) for n, p in parts]
+    for name, part, needed in [*needs, ("choose", method.choose, method.choose.requires)]:
         for what, who in needed.items():
             if what not in (left if name == "choose" else given):
                 yield (
@@ -248,9 +250,9 @@ def _unmet(method: Method) -> Iterator[str]:
 
 def _contested(method: Method) -> Iterator[str]:
     choose = method.choose
-    for number in ("rate", "frequency"):
+    for number in ("sent_fraction", "frequency"):
         given = {number, f"chosen {number}"}
-        plans = [f"plan={part!r}" for part in nested(method.plan) if given & part.gives]
+        plans = [f"plan={part!r}" for part in nested(method.plan) if given & part.provides]
         both = [*plans, *([f"choose={choose!r}"] if number in choose.decides else [])]
         if len(both) > 1:
             yield (
@@ -261,19 +263,19 @@ def _contested(method: Method) -> Iterator[str]:
 
 def _unsendable(method: Method) -> Iterator[str]:
     uplink, downlink = method.uplink, method.downlink
-    planned = [part for part in nested(method.plan) if "rate" in part.gives]
-    if planned and not uplink.adapts:
+    planned = [part for part in nested(method.plan) if "sent_fraction" in part.provides]
+    if planned and not uplink.follows_sent_fraction:
         yield (
             f"plan={planned[0]!r} gives every upload its rate, and uplink={uplink!r} has its own; "
             "use one that adapts: Fgc, Hq, Uveq, or one of them inside TopK or ErrorFeedback "
             "(METHODS §E)."
         )
-    if method.send == "weights" and (uplink.drops or uplink.slot):
+    if method.send == "weights" and (uplink.drops or uplink.state_name):
         yield (
             f"uplink={uplink!r} leaves entries out, and what is left out of weights counts as "
             'zero; use send="delta", or a codec that sends every entry (METHODS §E).'
         )
-    if downlink.drops or downlink.slot:
+    if downlink.drops or downlink.state_name:
         yield (
             f"downlink={downlink!r} leaves entries of the model out; use a codec that sends every "
             "entry and remembers nothing (METHODS §E)."

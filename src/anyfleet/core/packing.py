@@ -89,7 +89,7 @@ def pack_slice(slice_: Slice, blueprint: Blueprint) -> bytes:
     if slice_ == WHOLE:
         return b""
     position = {name: i for i, name in enumerate(blueprint.axes)}
-    parts = [_HEAD.pack(slice_.first, len(slice_.keep))]
+    parts = [_HEAD.pack(slice_.first_trained_layer, len(slice_.keep))]
     for axis, kept in slice_.keep:
         form, body = _pack_indices(kept, blueprint.axes[axis].size)
         parts += [_AXIS.pack(position[axis], form), body]

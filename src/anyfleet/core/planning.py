@@ -15,10 +15,10 @@ from anyfleet.core.check_in import Choices
 from anyfleet.core.delivery import statistics_bits
 from anyfleet.core.evaluation import served
 from anyfleet.core.layout import Symbols
-from anyfleet.core.messages import Kind, Params, Plans, Trees, Want
+from anyfleet.core.messages import Kind, Params, Plans, SubModelSize, Trees
 from anyfleet.core.method import Method
 from anyfleet.core.objectives import Task
-from anyfleet.core.orders import Orders, downlink
+from anyfleet.core.orders import Cohort, downlink
 from anyfleet.core.packing import dense, index_bits, own_names
 from anyfleet.core.return_checks import Caller, cut_out, drafted, planned
 from anyfleet.core.view import Request, View
@@ -30,91 +30,95 @@ _TRAINS = (Kind.TRAIN, Kind.HOLD)
 
 
 @dataclass(frozen=True, eq=False)
-class Desk:
+class PlanningState:
     """What the loop keeps about its devices when it issues orders."""
 
     seed: int
     issued: int
     visits: Ints
-    heard: Ints
+    acknowledged: Ints
     states: Mapping[str, Any]
-    held: tuple["Held", ...] = ()  # FETCH: what the devices hold
+    held: tuple["HeldResult", ...] = ()  # FETCH: what the devices hold
 
 
-class Held(NamedTuple):
+class HeldResult(NamedTuple):
     """The size of a result that waits on its device."""
 
     slice: Slice
-    share: float
+    width: float
     key: int  # of the order that it answers: its codec drew with it
 
 
 @dataclass(frozen=True, eq=False)
-class Drafted:
+class PlannedCohort:
     """Orders to submit, those that a planner declined, and the reasons."""
 
-    orders: Orders
+    orders: Cohort
     entries: tuple[tuple[int, ...], ...]  # the place of what is left of each menu in its plan
-    menus: tuple[tuple[Want, ...], ...]  # the plan
-    declined: Orders
+    menus: tuple[tuple[SubModelSize, ...], ...]  # the plan
+    declined: Cohort
     reasons: tuple[str, ...]
 
 
-def draft(request: Request, devices: Ints, *, method: Method, view: View, desk: Desk) -> Drafted:
+def plan_cohort(
+    request: Request, devices: Ints, *, method: Method, view: View, desk: PlanningState
+) -> PlannedCohort:
     """One order per device, still without the trees: a device may first choose from its menu."""
     count = len(devices)
     plans = _plans(devices, method, view, desk)
     slices, menus = _slices(plans, method, view, desk)
     # A device that chooses is planned for with the first entry until it has chosen.
-    first = [menu[0] if menu else plans.wants[row] for row, menu in enumerate(plans.menus)]
+    first = [
+        menu[0] if menu else plans.sub_model_sizes[row] for row, menu in enumerate(plans.menus)
+    ]
     shares, keys = [want.widest for want in first], _keys(devices, desk)
     if request.kind == Kind.FETCH:
         slices, menus = tuple(held.slice for held in desk.held), ((),) * count
-        shares = [held.share for held in desk.held]
+        shares = [held.width for held in desk.held]
         keys = torch.tensor([held.key for held in desk.held])
-    orders = Orders(
+    orders = Cohort(
         id=desk.issued + np.arange(count),
         device=devices,
         visit=desk.visits[devices],
         key=keys,
         slices=slices,
-        share=np.array(shares, dtype=np.float64),
+        width=np.array(shares, dtype=np.float64),
         menus=menus,
         choice=np.full(count, -1),
         utility=np.full(count, np.nan),
-        numbers=plans.numbers,
+        hyperparameters=plans.hyperparameters,
         trees=({},) * count,
         symbols=(None,) * count,
         bits=np.zeros(count),
-        delivered=np.ones(count),
-        column=view.devices.column[devices],
-        heard=desk.heard[devices],
-        of=np.array(request.of or (-1,) * count, dtype=np.int64),
+        delivered_width=np.ones(count),
+        column_width=view.devices.column_width[devices],
+        acknowledged=desk.acknowledged[devices],
+        held_order=np.array(request.held_orders or (-1,) * count, dtype=np.int64),
         kind=request.kind,
-        step=view.step,
-        cohort=int(rng.fold(rng.root(desk.seed, "cohort"), view.step)),
+        round_index=view.round_index,
+        cohort_key=int(rng.fold(rng.root(desk.seed, "cohort"), view.round_index)),
         job=method.job(),
     )
     if request.kind == Kind.FETCH:
-        return Drafted(orders, ((),) * count, ((),) * count, orders.take([]), ())
+        return PlannedCohort(orders, ((),) * count, ((),) * count, orders.take([]), ())
     return _sorted_out(orders, plans, view)
 
 
-def _sorted_out(orders: Orders, plans: Plans, view: View) -> Drafted:
+def _sorted_out(orders: Cohort, plans: Plans, view: View) -> PlannedCohort:
     """Orders to submit apart from those that nobody shall get."""
     orders, entries, full = _fitting(orders, view)
     # A planner declines training; a device can always be asked something that it can hold.
     skipped = plans.declined if orders.kind in _TRAINS else ("",) * len(orders)
     reasons = [a or b for a, b in zip(skipped, full, strict=True)]
-    drafted = Drafted(orders, tuple(entries), plans.menus, orders.take([]), ())
+    drafted = PlannedCohort(orders, tuple(entries), plans.menus, orders.take([]), ())
     return _apart(drafted, reasons)
 
 
-def _apart(drafted: Drafted, reasons: Sequence[str]) -> Drafted:
+def _apart(drafted: PlannedCohort, reasons: Sequence[str]) -> PlannedCohort:
     """With those orders set aside for which there is a reason."""
     no = [row for row, reason in enumerate(reasons) if reason]
     go = np.setdiff1d(np.arange(len(reasons)), no)
-    return Drafted(
+    return PlannedCohort(
         orders=drafted.orders.take(go),
         entries=tuple(drafted.entries[row] for row in go),
         menus=tuple(drafted.menus[row] for row in go),
@@ -123,7 +127,7 @@ def _apart(drafted: Drafted, reasons: Sequence[str]) -> Drafted:
     )
 
 
-def _fitting(orders: Orders, view: View) -> tuple[Orders, list[tuple[int, ...]], list[str]]:
+def _fitting(orders: Cohort, view: View) -> tuple[Cohort, list[tuple[int, ...]], list[str]]:
     """The orders without menu entries that a device cannot hold, and why it gets none at all.
 
     Between them, the places that the entries left have in the whole menu. By what devices report:
@@ -132,7 +136,7 @@ def _fitting(orders: Orders, view: View) -> tuple[Orders, list[tuple[int, ...]],
     room = view.conditions(orders.device).memory
     entries, menus, reasons = [], [], []
     for row, menu in enumerate(orders.menus):
-        batch = int(orders.numbers.batch[row]) if orders.kind in _TRAINS else None
+        batch = int(orders.hyperparameters.batch_size[row]) if orders.kind in _TRAINS else None
         needs = {e: view.memory(e, batch) for e in menu or (orders.slices[row],)}
         entries.append(tuple(i for i, entry in enumerate(menu) if needs[entry] <= room[row]))
         menus.append(tuple(menu[i] for i in entries[row]))
@@ -150,7 +154,7 @@ def too_large(needed: float, there: float) -> str:
     return f"out of memory: needs {needed / 1e6:.3g} MB, has {there / 1e6:.3g} MB"
 
 
-def chosen(drafted: Drafted, choices: Choices) -> Drafted:
+def apply_choices(drafted: PlannedCohort, choices: Choices) -> PlannedCohort:
     """After devices have chosen from what they could hold of their menus, or declined all of it."""
     orders = drafted.orders
     slices = tuple(
@@ -163,16 +167,16 @@ def chosen(drafted: Drafted, choices: Choices) -> Drafted:
     share = np.array(
         [
             menu[place].widest if menu else planned
-            for menu, place, planned in zip(drafted.menus, choice, orders.share, strict=True)
+            for menu, place, planned in zip(drafted.menus, choice, orders.width, strict=True)
         ]
     )
     orders = replace(
         orders,
         slices=slices,
-        share=share,
+        width=share,
         choice=choice,
         utility=choices.utility,
-        numbers=choices.numbers,
+        hyperparameters=choices.hyperparameters,
     )
     # As with plans: a device declines to train, and can always be asked something.
     reasons = choices.declined if orders.kind in _TRAINS else ("",) * len(orders)
@@ -181,7 +185,9 @@ def chosen(drafted: Drafted, choices: Choices) -> Drafted:
     return _apart(replace(drafted, orders=orders), reasons)
 
 
-def load(orders: Orders, *, method: Method, task: Task, params: Params, buffers: Params) -> Orders:
+def load_models(
+    orders: Cohort, *, method: Method, task: Task, params: Params, buffers: Params
+) -> Cohort:
     """The orders with what travels down; devices with equal slices share one tree."""
     if orders.kind == Kind.FETCH:
         asked = [FETCH_BITS + index_bits(slice_, task.blueprint) for slice_ in orders.slices]
@@ -190,8 +196,8 @@ def load(orders: Orders, *, method: Method, task: Task, params: Params, buffers:
     sent = []
     for row, slice_ in enumerate(orders.slices):
         # Columns depend on the share as it was planned; without columns nothing does.
-        column = float(orders.column[row])
-        alike = (slice_, column, float(orders.share[row])) if column < 1 else slice_
+        column = float(orders.column_width[row])
+        alike = (slice_, column, float(orders.width[row])) if column < 1 else slice_
         if alike not in found:
             one = orders.take([row])
             found[alike] = package(one, params, buffers, method=method, task=task)
@@ -211,7 +217,7 @@ def server_names(slice_: Slice, *, method: Method, task: Task) -> dict[str, str]
 
 
 def branch(
-    orders: Orders,
+    orders: Cohort,
     *,
     method: Method,
     task: Task,
@@ -226,40 +232,40 @@ def branch(
                 tree[mine] = tree[name]
 
 
-def _keys(devices: Ints, desk: Desk) -> Tensor:
+def _keys(devices: Ints, desk: PlanningState) -> Tensor:
     """Addressed by device and visit: the same whatever the order of events."""
     key = rng.fold(rng.root(desk.seed, "order"), torch.from_numpy(devices))
     return rng.fold(key, torch.from_numpy(desk.visits[devices]))
 
 
-def _plans(devices: Ints, method: Method, view: View, desk: Desk) -> Plans:
+def _plans(devices: Ints, method: Method, view: View, desk: PlanningState) -> Plans:
     count = len(devices)
     with during("train", method.train):
-        numbers = method.train.draft(view.step, view.devices.samples[devices])
+        numbers = method.train.hyperparameters(view.round_index, view.devices.samples[devices])
     drafts = Plans(
         device=devices,
-        wants=tuple(Want(device=int(device)) for device in devices),
-        numbers=drafted(numbers, Caller("train", method.train, view.step), count),
+        sub_model_sizes=tuple(SubModelSize(device=int(device)) for device in devices),
+        hyperparameters=drafted(numbers, Caller("train", method.train, view.round_index), count),
         menus=((),) * count,
         declined=("",) * count,
     )
-    key = rng.fold(rng.root(desk.seed, "plan"), view.step)
+    key = rng.fold(rng.root(desk.seed, "plan"), view.round_index)
     with during("plan", method.plan):
         plans = method.plan(drafts, view, desk.states["plan"], key)
-    return planned(plans, Caller("plan", method.plan, view.step), drafts, view.blueprint)
+    return planned(plans, Caller("plan", method.plan, view.round_index), drafts, view.blueprint)
 
 
 def _slices(
-    plans: Plans, method: Method, view: View, desk: Desk
+    plans: Plans, method: Method, view: View, desk: PlanningState
 ) -> tuple[tuple[Slice, ...], tuple[tuple[Slice, ...], ...]]:
     state = desk.states["extract"]
     keys = rng.fold(rng.root(desk.seed, "extract"), torch.from_numpy(plans.device))
     # By visit: a device may be asked twice within a step of an asynchronous run.
     keys = rng.fold(keys, torch.from_numpy(desk.visits[plans.device]))
 
-    caller = Caller("extract", method.extract, view.step)
+    caller = Caller("extract", method.extract, view.round_index)
 
-    def extract(want: Want, row: int) -> Slice:
+    def extract(want: SubModelSize, row: int) -> Slice:
         with during("extract", method.extract):
             found = method.extract(want, view, state, keys[row])
         return cut_out(found, caller, view.blueprint)
@@ -268,7 +274,10 @@ def _slices(
         tuple(extract(want, row) for want in menu) for row, menu in enumerate(plans.menus)
     )
     # A device that chooses is answered with the first entry until it has chosen.
-    slices = (menu[0] if menu else extract(plans.wants[row], row) for row, menu in enumerate(menus))
+    slices = (
+        menu[0] if menu else extract(plans.sub_model_sizes[row], row)
+        for row, menu in enumerate(menus)
+    )
     return tuple(slices), menus
 
 
@@ -281,7 +290,7 @@ class Package(NamedTuple):
 
 
 def package(
-    order: Orders, params: Params, buffers: Params, *, method: Method, task: Task
+    order: Cohort, params: Params, buffers: Params, *, method: Method, task: Task
 ) -> Package:
     """The sub-model as a device gets it with its order, without what never travels."""
     blueprint, norm, slice_ = task.blueprint, method.norm, order.slices[0]
@@ -291,8 +300,10 @@ def package(
     around = downlink(order, blueprint, tuple(small), like.dtype)
     stack = {name: value.unsqueeze(0) for name, value in small.items()}
     with during("downlink", method.downlink):
-        found = method.downlink.squeeze(stack, {}, torch.ones(1), around)
-    squeezed = returned.squeezed(found, Caller("downlink", method.downlink, order.step), stack)
+        found = method.downlink.compress(stack, {}, torch.ones(1), around)
+    squeezed = returned.squeezed(
+        found, Caller("downlink", method.downlink, order.round_index), stack
+    )
     model = {name: value.squeeze(0) for name, value in squeezed.tree.items()}
     travels = norm.travels(blueprint)
     told = {n: v for n, v in served(buffers, blueprint, norm, slice_).items() if n in travels}

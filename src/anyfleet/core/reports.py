@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from anyfleet import rng
-from anyfleet.core.messages import Memory, Notes, Report
+from anyfleet.core.messages import ChooserState, DeviceState, Report
 from anyfleet.core.objectives import Task
-from anyfleet.core.orders import Orders
-from anyfleet.core.slots import Lesson, Minibatch, Site
+from anyfleet.core.orders import Cohort
+from anyfleet.core.slots import Lesson, Minibatch, TrainingContext
 from anyfleet.elastic import Slice, cut, width
 from anyfleet.measure.fisher import MEASURED
 from anyfleet.tracebacks import during
@@ -32,7 +32,7 @@ def asked_for(report: Report, wanted: tuple[str, ...]) -> dict[str, Any]:
     return {name: report[name] for name in wanted if name in report}
 
 
-def answer_bits(report: Report, order: Orders) -> float:
+def reply_bits(report: Report, order: Cohort) -> float:
     """What an order that trains sends besides its result: what was asked for, and its choice."""
     chosen = SCALAR_BITS if any(order.menus) else 0
     return report_bits(asked_for(report, order.job.report)) + chosen
@@ -45,26 +45,30 @@ def report_bits(report: Report) -> float:
 
 
 def learned(
-    orders: Orders, row: int, memory: Memory, where: Site, measures: Mapping[str, Tensor]
-) -> Notes:
+    orders: Cohort,
+    row: int,
+    memory: DeviceState,
+    where: TrainingContext,
+    measures: Mapping[str, Tensor],
+) -> ChooserState:
     """The notes of a device's chooser after an order."""
     slice_ = orders.slices[row]
     lesson = Lesson(
-        share=float(orders.share[row]),
-        size=(width(slice_, where.task.blueprint), float(slice_.first)),
+        width=float(orders.width[row]),
+        sub_model_size=(width(slice_, where.task.blueprint), float(slice_.first_trained_layer)),
         measured={n: float(v) for n, v in measures.items() if v.ndim == 0},
-        birth=lambda: _birth(orders, row, where),
+        initial_fisher=lambda: _birth(orders, row, where),
     )
     choose = orders.job.choose
     with during("choose", choose):
-        return choose.learn(memory.notes, lesson)
+        return choose.learn(memory.chooser, lesson)
 
 
-def _birth(orders: Orders, row: int, where: Site) -> float:
+def _birth(orders: Cohort, row: int, where: TrainingContext) -> float:
     """Fisher information of the initial model, as wide as this order, on one own mini-batch."""
     task, key = where.task, rng.fold(orders.key[row], "birth")
     data = task.data(int(orders.device[row]))
-    count = min(int(orders.numbers.batch[row]), len(data))
+    count = min(int(orders.hyperparameters.batch_size[row]), len(data))
     if not count:
         return float("nan")
     rows = rng.sample(key.cpu(), len(data), count).to(data.x.device)
@@ -76,7 +80,7 @@ def _birth(orders: Orders, row: int, where: Site) -> float:
     return float(orders.job.fisher(where, params, buffers, batch).trace)
 
 
-def _leading(where: Site, task: Task) -> Slice:
+def _leading(where: TrainingContext, task: Task) -> Slice:
     """The leading channels of the initial model, as many as the device's model has."""
     cut_axes = task.blueprint.counts(1.0)
     sizes = where.blueprint.sizes

@@ -1,7 +1,7 @@
 """What a device owes: the part of its updates that no message has brought to the server yet.
 
 Kept in the coordinates of the whole model, since the next order may ask for another part of it.
-Whether a message arrived, its device learns with its next order (`Orders.heard`): until then it
+Whether a message arrived, its device learns with its next order (`Cohort.heard`): until then it
 remembers what it sent, too.
 """
 
@@ -12,12 +12,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from anyfleet.core.messages import Memory, Params
+from anyfleet.core.messages import DeviceState, Params
 from anyfleet.core.objectives import Task
-from anyfleet.core.orders import Orders, uplink
+from anyfleet.core.orders import Cohort, uplink
 from anyfleet.core.packing import own_names
 from anyfleet.core.return_checks import Caller, squeezed
-from anyfleet.core.slots import Squeezed
+from anyfleet.core.slots import Compressed
 from anyfleet.elastic import cut, paste
 from anyfleet.tracebacks import during
 
@@ -32,8 +32,8 @@ class Left(NamedTuple):
 
 
 def squeeze(
-    orders: Orders, memories: tuple[Memory, ...], update: Params, mask: Params, task: Task
-) -> Squeezed:
+    orders: Cohort, memories: tuple[DeviceState, ...], update: Params, mask: Params, task: Task
+) -> Compressed:
     """Compresses the uploads of a stack, all of them at once."""
     codec, blueprint = orders.job.uplink, task.blueprint
     tree, trained = (
@@ -44,12 +44,12 @@ def squeeze(
     around = uplink(orders, blueprint, tuple(tree), like.dtype)
     # What was not trained does not count, so it must neither be sent nor taken for sent.
     tree = {n: v * trained[n].to(v) if n in trained else v for n, v in tree.items()}
-    rate = torch.from_numpy(orders.numbers.rate).to(like.device)
+    rate = torch.from_numpy(orders.hyperparameters.sent_fraction).to(like.device)
     around = replace(around, key=around.key.to(like.device))
-    caller = Caller("uplink", codec, orders.step)
-    if not codec.slot:
+    caller = Caller("uplink", codec, orders.round_index)
+    if not codec.state_name:
         with during("uplink", codec):
-            found = codec.squeeze(tree, {}, rate, around)
+            found = codec.compress(tree, {}, rate, around)
         return squeezed(found, caller, tree)
     known = [_owed(memories[row], order, task) for row, order in enumerate(orders.rows())]
     left = {
@@ -58,49 +58,49 @@ def squeeze(
     }
     meant = {n: v * trained[n].to(v) if n in trained else v for n, v in left.items()}
     with during("uplink", codec):
-        found = codec.squeeze(tree, meant, rate, around)
+        found = codec.compress(tree, meant, rate, around)
     found = squeezed(found, caller, tree)
     # A codec may answer 0 with noise: what was not trained is as it was.
     still = {
-        n: found.memory[n] * trained[n].to(left[n]) + (left[n] - meant[n])
+        n: found.state[n] * trained[n].to(left[n]) + (left[n] - meant[n])
         for n in trained
         if n in left
     }
-    return replace(found, memory={**found.memory, **still})
+    return replace(found, state={**found.state, **still})
 
 
-def _owed(memory: Memory, order: Orders, task: Task) -> dict[str, Tensor]:
+def _owed(memory: DeviceState, order: Cohort, task: Task) -> dict[str, Tensor]:
     """What is left over on the small model of an order."""
-    (slice_,), (heard,), job = order.slices, order.heard, order.job
-    known = recalled(memory, job.uplink.slot, int(heard))
+    (slice_,), (heard,), job = order.slices, order.acknowledged, order.job
+    known = recalled(memory, job.uplink.state_name, int(heard))
     own = own_names(slice_, job.norm, task.blueprint)
     mine = {n: known[own.get(n, n)] for n in task.blueprint.params if own.get(n, n) in known}
     return cut(mine, slice_, task.blueprint)
 
 
-def recalled(memory: Memory, slot: str, heard: int) -> dict[str, Tensor]:
+def recalled(memory: DeviceState, slot: str, heard: int) -> dict[str, Tensor]:
     """What is left over on the whole model, with all of a message that never arrived."""
-    left = dict(memory.slots.get(slot, {}))
-    if memory.sent == heard:
+    left = dict(memory.tensors.get(slot, {}))
+    if memory.last_sent_order == heard:
         return left
-    lost = memory.slots.get(SENT, {})
+    lost = memory.tensors.get(SENT, {})
     return {**lost, **left, **{name: left[name] + lost[name] for name in lost if name in left}}
 
 
-def sending(memory: Memory, slot: str, update: Left, order: Orders, task: Task) -> Memory:
+def sending(memory: DeviceState, slot: str, update: Left, order: Cohort, task: Task) -> DeviceState:
     """What a device remembers when it sends an answer to this order."""
-    (slice_,), (heard,), blueprint = order.slices, order.heard, task.blueprint
+    (slice_,), (heard,), blueprint = order.slices, order.acknowledged, task.blueprint
     before, own = recalled(memory, slot, int(heard)), own_names(slice_, order.job.norm, blueprint)
     zeros = _zeros(update.left, task)
     onto = {name: before.get(own.get(name, name), zero) for name, zero in zeros.items()}
     left = _called(paste(update.left, onto, slice_, blueprint), own)
     sent = paste(update.sent, _zeros(update.sent, task), slice_, blueprint)
     slots: Mapping[str, Params] = {
-        **memory.slots,
+        **memory.tensors,
         slot: {**before, **left},
         SENT: _called(sent, own),
     }
-    return replace(memory, slots=slots, sent=int(order.id[0]))
+    return replace(memory, tensors=slots, last_sent_order=int(order.id[0]))
 
 
 def _called(tree: Params, own: Mapping[str, str]) -> dict[str, Tensor]:

@@ -16,9 +16,17 @@ from torch import Tensor
 
 from anyfleet.arrays import Ints
 from anyfleet.core.check_in import Choices
-from anyfleet.core.messages import EVERYTHING, Kind, Numbers, Params, Plans, Stepped, Want
-from anyfleet.core.slots import Norm, Result, Squeezed
-from anyfleet.core.view import Flight, Request, View
+from anyfleet.core.messages import (
+    EVERYTHING,
+    Aggregated,
+    Hyperparameters,
+    Kind,
+    Params,
+    Plans,
+    SubModelSize,
+)
+from anyfleet.core.slots import Compressed, Norm, TrainingResult
+from anyfleet.core.view import OrderStatus, Request, View
 from anyfleet.elastic import Blueprint, Slice
 from anyfleet.errors import BadReturn, SliceError
 from anyfleet.tracebacks import ordinal, quoted
@@ -72,7 +80,7 @@ def _idle_once(ids: Ints, caller: Caller, view: View, due: str) -> Ints:
     return ids
 
 
-def fetched(flights: Any, caller: Caller, held: Sequence[Flight]) -> Sequence[Flight]:
+def fetched(flights: Any, caller: Caller, held: Sequence[OrderStatus]) -> Sequence[OrderStatus]:
     """Check whose results a selection wants uploaded: some of those held, each once."""
     due = f"some of the {len(held)} flights that it was given, none twice"
     if not isinstance(flights, Sequence):
@@ -100,7 +108,7 @@ def requests(found: Any, caller: Caller, held: Collection[int]) -> tuple[Request
         for name, number in (("count", request.count), ("level", request.level)):
             if number is not None and not (_whole(number) and number >= 0):
                 caller.refuse(f"a Request with {name}={number!r}", "a whole number, or None")
-        unknown = [order for order in request.of if order not in held]
+        unknown = [order for order in request.held_orders if order not in held]
         if unknown:
             caller.refuse(f"a Request of orders {unknown[:5]}", "orders whose results are held")
     return tuple(found)
@@ -148,9 +156,9 @@ def staleness(found: Any, caller: Caller) -> int:
 # --- plans ------------------------------------------------------------------------------------
 
 
-def drafted(found: Any, caller: Caller, count: int) -> Numbers:
+def drafted(found: Any, caller: Caller, count: int) -> Hyperparameters:
     """Check the numbers that a trainer or a planner gives `count` devices."""
-    if not isinstance(found, Numbers):
+    if not isinstance(found, Hyperparameters):
         caller.refuse(_described(found), "anyfleet.core.messages.Numbers")
     for name, due, fits in _NUMBERS:
         values = getattr(found, name)
@@ -177,30 +185,30 @@ def planned(found: Any, caller: Caller, drafts: Plans, blueprint: Blueprint) -> 
             f"plans for the devices {_described(device)}",
             f"plans for the {count} devices of the drafts, in their order",
         )
-    for name in ("wants", "menus", "declined"):
+    for name in ("sub_model_sizes", "menus", "declined"):
         values = getattr(found, name)
         if not isinstance(values, tuple) or len(values) != count:
             size = f" of {len(values)}" if isinstance(values, tuple | list) else ""
             came = f"a {type(values).__name__}{size} for {name}"
             caller.refuse(came, f"a tuple of {count}, one entry for each device")
-    drafted(found.numbers, caller, count)
+    drafted(found.hyperparameters, caller, count)
     if not all(isinstance(reason, str) for reason in found.declined):
         caller.refuse("declined without a text", 'the reason of each, or ""')
     if not all(isinstance(menu, tuple) for menu in found.menus):
         caller.refuse("menus that are no tuples", "a tuple of sizes for each device, or ()")
-    for want in (*found.wants, *(want for menu in found.menus for want in menu)):
+    for want in (*found.sub_model_sizes, *(want for menu in found.menus for want in menu)):
         _check_want(want, caller, len(blueprint.layers))
     return found
 
 
 def _check_want(want: Any, caller: Caller, layers: int) -> None:
-    if not isinstance(want, Want):
+    if not isinstance(want, SubModelSize):
         caller.refuse(_described(want), "anyfleet.core.messages.Want for the size of a sub-model")
-    for share in map(_any, (want.share, *(ratio for _, ratio in want.ratios))):
+    for share in map(_any, (want.width, *(ratio for _, ratio in want.axis_widths))):
         if not (isinstance(share, numbers.Real) and 0 < float(share) <= 1):
             caller.refuse(f"a size with the share {share!r}", "shares above 0 and at most 1")
-    if not (_whole(want.first) and 0 <= want.first < max(1, layers)):
-        came = f"a size whose first trained layer is {want.first!r}"
+    if not (_whole(want.first_trained_layer) and 0 <= want.first_trained_layer < max(1, layers)):
+        came = f"a size whose first trained layer is {want.first_trained_layer!r}"
         caller.refuse(came, f"one of the layers 0 to {max(1, layers) - 1}")
 
 
@@ -218,7 +226,7 @@ def chosen(found: Any, caller: Caller, menus: Sequence[int]) -> Choices:
     declined = _any(found.declined)
     if not isinstance(declined, tuple) or len(declined) != count:
         caller.refuse(f"{_described(declined)} for declined", f"a tuple of {count} texts")
-    drafted(found.numbers, caller, count)
+    drafted(found.hyperparameters, caller, count)
     none = np.array([bool(reason) for reason in found.declined], dtype=bool)
     outside = (found.entry < np.where(none, -1, 0)) | (found.entry >= np.array(menus))
     if outside.any():
@@ -239,7 +247,7 @@ def cut_out(found: Any, caller: Caller, blueprint: Blueprint) -> Slice:
 @lru_cache(maxsize=4096)
 def _unsliceable(found: Slice, blueprint: Blueprint) -> str:
     try:
-        again = Slice.of(dict(found.keep), blueprint, found.first)
+        again = Slice.of(dict(found.keep), blueprint, found.first_trained_layer)
     except (SliceError, TypeError, ValueError, KeyError) as error:
         return str(error)
     return "" if again == found else "its axes are not sorted, or one is listed that is whole"
@@ -248,17 +256,19 @@ def _unsliceable(found: Slice, blueprint: Blueprint) -> str:
 # --- trees ------------------------------------------------------------------------------------
 
 
-def aggregated(found: Any, caller: Caller, model: Params) -> Stepped:
+def aggregated(found: Any, caller: Caller, model: Params) -> Aggregated:
     """Check a new model: the same tensors as before. Whether it is finite, the server looks."""
-    if not isinstance(found, Stepped):
+    if not isinstance(found, Aggregated):
         caller.refuse(_described(found), "anyfleet.core.messages.Stepped(model, state, notes)")
     _check_tree(found.model, model, caller, "the new model")
-    if not isinstance(found.notes, Mapping):
-        caller.refuse(f"{_described(found.notes)} for notes", "a mapping of names to numbers")
+    if not isinstance(found.diagnostics, Mapping):
+        caller.refuse(f"{_described(found.diagnostics)} for notes", "a mapping of names to numbers")
     return found
 
 
-def trained(found: Result, caller: Caller, params: Params, buffers: Params) -> Result:
+def trained(
+    found: TrainingResult, caller: Caller, params: Params, buffers: Params
+) -> TrainingResult:
     """Check what training leaves behind: the tensors that it began with."""
     _check_tree(found.params, params, caller, "params")
     _check_tree(found.buffers, buffers, caller, "buffers")
@@ -273,10 +283,10 @@ def trained(found: Result, caller: Caller, params: Params, buffers: Params) -> R
     return found
 
 
-def squeezed(found: Any, caller: Caller, tree: Params) -> Squeezed:
+def squeezed(found: Any, caller: Caller, tree: Params) -> Compressed:
     """Check compressed trees: the names and shapes that went in, and bits that can be counted."""
-    if not isinstance(found, Squeezed):
-        caller.refuse(_described(found), "anyfleet.core.method.Squeezed")
+    if not isinstance(found, Compressed):
+        caller.refuse(_described(found), "anyfleet.core.method.Compressed")
     if found.tree != {}:  # a codec may send nothing at all
         _check_tree(found.tree, tree, caller, "the tree")
     bits, distortion = _any(found.bits), _any(found.distortion)
@@ -287,7 +297,7 @@ def squeezed(found: Any, caller: Caller, tree: Params) -> Squeezed:
         caller.refuse("bits that are negative or not finite", "bits that can be counted")
     if not isinstance(distortion, Tensor) or distortion.shape != (rows,):
         caller.refuse(f"{_described(distortion)} for distortion", f"a tensor of [{rows}]")
-    strange = [name for name in (*found.kept, *found.memory) if name not in tree]
+    strange = [name for name in (*found.kept, *found.state) if name not in tree]
     if strange:
         caller.refuse(f"{strange[0]!r} in kept or memory", "only names of the tree that went in")
     return found
@@ -335,22 +345,22 @@ def _check_tree(found: Any, model: Params, caller: Caller, what: str) -> None:
 # --- words ------------------------------------------------------------------------------------
 
 _Fits = Callable[[Any], Any]
-_WHOLE = frozenset({"epochs", "batch", "steps"})
+_WHOLE = frozenset({"epochs", "batch_size", "local_steps"})
 
 
 def _or_unset(fits: _Fits) -> _Fits:
     return lambda values: np.isnan(values) | fits(values)
 
 
-# What each field of `Numbers` must be, in words and as a test of an array.
+# What each field of `Hyperparameters` must be, in words and as a test of an array.
 _NUMBERS: tuple[tuple[str, str, _Fits], ...] = (
     ("lr", "finite and not negative", lambda v: np.isfinite(v) & (v >= 0)),
     ("epochs", f"at least 1, or {EVERYTHING}", lambda v: (v >= 1) | (v == EVERYTHING)),
-    ("batch", "at least 1", lambda v: v >= 1),
-    ("steps", f"at least 0, or {EVERYTHING}", lambda v: v >= EVERYTHING),
-    ("rate", "above 0 and at most 1", lambda v: (v > 0) & (v <= 1)),
+    ("batch_size", "at least 1", lambda v: v >= 1),
+    ("local_steps", f"at least 0, or {EVERYTHING}", lambda v: v >= EVERYTHING),
+    ("sent_fraction", "above 0 and at most 1", lambda v: (v > 0) & (v <= 1)),
     ("frequency", "above 0, or NaN", _or_unset(lambda v: v > 0)),
-    ("target", "above 0, or NaN", _or_unset(lambda v: v > 0)),
+    ("target_seconds", "above 0, or NaN", _or_unset(lambda v: v > 0)),
 )
 
 

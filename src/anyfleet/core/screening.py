@@ -20,9 +20,9 @@ from torch.nn.utils import get_total_norm
 
 from anyfleet.arrays import Flags, Floats, Ints
 from anyfleet.core.limits import Limits
-from anyfleet.core.messages import Conditions, Kind, Params, Report, Updates
+from anyfleet.core.messages import Conditions, Kind, Params, Replies, Report
 from anyfleet.core.objectives import Task
-from anyfleet.core.orders import Orders
+from anyfleet.core.orders import Cohort
 from anyfleet.elastic import Blueprint
 from anyfleet.measure.fisher import MEASURED
 
@@ -61,10 +61,10 @@ class Screen:
         """Return the checks for the replies of a fleet that learns this task."""
         return cls(limits, task.blueprint, declared, frozenset(task.metrics))
 
-    def refusals(self, orders: Sequence[Orders], updates: Sequence[Updates]) -> list[str]:
+    def refusals(self, orders: Sequence[Cohort], replies: Sequence[Replies]) -> list[str]:
         """Return for each reply why it is refused, or "" for those that may count."""
         found = []
-        for order, update, norms in zip(orders, updates, _norms(updates), strict=True):
+        for order, update, norms in zip(orders, replies, _norms(replies), strict=True):
             wrong = (
                 *self._values(order, update, norms),
                 *self._samples(order, update),
@@ -73,7 +73,7 @@ class Screen:
             found.append("".join(wrong[:1]))
         return found
 
-    def _values(self, order: Orders, update: Updates, norms: list[float]) -> Iterator[str]:
+    def _values(self, order: Cohort, update: Replies, norms: list[float]) -> Iterator[str]:
         for (name, tree), norm in zip(update.trees[0].items(), norms, strict=True):
             length = norm
             if not math.isfinite(norm):
@@ -92,13 +92,13 @@ class Screen:
             if name in variances and bool((value < 0).any()):
                 yield f"variance: {name} is negative"
 
-    def _samples(self, order: Orders, update: Updates) -> Iterator[str]:
+    def _samples(self, order: Cohort, update: Replies) -> Iterator[str]:
         samples, most = int(update.samples[0]), int(self.declared[int(order.device[0])])
         # Tests are made on data that nobody declares.
         if samples < 0 or (order.kind != Kind.EVALUATE and samples > most):
             yield f"samples: {samples} of {most}"
 
-    def _told(self, order: Orders, report: Report) -> Iterator[str]:
+    def _told(self, order: Cohort, report: Report) -> Iterator[str]:
         count = sum(len(told) if isinstance(told, tuple) else 1 for told in report.values())
         most = self.limits.most(self.blueprint).report
         if len(report) > MOST_NAMES or count > most:
@@ -119,7 +119,7 @@ class Screen:
             else:
                 yield from _strange(name, told if several else (told,))
 
-    def _unasked(self, order: Orders, name: str) -> Iterator[str]:
+    def _unasked(self, order: Cohort, name: str) -> Iterator[str]:
         if len(name) > LONGEST_NAME:
             yield f"report: a name of {len(name)} characters; at most {LONGEST_NAME}"
         elif order.kind in _TRAINING:
@@ -130,7 +130,7 @@ class Screen:
             yield f"report: {name} was not asked for"
 
 
-def _norms(updates: Sequence[Updates]) -> list[list[float]]:
+def _norms(updates: Sequence[Replies]) -> list[list[float]]:
     """Return the length of every tree of every reply; they are waited for together."""
     trees = [[list(tree.values()) for tree in update.trees[0].values()] for update in updates]
     found = [get_total_norm(tree) for each in trees for tree in each if tree]

@@ -6,12 +6,12 @@ from typing import Any, Protocol
 
 from anyfleet.arrays import Flags, Ints
 from anyfleet.core.check_in import Choices
-from anyfleet.core.incoming import Answer, Answered
-from anyfleet.core.ledger import Entries
+from anyfleet.core.incoming import RepliedOrder, Reply
+from anyfleet.core.ledger import Ledger
 from anyfleet.core.limits import Limits
-from anyfleet.core.messages import Conditions, Devices, Events, Lost, Params, Want
-from anyfleet.core.orders import Orders
-from anyfleet.core.planning import Held
+from anyfleet.core.messages import Conditions, Devices, Events, Failure, Params, SubModelSize
+from anyfleet.core.orders import Cohort
+from anyfleet.core.planning import HeldResult
 from anyfleet.core.screening import Sizes
 from anyfleet.elastic import Slice
 
@@ -24,7 +24,7 @@ class Runtime(Protocol):
         """What it refuses of messages, and the server of what they bring."""
 
     def now(self) -> float: ...
-    def begin(self, step: int) -> None:
+    def begin_round(self, round_index: int) -> None:
         """A server step has begun: what changes from round to round changes now."""
 
     def devices(self) -> Devices: ...
@@ -34,30 +34,32 @@ class Runtime(Protocol):
     def conditions(self, devices: Ints) -> Conditions:
         """What these devices would report, were all of them asked now."""
 
-    def offer(self, orders: Orders) -> Choices:
+    def check_in(self, orders: Cohort) -> Choices:
         """What devices choose from their menus, at check-in."""
 
-    def submit(self, orders: Orders) -> None: ...
+    def submit(self, orders: Cohort) -> None: ...
     def wait(self, until: float | None, enough: int) -> Events:
         """Up to `enough` outcomes; fewer, or none, when time `until` comes first."""
 
-    def cancel(self, orders: tuple[int, ...], reason: str) -> tuple[Lost, ...]: ...
+    def cancel(self, orders: tuple[int, ...], reason: str) -> tuple[Failure, ...]: ...
     def save(self) -> Any: ...
     def restore(self, saved: Any) -> None: ...
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class Round:
     """The state of a run after a server step."""
 
     index: int
     time: float  # seconds
     params: Params
     buffers: Params
-    notes: Mapping[str, Any]
-    ledger: Entries  # what became of the orders that this step closes
-    answers: tuple[Answer, ...]
-    sub_model: Callable[[Want], Slice]  # of this model, as the method's extraction cuts it now
+    diagnostics: Mapping[str, Any]
+    ledger: Ledger  # what became of the orders that this step closes
+    replies: tuple[Reply, ...]
+    sub_model: Callable[
+        [SubModelSize], Slice
+    ]  # of this model, as the method's extraction cuts it now
     snapshot: "Snapshot"
 
 
@@ -68,13 +70,13 @@ class Snapshot:
     params: Params
     buffers: Params
     states: Mapping[str, Any]
-    notes: Mapping[str, Any]
-    step: int
+    diagnostics: Mapping[str, Any]
+    round_index: int
     started: float
     issued: int
     visits: Ints
-    heard: Ints
-    flying: Mapping[int, Orders]
-    holding: Mapping[int, Held]
-    waiting: tuple[Answered, ...]  # answers that came in, left to a later step
+    acknowledged: Ints
+    under_way: Mapping[int, Cohort]
+    holding: Mapping[int, HeldResult]
+    waiting: tuple[RepliedOrder, ...]  # answers that came in, left to a later step
     sizes: Mapping[str, Sizes]  # of updates that counted, by what changed

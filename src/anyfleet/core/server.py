@@ -11,16 +11,31 @@ from anyfleet import rng
 from anyfleet.arrays import Floats, Ints
 from anyfleet.core import return_checks as returned
 from anyfleet.core.calibration import calibrated
-from anyfleet.core.check_in import Traffic
-from anyfleet.core.evaluation import judge
-from anyfleet.core.incoming import Answered, Incoming
-from anyfleet.core.ledger import Ledger
-from anyfleet.core.message_size import expected
-from anyfleet.core.messages import Charges, Conditions, Events, Kind, Params, Want, no_charges
+from anyfleet.core.check_in import MessageBits
+from anyfleet.core.evaluation import server_loss
+from anyfleet.core.incoming import IncomingReplies, RepliedOrder
+from anyfleet.core.ledger import LedgerWriter
+from anyfleet.core.message_size import expected_bits
+from anyfleet.core.messages import (
+    Charges,
+    Conditions,
+    Events,
+    Kind,
+    Params,
+    SubModelSize,
+    no_charges,
+)
 from anyfleet.core.method import Method
 from anyfleet.core.objectives import Task
-from anyfleet.core.orders import Orders, flight
-from anyfleet.core.planning import Desk, Held, branch, chosen, draft, load
+from anyfleet.core.orders import Cohort, status_of
+from anyfleet.core.planning import (
+    HeldResult,
+    PlanningState,
+    apply_choices,
+    branch,
+    load_models,
+    plan_cohort,
+)
 from anyfleet.core.return_checks import Caller
 from anyfleet.core.screening import (
     Screen,
@@ -31,15 +46,15 @@ from anyfleet.core.screening import (
     sound,
     too_large,
 )
-from anyfleet.core.seam import Runtime, Snapshot, Step
+from anyfleet.core.seam import Round, Runtime, Snapshot
 from anyfleet.core.time_and_energy import Amount, Demand, training
-from anyfleet.core.updates import Arrivals
-from anyfleet.core.view import Flight, Request, View
+from anyfleet.core.updates import Updates
+from anyfleet.core.view import OrderStatus, Request, View
 from anyfleet.elastic import Cost, Slice, cost
 from anyfleet.errors import CompositionError
 from anyfleet.tracebacks import during
 
-JUDGE_BATCH = 128  # samples of the server split per comparison (METHODS §1.18)
+SERVER_LOSS_SAMPLES = 128  # samples of the server split per comparison (METHODS §1.18)
 _TRAINING = (Kind.TRAIN, Kind.HOLD, Kind.FETCH)
 # What an update may change of the model, in words.
 _CHANGES = {"params": "a change", "buffers": "a change of the statistics"}
@@ -48,15 +63,15 @@ _CHANGES = {"params": "a change", "buffers": "a change of the statistics"}
 class _Changes(NamedTuple):
     """What some updates change of the model, and how large each change is."""
 
-    arrivals: Arrivals
+    arrivals: Updates
     orders: Ints
     sizes: Floats
     known: Sizes  # of earlier rounds, to remember with these
 
     @classmethod
-    def of(cls, answers: Sequence[Answered], arrivals: Arrivals) -> "_Changes":
+    def of(cls, answers: Sequence[RepliedOrder], arrivals: Updates) -> "_Changes":
         orders = np.array([int(answer.order.id[0]) for answer in answers], dtype=np.int64)
-        return cls(arrivals, orders, arrivals.sizes(), Sizes.none())
+        return cls(arrivals, orders, arrivals.root_mean_squares(), Sizes.none())
 
     def without(self, refused: Sequence[int]) -> "_Changes":
         rows = np.flatnonzero(~np.isin(self.orders, refused))
@@ -78,18 +93,18 @@ class Server:
         self.task, self.runtime, self.seed = task, runtime, seed
         self.devices = runtime.devices()
         self.params, self.buffers = dict(task.params), dict(task.buffers)
-        self.notes: Mapping[str, Any] = {}
-        self.number, self.issued, self.started = 0, 0, runtime.now()
-        runtime.begin(self.number)
+        self.diagnostics: Mapping[str, Any] = {}
+        self.round_index, self.issued, self.started = 0, 0, runtime.now()
+        runtime.begin_round(self.round_index)
         self.visits = np.zeros(len(self.devices), dtype=np.int64)
-        self.heard = np.full(len(self.devices), -1, dtype=np.int64)
-        self.flying: dict[int, Orders] = {}
-        self.holding: dict[int, Held] = {}  # of orders whose results wait on the devices
-        self.arrived: list[Answered] = []
-        self.seen: dict[int, Flight] = {}  # the same orders, as policies see them
-        self.lost: list[Flight] = []
-        self.declined: list[Flight] = []
-        self.ledger = Ledger(self.devices, task.blueprint)
+        self.acknowledged = np.full(len(self.devices), -1, dtype=np.int64)
+        self.under_way: dict[int, Cohort] = {}
+        self.holding: dict[int, HeldResult] = {}  # of orders whose results wait on the devices
+        self.replied: list[RepliedOrder] = []
+        self.seen: dict[int, OrderStatus] = {}  # the same orders, as policies see them
+        self.failed: list[OrderStatus] = []
+        self.declined: list[OrderStatus] = []
+        self.ledger = LedgerWriter(self.devices, task.blueprint)
         self.screen = Screen.of(task, self.devices.samples, runtime.limits)
         self.sizes = {what: Sizes.none() for what in _CHANGES}
         initial = {"params": task.params, "buffers": task.buffers}
@@ -109,7 +124,7 @@ class Server:
             returned.staleness(schedule.staleness, self._caller("schedule"))
 
     def _caller(self, slot: str) -> Caller:
-        return Caller(slot, getattr(self.method, slot), self.number)
+        return Caller(slot, getattr(self.method, slot), self.round_index)
 
     # -- what policies see
 
@@ -118,47 +133,47 @@ class Server:
         return View(
             blueprint=self.task.blueprint,
             devices=self.devices,
-            step=self.number,
+            round_index=self.round_index,
             now=self.runtime.now(),
             started=self.started,
             free=self.runtime.free,
-            flying=tuple(self.seen.values()),
-            arrived=tuple(flight(a.order, a.update.report[0]) for a in self.arrived),
-            lost=tuple(self.lost),
+            under_way=tuple(self.seen.values()),
+            replied=tuple(status_of(a.order, a.reply.report[0]) for a in self.replied),
+            failed=tuple(self.failed),
             declined=tuple(self.declined),
             model=self.params,
-            notes=self.notes,
+            diagnostics=self.diagnostics,
             conditions=self.conditions,
-            judge=self.judge,
+            server_loss=self.server_loss,
             cost=self.cost,
-            training=self.training,
-            traffic=self.traffic,
+            training_cost=self.training_cost,
+            message_bits=self.message_bits,
         )
 
     def conditions(self, devices: Ints) -> Conditions:
         """Return what these devices report of themselves, as far as it can be believed."""
         return believable(self.runtime.conditions(devices))
 
-    def judge(self, params: Params, key: Tensor) -> float:
+    def server_loss(self, params: Params, key: Tensor) -> float:
         """The loss on a batch of the server split that `key` draws."""
         size = len(self.task.server)
-        rows = rng.sample(key, size, min(JUDGE_BATCH, size))
-        return judge(self.task, params, self.buffers, self.method.norm, rows)
+        rows = rng.sample(key, size, min(SERVER_LOSS_SAMPLES, size))
+        return server_loss(self.task, params, self.buffers, self.method.norm, rows)
 
     def cost(self, slice_: Slice, batch: int) -> Cost:
         return cost(self.task.blueprint, slice_, batch)
 
-    def training(self, slice_: Slice, batch: int, processed: int, steps: int) -> Demand:
+    def training_cost(self, slice_: Slice, batch: int, processed: int, steps: int) -> Demand:
         train, blueprint = self.method.trained, self.task.blueprint
         amount = Amount(batch, processed, steps)
         return training(train, blueprint, slice_, amount, self.devices.counting)
 
-    def traffic(self, slice_: Slice, rate: float) -> Traffic:
-        return expected(slice_, self.job, self.task.blueprint, rate)
+    def message_bits(self, slice_: Slice, rate: float) -> MessageBits:
+        return expected_bits(slice_, self.job, self.task.blueprint, rate)
 
     def key(self, purpose: str) -> Tensor:
         """Addressed by what and when, and by how many orders were issued before."""
-        key = rng.fold(rng.root(self.seed, purpose), self.number)
+        key = rng.fold(rng.root(self.seed, purpose), self.round_index)
         return rng.fold(key, self.issued)
 
     # -- asking
@@ -177,12 +192,14 @@ class Server:
     def _fetched(self, request: Request) -> Request:
         """Of the results that wait on their devices, those that the selection names."""
         view = self.view()
-        held = [flight for flight in view.arrived if flight.order in request.of]
+        held = [flight for flight in view.replied if flight.order in request.held_orders]
         with during("select", self.method.select):
             named = self.method.select.fetch(view, held)
         named = returned.fetched(named, self._caller("select"), held)
         devices = tuple(flight.device for flight in named)
-        return replace(request, devices=devices, of=tuple(flight.order for flight in named))
+        return replace(
+            request, devices=devices, held_orders=tuple(flight.order for flight in named)
+        )
 
     def _chosen(self, request: Request) -> Ints:
         if request.kind == Kind.FETCH and request.devices is not None:
@@ -190,9 +207,11 @@ class Server:
         if request.devices is not None:
             named = np.array(request.devices)
             return returned.cohort(named, self._caller("schedule"), self.view())
-        key = rng.fold(rng.root(self.seed, "select"), self.number)
+        key = rng.fold(rng.root(self.seed, "select"), self.round_index)
         # Several draws within a step (asynchronous) differ by what was issued before.
-        begun = any(o.step == self.number for o in self.flying.values()) or self.arrived
+        begun = (
+            any(o.round_index == self.round_index for o in self.under_way.values()) or self.replied
+        )
         key = rng.fold(key, self.issued) if begun else key
         view = self._choice(request)
         with during("select", self.method.select):
@@ -206,35 +225,39 @@ class Server:
 
     def _choice(self, request: Request) -> View:
         """What a selection sees: how many are wanted, and only devices of the wanted level."""
-        view, level = replace(self.view(), most=request.count), request.level
+        view, level = replace(self.view(), most_devices=request.count), request.level
         if level is None:
             return view
         return replace(view, free=lambda ids: view.free(ids) & (self.devices.level[ids] == level))
 
     def _submit(self, request: Request, devices: Ints) -> None:
-        held = tuple(self.holding.pop(order) for order in request.of)
-        desk = Desk(self.seed, self.issued, self.visits, self.heard, self.states, held)
-        drafted = draft(request, devices, method=self.method, view=self.view(), desk=desk)
+        held = tuple(self.holding.pop(order) for order in request.held_orders)
+        desk = PlanningState(
+            self.seed, self.issued, self.visits, self.acknowledged, self.states, held
+        )
+        drafted = plan_cohort(request, devices, method=self.method, view=self.view(), desk=desk)
         if any(drafted.orders.menus):
-            drafted = chosen(drafted, self.runtime.offer(drafted.orders))
+            drafted = apply_choices(drafted, self.runtime.check_in(drafted.orders))
         self.issued += len(devices)
         if request.kind in (Kind.TRAIN, Kind.HOLD):
             # Only training counts: asking a device something must not change what it draws.
             self.visits[devices] += 1
         for row, reason in enumerate(drafted.reasons):
             order = drafted.declined.take([row])
-            self.declined.append(flight(order))
-            self.ledger.lost(order, no_charges(int(order.id[0]), self.runtime.now()), reason)
+            self.declined.append(status_of(order))
+            self.ledger.failed(order, no_charges(int(order.id[0]), self.runtime.now()), reason)
         orders = drafted.orders
         if not len(orders):
             return
         method, task = self.method, self.task
         branch(orders, method=method, task=task, params=self.params, buffers=self.buffers)
-        orders = load(orders, method=method, task=task, params=self.params, buffers=self.buffers)
+        orders = load_models(
+            orders, method=method, task=task, params=self.params, buffers=self.buffers
+        )
         self.runtime.submit(orders)
         rows = orders.rows()
-        self.flying |= {int(row.id[0]): row for row in rows}
-        self.seen |= {int(row.id[0]): flight(row) for row in rows}
+        self.under_way |= {int(row.id[0]): row for row in rows}
+        self.seen |= {int(row.id[0]): status_of(row) for row in rows}
 
     # -- waiting
 
@@ -254,133 +277,133 @@ class Server:
 
     # -- hearing
 
-    def hear(self, events: Events) -> None:
+    def receive(self, events: Events) -> None:
         """Files what came in."""
-        for lost in events.lost:
+        for lost in events.failures:
             self._lose(self._land(lost.order), lost.charges, lost.reason)
-        if events.updates is None or events.charges is None:
+        if events.replies is None or events.charges is None:
             return
-        updates, charges = events.updates.rows(), events.charges.rows()
+        updates, charges = events.replies.rows(), events.charges.rows()
         orders = [self._land(int(update.order[0])) for update in updates]
         refusals = self.screen.refusals(orders, updates)
         for order, update, charge, why in zip(orders, updates, charges, refusals, strict=True):
             if why:
                 self._lose(order, charge, f"refused: {why}")
                 continue
-            self.arrived.append(Answered(order, update, charge))
+            self.replied.append(RepliedOrder(order, update, charge))
             if order.kind == Kind.HOLD:
-                held = Held(order.slices[0], float(order.share[0]), int(order.key[0]))
+                held = HeldResult(order.slices[0], float(order.width[0]), int(order.key[0]))
                 self.holding[int(order.id[0])] = held
-        self.arrived = self._young(self.arrived, self.number)
+        self.replied = self._young(self.replied, self.round_index)
         # What came too late does not count: for its device it is as good as lost.
-        for answer in self.arrived:
-            if answer.result is not None:
-                self.heard[answer.order.device[0]] = answer.result
+        for answer in self.replied:
+            if answer.result_of is not None:
+                self.acknowledged[answer.order.device[0]] = answer.result_of
 
-    def _young(self, answers: list[Answered], step: int) -> list[Answered]:
+    def _young(self, answers: list[RepliedOrder], step: int) -> list[RepliedOrder]:
         """Those that may count in this step; the others are too old and given up."""
         oldest = step - self.method.schedule.staleness
         for answer in answers:
-            if answer.order.step < oldest:
-                self.lost.append(flight(answer.order))
-                self.ledger.answered(answer.order, answer.update, answer.charges, "stale")
+            if answer.order.round_index < oldest:
+                self.failed.append(status_of(answer.order))
+                self.ledger.replied(answer.order, answer.reply, answer.charges, "stale")
                 self._unhear(answer)
-        return [answer for answer in answers if answer.order.step >= oldest]
+        return [answer for answer in answers if answer.order.round_index >= oldest]
 
-    def _unhear(self, answer: Answered) -> None:
+    def _unhear(self, answer: RepliedOrder) -> None:
         """Forget what was heard but will not count: its device has to send it again."""
         device = answer.order.device[0]
-        if self.heard[device] == answer.result:
-            self.heard[device] = -1
+        if self.acknowledged[device] == answer.result_of:
+            self.acknowledged[device] = -1
 
-    def _land(self, order_id: int) -> Orders:
+    def _land(self, order_id: int) -> Cohort:
         del self.seen[order_id]
-        return self.flying.pop(order_id)
+        return self.under_way.pop(order_id)
 
-    def _lose(self, order: Orders, charges: Charges, reason: str) -> None:
-        self.lost.append(flight(order))
-        self.ledger.lost(order, charges, reason)
+    def _lose(self, order: Cohort, charges: Charges, reason: str) -> None:
+        self.failed.append(status_of(order))
+        self.ledger.failed(order, charges, reason)
 
     # -- stepping
 
-    def step(self) -> Step:
+    def finish_round(self) -> Round:
         """Aggregates what arrived, lets the policies learn, and starts the next step."""
         self._drop()
         later = self._later()
         # Told in the step that ends: what is open when the next one begins is not in a snapshot.
-        later = self._young(later, self.number + 1)
+        later = self._young(later, self.round_index + 1)
         changes = self._admitted()
-        view, self.notes = self.view(), {}
+        view, self.diagnostics = self.view(), {}
         held = self._aggregate(changes, view) if changes else ""
         self._enter(held)
         if not held:
             arrivals = changes["params"].arrivals if changes else None
-            self._learn(arrivals, replace(view, model=self.params, notes=self.notes))
+            self._learn(arrivals, replace(view, model=self.params, diagnostics=self.diagnostics))
         told: dict[str, Any] = {}
         for name, part in self.method.policies().items():
             with during(name, part):
-                tells = part.tells(self.states[name])
+                tells = part.diagnostics(self.states[name])
             told |= returned.told(tells, self._caller(name))
-        self.notes = {**told, **self.notes}
-        answers = tuple(a.answer() for a in self.arrived if a.order.kind not in _TRAINING)
-        ledger = self.ledger.close(self.number, self.runtime.now())
-        self.number += 1
+        self.diagnostics = {**told, **self.diagnostics}
+        answers = tuple(a.as_reply() for a in self.replied if a.order.kind not in _TRAINING)
+        ledger = self.ledger.close(self.round_index, self.runtime.now())
+        self.round_index += 1
         self.started = self.runtime.now()
-        self.runtime.begin(self.number)
-        self.arrived, self.lost, self.declined = later, [], []
+        self.runtime.begin_round(self.round_index)
+        self.replied, self.failed, self.declined = later, [], []
         # A schedule can only fetch what it sees: of the others nobody will ask again.
         still = {int(answer.order.id[0]) for answer in later}
         self.holding = {order: held for order, held in self.holding.items() if order in still}
-        return Step(
-            index=self.number - 1,
+        return Round(
+            index=self.round_index - 1,
             time=self.started,
             params=dict(self.params),
             buffers=dict(self.buffers),
-            notes=self.notes,
+            diagnostics=self.diagnostics,
             ledger=ledger,
-            answers=answers,
+            replies=answers,
             sub_model=self._sub_model(),
             snapshot=self.snapshot(),
         )
 
-    def _sub_model(self) -> Callable[[Want], Slice]:
+    def _sub_model(self) -> Callable[[SubModelSize], Slice]:
         """What the extraction cuts out of the model as it is now."""
         view, state, key = self.view(), self.states["extract"], self.key("test")
         extract, caller = self.method.extract, self._caller("extract")
 
-        def sub_model(want: Want) -> Slice:
+        def sub_model(want: SubModelSize) -> Slice:
             with during("extract", extract):
                 found = extract(want, view, state, key)
             return returned.cut_out(found, caller, view.blueprint)
 
         return sub_model
 
-    def _later(self) -> list[Answered]:
+    def _later(self) -> list[RepliedOrder]:
         """Take out what is left to a later step, and put the rest in the order of issue."""
         schedule = self.method.schedule
         with during("schedule", schedule):
             later = schedule.later(self.view())
-        there = {int(answer.order.id[0]) for answer in self.arrived}
+        there = {int(answer.order.id[0]) for answer in self.replied}
         left = set(returned.orders(later, self._caller("schedule"), there, "answered"))
-        self.arrived.sort(key=lambda answer: int(answer.order.id[0]))
-        waiting = [a for a in self.arrived if int(a.order.id[0]) in left]
-        self.arrived = [a for a in self.arrived if int(a.order.id[0]) not in left]
+        self.replied.sort(key=lambda answer: int(answer.order.id[0]))
+        waiting = [a for a in self.replied if int(a.order.id[0]) in left]
+        self.replied = [a for a in self.replied if int(a.order.id[0]) not in left]
         return waiting
 
     def _drop(self) -> None:
         schedule = self.method.schedule
         with during("schedule", schedule):
             asked = schedule.drop(self.view())
-        dropped = returned.orders(asked, self._caller("schedule"), self.flying, "under way")
+        dropped = returned.orders(asked, self._caller("schedule"), self.under_way, "under way")
         if dropped:
             for lost in self.runtime.cancel(dropped, "too late"):
                 self._lose(self._land(lost.order), lost.charges, lost.reason)
 
     def _admitted(self) -> dict[str, "_Changes"]:
         """Return what this step's updates change; those that are far too large are refused."""
-        trained = [answer for answer in self.arrived if answer.update.trained]
-        told = [answer for answer in trained if answer.measured]
-        incoming, found = Incoming(self.method, self.task, self.number), {}
+        trained = [answer for answer in self.replied if answer.reply.trained]
+        told = [answer for answer in trained if answer.has_statistics]
+        incoming, found = IncomingReplies(self.method, self.task, self.round_index), {}
         if trained:
             found["params"] = _Changes.of(trained, incoming.trained(trained, self.params))
         if told:
@@ -400,7 +423,7 @@ class Server:
             if (order := int(answer.order.id[0])) in refused:
                 self._lose(answer.order, answer.charges, refused[order])
                 self._unhear(answer)
-        self.arrived = [a for a in self.arrived if int(a.order.id[0]) not in refused]
+        self.replied = [a for a in self.replied if int(a.order.id[0]) not in refused]
         left = {what: changes.without(list(refused)) for what, changes in found.items()}
         return {what: changes for what, changes in left.items() if len(changes.orders)}
 
@@ -420,9 +443,13 @@ class Server:
         if sound(state) and not sound(stepped.state):
             wrong.append("the state of the aggregator")
         if wrong:
-            self.notes = {"held": tuple(arrivals.device.tolist()), "not_finite": tuple(wrong)}
+            self.diagnostics = {"held": tuple(arrivals.device.tolist()), "not_finite": tuple(wrong)}
             return f"held: the new model is not finite: {wrong[0]}"
-        self.params, self.buffers, self.notes = dict(stepped.model), buffers, stepped.notes
+        self.params, self.buffers, self.diagnostics = (
+            dict(stepped.model),
+            buffers,
+            stepped.diagnostics,
+        )
         self.states["aggregate"] = stepped.state
         for what, each in changes.items():
             self.sizes[what] = each.known.after(each.arrivals.device, each.sizes)
@@ -430,17 +457,17 @@ class Server:
 
     def _enter(self, held: str) -> None:
         """Enter the replies of this step into the ledger; `held` is why no update counts."""
-        for answer in self.arrived:
-            reason = held if answer.update.trained else ""
-            self.ledger.answered(answer.order, answer.update, answer.charges, reason)
+        for answer in self.replied:
+            reason = held if answer.reply.trained else ""
+            self.ledger.replied(answer.order, answer.reply, answer.charges, reason)
             if reason:
                 self._unhear(answer)
 
-    def _learn(self, arrivals: Arrivals | None, view: View) -> None:
+    def _learn(self, arrivals: Updates | None, view: View) -> None:
         """Let the policies learn from the step; NaN may well mean "unknown" in their states."""
         for name, part in self.method.policies().items():
             with during(name, part):
-                self.states[name] = part.learn(self.states[name], arrivals, self.notes, view)
+                self.states[name] = part.learn(self.states[name], arrivals, self.diagnostics, view)
 
     # -- resuming
 
@@ -449,25 +476,25 @@ class Server:
             params=dict(self.params),
             buffers=dict(self.buffers),
             states=dict(self.states),
-            notes=self.notes,
-            step=self.number,
+            diagnostics=self.diagnostics,
+            round_index=self.round_index,
             started=self.started,
             issued=self.issued,
             visits=self.visits.copy(),
-            heard=self.heard.copy(),
-            flying=dict(self.flying),
+            acknowledged=self.acknowledged.copy(),
+            under_way=dict(self.under_way),
             holding=dict(self.holding),
-            waiting=tuple(self.arrived),
+            waiting=tuple(self.replied),
             sizes=dict(self.sizes),
         )
 
     def restore(self, saved: Snapshot) -> None:
         self.params, self.buffers = dict(saved.params), dict(saved.buffers)
-        self.states, self.notes = dict(saved.states), saved.notes
-        self.number, self.started, self.issued = saved.step, saved.started, saved.issued
-        self.visits, self.heard = saved.visits.copy(), saved.heard.copy()
-        self.flying, self.holding = dict(saved.flying), dict(saved.holding)
-        self.arrived = list(saved.waiting)
+        self.states, self.diagnostics = dict(saved.states), saved.diagnostics
+        self.round_index, self.started, self.issued = saved.round_index, saved.started, saved.issued
+        self.visits, self.acknowledged = saved.visits.copy(), saved.acknowledged.copy()
+        self.under_way, self.holding = dict(saved.under_way), dict(saved.holding)
+        self.replied = list(saved.waiting)
         self.sizes = dict(saved.sizes)
-        self.runtime.begin(self.number)
-        self.seen = {order_id: flight(order) for order_id, order in saved.flying.items()}
+        self.runtime.begin_round(self.round_index)
+        self.seen = {order_id: status_of(order) for order_id, order in saved.under_way.items()}

@@ -9,13 +9,21 @@ from torch import Tensor
 
 from anyfleet.arguments import Part
 from anyfleet.arrays import Ints, join
-from anyfleet.core.check_in import Choices, Offer, Own
-from anyfleet.core.layout import Envelope, Symbols
-from anyfleet.core.messages import Devices, Notes, Numbers, Params, Plans, Stepped, Want
+from anyfleet.core.check_in import Choices, ChoosingDevice, MenuEntry
+from anyfleet.core.layout import MessageLayout, Symbols
+from anyfleet.core.messages import (
+    Aggregated,
+    ChooserState,
+    Devices,
+    Hyperparameters,
+    Params,
+    Plans,
+    SubModelSize,
+)
 from anyfleet.core.objectives import Task
 from anyfleet.core.time_and_energy import Work
-from anyfleet.core.updates import Arrivals
-from anyfleet.core.view import Flight, Request, View
+from anyfleet.core.updates import Updates
+from anyfleet.core.view import OrderStatus, Request, View
 from anyfleet.elastic import Blueprint, Mode, Priced, Slice
 from anyfleet.errors import BadReturn
 from anyfleet.tracebacks import quoted
@@ -28,20 +36,22 @@ Loose = dict[str, Any]  # a trainer's state: nested dicts of tensors
 class Policy(Part, Protocol):
     """A server-side part; the loop keeps its state. Defaults are those of one without state."""
 
-    judges: ClassVar[bool] = False  # asks for losses on the server split: there must be one
+    needs_server_loss: ClassVar[bool] = (
+        False  # asks for losses on the server split: there must be one
+    )
 
     @property
-    def wants(self) -> frozenset[str]:
+    def reports(self) -> frozenset[str]:
         """What devices shall measure and report."""
         return frozenset()
 
     @property
-    def needs(self) -> Mapping[str, str]:
+    def requires(self) -> Mapping[str, str]:
         """What other parts must give, each with who would."""
         return {}
 
     @property
-    def gives(self) -> frozenset[str]:
+    def provides(self) -> frozenset[str]:
         """What other parts may need: notes of an aggregator, "menu" or "target" of a plan."""
         return frozenset()
 
@@ -50,17 +60,17 @@ class Policy(Part, Protocol):
         return None
 
     def learn(
-        self, state: State, arrivals: Arrivals | None, notes: Mapping[str, Any], view: View
+        self, state: State, updates: Updates | None, diagnostics: Mapping[str, Any], view: View
     ) -> State:
         """The state after a server step; `arrivals` is None after an empty one."""
         return state
 
-    def tells(self, state: State) -> Mapping[str, Any]:
+    def diagnostics(self, state: State) -> Mapping[str, Any]:
         """What of its state belongs into the record of a run, after a server step."""
         return {}
 
 
-class Around(Policy, Protocol):
+class Wrapper(Policy, Protocol):
     """A policy around another of its kind (its field `inner`), without a state of its own."""
 
     inner: Policy
@@ -69,12 +79,12 @@ class Around(Policy, Protocol):
         return self.inner.init(view)
 
     def learn(
-        self, state: State, arrivals: Arrivals | None, notes: Mapping[str, Any], view: View
+        self, state: State, updates: Updates | None, diagnostics: Mapping[str, Any], view: View
     ) -> State:
-        return self.inner.learn(state, arrivals, notes, view)
+        return self.inner.learn(state, updates, diagnostics, view)
 
-    def tells(self, state: State) -> Mapping[str, Any]:
-        return self.inner.tells(state)
+    def diagnostics(self, state: State) -> Mapping[str, Any]:
+        return self.inner.diagnostics(state)
 
 
 def nested(part: Policy) -> Iterator[Policy]:
@@ -91,7 +101,7 @@ class Select(Policy, Protocol):
     @abstractmethod
     def __call__(self, view: View, state: State, key: Tensor) -> Ints: ...
 
-    def fetch(self, view: View, held: Sequence[Flight]) -> Sequence[Flight]:
+    def fetch(self, view: View, held: Sequence[OrderStatus]) -> Sequence[OrderStatus]:
         """Whose results are uploaded, of those that wait on their devices."""
         return held
 
@@ -109,12 +119,12 @@ class Schedule(Part, Protocol):
         """An answer older than this many steps is lost."""
 
     @property
-    def wants(self) -> frozenset[str]:
+    def reports(self) -> frozenset[str]:
         """What devices shall measure and report."""
         return frozenset()
 
     @property
-    def gives(self) -> frozenset[str]:
+    def provides(self) -> frozenset[str]:
         """What other parts may need: "held", results that wait on their devices."""
         return frozenset()
 
@@ -147,25 +157,29 @@ class Plan(Policy, Protocol):
     """What each device of the cohort shall do, decided on the server, for all of them at once."""
 
     @abstractmethod
-    def __call__(self, drafts: Plans, view: View, state: State, key: Tensor) -> Plans: ...
+    def __call__(self, plans: Plans, view: View, state: State, key: Tensor) -> Plans: ...
 
 
 @dataclass(frozen=True, eq=False)
 class Lesson:
     """What a device can learn from an order that it has carried out."""
 
-    share: float  # of the model's width, as planned
-    size: tuple[float, float]  # of the slice: its width, first trained layer; those of its offer
+    width: float  # of the model's width, as planned
+    sub_model_size: tuple[
+        float, float
+    ]  # of the slice: its width, first trained layer; those of its offer
     measured: Mapping[str, float]  # whether it is reported or not
-    birth: Callable[[], float]  # measures the Fisher information of the initial model, that wide
+    initial_fisher: Callable[
+        [], float
+    ]  # measures the Fisher information of the initial model, that wide
 
 
-class Asked(NamedTuple):
+class CheckIn(NamedTuple):
     """What a device has before it when it chooses."""
 
-    menu: Sequence[Offer]
-    own: Own
-    numbers: Numbers  # a batch of one
+    menu: Sequence[MenuEntry]
+    device: ChoosingDevice
+    hyperparameters: Hyperparameters  # a batch of one
 
 
 class Choose(Part, Protocol):
@@ -175,12 +189,12 @@ class Choose(Part, Protocol):
     """
 
     @property
-    def keeps(self) -> frozenset[str]:
+    def learns_from(self) -> frozenset[str]:
         """Measures of training that it learns from."""
         return frozenset()
 
     @property
-    def needs(self) -> Mapping[str, str]:
+    def requires(self) -> Mapping[str, str]:
         """What other parts must give, each with who would; most need the "menu" of a plan."""
         return {}
 
@@ -190,12 +204,14 @@ class Choose(Part, Protocol):
         return frozenset()
 
     @abstractmethod
-    def __call__(self, menu: Sequence[Offer], own: Own, numbers: Numbers) -> Choices:
+    def __call__(
+        self, menu: Sequence[MenuEntry], device: ChoosingDevice, hyperparameters: Hyperparameters
+    ) -> Choices:
         """A batch of one."""
 
-    def together(self, asked: Sequence[Asked]) -> Choices:
+    def together(self, check_ins: Sequence[CheckIn]) -> Choices:
         """What several devices choose, each for itself: a simulator may ask them all at once."""
-        found = [self(*each) for each in asked]
+        found = [self(*each) for each in check_ins]
         for each in found:
             if not isinstance(each, Choices):
                 raise BadReturn(
@@ -204,11 +220,11 @@ class Choose(Part, Protocol):
                 )
         return join(found)
 
-    def learn(self, notes: Notes, lesson: Lesson) -> Notes:
+    def learn(self, state: ChooserState, lesson: Lesson) -> ChooserState:
         """The notes after an order."""
-        return notes
+        return state
 
-    def asks(self, notes: Notes, share: float, first: int) -> bool:
+    def measures_initial(self, state: ChooserState, width: float, first_trained_layer: int) -> bool:
         """Whether learning from such an order will measure the initial model.
 
         By its planned share and its first trained layer.
@@ -220,7 +236,7 @@ class Extract(Policy, Protocol):
     """Which channels make up a sub-model of the wanted size."""
 
     @abstractmethod
-    def __call__(self, want: Want, view: View, state: State, key: Tensor) -> Slice: ...
+    def __call__(self, size: SubModelSize, view: View, state: State, key: Tensor) -> Slice: ...
 
 
 class Norm(Part, Protocol):
@@ -250,14 +266,14 @@ class Norm(Part, Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Site:
+class TrainingContext:
     """What is the same for every device of a stack: sizes and parts, no values."""
 
     blueprint: Blueprint  # of the small model
     trained: tuple[str, ...]  # parameters that are updated
     norm: Norm
     task: Task
-    share: float = 1.0  # of the model's width, as planned; axes are rounded to whole channels
+    width: float = 1.0  # of the model's width, as planned; axes are rounded to whole channels
 
 
 class Minibatch(NamedTuple):
@@ -267,10 +283,10 @@ class Minibatch(NamedTuple):
     y: Tensor
     valid: Tensor
     key: Tensor
-    number: int = 0  # of the step in its order: the same for all of a stack
+    step_index: int = 0  # of the step in its order: the same for all of a stack
 
 
-class Given(NamedTuple):
+class TrainingStart(NamedTuple):
     """What a trainer starts from, in local coordinates."""
 
     params: Params
@@ -278,7 +294,7 @@ class Given(NamedTuple):
     seen: Tensor  # labels that occur in the device's data
 
 
-class Result(NamedTuple):
+class TrainingResult(NamedTuple):
     """What training leaves behind, in local coordinates."""
 
     params: Params
@@ -291,31 +307,36 @@ class Train(Part, Protocol):
     """Local training as pure functions of tensors: no branching on values, no hidden state."""
 
     @abstractmethod
-    def draft(self, step: int, samples: Ints) -> Numbers:
+    def hyperparameters(self, round_index: int, samples: Ints) -> Hyperparameters:
         """The numbers of each device before a planner varies them."""
 
     @abstractmethod
-    def start(self, site: Site, given: Given) -> Loose:
+    def start(self, context: TrainingContext, start: TrainingStart) -> Loose:
         """The state before the first step; "params" and "buffers" hold the model at any time."""
 
     @abstractmethod
     def step(
-        self, site: Site, state: Loose, batch: Minibatch, numbers: Loose, choice: Any
+        self,
+        context: TrainingContext,
+        state: Loose,
+        batch: Minibatch,
+        hyperparameters: Loose,
+        draw: Any,
     ) -> Loose: ...
 
     @abstractmethod
-    def finish(self, site: Site, state: Loose) -> Result: ...
+    def finish(self, context: TrainingContext, state: Loose) -> TrainingResult: ...
 
-    def choices(self, key: Tensor, steps: int) -> tuple[Any, ...]:
+    def shared_draws(self, key: Tensor, local_steps: int) -> tuple[Any, ...]:
         """One static choice per step, shared by the cohort so that stacks keep one shape."""
-        return (None,) * steps
+        return (None,) * local_steps
 
     def misfit(self, task: Task) -> str:
         """Why this task cannot be trained like this, and what to do; empty if it can."""
         return ""
 
     @abstractmethod
-    def work(self, priced: Priced, processed: int, steps: int) -> Work:
+    def work(self, priced: Priced, processed: int, local_steps: int) -> Work:
         """Of `processed` samples in `steps` steps; what is drawn at random, as it is expected."""
 
     def __hash__(self) -> int:
@@ -323,14 +344,14 @@ class Train(Part, Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Squeezed:
+class Compressed:
     """Trees after compression, as the receiver will see them; stacked, one row per device."""
 
     tree: Params
     kept: Params  # 1 where an entry was sent, 0 where not; a name that is absent came whole
     symbols: Symbols  # what is packed
     bits: Tensor  # of every row and column
-    memory: Params  # what the device keeps for its next message
+    state: Params  # what the device keeps for its next message
     distortion: Tensor  # of every row, squared error over squared norm
 
 
@@ -351,7 +372,7 @@ class Codec(Part, Protocol):
     those of a codec that sends everything and remembers nothing.
     """
 
-    slot: ClassVar[str] = ""  # the device memory it keeps, or ""
+    state_name: ClassVar[str] = ""  # the device memory it keeps, or ""
 
     @property
     def drops(self) -> bool:
@@ -359,7 +380,7 @@ class Codec(Part, Protocol):
         return False
 
     @property
-    def adapts(self) -> bool:
+    def follows_sent_fraction(self) -> bool:
         """Whether it follows the rate that an order asks for."""
         return False
 
@@ -369,24 +390,24 @@ class Codec(Part, Protocol):
         return Slack()
 
     @abstractmethod
-    def squeeze(
-        self, tree: Params, memory: Params, rate: Tensor, envelope: Envelope
-    ) -> Squeezed: ...
+    def compress(
+        self, tree: Params, state: Params, sent_fraction: Tensor, layout: MessageLayout
+    ) -> Compressed: ...
 
     @abstractmethod
-    def bits(self, symbols: Symbols, envelope: Envelope) -> Tensor:
+    def bits(self, symbols: Symbols, layout: MessageLayout) -> Tensor:
         """Of every row and column."""
 
     @abstractmethod
-    def pack(self, symbols: Symbols, envelope: Envelope) -> tuple[bytes, ...]:
+    def pack(self, symbols: Symbols, layout: MessageLayout) -> tuple[bytes, ...]:
         """One row as bytes, column by column."""
 
     @abstractmethod
-    def unpack(self, columns: Sequence[bytes], envelope: Envelope) -> Symbols:
+    def unpack(self, columns: Sequence[bytes], layout: MessageLayout) -> Symbols:
         """The row that the leading columns of a message hold; `BadMessage` if they cannot."""
 
     @abstractmethod
-    def restore(self, symbols: Symbols, envelope: Envelope) -> tuple[Params, Params]:
+    def restore(self, symbols: Symbols, layout: MessageLayout) -> tuple[Params, Params]:
         """Trees and what was kept of them; zero where a column is missing."""
 
     @property
@@ -394,7 +415,7 @@ class Codec(Part, Protocol):
         """Whether it wants a look at an update before a run (`calibrated`)."""
         return False
 
-    def calibrated(self, update: Params, envelope: Envelope) -> "Codec":
+    def calibrated(self, update: Params, layout: MessageLayout) -> "Codec":
         """The codec after a look at an update such as devices will send, on the server."""
         return self
 
@@ -407,5 +428,5 @@ class Aggregate(Policy, Protocol):
 
     @abstractmethod
     def __call__(
-        self, model: Params, state: State, arrivals: Arrivals, view: View, key: Tensor
-    ) -> Stepped: ...
+        self, model: Params, state: State, updates: Updates, view: View, key: Tensor
+    ) -> Aggregated: ...

@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from anyfleet.arrays import Batch, Floats
+from anyfleet.arrays import Arrays, Floats
 from anyfleet.core.messages import Conditions
 from anyfleet.elastic import WHOLE, Blueprint, Priced, Slice, width
 from anyfleet.elastic.cost.operations import Counting, operations
@@ -26,14 +26,14 @@ IN_TIME = 1 - 1e-9  # of what may be spent: a plan that fits exactly must not be
 
 
 @dataclass(frozen=True, eq=False)
-class Effort(Batch):
+class Effort(Arrays):
     """What orders make devices calculate."""
 
     flops: Floats
     deep: Floats  # FLOP if every layer of the slice were trained
     whole: Floats  # FLOP of the same samples on the whole model
     width: Floats  # of the slice
-    steps: Floats  # local steps
+    local_steps: Floats  # local steps
     calls: Floats  # of operators
     moved: Floats  # bytes that operators read and write
 
@@ -52,7 +52,7 @@ class Effort(Batch):
 
 
 @dataclass(frozen=True, eq=False)
-class Demand(Batch):
+class Demand(Arrays):
     """What orders ask of devices."""
 
     effort: Effort
@@ -60,7 +60,7 @@ class Demand(Batch):
 
     def then(self, after: "Demand") -> "Demand":
         """One after the other."""
-        amounts = ("flops", "deep", "whole", "steps", "calls", "moved")
+        amounts = ("flops", "deep", "whole", "local_steps", "calls", "moved")
         both = {n: getattr(self.effort, n) + getattr(after.effort, n) for n in amounts}
         return Demand(replace(self.effort, **both), np.maximum(self.memory, after.memory))
 
@@ -92,10 +92,10 @@ class Work:
 class Amount:
     """How much of a slice's training: in batches of which size, how many samples and steps."""
 
-    batch: int
+    batch_size: int
     processed: int = 0
-    steps: int = 0
-    share: float | None = None  # as planned, where that is known
+    local_steps: int = 0
+    width: float | None = None  # as planned, where that is known
 
 
 class Worker(Protocol):
@@ -110,9 +110,9 @@ def training(
     train: Worker, blueprint: Blueprint, slice_: Slice, amount: Amount, counting: Counting
 ) -> Demand:
     """What it takes to train a slice; a batch of one."""
-    three = slice_, replace(slice_, first=0), WHOLE
-    batch, processed, steps = amount.batch, amount.processed, amount.steps
-    planned = amount.share, amount.share, 1.0
+    three = slice_, replace(slice_, first_trained_layer=0), WHOLE
+    batch, processed, steps = amount.batch_size, amount.processed, amount.local_steps
+    planned = amount.width, amount.width, 1.0
     prices = [Priced(blueprint, e, batch, p) for e, p in zip(three, planned, strict=True)]
     with during("train", train):
         works = [train.work(priced, processed, steps) for priced in prices]
@@ -137,11 +137,11 @@ def clocked(own: Conditions, frequency: Floats) -> Floats:
     return np.clip(wanted, own.slowest, own.fastest)
 
 
-def crossing_seconds(bits: Floats | float, rate: Floats) -> Floats:
+def transfer_seconds(bits: Floats | float, bit_rate: Floats) -> Floats:
     """How long bits take at a rate; over a link that carries nothing, for ever."""
     with np.errstate(divide="ignore", invalid="ignore"):
         # Of nothing, nothing waits: not even for a link that is down.
-        seconds: Floats = np.where(np.asarray(bits) > 0, bits / rate, 0.0)
+        seconds: Floats = np.where(np.asarray(bits) > 0, bits / bit_rate, 0.0)
     return seconds
 
 
@@ -155,6 +155,6 @@ def _undisturbed(effort: Effort, own: Conditions) -> Floats:
     share = np.where(np.isnan(own.exponent), by_work, by_width)
     shrunk = own.fixed * (share > 0) + (1 - own.fixed) * share
     calculating = effort.whole / (own.speed * own.load) * shrunk
-    handling = effort.steps * own.overhead + effort.calls * own.latency
+    handling = effort.local_steps * own.overhead + effort.calls * own.latency
     seconds: Floats = calculating + handling + effort.moved / own.bandwidth
     return seconds

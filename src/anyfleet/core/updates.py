@@ -15,7 +15,7 @@ from torch import Tensor
 
 from anyfleet import rng
 from anyfleet.arrays import Floats, Ints
-from anyfleet.core.messages import Params, Report, Updates
+from anyfleet.core.messages import Params, Replies, Report
 from anyfleet.elastic import Blueprint, Slice, alpha, place
 
 _BLOCK = 1 << 16  # coordinates of which all devices' values are compared at once
@@ -35,7 +35,7 @@ class Regions(NamedTuple):
     coordinates: Ints  # how many they trained
 
 
-class Arrivals:
+class Updates:
     """Updates of one server step, in the order in which they were issued.
 
     In canonical order, because float sums must not depend on who arrived first. Trees hold changes
@@ -44,7 +44,7 @@ class Arrivals:
 
     def __init__(
         self,
-        updates: Updates,
+        updates: Replies,
         *,
         slices: Sequence[Slice],
         staleness: Ints,
@@ -57,7 +57,7 @@ class Arrivals:
         self.bits = updates.bits
         self.report: tuple[Report, ...] = updates.report
         self.staleness = staleness
-        self.rates = rates  # measured: the bits of each over those of an uncompressed one
+        self.sent_fractions = rates  # measured: the bits of each over those of an uncompressed one
         self.slices = tuple(slices)
         self._updates = updates
         self._changes = tuple(changes)
@@ -68,15 +68,15 @@ class Arrivals:
     def __len__(self) -> int:
         return len(self.device)
 
-    def take(self, rows: Sequence[int] | Ints) -> "Arrivals":
+    def take(self, rows: Sequence[int] | Ints) -> "Updates":
         """Only these rows, in the given order."""
         chosen = np.asarray(rows, dtype=np.int64)
-        return Arrivals(
+        return Updates(
             self._updates.take(chosen),
             slices=[self.slices[row] for row in chosen],
             staleness=self.staleness[chosen],
             changes=[self._changes[row] for row in chosen],
-            rates=self.rates[chosen],
+            rates=self.sent_fractions[chosen],
             blueprint=self._blueprint,
         )
 
@@ -85,31 +85,31 @@ class Arrivals:
         """AnycostFL's measure of what each device trained: 1 for the whole model."""
         return np.array([alpha(slice_, self._blueprint) for slice_ in self.slices])
 
-    def scaled(self, factors: Floats) -> "Arrivals":
+    def scaled(self, factors: Floats) -> "Updates":
         """Return the same updates, each multiplied by its factor."""
         changes = [
             change if factor == 1 else {n: (v.double() * factor).to(v) for n, v in change.items()}
             for change, factor in zip(self._changes, factors.tolist(), strict=True)
         ]
-        return Arrivals(
+        return Updates(
             self._updates,
             slices=self.slices,
             staleness=self.staleness,
             changes=changes,
-            rates=self.rates,
+            rates=self.sent_fractions,
             blueprint=self._blueprint,
         )
 
-    def sent(self) -> "Arrivals":
+    def only_sent(self) -> "Updates":
         """As if devices had trained only what their codecs sent, instead of zeros besides."""
         pairs = zip(self._updates.masks, self._updates.kept, strict=True)
         masks = tuple({**mask, **_both(mask, kept)} for mask, kept in pairs)
-        return Arrivals(
+        return Updates(
             replace(self._updates, masks=masks),
             slices=self.slices,
             staleness=self.staleness,
             changes=self._changes,
-            rates=self.rates,
+            rates=self.sent_fractions,
             blueprint=self._blueprint,
         )
 
@@ -187,7 +187,7 @@ class Arrivals:
         lengths = iter(torch.stack(found).tolist() if found else [])
         return np.array([_joint([next(lengths) for _ in change]) for change in self._changes])
 
-    def sizes(self) -> Floats:
+    def root_mean_squares(self) -> Floats:
         """Return the root mean square of every update, over the coordinates its device trained.
 
         Narrow and wide slices compare by it. What a codec left out counts as zero; an update
@@ -204,7 +204,7 @@ class Arrivals:
         value, mask = self._changes[row][name], self._mask(row, name)
         return value.numel() if mask is None else int((mask > 0).expand_as(value).sum())
 
-    def lengths(self, tree: Params) -> Floats:
+    def tree_norms(self, tree: Params) -> Floats:
         """The length of a tree in global coordinates, over those that each device trained."""
         squares = np.zeros(len(self))
         known: dict[tuple[str, Slice], float] = {}  # many devices have one of few slices

@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from anyfleet.arrays import Flags, Ints
-from anyfleet.core.check_in import Traffic
+from anyfleet.core.check_in import MessageBits
 from anyfleet.core.messages import Conditions, Devices, Kind, Params, Report
 from anyfleet.core.time_and_energy import Demand
 from anyfleet.elastic import Blueprint, Cost, Slice
@@ -23,16 +23,16 @@ class Request:
     count: int | None = None  # at most
     level: int | None = None  # only devices of this declared level
     devices: tuple[int, ...] | None = None
-    of: tuple[int, ...] = ()  # FETCH: the held orders; the selection names those to upload
+    held_orders: tuple[int, ...] = ()  # FETCH: the held orders; the selection names those to upload
 
 
 @dataclass(frozen=True, eq=False)
-class Flight:
+class OrderStatus:
     """An order under way or answered, as policies see it: never its simulated future."""
 
     order: int
     device: int
-    step: int
+    round_index: int
     kind: Kind
     report: Report = field(default_factory=dict)
 
@@ -43,22 +43,22 @@ class View:
 
     blueprint: Blueprint
     devices: Devices
-    step: int
+    round_index: int
     now: float
     started: float  # when this step began
     free: Callable[[Ints], Flags]  # which of these could be asked now
-    flying: tuple[Flight, ...]
-    arrived: tuple[Flight, ...]
-    lost: tuple[Flight, ...]
-    declined: tuple[Flight, ...]  # a planner skipped them: they were never asked
+    under_way: tuple[OrderStatus, ...]
+    replied: tuple[OrderStatus, ...]
+    failed: tuple[OrderStatus, ...]
+    declined: tuple[OrderStatus, ...]  # a planner skipped them: they were never asked
     model: Params
-    notes: Mapping[str, Any]
+    diagnostics: Mapping[str, Any]
     conditions: Callable[[Ints], Conditions]
-    judge: Callable[[Params, Tensor], float]  # loss on a batch of the server split
+    server_loss: Callable[[Params, Tensor], float]  # loss on a batch of the server split
     cost: Callable[[Slice, int], Cost]  # of a slice, for a batch of that many samples
-    training: Callable[[Slice, int, int, int], Demand]  # by batch, samples processed, steps
-    traffic: Callable[[Slice, float], Traffic]  # at a rate; 1: no particular one
-    most: int | None = None  # for a selection: more than so many will not be asked
+    training_cost: Callable[[Slice, int, int, int], Demand]  # by batch, samples processed, steps
+    message_bits: Callable[[Slice, float], MessageBits]  # at a rate; 1: no particular one
+    most_devices: int | None = None  # for a selection: more than so many will not be asked
 
     @cached_property
     def idle(self) -> Ints:
@@ -69,8 +69,8 @@ class View:
         """Bytes to train a slice with such batches; without one, to have it at all."""
         if batch is None:
             return float(self.cost(slice_, 1).nbytes)
-        return float(self.training(slice_, batch, 0, 0).memory[0])
+        return float(self.training_cost(slice_, batch, 0, 0).memory[0])
 
-    def fresh(self, flights: Iterable[Flight]) -> tuple[Flight, ...]:
+    def of_this_round(self, flights: Iterable[OrderStatus]) -> tuple[OrderStatus, ...]:
         """Those that were issued in this very step."""
-        return tuple(flight for flight in flights if flight.step == self.step)
+        return tuple(flight for flight in flights if flight.round_index == self.round_index)

@@ -74,7 +74,7 @@ class Slice:
     """
 
     keep: tuple[tuple[str, tuple[int, ...]], ...] = ()
-    first: int = 0
+    first_trained_layer: int = 0
 
     @staticmethod
     def of(keep: Mapping[str, Sequence[int]], blueprint: "Blueprint", first: int = 0) -> "Slice":
@@ -97,7 +97,7 @@ class Slice:
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.keep, self.first))
+        return hash((self.keep, self.first_trained_layer))
 
     def __hash__(self) -> int:
         return self._hash
@@ -112,12 +112,14 @@ class Slice:
 
     def sent(self, blueprint: "Blueprint") -> tuple[str, ...]:
         """The parameters this slice trains, in forward order."""
-        return blueprint.trained(self.first)
+        return blueprint.trained(self.first_trained_layer)
 
     def shape(self, blueprint: "Blueprint") -> tuple[tuple[tuple[str, int], ...], int]:
         """Equal for slices whose small models can be stacked."""
         counts = ((axis, len(indices)) for axis, indices in self.keep)
-        return tuple((axis, n) for axis, n in counts if n != blueprint.axes[axis].size), self.first
+        return tuple(
+            (axis, n) for axis, n in counts if n != blueprint.axes[axis].size
+        ), self.first_trained_layer
 
 
 WHOLE = Slice()

@@ -46,7 +46,7 @@ class Budget:
 
     def fits(self, blueprint: Blueprint, slice: Slice) -> bool:
         """Whether training this slice stays within every limit; cheap ones are tried first."""
-        small, first = blueprint.local(slice), slice.first
+        small, first = blueprint.local(slice), slice.first_trained_layer
         limits = [limit for limit in (self.flops, self._work()) if limit is not None]
         if self.nbytes is not None and ITEM * small.numel() > self.nbytes:
             return False
@@ -87,7 +87,7 @@ def largest(
     if along != "width":
         raise ValueError(f"along is 'width' or 'depth', got {along!r}")
     shares = ratios or {n: 1.0 for n, a in blueprint.axes.items() if a.kind in SHARED_KINDS}
-    chosen = extract or partial(_leading, blueprint, fixed.first)
+    chosen = extract or partial(_leading, blueprint, fixed.first_trained_layer)
     steps = [partial(_at, blueprint, shares, scale, chosen) for scale in _scales(blueprint, shares)]
     return _last(steps, blueprint, budget)
 

@@ -31,7 +31,10 @@ def alpha(slice: Slice, blueprint: Blueprint) -> float:
     """
     kept, local = _kept(slice, blueprint), blueprint.local(slice)
     share = sum(count for count, _ in kept) / sum(size for _, size in kept) if kept else 1.0
-    every, trained = local.numel(local.trained()), local.numel(local.trained(slice.first))
+    every, trained = (
+        local.numel(local.trained()),
+        local.numel(local.trained(slice.first_trained_layer)),
+    )
     return share**2 * (trained / every if every else 1.0)
 
 
@@ -54,7 +57,7 @@ def narrowed(slice: Slice, width: float, blueprint: Blueprint) -> Slice:
     kept = {axis: slice.kept(axis) or range(blueprint.axes[axis].size) for axis in counts}
     others = {axis: indices for axis, indices in slice.keep if axis not in counts}
     short = {axis: kept[axis][: counts[axis]] for axis in counts}
-    return Slice.of({**others, **short}, blueprint, slice.first)
+    return Slice.of({**others, **short}, blueprint, slice.first_trained_layer)
 
 
 @lru_cache(maxsize=4096)
@@ -64,4 +67,4 @@ def within(slice: Slice, width: float, blueprint: Blueprint) -> Slice:
     short = narrowed(slice, width, blueprint)
     sizes = blueprint.local(short).sizes
     free = (axis for axis, each in local.axes.items() if each.free)
-    return Slice.of({axis: range(sizes[axis]) for axis in free}, local, slice.first)
+    return Slice.of({axis: range(sizes[axis]) for axis in free}, local, slice.first_trained_layer)

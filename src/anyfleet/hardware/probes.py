@@ -17,11 +17,11 @@ from torch import nn
 
 from anyfleet import rng
 from anyfleet.core import client
-from anyfleet.core.local_training import processed
-from anyfleet.core.messages import Kind, Memory
+from anyfleet.core.local_training import samples_processed
+from anyfleet.core.messages import DeviceState, Kind
 from anyfleet.core.objectives import Task
-from anyfleet.core.orders import Orders
-from anyfleet.core.planning import load
+from anyfleet.core.orders import Cohort
+from anyfleet.core.planning import load_models
 from anyfleet.core.time_and_energy import Amount, Demand, training
 from anyfleet.elastic import WHOLE, Slice, width
 from anyfleet.elastic.cost.memory import Live
@@ -78,16 +78,18 @@ def standard(batch: int = 16) -> Mapping[str, Task]:
 
 def measure(net: str, task: Task, slice_: Slice, batch: int, *, steps: int = STEPS) -> Sample:
     """Lets this machine train a slice, as the task's first device would."""
-    order, once = (_order(task, slice_, Gradient(iterations=n, batch=batch)) for n in (steps, 1))
+    order, once = (
+        _order(task, slice_, Gradient(local_steps=n, batch_size=batch)) for n in (steps, 1)
+    )
     effort = _demand(order, task).effort
     with _one_thread():
-        client.work(once, (Memory(),), task)  # what is done only once is not measured
-        seconds = _quickest(lambda: client.work(order, (Memory(),), task))
+        client.work(once, (DeviceState(),), task)  # what is done only once is not measured
+        seconds = _quickest(lambda: client.work(order, (DeviceState(),), task))
     return Sample(
         net=net,
         share=_share(task, slice_),
-        first=slice_.first,
-        steps=float(effort.steps[0]),
+        first=slice_.first_trained_layer,
+        steps=float(effort.local_steps[0]),
         calls=float(effort.calls[0]),
         flops=float(effort.flops[0]),
         moved=float(effort.moved[0]),
@@ -104,49 +106,52 @@ def weigh(
     long as somebody holds them, and the model as it came; not the device's data (which need not be
     in memory all at once), not what libraries use inside, and not Python itself.
     """
-    order = _order(task, slice_, replace(train, iterations=STEPS, batch=batch))
+    order = _order(task, slice_, replace(train, local_steps=STEPS, batch_size=batch))
     with _one_thread(), Live() as live:
-        client.work(order, (Memory(),), task)
+        client.work(order, (DeviceState(),), task)
     received = sum(v.nbytes for tree in order.trees[0].values() for v in tree.values())
     data = task.data(0)
     measured = live.peak + received - data.x.nbytes - data.y.nbytes
     return Peak(net, float(measured), float(_demand(order, task).memory[0]))
 
 
-def _order(task: Task, slice_: Slice, train: Gradient) -> Orders:
+def _order(task: Task, slice_: Slice, train: Gradient) -> Cohort:
     """What a server would send to the first device."""
     samples, none = task.size(0), np.array([-1])
-    method = replace(fedavg(), train=replace(train, batch=min(train.batch, samples)))
+    method = replace(fedavg(), train=replace(train, batch_size=min(train.batch_size, samples)))
     first = np.zeros(1, dtype=np.int64)
-    order = Orders(
+    order = Cohort(
         id=first,
         device=first,
         visit=first,
         key=rng.fold(rng.root(0, "order"), torch.zeros(1, dtype=torch.int64)),
         slices=(slice_,),
-        share=np.array([width(slice_, task.blueprint)]),
+        width=np.array([width(slice_, task.blueprint)]),
         menus=((),),
         choice=none,
         utility=np.array([np.nan]),
-        numbers=method.train.draft(0, np.array([samples])),
+        hyperparameters=method.train.hyperparameters(0, np.array([samples])),
         trees=({},),
         symbols=(None,),
         bits=np.zeros(1),
-        delivered=np.ones(1),
-        column=np.ones(1),
-        heard=none,
-        of=none,
+        delivered_width=np.ones(1),
+        column_width=np.ones(1),
+        acknowledged=none,
+        held_order=none,
         kind=Kind.TRAIN,
-        step=0,
-        cohort=0,
+        round_index=0,
+        cohort_key=0,
         job=method.job(),
     )
-    return load(order, method=method, task=task, params=task.params, buffers=task.buffers)
+    return load_models(order, method=method, task=task, params=task.params, buffers=task.buffers)
 
 
-def _demand(order: Orders, task: Task) -> Demand:
-    steps, batch = int(order.numbers.steps[0]), int(order.numbers.batch[0])
-    count = processed(steps, task.size(0), batch)
+def _demand(order: Cohort, task: Task) -> Demand:
+    steps, batch = (
+        int(order.hyperparameters.local_steps[0]),
+        int(order.hyperparameters.batch_size[0]),
+    )
+    count = samples_processed(steps, task.size(0), batch)
     (slice_,) = order.slices
     train = order.job.train
     return training(train, task.blueprint, slice_, Amount(batch, count, steps), "flops")

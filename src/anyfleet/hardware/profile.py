@@ -68,7 +68,9 @@ def slices(task: Task) -> tuple[Slice, ...]:
     middle = len(task.blueprint.layers) // 2
     depths = (0, middle) if middle else (0,)
     return tuple(
-        replace(task.blueprint.prefix(share), first=first) for share in SHARES for first in depths
+        replace(task.blueprint.prefix(share), first_trained_layer=first)
+        for share in SHARES
+        for first in depths
     )
 
 

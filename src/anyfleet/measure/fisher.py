@@ -16,7 +16,7 @@ from torch.func import vjp, vmap
 from anyfleet import rng
 from anyfleet.arguments import checked
 from anyfleet.arrays import Ints
-from anyfleet.core.messages import Numbers, Params
+from anyfleet.core.messages import Hyperparameters, Params
 from anyfleet.core.objectives import Task, losses
 from anyfleet.core.padding import mixed
 from anyfleet.core.slots import Loose, Train
@@ -25,7 +25,7 @@ from anyfleet.elastic import OBSERVE, OBSERVED, Blueprint, Cost, Priced, apply
 from anyfleet.errors import refuse
 
 if TYPE_CHECKING:
-    from anyfleet.core.slots import Given, Minibatch, Result, Site
+    from anyfleet.core.slots import Minibatch, TrainingContext, TrainingResult, TrainingStart
 
 # What `Observed` reports; it stays on the device unless some part of the method asks for it.
 MEASURED = frozenset({"fisher", "fisher_squares", "fisher_steps", "channels"})
@@ -67,7 +67,7 @@ class Fisher:
             yield f'Fisher.estimate must be "samples" or "mean", got {self.estimate!r}.'
 
     def __call__(
-        self, site: "Site", params: Params, buffers: Params, batch: "Minibatch"
+        self, site: "TrainingContext", params: Params, buffers: Params, batch: "Minibatch"
     ) -> Reading:
         """On one mini-batch."""
         if site.blueprint.norms:
@@ -120,7 +120,7 @@ def _pass_bytes(sample: Cost, batch: Cost, together: int, *, single: bool) -> fl
 class _Model(NamedTuple):
     """What gradients are taken of: the trained parameters of a model, the rest held."""
 
-    site: "Site"
+    site: "TrainingContext"
     params: Params
     buffers: Params
 
@@ -234,11 +234,11 @@ class Observed(Train):
     fisher: Fisher
     channels: bool = False
 
-    def draft(self, step: int, samples: Ints) -> Numbers:
-        return self.inner.draft(step, samples)
+    def hyperparameters(self, round_index: int, samples: Ints) -> Hyperparameters:
+        return self.inner.hyperparameters(round_index, samples)
 
-    def choices(self, key: Tensor, steps: int) -> tuple[Any, ...]:
-        return self.inner.choices(key, steps)
+    def shared_draws(self, key: Tensor, local_steps: int) -> tuple[Any, ...]:
+        return self.inner.shared_draws(key, local_steps)
 
     def misfit(self, task: Task) -> str:
         if not task.classified:
@@ -255,9 +255,9 @@ class Observed(Train):
             )
         return self.inner.misfit(task)
 
-    def work(self, priced: Priced, processed: int, steps: int) -> Work:
-        train = self.inner.work(priced, processed, steps)
-        beside = self.fisher.work(priced, processed, steps)
+    def work(self, priced: Priced, processed: int, local_steps: int) -> Work:
+        train = self.inner.work(priced, processed, local_steps)
+        beside = self.fisher.work(priced, processed, local_steps)
         return Work(
             flops=train.flops + beside.flops,
             # One after the other, while what training keeps is there all the time.
@@ -266,12 +266,12 @@ class Observed(Train):
             moved=train.moved + beside.moved,
         )
 
-    def start(self, site: "Site", given: "Given") -> Loose:
-        zero = next(iter(given.params.values())).new_zeros(())
-        local = site.blueprint
-        axes = {produced(name, local) for name in site.trained} if self.channels else set()
+    def start(self, context: "TrainingContext", start: "TrainingStart") -> Loose:
+        zero = next(iter(start.params.values())).new_zeros(())
+        local = context.blueprint
+        axes = {produced(name, local) for name in context.trained} if self.channels else set()
         return {
-            "inner": self.inner.start(site, given),
+            "inner": self.inner.start(context, start),
             "trace": zero,
             "squares": zero,
             "measured": zero,
@@ -280,24 +280,29 @@ class Observed(Train):
         }
 
     def step(
-        self, site: "Site", state: Loose, batch: "Minibatch", numbers: Loose, choice: Any
+        self,
+        context: "TrainingContext",
+        state: Loose,
+        batch: "Minibatch",
+        hyperparameters: Loose,
+        draw: Any,
     ) -> Loose:
         new = {**state, "steps": state["steps"] + 1}
-        if batch.number % self.fisher.every == 0:
+        if batch.step_index % self.fisher.every == 0:
             model = state["inner"]
-            found = self.fisher(site, model["params"], model["buffers"], batch)
+            found = self.fisher(context, model["params"], model["buffers"], batch)
             # A sample alone in its batch is normalised to nothing: it says nothing either.
-            says = (batch.valid.sum() > bool(site.blueprint.norms)).to(found.trace.dtype)
+            says = (batch.valid.sum() > bool(context.blueprint.norms)).to(found.trace.dtype)
             new["trace"] = state["trace"] + torch.where(says > 0, found.trace, 0.0)
             new["squares"] = state["squares"] + torch.where(says > 0, found.trace.square(), 0.0)
             new["measured"] = state["measured"] + says
-            if self.channels and batch.number == 0:
+            if self.channels and batch.step_index == 0:
                 new["channels"] = found.channels
-        new["inner"] = self.inner.step(site, state["inner"], batch, numbers, choice)
+        new["inner"] = self.inner.step(context, state["inner"], batch, hyperparameters, draw)
         return new
 
-    def finish(self, site: "Site", state: Loose) -> "Result":
-        result = self.inner.finish(site, state["inner"])
+    def finish(self, context: "TrainingContext", state: Loose) -> "TrainingResult":
+        result = self.inner.finish(context, state["inner"])
         measured = {
             "fisher": state["trace"] / state["measured"],
             "fisher_squares": state["squares"] / state["measured"],

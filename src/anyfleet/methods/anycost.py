@@ -4,7 +4,7 @@ Li et al., see `PAPER`. METHODS §1.12 and §3. Deviations: widths come from a g
 plans with what each of them really costs, download included; the stored model is not permuted (the
 strongest channels are an index set); weights go by measured rates and by samples. Variants:
 
-    replace(m, plan=Menu((1.0,)))                         without shrinking (EMS)
+    replace(m, plan=WidthMenu((1.0,)))                         without shrinking (EMS)
     replace(m, uplink=Hq())                               without its own compression (FGC)
     replace(m, aggregate=Mean("equal"))                   without its aggregation (AIO)
 """
@@ -22,7 +22,7 @@ from anyfleet.parts.aggregate import Aio
 from anyfleet.parts.choose import MostGain
 from anyfleet.parts.codec import Fgc
 from anyfleet.parts.extract import Strongest
-from anyfleet.parts.plan import Menu
+from anyfleet.parts.plan import WidthMenu
 from anyfleet.parts.schedule import Synchronous
 
 PAPER = ANYCOST
@@ -33,8 +33,8 @@ WIDTHS = tuple(sixteenths / 16 for sixteenths in range(16, 7, -1))  # alpha from
 def anycost(
     *,
     seconds: float = 10.0,
-    shares: tuple[float, ...] = WIDTHS,
-    rate: float = 1 / 15,
+    widths: tuple[float, ...] = WIDTHS,
+    sent_fraction: float = 1 / 15,
     count: int = 15,
     **parts: Unpack[Parts],
 ) -> Method:
@@ -42,13 +42,13 @@ def anycost(
 
     HeteroFL's parts of training are off unless asked for.
     """
-    lowest = MostGain.least
-    allowed = lowest <= rate <= 1
-    refuse([] if allowed else [f"rate must lie in [{lowest}, 1], got {rate}."])
+    lowest = MostGain.least_fraction
+    allowed = lowest <= sent_fraction <= 1
+    refuse([] if allowed else [f"rate must lie in [{lowest}, 1], got {sent_fraction}."])
     return replace(
         fedavg(count=count),
-        plan=Menu(shares, rounding="round"),
-        choose=MostGain(seconds, most=rate),
+        plan=WidthMenu(widths, rounding="round"),
+        choose=MostGain(seconds, most_fraction=sent_fraction),
         extract=Strongest(),
         train=partial_sgd(**parts),
         uplink=Fgc(),

@@ -12,7 +12,7 @@ from anyfleet.arguments import checked
 from anyfleet.core.method import Method
 from anyfleet.methods.fedavg import Training, fedavg
 from anyfleet.papers import BN2
-from anyfleet.parts.schedule import TwoPhase
+from anyfleet.parts.schedule import HoldAndFetch
 from anyfleet.parts.select import Largest
 
 PAPER = BN2
@@ -21,4 +21,4 @@ PAPER = BN2
 @checked
 def bn2(*, draw: int = 20, keep: int = 10, **training: Unpack[Training]) -> Method:
     """`draw` devices train, the `keep` longest updates are averaged by samples."""
-    return replace(fedavg(**training), select=Largest(draw, keep), schedule=TwoPhase())
+    return replace(fedavg(**training), select=Largest(draw, keep), schedule=HoldAndFetch())

@@ -17,7 +17,7 @@ from anyfleet.parts.choose import First
 from anyfleet.parts.codec import Raw
 from anyfleet.parts.extract import Leading
 from anyfleet.parts.norm import BatchStatistics
-from anyfleet.parts.plan import Whole
+from anyfleet.parts.plan import WholeModel
 from anyfleet.parts.schedule import Synchronous
 from anyfleet.parts.select import Uniform
 from anyfleet.parts.train import Decaying, Gradient, Sgd
@@ -31,7 +31,7 @@ class Training(TypedDict, total=False):
     lr: float
     decay: float
     epochs: int
-    batch: int
+    batch_size: int
     momentum: float
     nesterov: bool
     weight_decay: float
@@ -42,7 +42,7 @@ def sgd(
     lr: float = 0.01,
     decay: float = 1.0,
     epochs: int = 1,
-    batch: int = 32,
+    batch_size: int = 32,
     momentum: float = 0.0,
     nesterov: bool = False,
     weight_decay: float = 0.0,
@@ -51,7 +51,7 @@ def sgd(
     # By the names that a method has for them: the parts inside call them otherwise.
     refuse(_faults(lr, decay))
     optimiser = Sgd(momentum, nesterov, weight_decay)
-    return Gradient(Decaying(lr, decay), optimiser, epochs=epochs, batch=batch)
+    return Gradient(Decaying(lr, decay), optimiser, epochs=epochs, batch_size=batch_size)
 
 
 def _faults(lr: float, decay: float) -> Iterator[str]:
@@ -70,7 +70,7 @@ def fedavg(*, count: int = 10, **training: Unpack[Training]) -> Method:
     return Method(
         select=Uniform(count),
         schedule=Synchronous(),
-        plan=Whole(),
+        plan=WholeModel(),
         choose=First(),
         extract=Leading(),
         train=sgd(**training),

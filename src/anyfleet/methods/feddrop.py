@@ -17,7 +17,7 @@ from anyfleet.papers import FEDDROP
 from anyfleet.parts.aggregate import Mean
 from anyfleet.parts.extract import Random
 from anyfleet.parts.norm import BatchStatistics, Static
-from anyfleet.parts.plan import FixedLevel
+from anyfleet.parts.plan import WidthByLevel
 
 PAPER = FEDDROP
 
@@ -25,7 +25,7 @@ PAPER = FEDDROP
 @checked
 def feddrop(
     *,
-    shares: tuple[float, ...] = (1, 1 / 2, 1 / 4, 1 / 8, 1 / 16),
+    widths: tuple[float, ...] = (1, 1 / 2, 1 / 4, 1 / 8, 1 / 16),
     layers: Literal["all", "linear"] = "all",
     inverted: bool = False,
     static_norm: bool = False,
@@ -35,7 +35,7 @@ def feddrop(
     """The share kept by each level, and of which layers; HeteroFL's four parts are off."""
     return replace(
         fedavg(count=count),
-        plan=FixedLevel(shares, layers),
+        plan=WidthByLevel(widths, layers),
         extract=Random(),
         train=partial_sgd(inverted=inverted, **parts),
         norm=Static() if static_norm else BatchStatistics(),

@@ -14,7 +14,7 @@ from anyfleet.methods.fedavg import Training, fedavg
 from anyfleet.papers import FEDHQ
 from anyfleet.parts.aggregate import ErrorWeighted
 from anyfleet.parts.codec import Hq
-from anyfleet.parts.plan import RateByLink
+from anyfleet.parts.plan import SentFractionByLink
 
 PAPER = FEDHQ
 
@@ -22,7 +22,7 @@ PAPER = FEDHQ
 @checked
 def fedhq(
     *,
-    rate: float = 1 / 33,
+    sent_fraction: float = 1 / 33,
     seconds: float | None = None,
     keep: float = 0.15,
     count: int = 10,
@@ -31,7 +31,7 @@ def fedhq(
     """Uploads take `seconds`; unless given, such that the devices' mean rate is `rate`."""
     return replace(
         fedavg(count=count, **training),
-        plan=RateByLink(rate, seconds),
+        plan=SentFractionByLink(sent_fraction, seconds),
         uplink=Hq(keep=keep),
         aggregate=ErrorWeighted(),
     )

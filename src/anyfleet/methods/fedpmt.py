@@ -16,7 +16,7 @@ from anyfleet.core.method import Method
 from anyfleet.methods.fedavg import Training, fedavg
 from anyfleet.papers import FEDPMT
 from anyfleet.parts.choose import LargestInTime
-from anyfleet.parts.plan import Depth, DepthMenu
+from anyfleet.parts.plan import TrainedLayersByLevel, TrainedLayersMenu
 from anyfleet.parts.select import Quota
 
 PAPER = FEDPMT
@@ -25,7 +25,7 @@ PAPER = FEDPMT
 @checked
 def fedpmt(
     *,
-    widths: int | None = 4,
+    depths: int | None = 4,
     seconds: float | None = None,
     count: int = 8,
     **training: Unpack[Training],
@@ -36,5 +36,5 @@ def fedpmt(
     """
     base = replace(fedavg(**training), select=Quota(count))
     if seconds is None:
-        return replace(base, plan=Depth(widths))
-    return replace(base, plan=DepthMenu(widths), choose=LargestInTime(seconds))
+        return replace(base, plan=TrainedLayersByLevel(depths))
+    return replace(base, plan=TrainedLayersMenu(depths), choose=LargestInTime(seconds))

@@ -12,7 +12,7 @@ from anyfleet.core.method import Method
 from anyfleet.errors import refuse
 from anyfleet.methods.fedavg import Training, fedavg, sgd
 from anyfleet.papers import FEDPROX
-from anyfleet.parts.plan import StepsWithin, Whole
+from anyfleet.parts.plan import LocalStepsWithin, WholeModel
 
 PAPER = FEDPROX
 
@@ -27,6 +27,6 @@ def fedprox(
 ) -> Method:
     """With `seconds`, a device does only the local steps that fit into them."""
     refuse([] if mu >= 0 else [f"mu must not be negative, got {mu}."])
-    plan = Whole() if seconds is None else StepsWithin(seconds)
+    plan = WholeModel() if seconds is None else LocalStepsWithin(seconds)
     train = replace(sgd(**training), proximal=mu)
     return replace(fedavg(count=count), plan=plan, train=train)

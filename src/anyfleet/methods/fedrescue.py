@@ -14,13 +14,13 @@ from anyfleet.core.method import Method
 from anyfleet.methods.fedavg import Training, fedavg, sgd
 from anyfleet.papers import FEDRESCUE
 from anyfleet.parts.aggregate import Mean
-from anyfleet.parts.plan import FixedLevel
+from anyfleet.parts.plan import WidthByLevel
 from anyfleet.parts.train import Gradient, Progressive
-from anyfleet.parts.train.nested import RATIOS
+from anyfleet.parts.train.nested import NESTED_WIDTHS
 from anyfleet.parts.train.progressive import MomentumRule
 
 PAPER = FEDRESCUE
-SHARES = (1, 3 / 4, 1 / 2, 1 / 4)
+WIDTHS = (1, 3 / 4, 1 / 2, 1 / 4)
 
 
 def usual(**training: Unpack[Training]) -> Gradient:
@@ -39,9 +39,9 @@ def usual(**training: Unpack[Training]) -> Gradient:
 @checked
 def fedrescue(
     *,
-    shares: tuple[float, ...] = SHARES,
+    widths: tuple[float, ...] = WIDTHS,
     samples: int = 4,
-    ratios: tuple[float, ...] = RATIOS,
+    nested_widths: tuple[float, ...] = NESTED_WIDTHS,
     momentum_rule: MomentumRule = "final",
     count: int = 5,
     **training: Unpack[Training],
@@ -49,8 +49,8 @@ def fedrescue(
     """The share of each level; how many prefixes a minibatch trains, of which ratios."""
     return replace(
         fedavg(count=count),
-        plan=FixedLevel(shares),
-        train=Progressive(usual(**training), ratios, samples, momentum_rule=momentum_rule),
+        plan=WidthByLevel(widths),
+        train=Progressive(usual(**training), nested_widths, samples, momentum_rule=momentum_rule),
         aggregate=Mean("equal"),
         # Links may lose columns: a device fills them from its own last model.
         send="weights",

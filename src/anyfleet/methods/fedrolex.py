@@ -20,12 +20,12 @@ PAPER = FEDROLEX
 @checked
 def fedrolex(
     *,
-    shares: tuple[float, ...] = (1, 1 / 2, 1 / 4, 1 / 8, 1 / 16),
-    step: int = 1,
+    widths: tuple[float, ...] = (1, 1 / 2, 1 / 4, 1 / 8, 1 / 16),
+    shift: int = 1,
     static_norm: bool = True,
     count: int = 10,
     **parts: Unpack[Parts],
 ) -> Method:
     """The share of each level, and how far the window rolls; HeteroFL's four parts are on."""
-    base = heterofl(shares=shares, static_norm=static_norm, count=count, **parts)
-    return replace(base, extract=Rolling(step))
+    base = heterofl(widths=widths, static_norm=static_norm, count=count, **parts)
+    return replace(base, extract=Rolling(shift))

@@ -11,10 +11,10 @@ from typing import Unpack
 from anyfleet.arguments import checked
 from anyfleet.core.method import Method
 from anyfleet.methods.fedavg import Training
-from anyfleet.methods.fedrescue import SHARES, fedrescue, usual
+from anyfleet.methods.fedrescue import WIDTHS, fedrescue, usual
 from anyfleet.papers import FEDRESCUE
 from anyfleet.parts.train import Rush
-from anyfleet.parts.train.nested import RATIOS
+from anyfleet.parts.train.nested import NESTED_WIDTHS
 from anyfleet.parts.train.progressive import MomentumRule
 
 PAPER = FEDRESCUE
@@ -23,14 +23,16 @@ PAPER = FEDRESCUE
 @checked
 def fedrush(
     *,
-    shares: tuple[float, ...] = SHARES,
+    widths: tuple[float, ...] = WIDTHS,
     samples: int = 4,
-    ratios: tuple[float, ...] = RATIOS,
+    nested_widths: tuple[float, ...] = NESTED_WIDTHS,
     gated: bool = True,
     momentum_rule: MomentumRule = "final",
     count: int = 5,
     **training: Unpack[Training],
 ) -> Method:
     """As `fedrescue`; see `Rush`."""
-    train = Rush(usual(**training), ratios, samples, gated=gated, momentum_rule=momentum_rule)
-    return replace(fedrescue(shares=shares, count=count), train=train)
+    train = Rush(
+        usual(**training), nested_widths, samples, gated=gated, momentum_rule=momentum_rule
+    )
+    return replace(fedrescue(widths=widths, count=count), train=train)

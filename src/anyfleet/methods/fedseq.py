@@ -10,10 +10,10 @@ from typing import Unpack
 from anyfleet.arguments import checked
 from anyfleet.core.method import Method
 from anyfleet.methods.fedavg import Training
-from anyfleet.methods.fedrescue import SHARES, fedrescue, usual
+from anyfleet.methods.fedrescue import WIDTHS, fedrescue, usual
 from anyfleet.papers import FEDRESCUE
 from anyfleet.parts.train import Progressive
-from anyfleet.parts.train.nested import RATIOS
+from anyfleet.parts.train.nested import NESTED_WIDTHS
 from anyfleet.parts.train.progressive import MomentumRule
 
 PAPER = FEDRESCUE
@@ -22,14 +22,14 @@ PAPER = FEDRESCUE
 @checked
 def fedseq(
     *,
-    shares: tuple[float, ...] = SHARES,
+    widths: tuple[float, ...] = WIDTHS,
     samples: int = 4,
-    ratios: tuple[float, ...] = RATIOS,
+    nested_widths: tuple[float, ...] = NESTED_WIDTHS,
     momentum_rule: MomentumRule = "final",
     count: int = 5,
     **training: Unpack[Training],
 ) -> Method:
     """As `fedrescue`."""
     base = usual(**training)
-    train = Progressive(base, ratios, samples, distil=False, momentum_rule=momentum_rule)
-    return replace(fedrescue(shares=shares, count=count), train=train)
+    train = Progressive(base, nested_widths, samples, distil=False, momentum_rule=momentum_rule)
+    return replace(fedrescue(widths=widths, count=count), train=train)

@@ -10,11 +10,11 @@ from typing import Unpack
 from anyfleet.arguments import checked
 from anyfleet.core.method import Method
 from anyfleet.methods.fedavg import Training
-from anyfleet.methods.fedrescue import SHARES, usual
+from anyfleet.methods.fedrescue import WIDTHS, usual
 from anyfleet.methods.fjord import fjord
 from anyfleet.papers import SLIMMABLE
 from anyfleet.parts.train import Slim
-from anyfleet.parts.train.nested import RATIOS
+from anyfleet.parts.train.nested import NESTED_WIDTHS
 
 PAPER = SLIMMABLE
 
@@ -22,13 +22,13 @@ PAPER = SLIMMABLE
 @checked
 def fedslim(
     *,
-    shares: tuple[float, ...] = SHARES,
+    widths: tuple[float, ...] = WIDTHS,
     samples: int = 1,
-    ratios: tuple[float, ...] = RATIOS,
+    nested_widths: tuple[float, ...] = NESTED_WIDTHS,
     count: int = 5,
     **training: Unpack[Training],
 ) -> Method:
     """As `fjord`."""
     return replace(
-        fjord(shares=shares, count=count), train=Slim(usual(**training), ratios, samples)
+        fjord(widths=widths, count=count), train=Slim(usual(**training), nested_widths, samples)
     )

@@ -12,11 +12,11 @@ from typing import Unpack
 from anyfleet.arguments import checked
 from anyfleet.core.method import Method
 from anyfleet.methods.fedavg import Training
-from anyfleet.methods.fedrescue import SHARES, fedrescue, usual
+from anyfleet.methods.fedrescue import WIDTHS, fedrescue, usual
 from anyfleet.papers import FJORD
 from anyfleet.parts.aggregate import Mean
 from anyfleet.parts.train import Fjord
-from anyfleet.parts.train.nested import RATIOS
+from anyfleet.parts.train.nested import NESTED_WIDTHS
 
 PAPER = FJORD
 
@@ -24,12 +24,12 @@ PAPER = FJORD
 @checked
 def fjord(
     *,
-    shares: tuple[float, ...] = SHARES,
+    widths: tuple[float, ...] = WIDTHS,
     samples: int = 1,
-    ratios: tuple[float, ...] = RATIOS,
+    nested_widths: tuple[float, ...] = NESTED_WIDTHS,
     count: int = 5,
     **training: Unpack[Training],
 ) -> Method:
     """The share of each level; how many prefixes a minibatch trains besides, of which ratios."""
-    train = Fjord(usual(**training), ratios, samples)
-    return replace(fedrescue(shares=shares, count=count), train=train, aggregate=Mean("samples"))
+    train = Fjord(usual(**training), nested_widths, samples)
+    return replace(fedrescue(widths=widths, count=count), train=train, aggregate=Mean("samples"))

@@ -14,7 +14,7 @@ from anyfleet.methods.fedavg import Training, fedavg, sgd
 from anyfleet.papers import HETEROFL
 from anyfleet.parts.aggregate import Mean
 from anyfleet.parts.norm import BatchStatistics, Static
-from anyfleet.parts.plan import FixedLevel
+from anyfleet.parts.plan import WidthByLevel
 from anyfleet.parts.train import Gradient
 
 PAPER = HETEROFL
@@ -44,7 +44,7 @@ def partial_sgd(
 @checked
 def heterofl(
     *,
-    shares: tuple[float, ...] = (1, 1 / 2, 1 / 4, 1 / 8, 1 / 16),
+    widths: tuple[float, ...] = (1, 1 / 2, 1 / 4, 1 / 8, 1 / 16),
     label_rows: bool = True,
     masked: bool = True,
     scaler: bool = True,
@@ -55,7 +55,7 @@ def heterofl(
     """The share of each level, and a switch for each of HeteroFL's four parts."""
     return replace(
         fedavg(count=count),
-        plan=FixedLevel(shares),
+        plan=WidthByLevel(widths),
         train=partial_sgd(label_rows=label_rows, masked=masked, scaler=scaler, **training),
         norm=Static() if static_norm else BatchStatistics(),
         aggregate=Mean("equal"),

@@ -19,7 +19,11 @@ PAPER = QSGD
 
 @checked
 def qsgd(
-    *, levels: int = 16, keep: float = 0.15, count: int = 10, **training: Unpack[Training]
+    *,
+    quantisation_levels: int = 16,
+    keep: float = 0.15,
+    count: int = 10,
+    **training: Unpack[Training],
 ) -> Method:
-    """The share `keep` of every tensor, on so many `levels`."""
-    return replace(fedavg(count=count, **training), uplink=TopK(keep, Qsgd(levels)))
+    """The share `keep` of every tensor, on so many `quantisation_levels`."""
+    return replace(fedavg(count=count, **training), uplink=TopK(keep, Qsgd(quantisation_levels)))

@@ -16,7 +16,7 @@ from anyfleet.methods.heterofl import Parts, heterofl
 from anyfleet.papers import WHALE
 from anyfleet.parts.choose import FisherUtility
 from anyfleet.parts.extract import FisherBlocks, Leading
-from anyfleet.parts.plan import Menu, Paced
+from anyfleet.parts.plan import TargetSeconds, WidthMenu
 from anyfleet.parts.select import Everyone
 
 PAPER = WHALE
@@ -25,7 +25,7 @@ PAPER = WHALE
 @checked
 def whale(
     *,
-    shares: tuple[float, ...] = (1, 1 / 2, 1 / 4, 1 / 8, 1 / 16),
+    widths: tuple[float, ...] = (1, 1 / 2, 1 / 4, 1 / 8, 1 / 16),
     utility: FisherUtility | None = None,
     regions: int | None = None,
     fisher: Fisher | None = None,
@@ -40,8 +40,8 @@ def whale(
     return replace(
         heterofl(static_norm=static_norm, **parts),
         select=Everyone(),
-        plan=Paced(Menu(shares, capped=True)),
-        choose=replace(utility or FisherUtility(), levels=len(shares)),
+        plan=TargetSeconds(WidthMenu(widths, capped=True)),
+        choose=replace(utility or FisherUtility(), levels=len(widths)),
         extract=Leading() if regions is None else FisherBlocks(regions),
         fisher=fisher or Fisher(),
     )

@@ -200,7 +200,7 @@ def _misfit(state: Any, task: objectives.Task, step: int) -> str:
     if type(state.fleet) is not Saved:
         return f"its fleet is a {type(state.fleet).__name__}"
     snapshot = state.snapshot
-    if (state.point.step + 1, len(snapshot.visits), len(snapshot.heard)) != (
+    if (state.record.round_index + 1, len(snapshot.visits), len(snapshot.acknowledged)) != (
         step,
         task.devices,
         task.devices,

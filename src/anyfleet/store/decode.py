@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anyfleet.arrays import Batch
+from anyfleet.arrays import Arrays
 from anyfleet.errors import BadName, StoreError
-from anyfleet.experiment import Point, State
+from anyfleet.experiment import RoundRecord, State
 from anyfleet.names import (
     HOMES,
     OWN,
@@ -36,7 +36,9 @@ from anyfleet.store.encode import NUMBERS, Document
 from anyfleet.store.fields import misfit, uneven
 
 # The classes of other modules that a state may consist of.
-_BESIDES = {f"{each.__module__}:{each.__qualname__}": each for each in (Factory, Point, State)}
+_BESIDES = {
+    f"{each.__module__}:{each.__qualname__}": each for each in (Factory, RoundRecord, State)
+}
 
 
 def decode(
@@ -102,7 +104,7 @@ class _Reader:
         for name, item in held.items():
             # Exactly what was there, whatever the construction makes of it.
             object.__setattr__(made, name, item)
-        if isinstance(made, Batch) and (wrong := uneven(made)):
+        if isinstance(made, Arrays) and (wrong := uneven(made)):
             raise Damaged(f"a value of the run cannot be read: {wrong}.")
         if isinstance(made, Factory):  # whoever makes one answers for its name
             find(made.use, self.allow, HOMES.values())

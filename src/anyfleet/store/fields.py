@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from anyfleet.arrays import Batch
+from anyfleet.arrays import Arrays
 from anyfleet.config.forms import hints_of
 
 # Numbers of numpy stand for plain ones, and whole ones for others.
@@ -30,13 +30,13 @@ def misfit(kind: type, held: Mapping[str, Any]) -> str:
     return ""
 
 
-def uneven(batch: Batch) -> str:
+def uneven(batch: Arrays) -> str:
     """Return which column of a batch has not one entry per row; empty if all have."""
     held = {each.name: getattr(batch, each.name) for each in fields(batch)}
     columns = {
         name: value
         for name, value in held.items()
-        if isinstance(value, np.ndarray | Tensor | tuple | Batch)
+        if isinstance(value, np.ndarray | Tensor | tuple | Arrays)
     }
     counts = {name: _entries(value) for name, value in columns.items()}
     rows = next(iter(counts.values()), 0)

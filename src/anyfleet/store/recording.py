@@ -21,7 +21,7 @@ from anyfleet.analysis.summaries import summarise
 from anyfleet.core.objectives import Task
 from anyfleet.elastic.tracing.aliases import complete
 from anyfleet.errors import AnyfleetWarning, BadReturn, StoreError
-from anyfleet.experiment import Experiment, Moment, Point, State
+from anyfleet.experiment import Experiment, RoundRecord, RoundResult, State
 from anyfleet.papers import bibliography, papers_of
 from anyfleet.store import checkpoint, environment
 from anyfleet.store.disk import EMPTY, DiskError, Lock, Log, force_folder, told, write
@@ -82,7 +82,7 @@ class Past:
 
     lock: Lock
     progress: checkpoint.Progress
-    points: tuple[Point, ...]
+    points: tuple[RoundRecord, ...]
     state: State | None  # None: it begins again
 
 
@@ -118,7 +118,7 @@ class Recording:
         self._marks = {name: log.mark for name, log in self._logs.items()}  # those of the state
         self._before, self._saved = progress.seconds, progress.step
         self._free = 0.0  # when the time for another checkpoint has been earned
-        self.points: list[Point] = list(past.points) if past else []
+        self.points: list[RoundRecord] = list(past.points) if past else []
         self._state = past.state if past else None
         self._aliases = origin.task.blueprint.aliases if origin.task else {}
         if past is None:
@@ -146,7 +146,7 @@ class Recording:
         # Last: a folder that has it can be resumed.
         environment.record(self.folder, found)
 
-    def append(self, moment: Moment) -> None:
+    def append(self, moment: RoundResult) -> None:
         """Take in a step; it survives this process when this returns.
 
         A step whose states cannot be written is refused where they come from: the run is safe up to
@@ -158,14 +158,14 @@ class Recording:
             self._write_down(moment)
             self._marks = {name: log.mark for name, log in self._logs.items()}
             self._state, self._aliases = moment.state, moment.aliases
-            self.points.append(moment.point)
-            if self._due(moment.point.step + 1):
+            self.points.append(moment.record)
+            if self._due(moment.record.round_index + 1):
                 self._save(moment.state)
 
-    def _check_states(self, moment: Moment) -> None:
+    def _check_states(self, moment: RoundResult) -> None:
         """Raise BadReturn for a policy whose state no checkpoint could hold."""
-        for slot, state in moment.step.snapshot.states.items():
-            part, index = getattr(self._experiment.method, slot), moment.step.index
+        for slot, state in moment.round.snapshot.states.items():
+            part, index = getattr(self._experiment.method, slot), moment.round.index
             with during(slot, part, round_index=index):
                 try:
                     require_writable({"states": {slot: state}}, checkpoint.SURROUNDINGS)
@@ -175,11 +175,11 @@ class Recording:
                         f"cannot be kept: {error}"
                     ) from error
 
-    def _write_down(self, moment: Moment) -> None:
+    def _write_down(self, moment: RoundResult) -> None:
         """In all logs or in none: the state before it, which is kept then, has no such lines."""
         try:
-            self._logs["ledger.jsonl"].append(moment.step.ledger.as_dicts())
-            self._logs["points.jsonl"].append([moment.point])
+            self._logs["ledger.jsonl"].append(moment.round.ledger.as_dicts())
+            self._logs["points.jsonl"].append([moment.record])
         except BaseException:
             for name, log in self._logs.items():
                 log.go_back(self._marks[name])
@@ -194,7 +194,7 @@ class Recording:
         began = time.monotonic()
         for log in self._logs.values():
             log.force()
-        step = state.point.step + 1
+        step = state.record.round_index + 1
         progress = checkpoint.Progress(step, self._seconds(), self._marks)
         checkpoint.save(self.folder, state, progress)
         self._saved, now = step, time.monotonic()
@@ -238,7 +238,7 @@ class Recording:
         }
         text = msgspec.json.format(msgspec.json.encode(summary), indent=2)
         write(self.folder / "summary.json", text + b"\n")
-        behind = self._state is not None and self._state.point.step + 1 != self._saved
+        behind = self._state is not None and self._state.record.round_index + 1 != self._saved
         if self._state is not None and behind and self._every != 0:
             self._save_last(self._state)
 
@@ -249,7 +249,7 @@ class Recording:
         except DiskError:
             raise
         except StoreError as error:
-            if state.point.step + 1 < self._experiment.rounds:
+            if state.record.round_index + 1 < self._experiment.rounds:
                 raise
             told = f"The last checkpoint of {self.folder} cannot be written: {error}"
             lost = "All results are there, but the run cannot be continued with more rounds."

@@ -8,10 +8,10 @@ from typing import Any
 import anyfleet
 from anyfleet import config
 from anyfleet.analysis.breakdown import Breakdown
-from anyfleet.analysis.diagnosis import read_notes
-from anyfleet.core.ledger import Entries
+from anyfleet.analysis.diagnosis import read_diagnostics
+from anyfleet.core.ledger import Ledger
 from anyfleet.errors import StoreError
-from anyfleet.experiment import Experiment, Point
+from anyfleet.experiment import Experiment, RoundRecord
 from anyfleet.store import environment
 from anyfleet.store.disk import damaged_line, read_log
 
@@ -25,13 +25,13 @@ def describe(experiment: Experiment, allow: Sequence[str] = ()) -> str:
     return head + config.to_toml({**config.dump(experiment, complete=True), **allowed})
 
 
-def read_points(folder: str | Path) -> tuple[Point, ...]:
+def read_points(folder: str | Path) -> tuple[RoundRecord, ...]:
     """Return the steps of the run in a folder; `StoreError` for a folder that is no run."""
     file = run_folder(folder) / "points.jsonl"
     return points_of(read_log(file), file)
 
 
-def points_of(rows: Sequence[Mapping[str, Any]], file: Path) -> tuple[Point, ...]:
+def points_of(rows: Sequence[Mapping[str, Any]], file: Path) -> tuple[RoundRecord, ...]:
     """Return the steps that the lines of a log tell of; `StoreError` where one tells of none."""
     found = []
     for number, row in enumerate(rows, start=1):
@@ -42,16 +42,16 @@ def points_of(rows: Sequence[Mapping[str, Any]], file: Path) -> tuple[Point, ...
     return tuple(found)
 
 
-def read_ledger(folder: str | Path) -> Entries:
+def read_ledger(folder: str | Path) -> Ledger:
     """Return every order of the run in a folder; `StoreError` for a folder that is no run."""
     file = run_folder(folder) / "ledger.jsonl"
     return entries_of(read_log(file), file)
 
 
-def entries_of(rows: list[dict[str, Any]], file: Path) -> Entries:
+def entries_of(rows: list[dict[str, Any]], file: Path) -> Ledger:
     """Return the orders that the lines of a log tell of; `StoreError` where one tells of none."""
     try:
-        return Entries.of(rows)
+        return Ledger.of(rows)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise StoreError(f"{file} does not hold orders: {error}. Make the run again.") from error
 
@@ -73,10 +73,13 @@ def run_folder(folder: str | Path) -> Path:
     )
 
 
-def _point(data: Mapping[str, Any]) -> Point:
-    inner = {"scores": _numbers(data["scores"]), "notes": read_notes(data.get("notes", {}))}
+def _point(data: Mapping[str, Any]) -> RoundRecord:
+    inner = {
+        "scores": _numbers(data["scores"]),
+        "diagnostics": read_diagnostics(data.get("diagnostics", {})),
+    }
     details = tuple(_breakdown(each) for each in data.get("details", ()))
-    return Point(**_numbers(data) | inner | {"details": details})
+    return RoundRecord(**_numbers(data) | inner | {"details": details})
 
 
 def _breakdown(data: Mapping[str, Any]) -> Breakdown:

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 
 from anyfleet.core.delivery import width_of
-from anyfleet.core.layout import Envelope, Symbols
+from anyfleet.core.layout import MessageLayout, Symbols
 from anyfleet.core.messages import Kind, Params, Trees
 from anyfleet.core.objectives import Task
-from anyfleet.core.orders import Orders, downlink, grid, uplink
+from anyfleet.core.orders import Cohort, downlink, grid, uplink
 from anyfleet.core.packing import dense
 from anyfleet.core.slots import Codec
 from anyfleet.elastic import Blueprint, within
@@ -33,14 +33,14 @@ class Way(Protocol):
     """How messages travel: down with orders, or up with answers."""
 
     def __call__(
-        self, order: Orders, blueprint: Blueprint, names: tuple[str, ...], numbers: torch.dtype
-    ) -> Envelope: ...
+        self, order: Cohort, blueprint: Blueprint, names: tuple[str, ...], numbers: torch.dtype
+    ) -> MessageLayout: ...
 
 
 class Parcel(NamedTuple):
     """One message's tensors: whose order, which way, and through which codec."""
 
-    order: Orders
+    order: Cohort
     task: Task
     way: Way
     codec: Codec
@@ -50,7 +50,7 @@ class Parcel(NamedTuple):
     def columns(self) -> int:
         return grid(self.order)[0]
 
-    def around(self, names: Sequence[str]) -> Envelope:
+    def around(self, names: Sequence[str]) -> MessageLayout:
         home = next(iter(self.task.params.values()))
         return self.way(self.order, self.task.blueprint, tuple(names), home.dtype)
 
@@ -70,11 +70,11 @@ class Unpacked(NamedTuple):
     lengths: tuple[int, ...] = ()  # bytes that the model has in each column
 
 
-def parcel(order: Orders, task: Task, names: Names, *, up: bool) -> Parcel:
+def parcel(order: Cohort, task: Task, names: Names, *, up: bool) -> Parcel:
     """The parcel of an order or of its answer; without a model it travels in one piece."""
     model = order.job.send if up else "model"
     if model not in names:
-        order = replace(order, column=np.ones(1))
+        order = replace(order, column_width=np.ones(1))
     if not up:
         return Parcel(order, task, downlink, order.job.downlink, tuple(names.get(model, ())))
     # An answer that names no tensors has to be one that its codec makes of what was ordered.
@@ -82,14 +82,14 @@ def parcel(order: Orders, task: Task, names: Names, *, up: bool) -> Parcel:
     return Parcel(order, task, uplink, order.job.uplink, ordered)
 
 
-def trained(order: Orders, task: Task) -> Iterator[str]:
+def trained(order: Cohort, task: Task) -> Iterator[str]:
     """Names of the tensors that an answer brings."""
     blueprint = task.blueprint
     stays = order.job.norm.stays(blueprint)
     return (name for name in order.slices[0].sent(blueprint) if name not in stays)
 
 
-def statistics(order: Orders, task: Task) -> list[str]:
+def statistics(order: Cohort, task: Task) -> list[str]:
     """Names of the statistics that an answer brings: nothing else of a server's may be changed."""
     blueprint = task.blueprint
     if order.kind == Kind.STATISTICS:
@@ -106,7 +106,7 @@ def packed(trees: Trees, symbols: Symbols | None, given: Parcel) -> Packed:
     told = trees.get(STATISTICS, {})
     if told:
         around = given.around(tuple(told))
-        rows = around.laid({name: value.unsqueeze(0) for name, value in told.items()})
+        rows = around.flattened({name: value.unsqueeze(0) for name, value in told.items()})
         found = list(Raw().pack(Symbols(numbers=rows), around))
     for tree, values in trees.items():
         if tree != STATISTICS and values and symbols is not None:
@@ -145,8 +145,8 @@ def unpacked(columns: Sequence[bytes], names: Names, given: Parcel) -> Unpacked:
     return Unpacked(trees, kept, tuple(map(len, rest)))
 
 
-def _statistics_bytes(told: Envelope, column: int) -> int:
-    lanes = told.lanes.values()
+def _statistics_bytes(told: MessageLayout, column: int) -> int:
+    lanes = told.tensors.values()
     return told.dtype.itemsize * sum(lane.ends[column] - lane.begins(column) for lane in lanes)
 
 

@@ -8,21 +8,21 @@ from collections.abc import Sequence
 
 from anyfleet.core.delivery import asked_bits, statistics_bits
 from anyfleet.core.messages import Kind, Report, Trees
-from anyfleet.core.orders import Orders
+from anyfleet.core.orders import Cohort
 from anyfleet.core.packing import index_bits
 from anyfleet.core.planning import FETCH_BITS
-from anyfleet.core.reports import SCALAR_BITS, answer_bits, report_bits
+from anyfleet.core.reports import SCALAR_BITS, reply_bits, report_bits
 from anyfleet.core.slots import Slack
 from anyfleet.elastic import Blueprint
 from anyfleet.errors import BadMessage
 from anyfleet.wire.bodies import Parcel, Unpacked
-from anyfleet.wire.headers import OrderHeader, UpdateHeader
+from anyfleet.wire.headers import OrderHeader, ReplyHeader
 
 _CLOSE = 1e-9  # sums of the same bits in another order
 
 
 def model_bits(
-    header: OrderHeader | UpdateHeader, found: Unpacked, given: Parcel, beside: float
+    header: OrderHeader | ReplyHeader, found: Unpacked, given: Parcel, beside: float
 ) -> float:
     """Bits of the model in the leading columns that came, of which the whole has `beside` more."""
     if not header.trees and header.bits != beside:
@@ -35,7 +35,7 @@ def model_bits(
 
 
 def _columns(
-    header: OrderHeader | UpdateHeader, given: Parcel, beside: float, *, whole: bool
+    header: OrderHeader | ReplyHeader, given: Parcel, beside: float, *, whole: bool
 ) -> list[float]:
     said = header.sizes
     if len(said) != given.columns:
@@ -48,7 +48,7 @@ def _columns(
 
 def _check_columns(said: Sequence[float], lengths: Sequence[int], given: Parcel) -> None:
     slack = given.codec.slack if given.model else Slack()
-    lanes = given.around(given.model).lanes.values()
+    lanes = given.around(given.model).tensors.values()
     for column, length in enumerate(lengths):
         entries = sum(lane.ends[column] - lane.begins(column) for lane in lanes)
         more = slack.column + slack.share * said[column] + slack.entry * entries
@@ -57,21 +57,21 @@ def _check_columns(said: Sequence[float], lengths: Sequence[int], given: Parcel)
             raise BadMessage(told, "numbers")
 
 
-def beside_model(header: UpdateHeader, trees: Trees, report: Report, order: Orders) -> float:
+def beside_model(header: ReplyHeader, trees: Trees, report: Report, order: Cohort) -> float:
     """Of all that a whole answer has besides its model (`client.work` counts alike)."""
     masks = 8.0 * sum(len(packed) for _, packed in header.masks.values())
     if order.kind == Kind.STATISTICS:
         told = trees.get("buffers", {}).values()
         return masks + SCALAR_BITS * sum(value.numel() for value in told)
     if order.kind == Kind.HOLD:
-        return masks + (answer_bits(report, order) or SCALAR_BITS)
+        return masks + (reply_bits(report, order) or SCALAR_BITS)
     if not trees:  # an evaluation, a report, or that there is nothing to fetch
         return masks + report_bits(report)
-    asked = answer_bits(report, order) if order.kind == Kind.TRAIN else 0.0
+    asked = reply_bits(report, order) if order.kind == Kind.TRAIN else 0.0
     return masks + statistics_bits(trees) + asked
 
 
-def beside_order(trees: Trees, order: Orders, blueprint: Blueprint) -> float:
+def beside_order(trees: Trees, order: Cohort, blueprint: Blueprint) -> float:
     """Of all that an order has besides its model (`issue.load` counts alike)."""
     if order.kind == Kind.FETCH:
         return float(FETCH_BITS + index_bits(order.slices[0], blueprint))

@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 
 from anyfleet.core.limits import Limits
-from anyfleet.core.messages import EVERYTHING, Kind, Numbers
-from anyfleet.core.orders import Orders
+from anyfleet.core.messages import EVERYTHING, Hyperparameters, Kind
+from anyfleet.core.orders import Cohort
 from anyfleet.errors import BadMessage
 
 # As many bytes as there are of a header at most, for 100 tensors and without a job's longer lists:
@@ -26,16 +26,16 @@ Mask = tuple[list[Count], bytes]  # its shape, then one bit an entry
 # name the tensors in the order in which they travel.
 
 
-class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class HyperparametersHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The numbers of an order."""
 
     lr: float
     epochs: Whole
-    batch: Whole
-    steps: Whole
-    rate: float
+    batch_size: Whole
+    local_steps: Whole
+    sent_fraction: float
     frequency: float
-    target: float
+    target_seconds: float
 
 
 class OrderHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -46,24 +46,24 @@ class OrderHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     visit: Count
     key: Whole
     slice: bytes
-    share: float
+    width: float
     menu: list[bytes]
     choice: Whole
     utility: float
-    numbers: Figures
+    hyperparameters: HyperparametersHeader
     bits: float
     sizes: list[float]
-    column: float
-    heard: Whole
-    of: Whole
+    column_width: float
+    acknowledged: Whole
+    held_order: Whole
     kind: Kind
-    step: Count
-    cohort: Whole
+    round_index: Count
+    cohort_key: Whole
     job: bytes
     trees: dict[str, list[str]]
 
 
-class UpdateHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ReplyHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All of an answer but its trees."""
 
     order: Count
@@ -77,7 +77,7 @@ class UpdateHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     masks: dict[str, Mask]
 
 
-H = TypeVar("H", OrderHeader, UpdateHeader)
+H = TypeVar("H", OrderHeader, ReplyHeader)
 
 
 def read_header(data: bytes, kind: type[H]) -> H:
@@ -88,54 +88,61 @@ def read_header(data: bytes, kind: type[H]) -> H:
         raise BadMessage(f"{kind.__name__} cannot be read: {error}", "header") from error
 
 
-def check_sizes(header: OrderHeader | UpdateHeader, most: float) -> None:
+def check_sizes(header: OrderHeader | ReplyHeader, most: float) -> None:
     """Refuses a header whose bits no message has."""
     if not all(0 <= bits <= most for bits in (header.bits, *header.sizes)):
         raise BadMessage(f"a message of {header.bits} bits; at most {most}", "numbers")
 
 
-def figures(order: Orders) -> Figures:
+def figures(order: Cohort) -> HyperparametersHeader:
     """The numbers of an order, as they travel."""
-    return Figures(**{f.name: getattr(order.numbers, f.name)[0].item() for f in fields(Numbers)})
+    return HyperparametersHeader(
+        **{
+            f.name: getattr(order.hyperparameters, f.name)[0].item()
+            for f in fields(Hyperparameters)
+        }
+    )
 
 
-def numbers(told: Figures) -> Numbers:
+def numbers(told: HyperparametersHeader) -> Hyperparameters:
     """The inverse of `figures`."""
-    return Numbers(**{f.name: np.array([getattr(told, f.name)]) for f in fields(Numbers)})
+    return Hyperparameters(
+        **{f.name: np.array([getattr(told, f.name)]) for f in fields(Hyperparameters)}
+    )
 
 
 def check_order(header: OrderHeader, limits: Limits) -> None:
     """Refuses an order with numbers that no order has."""
-    for complaint in (*_sizes(header, limits), *_numbers(header.numbers, limits)):
+    for complaint in (*_sizes(header, limits), *_numbers(header.hyperparameters, limits)):
         raise BadMessage(complaint, "numbers")
 
 
 def _sizes(header: OrderHeader, limits: Limits) -> Iterator[str]:
-    if not 0 < header.share <= 1 or not 0 < header.column <= 1:
-        yield f"a share of {header.share} in columns of {header.column}"
-    elif header.share > limits.columns * header.column:
-        yield f"columns of {header.column}; at most {limits.columns} are read"
+    if not 0 < header.width <= 1 or not 0 < header.column_width <= 1:
+        yield f"a share of {header.width} in columns of {header.column_width}"
+    elif header.width > limits.columns * header.column_width:
+        yield f"columns of {header.column_width}; at most {limits.columns} are read"
     if len(header.menu) > limits.menu or not -1 <= header.choice <= limits.menu:
         yield f"a menu of {len(header.menu)} with choice {header.choice}; at most {limits.menu}"
     if math.isinf(header.utility):
         yield f"a utility of {header.utility}"
 
 
-def _numbers(told: Figures, limits: Limits) -> Iterator[str]:
+def _numbers(told: HyperparametersHeader, limits: Limits) -> Iterator[str]:
     bounds = (
         ("epochs", EVERYTHING, limits.epochs),
-        ("steps", EVERYTHING, limits.steps),
-        ("batch", 1, limits.batch),
+        ("local_steps", EVERYTHING, limits.local_steps),
+        ("batch_size", 1, limits.batch_size),
     )
     for name, least, most in bounds:
         if not least <= getattr(told, name) <= most:
             yield f"{name} of {getattr(told, name)}, outside {least} … {most}"
-    if told.epochs == told.steps == EVERYTHING:
+    if told.epochs == told.local_steps == EVERYTHING:
         yield "training without an end"
-    for name, value in (("lr", told.lr), ("rate", told.rate)):
+    for name, value in (("lr", told.lr), ("sent_fraction", told.sent_fraction)):
         if not 0 <= value < math.inf:
             yield f"{name} of {value}"
     # Not a number: as the device likes.
-    for name, value in (("frequency", told.frequency), ("target", told.target)):
+    for name, value in (("frequency", told.frequency), ("target_seconds", told.target_seconds)):
         if value < 0:
             yield f"{name} of {value}"

@@ -3,11 +3,11 @@
 from collections import Counter
 
 from anyfleet.core.limits import Limits
-from anyfleet.core.messages import Updates
+from anyfleet.core.messages import Replies
 from anyfleet.core.objectives import Task
-from anyfleet.core.orders import Orders
+from anyfleet.core.orders import Cohort
 from anyfleet.errors import BadMessage
-from anyfleet.wire import Letter, accepted, read_letter
+from anyfleet.wire import ReplyMessage, accepted, read_reply
 
 
 class Inbox:
@@ -18,12 +18,12 @@ class Inbox:
 
     def __init__(self, task: Task, limits: Limits) -> None:
         self._task, self._limits = task, limits
-        self._open: dict[int, Orders] = {}
+        self._open: dict[int, Cohort] = {}
         self._answered: set[int] = set()
         self._highest = -1
         self.refused: Counter[str] = Counter()
 
-    def expect(self, order: Orders) -> None:
+    def expect(self, order: Cohort) -> None:
         """An order was sent: its answer may come."""
         number = int(order.id[0])
         self._open[number] = order
@@ -34,12 +34,12 @@ class Inbox:
         self._open.pop(order, None)
         self._answered.discard(order)
 
-    def receive(self, data: bytes, sender: int) -> Updates:
+    def receive(self, data: bytes, sender: int) -> Replies:
         """The answer in these bytes, which came from this device; `BadMessage` if it is none."""
         try:
-            letter = read_letter(data, self._task, self._limits)
+            letter = read_reply(data, self._task, self._limits)
             update = accepted(letter, self._order(letter, sender), self._task)
-            if not update.delivered[0]:
+            if not update.delivered_width[0]:
                 # Taken for an answer, its device would believe that its update has arrived.
                 raise BadMessage("not one whole column", "nothing came through")
         except BadMessage as error:
@@ -48,7 +48,7 @@ class Inbox:
         self._answered.add(letter.header.order)
         return update
 
-    def _order(self, letter: Letter, sender: int) -> Orders:
+    def _order(self, letter: ReplyMessage, sender: int) -> Cohort:
         number = letter.header.order
         if number not in self._open:
             known = number <= self._highest

@@ -18,7 +18,7 @@ from anyfleet.core.slots import MEASURES
 from anyfleet.errors import AnyfleetError, BadMessage, BadName
 from anyfleet.names import HOMES, find, name_of
 
-SLOTS = ("train", "choose", "uplink", "downlink", "norm")
+SLOTS = ("train", "choose", "uplink", "downlink", "norm", "fisher")
 _PACKAGES = tuple(dict.fromkeys(HOMES[slot] for slot in SLOTS))
 _TOP = name_of(Job)
 DEEPEST = 16  # parts within parts

@@ -10,7 +10,7 @@ import torch
 from anyfleet.core.delivery import unpadded, width_of
 from anyfleet.core.limits import Limits
 from anyfleet.core.objectives import Task
-from anyfleet.core.orders import Orders
+from anyfleet.core.orders import Cohort
 from anyfleet.core.packing import pack_slice, unpack_slice
 from anyfleet.elastic import Blueprint
 from anyfleet.errors import BadMessage
@@ -28,7 +28,7 @@ from anyfleet.wire.jobs import dumped, loaded
 from anyfleet.wire.sealing import columns_of, opened, sealed
 
 
-def encode_order(order: Orders, task: Task) -> bytes:
+def encode_order(order: Cohort, task: Task) -> bytes:
     """One order as the server sends it: whole, whatever its link will leave of it."""
     (trees,), blueprint = order.trees, task.blueprint
     names = {tree: list(values) for tree, values in trees.items()}
@@ -39,19 +39,19 @@ def encode_order(order: Orders, task: Task) -> bytes:
         visit=int(order.visit[0]),
         key=int(order.key[0]),
         slice=pack_slice(order.slices[0], blueprint),
-        share=float(order.share[0]),
+        width=float(order.width[0]),
         menu=[pack_slice(entry, blueprint) for entry in order.menus[0]],
         choice=int(order.choice[0]),
         utility=float(order.utility[0]),
-        numbers=figures(order),
+        hyperparameters=figures(order),
         bits=float(order.bits[0]),
         sizes=body.sizes,
-        column=float(order.column[0]),
-        heard=int(order.heard[0]),
-        of=int(order.of[0]),
+        column_width=float(order.column_width[0]),
+        acknowledged=int(order.acknowledged[0]),
+        held_order=int(order.held_order[0]),
         kind=order.kind,
-        step=order.step,
-        cohort=order.cohort,
+        round_index=order.round_index,
+        cohort_key=order.cohort_key,
         job=dumped(order.job),
         trees=names,
     )
@@ -60,7 +60,7 @@ def encode_order(order: Orders, task: Task) -> bytes:
 
 def decode_order(
     data: bytes, task: Task, allow: Sequence[str] = (), limits: Limits | None = None
-) -> Orders:
+) -> Cohort:
     """One order as a device reads it: with the leading columns of its model that came through."""
     bounds = limits or Limits()
     most = bounds.most(task.blueprint)
@@ -79,38 +79,40 @@ def decode_order(
     beside = beside_order(found.trees, order, task.blueprint)
     bits = beside + (model_bits(header, found, given, beside) if whole or columns else 0.0)
     width = 1.0 if whole else width_of(order, len(columns))
-    return replace(order, trees=(found.trees,), bits=np.array([bits]), delivered=np.array([width]))
+    return replace(
+        order, trees=(found.trees,), bits=np.array([bits]), delivered_width=np.array([width])
+    )
 
 
 def _bare(
     header: OrderHeader, blueprint: Blueprint, allow: tuple[str, ...], limits: Limits
-) -> Orders:
+) -> Cohort:
     """The order without its trees."""
     slice_ = unpack_slice(header.slice, blueprint)
     menu = tuple(unpack_slice(entry, blueprint) for entry in header.menu)
     if menu and slice_ not in menu:
         raise BadMessage("a slice that is none of its menu", "choice")
-    return Orders(
+    return Cohort(
         id=np.array([header.id]),
         device=np.array([header.device]),
         visit=np.array([header.visit]),
         key=torch.tensor([header.key]),
         slices=(slice_,),
-        share=np.array([header.share]),
+        width=np.array([header.width]),
         menus=(menu,),
         choice=np.array([header.choice]),
         utility=np.array([header.utility]),
-        numbers=numbers(header.numbers),
+        hyperparameters=numbers(header.hyperparameters),
         trees=({},),
         symbols=(None,),
         bits=np.array([header.bits]),
-        delivered=np.ones(1),
-        column=np.array([header.column]),
-        heard=np.array([header.heard]),
-        of=np.array([header.of]),
+        delivered_width=np.ones(1),
+        column_width=np.array([header.column_width]),
+        acknowledged=np.array([header.acknowledged]),
+        held_order=np.array([header.held_order]),
         kind=header.kind,
-        step=header.step,
-        cohort=header.cohort,
+        round_index=header.round_index,
+        cohort_key=header.cohort_key,
         job=loaded(header.job, allow, limits),
     )
 

@@ -8,34 +8,34 @@ import numpy as np
 
 from anyfleet.core.delivery import beside_bits, width_of
 from anyfleet.core.limits import Limits, Most
-from anyfleet.core.messages import Kind, Params, Report, Updates
+from anyfleet.core.messages import Kind, Params, Replies, Report
 from anyfleet.core.objectives import Task
-from anyfleet.core.orders import Orders
+from anyfleet.core.orders import Cohort
 from anyfleet.core.packing import dense, pack_mask, unpack_mask
 from anyfleet.core.screening import MOST_NAMES
 from anyfleet.elastic import within
 from anyfleet.errors import BadMessage
 from anyfleet.wire.bodies import STATISTICS, Parcel, packed, parcel, statistics, trained, unpacked
 from anyfleet.wire.claimed_bits import beside_model, model_bits
-from anyfleet.wire.headers import UpdateHeader, check_sizes, read_header
+from anyfleet.wire.headers import ReplyHeader, check_sizes, read_header
 from anyfleet.wire.sealing import Opened, columns_of, opened, sealed
 
 CHANNELS = "channels"  # the only measure with several numbers
 
 
-class Letter(NamedTuple):
+class ReplyMessage(NamedTuple):
     """An answer whose header can be read; what it has in columns depends on its order."""
 
-    header: UpdateHeader
+    header: ReplyHeader
     message: Opened
 
 
-def encode_update(update: Updates, order: Orders, task: Task) -> bytes:
+def encode_reply(update: Replies, order: Cohort, task: Task) -> bytes:
     """One answer as the device sends it: whole, whatever its link will leave of it."""
     (trees,) = update.trees
     names = {tree: list(values) for tree, values in trees.items()}
     body = packed(trees, update.symbols[0], parcel(order, task, names, up=True))
-    header = UpdateHeader(
+    header = ReplyHeader(
         order=int(update.order[0]),
         device=int(update.device[0]),
         key=int(order.key[0]),
@@ -49,22 +49,22 @@ def encode_update(update: Updates, order: Orders, task: Task) -> bytes:
     return sealed("u", msgspec.msgpack.encode(header), body.columns)
 
 
-def decode_update(data: bytes, order: Orders, task: Task, limits: Limits | None = None) -> Updates:
+def decode_reply(data: bytes, order: Cohort, task: Task, limits: Limits | None = None) -> Replies:
     """One answer as the server reads it: with the leading columns that came through."""
-    return accepted(read_letter(data, task, limits or Limits()), order, task)
+    return accepted(read_reply(data, task, limits or Limits()), order, task)
 
 
-def read_letter(data: bytes, task: Task, limits: Limits) -> Letter:
+def read_reply(data: bytes, task: Task, limits: Limits) -> ReplyMessage:
     """An answer as far as it can be read by somebody who does not know to what."""
     most = limits.most(task.blueprint)
     message = opened(data, "u", most)
-    header = read_header(message.header, UpdateHeader)
+    header = read_header(message.header, ReplyHeader)
     check_sizes(header, 8.0 * most.message)
     _check_report(header, most)
-    return Letter(header, message)
+    return ReplyMessage(header, message)
 
 
-def accepted(letter: Letter, order: Orders, task: Task) -> Updates:
+def accepted(letter: ReplyMessage, order: Cohort, task: Task) -> Replies:
     """The answer to this order."""
     header, blueprint = letter.header, task.blueprint
     _check_sender(header, order)
@@ -87,7 +87,7 @@ def accepted(letter: Letter, order: Orders, task: Task) -> Updates:
             masks = dense(masks, within(order.slices[0], width, blueprint), local)
             beside = beside_bits(trees, masks, report, order)
         bits = model + beside
-    return Updates(
+    return Replies(
         order=np.array([header.order]),
         device=np.array([header.device]),
         samples=np.array([header.samples]),
@@ -96,24 +96,24 @@ def accepted(letter: Letter, order: Orders, task: Task) -> Updates:
         masks=(masks,),
         kept=(found.kept,),
         bits=np.array([bits]),
-        delivered=np.array([width]),
+        delivered_width=np.array([width]),
         report=(report,),
     )
 
 
-def _report(header: UpdateHeader) -> Report:
+def _report(header: ReplyHeader) -> Report:
     told = header.report.items()
     return {name: tuple(value) if isinstance(value, list) else value for name, value in told}
 
 
-def _width(columns: Sequence[bytes], given: Parcel, header: UpdateHeader) -> float:
+def _width(columns: Sequence[bytes], given: Parcel, header: ReplyHeader) -> float:
     """The width that came; a device that counts on all of it having arrived sends it again."""
-    if given.order.job.send not in header.trees or given.codec.slot:
+    if given.order.job.send not in header.trees or given.codec.state_name:
         raise BadMessage(f"{len(columns)} of {given.columns} columns, which do not do", "cut")
     return width_of(given.order, len(columns))
 
 
-def _check_sender(header: UpdateHeader, order: Orders) -> None:
+def _check_sender(header: ReplyHeader, order: Cohort) -> None:
     if header.order != order.id[0]:
         raise BadMessage(f"an answer to order {header.order}, not {order.id[0]}", "unknown order")
     if header.device != order.device[0]:
@@ -122,7 +122,7 @@ def _check_sender(header: UpdateHeader, order: Orders) -> None:
         raise BadMessage("an answer that was made for another order", "replayed")
 
 
-def _check_trees(header: UpdateHeader, order: Orders, task: Task) -> None:
+def _check_trees(header: ReplyHeader, order: Cohort, task: Task) -> None:
     needed, allowed = _expected(order, header.report)
     if not needed <= header.trees.keys() <= allowed:
         raise BadMessage(f"an answer to {order.kind} with other trees", "tensors")
@@ -138,7 +138,7 @@ def _check_trees(header: UpdateHeader, order: Orders, task: Task) -> None:
         raise BadMessage("masks of tensors that were not ordered", "mask")
 
 
-def _expected(order: Orders, report: Mapping[str, object]) -> tuple[set[str], set[str]]:
+def _expected(order: Cohort, report: Mapping[str, object]) -> tuple[set[str], set[str]]:
     """Which trees an answer must have, and which it may have."""
     if order.kind == Kind.STATISTICS:
         return {STATISTICS}, {STATISTICS}
@@ -152,7 +152,7 @@ def _expected(order: Orders, report: Mapping[str, object]) -> tuple[set[str], se
     return set() if gone else model, model | {STATISTICS}
 
 
-def _check_report(header: UpdateHeader, most: Most) -> None:
+def _check_report(header: ReplyHeader, most: Most) -> None:
     told = header.report
     if any(isinstance(value, list) for name, value in told.items() if name != CHANNELS):
         raise BadMessage("several numbers where one is reported", "report")

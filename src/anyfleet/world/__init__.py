@@ -2,7 +2,7 @@
 
 from anyfleet.world.availability import Always, Diurnal, Intermittent
 from anyfleet.world.column_loss import Columns
-from anyfleet.world.distributions import Choice, Disc, LogNormal, Normal, Uniform
+from anyfleet.world.distributions import Categorical, Disc, LogNormal, Normal, Uniform
 from anyfleet.world.fleet import Fleet
 from anyfleet.world.group import Group
 from anyfleet.world.links import Shannon, Steady, bluetooth, lte, wifi
@@ -22,7 +22,7 @@ from anyfleet.world.world import Reports, World
 
 __all__ = [
     "Always",
-    "Choice",
+    "Categorical",
     "Columns",
     "Disc",
     "Diurnal",

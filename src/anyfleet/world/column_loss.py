@@ -29,11 +29,11 @@ class Columns:
 
     width: float = 0.125
     error: float | Law = 0.0
-    minimum_rate: float | None = None
+    minimum_bit_rate: float | None = None
 
     def __post_init__(self) -> None:
         refuse((*no_width("Columns.width", self.width), *self._faults()))
-        if self.minimum_rate is not None and bounds(self.error)[1] > 0:
+        if self.minimum_bit_rate is not None and bounds(self.error)[1] > 0:
             raise ValueError(
                 "Columns.error and Columns.minimum_rate both say how likely a column is lost: "
                 "give one of them."
@@ -41,16 +41,16 @@ class Columns:
 
     def _faults(self) -> Iterator[str]:
         yield from no_probability("Columns.error", self.error)
-        if self.minimum_rate is not None and not 0 < self.minimum_rate < math.inf:
+        if self.minimum_bit_rate is not None and not 0 < self.minimum_bit_rate < math.inf:
             yield (
                 "Columns.minimum_rate must be finite bits per second above 0, got "
-                f"{self.minimum_rate}."
+                f"{self.minimum_bit_rate}."
             )
 
     @property
     def fails(self) -> bool:
         """Whether anything can be lost at all."""
-        return self.minimum_rate is not None or bounds(self.error)[1] > 0
+        return self.minimum_bit_rate is not None or bounds(self.error)[1] > 0
 
     def delivered(self, keys: Tensor, columns: Ints, outage: Floats | None = None) -> Ints:
         """How many leading columns arrive of each transmission.
@@ -58,10 +58,10 @@ class Columns:
         Each transmission has a key of its own, of its device, visit and direction. `outage` is
         the link's for `minimum_rate`, and belongs to nothing else.
         """
-        if (outage is None) != (self.minimum_rate is None):
+        if (outage is None) != (self.minimum_bit_rate is None):
             raise ValueError(
                 "Columns.delivered takes the link's outage when Columns.minimum_rate is set, "
-                f"and only then; minimum_rate is {self.minimum_rate}."
+                f"and only then; minimum_rate is {self.minimum_bit_rate}."
             )
         count = int(columns.max(initial=0))
         error = self._errors(keys, count) if outage is None else outage[:, np.newaxis]

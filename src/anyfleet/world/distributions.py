@@ -17,7 +17,7 @@ from anyfleet.arrays import Floats
 from anyfleet.errors import refuse
 from anyfleet.world.quantities import When
 
-__all__ = ["Choice", "Disc", "LogNormal", "Normal", "Uniform"]
+__all__ = ["Categorical", "Disc", "LogNormal", "Normal", "Uniform"]
 
 
 class _Own(ABC):
@@ -60,7 +60,7 @@ class Uniform(_Own):
 
 @checked
 @dataclass(frozen=True)
-class Choice(_Own):
+class Categorical(_Own):
     """One of `values`, as often as its weight says; without `weights` all equally often."""
 
     values: tuple[float, ...]

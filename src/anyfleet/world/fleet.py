@@ -109,7 +109,7 @@ def declare(
     """Return what a fleet declares of its devices, once."""
     columns = np.array([g.loss.width if g.loss.fails else 1.0 for g in groups])
     return Devices(
-        level=level, samples=samples, group=group, column=columns[group], counting=counting
+        level=level, samples=samples, group=group, column_width=columns[group], counting=counting
     )
 
 

@@ -29,7 +29,7 @@ _LOUDEST = 1000.0
 Way = Literal["up", "down"]
 
 
-class Rates(NamedTuple):
+class BitRates(NamedTuple):
     """Bits per second of each device, both ways."""
 
     up: Floats
@@ -57,7 +57,7 @@ class Link(Protocol):
     def shared(self) -> bool:
         """Whether all active devices divide one band equally, or each has its own."""
 
-    def rates(self, keys: Tensor, when: When, distance: Floats, active: int) -> Rates:
+    def rates(self, keys: Tensor, when: When, distance: Floats, active: int) -> BitRates:
         """What each device has now, when `active` devices use the link at the same time."""
 
     def until(self, when: When) -> float:
@@ -93,13 +93,13 @@ class Steady:
             )
         )
 
-    def rates(self, keys: Tensor, when: When, distance: Floats, active: int) -> Rates:
+    def rates(self, keys: Tensor, when: When, distance: Floats, active: int) -> BitRates:
         part = _part(self.shared, active)
         up, down = (
             at(number, rng.fold(keys, way), when) * part
             for way, number in (("up", self.up), ("down", self.down))
         )
-        return Rates(up, down)
+        return BitRates(up, down)
 
     def until(self, when: When) -> float:
         return min(until(self.up, when), until(self.down, when))
@@ -156,14 +156,14 @@ class Shannon:
                 yield f"Shannon.{name} must lie within ±{_LOUDEST:g} decibels, got {value}."
         yield from _no_watts("Shannon", interference=self.interference, receive=self.receive)
 
-    def rates(self, keys: Tensor, when: When, distance: Floats, active: int) -> Rates:
+    def rates(self, keys: Tensor, when: When, distance: Floats, active: int) -> BitRates:
         part = _part(self.shared, active)
         up, down = self._snr(distance, active)
         if self.fading:
             up, down = (
                 snr * _fade(rng.fold(keys, way), when) for way, snr in (("up", up), ("down", down))
             )
-        return Rates(
+        return BitRates(
             shannon_rate(self.band * part, up), shannon_rate(self.station_band * part, down)
         )
 
@@ -179,7 +179,7 @@ class Shannon:
         efficiency = minimum / (band * _part(self.shared, active))
         return outage_probability(efficiency, self._snr(distance, active).of(way))
 
-    def _snr(self, distance: Floats, active: int) -> Rates:
+    def _snr(self, distance: Floats, active: int) -> BitRates:
         """Signal to noise both ways, before any fade."""
         part = _part(self.shared, active)
         gain = path_gain(distance, self.exponent, self.ref_loss_db)
@@ -187,7 +187,7 @@ class Shannon:
             noise_watts(self.noise_dbm_per_mhz, band * part) + self.interference
             for band in (self.band, self.station_band)
         )
-        return Rates(gain * self.power / above, gain * self.station_power * part / below)
+        return BitRates(gain * self.power / above, gain * self.station_power * part / below)
 
 
 def shannon_rate(band: float, snr: Floats | float) -> Floats:

@@ -19,7 +19,7 @@ class When:
     """A moment: seconds since the start, and the server step that is under way."""
 
     now: float
-    step: int
+    round_index: int
 
 
 class Quantity(Protocol):
@@ -79,7 +79,7 @@ def bounds(number: Number) -> tuple[float, float]:
 def slot(when: When, every: float | None) -> int:
     """Which draw of a law is in force: one for each server step, or one every so many seconds."""
     if every is None:
-        return when.step
+        return when.round_index
     count = math.floor(when.now / every)
     # The quotient may be rounded across a border, and the draw would end at or before now.
     if (count + 1) * every <= when.now:

@@ -16,7 +16,7 @@ from anyfleet.arrays import Flags, Floats, Ints
 from anyfleet.core.messages import Conditions, Devices
 from anyfleet.errors import refuse
 from anyfleet.world.group import COLUMNS, Group
-from anyfleet.world.links import Link, Rates, Way
+from anyfleet.world.links import BitRates, Link, Way
 from anyfleet.world.quantities import MOST, Number, When, at, until
 
 _AS_DECLARED = ("memory", "battery", "budget")
@@ -24,7 +24,7 @@ _COMPUTING = ("overhead", "latency", "bandwidth", "fixed")
 # Numbers that devices may have for themselves.
 OWN = (*COLUMNS, "exponent", "slowest", "fastest", "up", "down", "power", "receive")
 # What a device measures about itself, and may measure badly.
-_NOISY = ("speed", "up", "down", "memory", "battery")
+_NOISY = ("speed", "bit_rate_up", "bit_rate_down", "memory", "battery")
 
 
 @checked
@@ -32,17 +32,17 @@ _NOISY = ("speed", "up", "down", "memory", "battery")
 class Reports:
     """What policies learn at check-in: fresh and exact by default.
 
-    A report may be `steps` server steps and `seconds` old, and each of its numbers wrong by a
+    A report may be `rounds` rounds and `seconds` old, and each of its numbers wrong by a
     log-normal factor whose logarithm deviates by `noise`. What the battery has left and the loss of
     the last answer are never old.
     """
 
-    steps: int = 0
+    rounds: int = 0
     seconds: float = 0.0
     noise: float = 0.0
 
     def __post_init__(self) -> None:
-        told = {name: getattr(self, name) for name in ("steps", "seconds", "noise")}
+        told = {name: getattr(self, name) for name in ("rounds", "seconds", "noise")}
         refuse(
             f"Reports.{name} must be a number that is not negative, at most {MOST:g}; got {value}."
             for name, value in told.items()
@@ -51,7 +51,7 @@ class Reports:
 
     def when(self, when: When) -> When:
         """The moment that a report of now is about."""
-        return When(max(0.0, when.now - self.seconds), max(0, when.step - self.steps))
+        return When(max(0.0, when.now - self.seconds), max(0, when.round_index - self.rounds))
 
 
 class Told(NamedTuple):
@@ -97,12 +97,12 @@ class World:
         link = self.link[devices]
         ranges = np.array([group.frequency for group in self.groups])[self.group[devices]]
         return Conditions(
-            up=rates.up,
-            down=rates.down,
+            bit_rate_up=rates.up,
+            bit_rate_down=rates.down,
             slowest=self._or_own("slowest", devices, ranges[:, 0]),
             fastest=self._or_own("fastest", devices, ranges[:, 1]),
-            power=self.power(devices),
-            receive=self._or_own(
+            send_power=self.power(devices),
+            receive_power=self._or_own(
                 "receive", devices, np.array([each.receive for each in self.links])[link]
             ),
             loss=np.full(len(devices), np.nan),
@@ -134,7 +134,7 @@ class World:
         told = replace(told, battery=own.battery, loss=own.loss)
         if not self.reports.noise:
             return told
-        keys = rng.fold(self._keys("noise", devices), when.step)
+        keys = rng.fold(self._keys("noise", devices), when.round_index)
         errors = np.exp(self.reports.noise * rng.normal(keys, len(_NOISY)).numpy())
         noisy = {n: getattr(told, n) * errors[:, i] for i, n in enumerate(_NOISY)}
         return replace(told, **noisy)
@@ -195,7 +195,7 @@ class World:
         """Whether devices take rate from each other."""
         return any(link.shared for link in self.links)
 
-    def rates(self, devices: Ints, when: When, active: Active) -> Rates:
+    def rates(self, devices: Ints, when: When, active: Active) -> BitRates:
         """Bits per second, up and down."""
         users = np.broadcast_to(active, len(self.links))
         keys = self._keys("link", devices)
@@ -205,7 +205,7 @@ class World:
             link = self.links[number]
             rates = link.rates(_of(keys, rows), when, distance[rows], int(users[number]))
             up[rows], down[rows] = rates
-        return Rates(self._or_own("up", devices, up), self._or_own("down", devices, down))
+        return BitRates(self._or_own("up", devices, up), self._or_own("down", devices, down))
 
     def rates_until(self, device: int, when: When) -> float:
         """When time next changes the rates of a device."""
@@ -252,9 +252,9 @@ class World:
         for number, rows in _by(self.group[devices]):
             loss = self.groups[number].loss
             outage = None
-            if loss.minimum_rate is not None:
+            if loss.minimum_bit_rate is not None:
                 outage = self._outage(
-                    devices[rows], when, loss.minimum_rate, active=active, way=way
+                    devices[rows], when, loss.minimum_bit_rate, active=active, way=way
                 )
             found[rows] = loss.delivered(keys[rows], columns[rows], outage)
         return found

@@ -136,11 +136,11 @@ def test_a_run_saves_all_names_and_a_task_takes_them(tmp_path: Path) -> None:
     assert saved.keys() == module.state_dict().keys()
     fresh = Twice()
     fresh.load_state_dict(saved)
-    assert torch.equal(fresh.one.linear.weight, moment.step.params["one.linear.weight"])
+    assert torch.equal(fresh.one.linear.weight, moment.round.params["one.linear.weight"])
     again = tasks.Task.of(Twice(), DATA, split=tasks.Split(devices=4), state=saved)
     # One name of a shared tensor is enough.
     short = {n: t for n, t in saved.items() if not n.startswith("other")}
     once = tasks.Task.of(Twice(), DATA, split=tasks.Split(devices=4), state=short)
-    for name, tensor in {**moment.step.params, **moment.step.buffers}.items():
+    for name, tensor in {**moment.round.params, **moment.round.buffers}.items():
         for started in (again, once):
             assert torch.equal({**started.params, **started.buffers}[name], tensor)

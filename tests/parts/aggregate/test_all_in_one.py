@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from anyfleet.core.client import work
-from anyfleet.core.delivery import cut_update
-from anyfleet.core.incoming import Answered, Incoming
-from anyfleet.core.messages import Memory, Updates, no_charges
+from anyfleet.core.delivery import cut_reply
+from anyfleet.core.incoming import IncomingReplies, RepliedOrder
+from anyfleet.core.messages import DeviceState, Replies, no_charges
 from anyfleet.core.method import Method
-from anyfleet.core.orders import Orders
+from anyfleet.core.orders import Cohort
 from anyfleet.core.packing import traffic
-from anyfleet.core.planning import load
-from anyfleet.core.updates import Arrivals
+from anyfleet.core.planning import load_models
+from anyfleet.core.updates import Updates
 from anyfleet.elastic import Slice, narrowed, place
 from anyfleet.formulas.anycost import all_in_one, anycost_weights
 from anyfleet.formulas.theory import divergence_index, local_gain
@@ -29,15 +29,15 @@ from anyfleet.parts.aggregate import (
     AngleWeighted,
     Diagnosed,
     Mean,
+    ServerOptimised,
     ServerSgd,
-    ServerStep,
     Subset,
 )
 from anyfleet.parts.codec import Fgc, Hq, Uveq
 from anyfleet.parts.norm import PerWidth
-from anyfleet.parts.plan import FixedLevel, RateByLevel
+from anyfleet.parts.plan import SentFractionByLevel, WidthByLevel
 from anyfleet.parts.select import Everyone
-from anyfleet.runtime import Reference, Stacked, Threads
+from anyfleet.runtime import Sequential, Stacked, Threads
 from anyfleet.tasks import Data, Dirichlet, Split, Task
 from anyfleet.world import levels, lossy
 from tests.core.test_local_training import orders
@@ -49,10 +49,10 @@ WEIGHTS = "0.weight"  # three rows of four numbers
 
 
 def with_kept(
-    found: Arrivals, kept: Sequence[Mapping[str, Tensor]], rates: Sequence[float]
-) -> Arrivals:
+    found: Updates, kept: Sequence[Mapping[str, Tensor]], rates: Sequence[float]
+) -> Updates:
     """The same updates, of which codecs sent this."""
-    return Arrivals(
+    return Updates(
         replace(found._updates, kept=tuple(kept)),
         slices=found.slices,
         staleness=found.staleness,
@@ -72,7 +72,7 @@ def rows(*values: Sequence[float]) -> list[dict[str, Tensor]]:
     return made
 
 
-def moved(part: Aio | Mean, found: Arrivals) -> dict[str, Tensor]:
+def moved(part: Aio | Mean, found: Updates) -> dict[str, Tensor]:
     """The changes that an aggregator makes."""
     zeros = {n: torch.zeros(BLUEPRINT.shape(n), dtype=torch.float64) for n in BLUEPRINT.params}
     return dict(step(part, found, model=zeros).model)
@@ -105,44 +105,44 @@ def two_layers() -> Task:
     return Task.of(net, data, data, split=Split(devices=3, server=6, test_share=0.0))
 
 
-def sliced(asked: Orders, slices: Sequence[Slice], method: Method, task: Task) -> Orders:
+def sliced(asked: Cohort, slices: Sequence[Slice], method: Method, task: Task) -> Cohort:
     """Orders for other parts of the model."""
     kept = replace(asked, slices=tuple(slices))
-    return load(kept, method=method, task=task, params=task.params, buffers=task.buffers)
+    return load_models(kept, method=method, task=task, params=task.params, buffers=task.buffers)
 
 
-def came_in(asked: Orders, updates: Updates, method: Method, task: Task, step: int = 0) -> Arrivals:
+def came_in(asked: Cohort, updates: Replies, method: Method, task: Task, step: int = 0) -> Updates:
     """Answers as the server gathers them."""
     pairs = zip(asked.rows(), updates.rows(), strict=True)
-    answered = [Answered(o, u, no_charges(int(o.id[0]), 0.0)) for o, u in pairs]
-    return Incoming(method, task, step).trained(answered, task.params)
+    answered = [RepliedOrder(o, u, no_charges(int(o.id[0]), 0.0)) for o, u in pairs]
+    return IncomingReplies(method, task, step).trained(answered, task.params)
 
 
 def test_1_12_3_weights_of_a_cohort_are_those_of_the_example() -> None:
     """From sizes that are real, and rates that are measured."""
-    task, method = two_layers(), replace(fedavg(lr=0.1, batch=8), aggregate=Aio(Mean("equal")))
-    slices = (Slice(), Slice(first=1), task.blueprint.prefix(0.5))
+    task, method = two_layers(), replace(fedavg(lr=0.1, batch_size=8), aggregate=Aio(Mean("equal")))
+    slices = (Slice(), Slice(first_trained_layer=1), task.blueprint.prefix(0.5))
     asked = sliced(orders(method, task, [0, 1, 2]), slices, method, task)
-    done = [work(order, (Memory(),), task).updates for order in asked.rows()]
+    done = [work(order, (DeviceState(),), task).replies for order in asked.rows()]
     bits = [traffic(each, method.norm, task.blueprint)[1] / 15 for each in slices]
     answered = [
-        Answered(order, replace(update, bits=np.array([size])), no_charges(0, 0.0))
+        RepliedOrder(order, replace(update, bits=np.array([size])), no_charges(0, 0.0))
         for order, update, size in zip(asked.rows(), done, bits, strict=True)
     ]
-    found = Incoming(method, task, 0).trained(answered, task.params)
+    found = IncomingReplies(method, task, 0).trained(answered, task.params)
     part = Aio(Mean("equal"))
     assert part.weigh(found) == pytest.approx([0.392827, 0.332452, 0.274721], abs=1e-6)
     stepped = part(task.params, None, found, Seen(), torch.tensor(0))  # type: ignore[arg-type]
-    assert numbers(stepped.notes["weights"]) == pytest.approx(part.weigh(found).tolist())
+    assert numbers(stepped.diagnostics["weights"]) == pytest.approx(part.weigh(found).tolist())
     facts = np.array([1.0, 0.5, 0.25]), np.full(3, 1 / 15)
-    assert stepped.notes["mean_gain"] == pytest.approx(local_gain(*facts).mean())
-    assert stepped.notes["mean_divergence"] == pytest.approx(divergence_index(*facts).mean())
+    assert stepped.diagnostics["mean_gain"] == pytest.approx(local_gain(*facts).mean())
+    assert stepped.diagnostics["mean_divergence"] == pytest.approx(divergence_index(*facts).mean())
 
 
 # --- against the formula ----------------------------------------------------------------------
 
 
-def full(found: Arrivals, row: int, name: str, tree: Mapping[str, Tensor]) -> Tensor:
+def full(found: Updates, row: int, name: str, tree: Mapping[str, Tensor]) -> Tensor:
     """A tensor of one device on the whole model; 1 in its slice where there is none."""
     spread = torch.zeros(BLUEPRINT.shape(name), dtype=torch.float64)
     where = place(name, found.slices[row], BLUEPRINT)
@@ -243,7 +243,7 @@ def test_the_floor_keeps_complete_updates_from_counting_for_all() -> None:
 # --- with other aggregators -------------------------------------------------------------------
 
 
-def unequal() -> Arrivals:
+def unequal() -> Updates:
     """Three updates of which codecs sent different parts."""
     sent = [{PLACE: torch.tensor(flags)} for flags in ((1.0, 0.0), (1.0, 1.0), (1.0, 1.0))]
     return with_kept(vectors(ADP, samples=[4, 3, 5]), sent, [0.02, 0.05, 0.07])
@@ -252,13 +252,13 @@ def unequal() -> Arrivals:
 def test_diagnosed_tells_more_and_changes_nothing() -> None:
     plain, told = (step(part, unequal()) for part in (Aio(), Diagnosed(Aio())))
     assert torch.equal(plain.model[PLACE], told.model[PLACE])
-    assert told.notes["weights"] == plain.notes["weights"]
-    assert {"mean_gain", "mean_divergence", "coverage"} <= told.notes.keys()
+    assert told.diagnostics["weights"] == plain.diagnostics["weights"]
+    assert {"mean_gain", "mean_divergence", "coverage"} <= told.diagnostics.keys()
 
 
 def test_a_server_step_goes_on_from_its_change() -> None:
     plain = step(Aio(), unequal()).model[PLACE]
-    half = step(ServerStep(Aio(), ServerSgd(0.5)), unequal()).model[PLACE]
+    half = step(ServerOptimised(Aio(), ServerSgd(0.5)), unequal()).model[PLACE]
     torch.testing.assert_close(half, plain / 2)
 
 
@@ -267,29 +267,31 @@ def test_a_subset_is_aggregated_by_what_its_members_sent() -> None:
     everybody = step(Subset(Aio(), share=1.0), sent, seen=Seen(lambda _: 0.0))
     assert torch.equal(everybody.model[PLACE], step(Aio(), sent).model[PLACE])
     fewer = step(Subset(Aio(), share=0.5, statistic="mean"), sent, seen=Seen(lambda _: 0.0))
-    (out,) = fewer.notes["excluded"]
+    (out,) = fewer.diagnostics["excluded"]
     kept = [row for row in range(3) if row != out]
     expected = step(Aio(), sent.take(kept))
     assert torch.equal(fewer.model[PLACE], expected.model[PLACE])
-    assert fewer.notes["weights"] == expected.notes["weights"]
+    assert fewer.diagnostics["weights"] == expected.diagnostics["weights"]
 
 
 def test_angles_are_measured_on_what_was_sent_and_start_from_its_weights() -> None:
     sent = unequal()
     found = step(AngleWeighted(base=Aio()), sent)
     # The same by hand: its weights in the place of samples, and what was left out masked.
-    masked = sent.sent()
+    masked = sent.only_sent()
     masked.samples = Aio().weigh(sent)
     expected = step(AngleWeighted(base=Mean()), masked)
     torch.testing.assert_close(found.model[PLACE], expected.model[PLACE])
-    assert numbers(found.notes["angles"]) == pytest.approx(numbers(expected.notes["angles"]))
-    assert found.notes["angles"][0] != step(AngleWeighted(), sent).notes["angles"][0]
+    assert numbers(found.diagnostics["angles"]) == pytest.approx(
+        numbers(expected.diagnostics["angles"])
+    )
+    assert found.diagnostics["angles"][0] != step(AngleWeighted(), sent).diagnostics["angles"][0]
 
 
 # --- in runs ----------------------------------------------------------------------------------
 
-BASE = replace(heterofl(shares=(1.0, 0.5), lr=0.1, batch=16), select=Everyone())
-FGC = replace(BASE, plan=RateByLevel((0.3, 0.1), BASE.plan), uplink=Fgc(), aggregate=Aio())
+BASE = replace(heterofl(widths=(1.0, 0.5), lr=0.1, batch_size=16), select=Everyone())
+FGC = replace(BASE, plan=SentFractionByLevel((0.3, 0.1), BASE.plan), uplink=Fgc(), aggregate=Aio())
 FLEET = levels(speeds=(1e9, 1e8))
 TASK = small.task(partition=Dirichlet(0.5), dtype=torch.float64)  # devices lack labels
 
@@ -305,7 +307,7 @@ TASK = small.task(partition=Dirichlet(0.5), dtype=torch.float64)  # devices lack
 def test_engines_agree(method: Method) -> None:
     plain, bytes_, stacked = (
         small.steps(method, TASK, 2, fleet=FLEET, engine=engine)[-1].params
-        for engine in (Reference(), Threads(), Stacked())
+        for engine in (Sequential(), Threads(), Stacked())
     )
     assert small.identical(plain, bytes_)
     assert small.distance(plain, stacked) < 1e-9
@@ -320,13 +322,13 @@ def spread(flags: Tensor, name: str, slice_: Slice) -> Tensor:
 
 
 def test_what_is_masked_and_what_is_left_out_both_do_not_count() -> None:
-    method = replace(FGC, plan=RateByLevel((0.3,), FixedLevel((0.5,))), norm=PerWidth())
+    method = replace(FGC, plan=SentFractionByLevel((0.3,), WidthByLevel((0.5,))), norm=PerWidth())
     asked = orders(method, TASK, [0])
-    done = work(asked, (Memory(),), TASK).updates
+    done = work(asked, (DeviceState(),), TASK).replies
     (mask,), (kept,), (half,) = done.masks, done.kept, asked.slices
     assert not mask["10.weight"].all()  # a label that the device never saw
     assert not kept["10.weight"].all()
-    covered = came_in(asked, done, method, TASK).sent().covered()
+    covered = came_in(asked, done, method, TASK).only_sent().covered()
     both = mask["10.weight"] * kept["10.weight"]
     assert torch.equal(covered["10.weight"], spread(both, "10.weight", half))
     assert torch.equal(covered["8.weight"], spread(kept["8.weight"], "8.weight", half))
@@ -336,10 +338,10 @@ def test_what_is_masked_and_what_is_left_out_both_do_not_count() -> None:
 
 @pytest.mark.parametrize("share", [1.0, 0.5])
 def test_of_a_message_that_a_link_cut_the_columns_that_came_count(share: float) -> None:
-    method = replace(FGC, plan=RateByLevel((0.3,), FixedLevel((share,))))
-    asked = replace(orders(method, TASK, [2], column=0.25), column=np.array([0.25]))
-    done = work(asked, (Memory(),), TASK).updates
-    short = cut_update(done, asked, 0.25, TASK.blueprint)
+    method = replace(FGC, plan=SentFractionByLevel((0.3,), WidthByLevel((share,))))
+    asked = replace(orders(method, TASK, [2], column=0.25), column_width=np.array([0.25]))
+    done = work(asked, (DeviceState(),), TASK).replies
+    short = cut_reply(done, asked, 0.25, TASK.blueprint)
     (tree,), (kept,) = short.trees, short.kept
     for name, flags in kept.items():
         assert flags.shape == tree["delta"][name].shape
@@ -347,7 +349,7 @@ def test_of_a_message_that_a_link_cut_the_columns_that_came_count(share: float) 
     part = narrowed(asked.slices[0], 0.25, TASK.blueprint)
     assert found.slices == (part,)
     assert found.alphas[0] <= 0.25
-    covered = found.sent().covered()
+    covered = found.only_sent().covered()
     for name, flags in kept.items():
         mask = short.masks[0].get(name, torch.ones(()))
         assert torch.equal(covered[name], spread(flags * mask, name, part)), name
@@ -364,7 +366,7 @@ def test_links_that_lose_columns_are_no_obstacle() -> None:
     fleet = lossy(errors=(0.2,), width=0.25)
     plain, bytes_ = (
         small.steps(method, TASK, 2, fleet=fleet, engine=engine)[-1]
-        for engine in (Reference(), Threads())
+        for engine in (Sequential(), Threads())
     )
     assert small.identical(plain.params, bytes_.params)
     assert plain.ledger.delivered_up.min() < 1
@@ -373,7 +375,7 @@ def test_links_that_lose_columns_are_no_obstacle() -> None:
 
 def test_a_cohort_that_can_send_nothing_changes_nothing() -> None:
     """Rates so small that no kernel fits: every device answers, and nobody says anything."""
-    method = replace(FGC, plan=RateByLevel((1e-4,), BASE.plan))
+    method = replace(FGC, plan=SentFractionByLevel((1e-4,), BASE.plan))
     (step_,) = small.steps(method, TASK, 1, fleet=FLEET)
-    assert not any(step_.ledger.lost)
+    assert not any(step_.ledger.failure)
     assert small.identical(step_.params, TASK.params)

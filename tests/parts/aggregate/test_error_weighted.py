@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from anyfleet.core.client import work
-from anyfleet.core.messages import Memory
+from anyfleet.core.messages import DeviceState
 from anyfleet.core.reports import SCALAR_BITS
-from anyfleet.core.updates import Arrivals
+from anyfleet.core.updates import Updates
 from anyfleet.formulas.compression import qsgd_error_bound
 from anyfleet.methods import fedavg, fedhq
 from anyfleet.parts.aggregate import AngleWeighted, ErrorWeighted, Mean
@@ -20,10 +20,10 @@ from tests.core.test_local_training import orders
 from tests.helpers import small
 from tests.helpers.vectors import ADP, PLACE, numbers, step, vectors
 
-BASE = fedavg(count=4, lr=0.1, batch=16)
+BASE = fedavg(count=4, lr=0.1, batch_size=16)
 
 
-def told(*errors: float | None, samples: list[int] | None = None) -> Arrivals:
+def told(*errors: float | None, samples: list[int] | None = None) -> Updates:
     """Three updates whose devices reported these errors, or none."""
     found = vectors(ADP, samples)
     found.report = tuple({} if e is None else {"distortion": e} for e in errors)
@@ -35,7 +35,7 @@ def test_1_16_fedhq_example() -> None:
     assert errors == pytest.approx([15.811, 7.906, 1.976], abs=1e-3)
     stepped = step(ErrorWeighted(), told(*errors))
     weights = [0.117152, 0.221150, 0.661698]
-    assert numbers(stepped.notes["weights"]) == pytest.approx(weights, abs=1e-6)
+    assert numbers(stepped.diagnostics["weights"]) == pytest.approx(weights, abs=1e-6)
     expected = (np.array(weights) @ np.array(ADP)).tolist()
     assert stepped.model[PLACE].tolist() == pytest.approx(expected, abs=2e-6)
 
@@ -60,7 +60,7 @@ def test_what_is_not_told_has_no_weight(odd: float | None) -> None:
     assert ErrorWeighted().weigh(found) == pytest.approx([0.5, 0.0, 0.5])
     nobody = step(ErrorWeighted(), told(odd, odd, odd))
     assert nobody.model[PLACE].tolist() == [0.0, 0.0]
-    assert numbers(nobody.notes["weights"]) == [0.0] * 3
+    assert numbers(nobody.diagnostics["weights"]) == [0.0] * 3
 
 
 def test_no_lie_makes_a_device_count_more_than_an_exact_one() -> None:
@@ -74,8 +74,10 @@ def test_no_lie_makes_a_device_count_more_than_an_exact_one() -> None:
 def test_1_16_an_update_of_zeros_has_no_error(codec: Hq) -> None:
     """Whatever a codec makes of it: it lacks nothing."""
     order = orders(replace(BASE, uplink=codec), small.task(), [1])
-    still = replace(order, numbers=replace(order.numbers, steps=np.array([0])))
-    update = work(still, (Memory(),), small.task()).updates
+    still = replace(
+        order, hyperparameters=replace(order.hyperparameters, local_steps=np.array([0]))
+    )
+    update = work(still, (DeviceState(),), small.task()).replies
     assert not any(bool(value.any()) for value in update.trees[0]["delta"].values())
     assert update.report[0]["distortion"] == 0.0
     assert ErrorWeighted().weigh(told(0.0, 0.0, 1.0)) == pytest.approx([0.4, 0.4, 0.2])
@@ -83,7 +85,7 @@ def test_1_16_an_update_of_zeros_has_no_error(codec: Hq) -> None:
 
 def test_errors_are_those_of_the_messages_and_are_paid_for() -> None:
     task, fleet = small.task(), levels(speeds=(1e9, 1e8))
-    base = fedhq(rate=0.2, count=8, lr=0.1, batch=16)
+    base = fedhq(sent_fraction=0.2, count=8, lr=0.1, batch_size=16)
     (one,), (two,) = (
         small.steps(replace(base, aggregate=part), task, 1, fleet=fleet)
         for part in (ErrorWeighted(), Mean())
@@ -93,15 +95,17 @@ def test_errors_are_those_of_the_messages_and_are_paid_for() -> None:
     assert (one.ledger.bits_up - two.ledger.bits_up).tolist() == [SCALAR_BITS] * 8
     samples = np.array([task.size(device) for device in one.ledger.device])
     raw = samples / (1 + one.ledger.distortion)
-    assert numbers(one.notes["weights"]) == pytest.approx((raw / raw.sum()).tolist())
+    assert numbers(one.diagnostics["weights"]) == pytest.approx((raw / raw.sum()).tolist())
     assert np.ptp(one.ledger.distortion) > 0
 
 
 def test_errors_are_squared_and_relative() -> None:
     task = small.task(dtype=torch.float64)
-    order = orders(replace(BASE, uplink=Hq(rate=0.05)), task, [2])
-    rough = work(order, (Memory(),), task).updates
-    exact = work(replace(order, job=replace(order.job, uplink=Raw())), (Memory(),), task).updates
+    order = orders(replace(BASE, uplink=Hq(sent_fraction=0.05)), task, [2])
+    rough = work(order, (DeviceState(),), task).replies
+    exact = work(
+        replace(order, job=replace(order.job, uplink=Raw())), (DeviceState(),), task
+    ).replies
     one, two = rough.trees[0]["delta"], exact.trees[0]["delta"]
     error = rough.report[0]["distortion"]
     assert error == pytest.approx(small.distance(two, one) ** 2)
@@ -116,4 +120,4 @@ def test_angles_start_from_these_weights() -> None:
     by_hand.samples = ErrorWeighted().weigh(found)
     expected = step(AngleWeighted(base=Mean()), by_hand)
     torch.testing.assert_close(weighted.model[PLACE], expected.model[PLACE])
-    assert weighted.notes["weights"] == pytest.approx(expected.notes["weights"])
+    assert weighted.diagnostics["weights"] == pytest.approx(expected.diagnostics["weights"])

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from anyfleet.core import updates as module
 from anyfleet.core.slots import Aggregate
-from anyfleet.core.updates import Arrivals, base
+from anyfleet.core.updates import Updates, base
 from anyfleet.elastic import Slice, cut, place
 from anyfleet.methods import heterofl
-from anyfleet.parts.aggregate import Clipped, CoordinateMedian, Mean, ServerStep, TrimmedMean
+from anyfleet.parts.aggregate import Clipped, CoordinateMedian, Mean, ServerOptimised, TrimmedMean
 from anyfleet.parts.norm import PerWidth
 from anyfleet.world import levels
 from tests.core.test_updates import BLUEPRINT, MATRIX, arrivals, rows_and_columns
@@ -176,7 +176,7 @@ def test_an_update_that_is_too_long_is_shortened_in_its_direction() -> None:
     found = vectors([[3.0, 4.0], [0.0, 1.0], [0.6, 0.8]])
     stepped = step(Clipped(length=1.0), found)
     assert stepped.model[PLACE].tolist() == pytest.approx([1.2 / 3, 2.6 / 3])
-    assert stepped.notes == {"clipped": (0,), "clipped_count": 1}
+    assert stepped.diagnostics == {"clipped": (0,), "clipped_count": 1}
     median = step(Clipped(times=2.0), found).model[PLACE]
     assert median.tolist() == pytest.approx([1.8 / 3, 3.4 / 3])
     assert step(Clipped(times=9.0), found).model[PLACE].tolist() == pytest.approx([1.2, 5.8 / 3])
@@ -193,9 +193,9 @@ def test_clipping_compares_slices_by_coordinate_and_by_mask() -> None:
         slices=[Slice(), half, Slice(), half],
         masks=[{}, {}, mask, {}],
     )
-    assert found.sizes().tolist() == [1.0, 1.0, 1.0, 4.0]
+    assert found.root_mean_squares().tolist() == [1.0, 1.0, 1.0, 4.0]
     stepped = step(Clipped(), found, model={MATRIX: torch.zeros(3, 3)})
-    assert stepped.notes["clipped"] == (3,)
+    assert stepped.diagnostics["clipped"] == (3,)
     torch.testing.assert_close(stepped.model[MATRIX], torch.ones(3, 3))
 
 
@@ -237,13 +237,15 @@ def test_numbers_that_mean_nothing_are_refused(make: Callable[[], Aggregate], to
         CoordinateMedian(),
         TrimmedMean(),
         Clipped(),
-        ServerStep(CoordinateMedian()),
+        ServerOptimised(CoordinateMedian()),
         Clipped(TrimmedMean(0.3), times=2.0),
     ],
     ids=repr,
 )
 def test_they_run_over_unequal_slices_and_names_per_width(part: Aggregate) -> None:
-    method = replace(heterofl(shares=(1.0, 0.5), lr=0.1, batch=8), norm=PerWidth(), aggregate=part)
+    method = replace(
+        heterofl(widths=(1.0, 0.5), lr=0.1, batch_size=8), norm=PerWidth(), aggregate=part
+    )
     fleet = levels(speeds=(1e9, 1e8))
     played = small.steps(method, small.task(), 2, fleet=fleet)
     assert any("@" in name for name in played[-1].params)
@@ -254,20 +256,20 @@ def test_they_run_over_unequal_slices_and_names_per_width(part: Aggregate) -> No
 
 def test_sizes_of_updates() -> None:
     changes, slices, masks = some(8, 5)
-    found: Arrivals = arrivals(changes, slices=slices, masks=masks)
-    for row, size in enumerate(found.sizes().tolist()):
+    found: Updates = arrivals(changes, slices=slices, masks=masks)
+    for row, size in enumerate(found.root_mean_squares().tolist()):
         entries = []
         for name, value in changes[row].items():
             mask = masks[row].get(base(name), torch.ones(())).expand_as(value).flatten()
             entries += value.flatten()[mask > 0].tolist()
         assert size == pytest.approx(float(np.sqrt(np.mean(np.square(entries)))))
     nothing = arrivals([{MATRIX: torch.ones(3, 3)}], masks=[{MATRIX: torch.zeros(3, 3)}])
-    assert nothing.sizes().tolist() == [0.0]
+    assert nothing.root_mean_squares().tolist() == [0.0]
 
 
 def test_sizes_of_numbers_whose_squares_are_infinite() -> None:
     large = torch.full((3, 3), 1e200, dtype=torch.float64)
     found = arrivals([{MATRIX: large}, {MATRIX: large / 1e200}])
-    assert found.sizes()[0] >= 1e199  # torch may well say that it is infinite
-    assert found.sizes()[1] == pytest.approx(1.0)
-    assert found.lengths({MATRIX: large}).tolist() == [np.inf, np.inf]
+    assert found.root_mean_squares()[0] >= 1e199  # torch may well say that it is infinite
+    assert found.root_mean_squares()[1] == pytest.approx(1.0)
+    assert found.tree_norms({MATRIX: large}).tolist() == [np.inf, np.inf]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from anyfleet.core.messages import Params
 from anyfleet.core.slots import Aggregate
-from anyfleet.parts.aggregate import AngleWeighted, Mean, ServerSgd, ServerStep, Subset
+from anyfleet.parts.aggregate import AngleWeighted, Mean, ServerOptimised, ServerSgd, Subset
 from tests.core.test_updates import MATRIX, arrivals, rows_and_columns
 from tests.helpers.vectors import ADP, PLACE, PNS, ZERO, Seen, at, step, vectors
 
@@ -28,10 +28,10 @@ def falling(place: Tensor) -> float:
 def test_1_18_optimal_aggregation_example_with_the_sum() -> None:
     seen = Seen(rising)
     stepped = step(Subset(), vectors(PNS), seen=seen)
-    assert stepped.notes["labelled"] == stepped.notes["excluded"] == (3,)
-    assert stepped.notes["labelled_count"] == stepped.notes["excluded_count"] == 1
-    assert stepped.notes["alignment"] == pytest.approx(0.7625)
-    assert stepped.notes["alignment_after"] == pytest.approx(2.433333, abs=1e-6)
+    assert stepped.diagnostics["labelled"] == stepped.diagnostics["excluded"] == (3,)
+    assert stepped.diagnostics["labelled_count"] == stepped.diagnostics["excluded_count"] == 1
+    assert stepped.diagnostics["alignment"] == pytest.approx(0.7625)
+    assert stepped.diagnostics["alignment_after"] == pytest.approx(2.433333, abs=1e-6)
     assert stepped.model[PLACE].tolist() == pytest.approx([0.9, 0.1 / 3])
     both, without = (place for _, place in seen.asked)
     assert both == pytest.approx((0.425, 0.1))
@@ -41,19 +41,19 @@ def test_1_18_optimal_aggregation_example_with_the_sum() -> None:
 def test_1_18_optimal_aggregation_example_with_the_mean() -> None:
     seen = Seen(rising)
     stepped = step(Subset(share=0.4, statistic="mean"), vectors(PNS), seen=seen)
-    assert stepped.notes["alignment"] == pytest.approx(0.190625)
-    assert stepped.notes["labelled"][:2] == (3, 1)
+    assert stepped.diagnostics["alignment"] == pytest.approx(0.190625)
+    assert stepped.diagnostics["labelled"][:2] == (3, 1)
     kept = step(Subset(share=0.4), vectors(PNS), seen=Seen(rising))
-    assert kept.notes["labelled"] == (3,)  # the sum stops where the mean goes on
+    assert kept.diagnostics["labelled"] == (3,)  # the sum stops where the mean goes on
 
 
 def test_1_18_a_removal_that_hurts_is_labelled_and_undone() -> None:
     stepped = step(Subset(), vectors(PNS), seen=Seen(falling))
-    assert stepped.notes["labelled"] == (3,)
-    assert stepped.notes["excluded"] == ()
+    assert stepped.diagnostics["labelled"] == (3,)
+    assert stepped.diagnostics["excluded"] == ()
     assert torch.equal(stepped.model[PLACE], step(Mean(), vectors(PNS)).model[PLACE])
     equal = step(Subset(), vectors(PNS), seen=Seen(lambda place: 1.0))
-    assert equal.notes["excluded"] == (3,)  # only a loss that rises speaks for a device
+    assert equal.diagnostics["excluded"] == (3,)  # only a loss that rises speaks for a device
 
 
 def test_1_18_both_models_meet_the_same_batch_and_every_comparison_another() -> None:
@@ -62,7 +62,7 @@ def test_1_18_both_models_meet_the_same_batch_and_every_comparison_another() -> 
     adverse = [(-1.0, 0.2), (-0.9, -0.3), (-1.2, 0.1)]
     seen = Seen()
     stepped = step(Subset(share=0.7), vectors([*honest, *adverse]), seen=seen)
-    assert sorted(stepped.notes["excluded"]) == [10, 11, 12]
+    assert sorted(stepped.diagnostics["excluded"]) == [10, 11, 12]
     keys = [key for key, _ in seen.asked]
     assert keys[::2] == keys[1::2]
     assert len(set(keys)) == 3
@@ -74,8 +74,8 @@ def test_1_18_a_share_of_the_updates_remains() -> None:
     scattered = vectors(at(*np.linspace(0, 5, 10), lengths=np.linspace(0.1, 1, 10).tolist()))
     for left, fewest in (("share", 7), ("thesis", 6), ("code", 8)):
         part = Subset(statistic="mean", left=left)  # type: ignore[arg-type]
-        assert step(part, scattered).notes["excluded_count"] == 10 - fewest
-    assert step(Subset(share=1.0), scattered).notes["labelled"] == ()
+        assert step(part, scattered).diagnostics["excluded_count"] == 10 - fewest
+    assert step(Subset(share=1.0), scattered).diagnostics["labelled"] == ()
 
 
 @pytest.mark.parametrize("values", [[(1.0, 2.0)], [(0.0, 0.0)] * 4, [(1.0, 2.0)] * 5])
@@ -85,20 +85,20 @@ def test_1_18_nobody_is_judged_where_there_is_nothing_to_leave_out(
     seen = Seen()
     stepped = step(Subset(), vectors(values), seen=seen)
     assert not seen.asked
-    assert stepped.notes["labelled"] == stepped.notes["excluded"] == ()
+    assert stepped.diagnostics["labelled"] == stepped.diagnostics["excluded"] == ()
     assert stepped.model[PLACE].tolist() == list(values[0])
 
 
 def test_1_18_broken_updates_are_removed_before_and_not_labelled() -> None:
     broken = vectors([(math.nan, 0.0), *PNS, (math.inf, 1.0)])
     stepped = step(Subset(), broken, seen=Seen(rising))
-    assert stepped.notes["labelled"] == (4,)
-    assert stepped.notes["excluded"] == (0, 5, 4)
+    assert stepped.diagnostics["labelled"] == (4,)
+    assert stepped.diagnostics["excluded"] == (0, 5, 4)
     clean = step(Subset(), vectors(PNS), seen=Seen(rising))
     assert torch.equal(stepped.model[PLACE], clean.model[PLACE])
     nobody = step(Subset(), vectors([(math.nan, 0.0)]))
     assert torch.equal(nobody.model[PLACE], ZERO[PLACE])
-    assert nobody.notes["excluded"] == (0,)
+    assert nobody.diagnostics["excluded"] == (0,)
 
 
 def test_a_broken_loss_is_never_the_better_one() -> None:
@@ -108,15 +108,15 @@ def test_a_broken_loss_is_never_the_better_one() -> None:
     def together(place: Tensor) -> float:
         return 1.0 if float(place[0]) > 0.8 else math.nan
 
-    assert step(Subset(), vectors(PNS), seen=Seen(without)).notes["excluded"] == ()
-    assert step(Subset(), vectors(PNS), seen=Seen(lambda _: math.nan)).notes["excluded"] == ()
-    assert step(Subset(), vectors(PNS), seen=Seen(together)).notes["excluded"] == (3,)
+    assert step(Subset(), vectors(PNS), seen=Seen(without)).diagnostics["excluded"] == ()
+    assert step(Subset(), vectors(PNS), seen=Seen(lambda _: math.nan)).diagnostics["excluded"] == ()
+    assert step(Subset(), vectors(PNS), seen=Seen(together)).diagnostics["excluded"] == (3,)
 
 
 INNER: list[Aggregate] = [
     Mean("equal"),
     AngleWeighted(),
-    ServerStep(AngleWeighted(), ServerSgd(0.5, 0.9)),
+    ServerOptimised(AngleWeighted(), ServerSgd(0.5, 0.9)),
 ]
 
 
@@ -134,17 +134,17 @@ def test_a_subset_of_everybody_is_its_inner_aggregator_bit_for_bit(inner: Aggreg
 
 
 def test_the_state_of_the_inner_aggregator_is_that_of_those_who_stayed() -> None:
-    inner = ServerStep(AngleWeighted(), ServerSgd(0.5, 0.9))
+    inner = ServerOptimised(AngleWeighted(), ServerSgd(0.5, 0.9))
     subset = Subset(inner)
     one = step(subset, vectors(PNS), seen=Seen(rising))
     two = step(subset, vectors(PNS), one.state, model=one.model, seen=Seen(rising))
-    assert one.notes["excluded"] == two.notes["excluded"] == (3,)
+    assert one.diagnostics["excluded"] == two.diagnostics["excluded"] == (3,)
     assert two.state.inner.keys() == {0, 1, 2}
     assert {angle.visits for angle in two.state.inner.values()} == {2}  # trials left no trace
     first = step(inner, vectors(PNS[:3]))
     second = step(inner, vectors(PNS[:3]), first.state, model=first.model)
     assert torch.equal(two.model[PLACE], second.model[PLACE])
-    assert "weights" in two.notes
+    assert "weights" in two.diagnostics
 
 
 def test_sub_models_are_compared_on_what_everybody_trained() -> None:
@@ -156,7 +156,7 @@ def test_sub_models_are_compared_on_what_everybody_trained() -> None:
     whole[0, 0] = shared[3]
     found = arrivals([*changes, {MATRIX: whole}], slices=[part] * 3 + [replace(part, keep=())])
     model = {MATRIX: torch.zeros(3, 3), **ZERO}
-    notes = step(Subset(), found, model=model).notes
+    notes = step(Subset(), found, model=model).diagnostics
     assert notes["labelled"] == (3,)
     sizes = np.array(shared)
     assert notes["alignment"] == pytest.approx(4 * sizes.mean() ** 2, rel=1e-6)

@@ -8,9 +8,9 @@ import pytest
 
 from anyfleet import rng
 from anyfleet.arrays import Floats
-from anyfleet.core.check_in import Offer, Own, Traffic
-from anyfleet.core.loop import Step
-from anyfleet.core.messages import Memory, Notes, Numbers, Plans, Want
+from anyfleet.core.check_in import ChoosingDevice, MenuEntry, MessageBits
+from anyfleet.core.loop import Round
+from anyfleet.core.messages import ChooserState, DeviceState, Hyperparameters, Plans, SubModelSize
 from anyfleet.core.method import Method
 from anyfleet.core.server import Server
 from anyfleet.core.slots import Lesson
@@ -22,7 +22,7 @@ from anyfleet.methods import heterofl, whale
 from anyfleet.parts.choose import FisherUtility
 from anyfleet.parts.extract import FisherBlocks
 from anyfleet.parts.extract.fisher_blocks import coordinates_of, regions_of
-from anyfleet.parts.plan import DepthMenu, Menu, Paced
+from anyfleet.parts.plan import TargetSeconds, TrainedLayersMenu, WidthMenu
 from anyfleet.parts.select import Everyone
 from anyfleet.runtime import Simulated
 from anyfleet.world import When, levels
@@ -32,21 +32,21 @@ WHEN = When(0.0, 0)
 SHARES = (1.0, 0.5, 0.25, 0.125, 0.0625)
 
 
-def offer(seconds: float, width: float = 1.0) -> Offer:
+def offer(seconds: float, width: float = 1.0) -> MenuEntry:
     """An entry that takes so long on a device of one FLOP per second."""
     effort = effort_of(Counts(seconds, seconds, seconds), width, steps=0, calls=0, moved=0)
-    return Offer(Demand(effort, np.zeros(1)), Traffic(0.0, 0.0))
+    return MenuEntry(Demand(effort, np.zeros(1)), MessageBits(0.0, 0.0))
 
 
-def own(notes: Notes) -> Own:
+def own(notes: ChooserState) -> ChoosingDevice:
     task = small.task()
     (told,) = small.world(task).conditions(np.array([0]), WHEN, np.ones(1, dtype=np.int64)).rows()
-    return Own(replace(told, speed=np.ones(1)), 30, Memory(notes=notes))
+    return ChoosingDevice(replace(told, speed=np.ones(1)), 30, DeviceState(chooser=notes))
 
 
-def numbers(batch: int = 32, target: float = float("nan")) -> Numbers:
-    drafted = whale().train.draft(0, np.array([30]))
-    return replace(drafted, batch=np.array([batch]), target=np.array([target]))
+def numbers(batch: int = 32, target: float = float("nan")) -> Hyperparameters:
+    drafted = whale().train.hyperparameters(0, np.array([30]))
+    return replace(drafted, batch_size=np.array([batch]), target_seconds=np.array([target]))
 
 
 def lesson(values: Sequence[float], share: float = 1.0, birth: float = 1.0) -> Lesson:
@@ -58,7 +58,7 @@ def lesson(values: Sequence[float], share: float = 1.0, birth: float = 1.0) -> L
 
 
 def chosen(
-    utility: FisherUtility, notes: Notes, menu: Sequence[Offer], given: Numbers
+    utility: FisherUtility, notes: ChooserState, menu: Sequence[MenuEntry], given: Hyperparameters
 ) -> tuple[int, float]:
     """The level, counted from 1 for the whole network, and U."""
     choice = utility(menu, own(notes), given)
@@ -75,7 +75,7 @@ def test_1_10_the_worked_example_through_the_chooser(
     utility = FisherUtility(
         fisher="literal", window=2, threshold=threshold, penalty=2.0, target=10.0
     )
-    notes: Notes = {}
+    notes: ChooserState = {}
     for values in ((9.0, 9.0), (0.2, 0.1), (0.3, 0.2)):  # the first has left the window
         notes = utility.learn(notes, lesson(values))
     menu = [*([offer(1e9)] * 4), offer(seconds)]  # only the smallest network counts
@@ -95,10 +95,10 @@ def test_1_10_before_it_has_trained_a_device_takes_the_first_level_within_its_ca
 
 def test_1_10_relative_to_the_initial_model_of_the_same_width() -> None:
     utility = FisherUtility(threshold=20.0, target=1e9)
-    assert utility.asks({}, 0.5, 0)
+    assert utility.measures_initial({}, 0.5, 0)
     notes = utility.learn({}, lesson([6.0, 8.0], 0.5, birth=2.0))
-    assert not utility.asks(notes, 0.5, 0)
-    assert utility.asks(notes, 1.0, 0)
+    assert not utility.measures_initial(notes, 0.5, 0)
+    assert utility.measures_initial(notes, 1.0, 0)
     notes = utility.learn(notes, lesson([100.0], 1.0, birth=50.0))
     # (3² + 4² + 2²) / 3 iterations, times 10.
     level, u = chosen(utility, notes, [offer(1.0)] * 5, numbers())
@@ -133,8 +133,8 @@ def test_1_10_exactly_on_time_is_not_late_and_no_link_is_of_no_use() -> None:
     assert chosen(utility, notes, [offer(10.0)] * 5, numbers()) == (1, 1.0)
     assert chosen(utility, notes, [offer(10.1)] * 5, numbers())[1] < 1
     cut_off = own(notes)
-    cut_off = replace(cut_off, conditions=replace(cut_off.conditions, up=np.zeros(1)))
-    choice = utility([replace(offer(1.0), traffic=Traffic(0.0, 1.0))] * 5, cut_off, numbers())
+    cut_off = replace(cut_off, conditions=replace(cut_off.conditions, bit_rate_up=np.zeros(1)))
+    choice = utility([replace(offer(1.0), bits=MessageBits(0.0, 1.0))] * 5, cut_off, numbers())
     assert (choice.entry[0], choice.utility[0]) == (4, 0.0)
 
 
@@ -180,18 +180,18 @@ FLEET = levels(speeds=(1e9, 5e8, 2e8, 1e8))
 FOUR = (1.0, 0.5, 0.25, 0.125)
 
 
-def run(method: Method, count: int = 3) -> list[Step]:
+def run(method: Method, count: int = 3) -> list[Round]:
     return small.steps(method, small.task(), count, fleet=FLEET)
 
 
-def shares(step: Step) -> list[float]:
+def shares(step: Round) -> list[float]:
     return [row.share for row in small.rows(step)]
 
 
 def test_constant_utility_is_heterofl_bit_for_bit() -> None:
     constant = FisherUtility(levels=4, fisher="constant", penalty=0.0)
-    method = whale(shares=FOUR, utility=constant, lr=0.1, batch=8)
-    static = replace(heterofl(shares=FOUR, lr=0.1, batch=8), select=Everyone())
+    method = whale(widths=FOUR, utility=constant, lr=0.1, batch_size=8)
+    static = replace(heterofl(widths=FOUR, lr=0.1, batch_size=8), select=Everyone())
     one, two = run(method, 4)[-1], run(static, 4)[-1]
     assert small.identical(one.params, two.params)
     assert shares(one) == shares(two)
@@ -199,12 +199,12 @@ def test_constant_utility_is_heterofl_bit_for_bit() -> None:
 
 
 def test_the_target_is_the_median_time_of_the_smallest_network_in_round_0() -> None:
-    method = whale(shares=FOUR, lr=0.1, batch=8)
+    method = whale(widths=FOUR, lr=0.1, batch_size=8)
     task = small.task()
     # Everybody trains the smallest network and is timed by the clock; in the second round, as the
     # first has the measurement of the initial model, too.
     small_only = FisherUtility(levels=1, penalty=0.0)
-    unit = replace(method, plan=Menu((0.125,)), choose=small_only)
+    unit = replace(method, plan=WidthMenu((0.125,)), choose=small_only)
     taken = [r.download + r.compute + r.upload for r in small.rows(run(unit, 2)[1])]
     server = Server(method, task, Simulated(task, small.world(task, FLEET), 0), 0)
     target = _planned(method, server.view(), server.states["plan"])
@@ -215,16 +215,18 @@ def _planned(method: Method, view: View, state: object) -> float:
     devices = np.arange(8)
     drafts = Plans(
         device=devices,
-        wants=tuple(Want(device=int(d)) for d in devices),
-        numbers=method.train.draft(0, view.devices.samples[devices]),
+        sub_model_sizes=tuple(SubModelSize(device=int(d)) for d in devices),
+        hyperparameters=method.train.hyperparameters(0, view.devices.samples[devices]),
         menus=((),) * 8,
         declined=("",) * 8,
     )
-    return float(method.plan(drafts, view, state, rng.root(0, "plan")).numbers.target[0])
+    return float(
+        method.plan(drafts, view, state, rng.root(0, "plan")).hyperparameters.target_seconds[0]
+    )
 
 
 def test_slow_devices_shrink_and_nobody_exceeds_its_level() -> None:
-    method = whale(shares=FOUR, lr=0.1, batch=8)
+    method = whale(widths=FOUR, lr=0.1, batch_size=8)
     world = small.world(small.task(), FLEET)
     for step in run(method, 4):
         for row in small.rows(step):
@@ -236,7 +238,9 @@ def test_slow_devices_shrink_and_nobody_exceeds_its_level() -> None:
 
 def test_training_only_does_not_look_at_time() -> None:
     slow = levels(speeds=(1e9, 1e3))
-    method = whale(shares=(1.0, 0.5), utility=FisherUtility(levels=2, penalty=0.0), lr=0.1, batch=8)
+    method = whale(
+        widths=(1.0, 0.5), utility=FisherUtility(levels=2, penalty=0.0), lr=0.1, batch_size=8
+    )
     fast = levels(speeds=(1e9, 1e9))
     one, two = (small.steps(method, small.task(), 3, fleet=f)[-1] for f in (slow, fast))
     assert [r.utility for r in small.rows(one)] == [r.utility for r in small.rows(two)]
@@ -262,7 +266,7 @@ def test_1_11_a_share_has_as_many_channels_as_a_prefix_of_it(share: float) -> No
     state = blocks.init(seen)._replace(
         fisher=RegionFisher(fisher, np.full(8, 0.1), np.full(8, 0.9)), counts={}
     )
-    cut = blocks(Want(share=share, device=3), seen, state, rng.root(0, "x"))
+    cut = blocks(SubModelSize(width=share, device=3), seen, state, rng.root(0, "x"))
     prefix = seen.blueprint.prefix(share)
     assert cut.shape(seen.blueprint) == prefix.shape(seen.blueprint)
     if share == 1.0:
@@ -293,7 +297,7 @@ def test_1_11_the_worked_example_through_the_extraction() -> None:
     for score, expected in (("recommended", (0, 2, 4, 5)), ("literal", (0, 2, 4, 7))):
         blocks = FisherBlocks(8, score=score)  # type: ignore[arg-type]
         state = blocks.init(seen)._replace(fisher=bounds, counts={5: counts, 2: counts[::-1]})
-        cut = blocks(Want(share=0.5, device=5), seen, state, rng.root(0, "x"))
+        cut = blocks(SubModelSize(width=0.5, device=5), seen, state, rng.root(0, "x"))
         assert cut.kept(axis) == expected
 
 
@@ -304,7 +308,7 @@ def test_1_11_what_devices_report_becomes_the_fisher_information_of_regions() ->
     found, known = blocks._told(told(seen, whole, values, blocks), whole, seen.blueprint)
     np.testing.assert_allclose(found, values)
     assert known.all()
-    cut = blocks(Want(share=0.5, device=0), seen, state, rng.root(0, "x"))
+    cut = blocks(SubModelSize(width=0.5, device=0), seen, state, rng.root(0, "x"))
     found, known = blocks._told(told(seen, cut, values, blocks), cut, seen.blueprint)
     np.testing.assert_allclose(found[known], values[known])
     assert known.tolist() == [True, True, False, False]
@@ -314,13 +318,13 @@ def test_1_11_what_devices_report_becomes_the_fisher_information_of_regions() ->
 
 def test_1_11_in_a_run_all_regions_get_their_turn() -> None:
     method = whale(
-        shares=(1.0, 0.25),
+        widths=(1.0, 0.25),
         regions=4,
         lr=0.1,
-        batch=8,
+        batch_size=8,
     )
     only = FisherUtility(levels=1, fisher="constant", penalty=0.0)
-    method = replace(method, plan=Menu((0.25,)), choose=only)
+    method = replace(method, plan=WidthMenu((0.25,)), choose=only)
     steps = run(method, 5)
     counts = steps[-1].snapshot.states["extract"].counts
     assert set(counts) == set(range(8))
@@ -338,34 +342,34 @@ def test_the_extraction_refuses(field: str, value: object) -> None:
 
 
 def test_whale_has_as_many_levels_as_widths() -> None:
-    method = whale(shares=(1.0, 0.5), utility=FisherUtility(threshold=5.0))
+    method = whale(widths=(1.0, 0.5), utility=FisherUtility(threshold=5.0))
     assert method.choose == FisherUtility(levels=2, threshold=5.0)
 
 
 def test_paced_gives_what_the_chooser_needs() -> None:
-    assert "target" in Paced.gives
-    assert FisherUtility().needs.keys() == {"target", "menu of 5"}
-    assert FisherUtility(penalty=0.0).needs.keys() == {"menu of 5"}
+    assert "target" in TargetSeconds.provides
+    assert FisherUtility().requires.keys() == {"target", "menu of 5"}
+    assert FisherUtility(penalty=0.0).requires.keys() == {"menu of 5"}
 
 
 def test_1_10_equal_devices_are_all_on_time() -> None:
     slow = levels(speeds=(1e9,), up=1e6, down=1e6)
     constant = FisherUtility(fisher="constant")
-    method = whale(shares=SHARES, utility=constant, lr=0.1, batch=8)
+    method = whale(widths=SHARES, utility=constant, lr=0.1, batch_size=8)
     step = small.steps(method, small.task(), 2, fleet=slow)[-1]
     assert {row.utility for row in small.rows(step)} == {1.0}
 
 
 def test_1_10_over_depths_as_over_widths() -> None:
     """Hardly trained, a model stays as informative as it was, at every depth."""
-    base = whale(lr=1e-9, batch=8)
-    plan = Paced(DepthMenu(4))
+    base = whale(lr=1e-9, batch_size=8)
+    plan = TargetSeconds(TrainedLayersMenu(4))
     method = replace(base, plan=plan, choose=FisherUtility(levels=4, penalty=0.0))
     rows = [small.rows(step) for step in small.steps(method, small.task(norm=False), 4)]
     for step in rows[1:]:
         assert np.mean([row.utility for row in step]) == pytest.approx(0.5, abs=0.1)
     view_ = Server(method, small.task(), Simulated(small.task(), small.world(small.task()), 0), 0)
     shallow = _planned(method, view_.view(), view_.states["plan"])
-    deep = replace(method, plan=Paced(Menu((1.0,))), choose=FisherUtility(levels=1))
+    deep = replace(method, plan=TargetSeconds(WidthMenu((1.0,))), choose=FisherUtility(levels=1))
     whole = Server(deep, small.task(), Simulated(small.task(), small.world(small.task()), 0), 0)
     assert shallow < _planned(deep, whole.view(), whole.states["plan"])

@@ -10,19 +10,19 @@ import pytest
 import torch
 
 from anyfleet.arrays import Floats, join
-from anyfleet.core.check_in import Choices, Offer, Own, Traffic
+from anyfleet.core.check_in import Choices, ChoosingDevice, MenuEntry, MessageBits
 from anyfleet.core.choosing import _offers
 from anyfleet.core.client import work
-from anyfleet.core.local_training import limits, processed
-from anyfleet.core.loop import Step
-from anyfleet.core.message_size import expected
-from anyfleet.core.messages import Conditions, Memory
+from anyfleet.core.local_training import local_steps, samples_processed
+from anyfleet.core.loop import Round
+from anyfleet.core.message_size import expected_bits
+from anyfleet.core.messages import Conditions, DeviceState
 from anyfleet.core.method import Method
 from anyfleet.core.objectives import Task
-from anyfleet.core.orders import Orders, uplink
+from anyfleet.core.orders import Cohort, uplink
 from anyfleet.core.reports import SCALAR_BITS
-from anyfleet.core.slots import Asked
-from anyfleet.core.time_and_energy import Amount, Counts, Demand, crossing_seconds, effort_of
+from anyfleet.core.slots import CheckIn
+from anyfleet.core.time_and_energy import Amount, Counts, Demand, effort_of, transfer_seconds
 from anyfleet.elastic import width
 from anyfleet.methods import anycost, fedavg
 from anyfleet.parts.aggregate import Aio, Mean
@@ -30,13 +30,13 @@ from anyfleet.parts.choose import MostGain
 from anyfleet.parts.codec import ErrorFeedback, Fgc, Hq, Raw, Stc, TopK, Uveq
 from anyfleet.parts.extract import Leading
 from anyfleet.parts.norm import Tracked
-from anyfleet.parts.plan import Assigned, DepthMenu, Menu
-from anyfleet.parts.schedule import Buffered, Deadline, Synchronous, TwoPhase
+from anyfleet.parts.plan import Assigned, TrainedLayersMenu, WidthMenu
+from anyfleet.parts.schedule import Buffered, Deadline, HoldAndFetch, Synchronous
 from anyfleet.parts.select import Everyone
 from anyfleet.parts.train import Fjord, Gradient, Slim
 from anyfleet.runtime import Limits, Simulated, Threads
-from anyfleet.runtime.simulated.engines import Assigned as Given
-from anyfleet.runtime.simulated.engines import Mail, Outcome
+from anyfleet.runtime.simulated.engines import EngineOrder as Given
+from anyfleet.runtime.simulated.engines import EngineReply, PackedReply
 from anyfleet.world import Fleet, Group, Redrawn, Shannon, Steady, Uniform, cell
 from tests.core.test_local_training import orders
 from tests.helpers import small
@@ -56,20 +56,20 @@ CELL = cell(
 
 
 @cache
-def asked(method: Method = ANYCOST) -> Orders:
+def asked(method: Method = ANYCOST) -> Cohort:
     """An order with a menu, as it comes to a device of the small task."""
     return orders(method, small.task(), [3])
 
 
-def offers(order: Orders) -> list[Offer]:
+def offers(order: Cohort) -> list[MenuEntry]:
     """What its device finds on the menu."""
-    numbers, samples = order.numbers, small.task().size(3)
-    (steps,), batch = limits(numbers, [samples]), int(numbers.batch[0])
-    amount = Amount(batch, processed(steps, samples, batch), steps)
+    numbers, samples = order.hyperparameters, small.task().size(3)
+    (steps,), batch = local_steps(numbers, [samples]), int(numbers.batch_size[0])
+    amount = Amount(batch, samples_processed(steps, samples, batch), steps)
     return _offers(order, amount, small.task(), "flops")
 
 
-def own(**known: float) -> Own:
+def own(**known: float) -> ChoosingDevice:
     """A device that is plain but for this."""
     plain = {f.name: 0.0 for f in fields(Conditions)} | {
         "speed": 1e6,
@@ -87,10 +87,10 @@ def own(**known: float) -> Own:
         "power": 0.1,
     }
     columns = {name: np.array([value]) for name, value in (plain | known).items()}
-    return Own(Conditions(**columns), small.task().size(3), Memory())
+    return ChoosingDevice(Conditions(**columns), small.task().size(3), DeviceState())
 
 
-def drawn(seed: int) -> tuple[Own, MostGain]:
+def drawn(seed: int) -> tuple[ChoosingDevice, MostGain]:
     """A device and what it may spend: often enough for some sizes and too little for others."""
     draw = np.random.default_rng(seed)
 
@@ -135,27 +135,31 @@ class Spent:
     joules: Floats
 
     @classmethod
-    def of(cls, offer: Offer, who: Own, rates: Floats, frequencies: Floats) -> "Spent":
-        known, effort, load = who.conditions, offer.demand.effort, offer.traffic
-        down = crossing_seconds(offer.down, known.down)
-        sent = load.aside + offer.answer + rates * load.update
-        up = crossing_seconds(sent, known.up)
+    def of(
+        cls, offer: MenuEntry, who: ChoosingDevice, rates: Floats, frequencies: Floats
+    ) -> "Spent":
+        known, effort, load = who.conditions, offer.demand.effort, offer.bits
+        down = transfer_seconds(offer.down, known.bit_rate_down)
+        sent = load.aside + offer.choice_bits + rates * load.update
+        up = transfer_seconds(sent, known.bit_rate_up)
         compute = effort.seconds(known, frequencies)[:, None]
         energy = effort.joules(known, frequencies)[:, None]
         with np.errstate(invalid="ignore"):  # of links that carry nothing nothing fits
-            return cls(down + up + compute, known.receive * down + known.power * up + energy)
+            return cls(
+                down + up + compute, known.receive_power * down + known.send_power * up + energy
+            )
 
 
-def allowed(part: MostGain, who: Own) -> float:
+def allowed(part: MostGain, who: ChoosingDevice) -> float:
     known = who.conditions
     return min(part.joules, float(known.budget[0]), float(known.battery[0]))
 
 
-def most_gained(part: MostGain, menu: Sequence[Offer], who: Own) -> float:
+def most_gained(part: MostGain, menu: Sequence[MenuEntry], who: ChoosingDevice) -> float:
     """By trying everything; not a number where nothing fits."""
     slowest, fastest = float(who.conditions.slowest[0]), float(who.conditions.fastest[0])
     frequencies = np.geomspace(slowest, fastest, 40)
-    rates = np.geomspace(max(part.least, 1e-5), part.most, 60)
+    rates = np.geomspace(max(part.least_fraction, 1e-5), part.most_fraction, 60)
     found = []
     for offer in menu:
         spent = Spent.of(offer, who, rates, frequencies)
@@ -165,12 +169,12 @@ def most_gained(part: MostGain, menu: Sequence[Offer], who: Own) -> float:
     return float(np.nanmax(found)) if not np.isnan(found).all() else np.nan
 
 
-def decided(part: MostGain, menu: Sequence[Offer], who: Own) -> Choices:
-    return part(menu, who, asked().numbers)
+def decided(part: MostGain, menu: Sequence[MenuEntry], who: ChoosingDevice) -> Choices:
+    return part(menu, who, asked().hyperparameters)
 
 
-def unlimited(offer: Offer) -> Offer:
-    return replace(offer, traffic=offer.traffic._replace(least=0.0, most=1.0))
+def unlimited(offer: MenuEntry) -> MenuEntry:
+    return replace(offer, bits=offer.bits._replace(least_fraction=0.0, most_fraction=1.0))
 
 
 def test_3_nothing_that_fits_gains_more_and_nothing_is_overspent() -> None:
@@ -183,9 +187,9 @@ def test_3_nothing_that_fits_gains_more_and_nothing_is_overspent() -> None:
             assert np.isnan(best), seed
             assert np.isnan(choice.utility[0])
             continue
-        rate, frequency = choice.numbers.rate, choice.numbers.frequency
+        rate, frequency = choice.hyperparameters.sent_fraction, choice.hyperparameters.frequency
         offer, known = menu[int(choice.entry[0])], who.conditions
-        assert part.least <= rate[0] <= part.most, seed
+        assert part.least_fraction <= rate[0] <= part.most_fraction, seed
         assert known.slowest[0] <= frequency[0] <= known.fastest[0], seed
         gain = offer.alpha**4 * rate[0]
         assert choice.utility[0] == pytest.approx(gain, rel=1e-12)
@@ -199,14 +203,16 @@ def test_3_nothing_that_fits_gains_more_and_nothing_is_overspent() -> None:
     assert 30 < len(taken) < 180
 
 
-def worked(alpha: float, cycles: float) -> Offer:
+def worked(alpha: float, cycles: float) -> MenuEntry:
     """A part of the model of METHODS' examples: 111.7 Mbit, and so many cycles as a whole."""
     work = alpha * cycles
     counts = Counts(work, work, cycles)
     demand = Demand(effort_of(counts, alpha**0.5, steps=1, calls=0, moved=0), np.zeros(1))
     update = alpha * 111.7e6
-    traffic = Traffic(down=0.0, up=update / 15, update=update, rate=1 / 15, adapts=True)
-    return Offer(demand, traffic, alpha=alpha)
+    traffic = MessageBits(
+        down=0.0, up=update / 15, update=update, sent_fraction=1 / 15, follows=True
+    )
+    return MenuEntry(demand, traffic, alpha=alpha)
 
 
 @pytest.mark.parametrize(
@@ -226,10 +232,10 @@ def test_3_examples(
     who = own(**own_facts, up=8e6, power=0.1, budget=6.0)
     sizes = [size for size in (1.0, 1.02 * alpha, alpha, 0.98 * alpha, 0.25) if size <= 1]
     menu = [worked(size, 833 * cycles) for size in dict.fromkeys(sizes)]
-    choice = decided(MostGain(10.0, most=most), menu, who)
+    choice = decided(MostGain(10.0, most_fraction=most), menu, who)
     assert menu[int(choice.entry[0])].alpha == alpha
-    assert choice.numbers.rate[0] == pytest.approx(rate, rel=1e-7)
-    assert choice.numbers.frequency[0] == pytest.approx(frequency, rel=1e-7)
+    assert choice.hyperparameters.sent_fraction[0] == pytest.approx(rate, rel=1e-7)
+    assert choice.hyperparameters.frequency[0] == pytest.approx(frequency, rel=1e-7)
     poor = own(**own_facts, up=8e6, power=0.1, budget=0.01)
     told = decided(MostGain(10.0), menu, poor).declined[0]
     assert told == "over budget: no size fits 10 s and 0.01 J"
@@ -239,11 +245,13 @@ def test_of_equal_gains_the_slowest_frequency_that_is_in_time_is_taken() -> None
     part, menu = MostGain(20.0), offers(asked())
     choice = decided(part, menu, own())
     assert int(choice.entry[0]) == 0
-    assert choice.numbers.rate[0] == part.most
-    spent = Spent.of(menu[0], own(), choice.numbers.rate, choice.numbers.frequency)
+    assert choice.hyperparameters.sent_fraction[0] == part.most_fraction
+    spent = Spent.of(
+        menu[0], own(), choice.hyperparameters.sent_fraction, choice.hyperparameters.frequency
+    )
     assert spent.seconds.item() == pytest.approx(20.0)
     plenty = decided(MostGain(1e6), menu, own())
-    assert plenty.numbers.frequency[0] == own().conditions.slowest[0]
+    assert plenty.hyperparameters.frequency[0] == own().conditions.slowest[0]
 
 
 @pytest.mark.parametrize(
@@ -278,32 +286,36 @@ def test_who_can_send_or_receive_nothing_declines(known: dict[str, float]) -> No
 def test_a_codec_that_cannot_go_low_is_not_planned_lower() -> None:
     codec = TopK(0.15, Uveq())
     menu = offers(asked(replace(ANYCOST, uplink=codec)))
-    lowest = min(offer.traffic.least for offer in menu)  # positions alone take that much
+    lowest = min(offer.bits.least_fraction for offer in menu)  # positions alone take that much
     assert lowest > 1 / 60
-    found = [MostGain(s)(menu, own(), asked().numbers) for s in np.geomspace(0.3, 30, 60)]
-    rates = [float(each.numbers.rate[0]) for each in found if not each.declined[0]]
+    found = [MostGain(s)(menu, own(), asked().hyperparameters) for s in np.geomspace(0.3, 30, 60)]
+    rates = [float(each.hyperparameters.sent_fraction[0]) for each in found if not each.declined[0]]
     assert min(rates) >= lowest
     assert len(rates) > 20
-    high = MostGain(30.0, most=lowest / 2)(menu, own(), asked().numbers)
-    assert high.numbers.rate[0] == menu[int(high.entry[0])].traffic.least
+    high = MostGain(30.0, most_fraction=lowest / 2)(menu, own(), asked().hyperparameters)
+    assert high.hyperparameters.sent_fraction[0] == menu[int(high.entry[0])].bits.least_fraction
 
 
 def test_a_cohort_decides_as_each_of_its_devices_alone() -> None:
     whole, part = offers(asked()), MostGain(3.0)
     # Menus of different lengths: not everybody can hold every size.
-    cohort = [Asked(whole[seed % 4 :], drawn(seed)[0], asked().numbers) for seed in range(60)]
+    cohort = [
+        CheckIn(whole[seed % 4 :], drawn(seed)[0], asked().hyperparameters) for seed in range(60)
+    ]
     together, alone = part.together(cohort), join([part(*each) for each in cohort])
     assert together.declined == alone.declined
     assert 5 < sum(map(bool, together.declined)) < 55
     assert together.entry.tolist() == alone.entry.tolist()
     assert len(set(together.entry.tolist())) > 3
     for name in ("rate", "frequency"):
-        np.testing.assert_array_equal(getattr(together.numbers, name), getattr(alone.numbers, name))
+        np.testing.assert_array_equal(
+            getattr(together.hyperparameters, name), getattr(alone.hyperparameters, name)
+        )
     np.testing.assert_array_equal(together.utility, alone.utility)
 
 
-def own_rate(offer: Offer) -> Floats:
-    return np.array([offer.traffic.rate])
+def own_rate(offer: MenuEntry) -> Floats:
+    return np.array([offer.bits.sent_fraction])
 
 
 @pytest.mark.parametrize("codec", [Raw(), Stc(0.05), ErrorFeedback(Stc(0.05))])
@@ -311,10 +323,10 @@ def test_a_codec_with_one_rate_is_taken_with_that(codec: Any) -> None:
     method = replace(ANYCOST, uplink=codec)
     menu = offers(asked(method))
     who = own(up=4e4, coefficient=0.0)  # so that only seconds matter
-    before = asked(method).numbers
+    before = asked(method).hyperparameters
     sizes = set()
     for seconds in np.geomspace(0.3, 30, 25):
-        part = MostGain(float(seconds), least=1e-3, most=1 / 15)
+        part = MostGain(float(seconds), least_fraction=1e-3, most_fraction=1 / 15)
         choice = part(menu, who, before)
         fits = [
             entry
@@ -327,7 +339,9 @@ def test_a_codec_with_one_rate_is_taken_with_that(codec: Any) -> None:
         # The largest alpha, and of two with the same the first.
         entry = max(fits, key=lambda e: (menu[e].alpha, -e))
         assert int(choice.entry[0]) == entry
-        assert choice.numbers.rate == before.rate  # it would not follow another one
+        assert (
+            choice.hyperparameters.sent_fraction == before.sent_fraction
+        )  # it would not follow another one
         assert choice.utility[0] == pytest.approx(menu[entry].alpha ** 4 * own_rate(menu[entry])[0])
         sizes.add(entry)
     assert len(sizes) > 3
@@ -358,16 +372,16 @@ def test_a_choice_needs_a_menu() -> None:
 # --- whole runs -------------------------------------------------------------------------------
 
 
-def played(method: Method, fleet: Fleet = CELL, count: int = 3) -> list[Step]:
+def played(method: Method, fleet: Fleet = CELL, count: int = 3) -> list[Round]:
     return small.steps(method, small.task(), count, fleet=fleet)
 
 
-def within(steps: Sequence[Step], method: Method, fleet: Fleet) -> list[float]:
+def within(steps: Sequence[Round], method: Method, fleet: Fleet) -> list[float]:
     """Checks that no order overspent; the shares of the model that were trained."""
     task, found = small.task(), []
     runtime = Simulated(task, small.world(task, fleet), 0)
     for step in steps:
-        runtime.begin(step.index)  # what devices are willing to spend may change
+        runtime.begin_round(step.index)  # what devices are willing to spend may change
         budgets = runtime.conditions(np.arange(task.devices)).budget
         for row in small.rows(step):
             if row.lost:
@@ -387,10 +401,12 @@ VARIANTS: dict[str, Method] = {
     "hq": replace(ANYCOST, uplink=Hq()),
     "fed back": replace(ANYCOST, uplink=ErrorFeedback(Fgc())),
     "statistics travel": replace(ANYCOST, norm=Tracked()),
-    "depths": replace(ANYCOST, plan=DepthMenu()),
-    "summed widths": replace(ANYCOST, train=Fjord(Gradient(batch=8), (0.5, 0.75, 1.0))),
-    "drawn widths": replace(ANYCOST, train=Slim(Gradient(batch=8), (0.5, 0.75, 1.0), samples=1)),
-    "phases": replace(ANYCOST, schedule=TwoPhase()),
+    "depths": replace(ANYCOST, plan=TrainedLayersMenu()),
+    "summed widths": replace(ANYCOST, train=Fjord(Gradient(batch_size=8), (0.5, 0.75, 1.0))),
+    "drawn widths": replace(
+        ANYCOST, train=Slim(Gradient(batch_size=8), (0.5, 0.75, 1.0), samples=1)
+    ),
+    "phases": replace(ANYCOST, schedule=HoldAndFetch()),
 }
 
 
@@ -413,7 +429,7 @@ def test_no_order_overspends_where_receiving_and_other_work_cost() -> None:
     )
     tight = [replace(group, budget=amount, battery=2 * amount) for amount in (0.1, 0.5, 0.8, 2.4)]
     # A message of this small net cannot be shorter than some hundred bits.
-    method = replace(ANYCOST, choose=MostGain(5.0, least=0.025))
+    method = replace(ANYCOST, choose=MostGain(5.0, least_fraction=0.025))
     fleet = Fleet(tuple(tight))
     steps = played(method, fleet)
     shares = within(steps, method, fleet)
@@ -426,13 +442,13 @@ class Weighing(Threads):
     """Bytes really travel, and are kept with what they answer."""
 
     asked: list[Given] = field(default_factory=list, compare=False)
-    mail: list[Mail] = field(default_factory=list, compare=False)
+    mail: list[PackedReply] = field(default_factory=list, compare=False)
 
-    def execute(self, assigned: Sequence[Given], task: Task, limits: Limits) -> list[Outcome]:
+    def execute(self, assigned: Sequence[Given], task: Task, limits: Limits) -> list[EngineReply]:
         self.asked.extend(assigned)
         return super().execute(assigned, task, limits)
 
-    def carried(self, mail: list[Mail]) -> list[Mail]:
+    def carried(self, mail: list[PackedReply]) -> list[PackedReply]:
         self.mail.extend(mail)
         return mail
 
@@ -444,10 +460,10 @@ def test_1_12_2_messages_are_within_their_budget_in_bytes() -> None:
     assert len(engine.mail) == len(engine.asked) > 12
     for (_, order, memory, _), mail in zip(engine.asked, engine.mail, strict=True):
         row, (slice_,), job = rows[int(order.id[0])], order.slices, order.job
-        planned = expected(slice_, job, task.blueprint, row.rate)
-        assert planned.rate == row.rate < 0.07
+        planned = expected_bits(slice_, job, task.blueprint, row.rate)
+        assert planned.sent_fraction == row.rate < 0.07
         assert row.bits_up <= row.rate * planned.update + planned.aside + SCALAR_BITS
-        update = work(order, (memory,), task).updates
+        update = work(order, (memory,), task).replies
         around = uplink(order, task.blueprint, tuple(update.trees[0]["delta"]), torch.float32)
         (packed,) = job.uplink.pack(update.symbols[0], around)
         assert packed in mail.data
@@ -470,26 +486,28 @@ def test_the_server_decides_as_the_device_would_with_the_same_offers() -> None:
     order, sizes = orders(base, task, [3]), set()
     for row in told:
         samples = task.size(row.device)
-        (steps,) = limits(order.numbers, [samples])
-        amount = Amount(8, processed(steps, samples, 8), steps)
-        bare = [offer.bare for offer in _offers(order, amount, task, "flops")]
-        mine = choose(bare, Own(there[row.device], samples, Memory()), order.numbers)
+        (steps,) = local_steps(order.hyperparameters, [samples])
+        amount = Amount(8, samples_processed(steps, samples, 8), steps)
+        bare = [offer.without_menu for offer in _offers(order, amount, task, "flops")]
+        mine = choose(
+            bare, ChoosingDevice(there[row.device], samples, DeviceState()), order.hyperparameters
+        )
         slice_ = order.menus[0][int(mine.entry[0])]
         assert row.width == width(slice_, task.blueprint)
         assert (row.rate, row.frequency) == (
-            mine.numbers.rate[0],
-            mine.numbers.frequency[0],
+            mine.hyperparameters.sent_fraction[0],
+            mine.hyperparameters.frequency[0],
         )
         sizes.add(row.share)
     assert len(sizes) > 1
 
 
 def test_the_server_and_the_devices_choose_the_same_widths() -> None:
-    base = replace(ANYCOST, select=Everyone(), choose=MostGain(10.0, least=0.0))
+    base = replace(ANYCOST, select=Everyone(), choose=MostGain(10.0, least_fraction=0.0))
     assigned = replace(base, plan=Assigned(base.plan, base.choose), choose=fedavg().choose)
     for one, two in zip(played(base, count=2), played(assigned, count=2), strict=True):
-        assert one.ledger.share.tolist() == two.ledger.share.tolist()
-        assert one.ledger.rate == pytest.approx(two.ledger.rate, rel=0.1)
+        assert one.ledger.width.tolist() == two.ledger.width.tolist()
+        assert one.ledger.sent_fraction == pytest.approx(two.ledger.sent_fraction, rel=0.1)
         assert one.ledger.frequency == pytest.approx(two.ledger.frequency, rel=0.01)
         # What was chosen need not be said.
         assert (two.ledger.bits_down < one.ledger.bits_down).all()
@@ -528,8 +546,8 @@ def test_who_cannot_do_anything_is_in_the_books_and_the_round_goes_on(server: bo
     [
         (Synchronous(patience=7.0), 7.0),
         (Deadline(4.0), 4.0),
-        (Buffered(concurrency=4, size=2, patience=9.0), 9.0),
-        (TwoPhase(patience=8.0), 8.0),
+        (Buffered(concurrency=4, buffer_size=2, patience=9.0), 9.0),
+        (HoldAndFetch(patience=8.0), 8.0),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -540,13 +558,13 @@ def test_a_round_in_which_all_decline_ends_empty(schedule: Any, seconds: float) 
     for step in (first, second):
         assert small.identical(step.params, small.task().params)
         assert len(step.ledger) == 4
-        assert all(reason.startswith("over budget") for reason in step.ledger.lost)
+        assert all(reason.startswith("over budget") for reason in step.ledger.failure)
         assert np.isnan(step.ledger.contraction).all()
 
 
 @pytest.mark.parametrize(
     "schedule",
-    [Deadline(4.0), Buffered(concurrency=3, size=2, patience=30.0), TwoPhase()],
+    [Deadline(4.0), Buffered(concurrency=3, buffer_size=2, patience=30.0), HoldAndFetch()],
     ids=lambda value: type(value).__name__,
 )
 def test_other_schedules_go_on_with_those_who_can(schedule: Any) -> None:
@@ -560,7 +578,7 @@ def test_other_schedules_go_on_with_those_who_can(schedule: Any) -> None:
 
 
 def test_a_menu_of_one_size_is_that_or_nothing() -> None:
-    method = replace(ANYCOST, plan=Menu((1.0,)))
+    method = replace(ANYCOST, plan=WidthMenu((1.0,)))
     steps = played(method)
     shares = within(steps, method, CELL)
     assert set(shares) == {1.0}

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from anyfleet import rng
-from anyfleet.core.layout import Envelope, Lane, lanes
+from anyfleet.core.layout import MessageLayout, TensorLayout, tensor_layouts
 from anyfleet.core.messages import Params
-from anyfleet.core.slots import Codec, Squeezed
+from anyfleet.core.slots import Codec, Compressed
 from anyfleet.elastic import Slice
 from anyfleet.parts.codec import ErrorFeedback, Fgc, Hq, Nothing, Plain, Qsgd, Raw, Stc, TopK, Uveq
 from anyfleet.parts.codec.stream import SLACK_BITS, SLACK_SHARE
@@ -51,34 +51,38 @@ def names(codec: Codec) -> str:
 every = pytest.mark.parametrize("codec", CODECS, ids=names)
 
 
-def envelope(columns: int = 1, dtype: torch.dtype = torch.float32, rows: int = ROWS) -> Envelope:
+def envelope(
+    columns: int = 1, dtype: torch.dtype = torch.float32, rows: int = ROWS
+) -> MessageLayout:
     """Of whole models in so many columns."""
     keys = rng.fold(rng.root(5, "codecs"), torch.arange(rows))
-    return Envelope(lanes(NAMES, Slice(), (columns, 1 / columns), BLUEPRINT), dtype, keys)
+    return MessageLayout(
+        tensor_layouts(NAMES, Slice(), (columns, 1 / columns), BLUEPRINT), dtype, keys
+    )
 
 
-def bare(sizes: dict[str, int], dtype: torch.dtype = torch.float32, rows: int = 1) -> Envelope:
+def bare(sizes: dict[str, int], dtype: torch.dtype = torch.float32, rows: int = 1) -> MessageLayout:
     """Of plain vectors."""
     keys = rng.fold(rng.root(6, "vectors"), torch.arange(rows))
-    return Envelope({name: Lane((n,), (n,)) for name, n in sizes.items()}, dtype, keys)
+    return MessageLayout({name: TensorLayout((n,), (n,)) for name, n in sizes.items()}, dtype, keys)
 
 
-def normal(around: Envelope, seed: int = 0) -> dict[str, Tensor]:
+def normal(around: MessageLayout, seed: int = 0) -> dict[str, Tensor]:
     """Updates whose tensors have different sizes of entries."""
     found = {}
-    for at, (name, lane) in enumerate(around.lanes.items()):
+    for at, (name, lane) in enumerate(around.tensors.items()):
         key = rng.fold(rng.fold(rng.root(seed, name), "update"), torch.arange(len(around.key)))
         rows = rng.normal(key, lane.entries, around.dtype) * 2.0**-at
         found[name] = rows.reshape(len(around.key), *lane.shape)
     return found
 
 
-def squeezed(codec: Codec, tree: Params, around: Envelope, rate: float = 1.0) -> Squeezed:
+def squeezed(codec: Codec, tree: Params, around: MessageLayout, rate: float = 1.0) -> Compressed:
     rates = torch.full((len(around.key),), rate, dtype=torch.float64)
-    return codec.squeeze(tree, {}, rates, around)
+    return codec.compress(tree, {}, rates, around)
 
 
-def row_of(around: Envelope, row: int) -> Envelope:
+def row_of(around: MessageLayout, row: int) -> MessageLayout:
     return replace(around, key=around.key[row : row + 1])
 
 
@@ -86,7 +90,7 @@ def same(one: Params, two: Params) -> bool:
     return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
 
 
-def check_message(codec: Codec, sent: Squeezed, around: Envelope) -> None:
+def check_message(codec: Codec, sent: Compressed, around: MessageLayout) -> None:
     """Every row, through bytes and frames and back: bit for bit, and as long as was said."""
     for row in range(len(around.key)):
         one = row_of(around, row)
@@ -116,7 +120,7 @@ def test_what_arrives_is_what_was_said(codec: Codec, columns: int, dtype: torch.
             assert ((kept == 0) | (kept == 1)).all()
             assert not sent.tree[name][kept == 0].any()
         if codec.drops:
-            assert any((kept == 0).any() for kept in sent.kept.values()) or codec.slot
+            assert any((kept == 0).any() for kept in sent.kept.values()) or codec.state_name
 
 
 @every
@@ -136,9 +140,9 @@ def test_a_cut_message_is_its_leading_columns(codec: Codec) -> None:
         tree, flags = codec.restore(symbols.leading(there), one)
         assert same(back, tree)
         assert same(kept, flags)
-        for name, lane in around.lanes.items():
-            whole = around.laid({name: sent.tree[name], **sent.tree})[name][1]
-            came = replace(one, lanes={name: lane}).laid(back)[name][0]
+        for name, lane in around.tensors.items():
+            whole = around.flattened({name: sent.tree[name], **sent.tree})[name][1]
+            came = replace(one, tensors={name: lane}).flattened(back)[name][0]
             assert torch.equal(came[: lane.begins(there)], whole[: lane.begins(there)])
             assert not came[lane.begins(there) :].any()
 
@@ -153,7 +157,7 @@ def test_a_stack_is_its_rows(codec: Codec, rate: float) -> None:
         own = {name: rows[row : row + 1] for name, rows in tree.items()}
         alone = squeezed(codec, own, row_of(around, row), rate)
         mine = together.symbols.row(row)
-        assert same(alone.symbols.levels, mine.levels)
+        assert same(alone.symbols.quantisation_levels, mine.quantisation_levels)
         assert same(alone.symbols.numbers, mine.numbers)
         assert same(alone.symbols.kept, mine.kept)
         assert same(alone.tree, {name: rows[row : row + 1] for name, rows in together.tree.items()})
@@ -161,11 +165,11 @@ def test_a_stack_is_its_rows(codec: Codec, rate: float) -> None:
         assert alone.distortion[0] == pytest.approx(float(together.distortion[row]), rel=1e-9)
 
 
-def filled(around: Envelope, value: Callable[[int], Tensor]) -> dict[str, Tensor]:
+def filled(around: MessageLayout, value: Callable[[int], Tensor]) -> dict[str, Tensor]:
     rows = len(around.key)
     return {
         name: value(lane.entries).to(around.dtype).expand(rows, -1).reshape(rows, *lane.shape)
-        for name, lane in around.lanes.items()
+        for name, lane in around.tensors.items()
     }
 
 

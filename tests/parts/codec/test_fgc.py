@@ -16,7 +16,7 @@ from torch import Tensor
 
 from anyfleet import config, rng
 from anyfleet.core.calibration import SAMPLES, calibrated, sample_update
-from anyfleet.core.layout import Envelope, Lane, Symbols
+from anyfleet.core.layout import MessageLayout, Symbols, TensorLayout
 from anyfleet.core.loop import run
 from anyfleet.core.messages import Params, Plans
 from anyfleet.core.method import Method
@@ -33,8 +33,8 @@ from anyfleet.parts.codec.kernels import Kernels
 from anyfleet.parts.codec.lookup import LEVELS, RATES, count_of, estimated, looked_up
 from anyfleet.parts.codec.ranking import largest
 from anyfleet.parts.codec.stream import pack
-from anyfleet.parts.plan import Whole
-from anyfleet.runtime import Reference, Simulated, Stacked, Threads
+from anyfleet.parts.plan import WholeModel
+from anyfleet.runtime import Sequential, Simulated, Stacked, Threads
 from anyfleet.tasks import Split, Task
 from tests.helpers import small
 
@@ -42,15 +42,15 @@ SHARES = np.geomspace(1e-4, 1.0, 90)  # of which the look-up thinks
 SHAPES = {"conv": (16, 8, 3, 3), "matrix": (40, 30), "bias": (7,), "nothing": (0, 4)}
 
 
-def envelope(shapes: Mapping[str, tuple[int, ...]] = SHAPES, rows: int = 1) -> Envelope:
-    lanes = {name: Lane(shape, (math.prod(shape),)) for name, shape in shapes.items()}
-    return Envelope(lanes, torch.float32, rng.fold(rng.root(1, "fgc"), torch.arange(rows)))
+def envelope(shapes: Mapping[str, tuple[int, ...]] = SHAPES, rows: int = 1) -> MessageLayout:
+    lanes = {name: TensorLayout(shape, (math.prod(shape),)) for name, shape in shapes.items()}
+    return MessageLayout(lanes, torch.float32, rng.fold(rng.root(1, "fgc"), torch.arange(rows)))
 
 
-def update(around: Envelope, rows: int = 1, seed: int = 0) -> dict[str, Tensor]:
+def update(around: MessageLayout, rows: int = 1, seed: int = 0) -> dict[str, Tensor]:
     """Kernels of unequal strength, stacked."""
     found = {}
-    for name, lane in around.lanes.items():
+    for name, lane in around.tensors.items():
         key = rng.fold(rng.fold(rng.root(seed, "update"), name), torch.arange(rows))
         strength = rng.normal(rng.fold(key, "strength"), lane.entries // lane.unit).exp()
         entries = rng.normal(key, lane.entries) * strength.repeat_interleave(lane.unit, dim=1)
@@ -78,7 +78,7 @@ def at(kernels: Kernels, count: int, levels: int) -> tuple[Symbols, Tensor]:
 def test_1_12_2_a_value_between_two_places_is_drawn_so_that_the_mean_is_exact() -> None:
     rows = 2_000
     symbols, values = at(alone([0.1, -0.5, 0.25], rows), 3, 2)
-    assert set(map(tuple, symbols.levels["only"][:, :2].tolist())) == {(1, -3)}
+    assert set(map(tuple, symbols.quantisation_levels["only"][:, :2].tolist())) == {(1, -3)}
     assert torch.equal(values[:, :2], torch.tensor([0.1, -0.5]).expand(rows, -1))
     assert sorted(set(values[:, 2].tolist())) == pytest.approx([0.1, 0.3])
     lower = float((values[:, 2] < 0.2).float().mean())
@@ -101,7 +101,7 @@ def test_1_12_2_half_of_the_kernels_are_those_from_norm_2_on() -> None:
 
 def test_kernels_levels_and_values_are_those_of_the_formulas() -> None:
     around, rows = envelope(rows=3), 3
-    laid = around.laid(update(around, rows))
+    laid = around.flattened(update(around, rows))
     kernels = Kernels(laid, around)
     counts, levels = torch.tensor([40, 700, 1335]), torch.tensor([1, 6, 64])
     symbols = kernels.quantised(counts, levels)
@@ -120,7 +120,7 @@ def test_kernels_levels_and_values_are_those_of_the_formulas() -> None:
         ends, steps = anycost.magnitudes(kept), int(levels[row])
         assert symbols.scales["conv"][row].tolist() == pytest.approx([*ends, steps])
         place = anycost.grid_levels(kept, ends, steps, draws[row])
-        found = torch.cat([symbols.levels[name] for name in laid], dim=1)[row].numpy()
+        found = torch.cat([symbols.quantisation_levels[name] for name in laid], dim=1)[row].numpy()
         assert np.array_equal(found, np.sign(kept) * (place + 1))
         meant = anycost.grid_values(place, kept, ends, steps)
         sent = torch.cat([values[name] for name in laid], dim=1)[row].numpy()
@@ -165,11 +165,11 @@ def test_a_row_does_not_depend_on_the_stack_it_is_in() -> None:
     around, rates = envelope(rows=4), torch.tensor([0.02, 0.1, 0.5, 1.0])
     tree = update(around, 4)
     tree["conv"][2] *= 100
-    together = Fgc().squeeze(tree, {}, rates, around)
+    together = Fgc().compress(tree, {}, rates, around)
     for row in range(4):
         own = replace(around, key=around.key[row : row + 1])
         mine = {name: rows[row : row + 1] for name, rows in tree.items()}
-        single = Fgc().squeeze(mine, {}, rates[row : row + 1], own)
+        single = Fgc().compress(mine, {}, rates[row : row + 1], own)
         assert torch.equal(single.bits, together.bits[row : row + 1])
         assert small.identical(single.tree, {n: v[row : row + 1] for n, v in together.tree.items()})
         assert small.identical(single.kept, {n: v[row : row + 1] for n, v in together.kept.items()})
@@ -177,7 +177,7 @@ def test_a_row_does_not_depend_on_the_stack_it_is_in() -> None:
 
 def test_bytes_are_what_was_squeezed() -> None:
     around = envelope()
-    squeezed = Fgc().squeeze(update(around), {}, torch.tensor([0.2]), around)
+    squeezed = Fgc().compress(update(around), {}, torch.tensor([0.2]), around)
     columns = Fgc().pack(squeezed.symbols, around)
     tree, kept = Fgc().restore(Fgc().unpack(columns, around), around)
     assert small.identical(tree, squeezed.tree)
@@ -185,7 +185,7 @@ def test_bytes_are_what_was_squeezed() -> None:
     assert 0 < float(squeezed.distortion[0]) < 1
 
 
-def packed_bits(squeezed: Symbols, around: Envelope) -> int:
+def packed_bits(squeezed: Symbols, around: MessageLayout) -> int:
     return 8 * sum(map(len, Fgc().pack(squeezed, around)))
 
 
@@ -200,8 +200,8 @@ def test_a_message_is_never_longer_than_its_rate_allows(
 ) -> None:
     shapes = {str(i): (a, b, k, k) if k > 1 else (a, b) for i, (a, b, k) in enumerate(sizes)}
     around = envelope(shapes)
-    squeezed = Fgc().squeeze(update(around, seed=seed), {}, torch.tensor([rate]), around)
-    entries = sum(lane.entries for lane in around.lanes.values())
+    squeezed = Fgc().compress(update(around, seed=seed), {}, torch.tensor([rate]), around)
+    entries = sum(lane.entries for lane in around.tensors.values())
     something = any(flags.any() for flags in squeezed.symbols.kept.values())
     assert packed_bits(squeezed.symbols, around) <= min(rate, 1) * 32 * entries or not something
 
@@ -210,7 +210,7 @@ def test_a_message_that_must_shrink_keeps_as_many_kernels_as_fit_nearly() -> Non
     around = envelope({"conv": (64, 32, 3, 3)})
     greedy = Fgc(table=((1e-3, 1.0, 64),))
     for rate in (0.005, 0.02, 0.05, 0.1):
-        squeezed = greedy.squeeze(update(around), {}, torch.tensor([rate]), around)
+        squeezed = greedy.compress(update(around), {}, torch.tensor([rate]), around)
         budget = rate * 32 * 64 * 32 * 9
         assert 0.9 * budget < packed_bits(squeezed.symbols, around) <= budget
 
@@ -222,7 +222,7 @@ def squeezed(values: Params, rate: float = 1.0, table: tuple[float, int] = (1.0,
     shapes = {name: tuple(rows.shape[1:]) for name, rows in values.items()}
     around = envelope(shapes, len(next(iter(values.values()))))
     rates = torch.full((len(around.key),), rate)
-    return Fgc(((1.0, *table),)).squeeze(values, {}, rates, around).symbols
+    return Fgc(((1.0, *table),)).compress(values, {}, rates, around).symbols
 
 
 def test_an_update_of_zeros_is_a_header_without_kernels() -> None:
@@ -239,7 +239,9 @@ def test_an_update_of_zeros_is_a_header_without_kernels() -> None:
 def test_a_grid_without_extent_has_one_place(values: list[float]) -> None:
     symbols, meant = at(alone(values, rows=5), 4, 8)
     assert torch.equal(meant, torch.tensor(values).expand(5, -1))
-    assert torch.equal(symbols.levels["only"], torch.tensor(values).sign().int().expand(5, -1))
+    assert torch.equal(
+        symbols.quantisation_levels["only"], torch.tensor(values).sign().int().expand(5, -1)
+    )
 
 
 def test_zeros_inside_a_kept_kernel_stay_zero() -> None:
@@ -260,7 +262,7 @@ def test_a_share_below_one_kernel_is_one_kernel() -> None:
 def test_a_budget_that_not_even_one_kernel_fits_sends_none() -> None:
     symbols = squeezed(update(envelope({"matrix": (60, 60)})), rate=1e-6)
     assert not symbols.kept["matrix"].any()
-    assert not symbols.levels["matrix"].any()
+    assert not symbols.quantisation_levels["matrix"].any()
 
 
 @pytest.mark.parametrize("rate", [float("nan"), 0.0, -1.0])
@@ -272,7 +274,7 @@ def test_no_rate_at_all_sends_nothing(rate: float) -> None:
 def test_rates_above_one_are_as_one() -> None:
     tree = update(envelope({"matrix": (60, 60)}))
     more, one = squeezed(tree, 7.0), squeezed(tree, 1.0)
-    assert torch.equal(more.levels["matrix"], one.levels["matrix"])
+    assert torch.equal(more.quantisation_levels["matrix"], one.quantisation_levels["matrix"])
     assert one.kept["matrix"].all()
 
 
@@ -280,9 +282,9 @@ def test_rates_above_one_are_as_one() -> None:
 def test_what_is_no_number_arrives_as_such_and_leaves_other_rows_alone(wrong: float) -> None:
     around = envelope(rows=2)
     tree = update(around, 2)
-    well = Fgc().squeeze(tree, {}, torch.full((2,), 0.2), around)
+    well = Fgc().compress(tree, {}, torch.full((2,), 0.2), around)
     tree["matrix"][0, 3, 4] = wrong
-    ill = Fgc().squeeze(tree, {}, torch.full((2,), 0.2), around)
+    ill = Fgc().compress(tree, {}, torch.full((2,), 0.2), around)
     assert not all(rows[0].isfinite().all() for rows in ill.tree.values())
     assert small.identical(
         {n: v[1] for n, v in ill.tree.items()}, {n: v[1] for n, v in well.tree.items()}
@@ -290,11 +292,16 @@ def test_what_is_no_number_arrives_as_such_and_leaves_other_rows_alone(wrong: fl
 
 
 def test_a_stream_that_is_cut_decodes_to_its_columns() -> None:
-    lanes = {"conv": Lane((4, 2, 3, 3), (18, 45, 72)), "bias": Lane((6,), (2, 4, 6))}
-    around = Envelope(lanes, torch.float32, torch.tensor([7]))
+    lanes = {
+        "conv": TensorLayout((4, 2, 3, 3), (18, 45, 72)),
+        "bias": TensorLayout((6,), (2, 4, 6)),
+    }
+    around = MessageLayout(lanes, torch.float32, torch.tensor([7]))
     tree = {"conv": torch.arange(1.0, 73).view(1, 4, 2, 3, 3), "bias": torch.ones(1, 6)}
     wide = Fgc(((1.0, 1.0, 64),))
-    symbols = Kernels(around.laid(tree), around).quantised(torch.tensor([14]), torch.tensor([64]))
+    symbols = Kernels(around.flattened(tree), around).quantised(
+        torch.tensor([14]), torch.tensor([64])
+    )
     columns = wide.pack(symbols, around)
     assert len(columns) == 3
     got, kept = wide.restore(wide.unpack(columns[:2], around), around)
@@ -344,7 +351,7 @@ def test_between_rates_the_share_is_a_power_and_levels_are_those_below() -> None
 
 def test_estimates_of_messages_are_near_what_is_measured() -> None:
     around = envelope()
-    kernels = Kernels(around.laid(update(around)), around)
+    kernels = Kernels(around.flattened(update(around)), around)
     guess = estimated(kernels)
     shares = np.geomspace(1e-4, 1.0, guess.bits.shape[0])
     for row, column in ((60, 3), (75, 5), (82, 9), (89, 10)):
@@ -378,14 +385,16 @@ def test_the_look_up_of_an_update_fits_at_every_rate_and_errs_less_at_higher_one
     tree = update(around)
     fitted = Fgc().calibrated(tree, around)
     assert [row[0] for row in fitted.table] == pytest.approx(RATES.tolist())
-    kernels = Kernels(around.laid(tree), around)
+    kernels = Kernels(around.flattened(tree), around)
     errors = []
     for rate, share, levels in fitted.table:
         count = torch.from_numpy(count_of(np.array([share]), kernels.norms.shape[1]))
         symbols = kernels.quantised(count, torch.tensor([levels]))
         assert packed_bits(symbols, around) <= rate * 32 * kernels.entries
-        got = fitted.squeeze(tree, {}, torch.tensor([rate], dtype=torch.float64), around)
-        assert torch.equal(got.symbols.levels["conv"], symbols.levels["conv"])
+        got = fitted.compress(tree, {}, torch.tensor([rate], dtype=torch.float64), around)
+        assert torch.equal(
+            got.symbols.quantisation_levels["conv"], symbols.quantisation_levels["conv"]
+        )
         errors.append(float(got.distortion[0]))
     # Of the drawn messages, up to the draws.
     assert all(after < before * 1.05 for before, after in pairwise(errors))
@@ -428,12 +437,12 @@ def test_a_table_without_sense_is_refused(
 # --- in a run ---------------------------------------------------------------------------------
 
 
-class Sparse(Whole):
+class Sparse(WholeModel):
     """Every device at a rate of its own."""
 
-    def __call__(self, drafts: Plans, view: View, state: object, key: Tensor) -> Plans:
-        rate = 0.1 + 0.02 * (drafts.device % 3).astype(np.float64)
-        return replace(drafts, numbers=replace(drafts.numbers, rate=rate))
+    def __call__(self, plans: Plans, view: View, state: object, key: Tensor) -> Plans:
+        rate = 0.1 + 0.02 * (plans.device % 3).astype(np.float64)
+        return replace(plans, hyperparameters=replace(plans.hyperparameters, sent_fraction=rate))
 
 
 def sparse(uplink: codec.Fgc | codec.ErrorFeedback) -> Method:
@@ -481,7 +490,7 @@ def test_engines_agree_and_messages_fit_their_rates() -> None:
     task = small.task(equal=False, dtype=torch.float64)
     ends = [
         small.steps(sparse(Fgc()), task, 2, engine=engine)
-        for engine in (Reference(), Threads(), Stacked())
+        for engine in (Sequential(), Threads(), Stacked())
     ]
     assert small.identical(ends[0][-1].params, ends[1][-1].params)
     assert small.distance(ends[0][-1].params, ends[2][-1].params) < 1e-10
@@ -505,20 +514,20 @@ def test_a_resumed_run_has_the_look_up_it_began_with() -> None:
 
 def test_an_order_without_a_target_is_met_at_the_codecs_own_rate() -> None:
     around = envelope({"conv": (32, 16, 3, 3), "fc": (10, 256)})
-    own = Fgc(rate=0.05).squeeze(update(around), {}, torch.ones(1), around)
-    told = Fgc().squeeze(update(around), {}, torch.tensor([0.05]), around)
+    own = Fgc(sent_fraction=0.05).compress(update(around), {}, torch.ones(1), around)
+    told = Fgc().compress(update(around), {}, torch.tensor([0.05]), around)
     assert torch.equal(own.bits, told.bits)
     assert float(own.bits.sum()) <= 0.05 * 32 * (32 * 16 * 9 + 2560)
-    stricter = Fgc(rate=0.5).squeeze(update(around), {}, torch.tensor([0.05]), around)
+    stricter = Fgc(sent_fraction=0.5).compress(update(around), {}, torch.tensor([0.05]), around)
     assert torch.equal(stricter.bits, told.bits)
     with pytest.raises(ValueError, match=r"Fgc\.rate must lie in \(0, 1\], got 0\."):
-        Fgc(rate=0.0)
+        Fgc(sent_fraction=0.0)
 
 
 @pytest.mark.parametrize("size", [1e-41, 1e-39, 1e-20, 1e20])
 def test_values_of_any_size_have_their_places(size: float) -> None:
     around = envelope({"fc": (1, 400)})
     tree = {"fc": torch.linspace(0.1, 1, 400).reshape(1, 1, 400) * size}
-    sent = Fgc(table=((1.0, 1.0, 8),)).squeeze(tree, {}, torch.ones(1), around)
+    sent = Fgc(table=((1.0, 1.0, 8),)).compress(tree, {}, torch.ones(1), around)
     assert float(sent.distortion) < 0.01
     assert float(sent.tree["fc"].sum() / tree["fc"].sum()) == pytest.approx(1, abs=0.03)

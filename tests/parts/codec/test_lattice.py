@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anyfleet import rng
-from anyfleet.core.layout import Envelope, Lane
+from anyfleet.core.layout import MessageLayout, TensorLayout
 from anyfleet.formulas import compression
 from anyfleet.parts.codec import Uveq
 from anyfleet.parts.codec.lattice import blocks, dither, entries, nearest, points
@@ -118,12 +118,14 @@ def test_fine_lattices_do_not_depend_on_the_rest_of_a_stack(codec: Uveq) -> None
     """Rows of unlike tails, whose levels go far beyond any table, meet their rate alike."""
     key = rng.fold(rng.root(4, "fine"), torch.arange(3))
     rows = rng.normal(key, 3_000) ** torch.tensor([[1], [5], [9]])
-    lanes = {"w": Lane((3_000,), (3_000,))}
+    lanes = {"w": TensorLayout((3_000,), (3_000,))}
     rate = torch.ones(3, dtype=torch.float64)
-    together = codec.squeeze({"w": rows}, {}, rate, Envelope(lanes, torch.float64, key))
+    together = codec.compress({"w": rows}, {}, rate, MessageLayout(lanes, torch.float64, key))
     for row in range(3):
-        alone = Envelope(lanes, torch.float64, key[row : row + 1])
-        one = codec.squeeze({"w": rows[row : row + 1]}, {}, rate[:1], alone)
-        assert torch.equal(one.symbols.levels["w"][0], together.symbols.levels["w"][row])
+        alone = MessageLayout(lanes, torch.float64, key[row : row + 1])
+        one = codec.compress({"w": rows[row : row + 1]}, {}, rate[:1], alone)
+        assert torch.equal(
+            one.symbols.quantisation_levels["w"][0], together.symbols.quantisation_levels["w"][row]
+        )
         assert torch.equal(one.bits[0], together.bits[row])
         assert 0.9 * codec.bits_each <= float(one.bits.sum()) / 3_000 <= codec.bits_each

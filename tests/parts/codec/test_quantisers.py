@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from anyfleet import rng
-from anyfleet.core.layout import Envelope, Lane
-from anyfleet.core.slots import Codec, Squeezed
+from anyfleet.core.layout import MessageLayout, TensorLayout
+from anyfleet.core.slots import Codec, Compressed
 from anyfleet.errors import BadMessage
 from anyfleet.formulas import compression
 from anyfleet.parts.codec import ErrorFeedback, Hq, Qsgd, Stc, TopK, Uveq
@@ -21,18 +21,20 @@ from anyfleet.parts.codec.ranking import largest
 from anyfleet.parts.codec.topk import Places, top
 
 
-def around(*sizes: int, rows: int = 1, dtype: torch.dtype = torch.float64) -> Envelope:
+def around(*sizes: int, rows: int = 1, dtype: torch.dtype = torch.float64) -> MessageLayout:
     keys = rng.fold(rng.root(9, "quantisers"), torch.arange(rows))
-    return Envelope({f"{at}": Lane((n,), (n,)) for at, n in enumerate(sizes)}, dtype, keys)
+    return MessageLayout(
+        {f"{at}": TensorLayout((n,), (n,)) for at, n in enumerate(sizes)}, dtype, keys
+    )
 
 
-def sent(codec: Codec, *values: Tensor, rate: float = 1.0) -> Squeezed:
+def sent(codec: Codec, *values: Tensor, rate: float = 1.0) -> Compressed:
     """Of vectors, or of stacks of them."""
     rows = [each if each.ndim > 1 else each[None] for each in values]
     count = len(rows[0])
     place = around(*(each.shape[1] for each in rows), rows=count, dtype=rows[0].dtype)
     tree = {f"{at}": each for at, each in enumerate(rows)}
-    return codec.squeeze(tree, {}, torch.full((count,), rate, dtype=torch.float64), place)
+    return codec.compress(tree, {}, torch.full((count,), rate, dtype=torch.float64), place)
 
 
 def plain(*values: float) -> Tensor:
@@ -99,7 +101,7 @@ def test_1_13_stc_example() -> None:
     v = plain(0.1, -0.9, 0.5, 0.05, -0.3)
     found = sent(ErrorFeedback(Stc(2 / 5)), v)
     assert found.tree["0"][0].tolist() == pytest.approx([0, -0.7, 0.7, 0, 0])
-    assert found.memory["0"][0].tolist() == pytest.approx([0.1, -0.2, -0.2, 0.05, -0.3])
+    assert found.state["0"][0].tolist() == pytest.approx([0.1, -0.2, -0.2, 0.05, -0.3])
     assert found.symbols.scales["0"].tolist() == [[pytest.approx(0.7)]]
     golomb = 10**5 * compression.golomb_position_bits(0.05)
     assert golomb == pytest.approx(578611.8, rel=1e-6)
@@ -122,7 +124,7 @@ def test_1_13_stc_is_the_formula(seed: int, keep: float) -> None:
     found = sent(ErrorFeedback(Stc(keep)), v)
     expected = compression.sparse_ternary(v.numpy(), keep)
     assert found.tree["0"][0].numpy() == pytest.approx(expected.sent, rel=1e-6)
-    assert found.memory["0"][0].numpy() == pytest.approx(expected.residual, abs=1e-6)
+    assert found.state["0"][0].numpy() == pytest.approx(expected.residual, abs=1e-6)
 
 
 def test_1_13_gaps_that_are_coded_take_less_than_golomb() -> None:
@@ -160,7 +162,7 @@ def test_1_14_qsgd_example() -> None:
     found = sent(Qsgd(4), v.expand(rows, -1))
     values = {tuple(row) for row in found.tree["0"].tolist()}
     assert values == {(2.5, -3.75), (2.5, -5.0), (3.75, -3.75), (3.75, -5.0)}
-    up = (found.symbols.levels["0"] == torch.tensor([3, -4])).double().mean(dim=0)
+    up = (found.symbols.quantisation_levels["0"] == torch.tensor([3, -4])).double().mean(dim=0)
     # Four standard deviations of a share.
     for share, chance in zip(up.tolist(), (0.4, 0.2), strict=True):
         assert share == pytest.approx(chance, abs=4 * math.sqrt(chance * (1 - chance) / rows))
@@ -177,7 +179,7 @@ def test_1_14_qsgd_is_the_formula(seed: int, levels: int, bucket: int | None) ->
     found = drawn(rows, plain(levels), draws(rows, place), bucket)
     u = rng.uniform(rng.fold(place.key, "0"), 30)[0].numpy()
     expected = compression.qsgd(v.numpy(), levels, u, bucket)
-    assert found.levels["0"][0].tolist() == expected.levels.tolist()
+    assert found.quantisation_levels["0"][0].tolist() == expected.levels.tolist()
     assert found.scales["0"][0].numpy() * levels == pytest.approx(expected.norms, rel=1e-6)
     back = sent(Qsgd(levels, bucket), v).tree["0"][0].numpy()
     values = compression.qsgd_values(expected, levels, bucket)
@@ -186,7 +188,7 @@ def test_1_14_qsgd_is_the_formula(seed: int, levels: int, bucket: int | None) ->
 
 def test_1_14_an_entry_that_is_the_norm_has_the_last_level() -> None:
     found = sent(Qsgd(16, 1), torch.rand(200, dtype=torch.float32) + 0.1)
-    assert (found.symbols.levels["0"] == 16).all()
+    assert (found.symbols.quantisation_levels["0"] == 16).all()
 
 
 def test_1_14_no_entry_is_a_level_above_its_norm_by_rounding() -> None:
@@ -197,7 +199,7 @@ def test_1_14_no_entry_is_a_level_above_its_norm_by_rounding() -> None:
     steps = torch.full((200,), 7.0, dtype=torch.float64)
     found = drawn({"0": rows}, steps, {"0": torch.zeros_like(rows)}, 1)
     assert torch.equal(found.scales["0"], step)
-    assert (found.levels["0"] == 7).all()
+    assert (found.quantisation_levels["0"] == 7).all()
 
 
 def test_1_14_buckets_count_kept_entries_in_order() -> None:
@@ -214,13 +216,18 @@ def test_1_14_buckets_count_kept_entries_in_order() -> None:
 def test_1_16_the_most_levels_that_fit() -> None:
     update = rng.normal(rng.root(7, "channel"), 30_000, torch.float32)
     codec, size = Hq(keep=0.3), 32 * 30_000
-    bits = np.array([float(sent(TopK(0.3, Qsgd(s)), update).bits.sum()) for s in codec.levels])
+    bits = np.array(
+        [float(sent(TopK(0.3, Qsgd(s)), update).bits.sum()) for s in codec.quantisation_levels]
+    )
     rates = torch.tensor([0.035, 0.05, 0.0625, 0.075, 1.0], dtype=torch.float64)
     place = around(30_000, rows=5, dtype=torch.float32)
     # All with the draws of the first: those of the messages measured above.
-    place = Envelope(place.lanes, place.dtype, place.key[:1].expand(5))
-    found = codec.squeeze({"0": update.expand(5, -1)}, {}, rates, place)
-    levels = [compression.fedhq_level(bits, float(r) * size, np.array(codec.levels)) for r in rates]
+    place = MessageLayout(place.tensors, place.dtype, place.key[:1].expand(5))
+    found = codec.compress({"0": update.expand(5, -1)}, {}, rates, place)
+    levels = [
+        compression.fedhq_level(bits, float(r) * size, np.array(codec.quantisation_levels))
+        for r in rates
+    ]
     assert len(set(levels)) > 3
     for row, level in enumerate(levels):
         assert torch.equal(found.tree["0"][row], sent(TopK(0.3, Qsgd(level)), update).tree["0"][0])
@@ -234,7 +241,7 @@ def test_1_16_the_most_levels_that_fit() -> None:
 def test_1_16_a_poor_channel_keeps_fewer_entries() -> None:
     update = rng.normal(rng.root(7, "poor"), 30_000, torch.float32).expand(2, -1)
     rates = torch.tensor([0.01, 0.2], dtype=torch.float64)
-    found = Hq(keep=0.3).squeeze(
+    found = Hq(keep=0.3).compress(
         {"0": update}, {}, rates, around(30_000, rows=2, dtype=torch.float32)
     )
     kept = found.kept["0"].sum(dim=1)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from anyfleet import rng
-from anyfleet.core.layout import Envelope, Lane
+from anyfleet.core.layout import MessageLayout, TensorLayout
 from anyfleet.core.slots import Codec, Slack
 from anyfleet.parts.codec import ErrorFeedback, Nothing, Qsgd, Raw, TopK, Uveq
 from anyfleet.parts.codec.stream import SLACK
@@ -19,8 +19,10 @@ def test_many_entries_that_cost_next_to_nothing_stay_within_the_slack(
     codec: Codec, values: torch.Tensor
 ) -> None:
     """What each is said to cost more than it does adds up to more than a column's own slack."""
-    around = Envelope({"w": Lane((MANY,), (MANY,))}, torch.float32, rng.root(0, "slack")[None])
-    sent = codec.squeeze({"w": values}, {}, torch.ones(1), around)
+    around = MessageLayout(
+        {"w": TensorLayout((MANY,), (MANY,))}, torch.float32, rng.root(0, "slack")[None]
+    )
+    sent = codec.compress({"w": values}, {}, torch.ones(1), around)
     (column,) = codec.pack(sent.symbols, around)
     said = float(sent.bits.sum())
     more = SLACK.column + SLACK.share * said + SLACK.entry * MANY

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from anyfleet import rng
-from anyfleet.core.layout import Envelope, Lane, Symbols
+from anyfleet.core.layout import MessageLayout, Symbols, TensorLayout
 from anyfleet.core.messages import Params
 from anyfleet.errors import BadMessage
 from anyfleet.parts.codec.coded_columns import Column, Layout
@@ -41,23 +41,23 @@ LAYOUTS = {
 }
 
 
-def envelope(columns: int, dtype: torch.dtype = torch.float32) -> Envelope:
+def envelope(columns: int, dtype: torch.dtype = torch.float32) -> MessageLayout:
     """Lanes whose columns end somewhere, always between units."""
     lanes = {}
     for name, shape in SHAPES.items():
         unit, count = math.prod(shape[2:]), math.prod(shape[:2])
         ends = tuple(unit * (count * (column + 1) // columns) for column in range(columns))
-        lanes[name] = Lane(shape, ends)
-    return Envelope(lanes, dtype, torch.zeros(2, dtype=torch.int64))
+        lanes[name] = TensorLayout(shape, ends)
+    return MessageLayout(lanes, dtype, torch.zeros(2, dtype=torch.int64))
 
 
 def symbols(
-    layout: Layout, around: Envelope, *, keep: float, size: float, rows: int = 2
+    layout: Layout, around: MessageLayout, *, keep: float, size: float, rows: int = 2
 ) -> Symbols:
     """Something of everything that a layout can carry."""
     key = rng.root(int(1000 * keep) + int(size), "symbols")
     values, kept, scales = {}, {}, {}
-    for at, (name, lane) in enumerate(around.lanes.items()):
+    for at, (name, lane) in enumerate(around.tensors.items()):
         own, wide = rng.fold(rng.fold(key, at), torch.arange(rows)), layout.unit(lane)
         drawn = rng.normal(own, lane.entries)
         flags = rng.uniform(rng.fold(own, "flags"), lane.entries // wide) < keep
@@ -71,7 +71,7 @@ def symbols(
         numbers = {name: each.to(around.dtype) for name, each in values.items()}
         return Symbols(numbers=numbers, kept=kept)
     levels = {name: (size * each).round().to(torch.int32) for name, each in values.items()}
-    return Symbols(levels=levels, kept=kept, scales=scales)
+    return Symbols(quantisation_levels=levels, kept=kept, scales=scales)
 
 
 def equal(one: Params, two: Params) -> bool:
@@ -90,7 +90,7 @@ def test_what_is_packed_is_unpacked(layout: Layout, keep: float, columns: int) -
             one = stack.row(row)
             packed = pack(one, around, layout)
             back = unpack(packed, around, layout)
-            assert equal(one.levels, back.levels)
+            assert equal(one.quantisation_levels, back.quantisation_levels)
             assert equal(one.numbers, back.numbers)
             assert equal(one.kept, back.kept)
             for name, sent in back.scales.items():
@@ -111,10 +111,12 @@ def test_leading_columns_are_what_they_were(layout: Layout) -> None:
         assert pack(one.leading(there), around, layout) == packed[:there]
         back = unpack(packed[:there], around, layout)
         assert back.columns == (there if there < 5 else None)
-        for name, lane in around.lanes.items():
+        for name, lane in around.tensors.items():
             end = lane.begins(there)
             tree, mine = (
-                (back.numbers, one.numbers) if layout.numbers else (back.levels, one.levels)
+                (back.numbers, one.numbers)
+                if layout.numbers
+                else (back.quantisation_levels, one.quantisation_levels)
             )
             assert torch.equal(tree[name][:, :end], mine[name][:, :end])
             assert not tree[name][:, end:].any()
@@ -123,11 +125,11 @@ def test_leading_columns_are_what_they_were(layout: Layout) -> None:
 def test_bits_are_near_the_entropy() -> None:
     """Levels, signs and flags of a hundred thousand entries: 2 % above what any code needs."""
     count, keep = 100_000, 0.3
-    around = Envelope({"w": Lane((count,), (count,))}, torch.float32, torch.zeros(1))
+    around = MessageLayout({"w": TensorLayout((count,), (count,))}, torch.float32, torch.zeros(1))
     key = rng.root(5, "entropy")
     kept = rng.uniform(key, count) < keep
     levels = (8 * rng.normal(rng.fold(key, 1), count) * kept).round().to(torch.int32)
-    one = Symbols(levels={"w": levels[None]}, kept={"w": kept[None]})
+    one = Symbols(quantisation_levels={"w": levels[None]}, kept={"w": kept[None]})
     sent = levels[kept].abs()
     shares = torch.bincount(sent).double() / len(sent)
     entropy = -(shares * torch.log2(shares.clamp(min=1e-300))).sum() * len(sent)
@@ -143,14 +145,14 @@ def test_a_few_large_levels_do_not_make_the_others_longer(
     signs: Literal["apart", "within"],
 ) -> None:
     count, layout = 100_000, Layout(signs=signs)
-    around = Envelope({"w": Lane((count,), (count,))}, torch.float32, torch.zeros(1))
+    around = MessageLayout({"w": TensorLayout((count,), (count,))}, torch.float32, torch.zeros(1))
     levels = (3 * rng.normal(rng.root(6, "large"), count)).round().to(torch.int32)
     large = torch.tensor([300, -5_000, 10**6, -(10**9)], dtype=torch.int32)
     few = torch.cat([large, levels[len(large) :]])
     sizes = []
     for each in (levels, few):
-        (packed,) = pack(Symbols(levels={"w": each[None]}), around, layout)
-        assert torch.equal(unpack((packed,), around, layout).levels["w"][0], each)
+        (packed,) = pack(Symbols(quantisation_levels={"w": each[None]}), around, layout)
+        assert torch.equal(unpack((packed,), around, layout).quantisation_levels["w"][0], each)
         sizes.append(len(packed))
     # Four of them, and a table in which they have a place.
     assert sizes[1] - sizes[0] < 300
@@ -159,10 +161,10 @@ def test_a_few_large_levels_do_not_make_the_others_longer(
 def test_a_level_beyond_the_tables_has_31_bits_at_most() -> None:
     """One more bit would turn it into a negative number of 4 bytes."""
     count, layout = 1_000, Layout()
-    around = Envelope({"w": Lane((count,), (count,))}, torch.float32, torch.zeros(1))
+    around = MessageLayout({"w": TensorLayout((count,), (count,))}, torch.float32, torch.zeros(1))
     levels = torch.arange(count, dtype=torch.int32) % 5
     levels[7] = 10**6
-    (packed,) = pack(Symbols(levels={"w": levels[None]}), around, layout)
+    (packed,) = pack(Symbols(quantisation_levels={"w": levels[None]}), around, layout)
     record = msgspec.msgpack.decode(packed, type=Column)
     assert np.frombuffer(record.large, dtype="<u4").tolist() == [10**6]
     most, more = (
@@ -171,7 +173,7 @@ def test_a_level_beyond_the_tables_has_31_bits_at_most() -> None:
         )
         for value in (2**31 - 1, 2**31)
     )
-    assert int(unpack((most,), around, layout).levels["w"][0, 7]) == 2**31 - 1
+    assert int(unpack((most,), around, layout).quantisation_levels["w"][0, 7]) == 2**31 - 1
     with pytest.raises(BadMessage, match="too large"):
         unpack((more,), around, layout)
 
@@ -225,9 +227,9 @@ def test_a_tampered_column_is_refused_or_read(layout: Layout) -> None:
         except BadMessage:
             refused += 1
         else:
-            tree = found.numbers if layout.numbers else found.levels
+            tree = found.numbers if layout.numbers else found.quantisation_levels
             assert {name: rows.shape[1] for name, rows in tree.items()} == {
-                name: lane.entries for name, lane in around.lanes.items()
+                name: lane.entries for name, lane in around.tensors.items()
             }
     assert refused
 
@@ -302,13 +304,17 @@ def test_levels_beyond_a_table_are_counted_with_their_signs(
     signs: Literal["apart", "within"],
 ) -> None:
     layout = Layout(signs=signs)
-    around = Envelope({"only": Lane((5_000,), (5_000,))}, torch.float32, torch.zeros(2).long())
+    around = MessageLayout(
+        {"only": TensorLayout((5_000,), (5_000,))}, torch.float32, torch.zeros(2).long()
+    )
     # Half of them far beyond a table, too many to be sent as they are; the others have nothing but
     # low bits.
     levels = torch.arange(10_000, dtype=torch.int32).view(2, -1) % 23 - 11
     levels[0, ::2] = torch.arange(2_500, dtype=torch.int32) * 400 - 500_000
-    assert count(Symbols(levels={"only": levels}), around, layout).low.tolist()[0] > 4
-    said = packed_bits(Symbols(levels={"only": levels}), around, layout)
+    assert count(Symbols(quantisation_levels={"only": levels}), around, layout).low.tolist()[0] > 4
+    said = packed_bits(Symbols(quantisation_levels={"only": levels}), around, layout)
     for row in range(2):
-        (column,) = pack(Symbols(levels={"only": levels[row : row + 1]}), around, layout)
+        (column,) = pack(
+            Symbols(quantisation_levels={"only": levels[row : row + 1]}), around, layout
+        )
         assert 0 <= float(said[row, 0]) - 8 * len(column) <= SLACK_BITS + SLACK_SHARE * said[row, 0]

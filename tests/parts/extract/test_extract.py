@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from anyfleet import rng
-from anyfleet.core.messages import Want
+from anyfleet.core.messages import SubModelSize
 from anyfleet.core.method import Method
-from anyfleet.core.orders import Orders
+from anyfleet.core.orders import Cohort
 from anyfleet.core.packing import pack_slice, unpack_slice
-from anyfleet.core.planning import Desk, draft
+from anyfleet.core.planning import PlanningState, plan_cohort
 from anyfleet.core.server import Server
 from anyfleet.core.slots import Extract
 from anyfleet.core.view import Request, View
@@ -23,7 +23,7 @@ from anyfleet.elastic import EVALUATE, WHOLE, Blueprint, Slice, apply, cut, dens
 from anyfleet.formulas.sub_models import kept_channels, rolling_window
 from anyfleet.methods import fedavg
 from anyfleet.parts.extract import Leading, Random, Rolling
-from anyfleet.parts.plan import FixedLevel, Menu
+from anyfleet.parts.plan import WidthByLevel, WidthMenu
 from anyfleet.runtime import Simulated
 from tests.helpers import nets, small
 
@@ -46,22 +46,22 @@ def seen() -> View:
 
 
 def cut_out(
-    part: Extract, want: Want, blueprint: Blueprint, *, step: int = 0, key: int = 0
+    part: Extract, want: SubModelSize, blueprint: Blueprint, *, step: int = 0, key: int = 0
 ) -> Slice:
-    view = replace(seen(), blueprint=blueprint, step=step)
+    view = replace(seen(), blueprint=blueprint, round_index=step)
     return part(want, view, None, rng.fold(rng.root(0, "test"), key))
 
 
-def issued(method: Method, *, step: int = 0, seed: int = 0) -> Orders:
+def issued(method: Method, *, step: int = 0, seed: int = 0) -> Cohort:
     """The orders that the server would draft for all devices, who came to every round before."""
     visits, never = np.full(8, step), np.zeros(8, dtype=np.int64)
-    desk = Desk(seed, 0, visits, never, dict.fromkeys(method.policies()))
-    view = replace(seen(), step=step)
-    return draft(Request(), EVERYBODY, method=method, view=view, desk=desk).orders
+    desk = PlanningState(seed, 0, visits, never, dict.fromkeys(method.policies()))
+    view = replace(seen(), round_index=step)
+    return plan_cohort(Request(), EVERYBODY, method=method, view=view, desk=desk).orders
 
 
 def random_method(*shares: float) -> Method:
-    return replace(fedavg(), plan=FixedLevel(shares), extract=Random())
+    return replace(fedavg(), plan=WidthByLevel(shares), extract=Random())
 
 
 # --- random -----------------------------------------------------------------------------------
@@ -70,7 +70,9 @@ def random_method(*shares: float) -> Method:
 def test_every_set_of_channels_is_equally_likely() -> None:
     """2 of 5 channels: ten sets, and chi-square with nine degrees of freedom, at one in 1,000."""
     blueprint, rounds = twins(), 2000
-    drawn = [cut_out(Random(), Want(0.4, device=1), blueprint, key=k) for k in range(rounds)]
+    drawn = [
+        cut_out(Random(), SubModelSize(0.4, device=1), blueprint, key=k) for k in range(rounds)
+    ]
     for axis in ("0", "2"):
         counts = Counter(slice_.kept(axis) for slice_ in drawn)
         assert set(counts) == set(combinations(range(5), 2))
@@ -80,7 +82,9 @@ def test_every_set_of_channels_is_equally_likely() -> None:
 
 def test_layers_draw_independently_of_each_other() -> None:
     blueprint, rounds = twins(), 2000
-    drawn = [cut_out(Random(), Want(0.4, device=1), blueprint, key=k) for k in range(rounds)]
+    drawn = [
+        cut_out(Random(), SubModelSize(0.4, device=1), blueprint, key=k) for k in range(rounds)
+    ]
     equal = sum(slice_.kept("0") == slice_.kept("2") for slice_ in drawn)
     assert abs(equal - rounds / 10) < 5 * (rounds * 0.1 * 0.9) ** 0.5
 
@@ -96,28 +100,28 @@ def test_random_channels_differ_by_device_and_by_round_and_by_seed() -> None:
 def test_a_device_draws_the_same_whoever_else_is_asked() -> None:
     view, method = seen(), random_method(0.5)
     zeros = np.zeros(8, dtype=np.int64)
-    desk = Desk(0, 0, zeros, zeros, dict.fromkeys(method.policies()))
-    alone = draft(Request(), np.array([3]), method=method, view=view, desk=desk)
+    desk = PlanningState(0, 0, zeros, zeros, dict.fromkeys(method.policies()))
+    alone = plan_cohort(Request(), np.array([3]), method=method, view=view, desk=desk)
     assert alone.orders.slices[0] == issued(method).slices[3]
 
 
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.3, 0.01])
 def test_random_slices_have_the_wanted_size_in_ascending_order(share: float) -> None:
     blueprint = small.task().blueprint
-    want = Want(share, first=1, device=4)
+    want = SubModelSize(share, first_trained_layer=1, device=4)
     slice_ = cut_out(Random(), want, blueprint)
-    assert slice_.first == 1
+    assert slice_.first_trained_layer == 1
     assert slice_.shape(blueprint) == want.prefix(blueprint).shape(blueprint)
     assert all(
         len(kept) == kept_channels(share, blueprint.axes[axis].size) for axis, kept in slice_.keep
     )
     assert all(list(kept) == sorted(set(kept)) for _, kept in slice_.keep)
     if share == 1:
-        assert slice_ == Slice(first=1)
+        assert slice_ == Slice(first_trained_layer=1)
 
 
 def test_entries_of_a_menu_lie_inside_each_other() -> None:
-    method = replace(random_method(1.0), plan=Menu((0.7, 0.4, 0.1)))
+    method = replace(random_method(1.0), plan=WidthMenu((0.7, 0.4, 0.1)))
     for menu in issued(method).menus:
         for larger, smaller in pairwise(menu):
             assert smaller != larger
@@ -128,7 +132,7 @@ def test_entries_of_a_menu_lie_inside_each_other() -> None:
 @pytest.mark.parametrize("part", [Random(), Rolling()])
 def test_a_test_of_some_width_takes_the_leading_channels(part: Extract) -> None:
     blueprint = twins()
-    want = Want(0.4)
+    want = SubModelSize(0.4)
     assert cut_out(part, want, blueprint, step=3) == cut_out(Leading(), want, blueprint)
 
 
@@ -139,7 +143,7 @@ WINDOWS = [(0, 1, 2), (1, 2, 3), (2, 3, 4), (3, 4, 0), (4, 0, 1), (0, 1, 2)]
 
 def test_1_6_windows() -> None:
     """METHODS §1.6: K=5, n=3."""
-    blueprint, want = twins(), Want(0.6, device=2)
+    blueprint, want = twins(), SubModelSize(0.6, device=2)
     found = [cut_out(Rolling(), want, blueprint, step=step) for step in range(6)]
     assert [slice_.kept("0") for slice_ in found] == [slice_.kept("2") for slice_ in found]
     assert [slice_.kept("0") for slice_ in found] == WINDOWS
@@ -148,7 +152,7 @@ def test_1_6_windows() -> None:
 
 
 def test_windows_of_other_steps_and_of_the_other_way() -> None:
-    blueprint, want = twins(), Want(0.6, device=2)
+    blueprint, want = twins(), SubModelSize(0.6, device=2)
     two = [cut_out(Rolling(2), want, blueprint, step=t).kept("0") for t in range(3)]
     assert two == [(0, 1, 2), (2, 3, 4), (4, 0, 1)]
     back = [cut_out(Rolling(-1), want, blueprint, step=t).kept("0") for t in range(3)]
@@ -159,13 +163,13 @@ def test_windows_of_other_steps_and_of_the_other_way() -> None:
 
 def test_layers_of_different_widths_have_different_periods() -> None:
     blueprint = twins(5, 7)
-    slice_ = cut_out(Rolling(), Want(0.4, device=0), blueprint, step=6)
+    slice_ = cut_out(Rolling(), SubModelSize(0.4, device=0), blueprint, step=6)
     assert slice_.kept("0") == (1, 2)
     assert slice_.kept("2") == (6, 0, 1)
 
 
 def test_all_devices_share_the_start_and_the_round_moves_it() -> None:
-    method = replace(fedavg(), plan=FixedLevel((0.5, 0.25)), extract=Rolling())
+    method = replace(fedavg(), plan=WidthByLevel((0.5, 0.25)), extract=Rolling())
     view = seen()
     for step in (0, 3):
         for slice_ in issued(method, step=step).slices:
@@ -176,14 +180,14 @@ def test_all_devices_share_the_start_and_the_round_moves_it() -> None:
 def test_a_whole_layer_keeps_its_natural_order_in_every_round() -> None:
     blueprint = small.task().blueprint
     for step in range(5):
-        assert cut_out(Rolling(), Want(1.0, device=0), blueprint, step=step) == WHOLE
-    mixed = Want(1.0, ratios=(("8", 0.5),), device=0)
+        assert cut_out(Rolling(), SubModelSize(1.0, device=0), blueprint, step=step) == WHOLE
+    mixed = SubModelSize(1.0, axis_widths=(("8", 0.5),), device=0)
     assert [axis for axis, _ in cut_out(Rolling(), mixed, blueprint, step=3).keep] == ["8"]
 
 
 def test_a_window_that_wraps_keeps_its_order_in_cut_paste_and_on_the_wire() -> None:
     blueprint = twins()
-    slice_ = cut_out(Rolling(), Want(0.6, device=0), blueprint, step=4)
+    slice_ = cut_out(Rolling(), SubModelSize(0.6, device=0), blueprint, step=4)
     params = {n: torch.randn(blueprint.shape(n)) for n in blueprint.params}
     part = cut(params, slice_, blueprint)
     assert torch.equal(part["0.weight"], params["0.weight"][[4, 0, 1]])
@@ -205,7 +209,7 @@ def test_the_small_model_is_the_whole_one_with_the_other_channels_zeroed(
     """Where skip connections are added, all summands must have kept the same channels."""
     known = nets.traced(net)
     blueprint, params, buffers = known.blueprint, known.params, known.buffers
-    slice_ = cut_out(part, Want(0.5, device=1), blueprint, step=5, key=7)
+    slice_ = cut_out(part, SubModelSize(0.5, device=1), blueprint, step=5, key=7)
     assert len(slice_.keep) == len(blueprint.counts(1.0))
     assert slice_ != blueprint.prefix(0.5)
     nothing = {name: torch.zeros_like(value) for name, value in params.items()}

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from anyfleet import rng
 from anyfleet.core.evaluation import evaluate
 from anyfleet.core.loop import run
-from anyfleet.core.messages import Want
+from anyfleet.core.messages import SubModelSize
 from anyfleet.core.method import Method
 from anyfleet.core.server import Server
 from anyfleet.core.slots import Extract
@@ -33,19 +33,19 @@ from anyfleet.elastic import (
     permute,
     trace,
 )
-from anyfleet.experiment import Experiment, Moment, play
+from anyfleet.experiment import Experiment, RoundResult, play
 from anyfleet.formulas.anycost import channel_norms, strongest_channels
 from anyfleet.methods import fedavg
 from anyfleet.parts.extract import Leading, Strongest
 from anyfleet.parts.norm import PerWidth
-from anyfleet.parts.plan import FixedLevel
+from anyfleet.parts.plan import WidthByLevel
 from anyfleet.runtime import Simulated
 from anyfleet.store import Recording, Terms, reopen
 from tests.helpers import nets, runs, small
 
 Params = dict[str, Tensor]
 KEY = rng.root(0, "test")
-HALF = Want(0.5, device=3)
+HALF = SubModelSize(0.5, device=3)
 
 
 @cache
@@ -54,7 +54,7 @@ def seen() -> View:
     return Server(fedavg(), task, Simulated(task, small.world(task), 0), 0).view()
 
 
-def chosen(want: Want, params: Params, blueprint: Blueprint) -> Slice:
+def chosen(want: SubModelSize, params: Params, blueprint: Blueprint) -> Slice:
     view = replace(seen(), blueprint=blueprint, model=params)
     part = Strongest()
     return part(want, view, part.init(view), KEY)
@@ -76,7 +76,7 @@ def pyramid() -> tuple[Blueprint, Params]:
 def test_1_12_1_widths_and_channels() -> None:
     """METHODS §1.12.1: alpha = 1/4 on {16, 32, 64} keeps {8, 16, 32}, the strongest."""
     blueprint, params = pyramid()
-    slice_ = chosen(Want(sqrt(1 / 4), rounding="round", device=0), params, blueprint)
+    slice_ = chosen(SubModelSize(sqrt(1 / 4), rounding="round", device=0), params, blueprint)
     assert [len(kept) for _, kept in slice_.keep] == [8, 16, 32]
     for axis, kept in slice_.keep:
         norms = channel_norms([params[f"{axis}.weight"].numpy()])
@@ -103,7 +103,7 @@ def test_the_network_is_that_of_the_leading_channels_of_the_sorted_model(name: s
     if name == "vision":
         orders.pop("patch")  # a constant runs along it, so that no sorted model exists
     shares = dict.fromkeys(blueprint.counts(1.0).keys() & orders.keys(), 0.5)
-    want = Want(1.0, ratios=tuple(shares.items()), device=1)
+    want = SubModelSize(1.0, axis_widths=tuple(shares.items()), device=1)
     strong, leading = chosen(want, net.params, blueprint), blueprint.prefix(shares)
     assert strong.shape(blueprint) == leading.shape(blueprint)
     assert strong != leading
@@ -119,10 +119,15 @@ def output(net: nets.Traced, slice_: Slice, params: Params, buffers: Params) -> 
 
 def test_all_of_a_want_is_honoured() -> None:
     blueprint, params = pyramid()
-    assert chosen(Want(device=2), params, blueprint) == WHOLE
-    assert chosen(Want(), params, blueprint) == WHOLE
-    assert chosen(Want(0.5, first=2, device=2), params, blueprint).first == 2
-    want = Want(0.3, ratios=(("1", 1.0), ("0", 0.5)), device=2)
+    assert chosen(SubModelSize(device=2), params, blueprint) == WHOLE
+    assert chosen(SubModelSize(), params, blueprint) == WHOLE
+    assert (
+        chosen(
+            SubModelSize(0.5, first_trained_layer=2, device=2), params, blueprint
+        ).first_trained_layer
+        == 2
+    )
+    want = SubModelSize(0.3, axis_widths=(("1", 1.0), ("0", 0.5)), device=2)
     slice_ = chosen(want, params, blueprint)
     assert {axis: len(kept) for axis, kept in slice_.keep} == {"0": 8, "3": 20}
     rounded = chosen(replace(want, rounding="round"), params, blueprint)
@@ -133,7 +138,9 @@ def test_all_of_a_want_is_honoured() -> None:
 
 def test_smaller_sub_models_lie_inside_larger_ones() -> None:
     blueprint, params = pyramid()
-    slices = [chosen(Want(share, device=0), params, blueprint) for share in (0.7, 0.5, 0.2, 0.01)]
+    slices = [
+        chosen(SubModelSize(share, device=0), params, blueprint) for share in (0.7, 0.5, 0.2, 0.01)
+    ]
     for larger, smaller in pairwise(slices):
         assert all(set(kept) <= set(larger.kept(axis) or ()) for axis, kept in smaller.keep)
 
@@ -144,7 +151,7 @@ def test_smaller_sub_models_lie_inside_larger_ones() -> None:
 def halves(extract: Extract) -> Method:
     """Weights decay fast, so that channels which are trained do not stay the strongest."""
     method = fedavg(count=4, lr=0.05, weight_decay=2.0)
-    return replace(method, plan=FixedLevel((0.5,)), extract=extract)
+    return replace(method, plan=WidthByLevel((0.5,)), extract=extract)
 
 
 def strongest_half(params: Params, blueprint: Blueprint) -> Slice:
@@ -167,7 +174,7 @@ def test_every_round_trains_the_strongest_channels_of_its_own_model() -> None:
         assert all(changed[name].any() for name in before if name.endswith("weight"))
     assert len(set(slices)) > 2  # else nothing had to be renewed
     for step, slice_ in zip(steps, slices[1:], strict=True):
-        assert step.sub_model(Want(0.5)) == slice_
+        assert step.sub_model(SubModelSize(0.5)) == slice_
 
 
 def test_a_round_without_answers_keeps_the_orders() -> None:
@@ -177,12 +184,12 @@ def test_a_round_without_answers_keeps_the_orders() -> None:
 
 
 def experiment(extract: Extract) -> Experiment:
-    method = replace(halves(extract), plan=FixedLevel((1.0, 0.5)))
+    method = replace(halves(extract), plan=WidthByLevel((1.0, 0.5)))
     return Experiment(runs.TASK, method, rounds=4, widths=(1.0, 0.5, 0.2))
 
 
 @cache
-def played(extract: Any) -> tuple[Moment, ...]:
+def played(extract: Any) -> tuple[RoundResult, ...]:
     return tuple(play(experiment(extract)))
 
 
@@ -191,17 +198,17 @@ def test_widths_are_judged_by_the_channels_that_the_method_would_take(extract: A
     task = runs.TASK.build(0)
     norm = experiment(extract).method.norm
     for moment in played(extract):
-        params, buffers = moment.step.params, moment.step.buffers
+        params, buffers = moment.round.params, moment.round.buffers
         half = strongest_half(dict(params), task.blueprint)
         if extract == Leading():
             half = task.blueprint.prefix(0.5)
         expected = evaluate(task, params, buffers, norm=norm, slice_=half)
-        assert moment.point.scores["loss@0.5"] == expected["loss"]
+        assert moment.record.scores["loss@0.5"] == expected["loss"]
         whole = evaluate(task, params, buffers, norm=norm)
-        assert moment.point.scores["loss"] == moment.point.scores["loss@1"] == whole["loss"]
+        assert moment.record.scores["loss"] == moment.record.scores["loss@1"] == whole["loss"]
 
 
-def written(folder: Path, moments: Iterable[Moment]) -> None:
+def written(folder: Path, moments: Iterable[RoundResult]) -> None:
     recording = Recording(folder, experiment(Strongest()), every=1)
     for moment in moments:
         recording.append(moment)
@@ -214,9 +221,9 @@ def test_a_run_that_goes_on_takes_the_same_channels(tmp_path: Path) -> None:
     rest = list(play(opened.experiment, opened.task, resume=opened.past.state))
     opened.past.lock.release()
     for moment, uninterrupted in zip(rest, played(Strongest())[2:], strict=True):
-        assert small.identical(moment.step.params, uninterrupted.step.params)
-        assert moment.point.scores == uninterrupted.point.scores
-        states = [each.step.snapshot.states["extract"] for each in (moment, uninterrupted)]
+        assert small.identical(moment.round.params, uninterrupted.round.params)
+        assert moment.record.scores == uninterrupted.record.scores
+        states = [each.round.snapshot.states["extract"] for each in (moment, uninterrupted)]
         assert states[0] == states[1]
 
 
@@ -227,4 +234,4 @@ def test_normalisation_by_width_does_not_count() -> None:
     step = list(islice(run(method, task, runtime, 0), 2))[-1]
     assert any("@" in name for name in step.params)
     plain = {name: value for name, value in step.params.items() if "@" not in name}
-    assert step.sub_model(Want(0.5)) == strongest_half(plain, task.blueprint)
+    assert step.sub_model(SubModelSize(0.5)) == strongest_half(plain, task.blueprint)

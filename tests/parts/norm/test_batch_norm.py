@@ -11,12 +11,12 @@ from anyfleet.core.loop import run
 from anyfleet.elastic import Slice, cut
 from anyfleet.methods import fedavg, heterofl
 from anyfleet.parts.norm import BatchStatistics, OnDevice, PerWidth, Static, Tracked
-from anyfleet.parts.plan import FixedLevel
+from anyfleet.parts.plan import WidthByLevel
 from anyfleet.parts.select import Uniform
 from anyfleet.runtime import Simulated
 from tests.helpers import small
 
-FAST = fedavg(count=4, lr=0.1, batch=8)
+FAST = fedavg(count=4, lr=0.1, batch_size=8)
 
 
 def test_batch_statistics_leave_the_buffers_alone() -> None:
@@ -63,7 +63,7 @@ def test_on_device_normalisation_never_travels() -> None:
     step = next(steps)
     home = {"1.weight", "1.bias", "1.running_mean", "1.running_var"}
     assert all(torch.equal(step.params[n], task.params[n]) for n in home & set(step.params))
-    kept = [runtime.memory(device).slots["own"] for device in range(task.devices)]
+    kept = [runtime.state(device).tensors["own"] for device in range(task.devices)]
     assert all(set(memory) == home for memory in kept)
     assert not torch.equal(kept[0]["1.running_mean"], kept[1]["1.running_mean"])
     assert not torch.equal(kept[0]["1.weight"], task.params["1.weight"])
@@ -102,7 +102,7 @@ def test_static_training_keeps_no_statistics_but_testing_uses_calibrated_ones() 
 
 def test_every_width_has_its_own_normalisation() -> None:
     task = small.task()
-    method = replace(FAST, norm=PerWidth(), plan=FixedLevel((1.0, 0.5)))
+    method = replace(FAST, norm=PerWidth(), plan=WidthByLevel((1.0, 0.5)))
     step = small.steps(replace(method, select=Uniform(8)), task, 2)[-1]
     (half_name,) = (name for name in step.params if name.startswith("1.weight@0.5"))
     assert any(name.startswith("1.running_mean@0.5") for name in step.buffers)
@@ -126,7 +126,7 @@ def test_a_net_without_normalisation_runs_under_every_policy() -> None:
 
 def test_sub_models_are_tested_with_their_own_statistics() -> None:
     task = small.task()
-    method = heterofl(shares=(1.0, 0.5), count=4, lr=0.1)
+    method = heterofl(widths=(1.0, 0.5), count=4, lr=0.1)
     last = small.steps(method, task, 2)[-1]
     half = task.blueprint.prefix(0.5)
     small_params = cut(last.params, half, task.blueprint)

@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from anyfleet.core.loop import Step
+from anyfleet.core.loop import Round
 from anyfleet.core.method import Method
 from anyfleet.methods import fedavg
 from anyfleet.parts.choose import LargestInTime
 from anyfleet.parts.codec import Hq
-from anyfleet.parts.plan import FixedLevel, JustInTime, Menu, RateByLevel
+from anyfleet.parts.plan import JustInTime, SentFractionByLevel, WidthByLevel, WidthMenu
 from anyfleet.parts.select import Everyone
 from anyfleet.world import Fleet, Group, Redrawn, Steady, Uniform
 from tests.helpers import small
@@ -28,10 +28,10 @@ FLEET = Fleet(
         for speed in (4e7, 2e7)
     )
 )
-PLAIN = replace(fedavg(lr=0.1, batch=8), select=Everyone())
+PLAIN = replace(fedavg(lr=0.1, batch_size=8), select=Everyone())
 
 
-def first(method: Method) -> Step:
+def first(method: Method) -> Round:
     return small.steps(method, small.task(), 1, fleet=FLEET)[0]
 
 
@@ -62,20 +62,22 @@ def test_whoever_is_late_anyway_hurries_and_nobody_is_slower_than_it_can_be() ->
 def test_sizes_rates_and_menus_of_the_inner_plan_count() -> None:
     seconds = 1.5 * float(first(PLAIN).ledger.seconds.max())
     whole = first(replace(PLAIN, plan=JustInTime(seconds))).ledger
-    sized = first(replace(PLAIN, plan=JustInTime(seconds, FixedLevel((1.0, 0.8))))).ledger
+    sized = first(replace(PLAIN, plan=JustInTime(seconds, WidthByLevel((1.0, 0.8))))).ledger
     assert sized.seconds == pytest.approx(np.full(8, seconds))
-    narrow = sized.width < 1
+    narrow = sized.slice_width < 1
     assert 0 < narrow.sum() < 8
     assert (sized.frequency[narrow] < 0.9 * whole.frequency[narrow]).all()
-    plan = JustInTime(seconds, RateByLevel((0.05, 0.02)))
+    plan = JustInTime(seconds, SentFractionByLevel((0.05, 0.02)))
     squeezed = first(replace(PLAIN, plan=plan, uplink=Hq())).ledger
     # Messages are as long as planned, or somewhat shorter; some cannot be slow enough.
     assert (squeezed.seconds <= seconds * (1 + 1e-9)).all()
     assert ((squeezed.seconds > 0.98 * seconds) | (squeezed.frequency == 2e8)).all()
     assert (squeezed.frequency > 2e8).any()
-    menu = replace(PLAIN, plan=JustInTime(seconds, Menu((1.0, 0.5))), choose=LargestInTime(seconds))
+    menu = replace(
+        PLAIN, plan=JustInTime(seconds, WidthMenu((1.0, 0.5))), choose=LargestInTime(seconds)
+    )
     offered = first(menu).ledger
-    assert set(offered.width.tolist()) <= {1.0, 0.5}
+    assert set(offered.slice_width.tolist()) <= {1.0, 0.5}
     # What it costs to offer a choice is not in the plan.
     assert (offered.seconds <= seconds * 1.01).all()
 

@@ -9,17 +9,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from anyfleet.core.check_in import Choices, Offer, Own
-from anyfleet.core.ledger import Entries
-from anyfleet.core.local_training import limits
-from anyfleet.core.messages import Notes, Numbers
+from anyfleet.core.check_in import Choices, ChoosingDevice, MenuEntry
+from anyfleet.core.ledger import Ledger
+from anyfleet.core.local_training import local_steps
+from anyfleet.core.messages import ChooserState, Hyperparameters
 from anyfleet.core.method import Method
 from anyfleet.core.slots import Choose, Lesson, Plan
 from anyfleet.elastic import Blueprint, trace
 from anyfleet.errors import CompositionError
 from anyfleet.methods import fedavg
 from anyfleet.parts.choose import First, LargestInTime
-from anyfleet.parts.plan import Assigned, Depth, DepthMenu, Menu
+from anyfleet.parts.plan import Assigned, TrainedLayersByLevel, TrainedLayersMenu, WidthMenu
 from anyfleet.parts.plan.trained_layers import depths
 from anyfleet.parts.select import Everyone
 from anyfleet.tasks import zoo
@@ -28,7 +28,7 @@ from anyfleet.world import Fleet, Group, Redrawn, Reports, Steady, levels
 from anyfleet.world import Uniform as Between
 from tests.helpers import small
 
-ALL = replace(fedavg(lr=0.1, batch=8), select=Everyone())
+ALL = replace(fedavg(lr=0.1, batch_size=8), select=Everyone())
 
 
 def traced(net: nn.Module, *shape: int) -> Blueprint:
@@ -108,11 +108,11 @@ def test_layers_that_cannot_learn_do_not_count() -> None:
 
 
 def test_depths_that_cannot_be_meant_are_refused() -> None:
-    for part in (Depth, DepthMenu):
+    for part in (TrainedLayersByLevel, TrainedLayersMenu):
         with pytest.raises(ValueError, match=rf"{part.__name__}\.widths must be at least 1"):
             part(0)
         with pytest.raises(ValueError, match=r"\.trained must be at least 1 each, got 0 at posit"):
-            part(trained=(3, 0))
+            part(trained_layers=(3, 0))
         with pytest.raises(ValueError, match=r"takes widths or trained"):
             part(2, (3, 2))
 
@@ -120,7 +120,7 @@ def test_depths_that_cannot_be_meant_are_refused() -> None:
 # --- plans and menus --------------------------------------------------------------------------
 
 
-def run(plan: Plan, fleet: Fleet, choose: Choose | None = None, *, devices: int = 8) -> Entries:
+def run(plan: Plan, fleet: Fleet, choose: Choose | None = None, *, devices: int = 8) -> Ledger:
     method = replace(ALL, plan=plan, choose=choose or First())
     (step,) = small.steps(method, small.task(devices=devices), 1, fleet=fleet)
     return step.ledger
@@ -128,31 +128,43 @@ def run(plan: Plan, fleet: Fleet, choose: Choose | None = None, *, devices: int 
 
 def test_every_level_has_its_depth_and_the_last_serves_those_beyond() -> None:
     fleet = levels(speeds=(1e9, 8e8, 6e8, 4e8))
-    assert set(run(Depth(4), fleet).level) == {0, 1, 2, 3}
-    for part, firsts in ((Depth(4), (0, 1, 2, 3)), (Depth(2), (0, 1, 1, 1))):
+    assert set(run(TrainedLayersByLevel(4), fleet).level) == {0, 1, 2, 3}
+    for part, firsts in (
+        (TrainedLayersByLevel(4), (0, 1, 2, 3)),
+        (TrainedLayersByLevel(2), (0, 1, 1, 1)),
+    ):
         found = run(part, fleet)
-        assert found.first.tolist() == [firsts[level] for level in found.level]
-    found = run(Depth(trained=(2, 1)), fleet)
-    assert found.first.tolist() == [(2, 3, 3, 3)[level] for level in found.level]
+        assert found.first_trained_layer.tolist() == [firsts[level] for level in found.level]
+    found = run(TrainedLayersByLevel(trained_layers=(2, 1)), fleet)
+    assert found.first_trained_layer.tolist() == [(2, 3, 3, 3)[level] for level in found.level]
 
 
 def test_a_device_chooses_the_deepest_in_time_and_reports_which() -> None:
     """Times of the four depths are told by a run without a choice."""
     fast = Steady(up=1e12, down=1e12)
     fleet = Fleet((Group(speed=1e7, link=fast),))
-    assigned = [run(Depth(trained=(n,)), fleet).compute.max() for n in (4, 3, 2, 1)]
+    assigned = [
+        run(TrainedLayersByLevel(trained_layers=(n,)), fleet).compute_seconds.max()
+        for n in (4, 3, 2, 1)
+    ]
     assert assigned == sorted(assigned, reverse=True)
     for place, seconds in enumerate(assigned):
-        found = run(DepthMenu(4), fleet, LargestInTime(1.001 * seconds))
-        assert set(found.first) == set(found.choice) == {place}
-    assert set(run(DepthMenu(4), fleet, LargestInTime(0.5 * assigned[-1])).first) == {3}
-    assert set(run(DepthMenu(2), fleet, LargestInTime(0.5 * assigned[-1])).first) == {1}
-    assert set(run(DepthMenu(trained=(1, 3, 3)), fleet, First()).first) == {1}
+        found = run(TrainedLayersMenu(4), fleet, LargestInTime(1.001 * seconds))
+        assert set(found.first_trained_layer) == set(found.choice) == {place}
+    assert set(
+        run(TrainedLayersMenu(4), fleet, LargestInTime(0.5 * assigned[-1])).first_trained_layer
+    ) == {3}
+    assert set(
+        run(TrainedLayersMenu(2), fleet, LargestInTime(0.5 * assigned[-1])).first_trained_layer
+    ) == {1}
+    assert set(
+        run(TrainedLayersMenu(trained_layers=(1, 3, 3)), fleet, First()).first_trained_layer
+    ) == {1}
 
 
 # --- the server chooses -----------------------------------------------------------------------
 
-MENUS: list[Plan] = [Menu((1.0, 0.5, 0.25, 0.125)), DepthMenu()]
+MENUS: list[Plan] = [WidthMenu((1.0, 0.5, 0.25, 0.125)), TrainedLayersMenu()]
 WITHIN = LargestInTime(0.3)
 
 
@@ -193,7 +205,7 @@ def test_server_and_device_agree_when_reports_are_fresh(menu: Plan) -> None:
 
 
 @pytest.mark.parametrize("menu", MENUS, ids=["shares", "depths"])
-@pytest.mark.parametrize("reports", [Reports(steps=1), Reports(noise=0.5)], ids=["late", "noisy"])
+@pytest.mark.parametrize("reports", [Reports(rounds=1), Reports(noise=0.5)], ids=["late", "noisy"])
 def test_they_differ_when_reports_are_late_or_noisy(menu: Plan, reports: Reports) -> None:
     chosen, assigned = (sizes(method, mixed(reports), 2) for method in pair(menu))
     assert chosen != assigned
@@ -203,7 +215,7 @@ def test_they_differ_when_reports_are_late_or_noisy(menu: Plan, reports: Reports
 def test_no_menu_travels_and_no_choice_is_reported() -> None:
     chosen, assigned = (
         small.steps(method, small.task(), 1, fleet=mixed())[0].ledger
-        for method in pair(DepthMenu())
+        for method in pair(TrainedLayersMenu())
     )
     assert set(assigned.choice) == {-1}
     assert min(chosen.choice) >= 0
@@ -211,16 +223,16 @@ def test_no_menu_travels_and_no_choice_is_reported() -> None:
 
 
 def test_what_a_device_cannot_hold_is_not_on_its_menu() -> None:
-    chosen, assigned = pair(Menu((1.0, 0.5, 0.25)), First())
+    chosen, assigned = pair(WidthMenu((1.0, 0.5, 0.25)), First())
     whole = small.steps(chosen, small.task(), 1)[0]
-    assert set(whole.ledger.share) == {1.0}
+    assert set(whole.ledger.width) == {1.0}
     room = np.linspace(1e4, 1.2e5, 8)
     fleet = Fleet(tuple(Group(memory=float(bytes_)) for bytes_ in room))
     ledgers = [small.steps(m, small.task(), 1, fleet=fleet)[0].ledger for m in (chosen, assigned)]
-    one, two = (list(zip(each.device, each.share, each.lost, strict=True)) for each in ledgers)
+    one, two = (list(zip(each.device, each.width, each.failure, strict=True)) for each in ledgers)
     fits = [share for _, share, lost in one if not lost]
     assert set(fits) == {1.0, 0.5, 0.25}
-    assert any(ledgers[0].lost)
+    assert any(ledgers[0].failure)
     assert [row[1:] for row in one if not row[2]] == [row[1:] for row in two if not row[2]]
     assert [row[2] for row in one] == [row[2] for row in two]
 
@@ -229,46 +241,50 @@ def test_what_a_device_cannot_hold_is_not_on_its_menu() -> None:
 class Slowly(Choose):
     """The last entry, at half the speed and in one step."""
 
-    def __call__(self, menu: Sequence[Offer], own: Own, numbers: Numbers) -> Choices:
-        slow = replace(numbers, frequency=own.conditions.fastest / 2, steps=np.array([1]))
-        assert limits(slow, [own.samples]) == [1]
+    def __call__(
+        self, menu: Sequence[MenuEntry], device: ChoosingDevice, hyperparameters: Hyperparameters
+    ) -> Choices:
+        slow = replace(
+            hyperparameters, frequency=device.conditions.fastest / 2, local_steps=np.array([1])
+        )
+        assert local_steps(slow, [device.samples]) == [1]
         return Choices(np.array([len(menu) - 1]), slow, np.array([np.nan]), ("",))
 
 
 def test_numbers_that_a_chooser_changes_are_ordered() -> None:
-    method = replace(ALL, plan=Assigned(DepthMenu(), Slowly()))
+    method = replace(ALL, plan=Assigned(TrainedLayersMenu(), Slowly()))
     (step,) = small.steps(method, small.task(), 1)
-    assert set(step.ledger.steps) == {1}
+    assert set(step.ledger.local_steps) == {1}
     assert set(step.ledger.frequency) == {5e8}
-    assert set(step.ledger.first) == {3}
+    assert set(step.ledger.first_trained_layer) == {3}
 
 
 def test_without_a_menu_there_is_nothing_to_assign() -> None:
-    with pytest.raises(CompositionError, match=r"Assigned.* needs 'menu'.*DepthMenu"):
-        replace(ALL, plan=Assigned(Depth(3), LargestInTime(1e-9)))
+    with pytest.raises(CompositionError, match=r"Assigned.* needs 'menu'.*TrainedLayersMenu"):
+        replace(ALL, plan=Assigned(TrainedLayersByLevel(3), LargestInTime(1e-9)))
 
 
 class Remembers(First):
     """Remembers how often it chose."""
 
-    def learn(self, notes: Notes, lesson: Lesson) -> Notes:
-        return {"visits": (notes.get("visits", (0.0,))[0] + 1,)}
+    def learn(self, state: ChooserState, lesson: Lesson) -> ChooserState:
+        return {"visits": (state.get("visits", (0.0,))[0] + 1,)}
 
 
 class Keeps(First):
-    keeps = frozenset({"loss"})
+    learns_from = frozenset({"loss"})
 
 
 class Needs(First):
-    needs = MappingProxyType({"target": "plan=Paced(...)"})
+    requires = MappingProxyType({"target": "plan=TargetSeconds(...)"})
 
 
 @pytest.mark.parametrize("choose", [Remembers(), Keeps()], ids=["notes", "measures"])
 def test_a_chooser_that_learns_on_the_device_stays_there(choose: Choose) -> None:
     with pytest.raises(ValueError, match=r"Assigned\.choose=.*decides by what devices learn"):
-        Assigned(Menu(), choose)
+        Assigned(WidthMenu(), choose)
 
 
 def test_what_the_chooser_needs_the_plan_needs() -> None:
     with pytest.raises(CompositionError, match=r"plan=.*needs 'target'.*use plan=Paced"):
-        replace(ALL, plan=Assigned(Menu(), Needs()))
+        replace(ALL, plan=Assigned(WidthMenu(), Needs()))

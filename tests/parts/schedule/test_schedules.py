@@ -14,24 +14,24 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from anyfleet.arrays import Flags
-from anyfleet.core.loop import Step, run
-from anyfleet.core.messages import Events, Kind, Lost, Plans
+from anyfleet.core.loop import Round, run
+from anyfleet.core.messages import Events, Failure, Kind, Plans
 from anyfleet.core.method import Method
-from anyfleet.core.orders import Orders
+from anyfleet.core.orders import Cohort
 from anyfleet.core.server import Server
 from anyfleet.core.slots import Plan, Schedule
-from anyfleet.core.view import Flight, Request, View
+from anyfleet.core.view import OrderStatus, Request, View
 from anyfleet.methods import fedavg
 from anyfleet.parts.aggregate import Mean
-from anyfleet.parts.plan import Whole
+from anyfleet.parts.plan import WholeModel
 from anyfleet.parts.schedule import (
     Buffered,
     Deadline,
+    HoldAndFetch,
     Overselected,
     Surveyed,
     Synchronous,
     Tiers,
-    TwoPhase,
 )
 from anyfleet.parts.select import Everyone, Largest, Uniform
 from anyfleet.parts.train import Gradient
@@ -43,7 +43,7 @@ from anyfleet.world.quantities import When
 from tests.helpers import small
 
 TASK = small.task(devices=6, partition=Iid(samples=6))
-BASE = replace(fedavg(count=4, lr=0.05), train=Gradient(batch=32))
+BASE = replace(fedavg(count=4, lr=0.05), train=Gradient(batch_size=32))
 # Two levels of three devices each; a fast one finishes ten times while a slow one trains.
 UNEQUAL = Fleet((Group(speed=2e9), Group(speed=2e6)))
 
@@ -71,9 +71,9 @@ class Moody(Plan):
 
     of: int
 
-    def __call__(self, drafts: Plans, view: View, state: object, key: Tensor) -> Plans:
-        unwilling = (drafts.device + view.step) % self.of == 0
-        return replace(drafts, declined=tuple("mood" if no else "" for no in unwilling))
+    def __call__(self, plans: Plans, view: View, state: object, key: Tensor) -> Plans:
+        unwilling = (plans.device + view.round_index) % self.of == 0
+        return replace(plans, declined=tuple("mood" if no else "" for no in unwilling))
 
 
 class Watched(Simulated):
@@ -83,7 +83,7 @@ class Watched(Simulated):
         super().__init__(TASK, small.world(TASK, fleet, seed), seed)
         self.busy: dict[int, int] = {}
 
-    def submit(self, orders: Orders) -> None:
+    def submit(self, orders: Cohort) -> None:
         devices = orders.device.tolist()
         assert len(set(devices)) == len(devices)
         assert not set(devices) & set(self.busy.values())
@@ -95,18 +95,18 @@ class Watched(Simulated):
         before = self.now()
         events = super().wait(until, enough)
         assert self.now() >= before
-        answered = [] if events.updates is None else events.updates.order.tolist()
-        for order in (*answered, *(lost.order for lost in events.lost)):
+        answered = [] if events.replies is None else events.replies.order.tolist()
+        for order in (*answered, *(lost.order for lost in events.failures)):
             del self.busy[order]
         return events
 
-    def cancel(self, orders: tuple[int, ...], reason: str) -> tuple[Lost, ...]:
+    def cancel(self, orders: tuple[int, ...], reason: str) -> tuple[Failure, ...]:
         for order in orders:
             del self.busy[order]
         return super().cancel(orders, reason)
 
 
-def play(method: Method, fleet: Fleet | None = None, count: int = 4, seed: int = 0) -> list[Step]:
+def play(method: Method, fleet: Fleet | None = None, count: int = 4, seed: int = 0) -> list[Round]:
     """The first steps, with the books checked."""
     runtime = Watched(fleet or Fleet(), seed)
     steps = list(islice(run(method, TASK, runtime, seed), count))
@@ -114,25 +114,25 @@ def play(method: Method, fleet: Fleet | None = None, count: int = 4, seed: int =
     assert all(a <= b for a, b in pairwise([0.0, *(step.time for step in steps)]))
     closed = [order for step in steps for order in step.ledger.order.tolist()]
     last = steps[-1].snapshot
-    flying, waiting = last.flying, [int(answer.order.id[0]) for answer in last.waiting]
+    flying, waiting = last.under_way, [int(answer.order.id[0]) for answer in last.waiting]
     assert sorted([*closed, *flying, *waiting]) == list(range(last.issued))
     assert runtime.busy.keys() == flying.keys()
     for step in steps:
-        age = step.index - step.ledger.issued_at
+        age = step.index - step.ledger.issued_round
         assert (age >= 0).all()
         assert (age[step.ledger.counted] <= method.schedule.staleness).all()
         assert all(value.isfinite().all() for value in step.params.values())
     return steps
 
 
-def counted(step: Step) -> set[int]:
+def counted(step: Round) -> set[int]:
     """The devices whose answers count."""
     return set(step.ledger.device[step.ledger.counted].tolist())
 
 
-def lost(step: Step) -> Counter[str]:
+def lost(step: Round) -> Counter[str]:
     """How many were lost, by reason."""
-    return Counter(reason for reason in step.ledger.lost if reason)
+    return Counter(reason for reason in step.ledger.failure if reason)
 
 
 # -- all schedules
@@ -148,7 +148,7 @@ PLAIN: dict[str, st.SearchStrategy[Any]] = {
     "overselected": st.builds(Overselected, FEW, PATIENCE),
     "buffered": st.builds(Buffered, FEW, FEW, AGES, PATIENCE),
     "tiers": st.builds(Tiers, AGES, PATIENCE),
-    "two phases": st.builds(TwoPhase, PATIENCE),
+    "two phases": st.builds(HoldAndFetch, PATIENCE),
 }
 SURVEYED = st.builds(Surveyed, st.one_of(*PLAIN.values()), ASKS, st.integers(1, 2))
 
@@ -182,7 +182,7 @@ def methods(schedule: st.SearchStrategy[Any]) -> st.SearchStrategy[Method]:
         st.builds(Uniform, st.none(), st.floats(0.1, 1.0)),
         st.just(Everyone()),
     )
-    plans = st.sampled_from((Whole(), Whole(), Whole(), Moody(1), Moody(2)))
+    plans = st.sampled_from((WholeModel(), WholeModel(), WholeModel(), Moody(1), Moody(2)))
     return st.builds(
         lambda schedule, select, plan: replace(BASE, schedule=schedule, select=select, plan=plan),
         schedule,
@@ -206,9 +206,9 @@ EACH: list[Schedule] = [
     Deadline(5.0),
     Deadline(5.0, late="late", staleness=2),
     Overselected(keep=2, patience=90.0),
-    Buffered(concurrency=3, size=2, patience=90.0),
+    Buffered(concurrency=3, buffer_size=2, patience=90.0),
     Tiers(patience=90.0),
-    TwoPhase(),
+    HoldAndFetch(),
     Surveyed(Synchronous()),
     Surveyed(Tiers(patience=90.0)),
 ]
@@ -226,7 +226,7 @@ def test_steps_without_anybody_end_empty_after_the_patience(
     for before, step in pairwise(steps):
         waited = step.time - before.time
         assert waited >= patience * (1 - 1e-9)
-        assert waited == pytest.approx(patience) or step.answers
+        assert waited == pytest.approx(patience) or step.replies
         assert small.identical(step.params, TASK.params)
 
 
@@ -239,7 +239,7 @@ def test_devices_that_come_back_are_asked(schedule: Schedule) -> None:
 
 
 def test_unwilling_devices_are_not_asked_all_the_time() -> None:
-    schedule = Buffered(concurrency=3, size=2)
+    schedule = Buffered(concurrency=3, buffer_size=2)
     for step in play(replace(BASE, schedule=schedule, plan=Moody(1))):
         assert lost(step) == {"mood": 3}
 
@@ -290,11 +290,11 @@ def test_patience_closes_with_what_there_is() -> None:
 # -- tiers
 
 
-def cohorts(steps: list[Step]) -> dict[int, dict[int, list[int]]]:
+def cohorts(steps: list[Round]) -> dict[int, dict[int, list[int]]]:
     """By level and by the step that issued them: the steps that closed the orders."""
     made: dict[int, dict[int, list[int]]] = {}
     for step in steps:
-        for level, issued in zip(step.ledger.level, step.ledger.issued_at, strict=True):
+        for level, issued in zip(step.ledger.level, step.ledger.issued_round, strict=True):
             made.setdefault(int(level), {}).setdefault(int(issued), []).append(step.index)
     return made
 
@@ -311,7 +311,7 @@ def test_tiers_are_synchronous_within_and_do_not_wait_for_each_other() -> None:
         assert all(then == max(closed) + 1 for (_, closed), (then, _) in pairwise(whole))
     ends = {max(closed) for tier in made.values() for closed in tier.values()}
     assert ends == set(range(60))
-    stale = [step.index - step.ledger.issued_at[step.ledger.level == 1] for step in steps]
+    stale = [step.index - step.ledger.issued_round[step.ledger.level == 1] for step in steps]
     assert max(np.concatenate(stale)) > 5
 
 
@@ -320,7 +320,7 @@ def test_a_tier_that_is_too_slow_is_lost() -> None:
     slow = [
         reason
         for step in steps
-        for level, reason in zip(step.ledger.level, step.ledger.lost, strict=True)
+        for level, reason in zip(step.ledger.level, step.ledger.failure, strict=True)
         if level == 1
     ]
     assert set(slow) == {"stale"}
@@ -356,23 +356,23 @@ def seen(method: Method, **changes: Any) -> View:
     return replace(server.view(), **changes)
 
 
-def held(device: int, norm: float) -> Flight:
-    return Flight(10 + device, device, 0, Kind.HOLD, report={"norm": torch.tensor(norm)})
+def held(device: int, norm: float) -> OrderStatus:
+    return OrderStatus(10 + device, device, 0, Kind.HOLD, report={"norm": torch.tensor(norm)})
 
 
 def test_what_is_held_is_fetched_however_long_the_training_took() -> None:
-    method = replace(BASE, select=Largest(4, 2), schedule=TwoPhase(patience=1e-6))
+    method = replace(BASE, select=Largest(4, 2), schedule=HoldAndFetch(patience=1e-6))
     (step,) = play(method, count=1)
     assert [kind for kind in step.ledger.kind if kind == "fetch"] == ["fetch"] * 2
     assert not small.identical(step.params, TASK.params)
 
 
 def test_a_device_that_went_away_is_passed_over_when_results_are_fetched() -> None:
-    schedule = TwoPhase()
+    schedule = HoldAndFetch()
     view = seen(BASE, arrived=(held(0, 1.0), held(1, 3.0), held(2, 2.0)), now=50.0)
     there = replace(view, free=lambda devices: devices != 1)
     (request,) = schedule.start(there)
-    assert (request.kind, request.of) == (Kind.FETCH, (10, 12))
+    assert (request.kind, request.held_orders) == (Kind.FETCH, (10, 12))
     assert not schedule.ready(there)
     nobody = replace(view, free=lambda devices: devices < 0)
     assert schedule.start(nobody) == ()
@@ -382,7 +382,7 @@ def test_a_device_that_went_away_is_passed_over_when_results_are_fetched() -> No
 
 def test_a_survey_under_way_starts_no_training() -> None:
     schedule = Surveyed(Synchronous(patience=5.0))
-    asked = Flight(0, 3, 0, Kind.EVALUATE)
+    asked = OrderStatus(0, 3, 0, Kind.EVALUATE)
     assert schedule.start(seen(BASE)) == (Request(),)
     (survey,) = schedule.start(seen(BASE, now=6.0))
     assert survey.kind == Kind.EVALUATE
@@ -394,7 +394,7 @@ def test_a_survey_under_way_starts_no_training() -> None:
 @pytest.mark.parametrize("every", [1, 3])
 def test_surveys_come_every_so_many_steps(every: int) -> None:
     steps = play(replace(BASE, schedule=Surveyed(Tiers(), every=every)), UNEQUAL, 6)
-    assert [bool(step.answers) for step in steps] == [i % every == 0 for i in range(6)]
+    assert [bool(step.replies) for step in steps] == [i % every == 0 for i in range(6)]
 
 
 @pytest.mark.parametrize(
@@ -404,7 +404,7 @@ def test_surveys_come_every_so_many_steps(every: int) -> None:
         (lambda: Overselected(keep=1, patience=0), "Overselected.patience"),
         (lambda: Tiers(staleness=-1), "Tiers.staleness"),
         (lambda: Tiers(patience=math.nan), "Tiers.patience"),
-        (lambda: TwoPhase(patience=0), "TwoPhase.patience"),
+        (lambda: HoldAndFetch(patience=0), "HoldAndFetch.patience"),
     ],
 )
 def test_impossible_schedules_are_refused(make: Any, words: str) -> None:

@@ -13,7 +13,7 @@ from anyfleet.arrays import Flags, Ints
 from anyfleet.errors import CompositionError
 from anyfleet.formulas.contribution import weighted_draw
 from anyfleet.methods import fedavg, fedpns
-from anyfleet.parts.aggregate import Diagnosed, ServerStep, Subset
+from anyfleet.parts.aggregate import Diagnosed, ServerOptimised, Subset
 from anyfleet.parts.select import Learned, Uniform
 from anyfleet.parts.select.learned import Chances
 from anyfleet.world import levels
@@ -72,7 +72,7 @@ def test_1_19_few_free_ones_are_found_and_a_schedule_may_want_fewer() -> None:
     there = np.array([3, 2500, 4999])
     view = seen(5000, lambda devices: np.isin(devices, there))
     assert Learned(5)(view, state, rng.root(0, "few")).tolist() == there.tolist()
-    assert len(Learned(5)(replace(view, most=2), state, rng.root(0, "few"))) == 2
+    assert len(Learned(5)(replace(view, most_devices=2), state, rng.root(0, "few"))) == 2
 
 
 def test_a_weighted_draw_from_a_million_looks_at_few() -> None:
@@ -133,7 +133,7 @@ def test_1_19_edge_cases_of_learning() -> None:
     again = select.learn(state, twice, {"labelled": (2, 2)}, view)
     assert (again.selected[2], again.labelled[2]) == (2, 2)
     assert again.probability.sum() == pytest.approx(1.0, abs=1e-15)
-    told = select.tells(again)
+    told = select.diagnostics(again)
     assert told["selection_entropy"] == pytest.approx(math.log(4))
     assert told["selection_highest"] == pytest.approx(0.25)
     assert told["selection_impossible"] == 1
@@ -142,13 +142,13 @@ def test_1_19_edge_cases_of_learning() -> None:
 def test_a_selection_by_labels_needs_somebody_who_labels() -> None:
     with pytest.raises(CompositionError, match=r"labelled.*aggregate\.Subset"):
         replace(fedavg(), select=Learned(3))
-    for aggregate in (Subset(), Diagnosed(Subset()), ServerStep(Subset())):
+    for aggregate in (Subset(), Diagnosed(Subset()), ServerOptimised(Subset())):
         replace(fedavg(), select=Learned(3), aggregate=aggregate)
 
 
 def test_1_19_whoever_was_asked_counts_as_selected_also_when_nothing_came() -> None:
     fleet = levels(speeds=(1e9,), mortality=0.5)
-    method = fedpns(count=4, lr=0.1, batch=8)
+    method = fedpns(count=4, lr=0.1, batch_size=8)
     steps = small.steps(method, small.task(), 4, fleet=fleet)
     asked = np.bincount([r.device for step in steps for r in small.rows(step)], minlength=8)
     assert steps[-1].snapshot.states["select"].selected.tolist() == asked.tolist()

@@ -12,10 +12,10 @@ from anyfleet.arrays import Flags, Ints
 from anyfleet.core.messages import Devices, Kind
 from anyfleet.core.server import Server
 from anyfleet.core.slots import Schedule, Select
-from anyfleet.core.view import Flight, View
+from anyfleet.core.view import OrderStatus, View
 from anyfleet.errors import CompositionError
 from anyfleet.methods import fedavg
-from anyfleet.parts.schedule import Buffered, Deadline, Surveyed, Synchronous, TwoPhase
+from anyfleet.parts.schedule import Buffered, Deadline, HoldAndFetch, Surveyed, Synchronous
 from anyfleet.parts.select import Everyone, Largest, Learned, Quota, Uniform
 from anyfleet.runtime import Simulated
 from tests.helpers import small
@@ -29,7 +29,7 @@ def seen(size: int, free: Any, *, kinds: Ints | None = None) -> View:
     kinds = ones if kinds is None else kinds
     return replace(
         view,
-        devices=Devices(level=kinds, samples=ones, group=kinds, column=np.ones(len(kinds))),
+        devices=Devices(level=kinds, samples=ones, group=kinds, column_width=np.ones(len(kinds))),
         free=free,
     )
 
@@ -89,7 +89,7 @@ def test_a_schedule_that_wants_few_gets_a_draw_of_the_free_without_a_sweep(selec
         there: Flags = devices % 2 == 0
         return there
 
-    view = replace(seen(100_000, free), most=20)
+    view = replace(seen(100_000, free), most_devices=20)
     chosen = [select(view, None, rng.root(seed, "few")) for seed in range(200)]
     assert all(len(ids) == 20 and (ids % 2 == 0).all() for ids in chosen)
     assert sum(map(len, looked)) < 200 * 1000
@@ -168,7 +168,7 @@ def test_a_quota_from_a_million_looks_at_few_and_respects_what_a_schedule_wants(
     view = seen(10**6, free, kinds=kinds)
     assert len(Quota(100)(view, None, rng.root(0, "many"))) == 100
     assert sum(map(len, looked)) < 2000
-    one = [Quota(8)(replace(view, most=1), None, rng.root(s, "one")) for s in range(200)]
+    one = [Quota(8)(replace(view, most_devices=1), None, rng.root(s, "one")) for s in range(200)]
     assert all(len(ids) == 1 for ids in one)
     counts = np.bincount(kinds[np.concatenate(one)], minlength=4)
     assert (abs(counts - 50) < 4 * np.sqrt(200 * 3 / 16)).all()
@@ -177,8 +177,8 @@ def test_a_quota_from_a_million_looks_at_few_and_respects_what_a_schedule_wants(
 # --- the largest ------------------------------------------------------------------------------
 
 
-def flight(device: int, norm: float) -> Flight:
-    return Flight(100 + device, device, 0, Kind.HOLD, report={"norm": norm})
+def flight(device: int, norm: float) -> OrderStatus:
+    return OrderStatus(100 + device, device, 0, Kind.HOLD, report={"norm": norm})
 
 
 def test_1_20_bn2_example() -> None:
@@ -191,7 +191,7 @@ def test_1_20_bn2_example() -> None:
 
 def test_1_20_ties_go_by_device_and_what_is_not_a_number_comes_last() -> None:
     held = [flight(4, 1.0), flight(1, math.nan), flight(2, 1.0), flight(0, 0.5)]
-    silent = [*held, Flight(7, 3, 0, Kind.HOLD)]  # said nothing
+    silent = [*held, OrderStatus(7, 3, 0, Kind.HOLD)]  # said nothing
     for keep, expected in ((1, [2]), (2, [2, 4]), (3, [0, 2, 4]), (4, [0, 1, 2, 4])):
         named = Largest(9, keep).fetch(seen(5, all_free), silent)
         assert [f.device for f in named] == expected
@@ -200,16 +200,16 @@ def test_1_20_ties_go_by_device_and_what_is_not_a_number_comes_last() -> None:
 def test_1_20_those_who_train_are_a_uniform_draw() -> None:
     view, key = seen(500, all_free), rng.root(0, "draw")
     assert Largest(20, 10)(view, None, key).tolist() == Uniform(20)(view, None, key).tolist()
-    assert len(Largest(20, 10)(replace(view, most=4), None, key)) == 4
+    assert len(Largest(20, 10)(replace(view, most_devices=4), None, key)) == 4
 
 
 @pytest.mark.parametrize("schedule", [Synchronous(), Deadline(5.0), Buffered(4, 2)], ids=str)
 def test_the_largest_need_a_schedule_that_lets_results_wait(schedule: Schedule) -> None:
-    method = replace(fedavg(), schedule=TwoPhase())
+    method = replace(fedavg(), schedule=HoldAndFetch())
     two_phase = replace(method, select=Largest())
-    with pytest.raises(CompositionError, match=r"held.*schedule\.TwoPhase"):
+    with pytest.raises(CompositionError, match=r"held.*schedule\.HoldAndFetch"):
         replace(two_phase, schedule=schedule)
-    replace(two_phase, schedule=Surveyed(TwoPhase()))
+    replace(two_phase, schedule=Surveyed(HoldAndFetch()))
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,7 @@ def test_impossible_selections_are_refused(make: Any, words: str) -> None:
 )
 def test_a_selection_says_when_it_asks_for_more_than_there_are(select: Select, told: str) -> None:
     kinds = np.array([0, 0, 0, 1, 1])
-    devices = Devices(level=kinds, samples=kinds, group=kinds, column=np.ones(5))
+    devices = Devices(level=kinds, samples=kinds, group=kinds, column_width=np.ones(5))
     found = select.excess(devices)
     assert told in found
     assert bool(found) == bool(told)

@@ -13,7 +13,7 @@ from anyfleet import rng
 from anyfleet.core import local_training as local_training
 from anyfleet.core.local_training import Extent, Inputs, as_tensors, extent, lifted
 from anyfleet.core.messages import Params
-from anyfleet.core.slots import Given, Minibatch, Site
+from anyfleet.core.slots import Minibatch, TrainingContext, TrainingStart
 from anyfleet.elastic import Priced, Slice, cost, cut, trace
 from anyfleet.methods import fedavg
 from anyfleet.parts.norm import BatchStatistics, Tracked
@@ -23,14 +23,14 @@ from anyfleet.tasks import Data, Split, Task
 from tests.helpers import small
 
 
-def site(task: Task, trainer: Gradient, slice_: Slice | None = None) -> Site:
+def site(task: Task, trainer: Gradient, slice_: Slice | None = None) -> TrainingContext:
     method = replace(fedavg(), train=trainer, norm=BatchStatistics())
-    return local_training.site(task, method.norm, slice_ or Slice())
+    return local_training.training_context(task, method.norm, slice_ or Slice())
 
 
 def inputs(task: Task, device: int, trainer: Gradient, start: Params) -> tuple[Inputs, Extent]:
     data = task.data(device)
-    numbers = trainer.draft(0, np.array([len(data)]))
+    numbers = trainer.hyperparameters(0, np.array([len(data)]))
     like = next(iter(start.values()))
     values = {n: v[0] for n, v in as_tensors(numbers, [len(data)], like).items()}
     valid = torch.ones(len(data), dtype=torch.bool)
@@ -50,11 +50,11 @@ def by_hand(task: Task, trainer: Gradient, device: int = 0) -> dict[str, Tensor]
     module = small.net(dropout=0.0).to(next(iter(task.params.values())).dtype).train()
     optimiser = torch.optim.SGD(
         module.parameters(),
-        lr=trainer.rate(0),
+        lr=trainer.lr(0),
         momentum=trainer.optimiser.momentum,  # type: ignore[attr-defined]
         weight_decay=trainer.optimiser.weight_decay,  # type: ignore[attr-defined]
     )
-    data, size = task.data(device), trainer.batch
+    data, size = task.data(device), trainer.batch_size
     key = rng.fold(rng.root(1, "device"), "order")
     for epoch in range(trainer.epochs):
         order = rng.permutation(rng.fold(key, epoch), torch.ones(len(data), dtype=torch.bool))
@@ -73,10 +73,10 @@ def by_hand(task: Task, trainer: Gradient, device: int = 0) -> dict[str, Tensor]
 @pytest.mark.parametrize(
     "trainer",
     [
-        Gradient(Decaying(0.1), batch=8),
-        Gradient(Decaying(0.05), Sgd(momentum=0.9, weight_decay=1e-3), epochs=3, batch=16),
-        Gradient(Decaying(0.1), batch=10, clip=0.5),
-        Gradient(Decaying(0.1), batch=8, proximal=0.5),
+        Gradient(Decaying(0.1), batch_size=8),
+        Gradient(Decaying(0.05), Sgd(momentum=0.9, weight_decay=1e-3), epochs=3, batch_size=16),
+        Gradient(Decaying(0.1), batch_size=10, clip=0.5),
+        Gradient(Decaying(0.1), batch_size=8, proximal=0.5),
     ],
     ids=["plain", "momentum", "clipped", "proximal"],
 )
@@ -108,7 +108,7 @@ def test_1_2_fedprox_example() -> None:
     )
     trainer = Gradient(Decaying(0.1), proximal=0.1)
     where = site(task, trainer)
-    state = trainer.start(where, Given(task.params, {}, task.labels(0)))
+    state = trainer.start(where, TrainingStart(task.params, {}, task.labels(0)))
     state = {**state, "params": {"w": torch.tensor([1.0, 2.0])}}
     batch = Minibatch(data.x, data.y, torch.ones(4, dtype=torch.bool), torch.tensor(0))
     new = trainer.step(where, state, batch, {"lr": torch.tensor(0.1)}, None)
@@ -117,12 +117,12 @@ def test_1_2_fedprox_example() -> None:
 
 def test_fixed_iterations_and_epochs_count_their_steps() -> None:
     sizes = np.array([37, 5, 0])
-    by_epoch = Gradient(epochs=2, batch=10).draft(0, sizes)
-    assert local_training.limits(by_epoch, sizes.tolist()) == [8, 2, 0]
-    by_step = Gradient(iterations=7, batch=10).draft(0, sizes)
-    assert local_training.limits(by_step, sizes.tolist()) == [7, 7, 0]
-    some = replace(by_epoch, steps=np.array([3, 3, 3]))
-    assert local_training.limits(some, sizes.tolist()) == [3, 2, 0]
+    by_epoch = Gradient(epochs=2, batch_size=10).hyperparameters(0, sizes)
+    assert local_training.local_steps(by_epoch, sizes.tolist()) == [8, 2, 0]
+    by_step = Gradient(local_steps=7, batch_size=10).hyperparameters(0, sizes)
+    assert local_training.local_steps(by_step, sizes.tolist()) == [7, 7, 0]
+    some = replace(by_epoch, local_steps=np.array([3, 3, 3]))
+    assert local_training.local_steps(some, sizes.tolist()) == [3, 2, 0]
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_fixed_iterations_and_epochs_count_their_steps() -> None:
     ],
 )
 def test_samples_processed(limit: int, samples: int, batch: int, expected: int) -> None:
-    assert local_training.processed(limit, samples, batch) == expected
+    assert local_training.samples_processed(limit, samples, batch) == expected
 
 
 def test_a_device_without_data_returns_what_it_got() -> None:
@@ -155,7 +155,7 @@ def test_1_5_masked_logits_are_zero_not_excluded_and_get_no_gradient() -> None:
     data = task.data(0)
     y = data.y % 3
     batch = Minibatch(data.x, y, torch.ones(len(y), dtype=torch.bool), torch.tensor(0))
-    state = trainer.start(where, Given(task.params, task.buffers, seen))
+    state = trainer.start(where, TrainingStart(task.params, task.buffers, seen))
 
     def loss(params: Params) -> Tensor:
         return trainer.loss(where, params, state, batch)[0]
@@ -206,7 +206,7 @@ def test_layers_before_the_first_trained_one_keep_weights_and_statistics() -> No
     task = small.task()
     trainer = Gradient(Decaying(0.1))
     given, bounds = inputs(task, 0, trainer, task.params)
-    where = replace(site(task, trainer, Slice(first=2)))
+    where = replace(site(task, trainer, Slice(first_trained_layer=2)))
     where = replace(where, norm=Tracked())
     result = local_training.train(trainer, where, given, bounds, lift=lifted(1), cohort=0)
     early = [name for name in task.params if name.startswith(("0.", "1.", "4."))]
@@ -269,12 +269,12 @@ def test_work_counts_the_update_of_the_model_besides_the_passes() -> None:
     priced = Priced(task.blueprint, suffix, 8)
     sample, batch = (cost(task.blueprint, suffix, size) for size in (1, 8))
     assert (priced.sample, priced.batch) == (sample, batch)
-    plain = Gradient(batch=8).work(priced, processed=20, steps=3)
+    plain = Gradient(batch_size=8).work(priced, processed=20, local_steps=3)
     assert plain.flops == 20 * sample.flops
     assert plain.calls == 3 * batch.calls
     updated = 5 * 4 * sample.sent_params
     assert plain.moved == 3 * (batch.moved + updated)
-    heavy = Gradient(optimiser=Sgd(momentum=0.9), batch=8).work(priced, 20, 3)
+    heavy = Gradient(optimiser=Sgd(momentum=0.9), batch_size=8).work(priced, 20, 3)
     assert heavy.moved == plain.moved + 3 * 5 * 4 * sample.sent_params
 
 
@@ -300,7 +300,7 @@ def test_gradients_are_the_same_alone_and_in_a_stack() -> None:
     task = small.task(dtype=torch.float64)
     trainer = Gradient()
     where, data = site(task, trainer, Slice((), 2)), task.data(0)
-    state = trainer.start(where, Given(task.params, task.buffers, task.labels(0)))
+    state = trainer.start(where, TrainingStart(task.params, task.buffers, task.labels(0)))
     batch = Minibatch(data.x, data.y, torch.ones(len(data), dtype=torch.bool), torch.tensor(5))
 
     def found(scale: Tensor) -> tuple[Params, Tensor, Params]:

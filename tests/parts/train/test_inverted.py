@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from anyfleet.core.local_training import site as make_site
+from anyfleet.core.local_training import training_context as make_site
 from anyfleet.core.messages import Params
-from anyfleet.core.slots import Given, Minibatch
+from anyfleet.core.slots import Minibatch, TrainingStart
 from anyfleet.elastic import EVALUATE, Blueprint, Slice, apply, cut, trace
 from anyfleet.methods import fedavg
 from anyfleet.parts.train import Gradient
@@ -129,7 +129,7 @@ def test_the_trainer_scales_while_it_trains() -> None:
 
     def loss(trainer: Gradient, params: Params, slice_: Slice) -> Tensor:
         where = make_site(task, fedavg().norm, slice_)
-        state = trainer.start(where, Given(params, task.buffers, task.labels(0)))
+        state = trainer.start(where, TrainingStart(params, task.buffers, task.labels(0)))
         return trainer.loss(where, params, state, batch)[0]
 
     made_up = inverted(part, task.blueprint.local(half))

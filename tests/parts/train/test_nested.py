@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from anyfleet import rng
-from anyfleet.core.slots import Given, Minibatch
+from anyfleet.core.slots import Minibatch, TrainingStart
 from anyfleet.elastic import Priced, Slice
 from anyfleet.formulas.distillation import (
     Descent,
@@ -25,7 +25,7 @@ from anyfleet.formulas.distillation import (
 )
 from anyfleet.parts.norm import Tracked
 from anyfleet.parts.train import Decaying, Fjord, Gradient, Progressive, Rush, Sgd, Slim
-from anyfleet.parts.train.nested import RATIOS, divergence, inner, narrower, new_columns
+from anyfleet.parts.train.nested import NESTED_WIDTHS, divergence, inner, narrower, new_columns
 from anyfleet.tasks import Data, Split, Task
 from anyfleet.tasks.losses import squared_error
 from tests.helpers import linear, small
@@ -37,7 +37,7 @@ def test_ratios_are_nineteen() -> None:
     assert (
         *(0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55),
         *(0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0),
-    ) == RATIOS
+    ) == NESTED_WIDTHS
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_three_steps_equal_the_formulas(kind: type[Slim] | type[Fjord], capacity
     descent = Descent(0.1, 0.9, decay=0.01)
 
     def reference(model: Moved, batch: LinearBatch, choice: tuple[float, ...]) -> Moved:
-        ratios = sampled_ratios(np.array(RATIOS), capacity, np.array(choice))
+        ratios = sampled_ratios(np.array(NESTED_WIDTHS), capacity, np.array(choice))
         return step(model, batch, ratios, descent, capacity=capacity)
 
     linear.three_steps(trainer, capacity, 0.1, reference)
@@ -102,11 +102,11 @@ def test_draws_are_shared_by_the_cohort_and_addressed_by_step(kind: type[Any]) -
 
 def test_every_ratio_up_to_the_capacity_is_as_likely_and_may_come_twice() -> None:
     trainer = Fjord(samples=4)
-    drawn = [trainer.drawn(0.35, c) for c in trainer.choices(rng.root(0, "cohort"), 600)]
-    counts = {ratio: sum(each.count(ratio) for each in drawn) for ratio in RATIOS}
-    assert [ratio for ratio in RATIOS if counts[ratio]] == [0.1, 0.15, 0.2, 0.25, 0.3, 0.35]
+    drawn = [trainer.drawn(0.35, c) for c in trainer.shared_draws(rng.root(0, "cohort"), 600)]
+    counts = {ratio: sum(each.count(ratio) for each in drawn) for ratio in NESTED_WIDTHS}
+    assert [ratio for ratio in NESTED_WIDTHS if counts[ratio]] == [0.1, 0.15, 0.2, 0.25, 0.3, 0.35]
     # 2400 draws of six: 400 each, with a standard deviation of √(2400 × 5/36) = 18.
-    assert all(abs(counts[ratio] - 400) < 5 * 18.3 for ratio in RATIOS[:6])
+    assert all(abs(counts[ratio] - 400) < 5 * 18.3 for ratio in NESTED_WIDTHS[:6])
     assert any(len(set(each)) < 4 for each in drawn)
     assert trainer.drawn(0.05, (0.3, 0.9, 0.0, 0.5)) == [0.05] * 4
 
@@ -156,7 +156,7 @@ def test_running_statistics_are_those_of_the_whole_model_once(trainer: Any) -> N
     batch = Minibatch(data.x, data.y, valid, torch.tensor(0))
     numbers = {"lr": torch.tensor(0.0)}
     (choice,) = trainer.choices(torch.tensor(5), 1)
-    given = Given(task.params, task.buffers, task.labels(0))
+    given = TrainingStart(task.params, task.buffers, task.labels(0))
     found = trainer.step(where, trainer.start(where, given), batch, numbers, choice)
     expected = PLAIN.step(plain, PLAIN.start(plain, given), batch, numbers, None)
     assert int(found["buffers"]["1.num_batches_tracked"]) == 1
@@ -172,7 +172,7 @@ def test_parts_of_a_suffix_leave_the_other_layers_alone(kind: type[Any]) -> None
     data, valid = task.data(0), torch.ones(task.size(0), dtype=torch.bool)
     batch = Minibatch(data.x, data.y, valid, torch.tensor(0))
     (choice,) = trainer.choices(torch.tensor(5), 1)
-    state = trainer.start(where, Given(task.params, task.buffers, task.labels(0)))
+    state = trainer.start(where, TrainingStart(task.params, task.buffers, task.labels(0)))
     new = trainer.step(where, state, batch, {"lr": torch.tensor(0.1)}, choice)["params"]
     changed = {name for name in new if not torch.equal(new[name], task.params[name])}
     assert changed == {"8.weight", "8.bias", "10.weight", "10.bias"}
@@ -186,10 +186,10 @@ def test_distillation_needs_classes() -> None:
     for trainer in (Slim(), Fjord(), Progressive(), Rush()):
         where = linear.site(task, trainer)
         with pytest.raises(ValueError, match=r"Progressive\(distil=False\)"):
-            trainer.start(where, Given(task.params, {}, task.labels(0)))
+            trainer.start(where, TrainingStart(task.params, {}, task.labels(0)))
     for fine in (Slim(samples=0), Progressive(distil=False), PLAIN):
         assert not fine.misfit(task)
-        assert fine.start(linear.site(task, fine), Given(task.params, {}, task.labels(0)))
+        assert fine.start(linear.site(task, fine), TrainingStart(task.params, {}, task.labels(0)))
     assert not Slim().misfit(small.task())
 
 
@@ -208,7 +208,7 @@ def calculated(trainer: Any, task: Task, share: float) -> int:
     """FLOP of one minibatch of four, as torch counts them."""
     where = linear.site(task, trainer, share)
     params = inner(linear.site(task, trainer), share).cut(task.params) if share < 1 else task.params
-    state = trainer.start(where, Given(params, {}, task.labels(0)))
+    state = trainer.start(where, TrainingStart(params, {}, task.labels(0)))
     batch = Minibatch(
         task.data(0).x[:4], task.data(0).y[:4], torch.ones(4, dtype=torch.bool), torch.tensor(0)
     )
@@ -248,6 +248,6 @@ def test_nobody_pays_for_ratios_that_are_never_drawn(trainer: Progressive | Slim
     slice_ = blueprint.prefix(0.2)
     known, guessed = Priced(blueprint, slice_, 8, 0.2), Priced(blueprint, slice_, 8)
     assert guessed.share > 0.2
-    drawn = [p for p in RATIOS if p < 0.2 - 1e-9]
-    assert [part.share for part in narrower(known, RATIOS)] == drawn
+    drawn = [p for p in NESTED_WIDTHS if p < 0.2 - 1e-9]
+    assert [part.share for part in narrower(known, NESTED_WIDTHS)] == drawn
     assert trainer.work(known, 8, 1).flops < trainer.work(guessed, 8, 1).flops

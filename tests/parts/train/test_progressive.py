@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from anyfleet import rng
 from anyfleet.core.messages import Params
-from anyfleet.core.slots import Given, Minibatch
+from anyfleet.core.slots import Minibatch, TrainingStart
 from anyfleet.elastic import Priced, Slice
 from anyfleet.formulas.distillation import (
     Buffers,
@@ -27,7 +27,7 @@ from anyfleet.formulas.distillation import (
     progressive_ratios,
 )
 from anyfleet.parts.train import AdamW, Decaying, Fjord, Gradient, Progressive, Rush, Sgd, Slim
-from anyfleet.parts.train.nested import RATIOS
+from anyfleet.parts.train.nested import NESTED_WIDTHS
 from tests.helpers import linear, small
 
 PLAIN = Gradient(Decaying(0.5))
@@ -56,7 +56,7 @@ def test_1_7_example_of_steps_one_after_the_other(
 
 def test_1_7_ratios_are_distinct_ascend_and_end_with_the_capacity() -> None:
     trainer = Progressive(samples=4)
-    choices = trainer.choices(rng.root(0, "cohort"), 600)
+    choices = trainer.shared_draws(rng.root(0, "cohort"), 600)
     counts: Counter[float] = Counter()
     for choice in choices:
         ratios = trainer.visited(0.6, choice)
@@ -65,7 +65,7 @@ def test_1_7_ratios_are_distinct_ascend_and_end_with_the_capacity() -> None:
         assert ratios[-1] == 0.6
         counts.update(ratios[:-1])
     # 3 of the ten below: 180 of 600 each, with a standard deviation of √(600 × 0.3 × 0.7) = 11.2.
-    assert sorted(counts) == list(RATIOS[:10])
+    assert sorted(counts) == list(NESTED_WIDTHS[:10])
     assert all(abs(count - 180) < 5 * 11.2 for count in counts.values())
     # A capacity of 0.2 has only two narrower ones, one below the grid none; S = 1 is the whole.
     assert {tuple(trainer.visited(0.2, choice)) for choice in choices} == {(0.1, 0.15, 0.2)}
@@ -91,7 +91,7 @@ def test_three_steps_equal_the_formulas(name: str, rule: Buffers, capacity: floa
     descent = Descent(0.1, 0.9, decay=0.05, buffers=rule)
 
     def reference(model: Moved, batch: LinearBatch, choice: tuple[float, ...]) -> Moved:
-        ratios = progressive_ratios(np.array(RATIOS), capacity, 4, np.array(choice))
+        ratios = progressive_ratios(np.array(NESTED_WIDTHS), capacity, 4, np.array(choice))
         return STEPS[name](model, batch, ratios, descent, capacity=capacity)
 
     linear.three_steps(trainer, capacity, 0.1, reference)
@@ -103,9 +103,9 @@ def ends(trainers: list[Progressive | Rush]) -> list[Params]:
     for trainer in trainers:
         task = small.task(dropout=0.2, dtype=torch.float64)
         where = linear.site(task, trainer)
-        state = trainer.start(where, Given(task.params, task.buffers, task.labels(0)))
+        state = trainer.start(where, TrainingStart(task.params, task.buffers, task.labels(0)))
         data, valid = task.data(0), torch.ones(7, dtype=torch.bool)
-        for i, choice in enumerate(trainer.choices(torch.tensor(3), 4)):
+        for i, choice in enumerate(trainer.shared_draws(torch.tensor(3), 4)):
             rows = slice(7 * i, 7 * (i + 1))
             batch = Minibatch(data.x[rows], data.y[rows], valid, torch.tensor(i))
             numbers = {"lr": torch.tensor(0.05, dtype=torch.float64)}
@@ -209,10 +209,10 @@ def test_a_convolutional_network_equals_a_plain_loop() -> None:
     task = small.task(dropout=0.0, norm=False, dtype=torch.float64)
     trainer = Progressive(Gradient(clip=0.5))
     where = linear.site(task, trainer)
-    state = trainer.start(where, Given(task.params, task.buffers, task.labels(0)))
+    state = trainer.start(where, TrainingStart(task.params, task.buffers, task.labels(0)))
     expected = dict(task.params)
     data, valid = task.data(0), torch.ones(8, dtype=torch.bool)
-    for i, choice in enumerate(trainer.choices(torch.tensor(3), 3)):
+    for i, choice in enumerate(trainer.shared_draws(torch.tensor(3), 3)):
         rows = slice(8 * i, 8 * (i + 1))
         batch = Minibatch(data.x[rows], data.y[rows], valid, torch.tensor(i))
         numbers = {"lr": torch.tensor(0.1, dtype=torch.float64)}
@@ -235,7 +235,7 @@ def test_1_7_the_whole_model_does_not_diverge_from_itself(kind: type[Slim] | typ
     data, valid = task.data(0), torch.ones(task.size(0), dtype=torch.bool)
     batch = Minibatch(data.x, data.y, valid, torch.tensor(0))
     numbers = {"lr": torch.tensor(0.1, dtype=torch.float64)}
-    given = Given(task.params, task.buffers, task.labels(0))
+    given = TrainingStart(task.params, task.buffers, task.labels(0))
     trainer = kind(PLAIN, (1.0,), samples=1)
     where, plain = linear.site(task, trainer), linear.site(task, PLAIN)
     twice = {"lr": numbers["lr"] * (2 if kind is Fjord else 1)}
@@ -248,15 +248,15 @@ def test_work_is_the_expectation_over_the_draws() -> None:
     """Each of the narrower ratios is as likely: the mean over all steps comes near."""
     task = small.task()
     half = task.blueprint.prefix(0.5)
-    trainer = Progressive(Gradient(batch=8))
+    trainer = Progressive(Gradient(batch_size=8))
     priced = Priced(task.blueprint, half, 8)
-    costs = {ratio: priced.within(ratio).sample.flops for ratio in RATIOS if ratio <= 0.5}
-    drawn = [trainer.visited(0.5, c) for c in trainer.choices(rng.root(0, "cohort"), 2000)]
+    costs = {ratio: priced.within(ratio).sample.flops for ratio in NESTED_WIDTHS if ratio <= 0.5}
+    drawn = [trainer.visited(0.5, c) for c in trainer.shared_draws(rng.root(0, "cohort"), 2000)]
     parts = np.mean([sum(costs[ratio] for ratio in ratios) for ratios in drawn])
     whole = priced.sample.flops + priced.sample.forward_flops
-    work = trainer.work(priced, processed=40, steps=5)
+    work = trainer.work(priced, processed=40, local_steps=5)
     assert work.flops == pytest.approx(40 * (parts + whole), rel=0.01)
-    plain = trainer.base.work(priced, processed=40, steps=5)
+    plain = trainer.base.work(priced, processed=40, local_steps=5)
     assert work.calls > 4 * plain.calls
     assert work.moved > 3 * plain.moved
     assert work.memory > plain.memory

@@ -24,14 +24,14 @@ def alone(distance: float, sharing: int) -> float:
 def test_a_cohort_divides_the_band() -> None:
     fleet = Fleet((Group(link=BAND, distance=300.0),))
     told = small.steps(FEDAVG, small.task(), 1, fleet=fleet)[0].ledger
-    assert told.bits_up / told.upload == pytest.approx(np.full(8, alone(300.0, 8)))
+    assert told.bits_up / told.upload_seconds == pytest.approx(np.full(8, alone(300.0, 8)))
 
 
 def test_who_has_another_link_takes_nothing_of_the_band() -> None:
     fleet = Fleet((Group(count=2, link=BAND, distance=300.0), Group(link=Steady(1e6, 1e6))))
     told = small.steps(FEDAVG, small.task(), 1, fleet=fleet)[0].ledger
     on_band = told.level == 0
-    rates = told.bits_up / told.upload
+    rates = told.bits_up / told.upload_seconds
     assert rates[on_band] == pytest.approx(np.full(2, alone(300.0, 2)))
     assert rates[~on_band] == pytest.approx(np.full(6, 1e6))
 
@@ -39,7 +39,7 @@ def test_who_has_another_link_takes_nothing_of_the_band() -> None:
 def test_equal_links_of_several_groups_are_one_band() -> None:
     fleet = Fleet((Group(link=BAND, distance=300.0), Group(link=BAND, distance=300.0, speed=1e8)))
     told = small.steps(FEDAVG, small.task(), 1, fleet=fleet)[0].ledger
-    assert told.bits_up / told.upload == pytest.approx(np.full(8, alone(300.0, 8)))
+    assert told.bits_up / told.upload_seconds == pytest.approx(np.full(8, alone(300.0, 8)))
 
 
 def test_tiers_that_are_asked_at_one_moment_share_the_band() -> None:

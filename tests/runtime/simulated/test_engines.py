@@ -27,18 +27,20 @@ from tests.helpers import small
 from tests.helpers.nets import Recurrent
 
 METHODS: dict[str, Method] = {
-    "fedavg": fedavg(count=5, lr=0.1, batch=8),
-    "fedprox": fedprox(count=5, lr=0.1, mu=0.1, seconds=0.01, batch=8),
-    "heterofl": heterofl(count=5, lr=0.1, batch=8, momentum=0.9, shares=(1.0, 0.5, 0.25)),
-    "local": local(lr=0.1, batch=8),
-    "tracked": replace(fedavg(count=5, lr=0.1, batch=8), norm=Tracked()),
-    "on device": replace(fedavg(count=5, lr=0.1, batch=8), norm=OnDevice()),
-    "per width": replace(heterofl(count=6, lr=0.1, shares=(1.0, 0.5)), norm=PerWidth()),
+    "fedavg": fedavg(count=5, lr=0.1, batch_size=8),
+    "fedprox": fedprox(count=5, lr=0.1, mu=0.1, seconds=0.01, batch_size=8),
+    "heterofl": heterofl(count=5, lr=0.1, batch_size=8, momentum=0.9, widths=(1.0, 0.5, 0.25)),
+    "local": local(lr=0.1, batch_size=8),
+    "tracked": replace(fedavg(count=5, lr=0.1, batch_size=8), norm=Tracked()),
+    "on device": replace(fedavg(count=5, lr=0.1, batch_size=8), norm=OnDevice()),
+    "per width": replace(heterofl(count=6, lr=0.1, widths=(1.0, 0.5)), norm=PerWidth()),
     "deadline": replace(heterofl(count=5, lr=0.1), schedule=Deadline(0.02)),
-    "asynchronous": replace(heterofl(lr=0.1, shares=(1.0, 0.5)), schedule=Buffered(5, 2)),
+    "asynchronous": replace(heterofl(lr=0.1, widths=(1.0, 0.5)), schedule=Buffered(5, 2)),
     "clipped slices": replace(
-        heterofl(count=5, shares=(0.5,)),
-        train=Gradient(Decaying(0.1), Sgd(0.9), batch=6, clip=0.1, masked=True, label_rows=True),
+        heterofl(count=5, widths=(0.5,)),
+        train=Gradient(
+            Decaying(0.1), Sgd(0.9), batch_size=6, clip=0.1, masked=True, label_rows=True
+        ),
     ),
     "weights": replace(fedavg(count=5, lr=0.1), send="weights", cache=True),
 }
@@ -75,14 +77,14 @@ def test_the_size_of_a_stack_changes_nothing_that_matters() -> None:
 
 def test_centralised_training_is_one_device_with_all_data() -> None:
     task = pooled(small.task(dropout=0.0))
-    first, *_, last = small.steps(centralised(lr=0.1, batch=16, epochs=2), task, 8)
+    first, *_, last = small.steps(centralised(lr=0.1, batch_size=16, epochs=2), task, 8)
     assert task.devices == 1
     assert len(small.rows(first)) == 1
     assert small.rows(last)[0].loss < 0.5 * small.rows(first)[0].loss
 
 
 def test_centralised_training_is_the_same_with_real_bytes() -> None:
-    task, method = pooled(small.task()), centralised(lr=0.1, batch=16)
+    task, method = pooled(small.task()), centralised(lr=0.1, batch_size=16)
     one, two = (small.steps(method, task, 5, engine=e)[-1].params for e in (None, Threads()))
     assert small.identical(one, two)
 
@@ -116,7 +118,7 @@ def test_devices_with_other_constants_are_not_stacked() -> None:
         module = Weighed()
     split = Split(devices=6, seed=2)
     task = Task.of(module, small.patterns(200, 1), small.patterns(40, 2), split=split)
-    method = feddrop(shares=(0.5,), count=6, lr=0.1, batch=8)
+    method = feddrop(widths=(0.5,), count=6, lr=0.1, batch_size=8)
     one, two = (small.steps(method, task, 2, engine=engine)[-1] for engine in (None, Stacked()))
     assert small.distance(one.params, two.params) < 1e-5
 

@@ -6,19 +6,21 @@ import numpy as np
 import pytest
 
 from anyfleet.arrays import Flags
-from anyfleet.runtime.simulated.failures import Fate, first, goes_offline, runs_dry
-from anyfleet.runtime.simulated.phases import Course, Knot, Pace
+from anyfleet.runtime.simulated.failures import PossibleFailure, first, goes_offline, runs_dry
+from anyfleet.runtime.simulated.phases import Knot, Pace, Phase
 from anyfleet.world import Fleet, Group, Intermittent, World
 from anyfleet.world.quantities import When
 
 
-def course(seconds: float, joules: float) -> Course:
-    return Course.steady(Pace(seconds, joules))
+def course(seconds: float, joules: float) -> Phase:
+    return Phase.steady(Pace(seconds, joules))
 
 
 def test_the_first_fate_comes_to_pass() -> None:
     assert first([]) is None
-    assert first([Fate(3.0, "a"), Fate(1.0, "b"), Fate(2.0, "c")]) == Fate(1.0, "b")
+    assert first(
+        [PossibleFailure(3.0, "a"), PossibleFailure(1.0, "b"), PossibleFailure(2.0, "c")]
+    ) == PossibleFailure(1.0, "b")
 
 
 @pytest.mark.parametrize(
@@ -47,7 +49,7 @@ def test_an_empty_battery_does_what_costs_nothing() -> None:
 def test_a_battery_is_not_used_while_a_link_is_down() -> None:
     """A joule, three seconds of nothing, another joule."""
     knots = (Knot(0.0, 0.0, 0.0), Knot(1.0, 0.5, 1.0), Knot(4.0, 0.5, 1.0), Knot(5.0, 1.0, 2.0))
-    parts = course(2.0, 3.0), Course(knots)
+    parts = course(2.0, 3.0), Phase(knots)
     for charge, after in ((1.5, 1.0), (3.5, 2.5), (4.0, 6.0), (4.5, 6.5)):
         (fate,) = runs_dry(parts, charge)
         assert fate.after == pytest.approx(after)

@@ -8,18 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anyfleet.runtime.simulated.phases import Course, Pace, crossing_pace, follow
+from anyfleet.runtime.simulated.phases import Pace, Phase, follow, transfer_pace
 from anyfleet.world.quantities import When, slot, slot_end
 
 NOW = When(0.0, 0)
 WATTS = 2.0
 
 
-def changing(rates: Sequence[float], bits: float, start: float = 0.0) -> Course:
+def changing(rates: Sequence[float], bits: float, start: float = 0.0) -> Phase:
     """Of bits over a link that has each rate for a second, and the last for ever."""
 
     def pace(when: When) -> Pace:
-        return crossing_pace(bits, rates[min(slot(when, 1.0), len(rates) - 1)], WATTS)
+        return transfer_pace(bits, rates[min(slot(when, 1.0), len(rates) - 1)], WATTS)
 
     def until(when: When) -> float:
         return slot_end(when, 1.0) if slot(when, 1.0) < len(rates) - 1 else math.inf
@@ -104,7 +104,7 @@ def test_what_crosses_in_the_time_are_the_bits(
 
 def test_what_changes_for_ever_is_carried_on_at_its_average() -> None:
     def pace(when: When) -> Pace:
-        return crossing_pace(3e6, 4.0 if slot(when, 1.0) % 2 else 2.0, WATTS)
+        return transfer_pace(3e6, 4.0 if slot(when, 1.0) % 2 else 2.0, WATTS)
 
     found = follow(NOW, pace, lambda when: slot_end(when, 1.0))
     assert found.seconds == pytest.approx(1e6)
@@ -128,5 +128,5 @@ def test_the_step_stays_that_of_the_beginning() -> None:
 
 def test_a_transmission_that_nobody_lives_to_see_has_no_link() -> None:
     """Otherwise sums of seconds and joules would leave the numbers, and the clock with them."""
-    assert crossing_pace(1e6, 1e-300, 1e3) == Pace(math.inf, 0.0)
-    assert crossing_pace(1e6, 1e-3, 2.0) == Pace(1e9, 2e9)
+    assert transfer_pace(1e6, 1e-300, 1e3) == Pace(math.inf, 0.0)
+    assert transfer_pace(1e6, 1e-3, 2.0) == Pace(1e9, 2e9)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from anyfleet.core.loop import Step, run
+from anyfleet.core.loop import Round, run
 from anyfleet.core.messages import Kind, Plans
 from anyfleet.core.packing import index_bits
 from anyfleet.core.slots import Plan
@@ -24,8 +24,8 @@ from anyfleet.elastic.cost.operations import CNN_CIFAR, Counting, complexity
 from anyfleet.errors import CompositionError
 from anyfleet.methods import fedavg, heterofl
 from anyfleet.parts.norm import Tracked
-from anyfleet.parts.plan import Menu
-from anyfleet.parts.schedule import Deadline, Overselected, Surveyed, Synchronous, TwoPhase
+from anyfleet.parts.plan import WidthMenu
+from anyfleet.parts.schedule import Deadline, HoldAndFetch, Overselected, Surveyed, Synchronous
 from anyfleet.parts.select import Everyone, Uniform
 from anyfleet.runtime import Simulated
 from anyfleet.runtime.simulated.clock import Clock
@@ -45,12 +45,12 @@ from anyfleet.world import (
 from anyfleet.world import Uniform as Between
 from tests.helpers import small
 
-ALL = replace(fedavg(lr=0.1, batch=8), select=Everyone())
+ALL = replace(fedavg(lr=0.1, batch_size=8), select=Everyone())
 # Seconds that are easy to add up: links that take as long as computing.
 SLOW = Group(speed=1e7, link=Steady(up=1e5, down=1e5, power=0.5, receive=0.25))
 
 
-def rows(step: Step) -> list[SimpleNamespace]:
+def rows(step: Round) -> list[SimpleNamespace]:
     return small.rows(step)
 
 
@@ -64,12 +64,13 @@ class Depths(Plan):
 
     firsts: tuple[int, ...]
 
-    def __call__(self, drafts: Plans, view: View, state: object, key: Tensor) -> Plans:
-        levels = view.devices.level[drafts.device]
+    def __call__(self, plans: Plans, view: View, state: object, key: Tensor) -> Plans:
+        levels = view.devices.level[plans.device]
         wants = (
-            replace(w, first=self.firsts[p]) for w, p in zip(drafts.wants, levels, strict=True)
+            replace(w, first_trained_layer=self.firsts[p])
+            for w, p in zip(plans.sub_model_sizes, levels, strict=True)
         )
-        return replace(drafts, wants=tuple(wants))
+        return replace(plans, sub_model_sizes=tuple(wants))
 
 
 # --- compute ----------------------------------------------------------------------------------
@@ -88,7 +89,7 @@ def wide() -> Task:
 def test_half_the_width_is_about_a_quarter_of_the_compute() -> None:
     task, joules, seconds = wide(), [], []
     for share in (1.0, 0.5):
-        method = replace(heterofl(shares=(share,), scaler=False), select=Everyone())
+        method = replace(heterofl(widths=(share,), scaler=False), select=Everyone())
         for row in rows(small.steps(method, task, 1, fleet=fleet())[0]):
             slice_ = task.blueprint.prefix(share)
             assert row.flops == 16 * cost(task.blueprint, slice_).flops
@@ -126,7 +127,7 @@ def test_fedpmts_deadline_times_through_the_simulator(counting: Counting) -> Non
     task = cifar()
     full = complexity(CNN_CIFAR, 20, counting)  # type: ignore[arg-type]
     groups = tuple(Group(speed=full / 10 / divisor) for divisor in (1, 2, 3, 4, 5))
-    method = replace(fedavg(batch=20), select=Everyone(), plan=Depths((0, 1, 2, 3, 4)))
+    method = replace(fedavg(batch_size=20), select=Everyone(), plan=Depths((0, 1, 2, 3, 4)))
     step = small.steps(method, task, 1, fleet=fleet(*groups, counting=counting))[0]
     seconds = {row.level: row.compute for row in rows(step)}
     counted = [complexity(CNN_CIFAR, 20, counting, first=p) for p in range(5)]  # type: ignore[arg-type]
@@ -145,9 +146,11 @@ def test_frequency_and_overhead_and_load_reach_the_ledger() -> None:
 
     @dataclass(frozen=True)
     class Slowly(Plan):
-        def __call__(self, drafts: Plans, view: View, state: object, key: Tensor) -> Plans:
-            count = len(drafts)
-            return replace(drafts, numbers=replace(drafts.numbers, frequency=np.full(count, 5e8)))
+        def __call__(self, plans: Plans, view: View, state: object, key: Tensor) -> Plans:
+            count = len(plans)
+            return replace(
+                plans, hyperparameters=replace(plans.hyperparameters, frequency=np.full(count, 5e8))
+            )
 
     plain = fleet(replace(SLOW, overhead=0.1, load=2.0))
     one, two = (
@@ -344,17 +347,17 @@ def test_a_shared_band_is_divided_by_the_cohort_and_reported_so() -> None:
 
         @dataclass(frozen=True)
         class Listening(Plan):
-            def __call__(self, drafts: Plans, view: View, state: object, key: Tensor) -> Plans:
-                told.append(view.conditions(drafts.device))  # noqa: B023 - used in this turn only
-                return drafts
+            def __call__(self, plans: Plans, view: View, state: object, key: Tensor) -> Plans:
+                told.append(view.conditions(plans.device))  # noqa: B023 - used in this turn only
+                return plans
 
         method = replace(ALL, select=Uniform(count), plan=Listening())
         step = next(run(method, task, runtime, 0))
         (heard,) = told
-        assert heard.up == pytest.approx(8e5 / count)
+        assert heard.bit_rate_up == pytest.approx(8e5 / count)
         for i, row in enumerate(rows(step)):
-            assert row.download == pytest.approx(row.bits_down / heard.down[i])
-            assert row.upload == pytest.approx(row.bits_up / heard.up[i])
+            assert row.download == pytest.approx(row.bits_down / heard.bit_rate_down[i])
+            assert row.upload == pytest.approx(row.bits_up / heard.bit_rate_up[i])
 
 
 def test_what_others_do_uses_the_air_too() -> None:
@@ -364,7 +367,7 @@ def test_what_others_do_uses_the_air_too() -> None:
     late = Deadline(1e-3, late="late", staleness=9)
     runtime = Simulated(task, small.world(task, fleet(group)), 0)
     list(islice(run(replace(ALL, select=Uniform(3), schedule=late), task, runtime, 0), 1))
-    assert runtime.conditions(np.array([0, 1])).up == pytest.approx([8e5 / 5] * 2)
+    assert runtime.conditions(np.array([0, 1])).bit_rate_up == pytest.approx([8e5 / 5] * 2)
 
 
 # --- links that lose columns ------------------------------------------------------------------
@@ -393,7 +396,7 @@ def test_where_nothing_comes_through_work_is_charged_and_changes_nothing() -> No
     assert small.identical(steps[-1].params, task.params)
     # The devices have learned by themselves: what they sent was lost, not what they know.
     for device in range(task.devices):
-        slots = runtime.memory(device).slots
+        slots = runtime.state(device).tensors
         assert not small.identical({n: slots["own"][n] for n in task.params}, task.params)
 
 
@@ -452,7 +455,7 @@ def test_who_has_less_than_he_said_loses_the_order_after_the_download() -> None:
     """A report that is a step old: room then, none now."""
     task = small.task()
     memory = Redrawn(Between(1e3, 2e5))
-    world = fleet(replace(SLOW, memory=memory), reports=Reports(steps=1))
+    world = fleet(replace(SLOW, memory=memory), reports=Reports(rounds=1))
     found = [
         r for s in small.steps(replace(ALL, cache=True), task, 6, fleet=world) for r in rows(s)
     ]
@@ -479,7 +482,7 @@ def test_with_fresh_reports_nobody_is_surprised() -> None:
 
 def test_menus_offer_only_what_fits() -> None:
     task = small.task()
-    method = replace(ALL, plan=Menu((1.0, 0.5, 0.25)), norm=Tracked())
+    method = replace(ALL, plan=WidthMenu((1.0, 0.5, 0.25)), norm=Tracked())
 
     def need(share: float) -> float:
         slice_ = task.blueprint.prefix(share)
@@ -656,8 +659,8 @@ def test_a_device_that_works_does_not_recharge() -> None:
 def test_held_results_are_fetched_over_the_same_links() -> None:
     """Unequal slices, lossy both ways: a fetched answer has the slice that was trained."""
     task = small.task()
-    base = heterofl(shares=(1.0, 0.5), lr=0.1, batch=8)
-    method = small.padded(replace(base, select=Everyone(), schedule=TwoPhase()))
+    base = heterofl(widths=(1.0, 0.5), lr=0.1, batch_size=8)
+    method = small.padded(replace(base, select=Everyone(), schedule=HoldAndFetch()))
     world = fleet(*(replace(SLOW, loss=Columns(error=e)) for e in (0.0, 0.1)))
     found = [row for step in small.steps(method, task, 4, fleet=world) for row in rows(step)]
     held = {(r.device, r.issued_at): r for r in found if r.kind == "hold"}

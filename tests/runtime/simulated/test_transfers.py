@@ -8,7 +8,7 @@ import pytest
 from anyfleet.formulas.links import mean_delivered
 from anyfleet.methods import fedavg, heterofl
 from anyfleet.parts.choose import LargestInTime
-from anyfleet.parts.plan import Menu
+from anyfleet.parts.plan import WidthMenu
 from anyfleet.world import lossy
 from tests.helpers import small
 
@@ -21,21 +21,21 @@ ALL_IN_TIME = LargestInTime(1e9)
 @pytest.mark.parametrize("offered", [False, True])
 def test_1_9_columns_go_by_the_planned_share(share: float, columns: int, offered: bool) -> None:
     """C = ceil(p / 0.125) also where a net has so few channels that rounding up hides p."""
-    method = replace(heterofl(shares=(share,), lr=0.1), send="weights", cache=True)
+    method = replace(heterofl(widths=(share,), lr=0.1), send="weights", cache=True)
     if offered:
-        method = replace(method, plan=Menu((share,)), choose=ALL_IN_TIME)
+        method = replace(method, plan=WidthMenu((share,)), choose=ALL_IN_TIME)
     steps = small.steps(method, small.task(), 6, fleet=lossy(errors=(0.3,)))
     for name in ("delivered_down", "delivered_up"):
         shares = np.concatenate([getattr(step.ledger, name) for step in steps])
         counts = shares * columns
         assert counts == pytest.approx(np.round(counts), abs=1e-9)
         assert len(np.unique(counts)) > min(columns, 3)
-    assert all((step.ledger.share == share).all() for step in steps)
+    assert all((step.ledger.width == share).all() for step in steps)
 
 
 def test_1_9_the_mean_share_that_arrives_is_the_papers() -> None:
     """0.515319 of eight columns at an error of 0.15, in a net with axes of 6, 8 and 16."""
-    method = replace(fedavg(lr=0.1, batch=64), send="weights", cache=True)
+    method = replace(fedavg(lr=0.1, batch_size=64), send="weights", cache=True)
     fleet = lossy(errors=(0.15,))
     steps = [
         s for seed in range(6) for s in small.steps(method, small.task(), 8, fleet=fleet, seed=seed)

@@ -114,7 +114,7 @@ def complexity(
 
 def operations(blueprint: Blueprint, slice: Slice, batch: int, rule: Rule) -> float:
     """Operations of one mini-batch on a slice: its own width, trained from its first layer on."""
-    return _operations(blueprint, blueprint.local(slice), slice.first, batch, rule)
+    return _operations(blueprint, blueprint.local(slice), slice.first_trained_layer, batch, rule)
 
 
 @lru_cache(maxsize=4096)

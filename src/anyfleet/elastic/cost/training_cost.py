@@ -108,7 +108,7 @@ def cost(blueprint: Blueprint, slice: Slice = WHOLE, batch: int = 1) -> Cost:
     # How many indices, not which: otherwise a network with constants along an axis would be
     # counted anew for every index set, and norms give new ones in every round.
     leading = tuple((axis, tuple(range(count))) for axis, count in slice.shape(blueprint)[0])
-    return _cost(blueprint.local(Slice(leading)), slice.first, batch)
+    return _cost(blueprint.local(Slice(leading)), slice.first_trained_layer, batch)
 
 
 @lru_cache(maxsize=4096)

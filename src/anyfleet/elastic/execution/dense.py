@@ -12,7 +12,7 @@ from anyfleet.elastic.slicing import Params, cut
 def dense(blueprint: Blueprint, slice: Slice, params: Params, buffers: Params) -> "DenseModel":
     """A real small module for a slice of the given tensors; it shares no memory with them."""
     small, held = cut(params, slice, blueprint), cut(buffers, slice, blueprint)
-    return DenseModel(blueprint.local(slice), small, held, first=slice.first)
+    return DenseModel(blueprint.local(slice), small, held, first=slice.first_trained_layer)
 
 
 class DenseModel(nn.Module):

@@ -7,7 +7,7 @@ from anyfleet.parts.aggregate.clipped import Clipped
 from anyfleet.parts.aggregate.diagnosed import Diagnosed
 from anyfleet.parts.aggregate.error_weighted import ErrorWeighted
 from anyfleet.parts.aggregate.mean import Mean, Weighted
-from anyfleet.parts.aggregate.server_optimiser import ServerAdam, ServerSgd, ServerStep
+from anyfleet.parts.aggregate.server_optimiser import ServerAdam, ServerOptimised, ServerSgd
 from anyfleet.parts.aggregate.subset import Subset
 
 __all__ = [
@@ -19,8 +19,8 @@ __all__ = [
     "ErrorWeighted",
     "Mean",
     "ServerAdam",
+    "ServerOptimised",
     "ServerSgd",
-    "ServerStep",
     "Subset",
     "TrimmedMean",
     "Weighted",

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from anyfleet.arrays import Floats
-from anyfleet.core.updates import Arrivals
+from anyfleet.core.updates import Updates
 from anyfleet.formulas.anycost import anycost_weights
 from anyfleet.formulas.theory import divergence_index, local_gain
 from anyfleet.papers import ANYCOST, Paper
@@ -28,23 +28,23 @@ class Aio(Weighted):
     floor: float = 1e-3
 
     papers: ClassVar[tuple[Paper, ...]] = (ANYCOST,)
-    gives: ClassVar[frozenset[str]] = frozenset({"weights", "mean_gain", "mean_divergence"})
+    provides: ClassVar[frozenset[str]] = frozenset({"weights", "mean_gain", "mean_divergence"})
 
     def __post_init__(self) -> None:
         if not 0 < self.floor <= 1:
             raise ValueError(f"Aio.floor must lie in (0, 1], got {self.floor}.")
 
-    def weigh(self, arrivals: Arrivals) -> Floats:
-        sizes = self.base.weigh(arrivals)
-        return anycost_weights(arrivals.alphas, arrivals.rates, sizes, self.floor)
+    def weigh(self, updates: Updates) -> Floats:
+        sizes = self.base.weigh(updates)
+        return anycost_weights(updates.alphas, updates.sent_fractions, sizes, self.floor)
 
-    def counted(self, arrivals: Arrivals) -> Arrivals:
-        return arrivals.sent()
+    def counted(self, updates: Updates) -> Updates:
+        return updates.only_sent()
 
-    def notes(self, arrivals: Arrivals) -> Mapping[str, Any]:
-        facts = arrivals.alphas, arrivals.rates
+    def diagnostics_of(self, updates: Updates) -> Mapping[str, Any]:
+        facts = updates.alphas, updates.sent_fractions
         return {
-            "weights": by_device(arrivals, self.weigh(arrivals)),
+            "weights": by_device(updates, self.weigh(updates)),
             "mean_gain": float(np.mean(local_gain(*facts))),
             "mean_divergence": float(np.mean(divergence_index(*facts))),
         }

@@ -8,9 +8,9 @@ import numpy as np
 from torch import Tensor
 
 from anyfleet.arrays import Floats
-from anyfleet.core.messages import Params, Stepped
+from anyfleet.core.messages import Aggregated, Params
 from anyfleet.core.slots import Aggregate
-from anyfleet.core.updates import Arrivals
+from anyfleet.core.updates import Updates
 from anyfleet.core.view import View
 from anyfleet.formulas.contribution import angle_weights, smoothed
 from anyfleet.formulas.theory import expected_decrease
@@ -46,7 +46,7 @@ class AngleWeighted(Aggregate):
     base: Weighted = field(default_factory=Mean)
 
     papers: ClassVar[tuple[Paper, ...]] = (FEDADP,)
-    gives: ClassVar[frozenset[str]] = frozenset(
+    provides: ClassVar[frozenset[str]] = frozenset(
         {
             "angles",
             "smoothed_angles",
@@ -68,28 +68,28 @@ class AngleWeighted(Aggregate):
         return {}
 
     def __call__(
-        self, model: Params, state: Angles, arrivals: Arrivals, view: View, key: Tensor
-    ) -> Stepped:
-        weighed, noted = self.base.weigh(arrivals), self.base.notes(arrivals)
-        arrivals = self.base.counted(arrivals)
-        found = directions(arrivals, weighed)
-        after = _learned(state, arrivals, found)
-        angles = _remembered(after, arrivals, found)
+        self, model: Params, state: Angles, updates: Updates, view: View, key: Tensor
+    ) -> Aggregated:
+        weighed, noted = self.base.weigh(updates), self.base.diagnostics_of(updates)
+        updates = self.base.counted(updates)
+        found = directions(updates, weighed)
+        after = _learned(state, updates, found)
+        angles = _remembered(after, updates, found)
         weights = self._weights(found, angles)
-        change = arrivals.mean(weights)
+        change = updates.mean(weights)
         moved = {name: model[name] + change[name] for name in change}
         now = self._weights(found, found.angles)
         notes = {
             **noted,
-            "angles": by_device(arrivals, found.angles),
-            "smoothed_angles": by_device(arrivals, angles),
-            "weights": by_device(arrivals, _shares(weights)),
+            "angles": by_device(updates, found.angles),
+            "smoothed_angles": by_device(updates, angles),
+            "weights": by_device(updates, _shares(weights)),
             # METHODS §F.4: only with the angles of this very step it is never below the mean's.
             "expected_decrease": expected_decrease(_shares(weights), found.angles),
             "expected_decrease_instantaneous": expected_decrease(_shares(now), found.angles),
             "expected_decrease_of_mean": expected_decrease(_shares(found.weights), found.angles),
         }
-        return Stepped({**model, **moved}, after, notes)
+        return Aggregated({**model, **moved}, after, notes)
 
     def _weights(self, found: Directions, angles: Floats) -> Floats:
         if not (found.means > 0).any():
@@ -100,7 +100,7 @@ class AngleWeighted(Aggregate):
         return angle_weights(found.weights, angles, self.sharpness)
 
 
-def _learned(state: Angles, arrivals: Arrivals, found: Directions) -> Angles:
+def _learned(state: Angles, arrivals: Updates, found: Directions) -> Angles:
     """The angles of all devices after this step."""
     after = dict(state)
     for row in np.flatnonzero(found.known):
@@ -112,7 +112,7 @@ def _learned(state: Angles, arrivals: Arrivals, found: Directions) -> Angles:
     return after
 
 
-def _remembered(state: Angles, arrivals: Arrivals, found: Directions) -> Floats:
+def _remembered(state: Angles, arrivals: Updates, found: Directions) -> Floats:
     """The angles that count, row by row."""
     pairs = zip(arrivals.device.tolist(), found.angles.tolist(), strict=True)
     return np.array([state[d].mean if d in state else now for d, now in pairs], dtype=np.float64)

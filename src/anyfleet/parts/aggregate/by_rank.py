@@ -11,9 +11,9 @@ from typing import ClassVar, Protocol
 import numpy as np
 from torch import Tensor
 
-from anyfleet.core.messages import Params, Stepped
+from anyfleet.core.messages import Aggregated, Params
 from anyfleet.core.slots import Aggregate, State
-from anyfleet.core.updates import Arrivals
+from anyfleet.core.updates import Updates
 from anyfleet.core.view import View
 from anyfleet.papers import BYZANTINE, Paper
 
@@ -23,17 +23,17 @@ class _ByRank(Aggregate, Protocol):
 
     papers: ClassVar[tuple[Paper, ...]] = (BYZANTINE,)
 
-    def change(self, arrivals: Arrivals) -> dict[str, Tensor]:
+    def change(self, updates: Updates) -> dict[str, Tensor]:
         """Return the change of every coordinate; zero where nobody trained."""
 
     def __call__(
-        self, model: Params, state: State, arrivals: Arrivals, view: View, key: Tensor
-    ) -> Stepped:
+        self, model: Params, state: State, updates: Updates, view: View, key: Tensor
+    ) -> Aggregated:
         # Without data there is no vote, and what is not finite has no rank.
-        voting = (arrivals.samples > 0) & np.isfinite(arrivals.norms())
-        change = self.change(arrivals.take(np.flatnonzero(voting)))
+        voting = (updates.samples > 0) & np.isfinite(updates.norms())
+        change = self.change(updates.take(np.flatnonzero(voting)))
         moved = {name: model[name] + change[name] for name in change}
-        return Stepped({**model, **moved}, state)
+        return Aggregated({**model, **moved}, state)
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,9 @@ class TrimmedMean(_ByRank):
                 "ends; for the median use CoordinateMedian()."
             )
 
-    def change(self, arrivals: Arrivals) -> dict[str, Tensor]:
+    def change(self, updates: Updates) -> dict[str, Tensor]:
         """Return the trimmed mean of every coordinate."""
-        return arrivals.trimmed(self.share)
+        return updates.trimmed(self.share)
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,6 @@ class CoordinateMedian(_ByRank):
     It withstands any minority of those who trained a coordinate.
     """
 
-    def change(self, arrivals: Arrivals) -> dict[str, Tensor]:
+    def change(self, updates: Updates) -> dict[str, Tensor]:
         """Return the median of every coordinate."""
-        return arrivals.median()
+        return updates.median()

@@ -8,9 +8,9 @@ import numpy as np
 from torch import Tensor
 
 from anyfleet.arrays import Floats
-from anyfleet.core.messages import Params, Stepped
-from anyfleet.core.slots import Aggregate, Around, State
-from anyfleet.core.updates import Arrivals
+from anyfleet.core.messages import Aggregated, Params
+from anyfleet.core.slots import Aggregate, State, Wrapper
+from anyfleet.core.updates import Updates
 from anyfleet.core.view import View
 from anyfleet.errors import refuse
 from anyfleet.papers import CLIPPING, Paper
@@ -18,7 +18,7 @@ from anyfleet.parts.aggregate.mean import Mean
 
 
 @dataclass(frozen=True)
-class Clipped(Around, Aggregate):
+class Clipped(Wrapper, Aggregate):
     """Another aggregator, of updates none of which is much longer than the others.
 
     An update that is too long keeps its direction and is shortened to the bound: to the Euclidean
@@ -33,7 +33,7 @@ class Clipped(Around, Aggregate):
     length: float | None = None
 
     papers: ClassVar[tuple[Paper, ...]] = (CLIPPING,)
-    gives: ClassVar[frozenset[str]] = frozenset({"clipped", "clipped_count"})
+    provides: ClassVar[frozenset[str]] = frozenset({"clipped", "clipped_count"})
 
     def __post_init__(self) -> None:
         refuse(
@@ -48,27 +48,27 @@ class Clipped(Around, Aggregate):
         )
 
     def __call__(
-        self, model: Params, state: State, arrivals: Arrivals, view: View, key: Tensor
-    ) -> Stepped:
-        arrivals = arrivals.take(np.flatnonzero(np.isfinite(arrivals.norms())))
-        if not len(arrivals):
-            return Stepped(model, state, _notes(arrivals, np.ones(0)))
-        factors = self._factors(arrivals)
-        stepped = self.inner(model, state, arrivals.scaled(factors), view, key)
-        notes = {**stepped.notes, **_notes(arrivals, factors)}
-        return Stepped(stepped.model, stepped.state, notes)
+        self, model: Params, state: State, updates: Updates, view: View, key: Tensor
+    ) -> Aggregated:
+        updates = updates.take(np.flatnonzero(np.isfinite(updates.norms())))
+        if not len(updates):
+            return Aggregated(model, state, _notes(updates, np.ones(0)))
+        factors = self._factors(updates)
+        stepped = self.inner(model, state, updates.scaled(factors), view, key)
+        notes = {**stepped.diagnostics, **_notes(updates, factors)}
+        return Aggregated(stepped.model, stepped.state, notes)
 
-    def _factors(self, arrivals: Arrivals) -> Floats:
+    def _factors(self, arrivals: Updates) -> Floats:
         """Return by which number each update is multiplied: 1 leaves it as it is."""
         if self.length is not None:
             found, bound = arrivals.norms(), self.length
         else:
-            found = arrivals.sizes()
+            found = arrivals.root_mean_squares()
             bound = self.times * float(np.median(found[found > 0])) if found.any() else np.inf
         long = found > bound
         return np.where(long, bound / np.where(long, found, 1.0), 1.0)
 
 
-def _notes(arrivals: Arrivals, factors: Floats) -> Mapping[str, Any]:
+def _notes(arrivals: Updates, factors: Floats) -> Mapping[str, Any]:
     clipped = tuple(arrivals.device[factors < 1].tolist())
     return {"clipped": clipped, "clipped_count": len(clipped)}

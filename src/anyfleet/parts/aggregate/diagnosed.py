@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import Tensor
 
-from anyfleet.core.messages import Params, Stepped
-from anyfleet.core.slots import Aggregate, Around, State
-from anyfleet.core.updates import Arrivals, base
+from anyfleet.core.messages import Aggregated, Params
+from anyfleet.core.slots import Aggregate, State, Wrapper
+from anyfleet.core.updates import Updates, base
 from anyfleet.core.view import View
 from anyfleet.formulas.theory import dissimilarity, expected_decrease
 from anyfleet.parts.aggregate.directions import by_device, directions
@@ -17,7 +17,7 @@ from anyfleet.parts.aggregate.mean import Mean
 
 
 @dataclass(frozen=True)
-class Diagnosed(Around, Aggregate):
+class Diagnosed(Wrapper, Aggregate):
     """Another aggregator; the step's record tells more, and the model is the same, bit for bit.
 
     * `coverage`: the share of the trainable coordinates that somebody trained; `regions`: in how
@@ -37,7 +37,7 @@ class Diagnosed(Around, Aggregate):
     inner: Aggregate = field(default_factory=Mean)
     measures: tuple[str, ...] = ()
 
-    gives: ClassVar[frozenset[str]] = frozenset(
+    provides: ClassVar[frozenset[str]] = frozenset(
         {
             "coverage",
             "regions",
@@ -53,18 +53,18 @@ class Diagnosed(Around, Aggregate):
     )
 
     @property
-    def wants(self) -> frozenset[str]:
+    def reports(self) -> frozenset[str]:
         return frozenset(self.measures)
 
     def __call__(
-        self, model: Params, state: State, arrivals: Arrivals, view: View, key: Tensor
-    ) -> Stepped:
-        stepped = self.inner(model, state, arrivals, view, key)
-        notes = {**_trained(model, arrivals, view), **_agreement(arrivals), **stepped.notes}
-        return Stepped(stepped.model, stepped.state, notes)
+        self, model: Params, state: State, updates: Updates, view: View, key: Tensor
+    ) -> Aggregated:
+        stepped = self.inner(model, state, updates, view, key)
+        notes = {**_trained(model, updates, view), **_agreement(updates), **stepped.diagnostics}
+        return Aggregated(stepped.model, stepped.state, notes)
 
 
-def _trained(model: Params, arrivals: Arrivals, view: View) -> Mapping[str, Any]:
+def _trained(model: Params, arrivals: Updates, view: View) -> Mapping[str, Any]:
     """Which part of the model was trained, and by how many."""
     regions = arrivals.regions()
     trainable = frozenset(view.blueprint.trained())
@@ -73,7 +73,7 @@ def _trained(model: Params, arrivals: Arrivals, view: View) -> Mapping[str, Any]
     whole = sum(model[name].numel() for name in names)
     common = {name: model[name] for name in names if "@" not in name}
     length = np.sqrt(sum(float(value.double().square().sum()) for value in common.values()))
-    inside = float(arrivals.lengths(common).min(initial=np.inf))
+    inside = float(arrivals.tree_norms(common).min(initial=np.inf))
     return {
         "coverage": int(regions.coordinates.sum()) / whole if whole else 0.0,
         "regions": len(regions.devices),
@@ -82,7 +82,7 @@ def _trained(model: Params, arrivals: Arrivals, view: View) -> Mapping[str, Any]
     }
 
 
-def _agreement(arrivals: Arrivals) -> Mapping[str, Any]:
+def _agreement(arrivals: Updates) -> Mapping[str, Any]:
     """How the updates lie around their mean."""
     found = directions(arrivals, arrivals.samples)
     total = found.weights.sum()

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from anyfleet.arrays import Flags, Floats
-from anyfleet.core.updates import Arrivals
+from anyfleet.core.updates import Updates
 from anyfleet.formulas.contribution import angles
 
 
@@ -37,17 +37,17 @@ class Directions:
         return distances
 
 
-def directions(arrivals: Arrivals, weights: Floats) -> Directions:
+def directions(updates: Updates, weights: Floats) -> Directions:
     """Compares the updates with their mean by these weights."""
-    norms = arrivals.norms()
+    norms = updates.norms()
     finite = np.isfinite(norms)
     counted = np.where(finite, weights, 0.0)
-    mean = arrivals.mean(counted)
-    dots = np.where(finite, arrivals.dots(mean), 0.0)
-    norms, means = np.where(finite, norms, 0.0), arrivals.lengths(mean)
+    mean = updates.mean(counted)
+    dots = np.where(finite, updates.dots(mean), 0.0)
+    norms, means = np.where(finite, norms, 0.0), updates.tree_norms(mean)
     return Directions(finite, counted, norms, means, dots, angles(dots, norms, means))
 
 
-def by_device(arrivals: Arrivals, values: Floats) -> dict[int, float]:
+def by_device(updates: Updates, values: Floats) -> dict[int, float]:
     """Numbers of devices, for the record; of a device that answered twice, the last."""
-    return dict(zip(arrivals.device.tolist(), values.tolist(), strict=True))
+    return dict(zip(updates.device.tolist(), values.tolist(), strict=True))

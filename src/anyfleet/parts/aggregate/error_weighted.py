@@ -8,7 +8,7 @@ import numpy as np
 
 from anyfleet.arrays import Floats
 from anyfleet.core.messages import measured
-from anyfleet.core.updates import Arrivals
+from anyfleet.core.updates import Updates
 from anyfleet.formulas.compression import fedhq_weights
 from anyfleet.papers import FEDHQ, Paper
 from anyfleet.parts.aggregate.directions import by_device
@@ -27,14 +27,14 @@ class ErrorWeighted(Weighted):
     base: Mean = field(default_factory=Mean)
 
     papers: ClassVar[tuple[Paper, ...]] = (FEDHQ,)
-    wants: ClassVar[frozenset[str]] = frozenset({"distortion"})
-    gives: ClassVar[frozenset[str]] = frozenset({"weights"})
+    reports: ClassVar[frozenset[str]] = frozenset({"distortion"})
+    provides: ClassVar[frozenset[str]] = frozenset({"weights"})
 
-    def weigh(self, arrivals: Arrivals) -> Floats:
-        told = np.array([measured(report, "distortion") for report in arrivals.report])
+    def weigh(self, updates: Updates) -> Floats:
+        told = np.array([measured(report, "distortion") for report in updates.report])
         # What is not told, or nonsense, is no reason to count more than an exact update.
         errors = np.maximum(np.where(np.isnan(told), np.inf, told), 0.0)
-        return fedhq_weights(errors, self.base.weigh(arrivals))
+        return fedhq_weights(errors, self.base.weigh(updates))
 
-    def notes(self, arrivals: Arrivals) -> Mapping[str, Any]:
-        return {"weights": by_device(arrivals, self.weigh(arrivals))}
+    def diagnostics_of(self, updates: Updates) -> Mapping[str, Any]:
+        return {"weights": by_device(updates, self.weigh(updates))}

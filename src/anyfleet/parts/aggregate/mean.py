@@ -8,9 +8,9 @@ import numpy as np
 from torch import Tensor
 
 from anyfleet.arrays import Floats
-from anyfleet.core.messages import Params, Stepped
+from anyfleet.core.messages import Aggregated, Params
 from anyfleet.core.slots import Aggregate, State
-from anyfleet.core.updates import Arrivals
+from anyfleet.core.updates import Updates
 from anyfleet.core.view import View
 from anyfleet.papers import FEDAVG, Paper
 
@@ -18,23 +18,23 @@ from anyfleet.papers import FEDAVG, Paper
 class Weighted(Aggregate, Protocol):
     """Per coordinate, a weighted mean over devices; subclasses say by which weights, of what."""
 
-    def weigh(self, arrivals: Arrivals) -> Floats:
+    def weigh(self, updates: Updates) -> Floats:
         """One weight per arrival, not normalised."""
 
-    def counted(self, arrivals: Arrivals) -> Arrivals:
+    def counted(self, updates: Updates) -> Updates:
         """What of the updates counts."""
-        return arrivals
+        return updates
 
-    def notes(self, arrivals: Arrivals) -> Mapping[str, Any]:
+    def diagnostics_of(self, updates: Updates) -> Mapping[str, Any]:
         """What belongs into the record of the step."""
         return {}
 
     def __call__(
-        self, model: Params, state: State, arrivals: Arrivals, view: View, key: Tensor
-    ) -> Stepped:
-        change = self.counted(arrivals).mean(self.weigh(arrivals))
+        self, model: Params, state: State, updates: Updates, view: View, key: Tensor
+    ) -> Aggregated:
+        change = self.counted(updates).mean(self.weigh(updates))
         moved = {name: model[name] + change[name] for name in change}
-        return Stepped({**model, **moved}, state, self.notes(arrivals))
+        return Aggregated({**model, **moved}, state, self.diagnostics_of(updates))
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,9 @@ class Mean(Weighted):
         if self.discount < 0:
             raise ValueError(f"Mean.discount must not be negative, got {self.discount}.")
 
-    def weigh(self, arrivals: Arrivals) -> Floats:
+    def weigh(self, updates: Updates) -> Floats:
         """One weight per arrival, not normalised."""
-        faded = np.power(1.0 + arrivals.staleness.astype(np.float64), -self.discount)
+        faded = np.power(1.0 + updates.staleness.astype(np.float64), -self.discount)
         if self.weights == "samples":
-            return arrivals.samples * faded
-        return np.where(arrivals.samples > 0, faded, 0.0)  # without data there is no vote
+            return updates.samples * faded
+        return np.where(updates.samples > 0, faded, 0.0)  # without data there is no vote

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from anyfleet.arguments import checked
-from anyfleet.core.messages import Params, Stepped
+from anyfleet.core.messages import Aggregated, Params
 from anyfleet.core.slots import Aggregate, State
-from anyfleet.core.updates import Arrivals
+from anyfleet.core.updates import Updates
 from anyfleet.core.view import View
 from anyfleet.papers import FEDADAM, Paper
 from anyfleet.parts.aggregate.mean import Mean
@@ -84,7 +84,7 @@ class _Kept(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ServerStep(Aggregate):
+class ServerOptimised(Aggregate):
     """An aggregator followed by a server optimiser.
 
     Coordinates that nobody trained do not move, nor do those that only devices without samples or
@@ -100,31 +100,31 @@ class ServerStep(Aggregate):
     def learn(
         self,
         state: _Kept,
-        arrivals: Arrivals | None,
-        notes: Mapping[str, Any],
+        updates: Updates | None,
+        diagnostics: Mapping[str, Any],
         view: View,
     ) -> _Kept:
-        return state._replace(inner=self.inner.learn(state.inner, arrivals, notes, view))
+        return state._replace(inner=self.inner.learn(state.inner, updates, diagnostics, view))
 
-    def tells(self, state: _Kept) -> Mapping[str, Any]:
-        return self.inner.tells(state.inner)
+    def diagnostics(self, state: _Kept) -> Mapping[str, Any]:
+        return self.inner.diagnostics(state.inner)
 
     def __call__(
-        self, model: Params, state: _Kept, arrivals: Arrivals, view: View, key: Tensor
-    ) -> Stepped:
-        proposed = self.inner(model, state.inner, arrivals, view, key)
+        self, model: Params, state: _Kept, updates: Updates, view: View, key: Tensor
+    ) -> Aggregated:
+        proposed = self.inner(model, state.inner, updates, view, key)
         moved, slots = {}, dict(state.slots)
-        for name, covered in _counted(arrivals, proposed.notes).covered().items():
+        for name, covered in _counted(updates, proposed.diagnostics).covered().items():
             old = model[name]
             before = slots.get(name) or self.optimiser.init(old)
             change, after = self.optimiser.step(proposed.model[name] - old, before)
             moved[name] = torch.where(covered, old + change, old)
             slots[name] = {n: torch.where(covered, after[n], before[n]) for n in before}
         kept = _Kept(proposed.state, slots)
-        return Stepped({**proposed.model, **moved}, kept, proposed.notes)
+        return Aggregated({**proposed.model, **moved}, kept, proposed.diagnostics)
 
 
-def _counted(arrivals: Arrivals, notes: Mapping[str, Any]) -> Arrivals:
+def _counted(arrivals: Updates, notes: Mapping[str, Any]) -> Updates:
     """Without the updates that did not count in the step with these notes."""
     # Of a device that answered more than once, only some updates may be excluded.
     answers, excluded = Counter(arrivals.device.tolist()), Counter(notes.get("excluded", ()))

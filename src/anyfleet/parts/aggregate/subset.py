@@ -10,9 +10,9 @@ from torch import Tensor
 
 from anyfleet import rng
 from anyfleet.arrays import Floats, Ints
-from anyfleet.core.messages import Params, Stepped
-from anyfleet.core.slots import Aggregate, Around, State
-from anyfleet.core.updates import Arrivals
+from anyfleet.core.messages import Aggregated, Params
+from anyfleet.core.slots import Aggregate, State, Wrapper
+from anyfleet.core.updates import Updates
 from anyfleet.core.view import View
 from anyfleet.errors import refuse
 from anyfleet.formulas.contribution import Statistic, Stopping, alignment, optimal_subset
@@ -22,7 +22,7 @@ from anyfleet.parts.aggregate.mean import Mean
 
 
 @dataclass(frozen=True)
-class Subset(Around, Aggregate):
+class Subset(Wrapper, Aggregate):
     """Another aggregator, of those updates that go well together (METHODS §1.18).
 
     The update is found whose removal makes the others agree most; its device is `labelled`. If the
@@ -41,8 +41,8 @@ class Subset(Around, Aggregate):
     left: Stopping = "share"
 
     papers: ClassVar[tuple[Paper, ...]] = (FEDPNS, THESIS)
-    judges: ClassVar[bool] = True
-    gives: ClassVar[frozenset[str]] = frozenset(
+    needs_server_loss: ClassVar[bool] = True
+    provides: ClassVar[frozenset[str]] = frozenset(
         {"labelled", "excluded", "labelled_count", "excluded_count", "alignment", "alignment_after"}
     )
 
@@ -58,13 +58,13 @@ class Subset(Around, Aggregate):
         )
 
     def __call__(
-        self, model: Params, state: State, arrivals: Arrivals, view: View, key: Tensor
-    ) -> Stepped:
-        finite = np.isfinite(arrivals.norms())
-        healthy = arrivals.take(np.flatnonzero(finite))
-        trials: dict[tuple[int, ...], Stepped] = {}
+        self, model: Params, state: State, updates: Updates, view: View, key: Tensor
+    ) -> Aggregated:
+        finite = np.isfinite(updates.norms())
+        healthy = updates.take(np.flatnonzero(finite))
+        trials: dict[tuple[int, ...], Aggregated] = {}
 
-        def stepped(rows: Ints) -> Stepped:
+        def stepped(rows: Ints) -> Aggregated:
             """What the inner aggregator would make of these rows; worked out once."""
             name = tuple(rows.tolist())
             if name not in trials:
@@ -80,13 +80,13 @@ class Subset(Around, Aggregate):
             statistic=self.statistic,
             rule=self.left,
         )
-        result = stepped(found.kept) if len(found.kept) else Stepped(model, state)
-        broken = tuple(arrivals.device[~finite].tolist())
-        notes = {**result.notes, **self._notes(healthy, gram, found, broken)}
-        return Stepped(result.model, result.state, notes)
+        result = stepped(found.kept) if len(found.kept) else Aggregated(model, state)
+        broken = tuple(updates.device[~finite].tolist())
+        notes = {**result.diagnostics, **self._notes(healthy, gram, found, broken)}
+        return Aggregated(result.model, result.state, notes)
 
     def _notes(
-        self, healthy: Arrivals, gram: Floats, found: Remaining, broken: tuple[int, ...]
+        self, healthy: Updates, gram: Floats, found: Remaining, broken: tuple[int, ...]
     ) -> Mapping[str, Any]:
         labelled = tuple(healthy.device[found.labelled].tolist())
         excluded = (*broken, *healthy.device[found.excluded].tolist())
@@ -108,7 +108,7 @@ def _one_of(name: str, value: str, known: tuple[str, ...]) -> str:
 
 
 def _comparison(
-    stepped: Callable[[Ints], Stepped], view: View, key: Tensor
+    stepped: Callable[[Ints], Aggregated], view: View, key: Tensor
 ) -> Callable[[Ints, Ints], bool]:
     """Whether the server's loss rises without a row: both on one batch, a new one each time."""
     done = 0
@@ -117,7 +117,7 @@ def _comparison(
         nonlocal done
         batch = rng.fold(key, done)
         done += 1
-        before, after = (view.judge(stepped(which).model, batch) for which in (rows, without))
+        before, after = (view.server_loss(stepped(which).model, batch) for which in (rows, without))
         return math.isnan(after) or before < after  # a broken model is never better
 
     return worse

@@ -6,8 +6,8 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from anyfleet.core.check_in import Choices, Offer, Own
-from anyfleet.core.messages import Notes, Numbers
+from anyfleet.core.check_in import Choices, ChoosingDevice, MenuEntry
+from anyfleet.core.messages import ChooserState, Hyperparameters
 from anyfleet.core.slots import Choose, Lesson
 from anyfleet.errors import refuse
 from anyfleet.formulas.whale import (
@@ -32,7 +32,7 @@ class FisherUtility(Choose):
     `fisher`: "relative" to the initial model of the same width; "literal" takes the raw trace
     times the batch (Eq. 3 of the paper); "constant" looks at time only. `penalty` 0 looks at
     training only. `reference`: whose time counts, that of the smallest network ("unit") or of the
-    one trained last. `target` seconds; without them the plan must give a target (`Paced`).
+    one trained last. `target` seconds; without them the plan must give a target (`TargetSeconds`).
     """
 
     levels: int = 5
@@ -69,82 +69,86 @@ class FisherUtility(Choose):
             yield f'FisherUtility.reference must be "unit" or "last_choice", got {self.reference}.'
 
     @property
-    def keeps(self) -> frozenset[str]:
+    def learns_from(self) -> frozenset[str]:
         # Without Fisher information it still learns that it has trained, and how wide.
         return frozenset({"loss" if self.fisher == "constant" else "fisher"})
 
     @property
-    def needs(self) -> Mapping[str, str]:
-        sizes = f"plan=Menu(...) or DepthMenu(...) with {self.levels} sizes, one for each level"
+    def requires(self) -> Mapping[str, str]:
+        sizes = f"plan=WidthMenu(...) or TrainedLayersMenu(...) with {self.levels} sizes, one for each level"
         menu = {f"menu of {self.levels}": sizes}
         if self.target is not None or not self.penalty:
             return menu
-        paced = "plan=Paced(Menu(...)), or name FisherUtility.target in seconds"
+        paced = "plan=TargetSeconds(WidthMenu(...)), or name FisherUtility.target in seconds"
         return {**menu, "target": paced}
 
     # -- choosing
 
-    def __call__(self, menu: Sequence[Offer], own: Own, numbers: Numbers) -> Choices:
+    def __call__(
+        self, menu: Sequence[MenuEntry], device: ChoosingDevice, hyperparameters: Hyperparameters
+    ) -> Choices:
         missing = self.levels - len(menu)
         if missing < 0:
             raise ValueError(
                 f"FisherUtility.levels is {self.levels}, but the menu has {len(menu)} entries: "
                 "name as many levels as the plan has sizes."
             )
-        notes = own.memory.notes
+        notes = device.state.chooser
         if not notes.get("rounds"):
             wanted, u = self.first_level, float("nan")
         else:
-            u = self._utility(menu, own, numbers)
+            u = self._utility(menu, device, hyperparameters)
             wanted = int(level(u, self.levels))
         entry = max(wanted - 1 - missing, 0)
-        return Choices(np.array([entry]), numbers, np.array([u]), ("",))
+        return Choices(np.array([entry]), hyperparameters, np.array([u]), ("",))
 
-    def _utility(self, menu: Sequence[Offer], own: Own, numbers: Numbers) -> float:
-        notes = own.memory.notes
+    def _utility(
+        self, menu: Sequence[MenuEntry], own: ChoosingDevice, numbers: Hyperparameters
+    ) -> float:
+        notes = own.state.chooser
         # The target is the time of a network, without what it costs to offer several.
-        seconds = seconds_for(self._timed(menu, notes).bare, own, numbers)
-        target = float(numbers.target[0]) if self.target is None else self.target
+        seconds = seconds_for(self._timed(menu, notes).without_menu, own, numbers)
+        target = float(numbers.target_seconds[0]) if self.target is None else self.target
         useful = utility(self._effectiveness(notes, numbers), seconds, target, self.penalty)
         return float(threshold_utility(useful, self.threshold))
 
-    def _timed(self, menu: Sequence[Offer], notes: Notes) -> Offer:
+    def _timed(self, menu: Sequence[MenuEntry], notes: ChooserState) -> MenuEntry:
         """The entry of the menu whose time is held against the target."""
         if self.reference == "unit":
             return menu[-1]
-        return next((offer for offer in menu if offer.size == notes["last"]), menu[-1])
+        return next((offer for offer in menu if offer.sub_model_size == notes["last"]), menu[-1])
 
-    def _effectiveness(self, notes: Notes, numbers: Numbers) -> float:
+    def _effectiveness(self, notes: ChooserState, numbers: Hyperparameters) -> float:
         if self.fisher == "constant":
             return self.threshold
         squares, counts = np.array(notes["squares"]), np.array(notes["steps"])
         if self.fisher == "relative":
             return float(relative_effectiveness(squares * counts, counts))
         # Eq. 3 sums over the iterations of a round: one column with the root of each sum.
-        return effectiveness(np.sqrt(squares * counts)[:, None], int(numbers.batch[0]))
+        return effectiveness(np.sqrt(squares * counts)[:, None], int(numbers.batch_size[0]))
 
     # -- learning
 
-    def learn(self, notes: Notes, lesson: Lesson) -> Notes:
+    def learn(self, state: ChooserState, lesson: Lesson) -> ChooserState:
         if self.fisher == "constant":
-            return {**notes, "rounds": (1.0,), "last": lesson.size}
+            return {**state, "rounds": (1.0,), "last": lesson.sub_model_size}
         square = lesson.measured.get("fisher_squares", float("nan"))
         if not np.isfinite(square):
-            return notes  # nothing was trained: the window stays as it is
-        first = int(lesson.size[1])
-        birth = _at_birth(lesson.share, first)
-        new = dict(notes)
-        if self.asks(notes, lesson.share, first):
-            new[birth] = (lesson.birth(),)
+            return state  # nothing was trained: the window stays as it is
+        first = int(lesson.sub_model_size[1])
+        birth = _at_birth(lesson.width, first)
+        new = dict(state)
+        if self.measures_initial(state, lesson.width, first):
+            new[birth] = (lesson.initial_fisher(),)
         if self.fisher == "relative":
             square = square / new[birth][0] ** 2 if new[birth][0] > 0 else 0.0
-        new["squares"] = (*notes.get("squares", ()), square)[-self.window :]
+        new["squares"] = (*state.get("squares", ()), square)[-self.window :]
         steps = lesson.measured["fisher_steps"]
-        new["steps"] = (*notes.get("steps", ()), steps)[-self.window :]
-        return {**new, "rounds": (float(len(new["squares"])),), "last": lesson.size}
+        new["steps"] = (*state.get("steps", ()), steps)[-self.window :]
+        return {**new, "rounds": (float(len(new["squares"])),), "last": lesson.sub_model_size}
 
-    def asks(self, notes: Notes, share: float, first: int) -> bool:
-        return self.fisher == "relative" and _at_birth(share, first) not in notes
+    def measures_initial(self, state: ChooserState, width: float, first_trained_layer: int) -> bool:
+        return self.fisher == "relative" and _at_birth(width, first_trained_layer) not in state
 
 
 def _at_birth(share: float, first: int) -> str:

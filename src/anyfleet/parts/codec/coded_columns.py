@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from anyfleet.arrays import Ints
-from anyfleet.core.layout import Envelope, Lane
+from anyfleet.core.layout import MessageLayout, TensorLayout
 
 Levels = NDArray[np.int32]
 MOST_LEVEL = (1 << 30) - 1  # either side of 0, so that a level with its sign has 31 bits
@@ -31,7 +31,7 @@ class Layout:
     bucket: int | None = None
     numbers: bool = False
 
-    def unit(self, lane: Lane) -> int:
+    def unit(self, lane: TensorLayout) -> int:
         """Entries under one flag."""
         return lane.unit if self.kernels else 1
 
@@ -68,16 +68,16 @@ class Column(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     counts: Annotated[list[int], _PerTensor] = []  # scales of each lane, unless by buckets
 
 
-def entries(envelope: Envelope) -> Ints:
+def entries(envelope: MessageLayout) -> Ints:
     """How many entries each column has of each lane."""
-    ends = [lane.ends for lane in envelope.lanes.values()]
+    ends = [lane.ends for lane in envelope.tensors.values()]
     grid = np.array(ends, dtype=np.int64).reshape(len(ends), envelope.columns)
     return np.diff(grid, axis=1, prepend=0).T
 
 
-def units(envelope: Envelope, layout: Layout) -> Ints:
+def units(envelope: MessageLayout, layout: Layout) -> Ints:
     """How many flags each column has of each lane."""
-    wide = [layout.unit(lane) for lane in envelope.lanes.values()]
+    wide = [layout.unit(lane) for lane in envelope.tensors.values()]
     return entries(envelope) // np.array(wide, dtype=np.int64)
 
 

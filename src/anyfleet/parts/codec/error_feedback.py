@@ -7,9 +7,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from anyfleet.core.layout import Envelope, Symbols
+from anyfleet.core.layout import MessageLayout, Symbols
 from anyfleet.core.messages import Params
-from anyfleet.core.slots import Codec, Slack, Squeezed
+from anyfleet.core.slots import Codec, Compressed, Slack
 from anyfleet.papers import STC, Paper
 from anyfleet.parts.codec.stc import Stc
 
@@ -23,11 +23,11 @@ class ErrorFeedback(Codec):
     """
 
     inner: Codec = field(default_factory=Stc)
-    slot: ClassVar[str] = "residual"
+    state_name: ClassVar[str] = "residual"
     papers: ClassVar[tuple[Paper, ...]] = (STC,)
 
     def __post_init__(self) -> None:
-        if self.inner.slot:
+        if self.inner.state_name:
             raise ValueError(
                 f"ErrorFeedback.inner={self.inner!r} keeps what it leaves out itself; "
                 "use it without ErrorFeedback."
@@ -38,37 +38,39 @@ class ErrorFeedback(Codec):
         return True
 
     @property
-    def adapts(self) -> bool:
-        return self.inner.adapts
+    def follows_sent_fraction(self) -> bool:
+        return self.inner.follows_sent_fraction
 
     @property
     def slack(self) -> Slack:
         return self.inner.slack
 
-    def squeeze(self, tree: Params, memory: Params, rate: Tensor, envelope: Envelope) -> Squeezed:
+    def compress(
+        self, tree: Params, state: Params, sent_fraction: Tensor, layout: MessageLayout
+    ) -> Compressed:
         # What is no number would stay so for ever: one bad round must not silence a device.
-        known = {name: torch.where(left.isfinite(), left, 0.0) for name, left in memory.items()}
+        known = {name: torch.where(left.isfinite(), left, 0.0) for name, left in state.items()}
         whole = {name: v + known[name] if name in known else v for name, v in tree.items()}
-        squeezed = self.inner.squeeze(whole, {}, rate, envelope)
+        squeezed = self.inner.compress(whole, {}, sent_fraction, layout)
         sent = squeezed.tree
         left = {name: v - sent[name] if name in sent else v for name, v in whole.items()}
-        return replace(squeezed, memory=left)
+        return replace(squeezed, state=left)
 
-    def bits(self, symbols: Symbols, envelope: Envelope) -> Tensor:
-        return self.inner.bits(symbols, envelope)
+    def bits(self, symbols: Symbols, layout: MessageLayout) -> Tensor:
+        return self.inner.bits(symbols, layout)
 
-    def pack(self, symbols: Symbols, envelope: Envelope) -> tuple[bytes, ...]:
-        return self.inner.pack(symbols, envelope)
+    def pack(self, symbols: Symbols, layout: MessageLayout) -> tuple[bytes, ...]:
+        return self.inner.pack(symbols, layout)
 
-    def unpack(self, columns: Sequence[bytes], envelope: Envelope) -> Symbols:
-        return self.inner.unpack(columns, envelope)
+    def unpack(self, columns: Sequence[bytes], layout: MessageLayout) -> Symbols:
+        return self.inner.unpack(columns, layout)
 
-    def restore(self, symbols: Symbols, envelope: Envelope) -> tuple[Params, Params]:
-        return self.inner.restore(symbols, envelope)
+    def restore(self, symbols: Symbols, layout: MessageLayout) -> tuple[Params, Params]:
+        return self.inner.restore(symbols, layout)
 
     @property
     def calibrates(self) -> bool:
         return self.inner.calibrates
 
-    def calibrated(self, update: Params, envelope: Envelope) -> Codec:
-        return replace(self, inner=self.inner.calibrated(update, envelope))
+    def calibrated(self, update: Params, layout: MessageLayout) -> Codec:
+        return replace(self, inner=self.inner.calibrated(update, layout))

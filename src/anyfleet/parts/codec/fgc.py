@@ -12,10 +12,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from anyfleet.core.layout import Envelope, Symbols
+from anyfleet.core.layout import MessageLayout, Symbols
 from anyfleet.core.message_size import heavy_update
 from anyfleet.core.messages import Params
-from anyfleet.core.slots import Squeezed
+from anyfleet.core.slots import Compressed
 from anyfleet.errors import BadMessage, refuse
 from anyfleet.papers import ANYCOST, Paper
 from anyfleet.parts.codec.coded_columns import Layout
@@ -43,11 +43,15 @@ class Fgc(Levelled):
     """
 
     table: Table = ()
-    rate: float = 1.0
+    sent_fraction: float = 1.0
     papers: ClassVar[tuple[Paper, ...]] = (ANYCOST,)
 
     def __post_init__(self) -> None:
-        wrong = "" if 0 < self.rate <= 1 else f"Fgc.rate must lie in (0, 1], got {self.rate}."
+        wrong = (
+            ""
+            if 0 < self.sent_fraction <= 1
+            else f"Fgc.rate must lie in (0, 1], got {self.sent_fraction}."
+        )
         refuse([wrong, *_faults(self.table)])
 
     @property
@@ -59,40 +63,44 @@ class Fgc(Levelled):
         return True
 
     @property
-    def adapts(self) -> bool:
+    def follows_sent_fraction(self) -> bool:
         return True
 
     @property
     def calibrates(self) -> bool:
         return not self.table
 
-    def calibrated(self, update: Params, envelope: Envelope) -> "Fgc":
-        kernels = Kernels(envelope.laid(update), envelope)
+    def calibrated(self, update: Params, layout: MessageLayout) -> "Fgc":
+        kernels = Kernels(layout.flattened(update), layout)
         strongest = float(kernels.norms.max()) if kernels.norms.numel() else 0.0
         # Training that moved nothing, or went wrong, shows nothing.
         if self.table or not 0 < strongest < torch.inf:
             return self
         return replace(self, table=_measured(self, kernels))
 
-    def squeeze(self, tree: Params, memory: Params, rate: Tensor, envelope: Envelope) -> Squeezed:
+    def compress(
+        self, tree: Params, state: Params, sent_fraction: Tensor, layout: MessageLayout
+    ) -> Compressed:
         # Whoever fits messages to a rate has measured them already.
-        symbols, bits = self._at_rate(envelope.laid(tree), rate, envelope)
-        received, kept = self.restore(symbols, envelope)
-        return Squeezed(received, kept, symbols, bits, {}, distortion(tree, received))
+        symbols, bits = self._at_rate(layout.flattened(tree), sent_fraction, layout)
+        received, kept = self.restore(symbols, layout)
+        return Compressed(received, kept, symbols, bits, {}, distortion(tree, received))
 
-    def quantise(self, laid: Params, rate: Tensor, envelope: Envelope) -> Symbols:
+    def quantise(self, laid: Params, rate: Tensor, envelope: MessageLayout) -> Symbols:
         return self._at_rate(laid, rate, envelope)[0]
 
-    def _at_rate(self, laid: Params, rate: Tensor, envelope: Envelope) -> tuple[Symbols, Tensor]:
+    def _at_rate(
+        self, laid: Params, rate: Tensor, envelope: MessageLayout
+    ) -> tuple[Symbols, Tensor]:
         """Symbols, and the bits of every row and column."""
         kernels = Kernels(laid, envelope)
-        rate = torch.where(rate >= 1, self.rate, rate)
+        rate = torch.where(rate >= 1, self.sent_fraction, rate)
         share, levels = looked_up(self.table or _generic(), rate.double().cpu().numpy())
         count = torch.from_numpy(count_of(share, kernels.norms.shape[1]))
         budget = rate.double().cpu().nan_to_num(0.0).clamp(0, 1) * 32 * kernels.entries
         return self._fitted(kernels, count, torch.from_numpy(levels), budget)
 
-    def values(self, symbols: Symbols, envelope: Envelope) -> Params:
+    def values(self, symbols: Symbols, envelope: MessageLayout) -> Params:
         ends = next(iter(symbols.scales.values()), torch.zeros(1, 3))
         low, high, steps = ends.to(envelope.dtype).unsqueeze(-1).unbind(1)
         most = int(steps.max())
@@ -104,13 +112,13 @@ class Fgc(Levelled):
         offset, flat = first.int()[:, None], table.flatten()
         return {
             name: flat.index_select(0, (levels + offset).flatten()).view(levels.shape)
-            for name, levels in symbols.levels.items()
+            for name, levels in symbols.quantisation_levels.items()
         }
 
-    def unpack(self, columns: Sequence[bytes], envelope: Envelope) -> Symbols:
-        symbols = super().unpack(columns, envelope)
+    def unpack(self, columns: Sequence[bytes], layout: MessageLayout) -> Symbols:
+        symbols = super().unpack(columns, layout)
         if len(columns):
-            _check(symbols, envelope)
+            _check(symbols, layout)
         return symbols
 
     def _fitted(
@@ -167,15 +175,17 @@ def _faults(table: Table) -> list[str]:
     return found
 
 
-def _check(symbols: Symbols, envelope: Envelope) -> None:
+def _check(symbols: Symbols, envelope: MessageLayout) -> None:
     """That levels mean something: what came over a link may say anything."""
     told = {name: rows.shape[1] for name, rows in symbols.scales.items() if rows.shape[1]}
-    if told != dict.fromkeys(list(envelope.lanes)[:1], 3):
+    if told != dict.fromkeys(list(envelope.tensors)[:1], 3):
         raise BadMessage("a message on a grid needs its two ends and its levels, and nothing else")
     steps = max((float(symbols.scales[name][0, 2]) for name in told), default=1.0)
     if not 1 <= steps <= MOST_LEVELS or steps != int(steps):
         raise BadMessage(f"a grid with {steps:g} levels; from 1 to {MOST_LEVELS} there may be")
-    levels = (int(rows.abs().max()) for rows in symbols.levels.values() if rows.numel())
+    levels = (
+        int(rows.abs().max()) for rows in symbols.quantisation_levels.values() if rows.numel()
+    )
     highest = max(levels, default=0)
     if highest > steps + 1:
         raise BadMessage(f"place {highest - 1} on a grid with {steps:g} levels")

@@ -7,7 +7,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from anyfleet.core.layout import Envelope, Symbols
+from anyfleet.core.layout import MessageLayout, Symbols
 from anyfleet.core.messages import Params
 from anyfleet.papers import FEDHQ, Paper
 from anyfleet.parts.codec.levelled import Levelled
@@ -27,26 +27,33 @@ class Hq(Levelled):
     without a target (a rate of 1) are met at `rate`.
     """
 
-    levels: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+    quantisation_levels: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128, 256)
     bucket: int = 512
     keep: float = 0.15
-    rate: float = 1.0
+    sent_fraction: float = 1.0
     papers: ClassVar[tuple[Paper, ...]] = (FEDHQ,)
 
     def __post_init__(self) -> None:
         check_share("Hq", self.keep)
-        ascending = all(a < b for a, b in zip(self.levels, self.levels[1:], strict=False))
-        if not self.levels or not ascending or not 1 <= self.levels[0] <= self.levels[-1] <= 2**24:
+        ascending = all(
+            a < b
+            for a, b in zip(self.quantisation_levels, self.quantisation_levels[1:], strict=False)
+        )
+        if (
+            not self.quantisation_levels
+            or not ascending
+            or not 1 <= self.quantisation_levels[0] <= self.quantisation_levels[-1] <= 2**24
+        ):
             raise ValueError(
-                f"Hq.levels must be numbers from 1 to {2**24} that ascend, got {self.levels}."
+                f"Hq.levels must be numbers from 1 to {2**24} that ascend, got {self.quantisation_levels}."
             )
         if self.bucket < 1:
             raise ValueError(f"Hq.bucket must be at least 1 entry, got {self.bucket}.")
-        if not 0 < self.rate <= 1:
-            raise ValueError(f"Hq.rate must lie in (0, 1], got {self.rate}.")
+        if not 0 < self.sent_fraction <= 1:
+            raise ValueError(f"Hq.rate must lie in (0, 1], got {self.sent_fraction}.")
 
     @property
-    def adapts(self) -> bool:
+    def follows_sent_fraction(self) -> bool:
         return True
 
     @property
@@ -57,12 +64,12 @@ class Hq(Levelled):
     def drops(self) -> bool:
         return True
 
-    def quantise(self, laid: Params, rate: Tensor, envelope: Envelope) -> Symbols:
-        entries = sum(lane.entries for lane in envelope.lanes.values())
-        rate = torch.where(rate >= 1, self.rate, rate)
+    def quantise(self, laid: Params, rate: Tensor, envelope: MessageLayout) -> Symbols:
+        entries = sum(lane.entries for lane in envelope.tensors.values())
+        rate = torch.where(rate >= 1, self.sent_fraction, rate)
         budget = (rate * NUMBER_BITS * entries).double().cpu()  # sizes are counted there
         kept = self._kept(laid, budget, envelope)
-        choice = torch.tensor(self.levels, dtype=torch.float64)
+        choice = torch.tensor(self.quantisation_levels, dtype=torch.float64)
         # Bisection: `best` fits or is the first, everything from `beyond` on does not.
         best = torch.zeros(len(rate), dtype=torch.int64)
         beyond = torch.full_like(best, len(choice))
@@ -72,13 +79,13 @@ class Hq(Levelled):
             best, beyond = torch.where(fits, middle, best), torch.where(fits, beyond, middle)
         return self._drawn(kept, choice[best])
 
-    def values(self, symbols: Symbols, envelope: Envelope) -> Params:
+    def values(self, symbols: Symbols, envelope: MessageLayout) -> Params:
         return TopK(self.keep, Qsgd(bucket=self.bucket)).values(symbols, envelope)
 
-    def _kept(self, laid: Params, budget: Tensor, envelope: Envelope) -> "_Kept":
+    def _kept(self, laid: Params, budget: Tensor, envelope: MessageLayout) -> "_Kept":
         """Of every row as many entries as its budget holds with the fewest levels."""
         kept = _Kept.of(laid, top(laid, self.keep), envelope)
-        fewest = torch.full_like(budget, self.levels[0])
+        fewest = torch.full_like(budget, self.quantisation_levels[0])
         for halving in range(1, _HALVINGS + 1):
             short = self._size(self._drawn(kept, fewest), envelope) > budget
             if not bool(short.any()):
@@ -95,7 +102,7 @@ class Hq(Levelled):
         inner = drawn(kept.entries, steps, kept.draws, self.bucket)
         return spread_symbols(inner, kept.flags, kept.places)
 
-    def _size(self, symbols: Symbols, envelope: Envelope) -> Tensor:
+    def _size(self, symbols: Symbols, envelope: MessageLayout) -> Tensor:
         return self.bits(symbols, envelope).sum(dim=1)
 
 
@@ -108,7 +115,7 @@ class _Kept(NamedTuple):
     draws: Params
 
     @classmethod
-    def of(cls, laid: Params, flags: Params, envelope: Envelope) -> "_Kept":
+    def of(cls, laid: Params, flags: Params, envelope: MessageLayout) -> "_Kept":
         places = {name: Places.of(each) for name, each in flags.items()}
         entries = {name: places[name].gathered(rows) for name, rows in laid.items()}
         return cls(flags, places, entries, draws(entries, envelope))

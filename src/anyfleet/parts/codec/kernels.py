@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from anyfleet import rng
-from anyfleet.core.layout import Envelope, Symbols
+from anyfleet.core.layout import MessageLayout, Symbols
 from anyfleet.core.messages import Params
 from anyfleet.parts.codec.ranking import largest, where_set
 
@@ -23,7 +23,7 @@ class Kernels:
     """Rows of entries, and the kernels that they are made of."""
 
     laid: Params
-    envelope: Envelope
+    envelope: MessageLayout
 
     @property
     def rows(self) -> int:
@@ -31,12 +31,12 @@ class Kernels:
 
     @property
     def entries(self) -> int:
-        return sum(lane.entries for lane in self.envelope.lanes.values())
+        return sum(lane.entries for lane in self.envelope.tensors.values())
 
     @cached_property
     def units(self) -> Mapping[str, Tensor]:
         """As [rows, kernels, entries of a kernel]."""
-        lanes = self.envelope.lanes.items()
+        lanes = self.envelope.tensors.items()
         shapes = {name: (lane.entries // lane.unit, lane.unit) for name, lane in lanes}
         return {name: rows.reshape(len(rows), *shapes[name]) for name, rows in self.laid.items()}
 
@@ -65,7 +65,9 @@ class Kernels:
         for name, units in self.units.items():
             found[name] = self._levels(units, chosen[name], ends, first)
             first += units[0].numel()
-        return Symbols(levels=found, kept=kept, scales=dict.fromkeys(list(self.units)[:1], ends))
+        return Symbols(
+            quantisation_levels=found, kept=kept, scales=dict.fromkeys(list(self.units)[:1], ends)
+        )
 
     def _ends(self, chosen: Mapping[str, "_Chosen"]) -> tuple[Tensor, Tensor]:
         """The smallest and the largest magnitude that is kept and not zero; 0 if there is none."""

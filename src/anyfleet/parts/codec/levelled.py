@@ -6,9 +6,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from anyfleet.core.layout import Envelope, Symbols
+from anyfleet.core.layout import MessageLayout, Symbols
 from anyfleet.core.messages import Params
-from anyfleet.core.slots import Codec, Slack, Squeezed
+from anyfleet.core.slots import Codec, Compressed, Slack
 from anyfleet.parts.codec.coded_columns import Layout
 from anyfleet.parts.codec.raw import delivered, distortion
 from anyfleet.parts.codec.stream import SLACK, pack, packed_bits, unpack
@@ -28,47 +28,49 @@ class Levelled(Codec, Protocol):
     def slack(self) -> Slack:
         return SLACK
 
-    def quantise(self, laid: Params, rate: Tensor, envelope: Envelope) -> Symbols:
+    def quantise(self, laid: Params, rate: Tensor, envelope: MessageLayout) -> Symbols:
         """Levels of stacked rows of entries, at a target rate for every row."""
 
-    def values(self, symbols: Symbols, envelope: Envelope) -> Params:
+    def values(self, symbols: Symbols, envelope: MessageLayout) -> Params:
         """What the levels mean, as rows of entries; 0 where nothing was kept."""
 
-    def squeeze(self, tree: Params, memory: Params, rate: Tensor, envelope: Envelope) -> Squeezed:
-        symbols = self.quantise(envelope.laid(tree), rate, envelope)
-        received, kept = self.restore(symbols, envelope)
-        bits = self.bits(symbols, envelope)
-        return Squeezed(received, kept, symbols, bits, {}, distortion(tree, received))
+    def compress(
+        self, tree: Params, state: Params, sent_fraction: Tensor, layout: MessageLayout
+    ) -> Compressed:
+        symbols = self.quantise(layout.flattened(tree), sent_fraction, layout)
+        received, kept = self.restore(symbols, layout)
+        bits = self.bits(symbols, layout)
+        return Compressed(received, kept, symbols, bits, {}, distortion(tree, received))
 
-    def bits(self, symbols: Symbols, envelope: Envelope) -> Tensor:
-        return packed_bits(symbols, envelope, self.layout)
+    def bits(self, symbols: Symbols, layout: MessageLayout) -> Tensor:
+        return packed_bits(symbols, layout, self.layout)
 
-    def pack(self, symbols: Symbols, envelope: Envelope) -> tuple[bytes, ...]:
-        return pack(symbols, envelope, self.layout)
+    def pack(self, symbols: Symbols, layout: MessageLayout) -> tuple[bytes, ...]:
+        return pack(symbols, layout, self.layout)
 
-    def unpack(self, columns: Sequence[bytes], envelope: Envelope) -> Symbols:
-        return unpack(columns, envelope, self.layout)
+    def unpack(self, columns: Sequence[bytes], layout: MessageLayout) -> Symbols:
+        return unpack(columns, layout, self.layout)
 
-    def restore(self, symbols: Symbols, envelope: Envelope) -> tuple[Params, Params]:
+    def restore(self, symbols: Symbols, layout: MessageLayout) -> tuple[Params, Params]:
         if symbols.columns == 0:
-            nothing = {n: torch.zeros(1, lane.entries) for n, lane in envelope.lanes.items()}
-            empty = envelope.shaped({n: v.to(envelope.dtype) for n, v in nothing.items()})
+            nothing = {n: torch.zeros(1, lane.entries) for n, lane in layout.tensors.items()}
+            empty = layout.unflattened({n: v.to(layout.dtype) for n, v in nothing.items()})
             return empty, empty
         # On both ends through the same lines: what a device thinks it sent is what arrives.
-        values, kept = self.values(symbols, envelope), flags(symbols, envelope, self.layout)
+        values, kept = self.values(symbols, layout), flags(symbols, layout, self.layout)
         values = {
             name: rows * kept[name] if name in kept else rows for name, rows in values.items()
         }
-        lanes = {name: lane for name, lane in envelope.lanes.items() if name in kept}
-        part = Envelope(lanes, envelope.dtype, envelope.key)
-        return envelope.shaped(values), part.shaped(kept)
+        lanes = {name: lane for name, lane in layout.tensors.items() if name in kept}
+        part = MessageLayout(lanes, layout.dtype, layout.key)
+        return layout.unflattened(values), part.unflattened(kept)
 
 
-def flags(symbols: Symbols, envelope: Envelope, layout: Layout) -> dict[str, Tensor]:
+def flags(symbols: Symbols, envelope: MessageLayout, layout: Layout) -> dict[str, Tensor]:
     """For every lane that did not come whole, 1 for entries that came and 0 for the others."""
     came = delivered(symbols, envelope)
     found = {
-        name: _spread(kept, layout.unit(envelope.lanes[name])).to(envelope.dtype)
+        name: _spread(kept, layout.unit(envelope.tensors[name])).to(envelope.dtype)
         for name, kept in symbols.kept.items()
     }
     both = {name: rows * came[name].to(rows) if came else rows for name, rows in found.items()}

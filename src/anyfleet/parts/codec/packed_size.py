@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from anyfleet.arrays import Floats, Ints
-from anyfleet.core.layout import Envelope, Lane, Symbols
+from anyfleet.core.layout import MessageLayout, Symbols, TensorLayout
 from anyfleet.core.messages import Params
 from anyfleet.core.slots import Slack
 from anyfleet.parts.codec.coded_columns import Column, Layout, bucketed, entries, units
@@ -53,7 +53,7 @@ class Counts(NamedTuple):
         return beyond
 
 
-def packed_bits(symbols: Symbols, envelope: Envelope, layout: Layout) -> Tensor:
+def packed_bits(symbols: Symbols, envelope: MessageLayout, layout: Layout) -> Tensor:
     """How many bits `pack` takes at most, of every row and column."""
     counts, there = count(symbols, envelope, layout), units(envelope, layout)
     bits = [_row(counts, row, symbols, envelope, layout, there) for row in range(len(counts.low))]
@@ -66,7 +66,7 @@ def tables(counts: Counts, row: int) -> Choice:
 
 
 def _row(
-    counts: Counts, row: int, symbols: Symbols, envelope: Envelope, layout: Layout, there: Ints
+    counts: Counts, row: int, symbols: Symbols, envelope: MessageLayout, layout: Layout, there: Ints
 ) -> Floats:
     kept, chosen, low = counts.kept[row], tables(counts, row), int(counts.low[row])
     coded = counts.levels[row]
@@ -104,37 +104,37 @@ def _length_bits(bits: Floats | Ints) -> Ints:
 
 
 def _scales(
-    symbols: Symbols, envelope: Envelope, layout: Layout, inside: Ints
+    symbols: Symbols, envelope: MessageLayout, layout: Layout, inside: Ints
 ) -> tuple[Ints, list[int]]:
     """How many scales every column has, and how many of each lane are told."""
     if layout.bucket is not None:
         return bucketed(inside, layout.bucket).sum(axis=1), []
-    told = [symbols.scales[n].shape[1] if n in symbols.scales else 0 for n in envelope.lanes]
+    told = [symbols.scales[n].shape[1] if n in symbols.scales else 0 for n in envelope.tensors]
     every = np.zeros(envelope.columns, dtype=np.int64)
     every[0] = sum(told)
     return every, told
 
 
 def _flags(
-    symbols: Symbols, envelope: Envelope, kept: Ints, until: Ints, there: Ints
+    symbols: Symbols, envelope: MessageLayout, kept: Ints, until: Ints, there: Ints
 ) -> list[tuple[int, int] | None]:
     pieces = gap_pieces(kept, until, there)
     return [
         (int(k), int(p)) if name in symbols.kept else None
-        for name, k, p in zip(envelope.lanes, kept, pieces, strict=True)
+        for name, k, p in zip(envelope.tensors, kept, pieces, strict=True)
     ]
 
 
-def count(symbols: Symbols, envelope: Envelope, layout: Layout) -> Counts:
+def count(symbols: Symbols, envelope: MessageLayout, layout: Layout) -> Counts:
     """Every level, flag and length of a stack, counted."""
-    trees = symbols.numbers if layout.numbers else symbols.levels
+    trees = symbols.numbers if layout.numbers else symbols.quantisation_levels
     rows = max((len(tree) for tree in trees.values()), default=len(envelope.key))
     kept, until = _kept(symbols, envelope, layout, rows)
-    levels = {} if layout.numbers else symbols.levels
+    levels = {} if layout.numbers else symbols.quantisation_levels
     low, limit, size = _symbols(levels, layout, rows)
-    found = np.zeros((rows, envelope.columns, len(envelope.lanes), size), dtype=np.int64)
+    found = np.zeros((rows, envelope.columns, len(envelope.tensors), size), dtype=np.int64)
     signed = np.zeros(found.shape[:-1], dtype=np.int64)
-    for at, (name, lane) in enumerate(envelope.lanes.items()):
+    for at, (name, lane) in enumerate(envelope.tensors.items()):
         for column in range(len(lane.ends)) if name in levels else ():
             inside, row = _inside(symbols, name, lane, column, layout.unit(lane))
             coded = _numbered(layout.codes(inside), row, _Ends(low, limit, size))
@@ -187,11 +187,11 @@ def _divided(codes: Sequence[Tensor]) -> tuple[int, int]:
 
 
 def _inside(
-    symbols: Symbols, name: str, lane: Lane, column: int, wide: int
+    symbols: Symbols, name: str, lane: TensorLayout, column: int, wide: int
 ) -> tuple[Tensor, Tensor]:
     """Levels of the units that one column keeps of one lane, and the row of each."""
     begin, end = lane.begins(column), lane.ends[column]
-    levels = symbols.levels[name][:, begin:end]
+    levels = symbols.quantisation_levels[name][:, begin:end]
     if name not in symbols.kept:
         return levels, torch.arange(len(levels), device=levels.device)
     flags = symbols.kept[name][:, begin // wide : end // wide]
@@ -210,12 +210,14 @@ def _numbered(codes: Tensor, row: Tensor, ends: _Ends) -> Tensor:
     return codes if len(ends.low) == 1 else codes + (ends.size * row).to(codes)[:, None]
 
 
-def _kept(symbols: Symbols, envelope: Envelope, layout: Layout, rows: int) -> tuple[Ints, Ints]:
+def _kept(
+    symbols: Symbols, envelope: MessageLayout, layout: Layout, rows: int
+) -> tuple[Ints, Ints]:
     """Units kept, and units up to the last of these."""
     every = units(envelope, layout)
     kept = np.broadcast_to(every, (rows, *every.shape)).copy()
     until = kept.copy()
-    for at, (name, lane) in enumerate(envelope.lanes.items()):
+    for at, (name, lane) in enumerate(envelope.tensors.items()):
         if name not in symbols.kept:
             continue
         wide = layout.unit(lane)

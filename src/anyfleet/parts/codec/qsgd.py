@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from anyfleet import rng
-from anyfleet.core.layout import Envelope, Symbols
+from anyfleet.core.layout import MessageLayout, Symbols
 from anyfleet.core.messages import Params
 from anyfleet.errors import refuse
 from anyfleet.papers import QSGD, Paper
@@ -24,7 +24,7 @@ class Qsgd(Levelled):
     A stage before it keeps the largest entries alone: `TopK(0.15, Qsgd())`.
     """
 
-    levels: int = 16
+    quantisation_levels: int = 16
     bucket: int | None = 512
     papers: ClassVar[tuple[Paper, ...]] = (QSGD,)
 
@@ -33,8 +33,8 @@ class Qsgd(Levelled):
 
     def _faults(self) -> list[str]:
         faults = []
-        if not 1 <= self.levels <= 2**24:
-            faults.append(f"Qsgd.levels must be from 1 to {2**24}, got {self.levels}.")
+        if not 1 <= self.quantisation_levels <= 2**24:
+            faults.append(f"Qsgd.levels must be from 1 to {2**24}, got {self.quantisation_levels}.")
         if self.bucket is not None and self.bucket < 1:
             faults.append(f"Qsgd.bucket must be at least 1 entry, or None, got {self.bucket}.")
         return faults
@@ -43,20 +43,20 @@ class Qsgd(Levelled):
     def layout(self) -> Layout:
         return Layout(bucket=self.bucket)
 
-    def quantise(self, laid: Params, rate: Tensor, envelope: Envelope) -> Symbols:
-        steps = torch.full((len(rate),), self.levels, dtype=torch.float64)
+    def quantise(self, laid: Params, rate: Tensor, envelope: MessageLayout) -> Symbols:
+        steps = torch.full((len(rate),), self.quantisation_levels, dtype=torch.float64)
         return drawn(laid, steps, draws(laid, envelope), self.bucket)
 
-    def values(self, symbols: Symbols, envelope: Envelope) -> Params:
+    def values(self, symbols: Symbols, envelope: MessageLayout) -> Params:
         found = {}
-        for name, levels in symbols.levels.items():
+        for name, levels in symbols.quantisation_levels.items():
             size = levels.shape[1]
             scales = scales_of(symbols, name, _count(size, self.bucket), envelope.dtype)
             found[name] = levels.to(envelope.dtype) * _spread(scales, size, self.bucket)
         return found
 
 
-def draws(laid: Params, envelope: Envelope) -> dict[str, Tensor]:
+def draws(laid: Params, envelope: MessageLayout) -> dict[str, Tensor]:
     """What decides between two levels: uniforms in [0, 1), one for every entry."""
     keys = {name: rng.fold(envelope.key, name) for name in laid}
     return {
@@ -78,7 +78,7 @@ def drawn(laid: Params, steps: Tensor, u: Params, bucket: int | None) -> Symbols
         safe = torch.where(scales[name] > 0, scales[name], torch.inf).to(rows.dtype)
         step = _spread(safe, rows.shape[1], bucket)
         levels[name] = _levels(rows, step, steps, u[name])
-    return Symbols(levels=levels, scales=scales)
+    return Symbols(quantisation_levels=levels, scales=scales)
 
 
 def _levels(rows: Tensor, step: Tensor, steps: Tensor, u: Tensor) -> Tensor:

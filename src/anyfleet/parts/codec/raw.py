@@ -7,9 +7,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from anyfleet.core.layout import Envelope, Lane, Symbols
+from anyfleet.core.layout import MessageLayout, Symbols, TensorLayout
 from anyfleet.core.messages import Params
-from anyfleet.core.slots import Codec, Squeezed
+from anyfleet.core.slots import Codec, Compressed
 from anyfleet.errors import BadMessage
 
 _TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -30,37 +30,39 @@ class Raw(Codec):
                 f"Raw.precision may be same, {', '.join(_TYPES)}; got {self.precision!r}."
             )
 
-    def squeeze(self, tree: Params, memory: Params, rate: Tensor, envelope: Envelope) -> Squeezed:
-        laid, to = envelope.laid(tree), self._type(envelope)
+    def compress(
+        self, tree: Params, state: Params, sent_fraction: Tensor, layout: MessageLayout
+    ) -> Compressed:
+        laid, to = layout.flattened(tree), self._type(layout)
         numbers = {name: _rounded(rows, to) for name, rows in laid.items()}
         symbols = Symbols(numbers=numbers)
         # What nothing is done to is handed on as it is, without a copy.
-        same = to == envelope.dtype
-        received = dict(tree) if same else self.restore(symbols, envelope)[0]
-        error = torch.zeros(len(rate)) if same else distortion(tree, received)
-        return Squeezed(received, {}, symbols, self.bits(symbols, envelope), {}, error)
+        same = to == layout.dtype
+        received = dict(tree) if same else self.restore(symbols, layout)[0]
+        error = torch.zeros(len(sent_fraction)) if same else distortion(tree, received)
+        return Compressed(received, {}, symbols, self.bits(symbols, layout), {}, error)
 
-    def bits(self, symbols: Symbols, envelope: Envelope) -> Tensor:
-        size = 8 * self._type(envelope).itemsize
-        rows = max((len(rows) for rows in symbols.numbers.values()), default=len(envelope.key))
+    def bits(self, symbols: Symbols, layout: MessageLayout) -> Tensor:
+        size = 8 * self._type(layout).itemsize
+        rows = max((len(rows) for rows in symbols.numbers.values()), default=len(layout.key))
         sums = [
-            sum(lane.ends[column] - lane.begins(column) for lane in envelope.lanes.values())
-            for column in range(envelope.columns)
+            sum(lane.ends[column] - lane.begins(column) for lane in layout.tensors.values())
+            for column in range(layout.columns)
         ]
         return torch.tensor(sums, dtype=torch.float64).mul(size).expand(rows, -1)
 
-    def pack(self, symbols: Symbols, envelope: Envelope) -> tuple[bytes, ...]:
-        there = envelope.columns if symbols.columns is None else symbols.columns
+    def pack(self, symbols: Symbols, layout: MessageLayout) -> tuple[bytes, ...]:
+        there = layout.columns if symbols.columns is None else symbols.columns
         return tuple(
             b"".join(
                 _bytes(symbols.numbers[name][0, lane.begins(column) : lane.ends[column]])
-                for name, lane in envelope.lanes.items()
+                for name, lane in layout.tensors.items()
             )
             for column in range(there)
         )
 
-    def unpack(self, columns: Sequence[bytes], envelope: Envelope) -> Symbols:
-        to, lanes = self._type(envelope), envelope.lanes
+    def unpack(self, columns: Sequence[bytes], layout: MessageLayout) -> Symbols:
+        to, lanes = self._type(layout), layout.tensors
         pieces: dict[str, list[Tensor]] = {name: [] for name in lanes}
         for column, data in enumerate(columns):
             sizes = [lane.ends[column] - lane.begins(column) for lane in lanes.values()]
@@ -74,14 +76,14 @@ class Raw(Codec):
         numbers = {name: _joined(pieces[name], lane, to) for name, lane in lanes.items()}
         return Symbols(numbers=numbers, columns=len(columns))
 
-    def restore(self, symbols: Symbols, envelope: Envelope) -> tuple[Params, Params]:
-        numbers = {name: rows.to(envelope.dtype) for name, rows in symbols.numbers.items()}
-        came = delivered(symbols, envelope)
+    def restore(self, symbols: Symbols, layout: MessageLayout) -> tuple[Params, Params]:
+        numbers = {name: rows.to(layout.dtype) for name, rows in symbols.numbers.items()}
+        came = delivered(symbols, layout)
         if came:
             numbers = {name: rows * came[name] for name, rows in numbers.items()}
-        return envelope.shaped(numbers), envelope.shaped(came) if came else {}
+        return layout.unflattened(numbers), layout.unflattened(came) if came else {}
 
-    def _type(self, envelope: Envelope) -> torch.dtype:
+    def _type(self, envelope: MessageLayout) -> torch.dtype:
         return _TYPES.get(self.precision, envelope.dtype)
 
 
@@ -89,22 +91,24 @@ class Raw(Codec):
 class Nothing(Codec):
     """Sends no tensors at all: a device that shares nothing (the reference row `local`)."""
 
-    def squeeze(self, tree: Params, memory: Params, rate: Tensor, envelope: Envelope) -> Squeezed:
-        nothing = torch.zeros(len(rate), envelope.columns, dtype=torch.float64)
-        return Squeezed({}, {}, Symbols(), nothing, {}, torch.ones(len(rate)))
+    def compress(
+        self, tree: Params, state: Params, sent_fraction: Tensor, layout: MessageLayout
+    ) -> Compressed:
+        nothing = torch.zeros(len(sent_fraction), layout.columns, dtype=torch.float64)
+        return Compressed({}, {}, Symbols(), nothing, {}, torch.ones(len(sent_fraction)))
 
-    def bits(self, symbols: Symbols, envelope: Envelope) -> Tensor:
-        return torch.zeros(1, envelope.columns, dtype=torch.float64)
+    def bits(self, symbols: Symbols, layout: MessageLayout) -> Tensor:
+        return torch.zeros(1, layout.columns, dtype=torch.float64)
 
-    def pack(self, symbols: Symbols, envelope: Envelope) -> tuple[bytes, ...]:
+    def pack(self, symbols: Symbols, layout: MessageLayout) -> tuple[bytes, ...]:
         return ()
 
-    def unpack(self, columns: Sequence[bytes], envelope: Envelope) -> Symbols:
+    def unpack(self, columns: Sequence[bytes], layout: MessageLayout) -> Symbols:
         if any(columns):
             raise BadMessage(f"{sum(map(len, columns))} bytes where nothing is sent")
         return Symbols()
 
-    def restore(self, symbols: Symbols, envelope: Envelope) -> tuple[Params, Params]:
+    def restore(self, symbols: Symbols, layout: MessageLayout) -> tuple[Params, Params]:
         return {}, {}
 
 
@@ -117,17 +121,17 @@ def distortion(sent: Params, received: Params) -> Tensor:
     return torch.where(totals > 0, errors / totals.clamp(min=1e-300), 0.0)
 
 
-def delivered(symbols: Symbols, envelope: Envelope) -> dict[str, Tensor]:
+def delivered(symbols: Symbols, envelope: MessageLayout) -> dict[str, Tensor]:
     """For every lane, 1 for entries of columns that came and 0 for the others; empty: all came."""
     if symbols.columns is None or symbols.columns >= envelope.columns:
         return {}
     return {
         name: _leading(lane, symbols.columns, envelope.dtype)
-        for name, lane in envelope.lanes.items()
+        for name, lane in envelope.tensors.items()
     }
 
 
-def _leading(lane: Lane, columns: int, dtype: torch.dtype) -> Tensor:
+def _leading(lane: TensorLayout, columns: int, dtype: torch.dtype) -> Tensor:
     flags = torch.zeros(1, lane.entries, dtype=dtype)
     flags[:, : lane.begins(columns)] = 1
     return flags
@@ -153,6 +157,6 @@ def _bytes(numbers: Tensor) -> bytes:
     return plain.view(torch.uint8).numpy().tobytes() if plain.numel() else b""
 
 
-def _joined(pieces: Sequence[Tensor], lane: Lane, to: torch.dtype) -> Tensor:
+def _joined(pieces: Sequence[Tensor], lane: TensorLayout, to: torch.dtype) -> Tensor:
     rest = lane.entries - sum(map(len, pieces))
     return torch.cat([*pieces, torch.zeros(rest, dtype=to)]).unsqueeze(0)

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from anyfleet.core.layout import Envelope, Symbols
+from anyfleet.core.layout import MessageLayout, Symbols
 from anyfleet.core.messages import Params
 from anyfleet.papers import STC, Paper
 from anyfleet.parts.codec.levelled import Levelled
@@ -41,7 +41,7 @@ class Stc(Levelled):
     def drops(self) -> bool:
         return True
 
-    def quantise(self, laid: Params, rate: Tensor, envelope: Envelope) -> Symbols:
+    def quantise(self, laid: Params, rate: Tensor, envelope: MessageLayout) -> Symbols:
         chosen = top(laid, self.keep, self.scope)
         places = {name: Places.of(flags) for name, flags in chosen.items()}
         entries = {name: places[name].gathered(rows) for name, rows in laid.items()}
@@ -52,28 +52,30 @@ class Stc(Levelled):
         if self.scope == "model":
             sums, counts = _together(sums), _together(counts)
         return Symbols(
-            levels={name: places[name].spread(_signs(rows)) for name, rows in entries.items()},
+            quantisation_levels={
+                name: places[name].spread(_signs(rows)) for name, rows in entries.items()
+            },
             # The sign of 0 is 0: there is nothing to send.
             kept={name: flags & (laid[name] != 0) for name, flags in chosen.items()},
             scales={name: as_scale(sums[name] / counts[name].clamp(min=1)) for name in sums},
         )
 
-    def values(self, symbols: Symbols, envelope: Envelope) -> Params:
+    def values(self, symbols: Symbols, envelope: MessageLayout) -> Params:
         told = self._told(envelope)
         found = {}
-        for name, levels in symbols.levels.items():
+        for name, levels in symbols.quantisation_levels.items():
             scale = scales_of(symbols, told[name], 1, envelope.dtype)
             found[name] = levels * scale
         return found
 
-    def unpack(self, columns: Sequence[bytes], envelope: Envelope) -> Symbols:
-        symbols = super().unpack(columns, envelope)
-        check_scales(symbols, dict.fromkeys(self._told(envelope).values(), 1))
+    def unpack(self, columns: Sequence[bytes], layout: MessageLayout) -> Symbols:
+        symbols = super().unpack(columns, layout)
+        check_scales(symbols, dict.fromkeys(self._told(layout).values(), 1))
         return symbols
 
-    def _told(self, envelope: Envelope) -> dict[str, str]:
+    def _told(self, envelope: MessageLayout) -> dict[str, str]:
         """With which tensor the magnitude of each travels."""
-        names = list(envelope.lanes)
+        names = list(envelope.tensors)
         return {name: names[0] if self.scope == "model" else name for name in names}
 
 

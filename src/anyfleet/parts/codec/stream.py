@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from anyfleet.arrays import Flags
-from anyfleet.core.layout import Envelope, Lane, Symbols
+from anyfleet.core.layout import MessageLayout, Symbols, TensorLayout
 from anyfleet.parts.codec.coded_columns import Column, Layout, bucketed, entries, units
 from anyfleet.parts.codec.entropy_tables import Model, gap_share, gaps, model, to_gaps
 from anyfleet.parts.codec.packed_size import (
@@ -38,7 +38,7 @@ _Encoder = constriction.stream.queue.RangeEncoder
 _Uniform = constriction.stream.model.Uniform
 
 
-def pack(symbols: Symbols, envelope: Envelope, layout: Layout) -> tuple[bytes, ...]:
+def pack(symbols: Symbols, envelope: MessageLayout, layout: Layout) -> tuple[bytes, ...]:
     """One row as bytes, column by column."""
     counts = count(symbols, envelope, layout)
     chosen, low = tables(counts, 0), int(counts.low[0])
@@ -49,11 +49,11 @@ def pack(symbols: Symbols, envelope: Envelope, layout: Layout) -> tuple[bytes, .
     columns = []
     for number in range(there):
         writer = _Writer(layout, low, int(counts.limit[0]))
-        for at, (name, lane) in enumerate(envelope.lanes.items()):
+        for at, (name, lane) in enumerate(envelope.tensors.items()):
             writer.lane(_piece(symbols, name, lane, number, layout), used[at])
         columns.append(writer.column(scales[number]))
     if columns:
-        told = [symbols.scales[n].shape[1] if n in symbols.scales else 0 for n in envelope.lanes]
+        told = [symbols.scales[n].shape[1] if n in symbols.scales else 0 for n in envelope.tensors]
         columns[0] = msgspec.structs.replace(
             columns[0],
             low=low,
@@ -80,9 +80,9 @@ class _Piece:
         return self.values.take(np.flatnonzero(self.kept), axis=0).ravel()
 
 
-def _piece(symbols: Symbols, name: str, lane: Lane, column: int, layout: Layout) -> _Piece:
+def _piece(symbols: Symbols, name: str, lane: TensorLayout, column: int, layout: Layout) -> _Piece:
     begin, end, wide = lane.begins(column), lane.ends[column], layout.unit(lane)
-    tree = symbols.numbers if layout.numbers else symbols.levels
+    tree = symbols.numbers if layout.numbers else symbols.quantisation_levels
     values = _host(tree[name][0, begin:end]).reshape(-1, wide)
     if name not in symbols.kept:
         return _Piece(None, values)
@@ -144,12 +144,12 @@ class _Writer:
 
 
 def _scales(
-    symbols: Symbols, envelope: Envelope, layout: Layout, counts: Counts
+    symbols: Symbols, envelope: MessageLayout, layout: Layout, counts: Counts
 ) -> Sequence[bytes]:
     """The scales that every column carries."""
     told = {name: _host(rows[0]).astype("<f4") for name, rows in symbols.scales.items()}
     if layout.bucket is None:
-        first = b"".join(told[name].tobytes() for name in envelope.lanes if name in told)
+        first = b"".join(told[name].tobytes() for name in envelope.tensors if name in told)
         return [first, *[b""] * (envelope.columns - 1)]
     wide = entries(envelope) // np.maximum(1, units(envelope, layout))
     ends = bucketed(counts.kept[0] * wide, layout.bucket).cumsum(axis=0)
@@ -157,7 +157,7 @@ def _scales(
     return [
         b"".join(
             told[name][begins[column, at] : ends[column, at]].tobytes()
-            for at, name in enumerate(envelope.lanes)
+            for at, name in enumerate(envelope.tensors)
         )
         for column in range(envelope.columns)
     ]

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from anyfleet.core.layout import Envelope, Lane, Symbols
+from anyfleet.core.layout import MessageLayout, Symbols, TensorLayout
 from anyfleet.core.messages import Params
 from anyfleet.formulas.sub_models import kept_channels
 from anyfleet.parts.codec.levelled import Levelled
@@ -26,10 +26,10 @@ class Plain(Levelled):
     def layout(self) -> Layout:
         return Layout(numbers=True)
 
-    def quantise(self, laid: Params, rate: Tensor, envelope: Envelope) -> Symbols:
+    def quantise(self, laid: Params, rate: Tensor, envelope: MessageLayout) -> Symbols:
         return Symbols(numbers=laid)
 
-    def values(self, symbols: Symbols, envelope: Envelope) -> Params:
+    def values(self, symbols: Symbols, envelope: MessageLayout) -> Params:
         return symbols.numbers
 
 
@@ -46,7 +46,7 @@ class TopK(Levelled):
 
     def __post_init__(self) -> None:
         check_share("TopK", self.keep)
-        if self.then.slot:
+        if self.then.state_name:
             raise ValueError(
                 f"TopK.then={self.then!r} would remember less than was left out; "
                 "use ErrorFeedback(TopK(...))."
@@ -66,10 +66,10 @@ class TopK(Levelled):
         return self.keep < 1 or self.then.drops
 
     @property
-    def adapts(self) -> bool:
-        return self.then.adapts
+    def follows_sent_fraction(self) -> bool:
+        return self.then.follows_sent_fraction
 
-    def quantise(self, laid: Params, rate: Tensor, envelope: Envelope) -> Symbols:
+    def quantise(self, laid: Params, rate: Tensor, envelope: MessageLayout) -> Symbols:
         kept = top(laid, self.keep)
         places = {name: Places.of(flags) for name, flags in kept.items()}
         packed = {name: places[name].gathered(rows) for name, rows in laid.items()}
@@ -77,14 +77,14 @@ class TopK(Levelled):
         inner = self.then.quantise(packed, left, _inside(packed, envelope))
         return spread_symbols(inner, kept, places)
 
-    def values(self, symbols: Symbols, envelope: Envelope) -> Params:
+    def values(self, symbols: Symbols, envelope: MessageLayout) -> Params:
         places = {name: Places.of(flags) for name, flags in symbols.kept.items()}
         packed = Symbols(
             numbers=_gathered(symbols.numbers, places),
-            levels=_gathered(symbols.levels, places),
+            quantisation_levels=_gathered(symbols.quantisation_levels, places),
             scales=symbols.scales,
         )
-        inside = _inside({**packed.numbers, **packed.levels}, envelope)
+        inside = _inside({**packed.numbers, **packed.quantisation_levels}, envelope)
         found = self.then.values(packed, inside)
         return {n: places[n].spread(rows) if n in places else rows for n, rows in found.items()}
 
@@ -146,7 +146,9 @@ def spread_symbols(symbols: Symbols, kept: Params, places: Mapping[str, Places])
     fewer = {name: places[name].spread(flags) for name, flags in symbols.kept.items()}
     return Symbols(
         numbers={name: places[name].spread(rows) for name, rows in symbols.numbers.items()},
-        levels={name: places[name].spread(rows) for name, rows in symbols.levels.items()},
+        quantisation_levels={
+            name: places[name].spread(rows) for name, rows in symbols.quantisation_levels.items()
+        },
         kept={**kept, **fewer},
         scales=symbols.scales,
     )
@@ -160,20 +162,22 @@ def _count(keep: float, rows: Tensor) -> int:
     return min(rows.shape[1], kept_channels(keep, rows.shape[1]))
 
 
-def _inside(packed: Params, envelope: Envelope) -> Envelope:
+def _inside(packed: Params, envelope: MessageLayout) -> MessageLayout:
     """How the kept entries would travel on their own."""
     sizes = {name: rows.shape[1] for name, rows in packed.items()}
-    lanes: Mapping[str, Lane] = {name: Lane((n,), (n,)) for name, n in sizes.items()}
-    return Envelope(lanes, envelope.dtype, envelope.key)
+    lanes: Mapping[str, TensorLayout] = {
+        name: TensorLayout((n,), (n,)) for name, n in sizes.items()
+    }
+    return MessageLayout(lanes, envelope.dtype, envelope.key)
 
 
-def _rest(rate: Tensor, kept: Params, envelope: Envelope) -> Tensor:
+def _rest(rate: Tensor, kept: Params, envelope: MessageLayout) -> Tensor:
     """The target rate of what was kept, less the positions; 1 stays 1, which asks for nothing."""
     if not bool((rate < 1).any()) or not kept:
         return rate
-    alone = Symbols(levels={n: v.to(torch.int32) for n, v in kept.items()}, kept=kept)
+    alone = Symbols(quantisation_levels={n: v.to(torch.int32) for n, v in kept.items()}, kept=kept)
     positions = packed_bits(alone, envelope, Layout(signs="within")).sum(dim=1).to(rate)
-    every = NUMBER_BITS * sum(lane.entries for lane in envelope.lanes.values())
+    every = NUMBER_BITS * sum(lane.entries for lane in envelope.tensors.values())
     sent = NUMBER_BITS * torch.stack([v.sum(dim=1) for v in kept.values()]).sum(dim=0).clamp(min=1)
     left = (rate * every - positions) / sent.to(rate)
     return torch.where(rate < 1, left.clamp(*_RATES), rate)

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from anyfleet.arrays import Flags, Ints
-from anyfleet.core.layout import Envelope, Lane, Symbols
+from anyfleet.core.layout import MessageLayout, Symbols, TensorLayout
 from anyfleet.errors import BadMessage
 from anyfleet.parts.codec.coded_columns import MOST_LEVEL, Column, Layout, Levels, bucketed, entries
 from anyfleet.parts.codec.entropy_tables import (
@@ -33,11 +33,11 @@ _Decoder = constriction.stream.queue.RangeDecoder
 _Uniform = constriction.stream.model.Uniform
 
 
-def unpack(columns: Sequence[bytes], envelope: Envelope, layout: Layout) -> Symbols:
+def unpack(columns: Sequence[bytes], envelope: MessageLayout, layout: Layout) -> Symbols:
     """The row that leading columns hold; `BadMessage` for what `pack` cannot have made."""
     sizes = entries(envelope).sum(axis=1).tolist()
     records = [_record(data, size, envelope) for data, size in zip(columns, sizes, strict=False)]
-    lanes = [_Lane(lane, layout, envelope) for lane in envelope.lanes.values()]
+    lanes = [_Lane(lane, layout, envelope) for lane in envelope.tensors.values()]
     if not records:
         return _symbols(envelope, lanes, [None] * len(lanes), layout).leading(0)
     head = _head(records[0], len(lanes), layout)
@@ -69,14 +69,14 @@ class _Head(NamedTuple):
     counts: list[int]
 
 
-def _record(data: bytes, size: int, envelope: Envelope) -> Column:
+def _record(data: bytes, size: int, envelope: MessageLayout) -> Column:
     """One column, with so many entries."""
     try:
         record: Column = msgspec.msgpack.decode(data, type=Column)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise BadMessage(f"a column that cannot be read: {error}") from error
-    if len(record.flags) != len(envelope.lanes):
-        raise BadMessage(f"flags of {len(record.flags)} tensors instead of {len(envelope.lanes)}")
+    if len(record.flags) != len(envelope.tensors):
+        raise BadMessage(f"flags of {len(record.flags)} tensors instead of {len(envelope.tensors)}")
     if len(record.signs) > -(-size // 8):
         raise BadMessage(f"{len(record.signs)} bytes of signs for {size} entries")
     for name, part in (("words", record.words), ("large levels", record.large)):
@@ -106,7 +106,7 @@ def _head(first: Column, lanes: int, layout: Layout) -> _Head:
 class _Lane:
     """One tensor as it comes in."""
 
-    def __init__(self, lane: Lane, layout: Layout, envelope: Envelope) -> None:
+    def __init__(self, lane: TensorLayout, layout: Layout, envelope: MessageLayout) -> None:
         self.lane, self.wide, self.flagged = lane, layout.unit(lane), False
         kind = envelope.dtype if layout.numbers else torch.int32
         self.values: NDArray[Any] = torch.zeros(lane.entries, dtype=kind).numpy()
@@ -239,16 +239,16 @@ def _split(data: bytes, counts: Sequence[int]) -> list[NDArray[np.float32]]:
 
 
 def _symbols(
-    envelope: Envelope, lanes: Sequence[_Lane], scales: Sequence[Any], layout: Layout
+    envelope: MessageLayout, lanes: Sequence[_Lane], scales: Sequence[Any], layout: Layout
 ) -> Symbols:
-    rows = zip(envelope.lanes, lanes, strict=True)
+    rows = zip(envelope.tensors, lanes, strict=True)
     values = {name: torch.from_numpy(lane.values)[None] for name, lane in rows}
-    flags = zip(envelope.lanes, lanes, strict=True)
+    flags = zip(envelope.tensors, lanes, strict=True)
     kept = {name: torch.from_numpy(lane.kept)[None] for name, lane in flags if lane.flagged}
-    told = zip(envelope.lanes, scales, strict=True)
+    told = zip(envelope.tensors, scales, strict=True)
     found = {
         name: torch.from_numpy(each)[None] for name, each in told if each is not None and len(each)
     }
     if layout.numbers:
         return Symbols(numbers=values, kept=kept, scales=found)
-    return Symbols(levels=values, kept=kept, scales=found)
+    return Symbols(quantisation_levels=values, kept=kept, scales=found)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from anyfleet import rng
-from anyfleet.core.layout import Envelope, Symbols
+from anyfleet.core.layout import MessageLayout, Symbols
 from anyfleet.core.messages import Params
 from anyfleet.errors import refuse
 from anyfleet.papers import UVEQFED, Paper
@@ -81,17 +81,19 @@ class Uveq(Levelled):
         return faults
 
     @property
-    def adapts(self) -> bool:
+    def follows_sent_fraction(self) -> bool:
         return True
 
     @property
     def layout(self) -> Layout:
         return Layout(signs="within")
 
-    def quantise(self, laid: Params, rate: Tensor, envelope: Envelope) -> Symbols:
+    def quantise(self, laid: Params, rate: Tensor, envelope: MessageLayout) -> Symbols:
         entries = sum(rows.shape[1] for rows in laid.values())
         if not entries:
-            return Symbols(levels={n: rows.to(torch.int32) for n, rows in laid.items()})
+            return Symbols(
+                quantisation_levels={n: rows.to(torch.int32) for n, rows in laid.items()}
+            )
         size = _root_mean_square(laid, entries)
         asked = torch.where(rate < 1, rate * NUMBER_BITS, self.bits_each).to(size)
         each = asked.clamp(max=_FINE)
@@ -103,28 +105,28 @@ class Uveq(Levelled):
 
         return _fitted(_guessed(blocks, size, each), as_scale(size * 2**_COARSEST), each, tried)
 
-    def values(self, symbols: Symbols, envelope: Envelope) -> Params:
-        step = scales_of(symbols, next(iter(envelope.lanes), ""), 1, envelope.dtype)
+    def values(self, symbols: Symbols, envelope: MessageLayout) -> Params:
+        step = scales_of(symbols, next(iter(envelope.tensors), ""), 1, envelope.dtype)
         found = {}
-        for name, rows in symbols.levels.items():
+        for name, rows in symbols.quantisation_levels.items():
             levels = lattice.blocks(rows, self.dimension).to(envelope.dtype)
             shift, side = self._dither(name, levels, envelope)
             points = (lattice.points(levels) - shift) * (side * step[:, :, None])
             found[name] = lattice.entries(points, rows.shape[1])
         return found
 
-    def unpack(self, columns: Sequence[bytes], envelope: Envelope) -> Symbols:
-        symbols = super().unpack(columns, envelope)
-        entries = sum(lane.entries for lane in envelope.lanes.values())
-        check_scales(symbols, {next(iter(envelope.lanes), ""): min(1, entries)})
+    def unpack(self, columns: Sequence[bytes], layout: MessageLayout) -> Symbols:
+        symbols = super().unpack(columns, layout)
+        entries = sum(lane.entries for lane in layout.tensors.values())
+        check_scales(symbols, {next(iter(layout.tensors), ""): min(1, entries)})
         return symbols
 
-    def _blocks(self, rows: Tensor, name: str, envelope: Envelope) -> _Blocks:
+    def _blocks(self, rows: Tensor, name: str, envelope: MessageLayout) -> _Blocks:
         blocks = lattice.blocks(rows, self.dimension)
         shift, side = self._dither(name, blocks, envelope)
         return _Blocks(blocks * side, shift)
 
-    def _dither(self, name: str, blocks: Tensor, envelope: Envelope) -> lattice.Dither:
+    def _dither(self, name: str, blocks: Tensor, envelope: MessageLayout) -> lattice.Dither:
         many = blocks.shape[2]
         key = rng.fold(envelope.key, name)
         u = rng.uniforms(key, many * self.dimension, blocks.dtype).to(blocks.device)
@@ -137,7 +139,7 @@ def _symbols(laid: Params, blocks: Mapping[str, _Blocks], step: Tensor) -> Symbo
         for name, rows in laid.items()
     }
     # One lattice for all tensors: it travels with the first.
-    return Symbols(levels=levels, scales={next(iter(laid)): step[:, None]})
+    return Symbols(quantisation_levels=levels, scales={next(iter(laid)): step[:, None]})
 
 
 def _guessed(blocks: Mapping[str, _Blocks], size: Tensor, each: Tensor) -> Tensor:

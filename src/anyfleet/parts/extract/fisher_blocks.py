@@ -8,9 +8,9 @@ import numpy as np
 from torch import Tensor
 
 from anyfleet.arrays import Flags, Floats, Ints
-from anyfleet.core.messages import Want
+from anyfleet.core.messages import SubModelSize
 from anyfleet.core.slots import Extract
-from anyfleet.core.updates import Arrivals
+from anyfleet.core.updates import Updates
 from anyfleet.core.view import View
 from anyfleet.elastic import Blueprint, Slice
 from anyfleet.errors import refuse
@@ -47,7 +47,7 @@ class FisherBlocks(Extract):
     score: Score = "recommended"
     epsilon: float = 1e-3
 
-    wants: ClassVar[frozenset[str]] = frozenset({"channels"})
+    reports: ClassVar[frozenset[str]] = frozenset({"channels"})
     papers: ClassVar[tuple[Paper, ...]] = (WHALE,)
 
     def __post_init__(self) -> None:
@@ -68,24 +68,24 @@ class FisherBlocks(Extract):
         nothing = np.zeros(self.regions)
         return _Kept(RegionFisher(nothing, nothing, nothing), {})
 
-    def tells(self, state: _Kept) -> Mapping[str, Any]:
+    def diagnostics(self, state: _Kept) -> Mapping[str, Any]:
         return {"region_fisher": state.fisher.mean}
 
-    def __call__(self, want: Want, view: View, state: _Kept, key: Tensor) -> Slice:
-        if want.device is None:
-            return want.prefix(view.blueprint)
-        counts = state.counts.get(want.device, np.zeros(self.regions, dtype=np.int64))
+    def __call__(self, size: SubModelSize, view: View, state: _Kept, key: Tensor) -> Slice:
+        if size.device is None:
+            return size.prefix(view.blueprint)
+        counts = state.counts.get(size.device, np.zeros(self.regions, dtype=np.int64))
         fisher = state.fisher
         important = importance(fisher.mean, fisher.low, fisher.high, self.epsilon)
         score = scores(important, counts, self.score)
         # A region takes what is left of the budget by its share; the smallest is one region.
-        budget = max(1.0, want.share * self.regions)
+        budget = max(1.0, size.width * self.regions)
         taken = chosen_blocks(score, counts, np.ones(self.regions), budget)
         rank = np.lexsort((np.arange(self.regions), counts, -score))
         first = np.concatenate([rank[np.isin(rank, taken)], rank[~np.isin(rank, taken)]])
-        wanted = want.counts(view.blueprint)
+        wanted = size.counts(view.blueprint)
         kept = {axis: self._channels(axis, n, first, view.blueprint) for axis, n in wanted.items()}
-        return Slice.of(kept, view.blueprint, want.first)
+        return Slice.of(kept, view.blueprint, size.first_trained_layer)
 
     def _channels(self, axis: str, count: int, first: Ints, blueprint: Blueprint) -> list[int]:
         """So many channels of an axis, out of the regions in this order; ascending."""
@@ -96,20 +96,20 @@ class FisherBlocks(Extract):
         return sorted(order[:count].tolist())
 
     def learn(
-        self, state: _Kept, arrivals: Arrivals | None, notes: Mapping[str, Any], view: View
+        self, state: _Kept, updates: Updates | None, diagnostics: Mapping[str, Any], view: View
     ) -> _Kept:
-        if arrivals is None:
+        if updates is None:
             return state
-        values = np.zeros((len(arrivals), self.regions))
-        trained = np.zeros((len(arrivals), self.regions), dtype=bool)
+        values = np.zeros((len(updates), self.regions))
+        trained = np.zeros((len(updates), self.regions), dtype=bool)
         counts = dict(state.counts)
-        for row, (device, slice_) in enumerate(zip(arrivals.device, arrivals.slices, strict=True)):
-            if not arrivals.samples[row]:
+        for row, (device, slice_) in enumerate(zip(updates.device, updates.slices, strict=True)):
+            if not updates.samples[row]:
                 continue  # it trained nothing
             held = self._held(slice_, view.blueprint)
             before = counts.get(int(device), np.zeros(self.regions, dtype=np.int64))
             counts[int(device)] = before + (held >= 0.5)
-            told = arrivals.report[row].get("channels", ())
+            told = updates.report[row].get("channels", ())
             values[row], trained[row] = self._told(told, slice_, view.blueprint)
         return _Kept(region_fisher(state.fisher, values, trained), counts)
 

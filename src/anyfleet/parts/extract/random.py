@@ -6,7 +6,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from anyfleet import rng
-from anyfleet.core.messages import Want
+from anyfleet.core.messages import SubModelSize
 from anyfleet.core.slots import Extract, State
 from anyfleet.core.view import View
 from anyfleet.elastic import Slice
@@ -24,13 +24,13 @@ class Random(Extract):
 
     papers: ClassVar[tuple[Paper, ...]] = (FEDDROP, FEDERATED_DROPOUT)
 
-    def __call__(self, want: Want, view: View, state: State, key: Tensor) -> Slice:
+    def __call__(self, size: SubModelSize, view: View, state: State, key: Tensor) -> Slice:
         blueprint = view.blueprint
-        if want.device is None:
-            return want.prefix(blueprint)
+        if size.device is None:
+            return size.prefix(blueprint)
         keep = {
             axis: rng.sample(rng.fold(key, axis), blueprint.axes[axis].size, count).tolist()
-            for axis, count in want.counts(blueprint).items()
+            for axis, count in size.counts(blueprint).items()
             if count < blueprint.axes[axis].size
         }
-        return Slice.of(keep, blueprint, want.first)
+        return Slice.of(keep, blueprint, size.first_trained_layer)

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from anyfleet.core.messages import Want
+from anyfleet.core.messages import SubModelSize
 from anyfleet.core.slots import Extract, State
 from anyfleet.core.view import View
 from anyfleet.elastic import Slice
@@ -23,24 +23,24 @@ class Rolling(Extract):
     test, gets the leading channels.
     """
 
-    step: int = 1
+    shift: int = 1
 
     papers: ClassVar[tuple[Paper, ...]] = (FEDROLEX,)
 
     def __post_init__(self) -> None:
-        if not self.step:
+        if not self.shift:
             raise ValueError(
                 "Rolling.step must not be 0: the window would never move. For the leading channels "
                 "use Leading()."
             )
 
-    def __call__(self, want: Want, view: View, state: State, key: Tensor) -> Slice:
+    def __call__(self, size: SubModelSize, view: View, state: State, key: Tensor) -> Slice:
         blueprint = view.blueprint
-        if want.device is None:
-            return want.prefix(blueprint)
+        if size.device is None:
+            return size.prefix(blueprint)
         sizes = blueprint.sizes
         keep = {
-            axis: rolling_window(sizes[axis], count, view.step, self.step).tolist()
-            for axis, count in want.counts(blueprint).items()
+            axis: rolling_window(sizes[axis], count, view.round_index, self.shift).tolist()
+            for axis, count in size.counts(blueprint).items()
         }
-        return Slice.of(keep, blueprint, want.first)
+        return Slice.of(keep, blueprint, size.first_trained_layer)

@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from anyfleet.core.messages import Want
+from anyfleet.core.messages import SubModelSize
 from anyfleet.core.slots import Extract
-from anyfleet.core.updates import Arrivals
+from anyfleet.core.updates import Updates
 from anyfleet.core.view import View
 from anyfleet.elastic import Blueprint, Slice, channel_order
 from anyfleet.papers import ANYCOST, Paper
@@ -34,17 +34,17 @@ class Strongest(Extract):
         return tuple(channel_order(view.model, view.blueprint).items())
 
     def learn(
-        self, state: _Orders, arrivals: Arrivals | None, notes: Mapping[str, Any], view: View
+        self, state: _Orders, updates: Updates | None, diagnostics: Mapping[str, Any], view: View
     ) -> _Orders:
-        return state if arrivals is None else self.init(view)
+        return state if updates is None else self.init(view)
 
-    def __call__(self, want: Want, view: View, state: _Orders, key: Tensor) -> Slice:
-        return _strongest(replace(want, device=None), state, view.blueprint)
+    def __call__(self, size: SubModelSize, view: View, state: _Orders, key: Tensor) -> Slice:
+        return _strongest(replace(size, device=None), state, view.blueprint)
 
 
 @lru_cache(maxsize=256)
-def _strongest(want: Want, orders: _Orders, blueprint: Blueprint) -> Slice:
+def _strongest(want: SubModelSize, orders: _Orders, blueprint: Blueprint) -> Slice:
     # The same slice for all devices that want as much: made once, and hashed once.
     order = dict(orders)
     keep = {axis: sorted(order[axis][:n]) for axis, n in want.counts(blueprint).items()}
-    return Slice.of(keep, blueprint, want.first)
+    return Slice.of(keep, blueprint, want.first_trained_layer)

@@ -6,16 +6,16 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from anyfleet.arrays import join
-from anyfleet.core.check_in import Offer, Own
-from anyfleet.core.local_training import limits, processed
-from anyfleet.core.messages import Memory, Numbers, Plans, Want
-from anyfleet.core.slots import Around, Asked, Choose, Plan, State
+from anyfleet.core.check_in import ChoosingDevice, MenuEntry
+from anyfleet.core.local_training import local_steps, samples_processed
+from anyfleet.core.messages import DeviceState, Hyperparameters, Plans, SubModelSize
+from anyfleet.core.slots import CheckIn, Choose, Plan, State, Wrapper
 from anyfleet.core.view import View
 from anyfleet.elastic import alpha
 
 
 @dataclass(frozen=True)
-class Assigned(Around, Plan):
+class Assigned(Wrapper, Plan):
     """`choose` picks from the menus of `inner` on the server instead of on the device.
 
     It sees what devices report: fresh and exact reports lead to the device's own decision, late or
@@ -34,49 +34,55 @@ class Assigned(Around, Plan):
             )
 
     @property
-    def needs(self) -> Mapping[str, str]:
-        return self.choose.needs
+    def requires(self) -> Mapping[str, str]:
+        return self.choose.requires
 
     @property
-    def gives(self) -> frozenset[str]:
+    def provides(self) -> frozenset[str]:
         """What is chosen here and by nobody else."""
         return frozenset({"chosen menu", *(f"chosen {what}" for what in self.choose.decides)})
 
-    def __call__(self, drafts: Plans, view: View, state: State, key: Tensor) -> Plans:
-        plans = self.inner(drafts, view, state, key)
+    def __call__(self, plans: Plans, view: View, state: State, key: Tensor) -> Plans:
+        plans = self.inner(plans, view, state, key)
         if not any(plans.menus):
             return plans
         told = view.conditions(plans.device).rows()
         samples = view.devices.samples[plans.device].tolist()
-        owns = [Own(*known, Memory()) for known in zip(told, samples, strict=True)]
+        owns = [ChoosingDevice(*known, DeviceState()) for known in zip(told, samples, strict=True)]
         held = [_holdable(*pair, view) for pair in zip(plans.rows(), owns, strict=True)]
         rows = [row for row, entries in enumerate(held) if entries]
-        asked = [_asked(held[row], owns[row], plans.numbers.take([row]), view) for row in rows]
+        asked = [
+            _asked(held[row], owns[row], plans.hyperparameters.take([row]), view) for row in rows
+        ]
         found = self.choose.together(asked).rows() if asked else []
         # As with every plan: one that cannot even hold the smallest is not asked for it.
         wants = [_smallest(plan, view) for plan in plans.rows()]
-        reasons, numbers = list(plans.declined), plans.numbers.rows()
+        reasons, numbers = list(plans.declined), plans.hyperparameters.rows()
         for row, choice in zip(rows, found, strict=True):
             wants[row] = held[row][int(choice.entry[0])]
-            numbers[row], reasons[row] = choice.numbers, choice.declined[0]
+            numbers[row], reasons[row] = choice.hyperparameters, choice.declined[0]
         return replace(
             plans,
-            wants=tuple(wants),
-            numbers=join(numbers),
+            sub_model_sizes=tuple(wants),
+            hyperparameters=join(numbers),
             menus=((),) * len(plans),
             declined=tuple(reasons),
         )
 
 
-def _smallest(plan: Plans, view: View) -> Want:
+def _smallest(plan: Plans, view: View) -> SubModelSize:
     """What takes least memory of a device's menu; without one, what is planned."""
-    (menu,), (want,), batch = plan.menus, plan.wants, int(plan.numbers.batch[0])
+    (menu,), (want,), batch = (
+        plan.menus,
+        plan.sub_model_sizes,
+        int(plan.hyperparameters.batch_size[0]),
+    )
     return min(menu or (want,), key=lambda entry: view.memory(entry.prefix(view.blueprint), batch))
 
 
-def _holdable(plan: Plans, own: Own, view: View) -> list[Want]:
+def _holdable(plan: Plans, own: ChoosingDevice, view: View) -> list[SubModelSize]:
     """What of its menu a device can hold; nothing where the plan declines it already."""
-    (menu,), (reason,), batch = plan.menus, plan.declined, int(plan.numbers.batch[0])
+    (menu,), (reason,), batch = plan.menus, plan.declined, int(plan.hyperparameters.batch_size[0])
     room = float(own.conditions.memory[0])
     return [
         entry
@@ -85,22 +91,26 @@ def _holdable(plan: Plans, own: Own, view: View) -> list[Want]:
     ]
 
 
-def _asked(entries: list[Want], own: Own, numbers: Numbers, view: View) -> Asked:
-    return Asked([_offer(entry, own, numbers, view) for entry in entries], own, numbers)
+def _asked(
+    entries: list[SubModelSize], own: ChoosingDevice, numbers: Hyperparameters, view: View
+) -> CheckIn:
+    return CheckIn([_offer(entry, own, numbers, view) for entry in entries], own, numbers)
 
 
 def _learns(choose: Choose) -> bool:
-    return bool(choose.keeps) or type(choose).learn is not Choose.learn
+    return bool(choose.learns_from) or type(choose).learn is not Choose.learn
 
 
-def _offer(entry: Want, own: Own, numbers: Numbers, view: View) -> Offer:
+def _offer(
+    entry: SubModelSize, own: ChoosingDevice, numbers: Hyperparameters, view: View
+) -> MenuEntry:
     """What a device would find on its menu, without the bits of the menu."""
-    slice_, batch = entry.prefix(view.blueprint), int(numbers.batch[0])
-    (steps,) = limits(numbers, [own.samples])
-    count = processed(steps, own.samples, batch)
-    return Offer(
-        demand=view.training(slice_, batch, count, steps),
-        traffic=view.traffic(slice_, float(numbers.rate[0])),
-        first=entry.first,
+    slice_, batch = entry.prefix(view.blueprint), int(numbers.batch_size[0])
+    (steps,) = local_steps(numbers, [own.samples])
+    count = samples_processed(steps, own.samples, batch)
+    return MenuEntry(
+        demand=view.training_cost(slice_, batch, count, steps),
+        bits=view.message_bits(slice_, float(numbers.sent_fraction[0])),
+        first_trained_layer=entry.first_trained_layer,
         alpha=alpha(slice_, view.blueprint),
     )

@@ -9,19 +9,19 @@ import numpy as np
 from torch import Tensor
 
 from anyfleet.arrays import join
-from anyfleet.core.local_training import limits
-from anyfleet.core.messages import Plans, Want
+from anyfleet.core.local_training import local_steps
+from anyfleet.core.messages import Plans, SubModelSize
 from anyfleet.core.packing import index_bits
-from anyfleet.core.slots import Around, Plan, State
-from anyfleet.core.time_and_energy import crossing_seconds
+from anyfleet.core.slots import Plan, State, Wrapper
+from anyfleet.core.time_and_energy import transfer_seconds
 from anyfleet.core.view import View
 from anyfleet.elastic import Slice
 from anyfleet.papers import FEDPROX, Paper
-from anyfleet.parts.plan.widths import Whole
+from anyfleet.parts.plan.widths import WholeModel
 
 
 @dataclass(frozen=True)
-class StepsWithin(Around, Plan):
+class LocalStepsWithin(Wrapper, Plan):
     """Limits local steps so that download, training and upload fit into `seconds` (METHODS §1.2).
 
     `inner` plans the sizes first; a device with no time for a single step still does one.
@@ -33,42 +33,46 @@ class StepsWithin(Around, Plan):
     """
 
     seconds: float
-    inner: Plan = field(default_factory=Whole)
+    inner: Plan = field(default_factory=WholeModel)
 
     papers: ClassVar[tuple[Paper, ...]] = (FEDPROX,)
 
     def __post_init__(self) -> None:
         if not self.seconds > 0:
-            raise ValueError(f"StepsWithin.seconds must be positive, got {self.seconds}.")
+            raise ValueError(f"LocalStepsWithin.seconds must be positive, got {self.seconds}.")
 
-    def __call__(self, drafts: Plans, view: View, state: State, key: Tensor) -> Plans:
-        plans = self.inner(drafts, view, state, key)
+    def __call__(self, plans: Plans, view: View, state: State, key: Tensor) -> Plans:
+        plans = self.inner(plans, view, state, key)
         if not len(plans):
             return plans
         # A row for every size that a device may train.
-        sizes = [menu or (want,) for menu, want in zip(plans.menus, plans.wants, strict=True)]
+        sizes = [
+            menu or (want,) for menu, want in zip(plans.menus, plans.sub_model_sizes, strict=True)
+        ]
         rows = np.repeat(np.arange(len(plans)), [len(entries) for entries in sizes])
         slices = [entry.prefix(view.blueprint) for entries in sizes for entry in entries]
         each = iter(self._most(plans.take(rows), slices, view))
         most = [max(islice(each, len(entries))) for entries in sizes]
         samples = view.devices.samples[plans.device].tolist()
-        pairs = zip(limits(plans.numbers, samples), most, strict=True)
+        pairs = zip(local_steps(plans.hyperparameters, samples), most, strict=True)
         steps = np.array([max(1, min(pair)) for pair in pairs], dtype=np.int64)
-        return replace(plans, numbers=replace(plans.numbers, steps=steps))
+        return replace(plans, hyperparameters=replace(plans.hyperparameters, local_steps=steps))
 
     def _most(self, plans: Plans, slices: Sequence[Slice], view: View) -> list[int]:
         """How many steps there is time for with each of the slices."""
-        own, numbers = view.conditions(plans.device), plans.numbers
-        samples, batches = view.devices.samples[plans.device].tolist(), numbers.batch.tolist()
-        rates = numbers.rate.tolist()
-        traffic = [view.traffic(*pair) for pair in zip(slices, rates, strict=True)]
+        own, numbers = view.conditions(plans.device), plans.hyperparameters
+        samples, batches = view.devices.samples[plans.device].tolist(), numbers.batch_size.tolist()
+        rates = numbers.sent_fraction.tolist()
+        traffic = [view.message_bits(*pair) for pair in zip(slices, rates, strict=True)]
         down, up = np.array([(each.down, each.up) for each in traffic]).T
         down = down + [_menu_bits(menu, view) for menu in plans.menus]
-        left = self.seconds - (crossing_seconds(down, own.down) + crossing_seconds(up, own.up))
+        left = self.seconds - (
+            transfer_seconds(down, own.bit_rate_down) + transfer_seconds(up, own.bit_rate_up)
+        )
 
         def takes(processed: int, steps: int) -> list[float]:
             pairs = zip(slices, batches, strict=True)
-            efforts = [view.training(*pair, processed, steps).effort for pair in pairs]
+            efforts = [view.training_cost(*pair, processed, steps).effort for pair in pairs]
             seconds: list[float] = join(efforts).seconds(own, numbers.frequency).tolist()
             return seconds
 
@@ -77,7 +81,7 @@ class StepsWithin(Around, Plan):
         return list(map(fitting, left.tolist(), paces, samples, batches))
 
 
-def _menu_bits(menu: Sequence[Want], view: View) -> int:
+def _menu_bits(menu: Sequence[SubModelSize], view: View) -> int:
     """What comes down so that a device can choose."""
     return sum(index_bits(entry.prefix(view.blueprint), view.blueprint) for entry in menu)
 

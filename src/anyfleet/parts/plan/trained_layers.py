@@ -17,7 +17,7 @@ from anyfleet.parts.plan.widths import menu_of
 
 
 @dataclass(frozen=True)
-class Depth(Plan):
+class TrainedLayersByLevel(Plan):
     """A device of level `p` runs the whole model and trains its last layers only.
 
     With `widths` = I there are I depths: of L layers the strongest level trains all, the next all
@@ -26,49 +26,52 @@ class Depth(Plan):
     depth has the last; a model with fewer layers has fewer depths.
     """
 
-    widths: int | None = None
-    trained: tuple[int, ...] = ()
+    depths: int | None = None
+    trained_layers: tuple[int, ...] = ()
 
     papers: ClassVar[tuple[Paper, ...]] = (FEDPMT,)
 
     def __post_init__(self) -> None:
-        check_depths("Depth", self.widths, self.trained)
+        check_depths("Depth", self.depths, self.trained_layers)
 
-    def __call__(self, drafts: Plans, view: View, state: State, key: Tensor) -> Plans:
-        firsts = depths(view.blueprint, self.widths, self.trained)
-        levels = view.devices.level[drafts.device].tolist()
+    def __call__(self, plans: Plans, view: View, state: State, key: Tensor) -> Plans:
+        firsts = depths(view.blueprint, self.depths, self.trained_layers)
+        levels = view.devices.level[plans.device].tolist()
         wants = (
-            replace(want, first=firsts[min(level, len(firsts) - 1)])
-            for want, level in zip(drafts.wants, levels, strict=True)
+            replace(want, first_trained_layer=firsts[min(level, len(firsts) - 1)])
+            for want, level in zip(plans.sub_model_sizes, levels, strict=True)
         )
-        return replace(drafts, wants=tuple(wants))
+        return replace(plans, sub_model_sizes=tuple(wants))
 
 
 @dataclass(frozen=True)
-class DepthMenu(Plan):
-    """Offers all depths, as in `Depth`; the method's `choose` decides on the device.
+class TrainedLayersMenu(Plan):
+    """Offers all depths, as in `TrainedLayersByLevel`; the method's `choose` decides on the device.
 
     The choice that a device reports is the place in this menu: 0 trains everything.
     """
 
-    widths: int | None = None
-    trained: tuple[int, ...] = ()
+    depths: int | None = None
+    trained_layers: tuple[int, ...] = ()
 
     papers: ClassVar[tuple[Paper, ...]] = (FEDPMT,)
 
     def __post_init__(self) -> None:
-        check_depths("DepthMenu", self.widths, self.trained)
+        check_depths("TrainedLayersMenu", self.depths, self.trained_layers)
 
     @property
-    def gives(self) -> frozenset[str]:
-        entries = self.widths or len(set(self.trained))
+    def provides(self) -> frozenset[str]:
+        entries = self.depths or len(set(self.trained_layers))
         # As many as the model has layers: how many is not known yet.
         return menu_of(entries) if entries else frozenset({"menu"})
 
-    def __call__(self, drafts: Plans, view: View, state: State, key: Tensor) -> Plans:
-        firsts = sorted(set(depths(view.blueprint, self.widths, self.trained)))
-        menus = (tuple(replace(want, first=first) for first in firsts) for want in drafts.wants)
-        return replace(drafts, menus=tuple(menus))
+    def __call__(self, plans: Plans, view: View, state: State, key: Tensor) -> Plans:
+        firsts = sorted(set(depths(view.blueprint, self.depths, self.trained_layers)))
+        menus = (
+            tuple(replace(want, first_trained_layer=first) for first in firsts)
+            for want in plans.sub_model_sizes
+        )
+        return replace(plans, menus=tuple(menus))
 
 
 def check_depths(owner: str, widths: int | None, trained: tuple[int, ...]) -> None:
@@ -92,7 +95,7 @@ def check_depths(owner: str, widths: int | None, trained: tuple[int, ...]) -> No
 def depths(
     blueprint: Blueprint, widths: int | None = None, trained: tuple[int, ...] = ()
 ) -> tuple[int, ...]:
-    """The first trained layer of every depth, strongest first, as `Depth` counts them."""
+    """The first trained layer of every depth, strongest first, as `TrainedLayersByLevel` counts them."""
     layers = learning(blueprint)
     most = len(layers)
     counts = trained or range(most, most - min(widths or most, most), -1)

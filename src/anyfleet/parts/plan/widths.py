@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from torch import Tensor
 
-from anyfleet.core.messages import Plans, Want
+from anyfleet.core.messages import Plans, SubModelSize
 from anyfleet.core.slots import Plan, State
 from anyfleet.core.view import View
 from anyfleet.elastic import Blueprint
@@ -18,13 +18,13 @@ def check_shares(owner: str, shares: tuple[float, ...]) -> None:
     """Refuse shares of a model that do not lie in (0, 1]."""
     if not shares:
         raise ValueError(
-            f"{owner}.shares must name at least one share. For the whole model use Whole()."
+            f"{owner}.shares must name at least one share. For the whole model use WholeModel()."
         )
     for position, share in enumerate(shares):
         if not 0 < share <= 1:
             raise ValueError(
                 f"{owner}.shares must lie in (0, 1], got {share} at position {position}. "
-                "For the whole model use Whole()."
+                "For the whole model use WholeModel()."
             )
 
 
@@ -44,51 +44,51 @@ def menu_of(entries: int) -> frozenset[str]:
 
 
 @dataclass(frozen=True)
-class Whole(Plan):
+class WholeModel(Plan):
     """Everybody trains the whole model."""
 
-    def __call__(self, drafts: Plans, view: View, state: State, key: Tensor) -> Plans:
-        return drafts
+    def __call__(self, plans: Plans, view: View, state: State, key: Tensor) -> Plans:
+        return plans
 
 
 @dataclass(frozen=True)
-class FixedLevel(Plan):
+class WidthByLevel(Plan):
     """A device of level `p` trains the `p`-th share of each hidden layer; beyond, the last.
 
     With `layers="linear"` only fully connected hidden layers are cut and convolutions stay complete
     (FedDrop on the CNNs of METHODS §1.4).
     """
 
-    shares: tuple[float, ...] = (1.0, 1 / 2, 1 / 4, 1 / 8, 1 / 16)
+    widths: tuple[float, ...] = (1.0, 1 / 2, 1 / 4, 1 / 8, 1 / 16)
     layers: Literal["all", "linear"] = "all"
 
     papers: ClassVar[tuple[Paper, ...]] = (HETEROFL,)
 
     def __post_init__(self) -> None:
-        check_shares("FixedLevel", self.shares)
-        check_descent("FixedLevel", self.shares)
+        check_shares("WidthByLevel", self.widths)
+        check_descent("WidthByLevel", self.widths)
         if self.layers not in ("all", "linear"):
-            raise ValueError(f'FixedLevel.layers must be "all" or "linear", got {self.layers!r}.')
+            raise ValueError(f'WidthByLevel.layers must be "all" or "linear", got {self.layers!r}.')
 
     def init(self, view: View) -> State:
         cut = set(view.blueprint.counts(1.0))
         if self.layers == "linear" and cut == convolved(view.blueprint):
             raise ValueError(
-                'FixedLevel.layers="linear" leaves nothing to cut: this model has no fully '
+                'WidthByLevel.layers="linear" leaves nothing to cut: this model has no fully '
                 'connected hidden layer. Use "all".'
             )
         return None
 
-    def __call__(self, drafts: Plans, view: View, state: State, key: Tensor) -> Plans:
-        levels = view.devices.level[drafts.device]
-        shares = [self.shares[min(level, len(self.shares) - 1)] for level in levels]
+    def __call__(self, plans: Plans, view: View, state: State, key: Tensor) -> Plans:
+        levels = view.devices.level[plans.device]
+        shares = [self.widths[min(level, len(self.widths) - 1)] for level in levels]
         complete = convolved(view.blueprint) if self.layers == "linear" else ()
         ratios = tuple((axis, 1.0) for axis in sorted(complete))
         wants = (
-            replace(want, share=share, ratios=ratios)
-            for want, share in zip(drafts.wants, shares, strict=True)
+            replace(want, width=share, axis_widths=ratios)
+            for want, share in zip(plans.sub_model_sizes, shares, strict=True)
         )
-        return replace(drafts, wants=tuple(wants))
+        return replace(plans, sub_model_sizes=tuple(wants))
 
 
 def convolved(blueprint: Blueprint) -> frozenset[str]:
@@ -105,35 +105,35 @@ def convolved(blueprint: Blueprint) -> frozenset[str]:
 
 
 @dataclass(frozen=True)
-class Menu(Plan):
+class WidthMenu(Plan):
     """Offers several sizes; the method's `choose` decides on the device.
 
-    `capped`: nobody is offered more than the share of its level, counted as `FixedLevel` does.
+    `capped`: nobody is offered more than the share of its level, counted as `WidthByLevel` does.
     Channels that a share does not divide are rounded up, or to the nearest number ("round").
     """
 
-    shares: tuple[float, ...] = (1.0, 1 / 2, 1 / 4, 1 / 8, 1 / 16)
+    widths: tuple[float, ...] = (1.0, 1 / 2, 1 / 4, 1 / 8, 1 / 16)
     capped: bool = False
     rounding: Rounding = "ceil"
 
     def __post_init__(self) -> None:
-        check_shares("Menu", self.shares)
-        check_descent("Menu", self.shares)
+        check_shares("Menu", self.widths)
+        check_descent("Menu", self.widths)
         if self.rounding not in ("ceil", "round"):
             raise ValueError(f'Menu.rounding must be "ceil" or "round", got {self.rounding!r}.')
 
     @property
-    def gives(self) -> frozenset[str]:
-        return menu_of(len(self.shares))
+    def provides(self) -> frozenset[str]:
+        return menu_of(len(self.widths))
 
-    def __call__(self, drafts: Plans, view: View, state: State, key: Tensor) -> Plans:
-        levels = view.devices.level[drafts.device] if self.capped else np.zeros(len(drafts), int)
-        starts = np.minimum(levels, len(self.shares) - 1).tolist()
+    def __call__(self, plans: Plans, view: View, state: State, key: Tensor) -> Plans:
+        levels = view.devices.level[plans.device] if self.capped else np.zeros(len(plans), int)
+        starts = np.minimum(levels, len(self.widths) - 1).tolist()
         menus = (
             tuple(
-                Want(share=share, rounding=self.rounding, device=device)
-                for share in self.shares[start:]
+                SubModelSize(width=share, rounding=self.rounding, device=device)
+                for share in self.widths[start:]
             )
-            for device, start in zip(drafts.device.tolist(), starts, strict=True)
+            for device, start in zip(plans.device.tolist(), starts, strict=True)
         )
-        return replace(drafts, menus=tuple(menus))
+        return replace(plans, menus=tuple(menus))

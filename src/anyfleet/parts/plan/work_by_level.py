@@ -8,42 +8,46 @@ from torch import Tensor
 
 from anyfleet.arrays import Floats, Ints
 from anyfleet.core.messages import Plans
-from anyfleet.core.slots import Around, Plan, State
+from anyfleet.core.slots import Plan, State, Wrapper
 from anyfleet.core.view import View
-from anyfleet.parts.plan.widths import Whole
+from anyfleet.parts.plan.widths import WholeModel
 
 Column = TypeVar("Column", Ints, Floats)
 
 
 @dataclass(frozen=True)
-class WorkByLevel(Around, Plan):
+class WorkByLevel(Wrapper, Plan):
     """Batch size, epochs and learning rate of each level; an empty column leaves the trainer's own.
 
     `inner` plans the sizes. A level beyond the end of a column takes its last entry.
     """
 
-    batches: tuple[int, ...] = ()
+    batch_sizes: tuple[int, ...] = ()
     epochs: tuple[int, ...] = ()
-    rates: tuple[float, ...] = ()
-    inner: Plan = field(default_factory=Whole)
+    lrs: tuple[float, ...] = ()
+    inner: Plan = field(default_factory=WholeModel)
 
     def __post_init__(self) -> None:
-        for name, column in (("batches", self.batches), ("epochs", self.epochs)):
+        for name, column in (("batches", self.batch_sizes), ("epochs", self.epochs)):
             if any(value < 1 for value in column):
                 raise ValueError(f"WorkByLevel.{name} must be at least 1 each, got {column}.")
-        if any(not value > 0 for value in self.rates):
-            raise ValueError(f"WorkByLevel.rates must be positive, got {self.rates}.")
+        if any(not value > 0 for value in self.lrs):
+            raise ValueError(f"WorkByLevel.rates must be positive, got {self.lrs}.")
 
-    def __call__(self, drafts: Plans, view: View, state: State, key: Tensor) -> Plans:
-        plans = self.inner(drafts, view, state, key)
+    def __call__(self, plans: Plans, view: View, state: State, key: Tensor) -> Plans:
+        plans = self.inner(plans, view, state, key)
         level = view.devices.level[plans.device]
         numbers = replace(
-            plans.numbers,
-            batch=_of_level(np.array(self.batches, dtype=np.int64), level, plans.numbers.batch),
-            epochs=_of_level(np.array(self.epochs, dtype=np.int64), level, plans.numbers.epochs),
-            lr=_of_level(np.array(self.rates, dtype=np.float64), level, plans.numbers.lr),
+            plans.hyperparameters,
+            batch_size=_of_level(
+                np.array(self.batch_sizes, dtype=np.int64), level, plans.hyperparameters.batch_size
+            ),
+            epochs=_of_level(
+                np.array(self.epochs, dtype=np.int64), level, plans.hyperparameters.epochs
+            ),
+            lr=_of_level(np.array(self.lrs, dtype=np.float64), level, plans.hyperparameters.lr),
         )
-        return replace(plans, numbers=numbers)
+        return replace(plans, hyperparameters=numbers)
 
 
 def _of_level(column: Column, level: Ints, default: Column) -> Column:

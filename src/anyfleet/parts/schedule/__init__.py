@@ -1,7 +1,7 @@
 """When to ask devices, and when to step."""
 
 from anyfleet.parts.schedule.buffered import Buffered
-from anyfleet.parts.schedule.hold_and_fetch import TwoPhase
+from anyfleet.parts.schedule.hold_and_fetch import HoldAndFetch
 from anyfleet.parts.schedule.overselected import Overselected
 from anyfleet.parts.schedule.rounds import Deadline, Synchronous
 from anyfleet.parts.schedule.surveyed import Surveyed
@@ -10,9 +10,9 @@ from anyfleet.parts.schedule.tiers import Tiers
 __all__ = [
     "Buffered",
     "Deadline",
+    "HoldAndFetch",
     "Overselected",
     "Surveyed",
     "Synchronous",
     "Tiers",
-    "TwoPhase",
 ]

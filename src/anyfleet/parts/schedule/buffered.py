@@ -23,19 +23,19 @@ class Buffered(Schedule):
     """
 
     concurrency: int
-    size: int
+    buffer_size: int
     staleness: int = 20
     patience: Unbounded = 3600.0
 
-    wants: ClassVar[frozenset[str]] = frozenset()
-    gives: ClassVar[frozenset[str]] = frozenset()
+    reports: ClassVar[frozenset[str]] = frozenset()
+    provides: ClassVar[frozenset[str]] = frozenset()
     papers: ClassVar[tuple[Paper, ...]] = (FEDBUFF,)
 
     def __post_init__(self) -> None:
         refuse(self._faults())
 
     def _faults(self) -> Iterator[str]:
-        for name, count in (("concurrency", self.concurrency), ("size", self.size)):
+        for name, count in (("concurrency", self.concurrency), ("buffer_size", self.buffer_size)):
             if count < 1:
                 yield f"Buffered.{name} must be at least 1, got {count}."
         if self.staleness < 0:
@@ -44,17 +44,17 @@ class Buffered(Schedule):
             yield f"Buffered.patience must be positive seconds, got {self.patience}."
 
     def start(self, view: View) -> tuple[Request, ...]:
-        missing = self.concurrency - len(view.flying)
+        missing = self.concurrency - len(view.under_way)
         return (Request(count=missing),) if missing > 0 else ()
 
     def ready(self, view: View) -> bool:
-        hopeless = len(view.lost) >= 2 * self.concurrency
+        hopeless = len(view.failed) >= 2 * self.concurrency
         late = view.now >= view.started + self.patience
-        return len(view.arrived) >= self.size or hopeless or late
+        return len(view.replied) >= self.buffer_size or hopeless or late
 
     def alarm(self, view: View) -> float | None:
         # Asking the unwilling again and again would fill the books, too.
-        asked = bool(view.flying or view.declined)
+        asked = bool(view.under_way or view.declined)
         return end_of_patience(view, self.patience, asked=asked)
 
     def enough(self, view: View) -> int:

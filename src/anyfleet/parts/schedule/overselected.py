@@ -25,8 +25,8 @@ class Overselected(Schedule):
     patience: Unbounded = 3600.0
     staleness: ClassVar[int] = 0
 
-    wants: ClassVar[frozenset[str]] = frozenset()
-    gives: ClassVar[frozenset[str]] = frozenset()
+    reports: ClassVar[frozenset[str]] = frozenset()
+    provides: ClassVar[frozenset[str]] = frozenset()
     papers: ClassVar[tuple[Paper, ...]] = (AT_SCALE,)
 
     def __post_init__(self) -> None:
@@ -42,8 +42,8 @@ class Overselected(Schedule):
         return () if begun(view) else (Request(),)
 
     def ready(self, view: View) -> bool:
-        answers, lost = training(view.arrived), training(view.lost)
-        landed = bool(answers or lost) and not training(view.flying)
+        answers, lost = training(view.replied), training(view.failed)
+        landed = bool(answers or lost) and not training(view.under_way)
         late = view.now >= view.started + self.patience
         return len(answers) >= self.keep or landed or late
 
@@ -52,11 +52,11 @@ class Overselected(Schedule):
 
     def enough(self, view: View) -> int:
         # Never more than are missing: an answer beyond `keep` would count as well.
-        missing = self.keep - len(training(view.arrived))
-        return max(1, min(missing, len(view.flying)))
+        missing = self.keep - len(training(view.replied))
+        return max(1, min(missing, len(view.under_way)))
 
     def drop(self, view: View) -> tuple[int, ...]:
-        return tuple(flight.order for flight in view.flying)
+        return tuple(flight.order for flight in view.under_way)
 
     def later(self, view: View) -> tuple[int, ...]:
         return ()

@@ -3,20 +3,20 @@
 from collections.abc import Iterable
 
 from anyfleet.core.messages import Kind
-from anyfleet.core.view import Flight, View
+from anyfleet.core.view import OrderStatus, View
 
 LOOK_AGAIN = 60.0  # seconds until absent devices are looked for again
 
 
-def training(flights: Iterable[Flight]) -> tuple[Flight, ...]:
+def training(flights: Iterable[OrderStatus]) -> tuple[OrderStatus, ...]:
     """Those that were asked to train; a survey flies beside them."""
     return tuple(flight for flight in flights if flight.kind in (Kind.TRAIN, Kind.HOLD))
 
 
 def begun(view: View) -> bool:
     """Whether this step has already asked somebody to train."""
-    flights = (*view.flying, *view.arrived, *view.lost, *view.declined)
-    return bool(training(view.fresh(flights)))
+    flights = (*view.under_way, *view.replied, *view.failed, *view.declined)
+    return bool(training(view.of_this_round(flights)))
 
 
 def end_of_patience(view: View, patience: float, *, asked: bool) -> float:

@@ -22,8 +22,8 @@ class Synchronous(Schedule):
     patience: Unbounded = 60.0
     staleness: ClassVar[int] = 0
 
-    wants: ClassVar[frozenset[str]] = frozenset()
-    gives: ClassVar[frozenset[str]] = frozenset()
+    reports: ClassVar[frozenset[str]] = frozenset()
+    provides: ClassVar[frozenset[str]] = frozenset()
 
     def __post_init__(self) -> None:
         if not self.patience > 0:
@@ -33,16 +33,16 @@ class Synchronous(Schedule):
         return () if begun(view) else (Request(),)
 
     def ready(self, view: View) -> bool:
-        if view.flying:
+        if view.under_way:
             return False
-        tried = bool(view.arrived or view.lost)
+        tried = bool(view.replied or view.failed)
         return tried or view.now >= view.started + self.patience
 
     def alarm(self, view: View) -> float | None:
-        return None if view.flying else view.started + self.patience
+        return None if view.under_way else view.started + self.patience
 
     def enough(self, view: View) -> int:
-        return max(1, len(view.flying))
+        return max(1, len(view.under_way))
 
     def drop(self, view: View) -> tuple[int, ...]:
         return ()
@@ -63,8 +63,8 @@ class Deadline(Schedule):
     late: Literal["lost", "late"] = "lost"
     staleness: int = 0
 
-    wants: ClassVar[frozenset[str]] = frozenset()
-    gives: ClassVar[frozenset[str]] = frozenset()
+    reports: ClassVar[frozenset[str]] = frozenset()
+    provides: ClassVar[frozenset[str]] = frozenset()
 
     def __post_init__(self) -> None:
         refuse(self._faults())
@@ -88,8 +88,8 @@ class Deadline(Schedule):
 
     def ready(self, view: View) -> bool:
         # The server cannot know that a device died, so a missing one costs the whole time (§A.5).
-        missing = view.fresh((*view.flying, *view.lost))
-        everybody = bool(view.arrived) and begun(view) and not missing
+        missing = view.of_this_round((*view.under_way, *view.failed))
+        everybody = bool(view.replied) and begun(view) and not missing
         return everybody or view.now >= view.started + self.seconds
 
     def alarm(self, view: View) -> float | None:
@@ -97,11 +97,11 @@ class Deadline(Schedule):
 
     def enough(self, view: View) -> int:
         # One by one while old orders fly: only the schedule knows which answers it waits for.
-        fresh = len(view.fresh(view.flying))
-        return max(1, fresh if fresh == len(view.flying) else 1)
+        fresh = len(view.of_this_round(view.under_way))
+        return max(1, fresh if fresh == len(view.under_way) else 1)
 
     def drop(self, view: View) -> tuple[int, ...]:
-        return tuple(f.order for f in view.flying) if self.late == "lost" else ()
+        return tuple(f.order for f in view.under_way) if self.late == "lost" else ()
 
     def later(self, view: View) -> tuple[int, ...]:
         return ()

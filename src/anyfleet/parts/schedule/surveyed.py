@@ -13,7 +13,7 @@ _ASKS = (Kind.EVALUATE, Kind.STATISTICS, Kind.REPORT)
 class Surveyed(Schedule):
     """Another schedule, with a survey of all idle devices at the end of every `every`-th step.
 
-    The answers come with the step (`Step.answers`). Devices are asked after they have trained and
+    The answers come with the step (`Round.answers`). Devices are asked after they have trained and
     before the server aggregates: what they keep is new, what the server sends is not. What the
     inner schedule leaves flying goes on meanwhile, and counts when it lands before the survey ends.
     """
@@ -36,12 +36,12 @@ class Surveyed(Schedule):
         return self.inner.staleness
 
     @property
-    def wants(self) -> frozenset[str]:
-        return self.inner.wants
+    def reports(self) -> frozenset[str]:
+        return self.inner.reports
 
     @property
-    def gives(self) -> frozenset[str]:
-        return self.inner.gives
+    def provides(self) -> frozenset[str]:
+        return self.inner.provides
 
     def start(self, view: View) -> tuple[Request, ...]:
         if self._asked(view):
@@ -53,16 +53,16 @@ class Surveyed(Schedule):
         return ()
 
     def ready(self, view: View) -> bool:
-        asking = any(flight.kind == self.ask for flight in view.flying)
+        asking = any(flight.kind == self.ask for flight in view.under_way)
         return not asking and self.inner.ready(view) and not self._due(view)
 
     def alarm(self, view: View) -> float | None:
-        if any(flight.kind == self.ask for flight in view.flying):
+        if any(flight.kind == self.ask for flight in view.under_way):
             return None
         return self.inner.alarm(view)
 
     def enough(self, view: View) -> int:
-        asking = sum(flight.kind == self.ask for flight in view.flying)
+        asking = sum(flight.kind == self.ask for flight in view.under_way)
         return asking or self.inner.enough(view)
 
     def drop(self, view: View) -> tuple[int, ...]:
@@ -72,9 +72,9 @@ class Surveyed(Schedule):
         return self.inner.later(view)
 
     def _asked(self, view: View) -> bool:
-        flights = view.fresh((*view.flying, *view.arrived, *view.lost, *view.declined))
+        flights = view.of_this_round((*view.under_way, *view.replied, *view.failed, *view.declined))
         return any(flight.kind == self.ask for flight in flights)
 
     def _due(self, view: View) -> bool:
         # Last whether anybody is there: that looks at the whole fleet.
-        return view.step % self.every == 0 and not self._asked(view) and len(view.idle) > 0
+        return view.round_index % self.every == 0 and not self._asked(view) and len(view.idle) > 0

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from anyfleet.config.number_values import Unbounded
 from anyfleet.core.slots import Schedule
-from anyfleet.core.view import Flight, Request, View
+from anyfleet.core.view import OrderStatus, Request, View
 from anyfleet.papers import FEDAT, Paper
 from anyfleet.parts.schedule.patience import end_of_patience, training
 
@@ -31,8 +31,8 @@ class Tiers(Schedule):
     staleness: int = 20
     patience: Unbounded = 3600.0
 
-    wants: ClassVar[frozenset[str]] = frozenset()
-    gives: ClassVar[frozenset[str]] = frozenset()
+    reports: ClassVar[frozenset[str]] = frozenset()
+    provides: ClassVar[frozenset[str]] = frozenset()
     papers: ClassVar[tuple[Paper, ...]] = (FEDAT,)
 
     def __post_init__(self) -> None:
@@ -42,37 +42,37 @@ class Tiers(Schedule):
             raise ValueError(f"Tiers.patience must be positive seconds, got {self.patience}.")
 
     def start(self, view: View) -> tuple[Request, ...]:
-        tried = _levels(view, (*view.flying, *view.arrived, *view.lost, *view.declined))
+        tried = _levels(view, (*view.under_way, *view.replied, *view.failed, *view.declined))
         return tuple(Request(level=level) for level in view.devices.levels if level not in tried)
 
     def ready(self, view: View) -> bool:
-        answered = _levels(view, view.arrived).keys()
-        flying = _levels(view, view.flying).keys()
+        answered = _levels(view, view.replied).keys()
+        flying = _levels(view, view.under_way).keys()
         # Losses alone make no step while others fly: it would only make those staler.
-        nothing_left = not flying and bool(answered or training(view.lost))
+        nothing_left = not flying and bool(answered or training(view.failed))
         late = view.now >= view.started + self.patience
         return bool(answered - flying) or nothing_left or late
 
     def alarm(self, view: View) -> float | None:
-        return end_of_patience(view, self.patience, asked=bool(view.flying))
+        return end_of_patience(view, self.patience, asked=bool(view.under_way))
 
     def enough(self, view: View) -> int:
         # No tier can have landed before as many came in as the smallest cohort misses.
-        return min(_levels(view, view.flying).values(), default=1)
+        return min(_levels(view, view.under_way).values(), default=1)
 
     def drop(self, view: View) -> tuple[int, ...]:
         return ()
 
     def later(self, view: View) -> tuple[int, ...]:
-        flying = _levels(view, view.flying)
-        answered = training(view.arrived)
+        flying = _levels(view, view.under_way)
+        answered = training(view.replied)
         # After a long wait the cohorts count as far as they have come.
         if view.now >= view.started + self.patience:
             return ()
         return tuple(f.order for f in answered if view.devices.level[f.device] in flying)
 
 
-def _levels(view: View, flights: Iterable[Flight]) -> Counter[int]:
+def _levels(view: View, flights: Iterable[OrderStatus]) -> Counter[int]:
     """How many of the training flights belong to each level."""
     devices = [flight.device for flight in training(flights)]
     return Counter(view.devices.level[devices].tolist())

@@ -11,7 +11,7 @@ from torch import Tensor
 from anyfleet.arrays import Ints
 from anyfleet.core.messages import Devices, measured
 from anyfleet.core.slots import Select, State
-from anyfleet.core.view import Flight, View
+from anyfleet.core.view import OrderStatus, View
 from anyfleet.errors import refuse
 from anyfleet.formulas.contribution import largest
 from anyfleet.papers import BN2, Paper
@@ -32,8 +32,8 @@ class Largest(Select):
     measure: str = "norm"
 
     papers: ClassVar[tuple[Paper, ...]] = (BN2,)
-    needs: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {"held": "schedule.TwoPhase(), under which results wait on the devices"}
+    requires: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {"held": "schedule.HoldAndFetch(), under which results wait on the devices"}
     )
 
     def __post_init__(self) -> None:
@@ -48,16 +48,18 @@ class Largest(Select):
             yield f"Largest.draw must be at least keep={self.keep}, got {self.draw}."
 
     @property
-    def wants(self) -> frozenset[str]:
+    def reports(self) -> frozenset[str]:
         return frozenset({self.measure})
 
     def __call__(self, view: View, state: State, key: Tensor) -> Ints:
-        return drawn(view, self.draw if view.most is None else min(self.draw, view.most), key)
+        return drawn(
+            view, self.draw if view.most_devices is None else min(self.draw, view.most_devices), key
+        )
 
     def excess(self, devices: Devices) -> str:
         return more_than_all("Largest.draw", self.draw, len(devices))
 
-    def fetch(self, view: View, held: Sequence[Flight]) -> Sequence[Flight]:
+    def fetch(self, view: View, held: Sequence[OrderStatus]) -> Sequence[OrderStatus]:
         flights = sorted(held, key=lambda flight: flight.device)
         values = np.array([measured(flight.report, self.measure) for flight in flights])
         # Asked in the order of devices, as any cohort is.

@@ -20,7 +20,7 @@ from anyfleet.papers import FEDPNS, THESIS, Paper
 from anyfleet.parts.select.uniform import drawn, more_than_all
 
 if TYPE_CHECKING:
-    from anyfleet.core.updates import Arrivals
+    from anyfleet.core.updates import Updates
 
 _AHEAD = 8  # how many times more are drawn than wanted, since not all are free
 
@@ -49,7 +49,7 @@ class Learned(Select):
     beta: float = 0.7
 
     papers: ClassVar[tuple[Paper, ...]] = (FEDPNS, THESIS)
-    needs: ClassVar[Mapping[str, str]] = MappingProxyType(
+    requires: ClassVar[Mapping[str, str]] = MappingProxyType(
         {"labelled": "an aggregator that labels devices, for example aggregate.Subset()"}
     )
 
@@ -70,7 +70,7 @@ class Learned(Select):
         return Chances(np.full(size, 1 / size), never, never)
 
     def __call__(self, view: View, state: Chances, key: Tensor) -> Ints:
-        wanted = self.count if view.most is None else min(self.count, view.most)
+        wanted = self.count if view.most_devices is None else min(self.count, view.most_devices)
         if np.ptp(state.probability) == 0:
             return drawn(view, wanted, key)
         luck = _luck(key, len(view.devices))
@@ -88,19 +88,21 @@ class Learned(Select):
         return more_than_all("Learned.count", self.count, len(devices))
 
     def learn(
-        self, state: Chances, arrivals: "Arrivals | None", notes: Mapping[str, Any], view: View
+        self, state: Chances, updates: "Updates | None", diagnostics: Mapping[str, Any], view: View
     ) -> Chances:
-        labels = np.array(notes.get("labelled", ()), dtype=np.int64)
+        labels = np.array(diagnostics.get("labelled", ()), dtype=np.int64)
         selected, labelled = state.selected.copy(), state.labelled.copy()
-        lost = [f.device for f in view.fresh(view.lost) if f.kind in (Kind.TRAIN, Kind.HOLD)]
-        arrived = [] if arrivals is None else arrivals.device.tolist()
+        lost = [
+            f.device for f in view.of_this_round(view.failed) if f.kind in (Kind.TRAIN, Kind.HOLD)
+        ]
+        arrived = [] if updates is None else updates.device.tolist()
         np.add.at(selected, np.array([*arrived, *lost], dtype=np.int64), 1)
         np.add.at(labelled, labels, 1)
         rates = {"alpha": self.alpha, "beta": self.beta}
         probability = lowered(state.probability, labels, labelled, selected, **rates)
         return Chances(probability, selected, labelled)
 
-    def tells(self, state: Chances) -> Mapping[str, Any]:
+    def diagnostics(self, state: Chances) -> Mapping[str, Any]:
         """The entropy of the probabilities in nats, and how they are spread."""
         return {
             "selection_entropy": probability_entropy(state.probability),

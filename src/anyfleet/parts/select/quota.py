@@ -51,10 +51,12 @@ class Quota(Select):
     def __call__(self, view: View, state: State, key: Tensor) -> Ints:
         kinds = _kinds(view.devices, self.by)
         chosen = _drawn(view, kinds, key, quotas=self._quotas(kinds.sizes))
-        if view.most is None or len(chosen) <= view.most:
+        if view.most_devices is None or len(chosen) <= view.most_devices:
             return chosen
         # Drawn once more: the first levels would always win when a schedule asks for few.
-        few: Ints = chosen[rng.sample(rng.fold(key, "fewer"), len(chosen), view.most).numpy()]
+        few: Ints = chosen[
+            rng.sample(rng.fold(key, "fewer"), len(chosen), view.most_devices).numpy()
+        ]
         return few
 
     def excess(self, devices: Devices) -> str:

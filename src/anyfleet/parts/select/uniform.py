@@ -17,7 +17,7 @@ class Everyone(Select):
     """All idle devices; a uniform draw of them when a schedule wants fewer."""
 
     def __call__(self, view: View, state: State, key: Tensor) -> Ints:
-        return view.idle if view.most is None else drawn(view, view.most, key)
+        return view.idle if view.most_devices is None else drawn(view, view.most_devices, key)
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,9 @@ class Uniform(Select):
 
     def __call__(self, view: View, state: State, key: Tensor) -> Ints:
         wanted = self.count or max(1, round((self.fraction or 0) * len(view.devices)))
-        return drawn(view, wanted if view.most is None else min(wanted, view.most), key)
+        return drawn(
+            view, wanted if view.most_devices is None else min(wanted, view.most_devices), key
+        )
 
     def excess(self, devices: Devices) -> str:
         return more_than_all("Uniform.count", self.count or 0, len(devices))

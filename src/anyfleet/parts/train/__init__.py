@@ -1,5 +1,6 @@
 """Local training: trainers, optimisers, learning rates, batch normalisation policies."""
 
+from anyfleet.measure.fisher import Observed
 from anyfleet.parts.train.gradient import Gradient
 from anyfleet.parts.train.learning_rates import Decaying, Inverse
 from anyfleet.parts.train.optimisers import AdamW, Sgd
@@ -12,6 +13,7 @@ __all__ = [
     "Fjord",
     "Gradient",
     "Inverse",
+    "Observed",
     "Progressive",
     "Rush",
     "Sgd",

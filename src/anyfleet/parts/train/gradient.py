@@ -13,15 +13,22 @@ from torch.utils._pytree import tree_map
 
 from anyfleet import rng
 from anyfleet.arrays import Ints
-from anyfleet.core.messages import EVERYTHING, Numbers, Params
+from anyfleet.core.messages import EVERYTHING, Hyperparameters, Params
 from anyfleet.core.objectives import Task, losses
-from anyfleet.core.slots import Given, Loose, Minibatch, Result, Site, Train
+from anyfleet.core.slots import (
+    Loose,
+    Minibatch,
+    Train,
+    TrainingContext,
+    TrainingResult,
+    TrainingStart,
+)
 from anyfleet.core.time_and_energy import Work
 from anyfleet.elastic import Blueprint, Priced, apply
 from anyfleet.elastic.execution.random_operators import is_random
 from anyfleet.papers import FEDDROP, FEDPROX, HETEROFL, Paper
 from anyfleet.parts.train.inverted import inverted
-from anyfleet.parts.train.learning_rates import Decaying, Rate
+from anyfleet.parts.train.learning_rates import Decaying, LearningRate
 from anyfleet.parts.train.optimisers import Optimiser, Sgd, clipped
 
 FLOAT_BYTES = 4
@@ -49,11 +56,11 @@ class Gradient(Train):
     layers take in from cut layers by the share of these, as inverted dropout does.
     """
 
-    rate: Rate = field(default_factory=Decaying)
+    lr: LearningRate = field(default_factory=Decaying)
     optimiser: Optimiser = field(default_factory=Sgd)
     epochs: int = 1
-    iterations: int | None = None
-    batch: int = 32
+    local_steps: int | None = None
+    batch_size: int = 32
     clip: float | None = None
     proximal: float = 0.0
     masked: bool = False
@@ -62,12 +69,12 @@ class Gradient(Train):
     inverted: bool = False
 
     def __post_init__(self) -> None:
-        for name, value in (("epochs", self.epochs), ("batch", self.batch)):
+        for name, value in (("epochs", self.epochs), ("batch_size", self.batch_size)):
             if value < 1:
                 raise ValueError(f"Gradient.{name} must be at least 1, got {value}.")
-        if self.iterations is not None and self.iterations < 1:
+        if self.local_steps is not None and self.local_steps < 1:
             raise ValueError(
-                f"Gradient.iterations must be at least 1, got {self.iterations}. "
+                f"Gradient.iterations must be at least 1, got {self.local_steps}. "
                 "Leave it out to train by epochs."
             )
         if self.clip is not None and not self.clip > 0:
@@ -82,26 +89,26 @@ class Gradient(Train):
         used = {FEDPROX: self.proximal > 0, HETEROFL: hetero, FEDDROP: self.inverted}
         return tuple(paper for paper, on in used.items() if on)
 
-    def draft(self, step: int, samples: Ints) -> Numbers:
+    def hyperparameters(self, round_index: int, samples: Ints) -> Hyperparameters:
         count = len(samples)
-        by_iterations = self.iterations is not None
-        return Numbers(
-            lr=np.full(count, self.rate(step)),
+        by_iterations = self.local_steps is not None
+        return Hyperparameters(
+            lr=np.full(count, self.lr(round_index)),
             epochs=np.full(count, EVERYTHING if by_iterations else self.epochs),
-            batch=np.full(count, self.batch),
-            steps=np.full(count, self.iterations if by_iterations else EVERYTHING),
-            rate=np.ones(count),
+            batch_size=np.full(count, self.batch_size),
+            local_steps=np.full(count, self.local_steps if by_iterations else EVERYTHING),
+            sent_fraction=np.ones(count),
             frequency=np.full(count, np.nan),
-            target=np.full(count, np.nan),
+            target_seconds=np.full(count, np.nan),
         )
 
-    def choices(self, key: Tensor, steps: int) -> tuple[Any, ...]:
-        return (None,) * steps
+    def shared_draws(self, key: Tensor, local_steps: int) -> tuple[Any, ...]:
+        return (None,) * local_steps
 
     def misfit(self, task: Task) -> str:
         return ""
 
-    def work(self, priced: Priced, processed: int, steps: int) -> Work:
+    def work(self, priced: Priced, processed: int, local_steps: int) -> Work:
         sample, batch = priced.sample, priced.batch
         trained = FLOAT_BYTES * sample.sent_params
         state = self.state_bytes(priced)
@@ -110,7 +117,7 @@ class Gradient(Train):
         # The new state is made beside the old one, while gradients and samples are still there.
         updating = trained + state + _TEMPORARY * sample.largest_bytes + batch.input_bytes
         memory = float(held + max(batch.pass_bytes, updating))
-        return replace(self.effort(priced, processed, steps), memory=memory)
+        return replace(self.effort(priced, processed, local_steps), memory=memory)
 
     def effort(self, priced: Priced, processed: int, steps: int, *, updates: bool = True) -> Work:
         """The work without its memory, which takes longer to find than all the rest."""
@@ -128,28 +135,35 @@ class Gradient(Train):
         """What is trained, and what the optimiser keeps of it."""
         return FLOAT_BYTES * priced.sample.sent_params * (1 + self.optimiser.copies)
 
-    def start(self, site: Site, given: Given) -> Loose:
-        zero = next(iter(given.params.values())).new_zeros(())
+    def start(self, context: TrainingContext, start: TrainingStart) -> Loose:
+        zero = next(iter(start.params.values())).new_zeros(())
         return {
-            "params": given.params,
+            "params": start.params,
             # Only the proximal term looks back.
-            "start": given.params if self.proximal else {},
-            "buffers": given.buffers,
-            "seen": given.seen,
-            "optimiser": self.optimiser.init({n: given.params[n] for n in site.trained}),
+            "start": start.params if self.proximal else {},
+            "buffers": start.buffers,
+            "seen": start.seen,
+            "optimiser": self.optimiser.init({n: start.params[n] for n in context.trained}),
             "loss": zero,
             "count": zero,
         }
 
     def step(
-        self, site: Site, state: Loose, batch: Minibatch, numbers: Loose, choice: Any
+        self,
+        context: TrainingContext,
+        state: Loose,
+        batch: Minibatch,
+        hyperparameters: Loose,
+        draw: Any,
     ) -> Loose:
-        trained = {name: state["params"][name] for name in site.trained}
+        trained = {name: state["params"][name] for name in context.trained}
 
         def objective(values: Params) -> tuple[Tensor, Params]:
-            return self.loss(site, {**state["params"], **values}, state, batch)
+            return self.loss(context, {**state["params"], **values}, state, batch)
 
-        return self.descend(state, Slope(*differentiated(objective, trained)), batch, numbers)
+        return self.descend(
+            state, Slope(*differentiated(objective, trained)), batch, hyperparameters
+        )
 
     def descend(self, state: Loose, slope: Slope, batch: Minibatch, numbers: Loose) -> Loose:
         """The state after a step of the optimiser down the slope."""
@@ -183,14 +197,14 @@ class Gradient(Train):
         return gradients if self.clip is None else clipped(gradients, self.clip)
 
     def loss(
-        self, site: Site, params: Params, state: Loose, batch: Minibatch
+        self, site: TrainingContext, params: Params, state: Loose, batch: Minibatch
     ) -> tuple[Tensor, Params]:
         """The mean loss of the valid samples, and the buffers after the pass."""
         output, buffers = self.output(site, params, state, batch)
         return averaged(losses(site.task, output, batch.y), batch.valid), buffers
 
     def output(
-        self, site: Site, params: Params, state: Loose, batch: Minibatch
+        self, site: TrainingContext, params: Params, state: Loose, batch: Minibatch
     ) -> tuple[Tensor, Params]:
         """What the model says of the samples, and the buffers after the pass."""
         if self.scaler:
@@ -211,11 +225,11 @@ class Gradient(Train):
             output = torch.where(state["seen"], output, 0.0)
         return output, buffers
 
-    def finish(self, site: Site, state: Loose) -> Result:
-        mask = row_masks(site, state["seen"]) if self.label_rows else {}
+    def finish(self, context: TrainingContext, state: Loose) -> TrainingResult:
+        mask = row_masks(context, state["seen"]) if self.label_rows else {}
         # Not a number where nothing was trained: zero would pass for a perfect fit.
         loss = state["loss"] / state["count"]
-        return Result(dict(state["params"]), dict(state["buffers"]), mask, {"loss": loss})
+        return TrainingResult(dict(state["params"]), dict(state["buffers"]), mask, {"loss": loss})
 
 
 def averaged(values: Tensor, valid: Tensor) -> Tensor:
@@ -271,7 +285,7 @@ def scaled(params: Params, blueprint: Blueprint) -> dict[str, Tensor]:
     return new
 
 
-def row_masks(site: Site, seen: Tensor) -> dict[str, Tensor]:
+def row_masks(site: TrainingContext, seen: Tensor) -> dict[str, Tensor]:
     """Ones in the classifier rows of present labels, zeros in the others (METHODS §1.5 a)."""
     masks = {}
     for name, dim in site.blueprint.output_rows:

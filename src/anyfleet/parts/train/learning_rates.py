@@ -7,10 +7,10 @@ from anyfleet.arguments import checked
 from anyfleet.formulas import partial_training_rate
 
 
-class Rate(Protocol):
+class LearningRate(Protocol):
     """The local learning rate of a round."""
 
-    def __call__(self, step: int) -> float: ...
+    def __call__(self, round_index: int) -> float: ...
 
 
 @checked
@@ -30,8 +30,8 @@ class Decaying:
                 "It multiplies the rate once a round; 1 keeps it constant."
             )
 
-    def __call__(self, step: int) -> float:
-        return self.start * self.factor**step
+    def __call__(self, round_index: int) -> float:
+        return self.start * self.factor**round_index
 
 
 @checked
@@ -48,7 +48,7 @@ class Inverse:
             if not value > 0:
                 raise ValueError(f"Inverse.{name} must be positive, got {value}.")
 
-    def __call__(self, step: int) -> float:
+    def __call__(self, round_index: int) -> float:
         return partial_training_rate(
-            step, convexity=self.mu, ratio=self.epsilon, offset=self.offset
+            round_index, convexity=self.mu, ratio=self.epsilon, offset=self.offset
         )

@@ -13,15 +13,22 @@ from torch import Tensor
 
 from anyfleet import rng
 from anyfleet.arrays import Ints
-from anyfleet.core.messages import Numbers, Params
+from anyfleet.core.messages import Hyperparameters, Params
 from anyfleet.core.objectives import Task, losses
-from anyfleet.core.slots import Given, Loose, Minibatch, Result, Site, Train
+from anyfleet.core.slots import (
+    Loose,
+    Minibatch,
+    Train,
+    TrainingContext,
+    TrainingResult,
+    TrainingStart,
+)
 from anyfleet.core.time_and_energy import Work
 from anyfleet.elastic import WHOLE, Blueprint, Priced, Slice, cut, paste, place
 from anyfleet.elastic.execution.plain import plainly
 from anyfleet.parts.train.gradient import Gradient, averaged, differentiated
 
-RATIOS = tuple(k / 20 for k in range(2, 21))  # 0.10, 0.15 … 1.00 of the width
+NESTED_WIDTHS = tuple(k / 20 for k in range(2, 21))  # 0.10, 0.15 … 1.00 of the width
 SAME = 1e-9  # ratios closer than this are one
 Judge = Callable[[Tensor], Tensor]  # of the output for a minibatch: the mean over its samples
 
@@ -30,30 +37,30 @@ class Nested(Train, Protocol):
     """What is `base`'s business, and what is wrong with the fields all of them have."""
 
     base: Gradient
-    ratios: tuple[float, ...]
+    nested_widths: tuple[float, ...]
     samples: int
 
     @property
     def numbers(self) -> int:
         """How many numbers a minibatch draws; a device makes ratios of its own from them."""
 
-    def choices(self, key: Tensor, steps: int) -> tuple[Any, ...]:
+    def shared_draws(self, key: Tensor, local_steps: int) -> tuple[Any, ...]:
         """Numbers in [0, 1); those of a step are the same however many steps there are."""
         if not self.samples:
-            return self.base.choices(key, steps)
-        keys = rng.fold(rng.fold(key, "ratios"), torch.arange(steps))
+            return self.base.shared_draws(key, local_steps)
+        keys = rng.fold(rng.fold(key, "ratios"), torch.arange(local_steps))
         return tuple(map(tuple, rng.uniform(keys, self.numbers).tolist()))
 
-    def draft(self, step: int, samples: Ints) -> Numbers:
-        return self.base.draft(step, samples)
+    def hyperparameters(self, round_index: int, samples: Ints) -> Hyperparameters:
+        return self.base.hyperparameters(round_index, samples)
 
-    def start(self, site: Site, given: Given) -> Loose:
-        if problem := self.misfit(site.task):
+    def start(self, context: TrainingContext, start: TrainingStart) -> Loose:
+        if problem := self.misfit(context.task):
             raise ValueError(problem)
-        return self.base.start(site, given)
+        return self.base.start(context, start)
 
-    def finish(self, site: Site, state: Loose) -> Result:
-        return self.base.finish(site, state)
+    def finish(self, context: TrainingContext, state: Loose) -> TrainingResult:
+        return self.base.finish(context, state)
 
     def misfit(self, task: Task) -> str:
         return "" if task.classified or not self.samples else self._untaught()
@@ -67,10 +74,10 @@ class Nested(Train, Protocol):
 
     def _faults(self) -> Iterator[str]:
         name = type(self).__name__
-        if not self.ratios or not all(0 < ratio <= 1 for ratio in self.ratios):
-            yield f"{name}.ratios must be one or more shares in (0, 1], got {self.ratios}."
-        if len(set(self.ratios)) < len(self.ratios):
-            yield f"{name}.ratios must differ from each other, got {self.ratios}."
+        if not self.nested_widths or not all(0 < ratio <= 1 for ratio in self.nested_widths):
+            yield f"{name}.ratios must be one or more shares in (0, 1], got {self.nested_widths}."
+        if len(set(self.nested_widths)) < len(self.nested_widths):
+            yield f"{name}.ratios must differ from each other, got {self.nested_widths}."
         if self.samples < 0:
             yield f"{name}.samples must not be negative, got {self.samples}; 0 is plain training."
 
@@ -81,7 +88,7 @@ class Inner:
 
     around: Blueprint
     part: Slice
-    site: Site
+    site: TrainingContext
 
     def state(self, state: Loose) -> Loose:
         """What the part sees of a trainer's state; views where that is possible."""
@@ -96,9 +103,9 @@ class Inner:
         return paste({name: value}, {name: onto}, self.part, self.around)[name]
 
 
-def inner(site: Site, ratio: float) -> Inner:
+def inner(site: TrainingContext, ratio: float) -> Inner:
     """The part of that share of the whole width; the device's planned share is all of it."""
-    part = WHOLE if ratio > site.share - SAME else _prefix(site.blueprint, ratio)
+    part = WHOLE if ratio > site.width - SAME else _prefix(site.blueprint, ratio)
     small = replace(site, blueprint=site.blueprint.local(part))
     return Inner(site.blueprint, part, small)
 
@@ -123,7 +130,9 @@ def divergence(teacher: Tensor, output: Tensor) -> Tensor:
     return values if values.ndim == 1 else values.flatten(1).mean(1)
 
 
-def judged(site: Site, batch: Minibatch, *, labels: bool, teacher: Tensor | None) -> Judge:
+def judged(
+    site: TrainingContext, batch: Minibatch, *, labels: bool, teacher: Tensor | None
+) -> Judge:
     """The objective of a part: the task's loss, the divergence from the teacher, or both."""
 
     def judge(output: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from anyfleet.core.messages import Params
 from anyfleet.core.objectives import Task, losses
-from anyfleet.core.slots import Loose, Minibatch, Site
+from anyfleet.core.slots import Loose, Minibatch, TrainingContext
 from anyfleet.core.time_and_energy import Work
 from anyfleet.elastic import Priced
 from anyfleet.errors import refuse
@@ -23,7 +23,7 @@ from anyfleet.formulas.distillation import progressive_ratios
 from anyfleet.papers import FEDRESCUE, Paper
 from anyfleet.parts.train.gradient import FLOAT_BYTES, UPDATE_PASSES, Gradient, averaged
 from anyfleet.parts.train.nested import (
-    RATIOS,
+    NESTED_WIDTHS,
     Inner,
     Judge,
     Nested,
@@ -79,30 +79,32 @@ class _Stepwise(Nested, Protocol):
 
     @property
     def numbers(self) -> int:
-        return len(self.ratios)
+        return len(self.nested_widths)
 
     def visited(self, share: float, choice: tuple[float, ...]) -> list[float]:
         """The ratios of one minibatch at a device of that share, ascending."""
         ratios: list[float] = progressive_ratios(
-            np.array(self.ratios), share, self.samples, np.array(choice)
+            np.array(self.nested_widths), share, self.samples, np.array(choice)
         ).tolist()
         return ratios
 
-    def work(self, priced: Priced, processed: int, steps: int) -> Work:
-        final = self.base.work(priced, processed, steps)
+    def work(self, priced: Priced, processed: int, local_steps: int) -> Work:
+        final = self.base.work(priced, processed, local_steps)
         if not self.samples:
             return final
-        parts = narrower(priced, self.ratios)
+        parts = narrower(priced, self.nested_widths)
         count = min(self.samples - 1, len(parts))
         base, sparse = self._of_parts(), self.momentum_rule != "literal"
         final = replace(final, memory=final.memory + self._held(priced))
         small, wide = (
-            expected((base.effort(p, processed, steps, updates=sparse) for p in group), draws)
+            expected((base.effort(p, processed, local_steps, updates=sparse) for p in group), draws)
             for group, draws in ((parts, count), ([priced], 1))
         )
         often = _WRITTEN if sparse else UPDATE_PASSES
-        written = Work(0.0, 0.0, 0.0, float(steps * (count + 1) * often * base.state_bytes(priced)))
-        teacher = [_forward(priced, processed, steps)] if self.distils else []
+        written = Work(
+            0.0, 0.0, 0.0, float(local_steps * (count + 1) * often * base.state_bytes(priced))
+        )
+        teacher = [_forward(priced, processed, local_steps)] if self.distils else []
         return together(final, *teacher, small, wide, written)
 
     def _held(self, priced: Priced) -> int:
@@ -117,26 +119,33 @@ class _Stepwise(Nested, Protocol):
         return self.base if plain is None else replace(self.base, optimiser=plain)
 
     def step(
-        self, site: Site, state: Loose, batch: Minibatch, numbers: Loose, choice: Any
+        self,
+        context: TrainingContext,
+        state: Loose,
+        batch: Minibatch,
+        hyperparameters: Loose,
+        draw: Any,
     ) -> Loose:
         if not self.samples:
-            return self.base.step(site, state, batch, numbers, choice)
-        output = self._teacher(site, state, batch)
+            return self.base.step(context, state, batch, hyperparameters, draw)
+        output = self._teacher(context, state, batch)
         now, before = state, 0.0
-        for ratio in self.visited(site.share, choice):
-            teacher = output if self.teaches(ratio < site.share) else None
-            judge = judged(site, batch, labels=True, teacher=teacher)
-            columns = self._columns(inner(site, ratio), before, now, batch, judge)
-            now = _RULES[self.momentum_rule](self.base.optimiser, columns, now, numbers["lr"])
+        for ratio in self.visited(context.width, draw):
+            teacher = output if self.teaches(ratio < context.width) else None
+            judge = judged(context, batch, labels=True, teacher=teacher)
+            columns = self._columns(inner(context, ratio), before, now, batch, judge)
+            now = _RULES[self.momentum_rule](
+                self.base.optimiser, columns, now, hyperparameters["lr"]
+            )
             del columns
             before = ratio if self.freezes else 0.0
-        new = self.base.step(site, now, batch, numbers, choice)
+        new = self.base.step(context, now, batch, hyperparameters, draw)
         if output is None:
             return new
-        loss = averaged(losses(site.task, output, batch.y), batch.valid)
+        loss = averaged(losses(context.task, output, batch.y), batch.valid)
         return {**new, "loss": state["loss"] + loss * batch.valid.sum().to(loss.dtype)}
 
-    def _teacher(self, site: Site, state: Loose, batch: Minibatch) -> Tensor | None:
+    def _teacher(self, site: TrainingContext, state: Loose, batch: Minibatch) -> Tensor | None:
         """What the whole model says before the minibatch, if anybody learns from it."""
         if not self.distils:
             return None
@@ -167,7 +176,7 @@ class Progressive(_Stepwise):
     """
 
     base: Gradient = field(default_factory=Gradient)
-    ratios: tuple[float, ...] = RATIOS
+    nested_widths: tuple[float, ...] = NESTED_WIDTHS
     samples: int = 4
     distil: bool = True
     momentum_rule: MomentumRule = "final"
@@ -194,7 +203,7 @@ class Rush(_Stepwise):
     """
 
     base: Gradient = field(default_factory=Gradient)
-    ratios: tuple[float, ...] = RATIOS
+    nested_widths: tuple[float, ...] = NESTED_WIDTHS
     samples: int = 4
     gated: bool = True
     momentum_rule: MomentumRule = "final"

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from anyfleet.core.messages import Params
 from anyfleet.core.objectives import losses
-from anyfleet.core.slots import Loose, Minibatch, Site
+from anyfleet.core.slots import Loose, Minibatch, TrainingContext
 from anyfleet.core.time_and_energy import Work
 from anyfleet.elastic import Priced
 from anyfleet.errors import refuse
@@ -16,7 +16,7 @@ from anyfleet.formulas.distillation import sampled_ratios
 from anyfleet.papers import FEDRESCUE, FJORD, SLIMMABLE, Paper
 from anyfleet.parts.train.gradient import FLOAT_BYTES, Gradient, Slope, averaged, differentiated
 from anyfleet.parts.train.nested import (
-    RATIOS,
+    NESTED_WIDTHS,
     SAME,
     Inner,
     Nested,
@@ -52,36 +52,41 @@ class _Summed(Nested, Protocol):
     def drawn(self, share: float, choice: tuple[float, ...]) -> list[float]:
         """The ratios of one minibatch at a device of that share."""
         ratios: list[float] = sampled_ratios(
-            np.array(self.ratios), share, np.array(choice)
+            np.array(self.nested_widths), share, np.array(choice)
         ).tolist()
         return ratios
 
-    def work(self, priced: Priced, processed: int, steps: int) -> Work:
-        whole = self.base.work(priced, processed, steps)
+    def work(self, priced: Priced, processed: int, local_steps: int) -> Work:
+        whole = self.base.work(priced, processed, local_steps)
         if not self.samples:
             return whole
-        parts = narrower(priced, self.ratios)
-        if not parts or any(abs(ratio - priced.share) <= SAME for ratio in self.ratios):
+        parts = narrower(priced, self.nested_widths)
+        if not parts or any(abs(ratio - priced.share) <= SAME for ratio in self.nested_widths):
             parts.append(priced)  # the device's own share is one of the ratios, or all there is
         trained = FLOAT_BYTES * priced.sample.sent_params
         # What is summed is there beside the pass of a part, which may be as wide as the whole.
         whole = replace(whole, memory=whole.memory + trained)
-        works = [self.base.effort(part, processed, steps, updates=False) for part in parts]
-        added = Work(0.0, 0.0, 0.0, float(self.samples * steps * _ADDED * trained))
+        works = [self.base.effort(part, processed, local_steps, updates=False) for part in parts]
+        added = Work(0.0, 0.0, 0.0, float(self.samples * local_steps * _ADDED * trained))
         return together(whole, expected(works, self.samples), added)
 
     def step(
-        self, site: Site, state: Loose, batch: Minibatch, numbers: Loose, choice: Any
+        self,
+        context: TrainingContext,
+        state: Loose,
+        batch: Minibatch,
+        hyperparameters: Loose,
+        draw: Any,
     ) -> Loose:
         if not self.samples:
-            return self.base.step(site, state, batch, numbers, choice)
-        total, loss, (buffers, output) = _whole(self.base, site, state, batch)
-        judge = judged(site, batch, labels=self.labelled, teacher=output)
-        for ratio in self.drawn(site.share, choice):
-            where = inner(site, ratio)
+            return self.base.step(context, state, batch, hyperparameters, draw)
+        total, loss, (buffers, output) = _whole(self.base, context, state, batch)
+        judge = judged(context, batch, labels=self.labelled, teacher=output)
+        for ratio in self.drawn(context.width, draw):
+            where = inner(context, ratio)
             part = gradients(self.base, where, where.state(state), batch, judge)
             total = _added(total, part, where)
-        return self.base.descend(state, Slope(total, loss, buffers), batch, numbers)
+        return self.base.descend(state, Slope(total, loss, buffers), batch, hyperparameters)
 
 
 @dataclass(frozen=True)
@@ -89,7 +94,7 @@ class Slim(_Summed):
     """Parts learn from the whole model only (slimmable training, METHODS §1.7)."""
 
     base: Gradient = field(default_factory=Gradient)
-    ratios: tuple[float, ...] = RATIOS
+    nested_widths: tuple[float, ...] = NESTED_WIDTHS
     samples: int = 1
     papers: ClassVar[tuple[Paper, ...]] = (SLIMMABLE, FEDRESCUE)
     labelled: ClassVar[bool] = False
@@ -100,14 +105,14 @@ class Fjord(_Summed):
     """Parts learn from labels and from the whole model (METHODS §1.7)."""
 
     base: Gradient = field(default_factory=Gradient)
-    ratios: tuple[float, ...] = RATIOS
+    nested_widths: tuple[float, ...] = NESTED_WIDTHS
     samples: int = 1
     papers: ClassVar[tuple[Paper, ...]] = (FJORD, FEDRESCUE)
     labelled: ClassVar[bool] = True
 
 
 def _whole(
-    base: Gradient, site: Site, state: Loose, batch: Minibatch
+    base: Gradient, site: TrainingContext, state: Loose, batch: Minibatch
 ) -> tuple[Params, Tensor, tuple[Params, Tensor]]:
     """Gradients, loss and buffers of the whole model, and its output, which teaches."""
     trained = {name: state["params"][name] for name in site.trained}

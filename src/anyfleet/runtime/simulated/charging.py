@@ -8,21 +8,21 @@ import numpy as np
 
 from anyfleet.arrays import Floats
 from anyfleet.core.evaluation import EVALUATION_BATCH
-from anyfleet.core.local_training import limits, processed
-from anyfleet.core.messages import Charges, Kind, Notes
+from anyfleet.core.local_training import local_steps, samples_processed
+from anyfleet.core.messages import Charges, ChooserState, Kind
 from anyfleet.core.objectives import Task
-from anyfleet.core.orders import Orders
+from anyfleet.core.orders import Cohort
 from anyfleet.core.time_and_energy import Amount, Counts, Demand, Effort, effort_of, training
 from anyfleet.elastic import WHOLE, Blueprint, Slice, cost, width
 from anyfleet.elastic.cost.operations import Counting, forward_operations
-from anyfleet.runtime.simulated.phases import ROUNDING, Course, Knot
+from anyfleet.runtime.simulated.phases import ROUNDING, Knot, Phase
 from anyfleet.world.quantities import When
 
 # The parts of an order, and what is done in them.
-_AMOUNTS = {"download": "down", "compute": "flops", "upload": "up"}
+_AMOUNTS = {"download": "bits_down", "compute": "flops", "upload": "bits_up"}
 
 
-def demand(order: Orders, task: Task, counting: Counting, notes: Notes) -> Demand:
+def demand(order: Cohort, task: Task, counting: Counting, chooser: ChooserState) -> Demand:
     """The work of one order on its device, whose chooser has these notes."""
     device, blueprint, slice_ = int(order.device[0]), task.blueprint, order.slices[0]
     if order.kind == Kind.FETCH:
@@ -30,12 +30,12 @@ def demand(order: Orders, task: Task, counting: Counting, notes: Notes) -> Deman
     if order.kind not in (Kind.TRAIN, Kind.HOLD):
         return _measuring(slice_, _looked_at(order, task), blueprint, counting)
     samples = task.size(device)
-    (steps,) = limits(order.numbers, [samples])
-    batch = int(order.numbers.batch[0])
-    share = float(order.share[0])
-    amount = Amount(batch, processed(steps, samples, batch), steps, share)
+    (steps,) = local_steps(order.hyperparameters, [samples])
+    batch = int(order.hyperparameters.batch_size[0])
+    share = float(order.width[0])
+    amount = Amount(batch, samples_processed(steps, samples, batch), steps, share)
     needed = training(order.job.train, blueprint, slice_, amount, counting)
-    if steps and order.job.choose.asks(notes, share, slice_.first):
+    if steps and order.job.choose.measures_initial(chooser, share, slice_.first_trained_layer):
         # Once for every width: its chooser measures the initial model on one mini-batch.
         once = replace(order.job.fisher, every=1)
         beside = Amount(batch, min(batch, samples), 1)
@@ -43,7 +43,7 @@ def demand(order: Orders, task: Task, counting: Counting, notes: Notes) -> Deman
     return needed
 
 
-def _looked_at(order: Orders, task: Task) -> list[int]:
+def _looked_at(order: Cohort, task: Task) -> list[int]:
     """How many samples a device goes through, one number for each pass over its data."""
     device = int(order.device[0])
     own, test = task.size(device), len(task.own_test(device))
@@ -78,18 +78,18 @@ def _measuring(
     return Demand(effort, np.array([float(batch.nbytes)]))
 
 
-def charged(order: Orders, effort: Effort, parts: Sequence[Course], when: When) -> Charges:
+def charged(order: Cohort, effort: Effort, parts: Sequence[Phase], when: When) -> Charges:
     """What is known of an order when it is submitted: download and compute."""
     download, compute = parts
     nothing = np.zeros(1)
     return Charges(
         order=order.id,
         flops=effort.flops,
-        down=order.bits,
-        up=nothing,
-        download=np.array([download.seconds]),
-        compute=np.array([compute.seconds]),
-        upload=nothing,
+        bits_down=order.bits,
+        bits_up=nothing,
+        download_seconds=np.array([download.seconds]),
+        compute_seconds=np.array([compute.seconds]),
+        upload_seconds=nothing,
         download_joules=np.array([download.joules]),
         compute_joules=np.array([compute.joules]),
         upload_joules=nothing,
@@ -99,23 +99,23 @@ def charged(order: Orders, effort: Effort, parts: Sequence[Course], when: When) 
     )
 
 
-def sending(planned: Charges, bits: Floats, upload: Course) -> Charges:
+def sending(planned: Charges, bits: Floats, upload: Phase) -> Charges:
     """The same with the upload, now that the size of the answer is known."""
     return replace(
         planned,
-        up=bits,
-        upload=np.array([upload.seconds]),
+        bits_up=bits,
+        upload_seconds=np.array([upload.seconds]),
         upload_joules=np.array([upload.joules]),
     )
 
 
-def spent(planned: Charges, parts: Sequence[Course], passed: float) -> Charges:
+def spent(planned: Charges, parts: Sequence[Phase], passed: float) -> Charges:
     """What an order has cost after `passed` seconds: as much of each part as was done by then."""
     found: dict[str, Any] = {}
     start, done = 0.0, {"download": False, "compute": False, "upload": False}
     for (part, amount), course in zip(_AMOUNTS.items(), parts, strict=False):
         seconds, share, joules = _reached(course, start, passed)
-        found[part], found[f"{part}_joules"] = np.array([seconds]), np.array([joules])
+        found[f"{part}_seconds"], found[f"{part}_joules"] = np.array([seconds]), np.array([joules])
         found[amount] = getattr(planned, amount) * share
         start, done[part] = start + course.seconds, share == 1
     return replace(
@@ -127,7 +127,7 @@ def spent(planned: Charges, parts: Sequence[Course], passed: float) -> Charges:
     )
 
 
-def _reached(course: Course, start: float, passed: float) -> Knot:
+def _reached(course: Phase, start: float, passed: float) -> Knot:
     """How far a part is, `passed` seconds after the first of all parts began."""
     if passed >= (start + course.seconds) * (1 - ROUNDING):
         return course.knots[-1]

@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import NamedTuple, Self
 
 from anyfleet.core.messages import Conditions
-from anyfleet.core.orders import Orders
+from anyfleet.core.orders import Cohort
 from anyfleet.core.time_and_energy import Effort
 from anyfleet.world import World
 from anyfleet.world.links import Way
@@ -42,7 +42,7 @@ _ORIGIN = Knot(0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True)
-class Course:
+class Phase:
     """A part of an order from its beginning to its end, straight from knot to knot."""
 
     knots: tuple[Knot, ...]
@@ -79,7 +79,7 @@ class Course:
         return one.seconds + passed * (two.seconds - one.seconds)
 
 
-def follow(when: When, pace: Callable[[When], Pace], until: Callable[[When], float]) -> Course:
+def follow(when: When, pace: Callable[[When], Pace], until: Callable[[When], float]) -> Phase:
     """The course of what begins now and goes on at the pace in force, which may change."""
     knots, moment = [_ORIGIN], when
     for _ in range(MOST_CHANGES):
@@ -88,11 +88,11 @@ def follow(when: When, pace: Callable[[When], Pace], until: Callable[[When], flo
         left, room = 1.0 - share, end - moment.now
         if math.isinf(room) or left * now.seconds <= room * (1 + ROUNDING):
             last = Knot(seconds + left * now.seconds, 1.0, joules + left * now.joules)
-            return Course((*knots, last))
+            return Phase((*knots, last))
         done = room / now.seconds
         knots.append(Knot(end - when.now, share + done, joules + done * now.joules))
-        moment = When(end, when.step)
-    return Course((*knots, _as_on_average(knots[-1])))
+        moment = When(end, when.round_index)
+    return Phase((*knots, _as_on_average(knots[-1])))
 
 
 def _as_on_average(sofar: Knot) -> Knot:
@@ -102,7 +102,7 @@ def _as_on_average(sofar: Knot) -> Knot:
     return Knot(sofar.seconds / sofar.share, 1.0, sofar.joules / sofar.share)
 
 
-def crossing_pace(bits: float, rate: float, watts: float) -> Pace:
+def transfer_pace(bits: float, rate: float, watts: float) -> Pace:
     """Of bits over a link. A radio draws power while they cross: waiting for a link is free."""
     if bits <= 0:
         return Pace(0.0, 0.0)  # not even waits for a link that is down
@@ -111,28 +111,28 @@ def crossing_pace(bits: float, rate: float, watts: float) -> Pace:
 
 
 @dataclass(frozen=True, eq=False)
-class Courses:
+class Phases:
     """The courses that the world gives to the parts of one order."""
 
     world: World
-    order: Orders  # a batch of one
+    order: Cohort  # a batch of one
     when: When  # it was submitted
     own: Conditions  # of its device, then
     active: Active  # devices that use the air meanwhile
 
-    def download(self) -> Course:
-        known = float(self.own.down[0])
+    def download(self) -> Phase:
+        known = float(self.own.bit_rate_down[0])
         return self._transfer(float(self.order.bits[0]), "down", self.when, known)
 
-    def upload(self, bits: float, when: When) -> Course:
+    def upload(self, bits: float, when: When) -> Phase:
         still = self.world.rates_until(int(self.order.device[0]), self.when)
         # Rates are looked up again only if a step or time can have changed them meanwhile.
-        same = when.step == self.when.step and when.now < still
-        return self._transfer(bits, "up", when, float(self.own.up[0]) if same else None)
+        same = when.round_index == self.when.round_index and when.now < still
+        return self._transfer(bits, "up", when, float(self.own.bit_rate_up[0]) if same else None)
 
-    def compute(self, effort: Effort, after: float) -> Course:
+    def compute(self, effort: Effort, after: float) -> Phase:
         """From so many seconds on; what only a new server step changes stays as it was."""
-        device, frequency = int(self.order.device[0]), self.order.numbers.frequency
+        device, frequency = int(self.order.device[0]), self.order.hyperparameters.frequency
         still = self.world.computing_until(device, self.when)
 
         def pace(moment: When) -> Pace:
@@ -144,17 +144,17 @@ class Courses:
 
         # What follows a download without an end never begins, whenever that is.
         start = self.when.now + (after if math.isfinite(after) else 0.0)
-        begun = When(start, self.when.step)
+        begun = When(start, self.when.round_index)
         return follow(begun, pace, lambda moment: self.world.computing_until(device, moment))
 
-    def _transfer(self, bits: float, way: Way, when: When, known: float | None) -> Course:
+    def _transfer(self, bits: float, way: Way, when: When, known: float | None) -> Phase:
         device = int(self.order.device[0])
-        (watts,) = self.own.receive if way == "down" else self.own.power
+        (watts,) = self.own.receive_power if way == "down" else self.own.send_power
 
         def pace(moment: When) -> Pace:
             if known is not None and moment == when:
-                return crossing_pace(bits, known, float(watts))
+                return transfer_pace(bits, known, float(watts))
             (rate,) = self.world.rates(self.order.device, moment, self.active).of(way)
-            return crossing_pace(bits, float(rate), float(watts))
+            return transfer_pace(bits, float(rate), float(watts))
 
         return follow(when, pace, lambda moment: self.world.rates_until(device, moment))

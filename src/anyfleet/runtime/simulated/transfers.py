@@ -9,7 +9,7 @@ from torch import Tensor
 from anyfleet import rng
 from anyfleet.core.delivery import unpadded
 from anyfleet.core.messages import Kind
-from anyfleet.core.orders import Orders
+from anyfleet.core.orders import Cohort
 from anyfleet.elastic import columns
 from anyfleet.errors import CompositionError
 from anyfleet.world import World
@@ -22,7 +22,7 @@ _UPLOADS = (Kind.TRAIN, Kind.FETCH)  # answers with a model in them
 
 
 @dataclass(frozen=True)
-class Crossing:
+class Transfer:
     """One order's way down and back: widths of the model, and shares of its columns."""
 
     down: float = 1.0
@@ -31,16 +31,16 @@ class Crossing:
     up_share: float = 1.0
 
 
-def crossings(orders: Orders, world: World, when: When, active: Active) -> list[Crossing]:
+def transfers(orders: Cohort, world: World, when: When, active: Active) -> list[Transfer]:
     """Drawn when orders are submitted."""
     if not world.lossy:
-        return [Crossing()] * len(orders)
+        return [Transfer()] * len(orders)
     misfit = unpadded(orders.job)
     if misfit:
         raise CompositionError(misfit)
     keys = addresses(orders, world.seed, "crossing")
     step = world.column_width(orders.device)
-    count = np.array([columns(*pair) for pair in zip(orders.share, step, strict=True)])
+    count = np.array([columns(*pair) for pair in zip(orders.width, step, strict=True)])
     whole = np.ones(len(orders)), np.ones(len(orders))
     ways = []
     crosses: dict[Way, bool] = {
@@ -56,12 +56,12 @@ def crossings(orders: Orders, world: World, when: When, active: Active) -> list[
         ways.append((np.where(came == count, 1.0, came * step), came / count))
     (down, down_share), (up, up_share) = ways
     return [
-        Crossing(*(float(column[row]) for column in (down, up, down_share, up_share)))
+        Transfer(*(float(column[row]) for column in (down, up, down_share, up_share)))
         for row in range(len(orders))
     ]
 
 
-def addresses(orders: Orders, seed: int, purpose: str) -> Tensor:
+def addresses(orders: Cohort, seed: int, purpose: str) -> Tensor:
     """Keys for what befalls orders: the same whatever happens to others.
 
     Training is addressed by device and visit. Only training counts as a visit, so all else also
@@ -71,4 +71,4 @@ def addresses(orders: Orders, seed: int, purpose: str) -> Tensor:
     keys = rng.fold(keys, torch.from_numpy(orders.visit))
     if orders.kind in _VISITS:
         return keys
-    return rng.fold(rng.fold(keys, str(orders.kind)), orders.step)
+    return rng.fold(rng.fold(keys, str(orders.kind)), orders.round_index)
