@@ -8,7 +8,7 @@ order of 25 local steps, as a local epoch of the paper is. Seconds are those of 
 thread, the quickest of several repetitions, which take turns so that other work of the machine hits
 all depths alike. Their share of the time of the whole model is held against two counted shares: of
 floating-point operations, by which simulated devices are timed, and of FedPMT's own operations with
-convolutions charged per sample (`per_batch`, METHODS §2).
+convolutions charged per sample (`per_batch`, specification §2).
 """
 
 import argparse

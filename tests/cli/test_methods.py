@@ -140,7 +140,7 @@ def test_every_formula_of_the_source_is_listed_and_can_be_imported() -> None:
 
 
 def weigh(sizes: Floats | int, *, sharpness: float = 5.0) -> dict[str, Path]:
-    """Something (METHODS §1.17, §F.2, §B, §10, §1.17)."""
+    """Something (specification §1.17, §F.2, §B, §10, §1.17)."""
     raise NotImplementedError
 
 

@@ -37,7 +37,7 @@ TWO_PHASE = replace(fedavg(lr=0.1), select=Largest(6, 2), schedule=HoldAndFetch(
 
 
 def test_two_phases_charge_all_who_train_and_upload_only_the_best() -> None:
-    """METHODS §1.20: all compute, few upload, every device sends a scalar."""
+    """specification §1.20: all compute, few upload, every device sends a scalar."""
     task = small.task()
     step = small.steps(TWO_PHASE, task, 1)[0]
     held = [row for row in small.rows(step) if row.kind == "hold"]

@@ -145,7 +145,7 @@ def test_an_axis_that_no_share_cuts_does_not_count() -> None:
     assert width(blueprint.prefix(0.5), blueprint) == pytest.approx(0.5)
 
 
-# --- theory (METHODS §F.3) --------------------------------------------------------------------
+# --- theory (specification §F.3) --------------------------------------------------------------------
 
 THEORY = ("measured_rate", "gain", "divergence")
 COARSE = replace(

@@ -137,7 +137,7 @@ def test_a_chooser_without_a_target_says_who_gives_one() -> None:
     ids=["rate", "frequency", "two plans", "assigned rate", "assigned frequency"],
 )
 def test_what_two_parts_decide_is_refused(plan: Plan, choose: Choose, words: str) -> None:
-    with pytest.raises(CompositionError, match=rf"{words} of an order.*METHODS §E"):
+    with pytest.raises(CompositionError, match=rf"{words} of an order.*specification §E"):
         replace(fedavg(), plan=plan, choose=choose, uplink=Fgc())
     with pytest.raises(CompositionError) as caught:  # one complaint for one mistake
         replace(fedavg(), plan=plan, choose=choose, uplink=Fgc())
@@ -147,7 +147,7 @@ def test_what_two_parts_decide_is_refused(plan: Plan, choose: Choose, words: str
 def test_a_chooser_whose_menu_the_server_keeps_is_refused() -> None:
     plan = Assigned(WidthMenu(), LargestInTime(3.0))
     for choose in (LargestInTime(3.0), MostGain(), FisherUtility(target=3.0)):
-        with pytest.raises(CompositionError, match=r"choose=.*needs 'menu.*METHODS §E"):
+        with pytest.raises(CompositionError, match=r"choose=.*needs 'menu.*specification §E"):
             replace(fedavg(), plan=plan, choose=choose)
     assert replace(fedavg(), plan=plan, choose=First()).plan == plan
 

@@ -19,7 +19,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     for name, value in vars(formulas).items()
     if name in formulas.__all__ and isinstance(value, FunctionType)
 }
-SECTION = re.compile(r"METHODS §([0-9A-Z]+(?:\.[0-9]+)?)")
+SECTION = re.compile(r"specification §([0-9A-Z]+(?:\.[0-9]+)?)")
 FOREIGN = {"torch", "random", "os", "io", "pathlib"}
 
 

@@ -21,7 +21,7 @@ Reference = Callable[[Moved, LinearBatch, tuple[float, ...]], Moved]
 
 
 def two_columns() -> Task:
-    """METHODS §1.7: one input of 1, a binary logit θ₁ + θ₂ with θ = (0.2, 0.4), label 1."""
+    """specification §1.7: one input of 1, a binary logit θ₁ + θ₂ with θ = (0.2, 0.4), label 1."""
     net = nn.Sequential(
         nn.Linear(1, 2, bias=False), nn.Linear(2, 1, bias=False), nn.Linear(1, 2, bias=False)
     )

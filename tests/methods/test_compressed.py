@@ -149,7 +149,7 @@ def test_the_strongest_channels_are_those_that_anycost_trains() -> None:
 
 
 def test_parts_are_those_of_the_table() -> None:
-    """METHODS §E, row by row."""
+    """specification §E, row by row."""
     assert isinstance(ANYCOST.choose, MostGain)
     assert (ANYCOST.extract, ANYCOST.aggregate) == (Strongest(), Aio())
     assert stc(keep=0.1).uplink == ErrorFeedback(Stc(0.1))

@@ -1,4 +1,4 @@
-"""FedPMT (METHODS §1.3) through real runs."""
+"""FedPMT (specification §1.3) through real runs."""
 
 import math
 from collections import Counter

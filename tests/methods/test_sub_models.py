@@ -132,7 +132,7 @@ def test_1_4_only_linear_layers_are_cut_when_asked() -> None:
 def test_1_4_units_kept_in_the_nets_of_the_table(
     net: Callable[[], nn.Module], side: int, kept: dict[str, int]
 ) -> None:
-    """METHODS §1.4: convolutions stay complete, hidden linear layers keep ceil(a K) units."""
+    """specification §1.4: convolutions stay complete, hidden linear layers keep ceil(a K) units."""
     channels = 3 if side == 32 else 1
     blueprint = trace(net(), torch.zeros(2, channels, side, side))
     complete = dict.fromkeys(convolved(blueprint), 1.0)

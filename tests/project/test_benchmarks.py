@@ -74,7 +74,7 @@ def test_depths_are_timed_beside_what_they_count(capsys: pytest.CaptureFixture[s
     shown = capsys.readouterr().out
     assert "C.2, batch 12" in shown
     assert "batch 32" not in shown
-    # METHODS §2: what widths of the CNN count if convolutions are charged for every sample.
+    # specification §2: what widths of the CNN count if convolutions are charged for every sample.
     for share in ("0.344", "0.380", "0.777", "1.000"):
         assert f" {share} " in shown
     assert "Of 3 depths that do not train everything" in shown

@@ -49,7 +49,7 @@ def test_even_devices_share_one_labelling() -> None:
 
 
 def test_skewed_devices_see_fewer_classes_with_shared_weights() -> None:
-    # METHODS §B, seed 0, shared W: about 10 classes with top share .41 against 2.8 with .83.
+    # specification §B, seed 0, shared W: about 10 classes with top share .41 against 2.8 with .83.
     store, cut = made(devices=50, sigma=0.2, shared_w=True)
     even = [classes_and_top(store, cut, device) for device in range(10)]
     skewed = [classes_and_top(store, cut, device) for device in range(10, 50)]

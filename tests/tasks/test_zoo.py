@@ -9,7 +9,7 @@ from anyfleet.tasks import zoo
 
 GREY, COLOUR, SMALL_COLOUR = (1, 28, 28), (3, 32, 32), (3, 28, 28)
 
-# network, input shape, total parameters, parameters of each module that has any (METHODS §C)
+# network, input shape, total parameters, parameters of each module that has any (specification §C)
 TABLE: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int, list[int]]] = {
     "C.1": (zoo.perceptron, GREY, 515_610, [314_000, 120_300, 60_200, 20_100, 1_010]),
     "C.2": (zoo.cnn_mnist, GREY, 37_610, [208, 3_216, 32_896, 1_290]),

@@ -58,7 +58,7 @@ def test_twenty_devices_of_five_boards_and_three_radios(
 
 
 def test_the_testbeds_time_is_a_fixed_part_and_a_power_of_the_width() -> None:
-    """T = T_full (.05 + .95 share^e); e is 1 for the laptop, 1.7 for the others (METHODS §A.1)."""
+    """T = T_full (.05 + .95 share^e); e is 1 for the laptop, 1.7 for the others (specification §A.1)."""
     laptop, *others = world.testbed().groups
     for group, e in [(laptop, 1.0), *((other, 1.7) for other in others)]:
         assert group.fixed == 0.05
@@ -120,7 +120,7 @@ def test_the_cell_is_anycostfls() -> None:
     assert set(own.slowest) == {1e8}
     assert set(own.fastest) == {3e9}
     assert set(own.send_power) == {0.1}
-    # 5.7e6 cycles a sample are 976 MFLOP (METHODS §3).
+    # 5.7e6 cycles a sample are 976 MFLOP (specification §3).
     assert 976e6 / own.speed * own.fastest == pytest.approx(np.full(60, 5.7e6), rel=2e-3)
 
 

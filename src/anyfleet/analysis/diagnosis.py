@@ -1,6 +1,6 @@
 """What a run tells about its method: notes of its steps, and what theory reads out of a ledger.
 
-Ledgers and notes are facts; the formulas of METHODS §F are applied to them here.
+Ledgers and notes are facts; the formulas of specification §F are applied to them here.
 """
 
 import math
@@ -26,7 +26,7 @@ from anyfleet.formulas import extreme_share, label_distance, psi
 from anyfleet.parts.choose import FisherUtility
 from anyfleet.world import When, World
 
-MOST_EXTREME = 0.9  # of all utilities; beyond, a threshold does not fit (METHODS §1.10)
+MOST_EXTREME = 0.9  # of all utilities; beyond, a threshold does not fit (specification §1.10)
 FIRST_VISITS = 0.5  # of all choices; from here on, what devices do without a history decides
 EXPLODED = 10.0  # so many times a loss that training had before is an explosion
 GROWN = 1_000.0  # and so much more, where that loss is not above 0 and has no multiples
@@ -72,7 +72,7 @@ def _read(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Contribution:
-    """How often a device took part, was labelled as adverse, and was left out (METHODS §1.18)."""
+    """How often a device took part, was labelled as adverse, and was left out (specification §1.18)."""
 
     selected: int
     labelled: int
@@ -103,7 +103,7 @@ def _training(ledger: Ledger) -> Flags:
 
 
 def label_distances(task: Task) -> Floats:
-    """How far the labels of each device are from those of all, 0 to 2 (METHODS §F.5)."""
+    """How far the labels of each device are from those of all, 0 to 2 (specification §F.5)."""
     if not task.classified:
         return np.full(task.devices, np.nan)
     counts = np.array([_histogram(task, device) for device in range(task.devices)])
@@ -134,7 +134,7 @@ def depth_shares(ledger: Ledger, firsts: Sequence[int]) -> Floats:
 
 
 def depth_psi(ledger: Ledger, firsts: Sequence[int]) -> float:
-    """FedPMT's psi (METHODS §F.1) of the answers in a ledger; infinite if nobody trains all."""
+    """FedPMT's psi (specification §F.1) of the answers in a ledger; infinite if nobody trains all."""
     return psi(depth_shares(ledger, firsts))
 
 
@@ -173,7 +173,7 @@ def _levels(ledger: Ledger) -> Floats:
 
 
 def fewest_trainers(points: Iterable[Diagnosed]) -> int | None:
-    """|M*|: how few devices trained some part of the model in some step (METHODS §F.2).
+    """|M*|: how few devices trained some part of the model in some step (specification §F.2).
 
     Out of the notes of `Diagnosed`; None without any. Steps in which nobody trained do not count.
     """

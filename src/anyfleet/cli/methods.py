@@ -150,13 +150,13 @@ def list_formulas() -> None:
 
 
 def formulas() -> Iterator[Formula]:
-    """Every public function of arrays that says which formula of METHODS it is."""
+    """Every public function of arrays that says which formula of the specification it is."""
     for module in _modules():
         for name, function in vars(module).items():
             own = inspect.isfunction(function) and function.__module__ == module.__name__
             text = (own and function.__doc__) or ""
             sections = tuple(dict.fromkeys(_SECTION.findall(text)))
-            if "METHODS" in text and sections and not name.startswith("_"):
+            if "specification" in text and sections and not name.startswith("_"):
                 yield Formula(function, sections)
 
 

@@ -28,7 +28,7 @@ def profile_machine(
 ) -> None:
     """Measures some slices, shows how well one row explains them, and appends it to a file.
 
-    The slices are those of the model in a run file, or of three networks of METHODS §C. Nothing is
+    The slices are those of the model in a run file, or of three networks of specification §C. Nothing is
     measured before the file to append to is known to be TOML that can take a row.
     """
     screen = console()

@@ -13,7 +13,7 @@ from anyfleet.core.method import Job, Method
 from anyfleet.core.objectives import Task
 from anyfleet.elastic import WHOLE
 
-SAMPLES = 16  # of the server split (METHODS §1.12.2)
+SAMPLES = 16  # of the server split (specification §1.12.2)
 
 
 def calibrated(method: Method, task: Task, seed: int) -> Method:

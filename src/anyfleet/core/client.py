@@ -121,7 +121,7 @@ def begin(
     kept = own if padded else {name: own[name] for name in own if name not in received}
     small = dense(kept, slice_, blueprint)
     if padded:
-        # Padding (METHODS §1.8): columns that came through overwrite, the others stay its own.
+        # Padding (specification §1.8): columns that came through overwrite, the others stay its own.
         part = within(slice_, width, blueprint)
         received = paste(received, {n: small[n] for n in received}, part, blueprint.local(slice_))
     small |= received

@@ -1,4 +1,4 @@
-"""What a failing link leaves of a message: the leading columns of the model (METHODS §1.9).
+"""What a failing link leaves of a message: the leading columns of the model (specification §1.9).
 
 What a cut removes from the model it removes from the bits. What is asked, the index sets and the
 menu, always comes through: a device that knows nothing of an order cannot miss any of it.
@@ -22,7 +22,7 @@ from anyfleet.elastic import Blueprint, Slice, within
 def unpadded(job: Job) -> str:
     """Why links that lose columns are none for a method; empty if it can live with them.
 
-    What a link lost of a download comes from the device's own earlier model (METHODS §1.8).
+    What a link lost of a download comes from the device's own earlier model (specification §1.8).
     """
     if job.send == "weights" and job.cache:
         return ""

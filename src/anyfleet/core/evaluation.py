@@ -15,7 +15,7 @@ from anyfleet.core.objectives import Data, Task, losses, scores
 from anyfleet.core.slots import Norm
 from anyfleet.elastic import COLLECT, EVALUATE_BATCH, WHOLE, Blueprint, Mode, Slice, apply, cut
 
-EVALUATION_BATCH = 256  # large enough for batch statistics; see METHODS §C, notes
+EVALUATION_BATCH = 256  # large enough for batch statistics; see specification §C, notes
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +94,7 @@ def calibrate(
 ) -> dict[str, Tensor]:
     """Normalisation statistics of one pass over data: the plain mean over batches.
 
-    METHODS §1.5 (d): the mean of per-batch means and of per-batch unbiased variances.
+    specification §1.5 (d): the mean of per-batch means and of per-batch unbiased variances.
     """
     names = [n for site in blueprint.norms for n in (site.mean, site.variance) if n is not None]
     totals = {name: torch.zeros_like(buffers[name]) for name in names}

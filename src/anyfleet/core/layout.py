@@ -1,7 +1,7 @@
 """What both ends of a message know before it is sent, and what a codec makes of its tensors.
 
 A tensor travels as a lane: its entries one after the other, column by column of the model's width,
-so that whatever part of a stream arrives is the leading columns (METHODS §1.9). Codecs work on
+so that whatever part of a stream arrives is the leading columns (specification §1.9). Codecs work on
 lanes with one row per device; they never see the shape of a model.
 """
 

@@ -59,7 +59,7 @@ class Ledger(Arrays):
     norm: Floats  # of its update, where some part asks for it, or NaN
     fisher: Floats  # mean trace of its Fisher information, where some part asks for it, or NaN
     distortion: Floats  # squared error of the compressed update over its squared norm, or NaN
-    # -- AnycostFL's theory of a training result (METHODS §F.3); NaN where none came in
+    # -- AnycostFL's theory of a training result (specification §F.3); NaN where none came in
     measured_sent_fraction: Floats  # bits of the result over those of an uncompressed one
     gain: Floats  # alpha^4 × rate: what the step learns from it, at most 1
     divergence: Floats  # how far it is from what the whole model, uncompressed, would have said

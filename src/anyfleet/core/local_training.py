@@ -126,7 +126,7 @@ def train(
         )
         state = lift(one)(state, inputs, batch.only(alone[i]) if alone else batch)
     result: TrainingResult = lift(partial(_finished, trainer, where))(state)
-    # Layers that are not trained run in training mode but keep their statistics (METHODS §1.3).
+    # Layers that are not trained run in training mode but keep their statistics (specification §1.3).
     layers = where.blueprint.layers
     own = {n for layer in layers if set(layer.params) & set(where.trained) for n in layer.buffers}
     kept = {n: v if n in own else inputs.buffers[n] for n, v in result.buffers.items()}

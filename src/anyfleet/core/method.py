@@ -244,7 +244,7 @@ def _unmet(method: Method) -> Iterator[str]:
             if what not in (left if name == "choose" else given):
                 yield (
                     f"{name}={part!r} needs {what!r}, which no part of this method gives; "
-                    f"use {who} (METHODS §E)."
+                    f"use {who} (specification §E)."
                 )
 
 
@@ -257,7 +257,7 @@ def _contested(method: Method) -> Iterator[str]:
         if len(both) > 1:
             yield (
                 f"{' and '.join(both)} all decide the {number} of an order, and only one of them "
-                "would have its way; use one alone (METHODS §E)."
+                "would have its way; use one alone (specification §E)."
             )
 
 
@@ -268,15 +268,15 @@ def _unsendable(method: Method) -> Iterator[str]:
         yield (
             f"plan={planned[0]!r} gives every upload its rate, and uplink={uplink!r} has its own; "
             "use one that adapts: Fgc, Hq, Uveq, or one of them inside TopK or ErrorFeedback "
-            "(METHODS §E)."
+            "(specification §E)."
         )
     if method.send == "weights" and (uplink.drops or uplink.state_name):
         yield (
             f"uplink={uplink!r} leaves entries out, and what is left out of weights counts as "
-            'zero; use send="delta", or a codec that sends every entry (METHODS §E).'
+            'zero; use send="delta", or a codec that sends every entry (specification §E).'
         )
     if downlink.drops or downlink.state_name:
         yield (
             f"downlink={downlink!r} leaves entries of the model out; use a codec that sends every "
-            "entry and remembers nothing (METHODS §E)."
+            "entry and remembers nothing (specification §E)."
         )

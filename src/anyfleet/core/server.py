@@ -54,7 +54,7 @@ from anyfleet.elastic import Cost, Slice, cost
 from anyfleet.errors import CompositionError
 from anyfleet.tracebacks import during
 
-SERVER_LOSS_SAMPLES = 128  # samples of the server split per comparison (METHODS §1.18)
+SERVER_LOSS_SAMPLES = 128  # samples of the server split per comparison (specification §1.18)
 _TRAINING = (Kind.TRAIN, Kind.HOLD, Kind.FETCH)
 # What an update may change of the model, in words.
 _CHANGES = {"params": "a change", "buffers": "a change of the statistics"}

@@ -7,7 +7,7 @@
 
 `share` is FLOP / whole, or, for a device with an exponent, width^exponent, less what a slice with
 fewer trained layers saves; cycles are what the device spends on it, not on its other work. A device
-with a speed and nothing else takes FLOP / speed seconds, or cycles / frequency (METHODS §A.1).
+with a speed and nothing else takes FLOP / speed seconds, or cycles / frequency (specification §A.1).
 """
 
 from dataclasses import dataclass, replace

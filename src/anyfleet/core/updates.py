@@ -118,7 +118,7 @@ class Updates:
     def mean(self, weights: Floats) -> dict[str, Tensor]:
         """Per coordinate, the weighted mean change of those who trained it; zero where nobody did.
 
-        `overlap_mean` of METHODS §0.2, written as a change.
+        `overlap_mean` of specification §0.2, written as a change.
         """
         total, mass = self._sums(weights)
         return {name: torch.where(mass[name] > 0, total[name] / mass[name], 0.0) for name in total}
@@ -237,7 +237,7 @@ class Updates:
         """Inner products of all pairs of updates, over the coordinates both trained.
 
         With `common`, over the coordinates that everybody trained, so that the vectors of all
-        devices can be compared (METHODS §E).
+        devices can be compared (specification §E).
         """
         count = len(self)
         products = np.zeros((count, count))

@@ -28,7 +28,7 @@ _SWAPPED = frozenset({"transpose", "swapaxes"})
 
 
 def channel_order(params: Params, blueprint: Blueprint) -> dict[str, tuple[int, ...]]:
-    """For every axis that may be cut, its indices by descending norm (METHODS §1.12.1).
+    """For every axis that may be cut, its indices by descending norm (specification §1.12.1).
 
     The norm is that of the incoming weights; where several layers produce an axis, their squared
     norms add up. Biases, scales of norms and whatever else is added to or multiplied with

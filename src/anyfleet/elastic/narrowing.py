@@ -24,7 +24,7 @@ def width(slice: Slice, blueprint: Blueprint) -> float:
 
 @lru_cache(maxsize=4096)
 def alpha(slice: Slice, blueprint: Blueprint) -> float:
-    """AnycostFL's measure of a sub-model: its width squared, 1 for the whole model (METHODS §1.12).
+    """AnycostFL's measure of a sub-model: its width squared, 1 for the whole model (specification §1.12).
 
     By the share of all channels that it keeps, however they are rounded or spread over the layers.
     Of a sub-model whose first layers are not trained, times the share of its parameters that is.

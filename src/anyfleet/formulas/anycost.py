@@ -15,7 +15,7 @@ HEADER_BITS = 3 * 32
 
 
 def channel_norms(producers: list[Floats]) -> Floats:
-    """Norms of a group's output channels (AnycostFL, METHODS §1.12).
+    """Norms of a group's output channels (AnycostFL, specification §1.12).
 
     Of every tensor that produces the group, the first axis are the channels; their squared norms
     add up. Biases do not count.
@@ -26,13 +26,13 @@ def channel_norms(producers: list[Floats]) -> Floats:
 
 
 def channel_order(norms: Floats) -> Ints:
-    """Channels by descending norm, ties by index (AnycostFL, METHODS §1.12)."""
+    """Channels by descending norm, ties by index (AnycostFL, specification §1.12)."""
     order: Ints = np.argsort(-np.asarray(norms, dtype=np.float64), kind="stable")
     return order
 
 
 def strongest_channels(norms: Floats, alpha: float) -> Ints:
-    """The channels of a model of cost alpha, ascending (AnycostFL, METHODS §1.12).
+    """The channels of a model of cost alpha, ascending (AnycostFL, specification §1.12).
 
     So many that the width is `sqrt(alpha)`; in natural order, so that alpha 1 is the whole model.
     """
@@ -41,7 +41,7 @@ def strongest_channels(norms: Floats, alpha: float) -> Ints:
 
 
 def anycost_width(alpha: float, size: int) -> int:
-    """How many channels a model of cost alpha keeps (AnycostFL, METHODS §1.12)."""
+    """How many channels a model of cost alpha keeps (AnycostFL, specification §1.12)."""
     return kept_channels(math.sqrt(alpha), size, "round")
 
 
@@ -49,7 +49,7 @@ def anycost_width(alpha: float, size: int) -> int:
 
 
 def kept_kernels(norms: Floats, keep: float) -> Ints:
-    """The kernels with the largest norms, ascending, at least one (AnycostFL, METHODS §1.12).
+    """The kernels with the largest norms, ascending, at least one (AnycostFL, specification §1.12).
 
     `keep` is the kept share, rounded up; exactly so many, ties by index.
     """
@@ -59,7 +59,7 @@ def kept_kernels(norms: Floats, keep: float) -> Ints:
 
 
 def kernel_threshold(norms: Floats, keep: float) -> float:
-    """Pi: the smallest norm that is kept (AnycostFL, METHODS §1.12)."""
+    """Pi: the smallest norm that is kept (AnycostFL, specification §1.12)."""
     return float(np.asarray(norms)[kept_kernels(norms, keep)].min())
 
 
@@ -71,14 +71,14 @@ class Magnitudes(NamedTuple):
 
 
 def magnitudes(values: Floats) -> Magnitudes:
-    """The ends of the grid of an update (AnycostFL, METHODS §1.12)."""
+    """The ends of the grid of an update (AnycostFL, specification §1.12)."""
     sizes = np.abs(np.asarray(values, dtype=np.float64))
     some = sizes[sizes > 0]
     return Magnitudes(float(some.min()), float(some.max())) if some.size else Magnitudes(0.0, 0.0)
 
 
 def grid(ends: Magnitudes, levels: int) -> Floats:
-    """The magnitudes that a message can say, `Q_0 ... Q_L` (AnycostFL, METHODS §1.12).
+    """The magnitudes that a message can say, `Q_0 ... Q_L` (AnycostFL, specification §1.12).
 
     The printed grid starts at `Q_1`, which leaves the smallest values without an interval.
     """
@@ -86,7 +86,7 @@ def grid(ends: Magnitudes, levels: int) -> Floats:
 
 
 def grid_levels(values: Floats, ends: Magnitudes, levels: int, u: Floats) -> Ints:
-    """Each value's place on the grid, drawn so that the mean is exact (METHODS §1.12).
+    """Each value's place on the grid, drawn so that the mean is exact (specification §1.12).
 
     `u` are uniforms in [0, 1), one per value. Zeros get -1. Where all magnitudes are equal there
     is one place, 0.
@@ -103,7 +103,7 @@ def grid_levels(values: Floats, ends: Magnitudes, levels: int, u: Floats) -> Int
 
 
 def grid_values(level: Ints, signs: Floats, ends: Magnitudes, levels: int) -> Floats:
-    """What the receiver of `grid_levels` and signs has (AnycostFL, METHODS §1.12)."""
+    """What the receiver of `grid_levels` and signs has (AnycostFL, specification §1.12)."""
     sizes = grid(ends, levels)[np.maximum(level, 0)]
     values: Floats = np.where(level >= 0, np.sign(signs) * sizes, 0.0)
     return values
@@ -117,7 +117,7 @@ class Rate(NamedTuple):
 
 
 def analytic_rate(beta: float) -> Rate:
-    """Kept share and levels of the theory, `sqrt(beta)` and `2^(32 sqrt(beta))` (METHODS §1.12).
+    """Kept share and levels of the theory, `sqrt(beta)` and `2^(32 sqrt(beta))` (specification §1.12).
 
     Signs and mask not counted: real messages of this pair are 1.3 to 2.4 times too long.
     """
@@ -126,7 +126,7 @@ def analytic_rate(beta: float) -> Rate:
 
 
 def entropy_bits(symbols: Ints) -> float:
-    """The least bits for these symbols when their frequencies are known (METHODS §F.7)."""
+    """The least bits for these symbols when their frequencies are known (specification §F.7)."""
     if not symbols.size:
         return 0.0
     counts = np.unique(symbols, return_counts=True)[1]
@@ -134,7 +134,7 @@ def entropy_bits(symbols: Ints) -> float:
 
 
 def anycost_bits(kept: Flags, level: Ints) -> float:
-    """Bits of a message: header, mask, levels, and the signs that the paper forgot (METHODS §1.12).
+    """Bits of a message: header, mask, levels, and the signs that the paper forgot (specification §1.12).
 
     `kept` says of every kernel whether it survived, `level` is the grid place of every element in
     the survivors, -1 for zeros. Mask and levels at their entropy. Nothing to say: the header.
@@ -155,7 +155,7 @@ def anycost_weights(
     sizes: Floats | Ints | float = 1.0,
     floor: float = 1e-3,
 ) -> Floats:
-    """Shares `p ∝ n / (1 - alpha (2 - alpha) sqrt(beta))²` of the devices (METHODS §1.12).
+    """Shares `p ∝ n / (1 - alpha (2 - alpha) sqrt(beta))²` of the devices (specification §1.12).
 
     A complete update would have infinite weight: the bracket is at least `floor`. Data sizes are
     our addition; leave them out for the paper's own weights. All 0 without data.
@@ -169,7 +169,7 @@ def anycost_weights(
 
 
 def all_in_one(updates: Floats, masks: Flags, weights: Floats) -> Floats:
-    """The update of every element: the mean of those who sent it, 0 if nobody (METHODS §1.12).
+    """The update of every element: the mean of those who sent it, 0 if nobody (specification §1.12).
 
     To be subtracted: `w - u`, where `u` is before minus after.
     """

@@ -1,13 +1,13 @@
 """AnycostFL's plans of whole cohorts, in closed form: no grid and no halving.
 
-`planning` finds the same plans for one device at a time as METHODS tells it, by search; this is
+`planning` finds the same plans for one device at a time as the specification tells it, by search; this is
 tested against it. Three facts replace the search, for the gain of a size is log-concave.
 
 * For given work, faster computing leaves more time to send and less energy: best is the frequency
   at which both allow equally much, the one positive root of a cubic, or the bound next to it.
 * For a given compression factor, the largest size is such a root, too.
 * Where neither bound of the compression factor holds, the best size is known: `phi_1` of
-  METHODS where its frequency is allowed, else a quotient at the frequency's bound.
+  the specification where its frequency is allowed, else a quotient at the frequency's bound.
 """
 
 from dataclasses import dataclass
@@ -96,7 +96,7 @@ def best_sending(
     """The largest compression factor of given work, and the slowest frequency that is in time.
 
     Of all factors from `beta_min` to `beta_max` that time and energy allow; if both are the same,
-    whether it fits. A factor of 0 fits only if it is the largest asked for (METHODS §3).
+    whether it fits. A factor of 0 fits only if it is the largest asked for (specification §3).
     """
     with np.errstate(all="ignore"):  # what is divided by 0 is sorted out
         return _best_sending(_columns(budgets), _floats(beta_min), _floats(beta_max))
@@ -109,7 +109,7 @@ def anycost_plans(
     beta_min: Floats | float = 0.0,
     beta_max: Floats | float = 1 / 15,
 ) -> AnycostPlans:
-    """Size, compression factor and frequency with the largest gain for every row (METHODS §3).
+    """Size, compression factor and frequency with the largest gain for every row (specification §3).
 
     Budgets hold the cycles and bits of the whole model: both grow with the size alpha.
     """
@@ -206,7 +206,7 @@ def _largest_size(own: _Columns, beta: Floats) -> Floats:
 def _best_size(own: _Columns) -> Floats:
     """The size with the largest gain if any compression factor and any size were allowed."""
     energy, sent = own.affordable, own.power * own.seconds
-    # phi_1 = upper / lower: the root that METHODS gives, without a difference of large numbers.
+    # phi_1 = upper / lower: the root that the specification gives, without a difference of large numbers.
     root = np.hypot(2 * sent - energy, np.sqrt(8) * energy)
     upper, lower = 2 * sent + energy + root, 2 * sent + 3 * energy + root
     cube = energy * (3 * energy + root) / (own.epsilon * own.seconds * upper)

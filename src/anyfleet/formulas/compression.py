@@ -17,7 +17,7 @@ HEXAGON_MOMENT = 5 / (36 * math.sqrt(3))
 
 
 def top_entries(values: Floats, share: float) -> Ints:
-    """Indices of the largest magnitudes, ascending (STC, METHODS §1.13).
+    """Indices of the largest magnitudes, ascending (STC, specification §1.13).
 
     Exactly `max(1, ceil(share × n))`, ties to the lower index.
     """
@@ -36,7 +36,7 @@ class Ternary(NamedTuple):
 
 
 def sparse_ternary(values: Floats, share: float) -> Ternary:
-    """The largest entries, all with their mean magnitude (STC, METHODS §1.13).
+    """The largest entries, all with their mean magnitude (STC, specification §1.13).
 
     `values` are the update plus the residual of the last message. Nothing but zeros: magnitude
     0.
@@ -50,7 +50,7 @@ def sparse_ternary(values: Floats, share: float) -> Ternary:
 
 
 def golomb_parameter(share: float) -> int:
-    """b*: the bits of a gap that are sent as they are (STC, METHODS §1.13)."""
+    """b*: the bits of a gap that are sent as they are (STC, specification §1.13)."""
     if share >= 1:
         return 0
     golden = math.log((math.sqrt(5) - 1) / 2)
@@ -58,26 +58,26 @@ def golomb_parameter(share: float) -> int:
 
 
 def golomb_position_bits(share: float) -> float:
-    """Expected bits of a position, by its gap to the one before (STC, METHODS §1.13)."""
+    """Expected bits of a position, by its gap to the one before (STC, specification §1.13)."""
     bits = golomb_parameter(share)
     return float(bits + 1 / (1 - (1 - share) ** (2**bits)))
 
 
 def position_entropy(share: float) -> float:
-    """The least bits of a position that any code can reach (STC, METHODS §1.13)."""
+    """The least bits of a position that any code can reach (STC, specification §1.13)."""
     if share >= 1:
         return 0.0
     return -math.log2(share) - (1 - share) / share * math.log2(1 - share)
 
 
 def rice_bits(gaps: Ints, parameter: int) -> int:
-    """Bits of gaps, each at least 1, in a Rice code (STC, METHODS §1.13)."""
+    """Bits of gaps, each at least 1, in a Rice code (STC, specification §1.13)."""
     long = (np.asarray(gaps, dtype=np.int64) - 1) >> parameter
     return int((long + 1 + parameter).sum())
 
 
 def ternary_bits(positions: Ints, size: int, share: float) -> int:
-    """Measured bits of a tensor's message (STC, METHODS §1.13).
+    """Measured bits of a tensor's message (STC, specification §1.13).
 
     Positions (ascending) by their gaps, or a bitmap where that is shorter; a sign each; the
     magnitude. No positions: the magnitude alone.
@@ -90,7 +90,7 @@ def ternary_bits(positions: Ints, size: int, share: float) -> int:
 
 
 def expected_ternary_bits(count: int, share: float) -> float:
-    """Expected bits of a message with so many entries (STC, METHODS §1.13)."""
+    """Expected bits of a message with so many entries (STC, specification §1.13)."""
     return count * (golomb_position_bits(share) + 1) + SCALAR_BITS
 
 
@@ -105,7 +105,7 @@ class Quantised(NamedTuple):
 
 
 def qsgd(values: Floats, levels: int, u: Floats, bucket: int | None = 512) -> Quantised:
-    """Every entry's level relative to its bucket's norm (QSGD, METHODS §1.14).
+    """Every entry's level relative to its bucket's norm (QSGD, specification §1.14).
 
     `u` are uniforms in [0, 1), one per entry. Buckets are cut in order, the last may be short;
     None takes all as one, which is much worse on long updates.
@@ -122,14 +122,14 @@ def qsgd(values: Floats, levels: int, u: Floats, bucket: int | None = 512) -> Qu
 
 
 def qsgd_values(message: Quantised, levels: int, bucket: int | None = 512) -> Floats:
-    """What the receiver has: norm × level / levels (QSGD, METHODS §1.14)."""
+    """What the receiver has: norm × level / levels (QSGD, specification §1.14)."""
     scale = _spread(message.norms, len(message.levels), bucket)
     values: Floats = scale * message.levels / levels
     return values
 
 
 def qsgd_variance(values: Floats, levels: int) -> float:
-    """`E‖Q(v) - v‖²` of one bucket, exactly (QSGD, METHODS §1.14)."""
+    """`E‖Q(v) - v‖²` of one bucket, exactly (QSGD, specification §1.14)."""
     every = np.asarray(values, dtype=np.float64)
     norm = float(np.linalg.norm(every))
     if norm == 0:
@@ -139,7 +139,7 @@ def qsgd_variance(values: Floats, levels: int) -> float:
 
 
 def qsgd_error_bound(size: Floats | float, levels: Ints | int) -> Floats:
-    """A bound of `E‖Q(v) - v‖² / ‖v‖²` for a bucket of this size (QSGD, METHODS §1.14)."""
+    """A bound of `E‖Q(v) - v‖² / ‖v‖²` for a bucket of this size (QSGD, specification §1.14)."""
     steps = np.asarray(levels, dtype=np.float64)
     bound: Floats = np.minimum(size / steps**2, np.sqrt(size) / steps)
     return bound
@@ -159,7 +159,7 @@ def _spread(norms: Floats, count: int, bucket: int | None) -> Floats:
 
 
 def uveq_scale(norm: float, bits: float, blocks: int) -> float:
-    """The scale `zeta ‖v‖` of an update in so many sub-vectors (UVeQFed, METHODS §1.15).
+    """The scale `zeta ‖v‖` of an update in so many sub-vectors (UVeQFed, specification §1.15).
 
     `bits` per entry.
     """
@@ -167,14 +167,14 @@ def uveq_scale(norm: float, bits: float, blocks: int) -> float:
 
 
 def lattice(step: float, dimension: Literal[1, 2] = 2) -> Floats:
-    """Basis vectors in rows: whole steps, or hexagons (UVeQFed, METHODS §1.15)."""
+    """Basis vectors in rows: whole steps, or hexagons (UVeQFed, specification §1.15)."""
     if dimension == 1:
         return np.array([[step]])
     return step * np.array([[1, 1 / math.sqrt(3)], [1, -1 / math.sqrt(3)]])
 
 
 def dither(u: Floats, basis: Floats) -> Floats:
-    """A uniform point of the lattice's cell for every block (UVeQFed, METHODS §1.15).
+    """A uniform point of the lattice's cell for every block (UVeQFed, specification §1.15).
 
     `u` are uniforms in [0, 1), a row per block.
     """
@@ -183,7 +183,7 @@ def dither(u: Floats, basis: Floats) -> Floats:
 
 
 def lattice_indices(points: Floats, basis: Floats) -> Ints:
-    """The nearest lattice point of each row, in whole multiples of the basis (METHODS §1.15).
+    """The nearest lattice point of each row, in whole multiples of the basis (specification §1.15).
 
     Nearest in space: rounding the coordinates alone is not enough for hexagons, whose nearest
     point is one of the corners around.
@@ -198,7 +198,7 @@ def lattice_indices(points: Floats, basis: Floats) -> Ints:
 
 
 def uveq(values: Floats, scale: float, basis: Floats, noise: Floats) -> Ints:
-    """Lattice indices of the dithered blocks of an update (UVeQFed, METHODS §1.15).
+    """Lattice indices of the dithered blocks of an update (UVeQFed, specification §1.15).
 
     `noise` is the `dither` that sender and receiver share, a row per block; the last block is
     filled with zeros. An update of zeros has indices 0.
@@ -211,7 +211,7 @@ def uveq(values: Floats, scale: float, basis: Floats, noise: Floats) -> Ints:
 
 
 def uveq_values(indices: Ints, scale: float, basis: Floats, noise: Floats, size: int) -> Floats:
-    """What the receiver has after taking the dither away (UVeQFed, METHODS §1.15)."""
+    """What the receiver has after taking the dither away (UVeQFed, specification §1.15)."""
     if scale == 0:
         return np.zeros(size)
     values: Floats = (scale * (indices @ basis - noise)).ravel()[:size]
@@ -219,7 +219,7 @@ def uveq_values(indices: Ints, scale: float, basis: Floats, noise: Floats, size:
 
 
 def uveq_variance(scale: float, basis: Floats) -> float:
-    """The error's variance per entry, whatever the update (UVeQFed, METHODS §1.15)."""
+    """The error's variance per entry, whatever the update (UVeQFed, specification §1.15)."""
     cell = abs(float(np.linalg.det(basis)))
     moment = cell**2 / 12 if len(basis) == 1 else HEXAGON_MOMENT * cell
     return moment * scale**2
@@ -229,14 +229,14 @@ def uveq_variance(scale: float, basis: Floats) -> float:
 
 
 def relative_error(values: Floats, received: Floats) -> float:
-    """`‖Q(v) - v‖² / ‖v‖²`, 0 for an update of zeros (METHODS §F.7)."""
+    """`‖Q(v) - v‖² / ‖v‖²`, 0 for an update of zeros (specification §F.7)."""
     every = np.asarray(values, dtype=np.float64)
     total = float((every**2).sum())
     return float(((received - every) ** 2).sum()) / total if total > 0 else 0.0
 
 
 def upload_seconds(links: Floats, bits: float, rate: float) -> float:
-    """The time in which devices with these links send such a share of `bits` (METHODS §1.16).
+    """The time in which devices with these links send such a share of `bits` (specification §1.16).
 
     On average, where a device sends all of them at most. Infinite where too many links carry
     nothing.
@@ -253,7 +253,7 @@ def upload_seconds(links: Floats, bits: float, rate: float) -> float:
 
 
 def fedhq_level(bits: Floats, budget: float, levels: Ints) -> int:
-    """The most levels whose measured message fits the budget, at least the fewest (METHODS §1.16).
+    """The most levels whose measured message fits the budget, at least the fewest (specification §1.16).
 
     `bits` is the length of the message with each of the `levels`, which ascend.
     """
@@ -262,7 +262,7 @@ def fedhq_level(bits: Floats, budget: float, levels: Ints) -> int:
 
 
 def fedhq_weights(errors: Floats, sizes: Floats | Ints | float = 1.0) -> Floats:
-    """Shares `n / (1 + q)` of devices with these quantisation errors (FedHQ, METHODS §1.16).
+    """Shares `n / (1 + q)` of devices with these quantisation errors (FedHQ, specification §1.16).
 
     The published work weighs by the error of each device; that the weights have this very form
     is not verified. All 0 without data.

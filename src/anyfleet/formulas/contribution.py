@@ -17,7 +17,7 @@ _SAME = 1e-12
 
 
 def angles(dots: Floats, lengths: Floats, reference: Floats | float) -> Floats:
-    """Angle in radians between each device's vector and the mean (FedAdp, METHODS §1.17).
+    """Angle in radians between each device's vector and the mean (FedAdp, specification §1.17).
 
     `dots` are the inner products of both, `lengths` those of the devices' vectors, `reference`
     that of the mean (one per device if they are compared on different coordinates). A vector of
@@ -36,7 +36,7 @@ def angles(dots: Floats, lengths: Floats, reference: Floats | float) -> Floats:
 
 
 def smoothed(previous: Floats, visits: Ints, angles: Floats) -> Floats:
-    """The running mean of each device's angles (FedAdp, METHODS §1.17).
+    """The running mean of each device's angles (FedAdp, specification §1.17).
 
     `visits` counts this angle too: at the first visit `previous` does not matter. A device
     without a direction keeps what it had: leave it out.
@@ -48,7 +48,7 @@ def smoothed(previous: Floats, visits: Ints, angles: Floats) -> Floats:
 
 
 def contribution_map(angles: Floats, sharpness: float = 5.0) -> Floats:
-    """The Gompertz map of angles in radians: `sharpness` for agreement, 0 against (METHODS §1.17).
+    """The Gompertz map of angles in radians: `sharpness` for agreement, 0 against (specification §1.17).
 
     With sharpness 5, angles below about 0.5 are as good as 0.
     """
@@ -59,7 +59,7 @@ def contribution_map(angles: Floats, sharpness: float = 5.0) -> Floats:
 
 
 def angle_weights(sizes: Floats | Ints, angles: Floats, sharpness: float = 5.0) -> Floats:
-    """Shares of the devices in the mean, `n_k exp(contribution_map)` (FedAdp, METHODS §1.17).
+    """Shares of the devices in the mean, `n_k exp(contribution_map)` (FedAdp, specification §1.17).
 
     They sum to 1, or are all 0 if nobody has data.
     """
@@ -71,7 +71,7 @@ def angle_weights(sizes: Floats | Ints, angles: Floats, sharpness: float = 5.0) 
 
 
 def alignment(gram: Floats, weights: Floats | Ints, statistic: Statistic = "sum") -> float:
-    """How far the updates go together: `n ||m||²` of their mean m (METHODS §1.18).
+    """How far the updates go together: `n ||m||²` of their mean m (specification §1.18).
 
     `gram` holds their inner products; the weights need not sum to 1. "mean" is `||m||²`, the
     thesis' own statistic, which labels some device in every round. Nobody, or nobody with data:
@@ -86,7 +86,7 @@ def alignment(gram: Floats, weights: Floats | Ints, statistic: Statistic = "sum"
 
 
 def removals(gram: Floats, weights: Floats | Ints, statistic: Statistic = "sum") -> Floats:
-    """What `alignment` would be without each of the devices (METHODS §1.18)."""
+    """What `alignment` would be without each of the devices (specification §1.18)."""
     each = np.asarray(weights, dtype=np.float64)
     # Added up anew: taken out of a sum, a device that is most of it would leave mere rounding.
     others = each * (1 - np.eye(len(each)))
@@ -100,7 +100,7 @@ def removals(gram: Floats, weights: Floats | Ints, statistic: Statistic = "sum")
 
 
 def fewest_left(count: int, share: float = 0.7, rule: Stopping = "share") -> int:
-    """How many of the updates must remain at least (Optimal Aggregation, METHODS §1.18).
+    """How many of the updates must remain at least (Optimal Aggregation, specification §1.18).
 
     "share": this share of them, rounded up. "thesis": its loop goes on while so many are left,
     so one fewer may remain. "code": all but two, as the authors' program has it.
@@ -133,7 +133,7 @@ def optimal_subset(
     statistic: Statistic = "sum",
     rule: Stopping = "share",
 ) -> Subset:
-    """Drop one update after the other while alignment and loss agree (METHODS §1.18).
+    """Drop one update after the other while alignment and loss agree (specification §1.18).
 
     `worse(rows, rows_without)` says whether the loss of the mean of the first is below that of
     the second: then the removal hurts, and everything stays as it is. Of equally good removals
@@ -179,7 +179,7 @@ def lowered(
     alpha: float = 2.0,
     beta: float = 0.7,
 ) -> Floats:
-    """Selection probabilities after a round (FedPNS, METHODS §1.19).
+    """Selection probabilities after a round (FedPNS, specification §1.19).
 
     `labelled` are devices; the counts are of all devices and include this round. A labelled
     device loses the share `min((x + beta)^alpha, 1)` of its probability, x being how often it was
@@ -200,7 +200,7 @@ def lowered(
 
 
 def weighted_draw(probabilities: Floats, count: int, u: Floats) -> Ints:
-    """Draw so many without replacement, one after the other in proportion (METHODS §1.19).
+    """Draw so many without replacement, one after the other in proportion (specification §1.19).
 
     `u` are uniforms in [0, 1), one per device: the device whose exponential clock of this
     rate rings first is drawn first. Where too few have a chance at all, all of them are drawn and
@@ -219,7 +219,7 @@ def weighted_draw(probabilities: Floats, count: int, u: Floats) -> Ints:
 
 
 def largest(norms: Floats, count: int) -> Ints:
-    """The rows with the largest norms, largest first (BN2, METHODS §1.20).
+    """The rows with the largest norms, largest first (BN2, specification §1.20).
 
     Equal norms go by index; NaN comes last.
     """

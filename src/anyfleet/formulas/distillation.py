@@ -18,21 +18,21 @@ Buffers = Literal["final", "masked", "literal"]
 
 
 def softmax(logits: Floats) -> Floats:
-    """Probabilities of the classes, along the last axis (METHODS §1.7)."""
+    """Probabilities of the classes, along the last axis (specification §1.7)."""
     shifted = np.exp(logits - np.max(logits, axis=-1, keepdims=True))
     probabilities: Floats = shifted / shifted.sum(axis=-1, keepdims=True)
     return probabilities
 
 
 def cross_entropy(logits: Floats, labels: Ints) -> float:
-    """The batch mean of `-log p(label)` (METHODS §1.7)."""
+    """The batch mean of `-log p(label)` (specification §1.7)."""
     shifted = logits - np.max(logits, axis=-1, keepdims=True)
     logs = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
     return float(-logs[np.arange(len(labels)), labels].mean())
 
 
 def cross_entropy_gradient(logits: Floats, labels: Ints) -> Floats:
-    """Its gradient with respect to the logits, `(p - y) / samples` (METHODS §1.7)."""
+    """Its gradient with respect to the logits, `(p - y) / samples` (specification §1.7)."""
     probabilities = softmax(logits)
     truth = np.eye(probabilities.shape[-1])[labels]
     gradient: Floats = (probabilities - truth) / len(labels)
@@ -40,7 +40,7 @@ def cross_entropy_gradient(logits: Floats, labels: Ints) -> Floats:
 
 
 def divergence_from_teacher(teacher: Floats, student: Floats) -> float:
-    """`KL[teacher ‖ student]` of probabilities, the batch mean (METHODS §1.7).
+    """`KL[teacher ‖ student]` of probabilities, the batch mean (specification §1.7).
 
     A class that the teacher excludes adds nothing; one that only the student excludes makes it
     infinite.
@@ -52,7 +52,7 @@ def divergence_from_teacher(teacher: Floats, student: Floats) -> float:
 
 
 def divergence_gradient(teacher: Floats, logits: Floats) -> Floats:
-    """Gradient of the divergence with respect to the student's logits (METHODS §1.7).
+    """Gradient of the divergence with respect to the student's logits (specification §1.7).
 
     The teacher's probabilities do not move: `(p - q) / samples`.
     """
@@ -64,7 +64,7 @@ def divergence_gradient(teacher: Floats, logits: Floats) -> Floats:
 
 
 def sampled_ratios(grid: Floats, capacity: float, u: Floats) -> Floats:
-    """The ratios of a batch for FedSlim and FjORD, one per uniform number (METHODS §1.7).
+    """The ratios of a batch for FedSlim and FjORD, one per uniform number (specification §1.7).
 
     Drawn with replacement from those within the device's capacity, or that capacity itself if
     there are none.
@@ -75,7 +75,7 @@ def sampled_ratios(grid: Floats, capacity: float, u: Floats) -> Floats:
 
 
 def progressive_ratios(grid: Floats, capacity: float, count: int, u: Floats) -> Floats:
-    """The ratios of a batch for FedResCuE, FedSeq and FedRush, ascending (METHODS §1.7).
+    """The ratios of a batch for FedResCuE, FedSeq and FedRush, ascending (specification §1.7).
 
     The last of the `count` is the device's capacity; the others are drawn without replacement
     from those below it, fewer if there are not so many. `u` has a number for each of the grid.
@@ -146,7 +146,7 @@ _NOBODY = np.zeros(0)
 
 
 def descended(model: Moved, gradient: Floats, mask: Flags, descent: Descent) -> Moved:
-    """One step of the masked coordinates; all others and their buffers rest (METHODS §1.7)."""
+    """One step of the masked coordinates; all others and their buffers rest (specification §1.7)."""
     slope = gradient + descent.decay * model.theta
     buffer = descent.momentum * model.buffer + slope
     ahead = slope + descent.momentum * buffer if descent.nesterov else buffer
@@ -159,21 +159,21 @@ def descended(model: Moved, gradient: Floats, mask: Flags, descent: Descent) -> 
 def fedslim_step(
     model: Moved, batch: LinearBatch, ratios: Floats, descent: Descent, *, capacity: float = 1.0
 ) -> Moved:
-    """FedSlim: labels teach the model, the model its sub-models, in one step (METHODS §1.7)."""
+    """FedSlim: labels teach the model, the model its sub-models, in one step (specification §1.7)."""
     return _summed(model, batch, ratios, descent, capacity=capacity, labels=0.0)
 
 
 def fjord_step(
     model: Moved, batch: LinearBatch, ratios: Floats, descent: Descent, *, capacity: float = 1.0
 ) -> Moved:
-    """FjORD: labels and the model teach its sub-models, in one step (METHODS §1.7)."""
+    """FjORD: labels and the model teach its sub-models, in one step (specification §1.7)."""
     return _summed(model, batch, ratios, descent, capacity=capacity, labels=1.0)
 
 
 def fedrescue_step(
     model: Moved, batch: LinearBatch, ratios: Floats, descent: Descent, *, capacity: float = 1.0
 ) -> Moved:
-    """FedResCuE: from narrow to wide, each step moves its new columns only (METHODS §1.7)."""
+    """FedResCuE: from narrow to wide, each step moves its new columns only (specification §1.7)."""
     rule = _Progress(freeze=True, teach_below=capacity)
     return _progressive(model, batch, ratios, descent, capacity=capacity, rule=rule)
 
@@ -181,7 +181,7 @@ def fedrescue_step(
 def fedseq_step(
     model: Moved, batch: LinearBatch, ratios: Floats, descent: Descent, *, capacity: float = 1.0
 ) -> Moved:
-    """FedSeq: FedResCuE without distillation (METHODS §1.7)."""
+    """FedSeq: FedResCuE without distillation (specification §1.7)."""
     rule = _Progress(freeze=True, teach_below=0.0)
     return _progressive(model, batch, ratios, descent, capacity=capacity, rule=rule)
 
@@ -195,7 +195,7 @@ def fedrush_step(
     capacity: float = 1.0,
     gated: bool = True,
 ) -> Moved:
-    """FedRush: FedResCuE without freezing, each step moves its whole sub-model (METHODS §1.7).
+    """FedRush: FedResCuE without freezing, each step moves its whole sub-model (specification §1.7).
 
     `gated=False` is the printed algorithm, which distils into the whole model too.
     """

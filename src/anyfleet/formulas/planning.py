@@ -84,7 +84,7 @@ class Shares(NamedTuple):
 
 
 def anycost_cost(device: AnycostDevice, alpha: float, beta: float, frequency: float) -> AnycostCost:
-    """What a choice costs (AnycostFL's Eqs. 6 to 9, METHODS §3)."""
+    """What a choice costs (AnycostFL's Eqs. 6 to 9, specification §3)."""
     computing = alpha * device.cycles / frequency
     sending = alpha * beta * device.bits / device.rate if device.rate > 0 else math.inf
     joules = device.epsilon * frequency**2 * alpha * device.cycles
@@ -92,7 +92,7 @@ def anycost_cost(device: AnycostDevice, alpha: float, beta: float, frequency: fl
 
 
 def time_shares(energy: float, sending_energy: float, printed: bool = False) -> Shares:
-    """Roots of the gain's derivative in the share of time for computing (METHODS §3).
+    """Roots of the gain's derivative in the share of time for computing (specification §3).
 
     `sending_energy` is power × seconds. `printed` gives the second root as the paper's Eq. 24
     prints it, with -3/4 for +3/4.
@@ -108,12 +108,12 @@ def time_shares(energy: float, sending_energy: float, printed: bool = False) -> 
 
 
 def discriminant(energy: float, sending_energy: float) -> float:
-    """The paper's psi under the root, always positive (METHODS §3)."""
+    """The paper's psi under the root, always positive (specification §3)."""
     return 4 * sending_energy**2 - 4 * energy * sending_energy + 9 * energy**2
 
 
 def tight_plan(device: AnycostDevice, share: float) -> AnycostPlan:
-    """The choice that uses all seconds and joules, computing this share of time (METHODS §3).
+    """The choice that uses all seconds and joules, computing this share of time (specification §3).
 
     Bounds are not looked at. NaN where the energy does not last for the sending.
     """
@@ -129,7 +129,7 @@ def tight_plan(device: AnycostDevice, share: float) -> AnycostPlan:
 
 
 def tight_gain(device: AnycostDevice, share: Floats | float) -> Floats:
-    """The gain of `tight_plan` as a function of its share of time (Eq. 21, METHODS §3)."""
+    """The gain of `tight_plan` as a function of its share of time (Eq. 21, specification §3)."""
     _check_bits(device, "tight_gain")
     part, sent = np.asarray(share, dtype=np.float64), device.power * device.seconds
     scale = device.rate * device.seconds**3 / (device.bits * device.epsilon * device.cycles**3)
@@ -140,7 +140,7 @@ def tight_gain(device: AnycostDevice, share: Floats | float) -> Floats:
 def anycost_plan(
     device: AnycostDevice, bounds: AnycostBounds = DEFAULT_BOUNDS
 ) -> AnycostPlan | None:
-    """The choice with the largest gain within all bounds; None if there is none (METHODS §3).
+    """The choice with the largest gain within all bounds; None if there is none (specification §3).
 
     Saturated: everything is affordable. Tight: both budgets are used up. Search: a bound leaves
     one of them slack. With no bits to send, sending costs nothing: the largest compression factor,
@@ -168,7 +168,7 @@ def anycost_plan(
 def anycost_plan_at(
     alpha: float, device: AnycostDevice, bounds: AnycostBounds = DEFAULT_BOUNDS
 ) -> AnycostPlan | None:
-    """The best compression and frequency for a given model cost; None if none fits (METHODS §3).
+    """The best compression and frequency for a given model cost; None if none fits (specification §3).
 
     For plans that are charged with what their rounded widths cost.
     """

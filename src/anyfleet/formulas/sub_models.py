@@ -12,18 +12,18 @@ from anyfleet.arrays import Flags, Floats, Ints
 
 
 def pseudo_gradient(update: Floats, rate: float, steps: int = 1) -> Floats:
-    """`-Delta / (rate × steps)` of an update `Delta = after - before` (METHODS §0.1)."""
+    """`-Delta / (rate × steps)` of an update `Delta = after - before` (specification §0.1)."""
     gradient: Floats = -np.asarray(update, dtype=np.float64) / (rate * steps)
     return gradient
 
 
 def cohort_size(devices: int, share: float) -> int:
-    """How many devices a share of them is, at least one (FedAvg, METHODS §1.1)."""
+    """How many devices a share of them is, at least one (FedAvg, specification §1.1)."""
     return max(1, round(share * devices))
 
 
 def weighted_mean(old: Floats, values: Floats, weights: Floats | Ints) -> Floats:
-    """The mean of the devices' models, one per row (FedAvg, METHODS §1.1).
+    """The mean of the devices' models, one per row (FedAvg, specification §1.1).
 
     Without any weight the old model stays.
     """
@@ -31,7 +31,7 @@ def weighted_mean(old: Floats, values: Floats, weights: Floats | Ints) -> Floats
 
 
 def overlap_mean(old: Floats, values: Floats, masks: Flags, weights: Floats | Ints) -> Floats:
-    """Of every coordinate, the mean over the devices that have it (METHODS §0.2).
+    """Of every coordinate, the mean over the devices that have it (specification §0.2).
 
     One row per device, in the shape of the whole model; what stands outside of a mask does not
     matter. A coordinate that nobody has, or nobody with weight, keeps its old value. Weights are
@@ -49,7 +49,7 @@ def overlap_mean(old: Floats, values: Floats, masks: Flags, weights: Floats | In
 def proximal_step(
     weights: Floats, start: Floats, gradient: Floats, *, rate: float, mu: float = 0.01
 ) -> Floats:
-    """A gradient step with a pull towards the received model (FedProx, METHODS §1.2)."""
+    """A gradient step with a pull towards the received model (FedProx, specification §1.2)."""
     after: Floats = weights - rate * (gradient + mu * (weights - start))
     return after
 
@@ -58,12 +58,12 @@ def proximal_step(
 
 
 def suffix_mask(layers: int, trained: int) -> Flags:
-    """Which layers a width trains: the last ones (FedPMT, METHODS §1.3)."""
+    """Which layers a width trains: the last ones (FedPMT, specification §1.3)."""
     return np.arange(layers) >= layers - trained
 
 
 def quotas(count: int, widths: int) -> Ints:
-    """How many devices each width gets, smallest width first (FedPMT, METHODS §1.3).
+    """How many devices each width gets, smallest width first (FedPMT, specification §1.3).
 
     The remainder goes round from the largest width on.
     """
@@ -74,13 +74,13 @@ def quotas(count: int, widths: int) -> Ints:
 def computing_seconds(
     cycles: Floats | float, samples: Floats | float, epochs: float, speed: Floats | float
 ) -> Floats:
-    """Seconds of local training: cycles per sample × samples × epochs / speed (METHODS §1.3)."""
+    """Seconds of local training: cycles per sample × samples × epochs / speed (specification §1.3)."""
     seconds: Floats = np.asarray(cycles) * np.asarray(samples) * epochs / np.asarray(speed)
     return seconds
 
 
 def layer_weights(masks: Flags | Ints) -> Floats:
-    """`A_k[l]`: each device's share in each layer (FedPMT, METHODS §1.3).
+    """`A_k[l]`: each device's share in each layer (FedPMT, specification §1.3).
 
     A row per device, a column per layer; a layer that nobody trained has no shares.
     """
@@ -92,7 +92,7 @@ def layer_weights(masks: Flags | Ints) -> Floats:
 def layer_mean(
     old: Sequence[Floats], losses: Sequence[Sequence[Floats | float]], masks: Flags | Ints
 ) -> list[Floats]:
-    """The layers after a round: `w_l - sum_k A_k[l] (w_l - w_k,l)` (FedPMT, METHODS §1.3).
+    """The layers after a round: `w_l - sum_k A_k[l] (w_l - w_k,l)` (FedPMT, specification §1.3).
 
     `losses[k][l]` is what device k took away from layer l, `w_l - w_k,l`; it does not matter
     where the device did not train the layer.
@@ -107,7 +107,7 @@ def layer_mean(
 
 
 def layer_product(factors: Floats | Ints, layers: Sequence[Floats]) -> list[Floats]:
-    """Every layer times its own number (FedPMT's layer-wise product, METHODS §1.3)."""
+    """Every layer times its own number (FedPMT's layer-wise product, specification §1.3)."""
     return [
         np.asarray(factor * np.asarray(layer, dtype=np.float64))
         for factor, layer in zip(factors, layers, strict=True)
@@ -118,7 +118,7 @@ def layer_product(factors: Floats | Ints, layers: Sequence[Floats]) -> list[Floa
 
 
 def kept_channels(share: float, size: int, rounding: Literal["ceil", "round"] = "ceil") -> int:
-    """How many channels a share of them keeps, at least one (METHODS §0.2).
+    """How many channels a share of them keeps, at least one (specification §0.2).
 
     Rounded up, so that every layer stays alive; AnycostFL rounds `sqrt(alpha) × size` to the
     nearest.
@@ -128,7 +128,7 @@ def kept_channels(share: float, size: int, rounding: Literal["ceil", "round"] = 
 
 
 def random_channels(size: int, count: int, u: Floats) -> Ints:
-    """So many channels drawn evenly without replacement, ascending (FedDrop, METHODS §1.4).
+    """So many channels drawn evenly without replacement, ascending (FedDrop, specification §1.4).
 
     `u` has a uniform number for every channel.
     """
@@ -137,7 +137,7 @@ def random_channels(size: int, count: int, u: Floats) -> Ints:
 
 
 def level_share(level: Ints | int, ratio: float = 0.5) -> Floats:
-    """The share of channels of a level, 1 for level 1 (HeteroFL, METHODS §1.5).
+    """The share of channels of a level, 1 for level 1 (HeteroFL, specification §1.5).
 
     The share of parameters is about its square; exact counts are the blueprint's.
     """
@@ -146,7 +146,7 @@ def level_share(level: Ints | int, ratio: float = 0.5) -> Floats:
 
 
 def prefix_mask(shape: Sequence[int], counts: Sequence[int]) -> Flags:
-    """Which coordinates of a tensor lie in its leading block (HeteroFL, METHODS §1.5).
+    """Which coordinates of a tensor lie in its leading block (HeteroFL, specification §1.5).
 
     The new coordinates of a wider block are those of its mask that are not in the smaller one's:
     an L in a matrix.
@@ -157,7 +157,7 @@ def prefix_mask(shape: Sequence[int], counts: Sequence[int]) -> Flags:
 
 
 def masked_logits(logits: Floats, present: Flags) -> Floats:
-    """Training logits with those of absent classes at 0, not -infinity (METHODS §1.5).
+    """Training logits with those of absent classes at 0, not -infinity (specification §1.5).
 
     They stay in the denominator of the softmax and get no gradient.
     """
@@ -173,7 +173,7 @@ class Moments(NamedTuple):
 
 
 def static_moments(batches: Sequence[Floats]) -> Moments:
-    """Statistics for testing: plain means over batches (HeteroFL's static BN, METHODS §1.5).
+    """Statistics for testing: plain means over batches (HeteroFL's static BN, specification §1.5).
 
     A batch has a row per value and a column per channel; its variance is the unbiased one.
     """
@@ -183,7 +183,7 @@ def static_moments(batches: Sequence[Floats]) -> Moments:
 
 
 def rolling_window(size: int, count: int, round: int, step: int = 1) -> Ints:
-    """The channels of a round, in the order of the window (FedRolex, METHODS §1.6).
+    """The channels of a round, in the order of the window (FedRolex, specification §1.6).
 
     Rounds count from 0; the window moves by `step` channels each. Everything is kept in its
     natural order, so that share 1 is FedAvg.
@@ -194,7 +194,7 @@ def rolling_window(size: int, count: int, round: int, step: int = 1) -> Ints:
 
 
 def column_mask(width: float, columns: int) -> Flags:
-    """Which of the model's equal columns lie in a prefix of this width (METHODS §1.8).
+    """Which of the model's equal columns lie in a prefix of this width (specification §1.8).
 
     A column counts when the width reaches its end: FedResCuE's Eq. 4 with `>=`, because with the
     printed `>` nobody would ever update the last one. A width that ends within a column has all of
@@ -205,7 +205,7 @@ def column_mask(width: float, columns: int) -> Flags:
 
 
 def padded(received: Floats, cached: Floats, arrived: Flags) -> Floats:
-    """What a device trains after a lossy download (FedResCuE, METHODS §1.8).
+    """What a device trains after a lossy download (FedResCuE, specification §1.8).
 
     Coordinates that arrived are the server's, all others the device's own of its last visit.
     """

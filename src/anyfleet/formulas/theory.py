@@ -12,7 +12,7 @@ from anyfleet.arrays import Flags, Floats, Ints
 
 
 def psi(shares: Floats) -> float:
-    """FedPMT's index of how often layers are left out (METHODS §F.1).
+    """FedPMT's index of how often layers are left out (specification §F.1).
 
     `shares` of the cohort at each width, smallest width first: the sum over widths of one over
     the share that trains at least so much. Infinite if nobody trains everything.
@@ -22,7 +22,7 @@ def psi(shares: Floats) -> float:
 
 
 def psi_layer(variance: Floats, trained: Floats) -> float:
-    """A sharper index, 1 for FedAvg: the sum of `variance / trained` over layers (METHODS §F.1).
+    """A sharper index, 1 for FedAvg: the sum of `variance / trained` over layers (specification §F.1).
 
     `variance` is each layer's share of the gradient variance, `trained` the share of devices
     that update it.
@@ -52,7 +52,7 @@ class PartialTraining:
 
 
 def partial_training_noise(case: PartialTraining, psi: float) -> float:
-    """Delta of FedPMT's bound, with the lost factor L and `2 delta² psi` (METHODS §F.1)."""
+    """Delta of FedPMT's bound, with the lost factor L and `2 delta² psi` (specification §F.1)."""
     drift = 8 * (case.steps - 1) ** 2 * case.gradient**2
     spread = case.widths * psi + case.devices + case.epsilon
     return (
@@ -63,14 +63,14 @@ def partial_training_noise(case: PartialTraining, psi: float) -> float:
 
 
 def partial_training_bound(case: PartialTraining, psi: float, rounds: int) -> float:
-    """FedPMT's bound of the expected loss above the best one (METHODS §F.1)."""
+    """FedPMT's bound of the expected loss above the best one (specification §F.1)."""
     noise = 4 * partial_training_noise(case, psi) / (case.convexity * case.epsilon) ** 2
     distance = (case.offset + 1) * case.start + noise
     return case.smoothness / 2 * distance / (rounds + case.offset)
 
 
 def partial_training_rate(step: int, *, convexity: float, ratio: float, offset: float) -> float:
-    """The learning rate of FedPMT's bound, `2 / (mu eps (t + lambda))` (METHODS §F.1)."""
+    """The learning rate of FedPMT's bound, `2 / (mu eps (t + lambda))` (specification §F.1)."""
     return 2 / (convexity * ratio * (step + offset))
 
 
@@ -78,7 +78,7 @@ def partial_training_rate(step: int, *, convexity: float, ratio: float, offset: 
 
 
 def fewest_trainers(trained: Flags) -> int:
-    """|M*|: the fewest devices that trained a region which was trained at all (METHODS §F.2).
+    """|M*|: the fewest devices that trained a region which was trained at all (specification §F.2).
 
     `trained` has the axes rounds, devices and regions. Nobody ever trained: 0.
     """
@@ -87,13 +87,13 @@ def fewest_trainers(trained: Flags) -> int:
 
 
 def regions_trained(trained: Flags) -> Ints:
-    """|S_r|: how many regions somebody trained in each round (METHODS §F.2)."""
+    """|S_r|: how many regions somebody trained in each round (specification §F.2)."""
     count: Ints = np.asarray(trained, dtype=np.bool_).any(axis=1).sum(axis=1, dtype=np.int64)
     return count
 
 
 def step_size_cap(devices: int, fewest: int, iterations: int, smoothness: float) -> float:
-    """The largest learning rate that WHALE-FL's theorem allows (METHODS §F.2).
+    """The largest learning rate that WHALE-FL's theorem allows (specification §F.2).
 
     `fewest` is |M*|; this is the form that the appendix derives.
     """
@@ -102,7 +102,7 @@ def step_size_cap(devices: int, fewest: int, iterations: int, smoothness: float)
 
 
 def omega_squared(theta: Floats, masks: Flags) -> float:
-    """The largest share of the model that a device leaves out, in squared norm (METHODS §F.2).
+    """The largest share of the model that a device leaves out, in squared norm (specification §F.2).
 
     One mask per device, in the shape of the model. A model of zeros loses nothing.
     """
@@ -117,19 +117,19 @@ def omega_squared(theta: Floats, masks: Flags) -> float:
 
 
 def local_gain(alpha: Floats | float, beta: Floats | float) -> Floats:
-    """What a device contributes to learning, `alpha⁴ beta` (AnycostFL, METHODS §F.3)."""
+    """What a device contributes to learning, `alpha⁴ beta` (AnycostFL, specification §F.3)."""
     gain: Floats = np.asarray(alpha, dtype=np.float64) ** 4 * beta
     return gain
 
 
 def global_gain(alpha: Floats, beta: Floats | float) -> float:
-    """The mean of the local gains, 0 without devices (AnycostFL, METHODS §F.3)."""
+    """The mean of the local gains, 0 without devices (AnycostFL, specification §F.3)."""
     gains = np.broadcast_to(local_gain(alpha, beta), np.shape(alpha))
     return float(gains.mean()) if gains.size else 0.0
 
 
 def contraction(least_gain: float, *, convexity: float, smoothness: float, ratio: float) -> float:
-    """Z: what a round leaves of the distance to the best loss (AnycostFL, METHODS §F.3).
+    """Z: what a round leaves of the distance to the best loss (AnycostFL, specification §F.3).
 
     `1 - (nu / lambda)(1 - ratio (1 - g_min))`, with `ratio` the gradient-ratio constant. It means
     something only below 1, that is for ratios under `largest_gradient_ratio`.
@@ -138,17 +138,17 @@ def contraction(least_gain: float, *, convexity: float, smoothness: float, ratio
 
 
 def contraction_bound(contraction: float, rounds: int) -> float:
-    """What is left of the first round's distance after so many: `Z^(T-1)` (METHODS §F.3)."""
+    """What is left of the first round's distance after so many: `Z^(T-1)` (specification §F.3)."""
     return float(contraction ** (rounds - 1))
 
 
 def largest_gradient_ratio(least_gain: float) -> float:
-    """The gradient-ratio constant from which on nothing is proved (METHODS §F.3)."""
+    """The gradient-ratio constant from which on nothing is proved (specification §F.3)."""
     return 1 / (1 - least_gain) if least_gain < 1 else math.inf
 
 
 def divergence_index(alpha: Floats | float, beta: Floats | float) -> Floats:
-    """How far an update is from the uncompressed one, in squared norm (METHODS §F.3)."""
+    """How far an update is from the uncompressed one, in squared norm (specification §F.3)."""
     kept = np.asarray(alpha, dtype=np.float64)
     index: Floats = (1 - kept * (2 - kept) * np.sqrt(beta)) ** 2
     return index
@@ -158,7 +158,7 @@ def divergence_index(alpha: Floats | float, beta: Floats | float) -> Floats:
 
 
 def expected_decrease(weights: Floats, angles: Floats) -> float:
-    """`sum_k a_k cos(theta_k)`, to be given instantaneous or smoothed angles (METHODS §F.4).
+    """`sum_k a_k cos(theta_k)`, to be given instantaneous or smoothed angles (specification §F.4).
 
     With weights from the instantaneous angles it is not below FedAvg's; with smoothed ones that
     is not guaranteed.
@@ -169,12 +169,12 @@ def expected_decrease(weights: Floats, angles: Floats) -> float:
 def decrease_is_proved(
     angles: Floats, *, dissimilarity: float, smoothness: float, rate: float
 ) -> bool:
-    """Whether FedAdp's bound holds: every cosine at least `B L eta / 2` (METHODS §F.4)."""
+    """Whether FedAdp's bound holds: every cosine at least `B L eta / 2` (specification §F.4)."""
     return bool((np.cos(angles) >= dissimilarity * smoothness * rate / 2).all())
 
 
 def mean_divergence(gradients: Floats, mean: Floats) -> float:
-    """The mean distance of the devices' gradients, one per row, from theirs (METHODS §F.4)."""
+    """The mean distance of the devices' gradients, one per row, from theirs (specification §F.4)."""
     rows = np.asarray(gradients, dtype=np.float64)
     return float(np.linalg.norm(rows - mean, axis=1).mean()) if len(rows) else 0.0
 
@@ -187,7 +187,7 @@ class Dissimilarity(NamedTuple):
 
 
 def dissimilarity(lengths: Floats, reference: float) -> Dissimilarity:
-    """A and B: gradient norms of the devices over that of their mean (METHODS §F.4).
+    """A and B: gradient norms of the devices over that of their mean (specification §F.4).
 
     Infinite where the mean vanishes; without devices there is no such number.
     """
@@ -202,7 +202,7 @@ def dissimilarity(lengths: Floats, reference: float) -> Dissimilarity:
 
 
 def label_distance(own: Floats, all: Floats) -> Floats:
-    """How far a device's label shares are from everybody's: 0 to 2 (METHODS §F.5).
+    """How far a device's label shares are from everybody's: 0 to 2 (specification §F.5).
 
     The last axis are the classes.
     """
@@ -211,7 +211,7 @@ def label_distance(own: Floats, all: Floats) -> Floats:
 
 
 def weighted_gradient_bound(probabilities: Floats, bounds: Floats) -> float:
-    """`sum_k p_k G_k`, to compare with the plain mean of the bounds (METHODS §F.5).
+    """`sum_k p_k G_k`, to compare with the plain mean of the bounds (specification §F.5).
 
     The theorem behind it is a heuristic: its proof uses an inequality that is false.
     """
@@ -219,7 +219,7 @@ def weighted_gradient_bound(probabilities: Floats, bounds: Floats) -> float:
 
 
 def probability_entropy(probabilities: Floats) -> float:
-    """Entropy of the selection probabilities in nats; log K for even ones (METHODS §F.5)."""
+    """Entropy of the selection probabilities in nats; log K for even ones (specification §F.5)."""
     chances = np.asarray(probabilities, dtype=np.float64)
     some = chances[chances > 0]
     return float(-(some * np.log(some)).sum())

@@ -14,7 +14,7 @@ _AGREE = 1e-12
 
 
 def fisher_trace(gradients: Floats) -> float:
-    """Fisher information of a model on a batch: the mean squared gradient norm (METHODS §1.10).
+    """Fisher information of a model on a batch: the mean squared gradient norm (specification §1.10).
 
     One row per sample: the gradient of the log-probability of a label that was drawn from the
     model's own prediction. No samples: 0.
@@ -24,7 +24,7 @@ def fisher_trace(gradients: Floats) -> float:
 
 
 def cheap_fisher_trace(gradient: Floats, batch: int) -> float:
-    """Batch size times the squared norm of the batch's mean gradient (METHODS §1.10).
+    """Batch size times the squared norm of the batch's mean gradient (specification §1.10).
 
     One backward pass instead of one per sample; biased, because samples cancel or add up.
     """
@@ -32,7 +32,7 @@ def cheap_fisher_trace(gradient: Floats, batch: int) -> float:
 
 
 def effectiveness(fisher: Floats, batch: int) -> float:
-    """Training efficiency of a device as WHALE-FL's Eq. 3 has it, literally (METHODS §1.10).
+    """Training efficiency of a device as WHALE-FL's Eq. 3 has it, literally (specification §1.10).
 
     `fisher` has a row per stored round and a column per local iteration. No rounds: 0.
     """
@@ -41,7 +41,7 @@ def effectiveness(fisher: Floats, batch: int) -> float:
 
 
 def relative_effectiveness(squares: Floats, counts: Ints | Floats) -> Floats:
-    """Training efficiency on the scale of the published thresholds, 10 to 50 (METHODS §1.10).
+    """Training efficiency on the scale of the published thresholds, 10 to 50 (specification §1.10).
 
     `squares` are sums of `(f / f0)²` over the iterations of each stored round, with f0 the
     Fisher information of the initial model at the level that was trained; `counts` are the
@@ -56,7 +56,7 @@ def relative_effectiveness(squares: Floats, counts: Ints | Floats) -> Floats:
 
 
 def unit_seconds(bits: float, rate: Floats, cycles: Floats | float, speed: Floats) -> Floats:
-    """Seconds to send and compute a sub-network; no rate, no end (WHALE-FL, METHODS §1.10)."""
+    """Seconds to send and compute a sub-network; no rate, no end (WHALE-FL, specification §1.10)."""
     rate, speed = np.asarray(rate, dtype=np.float64), np.asarray(speed, dtype=np.float64)
     able = (rate > 0) & (speed > 0)
     seconds = bits / np.where(able, rate, 1.0) + cycles / np.where(able, speed, 1.0)
@@ -65,7 +65,7 @@ def unit_seconds(bits: float, rate: Floats, cycles: Floats | float, speed: Float
 
 
 def target_seconds(seconds: Floats) -> float:
-    """Our target of a round: the median of the devices' unit seconds (WHALE-FL, METHODS §1.10).
+    """Our target of a round: the median of the devices' unit seconds (WHALE-FL, specification §1.10).
 
     Devices that never finish are left out; with no others there is no target (infinity).
     """
@@ -76,7 +76,7 @@ def target_seconds(seconds: Floats) -> float:
 def utility(
     effectiveness: Floats | float, seconds: Floats | float, target: float, penalty: float = 2.0
 ) -> Floats:
-    """Effectiveness, cut by `(target / seconds)^penalty` where a device is late (METHODS §1.10).
+    """Effectiveness, cut by `(target / seconds)^penalty` where a device is late (specification §1.10).
 
     A device that just meets the target is not late; one that never finishes is of no use.
     """
@@ -88,13 +88,13 @@ def utility(
 
 
 def threshold_utility(utility: Floats | float, threshold: float = 20.0) -> Floats:
-    """U: the utility as a share of the threshold, at most 1 (WHALE-FL, METHODS §1.10)."""
+    """U: the utility as a share of the threshold, at most 1 (WHALE-FL, specification §1.10)."""
     share: Floats = np.minimum(np.asarray(utility, dtype=np.float64) / threshold, 1.0)
     return share
 
 
 def level(u: Floats | float, levels: int = 5, cap: Ints | int = 1) -> Ints:
-    """The level of each device, 1 the whole network (WHALE-FL, METHODS §1.10).
+    """The level of each device, 1 the whole network (WHALE-FL, specification §1.10).
 
     The smallest p with `U >= (levels - p) / levels`, but no larger network than the device's
     `cap` allows. A utility that is no number says nothing: the smallest network.
@@ -107,13 +107,13 @@ def level(u: Floats | float, levels: int = 5, cap: Ints | int = 1) -> Ints:
 
 
 def extreme_share(u: Floats) -> float:
-    """Which share of a run's U are 0 or 1: near 1 the threshold does not fit (METHODS §1.10)."""
+    """Which share of a run's U are 0 or 1: near 1 the threshold does not fit (specification §1.10)."""
     values = np.asarray(u, dtype=np.float64)
     return float(((values <= 0) | (values >= 1)).mean()) if values.size else 0.0
 
 
 def region_sizes(nested: Floats | Ints) -> Floats:
-    """Sizes of the rings between nested networks, largest first (WHALE-FL, METHODS §1.11).
+    """Sizes of the rings between nested networks, largest first (WHALE-FL, specification §1.11).
 
     `nested` are the sizes of `W^1 ... W^P`; the last ring is the smallest network itself.
     """
@@ -123,7 +123,7 @@ def region_sizes(nested: Floats | Ints) -> Floats:
 
 
 def block_budget(level: Ints | int, blocks: int = 16, ratio: float = 0.5) -> Ints:
-    """How many equal blocks of channels a level holds: 16, 8, 4, 2, 1 (METHODS §1.11)."""
+    """How many equal blocks of channels a level holds: 16, 8, 4, 2, 1 (specification §1.11)."""
     wanted = np.ceil(blocks * ratio ** (np.asarray(level, dtype=np.float64) - 1) - 1e-9)
     held: Ints = np.maximum(wanted, 1).astype(np.int64)
     return held
@@ -138,7 +138,7 @@ class RegionFisher(NamedTuple):
 
 
 def region_fisher(previous: RegionFisher, values: Floats, trained: Flags) -> RegionFisher:
-    """What this round's devices (rows) say about the regions (columns) (METHODS §1.11).
+    """What this round's devices (rows) say about the regions (columns) (specification §1.11).
 
     A region that nobody trained keeps what was known of it.
     """
@@ -158,7 +158,7 @@ def region_fisher(previous: RegionFisher, values: Floats, trained: Flags) -> Reg
 def importance(
     fisher: Floats, low: Floats | float, high: Floats | float, epsilon: float = 1e-3
 ) -> Floats:
-    """F: Fisher information of each region between its bounds (WHALE-FL, METHODS §1.11).
+    """F: Fisher information of each region between its bounds (WHALE-FL, specification §1.11).
 
     Where the bounds agree every region is as important as another: 1.
     """
@@ -170,7 +170,7 @@ def importance(
 
 
 def scores(importance: Floats, counts: Ints, score: Score = "recommended") -> Floats:
-    """How much each region is wanted, given how often it was trained (METHODS §1.11).
+    """How much each region is wanted, given how often it was trained (specification §1.11).
 
     "recommended" favours what is important and was rarely trained. "literal" is the paper's line
     6, which favours what was trained most. "maxmin" raises the least product first, which is the
@@ -185,7 +185,7 @@ def scores(importance: Floats, counts: Ints, score: Score = "recommended") -> Fl
 
 
 def chosen_blocks(scores: Floats, counts: Ints, sizes: Floats | Ints, budget: float) -> Ints:
-    """The regions a device trains, ascending (WHALE-FL's Algorithm 2, METHODS §1.11).
+    """The regions a device trains, ascending (WHALE-FL's Algorithm 2, specification §1.11).
 
     From the highest score down (ties: trained less often, then lower index), whatever still fits
     is taken and the rest is skipped. If nothing fits, the smallest region.

@@ -67,7 +67,7 @@ class Peak:
 
 
 def standard(batch: int = 16) -> Mapping[str, Task]:
-    """Three networks of METHODS §C on random images: small, plain and residual."""
+    """Three networks of specification §C on random images: small, plain and residual."""
     count, shape = STEPS * batch, (3, 32, 32)
     images = rng.normal(rng.root(0, "images"), count * 3 * 32 * 32).float().view(count, *shape)
     data = Data(images, torch.arange(count) % 10)

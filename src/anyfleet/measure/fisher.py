@@ -1,6 +1,6 @@
 """Fisher information, measured on a device while it trains, whatever the trainer.
 
-The trace E_x E_y‖∇ log p(y | x)‖², with labels y drawn from the model's own prediction (METHODS
+The trace E_x E_y‖∇ log p(y | x)‖², with labels y drawn from the model's own prediction (specification
 §1.10). Normalisation by batch uses the statistics of the mini-batch as constants, so that samples
 stay independent; dropout is off. `Observed` adds the measurement to any trainer, and its cost.
 """

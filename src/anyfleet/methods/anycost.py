@@ -1,6 +1,6 @@
 """AnycostFL: every device picks width, compression and frequency within its time and energy.
 
-Li et al., see `PAPER`. METHODS §1.12 and §3. Deviations: widths come from a grid, and a device
+Li et al., see `PAPER`. specification §1.12 and §3. Deviations: widths come from a grid, and a device
 plans with what each of them really costs, download included; the stored model is not permuted (the
 strongest channels are an index set); weights go by measured rates and by samples. Variants:
 

@@ -1,7 +1,7 @@
 """BN2: of a larger cohort that trains, those upload whose updates are longest.
 
 Amiri, Gündüz, Kulkarni, Poor: Convergence of update aware device scheduling for federated learning
-at the wireless edge. IEEE Transactions on Wireless Communications, 2021. METHODS §1.20: the
+at the wireless edge. IEEE Transactions on Wireless Communications, 2021. specification §1.20: the
 baseline of FedPNS. All `draw` devices compute and send one number, `keep` of them upload.
 """
 

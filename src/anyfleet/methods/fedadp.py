@@ -1,7 +1,7 @@
 """FedAdp: everybody takes part, and whose updates point where the mean points counts more.
 
 Wu, Wang: Fast-convergent federated learning with adaptive weighting. IEEE Transactions on Cognitive
-Communications and Networking, 2021. METHODS §1.17. Angles are averaged over a device's own visits,
+Communications and Networking, 2021. specification §1.17. Angles are averaged over a device's own visits,
 which allows any other selection; a device whose update is zero keeps the angle it had.
 """
 

@@ -1,7 +1,7 @@
 """FedAvg: a random cohort trains the whole model, the server takes the data-weighted mean.
 
 McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-efficient learning of deep networks
-from decentralized data. AISTATS 2017. METHODS §1.1.
+from decentralized data. AISTATS 2017. specification §1.1.
 """
 
 import math

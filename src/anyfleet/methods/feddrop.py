@@ -1,7 +1,7 @@
 """FedDrop: every device trains a random part of each hidden layer, another one in every round.
 
 Wen, Jeon, Huang: Federated dropout – A simple approach for enabling federated learning on resource
-constrained devices. IEEE Wireless Communications Letters 11(5), 2022. METHODS §1.4. A share is what
+constrained devices. IEEE Wireless Communications Letters 11(5), 2022. specification §1.4. A share is what
 is kept, not what is dropped. Scaling (`inverted`) is off unless asked for, and goes by the channels
 that are left after rounding.
 """

@@ -1,6 +1,6 @@
 """FedHQ: better links send more levels, and the server gives coarse updates less weight.
 
-Chen et al. 2021, see `PAPER`. METHODS §1.16: levels by the state of the channel, errors measured on
+Chen et al. 2021, see `PAPER`. specification §1.16: levels by the state of the channel, errors measured on
 every message. That the weights are 1 / (1 + error) is not verified; the published abstract says
 that they minimise a bound by each client's quantisation error.
 """

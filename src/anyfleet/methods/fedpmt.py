@@ -1,7 +1,7 @@
 """FedPMT: everybody runs the whole model, and weak devices train its last layers only.
 
 Wu, Wang, Narayana: Straggler-resilient federated learning: Tackling computation heterogeneity with
-layer-wise partial model training in mobile edge network. IEEE TNSE 2025. METHODS §1.3. A layer is
+layer-wise partial model training in mobile edge network. IEEE TNSE 2025. specification §1.3. A layer is
 averaged over those who trained it, here by their samples (the paper's are equal), and keeps its
 value when nobody delivers it. Layers that are not trained run in training mode, dropout and batch
 norm included, but keep their running statistics. As many devices of each level are asked; what is

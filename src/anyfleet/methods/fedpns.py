@@ -1,7 +1,7 @@
 """FedPNS: devices that Optimal Aggregation suspects are asked less often.
 
 Wu, Wang: Node selection toward faster convergence for federated learning on non-IID data. IEEE
-Transactions on Network Science and Engineering, 2022. METHODS §1.19. A device counts as selected
+Transactions on Network Science and Engineering, 2022. specification §1.19. A device counts as selected
 whenever it was asked. The authors' program draws its first cohort half from i.i.d. devices
 (`select.Quota(by="group", counts=(5, 5))`); ours, as their text, from all alike.
 """

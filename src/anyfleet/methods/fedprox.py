@@ -1,7 +1,7 @@
 """FedProx: FedAvg with a pull to the received model, and with unequal amounts of local work.
 
 Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated optimization in heterogeneous networks.
-MLSys 2020. METHODS §1.2; the default of `mu` is ours, the documents give none.
+MLSys 2020. specification §1.2; the default of `mu` is ours, the documents give none.
 """
 
 from dataclasses import replace

@@ -1,7 +1,7 @@
 """FedResCuE: every prefix of a model is trained, so that links may cut it anywhere.
 
 Zhu, Hong, Drew, Zhou: Resilient and communication efficient learning for heterogeneous federated
-systems. ICML 2022. METHODS §1.7, §1.8. The paper leaves open how momentum acts while parts are
+systems. ICML 2022. specification §1.7, §1.8. The paper leaves open how momentum acts while parts are
 trained: by default only in the last step of each minibatch. For a device of less than full width,
 "the whole model" is what it holds.
 """

@@ -1,7 +1,7 @@
 """FedRolex: the widths of HeteroFL, with a window of channels that rolls on with every round.
 
 Alam, Liu, Yan, Zhang: FedRolex: Model-heterogeneous federated learning with rolling sub-model
-extraction. NeurIPS 2022. METHODS §1.6. The authors' program rolls the other way (`step=-1`) and
+extraction. NeurIPS 2022. specification §1.6. The authors' program rolls the other way (`step=-1`) and
 their paper rounds widths down; a layer that is kept whole has its natural order here.
 """
 

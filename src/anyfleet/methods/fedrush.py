@@ -1,7 +1,7 @@
 """FedRush: FedResCuE without freezing; the step of a part overwrites what narrower ones learned.
 
 Zhu, Hong, Drew, Zhou: Resilient and communication efficient learning for heterogeneous federated
-systems. ICML 2022, Algorithm 6. METHODS §1.7. By default only narrower parts learn from the whole
+systems. ICML 2022, Algorithm 6. specification §1.7. By default only narrower parts learn from the whole
 model, as in FedResCuE, so that the two differ in freezing alone; `gated=False` is as printed.
 """
 

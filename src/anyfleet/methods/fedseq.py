@@ -1,7 +1,7 @@
 """FedSeq: FedResCuE without distillation; parts learn from labels only.
 
 Zhu, Hong, Drew, Zhou: Resilient and communication efficient learning for heterogeneous federated
-systems. ICML 2022, Algorithm 5. METHODS §1.7.
+systems. ICML 2022, Algorithm 5. specification §1.7.
 """
 
 from dataclasses import replace

@@ -1,7 +1,7 @@
 """FjORD: the whole model and randomly drawn prefixes of it are trained in one step.
 
 Horváth, Laskaridis, Almeida, Leontiadis, Venieris, Lane: FjORD: Fair and accurate federated
-learning under heterogeneous targets with ordered dropout. NeurIPS 2021. METHODS §1.7, §1.8, as
+learning under heterogeneous targets with ordered dropout. NeurIPS 2021. specification §1.7, §1.8, as
 FedResCuE's paper compares with it (Algorithm 4): the whole model is trained in every step, the
 gradients are summed and the rate stays. Over several `samples` a high rate can diverge; sweep them.
 """

@@ -1,7 +1,7 @@
 """HeteroFL: a device of level p always trains the leading share of every hidden layer.
 
 Diao, Ding, Tarokh: HeteroFL: Computation and communication efficient federated learning for
-heterogeneous clients. ICLR 2021. METHODS §1.5. Our scaler acts only on cut layers that a
+heterogeneous clients. ICLR 2021. specification §1.5. Our scaler acts only on cut layers that a
 normalisation follows directly: without one it diverges.
 """
 

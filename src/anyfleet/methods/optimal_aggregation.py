@@ -1,7 +1,7 @@
 """Optimal Aggregation: updates without which the others agree more, and lose less, are left out.
 
 Wu, Wang: Node selection toward faster convergence for federated learning on non-IID data. IEEE
-Transactions on Network Science and Engineering, 2022. METHODS §1.18. The statistic is that of the
+Transactions on Network Science and Engineering, 2022. specification §1.18. The statistic is that of the
 authors' program: the printed one labels a device in every round (`statistic="mean"`). A device is
 kept when its removal raises the loss, as their prose has it and not their pseudocode. The loss is
 measured on the server split, never on test data.

@@ -1,7 +1,7 @@
 """QSGD: FedAvg whose devices upload the largest entries on few levels, right in the mean.
 
 Alistarh, Grubic, Li, Tomioka, Vojnović: QSGD: Communication-efficient SGD via gradient quantization
-and encoding. NeurIPS 2017. METHODS §1.14; the largest entries first, as AnycostFL's comparison has
+and encoding. NeurIPS 2017. specification §1.14; the largest entries first, as AnycostFL's comparison has
 it, and no error feedback.
 """
 

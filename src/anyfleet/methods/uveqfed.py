@@ -1,7 +1,7 @@
 """UVeQFed: FedAvg whose devices upload points of a lattice, with a dither that both ends know.
 
 Shlezinger, Chen, Eldar, Poor, Cui: UVeQFed: Universal vector quantization for federated learning.
-IEEE Transactions on Signal Processing 69, 2021. METHODS §1.15; the largest entries first, as
+IEEE Transactions on Signal Processing 69, 2021. specification §1.15; the largest entries first, as
 AnycostFL's comparison has it.
 """
 

@@ -108,7 +108,7 @@ SLIMMABLE = Paper(
     _ICLR,
     2019,
 )
-# The text that METHODS follows bears no year; the preprint has the same abstract and authors.
+# The text that the specification follows bears no year; the preprint has the same abstract and authors.
 WHALE = Paper(
     "li-whale",
     (

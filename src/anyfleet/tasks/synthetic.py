@@ -1,4 +1,4 @@
-"""The synthetic task of S4 §4.4 (METHODS §B)."""
+"""The synthetic task of S4 §4.4 (specification §B)."""
 
 from dataclasses import dataclass
 

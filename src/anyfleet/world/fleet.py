@@ -17,7 +17,7 @@ from anyfleet.world.group import Group
 from anyfleet.world.links import Link
 from anyfleet.world.world import Reports, World
 
-# FedPMT's: 1, 1/2, 1/3, 1/4 and 1/5 of the fastest (METHODS §A.1; one third, not 0.33, or the third
+# FedPMT's: 1, 1/2, 1/3, 1/4 and 1/5 of the fastest (specification §A.1; one third, not 0.33, or the third
 # level misses its deadline).
 SPEEDS = (2e9, 1e9, 2e9 / 3, 5e8, 4e8)
 _LISTED = 10  # of what is wrong, one by one

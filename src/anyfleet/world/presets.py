@@ -11,7 +11,7 @@ from anyfleet.world.links import Shannon, Steady, bluetooth, lte, no_rate, wifi
 from anyfleet.world.processes import Redrawn
 from anyfleet.world.quantities import Law, Number
 
-# AnycostFL's study of unequal devices keeps these means and varies the deviation (METHODS §A.2).
+# AnycostFL's study of unequal devices keeps these means and varies the deviation (specification §A.2).
 MEAN_COEFFICIENT = 7.5e-27  # joules for a cycle, divided by the frequency squared
 MEAN_DISTANCE = 400.0  # metres
 
@@ -32,7 +32,7 @@ def levels(
 ) -> Fleet:
     """Evenly many devices of each speed, strongest first; links for all or one for each level.
 
-    The speeds are FedPMT's: 1, 1/2, 1/3, 1/4 and 1/5 of the fastest (METHODS §A.1).
+    The speeds are FedPMT's: 1, 1/2, 1/3, 1/4 and 1/5 of the fastest (specification §A.1).
     """
     ups, downs = (_for_each(rate, len(speeds)) for rate in (up, down))
     refuse(
@@ -62,7 +62,7 @@ def testbed(*, speed: float = 5e10) -> Fleet:
     """WHALE-FL's twenty devices: five kinds of boards, and three radios dealt independently.
 
     Relative speeds, the part of the time that no slice saves, and how the rest shrinks are ours
-    (METHODS §A.1, open): close to published timings of such boards. `speed` is the laptop's.
+    (specification §A.1, open): close to published timings of such boards. `speed` is the laptop's.
     """
     refuse(out_of_range("testbed.speed", "speed", speed))
     return _boards([speed * part for part in (1, 0.2, 0.18, 0.17, 0.16)])
@@ -87,7 +87,7 @@ def cell(
 
     Each has 1 MHz to itself, 0.1 to 3 GHz, and so many joules for a round, drawn anew. FLOP per
     cycle are those that make the paper's workloads fit its energies: 171 for CIFAR-10, 16 for
-    Fashion-MNIST (METHODS §3). Compare at `link.ref_loss_db` 40 (default) and 0. For the study of
+    Fashion-MNIST (specification §3). Compare at `link.ref_loss_db` 40 (default) and 0. For the study of
     unequal devices give `coefficient = unequal_coefficient(d)` or `distance = unequal_distance(d)`.
     """
     slowest, fastest = 1e8, 3e9
@@ -136,7 +136,7 @@ def lossy(
     width: float = 0.125,
     speed: float = 1e9,
 ) -> Fleet:
-    """FedResCuE's links: a model crosses in columns, and the first loss ends it (METHODS §1.9).
+    """FedResCuE's links: a model crosses in columns, and the first loss ends it (specification §1.9).
 
     One group for each error (a constant, or a law drawn anew for every column) and capability
     level, evenly many devices of each: `errors = [0.05, 0.05, 0.05, 0.3, 0.3]` are DigitsFive's

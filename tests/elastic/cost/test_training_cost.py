@@ -16,7 +16,7 @@ from anyfleet.elastic.cost.memory import Ledger
 from anyfleet.tasks import zoo
 from tests.helpers.nets import FAMILIES, Inverted, LeNet, Residual, traced
 
-# Networks of METHODS §C: name, network, input shape.
+# Networks of specification §C: name, network, input shape.
 ZOO: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "C.1": (zoo.perceptron, (1, 28, 28)),
     "C.2": (zoo.cnn_mnist, (1, 28, 28)),

@@ -365,7 +365,7 @@ def test_parameters_without_sense_are_refused(wrong: dict[str, float], told: str
 
 
 def test_a_choice_needs_a_menu() -> None:
-    with pytest.raises(ValueError, match=r"needs 'menu'.*plan=Menu.*METHODS §E"):
+    with pytest.raises(ValueError, match=r"needs 'menu'.*plan=Menu.*specification §E"):
         replace(fedavg(), choose=MostGain())
 
 

@@ -1,4 +1,4 @@
-"""Kernels on a grid: what is kept, how it is rounded, and that it fits (METHODS §1.12.2)."""
+"""Kernels on a grid: what is kept, how it is rounded, and that it fits (specification §1.12.2)."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""UVeQFed: lattices, dither, and messages that meet a rate (METHODS §1.15)."""
+"""UVeQFed: lattices, dither, and messages that meet a rate (specification §1.15)."""
 
 import math
 from typing import Literal

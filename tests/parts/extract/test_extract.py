@@ -142,7 +142,7 @@ WINDOWS = [(0, 1, 2), (1, 2, 3), (2, 3, 4), (3, 4, 0), (4, 0, 1), (0, 1, 2)]
 
 
 def test_1_6_windows() -> None:
-    """METHODS §1.6: K=5, n=3."""
+    """specification §1.6: K=5, n=3."""
     blueprint, want = twins(), SubModelSize(0.6, device=2)
     found = [cut_out(Rolling(), want, blueprint, step=step) for step in range(6)]
     assert [slice_.kept("0") for slice_ in found] == [slice_.kept("2") for slice_ in found]

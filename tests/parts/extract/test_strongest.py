@@ -74,7 +74,7 @@ def pyramid() -> tuple[Blueprint, Params]:
 
 
 def test_1_12_1_widths_and_channels() -> None:
-    """METHODS §1.12.1: alpha = 1/4 on {16, 32, 64} keeps {8, 16, 32}, the strongest."""
+    """specification §1.12.1: alpha = 1/4 on {16, 32, 64} keeps {8, 16, 32}, the strongest."""
     blueprint, params = pyramid()
     slice_ = chosen(SubModelSize(sqrt(1 / 4), rounding="round", device=0), params, blueprint)
     assert [len(kept) for _, kept in slice_.keep] == [8, 16, 32]

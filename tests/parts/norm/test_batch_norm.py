@@ -72,7 +72,7 @@ def test_on_device_normalisation_never_travels() -> None:
 
 
 def test_static_statistics_are_the_plain_mean_over_batches() -> None:
-    """METHODS §1.5 d, against nn.BatchNorm2d with momentum=None."""
+    """specification §1.5 d, against nn.BatchNorm2d with momentum=None."""
     task = small.task(dropout=0.0)
     module = small.net(dropout=0.0)
     norm = module[1]

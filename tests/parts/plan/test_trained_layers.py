@@ -61,7 +61,7 @@ CNN_CIFAR = traced(zoo.cnn_cifar(), 3, 32, 32)
 def test_1_3_widths_of_the_table(
     blueprint: Blueprint, widths: int | None, layers: list[int]
 ) -> None:
-    """METHODS §1.3, smallest width first."""
+    """specification §1.3, smallest width first."""
     found = [len(blueprint.layers) - first for first in reversed(depths(blueprint, widths))]
     assert found == layers
     # Always a suffix that ends in the classifier.

@@ -126,7 +126,7 @@ def test_a_quota_leaves_levels_without_devices_out_and_does_not_fill_up_from_oth
 
 
 def test_a_quota_of_groups_is_what_it_says() -> None:
-    """METHODS §1.19: five i.i.d. devices and five others, as the authors' program starts."""
+    """specification §1.19: five i.i.d. devices and five others, as the authors' program starts."""
     kinds = np.repeat([0, 1, 2], 20)
     view = seen(60, all_free, kinds=kinds)
     chosen = Quota(by="group", counts=(5, 5))(view, None, rng.root(1, "quota"))

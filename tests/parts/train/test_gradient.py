@@ -88,7 +88,7 @@ def test_training_equals_a_torch_loop(trainer: Gradient) -> None:
 
 
 def test_1_2_fedprox_example() -> None:
-    """METHODS §1.2: w=(1,2), w^t=(0,0), gradient (.5,-.5), eta=.1, mu=.1 gives (.94, 2.03)."""
+    """specification §1.2: w=(1,2), w^t=(0,0), gradient (.5,-.5), eta=.1, mu=.1 gives (.94, 2.03)."""
 
     class Scores(nn.Module):
         def __init__(self) -> None:

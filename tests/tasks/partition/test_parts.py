@@ -1,4 +1,4 @@
-"""What every partition promises, and the exact counts that METHODS §B states for each."""
+"""What every partition promises, and the exact counts that specification §B states for each."""
 
 from collections import Counter
 from itertools import combinations

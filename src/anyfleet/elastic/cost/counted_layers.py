@@ -27,7 +27,7 @@ class Dense:
 class Convolution:
     """A convolution: `window` weights for each pair of channels, at `positions` of its output.
 
-    In the terms of METHODS §2 `window` is s² and `positions` is m²; windows and maps that are not
+    In the terms of specification §2 `window` is s² and `positions` is m²; windows and maps that are not
     square, or not of two dimensions, are as welcome.
     """
 

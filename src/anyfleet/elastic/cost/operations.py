@@ -1,4 +1,4 @@
-"""Operations of one local step by the rules of FedPMT (METHODS §2).
+"""Operations of one local step by the rules of FedPMT (specification §2).
 
 A step is the forward pass of the whole net and the backward pass of the layers it trains:
 
@@ -20,7 +20,7 @@ from anyfleet.elastic.cost.counted_layers import Convolution, CountedLayer, Dens
 Rule = Literal["paper", "declared", "per_batch"]
 Counting = Literal["flops", "paper", "declared", "per_batch"]  # "flops": no rule of FedPMT
 
-# C.1, C.2 and C.3 of METHODS.
+# C.1, C.2 and C.3 of the specification.
 FCNN: tuple[CountedLayer, ...] = (
     Dense(784, 400),
     Dense(400, 300),

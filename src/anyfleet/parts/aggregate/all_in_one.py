@@ -17,7 +17,7 @@ from anyfleet.parts.aggregate.mean import Mean, Weighted
 
 @dataclass(frozen=True)
 class Aio(Weighted):
-    """Per coordinate, the mean over the devices whose codecs sent it (METHODS §1.12.3).
+    """Per coordinate, the mean over the devices whose codecs sent it (specification §1.12.3).
 
     A weight of `base` is divided by the squared divergence of a device's update from the complete
     one, by the size of what it trained and by the measured rate of its message; the divergence is

@@ -31,7 +31,7 @@ Angles = Mapping[int, Angle]  # of devices that were there, by device
 
 @dataclass(frozen=True)
 class AngleWeighted(Aggregate):
-    """The mean, with weights by how well a device's updates agree with the mean (METHODS §1.17).
+    """The mean, with weights by how well a device's updates agree with the mean (specification §1.17).
 
     A weight of `base` is multiplied by e to the power of a map of the device's angle to the mean by
     `base`, averaged over its visits: from `sharpness` (agreement) down to 0 (opposition). With
@@ -84,7 +84,7 @@ class AngleWeighted(Aggregate):
             "angles": by_device(updates, found.angles),
             "smoothed_angles": by_device(updates, angles),
             "weights": by_device(updates, _shares(weights)),
-            # METHODS §F.4: only with the angles of this very step it is never below the mean's.
+            # specification §F.4: only with the angles of this very step it is never below the mean's.
             "expected_decrease": expected_decrease(_shares(weights), found.angles),
             "expected_decrease_instantaneous": expected_decrease(_shares(now), found.angles),
             "expected_decrease_of_mean": expected_decrease(_shares(found.weights), found.angles),

@@ -22,7 +22,7 @@ class Diagnosed(Wrapper, Aggregate):
 
     * `coverage`: the share of the trainable coordinates that somebody trained; `regions`: in how
       many parts, each trained by the same devices; `fewest`: the devices of the part that fewest
-      trained (METHODS §F.2, |S_r| and |M*|); `omega_squared`: the largest share of the model's
+      trained (specification §F.2, |S_r| and |M*|); `omega_squared`: the largest share of the model's
       squared length that a device did not train.
     * `norms` and `angles` of the updates by device, the angles to the mean by samples;
       `divergence`: their mean distance from it; `dissimilarity_least` and `_most`: A and B, the

@@ -17,7 +17,7 @@ from anyfleet.parts.aggregate.mean import Mean, Weighted
 
 @dataclass(frozen=True)
 class ErrorWeighted(Weighted):
-    """The mean, with a weight of `base` divided by 1 + q (METHODS §1.16).
+    """The mean, with a weight of `base` divided by 1 + q (specification §1.16).
 
     q is the error of a device's own message, squared and relative to its update, which it reports.
     That the weights have this very form is not verified: the published abstract says that they go

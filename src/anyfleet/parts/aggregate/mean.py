@@ -41,7 +41,7 @@ class Weighted(Aggregate, Protocol):
 class Mean(Weighted):
     """Per coordinate, the mean over the devices that trained it; the others keep their value.
 
-    Weights are the devices' samples (FedAvg) or `"equal"` (HeteroFL), METHODS §0.2, times
+    Weights are the devices' samples (FedAvg) or `"equal"` (HeteroFL), specification §0.2, times
     `(1 + staleness) ** -discount`.
     """
 

@@ -23,7 +23,7 @@ from anyfleet.parts.aggregate.mean import Mean
 
 @dataclass(frozen=True)
 class Subset(Wrapper, Aggregate):
-    """Another aggregator, of those updates that go well together (METHODS §1.18).
+    """Another aggregator, of those updates that go well together (specification §1.18).
 
     The update is found whose removal makes the others agree most; its device is `labelled`. If the
     loss on the server split does not rise without it, it is `excluded` and the next one is looked

@@ -23,7 +23,7 @@ from anyfleet.parts.choose.in_time import seconds_for
 
 @dataclass(frozen=True)
 class FisherUtility(Choose):
-    """The level that a device's utility affords (METHODS §1.10).
+    """The level that a device's utility affords (specification §1.10).
 
     Utility is high while a device's Fisher information is, over a window of rounds, and is cut
     when it would now need more than the target time. The menu goes from the largest of `levels`

@@ -20,7 +20,7 @@ from anyfleet.parts.choose.in_time import NEEDS_MENU
 
 @dataclass(frozen=True)
 class MostGain(Choose):
-    """The entry of the menu that teaches most within a device's time and energy (METHODS §3).
+    """The entry of the menu that teaches most within a device's time and energy (specification §3).
 
     Learning gain is alpha^4 × rate. For each entry, the best rate of the upload, from `least` to
     `most`, and the slowest frequency that is in time with it follow from what the entry really

@@ -16,7 +16,7 @@ from anyfleet.parts.codec.stc import Stc
 
 @dataclass(frozen=True)
 class ErrorFeedback(Codec):
-    """Sends `inner` of the update and of all that earlier messages left out (METHODS §1.13).
+    """Sends `inner` of the update and of all that earlier messages left out (specification §1.13).
 
     The device keeps what is left of it, also of messages that never arrived. Distortion is that of
     update and rest together.

@@ -1,4 +1,4 @@
-"""AnycostFL's flexible gradient compression: any rate, by kernels and by levels (METHODS §1.12.2).
+"""AnycostFL's flexible gradient compression: any rate, by kernels and by levels (specification §1.12.2).
 
 Values are rounded at random so that their mean is exact, given the kernels that are kept. Signs
 travel: the paper's message forgets them.

@@ -20,7 +20,7 @@ _HALVINGS = 8
 
 @dataclass(frozen=True)
 class Hq(Levelled):
-    """QSGD with the most levels whose message fits an order's target rate (METHODS §1.16).
+    """QSGD with the most levels whose message fits an order's target rate (specification §1.16).
 
     Measured, with positions and all. A device whose rate does not hold the fewest levels keeps half
     as many entries, and half again, up to 8 times; after that it sends more than it should. Orders

@@ -1,4 +1,4 @@
-"""Lattices of whole steps and of hexagons, with step 1, and dither on their cells (METHODS §1.15).
+"""Lattices of whole steps and of hexagons, with step 1, and dither on their cells (specification §1.15).
 
 Points are stacked by row and coordinate, [rows, dimension, blocks]. The basis of hexagons is
 (1, ±1/√3). With `a` and `b` multiples of it, a point's levels are `a + b` and `(a - b) / 2` rounded

@@ -17,7 +17,7 @@ from anyfleet.arrays import Floats, Ints
 from anyfleet.core.layout import Symbols
 from anyfleet.parts.codec.kernels import Kernels
 
-# Finer ones than METHODS has: where few large entries stretch the grid, small ones drown in its
+# Finer ones than the specification has: where few large entries stretch the grid, small ones drown in its
 # steps, and rates stay unused.
 LEVELS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256, 512, 1024)
 RATES = np.geomspace(1 / 200, 1.0, 12)

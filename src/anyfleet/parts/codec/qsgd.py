@@ -18,7 +18,7 @@ from anyfleet.parts.codec.stream import Layout
 
 @dataclass(frozen=True)
 class Qsgd(Levelled):
-    """Every entry at random as one of the two levels around it: unbiased (METHODS §1.14).
+    """Every entry at random as one of the two levels around it: unbiased (specification §1.14).
 
     `bucket` entries in a row share a norm; None: all of a tensor, which is much worse on long ones.
     A stage before it keeps the largest entries alone: `TopK(0.15, Qsgd())`.

@@ -18,7 +18,7 @@ from anyfleet.parts.codec.topk import Places, check_share, top
 
 @dataclass(frozen=True)
 class Stc(Levelled):
-    """The share `keep` of largest entries, each as its sign; their mean magnitude (METHODS §1.13).
+    """The share `keep` of largest entries, each as its sign; their mean magnitude (specification §1.13).
 
     Of every tensor, or of all tensors of an update together ("model"). The published codec also
     adds what it left out to the next update: that is `ErrorFeedback(Stc())`.

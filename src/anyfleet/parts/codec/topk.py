@@ -37,7 +37,7 @@ class Plain(Levelled):
 class TopK(Levelled):
     """Keeps a share of every tensor, the entries of largest magnitude; `then` says how they travel.
 
-    Exactly `max(1, ceil(keep × entries))` of each, ties to the lower index (METHODS §1.13–§1.15).
+    Exactly `max(1, ceil(keep × entries))` of each, ties to the lower index (specification §1.13–§1.15).
     What a target rate leaves besides the positions is for the codec that follows.
     """
 

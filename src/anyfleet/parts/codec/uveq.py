@@ -57,7 +57,7 @@ class _Tried(NamedTuple):
 
 @dataclass(frozen=True)
 class Uveq(Levelled):
-    """The nearest point of a lattice, for blocks of one or two entries (METHODS §1.15).
+    """The nearest point of a lattice, for blocks of one or two entries (specification §1.15).
 
     The lattice is as fine as an order's target rate allows, or with `bits_each` for every entry
     where an order has none (a rate of 1). Its step is never more than 16 times the root mean square

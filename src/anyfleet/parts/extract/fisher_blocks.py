@@ -36,7 +36,7 @@ class FisherBlocks(Extract):
     """Every hidden layer in `regions` equal blocks of channels; a device takes the best of them.
 
     Region j is block j of every layer. A share of the model is that share of the regions, those
-    with the highest `score` (METHODS §1.11): "recommended" favours important and rarely trained
+    with the highest `score` (specification §1.11): "recommended" favours important and rarely trained
     regions, "literal" and "maxmin" are readings of the paper. Devices report the Fisher
     information of every channel of the model they received; `epsilon` is added to it, and should
     be small beside the mean squared gradients of the network at hand. Where a layer has channels

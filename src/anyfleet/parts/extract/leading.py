@@ -12,7 +12,7 @@ from anyfleet.elastic import Slice
 
 @dataclass(frozen=True)
 class Leading(Extract):
-    """The first channels of every hidden layer (HeteroFL, METHODS §1.5)."""
+    """The first channels of every hidden layer (HeteroFL, specification §1.5)."""
 
     def __call__(self, size: SubModelSize, view: View, state: State, key: Tensor) -> Slice:
         return size.prefix(view.blueprint)

@@ -17,7 +17,7 @@ from anyfleet.papers import FEDDROP, FEDERATED_DROPOUT, Paper
 class Random(Extract):
     """Channels drawn uniformly without replacement, anew for every device and round.
 
-    FedDrop, METHODS §1.4. One draw for each axis, so that whatever is added together keeps the same
+    FedDrop, specification §1.4. One draw for each axis, so that whatever is added together keeps the same
     channels; in ascending order, so that share 1 is the whole model. A smaller entry of a menu lies
     inside a larger one. A want of nobody in particular, for a test, gets the leading channels.
     """

@@ -17,7 +17,7 @@ from anyfleet.papers import FEDROLEX, Paper
 class Rolling(Extract):
     """A window of neighbouring channels that starts `step` channels further every round.
 
-    FedRolex, METHODS §1.6. The window starts at the same place for all devices, wraps around, and
+    FedRolex, specification §1.6. The window starts at the same place for all devices, wraps around, and
     stays in that order; an axis that is kept whole has its natural one. A negative step rolls
     the other way, as the authors' own program does (-1). A want of nobody in particular, for a
     test, gets the leading channels.

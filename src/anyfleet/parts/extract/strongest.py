@@ -21,7 +21,7 @@ _Orders = tuple[tuple[str, tuple[int, ...]], ...]  # by axis
 class Strongest(Extract):
     """The channels with the largest incoming weights, in the server's newest model.
 
-    EMS of AnycostFL, METHODS §1.12.1: the leading channels of the model sorted by norm, without
+    EMS of AnycostFL, specification §1.12.1: the leading channels of the model sorted by norm, without
     sorting it. One order for each axis, found once after every server step, so that whatever is
     added together keeps the same channels; in ascending order, so that share 1 is the whole model.
     A smaller entry of a menu lies inside a larger one. A test of some width takes the strongest

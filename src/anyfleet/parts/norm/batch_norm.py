@@ -18,7 +18,7 @@ def _names(blueprint: Blueprint) -> tuple[frozenset[str], frozenset[str]]:
 
 @dataclass(frozen=True)
 class BatchStatistics(Norm):
-    """No running statistics at all: training and testing normalise by the batch (METHODS §C)."""
+    """No running statistics at all: training and testing normalise by the batch (specification §C)."""
 
     training: ClassVar[Mode] = STATIC
     evaluation: ClassVar[Mode] = EVALUATE_BATCH

@@ -22,7 +22,7 @@ from anyfleet.parts.plan.widths import WholeModel
 
 @dataclass(frozen=True)
 class LocalStepsWithin(Wrapper, Plan):
-    """Limits local steps so that download, training and upload fit into `seconds` (METHODS §1.2).
+    """Limits local steps so that download, training and upload fit into `seconds` (specification §1.2).
 
     `inner` plans the sizes first; a device with no time for a single step still does one.
 

@@ -62,7 +62,7 @@ class _Kept(NamedTuple):
 
 @dataclass(frozen=True)
 class SentFractionByLink(Plan):
-    """As much as a device's link carries in `seconds` (FedHQ, METHODS §1.16). `inner` plans sizes.
+    """As much as a device's link carries in `seconds` (FedHQ, specification §1.16). `inner` plans sizes.
 
     Without `seconds`, they are chosen once, before the first round: such that the mean rate of
     the devices, as their links are then, is `rate`. Where `inner` offers a menu, its largest entry

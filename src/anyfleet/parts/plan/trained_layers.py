@@ -1,4 +1,4 @@
-"""Depths: how many of the last layers a device trains (METHODS §1.3)."""
+"""Depths: how many of the last layers a device trains (specification §1.3)."""
 
 from dataclasses import dataclass, replace
 from functools import lru_cache

@@ -56,7 +56,7 @@ class WidthByLevel(Plan):
     """A device of level `p` trains the `p`-th share of each hidden layer; beyond, the last.
 
     With `layers="linear"` only fully connected hidden layers are cut and convolutions stay complete
-    (FedDrop on the CNNs of METHODS §1.4).
+    (FedDrop on the CNNs of specification §1.4).
     """
 
     widths: tuple[float, ...] = (1.0, 1 / 2, 1 / 4, 1 / 8, 1 / 16)

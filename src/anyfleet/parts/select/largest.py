@@ -22,7 +22,7 @@ from anyfleet.parts.select.uniform import drawn, more_than_all
 class Largest(Select):
     """A uniform draw of `draw` devices trains; the `keep` with the largest `measure` upload.
 
-    METHODS §1.20, with the length of the update as the measure: equal ones go by device, and what
+    specification §1.20, with the length of the update as the measure: equal ones go by device, and what
     is not a number comes last. All compute, and send that number first, so the method needs a
     schedule in which results wait on the devices.
     """

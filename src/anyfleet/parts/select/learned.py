@@ -35,7 +35,7 @@ class Chances(NamedTuple):
 
 @dataclass(frozen=True)
 class Learned(Select):
-    """`count` devices, drawn without replacement by learned probabilities (METHODS §1.19).
+    """`count` devices, drawn without replacement by learned probabilities (specification §1.19).
 
     All start equal, so that the first cohort is that of `Uniform(count)`. A device that the
     aggregator labels loses the share `min((x + beta) ** alpha, 1)` of its probability, x being how

@@ -19,7 +19,7 @@ from anyfleet.papers import FEDPMT, Paper
 
 @dataclass(frozen=True)
 class Quota(Select):
-    """A uniform draw within every level of the fleet, or within every group (METHODS §1.3).
+    """A uniform draw within every level of the fleet, or within every group (specification §1.3).
 
     Either `count` devices in all, shared evenly among the levels or groups that have devices, and
     what is left over one by one from the first (level 0 is the strongest); or `counts`, as many of

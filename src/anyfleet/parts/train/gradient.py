@@ -49,7 +49,7 @@ class Slope(NamedTuple):
 class Gradient(Train):
     """Epochs of minibatch gradient descent, or a fixed number of iterations.
 
-    `proximal` pulls towards the received model (FedProx, METHODS §1.2). Three are HeteroFL's
+    `proximal` pulls towards the received model (FedProx, specification §1.2). Three are HeteroFL's
     (§1.5): `masked` sets training logits of locally absent classes to zero, `label_rows` reports
     the classifier rows of absent classes as not trained, `scaler` divides the output of cut layers
     that a normalisation follows by their share. `inverted` (FedDrop, §1.4) divides what the next
@@ -286,7 +286,7 @@ def scaled(params: Params, blueprint: Blueprint) -> dict[str, Tensor]:
 
 
 def row_masks(site: TrainingContext, seen: Tensor) -> dict[str, Tensor]:
-    """Ones in the classifier rows of present labels, zeros in the others (METHODS §1.5 a)."""
+    """Ones in the classifier rows of present labels, zeros in the others (specification §1.5 a)."""
     masks = {}
     for name, dim in site.blueprint.output_rows:
         shape = site.blueprint.shape(name)

@@ -23,7 +23,7 @@ _SUMS: dict[str, tuple[tuple[int, int], ...]] = {
 def inverted(params: Params, blueprint: Blueprint) -> dict[str, Tensor]:
     """Every weight that takes in a cut layer, divided by the share of it that is left.
 
-    The same function as dividing that layer's activations where they are summed up (METHODS §1.4):
+    The same function as dividing that layer's activations where they are summed up (specification §1.4):
     W (h / a) = (W / a) h. What only passes channels on (normalisation, depthwise convolution, the
     skip connection of a residual block) stays as it is, and so does a weight that is also used
     otherwise, such as one tied to an embedding.

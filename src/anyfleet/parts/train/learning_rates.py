@@ -37,7 +37,7 @@ class Decaying:
 @checked
 @dataclass(frozen=True)
 class Inverse:
-    """`2 / (mu * epsilon * (step + offset))`: the rate of FedPMT's bound (METHODS §F.1)."""
+    """`2 / (mu * epsilon * (step + offset))`: the rate of FedPMT's bound (specification §F.1)."""
 
     mu: float
     epsilon: float

@@ -1,6 +1,6 @@
 """Leading parts of a device's model, trained inside it: what four trainers have in common.
 
-All make every prefix of the local model usable by itself (METHODS §1.7), around plain `Gradient`.
+All make every prefix of the local model usable by itself (specification §1.7), around plain `Gradient`.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -121,7 +121,7 @@ def narrower(priced: Priced, ratios: Iterable[float]) -> list[Priced]:
 
 
 def divergence(teacher: Tensor, output: Tensor) -> Tensor:
-    """KL[teacher ‖ output] per sample, of logits [B, …, C] (METHODS §1.7).
+    """KL[teacher ‖ output] per sample, of logits [B, …, C] (specification §1.7).
 
     Positions of a sequence are averaged within a sample, as the task's loss does it.
     """

@@ -43,7 +43,7 @@ _WRITTEN = 2  # a copy of the model with the new columns in it: read, write
 
 
 class _Stepwise(Nested, Protocol):
-    """Steps of drawn parts, narrow before wide, then one of the whole model (METHODS §1.7).
+    """Steps of drawn parts, narrow before wide, then one of the whole model (specification §1.7).
 
     A minibatch has `samples` parts: up to one less, distinct, narrower than the device's share, and
     last the whole of what it holds. Teacher is the whole model as it was before the minibatch, in
@@ -166,7 +166,7 @@ class _Stepwise(Nested, Protocol):
 
 @dataclass(frozen=True)
 class Progressive(_Stepwise):
-    """A part's step moves only the columns that no narrower part has (FedResCuE, METHODS §1.7).
+    """A part's step moves only the columns that no narrower part has (FedResCuE, specification §1.7).
 
     Without `distil` parts learn from labels only (FedSeq). `momentum_rule`: "final", parts take
     plain steps, without memory of earlier ones, and momentum acts in the last step of the
@@ -196,7 +196,7 @@ class Progressive(_Stepwise):
 
 @dataclass(frozen=True)
 class Rush(_Stepwise):
-    """A part's step moves all its columns, those of narrower parts again (FedRush, METHODS §1.7).
+    """A part's step moves all its columns, those of narrower parts again (FedRush, specification §1.7).
 
     Only parts narrower than the device's model learn from it, unless `gated` is off, as the paper
     prints it: the model has moved since it became the teacher, and diverges from itself.

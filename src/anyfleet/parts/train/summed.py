@@ -91,7 +91,7 @@ class _Summed(Nested, Protocol):
 
 @dataclass(frozen=True)
 class Slim(_Summed):
-    """Parts learn from the whole model only (slimmable training, METHODS §1.7)."""
+    """Parts learn from the whole model only (slimmable training, specification §1.7)."""
 
     base: Gradient = field(default_factory=Gradient)
     nested_widths: tuple[float, ...] = NESTED_WIDTHS
@@ -102,7 +102,7 @@ class Slim(_Summed):
 
 @dataclass(frozen=True)
 class Fjord(_Summed):
-    """Parts learn from labels and from the whole model (METHODS §1.7)."""
+    """Parts learn from labels and from the whole model (specification §1.7)."""
 
     base: Gradient = field(default_factory=Gradient)
     nested_widths: tuple[float, ...] = NESTED_WIDTHS

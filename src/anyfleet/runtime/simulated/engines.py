@@ -31,7 +31,7 @@ class EngineOrder(NamedTuple):
     asked: Cohort  # as the server sent it
     order: Cohort  # as it came through its link
     state: DeviceState
-    up: float = 1.0  # how much of the answer comes through (METHODS §1.9); 1 is all
+    up: float = 1.0  # how much of the answer comes through (specification §1.9); 1 is all
 
 
 class EngineReply(NamedTuple):

@@ -1,4 +1,4 @@
-"""Data partitions of METHODS §B as parts with one signature (`Partition`)."""
+"""Data partitions of specification §B as parts with one signature (`Partition`)."""
 
 from anyfleet.tasks.partition.dealing import IntArray, Partition, Shares
 from anyfleet.tasks.partition.disjoint import BalancedClasses, Dirichlet, TwoClassDisjoint

@@ -1,7 +1,7 @@
 """Partitions of S4: devices that see few classes, beside devices that see all.
 
 Samples are drawn without replacement inside a device; unless a docstring says otherwise, two
-devices may hold the same sample (METHODS §B leaves this open and chooses so).
+devices may hold the same sample (specification §B leaves this open and chooses so).
 """
 
 from collections.abc import Sequence

@@ -20,7 +20,7 @@ from anyfleet.tasks.partition.dealing import (
 @checked
 @dataclass(frozen=True)
 class Iid:
-    """METHODS §B iid-n: disjoint uniform draws, `samples` each.
+    """specification §B iid-n: disjoint uniform draws, `samples` each.
 
     Without `samples` the devices divide a `share` of the data evenly (sizes differ by at most one):
     the CIFAR-20 rule is `Iid(share=0.2)` with 20 devices.
@@ -94,7 +94,7 @@ class DirichletSizes:
 @checked
 @dataclass(frozen=True)
 class Contiguous:
-    """Even runs of neighbouring rows, in order: for text, which has no classes (METHODS §D, S1)."""
+    """Even runs of neighbouring rows, in order: for text, which has no classes (specification §D, S1)."""
 
     def __call__(
         self, labels: IntArray, devices: int, *, key: int, owners: IntArray | None = None

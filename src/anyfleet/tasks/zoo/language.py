@@ -1,4 +1,4 @@
-"""A small causal transformer for next-token prediction (METHODS C.12)."""
+"""A small causal transformer for next-token prediction (specification C.12)."""
 
 import torch
 from torch import Tensor, nn

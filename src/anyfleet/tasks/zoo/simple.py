@@ -1,7 +1,7 @@
-"""Feed-forward networks of METHODS C.1-C.8, C.10 and the activity-recognition net of C.12.
+"""Feed-forward networks of the specification C.1-C.8, C.10 and the activity-recognition net of C.12.
 
 They are ordinary modules that know nothing of slicing. Hidden layers end in ReLU; logits do not (S0
-writes a ReLU before its softmax, which METHODS §C repairs).
+writes a ReLU before its softmax, which specification §C repairs).
 """
 
 from itertools import pairwise
