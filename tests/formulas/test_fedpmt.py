@@ -7,20 +7,15 @@ import pytest
 import torch
 
 from anyfleet.elastic import Slice, trace
-from anyfleet.elastic.cost.counted_layers import Dense
-from anyfleet.elastic.cost.operations import (
-    CNN_CIFAR,
-    CNN_MNIST,
-    FCNN,
-    Rule,
-    complexity,
-    deadline_seconds,
-    dropped,
-    operations,
-    ratios,
+from anyfleet.elastic.cost.operations import operations
+from anyfleet.formulas.fedpmt import CNN_CIFAR, CNN_MNIST, FCNN, Dense, Rule, fedpmt_complexity
+from anyfleet.formulas.reference.fedpmt_table import (
+    feddrop_layers,
+    fedpmt_complexity_shares,
+    fedpmt_deadline_seconds,
 )
 from anyfleet.tasks import zoo
-from tests.elastic.cost.test_counted_layers import HALVES, Layers, traced
+from tests.elastic.cost.test_operations import HALVES, Layers, traced
 
 RULES: tuple[Rule, ...] = ("paper", "declared", "per_batch")
 NETS: dict[str, tuple[Layers, int]] = {
@@ -73,7 +68,7 @@ def by_depth(name: str, rule: Rule) -> list[float]:
     """From the last layer alone to the full net."""
     layers, batch = NETS[name]
     depths = reversed(range(len(layers)))
-    return [complexity(layers, batch, rule, first=first) for first in depths]
+    return [fedpmt_complexity(layers, batch, rule, first=first) for first in depths]
 
 
 @pytest.mark.parametrize(("name", "rule"), TABLE)
@@ -94,21 +89,21 @@ def test_backward_of_every_layer(name: str, rule: Rule) -> None:
 @pytest.mark.parametrize(("name", "share", "printed"), FEDDROP)
 def test_table_of_feddrop(name: str, share: float, printed: int) -> None:
     layers, batch = NETS[name]
-    assert complexity(dropped(layers, share), batch, "paper", whole=layers) == printed
+    assert fedpmt_complexity(feddrop_layers(layers, share), batch, "paper", whole=layers) == printed
 
 
 @pytest.mark.parametrize(("share", "missing"), [(0.54, 6816), (0.61, 6480), (0.73, 5904)])
 def test_declared_feddrop_lacks_the_slip_of_fc1(share: float, missing: int) -> None:
-    small = dropped(FCNN, share)
-    printed = complexity(small, 12, "paper", whole=FCNN)
-    assert complexity(small, 12, "declared") == pytest.approx(printed - missing, abs=1e-6)
+    small = feddrop_layers(FCNN, share)
+    printed = fedpmt_complexity(small, 12, "paper", whole=FCNN)
+    assert fedpmt_complexity(small, 12, "declared") == pytest.approx(printed - missing, abs=1e-6)
 
 
 @pytest.mark.parametrize(
     ("share", "exact"), [(0.1, 1_047_049.6), (0.26, 1_185_944.96), (0.73, 1_593_950.08)]
 )
 def test_feddrop_counts_fractions_of_neurons(share: float, exact: float) -> None:
-    found = complexity(dropped(CNN_MNIST, share), 12, "declared")
+    found = fedpmt_complexity(feddrop_layers(CNN_MNIST, share), 12, "declared")
     activations = 12 * (128 * share + 10)
     assert found - activations == pytest.approx(exact, abs=1e-6)
 
@@ -124,12 +119,15 @@ def test_feddrop_counts_fractions_of_neurons(share: float, exact: float) -> None
     ],
 )
 def test_percentages(name: str, rule: Rule, percent: tuple[float, ...]) -> None:
-    found = [round(100 * share, 2) for share in ratios(*NETS[name], rule)]
+    found = [round(100 * share, 2) for share in fedpmt_complexity_shares(*NETS[name], rule)]
     assert tuple(found[: len(percent)][::-1]) == percent
 
 
 def test_printed_percentages_are_truncated() -> None:
-    found = [math.floor(10_000 * share) / 100 for share in ratios(CNN_CIFAR, 20, "paper")]
+    found = [
+        math.floor(10_000 * share) / 100
+        for share in fedpmt_complexity_shares(CNN_CIFAR, 20, "paper")
+    ]
     assert found == [100, 93.29, 87.59, 57.27, 45.83]
 
 
@@ -137,29 +135,29 @@ LEVELS = (0.2, 0.25, 1 / 3, 0.5, 1)
 
 
 def test_deadline_times() -> None:
-    shares = ratios(CNN_CIFAR, 20, "paper")[::-1]
-    rounded = deadline_seconds(shares, LEVELS, 10, digits=2)
+    shares = fedpmt_complexity_shares(CNN_CIFAR, 20, "paper")[::-1]
+    rounded = fedpmt_deadline_seconds(shares, LEVELS, 10, digits=2)
     assert rounded == pytest.approx((23.0, 23.2, 26.4, 18.8, 10.0), abs=1e-9)
-    exact = deadline_seconds(shares, LEVELS, 10)
+    exact = fedpmt_deadline_seconds(shares, LEVELS, 10)
     assert exact == pytest.approx((22.92, 22.91, 26.28, 18.66, 10), abs=0.005)
 
 
 def test_a_third_is_not_thirty_three_hundredths() -> None:
     levels = (0.2, 0.25, 0.33, 0.5, 1)
-    shares = ratios(CNN_CIFAR, 20, "paper")[::-1]
-    found = deadline_seconds(shares, levels, 10, digits=2)
+    shares = fedpmt_complexity_shares(CNN_CIFAR, 20, "paper")[::-1]
+    found = fedpmt_deadline_seconds(shares, levels, 10, digits=2)
     assert found[2] == pytest.approx(26.67, abs=0.005)
     assert [seconds > 26.5 for seconds in found] == [False, False, True, False, False]
 
 
 def test_full_models_within_the_deadline() -> None:
-    found = deadline_seconds((1,) * 5, LEVELS, 10)
+    found = fedpmt_deadline_seconds((1,) * 5, LEVELS, 10)
     assert found == pytest.approx((50, 40, 30, 20, 10))
 
 
 def test_shares_with_two_digits_are_not_rounded_up() -> None:
     hundredths = [n / 100 for n in range(1, 101)]
-    assert deadline_seconds(hundredths, (1,) * 100, 1, digits=2) == tuple(hundredths)
+    assert fedpmt_deadline_seconds(hundredths, (1,) * 100, 1, digits=2) == tuple(hundredths)
 
 
 @pytest.mark.parametrize("name", NETS)
@@ -168,7 +166,7 @@ def test_a_suffix_spends_exactly_its_share(name: str, rule: Rule) -> None:
     layers, batch = NETS[name]
     blueprint = traced(name)
     full = operations(blueprint, Slice(), batch, rule)
-    for first, share in enumerate(ratios(layers, batch, rule)):
+    for first, share in enumerate(fedpmt_complexity_shares(layers, batch, rule)):
         suffix = blueprint.prefix(1.0, first)
         assert operations(blueprint, suffix, batch, rule) / full == share
 
@@ -179,7 +177,7 @@ def test_operations_of_a_narrow_suffix(name: str, rule: Rule) -> None:
     layers, batch = NETS[name]
     blueprint = traced(name)
     found = operations(blueprint, blueprint.prefix(0.5, first=1), batch, rule)
-    assert found == complexity(HALVES[name], batch, rule, first=1, whole=layers)
+    assert found == fedpmt_complexity(HALVES[name], batch, rule, first=1, whole=layers)
     assert found < operations(blueprint, blueprint.prefix(0.5), batch, rule)
 
 
@@ -193,22 +191,22 @@ def test_half_the_width_is_about_a_quarter_of_the_work() -> None:
 def test_paper_knows_three_nets() -> None:
     other = (Dense(784, 400), Dense(400, 10))
     with pytest.raises(ValueError, match=r'C\.1 FCNN.*Use "declared" or "per_batch"'):
-        complexity(other, 12, "paper")
+        fedpmt_complexity(other, 12, "paper")
     with pytest.raises(ValueError, match="three nets"):
-        complexity(dropped(FCNN, 0.5), 12, "paper")
+        fedpmt_complexity(feddrop_layers(FCNN, 0.5), 12, "paper")
 
 
 def test_bad_arguments() -> None:
     with pytest.raises(ValueError, match="batch of at least one"):
-        complexity(FCNN, 0, "declared")
+        fedpmt_complexity(FCNN, 0, "declared")
     for first in (-1, 5):
         with pytest.raises(ValueError, match=f"layers 0 to 4; {first} cannot"):
-            complexity(FCNN, 12, "declared", first=first)
+            fedpmt_complexity(FCNN, 12, "declared", first=first)
     with pytest.raises(ValueError, match="Unknown rule 'flops'"):
-        complexity(FCNN, 12, "flops")  # type: ignore[arg-type]
+        fedpmt_complexity(FCNN, 12, "flops")  # type: ignore[arg-type]
     for share in (0, 1.1):
         with pytest.raises(ValueError, match=r"share in \(0, 1\]"):
-            dropped(FCNN, share)
+            feddrop_layers(FCNN, share)
     for levels in ((1.0,), (1.0, 0.0)):
         with pytest.raises(ValueError, match="one positive level for each of 2 shares"):
-            deadline_seconds((0.5, 1), levels, 10)
+            fedpmt_deadline_seconds((0.5, 1), levels, 10)

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from anyfleet.elastic import Blueprint, trace
 from anyfleet.elastic.cost import flops
-from anyfleet.elastic.cost.counted_layers import Convolution, CountedLayer, Dense, layers_of
-from anyfleet.elastic.cost.operations import CNN_CIFAR, CNN_MNIST, FCNN
+from anyfleet.elastic.cost.operations import layers_of
+from anyfleet.formulas.fedpmt import CNN_CIFAR, CNN_MNIST, FCNN, Convolution, CountedLayer, Dense
 from anyfleet.tasks import zoo
 
 Layers = Sequence[CountedLayer]
