@@ -16,7 +16,12 @@ from anyfleet.elastic.execution.modes import (
     TRAIN,
     Mode,
 )
-from anyfleet.elastic.narrowing import (
+from anyfleet.elastic.slicing import Params, cut, paste, permute, place
+from anyfleet.elastic.tracing.mixed_rows import mixed_rows
+from anyfleet.elastic.tracing.tracer import left_behind, trace
+from anyfleet.elastic.verification.faithful import require_faithful
+from anyfleet.elastic.verification.verify import Check, Report, verify
+from anyfleet.elastic.widths import (
     alpha,
     channel_share,
     columns,
@@ -25,12 +30,6 @@ from anyfleet.elastic.narrowing import (
     width,
     within,
 )
-from anyfleet.elastic.permuting import permute
-from anyfleet.elastic.slicing import Params, cut, paste, place
-from anyfleet.elastic.tracing.mixed_rows import mixed_rows
-from anyfleet.elastic.tracing.tracer import left_behind, trace
-from anyfleet.elastic.verification.faithful import require_faithful
-from anyfleet.elastic.verification.verify import Check, Report, verify
 from anyfleet.errors import ProgramError, SliceError, TraceError, VerifyError
 
 __all__ = [

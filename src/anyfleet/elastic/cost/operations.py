@@ -62,7 +62,7 @@ def _read(small: Blueprint) -> tuple[CountedLayer, ...]:
     found: list[CountedLayer] = []
     for node in reversed(list(_chain(small))):
         weights = [name for name in held_names(node.args) if name in small.params]
-        if not weights or _base(node) in _NORMS:
+        if not weights or node.operator in _NORMS:
             continue
         layer = _weighted(node, small)
         number = len(found)
@@ -83,7 +83,7 @@ def _chain(blueprint: Blueprint) -> Iterator[Node]:
     name = blueprint.program.output
     while name in made:
         node = made[name]
-        sources = list(value_names((*node.args, *node.options.values())))
+        sources = list(value_names(node.arguments))
         if len(sources) != 1:
             raise _unknown(node, f"joins {len(sources)} earlier results")
         yield node
@@ -91,7 +91,7 @@ def _chain(blueprint: Blueprint) -> Iterator[Node]:
 
 
 def _weighted(node: Node, blueprint: Blueprint) -> CountedLayer:
-    base, dims = _base(node), node.dims or ()
+    base, dims = node.operator, node.dims or ()
     if base not in ("linear", "conv1d", "conv2d", "conv3d") or not isinstance(node.args[1], Held):
         raise _unknown(node, "is neither a linear layer, a convolution nor a norm")
     if node.args[1].name in blueprint.frozen:
@@ -114,10 +114,6 @@ def _dims_before(node: Node, blueprint: Blueprint) -> tuple[Dim, ...]:
     known = {given.name: given.dims for given in program.inputs}
     known |= {made.name: made.dims for made in program.nodes if made.dims is not None}
     return known[name]
-
-
-def _base(node: Node) -> str:
-    return node.op.split(".")[1] if "." in node.op else node.op
 
 
 def _unknown(node: Node, problem: str) -> ValueError:
