@@ -119,7 +119,7 @@ class MostGain(Choose):
             energy=energy,
             seconds=IN_TIME * self.seconds - down - aside,
             power=known.send_power,
-            rate=known.bit_rate_up,
+            bit_rate=known.bit_rate_up,
             bits=_column([offer.bits.update for offer in offers]),
             # Other work makes cycles take longer, and no more joules.
             epsilon=known.coefficient / known.load,
