@@ -491,11 +491,11 @@ def test_a_command_saves_the_run_shows_the_users_line_and_goes_on_when_mended(
 
 
 def test_a_command_tells_of_a_wrong_result_without_a_traceback(folder: Path) -> None:
-    written("return [0, 1]")
+    written("return {0, 1}")
     told = command("run", "run.toml", "--out", "broken")
     assert told.exit_code == 1
     assert isinstance(told.exception, SystemExit)
-    assert "Error: select=Mine() returned the list [0, 1] for an array in round 1" in told.output
+    assert "Error: select=Mine() returned the set {0, 1} for an array in round 1" in told.output
     assert "(0 of 3 rounds): mend this, then anyfleet resume broken" in told.output
 
 
