@@ -306,7 +306,9 @@ def test_updates_that_are_not_finite_are_refused_in_every_engine(name: str, engi
     played = steps(method, Diverging(engine), 3, FLEET)
     told = {row.failure for row in rows(played) if row.device in BAD and row.kind != "hold"}
     assert "refused: not finite: 4.bias" in told
-    assert not any(row.failure.startswith("refused") for row in rows(played) if row.device not in BAD)
+    assert not any(
+        row.failure.startswith("refused") for row in rows(played) if row.device not in BAD
+    )
     assert all(bool(torch.isfinite(value).all()) for value in played[-1].params.values())
     if name in ("synchronous", "slices"):
         same_but_for_reasons(played, steps(method, Losing(engine), 3, FLEET))
