@@ -188,7 +188,7 @@ def _misplaced(method: Method) -> Iterator[str]:
         elif value is None:
             told += "; every slot needs a part."
         elif not told.endswith("?"):
-            told += f"; derive {type(value).__name__} from anyfleet.core.method.{slot.__name__}."
+            told += f"; derive {type(value).__name__} from anyfleet.parts.{slot.__name__}."
         yield told
     fisher: Any = method.fisher
     if not isinstance(fisher, Fisher):
