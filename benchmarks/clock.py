@@ -3,8 +3,8 @@
     python benchmarks/clock.py
 
 Profiles the machine on 18 slices, as `anyfleet fleet profile` does; then lets it train C.3, C.8 and
-C.11 (specification §C) at five widths and from every layer on (FedPMT), 175 slices measured anew, and
-compares. Seconds are those of the processor on one thread, for one local step of 16 samples, with
+C.11 (specification §C) at five widths and from every layer on (FedPMT), 175 slices measured anew,
+and compares. Seconds are those of the processor on one thread, for one local step of 16 samples, with
 the code that a device runs. Takes about six minutes.
 """
 
