@@ -249,7 +249,7 @@ def one_round(server: Server, runtime: Watched) -> tuple[float, float]:
     """The body of `run`; seconds until the orders were handed over, and in all."""
     schedule = server.method.schedule
     began = time.process_time()
-    server.fill()
+    server.issue()
     view = server.view()
     while not schedule.ready(view):
         server.receive(runtime.wait(schedule.alarm(view), schedule.enough(view)))

@@ -9,7 +9,7 @@ from torch import nn
 
 from anyfleet.core.client import OWN, begin, work
 from anyfleet.core.delivery import columns_of, cut_order, cut_reply
-from anyfleet.core.incoming import IncomingReplies, RepliedOrder
+from anyfleet.core.replies import IncomingReplies, RepliedOrder
 from anyfleet.core.messages import DeviceState, Replies, no_charges
 from anyfleet.core.method import Method
 from anyfleet.core.orders import Cohort, grid, uplink

@@ -15,7 +15,7 @@ from anyfleet.analysis.plots import NoPictures, draw_fleet
 from anyfleet.arrays import Floats
 from anyfleet.cli.record import RUNS
 from anyfleet.cli.screen import console, grid
-from anyfleet.core.messages import MOST_DEVICES
+from anyfleet.core.limits import MOST_DEVICES
 from anyfleet.errors import ConfigError, Problem
 from anyfleet.store import fresh
 from anyfleet.world import Fleet, Group, World

@@ -321,8 +321,8 @@ def normalised(norm: Norm, caller: Caller, blueprint: Blueprint) -> None:
             )
 
 
-def told(found: Any, caller: Caller) -> Mapping[str, Any]:
-    """Check what a policy adds to the record of a round."""
+def diagnostics(found: Any, caller: Caller) -> Mapping[str, Any]:
+    """Check what a part adds to the record of a round."""
     if not isinstance(found, Mapping):
         caller.refuse(f"{_described(found)} from `diagnostics`", "a mapping of names to numbers")
     return found

@@ -133,7 +133,7 @@ class View:
     training_cost: Callable[
         [Slice, int, int, int], Demand
     ]  # of a slice, by batch size, samples processed and local steps
-    message_bits: Callable[[Slice, float], MessageBits]  # at a sent fraction; 1: none was asked for
+    message_bits: Callable[[Slice, float], MessageBits]  # at a sent fraction; NaN: not asked
     most_devices: int | None = None  # what a selection returns beyond these is not asked
 
     @cached_property

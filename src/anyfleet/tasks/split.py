@@ -10,7 +10,7 @@ from torch import Tensor
 
 from anyfleet import rng
 from anyfleet.arguments import checked
-from anyfleet.core.messages import MOST_DEVICES
+from anyfleet.core.limits import MOST_DEVICES
 from anyfleet.errors import AnyfleetWarning
 from anyfleet.tasks.data import Data
 from anyfleet.tasks.partition import Iid, IntArray, Partition, Shares

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from anyfleet.arguments import checked
-from anyfleet.core.messages import MOST_DEVICES
+from anyfleet.core.limits import MOST_DEVICES
 from anyfleet.tasks.data import Data
 from anyfleet.tasks.split import Cut
 

@@ -63,7 +63,7 @@ def decode_order(
 ) -> Cohort:
     """One order as a device reads it: with the leading columns of its model that came through."""
     bounds = limits or Limits()
-    most = bounds.most(task.blueprint)
+    most = bounds.for_model(task.blueprint)
     message = opened(data, "o", most)
     header = read_header(message.header, OrderHeader)
     check_order(header, bounds)

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 
 from anyfleet.core.delivery import beside_bits, width_of
-from anyfleet.core.limits import Limits, Most
+from anyfleet.core.limits import Limits, MessageLimits
 from anyfleet.core.messages import Kind, Params, Replies, Report
 from anyfleet.core.objectives import Task
 from anyfleet.core.orders import Cohort
@@ -56,7 +56,7 @@ def decode_reply(data: bytes, order: Cohort, task: Task, limits: Limits | None =
 
 def read_reply(data: bytes, task: Task, limits: Limits) -> ReplyMessage:
     """An answer as far as it can be read by somebody who does not know to what."""
-    most = limits.most(task.blueprint)
+    most = limits.for_model(task.blueprint)
     message = opened(data, "u", most)
     header = read_header(message.header, ReplyHeader)
     check_sizes(header, 8.0 * most.message)
@@ -152,7 +152,7 @@ def _expected(order: Cohort, report: Mapping[str, object]) -> tuple[set[str], se
     return set() if gone else model, model | {STATISTICS}
 
 
-def _check_report(header: ReplyHeader, most: Most) -> None:
+def _check_report(header: ReplyHeader, most: MessageLimits) -> None:
     told = header.report
     if any(isinstance(value, list) for name, value in told.items() if name != CHANNELS):
         raise BadMessage("several numbers where one is reported", "report")

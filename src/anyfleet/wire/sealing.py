@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 from torch import Tensor
 
 from anyfleet import rng
-from anyfleet.core.limits import FRAME_BYTES, Most
+from anyfleet.core.limits import FRAME_BYTES, MessageLimits
 from anyfleet.errors import BadMessage
 from anyfleet.wire.frames import framed, read
 
@@ -36,7 +36,7 @@ def sealed(sort: Sort, header: bytes, columns: Iterable[bytes]) -> bytes:
     return _MAGIC + sort.encode() + bytes([VERSION]) + framed([header, *columns])
 
 
-def opened(data: bytes, sort: Sort, most: Most) -> Opened:
+def opened(data: bytes, sort: Sort, most: MessageLimits) -> Opened:
     """A message up to its header, if that is whole."""
     if len(data) > most.message:
         raise BadMessage(f"a message of {len(data)} bytes; at most {most.message}", "too large")

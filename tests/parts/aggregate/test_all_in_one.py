@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from anyfleet.core.client import work
 from anyfleet.core.delivery import cut_reply
-from anyfleet.core.incoming import IncomingReplies, RepliedOrder
+from anyfleet.core.replies import IncomingReplies, RepliedOrder
 from anyfleet.core.messages import DeviceState, Replies, no_charges
 from anyfleet.core.method import Method
 from anyfleet.core.orders import Cohort
