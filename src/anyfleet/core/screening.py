@@ -39,7 +39,7 @@ LONGEST_NAME = 100  # characters
 # Numbers of a report that every device has; others are not a number where nothing was measured.
 _ALWAYS = frozenset({"norm", "distortion"})
 _SQUARES = frozenset({"norm", "distortion", "fisher", "fisher_squares", "channels"})  # at least 0
-_SINGLE = frozenset({"loss", "norm", "fisher", "distortion"})  # columns of the ledger
+_SINGLE = frozenset({"loss", "norm", "fisher", "distortion"})  # fields of the ledger
 _SEVERAL = frozenset({"channels"})
 _TRAINING = (Kind.TRAIN, Kind.HOLD, Kind.FETCH)
 
