@@ -2,6 +2,8 @@
 
 import doctest
 import re
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -38,3 +40,21 @@ def test_links_of_a_page_lead_somewhere(page: Path) -> None:
     links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text)
     local = [link for link in links if "://" not in link and not link.startswith("mailto:")]
     assert [link for link in local if not (page.parent / link).exists()] == []
+
+
+CODE = ("README.md", "docs/budgets.md", "docs/tutorials/engineer.md", "docs/tutorials/researcher.md")
+
+
+@pytest.mark.parametrize("name", CODE)
+def test_the_code_of_a_page_runs_in_order(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (ROOT / name).read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert blocks
+    monkeypatch.chdir(tmp_path)
+    # A module of its own, since dataclasses look their annotations up in one.
+    page = types.ModuleType("page_of_the_documentation")
+    monkeypatch.setitem(sys.modules, page.__name__, page)
+    for block in blocks:
+        exec(compile(block, name, "exec"), vars(page))
