@@ -10,23 +10,24 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from anyfleet.arrays import Floats
-from anyfleet.formulas.cohorts import Budgets, anycost_plans
-from anyfleet.formulas.planning import (
+from anyfleet.formulas.anycost import AnycostBudgets
+from anyfleet.formulas.reference.anycost_plans import (
     DEFAULT_BOUNDS,
     AnycostBounds,
     AnycostDevice,
     AnycostPlan,
     anycost_cost,
+    anycost_discriminant,
     anycost_plan,
     anycost_plan_at,
-    discriminant,
-    tight_gain,
-    tight_plan,
-    time_shares,
+    anycost_plans,
+    anycost_tight_gain,
+    anycost_tight_plan,
+    anycost_time_shares,
 )
 
 DEVICE = AnycostDevice(
-    energy=6, seconds=10, power=0.1, rate=8e6, bits=111.7e6, epsilon=7.5e-27, cycles=833 * 4.5e6
+    energy=6, seconds=10, power=0.1, bit_rate=8e6, bits=111.7e6, epsilon=7.5e-27, cycles=833 * 4.5e6
 )
 HEAVY = replace(DEVICE, cycles=833 * 7.3e6)
 OPEN = AnycostBounds(beta_max=1.0)
@@ -40,20 +41,20 @@ def slope(share: float, energy: float, sent: float) -> float:
 
 
 def test_3_roots_of_the_example() -> None:
-    assert discriminant(6, 1) == 304
-    assert time_shares(6, 1) == pytest.approx((0.679449, -3.679449), abs=1e-6)
-    printed = time_shares(6, 1, printed=True).second
+    assert anycost_discriminant(6, 1) == 304
+    assert anycost_time_shares(6, 1) == pytest.approx((0.679449, -3.679449), abs=1e-6)
+    printed = anycost_time_shares(6, 1, printed=True).second
     assert printed == pytest.approx(-5.179449, abs=1e-6)
     # The derivative, with the factor that was divided out, is far from 0 there.
     assert printed * slope(printed, 6, 1) == pytest.approx(182, abs=0.5)
-    assert time_shares(0.6, 1) == pytest.approx((0.8, 0.25))
+    assert anycost_time_shares(0.6, 1) == pytest.approx((0.8, 0.25))
 
 
 @given(st.floats(0.01, 100), st.floats(1e-6, 100))
 @example(1.0, 1e-14)
 def test_3_the_derivative_vanishes_at_both_roots(energy: float, sent: float) -> None:
-    assert discriminant(energy, sent) > 0
-    first, second = time_shares(energy, sent)
+    assert anycost_discriminant(energy, sent) > 0
+    first, second = anycost_time_shares(energy, sent)
     assert slope(first, energy, sent) == pytest.approx(0, abs=1e-9 * (energy + sent))
     scale = sent * second**2 + (energy + sent) * (1 + abs(second))
     assert slope(second, energy, sent) == pytest.approx(0, abs=1e-9 * scale)
@@ -63,7 +64,7 @@ def test_3_the_derivative_vanishes_at_both_roots(energy: float, sent: float) -> 
 
 
 def test_3_sending_that_costs_nothing() -> None:
-    assert time_shares(5.0, 0.0) == (2 / 3, -np.inf)
+    assert anycost_time_shares(5.0, 0.0) == (2 / 3, -np.inf)
 
 
 @given(st.floats(0.5, 12), st.floats(1, 20))
@@ -71,23 +72,23 @@ def test_3_the_first_root_is_the_best_of_a_grid(energy: float, seconds: float) -
     device = replace(DEVICE, energy=energy, seconds=seconds)
     sent = device.power * seconds
     shares = np.linspace(max(0.0, 1 - energy / sent), 1, 20_001)
-    best = shares[np.argmax(tight_gain(device, shares))]
-    assert time_shares(energy, sent).first == pytest.approx(best, abs=2e-4)
+    best = shares[np.argmax(anycost_tight_gain(device, shares))]
+    assert anycost_time_shares(energy, sent).first == pytest.approx(best, abs=2e-4)
 
 
 @given(st.floats(0.05, 0.95))
 def test_3_a_tight_plan_uses_everything(share: float) -> None:
-    plan = tight_plan(DEVICE, share)
+    plan = anycost_tight_plan(DEVICE, share)
     cost = anycost_cost(DEVICE, plan.alpha, plan.beta, plan.frequency)
     assert cost.computing_seconds == pytest.approx(share * 10)
     assert cost.computing_seconds + cost.sending_seconds == pytest.approx(10)
     assert cost.computing_joules + cost.sending_joules == pytest.approx(6)
-    assert tight_gain(DEVICE, share) == pytest.approx(plan.gain)
+    assert anycost_tight_gain(DEVICE, share) == pytest.approx(plan.gain)
 
 
 def test_3_the_paper_literally_breaks_its_own_cap() -> None:
-    least = 1 - HEAVY.bits / 15 / (HEAVY.rate * HEAVY.seconds)
-    plan = tight_plan(HEAVY, least)
+    least = 1 - HEAVY.bits / 15 / (HEAVY.bit_rate * HEAVY.seconds)
+    plan = anycost_tight_plan(HEAVY, least)
     found = (least, plan.alpha, plan.beta)
     assert found == pytest.approx((0.906917, 0.660456, 0.100940), abs=1e-6)
     clipped = plan.alpha**4 / 15
@@ -128,9 +129,9 @@ def test_3_example_at_the_cap() -> None:
 
 def test_3_example_infeasible() -> None:
     assert anycost_plan(replace(DEVICE, energy=0.01)) is None
-    assert anycost_plan(replace(DEVICE, rate=0.0)) is None
+    assert anycost_plan(replace(DEVICE, bit_rate=0.0)) is None
     assert anycost_plan_at(1.0, replace(DEVICE, energy=0.01)) is None
-    assert anycost_plan_at(1.0, replace(DEVICE, rate=0.0)) is None
+    assert anycost_plan_at(1.0, replace(DEVICE, bit_rate=0.0)) is None
 
 
 def test_3_a_fixed_size_gets_the_best_rest() -> None:
@@ -266,7 +267,7 @@ def grid_gains(
     time = device.seconds - work / frequency
     energy = (device.energy - device.epsilon * frequency**2 * work) / device.power
     beta = np.minimum(
-        bounds.beta_max, device.rate * np.minimum(time, energy) / (alpha * device.bits)
+        bounds.beta_max, device.bit_rate * np.minimum(time, energy) / (alpha * device.bits)
     )
     usable = (beta > 0) & (beta >= bounds.beta_min)
     gains: Floats = np.where(usable, alpha**4 * beta, 0.0)
@@ -300,7 +301,7 @@ def test_3_brute_force_is_never_better(
     beta_max: float,
     speeds: tuple[float, float],
 ) -> None:
-    device = replace(DEVICE, energy=energy, power=power, rate=rate, cycles=833 * cycles)
+    device = replace(DEVICE, energy=energy, power=power, bit_rate=rate, cycles=833 * cycles)
     bounds = AnycostBounds(beta_min=1e-3, beta_max=beta_max, slowest=speeds[0], fastest=speeds[1])
     plan, best = anycost_plan(device, bounds), brute_force(device, bounds)
     if plan is None:
@@ -317,7 +318,7 @@ def test_3_every_branch_is_met() -> None:
         device = replace(
             DEVICE,
             energy=draw.uniform(0.1, 9),
-            rate=10 ** draw.uniform(5, 7.3),
+            bit_rate=10 ** draw.uniform(5, 7.3),
             cycles=833 * draw.uniform(1e6, 1.5e7),
         )
         plan = anycost_plan(device, AnycostBounds(fastest=6e8))
@@ -329,7 +330,7 @@ REPEATED = AnycostDevice(
     energy=8.3464,
     seconds=10.0,
     power=0.1,
-    rate=1.9534e7,
+    bit_rate=1.9534e7,
     bits=1.117e8,
     epsilon=8.038e-27,
     cycles=1.5413e10,
@@ -338,7 +339,7 @@ NARROW = AnycostDevice(
     energy=0.678175,
     seconds=3.778482,
     power=0.00523439,
-    rate=1.949880e7,
+    bit_rate=1.949880e7,
     bits=5.0461336e7,
     epsilon=9.785207e-27,
     cycles=5.0533115e9,
@@ -388,7 +389,7 @@ def test_3_nothing_is_better_in_wide_random_cells() -> None:
             energy=10 ** draw.uniform(-1, 1.5),
             seconds=10 ** draw.uniform(0, 1.5),
             power=10 ** draw.uniform(-3, 0.5),
-            rate=10 ** draw.uniform(5, 7.5),
+            bit_rate=10 ** draw.uniform(5, 7.5),
             bits=10 ** draw.uniform(7, 8.5),
             epsilon=draw.uniform(5e-27, 1e-26),
             cycles=10 ** draw.uniform(9, 10.3),
@@ -420,7 +421,7 @@ IDLE_LINK: tuple[dict[str, float], ...] = (
     {"cycles": 10 * WORK},  # nothing fits
     {"energy": 1e-9},
     {"cycles": 0.0},
-    {"rate": 0.0},
+    {"bit_rate": 0.0},
 )
 
 
@@ -431,9 +432,9 @@ def test_without_bits_a_plan_is_the_limit_of_ever_fewer(changes: dict[str, float
         warnings.simplefilter("error")
         none = anycost_plan(replace(device, bits=0.0))
     few = anycost_plan(replace(device, bits=1e-6))
-    named = {name: getattr(device, name) for name in ("energy", "seconds", "power", "rate")}
+    named = {name: getattr(device, name) for name in ("energy", "seconds", "power", "bit_rate")}
     cohort = anycost_plans(
-        Budgets(
+        AnycostBudgets(
             **named,
             bits=0.0,
             epsilon=device.epsilon,
@@ -455,9 +456,9 @@ def test_without_bits_a_plan_is_the_limit_of_ever_fewer(changes: dict[str, float
 def test_what_has_no_limit_without_bits_is_refused() -> None:
     device = replace(HEAVY, bits=0.0)
     with pytest.raises(ValueError, match=r"tight_plan: a device with no bits .* anycost_plan has"):
-        tight_plan(device, 0.5)
+        anycost_tight_plan(device, 0.5)
     with pytest.raises(ValueError, match="tight_gain: a device with no bits"):
-        tight_gain(device, 0.5)
+        anycost_tight_gain(device, 0.5)
     for bits in (-1.0, math.nan):
         with pytest.raises(ValueError, match=r"AnycostDevice\.bits must be a number, at least 0"):
             replace(HEAVY, bits=bits)

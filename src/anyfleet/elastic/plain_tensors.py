@@ -1,4 +1,4 @@
-"""Plain tensors for caches, whatever the caller is in the middle of."""
+"""Plain tensors for caches, whatever mode of torch the caller is in."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,8 +9,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 
 @contextmanager
-def plainly() -> Iterator[None]:
-    """Tensors made in here are neither fake, nor of inference, nor part of a transform.
+def plain_tensors() -> Iterator[None]:
+    """Make tensors in here that are neither fake, nor of inference, nor part of a transform.
 
     One that is would stay in a cache after its mode has ended, and be of no use to anybody.
     """

@@ -1,19 +1,20 @@
-"""Models that cross a link in columns: what is there when only the first of them arrive."""
+"""The width of a slice, and its leading part up to a width: models that arrive in columns."""
 
 import math
 from functools import lru_cache
 
 from anyfleet.elastic.blueprint import Blueprint, Slice
+from anyfleet.formulas.anycost import anycost_alpha
 
 
 def columns(share: float, width: float) -> int:
-    """How many columns, each `width` of the whole model wide, a share of it takes."""
+    """Return how many columns, each `width` of the whole model wide, a share of it takes."""
     return max(1, math.ceil(share / width - 1e-9))
 
 
 @lru_cache(maxsize=4096)
 def width(slice: Slice, blueprint: Blueprint) -> float:
-    """The share that a plain cut of this size has; of other cuts, the largest of any axis."""
+    """Return the width that a plain cut of this size has; of other cuts, the widest axis's."""
     kept = _kept(slice, blueprint)
     # A share p keeps ceil(p × size) of every axis: more than `above`, and not more than the least.
     above = max(((count - 1) / size for count, size in kept), default=0.0)
@@ -23,33 +24,42 @@ def width(slice: Slice, blueprint: Blueprint) -> float:
 
 
 @lru_cache(maxsize=4096)
-def alpha(slice: Slice, blueprint: Blueprint) -> float:
-    """AnycostFL's measure of a sub-model: its width squared, 1 for the whole model (specification §1.12).
+def channel_share(slice: Slice, blueprint: Blueprint) -> float:
+    """Return the share of all channels that a slice keeps, 1 where there is nothing to cut.
 
-    By the share of all channels that it keeps, however they are rounded or spread over the layers.
-    Of a sub-model whose first layers are not trained, times the share of its parameters that is.
+    Channels of all layers count alike, however a width was rounded or spread over the layers.
     """
-    kept, local = _kept(slice, blueprint), blueprint.local(slice)
-    share = sum(count for count, _ in kept) / sum(size for _, size in kept) if kept else 1.0
-    every, trained = (
-        local.numel(local.trained()),
-        local.numel(local.trained(slice.first_trained_layer)),
-    )
-    return share**2 * (trained / every if every else 1.0)
+    kept = _kept(slice, blueprint)
+    return sum(count for count, _ in kept) / sum(size for _, size in kept) if kept else 1.0
+
+
+@lru_cache(maxsize=4096)
+def trained_share(slice: Slice, blueprint: Blueprint) -> float:
+    """Return the share of a sub-model's trainable parameters that it trains, 1 without any."""
+    local = blueprint.local(slice)
+    every = local.numel(local.trained())
+    trained = local.numel(local.trained(slice.first_trained_layer))
+    return trained / every if every else 1.0
+
+
+def alpha(slice: Slice, blueprint: Blueprint) -> float:
+    """Return AnycostFL's alpha of a slice (specification §1.12)."""
+    return anycost_alpha(channel_share(slice, blueprint), trained_share(slice, blueprint))
 
 
 def _kept(slice: Slice, blueprint: Blueprint) -> list[tuple[int, int]]:
-    """Of every axis that a share cuts, how many indices are kept, of how many."""
+    """Return how many indices are kept, of how many, for every axis that a width cuts."""
     sizes = {axis: blueprint.axes[axis].size for axis in blueprint.counts(1.0)}
     return [(len(slice.kept(axis) or range(size)), size) for axis, size in sizes.items()]
 
 
 @lru_cache(maxsize=4096)
 def narrowed(slice: Slice, width: float, blueprint: Blueprint) -> Slice:
-    """The leading part of a slice, up to a width of the whole model, in the slice's own order.
+    """Return the leading part of a slice, up to a width of the whole model.
 
-    Of an axis that is cut otherwise than by its leading indices, as many indices as that width
-    has. Width 0 is the caller's case: nothing came.
+    Indices stay in the slice's own order. Of an axis that is cut otherwise than by its leading
+    indices, it keeps as many indices as that width has. Width 0 is the caller's case: nothing
+    arrived.
     """
     if width >= 1:
         return slice
@@ -62,7 +72,7 @@ def narrowed(slice: Slice, width: float, blueprint: Blueprint) -> Slice:
 
 @lru_cache(maxsize=4096)
 def within(slice: Slice, width: float, blueprint: Blueprint) -> Slice:
-    """The same part in the coordinates of the small model that the slice makes."""
+    """Return `narrowed(…)` in the coordinates of the small model that the slice makes."""
     local = blueprint.local(slice)
     short = narrowed(slice, width, blueprint)
     sizes = blueprint.local(short).sizes
