@@ -128,7 +128,7 @@ def logged(folder: Path) -> tuple[int, bool]:
     """How many steps are in the log; and whether something is half written."""
     parts = [folder / name for name in ("points.jsonl", "ledger.jsonl")]
     points, ledger = (part.read_bytes() if part.exists() else b"" for part in parts)
-    rows = [msgspec.json.decode(line)["step"] for line in ledger.split(b"\n")[:-1]]
+    rows = [msgspec.json.decode(line)["round_index"] for line in ledger.split(b"\n")[:-1]]
     steps = points.count(b"\n")
     torn = any(text and not text.endswith(b"\n") for text in (points, ledger))
     return steps, torn or max(rows, default=-1) >= steps

@@ -41,7 +41,7 @@ model = { use = "perceptron", hidden = [8] }
 
 [method]
 use = "heterofl"
-shares = [1.0, 0.5]
+widths = [1.0, 0.5]
 count = 2
 lr = 0.1
 """
@@ -147,7 +147,7 @@ def test_a_run_goes_on_without_matplotlib(folder: Path, monkeypatch: pytest.Monk
 
 def test_validate_shows_method_and_sizes(folder: Path) -> None:
     shown = succeeds("validate", "small.toml")
-    assert "WidthByLevel(shares=(1.0, 0.5)" in shown
+    assert "WidthByLevel(widths=(1.0, 0.5)" in shown
     assert f"{784 * 8 + 8 + 80 + 10:,}" in shown  # parameters of the whole
     assert f"{784 * 4 + 4 + 40 + 10:,}" in shown  # and of half its width
     assert sorted(file.name for file in folder.iterdir()) == ["small.toml"]
@@ -200,7 +200,7 @@ def test_unexpected_errors_keep_their_traceback(
 
 def test_compare_runs_every_file_with_every_seed(folder: Path) -> None:
     (folder / "other.toml").write_text(
-        RUN_FILE.replace("heterofl", "fedavg").replace("shares", "#")
+        RUN_FILE.replace("heterofl", "fedavg").replace("widths = [1.0, 0.5]", "#")
     )
     shown = succeeds("compare", "small.toml", "other.toml", "rounds=1", "--seeds", "2")
     totals, costs = (line for line in shown.splitlines() if line.startswith("other "))
@@ -509,7 +509,7 @@ def test_a_run_that_is_stopped_keeps_everything_so_far(
     assert shown.splitlines()[-1] == "To go on: anyfleet resume runs/small"
     summary = json.loads((run / "summary.json").read_text())
     assert (summary["ended"], summary["result"]["steps"]) == ("interrupted", len(kept))
-    closed = {json.loads(line)["step"] for line in (run / "ledger.jsonl").read_text().splitlines()}
+    closed = {json.loads(line)["round_index"] for line in (run / "ledger.jsonl").read_text().splitlines()}
     assert closed == set(range(len(kept)))
     assert (run / "model.safetensors").stat().st_size > 784 * 8 * 4
     assert checkpoint.examine(checkpoint.found(run)[0]).step == len(kept)

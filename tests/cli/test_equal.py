@@ -21,7 +21,7 @@ from tests.cli.test_resume import RUN_FILE
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working folder of a command: HeteroFL and FedAvg, three rounds each."""
     (tmp_path / "half.toml").write_text(RUN_FILE)
-    whole = RUN_FILE.replace("heterofl", "fedavg").replace("shares", "#")
+    whole = RUN_FILE.replace("heterofl", "fedavg").replace("widths = [1.0, 0.5]", "#")
     (tmp_path / "whole.toml").write_text(whole)
     monkeypatch.chdir(tmp_path)
     return tmp_path

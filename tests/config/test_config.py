@@ -27,7 +27,7 @@ from tests.helpers.sample_parts import (
     plain_method,
 )
 
-HOME = "tests.sample_parts"
+HOME = "tests.helpers.sample_parts"
 HOMES = {**names.HOMES, "method": HOME, "select": HOME, "train": HOME, "model": HOME}
 ALLOW = ("tests",)
 
@@ -124,14 +124,14 @@ def test_a_schedule_tells_all_its_faults_each_at_its_key() -> None:
     buffered = {
         "use": f"{home}:Buffered",
         "concurrency": 0,
-        "size": 0,
+        "buffer_size": 0,
         "staleness": -1,
         "patience": 0,
     }
-    assert problems(buffered).keys() == {"concurrency", "size", "staleness", "patience"}
-    assert problems({**buffered, "size": "x"}).keys() == {
+    assert problems(buffered).keys() == {"concurrency", "buffer_size", "staleness", "patience"}
+    assert problems({**buffered, "buffer_size": "x"}).keys() == {
         "concurrency",
-        "size",
+        "buffer_size",
         "staleness",
         "patience",
     }
@@ -228,7 +228,7 @@ def test_a_missing_use_lists_what_there_is() -> None:
 
 def test_a_part_of_the_wrong_kind_is_refused() -> None:
     found = problems({"select": {"use": "Sgd"}, "train": {"use": "All"}}, Method)
-    assert found["select.use"] == "Sgd is no Select: it lacks __call__, wants."
+    assert found["select.use"] == "Sgd is no Select: it lacks __call__, reports."
     assert found["train.use"] == "All is no Train."
 
 
@@ -279,7 +279,7 @@ def test_wrong_values_are_refused_where_they_stand(key: str, written: Any) -> No
         "anyfleet.config:os.system",
         "anyfleet.names:__import__",
         "__main__:main",
-        "tests.sample_parts:replace",
+        "tests.helpers.sample_parts:replace",
         "",
     ],
 )

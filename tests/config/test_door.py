@@ -171,9 +171,9 @@ EVIL: dict[str, tuple[str, str]] = {
         TASK + METHOD + 'train = { use = "anyfleet.experiment:load", path = "second.toml" }\n',
         "method.train.use: ",
     ),
-    "train with a rate of its own": (
-        TASK + METHOD + 'train = { use = "Gradient", rate = { use = "canary_part:part" } }\n',
-        "method.train.rate.use: ",
+    "train with a learning rate of its own": (
+        TASK + METHOD + 'train = { use = "Gradient", lr = { use = "canary_part:part" } }\n',
+        "method.train.lr.use: ",
     ),
     "norm": (
         TASK + METHOD + 'norm = { use = "importlib:import_module", name = "canary_part" }\n',
@@ -224,8 +224,11 @@ EVIL: dict[str, tuple[str, str]] = {
     "a number of thousands of digits": (f"seed = {'9' * 5000}\n" + TASK + METHOD, "not valid TOML"),
     "rounds without end": (f"rounds = {10**30}\n" + TASK + METHOD, "rounds: a whole number must"),
     "rounds that are no whole number": ("rounds = 1e30\n" + TASK + METHOD, "rounds: "),
-    "an infinite rate": (TASK + METHOD + "lr = inf\n", "method.lr: expected a finite number"),
-    "a rate that is no number": (
+    "an infinite learning rate": (
+        TASK + METHOD + "lr = inf\n",
+        "method.lr: expected a finite number",
+    ),
+    "a learning rate that is no number": (
         TASK + METHOD + "lr = nan\n",
         "method.lr: expected a finite numbe",
     ),
@@ -357,7 +360,7 @@ OVERRIDES = {
     "a deep path": (".".join("a" * 500) + "=1", "tables or lists deep"),
     "a deep value": (f"seed={'[' * 5000}", "too deep inside"),
     "a key without end": ("seed={" + "a." * 20_000 + "a=1}", "key of more than 100 parts"),
-    "a rate": ("method.lr=inf", "method.lr: expected a finite number"),
+    "a learning rate": ("method.lr=inf", "method.lr: expected a finite number"),
     "the rounds": (f"rounds={10**30}", "rounds: a whole number must fit into 64 bits"),
     "a number of thousands of digits": (f"seed={'9' * 5000}", "seed: "),
 }
@@ -390,7 +393,7 @@ def test_control_characters_of_a_file_do_not_reach_the_terminal(folder: Path) ->
 
 MINE = """
 from dataclasses import dataclass
-from anyfleet.select import Everyone
+from anyfleet.parts.select import Everyone
 
 @dataclass(frozen=True)
 class Mine(Everyone):
@@ -507,9 +510,9 @@ def test_a_namesake_of_an_installed_package_is_refused(
 
 INSIDE = """
 from dataclasses import dataclass, field
-from anyfleet.coding import Codec
-from anyfleet.codec import Raw
-from anyfleet.select import Everyone
+from anyfleet.core.slots import Codec
+from anyfleet.parts.codec import Raw
+from anyfleet.parts.select import Everyone
 
 @dataclass(frozen=True)
 class Mine(Everyone):

@@ -52,10 +52,17 @@ def filled() -> Ledger:
     book.replied(
         first,
         answer,
-        charges(first, download=1.0, compute=2.0, upload=0.5, upload_joules=0.25, down=64.0),
+        charges(
+            first,
+            download_seconds=1.0,
+            compute_seconds=2.0,
+            upload_seconds=0.5,
+            upload_joules=0.25,
+            bits_down=64.0,
+        ),
         "",
     )
-    book.failed(middle, charges(middle, compute=4.0, compute_joules=3.0), "died")
+    book.failed(middle, charges(middle, compute_seconds=4.0, compute_joules=3.0), "died")
     return book.close(step=6, now=9.0)
 
 
@@ -123,7 +130,7 @@ def test_an_empty_step_has_all_columns() -> None:
 def test_a_hair_of_rounding_is_no_negative_wait() -> None:
     book = ledger()
     order = ORDERS.take([0])
-    book.failed(order, charges(order, compute=2.0), "died")
+    book.failed(order, charges(order, compute_seconds=2.0), "died")
     assert book.close(0, 3.0 - 1e-15).wait_seconds.tolist() == [0.0]
 
 
@@ -147,7 +154,7 @@ def test_an_axis_that_no_share_cuts_does_not_count() -> None:
 
 # --- theory (specification §F.3) --------------------------------------------------------------------
 
-THEORY = ("measured_rate", "gain", "divergence")
+THEORY = ("measured_sent_fraction", "gain", "divergence")
 COARSE = replace(
     fedavg(lr=0.1, batch_size=16),
     select=Everyone(),
@@ -161,14 +168,14 @@ def test_f_3_gains_and_divergences_of_a_round_by_hand() -> None:
     (step,) = small.steps(COARSE, TASK, 1, fleet=fleet)
     came = {"": 0, "died": 0}
     for row in small.rows(step):
-        came[row.lost] += 1
-        if row.lost:
-            assert np.isnan([row.measured_rate, row.gain, row.divergence]).all()
+        came[row.failure] += 1
+        if row.failure:
+            assert np.isnan([row.measured_sent_fraction, row.gain, row.divergence]).all()
             continue
         share = (1.0, 0.5)[row.level]
         rate = row.bits_up / (32 * row.parameters)
-        assert 0 < rate <= row.rate
-        assert row.measured_rate == pytest.approx(rate)
+        assert 0 < rate <= row.sent_fraction
+        assert row.measured_sent_fraction == pytest.approx(rate)
         assert row.gain == pytest.approx(share**8 * rate)
         close = share**2 * (2 - share**2) * math.sqrt(rate)
         assert row.divergence == pytest.approx((1 - close) ** 2)
@@ -197,10 +204,10 @@ def test_f_3_results_that_are_fetched_have_a_gain_and_what_is_held_has_none() ->
         column = getattr(step.ledger, name)
         assert np.isnan(column[kinds == "hold"]).all()
         assert (column[kinds == "fetch"] > 0).all()
-    asked = {row.device: row.rate for row in small.rows(step) if row.kind == "hold"}
+    asked = {row.device: row.sent_fraction for row in small.rows(step) if row.kind == "hold"}
     for row in small.rows(step):
         if row.kind == "fetch":
-            assert 0.5 * asked[row.device] < row.measured_rate <= asked[row.device]
+            assert 0.5 * asked[row.device] < row.measured_sent_fraction <= asked[row.device]
     # A message that waited is told of when it is sent.
     assert np.isfinite(step.ledger.distortion[kinds == "fetch"]).all()
 

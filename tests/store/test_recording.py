@@ -151,7 +151,7 @@ def test_the_ledger_comes_back_as_it_was(tmp_path: Path, moments: list[RoundResu
         before, after = getattr(written, each.name), getattr(back, each.name)
         assert type(before) is type(after), each.name
         np.testing.assert_array_equal(before, after, err_msg=each.name)
-        if each.name not in ("kind", "lost"):
+        if each.name not in ("kind", "failure"):
             assert before.dtype == after.dtype, each.name
 
 
@@ -201,7 +201,7 @@ def test_a_damaged_line_is_named(
 def test_lines_with_other_fields_are_damaged(tmp_path: Path) -> None:
     with Recording(tmp_path, SMALL):
         pass
-    (tmp_path / "points.jsonl").write_text('{"scores": {}, "step": 0, "colour": 3}\n')
+    (tmp_path / "points.jsonl").write_text('{"scores": {}, "round_index": 0, "colour": 3}\n')
     with pytest.raises(StoreError, match=r"points\.jsonl, line 1, is damaged"):
         read_points(tmp_path)
     (tmp_path / "ledger.jsonl").write_text('{"order": "first"}\n')
