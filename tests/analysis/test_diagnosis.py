@@ -22,7 +22,7 @@ from anyfleet.parts.plan import WidthByLevel
 from anyfleet.parts.schedule import Deadline
 from anyfleet.parts.select import Everyone, Uniform
 from anyfleet.runtime import Sequential
-from anyfleet.store import Recording, read_points
+from anyfleet.store import Recording, read_rounds
 from anyfleet.tasks import Data, Embedded, Split, Task, XClass
 from anyfleet.world import Fleet, Group, levels
 from tests.helpers import small
@@ -341,7 +341,7 @@ def test_a_run_folder_has_the_notes_of_its_steps(tmp_path: Path) -> None:
     with Recording(tmp_path, experiment) as recording:
         for moment in play(experiment):
             recording.append(moment)
-    points = read_points(tmp_path)
+    points = read_rounds(tmp_path)
     assert len(points) == 2
     assert 0 < points[-1].diagnostics["coverage"] <= 1
     assert len(points[0].diagnostics["norms"]) == 4

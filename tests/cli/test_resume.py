@@ -12,11 +12,11 @@ import pytest
 
 from anyfleet.analysis.plots import NoPictures
 from anyfleet.experiment import Experiment, RoundResult, play
-from anyfleet.store import read_points
+from anyfleet.store import read_rounds
 from anyfleet.store.disk import Lock
 from tests.cli.test_commands import anyfleet_command, succeeds
 
-RECORD = ("config.toml", "points.jsonl", "ledger.jsonl", "model.safetensors", "papers.bib")
+RECORD = ("config.toml", "rounds.jsonl", "ledger.jsonl", "model.safetensors", "papers.bib")
 RUN_FILE = """
 rounds = 3
 
@@ -114,7 +114,7 @@ def test_what_stands_against_it_is_told(folder: Path) -> None:
     assert "numpy: 0.9 then" in refused.output
     assert "--not-identical" in refused.output
     assert "Not identical from here on: numpy" in succeeds("resume", "whole", "--not-identical")
-    assert len(read_points(folder / "whole")) == 3
+    assert len(read_rounds(folder / "whole")) == 3
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ METHOD = replace(
     schedule=Buffered(concurrency=4, buffer_size=2),
 )
 EXPERIMENT = Experiment(TASK, METHOD, rounds=5)
-RECORD = ("points.jsonl", "ledger.jsonl", "model.safetensors")
+RECORD = ("rounds.jsonl", "ledger.jsonl", "model.safetensors")
 
 
 @lru_cache(maxsize=1)

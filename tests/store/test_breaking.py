@@ -11,7 +11,7 @@ import pytest
 
 from anyfleet.errors import AnyfleetWarning, BadReturn, StoreError
 from anyfleet.experiment import RoundResult
-from anyfleet.store import Recording, Terms, finished, read_ledger, read_points, reopen
+from anyfleet.store import Recording, Terms, finished, read_ledger, read_rounds, reopen
 from anyfleet.store.disk import DiskError, Log
 from anyfleet.tracebacks import note
 from tests.helpers import runs
@@ -29,14 +29,14 @@ def test_a_folder_in_use_is_not_touched(tmp_path: Path) -> None:
         with pytest.raises(StoreError, match=f"in use by process {os.getpid()}"):
             reopen(tmp_path, Terms())
         recording.append(runs.moments()[1])
-    assert len(read_points(tmp_path)) == 2
+    assert len(read_rounds(tmp_path)) == 2
 
 
 def test_a_folder_that_has_a_run_is_not_written_over(tmp_path: Path) -> None:
     folder = runs.written(tmp_path / "run", runs.moments()[:1])
     with pytest.raises(StoreError, match="has a run already"):
         Recording(folder, runs.EXPERIMENT)
-    assert len(read_points(folder)) == 1
+    assert len(read_rounds(folder)) == 1
     reopen(folder, Terms()).past.lock.release()
 
 
@@ -67,14 +67,14 @@ def test_a_folder_that_vanishes_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [DiskError("full"), TypeError("odd")], ids=["disk", "other"])
-@pytest.mark.parametrize("log", ["ledger.jsonl", "points.jsonl"])
+@pytest.mark.parametrize("log", ["ledger.jsonl", "rounds.jsonl"])
 def test_a_step_is_in_all_logs_or_in_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: str, error: Exception
 ) -> None:
     write = Log.append
 
     def failing(to: Log, rows: Iterable[object]) -> None:
-        if to.file.name == log and len(read_points(tmp_path)) == 2:
+        if to.file.name == log and len(read_rounds(tmp_path)) == 2:
             raise error
         write(to, rows)
 
@@ -83,7 +83,7 @@ def test_a_step_is_in_all_logs_or_in_none(
     with pytest.raises(type(error)) as caught, recording:
         append(recording, 3)
     orders = sum(len(moment.round.ledger) for moment in runs.moments()[:2])
-    assert (len(read_points(tmp_path)), len(read_ledger(tmp_path))) == (2, orders)
+    assert (len(read_rounds(tmp_path)), len(read_ledger(tmp_path))) == (2, orders)
     # The end of the block has made them safe; the error says what came of that.
     assert runs.numbers(tmp_path) == [2]
     if isinstance(error, DiskError):
@@ -102,7 +102,7 @@ def test_lines_that_cannot_be_cut_off_at_once_are_cut_off_later(
     write = Log.append
 
     def failing(to: Log, rows: Iterable[object]) -> None:
-        if to.file.name == "points.jsonl":
+        if to.file.name == "rounds.jsonl":
             raise DiskError("full")
         write(to, rows)
 
@@ -228,8 +228,8 @@ def test_a_checkpoint_that_means_nothing_is_passed_over(
 @pytest.mark.parametrize(
     "logs",
     [
-        {"points.jsonl": {"bytes": 10**19, "crc32": 0}},
-        {"points.jsonl": {"bytes": -5, "crc32": 0}},
+        {"rounds.jsonl": {"bytes": 10**19, "crc32": 0}},
+        {"rounds.jsonl": {"bytes": -5, "crc32": 0}},
         {"../elsewhere": {"bytes": 0, "crc32": 0}},
         {"config.toml": {"bytes": 0, "crc32": 0}},
     ],
@@ -247,7 +247,7 @@ def test_a_checkpoint_that_lies_about_logs_is_passed_over(
 
 def test_a_log_that_is_no_file_is_told(tmp_path: Path) -> None:
     folder = runs.written(tmp_path / "run", runs.moments()[:2])
-    (folder / "points.jsonl").unlink()
-    (folder / "points.jsonl").mkdir()
-    with pytest.raises(StoreError, match=r"points\.jsonl is damaged"):
+    (folder / "rounds.jsonl").unlink()
+    (folder / "rounds.jsonl").mkdir()
+    with pytest.raises(StoreError, match=r"rounds\.jsonl is damaged"):
         reopen(folder, Terms())

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from anyfleet.errors import StoreError
 from anyfleet.experiment import play
-from anyfleet.store import Recording, Terms, checkpoint, read_points, reopen
+from anyfleet.store import Recording, Terms, checkpoint, read_rounds, reopen
 from tests.helpers import runs
 
 
@@ -78,11 +78,11 @@ def test_without_a_number_checkpoints_take_a_share_of_the_time(
 
 def test_what_came_after_the_checkpoint_is_played_again(tmp_path: Path) -> None:
     folder = runs.written(tmp_path / "run", runs.moments()[:4], every=3)
-    assert (len(read_points(folder)), runs.numbers(folder)) == (4, [3])
-    with (folder / "points.jsonl").open("ab") as out:
+    assert (len(read_rounds(folder)), runs.numbers(folder)) == (4, [3])
+    with (folder / "rounds.jsonl").open("ab") as out:
         out.write(b'{"half":')
     opened = reopen(folder, Terms())
-    assert len(opened.past.points) == len(read_points(folder)) == 3
+    assert len(opened.past.points) == len(read_rounds(folder)) == 3
     opened.past.lock.release()
     assert runs.contents(runs.finished(folder)) == runs.whole(tmp_path / "whole")
 
@@ -136,26 +136,26 @@ def test_a_run_goes_on_over_a_damaged_checkpoint(killed: Path, tmp_path: Path) -
 
 def test_a_log_that_lost_lines_makes_the_checkpoint_useless(killed: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(killed, tmp_path / "run")
-    log = folder / "points.jsonl"
+    log = folder / "rounds.jsonl"
     log.write_bytes(log.read_bytes()[:-3])
     opened = reopen(folder, Terms())
     opened.past.lock.release()
     assert opened.past.progress.step == 2
-    assert "points.jsonl is damaged" in opened.remarks[0]
+    assert "rounds.jsonl is damaged" in opened.remarks[0]
 
 
 def test_when_no_checkpoint_is_whole_nothing_is_touched(killed: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(killed, tmp_path / "run")
     for path in checkpoint.found(folder):
         (path / checkpoint.STATE).write_bytes(b"{}")
-    before = (folder / "points.jsonl").read_bytes()
+    before = (folder / "rounds.jsonl").read_bytes()
     with pytest.raises(StoreError, match=r"no checkpoint can be used(.|\n)*remove .*checkpoints"):
         reopen(folder, Terms())
-    assert (folder / "points.jsonl").read_bytes() == before
+    assert (folder / "rounds.jsonl").read_bytes() == before
     shutil.rmtree(folder / "checkpoints")
     opened = reopen(folder, Terms())
     opened.past.lock.release()
-    assert (opened.past.state, read_points(folder)) == (None, ())
+    assert (opened.past.state, read_rounds(folder)) == (None, ())
     assert "it begins again" in opened.remarks[0]
 
 

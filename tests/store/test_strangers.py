@@ -43,7 +43,7 @@ NAMES = (
     "config.toml",
     "environment.json",
     "papers.bib",
-    "points.jsonl",
+    "rounds.jsonl",
     "ledger.jsonl",
     "lock",
     "model.safetensors",
@@ -80,7 +80,7 @@ def test_a_link_is_refused_and_what_it_leads_to_is_left_alone(folder: Path, name
 
 
 WRITTEN = (
-    "points.jsonl",
+    "rounds.jsonl",
     "ledger.jsonl",
     "lock",
     ".summary.json.part",
@@ -142,8 +142,8 @@ def test_a_link_that_appears_while_a_run_goes_on_is_not_followed(folder: Path) -
     mine = folder.parent / "mine"
     mine.write_bytes(b"precious")
     (folder / ".summary.json.part").symlink_to(mine)
-    (folder / "points.jsonl").unlink()
-    (folder / "points.jsonl").symlink_to(mine)
+    (folder / "rounds.jsonl").unlink()
+    (folder / "rounds.jsonl").symlink_to(mine)
     with pytest.raises(StoreError, match="it is a symbolic link"):
         runs.go_on(folder, opened)
     assert mine.read_bytes() == b"precious"
@@ -306,7 +306,7 @@ def test_a_state_that_is_only_rewritten_is_used(folder: Path) -> None:
     reopen(folder, Terms()).past.lock.release()
 
 
-@pytest.mark.parametrize("name", ["points.jsonl", "ledger.jsonl"])
+@pytest.mark.parametrize("name", ["rounds.jsonl", "ledger.jsonl"])
 @pytest.mark.parametrize("line", ["7", "{}", '{"scores": 3}', "nonsense", '{"a": ' * 2000])
 def test_a_log_that_holds_something_else_is_refused(folder: Path, name: str, line: str) -> None:
     text = f"{line}\n".encode()

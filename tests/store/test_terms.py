@@ -12,7 +12,7 @@ import torch
 
 from anyfleet.errors import StoreError
 from anyfleet.experiment import play
-from anyfleet.store import Recording, Terms, environment, finished, read_points, reopen
+from anyfleet.store import Recording, Terms, environment, finished, read_rounds, reopen
 from tests.helpers import runs
 
 
@@ -35,7 +35,7 @@ def test_every_other_condition_is_told_and_must_be_accepted(tmp_path: Path) -> N
     with pytest.raises(StoreError, match=r"torch: 1.0 then, (.|\n)*processor: abacus then") as told:
         reopen(folder, Terms())
     assert "--not-identical" in str(told.value)
-    assert read_points(folder)[-1].round_index == before.round_index
+    assert read_rounds(folder)[-1].round_index == before.round_index
     opened = reopen(folder, Terms(not_identical=True))
     opened.past.lock.release()
     assert "Not identical from here on: torch: 1.0 then" in opened.remarks[-1]
@@ -125,7 +125,7 @@ def test_a_run_without_checkpoints_is_not_resumed(tmp_path: Path) -> None:
     assert not (folder / "checkpoints").exists()
     with pytest.raises(StoreError, match=r"without checkpoints(.|\n)*anyfleet run"):
         reopen(folder, Terms())
-    assert len(read_points(folder)) == 2
+    assert len(read_rounds(folder)) == 2
 
 
 def test_other_folders_are_refused(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_other_folders_are_refused(tmp_path: Path) -> None:
 
 
 def test_files_are_no_folders(tmp_path: Path) -> None:
-    plan, other = tmp_path / "plan.toml", tmp_path / "points.jsonl"
+    plan, other = tmp_path / "plan.toml", tmp_path / "rounds.jsonl"
     for file in (plan, other):
         file.touch()
     with pytest.raises(StoreError, match=f"{plan} is a file(.|\n)*anyfleet run {plan}"):
