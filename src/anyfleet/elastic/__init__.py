@@ -16,7 +16,15 @@ from anyfleet.elastic.execution.modes import (
     TRAIN,
     Mode,
 )
-from anyfleet.elastic.narrowing import alpha, columns, narrowed, width, within
+from anyfleet.elastic.narrowing import (
+    alpha,
+    channel_share,
+    columns,
+    narrowed,
+    trained_share,
+    width,
+    within,
+)
 from anyfleet.elastic.permuting import permute
 from anyfleet.elastic.slicing import Params, cut, paste, place
 from anyfleet.elastic.tracing.mixed_rows import mixed_rows
@@ -54,6 +62,7 @@ __all__ = [
     "alpha",
     "apply",
     "channel_order",
+    "channel_share",
     "columns",
     "cost",
     "cut",
@@ -67,6 +76,7 @@ __all__ = [
     "place",
     "require_faithful",
     "trace",
+    "trained_share",
     "verify",
     "width",
     "within",

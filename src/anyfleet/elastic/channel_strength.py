@@ -13,7 +13,7 @@ from anyfleet.elastic.blueprint import Blueprint
 from anyfleet.elastic.cost.passes import arguments, base
 from anyfleet.elastic.program import Arg, Held, Items, Node, Value, value_names
 from anyfleet.elastic.slicing import Params
-from anyfleet.formulas import anycost
+from anyfleet.formulas import anycost_channel_norms, anycost_channel_order
 
 # Where an operator takes its weights, and which of their dimensions is that of the output.
 _FIRST, _SECOND, _PRODUCT = ((1, 0),), ((1, 1),), ((0, -2), (1, -1))
@@ -47,7 +47,7 @@ def channel_order(params: Params, blueprint: Blueprint) -> dict[str, tuple[int, 
 
 
 def _ordered(producers: list[Floats]) -> tuple[int, ...]:
-    return tuple(anycost.channel_order(anycost.channel_norms(producers)).tolist())
+    return tuple(anycost_channel_order(anycost_channel_norms(producers)).tolist())
 
 
 def _rows(
