@@ -300,7 +300,7 @@ WAYS: dict[str, Callable[[Path], str]] = {
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that died after a step; not to be changed."""
-    return runs.written(tmp_path_factory.mktemp("killed") / "run", runs.moments()[:1])
+    return runs.written(tmp_path_factory.mktemp("killed") / "run", runs.results()[:1])
 
 
 @pytest.fixture

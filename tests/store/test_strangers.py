@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has oth
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that died after two steps; not to be changed."""
-    return runs.written(tmp_path_factory.mktemp("killed") / "run", runs.moments()[:2])
+    return runs.written(tmp_path_factory.mktemp("killed") / "run", runs.results()[:2])
 
 
 @pytest.fixture

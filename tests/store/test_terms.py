@@ -19,7 +19,7 @@ from tests.helpers import runs
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that died after a step; to be left as it is."""
-    return runs.written(tmp_path_factory.mktemp("killed") / "run", runs.moments()[:1])
+    return runs.written(tmp_path_factory.mktemp("killed") / "run", runs.results()[:1])
 
 
 def changed(folder: Path, **conditions: Any) -> None:
@@ -29,9 +29,9 @@ def changed(folder: Path, **conditions: Any) -> None:
 
 
 def test_every_other_condition_is_told_and_must_be_accepted(tmp_path: Path) -> None:
-    folder = runs.written(tmp_path / "run", runs.moments()[:2])
+    folder = runs.written(tmp_path / "run", runs.results()[:2])
     changed(folder, torch="1.0", processor="abacus")
-    before = runs.moments()[1].record
+    before = runs.results()[1].record
     with pytest.raises(StoreError, match=r"torch: 1.0 then, (.|\n)*processor: abacus then") as told:
         reopen(folder, Terms())
     assert "--not-identical" in str(told.value)
@@ -47,7 +47,7 @@ def test_every_other_condition_is_told_and_must_be_accepted(tmp_path: Path) -> N
 
 def test_what_a_process_can_choose_is_chosen_as_it_was(tmp_path: Path) -> None:
     threads = torch.get_num_threads()
-    folder = runs.written(tmp_path / "run", runs.moments()[:1])
+    folder = runs.written(tmp_path / "run", runs.results()[:1])
     changed(folder, threads=threads + 1, products="high")
     try:
         opened = reopen(folder, Terms())
@@ -65,7 +65,7 @@ def test_what_a_process_can_choose_is_chosen_as_it_was(tmp_path: Path) -> None:
 
 
 def test_a_changed_configuration_is_refused(tmp_path: Path) -> None:
-    folder = runs.written(tmp_path / "run", runs.moments()[:2])
+    folder = runs.written(tmp_path / "run", runs.results()[:2])
     file = folder / "config.toml"
     text = file.read_text()
     assert text.count("concurrency = 4") == 1
@@ -95,14 +95,14 @@ def test_the_digest_of_a_configuration_counts_all_but_the_rounds() -> None:
 
 
 def test_another_task_of_the_same_configuration_is_noticed(tmp_path: Path) -> None:
-    folder = runs.written(tmp_path / "run", runs.moments()[:1])
+    folder = runs.written(tmp_path / "run", runs.results()[:1])
     changed(folder, task="something else")
     with pytest.raises(StoreError, match="task: something else then"):
         reopen(folder, Terms())
 
 
 def test_a_run_can_become_longer(tmp_path: Path) -> None:
-    folder = runs.written(tmp_path / "run", runs.moments())
+    folder = runs.written(tmp_path / "run", runs.results())
     runs.finished(folder)
     assert finished(folder, Terms())
     assert not finished(folder, Terms(rounds=7))
@@ -121,7 +121,7 @@ def test_a_run_can_become_longer(tmp_path: Path) -> None:
 
 
 def test_a_run_without_checkpoints_is_not_resumed(tmp_path: Path) -> None:
-    folder = runs.written(tmp_path / "run", runs.moments()[:2], every=0)
+    folder = runs.written(tmp_path / "run", runs.results()[:2], every=0)
     assert not (folder / "checkpoints").exists()
     with pytest.raises(StoreError, match=r"without checkpoints(.|\n)*anyfleet run"):
         reopen(folder, Terms())

@@ -51,7 +51,7 @@ def read_ledger(folder: str | Path) -> Ledger:
 def orders_of(rows: list[dict[str, Any]], file: Path) -> Ledger:
     """Return the orders that the lines of a log tell of; `StoreError` where one tells of none."""
     try:
-        return Ledger.of(rows)
+        return Ledger.from_dicts(rows)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise StoreError(f"{file} does not hold orders: {error}. Make the run again.") from error
 
