@@ -1,3 +1,4 @@
+import re
 import sys
 import tomllib
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from anyfleet import names
 from anyfleet.config import dump, load, override, read, to_toml
 from anyfleet.errors import ConfigError
+from anyfleet.experiment import Experiment
 from anyfleet.names import Factory, name_of
 from tests.helpers.sample_parts import (
     All,
@@ -494,7 +496,7 @@ def test_a_second_module_of_one_name_is_refused(tmp_path: Path) -> None:
         (tmp_path / folder / "own_parts_b.py").write_text(OWN)
         (tmp_path / folder / "run.toml").write_text('use = "own_parts_b:Mine"\n')
     assert read(tmp_path / "one" / "run.toml", allow=["own_parts_b"]).load().size == 1
-    with pytest.raises(ConfigError, match="comes first: rename one"):
+    with pytest.raises(ConfigError, match=": rename one"):
         read(tmp_path / "two" / "run.toml", allow=["own_parts_b"]).load()
 
 
@@ -509,3 +511,33 @@ def test_a_module_that_fails_at_import_is_one_problem(tmp_path: Path) -> None:
 def test_base_classes_and_protocols_can_be_loaded_directly() -> None:
     assert loaded({"use": f"{HOME}:Sgd"}, Train) == Sgd()
     assert loaded({"use": f"{HOME}:All"}, Select) == All()
+
+
+@pytest.mark.parametrize(
+    ("path", "data", "some", "none"),
+    [
+        (
+            "task.use",
+            {"task": {"use": "Embeded"}},
+            {"Embedded", "Synthetic"},
+            {"Split", "accuracy"},
+        ),
+        ("fleet.use", {"fleet": {"use": "levles"}}, {"levels", "Fleet"}, {"Group", "Uniform"}),
+        (
+            "method.train.use",
+            {"method": {"use": "fedavg", "train": {"use": "Gradiant"}}},
+            {"Gradient", "Fjord"},
+            {"Sgd", "AdamW", "Decaying"},
+        ),
+    ],
+)
+def test_an_unknown_name_lists_only_what_fits(
+    path: str, data: dict[str, Any], some: set[str], none: set[str]
+) -> None:
+    """A package exports more than parts of one kind: what cannot stand here is not offered."""
+    with pytest.raises(ConfigError) as caught:
+        load(data, Experiment, homes=names.HOMES)
+    (told,) = (each.message for each in caught.value.problems if each.path == path)
+    listed = set(re.findall(r"\w+", told.partition(" has: ")[2]))
+    assert some <= listed
+    assert not none & listed

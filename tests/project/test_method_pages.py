@@ -14,7 +14,7 @@ import pytest
 from anyfleet import formulas, methods
 from anyfleet.analysis import diagnosis
 from anyfleet.cli.methods import known_methods
-from anyfleet.config.forms import ABSENT, form_of
+from anyfleet.config.signatures import ABSENT, form_of
 from anyfleet.core.method import Method
 from anyfleet.experiment import Experiment, load, play
 from anyfleet.parts.aggregate import Diagnosed

@@ -216,7 +216,7 @@ EVIL: dict[str, tuple[str, str]] = {
     ),
     # -- what is not even a run
     "tables in tables": (TASK + METHOD + f"[{'a.' * 400}a]\n", "more than 100 parts"),
-    "lists in lists": (TASK + METHOD + f"x = {'[' * 5000}{']' * 5000}\n", "too deep inside"),
+    "lists in lists": (TASK + METHOD + f"x = {'[' * 5000}{']' * 5000}\n", "nested too deeply"),
     "lists in lists that Python can read": (
         TASK + METHOD + f"x = {'[' * 60}{']' * 60}\n",
         "tables or lists deep",
@@ -355,10 +355,10 @@ OVERRIDES = {
     "a load": ('task={use="anyfleet.experiment:load",path="second.toml"}', "task.use: "),
     "a slot": ("method.select.use=canary_part:part", "--allow canary_part"),
     "a model": ("task.model={" + MAKES_FOLDER + "}", "task.model.use: "),
-    "what is allowed": ('allow.packages=["canary_part"]', "allow: is no override"),
-    "whatever is allowed": ('allow={packages=["canary_part"]}', "allow: is no override"),
+    "what is allowed": ('allow.packages=["canary_part"]', "allow: cannot be an override"),
+    "whatever is allowed": ('allow={packages=["canary_part"]}', "allow: cannot be an override"),
     "a deep path": (".".join("a" * 500) + "=1", "tables or lists deep"),
-    "a deep value": (f"seed={'[' * 5000}", "too deep inside"),
+    "a deep value": (f"seed={'[' * 5000}", "nested too deeply"),
     "a key without end": ("seed={" + "a." * 20_000 + "a=1}", "key of more than 100 parts"),
     "a learning rate": ("method.lr=inf", "method.lr: expected a finite number"),
     "the rounds": (f"rounds={10**30}", "rounds: a whole number must fit into 64 bits"),
@@ -605,7 +605,7 @@ def test_settings_have_a_full_path(
 ) -> None:
     """A relative one would be another file in every folder, also in a stranger's."""
     monkeypatch.setenv("ANYFLEET_SETTINGS", "settings.toml")
-    with pytest.raises(ConfigError, match="is no full path"):
+    with pytest.raises(ConfigError, match="is not a full path"):
         config.read(asking)
     monkeypatch.setenv("ANYFLEET_SETTINGS", str(asking.parent / "none.toml"))
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
@@ -665,7 +665,7 @@ def test_data_may_be_as_deep_as_any_run_file_needs_and_no_deeper() -> None:
 
     with pytest.raises(ConfigError, match="unknown key"):
         config.load(nested(DEEPEST), Experiment)
-    with pytest.raises(ConfigError, match=r"^a\.a.*: lies more than 32 tables"):
+    with pytest.raises(ConfigError, match=r"^a\.a.*: is nested more than 32 tables"):
         config.load(nested(DEEPEST + 1), Experiment)
     with pytest.raises(AnyfleetError):
         config.load({"use": nested(100_000)}, Experiment)
