@@ -148,7 +148,7 @@ def check_books(steps: list[Round]) -> None:
 # Not a number where nobody said or asked.
 UNKNOWN = ("loss", "frequency", "utility", "norm", "fisher")
 # Not a number where no training result came in; otherwise shares.
-RESULT = ("measured_rate", "gain", "divergence", "contraction")
+RESULT = ("measured_sent_fraction", "channel_share", "trained_share")
 
 
 def check_row(row: SimpleNamespace, end: float) -> None:
