@@ -23,12 +23,13 @@ from anyfleet.core.messages import (
 from anyfleet.core.objectives import Task
 from anyfleet.core.time_and_energy import Work
 from anyfleet.core.updates import Updates
-from anyfleet.core.view import OrderStatus, Request, View
+from anyfleet.core.view import Ids, OrderStatuses, Request, View
 from anyfleet.elastic import Blueprint, Mode, Priced, Slice
 from anyfleet.errors import BadReturn
 from anyfleet.tracebacks import quoted
 
 MEASURES = frozenset({"channels", "distortion", "fisher", "loss", "norm"})  # of training
+LOOK_AGAIN = 60.0  # seconds until absent devices are looked for again
 State = Any  # a policy's own, threaded by the loop
 Loose = dict[str, Any]  # a trainer's state: nested dicts of tensors
 
@@ -96,60 +97,85 @@ def nested(part: Policy) -> Iterator[Policy]:
 
 
 class Select(Policy, Protocol):
-    """Which of the idle devices take part."""
+    """The selection: which devices of the fleet are asked to take part.
+
+    It is called whenever the schedule requests orders without naming the devices.
+    """
 
     @abstractmethod
-    def __call__(self, view: View, state: State, key: Tensor) -> Ints: ...
+    def __call__(self, view: View, state: State, key: Tensor) -> Ids:
+        """Return the numbers of the devices to ask, each one idle (`view.idle`) and none twice.
 
-    def fetch(self, view: View, held: Sequence[OrderStatus]) -> Sequence[OrderStatus]:
-        """Whose results are uploaded, of those that wait on their devices."""
-        return held
+        When the schedule wants at most `view.most_devices`, more are reduced to as many by a
+        uniform draw. `key` addresses the randomness of this call.
+        """
+
+    def fetch(self, view: View, held: OrderStatuses) -> Ids:
+        """Return the numbers of the orders whose results are uploaded, of those `held`.
+
+        `held` are orders that were carried out and whose results wait on their devices
+        (`schedule.HoldAndFetch`); by default all of them are uploaded.
+        """
+        return held.order
 
     def excess(self, devices: Devices) -> str:
-        """Say that it asks for more devices than a fleet has, and how many there are."""
+        """Return a warning if the selection asks for more devices than the fleet has, or ""."""
         return ""
 
 
 class Schedule(Part, Protocol):
-    """When to ask and when to step; one loop serves all schedules."""
+    """The schedule: when orders are issued, how long is waited for replies, when a round ends.
+
+    The loop asks `start` for orders to issue, then `ready` whether the round ends. If not, it waits
+    for `enough` replies or failures, or until `alarm`, and begins again. When the round ends, the
+    orders of `drop` are cancelled, the replies of `later` are left to a later round, and all other
+    replies count. A schedule has no state of its own: all that it decides by is in the view.
+    """
 
     @property
-    @abstractmethod
     def staleness(self) -> int:
-        """An answer older than this many steps is lost."""
+        """The age, in rounds, up to which a reply counts; 0: only in the round that issued it."""
+        return 0
 
     @property
     def reports(self) -> frozenset[str]:
-        """What devices shall measure and report."""
+        """The names of the numbers that devices measure and report because of this part."""
         return frozenset()
 
     @property
     def provides(self) -> frozenset[str]:
-        """What other parts may need: "held", results that wait on their devices."""
+        """What other parts may require: "held", results that wait on their devices."""
         return frozenset()
 
     @abstractmethod
-    def start(self, view: View) -> tuple[Request, ...]:
-        """What to issue now."""
+    def start(self, view: View) -> Sequence[Request]:
+        """Return the requests for orders to issue now; empty for none."""
 
     @abstractmethod
     def ready(self, view: View) -> bool:
-        """Whether to step now."""
+        """Return whether the round ends now, with the replies of `view.replied`."""
 
-    @abstractmethod
     def alarm(self, view: View) -> float | None:
-        """The time at which to look again even if nobody answers."""
+        """Return the time at which to look again even if nothing comes in; None for no such time.
 
-    @abstractmethod
+        Seconds since the start of the run, like `view.now`. By default there is none while orders
+        are under way; otherwise devices that were absent are looked for again after a minute.
+        """
+        return None if view.under_way else view.now + LOOK_AGAIN
+
     def enough(self, view: View) -> int:
-        """How many outcomes must come in before the schedule can decide anything new."""
+        """Return how many replies and failures to wait for before looking again, at least 1.
 
-    def drop(self, view: View) -> tuple[int, ...]:
-        """Orders to cancel as this step ends."""
+        More than 1 saves time where fewer could not change what the schedule does.
+        """
+        return 1
+
+    def drop(self, view: View) -> Ids:
+        """Return the numbers of the orders under way that are cancelled as the round ends."""
         return ()
 
-    def later(self, view: View) -> tuple[int, ...]:
-        """Orders that were answered but shall count in a later step."""
+    def later(self, view: View) -> Ids:
+        """Return the numbers of the orders whose replies are to count in a later round."""
         return ()
 
 
@@ -260,6 +286,14 @@ class Norm(Part, Protocol):
     def variant(self, blueprint: Blueprint, slice_: Slice) -> str:
         """Under which name the server keeps the normalisation of this width; "" for one for all."""
         return ""
+
+    def own_names(self, blueprint: Blueprint, slice_: Slice) -> dict[str, str]:
+        """Return the tensors of which this width has its own, and their names on the server."""
+        variant = self.variant(blueprint, slice_)
+        if not variant:
+            return {}
+        names = (n for s in blueprint.norms for n in (s.weight, s.bias, s.mean, s.variance))
+        return {name: f"{name}@{variant}" for name in names if name is not None}
 
     def __hash__(self) -> int:
         return object.__hash__(self)  # frozen dataclasses bring a better one

@@ -103,14 +103,14 @@ class FisherBlocks(Extract):
         values = np.zeros((len(updates), self.regions))
         trained = np.zeros((len(updates), self.regions), dtype=bool)
         counts = dict(state.counts)
-        for row, (device, slice_) in enumerate(zip(updates.device, updates.slices, strict=True)):
-            if not updates.samples[row]:
+        for row, update in enumerate(updates):
+            if not update.samples:
                 continue  # it trained nothing
-            held = self._held(slice_, view.blueprint)
-            before = counts.get(int(device), np.zeros(self.regions, dtype=np.int64))
-            counts[int(device)] = before + (held >= 0.5)
-            told = updates.report[row].get("channels", ())
-            values[row], trained[row] = self._told(told, slice_, view.blueprint)
+            held = self._held(update.slice, view.blueprint)
+            before = counts.get(update.device, np.zeros(self.regions, dtype=np.int64))
+            counts[update.device] = before + (held >= 0.5)
+            told = update.report.get("channels", ())
+            values[row], trained[row] = self._told(told, update.slice, view.blueprint)
         return _Kept(whale_region_fisher(state.fisher, values, trained), counts)
 
     def _held(self, slice_: Slice, blueprint: Blueprint) -> Floats:

@@ -1,6 +1,6 @@
-"""Many train, and those upload whose updates are largest (BN2)."""
+"""Selection by the size of updates: many devices train, those with the largest upload (BN2)."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar
@@ -9,22 +9,22 @@ import numpy as np
 from torch import Tensor
 
 from anyfleet.arrays import Ints
-from anyfleet.core.messages import Devices, measured
+from anyfleet.core.messages import Devices
 from anyfleet.core.slots import Select, State
-from anyfleet.core.view import OrderStatus, View
+from anyfleet.core.view import OrderStatuses, View
 from anyfleet.errors import refuse
 from anyfleet.formulas.contribution import bn2_largest
 from anyfleet.papers import BN2, Paper
-from anyfleet.parts.select.uniform import drawn, more_than_all
+from anyfleet.parts.select.uniform import drawn, more_than_all, wanted
 
 
 @dataclass(frozen=True)
 class Largest(Select):
     """A uniform draw of `draw` devices trains; the `keep` with the largest `measure` upload.
 
-    specification §1.20, with the length of the update as the measure: equal ones go by device, and what
-    is not a number comes last. All compute, and send that number first, so the method needs a
-    schedule in which results wait on the devices.
+    The measure is a number that devices report: by default the norm of the update, as in
+    specification §1.20. Equal ones go by device number, and NaN comes last. All devices train and
+    report first, so the method needs a schedule under which results wait on the devices.
     """
 
     draw: int = 20
@@ -43,7 +43,7 @@ class Largest(Select):
         if self.keep < 1:
             yield f"Largest.keep must be at least 1, got {self.keep}."
         if self.measure == "channels":
-            yield 'Largest.measure must be a single number of a device, "channels" are many.'
+            yield 'Largest.measure must be a single number of a device, "channels" is a list.'
         if self.draw < self.keep:
             yield f"Largest.draw must be at least keep={self.keep}, got {self.draw}."
 
@@ -52,15 +52,13 @@ class Largest(Select):
         return frozenset({self.measure})
 
     def __call__(self, view: View, state: State, key: Tensor) -> Ints:
-        return drawn(
-            view, self.draw if view.most_devices is None else min(self.draw, view.most_devices), key
-        )
+        return drawn(view, wanted(view, self.draw), key)
 
     def excess(self, devices: Devices) -> str:
         return more_than_all("Largest.draw", self.draw, len(devices))
 
-    def fetch(self, view: View, held: Sequence[OrderStatus]) -> Sequence[OrderStatus]:
-        flights = sorted(held, key=lambda flight: flight.device)
-        values = np.array([measured(flight.report, self.measure) for flight in flights])
-        # Asked in the order of devices, as any cohort is.
-        return [flights[row] for row in sorted(bn2_largest(values, self.keep).tolist())]
+    def fetch(self, view: View, held: OrderStatuses) -> Ints:
+        by_device = held.take(np.argsort(held.device, kind="stable"))
+        rows = bn2_largest(by_device.report(self.measure), self.keep)
+        # In the order of devices, as any cohort is.
+        return by_device.order[np.sort(rows)]
