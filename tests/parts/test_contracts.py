@@ -71,7 +71,7 @@ PARTS: list[Any] = [
     plan.TrainedLayersMenu(2),
     plan.Assigned(plan.TrainedLayersMenu(), choose.LargestInTime(3.0)),
     plan.TargetSeconds(plan.WidthMenu((1.0, 0.5), capped=True)),
-    choose.FisherUtility(levels=3, fisher="literal", target=2.0),
+    choose.FisherUtility(levels=3, effectiveness="literal", target=2.0),
     plan.LargestFitting((1.0, 0.5), plan.WidthByLevel((1.0, 0.25))),
     plan.LocalStepsWithin(1.0, plan.WidthByLevel((0.5,))),
     plan.JustInTime(2.0, plan.WidthMenu((1.0, 0.5))),

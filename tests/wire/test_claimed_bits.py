@@ -12,6 +12,7 @@ from anyfleet.core.messages import DeviceState, Kind
 from anyfleet.core.orders import Cohort
 from anyfleet.core.packing import index_bits
 from anyfleet.core.planning import FETCH_BITS
+from anyfleet.measure import Fisher
 from anyfleet.methods import fedavg, heterofl
 from anyfleet.parts.aggregate import Diagnosed
 from anyfleet.parts.codec import ErrorFeedback, Fgc, Nothing, Plain, Qsgd, Raw, Stc, TopK, Uveq
@@ -30,7 +31,7 @@ CODECS: list[Any] = [
 HALVES = replace(
     heterofl(widths=(0.55,), lr=0.1, batch_size=8),
     norm=Tracked(),
-    aggregate=Diagnosed(measures=("norm", "channels")),
+    aggregate=Diagnosed(reported=("norm", "channels"), measures=(Fisher(),)),
 )
 
 

@@ -35,7 +35,7 @@ def expected_bits(
 
     Of codecs whose messages depend on the update, as of a made-up one with the shapes of the slice.
     """
-    down, up = traffic(slice_, job.norm, blueprint, job.report)
+    down, up = traffic(slice_, job.norm, blueprint, job.report, job.measures)
     model = model_bits(slice_, job.norm, blueprint)
     update, codec = update_bits(slice_, job.norm, blueprint), job.uplink
     shapes = _shapes(blueprint.local(slice_), sent_names(slice_, job.norm, blueprint))
@@ -114,5 +114,6 @@ def measured_sent_fraction(order: Cohort, update: Replies, blueprint: Blueprint)
     Of a message that a link cut, what came through over what that would have been.
     """
     held = narrowed(order.slices[0], float(update.delivered_width[0]), blueprint)
-    _, whole = traffic(held, order.job.norm, blueprint, order.job.report)
+    job = order.job
+    _, whole = traffic(held, job.norm, blueprint, job.report, job.measures)
     return min(1.0, float(update.bits[0]) / whole) if whole else 1.0

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from anyfleet.core.messages import Params
-from anyfleet.core.slots import Norm
+from anyfleet.core.slots import Measure, Norm
 from anyfleet.elastic import WHOLE, Blueprint, Slice, cut
 from anyfleet.errors import BadMessage
-from anyfleet.measure.fisher import channels
 
 FLOAT_BITS = 32
 
@@ -41,7 +40,11 @@ def own_names(slice_: Slice, norm: Norm, blueprint: Blueprint) -> dict[str, str]
 
 @lru_cache(maxsize=4096)
 def traffic(
-    slice_: Slice, norm: Norm, blueprint: Blueprint, report: tuple[str, ...] = ()
+    slice_: Slice,
+    norm: Norm,
+    blueprint: Blueprint,
+    report: tuple[str, ...] = (),
+    measures: tuple[Measure, ...] = (),
 ) -> tuple[float, float]:
     """Bits down and bits up of an order with this slice, uncompressed, with what is reported."""
     home = norm.stays(blueprint) | set(blueprint.frozen)
@@ -51,8 +54,9 @@ def traffic(
     measured = {n for layer in layers for n in layer.buffers} & statistics
     down = local.numel([*(n for n in local.params if n not in home), *statistics])
     up = local.numel([*sent, *measured])
-    told = {"channels": channels(local, slice_.sent(blueprint))} if "channels" in report else {}
-    up += sum(told.get(name, 1) for name in report)
+    trained = slice_.sent(blueprint)
+    lengths = {n: each.length(n, local, trained) for each in measures for n in each.vectors}
+    up += sum(lengths.get(name, 1) for name in report)
     return float(FLOAT_BITS * down + index_bits(slice_, blueprint)), float(FLOAT_BITS * up)
 
 
