@@ -82,7 +82,7 @@ def test_a_selection_in_two_phases_is_refused_where_results_do_not_wait(schedule
 
 
 def test_a_measure_that_no_device_takes_is_refused_with_those_there_are() -> None:
-    with pytest.raises(CompositionError, match=r"select wants \['colour'\].*'fisher', 'loss'"):
+    with pytest.raises(CompositionError, match=r"select wants \['colour'\].*'distortion', 'loss'"):
         replace(bn2(), select=Largest(4, 2, "colour"))
 
 
@@ -258,7 +258,7 @@ MIXTURES = {
     "bn2 by fisher, of random channels": replace(
         heterofl(widths=(0.5, 0.25)),
         extract=Random(),
-        select=Largest(4, 2, "fisher"),
+        select=Largest(4, 2, "fisher", (Fisher(),)),
         schedule=HoldAndFetch(),
         train=Slim(BASE),
     ),
@@ -405,5 +405,5 @@ def test_who_trains_only_the_output_layer_has_no_channels_to_report() -> None:
 
 
 def test_only_a_single_number_can_be_the_largest() -> None:
-    with pytest.raises(ValueError, match=r"Largest\.measure"):
-        Largest(4, 2, "channels")
+    with pytest.raises(ValueError, match=r"Largest\.number"):
+        Largest(4, 2, "channels", (Fisher(),))

@@ -91,7 +91,6 @@ PARTS: list[Any] = [
     train.Gradient(train.Decaying(0.1, 0.99), train.Sgd(0.9, True, 1e-4), local_steps=5, clip=1.0),
     train.Gradient(train.Inverse(1.0, 2.0), train.AdamW(), masked=True, scaler=True),
     measure.Fisher(every=2, samples=3, estimate="mean"),
-    measure.Observed(train.Gradient(), measure.Fisher(), channels=True),
     train.Slim(train.Gradient(batch_size=16), (0.25, 0.5, 1.0), samples=2),
     train.Fjord(train.Gradient(optimiser=train.Sgd(0.5), clip=0.5)),
     train.Progressive(train.Gradient(optimiser=train.Sgd(0.9, True, 1e-3)), momentum_rule="masked"),

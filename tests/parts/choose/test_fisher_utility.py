@@ -53,7 +53,7 @@ def lesson(values: Sequence[float], share: float = 1.0, birth: float = 1.0) -> L
     squares = float(np.mean(np.square(values)))
     measured = {"fisher": float(np.mean(values)), "fisher_squares": squares}
     return Lesson(
-        share, (share, 0.0), {**measured, "fisher_steps": float(len(values))}, lambda: birth
+        share, (share, 0.0), {**measured, "fisher_steps": float(len(values))}, lambda _: birth
     )
 
 
@@ -113,7 +113,7 @@ def test_1_10_what_is_measured_now_and_then_stands_for_all_steps() -> None:
     utility = FisherUtility(effectiveness="literal", window=2, target=1e9, threshold=1e9)
     every = utility.learn({}, lesson([0.3, 0.3, 0.3, 0.3]))
     seldom = Lesson(
-        1.0, (1.0, 0.0), {"fisher": 0.3, "fisher_squares": 0.09, "fisher_steps": 4.0}, lambda: 1.0
+        1.0, (1.0, 0.0), {"fisher": 0.3, "fisher_squares": 0.09, "fisher_steps": 4.0}, lambda _: 1.0
     )
     found = utility.learn({}, seldom)
     assert found.keys() == every.keys()
