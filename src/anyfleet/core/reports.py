@@ -7,15 +7,13 @@ import torch
 from torch import Tensor
 
 from anyfleet import rng
-from anyfleet.core.messages import ChooserState, DeviceState, Report
+from anyfleet.core.messages import ChooserState, DeviceState
 from anyfleet.core.method import Job
 from anyfleet.core.objectives import Task
 from anyfleet.core.orders import Cohort
 from anyfleet.core.slots import Lesson, Measure, Minibatch, TrainingContext
 from anyfleet.elastic import Slice, cut, width
 from anyfleet.tracebacks import during
-
-SCALAR_BITS = 32  # one reported number
 
 
 def reported(measured: Mapping[str, Tensor], job: Job) -> dict[str, Any]:
@@ -29,23 +27,6 @@ def reported(measured: Mapping[str, Tensor], job: Job) -> dict[str, Any]:
         for name, value in measured.items()
         if name not in private
     }
-
-
-def asked_for(report: Report, asked: tuple[str, ...]) -> dict[str, Any]:
-    """Return the numbers of a report that some part asked for; only these are charged."""
-    return {name: report[name] for name in asked if name in report}
-
-
-def reply_bits(report: Report, order: Cohort) -> float:
-    """Return the bits of a training reply besides its update: numbers asked for, and the choice."""
-    chosen = SCALAR_BITS if any(order.menus) else 0
-    return report_bits(asked_for(report, order.job.report)) + chosen
-
-
-def report_bits(report: Report) -> float:
-    """Return the bits of all numbers of a report."""
-    count = sum(len(v) if isinstance(v, tuple) else 1 for v in report.values())
-    return float(SCALAR_BITS * count)
 
 
 def learned(

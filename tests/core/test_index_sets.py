@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anyfleet.core.client import work
+from anyfleet.core.index_sets import pack_slice, unpack_slice
+from anyfleet.core.message_size import uncompressed_bits
 from anyfleet.core.messages import DeviceState
-from anyfleet.core.packing import pack_slice, traffic, unpack_slice
 from anyfleet.core.planning import load_models
 from anyfleet.core.slots import Norm
 from anyfleet.elastic import Blueprint, Slice
@@ -78,7 +79,7 @@ def test_announced_traffic_is_what_a_run_is_charged(norm: Norm, slice_: Slice) -
     method = replace(fedavg(), norm=norm)
     sent = load_models(sent, method=method, task=task, params=task.params, buffers=task.buffers)
     update = work(sent, (DeviceState(),), task).replies
-    assert traffic(slice_, norm, task.blueprint) == (sent.bits[0], update.bits[0])
+    assert uncompressed_bits(slice_, norm, task.blueprint) == (sent.bits[0], update.bits[0])
 
 
 def test_announced_traffic_has_what_is_reported() -> None:
@@ -96,5 +97,5 @@ def test_announced_traffic_has_what_is_reported() -> None:
         sent = load_models(sent, method=method, task=task, params=task.params, buffers=task.buffers)
         update = work(sent, (DeviceState(),), task).replies
         job = method.job()
-        _, up = traffic(slice_, job.norm, task.blueprint, job.report, job.measures)
+        _, up = uncompressed_bits(slice_, job.norm, task.blueprint, job.report, job.measures)
         assert up == update.bits[0]
