@@ -21,7 +21,7 @@ from anyfleet import Experiment, play
 from anyfleet.arrays import Ints
 from anyfleet.cli.app import app
 from anyfleet.core.method import Method
-from anyfleet.core.slots import Loose, Minibatch, Select, State, TrainingContext
+from anyfleet.core.slots import Minibatch, Select, State, TrainingContext, TrainingState
 from anyfleet.core.updates import Updates
 from anyfleet.core.view import View
 from anyfleet.elastic import Blueprint, Slice
@@ -133,8 +133,13 @@ class BadTrain(type(BASE.train)):  # type: ignore[misc]
     """At the top of a module, so that an order can name it."""
 
     def step(
-        self, site: TrainingContext, state: Loose, batch: Minibatch, numbers: Loose, choice: Any
-    ) -> Loose:
+        self,
+        site: TrainingContext,
+        state: TrainingState,
+        batch: Minibatch,
+        numbers: TrainingState,
+        choice: Any,
+    ) -> TrainingState:
         fail()
         return state
 

@@ -131,7 +131,9 @@ def test_1_18_who_was_not_asked_was_not_selected() -> None:
 
 def test_fisher_information_is_a_column_where_it_is_asked_for() -> None:
     base = fedavg(count=4, lr=0.1, batch_size=8)
-    method = replace(base, aggregate=Diagnosed(base.aggregate, measures=("fisher", "norm")))
+    method = replace(
+        base, aggregate=Diagnosed(base.aggregate, reported=("fisher", "norm"), measures=(Fisher(),))
+    )
     steps = small.steps(method, small.task(), 2)
     assert small.identical(steps[-1].params, small.steps(base, small.task(), 2)[-1].params)
     assert (steps[0].ledger.fisher > 0).all()
@@ -312,8 +314,8 @@ def test_what_measuring_costs_is_told() -> None:
     task = small.task(norm=False)
     method = whale(lr=0.1, batch_size=8)
     assert diagnosis.measuring_share(method, task) == pytest.approx(1.0)
-    assert "adds 100% to the work" in diagnosis.measuring(method, task)
-    seldom = replace(method, fisher=Fisher(every=5, samples=4))
+    assert "adds 100% to its work" in diagnosis.measuring(method, task)
+    seldom = whale(lr=0.1, batch_size=8, fisher=Fisher(every=5, samples=4))
     # Of 30 samples in four steps, 4 of the first.
     assert diagnosis.measuring_share(seldom, task) == pytest.approx(4 / 30)
     assert diagnosis.measuring(fedavg(), task) == ""
@@ -370,5 +372,5 @@ def test_fisher_information_needs_classes() -> None:
     )
     with pytest.raises(ConfigError, match="Fisher information is measured with labels"):
         populate(experiment, made)
-    constant = FisherUtility(levels=5, fisher="constant", target=1.0)
+    constant = FisherUtility(levels=5, effectiveness="constant", target=1.0)
     populate(replace(experiment, method=replace(whale(), choose=constant)), made)

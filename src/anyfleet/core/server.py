@@ -55,7 +55,6 @@ from anyfleet.elastic import Cost, Slice, cost
 from anyfleet.errors import CompositionError
 from anyfleet.tracebacks import during
 
-SERVER_LOSS_SAMPLES = 128  # samples of the server split per comparison (specification §1.18)
 _TRAINING = (Kind.TRAIN, Kind.HOLD, Kind.FETCH)
 # What an update may change of the model, in words.
 _CHANGES = {"params": "a change", "buffers": "a change of the statistics"}
@@ -157,15 +156,13 @@ class Server:
 
     def server_loss(self, params: Params, key: Tensor) -> float:
         """The loss on a batch of the server split that `key` draws."""
-        size = len(self.task.server)
-        rows = rng.sample(key, size, min(SERVER_LOSS_SAMPLES, size))
-        return server_loss(self.task, params, self.buffers, self.method.norm, rows)
+        return server_loss(self.task, params, self.buffers, self.method.norm, key)
 
     def cost(self, slice_: Slice, batch: int) -> Cost:
         return cost(self.task.blueprint, slice_, batch)
 
     def training_cost(self, slice_: Slice, batch: int, processed: int, steps: int) -> Demand:
-        train, blueprint = self.method.trained, self.task.blueprint
+        train, blueprint = self.method.trainer, self.task.blueprint
         amount = Amount(batch, processed, steps)
         return training(train, blueprint, slice_, amount, self.devices.counting)
 

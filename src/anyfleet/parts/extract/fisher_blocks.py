@@ -1,7 +1,7 @@
 """WHALE-FL's Algorithm 2: blocks of channels, by Fisher information and by how often trained."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from anyfleet.arrays import Flags, Floats, Ints
 from anyfleet.core.messages import SubModelSize
-from anyfleet.core.slots import Extract
+from anyfleet.core.slots import Extract, Measure
 from anyfleet.core.updates import Updates
 from anyfleet.core.view import View
 from anyfleet.elastic import Blueprint, Slice
@@ -22,6 +22,7 @@ from anyfleet.formulas.whale import (
     whale_region_fisher,
     whale_scores,
 )
+from anyfleet.measure import Fisher
 from anyfleet.measure.fisher import produced
 from anyfleet.papers import WHALE, Paper
 
@@ -40,12 +41,14 @@ class FisherBlocks(Extract):
     regions, "literal" and "maxmin" are readings of the paper. Devices report the Fisher
     information of every channel of the model they received; `epsilon` is added to it, and should
     be small beside the mean squared gradients of the network at hand. Where a layer has channels
-    that do not divide evenly, the best blocks are cut or filled up to the share's number.
+    that do not divide evenly, the best blocks are cut or filled up to the share's number. `fisher`
+    says how devices measure it.
     """
 
     regions: int = 16
     score: WhaleScore = "recommended"
     epsilon: float = 1e-3
+    fisher: Fisher = field(default_factory=Fisher)
 
     reports: ClassVar[frozenset[str]] = frozenset({"channels"})
     papers: ClassVar[tuple[Paper, ...]] = (WHALE,)
@@ -63,6 +66,10 @@ class FisherBlocks(Extract):
             )
         if not self.epsilon > 0:
             yield f"FisherBlocks.epsilon must be positive, got {self.epsilon}."
+
+    @property
+    def measures(self) -> tuple[Measure, ...]:
+        return (self.fisher,)
 
     def init(self, view: View) -> _Kept:
         nothing = np.zeros(self.regions)

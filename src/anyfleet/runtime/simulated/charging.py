@@ -34,12 +34,12 @@ def demand(order: Cohort, task: Task, counting: Counting, chooser: ChooserState)
     batch = int(order.hyperparameters.batch_size[0])
     share = float(order.width[0])
     amount = Amount(batch, samples_processed(steps, samples, batch), steps, share)
-    needed = training(order.job.train, blueprint, slice_, amount, counting)
-    if steps and order.job.choose.measures_initial(chooser, share, slice_.first_trained_layer):
-        # Once for every width: its chooser measures the initial model on one mini-batch.
-        once = replace(order.job.fisher, every=1)
-        beside = Amount(batch, min(batch, samples), 1)
-        needed = needed.then(training(once, blueprint, slice_, beside, counting))
+    needed = training(order.job.trainer, blueprint, slice_, amount, counting)
+    # Once for every width: its chooser measures the initial model on one minibatch.
+    choose, first = order.job.choose, slice_.first_trained_layer
+    for measure in choose.initial_measures(chooser, share, first) if steps else ():
+        once = Amount(batch, min(batch, samples), 1)
+        needed = needed.then(training(measure, blueprint, slice_, once, counting))
     return needed
 
 

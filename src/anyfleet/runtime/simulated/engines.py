@@ -173,7 +173,7 @@ def _shape(order: Cohort, row: int, task: Task) -> Hashable:
     if order.kind not in (Kind.TRAIN, Kind.HOLD):
         return row
     # A trainer that draws for the whole cohort makes that draw static: only its members share it.
-    draws = order.job.train.shared_draws(torch.tensor(order.cohort_key), 1) != (None,)
+    draws = order.job.trainer.shared_draws(torch.tensor(order.cohort_key), 1) != (None,)
     drawn = (order.cohort_key, float(order.width[0])) if draws else None
     # Not by the shape alone: a model may hold constants along an axis that is cut.
     (slice_,) = order.slices
