@@ -55,7 +55,7 @@ def test_everything_that_can_change_does() -> None:
     _, world, _ = fleet.build(1_000)
     everybody, early, late = np.arange(1_000), When(0.0, 0), When(7_200.0, 5)
     before, after = (world.conditions(everybody, when, 100) for when in (early, late))
-    for name in ("up", "down", "load", "memory", "speed"):
+    for name in ("bit_rate_up", "bit_rate_down", "load", "memory", "speed"):
         assert (getattr(before, name) != getattr(after, name)).mean() > 0.9, name
     assert (world.online(everybody, early) != world.online(everybody, late)).mean() > 0.1
     assert all(bounds(group.battery)[1] < np.inf for group in world.groups)

@@ -28,7 +28,7 @@ class Batteries:
         """Joules left; infinite on mains."""
         if self._mains:
             return np.full(len(devices), math.inf)
-        full = self._world.column("battery", devices, _START)
+        full = self._world.values("battery", devices, _START)
         return full - self._lacking(devices, full, now)
 
     def enough(self, devices: Ints, now: float) -> Flags:
@@ -42,8 +42,8 @@ class Batteries:
         return ready
 
     def _above_reserve(self, devices: Ints, now: float) -> Flags:
-        full = self._world.column("battery", devices, _START)
-        reserve = self._world.column("reserve", devices, _START)
+        full = self._world.values("battery", devices, _START)
+        reserve = self._world.values("reserve", devices, _START)
         left = full - self._lacking(devices, full, now)
         least = reserve * np.where(np.isinf(full), 0.0, full)
         enough: Flags = (left > 0) & (left >= least)
@@ -53,7 +53,7 @@ class Batteries:
         """Devices work from now on; they do not recharge meanwhile."""
         if self._mains:
             return
-        full = self._world.column("battery", devices, _START)
+        full = self._world.values("battery", devices, _START)
         self._missing[devices] = self._lacking(devices, full, now)
         self._since[devices] = math.inf
         self._ready[devices] = False
@@ -62,7 +62,7 @@ class Batteries:
         """A device has finished, after it spent so much."""
         if self._mains:
             return
-        full = float(self._world.column("battery", np.array([device]), _START)[0])
+        full = float(self._world.values("battery", np.array([device]), _START)[0])
         missing = float(self._missing[device]) + joules
         # Sums of joules round: what is left of an empty battery must not start another order.
         empty = missing >= full * (1 - 1e-12)
@@ -78,9 +78,9 @@ class Batteries:
 
     def _lacking(self, devices: Ints, full: Floats, now: float) -> Floats:
         """Joules missing from a full battery; 0 on mains."""
-        used = 1 - self._world.column("charge", devices, _START)
+        used = 1 - self._world.values("charge", devices, _START)
         start = np.where(np.isinf(full), 0.0, full) * used
         known = self._missing[devices]
-        recharge = self._world.column("recharge", devices, _START)
+        recharge = self._world.values("recharge", devices, _START)
         gained = recharge * np.maximum(0.0, now - self._since[devices])
         return np.maximum(0.0, np.where(np.isnan(known), start, known) - gained)

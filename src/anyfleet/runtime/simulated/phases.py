@@ -125,7 +125,7 @@ class Phases:
         return self._transfer(float(self.order.bits[0]), "down", self.when, known)
 
     def upload(self, bits: float, when: When) -> Phase:
-        still = self.world.rates_until(int(self.order.device[0]), self.when)
+        still = self.world.bit_rates_until(int(self.order.device[0]), self.when)
         # Rates are looked up again only if a step or time can have changed them meanwhile.
         same = when.round_index == self.when.round_index and when.now < still
         return self._transfer(bits, "up", when, float(self.own.bit_rate_up[0]) if same else None)
@@ -133,19 +133,19 @@ class Phases:
     def compute(self, effort: Effort, after: float) -> Phase:
         """From so many seconds on; what only a new server step changes stays as it was."""
         device, frequency = int(self.order.device[0]), self.order.hyperparameters.frequency
-        still = self.world.computing_until(device, self.when)
+        still = self.world.compute_until(device, self.when)
 
         def pace(moment: When) -> Pace:
             own = self.own
             if moment.now >= still:
-                own = replace(own, **self.world.computing(self.order.device, moment))
+                own = replace(own, **self.world.compute_conditions(self.order.device, moment))
             (seconds,), (joules,) = effort.seconds(own, frequency), effort.joules(own, frequency)
             return Pace(float(seconds), float(joules))
 
         # What follows a download without an end never begins, whenever that is.
         start = self.when.now + (after if math.isfinite(after) else 0.0)
         begun = When(start, self.when.round_index)
-        return follow(begun, pace, lambda moment: self.world.computing_until(device, moment))
+        return follow(begun, pace, lambda moment: self.world.compute_until(device, moment))
 
     def _transfer(self, bits: float, way: Way, when: When, known: float | None) -> Phase:
         device = int(self.order.device[0])
@@ -154,7 +154,7 @@ class Phases:
         def pace(moment: When) -> Pace:
             if known is not None and moment == when:
                 return transfer_pace(bits, known, float(watts))
-            (rate,) = self.world.rates(self.order.device, moment, self.active).of(way)
+            (rate,) = self.world.bit_rates(self.order.device, moment, self.active).of(way)
             return transfer_pace(bits, float(rate), float(watts))
 
-        return follow(when, pace, lambda moment: self.world.rates_until(device, moment))
+        return follow(when, pace, lambda moment: self.world.bit_rates_until(device, moment))

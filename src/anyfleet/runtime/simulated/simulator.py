@@ -34,7 +34,7 @@ from anyfleet.runtime.simulated.phases import Phase, Phases
 from anyfleet.runtime.simulated.transfers import addresses, transfers
 from anyfleet.world import World
 from anyfleet.world.quantities import When
-from anyfleet.world.world import Told
+from anyfleet.world.world import RuntimeConditions
 
 # Devices looked at together: what lies between stays in the processor's cache.
 _BLOCK = 1 << 17
@@ -95,7 +95,7 @@ class Simulated:
 
     def conditions(self, devices: Ints) -> Conditions:
         charge = self._batteries.charge(devices, self.now())
-        own = Told(charge, self._losses[devices])
+        own = RuntimeConditions(charge, self._losses[devices])
         return self._world.report(devices, self._when(), self._on_air(devices), own)
 
     def check_in(self, orders: Cohort) -> Choices:
@@ -113,7 +113,7 @@ class Simulated:
         if not self._world.shares_bands:
             return np.ones(len(self._world.links), dtype=np.int64)  # nobody takes from anybody
         busy = [int(pending.order.device[0]) for pending in self._pending.values()]
-        return self._world.on_air(np.union1d(devices, np.array(busy, dtype=np.int64)))
+        return self._world.devices_per_band(np.union1d(devices, np.array(busy, dtype=np.int64)))
 
     def _when(self) -> When:
         return When(self.now(), self._step)

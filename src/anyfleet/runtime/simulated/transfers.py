@@ -52,7 +52,7 @@ def transfers(orders: Cohort, world: World, when: When, active: Active) -> list[
             ways.append(whole)
             continue
         way_keys = rng.fold(keys, way)
-        came = world.delivered(count, orders.device, way_keys, when, active=active, way=way)
+        came = world.delivered_columns(count, orders.device, way_keys, when, active=active, way=way)
         ways.append((np.where(came == count, 1.0, came * step), came / count))
     (down, down_share), (up, up_share) = ways
     return [
