@@ -448,7 +448,7 @@ class Weighing(Threads):
         self.asked.extend(assigned)
         return super().execute(assigned, task, limits)
 
-    def carried(self, mail: list[PackedReply]) -> list[PackedReply]:
+    def transmit(self, mail: list[PackedReply]) -> list[PackedReply]:
         self.mail.extend(mail)
         return mail
 
