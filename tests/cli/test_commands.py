@@ -362,7 +362,7 @@ FLEET_FILE = """
 [[fleet.groups]]
 name = "phones"
 speed = { use = "Uniform", low = 1e9, high = 3e9 }
-loss = { error = { use = "Uniform", low = 0.1, high = 0.2 } }
+column_loss = { error = { use = "Uniform", low = 0.1, high = 0.2 } }
 availability = { use = "Intermittent", share = 0.5 }
 
 [[fleet.groups]]
@@ -429,7 +429,7 @@ def test_what_is_dealt_at_random_is_said(folder: Path) -> None:
     (folder / "fleet.toml").write_text(FLEET_FILE)
     shown = succeeds("fleet", "show", "fleet.toml", "--seed", "5")
     assert drawn in shown
-    assert "Laws are drawn with seed 5." in shown
+    assert "Distributions are drawn with seed 5." in shown
 
 
 def test_a_fleet_has_the_devices_of_its_task(folder: Path) -> None:

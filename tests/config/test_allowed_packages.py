@@ -238,8 +238,8 @@ EVIL: dict[str, tuple[str, str]] = {
         "fleet.groups.0.speed: Group.speed must be at least 1e-09",
     ),
     "a link that never ends": (
-        TASK + METHOD + "[[fleet.groups]]\nlink = { use = 'Steady', up = 1e-300, down = 1.0 }\n",
-        "Steady.up must be finite bits per second",
+        TASK + METHOD + "[[fleet.groups]]\nlink = { use = 'Steady', bit_rate_up = 1e-300, bit_rate_down = 1.0 }\n",
+        "Steady.bit_rate_up must be finite bits per second",
     ),
     "a key without end": (f"{'a.' * 20_000}a = 1\n" + TASK + METHOD, "key of more than 100 parts"),
     "a quoted key without end": (
@@ -260,8 +260,8 @@ EVIL: dict[str, tuple[str, str]] = {
     ),
     "a device file": (
         TASK + METHOD + "[[fleet.groups]]\n"
-        "speed = { use = 'Replayed', file = '/dev/zero', column = 'a' }\n",
-        "/dev/zero is no plain file",
+        "speed = { use = 'Replayed', file = '/dev/zero', field = 'a' }\n",
+        "/dev/zero is not a plain file",
     ),
 }
 

@@ -324,7 +324,7 @@ def seconds_needed(ledger: Ledger, method: Method, task: Task, world: World) -> 
 
 def _durations(rows: Ledger, method: Method, task: Task, world: World) -> Iterator[float]:
     job, blueprint = method.job(), task.blueprint
-    active = world.on_air(
+    active = world.devices_per_band(
         np.unique(rows.device[rows.round_index == rows.round_index.min(initial=0)])
     )
     known = world.conditions(rows.device, When(0.0, 0), active)

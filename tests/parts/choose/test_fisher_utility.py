@@ -353,7 +353,7 @@ def test_paced_gives_what_the_chooser_needs() -> None:
 
 
 def test_1_10_equal_devices_are_all_on_time() -> None:
-    slow = levels(speeds=(1e9,), up=1e6, down=1e6)
+    slow = levels(speeds=(1e9,), bit_rate_up=1e6, bit_rate_down=1e6)
     constant = FisherUtility(effectiveness="constant")
     method = whale(widths=SHARES, utility=constant, lr=0.1, batch_size=8)
     step = small.steps(method, small.task(), 2, fleet=slow)[-1]

@@ -48,7 +48,7 @@ CELL = cell(
     devices=8,
     flops_per_cycle=4e-4,
     budget=Redrawn(Uniform(3.0, 9.0)),
-    link=Shannon(band=1e3, station_band=1e5, receive=0.05),
+    link=Shannon(band=1e3, station_band=1e5, receive_power=0.05),
 )
 
 
@@ -425,7 +425,7 @@ def test_no_order_overspends_where_receiving_and_other_work_cost() -> None:
         frequency=(1e8, 1e9),
         energy=3e-27,
         load=2.5,
-        link=Steady(up=6e3, down=1e5, power=0.5, receive=0.3),
+        link=Steady(bit_rate_up=6e3, bit_rate_down=1e5, send_power=0.5, receive_power=0.3),
     )
     tight = [replace(group, budget=amount, battery=2 * amount) for amount in (0.1, 0.5, 0.8, 2.4)]
     # A message of this small net cannot be shorter than some hundred bits.
@@ -448,7 +448,7 @@ class Weighing(Threads):
         self.asked.extend(assigned)
         return super().execute(assigned, task, limits)
 
-    def carried(self, mail: list[PackedReply]) -> list[PackedReply]:
+    def transmit(self, mail: list[PackedReply]) -> list[PackedReply]:
         self.mail.extend(mail)
         return mail
 
