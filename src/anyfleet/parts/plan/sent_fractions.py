@@ -39,7 +39,7 @@ class SentFractionByLevel(Wrapper, Plan):
         wrong = not self.sent_fractions or any(not 0 < rate <= 1 for rate in self.sent_fractions)
         refuse(
             [
-                f"SentFractionByLevel.rates must lie in (0, 1], got {self.sent_fractions}."
+                f"SentFractionByLevel.sent_fractions must lie in (0, 1], got {self.sent_fractions}."
                 if wrong
                 else ""
             ]
@@ -81,7 +81,7 @@ class SentFractionByLink(Plan):
             [
                 ""
                 if 0 < self.sent_fraction <= 1
-                else f"SentFractionByLink.rate must lie in (0, 1]: {self.sent_fraction}.",
+                else f"SentFractionByLink.sent_fraction must lie in (0, 1], got {self.sent_fraction}.",
                 ""
                 if self.seconds is None or self.seconds > 0
                 else f"SentFractionByLink.seconds must be positive, got {self.seconds}.",
