@@ -91,6 +91,7 @@ STATES = (
     "anyfleet.core.updates",
     "anyfleet.elastic",
     "anyfleet.formulas",
+    "anyfleet.formulas.reference",
     "anyfleet.measure",
     "anyfleet.parts",
     "anyfleet.runtime",

@@ -14,7 +14,7 @@ from anyfleet.core.updates import Updates
 from anyfleet.core.view import View
 from anyfleet.errors import CompositionError, ConfigError
 from anyfleet.experiment import Experiment, play
-from anyfleet.formulas.contribution import alignment, angles
+from anyfleet.formulas.contribution import fedadp_angles, update_alignment
 from anyfleet.measure.fisher import Fisher, Observed
 from anyfleet.methods import bn2, fedavg, fedpmt, fedpns, fedrescue, heterofl, whale
 from anyfleet.parts.aggregate import (
@@ -336,15 +336,15 @@ def test_angles_and_subsets_of_sub_models_are_taken_on_common_coordinates() -> N
     mass = weights @ masks
     mean = np.divide(weights @ (rows * masks), mass, out=np.zeros(len(mass)), where=mass > 0)
     own = masks * mean
-    expected = angles(
+    expected = fedadp_angles(
         (rows * own).sum(axis=1), np.linalg.norm(rows, axis=1), np.linalg.norm(own, axis=1)
     )
     found = first(AngleWeighted()).diagnostics["angles"]
     assert [found[d] for d in range(4)] == pytest.approx(expected.tolist())
     shared = rows[:, masks.all(axis=0)]
     found = first(Subset()).diagnostics["alignment"]
-    assert found == pytest.approx(alignment(shared @ shared.T, arrivals.samples))
-    assert found != pytest.approx(alignment(rows @ rows.T, arrivals.samples), rel=1e-3)
+    assert found == pytest.approx(update_alignment(shared @ shared.T, arrivals.samples))
+    assert found != pytest.approx(update_alignment(rows @ rows.T, arrivals.samples), rel=1e-3)
 
 
 # --- menus ------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from anyfleet.arrays import Floats
 from anyfleet.core import local_training as local_training
 from anyfleet.core.slots import Loose, Minibatch, Train, TrainingContext, TrainingStart
 from anyfleet.elastic import Slice
-from anyfleet.formulas.distillation import LinearBatch, Moved
+from anyfleet.formulas.reference.distillation import LinearBatch, Moved
 from anyfleet.methods import fedavg
 from anyfleet.tasks import Data, Split, Task
 

@@ -13,7 +13,7 @@ from anyfleet.core.method import Method
 from anyfleet.core.slots import Minibatch, TrainingContext, TrainingStart
 from anyfleet.elastic import EVALUATE, OBSERVE, Priced, Slice, apply, cut
 from anyfleet.errors import CompositionError
-from anyfleet.formulas.whale import cheap_fisher_trace, fisher_trace
+from anyfleet.formulas.reference.whale import cheap_fisher_trace, fisher_trace
 from anyfleet.measure.fisher import Fisher, Observed, by_channel, drawn_labels
 from anyfleet.methods import fedavg, fedprox, whale
 from anyfleet.parts.choose import FisherUtility

@@ -10,7 +10,7 @@ import torch
 from anyfleet.core.message_size import typical_sent_fraction
 from anyfleet.core.messages import UNCUT, Params
 from anyfleet.core.method import Method
-from anyfleet.formulas.compression import qsgd_error_bound
+from anyfleet.formulas.reference.compression import qsgd_error_bound
 from anyfleet.methods import anycost, fedavg, fedhq, qsgd, stc, uveqfed
 from anyfleet.parts.aggregate import Aio, ErrorWeighted, Mean
 from anyfleet.parts.choose import MostGain

@@ -16,7 +16,8 @@ from torch import Tensor
 from anyfleet import rng
 from anyfleet.arrays import Floats
 from anyfleet.config import dump, load, to_toml
-from anyfleet.formulas import outage_probability, outage_range
+from anyfleet.formulas import outage_probability
+from anyfleet.formulas.reference import outage_range
 from anyfleet.world.distributions import Disc, LogNormal, Normal, Uniform
 from anyfleet.world.links import (
     BitRates,

@@ -22,7 +22,7 @@ from anyfleet.core.method import Method
 from anyfleet.core.objectives import Task
 from anyfleet.core.time_and_energy import Amount, training, transfer_seconds
 from anyfleet.elastic import WHOLE, Priced
-from anyfleet.formulas import extreme_share, label_distance, psi
+from anyfleet.formulas import fedpmt_psi, fedpns_label_distance, whale_extreme_share
 from anyfleet.parts.choose import FisherUtility
 from anyfleet.world import When, World
 
@@ -108,7 +108,7 @@ def label_distances(task: Task) -> Floats:
         return np.full(task.devices, np.nan)
     counts = np.array([_histogram(task, device) for device in range(task.devices)])
     sizes = np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    return label_distance(counts / sizes, counts.sum(axis=0) / max(1, counts.sum()))
+    return fedpns_label_distance(counts / sizes, counts.sum(axis=0) / max(1, counts.sum()))
 
 
 def _histogram(task: Task, device: int) -> Floats:
@@ -135,7 +135,7 @@ def depth_shares(ledger: Ledger, firsts: Sequence[int]) -> Floats:
 
 def depth_psi(ledger: Ledger, firsts: Sequence[int]) -> float:
     """FedPMT's psi (specification §F.1) of the answers in a ledger; infinite if nobody trains all."""
-    return psi(depth_shares(ledger, firsts))
+    return fedpmt_psi(depth_shares(ledger, firsts))
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ def _mean(values: Floats) -> float:
 def unfit_threshold(ledger: Ledger) -> str:
     """A warning when nearly all utilities of a run are 0 or 1; else empty."""
     known = ledger.utility[~np.isnan(ledger.utility)]
-    share = extreme_share(known)
+    share = whale_extreme_share(known)
     if not len(known) or share <= MOST_EXTREME:
         return ""
     return (

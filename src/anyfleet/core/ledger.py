@@ -11,7 +11,7 @@ from anyfleet.core.message_size import measured_sent_fraction
 from anyfleet.core.messages import Charges, Devices, Replies, Report, measured
 from anyfleet.core.orders import Cohort
 from anyfleet.elastic import Blueprint, alpha, narrowed, width
-from anyfleet.formulas.theory import contraction, divergence_index, local_gain
+from anyfleet.formulas.anycost import anycost_contraction, anycost_divergence, anycost_gain
 
 _THEORY = ("measured_sent_fraction", "gain", "divergence")
 _TOLD = ("loss", "norm", "fisher", "distortion")  # of a device's report
@@ -141,7 +141,7 @@ class LedgerWriter:
             measured_sent_fraction(order, update, self._blueprint),
             alpha(held, self._blueprint),
         )
-        gain, index = float(local_gain(share, rate)), float(divergence_index(share, rate))
+        gain, index = float(anycost_gain(share, rate)), float(anycost_divergence(share, rate))
         return dict(zip(_THEORY, (rate, gain, index), strict=True))
 
     def _row(self, order: Cohort, charges: Charges, lost: str) -> dict[str, Any]:
@@ -171,7 +171,7 @@ def _contraction(entries: Ledger) -> float:
     gains = entries.gain[entries.counted & ~np.isnan(entries.gain)]
     if not len(gains):
         return float("nan")
-    return contraction(float(gains.min()), convexity=1.0, smoothness=1.0, ratio=1.0)
+    return anycost_contraction(float(gains.min()), convexity=1.0, smoothness=1.0, ratio=1.0)
 
 
 def _entries(columns: Mapping[str, Sequence[Any]]) -> Ledger:

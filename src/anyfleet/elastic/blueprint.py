@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from anyfleet.elastic.execution.plain import plainly
 from anyfleet.elastic.indexing import index, take
+from anyfleet.elastic.plain_tensors import plain_tensors
 from anyfleet.elastic.program import Constant, Dim, Program, length
 from anyfleet.errors import SliceError
 from anyfleet.formulas.sub_models import kept_channels
@@ -228,6 +228,18 @@ class Blueprint:
             raise KeyError(f"{name!r} is neither a parameter nor a buffer of this blueprint")
         return found
 
+    def axes_of(self, name: str, dimension: int = 0) -> tuple[str, ...]:
+        """Return the axes that index one dimension of a tensor, outermost first."""
+        return tuple(axis for product in self.dims(name)[dimension] for axis in product)
+
+    def output_axes(self, name: str) -> tuple[str, ...]:
+        """Return the axes of a tensor's first dimension: the channels that its rows produce.
+
+        Empty for a tensor without dimensions, and where the rows are several products joined.
+        """
+        dims = self.dims(name)
+        return dims[0][0] if dims and len(dims[0]) == 1 else ()
+
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(length(dim, self.sizes) for dim in self.dims(name))
 
@@ -301,7 +313,7 @@ def _resized(blueprint: Blueprint, counts: tuple[tuple[str, int], ...]) -> Bluep
 @lru_cache(maxsize=256)
 def _local_with_constants(blueprint: Blueprint, slice: Slice) -> Blueprint:
     small = _resized(blueprint, slice.shape(blueprint)[0])
-    with plainly():
+    with plain_tensors():
         program, *others = (_with_constants(p, slice, blueprint) for p in blueprint.programs)
     return replace(small, program=program, evaluation=next(iter(others), None))
 

@@ -10,10 +10,9 @@ from torch import Tensor
 
 from anyfleet.arrays import Floats
 from anyfleet.elastic.blueprint import Blueprint
-from anyfleet.elastic.cost.passes import arguments, base
 from anyfleet.elastic.program import Arg, Held, Items, Node, Value, value_names
 from anyfleet.elastic.slicing import Params
-from anyfleet.formulas import anycost
+from anyfleet.formulas import anycost_channel_norms, anycost_channel_order
 
 # Where an operator takes its weights, and which of their dimensions is that of the output.
 _FIRST, _SECOND, _PRODUCT = ((1, 0),), ((1, 1),), ((0, -2), (1, -1))
@@ -47,7 +46,7 @@ def channel_order(params: Params, blueprint: Blueprint) -> dict[str, tuple[int, 
 
 
 def _ordered(producers: list[Floats]) -> tuple[int, ...]:
-    return tuple(anycost.channel_order(anycost.channel_norms(producers)).tolist())
+    return tuple(anycost_channel_order(anycost_channel_norms(producers)).tolist())
 
 
 def _rows(
@@ -87,7 +86,7 @@ def producers(blueprint: Blueprint) -> tuple[tuple[str, int], ...]:
         moved = _moved(node, weights, blueprint)
         if moved is not None:
             weights[node.name] = moved
-        if active.intersection(value_names(arguments(node))):
+        if active.intersection(value_names(node.arguments)):
             active.add(node.name)
     return tuple(found)
 
@@ -95,7 +94,7 @@ def producers(blueprint: Blueprint) -> tuple[tuple[str, int], ...]:
 def _produced(
     node: Node, weights: Mapping[str, _Weight], active: set[str], blueprint: Blueprint
 ) -> Iterator[tuple[str, int]]:
-    outputs = _OUTPUTS.get(base(node), ())
+    outputs = _OUTPUTS.get(node.operator, ())
     if outputs is _PRODUCT and not active.intersection(value_names(node.args)):
         return  # weights multiplied with each other are no layer
     for argument, dimension in outputs:
@@ -115,7 +114,7 @@ def _moved(node: Node, weights: Mapping[str, _Weight], blueprint: Blueprint) -> 
     weight = _weight(node.args[0], weights, blueprint) if node.args else None
     if weight is None:
         return None
-    dims, operator = weight.dims, base(node)
+    dims, operator = weight.dims, node.operator
     if operator in _OUTPUTS:
         return None
     if operator in _TURNED:

@@ -95,6 +95,16 @@ class Node:
     site: int = 0
     always: bool = False
 
+    @property
+    def operator(self) -> str:
+        """The operator without namespace and overload, as in "conv2d"."""
+        return self.op.split(".")[1] if "." in self.op else self.op
+
+    @property
+    def arguments(self) -> tuple[Arg, ...]:
+        """The positional arguments, then the named ones."""
+        return (*self.args, *self.options.values())
+
 
 @dataclass(frozen=True)
 class Constant:

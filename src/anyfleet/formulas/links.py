@@ -1,4 +1,4 @@
-"""Models that cross a link column by column: what to expect of them."""
+"""Links: how many columns of a model arrive, and how likely a fading link carries nothing."""
 
 import math
 
@@ -17,61 +17,6 @@ def leading_columns(u: Floats, error: Floats | float) -> Ints:
     return count
 
 
-def delivered_chances(error: float, columns: int) -> Floats:
-    """Probabilities that 0, 1, ... columns arrive (specification §1.9).
-
-    `(1 - error)^j error`, and `(1 - error)^columns` for all of them. Where `error` is drawn for
-    every column, insert its mean.
-    """
-    arrived = (1 - error) ** np.arange(columns + 1, dtype=np.float64)
-    chances: Floats = arrived * np.append(np.full(columns, error), 1.0)
-    return chances
-
-
-def mean_delivered(error: float, columns: int) -> float:
-    """The expected number of columns that arrive; of a law, `error` is its mean (specification §1.9)."""
-    return float(expected_column_coverage(error, columns).sum())
-
-
-def all_delivered(error: float, columns: int) -> float:
-    """The probability that every column arrives (specification §1.9)."""
-    return float((1 - error) ** columns)
-
-
-def none_delivered(error: float, columns: int) -> float:
-    """The probability that nothing arrives: the first column is lost (specification §1.9)."""
-    return error if columns > 0 else 0.0
-
-
-def delivered_width(columns: Ints | int, share: Floats | float, width: float = 0.125) -> Floats:
-    """The width of what arrived, never more than the device's own share (specification §1.9)."""
-    reached: Floats = np.minimum(np.asarray(columns) * width, share)
-    return reached
-
-
-def expected_column_coverage(error: float, columns: int) -> Floats:
-    """How likely each column arrives, `(1 - error)^j` (specification §F.6)."""
-    coverage: Floats = (1 - error) ** np.arange(1, columns + 1, dtype=np.float64)
-    return coverage
-
-
-def expected_delivered_share(error: float, columns: int) -> float:
-    """The expected share of the columns that arrives; without columns all of it (specification §F.6)."""
-    return mean_delivered(error, columns) / columns if columns else 1.0
-
-
-def column_coverage(delivered: Ints, columns: int) -> Floats:
-    """Which share of a round's transmissions brought each column (specification §F.6).
-
-    `delivered` are leading columns per transmission; without any, nothing is covered.
-    """
-    counts = np.asarray(delivered)
-    if not len(counts):
-        return np.zeros(columns)
-    coverage: Floats = (counts[:, np.newaxis] > np.arange(columns)).mean(axis=0)
-    return coverage
-
-
 def outage_probability(efficiency: float, mean_snr: Floats | float) -> Floats:
     """P(rate < minimum) under Rayleigh fading (specification §F.6).
 
@@ -79,17 +24,6 @@ def outage_probability(efficiency: float, mean_snr: Floats | float) -> Floats:
     """
     lost: Floats = -np.expm1(-_least_snr(efficiency) / np.asarray(mean_snr, dtype=np.float64))
     return lost
-
-
-def outage_range(
-    efficiency: float, power: float, *, noise: float, exponent: float, ref_loss_db: float = 0.0
-) -> float:
-    """How far a link without fading reaches (specification §F.6).
-
-    `noise` is that of the band and of interference, in watts.
-    """
-    sent = power * 10 ** (-ref_loss_db / 10)
-    return float((sent / (noise * _least_snr(efficiency))) ** (1 / exponent))
 
 
 def _least_snr(efficiency: float) -> float:

@@ -1,4 +1,4 @@
-"""WHALE-FL: how large a sub-network a device takes, and which of its regions."""
+"""WHALE-FL: how large a sub-model a device takes, and which of its regions."""
 
 import math
 from typing import Literal, NamedTuple
@@ -7,31 +7,12 @@ import numpy as np
 
 from anyfleet.arrays import Flags, Floats, Ints
 
-Score = Literal["recommended", "literal", "maxmin"]
-
+WhaleScore = Literal["recommended", "literal", "maxmin"]
 # Bounds closer than this say nothing about how important a region is.
 _AGREE = 1e-12
 
 
-def fisher_trace(gradients: Floats) -> float:
-    """Fisher information of a model on a batch: the mean squared gradient norm (specification §1.10).
-
-    One row per sample: the gradient of the log-probability of a label that was drawn from the
-    model's own prediction. No samples: 0.
-    """
-    rows = np.asarray(gradients, dtype=np.float64)
-    return float((rows**2).sum() / len(rows)) if len(rows) else 0.0
-
-
-def cheap_fisher_trace(gradient: Floats, batch: int) -> float:
-    """Batch size times the squared norm of the batch's mean gradient (specification §1.10).
-
-    One backward pass instead of one per sample; biased, because samples cancel or add up.
-    """
-    return batch * float((np.asarray(gradient, dtype=np.float64) ** 2).sum())
-
-
-def effectiveness(fisher: Floats, batch: int) -> float:
+def whale_effectiveness(fisher: Floats, batch: int) -> float:
     """Training efficiency of a device as WHALE-FL's Eq. 3 has it, literally (specification §1.10).
 
     `fisher` has a row per stored round and a column per local iteration. No rounds: 0.
@@ -40,7 +21,7 @@ def effectiveness(fisher: Floats, batch: int) -> float:
     return batch * math.sqrt((window**2).sum() / len(window)) if len(window) else 0.0
 
 
-def relative_effectiveness(squares: Floats, counts: Ints | Floats) -> Floats:
+def whale_relative_effectiveness(squares: Floats, counts: Ints | Floats) -> Floats:
     """Training efficiency on the scale of the published thresholds, 10 to 50 (specification §1.10).
 
     `squares` are sums of `(f / f0)²` over the iterations of each stored round, with f0 the
@@ -55,16 +36,7 @@ def relative_effectiveness(squares: Floats, counts: Ints | Floats) -> Floats:
     return efficiency
 
 
-def unit_seconds(bits: float, rate: Floats, cycles: Floats | float, speed: Floats) -> Floats:
-    """Seconds to send and compute a sub-network; no rate, no end (WHALE-FL, specification §1.10)."""
-    rate, speed = np.asarray(rate, dtype=np.float64), np.asarray(speed, dtype=np.float64)
-    able = (rate > 0) & (speed > 0)
-    seconds = bits / np.where(able, rate, 1.0) + cycles / np.where(able, speed, 1.0)
-    result: Floats = np.where(able, seconds, np.inf)
-    return result
-
-
-def target_seconds(seconds: Floats) -> float:
+def whale_target_seconds(seconds: Floats) -> float:
     """Our target of a round: the median of the devices' unit seconds (WHALE-FL, specification §1.10).
 
     Devices that never finish are left out; with no others there is no target (infinity).
@@ -73,7 +45,7 @@ def target_seconds(seconds: Floats) -> float:
     return float(np.median(finite)) if len(finite) else math.inf
 
 
-def utility(
+def whale_utility(
     effectiveness: Floats | float, seconds: Floats | float, target: float, penalty: float = 2.0
 ) -> Floats:
     """Effectiveness, cut by `(target / seconds)^penalty` where a device is late (specification §1.10).
@@ -87,13 +59,13 @@ def utility(
     return useful
 
 
-def threshold_utility(utility: Floats | float, threshold: float = 20.0) -> Floats:
+def whale_threshold_utility(utility: Floats | float, threshold: float = 20.0) -> Floats:
     """U: the utility as a share of the threshold, at most 1 (WHALE-FL, specification §1.10)."""
     share: Floats = np.minimum(np.asarray(utility, dtype=np.float64) / threshold, 1.0)
     return share
 
 
-def level(u: Floats | float, levels: int = 5, cap: Ints | int = 1) -> Ints:
+def whale_level(u: Floats | float, levels: int = 5, cap: Ints | int = 1) -> Ints:
     """The level of each device, 1 the whole network (WHALE-FL, specification §1.10).
 
     The smallest p with `U >= (levels - p) / levels`, but no larger network than the device's
@@ -106,30 +78,13 @@ def level(u: Floats | float, levels: int = 5, cap: Ints | int = 1) -> Ints:
     return chosen
 
 
-def extreme_share(u: Floats) -> float:
+def whale_extreme_share(u: Floats) -> float:
     """Which share of a run's U are 0 or 1: near 1 the threshold does not fit (specification §1.10)."""
     values = np.asarray(u, dtype=np.float64)
     return float(((values <= 0) | (values >= 1)).mean()) if values.size else 0.0
 
 
-def region_sizes(nested: Floats | Ints) -> Floats:
-    """Sizes of the rings between nested networks, largest first (WHALE-FL, specification §1.11).
-
-    `nested` are the sizes of `W^1 ... W^P`; the last ring is the smallest network itself.
-    """
-    sizes = np.asarray(nested, dtype=np.float64)
-    rings: Floats = sizes - np.append(sizes[1:], 0.0)
-    return rings
-
-
-def block_budget(level: Ints | int, blocks: int = 16, ratio: float = 0.5) -> Ints:
-    """How many equal blocks of channels a level holds: 16, 8, 4, 2, 1 (specification §1.11)."""
-    wanted = np.ceil(blocks * ratio ** (np.asarray(level, dtype=np.float64) - 1) - 1e-9)
-    held: Ints = np.maximum(wanted, 1).astype(np.int64)
-    return held
-
-
-class RegionFisher(NamedTuple):
+class WhaleRegionFisher(NamedTuple):
     """Fisher information of each region: mean, least and most over the devices that trained it."""
 
     mean: Floats
@@ -137,14 +92,16 @@ class RegionFisher(NamedTuple):
     high: Floats
 
 
-def region_fisher(previous: RegionFisher, values: Floats, trained: Flags) -> RegionFisher:
+def whale_region_fisher(
+    previous: WhaleRegionFisher, values: Floats, trained: Flags
+) -> WhaleRegionFisher:
     """What this round's devices (rows) say about the regions (columns) (specification §1.11).
 
     A region that nobody trained keeps what was known of it.
     """
     known = trained.any(axis=0)
     count = np.maximum(trained.sum(axis=0), 1)
-    return RegionFisher(
+    return WhaleRegionFisher(
         np.where(known, np.where(trained, values, 0.0).sum(axis=0) / count, previous.mean),
         np.where(
             known, np.where(trained, values, np.inf).min(axis=0, initial=np.inf), previous.low
@@ -155,7 +112,7 @@ def region_fisher(previous: RegionFisher, values: Floats, trained: Flags) -> Reg
     )
 
 
-def importance(
+def whale_importance(
     fisher: Floats, low: Floats | float, high: Floats | float, epsilon: float = 1e-3
 ) -> Floats:
     """F: Fisher information of each region between its bounds (WHALE-FL, specification §1.11).
@@ -169,7 +126,7 @@ def importance(
     return within
 
 
-def scores(importance: Floats, counts: Ints, score: Score = "recommended") -> Floats:
+def whale_scores(importance: Floats, counts: Ints, score: WhaleScore = "recommended") -> Floats:
     """How much each region is wanted, given how often it was trained (specification §1.11).
 
     "recommended" favours what is important and was rarely trained. "literal" is the paper's line
@@ -184,7 +141,7 @@ def scores(importance: Floats, counts: Ints, score: Score = "recommended") -> Fl
     return wanted
 
 
-def chosen_blocks(scores: Floats, counts: Ints, sizes: Floats | Ints, budget: float) -> Ints:
+def whale_blocks(scores: Floats, counts: Ints, sizes: Floats | Ints, budget: float) -> Ints:
     """The regions a device trains, ascending (WHALE-FL's Algorithm 2, specification §1.11).
 
     From the highest score down (ties: trained less often, then lower index), whatever still fits

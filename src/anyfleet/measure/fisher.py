@@ -200,7 +200,7 @@ def by_channel(squares: Params, blueprint: Blueprint) -> dict[str, Tensor]:
     for name, rows in squares.items():
         axis = produced(name, blueprint)
         if axis is not None:
-            ((axes,), *_) = blueprint.params[name]
+            axes = blueprint.output_axes(name)
             own = rows.reshape([blueprint.sizes[each] for each in axes])
             others = tuple(i for i, each in enumerate(axes) if each != axis)
             own = own.sum(dim=others) if others else own
@@ -216,9 +216,9 @@ def channels(blueprint: Blueprint, trained: Iterable[str]) -> int:
 
 def produced(name: str, blueprint: Blueprint) -> str | None:
     """The axis whose channels the rows of a parameter produce, if it is cut by a share."""
-    (dim, *_) = blueprint.params[name] or ((),)
-    axes = dim[0] if len(dim) == 1 else ()
-    return next((axis for axis in axes if axis in blueprint.counts(1.0)), None)
+    return next(
+        (axis for axis in blueprint.output_axes(name) if axis in blueprint.counts(1.0)), None
+    )
 
 
 @dataclass(frozen=True)

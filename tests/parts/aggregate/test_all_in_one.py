@@ -21,8 +21,8 @@ from anyfleet.core.packing import traffic
 from anyfleet.core.planning import load_models
 from anyfleet.core.updates import Updates
 from anyfleet.elastic import Slice, narrowed, place
-from anyfleet.formulas.anycost import all_in_one, anycost_weights
-from anyfleet.formulas.theory import divergence_index, local_gain
+from anyfleet.formulas.anycost import anycost_divergence, anycost_gain, anycost_weights
+from anyfleet.formulas.reference.averaging import anycost_mean
 from anyfleet.methods import fedavg, heterofl
 from anyfleet.parts.aggregate import (
     Aio,
@@ -135,8 +135,10 @@ def test_1_12_3_weights_of_a_cohort_are_those_of_the_example() -> None:
     stepped = part(task.params, None, found, Seen(), torch.tensor(0))  # type: ignore[arg-type]
     assert numbers(stepped.diagnostics["weights"]) == pytest.approx(part.weigh(found).tolist())
     facts = np.array([1.0, 0.5, 0.25]), np.full(3, 1 / 15)
-    assert stepped.diagnostics["mean_gain"] == pytest.approx(local_gain(*facts).mean())
-    assert stepped.diagnostics["mean_divergence"] == pytest.approx(divergence_index(*facts).mean())
+    assert stepped.diagnostics["mean_gain"] == pytest.approx(anycost_gain(*facts).mean())
+    assert stepped.diagnostics["mean_divergence"] == pytest.approx(
+        anycost_divergence(*facts).mean()
+    )
 
 
 # --- against the formula ----------------------------------------------------------------------
@@ -181,7 +183,7 @@ def test_1_12_3_every_element_is_the_mean_of_those_who_sent_it(seed: int, count:
             for tree in (changes, kept)
         )
         trained = np.stack([full(found, row, name, masks[row]).numpy() for row in range(count)])
-        expected = all_in_one(updates, (sent * trained) > 0, weights)
+        expected = anycost_mean(updates, (sent * trained) > 0, weights)
         np.testing.assert_allclose(change[name].numpy(), expected, atol=1e-12)
 
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anyfleet.core.updates import Updates
-from anyfleet.formulas import theory
-from anyfleet.formulas.contribution import angles
+from anyfleet.formulas import fedadp_expected_decrease
+from anyfleet.formulas.contribution import fedadp_angles
 from anyfleet.parts.aggregate import AngleWeighted, Mean
 from anyfleet.parts.aggregate.angle_weighted import Angle
 from tests.core.test_updates import BLUEPRINT, dense, several
@@ -124,7 +124,7 @@ def test_weights_by_angle_start_from_those_of_the_base() -> None:
     base = np.array([1.0, 0.25, 1.0])
     mean = base @ np.array(ADP) / base.sum()
     lengths = np.linalg.norm(ADP, axis=1)
-    expected = angles(np.array(ADP) @ mean, lengths, float(np.linalg.norm(mean)))
+    expected = fedadp_angles(np.array(ADP) @ mean, lengths, float(np.linalg.norm(mean)))
     assert numbers(stepped.diagnostics["angles"]) == pytest.approx(expected.tolist())
 
 
@@ -154,7 +154,7 @@ def test_f_4_weights_of_this_steps_angles_never_lower_the_expected_decrease(
     found = vectors(noise.normal(size=(count, 2)).tolist(), samples=[*range(1, count + 1)])
     state = {device: Angle(float(noise.uniform(0, math.pi)), 9) for device in range(count)}
     notes = step(AngleWeighted(), found, state).diagnostics
-    now = theory.expected_decrease(
+    now = fedadp_expected_decrease(
         np.array(numbers(notes["weights"])), np.array(numbers(notes["angles"]))
     )
     assert notes["expected_decrease"] == pytest.approx(now)

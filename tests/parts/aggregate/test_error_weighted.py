@@ -11,7 +11,7 @@ from anyfleet.core.client import work
 from anyfleet.core.messages import DeviceState
 from anyfleet.core.reports import SCALAR_BITS
 from anyfleet.core.updates import Updates
-from anyfleet.formulas.compression import qsgd_error_bound
+from anyfleet.formulas.reference.compression import qsgd_error_bound
 from anyfleet.methods import fedavg, fedhq
 from anyfleet.parts.aggregate import AngleWeighted, ErrorWeighted, Mean
 from anyfleet.parts.codec import Fgc, Hq, Qsgd, Raw, Stc, TopK

@@ -17,7 +17,7 @@ from anyfleet.core.slots import Lesson
 from anyfleet.core.time_and_energy import Counts, Demand, effort_of
 from anyfleet.core.view import View
 from anyfleet.elastic import Slice
-from anyfleet.formulas.whale import RegionFisher
+from anyfleet.formulas.whale import WhaleRegionFisher
 from anyfleet.methods import heterofl, whale
 from anyfleet.parts.choose import FisherUtility
 from anyfleet.parts.extract import FisherBlocks
@@ -267,7 +267,7 @@ def test_1_11_a_share_has_as_many_channels_as_a_prefix_of_it(share: float) -> No
     seen, blocks = view(), FisherBlocks(8)
     fisher = np.array([0.1, 0.9, 0.3, 0.8, 0.2, 0.7, 0.4, 0.6])
     state = blocks.init(seen)._replace(
-        fisher=RegionFisher(fisher, np.full(8, 0.1), np.full(8, 0.9)), counts={}
+        fisher=WhaleRegionFisher(fisher, np.full(8, 0.1), np.full(8, 0.9)), counts={}
     )
     cut = blocks(SubModelSize(width=share, device=3), seen, state, rng.root(0, "x"))
     prefix = seen.blueprint.prefix(share)
@@ -295,7 +295,7 @@ def test_1_11_the_worked_example_through_the_extraction() -> None:
     counts = np.array([3, 3, 1, 0, 2, 0, 1, 3])
     fisher = np.array([0.9, 0.2, 0.8, 0.1, 0.5, 0.7, 0.3, 0.4])
     seen = view()
-    bounds = RegionFisher(fisher, np.full(8, 0.1), np.full(8, 0.9))
+    bounds = WhaleRegionFisher(fisher, np.full(8, 0.1), np.full(8, 0.9))
     axis = next(a for a, n in seen.blueprint.sizes.items() if n == 8)
     for score, expected in (("recommended", (0, 2, 4, 5)), ("literal", (0, 2, 4, 7))):
         blocks = FisherBlocks(8, score=score)  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ from anyfleet.core.server import Server
 from anyfleet.core.slots import Extract
 from anyfleet.core.view import Request, View
 from anyfleet.elastic import EVALUATE, WHOLE, Blueprint, Slice, apply, cut, dense, paste, trace
-from anyfleet.formulas.sub_models import kept_channels, rolling_window
+from anyfleet.formulas.sub_models import fedrolex_window, kept_channels
 from anyfleet.methods import fedavg
 from anyfleet.parts.extract import Leading, Random, Rolling
 from anyfleet.parts.plan import WidthByLevel, WidthMenu
@@ -147,7 +147,7 @@ def test_1_6_windows() -> None:
     found = [cut_out(Rolling(), want, blueprint, step=step) for step in range(6)]
     assert [slice_.kept("0") for slice_ in found] == [slice_.kept("2") for slice_ in found]
     assert [slice_.kept("0") for slice_ in found] == WINDOWS
-    formula = [tuple(rolling_window(5, 3, step).tolist()) for step in range(6)]
+    formula = [tuple(fedrolex_window(5, 3, step).tolist()) for step in range(6)]
     assert formula == WINDOWS
 
 

@@ -17,7 +17,7 @@ from anyfleet.core.planning import PlanningState, _plans
 from anyfleet.core.server import Server
 from anyfleet.elastic import WHOLE
 from anyfleet.experiment import Experiment, play
-from anyfleet.formulas.compression import upload_seconds
+from anyfleet.formulas.fedhq import fedhq_upload_seconds
 from anyfleet.methods import fedavg, fedhq
 from anyfleet.parts.choose import LargestInTime
 from anyfleet.parts.codec import ErrorFeedback, Fgc, Hq, Qsgd, Raw, Stc, TopK, Uveq
@@ -76,7 +76,7 @@ def test_1_16_the_mean_rate_in_that_time_is_the_one_wanted(
 ) -> None:
     draw = np.random.default_rng(seed)
     links = 10 ** draw.uniform(3, 8, count) * (draw.uniform(size=count) > 0.2)
-    seconds, alive = upload_seconds(links, 1e6, rate), (links > 0).mean()
+    seconds, alive = fedhq_upload_seconds(links, 1e6, rate), (links > 0).mean()
     if rate > alive * (1 + 1e-9):
         assert seconds == np.inf
         return

@@ -13,16 +13,16 @@ from torch.utils.flop_counter import FlopCounterMode
 from anyfleet import rng
 from anyfleet.core.slots import Minibatch, TrainingStart
 from anyfleet.elastic import Priced, Slice
-from anyfleet.formulas.distillation import (
+from anyfleet.formulas.reference.distillation import (
     Descent,
     LinearBatch,
     Moved,
     divergence_from_teacher,
     fedslim_step,
     fjord_step,
-    sampled_ratios,
     softmax,
 )
+from anyfleet.formulas.sub_models import sampled_widths
 from anyfleet.parts.norm import Tracked
 from anyfleet.parts.train import Decaying, Fjord, Gradient, Progressive, Rush, Sgd, Slim
 from anyfleet.parts.train.nested import NESTED_WIDTHS, divergence, inner, narrower, new_columns
@@ -84,7 +84,7 @@ def test_three_steps_equal_the_formulas(kind: type[Slim] | type[Fjord], capacity
     descent = Descent(0.1, 0.9, decay=0.01)
 
     def reference(model: Moved, batch: LinearBatch, choice: tuple[float, ...]) -> Moved:
-        ratios = sampled_ratios(np.array(NESTED_WIDTHS), capacity, np.array(choice))
+        ratios = sampled_widths(np.array(NESTED_WIDTHS), capacity, np.array(choice))
         return step(model, batch, ratios, descent, capacity=capacity)
 
     linear.three_steps(trainer, capacity, 0.1, reference)

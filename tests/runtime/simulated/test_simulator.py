@@ -20,8 +20,9 @@ from anyfleet.core.slots import Plan
 from anyfleet.core.time_and_energy import Amount, training
 from anyfleet.core.view import View
 from anyfleet.elastic import cost, width
-from anyfleet.elastic.cost.operations import CNN_CIFAR, Counting, complexity
+from anyfleet.elastic.cost.operations import Counting
 from anyfleet.errors import CompositionError
+from anyfleet.formulas.fedpmt import CNN_CIFAR, fedpmt_complexity
 from anyfleet.methods import fedavg, heterofl
 from anyfleet.parts.norm import Tracked
 from anyfleet.parts.plan import WidthMenu
@@ -125,12 +126,12 @@ def cifar() -> Task:
 def test_fedpmts_deadline_times_through_the_simulator(counting: Counting) -> None:
     """Five speeds, the slowest trains the last layer only; 10 s for all of it on the fastest."""
     task = cifar()
-    full = complexity(CNN_CIFAR, 20, counting)  # type: ignore[arg-type]
+    full = fedpmt_complexity(CNN_CIFAR, 20, counting)  # type: ignore[arg-type]
     groups = tuple(Group(speed=full / 10 / divisor) for divisor in (1, 2, 3, 4, 5))
     method = replace(fedavg(batch_size=20), select=Everyone(), plan=Depths((0, 1, 2, 3, 4)))
     step = small.steps(method, task, 1, fleet=fleet(*groups, counting=counting))[0]
     seconds = {row.level: row.compute for row in rows(step)}
-    counted = [complexity(CNN_CIFAR, 20, counting, first=p) for p in range(5)]  # type: ignore[arg-type]
+    counted = [fedpmt_complexity(CNN_CIFAR, 20, counting, first=p) for p in range(5)]  # type: ignore[arg-type]
     assert [row.flops for row in sorted(rows(step), key=lambda row: row.level)] == counted
     assert [seconds[p] for p in range(5)] == pytest.approx(
         [10 * (p + 1) * counted[p] / full for p in range(5)]

@@ -1,15 +1,22 @@
 """Work of a program, from its shapes: forward, and backward down to the first trained layer."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from anyfleet.elastic.blueprint import Blueprint
-from anyfleet.elastic.cost.measured_operators import measure
-from anyfleet.elastic.cost.passes import Shape, base, named, needed, own, shapes, tracked
+from anyfleet.elastic.cost.passes import Shape, named, needed, own, shapes, tracked
+from anyfleet.elastic.execution.interpret import Getter, caller, held
+from anyfleet.elastic.execution.modes import STATIC, Run
+from anyfleet.elastic.plain_tensors import plain_tensors
 from anyfleet.elastic.program import BATCH, Arg, Held, Items, Node, Value
-from anyfleet.elastic.tracing.operators import RULES
+from anyfleet.elastic.tracing.rules import RULES
 
 # Operators without an axis rule that move and compare, but multiply nothing.
 _MOVING = """
@@ -71,17 +78,16 @@ def uncounted(blueprint: Blueprint) -> tuple[Node, ...]:
 
 def _work(node: Node, shapes: Mapping[str, Shape], sizes: Mapping[str, int]) -> Contraction | None:
     """By rule, or else as torch itself counts what the call is made of."""
-    rule = _RULES.get(base(node))
+    rule = _RULES.get(node.operator)
     if rule is not None:
         return rule(node, shapes)
     if not _is_unknown(node):
         return None
-    found = measure(node, shapes, sizes)
-    return None if found is None else Contraction(found.forward, found.gradients)
+    return _measured(node, shapes, sizes)
 
 
 def _is_unknown(node: Node) -> bool:
-    name = base(node)
+    name = node.operator
     return name not in _RULES and name not in RULES and name not in _IDLE
 
 
@@ -169,3 +175,68 @@ _RULES: Mapping[str, Callable[[Node, Mapping[str, Shape]], Contraction]] = {
     "rnn_tanh": _recurrent,
     "rnn_relu": _recurrent,
 }
+
+
+# --- calls without a rule ------------------------------------------------------------------------
+
+Operand = Value | Held
+Operands = dict[Operand, Tensor]
+Call = Callable[[dict[str, Tensor]], Any]
+
+
+def _measured(
+    node: Node, shapes: Mapping[str, Shape], sizes: Mapping[str, int]
+) -> Contraction | None:
+    """None if the call cannot be run alone, or if torch counts nothing in it.
+
+    `shapes` has parameters, buffers and constants by name and results by name after a dot.
+    """
+    # One that is used twice has both its gradients counted at once.
+    operands = tuple(dict.fromkeys(_operands(node.arguments)))
+    meta = torch.device("meta")
+    run = Run(STATIC, sizes[BATCH], None, None, torch.float32, meta, {})
+    try:
+        call = partial(_call, caller(node, sizes), run)
+        with plain_tensors(), torch.enable_grad():
+            empty = {arg: torch.empty(_shape(arg, shapes), device=meta) for arg in operands}
+            forward = _forward(call, empty)
+            gradients = tuple((arg, _backward(call, empty, arg)) for arg in operands)
+    except (RuntimeError, LookupError, TypeError, ValueError):
+        # An index or a mask that is not a number, for one: nothing to multiply there.
+        return None
+    return Contraction(forward, gradients) if forward else None
+
+
+def _operands(args: tuple[Arg, ...]) -> Iterator[Operand]:
+    for arg in args:
+        if isinstance(arg, Value | Held):
+            yield arg
+        elif isinstance(arg, Items):
+            yield from _operands(arg.items)
+
+
+def _call(getter: Getter, run: Run, values: dict[str, Tensor]) -> Any:
+    return getter(values, run)
+
+
+def _forward(call: Call, operands: Operands) -> int:
+    counter = FlopCounterMode(display=False)
+    with counter:
+        call({_name(arg): tensor for arg, tensor in operands.items()})
+    return int(counter.get_total_flops())
+
+
+def _backward(call: Call, operands: Operands, of: Operand) -> int:
+    """Work for the gradient of one operand."""
+    leaf = operands[of].clone().requires_grad_()
+    values = {_name(arg): tensor for arg, tensor in operands.items()} | {_name(of): leaf}
+    results = call(values)
+    first: Tensor = results if isinstance(results, Tensor) else results[0]
+    counter = FlopCounterMode(display=False)
+    with counter:
+        torch.autograd.grad(first.sum(), leaf, allow_unused=True)
+    return int(counter.get_total_flops())
+
+
+def _name(arg: Operand) -> str:
+    return held(arg.name) if isinstance(arg, Held) else arg.name

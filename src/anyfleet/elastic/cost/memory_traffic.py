@@ -13,8 +13,6 @@ from anyfleet.elastic.blueprint import Blueprint
 from anyfleet.elastic.cost.passes import (
     ITEM,
     Shape,
-    arguments,
-    base,
     named,
     needed,
     own,
@@ -63,9 +61,9 @@ def _is_view(op: str) -> bool:
 
 def _touched(node: Node, sizes: Mapping[str, Shape]) -> int:
     """Bytes of what goes in and of what comes out. A list of tensors is as large as its source."""
-    read = {name for arg in arguments(node) for name in named(arg)}
+    read = {name for arg in node.arguments for name in named(arg)}
     incoming = sum(math.prod(sizes[name]) for name in read if name in sizes)
     outgoing = math.prod(sizes[own(node)]) if own(node) in sizes else incoming
-    if base(node) in _LOOKUPS:
+    if node.operator in _LOOKUPS:
         incoming = outgoing
-    return ITEM * (incoming + outgoing) * _PASSES.get(base(node), 1)
+    return ITEM * (incoming + outgoing) * _PASSES.get(node.operator, 1)

@@ -25,19 +25,9 @@ def own(node: Node) -> str:
     return "." + node.name
 
 
-def base(node: Node) -> str:
-    """The operator without its overload."""
-    return node.op.split(".")[1] if "." in node.op else node.op
-
-
 def named(arg: Arg) -> set[str]:
     """The tensors in an argument."""
     return {*held_names((arg,)), *("." + name for name in value_names((arg,)))}
-
-
-def arguments(node: Node) -> tuple[Arg, ...]:
-    """Positional and named ones."""
-    return (*node.args, *node.options.values())
 
 
 @lru_cache(maxsize=4096)
@@ -45,7 +35,7 @@ def tracked(blueprint: Blueprint, first: int) -> frozenset[str]:
     """The tensors that have a gradient when the layers from `first` on are trained."""
     found = set(blueprint.trained(first))
     for node in blueprint.program.nodes:
-        if base(node) not in _NO_GRADIENT and any(named(arg) & found for arg in arguments(node)):
+        if node.operator not in _NO_GRADIENT and any(named(arg) & found for arg in node.arguments):
             found.add(own(node))
     return frozenset(found)
 
@@ -56,7 +46,7 @@ def needed(blueprint: Blueprint) -> frozenset[str]:
     names = {blueprint.program.output}
     for node in reversed(blueprint.program.nodes):
         if node.name in names:
-            names.update(value_names(arguments(node)))
+            names.update(value_names(node.arguments))
     return frozenset(names)
 
 

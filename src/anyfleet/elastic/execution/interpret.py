@@ -132,11 +132,7 @@ def _plan(blueprint: Blueprint, *, evaluating: bool) -> _Plan:
     kept = {program.output, *(value for _, value in program.updates)}
     last: dict[str, int] = {}
     for position, node in enumerate(program.nodes):
-        for name in (
-            *value_names(node.args),
-            *value_names(tuple(node.options.values())),
-            node.name,
-        ):
+        for name in (*value_names(node.arguments), node.name):
             last[name] = position
     dead: dict[int, list[str]] = {}
     for name, position in last.items():
@@ -176,7 +172,7 @@ def caller(node: Node, sizes: Mapping[str, int]) -> Getter:
         return lambda values, run: (filled := _filled(ready, getters, values, run))[0][filled[1]]
     function = resolve(node.op)
     options = {k: _getter(v, sizes) for k, v in node.options.items()}
-    if node.op.split(".")[1] in CREATIONS:
+    if node.operator in CREATIONS:
         options["device"] = lambda values, run: run.device
     if not options:
         return lambda values, run: function(*_filled(ready, getters, values, run))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from anyfleet.elastic.program import Constant, Held, Value
 from anyfleet.elastic.tracing.export import Exported
 from anyfleet.elastic.tracing.randomness import draws, is_drop
-from anyfleet.elastic.tracing.repeated import repeated
+from anyfleet.elastic.tracing.retracing import repeated
 from anyfleet.elastic.tracing.scope import Count, bound, full_size
 from anyfleet.elastic.tracing.walk import Draft, Walk, current, walk
 from anyfleet.errors import TraceError

@@ -11,16 +11,14 @@ from anyfleet.elastic.blueprint import BatchNormSite, Blueprint, Layer
 from anyfleet.elastic.cost.flops import uncounted
 from anyfleet.elastic.program import Arg, Constant, Dim, Held, Input, Items, Node, Program, Size
 from anyfleet.elastic.tracing.aliases import aliases
-from anyfleet.elastic.tracing.axes import Dims, atoms, freeze, fresh
-from anyfleet.elastic.tracing.axis_names import Names, output_atoms, owner_of
+from anyfleet.elastic.tracing.axes import Dims, Names, atoms, freeze, fresh, output_atoms, owner_of
 from anyfleet.elastic.tracing.evaluation_mode import in_evaluation, own_walk
-from anyfleet.elastic.tracing.examples import checked
+from anyfleet.elastic.tracing.example_inputs import checked
 from anyfleet.elastic.tracing.export import Exported
 from anyfleet.elastic.tracing.mixed_rows import mixed_rows
-from anyfleet.elastic.tracing.operators import rule
 from anyfleet.elastic.tracing.randomness import drawn_in_evaluation
-from anyfleet.elastic.tracing.repeated import check_batches, repeated
-from anyfleet.elastic.tracing.rules_shapes import unknown
+from anyfleet.elastic.tracing.retracing import check_batches, repeated
+from anyfleet.elastic.tracing.rules import rule, unknown
 from anyfleet.elastic.tracing.scope import Count, op_name
 from anyfleet.elastic.tracing.walk import Draft, Walk, current, dtype_name, walk
 

@@ -11,8 +11,8 @@ from torch._ops import OpOverload
 from anyfleet.elastic.program import CREATIONS, Held, Named, Value
 from anyfleet.elastic.tracing.axes import Atom, Dims, fresh
 from anyfleet.elastic.tracing.export import CUMULATIVE, Exported
-from anyfleet.elastic.tracing.operators import rule
 from anyfleet.elastic.tracing.randomness import KEYED, check_repeatable
+from anyfleet.elastic.tracing.rules import rule
 from anyfleet.elastic.tracing.scope import (
     Count,
     Scope,

@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from anyfleet import rng
 from anyfleet.elastic.blueprint import Blueprint, Slice
+from anyfleet.elastic.program import BATCH, Dim, Held, Node, Program, Size, Value
 from anyfleet.elastic.slicing import cut, paste
 from anyfleet.elastic.tracing.aliases import aliases
 from anyfleet.elastic.tracing.mixed_rows import mixed_rows
-from anyfleet.elastic.tracing.statistical_axes import statistical_axes
 from anyfleet.elastic.tracing.tracer import trace
 from anyfleet.elastic.verification import disagreement
-from anyfleet.elastic.verification.evidence import ROWS, Bench, Inputs, Seen, Traced, Twin, bench
+from anyfleet.elastic.verification.witnesses import ROWS, Bench, Inputs, Seen, Traced, Twin, bench
 from anyfleet.errors import VerifyError
 
 Tree = Mapping[str, Tensor]
@@ -33,6 +33,7 @@ TOLERANCES: Mapping[torch.dtype, float] = {
 _COARSEST = max(TOLERANCES.values())
 _STIRS = 8  # seeds for the generators of Python and numpy, where forward() draws from them
 _EXPECTED = (RuntimeError, ValueError, KeyError, IndexError, TypeError, AttributeError)
+_AVERAGES = frozenset({"mean", "var", "std"})
 _MEDIUM, _MOST = 12, 32  # indices of an axis in a model of medium width, and in any index set
 
 _ADVICE = {
@@ -517,3 +518,53 @@ def differs(
     error = float((got - want)[unlike].abs().max())
     limit = tolerance * max(_peak(want), scale, 1e-30)
     return "" if error <= limit else f"{what} differs by {error:.3g}"
+
+
+# --- axes that enter statistics -------------------------------------------------------------------
+
+
+def statistical_axes(blueprint: Blueprint) -> frozenset[str]:
+    """Axes that a norm or a mean averages over, or that scale attention."""
+    found = [_in_program(program, blueprint) for program in blueprint.programs]
+    return frozenset[str]().union(*found)
+
+
+def _in_program(program: Program, blueprint: Blueprint) -> set[str]:
+    dims = {given.name: given.dims for given in program.inputs}
+    dims |= {node.name: node.dims for node in program.nodes if node.dims is not None}
+    found: set[str] = set()
+    for node in program.nodes:
+        first = node.args[0] if node.args else None
+        if isinstance(first, Value) and first.name in dims:
+            found |= _averaged(node, dims[first.name])
+        elif isinstance(first, Held):
+            found |= _averaged(node, _held(program, first.name, blueprint))
+    return found
+
+
+def _held(program: Program, name: str, blueprint: Blueprint) -> tuple[Dim, ...]:
+    constant = program.constants.get(name)
+    return blueprint.dims(name) if constant is None else constant.dims
+
+
+def _averaged(node: Node, source: tuple[Dim, ...]) -> set[str]:
+    op = node.operator
+    if op in ("layer_norm", "rms_norm"):
+        shape = node.args[1]
+        count = len(getattr(shape, "items", ()))
+        return _axes(source[len(source) - count :])
+    if op == "group_norm":
+        groups = node.args[1]
+        return _axes(source[1:2]) - (_axes((groups.dim,)) if isinstance(groups, Size) else set())
+    if op == "scaled_dot_product_attention":
+        return _axes(source[-1:])
+    if op in ("batch_norm", "instance_norm"):
+        # Of weights, say: their input channels are what is averaged.
+        return _axes(source[:1] + source[2:]) - {BATCH}
+    if op in _AVERAGES:
+        return _axes(source) - _axes(node.dims or ())
+    return set()
+
+
+def _axes(dims: tuple[Dim, ...]) -> set[str]:
+    return {axis for dim in dims for product in dim for axis in product}

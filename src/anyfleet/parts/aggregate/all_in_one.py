@@ -8,8 +8,7 @@ import numpy as np
 
 from anyfleet.arrays import Floats
 from anyfleet.core.updates import Updates
-from anyfleet.formulas.anycost import anycost_weights
-from anyfleet.formulas.theory import divergence_index, local_gain
+from anyfleet.formulas.anycost import anycost_divergence, anycost_gain, anycost_weights
 from anyfleet.papers import ANYCOST, Paper
 from anyfleet.parts.aggregate.directions import by_device
 from anyfleet.parts.aggregate.mean import Mean, Weighted
@@ -45,6 +44,6 @@ class Aio(Weighted):
         facts = updates.alphas, updates.sent_fractions
         return {
             "weights": by_device(updates, self.weigh(updates)),
-            "mean_gain": float(np.mean(local_gain(*facts))),
-            "mean_divergence": float(np.mean(divergence_index(*facts))),
+            "mean_gain": float(np.mean(anycost_gain(*facts))),
+            "mean_divergence": float(np.mean(anycost_divergence(*facts))),
         }

@@ -11,7 +11,7 @@ from anyfleet.core.messages import Aggregated, Params
 from anyfleet.core.slots import Aggregate, State, Wrapper
 from anyfleet.core.updates import Updates, base
 from anyfleet.core.view import View
-from anyfleet.formulas.theory import dissimilarity, expected_decrease
+from anyfleet.formulas.contribution import fedadp_dissimilarity, fedadp_expected_decrease
 from anyfleet.parts.aggregate.directions import by_device, directions
 from anyfleet.parts.aggregate.mean import Mean
 
@@ -89,12 +89,12 @@ def _agreement(arrivals: Updates) -> Mapping[str, Any]:
     shares = found.weights / total if total else found.weights
     moved = found.finite & ((found.norms > 0) | (found.means > 0))
     with np.errstate(divide="ignore"):  # beside a mean of length zero everything is infinite
-        bounds = dissimilarity(found.norms[moved] / found.means[moved], 1.0)
+        bounds = fedadp_dissimilarity(found.norms[moved] / found.means[moved], 1.0)
     return {
         "norms": by_device(arrivals, np.where(found.finite, found.norms, np.nan)),
         "angles": by_device(arrivals, found.angles),
         "divergence": float(found.distances[found.finite].mean()) if found.finite.any() else np.nan,
         "dissimilarity_least": bounds.least,
         "dissimilarity_most": bounds.most,
-        "expected_decrease": expected_decrease(shares, found.angles),
+        "expected_decrease": fedadp_expected_decrease(shares, found.angles),
     }

@@ -9,7 +9,7 @@ import numpy as np
 from anyfleet.arrays import Floats
 from anyfleet.core.messages import measured
 from anyfleet.core.updates import Updates
-from anyfleet.formulas.compression import fedhq_weights
+from anyfleet.formulas.fedhq import fedhq_weights
 from anyfleet.papers import FEDHQ, Paper
 from anyfleet.parts.aggregate.directions import by_device
 from anyfleet.parts.aggregate.mean import Mean, Weighted

@@ -11,11 +11,11 @@ from anyfleet.core.messages import ChooserState, Hyperparameters
 from anyfleet.core.slots import Choose, Lesson
 from anyfleet.errors import refuse
 from anyfleet.formulas.whale import (
-    effectiveness,
-    level,
-    relative_effectiveness,
-    threshold_utility,
-    utility,
+    whale_effectiveness,
+    whale_level,
+    whale_relative_effectiveness,
+    whale_threshold_utility,
+    whale_utility,
 )
 from anyfleet.papers import WHALE, Paper
 from anyfleet.parts.choose.in_time import seconds_for
@@ -98,7 +98,7 @@ class FisherUtility(Choose):
             wanted, u = self.first_level, float("nan")
         else:
             u = self._utility(menu, device, hyperparameters)
-            wanted = int(level(u, self.levels))
+            wanted = int(whale_level(u, self.levels))
         entry = max(wanted - 1 - missing, 0)
         return Choices(np.array([entry]), hyperparameters, np.array([u]), ("",))
 
@@ -109,8 +109,8 @@ class FisherUtility(Choose):
         # The target is the time of a network, without what it costs to offer several.
         seconds = seconds_for(self._timed(menu, notes).without_menu, own, numbers)
         target = float(numbers.target_seconds[0]) if self.target is None else self.target
-        useful = utility(self._effectiveness(notes, numbers), seconds, target, self.penalty)
-        return float(threshold_utility(useful, self.threshold))
+        useful = whale_utility(self._effectiveness(notes, numbers), seconds, target, self.penalty)
+        return float(whale_threshold_utility(useful, self.threshold))
 
     def _timed(self, menu: Sequence[MenuEntry], notes: ChooserState) -> MenuEntry:
         """The entry of the menu whose time is held against the target."""
@@ -123,9 +123,9 @@ class FisherUtility(Choose):
             return self.threshold
         squares, counts = np.array(notes["squares"]), np.array(notes["steps"])
         if self.fisher == "relative":
-            return float(relative_effectiveness(squares * counts, counts))
+            return float(whale_relative_effectiveness(squares * counts, counts))
         # Eq. 3 sums over the iterations of a round: one column with the root of each sum.
-        return effectiveness(np.sqrt(squares * counts)[:, None], int(numbers.batch_size[0]))
+        return whale_effectiveness(np.sqrt(squares * counts)[:, None], int(numbers.batch_size[0]))
 
     # -- learning
 

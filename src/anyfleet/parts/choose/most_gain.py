@@ -12,8 +12,12 @@ from anyfleet.core.messages import UNCUT, Conditions, Hyperparameters
 from anyfleet.core.slots import CheckIn, Choose
 from anyfleet.core.time_and_energy import IN_TIME, transfer_seconds
 from anyfleet.errors import refuse
-from anyfleet.formulas.cohorts import Budgets, Sending, best_sending
-from anyfleet.formulas.theory import local_gain
+from anyfleet.formulas.anycost import (
+    AnycostBudgets,
+    AnycostSending,
+    anycost_best_sending,
+    anycost_gain,
+)
 from anyfleet.papers import ANYCOST, Paper
 from anyfleet.parts.choose.in_time import NEEDS_MENU
 
@@ -67,7 +71,7 @@ class MostGain(Choose):
         rates, frequencies = self._sending(
             offers, known.take(np.repeat(range(len(check_ins)), sizes))
         )
-        gains = local_gain(_column([offer.alpha for offer in offers]), rates)
+        gains = anycost_gain(_column([offer.alpha for offer in offers]), rates)
         useful, ends = np.nan_to_num(gains, nan=-1.0), np.cumsum(sizes)
         entries = np.array([part.argmax() for part in np.split(useful, ends[:-1])])
         best = ends - sizes + entries
@@ -86,7 +90,7 @@ class MostGain(Choose):
         energy = f" and {joules:.3g} J" if np.isfinite(joules) else ""
         return f"over budget: no size fits {self.seconds:g} s{energy}"
 
-    def _sending(self, offers: Sequence[MenuEntry], known: Conditions) -> Sending:
+    def _sending(self, offers: Sequence[MenuEntry], known: Conditions) -> AnycostSending:
         """The best rate and frequency of each offer, made to a device that knows this of itself."""
         adapts = np.array([offer.bits.follows for offer in offers])
         own = _column([offer.bits.sent_fraction for offer in offers])
@@ -99,9 +103,9 @@ class MostGain(Choose):
             np.where(adapts, np.clip(bound, low, np.maximum(low, high)), own)
             for bound in (self.least_fraction, min(self.most_fraction, UNCUT))
         )
-        return best_sending(self._budgets(offers, known), least, most)
+        return anycost_best_sending(self._budgets(offers, known), least, most)
 
-    def _budgets(self, offers: Sequence[MenuEntry], known: Conditions) -> Budgets:
+    def _budgets(self, offers: Sequence[MenuEntry], known: Conditions) -> AnycostBudgets:
         """What is left for training and for the update, offer by offer, and what they take."""
         down = transfer_seconds(_column([offer.down for offer in offers]), known.bit_rate_down)
         besides = _column([offer.bits.aside + offer.choice_bits for offer in offers])
@@ -112,7 +116,7 @@ class MostGain(Choose):
                 - known.receive_power * down
                 - known.send_power * aside
             )
-        return Budgets(
+        return AnycostBudgets(
             energy=energy,
             seconds=IN_TIME * self.seconds - down - aside,
             power=known.send_power,

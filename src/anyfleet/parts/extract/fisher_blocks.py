@@ -15,19 +15,19 @@ from anyfleet.core.view import View
 from anyfleet.elastic import Blueprint, Slice
 from anyfleet.errors import refuse
 from anyfleet.formulas.whale import (
-    RegionFisher,
-    Score,
-    chosen_blocks,
-    importance,
-    region_fisher,
-    scores,
+    WhaleRegionFisher,
+    WhaleScore,
+    whale_blocks,
+    whale_importance,
+    whale_region_fisher,
+    whale_scores,
 )
 from anyfleet.measure.fisher import produced
 from anyfleet.papers import WHALE, Paper
 
 
 class _Kept(NamedTuple):
-    fisher: RegionFisher
+    fisher: WhaleRegionFisher
     counts: Mapping[int, Ints]  # how often each device has trained each region
 
 
@@ -44,7 +44,7 @@ class FisherBlocks(Extract):
     """
 
     regions: int = 16
-    score: Score = "recommended"
+    score: WhaleScore = "recommended"
     epsilon: float = 1e-3
 
     reports: ClassVar[frozenset[str]] = frozenset({"channels"})
@@ -66,7 +66,7 @@ class FisherBlocks(Extract):
 
     def init(self, view: View) -> _Kept:
         nothing = np.zeros(self.regions)
-        return _Kept(RegionFisher(nothing, nothing, nothing), {})
+        return _Kept(WhaleRegionFisher(nothing, nothing, nothing), {})
 
     def diagnostics(self, state: _Kept) -> Mapping[str, Any]:
         return {"region_fisher": state.fisher.mean}
@@ -76,11 +76,11 @@ class FisherBlocks(Extract):
             return size.prefix(view.blueprint)
         counts = state.counts.get(size.device, np.zeros(self.regions, dtype=np.int64))
         fisher = state.fisher
-        important = importance(fisher.mean, fisher.low, fisher.high, self.epsilon)
-        score = scores(important, counts, self.score)
+        important = whale_importance(fisher.mean, fisher.low, fisher.high, self.epsilon)
+        score = whale_scores(important, counts, self.score)
         # A region takes what is left of the budget by its share; the smallest is one region.
         budget = max(1.0, size.width * self.regions)
-        taken = chosen_blocks(score, counts, np.ones(self.regions), budget)
+        taken = whale_blocks(score, counts, np.ones(self.regions), budget)
         rank = np.lexsort((np.arange(self.regions), counts, -score))
         first = np.concatenate([rank[np.isin(rank, taken)], rank[~np.isin(rank, taken)]])
         wanted = size.counts(view.blueprint)
@@ -111,7 +111,7 @@ class FisherBlocks(Extract):
             counts[int(device)] = before + (held >= 0.5)
             told = updates.report[row].get("channels", ())
             values[row], trained[row] = self._told(told, slice_, view.blueprint)
-        return _Kept(region_fisher(state.fisher, values, trained), counts)
+        return _Kept(whale_region_fisher(state.fisher, values, trained), counts)
 
     def _held(self, slice_: Slice, blueprint: Blueprint) -> Floats:
         """Which share of the channels of every region a slice has."""

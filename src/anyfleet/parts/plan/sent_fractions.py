@@ -14,7 +14,7 @@ from anyfleet.core.updates import Updates
 from anyfleet.core.view import View
 from anyfleet.elastic import WHOLE
 from anyfleet.errors import refuse
-from anyfleet.formulas.compression import upload_seconds
+from anyfleet.formulas.fedhq import fedhq_upload_seconds
 from anyfleet.papers import FEDHQ, Paper
 from anyfleet.parts.plan.target_seconds import sample_of
 from anyfleet.parts.plan.widths import WholeModel
@@ -115,7 +115,7 @@ class SentFractionByLink(Plan):
 
 def _seconds(rate: float, view: View) -> float:
     links = view.conditions(sample_of(view)).bit_rate_up
-    return upload_seconds(links, view.message_bits(WHOLE, 1.0).update, rate)
+    return fedhq_upload_seconds(links, view.message_bits(WHOLE, 1.0).update, rate)
 
 
 def _bits(want: SubModelSize, view: View) -> float:

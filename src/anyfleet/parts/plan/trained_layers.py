@@ -10,7 +10,6 @@ from anyfleet.core.messages import Plans
 from anyfleet.core.slots import Plan, State
 from anyfleet.core.view import View
 from anyfleet.elastic import Blueprint
-from anyfleet.elastic.cost.passes import arguments
 from anyfleet.elastic.program import held_names
 from anyfleet.papers import FEDPMT, Paper
 from anyfleet.parts.plan.widths import menu_of
@@ -106,6 +105,6 @@ def depths(
 @lru_cache(maxsize=256)
 def learning(blueprint: Blueprint) -> tuple[int, ...]:
     """The layers with something to train; what is frozen or never used does not count."""
-    used = {n for node in blueprint.program.nodes for n in held_names(arguments(node))}
+    used = {n for node in blueprint.program.nodes for n in held_names(node.arguments)}
     moving = used - set(blueprint.frozen)
     return tuple(n for n, layer in enumerate(blueprint.layers) if moving & set(layer.params))

@@ -13,7 +13,7 @@ from anyfleet.core.messages import Devices, measured
 from anyfleet.core.slots import Select, State
 from anyfleet.core.view import OrderStatus, View
 from anyfleet.errors import refuse
-from anyfleet.formulas.contribution import largest
+from anyfleet.formulas.contribution import bn2_largest
 from anyfleet.papers import BN2, Paper
 from anyfleet.parts.select.uniform import drawn, more_than_all
 
@@ -63,4 +63,4 @@ class Largest(Select):
         flights = sorted(held, key=lambda flight: flight.device)
         values = np.array([measured(flight.report, self.measure) for flight in flights])
         # Asked in the order of devices, as any cohort is.
-        return [flights[row] for row in sorted(largest(values, self.keep).tolist())]
+        return [flights[row] for row in sorted(bn2_largest(values, self.keep).tolist())]

@@ -14,8 +14,7 @@ from anyfleet.core.messages import Devices, Kind
 from anyfleet.core.slots import Select
 from anyfleet.core.view import View
 from anyfleet.errors import refuse
-from anyfleet.formulas.contribution import lowered, weighted_draw
-from anyfleet.formulas.theory import probability_entropy
+from anyfleet.formulas.contribution import fedpns_lowered, selection_entropy, weighted_draw
 from anyfleet.papers import FEDPNS, THESIS, Paper
 from anyfleet.parts.select.uniform import drawn, more_than_all
 
@@ -99,13 +98,13 @@ class Learned(Select):
         np.add.at(selected, np.array([*arrived, *lost], dtype=np.int64), 1)
         np.add.at(labelled, labels, 1)
         rates = {"alpha": self.alpha, "beta": self.beta}
-        probability = lowered(state.probability, labels, labelled, selected, **rates)
+        probability = fedpns_lowered(state.probability, labels, labelled, selected, **rates)
         return Chances(probability, selected, labelled)
 
     def diagnostics(self, state: Chances) -> Mapping[str, Any]:
         """The entropy of the probabilities in nats, and how they are spread."""
         return {
-            "selection_entropy": probability_entropy(state.probability),
+            "selection_entropy": selection_entropy(state.probability),
             "selection_highest": float(state.probability.max()),
             "selection_impossible": int((state.probability == 0).sum()),
         }

@@ -278,8 +278,7 @@ def scaled(params: Params, blueprint: Blueprint) -> dict[str, Tensor]:
     """
     new = dict(params)
     for name in blueprint.scaled:
-        ((product,), *_) = blueprint.params[name]
-        for axis in (blueprint.axes[a] for a in product):
+        for axis in (blueprint.axes[each] for each in blueprint.output_axes(name)):
             if axis.size < axis.whole:
                 new[name] = new[name] * (axis.whole / axis.size)
     return new

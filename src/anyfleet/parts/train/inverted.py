@@ -8,7 +8,6 @@ from torch import Tensor
 
 from anyfleet.core.messages import Params
 from anyfleet.elastic import Blueprint
-from anyfleet.elastic.cost.passes import base
 from anyfleet.elastic.program import Held, Node, held_names
 
 # Operators that sum over channels with a weight: which of the arguments can be that weight, and
@@ -46,9 +45,9 @@ def _factors(blueprint: Blueprint) -> dict[str, float]:
 
 def _uses(node: Node, blueprint: Blueprint) -> Iterator[tuple[str, int | None]]:
     """The parameters that a call takes; its weight with the dimension that is summed over."""
-    options = _SUMS.get(base(node), ())
+    options = _SUMS.get(node.operator, ())
     weight = next(((at, dim) for at, dim in options if isinstance(node.args[at], Held)), None)
-    for at, arg in enumerate((*node.args, *node.options.values())):
+    for at, arg in enumerate(node.arguments):
         for name in held_names((arg,)):
             rank = len(blueprint.params.get(name, ()))
             if rank and weight is not None and weight[0] == at:
@@ -59,5 +58,5 @@ def _uses(node: Node, blueprint: Blueprint) -> Iterator[tuple[str, int | None]]:
 
 def _missing(blueprint: Blueprint, name: str, dim: int) -> float:
     """How many times as long a dimension is in the whole model."""
-    axes = (blueprint.axes[a] for product in blueprint.params[name][dim] for a in product)
+    axes = (blueprint.axes[axis] for axis in blueprint.axes_of(name, dim))
     return math.prod(axis.whole / axis.size for axis in axes)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from anyfleet.arguments import checked
-from anyfleet.formulas import partial_training_rate
+from anyfleet.formulas import fedpmt_learning_rate
 
 
 class LearningRate(Protocol):
@@ -49,6 +49,6 @@ class Inverse:
                 raise ValueError(f"Inverse.{name} must be positive, got {value}.")
 
     def __call__(self, round_index: int) -> float:
-        return partial_training_rate(
+        return fedpmt_learning_rate(
             round_index, convexity=self.mu, ratio=self.epsilon, offset=self.offset
         )

@@ -25,7 +25,7 @@ from anyfleet.core.slots import (
 )
 from anyfleet.core.time_and_energy import Work
 from anyfleet.elastic import WHOLE, Blueprint, Priced, Slice, cut, paste, place
-from anyfleet.elastic.execution.plain import plainly
+from anyfleet.elastic.plain_tensors import plain_tensors
 from anyfleet.parts.train.gradient import Gradient, averaged, differentiated
 
 NESTED_WIDTHS = tuple(k / 20 for k in range(2, 21))  # 0.10, 0.15 … 1.00 of the width
@@ -167,7 +167,7 @@ def new_columns(where: Inner, before: float, device: str) -> Params:
 
 @lru_cache(maxsize=1024)
 def _new(blueprint: Blueprint, before: float, device: str) -> Params:
-    with plainly():
+    with plain_tensors():
         masks = {
             name: torch.ones(blueprint.shape(name), dtype=torch.bool, device=device)
             for name in blueprint.params

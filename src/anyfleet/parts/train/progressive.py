@@ -19,7 +19,7 @@ from anyfleet.core.slots import Loose, Minibatch, TrainingContext
 from anyfleet.core.time_and_energy import Work
 from anyfleet.elastic import Priced
 from anyfleet.errors import refuse
-from anyfleet.formulas.distillation import progressive_ratios
+from anyfleet.formulas.sub_models import progressive_widths
 from anyfleet.papers import FEDRESCUE, Paper
 from anyfleet.parts.train.gradient import FLOAT_BYTES, UPDATE_PASSES, Gradient, averaged
 from anyfleet.parts.train.nested import (
@@ -83,7 +83,7 @@ class _Stepwise(Nested, Protocol):
 
     def visited(self, share: float, choice: tuple[float, ...]) -> list[float]:
         """The ratios of one minibatch at a device of that share, ascending."""
-        ratios: list[float] = progressive_ratios(
+        ratios: list[float] = progressive_widths(
             np.array(self.nested_widths), share, self.samples, np.array(choice)
         ).tolist()
         return ratios

@@ -12,7 +12,7 @@ from anyfleet.core.slots import Loose, Minibatch, TrainingContext
 from anyfleet.core.time_and_energy import Work
 from anyfleet.elastic import Priced
 from anyfleet.errors import refuse
-from anyfleet.formulas.distillation import sampled_ratios
+from anyfleet.formulas.sub_models import sampled_widths
 from anyfleet.papers import FEDRESCUE, FJORD, SLIMMABLE, Paper
 from anyfleet.parts.train.gradient import FLOAT_BYTES, Gradient, Slope, averaged, differentiated
 from anyfleet.parts.train.nested import (
@@ -51,7 +51,7 @@ class _Summed(Nested, Protocol):
 
     def drawn(self, share: float, choice: tuple[float, ...]) -> list[float]:
         """The ratios of one minibatch at a device of that share."""
-        ratios: list[float] = sampled_ratios(
+        ratios: list[float] = sampled_widths(
             np.array(self.nested_widths), share, np.array(choice)
         ).tolist()
         return ratios

@@ -14,7 +14,8 @@ from anyfleet.arrays import Flags, Floats, Ints
 
 Buffers = Literal["final", "masked", "literal"]
 
-# --- losses -----------------------------------------------------------------------------------
+
+# --- losses ---------------------------------------------------------------------------------------
 
 
 def softmax(logits: Floats) -> Floats:
@@ -60,34 +61,7 @@ def divergence_gradient(teacher: Floats, logits: Floats) -> Floats:
     return gradient
 
 
-# --- ratios -----------------------------------------------------------------------------------
-
-
-def sampled_ratios(grid: Floats, capacity: float, u: Floats) -> Floats:
-    """The ratios of a batch for FedSlim and FjORD, one per uniform number (specification §1.7).
-
-    Drawn with replacement from those within the device's capacity, or that capacity itself if
-    there are none.
-    """
-    within = grid[grid <= capacity + 1e-9] if (grid <= capacity + 1e-9).any() else [capacity]
-    ratios: Floats = np.asarray(within)[(np.asarray(u) * len(within)).astype(np.int64)]
-    return ratios
-
-
-def progressive_ratios(grid: Floats, capacity: float, count: int, u: Floats) -> Floats:
-    """The ratios of a batch for FedResCuE, FedSeq and FedRush, ascending (specification §1.7).
-
-    The last of the `count` is the device's capacity; the others are drawn without replacement
-    from those below it, fewer if there are not so many. `u` has a number for each of the grid.
-    """
-    if count < 1:
-        return np.zeros(0)
-    below = np.flatnonzero(grid < capacity - 1e-9)
-    drawn = below[np.argsort(np.asarray(u)[below], kind="stable")[: count - 1]]
-    return np.append(np.sort(grid[drawn]), capacity)
-
-
-# --- reference steps --------------------------------------------------------------------------
+# --- reference steps ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)

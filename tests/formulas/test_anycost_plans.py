@@ -10,19 +10,20 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from anyfleet.arrays import Floats
-from anyfleet.formulas.cohorts import Budgets, anycost_plans
-from anyfleet.formulas.planning import (
+from anyfleet.formulas.anycost import AnycostBudgets
+from anyfleet.formulas.reference.anycost_plans import (
     DEFAULT_BOUNDS,
     AnycostBounds,
     AnycostDevice,
     AnycostPlan,
     anycost_cost,
+    anycost_discriminant,
     anycost_plan,
     anycost_plan_at,
-    discriminant,
-    tight_gain,
-    tight_plan,
-    time_shares,
+    anycost_plans,
+    anycost_tight_gain,
+    anycost_tight_plan,
+    anycost_time_shares,
 )
 
 DEVICE = AnycostDevice(
@@ -40,20 +41,20 @@ def slope(share: float, energy: float, sent: float) -> float:
 
 
 def test_3_roots_of_the_example() -> None:
-    assert discriminant(6, 1) == 304
-    assert time_shares(6, 1) == pytest.approx((0.679449, -3.679449), abs=1e-6)
-    printed = time_shares(6, 1, printed=True).second
+    assert anycost_discriminant(6, 1) == 304
+    assert anycost_time_shares(6, 1) == pytest.approx((0.679449, -3.679449), abs=1e-6)
+    printed = anycost_time_shares(6, 1, printed=True).second
     assert printed == pytest.approx(-5.179449, abs=1e-6)
     # The derivative, with the factor that was divided out, is far from 0 there.
     assert printed * slope(printed, 6, 1) == pytest.approx(182, abs=0.5)
-    assert time_shares(0.6, 1) == pytest.approx((0.8, 0.25))
+    assert anycost_time_shares(0.6, 1) == pytest.approx((0.8, 0.25))
 
 
 @given(st.floats(0.01, 100), st.floats(1e-6, 100))
 @example(1.0, 1e-14)
 def test_3_the_derivative_vanishes_at_both_roots(energy: float, sent: float) -> None:
-    assert discriminant(energy, sent) > 0
-    first, second = time_shares(energy, sent)
+    assert anycost_discriminant(energy, sent) > 0
+    first, second = anycost_time_shares(energy, sent)
     assert slope(first, energy, sent) == pytest.approx(0, abs=1e-9 * (energy + sent))
     scale = sent * second**2 + (energy + sent) * (1 + abs(second))
     assert slope(second, energy, sent) == pytest.approx(0, abs=1e-9 * scale)
@@ -63,7 +64,7 @@ def test_3_the_derivative_vanishes_at_both_roots(energy: float, sent: float) -> 
 
 
 def test_3_sending_that_costs_nothing() -> None:
-    assert time_shares(5.0, 0.0) == (2 / 3, -np.inf)
+    assert anycost_time_shares(5.0, 0.0) == (2 / 3, -np.inf)
 
 
 @given(st.floats(0.5, 12), st.floats(1, 20))
@@ -71,23 +72,23 @@ def test_3_the_first_root_is_the_best_of_a_grid(energy: float, seconds: float) -
     device = replace(DEVICE, energy=energy, seconds=seconds)
     sent = device.power * seconds
     shares = np.linspace(max(0.0, 1 - energy / sent), 1, 20_001)
-    best = shares[np.argmax(tight_gain(device, shares))]
-    assert time_shares(energy, sent).first == pytest.approx(best, abs=2e-4)
+    best = shares[np.argmax(anycost_tight_gain(device, shares))]
+    assert anycost_time_shares(energy, sent).first == pytest.approx(best, abs=2e-4)
 
 
 @given(st.floats(0.05, 0.95))
 def test_3_a_tight_plan_uses_everything(share: float) -> None:
-    plan = tight_plan(DEVICE, share)
+    plan = anycost_tight_plan(DEVICE, share)
     cost = anycost_cost(DEVICE, plan.alpha, plan.beta, plan.frequency)
     assert cost.computing_seconds == pytest.approx(share * 10)
     assert cost.computing_seconds + cost.sending_seconds == pytest.approx(10)
     assert cost.computing_joules + cost.sending_joules == pytest.approx(6)
-    assert tight_gain(DEVICE, share) == pytest.approx(plan.gain)
+    assert anycost_tight_gain(DEVICE, share) == pytest.approx(plan.gain)
 
 
 def test_3_the_paper_literally_breaks_its_own_cap() -> None:
     least = 1 - HEAVY.bits / 15 / (HEAVY.rate * HEAVY.seconds)
-    plan = tight_plan(HEAVY, least)
+    plan = anycost_tight_plan(HEAVY, least)
     found = (least, plan.alpha, plan.beta)
     assert found == pytest.approx((0.906917, 0.660456, 0.100940), abs=1e-6)
     clipped = plan.alpha**4 / 15
@@ -433,7 +434,7 @@ def test_without_bits_a_plan_is_the_limit_of_ever_fewer(changes: dict[str, float
     few = anycost_plan(replace(device, bits=1e-6))
     named = {name: getattr(device, name) for name in ("energy", "seconds", "power", "rate")}
     cohort = anycost_plans(
-        Budgets(
+        AnycostBudgets(
             **named,
             bits=0.0,
             epsilon=device.epsilon,
@@ -455,9 +456,9 @@ def test_without_bits_a_plan_is_the_limit_of_ever_fewer(changes: dict[str, float
 def test_what_has_no_limit_without_bits_is_refused() -> None:
     device = replace(HEAVY, bits=0.0)
     with pytest.raises(ValueError, match=r"tight_plan: a device with no bits .* anycost_plan has"):
-        tight_plan(device, 0.5)
+        anycost_tight_plan(device, 0.5)
     with pytest.raises(ValueError, match="tight_gain: a device with no bits"):
-        tight_gain(device, 0.5)
+        anycost_tight_gain(device, 0.5)
     for bits in (-1.0, math.nan):
         with pytest.raises(ValueError, match=r"AnycostDevice\.bits must be a number, at least 0"):
             replace(HEAVY, bits=bits)

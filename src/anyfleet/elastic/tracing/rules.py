@@ -1,14 +1,189 @@
-"""Axis rules of the operators that move, broadcast, reduce or select."""
+"""The axis rule of every ATen operator: what a call says about the axes of its operands.
 
-from collections.abc import Mapping
-from typing import Any
+A rule returns the dimensions of the result. It unifies dimensions that are indexed alike, and
+fixes those that must never be cut. Operators without a rule are `unknown`: they fix everything.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, cast
 
 import torch
 from torch import fx
 
-from anyfleet.elastic.tracing.axes import ALONG, Dims, Product, freeze, fresh, unify
-from anyfleet.elastic.tracing.rules_layers import broadcast, spatial
+from anyfleet.elastic.tracing.axes import ALONG, Dims, Product, atoms, freeze, fresh, mark, unify
 from anyfleet.elastic.tracing.scope import Result, Scope, bound, full_size, op_name, shape_of
+
+Rule = Callable[[Scope, fx.Node], Result]
+
+# --- operators that hold parameters, and attention ------------------------------------------------
+
+
+def linear(scope: Scope, node: fx.Node) -> Result:
+    given = bound(node)
+    x, weight = scope.dims(given["input"]), scope.dims(given["weight"])
+    scope.match(x[-1], weight[1], node)
+    if given["bias"] is not None:
+        scope.match(scope.dims(given["bias"])[0], weight[0], node)
+    return (*x[:-1], weight[0])
+
+
+def convolution(scope: Scope, node: fx.Node) -> Result:
+    given = bound(node)
+    x, weight = scope.dims(given["input"]), scope.dims(given["weight"])
+    if given["bias"] is not None:
+        scope.match(scope.dims(given["bias"])[0], weight[0], node)
+    for kernel in weight[2:]:
+        freeze(kernel, "kernel")
+    channel = len(x) - len(weight) + 1
+    scope.fix(x[channel + 1 :], node, f"{op_name(node)} {ALONG}")
+    if given["groups"] == 1:
+        scope.match(x[channel], weight[1], node)
+    else:
+        _grouped(scope, node, x[channel])
+    return (*x[:channel], weight[0], *spatial(shape_of(node)[channel + 1 :]))
+
+
+def _grouped(scope: Scope, node: fx.Node, channels: Product) -> None:
+    """in = groups x i, out = groups x o, weight = [groups x o, i, …]; depthwise is i = 1."""
+    given = bound(node)
+    weight = scope.dims(given["weight"])
+    count = int(given["groups"])
+    groups = fresh(count)
+    scope.match(channels, (*groups, *weight[1]), node)
+    scope.match(weight[0], (*groups, *fresh(full_size(weight[0]) // count)), node)
+    if full_size(weight[1]) > 1:
+        mark(groups, "groups")
+    scope.resize(node, "groups", groups)
+
+
+def transposed_convolution(scope: Scope, node: fx.Node) -> Result:
+    given = bound(node)
+    x, weight = scope.dims(given["input"]), scope.dims(given["weight"])
+    channel = len(x) - len(weight) + 1
+    for kernel in weight[2:]:
+        freeze(kernel, "kernel")
+    scope.fix(x[channel + 1 :], node, f"{op_name(node)} {ALONG}")
+    scope.match(x[channel], weight[0], node)
+    out = weight[1]
+    if given["groups"] != 1:
+        scope.fix((weight[0], weight[1]), node, "grouped transposed convolution")
+        out = fresh(shape_of(node)[channel], "grouped transposed convolution")
+    if given["bias"] is not None:
+        scope.match(scope.dims(given["bias"])[0], out, node)
+    return (*x[:channel], out, *spatial(shape_of(node)[channel + 1 :]))
+
+
+def spatial(sizes: tuple[int, ...]) -> Dims:
+    return tuple(fresh(n, "space") for n in sizes)
+
+
+def channel_norm(scope: Scope, node: fx.Node) -> Result:
+    """Batch and instance norm, PReLU: one parameter per channel."""
+    given = bound(node)
+    x = scope.dims(given["input"] if "input" in given else given["self"])
+    for name in ("weight", "bias", "running_mean", "running_var"):
+        held = given.get(name)
+        if held is not None and full_size(scope.dims(held)[0]) > 1:
+            scope.match(x[1], scope.dims(held)[0], node)
+    return x
+
+
+def group_norm(scope: Scope, node: fx.Node) -> Result:
+    given = bound(node)
+    x = scope.dims(given["input"])
+    for name in ("weight", "bias"):
+        if given[name] is not None:
+            scope.match(x[1], scope.dims(given[name])[0], node)
+    count = int(given["num_groups"])
+    if count > 1:
+        groups = fresh(count)
+        scope.match(x[1], (*groups, *fresh(full_size(x[1]) // count)), node)
+        # A norm of each channel on its own has no groups to keep together.
+        if full_size(x[1]) > count:
+            mark(groups, "groups")
+        scope.resize(node, "num_groups", groups)
+    return x
+
+
+def layer_norm(scope: Scope, node: fx.Node) -> Result:
+    given = bound(node)
+    x = scope.dims(given["input"])
+    normal = x[len(x) - len(given["normalized_shape"]) :]
+    for name in ("weight", "bias"):
+        if given.get(name) is not None:
+            for one, other in zip(normal, scope.dims(given[name]), strict=True):
+                scope.match(one, other, node)
+    scope.reshape(node, "normalized_shape", normal)
+    return x
+
+
+def embedding(scope: Scope, node: fx.Node) -> Result:
+    given = bound(node)
+    weight = scope.dims(given["weight"])
+    freeze(weight[0], "vocabulary")
+    return (*scope.dims(given["indices"]), weight[1])
+
+
+def matmul(scope: Scope, node: fx.Node) -> Result:
+    first, second = node.args
+    left, right = scope.dims(cast(fx.Node, first)), scope.dims(cast(fx.Node, second))
+    scope.match(left[-1], right[-2] if len(right) > 1 else right[0], node)
+    out = (*left[-2:-1], right[-1]) if len(right) > 1 else left[-2:-1]
+    # Heads are a dimension of their own, or share one with the batch.
+    if len(left) == len(right) == 4 or (len(left) == len(right) == 3 and _shared(scope, left[0])):
+        _mark_heads(scope, left[:-2], right[:-2])
+        mark(left[-1], "head_dim")
+        mark(right[-1], "head_dim")
+    return (*broadcast(scope, node, left[:-2], right[:-2]), *out)
+
+
+def attention(scope: Scope, node: fx.Node) -> Result:
+    given = bound(node)
+    query, key, value = (scope.dims(given[name]) for name in ("query", "key", "value"))
+    lengths = (query[-2], key[-2])
+    for product in lengths:
+        freeze(product, "length")
+    scope.match(query[-1], key[-1], node)
+    scope.match(key[-2], value[-2], node)
+    for one, other in ((query[:-2], key[:-2]), (query[:-2], value[:-2])):
+        for a, b in zip(one, other, strict=True):
+            if full_size(a) == full_size(b):
+                scope.match(a, b, node)
+            else:
+                scope.fix((a, b), node, "attention with shared key heads")
+    if given["attn_mask"] is not None:
+        broadcast(scope, node, (*query[:-2], *lengths), scope.dims(given["attn_mask"]))
+    if len(query) == 4:
+        _mark_heads(scope, query[:2])
+        mark(query[-1], "head_dim")
+        mark(value[-1], "head_dim")
+    return (*query[:-1], value[-1])
+
+
+def _shared(scope: Scope, product: Product) -> bool:
+    found = [scope.is_batch(atom) for atom in atoms(product)]
+    return any(found) and not all(found)
+
+
+def _mark_heads(scope: Scope, *leading: Dims) -> None:
+    for product in (p for dims in leading for p in dims):
+        mark(tuple(a for a in atoms(product) if not scope.is_batch(a)), "heads")
+
+
+def broadcast(scope: Scope, node: fx.Node, one: Dims, other: Dims) -> Dims:
+    """The dimensions of an elementwise result; equal sizes are the same axes."""
+    rank = max(len(one), len(other))
+    one = (*((),) * (rank - len(one)), *one)
+    other = (*((),) * (rank - len(other)), *other)
+    out = []
+    for a, b in zip(one, other, strict=True):
+        if full_size(a) == full_size(b):
+            scope.match(a, b, node)
+        out.append(b if full_size(a) == 1 else a)
+    return tuple(out)
+
+
+# --- operators that move, broadcast, reduce or select ---------------------------------------------
 
 
 def elementwise(scope: Scope, node: fx.Node) -> Result:
@@ -322,3 +497,109 @@ def unknown(scope: Scope, node: fx.Node) -> Result:
 
 def _all(result: Result) -> Dims:
     return tuple(p for dims in result for p in dims) if isinstance(result, list) else result
+
+
+# --- the rule of each operator --------------------------------------------------------------------
+
+_ELEMENTWISE = """
+abs add alias bitwise_and bitwise_not bitwise_or celu clamp clamp_max clamp_min clone contiguous
+copy cos detach div dropout elu eq erf exp expm1 feature_dropout fill floor ge gelu gt hardsigmoid
+hardswish hardtanh le leaky_relu lift_fresh_copy log log1p log_sigmoid logical_and logical_not
+bernoulli empty_like exponential rand_like randn_like uniform
+logical_or logit lt masked_fill maximum minimum mish mul ne neg ones_like pow reciprocal relu
+relu6 rsqrt rsub selu sigmoid sign silu sin softplus softsign sqrt square sub tanh tanhshrink
+threshold where zero zeros_like full_like _to_copy alpha_dropout feature_alpha_dropout
+"""
+
+_POOLS = """
+adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d
+adaptive_max_pool2d adaptive_max_pool3d avg_pool1d avg_pool2d avg_pool3d max_pool1d max_pool2d
+max_pool3d max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices
+upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d
+upsample_bicubic2d upsample_trilinear3d
+"""
+
+_REDUCTIONS = "all amax amin any argmax argmin linalg_vector_norm logsumexp max min norm prod sum"
+
+_OTHERS: Mapping[str, Rule] = {
+    "linear": linear,
+    "conv1d": convolution,
+    "conv2d": convolution,
+    "conv3d": convolution,
+    "conv_transpose1d": transposed_convolution,
+    "conv_transpose2d": transposed_convolution,
+    "batch_norm": channel_norm,
+    "instance_norm": channel_norm,
+    "to": same,
+    "type_as": same,
+    "prelu": channel_norm,
+    "group_norm": group_norm,
+    "layer_norm": layer_norm,
+    "rms_norm": layer_norm,
+    "embedding": embedding,
+    "matmul": matmul,
+    "mm": matmul,
+    "bmm": matmul,
+    "scaled_dot_product_attention": attention,
+    "view": reshape,
+    "reshape": reshape,
+    "_unsafe_view": reshape,
+    "flatten": reshape,
+    "reshape_as": reshape_like,
+    "view_as": reshape_like,
+    "unflatten": unflatten,
+    "expand": expand,
+    "expand_as": elementwise,
+    "permute": permute,
+    "transpose": transpose,
+    "swapaxes": transpose,
+    "t": reverse,
+    "numpy_T": reverse,
+    "mean": average,
+    "var": average,
+    "std": average,
+    "softmax": along,
+    "log_softmax": along,
+    "cumsum": along,
+    "flip": along,
+    "tril": triangle,
+    "triu": triangle,
+    "select": select,
+    "slice": narrow,
+    "narrow": narrow,
+    "unsqueeze": insert,
+    "squeeze": squeeze,
+    "zeros": create,
+    "ones": create,
+    "full": create,
+    "empty": create,
+    "rand": create,
+    "randn": create,
+    "new_zeros": create,
+    "new_ones": create,
+    "new_full": create,
+    "arange": positions,
+    "eye": positions,
+    "linspace": positions,
+    "pad": pad,
+    "constant_pad_nd": pad,
+    "stack": stack,
+    "cat": join,
+    "concat": join,
+    "split": divide,
+    "split_with_sizes": divide,
+    "chunk": divide,
+    "unbind": divide,
+}
+
+RULES: Mapping[str, Rule] = {
+    **dict.fromkeys(_ELEMENTWISE.split(), elementwise),
+    **dict.fromkeys(_POOLS.split(), pool),
+    **dict.fromkeys(_REDUCTIONS.split(), reduction),
+    **_OTHERS,
+}
+
+
+def rule(name: str) -> Rule:
+    """The rule of an operator without namespace and overload ("conv2d")."""
+    return RULES.get(name, unknown)

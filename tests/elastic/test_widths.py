@@ -8,9 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from anyfleet.elastic import Blueprint, Slice, alpha, columns, cut, narrowed, trace, within
+from anyfleet.elastic import (
+    Blueprint,
+    Slice,
+    channel_share,
+    columns,
+    cut,
+    narrowed,
+    trace,
+    trained_share,
+    within,
+)
 from anyfleet.elastic import width as width_of
 from anyfleet.elastic.blueprint import Rounding
+from anyfleet.formulas import anycost_alpha
 from tests.helpers.nets import LeNet
 
 WIDE = trace(
@@ -121,6 +132,10 @@ def test_the_width_of_a_plain_cut_is_its_share(share: float) -> None:
 
 
 # --- AnycostFL's measure ------------------------------------------------------------------------
+
+
+def alpha(slice_: Slice, blueprint: Blueprint) -> float:
+    return anycost_alpha(channel_share(slice_, blueprint), trained_share(slice_, blueprint))
 
 
 def test_1_12_alpha_is_the_width_squared() -> None:

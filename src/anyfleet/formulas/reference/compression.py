@@ -1,22 +1,26 @@
-"""Compressed updates: sparse ternary, stochastic levels, dithered lattices, weights by error."""
+"""Compressed updates: sparse ternary, stochastic levels, dithered lattices, kernels on a grid."""
 
 import math
 from typing import Literal, NamedTuple
 
 import numpy as np
 
-from anyfleet.arrays import Floats, Ints
+from anyfleet.arrays import Flags, Floats, Ints
+from anyfleet.formulas.anycost import anycost_channel_order
 from anyfleet.formulas.sub_models import kept_channels
 
 # What a message says besides its entries: one magnitude or norm.
 SCALAR_BITS = 32
+# A message says its smallest and largest magnitude and its number of levels.
+HEADER_BITS = 3 * 32
 # E‖e‖²/2 of the hexagonal lattice's cell, in units of its area.
 HEXAGON_MOMENT = 5 / (36 * math.sqrt(3))
 
-# --- sparse ternary ---------------------------------------------------------------------------
+
+# --- STC ------------------------------------------------------------------------------------------
 
 
-def top_entries(values: Floats, share: float) -> Ints:
+def stc_top_entries(values: Floats, share: float) -> Ints:
     """Indices of the largest magnitudes, ascending (STC, specification §1.13).
 
     Exactly `max(1, ceil(share × n))`, ties to the lower index.
@@ -27,7 +31,7 @@ def top_entries(values: Floats, share: float) -> Ints:
     return kept
 
 
-class Ternary(NamedTuple):
+class StcMessage(NamedTuple):
     """What is sent, and what is left for the next message."""
 
     magnitude: float
@@ -35,21 +39,21 @@ class Ternary(NamedTuple):
     residual: Floats
 
 
-def sparse_ternary(values: Floats, share: float) -> Ternary:
+def stc_sparse_ternary(values: Floats, share: float) -> StcMessage:
     """The largest entries, all with their mean magnitude (STC, specification §1.13).
 
     `values` are the update plus the residual of the last message. Nothing but zeros: magnitude
     0.
     """
     every = np.asarray(values, dtype=np.float64)
-    kept = top_entries(every, share)
+    kept = stc_top_entries(every, share)
     magnitude = float(np.abs(every[kept]).mean()) if len(kept) else 0.0
     sent = np.zeros_like(every)
     sent[kept] = magnitude * np.sign(every[kept])
-    return Ternary(magnitude, sent, every - sent)
+    return StcMessage(magnitude, sent, every - sent)
 
 
-def golomb_parameter(share: float) -> int:
+def stc_golomb_parameter(share: float) -> int:
     """b*: the bits of a gap that are sent as they are (STC, specification §1.13)."""
     if share >= 1:
         return 0
@@ -57,26 +61,26 @@ def golomb_parameter(share: float) -> int:
     return max(0, 1 + math.floor(math.log2(golden / math.log1p(-share))))
 
 
-def golomb_position_bits(share: float) -> float:
+def stc_golomb_position_bits(share: float) -> float:
     """Expected bits of a position, by its gap to the one before (STC, specification §1.13)."""
-    bits = golomb_parameter(share)
+    bits = stc_golomb_parameter(share)
     return float(bits + 1 / (1 - (1 - share) ** (2**bits)))
 
 
-def position_entropy(share: float) -> float:
+def stc_position_entropy(share: float) -> float:
     """The least bits of a position that any code can reach (STC, specification §1.13)."""
     if share >= 1:
         return 0.0
     return -math.log2(share) - (1 - share) / share * math.log2(1 - share)
 
 
-def rice_bits(gaps: Ints, parameter: int) -> int:
+def stc_rice_bits(gaps: Ints, parameter: int) -> int:
     """Bits of gaps, each at least 1, in a Rice code (STC, specification §1.13)."""
     long = (np.asarray(gaps, dtype=np.int64) - 1) >> parameter
     return int((long + 1 + parameter).sum())
 
 
-def ternary_bits(positions: Ints, size: int, share: float) -> int:
+def stc_bits(positions: Ints, size: int, share: float) -> int:
     """Measured bits of a tensor's message (STC, specification §1.13).
 
     Positions (ascending) by their gaps, or a bitmap where that is shorter; a sign each; the
@@ -85,26 +89,26 @@ def ternary_bits(positions: Ints, size: int, share: float) -> int:
     if not len(positions):
         return SCALAR_BITS
     gaps = np.diff(positions, prepend=-1)
-    places = min(size, rice_bits(gaps, golomb_parameter(share)))
+    places = min(size, stc_rice_bits(gaps, stc_golomb_parameter(share)))
     return places + len(positions) + SCALAR_BITS
 
 
-def expected_ternary_bits(count: int, share: float) -> float:
+def stc_expected_bits(count: int, share: float) -> float:
     """Expected bits of a message with so many entries (STC, specification §1.13)."""
-    return count * (golomb_position_bits(share) + 1) + SCALAR_BITS
+    return count * (stc_golomb_position_bits(share) + 1) + SCALAR_BITS
 
 
-# --- stochastic levels ------------------------------------------------------------------------
+# --- QSGD -----------------------------------------------------------------------------------------
 
 
-class Quantised(NamedTuple):
+class QsgdMessage(NamedTuple):
     """Levels with their signs, and the norm of every bucket."""
 
     levels: Ints
     norms: Floats
 
 
-def qsgd(values: Floats, levels: int, u: Floats, bucket: int | None = 512) -> Quantised:
+def qsgd(values: Floats, levels: int, u: Floats, bucket: int | None = 512) -> QsgdMessage:
     """Every entry's level relative to its bucket's norm (QSGD, specification §1.14).
 
     `u` are uniforms in [0, 1), one per entry. Buckets are cut in order, the last may be short;
@@ -118,10 +122,10 @@ def qsgd(values: Floats, levels: int, u: Floats, bucket: int | None = 512) -> Qu
     below = np.floor(place)
     # An entry that is its bucket's norm has level `levels`, not one more by rounding.
     drawn = np.minimum(below + (np.asarray(u) < place - below), levels)
-    return Quantised((np.sign(every) * drawn).astype(np.int64), norms)
+    return QsgdMessage((np.sign(every) * drawn).astype(np.int64), norms)
 
 
-def qsgd_values(message: Quantised, levels: int, bucket: int | None = 512) -> Floats:
+def qsgd_values(message: QsgdMessage, levels: int, bucket: int | None = 512) -> Floats:
     """What the receiver has: norm × level / levels (QSGD, specification §1.14)."""
     scale = _spread(message.norms, len(message.levels), bucket)
     values: Floats = scale * message.levels / levels
@@ -155,7 +159,7 @@ def _spread(norms: Floats, count: int, bucket: int | None) -> Floats:
     return spread
 
 
-# --- dithered lattices ------------------------------------------------------------------------
+# --- UVeQFed --------------------------------------------------------------------------------------
 
 
 def uveq_scale(norm: float, bits: float, blocks: int) -> float:
@@ -166,14 +170,14 @@ def uveq_scale(norm: float, bits: float, blocks: int) -> float:
     return (2 + bits / 5) / math.sqrt(blocks) * norm
 
 
-def lattice(step: float, dimension: Literal[1, 2] = 2) -> Floats:
+def uveq_lattice(step: float, dimension: Literal[1, 2] = 2) -> Floats:
     """Basis vectors in rows: whole steps, or hexagons (UVeQFed, specification §1.15)."""
     if dimension == 1:
         return np.array([[step]])
     return step * np.array([[1, 1 / math.sqrt(3)], [1, -1 / math.sqrt(3)]])
 
 
-def dither(u: Floats, basis: Floats) -> Floats:
+def uveq_dither(u: Floats, basis: Floats) -> Floats:
     """A uniform point of the lattice's cell for every block (UVeQFed, specification §1.15).
 
     `u` are uniforms in [0, 1), a row per block.
@@ -182,7 +186,7 @@ def dither(u: Floats, basis: Floats) -> Floats:
     return points
 
 
-def lattice_indices(points: Floats, basis: Floats) -> Ints:
+def uveq_lattice_indices(points: Floats, basis: Floats) -> Ints:
     """The nearest lattice point of each row, in whole multiples of the basis (specification §1.15).
 
     Nearest in space: rounding the coordinates alone is not enough for hexagons, whose nearest
@@ -207,7 +211,7 @@ def uveq(values: Floats, scale: float, basis: Floats, noise: Floats) -> Ints:
     blocks.ravel()[: len(values)] = values
     if scale == 0:
         return np.zeros(blocks.shape, dtype=np.int64)
-    return lattice_indices(blocks / scale + noise, basis)
+    return uveq_lattice_indices(blocks / scale + noise, basis)
 
 
 def uveq_values(indices: Ints, scale: float, basis: Floats, noise: Floats, size: int) -> Floats:
@@ -225,7 +229,112 @@ def uveq_variance(scale: float, basis: Floats) -> float:
     return moment * scale**2
 
 
-# --- weights by error -------------------------------------------------------------------------
+# --- AnycostFL ------------------------------------------------------------------------------------
+
+
+def anycost_kept_kernels(norms: Floats, keep: float) -> Ints:
+    """The kernels with the largest norms, ascending, at least one (AnycostFL, specification §1.12).
+
+    `keep` is the kept share, rounded up; exactly so many, ties by index.
+    """
+    count = kept_channels(keep, len(norms))
+    kept: Ints = np.sort(anycost_channel_order(norms)[:count])
+    return kept
+
+
+def anycost_kernel_threshold(norms: Floats, keep: float) -> float:
+    """Pi: the smallest norm that is kept (AnycostFL, specification §1.12)."""
+    return float(np.asarray(norms)[anycost_kept_kernels(norms, keep)].min())
+
+
+class AnycostMagnitudes(NamedTuple):
+    """The smallest and largest magnitude of what is not zero; 0 and 0 if all is."""
+
+    low: float
+    high: float
+
+
+def anycost_magnitudes(values: Floats) -> AnycostMagnitudes:
+    """The ends of the grid of an update (AnycostFL, specification §1.12)."""
+    sizes = np.abs(np.asarray(values, dtype=np.float64))
+    some = sizes[sizes > 0]
+    return (
+        AnycostMagnitudes(float(some.min()), float(some.max()))
+        if some.size
+        else AnycostMagnitudes(0.0, 0.0)
+    )
+
+
+def anycost_grid(ends: AnycostMagnitudes, levels: int) -> Floats:
+    """The magnitudes that a message can say, `Q_0 ... Q_L` (AnycostFL, specification §1.12).
+
+    The printed grid starts at `Q_1`, which leaves the smallest values without an interval.
+    """
+    return np.linspace(ends.low, ends.high, max(1, levels) + 1)
+
+
+def anycost_grid_levels(values: Floats, ends: AnycostMagnitudes, levels: int, u: Floats) -> Ints:
+    """Each value's place on the grid, drawn so that the mean is exact (specification §1.12).
+
+    `u` are uniforms in [0, 1), one per value. Zeros get -1. Where all magnitudes are equal there
+    is one place, 0.
+    """
+    sizes, steps = np.abs(np.asarray(values, dtype=np.float64)), max(1, levels)
+    spread = ends.high - ends.low
+    if not spread > 0:
+        return np.where(sizes > 0, 0, -1)
+    place = (sizes - ends.low) / spread * steps
+    below = np.clip(np.floor(place), 0, steps - 1)
+    drawn = below + (np.asarray(u) < place - below)
+    level: Ints = np.where(sizes > 0, drawn, -1).astype(np.int64)
+    return level
+
+
+def anycost_grid_values(level: Ints, signs: Floats, ends: AnycostMagnitudes, levels: int) -> Floats:
+    """What the receiver of `grid_levels` and signs has (AnycostFL, specification §1.12)."""
+    sizes = anycost_grid(ends, levels)[np.maximum(level, 0)]
+    values: Floats = np.where(level >= 0, np.sign(signs) * sizes, 0.0)
+    return values
+
+
+class AnycostCompression(NamedTuple):
+    """How a rate is met: the kept share of the kernels, and the levels of the grid."""
+
+    keep: float
+    levels: float
+
+
+def anycost_analytic_compression(beta: float) -> AnycostCompression:
+    """Kept share and levels of the theory, `sqrt(beta)` and `2^(32 sqrt(beta))` (specification §1.12).
+
+    Signs and mask not counted: real messages of this pair are 1.3 to 2.4 times too long.
+    """
+    half = math.sqrt(beta)
+    return AnycostCompression(half, 2 ** (32 * half))
+
+
+def anycost_bits(kept: Flags, level: Ints) -> float:
+    """Bits of a message: header, mask, levels, and the signs that the paper forgot (specification §1.12).
+
+    `kept` says of every kernel whether it survived, `level` is the grid place of every element in
+    the survivors, -1 for zeros. Mask and levels at their entropy. Nothing to say: the header.
+    """
+    nonzero = int((np.asarray(level) >= 0).sum())
+    if not nonzero:
+        return float(HEADER_BITS)
+    mask = entropy_bits(np.asarray(kept, dtype=np.int64))
+    return HEADER_BITS + mask + entropy_bits(np.asarray(level)) + nonzero
+
+
+# --- all codecs -----------------------------------------------------------------------------------
+
+
+def entropy_bits(symbols: Ints) -> float:
+    """The least bits for these symbols when their frequencies are known (specification §F.7)."""
+    if not symbols.size:
+        return 0.0
+    counts = np.unique(symbols, return_counts=True)[1]
+    return float((counts * np.log2(counts.sum() / counts)).sum())
 
 
 def relative_error(values: Floats, received: Floats) -> float:
@@ -235,39 +344,10 @@ def relative_error(values: Floats, received: Floats) -> float:
     return float(((received - every) ** 2).sum()) / total if total > 0 else 0.0
 
 
-def upload_seconds(links: Floats, bits: float, rate: float) -> float:
-    """The time in which devices with these links send such a share of `bits` (specification §1.16).
-
-    On average, where a device sends all of them at most. Infinite where too many links carry
-    nothing.
-    """
-    whole = np.sort(bits / np.asarray(links, dtype=np.float64)[np.asarray(links) > 0])
-    wanted = rate * len(links)
-    # Up to the k-th moment, k devices are through; the others send on, each at its own pace.
-    for through, moment in enumerate(whole):
-        pace = (1 / whole[through:]).sum()
-        seconds = (wanted - through) / pace
-        if seconds <= moment * (1 + 1e-12):
-            return float(seconds)
-    return float("inf")
-
-
-def fedhq_level(bits: Floats, budget: float, levels: Ints) -> int:
+def fedhq_quantisation_levels(bits: Floats, budget: float, levels: Ints) -> int:
     """The most levels whose measured message fits the budget, at least the fewest (specification §1.16).
 
     `bits` is the length of the message with each of the `levels`, which ascend.
     """
     fitting = np.flatnonzero(np.asarray(bits) <= budget)
     return int(levels[fitting[-1] if len(fitting) else 0])
-
-
-def fedhq_weights(errors: Floats, sizes: Floats | Ints | float = 1.0) -> Floats:
-    """Shares `n / (1 + q)` of devices with these quantisation errors (FedHQ, specification §1.16).
-
-    The published work weighs by the error of each device; that the weights have this very form
-    is not verified. All 0 without data.
-    """
-    raw = np.asarray(sizes, dtype=np.float64) / (1 + np.asarray(errors, dtype=np.float64))
-    total = raw.sum()
-    weights: Floats = raw / total if total > 0 else np.zeros_like(raw)
-    return weights

@@ -4,6 +4,7 @@ import math
 from functools import lru_cache
 
 from anyfleet.elastic.blueprint import Blueprint, Slice
+from anyfleet.formulas.anycost import anycost_alpha
 
 
 def columns(share: float, width: float) -> int:
@@ -23,19 +24,27 @@ def width(slice: Slice, blueprint: Blueprint) -> float:
 
 
 @lru_cache(maxsize=4096)
-def alpha(slice: Slice, blueprint: Blueprint) -> float:
-    """AnycostFL's measure of a sub-model: its width squared, 1 for the whole model (specification §1.12).
+def channel_share(slice: Slice, blueprint: Blueprint) -> float:
+    """Return the share of all channels that a slice keeps, 1 where there is nothing to cut.
 
-    By the share of all channels that it keeps, however they are rounded or spread over the layers.
-    Of a sub-model whose first layers are not trained, times the share of its parameters that is.
+    Channels of all layers count alike, however a width was rounded or spread over the layers.
     """
-    kept, local = _kept(slice, blueprint), blueprint.local(slice)
-    share = sum(count for count, _ in kept) / sum(size for _, size in kept) if kept else 1.0
-    every, trained = (
-        local.numel(local.trained()),
-        local.numel(local.trained(slice.first_trained_layer)),
-    )
-    return share**2 * (trained / every if every else 1.0)
+    kept = _kept(slice, blueprint)
+    return sum(count for count, _ in kept) / sum(size for _, size in kept) if kept else 1.0
+
+
+@lru_cache(maxsize=4096)
+def trained_share(slice: Slice, blueprint: Blueprint) -> float:
+    """Return the share of a sub-model's trainable parameters that it trains, 1 without any."""
+    local = blueprint.local(slice)
+    every = local.numel(local.trained())
+    trained = local.numel(local.trained(slice.first_trained_layer))
+    return trained / every if every else 1.0
+
+
+def alpha(slice: Slice, blueprint: Blueprint) -> float:
+    """Return AnycostFL's alpha of a slice (specification §1.12)."""
+    return anycost_alpha(channel_share(slice, blueprint), trained_share(slice, blueprint))
 
 
 def _kept(slice: Slice, blueprint: Blueprint) -> list[tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""AnycostFL's plan of a device: model cost, compression and frequency within time and energy."""
+"""AnycostFL's plan of a device: sub-model, compression and frequency within time and energy."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -8,14 +8,24 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from anyfleet.arrays import Floats
+from anyfleet.formulas.anycost import (
+    AnycostBudgets,
+    _best_sending,
+    _Columns,
+    _columns,
+    _crossing,
+    _floats,
+)
 
 Branch = Literal["saturated", "tight", "search"]
-
 # Constraints may be missed by this share: what is solved for meets them only up to rounding.
 _SLACK = 1e-9
 _HALVINGS = 60
 _GRID = 101
 _REFINEMENTS = 6  # each fifty times finer: the last one resolves 1e-10 of the widest range
+
+
+# --- one device, by search ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -76,7 +86,7 @@ class AnycostPlan(NamedTuple):
         return self.alpha**4 * self.beta
 
 
-class Shares(NamedTuple):
+class AnycostTimeShares(NamedTuple):
     """The two stationary shares of time for computing; only the first is ever needed."""
 
     first: float
@@ -91,28 +101,30 @@ def anycost_cost(device: AnycostDevice, alpha: float, beta: float, frequency: fl
     return AnycostCost(computing, sending, joules, device.power * sending)
 
 
-def time_shares(energy: float, sending_energy: float, printed: bool = False) -> Shares:
+def anycost_time_shares(
+    energy: float, sending_energy: float, printed: bool = False
+) -> AnycostTimeShares:
     """Roots of the gain's derivative in the share of time for computing (specification §3).
 
     `sending_energy` is power × seconds. `printed` gives the second root as the paper's Eq. 24
     prints it, with -3/4 for +3/4.
     """
     linear = 3 * energy - 6 * sending_energy
-    root = math.sqrt(discriminant(energy, sending_energy))
+    root = math.sqrt(anycost_discriminant(energy, sending_energy))
     if linear > 0:  # the other form would subtract nearly equal numbers
         first = 4 * (energy - sending_energy) / (linear + root)
     else:
         first = (root - linear) / (8 * sending_energy)
     second = (-linear - root) / (8 * sending_energy) if sending_energy else -math.inf
-    return Shares(first, second - 1.5 if printed else second)
+    return AnycostTimeShares(first, second - 1.5 if printed else second)
 
 
-def discriminant(energy: float, sending_energy: float) -> float:
+def anycost_discriminant(energy: float, sending_energy: float) -> float:
     """The paper's psi under the root, always positive (specification §3)."""
     return 4 * sending_energy**2 - 4 * energy * sending_energy + 9 * energy**2
 
 
-def tight_plan(device: AnycostDevice, share: float) -> AnycostPlan:
+def anycost_tight_plan(device: AnycostDevice, share: float) -> AnycostPlan:
     """The choice that uses all seconds and joules, computing this share of time (specification §3).
 
     Bounds are not looked at. NaN where the energy does not last for the sending.
@@ -128,7 +140,7 @@ def tight_plan(device: AnycostDevice, share: float) -> AnycostPlan:
     return AnycostPlan(alpha, beta, frequency, "tight")
 
 
-def tight_gain(device: AnycostDevice, share: Floats | float) -> Floats:
+def anycost_tight_gain(device: AnycostDevice, share: Floats | float) -> Floats:
     """The gain of `tight_plan` as a function of its share of time (Eq. 21, specification §3)."""
     _check_bits(device, "tight_gain")
     part, sent = np.asarray(share, dtype=np.float64), device.power * device.seconds
@@ -153,11 +165,11 @@ def anycost_plan(
         return full
     found: list[AnycostPlan] = []
     if _spendable(device):
-        first = time_shares(device.energy, device.power * device.seconds).first
-        best = tight_plan(device, first)
+        first = anycost_time_shares(device.energy, device.power * device.seconds).first
+        best = anycost_tight_plan(device, first)
         if _allowed(best, bounds):
             return best
-        tight = (tight_plan(device, share) for share in _corners(device, bounds))
+        tight = (anycost_tight_plan(device, share) for share in _corners(device, bounds))
         found = [plan for plan in tight if _allowed(plan, bounds)]
     searched = _search(device, bounds)
     if searched is not None and all(searched.gain > plan.gain * (1 + _SLACK) for plan in found):
@@ -227,10 +239,10 @@ def _corners(device: AnycostDevice, bounds: AnycostBounds) -> Iterator[float]:
     least = max(0.0, 1 - device.energy / sent) if sent else 0.0
 
     def alpha(share: float) -> float:
-        return tight_plan(device, share).alpha
+        return anycost_tight_plan(device, share).alpha
 
     def inverse_beta(share: float) -> float:
-        return 1 / tight_plan(device, share).beta
+        return 1 / anycost_tight_plan(device, share).beta
 
     for bound in (bounds.alpha_min, 1.0):
         yield _root(alpha, bound, least)
@@ -314,3 +326,90 @@ def _sending(
     # Sending that costs nothing is paid for, unless computing alone is too much already.
     energy = left / device.power if device.power else np.where(left >= 0, np.inf, -np.inf)
     return time, energy
+
+
+# --- whole cohorts, in closed form ----------------------------------------------------------------
+
+
+class AnycostPlans(NamedTuple):
+    """What devices do in a round; not a number where nothing fits."""
+
+    alpha: Floats
+    beta: Floats
+    frequency: Floats
+
+    @property
+    def gain(self) -> Floats:
+        gain: Floats = self.alpha**4 * self.beta
+        return gain
+
+
+def anycost_plans(
+    budgets: AnycostBudgets,
+    *,
+    alpha_min: Floats | float = 0.25,
+    beta_min: Floats | float = 0.0,
+    beta_max: Floats | float = 1 / 15,
+) -> AnycostPlans:
+    """Size, compression factor and frequency with the largest gain for every row (specification §3).
+
+    Budgets hold the cycles and bits of the whole model: both grow with the size alpha.
+    """
+    with np.errstate(all="ignore"):
+        own, least, most = _columns(budgets), _floats(beta_min), _floats(beta_max)
+        # The gain rises up to the last size that has the largest factor, and if still larger ones
+        # are better it has one peak there. It ends where the factor is too small.
+        best = np.fmax(_largest_size(own, most), _best_size(own))
+        within = np.fmin(np.fmin(best, 1.0), _largest_size(own, least))
+        alpha = np.fmax(within, alpha_min)
+        part = own._replace(cycles=alpha * own.cycles, bits=alpha * own.bits)
+        beta, frequency = _best_sending(part, least, most)
+    return AnycostPlans(np.where(np.isnan(beta), np.nan, alpha), beta, frequency)
+
+
+def _largest_size(own: _Columns, beta: Floats) -> Floats:
+    """The largest size whose update can be sent with this factor; may be above 1."""
+    energy, sent = own.affordable, beta * own.airtime
+    per_square = own.epsilon * own.cycles
+    frequency = own.allowed(
+        _crossing(
+            own.seconds * per_square,
+            (own.power * own.seconds - energy) * sent,
+            energy * own.cycles,
+        )
+    )
+    in_time = own.seconds / (own.cycles / frequency + sent)
+    affordable = own.energy / (per_square * frequency**2 + own.power * sent)
+    size: Floats = np.fmin(in_time, affordable)
+    return size
+
+
+def _best_size(own: _Columns) -> Floats:
+    """The size with the largest gain if any compression factor and any size were allowed."""
+    energy, sent = own.affordable, own.power * own.seconds
+    # phi_1 = upper / lower: the root that the specification gives, without a difference of large numbers.
+    root = np.hypot(2 * sent - energy, np.sqrt(8) * energy)
+    upper, lower = 2 * sent + energy + root, 2 * sent + 3 * energy + root
+    cube = energy * (3 * energy + root) / (own.epsilon * own.seconds * upper)
+    frequency = np.where(own.epsilon > 0, np.cbrt(cube), np.inf)
+    allowed = own.allowed(frequency)
+    tight = frequency * own.seconds * upper / (lower * own.cycles)
+    size = np.where(frequency == allowed, tight, _best_size_at(own, allowed))
+    found: Floats = np.where(own.cycles > 0, size, np.inf)
+    return found
+
+
+def _best_size_at(own: _Columns, frequency: Floats) -> Floats:
+    """The same at a given frequency: three quarters of one budget, or where both are used up."""
+    seconds, joules = own.cycles / frequency, own.epsilon * frequency**2 * own.cycles
+    timed, fed = 0.75 * own.seconds / seconds, 0.75 * own.energy / joules
+
+    def spent(size: Floats) -> Floats:
+        """Joules if all seconds are used."""
+        return own.power * (own.seconds - size * seconds) + size * joules
+
+    both = (own.power * own.seconds - own.energy) / (own.power * seconds - joules)
+    size: Floats = np.where(
+        spent(timed) <= own.energy, timed, np.where(spent(fed) >= own.energy, fed, both)
+    )
+    return size

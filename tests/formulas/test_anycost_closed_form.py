@@ -6,16 +6,18 @@ import numpy as np
 import pytest
 
 from anyfleet.arrays import Flags, Floats
-from anyfleet.formulas.cohorts import AnycostPlans, Budgets, anycost_plans, best_sending
-from anyfleet.formulas.planning import (
+from anyfleet.formulas.anycost import AnycostBudgets, anycost_best_sending
+from anyfleet.formulas.reference.anycost_plans import (
     AnycostBounds,
     AnycostDevice,
+    AnycostPlans,
     anycost_plan,
     anycost_plan_at,
-    time_shares,
+    anycost_plans,
+    anycost_time_shares,
 )
 
-DEVICE = Budgets(
+DEVICE = AnycostBudgets(
     energy=6,
     seconds=10,
     power=0.1,
@@ -26,14 +28,14 @@ DEVICE = Budgets(
     slowest=1e8,
     fastest=3e9,
 )
-NAMES = [field.name for field in fields(Budgets)]
+NAMES = [field.name for field in fields(AnycostBudgets)]
 
 
 @dataclass(frozen=True, eq=False)
 class Cohort:
     """Devices and what each of them may choose."""
 
-    budgets: Budgets
+    budgets: AnycostBudgets
     alpha_min: Floats
     beta_min: Floats
     beta_max: Floats
@@ -62,9 +64,9 @@ class Cohort:
         )
         return AnycostDevice(**own), bounds
 
-    def columns(self) -> Budgets:
+    def columns(self) -> AnycostBudgets:
         """Each device a row, for grids beside it."""
-        return Budgets(*(np.asarray(getattr(self.budgets, name))[:, None] for name in NAMES))
+        return AnycostBudgets(*(np.asarray(getattr(self.budgets, name))[:, None] for name in NAMES))
 
 
 def random_cohort(seed: int, size: int) -> Cohort:
@@ -76,7 +78,7 @@ def random_cohort(seed: int, size: int) -> Cohort:
         return values
 
     slowest, fastest = np.sort(10 ** draw.uniform(8, 9.5, (2, size)), axis=0)
-    budgets = Budgets(
+    budgets = AnycostBudgets(
         energy=powers(-1, 1.5),
         seconds=powers(0, 1.5),
         power=powers(-3, 0.5),
@@ -95,7 +97,7 @@ def random_cohort(seed: int, size: int) -> Cohort:
     )
 
 
-def most_overspent(budgets: Budgets, plans: AnycostPlans) -> float:
+def most_overspent(budgets: AnycostBudgets, plans: AnycostPlans) -> float:
     """By which share time or energy is exceeded, at most; below 0 if by nobody."""
     alpha, beta, frequency = plans
     work, sending = alpha * budgets.cycles, alpha * beta * budgets.bits / budgets.rate
@@ -133,7 +135,7 @@ def test_3_examples() -> None:
     assert plans.gain == pytest.approx([0.152377, 1 / 15, 0.013935, nan], abs=5e-7, nan_ok=True)
     # The first computes for phi_1 of the time, and both budgets are used up.
     assert (plans.alpha * cycles / plans.frequency)[0] == pytest.approx(
-        10 * time_shares(6, 1).first
+        10 * anycost_time_shares(6, 1).first
     )
     assert most_overspent(budgets, plans) == pytest.approx(0, abs=1e-12)
 
@@ -187,7 +189,7 @@ def test_3_sending_of_given_work_is_that_of_one_device_at_a_time() -> None:
         cycles=0.5 * np.asarray(cohort.budgets.cycles),
         bits=0.5 * np.asarray(cohort.budgets.bits),
     )
-    beta, frequency = best_sending(half, cohort.beta_min, cohort.beta_max)
+    beta, frequency = anycost_best_sending(half, cohort.beta_min, cohort.beta_max)
     capped, found = 0, 0
     for row in range(len(cohort)):
         alone = anycost_plan_at(0.5, *cohort.one(row))
@@ -237,7 +239,7 @@ def gains_of_sizes(cohort: Cohort, alpha: Floats) -> Floats:
 def sending_seconds(cohort: Cohort, alpha: Floats, frequency: Floats) -> Floats:
     """What time and energy leave, for devices × sizes × frequencies."""
     one = cohort.columns()
-    own = Budgets(*(np.asarray(getattr(one, name))[:, :, None] for name in NAMES))
+    own = AnycostBudgets(*(np.asarray(getattr(one, name))[:, :, None] for name in NAMES))
     work = alpha[:, :, None] * own.cycles
     energy = (own.energy - own.epsilon * frequency**2 * work) / own.power
     seconds: Floats = np.minimum(own.seconds - work / frequency, energy)
@@ -283,25 +285,27 @@ def test_3_a_given_factor_is_only_checked() -> None:
         cycles=alpha * np.asarray(cohort.budgets.cycles),
         bits=alpha * np.asarray(cohort.budgets.bits),
     )
-    again = best_sending(part, beta, beta)
+    again = anycost_best_sending(part, beta, beta)
     assert (again.beta[there] == beta[there]).all()
     assert again.frequency[there] == pytest.approx(frequency[there], rel=1e-9)
     full = there & (beta < cohort.beta_max)
     assert full.sum() > 50
-    assert np.isnan(best_sending(part, beta * (1 + 1e-6), beta * (1 + 1e-6)).beta[full]).all()
+    assert np.isnan(
+        anycost_best_sending(part, beta * (1 + 1e-6), beta * (1 + 1e-6)).beta[full]
+    ).all()
 
 
 def test_3_a_given_factor_takes_the_slowest_frequency_in_time() -> None:
-    sent = best_sending(DEVICE, 0.01, 0.01)
+    sent = anycost_best_sending(DEVICE, 0.01, 0.01)
     assert sent.beta == 0.01
     left = 10 - 0.01 * 111.7e6 / 8e6
     assert sent.frequency == pytest.approx(833 * 4.5e6 / left, rel=1e-12)
-    assert best_sending(replace(DEVICE, cycles=1e8), 0.01, 0.01).frequency == 1e8
+    assert anycost_best_sending(replace(DEVICE, cycles=1e8), 0.01, 0.01).frequency == 1e8
 
 
 def test_3_a_frequency_that_cannot_be_chosen() -> None:
     speeds = np.array([3e8, 4e8, 6e8])
-    sent = best_sending(replace(DEVICE, slowest=speeds, fastest=speeds), beta_max=1.0)
+    sent = anycost_best_sending(replace(DEVICE, slowest=speeds, fastest=speeds), beta_max=1.0)
     late, in_time, hungry = sent.beta
     assert np.isnan(late)  # 12.5 seconds
     assert in_time == pytest.approx((10 - 833 * 4.5e6 / 4e8) * 8e6 / 111.7e6)
@@ -312,7 +316,7 @@ def test_3_a_frequency_that_cannot_be_chosen() -> None:
 def test_3_columns_broadcast() -> None:
     alphas, energies = np.linspace(0.1, 1, 9), np.array([0.5, 2.0, 6.0])[:, None]
     budgets = replace(DEVICE, energy=energies, cycles=alphas * 833 * 4.5e6, bits=alphas * 111.7e6)
-    beta, frequency = best_sending(budgets, beta_max=1.0)
+    beta, frequency = anycost_best_sending(budgets, beta_max=1.0)
     assert beta.shape == frequency.shape == (3, 9)
     for (row, column), found in np.ndenumerate(beta):
         one = replace(
@@ -321,7 +325,7 @@ def test_3_columns_broadcast() -> None:
             cycles=alphas[column] * 833 * 4.5e6,
             bits=alphas[column] * 111.7e6,
         )
-        alone = best_sending(one, beta_max=1.0)
+        alone = anycost_best_sending(one, beta_max=1.0)
         assert alone.beta.shape == ()
         assert np.isnan(found) == np.isnan(alone.beta)
         assert found == pytest.approx(float(alone.beta), rel=1e-12, nan_ok=True)
@@ -356,15 +360,15 @@ def test_3_columns_broadcast() -> None:
 )
 def test_3_without_a_budget_there_is_no_plan(nothing: dict[str, float]) -> None:
     poor = replace(DEVICE, **nothing)
-    assert np.isnan(best_sending(poor)).all()
-    assert np.isnan(best_sending(poor, 0.01, 0.01)).all()
+    assert np.isnan(anycost_best_sending(poor)).all()
+    assert np.isnan(anycost_best_sending(poor, 0.01, 0.01)).all()
     assert np.isnan(anycost_plans(poor, alpha_min=0.3)).all()
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_3_what_is_unknown_is_not_planned_with(name: str) -> None:
     unknown = replace(DEVICE, **{name: np.array([np.nan, getattr(DEVICE, name)])})
-    for found in (best_sending(unknown), anycost_plans(unknown)):
+    for found in (anycost_best_sending(unknown), anycost_plans(unknown)):
         assert all(np.isnan(column).tolist() == [True, False] for column in found)
 
 
@@ -374,7 +378,7 @@ def test_3_energy_without_end() -> None:
     plans = anycost_plans(rich, alpha_min=0.05, beta_max=1.0)
     assert plans.frequency == 3e9
     assert plans.alpha == pytest.approx(0.75 * 10 * 3e9 / 5e10, rel=1e-12)
-    capped = best_sending(replace(rich, cycles=5e9), beta_max=1e-3)
+    capped = anycost_best_sending(replace(rich, cycles=5e9), beta_max=1e-3)
     assert capped.frequency == pytest.approx(5e9 / (10 - 111.7e3 / 8e6), rel=1e-12)
 
 
@@ -383,7 +387,7 @@ def test_3_free_sending() -> None:
     free = replace(DEVICE, power=0.0)
     plans = anycost_plans(free, beta_max=1.0)
     assert plans.alpha * DEVICE.cycles / plans.frequency == pytest.approx(20 / 3)
-    sent = best_sending(replace(free, energy=0.1, cycles=5e8, slowest=1e7), beta_max=1e3)
+    sent = anycost_best_sending(replace(free, energy=0.1, cycles=5e8, slowest=1e7), beta_max=1e3)
     fastest = (0.1 / (7.5e-27 * 5e8)) ** 0.5
     assert sent.frequency == pytest.approx(fastest, rel=1e-12)
     assert sent.beta == pytest.approx((10 - 5e8 / fastest) * 8e6 / 111.7e6, rel=1e-12)
@@ -406,13 +410,15 @@ def test_3_computing_that_costs_nothing() -> None:
     assert plans.alpha == 1
     assert plans.frequency == 1e8
     assert plans.beta == pytest.approx(1e-3 / 0.1 * 8e6 / 111.7e6, rel=1e-12)
-    assert best_sending(replace(idle, energy=9.0), beta_max=1.0).beta == pytest.approx(80 / 111.7)
+    assert anycost_best_sending(replace(idle, energy=9.0), beta_max=1.0).beta == pytest.approx(
+        80 / 111.7
+    )
     # Cycles that take time but no energy: three quarters of the time.
     frugal = replace(DEVICE, epsilon=0.0, energy=1.0, cycles=1e11)
     timed = anycost_plans(frugal, alpha_min=0.05, beta_max=1.0)
     assert timed.alpha == pytest.approx(0.75 * 10 * 3e9 / 1e11, rel=1e-12)
     # Little energy for sending: no faster than leaves the time it pays for.
-    sent = best_sending(replace(frugal, energy=0.1, cycles=1e10), beta_max=1.0)
+    sent = anycost_best_sending(replace(frugal, energy=0.1, cycles=1e10), beta_max=1.0)
     assert sent.beta == pytest.approx(8e6 / 111.7e6, rel=1e-12)
     assert sent.frequency == pytest.approx(1e10 / 9, rel=1e-12)
     free = anycost_plans(replace(DEVICE, epsilon=0.0, power=0.0, energy=0.0))
@@ -422,15 +428,15 @@ def test_3_computing_that_costs_nothing() -> None:
 
 def test_3_nothing_to_send() -> None:
     """The largest factor, if the computing fits."""
-    assert best_sending(replace(DEVICE, bits=0.0)).beta == 1 / 15
+    assert anycost_best_sending(replace(DEVICE, bits=0.0)).beta == 1 / 15
     assert anycost_plans(replace(DEVICE, bits=0.0)).alpha == 1
-    assert np.isnan(best_sending(replace(DEVICE, bits=0.0, fastest=3e8)).beta)
+    assert np.isnan(anycost_best_sending(replace(DEVICE, bits=0.0, fastest=3e8)).beta)
     heavy = replace(DEVICE, bits=0.0, cycles=1e10)
     largest = (6 * 100 / 7.5e-27) ** (1 / 3) / 1e10  # all of both budgets
     plans = anycost_plans(heavy)
     assert (plans.alpha, plans.beta) == pytest.approx((largest, 1 / 15), rel=1e-9)
-    assert best_sending(DEVICE, 0.0, 0.0).beta == 0
-    assert np.isnan(best_sending(replace(DEVICE, fastest=3e8), 0.0, 0.0).beta)
+    assert anycost_best_sending(DEVICE, 0.0, 0.0).beta == 0
+    assert np.isnan(anycost_best_sending(replace(DEVICE, fastest=3e8), 0.0, 0.0).beta)
 
 
 @pytest.mark.parametrize("power", [0.0, 0.1])
@@ -442,14 +448,16 @@ def test_3_computing_that_takes_all_leaves_nothing_to_send(power: float) -> None
         DEVICE, cycles=cycles, energy=7.5e-27 * 1e16 * cycles, seconds=1e3, fastest=1e8
     )
     for budgets in (late, hungry):
-        assert np.isnan(best_sending(replace(budgets, cycles=cycles * (1 + 1e-12))).beta).all()
-        assert (best_sending(replace(budgets, cycles=cycles * (1 - 1e-9))).beta > 0).all()
-        assert np.isnan(best_sending(budgets).beta).all()
+        assert np.isnan(
+            anycost_best_sending(replace(budgets, cycles=cycles * (1 + 1e-12))).beta
+        ).all()
+        assert (anycost_best_sending(replace(budgets, cycles=cycles * (1 - 1e-9))).beta > 0).all()
+        assert np.isnan(anycost_best_sending(budgets).beta).all()
 
 
 def test_3_limits_that_contradict_each_other_leave_nothing() -> None:
-    assert np.isnan(best_sending(DEVICE, 0.02, 0.01).beta)
-    assert best_sending(DEVICE, 0.01, 0.02).beta == 0.02
+    assert np.isnan(anycost_best_sending(DEVICE, 0.02, 0.01).beta)
+    assert anycost_best_sending(DEVICE, 0.01, 0.02).beta == 0.02
     assert np.isnan(anycost_plans(replace(DEVICE, slowest=2e9, fastest=1e9))).all()
 
 
@@ -460,7 +468,7 @@ def test_3_extreme_scales_break_no_constraint() -> None:
         values: Floats = 10 ** draw.uniform(low, high, 20_000)
         return values
 
-    budgets = Budgets(
+    budgets = AnycostBudgets(
         energy=powers(-12, 12),
         seconds=powers(-6, 8),
         power=powers(-12, 6),
@@ -471,7 +479,7 @@ def test_3_extreme_scales_break_no_constraint() -> None:
         slowest=powers(-3, 3),
         fastest=powers(3, 13),
     )
-    sent = best_sending(budgets, beta_max=1.0)
+    sent = anycost_best_sending(budgets, beta_max=1.0)
     one = AnycostPlans(np.ones(20_000), *sent)
     assert most_overspent(budgets, one) < 1e-9
     there = ~np.isnan(sent.beta)
@@ -483,11 +491,11 @@ def test_3_extreme_scales_break_no_constraint() -> None:
     for change in (0.5, 0.99, 0.9999, 1.0001, 1.01, 2.0, np.inf):
         alpha = np.clip(plans.alpha * change, 1e-6, 1)
         part = replace(budgets, cycles=alpha * budgets.cycles, bits=alpha * budgets.bits)
-        gain = alpha**4 * best_sending(part, beta_max=1.0).beta
+        gain = alpha**4 * anycost_best_sending(part, beta_max=1.0).beta
         assert np.nanmax(gain / plans.gain) < 1 + 1e-9
 
 
-def feasible(budgets: Budgets) -> Flags:
+def feasible(budgets: AnycostBudgets) -> Flags:
     """Whether computing alone fits: between the slowest in time and the fastest affordable."""
     in_time = np.maximum(budgets.slowest, np.asarray(budgets.cycles) / budgets.seconds)
     paid = np.sqrt(budgets.energy / (np.asarray(budgets.epsilon) * budgets.cycles))

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 
 @contextmanager
-def plainly() -> Iterator[None]:
+def plain_tensors() -> Iterator[None]:
     """Tensors made in here are neither fake, nor of inference, nor part of a transform.
 
     One that is would stay in a cache after its mode has ended, and be of no use to anybody.
