@@ -10,10 +10,10 @@ from torch import nn
 from anyfleet.core.client import OWN, begin, work
 from anyfleet.core.delivery import columns_of, cut_order, cut_reply
 from anyfleet.core.incoming import IncomingReplies, RepliedOrder
+from anyfleet.core.layout import dense
 from anyfleet.core.messages import DeviceState, Replies, no_charges
 from anyfleet.core.method import Method
 from anyfleet.core.orders import Cohort, grid, uplink
-from anyfleet.core.packing import dense
 from anyfleet.elastic import Slice, narrowed, within
 from anyfleet.errors import BadMessage
 from anyfleet.methods import fedavg, heterofl

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from anyfleet.core.client import work
+from anyfleet.core.message_size import FETCH_BITS, index_bits
 from anyfleet.core.messages import DeviceState, Kind
 from anyfleet.core.orders import Cohort
-from anyfleet.core.packing import index_bits
-from anyfleet.core.planning import FETCH_BITS
 from anyfleet.methods import fedavg, heterofl
 from anyfleet.parts.aggregate import Diagnosed
 from anyfleet.parts.codec import ErrorFeedback, Fgc, Nothing, Plain, Qsgd, Raw, Stc, TopK, Uveq

@@ -27,7 +27,6 @@ ChooserState = Mapping[str, tuple[float, ...]]  # what a device's chooser rememb
 
 EVERYTHING = -1  # in a column of step counts: no limit but the trainer's own
 MOST_DEVICES = 100_000_000  # of a fleet: whoever writes more mistyped, and would wait for ever
-UNCUT = 1 - 1e-6  # in a column of rates, where 1 asks for none: all that a codec can send
 
 
 class Kind(StrEnum):
@@ -123,7 +122,7 @@ class Hyperparameters(Arrays):
     epochs: Ints
     batch_size: Ints
     local_steps: Ints  # most local steps, or EVERYTHING
-    sent_fraction: Floats  # target compression rate of the upload; 1: none, as the codec likes
+    sent_fraction: Floats  # bits to send over those of the uncompressed update; NaN: not asked
     frequency: Floats  # cycles per second; not a number: the fastest it can
     target_seconds: Floats  # seconds that the server aims at for an order; not a number: none
 

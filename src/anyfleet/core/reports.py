@@ -7,15 +7,13 @@ import torch
 from torch import Tensor
 
 from anyfleet import rng
-from anyfleet.core.messages import ChooserState, DeviceState, Report
+from anyfleet.core.messages import ChooserState, DeviceState
 from anyfleet.core.objectives import Task
 from anyfleet.core.orders import Cohort
 from anyfleet.core.slots import Lesson, Minibatch, TrainingContext
 from anyfleet.elastic import Slice, cut, width
 from anyfleet.measure.fisher import MEASURED
 from anyfleet.tracebacks import during
-
-SCALAR_BITS = 32  # one reported number
 
 
 def reported(measures: Mapping[str, Tensor], wanted: tuple[str, ...]) -> dict[str, Any]:
@@ -25,23 +23,6 @@ def reported(measures: Mapping[str, Tensor], wanted: tuple[str, ...]) -> dict[st
         for name, value in measures.items()
         if name not in MEASURED or name in wanted
     }
-
-
-def asked_for(report: Report, wanted: tuple[str, ...]) -> dict[str, Any]:
-    """The part of a report that some part of the method asked for, and that is charged."""
-    return {name: report[name] for name in wanted if name in report}
-
-
-def reply_bits(report: Report, order: Cohort) -> float:
-    """What an order that trains sends besides its result: what was asked for, and its choice."""
-    chosen = SCALAR_BITS if any(order.menus) else 0
-    return report_bits(asked_for(report, order.job.report)) + chosen
-
-
-def report_bits(report: Report) -> float:
-    """Of all its numbers."""
-    count = sum(len(v) if isinstance(v, tuple) else 1 for v in report.values())
-    return float(SCALAR_BITS * count)
 
 
 def learned(

@@ -168,8 +168,8 @@ class Server:
         amount = Amount(batch, processed, steps)
         return training(train, blueprint, slice_, amount, self.devices.counting)
 
-    def message_bits(self, slice_: Slice, rate: float) -> MessageBits:
-        return expected_bits(slice_, self.job, self.task.blueprint, rate)
+    def message_bits(self, slice_: Slice, sent_fraction: float) -> MessageBits:
+        return expected_bits(slice_, self.job, self.task.blueprint, sent_fraction)
 
     def key(self, purpose: str) -> Tensor:
         """Addressed by what and when, and by how many orders were issued before."""

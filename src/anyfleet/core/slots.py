@@ -261,6 +261,14 @@ class Norm(Part, Protocol):
         """Under which name the server keeps the normalisation of this width; "" for one for all."""
         return ""
 
+    def own_names(self, blueprint: Blueprint, slice_: Slice) -> dict[str, str]:
+        """Return the tensors of which this width has its own, and their names on the server."""
+        variant = self.variant(blueprint, slice_)
+        if not variant:
+            return {}
+        names = (n for s in blueprint.norms for n in (s.weight, s.bias, s.mean, s.variance))
+        return {name: f"{name}@{variant}" for name in names if name is not None}
+
     def __hash__(self) -> int:
         return object.__hash__(self)  # frozen dataclasses bring a better one
 

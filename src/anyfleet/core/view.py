@@ -57,7 +57,7 @@ class View:
     server_loss: Callable[[Params, Tensor], float]  # loss on a batch of the server split
     cost: Callable[[Slice, int], Cost]  # of a slice, for a batch of that many samples
     training_cost: Callable[[Slice, int, int, int], Demand]  # by batch, samples processed, steps
-    message_bits: Callable[[Slice, float], MessageBits]  # at a rate; 1: no particular one
+    message_bits: Callable[[Slice, float], MessageBits]  # at a sent fraction; NaN: not asked
     most_devices: int | None = None  # for a selection: more than so many will not be asked
 
     @cached_property

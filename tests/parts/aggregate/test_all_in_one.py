@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from anyfleet.core.client import work
 from anyfleet.core.delivery import cut_reply
 from anyfleet.core.incoming import IncomingReplies, RepliedOrder
+from anyfleet.core.message_size import uncompressed_bits
 from anyfleet.core.messages import DeviceState, Replies, no_charges
 from anyfleet.core.method import Method
 from anyfleet.core.orders import Cohort
-from anyfleet.core.packing import traffic
 from anyfleet.core.planning import load_models
 from anyfleet.core.updates import Updates
 from anyfleet.elastic import Slice, narrowed, place
@@ -124,7 +124,7 @@ def test_1_12_3_weights_of_a_cohort_are_those_of_the_example() -> None:
     slices = (Slice(), Slice(first_trained_layer=1), task.blueprint.prefix(0.5))
     asked = sliced(orders(method, task, [0, 1, 2]), slices, method, task)
     done = [work(order, (DeviceState(),), task).replies for order in asked.rows()]
-    bits = [traffic(each, method.norm, task.blueprint)[1] / 15 for each in slices]
+    bits = [uncompressed_bits(each, method.norm, task.blueprint)[1] / 15 for each in slices]
     answered = [
         RepliedOrder(order, replace(update, bits=np.array([size])), no_charges(0, 0.0))
         for order, update, size in zip(asked.rows(), done, bits, strict=True)

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from anyfleet.core.client import work
+from anyfleet.core.message_size import NUMBER_BITS
 from anyfleet.core.messages import DeviceState
-from anyfleet.core.reports import SCALAR_BITS
 from anyfleet.core.updates import Updates
 from anyfleet.formulas.reference.compression import qsgd_error_bound
 from anyfleet.methods import fedavg, fedhq
@@ -92,7 +92,7 @@ def test_errors_are_those_of_the_messages_and_are_paid_for() -> None:
     )
     # The device measures it anyway; it costs a number only where somebody asked for it.
     assert one.ledger.distortion.tolist() == two.ledger.distortion.tolist()
-    assert (one.ledger.bits_up - two.ledger.bits_up).tolist() == [SCALAR_BITS] * 8
+    assert (one.ledger.bits_up - two.ledger.bits_up).tolist() == [NUMBER_BITS] * 8
     samples = np.array([task.size(device) for device in one.ledger.device])
     raw = samples / (1 + one.ledger.distortion)
     assert numbers(one.diagnostics["weights"]) == pytest.approx((raw / raw.sum()).tolist())

@@ -15,12 +15,11 @@ from anyfleet.core.choosing import _offers
 from anyfleet.core.client import work
 from anyfleet.core.local_training import local_steps, samples_processed
 from anyfleet.core.loop import Round
-from anyfleet.core.message_size import expected_bits
+from anyfleet.core.message_size import NUMBER_BITS, expected_bits
 from anyfleet.core.messages import Conditions, DeviceState
 from anyfleet.core.method import Method
 from anyfleet.core.objectives import Task
 from anyfleet.core.orders import Cohort, uplink
-from anyfleet.core.reports import SCALAR_BITS
 from anyfleet.core.slots import CheckIn
 from anyfleet.core.time_and_energy import Amount, Counts, Demand, effort_of, transfer_seconds
 from anyfleet.elastic import width
@@ -462,7 +461,7 @@ def test_1_12_2_messages_are_within_their_budget_in_bytes() -> None:
         row, (slice_,), job = rows[int(order.id[0])], order.slices, order.job
         planned = expected_bits(slice_, job, task.blueprint, row.sent_fraction)
         assert planned.sent_fraction == row.sent_fraction < 0.07
-        assert row.bits_up <= row.sent_fraction * planned.update + planned.aside + SCALAR_BITS
+        assert row.bits_up <= row.sent_fraction * planned.update + planned.aside + NUMBER_BITS
         update = work(order, (memory,), task).replies
         around = uplink(order, task.blueprint, tuple(update.trees[0]["delta"]), torch.float32)
         (packed,) = job.uplink.pack(update.symbols[0], around)

@@ -125,7 +125,7 @@ def test_fine_lattices_do_not_depend_on_the_rest_of_a_stack(codec: Uveq) -> None
     key = rng.fold(rng.root(4, "fine"), torch.arange(3))
     rows = rng.normal(key, 3_000) ** torch.tensor([[1], [5], [9]])
     lanes = {"w": TensorLayout((3_000,), (3_000,))}
-    rate = torch.ones(3, dtype=torch.float64)
+    rate = torch.full((3,), torch.nan, dtype=torch.float64)
     together = codec.compress({"w": rows}, {}, rate, MessageLayout(lanes, torch.float64, key))
     for row in range(3):
         alone = MessageLayout(lanes, torch.float64, key[row : row + 1])

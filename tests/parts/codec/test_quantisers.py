@@ -37,7 +37,7 @@ def around(*sizes: int, rows: int = 1, dtype: torch.dtype = torch.float64) -> Me
     )
 
 
-def sent(codec: Codec, *values: Tensor, rate: float = 1.0) -> Compressed:
+def sent(codec: Codec, *values: Tensor, rate: float = math.nan) -> Compressed:
     """Of vectors, or of stacks of them."""
     rows = [each if each.ndim > 1 else each[None] for each in values]
     count = len(rows[0])

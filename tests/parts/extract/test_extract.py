@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from anyfleet import rng
+from anyfleet.core.index_sets import pack_slice, unpack_slice
 from anyfleet.core.messages import SubModelSize
 from anyfleet.core.method import Method
 from anyfleet.core.orders import Cohort
-from anyfleet.core.packing import pack_slice, unpack_slice
 from anyfleet.core.planning import PlanningState, plan_cohort
 from anyfleet.core.server import Server
 from anyfleet.core.slots import Extract

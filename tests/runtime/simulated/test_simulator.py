@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from anyfleet.core.loop import Round, run
+from anyfleet.core.message_size import index_bits
 from anyfleet.core.messages import Kind, Plans
-from anyfleet.core.packing import index_bits
 from anyfleet.core.slots import Plan
 from anyfleet.core.time_and_energy import Amount, training
 from anyfleet.core.view import View

@@ -8,7 +8,7 @@ import numpy as np
 
 from anyfleet.arrays import Floats, join
 from anyfleet.core.check_in import Choices, ChoosingDevice, MenuEntry
-from anyfleet.core.messages import UNCUT, Conditions, Hyperparameters
+from anyfleet.core.messages import Conditions, Hyperparameters
 from anyfleet.core.slots import CheckIn, Choose
 from anyfleet.core.time_and_energy import IN_TIME, transfer_seconds
 from anyfleet.errors import refuse
@@ -101,7 +101,7 @@ class MostGain(Choose):
         # What a codec can do may lie beside what is wanted: then it is what it can do.
         least, most = (
             np.where(adapts, np.clip(bound, low, np.maximum(low, high)), own)
-            for bound in (self.least_fraction, min(self.most_fraction, UNCUT))
+            for bound in (self.least_fraction, self.most_fraction)
         )
         return anycost_best_sending(self._budgets(offers, known), least, most)
 

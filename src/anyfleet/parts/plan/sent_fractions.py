@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from anyfleet.config.number_values import Unbounded
-from anyfleet.core.messages import UNCUT, Plans, SubModelSize
+from anyfleet.core.messages import Plans, SubModelSize
 from anyfleet.core.slots import Plan, State, Wrapper
 from anyfleet.core.updates import Updates
 from anyfleet.core.view import View
@@ -27,7 +27,7 @@ _LOWEST = 1e-6  # a link that is down now still gets an order, and loses it
 class SentFractionByLevel(Wrapper, Plan):
     """A device of level `p` uploads at the `p`-th rate, or the last one. `inner` plans sizes.
 
-    A rate of 1 asks for none: that level sends as the codec likes.
+    NaN asks for none: that level sends as the codec likes.
     """
 
     sent_fractions: tuple[float, ...]
@@ -36,7 +36,9 @@ class SentFractionByLevel(Wrapper, Plan):
     provides: ClassVar[frozenset[str]] = frozenset({SENT_FRACTION})
 
     def __post_init__(self) -> None:
-        wrong = not self.sent_fractions or any(not 0 < rate <= 1 for rate in self.sent_fractions)
+        wrong = not self.sent_fractions or any(
+            not (0 < rate <= 1 or np.isnan(rate)) for rate in self.sent_fractions
+        )
         refuse(
             [
                 f"SentFractionByLevel.sent_fractions must lie in (0, 1], got {self.sent_fractions}."
@@ -109,7 +111,7 @@ class SentFractionByLink(Plan):
         bits = np.array([max(_bits(want, view) for want in entries) for entries in sizes])
         # Seconds may be infinite: a link that is down carries nothing even then.
         carried = np.multiply(links, state.seconds, where=links > 0, out=np.zeros(len(links)))
-        rate = np.clip(carried / np.maximum(bits, 1.0), _LOWEST, UNCUT)
+        rate = np.clip(carried / np.maximum(bits, 1.0), _LOWEST, 1.0)
         return replace(plans, hyperparameters=replace(plans.hyperparameters, sent_fraction=rate))
 
 

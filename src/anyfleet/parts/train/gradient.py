@@ -97,7 +97,7 @@ class Gradient(Train):
             epochs=np.full(count, EVERYTHING if by_iterations else self.epochs),
             batch_size=np.full(count, self.batch_size),
             local_steps=np.full(count, self.local_steps if by_iterations else EVERYTHING),
-            sent_fraction=np.ones(count),
+            sent_fraction=np.full(count, np.nan),
             frequency=np.full(count, np.nan),
             target_seconds=np.full(count, np.nan),
         )

@@ -1,4 +1,4 @@
-"""What travels: slices as bytes, sub-models as dense tensors, and how many bits that makes."""
+"""Index sets and masks as bytes: which channels make up a slice, and which entries count."""
 
 import math
 import struct
@@ -9,83 +9,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anyfleet.core.messages import Params
-from anyfleet.core.slots import Norm
-from anyfleet.elastic import WHOLE, Blueprint, Slice, cut
+from anyfleet.elastic import WHOLE, Blueprint, Slice
 from anyfleet.errors import BadMessage
-from anyfleet.measure.fisher import channels
-
-FLOAT_BITS = 32
 
 _RUN, _BITMAP, _LIST = 0, 1, 2
 _HEAD, _AXIS, _PAIR = struct.Struct("<HH"), struct.Struct("<HB"), struct.Struct("<II")
 
 
-def dense(tree: Params, slice_: Slice, blueprint: Blueprint) -> dict[str, Tensor]:
-    """`cut`, laid out as the receiver of a message has it.
-
-    A view into a large tensor holds the same numbers in other strides, and a sum over them may then
-    round otherwise: a simulated device would differ from a real one.
-    """
-    return {name: part.contiguous() for name, part in cut(tree, slice_, blueprint).items()}
-
-
-def own_names(slice_: Slice, norm: Norm, blueprint: Blueprint) -> dict[str, str]:
-    """Tensors of which a width has its own, and how they are called outside its sub-model."""
-    variant = norm.variant(blueprint, slice_)
-    if not variant:
-        return {}
-    names = (n for s in blueprint.norms for n in (s.weight, s.bias, s.mean, s.variance))
-    return {name: f"{name}@{variant}" for name in names if name is not None}
-
-
-@lru_cache(maxsize=4096)
-def traffic(
-    slice_: Slice, norm: Norm, blueprint: Blueprint, report: tuple[str, ...] = ()
-) -> tuple[float, float]:
-    """Bits down and bits up of an order with this slice, uncompressed, with what is reported."""
-    home = norm.stays(blueprint) | set(blueprint.frozen)
-    local, statistics = blueprint.local(slice_), norm.travels(blueprint)
-    sent = set(slice_.sent(blueprint)) - home
-    layers = (layer for layer in blueprint.layers if sent & set(layer.params))
-    measured = {n for layer in layers for n in layer.buffers} & statistics
-    down = local.numel([*(n for n in local.params if n not in home), *statistics])
-    up = local.numel([*sent, *measured])
-    told = {"channels": channels(local, slice_.sent(blueprint))} if "channels" in report else {}
-    up += sum(told.get(name, 1) for name in report)
-    return float(FLOAT_BITS * down + index_bits(slice_, blueprint)), float(FLOAT_BITS * up)
-
-
-@lru_cache(maxsize=4096)
-def model_bits(slice_: Slice, norm: Norm, blueprint: Blueprint) -> float:
-    """Bits of an uncompressed model alone, as it comes down."""
-    home = norm.stays(blueprint) | set(blueprint.frozen)
-    local = blueprint.local(slice_)
-    return float(FLOAT_BITS * local.numel([name for name in local.params if name not in home]))
-
-
-@lru_cache(maxsize=4096)
-def update_bits(slice_: Slice, norm: Norm, blueprint: Blueprint) -> float:
-    """Bits of an uncompressed update alone, without statistics and reports."""
-    sent = sent_names(slice_, norm, blueprint)
-    return float(FLOAT_BITS * blueprint.local(slice_).numel(sent))
-
-
-@lru_cache(maxsize=4096)
-def sent_names(slice_: Slice, norm: Norm, blueprint: Blueprint) -> tuple[str, ...]:
-    """The parameters that a device with this slice sends."""
-    home = norm.stays(blueprint) | set(blueprint.frozen)
-    return tuple(name for name in slice_.sent(blueprint) if name not in home)
-
-
-def index_bits(slice_: Slice, blueprint: Blueprint) -> int:
-    """What it costs to say which slice."""
-    return 8 * len(pack_slice(slice_, blueprint))
-
-
 @lru_cache(maxsize=4096)
 def pack_slice(slice_: Slice, blueprint: Blueprint) -> bytes:
-    """Per cut axis a run, a bitmap or a list of indices, whichever says it; nothing for all."""
+    """Return a slice as bytes: per cut axis a run, a bitmap or a list; b"" for the whole model."""
     if slice_ == WHOLE:
         return b""
     position = {name: i for i, name in enumerate(blueprint.axes)}
@@ -103,12 +36,12 @@ def _pack_indices(kept: tuple[int, ...], size: int) -> tuple[int, bytes]:
         flags = np.zeros(size, dtype=np.uint8)
         flags[list(kept)] = 1
         return _BITMAP, np.packbits(flags).tobytes()
-    # An order of its own, as of a window that wraps around.
+    # The indices do not ascend, as in a window that wraps around: only a list keeps their order.
     return _LIST, struct.pack(f"<I{len(kept)}I", len(kept), *kept)
 
 
 def unpack_slice(data: bytes, blueprint: Blueprint) -> Slice:
-    """The inverse of `pack_slice`."""
+    """Return the slice that `pack_slice` packed; raise BadMessage for bytes it cannot have made."""
     if not data:
         return WHOLE
     names = list(blueprint.axes)
@@ -128,9 +61,10 @@ def unpack_slice(data: bytes, blueprint: Blueprint) -> Slice:
 
 
 def _unpack_indices(data: bytes, at: int, form: int, size: int) -> tuple[tuple[int, ...], int]:
+    """Return the indices of one axis that begin at byte `at`, and the byte after them."""
     if form == _RUN:
         start, count = _PAIR.unpack_from(data, at)
-        _within(start + count, size)
+        _check_count(start + count, size)
         return tuple(range(start, start + count)), at + _PAIR.size
     if form == _BITMAP:
         width = -(-size // 8)
@@ -141,19 +75,19 @@ def _unpack_indices(data: bytes, at: int, form: int, size: int) -> tuple[tuple[i
     if form != _LIST:
         raise ValueError(f"unknown form {form} of an index set")
     (count,) = struct.unpack_from("<I", data, at)
-    _within(count, size)
+    _check_count(count, size)
     indices = struct.unpack_from(f"<{count}I", data, at + 4)
     return indices, at + 4 + 4 * count
 
 
-def _within(count: int, size: int) -> None:
-    # Before anything is allocated: the number comes from outside.
+def _check_count(count: int, size: int) -> None:
+    # The count comes from outside, so it is checked before anything is allocated for it.
     if count > size:
         raise ValueError(f"{count} indices on an axis of {size}")
 
 
 def pack_mask(mask: Tensor) -> tuple[list[int], bytes]:
-    """One bit an entry, once for all along dimensions where the mask does not change."""
+    """Return the shape of a mask and one bit an entry; a constant dimension is packed once."""
     for dim in range(mask.dim()):
         lead = mask.narrow(dim, 0, 1)
         if bool((mask == lead).all()):
@@ -161,13 +95,11 @@ def pack_mask(mask: Tensor) -> tuple[list[int], bytes]:
     return list(mask.shape), np.packbits(mask.cpu().numpy() != 0).tobytes()
 
 
-def mask_bits(masks: Params) -> float:
-    """What it costs to say which entries count."""
-    return float(sum(8 * len(pack_mask(mask)[1]) for mask in masks.values()))
-
-
 def unpack_mask(name: str, packed: tuple[list[int], bytes], local: Blueprint) -> Tensor:
-    """The inverse of `pack_mask`, in the shape of the tensor it masks."""
+    """Return the mask that `pack_mask` packed, in the shape of the tensor `name`.
+
+    Raise BadMessage when the shape does not fit the tensor or the bytes do not fit the shape.
+    """
     shape, data = packed
     if name not in local.params:
         raise BadMessage(f"a mask for {name}, which this model does not have", "mask")

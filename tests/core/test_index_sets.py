@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anyfleet.core.client import work
+from anyfleet.core.index_sets import pack_slice, unpack_slice
+from anyfleet.core.message_size import uncompressed_bits
 from anyfleet.core.messages import DeviceState
-from anyfleet.core.packing import pack_slice, traffic, unpack_slice
 from anyfleet.core.planning import load_models
 from anyfleet.core.slots import Norm
 from anyfleet.elastic import Blueprint, Slice
@@ -77,7 +78,7 @@ def test_announced_traffic_is_what_a_run_is_charged(norm: Norm, slice_: Slice) -
     method = replace(fedavg(), norm=norm)
     sent = load_models(sent, method=method, task=task, params=task.params, buffers=task.buffers)
     update = work(sent, (DeviceState(),), task).replies
-    assert traffic(slice_, norm, task.blueprint) == (sent.bits[0], update.bits[0])
+    assert uncompressed_bits(slice_, norm, task.blueprint) == (sent.bits[0], update.bits[0])
 
 
 def test_announced_traffic_has_what_is_reported() -> None:
@@ -92,5 +93,5 @@ def test_announced_traffic_has_what_is_reported() -> None:
         sent = replace(orders(method, task, [0]), slices=(slice_,))
         sent = load_models(sent, method=method, task=task, params=task.params, buffers=task.buffers)
         update = work(sent, (DeviceState(),), task).replies
-        _, up = traffic(slice_, method.norm, task.blueprint, method.job().report)
+        _, up = uncompressed_bits(slice_, method.norm, task.blueprint, method.job().report)
         assert up == update.bits[0]
