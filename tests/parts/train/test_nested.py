@@ -94,10 +94,10 @@ def test_three_steps_equal_the_formulas(kind: type[Slim] | type[Fjord], capacity
 def test_draws_are_shared_by_the_cohort_and_addressed_by_step(kind: type[Any]) -> None:
     trainer = kind(samples=2)
     one, two = rng.root(0, "a"), rng.root(0, "b")
-    assert trainer.choices(one, 5) == trainer.choices(one, 9)[:5]
-    assert trainer.choices(one, 5) != trainer.choices(two, 5)
-    assert len(set(trainer.choices(one, 50))) == 50
-    assert kind(samples=0).choices(one, 3) == (None, None, None)
+    assert trainer.shared_draws(one, 5) == trainer.shared_draws(one, 9)[:5]
+    assert trainer.shared_draws(one, 5) != trainer.shared_draws(two, 5)
+    assert len(set(trainer.shared_draws(one, 50))) == 50
+    assert kind(samples=0).shared_draws(one, 3) == (None, None, None)
 
 
 def test_every_ratio_up_to_the_capacity_is_as_likely_and_may_come_twice() -> None:
@@ -155,7 +155,7 @@ def test_running_statistics_are_those_of_the_whole_model_once(trainer: Any) -> N
     data, valid = task.data(0), torch.ones(task.size(0), dtype=torch.bool)
     batch = Minibatch(data.x, data.y, valid, torch.tensor(0))
     numbers = {"lr": torch.tensor(0.0)}
-    (choice,) = trainer.choices(torch.tensor(5), 1)
+    (choice,) = trainer.shared_draws(torch.tensor(5), 1)
     given = TrainingStart(task.params, task.buffers, task.labels(0))
     found = trainer.step(where, trainer.start(where, given), batch, numbers, choice)
     expected = PLAIN.step(plain, PLAIN.start(plain, given), batch, numbers, None)
@@ -171,7 +171,7 @@ def test_parts_of_a_suffix_leave_the_other_layers_alone(kind: type[Any]) -> None
     where = linear.site(task, trainer, first=2)
     data, valid = task.data(0), torch.ones(task.size(0), dtype=torch.bool)
     batch = Minibatch(data.x, data.y, valid, torch.tensor(0))
-    (choice,) = trainer.choices(torch.tensor(5), 1)
+    (choice,) = trainer.shared_draws(torch.tensor(5), 1)
     state = trainer.start(where, TrainingStart(task.params, task.buffers, task.labels(0)))
     new = trainer.step(where, state, batch, {"lr": torch.tensor(0.1)}, choice)["params"]
     changed = {name for name in new if not torch.equal(new[name], task.params[name])}
@@ -196,12 +196,12 @@ def test_distillation_needs_classes() -> None:
 @pytest.mark.parametrize("kind", [Slim, Fjord, Progressive, Rush])
 def test_what_is_wrong_is_told_all_at_once(kind: type[Any]) -> None:
     name = kind.__name__
-    with pytest.raises(ValueError, match=rf"{name}\.ratios must be .*\n{name}\.samples must not"):
-        kind(ratios=(0.0, 1.0), samples=-1)
-    with pytest.raises(ValueError, match=rf"{name}\.ratios must differ"):
-        kind(ratios=(0.5, 0.5))
-    with pytest.raises(ValueError, match=rf"{name}\.ratios must be one or more"):
-        kind(ratios=())
+    with pytest.raises(ValueError, match=rf"{name}\.nested_widths must be .*\n{name}\.samples must not"):
+        kind(nested_widths=(0.0, 1.0), samples=-1)
+    with pytest.raises(ValueError, match=rf"{name}\.nested_widths must differ"):
+        kind(nested_widths=(0.5, 0.5))
+    with pytest.raises(ValueError, match=rf"{name}\.nested_widths must be one or more"):
+        kind(nested_widths=())
 
 
 def calculated(trainer: Any, task: Task, share: float) -> int:
@@ -212,7 +212,7 @@ def calculated(trainer: Any, task: Task, share: float) -> int:
     batch = Minibatch(
         task.data(0).x[:4], task.data(0).y[:4], torch.ones(4, dtype=torch.bool), torch.tensor(0)
     )
-    (choice,) = trainer.choices(torch.tensor(5), 1)
+    (choice,) = trainer.shared_draws(torch.tensor(5), 1)
     with FlopCounterMode(display=False) as counter:
         trainer.step(where, state, batch, {"lr": torch.tensor(0.1)}, choice)
     return int(counter.get_total_flops())
@@ -237,7 +237,7 @@ def test_work_is_what_is_calculated(trainer: Any, share: float) -> None:
     data = Data(torch.randn(9, 6), torch.arange(9) % 3)
     task = Task.of(net, data, data, split=Split(devices=1, test_share=0))
     part = task.blueprint.prefix(share) if share < 1 else Slice()
-    work = trainer.work(Priced(task.blueprint, part, 4), processed=4, steps=1)
+    work = trainer.work(Priced(task.blueprint, part, 4), processed=4, local_steps=1)
     assert work.flops == calculated(trainer, task, share)
 
 

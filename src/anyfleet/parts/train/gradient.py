@@ -74,7 +74,7 @@ class Gradient(Train):
                 raise ValueError(f"Gradient.{name} must be at least 1, got {value}.")
         if self.local_steps is not None and self.local_steps < 1:
             raise ValueError(
-                f"Gradient.iterations must be at least 1, got {self.local_steps}. "
+                f"Gradient.local_steps must be at least 1, got {self.local_steps}. "
                 "Leave it out to train by epochs."
             )
         if self.clip is not None and not self.clip > 0:

@@ -75,9 +75,9 @@ class Nested(Train, Protocol):
     def _faults(self) -> Iterator[str]:
         name = type(self).__name__
         if not self.nested_widths or not all(0 < ratio <= 1 for ratio in self.nested_widths):
-            yield f"{name}.ratios must be one or more shares in (0, 1], got {self.nested_widths}."
+            yield f"{name}.nested_widths must be one or more widths in (0, 1], got {self.nested_widths}."
         if len(set(self.nested_widths)) < len(self.nested_widths):
-            yield f"{name}.ratios must differ from each other, got {self.nested_widths}."
+            yield f"{name}.nested_widths must differ from each other, got {self.nested_widths}."
         if self.samples < 0:
             yield f"{name}.samples must not be negative, got {self.samples}; 0 is plain training."
 
