@@ -179,12 +179,12 @@ class Aggregates(Mean):
         return self.telling
 
 
-def numbers(**columns: Any) -> Change:
-    return lambda plans: replace(plans, numbers=replace(plans.numbers, **columns))
+def numbers(**arrays: Any) -> Change:
+    return lambda plans: replace(plans, hyperparameters=replace(plans.hyperparameters, **arrays))
 
 
-def wants(want: Any) -> Change:
-    return lambda plans: replace(plans, wants=(want,) * len(plans))
+def sizes(size: Any) -> Change:
+    return lambda plans: replace(plans, sub_model_sizes=(size,) * len(plans))
 
 
 def model(change: Change) -> Change:
@@ -230,7 +230,7 @@ def aggregates(change: Change) -> Method:
     return replace(BASE, aggregate=Aggregates(change=change))
 
 
-WANT = SubModelSize()
+SIZE = SubModelSize()
 WRONG: dict[str, tuple[Method, str]] = {
     "ids in a list": (
         selects(list),
@@ -287,24 +287,36 @@ WRONG: dict[str, tuple[Method, str]] = {
         r"plans for the devices",
     ),
     "too few sizes": (
-        plans(lambda drafts: replace(drafts, wants=drafts.wants[:1])),
-        r"a tuple of 1 for wants.*a tuple of 2",
+        plans(lambda drafts: replace(drafts, sub_model_sizes=drafts.sub_model_sizes[:1])),
+        r"a tuple of 1 for sub_model_sizes.*a tuple of 2",
     ),
-    "a rate in a list": (plans(numbers(lr=[0.1, 0.1])), r"the list \[.*\] for numbers\.lr"),
-    "a rate that is none": (plans(numbers(lr=np.array([0.1, np.nan]))), r"nan for numbers\.lr"),
-    "no epochs": (plans(numbers(epochs=np.zeros(2, dtype=np.int64))), r"0, 0 for numbers\.epochs"),
-    "half a batch": (plans(numbers(batch=np.array([1.5, 2]))), r"float64.*for numbers\.batch"),
-    "too many rates": (plans(numbers(rate=np.ones(3))), r"shape \[3\] for numbers\.rate"),
-    "wider than the model": (plans(wants(replace(WANT, width=1.5))), r"the share 1\.5"),
-    "nothing of the model": (plans(wants(replace(WANT, width=0.0))), r"the share 0\.0"),
+    "a rate in a list": (plans(numbers(lr=[0.1, 0.1])), r"the list \[.*\] for hyperparameters\.lr"),
+    "a rate that is none": (
+        plans(numbers(lr=np.array([0.1, np.nan]))),
+        r"nan for hyperparameters\.lr",
+    ),
+    "no epochs": (
+        plans(numbers(epochs=np.zeros(2, dtype=np.int64))),
+        r"0, 0 for hyperparameters\.epochs",
+    ),
+    "half a batch": (
+        plans(numbers(batch_size=np.array([1.5, 2]))),
+        r"float64.*for hyperparameters\.batch_size",
+    ),
+    "too many rates": (
+        plans(numbers(sent_fraction=np.ones(3))),
+        r"shape \[3\] for hyperparameters\.sent_fraction",
+    ),
+    "wider than the model": (plans(sizes(replace(SIZE, width=1.5))), r"the width 1\.5"),
+    "nothing of the model": (plans(sizes(replace(SIZE, width=0.0))), r"the width 0\.0"),
     "a layer that is not there": (
-        plans(wants(replace(WANT, first_trained_layer=9))),
+        plans(sizes(replace(SIZE, first_trained_layer=9))),
         r"first .* is 9",
     ),
-    "a share for a size": (plans(wants(0.5)), r"Want for the size"),
-    "a menu of shares": (
+    "a width for a size": (plans(sizes(0.5)), r"SubModelSize"),
+    "a menu of widths": (
         plans(lambda drafts: replace(drafts, menus=((0.5,),) * len(drafts))),
-        r"Want for the size",
+        r"SubModelSize",
     ),
     "declined by True": (
         plans(lambda drafts: replace(drafts, declined=(True,) * len(drafts))),
@@ -325,10 +337,10 @@ WRONG: dict[str, tuple[Method, str]] = {
         extracts(lambda _: Slice(((axis(), (0, 9)),))),
         r"a slice of another model \(.*0 to 9",
     ),
-    "no numbers": (replace(BASE, train=Trains(drafts=lambda _: None)), r"train=.*Numbers"),
+    "no numbers": (replace(BASE, train=Trains(drafts=lambda _: None)), r"train=.*Hyperparameters"),
     "a batch of nothing": (
-        replace(BASE, train=Trains(drafts=lambda n: replace(n, batch=0 * n.batch))),
-        r"train=.*0, 0 for numbers\.batch",
+        replace(BASE, train=Trains(drafts=lambda n: replace(n, batch_size=0 * n.batch_size))),
+        r"train=.*0, 0 for hyperparameters\.batch_size",
     ),
     "no result": (replace(BASE, train=Trains(ends=lambda _: None)), r"train=.*Result"),
     "a parameter is gone": (
@@ -362,7 +374,7 @@ WRONG: dict[str, tuple[Method, str]] = {
         r"norm=.*'head' from `stays`",
     ),
     "a list that stays": (replace(BASE, norm=Keeps(["0.bias"])), r"a frozenset of names"),
-    "a model alone": (aggregates(lambda s: s.model), r"aggregate=.*returned the dict .*Stepped"),
+    "a model alone": (aggregates(lambda s: s.model), r"aggregate=.*returned the dict .*Aggregated"),
     "a model that shrinks": (
         aggregates(lambda s: replace(s, model={"0.weight": s.model["0.weight"]})),
         r"the new model without 0\.bias",
@@ -374,10 +386,13 @@ WRONG: dict[str, tuple[Method, str]] = {
     "a model of arrays": (aggregates(model(lambda value: value.numpy())), r"the ndarray"),
     "a model out of shape": (aggregates(model(lambda value: value.T)), r"shape \[4, 5\]"),
     "a model in double": (aggregates(model(lambda value: value.double())), r"torch\.float64"),
-    "notes in a list": (aggregates(lambda s: replace(s, notes=[1])), r"for notes"),
-    "told in a list": (
+    "diagnostics in a list": (
+        aggregates(lambda s: replace(s, diagnostics=[1])),
+        r"for diagnostics",
+    ),
+    "diagnostics of a state in a list": (
         replace(BASE, aggregate=Aggregates(change=lambda s: s, telling=[1])),
-        r"from `tells`",
+        r"from `diagnostics`",
     ),
 }
 

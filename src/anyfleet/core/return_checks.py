@@ -159,19 +159,19 @@ def staleness(found: Any, caller: Caller) -> int:
 def drafted(found: Any, caller: Caller, count: int) -> Hyperparameters:
     """Check the numbers that a trainer or a planner gives `count` devices."""
     if not isinstance(found, Hyperparameters):
-        caller.refuse(_described(found), "anyfleet.core.messages.Numbers")
+        caller.refuse(_described(found), "anyfleet.core.messages.Hyperparameters")
     for name, due, fits in _NUMBERS:
         values = getattr(found, name)
-        told = f"numbers.{name} as an array of {count}: {due}"
+        told = f"hyperparameters.{name} as an array of {count}: {due}"
         if not isinstance(values, np.ndarray):
-            caller.refuse(f"{_described(values)} for numbers.{name}", told)
+            caller.refuse(f"{_described(values)} for hyperparameters.{name}", told)
         kinds = "iu" if name in _WHOLE else "fiu"
         if values.shape != (count,) or values.dtype.kind not in kinds:
             array = f"an array of {values.dtype} and shape {list(values.shape)}"
-            caller.refuse(f"{array} for numbers.{name}", told)
+            caller.refuse(f"{array} for hyperparameters.{name}", told)
         bad = values[~fits(values)]
         if len(bad):
-            caller.refuse(f"{_listed(bad)} for numbers.{name}", told)
+            caller.refuse(f"{_listed(bad)} for hyperparameters.{name}", told)
     return found
 
 
@@ -203,10 +203,12 @@ def planned(found: Any, caller: Caller, drafts: Plans, blueprint: Blueprint) -> 
 
 def _check_want(want: Any, caller: Caller, layers: int) -> None:
     if not isinstance(want, SubModelSize):
-        caller.refuse(_described(want), "anyfleet.core.messages.Want for the size of a sub-model")
+        caller.refuse(_described(want), "anyfleet.core.messages.SubModelSize")
     for share in map(_any, (want.width, *(ratio for _, ratio in want.axis_widths))):
         if not (isinstance(share, numbers.Real) and 0 < float(share) <= 1):
-            caller.refuse(f"a size with the share {share!r}", "shares above 0 and at most 1")
+            caller.refuse(
+                f"a sub-model size with the width {share!r}", "widths above 0 and at most 1"
+            )
     if not (_whole(want.first_trained_layer) and 0 <= want.first_trained_layer < max(1, layers)):
         came = f"a size whose first trained layer is {want.first_trained_layer!r}"
         caller.refuse(came, f"one of the layers 0 to {max(1, layers) - 1}")
@@ -259,10 +261,14 @@ def _unsliceable(found: Slice, blueprint: Blueprint) -> str:
 def aggregated(found: Any, caller: Caller, model: Params) -> Aggregated:
     """Check a new model: the same tensors as before. Whether it is finite, the server looks."""
     if not isinstance(found, Aggregated):
-        caller.refuse(_described(found), "anyfleet.core.messages.Stepped(model, state, notes)")
+        caller.refuse(
+            _described(found), "anyfleet.core.messages.Aggregated(model, state, diagnostics)"
+        )
     _check_tree(found.model, model, caller, "the new model")
     if not isinstance(found.diagnostics, Mapping):
-        caller.refuse(f"{_described(found.diagnostics)} for notes", "a mapping of names to numbers")
+        caller.refuse(
+            f"{_described(found.diagnostics)} for diagnostics", "a mapping of names to numbers"
+        )
     return found
 
 
@@ -320,7 +326,7 @@ def normalised(norm: Norm, caller: Caller, blueprint: Blueprint) -> None:
 def told(found: Any, caller: Caller) -> Mapping[str, Any]:
     """Check what a policy adds to the record of a round."""
     if not isinstance(found, Mapping):
-        caller.refuse(f"{_described(found)} from `tells`", "a mapping of names to numbers")
+        caller.refuse(f"{_described(found)} from `diagnostics`", "a mapping of names to numbers")
     return found
 
 

@@ -369,7 +369,7 @@ def test_what_is_held_is_fetched_however_long_the_training_took() -> None:
 
 def test_a_device_that_went_away_is_passed_over_when_results_are_fetched() -> None:
     schedule = HoldAndFetch()
-    view = seen(BASE, arrived=(held(0, 1.0), held(1, 3.0), held(2, 2.0)), now=50.0)
+    view = seen(BASE, replied=(held(0, 1.0), held(1, 3.0), held(2, 2.0)), now=50.0)
     there = replace(view, free=lambda devices: devices != 1)
     (request,) = schedule.start(there)
     assert (request.kind, request.held_orders) == (Kind.FETCH, (10, 12))
@@ -386,9 +386,9 @@ def test_a_survey_under_way_starts_no_training() -> None:
     assert schedule.start(seen(BASE)) == (Request(),)
     (survey,) = schedule.start(seen(BASE, now=6.0))
     assert survey.kind == Kind.EVALUATE
-    assert schedule.start(seen(BASE, now=6.0, flying=(asked,))) == ()
-    assert not schedule.ready(seen(BASE, now=6.0, flying=(asked,)))
-    assert schedule.ready(seen(BASE, now=6.0, arrived=(asked,)))
+    assert schedule.start(seen(BASE, now=6.0, under_way=(asked,))) == ()
+    assert not schedule.ready(seen(BASE, now=6.0, under_way=(asked,)))
+    assert schedule.ready(seen(BASE, now=6.0, replied=(asked,)))
 
 
 @pytest.mark.parametrize("every", [1, 3])
@@ -419,11 +419,13 @@ def test_a_tiers_answers_count_together() -> None:
     method = replace(BASE, select=Everyone(), schedule=Tiers(staleness=100))
     steps = play(method, fleet, 40)
     rows = [row for step in steps for row in small.rows(step)]
-    assert not any(row.lost for row in rows)
+    assert not any(row.failure for row in rows)
     cohorts: dict[tuple[int, int], list[Any]] = {}
     for row in rows:
-        cohorts.setdefault((row.level, row.issued_at), []).append(row)
-    assert all(len({row.step for row in cohort}) == 1 for cohort in cohorts.values())
+        cohorts.setdefault((row.level, row.issued_round), []).append(row)
+    assert all(len({row.round_index for row in cohort}) == 1 for cohort in cohorts.values())
     waited = [row for (level, _), cohort in cohorts.items() if level == 1 for row in cohort]
-    assert max(row.wait for row in waited) > 5 * max(row.wait for row in rows if row.level == 0)
-    assert any(row.step > row.issued_at + 2 for row in waited)  # others stepped meanwhile
+    assert max(row.wait_seconds for row in waited) > 5 * max(
+        row.wait_seconds for row in rows if row.level == 0
+    )
+    assert any(row.round_index > row.issued_round + 2 for row in waited)  # others stepped meanwhile

@@ -152,4 +152,4 @@ def test_1_19_whoever_was_asked_counts_as_selected_also_when_nothing_came() -> N
     steps = small.steps(method, small.task(), 4, fleet=fleet)
     asked = np.bincount([r.device for step in steps for r in small.rows(step)], minlength=8)
     assert steps[-1].snapshot.states["select"].selected.tolist() == asked.tolist()
-    assert any(row.lost for step in steps for row in small.rows(step))
+    assert any(row.failure for step in steps for row in small.rows(step))
