@@ -414,8 +414,8 @@ def small_spec() -> Any:
 
 OWN_PART = """
 from dataclasses import dataclass
-from anyfleet.method import Select
-from anyfleet.select import Uniform
+from anyfleet.core.slots import Select
+from anyfleet.parts.select import Uniform
 
 @dataclass(frozen=True)
 class Mine(Select):
@@ -466,7 +466,7 @@ def command(*words: str) -> Any:
 def test_a_command_saves_the_run_shows_the_users_line_and_goes_on_when_mended(
     folder: Path,
 ) -> None:
-    written("assert view.step < 2, 'a slip of mine'")
+    written("assert view.round_index < 2, 'a slip of mine'")
     words = ("run", "run.toml", "--out", "broken", "--allow", "own_part")
     first = subprocess.run(
         [sys.executable, "-m", "anyfleet.cli", *words],
@@ -476,7 +476,7 @@ def test_a_command_saves_the_run_shows_the_users_line_and_goes_on_when_mended(
         check=False,
     )
     assert first.returncode == 1
-    assert "assert view.step < 2, 'a slip of mine'" in first.stderr  # the user's own frame
+    assert "assert view.round_index < 2, 'a slip of mine'" in first.stderr  # the user's own frame
     told = first.stderr.strip().splitlines()[-1]
     assert told == (
         "Raised by select=Mine() in round 3. The run so far is safe (2 of 3 rounds): mend this, "

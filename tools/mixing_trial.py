@@ -32,7 +32,7 @@ CITED = "§E"
 ROUNDS = 2
 SECONDS = 60  # after which a mixture hangs
 CLASSES, PIXELS = 4, 6
-_COSTS = ("bits_down", "bits_up", "flops", "seconds", "joules", "wait")
+_COSTS = ("bits_down", "bits_up", "flops", "seconds", "joules", "wait_seconds")
 
 
 class Pair(NamedTuple):

@@ -287,7 +287,7 @@ class Seen:
     blueprint: Blueprint = BLUEPRINT
     asked: list[int] = field(default_factory=list)
 
-    def judge(self, params: Params, key: Tensor) -> float:
+    def server_loss(self, params: Params, key: Tensor) -> float:
         self.asked.append(int(key))
         return 1.0 / len(self.asked)
 
