@@ -155,11 +155,14 @@ def test_whether_a_link_can_fail_at_all() -> None:
         ({"error": 1.1}, "error"),
         ({"error": math.nan}, "error"),
         ({"error": Uniform(0.5, 1.5)}, "error"),
-        ({"minimum_rate": 0.0}, "minimum_rate"),
-        ({"minimum_rate": math.inf}, "minimum_rate"),
-        ({"minimum_rate": math.nan}, "minimum_rate"),
-        ({"minimum_rate": 1e6, "error": 0.1}, "error and Columns.minimum_rate"),
-        ({"minimum_rate": 1e6, "error": Uniform(0.0, 0.2)}, "error and Columns.minimum_rate"),
+        ({"minimum_bit_rate": 0.0}, "minimum_bit_rate"),
+        ({"minimum_bit_rate": math.inf}, "minimum_bit_rate"),
+        ({"minimum_bit_rate": math.nan}, "minimum_bit_rate"),
+        ({"minimum_bit_rate": 1e6, "error": 0.1}, "error and Columns.minimum_bit_rate"),
+        (
+            {"minimum_bit_rate": 1e6, "error": Uniform(0.0, 0.2)},
+            "error and Columns.minimum_bit_rate",
+        ),
     ],
 )
 def test_a_wrong_field_is_named(fields: dict[str, Any], field: str) -> None:
@@ -167,7 +170,7 @@ def test_a_wrong_field_is_named(fields: dict[str, Any], field: str) -> None:
         Columns(**fields)
 
 
-def test_outage_and_minimum_rate_belong_together() -> None:
+def test_outage_and_minimum_bit_rate_belong_together() -> None:
     sent = np.array([8])
     with pytest.raises(ValueError, match="outage"):
         Columns(error=0.1).delivered(keys_of(1), sent, np.array([0.5]))

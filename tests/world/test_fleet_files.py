@@ -71,8 +71,8 @@ BAD_PARTS = """
 link = { use = "Steady", up = -1.0, down = -3.0, power = -0.1 }
 speed = { use = "Redrawn", of = { use = "Uniform", low = 3.0, high = 1.0 }, every = -1.0 }
 load = { use = "LogNormal", median = -1.0, sigma = -2.0 }
-memory = { use = "Choice", values = [], weights = [-1.0] }
-loss = { width = 2.0, error = -1.0, minimum_rate = -5.0 }
+memory = { use = "Categorical", values = [], weights = [-1.0] }
+loss = { width = 2.0, error = -1.0, minimum_bit_rate = -5.0 }
 
 [[fleet.groups]]
 link = { use = "Steady", up = "fast", down = 0.0 }
@@ -86,7 +86,7 @@ link = { use = "Shannon", band = 0.0, receive = -1.0, ref_loss_db = 1e4 }
 availability = { use = "Intermittent", every = 0.0 }
 
 [fleet.reports]
-steps = -1
+rounds = -1
 noise = -1.0
 """
 
@@ -102,7 +102,7 @@ TOLD_OF_PARTS = {
     "fleet.groups.0.memory.weights": "not be negative",
     "fleet.groups.0.loss.width": "(0, 1]",
     "fleet.groups.0.loss.error": "probability",
-    "fleet.groups.0.loss.minimum_rate": "above 0",
+    "fleet.groups.0.loss.minimum_bit_rate": "above 0",
     "fleet.groups.1.link.up": "got 'fast'",
     "fleet.groups.1.link.down": "above 0",
     "fleet.groups.1.battery.mean": "not negative",
@@ -119,7 +119,7 @@ TOLD_OF_PARTS = {
     "fleet.groups.2.link.ref_loss_db": "decibels",
     "fleet.groups.2.availability.share": "is missing",
     "fleet.groups.2.availability.every": "positive number of seconds",
-    "fleet.reports.steps": "not negative",
+    "fleet.reports.rounds": "not negative",
     "fleet.reports.noise": "not negative",
 }
 
@@ -228,7 +228,7 @@ name = "phones"
 count = 8
 speed = { use = "LogNormal", median = 1e9, sigma = 0.5, low = 1e8, high = 1e10 }
 load = { use = "Redrawn", of = { use = "Uniform", low = 1.0, high = 3.0 } }
-memory = { use = "Choice", values = [1e9, 2e9], weights = [3.0, 1.0] }
+memory = { use = "Categorical", values = [1e9, 2e9], weights = [3.0, 1.0] }
 distance = { use = "Disc", radius = 550.0 }
 link = { use = "Shannon" }
 availability = { use = "Diurnal", mean = 0.5 }
@@ -262,7 +262,7 @@ rounds = 2
 [task]
 use = "Own"
 model = { use = "perceptron", features = 6, classes = 3, hidden = [4] }
-data = { use = "tests.tasks.sets:Owned" }
+data = { use = "tests.helpers.sets:Owned" }
 devices = 3
 partition = { use = "ByOwner" }
 [method]
@@ -332,7 +332,7 @@ def test_hardware_is_bound_to_data_by_their_owner(
 ) -> None:
     (home / "run.toml").write_text(OWNED + fleet)
     for seed in (0, 1):
-        experiment = load(home / "run.toml", [f"seed={seed}"], allow=["tests.tasks.sets"])
+        experiment = load(home / "run.toml", [f"seed={seed}"], allow=["tests.helpers.sets"])
         task = build(experiment)
         # Devices follow the order of owners; whose rows they have is told by their inputs.
         owner = [NAMES[int(task.data(device).x[0, 0])] for device in range(3)]

@@ -160,7 +160,7 @@ def test_a_fleet_file_may_use_them_and_change_them() -> None:
             "use": "anyfleet.world:cell",
             "devices": 5,
             "link": {"ref_loss_db": 0.0},
-            "reports": {"steps": 2},
+            "reports": {"rounds": 2},
         },
         Fleet,
     )

@@ -48,10 +48,10 @@ NUMBERS = {
     "exponent": 1.5,
     "slowest": 2e8,
     "fastest": 5e8,
-    "up": 1e5,
-    "down": 2e5,
-    "power": 0.7,
-    "receive": 0.3,
+    "bit_rate_up": 1e5,
+    "bit_rate_down": 2e5,
+    "send_power": 0.7,
+    "receive_power": 0.3,
 }
 # Where else the columns of a group show, if not under their own name.
 SEEN_AS = {"energy": "coefficient"}

@@ -233,7 +233,7 @@ def test_an_old_report_is_the_truth_of_then_but_for_the_battery() -> None:
 def test_noise_has_the_deviation_it_is_given_and_the_right_median() -> None:
     exact, noisy = build(), build(reports=Reports(noise=0.3))
     one, other = report(exact, EVERYBODY, NOW), report(noisy, EVERYBODY, NOW)
-    for name in ("speed", "up", "down", "memory", "battery"):
+    for name in ("speed", "bit_rate_up", "bit_rate_down", "memory", "battery"):
         logs = np.log(getattr(other, name) / getattr(one, name))
         assert abs(logs.mean()) < 5 * 0.3 / math.sqrt(DEVICES)
         assert abs(logs.std() - 0.3) < 5 * 0.3 / math.sqrt(2 * DEVICES)
@@ -247,7 +247,7 @@ def test_the_truth_has_no_noise() -> None:
     assert same(exact.conditions(EVERYBODY, NOW, 7), noisy.conditions(EVERYBODY, NOW, 7))
 
 
-@pytest.mark.parametrize("name", ["steps", "seconds", "noise"])
+@pytest.mark.parametrize("name", ["rounds", "seconds", "noise"])
 def test_reports_from_the_future_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"Reports.{name}"):
         Reports(**{name: -1})

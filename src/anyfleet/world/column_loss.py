@@ -22,7 +22,7 @@ class Columns:
     """Sequential columns, `width` of the whole model's width each (FedResCuE).
 
     A column is lost with probability `error`, and with it all that follow: what arrives is a
-    prefix. A law draws a new `error` for every column. With `minimum_rate` (bits per second) the
+    prefix. A law draws a new `error` for every column. With `minimum_bit_rate` (bits per second) the
     link itself says how likely a column is lost: its rate falls below this. The columns are
     independent of the grid of submodel widths.
     """
@@ -35,7 +35,7 @@ class Columns:
         refuse((*no_width("Columns.width", self.width), *self._faults()))
         if self.minimum_bit_rate is not None and bounds(self.error)[1] > 0:
             raise ValueError(
-                "Columns.error and Columns.minimum_rate both say how likely a column is lost: "
+                "Columns.error and Columns.minimum_bit_rate both say how likely a column is lost: "
                 "give one of them."
             )
 
@@ -43,7 +43,7 @@ class Columns:
         yield from no_probability("Columns.error", self.error)
         if self.minimum_bit_rate is not None and not 0 < self.minimum_bit_rate < math.inf:
             yield (
-                "Columns.minimum_rate must be finite bits per second above 0, got "
+                "Columns.minimum_bit_rate must be finite bits per second above 0, got "
                 f"{self.minimum_bit_rate}."
             )
 
@@ -56,12 +56,12 @@ class Columns:
         """How many leading columns arrive of each transmission.
 
         Each transmission has a key of its own, of its device, visit and direction. `outage` is
-        the link's for `minimum_rate`, and belongs to nothing else.
+        the link's for `minimum_bit_rate`, and belongs to nothing else.
         """
         if (outage is None) != (self.minimum_bit_rate is None):
             raise ValueError(
-                "Columns.delivered takes the link's outage when Columns.minimum_rate is set, "
-                f"and only then; minimum_rate is {self.minimum_bit_rate}."
+                "Columns.delivered takes the link's outage when Columns.minimum_bit_rate is set, "
+                f"and only then; minimum_bit_rate is {self.minimum_bit_rate}."
             )
         count = int(columns.max(initial=0))
         error = self._errors(keys, count) if outage is None else outage[:, np.newaxis]

@@ -70,18 +70,18 @@ class Categorical(_Own):
         refuse(self._faults())
         if self.weights and len(self.weights) != len(self.values):
             raise ValueError(
-                f"Choice.weights needs one entry for each of the {len(self.values)} "
-                f"Choice.values, got {len(self.weights)}."
+                f"Categorical.weights needs one entry for each of the {len(self.values)} "
+                f"Categorical.values, got {len(self.weights)}."
             )
 
     def _faults(self) -> Iterator[str]:
         if not self.values or not all(map(math.isfinite, self.values)):
-            yield f"Choice.values must be one or more finite numbers: {self.values}."
+            yield f"Categorical.values must be one or more finite numbers: {self.values}."
         if not all(weight >= 0 for weight in self.weights) or (
             self.weights and not 0 < sum(self.weights) < math.inf
         ):
             yield (
-                "Choice.weights must not be negative, and their sum must be positive and finite; "
+                "Categorical.weights must not be negative, and their sum must be positive and finite; "
                 f"got {self.weights}."
             )
 

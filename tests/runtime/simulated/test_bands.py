@@ -46,7 +46,7 @@ def test_tiers_that_are_asked_at_one_moment_share_the_band() -> None:
     """Each tier is a request of its own; the first must not get the band of the later ones."""
     fleet = Fleet(tuple(Group(link=BAND, distance=300.0, speed=speed) for speed in (2e9, 1e9, 5e8)))
     steps = small.steps(replace(FEDAVG, schedule=Tiers()), small.task(), 4, fleet=fleet)
-    first = [row for step in steps for row in small.rows(step) if row.issued_at == 0]
+    first = [row for step in steps for row in small.rows(step) if row.issued_round == 0]
     assert {row.level for row in first} == {0, 1, 2}
     for row in first:
-        assert row.bits_up / row.upload == pytest.approx(alone(300.0, 8))
+        assert row.bits_up / row.upload_seconds == pytest.approx(alone(300.0, 8))
