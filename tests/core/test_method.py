@@ -100,7 +100,7 @@ def test_a_chooser_that_learns_from_what_nobody_measures_is_refused() -> None:
 
 def test_a_chooser_without_a_target_says_who_gives_one() -> None:
     utility = FisherUtility()
-    with pytest.raises(CompositionError, match=r"choose=.*'target'.*use plan=Paced"):
+    with pytest.raises(CompositionError, match=r"choose=.*'target'.*use plan=TargetSeconds"):
         replace(fedavg(), plan=WidthMenu(), choose=utility)
     with pytest.raises(CompositionError, match=r"'target'"):
         replace(fedavg(), plan=WidthMenu(), choose=replace(utility, effectiveness="constant"))
@@ -115,7 +115,7 @@ def test_a_chooser_without_a_target_says_who_gives_one() -> None:
         (
             SentFractionByLink(inner=WidthMenu()),
             MostGain(),
-            r"plan=SentFractionByLink.* and choose=MostGain.*the rate",
+            r"plan=SentFractionByLink.* and choose=MostGain.*the sent_fraction",
         ),
         (
             JustInTime(1.0, WidthMenu()),
@@ -125,12 +125,12 @@ def test_a_chooser_without_a_target_says_who_gives_one() -> None:
         (
             SentFractionByLevel((0.5,), SentFractionByLink()),
             First(),
-            r"SentFractionByLevel.* and plan=SentFractionByLink.*rate",
+            r"SentFractionByLevel.* and plan=SentFractionByLink.*sent_fraction",
         ),
         (
             SentFractionByLink(inner=Assigned(WidthMenu(), MostGain())),
             First(),
-            r"and plan=Assigned.*the rate",
+            r"and plan=Assigned.*the sent_fraction",
         ),
         (JustInTime(1.0, Assigned(WidthMenu(), MostGain())), First(), r"the frequency"),
     ],
@@ -374,19 +374,19 @@ def test_who_declines_to_train_can_still_be_asked() -> None:
     ):
         method = replace(fedavg(count=3), schedule=Surveyed(Synchronous()), **parts)
         (step,) = small.steps(method, small.task(devices=4), 1, fleet=TWO_LEVELS)
-        told = {(row.kind, row.lost.partition(":")[0]) for row in small.rows(step)}
+        told = {(row.kind, row.failure.partition(":")[0]) for row in small.rows(step)}
         assert told == {("train", "over budget"), ("evaluate", "")}
         assert len(step.replies) == 4
 
 
 def test_menus_go_downwards() -> None:
-    with pytest.raises(ValueError, match=r"Menu\.shares must go downwards"):
+    with pytest.raises(ValueError, match=r"WidthMenu\.widths must go downwards"):
         WidthMenu((0.25, 1.0, 0.5))
 
 
 def test_shares_by_level_go_downwards_because_the_first_level_is_the_strongest() -> None:
     for make in (WidthByLevel, lambda shares: heterofl(widths=shares)):
-        with pytest.raises(ValueError, match=r"WidthByLevel\.shares must .* Write \(1\.0, 0\.25\)"):
+        with pytest.raises(ValueError, match=r"WidthByLevel\.widths must .* Write \(1\.0, 0\.25\)"):
             make((0.25, 1.0))
     assert WidthByLevel((0.5, 0.5, 0.25)).widths == (0.5, 0.5, 0.25)
     assert LargestFitting((0.25, 1.0)).widths == (0.25, 1.0)  # the order has no meaning there
@@ -401,7 +401,7 @@ def test_who_trains_only_the_output_layer_has_no_channels_to_report() -> None:
     ):
         step = small.steps(method, small.task(), 2, fleet=fleet)[-1]
         assert set(step.ledger.first_trained_layer.tolist()) == {0, 1, 2, 3}
-        assert not any(row.lost for row in small.rows(step))
+        assert not any(row.failure for row in small.rows(step))
 
 
 def test_only_a_single_number_can_be_the_largest() -> None:

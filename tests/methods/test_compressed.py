@@ -133,8 +133,8 @@ def test_variants_of_anycost_differ_in_one_part_and_in_what_is_learned(name: str
     same = [list(steps[0].ledger.width) for steps in (whole, without)]
     assert (same[0] == same[1]) == (part != "plan")
     if part == "plan":
-        trained = [r for r in small.rows(without[0]) if not r.lost]
-        assert {row.width for row in trained} == {1.0}
+        trained = [r for r in small.rows(without[0]) if not r.failure]
+        assert {row.slice_width for row in trained} == {1.0}
     if part == "aggregate":
         # The first round is that of the same messages.
         bits = [steps[0].ledger.bits_up.tolist() for steps in (whole, without)]
@@ -146,7 +146,7 @@ def test_the_strongest_channels_are_those_that_anycost_trains() -> None:
         small.steps(method, TASK, 2, fleet=CELL)
         for method in (ANYCOST, replace(ANYCOST, extract=Leading()))
     )
-    assert {row.share for row in small.rows(whole[0])} - {1.0}
+    assert {row.width for row in small.rows(whole[0])} - {1.0}
     assert small.distance(whole[-1].params, leading[-1].params) > 1e-4
 
 

@@ -182,7 +182,14 @@ PARTS: list[Any] = [
     fedhq(sent_fraction=0.1, keep=0.3, count=3, lr=0.1),
     centralised(batch_size=8),
 ]
-ROOMS = ("select", "schedule", "plan", "extract", "train", "codec", "aggregate", "runtime", "world")
+ROOMS = (
+    *(
+        f"anyfleet.parts.{slot}"
+        for slot in "select schedule plan choose extract train norm codec aggregate".split()
+    ),
+    "anyfleet.runtime",
+    "anyfleet.world",
+)
 
 
 def names(part: Any) -> str:
@@ -191,9 +198,9 @@ def names(part: Any) -> str:
 
 def test_every_public_part_has_a_row() -> None:
     public = {
-        getattr(importlib.import_module(f"anyfleet.{room}"), name)
+        getattr(importlib.import_module(room), name)
         for room in ROOMS
-        for name in importlib.import_module(f"anyfleet.{room}").__all__
+        for name in importlib.import_module(room).__all__
     }
     classes = {thing for thing in public if dataclasses.is_dataclass(thing)}
     # What a run is made with rather than described by has no row.
@@ -244,7 +251,7 @@ def test_policies_are_deterministic_and_keep_their_state_outside(part: Any) -> N
 
 def describe(part: Any, seen: View, state: Any, key: torch.Tensor, server: Server) -> str:
     """What the part decides, as text."""
-    room = type(part).__module__.split(".")[1]
+    room = type(part).__module__.split(".")[2]
     if room == "select":
         return str(part(seen, state, key).tolist())
     if room == "plan":
@@ -311,9 +318,9 @@ def given(part: Any) -> frozenset[str]:
 )
 def test_every_part_runs_in_its_slot_on_every_engine(slot: str, part: Any) -> None:
     task = small.task(equal=False, dtype=torch.float64)
-    needed = [need for need in getattr(part, "needs", {}) if need not in given(part)]
+    needed = [need for need in getattr(part, "requires", {}) if need not in given(part)]
     company = {k: v for need in needed for k, v in GIVERS[need].items()}
-    if "rate" in given(part):
+    if "sent_fraction" in given(part):
         company["uplink"] = codec.Hq()  # follows it
     method = replace(fedavg(count=4, lr=0.05), **{slot: part}, **company)
     ends = [

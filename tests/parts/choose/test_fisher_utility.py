@@ -185,7 +185,7 @@ def run(method: Method, count: int = 3) -> list[Round]:
 
 
 def shares(step: Round) -> list[float]:
-    return [row.share for row in small.rows(step)]
+    return [row.width for row in small.rows(step)]
 
 
 def test_constant_utility_is_heterofl_bit_for_bit() -> None:
@@ -205,7 +205,10 @@ def test_the_target_is_the_median_time_of_the_smallest_network_in_round_0() -> N
     # first has the measurement of the initial model, too.
     small_only = FisherUtility(levels=1, penalty=0.0)
     unit = replace(method, plan=WidthMenu((0.125,)), choose=small_only)
-    taken = [r.download + r.compute + r.upload for r in small.rows(run(unit, 2)[1])]
+    taken = [
+        r.download_seconds + r.compute_seconds + r.upload_seconds
+        for r in small.rows(run(unit, 2)[1])
+    ]
     server = Server(method, task, Simulated(task, small.world(task, FLEET), 0), 0)
     target = _planned(method, server.view(), server.states["plan"])
     assert target == pytest.approx(np.median(taken), rel=0.01)
@@ -230,7 +233,7 @@ def test_slow_devices_shrink_and_nobody_exceeds_its_level() -> None:
     world = small.world(small.task(), FLEET)
     for step in run(method, 4):
         for row in small.rows(step):
-            assert row.share <= FOUR[world.declared.level[row.device]]
+            assert row.width <= FOUR[world.declared.level[row.device]]
     last = small.rows(run(method, 4)[-1])
     by_level = {world.declared.level[r.device]: r.utility for r in last}
     assert by_level[0] > by_level[3]

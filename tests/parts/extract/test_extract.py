@@ -157,7 +157,7 @@ def test_windows_of_other_steps_and_of_the_other_way() -> None:
     assert two == [(0, 1, 2), (2, 3, 4), (4, 0, 1)]
     back = [cut_out(Rolling(-1), want, blueprint, step=t).kept("0") for t in range(3)]
     assert back == [(0, 1, 2), (4, 0, 1), (3, 4, 0)]
-    with pytest.raises(ValueError, match=r"Rolling\.step must not be 0"):
+    with pytest.raises(ValueError, match=r"Rolling\.shift must not be 0"):
         Rolling(0)
 
 

@@ -232,8 +232,8 @@ def test_messages_are_as_long_as_their_levels_allow() -> None:
     fleet = levels(speeds=(1e9, 1e8))
     (step,) = small.steps(method, small.task(), 1, fleet=fleet)
     for row in small.rows(step):
-        assert row.rate == (0.3, 0.05)[row.level]
-        assert 0.5 * row.rate < row.measured_rate <= row.rate
+        assert row.sent_fraction == (0.3, 0.05)[row.level]
+        assert 0.5 * row.sent_fraction < row.measured_sent_fraction <= row.sent_fraction
 
 
 # --- what does not go together ----------------------------------------------------------------
@@ -256,8 +256,14 @@ def test_e_an_uplink_that_follows_is_taken(codec: Any) -> None:
 @pytest.mark.parametrize(
     ("make", "told"),
     [
-        (lambda: SentFractionByLink(0.0), r"SentFractionByLink\.rate must lie in \(0, 1\]"),
-        (lambda: SentFractionByLink(1.5), r"SentFractionByLink\.rate must lie in \(0, 1\]"),
+        (
+            lambda: SentFractionByLink(0.0),
+            r"SentFractionByLink\.sent_fraction must lie in \(0, 1\]",
+        ),
+        (
+            lambda: SentFractionByLink(1.5),
+            r"SentFractionByLink\.sent_fraction must lie in \(0, 1\]",
+        ),
         (
             lambda: SentFractionByLink(seconds=0.0),
             r"SentFractionByLink\.seconds must be positive, got 0",
@@ -268,9 +274,12 @@ def test_e_an_uplink_that_follows_is_taken(codec: Any) -> None:
         ),
         (
             lambda: SentFractionByLevel(()),
-            r"SentFractionByLevel\.rates must lie in \(0, 1\], got \(\)",
+            r"SentFractionByLevel\.sent_fractions must lie in \(0, 1\], got \(\)",
         ),
-        (lambda: SentFractionByLevel((0.5, 0.0)), r"SentFractionByLevel\.rates must lie in"),
+        (
+            lambda: SentFractionByLevel((0.5, 0.0)),
+            r"SentFractionByLevel\.sent_fractions must lie in",
+        ),
     ],
 )
 def test_parameters_without_sense_are_refused(make: Any, told: str) -> None:
@@ -286,7 +295,7 @@ def test_plans_are_the_same_for_the_same_key() -> None:
         plan(drafts, server.view(), server.states["plan"], rng.root(seed, "plan"))
         for seed in (0, 1)
     )
-    assert one.numbers.rate.tolist() == two.numbers.rate.tolist()
+    assert one.hyperparameters.sent_fraction.tolist() == two.hyperparameters.sent_fraction.tolist()
 
 
 def test_the_method_has_these_parts() -> None:

@@ -54,7 +54,8 @@ class MostGain(Choose):
                 yield f"MostGain.{name} must be positive, got {getattr(self, name)}."
         if not 0 <= self.least_fraction <= self.most_fraction <= 1 or not self.most_fraction > 0:
             yield (
-                "MostGain.least and .most are rates, 0 <= least <= most <= 1 and most above 0; "
+                "MostGain.least_fraction and .most_fraction must satisfy 0 <= least <= most <= 1 and "
+                "most > 0; "
                 f"got {self.least_fraction} and {self.most_fraction}."
             )
 

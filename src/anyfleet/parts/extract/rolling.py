@@ -30,7 +30,7 @@ class Rolling(Extract):
     def __post_init__(self) -> None:
         if not self.shift:
             raise ValueError(
-                "Rolling.step must not be 0: the window would never move. For the leading channels "
+                "Rolling.shift must not be 0: the window would never move. For the leading channels "
                 "use Leading()."
             )
 

@@ -41,7 +41,7 @@ class SentFractionByLevel(Wrapper, Plan):
         )
         refuse(
             [
-                f"SentFractionByLevel.rates must lie in (0, 1], got {self.sent_fractions}."
+                f"SentFractionByLevel.sent_fractions must lie in (0, 1], got {self.sent_fractions}."
                 if wrong
                 else ""
             ]
@@ -83,7 +83,7 @@ class SentFractionByLink(Plan):
             [
                 ""
                 if 0 < self.sent_fraction <= 1
-                else f"SentFractionByLink.rate must lie in (0, 1]: {self.sent_fraction}.",
+                else f"SentFractionByLink.sent_fraction must lie in (0, 1], got {self.sent_fraction}.",
                 ""
                 if self.seconds is None or self.seconds > 0
                 else f"SentFractionByLink.seconds must be positive, got {self.seconds}.",
