@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from anyfleet.core.layout import MessageLayout, tensor_layouts
+from anyfleet.core.layout import MessageLayout, dense, tensor_layouts
 from anyfleet.core.orders import downlink, uplink
-from anyfleet.core.packing import dense
 from anyfleet.elastic import WHOLE, within
 from anyfleet.methods import fedrescue, heterofl
 from tests.core.test_local_training import orders

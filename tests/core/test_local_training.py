@@ -96,7 +96,7 @@ def test_loop_bounds_are_those_of_the_largest_and_no_wider_than_its_data(
         epochs=np.ones(count, dtype=int),
         batch_size=np.array(batch),
         local_steps=np.full(count, EVERYTHING),
-        sent_fraction=np.ones(count),
+        sent_fraction=np.full(count, np.nan),
         frequency=np.full(count, np.nan),
         target_seconds=np.full(count, np.nan),
     )

@@ -6,10 +6,8 @@ from itertools import pairwise
 import pytest
 import torch
 
-from anyfleet.core.message_size import expected_bits, heavy_update
-from anyfleet.core.messages import UNCUT
+from anyfleet.core.message_size import expected_bits, heavy_update, uncompressed_bits
 from anyfleet.core.method import Job
-from anyfleet.core.packing import traffic
 from anyfleet.core.slots import Codec
 from anyfleet.elastic import WHOLE
 from anyfleet.methods import fedavg, heterofl
@@ -28,7 +26,7 @@ JOB = replace(fedavg(), uplink=Raw()).job()
 def test_raw_messages_are_expected_as_they_are() -> None:
     for slice_ in (WHOLE, HALF):
         found = expected_bits(slice_, JOB, BLUEPRINT)
-        assert (found.down, found.up) == traffic(slice_, JOB.norm, BLUEPRINT)
+        assert (found.down, found.up) == uncompressed_bits(slice_, JOB.norm, BLUEPRINT)
         assert (found.sent_fraction, found.least_fraction, found.most_fraction, found.follows) == (
             1.0,
             1.0,
@@ -73,7 +71,7 @@ def test_a_codec_that_adapts_follows_within_what_it_can(codec: Codec) -> None:
     between = (least + most) / 2
     assert asked(between) == between
     assert asked(least / 2) == least
-    assert asked(UNCUT) == most
+    assert asked(1.0) == most
     assert least < found.sent_fraction <= most * (1 + 1e-9)  # without a target, by itself
 
 
@@ -129,7 +127,7 @@ def test_look_ups_begin_with_an_update_whose_biases_move_furthest() -> None:
 def test_more_bits_are_never_for_worse(codec: Codec) -> None:
     laid, envelope = heavy_update()
     tree = envelope.unflattened(laid)
-    rates = [0.02, 0.05, 0.1, 0.2, 0.5, 0.8, UNCUT]
+    rates = [0.02, 0.05, 0.1, 0.2, 0.5, 0.8, 1.0]
     errors = [
         float(codec.compress(tree, {}, torch.tensor([rate]).double(), envelope).distortion)
         for rate in rates

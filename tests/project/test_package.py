@@ -110,9 +110,10 @@ CORE = tuple(
     name
     for line in (
         # values, and what an author sees
-        "messages limits objectives layout updates time_and_energy padding check_in view slots",
+        "messages limits objectives index_sets layout updates training_work time_and_energy",
+        "padding check_in view slots",
         # methods and their orders
-        "packing return_checks local_training evaluation method orders calibration message_size",
+        "return_checks local_training evaluation method orders calibration message_size",
         # the device
         "residuals reports choosing delivery client",
         # the server

@@ -69,8 +69,8 @@ def same_but_for_reasons(one: list[Round], two: list[Round]) -> None:
     assert [step.time for step in one] == [step.time for step in two]
     assert len(rows(one)) == len(rows(two))
     for mine, theirs in zip(rows(one), rows(two), strict=True):
-        assert bool(mine.lost) == bool(theirs.lost)
-        assert repr({**vars(mine), "lost": ""}) == repr({**vars(theirs), "lost": ""})
+        assert bool(mine.failure) == bool(theirs.failure)
+        assert repr({**vars(mine), "failure": ""}) == repr({**vars(theirs), "failure": ""})
 
 
 # --- bytes ------------------------------------------------------------------------------------
@@ -83,7 +83,7 @@ class Hostile(Threads):
     way: str = ""
     sent: dict[int, bytes] = field(default_factory=dict, hash=False)
 
-    def carried(self, mail: list[PackedReply]) -> Iterable[PackedReply]:
+    def transmit(self, mail: list[PackedReply]) -> Iterable[PackedReply]:
         good = [each for each in mail if each.sender not in BAD]
         for each in mail:
             if each.sender in BAD:
@@ -198,13 +198,13 @@ WAYS: dict[str, Tamper] = {
 def test_a_run_goes_on_and_ends_as_if_they_had_sent_nothing(way: str) -> None:
     played = steps(METHOD, Hostile(way=way))
     same_but_for_reasons(played, without())
-    told = [row.lost for row in rows(played) if row.device in BAD]
+    told = [row.failure for row in rows(played) if row.device in BAD]
     assert len(told) == 4
     # A replay begins with an order that nobody sent.
     assert all(lost.startswith(f"refused: {way}") for lost in told[2 if way == "stale" else 0 :])
     if way == "stale":
         assert all(lost.startswith("refused: unknown order") for lost in told[:2])
-    assert not any(row.lost for row in rows(played) if row.device not in BAD)
+    assert not any(row.failure for row in rows(played) if row.device not in BAD)
 
 
 def test_who_sends_twice_counts_once() -> None:
@@ -217,7 +217,7 @@ def test_who_sends_twice_counts_once() -> None:
     finally:
         del WAYS["duplicate"]
     same_but_for_reasons(played, honest)
-    assert not any(row.lost for row in rows(played))
+    assert not any(row.failure for row in rows(played))
 
 
 # --- orders that devices refuse -----------------------------------------------------------------
@@ -234,10 +234,10 @@ class Misled(Threads):
 
 
 def _misled(each: EngineOrder) -> EngineOrder:
-    if each.asked.device[0] not in BAD:
+    if each.sent_order.device[0] not in BAD:
         return each
-    numbers = replace(each.asked.hyperparameters, lr=np.array([math.nan]))
-    return each._replace(asked=replace(each.asked, hyperparameters=numbers))
+    numbers = replace(each.sent_order.hyperparameters, lr=np.array([math.nan]))
+    return each._replace(sent_order=replace(each.sent_order, hyperparameters=numbers))
 
 
 def test_an_order_that_its_device_refuses_is_lost_and_the_round_goes_on() -> None:
@@ -247,12 +247,12 @@ def test_an_order_that_its_device_refuses_is_lost_and_the_round_goes_on() -> Non
     for row, gone in zip(rows(played), rows(without()), strict=True):
         assert row.began == gone.began or row.device in BAD
         if row.device in BAD:
-            assert row.lost == "refused by the device: numbers: lr of nan"
+            assert row.failure == "refused by the device: numbers: lr of nan"
             # It got the order, and did nothing.
             assert row.bits_down == gone.bits_down
-            assert row.flops == row.bits_up == row.upload == row.upload_joules == 0
+            assert row.flops == row.bits_up == row.upload_seconds == row.upload_joules == 0
         else:
-            assert not row.lost
+            assert not row.failure
     assert played[-1].snapshot.acknowledged[list(BAD)].tolist() == [-1, -1]
 
 
@@ -304,9 +304,11 @@ SCHEDULED: dict[str, Method] = {
 def test_updates_that_are_not_finite_are_refused_in_every_engine(name: str, engine: Engine) -> None:
     method = SCHEDULED[name]
     played = steps(method, Diverging(engine), 3, FLEET)
-    told = {row.lost for row in rows(played) if row.device in BAD and row.kind != "hold"}
+    told = {row.failure for row in rows(played) if row.device in BAD and row.kind != "hold"}
     assert "refused: not finite: 4.bias" in told
-    assert not any(row.lost.startswith("refused") for row in rows(played) if row.device not in BAD)
+    assert not any(
+        row.failure.startswith("refused") for row in rows(played) if row.device not in BAD
+    )
     assert all(bool(torch.isfinite(value).all()) for value in played[-1].params.values())
     if name in ("synchronous", "slices"):
         same_but_for_reasons(played, steps(method, Losing(engine), 3, FLEET))
@@ -315,7 +317,7 @@ def test_updates_that_are_not_finite_are_refused_in_every_engine(name: str, engi
 def test_a_refused_answer_is_paid_for_and_its_device_is_free_and_not_heard() -> None:
     played, honest = steps(METHOD, Diverging(Sequential()), 2), steps(METHOD, Sequential(), 2)
     for row, good in zip(rows(played), rows(honest), strict=True):
-        costs = ("bits_up", "upload", "upload_joules", "delivered_up", "flops", "began")
+        costs = ("bits_up", "upload_seconds", "upload_joules", "delivered_up", "flops", "began")
         # The second model differs, but not what it costs.
         assert all(getattr(row, cost) == getattr(good, cost) for cost in costs)
         assert math.isnan(row.loss) == (row.device in BAD)
@@ -326,7 +328,7 @@ def test_a_refused_answer_is_paid_for_and_its_device_is_free_and_not_heard() -> 
 def test_real_divergence_is_survived() -> None:
     """A learning rate beyond all reason: everybody is refused, the model stays as it was."""
     played = steps(replace(fedavg(lr=1e30, batch_size=8), select=Everyone()), Sequential(), 2)
-    assert all(row.lost.startswith("refused: not finite: ") for row in rows(played))
+    assert all(row.failure.startswith("refused: not finite: ") for row in rows(played))
     assert small.identical(played[-1].params, small.task(devices=6).params)
 
 
@@ -342,7 +344,7 @@ def test_a_refused_answer_on_its_way_survives_a_restart() -> None:
     first, second = begun(), begun()
     half = list(islice(run(method, task, first, 0), 1))
     saved = first.save()
-    assert any(pending.refused for pending in saved.pending.values())  # or it shows nothing
+    assert any(pending.refused_by_server for pending in saved.pending.values())  # or it shows nothing
     second.restore(saved)
     rest = list(islice(run(method, task, second, 0, resume=half[-1].snapshot), 4))
     assert repr(rows([*half, *rest])) == repr(rows(whole))

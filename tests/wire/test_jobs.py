@@ -95,9 +95,9 @@ def test_a_job_is_bounded_in_depth_length_and_numbers() -> None:
 
 
 def test_what_is_refused_of_a_job_is_told_with_its_place() -> None:
-    inner = {"use": "anyfleet.parts.codec:Qsgd", "levels": 2_000_000}
+    inner = {"use": "anyfleet.parts.codec:Qsgd", "quantisation_levels": 2_000_000}
     wide = {"use": "anyfleet.parts.codec:ErrorFeedback", "inner": inner}
-    told = "2000000 is above limits.count, which is 1000000, at uplink.inner.levels of a job"
+    told = "2000000 is above limits.count, which is 1000000, at uplink.inner.quantisation_levels of a job"
     refused(with_job({**JOB, "uplink": wide}), "too large", told)
     raised = decode_order(with_job({**JOB, "uplink": wide}), TASK, limits=Limits(count=2_000_000))
     assert raised.job.uplink == ErrorFeedback(Qsgd(quantisation_levels=2_000_000))
@@ -115,7 +115,7 @@ def test_a_method_is_held_against_the_limits_before_a_run() -> None:
     )
     told = Threads().misfits(method.job(), limits)
     assert told == {
-        "uplink.levels": "2000000 is above limits.count, which is 1000000",
+        "uplink.quantisation_levels": "2000000 is above limits.count, which is 1000000",
         "uplink.bucket": "387420489 is above limits.count, which is 1000000",
     }
     assert Threads().misfits(method.job(), Limits(count=9**9)) == {}

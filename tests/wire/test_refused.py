@@ -21,7 +21,7 @@ def test_text_that_is_not_text_is_refused() -> None:
     header, columns = taken_apart(encode_order(ORDER, TASK))
     raw = bytearray(msgspec.msgpack.encode(header))
     # A key of the header: one of its letters becomes half of a character.
-    raw[raw.index(b"share")] = 0xE4
+    raw[raw.index(b"width")] = 0xE4
     lead = encode_order(ORDER, TASK)[:LEAD]
     refused(lead + framed([bytes(raw), *columns]), "header")
 
@@ -37,7 +37,7 @@ def test_an_order_may_not_name_foreign_code() -> None:
     refused(with_header(encode_order(ORDER, TASK), job=job), "job", "os belongs to Python itself")
 
 
-NUMBERS = taken_apart(SENT)[0]["numbers"]
+HYPERPARAMETERS = taken_apart(SENT)[0]["hyperparameters"]
 
 
 @pytest.mark.parametrize("data", [SENT, ANSWER], ids=["order", "answer"])
@@ -62,34 +62,34 @@ def test_a_message_may_be_as_large_as_its_model_needs_and_not_much_more() -> Non
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"share": math.nan}, "numbers"),
-        ({"share": 0.0}, "numbers"),
-        ({"share": 1.5}, "numbers"),
-        ({"column": 0.0}, "numbers"),
-        ({"column": 5e-324}, "numbers"),  # as many columns as there are numbers
-        ({"column": 1e-3}, "numbers"),
+        ({"width": math.nan}, "numbers"),
+        ({"width": 0.0}, "numbers"),
+        ({"width": 1.5}, "numbers"),
+        ({"column_width": 0.0}, "numbers"),
+        ({"column_width": 5e-324}, "numbers"),  # as many columns as there are numbers
+        ({"column_width": 1e-3}, "numbers"),
         ({"bits": math.inf}, "numbers"),
         ({"bits": -1.0}, "numbers"),
         ({"utility": math.inf}, "numbers"),
         ({"choice": -2}, "numbers"),
         ({"menu": [b""] * 100}, "numbers"),
         ({"menu": [b""]}, "choice"),  # the whole model, and it is told to train another
-        ({"numbers": {**NUMBERS, "lr": math.nan}}, "numbers"),
-        ({"numbers": {**NUMBERS, "lr": math.inf}}, "numbers"),
-        ({"numbers": {**NUMBERS, "batch": 0}}, "numbers"),
-        ({"numbers": {**NUMBERS, "batch": 1 << 40}}, "numbers"),
-        ({"numbers": {**NUMBERS, "epochs": 1 << 40}}, "numbers"),
-        ({"numbers": {**NUMBERS, "epochs": -1, "steps": -1}}, "numbers"),
-        ({"numbers": {**NUMBERS, "steps": -2}}, "numbers"),
-        ({"numbers": {**NUMBERS, "rate": -1.0}}, "numbers"),
-        ({"numbers": {**NUMBERS, "target": -1.0}}, "numbers"),
-        ({"numbers": {**NUMBERS, "more": 1.0}}, "header"),
-        ({"numbers": {}}, "header"),
+        ({"hyperparameters": {**HYPERPARAMETERS, "lr": math.nan}}, "numbers"),
+        ({"hyperparameters": {**HYPERPARAMETERS, "lr": math.inf}}, "numbers"),
+        ({"hyperparameters": {**HYPERPARAMETERS, "batch_size": 0}}, "numbers"),
+        ({"hyperparameters": {**HYPERPARAMETERS, "batch_size": 1 << 40}}, "numbers"),
+        ({"hyperparameters": {**HYPERPARAMETERS, "epochs": 1 << 40}}, "numbers"),
+        ({"hyperparameters": {**HYPERPARAMETERS, "epochs": -1, "local_steps": -1}}, "numbers"),
+        ({"hyperparameters": {**HYPERPARAMETERS, "local_steps": -2}}, "numbers"),
+        ({"hyperparameters": {**HYPERPARAMETERS, "sent_fraction": -1.0}}, "numbers"),
+        ({"hyperparameters": {**HYPERPARAMETERS, "target_seconds": -1.0}}, "numbers"),
+        ({"hyperparameters": {**HYPERPARAMETERS, "more": 1.0}}, "header"),
+        ({"hyperparameters": {}}, "header"),
         ({"id": -1}, "header"),
         ({"device": -1}, "header"),
         ({"id": 1 << 63}, "header"),
         ({"kind": "conquer"}, "header"),
-        ({"step": 1.5}, "header"),
+        ({"round_index": 1.5}, "header"),
         ({"slice": b"\xff\xff\xff"}, "slice"),
         ({"trees": {"model": ["9.weight"]}}, "tensors"),
         ({"trees": {"model": ["0.weight", "0.weight"]}}, "tensors"),

@@ -24,7 +24,7 @@ from tests.helpers.messages import charged
 
 
 def same(one: Cohort, two: Cohort) -> bool:
-    columns = ("id", "device", "visit", "choice", "bits", "heard", "of")
+    columns = ("id", "device", "visit", "choice", "bits", "acknowledged", "held_order")
     return (
         all(np.array_equal(getattr(one, c), getattr(two, c)) for c in columns)
         and torch.equal(one.key, two.key)

@@ -7,12 +7,10 @@ import numpy as np
 from anyfleet.arrays import join
 from anyfleet.core.check_in import Choices, ChoosingDevice, MenuEntry
 from anyfleet.core.local_training import local_steps, samples_processed
-from anyfleet.core.message_size import expected_bits
+from anyfleet.core.message_size import NUMBER_BITS, expected_bits, menu_bits
 from anyfleet.core.messages import Conditions, DeviceState
 from anyfleet.core.objectives import Task
 from anyfleet.core.orders import Cohort
-from anyfleet.core.packing import index_bits
-from anyfleet.core.reports import SCALAR_BITS
 from anyfleet.core.return_checks import Caller, chosen
 from anyfleet.core.slots import CheckIn
 from anyfleet.core.time_and_energy import Amount, training
@@ -39,7 +37,7 @@ def decide(
         samples = task.size(int(order.device[0]))
         (steps,), batch = local_steps(numbers, [samples]), int(numbers.batch_size[0])
         amount = Amount(batch, samples_processed(steps, samples, batch), steps)
-        alike = menu, amount, float(numbers.sent_fraction[0])
+        alike = menu, amount, str(numbers.sent_fraction[0])  # as text: NaN equals no other NaN
         if alike not in known:
             known[alike] = _offers(order, amount, task, counting)
         asked.append(CheckIn(known[alike], ChoosingDevice(own, samples, memory), numbers))
@@ -64,16 +62,16 @@ def decide(
 def _offers(order: Cohort, amount: Amount, task: Task, counting: Counting) -> list[MenuEntry]:
     """The entries of a menu; all of it has to come down with whichever is chosen."""
     (menu,), job, blueprint = order.menus, order.job, task.blueprint
-    reading = sum(index_bits(entry, blueprint) for entry in menu)
+    reading = menu_bits(menu, blueprint)
     rate = float(order.hyperparameters.sent_fraction[0])
     return [
         MenuEntry(
-            demand=training(job.train, blueprint, entry, amount, counting),
+            demand=training(job.trainer, blueprint, entry, amount, counting),
             bits=expected_bits(entry, job, blueprint, rate),
             first_trained_layer=entry.first_trained_layer,
             alpha=alpha(entry, blueprint),
             menu_bits=reading,
-            choice_bits=SCALAR_BITS,
+            choice_bits=NUMBER_BITS,
         )
         for entry in menu
     ]

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from anyfleet.arrays import join
-from anyfleet.core.delivery import statistics_bits
 from anyfleet.core.evaluation import calibrate, measure
+from anyfleet.core.layout import dense
 from anyfleet.core.local_training import (
     Inputs,
     as_tensors,
@@ -24,13 +24,13 @@ from anyfleet.core.local_training import (
     train,
     training_context,
 )
+from anyfleet.core.message_size import mask_bits, reply_extra_bits, requested
 from anyfleet.core.messages import DeviceState, Kind, Params, Replies, Report, Trees
 from anyfleet.core.method import Job
 from anyfleet.core.objectives import Data, Task
 from anyfleet.core.orders import Cohort
-from anyfleet.core.packing import dense, mask_bits
 from anyfleet.core.padding import mixed
-from anyfleet.core.reports import SCALAR_BITS, asked_for, learned, reply_bits, reported
+from anyfleet.core.reports import learned, reported
 from anyfleet.core.residuals import Left, sending, squeeze
 from anyfleet.core.return_checks import Caller, trained
 from anyfleet.core.slots import Compressed, TrainingContext, TrainingResult
@@ -86,7 +86,8 @@ def _single(orders: Cohort, row: int, memory: DeviceState, task: Task) -> _Answe
     device, job = int(orders.device[row]), orders.job
     if orders.kind == Kind.FETCH:
         if memory.held is None or memory.held.order[0] != orders.held_order[row]:
-            return _Answer({}, {}, SCALAR_BITS, 0, {"missing": 1.0})
+            missing = {"missing": 1.0}
+            return _Answer({}, {}, reply_extra_bits({}, 0.0, missing, orders), 0, missing)
         held = memory.held
         size, samples = float(held.bits[0]), int(held.samples[0])
         given = held.trees[0], held.masks[0], size, samples, held.report[0]
@@ -97,13 +98,13 @@ def _single(orders: Cohort, row: int, memory: DeviceState, task: Task) -> _Answe
     data, own = task.data(device), task.own_test(device)
     if orders.kind == Kind.STATISTICS:
         found = calibrate(local, params, buffers, data)
-        bits = float(SCALAR_BITS * sum(v.numel() for v in found.values()))
-        return _Answer({"buffers": found}, {}, bits, len(data), {})
+        trees: Trees = {"buffers": found}
+        return _Answer(trees, {}, reply_extra_bits(trees, 0.0, {}, orders), len(data), {})
     if job.norm.calibrated:
         buffers = {**buffers, **calibrate(local, params, buffers, data)}
     subject = own if orders.kind == Kind.EVALUATE else data
     report = measure(task, local, params, buffers, subject, job.norm.evaluation)
-    return _Answer({}, {}, SCALAR_BITS * float(len(report)), len(subject), report)
+    return _Answer({}, {}, reply_extra_bits({}, 0.0, report, orders), len(subject), report)
 
 
 def begin(
@@ -143,7 +144,9 @@ def _train(orders: Cohort, memories: tuple[DeviceState, ...], task: Task) -> Don
         Caller("train", orders.job.train, orders.round_index),
     )
     with during("train", orders.job.train):
-        result = train(orders.job.train, where, inputs, bounds, lift=lift, cohort=orders.cohort_key)
+        result = train(
+            orders.job.trainer, where, inputs, bounds, lift=lift, cohort=orders.cohort_key
+        )
     result = trained(result, caller, inputs.params, inputs.buffers)
     sent = _sent_names(where)
     update = {name: result.params[name] for name in sent}
@@ -204,14 +207,19 @@ def _collect(orders: Cohort, memories: tuple[DeviceState, ...], trained: _Traine
         memory = _remember(memories[row], orders.take([row]), trained, row)
         notes = learned(orders, row, memory, trained.where, result.report)
         memory = memory if notes is memory.chooser else replace(memory, chooser=notes)
-        besides = reply_bits(answer.report, orders.take([row]))
+        order, masked = orders.take([row]), mask_bits(answer.mask)
         if orders.kind == Kind.HOLD:
-            memory = replace(memory, held=_update(orders, row, answer))
-            brief = asked_for(answer.report, orders.job.report)
-            # A sign that it is done, if nobody asked for a number.
-            answer = _Answer({}, {}, besides or float(SCALAR_BITS), answer.samples, brief)
+            # As it will be fetched: the report goes ahead of it.
+            fetch = replace(order, kind=Kind.FETCH)
+            later = reply_extra_bits(answer.trees, masked, {}, fetch)
+            held = answer._replace(bits=answer.bits + later)
+            memory = replace(memory, held=_update(orders, row, held))
+            brief = requested(answer.report, orders.job.report)
+            bits = reply_extra_bits({}, 0.0, brief, order)
+            answer = _Answer({}, {}, bits, answer.samples, brief)
         else:
-            answer = answer._replace(bits=answer.bits + besides)
+            extra = reply_extra_bits(answer.trees, masked, answer.report, order)
+            answer = answer._replace(bits=answer.bits + extra)
         updates.append(_update(orders, row, answer))
         kept.append(memory)
     return Done(join(updates), tuple(kept))
@@ -222,8 +230,8 @@ def _answer(trained: _Trained, row: int, result: TrainingResult) -> _Answer:
     buffers = _travelling(trained.where, result)
     sent, kept = ({n: v[row] for n, v in t.items()} for t in (squeezed.tree, squeezed.kept))
     trees: Trees = {job.send: sent} | ({"buffers": buffers} if buffers else {})
-    bits = float(squeezed.bits[row].sum()) + statistics_bits(trees) + mask_bits(result.mask)
-    report = reported(result.report, job.report)
+    bits = float(squeezed.bits[row].sum())  # of the model alone
+    report = reported(result.report, job)
     report["distortion"] = float(squeezed.distortion[row])
     if "norm" in job.report:
         report["norm"] = _length(trained, row)

@@ -1,7 +1,7 @@
-"""What a failing link leaves of a message: the leading columns of the model (specification §1.9).
+"""What a failing link lets through of a message: the leading columns (specification §1.9).
 
-What a cut removes from the model it removes from the bits. What is asked, the index sets and the
-menu, always comes through: a device that knows nothing of an order cannot miss any of it.
+What a cut removes from the model it also removes from the bits. The request of an order (its index
+sets and its menu) always comes through: a device that knows nothing of an order cannot miss it.
 """
 
 from dataclasses import replace
@@ -9,18 +9,17 @@ from dataclasses import replace
 import numpy as np
 from torch import dtype, float32
 
-from anyfleet.core.layout import MessageLayout, Symbols
-from anyfleet.core.messages import Kind, Params, Replies, Report, Trees
+from anyfleet.core.layout import MessageLayout, Symbols, dense
+from anyfleet.core.message_size import mask_bits, reply_extra_bits, request_bits, statistics_bits
+from anyfleet.core.messages import Params, Replies, Trees
 from anyfleet.core.method import Job
 from anyfleet.core.orders import Cohort, downlink, grid, uplink
-from anyfleet.core.packing import dense, index_bits, mask_bits
-from anyfleet.core.reports import reply_bits
 from anyfleet.core.slots import Codec
 from anyfleet.elastic import Blueprint, Slice, within
 
 
 def unpadded(job: Job) -> str:
-    """Why links that lose columns are none for a method; empty if it can live with them.
+    """Return why the method cannot use links that lose columns, or "".
 
     What a link lost of a download comes from the device's own earlier model (specification §1.8).
     """
@@ -33,30 +32,30 @@ def unpadded(job: Job) -> str:
 
 
 def cut_order(order: Cohort, width: float, blueprint: Blueprint) -> Cohort:
-    """One order as it reaches its device when columns up to `width` of the model come through."""
+    """Return a single order as it reaches its device through a link that lets `width` through."""
     columns = columns_of(order, width)
     if columns == grid(order)[0] or "model" not in order.trees[0]:
         return order
-    (slice_,), asked = order.slices, asked_bits(order, blueprint)
+    (slice_,), requested = order.slices, request_bits(order, blueprint)
     if not columns:
-        trees, symbols, bits = _nothing(order.trees[0]), None, 0.0
+        trees, symbols, bits = _emptied(order.trees[0]), None, 0.0
     else:
         local, sub = blueprint.local(slice_), within(slice_, width, blueprint)
-        around = downlink(order, blueprint, *_sort(order.trees[0]["model"]))
-        symbols, bits = _part(order.symbols[0], order.job.downlink, around, columns)
-        trees = _leading(order.trees[0], sub, local)
+        layout = downlink(order, blueprint, *_names_and_type(order.trees[0]["model"]))
+        symbols, bits = _leading(order.symbols[0], order.job.downlink, layout, columns)
+        trees = _narrowed(order.trees[0], sub, local)
         bits += statistics_bits(trees)
     return replace(
         order,
         trees=(trees,),
         symbols=(symbols,),
-        bits=np.array([asked + bits]),
+        bits=np.array([requested + bits]),
         delivered_width=np.array([width]),
     )
 
 
 def cut_reply(reply: Replies, order: Cohort, width: float, blueprint: Blueprint) -> Replies:
-    """One answer as it reaches the server when columns up to `width` come through."""
+    """Return a single reply as it reaches the server through a link that lets `width` through."""
     columns = columns_of(order, width)
     if columns == grid(order)[0] or order.job.send not in reply.trees[0]:
         return reply
@@ -65,11 +64,11 @@ def cut_reply(reply: Replies, order: Cohort, width: float, blueprint: Blueprint)
         return replace(bare, bits=np.zeros(1), delivered_width=np.zeros(1))
     (slice_,) = order.slices
     local, sub = blueprint.local(slice_), within(slice_, width, blueprint)
-    around = uplink(order, blueprint, *_sort(reply.trees[0][order.job.send]))
-    symbols, bits = _part(reply.symbols[0], order.job.uplink, around, columns)
-    trees = _leading(reply.trees[0], sub, local)
+    layout = uplink(order, blueprint, *_names_and_type(reply.trees[0][order.job.send]))
+    symbols, bits = _leading(reply.symbols[0], order.job.uplink, layout, columns)
+    trees = _narrowed(reply.trees[0], sub, local)
     mask, kept = (dense(tree[0], sub, local) for tree in (reply.masks, reply.kept))
-    bits += beside_bits(trees, mask, reply.report[0], order)
+    bits += reply_extra_bits(trees, mask_bits(mask), reply.report[0], order)
     return replace(
         reply,
         trees=(trees,),
@@ -81,54 +80,33 @@ def cut_reply(reply: Replies, order: Cohort, width: float, blueprint: Blueprint)
     )
 
 
-def asked_bits(order: Cohort, blueprint: Blueprint) -> float:
-    """Of what comes through whatever a link loses: which slice, and the menu."""
-    (slice_,), (menu,) = order.slices, order.menus
-    return float(sum(index_bits(each, blueprint) for each in (slice_, *menu)))
-
-
-def beside_bits(trees: Trees, mask: Params, report: Report, order: Cohort) -> float:
-    """Of all that an answer has besides its model, when a link has cut it."""
-    bits = statistics_bits(trees) + mask_bits(mask)
-    if order.kind == Kind.TRAIN:
-        # It goes ahead of the columns. With results that wait on the device, it went long ago.
-        bits += reply_bits(report, order)
-    return bits
-
-
-def statistics_bits(trees: Trees) -> float:
-    """Of the normalisation statistics that travel beside a model."""
-    told = trees.get("buffers", {}).values()
-    return float(sum(8 * value.element_size() * value.numel() for value in told))
-
-
 def columns_of(order: Cohort, width: float) -> int:
-    """How many columns of its message make up this width of the model."""
-    count, column = grid(order)
-    return count if width >= 1 else min(count, round(width / column))
+    """Return how many leading columns of a single order's messages make up this width."""
+    count, column_width = grid(order)
+    return count if width >= 1 else min(count, round(width / column_width))
 
 
 def width_of(order: Cohort, columns: int) -> float:
-    """The width of the model that so many leading columns have; 1 is all that was ordered."""
-    count, column = grid(order)
-    return 1.0 if columns >= count else columns * column
+    """Return the width that so many leading columns have; 1 for all that was ordered."""
+    count, column_width = grid(order)
+    return 1.0 if columns >= count else columns * column_width
 
 
-def _part(
-    symbols: Symbols, codec: Codec, around: MessageLayout, columns: int
+def _leading(
+    symbols: Symbols, codec: Codec, layout: MessageLayout, columns: int
 ) -> tuple[Symbols, float]:
+    """Return the symbols of the leading columns, and their bits."""
     part = symbols.leading(columns)
-    return part, float(codec.bits(part, around)[0, :columns].sum())
+    return part, float(codec.bits(part, layout)[0, :columns].sum())
 
 
-def _sort(tree: Params) -> tuple[tuple[str, ...], dtype]:
-    """Which tensors there are, and of what numbers."""
+def _names_and_type(tree: Params) -> tuple[tuple[str, ...], dtype]:
     return tuple(tree), next((value.dtype for value in tree.values()), float32)
 
 
-def _leading(trees: Trees, sub: Slice, local: Blueprint) -> dict[str, Params]:
+def _narrowed(trees: Trees, sub: Slice, local: Blueprint) -> dict[str, Params]:
     return {tree: dense(values, sub, local) for tree, values in trees.items()}
 
 
-def _nothing(trees: Trees) -> dict[str, Params]:
+def _emptied(trees: Trees) -> dict[str, Params]:
     return {tree: {} for tree in trees}

@@ -14,7 +14,16 @@ import torch
 from torch import Tensor, dtype
 
 from anyfleet.core.messages import Params
-from anyfleet.elastic import Blueprint, Slice, paste, within
+from anyfleet.elastic import Blueprint, Slice, cut, paste, within
+
+
+def dense(tree: Params, slice_: Slice, blueprint: Blueprint) -> dict[str, Tensor]:
+    """Return the sub-model `slice_` of a tree, contiguous in memory as a receiver has it.
+
+    A view into a large tensor holds the same numbers in other strides. A sum over it may then round
+    otherwise, and a simulated device would differ from a real one.
+    """
+    return {name: part.contiguous() for name, part in cut(tree, slice_, blueprint).items()}
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,57 +1,120 @@
-"""How long messages are: expected before there are any, measured afterwards."""
+"""What a message costs: the bits of every order and every reply are counted here.
 
+Bits are counted three times: what an order would cost uncompressed, what it is expected to cost
+(planners and devices decide by that), and what a message that exists costs. The ledger holds the
+last.
+"""
+
+import math
+from collections.abc import Iterable
 from functools import lru_cache
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from anyfleet import rng
 from anyfleet.core.check_in import MessageBits
+from anyfleet.core.index_sets import pack_mask, pack_slice
 from anyfleet.core.layout import MessageLayout, TensorLayout
-from anyfleet.core.messages import UNCUT, Params, Replies
+from anyfleet.core.messages import Kind, Params, Replies, Report, Trees
 from anyfleet.core.method import Job
 from anyfleet.core.orders import Cohort
-from anyfleet.core.packing import FLOAT_BITS, model_bits, sent_names, traffic, update_bits
-from anyfleet.core.slots import Codec, Slack
+from anyfleet.core.slots import Codec, Measure, Norm, Slack
 from anyfleet.elastic import Blueprint, Slice, narrowed
 
-_NOTHING = 1e-6  # a rate at which a codec sends as little as it can
-_MANY = 1 << 17  # entries from which on headers no longer matter
-_SPARE = 1.04  # what depends on the content may be so much longer than expected
-# Kernels of an update are unequally strong, by the deviation of the logarithm. The first is that of
-# updates of real networks, by the length of their messages; with the second few hold most of it.
+NUMBER_BITS = 32  # of one uncompressed number: of a tensor, of a report, of a choice
+FETCH_BITS = 64  # of the id of the order whose result is fetched
+
+_SMALLEST = 1e-6  # a sent fraction at which a codec sends as little as it can
+_MANY = 1 << 17  # entries from which on the headers of a codec no longer matter
+_SPARE = 1.04  # how much longer a message may be that depends on its content
+# Kernels of an update are unequally strong; these are deviations of the logarithm of their
+# strength. The first gives messages as long as those of real networks. With the second, few
+# kernels hold most of the update.
 _USUAL, _HEAVY = 0.7, 1.5
 _Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 _USUAL_SHAPES: _Shapes = (("convolution", (64, 64, 3, 3)), ("linear", (128, 512)), ("bias", (64,)))
 
-# --- before -----------------------------------------------------------------------------------
+# --- uncompressed -----------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=4096)
+def uncompressed_bits(
+    slice_: Slice,
+    norm: Norm,
+    blueprint: Blueprint,
+    report: tuple[str, ...] = (),
+    measures: tuple[Measure, ...] = (),
+) -> tuple[float, float]:
+    """Return the bits down and up of a training order with this slice when nothing is compressed.
+
+    Index sets count down, the numbers named in `report` count up.
+    """
+    home = norm.stays(blueprint) | set(blueprint.frozen)
+    local, statistics = blueprint.local(slice_), norm.travels(blueprint)
+    sent = set(slice_.sent(blueprint)) - home
+    layers = (layer for layer in blueprint.layers if sent & set(layer.params))
+    measured = {n for layer in layers for n in layer.buffers} & statistics
+    down = local.numel([*(n for n in local.params if n not in home), *statistics])
+    up = local.numel([*sent, *measured])
+    trained = slice_.sent(blueprint)
+    lengths = {n: each.length(n, local, trained) for each in measures for n in each.vectors}
+    up += sum(lengths.get(name, 1) for name in report)
+    return float(NUMBER_BITS * down + index_bits(slice_, blueprint)), float(NUMBER_BITS * up)
+
+
+@lru_cache(maxsize=4096)
+def model_bits(slice_: Slice, norm: Norm, blueprint: Blueprint) -> float:
+    """Return the bits of an uncompressed sub-model as an order carries it, without anything else."""
+    home = norm.stays(blueprint) | set(blueprint.frozen)
+    local = blueprint.local(slice_)
+    return float(NUMBER_BITS * local.numel([name for name in local.params if name not in home]))
+
+
+@lru_cache(maxsize=4096)
+def update_bits(slice_: Slice, norm: Norm, blueprint: Blueprint) -> float:
+    """Return the bits of an uncompressed update, without statistics and report."""
+    sent = sent_names(slice_, norm, blueprint)
+    return float(NUMBER_BITS * blueprint.local(slice_).numel(sent))
+
+
+@lru_cache(maxsize=4096)
+def sent_names(slice_: Slice, norm: Norm, blueprint: Blueprint) -> tuple[str, ...]:
+    """Return the names of the parameters that a device with this slice sends."""
+    home = norm.stays(blueprint) | set(blueprint.frozen)
+    return tuple(name for name in slice_.sent(blueprint) if name not in home)
+
+
+# --- expected ---------------------------------------------------------------------------------
 
 
 def expected_bits(
-    slice_: Slice, job: Job, blueprint: Blueprint, sent_fraction: float = 1.0
+    slice_: Slice, job: Job, blueprint: Blueprint, sent_fraction: float = math.nan
 ) -> MessageBits:
-    """What will travel for an order that asks for this rate (1: for none).
+    """Return what will travel for an order that asks for this sent fraction (NaN: not asked).
 
-    Of codecs whose messages depend on the update, as of a made-up one with the shapes of the slice.
+    The message of a codec whose size depends on the update is taken to be that of a made-up update
+    with the shapes of the slice.
     """
-    down, up = traffic(slice_, job.norm, blueprint, job.report)
+    down, up = uncompressed_bits(slice_, job.norm, blueprint, job.report, job.measures)
     model = model_bits(slice_, job.norm, blueprint)
     update, codec = update_bits(slice_, job.norm, blueprint), job.uplink
     shapes = _shapes(blueprint.local(slice_), sent_names(slice_, job.norm, blueprint))
     if codec.follows_sent_fraction:
-        least, most = (_rate_of(codec, end, shapes) for end in (_NOTHING, UNCUT))
+        least, most = (_typical(codec, end, shapes) for end in (_SMALLEST, 1.0))
         own = (
-            _rate_of(codec, 1.0, shapes)
-            if sent_fraction >= 1
+            _typical(codec, math.nan, shapes)
+            if math.isnan(sent_fraction)
             else min(max(sent_fraction, least), most)
         )
     else:
         spare = 1.0 if codec.slack == Slack() else _SPARE
-        own = least = most = spare * _rate_of(codec, 1.0, shapes)
-    coming = _rate_of(job.downlink, 1.0, shapes)
+        own = least = most = spare * _typical(codec, math.nan, shapes)
+    received = _typical(job.downlink, math.nan, shapes)
     return MessageBits(
-        down=down - model + coming * model,
+        down=down - model + received * model,
         up=up - update + own * update,
         update=update,
         sent_fraction=own,
@@ -67,52 +130,138 @@ def _shapes(local: Blueprint, names: tuple[str, ...]) -> _Shapes:
 
 
 @lru_cache(maxsize=4096)
-def _rate_of(codec: Codec, rate: float, shapes: _Shapes) -> float:
-    """The share of the bits that a codec sends of such tensors: whichever channels they hold."""
+def _typical(codec: Codec, asked: float, shapes: _Shapes) -> float:
+    """Return `typical_sent_fraction`, once for all slices with these shapes.
+
+    "Not asked" must be `math.nan` itself: two NaN objects are two entries of the cache.
+    """
     many = sum(prod(shape) for _, shape in shapes) > _MANY
-    return typical_sent_fraction(codec, rate, _USUAL_SHAPES if many else shapes)
+    return typical_sent_fraction(codec, asked, _USUAL_SHAPES if many else shapes)
 
 
 def typical_sent_fraction(
-    codec: Codec, rate: float = 1.0, shapes: _Shapes = _USUAL_SHAPES
+    codec: Codec, asked: float = math.nan, shapes: _Shapes = _USUAL_SHAPES
 ) -> float:
-    """The share of its bits that a codec sends of a made-up update of some shapes."""
-    laid, envelope = _made_up(shapes, _USUAL)
-    if not laid:
+    """Return the fraction of its bits that a codec sends of a made-up update with these shapes.
+
+    `asked` is the sent fraction that an order asks for (NaN: not asked). 1 without tensors.
+    """
+    rows, layout = _made_up(shapes, _USUAL)
+    if not rows:
         return 1.0
-    asked = torch.tensor([rate], dtype=torch.float64)
-    squeezed = codec.compress(envelope.unflattened(laid), {}, asked, envelope)
-    return float(squeezed.bits.sum()) / (FLOAT_BITS * sum(prod(shape) for _, shape in shapes))
+    target = torch.tensor([asked], dtype=torch.float64)
+    compressed = codec.compress(layout.unflattened(rows), {}, target, layout)
+    return float(compressed.bits.sum()) / (NUMBER_BITS * sum(prod(shape) for _, shape in shapes))
 
 
 @lru_cache(maxsize=1)
 def heavy_update() -> tuple[Params, MessageLayout]:
-    """A made-up update of which few kernels hold most, laid out: look-ups begin with it."""
-    laid, envelope = _made_up(_USUAL_SHAPES, _HEAVY)
-    return {**laid, "bias": 10 * laid["bias"]}, envelope
+    """Return a made-up update, flattened, of which few kernels hold most, and its layout."""
+    rows, layout = _made_up(_USUAL_SHAPES, _HEAVY)
+    return {**rows, "bias": 10 * rows["bias"]}, layout
 
 
 def _made_up(shapes: _Shapes, deviation: float) -> tuple[Params, MessageLayout]:
-    lanes = {name: TensorLayout(shape, (prod(shape),)) for name, shape in shapes}
-    envelope = MessageLayout(lanes, torch.float32, rng.root(0, "look-up")[None])
-    return {name: _drawn(name, lane, deviation) for name, lane in lanes.items()}, envelope
+    tensors = {name: TensorLayout(shape, (prod(shape),)) for name, shape in shapes}
+    layout = MessageLayout(tensors, torch.float32, rng.root(0, "look-up")[None])
+    return {name: _drawn(name, tensor, deviation) for name, tensor in tensors.items()}, layout
 
 
-def _drawn(name: str, lane: TensorLayout, deviation: float) -> Tensor:
-    key, kernels = rng.root(0, name), lane.entries // lane.unit
+def _drawn(name: str, tensor: TensorLayout, deviation: float) -> Tensor:
+    key, kernels = rng.root(0, name), tensor.entries // tensor.unit
     strength = (deviation * rng.normal(rng.fold(key, "strength"), kernels)).exp()
-    values = rng.normal(key, lane.entries) * strength.repeat_interleave(lane.unit)
+    values = rng.normal(key, tensor.entries) * strength.repeat_interleave(tensor.unit)
     return values.float()[None]
 
 
-# --- afterwards -------------------------------------------------------------------------------
+# --- of messages that exist -------------------------------------------------------------------
 
 
-def measured_sent_fraction(order: Cohort, update: Replies, blueprint: Blueprint) -> float:
-    """The bits of an answer over those of an uncompressed one, 1 at most; batches of one.
+def index_bits(slice_: Slice, blueprint: Blueprint) -> int:
+    """Return the bits of the index sets of a slice; 0 for the whole model."""
+    return 8 * len(pack_slice(slice_, blueprint))
 
-    Of a message that a link cut, what came through over what that would have been.
+
+def menu_bits(menu: Iterable[Slice], blueprint: Blueprint) -> int:
+    """Return the bits of the index sets of a menu; 0 without one."""
+    return sum(index_bits(entry, blueprint) for entry in menu)
+
+
+def request_bits(order: Cohort, blueprint: Blueprint) -> float:
+    """Return the bits of a single order that come through whatever its link loses.
+
+    These are the index sets of its slice and of its menu.
     """
-    held = narrowed(order.slices[0], float(update.delivered_width[0]), blueprint)
-    _, whole = traffic(held, order.job.norm, blueprint, order.job.report)
-    return min(1.0, float(update.bits[0]) / whole) if whole else 1.0
+    (slice_,), (menu,) = order.slices, order.menus
+    return float(index_bits(slice_, blueprint) + menu_bits(menu, blueprint))
+
+
+def order_extra_bits(trees: Trees, order: Cohort, blueprint: Blueprint) -> float:
+    """Return the bits of a single order with these trees, without its model."""
+    if order.kind == Kind.FETCH:
+        return fetch_bits(order.slices[0], blueprint)
+    return request_bits(order, blueprint) + statistics_bits(trees)
+
+
+def fetch_bits(slice_: Slice, blueprint: Blueprint) -> float:
+    """Return the bits of an order that fetches a held result with this slice."""
+    return float(FETCH_BITS + index_bits(slice_, blueprint))
+
+
+def reply_extra_bits(trees: Trees, masked: float, report: Report, order: Cohort) -> float:
+    """Return the bits of a reply with these trees, without its model.
+
+    `masked` are the bits of its masks (`mask_bits`); `order` is the single order it replies to.
+    """
+    if order.kind == Kind.STATISTICS:
+        return masked + NUMBER_BITS * sum(each.numel() for each in _statistics(trees))
+    if order.kind == Kind.HOLD:
+        # One number says that training is done, even if nobody asked for any.
+        return masked + (training_report_bits(report, order) or NUMBER_BITS)
+    if not trees:  # an evaluation, a report, or the news that there is nothing to fetch
+        return masked + report_bits(report)
+    # The report of a held result went ahead of it when training ended.
+    asked = training_report_bits(report, order) if order.kind == Kind.TRAIN else 0.0
+    return masked + statistics_bits(trees) + asked
+
+
+def statistics_bits(trees: Trees) -> float:
+    """Return the bits of the normalisation statistics that travel beside a model; 0 without."""
+    return float(sum(8 * each.element_size() * each.numel() for each in _statistics(trees)))
+
+
+def _statistics(trees: Trees) -> Iterable[Tensor]:
+    return trees.get("buffers", {}).values()
+
+
+def mask_bits(masks: Params) -> float:
+    """Return the bits that say which entries count; 0 without masks."""
+    return float(sum(8 * len(pack_mask(mask)[1]) for mask in masks.values()))
+
+
+def requested(report: Report, names: tuple[str, ...]) -> dict[str, Any]:
+    """Return the part of a report that some part of the method asked for: only that is charged."""
+    return {name: report[name] for name in names if name in report}
+
+
+def training_report_bits(report: Report, order: Cohort) -> float:
+    """Return the bits that training adds to a reply: the requested numbers and the menu choice."""
+    chosen = NUMBER_BITS if any(order.menus) else 0
+    return report_bits(requested(report, order.job.report)) + chosen
+
+
+def report_bits(report: Report) -> float:
+    """Return the bits of all numbers of a report."""
+    count = sum(len(v) if isinstance(v, tuple) else 1 for v in report.values())
+    return float(NUMBER_BITS * count)
+
+
+def measured_sent_fraction(order: Cohort, reply: Replies, blueprint: Blueprint) -> float:
+    """Return the bits of a single reply over those of an uncompressed one, 1 at most.
+
+    Of a reply that a link cut, both count only the width that came through.
+    """
+    held = narrowed(order.slices[0], float(reply.delivered_width[0]), blueprint)
+    job = order.job
+    _, whole = uncompressed_bits(held, job.norm, blueprint, job.report, job.measures)
+    return min(1.0, float(reply.bits[0]) / whole) if whole else 1.0

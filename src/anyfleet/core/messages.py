@@ -26,7 +26,6 @@ Report = Mapping[str, Any]  # the numbers that a device measured, by name
 ChooserState = Mapping[str, tuple[float, ...]]  # what a chooser keeps on its device, by name
 
 EVERYTHING = -1  # for a number of epochs or local steps: not limited by it
-UNCUT = 1 - 1e-6  # in a column of rates, where 1 asks for none: all that a codec can send
 
 
 class Kind(StrEnum):
@@ -124,9 +123,33 @@ class Hyperparameters(Arrays):
     epochs: Ints
     batch_size: Ints
     local_steps: Ints  # at most, or EVERYTHING
-    sent_fraction: Floats  # target compression rate of the upload; 1: none, as the codec likes
+    sent_fraction: Floats  # bits to send over those of the uncompressed update; NaN: not asked
     frequency: Floats  # cycles per second; NaN: the highest it has
     target_seconds: Floats  # duration of an order that the server aims at; NaN: none
+
+    @classmethod
+    def alike(
+        cls,
+        count: int,
+        *,
+        lr: float,
+        epochs: int = EVERYTHING,
+        batch_size: int,
+        local_steps: int = EVERYTHING,
+    ) -> "Hyperparameters":
+        """Return the same hyperparameters for `count` devices, and nothing that planners decide.
+
+        Training by `local_steps` leaves `epochs` out, and the other way round.
+        """
+        return cls(
+            lr=np.full(count, float(lr)),
+            epochs=np.full(count, epochs),
+            batch_size=np.full(count, batch_size),
+            local_steps=np.full(count, local_steps),
+            sent_fraction=np.full(count, np.nan),
+            frequency=np.full(count, np.nan),
+            target_seconds=np.full(count, np.nan),
+        )
 
 
 @dataclass(frozen=True, eq=False)

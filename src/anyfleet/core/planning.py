@@ -12,20 +12,18 @@ from anyfleet import rng
 from anyfleet.arrays import Ints, join
 from anyfleet.core import return_checks as returned
 from anyfleet.core.check_in import Choices
-from anyfleet.core.delivery import statistics_bits
 from anyfleet.core.evaluation import served
-from anyfleet.core.layout import Symbols
+from anyfleet.core.layout import Symbols, dense
+from anyfleet.core.message_size import fetch_bits, index_bits, menu_bits, statistics_bits
 from anyfleet.core.messages import Kind, Params, Plans, SubModelSize, Trees
 from anyfleet.core.method import Method
 from anyfleet.core.objectives import Task
 from anyfleet.core.orders import Cohort, downlink
-from anyfleet.core.packing import dense, index_bits, own_names
 from anyfleet.core.return_checks import Caller, cut_out, drafted, planned
 from anyfleet.core.view import Request, View
 from anyfleet.elastic import Slice
 from anyfleet.tracebacks import during
 
-FETCH_BITS = 64  # the order's number
 _TRAINS = (Kind.TRAIN, Kind.HOLD)
 
 
@@ -192,8 +190,8 @@ def load_models(
 ) -> Cohort:
     """The orders with what travels down; devices with equal slices share one tree."""
     if orders.kind == Kind.FETCH:
-        asked = [FETCH_BITS + index_bits(slice_, task.blueprint) for slice_ in orders.slices]
-        return replace(orders, bits=np.array(asked, dtype=np.float64))
+        asked = [fetch_bits(slice_, task.blueprint) for slice_ in orders.slices]
+        return replace(orders, bits=np.array(asked))
     found: dict[Hashable, Package] = {}
     sent = []
     for row, slice_ in enumerate(orders.slices):
@@ -205,7 +203,7 @@ def load_models(
             found[alike] = package(one, params, buffers, method=method, task=task)
         sent.append(found[alike])
     sizes = [
-        each.bits + sum(index_bits(entry, task.blueprint) for entry in menu)
+        each.bits + menu_bits(menu, task.blueprint)
         for each, menu in zip(sent, orders.menus, strict=True)
     ]
     trees = tuple(each.trees for each in sent)
@@ -215,7 +213,7 @@ def load_models(
 
 def server_names(slice_: Slice, *, method: Method, task: Task) -> dict[str, str]:
     """Where the server keeps a width's own normalisation; empty when all widths share one."""
-    return own_names(slice_, method.norm, task.blueprint)
+    return method.norm.own_names(task.blueprint, slice_)
 
 
 def branch(
@@ -302,7 +300,7 @@ def package(
     around = downlink(order, blueprint, tuple(small), like.dtype)
     stack = {name: value.unsqueeze(0) for name, value in small.items()}
     with during("downlink", method.downlink):
-        found = method.downlink.compress(stack, {}, torch.ones(1), around)
+        found = method.downlink.compress(stack, {}, torch.full((1,), torch.nan), around)
     squeezed = returned.squeezed(
         found, Caller("downlink", method.downlink, order.round_index), stack
     )

@@ -54,16 +54,16 @@ class IncomingReplies:
     task: Task
     round_index: int
 
-    def trained(self, answered: Sequence[RepliedOrder], params: Params) -> Updates:
+    def trained(self, replied: Sequence[RepliedOrder], params: Params) -> Updates:
         """Return the changes of the parameters, whether devices sent changes or weights."""
-        return self._gathered(answered, [self._change(each, params) for each in answered])
+        return self._gathered(replied, [self._change(each, params) for each in replied])
 
-    def statistics(self, answered: Sequence[RepliedOrder], buffers: Params) -> Updates:
+    def statistics(self, replied: Sequence[RepliedOrder], buffers: Params) -> Updates:
         """Return the changes of the statistics that travel; each of the replies must have some."""
         changes = [
-            self._difference(each.reply.trees[0]["buffers"], buffers, each) for each in answered
+            self._difference(each.reply.trees[0]["buffers"], buffers, each) for each in replied
         ]
-        return self._gathered(answered, changes)
+        return self._gathered(replied, changes)
 
     def _change(self, replied: RepliedOrder, params: Params) -> Params:
         """Return how a reply changes the parameters, under the names that the server has."""
@@ -84,17 +84,25 @@ class IncomingReplies:
         """Return the server's names of a width's own normalisation, by the slice as ordered."""
         return server_names(replied.order.slices[0], method=self.method, task=self.task)
 
-    def _rate(self, answer: RepliedOrder) -> float:
-        return measured_sent_fraction(answer.order, answer.reply, self.task.blueprint)
+    def _sent_fraction(self, replied: RepliedOrder) -> float:
+        """Return the bits of a reply over those of an uncompressed one."""
+        return measured_sent_fraction(replied.order, replied.reply, self.task.blueprint)
 
-    def _gathered(self, answered: Sequence[RepliedOrder], changes: Sequence[Params]) -> Updates:
+    def _gathered(self, replied: Sequence[RepliedOrder], changes: Sequence[Params]) -> Updates:
+        """Return the updates of these replies, given what each of them changes."""
+        blueprint = self.task.blueprint
+        replies = join([each.reply for each in replied])
+        ages = [self.round_index - each.order.round_index for each in replied]
         return Updates(
-            join([answer.reply for answer in answered]),
-            slices=[answer.received_slice(self.task.blueprint) for answer in answered],
-            staleness=np.array(
-                [self.round_index - answer.order.round_index for answer in answered]
-            ),
-            changes=changes,
-            rates=np.array([self._rate(answer) for answer in answered]),
-            blueprint=self.task.blueprint,
+            device=replies.device,
+            samples=replies.samples.astype(np.float64),
+            staleness=np.array(ages),
+            sent_fraction=np.array([self._sent_fraction(each) for each in replied]),
+            bits=replies.bits,
+            slices=tuple(each.received_slice(blueprint) for each in replied),
+            reports=replies.report,
+            local_deltas=tuple(changes),
+            local_masks=replies.masks,
+            local_sent=replies.kept,
+            blueprint=blueprint,
         )

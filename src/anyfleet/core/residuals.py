@@ -15,7 +15,6 @@ from torch import Tensor
 from anyfleet.core.messages import DeviceState, Params
 from anyfleet.core.objectives import Task
 from anyfleet.core.orders import Cohort, uplink
-from anyfleet.core.packing import own_names
 from anyfleet.core.return_checks import Caller, squeezed
 from anyfleet.core.slots import Compressed
 from anyfleet.elastic import cut, paste
@@ -73,7 +72,7 @@ def _owed(memory: DeviceState, order: Cohort, task: Task) -> dict[str, Tensor]:
     """What is left over on the small model of an order."""
     (slice_,), (heard,), job = order.slices, order.acknowledged, order.job
     known = recalled(memory, job.uplink.state_name, int(heard))
-    own = own_names(slice_, job.norm, task.blueprint)
+    own = job.norm.own_names(task.blueprint, slice_)
     mine = {n: known[own.get(n, n)] for n in task.blueprint.params if own.get(n, n) in known}
     return cut(mine, slice_, task.blueprint)
 
@@ -90,7 +89,8 @@ def recalled(memory: DeviceState, slot: str, heard: int) -> dict[str, Tensor]:
 def sending(memory: DeviceState, slot: str, update: Left, order: Cohort, task: Task) -> DeviceState:
     """What a device remembers when it sends an answer to this order."""
     (slice_,), (heard,), blueprint = order.slices, order.acknowledged, task.blueprint
-    before, own = recalled(memory, slot, int(heard)), own_names(slice_, order.job.norm, blueprint)
+    before = recalled(memory, slot, int(heard))
+    own = order.job.norm.own_names(blueprint, slice_)
     zeros = _zeros(update.left, task)
     onto = {name: before.get(own.get(name, name), zero) for name, zero in zeros.items()}
     left = _called(paste(update.left, onto, slice_, blueprint), own)

@@ -365,7 +365,7 @@ _NUMBERS: tuple[tuple[str, str, _Fits], ...] = (
     ("epochs", f"at least 1, or {EVERYTHING}", lambda v: (v >= 1) | (v == EVERYTHING)),
     ("batch_size", "at least 1", lambda v: v >= 1),
     ("local_steps", f"at least 0, or {EVERYTHING}", lambda v: v >= EVERYTHING),
-    ("sent_fraction", "above 0 and at most 1", lambda v: (v > 0) & (v <= 1)),
+    ("sent_fraction", "above 0 and at most 1, or NaN", _or_unset(lambda v: (v > 0) & (v <= 1))),
     ("frequency", "above 0, or NaN", _or_unset(lambda v: v > 0)),
     ("target_seconds", "above 0, or NaN", _or_unset(lambda v: v > 0)),
 )

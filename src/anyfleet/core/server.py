@@ -55,7 +55,6 @@ from anyfleet.elastic import Cost, Slice, cost
 from anyfleet.errors import CompositionError
 from anyfleet.tracebacks import during
 
-SERVER_LOSS_SAMPLES = 128  # samples of the server split per comparison (specification §1.18)
 _TRAINING = (Kind.TRAIN, Kind.HOLD, Kind.FETCH)
 # What an update may change, and how a refusal calls it.
 _CHANGES = {"params": "a change", "buffers": "a change of the statistics"}
@@ -165,9 +164,7 @@ class Server:
 
     def server_loss(self, params: Params, key: Tensor) -> float:
         """Return the loss on a batch of the server split that `key` draws."""
-        size = len(self.task.server)
-        rows = rng.sample(key, size, min(SERVER_LOSS_SAMPLES, size))
-        return server_loss(self.task, params, self.buffers, self.method.norm, rows)
+        return server_loss(self.task, params, self.buffers, self.method.norm, key)
 
     def cost(self, slice_: Slice, batch: int) -> Cost:
         """Return what one pass of a slice costs, for a batch of that many samples."""
@@ -175,12 +172,12 @@ class Server:
 
     def training_cost(self, slice_: Slice, batch: int, processed: int, steps: int) -> Demand:
         """Return what training a slice demands, by batch size, samples and local steps."""
-        train, blueprint = self.method.trained, self.task.blueprint
+        train, blueprint = self.method.trainer, self.task.blueprint
         amount = Amount(batch, processed, steps)
         return training(train, blueprint, slice_, amount, self.devices.counting)
 
     def message_bits(self, slice_: Slice, sent_fraction: float) -> MessageBits:
-        """Return the bits of the messages about a slice, at a sent fraction."""
+        """Return the bits of the messages about a slice, at a sent fraction; NaN: not asked."""
         return expected_bits(slice_, self.job, self.task.blueprint, sent_fraction)
 
     def key(self, purpose: str) -> Tensor:

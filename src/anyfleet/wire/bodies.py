@@ -14,11 +14,10 @@ import numpy as np
 import torch
 
 from anyfleet.core.delivery import width_of
-from anyfleet.core.layout import MessageLayout, Symbols
+from anyfleet.core.layout import MessageLayout, Symbols, dense
 from anyfleet.core.messages import Kind, Params, Trees
 from anyfleet.core.objectives import Task
 from anyfleet.core.orders import Cohort, downlink, grid, uplink
-from anyfleet.core.packing import dense
 from anyfleet.core.slots import Codec
 from anyfleet.elastic import Blueprint, within
 from anyfleet.errors import BadMessage

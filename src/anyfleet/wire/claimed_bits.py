@@ -6,14 +6,7 @@ Bytes that came have to be there for what is said: exactly, but for the slack th
 import math
 from collections.abc import Sequence
 
-from anyfleet.core.delivery import asked_bits, statistics_bits
-from anyfleet.core.messages import Kind, Report, Trees
-from anyfleet.core.orders import Cohort
-from anyfleet.core.packing import index_bits
-from anyfleet.core.planning import FETCH_BITS
-from anyfleet.core.reports import SCALAR_BITS, reply_bits, report_bits
 from anyfleet.core.slots import Slack
-from anyfleet.elastic import Blueprint
 from anyfleet.errors import BadMessage
 from anyfleet.wire.bodies import Parcel, Unpacked
 from anyfleet.wire.headers import OrderHeader, ReplyHeader
@@ -55,24 +48,3 @@ def _check_columns(said: Sequence[float], lengths: Sequence[int], given: Parcel)
         if not 8 * length <= said[column] <= 8 * length + more:
             told = f"{said[column]} bits in column {column}, which has {length} bytes"
             raise BadMessage(told, "numbers")
-
-
-def beside_model(header: ReplyHeader, trees: Trees, report: Report, order: Cohort) -> float:
-    """Of all that a whole answer has besides its model (`client.work` counts alike)."""
-    masks = 8.0 * sum(len(packed) for _, packed in header.masks.values())
-    if order.kind == Kind.STATISTICS:
-        told = trees.get("buffers", {}).values()
-        return masks + SCALAR_BITS * sum(value.numel() for value in told)
-    if order.kind == Kind.HOLD:
-        return masks + (reply_bits(report, order) or SCALAR_BITS)
-    if not trees:  # an evaluation, a report, or that there is nothing to fetch
-        return masks + report_bits(report)
-    asked = reply_bits(report, order) if order.kind == Kind.TRAIN else 0.0
-    return masks + statistics_bits(trees) + asked
-
-
-def beside_order(trees: Trees, order: Cohort, blueprint: Blueprint) -> float:
-    """Of all that an order has besides its model (`issue.load` counts alike)."""
-    if order.kind == Kind.FETCH:
-        return float(FETCH_BITS + index_bits(order.slices[0], blueprint))
-    return asked_bits(order, blueprint) + statistics_bits(trees)

@@ -139,10 +139,11 @@ def _numbers(told: HyperparametersHeader, limits: Limits) -> Iterator[str]:
             yield f"{name} of {getattr(told, name)}, outside {least} … {most}"
     if told.epochs == told.local_steps == EVERYTHING:
         yield "training without an end"
-    for name, value in (("lr", told.lr), ("sent_fraction", told.sent_fraction)):
-        if not 0 <= value < math.inf:
-            yield f"{name} of {value}"
-    # Not a number: as the device likes.
+    if not 0 <= told.lr < math.inf:
+        yield f"lr of {told.lr}"
+    # NaN: not asked.
+    if told.sent_fraction < 0 or told.sent_fraction > 1:
+        yield f"sent_fraction of {told.sent_fraction}"
     for name, value in (("frequency", told.frequency), ("target_seconds", told.target_seconds)):
         if value < 0:
             yield f"{name} of {value}"

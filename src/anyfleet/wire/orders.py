@@ -8,14 +8,15 @@ import numpy as np
 import torch
 
 from anyfleet.core.delivery import unpadded, width_of
+from anyfleet.core.index_sets import pack_slice, unpack_slice
 from anyfleet.core.limits import Limits
+from anyfleet.core.message_size import order_extra_bits
 from anyfleet.core.objectives import Task
 from anyfleet.core.orders import Cohort
-from anyfleet.core.packing import pack_slice, unpack_slice
 from anyfleet.elastic import Blueprint
 from anyfleet.errors import BadMessage
 from anyfleet.wire.bodies import STATISTICS, packed, parcel, unpacked
-from anyfleet.wire.claimed_bits import beside_order, model_bits
+from anyfleet.wire.claimed_bits import model_bits
 from anyfleet.wire.headers import (
     OrderHeader,
     check_order,
@@ -76,7 +77,7 @@ def decode_order(
     if not whole and ("model" not in header.trees or unpadded(order.job)):
         raise BadMessage(f"{len(columns)} of {given.columns} columns, which do not do", "cut")
     found = unpacked(columns, header.trees, given)
-    beside = beside_order(found.trees, order, task.blueprint)
+    beside = order_extra_bits(found.trees, order, task.blueprint)
     bits = beside + (model_bits(header, found, given, beside) if whole or columns else 0.0)
     width = 1.0 if whole else width_of(order, len(columns))
     return replace(

@@ -6,17 +6,19 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from anyfleet.core.delivery import beside_bits, width_of
+from anyfleet.core.delivery import width_of
+from anyfleet.core.index_sets import pack_mask, unpack_mask
+from anyfleet.core.layout import dense
 from anyfleet.core.limits import Limits, MessageLimits
+from anyfleet.core.message_size import mask_bits, reply_extra_bits
 from anyfleet.core.messages import Kind, Params, Replies, Report
 from anyfleet.core.objectives import Task
 from anyfleet.core.orders import Cohort
-from anyfleet.core.packing import dense, pack_mask, unpack_mask
 from anyfleet.core.screening import MOST_NAMES
 from anyfleet.elastic import within
 from anyfleet.errors import BadMessage
 from anyfleet.wire.bodies import STATISTICS, Parcel, packed, parcel, statistics, trained, unpacked
-from anyfleet.wire.claimed_bits import beside_model, model_bits
+from anyfleet.wire.claimed_bits import model_bits
 from anyfleet.wire.headers import ReplyHeader, check_sizes, read_header
 from anyfleet.wire.sealing import Opened, columns_of, opened, sealed
 
@@ -81,11 +83,12 @@ def accepted(letter: ReplyMessage, order: Cohort, task: Task) -> Replies:
     if not columns and not whole:
         bits, trees, masks = 0.0, {}, {}
     else:
-        beside = beside_model(header, trees, report, order)
+        masked = 8.0 * sum(len(packed) for _, packed in header.masks.values())
+        beside = reply_extra_bits(trees, masked, report, order)
         model = model_bits(header, found, given, beside)
         if not whole:
             masks = dense(masks, within(order.slices[0], width, blueprint), local)
-            beside = beside_bits(trees, masks, report, order)
+            beside = reply_extra_bits(trees, mask_bits(masks), report, order)
         bits = model + beside
     return Replies(
         order=np.array([header.order]),

@@ -16,7 +16,7 @@ from anyfleet.core.limits import FRAME_BYTES, MessageLimits
 from anyfleet.errors import BadMessage
 from anyfleet.wire.frames import framed, read
 
-VERSION = 1
+VERSION = 2
 Sort = Literal["o", "u"]  # an order, or an update
 
 _MAGIC = b"AF"

@@ -23,7 +23,15 @@ from anyfleet.core.method import Method
 from anyfleet.core.server import Server
 from anyfleet.core.view import View
 from anyfleet.errors import BadMessage
-from anyfleet.formulas import anycost
+from anyfleet.formulas import anycost_channel_order
+from anyfleet.formulas.reference import (
+    AnycostMagnitudes,
+    anycost_analytic_compression,
+    anycost_grid,
+    anycost_grid_levels,
+    anycost_grid_values,
+    anycost_magnitudes,
+)
 from anyfleet.methods import fedavg
 from anyfleet.parts import codec
 from anyfleet.parts.codec import Fgc
@@ -84,7 +92,7 @@ def test_1_12_2_a_value_between_two_places_is_drawn_so_that_the_mean_is_exact() 
     lower = float((values[:, 2] < 0.2).float().mean())
     # Five standard deviations of a share of so many draws.
     assert lower == pytest.approx(0.25, abs=5 * math.sqrt(0.25 * 0.75 / rows))
-    assert anycost.grid(anycost.Magnitudes(0.1, 0.5), 2) == pytest.approx([0.1, 0.3, 0.5])
+    assert anycost_grid(AnycostMagnitudes(0.1, 0.5), 2) == pytest.approx([0.1, 0.3, 0.5])
 
 
 def test_1_12_2_half_of_the_kernels_are_those_from_norm_2_on() -> None:
@@ -114,15 +122,15 @@ def test_kernels_levels_and_values_are_those_of_the_formulas() -> None:
         )
         wide = np.concatenate([[u.shape[2]] * u.shape[1] for u in kernels.units.values()])
         flags = np.zeros(len(norms), dtype=bool)
-        flags[anycost.channel_order(norms)[: int(counts[row])]] = True
+        flags[anycost_channel_order(norms)[: int(counts[row])]] = True
         assert torch.cat(list(symbols.kept.values()), dim=1)[row].tolist() == flags.tolist()
         kept = every * np.repeat(flags, wide.astype(int))
-        ends, steps = anycost.magnitudes(kept), int(levels[row])
+        ends, steps = anycost_magnitudes(kept), int(levels[row])
         assert symbols.scales["conv"][row].tolist() == pytest.approx([*ends, steps])
-        place = anycost.grid_levels(kept, ends, steps, draws[row])
+        place = anycost_grid_levels(kept, ends, steps, draws[row])
         found = torch.cat([symbols.quantisation_levels[name] for name in laid], dim=1)[row].numpy()
         assert np.array_equal(found, np.sign(kept) * (place + 1))
-        meant = anycost.grid_values(place, kept, ends, steps)
+        meant = anycost_grid_values(place, kept, ends, steps)
         sent = torch.cat([values[name] for name in laid], dim=1)[row].numpy()
         assert sent == pytest.approx(meant, rel=1e-5, abs=1e-7)
 
@@ -136,7 +144,7 @@ def test_the_strongest_are_so_many_and_ties_go_to_the_lower_index(
     norms: list[float], count: int
 ) -> None:
     flags = largest(torch.tensor([norms, norms[::-1]]), torch.tensor([count, len(norms)]))
-    first = anycost.channel_order(np.array(norms))[:count]
+    first = anycost_channel_order(np.array(norms))[:count]
     assert flags[0].nonzero()[:, 0].tolist() == sorted(first.tolist())
     assert flags[1].all()
     nothing = largest(torch.tensor([norms, norms]), torch.tensor([0, count]))
@@ -218,7 +226,9 @@ def test_a_message_that_must_shrink_keeps_as_many_kernels_as_fit_nearly() -> Non
 # --- edge cases -------------------------------------------------------------------------------
 
 
-def squeezed(values: Params, rate: float = 1.0, table: tuple[float, int] = (1.0, 8)) -> Symbols:
+def squeezed(
+    values: Params, rate: float = math.nan, table: tuple[float, int] = (1.0, 8)
+) -> Symbols:
     shapes = {name: tuple(rows.shape[1:]) for name, rows in values.items()}
     around = envelope(shapes, len(next(iter(values.values()))))
     rates = torch.full((len(around.key),), rate)
@@ -265,7 +275,7 @@ def test_a_budget_that_not_even_one_kernel_fits_sends_none() -> None:
     assert not symbols.quantisation_levels["matrix"].any()
 
 
-@pytest.mark.parametrize("rate", [float("nan"), 0.0, -1.0])
+@pytest.mark.parametrize("rate", [0.0, -1.0])
 def test_no_rate_at_all_sends_nothing(rate: float) -> None:
     symbols = squeezed(update(envelope({"matrix": (60, 60)})), rate)
     assert not symbols.kept["matrix"].any()
@@ -400,7 +410,7 @@ def test_the_look_up_of_an_update_fits_at_every_rate_and_errs_less_at_higher_one
     assert all(after < before * 1.05 for before, after in pairwise(errors))
     assert errors[-1] < 0.3 * errors[0]
     # The pair of the theory is not in the race: its message is too long.
-    analytic = anycost.analytic_rate(RATES[4])
+    analytic = anycost_analytic_compression(RATES[4])
     count = torch.from_numpy(count_of(np.array([analytic.keep]), kernels.norms.shape[1]))
     too_long = kernels.quantised(count, torch.tensor([int(analytic.levels)]))
     assert packed_bits(too_long, around) > RATES[4] * 32 * kernels.entries
@@ -514,7 +524,7 @@ def test_a_resumed_run_has_the_look_up_it_began_with() -> None:
 
 def test_an_order_without_a_target_is_met_at_the_codecs_own_rate() -> None:
     around = envelope({"conv": (32, 16, 3, 3), "fc": (10, 256)})
-    own = Fgc(sent_fraction=0.05).compress(update(around), {}, torch.ones(1), around)
+    own = Fgc(sent_fraction=0.05).compress(update(around), {}, torch.tensor([math.nan]), around)
     told = Fgc().compress(update(around), {}, torch.tensor([0.05]), around)
     assert torch.equal(own.bits, told.bits)
     assert float(own.bits.sum()) <= 0.05 * 32 * (32 * 16 * 9 + 2560)
@@ -528,6 +538,6 @@ def test_an_order_without_a_target_is_met_at_the_codecs_own_rate() -> None:
 def test_values_of_any_size_have_their_places(size: float) -> None:
     around = envelope({"fc": (1, 400)})
     tree = {"fc": torch.linspace(0.1, 1, 400).reshape(1, 1, 400) * size}
-    sent = Fgc(table=((1.0, 1.0, 8),)).compress(tree, {}, torch.ones(1), around)
+    sent = Fgc(table=((1.0, 1.0, 8),)).compress(tree, {}, torch.tensor([math.nan]), around)
     assert float(sent.distortion) < 0.01
     assert float(sent.tree["fc"].sum() / tree["fc"].sum()) == pytest.approx(1, abs=0.03)

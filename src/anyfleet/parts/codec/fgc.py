@@ -23,6 +23,7 @@ from anyfleet.parts.codec.kernels import Kernels
 from anyfleet.parts.codec.levelled import Levelled
 from anyfleet.parts.codec.lookup import Table, count_of, looked_up, measured
 from anyfleet.parts.codec.raw import distortion
+from anyfleet.parts.codec.topk import target_fraction
 
 MOST_LEVELS = 1 << 16
 _AIM, _FULL = 0.985, 0.95  # of a budget: what is tried, and what is not worth another try
@@ -94,7 +95,7 @@ class Fgc(Levelled):
     ) -> tuple[Symbols, Tensor]:
         """Symbols, and the bits of every row and column."""
         kernels = Kernels(laid, envelope)
-        rate = torch.where(rate >= 1, self.sent_fraction, rate)
+        rate = target_fraction(rate, self.sent_fraction)
         share, levels = looked_up(self.table or _generic(), rate.double().cpu().numpy())
         count = torch.from_numpy(count_of(share, kernels.norms.shape[1]))
         budget = rate.double().cpu().nan_to_num(0.0).clamp(0, 1) * 32 * kernels.entries

@@ -13,7 +13,15 @@ from anyfleet.papers import FEDHQ, Paper
 from anyfleet.parts.codec.levelled import Levelled
 from anyfleet.parts.codec.qsgd import Qsgd, drawn, draws
 from anyfleet.parts.codec.stream import Layout
-from anyfleet.parts.codec.topk import NUMBER_BITS, Places, TopK, check_share, spread_symbols, top
+from anyfleet.parts.codec.topk import (
+    NUMBER_BITS,
+    Places,
+    TopK,
+    check_share,
+    spread_symbols,
+    target_fraction,
+    top,
+)
 
 _HALVINGS = 8
 
@@ -66,7 +74,7 @@ class Hq(Levelled):
 
     def quantise(self, laid: Params, rate: Tensor, envelope: MessageLayout) -> Symbols:
         entries = sum(lane.entries for lane in envelope.tensors.values())
-        rate = torch.where(rate >= 1, self.sent_fraction, rate)
+        rate = target_fraction(rate, self.sent_fraction)
         budget = (rate * NUMBER_BITS * entries).double().cpu()  # sizes are counted there
         kept = self._kept(laid, budget, envelope)
         choice = torch.tensor(self.quantisation_levels, dtype=torch.float64)

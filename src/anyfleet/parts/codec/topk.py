@@ -15,7 +15,8 @@ from anyfleet.parts.codec.ranking import counted, largest, where_set
 from anyfleet.parts.codec.stream import Layout, packed_bits
 
 NUMBER_BITS = 32  # of an entry that is sent as it is: what a target rate is a share of
-_RATES = 1e-9, 1 - 1e-6  # of what was kept: never so much that it would ask for nothing
+_SMALLEST = 1e-9  # a sent fraction of what was kept that asks for as little as possible
+_ALL = 1 - 1e-6  # all that a codec can send: a message is never quite as long as its update
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,11 @@ def check_share(part: str, keep: float) -> None:
         )
 
 
+def target_fraction(asked: Tensor, own: float) -> Tensor:
+    """Return the sent fraction that each row aims at: `own` where none was asked for (NaN)."""
+    return torch.where(asked.isnan(), own, asked.clamp(max=_ALL))
+
+
 def top(
     laid: Params, keep: float, scope: Literal["tensor", "model"] = "tensor"
 ) -> dict[str, Tensor]:
@@ -172,12 +178,12 @@ def _inside(packed: Params, envelope: MessageLayout) -> MessageLayout:
 
 
 def _rest(rate: Tensor, kept: Params, envelope: MessageLayout) -> Tensor:
-    """The target rate of what was kept, less the positions; 1 stays 1, which asks for nothing."""
-    if not bool((rate < 1).any()) or not kept:
+    """Return the sent fraction of what was kept, less the positions; NaN (not asked) stays NaN."""
+    if bool(rate.isnan().all()) or not kept:
         return rate
     alone = Symbols(quantisation_levels={n: v.to(torch.int32) for n, v in kept.items()}, kept=kept)
     positions = packed_bits(alone, envelope, Layout(signs="within")).sum(dim=1).to(rate)
     every = NUMBER_BITS * sum(lane.entries for lane in envelope.tensors.values())
     sent = NUMBER_BITS * torch.stack([v.sum(dim=1) for v in kept.values()]).sum(dim=0).clamp(min=1)
-    left = (rate * every - positions) / sent.to(rate)
-    return torch.where(rate < 1, left.clamp(*_RATES), rate)
+    left = (rate.clamp(max=_ALL) * every - positions) / sent.to(rate)
+    return left.clamp(_SMALLEST, 1.0)

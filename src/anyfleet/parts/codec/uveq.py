@@ -95,7 +95,7 @@ class Uveq(Levelled):
                 quantisation_levels={n: rows.to(torch.int32) for n, rows in laid.items()}
             )
         size = _root_mean_square(laid, entries)
-        asked = torch.where(rate < 1, rate * NUMBER_BITS, self.bits_each).to(size)
+        asked = torch.where(rate.isnan(), self.bits_each, rate * NUMBER_BITS).to(size)
         each = asked.clamp(max=_FINE)
         blocks = {name: self._blocks(rows, name, envelope) for name, rows in laid.items()}
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from anyfleet.arrays import join
 from anyfleet.core.local_training import local_steps
+from anyfleet.core.message_size import menu_bits
 from anyfleet.core.messages import Plans, SubModelSize
-from anyfleet.core.packing import index_bits
 from anyfleet.core.slots import Plan, State, Wrapper
 from anyfleet.core.time_and_energy import transfer_seconds
 from anyfleet.core.view import View
@@ -83,7 +83,7 @@ class LocalStepsWithin(Wrapper, Plan):
 
 def _menu_bits(menu: Sequence[SubModelSize], view: View) -> int:
     """What comes down so that a device can choose."""
-    return sum(index_bits(entry.prefix(view.blueprint), view.blueprint) for entry in menu)
+    return menu_bits((entry.prefix(view.blueprint) for entry in menu), view.blueprint)
 
 
 class Pace(NamedTuple):

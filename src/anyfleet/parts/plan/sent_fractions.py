@@ -8,13 +8,13 @@ import numpy as np
 from torch import Tensor
 
 from anyfleet.config.number_values import Unbounded
-from anyfleet.core.messages import UNCUT, Plans, SubModelSize
+from anyfleet.core.messages import Plans, SubModelSize
 from anyfleet.core.slots import Plan, State, Wrapper
 from anyfleet.core.updates import Updates
 from anyfleet.core.view import View
 from anyfleet.elastic import WHOLE
 from anyfleet.errors import refuse
-from anyfleet.formulas.compression import upload_seconds
+from anyfleet.formulas.fedhq import fedhq_upload_seconds
 from anyfleet.papers import FEDHQ, Paper
 from anyfleet.parts.plan.target_seconds import sample_of
 from anyfleet.parts.plan.widths import WholeModel
@@ -27,7 +27,7 @@ _LOWEST = 1e-6  # a link that is down now still gets an order, and loses it
 class SentFractionByLevel(Wrapper, Plan):
     """A device of level `p` uploads at the `p`-th rate, or the last one. `inner` plans sizes.
 
-    A rate of 1 asks for none: that level sends as the codec likes.
+    NaN asks for none: that level sends as the codec likes.
     """
 
     sent_fractions: tuple[float, ...]
@@ -36,10 +36,12 @@ class SentFractionByLevel(Wrapper, Plan):
     provides: ClassVar[frozenset[str]] = frozenset({SENT_FRACTION})
 
     def __post_init__(self) -> None:
-        wrong = not self.sent_fractions or any(not 0 < rate <= 1 for rate in self.sent_fractions)
+        wrong = not self.sent_fractions or any(
+            not (0 < rate <= 1 or np.isnan(rate)) for rate in self.sent_fractions
+        )
         refuse(
             [
-                f"SentFractionByLevel.rates must lie in (0, 1], got {self.sent_fractions}."
+                f"SentFractionByLevel.sent_fractions must lie in (0, 1], got {self.sent_fractions}."
                 if wrong
                 else ""
             ]
@@ -81,7 +83,7 @@ class SentFractionByLink(Plan):
             [
                 ""
                 if 0 < self.sent_fraction <= 1
-                else f"SentFractionByLink.rate must lie in (0, 1]: {self.sent_fraction}.",
+                else f"SentFractionByLink.sent_fraction must lie in (0, 1], got {self.sent_fraction}.",
                 ""
                 if self.seconds is None or self.seconds > 0
                 else f"SentFractionByLink.seconds must be positive, got {self.seconds}.",
@@ -109,13 +111,13 @@ class SentFractionByLink(Plan):
         bits = np.array([max(_bits(want, view) for want in entries) for entries in sizes])
         # Seconds may be infinite: a link that is down carries nothing even then.
         carried = np.multiply(links, state.seconds, where=links > 0, out=np.zeros(len(links)))
-        rate = np.clip(carried / np.maximum(bits, 1.0), _LOWEST, UNCUT)
+        rate = np.clip(carried / np.maximum(bits, 1.0), _LOWEST, 1.0)
         return replace(plans, hyperparameters=replace(plans.hyperparameters, sent_fraction=rate))
 
 
 def _seconds(rate: float, view: View) -> float:
     links = view.conditions(sample_of(view)).bit_rate_up
-    return upload_seconds(links, view.message_bits(WHOLE, 1.0).update, rate)
+    return fedhq_upload_seconds(links, view.message_bits(WHOLE, 1.0).update, rate)
 
 
 def _bits(want: SubModelSize, view: View) -> float:

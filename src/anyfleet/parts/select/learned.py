@@ -15,8 +15,7 @@ from anyfleet.core.slots import Select
 from anyfleet.core.updates import Updates
 from anyfleet.core.view import View
 from anyfleet.errors import refuse
-from anyfleet.formulas.contribution import lowered, weighted_draw
-from anyfleet.formulas.theory import probability_entropy
+from anyfleet.formulas.contribution import fedpns_lowered, selection_entropy, weighted_draw
 from anyfleet.papers import FEDPNS, THESIS, Paper
 from anyfleet.parts.select.uniform import drawn, more_than_all, wanted
 
@@ -94,7 +93,7 @@ class Learned(Select):
         arrived = lost[:0] if updates is None else updates.device
         np.add.at(selected, np.concatenate([arrived, lost]), 1)
         np.add.at(labelled, labels, 1)
-        probability = lowered(
+        probability = fedpns_lowered(
             state.probability, labels, labelled, selected, alpha=self.alpha, beta=self.beta
         )
         return Chances(probability, selected, labelled)
@@ -102,7 +101,7 @@ class Learned(Select):
     def diagnostics(self, state: Chances) -> Mapping[str, Any]:
         """Return the entropy of the probabilities in nats, the highest, and how many are 0."""
         return {
-            "selection_entropy": probability_entropy(state.probability),
+            "selection_entropy": selection_entropy(state.probability),
             "selection_highest": float(state.probability.max()),
             "selection_impossible": int((state.probability == 0).sum()),
         }
