@@ -89,7 +89,7 @@ MISUSES: dict[str, tuple[Call, type[Exception], tuple[str, ...]]] = {
     "a part that only looks like one": (
         lambda: replace(fedavg(), select=wrong(Fastest())),
         CompositionError,
-        ("select must be a Select", "derive Fastest from anyfleet.core.method.Select"),
+        ("select must be a Select", "derive Fastest from anyfleet.parts.Select"),
     ),
     "another library's word": (
         lambda: FEDAVG(learning_rate=0.1),

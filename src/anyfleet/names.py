@@ -41,6 +41,7 @@ __all__ = [
 ]
 
 OWN = "anyfleet"
+PARTS = "anyfleet.parts"  # shows what all homes of parts export: a name may begin with it too
 
 HOMES: Mapping[str, str] = MappingProxyType(
     {
@@ -319,8 +320,9 @@ def _exported(name: str, homes: Collection[str]) -> Any:
     for home in homes:
         if lies_within(home, (OWN,)) and attribute in public_names(home):
             found = getattr(_module(home), attribute)
-            own = (each for each in HOMES.values() if lies_within(found.__module__, (each,)))
-            if _is_code(found) and module_name in (home, found.__module__, *own):
+            own = [each for each in HOMES.values() if lies_within(found.__module__, (each,))]
+            shown = [PARTS] if lies_within(home, (PARTS,)) else []
+            if _is_code(found) and module_name in (home, found.__module__, *own, *shown):
                 return found
     raise BadName(f'"{name}" is no part that may stand here{_like(attribute, homes)}')
 

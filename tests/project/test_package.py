@@ -3,6 +3,7 @@
 import ast
 import importlib
 import os
+import pydoc
 import re
 import shlex
 import shutil
@@ -13,13 +14,16 @@ import textwrap
 import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
+from typing import get_args, get_type_hints
 
 import pytest
 from typer.testing import CliRunner
 
 import anyfleet
+from anyfleet import parts
 from anyfleet.cli.app import app
+from anyfleet.core.method import SLOTS
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "anyfleet"
@@ -223,6 +227,117 @@ def test_a_package_shows_its_public_names_sorted(name: str) -> None:
     }
     modules = {each for each in shown if isinstance(getattr(package, each), ModuleType)}
     assert visible == {each for each in shown if not each.startswith("_")} - modules
+
+
+# --- the front door ---------------------------------------------------------------------------
+
+# Modules for authors of the package itself; every other module and package at the top is public.
+INTERNAL = {"arguments", "arrays", "tracebacks"}
+HEAVY = ("torch", "numpy", "matplotlib")
+
+
+def test_the_front_door_shows_every_package() -> None:
+    at_top = {name.split(".")[1] for name in MODULES if "." in name}
+    assert at_top - INTERNAL == {each for each in anyfleet.__all__ if each in at_top}
+    assert set(anyfleet.__all__) <= set(dir(anyfleet))
+    assert len([file for file in SOURCE.glob("*.py") if file.name != "__init__.py"]) <= 10
+
+
+def in_a_new_process(program: str) -> str:
+    """What a program prints that begins with a plain `import anyfleet`."""
+    source = {"PYTHONPATH": str(SOURCE.parent), "OMP_NUM_THREADS": "1"}
+    words = [sys.executable, "-c", f"import sys, anyfleet\n{program}"]
+    done = subprocess.run(
+        words, capture_output=True, text=True, env=os.environ | source, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+LIGHT = f"print([name for name in {HEAVY} if name in sys.modules])"
+
+
+VERSION = """
+from anyfleet.cli import main
+sys.argv = ["anyfleet", "--version"]
+try:
+    main()
+except SystemExit:
+    pass
+"""
+
+
+@pytest.mark.parametrize("program", ["dir(anyfleet)", VERSION], ids=["dir", "--version"])
+def test_what_must_be_instant_imports_nothing_heavy(program: str) -> None:
+    assert in_a_new_process(f"{program}\n{LIGHT}").splitlines()[-1] == "[]"
+    assert "'torch'" in in_a_new_process(f"anyfleet.parts\n{LIGHT}")  # the test can fail
+
+
+def test_after_a_plain_import_everything_is_an_attribute() -> None:
+    program = """
+import rlcompleter
+assert anyfleet.parts.aggregate.Mean().weights == "samples"
+assert anyfleet.core.updates.Updates and anyfleet.elastic.trace
+shell = rlcompleter.Completer({"anyfleet": anyfleet})
+for text in ("par", "parts.aggr", "parts.aggregate.Me", "core.u"):
+    print(shell.complete(f"anyfleet.{text}", 0))
+"""
+    assert in_a_new_process(program).splitlines() == [
+        "anyfleet.parts",
+        "anyfleet.parts.aggregate",
+        "anyfleet.parts.aggregate.Mean(",
+        "anyfleet.core.updates",
+    ]
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="module 'anyfleet' has no attribute 'part'"):
+        anyfleet.part  # noqa: B018 - that is the test
+    with pytest.raises(AttributeError, match=r"'anyfleet\.core' has no attribute 'part'"):
+        anyfleet.core.part  # noqa: B018
+
+
+def test_help_shows_the_front_door() -> None:
+    shown = pydoc.plain(pydoc.render_doc(anyfleet))
+    assert "class Experiment" in shown
+    assert "play(experiment" in shown
+    assert all(f"    {each} (package)" in shown for each in ("parts", "methods", "tasks", "world"))
+
+
+# --- what authors of parts import -------------------------------------------------------------
+
+
+def mentioned(kind: object) -> Iterator[type]:
+    """The classes of this package in an annotation."""
+    if isinstance(kind, type) and kind.__module__.startswith("anyfleet."):
+        yield kind
+    for each in get_args(kind):
+        yield from mentioned(each)
+
+
+def signatures(slot: type) -> Iterator[type]:
+    """The classes of this package in the signatures of a slot, its inherited ones too."""
+    for base in slot.__mro__:
+        if not base.__module__.startswith("anyfleet.core"):
+            continue
+        for member in vars(base).values():
+            function = member.fget if isinstance(member, property) else member
+            if isinstance(function, FunctionType):
+                for kind in get_type_hints(function).values():
+                    yield from mentioned(kind)
+
+
+def test_authors_import_from_one_package() -> None:
+    shown = {name: getattr(parts, name) for name in parts.__all__}
+    for slot in SLOTS.values():
+        assert slot in shown.values(), slot
+        missing = {kind for kind in signatures(slot) if kind not in shown.values()}
+        assert not missing, f"anyfleet.parts lacks {missing}, which {slot.__name__} mentions"
+    for folder in (SOURCE / "parts").iterdir():
+        if (folder / "__init__.py").is_file():
+            package = importlib.import_module(f"anyfleet.parts.{folder.name}")
+            assert shown[folder.name] is package
+            assert all(shown.get(each) is getattr(package, each) for each in package.__all__)
 
 
 # --- papers -----------------------------------------------------------------------------------

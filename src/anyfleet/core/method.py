@@ -209,7 +209,7 @@ def _misplaced(method: Method) -> Iterator[str]:
         elif value is None:
             told += "; every slot needs a part."
         elif not told.endswith("?"):
-            told += f"; derive {type(value).__name__} from anyfleet.core.method.{slot.__name__}."
+            told += f"; derive {type(value).__name__} from anyfleet.parts.{slot.__name__}."
         yield told
     cache: Any = method.cache
     if not isinstance(cache, bool):

@@ -549,9 +549,20 @@ class Codec(Part, Protocol):
 
 
 class Aggregate(Policy, Protocol):
-    """The new model out of what arrived."""
+    """The aggregation: how the server makes a new model of the updates of a round.
+
+    `for update in updates` gives them one by one; `updates.mean(weights)`, `median`, `norms` and
+    the other reductions do the usual work faster. `anyfleet.parts.try_aggregate` calls an
+    aggregator on a few tensors.
+    """
 
     @abstractmethod
     def __call__(
         self, model: Params, state: State, updates: Updates, view: View, key: Tensor
-    ) -> Aggregated: ...
+    ) -> Aggregated:
+        """Return the new model, the state for the next round, and diagnostics for its record.
+
+        `model` is the current one: every `update.delta` is a change of it, and the new one has the
+        same tensors. `state` is what `init` or the last call returned. There is at least one
+        update. `key` addresses the randomness of this call.
+        """
