@@ -47,7 +47,8 @@ LAYERS = (
     ("analysis experiment hardware store",),
     ("methods",),
     ("parts", "world runtime wire", "tasks"),
-    ("core measure",),
+    ("measure",),
+    ("core",),
     ("elastic rng names errors config arrays formulas papers arguments tracebacks",),
 )
 ROOMS = {
