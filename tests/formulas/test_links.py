@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anyfleet.formulas.links import leading_columns
-from anyfleet.formulas.reference.delivery import (
+from anyfleet.formulas.reference.lossy_links import (
     all_delivered,
     column_coverage,
     delivered_chances,

@@ -7,7 +7,7 @@ from anyfleet.elastic.blueprint import WHOLE, Blueprint, Slice
 from anyfleet.elastic.cost import flops, memory
 from anyfleet.elastic.cost import memory_traffic as traffic
 from anyfleet.elastic.cost.passes import ITEM
-from anyfleet.elastic.widths import narrowed, width
+from anyfleet.elastic.slice_width import narrowed, width
 
 
 @dataclass(frozen=True)
