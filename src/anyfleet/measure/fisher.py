@@ -92,13 +92,13 @@ class Fisher:
     def work(self, priced: Priced, processed: int, steps: int) -> Work:
         """Of the measurements beside training on so many samples in so many steps."""
         sample, batch = priced.sample, priced.batch
-        used = min(self.samples or priced.size, priced.size)
+        used = min(self.samples or priced.batch_size, priced.batch_size)
         times = -(-steps // self.every)
         # Without steps, what each sample adds on average: planners add the two up.
-        looked = min(times * used, processed) if steps else processed * used / priced.size
+        looked = min(times * used, processed) if steps else processed * used / priced.batch_size
         norms = bool(priced.blueprint.norms)
         # Normalisation by batch takes a pass over all of it first.
-        settled = min(times * priced.size, processed) if steps else processed
+        settled = min(times * priced.batch_size, processed) if steps else processed
         flops = looked * sample.flops + (settled * sample.forward_flops if norms else 0)
         single = self.estimate == "samples"
         runs = -(-used // _TOGETHER) if single else 1
@@ -108,7 +108,7 @@ class Fisher:
             flops=float(flops),
             memory=float(held + _pass_bytes(sample, batch, min(used, _TOGETHER), single=single)),
             calls=float(times * (runs * batch.calls + (batch.forward_calls if norms else 0))),
-            moved=float(times * (used / priced.size * batch.moved + written))
+            moved=float(times * (used / priced.batch_size * batch.moved + written))
             + float(times * (batch.forward_moved if norms else 0)),
         )
 

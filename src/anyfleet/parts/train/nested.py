@@ -117,7 +117,7 @@ def _prefix(blueprint: Blueprint, ratio: float) -> Slice:
 
 def narrower(priced: Priced, ratios: Iterable[float]) -> list[Priced]:
     """The parts of those ratios that are below a slice's share."""
-    return [priced.within(ratio) for ratio in ratios if ratio < priced.share - SAME]
+    return [priced.within(ratio) for ratio in ratios if ratio < priced.width - SAME]
 
 
 def divergence(teacher: Tensor, output: Tensor) -> Tensor:
