@@ -1,4 +1,4 @@
-"""Columns over lossy links, with the numbers of METHODS."""
+"""Columns over lossy links, with the numbers of the specification."""
 
 import numpy as np
 import pytest
