@@ -117,20 +117,20 @@ class Fisher(Measure):
 
     def work(self, priced: Priced, processed: Counted, local_steps: Counted) -> Work:
         sample, batch = priced.sample, priced.batch
-        used = min(self.samples or priced.size, priced.size)
+        used = min(self.samples or priced.batch_size, priced.batch_size)
         times = -(-local_steps // self.every)
 
         def measured(count: int) -> Amounts:
             """Return the samples of all measurements that take `count` of a minibatch."""
             most = np.minimum(times * count, processed)
             # Without steps, what each sample adds on average: planners add the two up.
-            return np.where(np.asarray(local_steps) > 0, most, processed * count / priced.size)
+            return np.where(np.asarray(local_steps) > 0, most, processed * count / priced.batch_size)
 
         norms = bool(priced.blueprint.norms)
         flops = measured(used) * float(sample.flops)
         if norms:
             # Normalisation by batch takes a pass over all of it first.
-            flops = flops + measured(priced.size) * float(sample.forward_flops)
+            flops = flops + measured(priced.batch_size) * float(sample.forward_flops)
         single = self.estimate == "samples"
         runs = -(-used // _TOGETHER) if single else 1
         held = FLOAT_BYTES * sample.sent_params * (min(used, _TOGETHER) if single else 1)
@@ -139,7 +139,7 @@ class Fisher(Measure):
             flops=flops if np.ndim(flops) else float(flops),
             memory=float(held + _pass_bytes(sample, batch, min(used, _TOGETHER), single=single)),
             calls=float(runs * batch.calls + (batch.forward_calls if norms else 0)) * times,
-            moved=(used / priced.size * batch.moved + written) * times
+            moved=(used / priced.batch_size * batch.moved + written) * times
             + float(batch.forward_moved if norms else 0) * times,
         )
 
