@@ -509,7 +509,9 @@ def test_a_run_that_is_stopped_keeps_everything_so_far(
     assert shown.splitlines()[-1] == "To go on: anyfleet resume runs/small"
     summary = json.loads((run / "summary.json").read_text())
     assert (summary["ended"], summary["result"]["steps"]) == ("interrupted", len(kept))
-    closed = {json.loads(line)["round_index"] for line in (run / "ledger.jsonl").read_text().splitlines()}
+    closed = {
+        json.loads(line)["round_index"] for line in (run / "ledger.jsonl").read_text().splitlines()
+    }
     assert closed == set(range(len(kept)))
     assert (run / "model.safetensors").stat().st_size > 784 * 8 * 4
     assert checkpoint.examine(checkpoint.found(run)[0]).step == len(kept)

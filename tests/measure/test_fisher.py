@@ -203,7 +203,9 @@ def test_its_cost_is_charged_and_can_be_lowered() -> None:
     base = replace(INFORMED, select=whale().select)
     plain = cost(replace(base, choose=fedavg().choose), 1)
     full = cost(base, 1)
-    assert cost(replace(base, choose=replace(base.choose, fisher=Fisher(every=5))), 1) - plain < 0.35 * (full - plain)
+    assert cost(
+        replace(base, choose=replace(base.choose, fisher=Fisher(every=5))), 1
+    ) - plain < 0.35 * (full - plain)
     assert cost(replace(base, choose=replace(base.choose, fisher=Fisher(samples=2))), 1) < full
     # One pass over every sample, and a forward pass over each batch for its statistics.
     sample = Priced(small.task().blueprint, Slice(), 8).sample

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -25,6 +25,7 @@ from anyfleet.world import (
 )
 from anyfleet.world import table as tables
 from anyfleet.world.group import FIELDS
+from anyfleet.world.links import Way
 from anyfleet.world.world import DEVICE_FIELDS
 
 START = When(0.0, 0)
@@ -178,8 +179,8 @@ def test_a_rate_of_ones_own_decides_whether_columns_get_lost() -> None:
     keys = world._keys("test", everybody(world))
     for way, expected in (("up", [8, 0, 8]), ("down", [0, 8, 8])):
         came = world.delivered_columns(
-            np.full(3, 8), everybody(world), keys, START, active=1, way=way
-        )  # type: ignore[arg-type]
+            np.full(3, 8), everybody(world), keys, START, active=1, way=cast("Way", way)
+        )
         assert came.tolist() == expected
 
 

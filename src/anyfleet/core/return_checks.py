@@ -196,8 +196,9 @@ def planned(found: Any, caller: Caller, drafts: Plans, blueprint: Blueprint) -> 
         caller.refuse(
             "menus that are no tuples", "a tuple of sub-model sizes for each device, or ()"
         )
-    for size in (*found.sub_model_sizes, *(size for menu in found.menus for size in menu)):
-        _check_size(size, caller, len(blueprint.layers))
+    offered = (each for menu in found.menus for each in menu)
+    for wanted in (*found.sub_model_sizes, *offered):
+        _check_size(wanted, caller, len(blueprint.layers))
     return found
 
 

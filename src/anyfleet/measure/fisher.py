@@ -124,7 +124,9 @@ class Fisher(Measure):
             """Return the samples of all measurements that take `count` of a minibatch."""
             most = np.minimum(times * count, processed)
             # Without steps, what each sample adds on average: planners add the two up.
-            return np.where(np.asarray(local_steps) > 0, most, processed * count / priced.batch_size)
+            return np.where(
+                np.asarray(local_steps) > 0, most, processed * count / priced.batch_size
+            )
 
         norms = bool(priced.blueprint.norms)
         flops = measured(used) * float(sample.flops)

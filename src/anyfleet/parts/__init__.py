@@ -51,10 +51,11 @@ from anyfleet.core.slots import (
     TrainingStart,
     Wrapper,
 )
-from anyfleet.core.time_and_energy import Work
+from anyfleet.core.training_work import Work
 from anyfleet.core.updates import Update, Updates, add_delta
 from anyfleet.core.view import Ids, OrderStatus, OrderStatuses, Request, View
 from anyfleet.elastic import Blueprint, Mode, Priced, Slice
+from anyfleet.measure import Fisher
 from anyfleet.papers import Paper
 from anyfleet.parts import aggregate, choose, codec, extract, norm, plan, schedule, select, train
 from anyfleet.parts.aggregate import (
@@ -107,7 +108,6 @@ from anyfleet.parts.train import (
     Fjord,
     Gradient,
     Inverse,
-    Observed,
     Progressive,
     Rush,
     Sgd,
@@ -145,6 +145,7 @@ __all__ = [
     "Extract",
     "Fgc",
     "First",
+    "Fisher",
     "FisherBlocks",
     "FisherUtility",
     "Fjord",
@@ -176,7 +177,6 @@ __all__ = [
     "MostGain",
     "Norm",
     "Nothing",
-    "Observed",
     "OnDevice",
     "OrderStatus",
     "OrderStatuses",

@@ -298,7 +298,7 @@ class _TriedTask:
     metrics: Mapping[str, Loss] = field(default_factory=dict)
     augment: None = None
     owners: tuple[str, ...] = ("",)
-    dealt: str = ""
+    assignment: str = ""
 
     @staticmethod
     def of(module: nn.Module, x: Tensor, y: Tensor, loss: Loss) -> "_TriedTask":

@@ -284,7 +284,7 @@ def test_memory_is_the_worse_of_the_passes_and_the_update() -> None:
     trained = 4 * sample.sent_params
 
     def needed(trainer: Gradient, batch: int) -> float:
-        return trainer.work(Priced(blueprint, Slice((), 2), batch), 0, 0).memory
+        return float(trainer.work(Priced(blueprint, Slice((), 2), batch), 0, 0).memory)
 
     plain, heavy = Gradient(), Gradient(optimiser=AdamW())
     updating = sample.nbytes + 3 * trained + 2 * sample.largest_bytes + sample.input_bytes
