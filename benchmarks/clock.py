@@ -4,8 +4,8 @@
 
 Profiles the machine on 18 slices, as `anyfleet fleet profile` does; then lets it train C.3, C.8 and
 C.11 (specification §C) at five widths and from every layer on (FedPMT), 175 slices measured anew,
-and compares. Seconds are those of the processor on one thread, for one local step of 16 samples, with
-the code that a device runs. Takes about six minutes.
+and compares. Seconds are those of the processor on one thread, for one local step of 16 samples,
+with the code that a device runs. Takes about six minutes.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ GOAL = 0.20
 def every_slice(task: Task) -> Iterator[Slice]:
     for share in SHARES:
         for first in range(len(task.blueprint.layers)):
-            yield replace(task.blueprint.prefix(share), first=first)
+            yield replace(task.blueprint.prefix(share), first_trained_layer=first)
 
 
 def compared(tasks: Mapping[str, Task], rates: FittedSpeed) -> Iterator[tuple[Sample, bool]]:
@@ -73,7 +73,7 @@ def main() -> None:
     for net in tasks:
         print(summary(net, [rates.error(s) for s, _ in rows if s.net == net]))
     for share in SHARES:
-        near = [s for s, _ in rows if min(SHARES, key=lambda each: abs(each - s.share)) == share]
+        near = [s for s, _ in rows if min(SHARES, key=lambda each: abs(each - s.width)) == share]
         print(summary(f"width {share:g}", [rates.error(s) for s in near]))
     print(summary("not in the profile", [rates.error(s) for s, seen in rows if not seen]))
     everything = [rates.error(s) for s, _ in rows]

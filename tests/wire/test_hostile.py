@@ -42,7 +42,7 @@ class Losing(Engine):
     ) -> list[EngineReply]:
         done = self.inner.execute(assigned, task, limits)
         return [
-            each._replace(refused="gone") if each.reply.device[0] in self.devices else each
+            each._replace(refused_by_server="gone") if each.reply.device[0] in self.devices else each
             for each in done
         ]
 

@@ -100,7 +100,7 @@ def measure(net: str, task: Task, slice_: Slice, batch: int, *, steps: int = STE
 def weigh(
     net: str, task: Task, batch: int, *, slice_: Slice = WHOLE, train: Gradient = _PLAIN
 ) -> Peak:
-    """Return the peak memory of training a slice with `train`, a few local steps of `batch` samples.
+    """Return the peak memory of training a slice with `train` on a few batches of `batch` samples.
 
     The model and all tensors that operators make during an order count as long as they are held.
     The data of the device do not count, since they need not be in memory all at once; neither does
