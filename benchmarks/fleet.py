@@ -210,8 +210,8 @@ class Measured:
 def build(devices: int) -> tuple[Task, worlds.World, Built]:
     """A task whose devices all hold the same data, and its world; how long the world took."""
     # A million references to the same rows.
-    one, shared = _one(), _one().shares * devices
-    task = replace(one, shares=shared, held_out=one.held_out * devices)
+    one, shared = _one(), _one().train_rows * devices
+    task = replace(one, train_rows=shared, test_rows=one.test_rows * devices)
     samples = np.full(devices, len(one.data(0)), dtype=np.int64)
     began = time.process_time()
     world = fleet().build(samples, SEED)

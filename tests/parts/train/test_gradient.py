@@ -142,7 +142,7 @@ def test_samples_processed(limit: int, samples: int, batch: int, expected: int) 
 
 def test_a_device_without_data_returns_what_it_got() -> None:
     task = small.task()
-    empty = replace(task, shares=(torch.zeros(0, dtype=torch.long), *task.shares[1:]))
+    empty = replace(task, train_rows=(torch.zeros(0, dtype=torch.long), *task.train_rows[1:]))
     trainer = Gradient(optimiser=Sgd(weight_decay=0.1))
     assert small.identical(trained(empty, trainer), task.params)
 
