@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
+from inspect import isabstract
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -111,8 +112,7 @@ def _codecs() -> Iterator[Codec]:
     """Every codec that the package shows, as it is by default; and others that send otherwise."""
     for name in codecs.__all__:
         part: Any = getattr(codecs, name)
-        needed = [each.name for each in fields(part) if _required(each)]
-        if not needed:
+        if not isabstract(part) and not any(map(_required, fields(part))):
             yield part()
     yield from (codecs.Raw("bf16"), codecs.Uveq(dimension=1), codecs.Stc(0.2, scope="model"))
     yield from (codecs.TopK(0.15, codecs.Qsgd()), codecs.TopK(0.15, codecs.Uveq()))

@@ -76,7 +76,7 @@ def constant(task: Task, order: Cohort, value: float) -> Replies:
     tree = {name: torch.full_like(old, value) for name, old in update.trees[0]["weights"].items()}
     around = uplink(order, task.blueprint, tuple(tree), torch.float32)
     rows = {name: row.unsqueeze(0) for name, row in tree.items()}
-    squeezed = Raw().compress(rows, {}, torch.ones(1), around)
+    squeezed = Raw().compress(around.flattened(rows), {}, torch.ones(1), around)
     return replace(update, trees=({"weights": tree},), symbols=(squeezed.symbols,))
 
 
@@ -241,7 +241,7 @@ def test_what_a_link_leaves_is_what_the_codec_packs() -> None:
     around = uplink(order, TASK.blueprint, tuple(came.trees[0]["delta"]), torch.float32)
     columns = Raw().pack(came.symbols[0], around)
     assert len(columns) == 3
-    whole, kept = Raw().restore(Raw().unpack(columns, around), around)
+    whole, kept = map(around.unflattened, Raw().restore(Raw().unpack(columns, around), around))
     part = within(order.slices[0], 0.375, TASK.blueprint)
     values, flags = (
         dense({n: v[0] for n, v in tree.items()}, part, TASK.blueprint) for tree in (whole, kept)

@@ -310,7 +310,7 @@ def test_what_was_not_trained_is_owed_as_before(codec: ErrorFeedback) -> None:
     found = squeeze(order, (DeviceState(tensors={SLOT: left}),), update, mask, TASK)
     for name, value in update.items():
         flags = mask.get(name, torch.ones_like(value, dtype=torch.bool))
-        expected = torch.where(flags, left[name] + value - found.tree[name][0], left[name])
+        expected = torch.where(flags, left[name] + value - found.received[name][0], left[name])
         assert torch.allclose(found.state[name][0], expected, rtol=1e-6, atol=1e-6), name
 
 
@@ -329,6 +329,6 @@ def test_a_width_owes_to_its_own_normalisation_alone() -> None:
     nothing = {n: torch.zeros(local.shape(n), dtype=torch.float64) for n in TASK.params}
     later = replace(narrow, acknowledged=wide.id)
     found = squeeze(later, (memory,), nothing, {}, TASK)
-    owed = {name: found.state[name] + found.tree[name] for name in nothing}
+    owed = {name: found.state[name] + found.received[name] for name in nothing}
     assert owed["0.weight"].any()
     assert not owed["1.weight"].any()

@@ -151,9 +151,9 @@ class Squeezes(Raw):
     change: Change = field(default=tuple)
 
     def compress(
-        self, tree: Params, state: Params, sent_fraction: Tensor, layout: MessageLayout
+        self, rows: Params, state: Params, sent_fraction: Tensor, layout: MessageLayout
     ) -> Any:
-        return self.change(super().compress(tree, state, sent_fraction, layout))
+        return self.change(super().compress(rows, state, sent_fraction, layout))
 
 
 @dataclass(frozen=True)
@@ -386,8 +386,8 @@ WRONG: dict[str, tuple[Method, str]] = {
     ),
     "nothing squeezed": (sends(lambda _: None), r"uplink=.*Compressed"),
     "squeezed out of shape": (
-        sends(lambda s: replace(s, tree={n: v[0] for n, v in s.tree.items()})),
-        r"uplink=.*of the tree .*due is a tensor",
+        sends(lambda s: replace(s, received={n: v[0] for n, v in s.received.items()})),
+        r"uplink=.*of received .*due is a tensor",
     ),
     "bits without number": (
         sends(lambda s: replace(s, bits=s.bits * float("nan"))),

@@ -32,7 +32,7 @@ def calibrated(method: Method, task: Task, seed: int) -> Method:
     )
     # Once, and on one row: wherever the model lives, the host is quick enough.
     there = {name: value.cpu() for name, value in update.items()}
-    return replace(method, uplink=method.uplink.calibrated(there, around))
+    return replace(method, uplink=method.uplink.calibrated(around.flattened(there), around))
 
 
 def sample_update(job: Job, task: Task, key: Tensor) -> dict[str, Tensor]:

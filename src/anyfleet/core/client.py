@@ -228,7 +228,7 @@ def _collect(orders: Cohort, memories: tuple[DeviceState, ...], trained: _Traine
 def _answer(trained: _Trained, row: int, result: TrainingResult) -> _Answer:
     job, squeezed = trained.job, trained.squeezed
     buffers = _travelling(trained.where, result)
-    sent, kept = ({n: v[row] for n, v in t.items()} for t in (squeezed.tree, squeezed.kept))
+    sent, kept = ({n: v[row] for n, v in t.items()} for t in (squeezed.received, squeezed.kept))
     trees: Trees = {job.send: sent} | ({"buffers": buffers} if buffers else {})
     bits = float(squeezed.bits[row].sum())  # of the model alone
     report = reported(result.report, job)
@@ -276,7 +276,7 @@ def _remember(memory: DeviceState, order: Cohort, trained: _Trained, row: int) -
     squeezed = trained.squeezed
     if not job.uplink.state_name:
         return memory
-    left, sent = ({n: v[row] for n, v in t.items()} for t in (squeezed.state, squeezed.tree))
+    left, sent = ({n: v[row] for n, v in t.items()} for t in (squeezed.state, squeezed.received))
     sent = {n: v * result.mask[n].to(v) if n in result.mask else v for n, v in sent.items()}
     return sending(memory, job.uplink.state_name, Left(left, sent), order, task)
 

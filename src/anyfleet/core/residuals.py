@@ -12,13 +12,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from anyfleet.core.compression import compress
 from anyfleet.core.messages import DeviceState, Params
 from anyfleet.core.objectives import Task
 from anyfleet.core.orders import Cohort, uplink
-from anyfleet.core.return_checks import Caller, squeezed
+from anyfleet.core.return_checks import Caller
 from anyfleet.core.slots import Compressed
 from anyfleet.elastic import cut, paste
-from anyfleet.tracebacks import during
 
 SENT = "sent"  # the memory slot with the last message that used a codec's slot
 
@@ -47,18 +47,14 @@ def squeeze(
     around = replace(around, key=around.key.to(like.device))
     caller = Caller("uplink", codec, orders.round_index)
     if not codec.state_name:
-        with during("uplink", codec):
-            found = codec.compress(tree, {}, rate, around)
-        return squeezed(found, caller, tree)
+        return compress(tree, {}, rate, around, caller)
     known = [_owed(memories[row], order, task) for row, order in enumerate(orders.rows())]
     left = {
         n: torch.stack([each.get(n, torch.zeros_like(v[0])) for each in known])
         for n, v in tree.items()
     }
     meant = {n: v * trained[n].to(v) if n in trained else v for n, v in left.items()}
-    with during("uplink", codec):
-        found = codec.compress(tree, meant, rate, around)
-    found = squeezed(found, caller, tree)
+    found = compress(tree, meant, rate, around, caller)
     # A codec may answer 0 with noise: what was not trained is as it was.
     still = {
         n: found.state[n] * trained[n].to(left[n]) + (left[n] - meant[n])

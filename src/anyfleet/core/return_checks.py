@@ -294,8 +294,8 @@ def squeezed(found: Any, caller: Caller, tree: Params) -> Compressed:
     """Check compressed trees: the names and shapes that went in, and bits that can be counted."""
     if not isinstance(found, Compressed):
         caller.refuse(_described(found), "anyfleet.parts.Compressed")
-    if found.tree != {}:  # a codec may send nothing at all
-        _check_tree(found.tree, tree, caller, "the tree")
+    if found.received != {}:  # a codec may send nothing at all
+        _check_tree(found.received, tree, caller, "received")
     bits, distortion = _any(found.bits), _any(found.distortion)
     rows = len(next(iter(tree.values()))) if tree else len(bits)
     if not isinstance(bits, Tensor) or bits.ndim != 2 or len(bits) != rows:

@@ -190,7 +190,7 @@ def try_codec(
     symbols = found.symbols.row(0)
     packed = part.pack(symbols, layout)
     tree, _ = part.restore(part.unpack(packed, layout), layout)
-    wrong = [name for name, value in found.tree.items() if not _same(tree.get(name), value)]
+    wrong = [name for name, value in found.received.items() if not _same(tree.get(name), value)]
     if wrong:
         caller.refuse(
             f"other numbers for {wrong[0]!r} from `restore` than `compress` had promised",

@@ -137,7 +137,7 @@ def unpacked(columns: Sequence[bytes], names: Names, given: Parcel) -> Unpacked:
     for tree, listed in names.items():
         if tree == STATISTICS:
             raw = cast("Codec", Raw())
-            trees[tree] = narrow(raw.restore(raw.unpack(lead, told), told)[0])
+            trees[tree] = narrow(told.unflattened(raw.restore(raw.unpack(lead, told), told)[0]))
             continue
         model, flags = _model(rest, listed, given)
         trees[tree], kept = narrow(model), narrow(flags)
@@ -158,7 +158,7 @@ def _model(columns: Sequence[bytes], names: Sequence[str], given: Parcel) -> tup
     around = given.around(given.model)
     with _guarded(given.codec):
         symbols = given.codec.unpack(columns, around)
-        values, flags = given.codec.restore(symbols, around)
+        values, flags = map(around.unflattened, given.codec.restore(symbols, around))
         if values.keys() != set(names):
             raise BadMessage("a codec that gives other tensors than the header names", "tensors")
         # Flags of columns that did not come are not asked for: the tree is as narrow as it came.
