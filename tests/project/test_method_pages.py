@@ -304,7 +304,7 @@ def test_the_page_about_looking_inside_names_everything_there_is() -> None:
     tables = re.findall(r"^\| (`.*?`) \|", text, re.MULTILINE)
     named = set(re.findall(r"`(\w+)", " ".join(tables)))
     notes = {name for name in named if not callable(getattr(diagnosis, name, None))}
-    assert notes == Diagnosed.provides
+    assert notes == {signal.name for signal in Diagnosed.provides}
     theory = re.findall(r"`(\w+)`", text.partition("in `anyfleet.formulas.reference`")[2])
     assert len(theory) > 4
     for name in theory:

@@ -19,6 +19,7 @@ from anyfleet.arrays import Arrays, Floats, Ints
 from anyfleet.elastic import Blueprint, Slice
 from anyfleet.elastic.blueprint import Rounding
 from anyfleet.elastic.cost.operations import Counting
+from anyfleet.names import near
 
 Params = Mapping[str, Tensor]
 Trees = Mapping[str, Params]  # "model", "delta", "weights", "buffers"
@@ -88,7 +89,6 @@ class SubModelSize:
     first_trained_layer: int = 0  # first trained layer
     rounding: Rounding = "ceil"
     axis_widths: tuple[tuple[str, float], ...] = ()  # axes whose share differs
-    device: int | None = None  # None: for evaluation, no device in particular
 
     @property
     def widest(self) -> float:
@@ -105,7 +105,7 @@ class SubModelSize:
 
     def prefix(self, blueprint: Blueprint) -> Slice:
         """The leading channels of this size."""
-        return _prefix(self if self.device is None else replace(self, device=None), blueprint)
+        return _prefix(self, blueprint)
 
 
 @lru_cache(maxsize=4096)
@@ -126,16 +126,18 @@ class Hyperparameters(Arrays):
     frequency: Floats  # cycles per second; not a number: the fastest it can
     target_seconds: Floats  # seconds that the server aims at for an order; not a number: none
 
-
-@dataclass(frozen=True, eq=False)
-class Plans(Arrays):
-    """What each device of a cohort shall do; a planner rewrites the columns it cares about."""
-
-    device: Ints
-    sub_model_sizes: tuple[SubModelSize, ...]
-    hyperparameters: Hyperparameters
-    menus: tuple[tuple[SubModelSize, ...], ...]  # not empty: the device chooses one of these
-    declined: tuple[str, ...]  # the reason why this device is skipped, or ""
+    def changed(self, **values: Any) -> "Hyperparameters":
+        """Return these hyperparameters with others: an array each, or one number for all rows."""
+        for name in values:
+            if name not in self.__dataclass_fields__:
+                hint = near(name, self.__dataclass_fields__)
+                raise TypeError(f"there is no hyperparameter {name!r}{hint or '.'}")
+        arrays = {}
+        for name, value in values.items():
+            # Fractions of an epoch or a local step are refused, not cut off.
+            numbers = np.asarray(value).astype(getattr(self, name).dtype, casting="same_kind")
+            arrays[name] = np.array(np.broadcast_to(numbers, len(self)))
+        return replace(self, **arrays)
 
 
 @dataclass(frozen=True, eq=False)

@@ -371,9 +371,9 @@ class Server:
         view, state, key = self.view(), self.states["extract"], self.key("test")
         extract, caller = self.method.extract, self._caller("extract")
 
-        def sub_model(want: SubModelSize) -> Slice:
+        def sub_model(size: SubModelSize) -> Slice:
             with during("extract", extract):
-                found = extract(want, view, state, key)
+                found = extract.for_evaluation(size, view, state, key)
             return returned.cut_out(found, caller, view.blueprint)
 
         return sub_model

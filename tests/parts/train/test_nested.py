@@ -196,7 +196,9 @@ def test_distillation_needs_classes() -> None:
 @pytest.mark.parametrize("kind", [Slim, Fjord, Progressive, Rush])
 def test_what_is_wrong_is_told_all_at_once(kind: type[Any]) -> None:
     name = kind.__name__
-    with pytest.raises(ValueError, match=rf"{name}\.nested_widths must be .*\n{name}\.samples must not"):
+    with pytest.raises(
+        ValueError, match=rf"{name}\.nested_widths must be .*\n{name}\.samples must not"
+    ):
         kind(nested_widths=(0.0, 1.0), samples=-1)
     with pytest.raises(ValueError, match=rf"{name}\.nested_widths must differ"):
         kind(nested_widths=(0.5, 0.5))

@@ -28,7 +28,6 @@ class Buffered(Schedule):
     patience: Unbounded = 3600.0
 
     reports: ClassVar[frozenset[str]] = frozenset()
-    provides: ClassVar[frozenset[str]] = frozenset()
     papers: ClassVar[tuple[Paper, ...]] = (FEDBUFF,)
 
     def __post_init__(self) -> None:

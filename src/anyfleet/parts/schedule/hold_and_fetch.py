@@ -7,6 +7,7 @@ import numpy as np
 
 from anyfleet.config.number_values import Unbounded
 from anyfleet.core.messages import Kind
+from anyfleet.core.signals import HeldResults, Signal
 from anyfleet.core.slots import Schedule
 from anyfleet.core.view import OrderStatus, Request, View
 
@@ -24,7 +25,7 @@ class HoldAndFetch(Schedule):
     staleness: ClassVar[int] = 0
 
     reports: ClassVar[frozenset[str]] = frozenset()
-    provides: ClassVar[frozenset[str]] = frozenset({"held"})
+    provides: ClassVar[frozenset[Signal]] = frozenset({HeldResults()})
 
     def __post_init__(self) -> None:
         if not self.patience > 0:

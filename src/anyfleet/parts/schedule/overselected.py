@@ -26,7 +26,6 @@ class Overselected(Schedule):
     staleness: ClassVar[int] = 0
 
     reports: ClassVar[frozenset[str]] = frozenset()
-    provides: ClassVar[frozenset[str]] = frozenset()
     papers: ClassVar[tuple[Paper, ...]] = (AT_SCALE,)
 
     def __post_init__(self) -> None:

@@ -23,7 +23,6 @@ class Synchronous(Schedule):
     staleness: ClassVar[int] = 0
 
     reports: ClassVar[frozenset[str]] = frozenset()
-    provides: ClassVar[frozenset[str]] = frozenset()
 
     def __post_init__(self) -> None:
         if not self.patience > 0:
@@ -64,7 +63,6 @@ class Deadline(Schedule):
     staleness: int = 0
 
     reports: ClassVar[frozenset[str]] = frozenset()
-    provides: ClassVar[frozenset[str]] = frozenset()
 
     def __post_init__(self) -> None:
         refuse(self._faults())

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from anyfleet.core.messages import Kind
+from anyfleet.core.signals import Signal
 from anyfleet.core.slots import Schedule
 from anyfleet.core.view import Request, View
 
@@ -40,7 +41,7 @@ class Surveyed(Schedule):
         return self.inner.reports
 
     @property
-    def provides(self) -> frozenset[str]:
+    def provides(self) -> frozenset[Signal]:
         return self.inner.provides
 
     def start(self, view: View) -> tuple[Request, ...]:

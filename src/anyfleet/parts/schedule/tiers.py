@@ -32,7 +32,6 @@ class Tiers(Schedule):
     patience: Unbounded = 3600.0
 
     reports: ClassVar[frozenset[str]] = frozenset()
-    provides: ClassVar[frozenset[str]] = frozenset()
     papers: ClassVar[tuple[Paper, ...]] = (FEDAT,)
 
     def __post_init__(self) -> None:

@@ -1,8 +1,7 @@
 """Many train, and those upload whose updates are largest (BN2)."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import ClassVar
 
 import numpy as np
@@ -10,6 +9,7 @@ from torch import Tensor
 
 from anyfleet.arrays import Ints
 from anyfleet.core.messages import Devices, measured
+from anyfleet.core.signals import HeldResults, Signal
 from anyfleet.core.slots import Select, State
 from anyfleet.core.view import OrderStatus, View
 from anyfleet.errors import refuse
@@ -32,9 +32,7 @@ class Largest(Select):
     measure: str = "norm"
 
     papers: ClassVar[tuple[Paper, ...]] = (BN2,)
-    requires: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {"held": "schedule.HoldAndFetch(), under which results wait on the devices"}
-    )
+    requires: ClassVar[frozenset[Signal]] = frozenset({HeldResults()})
 
     def __post_init__(self) -> None:
         refuse(self._faults())
