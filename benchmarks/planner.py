@@ -101,8 +101,8 @@ def cell(devices: int) -> Cell:
     budgets = AnycostBudgets(
         energy=drawn("energy", 3, 9),
         seconds=10.0,
-        power=link.power,
-        rate=link.band * np.log2(1 + loss * link.power / noise),
+        power=link.send_power,
+        bit_rate=link.band * np.log2(1 + loss * link.send_power / noise),
         bits=111.7e6,
         epsilon=drawn("epsilon", 5e-27, 1e-26),
         cycles=833 * 5.7e6,
@@ -159,7 +159,7 @@ def brute_force(device: AnycostDevice, bounds: AnycostBounds, grid: tuple[int, i
     work = alpha * device.cycles
     paid = (device.energy - device.epsilon * frequency**2 * work) / device.power
     sending = np.minimum(device.seconds - work / frequency, paid)
-    beta = np.minimum(bounds.beta_max, device.rate * sending / (alpha * device.bits))
+    beta = np.minimum(bounds.beta_max, device.bit_rate * sending / (alpha * device.bits))
     return float(np.max(np.where(beta > 0, alpha**4 * beta, 0.0)))
 
 

@@ -86,7 +86,7 @@ def test_a_selection_in_two_phases_is_refused_where_results_do_not_wait(schedule
 
 
 def test_a_measure_that_no_device_takes_is_refused_with_those_there_are() -> None:
-    with pytest.raises(CompositionError, match=r"select wants \['colour'\].*'fisher', 'loss'"):
+    with pytest.raises(CompositionError, match=r"select wants \['colour'\].*'distortion', 'loss'"):
         replace(bn2(), select=Largest(4, 2, "colour"))
 
 
@@ -107,7 +107,7 @@ def test_a_chooser_without_a_target_says_who_gives_one() -> None:
     with pytest.raises(CompositionError, match=r"choose=.*a target time.*use plan=TargetSeconds"):
         replace(fedavg(), plan=WidthMenu(), choose=utility)
     with pytest.raises(CompositionError, match=r"needs a target time"):
-        replace(fedavg(), plan=WidthMenu(), choose=replace(utility, fisher="constant"))
+        replace(fedavg(), plan=WidthMenu(), choose=replace(utility, effectiveness="constant"))
     for choose in (replace(utility, target=3.0), replace(utility, penalty=0.0)):
         assert replace(fedavg(), plan=WidthMenu(), choose=choose).choose == choose
     assert replace(fedavg(), plan=TargetSeconds(WidthMenu()), choose=utility).choose == utility
@@ -221,13 +221,13 @@ def test_a_comparison_on_the_server_needs_samples_there(wrap: type[Diagnosed]) -
 # --- Fisher information, whatever else a method is made of ------------------------------------
 
 
-@pytest.mark.parametrize("name", [name for name in TRAINERS if name != "observed"])
+@pytest.mark.parametrize("name", TRAINERS)
 def test_a_fisher_chooser_gets_fisher_from_every_trainer(name: str) -> None:
     train: Train = TRAINERS[name]
     method = replace(
         whale(widths=(1.0, 0.5), fisher=Fisher(every=2, samples=2), static_norm=False), train=train
     )
-    assert isinstance(method.trained, Observed)
+    assert isinstance(method.trainer, Observed)
     plain = replace(heterofl(widths=(1.0,), static_norm=False), select=Everyone(), train=train)
     task, one_level = small.task(devices=4), levels(speeds=(1e9,))
     first, second = small.steps(method, task, 2, fleet=one_level)
@@ -266,7 +266,7 @@ MIXTURES = {
     "bn2 by fisher, of random channels": replace(
         heterofl(widths=(0.5, 0.25)),
         extract=Random(),
-        select=Largest(4, 2, "fisher"),
+        select=Largest(4, 2, "fisher", (Fisher(),)),
         schedule=HoldAndFetch(),
         train=Slim(BASE),
     ),
@@ -405,7 +405,7 @@ def test_who_trains_only_the_output_layer_has_no_channels_to_report() -> None:
     fleet = levels(speeds=(1e9, 5e8, 2e8, 1e8))
     for method in (
         replace(base, extract=FisherBlocks(4)),
-        replace(base, aggregate=Diagnosed(measures=("channels",))),
+        replace(base, aggregate=Diagnosed(reported=("channels",), measures=(Fisher(),))),
     ):
         step = small.steps(method, small.task(), 2, fleet=fleet)[-1]
         assert set(step.ledger.first_trained_layer.tolist()) == {0, 1, 2, 3}
@@ -413,5 +413,5 @@ def test_who_trains_only_the_output_layer_has_no_channels_to_report() -> None:
 
 
 def test_only_a_single_number_can_be_the_largest() -> None:
-    with pytest.raises(ValueError, match=r"Largest\.measure"):
-        Largest(4, 2, "channels")
+    with pytest.raises(ValueError, match=r"Largest\.number"):
+        Largest(4, 2, "channels", (Fisher(),))

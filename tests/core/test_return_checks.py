@@ -1,7 +1,7 @@
 """What a user's part returns is checked where it returns: part, round, what came, what was due."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -19,7 +19,7 @@ from anyfleet.core.method import Method
 from anyfleet.core.plans import Plans
 from anyfleet.core.slots import Select, State, TrainingContext, TrainingResult
 from anyfleet.core.updates import Updates
-from anyfleet.core.view import OrderStatus, Request, View
+from anyfleet.core.view import Ids, OrderStatuses, Request, View
 from anyfleet.elastic import Blueprint, Slice
 from anyfleet.errors import BadReturn
 from anyfleet.methods import fedavg
@@ -71,8 +71,8 @@ class Fetches(Uniform):
     count: int | None = 2
     change: Change = field(default=tuple)
 
-    def fetch(self, view: View, held: Sequence[OrderStatus]) -> Sequence[OrderStatus]:
-        return held if view.round_index == 0 else self.change(held)
+    def fetch(self, view: View, held: OrderStatuses) -> Ids:
+        return held.order if view.round_index == 0 else self.change(held.order)
 
 
 @dataclass(frozen=True)
@@ -236,10 +236,14 @@ def aggregates(change: Change) -> Method:
 
 SIZE = SubModelSize()
 WRONG: dict[str, tuple[Method, str]] = {
-    "ids in a list": (
-        selects(list),
-        r"returned the list \[.*\] for an array in round 2; due",
-    ),
+    "ids in a text": (selects(lambda ids: "01"), r"returned the str '01' for an array in round 2"),
+    "ids in a set": (selects(set), r"returned the set \{.*\} for an array in round 2; due"),
+    "ids in a tensor": (selects(torch.from_numpy), r"a tensor of torch\.int64 .* for an array"),
+    "half ids in a list": (selects(lambda ids: [0.5]), r"returned the list \[0\.5\] in round 2"),
+    "flags in a list": (selects(lambda ids: [True]), r"returned the list \[True\] in round 2"),
+    "lists in a list": (selects(lambda ids: [[0]]), r"returned the list \[\[0\]\] in round 2"),
+    "an id beyond all": (selects(lambda ids: [10**30]), r"returned the list \[10+\] in round 2"),
+    "ids twice in a list": (selects(lambda ids: [0, 0]), r"devices twice \(0\)"),
     "ids out of range": (selects(lambda ids: ids + 4), r"do not exist .*; due is .*from 0 to 3"),
     "negative ids": (selects(lambda ids: -1 - ids), r"do not exist"),
     "ids twice": (selects(lambda ids: np.repeat(ids, 2)), r"devices twice"),
@@ -250,13 +254,17 @@ WRONG: dict[str, tuple[Method, str]] = {
     ),
     "ids in rows": (selects(lambda ids: ids[None]), r"shape \[1, 2\]"),
     "no ids": (selects(lambda ids: None), r"returned None for an array"),
-    "flights of others": (
-        replace(BASE, schedule=HoldAndFetch(), select=Fetches(change=lambda held: [3])),
-        r"select=.*something else than these flights",
+    "held orders of others": (
+        replace(BASE, schedule=HoldAndFetch(), select=Fetches(change=lambda held: held + 9)),
+        r"select=.*orders that are not held \(",
     ),
-    "flights twice": (
+    "held orders twice": (
         replace(BASE, schedule=HoldAndFetch(), select=Fetches(change=lambda held: [*held, *held])),
-        r"select=.*a flight twice",
+        r"select=.*orders twice \(",
+    ),
+    "held orders by a flag": (
+        replace(BASE, schedule=HoldAndFetch(), select=Fetches(change=lambda held: held > 0)),
+        r"select=.*True and False",
     ),
     "a request alone": (schedules("start", lambda _: Request()), r"schedule=.*a Request alone"),
     "no requests": (schedules("start", lambda _: None), r"schedule=.*returned None"),
@@ -276,6 +284,14 @@ WRONG: dict[str, tuple[Method, str]] = {
         schedules("start", lambda _: (Request(devices=(7,)),)),
         r"schedule=.*do not exist \(7\)",
     ),
+    "devices in a text": (
+        schedules("start", lambda _: (Request(devices="01"),)),  # type: ignore[arg-type]
+        r"schedule=.*the str '01' for an array.*devices of a Request",
+    ),
+    "devices that are halves": (
+        schedules("start", lambda _: (Request(devices=np.array([0.5])),)),
+        r"schedule=.*an array of float64.*devices of a Request",
+    ),
     "busy devices": (
         schedules("start", lambda _: (Request(devices=(0,)), Request(devices=(0,)))),
         r"schedule=.*not idle \(0\)",
@@ -284,7 +300,13 @@ WRONG: dict[str, tuple[Method, str]] = {
     "no time": (schedules("alarm", lambda _: float("nan")), r"seconds .* from `alarm`"),
     "not enough": (schedules("enough", lambda _: 0), r"at least 1 from `enough`"),
     "an order to drop": (schedules("drop", lambda _: (99,)), r"not under way \(99\)"),
-    "an order for later": (schedules("later", lambda _: (99,)), r"not answered \(99\)"),
+    "orders to drop by flags": (
+        schedules("drop", lambda _: np.array([True])),
+        r"True and False.*numpy\.flatnonzero",
+    ),
+    "orders to drop in a set": (schedules("drop", lambda _: {1}), r"the set \{1\} for an array"),
+    "an order for later": (schedules("later", lambda _: (99,)), r"not replied to \(99\)"),
+    "an order for later twice": (schedules("later", lambda _: [3, 3]), r"orders twice \(3\)"),
     "no plans": (plans(lambda _: None), r"plan=.*returned None.*Plans"),
     "plans for others": (
         plans(lambda drafts: replace(drafts, device=drafts.device[::-1])),
@@ -451,9 +473,10 @@ class Loses(Gradient):
         return super().finish(context, state)._replace(params={})
 
 
-@pytest.mark.parametrize("dtype", [np.int32, np.int64, np.uint8])
-def test_whole_numbers_of_any_width_are_ids(dtype: Any) -> None:
-    steps = small.steps(selects(lambda ids: ids.astype(dtype)), task(), 2)
+@pytest.mark.parametrize("form", [np.int32, np.int64, np.uint8, list, tuple])
+def test_whole_numbers_of_any_width_are_ids_also_in_a_sequence(form: Any) -> None:
+    change = form if form in (list, tuple) else lambda ids: ids.astype(form)
+    steps = small.steps(selects(change), task(), 2)
     assert small.identical(
         steps[1].params, small.steps(selects(lambda ids: ids), task(), 2)[1].params
     )

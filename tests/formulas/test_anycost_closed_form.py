@@ -21,7 +21,7 @@ DEVICE = AnycostBudgets(
     energy=6,
     seconds=10,
     power=0.1,
-    rate=8e6,
+    bit_rate=8e6,
     bits=111.7e6,
     epsilon=7.5e-27,
     cycles=833 * 4.5e6,
@@ -82,7 +82,7 @@ def random_cohort(seed: int, size: int) -> Cohort:
         energy=powers(-1, 1.5),
         seconds=powers(0, 1.5),
         power=powers(-3, 0.5),
-        rate=powers(5, 7.5),
+        bit_rate=powers(5, 7.5),
         bits=powers(7, 8.5),
         epsilon=draw.uniform(5e-27, 1e-26, size),
         cycles=powers(9, 10.3),
@@ -100,7 +100,7 @@ def random_cohort(seed: int, size: int) -> Cohort:
 def most_overspent(budgets: AnycostBudgets, plans: AnycostPlans) -> float:
     """By which share time or energy is exceeded, at most; below 0 if by nobody."""
     alpha, beta, frequency = plans
-    work, sending = alpha * budgets.cycles, alpha * beta * budgets.bits / budgets.rate
+    work, sending = alpha * budgets.cycles, alpha * beta * budgets.bits / budgets.bit_rate
     seconds = work / frequency + sending
     joules = budgets.epsilon * frequency**2 * work + budgets.power * sending
     over = np.maximum(seconds / budgets.seconds, joules / budgets.energy)
@@ -159,7 +159,7 @@ def test_3_both_budgets_at_a_bound_of_the_frequency() -> None:
     plans = anycost_plans(budgets, beta_max=1.0)
     assert (plans.alpha, plans.frequency) == pytest.approx((0.7266287898554215, 5.2e8), rel=1e-9)
     work = plans.alpha * budgets.cycles
-    sending = plans.alpha * plans.beta * budgets.bits / budgets.rate
+    sending = plans.alpha * plans.beta * budgets.bits / budgets.bit_rate
     assert work / 5.2e8 + sending == pytest.approx(10)
     assert 7.5e-27 * 5.2e8**2 * work + 0.1 * sending == pytest.approx(6)
 
@@ -230,7 +230,7 @@ def gains_of_sizes(cohort: Cohort, alpha: Floats) -> Floats:
         sending = sending_seconds(cohort, alpha, frequency)
         seconds = np.maximum(seconds, sending.max(axis=-1))
         low, high = beside(frequency, sending)
-    beta = np.minimum(seconds * own.rate / (alpha * own.bits), cohort.beta_max[:, None])
+    beta = np.minimum(seconds * own.bit_rate / (alpha * own.bits), cohort.beta_max[:, None])
     usable = (beta > 0) & (beta >= cohort.beta_min[:, None])
     gains: Floats = np.where(usable, alpha**4 * beta, 0.0)
     return gains
@@ -351,8 +351,8 @@ def test_3_columns_broadcast() -> None:
         {"seconds": 0.0, "power": 0.0},
         {"seconds": -1.0},
         {"seconds": -1.0, "cycles": 0.0, "bits": 0.0},
-        {"rate": 0.0},
-        {"rate": 0.0, "bits": 0.0},
+        {"bit_rate": 0.0},
+        {"bit_rate": 0.0, "bits": 0.0},
         {"fastest": 1e8},
         {"slowest": 2e9, "epsilon": 1e-25},
     ],
@@ -472,7 +472,7 @@ def test_3_extreme_scales_break_no_constraint() -> None:
         energy=powers(-12, 12),
         seconds=powers(-6, 8),
         power=powers(-12, 6),
-        rate=powers(0, 12),
+        bit_rate=powers(0, 12),
         bits=powers(0, 12),
         epsilon=powers(-40, -10),
         cycles=powers(0, 15),

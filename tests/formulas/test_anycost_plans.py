@@ -27,7 +27,7 @@ from anyfleet.formulas.reference.anycost_plans import (
 )
 
 DEVICE = AnycostDevice(
-    energy=6, seconds=10, power=0.1, rate=8e6, bits=111.7e6, epsilon=7.5e-27, cycles=833 * 4.5e6
+    energy=6, seconds=10, power=0.1, bit_rate=8e6, bits=111.7e6, epsilon=7.5e-27, cycles=833 * 4.5e6
 )
 HEAVY = replace(DEVICE, cycles=833 * 7.3e6)
 OPEN = AnycostBounds(beta_max=1.0)
@@ -87,7 +87,7 @@ def test_3_a_tight_plan_uses_everything(share: float) -> None:
 
 
 def test_3_the_paper_literally_breaks_its_own_cap() -> None:
-    least = 1 - HEAVY.bits / 15 / (HEAVY.rate * HEAVY.seconds)
+    least = 1 - HEAVY.bits / 15 / (HEAVY.bit_rate * HEAVY.seconds)
     plan = anycost_tight_plan(HEAVY, least)
     found = (least, plan.alpha, plan.beta)
     assert found == pytest.approx((0.906917, 0.660456, 0.100940), abs=1e-6)
@@ -129,9 +129,9 @@ def test_3_example_at_the_cap() -> None:
 
 def test_3_example_infeasible() -> None:
     assert anycost_plan(replace(DEVICE, energy=0.01)) is None
-    assert anycost_plan(replace(DEVICE, rate=0.0)) is None
+    assert anycost_plan(replace(DEVICE, bit_rate=0.0)) is None
     assert anycost_plan_at(1.0, replace(DEVICE, energy=0.01)) is None
-    assert anycost_plan_at(1.0, replace(DEVICE, rate=0.0)) is None
+    assert anycost_plan_at(1.0, replace(DEVICE, bit_rate=0.0)) is None
 
 
 def test_3_a_fixed_size_gets_the_best_rest() -> None:
@@ -267,7 +267,7 @@ def grid_gains(
     time = device.seconds - work / frequency
     energy = (device.energy - device.epsilon * frequency**2 * work) / device.power
     beta = np.minimum(
-        bounds.beta_max, device.rate * np.minimum(time, energy) / (alpha * device.bits)
+        bounds.beta_max, device.bit_rate * np.minimum(time, energy) / (alpha * device.bits)
     )
     usable = (beta > 0) & (beta >= bounds.beta_min)
     gains: Floats = np.where(usable, alpha**4 * beta, 0.0)
@@ -301,7 +301,7 @@ def test_3_brute_force_is_never_better(
     beta_max: float,
     speeds: tuple[float, float],
 ) -> None:
-    device = replace(DEVICE, energy=energy, power=power, rate=rate, cycles=833 * cycles)
+    device = replace(DEVICE, energy=energy, power=power, bit_rate=rate, cycles=833 * cycles)
     bounds = AnycostBounds(beta_min=1e-3, beta_max=beta_max, slowest=speeds[0], fastest=speeds[1])
     plan, best = anycost_plan(device, bounds), brute_force(device, bounds)
     if plan is None:
@@ -318,7 +318,7 @@ def test_3_every_branch_is_met() -> None:
         device = replace(
             DEVICE,
             energy=draw.uniform(0.1, 9),
-            rate=10 ** draw.uniform(5, 7.3),
+            bit_rate=10 ** draw.uniform(5, 7.3),
             cycles=833 * draw.uniform(1e6, 1.5e7),
         )
         plan = anycost_plan(device, AnycostBounds(fastest=6e8))
@@ -330,7 +330,7 @@ REPEATED = AnycostDevice(
     energy=8.3464,
     seconds=10.0,
     power=0.1,
-    rate=1.9534e7,
+    bit_rate=1.9534e7,
     bits=1.117e8,
     epsilon=8.038e-27,
     cycles=1.5413e10,
@@ -339,7 +339,7 @@ NARROW = AnycostDevice(
     energy=0.678175,
     seconds=3.778482,
     power=0.00523439,
-    rate=1.949880e7,
+    bit_rate=1.949880e7,
     bits=5.0461336e7,
     epsilon=9.785207e-27,
     cycles=5.0533115e9,
@@ -389,7 +389,7 @@ def test_3_nothing_is_better_in_wide_random_cells() -> None:
             energy=10 ** draw.uniform(-1, 1.5),
             seconds=10 ** draw.uniform(0, 1.5),
             power=10 ** draw.uniform(-3, 0.5),
-            rate=10 ** draw.uniform(5, 7.5),
+            bit_rate=10 ** draw.uniform(5, 7.5),
             bits=10 ** draw.uniform(7, 8.5),
             epsilon=draw.uniform(5e-27, 1e-26),
             cycles=10 ** draw.uniform(9, 10.3),
@@ -421,7 +421,7 @@ IDLE_LINK: tuple[dict[str, float], ...] = (
     {"cycles": 10 * WORK},  # nothing fits
     {"energy": 1e-9},
     {"cycles": 0.0},
-    {"rate": 0.0},
+    {"bit_rate": 0.0},
 )
 
 
@@ -432,7 +432,7 @@ def test_without_bits_a_plan_is_the_limit_of_ever_fewer(changes: dict[str, float
         warnings.simplefilter("error")
         none = anycost_plan(replace(device, bits=0.0))
     few = anycost_plan(replace(device, bits=1e-6))
-    named = {name: getattr(device, name) for name in ("energy", "seconds", "power", "rate")}
+    named = {name: getattr(device, name) for name in ("energy", "seconds", "power", "bit_rate")}
     cohort = anycost_plans(
         AnycostBudgets(
             **named,

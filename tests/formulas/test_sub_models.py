@@ -91,9 +91,9 @@ def test_1_1_cohorts() -> None:
 
 def test_1_2_fedprox_example() -> None:
     weights, gradient = np.array([1.0, 2.0]), np.array([0.5, -0.5])
-    found = fedprox_step(weights, np.zeros(2), gradient, rate=0.1, mu=0.1)
+    found = fedprox_step(weights, np.zeros(2), gradient, lr=0.1, mu=0.1)
     assert found == pytest.approx([0.94, 2.03])
-    plain = fedprox_step(weights, np.zeros(2), gradient, rate=0.1, mu=0.0)
+    plain = fedprox_step(weights, np.zeros(2), gradient, lr=0.1, mu=0.0)
     assert plain.tolist() == (weights - 0.1 * gradient).tolist()
 
 

@@ -190,8 +190,8 @@ def test_f_4_expected_decrease() -> None:
 
 def test_f_4_when_the_bound_holds() -> None:
     found = np.array([0.0, np.pi / 3])  # cosines 1 and a half
-    assert fedadp_decrease_is_proved(found, dissimilarity=2.0, smoothness=1.0, rate=0.4)
-    assert not fedadp_decrease_is_proved(found, dissimilarity=2.0, smoothness=1.0, rate=0.6)
+    assert fedadp_decrease_is_proved(found, dissimilarity=2.0, smoothness=1.0, lr=0.4)
+    assert not fedadp_decrease_is_proved(found, dissimilarity=2.0, smoothness=1.0, lr=0.6)
 
 
 def test_f_4_divergence_and_dissimilarity() -> None:

@@ -47,7 +47,7 @@ from anyfleet.wire import decode_order
 from anyfleet.wire.inbox import Inbox
 from anyfleet.world import (
     Categorical,
-    Columns,
+    ColumnLoss,
     Diurnal,
     Fleet,
     Group,
@@ -111,8 +111,10 @@ METHODS: dict[str, Method] = {
 }
 LOSSY = Group(
     speed=1e8,
-    link=Steady(up=Wandering(3e5, every=0.1), down=1e6, power=0.5, receive=0.25),
-    loss=Columns(error=0.1),
+    link=Steady(
+        bit_rate_up=Wandering(3e5, every=0.1), bit_rate_down=1e6, send_power=0.5, receive_power=0.25
+    ),
+    column_loss=ColumnLoss(error=0.1),
     battery=1e4,
 )
 
@@ -151,7 +153,7 @@ def check_books(steps: list[Round]) -> None:
 # Not a number where nobody said or asked.
 UNKNOWN = ("loss", "frequency", "utility", "norm", "fisher")
 # Not a number where no training result came in; otherwise shares.
-RESULT = ("measured_sent_fraction", "gain", "divergence", "contraction")
+RESULT = ("measured_sent_fraction", "channel_share", "trained_share")
 
 
 def check_row(row: SimpleNamespace, end: float) -> None:
@@ -214,7 +216,7 @@ def carried(
     """Seconds in which the link carries something, up and down."""
     found = np.zeros(2)
     for middle, length in pieces:
-        rates = world.rates(np.array([row.device]), When(middle, row.issued_round), 1)
+        rates = world.bit_rates(np.array([row.device]), When(middle, row.issued_round), 1)
         found += length * np.array([rates.up[0] > 0, rates.down[0] > 0])
     return float(found[0]), float(found[1])
 
@@ -244,7 +246,7 @@ def test_seconds_and_joules_add_up_to_clock_and_meters(name: str) -> None:
         replace(LOSSY, speed=2e8, mortality=0.1),
         replace(LOSSY, speed=3e7, availability=Intermittent(0.8, every=0.5)),
         replace(LOSSY, battery=0.4, energy=1e-26, load=Redrawn(Uniform(1.0, 3.0), every=0.07)),
-        replace(LOSSY, link=Steady(3e5, Replayed(GAPS, "rate", every=0.07), receive=0.25)),
+        replace(LOSSY, link=Steady(3e5, Replayed(GAPS, "rate", every=0.07), receive_power=0.25)),
     )
     method = small.padded(replace(BASE, schedule=SCHEDULES[name], select=Draw(5)))
     runtime = begun(task, Fleet(groups=groups), 1)
@@ -314,7 +316,9 @@ def test_charged_bits_are_the_bytes_of_the_threads_engine_order_by_order(
 ) -> None:
     """Links fail both ways; and what comes out is bit for bit what the reference computes."""
     task = small.task(devices=6, partition=Dirichlet(0.3))
-    fleet = Fleet(groups=(LOSSY, replace(LOSSY, loss=Columns(error=0.3, width=0.2))))
+    fleet = Fleet(
+        groups=(LOSSY, replace(LOSSY, column_loss=ColumnLoss(error=0.3, column_width=0.2)))
+    )
     method = small.padded(replace(METHODS[name], schedule=schedule, select=Everyone()))
     one = small.steps(method, task, 2, fleet=fleet)
     sent = weigh(monkeypatch)
@@ -402,9 +406,9 @@ class Hidden:
         group = Group(
             speed=column("speed"),
             memory=column("memory"),
-            link=Steady(up=column("up"), down=column("up")),
+            link=Steady(bit_rate_up=column("up"), bit_rate_down=column("up")),
             mortality=self.mortality,
-            loss=Columns(error=self.error),
+            column_loss=ColumnLoss(error=self.error),
         )
         return Fleet(groups=(group, group), reports=reports)
 
@@ -500,18 +504,18 @@ LINKS = st.one_of(
         Steady,
         st.builds(Replayed, st.just(GAPS), st.just("rate"), PERIODICALLY),
         st.builds(Replayed, st.just(GAPS), st.just("rate"), PERIODICALLY),
-        power=st.floats(0, 1),
-        receive=st.floats(0, 1),
+        send_power=st.floats(0, 1),
+        receive_power=st.floats(0, 1),
     ),
     st.builds(
         Steady,
         numbers(1e5, 1e7),
         numbers(2e5, 4e7),
-        power=st.floats(0, 1),
-        receive=st.floats(0, 1),
+        send_power=st.floats(0, 1),
+        receive_power=st.floats(0, 1),
         shared=st.booleans(),
     ),
-    st.builds(Shannon, fading=st.booleans(), shared=st.booleans(), receive=st.floats(0, 1)),
+    st.builds(Shannon, fading=st.booleans(), shared=st.booleans(), receive_power=st.floats(0, 1)),
 )
 GROUPS = st.builds(
     Group,
@@ -528,10 +532,10 @@ GROUPS = st.builds(
     distance=numbers(50, 600),
     loss=st.sampled_from(
         [
-            Columns(),
-            Columns(error=0.2),
-            Columns(0.3, Uniform(0.0, 0.4)),
-            Columns(minimum_bit_rate=2e5),
+            ColumnLoss(),
+            ColumnLoss(error=0.2),
+            ColumnLoss(0.3, Uniform(0.0, 0.4)),
+            ColumnLoss(minimum_bit_rate=2e5),
         ]
     ),
     battery=st.one_of(st.just(math.inf), st.just(10.0), laws(0.5, 20)),
@@ -570,7 +574,7 @@ def test_in_any_world_the_books_balance_and_a_run_can_be_resumed(
 ) -> None:
     task = small.task(devices=6)
     method = replace(METHODS[name], schedule=SCHEDULES[schedule], select=Draw(4))
-    if any(group.loss.fails for group in fleet.groups):
+    if any(group.column_loss.lossy for group in fleet.groups):
         method = small.padded(method)
     runtime = begun(task, fleet, seed)
     start = charge(runtime)

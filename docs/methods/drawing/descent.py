@@ -38,7 +38,7 @@ def path(bowl: Bowl, start: Floats, steps: int, mu: float) -> Floats:
     models = [start]
     for _ in range(steps):
         slope = bowl.curvature * (models[-1] - bowl.best)
-        models.append(fedprox_step(models[-1], start, slope, rate=RATE, mu=mu))
+        models.append(fedprox_step(models[-1], start, slope, lr=RATE, mu=mu))
     return np.array(models)
 
 

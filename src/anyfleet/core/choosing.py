@@ -80,7 +80,7 @@ def menu_entries(
     sent_fraction = float(order.hyperparameters.sent_fraction[0])
     return tuple(
         MenuEntry(
-            demand=training(job.train, blueprint, slice_, amount, counting),
+            demand=training(job.trainer, blueprint, slice_, amount, counting),
             bits=expected_bits(slice_, job, blueprint, sent_fraction),
             first_trained_layer=slice_.first_trained_layer,
             channel_share=channel_share(slice_, blueprint),

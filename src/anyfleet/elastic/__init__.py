@@ -1,4 +1,4 @@
-"""What a model is made of, and small dense models cut out of it."""
+"""Elastic models: the blueprint of a network, and small dense models cut out of it."""
 
 from anyfleet.elastic.blueprint import WHOLE, Axis, BatchNormSite, Blueprint, Layer, Slice
 from anyfleet.elastic.budget import Budget, largest

@@ -1,4 +1,9 @@
-"""AnycostFL: channels by norm, the weight and the gain of an update, and the best way to send it."""
+"""AnycostFL: channels by norm, weight and gain of an update, and the best way to send it.
+
+How to send is solved for whole cohorts in closed form. For given work, faster computing leaves
+more time to send and less energy: best is the frequency at which both allow equally much, the one
+positive root of a cubic, or the bound next to it.
+"""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -11,17 +16,17 @@ from anyfleet.arrays import Flags, Floats, Ints
 # is, or else rounding would leave no energy at all for sending that needs next to none.
 _ROUNDING = 1e-14
 _SLACK = 1e-10  # the same for a factor that was given, maybe by another computation
-_STEPS = 4  # of Newton: the first guess is off by 7 % at most, and each step squares the error
+_STEPS = 4  # of Newton: the first guess is off by 7 % at most, and each step squares that
 
 
 # --- channels -------------------------------------------------------------------------------------
 
 
 def anycost_channel_norms(producers: list[Floats]) -> Floats:
-    """Norms of a group's output channels (AnycostFL, specification §1.12).
+    """Return the norms of a group's output channels (AnycostFL, specification §1.12).
 
-    Of every tensor that produces the group, the first axis are the channels; their squared norms
-    add up. Biases do not count.
+    The first axis of every tensor in `producers` is that of the channels; the squared norms of all
+    tensors add up. Biases do not count.
     """
     squares = [(np.asarray(each, dtype=np.float64) ** 2) for each in producers]
     norms: Floats = np.sqrt(sum(square.reshape(len(square), -1).sum(axis=1) for square in squares))
@@ -29,7 +34,7 @@ def anycost_channel_norms(producers: list[Floats]) -> Floats:
 
 
 def anycost_channel_order(norms: Floats) -> Ints:
-    """Channels by descending norm, ties by index (AnycostFL, specification §1.12)."""
+    """Return the channels by descending norm, ties by index (AnycostFL, specification §1.12)."""
     order: Ints = np.argsort(-np.asarray(norms, dtype=np.float64), kind="stable")
     return order
 
@@ -53,10 +58,11 @@ def anycost_weights(
     sizes: Floats | Ints | float = 1.0,
     floor: float = 1e-3,
 ) -> Floats:
-    """Shares `p ∝ n / (1 - alpha (2 - alpha) sqrt(beta))²` of the devices (specification §1.12).
+    """Return the shares `p ∝ n / (1 - alpha (2 - alpha) sqrt(beta))²` (specification §1.12).
 
-    A complete update would have infinite weight: the bracket is at least `floor`. Data sizes are
-    our addition; leave them out for the paper's own weights. All 0 without data.
+    They are the weights of the devices' updates. A complete update would have infinite weight, so
+    the bracket is at least `floor`. Data sizes are our addition; leave them out for the paper's own
+    weights. All 0 without data.
     """
     part = np.asarray(alpha, dtype=np.float64)
     bracket = np.maximum(1 - part * (2 - part) * np.sqrt(beta), floor)
@@ -67,13 +73,16 @@ def anycost_weights(
 
 
 def anycost_gain(alpha: Floats | float, beta: Floats | float) -> Floats:
-    """What a device contributes to learning, `alpha⁴ beta` (AnycostFL, specification §F.3)."""
+    """Return what a device contributes to learning, `alpha⁴ beta` (specification §F.3)."""
     gain: Floats = np.asarray(alpha, dtype=np.float64) ** 4 * beta
     return gain
 
 
 def anycost_divergence(alpha: Floats | float, beta: Floats | float) -> Floats:
-    """How far an update is from the uncompressed one, in squared norm (specification §F.3)."""
+    """Return the squared distance of an update from the uncompressed one (specification §F.3).
+
+    It is relative to the squared norm of the uncompressed update, 0 to 1.
+    """
     kept = np.asarray(alpha, dtype=np.float64)
     index: Floats = (1 - kept * (2 - kept) * np.sqrt(beta)) ** 2
     return index
@@ -82,10 +91,10 @@ def anycost_divergence(alpha: Floats | float, beta: Floats | float) -> Floats:
 def anycost_contraction(
     least_gain: float, *, convexity: float, smoothness: float, ratio: float
 ) -> float:
-    """Z: what a round leaves of the distance to the best loss (AnycostFL, specification §F.3).
+    """Return Z: what a round leaves of the distance to the best loss (specification §F.3).
 
     `1 - (nu / lambda)(1 - ratio (1 - g_min))`, with `ratio` the gradient-ratio constant. It means
-    something only below 1, that is for ratios under `largest_gradient_ratio`.
+    something only below 1, that is for ratios under `reference.anycost_largest_gradient_ratio`.
     """
     return 1 - convexity / smoothness * (1 - ratio * (1 - least_gain))
 
@@ -95,12 +104,12 @@ def anycost_contraction(
 
 @dataclass(frozen=True, eq=False)
 class AnycostBudgets:
-    """What devices may spend and what costs it, in columns that broadcast against each other."""
+    """What devices may spend and what costs it, in arrays that broadcast against each other."""
 
     energy: Floats | float  # joules that may be spent; may be infinite
     seconds: Floats | float  # that may be spent
     power: Floats | float  # watts while sending
-    rate: Floats | float  # bits per second
+    bit_rate: Floats | float  # bits per second
     bits: Floats | float  # of the uncompressed update
     epsilon: Floats | float  # joules per cycle and squared frequency
     cycles: Floats | float  # of the training
@@ -109,7 +118,7 @@ class AnycostBudgets:
 
 
 class AnycostSending(NamedTuple):
-    """A compression factor and a frequency for given work; not a number where nothing fits."""
+    """A compression factor and a frequency for given work; NaN where nothing fits."""
 
     beta: Floats
     frequency: Floats
@@ -118,22 +127,23 @@ class AnycostSending(NamedTuple):
 def anycost_best_sending(
     budgets: AnycostBudgets, beta_min: Floats | float = 0.0, beta_max: Floats | float = 1 / 15
 ) -> AnycostSending:
-    """The largest compression factor of given work, and the slowest frequency that is in time.
+    """Return the largest compression factor, and the slowest frequency in time (specification §3).
 
-    Of all factors from `beta_min` to `beta_max` that time and energy allow; if both are the same,
-    whether it fits. A factor of 0 fits only if it is the largest asked for (specification §3).
+    Of all factors from `beta_min` to `beta_max` that time and energy allow, for given work. Where
+    both bounds are equal, the result says whether that factor fits. A factor of 0 fits only if it
+    is the largest one asked for.
     """
     with np.errstate(all="ignore"):  # what is divided by 0 is sorted out
         return _best_sending(_columns(budgets), _floats(beta_min), _floats(beta_max))
 
 
 class _Columns(NamedTuple):
-    """Budgets as arrays, in their order."""
+    """The arrays of `AnycostBudgets`, in their order."""
 
     energy: Floats
     seconds: Floats
     power: Floats
-    rate: Floats
+    bit_rate: Floats
     bits: Floats
     epsilon: Floats
     cycles: Floats
@@ -142,18 +152,18 @@ class _Columns(NamedTuple):
 
     @property
     def affordable(self) -> Floats:
-        """The energy, or as much as is never used up: solvers need it finite."""
+        """The energy in joules, or as much as is never used up: solvers need it finite."""
         enough = self.seconds * (self.power + self.epsilon * self.fastest**3)
         energy: Floats = np.fmin(self.energy, enough)
         return energy
 
     @property
     def airtime(self) -> Floats:
-        """Seconds of sending the uncompressed update; not a number or infinite without a link."""
-        return self.bits / self.rate
+        """Seconds of sending the uncompressed update; NaN or infinite without a link."""
+        return self.bits / self.bit_rate
 
     def allowed(self, frequency: Floats) -> Floats:
-        """The nearest frequency within bounds; of what is not a number the slowest."""
+        """Return the nearest frequency within bounds; for NaN the slowest."""
         near: Floats = np.fmin(np.fmax(frequency, self.slowest), self.fastest)
         return near
 
@@ -163,7 +173,7 @@ def _columns(budgets: AnycostBudgets) -> _Columns:
 
 
 def _floats(column: Floats | float) -> Floats:
-    """Of one number a scalar, not an array: much quicker, and it may be divided by 0."""
+    """Return floats; of one number a scalar, which is quicker and may be divided by 0."""
     floats: Floats = np.asarray(column, dtype=np.float64)[()]
     return floats
 
@@ -190,7 +200,7 @@ def _best_sending(own: _Columns, least: Floats, most: Floats) -> AnycostSending:
 def _time_to_send(
     own: _Columns, computing: Floats, joules: Floats, both: Flags
 ) -> tuple[Floats, Flags]:
-    """How many seconds may be sent, and whether that is more than rounding.
+    """Return how many seconds may be spent sending, and whether that is more than rounding.
 
     Where time and energy allow the same (`both`), it is computed from what rounds less.
     """
@@ -203,9 +213,9 @@ def _time_to_send(
 
 
 def _crossing(cubic: Floats, linear: Floats, constant: Floats) -> Floats:
-    """The one positive x with cubic x³ + linear x = constant, of which only linear may be below 0.
+    """Return the one positive x with cubic x³ + linear x = constant; infinity if there is none.
 
-    Infinite if there is none.
+    Only `linear` may be below 0.
     """
     slope, height = linear / cubic, constant / cubic
     square = np.cbrt(height) ** 2

@@ -19,12 +19,12 @@ _SAME = 1e-12
 
 
 def fedadp_angles(dots: Floats, lengths: Floats, reference: Floats | float) -> Floats:
-    """Angle in radians between each device's vector and the mean (FedAdp, specification §1.17).
+    """Return the angle in radians between each device's vector and the mean (specification §1.17).
 
     `dots` are the inner products of both, `lengths` those of the devices' vectors, `reference`
     that of the mean (one per device if they are compared on different coordinates). A vector of
-    length 0 has no direction and agrees with nothing: pi/2. With all angles equal,
-    `angle_weights` are those of FedAvg, as they should be when the mean has no direction.
+    length 0 has no direction and agrees with nothing: pi/2. With all angles equal, `fedadp_weights`
+    are those of FedAvg, as they should be when the mean has no direction.
     """
     lengths, reference = np.broadcast_arrays(
         np.asarray(lengths, dtype=np.float64), np.asarray(reference, dtype=np.float64)
@@ -38,7 +38,7 @@ def fedadp_angles(dots: Floats, lengths: Floats, reference: Floats | float) -> F
 
 
 def fedadp_smoothed_angles(previous: Floats, visits: Ints, angles: Floats) -> Floats:
-    """The running mean of each device's angles (FedAdp, specification §1.17).
+    """Return the running mean of each device's angles (FedAdp, specification §1.17).
 
     `visits` counts this angle too: at the first visit `previous` does not matter. A device
     without a direction keeps what it had: leave it out.
@@ -50,9 +50,10 @@ def fedadp_smoothed_angles(previous: Floats, visits: Ints, angles: Floats) -> Fl
 
 
 def fedadp_contribution(angles: Floats, sharpness: float = 5.0) -> Floats:
-    """The Gompertz map of angles in radians: `sharpness` for agreement, 0 against (specification §1.17).
+    """Return the Gompertz map of angles in radians (FedAdp, specification §1.17).
 
-    With sharpness 5, angles below about 0.5 are as good as 0.
+    It is `sharpness` for a device that agrees with the mean and 0 for one against it. With
+    sharpness 5, angles below about 0.5 are as good as 0.
     """
     with np.errstate(over="ignore"):  # exp(-infinity) is the limit that is meant
         steep = np.exp(-sharpness * (np.asarray(angles, dtype=np.float64) - 1))
@@ -61,9 +62,10 @@ def fedadp_contribution(angles: Floats, sharpness: float = 5.0) -> Floats:
 
 
 def fedadp_weights(sizes: Floats | Ints, angles: Floats, sharpness: float = 5.0) -> Floats:
-    """Shares of the devices in the mean, `n_k exp(contribution_map)` (FedAdp, specification §1.17).
+    """Return the shares of the devices in the mean (FedAdp, specification §1.17).
 
-    They sum to 1, or are all 0 if nobody has data.
+    They are proportional to `n_k exp(fedadp_contribution)`. They sum to 1, or are all 0 if nobody
+    has data.
     """
     mapped = fedadp_contribution(angles, sharpness)
     raw = np.asarray(sizes, dtype=np.float64) * np.exp(mapped - mapped.max(initial=0.0))
@@ -73,7 +75,7 @@ def fedadp_weights(sizes: Floats | Ints, angles: Floats, sharpness: float = 5.0)
 
 
 def fedadp_expected_decrease(weights: Floats, angles: Floats) -> float:
-    """`sum_k a_k cos(theta_k)`, to be given instantaneous or smoothed angles (specification §F.4).
+    """Return `sum_k a_k cos(theta_k)` of instantaneous or smoothed angles (specification §F.4).
 
     With weights from the instantaneous angles it is not below FedAvg's; with smoothed ones that
     is not guaranteed.
@@ -89,9 +91,9 @@ class FedadpDissimilarity(NamedTuple):
 
 
 def fedadp_dissimilarity(lengths: Floats, reference: float) -> FedadpDissimilarity:
-    """A and B: gradient norms of the devices over that of their mean (specification §F.4).
+    """Return A and B: gradient norms of the devices over that of their mean (specification §F.4).
 
-    Infinite where the mean vanishes; without devices there is no such number.
+    Both are infinite where the mean vanishes, and NaN without devices.
     """
     if not len(lengths):
         return FedadpDissimilarity(math.nan, math.nan)
@@ -106,7 +108,7 @@ def fedadp_dissimilarity(lengths: Floats, reference: float) -> FedadpDissimilari
 
 
 def update_alignment(gram: Floats, weights: Floats | Ints, statistic: Statistic = "sum") -> float:
-    """How far the updates go together: `n ||m||²` of their mean m (specification §1.18).
+    """Return how far the updates go together: `n ||m||²` of their mean m (specification §1.18).
 
     `gram` holds their inner products; the weights need not sum to 1. "mean" is `||m||²`, the
     thesis' own statistic, which labels some device in every round. Nobody, or nobody with data:
@@ -123,7 +125,7 @@ def update_alignment(gram: Floats, weights: Floats | Ints, statistic: Statistic 
 def alignment_without_each(
     gram: Floats, weights: Floats | Ints, statistic: Statistic = "sum"
 ) -> Floats:
-    """What `alignment` would be without each of the devices (specification §1.18)."""
+    """Return what `update_alignment` would be without each of the devices (specification §1.18)."""
     each = np.asarray(weights, dtype=np.float64)
     # Added up anew: taken out of a sum, a device that is most of it would leave mere rounding.
     others = each * (1 - np.eye(len(each)))
@@ -137,7 +139,7 @@ def alignment_without_each(
 
 
 def fewest_kept_updates(count: int, share: float = 0.7, rule: Stopping = "share") -> int:
-    """How many of the updates must remain at least (Optimal Aggregation, specification §1.18).
+    """Return how many updates must remain at least (Optimal Aggregation, specification §1.18).
 
     "share": this share of them, rounded up. "thesis": its loop goes on while so many are left,
     so one fewer may remain. "code": all but two, as the authors' program has it.
@@ -150,7 +152,7 @@ def fewest_kept_updates(count: int, share: float = 0.7, rule: Stopping = "share"
 
 @dataclass(frozen=True, eq=False)
 class OptimalSubset:
-    """Rows of the updates: which remain, which were suspected, which were left out.
+    """The rows of the updates that remain, that were suspected, and that were left out.
 
     A row is labelled when the mean gains by its removal, whatever the loss says then. A row that
     is not finite is excluded without being labelled.
@@ -197,7 +199,7 @@ def optimal_subset(
 
 
 def _adverse(gram: Floats, weights: Floats, statistic: Statistic, *, ties: bool) -> int | None:
-    """The row without which alignment gains most; None if it does not gain."""
+    """Return the row without which alignment gains most; None if it does not gain."""
     now, without = (
         update_alignment(gram, weights, statistic),
         alignment_without_each(gram, weights, statistic),
@@ -226,12 +228,12 @@ def fedpns_lowered(
     alpha: float = 2.0,
     beta: float = 0.7,
 ) -> Floats:
-    """Selection probabilities after a round (FedPNS, specification §1.19).
+    """Return the selection probabilities after a round (FedPNS, specification §1.19).
 
-    `labelled` are devices; the counts are of all devices and include this round. A labelled
-    device loses the share `min((x + beta)^alpha, 1)` of its probability, x being how often it was
-    labelled when selected; all others gain equally. If everybody is labelled nothing changes.
-    The result sums to 1.
+    `labelled` are devices; the counts are of all devices and include this round. A labelled device
+    loses the share `min((x + beta)^alpha, 1)` of its probability, x being how often it was labelled
+    when selected; all others gain equally. If everybody is labelled nothing changes. The result
+    sums to 1.
     """
     before = np.asarray(probabilities, dtype=np.float64)
     rows = np.unique(np.asarray(labelled, dtype=np.int64))
@@ -249,9 +251,9 @@ def fedpns_lowered(
 def weighted_draw(probabilities: Floats, count: int, u: Floats) -> Ints:
     """Draw so many without replacement, one after the other in proportion (specification §1.19).
 
-    `u` are uniforms in [0, 1), one per device: the device whose exponential clock of this
-    rate rings first is drawn first. Where too few have a chance at all, all of them are drawn and
-    the rest is filled evenly from the others.
+    `u` are uniforms in [0, 1), one per device: the device whose exponential clock rings first, at
+    the speed of its probability, is drawn first. Where too few have a chance at all, all of them
+    are drawn and the rest is filled evenly from the others.
     """
     chance = np.asarray(probabilities, dtype=np.float64)
     clock = -np.log1p(-np.asarray(u, dtype=np.float64))
@@ -266,7 +268,7 @@ def weighted_draw(probabilities: Floats, count: int, u: Floats) -> Ints:
 
 
 def fedpns_label_distance(own: Floats, all: Floats) -> Floats:
-    """How far a device's label shares are from everybody's: 0 to 2 (specification §F.5).
+    """Return how far a device's label shares are from everybody's, 0 to 2 (specification §F.5).
 
     The last axis are the classes.
     """
@@ -275,7 +277,10 @@ def fedpns_label_distance(own: Floats, all: Floats) -> Floats:
 
 
 def selection_entropy(probabilities: Floats) -> float:
-    """Entropy of the selection probabilities in nats; log K for even ones (specification §F.5)."""
+    """Return the entropy of selection probabilities in nats (FedPNS, specification §F.5).
+
+    It is log K for K devices with equal probabilities.
+    """
     chances = np.asarray(probabilities, dtype=np.float64)
     some = chances[chances > 0]
     return float(-(some * np.log(some)).sum())
@@ -285,7 +290,7 @@ def selection_entropy(probabilities: Floats) -> float:
 
 
 def bn2_largest(norms: Floats, count: int) -> Ints:
-    """The rows with the largest norms, largest first (BN2, specification §1.20).
+    """Return the rows with the largest norms, largest first (BN2, specification §1.20).
 
     Equal norms go by index; NaN comes last.
     """

@@ -1,4 +1,13 @@
-"""FedPMT: the operations of a local step by its counting rules, its index psi and learning rate."""
+"""FedPMT: operations of a local step by its counting rules, its index psi and its learning rate.
+
+A step is the forward pass of the whole network and the backward pass of the layers it trains. The
+rules of specification §2 count it:
+
+- `declared`: the rule as its authors state it, convolutions for one sample whatever the batch;
+- `per_batch`: the same with convolutions charged for every sample, as a device has to;
+- `paper`: what the authors' table shows. It follows from the rule and a few slips, which belong to
+  the three networks of the table: there is no such number for another network.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -30,8 +39,8 @@ class Dense:
 class Convolution:
     """A convolution: `window` weights for each pair of channels, at `positions` of its output.
 
-    In the terms of specification §2 `window` is s² and `positions` is m²; windows and maps that are not
-    square, or not of two dimensions, are as welcome.
+    In the terms of specification §2 `window` is s² and `positions` is m²; windows and maps that are
+    not square, or not of two dimensions, are as welcome.
     """
 
     inputs: float
@@ -95,8 +104,9 @@ def fedpmt_complexity(
 ) -> float:
     """Return the operations of one mini-batch on a network (FedPMT, specification §2).
 
-    All layers run forward, those from `first` on backward. `whole` is the network that `layers` were cut from, by which `paper` knows its slips; `layers`
-    themselves by default. `paper` gives whole numbers: the table leaves the fraction out.
+    All layers run forward, those from `first` on backward. `whole` is the network that `layers`
+    were cut from, by which `paper` knows its slips; `layers` themselves by default. `paper` gives
+    whole numbers: the table leaves the fraction out.
     """
     if batch < 1:
         raise ValueError(f"fedpmt_complexity() needs a batch of at least one sample, got {batch}.")
@@ -127,7 +137,7 @@ def fedpmt_forward_complexity(
 
 @dataclass(frozen=True)
 class _Slip:
-    """What stands in the terms of one layer instead of its own numbers; None: its own."""
+    """What the table puts in the terms of one layer instead of the layer's own numbers (None)."""
 
     # The element-wise error of a hidden layer is its neurons times the batch,
     neurons: float | None = None
@@ -211,15 +221,18 @@ def _backward(layers: Sequence[CountedLayer], i: int, batch: int, book: _Book) -
 
 
 def fedpmt_psi(shares: Floats) -> float:
-    """FedPMT's index of how often layers are left out (specification §F.1).
+    """Return FedPMT's index of how often layers are left out (specification §F.1).
 
-    `shares` of the cohort at each width, smallest width first: the sum over widths of one over
-    the share that trains at least so much. Infinite if nobody trains everything.
+    `shares` of the cohort at each number of trained layers, fewest first: the sum of one over the
+    share that trains at least so many. Infinite if nobody trains everything.
     """
     reached = np.cumsum(np.asarray(shares, dtype=np.float64)[::-1])
     return float((1 / reached).sum()) if (reached > 0).all() else math.inf
 
 
 def fedpmt_learning_rate(step: int, *, convexity: float, ratio: float, offset: float) -> float:
-    """The learning rate of FedPMT's bound, `2 / (mu eps (t + lambda))` (specification §F.1)."""
+    """Return the learning rate of FedPMT's bound (specification §F.1).
+
+    It is `2 / (mu eps (t + lambda))`.
+    """
     return 2 / (convexity * ratio * (step + offset))

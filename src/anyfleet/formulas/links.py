@@ -8,7 +8,7 @@ from anyfleet.arrays import Floats, Ints
 
 
 def leading_columns(u: Floats, error: Floats | float) -> Ints:
-    """How many leading columns arrive: the first `u < error` ends it (specification §1.9).
+    """Return how many leading columns arrive: the first `u < error` ends it (specification §1.9).
 
     The last axis of the uniforms are the columns; `error` is one number, or one per column.
     """
@@ -18,15 +18,15 @@ def leading_columns(u: Floats, error: Floats | float) -> Ints:
 
 
 def outage_probability(efficiency: float, mean_snr: Floats | float) -> Floats:
-    """P(rate < minimum) under Rayleigh fading (specification §F.6).
+    """Return P(bit rate < minimum) under Rayleigh fading (specification §F.6).
 
-    `efficiency` is the minimum rate per hertz of band.
+    `efficiency` is the minimum bit rate per hertz of band.
     """
     lost: Floats = -np.expm1(-_least_snr(efficiency) / np.asarray(mean_snr, dtype=np.float64))
     return lost
 
 
 def _least_snr(efficiency: float) -> float:
-    """The signal to noise that just carries so many bits per second and hertz."""
+    """Return the signal-to-noise ratio that just carries so many bits per second and hertz."""
     with np.errstate(over="ignore"):  # Infinity is right: no signal carries that.
         return float(np.expm1(efficiency * math.log(2)))

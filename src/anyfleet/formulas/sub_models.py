@@ -9,7 +9,7 @@ from anyfleet.arrays import Floats, Ints
 
 
 def kept_channels(share: float, size: int, rounding: Literal["ceil", "round"] = "ceil") -> int:
-    """How many channels a share of them keeps, at least one (specification §0.2).
+    """Return how many channels a width keeps, at least one (specification §0.2).
 
     Rounded up, so that every layer stays alive; AnycostFL rounds `sqrt(alpha) × size` to the
     nearest.
@@ -19,10 +19,10 @@ def kept_channels(share: float, size: int, rounding: Literal["ceil", "round"] = 
 
 
 def fedrolex_window(size: int, count: int, round: int, step: int = 1) -> Ints:
-    """The channels of a round, in the order of the window (FedRolex, specification §1.6).
+    """Return the channels of a round, in the order of the window (FedRolex, specification §1.6).
 
     Rounds count from 0; the window moves by `step` channels each. Everything is kept in its
-    natural order, so that share 1 is FedAvg.
+    natural order, so that width 1 is FedAvg.
     """
     if count >= size:
         return np.arange(size)
@@ -30,10 +30,10 @@ def fedrolex_window(size: int, count: int, round: int, step: int = 1) -> Ints:
 
 
 def sampled_widths(grid: Floats, capacity: float, u: Floats) -> Floats:
-    """The ratios of a batch for FedSlim and FjORD, one per uniform number (specification §1.7).
+    """Return the widths of a batch for FedSlim and FjORD (specification §1.7).
 
-    Drawn with replacement from those within the device's capacity, or that capacity itself if
-    there are none.
+    There is one per uniform number, drawn with replacement from those of the grid within the
+    device's capacity, or that capacity itself if there are none.
     """
     within = grid[grid <= capacity + 1e-9] if (grid <= capacity + 1e-9).any() else [capacity]
     ratios: Floats = np.asarray(within)[(np.asarray(u) * len(within)).astype(np.int64)]
@@ -41,10 +41,11 @@ def sampled_widths(grid: Floats, capacity: float, u: Floats) -> Floats:
 
 
 def progressive_widths(grid: Floats, capacity: float, count: int, u: Floats) -> Floats:
-    """The ratios of a batch for FedResCuE, FedSeq and FedRush, ascending (specification §1.7).
+    """Return the widths of a batch for FedResCuE, FedSeq and FedRush (specification §1.7).
 
-    The last of the `count` is the device's capacity; the others are drawn without replacement
-    from those below it, fewer if there are not so many. `u` has a number for each of the grid.
+    They ascend. The last of the `count` is the device's capacity; the others are drawn without
+    replacement from those below it, fewer if there are not so many. `u` has a number for each of
+    the grid.
     """
     if count < 1:
         return np.zeros(0)

@@ -13,21 +13,22 @@ _AGREE = 1e-12
 
 
 def whale_effectiveness(fisher: Floats, batch: int) -> float:
-    """Training efficiency of a device as WHALE-FL's Eq. 3 has it, literally (specification §1.10).
+    """Return the training efficiency of a device as WHALE-FL's Eq. 3 has it (specification §1.10).
 
-    `fisher` has a row per stored round and a column per local iteration. No rounds: 0.
+    `fisher` has a row per stored round and an entry in it per local step. No rounds: 0.
     """
     window = np.asarray(fisher, dtype=np.float64)
     return batch * math.sqrt((window**2).sum() / len(window)) if len(window) else 0.0
 
 
 def whale_relative_effectiveness(squares: Floats, counts: Ints | Floats) -> Floats:
-    """Training efficiency on the scale of the published thresholds, 10 to 50 (specification §1.10).
+    """Return the training efficiency on the scale of published thresholds (specification §1.10).
 
-    `squares` are sums of `(f / f0)²` over the iterations of each stored round, with f0 the
-    Fisher information of the initial model at the level that was trained; `counts` are the
-    iterations. The last axis is the window: what comes back has one number per device, 10 for a
-    device whose model is as informative as at the start, 0 for one that stored nothing.
+    The thresholds are 10 to 50. `squares` are sums of `(f / f0)²` over the local steps of each
+    stored round, with f0 the Fisher information of the initial model at the level that was trained;
+    `counts` are the local steps. The last axis is the window: what comes back has one number per
+    device, 10 for a device whose model is as informative as at the start, 0 for one that stored
+    nothing.
     """
     iterations = np.asarray(counts, dtype=np.float64).sum(axis=-1)
     total = np.asarray(squares, dtype=np.float64).sum(axis=-1)
@@ -37,7 +38,7 @@ def whale_relative_effectiveness(squares: Floats, counts: Ints | Floats) -> Floa
 
 
 def whale_target_seconds(seconds: Floats) -> float:
-    """Our target of a round: the median of the devices' unit seconds (WHALE-FL, specification §1.10).
+    """Return our target of a round: the median of the devices' unit seconds (specification §1.10).
 
     Devices that never finish are left out; with no others there is no target (infinity).
     """
@@ -48,9 +49,9 @@ def whale_target_seconds(seconds: Floats) -> float:
 def whale_utility(
     effectiveness: Floats | float, seconds: Floats | float, target: float, penalty: float = 2.0
 ) -> Floats:
-    """Effectiveness, cut by `(target / seconds)^penalty` where a device is late (specification §1.10).
+    """Return the effectiveness, cut by `(target / seconds)^penalty` if late (specification §1.10).
 
-    A device that just meets the target is not late; one that never finishes is of no use.
+    A device that just meets the target is not late; one that never finishes has utility 0.
     """
     took = np.asarray(seconds, dtype=np.float64)
     late, ends = took > target, np.isfinite(took)
@@ -60,16 +61,16 @@ def whale_utility(
 
 
 def whale_threshold_utility(utility: Floats | float, threshold: float = 20.0) -> Floats:
-    """U: the utility as a share of the threshold, at most 1 (WHALE-FL, specification §1.10)."""
+    """Return U: the utility as a share of the threshold, at most 1 (specification §1.10)."""
     share: Floats = np.minimum(np.asarray(utility, dtype=np.float64) / threshold, 1.0)
     return share
 
 
 def whale_level(u: Floats | float, levels: int = 5, cap: Ints | int = 1) -> Ints:
-    """The level of each device, 1 the whole network (WHALE-FL, specification §1.10).
+    """Return the level of each device, 1 the whole network (WHALE-FL, specification §1.10).
 
-    The smallest p with `U >= (levels - p) / levels`, but no larger network than the device's
-    `cap` allows. A utility that is no number says nothing: the smallest network.
+    It is the smallest p with `U >= (levels - p) / levels`, but no larger network than the device's
+    `cap` allows. A utility of NaN says nothing: the smallest network.
     """
     known = np.nan_to_num(np.asarray(u, dtype=np.float64), nan=0.0)
     steps = np.floor(known * levels + 1e-12)
@@ -79,13 +80,16 @@ def whale_level(u: Floats | float, levels: int = 5, cap: Ints | int = 1) -> Ints
 
 
 def whale_extreme_share(u: Floats) -> float:
-    """Which share of a run's U are 0 or 1: near 1 the threshold does not fit (specification §1.10)."""
+    """Return the share of a run's U that are 0 or 1 (WHALE-FL, specification §1.10).
+
+    Near 1 the threshold does not fit the run. Without any U: 0.
+    """
     values = np.asarray(u, dtype=np.float64)
     return float(((values <= 0) | (values >= 1)).mean()) if values.size else 0.0
 
 
 class WhaleRegionFisher(NamedTuple):
-    """Fisher information of each region: mean, least and most over the devices that trained it."""
+    """The Fisher information of each region: mean, least and most over those who trained it."""
 
     mean: Floats
     low: Floats
@@ -95,9 +99,10 @@ class WhaleRegionFisher(NamedTuple):
 def whale_region_fisher(
     previous: WhaleRegionFisher, values: Floats, trained: Flags
 ) -> WhaleRegionFisher:
-    """What this round's devices (rows) say about the regions (columns) (specification §1.11).
+    """Return what this round's devices (rows) say about the regions (specification §1.11).
 
-    A region that nobody trained keeps what was known of it.
+    A column of `values` and `trained` is a region. One that nobody trained keeps what was known of
+    it.
     """
     known = trained.any(axis=0)
     count = np.maximum(trained.sum(axis=0), 1)
@@ -115,7 +120,7 @@ def whale_region_fisher(
 def whale_importance(
     fisher: Floats, low: Floats | float, high: Floats | float, epsilon: float = 1e-3
 ) -> Floats:
-    """F: Fisher information of each region between its bounds (WHALE-FL, specification §1.11).
+    """Return F: the Fisher information of each region between its bounds (specification §1.11).
 
     Where the bounds agree every region is as important as another: 1.
     """
@@ -127,7 +132,7 @@ def whale_importance(
 
 
 def whale_scores(importance: Floats, counts: Ints, score: WhaleScore = "recommended") -> Floats:
-    """How much each region is wanted, given how often it was trained (specification §1.11).
+    """Return how much each region is wanted, given how often it was trained (specification §1.11).
 
     "recommended" favours what is important and was rarely trained. "literal" is the paper's line
     6, which favours what was trained most. "maxmin" raises the least product first, which is the
@@ -142,7 +147,7 @@ def whale_scores(importance: Floats, counts: Ints, score: WhaleScore = "recommen
 
 
 def whale_blocks(scores: Floats, counts: Ints, sizes: Floats | Ints, budget: float) -> Ints:
-    """The regions a device trains, ascending (WHALE-FL's Algorithm 2, specification §1.11).
+    """Return the regions a device trains, ascending (WHALE-FL's Algorithm 2, specification §1.11).
 
     From the highest score down (ties: trained less often, then lower index), whatever still fits
     is taken and the rest is skipped. If nothing fits, the smallest region.

@@ -49,7 +49,7 @@ class Fading(Simulated):
 def served(plan: Any, *ups: float, fleet: Fleet | None = None) -> Server:
     """A server whose devices have these links, one after the other."""
     method, task = replace(BASE, plan=plan), small.task()
-    links = tuple(Group(count=1, link=Steady(up=up, down=1e6)) for up in ups)
+    links = tuple(Group(count=1, link=Steady(bit_rate_up=up, bit_rate_down=1e6)) for up in ups)
     return Server(method, task, Fading(task, small.world(task, fleet or Fleet(links)), 0), 0)
 
 
@@ -141,7 +141,7 @@ def test_1_16_a_link_that_is_down_gets_an_order_all_the_same(rate: float) -> Non
 
 
 def test_smaller_models_have_larger_rates_in_the_same_time() -> None:
-    fleet = levels(speeds=(1e9, 1e8), up=1e5)
+    fleet = levels(speeds=(1e9, 1e8), bit_rate_up=1e5)
     server = served(SentFractionByLink(0.05, inner=WidthByLevel((1.0, 0.5))), fleet=fleet)
     plans, view = planned(server), server.view()
     sizes = [

@@ -147,7 +147,7 @@ def test_every_level_has_its_depth_and_the_last_serves_those_beyond() -> None:
 
 def test_a_device_chooses_the_deepest_in_time_and_reports_which() -> None:
     """Times of the four depths are told by a run without a choice."""
-    fast = Steady(up=1e12, down=1e12)
+    fast = Steady(bit_rate_up=1e12, bit_rate_down=1e12)
     fleet = Fleet((Group(speed=1e7, link=fast),))
     assigned = [
         run(TrainedLayersByLevel(trained_layers=(n,)), fleet).compute_seconds.max()
@@ -181,7 +181,7 @@ def mixed(reports: Reports | None = None) -> Fleet:
         Group(
             speed=Redrawn(Between(speed / 2, 2 * speed)),
             load=Redrawn(Between(1.0, 1.5)),
-            link=Steady(up=rate, down=rate),
+            link=Steady(bit_rate_up=rate, bit_rate_down=rate),
             overhead=1e-3,
             fixed=0.1,
         )

@@ -25,7 +25,13 @@ from anyfleet.formulas.reference.distillation import (
 from anyfleet.formulas.sub_models import sampled_widths
 from anyfleet.parts.norm import Tracked
 from anyfleet.parts.train import Decaying, Fjord, Gradient, Progressive, Rush, Sgd, Slim
-from anyfleet.parts.train.nested import NESTED_WIDTHS, divergence, inner, narrower, new_columns
+from anyfleet.parts.train.nested import (
+    NESTED_WIDTHS,
+    divergence,
+    narrower,
+    nested_model,
+    new_coordinates,
+)
 from anyfleet.tasks import Data, Split, Task
 from anyfleet.tasks.losses import squared_error
 from tests.helpers import linear, small
@@ -114,8 +120,10 @@ def test_every_ratio_up_to_the_capacity_is_as_likely_and_may_come_twice() -> Non
 def test_1_7_new_columns_are_an_l_and_the_output_bias_is_new_only_once() -> None:
     task = small.task(norm=True)
     where = linear.site(task, Progressive())
-    half, most = inner(where, 0.5), inner(where, 0.75)
-    first, then = (new_columns(part, before, "cpu") for part, before in ((half, 0), (most, 0.5)))
+    half, most = nested_model(where, 0.5), nested_model(where, 0.75)
+    first, then = (
+        new_coordinates(part, before, "cpu") for part, before in ((half, 0), (most, 0.5))
+    )
     assert all(bool(mask.all()) for mask in first.values())
     # Sixteen units behind 8 × 16 inputs: channel i owns sixteen neighbouring columns.
     expected = torch.ones(12, 96, dtype=torch.bool)
@@ -133,8 +141,8 @@ def test_new_columns_of_a_chain_are_a_partition_of_the_model() -> None:
     chain = (0.0, 0.1, 0.15, 0.35, 0.6, 0.8)
     total = {name: torch.zeros(where.blueprint.shape(name)) for name in where.blueprint.params}
     for before, ratio in pairwise(chain):
-        part = inner(where, ratio)
-        for name, mask in new_columns(part, before, "cpu").items():
+        part = nested_model(where, ratio)
+        for name, mask in new_coordinates(part, before, "cpu").items():
             total[name] += part.paste(name, mask.float(), torch.zeros_like(total[name]))
     assert all(torch.equal(value, torch.ones_like(value)) for value in total.values())
 
@@ -142,9 +150,9 @@ def test_new_columns_of_a_chain_are_a_partition_of_the_model() -> None:
 def test_the_planned_share_is_all_that_a_device_holds() -> None:
     task = small.task()
     where = linear.site(task, Fjord(), 0.3)
-    assert inner(where, 0.3).part == Slice()
-    assert inner(where, 0.3).site.blueprint == where.blueprint
-    assert inner(where, 0.2).site.blueprint.shape("8.weight") == (4, 32)
+    assert nested_model(where, 0.3).part == Slice()
+    assert nested_model(where, 0.3).context.blueprint == where.blueprint
+    assert nested_model(where, 0.2).context.blueprint.shape("8.weight") == (4, 32)
 
 
 @pytest.mark.parametrize("trainer", [Slim(PLAIN), Fjord(PLAIN), Progressive(PLAIN), Rush(PLAIN)])
@@ -209,7 +217,11 @@ def test_what_is_wrong_is_told_all_at_once(kind: type[Any]) -> None:
 def calculated(trainer: Any, task: Task, share: float) -> int:
     """FLOP of one minibatch of four, as torch counts them."""
     where = linear.site(task, trainer, share)
-    params = inner(linear.site(task, trainer), share).cut(task.params) if share < 1 else task.params
+    params = (
+        nested_model(linear.site(task, trainer), share).cut(task.params)
+        if share < 1
+        else task.params
+    )
     state = trainer.start(where, TrainingStart(params, {}, task.labels(0)))
     batch = Minibatch(
         task.data(0).x[:4], task.data(0).y[:4], torch.ones(4, dtype=torch.bool), torch.tensor(0)

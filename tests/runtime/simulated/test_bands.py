@@ -18,7 +18,7 @@ FEDAVG = replace(fedavg(lr=0.1), select=Everyone())
 def alone(distance: float, sharing: int) -> float:
     """The rate of one of so many devices on the band."""
     world = Fleet((Group(link=BAND, distance=distance),)).build(np.ones(1, dtype=np.int64), 0)
-    return float(world.rates(np.zeros(1, dtype=np.int64), When(0.0, 0), sharing).up[0])
+    return float(world.bit_rates(np.zeros(1, dtype=np.int64), When(0.0, 0), sharing).up[0])
 
 
 def test_a_cohort_divides_the_band() -> None:

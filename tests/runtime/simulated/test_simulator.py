@@ -34,7 +34,7 @@ from anyfleet.runtime.simulated.clock import Clock
 from anyfleet.tasks import Data, Split, Task, zoo
 from anyfleet.tasks.partition import Iid
 from anyfleet.world import (
-    Columns,
+    ColumnLoss,
     Fleet,
     Group,
     Intermittent,
@@ -49,7 +49,9 @@ from tests.helpers import small
 
 ALL = replace(fedavg(lr=0.1, batch_size=8), select=Everyone())
 # Seconds that are easy to add up: links that take as long as computing.
-SLOW = Group(speed=1e7, link=Steady(up=1e5, down=1e5, power=0.5, receive=0.25))
+SLOW = Group(
+    speed=1e7, link=Steady(bit_rate_up=1e5, bit_rate_down=1e5, send_power=0.5, receive_power=0.25)
+)
 
 
 def rows(step: Round) -> list[SimpleNamespace]:
@@ -184,10 +186,10 @@ def test_a_transfer_integrates_a_rate_that_changes(tmp_path: Path) -> None:
     lines = (f"{d * bits},{u * bits}" for d, u in zip(down, up, strict=True))
     trace.write_text("down,up\n" + "\n".join(lines))
     link = Steady(
-        up=Replayed(trace, "up", every=1.0, shift=False),
-        down=Replayed(trace, "down", every=1.0, shift=False),
-        power=0.5,
-        receive=0.25,
+        bit_rate_up=Replayed(trace, "up", every=1.0, shift=False),
+        bit_rate_down=Replayed(trace, "down", every=1.0, shift=False),
+        send_power=0.5,
+        receive_power=0.25,
     )
     group = Group(speed=sized.flops / 0.5, link=link)
     (step,) = small.steps(ALL, task, 1, fleet=fleet(group))
@@ -217,7 +219,9 @@ def test_what_is_cut_has_carried_what_the_link_carried(
     """Nothing for ten seconds, then 200 bits in each of five, then nothing, then everything."""
     task = small.task(devices=1)
     down = stepped(tmp_path, (0, 0, 200, 0, 1e9), 5.0)
-    group = Group(link=Steady(up=1e9, down=down, receive=0.25), battery=10.0)
+    group = Group(
+        link=Steady(bit_rate_up=1e9, bit_rate_down=down, receive_power=0.25), battery=10.0
+    )
     method = replace(ALL, schedule=Deadline(deadline))
     runtime = Simulated(task, small.world(task, fleet(group)), 0)
     (row,) = rows(next(run(method, task, runtime, 0)))
@@ -234,7 +238,7 @@ def test_a_cut_upload_has_carried_what_the_link_carried(tmp_path: Path) -> None:
     task = small.task(devices=1)
     (sized,) = rows(small.steps(ALL, task, 1)[0])
     up = stepped(tmp_path, (9e9, 9e9, 9e9, 300, 0, 100), 1.0)
-    link = Steady(up=up, down=sized.bits_down, power=0.5)
+    link = Steady(bit_rate_up=up, bit_rate_down=sized.bits_down, send_power=0.5)
     group = Group(speed=sized.flops / 2, link=link)
     method = replace(ALL, schedule=Deadline(5.5))
     (row,) = rows(small.steps(method, task, 1, fleet=fleet(group))[0])
@@ -248,7 +252,7 @@ def test_a_cut_upload_has_carried_what_the_link_carried(tmp_path: Path) -> None:
 def test_a_battery_waits_for_a_link_and_is_empty_when_it_is(tmp_path: Path) -> None:
     task = small.task(devices=1)
     down = stepped(tmp_path, (200, 0, 0, 0, 200, 200), 1.0)
-    link = Steady(up=1e9, down=down, receive=0.25)
+    link = Steady(bit_rate_up=1e9, bit_rate_down=down, receive_power=0.25)
     group = Group(link=link, battery=0.375, reserve=0.0)
     first, second = small.steps(ALL, task, 2, fleet=fleet(group))
     (row,) = rows(first)
@@ -267,7 +271,7 @@ def changed(folder: Path, every: float | None = 1.0) -> tuple[Task, SimpleNamesp
     task = small.task(devices=1)
     (sized,) = rows(small.steps(ALL, task, 1)[0])
     load = replace(stepped(folder, (3, 1, 4, 2, 1), 1.0), every=every)
-    link = Steady(up=1e9, down=sized.bits_down)
+    link = Steady(bit_rate_up=1e9, bit_rate_down=sized.bits_down)
     return task, sized, Group(speed=sized.flops / 2, load=load, link=link, energy=1e-26)
 
 
@@ -328,7 +332,11 @@ def test_without_a_rate_there_is_no_link(tmp_path: Path, way: str) -> None:
     trace = tmp_path / "trace.csv"
     trace.write_text("x\n0\n1e6\n")  # the second row is never reached: one row a step
     gap = Replayed(trace, "x", shift=False)
-    link = Steady(up=gap, down=1e6, power=0.0) if way == "up" else Steady(up=1e6, down=gap)
+    link = (
+        Steady(bit_rate_up=gap, bit_rate_down=1e6, send_power=0.0)
+        if way == "up"
+        else Steady(bit_rate_up=1e6, bit_rate_down=gap)
+    )
     task = small.task(devices=2)
     first, second = small.steps(ALL, task, 2, fleet=fleet(Group(link=link, battery=1e9)))
     for row in rows(first):
@@ -343,7 +351,7 @@ def test_without_a_rate_there_is_no_link(tmp_path: Path, way: str) -> None:
 
 def test_a_shared_band_is_divided_by_the_cohort_and_reported_so() -> None:
     task = small.task()
-    group = replace(SLOW, link=Steady(up=8e5, down=4e5, shared=True))
+    group = replace(SLOW, link=Steady(bit_rate_up=8e5, bit_rate_down=4e5, shared=True))
     for count in (1, 4, 8):
         runtime = Simulated(task, small.world(task, fleet(group)), 0)
         told = []
@@ -366,7 +374,7 @@ def test_a_shared_band_is_divided_by_the_cohort_and_reported_so() -> None:
 def test_what_others_do_uses_the_air_too() -> None:
     """Devices that still work when a cohort starts share the band with it."""
     task = small.task()
-    group = replace(SLOW, link=Steady(up=8e5, down=4e5, shared=True))
+    group = replace(SLOW, link=Steady(bit_rate_up=8e5, bit_rate_down=4e5, shared=True))
     late = Deadline(1e-3, late="late", staleness=9)
     runtime = Simulated(task, small.world(task, fleet(group)), 0)
     list(islice(run(replace(ALL, select=Uniform(3), schedule=late), task, runtime, 0), 1))
@@ -380,13 +388,15 @@ def test_what_others_do_uses_the_air_too() -> None:
 def test_links_that_lose_columns_need_a_method_that_pads(lacking: dict[str, Any]) -> None:
     method = replace(small.padded(ALL), **lacking)
     with pytest.raises(CompositionError, match='add send = "weights" and cache = true'):
-        small.steps(method, small.task(), 1, fleet=fleet(replace(SLOW, loss=Columns(error=0.1))))
+        small.steps(
+            method, small.task(), 1, fleet=fleet(replace(SLOW, column_loss=ColumnLoss(error=0.1)))
+        )
 
 
 def test_where_nothing_comes_through_work_is_charged_and_changes_nothing() -> None:
     task = small.task()
     method = small.padded(ALL)
-    lossy = fleet(replace(SLOW, loss=Columns(error=1.0)))
+    lossy = fleet(replace(SLOW, column_loss=ColumnLoss(error=1.0)))
     runtime = Simulated(task, small.world(task, lossy), 0)
     steps = list(islice(run(method, task, runtime, 0), 2))
     for row in (row for step in steps for row in rows(step)):
@@ -405,7 +415,7 @@ def test_where_nothing_comes_through_work_is_charged_and_changes_nothing() -> No
 
 def test_both_ways_fail_independently_and_as_often_as_told() -> None:
     task = small.task()
-    lossy = fleet(replace(SLOW, loss=Columns(error=0.3)))
+    lossy = fleet(replace(SLOW, column_loss=ColumnLoss(error=0.3)))
     method = small.padded(replace(ALL, norm=Tracked()))
     found = [row for step in small.steps(method, task, 8, fleet=lossy) for row in rows(step)]
     down = np.array([row.delivered_down for row in found])
@@ -423,7 +433,7 @@ def test_both_ways_fail_independently_and_as_often_as_told() -> None:
 def test_a_fleet_without_loss_is_what_it_was_before() -> None:
     """Bit for bit, whether links cannot fail or only do not."""
     task = small.task()
-    lossless, lucky = fleet(SLOW), fleet(replace(SLOW, loss=Columns(error=1e-300)))
+    lossless, lucky = fleet(SLOW), fleet(replace(SLOW, column_loss=ColumnLoss(error=1e-300)))
     for method in (small.padded(ALL), small.padded(replace(ALL, norm=Tracked()))):
         one, two = (small.steps(method, task, 2, fleet=f) for f in (lossless, lucky))
         assert small.identical(one[-1].params, two[-1].params)
@@ -677,7 +687,7 @@ def test_held_results_are_fetched_over_the_same_links() -> None:
     task = small.task()
     base = heterofl(widths=(1.0, 0.5), lr=0.1, batch_size=8)
     method = small.padded(replace(base, select=Everyone(), schedule=HoldAndFetch()))
-    world = fleet(*(replace(SLOW, loss=Columns(error=e)) for e in (0.0, 0.1)))
+    world = fleet(*(replace(SLOW, column_loss=ColumnLoss(error=e)) for e in (0.0, 0.1)))
     found = [row for step in small.steps(method, task, 4, fleet=world) for row in rows(step)]
     held = {(r.device, r.issued_round): r for r in found if r.kind == "hold"}
     fetched = [r for r in found if r.kind == "fetch"]

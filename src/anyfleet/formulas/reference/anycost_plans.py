@@ -1,4 +1,11 @@
-"""AnycostFL's plan of a device: sub-model, compression and frequency within time and energy."""
+"""AnycostFL's plan of a device: sub-model, compression and frequency within time and energy.
+
+It is found twice: for one device by search, as the specification tells it, and for whole cohorts
+in closed form, without a grid. Tests compare both. Two facts replace the search, since the gain of
+a size is log-concave: for a given compression factor, the largest size is the root of a cubic;
+where neither bound of the factor holds, the best size is known (`phi_1` of the specification
+where its frequency is allowed, else a quotient at the frequency's bound).
+"""
 
 import math
 from collections.abc import Callable, Iterator
@@ -32,7 +39,7 @@ _REFINEMENTS = 6  # each fifty times finer: the last one resolves 1e-10 of the w
 class AnycostDevice:
     """A device's round: joules and seconds it may spend, and what costs them.
 
-    power: watts while sending. rate: bits per second. bits: of the uncompressed update of the
+    power: watts while sending. bit_rate: bits per second. bits: of the uncompressed update of the
     whole model; 0 where there is nothing to send. epsilon: joules per cycle and squared frequency.
     cycles: of training the whole model, epochs × samples × cycles per sample.
     """
@@ -40,7 +47,7 @@ class AnycostDevice:
     energy: float
     seconds: float
     power: float
-    rate: float
+    bit_rate: float
     bits: float
     epsilon: float
     cycles: float
@@ -52,7 +59,7 @@ class AnycostDevice:
 
 @dataclass(frozen=True)
 class AnycostBounds:
-    """What a plan may choose; frequencies in hertz."""
+    """The limits within which a plan may choose; frequencies in hertz."""
 
     alpha_min: float = 0.25
     beta_min: float = 0.0
@@ -74,7 +81,7 @@ class AnycostCost(NamedTuple):
 
 
 class AnycostPlan(NamedTuple):
-    """What a device does in a round, how it was found, and what it is worth."""
+    """The choice of a device for one round, and the branch of the solution that found it."""
 
     alpha: float
     beta: float
@@ -94,9 +101,9 @@ class AnycostTimeShares(NamedTuple):
 
 
 def anycost_cost(device: AnycostDevice, alpha: float, beta: float, frequency: float) -> AnycostCost:
-    """What a choice costs (AnycostFL's Eqs. 6 to 9, specification §3)."""
+    """Return the seconds and joules that a choice costs (Eqs. 6 to 9, specification §3)."""
     computing = alpha * device.cycles / frequency
-    sending = alpha * beta * device.bits / device.rate if device.rate > 0 else math.inf
+    sending = alpha * beta * device.bits / device.bit_rate if device.bit_rate > 0 else math.inf
     joules = device.epsilon * frequency**2 * alpha * device.cycles
     return AnycostCost(computing, sending, joules, device.power * sending)
 
@@ -104,7 +111,7 @@ def anycost_cost(device: AnycostDevice, alpha: float, beta: float, frequency: fl
 def anycost_time_shares(
     energy: float, sending_energy: float, printed: bool = False
 ) -> AnycostTimeShares:
-    """Roots of the gain's derivative in the share of time for computing (specification §3).
+    """Return the shares of computing time at which the gain's derivative is 0 (specification §3).
 
     `sending_energy` is power × seconds. `printed` gives the second root as the paper's Eq. 24
     prints it, with -3/4 for +3/4.
@@ -120,14 +127,15 @@ def anycost_time_shares(
 
 
 def anycost_discriminant(energy: float, sending_energy: float) -> float:
-    """The paper's psi under the root, always positive (specification §3)."""
+    """Return the paper's psi under the root, which is always positive (specification §3)."""
     return 4 * sending_energy**2 - 4 * energy * sending_energy + 9 * energy**2
 
 
 def anycost_tight_plan(device: AnycostDevice, share: float) -> AnycostPlan:
-    """The choice that uses all seconds and joules, computing this share of time (specification §3).
+    """Return the choice that uses up all seconds and joules (AnycostFL, specification §3).
 
-    Bounds are not looked at. NaN where the energy does not last for the sending.
+    `share` is the share of time for computing. Bounds are not looked at. NaN where the energy does
+    not last for the sending.
     """
     _check_bits(device, "tight_plan")
     left = device.energy - device.power * device.seconds * (1 - share)
@@ -135,16 +143,16 @@ def anycost_tight_plan(device: AnycostDevice, share: float) -> AnycostPlan:
         return AnycostPlan(math.nan, math.nan, math.nan, "tight")
     cube = (share * device.seconds) ** 2 * left / (device.epsilon * device.cycles**3)
     alpha = math.cbrt(cube)
-    beta = device.rate * (1 - share) * device.seconds / (alpha * device.bits)
+    beta = device.bit_rate * (1 - share) * device.seconds / (alpha * device.bits)
     frequency = alpha * device.cycles / (share * device.seconds)
     return AnycostPlan(alpha, beta, frequency, "tight")
 
 
 def anycost_tight_gain(device: AnycostDevice, share: Floats | float) -> Floats:
-    """The gain of `tight_plan` as a function of its share of time (Eq. 21, specification §3)."""
+    """Return the gain of `anycost_tight_plan` for its share of time (Eq. 21, specification §3)."""
     _check_bits(device, "tight_gain")
     part, sent = np.asarray(share, dtype=np.float64), device.power * device.seconds
-    scale = device.rate * device.seconds**3 / (device.bits * device.epsilon * device.cycles**3)
+    scale = device.bit_rate * device.seconds**3 / (device.bits * device.epsilon * device.cycles**3)
     gain: Floats = scale * (device.energy - sent + sent * part) * (part**2 - part**3)
     return gain
 
@@ -152,13 +160,13 @@ def anycost_tight_gain(device: AnycostDevice, share: Floats | float) -> Floats:
 def anycost_plan(
     device: AnycostDevice, bounds: AnycostBounds = DEFAULT_BOUNDS
 ) -> AnycostPlan | None:
-    """The choice with the largest gain within all bounds; None if there is none (specification §3).
+    """Return the choice with the largest gain within all bounds, or None (specification §3).
 
     Saturated: everything is affordable. Tight: both budgets are used up. Search: a bound leaves
     one of them slack. With no bits to send, sending costs nothing: the largest compression factor,
-    and the largest model that can be computed.
+    and the largest model that can be computed. None if no choice fits.
     """
-    if not device.rate > 0:
+    if not device.bit_rate > 0:
         return None
     full = _saturated(device, bounds)
     if full is not None:
@@ -180,11 +188,11 @@ def anycost_plan(
 def anycost_plan_at(
     alpha: float, device: AnycostDevice, bounds: AnycostBounds = DEFAULT_BOUNDS
 ) -> AnycostPlan | None:
-    """The best compression and frequency for a given model cost; None if none fits (specification §3).
+    """Return the best compression and frequency for a given alpha, or None (specification §3).
 
     For plans that are charged with what their rounded widths cost.
     """
-    if not device.rate > 0:
+    if not device.bit_rate > 0:
         return None
     beta = float(_best_beta(device, bounds, np.array([alpha]))[0])
     if not beta > 0 or beta < bounds.beta_min:
@@ -203,12 +211,12 @@ def _saturated(device: AnycostDevice, bounds: AnycostBounds) -> AnycostPlan | No
 
 
 def _spendable(device: AnycostDevice) -> bool:
-    """Whether there is time and energy, and work that takes of both: a plan can be tight."""
+    """Return whether a plan can be tight: time and energy are there, and work takes both."""
     return min(device.energy, device.seconds, device.epsilon, device.cycles, device.bits) > 0
 
 
 def _check_bits(device: AnycostDevice, function: str) -> None:
-    """Refuse what has no tight plan: nothing to send cannot use up any time."""
+    """Raise ValueError unless there is something to send: otherwise no plan uses up the time."""
     if not device.bits > 0:
         raise ValueError(
             f"{function}: a device with no bits to send has no plan that uses up its time by "
@@ -217,13 +225,13 @@ def _check_bits(device: AnycostDevice, function: str) -> None:
 
 
 def _slowest(device: AnycostDevice, alpha: float, beta: float) -> float:
-    """The slowest frequency that is in time, and so the one that costs least energy."""
-    left = device.seconds - alpha * beta * device.bits / device.rate
+    """Return the slowest frequency that is in time, which is the one that costs least energy."""
+    left = device.seconds - alpha * beta * device.bits / device.bit_rate
     return alpha * device.cycles / left if left > 0 else math.inf
 
 
 def _allowed(plan: AnycostPlan, bounds: AnycostBounds) -> bool:
-    """Within all bounds up to rounding; NaN is not."""
+    """Return whether a plan is within all bounds up to rounding; one with NaN is not."""
     low, high = 1 - _SLACK, 1 + _SLACK
     return (
         bounds.alpha_min * low <= plan.alpha <= high
@@ -234,7 +242,7 @@ def _allowed(plan: AnycostPlan, bounds: AnycostBounds) -> bool:
 
 
 def _corners(device: AnycostDevice, bounds: AnycostBounds) -> Iterator[float]:
-    """Shares of time at which a tight plan meets a bound."""
+    """Yield the shares of time at which a tight plan meets a bound."""
     sent = device.power * device.seconds
     least = max(0.0, 1 - device.energy / sent) if sent else 0.0
 
@@ -258,7 +266,7 @@ def _corners(device: AnycostDevice, bounds: AnycostBounds) -> Iterator[float]:
 
 
 def _root(curve: Callable[[float], float], target: float, least: float) -> float:
-    """Where a rising curve on (least, 1) reaches the target, or the end next to it."""
+    """Return where a rising curve on (least, 1) reaches the target, or the end next to it."""
     low, high = least, 1.0
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
@@ -275,7 +283,10 @@ def _below(curve: Callable[[float], float], place: float, target: float) -> bool
 
 
 def _search(device: AnycostDevice, bounds: AnycostBounds) -> AnycostPlan | None:
-    """The best alpha by a grid, refined around its best place: to a billionth, or nearly."""
+    """Return the plan with the best alpha on a grid that is refined around its best place.
+
+    The last grid resolves a billionth, or nearly. None if no alpha fits.
+    """
     # Where one budget alone limits a plan, its optimum is known: three quarters are for computing.
     costs = (
         anycost_cost(device, 1.0, 0.0, bounds.fastest).computing_seconds,
@@ -300,7 +311,7 @@ def _search(device: AnycostDevice, bounds: AnycostBounds) -> AnycostPlan | None:
 
 
 def _best_beta(device: AnycostDevice, bounds: AnycostBounds, alphas: Floats) -> Floats:
-    """The largest compression factor of each alpha; not above 0 where none fits."""
+    """Return the largest compression factor of each alpha; not above 0 where none fits."""
     work = alphas * device.cycles
     low, high = np.full(len(alphas), bounds.slowest), np.full(len(alphas), bounds.fastest)
     # Faster leaves more time for sending and less energy: the best frequency is where both agree.
@@ -313,14 +324,14 @@ def _best_beta(device: AnycostDevice, bounds: AnycostBounds, alphas: Floats) -> 
     sending = np.max([np.minimum(*_sending(device, work, f)) for f in ends], axis=0)
     if not device.bits:  # sent in no time, if there is any time left
         return np.where(sending >= 0, bounds.beta_max, -np.inf)
-    beta: Floats = np.minimum(bounds.beta_max, device.rate * sending / (alphas * device.bits))
+    beta: Floats = np.minimum(bounds.beta_max, device.bit_rate * sending / (alphas * device.bits))
     return beta
 
 
 def _sending(
     device: AnycostDevice, work: Floats, frequency: Floats | float
 ) -> tuple[Floats, Floats]:
-    """Seconds left for sending, and seconds of sending that the energy left pays for."""
+    """Return the seconds left for sending, and the seconds of sending that the energy pays for."""
     time = device.seconds - work / frequency
     left = device.energy - device.epsilon * frequency**2 * work
     # Sending that costs nothing is paid for, unless computing alone is too much already.
@@ -332,7 +343,7 @@ def _sending(
 
 
 class AnycostPlans(NamedTuple):
-    """What devices do in a round; not a number where nothing fits."""
+    """The choices of devices for one round; NaN where nothing fits."""
 
     alpha: Floats
     beta: Floats
@@ -351,9 +362,10 @@ def anycost_plans(
     beta_min: Floats | float = 0.0,
     beta_max: Floats | float = 1 / 15,
 ) -> AnycostPlans:
-    """Size, compression factor and frequency with the largest gain for every row (specification §3).
+    """Return the plans with the largest gain, one for every row (AnycostFL, specification §3).
 
-    Budgets hold the cycles and bits of the whole model: both grow with the size alpha.
+    A plan is a size, a compression factor and a frequency. Budgets hold the cycles and bits of the
+    whole model: both grow with the size alpha.
     """
     with np.errstate(all="ignore"):
         own, least, most = _columns(budgets), _floats(beta_min), _floats(beta_max)
@@ -368,7 +380,7 @@ def anycost_plans(
 
 
 def _largest_size(own: _Columns, beta: Floats) -> Floats:
-    """The largest size whose update can be sent with this factor; may be above 1."""
+    """Return the largest size whose update can be sent with this factor; may be above 1."""
     energy, sent = own.affordable, beta * own.airtime
     per_square = own.epsilon * own.cycles
     frequency = own.allowed(
@@ -385,9 +397,9 @@ def _largest_size(own: _Columns, beta: Floats) -> Floats:
 
 
 def _best_size(own: _Columns) -> Floats:
-    """The size with the largest gain if any compression factor and any size were allowed."""
+    """Return the size with the largest gain if any compression factor and any size were allowed."""
     energy, sent = own.affordable, own.power * own.seconds
-    # phi_1 = upper / lower: the root that the specification gives, without a difference of large numbers.
+    # phi_1 = upper / lower: the root of the specification, without a difference of large numbers.
     root = np.hypot(2 * sent - energy, np.sqrt(8) * energy)
     upper, lower = 2 * sent + energy + root, 2 * sent + 3 * energy + root
     cube = energy * (3 * energy + root) / (own.epsilon * own.seconds * upper)
@@ -400,12 +412,15 @@ def _best_size(own: _Columns) -> Floats:
 
 
 def _best_size_at(own: _Columns, frequency: Floats) -> Floats:
-    """The same at a given frequency: three quarters of one budget, or where both are used up."""
+    """Return the best size at a given frequency.
+
+    It takes three quarters of one budget, or is where both are used up.
+    """
     seconds, joules = own.cycles / frequency, own.epsilon * frequency**2 * own.cycles
     timed, fed = 0.75 * own.seconds / seconds, 0.75 * own.energy / joules
 
     def spent(size: Floats) -> Floats:
-        """Joules if all seconds are used."""
+        """Return the joules if all seconds are used."""
         return own.power * (own.seconds - size * seconds) + size * joules
 
     both = (own.power * own.seconds - own.energy) / (own.power * seconds - joules)

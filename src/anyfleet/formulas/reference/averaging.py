@@ -8,19 +8,19 @@ import numpy as np
 from anyfleet.arrays import Flags, Floats, Ints
 
 
-def pseudo_gradient(update: Floats, rate: float, steps: int = 1) -> Floats:
-    """`-Delta / (rate × steps)` of an update `Delta = after - before` (specification §0.1)."""
-    gradient: Floats = -np.asarray(update, dtype=np.float64) / (rate * steps)
+def pseudo_gradient(update: Floats, lr: float, steps: int = 1) -> Floats:
+    """Return `-Delta / (lr × steps)` of an update `Delta = after - before` (specification §0.1)."""
+    gradient: Floats = -np.asarray(update, dtype=np.float64) / (lr * steps)
     return gradient
 
 
 def fedavg_cohort_size(devices: int, share: float) -> int:
-    """How many devices a share of them is, at least one (FedAvg, specification §1.1)."""
+    """Return how many devices a share of them is, at least one (FedAvg, specification §1.1)."""
     return max(1, round(share * devices))
 
 
 def fedavg_mean(old: Floats, values: Floats, weights: Floats | Ints) -> Floats:
-    """The mean of the devices' models, one per row (FedAvg, specification §1.1).
+    """Return the mean of the devices' models, one per row (FedAvg, specification §1.1).
 
     Without any weight the old model stays.
     """
@@ -28,7 +28,7 @@ def fedavg_mean(old: Floats, values: Floats, weights: Floats | Ints) -> Floats:
 
 
 def overlap_mean(old: Floats, values: Floats, masks: Flags, weights: Floats | Ints) -> Floats:
-    """Of every coordinate, the mean over the devices that have it (specification §0.2).
+    """Return the mean of every coordinate over the devices that have it (specification §0.2).
 
     One row per device, in the shape of the whole model; what stands outside of a mask does not
     matter. A coordinate that nobody has, or nobody with weight, keeps its old value. Weights are
@@ -44,17 +44,17 @@ def overlap_mean(old: Floats, values: Floats, masks: Flags, weights: Floats | In
 
 
 def fedprox_step(
-    weights: Floats, start: Floats, gradient: Floats, *, rate: float, mu: float = 0.01
+    weights: Floats, start: Floats, gradient: Floats, *, lr: float, mu: float = 0.01
 ) -> Floats:
-    """A gradient step with a pull towards the received model (FedProx, specification §1.2)."""
-    after: Floats = weights - rate * (gradient + mu * (weights - start))
+    """Return the weights after a step, pulled to the received model (specification §1.2)."""
+    after: Floats = weights - lr * (gradient + mu * (weights - start))
     return after
 
 
 def fedpmt_quotas(count: int, widths: int) -> Ints:
-    """How many devices each width gets, smallest width first (FedPMT, specification §1.3).
+    """Return how many devices train each number of layers, fewest first (specification §1.3).
 
-    The remainder goes round from the largest width on.
+    The remainder goes round from the most trained layers on.
     """
     whole, rest = divmod(count, widths)
     return np.full(widths, whole, dtype=np.int64) + (np.arange(widths) >= widths - rest)
@@ -63,13 +63,16 @@ def fedpmt_quotas(count: int, widths: int) -> Ints:
 def fedpmt_computing_seconds(
     cycles: Floats | float, samples: Floats | float, epochs: float, speed: Floats | float
 ) -> Floats:
-    """Seconds of local training: cycles per sample × samples × epochs / speed (specification §1.3)."""
+    """Return the seconds of local training (FedPMT, specification §1.3).
+
+    Cycles per sample × samples × epochs / speed.
+    """
     seconds: Floats = np.asarray(cycles) * np.asarray(samples) * epochs / np.asarray(speed)
     return seconds
 
 
 def fedpmt_layer_weights(masks: Flags | Ints) -> Floats:
-    """`A_k[l]`: each device's share in each layer (FedPMT, specification §1.3).
+    """Return `A_k[l]`: each device's share in each layer (FedPMT, specification §1.3).
 
     A row per device, a column per layer; a layer that nobody trained has no shares.
     """
@@ -81,7 +84,7 @@ def fedpmt_layer_weights(masks: Flags | Ints) -> Floats:
 def fedpmt_layer_mean(
     old: Sequence[Floats], losses: Sequence[Sequence[Floats | float]], masks: Flags | Ints
 ) -> list[Floats]:
-    """The layers after a round: `w_l - sum_k A_k[l] (w_l - w_k,l)` (FedPMT, specification §1.3).
+    """Return the layers after a round: `w_l - sum_k A_k[l] (w_l - w_k,l)` (specification §1.3).
 
     `losses[k][l]` is what device k took away from layer l, `w_l - w_k,l`; it does not matter
     where the device did not train the layer.
@@ -96,7 +99,7 @@ def fedpmt_layer_mean(
 
 
 def fedpmt_layer_product(factors: Floats | Ints, layers: Sequence[Floats]) -> list[Floats]:
-    """Every layer times its own number (FedPMT's layer-wise product, specification §1.3)."""
+    """Return every layer times its own number (the layer-wise product, specification §1.3)."""
     return [
         np.asarray(factor * np.asarray(layer, dtype=np.float64))
         for factor, layer in zip(factors, layers, strict=True)
@@ -104,14 +107,14 @@ def fedpmt_layer_product(factors: Floats | Ints, layers: Sequence[Floats]) -> li
 
 
 class HeteroflMoments(NamedTuple):
-    """Mean and variance of every channel."""
+    """The mean and the variance of every channel."""
 
     mean: Floats
     variance: Floats
 
 
 def heterofl_static_moments(batches: Sequence[Floats]) -> HeteroflMoments:
-    """Statistics for testing: plain means over batches (HeteroFL's static BN, specification §1.5).
+    """Return statistics for testing: plain means over batches (static BN, specification §1.5).
 
     A batch has a row per value and a column per channel; its variance is the unbiased one.
     """
@@ -121,8 +124,8 @@ def heterofl_static_moments(batches: Sequence[Floats]) -> HeteroflMoments:
 
 
 def anycost_mean(updates: Floats, masks: Flags, weights: Floats) -> Floats:
-    """The update of every element: the mean of those who sent it, 0 if nobody (specification §1.12).
+    """Return the mean update of every element over those who sent it (specification §1.12).
 
-    To be subtracted: `w - u`, where `u` is before minus after.
+    To be subtracted: `w - u`, where `u` is before minus after. 0 where nobody sent the element.
     """
     return overlap_mean(np.zeros(np.shape(updates)[1:]), updates, masks, weights)

@@ -21,7 +21,7 @@ HEXAGON_MOMENT = 5 / (36 * math.sqrt(3))
 
 
 def stc_top_entries(values: Floats, share: float) -> Ints:
-    """Indices of the largest magnitudes, ascending (STC, specification §1.13).
+    """Return the indices of the largest magnitudes, ascending (STC, specification §1.13).
 
     Exactly `max(1, ceil(share × n))`, ties to the lower index.
     """
@@ -40,7 +40,7 @@ class StcMessage(NamedTuple):
 
 
 def stc_sparse_ternary(values: Floats, share: float) -> StcMessage:
-    """The largest entries, all with their mean magnitude (STC, specification §1.13).
+    """Return the largest entries, all with their mean magnitude (STC, specification §1.13).
 
     `values` are the update plus the residual of the last message. Nothing but zeros: magnitude
     0.
@@ -54,7 +54,7 @@ def stc_sparse_ternary(values: Floats, share: float) -> StcMessage:
 
 
 def stc_golomb_parameter(share: float) -> int:
-    """b*: the bits of a gap that are sent as they are (STC, specification §1.13)."""
+    """Return b*: how many bits of a gap are sent as they are (STC, specification §1.13)."""
     if share >= 1:
         return 0
     golden = math.log((math.sqrt(5) - 1) / 2)
@@ -62,26 +62,26 @@ def stc_golomb_parameter(share: float) -> int:
 
 
 def stc_golomb_position_bits(share: float) -> float:
-    """Expected bits of a position, by its gap to the one before (STC, specification §1.13)."""
+    """Return the expected bits of a position, sent as a gap (STC, specification §1.13)."""
     bits = stc_golomb_parameter(share)
     return float(bits + 1 / (1 - (1 - share) ** (2**bits)))
 
 
 def stc_position_entropy(share: float) -> float:
-    """The least bits of a position that any code can reach (STC, specification §1.13)."""
+    """Return the least bits of a position that any code can reach (STC, specification §1.13)."""
     if share >= 1:
         return 0.0
     return -math.log2(share) - (1 - share) / share * math.log2(1 - share)
 
 
 def stc_rice_bits(gaps: Ints, parameter: int) -> int:
-    """Bits of gaps, each at least 1, in a Rice code (STC, specification §1.13)."""
+    """Return the bits of gaps, each at least 1, in a Rice code (STC, specification §1.13)."""
     long = (np.asarray(gaps, dtype=np.int64) - 1) >> parameter
     return int((long + 1 + parameter).sum())
 
 
 def stc_bits(positions: Ints, size: int, share: float) -> int:
-    """Measured bits of a tensor's message (STC, specification §1.13).
+    """Return the measured bits of a tensor's message (STC, specification §1.13).
 
     Positions (ascending) by their gaps, or a bitmap where that is shorter; a sign each; the
     magnitude. No positions: the magnitude alone.
@@ -94,7 +94,7 @@ def stc_bits(positions: Ints, size: int, share: float) -> int:
 
 
 def stc_expected_bits(count: int, share: float) -> float:
-    """Expected bits of a message with so many entries (STC, specification §1.13)."""
+    """Return the expected bits of a message with so many entries (STC, specification §1.13)."""
     return count * (stc_golomb_position_bits(share) + 1) + SCALAR_BITS
 
 
@@ -102,14 +102,14 @@ def stc_expected_bits(count: int, share: float) -> float:
 
 
 class QsgdMessage(NamedTuple):
-    """Levels with their signs, and the norm of every bucket."""
+    """Quantisation levels with their signs, and the norm of every bucket."""
 
     levels: Ints
     norms: Floats
 
 
 def qsgd(values: Floats, levels: int, u: Floats, bucket: int | None = 512) -> QsgdMessage:
-    """Every entry's level relative to its bucket's norm (QSGD, specification §1.14).
+    """Return every entry's quantisation level relative to its bucket's norm (specification §1.14).
 
     `u` are uniforms in [0, 1), one per entry. Buckets are cut in order, the last may be short;
     None takes all as one, which is much worse on long updates.
@@ -126,14 +126,14 @@ def qsgd(values: Floats, levels: int, u: Floats, bucket: int | None = 512) -> Qs
 
 
 def qsgd_values(message: QsgdMessage, levels: int, bucket: int | None = 512) -> Floats:
-    """What the receiver has: norm × level / levels (QSGD, specification §1.14)."""
+    """Return what the receiver has: norm × level / levels (QSGD, specification §1.14)."""
     scale = _spread(message.norms, len(message.levels), bucket)
     values: Floats = scale * message.levels / levels
     return values
 
 
 def qsgd_variance(values: Floats, levels: int) -> float:
-    """`E‖Q(v) - v‖²` of one bucket, exactly (QSGD, specification §1.14)."""
+    """Return `E‖Q(v) - v‖²` of one bucket, exactly (QSGD, specification §1.14)."""
     every = np.asarray(values, dtype=np.float64)
     norm = float(np.linalg.norm(every))
     if norm == 0:
@@ -143,7 +143,7 @@ def qsgd_variance(values: Floats, levels: int) -> float:
 
 
 def qsgd_error_bound(size: Floats | float, levels: Ints | int) -> Floats:
-    """A bound of `E‖Q(v) - v‖² / ‖v‖²` for a bucket of this size (QSGD, specification §1.14)."""
+    """Return a bound of `E‖Q(v) - v‖² / ‖v‖²` for a bucket of this size (specification §1.14)."""
     steps = np.asarray(levels, dtype=np.float64)
     bound: Floats = np.minimum(size / steps**2, np.sqrt(size) / steps)
     return bound
@@ -154,7 +154,7 @@ def _starts(count: int, bucket: int | None) -> Ints:
 
 
 def _spread(norms: Floats, count: int, bucket: int | None) -> Floats:
-    """The norm of its bucket for every entry."""
+    """Return the norm of its bucket for every entry."""
     spread: Floats = np.repeat(norms, bucket or max(count, 1))[:count]
     return spread
 
@@ -163,7 +163,7 @@ def _spread(norms: Floats, count: int, bucket: int | None) -> Floats:
 
 
 def uveq_scale(norm: float, bits: float, blocks: int) -> float:
-    """The scale `zeta ‖v‖` of an update in so many sub-vectors (UVeQFed, specification §1.15).
+    """Return the scale `zeta ‖v‖` of an update in so many sub-vectors (specification §1.15).
 
     `bits` per entry.
     """
@@ -171,14 +171,14 @@ def uveq_scale(norm: float, bits: float, blocks: int) -> float:
 
 
 def uveq_lattice(step: float, dimension: Literal[1, 2] = 2) -> Floats:
-    """Basis vectors in rows: whole steps, or hexagons (UVeQFed, specification §1.15)."""
+    """Return the basis vectors in rows: whole steps, or hexagons (UVeQFed, specification §1.15)."""
     if dimension == 1:
         return np.array([[step]])
     return step * np.array([[1, 1 / math.sqrt(3)], [1, -1 / math.sqrt(3)]])
 
 
 def uveq_dither(u: Floats, basis: Floats) -> Floats:
-    """A uniform point of the lattice's cell for every block (UVeQFed, specification §1.15).
+    """Return a uniform point of the lattice's cell for every block (UVeQFed, specification §1.15).
 
     `u` are uniforms in [0, 1), a row per block.
     """
@@ -187,10 +187,10 @@ def uveq_dither(u: Floats, basis: Floats) -> Floats:
 
 
 def uveq_lattice_indices(points: Floats, basis: Floats) -> Ints:
-    """The nearest lattice point of each row, in whole multiples of the basis (specification §1.15).
+    """Return the nearest lattice point of each row (UVeQFed, specification §1.15).
 
-    Nearest in space: rounding the coordinates alone is not enough for hexagons, whose nearest
-    point is one of the corners around.
+    In whole multiples of the basis. Nearest in space: rounding the coordinates alone is not enough
+    for hexagons, whose nearest point is one of the corners around.
     """
     below = np.floor(np.asarray(points, dtype=np.float64) @ np.linalg.inv(basis))
     corners = np.stack(np.meshgrid(*[[0.0, 1.0]] * len(basis), indexing="ij"), -1)
@@ -202,9 +202,9 @@ def uveq_lattice_indices(points: Floats, basis: Floats) -> Ints:
 
 
 def uveq(values: Floats, scale: float, basis: Floats, noise: Floats) -> Ints:
-    """Lattice indices of the dithered blocks of an update (UVeQFed, specification §1.15).
+    """Return the lattice indices of the dithered blocks of an update (specification §1.15).
 
-    `noise` is the `dither` that sender and receiver share, a row per block; the last block is
+    `noise` is the `uveq_dither` that sender and receiver share, a row per block; the last block is
     filled with zeros. An update of zeros has indices 0.
     """
     blocks = np.zeros(np.shape(noise))
@@ -215,7 +215,7 @@ def uveq(values: Floats, scale: float, basis: Floats, noise: Floats) -> Ints:
 
 
 def uveq_values(indices: Ints, scale: float, basis: Floats, noise: Floats, size: int) -> Floats:
-    """What the receiver has after taking the dither away (UVeQFed, specification §1.15)."""
+    """Return what the receiver has after taking the dither away (UVeQFed, specification §1.15)."""
     if scale == 0:
         return np.zeros(size)
     values: Floats = (scale * (indices @ basis - noise)).ravel()[:size]
@@ -223,7 +223,7 @@ def uveq_values(indices: Ints, scale: float, basis: Floats, noise: Floats, size:
 
 
 def uveq_variance(scale: float, basis: Floats) -> float:
-    """The error's variance per entry, whatever the update (UVeQFed, specification §1.15)."""
+    """Return the error's variance per entry, whatever the update (UVeQFed, specification §1.15)."""
     cell = abs(float(np.linalg.det(basis)))
     moment = cell**2 / 12 if len(basis) == 1 else HEXAGON_MOMENT * cell
     return moment * scale**2
@@ -233,7 +233,7 @@ def uveq_variance(scale: float, basis: Floats) -> float:
 
 
 def anycost_kept_kernels(norms: Floats, keep: float) -> Ints:
-    """The kernels with the largest norms, ascending, at least one (AnycostFL, specification §1.12).
+    """Return the kernels with the largest norms, ascending, at least one (specification §1.12).
 
     `keep` is the kept share, rounded up; exactly so many, ties by index.
     """
@@ -243,19 +243,19 @@ def anycost_kept_kernels(norms: Floats, keep: float) -> Ints:
 
 
 def anycost_kernel_threshold(norms: Floats, keep: float) -> float:
-    """Pi: the smallest norm that is kept (AnycostFL, specification §1.12)."""
+    """Return Pi: the smallest norm that is kept (AnycostFL, specification §1.12)."""
     return float(np.asarray(norms)[anycost_kept_kernels(norms, keep)].min())
 
 
 class AnycostMagnitudes(NamedTuple):
-    """The smallest and largest magnitude of what is not zero; 0 and 0 if all is."""
+    """The smallest and the largest magnitude that are not zero; 0 and 0 if all are."""
 
     low: float
     high: float
 
 
 def anycost_magnitudes(values: Floats) -> AnycostMagnitudes:
-    """The ends of the grid of an update (AnycostFL, specification §1.12)."""
+    """Return the ends of the grid of an update (AnycostFL, specification §1.12)."""
     sizes = np.abs(np.asarray(values, dtype=np.float64))
     some = sizes[sizes > 0]
     return (
@@ -266,7 +266,7 @@ def anycost_magnitudes(values: Floats) -> AnycostMagnitudes:
 
 
 def anycost_grid(ends: AnycostMagnitudes, levels: int) -> Floats:
-    """The magnitudes that a message can say, `Q_0 ... Q_L` (AnycostFL, specification §1.12).
+    """Return the magnitudes that a message can say, `Q_0 ... Q_L` (AnycostFL, specification §1.12).
 
     The printed grid starts at `Q_1`, which leaves the smallest values without an interval.
     """
@@ -274,7 +274,7 @@ def anycost_grid(ends: AnycostMagnitudes, levels: int) -> Floats:
 
 
 def anycost_grid_levels(values: Floats, ends: AnycostMagnitudes, levels: int, u: Floats) -> Ints:
-    """Each value's place on the grid, drawn so that the mean is exact (specification §1.12).
+    """Return each value's place on the grid, drawn so that the mean is exact (specification §1.12).
 
     `u` are uniforms in [0, 1), one per value. Zeros get -1. Where all magnitudes are equal there
     is one place, 0.
@@ -291,33 +291,35 @@ def anycost_grid_levels(values: Floats, ends: AnycostMagnitudes, levels: int, u:
 
 
 def anycost_grid_values(level: Ints, signs: Floats, ends: AnycostMagnitudes, levels: int) -> Floats:
-    """What the receiver of `grid_levels` and signs has (AnycostFL, specification §1.12)."""
+    """Return what the receiver of `anycost_grid_levels` and signs has (specification §1.12)."""
     sizes = anycost_grid(ends, levels)[np.maximum(level, 0)]
     values: Floats = np.where(level >= 0, np.sign(signs) * sizes, 0.0)
     return values
 
 
 class AnycostCompression(NamedTuple):
-    """How a rate is met: the kept share of the kernels, and the levels of the grid."""
+    """How a compression factor is met: the kept share of the kernels, and the grid's levels."""
 
     keep: float
     levels: float
 
 
 def anycost_analytic_compression(beta: float) -> AnycostCompression:
-    """Kept share and levels of the theory, `sqrt(beta)` and `2^(32 sqrt(beta))` (specification §1.12).
+    """Return kept share and levels of the theory (AnycostFL, specification §1.12).
 
-    Signs and mask not counted: real messages of this pair are 1.3 to 2.4 times too long.
+    They are `sqrt(beta)` and `2^(32 sqrt(beta))`. Signs and mask are not counted: real messages of
+    this pair are 1.3 to 2.4 times too long.
     """
     half = math.sqrt(beta)
     return AnycostCompression(half, 2 ** (32 * half))
 
 
 def anycost_bits(kept: Flags, level: Ints) -> float:
-    """Bits of a message: header, mask, levels, and the signs that the paper forgot (specification §1.12).
+    """Return the bits of a message: header, mask, levels and signs (specification §1.12).
 
-    `kept` says of every kernel whether it survived, `level` is the grid place of every element in
-    the survivors, -1 for zeros. Mask and levels at their entropy. Nothing to say: the header.
+    The paper forgot the signs. `kept` says of every kernel whether it survived, `level` is the grid
+    place of every element in the survivors, -1 for zeros. Mask and levels at their entropy. Nothing
+    to say: the header.
     """
     nonzero = int((np.asarray(level) >= 0).sum())
     if not nonzero:
@@ -330,7 +332,7 @@ def anycost_bits(kept: Flags, level: Ints) -> float:
 
 
 def entropy_bits(symbols: Ints) -> float:
-    """The least bits for these symbols when their frequencies are known (specification §F.7)."""
+    """Return the least bits for symbols of which the frequencies are known (specification §F.7)."""
     if not symbols.size:
         return 0.0
     counts = np.unique(symbols, return_counts=True)[1]
@@ -338,16 +340,17 @@ def entropy_bits(symbols: Ints) -> float:
 
 
 def relative_error(values: Floats, received: Floats) -> float:
-    """`‖Q(v) - v‖² / ‖v‖²`, 0 for an update of zeros (specification §F.7)."""
+    """Return `‖Q(v) - v‖² / ‖v‖²`, 0 for an update of zeros (specification §F.7)."""
     every = np.asarray(values, dtype=np.float64)
     total = float((every**2).sum())
     return float(((received - every) ** 2).sum()) / total if total > 0 else 0.0
 
 
 def fedhq_quantisation_levels(bits: Floats, budget: float, levels: Ints) -> int:
-    """The most levels whose measured message fits the budget, at least the fewest (specification §1.16).
+    """Return the most levels whose measured message fits the budget (FedHQ, specification §1.16).
 
-    `bits` is the length of the message with each of the `levels`, which ascend.
+    `bits` is the length of the message with each of the `levels`, which ascend. The fewest levels
+    if none fits.
     """
     fitting = np.flatnonzero(np.asarray(bits) <= budget)
     return int(levels[fitting[-1] if len(fitting) else 0])

@@ -7,7 +7,7 @@ from anyfleet.formulas.links import _least_snr
 
 
 def delivered_chances(error: float, columns: int) -> Floats:
-    """Probabilities that 0, 1, ... columns arrive (specification §1.9).
+    """Return the probabilities that 0, 1, ... columns arrive (specification §1.9).
 
     `(1 - error)^j error`, and `(1 - error)^columns` for all of them. Where `error` is drawn for
     every column, insert its mean.
@@ -18,39 +18,48 @@ def delivered_chances(error: float, columns: int) -> Floats:
 
 
 def mean_delivered(error: float, columns: int) -> float:
-    """The expected number of columns that arrive; of a law, `error` is its mean (specification §1.9)."""
+    """Return the expected number of columns that arrive (specification §1.9).
+
+    Where `error` is drawn for every column, insert its mean.
+    """
     return float(expected_column_coverage(error, columns).sum())
 
 
 def all_delivered(error: float, columns: int) -> float:
-    """The probability that every column arrives (specification §1.9)."""
+    """Return the probability that every column arrives (specification §1.9)."""
     return float((1 - error) ** columns)
 
 
 def none_delivered(error: float, columns: int) -> float:
-    """The probability that nothing arrives: the first column is lost (specification §1.9)."""
+    """Return the probability that the first column is lost, and all others (specification §1.9)."""
     return error if columns > 0 else 0.0
 
 
 def delivered_width(columns: Ints | int, share: Floats | float, width: float = 0.125) -> Floats:
-    """The width of what arrived, never more than the device's own share (specification §1.9)."""
+    """Return the width of what arrived, never more than the device's own (specification §1.9).
+
+    `share` is the width of the device's sub-model, `width` that of one column.
+    """
     reached: Floats = np.minimum(np.asarray(columns) * width, share)
     return reached
 
 
 def expected_column_coverage(error: float, columns: int) -> Floats:
-    """How likely each column arrives, `(1 - error)^j` (specification §F.6)."""
+    """Return how likely each column arrives, `(1 - error)^j` (specification §F.6)."""
     coverage: Floats = (1 - error) ** np.arange(1, columns + 1, dtype=np.float64)
     return coverage
 
 
 def expected_delivered_share(error: float, columns: int) -> float:
-    """The expected share of the columns that arrives; without columns all of it (specification §F.6)."""
+    """Return the expected share of the columns that arrives (specification §F.6).
+
+    It is 1 without columns.
+    """
     return mean_delivered(error, columns) / columns if columns else 1.0
 
 
 def column_coverage(delivered: Ints, columns: int) -> Floats:
-    """Which share of a round's transmissions brought each column (specification §F.6).
+    """Return the share of a round's transmissions that brought each column (specification §F.6).
 
     `delivered` are leading columns per transmission; without any, nothing is covered.
     """
@@ -64,7 +73,7 @@ def column_coverage(delivered: Ints, columns: int) -> Floats:
 def outage_range(
     efficiency: float, power: float, *, noise: float, exponent: float, ref_loss_db: float = 0.0
 ) -> float:
-    """How far a link without fading reaches (specification §F.6).
+    """Return how far a link without fading reaches, in metres (specification §F.6).
 
     `noise` is that of the band and of interference, in watts.
     """

@@ -22,7 +22,8 @@ def fedpmt_complexity_shares(
 def feddrop_layers(layers: Sequence[CountedLayer], share: float) -> tuple[CountedLayer, ...]:
     """Return the layers of FedDrop's network: hidden linear layers narrowed (specification §2).
 
-    They keep a share of their neurons; convolutions stay complete. Widths are not rounded, as in FedPMT's table.
+    They keep a share of their neurons; convolutions stay complete. Widths are not rounded, as in
+    FedPMT's table.
     """
     if not 0 < share <= 1:
         raise ValueError(f"feddrop_layers() keeps a share in (0, 1] of the neurons, got {share}.")
@@ -38,7 +39,8 @@ def fedpmt_deadline_seconds(
 ) -> tuple[float, ...]:
     """Return the seconds of each device for its share of the complexity (specification §2).
 
-    The whole model takes `full_seconds` on a device of speed 1; `levels` are the speeds. `digits` rounds shares up to so many decimals first, as FedPMT does (2) to get its deadline.
+    The whole model takes `full_seconds` on a device of speed 1; `levels` are the speeds. `digits`
+    rounds shares up to so many decimals first, as FedPMT does (2) to get its deadline.
     """
     if len(shares) != len(levels) or not all(level > 0 for level in levels):
         raise ValueError(

@@ -11,12 +11,12 @@ from anyfleet.formulas.sub_models import kept_channels
 
 
 def fedpmt_layer_mask(layers: int, trained: int) -> Flags:
-    """Which layers a width trains: the last ones (FedPMT, specification §1.3)."""
+    """Return which layers are trained: the last ones (FedPMT, specification §1.3)."""
     return np.arange(layers) >= layers - trained
 
 
 def feddrop_channels(size: int, count: int, u: Floats) -> Ints:
-    """So many channels drawn evenly without replacement, ascending (FedDrop, specification §1.4).
+    """Draw so many channels evenly without replacement, ascending (FedDrop, specification §1.4).
 
     `u` has a uniform number for every channel.
     """
@@ -25,7 +25,7 @@ def feddrop_channels(size: int, count: int, u: Floats) -> Ints:
 
 
 def heterofl_width(level: Ints | int, ratio: float = 0.5) -> Floats:
-    """The share of channels of a level, 1 for level 1 (HeteroFL, specification §1.5).
+    """Return the width of a level, 1 for level 1 (HeteroFL, specification §1.5).
 
     The share of parameters is about its square; exact counts are the blueprint's.
     """
@@ -34,10 +34,10 @@ def heterofl_width(level: Ints | int, ratio: float = 0.5) -> Floats:
 
 
 def prefix_mask(shape: Sequence[int], counts: Sequence[int]) -> Flags:
-    """Which coordinates of a tensor lie in its leading block (HeteroFL, specification §1.5).
+    """Return which coordinates of a tensor lie in its leading block (specification §1.5).
 
-    The new coordinates of a wider block are those of its mask that are not in the smaller one's:
-    an L in a matrix.
+    The new coordinates of a wider block are those of its mask that are not in the smaller one's: an
+    L in a matrix.
     """
     mask = np.zeros(tuple(shape), dtype=np.bool_)
     mask[tuple(slice(count) for count in counts)] = True
@@ -45,7 +45,7 @@ def prefix_mask(shape: Sequence[int], counts: Sequence[int]) -> Flags:
 
 
 def heterofl_masked_logits(logits: Floats, present: Flags) -> Floats:
-    """Training logits with those of absent classes at 0, not -infinity (specification §1.5).
+    """Return training logits with those of absent classes at 0, not -infinity (specification §1.5).
 
     They stay in the denominator of the softmax and get no gradient.
     """
@@ -54,7 +54,7 @@ def heterofl_masked_logits(logits: Floats, present: Flags) -> Floats:
 
 
 def fedrescue_column_mask(width: float, columns: int) -> Flags:
-    """Which of the model's equal columns lie in a prefix of this width (specification §1.8).
+    """Return which of the model's equal columns lie in a prefix of a width (specification §1.8).
 
     A column counts when the width reaches its end: FedResCuE's Eq. 4 with `>=`, because with the
     printed `>` nobody would ever update the last one. A width that ends within a column has all of
@@ -65,7 +65,7 @@ def fedrescue_column_mask(width: float, columns: int) -> Flags:
 
 
 def fedrescue_padded(received: Floats, cached: Floats, arrived: Flags) -> Floats:
-    """What a device trains after a lossy download (FedResCuE, specification §1.8).
+    """Return what a device trains after a lossy download (FedResCuE, specification §1.8).
 
     Coordinates that arrived are the server's, all others the device's own of its last visit.
     """
@@ -74,7 +74,7 @@ def fedrescue_padded(received: Floats, cached: Floats, arrived: Flags) -> Floats
 
 
 def anycost_channels(norms: Floats, alpha: float) -> Ints:
-    """The channels of a model of cost alpha, ascending (AnycostFL, specification §1.12).
+    """Return the channels of a sub-model of size alpha, ascending (specification §1.12).
 
     So many that the width is `sqrt(alpha)`; in natural order, so that alpha 1 is the whole model.
     """
@@ -83,5 +83,5 @@ def anycost_channels(norms: Floats, alpha: float) -> Ints:
 
 
 def anycost_channel_count(alpha: float, size: int) -> int:
-    """How many channels a model of cost alpha keeps (AnycostFL, specification §1.12)."""
+    """Return how many channels a sub-model of size alpha keeps (AnycostFL, specification §1.12)."""
     return kept_channels(math.sqrt(alpha), size, "round")

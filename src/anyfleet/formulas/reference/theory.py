@@ -12,10 +12,10 @@ from anyfleet.formulas.anycost import anycost_gain
 
 
 def fedpmt_psi_layer(variance: Floats, trained: Floats) -> float:
-    """A sharper index, 1 for FedAvg: the sum of `variance / trained` over layers (specification §F.1).
+    """Return a sharper index than psi: the sum of `variance / trained` (specification §F.1).
 
-    `variance` is each layer's share of the gradient variance, `trained` the share of devices
-    that update it.
+    The sum is over layers, and 1 for FedAvg. `variance` is each layer's share of the gradient
+    variance, `trained` the share of devices that update it.
     """
     weights, updated = np.asarray(variance, dtype=np.float64), np.asarray(trained)
     needed = weights > 0
@@ -42,7 +42,10 @@ class FedpmtConstants:
 
 
 def fedpmt_noise(case: FedpmtConstants, psi: float) -> float:
-    """Delta of FedPMT's bound, with the lost factor L and `2 delta² psi` (specification §F.1)."""
+    """Return Delta of FedPMT's bound, with the lost factor L (specification §F.1).
+
+    Its last term is `2 delta² psi`.
+    """
     drift = 8 * (case.steps - 1) ** 2 * case.gradient**2
     spread = case.widths * psi + case.devices + case.epsilon
     return (
@@ -53,7 +56,7 @@ def fedpmt_noise(case: FedpmtConstants, psi: float) -> float:
 
 
 def fedpmt_bound(case: FedpmtConstants, psi: float, rounds: int) -> float:
-    """FedPMT's bound of the expected loss above the best one (specification §F.1)."""
+    """Return FedPMT's bound of the expected loss above the best one (specification §F.1)."""
     noise = 4 * fedpmt_noise(case, psi) / (case.convexity * case.epsilon) ** 2
     distance = (case.offset + 1) * case.start + noise
     return case.smoothness / 2 * distance / (rounds + case.offset)
@@ -63,7 +66,7 @@ def fedpmt_bound(case: FedpmtConstants, psi: float, rounds: int) -> float:
 
 
 def whale_fewest_trainers(trained: Flags) -> int:
-    """|M*|: the fewest devices that trained a region which was trained at all (specification §F.2).
+    """Return |M*|: the fewest devices that trained a region which was trained (specification §F.2).
 
     `trained` has the axes rounds, devices and regions. Nobody ever trained: 0.
     """
@@ -72,13 +75,13 @@ def whale_fewest_trainers(trained: Flags) -> int:
 
 
 def whale_regions_trained(trained: Flags) -> Ints:
-    """|S_r|: how many regions somebody trained in each round (specification §F.2)."""
+    """Return |S_r|: how many regions somebody trained in each round (specification §F.2)."""
     count: Ints = np.asarray(trained, dtype=np.bool_).any(axis=1).sum(axis=1, dtype=np.int64)
     return count
 
 
 def whale_step_size_cap(devices: int, fewest: int, iterations: int, smoothness: float) -> float:
-    """The largest learning rate that WHALE-FL's theorem allows (specification §F.2).
+    """Return the largest learning rate that WHALE-FL's theorem allows (specification §F.2).
 
     `fewest` is |M*|; this is the form that the appendix derives.
     """
@@ -87,9 +90,10 @@ def whale_step_size_cap(devices: int, fewest: int, iterations: int, smoothness: 
 
 
 def whale_omega_squared(theta: Floats, masks: Flags) -> float:
-    """The largest share of the model that a device leaves out, in squared norm (specification §F.2).
+    """Return the largest share of the model that a device leaves out (specification §F.2).
 
-    One mask per device, in the shape of the model. A model of zeros loses nothing.
+    The share is one of the squared norm. One mask per device, in the shape of the model. A model of
+    zeros loses nothing.
     """
     squares = np.asarray(theta, dtype=np.float64) ** 2
     total = squares.sum()
@@ -102,18 +106,18 @@ def whale_omega_squared(theta: Floats, masks: Flags) -> float:
 
 
 def anycost_global_gain(alpha: Floats, beta: Floats | float) -> float:
-    """The mean of the local gains, 0 without devices (AnycostFL, specification §F.3)."""
+    """Return the mean of the devices' gains, 0 without devices (AnycostFL, specification §F.3)."""
     gains = np.broadcast_to(anycost_gain(alpha, beta), np.shape(alpha))
     return float(gains.mean()) if gains.size else 0.0
 
 
 def anycost_contraction_bound(contraction: float, rounds: int) -> float:
-    """What is left of the first round's distance after so many: `Z^(T-1)` (specification §F.3)."""
+    """Return what is left of the first round's distance, `Z^(T-1)` (specification §F.3)."""
     return float(contraction ** (rounds - 1))
 
 
 def anycost_largest_gradient_ratio(least_gain: float) -> float:
-    """The gradient-ratio constant from which on nothing is proved (specification §F.3)."""
+    """Return the gradient-ratio constant from which on nothing is proved (specification §F.3)."""
     return 1 / (1 - least_gain) if least_gain < 1 else math.inf
 
 
@@ -121,14 +125,17 @@ def anycost_largest_gradient_ratio(least_gain: float) -> float:
 
 
 def fedadp_decrease_is_proved(
-    angles: Floats, *, dissimilarity: float, smoothness: float, rate: float
+    angles: Floats, *, dissimilarity: float, smoothness: float, lr: float
 ) -> bool:
-    """Whether FedAdp's bound holds: every cosine at least `B L eta / 2` (specification §F.4)."""
-    return bool((np.cos(angles) >= dissimilarity * smoothness * rate / 2).all())
+    """Return whether FedAdp's bound holds: cosines at least `B L eta / 2` (specification §F.4)."""
+    return bool((np.cos(angles) >= dissimilarity * smoothness * lr / 2).all())
 
 
 def fedadp_mean_divergence(gradients: Floats, mean: Floats) -> float:
-    """The mean distance of the devices' gradients, one per row, from theirs (specification §F.4)."""
+    """Return the mean distance of the devices' gradients from their mean (specification §F.4).
+
+    One gradient per row; 0 without any.
+    """
     rows = np.asarray(gradients, dtype=np.float64)
     return float(np.linalg.norm(rows - mean, axis=1).mean()) if len(rows) else 0.0
 
@@ -137,7 +144,7 @@ def fedadp_mean_divergence(gradients: Floats, mean: Floats) -> float:
 
 
 def fedpns_gradient_bound(probabilities: Floats, bounds: Floats) -> float:
-    """`sum_k p_k G_k`, to compare with the plain mean of the bounds (specification §F.5).
+    """Return `sum_k p_k G_k`, to compare with the plain mean of the bounds (specification §F.5).
 
     The theorem behind it is a heuristic: its proof uses an inequality that is false.
     """

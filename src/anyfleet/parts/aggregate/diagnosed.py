@@ -9,7 +9,7 @@ from torch import Tensor
 
 from anyfleet.core.messages import Aggregated, Params
 from anyfleet.core.signals import Signal, diagnostics
-from anyfleet.core.slots import Aggregate, State, Wrapper
+from anyfleet.core.slots import Aggregate, Measure, State, Wrapper
 from anyfleet.core.updates import Updates, base
 from anyfleet.core.view import View
 from anyfleet.formulas.contribution import fedadp_dissimilarity, fedadp_expected_decrease
@@ -31,12 +31,14 @@ class Diagnosed(Wrapper, Aggregate):
 
     Lengths are of updates, which are gradients times the learning rate and the local steps. With
     sub-models, a device is compared with the mean on its own coordinates. What an inner aggregator
-    notes under the same name stays. `measures` ("fisher", "norm") are reported by every device, and
-    are columns of the ledger.
+    notes under the same name stays. The numbers of `reported` ("fisher", "norm") are reported by
+    every device, and are columns of the ledger; `measures` brings in what devices measure for it,
+    as `Fisher()`, unless another part does.
     """
 
     inner: Aggregate = field(default_factory=Mean)
-    measures: tuple[str, ...] = ()
+    reported: tuple[str, ...] = ()
+    measures: tuple[Measure, ...] = ()
 
     provides: ClassVar[frozenset[Signal]] = diagnostics(
         "coverage",
@@ -53,7 +55,7 @@ class Diagnosed(Wrapper, Aggregate):
 
     @property
     def reports(self) -> frozenset[str]:
-        return frozenset(self.measures)
+        return frozenset(self.reported)
 
     def __call__(
         self, model: Params, state: State, updates: Updates, view: View, key: Tensor

@@ -1,7 +1,7 @@
 """WHALE-FL's choice on the device: by Fisher information, link and processor."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -9,7 +9,7 @@ import numpy as np
 from anyfleet.core.check_in import CheckIn, CheckIns, Choices, MenuEntry
 from anyfleet.core.messages import ChooserState, Hyperparameters
 from anyfleet.core.signals import Menu, Signal, TargetTime
-from anyfleet.core.slots import Choose, Lesson
+from anyfleet.core.slots import Choose, Lesson, Measure
 from anyfleet.errors import refuse
 from anyfleet.formulas.whale import (
     whale_effectiveness,
@@ -18,6 +18,7 @@ from anyfleet.formulas.whale import (
     whale_threshold_utility,
     whale_utility,
 )
+from anyfleet.measure import Fisher
 from anyfleet.papers import WHALE, Paper
 
 
@@ -29,11 +30,11 @@ class FisherUtility(Choose):
     the device would now need more than the target time. The menu goes from the largest of `levels`
     sizes down; a device that may not train the largest has a menu without them.
 
-    `fisher` is "relative" to that of the initial model of the same width, or "literal": the raw
-    trace times the batch (Eq. 3 of the paper). "constant" looks at time only, and `penalty` 0 at
-    training only. `reference` says whose time counts: that of the smallest sub-model ("unit"), or
-    of the one trained last. `target` is in seconds; without it the plan must provide a target time
-    (`TargetSeconds`).
+    `effectiveness` is "relative" to that of the initial model of the same width, or "literal": the
+    raw trace times the batch (Eq. 3 of the paper). "constant" looks at time only, and `penalty` 0
+    at training only. `reference` says whose time counts: that of the smallest sub-model ("unit"),
+    or of the one trained last. `target` is in seconds; without it the plan must provide a target
+    time (`TargetSeconds`). `fisher` says how devices measure their Fisher information.
     """
 
     levels: int = 5
@@ -41,9 +42,10 @@ class FisherUtility(Choose):
     threshold: float = 20.0
     penalty: float = 2.0
     target: float | None = None
-    fisher: Literal["relative", "literal", "constant"] = "relative"
+    effectiveness: Literal["relative", "literal", "constant"] = "relative"
     reference: Literal["unit", "last_choice"] = "unit"
     first_level: int = 1
+    fisher: Fisher = field(default_factory=Fisher)
 
     papers: ClassVar[tuple[Paper, ...]] = (WHALE,)
 
@@ -64,15 +66,22 @@ class FisherUtility(Choose):
             yield (
                 f"FisherUtility.first_level must lie in 1 to {self.levels}, got {self.first_level}."
             )
-        if self.fisher not in ("relative", "literal", "constant"):
-            yield f'FisherUtility.fisher must be "relative", "literal" or "constant": {self.fisher}'
+        if self.effectiveness not in ("relative", "literal", "constant"):
+            yield (
+                'FisherUtility.effectiveness must be "relative", "literal" or "constant", '
+                f"got {self.effectiveness!r}."
+            )
         if self.reference not in ("unit", "last_choice"):
             yield f'FisherUtility.reference must be "unit" or "last_choice", got {self.reference}.'
 
     @property
     def learns_from(self) -> frozenset[str]:
         # Without Fisher information it still learns that it has trained, and how wide.
-        return frozenset({"loss" if self.fisher == "constant" else "fisher"})
+        return frozenset({"loss" if self.effectiveness == "constant" else "fisher"})
+
+    @property
+    def measures(self) -> tuple[Measure, ...]:
+        return () if self.effectiveness == "constant" else (self.fisher,)
 
     @property
     def requires(self) -> frozenset[Signal]:
@@ -126,10 +135,10 @@ class FisherUtility(Choose):
 
     def _effectiveness(self, state: ChooserState, own: Hyperparameters) -> float:
         """Return how much training teaches a device, by its Fisher information."""
-        if self.fisher == "constant":
+        if self.effectiveness == "constant":
             return self.threshold
         squares, counts = np.array(state["squares"]), np.array(state["steps"])
-        if self.fisher == "relative":
+        if self.effectiveness == "relative":
             return float(whale_relative_effectiveness(squares * counts, counts))
         # Eq. 3 sums over the iterations of a round: one column with the root of each sum.
         return whale_effectiveness(np.sqrt(squares * counts)[:, None], int(own.batch_size[0]))
@@ -137,7 +146,7 @@ class FisherUtility(Choose):
     # -- learning
 
     def learn(self, state: ChooserState, lesson: Lesson) -> ChooserState:
-        if self.fisher == "constant":
+        if self.effectiveness == "constant":
             return {**state, "rounds": (1.0,), "last": lesson.sub_model_size}
         square = lesson.measured.get("fisher_squares", float("nan"))
         if not np.isfinite(square):
@@ -145,17 +154,20 @@ class FisherUtility(Choose):
         first = int(lesson.sub_model_size[1])
         birth = _at_birth(lesson.width, first)
         new = dict(state)
-        if self.measures_initial(state, lesson.width, first):
-            new[birth] = (lesson.initial_fisher(),)
-        if self.fisher == "relative":
+        if self.initial_measures(state, lesson.width, first):
+            new[birth] = (lesson.initial(self.fisher),)
+        if self.effectiveness == "relative":
             square = square / new[birth][0] ** 2 if new[birth][0] > 0 else 0.0
         new["squares"] = (*state.get("squares", ()), square)[-self.window :]
         steps = lesson.measured["fisher_steps"]
         new["steps"] = (*state.get("steps", ()), steps)[-self.window :]
         return {**new, "rounds": (float(len(new["squares"])),), "last": lesson.sub_model_size}
 
-    def measures_initial(self, state: ChooserState, width: float, first_trained_layer: int) -> bool:
-        return self.fisher == "relative" and _at_birth(width, first_trained_layer) not in state
+    def initial_measures(
+        self, state: ChooserState, width: float, first_trained_layer: int
+    ) -> tuple[Measure, ...]:
+        known = _at_birth(width, first_trained_layer) in state
+        return () if known or self.effectiveness != "relative" else (self.fisher,)
 
 
 def _at_birth(width: float, first_trained_layer: int) -> str:

@@ -113,7 +113,7 @@ class MostGain(Choose):
             energy=energy,
             seconds=IN_TIME * self.seconds - down - up,
             power=known.send_power,
-            rate=known.bit_rate_up,
+            bit_rate=known.bit_rate_up,
             bits=check_ins.pair_array(lambda e: e.bits.update),
             # Other work makes cycles take longer, and no more joules.
             epsilon=known.coefficient / known.load,

@@ -1,7 +1,7 @@
 """WHALE-FL's Algorithm 2: blocks of channels, by Fisher information and by how often trained."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from anyfleet.arrays import Flags, Floats, Ints
 from anyfleet.core.messages import SubModelSize
-from anyfleet.core.slots import Extract
+from anyfleet.core.slots import Extract, Measure
 from anyfleet.core.updates import Updates
 from anyfleet.core.view import View
 from anyfleet.elastic import Blueprint, Slice
@@ -22,6 +22,7 @@ from anyfleet.formulas.whale import (
     whale_region_fisher,
     whale_scores,
 )
+from anyfleet.measure import Fisher
 from anyfleet.measure.fisher import produced
 from anyfleet.papers import WHALE, Paper
 
@@ -41,12 +42,13 @@ class FisherBlocks(Extract):
     information of every channel of the model that they received. `epsilon` is added to it, and
     should be small beside the mean squared gradients of the network at hand. Where channels do not
     divide evenly, the best blocks are cut or filled up to the number that the width has. An
-    evaluation takes the leading channels.
+    evaluation takes the leading channels. `fisher` says how devices measure it.
     """
 
     regions: int = 16
     score: WhaleScore = "recommended"
     epsilon: float = 1e-3
+    fisher: Fisher = field(default_factory=Fisher)
 
     personal: ClassVar[bool] = True
     reports: ClassVar[frozenset[str]] = frozenset({"channels"})
@@ -65,6 +67,10 @@ class FisherBlocks(Extract):
             )
         if not self.epsilon > 0:
             yield f"FisherBlocks.epsilon must be positive, got {self.epsilon}."
+
+    @property
+    def measures(self) -> tuple[Measure, ...]:
+        return (self.fisher,)
 
     def init(self, view: View) -> _Kept:
         nothing = np.zeros(self.regions)
@@ -106,14 +112,14 @@ class FisherBlocks(Extract):
         values = np.zeros((len(updates), self.regions))
         trained = np.zeros((len(updates), self.regions), dtype=bool)
         counts = dict(state.counts)
-        for row, (device, slice_) in enumerate(zip(updates.device, updates.slices, strict=True)):
-            if not updates.samples[row]:
+        for row, update in enumerate(updates):
+            if not update.samples:
                 continue  # it trained nothing
-            held = self._held(slice_, view.blueprint)
-            before = counts.get(int(device), np.zeros(self.regions, dtype=np.int64))
-            counts[int(device)] = before + (held >= 0.5)
-            told = updates.report[row].get("channels", ())
-            values[row], trained[row] = self._told(told, slice_, view.blueprint)
+            held = self._held(update.slice, view.blueprint)
+            before = counts.get(update.device, np.zeros(self.regions, dtype=np.int64))
+            counts[update.device] = before + (held >= 0.5)
+            told = update.report.get("channels", ())
+            values[row], trained[row] = self._told(told, update.slice, view.blueprint)
         return _Kept(whale_region_fisher(state.fisher, values, trained), counts)
 
     def _held(self, slice_: Slice, blueprint: Blueprint) -> Floats:
