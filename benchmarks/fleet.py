@@ -36,6 +36,7 @@ from anyfleet import world as worlds
 from anyfleet.core.messages import Replies
 from anyfleet.core.orders import Cohort
 from anyfleet.core.server import Server
+from anyfleet.core.signals import HeldResults, Signal
 from anyfleet.core.slots import Choose, Plan, Select
 from anyfleet.core.view import Request, View
 from anyfleet.methods import fedavg
@@ -162,7 +163,7 @@ class Handful(Synchronous):
     Only asking is measured, so it may promise to any selection that results wait on the devices.
     """
 
-    provides: ClassVar[frozenset[str]] = frozenset({"held"})
+    provides: ClassVar[frozenset[Signal]] = frozenset({HeldResults()})
 
     def start(self, view: View) -> tuple[Request, ...]:
         return tuple(replace(request, count=COHORT) for request in super().start(view))

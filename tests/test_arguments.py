@@ -89,7 +89,7 @@ MISUSES: dict[str, tuple[Call, type[Exception], tuple[str, ...]]] = {
     "a part that only looks like one": (
         lambda: replace(fedavg(), select=wrong(Fastest())),
         CompositionError,
-        ("select must be a Select", "derive Fastest from anyfleet.parts.Select"),
+        ("select must be a Select", "make Fastest a subclass of anyfleet.parts.Select"),
     ),
     "another library's word": (
         lambda: FEDAVG(learning_rate=0.1),
@@ -544,7 +544,7 @@ DECLARED: dict[str, tuple[str, Any, str]] = {
     "a text": (
         "provides",
         "menu",
-        r"`provides` .*; write for example provides = frozenset\(\{'menu'\}\)",
+        r"`provides` .*; write for example provides = frozenset\(\{Menu\(5\)\}\)",
     ),
     "no texts": (
         "reports",
@@ -554,7 +554,7 @@ DECLARED: dict[str, tuple[str, Any, str]] = {
     "a tuple of requires": (
         "requires",
         ("menu",),
-        r"`requires` must be a mapping .*; write .*\{'menu': ",
+        r"`requires` must be a frozenset of signals, got \('menu',\)",
     ),
     "a forgotten @property": (
         "reports",

@@ -94,9 +94,11 @@ class BadChoose(First):
 
 @dataclass(frozen=True)
 class BadExtract(Leading):
-    def __call__(self, size: Any, view: View, state: State, key: Tensor) -> Slice:
+    def __call__(
+        self, size: Any, view: View, state: State, key: Tensor, device: int | None
+    ) -> Slice:
         fail(view.round_index)
-        return super().__call__(size, view, state, key)
+        return super().__call__(size, view, state, key, device)
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from anyfleet.tasks.partition import ClassCounts
 from anyfleet.world import Fleet, Group, Steady
 
 RUNS, REFUSED, FAILED = "runs", "refused", "FAILED"
-CITED = "§E"
+CITED = "(docs/"  # a refusal names the page that explains it
 ROUNDS = 2
 SECONDS = 60  # after which a mixture hangs
 CLASSES, PIXELS = 4, 6

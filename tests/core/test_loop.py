@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from anyfleet.core.loop import Round, run
-from anyfleet.core.messages import Plans
 from anyfleet.core.method import Method
 from anyfleet.core.planning import PlanningState, plan_cohort
+from anyfleet.core.plans import Plans
 from anyfleet.core.server import Server
 from anyfleet.core.slots import Plan, Schedule
 from anyfleet.core.view import Request, View

@@ -23,7 +23,7 @@ from anyfleet.methods.fedavg import Training
 from anyfleet.papers import FEDPMT, papers_of
 from anyfleet.parts.norm import Tracked
 from anyfleet.parts.plan import TrainedLayersByLevel
-from anyfleet.parts.plan.trained_layers import depths
+from anyfleet.parts.plan.trained_layers import first_trained_layers
 from anyfleet.parts.schedule import Deadline
 from anyfleet.parts.select import Everyone
 from anyfleet.parts.train import Sgd
@@ -247,7 +247,7 @@ def test_1_3_option_ii_takes_the_deepest_that_is_in_time() -> None:
 
 def test_f_1_psi_of_a_run() -> None:
     task = small.task()
-    firsts = depths(task.blueprint, 4)
+    firsts = first_trained_layers(task.blueprint, 4)
     for method, expected in (
         (fedpmt(count=8, **SETTINGS), 25 / 3),
         (fedpmt(depths=2, count=8, **SETTINGS), 1 / 0.25 + 3),

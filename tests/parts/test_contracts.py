@@ -4,7 +4,6 @@ import dataclasses
 import importlib
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -12,9 +11,11 @@ import pytest
 import torch
 
 from anyfleet import config, measure, rng, runtime, world
-from anyfleet.core.messages import Kind, Plans, SubModelSize
+from anyfleet.core.messages import Kind, SubModelSize
 from anyfleet.core.method import Method
+from anyfleet.core.plans import Plans
 from anyfleet.core.server import Server
+from anyfleet.core.signals import Diagnostic, FollowsSentFraction, HeldResults, Menu, Signal
 from anyfleet.core.slots import Policy, nested
 from anyfleet.core.view import View
 from anyfleet.methods import (
@@ -257,22 +258,16 @@ def describe(part: Any, seen: View, state: Any, key: torch.Tensor, server: Serve
     if room == "plan":
         return repr(part(drafts(seen), seen, state, key))
     if room == "extract":
-        return repr(part(SubModelSize(width=0.5, device=2), seen, state, key))
+        device = 2 if part.personal else None
+        return repr(part(SubModelSize(width=0.5), seen, state, key, device))
     small_steps = small.steps(replace(fedavg(count=3, lr=0.1), aggregate=part), small.task(), 2)
     return str({n: v.sum().item() for n, v in small_steps[-1].params.items()})
 
 
 def drafts(seen: View) -> Plans:
     devices = np.array([0, 1, 2, 3, 4])
-    return Plans(
-        device=devices,
-        sub_model_sizes=tuple(SubModelSize(device=int(device)) for device in devices),
-        hyperparameters=train.Gradient().hyperparameters(
-            seen.round_index, seen.devices.samples[devices]
-        ),
-        menus=((),) * 5,
-        declined=("",) * 5,
-    )
+    samples = seen.devices.samples[devices]
+    return Plans.whole_model(devices, train.Gradient().hyperparameters(seen.round_index, samples))
 
 
 METHODS = [part for part in PARTS if isinstance(part, Method)]
@@ -299,18 +294,21 @@ SLOTS = {
     "uplink": [p for p in PARTS if type(p).__module__.startswith("anyfleet.parts.codec.")],
     "downlink": [codec.Raw()],
 }
-# Who gives what a part needs.
-GIVERS: dict[str, dict[str, Any]] = {
-    "labelled": {"aggregate": aggregate.Subset()},
-    "held": {"schedule": schedule.HoldAndFetch()},
-    "menu": {"plan": plan.WidthMenu((1.0, 0.5))},
+# Who provides what a part requires.
+PROVIDERS: dict[Signal, dict[str, Any]] = {
+    Diagnostic("labelled"): {"aggregate": aggregate.Subset()},
+    HeldResults(): {"schedule": schedule.HoldAndFetch()},
+    Menu(): {"plan": plan.WidthMenu((1.0, 0.5))},
+    FollowsSentFraction(): {"uplink": codec.Hq()},
 }
 
 
-def given(part: Any) -> frozenset[str]:
-    """What a part, or another inside it, gives."""
-    policy = Policy in type(part).__mro__
-    return frozenset().union(*(inner.provides for inner in nested(part))) if policy else frozenset()
+def missing(part: Any) -> set[Signal]:
+    """What a part, or another inside it, requires and none of them provides."""
+    inside = list(nested(part)) if Policy in type(part).__mro__ else [part]
+    asked = frozenset().union(*(getattr(each, "requires", frozenset()) for each in inside))
+    given = frozenset().union(*(getattr(each, "provides", frozenset()) for each in inside))
+    return {signal for signal in asked if not any(map(signal.met_by, given))}
 
 
 @pytest.mark.parametrize(
@@ -318,10 +316,7 @@ def given(part: Any) -> frozenset[str]:
 )
 def test_every_part_runs_in_its_slot_on_every_engine(slot: str, part: Any) -> None:
     task = small.task(equal=False, dtype=torch.float64)
-    needed = [need for need in getattr(part, "requires", {}) if need not in given(part)]
-    company = {k: v for need in needed for k, v in GIVERS[need].items()}
-    if "sent_fraction" in given(part):
-        company["uplink"] = codec.Hq()  # follows it
+    company = {k: v for signal in missing(part) for k, v in PROVIDERS[signal].items()}
     method = replace(fedavg(count=4, lr=0.05), **{slot: part}, **company)
     ends = [
         small.steps(method, task, 2, engine=engine)[-1].params
@@ -356,9 +351,9 @@ def test_a_wrapper_threads_the_state_and_the_wishes_of_what_it_wraps(wrapper: An
 
 def test_a_method_refuses_a_need_that_nobody_meets() -> None:
     class NeedsLabels(select.Uniform):
-        requires = MappingProxyType({"labelled": "aggregate=Subset()"})
+        requires = frozenset({Diagnostic("labelled", provider="aggregate=Subset()")})
 
-    with pytest.raises(ValueError, match=r"'labelled'.*use aggregate=Subset"):
+    with pytest.raises(ValueError, match=r"'labelled'.*use aggregate=Subset\(\) \(docs/mixing"):
         replace(fedavg(), select=NeedsLabels(3))
     with pytest.raises(ValueError, match="send"):
         replace(fedavg(), send="everything")  # type: ignore[arg-type]

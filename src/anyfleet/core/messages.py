@@ -19,6 +19,7 @@ from anyfleet.arrays import Arrays, Floats, Ints
 from anyfleet.elastic import Blueprint, Slice
 from anyfleet.elastic.blueprint import Rounding
 from anyfleet.elastic.cost.operations import Counting
+from anyfleet.names import near
 
 Params = Mapping[str, Tensor]
 Trees = Mapping[str, Params]  # "model", "delta", "weights", "buffers"
@@ -89,7 +90,6 @@ class SubModelSize:
     first_trained_layer: int = 0  # this layer and all behind it are trained
     rounding: Rounding = "ceil"
     axis_widths: tuple[tuple[str, float], ...] = ()  # axes of another width, by name
-    device: int | None = None  # that gets it; None: it is evaluated on the server
 
     @property
     def widest(self) -> float:
@@ -106,7 +106,7 @@ class SubModelSize:
 
     def prefix(self, blueprint: Blueprint) -> Slice:
         """Return the slice of the leading channels."""
-        return _prefix(self if self.device is None else replace(self, device=None), blueprint)
+        return _prefix(self, blueprint)
 
 
 @lru_cache(maxsize=4096)
@@ -151,16 +151,18 @@ class Hyperparameters(Arrays):
             target_seconds=np.full(count, np.nan),
         )
 
-
-@dataclass(frozen=True, eq=False)
-class Plans(Arrays):
-    """What each device of a cohort is to do; a plan replaces the fields that it decides."""
-
-    device: Ints
-    sub_model_sizes: tuple[SubModelSize, ...]
-    hyperparameters: Hyperparameters
-    menus: tuple[tuple[SubModelSize, ...], ...]  # the device chooses one of these; empty: no choice
-    declined: tuple[str, ...]  # why the device is skipped, or ""
+    def changed(self, **values: Any) -> "Hyperparameters":
+        """Return these hyperparameters with others: an array each, or one number for all rows."""
+        for name in values:
+            if name not in self.__dataclass_fields__:
+                hint = near(name, self.__dataclass_fields__)
+                raise TypeError(f"there is no hyperparameter {name!r}{hint or '.'}")
+        arrays = {}
+        for name, value in values.items():
+            # Fractions of an epoch or a local step are refused, not cut off.
+            numbers = np.asarray(value).astype(getattr(self, name).dtype, casting="same_kind")
+            arrays[name] = np.array(np.broadcast_to(numbers, len(self)))
+        return replace(self, **arrays)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""`Method`: one part per slot, checked when it is made; and `Job`, the half that devices know."""
+"""`Method`: one part for each slot, checked when it is made; and `Job`, the half on devices."""
 
 import inspect
 from collections.abc import Iterator, Mapping
@@ -9,6 +9,7 @@ from typing import Any, Literal, Self
 
 from anyfleet.arguments import OwnSignature, check_names, described
 from anyfleet.core.objectives import Task
+from anyfleet.core.signals import FollowsSentFraction, Menu, ServerChoice, Signal
 from anyfleet.core.slots import (
     MEASURES,
     Aggregate,
@@ -45,14 +46,14 @@ SLOTS: Mapping[str, type] = MappingProxyType(
     }
 )
 _POLICIES = ("select", "plan", "extract", "aggregate")
-# What parts say of themselves: of each an example.
-_DECLARED: Mapping[str, Any] = MappingProxyType(
+# What parts say of themselves: of each the type of what is in the set, in words, and an example.
+_DECLARED: Mapping[str, tuple[type, str, str]] = MappingProxyType(
     {
-        "reports": frozenset({"loss"}),
-        "provides": frozenset({"menu"}),
-        "learns_from": frozenset({"loss"}),
-        "decides": frozenset({"sent_fraction"}),
-        "requires": {"menu": "plan.WidthMenu"},
+        "reports": (str, "texts", 'frozenset({"loss"})'),
+        "learns_from": (str, "texts", 'frozenset({"loss"})'),
+        "requires": (Signal, "signals", "frozenset({Menu()})"),
+        "provides": (Signal, "signals", "frozenset({Menu(5)})"),
+        "decides": (Signal, "signals", "frozenset({SentFraction()})"),
     }
 )
 
@@ -85,7 +86,11 @@ class Job:
 
 @dataclass(frozen=True)
 class Method:
-    """A federated method: one part per slot. Any mixture is `dataclasses.replace` of these."""
+    """A federated method: one part for each slot.
+
+    `dataclasses.replace` makes another method out of one, with other parts. What cannot work
+    together is refused when a method is made.
+    """
 
     select: Select
     schedule: Schedule
@@ -119,18 +124,18 @@ class Method:
             raise CompositionError(*problems)
 
     def policies(self) -> dict[str, Policy]:
-        """The server-side parts that carry state, by field name."""
+        """Return the parts that work on the server and have a state, by slot."""
         return {name: getattr(self, name) for name in _POLICIES}
 
     @property
     def reported(self) -> frozenset[str]:
-        """What devices shall measure and report."""
+        """The numbers that devices measure and report because some part asks."""
         parts = (inner for part in self.policies().values() for inner in nested(part))
         return self.schedule.reports.union(*(part.reports for part in parts))
 
     @property
     def judges(self) -> bool:
-        """Whether some part asks for losses on the server split."""
+        """Whether some part asks for losses on the server's samples."""
         return any(
             inner.needs_server_loss for part in self.policies().values() for inner in nested(part)
         )
@@ -155,7 +160,7 @@ class Method:
         return self.job().trainer
 
     def misfits(self, task: Task) -> dict[str, str]:
-        """Why a task cannot be learned with this method, by what would have to change."""
+        """Return why a task cannot be learned with this method, by what would have to change."""
         with during("train", self.train):
             found = {"method.train": self._misfit(task)}
         if self.judges and not len(task.server):
@@ -166,6 +171,7 @@ class Method:
         return {where: why for where, why in found.items() if why}
 
     def _misfit(self, task: Task) -> str:
+        """Return why the trainer cannot train a task, or ""."""
         found: Any = self.trainer.misfit(task)
         if found is None or isinstance(found, str):
             return found or ""
@@ -175,7 +181,7 @@ class Method:
         )
 
     def job(self) -> Job:
-        """What a device has to know of this method."""
+        """Return what a device has to know of this method."""
         return Job(
             train=self.train,
             choose=self.choose,
@@ -194,7 +200,7 @@ class Method:
 
 
 def _misplaced(method: Method) -> Iterator[str]:
-    """Yield what is no part of the kind that its slot takes."""
+    """Yield what stands in a slot without being a part of its kind."""
     for name, slot in SLOTS.items():
         value = getattr(method, name)
         if slot in type(value).__mro__:
@@ -209,7 +215,7 @@ def _misplaced(method: Method) -> Iterator[str]:
         elif value is None:
             told += "; every slot needs a part."
         elif not told.endswith("?"):
-            told += f"; derive {type(value).__name__} from anyfleet.parts.{slot.__name__}."
+            told += f"; make {type(value).__name__} a subclass of anyfleet.parts.{slot.__name__}."
         yield told
     cache: Any = method.cache
     if not isinstance(cache, bool):
@@ -217,23 +223,20 @@ def _misplaced(method: Method) -> Iterator[str]:
 
 
 def _misdeclared(method: Method) -> Iterator[str]:
-    """Yield what parts say of themselves in another way than their slots do."""
+    """Yield what parts say of themselves in another form than their slots do."""
     parts: list[tuple[str, Any]] = [("schedule", method.schedule), ("choose", method.choose)]
     parts += [(name, p) for name, part in method.policies().items() for p in nested(part)]
     for slot, part in parts:
-        for name, due in _DECLARED.items():
+        for name, (kind, kinds, example) in _DECLARED.items():
             with during(slot, part):
-                value = getattr(part, name, due)
-            mapped = isinstance(due, Mapping)
-            fits = isinstance(value, Mapping if mapped else frozenset | set)
-            if fits and all(isinstance(each, str) for each in value):
+                value: Any = getattr(part, name, frozenset())
+            if isinstance(value, frozenset | set) and all(isinstance(v, kind) for v in value):
                 continue
-            asked = "a mapping of texts to texts" if mapped else "a frozenset of texts"
-            told = f"{slot}={quoted(part)}: `{name}` must be {asked}"
+            told = f"{slot}={quoted(part)}: `{name}` must be a frozenset of {kinds}"
             if inspect.ismethod(value):
                 yield f"{told}, got a function; put @property above `def {name}`."
             else:
-                yield f"{told}, got {quoted(value)}; write for example {name} = {_example(due)}."
+                yield f"{told}, got {quoted(value)}; write for example {name} = {example}."
     for slot, part in _measuring(method):
         with during(slot, part):
             brought: Any = part.measures
@@ -267,11 +270,8 @@ def _clashing(method: Method) -> Iterator[str]:
             )
 
 
-def _example(due: Any) -> str:
-    return repr(due) if isinstance(due, Mapping) else f"frozenset({{{', '.join(map(repr, due))}}})"
-
-
 def _unmeasured(method: Method) -> Iterator[str]:
+    """Yield which numbers parts want that no device measures."""
     parts = [("schedule", method.schedule.reports), ("choose", method.choose.learns_from)]
     parts += [(n, p.reports) for n, part in method.policies().items() for p in nested(part)]
     known = MEASURES.union(*(measure.names for _, measure in _brought(method)))
@@ -285,49 +285,48 @@ def _unmeasured(method: Method) -> Iterator[str]:
 
 
 def _unmet(method: Method) -> Iterator[str]:
+    """Yield which signals parts require that no other part provides."""
     parts = [(name, p) for name, part in method.policies().items() for p in nested(part)]
     given = method.schedule.provides.union(*(part.provides for _, part in parts))
+    if method.uplink.follows_sent_fraction:
+        given |= {FollowsSentFraction()}
     # A menu from which the server chooses never comes to a device.
-    left = {what for what in given if not what.startswith("menu") or "chosen menu" not in given}
-    needs: list[tuple[str, Any, Mapping[str, str]]] = [(n, p, p.requires) for n, p in parts]
-    for name, part, needed in [*needs, ("choose", method.choose, method.choose.requires)]:
-        for what, who in needed.items():
-            if what not in (left if name == "choose" else given):
+    chosen = ServerChoice() in given
+    on_device = {signal for signal in given if not (chosen and isinstance(signal, Menu))}
+    asking: list[tuple[str, Any]] = [*parts, ("choose", method.choose)]
+    for name, part in asking:
+        there = on_device if name == "choose" else given
+        for signal in sorted(part.requires, key=str):
+            if not any(map(signal.met_by, there)):
                 yield (
-                    f"{name}={part!r} needs {what!r}, which no part of this method gives; "
-                    f"use {who} (specification §E)."
+                    f"{name}={part!r} needs {signal}, which no part of this method provides; "
+                    f"use {signal.advice} ({signal.page})."
                 )
 
 
 def _contested(method: Method) -> Iterator[str]:
-    choose = method.choose
-    for number in ("sent_fraction", "frequency"):
-        given = {number, f"chosen {number}"}
-        plans = [f"plan={part!r}" for part in nested(method.plan) if given & part.provides]
-        both = [*plans, *([f"choose={choose!r}"] if number in choose.decides else [])]
-        if len(both) > 1:
-            yield (
-                f"{' and '.join(both)} all decide the {number} of an order, and only one of them "
-                "would have its way; use one alone (specification §E)."
-            )
+    """Yield what several parts would decide: only one of them would have its way."""
+    parts: list[tuple[str, Any]] = [
+        *((name, p) for name, part in method.policies().items() for p in nested(part)),
+        ("choose", method.choose),
+    ]
+    for signal in sorted(set().union(*(part.decides for _, part in parts)), key=str):
+        who = [f"{name}={part!r}" for name, part in parts if signal in part.decides]
+        if len(who) > 1:
+            both = "both" if len(who) == 2 else "all"
+            yield f"{' and '.join(who)} {both} set {signal}; keep one ({signal.page})."
 
 
 def _unsendable(method: Method) -> Iterator[str]:
+    """Yield why the codecs cannot carry what the method sends."""
     uplink, downlink = method.uplink, method.downlink
-    planned = [part for part in nested(method.plan) if "sent_fraction" in part.provides]
-    if planned and not uplink.follows_sent_fraction:
-        yield (
-            f"plan={planned[0]!r} gives every upload its rate, and uplink={uplink!r} has its own; "
-            "use one that adapts: Fgc, Hq, Uveq, or one of them inside TopK or ErrorFeedback "
-            "(specification §E)."
-        )
     if method.send == "weights" and (uplink.drops or uplink.state_name):
         yield (
             f"uplink={uplink!r} leaves entries out, and what is left out of weights counts as "
-            'zero; use send="delta", or a codec that sends every entry (specification §E).'
+            'zero; use send="delta", or a codec that sends every entry (docs/codecs.md).'
         )
     if downlink.drops or downlink.state_name:
         yield (
             f"downlink={downlink!r} leaves entries of the model out; use a codec that sends every "
-            "entry and remembers nothing (specification §E)."
+            "entry and remembers nothing (docs/codecs.md)."
         )

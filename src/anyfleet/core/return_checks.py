@@ -23,9 +23,9 @@ from anyfleet.core.messages import (
     Hyperparameters,
     Kind,
     Params,
-    Plans,
     SubModelSize,
 )
+from anyfleet.core.plans import Plans
 from anyfleet.core.slots import Compressed, Norm, TrainingResult
 from anyfleet.core.view import OrderStatuses, Request, View
 from anyfleet.elastic import Blueprint, Slice
@@ -173,33 +173,46 @@ def drafted(found: Any, caller: Caller, count: int) -> Hyperparameters:
     return found
 
 
-def planned(found: Any, caller: Caller, drafts: Plans, blueprint: Blueprint) -> Plans:
-    """Check what a plan returned: the same devices, with sizes and numbers that can be."""
+def planned(found: Any, caller: Caller, before: Plans, blueprint: Blueprint) -> Plans:
+    """Check what a planner makes of the plans that it got: the same devices, sizes that exist."""
     if not isinstance(found, Plans):
-        caller.refuse(_described(found), "anyfleet.parts.Plans (replace(plans, …))")
-    count, device = len(drafts), _any(found.device)
-    if not isinstance(device, np.ndarray) or not np.array_equal(device, drafts.device):
+        due = "anyfleet.parts.Plans (plans.with_widths(…), plans.with_menu(…), …)"
+        caller.refuse(_described(found), due)
+    count, device = len(before), _any(found.device)
+    if not isinstance(device, np.ndarray) or not np.array_equal(device, before.device):
         caller.refuse(
             f"plans for the devices {_described(device)}",
-            f"plans for the {count} devices that it was given, in their order",
+            f"plans for the {count} devices that it got, in their order",
         )
-    for name in ("sub_model_sizes", "menus", "declined"):
-        values = getattr(found, name)
-        if not isinstance(values, tuple) or len(values) != count:
-            size = f" of {len(values)}" if isinstance(values, tuple | list) else ""
-            came = f"a {type(values).__name__}{size} for {name}"
-            caller.refuse(came, f"a tuple of {count}, one entry for each device")
+    declined = _any(found.declined)
+    if not isinstance(declined, tuple) or len(declined) != count:
+        length = f" of {len(declined)}" if isinstance(declined, tuple | list) else ""
+        came = f"a {type(declined).__name__}{length} for declined"
+        caller.refuse(came, f"a tuple of {count}, one entry for each device")
     drafted(found.hyperparameters, caller, count)
     if not all(isinstance(reason, str) for reason in found.declined):
         caller.refuse("declined without a text", 'the reason of each, or ""')
+    for name in ("sub_model_sizes", "menus"):
+        if not isinstance(getattr(found, name), tuple):
+            came = f"{_described(getattr(found, name))} for {name}"
+            caller.refuse(came, "a tuple of the different ones")
     if not all(isinstance(menu, tuple) for menu in found.menus):
-        caller.refuse(
-            "menus that are no tuples", "a tuple of sub-model sizes for each device, or ()"
-        )
-    offered = (each for menu in found.menus for each in menu)
-    for wanted in (*found.sub_model_sizes, *offered):
-        _check_size(wanted, caller, len(blueprint.layers))
+        caller.refuse("menus that are no tuples", "a tuple of sizes for each menu")
+    for size in (*found.sub_model_sizes, *(size for menu in found.menus for size in menu)):
+        _check_size(size, caller, len(blueprint.layers))
+    _check_numbers(found.size_index, caller, "size_index", (0, len(found.sub_model_sizes), count))
+    _check_numbers(found.menu_index, caller, "menu_index", (-1, len(found.menus), count))
     return found
+
+
+def _check_numbers(found: Any, caller: Caller, name: str, due: tuple[int, int, int]) -> None:
+    """Check the numbers of sizes or menus: whole, from the lowest to below the end, so many."""
+    low, end, count = due
+    asked = f"an array of {count} whole numbers from {low} to {end - 1}"
+    if not isinstance(found, np.ndarray) or found.shape != (count,) or found.dtype.kind not in "iu":
+        caller.refuse(f"{_described(found)} for {name}", asked)
+    if count and not (low <= found.min() and found.max() < end):
+        caller.refuse(f"{_listed(found[(found < low) | (found >= end)])} for {name}", asked)
 
 
 def _check_size(size: Any, caller: Caller, layers: int) -> None:

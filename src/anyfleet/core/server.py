@@ -386,7 +386,7 @@ class Server:
 
         def sub_model(size: SubModelSize) -> Slice:
             with during("extract", extract):
-                found = extract(size, view, state, key)
+                found = extract.for_evaluation(size, view, state, key)
             return returned.cut_out(found, caller, view.blueprint)
 
         return sub_model

@@ -8,8 +8,8 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 from torch import Tensor
 
 from anyfleet.arguments import Part
-from anyfleet.arrays import Ints, join
-from anyfleet.core.check_in import Choices, ChoosingDevice, MenuEntry
+from anyfleet.arrays import Ints
+from anyfleet.core.check_in import CheckIns, Choices
 from anyfleet.core.layout import MessageLayout, Symbols
 from anyfleet.core.messages import (
     Aggregated,
@@ -17,16 +17,15 @@ from anyfleet.core.messages import (
     Devices,
     Hyperparameters,
     Params,
-    Plans,
     SubModelSize,
 )
 from anyfleet.core.objectives import Task
+from anyfleet.core.plans import Plans
+from anyfleet.core.signals import Signal
 from anyfleet.core.training_work import Counted, Work, descent_work
 from anyfleet.core.updates import Updates
 from anyfleet.core.view import Ids, OrderStatuses, Request, View
 from anyfleet.elastic import Blueprint, Mode, Priced, Slice
-from anyfleet.errors import BadReturn
-from anyfleet.tracebacks import quoted
 
 # Numbers of a report that every method can have; a `Measure` adds others.
 MEASURES = frozenset({"distortion", "loss", "norm"})
@@ -36,15 +35,17 @@ TrainingState = dict[str, Any]  # a trainer's: nested dicts of tensors
 
 
 class Policy(Part, Protocol):
-    """A server-side part; the loop keeps its state. Defaults are those of one without state."""
+    """A part that works on the server.
 
-    needs_server_loss: ClassVar[bool] = (
-        False  # asks for losses on the server split: there must be one
-    )
+    The loop keeps its state, hands it to every call and saves it with the run. The part itself
+    never changes. The defaults are those of a part without state.
+    """
+
+    needs_server_loss: ClassVar[bool] = False  # it asks for losses on the server's samples
 
     @property
     def reports(self) -> frozenset[str]:
-        """What devices shall measure and report."""
+        """The numbers that devices measure and report because of this part."""
         return frozenset()
 
     @property
@@ -53,32 +54,40 @@ class Policy(Part, Protocol):
         return ()
 
     @property
-    def requires(self) -> Mapping[str, str]:
-        """What other parts must give, each with who would."""
-        return {}
+    def requires(self) -> frozenset[Signal]:
+        """The signals that other parts of the method must provide."""
+        return frozenset()
 
     @property
-    def provides(self) -> frozenset[str]:
-        """What other parts may need: notes of an aggregator, "menu" or "target" of a plan."""
+    def provides(self) -> frozenset[Signal]:
+        """The signals that other parts may require."""
+        return frozenset()
+
+    @property
+    def decides(self) -> frozenset[Signal]:
+        """What of an order it sets; no two parts of a method may set the same."""
         return frozenset()
 
     def init(self, view: View) -> State:
-        """The state before the first round."""
+        """Return the state before the first round; by default None."""
         return None
 
     def learn(
         self, state: State, updates: Updates | None, diagnostics: Mapping[str, Any], view: View
     ) -> State:
-        """The state after a server step; `arrivals` is None after an empty one."""
+        """Return the state after a round; `updates` is None if the round had none.
+
+        `diagnostics` is what the aggregator recorded, `view` has the new model.
+        """
         return state
 
     def diagnostics(self, state: State) -> Mapping[str, Any]:
-        """What of its state belongs into the record of a run, after a server step."""
+        """Return what the record of a round has of the state; by default nothing."""
         return {}
 
 
 class Wrapper(Policy, Protocol):
-    """A policy around another of its kind (its field `inner`), without a state of its own."""
+    """A policy around another of its kind, `inner`, whose state is its own."""
 
     inner: Policy
 
@@ -95,7 +104,7 @@ class Wrapper(Policy, Protocol):
 
 
 def nested(part: Policy) -> Iterator[Policy]:
-    """A policy and all the policies it is wrapped around."""
+    """Yield a policy and all the policies inside it."""
     yield part
     for value in vars(part).values():
         if Policy in type(value).__mro__:
@@ -149,8 +158,8 @@ class Schedule(Part, Protocol):
         return frozenset()
 
     @property
-    def provides(self) -> frozenset[str]:
-        """What other parts may require: "held", results that wait on their devices."""
+    def provides(self) -> frozenset[Signal]:
+        """The signals that other parts may require."""
         return frozenset()
 
     @abstractmethod
@@ -186,10 +195,17 @@ class Schedule(Part, Protocol):
 
 
 class Plan(Policy, Protocol):
-    """What each device of the cohort shall do, decided on the server, for all of them at once."""
+    """What each device of a cohort shall do, decided on the server."""
 
     @abstractmethod
-    def __call__(self, plans: Plans, view: View, state: State, key: Tensor) -> Plans: ...
+    def __call__(self, plans: Plans, view: View, state: State, key: Tensor) -> Plans:
+        """Return the plans with what this part decides for the devices `plans.device`.
+
+        `plans` comes from the trainer, or from the plan inside a wrapper. Write what changes, for
+        example `plans.with_widths(array)`, `plans.with_menu(sizes)`,
+        `plans.with_hyperparameters(lr=array)` or `plans.declining(mask, "no battery")`. `key`
+        addresses the randomness of the round.
+        """
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,18 +221,11 @@ class Lesson:
     initial: "Callable[[Measure], float]"
 
 
-class CheckIn(NamedTuple):
-    """What a device has before it when it chooses."""
-
-    menu: Sequence[MenuEntry]
-    device: ChoosingDevice
-    hyperparameters: Hyperparameters  # a batch of one
-
-
 class Choose(Part, Protocol):
-    """Which entry of its menu a device takes, and with which numbers; decided on the device.
+    """Which entry of its menu a device takes, and with which hyperparameters.
 
-    What it learns stays there, as notes. Defaults are those of one that learns nothing.
+    The device decides, by what it knows of itself. What a chooser learns is kept on the device
+    too. The defaults are those of a chooser that learns nothing.
     """
 
     @property
@@ -230,34 +239,31 @@ class Choose(Part, Protocol):
         return ()
 
     @property
-    def requires(self) -> Mapping[str, str]:
-        """What other parts must give, each with who would; most need the "menu" of a plan."""
-        return {}
+    def requires(self) -> frozenset[Signal]:
+        """The signals that other parts of the method must provide; most choosers need a menu."""
+        return frozenset()
 
     @property
-    def decides(self) -> frozenset[str]:
-        """The numbers of an order that it sets itself: "rate", "frequency"."""
+    def decides(self) -> frozenset[Signal]:
+        """What of an order it sets; no two parts of a method may set the same."""
         return frozenset()
 
     @abstractmethod
-    def __call__(
-        self, menu: Sequence[MenuEntry], device: ChoosingDevice, hyperparameters: Hyperparameters
-    ) -> Choices:
-        """A batch of one."""
+    def __call__(self, check_ins: CheckIns) -> Choices:
+        """Return what each of the devices chooses from its menu.
 
-    def together(self, check_ins: Sequence[CheckIn]) -> Choices:
-        """What several devices choose, each for itself: a simulator may ask them all at once."""
-        found = [self(*each) for each in check_ins]
-        for each in found:
-            if not isinstance(each, Choices):
-                raise BadReturn(
-                    f"choose={quoted(self)} returned {type(each).__name__}; due is "
-                    "anyfleet.core.check_in.Choices."
-                )
-        return join(found)
+        Each device decides for itself; a simulator asks all that check in together at once. What
+        the entries cost are arrays [entries, devices], for example
+        `check_ins.choices(check_ins.seconds.argmin(axis=0))`. A chooser may as well look at one
+        device at a time: `check_ins.choices([mine(check_in) for check_in in check_ins])`.
+        """
 
     def learn(self, state: ChooserState, lesson: Lesson) -> ChooserState:
-        """The notes after an order."""
+        """Return what a device keeps after it has carried out an order that trained.
+
+        `state` is what it kept before, {} at first: lists of numbers by name. It comes back in
+        `CheckIns.states`, and never leaves the device.
+        """
         return state
 
     def initial_measures(
@@ -268,10 +274,29 @@ class Choose(Part, Protocol):
 
 
 class Extract(Policy, Protocol):
-    """Which channels make up a sub-model of the wanted size."""
+    """Which channels make up a sub-model of some size.
+
+    A part whose slices differ from device to device says so with `personal = True`. It is called
+    for each device, with the number and the key of the device. Other parts are called once a round
+    for each size, with a key of the round, and `device` is None.
+    """
+
+    personal: ClassVar[bool] = False
 
     @abstractmethod
-    def __call__(self, size: SubModelSize, view: View, state: State, key: Tensor) -> Slice: ...
+    def __call__(
+        self, size: SubModelSize, view: View, state: State, key: Tensor, device: int | None
+    ) -> Slice:
+        """Return the slice of a sub-model of this size that devices train."""
+
+    def for_evaluation(self, size: SubModelSize, view: View, state: State, key: Tensor) -> Slice:
+        """Return the slice of this size that is evaluated.
+
+        By default what devices train or, where that is personal, the leading channels.
+        """
+        if self.personal:
+            return size.prefix(view.blueprint)
+        return self(size, view, state, key, None)
 
 
 class Norm(Part, Protocol):

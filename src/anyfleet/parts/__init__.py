@@ -14,7 +14,7 @@ tensor([2.])
 
 from anyfleet import rng
 from anyfleet.arrays import Flags, Floats, Ints
-from anyfleet.core.check_in import Choices, ChoosingDevice, MenuEntry, MessageBits
+from anyfleet.core.check_in import CheckIn, CheckIns, Choices, MenuEntry, MessageBits
 from anyfleet.core.layout import MessageLayout, Symbols, TensorLayout
 from anyfleet.core.messages import (
     Aggregated,
@@ -24,20 +24,31 @@ from anyfleet.core.messages import (
     Hyperparameters,
     Kind,
     Params,
-    Plans,
     Report,
     SubModelSize,
 )
 from anyfleet.core.method import Method
 from anyfleet.core.objectives import Task
+from anyfleet.core.plans import Plans
+from anyfleet.core.signals import (
+    Diagnostic,
+    FollowsSentFraction,
+    Frequency,
+    HeldResults,
+    Menu,
+    SentFraction,
+    ServerChoice,
+    Signal,
+    TargetTime,
+)
 from anyfleet.core.slots import (
     Aggregate,
-    CheckIn,
     Choose,
     Codec,
     Compressed,
     Extract,
     Lesson,
+    Measure,
     Minibatch,
     Norm,
     Plan,
@@ -126,10 +137,10 @@ __all__ = [
     "Blueprint",
     "Buffered",
     "CheckIn",
+    "CheckIns",
     "Choices",
     "Choose",
     "ChooserState",
-    "ChoosingDevice",
     "Clipped",
     "Codec",
     "Compressed",
@@ -139,6 +150,7 @@ __all__ = [
     "Decaying",
     "Devices",
     "Diagnosed",
+    "Diagnostic",
     "ErrorFeedback",
     "ErrorWeighted",
     "Everyone",
@@ -151,7 +163,10 @@ __all__ = [
     "Fjord",
     "Flags",
     "Floats",
+    "FollowsSentFraction",
+    "Frequency",
     "Gradient",
+    "HeldResults",
     "HoldAndFetch",
     "Hq",
     "Hyperparameters",
@@ -168,6 +183,8 @@ __all__ = [
     "Lesson",
     "LocalStepsWithin",
     "Mean",
+    "Measure",
+    "Menu",
     "MenuEntry",
     "MessageBits",
     "MessageLayout",
@@ -199,12 +216,15 @@ __all__ = [
     "Rush",
     "Schedule",
     "Select",
+    "SentFraction",
     "SentFractionByLevel",
     "SentFractionByLink",
     "ServerAdam",
+    "ServerChoice",
     "ServerOptimised",
     "ServerSgd",
     "Sgd",
+    "Signal",
     "Slack",
     "Slice",
     "Slim",
@@ -218,6 +238,7 @@ __all__ = [
     "Symbols",
     "Synchronous",
     "TargetSeconds",
+    "TargetTime",
     "Task",
     "TensorLayout",
     "Tiers",

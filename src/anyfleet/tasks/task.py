@@ -127,7 +127,7 @@ class Task:
 
     @classmethod
     @checked
-    def of(  # noqa: PLR0913 - the user's front door: separate choices, all but two with defaults
+    def of(
         cls,
         module: nn.Module,
         train: "Dataset[Any] | Data",

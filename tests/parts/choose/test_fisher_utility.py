@@ -8,11 +8,13 @@ import pytest
 
 from anyfleet import rng
 from anyfleet.arrays import Floats
-from anyfleet.core.check_in import ChoosingDevice, MenuEntry, MessageBits
+from anyfleet.core.check_in import CheckIn, CheckIns, Choices, MenuEntry, MessageBits
 from anyfleet.core.loop import Round
-from anyfleet.core.messages import ChooserState, DeviceState, Hyperparameters, Plans, SubModelSize
+from anyfleet.core.messages import ChooserState, Conditions, Hyperparameters, SubModelSize
 from anyfleet.core.method import Method
+from anyfleet.core.plans import Plans
 from anyfleet.core.server import Server
+from anyfleet.core.signals import Menu, TargetTime
 from anyfleet.core.slots import Lesson
 from anyfleet.core.time_and_energy import Counts, Demand, effort_of
 from anyfleet.core.view import View
@@ -38,10 +40,24 @@ def offer(seconds: float, width: float = 1.0) -> MenuEntry:
     return MenuEntry(Demand(effort, np.zeros(1)), MessageBits(0.0, 0.0))
 
 
-def own(notes: ChooserState) -> ChoosingDevice:
+def conditions(**changed: float) -> Conditions:
+    """Those of a device of one FLOP per second."""
     task = small.task()
     (told,) = small.world(task).conditions(np.array([0]), WHEN, np.ones(1, dtype=np.int64)).rows()
-    return ChoosingDevice(replace(told, speed=np.ones(1)), 30, DeviceState(chooser=notes))
+    known = {"speed": 1.0, **changed}
+    return replace(told, **{name: np.array([value]) for name, value in known.items()})
+
+
+def choice(
+    utility: FisherUtility,
+    state: ChooserState,
+    menu: Sequence[MenuEntry],
+    given: Hyperparameters,
+    own: Conditions | None = None,
+) -> Choices:
+    """What one device chooses."""
+    check_in = CheckIn(0, tuple(menu), own or conditions(), 30, given, state)
+    return utility(CheckIns.of([check_in]))
 
 
 def numbers(batch: int = 32, target: float = float("nan")) -> Hyperparameters:
@@ -61,8 +77,8 @@ def chosen(
     utility: FisherUtility, notes: ChooserState, menu: Sequence[MenuEntry], given: Hyperparameters
 ) -> tuple[int, float]:
     """The level, counted from 1 for the whole network, and U."""
-    choice = utility(menu, own(notes), given)
-    return int(choice.entry[0]) + 1 + utility.levels - len(menu), float(choice.utility[0])
+    found = choice(utility, notes, menu, given)
+    return int(found.entry[0]) + 1 + utility.levels - len(menu), float(found.utility[0])
 
 
 @pytest.mark.parametrize(
@@ -132,10 +148,9 @@ def test_1_10_exactly_on_time_is_not_late_and_no_link_is_of_no_use() -> None:
     notes = utility.learn({}, lesson([1.0]))
     assert chosen(utility, notes, [offer(10.0)] * 5, numbers()) == (1, 1.0)
     assert chosen(utility, notes, [offer(10.1)] * 5, numbers())[1] < 1
-    cut_off = own(notes)
-    cut_off = replace(cut_off, conditions=replace(cut_off.conditions, bit_rate_up=np.zeros(1)))
-    choice = utility([replace(offer(1.0), bits=MessageBits(0.0, 1.0))] * 5, cut_off, numbers())
-    assert (choice.entry[0], choice.utility[0]) == (4, 0.0)
+    menu = [replace(offer(1.0), bits=MessageBits(0.0, 1.0))] * 5
+    cut_off = choice(utility, notes, menu, numbers(), conditions(bit_rate_up=0.0))
+    assert (cut_off.entry[0], cut_off.utility[0]) == (4, 0.0)
 
 
 def test_1_10_the_time_of_the_last_choice_as_an_option() -> None:
@@ -153,7 +168,7 @@ def test_1_10_the_time_of_the_last_choice_as_an_option() -> None:
 
 def test_a_menu_with_more_entries_than_levels_is_refused() -> None:
     with pytest.raises(ValueError, match=r"FisherUtility\.levels is 2"):
-        FisherUtility(levels=2, target=1.0)([offer(1.0)] * 3, own({}), numbers())
+        choice(FisherUtility(levels=2, target=1.0), {}, [offer(1.0)] * 3, numbers())
 
 
 @pytest.mark.parametrize(
@@ -216,16 +231,9 @@ def test_the_target_is_the_median_time_of_the_smallest_network_in_round_0() -> N
 
 def _planned(method: Method, view: View, state: object) -> float:
     devices = np.arange(8)
-    drafts = Plans(
-        device=devices,
-        sub_model_sizes=tuple(SubModelSize(device=int(d)) for d in devices),
-        hyperparameters=method.train.hyperparameters(0, view.devices.samples[devices]),
-        menus=((),) * 8,
-        declined=("",) * 8,
-    )
-    return float(
-        method.plan(drafts, view, state, rng.root(0, "plan")).hyperparameters.target_seconds[0]
-    )
+    given = method.train.hyperparameters(0, view.devices.samples[devices])
+    plans = method.plan(Plans.whole_model(devices, given), view, state, rng.root(0, "plan"))
+    return float(plans.hyperparameters.target_seconds[0])
 
 
 def test_slow_devices_shrink_and_nobody_exceeds_its_level() -> None:
@@ -269,7 +277,7 @@ def test_1_11_a_share_has_as_many_channels_as_a_prefix_of_it(share: float) -> No
     state = blocks.init(seen)._replace(
         fisher=WhaleRegionFisher(fisher, np.full(8, 0.1), np.full(8, 0.9)), counts={}
     )
-    cut = blocks(SubModelSize(width=share, device=3), seen, state, rng.root(0, "x"))
+    cut = blocks(SubModelSize(width=share), seen, state, rng.root(0, "x"), 3)
     prefix = seen.blueprint.prefix(share)
     assert cut.shape(seen.blueprint) == prefix.shape(seen.blueprint)
     if share == 1.0:
@@ -300,7 +308,7 @@ def test_1_11_the_worked_example_through_the_extraction() -> None:
     for score, expected in (("recommended", (0, 2, 4, 5)), ("literal", (0, 2, 4, 7))):
         blocks = FisherBlocks(8, score=score)  # type: ignore[arg-type]
         state = blocks.init(seen)._replace(fisher=bounds, counts={5: counts, 2: counts[::-1]})
-        cut = blocks(SubModelSize(width=0.5, device=5), seen, state, rng.root(0, "x"))
+        cut = blocks(SubModelSize(width=0.5), seen, state, rng.root(0, "x"), 5)
         assert cut.kept(axis) == expected
 
 
@@ -311,7 +319,7 @@ def test_1_11_what_devices_report_becomes_the_fisher_information_of_regions() ->
     found, known = blocks._told(told(seen, whole, values, blocks), whole, seen.blueprint)
     np.testing.assert_allclose(found, values)
     assert known.all()
-    cut = blocks(SubModelSize(width=0.5, device=0), seen, state, rng.root(0, "x"))
+    cut = blocks(SubModelSize(width=0.5), seen, state, rng.root(0, "x"), 0)
     found, known = blocks._told(told(seen, cut, values, blocks), cut, seen.blueprint)
     np.testing.assert_allclose(found[known], values[known])
     assert known.tolist() == [True, True, False, False]
@@ -350,9 +358,9 @@ def test_whale_has_as_many_levels_as_widths() -> None:
 
 
 def test_paced_gives_what_the_chooser_needs() -> None:
-    assert "target" in TargetSeconds.provides
-    assert FisherUtility().requires.keys() == {"target", "menu of 5"}
-    assert FisherUtility(penalty=0.0).requires.keys() == {"menu of 5"}
+    assert TargetSeconds.provides == {TargetTime()}
+    assert FisherUtility().requires == {TargetTime(), Menu(5)}
+    assert FisherUtility(penalty=0.0).requires == {Menu(5)}
 
 
 def test_1_10_equal_devices_are_all_on_time() -> None:

@@ -11,19 +11,19 @@ import torch
 
 from anyfleet.analysis.anycost_theory import anycost_theory
 from anyfleet.arrays import Floats, join
-from anyfleet.core.check_in import Choices, ChoosingDevice, MenuEntry, MessageBits
-from anyfleet.core.choosing import _offers
+from anyfleet.core.check_in import CheckIn, CheckIns, Choices, MenuEntry, MessageBits
+from anyfleet.core.choosing import menu_entries
 from anyfleet.core.client import work
 from anyfleet.core.local_training import local_steps, samples_processed
 from anyfleet.core.loop import Round
 from anyfleet.core.message_size import NUMBER_BITS, expected_bits
-from anyfleet.core.messages import Conditions, DeviceState
+from anyfleet.core.messages import Conditions, Hyperparameters
 from anyfleet.core.method import Method
 from anyfleet.core.objectives import Task
 from anyfleet.core.orders import Cohort, uplink
-from anyfleet.core.slots import CheckIn
 from anyfleet.core.time_and_energy import Amount, Counts, Demand, effort_of, transfer_seconds
 from anyfleet.elastic import width
+from anyfleet.formulas.anycost import anycost_alpha
 from anyfleet.methods import anycost, fedavg
 from anyfleet.parts.aggregate import Aio, Mean
 from anyfleet.parts.choose import MostGain
@@ -61,16 +61,16 @@ def asked(method: Method = ANYCOST) -> Cohort:
     return orders(method, small.task(), [3])
 
 
-def offers(order: Cohort) -> list[MenuEntry]:
+def offers(order: Cohort) -> tuple[MenuEntry, ...]:
     """What its device finds on the menu."""
     numbers, samples = order.hyperparameters, small.task().size(3)
     (steps,), batch = local_steps(numbers, [samples]), int(numbers.batch_size[0])
     amount = Amount(batch, samples_processed(steps, samples, batch), steps)
-    return _offers(order, amount, small.task(), "flops")
+    return menu_entries(order, amount, small.task(), "flops")
 
 
-def own(**known: float) -> ChoosingDevice:
-    """A device that is plain but for this."""
+def own(**known: float) -> Conditions:
+    """Those of a device that is plain but for this."""
     plain = {f.name: 0.0 for f in fields(Conditions)} | {
         "speed": 1e6,
         "bit_rate_up": 1e4,
@@ -87,10 +87,22 @@ def own(**known: float) -> ChoosingDevice:
         "send_power": 0.1,
     }
     columns = {name: np.array([value]) for name, value in (plain | known).items()}
-    return ChoosingDevice(Conditions(**columns), small.task().size(3), DeviceState())
+    return Conditions(**columns)
 
 
-def drawn(seed: int) -> tuple[ChoosingDevice, MostGain]:
+def alpha(entry: MenuEntry) -> float:
+    return anycost_alpha(entry.channel_share, entry.trained_share)
+
+
+def check_in(
+    menu: Sequence[MenuEntry], known: Conditions, given: Hyperparameters | None = None
+) -> CheckIn:
+    """A device that knows this of itself, with its menu."""
+    given = given or asked().hyperparameters
+    return CheckIn(3, tuple(menu), known, small.task().size(3), given, {})
+
+
+def drawn(seed: int) -> tuple[Conditions, MostGain]:
     """A device and what it may spend: often enough for some sizes and too little for others."""
     draw = np.random.default_rng(seed)
 
@@ -135,11 +147,9 @@ class Spent:
     joules: Floats
 
     @classmethod
-    def of(
-        cls, offer: MenuEntry, who: ChoosingDevice, rates: Floats, frequencies: Floats
-    ) -> "Spent":
-        known, effort, load = who.conditions, offer.demand.effort, offer.bits
-        down = transfer_seconds(offer.down, known.bit_rate_down)
+    def of(cls, offer: MenuEntry, who: Conditions, rates: Floats, frequencies: Floats) -> "Spent":
+        known, effort, load = who, offer.demand.effort, offer.bits
+        down = transfer_seconds(offer.bits_down, known.bit_rate_down)
         sent = load.aside + offer.choice_bits + rates * load.update
         up = transfer_seconds(sent, known.bit_rate_up)
         compute = effort.seconds(known, frequencies)[:, None]
@@ -150,14 +160,13 @@ class Spent:
             )
 
 
-def allowed(part: MostGain, who: ChoosingDevice) -> float:
-    known = who.conditions
-    return min(part.joules, float(known.budget[0]), float(known.battery[0]))
+def allowed(part: MostGain, who: Conditions) -> float:
+    return min(part.joules, float(who.budget[0]), float(who.battery[0]))
 
 
-def most_gained(part: MostGain, menu: Sequence[MenuEntry], who: ChoosingDevice) -> float:
+def most_gained(part: MostGain, menu: Sequence[MenuEntry], who: Conditions) -> float:
     """By trying everything; not a number where nothing fits."""
-    slowest, fastest = float(who.conditions.slowest[0]), float(who.conditions.fastest[0])
+    slowest, fastest = float(who.slowest[0]), float(who.fastest[0])
     frequencies = np.geomspace(slowest, fastest, 40)
     rates = np.geomspace(max(part.least_fraction, 1e-5), part.most_fraction, 60)
     found = []
@@ -165,12 +174,12 @@ def most_gained(part: MostGain, menu: Sequence[MenuEntry], who: ChoosingDevice) 
         spent = Spent.of(offer, who, rates, frequencies)
         fits = (spent.seconds <= part.seconds) & (spent.joules <= allowed(part, who))
         best = np.where(fits, rates, np.nan)
-        found.append(offer.alpha**4 * np.nanmax(best) if fits.any() else np.nan)
+        found.append(alpha(offer) ** 4 * np.nanmax(best) if fits.any() else np.nan)
     return float(np.nanmax(found)) if not np.isnan(found).all() else np.nan
 
 
-def decided(part: MostGain, menu: Sequence[MenuEntry], who: ChoosingDevice) -> Choices:
-    return part(menu, who, asked().hyperparameters)
+def decided(part: MostGain, menu: Sequence[MenuEntry], who: Conditions) -> Choices:
+    return part(CheckIns.of([check_in(menu, who)]))
 
 
 def unlimited(offer: MenuEntry) -> MenuEntry:
@@ -188,10 +197,10 @@ def test_3_nothing_that_fits_gains_more_and_nothing_is_overspent() -> None:
             assert np.isnan(choice.utility[0])
             continue
         rate, frequency = choice.hyperparameters.sent_fraction, choice.hyperparameters.frequency
-        offer, known = menu[int(choice.entry[0])], who.conditions
+        offer, known = menu[int(choice.entry[0])], who
         assert part.least_fraction <= rate[0] <= part.most_fraction, seed
         assert known.slowest[0] <= frequency[0] <= known.fastest[0], seed
-        gain = offer.alpha**4 * rate[0]
+        gain = alpha(offer) ** 4 * rate[0]
         assert choice.utility[0] == pytest.approx(gain, rel=1e-12)
         assert not gain < best * (1 - 1e-5), seed
         spent = Spent.of(offer, who, rate, frequency)
@@ -203,20 +212,21 @@ def test_3_nothing_that_fits_gains_more_and_nothing_is_overspent() -> None:
     assert 30 < len(taken) < 180
 
 
-def worked(alpha: float, cycles: float) -> MenuEntry:
+def worked(size: float, cycles: float) -> MenuEntry:
     """A part of the model of METHODS' examples: 111.7 Mbit, and so many cycles as a whole."""
-    work = alpha * cycles
+    work = size * cycles
     counts = Counts(work, work, cycles)
-    demand = Demand(effort_of(counts, alpha**0.5, steps=1, calls=0, moved=0), np.zeros(1))
-    update = alpha * 111.7e6
+    demand = Demand(effort_of(counts, size**0.5, steps=1, calls=0, moved=0), np.zeros(1))
+    update = size * 111.7e6
     traffic = MessageBits(
         down=0.0, up=update / 15, update=update, sent_fraction=1 / 15, follows=True
     )
-    return MenuEntry(demand, traffic, alpha=alpha)
+    # Alpha is the squared share of all channels, and that of the parameters that are trained.
+    return MenuEntry(demand, traffic, trained_share=size)
 
 
 @pytest.mark.parametrize(
-    ("cycles", "most", "alpha", "rate", "frequency"),
+    ("cycles", "most", "size", "rate", "frequency"),
     [
         (4.5e6, 1.0, 0.8722927320665629, 0.263191014, 481240981.413),
         (4.5e6, 1 / 15, 1.0, 1 / 15, 413323532.114),
@@ -224,16 +234,14 @@ def worked(alpha: float, cycles: float) -> MenuEntry:
     ],
     ids=["tight", "saturated", "at the cap"],
 )
-def test_3_examples(
-    cycles: float, most: float, alpha: float, rate: float, frequency: float
-) -> None:
+def test_3_examples(cycles: float, most: float, size: float, rate: float, frequency: float) -> None:
     """The best size of all is taken where it is on the menu, and no other is better."""
     own_facts = {"slowest": 1e8, "fastest": 3e9, "speed": 3e9, "coefficient": 7.5e-27}
     who = own(**own_facts, bit_rate_up=8e6, send_power=0.1, budget=6.0)
-    sizes = [size for size in (1.0, 1.02 * alpha, alpha, 0.98 * alpha, 0.25) if size <= 1]
-    menu = [worked(size, 833 * cycles) for size in dict.fromkeys(sizes)]
+    sizes = [each for each in (1.0, 1.02 * size, size, 0.98 * size, 0.25) if each <= 1]
+    menu = [worked(each, 833 * cycles) for each in dict.fromkeys(sizes)]
     choice = decided(MostGain(10.0, most_fraction=most), menu, who)
-    assert menu[int(choice.entry[0])].alpha == alpha
+    assert alpha(menu[int(choice.entry[0])]) == size
     assert choice.hyperparameters.sent_fraction[0] == pytest.approx(rate, rel=1e-7)
     assert choice.hyperparameters.frequency[0] == pytest.approx(frequency, rel=1e-7)
     poor = own(**own_facts, bit_rate_up=8e6, send_power=0.1, budget=0.01)
@@ -251,7 +259,7 @@ def test_of_equal_gains_the_slowest_frequency_that_is_in_time_is_taken() -> None
     )
     assert spent.seconds.item() == pytest.approx(20.0)
     plenty = decided(MostGain(1e6), menu, own())
-    assert plenty.hyperparameters.frequency[0] == own().conditions.slowest[0]
+    assert plenty.hyperparameters.frequency[0] == own().slowest[0]
 
 
 @pytest.mark.parametrize(
@@ -288,21 +296,20 @@ def test_a_codec_that_cannot_go_low_is_not_planned_lower() -> None:
     menu = offers(asked(replace(ANYCOST, uplink=codec)))
     lowest = min(offer.bits.least_fraction for offer in menu)  # positions alone take that much
     assert lowest > 1 / 60
-    found = [MostGain(s)(menu, own(), asked().hyperparameters) for s in np.geomspace(0.3, 30, 60)]
+    found = [decided(MostGain(s), menu, own()) for s in np.geomspace(0.3, 30, 60)]
     rates = [float(each.hyperparameters.sent_fraction[0]) for each in found if not each.declined[0]]
     assert min(rates) >= lowest
     assert len(rates) > 20
-    high = MostGain(30.0, most_fraction=lowest / 2)(menu, own(), asked().hyperparameters)
+    high = decided(MostGain(30.0, most_fraction=lowest / 2), menu, own())
     assert high.hyperparameters.sent_fraction[0] == menu[int(high.entry[0])].bits.least_fraction
 
 
 def test_a_cohort_decides_as_each_of_its_devices_alone() -> None:
     whole, part = offers(asked()), MostGain(3.0)
     # Menus of different lengths: not everybody can hold every size.
-    cohort = [
-        CheckIn(whole[seed % 4 :], drawn(seed)[0], asked().hyperparameters) for seed in range(60)
-    ]
-    together, alone = part.together(cohort), join([part(*each) for each in cohort])
+    cohort = [check_in(whole[seed % 4 :], drawn(seed)[0]) for seed in range(60)]
+    together = part(CheckIns.of(cohort))
+    alone = join([part(CheckIns.of([each])) for each in cohort])
     assert together.declined == alone.declined
     assert 5 < sum(map(bool, together.declined)) < 55
     assert together.entry.tolist() == alone.entry.tolist()
@@ -327,7 +334,7 @@ def test_a_codec_with_one_rate_is_taken_with_that(codec: Any) -> None:
     sizes = set()
     for seconds in np.geomspace(0.3, 30, 25):
         part = MostGain(float(seconds), least_fraction=1e-3, most_fraction=1 / 15)
-        choice = part(menu, who, before)
+        choice = part(CheckIns.of([check_in(menu, who, before)]))
         fits = [
             entry
             for entry, offer in enumerate(menu)
@@ -337,12 +344,13 @@ def test_a_codec_with_one_rate_is_taken_with_that(codec: Any) -> None:
             assert not fits
             continue
         # The largest alpha, and of two with the same the first.
-        entry = max(fits, key=lambda e: (menu[e].alpha, -e))
+        entry = max(fits, key=lambda e: (alpha(menu[e]), -e))
         assert int(choice.entry[0]) == entry
-        assert (
-            choice.hyperparameters.sent_fraction == before.sent_fraction
-        )  # it would not follow another one
-        assert choice.utility[0] == pytest.approx(menu[entry].alpha ** 4 * own_rate(menu[entry])[0])
+        # Nothing is asked of it, as before: it would not follow.
+        assert np.isnan([choice.hyperparameters.sent_fraction, before.sent_fraction]).all()
+        assert choice.utility[0] == pytest.approx(
+            alpha(menu[entry]) ** 4 * own_rate(menu[entry])[0]
+        )
         sizes.add(entry)
     assert len(sizes) > 3
 
@@ -365,7 +373,7 @@ def test_parameters_without_sense_are_refused(wrong: dict[str, float], told: str
 
 
 def test_a_choice_needs_a_menu() -> None:
-    with pytest.raises(ValueError, match=r"needs 'menu'.*plan=WidthMenu.*specification §E"):
+    with pytest.raises(ValueError, match=r"needs a menu.*plan=WidthMenu.*docs/mixing\.md"):
         replace(fedavg(), choose=MostGain())
 
 
@@ -488,10 +496,11 @@ def test_the_server_decides_as_the_device_would_with_the_same_offers() -> None:
         samples = task.size(row.device)
         (steps,) = local_steps(order.hyperparameters, [samples])
         amount = Amount(8, samples_processed(steps, samples, 8), steps)
-        bare = [offer.without_menu for offer in _offers(order, amount, task, "flops")]
-        mine = choose(
-            bare, ChoosingDevice(there[row.device], samples, DeviceState()), order.hyperparameters
+        bare = [entry.without_menu for entry in menu_entries(order, amount, task, "flops")]
+        device = CheckIn(
+            row.device, tuple(bare), there[row.device], samples, order.hyperparameters, {}
         )
+        mine = choose(CheckIns.of([device]))
         slice_ = order.menus[0][int(mine.entry[0])]
         assert row.slice_width == width(slice_, task.blueprint)
         assert (row.sent_fraction, row.frequency) == (

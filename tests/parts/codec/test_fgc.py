@@ -18,8 +18,9 @@ from anyfleet import config, rng
 from anyfleet.core.calibration import SAMPLES, calibrated, sample_update
 from anyfleet.core.layout import MessageLayout, Symbols, TensorLayout
 from anyfleet.core.loop import run
-from anyfleet.core.messages import Params, Plans
+from anyfleet.core.messages import Params
 from anyfleet.core.method import Method
+from anyfleet.core.plans import Plans
 from anyfleet.core.server import Server
 from anyfleet.core.view import View
 from anyfleet.errors import BadMessage

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from anyfleet import rng
 from anyfleet.arrays import Ints
-from anyfleet.core.messages import Conditions, Plans
+from anyfleet.core.messages import Conditions
 from anyfleet.core.method import Method
 from anyfleet.core.planning import PlanningState, _plans
+from anyfleet.core.plans import Plans
 from anyfleet.core.server import Server
 from anyfleet.elastic import WHOLE
 from anyfleet.experiment import Experiment, play
@@ -144,7 +145,8 @@ def test_smaller_models_have_larger_rates_in_the_same_time() -> None:
     server = served(SentFractionByLink(0.05, inner=WidthByLevel((1.0, 0.5))), fleet=fleet)
     plans, view = planned(server), server.view()
     sizes = [
-        view.message_bits(want.prefix(view.blueprint), 1.0).update for want in plans.sub_model_sizes
+        view.message_bits(plans.size_of(row).prefix(view.blueprint), 1.0).update
+        for row in range(len(plans))
     ]
     assert len(set(sizes)) == 2
     # The time is that in which whole models have the wanted rate.
@@ -221,7 +223,7 @@ def test_levels_have_their_rates_and_the_last_is_for_all_below() -> None:
     assert plans.hyperparameters.sent_fraction.tolist() == [
         0.4 if each == 0 else 0.1 for each in level
     ]
-    assert [want.width for want in plans.sub_model_sizes] == [
+    assert [plans.size_of(row).width for row in range(len(plans))] == [
         1.0 if each == 0 else 0.5 for each in level
     ]
     assert set(level) == {0, 1, 2, 3}
@@ -242,9 +244,11 @@ def test_messages_are_as_long_as_their_levels_allow() -> None:
 @pytest.mark.parametrize("plan", [SentFractionByLink(), SentFractionByLevel((0.1,))])
 @pytest.mark.parametrize("codec", [Raw(), Stc(0.1), TopK(0.1, Qsgd()), ErrorFeedback(Stc())])
 def test_e_an_uplink_that_does_not_follow_is_refused(plan: Any, codec: Any) -> None:
-    with pytest.raises(ValueError, match=r"has its own; use one that adapts.*specification §E"):
+    with pytest.raises(
+        ValueError, match=r"plan=.*needs an uplink codec that follows.*\(docs/codecs\.md\)"
+    ):
         replace(fedavg(), plan=plan, uplink=codec)
-    with pytest.raises(ValueError, match="specification §E"):
+    with pytest.raises(ValueError, match=r"docs/codecs\.md"):
         replace(fedavg(), plan=Assigned(plan, LargestInTime(1.0)), uplink=codec)
 
 

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from anyfleet.core.loop import Round, run
 from anyfleet.core.message_size import index_bits
-from anyfleet.core.messages import Kind, Plans
+from anyfleet.core.messages import Kind
+from anyfleet.core.plans import Plans
 from anyfleet.core.slots import Plan
 from anyfleet.core.time_and_energy import Amount, training
 from anyfleet.core.view import View
@@ -68,12 +69,9 @@ class Depths(Plan):
     firsts: tuple[int, ...]
 
     def __call__(self, plans: Plans, view: View, state: object, key: Tensor) -> Plans:
-        levels = view.devices.level[plans.device]
-        wants = (
-            replace(w, first_trained_layer=self.firsts[p])
-            for w, p in zip(plans.sub_model_sizes, levels, strict=True)
+        return plans.with_first_trained_layers(
+            np.array(self.firsts)[view.devices.level[plans.device]]
         )
-        return replace(plans, sub_model_sizes=tuple(wants))
 
 
 # --- compute ----------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from anyfleet.core.messages import Aggregated, Params
+from anyfleet.core.signals import Signal, diagnostics
 from anyfleet.core.slots import Aggregate, Measure, State, Wrapper
 from anyfleet.core.updates import Updates, base
 from anyfleet.core.view import View
@@ -39,19 +40,17 @@ class Diagnosed(Wrapper, Aggregate):
     reported: tuple[str, ...] = ()
     measures: tuple[Measure, ...] = ()
 
-    provides: ClassVar[frozenset[str]] = frozenset(
-        {
-            "coverage",
-            "regions",
-            "fewest",
-            "omega_squared",
-            "norms",
-            "angles",
-            "divergence",
-            "dissimilarity_least",
-            "dissimilarity_most",
-            "expected_decrease",
-        }
+    provides: ClassVar[frozenset[Signal]] = diagnostics(
+        "coverage",
+        "regions",
+        "fewest",
+        "omega_squared",
+        "norms",
+        "angles",
+        "divergence",
+        "dissimilarity_least",
+        "dissimilarity_most",
+        "expected_decrease",
     )
 
     @property

@@ -1,8 +1,7 @@
 """Selection by the size of updates: many devices train, those with the largest upload (BN2)."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import ClassVar
 
 import numpy as np
@@ -10,6 +9,7 @@ from torch import Tensor
 
 from anyfleet.arrays import Ints
 from anyfleet.core.messages import Devices
+from anyfleet.core.signals import HeldResults, Signal
 from anyfleet.core.slots import Measure, Select, State
 from anyfleet.core.view import OrderStatuses, View
 from anyfleet.errors import refuse
@@ -34,9 +34,7 @@ class Largest(Select):
     measures: tuple[Measure, ...] = ()
 
     papers: ClassVar[tuple[Paper, ...]] = (BN2,)
-    requires: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {"held": "schedule.HoldAndFetch(), under which results wait on the devices"}
-    )
+    requires: ClassVar[frozenset[Signal]] = frozenset({HeldResults()})
 
     def __post_init__(self) -> None:
         refuse(self._faults())
