@@ -94,7 +94,9 @@ class Spoiling(Engine):
             return outcome
         update = self.spoil(outcome.reply)
         return (
-            outcome._replace(refused="gone") if update is None else outcome._replace(reply=update)
+            outcome._replace(refused_by_server="gone")
+            if update is None
+            else outcome._replace(reply=update)
         )
 
 
