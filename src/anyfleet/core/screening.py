@@ -65,7 +65,7 @@ class Screen:
             wrong = (
                 *self._values(order, reply, norms),
                 *self._samples(order, reply),
-                *self._told(order, reply.report[0]),
+                *self._reported(order, reply.report[0]),
             )
             found.append("".join(wrong[:1]))
         return found
@@ -97,9 +97,9 @@ class Screen:
         if samples < 0 or (order.kind != Kind.EVALUATE and samples > most):
             yield f"samples: {samples} of {most}"
 
-    def _told(self, order: Cohort, report: Report) -> Iterator[str]:
+    def _reported(self, order: Cohort, report: Report) -> Iterator[str]:
         """Yield what is wrong with a report."""
-        count = sum(len(told) if isinstance(told, tuple) else 1 for told in report.values())
+        count = sum(len(each) if isinstance(each, tuple) else 1 for each in report.values())
         most = self.limits.for_model(self.blueprint).report
         if len(report) > MOST_NAMES or count > most:
             yield f"report: {count} numbers under {len(report)} names; at most {most}, {MOST_NAMES}"
@@ -111,24 +111,25 @@ class Screen:
         scalars = MEASURES.union(*(each.scalars for each in measures))
         vectors = frozenset[str]().union(*(each.vectors for each in measures))
         nonnegative = _ALWAYS.union(*(each.nonnegative for each in measures))
-        for name, told in report.items():
+        for name, value in report.items():
             yield from self._unasked(order, name)
-            several = isinstance(told, tuple)
+            several = isinstance(value, tuple)
+            numbers = value if several else (value,)
             if several and (name in scalars or order.kind not in _TRAINING):
                 yield f"report: several numbers as {name}"
             elif name in vectors and not several:
                 yield f"report: one number as {name}"
-            elif not all(isinstance(number, Real) for number in (told if several else (told,))):
+            elif not all(isinstance(number, Real) for number in numbers):
                 yield f"report: {name} is no number"
             else:
-                yield from _strange(name, told if several else (told,), name in nonnegative)
+                yield from _strange(name, numbers, name in nonnegative)
 
     def _unasked(self, order: Cohort, name: str) -> Iterator[str]:
         """Yield a name under which nothing was to be reported."""
         if len(name) > LONGEST_NAME:
             yield f"report: a name of {len(name)} characters; at most {LONGEST_NAME}"
         elif order.kind in _TRAINING:
-            # A trainer may report what it likes, but measurements only if some part wants them.
+            # A trainer may report what it likes, but a measure only if some part asks for it.
             measured = any(name in each.names for each in order.job.measures)
             if measured and name not in order.job.report:
                 yield f"report: {name} was not asked for"
@@ -156,10 +157,10 @@ def _length(value: Tensor) -> float:
 
 def _strange(name: str, numbers: Sequence[float], nonnegative: bool) -> Iterator[str]:
     """Yield what no honest device reports under this name."""
-    for told in numbers:
+    for value in numbers:
         try:
-            number = float(told)
-        except OverflowError:  # a whole number of hundreds of digits
+            number = float(value)
+        except OverflowError:  # an integer of hundreds of digits
             number = math.inf
         if math.isinf(number) or (name in _ALWAYS and math.isnan(number)):
             yield f"not finite: {name}"
