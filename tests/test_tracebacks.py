@@ -229,7 +229,7 @@ def test_from_python_the_last_moment_is_where_to_go_on() -> None:
     with pytest.raises(Oops) as caught:
         moments.extend(play(experiment))  # keeps those before the error
     assert "The run so far is safe in the last moment" in note(caught.value)
-    assert "play(experiment, task, resume=moment.state)" in note(caught.value)
+    assert "play(experiment, task, resume=result.state)" in note(caught.value)
     assert len(moments) == 1
     mended = replace(experiment, method=replace(BASE, select=Uniform(2)))
     *_, last = play(mended, resume=moments[-1].state)

@@ -97,8 +97,8 @@ class Updates(Arrays):
     """The updates of one round: arrays with one entry for each, in the order of their orders.
 
     That order does not depend on who replied first, so neither do sums of floats. `len` counts the
-    updates, `updates[row]` and `for update in updates` give them one by one (`Update`), `take` gives
-    some of them, and every other method reduces all of them to one result.
+    updates, `updates[row]` and `for update in updates` give them one by one (`Update`), `take`
+    gives some of them. The other methods reduce all of them to one result.
     """
 
     device: Ints

@@ -1,4 +1,4 @@
-"""All-in-one aggregation: every entry by those who sent it, with the numbers of METHODS."""
+"""All-in-one aggregation: every entry by those who sent it, with the numbers of the specification."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

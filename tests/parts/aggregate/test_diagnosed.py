@@ -1,4 +1,4 @@
-"""What the record of a step tells of coverage and agreement, with the numbers of METHODS."""
+"""What the record of a round tells of coverage and agreement, with the numbers of the specification."""
 
 import math
 from dataclasses import replace
