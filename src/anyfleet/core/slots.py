@@ -300,25 +300,29 @@ class Extract(Policy, Protocol):
 
 
 class Norm(Part, Protocol):
-    """How batch normalisation lives in a federation.
+    """The treatment of batch normalisation: what is averaged, and what stays on devices.
 
-    Defaults are those of one normalisation for all: nothing stays behind, no statistics travel.
+    Defaults are those of one normalisation for all: nothing stays on a device, no statistics are
+    sent.
     """
 
-    training: ClassVar[Mode]
-    evaluation: ClassVar[Mode]
+    training: ClassVar[Mode]  # in which devices train
+    evaluation: ClassVar[Mode]  # in which a model is tested
     calibrated: ClassVar[bool] = False  # statistics are measured over data before a test
 
     def stays(self, blueprint: Blueprint) -> frozenset[str]:
-        """Parameters and buffers that never leave the device."""
+        """Return the names of the parameters and buffers that never leave a device."""
         return frozenset()
 
     def travels(self, blueprint: Blueprint) -> frozenset[str]:
-        """Buffers that are sent both ways and averaged."""
+        """Return the names of the buffers that are sent both ways and averaged."""
         return frozenset()
 
     def variant(self, blueprint: Blueprint, slice_: Slice) -> str:
-        """Under which name the server keeps the normalisation of this width; "" for one for all."""
+        """Return the name under which the server keeps the normalisation of this slice's width.
+
+        "" is that of the whole model, or of one normalisation for all.
+        """
         return ""
 
     def own_names(self, blueprint: Blueprint, slice_: Slice) -> dict[str, str]:

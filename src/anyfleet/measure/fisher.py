@@ -19,7 +19,7 @@ from anyfleet import rng
 from anyfleet.arrays import Ints
 from anyfleet.core.messages import Hyperparameters, Params
 from anyfleet.core.objectives import Task, losses
-from anyfleet.core.padding import mixed
+from anyfleet.core.padding import unpaddable
 from anyfleet.core.slots import (
     Measure,
     Minibatch,
@@ -271,7 +271,7 @@ class Observed(Train):
                 "and this task has none: use a chooser and an extraction that do not ask for it "
                 "(LargestInTime, Leading), or say classified=True if its loss is one of classes."
             )
-        if self.fisher.estimate == "samples" and (reason := mixed(task)):
+        if self.fisher.estimate == "samples" and (reason := unpaddable(task)):
             return (
                 "Fisher information is measured by the gradients of single samples, and in this "
                 f'task samples see each other: {reason}. Use Fisher(estimate="mean"), or a '
