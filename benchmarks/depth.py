@@ -78,7 +78,9 @@ def measured(name: str, batch: int, *, steps: int = STEPS, repeats: int = 3) -> 
     """All depths of a network, smallest first."""
     task = task_of(NETS[name], steps * batch)
     blueprint = task.blueprint
-    slices = [Slice(first_trained_layer=first) for first in reversed(first_trained_layers(blueprint))]
+    slices = [
+        Slice(first_trained_layer=first) for first in reversed(first_trained_layers(blueprint))
+    ]
     rounds = [
         [measure(name, task, each, batch, steps=steps) for each in slices] for _ in range(repeats)
     ]

@@ -22,7 +22,7 @@ from anyfleet.parts.aggregate import Diagnosed
 from anyfleet.parts.codec import Nothing, Raw
 from anyfleet.parts.norm import OnDevice, PerWidth, Tracked
 from anyfleet.tasks import Data, Dirichlet, Split, Task
-from anyfleet.wire import decode_order, decode_reply, encode_order, encode_reply, shortened
+from anyfleet.wire import cut_message, decode_order, decode_reply, encode_order, encode_reply
 from tests.core.test_local_training import orders
 from tests.helpers import small
 from tests.helpers.messages import charged
@@ -53,7 +53,7 @@ def answered(order: Cohort) -> Replies:
 def crossed(data: bytes, order: Cohort, width: float) -> bytes:
     """What a link leaves of a message: it fails somewhere within the first column it loses."""
     came = columns_of(order, width)
-    return data if came == grid(order)[0] else shortened(data, came, order.key[0])
+    return data if came == grid(order)[0] else cut_message(data, came, order.key[0])
 
 
 def expected(order: Cohort, width: float) -> float:

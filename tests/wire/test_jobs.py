@@ -72,7 +72,7 @@ def test_a_function_is_not_called_even_if_its_package_is_allowed(
 ) -> None:
     (tmp_path / "called_parts.py").write_text("CALLS = []\n\ndef part():\n    CALLS.append(1)\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(BadMessage, match="no part"):
+    with pytest.raises(BadMessage, match="not a part"):
         decode_order(
             with_job({**JOB, "uplink": {"use": "called_parts:part"}}), TASK, ["called_parts"]
         )

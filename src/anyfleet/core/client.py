@@ -290,7 +290,9 @@ def _kept_state(state: DeviceState, order: Cohort, trained: _Trained, row: int) 
     compressed = trained.compressed
     if not job.uplink.state_name:
         return state
-    left, sent = ({n: v[row] for n, v in t.items()} for t in (compressed.state, compressed.received))
+    left, sent = (
+        {n: v[row] for n, v in t.items()} for t in (compressed.state, compressed.received)
+    )
     sent = {n: v * result.mask[n].to(v) if n in result.mask else v for n, v in sent.items()}
     return after_sending(state, job.uplink.state_name, SplitUpdate(left, sent), order, task)
 

@@ -270,7 +270,7 @@ def try_train(
     )
     context = training_context(task, norm, WHOLE)
     bounds = extent(hyperparameters, [len(x)])
-    found = train(part, context, inputs, bounds, lift=lifted(1), cohort=seed)
+    found = train(part, context, inputs, bounds, lift=lifted(1), cohort_key=seed)
     return trained(found, Caller("train", part, 0), inputs.params, inputs.buffers)
 
 

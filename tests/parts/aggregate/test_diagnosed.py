@@ -98,7 +98,8 @@ def test_a_diagnosis_changes_no_bit_of_the_model(method: Method) -> None:
     assert small.identical(one[-1].params, two[-1].params)
     assert one[-1].time == two[-1].time
     assert (
-        one[-1].diagnostics.keys() | {each.name for each in Diagnosed.provides if isinstance(each, Diagnostic)}
+        one[-1].diagnostics.keys()
+        | {each.name for each in Diagnosed.provides if isinstance(each, Diagnostic)}
         <= two[-1].diagnostics.keys()
     )
     assert 0 < two[-1].diagnostics["coverage"] <= 1
