@@ -36,6 +36,7 @@ from anyfleet import world as worlds
 from anyfleet.core.messages import Replies
 from anyfleet.core.orders import Cohort
 from anyfleet.core.server import Server
+from anyfleet.core.signals import HeldResults, Signal
 from anyfleet.core.slots import Choose, Plan, Select
 from anyfleet.core.view import Request, View
 from anyfleet.methods import fedavg
@@ -112,8 +113,12 @@ def fleet() -> worlds.Fleet:
         recharge=2.0,
         availability=worlds.Diurnal(),
     )
-    rates = worlds.Steady(worlds.Wandering(2e7), worlds.Wandering(2e7), power=1.2, receive=1.0)
-    nearby = worlds.Steady(worlds.Wandering(8e7), worlds.Wandering(8e7), power=0.8, receive=0.6)
+    rates = worlds.Steady(
+        worlds.Wandering(2e7), worlds.Wandering(2e7), send_power=1.2, receive_power=1.0
+    )
+    nearby = worlds.Steady(
+        worlds.Wandering(8e7), worlds.Wandering(8e7), send_power=0.8, receive_power=0.6
+    )
     by_minute, by_step = worlds.Intermittent(0.3, every=60.0), worlds.Intermittent(0.6)
     return worlds.Fleet(
         groups=(
@@ -158,7 +163,7 @@ class Handful(Synchronous):
     Only asking is measured, so it may promise to any selection that results wait on the devices.
     """
 
-    provides: ClassVar[frozenset[str]] = frozenset({"held"})
+    provides: ClassVar[frozenset[Signal]] = frozenset({HeldResults()})
 
     def start(self, view: View) -> tuple[Request, ...]:
         return tuple(replace(request, count=COHORT) for request in super().start(view))
@@ -206,8 +211,8 @@ class Measured:
 def build(devices: int) -> tuple[Task, worlds.World, Built]:
     """A task whose devices all hold the same data, and its world; how long the world took."""
     # A million references to the same rows.
-    one, shared = _one(), _one().shares * devices
-    task = replace(one, shares=shared, held_out=one.held_out * devices)
+    one, shared = _one(), _one().train_rows * devices
+    task = replace(one, train_rows=shared, test_rows=one.test_rows * devices)
     samples = np.full(devices, len(one.data(0)), dtype=np.int64)
     began = time.process_time()
     world = fleet().build(samples, SEED)
@@ -249,7 +254,7 @@ def one_round(server: Server, runtime: Watched) -> tuple[float, float]:
     """The body of `run`; seconds until the orders were handed over, and in all."""
     schedule = server.method.schedule
     began = time.process_time()
-    server.fill()
+    server.issue()
     view = server.view()
     while not schedule.ready(view):
         server.receive(runtime.wait(schedule.alarm(view), schedule.enough(view)))

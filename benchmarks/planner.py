@@ -101,8 +101,8 @@ def cell(devices: int) -> Cell:
     budgets = AnycostBudgets(
         energy=drawn("energy", 3, 9),
         seconds=10.0,
-        power=link.power,
-        bit_rate=link.band * np.log2(1 + loss * link.power / noise),
+        power=link.send_power,
+        bit_rate=link.band * np.log2(1 + loss * link.send_power / noise),
         bits=111.7e6,
         epsilon=drawn("epsilon", 5e-27, 1e-26),
         cycles=833 * 5.7e6,

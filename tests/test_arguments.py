@@ -89,7 +89,7 @@ MISUSES: dict[str, tuple[Call, type[Exception], tuple[str, ...]]] = {
     "a part that only looks like one": (
         lambda: replace(fedavg(), select=wrong(Fastest())),
         CompositionError,
-        ("select must be a Select", "derive Fastest from anyfleet.parts.Select"),
+        ("select must be a Select", "make Fastest a subclass of anyfleet.parts.Select"),
     ),
     "another library's word": (
         lambda: FEDAVG(learning_rate=0.1),
@@ -165,8 +165,14 @@ MORE: dict[str, tuple[Call, str]] = {
         r"TargetSeconds\.inner .*the parentheses\?",
     ),
     "an inner codec not called": (lambda: ErrorFeedback(wrong(Raw)), r"inner must be a Codec"),
-    "a learning rate not called": (lambda: Gradient(wrong(Decaying)), r"Gradient\.lr must be a LearningRate"),
-    "a number for a learning rate": (lambda: Gradient(wrong(0.1)), r"Gradient\.lr must be a LearningRate.*0\.1"),
+    "a learning rate not called": (
+        lambda: Gradient(wrong(Decaying)),
+        r"Gradient\.lr must be a LearningRate",
+    ),
+    "a number for a learning rate": (
+        lambda: Gradient(wrong(0.1)),
+        r"Gradient\.lr must be a LearningRate.*0\.1",
+    ),
     "a word nobody knows": (
         lambda: Deadline(3.0, wrong("latee")),
         r'late must be "lost" or "late"',
@@ -535,9 +541,21 @@ DECLARED: dict[str, tuple[str, Any, str]] = {
         ("loss",),
         r"`reports` must be a frozenset of texts, got \('loss',\)",
     ),
-    "a text": ("provides", "menu", r"`provides` .*; write for example provides = frozenset\(\{'menu'\}\)"),
-    "no texts": ("reports", frozenset({3}), r"`reports` must be a frozenset of texts, got frozenset"),
-    "a tuple of requires": ("requires", ("menu",), r"`requires` must be a mapping .*; write .*\{'menu': "),
+    "a text": (
+        "provides",
+        "menu",
+        r"`provides` .*; write for example provides = frozenset\(\{Menu\(5\)\}\)",
+    ),
+    "no texts": (
+        "reports",
+        frozenset({3}),
+        r"`reports` must be a frozenset of texts, got frozenset",
+    ),
+    "a tuple of requires": (
+        "requires",
+        ("menu",),
+        r"`requires` must be a frozenset of signals, got \('menu',\)",
+    ),
     "a forgotten @property": (
         "reports",
         lambda self: frozenset(),

@@ -17,7 +17,7 @@ from anyfleet.experiment import Experiment, build, load, play
 from anyfleet.names import HOMES, Factory
 from anyfleet.runtime import Limits, Threads
 from anyfleet.tasks import zoo
-from anyfleet.world import Columns, Fleet, Group
+from anyfleet.world import ColumnLoss, Fleet, Group
 from tests.helpers import regression
 
 MODEL = Factory.of(zoo.perceptron, hidden=(8,))
@@ -221,7 +221,7 @@ def test_a_fleet_of_another_size_is_a_problem_of_the_file() -> None:
         next(play(crowded, TASK.build(0)))
 
 
-LOSSY = Fleet((Group(), Group(loss=Columns(error=0.1))))
+LOSSY = Fleet((Group(), Group(column_loss=ColumnLoss(error=0.1))))
 
 
 @pytest.mark.parametrize(("send", "cache"), [("delta", True), ("weights", False)])
@@ -237,7 +237,7 @@ def test_a_file_is_refused_for_its_links_before_anything_is_built(tmp_path: Path
     file = tmp_path / "run.toml"
     file.write_text(
         '[task]\nuse = "Embedded"\n[method]\nuse = "fedavg"\n'
-        "[[fleet.groups]]\nloss = { error = 0.1 }\n"
+        "[[fleet.groups]]\ncolumn_loss = { error = 0.1 }\n"
     )
     with pytest.raises(ConfigError) as caught:
         load(file)

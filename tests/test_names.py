@@ -20,7 +20,7 @@ def test_find_gives_what_name_of_named() -> None:
 def test_name_of_prefers_the_package_that_shows_the_thing() -> None:
     from anyfleet.config import Source
 
-    assert Source.__module__ == "anyfleet.config.files"
+    assert Source.__module__ == "anyfleet.config.run_files"
     assert name_of(Source) == "anyfleet.config:Source"
 
 

@@ -21,7 +21,7 @@ from anyfleet import Experiment, play
 from anyfleet.arrays import Ints
 from anyfleet.cli.app import app
 from anyfleet.core.method import Method
-from anyfleet.core.slots import Loose, Minibatch, Select, State, TrainingContext
+from anyfleet.core.slots import Minibatch, Select, State, TrainingContext, TrainingState
 from anyfleet.core.updates import Updates
 from anyfleet.core.view import View
 from anyfleet.elastic import Blueprint, Slice
@@ -38,7 +38,7 @@ from anyfleet.parts.schedule import Synchronous
 from anyfleet.parts.select import Uniform
 from anyfleet.runtime import Sequential, Stacked, Threads
 from anyfleet.runtime.simulated.engines import Engine
-from anyfleet.store import Recording, read_points
+from anyfleet.store import Recording, read_rounds
 from anyfleet.tasks import Own, Task, zoo
 from anyfleet.tracebacks import during, note, raised_inside, remedied
 from tests.core.test_return_checks import BASE, task
@@ -94,9 +94,11 @@ class BadChoose(First):
 
 @dataclass(frozen=True)
 class BadExtract(Leading):
-    def __call__(self, size: Any, view: View, state: State, key: Tensor) -> Slice:
+    def __call__(
+        self, size: Any, view: View, state: State, key: Tensor, device: int | None
+    ) -> Slice:
         fail(view.round_index)
-        return super().__call__(size, view, state, key)
+        return super().__call__(size, view, state, key, device)
 
 
 @dataclass(frozen=True)
@@ -133,8 +135,13 @@ class BadTrain(type(BASE.train)):  # type: ignore[misc]
     """At the top of a module, so that an order can name it."""
 
     def step(
-        self, site: TrainingContext, state: Loose, batch: Minibatch, numbers: Loose, choice: Any
-    ) -> Loose:
+        self,
+        site: TrainingContext,
+        state: TrainingState,
+        batch: Minibatch,
+        numbers: TrainingState,
+        choice: Any,
+    ) -> TrainingState:
         fail()
         return state
 
@@ -403,7 +410,7 @@ def test_a_recording_says_where_the_run_is_safe(tmp_path: Path) -> None:
             recorded(folder, experiment, every)
         assert note(caught.value).startswith("Raised by select=BadSelect() in round 2. ")
         assert note(caught.value).endswith(words)
-        assert len(read_points(folder)) == 1
+        assert len(read_rounds(folder)) == 1
 
 
 def small_spec() -> Any:
@@ -486,7 +493,7 @@ def test_a_command_saves_the_run_shows_the_users_line_and_goes_on_when_mended(
     for more in ("resume broken", "run run.toml --out whole"):
         done = command(*more.split())
         assert done.exit_code == 0, done.output
-    for name in ("points.jsonl", "ledger.jsonl", "model.safetensors"):
+    for name in ("rounds.jsonl", "ledger.jsonl", "model.safetensors"):
         assert (folder / "broken" / name).read_bytes() == (folder / "whole" / name).read_bytes()
 
 

@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
+from inspect import isabstract
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -40,6 +41,7 @@ from anyfleet.core.slots import Codec
 from anyfleet.core.view import Request
 from anyfleet.elastic import narrowed
 from anyfleet.errors import BadMessage, CompositionError
+from anyfleet.measure import Fisher
 from anyfleet.methods import fedavg, heterofl
 from anyfleet.parts import codec as codecs
 from anyfleet.parts.aggregate import Diagnosed
@@ -110,8 +112,7 @@ def _codecs() -> Iterator[Codec]:
     """Every codec that the package shows, as it is by default; and others that send otherwise."""
     for name in codecs.__all__:
         part: Any = getattr(codecs, name)
-        needed = [each.name for each in fields(part) if _required(each)]
-        if not needed:
+        if not isabstract(part) and not any(map(_required, fields(part))):
             yield part()
     yield from (codecs.Raw("bf16"), codecs.Uveq(dimension=1), codecs.Stc(0.2, scope="model"))
     yield from (codecs.TopK(0.15, codecs.Qsgd()), codecs.TopK(0.15, codecs.Uveq()))
@@ -127,7 +128,11 @@ def _required(each: Any) -> bool:
 
 def _methods() -> Iterator[Method]:
     base = fedavg(lr=0.1, batch_size=4)
-    yield replace(base, norm=Tracked(), aggregate=Diagnosed(measures=("norm", "channels")))
+    yield replace(
+        base,
+        norm=Tracked(),
+        aggregate=Diagnosed(reported=("norm", "channels"), measures=(Fisher(),)),
+    )
     yield replace(base, plan=WidthMenu((1.0, 0.5)), norm=Tracked())
     yield replace(heterofl(widths=(0.5,), lr=0.1, batch_size=4), send="weights", cache=True)
     for codec in _codecs():

@@ -4,7 +4,7 @@
 
 A mixture runs when it makes two steps of a tiny task with unequal devices: everything finite, the
 model moved, answers counted, costs told. Or it is refused when it is composed, by an error that
-cites specification §E. Anything else is a failure. Exits with 1 when there is one, or when fewer than
+cites a page of docs/. Anything else is a failure. Exits with 1 when there is one, or when fewer than
 85 % run. A whole run writes `docs/mixing.md`; a sample only judges. POSIX only.
 """
 

@@ -26,7 +26,7 @@ place (`Learned` brings `Subset`, `Largest` brings `HoldAndFetch`, `SentFraction
 A pair **runs** ({GOOD}) when every parameter stays finite, the model moves in every round (but with
 `Nothing`, which shares nothing), answers count, and what they cost is told. Otherwise it is
 **refused** when the method is composed, before anything runs, with an error that says what is
-missing, where, and what to use instead (specification §E); the numbers in the grids are those of the
+missing, where, and what to use instead; the numbers in the grids are those of the
 list at the end. There is no third kind: the command below fails if it finds one.
 
 Written by `make mixing` (`python -m tools.mixing`); not to be edited by hand.

@@ -205,9 +205,9 @@ def test_own_parts_may_bring_papers_when_they_are_allowed(
     Path("parts_with_a_paper.py").write_text(
         "from dataclasses import dataclass\n"
         "from anyfleet.papers import Paper\n"
-        "from anyfleet.parts.plan import Whole\n\n"
+        "from anyfleet.parts.plan import WholeModel\n\n"
         "@dataclass(frozen=True)\n"
-        "class Mine(Whole):\n"
+        "class Mine(WholeModel):\n"
         '    papers = (Paper("me2030", ("Doe, Jane",), "Mine", "Here", 2030),)\n'
     )
     part = '[method.plan]\nuse = "parts_with_a_paper:Mine"\n'

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from anyfleet.core.loop import Round, run
-from anyfleet.core.messages import Plans
 from anyfleet.core.method import Method
 from anyfleet.core.planning import PlanningState, plan_cohort
+from anyfleet.core.plans import Plans
 from anyfleet.core.server import Server
 from anyfleet.core.slots import Plan, Schedule
 from anyfleet.core.view import Request, View
@@ -219,7 +219,7 @@ def test_a_device_draws_anew_at_every_visit() -> None:
 
 def test_choosing_on_the_device_uses_its_own_conditions() -> None:
     task = small.task()
-    fleet = levels(speeds=(2e9, 8e8, 5e7), up=1e9, down=1e9)
+    fleet = levels(speeds=(2e9, 8e8, 5e7), bit_rate_up=1e9, bit_rate_down=1e9)
     whole = small.steps(fedavg(count=8, lr=0.1), task, 1, fleet=fleet)[0]
     limit = 1.2 * min(
         row.download_seconds + row.compute_seconds + row.upload_seconds for row in small.rows(whole)
@@ -247,7 +247,7 @@ def test_the_first_cohorts_are_the_same_whatever_the_method() -> None:
 
 def test_arrivals_are_summed_in_canonical_order_whoever_is_fast() -> None:
     task = small.task()
-    fleets = (Fleet(), levels(speeds=(1e8, 3e9, 2e7)), levels(up=1e5))
+    fleets = (Fleet(), levels(speeds=(1e8, 3e9, 2e7)), levels(bit_rate_up=1e5))
     ends = [small.steps(FAST, task, 3, fleet=fleet)[-1].params for fleet in fleets]
     assert all(small.identical(ends[0], end) for end in ends[1:])
 
@@ -313,7 +313,7 @@ def methods(draw: st.DrawFn) -> Method:
 def test_any_method_on_any_fleet_keeps_the_books(
     method: Method, mortality: float, seed: int
 ) -> None:
-    fleet = levels(speeds=(2e9, 1e8), up=(1e6, 1e5), mortality=mortality)
+    fleet = levels(speeds=(2e9, 1e8), bit_rate_up=(1e6, 1e5), mortality=mortality)
     task = small.task()
     steps = small.steps(method, task, 3, fleet=fleet, seed=seed)
     check_books(steps, task.devices)

@@ -1,7 +1,7 @@
 """What a user's part returns is checked where it returns: part, round, what came, what was due."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from anyfleet.arrays import Ints
-from anyfleet.core.check_in import ChoosingDevice, MenuEntry
+from anyfleet.core.check_in import CheckIns
 from anyfleet.core.layout import MessageLayout
-from anyfleet.core.messages import Aggregated, Hyperparameters, Kind, Params, Plans, SubModelSize
+from anyfleet.core.messages import Aggregated, Hyperparameters, Kind, Params, SubModelSize
 from anyfleet.core.method import Method
+from anyfleet.core.plans import Plans
 from anyfleet.core.slots import Select, State, TrainingContext, TrainingResult
 from anyfleet.core.updates import Updates
 from anyfleet.core.view import Ids, OrderStatuses, Request, View
@@ -115,19 +116,22 @@ class Planning(WholeModel):
 class Chooses(First):
     change: Change = field(default=tuple)
 
-    def __call__(
-        self, menu: Sequence[MenuEntry], device: ChoosingDevice, hyperparameters: Hyperparameters
-    ) -> Any:
-        return self.change(super().__call__(menu, device, hyperparameters))
+    def __call__(self, check_ins: CheckIns) -> Any:
+        return self.change(super().__call__(check_ins))
 
 
 @dataclass(frozen=True)
 class Extracts(Leading):
     change: Change = field(default=tuple)
 
-    def __call__(self, size: SubModelSize, view: View, state: State, key: Tensor) -> Slice:
-        found = super().__call__(size, view, state, key)
-        return self.change(found) if view.round_index and size.device is not None else found
+    def __call__(
+        self, size: SubModelSize, view: View, state: State, key: Tensor, device: int | None
+    ) -> Slice:
+        found = super().__call__(size, view, state, key, device)
+        return self.change(found) if view.round_index else found
+
+    def for_evaluation(self, size: SubModelSize, view: View, state: State, key: Tensor) -> Slice:
+        return size.prefix(view.blueprint)
 
 
 @dataclass(frozen=True)
@@ -151,9 +155,9 @@ class Squeezes(Raw):
     change: Change = field(default=tuple)
 
     def compress(
-        self, tree: Params, state: Params, sent_fraction: Tensor, layout: MessageLayout
+        self, rows: Params, state: Params, sent_fraction: Tensor, layout: MessageLayout
     ) -> Any:
-        return self.change(super().compress(tree, state, sent_fraction, layout))
+        return self.change(super().compress(rows, state, sent_fraction, layout))
 
 
 @dataclass(frozen=True)
@@ -184,7 +188,7 @@ def numbers(**arrays: Any) -> Change:
 
 
 def sizes(size: Any) -> Change:
-    return lambda plans: replace(plans, sub_model_sizes=(size,) * len(plans))
+    return lambda plans: plans.with_sizes((size,) * len(plans))
 
 
 def model(change: Change) -> Change:
@@ -293,7 +297,10 @@ WRONG: dict[str, tuple[Method, str]] = {
         r"schedule=.*not idle \(0\)",
     ),
     "neither yes nor no": (schedules("ready", lambda _: None), r"True or False from `ready`"),
-    "no time": (schedules("alarm", lambda _: float("nan")), r"seconds .* from `alarm`"),
+    "no time": (
+        schedules("alarm", lambda _: float("nan")),
+        r"a time in seconds, or None, from `alarm`",
+    ),
     "not enough": (schedules("enough", lambda _: 0), r"at least 1 from `enough`"),
     "an order to drop": (schedules("drop", lambda _: (99,)), r"not under way \(99\)"),
     "orders to drop by flags": (
@@ -309,8 +316,24 @@ WRONG: dict[str, tuple[Method, str]] = {
         r"plans for the devices",
     ),
     "too few sizes": (
-        plans(lambda drafts: replace(drafts, sub_model_sizes=drafts.sub_model_sizes[:1])),
-        r"a tuple of 1 for sub_model_sizes.*a tuple of 2",
+        plans(lambda plans: plans.with_sizes([SIZE])),
+        r"\[0\]\) for size_index.*an array of 2 whole numbers",
+    ),
+    "a size that is not listed": (
+        plans(lambda plans: plans.with_sizes([SIZE], np.array([0, 3]))),
+        r"3 for size_index.*whole numbers from 0 to 0",
+    ),
+    "a menu that is not listed": (
+        plans(lambda plans: plans.with_menus([[SIZE]], np.array([-1, 1]))),
+        r"1 for menu_index.*whole numbers from -1 to 0",
+    ),
+    "sizes in a list": (
+        plans(lambda plans: replace(plans, sub_model_sizes=[SIZE])),
+        r"the list \[.* for sub_model_sizes",
+    ),
+    "too few reasons": (
+        plans(lambda plans: replace(plans, declined=("",))),
+        r"a tuple of 1 for declined.*a tuple of 2",
     ),
     "a rate in a list": (plans(numbers(lr=[0.1, 0.1])), r"the list \[.*\] for hyperparameters\.lr"),
     "a rate that is none": (
@@ -337,16 +360,16 @@ WRONG: dict[str, tuple[Method, str]] = {
     ),
     "a width for a size": (plans(sizes(0.5)), r"SubModelSize"),
     "a menu of widths": (
-        plans(lambda drafts: replace(drafts, menus=((0.5,),) * len(drafts))),
+        plans(lambda plans: plans.with_menu([0.5])),
         r"SubModelSize",
     ),
     "declined by True": (
         plans(lambda drafts: replace(drafts, declined=(True,) * len(drafts))),
         r"declined without a text",
     ),
-    "no choice": (chooses(lambda _: 0), r"choose=.*returned int; .*Choices"),
+    "no choice": (chooses(lambda _: 0), r"choose=.*returned the int 0.*; .*Choices"),
     "no entry of the menu": (
-        chooses(lambda choice: replace(choice, entry=np.array([2]))),
+        chooses(lambda choice: replace(choice, entry=choice.entry + 2)),
         r"entry 2 of a menu of 2",
     ),
     "an entry in a list": (chooses(lambda choice: replace(choice, entry=[0])), r"for entry"),
@@ -383,8 +406,8 @@ WRONG: dict[str, tuple[Method, str]] = {
     ),
     "nothing squeezed": (sends(lambda _: None), r"uplink=.*Compressed"),
     "squeezed out of shape": (
-        sends(lambda s: replace(s, tree={n: v[0] for n, v in s.tree.items()})),
-        r"uplink=.*of the tree .*due is a tensor",
+        sends(lambda s: replace(s, received={n: v[0] for n, v in s.received.items()})),
+        r"uplink=.*of received .*due is a tensor",
     ),
     "bits without number": (
         sends(lambda s: replace(s, bits=s.bits * float("nan"))),

@@ -23,7 +23,7 @@ from anyfleet.methods.fedavg import Training
 from anyfleet.papers import FEDPMT, papers_of
 from anyfleet.parts.norm import Tracked
 from anyfleet.parts.plan import TrainedLayersByLevel
-from anyfleet.parts.plan.trained_layers import depths
+from anyfleet.parts.plan.trained_layers import first_trained_layers
 from anyfleet.parts.schedule import Deadline
 from anyfleet.parts.select import Everyone
 from anyfleet.parts.train import Sgd
@@ -127,7 +127,7 @@ def test_1_3_only_the_last_layers_move_and_only_they_are_sent() -> None:
 
 def test_1_3_a_layer_that_nobody_delivers_keeps_its_value() -> None:
     """The only device that trains everything misses the deadline; so would all with FedAvg."""
-    link = Steady(up=1e9, down=1e9)
+    link = Steady(bit_rate_up=1e9, bit_rate_down=1e9)
     fleet = Fleet((Group(speed=1e4, link=link, count=1), Group(speed=1e9, link=link, count=7)))
     method = replace(fedpmt(**SETTINGS), select=Everyone(), schedule=Deadline(1.0))
     task = small.task()
@@ -213,7 +213,8 @@ def cifar() -> Task:
 
 def five(*speeds: float) -> Fleet:
     """Ten seconds for the whole model at speed 1, as the paper counts."""
-    full, link = fedpmt_complexity(CNN_CIFAR, 20, "paper") / 10, Steady(up=1e12, down=1e12)
+    full = fedpmt_complexity(CNN_CIFAR, 20, "paper") / 10
+    link = Steady(bit_rate_up=1e12, bit_rate_down=1e12)
     groups = tuple(Group(speed=full * speed, link=link) for speed in speeds)
     return Fleet(groups, counting="paper")
 
@@ -246,7 +247,7 @@ def test_1_3_option_ii_takes_the_deepest_that_is_in_time() -> None:
 
 def test_f_1_psi_of_a_run() -> None:
     task = small.task()
-    firsts = depths(task.blueprint, 4)
+    firsts = first_trained_layers(task.blueprint, 4)
     for method, expected in (
         (fedpmt(count=8, **SETTINGS), 25 / 3),
         (fedpmt(depths=2, count=8, **SETTINGS), 1 / 0.25 + 3),

@@ -129,7 +129,7 @@ def test_devices_are_charged_for_their_parts() -> None:
     for samples in (0, 4):
         method = fedrescue(count=8, samples=samples, **SETTINGS)
         step = small.steps(method, task, 1, fleet=FOUR)[0]
-        flops.append({row.share: row.flops for row in small.rows(step)})
+        flops.append({row.width: row.flops for row in small.rows(step)})
     once, often = flops
     assert sorted(once) == [0.25, 0.5, 0.75, 1.0]
     assert all(2 * once[share] < often[share] < 5 * once[share] for share in once)
@@ -158,8 +158,8 @@ def scores(name: str) -> dict[str, float]:
     """
     task = small.task(dropout=0.0)
     make = {**MAKERS, "fedavg": fedavg}[name]
-    shares = {} if name == "fedavg" else {"shares": (1.0,)}
-    method = make(count=8, **shares, **SETTINGS)
+    widths = {} if name == "fedavg" else {"widths": (1.0,)}
+    method = make(count=8, **widths, **SETTINGS)
     last = small.steps(method, task, 15, engine=Stacked())[-1]
     found: dict[str, float] = {}
     for width in (1.0, 0.5):

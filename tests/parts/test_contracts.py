@@ -4,7 +4,6 @@ import dataclasses
 import importlib
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -12,9 +11,11 @@ import pytest
 import torch
 
 from anyfleet import config, measure, rng, runtime, world
-from anyfleet.core.messages import Kind, Plans, SubModelSize
+from anyfleet.core.messages import Kind, SubModelSize
 from anyfleet.core.method import Method
+from anyfleet.core.plans import Plans
 from anyfleet.core.server import Server
+from anyfleet.core.signals import Diagnostic, FollowsSentFraction, HeldResults, Menu, Signal
 from anyfleet.core.slots import Policy, nested
 from anyfleet.core.view import View
 from anyfleet.methods import (
@@ -71,7 +72,7 @@ PARTS: list[Any] = [
     plan.TrainedLayersMenu(2),
     plan.Assigned(plan.TrainedLayersMenu(), choose.LargestInTime(3.0)),
     plan.TargetSeconds(plan.WidthMenu((1.0, 0.5), capped=True)),
-    choose.FisherUtility(levels=3, fisher="literal", target=2.0),
+    choose.FisherUtility(levels=3, effectiveness="literal", target=2.0),
     plan.LargestFitting((1.0, 0.5), plan.WidthByLevel((1.0, 0.25))),
     plan.LocalStepsWithin(1.0, plan.WidthByLevel((0.5,))),
     plan.JustInTime(2.0, plan.WidthMenu((1.0, 0.5))),
@@ -91,7 +92,6 @@ PARTS: list[Any] = [
     train.Gradient(train.Decaying(0.1, 0.99), train.Sgd(0.9, True, 1e-4), local_steps=5, clip=1.0),
     train.Gradient(train.Inverse(1.0, 2.0), train.AdamW(), masked=True, scaler=True),
     measure.Fisher(every=2, samples=3, estimate="mean"),
-    measure.Observed(train.Gradient(), measure.Fisher(), channels=True),
     train.Slim(train.Gradient(batch_size=16), (0.25, 0.5, 1.0), samples=2),
     train.Fjord(train.Gradient(optimiser=train.Sgd(0.5), clip=0.5)),
     train.Progressive(train.Gradient(optimiser=train.Sgd(0.9, True, 1e-3)), momentum_rule="masked"),
@@ -147,10 +147,10 @@ PARTS: list[Any] = [
     world.Always(),
     world.Intermittent(0.9),
     world.Diurnal(spread=0.5),
-    world.Steady(world.Uniform(1e6, 2e6), 4e7, power=0.2),
+    world.Steady(world.Uniform(1e6, 2e6), 4e7, send_power=0.2),
     world.Shannon(band=2e6, fading=True, shared=True),
     world.wifi(),
-    world.Columns(error=world.Uniform(0.1, 0.2)),
+    world.ColumnLoss(error=world.Uniform(0.1, 0.2)),
     world.Group("phones", count=3, speed=world.Uniform(1e8, 1e9), availability=world.Diurnal()),
     world.Reports(rounds=1, noise=0.1),
     world.Table(file=Path(__file__).parents[2] / "recipes" / "fleet.csv"),
@@ -183,7 +183,14 @@ PARTS: list[Any] = [
     fedhq(sent_fraction=0.1, keep=0.3, count=3, lr=0.1),
     centralised(batch_size=8),
 ]
-ROOMS = ("select", "schedule", "plan", "extract", "train", "codec", "aggregate", "runtime", "world")
+ROOMS = (
+    *(
+        f"anyfleet.parts.{slot}"
+        for slot in "select schedule plan choose extract train norm codec aggregate".split()
+    ),
+    "anyfleet.runtime",
+    "anyfleet.world",
+)
 
 
 def names(part: Any) -> str:
@@ -192,9 +199,9 @@ def names(part: Any) -> str:
 
 def test_every_public_part_has_a_row() -> None:
     public = {
-        getattr(importlib.import_module(f"anyfleet.{room}"), name)
+        getattr(importlib.import_module(room), name)
         for room in ROOMS
-        for name in importlib.import_module(f"anyfleet.{room}").__all__
+        for name in importlib.import_module(room).__all__
     }
     classes = {thing for thing in public if dataclasses.is_dataclass(thing)}
     # What a run is made with rather than described by has no row.
@@ -245,28 +252,22 @@ def test_policies_are_deterministic_and_keep_their_state_outside(part: Any) -> N
 
 def describe(part: Any, seen: View, state: Any, key: torch.Tensor, server: Server) -> str:
     """What the part decides, as text."""
-    room = type(part).__module__.split(".")[1]
+    room = type(part).__module__.split(".")[2]
     if room == "select":
         return str(part(seen, state, key).tolist())
     if room == "plan":
         return repr(part(drafts(seen), seen, state, key))
     if room == "extract":
-        return repr(part(SubModelSize(width=0.5, device=2), seen, state, key))
+        device = 2 if part.personal else None
+        return repr(part(SubModelSize(width=0.5), seen, state, key, device))
     small_steps = small.steps(replace(fedavg(count=3, lr=0.1), aggregate=part), small.task(), 2)
     return str({n: v.sum().item() for n, v in small_steps[-1].params.items()})
 
 
 def drafts(seen: View) -> Plans:
     devices = np.array([0, 1, 2, 3, 4])
-    return Plans(
-        device=devices,
-        sub_model_sizes=tuple(SubModelSize(device=int(device)) for device in devices),
-        hyperparameters=train.Gradient().hyperparameters(
-            seen.round_index, seen.devices.samples[devices]
-        ),
-        menus=((),) * 5,
-        declined=("",) * 5,
-    )
+    samples = seen.devices.samples[devices]
+    return Plans.whole_model(devices, train.Gradient().hyperparameters(seen.round_index, samples))
 
 
 METHODS = [part for part in PARTS if isinstance(part, Method)]
@@ -293,18 +294,21 @@ SLOTS = {
     "uplink": [p for p in PARTS if type(p).__module__.startswith("anyfleet.parts.codec.")],
     "downlink": [codec.Raw()],
 }
-# Who gives what a part needs.
-GIVERS: dict[str, dict[str, Any]] = {
-    "labelled": {"aggregate": aggregate.Subset()},
-    "held": {"schedule": schedule.HoldAndFetch()},
-    "menu": {"plan": plan.WidthMenu((1.0, 0.5))},
+# Who provides what a part requires.
+PROVIDERS: dict[Signal, dict[str, Any]] = {
+    Diagnostic("labelled"): {"aggregate": aggregate.Subset()},
+    HeldResults(): {"schedule": schedule.HoldAndFetch()},
+    Menu(): {"plan": plan.WidthMenu((1.0, 0.5))},
+    FollowsSentFraction(): {"uplink": codec.Hq()},
 }
 
 
-def given(part: Any) -> frozenset[str]:
-    """What a part, or another inside it, gives."""
-    policy = Policy in type(part).__mro__
-    return frozenset().union(*(inner.provides for inner in nested(part))) if policy else frozenset()
+def missing(part: Any) -> set[Signal]:
+    """What a part, or another inside it, requires and none of them provides."""
+    inside = list(nested(part)) if Policy in type(part).__mro__ else [part]
+    asked = frozenset().union(*(getattr(each, "requires", frozenset()) for each in inside))
+    given = frozenset().union(*(getattr(each, "provides", frozenset()) for each in inside))
+    return {signal for signal in asked if not any(map(signal.met_by, given))}
 
 
 @pytest.mark.parametrize(
@@ -312,10 +316,7 @@ def given(part: Any) -> frozenset[str]:
 )
 def test_every_part_runs_in_its_slot_on_every_engine(slot: str, part: Any) -> None:
     task = small.task(equal=False, dtype=torch.float64)
-    needed = [need for need in getattr(part, "needs", {}) if need not in given(part)]
-    company = {k: v for need in needed for k, v in GIVERS[need].items()}
-    if "rate" in given(part):
-        company["uplink"] = codec.Hq()  # follows it
+    company = {k: v for signal in missing(part) for k, v in PROVIDERS[signal].items()}
     method = replace(fedavg(count=4, lr=0.05), **{slot: part}, **company)
     ends = [
         small.steps(method, task, 2, engine=engine)[-1].params
@@ -350,9 +351,9 @@ def test_a_wrapper_threads_the_state_and_the_wishes_of_what_it_wraps(wrapper: An
 
 def test_a_method_refuses_a_need_that_nobody_meets() -> None:
     class NeedsLabels(select.Uniform):
-        requires = MappingProxyType({"labelled": "aggregate=Subset()"})
+        requires = frozenset({Diagnostic("labelled", provider="aggregate=Subset()")})
 
-    with pytest.raises(ValueError, match=r"'labelled'.*use aggregate=Subset"):
+    with pytest.raises(ValueError, match=r"'labelled'.*use aggregate=Subset\(\) \(docs/mixing"):
         replace(fedavg(), select=NeedsLabels(3))
     with pytest.raises(ValueError, match="send"):
         replace(fedavg(), send="everything")  # type: ignore[arg-type]

@@ -54,7 +54,7 @@ def test_everything_that_the_page_refuses_is_refused_and_nothing_else() -> None:
             refused.append(trial(pair))
     assert {outcome.result for outcome in refused} == {REFUSED}
     complaints = [line for outcome in refused for line in outcome.said.splitlines()]
-    assert all("use " in line and "specification §E" in line for line in complaints)
+    assert all("use " in line and "(docs/" in line for line in complaints)
     kinds = {outcome.kind for outcome in refused}
     assert len(kinds) >= 2
     assert all(kind in TEXT.partition("## Refusals")[2] for kind in kinds)
@@ -83,7 +83,7 @@ def test_the_page_has_the_parts_that_there_are() -> None:
 
 def test_a_page_is_read_as_it_was_written() -> None:
     outcomes = [
-        Outcome(pair, REFUSED, "no: specification §E", "no")
+        Outcome(pair, REFUSED, "no (docs/mixing.md)", "no")
         if number % 7 == 0
         else Outcome(pair, RUNS)
         for number, pair in enumerate(pairs())
@@ -124,7 +124,7 @@ def test_whatever_else_comes_of_a_mixture_is_a_failure(monkeypatch: pytest.Monke
 
     assert raising(KeyError("lost")).result == FAILED
     assert raising(CompositionError("no")).result == FAILED  # does not say by which rule
-    assert raising(CompositionError("no (specification §E)")).result == REFUSED
+    assert raising(CompositionError("no (docs/mixing.md)")).result == REFUSED
     monkeypatch.setattr(mixing_trial, "SECONDS", 0.05)
     monkeypatch.setattr(mixing_trial, "steps", lambda _: time.sleep(60))
     outcome = trial(PLAIN)

@@ -10,8 +10,9 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import textwrap
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import get_args, get_type_hints
@@ -46,7 +47,8 @@ LAYERS = (
     ("analysis experiment hardware store",),
     ("methods",),
     ("parts", "world runtime wire", "tasks"),
-    ("core measure",),
+    ("measure",),
+    ("core",),
     ("elastic rng names errors config arrays formulas papers arguments tracebacks",),
 )
 ROOMS = {
@@ -103,6 +105,105 @@ def test_the_layer_test_can_fail() -> None:
     assert may_import("methods", "parts")
     assert not may_import("parts", "world")
     assert not may_import("elastic", "core")
+
+
+# --- the inside of the core, and cycles -----------------------------------------------------------
+
+# The modules of `core`, from the lowest to the highest: each may import only those before it, also
+# for types only. Whoever adds a module gives it a place.
+CORE = tuple(
+    name
+    for line in (
+        # values, and what an author sees
+        "messages limits objectives index_sets layout updates training_work time_and_energy",
+        "padding check_in view slots",
+        # methods and their orders
+        "return_checks local_training evaluation method orders calibration message_size",
+        # the device
+        "residuals reports choosing delivery client",
+        # the server
+        "screening ledger planning replies seam server loop",
+    )
+    for name in line.split()
+)
+Graph = Mapping[str, Collection[str]]
+
+
+def imported(source: str, modules: Collection[str]) -> set[str]:
+    """The modules that a text imports; `from package import name` may name one of them."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                found.add(inner if inner in modules else str(node.module))
+    return found & set(modules)
+
+
+def import_graph() -> dict[str, set[str]]:
+    """By module: the modules of this package that it imports."""
+    known = set(MODULES)
+    texts = {module_of(file): file.read_text(encoding="utf-8") for file in FILES}
+    return {name: imported(text, known) - {name} for name, text in texts.items()}
+
+
+def upward(graph: Graph, order: Sequence[str]) -> list[str]:
+    """Imports of modules that do not come before the importer, as "importer imports module"."""
+    rank = {name: place for place, name in enumerate(order)}
+    return [
+        f"{name} imports {other}"
+        for name in order
+        for other in sorted(graph[name])
+        if rank.get(other, -1) >= rank[name]
+    ]
+
+
+def cyclic(graph: Graph) -> list[str]:
+    """The modules that lie on a cycle, or between two: what is left when ends are taken away."""
+    left = {name: set(others) for name, others in graph.items()}
+    while left:
+        inner = set().union(*left.values())
+        ends = {name for name, others in left.items() if not others or name not in inner}
+        if not ends:
+            break
+        left = {name: others - ends for name, others in left.items() if name not in ends}
+    return sorted(left)
+
+
+def test_the_core_imports_only_downward_within_itself() -> None:
+    names = [f"anyfleet.core.{name}" for name in CORE]
+    there = [name for name in MODULES if name.startswith("anyfleet.core.")]
+    assert sorted(names) == sorted(there), "give every module of core its place in CORE"
+    assert not upward(import_graph(), names)
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    assert not cyclic(import_graph())
+
+
+def test_the_tests_of_order_and_of_cycles_can_fail() -> None:
+    known = ["a", "a.b", "a.c", "d"]
+    text = """
+        from typing import TYPE_CHECKING
+        if TYPE_CHECKING:
+            from a import b
+        def late():
+            from a.c import name
+            import os, d
+    """
+    assert imported(textwrap.dedent(text), known) == {"a.b", "a.c", "d"}
+    assert imported("from a import name", known) == {"a"}
+    low, high = {"a": (), "b": ("a",)}, {"a": ("b",), "b": ()}
+    assert upward(low, ["a", "b"]) == []
+    assert upward(high, ["a", "b"]) == ["a imports b"]
+    assert upward({"a": ("a",)}, ["a"]) == ["a imports a"]
+    assert cyclic(low) == cyclic(high) == []
+    circle = {"a": ("b",), "b": ("c",), "c": ("a", "d"), "d": (), "e": ("a",)}
+    assert cyclic(circle) == ["a", "b", "c"]
+    assert cyclic({**circle, "c": ("d",)}) == []
+    assert "anyfleet.core.server" in import_graph()["anyfleet.core.loop"]
 
 
 # --- public names -----------------------------------------------------------------------------

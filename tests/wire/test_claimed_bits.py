@@ -11,10 +11,11 @@ from anyfleet.core.client import work
 from anyfleet.core.message_size import FETCH_BITS, index_bits
 from anyfleet.core.messages import DeviceState, Kind
 from anyfleet.core.orders import Cohort
+from anyfleet.measure import Fisher
 from anyfleet.methods import fedavg, heterofl
 from anyfleet.parts.aggregate import Diagnosed
 from anyfleet.parts.codec import ErrorFeedback, Fgc, Nothing, Plain, Qsgd, Raw, Stc, TopK, Uveq
-from anyfleet.parts.codec.stream import SLACK
+from anyfleet.parts.codec.bitstream import SLACK
 from anyfleet.parts.norm import Tracked
 from anyfleet.parts.plan import WidthMenu
 from anyfleet.wire import decode_order, decode_reply, encode_order, encode_reply
@@ -29,7 +30,7 @@ CODECS: list[Any] = [
 HALVES = replace(
     heterofl(widths=(0.55,), lr=0.1, batch_size=8),
     norm=Tracked(),
-    aggregate=Diagnosed(measures=("norm", "channels")),
+    aggregate=Diagnosed(reported=("norm", "channels"), measures=(Fisher(),)),
 )
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from anyfleet.arrays import Floats, Ints
-from anyfleet.core.evaluation import Tested, each, own_tests
+from anyfleet.core.evaluation import TestedModel, own_tests, sample_scores
 from anyfleet.core.objectives import Task
 
 Detail = Literal["classes", "devices", "groups"]
@@ -90,18 +90,18 @@ def complaints(details: Collection[Detail], task: Task) -> list[str]:
 
 
 def take_apart(
-    task: Task, model: Tested, details: Collection[Detail], groups: Groups, width: float
+    task: Task, model: TestedModel, details: Collection[Detail], groups: Groups, width: float
 ) -> Breakdown:
     """The accuracy of a model by whatever was asked for."""
     classes: tuple[float, ...] = ()
     devices: tuple[float, ...] = ()
     by_group: dict[str, float] = {}
     if "classes" in details:
-        hits = each(task, model, task.test, _METRIC)
+        hits = sample_scores(task, model, task.test, _METRIC)
         classes = _means(hits, task.test.y.cpu().numpy(), task.classes)
     if {"devices", "groups"} & set(details):
         data, owners = own_tests(task)
-        hits = each(task, model, data, _METRIC)
+        hits = sample_scores(task, model, data, _METRIC)
         if "devices" in details:
             devices = _means(hits, owners, task.devices)
         if "groups" in details:

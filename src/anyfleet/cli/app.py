@@ -194,7 +194,7 @@ def validate(file: File, overrides: Overrides = None, allow: Allow = None) -> No
 
 
 @app.command()
-def compare(  # noqa: PLR0913 - one for each option
+def compare(
     files: Words,
     *,
     seeds: Seeds = 3,

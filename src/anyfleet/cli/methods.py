@@ -15,7 +15,7 @@ from rich.table import Table
 import anyfleet
 from anyfleet import arrays as columns
 from anyfleet.cli.screen import console
-from anyfleet.config.forms import ABSENT, Entry, form_of
+from anyfleet.config.signatures import ABSENT, Entry, form_of
 from anyfleet.core.method import Method
 from anyfleet.errors import ConfigError, Problem
 from anyfleet.names import name_of, near, public_names

@@ -38,7 +38,7 @@ def profile_machine(
     samples, peaks = _measured(tasks, batch, screen)
     found = conclude(samples, peaks)
     screen.print(_table(found, screen.width))
-    errors = [abs(found.rates.error(sample)) for sample in samples]
+    errors = [abs(found.fitted.error(sample)) for sample in samples]
     screen.print(f"\nMedian error {median(errors):.0%}, largest {max(errors):.0%}.")
     for peak in peaks:
         screen.print(
@@ -90,9 +90,9 @@ def _table(found: Profile, width: int) -> Table:
     """A row for each slice: milliseconds of one local step."""
     rows = {}
     for sample in found.samples:
-        depth = f" from layer {sample.first}" if sample.first else ""
-        measured = 1e3 * sample.seconds / sample.steps
-        fitted = 1e3 * found.rates.seconds(sample) / sample.steps
-        cells = (f"{measured:,.2f}", f"{fitted:,.2f}", f"{found.rates.error(sample):+.0%}")
-        rows[f"{sample.net} width {sample.share:.3g}{depth}"] = cells
+        depth = f" from layer {sample.first_trained_layer}" if sample.first_trained_layer else ""
+        measured = 1e3 * sample.seconds / sample.local_steps
+        fitted = 1e3 * found.fitted.seconds(sample) / sample.local_steps
+        cells = (f"{measured:,.2f}", f"{fitted:,.2f}", f"{found.fitted.error(sample):+.0%}")
+        rows[f"{sample.net} width {sample.width:.3g}{depth}"] = cells
     return grid(("measured ms", "fitted ms", "error"), rows, width)

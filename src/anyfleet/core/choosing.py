@@ -1,20 +1,19 @@
-"""What devices choose from their menus, at check-in, before anything is downloaded."""
+"""What devices choose from their menus at check-in, before anything is downloaded."""
 
 from collections.abc import Hashable, Sequence
 
 import numpy as np
 
 from anyfleet.arrays import join
-from anyfleet.core.check_in import Choices, ChoosingDevice, MenuEntry
+from anyfleet.core.check_in import CheckIn, CheckIns, Choices, MenuEntry
 from anyfleet.core.local_training import local_steps, samples_processed
 from anyfleet.core.message_size import NUMBER_BITS, expected_bits, menu_bits
 from anyfleet.core.messages import Conditions, DeviceState
 from anyfleet.core.objectives import Task
 from anyfleet.core.orders import Cohort
 from anyfleet.core.return_checks import Caller, chosen
-from anyfleet.core.slots import CheckIn
 from anyfleet.core.time_and_energy import Amount, training
-from anyfleet.elastic import alpha
+from anyfleet.elastic import channel_share, trained_share
 from anyfleet.elastic.cost.operations import Counting
 from anyfleet.tracebacks import during
 
@@ -22,56 +21,72 @@ from anyfleet.tracebacks import during
 def decide(
     orders: Cohort,
     conditions: Conditions,
-    memories: Sequence[DeviceState],
+    states: Sequence[DeviceState],
     task: Task,
     counting: Counting = "flops",
 ) -> Choices:
-    """What each device chooses from its menu; `counting` is what its speed counts."""
-    known: dict[
-        Hashable, list[MenuEntry]
-    ] = {}  # many devices have the same menu and as many samples
-    asked = []
-    rows = zip(orders.rows(), conditions.rows(), memories, strict=True)
-    for order, own, memory in rows:
-        (menu,), numbers = order.menus, order.hyperparameters
+    """Return what each device chooses from its menu; those without a menu choose nothing.
+
+    `counting` says what the speeds of the devices count.
+    """
+    # Many devices have the same menu and as many samples: they share the entries.
+    known: dict[Hashable, tuple[MenuEntry, ...]] = {}
+    checked_in: list[CheckIn] = []
+    rows = zip(orders.rows(), conditions.rows(), states, strict=True)
+    for order, own, state in rows:
+        (menu,), hyperparameters = order.menus, order.hyperparameters
         samples = task.size(int(order.device[0]))
-        (steps,), batch = local_steps(numbers, [samples]), int(numbers.batch_size[0])
+        (steps,) = local_steps(hyperparameters, [samples])
+        batch = int(hyperparameters.batch_size[0])
         amount = Amount(batch, samples_processed(steps, samples, batch), steps)
-        alike = menu, amount, str(numbers.sent_fraction[0])  # as text: NaN equals no other NaN
+        # As text: NaN equals no other NaN.
+        alike = menu, amount, str(hyperparameters.sent_fraction[0])
         if alike not in known:
-            known[alike] = _offers(order, amount, task, counting)
-        asked.append(CheckIn(known[alike], ChoosingDevice(own, samples, memory), numbers))
-    choosing = [row for row, each in enumerate(asked) if each.menu]
-    others = np.setdiff1d(np.arange(len(asked)), choosing)
+            known[alike] = menu_entries(order, amount, task, counting)
+        checked_in.append(
+            CheckIn(
+                device=int(order.device[0]),
+                menu=known[alike],
+                conditions=own,
+                samples=samples,
+                hyperparameters=hyperparameters,
+                state=state.chooser,
+            )
+        )
+    choosing = [row for row, each in enumerate(checked_in) if each.menu]
+    others = np.setdiff1d(np.arange(len(checked_in)), choosing)
     none = len(others)
     unasked = orders.hyperparameters.take(others)
     left = Choices(np.full(none, -1), unasked, np.full(none, np.nan), ("",) * none)
     if not choosing:
         return left
-    choose = orders.job.choose
+    choose, check_ins = orders.job.choose, CheckIns.of([checked_in[row] for row in choosing])
     with during("choose", choose):
-        found = choose.together([asked[row] for row in choosing])
-    caller, lengths = (
-        Caller("choose", choose, orders.round_index),
-        [len(asked[r].menu) for r in choosing],
-    )
-    found = chosen(found, caller, lengths)
+        found = choose(check_ins)
+    caller = Caller("choose", choose, orders.round_index)
+    found = chosen(found, caller, check_ins.offered.sum(axis=0).tolist())
     return join([found, left]).take(np.argsort([*choosing, *others]))
 
 
-def _offers(order: Cohort, amount: Amount, task: Task, counting: Counting) -> list[MenuEntry]:
-    """The entries of a menu; all of it has to come down with whichever is chosen."""
+def menu_entries(
+    order: Cohort, amount: Amount, task: Task, counting: Counting
+) -> tuple[MenuEntry, ...]:
+    """Return the entries of the menu of a single order.
+
+    The whole menu has to come down, whichever entry is chosen.
+    """
     (menu,), job, blueprint = order.menus, order.job, task.blueprint
-    reading = menu_bits(menu, blueprint)
-    rate = float(order.hyperparameters.sent_fraction[0])
-    return [
+    down = menu_bits(menu, blueprint)
+    sent_fraction = float(order.hyperparameters.sent_fraction[0])
+    return tuple(
         MenuEntry(
-            demand=training(job.train, blueprint, entry, amount, counting),
-            bits=expected_bits(entry, job, blueprint, rate),
-            first_trained_layer=entry.first_trained_layer,
-            alpha=alpha(entry, blueprint),
-            menu_bits=reading,
+            demand=training(job.trainer, blueprint, slice_, amount, counting),
+            bits=expected_bits(slice_, job, blueprint, sent_fraction),
+            first_trained_layer=slice_.first_trained_layer,
+            channel_share=channel_share(slice_, blueprint),
+            trained_share=trained_share(slice_, blueprint),
+            menu_bits=down,
             choice_bits=NUMBER_BITS,
         )
-        for entry in menu
-    ]
+        for slice_ in menu
+    )

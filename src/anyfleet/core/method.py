@@ -1,19 +1,22 @@
-"""`Method`: one part per slot, checked when it is made; and `Job`, the half that devices know."""
+"""`Method`: one part for each slot, checked when it is made; and `Job`, the half on devices."""
 
 import inspect
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
+from itertools import combinations
 from types import MappingProxyType
 from typing import Any, Literal, Self
 
 from anyfleet.arguments import OwnSignature, check_names, described
 from anyfleet.core.objectives import Task
+from anyfleet.core.signals import FollowsSentFraction, Menu, ServerChoice, Signal
 from anyfleet.core.slots import (
     MEASURES,
     Aggregate,
     Choose,
     Codec,
     Extract,
+    Measure,
     Norm,
     Plan,
     Policy,
@@ -23,7 +26,6 @@ from anyfleet.core.slots import (
     nested,
 )
 from anyfleet.errors import BadReturn, CompositionError
-from anyfleet.measure.fisher import Fisher, Observed
 from anyfleet.tracebacks import during, quoted
 
 __all__ = ["SLOTS", "Job", "Method"]
@@ -44,17 +46,16 @@ SLOTS: Mapping[str, type] = MappingProxyType(
     }
 )
 _POLICIES = ("select", "plan", "extract", "aggregate")
-# What parts say of themselves: of each an example.
-_DECLARED: Mapping[str, Any] = MappingProxyType(
+# What parts say of themselves: of each the type of what is in the set, in words, and an example.
+_DECLARED: Mapping[str, tuple[type, str, str]] = MappingProxyType(
     {
-        "reports": frozenset({"loss"}),
-        "provides": frozenset({"menu"}),
-        "learns_from": frozenset({"loss"}),
-        "decides": frozenset({"sent_fraction"}),
-        "requires": {"menu": "plan.WidthMenu"},
+        "reports": (str, "texts", 'frozenset({"loss"})'),
+        "learns_from": (str, "texts", 'frozenset({"loss"})'),
+        "requires": (Signal, "signals", "frozenset({Menu()})"),
+        "provides": (Signal, "signals", "frozenset({Menu(5)})"),
+        "decides": (Signal, "signals", "frozenset({SentFraction()})"),
     }
 )
-_INFORMED = frozenset({"fisher", "channels"})  # measures that take Fisher information
 
 
 @dataclass(frozen=True)
@@ -68,13 +69,28 @@ class Job:
     norm: Norm
     send: Literal["delta", "weights"] = "delta"
     cache: bool = False
-    report: tuple[str, ...] = ()
-    fisher: Fisher = field(default_factory=Fisher)
+    report: tuple[str, ...] = ()  # names of measured numbers that devices send back
+    measures: tuple[Measure, ...] = ()
+
+    @property
+    def trainer(self) -> Train:
+        """The trainer, with the measures around it that devices report or learn from."""
+        asked = self.choose.learns_from.union(self.report)
+        trainer = self.train
+        for measure in self.measures:
+            if asked & measure.names:
+                with during("measures", measure):
+                    trainer = measure.observed(trainer, asked)
+        return trainer
 
 
 @dataclass(frozen=True)
 class Method:
-    """A federated method: one part per slot. Any mixture is `dataclasses.replace` of these."""
+    """A federated method: one part for each slot.
+
+    `dataclasses.replace` makes another method out of one, with other parts. What cannot work
+    together is refused when a method is made.
+    """
 
     select: Select
     schedule: Schedule
@@ -88,7 +104,6 @@ class Method:
     aggregate: Aggregate
     send: Literal["delta", "weights"] = "delta"
     cache: bool = False  # the device keeps its model and fills gaps of a download from it
-    fisher: Fisher = field(default_factory=Fisher)  # how devices measure it, if some part asks
 
     __signature__ = OwnSignature()
 
@@ -101,7 +116,7 @@ class Method:
             raise CompositionError(*misplaced)
         if misdeclared := tuple(_misdeclared(self)):
             raise CompositionError(*misdeclared)
-        problems = [*_unmet(self), *_unmeasured(self), *_contested(self)]
+        problems = [*_unmet(self), *_unmeasured(self), *_clashing(self), *_contested(self)]
         if self.send not in ("delta", "weights"):
             problems.append(f'send must be "delta" or "weights", got {self.send!r}.')
         problems += _unsendable(self)
@@ -109,32 +124,43 @@ class Method:
             raise CompositionError(*problems)
 
     def policies(self) -> dict[str, Policy]:
-        """The server-side parts that carry state, by field name."""
+        """Return the parts that work on the server and have a state, by slot."""
         return {name: getattr(self, name) for name in _POLICIES}
 
     @property
     def reported(self) -> frozenset[str]:
-        """What devices shall measure and report."""
+        """The numbers that devices measure and report because some part asks."""
         parts = (inner for part in self.policies().values() for inner in nested(part))
         return self.schedule.reports.union(*(part.reports for part in parts))
 
     @property
     def judges(self) -> bool:
-        """Whether some part asks for losses on the server split."""
+        """Whether some part asks for losses on the server's samples."""
         return any(
             inner.needs_server_loss for part in self.policies().values() for inner in nested(part)
         )
 
     @property
-    def trained(self) -> Train:
-        """How devices train, with what they measure meanwhile."""
-        asked = (self.reported | self.choose.learns_from) & _INFORMED
-        if not asked:
-            return self.train
-        return Observed(self.train, self.fisher, channels="channels" in asked)
+    def measures(self) -> tuple[Measure, ...]:
+        """What devices measure beside training, for all parts together."""
+        found: list[Measure] = []
+        for _, measure in _brought(self):
+            same = [each for each in found if each.names & measure.names]
+            one = measure
+            for each in same:
+                # None would be a clash, which was refused when the method was made.
+                one = each.joined(one) or one
+                found.remove(each)
+            found.append(one)
+        return tuple(found)
+
+    @property
+    def trainer(self) -> Train:
+        """The trainer, with what devices measure around it."""
+        return self.job().trainer
 
     def misfits(self, task: Task) -> dict[str, str]:
-        """Why a task cannot be learned with this method, by what would have to change."""
+        """Return why a task cannot be learned with this method, by what would have to change."""
         with during("train", self.train):
             found = {"method.train": self._misfit(task)}
         if self.judges and not len(task.server):
@@ -145,7 +171,8 @@ class Method:
         return {where: why for where, why in found.items() if why}
 
     def _misfit(self, task: Task) -> str:
-        found: Any = self.trained.misfit(task)
+        """Return why the trainer cannot train a task, or ""."""
+        found: Any = self.trainer.misfit(task)
         if found is None or isinstance(found, str):
             return found or ""
         raise BadReturn(
@@ -154,9 +181,9 @@ class Method:
         )
 
     def job(self) -> Job:
-        """What a device has to know of this method."""
+        """Return what a device has to know of this method."""
         return Job(
-            train=self.trained,
+            train=self.train,
             choose=self.choose,
             uplink=self.uplink,
             downlink=self.downlink,
@@ -164,7 +191,7 @@ class Method:
             send=self.send,
             cache=self.cache,
             report=tuple(sorted(self.reported)),
-            fisher=self.fisher,
+            measures=self.measures,
         )
 
     def __str__(self) -> str:
@@ -173,7 +200,7 @@ class Method:
 
 
 def _misplaced(method: Method) -> Iterator[str]:
-    """Yield what is no part of the kind that its slot takes."""
+    """Yield what stands in a slot without being a part of its kind."""
     for name, slot in SLOTS.items():
         value = getattr(method, name)
         if slot in type(value).__mro__:
@@ -188,95 +215,118 @@ def _misplaced(method: Method) -> Iterator[str]:
         elif value is None:
             told += "; every slot needs a part."
         elif not told.endswith("?"):
-            told += f"; derive {type(value).__name__} from anyfleet.parts.{slot.__name__}."
+            told += f"; make {type(value).__name__} a subclass of anyfleet.parts.{slot.__name__}."
         yield told
-    fisher: Any = method.fisher
-    if not isinstance(fisher, Fisher):
-        yield f"fisher must be a Fisher, got {described(fisher)}."
     cache: Any = method.cache
     if not isinstance(cache, bool):
         yield f"cache must be True or False, got {described(cache)}."
 
 
 def _misdeclared(method: Method) -> Iterator[str]:
-    """Yield what parts say of themselves in another way than their slots do."""
+    """Yield what parts say of themselves in another form than their slots do."""
     parts: list[tuple[str, Any]] = [("schedule", method.schedule), ("choose", method.choose)]
     parts += [(name, p) for name, part in method.policies().items() for p in nested(part)]
     for slot, part in parts:
-        for name, due in _DECLARED.items():
+        for name, (kind, kinds, example) in _DECLARED.items():
             with during(slot, part):
-                value = getattr(part, name, due)
-            mapped = isinstance(due, Mapping)
-            fits = isinstance(value, Mapping if mapped else frozenset | set)
-            if fits and all(isinstance(each, str) for each in value):
+                value: Any = getattr(part, name, frozenset())
+            if isinstance(value, frozenset | set) and all(isinstance(v, kind) for v in value):
                 continue
-            asked = "a mapping of texts to texts" if mapped else "a frozenset of texts"
-            told = f"{slot}={quoted(part)}: `{name}` must be {asked}"
+            told = f"{slot}={quoted(part)}: `{name}` must be a frozenset of {kinds}"
             if inspect.ismethod(value):
                 yield f"{told}, got a function; put @property above `def {name}`."
             else:
-                yield f"{told}, got {quoted(value)}; write for example {name} = {_example(due)}."
+                yield f"{told}, got {quoted(value)}; write for example {name} = {example}."
+    for slot, part in _measuring(method):
+        with during(slot, part):
+            brought: Any = part.measures
+        if not isinstance(brought, tuple) or not all(Measure in type(m).__mro__ for m in brought):
+            yield (
+                f"{slot}={quoted(part)}: `measures` must be a tuple of Measure, got "
+                f"{quoted(brought)}; write for example measures = (Fisher(),)."
+            )
 
 
-def _example(due: Any) -> str:
-    return repr(due) if isinstance(due, Mapping) else f"frozenset({{{', '.join(map(repr, due))}}})"
+def _measuring(method: Method) -> list[tuple[str, Policy | Choose]]:
+    """Return all parts that can bring measures along, each with its slot."""
+    parts: list[tuple[str, Policy | Choose]] = [("choose", method.choose)]
+    return parts + [(name, p) for name, part in method.policies().items() for p in nested(part)]
+
+
+def _brought(method: Method) -> Iterator[tuple[str, Measure]]:
+    """Yield every measure that a part brings along, and the part as an error quotes it."""
+    for slot, part in _measuring(method):
+        yield from ((f"{slot}={quoted(part)}", measure) for measure in part.measures)
+
+
+def _clashing(method: Method) -> Iterator[str]:
+    """Yield which measures cannot be in one method."""
+    brought = list(_brought(method))
+    for (one, mine), (other, theirs) in combinations(brought, 2):
+        if mine.names & theirs.names and mine.joined(theirs) is None:
+            yield (
+                f"{one} and {other} measure {sorted(mine.names & theirs.names)} in different ways: "
+                f"{quoted(mine)} and {quoted(theirs)}; give both the same settings."
+            )
 
 
 def _unmeasured(method: Method) -> Iterator[str]:
+    """Yield which numbers parts want that no device measures."""
     parts = [("schedule", method.schedule.reports), ("choose", method.choose.learns_from)]
     parts += [(n, p.reports) for n, part in method.policies().items() for p in nested(part)]
+    known = MEASURES.union(*(measure.names for _, measure in _brought(method)))
     for name, wants in parts:
-        if wants - MEASURES:
+        if wants - known:
             yield (
-                f"{name} wants {sorted(wants - MEASURES)}, which no device measures; "
-                f"devices measure {sorted(MEASURES)}."
+                f"{name} wants {sorted(wants - known)}, which no device measures; here devices "
+                f"measure {sorted(known)}. More can be measured by the `measures` of a part, for "
+                "example Fisher()."
             )
 
 
 def _unmet(method: Method) -> Iterator[str]:
+    """Yield which signals parts require that no other part provides."""
     parts = [(name, p) for name, part in method.policies().items() for p in nested(part)]
     given = method.schedule.provides.union(*(part.provides for _, part in parts))
+    if method.uplink.follows_sent_fraction:
+        given |= {FollowsSentFraction()}
     # A menu from which the server chooses never comes to a device.
-    left = {what for what in given if not what.startswith("menu") or "chosen menu" not in given}
-    needs: list[tuple[str, Any, Mapping[str, str]]] = [(n, p, p.requires) for n, p in parts]
-    for name, part, needed in [*needs, ("choose", method.choose, method.choose.requires)]:
-        for what, who in needed.items():
-            if what not in (left if name == "choose" else given):
+    chosen = ServerChoice() in given
+    on_device = {signal for signal in given if not (chosen and isinstance(signal, Menu))}
+    asking: list[tuple[str, Any]] = [*parts, ("choose", method.choose)]
+    for name, part in asking:
+        there = on_device if name == "choose" else given
+        for signal in sorted(part.requires, key=str):
+            if not any(map(signal.met_by, there)):
                 yield (
-                    f"{name}={part!r} needs {what!r}, which no part of this method gives; "
-                    f"use {who} (specification §E)."
+                    f"{name}={part!r} needs {signal}, which no part of this method provides; "
+                    f"use {signal.advice} ({signal.page})."
                 )
 
 
 def _contested(method: Method) -> Iterator[str]:
-    choose = method.choose
-    for number in ("sent_fraction", "frequency"):
-        given = {number, f"chosen {number}"}
-        plans = [f"plan={part!r}" for part in nested(method.plan) if given & part.provides]
-        both = [*plans, *([f"choose={choose!r}"] if number in choose.decides else [])]
-        if len(both) > 1:
-            yield (
-                f"{' and '.join(both)} all decide the {number} of an order, and only one of them "
-                "would have its way; use one alone (specification §E)."
-            )
+    """Yield what several parts would decide: only one of them would have its way."""
+    parts: list[tuple[str, Any]] = [
+        *((name, p) for name, part in method.policies().items() for p in nested(part)),
+        ("choose", method.choose),
+    ]
+    for signal in sorted(set().union(*(part.decides for _, part in parts)), key=str):
+        who = [f"{name}={part!r}" for name, part in parts if signal in part.decides]
+        if len(who) > 1:
+            both = "both" if len(who) == 2 else "all"
+            yield f"{' and '.join(who)} {both} set {signal}; keep one ({signal.page})."
 
 
 def _unsendable(method: Method) -> Iterator[str]:
+    """Yield why the codecs cannot carry what the method sends."""
     uplink, downlink = method.uplink, method.downlink
-    planned = [part for part in nested(method.plan) if "sent_fraction" in part.provides]
-    if planned and not uplink.follows_sent_fraction:
-        yield (
-            f"plan={planned[0]!r} gives every upload its rate, and uplink={uplink!r} has its own; "
-            "use one that adapts: Fgc, Hq, Uveq, or one of them inside TopK or ErrorFeedback "
-            "(specification §E)."
-        )
     if method.send == "weights" and (uplink.drops or uplink.state_name):
         yield (
             f"uplink={uplink!r} leaves entries out, and what is left out of weights counts as "
-            'zero; use send="delta", or a codec that sends every entry (specification §E).'
+            'zero; use send="delta", or a codec that sends every entry (docs/codecs.md).'
         )
     if downlink.drops or downlink.state_name:
         yield (
             f"downlink={downlink!r} leaves entries of the model out; use a codec that sends every "
-            "entry and remembers nothing (specification §E)."
+            "entry and remembers nothing (docs/codecs.md)."
         )

@@ -1,4 +1,4 @@
-"""From a request of the schedule to orders: plan, extract, cut, squeeze."""
+"""Orders out of a request of the schedule: plan, extract, choose, cut and compress."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,15 +10,16 @@ from torch import Tensor
 
 from anyfleet import rng
 from anyfleet.arrays import Ints, join
-from anyfleet.core import return_checks as returned
 from anyfleet.core.check_in import Choices
+from anyfleet.core.compression import compress
 from anyfleet.core.evaluation import served
 from anyfleet.core.layout import Symbols, dense
 from anyfleet.core.message_size import fetch_bits, index_bits, menu_bits, statistics_bits
-from anyfleet.core.messages import Kind, Params, Plans, SubModelSize, Trees
+from anyfleet.core.messages import Kind, Params, SubModelSize, Trees
 from anyfleet.core.method import Method
 from anyfleet.core.objectives import Task
 from anyfleet.core.orders import Cohort, downlink
+from anyfleet.core.plans import Plans
 from anyfleet.core.return_checks import Caller, cut_out, drafted, planned
 from anyfleet.core.view import Request, View
 from anyfleet.elastic import Slice
@@ -29,50 +30,47 @@ _TRAINS = (Kind.TRAIN, Kind.HOLD)
 
 @dataclass(frozen=True, eq=False)
 class PlanningState:
-    """What the loop keeps about its devices when it issues orders."""
+    """What the loop knows of its devices when it issues orders."""
 
     seed: int
-    issued: int
-    visits: Ints
-    acknowledged: Ints
-    states: Mapping[str, Any]
-    held: tuple["HeldResult", ...] = ()  # FETCH: what the devices hold
+    issued: int  # orders so far: the number of the next one
+    visits: Ints  # how often each device was asked to train
+    acknowledged: Ints  # the last order of each device whose training result counted, or -1
+    states: Mapping[str, Any]  # of the policies, by slot
+    held: tuple["HeldResult", ...] = ()  # FETCH: the results that the devices hold
 
 
 class HeldResult(NamedTuple):
-    """The size of a result that waits on its device."""
+    """A result that waits on its device."""
 
     slice: Slice
     width: float
-    key: int  # of the order that it answers: its codec drew with it
+    key: int  # of the order that it replies to: its codec drew with it
 
 
 @dataclass(frozen=True, eq=False)
 class PlannedCohort:
-    """Orders to submit, those that a planner declined, and the reasons."""
+    """The orders to submit, and those that are declined."""
 
     orders: Cohort
     entries: tuple[tuple[int, ...], ...]  # the place of what is left of each menu in its plan
-    menus: tuple[tuple[SubModelSize, ...], ...]  # the plan
+    menus: tuple[tuple[SubModelSize, ...], ...]  # each device's whole menu, as planned
     declined: Cohort
-    reasons: tuple[str, ...]
+    reasons: tuple[str, ...]  # why, for each of the declined
 
 
 def plan_cohort(
     request: Request, devices: Ints, *, method: Method, view: View, desk: PlanningState
 ) -> PlannedCohort:
-    """One order per device, still without the trees: a device may first choose from its menu."""
+    """Return one order for each device, still without the model: some devices choose first."""
     count = len(devices)
     plans = _plans(devices, method, view, desk)
     slices, menus = _slices(plans, method, view, desk)
     # A device that chooses is planned for with the first entry until it has chosen.
-    first = [
-        menu[0] if menu else plans.sub_model_sizes[row] for row, menu in enumerate(plans.menus)
-    ]
-    shares, keys = [want.widest for want in first], _keys(devices, desk)
+    widths, keys = [plans.options_of(row)[0].widest for row in range(count)], _keys(devices, desk)
     if request.kind == Kind.FETCH:
         slices, menus = tuple(held.slice for held in desk.held), ((),) * count
-        shares = [held.width for held in desk.held]
+        widths = [held.width for held in desk.held]
         keys = torch.tensor([held.key for held in desk.held])
     orders = Cohort(
         id=desk.issued + np.arange(count),
@@ -80,7 +78,7 @@ def plan_cohort(
         visit=desk.visits[devices],
         key=keys,
         slices=slices,
-        width=np.array(shares, dtype=np.float64),
+        width=np.array(widths, dtype=np.float64),
         menus=menus,
         choice=np.full(count, -1),
         utility=np.full(count, np.nan),
@@ -105,42 +103,43 @@ def plan_cohort(
 
 
 def _sorted_out(orders: Cohort, plans: Plans, view: View) -> PlannedCohort:
-    """Orders to submit apart from those that nobody shall get."""
+    """Return the orders to submit, and apart from them those that no device shall get."""
     orders, entries, full = _fitting(orders, view)
     # A planner declines training; a device can always be asked something that it can hold.
     skipped = plans.declined if orders.kind in _TRAINS else ("",) * len(orders)
     reasons = [a or b for a, b in zip(skipped, full, strict=True)]
-    drafted = PlannedCohort(orders, tuple(entries), plans.menus, orders.take([]), ())
-    return _apart(drafted, reasons)
+    menus = tuple(map(plans.menu_of, range(len(plans))))
+    return _apart(PlannedCohort(orders, tuple(entries), menus, orders.take([]), ()), reasons)
 
 
-def _apart(drafted: PlannedCohort, reasons: Sequence[str]) -> PlannedCohort:
-    """With those orders set aside for which there is a reason."""
+def _apart(planned: PlannedCohort, reasons: Sequence[str]) -> PlannedCohort:
+    """Return the cohort with those orders declined for which there is a reason."""
     no = [row for row, reason in enumerate(reasons) if reason]
     go = np.setdiff1d(np.arange(len(reasons)), no)
     return PlannedCohort(
-        orders=drafted.orders.take(go),
-        entries=tuple(drafted.entries[row] for row in go),
-        menus=tuple(drafted.menus[row] for row in go),
-        declined=join([drafted.declined, drafted.orders.take(no)]),
-        reasons=(*drafted.reasons, *(reasons[row] for row in no)),
+        orders=planned.orders.take(go),
+        entries=tuple(planned.entries[row] for row in go),
+        menus=tuple(planned.menus[row] for row in go),
+        declined=join([planned.declined, planned.orders.take(no)]),
+        reasons=(*planned.reasons, *(reasons[row] for row in no)),
     )
 
 
 def _fitting(orders: Cohort, view: View) -> tuple[Cohort, list[tuple[int, ...]], list[str]]:
-    """The orders without menu entries that a device cannot hold, and why it gets none at all.
+    """Return the orders without the menu entries that a device cannot hold.
 
-    Between them, the places that the entries left have in the whole menu. By what devices report:
-    nobody is asked for what it says it has no room for.
+    With them come the places that the entries left have in the whole menu, and why a device gets no
+    order at all, or "". By what devices report: none is asked for what it says it cannot hold.
     """
     room = view.conditions(orders.device).memory
     entries, menus, reasons = [], [], []
     for row, menu in enumerate(orders.menus):
         batch = int(orders.hyperparameters.batch_size[row]) if orders.kind in _TRAINS else None
-        needs = {e: view.memory(e, batch) for e in menu or (orders.slices[row],)}
-        entries.append(tuple(i for i, entry in enumerate(menu) if needs[entry] <= room[row]))
-        menus.append(tuple(menu[i] for i in entries[row]))
-        reasons.append(too_large(min(needs.values()), float(room[row])))
+        needs = [view.memory(slice_, batch) for slice_ in menu or (orders.slices[row],)]
+        fits = tuple(place for place in range(len(menu)) if needs[place] <= room[row])
+        entries.append(fits)
+        menus.append(tuple(menu[place] for place in fits))
+        reasons.append(too_large(min(needs), float(room[row])))
     slices = tuple(
         kept[0] if kept else ordered for kept, ordered in zip(menus, orders.slices, strict=True)
     )
@@ -148,32 +147,35 @@ def _fitting(orders: Cohort, view: View) -> tuple[Cohort, list[tuple[int, ...]],
 
 
 def too_large(needed: float, there: float) -> str:
-    """Why an order does not fit into a memory; empty if it does."""
+    """Return why an order does not fit into a memory, both in bytes, or ""."""
     if needed <= there:
         return ""
     return f"out of memory: needs {needed / 1e6:.3g} MB, has {there / 1e6:.3g} MB"
 
 
-def apply_choices(drafted: PlannedCohort, choices: Choices) -> PlannedCohort:
-    """After devices have chosen from what they could hold of their menus, or declined all of it."""
-    orders = drafted.orders
+def apply_choices(planned: PlannedCohort, choices: Choices) -> PlannedCohort:
+    """Return the cohort after devices chose from what they could hold of their menus.
+
+    A device may have declined all of it.
+    """
+    orders = planned.orders
     slices = tuple(
         menu[entry] if menu else ordered
         for menu, entry, ordered in zip(orders.menus, choices.entry, orders.slices, strict=True)
     )
-    pairs = zip(drafted.entries, choices.entry, strict=True)
+    pairs = zip(planned.entries, choices.entry, strict=True)
     # By its place in the plan: one number means one size, whatever else a device could hold.
     choice = np.array([left[entry] if left else -1 for left, entry in pairs], dtype=np.int64)
-    share = np.array(
+    width = np.array(
         [
-            menu[place].widest if menu else planned
-            for menu, place, planned in zip(drafted.menus, choice, orders.width, strict=True)
+            menu[place].widest if menu else before
+            for menu, place, before in zip(planned.menus, choice, orders.width, strict=True)
         ]
     )
     orders = replace(
         orders,
         slices=slices,
-        width=share,
+        width=width,
         choice=choice,
         utility=choices.utility,
         hyperparameters=choices.hyperparameters,
@@ -182,13 +184,13 @@ def apply_choices(drafted: PlannedCohort, choices: Choices) -> PlannedCohort:
     reasons = choices.declined if orders.kind in _TRAINS else ("",) * len(orders)
     nothing = np.array([bool(reason) for reason in reasons], dtype=bool)
     orders = replace(orders, choice=np.where(nothing, -1, orders.choice))
-    return _apart(replace(drafted, orders=orders), reasons)
+    return _apart(replace(planned, orders=orders), reasons)
 
 
 def load_models(
     orders: Cohort, *, method: Method, task: Task, params: Params, buffers: Params
 ) -> Cohort:
-    """The orders with what travels down; devices with equal slices share one tree."""
+    """Return the orders with what travels down; devices with equal slices share one tree."""
     if orders.kind == Kind.FETCH:
         asked = [fetch_bits(slice_, task.blueprint) for slice_ in orders.slices]
         return replace(orders, bits=np.array(asked))
@@ -212,7 +214,10 @@ def load_models(
 
 
 def server_names(slice_: Slice, *, method: Method, task: Task) -> dict[str, str]:
-    """Where the server keeps a width's own normalisation; empty when all widths share one."""
+    """Return under which names the server keeps a width's own normalisation.
+
+    Empty when all widths share one.
+    """
     return method.norm.own_names(task.blueprint, slice_)
 
 
@@ -224,7 +229,7 @@ def branch(
     params: dict[str, Tensor],
     buffers: dict[str, Tensor],
 ) -> None:
-    """Starts a width's own normalisation from the common one when it is first used, in place."""
+    """Start a width's own normalisation from the common one when it is first used, in place."""
     for slice_ in set(orders.slices):
         for name, mine in server_names(slice_, method=method, task=task).items():
             tree = params if name in params else buffers
@@ -233,52 +238,57 @@ def branch(
 
 
 def _keys(devices: Ints, desk: PlanningState) -> Tensor:
-    """Addressed by device and visit: the same whatever the order of events."""
+    """Return the keys of the orders.
+
+    They are addressed by device and visit: the same whatever the order of events.
+    """
     key = rng.fold(rng.root(desk.seed, "order"), torch.from_numpy(devices))
     return rng.fold(key, torch.from_numpy(desk.visits[devices]))
 
 
 def _plans(devices: Ints, method: Method, view: View, desk: PlanningState) -> Plans:
+    """Return what the plan of the method makes of the trainer's hyperparameters."""
     count = len(devices)
     with during("train", method.train):
-        numbers = method.train.hyperparameters(view.round_index, view.devices.samples[devices])
-    drafts = Plans(
-        device=devices,
-        sub_model_sizes=tuple(SubModelSize(device=int(device)) for device in devices),
-        hyperparameters=drafted(numbers, Caller("train", method.train, view.round_index), count),
-        menus=((),) * count,
-        declined=("",) * count,
-    )
+        given = method.train.hyperparameters(view.round_index, view.devices.samples[devices])
+    given = drafted(given, Caller("train", method.train, view.round_index), count)
+    plans = Plans.whole_model(devices, given)
     key = rng.fold(rng.root(desk.seed, "plan"), view.round_index)
     with during("plan", method.plan):
-        plans = method.plan(drafts, view, desk.states["plan"], key)
-    return planned(plans, Caller("plan", method.plan, view.round_index), drafts, view.blueprint)
+        found = method.plan(plans, view, desk.states["plan"], key)
+    caller = Caller("plan", method.plan, view.round_index)
+    return planned(found, caller, plans, view.blueprint)
 
 
 def _slices(
     plans: Plans, method: Method, view: View, desk: PlanningState
 ) -> tuple[tuple[Slice, ...], tuple[tuple[Slice, ...], ...]]:
-    state = desk.states["extract"]
-    keys = rng.fold(rng.root(desk.seed, "extract"), torch.from_numpy(plans.device))
-    # By visit: a device may be asked twice within a step of an asynchronous run.
-    keys = rng.fold(keys, torch.from_numpy(desk.visits[plans.device]))
+    """Return the slice of every device, and the slices of its menu.
 
-    caller = Caller("extract", method.extract, view.round_index)
+    A device that chooses is planned for with the first entry until it has chosen.
+    """
+    extract, state = method.extract, desk.states["extract"]
+    root, devices = rng.root(desk.seed, "extract"), plans.device.tolist()
+    # By visit: a device may be asked twice within a round of an asynchronous run.
+    visits = torch.from_numpy(desk.visits[plans.device])
+    own_keys = rng.fold(rng.fold(root, torch.from_numpy(plans.device)), visits)
+    shared_key = rng.fold(root, view.round_index)
+    caller = Caller("extract", extract, view.round_index)
+    known: dict[tuple[SubModelSize, int | None], Slice] = {}
 
-    def extract(want: SubModelSize, row: int) -> Slice:
-        with during("extract", method.extract):
-            found = method.extract(want, view, state, keys[row])
-        return cut_out(found, caller, view.blueprint)
+    def cut(size: SubModelSize, row: int) -> Slice:
+        key, device = (own_keys[row], devices[row]) if extract.personal else (shared_key, None)
+        if (size, device) not in known:
+            with during("extract", extract):
+                found = extract(size, view, state, key, device)
+            known[size, device] = cut_out(found, caller, view.blueprint)
+        return known[size, device]
 
-    menus = tuple(
-        tuple(extract(want, row) for want in menu) for row, menu in enumerate(plans.menus)
+    menus = tuple(tuple(cut(size, row) for size in plans.menu_of(row)) for row in range(len(plans)))
+    slices = tuple(
+        menu[0] if menu else cut(plans.size_of(row), row) for row, menu in enumerate(menus)
     )
-    # A device that chooses is answered with the first entry until it has chosen.
-    slices = (
-        menu[0] if menu else extract(plans.sub_model_sizes[row], row)
-        for row, menu in enumerate(menus)
-    )
-    return tuple(slices), menus
+    return slices, menus
 
 
 class Package(NamedTuple):
@@ -292,22 +302,20 @@ class Package(NamedTuple):
 def package(
     order: Cohort, params: Params, buffers: Params, *, method: Method, task: Task
 ) -> Package:
-    """The sub-model as a device gets it with its order, without what never travels."""
+    """Return the sub-model as a device gets it with its order, without what never travels."""
     blueprint, norm, slice_ = task.blueprint, method.norm, order.slices[0]
     home = norm.stays(blueprint) | set(blueprint.frozen)
     weights, like = served(params, blueprint, norm, slice_), next(iter(params.values()))
     small = dense({n: v for n, v in weights.items() if n not in home}, slice_, blueprint)
     around = downlink(order, blueprint, tuple(small), like.dtype)
     stack = {name: value.unsqueeze(0) for name, value in small.items()}
-    with during("downlink", method.downlink):
-        found = method.downlink.compress(stack, {}, torch.full((1,), torch.nan), around)
-    squeezed = returned.squeezed(
-        found, Caller("downlink", method.downlink, order.round_index), stack
-    )
-    model = {name: value.squeeze(0) for name, value in squeezed.tree.items()}
+    caller = Caller("downlink", method.downlink, order.round_index)
+    unasked = torch.full((1,), torch.nan)
+    compressed = compress(stack, {}, unasked, around, caller)
+    model = {name: value.squeeze(0) for name, value in compressed.received.items()}
     travels = norm.travels(blueprint)
     told = {n: v for n, v in served(buffers, blueprint, norm, slice_).items() if n in travels}
     told = dense(told, slice_, blueprint)
     trees: Trees = {"model": model} | ({"buffers": told} if told else {})
-    bits = float(squeezed.bits.sum()) + index_bits(slice_, blueprint) + statistics_bits(trees)
-    return Package(trees, squeezed.symbols, bits)
+    bits = float(compressed.bits.sum()) + index_bits(slice_, blueprint) + statistics_bits(trees)
+    return Package(trees, compressed.symbols, bits)

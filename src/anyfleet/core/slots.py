@@ -8,8 +8,8 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 from torch import Tensor
 
 from anyfleet.arguments import Part
-from anyfleet.arrays import Ints, join
-from anyfleet.core.check_in import Choices, ChoosingDevice, MenuEntry
+from anyfleet.arrays import Ints
+from anyfleet.core.check_in import CheckIns, Choices
 from anyfleet.core.layout import MessageLayout, Symbols
 from anyfleet.core.messages import (
     Aggregated,
@@ -17,62 +17,77 @@ from anyfleet.core.messages import (
     Devices,
     Hyperparameters,
     Params,
-    Plans,
     SubModelSize,
 )
 from anyfleet.core.objectives import Task
-from anyfleet.core.time_and_energy import Work
+from anyfleet.core.plans import Plans
+from anyfleet.core.signals import Signal
+from anyfleet.core.training_work import Counted, Work, descent_work
 from anyfleet.core.updates import Updates
 from anyfleet.core.view import Ids, OrderStatuses, Request, View
 from anyfleet.elastic import Blueprint, Mode, Priced, Slice
-from anyfleet.errors import BadReturn
-from anyfleet.tracebacks import quoted
 
-MEASURES = frozenset({"channels", "distortion", "fisher", "loss", "norm"})  # of training
+# Numbers of a report that every method can have; a `Measure` adds others.
+MEASURES = frozenset({"distortion", "loss", "norm"})
 LOOK_AGAIN = 60.0  # seconds until absent devices are looked for again
 State = Any  # a policy's own, threaded by the loop
-Loose = dict[str, Any]  # a trainer's state: nested dicts of tensors
+TrainingState = dict[str, Any]  # a trainer's: nested dicts of tensors
 
 
 class Policy(Part, Protocol):
-    """A server-side part; the loop keeps its state. Defaults are those of one without state."""
+    """A part that works on the server.
 
-    needs_server_loss: ClassVar[bool] = (
-        False  # asks for losses on the server split: there must be one
-    )
+    The loop keeps its state, hands it to every call and saves it with the run. The part itself
+    never changes. The defaults are those of a part without state.
+    """
+
+    needs_server_loss: ClassVar[bool] = False  # it asks for losses on the server's samples
 
     @property
     def reports(self) -> frozenset[str]:
-        """What devices shall measure and report."""
+        """The numbers that devices measure and report because of this part."""
         return frozenset()
 
     @property
-    def requires(self) -> Mapping[str, str]:
-        """What other parts must give, each with who would."""
-        return {}
+    def measures(self) -> "tuple[Measure, ...]":
+        """What devices measure beside training because of this part."""
+        return ()
 
     @property
-    def provides(self) -> frozenset[str]:
-        """What other parts may need: notes of an aggregator, "menu" or "target" of a plan."""
+    def requires(self) -> frozenset[Signal]:
+        """The signals that other parts of the method must provide."""
+        return frozenset()
+
+    @property
+    def provides(self) -> frozenset[Signal]:
+        """The signals that other parts may require."""
+        return frozenset()
+
+    @property
+    def decides(self) -> frozenset[Signal]:
+        """What of an order it sets; no two parts of a method may set the same."""
         return frozenset()
 
     def init(self, view: View) -> State:
-        """The state before the first round."""
+        """Return the state before the first round; by default None."""
         return None
 
     def learn(
         self, state: State, updates: Updates | None, diagnostics: Mapping[str, Any], view: View
     ) -> State:
-        """The state after a server step; `arrivals` is None after an empty one."""
+        """Return the state after a round; `updates` is None if the round had none.
+
+        `diagnostics` is what the aggregator recorded, `view` has the new model.
+        """
         return state
 
     def diagnostics(self, state: State) -> Mapping[str, Any]:
-        """What of its state belongs into the record of a run, after a server step."""
+        """Return what the record of a round has of the state; by default nothing."""
         return {}
 
 
 class Wrapper(Policy, Protocol):
-    """A policy around another of its kind (its field `inner`), without a state of its own."""
+    """A policy around another of its kind, `inner`, whose state is its own."""
 
     inner: Policy
 
@@ -89,7 +104,7 @@ class Wrapper(Policy, Protocol):
 
 
 def nested(part: Policy) -> Iterator[Policy]:
-    """A policy and all the policies it is wrapped around."""
+    """Yield a policy and all the policies inside it."""
     yield part
     for value in vars(part).values():
         if Policy in type(value).__mro__:
@@ -143,8 +158,8 @@ class Schedule(Part, Protocol):
         return frozenset()
 
     @property
-    def provides(self) -> frozenset[str]:
-        """What other parts may require: "held", results that wait on their devices."""
+    def provides(self) -> frozenset[Signal]:
+        """The signals that other parts may require."""
         return frozenset()
 
     @abstractmethod
@@ -180,10 +195,17 @@ class Schedule(Part, Protocol):
 
 
 class Plan(Policy, Protocol):
-    """What each device of the cohort shall do, decided on the server, for all of them at once."""
+    """What each device of a cohort shall do, decided on the server."""
 
     @abstractmethod
-    def __call__(self, plans: Plans, view: View, state: State, key: Tensor) -> Plans: ...
+    def __call__(self, plans: Plans, view: View, state: State, key: Tensor) -> Plans:
+        """Return the plans with what this part decides for the devices `plans.device`.
+
+        `plans` comes from the trainer, or from the plan inside a wrapper. Write what changes, for
+        example `plans.with_widths(array)`, `plans.with_menu(sizes)`,
+        `plans.with_hyperparameters(lr=array)` or `plans.declining(mask, "no battery")`. `key`
+        addresses the randomness of the round.
+        """
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,96 +217,112 @@ class Lesson:
         float, float
     ]  # of the slice: its width, first trained layer; those of its offer
     measured: Mapping[str, float]  # whether it is reported or not
-    initial_fisher: Callable[
-        [], float
-    ]  # measures the Fisher information of the initial model, that wide
-
-
-class CheckIn(NamedTuple):
-    """What a device has before it when it chooses."""
-
-    menu: Sequence[MenuEntry]
-    device: ChoosingDevice
-    hyperparameters: Hyperparameters  # a batch of one
+    # Takes a measure once: of the initial model, that wide, on a minibatch of the device.
+    initial: "Callable[[Measure], float]"
 
 
 class Choose(Part, Protocol):
-    """Which entry of its menu a device takes, and with which numbers; decided on the device.
+    """Which entry of its menu a device takes, and with which hyperparameters.
 
-    What it learns stays there, as notes. Defaults are those of one that learns nothing.
+    The device decides, by what it knows of itself. What a chooser learns is kept on the device
+    too. The defaults are those of a chooser that learns nothing.
     """
 
     @property
     def learns_from(self) -> frozenset[str]:
-        """Measures of training that it learns from."""
+        """The names of the measured numbers that it learns from."""
         return frozenset()
 
     @property
-    def requires(self) -> Mapping[str, str]:
-        """What other parts must give, each with who would; most need the "menu" of a plan."""
-        return {}
+    def measures(self) -> "tuple[Measure, ...]":
+        """What devices measure beside training because of this chooser."""
+        return ()
 
     @property
-    def decides(self) -> frozenset[str]:
-        """The numbers of an order that it sets itself: "rate", "frequency"."""
+    def requires(self) -> frozenset[Signal]:
+        """The signals that other parts of the method must provide; most choosers need a menu."""
+        return frozenset()
+
+    @property
+    def decides(self) -> frozenset[Signal]:
+        """What of an order it sets; no two parts of a method may set the same."""
         return frozenset()
 
     @abstractmethod
-    def __call__(
-        self, menu: Sequence[MenuEntry], device: ChoosingDevice, hyperparameters: Hyperparameters
-    ) -> Choices:
-        """A batch of one."""
+    def __call__(self, check_ins: CheckIns) -> Choices:
+        """Return what each of the devices chooses from its menu.
 
-    def together(self, check_ins: Sequence[CheckIn]) -> Choices:
-        """What several devices choose, each for itself: a simulator may ask them all at once."""
-        found = [self(*each) for each in check_ins]
-        for each in found:
-            if not isinstance(each, Choices):
-                raise BadReturn(
-                    f"choose={quoted(self)} returned {type(each).__name__}; due is "
-                    "anyfleet.core.check_in.Choices."
-                )
-        return join(found)
+        Each device decides for itself; a simulator asks all that check in together at once. What
+        the entries cost are arrays [entries, devices], for example
+        `check_ins.choices(check_ins.seconds.argmin(axis=0))`. A chooser may as well look at one
+        device at a time: `check_ins.choices([mine(check_in) for check_in in check_ins])`.
+        """
 
     def learn(self, state: ChooserState, lesson: Lesson) -> ChooserState:
-        """The notes after an order."""
+        """Return what a device keeps after it has carried out an order that trained.
+
+        `state` is what it kept before, {} at first: lists of numbers by name. It comes back in
+        `CheckIns.states`, and never leaves the device.
+        """
         return state
 
-    def measures_initial(self, state: ChooserState, width: float, first_trained_layer: int) -> bool:
-        """Whether learning from such an order will measure the initial model.
-
-        By its planned share and its first trained layer.
-        """
-        return False
+    def initial_measures(
+        self, state: ChooserState, width: float, first_trained_layer: int
+    ) -> "tuple[Measure, ...]":
+        """Return what `learn` will measure of the initial model after an order of this size."""
+        return ()
 
 
 class Extract(Policy, Protocol):
-    """Which channels make up a sub-model of the wanted size."""
+    """Which channels make up a sub-model of some size.
+
+    A part whose slices differ from device to device says so with `personal = True`. It is called
+    for each device, with the number and the key of the device. Other parts are called once a round
+    for each size, with a key of the round, and `device` is None.
+    """
+
+    personal: ClassVar[bool] = False
 
     @abstractmethod
-    def __call__(self, size: SubModelSize, view: View, state: State, key: Tensor) -> Slice: ...
+    def __call__(
+        self, size: SubModelSize, view: View, state: State, key: Tensor, device: int | None
+    ) -> Slice:
+        """Return the slice of a sub-model of this size that devices train."""
+
+    def for_evaluation(self, size: SubModelSize, view: View, state: State, key: Tensor) -> Slice:
+        """Return the slice of this size that is evaluated.
+
+        By default what devices train or, where that is personal, the leading channels.
+        """
+        if self.personal:
+            return size.prefix(view.blueprint)
+        return self(size, view, state, key, None)
 
 
 class Norm(Part, Protocol):
-    """How batch normalisation lives in a federation.
+    """The treatment of batch normalisation: what is averaged, and what stays on devices.
 
-    Defaults are those of one normalisation for all: nothing stays behind, no statistics travel.
+    Defaults are those of one normalisation for all: nothing stays on a device, no statistics are
+    sent.
     """
 
-    training: ClassVar[Mode]
-    evaluation: ClassVar[Mode]
+    training: ClassVar[Mode]  # in which devices train
+    evaluation: ClassVar[Mode]  # in which a model is tested
     calibrated: ClassVar[bool] = False  # statistics are measured over data before a test
 
     def stays(self, blueprint: Blueprint) -> frozenset[str]:
-        """Parameters and buffers that never leave the device."""
+        """Return the names of the parameters and buffers that never leave a device."""
         return frozenset()
 
     def travels(self, blueprint: Blueprint) -> frozenset[str]:
-        """Buffers that are sent both ways and averaged."""
+        """Return the names of the buffers that are sent both ways and averaged."""
         return frozenset()
 
     def variant(self, blueprint: Blueprint, slice_: Slice) -> str:
-        """Under which name the server keeps the normalisation of this width; "" for one for all."""
+        """Return the name under which the server keeps the normalisation of this slice's width.
+
+        "" is that of the whole model, or of one normalisation for all.
+        """
         return ""
 
     def own_names(self, blueprint: Blueprint, slice_: Slice) -> dict[str, str]:
@@ -301,13 +339,13 @@ class Norm(Part, Protocol):
 
 @dataclass(frozen=True, eq=False)
 class TrainingContext:
-    """What is the same for every device of a stack: sizes and parts, no values."""
+    """What is the same for all devices that are trained together: shapes and parts, no values."""
 
-    blueprint: Blueprint  # of the small model
-    trained: tuple[str, ...]  # parameters that are updated
+    blueprint: Blueprint  # of the sub-model
+    trained: tuple[str, ...]  # the names of the parameters that training changes
     norm: Norm
     task: Task
-    width: float = 1.0  # of the model's width, as planned; axes are rounded to whole channels
+    width: float = 1.0  # as planned; axes are rounded to whole channels
 
 
 class Minibatch(NamedTuple):
@@ -315,63 +353,145 @@ class Minibatch(NamedTuple):
 
     x: Tensor
     y: Tensor
-    valid: Tensor
-    key: Tensor
-    step_index: int = 0  # of the step in its order: the same for all of a stack
+    valid: Tensor  # one boolean for each row
+    key: Tensor  # addresses the randomness of this local step on this device
+    step_index: int = 0  # of the local step in its order: the same for devices trained together
 
 
 class TrainingStart(NamedTuple):
-    """What a trainer starts from, in local coordinates."""
+    """What a device trains from, in the coordinates of its sub-model."""
 
     params: Params
     buffers: Params
-    seen: Tensor  # labels that occur in the device's data
+    seen: Tensor  # one boolean for each label: whether it occurs in the device's data
 
 
 class TrainingResult(NamedTuple):
-    """What training leaves behind, in local coordinates."""
+    """What training leaves behind, in the coordinates of the sub-model."""
 
     params: Params
     buffers: Params
-    mask: Params  # what of the update counts; an absent name counts whole
-    report: dict[str, Tensor]
+    mask: Params  # 1 where the update counts, 0 where not; a name that is absent counts whole
+    report: dict[str, Tensor]  # single numbers, or vectors
 
 
 class Train(Part, Protocol):
-    """Local training as pure functions of tensors: no branching on values, no hidden state."""
+    """Local training, written for one device as pure functions of tensors.
 
-    @abstractmethod
+    Devices with the same shapes are trained together, each method mapped over all of them
+    (`torch.func.vmap`). So a method must not branch on the values of tensors, nor keep anything
+    outside the state that it returns. Randomness comes from `Minibatch.key`.
+    """
+
     def hyperparameters(self, round_index: int, samples: Ints) -> Hyperparameters:
-        """The numbers of each device before a planner varies them."""
+        """Return what each device trains with in a round, before a planner varies it.
+
+        `samples` has the number of samples of each device. By default they train for one epoch of
+        minibatches of 32, with a learning rate of 0.01.
+        """
+        return Hyperparameters.alike(len(samples), lr=0.01, epochs=1, batch_size=32)
 
     @abstractmethod
-    def start(self, context: TrainingContext, start: TrainingStart) -> Loose:
-        """The state before the first step; "params" and "buffers" hold the model at any time."""
+    def start(self, context: TrainingContext, start: TrainingStart) -> TrainingState:
+        """Return the state before the first local step.
+
+        Its entries "params" and "buffers" are the model, and stay so.
+        """
 
     @abstractmethod
     def step(
         self,
         context: TrainingContext,
-        state: Loose,
+        state: TrainingState,
         batch: Minibatch,
-        hyperparameters: Loose,
+        hyperparameters: Mapping[str, Tensor],
         draw: Any,
-    ) -> Loose: ...
+    ) -> TrainingState:
+        """Return the state after one local step.
+
+        `hyperparameters` has the device's own "lr", "batch_size", "local_steps" and
+        "sent_fraction"; `draw` is what `shared_draws` returned for this step.
+        """
 
     @abstractmethod
-    def finish(self, context: TrainingContext, state: Loose) -> TrainingResult: ...
+    def finish(self, context: TrainingContext, state: TrainingState) -> TrainingResult:
+        """Return the result of training: the model, what of it counts, and what is reported."""
 
     def shared_draws(self, key: Tensor, local_steps: int) -> tuple[Any, ...]:
-        """One static choice per step, shared by the cohort so that stacks keep one shape."""
+        """Return one value for each local step, drawn for the whole cohort; by default None.
+
+        A value decides shapes (which width to train, say), so that devices can be trained together
+        only if all have the same one.
+        """
         return (None,) * local_steps
 
     def misfit(self, task: Task) -> str:
-        """Why this task cannot be trained like this, and what to do; empty if it can."""
+        """Return why this task cannot be trained like this and what to do, or ""."""
         return ""
 
+    def work(self, priced: Priced, processed: Counted, local_steps: Counted) -> Work:
+        """Return the work of `processed` samples in `local_steps`, for one order or for many.
+
+        Of what is drawn at random, the expected work. By default that of gradient descent with one
+        forward and one backward pass for each local step, and no optimiser state.
+        """
+        return descent_work(priced, processed, local_steps)
+
+    def __hash__(self) -> int:
+        return object.__hash__(self)  # frozen dataclasses bring a better one
+
+
+class Measure(Part, Protocol):
+    """Something that a device measures beside training, whatever the trainer.
+
+    A measure adds numbers to the device's report, under names of its own. They stay on the device,
+    where a chooser may learn from them, unless some part of the method `reports` them. A part
+    brings its measures along in `measures`.
+    """
+
+    scalars: ClassVar[frozenset[str]] = frozenset()  # names of single numbers
+    vectors: ClassVar[frozenset[str]] = frozenset()  # names of lists of numbers
+    nonnegative: ClassVar[frozenset[str]] = frozenset()  # names whose numbers are never below zero
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of all numbers that it adds to a report."""
+        return self.scalars | self.vectors
+
+    def length(self, name: str, blueprint: Blueprint, trained: Sequence[str]) -> int:
+        """Return how many numbers it reports under a name.
+
+        `blueprint` is that of the sub-model, `trained` has the names of its trained parameters.
+        """
+        return 1
+
     @abstractmethod
-    def work(self, priced: Priced, processed: int, local_steps: int) -> Work:
-        """Of `processed` samples in `steps` steps; what is drawn at random, as it is expected."""
+    def observed(self, train: Train, asked: frozenset[str]) -> Train:
+        """Return the trainer with this measure around it.
+
+        `asked` has the names that some part reports or learns from. The model that the trainer
+        makes must stay the same; `Train.work` of what is returned has the measure's work in it.
+        """
+
+    @abstractmethod
+    def work(self, priced: Priced, processed: Counted, local_steps: Counted) -> Work:
+        """Return the work of measuring alone, beside such training."""
+
+    def initial(
+        self, context: TrainingContext, params: Params, buffers: Params, batch: Minibatch
+    ) -> float:
+        """Return the measure of one minibatch, for `Lesson.initial`; NaN if there is none.
+
+        It costs the `work` of one local step.
+        """
+        return float("nan")
+
+    def joined(self, other: "Measure") -> "Measure | None":
+        """Return one measure that serves for both, or None: they cannot be in one method.
+
+        Only asked of measures that have names in common. By default equal ones can be joined.
+        """
+        return self if self == other else None
 
     def __hash__(self) -> int:
         return object.__hash__(self)  # frozen dataclasses bring a better one
@@ -379,78 +499,98 @@ class Train(Part, Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Compressed:
-    """Trees after compression, as the receiver will see them; stacked, one row per device."""
+    """What a codec makes of a stack of devices: rows [devices, entries] by the name of the tensor.
 
-    tree: Params
-    kept: Params  # 1 where an entry was sent, 0 where not; a name that is absent came whole
+    `anyfleet.parts.codec.distortion` computes the distortion.
+    """
+
+    received: Params  # what the receiver will have; empty: nothing is sent
+    kept: Params  # 1 where an entry was sent, 0 where not; a name that is absent was sent whole
     symbols: Symbols  # what is packed
-    bits: Tensor  # of every row and column
-    state: Params  # what the device keeps for its next message
-    distortion: Tensor  # of every row, squared error over squared norm
+    bits: Tensor  # [devices, columns]
+    state: Params  # what the devices keep for their next messages (`Codec.state_name`)
+    distortion: Tensor  # [devices]: squared error over squared norm
 
 
 class Slack(NamedTuple):
-    """By how much `Codec.bits` may be above what `pack` makes of a column; nothing: exact."""
+    """The most by which `Codec.bits` may exceed what `pack` makes of a column; zeros: exact."""
 
     column: float = 0.0  # bits
-    share: float = 0.0  # of the column
+    share: float = 0.0  # of the bits of the column
     entry: float = 0.0  # bits for every entry of the column
 
 
 class Codec(Part, Protocol):
-    """One definition, two faces: tensors (`squeeze`, `restore`) and bytes (`pack`, `unpack`).
+    """How tensors travel: one definition, used for tensors and for bytes.
 
-    `restore(unpack(pack(s.symbols)))` equals `s.tree` and `s.kept` bit for bit. `bits` are an upper
-    bound of the packed bits, within the `slack` that the codec states. Every reduction over numbers
-    happens in `squeeze`, once; all but `pack` and `unpack` work on stacks of devices. Defaults are
-    those of a codec that sends everything and remembers nothing.
+    A codec sees stacks: of every tensor the rows [devices, entries], in the order in which `layout`
+    says that entries travel. `compress` and `restore` go between rows and symbols, for all devices
+    of a stack at once. `pack` and `unpack` go between the symbols of one device and bytes.
+
+    `restore(unpack(pack(symbols)))` equals what `compress` says is received, bit for bit: every
+    reduction over numbers happens in `compress`, once. Results of one device do not depend on the
+    others of its stack. Defaults are those of a codec that sends everything and keeps no state.
+
+    A codec that sends whole numbers is shorter as a `parts.codec.Quantiser` (docs/codecs.md).
     """
 
-    state_name: ClassVar[str] = ""  # the device memory it keeps, or ""
+    state_name: ClassVar[str] = ""  # the device state that it keeps (`Compressed.state`), or ""
 
     @property
     def drops(self) -> bool:
-        """Whether it leaves entries out: changes can bear that, weights cannot."""
+        """The fact that entries are left out: changes can bear that, weights cannot."""
         return False
 
     @property
     def follows_sent_fraction(self) -> bool:
-        """Whether it follows the rate that an order asks for."""
+        """The fact that the sent fraction of an order decides how much is sent."""
         return False
 
     @property
     def slack(self) -> Slack:
-        """How far `bits` lie above the packed bits at most; receivers refuse what is beyond."""
+        """The most by which `bits` exceed the packed bits; receivers refuse what claims more."""
         return Slack()
 
     @abstractmethod
     def compress(
-        self, tree: Params, state: Params, sent_fraction: Tensor, layout: MessageLayout
-    ) -> Compressed: ...
+        self, rows: Params, state: Params, sent_fraction: Tensor, layout: MessageLayout
+    ) -> Compressed:
+        """Return the compressed rows [devices, entries] of every tensor.
+
+        `state` is what the codec left on the devices after their last messages, as rows (names may
+        be absent); `sent_fraction` [devices] is what their orders ask for, NaN where nothing is
+        asked and 1 for all that can be sent.
+        """
 
     @abstractmethod
     def bits(self, symbols: Symbols, layout: MessageLayout) -> Tensor:
-        """Of every row and column."""
+        """Return an upper bound of the packed bits, [devices, columns], within `slack`."""
 
     @abstractmethod
     def pack(self, symbols: Symbols, layout: MessageLayout) -> tuple[bytes, ...]:
-        """One row as bytes, column by column."""
+        """Return the symbols of one device as bytes, column by column."""
 
     @abstractmethod
     def unpack(self, columns: Sequence[bytes], layout: MessageLayout) -> Symbols:
-        """The row that the leading columns of a message hold; `BadMessage` if they cannot."""
+        """Return the symbols that the leading columns of a message hold.
+
+        Raise BadMessage for bytes that `pack` cannot have made.
+        """
 
     @abstractmethod
     def restore(self, symbols: Symbols, layout: MessageLayout) -> tuple[Params, Params]:
-        """Trees and what was kept of them; zero where a column is missing."""
+        """Return the rows that symbols stand for, and what was kept of them (`Compressed.kept`).
+
+        Entries of columns that did not come are 0, and not kept.
+        """
 
     @property
     def calibrates(self) -> bool:
-        """Whether it wants a look at an update before a run (`calibrated`)."""
+        """The fact that the codec adapts to a sample update before a run (`calibrated`)."""
         return False
 
     def calibrated(self, update: Params, layout: MessageLayout) -> "Codec":
-        """The codec after a look at an update such as devices will send, on the server."""
+        """Return the codec adapted to rows of a sample update that the server computed."""
         return self
 
     def __hash__(self) -> int:

@@ -1,4 +1,4 @@
-"""What a model is made of: axes, the tensors they index, layers; and slices of it."""
+"""The blueprint of a model: axes, the tensors they index, layers; and slices of it."""
 
 import hashlib
 import math
@@ -18,7 +18,7 @@ from anyfleet.formulas.sub_models import kept_channels
 
 Rounding = Literal["ceil", "round"]
 
-# Cut by a plain share.
+# Cut by a plain width.
 SHARED_KINDS = frozenset({"channels", "heads"})
 # May be cut at all.
 FREE_KINDS = SHARED_KINDS | {"head_dim", "groups"}
@@ -30,9 +30,9 @@ _SELDOM = frozenset({"aliases", "evaluation"})
 class Axis:
     """Coordinates that are kept or dropped together, wherever they index a tensor.
 
-    `whole` is the size in the global model. Kinds: "channels" and "heads" are cut by a plain
-    share, "head_dim" and "groups" only when named; "output" (the classes), "fixed" (`why` gives
-    the reason) and "batch" are never cut.
+    `whole` is the size in the global model. Kinds: "channels" and "heads" are cut by a plain width,
+    "head_dim" and "groups" only when named; "output" (the classes), "fixed" (`why` gives the
+    reason) and "batch" are never cut.
     """
 
     size: int
@@ -42,6 +42,7 @@ class Axis:
 
     @property
     def free(self) -> bool:
+        """Whether the axis may be cut."""
         return self.kind in FREE_KINDS
 
 
@@ -67,7 +68,7 @@ class BatchNormSite:
 
 @dataclass(frozen=True)
 class Slice:
-    """Kept indices per axis, and the first trained layer.
+    """The indices kept on each axis, and the first trained layer.
 
     Canonical: sorted by axis; an axis kept whole in its natural order is absent. Build with
     `Slice.of`.
@@ -78,10 +79,14 @@ class Slice:
 
     @staticmethod
     def of(keep: Mapping[str, Sequence[int]], blueprint: "Blueprint", first: int = 0) -> "Slice":
-        """Checked and canonical; indices stay in the order given (rolling windows wrap)."""
+        """Return a checked and canonical slice; raise SliceError if there is no such slice.
+
+        Indices stay in the order given: rolling windows wrap.
+        """
         if first % 1 or not 0 <= first < max(1, len(blueprint.layers)):
             raise SliceError(
-                f"first trained layer {first} is not one of the {len(blueprint.layers)} layers"
+                f"there is no first trained layer {first}: the model has layers 0 to "
+                f"{len(blueprint.layers) - 1}"
             )
         kept = {name: _whole_numbers(name, keep[name]) for name in sorted(keep)}
         for name, indices in kept.items():
@@ -107,15 +112,15 @@ class Slice:
         return dict(self.keep)
 
     def kept(self, axis: str) -> tuple[int, ...] | None:
-        """The indices kept on an axis; None when it is whole."""
+        """Return the indices kept on an axis; None when it is whole."""
         return self._kept.get(axis)
 
     def sent(self, blueprint: "Blueprint") -> tuple[str, ...]:
-        """The parameters this slice trains, in forward order."""
+        """Return the parameters this slice trains, in forward order."""
         return blueprint.trained(self.first_trained_layer)
 
     def shape(self, blueprint: "Blueprint") -> tuple[tuple[tuple[str, int], ...], int]:
-        """Equal for slices whose small models can be stacked."""
+        """Return a key that is equal for slices whose small models can be stacked."""
         counts = ((axis, len(indices)) for axis, indices in self.keep)
         return tuple(
             (axis, n) for axis, n in counts if n != blueprint.axes[axis].size
@@ -131,7 +136,7 @@ def _whole_numbers(axis: str, indices: Sequence[int]) -> tuple[int, ...]:
     except TypeError as error:
         raise SliceError(f"axis {axis!r} takes whole numbers as indices, got {indices}") from error
     if any(isinstance(i, bool) for i in indices):
-        raise SliceError(f"axis {axis!r} takes indices, not a mask of booleans")
+        raise SliceError(f"axis {axis!r} takes indices, not a mask of booleans: name what is kept")
     return found
 
 
@@ -141,9 +146,8 @@ def _check_indices(name: str, indices: tuple[int, ...], blueprint: "Blueprint") 
         known = ", ".join(n for n, a in blueprint.axes.items() if a.free)
         raise SliceError(f"unknown axis {name!r}; axes that can be cut: {known}")
     if not axis.free:
-        raise SliceError(
-            f"axis {name!r} cannot be cut ({axis.kind}: {axis.why or 'see Axis.kind'})"
-        )
+        why = axis.why or "see Axis.kind"
+        raise SliceError(f"axis {name!r} cannot be cut ({axis.kind}: {why}); leave it out")
     if not indices:
         raise SliceError(f"axis {name!r} would be empty; keep at least one index")
     if min(indices) < 0 or max(indices) >= axis.size:
@@ -151,7 +155,7 @@ def _check_indices(name: str, indices: tuple[int, ...], blueprint: "Blueprint") 
             f"axis {name!r} has indices 0 to {axis.size - 1}, got {min(indices)} to {max(indices)}"
         )
     if len(set(indices)) != len(indices):
-        raise SliceError(f"axis {name!r} has repeated indices")
+        raise SliceError(f"axis {name!r} has repeated indices; keep each of them once")
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,12 +194,12 @@ class Blueprint:
 
     @property
     def evaluated(self) -> Program:
-        """What the module computes in evaluation."""
+        """The program that the module computes in evaluation."""
         return self.evaluation or self.program
 
     @property
     def programs(self) -> tuple[Program, ...]:
-        """That of training, and that of evaluation where it is another."""
+        """The program of training, and that of evaluation where it is another."""
         return (self.program,) if self.evaluation is None else (self.program, self.evaluation)
 
     def __eq__(self, other: object) -> bool:
@@ -222,10 +226,10 @@ class Blueprint:
         )
 
     def dims(self, name: str) -> tuple[Dim, ...]:
-        """The dimensions of a parameter or buffer."""
+        """Return the dimensions of a parameter or buffer."""
         found = self.params.get(name, self.buffers.get(name))
         if found is None:
-            raise KeyError(f"{name!r} is neither a parameter nor a buffer of this blueprint")
+            raise KeyError(f"{name!r} is neither a parameter nor a buffer: see .params, .buffers")
         return found
 
     def axes_of(self, name: str, dimension: int = 0) -> tuple[str, ...]:
@@ -241,46 +245,50 @@ class Blueprint:
         return dims[0][0] if dims and len(dims[0]) == 1 else ()
 
     def shape(self, name: str) -> tuple[int, ...]:
+        """Return the sizes of the dimensions of a parameter or buffer."""
         return tuple(length(dim, self.sizes) for dim in self.dims(name))
 
     def numel(self, names: Iterable[str] | None = None) -> int:
-        """Elements of the named tensors; of all parameters by default."""
+        """Return how many elements the named tensors have; all parameters by default."""
         return sum(
             math.prod(self.shape(name)) for name in (self.params if names is None else names)
         )
 
     def trained(self, first: int = 0) -> tuple[str, ...]:
-        """Trainable parameters of the layers from `first` on, in forward order."""
+        """Return the trainable parameters of the layers from `first` on, in forward order."""
         frozen = set(self.frozen)
         return tuple(p for layer in self.layers[first:] for p in layer.params if p not in frozen)
 
     def counts(
-        self, share: float | Mapping[str, float], rounding: Rounding = "ceil"
+        self, width: float | Mapping[str, float], rounding: Rounding = "ceil"
     ) -> dict[str, int]:
-        """How many indices a share keeps, at least one per axis; a mapping names its axes."""
-        if isinstance(share, Mapping):
-            ratios = dict(share)
-        elif not 0 < share <= 1:
-            raise SliceError(f"a share lies in (0, 1], got {share}")
+        """Return how many indices of each axis a width keeps, at least one.
+
+        A mapping gives a width for each axis that it names; the others stay whole.
+        """
+        if isinstance(width, Mapping):
+            widths = dict(width)
+        elif not 0 < width <= 1:
+            raise SliceError(f"a width must lie in (0, 1], got {width}")
         else:
-            ratios = {n: float(share) for n, a in self.axes.items() if a.kind in SHARED_KINDS}
-        for name, ratio in ratios.items():
+            widths = {n: float(width) for n, a in self.axes.items() if a.kind in SHARED_KINDS}
+        for name, own in widths.items():
             _check_indices(name, (0,), self)
-            if not 0 < ratio <= 1:
-                raise SliceError(f"a share lies in (0, 1], got {ratio} for axis {name!r}")
+            if not 0 < own <= 1:
+                raise SliceError(f"a width must lie in (0, 1], got {own} for axis {name!r}")
         return {
-            n: min(self.axes[n].size, kept_channels(r, self.axes[n].whole, rounding))
-            for n, r in ratios.items()
+            n: min(self.axes[n].size, kept_channels(own, self.axes[n].whole, rounding))
+            for n, own in widths.items()
         }
 
     def prefix(
-        self, share: float | Mapping[str, float], first: int = 0, rounding: Rounding = "ceil"
+        self, width: float | Mapping[str, float], first: int = 0, rounding: Rounding = "ceil"
     ) -> Slice:
-        """The slice that keeps leading indices."""
-        return Slice.of({n: range(c) for n, c in self.counts(share, rounding).items()}, self, first)
+        """Return the slice that keeps the leading indices of each axis."""
+        return Slice.of({n: range(c) for n, c in self.counts(width, rounding).items()}, self, first)
 
     def local(self, slice: Slice) -> "Blueprint":
-        """The blueprint of the small model: sizes change, `whole` stays."""
+        """Return the blueprint of the small model: sizes change, `whole` stays."""
         if not slice.keep:
             return self
         cut_axes = {axis for axis, _ in slice.keep}
@@ -292,10 +300,12 @@ class Blueprint:
         return _resized(self, slice.shape(self)[0])
 
     def to_bytes(self) -> bytes:
+        """Return the blueprint as bytes; `from_bytes` reads them."""
         return msgspec.msgpack.encode(self._plain)
 
     @staticmethod
     def from_bytes(data: bytes) -> "Blueprint":
+        """Return the blueprint that `to_bytes` wrote."""
         return msgspec.msgpack.decode(data, type=Blueprint)
 
 

@@ -1,4 +1,4 @@
-"""Plain tensors for caches, whatever the caller is in the middle of."""
+"""Plain tensors for caches, whatever mode of torch the caller is in."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 @contextmanager
 def plain_tensors() -> Iterator[None]:
-    """Tensors made in here are neither fake, nor of inference, nor part of a transform.
+    """Make tensors in here that are neither fake, nor of inference, nor part of a transform.
 
     One that is would stay in a cache after its mode has ended, and be of no use to anybody.
     """

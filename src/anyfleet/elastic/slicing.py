@@ -1,4 +1,4 @@
-"""Cutting small tensors out of large ones and putting them back."""
+"""Small tensors cut out of large ones and put back, and channels put in another order."""
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -14,13 +14,13 @@ Params = Mapping[str, Tensor]
 
 
 def cut(tree: Params, slice: Slice, blueprint: Blueprint) -> dict[str, Tensor]:
-    """The small tensors of any subset of names; runs of indices give views, without a copy."""
+    """Return the small tensors of any subset of names; runs of indices give views, no copies."""
     indices = _indices(slice, blueprint)
     return {name: take(tensor, indices[name]) for name, tensor in tree.items()}
 
 
 def paste(part: Params, onto: Params, slice: Slice, blueprint: Blueprint) -> dict[str, Tensor]:
-    """`onto` with the tensors of `part` written at the coordinates the slice holds; new tensors."""
+    """Return `onto` with the tensors of `part` written where the slice lies; new tensors."""
     pasted = dict(onto)
     for name, small in part.items():
         target = onto[name].clone()
@@ -30,7 +30,7 @@ def paste(part: Params, onto: Params, slice: Slice, blueprint: Blueprint) -> dic
 
 
 def place(name: str, slice: Slice, blueprint: Blueprint, device: str = "cpu") -> tuple[Index, ...]:
-    """Where the slice lies in a tensor, so that `t[place(…)] = v` and `t[place(…)] += v` work."""
+    """Return where the slice lies in a tensor: `t[place(…)] = v` and `t[place(…)] += v` work."""
     return _places(slice, blueprint, device)[name]
 
 
@@ -52,7 +52,7 @@ def _places(slice: Slice, blueprint: Blueprint, device: str) -> dict[str, tuple[
 def permute(
     tree: Params, orders: Mapping[str, Sequence[int]], blueprint: Blueprint
 ) -> dict[str, Tensor]:
-    """The tree with the indices of some axes in a new order, wherever an axis occurs.
+    """Return the tree with the indices of some axes in a new order, wherever an axis occurs.
 
     Place i of an axis holds what index `order[i]` held before. Any subset of parameters and
     buffers; a model of which all are permuted alike is the same function. For export: a run never
@@ -71,7 +71,10 @@ def permute(
 
 
 def _refuse_constants(slice_: Slice, blueprint: Blueprint) -> None:
-    """What a module holds besides its parameters and buffers would keep the old order."""
+    """Raise SliceError if constants of the network run along a reordered axis.
+
+    No tree holds them, so they would keep the old order.
+    """
     for axis, kept in slice_.keep:
         alone = blueprint.local(Slice(((axis, kept),)))
         pairs = zip(blueprint.programs, alone.programs, strict=True)

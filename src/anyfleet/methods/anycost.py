@@ -1,12 +1,13 @@
 """AnycostFL: every device picks width, compression and frequency within its time and energy.
 
-Li et al., see `PAPER`. specification §1.12 and §3. Deviations: widths come from a grid, and a device
-plans with what each of them really costs, download included; the stored model is not permuted (the
-strongest channels are an index set); weights go by measured rates and by samples. Variants:
+Li et al., see `PAPER`. Specification §1.12 and §3. Deviations: widths come from a grid, and a
+device plans with what each of them really costs, download included. The stored model is not
+permuted: the strongest channels are an index set. Weights go by measured sent fractions and by
+samples. Variants:
 
-    replace(m, plan=WidthMenu((1.0,)))                         without shrinking (EMS)
-    replace(m, uplink=Hq())                               without its own compression (FGC)
-    replace(m, aggregate=Mean("equal"))                   without its aggregation (AIO)
+    replace(m, plan=WidthMenu((1.0,)))       without shrinking (EMS)
+    replace(m, uplink=Hq())                  without its own compression (FGC)
+    replace(m, aggregate=Mean("equal"))      without its aggregation (AIO)
 """
 
 from dataclasses import replace
@@ -38,13 +39,14 @@ def anycost(
     count: int = 15,
     **parts: Unpack[Parts],
 ) -> Method:
-    """An order takes `seconds` at most; joules are the devices' own. `rate` is the largest.
+    """Return AnycostFL: no order takes longer than `seconds`, or more joules than its device has.
 
-    HeteroFL's parts of training are off unless asked for.
+    `sent_fraction` is the largest; the devices choose smaller ones. HeteroFL's switches of training
+    are off unless asked for.
     """
     lowest = MostGain.least_fraction
     allowed = lowest <= sent_fraction <= 1
-    refuse([] if allowed else [f"rate must lie in [{lowest}, 1], got {sent_fraction}."])
+    refuse([] if allowed else [f"sent_fraction must lie in [{lowest}, 1], got {sent_fraction}."])
     return replace(
         fedavg(count=count),
         plan=WidthMenu(widths, rounding="round"),

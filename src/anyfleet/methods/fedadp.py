@@ -1,8 +1,8 @@
-"""FedAdp: everybody takes part, and whose updates point where the mean points counts more.
+"""FedAdp: all devices take part, and those whose updates point where the mean points count more.
 
 Wu, Wang: Fast-convergent federated learning with adaptive weighting. IEEE Transactions on Cognitive
-Communications and Networking, 2021. specification §1.17. Angles are averaged over a device's own visits,
-which allows any other selection; a device whose update is zero keeps the angle it had.
+Communications and Networking, 2021. Specification §1.17. Angles are averaged over a device's own
+visits, which allows any other selection; a device whose update is zero keeps the angle it had.
 """
 
 from dataclasses import replace
@@ -20,6 +20,6 @@ PAPER = FEDADP
 
 @checked
 def fedadp(*, sharpness: float = 5.0, **training: Unpack[Training]) -> Method:
-    """A weight is at most e to the power of `sharpness` times that of a device that disagrees."""
+    """Return FedAdp; the largest weight is at most e^`sharpness` times the smallest."""
     aggregate = AngleWeighted(sharpness)
     return replace(fedavg(**training), select=Everyone(), aggregate=aggregate)

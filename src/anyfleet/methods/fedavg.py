@@ -1,7 +1,7 @@
 """FedAvg: a random cohort trains the whole model, the server takes the data-weighted mean.
 
 McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-efficient learning of deep networks
-from decentralized data. AISTATS 2017. specification §1.1.
+from decentralized data. AISTATS 2017. Specification §1.1.
 """
 
 import math
@@ -47,8 +47,8 @@ def sgd(
     nesterov: bool = False,
     weight_decay: float = 0.0,
 ) -> Gradient:
-    """Local SGD; `decay` multiplies `lr` once a round."""
-    # By the names that a method has for them: the parts inside call them otherwise.
+    """Return a trainer by local SGD; `decay` multiplies `lr` once a round."""
+    # Checked here by the names that a method has for them: the parts inside have others.
     refuse(_faults(lr, decay))
     optimiser = Sgd(momentum, nesterov, weight_decay)
     return Gradient(Decaying(lr, decay), optimiser, epochs=epochs, batch_size=batch_size)
@@ -66,7 +66,7 @@ def _faults(lr: float, decay: float) -> Iterator[str]:
 
 @checked
 def fedavg(*, count: int = 10, **training: Unpack[Training]) -> Method:
-    """`count` devices a round, local SGD, the mean weighted by samples."""
+    """Return FedAvg: `count` devices a round, local SGD, the mean weighted by samples."""
     return Method(
         select=Uniform(count),
         schedule=Synchronous(),

@@ -1,9 +1,9 @@
 """FedDrop: every device trains a random part of each hidden layer, another one in every round.
 
 Wen, Jeon, Huang: Federated dropout – A simple approach for enabling federated learning on resource
-constrained devices. IEEE Wireless Communications Letters 11(5), 2022. specification §1.4. A share is what
-is kept, not what is dropped. Scaling (`inverted`) is off unless asked for, and goes by the channels
-that are left after rounding.
+constrained devices. IEEE Wireless Communications Letters 11(5), 2022. Specification §1.4. A width
+is what is kept, not what is dropped. Scaling (`inverted`) is off unless asked for, and goes by the
+channels that are left after rounding.
 """
 
 from dataclasses import replace
@@ -32,7 +32,10 @@ def feddrop(
     count: int = 10,
     **parts: Unpack[Parts],
 ) -> Method:
-    """The share kept by each level, and of which layers; HeteroFL's four parts are off."""
+    """Return FedDrop with the width of each level, and which layers are cut.
+
+    HeteroFL's switches are off unless asked for.
+    """
     return replace(
         fedavg(count=count),
         plan=WidthByLevel(widths, layers),

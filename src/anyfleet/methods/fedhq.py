@@ -1,8 +1,8 @@
-"""FedHQ: better links send more levels, and the server gives coarse updates less weight.
+"""FedHQ: better links send more quantisation levels, and coarse updates have less weight.
 
-Chen et al. 2021, see `PAPER`. specification §1.16: levels by the state of the channel, errors measured on
-every message. That the weights are 1 / (1 + error) is not verified; the published abstract says
-that they minimise a bound by each client's quantisation error.
+Chen et al. 2021, see `PAPER`. Specification §1.16: quantisation levels by the state of the channel,
+errors measured on every message. That the weights are 1 / (1 + error) is not verified; the
+published abstract says that they minimise a bound by each client's quantisation error.
 """
 
 from dataclasses import replace
@@ -28,7 +28,10 @@ def fedhq(
     count: int = 10,
     **training: Unpack[Training],
 ) -> Method:
-    """Uploads take `seconds`; unless given, such that the devices' mean rate is `rate`."""
+    """Return FedHQ: uploads take `seconds`.
+
+    Unless given, such that the mean sent fraction of the devices is `sent_fraction`.
+    """
     return replace(
         fedavg(count=count, **training),
         plan=SentFractionByLink(sent_fraction, seconds),

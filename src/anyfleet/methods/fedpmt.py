@@ -1,11 +1,12 @@
-"""FedPMT: everybody runs the whole model, and weak devices train its last layers only.
+"""FedPMT: all devices run the whole model, and weak devices train its last layers only.
 
 Wu, Wang, Narayana: Straggler-resilient federated learning: Tackling computation heterogeneity with
-layer-wise partial model training in mobile edge network. IEEE TNSE 2025. specification §1.3. A layer is
-averaged over those who trained it, here by their samples (the paper's are equal), and keeps its
-value when nobody delivers it. Layers that are not trained run in training mode, dropout and batch
-norm included, but keep their running statistics. As many devices of each level are asked; what is
-left over goes to the strongest. Times and their choice count the layers that are trained.
+layer-wise partial model training in mobile edge network. IEEE TNSE 2025. Specification §1.3. A
+layer is averaged over the devices that trained it, here by their samples (the paper's are equal),
+and keeps its value when no device delivers it. Layers that are not trained run in training mode,
+dropout and batch norm included, but keep their running statistics. As many devices of each level
+are asked; what is left over goes to the strongest. Times, and the choice by them, count the trained
+layers.
 """
 
 from dataclasses import replace
@@ -30,9 +31,9 @@ def fedpmt(
     count: int = 8,
     **training: Unpack[Training],
 ) -> Method:
-    """Each level has its own of so many depths: the paper's option I.
+    """Return FedPMT: each level has its own of so many `depths`, the paper's option I.
 
-    With `seconds`, its option II: a device chooses the deepest that it finishes in time.
+    With `seconds` it is option II: a device chooses the deepest that it finishes in time.
     """
     base = replace(fedavg(**training), select=Quota(count))
     if seconds is None:

@@ -1,8 +1,8 @@
 """FedPNS: devices that Optimal Aggregation suspects are asked less often.
 
 Wu, Wang: Node selection toward faster convergence for federated learning on non-IID data. IEEE
-Transactions on Network Science and Engineering, 2022. specification §1.19. A device counts as selected
-whenever it was asked. The authors' program draws its first cohort half from i.i.d. devices
+Transactions on Network Science and Engineering, 2022. Specification §1.19. A device counts as
+selected whenever it was asked. The authors' program draws its first cohort half from i.i.d. devices
 (`select.Quota(by="group", counts=(5, 5))`); ours, as their text, from all alike.
 """
 
@@ -22,5 +22,5 @@ PAPER = FEDPNS
 def fedpns(
     *, count: int = 10, alpha: float = 2.0, beta: float = 0.7, **settings: Unpack[Leaving]
 ) -> Method:
-    """The higher `beta` and the lower `alpha`, the sooner a labelled device is asked no more."""
+    """Return FedPNS: high `beta` and low `alpha` soon stop asking a labelled device."""
     return replace(optimal_aggregation(**settings), select=Learned(count, alpha, beta))

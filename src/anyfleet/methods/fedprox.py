@@ -1,7 +1,7 @@
 """FedProx: FedAvg with a pull to the received model, and with unequal amounts of local work.
 
 Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated optimization in heterogeneous networks.
-MLSys 2020. specification §1.2; the default of `mu` is ours, the documents give none.
+MLSys 2020. Specification §1.2; the default of `mu` is ours, the documents give none.
 """
 
 from dataclasses import replace
@@ -25,7 +25,7 @@ def fedprox(
     count: int = 10,
     **training: Unpack[Training],
 ) -> Method:
-    """With `seconds`, a device does only the local steps that fit into them."""
+    """Return FedProx; with `seconds`, a device does only the local steps that fit into them."""
     refuse([] if mu >= 0 else [f"mu must not be negative, got {mu}."])
     plan = WholeModel() if seconds is None else LocalStepsWithin(seconds)
     train = replace(sgd(**training), proximal=mu)

@@ -1,9 +1,9 @@
 """FedResCuE: every prefix of a model is trained, so that links may cut it anywhere.
 
 Zhu, Hong, Drew, Zhou: Resilient and communication efficient learning for heterogeneous federated
-systems. ICML 2022. specification §1.7, §1.8. The paper leaves open how momentum acts while parts are
-trained: by default only in the last step of each minibatch. For a device of less than full width,
-"the whole model" is what it holds.
+systems. ICML 2022. Specification §1.7, §1.8. The paper leaves open how momentum acts while prefixes
+are trained: by default only in the last step of each minibatch. For a device of less than full
+width, "the whole model" is what it holds.
 """
 
 from dataclasses import replace
@@ -24,7 +24,7 @@ WIDTHS = (1, 3 / 4, 1 / 2, 1 / 4)
 
 
 def usual(**training: Unpack[Training]) -> Gradient:
-    """Local SGD with the settings of the paper, which it used for all that it compared."""
+    """Return local SGD with the settings of the paper, which it used for all that it compared."""
     momentum = training.get("momentum", 0.9)
     settings: Training = {
         "lr": 0.1,
@@ -46,7 +46,10 @@ def fedrescue(
     count: int = 5,
     **training: Unpack[Training],
 ) -> Method:
-    """The share of each level; how many prefixes a minibatch trains, of which ratios."""
+    """Return FedResCuE with the width of each level.
+
+    Every minibatch trains `samples` prefixes, of widths out of `nested_widths`.
+    """
     return replace(
         fedavg(count=count),
         plan=WidthByLevel(widths),

@@ -1,8 +1,8 @@
 """FedRolex: the widths of HeteroFL, with a window of channels that rolls on with every round.
 
 Alam, Liu, Yan, Zhang: FedRolex: Model-heterogeneous federated learning with rolling sub-model
-extraction. NeurIPS 2022. specification §1.6. The authors' program rolls the other way (`step=-1`) and
-their paper rounds widths down; a layer that is kept whole has its natural order here.
+extraction. NeurIPS 2022. Specification §1.6. The authors' program rolls the other way (`shift=-1`)
+and their paper rounds widths down; a layer that is kept whole has its natural order here.
 """
 
 from dataclasses import replace
@@ -26,6 +26,9 @@ def fedrolex(
     count: int = 10,
     **parts: Unpack[Parts],
 ) -> Method:
-    """The share of each level, and how far the window rolls; HeteroFL's four parts are on."""
+    """Return FedRolex with the width of each level, and how far the window rolls in a round.
+
+    HeteroFL's switches are on.
+    """
     base = heterofl(widths=widths, static_norm=static_norm, count=count, **parts)
     return replace(base, extract=Rolling(shift))

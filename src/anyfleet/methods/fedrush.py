@@ -1,8 +1,9 @@
-"""FedRush: FedResCuE without freezing; the step of a part overwrites what narrower ones learned.
+"""FedRush: FedResCuE without freezing; a wider prefix overwrites what narrower ones learned.
 
 Zhu, Hong, Drew, Zhou: Resilient and communication efficient learning for heterogeneous federated
-systems. ICML 2022, Algorithm 6. specification §1.7. By default only narrower parts learn from the whole
-model, as in FedResCuE, so that the two differ in freezing alone; `gated=False` is as printed.
+systems. ICML 2022, Algorithm 6. Specification §1.7. By default only narrower prefixes learn from
+the whole model, as in FedResCuE, so that the two differ in freezing alone; `gated=False` is as
+printed.
 """
 
 from dataclasses import replace
@@ -31,7 +32,7 @@ def fedrush(
     count: int = 5,
     **training: Unpack[Training],
 ) -> Method:
-    """As `fedrescue`; see `Rush`."""
+    """Return FedRush; arguments as in `fedrescue`, and those of `Rush`."""
     train = Rush(
         usual(**training), nested_widths, samples, gated=gated, momentum_rule=momentum_rule
     )

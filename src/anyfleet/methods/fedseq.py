@@ -1,7 +1,7 @@
-"""FedSeq: FedResCuE without distillation; parts learn from labels only.
+"""FedSeq: FedResCuE without distillation; prefixes learn from labels only.
 
 Zhu, Hong, Drew, Zhou: Resilient and communication efficient learning for heterogeneous federated
-systems. ICML 2022, Algorithm 5. specification §1.7.
+systems. ICML 2022, Algorithm 5. Specification §1.7.
 """
 
 from dataclasses import replace
@@ -29,7 +29,7 @@ def fedseq(
     count: int = 5,
     **training: Unpack[Training],
 ) -> Method:
-    """As `fedrescue`."""
+    """Return FedSeq; arguments as in `fedrescue`."""
     base = usual(**training)
     train = Progressive(base, nested_widths, samples, distil=False, momentum_rule=momentum_rule)
     return replace(fedrescue(widths=widths, count=count), train=train)

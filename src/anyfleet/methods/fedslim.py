@@ -1,7 +1,8 @@
 """FedSlim: slimmable training on devices; prefixes learn from the whole model, in one step with it.
 
 Yu, Yang, Xu, Yang, Huang: Slimmable neural networks. ICLR 2019; in a federation in Zhu, Hong, Drew,
-Zhou, ICML 2022, Algorithm 3. specification §1.7, §1.8. The more `samples`, the less stable; sweep them.
+Zhou, ICML 2022, Algorithm 3. Specification §1.7, §1.8. The more `samples`, the less stable; sweep
+them.
 """
 
 from dataclasses import replace
@@ -28,7 +29,7 @@ def fedslim(
     count: int = 5,
     **training: Unpack[Training],
 ) -> Method:
-    """As `fjord`."""
+    """Return FedSlim; arguments as in `fjord`."""
     return replace(
         fjord(widths=widths, count=count), train=Slim(usual(**training), nested_widths, samples)
     )

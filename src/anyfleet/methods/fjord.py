@@ -1,9 +1,10 @@
 """FjORD: the whole model and randomly drawn prefixes of it are trained in one step.
 
 Horváth, Laskaridis, Almeida, Leontiadis, Venieris, Lane: FjORD: Fair and accurate federated
-learning under heterogeneous targets with ordered dropout. NeurIPS 2021. specification §1.7, §1.8, as
-FedResCuE's paper compares with it (Algorithm 4): the whole model is trained in every step, the
-gradients are summed and the rate stays. Over several `samples` a high rate can diverge; sweep them.
+learning under heterogeneous targets with ordered dropout. NeurIPS 2021. Specification §1.7, §1.8,
+as FedResCuE's paper compares with it (Algorithm 4): the whole model is trained in every local step,
+the gradients are summed and the learning rate stays. With several `samples` a high learning rate
+can diverge; sweep them.
 """
 
 from dataclasses import replace
@@ -30,6 +31,10 @@ def fjord(
     count: int = 5,
     **training: Unpack[Training],
 ) -> Method:
-    """The share of each level; how many prefixes a minibatch trains besides, of which ratios."""
+    """Return FjORD with the width of each level.
+
+    Every minibatch trains `samples` prefixes beside the whole model, of widths out of
+    `nested_widths`.
+    """
     train = Fjord(usual(**training), nested_widths, samples)
     return replace(fedrescue(widths=widths, count=count), train=train, aggregate=Mean("samples"))

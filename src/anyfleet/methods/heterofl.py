@@ -1,7 +1,7 @@
-"""HeteroFL: a device of level p always trains the leading share of every hidden layer.
+"""HeteroFL: a device always trains the leading channels of every hidden layer, by its level.
 
 Diao, Ding, Tarokh: HeteroFL: Computation and communication efficient federated learning for
-heterogeneous clients. ICLR 2021. specification §1.5. Our scaler acts only on cut layers that a
+heterogeneous clients. ICLR 2021. Specification §1.5. Our scaler acts only on cut layers that a
 normalisation follows directly: without one it diverges.
 """
 
@@ -21,7 +21,7 @@ PAPER = HETEROFL
 
 
 class Parts(Training, total=False):
-    """What every method that cuts models takes: local SGD, and HeteroFL's parts of training."""
+    """The settings that every method with sub-models takes: local SGD, and HeteroFL's switches."""
 
     label_rows: bool
     masked: bool
@@ -36,7 +36,7 @@ def partial_sgd(
     inverted: bool = False,
     **training: Unpack[Training],
 ) -> Gradient:
-    """Local SGD on a part of the model; the switches are those of `Gradient`."""
+    """Return local SGD on a sub-model; the switches are those of `Gradient`."""
     base = sgd(**training)
     return replace(base, label_rows=label_rows, masked=masked, scaler=scaler, inverted=inverted)
 
@@ -52,7 +52,7 @@ def heterofl(
     count: int = 10,
     **training: Unpack[Training],
 ) -> Method:
-    """The share of each level, and a switch for each of HeteroFL's four parts."""
+    """Return HeteroFL with the width of each level, and a switch for each of its four ideas."""
     return replace(
         fedavg(count=count),
         plan=WidthByLevel(widths),

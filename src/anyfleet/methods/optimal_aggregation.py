@@ -1,10 +1,10 @@
 """Optimal Aggregation: updates without which the others agree more, and lose less, are left out.
 
 Wu, Wang: Node selection toward faster convergence for federated learning on non-IID data. IEEE
-Transactions on Network Science and Engineering, 2022. specification §1.18. The statistic is that of the
-authors' program: the printed one labels a device in every round (`statistic="mean"`). A device is
-kept when its removal raises the loss, as their prose has it and not their pseudocode. The loss is
-measured on the server split, never on test data.
+Transactions on Network Science and Engineering, 2022. Specification §1.18. The statistic is that of
+the authors' program: the printed one labels a device in every round (`statistic="mean"`). A device
+is kept when its removal raises the loss, as their prose has it and not their pseudocode. The loss
+is measured on the server's samples, never on test data.
 """
 
 from dataclasses import replace
@@ -21,7 +21,7 @@ PAPER = FEDPNS
 
 
 class Leaving(Training, total=False):
-    """What says who is left out, besides the settings of training."""
+    """The settings that say which updates are left out, and those of training."""
 
     share: float
     statistic: Statistic
@@ -37,7 +37,7 @@ def optimal_aggregation(
     count: int = 10,
     **training: Unpack[Training],
 ) -> Method:
-    """At least `share` of the updates remain."""
+    """Return Optimal Aggregation; at least `share` of the updates remain."""
     return replace(
         fedavg(count=count, **training), aggregate=Subset(Mean(), share, statistic, left)
     )

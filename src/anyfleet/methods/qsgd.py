@@ -1,8 +1,8 @@
-"""QSGD: FedAvg whose devices upload the largest entries on few levels, right in the mean.
+"""QSGD: FedAvg whose devices upload the largest entries on few quantisation levels, unbiased.
 
 Alistarh, Grubic, Li, Tomioka, Vojnović: QSGD: Communication-efficient SGD via gradient quantization
-and encoding. NeurIPS 2017. specification §1.14; the largest entries first, as AnycostFL's comparison has
-it, and no error feedback.
+and encoding. NeurIPS 2017. Specification §1.14; the largest entries first, as AnycostFL's
+comparison has it, and no error feedback.
 """
 
 from dataclasses import replace
@@ -25,5 +25,5 @@ def qsgd(
     count: int = 10,
     **training: Unpack[Training],
 ) -> Method:
-    """The share `keep` of every tensor, on so many `quantisation_levels`."""
+    """Return QSGD, which sends the share `keep` of every tensor on `quantisation_levels`."""
     return replace(fedavg(count=count, **training), uplink=TopK(keep, Qsgd(quantisation_levels)))

@@ -1,4 +1,4 @@
-"""Reference rows: no sharing at all, and all data in one place."""
+"""References to compare with: no sharing at all, and all data in one place."""
 
 from dataclasses import replace
 from typing import Unpack
@@ -13,7 +13,7 @@ from anyfleet.parts.select import Everyone
 
 @checked
 def local(**training: Unpack[Training]) -> Method:
-    """Every device trains a model of its own and sends nothing.
+    """Return training without sharing: every device has a model of its own and sends nothing.
 
     Its accuracy is that of the devices' own models on their own test data, so they are surveyed.
     """
@@ -30,5 +30,5 @@ def local(**training: Unpack[Training]) -> Method:
 
 @checked
 def centralised(**training: Unpack[Training]) -> Method:
-    """Plain training; meant for a `Pooled` task, where one device owns all data."""
+    """Return plain training; meant for a `Pooled` task, where one device owns all data."""
     return replace(fedavg(**training), select=Everyone())

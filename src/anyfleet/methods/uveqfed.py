@@ -1,7 +1,7 @@
 """UVeQFed: FedAvg whose devices upload points of a lattice, with a dither that both ends know.
 
 Shlezinger, Chen, Eldar, Poor, Cui: UVeQFed: Universal vector quantization for federated learning.
-IEEE Transactions on Signal Processing 69, 2021. specification §1.15; the largest entries first, as
+IEEE Transactions on Signal Processing 69, 2021. Specification §1.15; the largest entries first, as
 AnycostFL's comparison has it.
 """
 
@@ -26,6 +26,9 @@ def uveqfed(
     count: int = 10,
     **training: Unpack[Training],
 ) -> Method:
-    """The share `keep` of every tensor, with `bits_each` for an entry, on hexagons or a line."""
+    """Return UVeQFed, which sends the share `keep` of every tensor.
+
+    Each entry takes `bits_each` bits, on hexagons (`dimension=2`) or on a line.
+    """
     uplink = TopK(keep, Uveq(bits_each, dimension))
     return replace(fedavg(count=count, **training), uplink=uplink)

@@ -14,7 +14,7 @@ tensor([2.])
 
 from anyfleet import rng
 from anyfleet.arrays import Flags, Floats, Ints
-from anyfleet.core.check_in import Choices, ChoosingDevice, MenuEntry, MessageBits
+from anyfleet.core.check_in import CheckIn, CheckIns, Choices, MenuEntry, MessageBits
 from anyfleet.core.layout import MessageLayout, Symbols, TensorLayout
 from anyfleet.core.messages import (
     Aggregated,
@@ -24,20 +24,31 @@ from anyfleet.core.messages import (
     Hyperparameters,
     Kind,
     Params,
-    Plans,
     Report,
     SubModelSize,
 )
 from anyfleet.core.method import Method
 from anyfleet.core.objectives import Task
+from anyfleet.core.plans import Plans
+from anyfleet.core.signals import (
+    Diagnostic,
+    FollowsSentFraction,
+    Frequency,
+    HeldResults,
+    Menu,
+    SentFraction,
+    ServerChoice,
+    Signal,
+    TargetTime,
+)
 from anyfleet.core.slots import (
     Aggregate,
-    CheckIn,
     Choose,
     Codec,
     Compressed,
     Extract,
     Lesson,
+    Measure,
     Minibatch,
     Norm,
     Plan,
@@ -51,10 +62,11 @@ from anyfleet.core.slots import (
     TrainingStart,
     Wrapper,
 )
-from anyfleet.core.time_and_energy import Work
+from anyfleet.core.training_work import Work
 from anyfleet.core.updates import Update, Updates, add_delta
 from anyfleet.core.view import Ids, OrderStatus, OrderStatuses, Request, View
 from anyfleet.elastic import Blueprint, Mode, Priced, Slice
+from anyfleet.measure import Fisher
 from anyfleet.papers import Paper
 from anyfleet.parts import aggregate, choose, codec, extract, norm, plan, schedule, select, train
 from anyfleet.parts.aggregate import (
@@ -107,7 +119,6 @@ from anyfleet.parts.train import (
     Fjord,
     Gradient,
     Inverse,
-    Observed,
     Progressive,
     Rush,
     Sgd,
@@ -126,10 +137,10 @@ __all__ = [
     "Blueprint",
     "Buffered",
     "CheckIn",
+    "CheckIns",
     "Choices",
     "Choose",
     "ChooserState",
-    "ChoosingDevice",
     "Clipped",
     "Codec",
     "Compressed",
@@ -139,18 +150,23 @@ __all__ = [
     "Decaying",
     "Devices",
     "Diagnosed",
+    "Diagnostic",
     "ErrorFeedback",
     "ErrorWeighted",
     "Everyone",
     "Extract",
     "Fgc",
     "First",
+    "Fisher",
     "FisherBlocks",
     "FisherUtility",
     "Fjord",
     "Flags",
     "Floats",
+    "FollowsSentFraction",
+    "Frequency",
     "Gradient",
+    "HeldResults",
     "HoldAndFetch",
     "Hq",
     "Hyperparameters",
@@ -167,6 +183,8 @@ __all__ = [
     "Lesson",
     "LocalStepsWithin",
     "Mean",
+    "Measure",
+    "Menu",
     "MenuEntry",
     "MessageBits",
     "MessageLayout",
@@ -176,7 +194,6 @@ __all__ = [
     "MostGain",
     "Norm",
     "Nothing",
-    "Observed",
     "OnDevice",
     "OrderStatus",
     "OrderStatuses",
@@ -199,12 +216,15 @@ __all__ = [
     "Rush",
     "Schedule",
     "Select",
+    "SentFraction",
     "SentFractionByLevel",
     "SentFractionByLink",
     "ServerAdam",
+    "ServerChoice",
     "ServerOptimised",
     "ServerSgd",
     "Sgd",
+    "Signal",
     "Slack",
     "Slice",
     "Slim",
@@ -218,6 +238,7 @@ __all__ = [
     "Symbols",
     "Synchronous",
     "TargetSeconds",
+    "TargetTime",
     "Task",
     "TensorLayout",
     "Tiers",

@@ -190,7 +190,7 @@ def try_codec(
     symbols = found.symbols.row(0)
     packed = part.pack(symbols, layout)
     tree, _ = part.restore(part.unpack(packed, layout), layout)
-    wrong = [name for name, value in found.tree.items() if not _same(tree.get(name), value)]
+    wrong = [name for name, value in found.received.items() if not _same(tree.get(name), value)]
     if wrong:
         caller.refuse(
             f"other numbers for {wrong[0]!r} from `restore` than `compress` had promised",
@@ -270,7 +270,7 @@ def try_train(
     )
     context = training_context(task, norm, WHOLE)
     bounds = extent(hyperparameters, [len(x)])
-    found = train(part, context, inputs, bounds, lift=lifted(1), cohort=seed)
+    found = train(part, context, inputs, bounds, lift=lifted(1), cohort_key=seed)
     return trained(found, Caller("train", part, 0), inputs.params, inputs.buffers)
 
 
@@ -298,7 +298,7 @@ class _TriedTask:
     metrics: Mapping[str, Loss] = field(default_factory=dict)
     augment: None = None
     owners: tuple[str, ...] = ("",)
-    dealt: str = ""
+    assignment: str = ""
 
     @staticmethod
     def of(module: nn.Module, x: Tensor, y: Tensor, loss: Loss) -> "_TriedTask":

@@ -46,10 +46,10 @@ def seen() -> View:
 
 
 def cut_out(
-    part: Extract, want: SubModelSize, blueprint: Blueprint, *, step: int = 0, key: int = 0
+    part: Extract, size: SubModelSize, blueprint: Blueprint, *, step: int = 0, key: int = 0
 ) -> Slice:
     view = replace(seen(), blueprint=blueprint, round_index=step)
-    return part(want, view, None, rng.fold(rng.root(0, "test"), key))
+    return part(size, view, None, rng.fold(rng.root(0, "test"), key), 1 if part.personal else None)
 
 
 def issued(method: Method, *, step: int = 0, seed: int = 0) -> Cohort:
@@ -70,9 +70,7 @@ def random_method(*shares: float) -> Method:
 def test_every_set_of_channels_is_equally_likely() -> None:
     """2 of 5 channels: ten sets, and chi-square with nine degrees of freedom, at one in 1,000."""
     blueprint, rounds = twins(), 2000
-    drawn = [
-        cut_out(Random(), SubModelSize(0.4, device=1), blueprint, key=k) for k in range(rounds)
-    ]
+    drawn = [cut_out(Random(), SubModelSize(0.4), blueprint, key=k) for k in range(rounds)]
     for axis in ("0", "2"):
         counts = Counter(slice_.kept(axis) for slice_ in drawn)
         assert set(counts) == set(combinations(range(5), 2))
@@ -82,9 +80,7 @@ def test_every_set_of_channels_is_equally_likely() -> None:
 
 def test_layers_draw_independently_of_each_other() -> None:
     blueprint, rounds = twins(), 2000
-    drawn = [
-        cut_out(Random(), SubModelSize(0.4, device=1), blueprint, key=k) for k in range(rounds)
-    ]
+    drawn = [cut_out(Random(), SubModelSize(0.4), blueprint, key=k) for k in range(rounds)]
     equal = sum(slice_.kept("0") == slice_.kept("2") for slice_ in drawn)
     assert abs(equal - rounds / 10) < 5 * (rounds * 0.1 * 0.9) ** 0.5
 
@@ -108,7 +104,7 @@ def test_a_device_draws_the_same_whoever_else_is_asked() -> None:
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.3, 0.01])
 def test_random_slices_have_the_wanted_size_in_ascending_order(share: float) -> None:
     blueprint = small.task().blueprint
-    want = SubModelSize(share, first_trained_layer=1, device=4)
+    want = SubModelSize(share, first_trained_layer=1)
     slice_ = cut_out(Random(), want, blueprint)
     assert slice_.first_trained_layer == 1
     assert slice_.shape(blueprint) == want.prefix(blueprint).shape(blueprint)
@@ -132,8 +128,10 @@ def test_entries_of_a_menu_lie_inside_each_other() -> None:
 @pytest.mark.parametrize("part", [Random(), Rolling()])
 def test_a_test_of_some_width_takes_the_leading_channels(part: Extract) -> None:
     blueprint = twins()
-    want = SubModelSize(0.4)
-    assert cut_out(part, want, blueprint, step=3) == cut_out(Leading(), want, blueprint)
+    size, view = SubModelSize(0.4), replace(seen(), blueprint=blueprint, round_index=3)
+    tested = part.for_evaluation(size, view, None, rng.root(0, "test"))
+    assert tested == cut_out(Leading(), size, blueprint)
+    assert tested != cut_out(part, size, blueprint, step=3)
 
 
 # --- rolling ----------------------------------------------------------------------------------
@@ -143,7 +141,7 @@ WINDOWS = [(0, 1, 2), (1, 2, 3), (2, 3, 4), (3, 4, 0), (4, 0, 1), (0, 1, 2)]
 
 def test_1_6_windows() -> None:
     """specification §1.6: K=5, n=3."""
-    blueprint, want = twins(), SubModelSize(0.6, device=2)
+    blueprint, want = twins(), SubModelSize(0.6)
     found = [cut_out(Rolling(), want, blueprint, step=step) for step in range(6)]
     assert [slice_.kept("0") for slice_ in found] == [slice_.kept("2") for slice_ in found]
     assert [slice_.kept("0") for slice_ in found] == WINDOWS
@@ -152,18 +150,18 @@ def test_1_6_windows() -> None:
 
 
 def test_windows_of_other_steps_and_of_the_other_way() -> None:
-    blueprint, want = twins(), SubModelSize(0.6, device=2)
+    blueprint, want = twins(), SubModelSize(0.6)
     two = [cut_out(Rolling(2), want, blueprint, step=t).kept("0") for t in range(3)]
     assert two == [(0, 1, 2), (2, 3, 4), (4, 0, 1)]
     back = [cut_out(Rolling(-1), want, blueprint, step=t).kept("0") for t in range(3)]
     assert back == [(0, 1, 2), (4, 0, 1), (3, 4, 0)]
-    with pytest.raises(ValueError, match=r"Rolling\.step must not be 0"):
+    with pytest.raises(ValueError, match=r"Rolling\.shift must not be 0"):
         Rolling(0)
 
 
 def test_layers_of_different_widths_have_different_periods() -> None:
     blueprint = twins(5, 7)
-    slice_ = cut_out(Rolling(), SubModelSize(0.4, device=0), blueprint, step=6)
+    slice_ = cut_out(Rolling(), SubModelSize(0.4), blueprint, step=6)
     assert slice_.kept("0") == (1, 2)
     assert slice_.kept("2") == (6, 0, 1)
 
@@ -180,14 +178,14 @@ def test_all_devices_share_the_start_and_the_round_moves_it() -> None:
 def test_a_whole_layer_keeps_its_natural_order_in_every_round() -> None:
     blueprint = small.task().blueprint
     for step in range(5):
-        assert cut_out(Rolling(), SubModelSize(1.0, device=0), blueprint, step=step) == WHOLE
-    mixed = SubModelSize(1.0, axis_widths=(("8", 0.5),), device=0)
+        assert cut_out(Rolling(), SubModelSize(1.0), blueprint, step=step) == WHOLE
+    mixed = SubModelSize(1.0, axis_widths=(("8", 0.5),))
     assert [axis for axis, _ in cut_out(Rolling(), mixed, blueprint, step=3).keep] == ["8"]
 
 
 def test_a_window_that_wraps_keeps_its_order_in_cut_paste_and_on_the_wire() -> None:
     blueprint = twins()
-    slice_ = cut_out(Rolling(), SubModelSize(0.6, device=0), blueprint, step=4)
+    slice_ = cut_out(Rolling(), SubModelSize(0.6), blueprint, step=4)
     params = {n: torch.randn(blueprint.shape(n)) for n in blueprint.params}
     part = cut(params, slice_, blueprint)
     assert torch.equal(part["0.weight"], params["0.weight"][[4, 0, 1]])
@@ -209,7 +207,7 @@ def test_the_small_model_is_the_whole_one_with_the_other_channels_zeroed(
     """Where skip connections are added, all summands must have kept the same channels."""
     known = nets.traced(net)
     blueprint, params, buffers = known.blueprint, known.params, known.buffers
-    slice_ = cut_out(part, SubModelSize(0.5, device=1), blueprint, step=5, key=7)
+    slice_ = cut_out(part, SubModelSize(0.5), blueprint, step=5, key=7)
     assert len(slice_.keep) == len(blueprint.counts(1.0))
     assert slice_ != blueprint.prefix(0.5)
     nothing = {name: torch.zeros_like(value) for name, value in params.items()}

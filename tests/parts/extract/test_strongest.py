@@ -46,7 +46,7 @@ from tests.helpers import nets, runs, small
 
 Params = dict[str, Tensor]
 KEY = rng.root(0, "test")
-HALF = SubModelSize(0.5, device=3)
+HALF = SubModelSize(0.5)
 
 
 @cache
@@ -58,7 +58,7 @@ def seen() -> View:
 def chosen(want: SubModelSize, params: Params, blueprint: Blueprint) -> Slice:
     view = replace(seen(), blueprint=blueprint, model=params)
     part = Strongest()
-    return part(want, view, part.init(view), KEY)
+    return part(want, view, part.init(view), KEY, None)
 
 
 @cache
@@ -77,7 +77,7 @@ def pyramid() -> tuple[Blueprint, Params]:
 def test_1_12_1_widths_and_channels() -> None:
     """specification §1.12.1: alpha = 1/4 on {16, 32, 64} keeps {8, 16, 32}, the strongest."""
     blueprint, params = pyramid()
-    slice_ = chosen(SubModelSize(sqrt(1 / 4), rounding="round", device=0), params, blueprint)
+    slice_ = chosen(SubModelSize(sqrt(1 / 4), rounding="round"), params, blueprint)
     assert [len(kept) for _, kept in slice_.keep] == [8, 16, 32]
     for axis, kept in slice_.keep:
         norms = anycost_channel_norms([params[f"{axis}.weight"].numpy()])
@@ -104,7 +104,7 @@ def test_the_network_is_that_of_the_leading_channels_of_the_sorted_model(name: s
     if name == "vision":
         orders.pop("patch")  # a constant runs along it, so that no sorted model exists
     shares = dict.fromkeys(blueprint.counts(1.0).keys() & orders.keys(), 0.5)
-    want = SubModelSize(1.0, axis_widths=tuple(shares.items()), device=1)
+    want = SubModelSize(1.0, axis_widths=tuple(shares.items()))
     strong, leading = chosen(want, net.params, blueprint), blueprint.prefix(shares)
     assert strong.shape(blueprint) == leading.shape(blueprint)
     assert strong != leading
@@ -120,28 +120,21 @@ def output(net: nets.Traced, slice_: Slice, params: Params, buffers: Params) -> 
 
 def test_all_of_a_want_is_honoured() -> None:
     blueprint, params = pyramid()
-    assert chosen(SubModelSize(device=2), params, blueprint) == WHOLE
     assert chosen(SubModelSize(), params, blueprint) == WHOLE
     assert (
-        chosen(
-            SubModelSize(0.5, first_trained_layer=2, device=2), params, blueprint
-        ).first_trained_layer
-        == 2
+        chosen(SubModelSize(0.5, first_trained_layer=2), params, blueprint).first_trained_layer == 2
     )
-    want = SubModelSize(0.3, axis_widths=(("1", 1.0), ("0", 0.5)), device=2)
+    want = SubModelSize(0.3, axis_widths=(("1", 1.0), ("0", 0.5)))
     slice_ = chosen(want, params, blueprint)
     assert {axis: len(kept) for axis, kept in slice_.keep} == {"0": 8, "3": 20}
     rounded = chosen(replace(want, rounding="round"), params, blueprint)
     assert {axis: len(kept) for axis, kept in rounded.keep} == {"0": 8, "3": 19}
     assert all(list(kept) == sorted(set(kept)) for _, kept in slice_.keep)
-    assert chosen(replace(want, device=None), params, blueprint) == slice_
 
 
 def test_smaller_sub_models_lie_inside_larger_ones() -> None:
     blueprint, params = pyramid()
-    slices = [
-        chosen(SubModelSize(share, device=0), params, blueprint) for share in (0.7, 0.5, 0.2, 0.01)
-    ]
+    slices = [chosen(SubModelSize(share), params, blueprint) for share in (0.7, 0.5, 0.2, 0.01)]
     for larger, smaller in pairwise(slices):
         assert all(set(kept) <= set(larger.kept(axis) or ()) for axis, kept in smaller.keep)
 

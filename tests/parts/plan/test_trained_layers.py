@@ -1,26 +1,25 @@
 """Depths: which layers a device trains, who decides it, and by what."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from anyfleet.core.check_in import Choices, ChoosingDevice, MenuEntry
+from anyfleet.core.check_in import CheckIns, Choices
 from anyfleet.core.ledger import Ledger
 from anyfleet.core.local_training import local_steps
-from anyfleet.core.messages import ChooserState, Hyperparameters
+from anyfleet.core.messages import ChooserState
 from anyfleet.core.method import Method
+from anyfleet.core.signals import TargetTime
 from anyfleet.core.slots import Choose, Lesson, Plan
 from anyfleet.elastic import Blueprint, trace
 from anyfleet.errors import CompositionError
 from anyfleet.methods import fedavg
 from anyfleet.parts.choose import First, LargestInTime
 from anyfleet.parts.plan import Assigned, TrainedLayersByLevel, TrainedLayersMenu, WidthMenu
-from anyfleet.parts.plan.trained_layers import depths
+from anyfleet.parts.plan.trained_layers import first_trained_layers
 from anyfleet.parts.select import Everyone
 from anyfleet.tasks import zoo
 from anyfleet.tasks.partition import Iid
@@ -62,22 +61,27 @@ def test_1_3_widths_of_the_table(
     blueprint: Blueprint, widths: int | None, layers: list[int]
 ) -> None:
     """specification §1.3, smallest width first."""
-    found = [len(blueprint.layers) - first for first in reversed(depths(blueprint, widths))]
+    found = [
+        len(blueprint.layers) - first for first in reversed(first_trained_layers(blueprint, widths))
+    ]
     assert found == layers
     # Always a suffix that ends in the classifier.
-    assert all(blueprint.layers[first:][-1] == blueprint.layers[-1] for first in depths(blueprint))
+    assert all(
+        blueprint.layers[first:][-1] == blueprint.layers[-1]
+        for first in first_trained_layers(blueprint)
+    )
 
 
 def test_levels_may_name_their_layers() -> None:
-    assert depths(FCNN, trained=(5, 4, 3, 2)) == depths(FCNN, 4)
-    assert depths(FCNN, trained=(3, 1)) == (2, 4)
-    assert depths(CNN_MNIST, trained=(9, 1)) == (0, 3)
+    assert first_trained_layers(FCNN, trained_layers=(5, 4, 3, 2)) == first_trained_layers(FCNN, 4)
+    assert first_trained_layers(FCNN, trained_layers=(3, 1)) == (2, 4)
+    assert first_trained_layers(CNN_MNIST, trained_layers=(9, 1)) == (0, 3)
 
 
 def test_1_3_a_model_with_one_layer_has_one_width() -> None:
     blueprint = traced(zoo.logistic(), 784)
-    assert depths(blueprint, 4) == (0,)
-    assert depths(blueprint, trained=(2, 1)) == (0, 0)
+    assert first_trained_layers(blueprint, 4) == (0,)
+    assert first_trained_layers(blueprint, trained_layers=(2, 1)) == (0, 0)
 
 
 class Unused(nn.Module):
@@ -100,20 +104,22 @@ def test_layers_that_cannot_learn_do_not_count() -> None:
     net[0].requires_grad_(False)
     blueprint = traced(net, 4)
     # Whoever trains everything has the whole model: frozen layers are its beginning.
-    assert depths(blueprint) == (0, 2, 3)
-    assert depths(blueprint, 2) == (0, 2)
+    assert first_trained_layers(blueprint) == (0, 2, 3)
+    assert first_trained_layers(blueprint, 2) == (0, 2)
     net[4].requires_grad_(False)
-    assert depths(traced(net, 4)) == (0, 3)
-    assert len(depths(traced(Unused(), 4))) == 2
+    assert first_trained_layers(traced(net, 4)) == (0, 3)
+    assert len(first_trained_layers(traced(Unused(), 4))) == 2
 
 
 def test_depths_that_cannot_be_meant_are_refused() -> None:
     for part in (TrainedLayersByLevel, TrainedLayersMenu):
-        with pytest.raises(ValueError, match=rf"{part.__name__}\.widths must be at least 1"):
+        with pytest.raises(ValueError, match=rf"{part.__name__}\.depths must be at least 1"):
             part(0)
-        with pytest.raises(ValueError, match=r"\.trained must be at least 1 each, got 0 at posit"):
+        with pytest.raises(
+            ValueError, match=r"\.trained_layers must be at least 1 each, got 0 at posit"
+        ):
             part(trained_layers=(3, 0))
-        with pytest.raises(ValueError, match=r"takes widths or trained"):
+        with pytest.raises(ValueError, match=r"takes depths or trained_layers"):
             part(2, (3, 2))
 
 
@@ -141,7 +147,7 @@ def test_every_level_has_its_depth_and_the_last_serves_those_beyond() -> None:
 
 def test_a_device_chooses_the_deepest_in_time_and_reports_which() -> None:
     """Times of the four depths are told by a run without a choice."""
-    fast = Steady(up=1e12, down=1e12)
+    fast = Steady(bit_rate_up=1e12, bit_rate_down=1e12)
     fleet = Fleet((Group(speed=1e7, link=fast),))
     assigned = [
         run(TrainedLayersByLevel(trained_layers=(n,)), fleet).compute_seconds.max()
@@ -175,7 +181,7 @@ def mixed(reports: Reports | None = None) -> Fleet:
         Group(
             speed=Redrawn(Between(speed / 2, 2 * speed)),
             load=Redrawn(Between(1.0, 1.5)),
-            link=Steady(up=rate, down=rate),
+            link=Steady(bit_rate_up=rate, bit_rate_down=rate),
             overhead=1e-3,
             fixed=0.1,
         )
@@ -189,7 +195,7 @@ def sizes(method: Method, fleet: Fleet, rounds: int) -> list[tuple[int, float, i
         method, small.task(devices=30, partition=Iid(samples=15)), rounds, fleet=fleet
     )
     rows = [row for step in steps for row in small.rows(step)]
-    return [(row.device, row.share, row.first) for row in rows]
+    return [(row.device, row.width, row.first_trained_layer) for row in rows]
 
 
 def pair(menu: Plan, choose: Choose = WITHIN) -> tuple[Method, Method]:
@@ -241,14 +247,14 @@ def test_what_a_device_cannot_hold_is_not_on_its_menu() -> None:
 class Slowly(Choose):
     """The last entry, at half the speed and in one step."""
 
-    def __call__(
-        self, menu: Sequence[MenuEntry], device: ChoosingDevice, hyperparameters: Hyperparameters
-    ) -> Choices:
-        slow = replace(
-            hyperparameters, frequency=device.conditions.fastest / 2, local_steps=np.array([1])
+    def __call__(self, check_ins: CheckIns) -> Choices:
+        for each in check_ins:
+            assert local_steps(each.hyperparameters.changed(local_steps=1), [each.samples]) == [1]
+        return check_ins.choices(
+            [len(each.menu) - 1 for each in check_ins],
+            frequency=check_ins.conditions.fastest / 2,
+            local_steps=1,
         )
-        assert local_steps(slow, [device.samples]) == [1]
-        return Choices(np.array([len(menu) - 1]), slow, np.array([np.nan]), ("",))
 
 
 def test_numbers_that_a_chooser_changes_are_ordered() -> None:
@@ -260,7 +266,7 @@ def test_numbers_that_a_chooser_changes_are_ordered() -> None:
 
 
 def test_without_a_menu_there_is_nothing_to_assign() -> None:
-    with pytest.raises(CompositionError, match=r"Assigned.* needs 'menu'.*TrainedLayersMenu"):
+    with pytest.raises(CompositionError, match=r"Assigned.* needs a menu.*TrainedLayersMenu"):
         replace(ALL, plan=Assigned(TrainedLayersByLevel(3), LargestInTime(1e-9)))
 
 
@@ -276,15 +282,17 @@ class Keeps(First):
 
 
 class Needs(First):
-    requires = MappingProxyType({"target": "plan=TargetSeconds(...)"})
+    requires = frozenset({TargetTime(provider="plan=TargetSeconds(...)")})
 
 
-@pytest.mark.parametrize("choose", [Remembers(), Keeps()], ids=["notes", "measures"])
+@pytest.mark.parametrize("choose", [Remembers(), Keeps()], ids=["state", "measures"])
 def test_a_chooser_that_learns_on_the_device_stays_there(choose: Choose) -> None:
     with pytest.raises(ValueError, match=r"Assigned\.choose=.*decides by what devices learn"):
         Assigned(WidthMenu(), choose)
 
 
 def test_what_the_chooser_needs_the_plan_needs() -> None:
-    with pytest.raises(CompositionError, match=r"plan=.*needs 'target'.*use plan=Paced"):
+    with pytest.raises(
+        CompositionError, match=r"plan=.*needs a target time.*use plan=TargetSeconds"
+    ):
         replace(ALL, plan=Assigned(WidthMenu(), Needs()))

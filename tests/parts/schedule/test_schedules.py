@@ -14,9 +14,10 @@ from torch import Tensor
 
 from anyfleet.arrays import Flags
 from anyfleet.core.loop import Round, run
-from anyfleet.core.messages import Events, Failure, Kind, Plans
+from anyfleet.core.messages import Events, Failure, Kind
 from anyfleet.core.method import Method
 from anyfleet.core.orders import Cohort
+from anyfleet.core.plans import Plans
 from anyfleet.core.server import Server
 from anyfleet.core.slots import Plan, Schedule
 from anyfleet.core.view import Ids, OrderStatus, OrderStatuses, Request, View

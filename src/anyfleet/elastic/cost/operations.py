@@ -48,10 +48,10 @@ def _operations(
 
 
 def layers_of(blueprint: Blueprint, slice: Slice = WHOLE) -> tuple[CountedLayer, ...]:
-    """The layers of a slice at its own width, one for each layer of the blueprint.
+    """Return the layers of a slice at its own width, one for each layer of the blueprint.
 
     Raises:
-        ValueError: The net is not a chain of linear layers and convolutions.
+        ValueError: The network is not a chain of linear layers and convolutions.
     """
     return _read(blueprint.local(slice))
 
@@ -78,7 +78,7 @@ def _read(small: Blueprint) -> tuple[CountedLayer, ...]:
 
 
 def _chain(blueprint: Blueprint) -> Iterator[Node]:
-    """The calls from the output back to the input, each with a single source."""
+    """Yield the calls from the output back to the input, each with a single source."""
     made = {node.name: node for node in blueprint.program.nodes}
     name = blueprint.program.output
     while name in made:
@@ -108,7 +108,7 @@ def _weighted(node: Node, blueprint: Blueprint) -> CountedLayer:
 
 
 def _dims_before(node: Node, blueprint: Blueprint) -> tuple[Dim, ...]:
-    """The dimensions of the only source of a call."""
+    """Return the dimensions of the only source of a call."""
     (name,) = value_names(node.args)
     program = blueprint.program
     known = {given.name: given.dims for given in program.inputs}

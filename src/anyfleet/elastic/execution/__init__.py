@@ -1,3 +1,3 @@
-"""The network of a blueprint, run at any width."""
+"""Execution of a blueprint's program: as a pure function, or as a module."""
 
 __all__: list[str] = []

@@ -48,18 +48,20 @@ def apply(
     valid: Tensor | None = None,
     key: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The output, and the buffers after it.
+    """Run a program; return its output, and the buffers after it.
 
-    `blueprint` is that of the (small) model itself: `blueprint.local(slice)`. `valid` [B] marks
-    the rows that are not padding; `key` addresses dropout and other random draws (a network that
-    draws in evaluation too takes the same draw every time without one). Pure: works under
+    `blueprint` is that of the (small) model itself: `blueprint.local(slice)`. `valid` [B] marks the
+    rows that are not padding; `key` addresses dropout and other random draws (a network that draws
+    in evaluation too takes the same draw every time without one). Pure: works under
     `torch.func.grad` and `vmap`.
     """
     tensors = inputs if isinstance(inputs, tuple) else (inputs,)
     own = blueprint.evaluation is not None and mode.forward == "evaluation"
     plan = _plan(blueprint, evaluating=own)
     if len(tensors) != len(plan.inputs):
-        raise ValueError(f"the network takes {len(plan.inputs)} inputs, got {len(tensors)}")
+        raise ValueError(
+            f"the network takes {len(plan.inputs)} inputs, got {len(tensors)}: pass one each"
+        )
     dtype, device = _home(params, tensors)
     valid, key = _padding(plan, _on(valid, device)), _on(key, device)
     batch, sizes = tensors[0].shape[0], blueprint.sizes
@@ -88,13 +90,16 @@ def _home(
 
 
 def _padding(plan: "_Plan", valid: Tensor | None) -> Tensor | None:
-    """The mask of a network whose samples stay apart; the others take samples alone."""
+    """Return the mask of a network whose samples stay apart; raise ValueError if they do not.
+
+    A network whose samples meet takes samples alone, without padding: its mask is None.
+    """
     if valid is None or not plan.mixed:
         return valid
     if _functorch.is_batchedtensor(valid) or not bool(valid.all()):
         raise ValueError(
-            f"{plan.mixed[0]}: the rows of a minibatch see each other, so that none of them may "
-            "be padding and devices cannot be stacked. Pass the samples alone, without `valid`."
+            f"{plan.mixed[0]}: the rows of a minibatch see each other, so none of them may be "
+            "padding and devices cannot be stacked. Pass the samples alone, without `valid`."
         )
     return None
 
@@ -105,6 +110,7 @@ def _on(tensor: Tensor | None, device: torch.device) -> Tensor | None:
 
 # A dot-prefixed name cannot be the name of a node, so both kinds of value share one dictionary.
 def held(name: str) -> str:
+    """Return the key under which a parameter, buffer or constant is among the values."""
     return "." + name
 
 
@@ -149,7 +155,7 @@ def _plan(blueprint: Blueprint, *, evaluating: bool) -> _Plan:
 
 
 def _step(node: Node, sizes: Mapping[str, int], dead: tuple[str, ...]) -> Step:
-    """One call with everything that can be known beforehand already resolved."""
+    """Return one call with everything that can be known beforehand already resolved."""
     call = caller(node, sizes)
     name = node.name
 
@@ -163,7 +169,7 @@ def _step(node: Node, sizes: Mapping[str, int], dead: tuple[str, ...]) -> Step:
 
 
 def caller(node: Node, sizes: Mapping[str, int]) -> Getter:
-    """The call of one node, as a function of the values it needs (see `held`)."""
+    """Return the call of one node, as a function of the values it needs (see `held`)."""
     ready, getters = _arguments(node.args, sizes)
     special = SPECIAL.get(node.op)
     if special is not None:
@@ -184,7 +190,7 @@ def caller(node: Node, sizes: Mapping[str, int]) -> Getter:
 def _arguments(
     args: tuple[Arg, ...], sizes: Mapping[str, int]
 ) -> tuple[list[Any], list[tuple[int, Getter]]]:
-    """Arguments that are always the same, and how to get the others."""
+    """Return the arguments that are always the same, and how to get the others."""
     ready: list[Any] = []
     getters: list[tuple[int, Getter]] = []
     for position, arg in enumerate(args):
@@ -205,7 +211,7 @@ def _filled(
 
 
 def _fixed(arg: Arg, sizes: Mapping[str, int]) -> tuple[bool, Any]:
-    """Whether an argument is the same in every run, and what it then is."""
+    """Return whether an argument is the same in every run, and what it then is."""
     if isinstance(arg, Size):
         has_batch = any(BATCH in product for product in arg.dim)
         return (False, None) if has_batch else (True, length(arg.dim, sizes))
@@ -251,7 +257,7 @@ def _named(text: str) -> Any:
 
 
 def resolve(op: str) -> "OpOverload[..., Any]":
-    """The ATen operator of that name; a program may name nothing else."""
+    """Return the ATen operator of that name; raise ProgramError for anything else."""
     found = _OP.fullmatch(op)
     packet = (
         getattr(torch.ops.aten, found.group(1), None)

@@ -22,8 +22,8 @@ _SUFFIX = {"heads": ".heads", "head_dim": ".head_dim", "groups": ".groups"}
 class Atom:
     """A candidate axis: merged into another, split into an outer and an inner part, or itself.
 
-    `why` is set once it may not be cut. `mark` is what the operators it went through say about
-    its kind.
+    `why` is set once it may not be cut. `mark` is what the operators it went through say about its
+    kind.
     """
 
     size: int
@@ -39,12 +39,12 @@ Dims = tuple[Product, ...]
 
 
 def fresh(size: int, why: str = "") -> Product:
-    """A new dimension of one atom; fixed if a reason is given."""
+    """Return a new dimension of one atom; fixed if a reason is given."""
     return (Atom(size, why),) if size != 1 else ()
 
 
 def atoms(product: Iterable[Atom]) -> Product:
-    """The product in terms of what its atoms have become."""
+    """Return the product in terms of what its atoms have become."""
     found: list[Atom] = []
     for member in product:
         atom = member
@@ -55,23 +55,24 @@ def atoms(product: Iterable[Atom]) -> Product:
 
 
 def size(product: Product) -> int:
+    """Return the size of a product."""
     return math.prod(atom.size for atom in product)
 
 
 def freeze(product: Product, why: str) -> None:
-    """Never cut these; the first reason stays."""
+    """Fix these atoms, so that they are never cut; the first reason stays."""
     for atom in atoms(product):
         atom.why = atom.why or why
 
 
 def mark(product: Product, kind: str) -> None:
-    """Say what the atoms are; the first mark stays."""
+    """Mark what kind of axis the atoms are; the first mark stays."""
     for atom in atoms(product):
         atom.mark = atom.mark or kind
 
 
 def unify(one: Product, other: Product) -> bool:
-    """Make two products of equal size the same axes; False if their factors cannot be aligned."""
+    """Make two products of equal size the same axes; return False if they cannot be aligned."""
     left, right = list(atoms(one)), list(atoms(other))
     while left and right:
         a, b = left[0], right[0]
@@ -117,9 +118,11 @@ class Names:
                     self._add(atom, owner)
 
     def dims(self, dims: Dims) -> tuple[Dim, ...]:
+        """Return dimensions in terms of axis names."""
         return tuple(self.dim(product) for product in dims)
 
     def dim(self, product: Product) -> Dim:
+        """Return a dimension in terms of axis names; what is new belongs to no parameter."""
         for atom in atoms(product):
             if atom not in self.known:
                 atom.why = atom.why or "no parameter"
@@ -127,13 +130,13 @@ class Names:
         return (tuple(self.known[atom] for atom in atoms(product)),)
 
     def cut(self, dims: Dims) -> list[str]:
-        """The names of fixed axes that belong to layers, for a remark."""
+        """Return the names of fixed axes that belong to layers, for a remark."""
         found = (self.known.get(atom, "") for product in dims for atom in atoms(product))
         fixed = set(self.fixed())
         return [name for name in dict.fromkeys(found) if name in fixed]
 
     def fixed(self) -> list[str]:
-        """The axes of layers that might have been cut, had there not been a reason."""
+        """Return the axes of layers that are fixed and might have been cut otherwise."""
         return [n for n, axis in self.axes.items() if ":" not in n and axis.kind == "fixed"]
 
     def _add(self, atom: Atom, owner: str) -> None:
@@ -164,15 +167,16 @@ class Names:
 
 
 def owner_of(tensor: str) -> str:
-    """The module that holds a tensor; a parameter of the outermost module is its own owner."""
+    """Return the module that holds a tensor; one of the outermost module is its own owner."""
     return tensor.rpartition(".")[0] or tensor
 
 
 def output_atoms(dims: Dims, batch: Atom) -> frozenset[Atom]:
-    """The axes of the model's output."""
+    """Return the axes of the model's output."""
     own = atoms((batch,))[0]
     return frozenset(atom for atom in flatten(dims) if atom is not own)
 
 
 def flatten(dims: Iterable[Product]) -> list[Atom]:
+    """Return the atoms of all dimensions in one list."""
     return [atom for product in dims for atom in atoms(product)]

@@ -1,4 +1,4 @@
-"""Whether a network is the same function in evaluation, apart from what modes say anyway.
+"""The function of a network in evaluation, where it is another than in training.
 
 Dropout that passes its input on and batch norm by running statistics are matters of a `Mode`; all
 other differences make a program of its own.
@@ -72,7 +72,7 @@ def _mean(draft: Draft) -> str | None:
 
 @dataclass
 class _Alike:
-    """Numbers for values: equal ones are computed alike."""
+    """A number for every value: equal numbers are computed alike."""
 
     numbers: dict[tuple[Any, ...], int] = field(default_factory=dict)
 

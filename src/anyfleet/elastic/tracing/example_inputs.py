@@ -1,4 +1,4 @@
-"""What a module is traced with: checked, and explained where it does not fit."""
+"""The example inputs of a trace: checked, and explained where they do not fit."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""From a module to its ATen graph, without touching the module.
+"""The export of a module as an ATen graph, without touching the module.
 
 Two things that a forward pass does are not in its graph, and are watched while it is traced: a
 backward pass of its own, which is refused, and whether it asks for its mode.
@@ -54,7 +54,7 @@ _OWN_BACKWARD = (
 
 @dataclass(frozen=True)
 class Exported:
-    """The graph in one mode, and what its placeholders hold."""
+    """The graph of a module in one mode, and what its placeholders hold."""
 
     graph: fx.Graph
     batch: int
@@ -108,7 +108,7 @@ def export(
 
 
 def _unmistakable(module: nn.Module, inputs: tuple[Tensor, ...]) -> int:
-    """A prime that divides no size of the module and that nobody would write as a literal."""
+    """Return a prime that divides no size of the module and that nobody writes as a literal."""
     held = [*module.parameters(), *module.buffers()]
     sizes = {n for t in held for n in t.shape} | {n for x in inputs for n in x.shape[1:]}
     candidate = max([210, *(n for x in inputs for n in x.shape[1:])]) + 1
@@ -123,7 +123,7 @@ def _prime(number: int) -> bool:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Export prints graphs and warnings about what we translate into one error."""
+    """Silence what export prints about problems that we translate into one error."""
     logger = logging.getLogger("torch")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -137,7 +137,7 @@ def _quiet() -> Iterator[None]:
 
 @contextmanager
 def _plain_attention() -> Iterator[None]:
-    """Attention as in training: in evaluation torch has a fused call for a whole layer."""
+    """Trace attention as in training: in evaluation torch has a fused call for a whole layer."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -164,7 +164,7 @@ def _explained(error: Exception) -> TraceError:
 
 
 def _place(error: Exception) -> str:
-    """The last line of the user's own code on the way to the error."""
+    """Return the last line of the user's own code on the way to the error."""
     foreign = (
         f"{Path(torch.__file__).parent}{os.sep}",
         f"{Path(__file__).parents[1]}{os.sep}",
@@ -176,7 +176,7 @@ def _place(error: Exception) -> str:
 
 
 def _is_standard(file: str) -> bool:
-    """Whether a file belongs to Python itself."""
+    """Return whether a file belongs to Python itself."""
     return file.startswith(sysconfig.get_path("stdlib")) and "site-packages" not in file
 
 
@@ -185,7 +185,7 @@ def _is_standard(file: str) -> bool:
 
 @dataclass
 class Seen:
-    """What was noticed; `mode` is set once forward() asks whether it is training."""
+    """The observations of a trace; `mode` is set once forward() asks whether it is training."""
 
     mode: bool = False
 
@@ -203,7 +203,7 @@ def watching(*, gradients: bool) -> Iterator[Seen]:
 
 @contextmanager
 def _functions() -> Iterator[None]:
-    """Every `Function.apply` comes by here, also one that was bound before.
+    """Watch every `Function.apply`, also one that was bound before.
 
     A subclass inherits `apply` from `Function`, which calls that of its base class.
     """
@@ -216,6 +216,7 @@ def _functions() -> Iterator[None]:
 
 
 def _applied(cls: Any, *args: Any, **options: Any) -> Any:
+    """Call a Function; raise TraceError for one with a backward of its own."""
     tracked = torch.is_grad_enabled() and any(
         isinstance(leaf, Tensor) and leaf.requires_grad for leaf in tree_leaves((args, options))
     )
@@ -236,7 +237,7 @@ def _is_hook(cls: Any) -> bool:
 
 
 def _caller() -> str:
-    """The last line of the user's own code that led here."""
+    """Return the last line of the user's own code that led here."""
     own = [f for f in traceback.extract_stack() if not f.filename.startswith(_FOREIGN)]
     return f"\nAt {own[-1].filename}:{own[-1].lineno}:\n    {own[-1].line}" if own else ""
 

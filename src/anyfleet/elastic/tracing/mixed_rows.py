@@ -1,4 +1,4 @@
-"""Which calls of a program let one sample of a minibatch see another, apart from batch norm.
+"""Calls of a program that let one sample of a minibatch see another, apart from batch norm.
 
 Everywhere else the rows of a minibatch may be padded, because a row that is no sample reaches no
 other row. A network with such a call runs on its samples alone: minibatches are not padded and

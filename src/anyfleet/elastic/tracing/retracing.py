@@ -1,4 +1,4 @@
-"""Two traces of one module with different batch sizes: what may differ between them, and how.
+"""Further traces of one module, with other batch sizes: what may differ between them, and how.
 
 A trace turns what Python computes into literals. A number that follows from the batch size is
 right for other batches only if the program can say how it follows: in a straight line.

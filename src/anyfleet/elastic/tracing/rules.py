@@ -19,6 +19,7 @@ Rule = Callable[[Scope, fx.Node], Result]
 
 
 def linear(scope: Scope, node: fx.Node) -> Result:
+    """Match inputs, weight and bias of a linear layer."""
     given = bound(node)
     x, weight = scope.dims(given["input"]), scope.dims(given["weight"])
     scope.match(x[-1], weight[1], node)
@@ -28,6 +29,7 @@ def linear(scope: Scope, node: fx.Node) -> Result:
 
 
 def convolution(scope: Scope, node: fx.Node) -> Result:
+    """Match channels, weight and bias of a convolution; fix the map and the kernel."""
     given = bound(node)
     x, weight = scope.dims(given["input"]), scope.dims(given["weight"])
     if given["bias"] is not None:
@@ -44,7 +46,10 @@ def convolution(scope: Scope, node: fx.Node) -> Result:
 
 
 def _grouped(scope: Scope, node: fx.Node, channels: Product) -> None:
-    """in = groups x i, out = groups x o, weight = [groups x o, i, …]; depthwise is i = 1."""
+    """Match a grouped convolution: in = groups x i, out = groups x o, weight = [groups x o, i, …].
+
+    Depthwise is i = 1.
+    """
     given = bound(node)
     weight = scope.dims(given["weight"])
     count = int(given["groups"])
@@ -57,6 +62,7 @@ def _grouped(scope: Scope, node: fx.Node, channels: Product) -> None:
 
 
 def transposed_convolution(scope: Scope, node: fx.Node) -> Result:
+    """Match channels, weight and bias of a transposed convolution; fix the map and the kernel."""
     given = bound(node)
     x, weight = scope.dims(given["input"]), scope.dims(given["weight"])
     channel = len(x) - len(weight) + 1
@@ -74,11 +80,12 @@ def transposed_convolution(scope: Scope, node: fx.Node) -> Result:
 
 
 def spatial(sizes: tuple[int, ...]) -> Dims:
+    """Return the dimensions of a map, which are never cut."""
     return tuple(fresh(n, "space") for n in sizes)
 
 
 def channel_norm(scope: Scope, node: fx.Node) -> Result:
-    """Batch and instance norm, PReLU: one parameter per channel."""
+    """Match batch norm, instance norm or PReLU: one parameter per channel."""
     given = bound(node)
     x = scope.dims(given["input"] if "input" in given else given["self"])
     for name in ("weight", "bias", "running_mean", "running_var"):
@@ -89,6 +96,7 @@ def channel_norm(scope: Scope, node: fx.Node) -> Result:
 
 
 def group_norm(scope: Scope, node: fx.Node) -> Result:
+    """Match the channels of a group norm, whose groups are cut as a whole."""
     given = bound(node)
     x = scope.dims(given["input"])
     for name in ("weight", "bias"):
@@ -106,6 +114,7 @@ def group_norm(scope: Scope, node: fx.Node) -> Result:
 
 
 def layer_norm(scope: Scope, node: fx.Node) -> Result:
+    """Match the normalised dimensions with weight and bias."""
     given = bound(node)
     x = scope.dims(given["input"])
     normal = x[len(x) - len(given["normalized_shape"]) :]
@@ -118,6 +127,7 @@ def layer_norm(scope: Scope, node: fx.Node) -> Result:
 
 
 def embedding(scope: Scope, node: fx.Node) -> Result:
+    """Return the dimensions of the indices and of a row; fix the vocabulary."""
     given = bound(node)
     weight = scope.dims(given["weight"])
     freeze(weight[0], "vocabulary")
@@ -125,6 +135,7 @@ def embedding(scope: Scope, node: fx.Node) -> Result:
 
 
 def matmul(scope: Scope, node: fx.Node) -> Result:
+    """Match the summed dimensions of a product; mark heads where there are four dimensions."""
     first, second = node.args
     left, right = scope.dims(cast(fx.Node, first)), scope.dims(cast(fx.Node, second))
     scope.match(left[-1], right[-2] if len(right) > 1 else right[0], node)
@@ -138,6 +149,7 @@ def matmul(scope: Scope, node: fx.Node) -> Result:
 
 
 def attention(scope: Scope, node: fx.Node) -> Result:
+    """Match queries, keys and values; mark heads and fix the lengths."""
     given = bound(node)
     query, key, value = (scope.dims(given[name]) for name in ("query", "key", "value"))
     lengths = (query[-2], key[-2])
@@ -171,7 +183,7 @@ def _mark_heads(scope: Scope, *leading: Dims) -> None:
 
 
 def broadcast(scope: Scope, node: fx.Node, one: Dims, other: Dims) -> Dims:
-    """The dimensions of an elementwise result; equal sizes are the same axes."""
+    """Return the dimensions of an elementwise result; equal sizes are the same axes."""
     rank = max(len(one), len(other))
     one = (*((),) * (rank - len(one)), *one)
     other = (*((),) * (rank - len(other)), *other)
@@ -187,6 +199,7 @@ def broadcast(scope: Scope, node: fx.Node, one: Dims, other: Dims) -> Dims:
 
 
 def elementwise(scope: Scope, node: fx.Node) -> Result:
+    """Return the dimensions of all operands, broadcast."""
     out: Dims = ()
     for operand in node.all_input_nodes:
         out = broadcast(scope, node, out, scope.dims(operand))
@@ -194,11 +207,12 @@ def elementwise(scope: Scope, node: fx.Node) -> Result:
 
 
 def same(scope: Scope, node: fx.Node) -> Result:
+    """Return the dimensions of the first operand."""
     return scope.dims(node.all_input_nodes[0])
 
 
 def reshape(scope: Scope, node: fx.Node) -> Result:
-    """Refactor the product of all dimensions into the new ones, from the left."""
+    """Divide the product of all dimensions into the new ones, from the left."""
     out = refactor(scope, node, node.all_input_nodes[0])
     given = bound(node)
     for name in ("size", "shape"):
@@ -208,7 +222,7 @@ def reshape(scope: Scope, node: fx.Node) -> Result:
 
 
 def reshape_like(scope: Scope, node: fx.Node) -> Result:
-    """The shape of another tensor, and with it its axes."""
+    """Take the shape of another tensor, and with it its axes."""
     given = bound(node)
     out = refactor(scope, node, given["self"])
     for one, other in zip(out, scope.dims(given["other"]), strict=True):
@@ -217,6 +231,7 @@ def reshape_like(scope: Scope, node: fx.Node) -> Result:
 
 
 def unflatten(scope: Scope, node: fx.Node) -> Result:
+    """Divide one dimension into several."""
     given = bound(node)
     out = refactor(scope, node, given["self"])
     start = given["dim"] % len(scope.dims(given["self"]))
@@ -225,6 +240,7 @@ def unflatten(scope: Scope, node: fx.Node) -> Result:
 
 
 def refactor(scope: Scope, node: fx.Node, source: fx.Node) -> Dims:
+    """Return new dimensions for the same atoms; fix all of them where they do not align."""
     old = tuple(atom for product in scope.dims(source) for atom in product)
     new = tuple(fresh(n) for n in shape_of(node))
     if unify(old, tuple(atom for product in new for atom in product)):
@@ -234,6 +250,7 @@ def refactor(scope: Scope, node: fx.Node, source: fx.Node) -> Dims:
 
 
 def expand(scope: Scope, node: fx.Node) -> Result:
+    """Return the dimensions of an expanded tensor."""
     source = scope.dims(node.all_input_nodes[0])
     shape = shape_of(node)
     source = (*((),) * (len(shape) - len(source)), *source)
@@ -246,12 +263,14 @@ def expand(scope: Scope, node: fx.Node) -> Result:
 
 
 def permute(scope: Scope, node: fx.Node) -> Result:
+    """Return the dimensions in the order given."""
     given = bound(node)
     source = scope.dims(given["self"])
     return tuple(source[i] for i in given["dims"])
 
 
 def transpose(scope: Scope, node: fx.Node) -> Result:
+    """Return the dimensions with two of them swapped."""
     out = list(scope.dims(node.all_input_nodes[0]))
     one, other = [a for a in node.args if isinstance(a, int)]
     out[one], out[other] = out[other], out[one]
@@ -259,11 +278,12 @@ def transpose(scope: Scope, node: fx.Node) -> Result:
 
 
 def reverse(scope: Scope, node: fx.Node) -> Result:
+    """Return the dimensions in reverse order."""
     return scope.dims(node.all_input_nodes[0])[::-1]
 
 
 def pool(scope: Scope, node: fx.Node) -> Result:
-    """Leading dimensions pass; those of the map are never cut, as neighbours are combined."""
+    """Pass leading dimensions on; fix those of the map, as neighbours are combined."""
     source = scope.dims(node.all_input_nodes[0])
     value = node.meta["val"]
     shape = tuple(value.shape if isinstance(value, torch.Tensor) else value[0].shape)
@@ -281,7 +301,7 @@ def pool(scope: Scope, node: fx.Node) -> Result:
 
 
 def _single(given: Mapping[str, Any], count: int) -> list[bool]:
-    """Along which dimensions of the map every window is a single element, in its own place."""
+    """Return along which dimensions of the map every window is a single element, in its place."""
     if "kernel_size" not in given:
         return [False] * count
     kernel = _each(given["kernel_size"], count)
@@ -296,11 +316,15 @@ def _each(value: int | list[int], count: int) -> list[int]:
 
 
 def average(scope: Scope, node: fx.Node) -> Result:
-    """Means and variances do not depend on how many are averaged: the axis may still be cut."""
+    """Drop the averaged dimensions; they may still be cut.
+
+    Means and variances do not depend on how many entries are averaged.
+    """
     return _reduced(scope, node, freezing=False)
 
 
 def reduction(scope: Scope, node: fx.Node) -> Result:
+    """Drop the reduced dimensions and fix them."""
     if "other" in bound(node):
         return elementwise(scope, node)
     return _reduced(scope, node, freezing=True)
@@ -318,7 +342,7 @@ def _reduced(scope: Scope, node: fx.Node, *, freezing: bool) -> Result:
 
 
 def along(scope: Scope, node: fx.Node) -> Result:
-    """Softmax, cumulative sums, flips: the shape stays, but one dimension may not be cut."""
+    """Keep the shape, and fix the dimension that softmax, a cumulative sum or a flip runs along."""
     source = scope.dims(node.all_input_nodes[0])
     over = tuple(source[i] for i in _dimensions(node, len(source)))
     scope.fix(over, node, f"{op_name(node)} {ALONG}")
@@ -326,6 +350,7 @@ def along(scope: Scope, node: fx.Node) -> Result:
 
 
 def triangle(scope: Scope, node: fx.Node) -> Result:
+    """Fix the two dimensions of a triangle."""
     given = node.all_input_nodes[0]
     source = scope.dims(given)
     if given.op == "placeholder":
@@ -336,6 +361,7 @@ def triangle(scope: Scope, node: fx.Node) -> Result:
 
 
 def _dimensions(node: fx.Node, rank: int) -> tuple[int, ...]:
+    """Return the dimensions that a call names; all of them by default."""
     given = bound(node)
     chosen = given.get("dim", given.get("dims"))
     if chosen is None or chosen == []:
@@ -346,6 +372,7 @@ def _dimensions(node: fx.Node, rank: int) -> tuple[int, ...]:
 
 
 def select(scope: Scope, node: fx.Node) -> Result:
+    """Drop the dimension from which one position is selected, and fix it."""
     given = bound(node)
     source = scope.dims(given["self"])
     at = given["dim"] % len(source)
@@ -354,7 +381,7 @@ def select(scope: Scope, node: fx.Node) -> Result:
 
 
 def narrow(scope: Scope, node: fx.Node) -> Result:
-    """A slice: whole, or the dimension is fixed."""
+    """Pass a slice of a whole dimension on; fix the dimension of any other slice."""
     given = bound(node)
     source = scope.dims(given["self"])
     at = given["dim"] % len(source)
@@ -371,7 +398,7 @@ def narrow(scope: Scope, node: fx.Node) -> Result:
 
 
 def _rounds(scope: Scope, node: fx.Node, product: Product, count: int) -> Product | None:
-    """Whole views of the batch that a slice takes from several joined ones."""
+    """Return whole views of the batch that a slice takes from several joined ones, or None."""
     given = bound(node)
     total, start = full_size(product), int(given["start"] or 0)
     start = max(0, start + total if start < 0 else start)
@@ -387,6 +414,7 @@ def _rounds(scope: Scope, node: fx.Node, product: Product, count: int) -> Produc
 
 
 def insert(scope: Scope, node: fx.Node) -> Result:
+    """Insert a dimension of size 1."""
     given = bound(node)
     source = scope.dims(given["self"])
     at = given["dim"] % (len(source) + 1)
@@ -407,7 +435,7 @@ def squeeze(scope: Scope, node: fx.Node) -> Result:
 
 
 def create(scope: Scope, node: fx.Node) -> Result:
-    """A tensor of one repeated value: any of its dimensions may turn out to be an axis."""
+    """Return the dimensions of a tensor of one value: any of them may turn out to be an axis."""
     out = tuple(scope.literal(n, "") for n in shape_of(node))
     if "size" in bound(node):
         scope.reshape(node, "size", out)
@@ -415,12 +443,12 @@ def create(scope: Scope, node: fx.Node) -> Result:
 
 
 def positions(scope: Scope, node: fx.Node) -> Result:
-    """Counting: every element differs from the others, so nothing may be cut."""
+    """Fix every dimension of a count: every element differs from the others."""
     return tuple(scope.literal(n, f"{op_name(node)} counts along it") for n in shape_of(node))
 
 
 def pad(scope: Scope, node: fx.Node) -> Result:
-    """What is padded (or shifted: padded here and cropped there) is fixed, the rest passes."""
+    """Fix what is padded (or shifted: padded here and cropped there), and pass the rest on."""
     source, shape = scope.dims(node.all_input_nodes[0]), shape_of(node)
     amounts = list(bound(node)["pad"])
     out = list(source)
@@ -432,7 +460,7 @@ def pad(scope: Scope, node: fx.Node) -> Result:
 
 
 def stack(scope: Scope, node: fx.Node) -> Result:
-    """A new dimension, never cut; the others are the same axes in all parts."""
+    """Add a new dimension, never cut; the others are the same axes in all parts."""
     given = bound(node)
     parts = [scope.dims(n) for n in given["tensors"]]
     for part in parts[1:]:
@@ -442,7 +470,7 @@ def stack(scope: Scope, node: fx.Node) -> Result:
 
 
 def join(scope: Scope, node: fx.Node) -> Result:
-    """Concatenation: what is joined is never cut (for now)."""
+    """Fix the dimension that a concatenation joins; the others are the same axes in all parts."""
     given = bound(node)
     parts = [scope.dims(n) for n in given["tensors"]]
     at = given["dim"] % len(parts[0])
@@ -458,7 +486,7 @@ def join(scope: Scope, node: fx.Node) -> Result:
 
 
 def _end_to_end(scope: Scope, node: fx.Node, parts: list[Product], count: int) -> Product:
-    """Views of the batch behind one another run over it several times."""
+    """Return the dimension of joined parts; views of the batch run over it several times."""
     inner = [found[1] for found in map(scope.parted, parts) if found is not None]
     if len(inner) == len(parts) and len({full_size(product) for product in inner}) == 1:
         for other in inner[1:]:
@@ -469,7 +497,7 @@ def _end_to_end(scope: Scope, node: fx.Node, parts: list[Product], count: int) -
 
 
 def divide(scope: Scope, node: fx.Node) -> Result:
-    """Split and chunk: what is divided is never cut (for now)."""
+    """Fix the dimension that a split or a chunk divides."""
     given = bound(node)
     source = scope.dims(given["self"])
     at = given["dim"] % len(source)
@@ -483,7 +511,7 @@ def divide(scope: Scope, node: fx.Node) -> Result:
 
 
 def unknown(scope: Scope, node: fx.Node) -> Result:
-    """Nothing is known about the operator: nothing that goes through it is cut."""
+    """Fix everything that goes through an operator of which nothing is known."""
     why = f"unknown operator {op_name(node)}"
     touched = tuple(p for n in node.all_input_nodes for p in _all(scope.values[n]))
     scope.remark(touched, node, why)
@@ -601,5 +629,5 @@ RULES: Mapping[str, Rule] = {
 
 
 def rule(name: str) -> Rule:
-    """The rule of an operator without namespace and overload ("conv2d")."""
+    """Return the rule of an operator without namespace and overload ("conv2d")."""
     return RULES.get(name, unknown)

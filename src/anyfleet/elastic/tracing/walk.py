@@ -50,7 +50,7 @@ class Draft:
 
 @dataclass
 class Walk:
-    """What one pass over the graph found."""
+    """The findings of one pass over the graph."""
 
     exported: Exported
     scope: Scope
@@ -92,6 +92,7 @@ def _check_output(found: Walk) -> None:
         given = f"{outputs[0]} comes first" if outputs else "it returns nothing"
         raise TraceError(
             f"forward() must return a tensor, or several of which the first is the output; {given}."
+            " Return tensors, or wrap the module in one that does."
         )
 
 
@@ -119,7 +120,7 @@ def _placeholder(found: Walk, node: fx.Node, beside: Walk | None) -> None:
 
 
 def _constants(found: Walk) -> frozenset[str]:
-    """Names that mean another tensor in another graph."""
+    """Return the names that mean another tensor in another graph."""
     return frozenset(found.exported.constants.values())
 
 
@@ -131,7 +132,10 @@ def _known_input(found: Walk, node: fx.Node, beside: Walk | None) -> Dims | None
 
 
 def _check_shape(node: fx.Node) -> None:
-    """Every size in the graph is a number, unless it was computed from the values of a tensor."""
+    """Raise TraceError if a size was computed from the values of a tensor.
+
+    Every other size in the graph is a number.
+    """
     value = node.meta.get("val")
     results = value if isinstance(value, list | tuple) else (value,)
     sizes = [n for t in results if isinstance(t, Tensor) for n in t.shape]
@@ -172,7 +176,7 @@ def _call(found: Walk, node: fx.Node) -> None:
 
 
 def _is_counter(found: Walk, node: fx.Node) -> bool:
-    """Batch norm counts its batches in place; `apply` does that itself."""
+    """Return whether a call counts the batches of a batch norm: `apply` does that itself."""
     target = node.args[0] if node.args else None
     name = found.held.get(target, "") if isinstance(target, fx.Node) else ""
     if op_name(node) != "add_" or not name.endswith("num_batches_tracked"):
@@ -183,7 +187,7 @@ def _is_counter(found: Walk, node: fx.Node) -> bool:
 
 
 def _changed(node: fx.Node) -> fx.Node | None:
-    """The value an in-place call writes to."""
+    """Return the value an in-place call writes to, or None."""
     for argument, given in zip(schema(node).arguments, node.args, strict=False):
         if (
             argument.alias_info is not None
@@ -199,14 +203,14 @@ def _functional(node: fx.Node) -> str:
     overload = str(node.target).rpartition(".")[2]
     if not op_name(node).endswith("_") or packet is None or overload not in packet.overloads():
         raise TraceError(
-            f"{node.target} changes a tensor in place and has no other form ({place_of(node)}); "
-            "use an operator that returns a new tensor"
+            f"{node.target} changes a tensor in place and has no other form ({place_of(node)}). "
+            "Use an operator that returns a new tensor."
         )
     return f"aten.{op_name(node).removesuffix('_')}.{overload}"
 
 
 def _own(found: Walk, node: fx.Node | None) -> fx.Node | None:
-    """The placeholder that stands for a tensor, whichever of its names was meant."""
+    """Return the placeholder that stands for a tensor, whichever of its names was meant."""
     return node if node is None else found.placeholders.get(found.held.get(node, ""), node)
 
 
@@ -215,7 +219,7 @@ def _root(found: Walk, node: fx.Node) -> fx.Node:
 
 
 def _supersede(found: Walk, node: fx.Node, changed: fx.Node) -> None:
-    """From here on the changed value means the new one; a view of it would be stale."""
+    """Let the changed value mean the new one from here on; refuse a view of it that is used."""
     root = _root(found, changed)
     relatives = {n for n, r in found.family.items() if r is root} | {root}
     for other in relatives - {changed}:
@@ -229,7 +233,7 @@ def _supersede(found: Walk, node: fx.Node, changed: fx.Node) -> None:
 
 
 def current(found: Walk, node: fx.Node) -> fx.Node:
-    """The node that now holds this value."""
+    """Return the node that now holds this value."""
     node = _own(found, node) or node
     while node in found.latest:
         node = found.latest[node]
@@ -241,7 +245,7 @@ def _draft(found: Walk, node: fx.Node, op: str) -> None:
     args, options = _arguments(found, node, base)
     if node in found.scope.instead:
         op, given = found.scope.instead[node]
-        args, options = [_plain(found, arg) for arg in given], {}
+        args, options = [_plain(found, arg, node) for arg in given], {}
     if base == "batch_norm" and args[6] == CUMULATIVE:
         args[6] = None
     if op == "aten.to.device":
@@ -256,10 +260,10 @@ def _draft(found: Walk, node: fx.Node, op: str) -> None:
 
 def _arguments(found: Walk, node: fx.Node, base: str) -> tuple[list[Any], dict[str, Any]]:
     if base == "getitem":
-        return [_plain(found, arg) for arg in node.args], {}
+        return [_plain(found, arg, node) for arg in node.args], {}
     sizes = found.scope.sizes.get(node, {})
     given = {
-        name: sizes[name] if name in sizes else _plain(found, value)
+        name: sizes[name] if name in sizes else _plain(found, value, node)
         for name, value in bound(node).items()
     }
     names = list(given)
@@ -276,13 +280,13 @@ def _arguments(found: Walk, node: fx.Node, base: str) -> tuple[list[Any], dict[s
     }
 
 
-def _plain(found: Walk, arg: object) -> Any:
-    """Plain data for an argument; literal sizes that hold the batch become products."""
+def _plain(found: Walk, arg: object, node: fx.Node) -> Any:
+    """Return plain data for an argument; literal sizes that hold the batch become products."""
     if isinstance(arg, fx.Node):
         arg = current(found, arg)
         return Held(found.held[arg]) if arg in found.held else Value(arg.name)
     if isinstance(arg, list | tuple):
-        return [_plain(found, item) for item in arg]
+        return [_plain(found, item, node) for item in arg]
     if isinstance(arg, bool) or arg is None or isinstance(arg, float | str):
         return arg
     if isinstance(arg, int):
@@ -296,11 +300,17 @@ def _plain(found: Walk, arg: object) -> Any:
         return Named(str(arg).removeprefix("torch."))
     if isinstance(arg, torch.device):
         return None
-    raise TraceError(f"an argument of type {type(arg).__name__} cannot travel: {arg!r}")
+    raise TraceError(
+        f"{node.target} takes {arg!r}, and an argument of type {type(arg).__name__} cannot travel "
+        f"to a device.{line_of(node)}\nPass numbers, texts, dtypes or tensors to operators."
+    )
 
 
 def dtype_name(found: Walk, dtype: torch.dtype) -> str:
-    """The dtype of the parameters is "model": the program also runs in another precision."""
+    """Return the name of a dtype; that of the parameters is "model".
+
+    So the program also runs in another precision.
+    """
     own = next(
         (t.dtype for t in found.exported.tensors.values() if t.is_floating_point()), torch.float32
     )

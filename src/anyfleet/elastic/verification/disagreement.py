@@ -1,4 +1,4 @@
-"""Where two runs of a network part: the first layer or call whose result differs."""
+"""The place where two runs of a network part: the first layer or call whose result differs."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace

@@ -54,7 +54,7 @@ _ON_BY_DEFAULT = frozenset(
 
 
 class WithoutDropout(TorchFunctionMode):
-    """Every dropout passes its input on; `drawn` counts those that would have dropped."""
+    """A mode in which every dropout passes its input on; `drawn` counts those that would drop."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,16 +77,17 @@ class WithoutDropout(TorchFunctionMode):
 
 
 def _active(func: Any, args: Any, given: Mapping[str, Any]) -> bool:
-    """Whether a call of dropout would drop; torch's own signatures: input, rate, training."""
+    """Return whether a call of dropout would drop; torch's signatures: input, rate, training."""
     rest = dict(zip(("p", "training"), args[1:], strict=False)) | dict(given)
     on = rest.get("training", rest.get("train", func in _ON_BY_DEFAULT))
     return bool(rest.get("p", 0.5) and on)
 
 
 class Still(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Every other draw is its mean, below any function that draws inside; `drawn` counts them.
+    """A mode in which every other draw is its mean; `drawn` counts them.
 
-    `computed` are the precisions of all real and complex results.
+    It works below any function that draws inside. `computed` are the precisions of all real and
+    complex results.
     """
 
     def __init__(self) -> None:
@@ -129,7 +130,7 @@ _MEANS: Mapping[Any, Callable[..., Tensor]] = {
 
 @contextmanager
 def _default(dtype: torch.dtype) -> Iterator[None]:
-    """Tensors that the module makes for itself have this precision too."""
+    """Give tensors that the module makes for itself this precision too."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -186,7 +187,7 @@ def _again(module: nn.Module, dropouts: WithoutDropout) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Seen:
-    """What one run showed; `gradients` is empty where none were asked for."""
+    """The account of one run; `gradients` is empty where none were asked for."""
 
     output: Tensor
     gradients: dict[str, Tensor]
@@ -196,7 +197,7 @@ class Seen:
 
 
 class Witness(Protocol):
-    """Somebody who can run the network."""
+    """Anything that can run the network."""
 
     def run(
         self,
@@ -508,7 +509,7 @@ def _rows(x: Tensor, rows: int, key: Tensor) -> Tensor:
 
 
 def _like(tensor: Tensor, dtype: torch.dtype) -> torch.dtype:
-    """The same kind of number in another precision; whole numbers stay."""
+    """Return the dtype of the same kind of number in another precision; whole numbers stay."""
     if tensor.is_complex():
         return dtype.to_complex()
     return dtype if tensor.is_floating_point() else tensor.dtype

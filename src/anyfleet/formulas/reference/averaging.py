@@ -46,7 +46,7 @@ def overlap_mean(old: Floats, values: Floats, masks: Flags, weights: Floats | In
 def fedprox_step(
     weights: Floats, start: Floats, gradient: Floats, *, lr: float, mu: float = 0.01
 ) -> Floats:
-    """Return the weights after a step, pulled to the received model (FedProx, specification §1.2)."""
+    """Return the weights after a step, pulled to the received model (specification §1.2)."""
     after: Floats = weights - lr * (gradient + mu * (weights - start))
     return after
 

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from anyfleet.arrays import Floats
+from anyfleet.core.signals import Signal, diagnostics
 from anyfleet.core.updates import Updates
 from anyfleet.elastic import alpha
 from anyfleet.formulas.anycost import anycost_divergence, anycost_gain, anycost_weights
@@ -28,7 +29,7 @@ class Aio(Weighted):
     floor: float = 1e-3
 
     papers: ClassVar[tuple[Paper, ...]] = (ANYCOST,)
-    provides: ClassVar[frozenset[str]] = frozenset({"weights", "mean_gain", "mean_divergence"})
+    provides: ClassVar[frozenset[Signal]] = diagnostics("weights", "mean_gain", "mean_divergence")
 
     def __post_init__(self) -> None:
         if not 0 < self.floor <= 1:

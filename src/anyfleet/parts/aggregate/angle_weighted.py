@@ -9,6 +9,7 @@ from torch import Tensor
 
 from anyfleet.arrays import Floats
 from anyfleet.core.messages import Aggregated, Params
+from anyfleet.core.signals import Signal, diagnostics
 from anyfleet.core.slots import Aggregate
 from anyfleet.core.updates import Updates, add_delta
 from anyfleet.core.view import View
@@ -50,15 +51,13 @@ class AngleWeighted(Aggregate):
     base: Weighted = field(default_factory=Mean)
 
     papers: ClassVar[tuple[Paper, ...]] = (FEDADP,)
-    provides: ClassVar[frozenset[str]] = frozenset(
-        {
-            "angles",
-            "smoothed_angles",
-            "weights",
-            "expected_decrease",
-            "expected_decrease_instantaneous",
-            "expected_decrease_of_mean",
-        }
+    provides: ClassVar[frozenset[Signal]] = diagnostics(
+        "angles",
+        "smoothed_angles",
+        "weights",
+        "expected_decrease",
+        "expected_decrease_instantaneous",
+        "expected_decrease_of_mean",
     )
 
     def __post_init__(self) -> None:

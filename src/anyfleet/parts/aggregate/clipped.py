@@ -9,6 +9,7 @@ from torch import Tensor
 
 from anyfleet.arrays import Floats
 from anyfleet.core.messages import Aggregated, Params
+from anyfleet.core.signals import Signal, diagnostics
 from anyfleet.core.slots import Aggregate, State, Wrapper
 from anyfleet.core.updates import Updates
 from anyfleet.core.view import View
@@ -33,7 +34,7 @@ class Clipped(Wrapper, Aggregate):
     length: float | None = None
 
     papers: ClassVar[tuple[Paper, ...]] = (CLIPPING,)
-    provides: ClassVar[frozenset[str]] = frozenset({"clipped", "clipped_count"})
+    provides: ClassVar[frozenset[Signal]] = diagnostics("clipped", "clipped_count")
 
     def __post_init__(self) -> None:
         refuse(

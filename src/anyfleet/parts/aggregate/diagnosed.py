@@ -8,7 +8,8 @@ import numpy as np
 from torch import Tensor
 
 from anyfleet.core.messages import Aggregated, Params
-from anyfleet.core.slots import Aggregate, State, Wrapper
+from anyfleet.core.signals import Signal, diagnostics
+from anyfleet.core.slots import Aggregate, Measure, State, Wrapper
 from anyfleet.core.updates import Updates, base
 from anyfleet.core.view import View
 from anyfleet.formulas.contribution import fedadp_dissimilarity, fedadp_expected_decrease
@@ -30,31 +31,31 @@ class Diagnosed(Wrapper, Aggregate):
 
     Lengths are of updates, which are gradients times the learning rate and the local steps. With
     sub-models, a device is compared with the mean on its own coordinates. Where the inner
-    aggregator has diagnostics of the same name, its own stay. `measures` ("fisher", "norm") are
-    reported by every device, and are fields of the ledger.
+    aggregator has diagnostics of the same name, its own stay. The numbers of `reported` ("fisher",
+    "norm") are reported by every device, and are fields of the ledger; `measures` brings in what devices measure for it,
+    as `Fisher()`, unless another part does.
     """
 
     inner: Aggregate = field(default_factory=Mean)
-    measures: tuple[str, ...] = ()
+    reported: tuple[str, ...] = ()
+    measures: tuple[Measure, ...] = ()
 
-    provides: ClassVar[frozenset[str]] = frozenset(
-        {
-            "coverage",
-            "regions",
-            "fewest",
-            "omega_squared",
-            "norms",
-            "angles",
-            "divergence",
-            "dissimilarity_least",
-            "dissimilarity_most",
-            "expected_decrease",
-        }
+    provides: ClassVar[frozenset[Signal]] = diagnostics(
+        "coverage",
+        "regions",
+        "fewest",
+        "omega_squared",
+        "norms",
+        "angles",
+        "divergence",
+        "dissimilarity_least",
+        "dissimilarity_most",
+        "expected_decrease",
     )
 
     @property
     def reports(self) -> frozenset[str]:
-        return frozenset(self.measures)
+        return frozenset(self.reported)
 
     def __call__(
         self, model: Params, state: State, updates: Updates, view: View, key: Tensor

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from anyfleet.arrays import Floats
+from anyfleet.core.signals import Signal, diagnostics
 from anyfleet.core.updates import Updates
 from anyfleet.formulas.fedhq import fedhq_weights
 from anyfleet.papers import FEDHQ, Paper
@@ -27,7 +28,7 @@ class ErrorWeighted(Weighted):
 
     papers: ClassVar[tuple[Paper, ...]] = (FEDHQ,)
     reports: ClassVar[frozenset[str]] = frozenset({"distortion"})
-    provides: ClassVar[frozenset[str]] = frozenset({"weights"})
+    provides: ClassVar[frozenset[Signal]] = diagnostics("weights")
 
     def weigh(self, updates: Updates) -> Floats:
         reported = updates.report("distortion")

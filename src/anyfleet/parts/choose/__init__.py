@@ -1,4 +1,4 @@
-"""How a device chooses from its menu."""
+"""Choosers: how a device chooses from its menu."""
 
 from anyfleet.parts.choose.fisher_utility import FisherUtility
 from anyfleet.parts.choose.in_time import First, LargestInTime

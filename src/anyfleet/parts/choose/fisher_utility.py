@@ -1,14 +1,15 @@
 """WHALE-FL's choice on the device: by Fisher information, link and processor."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import numpy as np
 
-from anyfleet.core.check_in import Choices, ChoosingDevice, MenuEntry
+from anyfleet.core.check_in import CheckIn, CheckIns, Choices, MenuEntry
 from anyfleet.core.messages import ChooserState, Hyperparameters
-from anyfleet.core.slots import Choose, Lesson
+from anyfleet.core.signals import Menu, Signal, TargetTime
+from anyfleet.core.slots import Choose, Lesson, Measure
 from anyfleet.errors import refuse
 from anyfleet.formulas.whale import (
     whale_effectiveness,
@@ -17,22 +18,23 @@ from anyfleet.formulas.whale import (
     whale_threshold_utility,
     whale_utility,
 )
+from anyfleet.measure import Fisher
 from anyfleet.papers import WHALE, Paper
-from anyfleet.parts.choose.in_time import seconds_for
 
 
 @dataclass(frozen=True)
 class FisherUtility(Choose):
-    """The level that a device's utility affords (specification §1.10).
+    """The entry of the menu that a device's utility affords (specification §1.10).
 
-    Utility is high while a device's Fisher information is, over a window of rounds, and is cut
-    when it would now need more than the target time. The menu goes from the largest of `levels`
-    down; a device that may not train the largest has a menu without them.
+    Utility is high while a device's Fisher information is, over a window of rounds. It is cut when
+    the device would now need more than the target time. The menu goes from the largest of `levels`
+    sizes down; a device that may not train the largest has a menu without them.
 
-    `fisher`: "relative" to the initial model of the same width; "literal" takes the raw trace
-    times the batch (Eq. 3 of the paper); "constant" looks at time only. `penalty` 0 looks at
-    training only. `reference`: whose time counts, that of the smallest network ("unit") or of the
-    one trained last. `target` seconds; without them the plan must give a target (`TargetSeconds`).
+    `effectiveness` is "relative" to that of the initial model of the same width, or "literal": the
+    raw trace times the batch (Eq. 3 of the paper). "constant" looks at time only, and `penalty` 0
+    at training only. `reference` says whose time counts: that of the smallest sub-model ("unit"),
+    or of the one trained last. `target` is in seconds; without it the plan must provide a target
+    time (`TargetSeconds`). `fisher` says how devices measure their Fisher information.
     """
 
     levels: int = 5
@@ -40,9 +42,10 @@ class FisherUtility(Choose):
     threshold: float = 20.0
     penalty: float = 2.0
     target: float | None = None
-    fisher: Literal["relative", "literal", "constant"] = "relative"
+    effectiveness: Literal["relative", "literal", "constant"] = "relative"
     reference: Literal["unit", "last_choice"] = "unit"
     first_level: int = 1
+    fisher: Fisher = field(default_factory=Fisher)
 
     papers: ClassVar[tuple[Paper, ...]] = (WHALE,)
 
@@ -63,74 +66,87 @@ class FisherUtility(Choose):
             yield (
                 f"FisherUtility.first_level must lie in 1 to {self.levels}, got {self.first_level}."
             )
-        if self.fisher not in ("relative", "literal", "constant"):
-            yield f'FisherUtility.fisher must be "relative", "literal" or "constant": {self.fisher}'
+        if self.effectiveness not in ("relative", "literal", "constant"):
+            yield (
+                'FisherUtility.effectiveness must be "relative", "literal" or "constant", '
+                f"got {self.effectiveness!r}."
+            )
         if self.reference not in ("unit", "last_choice"):
             yield f'FisherUtility.reference must be "unit" or "last_choice", got {self.reference}.'
 
     @property
     def learns_from(self) -> frozenset[str]:
         # Without Fisher information it still learns that it has trained, and how wide.
-        return frozenset({"loss" if self.fisher == "constant" else "fisher"})
+        return frozenset({"loss" if self.effectiveness == "constant" else "fisher"})
 
     @property
-    def requires(self) -> Mapping[str, str]:
-        sizes = f"plan=WidthMenu(...) or TrainedLayersMenu(...) with {self.levels} sizes, one for each level"
-        menu = {f"menu of {self.levels}": sizes}
+    def measures(self) -> tuple[Measure, ...]:
+        return () if self.effectiveness == "constant" else (self.fisher,)
+
+    @property
+    def requires(self) -> frozenset[Signal]:
+        sizes = f"plan=WidthMenu(...) or plan=TrainedLayersMenu(...) with {self.levels} sizes"
+        menu = Menu(self.levels, provider=sizes)
         if self.target is not None or not self.penalty:
-            return menu
-        paced = "plan=TargetSeconds(WidthMenu(...)), or name FisherUtility.target in seconds"
-        return {**menu, "target": paced}
+            return frozenset({menu})
+        seconds = "plan=TargetSeconds(WidthMenu(...)), or set FisherUtility.target in seconds"
+        return frozenset({menu, TargetTime(provider=seconds)})
 
     # -- choosing
 
-    def __call__(
-        self, menu: Sequence[MenuEntry], device: ChoosingDevice, hyperparameters: Hyperparameters
-    ) -> Choices:
-        missing = self.levels - len(menu)
+    def __call__(self, check_ins: CheckIns) -> Choices:
+        chosen = [self._chosen(check_in) for check_in in check_ins]
+        return check_ins.choices(
+            [entry for entry, _ in chosen], utility=[utility for _, utility in chosen]
+        )
+
+    def _chosen(self, check_in: CheckIn) -> tuple[int, float]:
+        """Return the entry that a device takes and its utility, NaN before its first round."""
+        missing = self.levels - len(check_in.menu)
         if missing < 0:
             raise ValueError(
-                f"FisherUtility.levels is {self.levels}, but the menu has {len(menu)} entries: "
-                "name as many levels as the plan has sizes."
+                f"FisherUtility.levels is {self.levels}, but the menu has {len(check_in.menu)} "
+                "entries: name as many levels as the plan has sizes."
             )
-        notes = device.state.chooser
-        if not notes.get("rounds"):
-            wanted, u = self.first_level, float("nan")
+        if not check_in.state.get("rounds"):
+            size, utility = self.first_level, float("nan")
         else:
-            u = self._utility(menu, device, hyperparameters)
-            wanted = int(whale_level(u, self.levels))
-        entry = max(wanted - 1 - missing, 0)
-        return Choices(np.array([entry]), hyperparameters, np.array([u]), ("",))
+            utility = self._utility(check_in)
+            size = int(whale_level(utility, self.levels))
+        return max(size - 1 - missing, 0), utility
 
-    def _utility(
-        self, menu: Sequence[MenuEntry], own: ChoosingDevice, numbers: Hyperparameters
-    ) -> float:
-        notes = own.state.chooser
-        # The target is the time of a network, without what it costs to offer several.
-        seconds = seconds_for(self._timed(menu, notes).without_menu, own, numbers)
-        target = float(numbers.target_seconds[0]) if self.target is None else self.target
-        useful = whale_utility(self._effectiveness(notes, numbers), seconds, target, self.penalty)
+    def _utility(self, check_in: CheckIn) -> float:
+        """Return the utility of a device, between 0 and 1."""
+        own = check_in.hyperparameters
+        # The target is the time of a sub-model, without what it costs to offer several.
+        seconds = check_in.seconds(self._timed(check_in).without_menu)
+        target = float(own.target_seconds[0]) if self.target is None else self.target
+        effective = self._effectiveness(check_in.state, own)
+        useful = whale_utility(effective, seconds, target, self.penalty)
         return float(whale_threshold_utility(useful, self.threshold))
 
-    def _timed(self, menu: Sequence[MenuEntry], notes: ChooserState) -> MenuEntry:
-        """The entry of the menu whose time is held against the target."""
+    def _timed(self, check_in: CheckIn) -> MenuEntry:
+        """Return the entry of the menu whose time is compared with the target."""
+        menu = check_in.menu
         if self.reference == "unit":
             return menu[-1]
-        return next((offer for offer in menu if offer.sub_model_size == notes["last"]), menu[-1])
+        last = check_in.state["last"]
+        return next((entry for entry in menu if entry.sub_model_size == last), menu[-1])
 
-    def _effectiveness(self, notes: ChooserState, numbers: Hyperparameters) -> float:
-        if self.fisher == "constant":
+    def _effectiveness(self, state: ChooserState, own: Hyperparameters) -> float:
+        """Return how much training teaches a device, by its Fisher information."""
+        if self.effectiveness == "constant":
             return self.threshold
-        squares, counts = np.array(notes["squares"]), np.array(notes["steps"])
-        if self.fisher == "relative":
+        squares, counts = np.array(state["squares"]), np.array(state["steps"])
+        if self.effectiveness == "relative":
             return float(whale_relative_effectiveness(squares * counts, counts))
         # Eq. 3 sums over the iterations of a round: one column with the root of each sum.
-        return whale_effectiveness(np.sqrt(squares * counts)[:, None], int(numbers.batch_size[0]))
+        return whale_effectiveness(np.sqrt(squares * counts)[:, None], int(own.batch_size[0]))
 
     # -- learning
 
     def learn(self, state: ChooserState, lesson: Lesson) -> ChooserState:
-        if self.fisher == "constant":
+        if self.effectiveness == "constant":
             return {**state, "rounds": (1.0,), "last": lesson.sub_model_size}
         square = lesson.measured.get("fisher_squares", float("nan"))
         if not np.isfinite(square):
@@ -138,19 +154,22 @@ class FisherUtility(Choose):
         first = int(lesson.sub_model_size[1])
         birth = _at_birth(lesson.width, first)
         new = dict(state)
-        if self.measures_initial(state, lesson.width, first):
-            new[birth] = (lesson.initial_fisher(),)
-        if self.fisher == "relative":
+        if self.initial_measures(state, lesson.width, first):
+            new[birth] = (lesson.initial(self.fisher),)
+        if self.effectiveness == "relative":
             square = square / new[birth][0] ** 2 if new[birth][0] > 0 else 0.0
         new["squares"] = (*state.get("squares", ()), square)[-self.window :]
         steps = lesson.measured["fisher_steps"]
         new["steps"] = (*state.get("steps", ()), steps)[-self.window :]
         return {**new, "rounds": (float(len(new["squares"])),), "last": lesson.sub_model_size}
 
-    def measures_initial(self, state: ChooserState, width: float, first_trained_layer: int) -> bool:
-        return self.fisher == "relative" and _at_birth(width, first_trained_layer) not in state
+    def initial_measures(
+        self, state: ChooserState, width: float, first_trained_layer: int
+    ) -> tuple[Measure, ...]:
+        known = _at_birth(width, first_trained_layer) in state
+        return () if known or self.effectiveness != "relative" else (self.fisher,)
 
 
-def _at_birth(share: float, first: int) -> str:
-    """Where the Fisher information of the initial model is noted, for models of this size."""
-    return f"birth@{share:g}/{first}"
+def _at_birth(width: float, first_trained_layer: int) -> str:
+    """Return the name under which a device keeps the Fisher information of the initial model."""
+    return f"birth@{width:g}/{first_trained_layer}"

@@ -1,39 +1,42 @@
 """AnycostFL's choice on the device: width, compression and frequency, within time and energy."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from anyfleet.arrays import Floats, join
-from anyfleet.core.check_in import Choices, ChoosingDevice, MenuEntry
-from anyfleet.core.messages import Conditions, Hyperparameters
-from anyfleet.core.slots import CheckIn, Choose
+from anyfleet.arrays import Floats
+from anyfleet.core.check_in import CheckIns, Choices
+from anyfleet.core.messages import Conditions
+from anyfleet.core.signals import Frequency, Menu, SentFraction, Signal
+from anyfleet.core.slots import Choose
 from anyfleet.core.time_and_energy import IN_TIME, transfer_seconds
 from anyfleet.errors import refuse
 from anyfleet.formulas.anycost import (
     AnycostBudgets,
     AnycostSending,
+    anycost_alpha,
     anycost_best_sending,
     anycost_gain,
 )
 from anyfleet.papers import ANYCOST, Paper
-from anyfleet.parts.choose.in_time import NEEDS_MENU
 
 
 @dataclass(frozen=True)
 class MostGain(Choose):
-    """The entry of the menu that teaches most within a device's time and energy (specification §3).
+    """The entry of the menu that teaches most within a device's time and energy.
 
-    Learning gain is alpha^4 × rate. For each entry, the best rate of the upload, from `least` to
-    `most`, and the slowest frequency that is in time with it follow from what the entry really
-    costs: its cycles, and all that crosses the link both ways. A codec that has one rate only is
-    taken with that, and one that cannot go so low with its lowest. If no entry fits, the device
-    declines. A result that waits to be fetched (`HoldAndFetch`) is sent in time of its own.
+    The gain of an entry is alpha^4 × sent fraction (specification §3). For each entry, the best
+    sent fraction of the upload, from `least_fraction` to `most_fraction`, and the slowest frequency
+    that is in time with it follow from what the entry really costs: its cycles, and all that
+    crosses the link both ways. A codec that does not follow sent fractions is taken with its own, and one
+    that cannot go so low with its lowest. If no entry fits, the device declines. A result that
+    waits to be fetched (`HoldAndFetch`) is sent in time of its own.
 
-    `seconds` for an order; `joules`, unless a device names fewer itself (`Group.budget`) or has
-    fewer left. Hardware that cannot set its frequency has a slowest that is its fastest.
+    `seconds` and `joules` limit an order. A device that is willing to spend less (`Group.budget`),
+    or has less in its battery, spends less. Hardware that cannot set its frequency has a slowest
+    that is its fastest.
     """
 
     seconds: float = 10.0
@@ -41,8 +44,8 @@ class MostGain(Choose):
     least_fraction: float = 1e-3
     most_fraction: float = 1 / 15
 
-    requires: ClassVar[Mapping[str, str]] = NEEDS_MENU
-    decides: ClassVar[frozenset[str]] = frozenset({"sent_fraction", "frequency"})
+    requires: ClassVar[frozenset[Signal]] = frozenset({Menu()})
+    decides: ClassVar[frozenset[Signal]] = frozenset({SentFraction(), Frequency()})
     papers: ClassVar[tuple[Paper, ...]] = (ANYCOST,)
 
     def __post_init__(self) -> None:
@@ -54,85 +57,72 @@ class MostGain(Choose):
                 yield f"MostGain.{name} must be positive, got {getattr(self, name)}."
         if not 0 <= self.least_fraction <= self.most_fraction <= 1 or not self.most_fraction > 0:
             yield (
-                "MostGain.least and .most are rates, 0 <= least <= most <= 1 and most above 0; "
-                f"got {self.least_fraction} and {self.most_fraction}."
+                "MostGain.least_fraction and .most_fraction must satisfy 0 <= least <= most <= 1 "
+                f"and most > 0; got {self.least_fraction} and {self.most_fraction}."
             )
 
-    def __call__(
-        self, menu: Sequence[MenuEntry], device: ChoosingDevice, hyperparameters: Hyperparameters
-    ) -> Choices:
-        return self.together([CheckIn(menu, device, hyperparameters)])
-
-    def together(self, check_ins: Sequence[CheckIn]) -> Choices:
-        sizes = [len(each.menu) for each in check_ins]
-        offers = [offer for each in check_ins for offer in each.menu]
-        known = join([each.device.conditions for each in check_ins])
-        rates, frequencies = self._sending(
-            offers, known.take(np.repeat(range(len(check_ins)), sizes))
+    def __call__(self, check_ins: CheckIns) -> Choices:
+        sent_fractions, frequencies = self._sending(check_ins)
+        alpha = check_ins.pair_array(lambda e: anycost_alpha(e.channel_share, e.trained_share))
+        gains = check_ins.placed(anycost_gain(alpha, sent_fractions), np.nan)
+        useful = np.where(check_ins.offered, np.nan_to_num(gains, nan=-1.0), -2.0)
+        entry, own = useful.argmax(axis=0), check_ins.hyperparameters
+        best = entry, np.arange(len(check_ins))
+        fits = useful[best] >= 0
+        follows = fits & (check_ins.array(lambda e: e.bits.follows, missing=0.0)[best] > 0)
+        pairs = zip(fits, self._joules(check_ins.conditions), strict=True)
+        return check_ins.choices(
+            entry,
+            utility=gains[best],
+            declined=["" if fit else self._reason(joules) for fit, joules in pairs],
+            sent_fraction=np.where(
+                follows, check_ins.placed(sent_fractions)[best], own.sent_fraction
+            ),
+            frequency=np.where(fits, check_ins.placed(frequencies)[best], own.frequency),
         )
-        gains = anycost_gain(_column([offer.alpha for offer in offers]), rates)
-        useful, ends = np.nan_to_num(gains, nan=-1.0), np.cumsum(sizes)
-        entries = np.array([part.argmax() for part in np.split(useful, ends[:-1])])
-        best = ends - sizes + entries
-        numbers, fits = join([each.hyperparameters for each in check_ins]), useful[best] >= 0
-        adapts = fits & np.array([offers[row].bits.follows for row in best])
-        planned = replace(
-            numbers,
-            sent_fraction=np.where(adapts, rates[best], numbers.sent_fraction),
-            frequency=np.where(fits, frequencies[best], numbers.frequency),
-        )
-        pairs = zip(fits, self._joules(known), strict=True)
-        reasons = tuple("" if fit else self._reason(joules) for fit, joules in pairs)
-        return Choices(entries, planned, gains[best], reasons)
 
     def _reason(self, joules: float) -> str:
+        """Return why a device that may spend so much declines."""
         energy = f" and {joules:.3g} J" if np.isfinite(joules) else ""
         return f"over budget: no size fits {self.seconds:g} s{energy}"
 
-    def _sending(self, offers: Sequence[MenuEntry], known: Conditions) -> AnycostSending:
-        """The best rate and frequency of each offer, made to a device that knows this of itself."""
-        adapts = np.array([offer.bits.follows for offer in offers])
-        own = _column([offer.bits.sent_fraction for offer in offers])
-        low, high = (
-            _column([getattr(o.bits, n) for o in offers])
-            for n in ("least_fraction", "most_fraction")
-        )
+    def _sending(self, check_ins: CheckIns) -> AnycostSending:
+        """Return the best sent fraction and frequency of every entry that is offered."""
+        follows = check_ins.pair_array(lambda e: e.bits.follows) > 0
+        own = check_ins.pair_array(lambda e: e.bits.sent_fraction)
+        low = check_ins.pair_array(lambda e: e.bits.least_fraction)
+        high = check_ins.pair_array(lambda e: e.bits.most_fraction)
         # What a codec can do may lie beside what is wanted: then it is what it can do.
         least, most = (
-            np.where(adapts, np.clip(bound, low, np.maximum(low, high)), own)
+            np.where(follows, np.clip(bound, low, np.maximum(low, high)), own)
             for bound in (self.least_fraction, self.most_fraction)
         )
-        return anycost_best_sending(self._budgets(offers, known), least, most)
+        return anycost_best_sending(self._budgets(check_ins), least, most)
 
-    def _budgets(self, offers: Sequence[MenuEntry], known: Conditions) -> AnycostBudgets:
-        """What is left for training and for the update, offer by offer, and what they take."""
-        down = transfer_seconds(_column([offer.down for offer in offers]), known.bit_rate_down)
-        besides = _column([offer.bits.aside + offer.choice_bits for offer in offers])
-        aside = transfer_seconds(besides, known.bit_rate_up)
-        with np.errstate(invalid="ignore"):  # crossing a link that carries nothing takes for ever
+    def _budgets(self, check_ins: CheckIns) -> AnycostBudgets:
+        """Return what every entry leaves for training and for the update, and what they take."""
+        known = check_ins.pair_conditions
+        down = transfer_seconds(check_ins.bits_down[check_ins.pairs], known.bit_rate_down)
+        beside = check_ins.pair_array(lambda e: e.bits.aside + e.choice_bits)
+        up = transfer_seconds(beside, known.bit_rate_up)
+        with np.errstate(invalid="ignore"):  # a link that carries nothing takes infinitely long
             energy = (
-                IN_TIME * self._joules(known)
-                - known.receive_power * down
-                - known.send_power * aside
+                IN_TIME * self._joules(known) - known.receive_power * down - known.send_power * up
             )
         return AnycostBudgets(
             energy=energy,
-            seconds=IN_TIME * self.seconds - down - aside,
+            seconds=IN_TIME * self.seconds - down - up,
             power=known.send_power,
             bit_rate=known.bit_rate_up,
-            bits=_column([offer.bits.update for offer in offers]),
+            bits=check_ins.pair_array(lambda e: e.bits.update),
             # Other work makes cycles take longer, and no more joules.
             epsilon=known.coefficient / known.load,
-            cycles=join([offer.demand.effort for offer in offers]).cycles(known) * known.load,
+            cycles=check_ins.pair_effort.cycles(known) * known.load,
             slowest=known.slowest,
             fastest=known.fastest,
         )
 
     def _joules(self, known: Conditions) -> Floats:
-        """What devices may spend: as asked of them, as they are willing to, as they have."""
+        """Return what each device may spend: asked of it, willing to, left in its battery."""
         joules: Floats = np.minimum(np.minimum(self.joules, known.budget), known.battery)
         return joules
-
-
-def _column(values: Sequence[float]) -> Floats:
-    return np.array(values, dtype=np.float64)

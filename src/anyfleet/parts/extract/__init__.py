@@ -1,4 +1,4 @@
-"""Which channels make up a sub-model."""
+"""Extractors: which channels make up a sub-model."""
 
 from anyfleet.parts.extract.fisher_blocks import FisherBlocks
 from anyfleet.parts.extract.leading import Leading

@@ -1,7 +1,7 @@
 """WHALE-FL's Algorithm 2: blocks of channels, by Fisher information and by how often trained."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from anyfleet.arrays import Flags, Floats, Ints
 from anyfleet.core.messages import SubModelSize
-from anyfleet.core.slots import Extract
+from anyfleet.core.slots import Extract, Measure
 from anyfleet.core.updates import Updates
 from anyfleet.core.view import View
 from anyfleet.elastic import Blueprint, Slice
@@ -22,6 +22,7 @@ from anyfleet.formulas.whale import (
     whale_region_fisher,
     whale_scores,
 )
+from anyfleet.measure import Fisher
 from anyfleet.measure.fisher import produced
 from anyfleet.papers import WHALE, Paper
 
@@ -33,20 +34,23 @@ class _Kept(NamedTuple):
 
 @dataclass(frozen=True)
 class FisherBlocks(Extract):
-    """Every hidden layer in `regions` equal blocks of channels; a device takes the best of them.
+    """The best of `regions` equal blocks of channels of every hidden layer, for each device.
 
-    Region j is block j of every layer. A share of the model is that share of the regions, those
-    with the highest `score` (specification §1.11): "recommended" favours important and rarely trained
-    regions, "literal" and "maxmin" are readings of the paper. Devices report the Fisher
-    information of every channel of the model they received; `epsilon` is added to it, and should
-    be small beside the mean squared gradients of the network at hand. Where a layer has channels
-    that do not divide evenly, the best blocks are cut or filled up to the share's number.
+    Region j is block j of every layer. A width of the model is that share of the regions, those
+    with the highest `score` (specification §1.11): "recommended" favours important and rarely
+    trained regions, "literal" and "maxmin" are readings of the paper. Devices report the Fisher
+    information of every channel of the model that they received. `epsilon` is added to it, and
+    should be small beside the mean squared gradients of the network at hand. Where channels do not
+    divide evenly, the best blocks are cut or filled up to the number that the width has. An
+    evaluation takes the leading channels. `fisher` says how devices measure it.
     """
 
     regions: int = 16
     score: WhaleScore = "recommended"
     epsilon: float = 1e-3
+    fisher: Fisher = field(default_factory=Fisher)
 
+    personal: ClassVar[bool] = True
     reports: ClassVar[frozenset[str]] = frozenset({"channels"})
     papers: ClassVar[tuple[Paper, ...]] = (WHALE,)
 
@@ -64,6 +68,10 @@ class FisherBlocks(Extract):
         if not self.epsilon > 0:
             yield f"FisherBlocks.epsilon must be positive, got {self.epsilon}."
 
+    @property
+    def measures(self) -> tuple[Measure, ...]:
+        return (self.fisher,)
+
     def init(self, view: View) -> _Kept:
         nothing = np.zeros(self.regions)
         return _Kept(WhaleRegionFisher(nothing, nothing, nothing), {})
@@ -71,14 +79,15 @@ class FisherBlocks(Extract):
     def diagnostics(self, state: _Kept) -> Mapping[str, Any]:
         return {"region_fisher": state.fisher.mean}
 
-    def __call__(self, size: SubModelSize, view: View, state: _Kept, key: Tensor) -> Slice:
-        if size.device is None:
-            return size.prefix(view.blueprint)
-        counts = state.counts.get(size.device, np.zeros(self.regions, dtype=np.int64))
+    def __call__(
+        self, size: SubModelSize, view: View, state: _Kept, key: Tensor, device: int | None
+    ) -> Slice:
+        assert device is not None  # it is personal
+        counts = state.counts.get(device, np.zeros(self.regions, dtype=np.int64))
         fisher = state.fisher
         important = whale_importance(fisher.mean, fisher.low, fisher.high, self.epsilon)
         score = whale_scores(important, counts, self.score)
-        # A region takes what is left of the budget by its share; the smallest is one region.
+        # A width is so many regions, and at least one.
         budget = max(1.0, size.width * self.regions)
         taken = whale_blocks(score, counts, np.ones(self.regions), budget)
         rank = np.lexsort((np.arange(self.regions), counts, -score))
@@ -88,7 +97,7 @@ class FisherBlocks(Extract):
         return Slice.of(kept, view.blueprint, size.first_trained_layer)
 
     def _channels(self, axis: str, count: int, first: Ints, blueprint: Blueprint) -> list[int]:
-        """So many channels of an axis, out of the regions in this order; ascending."""
+        """Return `count` channels of an axis, out of the regions in this order; ascending."""
         region = regions_of(blueprint.axes[axis].size, self.regions)
         place = np.empty(self.regions, dtype=np.int64)
         place[first] = np.arange(self.regions)
@@ -114,7 +123,7 @@ class FisherBlocks(Extract):
         return _Kept(whale_region_fisher(state.fisher, values, trained), counts)
 
     def _held(self, slice_: Slice, blueprint: Blueprint) -> Floats:
-        """Which share of the channels of every region a slice has."""
+        """Return the share of the channels of every region that a slice has."""
         have, there = np.zeros(self.regions), np.zeros(self.regions)
         for axis in blueprint.counts(1.0):
             size = blueprint.axes[axis].size
@@ -127,7 +136,10 @@ class FisherBlocks(Extract):
     def _told(
         self, told: tuple[float, ...], slice_: Slice, blueprint: Blueprint
     ) -> tuple[Floats, Flags]:
-        """The mean squared gradient of each region, from that of the channels in a slice."""
+        """Return the mean squared gradient of each region, and which of them are known.
+
+        `told` is what a device reported of the channels in its slice.
+        """
         local = blueprint.local(slice_)
         squares, coordinates = np.zeros(self.regions), np.zeros(self.regions)
         channels = coordinates_of(local, slice_.sent(blueprint))
@@ -147,13 +159,13 @@ class FisherBlocks(Extract):
 
 
 def regions_of(size: int, regions: int) -> Ints:
-    """The region of every channel of an axis: equal blocks, as far as it divides."""
+    """Return the region of every channel of an axis: equal blocks, as far as it divides."""
     channel = np.arange(size)
     return channel * regions // size
 
 
 def coordinates_of(local: Blueprint, trained: tuple[str, ...]) -> dict[str, float]:
-    """By axis, in the order of a report, how many trained coordinates each channel has."""
+    """Return how many trained coordinates each channel of an axis has, in the order of reports."""
     found: dict[str, float] = {}
     for name in trained:
         axis = produced(name, local)

@@ -14,5 +14,7 @@ from anyfleet.elastic import Slice
 class Leading(Extract):
     """The first channels of every hidden layer (HeteroFL, specification §1.5)."""
 
-    def __call__(self, size: SubModelSize, view: View, state: State, key: Tensor) -> Slice:
+    def __call__(
+        self, size: SubModelSize, view: View, state: State, key: Tensor, device: int | None
+    ) -> Slice:
         return size.prefix(view.blueprint)

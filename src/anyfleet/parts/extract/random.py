@@ -17,17 +17,18 @@ from anyfleet.papers import FEDDROP, FEDERATED_DROPOUT, Paper
 class Random(Extract):
     """Channels drawn uniformly without replacement, anew for every device and round.
 
-    FedDrop, specification §1.4. One draw for each axis, so that whatever is added together keeps the same
-    channels; in ascending order, so that share 1 is the whole model. A smaller entry of a menu lies
-    inside a larger one. A want of nobody in particular, for a test, gets the leading channels.
+    FedDrop, specification §1.4. There is one draw for each axis, so that whatever is added together
+    keeps the same channels. They are in ascending order, so that width 1 is the whole model. A
+    smaller entry of a menu lies inside a larger one. An evaluation takes the leading channels.
     """
 
+    personal: ClassVar[bool] = True
     papers: ClassVar[tuple[Paper, ...]] = (FEDDROP, FEDERATED_DROPOUT)
 
-    def __call__(self, size: SubModelSize, view: View, state: State, key: Tensor) -> Slice:
+    def __call__(
+        self, size: SubModelSize, view: View, state: State, key: Tensor, device: int | None
+    ) -> Slice:
         blueprint = view.blueprint
-        if size.device is None:
-            return size.prefix(blueprint)
         keep = {
             axis: rng.sample(rng.fold(key, axis), blueprint.axes[axis].size, count).tolist()
             for axis, count in size.counts(blueprint).items()

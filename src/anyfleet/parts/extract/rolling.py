@@ -1,4 +1,4 @@
-"""Sub-models that move on with every round."""
+"""Sub-models whose channels move on with every round."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -15,12 +15,12 @@ from anyfleet.papers import FEDROLEX, Paper
 
 @dataclass(frozen=True)
 class Rolling(Extract):
-    """A window of neighbouring channels that starts `step` channels further every round.
+    """A window of neighbouring channels that starts `shift` channels further every round.
 
-    FedRolex, specification §1.6. The window starts at the same place for all devices, wraps around, and
-    stays in that order; an axis that is kept whole has its natural one. A negative step rolls
-    the other way, as the authors' own program does (-1). A want of nobody in particular, for a
-    test, gets the leading channels.
+    FedRolex, specification §1.6. The window starts at the same place for all devices and wraps
+    around. Its channels stay in that order; an axis that is kept whole has its natural one. A
+    negative shift rolls the other way, as the authors' own program does (-1). An evaluation takes
+    the leading channels.
     """
 
     shift: int = 1
@@ -30,17 +30,20 @@ class Rolling(Extract):
     def __post_init__(self) -> None:
         if not self.shift:
             raise ValueError(
-                "Rolling.step must not be 0: the window would never move. For the leading channels "
+                "Rolling.shift must not be 0: the window would never move. For the leading channels "
                 "use Leading()."
             )
 
-    def __call__(self, size: SubModelSize, view: View, state: State, key: Tensor) -> Slice:
+    def __call__(
+        self, size: SubModelSize, view: View, state: State, key: Tensor, device: int | None
+    ) -> Slice:
         blueprint = view.blueprint
-        if size.device is None:
-            return size.prefix(blueprint)
         sizes = blueprint.sizes
         keep = {
             axis: fedrolex_window(sizes[axis], count, view.round_index, self.shift).tolist()
             for axis, count in size.counts(blueprint).items()
         }
         return Slice.of(keep, blueprint, size.first_trained_layer)
+
+    def for_evaluation(self, size: SubModelSize, view: View, state: State, key: Tensor) -> Slice:
+        return size.prefix(view.blueprint)

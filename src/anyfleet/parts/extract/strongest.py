@@ -1,7 +1,7 @@
 """AnycostFL's elastic model shrinking: the strongest channels."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -19,13 +19,13 @@ _Orders = tuple[tuple[str, tuple[int, ...]], ...]  # by axis
 
 @dataclass(frozen=True)
 class Strongest(Extract):
-    """The channels with the largest incoming weights, in the server's newest model.
+    """The channels with the largest incoming weights in the server's newest model.
 
-    EMS of AnycostFL, specification §1.12.1: the leading channels of the model sorted by norm, without
-    sorting it. One order for each axis, found once after every server step, so that whatever is
-    added together keeps the same channels; in ascending order, so that share 1 is the whole model.
-    A smaller entry of a menu lies inside a larger one. A test of some width takes the strongest
-    channels too.
+    They are the leading channels of the model sorted by norm, without sorting it (EMS of AnycostFL,
+    specification §1.12.1). There is one order for each axis, found once after every round, so that
+    whatever is added together keeps the same channels. They are in ascending order, so that width 1
+    is the whole model. A smaller entry of a menu lies inside a larger one. An evaluation takes the
+    strongest channels too.
     """
 
     papers: ClassVar[tuple[Paper, ...]] = (ANYCOST,)
@@ -38,13 +38,15 @@ class Strongest(Extract):
     ) -> _Orders:
         return state if updates is None else self.init(view)
 
-    def __call__(self, size: SubModelSize, view: View, state: _Orders, key: Tensor) -> Slice:
-        return _strongest(replace(size, device=None), state, view.blueprint)
+    def __call__(
+        self, size: SubModelSize, view: View, state: _Orders, key: Tensor, device: int | None
+    ) -> Slice:
+        return _strongest(size, state, view.blueprint)
 
 
 @lru_cache(maxsize=256)
-def _strongest(want: SubModelSize, orders: _Orders, blueprint: Blueprint) -> Slice:
-    # The same slice for all devices that want as much: made once, and hashed once.
+def _strongest(size: SubModelSize, orders: _Orders, blueprint: Blueprint) -> Slice:
+    # The same value for every call: its hash is computed once.
     order = dict(orders)
-    keep = {axis: sorted(order[axis][:n]) for axis, n in want.counts(blueprint).items()}
-    return Slice.of(keep, blueprint, want.first_trained_layer)
+    keep = {axis: sorted(order[axis][:n]) for axis, n in size.counts(blueprint).items()}
+    return Slice.of(keep, blueprint, size.first_trained_layer)

@@ -1,4 +1,4 @@
-"""What each device shall do: decided on the server (plans) or offered as a menu."""
+"""Planners: what each device shall do, decided on the server or offered as a menu."""
 
 from anyfleet.parts.plan.assigned import Assigned
 from anyfleet.parts.plan.just_in_time import JustInTime

@@ -1,24 +1,27 @@
-"""Choices that the server makes for the devices, by what they report."""
+"""Choices from menus that the server makes for the devices, by what they report."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor
 
 from anyfleet.arrays import join
-from anyfleet.core.check_in import ChoosingDevice, MenuEntry
+from anyfleet.core.check_in import CheckIn, CheckIns, MenuEntry
 from anyfleet.core.local_training import local_steps, samples_processed
-from anyfleet.core.messages import DeviceState, Hyperparameters, Plans, SubModelSize
-from anyfleet.core.slots import CheckIn, Choose, Plan, State, Wrapper
+from anyfleet.core.messages import Conditions, Hyperparameters, SubModelSize
+from anyfleet.core.plans import Plans
+from anyfleet.core.signals import ServerChoice, Signal
+from anyfleet.core.slots import Choose, Plan, State, Wrapper
 from anyfleet.core.view import View
-from anyfleet.elastic import alpha
+from anyfleet.elastic import channel_share, trained_share
 
 
 @dataclass(frozen=True)
 class Assigned(Wrapper, Plan):
     """`choose` picks from the menus of `inner` on the server instead of on the device.
 
-    It sees what devices report: fresh and exact reports lead to the device's own decision, late or
+    It sees what devices report. Fresh and exact reports lead to the device's own decision, late or
     noisy ones may not. What a device says it cannot hold is not on its menu. Only the decision
     travels.
     """
@@ -34,83 +37,100 @@ class Assigned(Wrapper, Plan):
             )
 
     @property
-    def requires(self) -> Mapping[str, str]:
+    def requires(self) -> frozenset[Signal]:
         return self.choose.requires
 
     @property
-    def provides(self) -> frozenset[str]:
-        """What is chosen here and by nobody else."""
-        return frozenset({"chosen menu", *(f"chosen {what}" for what in self.choose.decides)})
+    def provides(self) -> frozenset[Signal]:
+        return frozenset({ServerChoice()})
+
+    @property
+    def decides(self) -> frozenset[Signal]:
+        return self.choose.decides
 
     def __call__(self, plans: Plans, view: View, state: State, key: Tensor) -> Plans:
         plans = self.inner(plans, view, state, key)
-        if not any(plans.menus):
+        count = len(plans)
+        if not any(map(plans.menu_of, range(count))):
             return plans
-        told = view.conditions(plans.device).rows()
-        samples = view.devices.samples[plans.device].tolist()
-        owns = [ChoosingDevice(*known, DeviceState()) for known in zip(told, samples, strict=True)]
-        held = [_holdable(*pair, view) for pair in zip(plans.rows(), owns, strict=True)]
-        rows = [row for row, entries in enumerate(held) if entries]
-        asked = [
-            _asked(held[row], owns[row], plans.hyperparameters.take([row]), view) for row in rows
-        ]
-        found = self.choose.together(asked).rows() if asked else []
-        # As with every plan: one that cannot even hold the smallest is not asked for it.
-        wants = [_smallest(plan, view) for plan in plans.rows()]
-        reasons, numbers = list(plans.declined), plans.hyperparameters.rows()
-        for row, choice in zip(rows, found, strict=True):
-            wants[row] = held[row][int(choice.entry[0])]
-            numbers[row], reasons[row] = choice.hyperparameters, choice.declined[0]
+        conditions = view.conditions(plans.device).rows()
+        held = [_holdable(plans, row, conditions[row], view) for row in range(count)]
+        rows = [row for row in range(count) if held[row]]
+        # As with every plan: a device that cannot even hold the smallest is not asked for it.
+        sizes = [_smallest(plans, row, view) for row in range(count)]
+        reasons, hyperparameters = list(plans.declined), plans.hyperparameters.rows()
+        if rows:
+            server = _Menus(plans, view)
+            check_ins = [server.check_in(row, conditions[row], held[row]) for row in rows]
+            found = self.choose(CheckIns.of(check_ins)).rows()
+            for row, choice in zip(rows, found, strict=True):
+                sizes[row] = held[row][int(choice.entry[0])]
+                hyperparameters[row], reasons[row] = choice.hyperparameters, choice.declined[0]
         return replace(
-            plans,
-            sub_model_sizes=tuple(wants),
-            hyperparameters=join(numbers),
-            menus=((),) * len(plans),
+            plans.with_sizes(sizes).without_menus(),
+            hyperparameters=join(hyperparameters),
             declined=tuple(reasons),
         )
 
 
-def _smallest(plan: Plans, view: View) -> SubModelSize:
-    """What takes least memory of a device's menu; without one, what is planned."""
-    (menu,), (want,), batch = (
-        plan.menus,
-        plan.sub_model_sizes,
-        int(plan.hyperparameters.batch_size[0]),
+def _smallest(plans: Plans, row: int, view: View) -> SubModelSize:
+    """Return what takes least memory of all that a device may train."""
+    batch = int(plans.hyperparameters.batch_size[row])
+    return min(
+        plans.options_of(row), key=lambda size: view.memory(size.prefix(view.blueprint), batch)
     )
-    return min(menu or (want,), key=lambda entry: view.memory(entry.prefix(view.blueprint), batch))
 
 
-def _holdable(plan: Plans, own: ChoosingDevice, view: View) -> list[SubModelSize]:
-    """What of its menu a device can hold; nothing where the plan declines it already."""
-    (menu,), (reason,), batch = plan.menus, plan.declined, int(plan.hyperparameters.batch_size[0])
-    room = float(own.conditions.memory[0])
+def _holdable(plans: Plans, row: int, own: Conditions, view: View) -> list[SubModelSize]:
+    """Return what of its menu a device can hold; [] where the plan declines it already."""
+    if plans.declined[row]:
+        return []
+    batch, room = int(plans.hyperparameters.batch_size[row]), float(own.memory[0])
     return [
-        entry
-        for entry in (menu if not reason else ())
-        if view.memory(entry.prefix(view.blueprint), batch) <= room
+        size
+        for size in plans.menu_of(row)
+        if view.memory(size.prefix(view.blueprint), batch) <= room
     ]
-
-
-def _asked(
-    entries: list[SubModelSize], own: ChoosingDevice, numbers: Hyperparameters, view: View
-) -> CheckIn:
-    return CheckIn([_offer(entry, own, numbers, view) for entry in entries], own, numbers)
 
 
 def _learns(choose: Choose) -> bool:
     return bool(choose.learns_from) or type(choose).learn is not Choose.learn
 
 
-def _offer(
-    entry: SubModelSize, own: ChoosingDevice, numbers: Hyperparameters, view: View
-) -> MenuEntry:
-    """What a device would find on its menu, without the bits of the menu."""
-    slice_, batch = entry.prefix(view.blueprint), int(numbers.batch_size[0])
-    (steps,) = local_steps(numbers, [own.samples])
-    count = samples_processed(steps, own.samples, batch)
-    return MenuEntry(
-        demand=view.training_cost(slice_, batch, count, steps),
-        bits=view.message_bits(slice_, float(numbers.sent_fraction[0])),
-        first_trained_layer=entry.first_trained_layer,
-        alpha=alpha(slice_, view.blueprint),
-    )
+class _Menus:
+    """The menus of a cohort as devices would find them, without the bits of the menus."""
+
+    def __init__(self, plans: Plans, view: View) -> None:
+        self._plans, self._view = plans, view
+        self._known: dict[Any, MenuEntry] = {}  # devices with as many samples share entries
+
+    def check_in(self, row: int, own: Conditions, sizes: Sequence[SubModelSize]) -> CheckIn:
+        """Return the check-in of the device of a row that can hold these sizes."""
+        device = int(self._plans.device[row])
+        samples = int(self._view.devices.samples[device])
+        hyperparameters = self._plans.hyperparameters.take([row])
+        return CheckIn(
+            device=device,
+            menu=tuple(self._entry(size, samples, hyperparameters) for size in sizes),
+            conditions=own,
+            samples=samples,
+            hyperparameters=hyperparameters,
+            state={},
+        )
+
+    def _entry(self, size: SubModelSize, samples: int, own: Hyperparameters) -> MenuEntry:
+        batch, sent_fraction = int(own.batch_size[0]), float(own.sent_fraction[0])
+        (steps,) = local_steps(own, [samples])
+        # As text: NaN equals no other NaN.
+        alike = size, batch, samples, steps, str(sent_fraction)
+        if alike not in self._known:
+            view, slice_ = self._view, size.prefix(self._view.blueprint)
+            processed = samples_processed(steps, samples, batch)
+            self._known[alike] = MenuEntry(
+                demand=view.training_cost(slice_, batch, processed, steps),
+                bits=view.message_bits(slice_, sent_fraction),
+                first_trained_layer=size.first_trained_layer,
+                channel_share=channel_share(slice_, view.blueprint),
+                trained_share=trained_share(slice_, view.blueprint),
+            )
+        return self._known[alike]

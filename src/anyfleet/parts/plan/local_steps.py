@@ -1,7 +1,7 @@
 """Partial work: as many local steps as a device's time allows."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import ClassVar, NamedTuple
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from anyfleet.arrays import join
 from anyfleet.core.local_training import local_steps
 from anyfleet.core.message_size import menu_bits
-from anyfleet.core.messages import Plans, SubModelSize
+from anyfleet.core.plans import Plans
 from anyfleet.core.slots import Plan, State, Wrapper
 from anyfleet.core.time_and_energy import transfer_seconds
 from anyfleet.core.view import View
@@ -22,14 +22,15 @@ from anyfleet.parts.plan.widths import WholeModel
 
 @dataclass(frozen=True)
 class LocalStepsWithin(Wrapper, Plan):
-    """Limits local steps so that download, training and upload fit into `seconds` (specification §1.2).
+    """As many local steps as download, training and upload have time for within `seconds`.
 
-    `inner` plans the sizes first; a device with no time for a single step still does one.
+    FedProx, specification §1.2. `inner` plans the sizes first. A device with no time for a single
+    local step still does one.
 
     Where `inner` offers a menu, the server does not know what a device will choose, and the entry
-    that allows the most steps sets the limit: steps are only cut so far that at least one entry
-    fits. `LargestInTime(seconds)` then takes the largest one that does; any other chooser may
-    take longer than `seconds`. With `Assigned(inner, choose)` every choice has its own limit.
+    that allows the most local steps sets the limit: at least one entry is in time.
+    `LargestInTime(seconds)` then takes the largest one that is; any other chooser may take longer
+    than `seconds`. With `Assigned(inner, choose)` every choice has its own limit.
     """
 
     seconds: float
@@ -46,26 +47,25 @@ class LocalStepsWithin(Wrapper, Plan):
         if not len(plans):
             return plans
         # A row for every size that a device may train.
-        sizes = [
-            menu or (want,) for menu, want in zip(plans.menus, plans.sub_model_sizes, strict=True)
-        ]
-        rows = np.repeat(np.arange(len(plans)), [len(entries) for entries in sizes])
-        slices = [entry.prefix(view.blueprint) for entries in sizes for entry in entries]
+        options = [plans.options_of(row) for row in range(len(plans))]
+        rows = np.repeat(np.arange(len(plans)), [len(sizes) for sizes in options])
+        slices = [size.prefix(view.blueprint) for sizes in options for size in sizes]
         each = iter(self._most(plans.take(rows), slices, view))
-        most = [max(islice(each, len(entries))) for entries in sizes]
+        most = [max(islice(each, len(sizes))) for sizes in options]
         samples = view.devices.samples[plans.device].tolist()
         pairs = zip(local_steps(plans.hyperparameters, samples), most, strict=True)
-        steps = np.array([max(1, min(pair)) for pair in pairs], dtype=np.int64)
-        return replace(plans, hyperparameters=replace(plans.hyperparameters, local_steps=steps))
+        return plans.with_hyperparameters(local_steps=[max(1, min(pair)) for pair in pairs])
 
     def _most(self, plans: Plans, slices: Sequence[Slice], view: View) -> list[int]:
-        """How many steps there is time for with each of the slices."""
-        own, numbers = view.conditions(plans.device), plans.hyperparameters
-        samples, batches = view.devices.samples[plans.device].tolist(), numbers.batch_size.tolist()
-        rates = numbers.sent_fraction.tolist()
-        traffic = [view.message_bits(*pair) for pair in zip(slices, rates, strict=True)]
-        down, up = np.array([(each.down, each.up) for each in traffic]).T
-        down = down + [_menu_bits(menu, view) for menu in plans.menus]
+        """Return how many local steps there is time for with each of the slices."""
+        own, given = view.conditions(plans.device), plans.hyperparameters
+        samples, batches = view.devices.samples[plans.device].tolist(), given.batch_size.tolist()
+        bits = [
+            view.message_bits(*pair)
+            for pair in zip(slices, given.sent_fraction.tolist(), strict=True)
+        ]
+        down, up = np.array([(each.down, each.up) for each in bits]).T
+        down = down + _menu_bits(plans, view)
         left = self.seconds - (
             transfer_seconds(down, own.bit_rate_down) + transfer_seconds(up, own.bit_rate_up)
         )
@@ -73,28 +73,30 @@ class LocalStepsWithin(Wrapper, Plan):
         def takes(processed: int, steps: int) -> list[float]:
             pairs = zip(slices, batches, strict=True)
             efforts = [view.training_cost(*pair, processed, steps).effort for pair in pairs]
-            seconds: list[float] = join(efforts).seconds(own, numbers.frequency).tolist()
+            seconds: list[float] = join(efforts).seconds(own, given.frequency).tolist()
             return seconds
 
-        # Time is linear in both: what one step takes by itself, and what one sample adds.
+        # Time is linear in both: what one local step takes by itself, and what one sample adds.
         paces = map(Pace, takes(0, 1), takes(1, 0))
         return list(map(fitting, left.tolist(), paces, samples, batches))
 
 
-def _menu_bits(menu: Sequence[SubModelSize], view: View) -> int:
-    """What comes down so that a device can choose."""
-    return menu_bits((entry.prefix(view.blueprint) for entry in menu), view.blueprint)
+def _menu_bits(plans: Plans, view: View) -> list[int]:
+    """Return the bits of each device's menu, which come down so that it can choose."""
+    blueprint = view.blueprint
+    bits = [menu_bits([size.prefix(blueprint) for size in menu], blueprint) for menu in plans.menus]
+    return [bits[number] if number >= 0 else 0 for number in plans.menu_index]
 
 
 class Pace(NamedTuple):
-    """Seconds that a step takes by itself, and that each sample adds."""
+    """The seconds that a local step takes by itself, and that each sample adds."""
 
     step: float
     sample: float
 
 
 def fitting(seconds: float, pace: Pace, samples: int, batch: int) -> int:
-    """The most steps that fit into `seconds`; the last batch of an epoch may be short."""
+    """Return the most local steps that fit into `seconds`; an epoch's last batch may be short."""
     if not samples:
         return 0
     # A billionth more than there is: a budget that fits exactly must not fail by rounding.

@@ -1,14 +1,17 @@
 """How far each device compresses its upload, decided on the server."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from torch import Tensor
 
 from anyfleet.config.number_values import Unbounded
-from anyfleet.core.messages import Plans, SubModelSize
+from anyfleet.core.messages import SubModelSize
+from anyfleet.core.plans import Plans
+from anyfleet.core.signals import FollowsSentFraction, SentFraction, Signal
 from anyfleet.core.slots import Plan, State, Wrapper
 from anyfleet.core.updates import Updates
 from anyfleet.core.view import View
@@ -19,42 +22,34 @@ from anyfleet.papers import FEDHQ, Paper
 from anyfleet.parts.plan.target_seconds import sample_of
 from anyfleet.parts.plan.widths import WholeModel
 
-SENT_FRACTION = "sent_fraction"  # what these plans give: an uplink must follow it
 _LOWEST = 1e-6  # a link that is down now still gets an order, and loses it
 
 
 @dataclass(frozen=True)
 class SentFractionByLevel(Wrapper, Plan):
-    """A device of level `p` uploads at the `p`-th rate, or the last one. `inner` plans sizes.
+    """The sent fraction of each level, strongest first; levels beyond the end have the last one.
 
-    NaN asks for none: that level sends as the codec likes.
+    `inner` plans the sizes. NaN asks for none: devices of that level send as the codec likes.
     """
 
     sent_fractions: tuple[float, ...]
     inner: Plan = field(default_factory=WholeModel)
 
-    provides: ClassVar[frozenset[str]] = frozenset({SENT_FRACTION})
+    requires: ClassVar[frozenset[Signal]] = frozenset({FollowsSentFraction()})
+    decides: ClassVar[frozenset[Signal]] = frozenset({SentFraction()})
 
     def __post_init__(self) -> None:
-        wrong = not self.sent_fractions or any(
-            not (0 < rate <= 1 or np.isnan(rate)) for rate in self.sent_fractions
-        )
-        refuse(
-            [
-                f"SentFractionByLevel.rates must lie in (0, 1], got {self.sent_fractions}."
-                if wrong
-                else ""
-            ]
-        )
+        given = self.sent_fractions
+        if not given or not all(0 < each <= 1 or math.isnan(each) for each in given):
+            raise ValueError(
+                f"SentFractionByLevel.sent_fractions must lie in (0, 1], got {given}. "
+                "Write nan for a level that sends as the codec likes."
+            )
 
     def __call__(self, plans: Plans, view: View, state: State, key: Tensor) -> Plans:
         plans = self.inner(plans, view, state, key)
         level = np.minimum(view.devices.level[plans.device], len(self.sent_fractions) - 1)
-        numbers = replace(
-            plans.hyperparameters,
-            sent_fraction=np.array(self.sent_fractions, dtype=np.float64)[level],
-        )
-        return replace(plans, hyperparameters=numbers)
+        return plans.with_hyperparameters(sent_fraction=np.array(self.sent_fractions)[level])
 
 
 class _Kept(NamedTuple):
@@ -64,31 +59,30 @@ class _Kept(NamedTuple):
 
 @dataclass(frozen=True)
 class SentFractionByLink(Plan):
-    """As much as a device's link carries in `seconds` (FedHQ, specification §1.16). `inner` plans sizes.
+    """The sent fraction that a device's link carries in `seconds` (FedHQ, specification §1.16).
 
-    Without `seconds`, they are chosen once, before the first round: such that the mean rate of
-    the devices, as their links are then, is `rate`. Where `inner` offers a menu, its largest entry
-    is in time.
+    `inner` plans the sizes. Without `seconds`, they are chosen once, before the first round: such
+    that the mean sent fraction of the devices, as their links are then, is `sent_fraction`. Where
+    `inner` offers a menu, its largest entry is in time.
     """
 
     sent_fraction: float = 1 / 33
     seconds: Unbounded | None = None
     inner: Plan = field(default_factory=WholeModel)
 
-    provides: ClassVar[frozenset[str]] = frozenset({SENT_FRACTION})
+    requires: ClassVar[frozenset[Signal]] = frozenset({FollowsSentFraction()})
+    decides: ClassVar[frozenset[Signal]] = frozenset({SentFraction()})
     papers: ClassVar[tuple[Paper, ...]] = (FEDHQ,)
 
     def __post_init__(self) -> None:
-        refuse(
-            [
-                ""
-                if 0 < self.sent_fraction <= 1
-                else f"SentFractionByLink.rate must lie in (0, 1]: {self.sent_fraction}.",
-                ""
-                if self.seconds is None or self.seconds > 0
-                else f"SentFractionByLink.seconds must be positive, got {self.seconds}.",
-            ]
-        )
+        refuse(self._faults())
+
+    def _faults(self) -> Iterator[str]:
+        given = self.sent_fraction
+        if not 0 < given <= 1:
+            yield f"SentFractionByLink.sent_fraction must lie in (0, 1], got {given}."
+        if self.seconds is not None and not self.seconds > 0:
+            yield f"SentFractionByLink.seconds must be positive, got {self.seconds}."
 
     def init(self, view: View) -> _Kept:
         seconds = self.seconds or _seconds(self.sent_fraction, view)
@@ -104,21 +98,23 @@ class SentFractionByLink(Plan):
 
     def __call__(self, plans: Plans, view: View, state: _Kept, key: Tensor) -> Plans:
         plans = self.inner(plans, view, state.inner, key)
-        links = view.conditions(plans.device).bit_rate_up
-        sizes = [
-            menu or (want,) for menu, want in zip(plans.menus, plans.sub_model_sizes, strict=True)
-        ]
-        bits = np.array([max(_bits(want, view) for want in entries) for entries in sizes])
+        bit_rate = view.conditions(plans.device).bit_rate_up
+        options = [plans.options_of(row) for row in range(len(plans))]
+        bits = np.array([max(_bits(size, view) for size in sizes) for sizes in options])
         # Seconds may be infinite: a link that is down carries nothing even then.
-        carried = np.multiply(links, state.seconds, where=links > 0, out=np.zeros(len(links)))
-        rate = np.clip(carried / np.maximum(bits, 1.0), _LOWEST, 1.0)
-        return replace(plans, hyperparameters=replace(plans.hyperparameters, sent_fraction=rate))
+        carried = np.multiply(
+            bit_rate, state.seconds, where=bit_rate > 0, out=np.zeros(len(bit_rate))
+        )
+        sent_fraction = np.clip(carried / np.maximum(bits, 1.0), _LOWEST, 1.0)
+        return plans.with_hyperparameters(sent_fraction=sent_fraction)
 
 
-def _seconds(rate: float, view: View) -> float:
+def _seconds(sent_fraction: float, view: View) -> float:
+    """Return the seconds in which the mean sent fraction of the whole model is as given."""
     links = view.conditions(sample_of(view)).bit_rate_up
-    return fedhq_upload_seconds(links, view.message_bits(WHOLE, 1.0).update, rate)
+    return fedhq_upload_seconds(links, view.message_bits(WHOLE, 1.0).update, sent_fraction)
 
 
-def _bits(want: SubModelSize, view: View) -> float:
-    return view.message_bits(want.prefix(view.blueprint), 1.0).update
+def _bits(size: SubModelSize, view: View) -> float:
+    """Return the bits of an uncompressed update of this size."""
+    return view.message_bits(size.prefix(view.blueprint), 1.0).update

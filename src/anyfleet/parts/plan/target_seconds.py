@@ -1,7 +1,7 @@
-"""A target time for every order, which a chooser on the device can hold itself to."""
+"""A target time for every order, with which a chooser on the device can compare its own."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -9,7 +9,9 @@ from torch import Tensor
 
 from anyfleet.arrays import Floats, Ints, join
 from anyfleet.core.local_training import local_steps, samples_processed
-from anyfleet.core.messages import Conditions, Hyperparameters, Plans, SubModelSize
+from anyfleet.core.messages import Conditions, Hyperparameters, SubModelSize
+from anyfleet.core.plans import Plans
+from anyfleet.core.signals import Signal, TargetTime
 from anyfleet.core.slots import Plan, State
 from anyfleet.core.time_and_energy import transfer_seconds
 from anyfleet.core.updates import Updates
@@ -27,21 +29,21 @@ class _Kept(NamedTuple):
 
 
 def sample_of(view: View) -> Ints:
-    """Some devices, evenly over the fleet: its groups are shuffled among the numbers."""
+    """Return some devices, evenly over the fleet: its groups are shuffled among the numbers."""
     count = len(view.devices)
     return np.unique(np.linspace(0, count - 1, min(count, _ASKED)).astype(np.int64))
 
 
 @dataclass(frozen=True)
 class TargetSeconds(Plan):
-    """Another plan, and a target: the median time for the smallest network in round 0 (§1.10).
+    """Another plan, and a target time: the median time of the smallest sub-model in round 0.
 
-    Half of the devices are then not late at first. Download, training and upload count, by what
-    devices report before the first round.
+    WHALE-FL, specification §1.10. Half of the devices are then not late at first. Download,
+    training and upload count, by what devices report before the first round.
     """
 
     inner: Plan = field(default_factory=WidthMenu)
-    provides: ClassVar[frozenset[str]] = frozenset({"target"})
+    provides: ClassVar[frozenset[Signal]] = frozenset({TargetTime()})
 
     def init(self, view: View) -> _Kept:
         some = sample_of(view)
@@ -59,33 +61,30 @@ class TargetSeconds(Plan):
         plans = self.inner(plans, view, state.inner, key)
         if not len(plans):
             return plans
-        smallest = min(
-            (want for menu in plans.menus for want in menu), key=_size, default=SubModelSize()
-        )
-        numbers = plans.hyperparameters
-        target = whale_target_seconds(_seconds(smallest, numbers.take([0]), view, state))
-        return replace(
-            plans, hyperparameters=replace(numbers, target_seconds=np.full(len(plans), target))
-        )
+        used = np.unique(plans.menu_index[plans.menu_index >= 0])
+        offered = (size for number in used for size in plans.menus[number])
+        smallest = min(offered, key=_smallness, default=SubModelSize())
+        seconds = _seconds(smallest, plans.hyperparameters.take([0]), view, state)
+        return plans.with_hyperparameters(target_seconds=whale_target_seconds(seconds))
 
 
-def _size(want: SubModelSize) -> tuple[float, int]:
-    """Narrow before wide; of the same width, few trained layers before many."""
-    return want.width, -want.first_trained_layer
+def _smallness(size: SubModelSize) -> tuple[float, int]:
+    """Return a key that puts narrow before wide, and of one width few trained layers first."""
+    return size.width, -size.first_trained_layer
 
 
-def _seconds(want: SubModelSize, numbers: Hyperparameters, view: View, state: _Kept) -> Floats:
-    """What each of the first devices needs for an order of this size."""
-    slice_, batch = want.prefix(view.blueprint), int(numbers.batch_size[0])
+def _seconds(size: SubModelSize, given: Hyperparameters, view: View, state: _Kept) -> Floats:
+    """Return the seconds that each of the first devices needs for an order of this size."""
+    slice_, batch = size.prefix(view.blueprint), int(given.batch_size[0])
     efforts = []
     for samples in view.devices.samples[state.devices].tolist():
-        (steps,) = local_steps(numbers, [samples])
-        amount = samples_processed(steps, samples, batch), steps
-        efforts.append(view.training_cost(slice_, batch, *amount).effort)
+        (steps,) = local_steps(given, [samples])
+        processed = samples_processed(steps, samples, batch)
+        efforts.append(view.training_cost(slice_, batch, processed, steps).effort)
     frequency = np.full(len(efforts), np.nan)
-    down, up, *_ = view.message_bits(slice_, float(numbers.sent_fraction[0]))
-    crossing = transfer_seconds(down, state.first.bit_rate_down) + transfer_seconds(
+    down, up, *_ = view.message_bits(slice_, float(given.sent_fraction[0]))
+    transfer = transfer_seconds(down, state.first.bit_rate_down) + transfer_seconds(
         up, state.first.bit_rate_up
     )
-    seconds: Floats = join(efforts).seconds(state.first, frequency) + crossing
+    seconds: Floats = join(efforts).seconds(state.first, frequency) + transfer
     return seconds

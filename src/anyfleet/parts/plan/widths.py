@@ -1,12 +1,14 @@
-"""Sizes by declared level."""
+"""Widths by declared level, and menus of widths."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
 from torch import Tensor
 
-from anyfleet.core.messages import Plans, SubModelSize
+from anyfleet.core.messages import SubModelSize
+from anyfleet.core.plans import Plans
+from anyfleet.core.signals import Menu, Signal
 from anyfleet.core.slots import Plan, State
 from anyfleet.core.view import View
 from anyfleet.elastic import Blueprint
@@ -14,38 +16,33 @@ from anyfleet.elastic.blueprint import Rounding
 from anyfleet.papers import HETEROFL, Paper
 
 
-def check_shares(owner: str, shares: tuple[float, ...]) -> None:
-    """Refuse shares of a model that do not lie in (0, 1]."""
-    if not shares:
+def check_widths(owner: str, widths: tuple[float, ...]) -> None:
+    """Raise ValueError unless there are widths and all of them lie in (0, 1]."""
+    if not widths:
         raise ValueError(
-            f"{owner}.shares must name at least one share. For the whole model use WholeModel()."
+            f"{owner}.widths must name at least one width. For the whole model use WholeModel()."
         )
-    for position, share in enumerate(shares):
-        if not 0 < share <= 1:
+    for position, width in enumerate(widths):
+        if not 0 < width <= 1:
             raise ValueError(
-                f"{owner}.shares must lie in (0, 1], got {share} at position {position}. "
+                f"{owner}.widths must lie in (0, 1], got {width} at position {position}. "
                 "For the whole model use WholeModel()."
             )
 
 
-def check_descent(owner: str, shares: tuple[float, ...]) -> None:
-    """Refuse shares by level that do not go downwards."""
-    down = tuple(sorted(shares, reverse=True))
-    if tuple(shares) != down:
+def check_descent(owner: str, widths: tuple[float, ...]) -> None:
+    """Raise ValueError unless the widths go downwards."""
+    down = tuple(sorted(widths, reverse=True))
+    if tuple(widths) != down:
         raise ValueError(
-            f"{owner}.shares must go downwards, since level 0 is the strongest; got {shares}. "
+            f"{owner}.widths must go downwards, since level 0 is the strongest; got {widths}. "
             f"Write {down}."
         )
 
 
-def menu_of(entries: int) -> frozenset[str]:
-    """What a plan gives that offers so many sizes: choosers may need as many."""
-    return frozenset({"menu", f"menu of {entries}"})
-
-
 @dataclass(frozen=True)
 class WholeModel(Plan):
-    """Everybody trains the whole model."""
+    """The whole model, for every device."""
 
     def __call__(self, plans: Plans, view: View, state: State, key: Tensor) -> Plans:
         return plans
@@ -53,10 +50,10 @@ class WholeModel(Plan):
 
 @dataclass(frozen=True)
 class WidthByLevel(Plan):
-    """A device of level `p` trains the `p`-th share of each hidden layer; beyond, the last.
+    """The width of each level, strongest first; levels beyond the end have the last one.
 
-    With `layers="linear"` only fully connected hidden layers are cut and convolutions stay complete
-    (FedDrop on the CNNs of specification §1.4).
+    With `layers="linear"` only fully connected hidden layers are cut, and convolutions stay
+    complete (FedDrop on the CNNs of specification §1.4).
     """
 
     widths: tuple[float, ...] = (1.0, 1 / 2, 1 / 4, 1 / 8, 1 / 16)
@@ -65,7 +62,7 @@ class WidthByLevel(Plan):
     papers: ClassVar[tuple[Paper, ...]] = (HETEROFL,)
 
     def __post_init__(self) -> None:
-        check_shares("WidthByLevel", self.widths)
+        check_widths("WidthByLevel", self.widths)
         check_descent("WidthByLevel", self.widths)
         if self.layers not in ("all", "linear"):
             raise ValueError(f'WidthByLevel.layers must be "all" or "linear", got {self.layers!r}.')
@@ -80,19 +77,14 @@ class WidthByLevel(Plan):
         return None
 
     def __call__(self, plans: Plans, view: View, state: State, key: Tensor) -> Plans:
-        levels = view.devices.level[plans.device]
-        shares = [self.widths[min(level, len(self.widths) - 1)] for level in levels]
+        level = np.minimum(view.devices.level[plans.device], len(self.widths) - 1)
         complete = convolved(view.blueprint) if self.layers == "linear" else ()
-        ratios = tuple((axis, 1.0) for axis in sorted(complete))
-        wants = (
-            replace(want, width=share, axis_widths=ratios)
-            for want, share in zip(plans.sub_model_sizes, shares, strict=True)
-        )
-        return replace(plans, sub_model_sizes=tuple(wants))
+        axis_widths = tuple((axis, 1.0) for axis in sorted(complete))
+        return plans.with_widths(np.array(self.widths)[level], axis_widths=axis_widths)
 
 
 def convolved(blueprint: Blueprint) -> frozenset[str]:
-    """The axes, among those that a share cuts, that hold channels of some convolution."""
+    """Return the axes, among those that a width cuts, that hold channels of some convolution."""
     found = {
         axis
         for node in blueprint.program.nodes
@@ -106,10 +98,10 @@ def convolved(blueprint: Blueprint) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class WidthMenu(Plan):
-    """Offers several sizes; the method's `choose` decides on the device.
+    """A menu of widths, from which the method's `choose` decides on the device.
 
-    `capped`: nobody is offered more than the share of its level, counted as `WidthByLevel` does.
-    Channels that a share does not divide are rounded up, or to the nearest number ("round").
+    With `capped`, no device is offered more than the width of its level, counted as `WidthByLevel`
+    does. Channels that a width does not divide are rounded up, or to the nearest number ("round").
     """
 
     widths: tuple[float, ...] = (1.0, 1 / 2, 1 / 4, 1 / 8, 1 / 16)
@@ -117,23 +109,20 @@ class WidthMenu(Plan):
     rounding: Rounding = "ceil"
 
     def __post_init__(self) -> None:
-        check_shares("Menu", self.widths)
-        check_descent("Menu", self.widths)
+        check_widths("WidthMenu", self.widths)
+        check_descent("WidthMenu", self.widths)
         if self.rounding not in ("ceil", "round"):
-            raise ValueError(f'Menu.rounding must be "ceil" or "round", got {self.rounding!r}.')
+            raise ValueError(
+                f'WidthMenu.rounding must be "ceil" or "round", got {self.rounding!r}.'
+            )
 
     @property
-    def provides(self) -> frozenset[str]:
-        return menu_of(len(self.widths))
+    def provides(self) -> frozenset[Signal]:
+        return frozenset({Menu(len(self.widths))})
 
     def __call__(self, plans: Plans, view: View, state: State, key: Tensor) -> Plans:
-        levels = view.devices.level[plans.device] if self.capped else np.zeros(len(plans), int)
-        starts = np.minimum(levels, len(self.widths) - 1).tolist()
-        menus = (
-            tuple(
-                SubModelSize(width=share, rounding=self.rounding, device=device)
-                for share in self.widths[start:]
-            )
-            for device, start in zip(plans.device.tolist(), starts, strict=True)
-        )
-        return replace(plans, menus=tuple(menus))
+        sizes = [SubModelSize(width=width, rounding=self.rounding) for width in self.widths]
+        if not self.capped:
+            return plans.with_menu(sizes)
+        level = np.minimum(view.devices.level[plans.device], len(sizes) - 1)
+        return plans.with_menus([sizes[first:] for first in range(len(sizes))], level)

@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from anyfleet.config.number_values import Unbounded
 from anyfleet.core.messages import Kind
+from anyfleet.core.signals import HeldResults, Signal
 from anyfleet.core.slots import Schedule
 from anyfleet.core.view import OrderStatuses, Request, View
 
@@ -21,7 +22,7 @@ class HoldAndFetch(Schedule):
 
     patience: Unbounded = 60.0
 
-    provides: ClassVar[frozenset[str]] = frozenset({"held"})
+    provides: ClassVar[frozenset[Signal]] = frozenset({HeldResults()})
 
     def __post_init__(self) -> None:
         if not self.patience > 0:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from anyfleet.core.messages import Kind
+from anyfleet.core.signals import Signal
 from anyfleet.core.slots import Schedule
 from anyfleet.core.view import Ids, Request, View
 
@@ -41,7 +42,7 @@ class Surveyed(Schedule):
         return self.inner.reports
 
     @property
-    def provides(self) -> frozenset[str]:
+    def provides(self) -> frozenset[Signal]:
         return self.inner.provides
 
     def start(self, view: View) -> Sequence[Request]:

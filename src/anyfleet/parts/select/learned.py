@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -11,6 +10,7 @@ from torch import Tensor
 from anyfleet import rng
 from anyfleet.arrays import Floats, Ints
 from anyfleet.core.messages import Devices
+from anyfleet.core.signals import Diagnostic, Signal
 from anyfleet.core.slots import Select
 from anyfleet.core.updates import Updates
 from anyfleet.core.view import View
@@ -47,8 +47,8 @@ class Learned(Select):
     beta: float = 0.7
 
     papers: ClassVar[tuple[Paper, ...]] = (FEDPNS, THESIS)
-    requires: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {"labelled": "an aggregator that labels devices, for example aggregate.Subset()"}
+    requires: ClassVar[frozenset[Signal]] = frozenset(
+        {Diagnostic("labelled", provider="an aggregator that labels devices: aggregate=Subset()")}
     )
 
     def __post_init__(self) -> None:

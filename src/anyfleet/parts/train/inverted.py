@@ -1,4 +1,4 @@
-"""Inverted dropout for cut models: what is left of a layer counts for what is missing."""
+"""Inverted dropout for sub-models: what is left of a layer counts for what is missing."""
 
 import math
 from collections.abc import Iterator
@@ -20,9 +20,10 @@ _SUMS: dict[str, tuple[tuple[int, int], ...]] = {
 
 
 def inverted(params: Params, blueprint: Blueprint) -> dict[str, Tensor]:
-    """Every weight that takes in a cut layer, divided by the share of it that is left.
+    """Return the parameters; every weight that takes in a cut layer is divided by its width.
 
-    The same function as dividing that layer's activations where they are summed up (specification §1.4):
+    That width is the share of the layer's channels that is left. It is the same function as
+    dividing that layer's activations where they are summed up (specification §1.4):
     W (h / a) = (W / a) h. What only passes channels on (normalisation, depthwise convolution, the
     skip connection of a residual block) stays as it is, and so does a weight that is also used
     otherwise, such as one tied to an embedding.
@@ -33,7 +34,7 @@ def inverted(params: Params, blueprint: Blueprint) -> dict[str, Tensor]:
 
 @lru_cache(maxsize=256)
 def _factors(blueprint: Blueprint) -> dict[str, float]:
-    """By what to multiply the weights of the small model that take in cut layers."""
+    """Return by what to multiply the weights of the sub-model that take in cut layers."""
     uses: dict[str, set[int | None]] = {}
     for node in blueprint.program.nodes:
         for name, dim in _uses(node, blueprint):
@@ -44,7 +45,7 @@ def _factors(blueprint: Blueprint) -> dict[str, float]:
 
 
 def _uses(node: Node, blueprint: Blueprint) -> Iterator[tuple[str, int | None]]:
-    """The parameters that a call takes; its weight with the dimension that is summed over."""
+    """Yield the parameters that a call takes; its weight with the dimension that is summed over."""
     options = _SUMS.get(node.operator, ())
     weight = next(((at, dim) for at, dim in options if isinstance(node.args[at], Held)), None)
     for at, arg in enumerate(node.arguments):
@@ -57,6 +58,6 @@ def _uses(node: Node, blueprint: Blueprint) -> Iterator[tuple[str, int | None]]:
 
 
 def _missing(blueprint: Blueprint, name: str, dim: int) -> float:
-    """How many times as long a dimension is in the whole model."""
+    """Return how many times as long a dimension is in the whole model."""
     axes = (blueprint.axes[axis] for axis in blueprint.axes_of(name, dim))
     return math.prod(axis.whole / axis.size for axis in axes)

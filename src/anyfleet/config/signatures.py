@@ -1,4 +1,4 @@
-"""What a table may contain: the fields of a dataclass, or the parameters of a function."""
+"""The keys that a table may have: the fields of a dataclass, or the parameters of a function."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ABSENT: Any = object()
 
 @dataclass(frozen=True)
 class Entry:
-    """One key: the type of its value, and what it is when left out."""
+    """One key: the type of its value, and its default."""
 
     kind: Any
     default: Any = ABSENT
@@ -27,9 +27,9 @@ class Entry:
 class Form:
     """The keys of a table that describes a call of `target`.
 
-    `spare` is the type of any further key (`**rates: float`), `result` the fields of what a
-    function returns: these may be written too, and replace what the function put there. `open`
-    tells that any further argument is taken (`**options`): a call from Python may give some, but
+    `spare` is the type of further keys (`**lrs: float`). `result` has the fields of a function's
+    result: a table may give these too, and they replace what the function put there. `open` says
+    that the target takes any further argument (`**options`): a call from Python may give some, but
     the keys of a table must be known.
     """
 
@@ -40,13 +40,13 @@ class Form:
     open: bool = False
 
     def kind(self, key: str) -> Any:
-        """The type of an argument, ABSENT if there is no such argument."""
+        """Return the type of an argument, or ABSENT if there is no such argument."""
         entry = self.entries.get(key)
         return self.spare if entry is None else entry.kind
 
 
 def form_of(target: Callable[..., Any]) -> Form:
-    """Read a form off the annotations of a dataclass, a function or another class."""
+    """Return the keys that a dataclass, a function or another class takes, by its annotations."""
     declared = _declared(target)
     source = target.__init__ if isinstance(target, type) else target  # type: ignore[misc]
     parameters = inspect.signature(target).parameters
@@ -74,8 +74,8 @@ def form_of(target: Callable[..., Any]) -> Form:
 def _declared(target: Callable[..., Any]) -> dict[str, Entry]:
     """Return the fields of a dataclass that its `__init__` takes as they are declared.
 
-    One that somebody wrote may take others, or these with other types; and what is no field at all
-    (`InitVar`) stands in its signature alone.
+    An `__init__` written by hand may take other arguments, or these with other types. An `InitVar`
+    is no field: it stands in the signature alone.
     """
     if not isinstance(target, type) or not is_dataclass(target):
         return {}
@@ -97,7 +97,7 @@ def _plain(kind: Any) -> Any:
 
 
 def lacking(part: type, protocol: type) -> tuple[str, ...]:
-    """The members of a protocol that a class does not have."""
+    """Return the members of a protocol that a class lacks."""
     members: dict[str, None] = {}
     for base in protocol.__mro__:
         if typing.Protocol in base.__bases__:
@@ -126,7 +126,7 @@ def _entry(given: Field[Any], hints: Mapping[str, Any]) -> Entry:
 
 
 def _spare(kind: Any) -> tuple[Any, dict[str, Entry]]:
-    """What `**name: kind` takes: `Any` says nothing, so it takes nothing."""
+    """Return what `**name: kind` takes; nothing for `Any`, which does not say."""
     if typing.get_origin(kind) is typing.Unpack:
         (table,) = typing.get_args(kind)
         return ABSENT, {
@@ -137,9 +137,9 @@ def _spare(kind: Any) -> tuple[Any, dict[str, Entry]]:
 
 
 def hints_of(target: Any) -> dict[str, Any]:
-    """Return resolved annotations; one that cannot be resolved counts as Any.
+    """Return the resolved annotations; one that cannot be resolved counts as Any.
 
-    It may name an import for type checkers alone, be a text that explains, or be wrong.
+    It may name an import for type checkers only, be a text for readers, or be wrong.
     """
     try:
         return typing.get_type_hints(target, include_extras=True)

@@ -171,9 +171,9 @@ EVIL: dict[str, tuple[str, str]] = {
         TASK + METHOD + 'train = { use = "anyfleet.experiment:load", path = "second.toml" }\n',
         "method.train.use: ",
     ),
-    "train with a rate of its own": (
-        TASK + METHOD + 'train = { use = "Gradient", rate = { use = "canary_part:part" } }\n',
-        "method.train.rate.use: ",
+    "train with a learning rate of its own": (
+        TASK + METHOD + 'train = { use = "Gradient", lr = { use = "canary_part:part" } }\n',
+        "method.train.lr.use: ",
     ),
     "norm": (
         TASK + METHOD + 'norm = { use = "importlib:import_module", name = "canary_part" }\n',
@@ -216,7 +216,7 @@ EVIL: dict[str, tuple[str, str]] = {
     ),
     # -- what is not even a run
     "tables in tables": (TASK + METHOD + f"[{'a.' * 400}a]\n", "more than 100 parts"),
-    "lists in lists": (TASK + METHOD + f"x = {'[' * 5000}{']' * 5000}\n", "too deep inside"),
+    "lists in lists": (TASK + METHOD + f"x = {'[' * 5000}{']' * 5000}\n", "nested too deeply"),
     "lists in lists that Python can read": (
         TASK + METHOD + f"x = {'[' * 60}{']' * 60}\n",
         "tables or lists deep",
@@ -224,8 +224,11 @@ EVIL: dict[str, tuple[str, str]] = {
     "a number of thousands of digits": (f"seed = {'9' * 5000}\n" + TASK + METHOD, "not valid TOML"),
     "rounds without end": (f"rounds = {10**30}\n" + TASK + METHOD, "rounds: a whole number must"),
     "rounds that are no whole number": ("rounds = 1e30\n" + TASK + METHOD, "rounds: "),
-    "an infinite rate": (TASK + METHOD + "lr = inf\n", "method.lr: expected a finite number"),
-    "a rate that is no number": (
+    "an infinite learning rate": (
+        TASK + METHOD + "lr = inf\n",
+        "method.lr: expected a finite number",
+    ),
+    "a learning rate that is no number": (
         TASK + METHOD + "lr = nan\n",
         "method.lr: expected a finite numbe",
     ),
@@ -235,8 +238,10 @@ EVIL: dict[str, tuple[str, str]] = {
         "fleet.groups.0.speed: Group.speed must be at least 1e-09",
     ),
     "a link that never ends": (
-        TASK + METHOD + "[[fleet.groups]]\nlink = { use = 'Steady', up = 1e-300, down = 1.0 }\n",
-        "Steady.up must be finite bits per second",
+        TASK
+        + METHOD
+        + "[[fleet.groups]]\nlink = { use = 'Steady', bit_rate_up = 1e-300, bit_rate_down = 1.0 }\n",
+        "Steady.bit_rate_up must be finite bits per second",
     ),
     "a key without end": (f"{'a.' * 20_000}a = 1\n" + TASK + METHOD, "key of more than 100 parts"),
     "a quoted key without end": (
@@ -257,8 +262,8 @@ EVIL: dict[str, tuple[str, str]] = {
     ),
     "a device file": (
         TASK + METHOD + "[[fleet.groups]]\n"
-        "speed = { use = 'Replayed', file = '/dev/zero', column = 'a' }\n",
-        "/dev/zero is no plain file",
+        "speed = { use = 'Replayed', file = '/dev/zero', field = 'a' }\n",
+        "/dev/zero is not a plain file",
     ),
 }
 
@@ -297,7 +302,7 @@ WAYS: dict[str, Callable[[Path], str]] = {
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that died after a step; not to be changed."""
-    return runs.written(tmp_path_factory.mktemp("killed") / "run", runs.moments()[:1])
+    return runs.written(tmp_path_factory.mktemp("killed") / "run", runs.results()[:1])
 
 
 @pytest.fixture
@@ -352,12 +357,12 @@ OVERRIDES = {
     "a load": ('task={use="anyfleet.experiment:load",path="second.toml"}', "task.use: "),
     "a slot": ("method.select.use=canary_part:part", "--allow canary_part"),
     "a model": ("task.model={" + MAKES_FOLDER + "}", "task.model.use: "),
-    "what is allowed": ('allow.packages=["canary_part"]', "allow: is no override"),
-    "whatever is allowed": ('allow={packages=["canary_part"]}', "allow: is no override"),
+    "what is allowed": ('allow.packages=["canary_part"]', "allow: cannot be an override"),
+    "whatever is allowed": ('allow={packages=["canary_part"]}', "allow: cannot be an override"),
     "a deep path": (".".join("a" * 500) + "=1", "tables or lists deep"),
-    "a deep value": (f"seed={'[' * 5000}", "too deep inside"),
+    "a deep value": (f"seed={'[' * 5000}", "nested too deeply"),
     "a key without end": ("seed={" + "a." * 20_000 + "a=1}", "key of more than 100 parts"),
-    "a rate": ("method.lr=inf", "method.lr: expected a finite number"),
+    "a learning rate": ("method.lr=inf", "method.lr: expected a finite number"),
     "the rounds": (f"rounds={10**30}", "rounds: a whole number must fit into 64 bits"),
     "a number of thousands of digits": (f"seed={'9' * 5000}", "seed: "),
 }
@@ -390,7 +395,7 @@ def test_control_characters_of_a_file_do_not_reach_the_terminal(folder: Path) ->
 
 MINE = """
 from dataclasses import dataclass
-from anyfleet.select import Everyone
+from anyfleet.parts.select import Everyone
 
 @dataclass(frozen=True)
 class Mine(Everyone):
@@ -507,9 +512,9 @@ def test_a_namesake_of_an_installed_package_is_refused(
 
 INSIDE = """
 from dataclasses import dataclass, field
-from anyfleet.coding import Codec
-from anyfleet.codec import Raw
-from anyfleet.select import Everyone
+from anyfleet.core.slots import Codec
+from anyfleet.parts.codec import Raw
+from anyfleet.parts.select import Everyone
 
 @dataclass(frozen=True)
 class Mine(Everyone):
@@ -602,7 +607,7 @@ def test_settings_have_a_full_path(
 ) -> None:
     """A relative one would be another file in every folder, also in a stranger's."""
     monkeypatch.setenv("ANYFLEET_SETTINGS", "settings.toml")
-    with pytest.raises(ConfigError, match="is no full path"):
+    with pytest.raises(ConfigError, match="is not a full path"):
         config.read(asking)
     monkeypatch.setenv("ANYFLEET_SETTINGS", str(asking.parent / "none.toml"))
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
@@ -662,7 +667,7 @@ def test_data_may_be_as_deep_as_any_run_file_needs_and_no_deeper() -> None:
 
     with pytest.raises(ConfigError, match="unknown key"):
         config.load(nested(DEEPEST), Experiment)
-    with pytest.raises(ConfigError, match=r"^a\.a.*: lies more than 32 tables"):
+    with pytest.raises(ConfigError, match=r"^a\.a.*: is nested more than 32 tables"):
         config.load(nested(DEEPEST + 1), Experiment)
     with pytest.raises(AnyfleetError):
         config.load({"use": nested(100_000)}, Experiment)

@@ -1,4 +1,4 @@
-"""Models that cross a link in columns: what is there when only the first of them arrive."""
+"""The width of a slice, and its leading part up to a width: models that arrive in columns."""
 
 import math
 from functools import lru_cache
@@ -7,14 +7,14 @@ from anyfleet.elastic.blueprint import Blueprint, Slice
 from anyfleet.formulas.anycost import anycost_alpha
 
 
-def columns(share: float, width: float) -> int:
-    """How many columns, each `width` of the whole model wide, a share of it takes."""
-    return max(1, math.ceil(share / width - 1e-9))
+def columns(width: float, column_width: float) -> int:
+    """Return how many columns a width of the whole model takes, at least one."""
+    return max(1, math.ceil(width / column_width - 1e-9))
 
 
 @lru_cache(maxsize=4096)
 def width(slice: Slice, blueprint: Blueprint) -> float:
-    """The share that a plain cut of this size has; of other cuts, the largest of any axis."""
+    """Return the width that a plain cut of this size has; of other cuts, the widest axis's."""
     kept = _kept(slice, blueprint)
     # A share p keeps ceil(p × size) of every axis: more than `above`, and not more than the least.
     above = max(((count - 1) / size for count, size in kept), default=0.0)
@@ -48,17 +48,18 @@ def alpha(slice: Slice, blueprint: Blueprint) -> float:
 
 
 def _kept(slice: Slice, blueprint: Blueprint) -> list[tuple[int, int]]:
-    """Of every axis that a share cuts, how many indices are kept, of how many."""
+    """Return how many indices are kept, of how many, for every axis that a width cuts."""
     sizes = {axis: blueprint.axes[axis].size for axis in blueprint.counts(1.0)}
     return [(len(slice.kept(axis) or range(size)), size) for axis, size in sizes.items()]
 
 
 @lru_cache(maxsize=4096)
 def narrowed(slice: Slice, width: float, blueprint: Blueprint) -> Slice:
-    """The leading part of a slice, up to a width of the whole model, in the slice's own order.
+    """Return the leading part of a slice, up to a width of the whole model.
 
-    Of an axis that is cut otherwise than by its leading indices, as many indices as that width
-    has. Width 0 is the caller's case: nothing came.
+    Indices stay in the slice's own order. Of an axis that is cut otherwise than by its leading
+    indices, it keeps as many indices as that width has. Width 0 is the caller's case: nothing
+    arrived.
     """
     if width >= 1:
         return slice
@@ -71,7 +72,7 @@ def narrowed(slice: Slice, width: float, blueprint: Blueprint) -> Slice:
 
 @lru_cache(maxsize=4096)
 def within(slice: Slice, width: float, blueprint: Blueprint) -> Slice:
-    """The same part in the coordinates of the small model that the slice makes."""
+    """Return `narrowed(…)` in the coordinates of the small model that the slice makes."""
     local = blueprint.local(slice)
     short = narrowed(slice, width, blueprint)
     sizes = blueprint.local(short).sizes

@@ -1,4 +1,4 @@
-"""Run files: TOML from disk, `key=value` overrides, and parts that lie next to the file."""
+"""Run files: TOML from disk, `key=value` overrides, and code that lies beside the file."""
 
 from __future__ import annotations
 
@@ -10,10 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from anyfleet.config.allowed_packages import (
+    importable,
+    not_installed,
+    packages_in,
+    refused,
+    trusted,
+)
 from anyfleet.config.loading import load
 from anyfleet.config.number_values import refuse_long_keys, too_deep
-from anyfleet.config.requests import importable, not_installed, packages_in, refused
-from anyfleet.config.settings import trusted
 from anyfleet.errors import AnyfleetWarning, BadCall, ConfigError, Problem
 from anyfleet.names import HOMES
 
@@ -24,9 +29,9 @@ _BARE_WORD = re.compile(r"[A-Za-z_][\w.:/+-]*")
 
 @dataclass(frozen=True)
 class Source:
-    """A run file as read: its data without `[allow]`, and whose code it may name.
+    """A run file as read: its data without `[allow]`, and the packages whose code it may name.
 
-    `allow` is what the caller and the user's settings grant; `asked` is what the file asks for,
+    `allow` is what the caller and the user's settings grant. `asked` is what the file asks for,
     which grants nothing. `problems` are those of overrides, which are not in the data; `load`
     reports them with the rest.
     """
@@ -36,13 +41,13 @@ class Source:
     folder: Path | None = None
     problems: tuple[Problem, ...] = ()
     asked: tuple[str, ...] = ()
-    installed: tuple[str, ...] = ()  # of `allow`, what only the settings name
+    installed: tuple[str, ...] = ()  # those of `allow` that only the settings name
 
     def load(self, kind: Any = None, *, homes: Mapping[str, str] = HOMES) -> Any:
-        """Return the value that the file describes; see `load`.
+        """Return the value that the file describes, or raise ConfigError with every problem.
 
-        A module next to the file is found too, when the caller has allowed its package. Relative
-        paths lie next to the file. Warns of what the file asks for in vain and does not need.
+        A module beside the file is found too, if the caller has allowed its package. Relative paths
+        refer to the folder of the file. Warn of a package that the file asks for but does not need.
         """
         named = [name for name in self.allow if name not in self.installed]
         try:
@@ -63,9 +68,8 @@ class Source:
 def read(path: str | Path, overrides: Sequence[str] = (), allow: Collection[str] = ()) -> Source:
     """Read a TOML file and apply `key=value` overrides.
 
-    Only `allow`, and the user's own settings, say whose code it may name. Its `[allow] packages`
-    are a request. Overrides that cannot be applied are kept for `Source.load`, to be told with all
-    else.
+    Only `allow` and the user's own settings grant packages; `[allow]` in the file is a request.
+    Overrides that cannot be applied are kept for `Source.load`, which reports all problems.
     """
     file = Path(path)
     _refuse_text("overrides", overrides)
@@ -74,7 +78,7 @@ def read(path: str | Path, overrides: Sequence[str] = (), allow: Collection[str]
     asked, wrong = packages_in(written.pop("allow", {}))
     data, problems = _overridden(written, overrides)
     if data.pop("allow", None) is not None:
-        told = "is no override: name packages with --allow, or with allow=[...] in Python."
+        told = "cannot be an override: use --allow PACKAGE, or allow=[...] in Python."
         problems = (*problems, Problem("allow", told))
     deep = too_deep(data)
     if wrong or deep:
@@ -85,7 +89,7 @@ def read(path: str | Path, overrides: Sequence[str] = (), allow: Collection[str]
 
 
 def _refuse_text(name: str, given: Collection[str]) -> None:
-    """Raise BadCall for one text where several are due: it would be read letter by letter."""
+    """Raise BadCall for one text where a list is due: it would be read letter by letter."""
     if isinstance(given, str | bytes):
         raise BadCall(f"{name} must be a list of texts, got the text {given!r}; write [{given!r}].")
 
@@ -98,9 +102,9 @@ def _parsed(file: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError([Problem(str(file), f"cannot be read: {error.strerror}.")]) from error
     except RecursionError as error:
-        told = "not valid TOML: tables or lists lie too deep inside each other."
+        told = "not valid TOML: tables or lists are nested too deeply."
         raise ConfigError([Problem(str(file), told)]) from error
-    except ValueError as error:  # also what is no text, and numbers of thousands of digits
+    except ValueError as error:  # also bytes that are no text, and numbers of thousands of digits
         raise ConfigError([Problem(str(file), f"not valid TOML: {error}.")]) from error
     if deep := too_deep(written):
         raise ConfigError([deep])
@@ -108,7 +112,7 @@ def _parsed(file: Path) -> dict[str, Any]:
 
 
 def override(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """A copy of `data` with each `dotted.path=value` put in; values are TOML or bare words."""
+    """Return a copy of `data` with each `dotted.path=value`; values are TOML or bare words."""
     result, problems = _overridden(data, overrides)
     if problems:
         raise ConfigError(problems)
@@ -118,7 +122,7 @@ def override(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any
 def _overridden(
     data: Mapping[str, Any], overrides: Sequence[str]
 ) -> tuple[dict[str, Any], tuple[Problem, ...]]:
-    """With the overrides that can be applied, and what is wrong with the others."""
+    """Return the data with the overrides that can be applied, and the problems of the others."""
     result: Any = _copy(data)
     problems: list[Problem] = []
     for text in overrides:
@@ -139,7 +143,7 @@ def _parse(text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except RecursionError as error:
-        raise ValueError("lists or tables lie too deep inside each other.") from error
+        raise ValueError("lists or tables are nested too deeply.") from error
     except ValueError as error:
         if _BARE_WORD.fullmatch(text):
             return text
@@ -147,7 +151,7 @@ def _parse(text: str) -> Any:
 
 
 def _put(data: Any, keys: Sequence[str], value: Any) -> None:
-    """Set one value in a tree that is ours; tables on the way are made."""
+    """Set one value in place; tables on the way are made."""
     for depth, key in enumerate(keys[:-1]):
         data = data.setdefault(key, {}) if isinstance(data, dict) else data[_index(data, key)]
         if not isinstance(data, dict | list):
@@ -163,7 +167,7 @@ def _put(data: Any, keys: Sequence[str], value: Any) -> None:
 def _index(items: list[Any], key: str) -> int:
     if key.isdecimal() and int(key) < len(items):
         return int(key)
-    raise ValueError(f"{key!r} is no position in a list of {len(items)}.")
+    raise ValueError(f"{key!r} is not a position in a list of {len(items)}.")
 
 
 def _copy(value: Any) -> Any:
