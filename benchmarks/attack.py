@@ -145,12 +145,12 @@ def _experiment(case: Case) -> Experiment:
 def played(case: Case) -> Result:
     """Run one case."""
     torch.set_num_threads(1)
-    moments = list(play(_experiment(case), _task(case.seed)))
+    results = list(play(_experiment(case), _task(case.seed)))
     return Result(
         case,
-        tuple(moment.record.accuracy for moment in moments),
-        sum(why.startswith("refused") for moment in moments for why in moment.round.ledger.failure),
-        sum("held" in moment.record.diagnostics for moment in moments),
+        tuple(result.record.accuracy for result in results),
+        sum(why.startswith("refused") for result in results for why in result.round.ledger.failure),
+        sum("held" in result.record.diagnostics for result in results),
     )
 
 

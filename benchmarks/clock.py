@@ -29,7 +29,7 @@ def every_slice(task: Task) -> Iterator[Slice]:
 
 
 def compared(tasks: Mapping[str, Task], rates: FittedSpeed) -> Iterator[tuple[Sample, bool]]:
-    """Every slice as measured, and whether the profile had seen it."""
+    """Yield every slice as measured, and whether the profile had seen it."""
     print("net    width first  measured ms predicted ms  error")
     for net, task in tasks.items():
         seen = set(slices(task))

@@ -103,7 +103,7 @@ class Row:
 
 
 def trained(task: Task, rounds: int = 1, seed: int = 0) -> dict[str, torch.Tensor]:
-    """The update of the last of some rounds with one device, as a stack of one."""
+    """Return the update of the last of some rounds with one device, as a stack of one."""
     world = Fleet().build(np.array([task.size(0)]), seed)
     method = fedavg(count=1, lr=0.05, batch_size=20)
     steps = islice(run(method, task, Simulated(task, world, seed), seed), rounds)
@@ -112,7 +112,7 @@ def trained(task: Task, rounds: int = 1, seed: int = 0) -> dict[str, torch.Tenso
 
 
 def task_of(net: str, samples: int) -> tuple[Task, str]:
-    """One device with real images, or with random ones; and which."""
+    """Return a task of one device with real images, or with random ones; and which."""
     make, split = Factory.of(NETS[net]), Split(devices=1, test_share=0.0, server=100)
     try:
         spec = Cifar10(model=make, devices=1, test_share=0.0, server=100, limit=samples + 100)
@@ -155,7 +155,7 @@ def restored(codec: Codec, message: Sequence[bytes], envelope: MessageLayout) ->
 
 
 def zstd(update: Params, repeats: int) -> Row:
-    """A general compressor, on the bytes of the floats."""
+    """Measure a general compressor on the bytes of the floats."""
     raw = b"".join(value.numpy().tobytes() for value in update.values())
     coder, decoder = zstandard.ZstdCompressor(), zstandard.ZstdDecompressor()
     small, size = coder.compress(raw), len(raw) / 1e6
@@ -195,14 +195,14 @@ def bound(form: SymbolFormat | None, symbols: Symbols, envelope: MessageLayout) 
 
 
 def chosen_bits(flags: Sequence[torch.Tensor]) -> float:
-    """log2 C(K, k): which units of a message are kept."""
+    """Return log2 C(K, k), the bits that say which units of a message are kept."""
     units, kept = sum(map(len, flags)), sum(int(each.sum()) for each in flags)
     nats = math.lgamma(units + 1) - math.lgamma(kept + 1) - math.lgamma(units - kept + 1)
     return nats / math.log(2)
 
 
 def quickest(work: Callable[[], Any], repeats: int) -> float:
-    """Processor seconds of the quickest of so many repetitions."""
+    """Return the processor seconds of the quickest of so many repetitions."""
     found = []
     for _ in range(repeats):
         begin = time.process_time()
@@ -212,7 +212,7 @@ def quickest(work: Callable[[], Any], repeats: int) -> float:
 
 
 def rows(task: Task, repeats: int, rounds: int = 1) -> Iterator[Row]:
-    """All codecs on one update; those that want a look at one before a run get that of a server."""
+    """Yield all codecs on one update; those that calibrate before a run get that of a server."""
     envelope = around(task)
     update = envelope.flattened(trained(task, rounds))
     seen = envelope.flattened(

@@ -67,7 +67,7 @@ class Row:
 
 
 def task_of(net: Net, samples: int) -> Task:
-    """One device with random images."""
+    """Return a task of one device with random images."""
     size = samples * nn.Flatten()(torch.empty(1, *net.shape)).shape[1]
     images = rng.normal(rng.root(0, "images"), size).float().view(samples, *net.shape)
     data = Data(images, torch.arange(samples) % 10)
@@ -75,7 +75,7 @@ def task_of(net: Net, samples: int) -> Task:
 
 
 def measured(name: str, batch: int, *, steps: int = STEPS, repeats: int = 3) -> list[Row]:
-    """All depths of a network, smallest first."""
+    """Return the measurements of all depths of a network, smallest first."""
     task = task_of(NETS[name], steps * batch)
     blueprint = task.blueprint
     slices = [

@@ -100,7 +100,7 @@ PLANNERS: Mapping[str, tuple[Plan, Choose]] = {
 
 
 def fleet() -> worlds.Fleet:
-    """Four kinds of devices; everything that can change does."""
+    """Return a fleet of four kinds of devices; everything that can change does."""
     phone = worlds.Group(
         name="phones",
         speed=worlds.Uniform(1e9, 4e9),
@@ -209,7 +209,7 @@ class Measured:
 
 
 def build(devices: int) -> tuple[Task, worlds.World, Built]:
-    """A task whose devices all hold the same data, and its world; how long the world took."""
+    """Return a task whose devices all hold the same data, its world, and how long that took."""
     # A million references to the same rows.
     one, shared = _one(), _one().train_rows * devices
     task = replace(one, train_rows=shared, test_rows=one.test_rows * devices)
@@ -229,7 +229,7 @@ def _one() -> Task:
 
 
 def measure(task: Task, world: worlds.World, select: str, plan: str, counted: Rounds) -> Measured:
-    """Runs some rounds of FedAvg with another selection and another planner.
+    """Run some rounds of FedAvg with another selection and another plan.
 
     With a codec that follows planned rates; nobody trains, so it costs nothing here.
     """
@@ -251,7 +251,7 @@ def measure(task: Task, world: worlds.World, select: str, plan: str, counted: Ro
 
 
 def one_round(server: Server, runtime: Watched) -> tuple[float, float]:
-    """The body of `run`; seconds until the orders were handed over, and in all."""
+    """Run one round as `run` does; return seconds until the orders were handed over, and in all."""
     schedule = server.method.schedule
     began = time.process_time()
     server.issue()
@@ -264,13 +264,13 @@ def one_round(server: Server, runtime: Watched) -> tuple[float, float]:
 
 
 def peak() -> float:
-    """The most memory this process has had, in bytes."""
+    """Return the most memory that this process has had, in bytes."""
     unit = 1 if sys.platform == "darwin" else 1024
     return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
 
 
 def child(devices: int, select: str, counted: Rounds) -> None:
-    """Measures one fleet with one selection; prints plain data."""
+    """Measure one fleet with one selection and print plain data."""
     _one()
     before = peak()
     task, world, built = build(devices)
@@ -279,7 +279,7 @@ def child(devices: int, select: str, counted: Rounds) -> None:
 
 
 def report(devices: int, select: str, counted: Rounds) -> None:
-    """Measures in a process of its own, and prints a table."""
+    """Measure in a process of its own and print a table."""
     arguments = ["--child", "--devices", devices, "--select", select]
     arguments += ["--rounds", counted.rounds, "--warm", counted.warm]
     command = [sys.executable, str(Path(__file__)), *map(str, arguments)]

@@ -53,7 +53,7 @@ TASK = FashionMnist(
 
 
 def methods() -> Mapping[str, Method]:
-    """The mixture first, then its parents."""
+    """Return the mixture first, then its parents."""
     like_qsgd, paced = TopK(0.15, Qsgd()), JustInTime(SECONDS)
     budgeted = anycost(seconds=SECONDS, count=COUNT, **SGD)
     return {
@@ -96,14 +96,14 @@ def played(job: Job) -> tuple[RoundRecord, ...]:
     spec = replace(TASK, limit=job.limit)
     method, task = methods()[job.method], spec.build(job.seed).to(torch.device(job.device))
     experiment = Experiment(spec, method, fleet, engine=Stacked(), rounds=job.rounds, seed=job.seed)
-    return tuple(moment.record for moment in play(experiment, task))
+    return tuple(result.record for result in play(experiment, task))
 
 
 Runs = Mapping[str, Sequence[Sequence[RoundRecord]]]
 
 
 def table(runs: Runs, resource: Resource) -> Iterator[str]:
-    """Accuracy of all methods for the least that any run used of a resource."""
+    """Return the accuracy of all methods for the least that any run used of a resource."""
     amount = common_amount([points for group in runs.values() for points in group], resource)
     yield f"for {quantity(amount, resource)}:"
     heads = f"{'accuracy %':>12} {'best %':>8} {'rounds':>8} {'s':>7} {'J':>8} {'MB up':>7}"
@@ -120,7 +120,7 @@ def table(runs: Runs, resource: Resource) -> Iterator[str]:
 
 
 def _row(known: Sequence[tuple[RoundRecord, Within]]) -> str:
-    """Means over the runs that were evaluated for the amount, at the point of that evaluation."""
+    """Return means over the runs that were evaluated for the amount, at that evaluation."""
     scores = [100 * each.accuracy for _, each in known]
     deviation = statistics.stdev(scores) if len(scores) > 1 else 0.0
     mean = statistics.mean

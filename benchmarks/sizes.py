@@ -58,7 +58,7 @@ def measured(name: str, experiment: Experiment) -> Row:
 
 def _refused(experiment: Experiment) -> int:
     """Run an experiment and count the replies that the server refused."""
-    ledgers = (moment.round.ledger for moment in play(experiment))
+    ledgers = (result.round.ledger for result in play(experiment))
     return sum(lost.startswith(("refused", "held")) for each in ledgers for lost in each.failure)
 
 

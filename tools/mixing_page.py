@@ -34,7 +34,7 @@ Written by `make mixing` (`python -m tools.mixing`); not to be edited by hand.
 
 
 def page(outcomes: Sequence[Outcome]) -> str:
-    """The whole page."""
+    """Return the whole page."""
     found = {outcome.pair: outcome for outcome in outcomes}
     kinds = list(dict.fromkeys(o.kind for o in outcomes if o.result == REFUSED))
     blocks = [
@@ -90,7 +90,7 @@ def _grids(found: Mapping[Pair, Outcome], kinds: Sequence[str]) -> Iterator[str]
 
 
 def _laid(slots: tuple[str, str]) -> tuple[str, str]:
-    """Which slot goes down and which across: the longer one down."""
+    """Return which slot goes down and which across: the longer one down."""
     one, two = slots
     return (one, two) if len(SLOTS[one]) >= len(SLOTS[two]) else (two, one)
 
@@ -120,7 +120,7 @@ def _refusals(outcomes: Sequence[Outcome], kinds: Sequence[str]) -> Iterator[str
 
 
 def read(text: str) -> dict[Pair, bool]:
-    """Which pairs a page knows, and whether they run."""
+    """Return the pairs of a page, and whether they run."""
     found = {}
     for section in text.split("\n## ")[1:]:
         title, _, body = section.partition("\n")

@@ -10,6 +10,7 @@ from typing import Any
 
 from anyfleet.core.method import Method
 from anyfleet.core.slots import Choose, Plan
+from anyfleet.measure import Fisher
 from anyfleet.methods import heterofl
 from anyfleet.parts import aggregate, choose, codec, extract, norm, plan, schedule, select, train
 
@@ -41,7 +42,7 @@ class Row:
 
 
 def mixed(one: Row, other: Row) -> Method:
-    """The base method with both."""
+    """Return the base method with both."""
     company = {**one.company, **other.company}
     return replace(BASE, **{**company, **one.parts, **other.parts})
 
@@ -194,7 +195,7 @@ AGGREGATION = _rows(
         "Clipped(Aio)": aggregate.Clipped(aggregate.Aio(), times=2.0),
         "TrimmedMean": aggregate.TrimmedMean(),
         "CoordinateMedian": aggregate.CoordinateMedian(),
-        "Diagnosed(Aio)": aggregate.Diagnosed(aggregate.Aio(), ("norm", "fisher")),
+        "Diagnosed(Aio)": aggregate.Diagnosed(aggregate.Aio(), ("norm", "fisher"), (Fisher(),)),
         "ServerOptimised": aggregate.ServerOptimised(optimiser=aggregate.ServerSgd(0.5, 0.9)),
         "ServerOptimised(Subset), Adam": aggregate.ServerOptimised(
             _LABELLING, aggregate.ServerAdam(0.01)
@@ -218,7 +219,7 @@ PACKAGES: tuple[ModuleType, ...] = (select, plan, extract, train, codec, aggrega
 
 
 def missing() -> list[str]:
-    """The public parts of the packages that no row has, alone or inside of another."""
+    """Return the public parts of the packages that no row has, alone or inside of another."""
     rows = [row for slot in SLOTS.values() for row in slot.values()]
     there = {type(part) for row in rows for each in row.parts.values() for part in inside(each)}
     return [
@@ -230,7 +231,7 @@ def missing() -> list[str]:
 
 
 def inside(part: Any) -> Iterator[Any]:
-    """A part and all that it is made of."""
+    """Yield a part and all that it is made of."""
     yield part
     if is_dataclass(part):
         for each in fields(part):

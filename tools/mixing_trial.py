@@ -55,7 +55,7 @@ class Outcome(NamedTuple):
 
 
 def pairs() -> list[Pair]:
-    """All of them."""
+    """Return all pairs."""
     return [
         Pair((one, two), (first, second))
         for one, two in combinations(SLOTS, 2)
@@ -65,13 +65,13 @@ def pairs() -> list[Pair]:
 
 
 def composed(pair: Pair) -> Method:
-    """The method with both parts, or a `CompositionError`."""
+    """Return the method with both parts, or raise CompositionError."""
     one, two = (SLOTS[slot][part] for slot, part in zip(*pair, strict=True))
     return mixed(one, two)
 
 
 def trial(pair: Pair) -> Outcome:
-    """Composes and runs a mixture; nothing escapes."""
+    """Compose and run a mixture and return its outcome, whatever is raised."""
     try:
         with _in_time():
             method = composed(pair)
@@ -85,7 +85,7 @@ def trial(pair: Pair) -> Outcome:
 
 
 def _kind(said: str, pair: Pair) -> str:
-    """The complaint without the parts themselves."""
+    """Return the complaint without the parts themselves."""
     rows = [SLOTS[slot][part] for slot, part in zip(*pair, strict=True)]
     parts = [part for row in rows for each in row.parts.values() for part in inside(each)]
     for text in sorted({repr(part) for part in parts if is_dataclass(part)}, key=len, reverse=True):
@@ -97,7 +97,7 @@ def _kind(said: str, pair: Pair) -> str:
 
 
 def _net() -> nn.Module:
-    """A convolution, a normalisation, a hidden layer: whatever a part may cut or freeze."""
+    """Return a network with all that a part may cut or freeze."""
     return nn.Sequential(
         nn.Conv2d(1, 4, 3, padding=1),
         nn.BatchNorm2d(4),
@@ -112,7 +112,7 @@ def _net() -> nn.Module:
 
 @lru_cache(maxsize=1)
 def task() -> Task:
-    """Noisy copies of four pictures; some devices know two classes, some all."""
+    """Return noisy copies of four pictures; some devices have two classes, some all."""
     with torch.random.fork_rng():
         torch.manual_seed(2)
         y = torch.arange(120) % CLASSES
@@ -155,7 +155,7 @@ FLEET = Fleet(
 
 
 def steps(method: Method, engine: Engine | None = None) -> list[Round]:
-    """The first steps of a run."""
+    """Return the first rounds of a run."""
     problem = task()
     samples = np.array([problem.size(device) for device in range(problem.devices)])
     runtime = Simulated(problem, FLEET.build(samples, 0), 0, engine=engine or Sequential())
@@ -166,7 +166,7 @@ def steps(method: Method, engine: Engine | None = None) -> list[Round]:
 
 
 def faults(method: Method, made: Sequence[Round]) -> Iterator[str]:
-    """What is wrong with these steps; nothing, if the mixture runs."""
+    """Yield what is wrong with these rounds; nothing, if the mixture runs."""
     silent = method.uplink == Nothing()  # it shares nothing, so that the server learns nothing
     before = task().params
     for step in made:
