@@ -293,7 +293,10 @@ WRONG: dict[str, tuple[Method, str]] = {
         r"schedule=.*not idle \(0\)",
     ),
     "neither yes nor no": (schedules("ready", lambda _: None), r"True or False from `ready`"),
-    "no time": (schedules("alarm", lambda _: float("nan")), r"a time in seconds, or None, from `alarm`"),
+    "no time": (
+        schedules("alarm", lambda _: float("nan")),
+        r"a time in seconds, or None, from `alarm`",
+    ),
     "not enough": (schedules("enough", lambda _: 0), r"at least 1 from `enough`"),
     "an order to drop": (schedules("drop", lambda _: (99,)), r"not under way \(99\)"),
     "orders to drop by flags": (
