@@ -538,12 +538,12 @@ class Codec(Part, Protocol):
 
     @property
     def drops(self) -> bool:
-        """The fact that entries are left out: changes can bear that, weights cannot."""
+        """A flag: the codec leaves entries out. Changes can bear that, weights cannot."""
         return False
 
     @property
     def follows_sent_fraction(self) -> bool:
-        """The fact that the sent fraction of an order decides how much is sent."""
+        """A flag: the sent fraction of an order decides how much is sent."""
         return False
 
     @property
@@ -586,7 +586,7 @@ class Codec(Part, Protocol):
 
     @property
     def calibrates(self) -> bool:
-        """The fact that the codec adapts to a sample update before a run (`calibrated`)."""
+        """A flag: the codec adapts to a sample update before a run (`calibrated`)."""
         return False
 
     def calibrated(self, update: Params, layout: MessageLayout) -> "Codec":
