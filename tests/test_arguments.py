@@ -351,7 +351,7 @@ def test_checked_calls_keep_their_signatures() -> None:
     assert list(inspect.signature(Method).parameters)[:2] == ["select", "schedule"]
     assert list(inspect.signature(Uniform(3)).parameters) == ["view", "state", "key"]
     assert list(inspect.signature(fedavg).parameters) == ["count", "training"]
-    assert str(fedavg.__doc__).startswith("`count` devices a round")
+    assert str(fedavg.__doc__).startswith("Return FedAvg: `count` devices a round")
 
 
 def test_words_of_other_libraries_lead_to_options_that_exist() -> None:
