@@ -3,7 +3,7 @@
     python benchmarks/codec.py                       # about a minute
     python benchmarks/codec.py --nets C.8 --repeats 9
 
-Updates of C.3 and C.8 (specification §C) are those of a training round, the third: one device, one epoch
+Updates of C.3 and C.8 (specification §C) are those of a third training round: one device, one epoch
 over some images of CIFAR-10 where that is on this machine, else over random ones.
 
 "over bound" is the whole message with its headers over what no code of its kind goes below: the

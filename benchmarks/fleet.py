@@ -78,19 +78,19 @@ SELECTORS: Mapping[str, Callable[[int], Select]] = {
 }
 FIRST = choose.First()
 PLANNERS: Mapping[str, tuple[Plan, Choose]] = {
-    "Whole": (sizes.WholeModel(), FIRST),
+    "WholeModel": (sizes.WholeModel(), FIRST),
     "WidthByLevel": (sizes.WidthByLevel(), FIRST),
-    "Menu, First": (sizes.WidthMenu(), FIRST),
-    "Menu, LargestInTime": (sizes.WidthMenu(), choose.LargestInTime(60.0)),
-    "Paced, FisherUtility": (
+    "WidthMenu, First": (sizes.WidthMenu(), FIRST),
+    "WidthMenu, LargestInTime": (sizes.WidthMenu(), choose.LargestInTime(60.0)),
+    "TargetSeconds, FisherUtility": (
         sizes.TargetSeconds(sizes.WidthMenu(capped=True)),
         choose.FisherUtility(),
     ),
-    "Menu, MostGain": (sizes.WidthMenu(), choose.MostGain(60.0)),
+    "WidthMenu, MostGain": (sizes.WidthMenu(), choose.MostGain(60.0)),
     "JustInTime": (sizes.JustInTime(60.0, sizes.WidthByLevel()), FIRST),
     "SentFractionByLevel": (sizes.SentFractionByLevel((1 / 8, 1 / 32)), FIRST),
     "SentFractionByLink": (sizes.SentFractionByLink(), FIRST),
-    "Depth": (sizes.TrainedLayersByLevel(4), FIRST),
+    "TrainedLayersByLevel": (sizes.TrainedLayersByLevel(4), FIRST),
     "TrainedLayersMenu": (sizes.TrainedLayersMenu(4), choose.LargestInTime(60.0)),
     "Assigned": (sizes.Assigned(sizes.WidthMenu(), choose.LargestInTime(60.0)), FIRST),
     "LocalStepsWithin": (sizes.LocalStepsWithin(60.0, inner=sizes.WidthByLevel()), FIRST),

@@ -15,6 +15,7 @@ tensor([2.])
 from anyfleet import rng
 from anyfleet.arrays import Flags, Floats, Ints
 from anyfleet.core.check_in import CheckIn, CheckIns, Choices, MenuEntry, MessageBits
+from anyfleet.core.compression import distortion
 from anyfleet.core.layout import MessageLayout, Symbols, TensorLayout
 from anyfleet.core.messages import (
     Aggregated,
@@ -60,9 +61,10 @@ from anyfleet.core.slots import (
     TrainingContext,
     TrainingResult,
     TrainingStart,
+    TrainingState,
     Wrapper,
 )
-from anyfleet.core.training_work import Work
+from anyfleet.core.training_work import Counted, Work, descent_work
 from anyfleet.core.updates import Update, Updates, add_delta
 from anyfleet.core.view import Ids, OrderStatus, OrderStatuses, Request, View
 from anyfleet.elastic import Blueprint, Mode, Priced, Slice
@@ -85,7 +87,19 @@ from anyfleet.parts.aggregate import (
     Weighted,
 )
 from anyfleet.parts.choose import First, FisherUtility, LargestInTime, MostGain
-from anyfleet.parts.codec import ErrorFeedback, Fgc, Hq, Nothing, Plain, Qsgd, Raw, Stc, TopK, Uveq
+from anyfleet.parts.codec import (
+    ErrorFeedback,
+    Fgc,
+    Hq,
+    Nothing,
+    Plain,
+    Qsgd,
+    Quantiser,
+    Raw,
+    Stc,
+    TopK,
+    Uveq,
+)
 from anyfleet.parts.extract import FisherBlocks, Leading, Random, Rolling, Strongest
 from anyfleet.parts.norm import BatchStatistics, OnDevice, PerWidth, Static, Tracked
 from anyfleet.parts.plan import (
@@ -146,6 +160,7 @@ __all__ = [
     "Compressed",
     "Conditions",
     "CoordinateMedian",
+    "Counted",
     "Deadline",
     "Decaying",
     "Devices",
@@ -207,6 +222,7 @@ __all__ = [
     "Priced",
     "Progressive",
     "Qsgd",
+    "Quantiser",
     "Quota",
     "Random",
     "Raw",
@@ -250,6 +266,7 @@ __all__ = [
     "TrainingContext",
     "TrainingResult",
     "TrainingStart",
+    "TrainingState",
     "TriedCodec",
     "TrimmedMean",
     "Uniform",
@@ -268,6 +285,8 @@ __all__ = [
     "aggregate",
     "choose",
     "codec",
+    "descent_work",
+    "distortion",
     "extract",
     "norm",
     "plan",

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from anyfleet import rng
 from anyfleet.arrays import Flags, Ints
-from anyfleet.core.layout import MessageLayout, TensorLayout
+from anyfleet.core.compression import compress
+from anyfleet.core.layout import MessageLayout
 from anyfleet.core.local_training import Inputs, as_tensors, extent, lifted, train, training_context
 from anyfleet.core.messages import Aggregated, Conditions, Devices, Params, Report
-from anyfleet.core.return_checks import Caller, aggregated, squeezed, trained
+from anyfleet.core.return_checks import Caller, aggregated, trained
 from anyfleet.core.slots import Aggregate, Codec, Norm, Train, TrainingResult
 from anyfleet.core.time_and_energy import Demand
 from anyfleet.core.updates import Updates
@@ -34,7 +35,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 # --- aggregators ------------------------------------------------------------------------------
 
 
-def try_aggregate(  # noqa: PLR0913 - separate facts about the devices, all with defaults
+def try_aggregate(
     part: Aggregate,
     model: Params,
     deltas: Sequence[Params],
@@ -182,15 +183,16 @@ def try_codec(
     >>> tried.restored["w"]
     tensor([ 3.,  0.,  0., -4.])
     """
-    caller, layout = Caller("uplink", part, 0), _layout(tensors, seed)
+    if not tensors:
+        raise ValueError("try_codec needs at least one tensor.")
     stacked = {name: tensor[None] for name, tensor in tensors.items()}
     kept = {name: tensor[None] for name, tensor in (state or {}).items()}
-    asked = torch.tensor([sent_fraction], dtype=torch.float64)
-    found = squeezed(part.compress(stacked, kept, asked, layout), caller, stacked)
-    symbols = found.symbols.row(0)
-    packed = part.pack(symbols, layout)
-    tree, _ = part.restore(part.unpack(packed, layout), layout)
-    wrong = [name for name, value in found.received.items() if not _same(tree.get(name), value)]
+    caller, layout = Caller("uplink", part, 0), MessageLayout.of(stacked, seed)
+    found = compress(stacked, kept, torch.tensor([sent_fraction]).double(), layout, caller)
+    packed = part.pack(found.symbols.row(0), layout)
+    rows, _ = part.restore(part.unpack(packed, layout), layout)
+    restored = layout.unflattened(rows)
+    wrong = [name for name, due in found.received.items() if not _same(restored.get(name), due)]
     if wrong:
         caller.refuse(
             f"other numbers for {wrong[0]!r} from `restore` than `compress` had promised",
@@ -200,20 +202,12 @@ def try_codec(
     if length > bits:
         caller.refuse(f"{length} packed bits where `bits` says {bits:g}", "`bits` of at least that")
     return TriedCodec(
-        restored={name: rows[0] for name, rows in tree.items()},
+        restored={name: value[0] for name, value in restored.items()},
         bits=bits,
         packed=packed,
-        state={name: rows[0] for name, rows in found.state.items()},
+        state={name: value[0] for name, value in found.state.items()},
         distortion=float(found.distortion[0]),
     )
-
-
-def _layout(tensors: Params, seed: int) -> MessageLayout:
-    if not tensors:
-        raise ValueError("try_codec needs at least one tensor.")
-    layouts = {n: TensorLayout(tuple(t.shape), (t.numel(),)) for n, t in tensors.items()}
-    dtype = next(iter(tensors.values())).dtype
-    return MessageLayout(layouts, dtype, rng.root(seed, "uplink")[None])
 
 
 def _same(came: Tensor | None, promised: Tensor) -> bool:

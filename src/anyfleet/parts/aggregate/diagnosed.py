@@ -31,9 +31,9 @@ class Diagnosed(Wrapper, Aggregate):
 
     Lengths are of updates, which are gradients times the learning rate and the local steps. With
     sub-models, a device is compared with the mean on its own coordinates. Where the inner
-    aggregator has diagnostics of the same name, its own stay. The numbers of `reported` ("fisher",
-    "norm") are reported by every device, and are fields of the ledger; `measures` brings in what devices measure for it,
-    as `Fisher()`, unless another part does.
+    aggregator has diagnostics of the same name, its own stay. Every device reports the numbers
+    named in `reported` ("fisher", "norm"), which are fields of the ledger. `measures` brings in
+    what devices measure for it, as `Fisher()`, unless another part does.
     """
 
     inner: Aggregate = field(default_factory=Mean)
