@@ -1,8 +1,9 @@
 """The mean of what arrived, coordinate by coordinate."""
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from torch import Tensor
@@ -15,9 +16,10 @@ from anyfleet.core.view import View
 from anyfleet.papers import FEDAVG, Paper
 
 
-class Weighted(Aggregate, Protocol):
+class Weighted(Aggregate):
     """Per coordinate, a weighted mean over devices; subclasses say by which weights, of what."""
 
+    @abstractmethod
     def weigh(self, updates: Updates) -> Floats:
         """One weight per arrival, not normalised."""
 

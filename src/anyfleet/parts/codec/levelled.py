@@ -1,7 +1,7 @@
 """The base of codecs that send whole numbers: what they share between numbers and bytes."""
 
+from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from anyfleet.parts.codec.raw import delivered, distortion
 from anyfleet.parts.codec.stream import SLACK, pack, packed_bits, unpack
 
 
-class Levelled(Codec, Protocol):
+class Levelled(Codec):
     """Sends levels, what was kept, and scales; a codec says how they come about and what they mean.
 
     `bits` are never less than 8 times the packed bytes, and more by `stream.SLACK` at most.
@@ -28,9 +28,11 @@ class Levelled(Codec, Protocol):
     def slack(self) -> Slack:
         return SLACK
 
+    @abstractmethod
     def quantise(self, laid: Params, rate: Tensor, envelope: MessageLayout) -> Symbols:
         """Levels of stacked rows of entries, at a target rate for every row."""
 
+    @abstractmethod
     def values(self, symbols: Symbols, envelope: MessageLayout) -> Params:
         """What the levels mean, as rows of entries; 0 where nothing was kept."""
 
