@@ -19,7 +19,7 @@ from typing import Any, TypeVar, overload
 from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
 from anyfleet.config.number_values import no_number, too_deep
-from anyfleet.config.signatures import ABSENT, Entry, Form, form_of, hints_of, lacking
+from anyfleet.config.signatures import ABSENT, Entry, Form, form_of, hints_of, is_interface, lacking
 from anyfleet.errors import AnyfleetError, BadName, CompositionError, ConfigError, Problem, Refusal
 from anyfleet.names import (
     HOMES,
@@ -159,7 +159,7 @@ def _check(value: Any, kind: Any, scope: Scope, base: Any = ABSENT) -> Outcome:
 
 
 def _is_scalar(kind: Any) -> bool:
-    if isinstance(kind, type) and (is_dataclass(kind) or typing.Protocol in kind.__bases__):
+    if isinstance(kind, type) and (is_dataclass(kind) or is_interface(kind)):
         return False
     return _adapter(kind) is not None
 
@@ -599,7 +599,7 @@ def _misfit(value: Any, kind: type) -> str:
 
 def _misfit_class(found: type, kind: type) -> str:
     """Return why a class cannot stand where a `kind` is due, or ""."""
-    if typing.Protocol in kind.__bases__:
+    if is_interface(kind):
         absent = lacking(found, kind)
         return (
             f"{found.__name__} is no {kind.__name__}: it lacks {', '.join(absent)}."
