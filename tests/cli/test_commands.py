@@ -21,9 +21,8 @@ from anyfleet.analysis.breakdown import Breakdown
 from anyfleet.analysis.summaries import Spent, ToTarget
 from anyfleet.cli import demo
 from anyfleet.cli.app import app
-from anyfleet.cli.tables import apart
 from anyfleet.cli.fleet import presets
-from anyfleet.cli.tables import how_many, megabytes, number, over_seeds, table, targets
+from anyfleet.cli.tables import apart, how_many, megabytes, number, over_seeds, table, targets
 from anyfleet.experiment import RoundRecord, RoundResult, load
 from anyfleet.store import Recording, checkpoint, read_rounds
 
@@ -341,9 +340,8 @@ def test_a_table_of_many_seeds_fits_a_terminal(width: int) -> None:
     shown = screen.file.getvalue()  # type: ignore[attr-defined]
     assert max(map(len, shown.splitlines())) <= width
     assert "…" not in shown
-    words = (
-        "accuracy best simulated kJ MB down up GFLOP failures 20,001 ±1 31,000 ±1,000 4,000 60,000 8.0"
-    )
+    heads = "accuracy best simulated kJ MB down up GFLOP failures"
+    words = f"{heads} 20,001 ±1 31,000 ±1,000 4,000 60,000 8.0"
     assert set(words.split()) <= set(shown.split())
     assert shown.split().count("±1.0") == 2  # the failures, of both
 
@@ -509,7 +507,9 @@ def test_a_run_that_is_stopped_keeps_everything_so_far(
     assert shown.splitlines()[-1] == "To go on: anyfleet resume runs/small"
     summary = json.loads((run / "summary.json").read_text())
     assert (summary["ended"], summary["result"]["rounds"]) == ("interrupted", len(kept))
-    closed = {json.loads(line)["round_index"] for line in (run / "ledger.jsonl").read_text().splitlines()}
+    closed = {
+        json.loads(line)["round_index"] for line in (run / "ledger.jsonl").read_text().splitlines()
+    }
     assert closed == set(range(len(kept)))
     assert (run / "model.safetensors").stat().st_size > 784 * 8 * 4
     assert checkpoint.examine(checkpoint.found(run)[0]).rounds == len(kept)

@@ -148,7 +148,12 @@ def test_every_error_of_the_system_is_told(
     monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(DiskError, match="a cannot be written") as caught:
         write(tmp_path / "a", b"text")
-    kinds = {"EROFS": "permission is denied", "EACCES": "permission is denied", "EDQUOT": "no room", "ENOSPC": "no room"}
+    kinds = {
+        "EROFS": "permission is denied",
+        "EACCES": "permission is denied",
+        "EDQUOT": "no room",
+        "ENOSPC": "no room",
+    }
     assert kinds.get(number, os.strerror(code)) in str(caught.value)
     assert not list(tmp_path.iterdir())
 

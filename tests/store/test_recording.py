@@ -169,7 +169,9 @@ def test_what_is_no_run_is_refused(tmp_path: Path, read: Callable[[str | Path], 
     (tmp_path / "a.toml").touch()
     with pytest.raises(StoreError, match="is a file"):
         read(str(tmp_path / "a.toml"))
-    with pytest.raises(StoreError, match=r"is not the folder of a run: it has no environment\.json"):
+    with pytest.raises(
+        StoreError, match=r"is not the folder of a run: it has no environment\.json"
+    ):
         read(tmp_path)
     claim(tmp_path / "small/seed-0")
     with Recording(tmp_path / "small/seed-0", SMALL):

@@ -258,14 +258,18 @@ FORGED: dict[str, Callable[[Any], Any]] = {
         "snapshot.visits", {"array": "int64", "shape": [0], "values": []}
     ),
     "orders that are none": with_field("snapshot.under_way", {"dict": [[0, "order"]]}),
-    "a command": with_field("snapshot.diagnostics", {"dict": {"a": {"code": "anyfleet.cli.app:main"}}}),
+    "a command": with_field(
+        "snapshot.diagnostics", {"dict": {"a": {"code": "anyfleet.cli.app:main"}}}
+    ),
     "a function that makes folders": with_field(
         "snapshot.diagnostics", {"dict": {"a": {"code": "anyfleet.store.run_folder:fresh"}}}
     ),
     "a function that loads files": with_field(
         "snapshot.diagnostics", {"dict": {"a": {"code": "anyfleet.experiment:load"}}}
     ),
-    "a call of the system": with_field("snapshot.diagnostics", {"dict": {"a": factory("os:system")}}),
+    "a call of the system": with_field(
+        "snapshot.diagnostics", {"dict": {"a": factory("os:system")}}
+    ),
     "a call of ours": with_field(
         "snapshot.diagnostics", {"dict": {"a": factory("anyfleet.experiment:load")}}
     ),
