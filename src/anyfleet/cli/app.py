@@ -309,6 +309,29 @@ def methods(
 
 
 @app.command()
+def parts(
+    slot: Annotated[
+        str | None,
+        typer.Argument(
+            help="A slot, such as select or uplink; all without one.", show_default=False
+        ),
+    ] = None,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print the page docs/parts.md instead.")
+    ] = False,
+) -> None:
+    """List the parts that can fill the slots of a method and of a run file."""
+    from anyfleet.cli.parts import list_parts, parts_page
+
+    if markdown and slot is not None:
+        raise typer.BadParameter("--markdown prints the page of all parts: leave SLOT out.")
+    if markdown:
+        typer.echo(parts_page(), nl=False)
+    else:
+        list_parts(slot)
+
+
+@app.command()
 def cite(
     words: Annotated[
         list[str],
