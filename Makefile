@@ -8,7 +8,7 @@ BIN   := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint mutants kill fuzz mixing clean
+.PHONY: help setup demo test lint mutants kill fuzz mixing pages api clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,6 +46,14 @@ fuzz: $(READY) ## spoil messages (COUNT of them) and read them: only refusals ma
 
 mixing: $(READY) ## mix every two parts and run them: docs/mixing.md is written (some minutes)
 	$(BIN)/python -m tools.mixing --jobs $(JOBS)
+
+pages: $(READY) ## write the generated pages of the documentation: keys of run files, table of parts
+	$(BIN)/python -m tools.pages
+
+api: $(READY) ## write the API reference as HTML into build/api
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	$(BIN)/pdoc --docformat markdown --output-directory build/api anyfleet
+	@echo "Open build/api/anyfleet.html"
 
 clean: ## remove the environment, builds and caches
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

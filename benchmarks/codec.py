@@ -38,7 +38,7 @@ from anyfleet.core.messages import Params
 from anyfleet.core.slots import Codec
 from anyfleet.elastic import WHOLE
 from anyfleet.errors import MissingData
-from anyfleet.formulas.anycost import entropy_bits
+from anyfleet.formulas.reference.compression import entropy_bits
 from anyfleet.methods import fedavg
 from anyfleet.names import Factory
 from anyfleet.parts.codec import ErrorFeedback, Fgc, Hq, Qsgd, Quantiser, Raw, Stc, TopK, Uveq

@@ -112,8 +112,8 @@ def fleet() -> worlds.Fleet:
         recharge=2.0,
         availability=worlds.Diurnal(),
     )
-    rates = worlds.Steady(worlds.Wandering(2e7), worlds.Wandering(2e7), power=1.2, receive=1.0)
-    nearby = worlds.Steady(worlds.Wandering(8e7), worlds.Wandering(8e7), power=0.8, receive=0.6)
+    rates = worlds.Steady(worlds.Wandering(2e7), worlds.Wandering(2e7), send_power=1.2, receive_power=1.0)
+    nearby = worlds.Steady(worlds.Wandering(8e7), worlds.Wandering(8e7), send_power=0.8, receive_power=0.6)
     by_minute, by_step = worlds.Intermittent(0.3, every=60.0), worlds.Intermittent(0.6)
     return worlds.Fleet(
         groups=(

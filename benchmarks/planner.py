@@ -32,14 +32,8 @@ from anyfleet.arrays import Floats
 from anyfleet.core.planning import PlanningState, plan_cohort
 from anyfleet.core.server import Server
 from anyfleet.core.view import Request
-from anyfleet.formulas import (
-    AnycostBounds,
-    AnycostDevice,
-    Budgets,
-    anycost_plan,
-    anycost_plans,
-    best_sending,
-)
+from anyfleet.formulas import AnycostBudgets, anycost_best_sending
+from anyfleet.formulas.reference import AnycostBounds, AnycostDevice, anycost_plan, anycost_plans
 from anyfleet.methods import anycost
 from anyfleet.parts.select import Everyone
 from anyfleet.runtime import Simulated
@@ -57,12 +51,12 @@ DECIDING = 100
 class Cell:
     """Devices of a round, a row each."""
 
-    budgets: Budgets
+    budgets: AnycostBudgets
     beta_max: Floats
 
     def rows(self) -> Iterator[tuple[AnycostDevice, AnycostBounds]]:
         """For the reference, which plans one device at a time."""
-        columns = (getattr(self.budgets, field.name) for field in fields(Budgets))
+        columns = (getattr(self.budgets, field.name) for field in fields(AnycostBudgets))
         table = np.stack(np.broadcast_arrays(*columns), axis=1)
         for (*own, slowest, fastest), cap in zip(table.tolist(), self.beta_max, strict=True):
             bounds = AnycostBounds(ALPHA_MIN, beta_max=cap, slowest=slowest, fastest=fastest)
@@ -104,11 +98,11 @@ def cell(devices: int) -> Cell:
     loss = 10 ** (-link.ref_loss_db / 10) * distance**-link.exponent
     noise = 10 ** (link.noise_dbm_per_mhz / 10 - 3)
     narrow = drawn("narrow", 0, 1) < 0.2
-    budgets = Budgets(
+    budgets = AnycostBudgets(
         energy=drawn("energy", 3, 9),
         seconds=10.0,
-        power=link.power,
-        rate=link.band * np.log2(1 + loss * link.power / noise),
+        power=link.send_power,
+        bit_rate=link.band * np.log2(1 + loss * link.send_power / noise),
         bits=111.7e6,
         epsilon=drawn("epsilon", 5e-27, 1e-26),
         cycles=833 * 5.7e6,
@@ -139,8 +133,8 @@ def measured(devices: int, repeats: int) -> Row:
 def row_of_sizes(repeats: int) -> float:
     """Milliseconds for what a device asks: the best of nine sizes of a model, given as such."""
     sizes = np.linspace(0.2, 1.0, 9)[np.newaxis]
-    budgets = Budgets(6.0, 10.0, 0.1, 1e6, 111.7e6 * sizes, 7.5e-27, 4.7e9 * sizes, 1e8, 3e9)
-    return milliseconds(lambda: best_sending(budgets), repeats)
+    budgets = AnycostBudgets(6.0, 10.0, 0.1, 1e6, 111.7e6 * sizes, 7.5e-27, 4.7e9 * sizes, 1e8, 3e9)
+    return milliseconds(lambda: anycost_best_sending(budgets), repeats)
 
 
 def deciding(devices: int, repeats: int) -> float:
@@ -165,7 +159,7 @@ def brute_force(device: AnycostDevice, bounds: AnycostBounds, grid: tuple[int, i
     work = alpha * device.cycles
     paid = (device.energy - device.epsilon * frequency**2 * work) / device.power
     sending = np.minimum(device.seconds - work / frequency, paid)
-    beta = np.minimum(bounds.beta_max, device.rate * sending / (alpha * device.bits))
+    beta = np.minimum(bounds.beta_max, device.bit_rate * sending / (alpha * device.bits))
     return float(np.max(np.where(beta > 0, alpha**4 * beta, 0.0)))
 
 

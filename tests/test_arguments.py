@@ -84,7 +84,7 @@ MISUSES: dict[str, tuple[Call, type[Exception], tuple[str, ...]]] = {
     "a part of another slot": (
         lambda: replace(fedavg(), select=wrong(WidthMenu())),
         CompositionError,
-        ("select must be a Select", "got a Menu", "for the slot plan"),
+        ("select must be a Select", "got a WidthMenu", "for the slot plan"),
     ),
     "a part that only looks like one": (
         lambda: replace(fedavg(), select=wrong(Fastest())),
@@ -162,22 +162,22 @@ MORE: dict[str, tuple[Call, str]] = {
     ),
     "an inner part not called": (
         lambda: TargetSeconds(wrong(WidthMenu)),
-        r"Paced\.inner .*the parentheses\?",
+        r"TargetSeconds\.inner .*the parentheses\?",
     ),
     "an inner codec not called": (lambda: ErrorFeedback(wrong(Raw)), r"inner must be a Codec"),
-    "a rate not called": (lambda: Gradient(wrong(Decaying)), r"Gradient\.rate must be a Rate"),
-    "a number for a rate": (lambda: Gradient(wrong(0.1)), r"Gradient\.rate must be a Rate.*0\.1"),
+    "a learning rate not called": (lambda: Gradient(wrong(Decaying)), r"Gradient\.lr must be a LearningRate"),
+    "a number for a learning rate": (lambda: Gradient(wrong(0.1)), r"Gradient\.lr must be a LearningRate.*0\.1"),
     "a word nobody knows": (
         lambda: Deadline(3.0, wrong("latee")),
         r'late must be "lost" or "late"',
     ),
     "numbers that are none": (
         lambda: heterofl(widths=wrong((1, "half"))),
-        r"shares must be a tuple in which each is a number",
+        r"widths must be a tuple in which each is a number",
     ),
     "one for many": (
         lambda: WidthMenu(wrong(3)),
-        r"Menu\.shares must be a tuple of numbers, got 3",
+        r"WidthMenu\.widths must be a tuple of numbers, got 3",
     ),
     "True for a number": (lambda: Uniform(True), r"count must be a whole number or None, got True"),
     "a class for a model": (
@@ -216,7 +216,7 @@ MORE |= {
         lambda: EXPERIMENT(small.task(), fedavg(), epochs=3),
         r"no argument 'epochs': it belongs to the method; use methods\.fedavg\(epochs=\.\.\.\)",
     ),
-    "a method's rate": (
+    "a method's learning rate": (
         lambda: EXPERIMENT(small.task(), fedavg(), lr=0.1),
         r"no argument 'lr': it belongs to the method; use methods\.fedavg\(lr=",
     ),
@@ -275,21 +275,21 @@ def test_what_a_class_says_itself_is_said_and_the_rest_beside_it() -> None:
 class Lookalike:
     """Has all that a plan has, and derives from none."""
 
-    judges = False
-    wants = needs = gives = frozenset[str]()
+    needs_server_loss = False
+    reports = requires = provides = frozenset[str]()
 
     def init(self, view: View) -> None: ...
 
     def learn(self, *_: Any) -> None: ...
 
-    def tells(self, state: State) -> dict[str, Any]:
+    def diagnostics(self, state: State) -> dict[str, Any]:
         return {}
 
     def __call__(self, *_: Any) -> None: ...
 
 
 def test_inner_parts_derive_from_their_slot_too() -> None:
-    with pytest.raises(BadCall, match=r"Paced\.inner must be a Plan, got a Lookalike"):
+    with pytest.raises(BadCall, match=r"TargetSeconds\.inner must be a Plan, got a Lookalike"):
         TargetSeconds(wrong(Lookalike()))
 
 
@@ -350,10 +350,10 @@ def test_checked_calls_keep_their_signatures() -> None:
 
 def test_words_of_other_libraries_lead_to_options_that_exist() -> None:
     """A row of the table that names nothing would mislead."""
-    known = set(inspect.signature(Task.of).parameters) | {"shares", "ratios", "share"}
+    known = set(inspect.signature(Task.of).parameters) | {"widths", "nested_widths", "width"}
     for part in (Experiment, Split, Gradient, Decaying, Deadline, Synchronous, Uniform):
         known |= set(inspect.signature(part).parameters)
-    known |= {"lr", "decay", "mu", "weight_decay", "workers", "data", "model", "steps"}
+    known |= {"lr", "decay", "mu", "weight_decay", "workers", "data", "model"}
     assert {option for meant in SYNONYMS.values() for option in meant} <= known
     assert near("learning_rate", ["lr", "leaning"]) == ', did you mean "lr"?'
 
@@ -368,7 +368,7 @@ def test_words_of_other_libraries_lead_to_options_that_exist() -> None:
         ("method.lr=inf", "method.lr", ""),
         ("method.decay=2", "method.decay", "decay must lie in (0, 1]"),
         ("method.learning_rate=0.1", "method.learning_rate", 'did you mean "lr"?'),
-        ("method.batch_size=8", "method.batch_size", 'did you mean "batch"?'),
+        ("method.batch=8", "method.batch", 'did you mean "batch_size"?'),
         ("method.count=2.5", "method.count", "integer"),
     ],
 )
@@ -381,7 +381,7 @@ def test_a_run_file_says_it_of_the_same_key(change: str, path: str, words: str) 
 
 
 @pytest.mark.parametrize("lr", [-1.0, 0.0, math.inf, math.nan])
-def test_a_bad_rate_is_refused_by_its_own_name(lr: float) -> None:
+def test_a_bad_learning_rate_is_refused_by_its_own_name(lr: float) -> None:
     with pytest.raises(Refusal, match=r"^lr must be positive and finite, got"):
         fedavg(lr=lr)
 
@@ -530,20 +530,20 @@ def test_numbers_in_a_wrapping_are_refused_with_what_to_write() -> None:
 
 
 DECLARED: dict[str, tuple[str, Any, str]] = {
-    "a tuple of wants": (
-        "wants",
+    "a tuple of reports": (
+        "reports",
         ("loss",),
-        r"`wants` must be a frozenset of texts, got \('loss',\)",
+        r"`reports` must be a frozenset of texts, got \('loss',\)",
     ),
-    "a text": ("gives", "menu", r"`gives` .*; write for example gives = frozenset\(\{'menu'\}\)"),
-    "no texts": ("wants", frozenset({3}), r"`wants` must be a frozenset of texts, got frozenset"),
-    "a tuple of needs": ("needs", ("menu",), r"`needs` must be a mapping .*; write .*\{'menu': "),
+    "a text": ("provides", "menu", r"`provides` .*; write for example provides = frozenset\(\{'menu'\}\)"),
+    "no texts": ("reports", frozenset({3}), r"`reports` must be a frozenset of texts, got frozenset"),
+    "a tuple of requires": ("requires", ("menu",), r"`requires` must be a mapping .*; write .*\{'menu': "),
     "a forgotten @property": (
-        "wants",
+        "reports",
         lambda self: frozenset(),
-        r"put @property above `def wants`",
+        r"put @property above `def reports`",
     ),
-    "needs, forgotten": ("needs", lambda self: {}, r"put @property above `def needs`"),
+    "requires, forgotten": ("requires", lambda self: {}, r"put @property above `def requires`"),
 }
 
 
@@ -555,7 +555,7 @@ def test_what_a_part_says_of_itself_has_the_type_of_its_slot(name: str) -> None:
         replace(fedavg(), select=part)
 
 
-@pytest.mark.parametrize("attribute", ["keeps", "decides", "needs"])
+@pytest.mark.parametrize("attribute", ["learns_from", "decides", "requires"])
 def test_so_does_what_a_choice_says_of_itself(attribute: str) -> None:
     part: Any = type("Mine", (First,), {attribute: ("loss",)})()
     with pytest.raises(CompositionError, match=rf"choose=.*: `{attribute}` must be"):
@@ -563,10 +563,10 @@ def test_so_does_what_a_choice_says_of_itself(attribute: str) -> None:
 
 
 def test_a_set_is_as_good_and_an_inner_part_is_looked_at_too() -> None:
-    part: Any = type("Mine", (Uniform,), {"wants": {"loss"}})(3)
+    part: Any = type("Mine", (Uniform,), {"reports": {"loss"}})(3)
     assert replace(fedavg(), select=part).reported == {"loss"}
-    inner: Any = type("Mine", (WidthMenu,), {"gives": ("menu",)})()
-    with pytest.raises(CompositionError, match=r"plan=.*: `gives` must be a frozenset"):
+    inner: Any = type("Mine", (WidthMenu,), {"provides": ("menu",)})()
+    with pytest.raises(CompositionError, match=r"plan=.*: `provides` must be a frozenset"):
         replace(fedavg(), plan=TargetSeconds(inner))
 
 

@@ -17,7 +17,7 @@ from anyfleet.experiment import Experiment, build, load, play
 from anyfleet.names import HOMES, Factory
 from anyfleet.runtime import Limits, Threads
 from anyfleet.tasks import zoo
-from anyfleet.world import Columns, Fleet, Group
+from anyfleet.world import ColumnLoss, Fleet, Group
 from tests.helpers import regression
 
 MODEL = Factory.of(zoo.perceptron, hidden=(8,))
@@ -140,9 +140,9 @@ def test_a_method_that_devices_would_refuse_is_a_problem_of_the_file(tmp_path: P
     file.write_text(
         'rounds = 1\n[task]\nuse = "Embedded"\ndevices = 4\nlimit = 200\nserver = 20\n'
         'model = { use = "perceptron", hidden = [8] }\n[engine]\nuse = "Threads"\n'
-        '[method]\nuse = "fedavg"\ncount = 2\nuplink = { use = "Qsgd", levels = 2000000 }\n'
+        '[method]\nuse = "fedavg"\ncount = 2\nuplink = { use = "Qsgd", quantisation_levels = 2000000 }\n'
     )
-    told = "method.uplink.levels: 2000000 is above limits.count, which is 1000000"
+    told = "method.uplink.quantisation_levels: 2000000 is above limits.count, which is 1000000"
     with pytest.raises(ConfigError, match=told):
         load(file)
     raised = load(file, ["limits.count=2000000"])
@@ -154,7 +154,7 @@ def test_a_method_that_devices_would_refuse_is_a_problem_of_the_file(tmp_path: P
 
 OWN = """
 from dataclasses import dataclass
-from anyfleet.train import Gradient
+from anyfleet.parts.train import Gradient
 
 @dataclass(frozen=True)
 class Mine(Gradient):
@@ -221,7 +221,7 @@ def test_a_fleet_of_another_size_is_a_problem_of_the_file() -> None:
         next(play(crowded, TASK.build(0)))
 
 
-LOSSY = Fleet((Group(), Group(loss=Columns(error=0.1))))
+LOSSY = Fleet((Group(), Group(column_loss=ColumnLoss(error=0.1))))
 
 
 @pytest.mark.parametrize(("send", "cache"), [("delta", True), ("weights", False)])
@@ -237,7 +237,7 @@ def test_a_file_is_refused_for_its_links_before_anything_is_built(tmp_path: Path
     file = tmp_path / "run.toml"
     file.write_text(
         '[task]\nuse = "Embedded"\n[method]\nuse = "fedavg"\n'
-        "[[fleet.groups]]\nloss = { error = 0.1 }\n"
+        "[[fleet.groups]]\ncolumn_loss = { error = 0.1 }\n"
     )
     with pytest.raises(ConfigError) as caught:
         load(file)

@@ -20,7 +20,7 @@ def test_find_gives_what_name_of_named() -> None:
 def test_name_of_prefers_the_package_that_shows_the_thing() -> None:
     from anyfleet.config import Source
 
-    assert Source.__module__ == "anyfleet.config.files"
+    assert Source.__module__ == "anyfleet.config.run_files"
     assert name_of(Source) == "anyfleet.config:Source"
 
 
@@ -100,9 +100,9 @@ def test_find_refuses_before_it_imports(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_an_allowed_package_opens_itself_and_its_modules_only() -> None:
-    assert find("tests.sample_parts:Few", allow=["tests"]).__name__ == "Few"
+    assert find("tests.helpers.sample_parts:Few", allow=["tests"]).__name__ == "Few"
     with pytest.raises(BadName, match="outside"):
-        find("tests.sample_parts:Few", allow=["tests.sample"])
+        find("tests.helpers.sample_parts:Few", allow=["tests.helpers.sample"])
 
 
 def test_find_says_what_is_near() -> None:

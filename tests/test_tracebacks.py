@@ -21,7 +21,7 @@ from anyfleet import Experiment, play
 from anyfleet.arrays import Ints
 from anyfleet.cli.app import app
 from anyfleet.core.method import Method
-from anyfleet.core.slots import Loose, Minibatch, Select, State, TrainingContext
+from anyfleet.core.slots import Minibatch, Select, State, TrainingContext, TrainingState
 from anyfleet.core.updates import Updates
 from anyfleet.core.view import View
 from anyfleet.elastic import Blueprint, Slice
@@ -38,7 +38,7 @@ from anyfleet.parts.schedule import Synchronous
 from anyfleet.parts.select import Uniform
 from anyfleet.runtime import Sequential, Stacked, Threads
 from anyfleet.runtime.simulated.engines import Engine
-from anyfleet.store import Recording, read_points
+from anyfleet.store import Recording, read_rounds
 from anyfleet.tasks import Own, Task, zoo
 from anyfleet.tracebacks import during, note, raised_inside, remedied
 from tests.core.test_return_checks import BASE, task
@@ -133,8 +133,13 @@ class BadTrain(type(BASE.train)):  # type: ignore[misc]
     """At the top of a module, so that an order can name it."""
 
     def step(
-        self, site: TrainingContext, state: Loose, batch: Minibatch, numbers: Loose, choice: Any
-    ) -> Loose:
+        self,
+        site: TrainingContext,
+        state: TrainingState,
+        batch: Minibatch,
+        numbers: TrainingState,
+        choice: Any,
+    ) -> TrainingState:
         fail()
         return state
 
@@ -403,7 +408,7 @@ def test_a_recording_says_where_the_run_is_safe(tmp_path: Path) -> None:
             recorded(folder, experiment, every)
         assert note(caught.value).startswith("Raised by select=BadSelect() in round 2. ")
         assert note(caught.value).endswith(words)
-        assert len(read_points(folder)) == 1
+        assert len(read_rounds(folder)) == 1
 
 
 def small_spec() -> Any:
@@ -414,8 +419,8 @@ def small_spec() -> Any:
 
 OWN_PART = """
 from dataclasses import dataclass
-from anyfleet.method import Select
-from anyfleet.select import Uniform
+from anyfleet.core.slots import Select
+from anyfleet.parts.select import Uniform
 
 @dataclass(frozen=True)
 class Mine(Select):
@@ -466,7 +471,7 @@ def command(*words: str) -> Any:
 def test_a_command_saves_the_run_shows_the_users_line_and_goes_on_when_mended(
     folder: Path,
 ) -> None:
-    written("assert view.step < 2, 'a slip of mine'")
+    written("assert view.round_index < 2, 'a slip of mine'")
     words = ("run", "run.toml", "--out", "broken", "--allow", "own_part")
     first = subprocess.run(
         [sys.executable, "-m", "anyfleet.cli", *words],
@@ -476,7 +481,7 @@ def test_a_command_saves_the_run_shows_the_users_line_and_goes_on_when_mended(
         check=False,
     )
     assert first.returncode == 1
-    assert "assert view.step < 2, 'a slip of mine'" in first.stderr  # the user's own frame
+    assert "assert view.round_index < 2, 'a slip of mine'" in first.stderr  # the user's own frame
     told = first.stderr.strip().splitlines()[-1]
     assert told == (
         "Raised by select=Mine() in round 3. The run so far is safe (2 of 3 rounds): mend this, "
@@ -486,16 +491,16 @@ def test_a_command_saves_the_run_shows_the_users_line_and_goes_on_when_mended(
     for more in ("resume broken", "run run.toml --out whole"):
         done = command(*more.split())
         assert done.exit_code == 0, done.output
-    for name in ("points.jsonl", "ledger.jsonl", "model.safetensors"):
+    for name in ("rounds.jsonl", "ledger.jsonl", "model.safetensors"):
         assert (folder / "broken" / name).read_bytes() == (folder / "whole" / name).read_bytes()
 
 
 def test_a_command_tells_of_a_wrong_result_without_a_traceback(folder: Path) -> None:
-    written("return [0, 1]")
+    written("return {0, 1}")
     told = command("run", "run.toml", "--out", "broken")
     assert told.exit_code == 1
     assert isinstance(told.exception, SystemExit)
-    assert "Error: select=Mine() returned the list [0, 1] for an array in round 1" in told.output
+    assert "Error: select=Mine() returned the set {0, 1} for an array in round 1" in told.output
     assert "(0 of 3 rounds): mend this, then anyfleet resume broken" in told.output
 
 

@@ -41,6 +41,7 @@ from anyfleet.core.slots import Codec
 from anyfleet.core.view import Request
 from anyfleet.elastic import narrowed
 from anyfleet.errors import BadMessage, CompositionError
+from anyfleet.measure import Fisher
 from anyfleet.methods import fedavg, heterofl
 from anyfleet.parts import codec as codecs
 from anyfleet.parts.aggregate import Diagnosed
@@ -127,7 +128,11 @@ def _required(each: Any) -> bool:
 
 def _methods() -> Iterator[Method]:
     base = fedavg(lr=0.1, batch_size=4)
-    yield replace(base, norm=Tracked(), aggregate=Diagnosed(measures=("norm", "channels")))
+    yield replace(
+        base,
+        norm=Tracked(),
+        aggregate=Diagnosed(reported=("norm", "channels"), measures=(Fisher(),)),
+    )
     yield replace(base, plan=WidthMenu((1.0, 0.5)), norm=Tracked())
     yield replace(heterofl(widths=(0.5,), lr=0.1, batch_size=4), send="weights", cache=True)
     for codec in _codecs():

@@ -43,7 +43,7 @@ from anyfleet.world import levels
 
 KILLS_PER_RUN = 4
 NOT_SEEN = ("id", "block", "offset")
-COMPARED = ("points.jsonl", "ledger.jsonl", "model.safetensors", "config.toml", "papers.bib")
+COMPARED = ("rounds.jsonl", "ledger.jsonl", "model.safetensors", "config.toml", "papers.bib")
 
 MODEL = Factory.of(zoo.perceptron, features=60, hidden=(16,))
 TASK = tasks.Synthetic(MODEL, Generator(devices=8, samples=50), server=20)
@@ -126,9 +126,9 @@ def good(path: Path) -> bool:
 
 def logged(folder: Path) -> tuple[int, bool]:
     """How many steps are in the log; and whether something is half written."""
-    parts = [folder / name for name in ("points.jsonl", "ledger.jsonl")]
+    parts = [folder / name for name in ("rounds.jsonl", "ledger.jsonl")]
     points, ledger = (part.read_bytes() if part.exists() else b"" for part in parts)
-    rows = [msgspec.json.decode(line)["step"] for line in ledger.split(b"\n")[:-1]]
+    rows = [msgspec.json.decode(line)["round_index"] for line in ledger.split(b"\n")[:-1]]
     steps = points.count(b"\n")
     torn = any(text and not text.endswith(b"\n") for text in (points, ledger))
     return steps, torn or max(rows, default=-1) >= steps

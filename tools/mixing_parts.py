@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from types import ModuleType
 from typing import Any
 
-from anyfleet import measure
 from anyfleet.core.method import Method
 from anyfleet.core.slots import Choose, Plan
 from anyfleet.methods import heterofl
@@ -220,8 +219,6 @@ def missing() -> list[str]:
     """The public parts of the packages that no row has, alone or inside of another."""
     rows = [row for slot in SLOTS.values() for row in slot.values()]
     there = {type(part) for row in rows for each in row.parts.values() for part in inside(each)}
-    # How devices measure: every method has the one, and puts the other around any trainer.
-    there |= {type(BASE.fisher), measure.Observed}
     return [
         f"{package.__name__}.{name}"
         for package in PACKAGES

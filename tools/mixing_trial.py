@@ -32,7 +32,7 @@ CITED = "§E"
 ROUNDS = 2
 SECONDS = 60  # after which a mixture hangs
 CLASSES, PIXELS = 4, 6
-_COSTS = ("bits_down", "bits_up", "flops", "seconds", "joules", "wait")
+_COSTS = ("bits_down", "bits_up", "flops", "seconds", "joules", "wait_seconds")
 
 
 class Pair(NamedTuple):
@@ -126,9 +126,9 @@ def task() -> Task:
 # A device of the last group has hardly a joule for an order, and declines wherever one may.
 FLEET = Fleet(
     groups=(
-        Group("fast", count=3, level=0, speed=1e8, link=Steady(up=1e6, down=4e6), budget=1.0),
-        Group("slow", count=2, level=1, speed=2e7, link=Steady(up=2e5, down=1e6), budget=1.0),
-        Group("poor", count=1, level=1, speed=2e7, link=Steady(up=2e5, down=1e6), budget=1e-9),
+        Group("fast", count=3, level=0, speed=1e8, link=Steady(bit_rate_up=1e6, bit_rate_down=4e6), budget=1.0),
+        Group("slow", count=2, level=1, speed=2e7, link=Steady(bit_rate_up=2e5, bit_rate_down=1e6), budget=1.0),
+        Group("poor", count=1, level=1, speed=2e7, link=Steady(bit_rate_up=2e5, bit_rate_down=1e6), budget=1e-9),
     )
 )
 

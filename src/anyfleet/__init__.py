@@ -2,7 +2,7 @@
 
 >>> from anyfleet import Experiment, methods, play, tasks
 >>> experiment = Experiment(tasks.Embedded(limit=600), methods.heterofl(lr=0.05), rounds=1)
->>> [moment.point.step for moment in play(experiment)]
+>>> [result.record.round_index for result in play(experiment)]
 [0]
 """
 
@@ -54,8 +54,8 @@ _HOMES = {
     "anyfleet.core.method": ("Method",),
     "anyfleet.elastic": ("trace",),
     "anyfleet.errors": ("AnyfleetError",),
-    "anyfleet.experiment": ("Experiment", "Moment", "Point", "load", "play"),
-    "anyfleet.runtime": ("Reference", "Simulated", "Stacked", "Threads"),
+    "anyfleet.experiment": ("Experiment", "RoundRecord", "RoundResult", "load", "play"),
+    "anyfleet.runtime": ("Sequential", "Simulated", "Stacked", "Threads"),
     "anyfleet.tasks": ("Split", "Task"),
     "anyfleet.world": ("Fleet",),
 }

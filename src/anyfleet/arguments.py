@@ -23,7 +23,7 @@ from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
 
-from anyfleet.config.forms import ABSENT, Form, form_of, lacking
+from anyfleet.config.signatures import ABSENT, Form, form_of, lacking
 from anyfleet.errors import BadCall, Refusal
 from anyfleet.names import near
 

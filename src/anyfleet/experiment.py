@@ -168,7 +168,7 @@ def populate(experiment: Experiment, task: Task) -> World:
 
 
 def _links(experiment: Experiment) -> list[Problem]:
-    if not any(group.loss.fails for group in experiment.fleet.groups):
+    if not any(group.column_loss.lossy for group in experiment.fleet.groups):
         return []
     message = unpadded(experiment.method.job())
     return [Problem("method.send", message)] if message else []

@@ -51,6 +51,7 @@ HOMES: Mapping[str, str] = MappingProxyType(
         "engine": "anyfleet.runtime",
         "limits": "anyfleet.runtime",
         "fisher": "anyfleet.measure",
+        "measures": "anyfleet.measure",
         "uplink": "anyfleet.parts.codec",
         "downlink": "anyfleet.parts.codec",
     }
@@ -91,6 +92,7 @@ STATES = (
     "anyfleet.core.updates",
     "anyfleet.elastic",
     "anyfleet.formulas",
+    "anyfleet.formulas.reference",
     "anyfleet.measure",
     "anyfleet.parts",
     "anyfleet.runtime",

@@ -22,7 +22,7 @@ from anyfleet.parts.plan import WidthByLevel
 from anyfleet.parts.schedule import Deadline
 from anyfleet.parts.select import Everyone, Uniform
 from anyfleet.runtime import Sequential
-from anyfleet.store import Recording, read_points
+from anyfleet.store import Recording, read_rounds
 from anyfleet.tasks import Data, Embedded, Split, Task, XClass
 from anyfleet.world import Fleet, Group, levels
 from tests.helpers import small
@@ -37,13 +37,17 @@ def ledger(**columns: object) -> Ledger:
 def test_f_1_psi_of_the_answers_in_a_ledger() -> None:
     depths = np.array([3, 3, 2, 2, 1, 1, 0, 0])
     four = (0, 1, 2, 3)
-    assert diagnosis.depth_shares(ledger(first=depths), four).tolist() == [0.25] * 4
-    assert diagnosis.depth_psi(ledger(first=depths), four) == pytest.approx(8.333333333333332)
-    assert diagnosis.depth_psi(ledger(first=np.zeros(8, dtype=int)), four) == 4.0
-    assert diagnosis.depth_psi(ledger(first=np.ones(8, dtype=int)), (0, 1)) == math.inf
+    assert diagnosis.depth_shares(ledger(first_trained_layer=depths), four).tolist() == [0.25] * 4
+    assert diagnosis.depth_psi(ledger(first_trained_layer=depths), four) == pytest.approx(
+        8.333333333333332
+    )
+    assert diagnosis.depth_psi(ledger(first_trained_layer=np.zeros(8, dtype=int)), four) == 4.0
+    assert (
+        diagnosis.depth_psi(ledger(first_trained_layer=np.ones(8, dtype=int)), (0, 1)) == math.inf
+    )
     # Answers that were lost trained nothing.
     lost = ("",) * 6 + ("died",) * 2
-    assert diagnosis.depth_psi(ledger(first=depths, lost=lost), four) == math.inf
+    assert diagnosis.depth_psi(ledger(first_trained_layer=depths, failure=lost), four) == math.inf
 
 
 def test_f_5_label_distances() -> None:
@@ -75,7 +79,7 @@ def test_1_18_counts_of_devices_that_were_selected_labelled_and_excluded() -> No
 
 def test_information_by_step() -> None:
     utility = np.array([np.nan, 0.5, 1.0, np.nan, np.nan, np.nan, np.nan, np.nan])
-    (found,) = diagnosis.information(ledger(utility=utility, share=np.full(8, 0.25)))
+    (found,) = diagnosis.information(ledger(utility=utility, width=np.full(8, 0.25)))
     assert (found.round_index, found.utility, found.width) == (0, 0.75, 0.25)
     assert math.isnan(found.fisher)
 
@@ -86,7 +90,7 @@ def test_information_is_of_those_who_trained_and_counted() -> None:
     lost = ("",) * 4 + ("died", "late", "", "")
     values = np.array([1.0, 2.0, 50.0, 50.0, 50.0, 50.0, 3.0, 6.0])
     shares = np.array([1.0, 0.5, 0.1, 0.1, 0.25, 0.25, 0.125, 0.125])
-    rows = ledger(kind=kinds, lost=lost, fisher=values, utility=values / 100, share=shares)
+    rows = ledger(kind=kinds, failure=lost, fisher=values, utility=values / 100, width=shares)
     (found,) = diagnosis.information(rows)
     assert found.fisher == 3.0
     assert found.utility == pytest.approx(0.03)
@@ -98,7 +102,7 @@ def test_information_is_of_those_who_trained_and_counted() -> None:
 
 
 def test_levels_of_one_width_go_by_depth() -> None:
-    (found,) = diagnosis.information(ledger(first=np.array([0, 0, 0, 0, 2, 2, 1, 1])))
+    (found,) = diagnosis.information(ledger(first_trained_layer=np.array([0, 0, 0, 0, 2, 2, 1, 1])))
     assert found.level == (4 * 1 + 2 * 2 + 2 * 3) / 8
 
 
@@ -127,7 +131,9 @@ def test_1_18_who_was_not_asked_was_not_selected() -> None:
 
 def test_fisher_information_is_a_column_where_it_is_asked_for() -> None:
     base = fedavg(count=4, lr=0.1, batch_size=8)
-    method = replace(base, aggregate=Diagnosed(base.aggregate, measures=("fisher", "norm")))
+    method = replace(
+        base, aggregate=Diagnosed(base.aggregate, reported=("fisher", "norm"), measures=(Fisher(),))
+    )
     steps = small.steps(method, small.task(), 2)
     assert small.identical(steps[-1].params, small.steps(base, small.task(), 2)[-1].params)
     assert (steps[0].ledger.fisher > 0).all()
@@ -201,7 +207,7 @@ def test_1_10_a_short_run_of_whale_says_that_it_is_its_cap() -> None:
 def test_a_run_in_which_everything_was_lost_says_why_and_what_to_change(
     lost: str, told: str
 ) -> None:
-    rows = ledger(lost=(lost,) * 8, lr=np.full(8, 0.1))
+    rows = ledger(failure=(lost,) * 8, lr=np.full(8, 0.1))
     found = diagnosis.nothing_counted(rows)
     assert "None of the 8 orders brought an update that counted" in found
     assert told in found
@@ -209,7 +215,7 @@ def test_a_run_in_which_everything_was_lost_says_why_and_what_to_change(
 
 def test_the_commonest_reasons_get_advice() -> None:
     lost = ("died",) * 2 + ("too late",) * 5 + ("no link",)
-    found = diagnosis.nothing_counted(ledger(lost=lost), np.array([4.0, 1.0, 2.0, 3.0, 7.5]))
+    found = diagnosis.nothing_counted(ledger(failure=lost), np.array([4.0, 1.0, 2.0, 3.0, 7.5]))
     assert "(5 too late, 2 died, 1 no link)" in found
     assert "about 3 s would do for half of these orders, 7.5 s for all. Died: lower" in found
     assert "No link:" not in found
@@ -218,20 +224,20 @@ def test_the_commonest_reasons_get_advice() -> None:
 def test_updates_that_the_server_refused_or_held_get_advice() -> None:
     size = "refused: size: a change of 3 a coordinate, above 200 × the median 0.001"
     held = "held: the new model is not finite: 4.weight"
-    found = diagnosis.nothing_counted(ledger(lost=(size,) * 5 + (held,) * 3))
+    found = diagnosis.nothing_counted(ledger(failure=(size,) * 5 + (held,) * 3))
     assert "(5 refused: size, 3 held)" in found
     assert "Refused: size: lower method.lr (0.01 in this run) or, if it is few devices, " in found
     assert "(device 0, 1, 2, 3, 4). Held: lower method.lr" in found
     assert "look at the aggregate" in found
-    assert "(device 0, 1, 2, 3, 4, …)" in diagnosis.nothing_counted(ledger(lost=(size,) * 8))
+    assert "(device 0, 1, 2, 3, 4, …)" in diagnosis.nothing_counted(ledger(failure=(size,) * 8))
 
 
 def test_one_update_is_something_and_a_survey_is_none() -> None:
     lost = ("died",) * 7
-    assert diagnosis.nothing_counted(ledger(lost=(*lost, ""))) == ""
+    assert diagnosis.nothing_counted(ledger(failure=(*lost, ""))) == ""
     surveyed = ("train",) * 7 + ("evaluate",)
     assert "None of the 7 orders" in diagnosis.nothing_counted(
-        ledger(lost=(*lost, ""), kind=surveyed)
+        ledger(failure=(*lost, ""), kind=surveyed)
     )
     # Results that wait on devices for ever are none either.
     held = ledger(kind=("hold",) * 8)
@@ -298,18 +304,18 @@ def test_a_loss_that_explodes_is_told_with_the_learning_rate(
 
 def test_refused_results_are_an_explosion_too() -> None:
     lost = ("refused: not finite: 0.weight",) * 5 + ("",) * 3
-    found = diagnosis.exploded(scored(2.0, 1.9), ledger(lost=lost), 2.3)
+    found = diagnosis.exploded(scored(2.0, 1.9), ledger(failure=lost), 2.3)
     assert "5 of 8 orders brought numbers that are not finite" in found
     half = ("refused: not finite: 0.weight",) * 4 + ("",) * 4
-    assert diagnosis.exploded(scored(2.0, 1.9), ledger(lost=half), 2.3) == ""
+    assert diagnosis.exploded(scored(2.0, 1.9), ledger(failure=half), 2.3) == ""
 
 
 def test_what_measuring_costs_is_told() -> None:
     task = small.task(norm=False)
     method = whale(lr=0.1, batch_size=8)
     assert diagnosis.measuring_share(method, task) == pytest.approx(1.0)
-    assert "adds 100% to the work" in diagnosis.measuring(method, task)
-    seldom = replace(method, fisher=Fisher(every=5, samples=4))
+    assert "adds 100% to its work" in diagnosis.measuring(method, task)
+    seldom = whale(lr=0.1, batch_size=8, fisher=Fisher(every=5, samples=4))
     # Of 30 samples in four steps, 4 of the first.
     assert diagnosis.measuring_share(seldom, task) == pytest.approx(4 / 30)
     assert diagnosis.measuring(fedavg(), task) == ""
@@ -337,7 +343,7 @@ def test_a_run_folder_has_the_notes_of_its_steps(tmp_path: Path) -> None:
     with Recording(tmp_path, experiment) as recording:
         for moment in play(experiment):
             recording.append(moment)
-    points = read_points(tmp_path)
+    points = read_rounds(tmp_path)
     assert len(points) == 2
     assert 0 < points[-1].diagnostics["coverage"] <= 1
     assert len(points[0].diagnostics["norms"]) == 4
@@ -366,5 +372,5 @@ def test_fisher_information_needs_classes() -> None:
     )
     with pytest.raises(ConfigError, match="Fisher information is measured with labels"):
         populate(experiment, made)
-    constant = FisherUtility(levels=5, fisher="constant", target=1.0)
+    constant = FisherUtility(levels=5, effectiveness="constant", target=1.0)
     populate(replace(experiment, method=replace(whale(), choose=constant)), made)

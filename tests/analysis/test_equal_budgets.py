@@ -78,7 +78,7 @@ def test_a_run_that_was_not_evaluated_by_then_says_when_it_was() -> None:
 
 
 def test_rounds_that_everybody_skips_cost_no_energy_and_still_count() -> None:
-    skipped: dict[str, Any] = {"joules": 4.0, "down": 6.0, "up": 8.0, "flops": 10.0, "arrived": 0}
+    skipped: dict[str, Any] = {"joules": 4.0, "down": 6.0, "up": 8.0, "flops": 10.0, "replies": 0}
     run = (*RUN[:2], point(2, 0.31, loss=math.nan, **skipped), point(3, 0.6))
     found = within(run, "energy", 4.0)
     assert (found.score, found.spent) == (0.31, Spent(3.0, 4.0, 14.0, 10.0, rounds=3))

@@ -168,7 +168,7 @@ def entries(levels: list[int], lost: list[str]) -> Ledger:
     order = np.arange(count, dtype=np.float64)
     rest = {f.name: np.zeros(count) for f in fields(Ledger)}
     told = {"flops": order, "compute_joules": order, "bits_down": 8 * order, "bits_up": 16 * order}
-    texts = {"kind": ("train",) * count, "lost": tuple(lost)}
+    texts = {"kind": ("train",) * count, "failure": tuple(lost)}
     return Ledger(**{**rest, **told, **texts, "level": np.array(levels)})  # type: ignore[arg-type]
 
 

@@ -25,7 +25,7 @@ from anyfleet.cli.details import apart
 from anyfleet.cli.fleet import presets
 from anyfleet.cli.screen import how_many, megabytes, number, over_seeds, table, targets
 from anyfleet.experiment import RoundRecord, RoundResult, load
-from anyfleet.store import Recording, checkpoint, read_points
+from anyfleet.store import Recording, checkpoint, read_rounds
 
 # A command in a process of its own shall be the one that is tested here.
 ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
@@ -41,7 +41,7 @@ model = { use = "perceptron", hidden = [8] }
 
 [method]
 use = "heterofl"
-shares = [1.0, 0.5]
+widths = [1.0, 0.5]
 count = 2
 lr = 0.1
 """
@@ -90,10 +90,10 @@ def test_the_demo_compares_six_methods_and_draws(
     methods = ["FedAvg", "HeteroFL", "FedPMT", "WHALE-FL", "FedResCuE", "AnycostFL"]
     assert rows == {*methods, "local", "centralised"}
     assert (folder / "here/demo.png").stat().st_size > 10_000
-    fedavg, heterofl = (read_points(folder / "here" / n)[0] for n in ("fedavg", "heterofl"))
+    fedavg, heterofl = (read_rounds(folder / "here" / n)[0] for n in ("fedavg", "heterofl"))
     assert heterofl.down < fedavg.down
     assert heterofl.time < fedavg.time
-    (anycost,) = read_points(folder / "here/anycostfl")
+    (anycost,) = read_rounds(folder / "here/anycostfl")
     assert anycost.time <= demo.SECONDS
     assert anycost.up < fedavg.up / 10
     ledgers = [folder / "here" / name.lower() / "ledger.jsonl" for name in methods]
@@ -106,12 +106,12 @@ def test_a_run_writes_a_folder_and_never_over_another(folder: Path) -> None:
     assert "accuracy" in succeeds("run", "small.toml")
     succeeds("run", "small.toml", "rounds=1", "method.lr=0.2")
     first, second = folder / "runs/small", folder / "runs/small-2"
-    expected = {"config.toml", "points.jsonl", "ledger.jsonl", "model.safetensors"}
+    expected = {"config.toml", "rounds.jsonl", "ledger.jsonl", "model.safetensors"}
     expected |= {"summary.json", "curves.png", "papers.bib", "environment.json", "lock"}
     expected |= {"checkpoints"}
     assert {file.name for file in first.iterdir()} == expected
-    assert len(read_points(first)) == 2
-    assert len(read_points(second)) == 1
+    assert len(read_rounds(first)) == 2
+    assert len(read_rounds(second)) == 1
     assert load(second / "config.toml") == load("small.toml", ["rounds=1", "method.lr=0.2"])
 
 
@@ -126,7 +126,7 @@ def test_what_is_hardly_meant_is_noted_once(folder: Path) -> None:
 def test_a_run_from_its_own_config_gives_the_same_bytes(folder: Path) -> None:
     succeeds("run", "small.toml", "--out", "one")
     succeeds("run", "one/config.toml", "--out", "two")
-    for name in ("config.toml", "points.jsonl", "ledger.jsonl", "model.safetensors"):
+    for name in ("config.toml", "rounds.jsonl", "ledger.jsonl", "model.safetensors"):
         assert (folder / "one" / name).read_bytes() == (folder / "two" / name).read_bytes(), name
 
 
@@ -147,7 +147,7 @@ def test_a_run_goes_on_without_matplotlib(folder: Path, monkeypatch: pytest.Monk
 
 def test_validate_shows_method_and_sizes(folder: Path) -> None:
     shown = succeeds("validate", "small.toml")
-    assert "WidthByLevel(shares=(1.0, 0.5)" in shown
+    assert "WidthByLevel(widths=(1.0, 0.5)" in shown
     assert f"{784 * 8 + 8 + 80 + 10:,}" in shown  # parameters of the whole
     assert f"{784 * 4 + 4 + 40 + 10:,}" in shown  # and of half its width
     assert sorted(file.name for file in folder.iterdir()) == ["small.toml"]
@@ -200,7 +200,7 @@ def test_unexpected_errors_keep_their_traceback(
 
 def test_compare_runs_every_file_with_every_seed(folder: Path) -> None:
     (folder / "other.toml").write_text(
-        RUN_FILE.replace("heterofl", "fedavg").replace("shares", "#")
+        RUN_FILE.replace("heterofl", "fedavg").replace("widths = [1.0, 0.5]", "#")
     )
     shown = succeeds("compare", "small.toml", "other.toml", "rounds=1", "--seeds", "2")
     totals, costs = (line for line in shown.splitlines() if line.startswith("other "))
@@ -275,7 +275,7 @@ def test_a_run_tells_why_orders_were_lost(folder: Path) -> None:
 def test_a_run_tells_for_whom_the_model_is_how_accurate(folder: Path) -> None:
     details = 'details=["groups", "devices", "classes"]'
     shown = succeeds("run", "small.toml", details, "widths=[1.0, 0.5]", "task.test_share=0.3")
-    (point,) = read_points(folder / "runs/small")[-1:]
+    (point,) = read_rounds(folder / "runs/small")[-1:]
     rows = {line[:26].strip(): line[26:].split() for line in shown.splitlines()}
     for name, width in zip(("group: level 1", "class 3"), ("groups", "classes"), strict=True):
         found = [getattr(each, width) for each in point.details]
@@ -362,7 +362,7 @@ FLEET_FILE = """
 [[fleet.groups]]
 name = "phones"
 speed = { use = "Uniform", low = 1e9, high = 3e9 }
-loss = { error = { use = "Uniform", low = 0.1, high = 0.2 } }
+column_loss = { error = { use = "Uniform", low = 0.1, high = 0.2 } }
 availability = { use = "Intermittent", share = 0.5 }
 
 [[fleet.groups]]
@@ -429,7 +429,7 @@ def test_what_is_dealt_at_random_is_said(folder: Path) -> None:
     (folder / "fleet.toml").write_text(FLEET_FILE)
     shown = succeeds("fleet", "show", "fleet.toml", "--seed", "5")
     assert drawn in shown
-    assert "Laws are drawn with seed 5." in shown
+    assert "Distributions are drawn with seed 5." in shown
 
 
 def test_a_fleet_has_the_devices_of_its_task(folder: Path) -> None:
@@ -493,7 +493,7 @@ def test_a_run_that_is_stopped_keeps_everything_so_far(
         text=True,
         env=ENVIRONMENT,
     )
-    points = folder / "runs/small/points.jsonl"
+    points = folder / "runs/small/rounds.jsonl"
     patience = time.monotonic() + 120
     while not (points.exists() and points.read_bytes().count(b"\n") >= 2):
         assert process.poll() is None, process.communicate()[0]
@@ -504,12 +504,12 @@ def test_a_run_that_is_stopped_keeps_everything_so_far(
     assert process.returncode == code, shown
     assert "Traceback" not in shown
     run = folder / "runs/small"
-    kept = read_points(run)
+    kept = read_rounds(run)
     assert f"Stopped after {len(kept)} of 100000 steps" in shown
     assert shown.splitlines()[-1] == "To go on: anyfleet resume runs/small"
     summary = json.loads((run / "summary.json").read_text())
     assert (summary["ended"], summary["result"]["steps"]) == ("interrupted", len(kept))
-    closed = {json.loads(line)["step"] for line in (run / "ledger.jsonl").read_text().splitlines()}
+    closed = {json.loads(line)["round_index"] for line in (run / "ledger.jsonl").read_text().splitlines()}
     assert closed == set(range(len(kept)))
     assert (run / "model.safetensors").stat().st_size > 784 * 8 * 4
     assert checkpoint.examine(checkpoint.found(run)[0]).step == len(kept)
@@ -561,6 +561,6 @@ def test_sigterm_leaves_a_checkpoint_whatever_the_command(
     assert signal.getsignal(signal.SIGTERM) == before
     run = folder / "out" / ("small/seed-0" if command == "compare" else "")
     assert json.loads((run / "summary.json").read_text())["ended"] == "interrupted"
-    kept = len(read_points(run))
+    kept = len(read_rounds(run))
     assert kept == (2 if command == "resume" else 1)
     assert checkpoint.examine(checkpoint.found(run)[0]).step == kept

@@ -12,7 +12,7 @@ from rich.console import Console
 from anyfleet.analysis.equal_budgets import Resource, Within, common_amount, quantity, within
 from anyfleet.analysis.summaries import Spent
 from anyfleet.cli.screen import learned, shortfalls
-from anyfleet.store import read_points
+from anyfleet.store import read_rounds
 from tests.cli.test_commands import anyfleet_command, succeeds
 from tests.cli.test_resume import RUN_FILE
 
@@ -21,7 +21,7 @@ from tests.cli.test_resume import RUN_FILE
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working folder of a command: HeteroFL and FedAvg, three rounds each."""
     (tmp_path / "half.toml").write_text(RUN_FILE)
-    whole = RUN_FILE.replace("heterofl", "fedavg").replace("shares", "#")
+    whole = RUN_FILE.replace("heterofl", "fedavg").replace("widths = [1.0, 0.5]", "#")
     (tmp_path / "whole.toml").write_text(whole)
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -32,7 +32,7 @@ def test_compare_tells_what_the_same_amount_taught(folder: Path) -> None:
     wanted = ["--equal", "energy", "--equal", "bytes", "--equal", "energy"]
     shown = succeeds("compare", *named, *wanted, "--seeds", "2")
     runs = [
-        read_points(folder / f"runs/compare/{name}/seed-{seed}")
+        read_rounds(folder / f"runs/compare/{name}/seed-{seed}")
         for name in ("half", "whole")
         for seed in (0, 1)
     ]
@@ -57,7 +57,7 @@ def test_compare_tells_what_the_same_amount_taught(folder: Path) -> None:
 def test_compare_says_which_runs_ended_before_the_budget(folder: Path) -> None:
     words = ["half.toml", "rounds=1", "--seeds", "1", "--equal", "flops", "--budget", "1e15"]
     shown = succeeds("compare", *words)
-    (point,) = read_points(folder / "runs/compare/half/seed-0")
+    (point,) = read_rounds(folder / "runs/compare/half/seed-0")
     title, _, row = shown.partition("For ")[2].splitlines()[:3]
     assert title == "1,000 TFLOP:"
     assert row.split()[:4] == ["half", "1", "of", "1"]

@@ -113,11 +113,11 @@ def test_one_method_or_all_formulas() -> None:
 def written_formulas() -> set[tuple[str, str]]:
     """Module and name of every formula, read off the source alone."""
     found = set()
-    for file in (SOURCE / "formulas").glob("*.py"):
+    for file in (SOURCE / "formulas").rglob("*.py"):
         module = ".".join(["anyfleet", *file.relative_to(SOURCE).with_suffix("").parts])
         for node in ast.parse(file.read_text(encoding="utf-8")).body:
             text = ast.get_docstring(node) or "" if isinstance(node, ast.FunctionDef) else ""
-            named = re.search(r"METHODS\b.*§(0|1|3|F)\b", text, re.DOTALL)
+            named = re.search(r"specification\b.*§(0|1|2|3|F)\b", text, re.DOTALL)
             if named and isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
                 found.add((module.removesuffix(".__init__"), node.name))
     return found
@@ -205,9 +205,9 @@ def test_own_parts_may_bring_papers_when_they_are_allowed(
     Path("parts_with_a_paper.py").write_text(
         "from dataclasses import dataclass\n"
         "from anyfleet.papers import Paper\n"
-        "from anyfleet.parts.plan import Whole\n\n"
+        "from anyfleet.parts.plan import WholeModel\n\n"
         "@dataclass(frozen=True)\n"
-        "class Mine(Whole):\n"
+        "class Mine(WholeModel):\n"
         '    papers = (Paper("me2030", ("Doe, Jane",), "Mine", "Here", 2030),)\n'
     )
     part = '[method.plan]\nuse = "parts_with_a_paper:Mine"\n'

@@ -13,10 +13,10 @@ widths = [1.0, 0.5]
 
 [task]
 use = "Own"
-model = { use = "tests.regression:net" }
-data = { use = "tests.regression:data" }
+model = { use = "tests.helpers.regression:net" }
+data = { use = "tests.helpers.regression:data" }
 loss = "anyfleet.tasks:squared_error"
-metrics = { mae = "anyfleet.tasks:absolute_error", offset = "tests.regression:offset" }
+metrics = { mae = "anyfleet.tasks:absolute_error", offset = "tests.helpers.regression:offset" }
 devices = 4
 test_share = 0.2
 
@@ -144,7 +144,7 @@ def test_a_resumed_run_that_explodes_says_so(folder: Path) -> None:
 
 
 def test_whale_says_when_it_is_nothing_but_its_cap(folder: Path) -> None:
-    method = '[method]\nuse = "whale"\nshares = [1.0, 0.5]\nlr = 0.1\n'
+    method = '[method]\nuse = "whale"\nwidths = [1.0, 0.5]\nlr = 0.1\n'
     (folder / "whale.toml").write_text(RUN_FILE.partition("[method]")[0] + method)
     shown = succeeds("run", "whale.toml", "rounds=1")
     assert "With WHALE-FL, in all 4 choices the device had no history yet" in shown

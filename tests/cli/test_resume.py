@@ -12,11 +12,11 @@ import pytest
 
 from anyfleet.analysis.plots import NoPictures
 from anyfleet.experiment import Experiment, RoundResult, play
-from anyfleet.store import read_points
+from anyfleet.store import read_rounds
 from anyfleet.store.disk import Lock
 from tests.cli.test_commands import anyfleet_command, succeeds
 
-RECORD = ("config.toml", "points.jsonl", "ledger.jsonl", "model.safetensors", "papers.bib")
+RECORD = ("config.toml", "rounds.jsonl", "ledger.jsonl", "model.safetensors", "papers.bib")
 RUN_FILE = """
 rounds = 3
 
@@ -28,7 +28,7 @@ model = { use = "perceptron", features = 60, hidden = [8] }
 
 [method]
 use = "heterofl"
-shares = [1.0, 0.5]
+widths = [1.0, 0.5]
 count = 2
 lr = 0.1
 """
@@ -114,7 +114,7 @@ def test_what_stands_against_it_is_told(folder: Path) -> None:
     assert "numpy: 0.9 then" in refused.output
     assert "--not-identical" in refused.output
     assert "Not identical from here on: numpy" in succeeds("resume", "whole", "--not-identical")
-    assert len(read_points(folder / "whole")) == 3
+    assert len(read_rounds(folder / "whole")) == 3
 
 
 @pytest.mark.parametrize(
@@ -156,21 +156,20 @@ def test_runs_of_a_comparison_can_be_resumed_one_by_one(folder: Path) -> None:
 
 MINE = """
 from dataclasses import dataclass, replace
-from anyfleet.method import Policy
-from anyfleet.select import Everyone
+from anyfleet.parts.select import Everyone
 
 @dataclass(frozen=True)
 class _Seen:
-    steps: tuple[int, ...] = ()
+    rounds: tuple[int, ...] = ()
 
 @dataclass(frozen=True)
 class Counting(Everyone):
     def init(self, view):
         return _Seen()
-    def learn(self, state, arrivals, notes, view):
-        return _Seen((*state.steps, view.step))
-    def tells(self, state):
-        return {"seen": float(sum(state.steps))}
+    def learn(self, state, updates, diagnostics, view):
+        return _Seen((*state.rounds, view.round_index))
+    def diagnostics(self, state):
+        return {"seen": float(sum(state.rounds))}
 """
 
 

@@ -1,3 +1,4 @@
+import re
 import sys
 import tomllib
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from anyfleet import names
 from anyfleet.config import dump, load, override, read, to_toml
 from anyfleet.errors import ConfigError
+from anyfleet.experiment import Experiment
 from anyfleet.names import Factory, name_of
 from tests.helpers.sample_parts import (
     All,
@@ -27,7 +29,7 @@ from tests.helpers.sample_parts import (
     plain_method,
 )
 
-HOME = "tests.sample_parts"
+HOME = "tests.helpers.sample_parts"
 HOMES = {**names.HOMES, "method": HOME, "select": HOME, "train": HOME, "model": HOME}
 ALLOW = ("tests",)
 
@@ -124,14 +126,14 @@ def test_a_schedule_tells_all_its_faults_each_at_its_key() -> None:
     buffered = {
         "use": f"{home}:Buffered",
         "concurrency": 0,
-        "size": 0,
+        "buffer_size": 0,
         "staleness": -1,
         "patience": 0,
     }
-    assert problems(buffered).keys() == {"concurrency", "size", "staleness", "patience"}
-    assert problems({**buffered, "size": "x"}).keys() == {
+    assert problems(buffered).keys() == {"concurrency", "buffer_size", "staleness", "patience"}
+    assert problems({**buffered, "buffer_size": "x"}).keys() == {
         "concurrency",
-        "size",
+        "buffer_size",
         "staleness",
         "patience",
     }
@@ -228,7 +230,7 @@ def test_a_missing_use_lists_what_there_is() -> None:
 
 def test_a_part_of_the_wrong_kind_is_refused() -> None:
     found = problems({"select": {"use": "Sgd"}, "train": {"use": "All"}}, Method)
-    assert found["select.use"] == "Sgd is no Select: it lacks __call__, wants."
+    assert found["select.use"] == "Sgd is no Select: it lacks __call__, reports."
     assert found["train.use"] == "All is no Train."
 
 
@@ -279,7 +281,7 @@ def test_wrong_values_are_refused_where_they_stand(key: str, written: Any) -> No
         "anyfleet.config:os.system",
         "anyfleet.names:__import__",
         "__main__:main",
-        "tests.sample_parts:replace",
+        "tests.helpers.sample_parts:replace",
         "",
     ],
 )
@@ -494,7 +496,7 @@ def test_a_second_module_of_one_name_is_refused(tmp_path: Path) -> None:
         (tmp_path / folder / "own_parts_b.py").write_text(OWN)
         (tmp_path / folder / "run.toml").write_text('use = "own_parts_b:Mine"\n')
     assert read(tmp_path / "one" / "run.toml", allow=["own_parts_b"]).load().size == 1
-    with pytest.raises(ConfigError, match="comes first: rename one"):
+    with pytest.raises(ConfigError, match=": rename one"):
         read(tmp_path / "two" / "run.toml", allow=["own_parts_b"]).load()
 
 
@@ -509,3 +511,33 @@ def test_a_module_that_fails_at_import_is_one_problem(tmp_path: Path) -> None:
 def test_base_classes_and_protocols_can_be_loaded_directly() -> None:
     assert loaded({"use": f"{HOME}:Sgd"}, Train) == Sgd()
     assert loaded({"use": f"{HOME}:All"}, Select) == All()
+
+
+@pytest.mark.parametrize(
+    ("path", "data", "some", "none"),
+    [
+        (
+            "task.use",
+            {"task": {"use": "Embeded"}},
+            {"Embedded", "Synthetic"},
+            {"Split", "accuracy"},
+        ),
+        ("fleet.use", {"fleet": {"use": "levles"}}, {"levels", "Fleet"}, {"Group", "Uniform"}),
+        (
+            "method.train.use",
+            {"method": {"use": "fedavg", "train": {"use": "Gradiant"}}},
+            {"Gradient", "Fjord"},
+            {"Sgd", "AdamW", "Decaying"},
+        ),
+    ],
+)
+def test_an_unknown_name_lists_only_what_fits(
+    path: str, data: dict[str, Any], some: set[str], none: set[str]
+) -> None:
+    """A package exports more than parts of one kind: what cannot stand here is not offered."""
+    with pytest.raises(ConfigError) as caught:
+        load(data, Experiment, homes=names.HOMES)
+    (told,) = (each.message for each in caught.value.problems if each.path == path)
+    listed = set(re.findall(r"\w+", told.partition(" has: ")[2]))
+    assert some <= listed
+    assert not none & listed

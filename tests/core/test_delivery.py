@@ -16,6 +16,7 @@ from anyfleet.core.method import Method
 from anyfleet.core.orders import Cohort, grid, uplink
 from anyfleet.elastic import Slice, narrowed, within
 from anyfleet.errors import BadMessage
+from anyfleet.measure import Fisher
 from anyfleet.methods import fedavg, heterofl
 from anyfleet.parts.aggregate import Diagnosed
 from anyfleet.parts.codec import Nothing, Raw
@@ -262,7 +263,7 @@ def test_1_8_a_device_that_cannot_pad_refuses_what_is_left_of_an_order() -> None
 @pytest.mark.parametrize("width", [0.375, 0.5, 1.0])
 def test_what_an_answer_reports_is_charged_also_when_a_link_cuts_it(width: float) -> None:
     base = replace(fedavg(lr=0.1, batch_size=8), send="weights", cache=True)
-    told = replace(base, aggregate=Diagnosed(measures=("norm", "channels")))
+    told = replace(base, aggregate=Diagnosed(reported=("norm", "channels"), measures=(Fisher(),)))
     bits = []
     for method in (base, told):
         order = orders(method, TASK, [3], column=COLUMN)

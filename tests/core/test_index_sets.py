@@ -14,6 +14,7 @@ from anyfleet.core.planning import load_models
 from anyfleet.core.slots import Norm
 from anyfleet.elastic import Blueprint, Slice
 from anyfleet.errors import BadMessage
+from anyfleet.measure import Fisher
 from anyfleet.methods import fedavg
 from anyfleet.parts.aggregate import Diagnosed
 from anyfleet.parts.norm import BatchStatistics, OnDevice, PerWidth, Tracked
@@ -83,7 +84,9 @@ def test_announced_traffic_is_what_a_run_is_charged(norm: Norm, slice_: Slice) -
 
 def test_announced_traffic_has_what_is_reported() -> None:
     task = small.task()
-    method = replace(fedavg(), aggregate=Diagnosed(measures=("norm", "channels")))
+    method = replace(
+        fedavg(), aggregate=Diagnosed(reported=("norm", "channels"), measures=(Fisher(),))
+    )
     for slice_ in (
         Slice(),
         task.blueprint.prefix(0.5),
@@ -93,5 +96,6 @@ def test_announced_traffic_has_what_is_reported() -> None:
         sent = replace(orders(method, task, [0]), slices=(slice_,))
         sent = load_models(sent, method=method, task=task, params=task.params, buffers=task.buffers)
         update = work(sent, (DeviceState(),), task).replies
-        _, up = uncompressed_bits(slice_, method.norm, task.blueprint, method.job().report)
+        job = method.job()
+        _, up = uncompressed_bits(slice_, job.norm, task.blueprint, job.report, job.measures)
         assert up == update.bits[0]

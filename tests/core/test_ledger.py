@@ -1,4 +1,4 @@
-"""The ledger: rows in columns, their file form, and how long devices waited."""
+"""The ledger: its rows, their file form, and how long devices waited."""
 
 import json
 import math
@@ -11,13 +11,14 @@ import torch
 
 from anyfleet.arrays import join
 from anyfleet.core.client import work
-from anyfleet.core.ledger import Ledger, LedgerWriter
+from anyfleet.core.ledger import REPORTED, Ledger, LedgerWriter
 from anyfleet.core.messages import Charges, Devices, DeviceState, Kind, no_charges
 from anyfleet.core.orders import Cohort
+from anyfleet.core.slots import MEASURES
 from anyfleet.elastic import Slice, trace, width
 from anyfleet.methods import fedavg, heterofl
 from anyfleet.parts.codec import Fgc
-from anyfleet.parts.plan import SentFractionByLevel, WidthByLevel
+from anyfleet.parts.plan import SentFractionByLevel, TrainedLayersByLevel, WidthByLevel
 from anyfleet.parts.schedule import HoldAndFetch, Surveyed, Synchronous
 from anyfleet.parts.select import Everyone
 from anyfleet.world import levels
@@ -47,19 +48,26 @@ def charges(order: Cohort, **spent: float) -> Charges:
 def filled() -> Ledger:
     book = ledger()
     last, first, middle = (ORDERS.take([row]) for row in (2, 0, 1))
-    answer = work(first, (DeviceState(),), TASK).replies
+    reply = work(first, (DeviceState(),), TASK).replies
     book.failed(last, charges(last), "no battery")
     book.replied(
         first,
-        answer,
-        charges(first, download=1.0, compute=2.0, upload=0.5, upload_joules=0.25, down=64.0),
+        reply,
+        charges(
+            first,
+            download_seconds=1.0,
+            compute_seconds=2.0,
+            upload_seconds=0.5,
+            upload_joules=0.25,
+            bits_down=64.0,
+        ),
         "",
     )
-    book.failed(middle, charges(middle, compute=4.0, compute_joules=3.0), "died")
-    return book.close(step=6, now=9.0)
+    book.failed(middle, charges(middle, compute_seconds=4.0, compute_joules=3.0), "died")
+    return book.close(round_index=6, now=9.0)
 
 
-def test_rows_are_sorted_by_order_and_know_their_step() -> None:
+def test_rows_are_sorted_by_order_and_know_their_round() -> None:
     rows = filled()
     assert rows.order.tolist() == [0, 1, 2]
     assert rows.device.tolist() == rows.level.tolist() == [2, 5, 7]
@@ -68,7 +76,7 @@ def test_rows_are_sorted_by_order_and_know_their_step() -> None:
     assert rows.counted.tolist() == [True, False, False]
 
 
-def test_who_is_done_waits_for_the_end_of_the_step() -> None:
+def test_who_is_done_waits_for_the_end_of_the_round() -> None:
     rows = filled()
     assert rows.seconds.tolist() == [3.5, 4.0, 0.0]
     assert rows.wait_seconds.tolist() == [9 - 1 - 3.5, 9 - 1 - 4.0, 9 - 1]
@@ -98,11 +106,7 @@ def test_what_is_closed_is_not_told_again() -> None:
 def test_rows_come_back_from_a_file() -> None:
     rows = filled()
     plain = json.loads(json.dumps(rows.as_dicts()).replace("NaN", "null"))
-    again = Ledger.of(plain)
-    # A folder of an older version has fewer columns: what is unknown is not a number.
-    older = Ledger.of({k: v for k, v in row.items() if k != "gain"} for row in plain)
-    assert np.isnan(older.gain).all()
-    assert older.order.tolist() == again.order.tolist()
+    again = Ledger.from_dicts(plain)
     for field in fields(Ledger):
         one, two = getattr(rows, field.name), getattr(again, field.name)
         if isinstance(one, tuple):
@@ -112,8 +116,21 @@ def test_rows_come_back_from_a_file() -> None:
             assert np.array_equal(one, two, equal_nan=one.dtype.kind == "f")
 
 
-def test_an_empty_step_has_all_columns() -> None:
-    empty = Ledger.of([])
+def test_rows_that_lack_a_field_are_refused() -> None:
+    rows = filled().as_dicts()
+    del rows[1]["channel_share"], rows[2]["norm"]
+    with pytest.raises(ValueError, match=r"rows lack norm, channel_share"):
+        Ledger.from_dicts(rows)
+
+
+def test_every_number_that_a_part_can_ask_for_has_a_field() -> None:
+    # The information about channels is one number for each channel: it has no field.
+    assert set(REPORTED) == MEASURES - {"channels"}
+    assert set(REPORTED) <= {field.name for field in fields(Ledger)}
+
+
+def test_an_empty_round_has_all_fields() -> None:
+    empty = Ledger.from_dicts([])
     assert len(empty) == 0
     assert empty.as_dicts() == []
     assert empty.joules.sum() == 0
@@ -123,7 +140,7 @@ def test_an_empty_step_has_all_columns() -> None:
 def test_a_hair_of_rounding_is_no_negative_wait() -> None:
     book = ledger()
     order = ORDERS.take([0])
-    book.failed(order, charges(order, compute=2.0), "died")
+    book.failed(order, charges(order, compute_seconds=2.0), "died")
     assert book.close(0, 3.0 - 1e-15).wait_seconds.tolist() == [0.0]
 
 
@@ -145,9 +162,9 @@ def test_an_axis_that_no_share_cuts_does_not_count() -> None:
     assert width(blueprint.prefix(0.5), blueprint) == pytest.approx(0.5)
 
 
-# --- theory (specification §F.3) --------------------------------------------------------------------
+# --- facts about training results -----------------------------------------------------------------
 
-THEORY = ("measured_rate", "gain", "divergence")
+RESULT = ("measured_sent_fraction", "channel_share", "trained_share")
 COARSE = replace(
     fedavg(lr=0.1, batch_size=16),
     select=Everyone(),
@@ -156,71 +173,67 @@ COARSE = replace(
 )
 
 
-def test_f_3_gains_and_divergences_of_a_round_by_hand() -> None:
+def test_a_training_result_has_its_facts_and_a_failure_none() -> None:
     fleet = levels(speeds=(1e9, 1e8), mortality=0.5)
-    (step,) = small.steps(COARSE, TASK, 1, fleet=fleet)
+    (made,) = small.steps(COARSE, TASK, 1, fleet=fleet)
     came = {"": 0, "died": 0}
-    for row in small.rows(step):
-        came[row.lost] += 1
-        if row.lost:
-            assert np.isnan([row.measured_rate, row.gain, row.divergence]).all()
+    for row in small.rows(made):
+        came[row.failure] += 1
+        if row.failure:
+            assert np.isnan([getattr(row, name) for name in RESULT]).all()
             continue
-        share = (1.0, 0.5)[row.level]
-        rate = row.bits_up / (32 * row.parameters)
-        assert 0 < rate <= row.rate
-        assert row.measured_rate == pytest.approx(rate)
-        assert row.gain == pytest.approx(share**8 * rate)
-        close = share**2 * (2 - share**2) * math.sqrt(rate)
-        assert row.divergence == pytest.approx((1 - close) ** 2)
+        fraction = row.bits_up / (32 * row.parameters)
+        assert 0 < fraction <= row.sent_fraction
+        assert row.measured_sent_fraction == pytest.approx(fraction)
+        assert (row.channel_share, row.trained_share) == ((1.0, 0.5)[row.level], 1.0)
     assert min(came.values()) > 1
-    least = np.nanmin(step.ledger.gain)
-    # One number for the step, also beside those who were lost.
-    assert step.ledger.contraction == pytest.approx(np.full(8, 1 - least))
 
 
-def test_f_3_a_lost_answer_does_not_count_in_the_contraction() -> None:
-    book, (one, two) = ledger(), (ORDERS.take([row]) for row in (0, 1))
-    answers = [work(order, (DeviceState(),), TASK).replies for order in (one, two)]
-    short = replace(answers[1], bits=answers[1].bits / 100)
-    book.replied(one, answers[0], charges(one), "")
-    book.replied(two, short, charges(two), "stale")
-    rows = book.close(0, 1.0)
-    assert rows.gain == pytest.approx([0.5**8, 0.5**8 / 100], rel=1e-3)  # label masks travel, too
-    assert rows.contraction == pytest.approx([1 - 0.5**8] * 2)
+def test_frozen_layers_are_told_as_the_share_that_was_trained() -> None:
+    method = replace(fedavg(lr=0.1), select=Everyone(), plan=TrainedLayersByLevel(depths=2))
+    (made,) = small.steps(method, TASK, 1, fleet=levels(speeds=(1e9, 1e8)))
+    ledger = made.ledger
+    whole, last = (ledger.trained_share[ledger.level == level] for level in (0, 1))
+    assert (whole == 1).all()
+    local = TASK.blueprint
+    (first,) = set(ledger.first_trained_layer[ledger.level == 1].tolist())
+    trained = local.numel(local.trained(first)) / local.numel(local.trained())
+    assert 0 < trained < 1
+    assert (last == trained).all()
+    assert (ledger.channel_share == 1).all()
 
 
-def test_f_3_results_that_are_fetched_have_a_gain_and_what_is_held_has_none() -> None:
+def test_a_fetched_result_has_facts_and_a_held_one_none() -> None:
     method = replace(COARSE, schedule=HoldAndFetch())
-    (step,) = small.steps(method, TASK, 1, fleet=levels(speeds=(1e9, 1e8)))
-    kinds = np.array(step.ledger.kind)
-    for name in THEORY:
-        column = getattr(step.ledger, name)
-        assert np.isnan(column[kinds == "hold"]).all()
-        assert (column[kinds == "fetch"] > 0).all()
-    asked = {row.device: row.rate for row in small.rows(step) if row.kind == "hold"}
-    for row in small.rows(step):
+    (made,) = small.steps(method, TASK, 1, fleet=levels(speeds=(1e9, 1e8)))
+    kinds = np.array(made.ledger.kind)
+    for name in RESULT:
+        values = getattr(made.ledger, name)
+        assert np.isnan(values[kinds == "hold"]).all()
+        assert (values[kinds == "fetch"] > 0).all()
+    asked = {row.device: row.sent_fraction for row in small.rows(made) if row.kind == "hold"}
+    for row in small.rows(made):
         if row.kind == "fetch":
-            assert 0.5 * asked[row.device] < row.measured_rate <= asked[row.device]
-    # A message that waited is told of when it is sent.
-    assert np.isfinite(step.ledger.distortion[kinds == "fetch"]).all()
+            assert 0.5 * asked[row.device] < row.measured_sent_fraction <= asked[row.device]
+    # What a device reports of a message that waited is told when it is sent.
+    assert np.isfinite(made.ledger.distortion[kinds == "fetch"]).all()
 
 
-def test_f_3_an_answer_that_is_no_result_has_no_gain() -> None:
+def test_a_reply_that_is_no_result_has_no_facts() -> None:
     method = replace(COARSE, schedule=Surveyed(Synchronous(), Kind.EVALUATE))
-    (step,) = small.steps(method, TASK, 1)
-    kinds = np.array(step.ledger.kind)
-    for name in THEORY:
-        assert np.isnan(getattr(step.ledger, name)[kinds == "evaluate"]).all()
-    least = step.ledger.gain[kinds == "train"].min()
-    assert step.ledger.contraction == pytest.approx(np.full(len(kinds), 1 - least))
+    (made,) = small.steps(method, TASK, 1)
+    kinds = np.array(made.ledger.kind)
+    for name in RESULT:
+        assert np.isnan(getattr(made.ledger, name)[kinds == "evaluate"]).all()
+        assert np.isfinite(getattr(made.ledger, name)[kinds == "train"]).all()
 
 
-def test_columns_of_theory_are_in_the_files_of_a_run_that_went_on(tmp_path: Path) -> None:
-    runs.finished(runs.written(tmp_path, runs.moments()[:2]))
+def test_facts_are_in_the_files_of_a_run_that_went_on(tmp_path: Path) -> None:
+    runs.finished(runs.written(tmp_path, runs.results()[:2]))
     lines = (tmp_path / "ledger.jsonl").read_text().splitlines()
-    found = Ledger.of(json.loads(line) for line in lines)
-    expected = join([moment.round.ledger for moment in runs.moments()])
-    for name in (*THEORY, "contraction", "distortion"):
+    found = Ledger.from_dicts(json.loads(line) for line in lines)
+    expected = join([result.round.ledger for result in runs.results()])
+    for name in (*RESULT, "distortion"):
         assert np.array_equal(getattr(found, name), getattr(expected, name), equal_nan=True)
-    assert np.isfinite(found.gain).any()
+    assert np.isfinite(found.channel_share).any()
     assert (found.measured_sent_fraction[np.isfinite(found.measured_sent_fraction)] < 0.2).all()

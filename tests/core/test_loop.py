@@ -73,7 +73,7 @@ def test_a_fleet_that_declines_everything_still_moves_time(schedule: Schedule) -
     steps = small.steps(method, small.task(), 3)
     assert steps[2].time > steps[0].time
     assert small.identical(steps[2].params, small.task().params)
-    reasons = {row.lost for row in small.rows(steps[0]) if row.kind != "evaluate"}
+    reasons = {row.failure for row in small.rows(steps[0]) if row.kind != "evaluate"}
     assert reasons <= {"no battery"}
 
 
@@ -81,12 +81,14 @@ def test_0_3_empty_rounds_keep_the_model_count_and_last_as_long_as_the_attempt()
     task = small.task()
     everybody_dies = small.steps(FAST, task, 2, fleet=levels(mortality=1.0))
     assert all(small.identical(step.params, task.params) for step in everybody_dies)
-    assert [row.lost for row in small.rows(everybody_dies[0])] == ["died"] * 4
-    slowest = max(row.download + row.compute for row in small.rows(everybody_dies[0]))
+    assert [row.failure for row in small.rows(everybody_dies[0])] == ["died"] * 4
+    slowest = max(
+        row.download_seconds + row.compute_seconds for row in small.rows(everybody_dies[0])
+    )
     assert everybody_dies[0].time == pytest.approx(slowest)
     late = small.steps(replace(FAST, schedule=Deadline(1e-4)), task, 2)
     assert [step.time for step in late] == pytest.approx([1e-4, 2e-4])
-    assert {row.lost for row in small.rows(late[0])} == {"too late"}
+    assert {row.failure for row in small.rows(late[0])} == {"too late"}
 
 
 def test_a_5_a_missing_device_costs_the_whole_deadline_and_nobody_missing_the_slowest() -> None:
@@ -97,15 +99,15 @@ def test_a_5_a_missing_device_costs_the_whole_deadline_and_nobody_missing_the_sl
     tight = replace(FAST, schedule=Deadline(free.time * 0.6))
     step = small.steps(tight, task, 1)[0]
     assert step.time == pytest.approx(free.time * 0.6)
-    assert any(row.lost == "too late" for row in small.rows(step))
+    assert any(row.failure == "too late" for row in small.rows(step))
 
 
 def test_a_5_a_death_costs_the_whole_deadline_too() -> None:
     method = replace(FAST, schedule=Deadline(5.0))
     before, seen = 0.0, set()
     for step in small.steps(method, small.task(), 6, fleet=levels(mortality=0.3)):
-        died = any(row.lost == "died" for row in small.rows(step))
-        arrived = any(not row.lost for row in small.rows(step))
+        died = any(row.failure == "died" for row in small.rows(step))
+        arrived = any(not row.failure for row in small.rows(step))
         assert (step.time - before == pytest.approx(5.0)) == died
         seen.add((died, arrived))
         before = step.time
@@ -120,7 +122,7 @@ def test_what_was_cancelled_leaves_no_trace_in_memory() -> None:
     runtime = Simulated(task, small.world(task, fleet), 0)
     step = next(run(method, task, runtime, 0))
     kept = {row.device: bool(runtime.state(row.device).tensors) for row in small.rows(step)}
-    finished = {row.device: not row.lost for row in small.rows(step)}
+    finished = {row.device: not row.failure for row in small.rows(step)}
     assert kept == finished
     assert set(kept.values()) == {True, False}
 
@@ -147,14 +149,14 @@ def test_a_schedule_that_stands_still_is_named() -> None:
 def test_cancelled_work_is_charged_up_to_the_cancel() -> None:
     task = small.task()
     whole = {row.device: row for row in small.rows(small.steps(FAST, task, 1)[0])}
-    limit = 0.5 * max(row.download + row.compute for row in whole.values())
+    limit = 0.5 * max(row.download_seconds + row.compute_seconds for row in whole.values())
     step = small.steps(replace(FAST, schedule=Deadline(limit)), task, 1)[0]
-    late = [row for row in small.rows(step) if row.lost]
+    late = [row for row in small.rows(step) if row.failure]
     assert late
     for row in late:
-        spent = row.download + row.compute + row.upload
+        spent = row.download_seconds + row.compute_seconds + row.upload_seconds
         assert spent == pytest.approx(limit)
-        share = row.compute / whole[row.device].compute
+        share = row.compute_seconds / whole[row.device].compute_seconds
         assert row.flops == pytest.approx(share * whole[row.device].flops)
 
 
@@ -167,11 +169,11 @@ def test_late_answers_count_within_the_staleness_and_are_lost_beyond() -> None:
             row
             for step in small.steps(replace(FAST, schedule=schedule), task, 12, fleet=slow)
             for row in small.rows(step)
-            if row.step > row.issued_at
+            if row.round_index > row.issued_round
         ]
-        fates = {row.lost for row in rows if row.step - row.issued_at > 1}
-        assert ("" in fates) == counted
-        assert ("stale" in fates) == (not counted)
+        reasons = {row.failure for row in rows if row.round_index - row.issued_round > 1}
+        assert ("" in reasons) == counted
+        assert ("stale" in reasons) == (not counted)
 
 
 def test_asynchronous_steps_come_every_few_answers() -> None:
@@ -179,8 +181,8 @@ def test_asynchronous_steps_come_every_few_answers() -> None:
         FAST, schedule=Buffered(concurrency=5, buffer_size=2), aggregate=Mean(discount=0.5)
     )
     steps = small.steps(method, small.task(), 8)
-    assert all(sum(not row.lost for row in small.rows(step)) == 2 for step in steps)
-    assert any(row.issued_at < row.step for step in steps for row in small.rows(step))
+    assert all(sum(not row.failure for row in small.rows(step)) == 2 for step in steps)
+    assert any(row.issued_round < row.round_index for step in steps for row in small.rows(step))
 
 
 def test_asynchronous_selection_is_fair() -> None:
@@ -217,16 +219,18 @@ def test_a_device_draws_anew_at_every_visit() -> None:
 
 def test_choosing_on_the_device_uses_its_own_conditions() -> None:
     task = small.task()
-    fleet = levels(speeds=(2e9, 8e8, 5e7), up=1e9, down=1e9)
+    fleet = levels(speeds=(2e9, 8e8, 5e7), bit_rate_up=1e9, bit_rate_down=1e9)
     whole = small.steps(fedavg(count=8, lr=0.1), task, 1, fleet=fleet)[0]
-    limit = 1.2 * min(row.download + row.compute + row.upload for row in small.rows(whole))
+    limit = 1.2 * min(
+        row.download_seconds + row.compute_seconds + row.upload_seconds for row in small.rows(whole)
+    )
     plan = WidthMenu((1.0, 0.5, 0.25))
     method = replace(fedavg(count=8, lr=0.1), plan=plan, choose=LargestInTime(limit))
     (step,) = small.steps(method, task, 1, fleet=fleet)
     level = small.world(task, fleet).declared.level
     assert all(row.choice == level[row.device] for row in small.rows(step))
     for row in small.rows(step):
-        in_time = row.download + row.compute + row.upload <= limit * 1.01
+        in_time = row.download_seconds + row.compute_seconds + row.upload_seconds <= limit * 1.01
         assert in_time or row.choice == 2
     assert len({row.parameters for row in small.rows(step)}) == 3
 
@@ -243,7 +247,7 @@ def test_the_first_cohorts_are_the_same_whatever_the_method() -> None:
 
 def test_arrivals_are_summed_in_canonical_order_whoever_is_fast() -> None:
     task = small.task()
-    fleets = (Fleet(), levels(speeds=(1e8, 3e9, 2e7)), levels(up=1e5))
+    fleets = (Fleet(), levels(speeds=(1e8, 3e9, 2e7)), levels(bit_rate_up=1e5))
     ends = [small.steps(FAST, task, 3, fleet=fleet)[-1].params for fleet in fleets]
     assert all(small.identical(ends[0], end) for end in ends[1:])
 
@@ -309,7 +313,7 @@ def methods(draw: st.DrawFn) -> Method:
 def test_any_method_on_any_fleet_keeps_the_books(
     method: Method, mortality: float, seed: int
 ) -> None:
-    fleet = levels(speeds=(2e9, 1e8), up=(1e6, 1e5), mortality=mortality)
+    fleet = levels(speeds=(2e9, 1e8), bit_rate_up=(1e6, 1e5), mortality=mortality)
     task = small.task()
     steps = small.steps(method, task, 3, fleet=fleet, seed=seed)
     check_books(steps, task.devices)
@@ -329,10 +333,10 @@ def check_books(steps: list[Round], devices: int) -> None:
         seen |= set(orders)
         for row in small.rows(step):
             assert 0 <= row.device < devices
-            spent = row.download + row.compute + row.upload
+            spent = row.download_seconds + row.compute_seconds + row.upload_seconds
             assert 0 <= spent <= step.time + 1e-12
-            assert row.bits_up == 0 if row.lost == "died" else row.bits_up >= 0
-            assert row.lost or row.bits_up > 0
+            assert row.bits_up == 0 if row.failure == "died" else row.bits_up >= 0
+            assert row.failure or row.bits_up > 0
 
 
 def test_time_is_download_plus_compute_plus_upload() -> None:
@@ -341,10 +345,12 @@ def test_time_is_download_plus_compute_plus_upload() -> None:
     step = small.steps(fedavg(count=1, lr=0.1), task, 1)[0]
     (row,) = small.rows(step)
     own = world.conditions(np.array([row.device]), When(0.0, 0), active=1)
-    assert row.download == pytest.approx(row.bits_down / own.bit_rate_down[0])
-    assert row.compute == pytest.approx(row.flops / own.speed[0])
-    assert row.upload == pytest.approx(row.bits_up / own.bit_rate_up[0])
-    assert step.time == pytest.approx(row.download + row.compute + row.upload)
+    assert row.download_seconds == pytest.approx(row.bits_down / own.bit_rate_down[0])
+    assert row.compute_seconds == pytest.approx(row.flops / own.speed[0])
+    assert row.upload_seconds == pytest.approx(row.bits_up / own.bit_rate_up[0])
+    assert step.time == pytest.approx(
+        row.download_seconds + row.compute_seconds + row.upload_seconds
+    )
     whole = sum(value.numel() for value in task.params.values())
     assert row.bits_up == 32 * whole
     assert row.bits_down == 32 * whole  # the whole model needs no index set

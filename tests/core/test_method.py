@@ -14,7 +14,7 @@ from anyfleet.core.updates import Updates
 from anyfleet.core.view import View
 from anyfleet.errors import CompositionError, ConfigError
 from anyfleet.experiment import Experiment, play
-from anyfleet.formulas.contribution import alignment, angles
+from anyfleet.formulas.contribution import fedadp_angles, update_alignment
 from anyfleet.measure.fisher import Fisher, Observed
 from anyfleet.methods import bn2, fedavg, fedpmt, fedpns, fedrescue, heterofl, whale
 from anyfleet.parts.aggregate import (
@@ -82,7 +82,7 @@ def test_a_selection_in_two_phases_is_refused_where_results_do_not_wait(schedule
 
 
 def test_a_measure_that_no_device_takes_is_refused_with_those_there_are() -> None:
-    with pytest.raises(CompositionError, match=r"select wants \['colour'\].*'fisher', 'loss'"):
+    with pytest.raises(CompositionError, match=r"select wants \['colour'\].*'distortion', 'loss'"):
         replace(bn2(), select=Largest(4, 2, "colour"))
 
 
@@ -100,10 +100,10 @@ def test_a_chooser_that_learns_from_what_nobody_measures_is_refused() -> None:
 
 def test_a_chooser_without_a_target_says_who_gives_one() -> None:
     utility = FisherUtility()
-    with pytest.raises(CompositionError, match=r"choose=.*'target'.*use plan=Paced"):
+    with pytest.raises(CompositionError, match=r"choose=.*'target'.*use plan=TargetSeconds"):
         replace(fedavg(), plan=WidthMenu(), choose=utility)
     with pytest.raises(CompositionError, match=r"'target'"):
-        replace(fedavg(), plan=WidthMenu(), choose=replace(utility, fisher="constant"))
+        replace(fedavg(), plan=WidthMenu(), choose=replace(utility, effectiveness="constant"))
     for choose in (replace(utility, target=3.0), replace(utility, penalty=0.0)):
         assert replace(fedavg(), plan=WidthMenu(), choose=choose).choose == choose
     assert replace(fedavg(), plan=TargetSeconds(WidthMenu()), choose=utility).choose == utility
@@ -115,7 +115,7 @@ def test_a_chooser_without_a_target_says_who_gives_one() -> None:
         (
             SentFractionByLink(inner=WidthMenu()),
             MostGain(),
-            r"plan=SentFractionByLink.* and choose=MostGain.*the rate",
+            r"plan=SentFractionByLink.* and choose=MostGain.*the sent_fraction",
         ),
         (
             JustInTime(1.0, WidthMenu()),
@@ -125,12 +125,12 @@ def test_a_chooser_without_a_target_says_who_gives_one() -> None:
         (
             SentFractionByLevel((0.5,), SentFractionByLink()),
             First(),
-            r"SentFractionByLevel.* and plan=SentFractionByLink.*rate",
+            r"SentFractionByLevel.* and plan=SentFractionByLink.*sent_fraction",
         ),
         (
             SentFractionByLink(inner=Assigned(WidthMenu(), MostGain())),
             First(),
-            r"and plan=Assigned.*the rate",
+            r"and plan=Assigned.*the sent_fraction",
         ),
         (JustInTime(1.0, Assigned(WidthMenu(), MostGain())), First(), r"the frequency"),
     ],
@@ -213,13 +213,13 @@ def test_a_comparison_on_the_server_needs_samples_there(wrap: type[Diagnosed]) -
 # --- Fisher information, whatever else a method is made of ------------------------------------
 
 
-@pytest.mark.parametrize("name", [name for name in TRAINERS if name != "observed"])
+@pytest.mark.parametrize("name", TRAINERS)
 def test_a_fisher_chooser_gets_fisher_from_every_trainer(name: str) -> None:
     train: Train = TRAINERS[name]
     method = replace(
         whale(widths=(1.0, 0.5), fisher=Fisher(every=2, samples=2), static_norm=False), train=train
     )
-    assert isinstance(method.trained, Observed)
+    assert isinstance(method.trainer, Observed)
     plain = replace(heterofl(widths=(1.0,), static_norm=False), select=Everyone(), train=train)
     task, one_level = small.task(devices=4), levels(speeds=(1e9,))
     first, second = small.steps(method, task, 2, fleet=one_level)
@@ -258,7 +258,7 @@ MIXTURES = {
     "bn2 by fisher, of random channels": replace(
         heterofl(widths=(0.5, 0.25)),
         extract=Random(),
-        select=Largest(4, 2, "fisher"),
+        select=Largest(4, 2, "fisher", (Fisher(),)),
         schedule=HoldAndFetch(),
         train=Slim(BASE),
     ),
@@ -336,15 +336,15 @@ def test_angles_and_subsets_of_sub_models_are_taken_on_common_coordinates() -> N
     mass = weights @ masks
     mean = np.divide(weights @ (rows * masks), mass, out=np.zeros(len(mass)), where=mass > 0)
     own = masks * mean
-    expected = angles(
+    expected = fedadp_angles(
         (rows * own).sum(axis=1), np.linalg.norm(rows, axis=1), np.linalg.norm(own, axis=1)
     )
     found = first(AngleWeighted()).diagnostics["angles"]
     assert [found[d] for d in range(4)] == pytest.approx(expected.tolist())
     shared = rows[:, masks.all(axis=0)]
     found = first(Subset()).diagnostics["alignment"]
-    assert found == pytest.approx(alignment(shared @ shared.T, arrivals.samples))
-    assert found != pytest.approx(alignment(rows @ rows.T, arrivals.samples), rel=1e-3)
+    assert found == pytest.approx(update_alignment(shared @ shared.T, arrivals.samples))
+    assert found != pytest.approx(update_alignment(rows @ rows.T, arrivals.samples), rel=1e-3)
 
 
 # --- menus ------------------------------------------------------------------------------------
@@ -374,19 +374,19 @@ def test_who_declines_to_train_can_still_be_asked() -> None:
     ):
         method = replace(fedavg(count=3), schedule=Surveyed(Synchronous()), **parts)
         (step,) = small.steps(method, small.task(devices=4), 1, fleet=TWO_LEVELS)
-        told = {(row.kind, row.lost.partition(":")[0]) for row in small.rows(step)}
+        told = {(row.kind, row.failure.partition(":")[0]) for row in small.rows(step)}
         assert told == {("train", "over budget"), ("evaluate", "")}
         assert len(step.replies) == 4
 
 
 def test_menus_go_downwards() -> None:
-    with pytest.raises(ValueError, match=r"Menu\.shares must go downwards"):
+    with pytest.raises(ValueError, match=r"WidthMenu\.widths must go downwards"):
         WidthMenu((0.25, 1.0, 0.5))
 
 
 def test_shares_by_level_go_downwards_because_the_first_level_is_the_strongest() -> None:
     for make in (WidthByLevel, lambda shares: heterofl(widths=shares)):
-        with pytest.raises(ValueError, match=r"WidthByLevel\.shares must .* Write \(1\.0, 0\.25\)"):
+        with pytest.raises(ValueError, match=r"WidthByLevel\.widths must .* Write \(1\.0, 0\.25\)"):
             make((0.25, 1.0))
     assert WidthByLevel((0.5, 0.5, 0.25)).widths == (0.5, 0.5, 0.25)
     assert LargestFitting((0.25, 1.0)).widths == (0.25, 1.0)  # the order has no meaning there
@@ -397,13 +397,13 @@ def test_who_trains_only_the_output_layer_has_no_channels_to_report() -> None:
     fleet = levels(speeds=(1e9, 5e8, 2e8, 1e8))
     for method in (
         replace(base, extract=FisherBlocks(4)),
-        replace(base, aggregate=Diagnosed(measures=("channels",))),
+        replace(base, aggregate=Diagnosed(reported=("channels",), measures=(Fisher(),))),
     ):
         step = small.steps(method, small.task(), 2, fleet=fleet)[-1]
         assert set(step.ledger.first_trained_layer.tolist()) == {0, 1, 2, 3}
-        assert not any(row.lost for row in small.rows(step))
+        assert not any(row.failure for row in small.rows(step))
 
 
 def test_only_a_single_number_can_be_the_largest() -> None:
-    with pytest.raises(ValueError, match=r"Largest\.measure"):
-        Largest(4, 2, "channels")
+    with pytest.raises(ValueError, match=r"Largest\.number"):
+        Largest(4, 2, "channels", (Fisher(),))

@@ -132,8 +132,8 @@ def same_but_for_reasons(one: Sequence[Round], two: Sequence[Round]) -> None:
     assert small.identical(one[-1].params, two[-1].params)
     assert small.identical(one[-1].buffers, two[-1].buffers)
     for mine, theirs in zip(rows(one), rows(two), strict=True):
-        assert bool(mine.lost) == bool(theirs.lost)
-        assert repr({**vars(mine), "lost": ""}) == repr({**vars(theirs), "lost": ""})
+        assert bool(mine.failure) == bool(theirs.failure)
+        assert repr({**vars(mine), "failure": ""}) == repr({**vars(theirs), "failure": ""})
 
 
 def finite(tree: Params) -> bool:
@@ -147,7 +147,7 @@ def finite(tree: Params) -> bool:
 def test_one_huge_update_counts_for_nothing_from_the_first_round_on(part: Aggregate) -> None:
     method = replace(METHOD, aggregate=part)
     played = steps(method, filled(HUGE))
-    told = [row.lost for row in rows(played) if row.device == BAD]
+    told = [row.failure for row in rows(played) if row.device == BAD]
     assert len(told) == 2
     assert all(why.startswith("refused: size: a change of 3.4e+38 a coordinate") for why in told)
     same_but_for_reasons(played, steps(method, gone))
@@ -157,7 +157,9 @@ def test_one_huge_update_counts_for_nothing_from_the_first_round_on(part: Aggreg
 def test_weights_are_judged_by_how_they_change_the_model(value: float) -> None:
     method = replace(METHOD, send="weights")
     played = steps(method, filled(value))
-    assert all(row.lost.startswith("refused: size") == (row.device == BAD) for row in rows(played))
+    assert all(
+        row.failure.startswith("refused: size") == (row.device == BAD) for row in rows(played)
+    )
     same_but_for_reasons(played, steps(method, gone))
 
 
@@ -167,20 +169,20 @@ def test_large_weights_that_hardly_change_are_no_large_change() -> None:
     name = "10.bias"
     large = replace(task, params={**task.params, name: task.params[name] + 1e6})
     played = small.steps(replace(METHOD, send="weights"), large, 2)
-    assert not any(row.lost for row in rows(played))
+    assert not any(row.failure for row in rows(played))
 
 
 def test_unequal_slices_compare() -> None:
     method = replace(heterofl(widths=(1.0, 0.5), lr=0.1, batch_size=8), select=Everyone())
-    assert not any(row.lost for row in rows(steps(method, lambda update: update)))
+    assert not any(row.failure for row in rows(steps(method, lambda update: update)))
     played = steps(method, filled(HUGE))
-    assert {row.device for row in rows(played) if row.lost} == {BAD}
+    assert {row.device for row in rows(played) if row.failure} == {BAD}
 
 
 def test_statistics_have_a_limit_too() -> None:
     method = replace(METHOD, norm=Tracked())
     played = steps(method, filled(HUGE, "buffers"))
-    told = {row.lost for row in rows(played) if row.device == BAD}
+    told = {row.failure for row in rows(played) if row.device == BAD}
     assert all(
         why.startswith("refused: size: a change of the statistics of 3.4e+38") for why in told
     )
@@ -196,11 +198,11 @@ def test_the_limit_can_be_turned_off_or_set() -> None:
 
         return spoil
 
-    assert not any(row.lost for row in rows(steps(METHOD, times(1e4), 1, limits=OFF)))
-    assert not any(row.lost for row in rows(steps(METHOD, times(20.0), 1)))
+    assert not any(row.failure for row in rows(steps(METHOD, times(1e4), 1, limits=OFF)))
+    assert not any(row.failure for row in rows(steps(METHOD, times(20.0), 1)))
     few = rows(steps(METHOD, times(20.0), 1, limits=Limits(growth=5.0)))
-    assert [row.device for row in few if row.lost] == [BAD]
-    assert "above 5 × the median" in few[BAD].lost
+    assert [row.device for row in few if row.failure] == [BAD]
+    assert "above 5 × the median" in few[BAD].failure
     with pytest.raises(ValueError, match=r"Limits\.growth must be at least 1"):
         Limits(growth=0.5)
 
@@ -217,7 +219,7 @@ def test_every_schedule_goes_on(schedule: Any) -> None:
     select = Largest(5, 4) if isinstance(schedule, HoldAndFetch) else Everyone()
     method = replace(METHOD, schedule=schedule, select=select)
     played = steps(method, filled(HUGE), 5)
-    told = [row for row in rows(played) if row.lost.startswith("refused: size")]
+    told = [row for row in rows(played) if row.failure.startswith("refused: size")]
     assert {row.device for row in told} == {BAD}
     assert finite(played[-1].params)
     assert played[-1].snapshot.acknowledged[BAD] == -1
@@ -235,7 +237,7 @@ def test_what_is_refused_was_not_heard_and_is_sent_again() -> None:
 
 def test_nobody_is_refused_when_everybody_is_alike_however_large() -> None:
     played = steps(METHOD, filled(1e3), 1, devices=tuple(range(5)))
-    assert not any(row.lost for row in rows(played))
+    assert not any(row.failure for row in rows(played))
 
 
 # --- the history ------------------------------------------------------------------------------
@@ -389,9 +391,9 @@ def test_one_of_two_devices_cannot_ruin_it(method: Method) -> None:
     tree = "buffers" if method.norm == Tracked() else method.send
     engine = Spoiling(filled(HUGE, tree))
     played = small.steps(method, small.task(devices=2), 3, engine=engine)
-    told = [row.lost for row in rows(played) if row.device == BAD]
+    told = [row.failure for row in rows(played) if row.device == BAD]
     assert all("the most with nothing to compare it with" in why for why in told)
-    assert not any(row.lost for row in rows(played) if row.device != BAD)
+    assert not any(row.failure for row in rows(played) if row.device != BAD)
     assert not small.identical(played[-1].params, played[0].params)
 
 
@@ -410,7 +412,7 @@ def test_a_fast_device_that_fills_the_buffer_alone_cannot_ruin_it(size: int) -> 
     experiment = Experiment(task, method, fleet, rounds=12, engine=Spoiling(spoil))
     played = [moment.round for moment in play(experiment)]
     assert {row.device for row in rows(played)} == {BAD}
-    assert any(row.lost.startswith("refused: size") for row in rows(played))
+    assert any(row.failure.startswith("refused: size") for row in rows(played))
     assert max(float(v.abs().max()) for v in played[-1].params.values()) < 10
 
 
@@ -430,7 +432,7 @@ def test_a_resumed_run_refuses_what_the_whole_run_refuses() -> None:
         runtime = Simulated(task, small.world(task), 0, engine=engine)
         saved = replace(half.snapshot, sizes=sizes)
         later.append(next(run(method, task, runtime, 0, resume=saved)))
-    kept, forgotten = ([row.lost for row in small.rows(step)] for step in later)
+    kept, forgotten = ([row.failure for row in small.rows(step)] for step in later)
     assert kept[0].startswith("refused: size")
     assert forgotten == [""]
 
@@ -444,7 +446,7 @@ def test_a_report_of_another_type_is_refused_and_the_run_goes_on(loss: Any) -> N
         return replace(update, report=({**update.report[0], "loss": loss},))
 
     played = steps(METHOD, spoil, 2)
-    assert all(row.lost.startswith("refused: ") == (row.device == BAD) for row in rows(played))
+    assert all(row.failure.startswith("refused: ") == (row.device == BAD) for row in rows(played))
     same_but_for_reasons(played, steps(METHOD, gone))
 
 
@@ -477,7 +479,7 @@ def test_a_model_that_is_not_finite_is_refused_and_everything_kept(part: Aggrega
         assert repr(after.snapshot.states) == repr(before.snapshot.states)
         assert after.diagnostics["held"] == everybody
         assert after.diagnostics["not_finite"]
-        assert {row.lost for row in small.rows(after)} == {
+        assert {row.failure for row in small.rows(after)} == {
             f"held: the new model is not finite: {after.diagnostics['not_finite'][0]}"
         }
         assert (after.snapshot.acknowledged == -1).all()

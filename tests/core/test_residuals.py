@@ -93,7 +93,7 @@ class Run(NamedTuple):
 
     @property
     def reasons(self) -> set[str]:
-        return {row.lost for step in self.steps for row in small.rows(step)}
+        return {row.failure for step in self.steps for row in small.rows(step)}
 
 
 class Case(NamedTuple):

@@ -18,7 +18,7 @@ from anyfleet.core.messages import Aggregated, Hyperparameters, Kind, Params, Pl
 from anyfleet.core.method import Method
 from anyfleet.core.slots import Select, State, TrainingContext, TrainingResult
 from anyfleet.core.updates import Updates
-from anyfleet.core.view import OrderStatus, Request, View
+from anyfleet.core.view import Ids, OrderStatuses, Request, View
 from anyfleet.elastic import Blueprint, Slice
 from anyfleet.errors import BadReturn
 from anyfleet.methods import fedavg
@@ -70,8 +70,8 @@ class Fetches(Uniform):
     count: int | None = 2
     change: Change = field(default=tuple)
 
-    def fetch(self, view: View, held: Sequence[OrderStatus]) -> Sequence[OrderStatus]:
-        return held if view.round_index == 0 else self.change(held)
+    def fetch(self, view: View, held: OrderStatuses) -> Ids:
+        return held.order if view.round_index == 0 else self.change(held.order)
 
 
 @dataclass(frozen=True)
@@ -179,12 +179,12 @@ class Aggregates(Mean):
         return self.telling
 
 
-def numbers(**columns: Any) -> Change:
-    return lambda plans: replace(plans, numbers=replace(plans.numbers, **columns))
+def numbers(**arrays: Any) -> Change:
+    return lambda plans: replace(plans, hyperparameters=replace(plans.hyperparameters, **arrays))
 
 
-def wants(want: Any) -> Change:
-    return lambda plans: replace(plans, wants=(want,) * len(plans))
+def sizes(size: Any) -> Change:
+    return lambda plans: replace(plans, sub_model_sizes=(size,) * len(plans))
 
 
 def model(change: Change) -> Change:
@@ -230,12 +230,16 @@ def aggregates(change: Change) -> Method:
     return replace(BASE, aggregate=Aggregates(change=change))
 
 
-WANT = SubModelSize()
+SIZE = SubModelSize()
 WRONG: dict[str, tuple[Method, str]] = {
-    "ids in a list": (
-        selects(list),
-        r"returned the list \[.*\] for an array in round 2; due",
-    ),
+    "ids in a text": (selects(lambda ids: "01"), r"returned the str '01' for an array in round 2"),
+    "ids in a set": (selects(set), r"returned the set \{.*\} for an array in round 2; due"),
+    "ids in a tensor": (selects(torch.from_numpy), r"a tensor of torch\.int64 .* for an array"),
+    "half ids in a list": (selects(lambda ids: [0.5]), r"returned the list \[0\.5\] in round 2"),
+    "flags in a list": (selects(lambda ids: [True]), r"returned the list \[True\] in round 2"),
+    "lists in a list": (selects(lambda ids: [[0]]), r"returned the list \[\[0\]\] in round 2"),
+    "an id beyond all": (selects(lambda ids: [10**30]), r"returned the list \[10+\] in round 2"),
+    "ids twice in a list": (selects(lambda ids: [0, 0]), r"devices twice \(0\)"),
     "ids out of range": (selects(lambda ids: ids + 4), r"do not exist .*; due is .*from 0 to 3"),
     "negative ids": (selects(lambda ids: -1 - ids), r"do not exist"),
     "ids twice": (selects(lambda ids: np.repeat(ids, 2)), r"devices twice"),
@@ -246,13 +250,17 @@ WRONG: dict[str, tuple[Method, str]] = {
     ),
     "ids in rows": (selects(lambda ids: ids[None]), r"shape \[1, 2\]"),
     "no ids": (selects(lambda ids: None), r"returned None for an array"),
-    "flights of others": (
-        replace(BASE, schedule=HoldAndFetch(), select=Fetches(change=lambda held: [3])),
-        r"select=.*something else than these flights",
+    "held orders of others": (
+        replace(BASE, schedule=HoldAndFetch(), select=Fetches(change=lambda held: held + 9)),
+        r"select=.*orders that are not held \(",
     ),
-    "flights twice": (
+    "held orders twice": (
         replace(BASE, schedule=HoldAndFetch(), select=Fetches(change=lambda held: [*held, *held])),
-        r"select=.*a flight twice",
+        r"select=.*orders twice \(",
+    ),
+    "held orders by a flag": (
+        replace(BASE, schedule=HoldAndFetch(), select=Fetches(change=lambda held: held > 0)),
+        r"select=.*True and False",
     ),
     "a request alone": (schedules("start", lambda _: Request()), r"schedule=.*a Request alone"),
     "no requests": (schedules("start", lambda _: None), r"schedule=.*returned None"),
@@ -272,6 +280,14 @@ WRONG: dict[str, tuple[Method, str]] = {
         schedules("start", lambda _: (Request(devices=(7,)),)),
         r"schedule=.*do not exist \(7\)",
     ),
+    "devices in a text": (
+        schedules("start", lambda _: (Request(devices="01"),)),  # type: ignore[arg-type]
+        r"schedule=.*the str '01' for an array.*devices of a Request",
+    ),
+    "devices that are halves": (
+        schedules("start", lambda _: (Request(devices=np.array([0.5])),)),
+        r"schedule=.*an array of float64.*devices of a Request",
+    ),
     "busy devices": (
         schedules("start", lambda _: (Request(devices=(0,)), Request(devices=(0,)))),
         r"schedule=.*not idle \(0\)",
@@ -280,31 +296,49 @@ WRONG: dict[str, tuple[Method, str]] = {
     "no time": (schedules("alarm", lambda _: float("nan")), r"seconds .* from `alarm`"),
     "not enough": (schedules("enough", lambda _: 0), r"at least 1 from `enough`"),
     "an order to drop": (schedules("drop", lambda _: (99,)), r"not under way \(99\)"),
-    "an order for later": (schedules("later", lambda _: (99,)), r"not answered \(99\)"),
+    "orders to drop by flags": (
+        schedules("drop", lambda _: np.array([True])),
+        r"True and False.*numpy\.flatnonzero",
+    ),
+    "orders to drop in a set": (schedules("drop", lambda _: {1}), r"the set \{1\} for an array"),
+    "an order for later": (schedules("later", lambda _: (99,)), r"not replied to \(99\)"),
+    "an order for later twice": (schedules("later", lambda _: [3, 3]), r"orders twice \(3\)"),
     "no plans": (plans(lambda _: None), r"plan=.*returned None.*Plans"),
     "plans for others": (
         plans(lambda drafts: replace(drafts, device=drafts.device[::-1])),
         r"plans for the devices",
     ),
     "too few sizes": (
-        plans(lambda drafts: replace(drafts, wants=drafts.wants[:1])),
-        r"a tuple of 1 for wants.*a tuple of 2",
+        plans(lambda drafts: replace(drafts, sub_model_sizes=drafts.sub_model_sizes[:1])),
+        r"a tuple of 1 for sub_model_sizes.*a tuple of 2",
     ),
-    "a rate in a list": (plans(numbers(lr=[0.1, 0.1])), r"the list \[.*\] for numbers\.lr"),
-    "a rate that is none": (plans(numbers(lr=np.array([0.1, np.nan]))), r"nan for numbers\.lr"),
-    "no epochs": (plans(numbers(epochs=np.zeros(2, dtype=np.int64))), r"0, 0 for numbers\.epochs"),
-    "half a batch": (plans(numbers(batch=np.array([1.5, 2]))), r"float64.*for numbers\.batch"),
-    "too many rates": (plans(numbers(rate=np.ones(3))), r"shape \[3\] for numbers\.rate"),
-    "wider than the model": (plans(wants(replace(WANT, width=1.5))), r"the share 1\.5"),
-    "nothing of the model": (plans(wants(replace(WANT, width=0.0))), r"the share 0\.0"),
+    "a rate in a list": (plans(numbers(lr=[0.1, 0.1])), r"the list \[.*\] for hyperparameters\.lr"),
+    "a rate that is none": (
+        plans(numbers(lr=np.array([0.1, np.nan]))),
+        r"nan for hyperparameters\.lr",
+    ),
+    "no epochs": (
+        plans(numbers(epochs=np.zeros(2, dtype=np.int64))),
+        r"0, 0 for hyperparameters\.epochs",
+    ),
+    "half a batch": (
+        plans(numbers(batch_size=np.array([1.5, 2]))),
+        r"float64.*for hyperparameters\.batch_size",
+    ),
+    "too many rates": (
+        plans(numbers(sent_fraction=np.ones(3))),
+        r"shape \[3\] for hyperparameters\.sent_fraction",
+    ),
+    "wider than the model": (plans(sizes(replace(SIZE, width=1.5))), r"the width 1\.5"),
+    "nothing of the model": (plans(sizes(replace(SIZE, width=0.0))), r"the width 0\.0"),
     "a layer that is not there": (
-        plans(wants(replace(WANT, first_trained_layer=9))),
+        plans(sizes(replace(SIZE, first_trained_layer=9))),
         r"first .* is 9",
     ),
-    "a share for a size": (plans(wants(0.5)), r"Want for the size"),
-    "a menu of shares": (
+    "a width for a size": (plans(sizes(0.5)), r"SubModelSize"),
+    "a menu of widths": (
         plans(lambda drafts: replace(drafts, menus=((0.5,),) * len(drafts))),
-        r"Want for the size",
+        r"SubModelSize",
     ),
     "declined by True": (
         plans(lambda drafts: replace(drafts, declined=(True,) * len(drafts))),
@@ -325,10 +359,10 @@ WRONG: dict[str, tuple[Method, str]] = {
         extracts(lambda _: Slice(((axis(), (0, 9)),))),
         r"a slice of another model \(.*0 to 9",
     ),
-    "no numbers": (replace(BASE, train=Trains(drafts=lambda _: None)), r"train=.*Numbers"),
+    "no numbers": (replace(BASE, train=Trains(drafts=lambda _: None)), r"train=.*Hyperparameters"),
     "a batch of nothing": (
-        replace(BASE, train=Trains(drafts=lambda n: replace(n, batch=0 * n.batch))),
-        r"train=.*0, 0 for numbers\.batch",
+        replace(BASE, train=Trains(drafts=lambda n: replace(n, batch_size=0 * n.batch_size))),
+        r"train=.*0, 0 for hyperparameters\.batch_size",
     ),
     "no result": (replace(BASE, train=Trains(ends=lambda _: None)), r"train=.*Result"),
     "a parameter is gone": (
@@ -362,7 +396,7 @@ WRONG: dict[str, tuple[Method, str]] = {
         r"norm=.*'head' from `stays`",
     ),
     "a list that stays": (replace(BASE, norm=Keeps(["0.bias"])), r"a frozenset of names"),
-    "a model alone": (aggregates(lambda s: s.model), r"aggregate=.*returned the dict .*Stepped"),
+    "a model alone": (aggregates(lambda s: s.model), r"aggregate=.*returned the dict .*Aggregated"),
     "a model that shrinks": (
         aggregates(lambda s: replace(s, model={"0.weight": s.model["0.weight"]})),
         r"the new model without 0\.bias",
@@ -374,10 +408,13 @@ WRONG: dict[str, tuple[Method, str]] = {
     "a model of arrays": (aggregates(model(lambda value: value.numpy())), r"the ndarray"),
     "a model out of shape": (aggregates(model(lambda value: value.T)), r"shape \[4, 5\]"),
     "a model in double": (aggregates(model(lambda value: value.double())), r"torch\.float64"),
-    "notes in a list": (aggregates(lambda s: replace(s, notes=[1])), r"for notes"),
-    "told in a list": (
+    "diagnostics in a list": (
+        aggregates(lambda s: replace(s, diagnostics=[1])),
+        r"for diagnostics",
+    ),
+    "diagnostics of a state in a list": (
         replace(BASE, aggregate=Aggregates(change=lambda s: s, telling=[1])),
-        r"from `tells`",
+        r"from `diagnostics`",
     ),
 }
 
@@ -416,9 +453,10 @@ class Loses(Gradient):
         return super().finish(context, state)._replace(params={})
 
 
-@pytest.mark.parametrize("dtype", [np.int32, np.int64, np.uint8])
-def test_whole_numbers_of_any_width_are_ids(dtype: Any) -> None:
-    steps = small.steps(selects(lambda ids: ids.astype(dtype)), task(), 2)
+@pytest.mark.parametrize("form", [np.int32, np.int64, np.uint8, list, tuple])
+def test_whole_numbers_of_any_width_are_ids_also_in_a_sequence(form: Any) -> None:
+    change = form if form in (list, tuple) else lambda ids: ids.astype(form)
+    steps = small.steps(selects(change), task(), 2)
     assert small.identical(
         steps[1].params, small.steps(selects(lambda ids: ids), task(), 2)[1].params
     )

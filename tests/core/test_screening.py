@@ -12,6 +12,7 @@ import torch
 from anyfleet.core.client import work
 from anyfleet.core.messages import DeviceState, Kind, Replies
 from anyfleet.core.screening import Screen, believable
+from anyfleet.measure import Fisher
 from anyfleet.methods import fedavg
 from anyfleet.parts.norm import Tracked
 from anyfleet.runtime import Limits
@@ -21,13 +22,14 @@ from tests.helpers import small
 
 TASK = small.task()
 ORDER = orders(replace(fedavg(lr=0.1, batch_size=8), norm=Tracked()), TASK, [3])
+MEASURING = replace(ORDER, job=replace(ORDER.job, measures=(Fisher(),)))
 UPDATE = work(ORDER, (DeviceState(),), TASK).replies
 DECLARED = np.array([TASK.size(device) for device in range(TASK.devices)])
 
 
 def refusal(update: Replies, limits: Limits | None = None, kind: Kind = Kind.TRAIN) -> str:
     screen = Screen.of(TASK, DECLARED, limits or Limits())
-    return screen.refusals([replace(ORDER, kind=kind)], [update])[0]
+    return screen.refusals([replace(MEASURING, kind=kind)], [update])[0]
 
 
 def spoilt(tree: str, name: str, value: float) -> Replies:
@@ -145,13 +147,21 @@ def test_a_report_has_few_names_and_numbers() -> None:
 
 
 def test_a_measurement_that_some_part_wants_may_be_reported() -> None:
-    order = replace(ORDER, job=replace(ORDER.job, report=("fisher",)))
+    order = replace(ORDER, job=replace(MEASURING.job, report=("fisher",)))
     screen = Screen.of(TASK, DECLARED, Limits())
     assert screen.refusals([order], [told({"fisher": 2.0})]) == [""]
     assert screen.refusals([order], [told({"fisher": -2.0})])[0].startswith("report: fisher of -2")
-    order = replace(ORDER, job=replace(ORDER.job, report=("channels",)))
+    assert screen.refusals([order], [told({"fisher": (2.0,)})]) == [
+        "report: several numbers as fisher"
+    ]
+    order = replace(ORDER, job=replace(MEASURING.job, report=("channels",)))
     assert screen.refusals([order], [told({"channels": (2.0,)})]) == [""]
     assert screen.refusals([order], [told({"channels": 2.0})]) == ["report: one number as channels"]
+
+
+def test_where_nothing_is_measured_a_trainer_may_use_any_name() -> None:
+    screen = Screen.of(TASK, DECLARED, Limits())
+    assert screen.refusals([ORDER], [told({"fisher": -1.0})]) == [""]
 
 
 def test_an_evaluation_reports_the_loss_and_the_metrics_of_the_task_and_nothing_else() -> None:

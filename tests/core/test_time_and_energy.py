@@ -28,8 +28,8 @@ FASTEST = np.array([math.nan])  # no frequency asked for
 
 PLAIN = {
     "speed": 1e9,
-    "up": 1e6,
-    "down": 1e6,
+    "bit_rate_up": 1e6,
+    "bit_rate_down": 1e6,
     "memory": 1e9,
     "battery": math.inf,
     "budget": math.inf,
@@ -43,8 +43,8 @@ PLAIN = {
     "slowest": 1e8,
     "fastest": 3e9,
     "coefficient": 7.5e-27,
-    "power": 0.1,
-    "receive": 0.0,
+    "send_power": 0.1,
+    "receive_power": 0.0,
 }
 
 

@@ -1,5 +1,6 @@
-"""Overlap means and other reductions, with the numbers of METHODS."""
+"""Overlap means and other reductions, with the numbers of the specification."""
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,9 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from anyfleet.arrays import Floats
-from anyfleet.core.messages import Aggregated, Params, Replies
+from anyfleet.core.messages import Aggregated, Params, Report
 from anyfleet.core.slots import Aggregate
-from anyfleet.core.updates import Updates
+from anyfleet.core.updates import Updates, add_delta
 from anyfleet.elastic import Blueprint, Slice, cut, place, trace
 from anyfleet.parts.aggregate import (
     AngleWeighted,
@@ -44,27 +45,7 @@ def arrivals(
     masks: Sequence[Mapping[str, Tensor]] | None = None,
     blueprint: Blueprint = BLUEPRINT,
 ) -> Updates:
-    count = len(changes)
-    updates = Replies(
-        order=np.arange(count),
-        device=np.arange(count),
-        samples=np.array(samples or [1] * count),
-        trees=tuple({"delta": change} for change in changes),
-        symbols=tuple(changes),
-        masks=tuple(masks or [{}] * count),
-        kept=({},) * count,
-        bits=np.zeros(count),
-        delivered_width=np.ones(count),
-        report=({},) * count,
-    )
-    return Updates(
-        updates,
-        slices=slices or [Slice()] * count,
-        staleness=np.zeros(count, dtype=np.int64),
-        changes=changes,
-        rates=np.ones(count),
-        blueprint=blueprint,
-    )
+    return Updates.of(changes, blueprint, slices=slices, samples=samples, masks=masks)
 
 
 def rows_and_columns(kept: Sequence[int]) -> Slice:
@@ -75,6 +56,75 @@ def rows_and_columns(kept: Sequence[int]) -> Slice:
 
 def moved(model: Mapping[str, Tensor], found: Updates, weights: Floats) -> dict[str, Tensor]:
     return {name: model[name] + change for name, change in found.mean(weights).items()}
+
+
+# --- one by one -------------------------------------------------------------------------------
+
+
+def test_updates_come_one_by_one_in_the_coordinates_of_the_whole_model() -> None:
+    slices = [rows_and_columns((0, 2)), Slice()]
+    small_one = cut({MATRIX: G}, slices[0], BLUEPRINT)
+    reports: list[Report] = [{"loss": 0.5, "channels": (1.0, 2.0)}, {}]
+    masks = [{}, {MATRIX: torch.tensor([[1.0], [0.0], [1.0]]).expand(3, 3)}]
+    found = Updates.of(
+        [small_one, {MATRIX: G, "2.bias": torch.ones(3)}],
+        BLUEPRINT,
+        slices=slices,
+        samples=[3, 5],
+        staleness=[0, 2],
+        masks=masks,
+        reports=reports,
+    )
+    one, two = found
+    assert (one.device, one.samples, one.staleness, one.sent_fraction) == (0, 3.0, 0, 1.0)
+    assert (two.device, two.samples, two.staleness, two.slice) == (1, 5.0, 2, Slice())
+    assert (one.slice, one.report) == (slices[0], reports[0])
+    corners = torch.tensor([[True, False, True], [False] * 3, [True, False, True]])
+    assert torch.equal(one.covered[MATRIX], corners)
+    assert torch.equal(one.delta[MATRIX], G * corners)
+    assert torch.equal(one.local_delta[MATRIX], small_one[MATRIX])
+    assert one.delta.keys() == one.covered.keys() == {MATRIX}  # it trained no other tensor
+    rows = torch.tensor([True, False, True])
+    assert torch.equal(two.covered[MATRIX], rows[:, None].expand(3, 3))
+    assert torch.equal(two.delta[MATRIX], G * rows[:, None])
+    assert two.covered["2.bias"].all()
+    assert found[-1].device == 1
+    with pytest.raises(IndexError):
+        found[2]
+
+
+def test_the_mean_written_one_by_one_is_the_mean() -> None:
+    noise = torch.Generator().manual_seed(3)
+    slices = [rows_and_columns(kept) for kept in ((0, 1), (1, 2), (0, 1, 2))]
+    trees = [
+        {n: torch.randn(BLUEPRINT.local(s).shape(n), generator=noise) for n in BLUEPRINT.params}
+        for s in slices
+    ]
+    found = arrivals(trees, slices=slices, samples=[1, 2, 5])
+    total = {name: torch.zeros(BLUEPRINT.shape(name)) for name in BLUEPRINT.params}
+    mass = {name: torch.zeros(BLUEPRINT.shape(name)) for name in BLUEPRINT.params}
+    for update in found:
+        for name, delta in update.delta.items():
+            total[name] += update.samples * delta
+            mass[name] += update.samples * update.covered[name]
+    model = {name: torch.randn(value.shape, generator=noise) for name, value in total.items()}
+    moved = add_delta(model, found.mean(found.samples))
+    for name in BLUEPRINT.params:
+        expected = model[name] + total[name] / mass[name]
+        torch.testing.assert_close(moved[name], expected)
+    assert add_delta(model, {})[MATRIX] is model[MATRIX]
+
+
+def test_a_reported_number_is_an_array_and_nan_where_there_is_none() -> None:
+    reports: list[Report] = [{"loss": 0.5}, {}, {"loss": math.inf}, {"loss": "low"}]
+    found = Updates.of([{}] * 4, BLUEPRINT, reports=reports)
+    assert found.report("loss").tolist()[0] == 0.5
+    assert np.isnan(found.report("loss")[1:]).all()
+    assert found.take([0]).report("loss").tolist() == [0.5]
+    assert found.take([]).report("loss").shape == (0,)
+
+
+# --- reductions -------------------------------------------------------------------------------
 
 
 def test_1_1_fedavg_example() -> None:
@@ -249,7 +299,7 @@ def test_reductions_agree_with_dense_vectors(found: Updates) -> None:
 def dense(found: Updates) -> tuple[Tensor, Tensor]:
     """Every update as one full vector, and its mask; written without the code under test."""
     vectors, masks = [], []
-    for change, slice_ in zip(found._changes, found.slices, strict=True):
+    for change, slice_ in zip(found.local_deltas, found.slices, strict=True):
         row, mask = [], []
         for name in BLUEPRINT.params:
             full, held = torch.zeros(BLUEPRINT.shape(name)), torch.zeros(BLUEPRINT.shape(name))
@@ -287,7 +337,7 @@ class Seen:
     blueprint: Blueprint = BLUEPRINT
     asked: list[int] = field(default_factory=list)
 
-    def judge(self, params: Params, key: Tensor) -> float:
+    def server_loss(self, params: Params, key: Tensor) -> float:
         self.asked.append(int(key))
         return 1.0 / len(self.asked)
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anyfleet.arrays import Floats
-from anyfleet.formulas.contribution import largest, lowered, weighted_draw
+from anyfleet.formulas.contribution import bn2_largest, fedpns_lowered, weighted_draw
 
 # --- FedPNS -----------------------------------------------------------------------------------
 
@@ -17,7 +17,7 @@ def labelled_once(labelled: int, selected: int) -> Floats:
     counts = np.zeros(5, dtype=np.int64)
     times_labelled, times_selected = counts.copy(), counts.copy()
     times_labelled[3], times_selected[3] = labelled, selected
-    return lowered(np.full(5, 0.2), np.array([3]), times_labelled, times_selected)
+    return fedpns_lowered(np.full(5, 0.2), np.array([3]), times_labelled, times_selected)
 
 
 def test_1_19_fedpns_example() -> None:
@@ -27,7 +27,7 @@ def test_1_19_fedpns_example() -> None:
 
 
 def test_1_19_exponents() -> None:
-    found = lowered(
+    found = fedpns_lowered(
         np.full(2, 0.5), np.array([0]), np.array([1, 0]), np.array([4, 4]), alpha=1.0, beta=0.5
     )
     assert found == pytest.approx([0.125, 0.875])
@@ -37,12 +37,12 @@ def test_1_19_everybody_or_nobody_labelled_changes_nothing() -> None:
     start, counts = np.array([0.1, 0.6, 0.3]), np.ones(3, dtype=np.int64)
     for labelled in ([], [0, 1, 2], [2, 0, 1]):
         rows = np.array(labelled, dtype=np.int64)
-        assert lowered(start, rows, counts, counts) == pytest.approx(start)
+        assert fedpns_lowered(start, rows, counts, counts) == pytest.approx(start)
 
 
 def test_1_19_drift_is_removed_and_the_argument_stays() -> None:
     start = np.array([0.3, 0.3, 0.3])
-    after = lowered(start, np.array([1]), np.array([0, 1, 0]), np.array([1, 9, 1]))
+    after = fedpns_lowered(start, np.array([1]), np.array([0, 1, 0]), np.array([1, 9, 1]))
     assert after.sum() == pytest.approx(1.0)
     assert start.tolist() == [0.3, 0.3, 0.3]
 
@@ -58,7 +58,7 @@ def test_1_19_probabilities_stay_probabilities(raw: list[float], data: st.DataOb
     )
     selected = np.array([data.draw(st.integers(1, 9)) for _ in raw])
     times = np.array([data.draw(st.integers(1, int(most))) for most in selected])
-    after = lowered(start, labelled, times, selected)
+    after = fedpns_lowered(start, labelled, times, selected)
     assert after.sum() == pytest.approx(1.0)
     assert (after >= 0).all()
     others = np.setdiff1d(np.arange(len(raw)), labelled)
@@ -95,10 +95,10 @@ def test_1_19_drawing_when_too_few_have_a_chance() -> None:
 
 
 def test_1_20_bn2_example() -> None:
-    assert largest(np.array([0.5, 2.0, 1.0, 3.0, 0.1]), 2).tolist() == [3, 1]
+    assert bn2_largest(np.array([0.5, 2.0, 1.0, 3.0, 0.1]), 2).tolist() == [3, 1]
 
 
 def test_1_20_ties_go_by_index_and_nan_comes_last() -> None:
     norms = np.array([np.nan, 1.0, 2.0, 2.0, 1.0, np.inf])
-    assert largest(norms, 6).tolist() == [5, 2, 3, 1, 4, 0]
-    assert largest(norms, 3).tolist() == [5, 2, 3]
+    assert bn2_largest(norms, 6).tolist() == [5, 2, 3, 1, 4, 0]
+    assert bn2_largest(norms, 3).tolist() == [5, 2, 3]

@@ -9,28 +9,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anyfleet.arrays import Floats
-from anyfleet.formulas.compression import (
+from anyfleet.formulas.fedhq import fedhq_weights
+from anyfleet.formulas.reference.compression import (
     SCALAR_BITS,
-    Quantised,
-    dither,
-    expected_ternary_bits,
-    fedhq_level,
-    fedhq_weights,
-    golomb_parameter,
-    golomb_position_bits,
-    lattice,
-    lattice_indices,
-    position_entropy,
+    QsgdMessage,
+    fedhq_quantisation_levels,
     qsgd,
     qsgd_error_bound,
     qsgd_values,
     qsgd_variance,
     relative_error,
-    rice_bits,
-    sparse_ternary,
-    ternary_bits,
-    top_entries,
+    stc_bits,
+    stc_expected_bits,
+    stc_golomb_parameter,
+    stc_golomb_position_bits,
+    stc_position_entropy,
+    stc_rice_bits,
+    stc_sparse_ternary,
+    stc_top_entries,
     uveq,
+    uveq_dither,
+    uveq_lattice,
+    uveq_lattice_indices,
     uveq_scale,
     uveq_values,
     uveq_variance,
@@ -43,22 +43,22 @@ V = np.array([0.1, -0.9, 0.5, 0.05, -0.3])
 
 
 def test_1_13_stc_example() -> None:
-    found = sparse_ternary(V, 2 / 5)
+    found = stc_sparse_ternary(V, 2 / 5)
     assert found.magnitude == pytest.approx(0.7)
     assert found.sent == pytest.approx([0, -0.7, 0.7, 0, 0])
     assert found.residual == pytest.approx([0.1, -0.2, -0.2, 0.05, -0.3])
 
 
 def test_1_13_ties_zeros_and_few() -> None:
-    assert top_entries(np.array([1.0, -1.0, 1.0]), 0.5).tolist() == [0, 1]
-    assert top_entries(V, 1e-9).tolist() == [1]
-    assert top_entries(np.ones(100), 0.07).tolist() == list(range(7))
-    nothing = sparse_ternary(np.zeros(4), 0.5)
+    assert stc_top_entries(np.array([1.0, -1.0, 1.0]), 0.5).tolist() == [0, 1]
+    assert stc_top_entries(V, 1e-9).tolist() == [1]
+    assert stc_top_entries(np.ones(100), 0.07).tolist() == list(range(7))
+    nothing = stc_sparse_ternary(np.zeros(4), 0.5)
     assert nothing.magnitude == 0
     assert nothing.sent.tolist() == [0] * 4
-    some = sparse_ternary(np.array([2.0, 0.0]), 1.0)
+    some = stc_sparse_ternary(np.array([2.0, 0.0]), 1.0)
     assert some.sent.tolist() == [1.0, 0.0]  # the sign of 0 is 0
-    assert len(sparse_ternary(np.zeros(0), 0.5).sent) == 0
+    assert len(stc_sparse_ternary(np.zeros(0), 0.5).sent) == 0
 
 
 @pytest.mark.parametrize(
@@ -66,46 +66,50 @@ def test_1_13_ties_zeros_and_few() -> None:
     [(0.01, 6, 8.10791019, 0.00285), (0.05, 4, 5.78611829, 0.0106), (0.1, 3, 4.75582516, 0.0180)],
 )
 def test_1_13_golomb_example(share: float, parameter: int, bits: float, rate: float) -> None:
-    assert golomb_parameter(share) == parameter
-    assert golomb_position_bits(share) == pytest.approx(bits)
-    total = expected_ternary_bits(round(share * 10**7), share) / (32 * 10**7)
+    assert stc_golomb_parameter(share) == parameter
+    assert stc_golomb_position_bits(share) == pytest.approx(bits)
+    total = stc_expected_bits(round(share * 10**7), share) / (32 * 10**7)
     assert total == pytest.approx(rate, abs=6e-5)
 
 
 def test_1_13_golomb_at_the_ends() -> None:
-    assert position_entropy(0.01) == pytest.approx(8.079, abs=5e-4)
-    assert (golomb_parameter(1.0), golomb_position_bits(1.0), position_entropy(1.0)) == (0, 1, 0)
-    assert golomb_parameter(0.9) == 0
+    assert stc_position_entropy(0.01) == pytest.approx(8.079, abs=5e-4)
+    assert (
+        stc_golomb_parameter(1.0),
+        stc_golomb_position_bits(1.0),
+        stc_position_entropy(1.0),
+    ) == (0, 1, 0)
+    assert stc_golomb_parameter(0.9) == 0
 
 
 @given(st.floats(1e-4, 0.99))
 def test_1_13_no_code_beats_the_entropy(share: float) -> None:
-    least = position_entropy(share)
-    assert golomb_position_bits(share) >= least - 1e-9
+    least = stc_position_entropy(share)
+    assert stc_golomb_position_bits(share) >= least - 1e-9
     # Neither neighbour among the parameters would be better.
-    best = golomb_parameter(share)
+    best = stc_golomb_parameter(share)
     for other in (max(0, best - 1), best + 1):
         bits = other + 1 / (1 - (1 - share) ** (2**other))
-        assert golomb_position_bits(share) <= bits + 1e-9
+        assert stc_golomb_position_bits(share) <= bits + 1e-9
 
 
 def test_1_13_measured_bits() -> None:
-    assert rice_bits(np.array([1, 2, 5]), 1) == 2 + 2 + 4
-    assert rice_bits(np.array([1, 4]), 0) == 1 + 4
+    assert stc_rice_bits(np.array([1, 2, 5]), 1) == 2 + 2 + 4
+    assert stc_rice_bits(np.array([1, 4]), 0) == 1 + 4
     # Share .1 of 100: gaps 1, 9 and 90 take 4, 5 and 15 bits.
-    assert golomb_parameter(0.1) == 3
-    assert ternary_bits(np.array([0, 9, 99]), 100, 0.1) == 4 + 5 + 15 + 3 + SCALAR_BITS
+    assert stc_golomb_parameter(0.1) == 3
+    assert stc_bits(np.array([0, 9, 99]), 100, 0.1) == 4 + 5 + 15 + 3 + SCALAR_BITS
     # Where gaps take more than a bit per place: a bitmap.
-    assert ternary_bits(np.arange(50), 50, 0.1) == 50 + 50 + SCALAR_BITS
-    assert ternary_bits(np.arange(50), 50, 1.0) == 50 + 50 + SCALAR_BITS
-    assert ternary_bits(np.array([0, 19]), 20, 1.0) == 20 + 2 + SCALAR_BITS
-    assert ternary_bits(np.zeros(0, dtype=np.int64), 50, 0.1) == SCALAR_BITS
+    assert stc_bits(np.arange(50), 50, 0.1) == 50 + 50 + SCALAR_BITS
+    assert stc_bits(np.arange(50), 50, 1.0) == 50 + 50 + SCALAR_BITS
+    assert stc_bits(np.array([0, 19]), 20, 1.0) == 20 + 2 + SCALAR_BITS
+    assert stc_bits(np.zeros(0, dtype=np.int64), 50, 0.1) == SCALAR_BITS
 
 
 def test_1_13_measured_bits_follow_the_expectation() -> None:
     positions = np.flatnonzero(np.random.default_rng(0).uniform(size=200_000) < 0.05)
-    expected = expected_ternary_bits(len(positions), 0.05)
-    assert ternary_bits(positions, 200_000, 0.05) == pytest.approx(expected, rel=0.02)
+    expected = stc_expected_bits(len(positions), 0.05)
+    assert stc_bits(positions, 200_000, 0.05) == pytest.approx(expected, rel=0.02)
 
 
 # --- stochastic levels ------------------------------------------------------------------------
@@ -144,7 +148,7 @@ def test_1_14_buckets_have_norms_of_their_own() -> None:
     assert qsgd_values(message, 10, bucket=2) == pytest.approx(v)
     whole = qsgd(v, 10, np.full(5, 0.5), bucket=None)
     assert whole.norms == pytest.approx([np.linalg.norm(v)])
-    assert isinstance(whole, Quantised)
+    assert isinstance(whole, QsgdMessage)
 
 
 @settings(max_examples=30)
@@ -164,7 +168,7 @@ def test_1_14_levels_are_exact_in_the_mean(seed: int, levels: int) -> None:
 
 
 def test_1_15_uveq_example() -> None:
-    basis, noise = lattice(0.5, 1), np.array([[0.1], [-0.2]])
+    basis, noise = uveq_lattice(0.5, 1), np.array([[0.1], [-0.2]])
     indices = uveq(np.array([0.6, -0.8]), 1.0, basis, noise)
     assert indices.tolist() == [[1], [-2]]
     assert uveq_values(indices, 1.0, basis, noise, 2) == pytest.approx([0.4, -0.8])
@@ -172,10 +176,10 @@ def test_1_15_uveq_example() -> None:
 
 def test_1_15_scale_and_cells() -> None:
     assert uveq_scale(2.0, 5.0, 9) == pytest.approx(2.0)
-    assert abs(np.linalg.det(lattice(0.5))) == pytest.approx(0.25 * 2 / math.sqrt(3))
-    assert uveq_variance(3.0, lattice(0.5, 1)) == pytest.approx(9 * 0.25 / 12)
+    assert abs(np.linalg.det(uveq_lattice(0.5))) == pytest.approx(0.25 * 2 / math.sqrt(3))
+    assert uveq_variance(3.0, uveq_lattice(0.5, 1)) == pytest.approx(9 * 0.25 / 12)
     cell = 0.25 * 2 / math.sqrt(3)
-    assert uveq_variance(1.0, lattice(0.5)) == pytest.approx(0.0801875 * cell, rel=1e-5)
+    assert uveq_variance(1.0, uveq_lattice(0.5)) == pytest.approx(0.0801875 * cell, rel=1e-5)
 
 
 def around(basis: Floats, reach: int = 4) -> Floats:
@@ -188,19 +192,19 @@ def around(basis: Floats, reach: int = 4) -> Floats:
 @given(st.integers(0, 2**31))
 def test_1_15_the_point_is_the_nearest_of_all(seed: int) -> None:
     points = np.random.default_rng(seed).uniform(-1, 1, size=(20, 2))
-    basis = lattice(0.7)
-    found = lattice_indices(points, basis) @ basis
+    basis = uveq_lattice(0.7)
+    found = uveq_lattice_indices(points, basis) @ basis
     every = np.linalg.norm(around(basis)[:, np.newaxis] - points, axis=-1).min(axis=0)
     assert np.linalg.norm(found - points, axis=1) == pytest.approx(every)
 
 
 @pytest.mark.parametrize("dimension", [1, 2])
 def test_1_15_the_error_does_not_depend_on_the_update(dimension: Literal[1, 2]) -> None:
-    count, basis, scale = 30_000, lattice(0.5, dimension), 2.0
+    count, basis, scale = 30_000, uveq_lattice(0.5, dimension), 2.0
     draw = np.random.default_rng(8)
     expected = uveq_variance(scale, basis)
     for v in (np.zeros(count), np.full(count, 0.37), draw.normal(size=count)):
-        noise = dither(draw.uniform(size=(count // dimension, dimension)), basis)
+        noise = uveq_dither(draw.uniform(size=(count // dimension, dimension)), basis)
         error = uveq_values(uveq(v, scale, basis, noise), scale, basis, noise, count) - v
         assert abs(error.mean()) < 5 * math.sqrt(expected / count)
         # The fourth moment of an even cell is below three times the square of the second.
@@ -208,7 +212,7 @@ def test_1_15_the_error_does_not_depend_on_the_update(dimension: Literal[1, 2]) 
 
 
 def test_1_15_zeros_and_short_blocks() -> None:
-    basis, noise = lattice(0.5), np.full((2, 2), 0.1)
+    basis, noise = uveq_lattice(0.5), np.full((2, 2), 0.1)
     silent = uveq(np.zeros(3), 0.0, basis, noise)
     assert uveq_values(silent, 0.0, basis, noise, 3).tolist() == [0, 0, 0]
     short = uveq(np.array([0.5, 0.2, -0.4]), 1.0, basis, noise)
@@ -234,10 +238,10 @@ def test_1_16_weights_at_the_ends() -> None:
 
 def test_1_16_levels_by_budget() -> None:
     levels, bits = 2 ** np.arange(9), np.linspace(100.0, 900.0, 9)
-    assert fedhq_level(bits, 450.0, levels) == 8
-    assert fedhq_level(bits, 1e9, levels) == 256
-    assert fedhq_level(bits, 400.0, levels) == 8
-    assert fedhq_level(bits, 50.0, levels) == 1
+    assert fedhq_quantisation_levels(bits, 450.0, levels) == 8
+    assert fedhq_quantisation_levels(bits, 1e9, levels) == 256
+    assert fedhq_quantisation_levels(bits, 400.0, levels) == 8
+    assert fedhq_quantisation_levels(bits, 50.0, levels) == 1
 
 
 def test_f_7_relative_error() -> None:

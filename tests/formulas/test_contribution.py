@@ -11,14 +11,14 @@ from anyfleet.arrays import Floats, Ints
 from anyfleet.formulas.contribution import (
     Statistic,
     Stopping,
-    alignment,
-    angle_weights,
-    angles,
-    contribution_map,
-    fewest_left,
+    alignment_without_each,
+    fedadp_angles,
+    fedadp_contribution,
+    fedadp_smoothed_angles,
+    fedadp_weights,
+    fewest_kept_updates,
     optimal_subset,
-    removals,
-    smoothed,
+    update_alignment,
 )
 
 ADP = np.array([[1.0, 0.0], [1.0, 1.0], [-0.2, 1.0]])
@@ -30,7 +30,7 @@ STATISTICS: tuple[Statistic, ...] = ("sum", "mean")
 def angles_of(vectors: Floats, sizes: Floats) -> Floats:
     mean = sizes @ vectors / sizes.sum()
     lengths = np.linalg.norm(vectors, axis=1)
-    return angles(vectors @ mean, lengths, float(np.linalg.norm(mean)))
+    return fedadp_angles(vectors @ mean, lengths, float(np.linalg.norm(mean)))
 
 
 def direct(vectors: Floats, weights: Floats, statistic: Statistic) -> float:
@@ -44,12 +44,12 @@ def direct(vectors: Floats, weights: Floats, statistic: Statistic) -> float:
 def test_1_17_fedadp_example() -> None:
     found = angles_of(ADP, np.ones(3))
     assert found == pytest.approx([0.837981, 0.052583, 0.930211], abs=1e-6)
-    assert contribution_map(found) == pytest.approx([4.472012, 5.0, 3.788494], abs=1e-6)
-    weights = angle_weights(np.ones(3), found)
+    assert fedadp_contribution(found) == pytest.approx([4.472012, 5.0, 3.788494], abs=1e-6)
+    weights = fedadp_weights(np.ones(3), found)
     assert weights == pytest.approx([0.312465, 0.529790, 0.157744], abs=1e-6)
-    later = smoothed(found, np.array([2, 2, 2]), np.array([0.3, 0.3, 1.5]))
+    later = fedadp_smoothed_angles(found, np.array([2, 2, 2]), np.array([0.3, 0.3, 1.5]))
     assert later == pytest.approx([0.568991, 0.176292, 1.215105], abs=1e-6)
-    weights = angle_weights(np.ones(3), later)
+    weights = fedadp_weights(np.ones(3), later)
     assert weights == pytest.approx([0.492731, 0.493172, 0.014097], abs=1e-6)
 
 
@@ -57,43 +57,43 @@ def test_1_17_sizes_weigh_in_the_direction_and_in_the_mean() -> None:
     sizes = np.array([100.0, 100.0, 200.0])
     found = angles_of(ADP, sizes)
     assert found == pytest.approx([1.080839, 0.295441, 0.687353], abs=1e-6)
-    weights = angle_weights(sizes, found)
+    weights = fedadp_weights(sizes, found)
     assert weights == pytest.approx([0.025691, 0.333975, 0.640334], abs=1e-6)
 
 
 def test_1_17_map_values() -> None:
-    found = contribution_map(np.array([0.0, 0.5, 1.0, np.pi / 2, np.pi]))
+    found = fedadp_contribution(np.array([0.0, 0.5, 1.0, np.pi / 2, np.pi]))
     assert found == pytest.approx([5.0, 4.99997, 3.16060, 0.27993, 0.00011], abs=6e-6)
-    assert contribution_map(np.array([0.0]), 1e4) == pytest.approx([1e4])
-    assert contribution_map(np.array([0.0, 2.0]), 1.0) == pytest.approx(
+    assert fedadp_contribution(np.array([0.0]), 1e4) == pytest.approx([1e4])
+    assert fedadp_contribution(np.array([0.0, 2.0]), 1.0) == pytest.approx(
         1 - np.exp(-np.exp([1.0, -1.0]))
     )
 
 
 def test_1_17_no_direction_is_neutral() -> None:
-    found = angles(np.array([0.0, 1.0]), np.array([0.0, 1.0]), 1.0)
+    found = fedadp_angles(np.array([0.0, 1.0]), np.array([0.0, 1.0]), 1.0)
     assert found == pytest.approx([np.pi / 2, 0.0])
-    found = angles(np.zeros(2), np.array([1.0, 2.0]), 0.0)
+    found = fedadp_angles(np.zeros(2), np.array([1.0, 2.0]), 0.0)
     assert found == pytest.approx([np.pi / 2] * 2)
     # Then everybody has the same angle, and the weights are FedAvg's.
-    assert angle_weights(np.array([1, 3]), found) == pytest.approx([0.25, 0.75])
+    assert fedadp_weights(np.array([1, 3]), found) == pytest.approx([0.25, 0.75])
 
 
 def test_1_17_angles_are_safe_at_the_ends() -> None:
     tiny = 1e-200
-    found = angles(np.array([1.0 + 1e-12, -1.0 - 1e-12]), np.ones(2), np.ones(2))
+    found = fedadp_angles(np.array([1.0 + 1e-12, -1.0 - 1e-12]), np.ones(2), np.ones(2))
     assert found == pytest.approx([0.0, np.pi])
     # Lengths whose product is below the smallest number still have a direction.
-    short = angles(np.array([tiny * 1e-100]), np.array([tiny]), 1e-100)
+    short = fedadp_angles(np.array([tiny * 1e-100]), np.array([tiny]), 1e-100)
     assert short == pytest.approx([0.0])
 
 
 def test_1_17_one_device_and_no_data() -> None:
-    assert angle_weights(np.array([7]), np.array([0.0])).tolist() == [1.0]
-    assert angle_weights(np.zeros(2), np.array([0.0, 1.0])).tolist() == [0.0, 0.0]
-    assert angle_weights(np.array([2, 0]), np.zeros(2)).tolist() == [1.0, 0.0]
-    assert len(angle_weights(np.zeros(0), np.zeros(0))) == 0
-    huge = angle_weights(np.ones(2), np.array([0.0, np.pi]), 2000.0)
+    assert fedadp_weights(np.array([7]), np.array([0.0])).tolist() == [1.0]
+    assert fedadp_weights(np.zeros(2), np.array([0.0, 1.0])).tolist() == [0.0, 0.0]
+    assert fedadp_weights(np.array([2, 0]), np.zeros(2)).tolist() == [1.0, 0.0]
+    assert len(fedadp_weights(np.zeros(0), np.zeros(0))) == 0
+    huge = fedadp_weights(np.ones(2), np.array([0.0, np.pi]), 2000.0)
     assert huge == pytest.approx([1.0, 0.0])
 
 
@@ -101,7 +101,7 @@ def test_1_17_one_device_and_no_data() -> None:
 def test_1_17_smoothing_is_the_mean_of_all_visits(history: list[float]) -> None:
     running = np.array([np.nan])  # what was there before the first visit does not matter
     for visit, angle in enumerate(history, start=1):
-        running = smoothed(running, np.array([visit]), np.array([angle]))
+        running = fedadp_smoothed_angles(running, np.array([visit]), np.array([angle]))
     assert running == pytest.approx([np.mean(history)])
 
 
@@ -135,11 +135,13 @@ def test_1_18_statistics_of_the_example(
     without_then: list[float],
 ) -> None:
     gram = PNS @ PNS.T
-    assert alignment(gram, EVEN, statistic) == pytest.approx(now, abs=1e-6)
-    assert removals(gram, EVEN, statistic) == pytest.approx(without, abs=1e-6)
+    assert update_alignment(gram, EVEN, statistic) == pytest.approx(now, abs=1e-6)
+    assert alignment_without_each(gram, EVEN, statistic) == pytest.approx(without, abs=1e-6)
     rest = gram[:3, :3]
-    assert alignment(rest, EVEN[:3], statistic) == pytest.approx(now_then, abs=1e-6)
-    assert removals(rest, EVEN[:3], statistic) == pytest.approx(without_then, abs=1e-6)
+    assert update_alignment(rest, EVEN[:3], statistic) == pytest.approx(now_then, abs=1e-6)
+    assert alignment_without_each(rest, EVEN[:3], statistic) == pytest.approx(
+        without_then, abs=1e-6
+    )
 
 
 def test_1_18_the_example_excludes_the_adverse_device() -> None:
@@ -178,11 +180,11 @@ def test_1_18_a_removal_that_hurts_is_labelled_and_kept() -> None:
     ],
 )
 def test_1_18_how_many_must_remain(rule: Stopping, count: int, left: int) -> None:
-    assert fewest_left(count, rule=rule) == left
+    assert fewest_kept_updates(count, rule=rule) == left
 
 
 def test_1_18_a_share_that_is_a_whole_number_is_not_rounded_up() -> None:
-    assert fewest_left(100, 0.07) == 7  # the product is a little above 7
+    assert fewest_kept_updates(100, 0.07) == 7  # the product is a little above 7
 
 
 @pytest.mark.parametrize(("rule", "left"), [("share", 7), ("thesis", 6), ("code", 8)])
@@ -264,11 +266,11 @@ def test_1_18_an_update_that_is_not_finite_leaves_first() -> None:
 
 def test_1_18_nobody_and_nobody_with_data() -> None:
     none = np.zeros((0, 0))
-    assert alignment(none, np.zeros(0)) == 0
-    assert len(removals(none, np.zeros(0))) == 0
-    assert alignment(np.ones((2, 2)), np.zeros(2)) == 0
-    assert removals(np.ones((2, 2)), np.array([0.0, 1.0])).tolist() == [1.0, 0.0]
-    assert removals(np.ones((1, 1)), np.ones(1)).tolist() == [0.0]
+    assert update_alignment(none, np.zeros(0)) == 0
+    assert len(alignment_without_each(none, np.zeros(0))) == 0
+    assert update_alignment(np.ones((2, 2)), np.zeros(2)) == 0
+    assert alignment_without_each(np.ones((2, 2)), np.array([0.0, 1.0])).tolist() == [1.0, 0.0]
+    assert alignment_without_each(np.ones((1, 1)), np.ones(1)).tolist() == [0.0]
 
 
 @given(st.integers(0, 2**31), st.integers(2, 7), st.sampled_from(STATISTICS))
@@ -278,19 +280,25 @@ def test_1_18_inner_products_say_what_the_vectors_say(
     draw = np.random.default_rng(seed)
     vectors, weights = draw.normal(size=(count, 5)), draw.uniform(1, 9, count)
     gram = vectors @ vectors.T
-    assert alignment(gram, weights, statistic) == pytest.approx(direct(vectors, weights, statistic))
+    assert update_alignment(gram, weights, statistic) == pytest.approx(
+        direct(vectors, weights, statistic)
+    )
     without = [
         direct(np.delete(vectors, k, axis=0), np.delete(weights, k), statistic)
         for k in range(count)
     ]
-    assert removals(gram, weights, statistic) == pytest.approx(np.array(without), abs=1e-9)
+    assert alignment_without_each(gram, weights, statistic) == pytest.approx(
+        np.array(without), abs=1e-9
+    )
 
 
 @given(st.integers(0, 2**31))
 def test_1_18_the_thesis_statistic_always_labels_someone(seed: int) -> None:
     vectors = np.random.default_rng(seed).normal(size=(6, 4)) + 1
     gram = vectors @ vectors.T
-    assert removals(gram, np.ones(6), "mean").max() > alignment(gram, np.ones(6), "mean")
+    assert alignment_without_each(gram, np.ones(6), "mean").max() > update_alignment(
+        gram, np.ones(6), "mean"
+    )
 
 
 @given(st.integers(0, 2**31))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anyfleet.arrays import Floats
-from anyfleet.formulas.distillation import (
+from anyfleet.formulas.reference.distillation import (
     Buffers,
     Descent,
     LinearBatch,
@@ -24,10 +24,9 @@ from anyfleet.formulas.distillation import (
     fedseq_step,
     fedslim_step,
     fjord_step,
-    progressive_ratios,
-    sampled_ratios,
     softmax,
 )
+from anyfleet.formulas.sub_models import progressive_widths, sampled_widths
 
 # One input, two columns; the second class has logit 0, so the first has a sigmoid.
 EXAMPLE = LinearBatch(np.array([[[1.0, 1.0], [0.0, 0.0]]]), np.array([0]), np.array([0.5, 1.0]))
@@ -205,7 +204,7 @@ def test_1_7_without_momentum_and_decay_the_rules_agree() -> None:
 @given(st.integers(0, 2**31), st.integers(0, 8), st.sampled_from([0.05, 0.1, 0.2, 0.35, 1.0]))
 def test_1_7_progressive_ratios(seed: int, count: int, capacity: float) -> None:
     u = np.random.default_rng(seed).uniform(size=len(GRID))
-    found = progressive_ratios(GRID, capacity, count, u)
+    found = progressive_widths(GRID, capacity, count, u)
     below = sum(ratio < capacity - 1e-9 for ratio in GRID)
     assert len(found) == (min(count - 1, below) + 1 if count else 0)
     assert np.all(np.diff(found) > 0)
@@ -215,10 +214,10 @@ def test_1_7_progressive_ratios(seed: int, count: int, capacity: float) -> None:
 
 def test_1_7_ratios_are_drawn_evenly() -> None:
     u = np.random.default_rng(5).uniform(size=(4000, len(GRID)))
-    below = [progressive_ratios(GRID, 0.2, 2, row)[0] for row in u]
+    below = [progressive_widths(GRID, 0.2, 2, row)[0] for row in u]
     assert {*below} == {GRID[0], GRID[1]}
     assert np.mean(np.array(below) == GRID[0]) == pytest.approx(0.5, abs=5 * 0.5 / np.sqrt(4000))
-    drawn = sampled_ratios(GRID, 0.2, u[0:1000, 0])
+    drawn = sampled_widths(GRID, 0.2, u[0:1000, 0])
     assert {*drawn.tolist()} == {*GRID[:3].tolist()}
     assert np.mean(drawn == GRID[2]) == pytest.approx(1 / 3, abs=5 * np.sqrt(2 / 9 / 1000))
-    assert sampled_ratios(GRID, 0.05, np.array([0.0, 0.999])).tolist() == [0.05, 0.05]
+    assert sampled_widths(GRID, 0.05, np.array([0.0, 0.999])).tolist() == [0.05, 0.05]

@@ -5,14 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anyfleet.formulas.links import (
+from anyfleet.formulas.links import leading_columns
+from anyfleet.formulas.reference.delivery import (
     all_delivered,
     column_coverage,
     delivered_chances,
     delivered_width,
     expected_column_coverage,
     expected_delivered_share,
-    leading_columns,
     mean_delivered,
     none_delivered,
 )

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from anyfleet.arrays import Floats
 from anyfleet.core import local_training as local_training
-from anyfleet.core.slots import Loose, Minibatch, Train, TrainingContext, TrainingStart
+from anyfleet.core.slots import Minibatch, Train, TrainingContext, TrainingStart, TrainingState
 from anyfleet.elastic import Slice
-from anyfleet.formulas.distillation import LinearBatch, Moved
+from anyfleet.formulas.reference.distillation import LinearBatch, Moved
 from anyfleet.methods import fedavg
 from anyfleet.tasks import Data, Split, Task
 
@@ -42,7 +42,7 @@ def site(task: Task, train: Train, share: float = 1.0, first: int = 0) -> Traini
     )
 
 
-def stepped(task: Task, train: Train, choice: tuple[float, ...], lr: float = 0.5) -> Loose:
+def stepped(task: Task, train: Train, choice: tuple[float, ...], lr: float = 0.5) -> TrainingState:
     """The trainer's state after one minibatch of all data of the first device."""
     where = site(task, train)
     state = train.start(where, TrainingStart(task.params, task.buffers, task.labels(0)))

@@ -22,11 +22,11 @@ METHOD = replace(
     schedule=Buffered(concurrency=4, buffer_size=2),
 )
 EXPERIMENT = Experiment(TASK, METHOD, rounds=5)
-RECORD = ("points.jsonl", "ledger.jsonl", "model.safetensors")
+RECORD = ("rounds.jsonl", "ledger.jsonl", "model.safetensors")
 
 
 @lru_cache(maxsize=1)
-def moments() -> tuple[RoundResult, ...]:
+def results() -> tuple[RoundResult, ...]:
     """Of the run that nobody interrupts."""
     return tuple(play(EXPERIMENT))
 
@@ -35,8 +35,8 @@ def written(folder: Path, steps: Iterable[RoundResult], every: int | None = 1) -
     """A folder that looks as if the process had been killed after these steps."""
     folder.mkdir(exist_ok=True)
     recording = Recording(folder, EXPERIMENT, every=every)
-    for moment in steps:
-        recording.append(moment)
+    for result in steps:
+        recording.append(result)
     recording._lock.release()
     return folder
 
@@ -49,8 +49,8 @@ def finished(folder: Path, terms: Terms | None = None) -> Path:
 def go_on(folder: Path, run: Reopened) -> Path:
     """Goes on to the end with a run that was opened."""
     with Recording(folder, run.experiment, past=run.past, every=run.every) as recording:
-        for moment in play(run.experiment, run.task, resume=run.past.state):
-            recording.append(moment)
+        for result in play(run.experiment, run.task, resume=run.past.state):
+            recording.append(result)
     return folder
 
 
@@ -74,7 +74,7 @@ def whole(folder: Path) -> dict[str, bytes]:
     if not _whole():
         folder.mkdir()
         with Recording(folder, EXPERIMENT) as recording:
-            for moment in moments():
-                recording.append(moment)
+            for result in results():
+                recording.append(result)
         _whole().append(contents(folder))
     return _whole()[0]

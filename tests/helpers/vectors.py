@@ -21,13 +21,13 @@ ZERO = {PLACE: torch.zeros(2, dtype=torch.float64)}
 
 @dataclass(frozen=True)
 class Seen:
-    """As much of a view as these aggregators look at; `judge` notes what it was asked."""
+    """As much of a view as these aggregators look at; `server_loss` keeps what it was asked."""
 
     loss: Callable[[Tensor], float] = lambda place: 0.0
     blueprint: Blueprint = BLUEPRINT
     asked: list[tuple[int, tuple[float, ...]]] = field(default_factory=list)
 
-    def judge(self, params: Params, key: Tensor) -> float:
+    def server_loss(self, params: Params, key: Tensor) -> float:
         self.asked.append((int(key), tuple(params[PLACE].tolist())))
         return self.loss(params[PLACE])
 

@@ -11,7 +11,7 @@ from anyfleet.core.messages import Params
 from anyfleet.core.method import Method
 from anyfleet.core.slots import Aggregate, Policy, Train, nested
 from anyfleet.elastic import place
-from anyfleet.measure.fisher import Fisher, Observed
+from anyfleet.measure import Fisher
 from anyfleet.methods import heterofl
 from anyfleet.parts import aggregate, train
 from anyfleet.parts.aggregate import (
@@ -52,14 +52,18 @@ TRAINERS: dict[str, Train] = {
     "progressive, masked": Progressive(BASE, FEW, samples=2, distil=False, momentum_rule="masked"),
     "progressive, literal": Progressive(BASE, FEW, samples=2, momentum_rule="literal"),
     "rush": Rush(BASE, FEW, samples=2, gated=False),
-    "observed": Observed(BASE, Fisher(samples=2), channels=True),
 }
 AGGREGATORS: dict[str, Aggregate] = {
     "mean": Mean("samples"),
     "equal": Mean("equal"),
     "angles": AngleWeighted(),
     "subset": aggregate.Subset(AngleWeighted(base=Aio()), share=0.5, statistic="mean"),
-    "diagnosed": Diagnosed(Clipped(ErrorWeighted(Mean("equal")))),
+    # Every trainer, with something measured beside it.
+    "diagnosed": Diagnosed(
+        Clipped(ErrorWeighted(Mean("equal"))),
+        reported=("fisher", "channels"),
+        measures=(Fisher(samples=2),),
+    ),
     "momentum": ServerOptimised(TrimmedMean(0.25), ServerSgd(0.5, 0.9)),
     "adam": ServerOptimised(CoordinateMedian(), ServerAdam()),
 }
@@ -124,7 +128,7 @@ def test_a_cohort_shares_its_draws_and_every_round_has_others() -> None:
 
 def test_every_public_trainer_and_aggregator_has_a_row() -> None:
     public = {getattr(train, name) for name in train.__all__}
-    trainers = {each for each in public if {"draft", "step", "finish"} <= set(dir(each))}
+    trainers = {each for each in public if {"hyperparameters", "step", "finish"} <= set(dir(each))}
     assert trainers - {type(each) for each in TRAINERS.values()} == set()
     room: list[type] = [getattr(aggregate, name) for name in aggregate.__all__]
     made: set[type] = {e for e in room if Policy in e.__mro__ and is_dataclass(e)}

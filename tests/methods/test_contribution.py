@@ -143,7 +143,7 @@ def test_1_20_all_compute_few_upload_and_everybody_sends_one_number() -> None:
         held = [row for row in small.rows(step) if row.kind == "hold"]
         fetched = [row for row in small.rows(step) if row.kind == "fetch"]
         assert (len(held), len(fetched)) == (6, 2)
-        assert all(row.flops > 0 and row.compute > 0 and row.bits_up == 32 for row in held)
+        assert all(row.flops > 0 and row.compute_seconds > 0 and row.bits_up == 32 for row in held)
         whole = 32 * sum(value.numel() for value in task.params.values())
         assert all(row.flops == 0 and row.bits_up == whole for row in fetched)
         largest = sorted(held, key=lambda row: -row.norm)[:2]
@@ -202,7 +202,7 @@ def test_engines_agree(name: str) -> None:
 def test_stale_updates_are_compared_with_the_others(name: str) -> None:
     method = replace(METHODS[name], schedule=Buffered(concurrency=6, buffer_size=4, staleness=9))
     steps = small.steps(method, small.task(), 6, fleet=UNEQUAL)
-    ages = [row.step - row.issued_at for step in steps for row in small.rows(step)]
+    ages = [row.round_index - row.issued_round for step in steps for row in small.rows(step)]
     assert max(ages) > 0
     assert all(value.isfinite().all() for value in steps[-1].params.values())
     assert not small.identical(steps[-1].params, steps[0].params)

@@ -16,8 +16,8 @@ from anyfleet.core.loop import Round
 from anyfleet.core.messages import Params
 from anyfleet.core.slots import Select, State
 from anyfleet.core.view import View
-from anyfleet.elastic.cost.operations import CNN_CIFAR, complexity
-from anyfleet.formulas import layer_mean
+from anyfleet.formulas.fedpmt import CNN_CIFAR, fedpmt_complexity
+from anyfleet.formulas.reference import fedpmt_layer_mean
 from anyfleet.methods import fedavg, fedpmt
 from anyfleet.methods.fedavg import Training
 from anyfleet.papers import FEDPMT, papers_of
@@ -90,7 +90,7 @@ def test_1_3_a_round_is_the_layer_mean_of_what_each_device_does_alone(norm: bool
     ]
     masks = [np.arange(4) >= int(step.ledger.first_trained_layer[0]) for step in alone]
     assert {int(mask.sum()) for mask in masks} == {1, 2, 3, 4}
-    after = layer_mean(
+    after = fedpmt_layer_mean(
         [flat(in_layer(i, task.params)) for i in range(4)],
         [[taken(task.params, step, i) for i in range(4)] for step in alone],
         np.array(masks),
@@ -127,7 +127,7 @@ def test_1_3_only_the_last_layers_move_and_only_they_are_sent() -> None:
 
 def test_1_3_a_layer_that_nobody_delivers_keeps_its_value() -> None:
     """The only device that trains everything misses the deadline; so would all with FedAvg."""
-    link = Steady(up=1e9, down=1e9)
+    link = Steady(bit_rate_up=1e9, bit_rate_down=1e9)
     fleet = Fleet((Group(speed=1e4, link=link, count=1), Group(speed=1e9, link=link, count=7)))
     method = replace(fedpmt(**SETTINGS), select=Everyone(), schedule=Deadline(1.0))
     task = small.task()
@@ -213,7 +213,8 @@ def cifar() -> Task:
 
 def five(*speeds: float) -> Fleet:
     """Ten seconds for the whole model at speed 1, as the paper counts."""
-    full, link = complexity(CNN_CIFAR, 20, "paper") / 10, Steady(up=1e12, down=1e12)
+    full = fedpmt_complexity(CNN_CIFAR, 20, "paper") / 10
+    link = Steady(bit_rate_up=1e12, bit_rate_down=1e12)
     groups = tuple(Group(speed=full * speed, link=link) for speed in speeds)
     return Fleet(groups, counting="paper")
 

@@ -84,7 +84,7 @@ def test_what_the_server_assigns_trains_the_model_that_devices_would_choose(menu
     chosen = small.steps(replace(base, plan=menu, choose=choose), task, 3, fleet=fleet)
     assigned = small.steps(replace(base, plan=Assigned(menu, choose)), task, 3, fleet=fleet)
     assert small.identical(chosen[-1].params, assigned[-1].params)
-    assert len({(row.share, row.first) for row in small.rows(chosen[-1])}) > 1
+    assert len({(row.width, row.first_trained_layer) for row in small.rows(chosen[-1])}) > 1
 
 
 @pytest.mark.parametrize("part", ["label_rows", "masked", "scaler", "static_norm"])
@@ -112,9 +112,9 @@ def test_partial_work_does_the_steps_that_fit() -> None:
     shortened = [row for row in small.rows(part) if row.flops < whole[row.device].flops]
     assert 0 < len(shortened) < 8
     for row in small.rows(part):
-        seconds = row.download + row.compute + row.upload
-        one_step = whole[row.device].compute / 24
-        assert seconds <= limit * 1.01 or row.compute <= one_step * 1.01
+        seconds = row.download_seconds + row.compute_seconds + row.upload_seconds
+        one_step = whole[row.device].compute_seconds / 24
+        assert seconds <= limit * 1.01 or row.compute_seconds <= one_step * 1.01
     assert part.time < full.time
 
 
@@ -134,11 +134,13 @@ def test_what_a_device_chooses_meets_an_equal_deadline() -> None:
     fleet = levels(speeds=(1e9, 1e8))
     menu = replace(fedavg(lr=0.1), select=Everyone(), plan=WidthMenu((1.0, 0.25)), norm=Tracked())
     free = small.steps(menu, task, 1, fleet=fleet)[0]
-    slow = max(row.download + row.compute + row.upload for row in small.rows(free))
+    slow = max(
+        row.download_seconds + row.compute_seconds + row.upload_seconds for row in small.rows(free)
+    )
     exact = slow * (1 + 1e-9)
     method = replace(menu, choose=LargestInTime(exact), schedule=Deadline(exact))
     step = small.steps(method, task, 1, fleet=fleet)[0]
-    assert {(row.choice, row.lost) for row in small.rows(step)} == {(0, "")}
+    assert {(row.choice, row.failure) for row in small.rows(step)} == {(0, "")}
 
 
 def test_heterofl_trains_the_leading_share_of_each_level() -> None:

@@ -4,13 +4,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from anyfleet.core.evaluation import evaluate
-from anyfleet.core.messages import Replies
 from anyfleet.core.method import Method
 from anyfleet.core.updates import Updates
 from anyfleet.elastic import trace
@@ -92,26 +90,7 @@ def test_1_8_example_of_overlapping_prefixes() -> None:
         for part, value in zip(slices, (1.0, 2.0, 4.0), strict=True)
     ]
     start = {name: torch.zeros(blueprint.shape(name)) for name in blueprint.params}
-    updates = Replies(
-        order=np.arange(3),
-        device=np.arange(3),
-        samples=np.array([1, 10, 100]),
-        trees=tuple({"weights": tree} for tree in trees),
-        symbols=tuple(trees),
-        masks=({},) * 3,
-        kept=({},) * 3,
-        bits=np.zeros(3),
-        delivered_width=np.ones(3),
-        report=({},) * 3,
-    )
-    found = Updates(
-        updates,
-        slices=slices,
-        staleness=np.zeros(3, dtype=np.int64),
-        changes=trees,
-        rates=np.ones(3),
-        blueprint=blueprint,
-    )
+    found = Updates.of(trees, blueprint, slices=slices, samples=(1, 10, 100))
     change = found.mean(Mean("equal").weigh(found))
     expected = torch.tensor([7 / 3, 7 / 3, 3.0, 4.0])
     torch.testing.assert_close(start["0.weight"] + change["0.weight"], expected[:, None])
@@ -150,7 +129,7 @@ def test_devices_are_charged_for_their_parts() -> None:
     for samples in (0, 4):
         method = fedrescue(count=8, samples=samples, **SETTINGS)
         step = small.steps(method, task, 1, fleet=FOUR)[0]
-        flops.append({row.share: row.flops for row in small.rows(step)})
+        flops.append({row.width: row.flops for row in small.rows(step)})
     once, often = flops
     assert sorted(once) == [0.25, 0.5, 0.75, 1.0]
     assert all(2 * once[share] < often[share] < 5 * once[share] for share in once)
@@ -179,8 +158,8 @@ def scores(name: str) -> dict[str, float]:
     """
     task = small.task(dropout=0.0)
     make = {**MAKERS, "fedavg": fedavg}[name]
-    shares = {} if name == "fedavg" else {"shares": (1.0,)}
-    method = make(count=8, **shares, **SETTINGS)
+    widths = {} if name == "fedavg" else {"widths": (1.0,)}
+    method = make(count=8, **widths, **SETTINGS)
     last = small.steps(method, task, 15, engine=Stacked())[-1]
     found: dict[str, float] = {}
     for width in (1.0, 0.5):

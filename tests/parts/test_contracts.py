@@ -71,7 +71,7 @@ PARTS: list[Any] = [
     plan.TrainedLayersMenu(2),
     plan.Assigned(plan.TrainedLayersMenu(), choose.LargestInTime(3.0)),
     plan.TargetSeconds(plan.WidthMenu((1.0, 0.5), capped=True)),
-    choose.FisherUtility(levels=3, fisher="literal", target=2.0),
+    choose.FisherUtility(levels=3, effectiveness="literal", target=2.0),
     plan.LargestFitting((1.0, 0.5), plan.WidthByLevel((1.0, 0.25))),
     plan.LocalStepsWithin(1.0, plan.WidthByLevel((0.5,))),
     plan.JustInTime(2.0, plan.WidthMenu((1.0, 0.5))),
@@ -91,7 +91,6 @@ PARTS: list[Any] = [
     train.Gradient(train.Decaying(0.1, 0.99), train.Sgd(0.9, True, 1e-4), local_steps=5, clip=1.0),
     train.Gradient(train.Inverse(1.0, 2.0), train.AdamW(), masked=True, scaler=True),
     measure.Fisher(every=2, samples=3, estimate="mean"),
-    measure.Observed(train.Gradient(), measure.Fisher(), channels=True),
     train.Slim(train.Gradient(batch_size=16), (0.25, 0.5, 1.0), samples=2),
     train.Fjord(train.Gradient(optimiser=train.Sgd(0.5), clip=0.5)),
     train.Progressive(train.Gradient(optimiser=train.Sgd(0.9, True, 1e-3)), momentum_rule="masked"),
@@ -147,10 +146,10 @@ PARTS: list[Any] = [
     world.Always(),
     world.Intermittent(0.9),
     world.Diurnal(spread=0.5),
-    world.Steady(world.Uniform(1e6, 2e6), 4e7, power=0.2),
+    world.Steady(world.Uniform(1e6, 2e6), 4e7, send_power=0.2),
     world.Shannon(band=2e6, fading=True, shared=True),
     world.wifi(),
-    world.Columns(error=world.Uniform(0.1, 0.2)),
+    world.ColumnLoss(error=world.Uniform(0.1, 0.2)),
     world.Group("phones", count=3, speed=world.Uniform(1e8, 1e9), availability=world.Diurnal()),
     world.Reports(rounds=1, noise=0.1),
     world.Table(file=Path(__file__).parents[2] / "recipes" / "fleet.csv"),
@@ -183,7 +182,14 @@ PARTS: list[Any] = [
     fedhq(sent_fraction=0.1, keep=0.3, count=3, lr=0.1),
     centralised(batch_size=8),
 ]
-ROOMS = ("select", "schedule", "plan", "extract", "train", "codec", "aggregate", "runtime", "world")
+ROOMS = (
+    *(
+        f"anyfleet.parts.{slot}"
+        for slot in "select schedule plan choose extract train norm codec aggregate".split()
+    ),
+    "anyfleet.runtime",
+    "anyfleet.world",
+)
 
 
 def names(part: Any) -> str:
@@ -192,9 +198,9 @@ def names(part: Any) -> str:
 
 def test_every_public_part_has_a_row() -> None:
     public = {
-        getattr(importlib.import_module(f"anyfleet.{room}"), name)
+        getattr(importlib.import_module(room), name)
         for room in ROOMS
-        for name in importlib.import_module(f"anyfleet.{room}").__all__
+        for name in importlib.import_module(room).__all__
     }
     classes = {thing for thing in public if dataclasses.is_dataclass(thing)}
     # What a run is made with rather than described by has no row.
@@ -245,7 +251,7 @@ def test_policies_are_deterministic_and_keep_their_state_outside(part: Any) -> N
 
 def describe(part: Any, seen: View, state: Any, key: torch.Tensor, server: Server) -> str:
     """What the part decides, as text."""
-    room = type(part).__module__.split(".")[1]
+    room = type(part).__module__.split(".")[2]
     if room == "select":
         return str(part(seen, state, key).tolist())
     if room == "plan":
@@ -312,9 +318,9 @@ def given(part: Any) -> frozenset[str]:
 )
 def test_every_part_runs_in_its_slot_on_every_engine(slot: str, part: Any) -> None:
     task = small.task(equal=False, dtype=torch.float64)
-    needed = [need for need in getattr(part, "needs", {}) if need not in given(part)]
+    needed = [need for need in getattr(part, "requires", {}) if need not in given(part)]
     company = {k: v for need in needed for k, v in GIVERS[need].items()}
-    if "rate" in given(part):
+    if "sent_fraction" in given(part):
         company["uplink"] = codec.Hq()  # follows it
     method = replace(fedavg(count=4, lr=0.05), **{slot: part}, **company)
     ends = [

@@ -13,7 +13,7 @@ from benchmarks import codec as codecs
 from anyfleet.cli import demo
 from anyfleet.core.layout import Symbols
 from anyfleet.core.slots import Policy, nested
-from anyfleet.parts import aggregate, codec, plan, select
+from anyfleet.parts import aggregate, choose, codec, plan, select
 from anyfleet.parts.codec.bitstream import SymbolFormat
 from anyfleet.tasks import Task
 from anyfleet.world import World
@@ -25,7 +25,7 @@ def test_every_selector_and_every_planner_is_measured() -> None:
     selectors = {type(make(1_000)).__name__ for make in fleet.SELECTORS.values()}
     assert selectors == set(select.__all__)
     planners = {type(part).__name__ for pair in fleet.PLANNERS.values() for part in pair}
-    assert planners == set(plan.__all__)
+    assert planners == set(plan.__all__) | set(choose.__all__)
 
 
 # What a planner costs does not depend on who named the devices: each once, not all pairs.
@@ -55,7 +55,7 @@ def test_everything_that_can_change_does() -> None:
     _, world, _ = fleet.build(1_000)
     everybody, early, late = np.arange(1_000), When(0.0, 0), When(7_200.0, 5)
     before, after = (world.conditions(everybody, when, 100) for when in (early, late))
-    for name in ("up", "down", "load", "memory", "speed"):
+    for name in ("bit_rate_up", "bit_rate_down", "load", "memory", "speed"):
         assert (getattr(before, name) != getattr(after, name)).mean() > 0.9, name
     assert (world.online(everybody, early) != world.online(everybody, late)).mean() > 0.1
     assert all(bounds(group.battery)[1] < np.inf for group in world.groups)
@@ -92,7 +92,9 @@ def test_a_depth_that_takes_too_long_is_marked() -> None:
 def test_every_codec_is_measured() -> None:
     shown = " ".join(str(case) for case in codecs.CASES)
     # One sends nothing, the other is what top-k has inside.
-    assert all(f"{name}(" in shown for name in set(codec.__all__) - {"Nothing", "Plain", "Quantiser"})
+    assert all(
+        f"{name}(" in shown for name in set(codec.__all__) - {"Nothing", "Plain", "Quantiser"}
+    )
 
 
 def test_codecs_are_measured_beside_what_they_need_at_least() -> None:

@@ -21,7 +21,7 @@ from anyfleet.names import public_names
 from anyfleet.parts.aggregate import Mean
 from anyfleet.parts.plan import WidthByLevel
 from anyfleet.parts.select import Uniform
-from anyfleet.store import describe, read_points
+from anyfleet.store import describe, read_rounds
 from anyfleet.tasks import Embedded
 from anyfleet.world import levels
 from tests.helpers import small
@@ -62,7 +62,7 @@ def test_a_run_file_names_a_part_that_lies_beside_it(tmp_path: Path) -> None:
     command = f"# anyfleet run {file.relative_to(ROOT)} --allow own_selection"
     assert file.read_text().splitlines()[0] == command
     python(tmp_path, "-m", "anyfleet.cli", "run", str(file), *quick, "--allow", "own_selection")
-    assert len(read_points(tmp_path / "run")) == 1
+    assert len(read_rounds(tmp_path / "run")) == 1
     written = (tmp_path / "run/config.toml").read_text()
     assert 'use = "own_selection:Fastest"' in written
     assert 'packages = ["own_selection"]' in written
@@ -75,7 +75,7 @@ def test_a_method_of_ones_own_is_short_and_runs_from_its_file(tmp_path: Path) ->
     assert file.read_text().splitlines()[0] == command
     quick = ["rounds=2", "task.limit=300", "task.server=0", "--out", "run"]
     python(tmp_path, "-m", "anyfleet.cli", "run", str(file), *quick, "--allow", "own_method")
-    assert len(read_points(tmp_path / "run")) == 2
+    assert len(read_rounds(tmp_path / "run")) == 2
     assert 'use = "own_method:Median"' in (tmp_path / "run/config.toml").read_text()
     assert "diao2021" in python(tmp_path, "-m", "anyfleet.cli", "cite", "run")
 
@@ -86,7 +86,7 @@ def test_data_and_hardware_of_one_owner_go_together(tmp_path: Path) -> None:
     assert file.read_text().splitlines()[0] == command
     words = ("run", str(file), "--allow", "walks", "rounds=1", "--out", "run")
     python(tmp_path, "-m", "anyfleet.cli", *words)
-    (point,) = read_points(tmp_path / "run")
+    (point,) = read_rounds(tmp_path / "run")
     assert point.details[0].groups.keys() == {"watch", "phone"}
 
 

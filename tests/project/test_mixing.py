@@ -69,7 +69,7 @@ def test_enough_of_them_run() -> None:
 
 def test_every_public_part_is_mixed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert missing() == []
-    rooms = {package.__name__.partition(".")[2] for package in PACKAGES}
+    rooms = {package.__name__.rpartition(".")[2] for package in PACKAGES}
     assert rooms == {"select", "plan", "extract", "train", "codec", "aggregate"}
     less = {name: row for name, row in SLOTS["aggregation"].items() if "Adam" not in name}
     monkeypatch.setattr(mixing_parts, "SLOTS", {**SLOTS, "aggregation": less})

@@ -11,7 +11,7 @@ import pytest
 
 from anyfleet.errors import AnyfleetWarning, BadReturn, StoreError
 from anyfleet.experiment import RoundResult
-from anyfleet.store import Recording, Terms, finished, read_ledger, read_points, reopen
+from anyfleet.store import Recording, Terms, finished, read_ledger, read_rounds, reopen
 from anyfleet.store.disk import DiskError, Log
 from anyfleet.tracebacks import note
 from tests.helpers import runs
@@ -19,24 +19,24 @@ from tests.store.test_disk import room
 
 
 def append(recording: Recording, steps: int) -> None:
-    for moment in runs.moments()[:steps]:
+    for moment in runs.results()[:steps]:
         recording.append(moment)
 
 
 def test_a_folder_in_use_is_not_touched(tmp_path: Path) -> None:
     with Recording(tmp_path, runs.EXPERIMENT, every=1) as recording:
-        recording.append(runs.moments()[0])
+        recording.append(runs.results()[0])
         with pytest.raises(StoreError, match=f"in use by process {os.getpid()}"):
             reopen(tmp_path, Terms())
-        recording.append(runs.moments()[1])
-    assert len(read_points(tmp_path)) == 2
+        recording.append(runs.results()[1])
+    assert len(read_rounds(tmp_path)) == 2
 
 
 def test_a_folder_that_has_a_run_is_not_written_over(tmp_path: Path) -> None:
-    folder = runs.written(tmp_path / "run", runs.moments()[:1])
+    folder = runs.written(tmp_path / "run", runs.results()[:1])
     with pytest.raises(StoreError, match="has a run already"):
         Recording(folder, runs.EXPERIMENT)
-    assert len(read_points(folder)) == 1
+    assert len(read_rounds(folder)) == 1
     reopen(folder, Terms()).past.lock.release()
 
 
@@ -57,24 +57,24 @@ def test_a_folder_that_vanishes_is_told(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
     recording = Recording(folder, runs.EXPERIMENT, every=1)
-    recording.append(runs.moments()[0])
+    recording.append(runs.results()[0])
     folder.rename(tmp_path / "elsewhere")
     with pytest.raises(DiskError, match="Bring it back, then go on with"), recording:
-        recording.append(runs.moments()[1])
+        recording.append(runs.results()[1])
     assert not folder.exists()
     (tmp_path / "elsewhere").rename(folder)
     assert runs.contents(runs.finished(folder)) == runs.whole(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("error", [DiskError("full"), TypeError("odd")], ids=["disk", "other"])
-@pytest.mark.parametrize("log", ["ledger.jsonl", "points.jsonl"])
+@pytest.mark.parametrize("log", ["ledger.jsonl", "rounds.jsonl"])
 def test_a_step_is_in_all_logs_or_in_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: str, error: Exception
 ) -> None:
     write = Log.append
 
     def failing(to: Log, rows: Iterable[object]) -> None:
-        if to.file.name == log and len(read_points(tmp_path)) == 2:
+        if to.file.name == log and len(read_rounds(tmp_path)) == 2:
             raise error
         write(to, rows)
 
@@ -82,8 +82,8 @@ def test_a_step_is_in_all_logs_or_in_none(
     recording = Recording(tmp_path, runs.EXPERIMENT, every=10)
     with pytest.raises(type(error)) as caught, recording:
         append(recording, 3)
-    orders = sum(len(moment.round.ledger) for moment in runs.moments()[:2])
-    assert (len(read_points(tmp_path)), len(read_ledger(tmp_path))) == (2, orders)
+    orders = sum(len(moment.round.ledger) for moment in runs.results()[:2])
+    assert (len(read_rounds(tmp_path)), len(read_ledger(tmp_path))) == (2, orders)
     # The end of the block has made them safe; the error says what came of that.
     assert runs.numbers(tmp_path) == [2]
     if isinstance(error, DiskError):
@@ -102,7 +102,7 @@ def test_lines_that_cannot_be_cut_off_at_once_are_cut_off_later(
     write = Log.append
 
     def failing(to: Log, rows: Iterable[object]) -> None:
-        if to.file.name == "points.jsonl":
+        if to.file.name == "rounds.jsonl":
             raise DiskError("full")
         write(to, rows)
 
@@ -114,8 +114,8 @@ def test_lines_that_cannot_be_cut_off_at_once_are_cut_off_later(
     monkeypatch.setattr(Log, "append", failing)
     monkeypatch.setattr(Log, "cut", stuck)
     with pytest.raises(DiskError, match="full"), recording:
-        recording.append(runs.moments()[2])
-    orders = sum(len(moment.round.ledger) for moment in runs.moments()[:3])
+        recording.append(runs.results()[2])
+    orders = sum(len(moment.round.ledger) for moment in runs.results()[:3])
     assert len(read_ledger(tmp_path)) == orders
     monkeypatch.undo()
     assert runs.contents(runs.finished(tmp_path)) == runs.whole(tmp_path / "whole")
@@ -167,7 +167,7 @@ def test_a_state_that_cannot_be_written_is_refused_in_the_round_it_comes(
     recording = Recording(tmp_path, runs.EXPERIMENT, every=every)
     append(recording, 1)
     with pytest.raises(BadReturn, match=told + place) as caught, recording:
-        recording.append(foreign(runs.moments()[1]))
+        recording.append(foreign(runs.results()[1]))
     safe = (
         f"The run so far is safe (1 of {runs.EXPERIMENT.rounds} rounds): mend this, then anyfleet"
     )
@@ -177,12 +177,12 @@ def test_a_state_that_cannot_be_written_is_refused_in_the_round_it_comes(
 
 def test_without_checkpoints_a_state_may_hold_anything(tmp_path: Path) -> None:
     with Recording(tmp_path, runs.EXPERIMENT, every=0) as recording:
-        recording.append(foreign(runs.moments()[0]))
+        recording.append(foreign(runs.results()[0]))
     assert (tmp_path / "model.safetensors").exists()
 
 
 def test_a_run_with_all_its_steps_ends_well_without_its_last_checkpoint(tmp_path: Path) -> None:
-    first, *_, last = runs.moments()
+    first, *_, last = runs.results()
     told = r"The last checkpoint .* cannot be written: fleet: a `Foreign`"
     recording = Recording(tmp_path, runs.EXPERIMENT, every=100)
     append(recording, runs.EXPERIMENT.rounds - 1)
@@ -217,7 +217,7 @@ def forge(checkpoint: Path, name: str, content: bytes) -> None:
 def test_a_checkpoint_that_means_nothing_is_passed_over(
     tmp_path: Path, name: str, content: bytes
 ) -> None:
-    folder = runs.written(tmp_path / "run", runs.moments()[:3])
+    folder = runs.written(tmp_path / "run", runs.results()[:3])
     forge(folder / "checkpoints" / "000003", name, content)
     reopened = reopen(folder, Terms())
     reopened.past.lock.release()
@@ -228,8 +228,8 @@ def test_a_checkpoint_that_means_nothing_is_passed_over(
 @pytest.mark.parametrize(
     "logs",
     [
-        {"points.jsonl": {"bytes": 10**19, "crc32": 0}},
-        {"points.jsonl": {"bytes": -5, "crc32": 0}},
+        {"rounds.jsonl": {"bytes": 10**19, "crc32": 0}},
+        {"rounds.jsonl": {"bytes": -5, "crc32": 0}},
         {"../elsewhere": {"bytes": 0, "crc32": 0}},
         {"config.toml": {"bytes": 0, "crc32": 0}},
     ],
@@ -237,7 +237,7 @@ def test_a_checkpoint_that_means_nothing_is_passed_over(
 def test_a_checkpoint_that_lies_about_logs_is_passed_over(
     tmp_path: Path, logs: dict[str, object]
 ) -> None:
-    folder = runs.written(tmp_path / "run", runs.moments()[:3])
+    folder = runs.written(tmp_path / "run", runs.results()[:3])
     file = folder / "checkpoints" / "000003" / "manifest.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"logs": logs}))
     reopened = reopen(folder, Terms())
@@ -246,8 +246,8 @@ def test_a_checkpoint_that_lies_about_logs_is_passed_over(
 
 
 def test_a_log_that_is_no_file_is_told(tmp_path: Path) -> None:
-    folder = runs.written(tmp_path / "run", runs.moments()[:2])
-    (folder / "points.jsonl").unlink()
-    (folder / "points.jsonl").mkdir()
-    with pytest.raises(StoreError, match=r"points\.jsonl is damaged"):
+    folder = runs.written(tmp_path / "run", runs.results()[:2])
+    (folder / "rounds.jsonl").unlink()
+    (folder / "rounds.jsonl").mkdir()
+    with pytest.raises(StoreError, match=r"rounds\.jsonl is damaged"):
         reopen(folder, Terms())

@@ -24,7 +24,7 @@ from anyfleet.experiment import Experiment, RoundResult, play
 from anyfleet.names import Factory
 from anyfleet.papers import bibliography, papers_of
 from anyfleet.parts.norm import PerWidth
-from anyfleet.store import Recording, claim, describe, fresh, read_ledger, read_points
+from anyfleet.store import Recording, claim, describe, fresh, read_ledger, read_rounds
 from anyfleet.store.disk import Log
 from anyfleet.tasks import zoo
 from anyfleet.world import levels
@@ -63,9 +63,9 @@ def test_a_finished_run_is_complete(tmp_path: Path, moments: list[RoundResult]) 
         for moment in moments:
             recording.append(moment)
             # On disk after every step, not only at the end.
-            assert len(lines(tmp_path / "points.jsonl")) == moment.record.round_index + 1
+            assert len(lines(tmp_path / "rounds.jsonl")) == moment.record.round_index + 1
     # By their text: NaN is not equal to itself.
-    assert repr(read_points(tmp_path)) == repr(tuple(recording.points))
+    assert repr(read_rounds(tmp_path)) == repr(tuple(recording.points))
     rows = [row for moment in moments for row in moment.round.ledger.as_dicts()]
     assert lines(tmp_path / "ledger.jsonl") == json.loads(msgspec.json.encode(rows))
     summary = json.loads((tmp_path / "summary.json").read_text())
@@ -116,7 +116,7 @@ def test_a_broken_run_keeps_what_it_has(
 
     with pytest.raises(error):
         play_on()
-    assert len(read_points(tmp_path)) == 1
+    assert len(read_rounds(tmp_path)) == 1
     assert (tmp_path / "model.safetensors").is_file()
     assert json.loads((tmp_path / "summary.json").read_text())["ended"] == ended
 
@@ -126,7 +126,7 @@ def test_a_run_without_a_step_has_no_model(tmp_path: Path) -> None:
         raise KeyboardInterrupt
     assert not (tmp_path / "model.safetensors").exists()
     assert json.loads((tmp_path / "summary.json").read_text())["result"] is None
-    assert read_points(tmp_path) == ()
+    assert read_rounds(tmp_path) == ()
 
 
 def test_numbers_that_are_none_come_back_as_such(
@@ -135,7 +135,7 @@ def test_numbers_that_are_none_come_back_as_such(
     unknown = replace(moments[0].record, loss=math.nan, scores={"accuracy": math.nan})
     with Recording(tmp_path, SMALL) as recording:
         recording.append(replace(moments[0], record=unknown))
-    (back,) = read_points(tmp_path)
+    (back,) = read_rounds(tmp_path)
     assert math.isnan(back.loss)
     assert math.isnan(back.scores["accuracy"])
 
@@ -151,18 +151,18 @@ def test_the_ledger_comes_back_as_it_was(tmp_path: Path, moments: list[RoundResu
         before, after = getattr(written, each.name), getattr(back, each.name)
         assert type(before) is type(after), each.name
         np.testing.assert_array_equal(before, after, err_msg=each.name)
-        if each.name not in ("kind", "lost"):
+        if each.name not in ("kind", "failure"):
             assert before.dtype == after.dtype, each.name
 
 
 def test_a_run_without_a_step_has_no_points_and_an_empty_ledger(tmp_path: Path) -> None:
     with Recording(str(tmp_path), SMALL):
         pass
-    assert read_points(tmp_path) == ()
+    assert read_rounds(tmp_path) == ()
     assert len(read_ledger(str(tmp_path))) == 0
 
 
-@pytest.mark.parametrize("read", [read_points, read_ledger])
+@pytest.mark.parametrize("read", [read_rounds, read_ledger])
 def test_what_is_no_run_is_refused(tmp_path: Path, read: Callable[[str | Path], object]) -> None:
     with pytest.raises(StoreError, match=r"nowhere is not there\. Name the folder of a run"):
         read(tmp_path / "nowhere")
@@ -179,7 +179,7 @@ def test_what_is_no_run_is_refused(tmp_path: Path, read: Callable[[str | Path], 
 
 
 @pytest.mark.parametrize(
-    ("read", "name"), [(read_points, "points.jsonl"), (read_ledger, "ledger.jsonl")]
+    ("read", "name"), [(read_rounds, "rounds.jsonl"), (read_ledger, "ledger.jsonl")]
 )
 @pytest.mark.parametrize("line", ["{", "[1]", "\xff", "[" * 5000])
 def test_a_damaged_line_is_named(
@@ -201,9 +201,9 @@ def test_a_damaged_line_is_named(
 def test_lines_with_other_fields_are_damaged(tmp_path: Path) -> None:
     with Recording(tmp_path, SMALL):
         pass
-    (tmp_path / "points.jsonl").write_text('{"scores": {}, "step": 0, "colour": 3}\n')
-    with pytest.raises(StoreError, match=r"points\.jsonl, line 1, is damaged"):
-        read_points(tmp_path)
+    (tmp_path / "rounds.jsonl").write_text('{"scores": {}, "round_index": 0, "colour": 3}\n')
+    with pytest.raises(StoreError, match=r"rounds\.jsonl, line 1, is damaged"):
+        read_rounds(tmp_path)
     (tmp_path / "ledger.jsonl").write_text('{"order": "first"}\n')
     with pytest.raises(StoreError, match=r"ledger\.jsonl does not hold orders"):
         read_ledger(tmp_path)
@@ -213,7 +213,7 @@ def test_a_point_taken_apart_comes_back(tmp_path: Path, moments: list[RoundResul
     parts = Breakdown(0.5, (0.5, math.nan), (math.nan, 1.0), {"phones": 0.25, "none": math.nan})
     with Recording(tmp_path, SMALL) as recording:
         recording.append(replace(moments[0], record=replace(moments[0].record, details=(parts,))))
-    assert repr(read_points(tmp_path)[0].details) == repr((parts,))
+    assert repr(read_rounds(tmp_path)[0].details) == repr((parts,))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -237,7 +237,7 @@ def test_a_signal_waits_until_a_step_is_on_disk(
     ):
         recording.append(moments[0])
     assert json.loads((tmp_path / "summary.json").read_text())["ended"] == "interrupted"
-    assert len(read_points(tmp_path)) == 1
+    assert len(read_rounds(tmp_path)) == 1
     assert len(lines(tmp_path / "ledger.jsonl")) == len(moments[0].round.ledger)
 
 

@@ -61,7 +61,10 @@ def amended(value: Any, change: Callable[[Any], Any]) -> Document:
             lambda root: root | {"part": "anyfleet.core.messages:Nothing"},
             "there is no anyfleet.core.messages",
         ),
-        (lambda root: root | {"part": "anyfleet.core.messages:Want"}, "the code has changed"),
+        (
+            lambda root: root | {"part": "anyfleet.core.messages:SubModelSize"},
+            "the code has changed",
+        ),
         (lambda root: root | {"part": f"{values.__name__}:through"}, "the code has changed"),
         (lambda root: root | {"fields": {"value": 1}}, "had the fields value"),
         (lambda _: {"named": f"{values.__name__}:Holder", "entries": []}, "was a NamedTuple"),

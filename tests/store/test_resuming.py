@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from anyfleet.errors import StoreError
 from anyfleet.experiment import play
-from anyfleet.store import Recording, Terms, checkpoint, read_points, reopen
+from anyfleet.store import Recording, Terms, checkpoint, read_rounds, reopen
 from tests.helpers import runs
 
 
@@ -21,14 +21,14 @@ def listed(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("steps", [0, 1, 3, 5])
 def test_a_run_goes_on_as_if_nothing_had_happened(tmp_path: Path, steps: int) -> None:
-    folder = runs.written(tmp_path / "run", runs.moments()[:steps])
+    folder = runs.written(tmp_path / "run", runs.results()[:steps])
     assert runs.contents(runs.finished(folder)) == runs.whole(tmp_path / "whole")
     summary = json.loads((folder / "summary.json").read_text())
     assert (summary["ended"], summary["result"]["steps"]) == ("finished", 5)
 
 
 def test_the_last_two_checkpoints_are_kept(tmp_path: Path) -> None:
-    folder = runs.written(tmp_path / "run", runs.moments()[:4])
+    folder = runs.written(tmp_path / "run", runs.results()[:4])
     assert runs.numbers(folder) == [4, 3]
     assert listed(folder) == ["000003", "000004"]
 
@@ -38,7 +38,7 @@ def test_the_newest_checkpoint_is_the_one_with_the_highest_number(tmp_path: Path
     for step in (999_998, 999_999, 1_000_000):
         (home / f"{step:06d}").mkdir(parents=True)
     assert runs.numbers(tmp_path) == [1_000_000, 999_999, 999_998]
-    state = runs.moments()[0].state
+    state = runs.results()[0].state
     checkpoint.save(tmp_path, state, checkpoint.Progress(1_000_001))
     assert runs.numbers(tmp_path) == [1_000_001, 1_000_000]
     assert checkpoint.examine(home / "1000001").step == 1_000_001
@@ -47,7 +47,7 @@ def test_the_newest_checkpoint_is_the_one_with_the_highest_number(tmp_path: Path
 def test_checkpoints_come_every_so_many_steps_and_at_the_end(tmp_path: Path) -> None:
     with Recording(tmp_path, runs.EXPERIMENT, every=2) as recording:
         seen = []
-        for moment in runs.moments():
+        for moment in runs.results():
             recording.append(moment)
             seen.append(runs.numbers(tmp_path))
     assert seen == [[], [2], [2], [4, 2], [4, 2]]
@@ -68,7 +68,7 @@ def test_without_a_number_checkpoints_take_a_share_of_the_time(
     monkeypatch.setattr(checkpoint, "save", slow)
     recording = Recording(tmp_path, runs.EXPERIMENT)
     seen = []
-    for moment in runs.moments():
+    for moment in runs.results():
         clock[0] += 8.0
         recording.append(moment)
         seen.append(max(runs.numbers(tmp_path)))
@@ -77,18 +77,18 @@ def test_without_a_number_checkpoints_take_a_share_of_the_time(
 
 
 def test_what_came_after_the_checkpoint_is_played_again(tmp_path: Path) -> None:
-    folder = runs.written(tmp_path / "run", runs.moments()[:4], every=3)
-    assert (len(read_points(folder)), runs.numbers(folder)) == (4, [3])
-    with (folder / "points.jsonl").open("ab") as out:
+    folder = runs.written(tmp_path / "run", runs.results()[:4], every=3)
+    assert (len(read_rounds(folder)), runs.numbers(folder)) == (4, [3])
+    with (folder / "rounds.jsonl").open("ab") as out:
         out.write(b'{"half":')
     opened = reopen(folder, Terms())
-    assert len(opened.past.points) == len(read_points(folder)) == 3
+    assert len(opened.past.points) == len(read_rounds(folder)) == 3
     opened.past.lock.release()
     assert runs.contents(runs.finished(folder)) == runs.whole(tmp_path / "whole")
 
 
 def test_a_resumed_run_can_be_resumed(tmp_path: Path) -> None:
-    folder = runs.written(tmp_path / "run", runs.moments()[:1])
+    folder = runs.written(tmp_path / "run", runs.results()[:1])
     for _ in range(2):
         opened = reopen(folder, Terms())
         recording = Recording(folder, opened.experiment, past=opened.past, every=1)
@@ -104,7 +104,7 @@ def test_a_resumed_run_can_be_resumed(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that died after three steps; not to be changed."""
-    return runs.written(tmp_path_factory.mktemp("killed") / "run", runs.moments()[:3])
+    return runs.written(tmp_path_factory.mktemp("killed") / "run", runs.results()[:3])
 
 
 @pytest.mark.parametrize("name", [checkpoint.MANIFEST, checkpoint.STATE, checkpoint.TENSORS])
@@ -136,31 +136,31 @@ def test_a_run_goes_on_over_a_damaged_checkpoint(killed: Path, tmp_path: Path) -
 
 def test_a_log_that_lost_lines_makes_the_checkpoint_useless(killed: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(killed, tmp_path / "run")
-    log = folder / "points.jsonl"
+    log = folder / "rounds.jsonl"
     log.write_bytes(log.read_bytes()[:-3])
     opened = reopen(folder, Terms())
     opened.past.lock.release()
     assert opened.past.progress.step == 2
-    assert "points.jsonl is damaged" in opened.remarks[0]
+    assert "rounds.jsonl is damaged" in opened.remarks[0]
 
 
 def test_when_no_checkpoint_is_whole_nothing_is_touched(killed: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(killed, tmp_path / "run")
     for path in checkpoint.found(folder):
         (path / checkpoint.STATE).write_bytes(b"{}")
-    before = (folder / "points.jsonl").read_bytes()
+    before = (folder / "rounds.jsonl").read_bytes()
     with pytest.raises(StoreError, match=r"no checkpoint can be used(.|\n)*remove .*checkpoints"):
         reopen(folder, Terms())
-    assert (folder / "points.jsonl").read_bytes() == before
+    assert (folder / "rounds.jsonl").read_bytes() == before
     shutil.rmtree(folder / "checkpoints")
     opened = reopen(folder, Terms())
     opened.past.lock.release()
-    assert (opened.past.state, read_points(folder)) == (None, ())
+    assert (opened.past.state, read_rounds(folder)) == (None, ())
     assert "it begins again" in opened.remarks[0]
 
 
 def test_what_a_killed_process_left_half_written_is_removed(tmp_path: Path) -> None:
-    folder = runs.written(tmp_path / "run", runs.moments()[:2])
+    folder = runs.written(tmp_path / "run", runs.results()[:2])
     left = folder / "checkpoints" / ".000003.part"
     left.mkdir()
     (left / checkpoint.STATE).write_bytes(b'{"half')
@@ -169,7 +169,7 @@ def test_what_a_killed_process_left_half_written_is_removed(tmp_path: Path) -> N
 
 
 def test_another_format_is_refused(tmp_path: Path) -> None:
-    folder = runs.written(tmp_path / "run", runs.moments()[:1])
+    folder = runs.written(tmp_path / "run", runs.results()[:1])
     (path,) = checkpoint.found(folder)
     manifest = json.loads((path / checkpoint.MANIFEST).read_text())
     (path / checkpoint.MANIFEST).write_text(json.dumps(manifest | {"format": 2}))
@@ -178,7 +178,7 @@ def test_another_format_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_model_can_be_read_from_a_checkpoint_without_anyfleet(tmp_path: Path) -> None:
-    folder = runs.written(tmp_path / "run", runs.moments()[:1])
+    folder = runs.written(tmp_path / "run", runs.results()[:1])
     saved = load_file(checkpoint.found(folder)[0] / checkpoint.TENSORS)
-    for name, value in runs.moments()[0].round.params.items():
+    for name, value in runs.results()[0].round.params.items():
         assert torch.equal(saved[f"snapshot.params.{name}"], value)

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has oth
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that died after two steps; not to be changed."""
-    return runs.written(tmp_path_factory.mktemp("killed") / "run", runs.moments()[:2])
+    return runs.written(tmp_path_factory.mktemp("killed") / "run", runs.results()[:2])
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ NAMES = (
     "config.toml",
     "environment.json",
     "papers.bib",
-    "points.jsonl",
+    "rounds.jsonl",
     "ledger.jsonl",
     "lock",
     "model.safetensors",
@@ -80,7 +80,7 @@ def test_a_link_is_refused_and_what_it_leads_to_is_left_alone(folder: Path, name
 
 
 WRITTEN = (
-    "points.jsonl",
+    "rounds.jsonl",
     "ledger.jsonl",
     "lock",
     ".summary.json.part",
@@ -142,8 +142,8 @@ def test_a_link_that_appears_while_a_run_goes_on_is_not_followed(folder: Path) -
     mine = folder.parent / "mine"
     mine.write_bytes(b"precious")
     (folder / ".summary.json.part").symlink_to(mine)
-    (folder / "points.jsonl").unlink()
-    (folder / "points.jsonl").symlink_to(mine)
+    (folder / "rounds.jsonl").unlink()
+    (folder / "rounds.jsonl").symlink_to(mine)
     with pytest.raises(StoreError, match="it is a symbolic link"):
         runs.go_on(folder, opened)
     assert mine.read_bytes() == b"precious"
@@ -192,7 +192,7 @@ def with_order(change: Callable[[Any], None]) -> Callable[[Any], Any]:
     """A state in which the fields of the first order under way, as the server has it, differ."""
 
     def changed(root: Any) -> Any:
-        change(root["fields"]["snapshot"]["fields"]["flying"]["dict"][0][1]["fields"])
+        change(root["fields"]["snapshot"]["fields"]["under_way"]["dict"][0][1]["fields"])
         return root
 
     return changed
@@ -203,7 +203,7 @@ def with_course(entries: Any) -> Callable[[Any], Any]:
 
     def changed(root: Any) -> Any:
         pending = root["fields"]["fleet"]["fields"]["pending"]["dict"][0][1]["fields"]
-        pending["parts"]["tuple"][0]["fields"]["knots"]["tuple"][0]["entries"] = entries
+        pending["passed_phases"]["tuple"][0]["fields"]["knots"]["tuple"][0]["entries"] = entries
         return root
 
     return changed
@@ -214,7 +214,7 @@ NONE = {"array": "int64", "shape": [0], "values": []}
 
 def factory(use: str) -> dict[str, Any]:
     options = {"frozen": {"command": "touch PWNED"}}
-    return {"part": "anyfleet.naming:Factory", "fields": {"use": use, "options": options}}
+    return {"part": "anyfleet.names:Factory", "fields": {"use": use, "options": options}}
 
 
 FORGED: dict[str, Callable[[Any], Any]] = {
@@ -225,10 +225,10 @@ FORGED: dict[str, Callable[[Any], Any]] = {
     "no kind of node": lambda _: {"nonsense": 1},
     "an empty node": lambda _: {},
     "a reference to nothing": lambda _: {"ref": 3},
-    "the point alone": lambda root: root["fields"]["point"],
+    "the record alone": lambda root: root["fields"]["record"],
     "another dataclass": lambda _: {"part": "anyfleet.measure:Fisher", "fields": {}},
     "a state without a snapshot": with_field("snapshot", None),
-    "a state without a point": with_field("point", None),
+    "a state without a record": with_field("record", None),
     "a state without a fleet": with_field("fleet", None),
     "a fleet of another kind": with_field("fleet", {"dict": {}}),
     "a fleet without a clock": with_field("fleet.clock", None),
@@ -245,18 +245,18 @@ FORGED: dict[str, Callable[[Any], Any]] = {
     ),
     "orders of another number": with_field("fleet.pending", {"dict": []}),
     "a column that is too short": with_order(lambda order: order.update(choice=NONE)),
-    "a column that is a number": with_order(lambda order: order["share"].update(shape=[])),
+    "a column that is a number": with_order(lambda order: order["width"].update(shape=[])),
     "a course that is too short": with_course([0.0]),
     "a course of text": with_course([0.0, "x", 0.0]),
     "a step of another kind": with_field("snapshot.step", "three"),
-    "another step": with_field("point.step", 7),
+    "another round": with_field("record.round_index", 7),
     "a model of another kind": with_field("snapshot.params", {"list": []}),
     "a model without layers": with_field("snapshot.params", {"dict": {}}),
     "layers that are no tensors": with_field("snapshot.params", {"dict": {"0.weight": 3}}),
     "visits of nobody": with_field(
         "snapshot.visits", {"array": "int64", "shape": [0], "values": []}
     ),
-    "orders that are none": with_field("snapshot.flying", {"dict": [[0, "order"]]}),
+    "orders that are none": with_field("snapshot.under_way", {"dict": [[0, "order"]]}),
     "a command": with_field("snapshot.notes", {"dict": {"a": {"code": "anyfleet.cli.app:main"}}}),
     "a function that makes folders": with_field(
         "snapshot.notes", {"dict": {"a": {"code": "anyfleet.store.recording:fresh"}}}
@@ -306,7 +306,7 @@ def test_a_state_that_is_only_rewritten_is_used(folder: Path) -> None:
     reopen(folder, Terms()).past.lock.release()
 
 
-@pytest.mark.parametrize("name", ["points.jsonl", "ledger.jsonl"])
+@pytest.mark.parametrize("name", ["rounds.jsonl", "ledger.jsonl"])
 @pytest.mark.parametrize("line", ["7", "{}", '{"scores": 3}', "nonsense", '{"a": ' * 2000])
 def test_a_log_that_holds_something_else_is_refused(folder: Path, name: str, line: str) -> None:
     text = f"{line}\n".encode()

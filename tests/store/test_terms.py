@@ -12,14 +12,14 @@ import torch
 
 from anyfleet.errors import StoreError
 from anyfleet.experiment import play
-from anyfleet.store import Recording, Terms, environment, finished, read_points, reopen
+from anyfleet.store import Recording, Terms, environment, finished, read_rounds, reopen
 from tests.helpers import runs
 
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that died after a step; to be left as it is."""
-    return runs.written(tmp_path_factory.mktemp("killed") / "run", runs.moments()[:1])
+    return runs.written(tmp_path_factory.mktemp("killed") / "run", runs.results()[:1])
 
 
 def changed(folder: Path, **conditions: Any) -> None:
@@ -29,13 +29,13 @@ def changed(folder: Path, **conditions: Any) -> None:
 
 
 def test_every_other_condition_is_told_and_must_be_accepted(tmp_path: Path) -> None:
-    folder = runs.written(tmp_path / "run", runs.moments()[:2])
+    folder = runs.written(tmp_path / "run", runs.results()[:2])
     changed(folder, torch="1.0", processor="abacus")
-    before = runs.moments()[1].record
+    before = runs.results()[1].record
     with pytest.raises(StoreError, match=r"torch: 1.0 then, (.|\n)*processor: abacus then") as told:
         reopen(folder, Terms())
     assert "--not-identical" in str(told.value)
-    assert read_points(folder)[-1].round_index == before.round_index
+    assert read_rounds(folder)[-1].round_index == before.round_index
     opened = reopen(folder, Terms(not_identical=True))
     opened.past.lock.release()
     assert "Not identical from here on: torch: 1.0 then" in opened.remarks[-1]
@@ -47,7 +47,7 @@ def test_every_other_condition_is_told_and_must_be_accepted(tmp_path: Path) -> N
 
 def test_what_a_process_can_choose_is_chosen_as_it_was(tmp_path: Path) -> None:
     threads = torch.get_num_threads()
-    folder = runs.written(tmp_path / "run", runs.moments()[:1])
+    folder = runs.written(tmp_path / "run", runs.results()[:1])
     changed(folder, threads=threads + 1, products="high")
     try:
         opened = reopen(folder, Terms())
@@ -65,7 +65,7 @@ def test_what_a_process_can_choose_is_chosen_as_it_was(tmp_path: Path) -> None:
 
 
 def test_a_changed_configuration_is_refused(tmp_path: Path) -> None:
-    folder = runs.written(tmp_path / "run", runs.moments()[:2])
+    folder = runs.written(tmp_path / "run", runs.results()[:2])
     file = folder / "config.toml"
     text = file.read_text()
     assert text.count("concurrency = 4") == 1
@@ -95,14 +95,14 @@ def test_the_digest_of_a_configuration_counts_all_but_the_rounds() -> None:
 
 
 def test_another_task_of_the_same_configuration_is_noticed(tmp_path: Path) -> None:
-    folder = runs.written(tmp_path / "run", runs.moments()[:1])
+    folder = runs.written(tmp_path / "run", runs.results()[:1])
     changed(folder, task="something else")
     with pytest.raises(StoreError, match="task: something else then"):
         reopen(folder, Terms())
 
 
 def test_a_run_can_become_longer(tmp_path: Path) -> None:
-    folder = runs.written(tmp_path / "run", runs.moments())
+    folder = runs.written(tmp_path / "run", runs.results())
     runs.finished(folder)
     assert finished(folder, Terms())
     assert not finished(folder, Terms(rounds=7))
@@ -121,11 +121,11 @@ def test_a_run_can_become_longer(tmp_path: Path) -> None:
 
 
 def test_a_run_without_checkpoints_is_not_resumed(tmp_path: Path) -> None:
-    folder = runs.written(tmp_path / "run", runs.moments()[:2], every=0)
+    folder = runs.written(tmp_path / "run", runs.results()[:2], every=0)
     assert not (folder / "checkpoints").exists()
     with pytest.raises(StoreError, match=r"without checkpoints(.|\n)*anyfleet run"):
         reopen(folder, Terms())
-    assert len(read_points(folder)) == 2
+    assert len(read_rounds(folder)) == 2
 
 
 def test_other_folders_are_refused(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_other_folders_are_refused(tmp_path: Path) -> None:
 
 
 def test_files_are_no_folders(tmp_path: Path) -> None:
-    plan, other = tmp_path / "plan.toml", tmp_path / "points.jsonl"
+    plan, other = tmp_path / "plan.toml", tmp_path / "rounds.jsonl"
     for file in (plan, other):
         file.touch()
     with pytest.raises(StoreError, match=f"{plan} is a file(.|\n)*anyfleet run {plan}"):

@@ -11,6 +11,7 @@ from anyfleet.core.client import work
 from anyfleet.core.message_size import FETCH_BITS, index_bits
 from anyfleet.core.messages import DeviceState, Kind
 from anyfleet.core.orders import Cohort
+from anyfleet.measure import Fisher
 from anyfleet.methods import fedavg, heterofl
 from anyfleet.parts.aggregate import Diagnosed
 from anyfleet.parts.codec import ErrorFeedback, Fgc, Nothing, Plain, Qsgd, Raw, Stc, TopK, Uveq
@@ -29,7 +30,7 @@ CODECS: list[Any] = [
 HALVES = replace(
     heterofl(widths=(0.55,), lr=0.1, batch_size=8),
     norm=Tracked(),
-    aggregate=Diagnosed(measures=("norm", "channels")),
+    aggregate=Diagnosed(reported=("norm", "channels"), measures=(Fisher(),)),
 )
 
 

@@ -42,7 +42,9 @@ class Losing(Engine):
     ) -> list[EngineReply]:
         done = self.inner.execute(assigned, task, limits)
         return [
-            each._replace(refused="gone") if each.reply.device[0] in self.devices else each
+            each._replace(refused_by_server="gone")
+            if each.reply.device[0] in self.devices
+            else each
             for each in done
         ]
 
@@ -83,7 +85,7 @@ class Hostile(Threads):
     way: str = ""
     sent: dict[int, bytes] = field(default_factory=dict, hash=False)
 
-    def carried(self, mail: list[PackedReply]) -> Iterable[PackedReply]:
+    def transmit(self, mail: list[PackedReply]) -> Iterable[PackedReply]:
         good = [each for each in mail if each.sender not in BAD]
         for each in mail:
             if each.sender in BAD:
@@ -234,10 +236,10 @@ class Misled(Threads):
 
 
 def _misled(each: EngineOrder) -> EngineOrder:
-    if each.asked.device[0] not in BAD:
+    if each.sent_order.device[0] not in BAD:
         return each
-    numbers = replace(each.asked.hyperparameters, lr=np.array([math.nan]))
-    return each._replace(asked=replace(each.asked, hyperparameters=numbers))
+    numbers = replace(each.sent_order.hyperparameters, lr=np.array([math.nan]))
+    return each._replace(sent_order=replace(each.sent_order, hyperparameters=numbers))
 
 
 def test_an_order_that_its_device_refuses_is_lost_and_the_round_goes_on() -> None:
@@ -344,7 +346,9 @@ def test_a_refused_answer_on_its_way_survives_a_restart() -> None:
     first, second = begun(), begun()
     half = list(islice(run(method, task, first, 0), 1))
     saved = first.save()
-    assert any(pending.refused for pending in saved.pending.values())  # or it shows nothing
+    assert any(
+        pending.refused_by_server for pending in saved.pending.values()
+    )  # or it shows nothing
     second.restore(saved)
     rest = list(islice(run(method, task, second, 0, resume=half[-1].snapshot), 4))
     assert repr(rows([*half, *rest])) == repr(rows(whole))

@@ -16,10 +16,10 @@ from anyfleet import config, rng
 from anyfleet.arrays import Floats
 from anyfleet.errors import ConfigError
 from anyfleet.world.distributions import Categorical, Disc, LogNormal, Normal, Uniform
-from anyfleet.world.quantities import Law, When
+from anyfleet.world.quantities import Distribution, When
 
 COUNT = 40_000
-LAWS: tuple[Law, ...] = (
+LAWS: tuple[Distribution, ...] = (
     Uniform(-2.0, 3.0),
     Uniform(5.0, 5.0),
     Categorical((4.0, 1.0, 2.5)),
@@ -144,7 +144,7 @@ def test_a_small_deviation_is_hardly_clipped_and_thus_plain() -> None:
 
 
 @pytest.mark.parametrize("law", LAWS, ids=repr)
-def test_a_law_is_constant_in_time_and_within_its_bounds(law: Law) -> None:
+def test_a_law_is_constant_in_time_and_within_its_bounds(law: Distribution) -> None:
     drawn = law.draw(keys())
     low, high = law.bounds()
     assert drawn.shape == (COUNT,)
@@ -157,7 +157,7 @@ def test_a_law_is_constant_in_time_and_within_its_bounds(law: Law) -> None:
 
 
 @pytest.mark.parametrize("law", LAWS, ids=repr)
-def test_a_draw_depends_on_its_own_key_only(law: Law) -> None:
+def test_a_draw_depends_on_its_own_key_only(law: Distribution) -> None:
     some = torch.tensor([999, 3, 3, 0])
     assert np.array_equal(law.draw(keys(1000)[some]), law.draw(keys(1000))[some.numpy()])
     assert law.draw(keys(0)).shape == (0,)
@@ -181,7 +181,7 @@ def test_other_seeds_draw_other_numbers() -> None:
         (Normal(0.0, 0.0, low=0.0), (0.0, 0.0)),
     ],
 )
-def test_bounds_are_as_narrow_as_the_law(law: Law, expected: tuple[float, float]) -> None:
+def test_bounds_are_as_narrow_as_the_law(law: Distribution, expected: tuple[float, float]) -> None:
     assert law.bounds() == expected
 
 
@@ -202,16 +202,19 @@ def test_a_clipped_normal_never_leaves_its_ends(
     assert drawn.max() <= mean + reach * (1 + 1e-9)
 
 
-BAD: tuple[tuple[Callable[[], Law], str], ...] = (
-    (lambda: Uniform(2.0, 1.0), "Uniform.low, 2.0, is above Uniform.high, 1.0."),
+BAD: tuple[tuple[Callable[[], Distribution], str], ...] = (
+    (lambda: Uniform(2.0, 1.0), "Uniform.low, 2.0, is above Uniform.high, 1.0; swap"),
     (lambda: Uniform(0.0, math.inf), "Uniform.high must be a finite number, got inf."),
     (lambda: Uniform(math.nan, 1.0), "Uniform.low must be a finite number, got nan."),
-    (lambda: Categorical(()), "Choice.values must be one or more finite numbers"),
-    (lambda: Categorical((1.0, math.inf)), "Choice.values must be one or more finite numbers"),
-    (lambda: Categorical((1.0, 2.0), (1.0,)), "Choice.weights needs one entry for each of the 2"),
-    (lambda: Categorical((1.0, 2.0), (3.0, -1.0)), "Choice.weights must not be negative"),
+    (lambda: Categorical(()), "Categorical.values must be one or more finite numbers"),
+    (lambda: Categorical((1.0, math.inf)), "Categorical.values must be one or more finite numbers"),
+    (
+        lambda: Categorical((1.0, 2.0), (1.0,)),
+        "Categorical.weights needs one entry for each of the 2",
+    ),
+    (lambda: Categorical((1.0, 2.0), (3.0, -1.0)), "Categorical.weights must not be negative"),
     (lambda: Categorical((1.0, 2.0), (0.0, 0.0)), "their sum must be positive and finite"),
-    (lambda: Categorical((1.0,), (math.nan,)), "Choice.weights must not be negative"),
+    (lambda: Categorical((1.0,), (math.nan,)), "Categorical.weights must not be negative"),
     (lambda: LogNormal(0.0, 1.0), "LogNormal.median must be positive, got 0.0."),
     (lambda: LogNormal(1.0, 0.0), "LogNormal.sigma must be positive, got 0.0."),
     (lambda: LogNormal(1.0, math.inf), "LogNormal.sigma must be a finite number"),
@@ -226,27 +229,27 @@ BAD: tuple[tuple[Callable[[], Law], str], ...] = (
     (lambda: Normal(1.0, -1.0), "Normal.deviation must not be negative, got -1.0."),
     (lambda: Normal(1.0, 1.0, low=2.0), "Normal.mean must lie between Normal.low and Normal.high"),
     (lambda: Normal(1.0, 1.0, high=0.0), "Normal.mean must lie between Normal.low and Normal.high"),
-    (lambda: Normal(400.0, 400.0, low=0.0), "Normal.deviation must be below 400, the way"),
-    (lambda: Normal(0.0, 0.1, low=0.0), "Normal.deviation must be below 0, the way"),
+    (lambda: Normal(400.0, 400.0, low=0.0), "Normal.deviation must be below 400, the distance"),
+    (lambda: Normal(0.0, 0.1, low=0.0), "Normal.deviation must be below 0, the distance"),
 )
 
 
 @pytest.mark.parametrize(("make", "message"), BAD, ids=[message for _, message in BAD])
-def test_an_impossible_law_is_refused(make: Callable[[], Law], message: str) -> None:
+def test_an_impossible_law_is_refused(make: Callable[[], Distribution], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         make()
 
 
 @pytest.mark.parametrize("law", LAWS, ids=repr)
 @pytest.mark.parametrize("complete", [False, True])
-def test_a_law_survives_its_file(law: Law, complete: bool) -> None:
-    kind: Any = Law
+def test_a_law_survives_its_file(law: Distribution, complete: bool) -> None:
+    kind: Any = Distribution
     assert config.load(config.dump(law, complete=complete), kind) == law
 
 
 def test_a_bad_law_in_a_file_is_told_with_its_path() -> None:
     table = {"use": "anyfleet.world.distributions:Disc", "radius": 5, "floor": -1}
     with pytest.raises(ConfigError) as caught:
-        config.load({"distance": table}, dict[str, Law])
+        config.load({"distance": table}, dict[str, Distribution])
     assert [problem.path for problem in caught.value.problems] == ["distance.floor"]
     assert "Disc.floor" in str(caught.value)

@@ -61,7 +61,7 @@ def test_levels_are_positions_unless_given() -> None:
 
 
 def test_links_of_the_fleet_are_dealt_evenly_and_apart_from_the_groups() -> None:
-    links = tuple(Steady(up=1e6 * (i + 1), down=1e6) for i in range(3))
+    links = tuple(Steady(bit_rate_up=1e6 * (i + 1), bit_rate_down=1e6) for i in range(3))
     fleet = Fleet(groups=(Group(), Group()), links=links)
     world = fleet.build(np.arange(600), 0)
     assert np.bincount(world.link).tolist() == [200, 200, 200]
@@ -119,7 +119,7 @@ def test_groups_may_name_the_owners_of_the_data() -> None:
 
 def test_what_is_dealt_at_random_says_so() -> None:
     def told(*groups: Group, **rest: Any) -> str:
-        return Fleet(groups=groups, **rest).build(np.arange(2), 7).dealt
+        return Fleet(groups=groups, **rest).build(np.arange(2), 7).assignment
 
     assert told(Group(), Group()) == (
         "Which devices belong to which group is drawn with seed 7, whatever their data."
@@ -140,16 +140,16 @@ def test_what_is_dealt_at_random_says_so() -> None:
             ("ada", *[""] * 19),
             (
                 "devices that the task does not have: 20, 25. It has 20, numbered from 0.",
-                "owners who have no device: eve. Those who have one: ada.",
-                "devices that have a group already: 0.",
+                "owners who have no device: eve. Owners with a device: ada.",
+                "devices in more than one group: 0.",
             ),
         ),
         ((Group(devices=("eve",)), Group()), (), ("owners (eve), but no device has the data of",)),
-        ((Group(devices=("ada",)), Group(devices=(0,))), ("ada",), ("have a group already: 0.",)),
+        ((Group(devices=("ada",)), Group(devices=(0,))), ("ada",), ("in more than one group: 0.",)),
         (
             (Group(devices=tuple(range(18))),),
             (),
-            ("name 18 of 20 devices; nobody takes 18, 19. Name them too",),
+            ("name 18 of 20 devices; no group has 18, 19. Name them too",),
         ),
         ((Group(devices=(0,)), Group(count=20)), (), ("have 21 devices but the task has 20",)),
         ((Group(devices=(0,)), Group(count=2)), (), ("have 3 devices but the task has 20",)),

@@ -28,12 +28,12 @@ memory = { use = "LogNormal", median = 1e9, sigma = 1.0 }
 
 [[fleet.groups]]
 speed = { use = "Unifrm", low = 1e9, high = 2e9 }
-link = { use = "Steady", up = 1e6, down = 1e6, dwn = 2e6 }
+link = { use = "Steady", bit_rate_up = 1e6, bit_rate_down = 1e6, bit_rate_dwn = 2e6 }
 
 [[fleet.groups]]
 speed = -1.0
 count = 0
-loss = { error = 1.5 }
+column_loss = { error = 1.5 }
 
 [[fleet.groups]]
 overhead = { use = "Uniform", low = 2.0, high = 1.0 }
@@ -52,10 +52,10 @@ TOLD = {
     "fleet.groups.2.speed": "must be bounded",
     "fleet.groups.2.memory": "must be bounded",
     "fleet.groups.3.speed.use": 'did you mean "Uniform"?',
-    "fleet.groups.3.link.dwn": 'did you mean "down"?',
+    "fleet.groups.3.link.bit_rate_dwn": 'did you mean "bit_rate_down" or',
     "fleet.groups.4.speed": "above 0, got -1.0",
     "fleet.groups.4.count": "at least 1, got 0",
-    "fleet.groups.4.loss.error": "must be a probability",
+    "fleet.groups.4.column_loss.error": "must be a probability",
     "fleet.groups.5.overhead": "Uniform.low, 2.0, is above Uniform.high, 1.0",
     "fleet.groups.5.energy": "at least 0",
     "fleet.groups.5.frequency": "slowest and the fastest",
@@ -68,43 +68,43 @@ TOLD = {
 # Several faults in one part, also in what it cannot do without, and in the arguments of a preset.
 BAD_PARTS = """
 [[fleet.groups]]
-link = { use = "Steady", up = -1.0, down = -3.0, power = -0.1 }
+link = { use = "Steady", bit_rate_up = -1.0, bit_rate_down = -3.0, send_power = -0.1 }
 speed = { use = "Redrawn", of = { use = "Uniform", low = 3.0, high = 1.0 }, every = -1.0 }
 load = { use = "LogNormal", median = -1.0, sigma = -2.0 }
-memory = { use = "Choice", values = [], weights = [-1.0] }
-loss = { width = 2.0, error = -1.0, minimum_rate = -5.0 }
+memory = { use = "Categorical", values = [], weights = [-1.0] }
+column_loss = { column_width = 2.0, error = -1.0, minimum_bit_rate = -5.0 }
 
 [[fleet.groups]]
-link = { use = "Steady", up = "fast", down = 0.0 }
+link = { use = "Steady", bit_rate_up = "fast", bit_rate_down = 0.0 }
 battery = { use = "Wandering", mean = -1.0, persistence = 3.0, floor = 2.0 }
 distance = { use = "Disc", radius = -5.0, floor = -1.0 }
 recharge = { use = "Normal", mean = "high", deviation = -1.0 }
 availability = { use = "Intermittent", share = 2.0, every = 0.0 }
 
 [[fleet.groups]]
-link = { use = "Shannon", band = 0.0, receive = -1.0, ref_loss_db = 1e4 }
+link = { use = "Shannon", band = 0.0, receive_power = -1.0, ref_loss_db = 1e4 }
 availability = { use = "Intermittent", every = 0.0 }
 
 [fleet.reports]
-steps = -1
+rounds = -1
 noise = -1.0
 """
 
 TOLD_OF_PARTS = {
-    "fleet.groups.0.link.up": "Steady.up must be finite bits per second above 0",
-    "fleet.groups.0.link.down": "Steady.down",
-    "fleet.groups.0.link.power": "watts",
+    "fleet.groups.0.link.bit_rate_up": "Steady.bit_rate_up must be finite bits per second above 0",
+    "fleet.groups.0.link.bit_rate_down": "Steady.bit_rate_down",
+    "fleet.groups.0.link.send_power": "watts",
     "fleet.groups.0.speed.of": "Uniform.low, 3.0, is above Uniform.high, 1.0",
     "fleet.groups.0.speed.every": "Redrawn.every must be a positive number of seconds",
     "fleet.groups.0.load.median": "positive",
     "fleet.groups.0.load.sigma": "positive",
     "fleet.groups.0.memory.values": "one or more",
     "fleet.groups.0.memory.weights": "not be negative",
-    "fleet.groups.0.loss.width": "(0, 1]",
-    "fleet.groups.0.loss.error": "probability",
-    "fleet.groups.0.loss.minimum_rate": "above 0",
-    "fleet.groups.1.link.up": "got 'fast'",
-    "fleet.groups.1.link.down": "above 0",
+    "fleet.groups.0.column_loss.column_width": "(0, 1]",
+    "fleet.groups.0.column_loss.error": "probability",
+    "fleet.groups.0.column_loss.minimum_bit_rate": "above 0",
+    "fleet.groups.1.link.bit_rate_up": "got 'fast'",
+    "fleet.groups.1.link.bit_rate_down": "above 0",
     "fleet.groups.1.battery.mean": "not negative",
     "fleet.groups.1.battery.persistence": "[0, 0.99]",
     "fleet.groups.1.battery.floor": "[0, 1]",
@@ -115,37 +115,37 @@ TOLD_OF_PARTS = {
     "fleet.groups.1.availability.share": "(0, 1]",
     "fleet.groups.1.availability.every": "positive number of seconds",
     "fleet.groups.2.link.band": "above 0",
-    "fleet.groups.2.link.receive": "watts",
+    "fleet.groups.2.link.receive_power": "watts",
     "fleet.groups.2.link.ref_loss_db": "decibels",
     "fleet.groups.2.availability.share": "is missing",
     "fleet.groups.2.availability.every": "positive number of seconds",
-    "fleet.reports.steps": "not negative",
+    "fleet.reports.rounds": "not negative",
     "fleet.reports.noise": "not negative",
 }
 
 BAD_PRESETS = {
-    'use = "levels"\nspeeds = [-1, 2, -3]\nup = 0.0\ndown = [-1.0, 2.0, 3.0]\nmemory = -4.0\n'
-    "mortality = 2.0\n": {
+    'use = "levels"\nspeeds = [-1, 2, -3]\nbit_rate_up = 0.0\n'
+    "bit_rate_down = [-1.0, 2.0, 3.0]\nmemory = -4.0\nmortality = 2.0\n": {
         "speeds": "levels.speeds must be above 0, got -1",
-        "up": "levels.up must be finite bits per second above 0",
-        "down": "levels.down must be finite",
+        "bit_rate_up": "levels.bit_rate_up must be finite bits per second above 0",
+        "bit_rate_down": "levels.bit_rate_down must be finite",
         "memory": "levels.memory must be above 0, got -4.0",
         "mortality": "levels.mortality must be at least 0 and at most 1, got 2.0",
     },
     'use = "cell"\ndevices = 0\ndistance = -1.0\ncoefficient = -1.0\nbudget = -1.0\n'
-    "flops_per_cycle = 0.0\nlink = { band = -1.0, receive = -1.0 }\n": {
+    "flops_per_cycle = 0.0\nlink = { band = -1.0, receive_power = -1.0 }\n": {
         "devices": "cell.devices must be at least 1",
         "distance": "cell.distance must be at least 0",
         "coefficient": "cell.coefficient must be at least 0",
         "budget": "cell.budget must be above 0",
         "flops_per_cycle": "cell.flops_per_cycle must be above 0",
         "link.band": "Shannon.band",
-        "link.receive": "Shannon.receive",
+        "link.receive_power": "Shannon.receive_power",
     },
-    'use = "lossy"\nerrors = [0.1, 1.5]\nlevels = 0\nwidth = 0.0\nspeed = -1.0\n': {
+    'use = "lossy"\nerrors = [0.1, 1.5]\nlevels = 0\ncolumn_width = 0.0\nspeed = -1.0\n': {
         "errors": "lossy.errors must be a probability",
         "levels": "lossy.levels must be at least 1",
-        "width": "lossy.width must lie in (0, 1]",
+        "column_width": "lossy.column_width must lie in (0, 1]",
         "speed": "lossy.speed must be above 0",
     },
     'use = "testbed"\nspeed = 0.0\n': {"speed": "testbed.speed must be above 0"},
@@ -205,7 +205,7 @@ def test_problems_of_the_fleet_do_not_hide_those_of_the_rest(tmp_path: Path) -> 
         ('[fleet]\ncounting = "guess"\n', "fleet.counting"),
         ("[fleet.reports]\nnoise = -1.0\n", "fleet.reports.noise"),
         # Two keys that disagree: the place of both.
-        ('[fleet]\nuse = "levels"\nspeeds = [1e9]\nup = [1e6, 2e6]\n', "fleet"),
+        ('[fleet]\nuse = "levels"\nspeeds = [1e9]\nbit_rate_up = [1e6, 2e6]\n', "fleet"),
         ('[fleet]\nuse = "lossy"\nlevels = 0\n', "fleet.levels"),
         ('[fleet]\nuse = "levls"\n', "fleet.use"),
         (
@@ -228,7 +228,7 @@ name = "phones"
 count = 8
 speed = { use = "LogNormal", median = 1e9, sigma = 0.5, low = 1e8, high = 1e10 }
 load = { use = "Redrawn", of = { use = "Uniform", low = 1.0, high = 3.0 } }
-memory = { use = "Choice", values = [1e9, 2e9], weights = [3.0, 1.0] }
+memory = { use = "Categorical", values = [1e9, 2e9], weights = [3.0, 1.0] }
 distance = { use = "Disc", radius = 550.0 }
 link = { use = "Shannon" }
 availability = { use = "Diurnal", mean = 0.5 }
@@ -262,7 +262,7 @@ rounds = 2
 [task]
 use = "Own"
 model = { use = "perceptron", features = 6, classes = 3, hidden = [4] }
-data = { use = "tests.tasks.sets:Owned" }
+data = { use = "tests.helpers.sets:Owned" }
 devices = 3
 partition = { use = "ByOwner" }
 [method]
@@ -283,7 +283,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_relative_path_lies_beside_the_run_file(home: Path) -> None:
     (home / "data/rates.csv").write_text("rate\n1e6\n")
-    numbers = '{ use = "Replayed", file = "data/rates.csv", column = "rate" }'
+    numbers = '{ use = "Replayed", file = "data/rates.csv", field = "rate" }'
     table, group = home / "table.toml", home / "group.toml"
     table.write_text(REST + TABLE)
     group.write_text(f"{REST}[[fleet.groups]]\nspeed = {numbers}\n")
@@ -332,11 +332,11 @@ def test_hardware_is_bound_to_data_by_their_owner(
 ) -> None:
     (home / "run.toml").write_text(OWNED + fleet)
     for seed in (0, 1):
-        experiment = load(home / "run.toml", [f"seed={seed}"], allow=["tests.tasks.sets"])
+        experiment = load(home / "run.toml", [f"seed={seed}"], allow=["tests.helpers.sets"])
         task = build(experiment)
         # Devices follow the order of owners; whose rows they have is told by their inputs.
         owner = [NAMES[int(task.data(device).x[0, 0])] for device in range(3)]
         world = populate(experiment, task)
-        speed = world.column("speed", np.arange(3), When(0.0, 0)).tolist()
+        speed = world.values("speed", np.arange(3), When(0.0, 0)).tolist()
         by_owner = dict(zip(owner, speed, strict=True))
         assert by_owner == dict(zip(("alf", "ada", "bob"), speeds, strict=True))

@@ -1,4 +1,4 @@
-"""Groups: what a column may be, and how a wrong one is refused."""
+"""Groups: what a field may be, and how a wrong one is refused."""
 
 import math
 from dataclasses import fields
@@ -14,13 +14,13 @@ TRACE = Path(__file__).parent / "trace.csv"
 NUMBERS = [f.name for f in fields(Group) if f.name in _RANGES]
 
 
-def group(**columns: Any) -> Group:
-    return Group(**columns)
+def group(**fields: Any) -> Group:
+    return Group(**fields)
 
 
 def test_every_number_of_a_group_has_a_range() -> None:
     others = {"name", "count", "level", "devices", "frequency", "exponent"}
-    others |= {"link", "loss", "availability"}
+    others |= {"link", "column_loss", "availability"}
     assert {f.name for f in fields(Group)} - others == set(_RANGES)
 
 
@@ -61,7 +61,7 @@ def test_what_concerns_the_battery_stays_and_all_else_may_change(
             group(**{name: number})
         return
     for number in changing:
-        with pytest.raises(ValueError, match=f"Group.{name} must be a number or a law"):
+        with pytest.raises(ValueError, match=f"Group.{name} must be a number or a distribution"):
             group(**{name: number})
 
 
@@ -122,16 +122,19 @@ def test_frequencies_that_would_stop_the_clock_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("columns", "told"),
+    ("fields", "told"),
     [
-        ({"devices": (0, 3, 0, "ada", "ada")}, r"Group\.devices names twice: 0, ada\."),
+        (
+            {"devices": (0, 3, 0, "ada", "ada")},
+            r"Group\.devices names these more than once: 0, ada\.",
+        ),
         ({"devices": (-1, "", True)}, r"from 0, or names of owners; got -1, '', True\."),
         ({"devices": (0, 1), "count": 3}, r"Group\.count is 3, but the group names 2 devices"),
         ({"level": 1000}, r"Group\.level must lie in 0 … 999, got 1000"),
         ({"battery": -math.inf}, r"Group\.battery must be"),
     ],
 )
-def test_names_and_levels_that_cannot_be_are_refused(columns: dict[str, Any], told: str) -> None:
+def test_names_and_levels_that_cannot_be_are_refused(fields: dict[str, Any], told: str) -> None:
     with pytest.raises(ValueError, match=told):
-        group(**columns)
+        group(**fields)
     assert group(devices=(0, 1), count=2).devices == (0, 1)

@@ -47,7 +47,7 @@ from anyfleet.wire import decode_order
 from anyfleet.wire.inbox import Inbox
 from anyfleet.world import (
     Categorical,
-    Columns,
+    ColumnLoss,
     Diurnal,
     Fleet,
     Group,
@@ -111,8 +111,10 @@ METHODS: dict[str, Method] = {
 }
 LOSSY = Group(
     speed=1e8,
-    link=Steady(up=Wandering(3e5, every=0.1), down=1e6, power=0.5, receive=0.25),
-    loss=Columns(error=0.1),
+    link=Steady(
+        bit_rate_up=Wandering(3e5, every=0.1), bit_rate_down=1e6, send_power=0.5, receive_power=0.25
+    ),
+    column_loss=ColumnLoss(error=0.1),
     battery=1e4,
 )
 
@@ -136,10 +138,13 @@ def check_books(steps: list[Round]) -> None:
     for step, before in zip(steps, times, strict=False):
         for row in small.rows(step):
             check_row(row, step.time)
-            assert row.issued_at <= row.step == step.index
-            assert row.began >= before or row.issued_at < step.index
+            assert row.issued_round <= row.round_index == step.index
+            assert row.began >= before or row.issued_round < step.index
             busy[row.device].append(
-                (row.began, row.began + row.download + row.compute + row.upload)
+                (
+                    row.began,
+                    row.began + row.download_seconds + row.compute_seconds + row.upload_seconds,
+                )
             )
     for spans in busy.values():
         assert all(b <= c + 1e-9 for (_, b), (c, _) in pairwise(sorted(spans)))
@@ -148,23 +153,29 @@ def check_books(steps: list[Round]) -> None:
 # Not a number where nobody said or asked.
 UNKNOWN = ("loss", "frequency", "utility", "norm", "fisher")
 # Not a number where no training result came in; otherwise shares.
-RESULT = ("measured_rate", "gain", "divergence", "contraction")
+RESULT = ("measured_sent_fraction", "channel_share", "trained_share")
 
 
 def check_row(row: SimpleNamespace, end: float) -> None:
-    assert row.lost.partition(":")[0] in REASONS
+    assert row.failure.partition(":")[0] in REASONS
     for name, value in vars(row).items():
         if name in RESULT:
             assert math.isnan(value) or 0 <= value <= 1, name
         elif name == "distortion":
             assert math.isnan(value) or 0 <= value < math.inf
-        elif name not in ("kind", "lost", "choice", "steps", "epochs", *UNKNOWN):
+        elif name not in ("kind", "failure", "choice", "local_steps", "epochs", *UNKNOWN):
             assert 0 <= value < math.inf, name
-    total = row.began + row.download + row.compute + row.upload + row.wait
+    total = (
+        row.began
+        + row.download_seconds
+        + row.compute_seconds
+        + row.upload_seconds
+        + row.wait_seconds
+    )
     assert total == pytest.approx(end, rel=1e-9, abs=1e-9)
     assert 0 <= row.delivered_down <= 1
     assert 0 <= row.delivered_up <= 1
-    if not row.lost and row.kind in ("train", "fetch"):
+    if not row.failure and row.kind in ("train", "fetch"):
         assert row.bits_up > 0
         assert row.delivered_up > 0
 
@@ -173,8 +184,8 @@ def check_joules(steps: list[Round], runtime: Simulated, start: "np.ndarray[Any,
     """Joules are watts times seconds of work, and batteries lost what the ledger says."""
     world, spent = runtime._world, np.zeros(len(start))
     for row in closed(steps):
-        own = world.conditions(np.array([row.device]), When(row.began, row.issued_at), 1)
-        ends = np.cumsum([row.began, row.download, row.compute, row.upload])
+        own = world.conditions(np.array([row.device]), When(row.began, row.issued_round), 1)
+        ends = np.cumsum([row.began, row.download_seconds, row.compute_seconds, row.upload_seconds])
         down, computing, up = (spans(a, b) for a, b in pairwise(ends.tolist()))
         receiving, sending = (carried(world, row, each) for each in (down, up))
         assert row.download_joules == pytest.approx(own.receive_power[0] * receiving[1], abs=1e-9)
@@ -205,7 +216,7 @@ def carried(
     """Seconds in which the link carries something, up and down."""
     found = np.zeros(2)
     for middle, length in pieces:
-        rates = world.rates(np.array([row.device]), When(middle, row.issued_at), 1)
+        rates = world.bit_rates(np.array([row.device]), When(middle, row.issued_round), 1)
         found += length * np.array([rates.up[0] > 0, rates.down[0] > 0])
     return float(found[0]), float(found[1])
 
@@ -214,7 +225,7 @@ def worked(world: World, row: SimpleNamespace, pieces: list[tuple[float, float]]
     """Joules: eps f³ watts, for the order's own part of the time."""
     joules, devices = 0.0, np.array([row.device])
     for middle, length in pieces:
-        own = world.conditions(devices, When(middle, row.issued_at), 1)
+        own = world.conditions(devices, When(middle, row.issued_round), 1)
         joules += length * float(own.coefficient[0] * own.fastest[0] ** 3 / own.load[0])
     return joules
 
@@ -235,7 +246,7 @@ def test_seconds_and_joules_add_up_to_clock_and_meters(name: str) -> None:
         replace(LOSSY, speed=2e8, mortality=0.1),
         replace(LOSSY, speed=3e7, availability=Intermittent(0.8, every=0.5)),
         replace(LOSSY, battery=0.4, energy=1e-26, load=Redrawn(Uniform(1.0, 3.0), every=0.07)),
-        replace(LOSSY, link=Steady(3e5, Replayed(GAPS, "rate", every=0.07), receive=0.25)),
+        replace(LOSSY, link=Steady(3e5, Replayed(GAPS, "rate", every=0.07), receive_power=0.25)),
     )
     method = small.padded(replace(BASE, schedule=SCHEDULES[name], select=Draw(5)))
     runtime = begun(task, Fleet(groups=groups), 1)
@@ -243,7 +254,9 @@ def test_seconds_and_joules_add_up_to_clock_and_meters(name: str) -> None:
     steps = list(islice(run(method, task, runtime, 1), 4))
     check_books(steps)
     check_joules(steps, runtime, start)
-    assert len({row.lost for row in closed(steps)}) > 1  # something went wrong, or it shows little
+    assert (
+        len({row.failure for row in closed(steps)}) > 1
+    )  # something went wrong, or it shows little
 
 
 @pytest.mark.parametrize("stop", [1, 2, 3])
@@ -253,7 +266,7 @@ def test_answers_that_grow_too_old_are_told_in_the_step_that_ends(stop: int) -> 
     fleet = Fleet(groups=(Group(speed=1e9), Group(speed=Uniform(2e6, 2e8))))
     method = replace(BASE, schedule=Tiers(staleness=0), select=Draw(3))
     whole = small.steps(method, task, 5, fleet=fleet)
-    assert any(row.lost == "stale" for row in closed(whole))
+    assert any(row.failure == "stale" for row in closed(whole))
     runtime, other = (begun(task, fleet, 0) for _ in range(2))
     half = list(islice(run(method, task, runtime, 0), stop))
     other.restore(runtime.save())
@@ -303,7 +316,9 @@ def test_charged_bits_are_the_bytes_of_the_threads_engine_order_by_order(
 ) -> None:
     """Links fail both ways; and what comes out is bit for bit what the reference computes."""
     task = small.task(devices=6, partition=Dirichlet(0.3))
-    fleet = Fleet(groups=(LOSSY, replace(LOSSY, loss=Columns(error=0.3, width=0.2))))
+    fleet = Fleet(
+        groups=(LOSSY, replace(LOSSY, column_loss=ColumnLoss(error=0.3, column_width=0.2)))
+    )
     method = small.padded(replace(METHODS[name], schedule=schedule, select=Everyone()))
     one = small.steps(method, task, 2, fleet=fleet)
     sent = weigh(monkeypatch)
@@ -311,7 +326,7 @@ def test_charged_bits_are_the_bytes_of_the_threads_engine_order_by_order(
     assert small.identical(one[-1].params, two[-1].params)
     assert small.identical(one[-1].buffers, two[-1].buffers)
     assert repr([small.rows(s) for s in one]) == repr([small.rows(s) for s in two])
-    counted = [row for row in closed(two) if not row.lost]
+    counted = [row for row in closed(two) if not row.failure]
     assert any(row.delivered_down < 1 for row in counted)
     assert any(row.delivered_up < 1 for row in counted)
     for row in closed(two):
@@ -391,9 +406,9 @@ class Hidden:
         group = Group(
             speed=column("speed"),
             memory=column("memory"),
-            link=Steady(up=column("up"), down=column("up")),
+            link=Steady(bit_rate_up=column("up"), bit_rate_down=column("up")),
             mortality=self.mortality,
-            loss=Columns(error=self.error),
+            column_loss=ColumnLoss(error=self.error),
         )
         return Fleet(groups=(group, group), reports=reports)
 
@@ -440,7 +455,7 @@ def test_with_fresh_reports_the_truth_decides(truth: str, tmp_path: Path) -> Non
     "package", ["aggregate", "codec", "extract", "plan", "schedule", "select", "train"]
 )
 def test_no_policy_can_reach_the_truth(package: str) -> None:
-    folder = Path(anyfleet.__file__).parent / package
+    folder = Path(anyfleet.__file__).parent / "parts" / package
     found = set()
     for file in folder.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
@@ -489,18 +504,18 @@ LINKS = st.one_of(
         Steady,
         st.builds(Replayed, st.just(GAPS), st.just("rate"), PERIODICALLY),
         st.builds(Replayed, st.just(GAPS), st.just("rate"), PERIODICALLY),
-        power=st.floats(0, 1),
-        receive=st.floats(0, 1),
+        send_power=st.floats(0, 1),
+        receive_power=st.floats(0, 1),
     ),
     st.builds(
         Steady,
         numbers(1e5, 1e7),
         numbers(2e5, 4e7),
-        power=st.floats(0, 1),
-        receive=st.floats(0, 1),
+        send_power=st.floats(0, 1),
+        receive_power=st.floats(0, 1),
         shared=st.booleans(),
     ),
-    st.builds(Shannon, fading=st.booleans(), shared=st.booleans(), receive=st.floats(0, 1)),
+    st.builds(Shannon, fading=st.booleans(), shared=st.booleans(), receive_power=st.floats(0, 1)),
 )
 GROUPS = st.builds(
     Group,
@@ -517,10 +532,10 @@ GROUPS = st.builds(
     distance=numbers(50, 600),
     loss=st.sampled_from(
         [
-            Columns(),
-            Columns(error=0.2),
-            Columns(0.3, Uniform(0.0, 0.4)),
-            Columns(minimum_bit_rate=2e5),
+            ColumnLoss(),
+            ColumnLoss(error=0.2),
+            ColumnLoss(0.3, Uniform(0.0, 0.4)),
+            ColumnLoss(minimum_bit_rate=2e5),
         ]
     ),
     battery=st.one_of(st.just(math.inf), st.just(10.0), laws(0.5, 20)),
@@ -542,7 +557,7 @@ FLEETS = st.builds(
     groups=st.lists(GROUPS, min_size=1, max_size=3).map(tuple),
     reports=st.builds(
         Reports,
-        steps=st.integers(0, 2),
+        rounds=st.integers(0, 2),
         seconds=st.sampled_from([0.0, 1.0]),
         noise=st.sampled_from([0.0, 0.5]),
     ),
@@ -559,7 +574,7 @@ def test_in_any_world_the_books_balance_and_a_run_can_be_resumed(
 ) -> None:
     task = small.task(devices=6)
     method = replace(METHODS[name], schedule=SCHEDULES[schedule], select=Draw(4))
-    if any(group.loss.fails for group in fleet.groups):
+    if any(group.column_loss.lossy for group in fleet.groups):
         method = small.padded(method)
     runtime = begun(task, fleet, seed)
     start = charge(runtime)

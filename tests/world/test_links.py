@@ -16,7 +16,8 @@ from torch import Tensor
 from anyfleet import rng
 from anyfleet.arrays import Floats
 from anyfleet.config import dump, load, to_toml
-from anyfleet.formulas import outage_probability, outage_range
+from anyfleet.formulas import outage_probability
+from anyfleet.formulas.reference import outage_range
 from anyfleet.world.distributions import Disc, LogNormal, Normal, Uniform
 from anyfleet.world.links import (
     BitRates,
@@ -55,7 +56,7 @@ def keys_of(count: int, seed: int = 0) -> Tensor:
 
 
 def up_at(link: Link, distance: float, active: int = 1) -> float:
-    return float(link.rates(keys_of(1), NOW, np.array([distance]), active).up[0])
+    return float(link.bit_rates(keys_of(1), NOW, np.array([distance]), active).up[0])
 
 
 def within(sample: Floats, mean: float) -> bool:
@@ -72,7 +73,7 @@ def within(sample: Floats, mean: float) -> bool:
 )
 def test_rates_of_the_three_intercepts(loss: float, rates: tuple[float, ...]) -> None:
     link = Shannon(ref_loss_db=loss)
-    up = link.rates(keys_of(3), NOW, np.array([550.0, 400.0, 100.0]), 1).up
+    up = link.bit_rates(keys_of(3), NOW, np.array([550.0, 400.0, 100.0]), 1).up
     assert np.round(up / 1e6, 2).tolist() == list(rates)
 
 
@@ -82,9 +83,9 @@ def test_cell_means_of_the_three_intercepts(loss: float, mean: float) -> None:
     """The quadrature of a uniform disc, and draws from one."""
     link = Shannon(ref_loss_db=loss)
     radius = 550 * np.sqrt((np.arange(100_000) + 0.5) / 100_000)
-    exact = float(link.rates(keys_of(1), NOW, radius, 1).up.mean() / 1e6)
+    exact = float(link.bit_rates(keys_of(1), NOW, radius, 1).up.mean() / 1e6)
     assert exact == pytest.approx(mean, abs=0.005)
-    drawn = link.rates(keys_of(COUNT), NOW, Disc(550.0).draw(keys_of(COUNT)), 1).up / 1e6
+    drawn = link.bit_rates(keys_of(COUNT), NOW, Disc(550.0).draw(keys_of(COUNT)), 1).up / 1e6
     assert within(drawn, exact)
 
 
@@ -106,9 +107,9 @@ def test_interference_adds_to_the_noise() -> None:
 
 def test_the_station_has_its_own_power_and_band() -> None:
     distance = np.array([200.0])
-    default = Shannon().rates(keys_of(1), NOW, distance, 1)
-    same = Shannon(station_power=0.1, station_band=1e6).rates(keys_of(1), NOW, distance, 1)
-    swapped = Shannon(band=1e7, power=10.0).rates(keys_of(1), NOW, distance, 1)
+    default = Shannon().bit_rates(keys_of(1), NOW, distance, 1)
+    same = Shannon(station_power=0.1, station_band=1e6).bit_rates(keys_of(1), NOW, distance, 1)
+    swapped = Shannon(band=1e7, send_power=10.0).bit_rates(keys_of(1), NOW, distance, 1)
     assert same.down == same.up == default.up
     assert default.down == swapped.up
 
@@ -122,7 +123,7 @@ def test_a_gap_in_a_trace_is_no_rate_at_all(tmp_path: Path) -> None:
     trace = tmp_path / "trace.csv"
     trace.write_text("rate\n0\n5\n")
     link = Steady(Replayed(trace, "rate", shift=False), 7.0)
-    assert [link.rates(keys_of(1), When(0.0, s), np.ones(1), 1).up[0] for s in (0, 1)] == [0, 5]
+    assert [link.bit_rates(keys_of(1), When(0.0, s), np.ones(1), 1).up[0] for s in (0, 1)] == [0, 5]
 
 
 # --- FedResCuE's outage -----------------------------------------------------------------------
@@ -140,7 +141,7 @@ def test_a_fading_link_is_lost_as_often_as_the_closed_form_says() -> None:
     distance = np.full(COUNT, 300.0)
     closed = EXAMPLE.outage(keys_of(COUNT), NOW, distance, 1e6, active=1, way="up")
     assert closed == pytest.approx(EXAMPLE_OUTAGE, rel=1e-9)
-    lost = EXAMPLE.rates(keys_of(COUNT), NOW, distance, 1).up < 1e6
+    lost = EXAMPLE.bit_rates(keys_of(COUNT), NOW, distance, 1).up < 1e6
     assert within(lost.astype(np.float64), EXAMPLE_OUTAGE)
 
 
@@ -158,7 +159,7 @@ def test_the_way_down_is_lost_as_often_as_the_stations_power_and_band_say() -> N
     distance = np.full(COUNT, 300.0)
     outage = EXAMPLE.outage(keys_of(COUNT), NOW, distance, 1e7, active=1, way="down")
     assert outage == pytest.approx(1 - (1 - EXAMPLE_OUTAGE) ** 0.1, rel=1e-9)
-    lost = EXAMPLE.rates(keys_of(COUNT), NOW, distance, 1).down < 1e7
+    lost = EXAMPLE.bit_rates(keys_of(COUNT), NOW, distance, 1).down < 1e7
     assert within(lost.astype(np.float64), float(outage[0]))
     sharp = replace(EXAMPLE, fading=False)
     reach = outage_range(1.0, 10.0, noise=1e-11, exponent=3.76)
@@ -194,7 +195,7 @@ def fades_of(rates: BitRates, distance: Floats) -> tuple[Floats, Floats]:
 
 def test_fades_are_exponential_and_independent_both_ways() -> None:
     distance = np.full(COUNT, 300.0)
-    up, down = fades_of(EXAMPLE.rates(keys_of(COUNT), NOW, distance, 1), distance)
+    up, down = fades_of(EXAMPLE.bit_rates(keys_of(COUNT), NOW, distance, 1), distance)
     for fade in (up, down):
         assert within(fade, 1.0)
         assert within(fade**2, 2.0)
@@ -203,9 +204,9 @@ def test_fades_are_exponential_and_independent_both_ways() -> None:
 
 def test_a_fade_lasts_one_server_step() -> None:
     distance, keys = np.full(COUNT, 300.0), keys_of(COUNT)
-    first = EXAMPLE.rates(keys, When(0.0, 0), distance, 1).up
-    assert (EXAMPLE.rates(keys, When(99.0, 0), distance, 1).up == first).all()
-    second = EXAMPLE.rates(keys, When(99.0, 1), distance, 1).up
+    first = EXAMPLE.bit_rates(keys, When(0.0, 0), distance, 1).up
+    assert (EXAMPLE.bit_rates(keys, When(99.0, 0), distance, 1).up == first).all()
+    second = EXAMPLE.bit_rates(keys, When(99.0, 1), distance, 1).up
     assert abs(np.corrcoef(first, second)[0, 1]) < 5 / math.sqrt(COUNT)
     assert EXAMPLE.until(NOW) == math.inf
 
@@ -214,14 +215,14 @@ def test_a_fade_lasts_one_server_step() -> None:
 
 
 def test_constants_are_what_every_device_has() -> None:
-    rates = Steady(1e6, 2e6).rates(keys_of(3), NOW, np.ones(3), 7)
+    rates = Steady(1e6, 2e6).bit_rates(keys_of(3), NOW, np.ones(3), 7)
     assert rates.up.tolist() == [1e6] * 3
     assert rates.down.tolist() == [2e6] * 3
 
 
 def test_the_ways_are_drawn_independently() -> None:
     law = Uniform(1e6, 2e6)
-    rates = Steady(law, law).rates(keys_of(COUNT), NOW, np.ones(COUNT), 1)
+    rates = Steady(law, law).bit_rates(keys_of(COUNT), NOW, np.ones(COUNT), 1)
     assert abs(np.corrcoef(rates.up, rates.down)[0, 1]) < 5 / math.sqrt(COUNT)
 
 
@@ -231,7 +232,7 @@ def test_a_given_rate_is_lost_or_not() -> None:
     found = []
     for way in WAYS:
         outage = link.outage(keys, NOW, distance, 1.5e6, active=1, way=way)
-        assert (outage == (link.rates(keys, NOW, distance, 1).of(way) < 1.5e6)).all()
+        assert (outage == (link.bit_rates(keys, NOW, distance, 1).of(way) < 1.5e6)).all()
         assert set(outage) == {0.0, 1.0}
         found.append(outage)
     assert (found[0] != found[1]).any()
@@ -252,7 +253,7 @@ def test_rates_hold_until_the_first_of_them_changes() -> None:
 def test_wandering_radios_keep_their_mean(link: Steady, mean: float) -> None:
     """At any one step; the floor at 5 % of the mean is 7 deviations away."""
     for step in (0, 10):
-        rates = link.rates(keys_of(COUNT), When(0.0, step), np.ones(COUNT), 1)
+        rates = link.bit_rates(keys_of(COUNT), When(0.0, step), np.ones(COUNT), 1)
         assert within(rates.up, mean)
         assert within(rates.down, mean)
         assert np.log(rates.up).std() == pytest.approx(0.4, abs=0.01)
@@ -260,7 +261,7 @@ def test_wandering_radios_keep_their_mean(link: Steady, mean: float) -> None:
 
 def test_wandering_radios_remember() -> None:
     def logs(step: int) -> Floats:
-        rates = wifi().rates(keys_of(COUNT), When(0.0, step), np.ones(COUNT), 1)
+        rates = wifi().bit_rates(keys_of(COUNT), When(0.0, step), np.ones(COUNT), 1)
         return np.asarray(np.log(rates.up))
 
     for lag in (1, 4):
@@ -274,7 +275,7 @@ def test_wandering_radios_remember() -> None:
 
 def test_two_devices_on_a_shared_medium_have_half_each() -> None:
     link, alone = Steady(1e6, 2e6, shared=True), Steady(1e6, 2e6)
-    rates, whole = (each.rates(keys_of(2), NOW, np.ones(2), 2) for each in (link, alone))
+    rates, whole = (each.bit_rates(keys_of(2), NOW, np.ones(2), 2) for each in (link, alone))
     assert (2 * rates.up == whole.up).all()
     assert (2 * rates.down == whole.down).all()
 
@@ -282,9 +283,9 @@ def test_two_devices_on_a_shared_medium_have_half_each() -> None:
 def test_a_part_of_the_band_has_a_part_of_the_noise() -> None:
     """A device sends with all of its power; the station divides its own."""
     distance = np.array([300.0])
-    whole = Shannon().rates(keys_of(1), NOW, distance, 5)
-    part = Shannon(shared=True).rates(keys_of(1), NOW, distance, 5)
-    assert part.up == Shannon(band=2e5).rates(keys_of(1), NOW, distance, 1).up
+    whole = Shannon().bit_rates(keys_of(1), NOW, distance, 5)
+    part = Shannon(shared=True).bit_rates(keys_of(1), NOW, distance, 5)
+    assert part.up == Shannon(band=2e5).bit_rates(keys_of(1), NOW, distance, 1).up
     assert whole.up / 5 < part.up < whole.up
     assert part.down == pytest.approx(whole.down / 5)
 
@@ -295,7 +296,7 @@ DISTANCES = st.floats(0, 5000)
 SHANNONS = st.builds(
     Shannon,
     band=st.floats(1e5, 1e8),
-    power=st.floats(0.01, 10),
+    send_power=st.floats(0.01, 10),
     exponent=st.floats(2, 5),
     ref_loss_db=st.floats(0, 60),
     interference=st.floats(0, 1e-12),
@@ -310,14 +311,17 @@ def no_faster(slow: BitRates, fast: BitRates) -> bool:
 
 @given(SHANNONS, DISTANCES, DISTANCES, st.integers(1, 50))
 def test_farther_is_slower(link: Shannon, one: float, other: float, active: int) -> None:
-    near, far = (link.rates(keys_of(1), NOW, np.array([d]), active) for d in sorted((one, other)))
+    near, far = (
+        link.bit_rates(keys_of(1), NOW, np.array([d]), active) for d in sorted((one, other))
+    )
     assert no_faster(far, near)
 
 
 @given(SHANNONS, DISTANCES, st.integers(1, 50), st.integers(1, 50))
 def test_more_company_is_slower(link: Shannon, distance: float, one: int, other: int) -> None:
     few, many = (
-        link.rates(keys_of(1), NOW, np.array([distance]), active) for active in sorted((one, other))
+        link.bit_rates(keys_of(1), NOW, np.array([distance]), active)
+        for active in sorted((one, other))
     )
     assert no_faster(many, few)
     assert link.shared or many == few
@@ -326,7 +330,7 @@ def test_more_company_is_slower(link: Shannon, distance: float, one: int, other:
 @given(st.floats(-20, 80), st.floats(-20, 80), DISTANCES)
 def test_more_loss_is_slower(one: float, other: float, distance: float) -> None:
     little, much = (
-        Shannon(ref_loss_db=loss).rates(keys_of(1), NOW, np.array([distance]), 1)
+        Shannon(ref_loss_db=loss).bit_rates(keys_of(1), NOW, np.array([distance]), 1)
         for loss in sorted((one, other))
     )
     assert no_faster(much, little)
@@ -355,11 +359,11 @@ def test_only_its_key_decides_about_a_device(
 ) -> None:
     """Neither its place in the batch, nor its company there, nor when it is asked."""
     keys, distance = keys_of(len(distances)), np.array(distances, dtype=np.float64)
-    together = link.rates(keys, When(0.0, step), distance, 3)
+    together = link.bit_rates(keys, When(0.0, step), distance, 3)
     order = list(range(len(distances)))
     shuffle.shuffle(order)
     chosen = np.array(order[: len(order) // 2 + 1], dtype=np.int64)
-    alone = link.rates(keys[chosen], When(0.0, step), distance[chosen], 3)
+    alone = link.bit_rates(keys[chosen], When(0.0, step), distance[chosen], 3)
     assert (alone.up == together.up[chosen]).all()
     assert (alone.down == together.down[chosen]).all()
     assert (together.up > 0).all()
@@ -368,14 +372,18 @@ def test_only_its_key_decides_about_a_device(
 
 # --- what is refused, and run files -----------------------------------------------------------
 
-POSITIVE = ("band", "power", "exponent", "station_power", "station_band")
+POSITIVE = ("band", "send_power", "exponent", "station_power", "station_band")
 
 
 @pytest.mark.parametrize(
     ("field", "value"),
     [
         *((name, value) for name in POSITIVE for value in (0.0, -1.0, math.inf, math.nan)),
-        *((name, value) for name in ("interference", "receive") for value in (-1.0, math.inf)),
+        *(
+            (name, value)
+            for name in ("interference", "receive_power")
+            for value in (-1.0, math.inf)
+        ),
         *(
             (name, value)
             for name in ("noise_dbm_per_mhz", "ref_loss_db")
@@ -391,20 +399,20 @@ def test_a_wrong_field_of_shannon_is_named(field: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("up", 0.0),
-        ("up", -1.0),
-        ("up", math.inf),
-        ("down", LogNormal(1e6, 1.0)),
-        ("down", math.nan),
-        ("down", Normal(1e6, 1e5)),
-        ("up", Uniform(-1.0, 1e6)),
-        ("power", -0.1),
-        ("receive", math.nan),
+        ("bit_rate_up", 0.0),
+        ("bit_rate_up", -1.0),
+        ("bit_rate_up", math.inf),
+        ("bit_rate_down", LogNormal(1e6, 1.0)),
+        ("bit_rate_down", math.nan),
+        ("bit_rate_down", Normal(1e6, 1e5)),
+        ("bit_rate_up", Uniform(-1.0, 1e6)),
+        ("send_power", -0.1),
+        ("receive_power", math.nan),
     ],
 )
 def test_a_wrong_field_of_steady_is_named(field: str, value: Any) -> None:
     with pytest.raises(ValueError, match=rf"Steady\.{field} must"):
-        Steady(**({"up": 1e6, "down": 1e6} | {field: value}))
+        Steady(**({"bit_rate_up": 1e6, "bit_rate_down": 1e6} | {field: value}))
 
 
 @pytest.mark.parametrize("complete", [False, True])
@@ -415,5 +423,5 @@ def test_links_survive_a_file(link: Any, complete: bool) -> None:
 
 
 def test_a_file_may_change_a_named_radio() -> None:
-    data = {"use": "anyfleet.world.links:lte", "up": 5_000_000, "power": 2}
-    assert load(data, LINK) == Steady(5e6, Wandering(20e6), power=2.0, receive=1.0)
+    data = {"use": "anyfleet.world.links:lte", "bit_rate_up": 5_000_000, "send_power": 2}
+    assert load(data, LINK) == Steady(5e6, Wandering(20e6), send_power=2.0, receive_power=1.0)

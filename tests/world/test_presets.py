@@ -30,12 +30,14 @@ def test_levels_are_fedpmts_five_speeds_one_third_included() -> None:
 
 
 def test_levels_take_one_link_for_all_or_one_for_each() -> None:
-    built = made(world.levels(speeds=(2e9, 1e9), up=(1e6, 2e6), down=3e6), 4)
+    built = made(world.levels(speeds=(2e9, 1e9), bit_rate_up=(1e6, 2e6), bit_rate_down=3e6), 4)
     own = built.conditions(everybody(built), NOW, 1)
     assert own.bit_rate_up.tolist() == [1e6 if s == 2e9 else 2e6 for s in own.speed]
     assert set(own.bit_rate_down) == {3e6}
-    with pytest.raises(ValueError, match=r"levels\.up needs one number, or one for each of the 2"):
-        world.levels(speeds=(2e9, 1e9), up=(1e6, 2e6, 3e6))
+    with pytest.raises(
+        ValueError, match=r"levels\.bit_rate_up needs one number, or one for each of the 2"
+    ):
+        world.levels(speeds=(2e9, 1e9), bit_rate_up=(1e6, 2e6, 3e6))
 
 
 @pytest.mark.parametrize(
@@ -58,7 +60,7 @@ def test_twenty_devices_of_five_boards_and_three_radios(
 
 
 def test_the_testbeds_time_is_a_fixed_part_and_a_power_of_the_width() -> None:
-    """T = T_full (.05 + .95 share^e); e is 1 for the laptop, 1.7 for the others (specification §A.1)."""
+    """T = T_full (.05 + .95 width^e); e is 1 for the laptop, else 1.7 (specification §A.1)."""
     laptop, *others = world.testbed().groups
     for group, e in [(laptop, 1.0), *((other, 1.7) for other in others)]:
         assert group.fixed == 0.05
@@ -67,7 +69,7 @@ def test_the_testbeds_time_is_a_fixed_part_and_a_power_of_the_width() -> None:
 
 def test_the_testbeds_load_has_median_one_and_a_deviation_of_a_fifth() -> None:
     built = made(world.testbed(), 20)
-    draws = [built.column("load", everybody(built), When(0.0, step)) for step in range(400)]
+    draws = [built.values("load", everybody(built), When(0.0, step)) for step in range(400)]
     logs = np.log(np.concatenate(draws))
     assert logs.mean() == pytest.approx(0, abs=5 * 0.2 / np.sqrt(len(logs)))
     assert logs.std() == pytest.approx(0.2, abs=0.01)
@@ -103,7 +105,7 @@ def test_the_cell_is_anycostfls() -> None:
     fleet = world.cell()
     assert fleet.size == 60
     built = made(fleet, 60)
-    rounds = [built.column("distance", everybody(built), When(0.0, step)) for step in range(200)]
+    rounds = [built.values("distance", everybody(built), When(0.0, step)) for step in range(200)]
     distance = np.concatenate(rounds)
     assert distance.max() <= 550
     assert distance.min() >= 1
@@ -127,7 +129,7 @@ def test_the_cell_is_anycostfls() -> None:
 @pytest.mark.parametrize("deviation", [0.0, 50.0, 150.0, 300.0])
 def test_distances_vary_as_told_about_a_mean_that_stays(deviation: float) -> None:
     built = made(world.cell(distance=world.unequal_distance(deviation), devices=4000), 4000)
-    rounds = [built.column("distance", everybody(built), When(0.0, step)) for step in range(5)]
+    rounds = [built.values("distance", everybody(built), When(0.0, step)) for step in range(5)]
     found = np.concatenate(rounds)
     assert found.mean() == pytest.approx(400, abs=5 * deviation / np.sqrt(len(found)) + 1e-9)
     assert found.std() == pytest.approx(deviation, rel=0.03)
@@ -137,17 +139,17 @@ def test_distances_vary_as_told_about_a_mean_that_stays(deviation: float) -> Non
 def test_coefficients_vary_as_told_about_a_mean_that_stays(deviation: float) -> None:
     fleet = world.cell(coefficient=world.unequal_coefficient(deviation), devices=20_000)
     built = made(fleet, 20_000)
-    found = built.column("energy", everybody(built), NOW)
+    found = built.values("energy", everybody(built), NOW)
     assert found.mean() == pytest.approx(7.5e-27, abs=5 * deviation / np.sqrt(20_000) + 1e-33)
     assert found.std() == pytest.approx(deviation, rel=0.03, abs=1e-33)
-    assert np.array_equal(found, built.column("energy", everybody(built), When(9.0, 3)))
+    assert np.array_equal(found, built.values("energy", everybody(built), When(9.0, 3)))
 
 
 def test_lossy_links_by_error_and_level() -> None:
     fleet = world.lossy(errors=(0.05, Uniform(0.1, 0.2)), levels=2)
     assert [g.level for g in fleet.groups] == [0, 1, 0, 1]
-    assert [g.loss.error for g in fleet.groups] == [0.05, 0.05, *(Uniform(0.1, 0.2),) * 2]
-    assert {g.loss.width for g in fleet.groups} == {0.125}
+    assert [g.column_loss.error for g in fleet.groups] == [0.05, 0.05, *(Uniform(0.1, 0.2),) * 2]
+    assert {g.column_loss.column_width for g in fleet.groups} == {0.125}
     assert made(fleet, 8).lossy
     assert not made(world.levels(), 8).lossy
     with pytest.raises(ValueError, match="levels must be at least 1"):
@@ -160,7 +162,7 @@ def test_a_fleet_file_may_use_them_and_change_them() -> None:
             "use": "anyfleet.world:cell",
             "devices": 5,
             "link": {"ref_loss_db": 0.0},
-            "reports": {"steps": 2},
+            "reports": {"rounds": 2},
         },
         Fleet,
     )

@@ -282,11 +282,11 @@ def test_a_byte_order_mark_is_no_part_of_the_first_name(tmp_path: Path) -> None:
 
 
 FILES = {
-    "rate\n1\nfast\n": ", line 3: 'fast' is no number.",
+    "rate\n1\nfast\n": ", line 3: 'fast' is not a number.",
     "rate\n1\n\n-2\n": ", line 4: '-2' must be finite and not negative.",
     "rate\nnan\n": ", line 2: 'nan' must be finite and not negative.",
     "rate\n1\ninf\n": ", line 3: 'inf' must be finite and not negative.",
-    "second,rate\n1,2\n3\n": ", line 3: '' is no number.",
+    "second,rate\n1,2\n3\n": ", line 3: '' is not a number.",
     "rate\n": " has no rows below its header.",
     "": " has no 'rate', only [].",
     "rates,x\n1,2\n": " has no 'rate', only ['rates', 'x'], did you mean \"rates\"?",
@@ -307,7 +307,7 @@ def test_a_trace_that_is_no_text_is_told(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"cannot be read: Is a directory"):
         Replayed(tmp_path, "rate")
     (tmp_path / "binary.csv").write_bytes(b"rate\n\xff\xfe\n")
-    with pytest.raises(ValueError, match=r"binary.csv is no CSV file"):
+    with pytest.raises(ValueError, match=r"binary.csv is not a CSV file"):
         Replayed(tmp_path / "binary.csv", "rate")
 
 
@@ -345,4 +345,4 @@ def test_a_file_reports_every_mistake_with_its_path() -> None:
         config.load({"rate": rate, "place": place}, kind)
     paths = {problem.path for problem in caught.value.problems}
     assert paths == {"rate.spread", "rate.floor", "place.of.use"}
-    assert "Wandering is no Law: it lacks draw." in str(caught.value)
+    assert "Wandering is no Distribution: it lacks draw." in str(caught.value)

@@ -12,7 +12,7 @@ from anyfleet import rng
 from anyfleet.arrays import Floats, Ints
 from anyfleet.core.messages import Conditions
 from anyfleet.world import (
-    Columns,
+    ColumnLoss,
     Disc,
     Fleet,
     Group,
@@ -29,7 +29,7 @@ from anyfleet.world import (
 )
 from anyfleet.world.links import Way
 from anyfleet.world.quantities import Number, When
-from anyfleet.world.world import Told
+from anyfleet.world.world import RuntimeConditions
 
 DEVICES = 400
 EVERYBODY = np.arange(DEVICES)
@@ -41,16 +41,16 @@ CHANGING = Group(
     memory=Redrawn(Uniform(1e6, 1e9), every=10.0),
     energy=Uniform(1e-27, 1e-26),
     distance=Redrawn(Disc(500.0)),
-    link=Steady(up=Wandering(1e6, every=5.0), down=Uniform(1e6, 4e6)),
+    link=Steady(bit_rate_up=Wandering(1e6, every=5.0), bit_rate_down=Uniform(1e6, 4e6)),
     battery=Uniform(50.0, 500.0),
     availability=Intermittent(0.7, every=20.0),
     mortality=0.2,
-    loss=Columns(error=0.2),
+    column_loss=ColumnLoss(error=0.2),
 )
 SHANNON = Group(
     link=Shannon(fading=True, shared=True),
     distance=Redrawn(Disc(500.0)),
-    loss=Columns(minimum_bit_rate=1e5),
+    column_loss=ColumnLoss(minimum_bit_rate=1e5),
 )
 
 
@@ -67,7 +67,7 @@ def same(one: Conditions, two: Conditions) -> bool:
 
 
 def report(world: World, devices: Ints, when: When) -> Conditions:
-    told = Told(np.full(len(devices), 42.0), np.full(len(devices), 0.5))
+    told = RuntimeConditions(np.full(len(devices), 42.0), np.full(len(devices), 0.5))
     return world.report(devices, when, 7, told)
 
 
@@ -86,22 +86,22 @@ def test_only_its_own_key_decides_about_a_device() -> None:
     columns = np.full(DEVICES, 8)
     mine = keys[torch.from_numpy(some)]
     for way in WAYS:
-        came = world.delivered(columns, EVERYBODY, keys, NOW, active=7, way=way)
-        alone = world.delivered(columns[some], some, mine, NOW, active=7, way=way)
+        came = world.delivered_columns(columns, EVERYBODY, keys, NOW, active=7, way=way)
+        alone = world.delivered_columns(columns[some], some, mine, NOW, active=7, way=way)
         assert (alone == came[some]).all()
 
 
 @pytest.mark.parametrize("name", ["speed", "energy", "battery"])
 def test_laws_draw_once_for_a_device(name: str) -> None:
     world = build(CHANGING)
-    one, two = (world.column(name, EVERYBODY, when) for when in (NOW, When(1e6, 90)))
+    one, two = (world.values(name, EVERYBODY, when) for when in (NOW, When(1e6, 90)))
     assert (one == two).all()
     assert len(set(one.tolist())) == DEVICES
 
 
 def test_columns_are_drawn_independently() -> None:
     world = build(Group(speed=Uniform(1, 2), memory=Uniform(1, 2)))
-    speed, memory = (world.column(name, EVERYBODY, NOW) for name in ("speed", "memory"))
+    speed, memory = (world.values(name, EVERYBODY, NOW) for name in ("speed", "memory"))
     assert abs(np.corrcoef(speed, memory)[0, 1]) < 5 / math.sqrt(DEVICES)
 
 
@@ -110,10 +110,10 @@ def test_load_varies_by_step_and_memory_by_time() -> None:
     now, later, next_step = When(35.0, 4), When(45.0, 4), When(35.0, 5)
 
     def load(when: When) -> Floats:
-        return world.column("load", EVERYBODY, when)
+        return world.values("load", EVERYBODY, when)
 
     def memory(when: When) -> Floats:
-        return world.column("memory", EVERYBODY, when)
+        return world.values("memory", EVERYBODY, when)
 
     assert (load(now) == load(later)).all()
     assert (load(now) != load(next_step)).any()
@@ -124,7 +124,7 @@ def test_load_varies_by_step_and_memory_by_time() -> None:
 def test_other_work_takes_its_part_of_the_speed() -> None:
     world = build(CHANGING)
     own = world.conditions(EVERYBODY, NOW, 1)
-    speed, load = (world.column(name, EVERYBODY, NOW) for name in ("speed", "load"))
+    speed, load = (world.values(name, EVERYBODY, NOW) for name in ("speed", "load"))
     assert own.speed == pytest.approx(speed / load)
     assert (own.load == load).all()
 
@@ -153,8 +153,11 @@ def test_mortality_changes_with_time_and_with_steps(tmp_path: Path) -> None:
 
 
 def test_a_shared_band_is_divided_by_those_who_use_it() -> None:
-    world = build(Group(link=Steady(up=6e6, down=3e6, shared=True)), Group(link=Steady(4e6, 4e6)))
-    alone, three = (world.rates(EVERYBODY, NOW, active) for active in (1, 3))
+    world = build(
+        Group(link=Steady(bit_rate_up=6e6, bit_rate_down=3e6, shared=True)),
+        Group(link=Steady(4e6, 4e6)),
+    )
+    alone, three = (world.bit_rates(EVERYBODY, NOW, active) for active in (1, 3))
     shared = world.group == 0
     assert (three.up[shared] * 3 == alone.up[shared]).all()
     assert (three.down[shared] * 3 == alone.down[shared]).all()
@@ -163,10 +166,10 @@ def test_a_shared_band_is_divided_by_those_who_use_it() -> None:
 
 def test_rates_change_with_the_link_and_with_the_place() -> None:
     moving = build(Group(link=Shannon(), distance=Redrawn(Disc(500.0), every=7.0)))
-    assert moving.rates_until(0, When(8.0, 0)) == 14.0
+    assert moving.bit_rates_until(0, When(8.0, 0)) == 14.0
     wandering = build(Group(link=Steady(Wandering(1e6, every=5.0), 1e6)))
-    assert wandering.rates_until(0, When(8.0, 0)) == 10.0
-    assert build(Group()).rates_until(0, When(8.0, 0)) == math.inf
+    assert wandering.bit_rates_until(0, When(8.0, 0)) == 10.0
+    assert build(Group()).bit_rates_until(0, When(8.0, 0)) == math.inf
     coming = build(Group(availability=Intermittent(0.5, every=30.0)))
     assert coming.online_until(0, When(8.0, 0)) == 30.0
 
@@ -178,34 +181,34 @@ def test_rates_change_with_the_link_and_with_the_place() -> None:
 def test_what_calculating_takes_changes_with_time(name: str) -> None:
     changed = {name: Redrawn(Uniform(0.1, 0.9), every=7.0)}
     world = build(Group(**changed))  # type: ignore[arg-type]
-    assert world.computing_until(0, When(8.0, 0)) == 14.0
-    assert build(Group(memory=Redrawn(Uniform(1, 2), every=7.0))).computing_until(0, NOW) == (
+    assert world.compute_until(0, When(8.0, 0)) == 14.0
+    assert build(Group(memory=Redrawn(Uniform(1, 2), every=7.0))).compute_until(0, NOW) == (
         math.inf
     )
     own = world.conditions(EVERYBODY, NOW, 1)
-    found = world.computing(EVERYBODY, NOW)
-    assert all((getattr(own, column) == value).all() for column, value in found.items())
-    later = world.computing(EVERYBODY, When(42.0, 4))
-    assert any((later[column] != value).any() for column, value in found.items())
+    found = world.compute_conditions(EVERYBODY, NOW)
+    assert all((getattr(own, name) == value).all() for name, value in found.items())
+    later = world.compute_conditions(EVERYBODY, When(42.0, 4))
+    assert any((later[name] != value).any() for name, value in found.items())
 
 
 def test_a_link_that_never_fails_is_known_as_such() -> None:
-    assert not build(Group(), Group(loss=Columns(error=0.0))).lossy
-    assert build(Group(), Group(loss=Columns(error=0.1))).lossy
-    assert build(Group(loss=Columns(minimum_bit_rate=1e3))).lossy
+    assert not build(Group(), Group(column_loss=ColumnLoss(error=0.0))).lossy
+    assert build(Group(), Group(column_loss=ColumnLoss(error=0.1))).lossy
+    assert build(Group(column_loss=ColumnLoss(minimum_bit_rate=1e3))).lossy
 
 
 def test_columns_are_lost_when_the_rate_is_too_low() -> None:
     """Without fading a link either carries every column or none."""
     groups = (
-        Group(link=Steady(1e6, 1e6), loss=Columns(minimum_bit_rate=2e6)),
-        Group(link=Steady(3e6, 1e6), loss=Columns(minimum_bit_rate=2e6)),
-        Group(link=Steady(3e6, 1e6, shared=True), loss=Columns(minimum_bit_rate=2e6)),
-        Group(link=Steady(1e6, 3e6), loss=Columns(minimum_bit_rate=2e6)),
+        Group(link=Steady(1e6, 1e6), column_loss=ColumnLoss(minimum_bit_rate=2e6)),
+        Group(link=Steady(3e6, 1e6), column_loss=ColumnLoss(minimum_bit_rate=2e6)),
+        Group(link=Steady(3e6, 1e6, shared=True), column_loss=ColumnLoss(minimum_bit_rate=2e6)),
+        Group(link=Steady(1e6, 3e6), column_loss=ColumnLoss(minimum_bit_rate=2e6)),
     )
     world, count = build(*groups), np.full(DEVICES, 8)
     keys = rng.fold(rng.root(0, "test"), torch.arange(DEVICES))
-    up, down = (world.delivered(count, EVERYBODY, keys, NOW, active=2, way=w) for w in WAYS)
+    up, down = (world.delivered_columns(count, EVERYBODY, keys, NOW, active=2, way=w) for w in WAYS)
     assert up.tolist() == [8 if g == 1 else 0 for g in world.group]
     assert down.tolist() == [8 if g == 3 else 0 for g in world.group]
 
@@ -233,7 +236,7 @@ def test_an_old_report_is_the_truth_of_then_but_for_the_battery() -> None:
 def test_noise_has_the_deviation_it_is_given_and_the_right_median() -> None:
     exact, noisy = build(), build(reports=Reports(noise=0.3))
     one, other = report(exact, EVERYBODY, NOW), report(noisy, EVERYBODY, NOW)
-    for name in ("speed", "up", "down", "memory", "battery"):
+    for name in ("speed", "bit_rate_up", "bit_rate_down", "memory", "battery"):
         logs = np.log(getattr(other, name) / getattr(one, name))
         assert abs(logs.mean()) < 5 * 0.3 / math.sqrt(DEVICES)
         assert abs(logs.std() - 0.3) < 5 * 0.3 / math.sqrt(2 * DEVICES)
@@ -247,17 +250,17 @@ def test_the_truth_has_no_noise() -> None:
     assert same(exact.conditions(EVERYBODY, NOW, 7), noisy.conditions(EVERYBODY, NOW, 7))
 
 
-@pytest.mark.parametrize("name", ["steps", "seconds", "noise"])
+@pytest.mark.parametrize("name", ["rounds", "seconds", "noise"])
 def test_reports_from_the_future_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"Reports.{name}"):
         Reports(**{name: -1})
 
 
-def test_traces_are_replayed_in_every_column(tmp_path: Path) -> None:
+def test_traces_are_replayed_in_every_field(tmp_path: Path) -> None:
     trace = tmp_path / "trace.csv"
     trace.write_text("x\n0.5\n0.25\n1\n")
     number: Number = Replayed(trace, "x", every=10.0, shift=False)
     world = build(Group(speed=number, memory=number, load=number))
     for name in ("speed", "memory", "load"):
-        seen = [world.column(name, EVERYBODY[:1], When(10.0 * i, 0))[0] for i in range(4)]
+        seen = [world.values(name, EVERYBODY[:1], When(10.0 * i, 0))[0] for i in range(4)]
         assert seen == [0.5, 0.25, 1, 0.5]

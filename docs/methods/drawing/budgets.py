@@ -4,7 +4,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from anyfleet.formulas import Budgets, best_sending, local_gain
+from anyfleet.formulas import AnycostBudgets, anycost_best_sending, anycost_gain
 from drawing.canvas import BLUE, GREEN, INK, ORANGE, PINK, SKY, legend, panels, plain
 from drawing.measured import curve, dots, measured
 
@@ -56,8 +56,10 @@ def _gains(axes: Axes) -> None:
         (5e5, 0.12, PINK, "far", -0.008),
     ):
         alpha = shares**2
-        budgets = Budgets(joules, 0.25, 0.1, link, alpha * 1.2e6, 7.5e-27, alpha * 1e8, 1e8, 3e9)
-        gains = local_gain(alpha, best_sending(budgets).beta)
+        budgets = AnycostBudgets(
+            joules, 0.25, 0.1, link, alpha * 1.2e6, 7.5e-27, alpha * 1e8, 1e8, 3e9
+        )
+        gains = anycost_gain(alpha, anycost_best_sending(budgets).beta)
         axes.plot(shares, gains, color=colour, lw=2)
         best = int(np.nanargmax(gains))
         axes.plot(shares[best], gains[best], "o", color=colour, ms=7)

@@ -7,13 +7,13 @@ from matplotlib.patches import Polygon
 
 from anyfleet import rng
 from anyfleet.arrays import Floats
-from anyfleet.formulas import (
-    dither,
-    fedhq_weights,
-    lattice,
-    lattice_indices,
+from anyfleet.formulas import fedhq_weights
+from anyfleet.formulas.reference import (
     qsgd_error_bound,
-    sparse_ternary,
+    stc_sparse_ternary,
+    uveq_dither,
+    uveq_lattice,
+    uveq_lattice_indices,
 )
 from drawing.canvas import BLUE, GREEN, GREY, INK, ORANGE, PINK, SKY, arrow, bare, panels, plain
 from drawing.measured import dots, uploads
@@ -25,7 +25,7 @@ def stc() -> Figure:
     """An update of thirty entries, what is sent of it, and what is kept for later."""
     figure, (left, right) = panels(2, SIZE, RATIOS)
     update = rng.normal(rng.root(3, "stc"), 30).numpy() ** 3
-    told = sparse_ternary(update, 0.2)
+    told = stc_sparse_ternary(update, 0.2)
     bare(left, "an update, and the fifth of it that is sent")
     place, lane = np.arange(len(update)), 1.1 * float(np.ptp(update))
     for row, (values, colour, label) in enumerate(
@@ -70,7 +70,7 @@ def qsgd() -> Figure:
 def uveqfed() -> Figure:
     """A pair of entries on its way through a lattice; errors of many such pairs."""
     figure, (left, middle, right) = panels(3, (10, 3.6), (1.1, 0.9, 1.2))
-    basis = lattice(1.0)
+    basis = uveq_lattice(1.0)
     bare(left, "one pair of entries")
     left.set_aspect("equal")
     for i in range(-2, 3):
@@ -79,7 +79,7 @@ def uveqfed() -> Figure:
             if abs(centre[0]) < 2.2 and abs(centre[1]) < 1.4:
                 _hexagon(left, centre)
     pair, noise = np.array([0.15, -0.1]), np.array([0.55, 0.35])
-    point = (lattice_indices((pair + noise)[None], basis) @ basis)[0]
+    point = (uveq_lattice_indices((pair + noise)[None], basis) @ basis)[0]
     for start, end, colour in (
         (pair, pair + noise, PINK),
         (pair + noise, point, INK),
@@ -111,8 +111,8 @@ def _errors(axes: Axes, pair: Floats, basis: Floats) -> None:
     """Of the same pair with other noise: spread evenly over one cell, whatever the pair."""
     bare(axes, "its error, 300 times")
     axes.set_aspect("equal")
-    noise = dither(rng.uniform(rng.root(5, "uveq"), 600).numpy().reshape(300, 2), basis)
-    errors = lattice_indices(pair + noise, basis) @ basis - noise - pair
+    noise = uveq_dither(rng.uniform(rng.root(5, "uveq"), 600).numpy().reshape(300, 2), basis)
+    errors = uveq_lattice_indices(pair + noise, basis) @ basis - noise - pair
     _hexagon(axes, np.zeros(2))
     dots(axes, *errors.T, ORANGE, 2)
     axes.set_xlim(-0.75, 0.75)

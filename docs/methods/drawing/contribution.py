@@ -7,16 +7,16 @@ from matplotlib.figure import Figure
 from anyfleet import rng
 from anyfleet.arrays import Floats, Ints
 from anyfleet.formulas import (
-    alignment,
-    angle_weights,
-    angles,
-    contribution_map,
-    lowered,
+    alignment_without_each,
+    fedadp_angles,
+    fedadp_contribution,
+    fedadp_weights,
+    fedpns_lowered,
     optimal_subset,
-    removals,
+    update_alignment,
     weighted_draw,
-    weighted_mean,
 )
+from anyfleet.formulas.reference import fedavg_mean
 from drawing.canvas import (
     BLUE,
     GREEN,
@@ -39,8 +39,10 @@ def fedadp() -> Figure:
     """Updates of three devices, the map from angle to weight, and the weights."""
     figure, (left, middle, right) = panels(3, (10, 3.5), (1.05, 1, 0.85))
     updates = np.array([[1.0, 0.0], [1.0, 1.0], [-0.2, 1.0]])
-    mean = weighted_mean(ORIGIN, updates, np.ones(3))
-    found = angles(updates @ mean, np.linalg.norm(updates, axis=1), float(np.linalg.norm(mean)))
+    mean = fedavg_mean(ORIGIN, updates, np.ones(3))
+    found = fedadp_angles(
+        updates @ mean, np.linalg.norm(updates, axis=1), float(np.linalg.norm(mean))
+    )
     _arrows(left, updates, (BLUE, GREEN, ORANGE), found)
     arrow(left, ORIGIN, mean, INK, "--")
     left.text(mean[0] + 0.05, mean[1] - 0.12, "mean", fontsize=9)
@@ -52,14 +54,14 @@ def fedadp() -> Figure:
     for sharpness, colour, style in ((2.0, SKY, "--"), (5.0, INK, "-"), (8.0, PINK, ":")):
         label = f"sharpness {sharpness:g}"
         middle.plot(
-            theta, contribution_map(theta, sharpness), style, color=colour, lw=2, label=label
+            theta, fedadp_contribution(theta, sharpness), style, color=colour, lw=2, label=label
         )
     for angle, colour in zip(found, (BLUE, GREEN, ORANGE), strict=True):
-        middle.plot(angle, contribution_map(np.array(angle)), "o", color=colour, ms=8)
+        middle.plot(angle, fedadp_contribution(np.array(angle)), "o", color=colour, ms=8)
     middle.legend(frameon=False, fontsize=9)
 
     plain(right, "weights of equal data", "", "")
-    weights = angle_weights(np.ones(3), found)
+    weights = fedadp_weights(np.ones(3), found)
     place = np.arange(3)
     right.bar(place - 0.2, np.full(3, 1 / 3), 0.38, color=GREY, label="FedAvg")
     right.bar(place + 0.2, weights, 0.38, color=(BLUE, GREEN, ORANGE), label="FedAdp")
@@ -99,19 +101,19 @@ def optimal_aggregation() -> Figure:
         (np.arange(4), GREY, "mean of all", -0.35),
         (found.kept, GREEN, "mean without D", -0.6),
     ):
-        mean = weighted_mean(ORIGIN, updates[rows], sizes[rows])
+        mean = fedavg_mean(ORIGIN, updates[rows], sizes[rows])
         arrow(left, np.array([0, low]), mean + np.array([0, low]), colour)
         left.text(-0.06, low, label, ha="right", va="center", fontsize=9)
     left.set_xlim(-1.3, 1.3)
     left.set_ylim(-0.75, 0.5)
 
     plain(right, "how far they go together", "without device", "n · ‖mean‖²")
-    values = removals(gram, sizes)
+    values = alignment_without_each(gram, sizes)
     right.bar(range(4), values, color=(BLUE, BLUE, BLUE, ORANGE))
     for x, value in enumerate(values):
         right.text(x, value + 0.04, f"{value:.2f}", ha="center", fontsize=9)
-    right.axhline(alignment(gram, sizes), color=INK, ls=":", lw=1.5)
-    right.text(-0.4, alignment(gram, sizes) + 0.05, "with all four", fontsize=9)
+    right.axhline(update_alignment(gram, sizes), color=INK, ls=":", lw=1.5)
+    right.text(-0.4, update_alignment(gram, sizes) + 0.05, "with all four", fontsize=9)
     right.set_xticks(range(4), list("ABCD"))
     right.margins(y=0.12)
     return figure
@@ -155,6 +157,6 @@ def _simulated(devices: int, rounds: int, odd: Ints) -> tuple[Floats, Ints]:
         caught = cohort[draws[devices:][cohort] < chance[cohort]]
         selected[cohort] += 1
         labelled[caught] += 1
-        probability = lowered(probability, caught, labelled, selected)
+        probability = fedpns_lowered(probability, caught, labelled, selected)
         history.append(probability)
     return np.array(history), selected

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Ellipse
 
 from anyfleet.arrays import Floats
-from anyfleet.formulas import proximal_step, weighted_mean
+from anyfleet.formulas.reference import fedavg_mean, fedprox_step
 from drawing.canvas import BLUE, GREEN, INK, ORANGE, bare, panels, trail
 
 RATE = 0.2
@@ -38,7 +38,7 @@ def path(bowl: Bowl, start: Floats, steps: int, mu: float) -> Floats:
     models = [start]
     for _ in range(steps):
         slope = bowl.curvature * (models[-1] - bowl.best)
-        models.append(proximal_step(models[-1], start, slope, rate=RATE, mu=mu))
+        models.append(fedprox_step(models[-1], start, slope, lr=RATE, mu=mu))
     return np.array(models)
 
 
@@ -48,7 +48,7 @@ def shared_models(steps: Sequence[int], mu: float) -> Floats:
     for _ in range(ROUNDS):
         pairs = zip(BOWLS, steps, strict=True)
         ends = np.array([path(bowl, models[-1], count, mu)[-1] for bowl, count in pairs])
-        models.append(weighted_mean(models[-1], ends, np.array([bowl.samples for bowl in BOWLS])))
+        models.append(fedavg_mean(models[-1], ends, np.array([bowl.samples for bowl in BOWLS])))
     return np.array(models)
 
 

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from anyfleet.arrays import Flags
-from anyfleet.formulas import prefix_mask
+from anyfleet.formulas.reference import prefix_mask
 from drawing.canvas import (
     BLUE,
     GREEN,

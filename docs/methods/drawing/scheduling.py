@@ -5,7 +5,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from anyfleet.arrays import Floats
-from anyfleet.formulas import largest, level, relative_effectiveness, threshold_utility, utility
+from anyfleet.formulas import (
+    bn2_largest,
+    whale_level,
+    whale_relative_effectiveness,
+    whale_threshold_utility,
+    whale_utility,
+)
 from drawing.canvas import BLUE, GREEN, GREY, INK, ORANGE, PINK, legend, panels, plain
 
 LEVELS = ("1", "1/2", "1/4", "1/8", "1/16")
@@ -36,8 +42,8 @@ def _told(late: float) -> str:
 def _level(fisher: Floats, late: Floats | float) -> Floats:
     """The level for constant Fisher information and a time in units of the target."""
     one = np.ones((len(fisher), 1))
-    useful = utility(relative_effectiveness((fisher**2)[:, None], one), late, 1.0)
-    return level(threshold_utility(useful)).astype(np.float64)
+    useful = whale_utility(whale_relative_effectiveness((fisher**2)[:, None], one), late, 1.0)
+    return whale_level(whale_threshold_utility(useful)).astype(np.float64)
 
 
 def _ladder(axes: Axes) -> None:
@@ -73,15 +79,15 @@ def _windowed(past: Floats, late: float) -> float:
     if not len(past):
         return 1.0
     recent = past[-10:]
-    useful = utility(relative_effectiveness(recent**2, np.ones(len(recent))), late, 1.0)
-    return float(level(threshold_utility(useful)))
+    useful = whale_utility(whale_relative_effectiveness(recent**2, np.ones(len(recent))), late, 1.0)
+    return float(whale_level(whale_threshold_utility(useful)))
 
 
 def bn2() -> Figure:
     """Two phases of a round of six devices, of which three upload."""
     norms = np.array([0.5, 2.0, 1.0, 3.0, 0.1, 1.4])
     training = np.array([2.0, 2.8, 1.4, 3.4, 2.4, 1.8])
-    chosen = set(largest(norms, 3).tolist())
+    chosen = set(bn2_largest(norms, 3).tolist())
     figure, (axes,) = panels(1, (8.5, 3.5))
     plain(axes, "", "time", "")
     asked = training.max() + 1.4

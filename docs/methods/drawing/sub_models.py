@@ -8,13 +8,12 @@ from matplotlib.figure import Figure
 
 from anyfleet import rng
 from anyfleet.arrays import Flags
-from anyfleet.formulas import (
-    kept_channels,
-    layer_weights,
+from anyfleet.formulas import fedrolex_window, kept_channels
+from anyfleet.formulas.reference import (
+    feddrop_channels,
+    fedpmt_layer_mask,
+    fedpmt_layer_weights,
     prefix_mask,
-    random_channels,
-    rolling_window,
-    suffix_mask,
 )
 from drawing.canvas import (
     BLUE,
@@ -66,8 +65,8 @@ def _overlap(axes: Axes, masks: list[Flags]) -> None:
 def fedpmt() -> Figure:
     """Layers by devices: what is trained, and each device's share in the mean of a layer."""
     layers = ("conv 1", "conv 2", "linear 1", "output")
-    masks = np.array([suffix_mask(4, trained) for trained in (4, 3, 2, 1)])
-    shares = layer_weights(masks)
+    masks = np.array([fedpmt_layer_mask(4, trained) for trained in (4, 3, 2, 1)])
+    shares = fedpmt_layer_weights(masks)
     figure, (axes,) = panels(1, (7, 3.9))
     bare(axes)
     for device in range(4):
@@ -114,7 +113,9 @@ def feddrop() -> Figure:
         counts, rows = np.zeros(size, dtype=int), []
         for device, share in enumerate((1 / 2, 1 / 2, 1 / 4, 1 / 4)):
             key = rng.fold(rng.root(1, "feddrop"), 10 * number + device)
-            kept = random_channels(size, kept_channels(share, size), rng.uniform(key, size).numpy())
+            kept = feddrop_channels(
+                size, kept_channels(share, size), rng.uniform(key, size).numpy()
+            )
             counts[kept] += 1
             rows.append([BLUE if unit in kept else PALE for unit in range(size)])
             axes.text(
@@ -151,7 +152,7 @@ def fedrolex() -> Figure:
         lattice(axes, size, rounds)
         rows = []
         for number in range(rounds):
-            kept = rolling_window(size, kept_channels(share, size), number)
+            kept = fedrolex_window(size, kept_channels(share, size), number)
             totals[row, kept] += 1
             rows.append([BLUE if channel in kept else PALE for channel in range(size)])
             rows[-1][int(kept[0])] = ORANGE

@@ -22,7 +22,7 @@ from anyfleet.core.method import Method
 from anyfleet.core.objectives import Task
 from anyfleet.core.time_and_energy import Amount, training, transfer_seconds
 from anyfleet.elastic import WHOLE, Priced
-from anyfleet.formulas import extreme_share, label_distance, psi
+from anyfleet.formulas import fedpmt_psi, fedpns_label_distance, whale_extreme_share
 from anyfleet.parts.choose import FisherUtility
 from anyfleet.world import When, World
 
@@ -108,7 +108,7 @@ def label_distances(task: Task) -> Floats:
         return np.full(task.devices, np.nan)
     counts = np.array([_histogram(task, device) for device in range(task.devices)])
     sizes = np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    return label_distance(counts / sizes, counts.sum(axis=0) / max(1, counts.sum()))
+    return fedpns_label_distance(counts / sizes, counts.sum(axis=0) / max(1, counts.sum()))
 
 
 def _histogram(task: Task, device: int) -> Floats:
@@ -135,7 +135,7 @@ def depth_shares(ledger: Ledger, firsts: Sequence[int]) -> Floats:
 
 def depth_psi(ledger: Ledger, firsts: Sequence[int]) -> float:
     """FedPMT's psi (specification §F.1) of the answers in a ledger; infinite if nobody trains all."""
-    return psi(depth_shares(ledger, firsts))
+    return fedpmt_psi(depth_shares(ledger, firsts))
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ def _mean(values: Floats) -> float:
 def unfit_threshold(ledger: Ledger) -> str:
     """A warning when nearly all utilities of a run are 0 or 1; else empty."""
     known = ledger.utility[~np.isnan(ledger.utility)]
-    share = extreme_share(known)
+    share = whale_extreme_share(known)
     if not len(known) or share <= MOST_EXTREME:
         return ""
     return (
@@ -324,7 +324,7 @@ def seconds_needed(ledger: Ledger, method: Method, task: Task, world: World) -> 
 
 def _durations(rows: Ledger, method: Method, task: Task, world: World) -> Iterator[float]:
     job, blueprint = method.job(), task.blueprint
-    active = world.on_air(
+    active = world.devices_per_band(
         np.unique(rows.device[rows.round_index == rows.round_index.min(initial=0)])
     )
     known = world.conditions(rows.device, When(0.0, 0), active)
@@ -343,7 +343,7 @@ def _durations(rows: Ledger, method: Method, task: Task, world: World) -> Iterat
         samples = task.size(int(rows.device[row]))
         (steps,) = local_steps(mine, [samples])
         amount = Amount(batch, samples_processed(steps, samples, batch), steps, share)
-        effort = training(job.train, blueprint, slice_, amount, world.declared.counting).effort
+        effort = training(job.trainer, blueprint, slice_, amount, world.declared.counting).effort
         bits = expected_bits(slice_, job, blueprint, float(mine.sent_fraction[0]))
         crossing = transfer_seconds(bits.down, own.bit_rate_down) + transfer_seconds(
             bits.up, own.bit_rate_up
@@ -399,16 +399,18 @@ def measuring_share(method: Method, task: Task) -> float:
     numbers = method.train.hyperparameters(0, np.array([samples]))
     batch, (steps,) = int(numbers.batch_size[0]), local_steps(numbers, [samples])
     priced, used = Priced(task.blueprint, WHOLE, batch), samples_processed(steps, samples, batch)
-    plain = method.train.work(priced, used, steps).flops
-    return method.trained.work(priced, used, steps).flops / plain - 1 if plain else 0.0
+    plain, measured = (
+        float(train.work(priced, used, steps).flops) for train in (method.train, method.trainer)
+    )
+    return measured / plain - 1 if plain else 0.0
 
 
 def measuring(method: Method, task: Task) -> str:
-    """What Fisher information costs in a run, as a sentence; empty if nobody asks for it."""
-    if method.trained == method.train:
+    """What measuring costs in a run, as a sentence; empty if nothing is measured."""
+    if method.trainer == method.train:
         return ""
-    share = measuring_share(method, task)
+    share, measures = measuring_share(method, task), ", ".join(map(str, method.measures))
     return (
-        f"Fisher information adds {share:.0%} to the work of training (every={method.fisher.every}"
-        f", samples={method.fisher.samples or 'all'}); fisher.every and fisher.samples lower it."
+        f"Measuring beside training adds {share:.0%} to its work: {measures}. The settings of a "
+        "measure (fisher.every and fisher.samples, for example) lower it."
     )

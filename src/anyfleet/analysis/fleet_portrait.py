@@ -64,8 +64,8 @@ def portray(world: World) -> Portrait:
         group=groups.of[device],
         level=world.declared.level[device],
         energy=np.stack([_energy(own) for own in seen]),
-        distance=over_day(lambda when: world.column("distance", device, when)),
-        mortality=over_day(lambda when: world.column("mortality", device, when)),
+        distance=over_day(lambda when: world.values("distance", device, when)),
+        mortality=over_day(lambda when: world.values("mortality", device, when)),
         online=np.stack([world.online(device, when) for when in moments]),
         **{
             name: np.stack([getattr(own, name) for own in seen])

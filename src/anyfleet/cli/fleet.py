@@ -183,9 +183,9 @@ def _rows(seen: Portrait, columns: Sequence[Column]) -> dict[str, list[str]]:
 
 
 def _lost(group: Group) -> str:
-    if group.loss.minimum_bit_rate is not None:
-        return f"below {_short(group.loss.minimum_bit_rate / 1e6)} Mbit/s"
-    low, high = bounds(group.loss.error)
+    if group.column_loss.minimum_bit_rate is not None:
+        return f"below {_short(group.column_loss.minimum_bit_rate / 1e6)} Mbit/s"
+    low, high = bounds(group.column_loss.error)
     return f"{_ends(100 * low, 100 * high)} %"
 
 
@@ -220,9 +220,9 @@ def _totals(seen: Portrait, made: World) -> Iterator[str]:
     yield f"{_many(len(made), 'device')} in {groups}; {contrast}."
     yield (
         "Numbers are medians; in brackets, the least and the most of a group's devices over "
-        f"{HOURS} hours, each a server step. Laws are drawn with seed {made.seed}."
+        f"{HOURS} hours, each a round. Distributions are drawn with seed {made.seed}."
     )
-    yield made.dealt
+    yield made.assignment
     if len(seen.device) < len(made):
         yield f"Looked at {len(seen.device):,} of the devices."
     if any(link.shared for link in made.links):

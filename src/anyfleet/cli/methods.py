@@ -15,7 +15,7 @@ from rich.table import Table
 import anyfleet
 from anyfleet import arrays as columns
 from anyfleet.cli.screen import console
-from anyfleet.config.forms import ABSENT, Entry, form_of
+from anyfleet.config.signatures import ABSENT, Entry, form_of
 from anyfleet.core.method import Method
 from anyfleet.errors import ConfigError, Problem
 from anyfleet.names import name_of, near, public_names
@@ -25,8 +25,8 @@ HOME = "anyfleet.methods"
 FORMULAS = "anyfleet.formulas"
 PAGES = Path(anyfleet.__file__).parents[2]  # where the source is checked out, if it is
 _RATE = {"lr": "start", "decay": "factor"}  # what the part that keeps them calls them
-# Whose formulas are listed: what methods share, methods, the closed form of a plan, theory.
-_SECTION = re.compile(r"§((?:0|1|3|F)(?:\.\d+)*)(?!\w)")
+# Whose formulas are listed: what methods share, methods, operations, plans, theory.
+_SECTION = re.compile(r"§((?:0|1|2|3|F)(?:\.\d+)*)(?!\w)")
 _QUALIFIED = re.compile(r"\b(?:[a-z_]+\.)+(?=[A-Za-z])")  # typing. and its like, before a name
 
 
@@ -162,7 +162,7 @@ def formulas() -> Iterator[Formula]:
 
 def _modules() -> Iterator[ModuleType]:
     package = importlib.import_module(FORMULAS)
-    for found in pkgutil.iter_modules(package.__path__, f"{FORMULAS}."):
+    for found in pkgutil.walk_packages(package.__path__, f"{FORMULAS}."):
         yield importlib.import_module(found.name)
 
 

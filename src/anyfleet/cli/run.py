@@ -17,7 +17,7 @@ from anyfleet.cli.screen import by_width, console, table, width_title
 from anyfleet.cli.stopping import exit_code
 from anyfleet.core.objectives import Task
 from anyfleet.experiment import Experiment, State, build, from_source
-from anyfleet.store import Origin, Recording, Terms, finished, read_ledger, read_points
+from anyfleet.store import Origin, Recording, Terms, finished, read_ledger, read_rounds
 from anyfleet.store.environment import FILE
 
 
@@ -92,7 +92,7 @@ def perform(run: Run, screen: Console) -> None:
             state=run.state,
         )
     except KeyboardInterrupt as stop:
-        done, planned = len(read_points(folder)), run.experiment.rounds
+        done, planned = len(read_rounds(folder)), run.experiment.rounds
         show(screen, f"Stopped after {done} of {planned} steps. Everything so far is in {folder}.")
         show(screen, f"To go on: {resumption(folder, run.allow)}")
         raise typer.Exit(exit_code(stop)) from stop

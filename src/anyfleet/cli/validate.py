@@ -26,7 +26,7 @@ def validate_file(file: Path, overrides: Sequence[str], *, allow: Sequence[str])
         soft_wrap=True,
     )
     world = populate(experiment, task)
-    for what, how in (("Data", task.dealt), ("Fleet", world.dealt)):
+    for what, how in (("Data", task.assignment), ("Fleet", world.assignment)):
         screen.print(f"{what}: {how}", markup=False, soft_wrap=True)
     screen.print()
     screen.print(f"{experiment.method}\n", markup=False, soft_wrap=True)

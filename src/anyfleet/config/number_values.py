@@ -1,7 +1,7 @@
-"""Which numbers plain data may hold, and how deep its tables may lie inside each other.
+"""Limits of plain data: which numbers it may hold, and how deeply its tables may be nested.
 
-Whole numbers have 64 bits. Other numbers are finite; a field takes an infinite one, "no limit",
-only when its default is infinite or its type is `Unbounded`. Nothing is ever "not a number".
+Whole numbers have 64 bits. Other numbers are finite; a field takes infinity, "no limit", only if
+its default is infinite or its type is `Unbounded`. NaN is never taken.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from anyfleet.errors import Problem
 
 __all__ = ["DEEPEST", "Unbounded", "no_number", "refuse_long_keys", "too_deep"]
 
-DEEPEST = 32  # tables and lists inside each other
+DEEPEST = 32  # tables and lists inside one another
 _LARGEST = 1 << 63
-_PARTS = 100  # of a dotted key; nothing that is so long could be meant
-# Quoted parts of some length only, so that the search takes no time itself.
+_PARTS = 100  # most parts of a dotted key; nobody means a longer one
+# Quoted parts up to some length only, so that the search itself takes no time.
 _PART = r"""(?:[\w-]++|"(?:[^"\\\n]|\\.){0,99}+"|'[^'\n]{0,99}+')"""
 _LONG_KEY = re.compile(rf"(?<![\w-])(?:{_PART}[ \t]*+\.[ \t]*+){{{_PARTS}}}")
 
 
 @dataclass(frozen=True)
 class _MayBeInfinite:
-    """Marks the type of a field that takes infinity."""
+    """The mark on the type of a field that takes infinity."""
 
 
 Unbounded = Annotated[float, _MayBeInfinite()]
 
 
 def no_number(value: Any, kind: Any, base: Any) -> str:
-    """Return why a number cannot stand in a field of this type and default; empty if it can."""
+    """Return why a number cannot stand in a field of this type and default, or ""."""
     if isinstance(value, bool):
         return ""
     if isinstance(value, int) and not -_LARGEST <= value < _LARGEST:
@@ -47,20 +47,20 @@ def no_number(value: Any, kind: Any, base: Any) -> str:
 
 
 def too_deep(data: Any) -> Problem | None:
-    """Return the first place at which tables or lists lie too deep, if there is one."""
+    """Return the first place at which tables or lists are nested too deeply, or None."""
     level: list[tuple[str, Any]] = [("", data)]
     for _ in range(DEEPEST + 1):
         level = [(_joined(path, key), item) for path, of in level for key, item in _inside(of)]
     if not level:
         return None
     (path, _) = level[0]
-    return Problem(path, f"lies more than {DEEPEST} tables or lists deep: use fewer levels.")
+    return Problem(path, f"is nested more than {DEEPEST} tables or lists deep: use fewer levels.")
 
 
 def refuse_long_keys(text: str) -> None:
-    """Raise `ValueError` if a dotted key has far too many parts.
+    """Raise ValueError if a dotted key has far too many parts.
 
-    Reading one takes time that grows with the square of its parts: so before it is read.
+    To read such a key takes time that grows with the square of its parts.
     """
     found = _LONG_KEY.search(text)
     if found is not None:

@@ -66,7 +66,7 @@ def _offers(order: Cohort, amount: Amount, task: Task, counting: Counting) -> li
     rate = float(order.hyperparameters.sent_fraction[0])
     return [
         MenuEntry(
-            demand=training(job.train, blueprint, entry, amount, counting),
+            demand=training(job.trainer, blueprint, entry, amount, counting),
             bits=expected_bits(entry, job, blueprint, rate),
             first_trained_layer=entry.first_trained_layer,
             alpha=alpha(entry, blueprint),

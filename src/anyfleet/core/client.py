@@ -144,7 +144,9 @@ def _train(orders: Cohort, memories: tuple[DeviceState, ...], task: Task) -> Don
         Caller("train", orders.job.train, orders.round_index),
     )
     with during("train", orders.job.train):
-        result = train(orders.job.train, where, inputs, bounds, lift=lift, cohort=orders.cohort_key)
+        result = train(
+            orders.job.trainer, where, inputs, bounds, lift=lift, cohort=orders.cohort_key
+        )
     result = trained(result, caller, inputs.params, inputs.buffers)
     sent = _sent_names(where)
     update = {name: result.params[name] for name in sent}
@@ -229,7 +231,7 @@ def _answer(trained: _Trained, row: int, result: TrainingResult) -> _Answer:
     sent, kept = ({n: v[row] for n, v in t.items()} for t in (squeezed.received, squeezed.kept))
     trees: Trees = {job.send: sent} | ({"buffers": buffers} if buffers else {})
     bits = float(squeezed.bits[row].sum())  # of the model alone
-    report = reported(result.report, job.report)
+    report = reported(result.report, job)
     report["distortion"] = float(squeezed.distortion[row])
     if "norm" in job.report:
         report["norm"] = _length(trained, row)

@@ -16,6 +16,7 @@ from anyfleet.core.slots import Norm
 from anyfleet.elastic import COLLECT, EVALUATE_BATCH, WHOLE, Blueprint, Mode, Slice, apply, cut
 
 EVALUATION_BATCH = 256  # large enough for batch statistics; see specification §C, notes
+SERVER_LOSS_SAMPLES = 128  # that one server loss is measured on (specification §1.18)
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,8 +128,10 @@ def _rows(data: Data, size: int) -> Iterator[Tensor]:
             yield rows
 
 
-def server_loss(task: Task, params: Params, buffers: Params, norm: Norm, rows: Tensor) -> float:
-    """The loss on some rows of the server split."""
+def server_loss(task: Task, params: Params, buffers: Params, norm: Norm, key: Tensor) -> float:
+    """Return the loss of the whole model on some of the server's samples, which `key` draws."""
+    size = len(task.server)
+    rows = rng.sample(key, size, min(SERVER_LOSS_SAMPLES, size))
     data = _Store(task.server.x[rows], task.server.y[rows])
     shared = served(params, task.blueprint, norm, WHOLE)
     mode = replace(norm.evaluation, statistics="batch") if norm.calibrated else norm.evaluation

@@ -98,13 +98,19 @@ class IncomingReplies:
         return measured_sent_fraction(answer.order, answer.reply, self.task.blueprint)
 
     def _gathered(self, answered: Sequence[RepliedOrder], changes: Sequence[Params]) -> Updates:
+        blueprint = self.task.blueprint
+        replies = join([answer.reply for answer in answered])
+        ages = [self.round_index - answer.order.round_index for answer in answered]
         return Updates(
-            join([answer.reply for answer in answered]),
-            slices=[answer.received_slice(self.task.blueprint) for answer in answered],
-            staleness=np.array(
-                [self.round_index - answer.order.round_index for answer in answered]
-            ),
-            changes=changes,
-            rates=np.array([self._rate(answer) for answer in answered]),
-            blueprint=self.task.blueprint,
+            device=replies.device,
+            samples=replies.samples.astype(np.float64),
+            staleness=np.array(ages),
+            sent_fraction=np.array([self._rate(answer) for answer in answered]),
+            bits=replies.bits,
+            slices=tuple(answer.received_slice(blueprint) for answer in answered),
+            reports=replies.report,
+            local_deltas=tuple(changes),
+            local_masks=replies.masks,
+            local_sent=replies.kept,
+            blueprint=blueprint,
         )

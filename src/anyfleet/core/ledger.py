@@ -1,4 +1,4 @@
-"""The ledger: what every order was, cost and came to; in columns, appended as it happens."""
+"""The ledger: what was asked of a device, what it cost and what came of it, one row per order."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -6,33 +6,38 @@ from typing import Any
 
 import numpy as np
 
-from anyfleet.arrays import Arrays, Floats, Ints
+from anyfleet.arrays import Arrays, Flags, Floats, Ints
 from anyfleet.core.message_size import measured_sent_fraction
 from anyfleet.core.messages import Charges, Devices, Replies, Report, measured
 from anyfleet.core.orders import Cohort
-from anyfleet.elastic import Blueprint, alpha, narrowed, width
-from anyfleet.formulas.theory import contraction, divergence_index, local_gain
+from anyfleet.elastic import Blueprint, channel_share, narrowed, trained_share, width
 
-_THEORY = ("measured_sent_fraction", "gain", "divergence")
-_TOLD = ("loss", "norm", "fisher", "distortion")  # of a device's report
+# The numbers of a device's report that have a field. A part asks for them (`reports`).
+REPORTED = ("loss", "norm", "fisher", "distortion")
+# The facts about a training result.
+_RESULT = ("measured_sent_fraction", "channel_share", "trained_share")
+_TEXTS = ("kind", "failure")
 
 
 @dataclass(frozen=True, eq=False)
 class Ledger(Arrays):
-    """Orders from issue to answer or loss, one row each. Seconds, joules, bits."""
+    """All orders of a round or of a run, one row each. Units are seconds, joules and bits.
+
+    A number that nobody measured, or that makes no sense for an order, is NaN.
+    """
 
     order: Ints
-    round_index: Ints  # the server step that closed with it
+    round_index: Ints  # the round in which the order ended
     device: Ints
     level: Ints  # declared by the device
     kind: tuple[str, ...]
-    issued_round: Ints  # the server step that issued it
-    # -- the plan
-    width: Floats  # of the model's width, as planned
-    slice_width: Floats  # of the slice, in whole channels
-    first_trained_layer: Ints  # first trained layer
+    issued_round: Ints  # the round in which the order was issued
+    # -- what was planned
+    width: Floats
+    slice_width: Floats  # of the slice: a width in whole channels
+    first_trained_layer: Ints
     choice: Ints  # which entry of the planner's menu the device chose, or -1
-    utility: Floats  # by which it chose, from 0 to 1, or NaN
+    utility: Floats  # by which the device chose, from 0 to 1
     lr: Floats
     epochs: Ints
     batch_size: Ints
@@ -46,7 +51,7 @@ class Ledger(Arrays):
     download_seconds: Floats
     compute_seconds: Floats
     upload_seconds: Floats
-    wait_seconds: Floats  # from the end of its own work to the end of the server's step
+    wait_seconds: Floats  # from the end of the device's own work to the end of the round
     download_joules: Floats
     compute_joules: Floats
     upload_joules: Floats
@@ -55,102 +60,108 @@ class Ledger(Arrays):
     # -- what came of it
     delivered_down: Floats  # share of the model's columns that came through the link
     delivered_up: Floats
-    loss: Floats  # mean training loss the device reported, or NaN
-    norm: Floats  # of its update, where some part asks for it, or NaN
-    fisher: Floats  # mean trace of its Fisher information, where some part asks for it, or NaN
-    distortion: Floats  # squared error of the compressed update over its squared norm, or NaN
-    # -- AnycostFL's theory of a training result (specification §F.3); NaN where none came in
+    # -- what the device reported
+    loss: Floats  # mean training loss
+    norm: Floats  # of the update
+    fisher: Floats  # mean trace of the Fisher information
+    distortion: Floats  # squared error of the compressed update over its squared norm
+    # -- facts about the training result
     measured_sent_fraction: Floats  # bits of the result over those of an uncompressed one
-    gain: Floats  # alpha^4 × rate: what the step learns from it, at most 1
-    divergence: Floats  # how far it is from what the whole model, uncompressed, would have said
-    contraction: Floats  # Z of the step, for the best loss that there can be: 1 − least gain
-    failure: tuple[str, ...]  # the reason, or ""
+    channel_share: Floats  # share of all channels in the sub-model that arrived
+    trained_share: Floats  # share of the sub-model's parameters that was trained
+    failure: tuple[str, ...]  # the reason, or "" for a reply that counts
 
     @property
     def seconds(self) -> Floats:
-        """What the device was busy for."""
+        """The seconds that each device worked: download, computation and upload."""
         return self.download_seconds + self.compute_seconds + self.upload_seconds
 
     @property
     def joules(self) -> Floats:
+        """The joules that each device spent: download, computation and upload."""
         return self.download_joules + self.compute_joules + self.upload_joules
 
     @property
-    def counted(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        """Which rows are answers that count."""
+    def counted(self) -> Flags:
+        """The rows whose replies counted."""
         return np.array([not reason for reason in self.failure], dtype=bool)
 
     def as_dicts(self) -> list[dict[str, Any]]:
-        """Every row as plain data, for a file."""
-        columns = {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
-        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        """Return every row as plain data, for a file."""
+        values = {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
+        return [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
 
     @staticmethod
-    def of(rows: Iterable[Mapping[str, Any]]) -> "Ledger":
-        """The inverse of `as_dicts`; None stands for not a number, as in JSON.
+    def from_dicts(rows: Iterable[Mapping[str, Any]]) -> "Ledger":
+        """Return the ledger of rows that `as_dicts` made; None stands for NaN, as in JSON.
 
-        So does a column that the rows do not have: those of older runs have fewer.
+        Raise ValueError if a row lacks a field.
         """
         listed = list(rows)
-        return _entries({f.name: [row.get(f.name) for row in listed] for f in fields(Ledger)})
+        names = [f.name for f in fields(Ledger)]
+        if missing := [name for name in names if any(name not in row for row in listed)]:
+            raise ValueError(f"rows lack {', '.join(missing)}")
+        return _ledger({name: [row[name] for row in listed] for name in names})
 
 
 class LedgerWriter:
-    """Collects rows until a step closes, column by column."""
+    """The rows of a round while it is open."""
 
     def __init__(self, devices: Devices, blueprint: Blueprint) -> None:
         self._devices, self._blueprint = devices, blueprint
-        self._open: dict[str, list[Any]] = {}
+        self._rows: list[dict[str, Any]] = []
 
-    def replied(self, order: Cohort, update: Replies, charges: Charges, lost: str) -> None:
-        """An answer came in; `lost` says why it does not count, if so."""
-        self._append(order, charges, lost, update.report[0], self._theory(order, update))
+    def replied(self, order: Cohort, reply: Replies, charges: Charges, failure: str) -> None:
+        """Add an order whose reply arrived; `failure` says why it does not count, or is ""."""
+        self._append(order, charges, failure, reply.report[0], self._result(order, reply))
 
-    def failed(self, order: Cohort, charges: Charges, reason: str) -> None:
-        """An order will never be answered."""
-        self._append(order, charges, reason, {}, dict.fromkeys(_THEORY, np.nan))
+    def failed(self, order: Cohort, charges: Charges, failure: str) -> None:
+        """Add an order that no reply will come to."""
+        self._append(order, charges, failure, {}, {})
 
-    def close(self, step: int, now: float) -> Ledger:
-        """The rows of this step, by order."""
-        columns, self._open = self._open, {}
-        count = len(columns.get("order", []))
-        blank = {f.name: [0] * count for f in fields(Ledger)}
-        entries = _entries({**blank, **columns, "round_index": [step] * count})
-        wait = np.maximum(0.0, now - (entries.began + entries.seconds))
-        left = np.full(count, _contraction(entries))
-        entries = replace(entries, wait_seconds=wait, contraction=left)
-        return entries.take(np.argsort(entries.order, kind="stable"))
+    def close(self, round_index: int, now: float) -> Ledger:
+        """Return the rows of the round that ends now, sorted by order, and begin the next."""
+        rows, self._rows = self._rows, []
+        names = [f.name for f in fields(Ledger)]
+        late: dict[str, Any] = {"round_index": round_index, "wait_seconds": 0.0}
+        ledger = _ledger({name: [(late | row)[name] for row in rows] for name in names})
+        waited = np.maximum(0.0, now - (ledger.began + ledger.seconds))
+        ledger = replace(ledger, wait_seconds=waited)
+        return ledger.take(np.argsort(ledger.order, kind="stable"))
 
     def _append(
         self,
         order: Cohort,
         charges: Charges,
-        lost: str,
+        failure: str,
         report: Report,
-        theory: Mapping[str, float],
+        result: Mapping[str, float],
     ) -> None:
-        told = {name: measured(report, name) for name in _TOLD}
-        for name, value in {**self._row(order, charges, lost), **told, **theory}.items():
-            self._open.setdefault(name, []).append(value)
-
-    def _theory(self, order: Cohort, update: Replies) -> dict[str, float]:
-        if not update.trained:
-            return dict.fromkeys(_THEORY, np.nan)
-        held = narrowed(order.slices[0], float(update.delivered_width[0]), self._blueprint)
-        rate, share = (
-            measured_sent_fraction(order, update, self._blueprint),
-            alpha(held, self._blueprint),
+        self._rows.append(
+            self._planned(order)
+            | {f.name: getattr(charges, f.name)[0].item() for f in fields(Charges)}
+            | {name: measured(report, name) for name in REPORTED}
+            | dict.fromkeys(_RESULT, np.nan)
+            | result
+            | {"failure": failure}
         )
-        gain, index = float(local_gain(share, rate)), float(divergence_index(share, rate))
-        return dict(zip(_THEORY, (rate, gain, index), strict=True))
 
-    def _row(self, order: Cohort, charges: Charges, lost: str) -> dict[str, Any]:
-        spent = {f.name: getattr(charges, f.name)[0].item() for f in fields(Charges)}
-        (slice_,), numbers = order.slices, order.hyperparameters
+    def _result(self, order: Cohort, reply: Replies) -> dict[str, float]:
+        """Return the facts about a training result; none for a reply of another kind."""
+        if not reply.trained:
+            return {}
+        arrived = narrowed(order.slices[0], float(reply.delivered_width[0]), self._blueprint)
+        return {
+            "measured_sent_fraction": measured_sent_fraction(order, reply, self._blueprint),
+            "channel_share": channel_share(arrived, self._blueprint),
+            "trained_share": trained_share(arrived, self._blueprint),
+        }
+
+    def _planned(self, order: Cohort) -> dict[str, Any]:
+        (slice_,), hyperparameters = order.slices, order.hyperparameters
         device = int(order.device[0])
         return {
-            **{f.name: getattr(numbers, f.name)[0].item() for f in fields(numbers)},
-            **spent,
+            **{f.name: getattr(hyperparameters, f.name)[0].item() for f in fields(hyperparameters)},
             "order": int(order.id[0]),
             "device": device,
             "level": int(self._devices.level[device]),
@@ -162,31 +173,22 @@ class LedgerWriter:
             "choice": int(order.choice[0]),
             "utility": float(order.utility[0]),
             "parameters": self._blueprint.local(slice_).numel(),
-            "failure": lost,
         }
 
 
-def _contraction(entries: Ledger) -> float:
-    """Of a step with these results: a condition number and a gradient ratio of 1."""
-    gains = entries.gain[entries.counted & ~np.isnan(entries.gain)]
-    if not len(gains):
-        return float("nan")
-    return contraction(float(gains.min()), convexity=1.0, smoothness=1.0, ratio=1.0)
-
-
-def _entries(columns: Mapping[str, Sequence[Any]]) -> Ledger:
+def _ledger(values: Mapping[str, Sequence[Any]]) -> Ledger:
     made: dict[str, Any] = {}
     for f in fields(Ledger):
-        column = columns[f.name]
-        if f.name in ("kind", "failure"):
-            made[f.name] = tuple(column)
+        given = values[f.name]
+        if f.name in _TEXTS:
+            made[f.name] = tuple(given)
         elif f.type is Ints:
-            made[f.name] = np.array(column, dtype=np.int64)
+            made[f.name] = np.array(given, dtype=np.int64)
         else:
-            numbers = [np.nan if value is None else value for value in column]
+            numbers = [np.nan if value is None else value for value in given]
             made[f.name] = np.array(numbers, dtype=np.float64)
     return Ledger(**made)
 
 
-def _plain(column: Any) -> list[Any]:
-    return column.tolist() if isinstance(column, np.ndarray) else list(column)
+def _plain(values: Any) -> list[Any]:
+    return values.tolist() if isinstance(values, np.ndarray) else list(values)

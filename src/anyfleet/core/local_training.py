@@ -20,13 +20,13 @@ from anyfleet.core.messages import EVERYTHING, Hyperparameters, Params
 from anyfleet.core.objectives import Data, Task, augmented
 from anyfleet.core.padding import mixed
 from anyfleet.core.slots import (
-    Loose,
     Minibatch,
     Norm,
     Train,
     TrainingContext,
     TrainingResult,
     TrainingStart,
+    TrainingState,
 )
 from anyfleet.elastic import Slice
 from anyfleet.errors import BadReturn
@@ -98,7 +98,7 @@ def as_tensors(numbers: Hyperparameters, samples: Sequence[int], like: Tensor) -
         "lr": torch.tensor(numbers.lr).to(like),
         "sent_fraction": torch.tensor(numbers.sent_fraction).to(like),
         "batch_size": torch.tensor(numbers.batch_size, device=like.device),
-        "limit": torch.tensor(local_steps(numbers, samples), device=like.device),
+        "local_steps": torch.tensor(local_steps(numbers, samples), device=like.device),
     }
 
 
@@ -183,10 +183,10 @@ def _stepped(
     where: TrainingContext,
     i: int,
     choice: Any,
-    state: Loose,
+    state: TrainingState,
     inputs: Inputs,
     drawn: _Drawn,
-) -> Loose:
+) -> TrainingState:
     """One step."""
     rows, valid, key = drawn
     x, y = inputs.x.index_select(0, rows), inputs.y.index_select(0, rows)
@@ -195,7 +195,7 @@ def _stepped(
     return trainer.step(where, state, batch, inputs.hyperparameters, choice)
 
 
-def _finished(trainer: Train, where: TrainingContext, state: Loose) -> TrainingResult:
+def _finished(trainer: Train, where: TrainingContext, state: TrainingState) -> TrainingResult:
     """What training leaves behind; looked at here, as a stack can only be made of such."""
     found: Any = trainer.finish(where, state)
     if not isinstance(found, TrainingResult):
@@ -212,14 +212,16 @@ def _guarded(
     where: TrainingContext,
     i: int,
     choice: Any,
-    state: Loose,
+    state: TrainingState,
     inputs: Inputs,
     drawn: _Drawn,
-) -> Loose:
+) -> TrainingState:
     """One step, undone where the device has already finished: no branching on values."""
     new = _stepped(trainer, where, i, choice, state, inputs, drawn)
-    live = i < inputs.hyperparameters["limit"]
-    kept: Loose = tree_map(lambda a, b: a if a is b else torch.where(live, a, b), new, state)
+    live = i < inputs.hyperparameters["local_steps"]
+    kept: TrainingState = tree_map(
+        lambda a, b: a if a is b else torch.where(live, a, b), new, state
+    )
     return kept
 
 

@@ -21,9 +21,8 @@ from anyfleet.core.layout import MessageLayout, TensorLayout
 from anyfleet.core.messages import Kind, Params, Replies, Report, Trees
 from anyfleet.core.method import Job
 from anyfleet.core.orders import Cohort
-from anyfleet.core.slots import Codec, Norm, Slack
+from anyfleet.core.slots import Codec, Measure, Norm, Slack
 from anyfleet.elastic import Blueprint, Slice, narrowed
-from anyfleet.measure.fisher import channels
 
 NUMBER_BITS = 32  # of one uncompressed number: of a tensor, of a report, of a choice
 FETCH_BITS = 64  # of the id of the order whose result is fetched
@@ -43,7 +42,11 @@ _USUAL_SHAPES: _Shapes = (("convolution", (64, 64, 3, 3)), ("linear", (128, 512)
 
 @lru_cache(maxsize=4096)
 def uncompressed_bits(
-    slice_: Slice, norm: Norm, blueprint: Blueprint, report: tuple[str, ...] = ()
+    slice_: Slice,
+    norm: Norm,
+    blueprint: Blueprint,
+    report: tuple[str, ...] = (),
+    measures: tuple[Measure, ...] = (),
 ) -> tuple[float, float]:
     """Return the bits down and up of a training order with this slice when nothing is compressed.
 
@@ -56,8 +59,9 @@ def uncompressed_bits(
     measured = {n for layer in layers for n in layer.buffers} & statistics
     down = local.numel([*(n for n in local.params if n not in home), *statistics])
     up = local.numel([*sent, *measured])
-    several = {"channels": channels(local, slice_.sent(blueprint))} if "channels" in report else {}
-    up += sum(several.get(name, 1) for name in report)
+    trained = slice_.sent(blueprint)
+    lengths = {n: each.length(n, local, trained) for each in measures for n in each.vectors}
+    up += sum(lengths.get(name, 1) for name in report)
     return float(NUMBER_BITS * down + index_bits(slice_, blueprint)), float(NUMBER_BITS * up)
 
 
@@ -94,7 +98,7 @@ def expected_bits(
     The message of a codec whose size depends on the update is taken to be that of a made-up update
     with the shapes of the slice.
     """
-    down, up = uncompressed_bits(slice_, job.norm, blueprint, job.report)
+    down, up = uncompressed_bits(slice_, job.norm, blueprint, job.report, job.measures)
     model = model_bits(slice_, job.norm, blueprint)
     update, codec = update_bits(slice_, job.norm, blueprint), job.uplink
     shapes = _shapes(blueprint.local(slice_), sent_names(slice_, job.norm, blueprint))
@@ -258,5 +262,6 @@ def measured_sent_fraction(order: Cohort, reply: Replies, blueprint: Blueprint) 
     Of a reply that a link cut, both count only the width that came through.
     """
     held = narrowed(order.slices[0], float(reply.delivered_width[0]), blueprint)
-    _, whole = uncompressed_bits(held, order.job.norm, blueprint, order.job.report)
+    job = order.job
+    _, whole = uncompressed_bits(held, job.norm, blueprint, job.report, job.measures)
     return min(1.0, float(reply.bits[0]) / whole) if whole else 1.0

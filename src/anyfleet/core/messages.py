@@ -126,6 +126,30 @@ class Hyperparameters(Arrays):
     frequency: Floats  # cycles per second; not a number: the fastest it can
     target_seconds: Floats  # seconds that the server aims at for an order; not a number: none
 
+    @classmethod
+    def alike(
+        cls,
+        count: int,
+        *,
+        lr: float,
+        epochs: int = EVERYTHING,
+        batch_size: int,
+        local_steps: int = EVERYTHING,
+    ) -> "Hyperparameters":
+        """Return the same hyperparameters for `count` devices, and nothing that planners decide.
+
+        Training by `local_steps` leaves `epochs` out, and the other way round.
+        """
+        return cls(
+            lr=np.full(count, float(lr)),
+            epochs=np.full(count, epochs),
+            batch_size=np.full(count, batch_size),
+            local_steps=np.full(count, local_steps),
+            sent_fraction=np.full(count, np.nan),
+            frequency=np.full(count, np.nan),
+            target_seconds=np.full(count, np.nan),
+        )
+
 
 @dataclass(frozen=True, eq=False)
 class Plans(Arrays):

@@ -2,7 +2,8 @@
 
 import inspect
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
+from itertools import combinations
 from types import MappingProxyType
 from typing import Any, Literal, Self
 
@@ -14,6 +15,7 @@ from anyfleet.core.slots import (
     Choose,
     Codec,
     Extract,
+    Measure,
     Norm,
     Plan,
     Policy,
@@ -23,7 +25,6 @@ from anyfleet.core.slots import (
     nested,
 )
 from anyfleet.errors import BadReturn, CompositionError
-from anyfleet.measure.fisher import Fisher, Observed
 from anyfleet.tracebacks import during, quoted
 
 __all__ = ["SLOTS", "Job", "Method"]
@@ -54,7 +55,6 @@ _DECLARED: Mapping[str, Any] = MappingProxyType(
         "requires": {"menu": "plan.WidthMenu"},
     }
 )
-_INFORMED = frozenset({"fisher", "channels"})  # measures that take Fisher information
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,19 @@ class Job:
     norm: Norm
     send: Literal["delta", "weights"] = "delta"
     cache: bool = False
-    report: tuple[str, ...] = ()
-    fisher: Fisher = field(default_factory=Fisher)
+    report: tuple[str, ...] = ()  # names of measured numbers that devices send back
+    measures: tuple[Measure, ...] = ()
+
+    @property
+    def trainer(self) -> Train:
+        """The trainer, with the measures around it that devices report or learn from."""
+        asked = self.choose.learns_from.union(self.report)
+        trainer = self.train
+        for measure in self.measures:
+            if asked & measure.names:
+                with during("measures", measure):
+                    trainer = measure.observed(trainer, asked)
+        return trainer
 
 
 @dataclass(frozen=True)
@@ -88,7 +99,6 @@ class Method:
     aggregate: Aggregate
     send: Literal["delta", "weights"] = "delta"
     cache: bool = False  # the device keeps its model and fills gaps of a download from it
-    fisher: Fisher = field(default_factory=Fisher)  # how devices measure it, if some part asks
 
     __signature__ = OwnSignature()
 
@@ -101,7 +111,7 @@ class Method:
             raise CompositionError(*misplaced)
         if misdeclared := tuple(_misdeclared(self)):
             raise CompositionError(*misdeclared)
-        problems = [*_unmet(self), *_unmeasured(self), *_contested(self)]
+        problems = [*_unmet(self), *_unmeasured(self), *_clashing(self), *_contested(self)]
         if self.send not in ("delta", "weights"):
             problems.append(f'send must be "delta" or "weights", got {self.send!r}.')
         problems += _unsendable(self)
@@ -126,12 +136,23 @@ class Method:
         )
 
     @property
-    def trained(self) -> Train:
-        """How devices train, with what they measure meanwhile."""
-        asked = (self.reported | self.choose.learns_from) & _INFORMED
-        if not asked:
-            return self.train
-        return Observed(self.train, self.fisher, channels="channels" in asked)
+    def measures(self) -> tuple[Measure, ...]:
+        """What devices measure beside training, for all parts together."""
+        found: list[Measure] = []
+        for _, measure in _brought(self):
+            same = [each for each in found if each.names & measure.names]
+            one = measure
+            for each in same:
+                # None would be a clash, which was refused when the method was made.
+                one = each.joined(one) or one
+                found.remove(each)
+            found.append(one)
+        return tuple(found)
+
+    @property
+    def trainer(self) -> Train:
+        """The trainer, with what devices measure around it."""
+        return self.job().trainer
 
     def misfits(self, task: Task) -> dict[str, str]:
         """Why a task cannot be learned with this method, by what would have to change."""
@@ -145,7 +166,7 @@ class Method:
         return {where: why for where, why in found.items() if why}
 
     def _misfit(self, task: Task) -> str:
-        found: Any = self.trained.misfit(task)
+        found: Any = self.trainer.misfit(task)
         if found is None or isinstance(found, str):
             return found or ""
         raise BadReturn(
@@ -156,7 +177,7 @@ class Method:
     def job(self) -> Job:
         """What a device has to know of this method."""
         return Job(
-            train=self.trained,
+            train=self.train,
             choose=self.choose,
             uplink=self.uplink,
             downlink=self.downlink,
@@ -164,7 +185,7 @@ class Method:
             send=self.send,
             cache=self.cache,
             report=tuple(sorted(self.reported)),
-            fisher=self.fisher,
+            measures=self.measures,
         )
 
     def __str__(self) -> str:
@@ -190,9 +211,6 @@ def _misplaced(method: Method) -> Iterator[str]:
         elif not told.endswith("?"):
             told += f"; derive {type(value).__name__} from anyfleet.core.method.{slot.__name__}."
         yield told
-    fisher: Any = method.fisher
-    if not isinstance(fisher, Fisher):
-        yield f"fisher must be a Fisher, got {described(fisher)}."
     cache: Any = method.cache
     if not isinstance(cache, bool):
         yield f"cache must be True or False, got {described(cache)}."
@@ -216,6 +234,37 @@ def _misdeclared(method: Method) -> Iterator[str]:
                 yield f"{told}, got a function; put @property above `def {name}`."
             else:
                 yield f"{told}, got {quoted(value)}; write for example {name} = {_example(due)}."
+    for slot, part in _measuring(method):
+        with during(slot, part):
+            brought: Any = part.measures
+        if not isinstance(brought, tuple) or not all(Measure in type(m).__mro__ for m in brought):
+            yield (
+                f"{slot}={quoted(part)}: `measures` must be a tuple of Measure, got "
+                f"{quoted(brought)}; write for example measures = (Fisher(),)."
+            )
+
+
+def _measuring(method: Method) -> list[tuple[str, Policy | Choose]]:
+    """Return all parts that can bring measures along, each with its slot."""
+    parts: list[tuple[str, Policy | Choose]] = [("choose", method.choose)]
+    return parts + [(name, p) for name, part in method.policies().items() for p in nested(part)]
+
+
+def _brought(method: Method) -> Iterator[tuple[str, Measure]]:
+    """Yield every measure that a part brings along, and the part as an error quotes it."""
+    for slot, part in _measuring(method):
+        yield from ((f"{slot}={quoted(part)}", measure) for measure in part.measures)
+
+
+def _clashing(method: Method) -> Iterator[str]:
+    """Yield which measures cannot be in one method."""
+    brought = list(_brought(method))
+    for (one, mine), (other, theirs) in combinations(brought, 2):
+        if mine.names & theirs.names and mine.joined(theirs) is None:
+            yield (
+                f"{one} and {other} measure {sorted(mine.names & theirs.names)} in different ways: "
+                f"{quoted(mine)} and {quoted(theirs)}; give both the same settings."
+            )
 
 
 def _example(due: Any) -> str:
@@ -225,11 +274,13 @@ def _example(due: Any) -> str:
 def _unmeasured(method: Method) -> Iterator[str]:
     parts = [("schedule", method.schedule.reports), ("choose", method.choose.learns_from)]
     parts += [(n, p.reports) for n, part in method.policies().items() for p in nested(part)]
+    known = MEASURES.union(*(measure.names for _, measure in _brought(method)))
     for name, wants in parts:
-        if wants - MEASURES:
+        if wants - known:
             yield (
-                f"{name} wants {sorted(wants - MEASURES)}, which no device measures; "
-                f"devices measure {sorted(MEASURES)}."
+                f"{name} wants {sorted(wants - known)}, which no device measures; here devices "
+                f"measure {sorted(known)}. More can be measured by the `measures` of a part, for "
+                "example Fisher()."
             )
 
 

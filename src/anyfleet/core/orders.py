@@ -10,9 +10,8 @@ from torch import Tensor, dtype
 from anyfleet import rng
 from anyfleet.arrays import Arrays, Floats, Ints
 from anyfleet.core.layout import MessageLayout, TensorLayout, tensor_layouts
-from anyfleet.core.messages import Hyperparameters, Kind, Report, Trees
+from anyfleet.core.messages import Hyperparameters, Kind, Trees
 from anyfleet.core.method import Job
-from anyfleet.core.view import OrderStatus
 from anyfleet.elastic import Blueprint, Slice, columns
 
 
@@ -41,12 +40,6 @@ class Cohort(Arrays):
     round_index: int
     cohort_key: int  # the key of what the whole cohort draws together
     job: Job
-
-
-def status_of(order: Cohort, report: Report | None = None) -> OrderStatus:
-    """Return a single order as policies see it."""
-    (number,), (device,) = order.id, order.device
-    return OrderStatus(int(number), int(device), order.round_index, order.kind, report=report or {})
 
 
 def uplink(

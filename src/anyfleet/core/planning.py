@@ -91,7 +91,9 @@ def plan_cohort(
         delivered_width=np.ones(count),
         column_width=view.devices.column_width[devices],
         acknowledged=desk.acknowledged[devices],
-        held_order=np.array(request.held_orders or (-1,) * count, dtype=np.int64),
+        held_order=np.array(
+            request.held_orders if len(request.held_orders) else (-1,) * count, dtype=np.int64
+        ),
         kind=request.kind,
         round_index=view.round_index,
         cohort_key=int(rng.fold(rng.root(desk.seed, "cohort"), view.round_index)),

@@ -8,6 +8,7 @@ came. They look at whole cohorts and at metadata; only bit counts are read as va
 import math
 import numbers
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple, NoReturn
 
@@ -26,7 +27,7 @@ from anyfleet.core.messages import (
     SubModelSize,
 )
 from anyfleet.core.slots import Compressed, Norm, TrainingResult
-from anyfleet.core.view import OrderStatus, Request, View
+from anyfleet.core.view import OrderStatuses, Request, View
 from anyfleet.elastic import Blueprint, Slice
 from anyfleet.errors import BadReturn, SliceError
 from anyfleet.tracebacks import ordinal, quoted
@@ -52,45 +53,32 @@ class Caller(NamedTuple):
 # --- selection and schedule -------------------------------------------------------------------
 
 
-def cohort(ids: Any, caller: Caller, view: View) -> Ints:
-    """Check the devices that a selection or a schedule names: idle ones, each once."""
-    count = len(view.devices)
-    due = f"an array of whole numbers from 0 to {count - 1}, each an idle device, none twice"
-    if not isinstance(ids, np.ndarray):
-        caller.refuse(f"{_described(ids)} for an array", f"{due} (numpy.array(…))")
-    if ids.dtype == bool:
-        caller.refuse("an array of True and False", f"{due} (numpy.flatnonzero(…))")
-    if ids.ndim != 1 or (ids.dtype.kind not in "iu" and len(ids)):
-        caller.refuse(f"an array of {ids.dtype} and shape {list(ids.shape)}", due)
-    found: Ints = ids.astype(np.int64, copy=False)
-    return _idle_once(found, caller, view, due)
-
-
-def _idle_once(ids: Ints, caller: Caller, view: View, due: str) -> Ints:
-    count = len(view.devices)
-    outside = ids[(ids < 0) | (ids >= count)]
+def cohort(found: Any, caller: Caller, view: View) -> Ints:
+    """Check the devices that a selection or a schedule picks: idle ones, each once."""
+    last = len(view.devices) - 1
+    due = f"an array of whole numbers from 0 to {last}, each an idle device, none twice"
+    devices = _numbers(found, caller, due)
+    outside = devices[(devices < 0) | (devices > last)]
     if len(outside):
-        caller.refuse(f"ids of devices that do not exist ({_listed(outside)})", due)
-    known, times = np.unique(ids, return_counts=True)
-    if len(known) < len(ids):
-        caller.refuse(f"devices twice ({_listed(known[times > 1])})", due)
-    busy = ids[~view.free(ids)] if len(ids) else ids
+        caller.refuse(f"numbers of devices that do not exist ({_listed(outside)})", due)
+    if repeated := _repeated(devices):
+        caller.refuse(f"devices twice ({_listed(repeated)})", due)
+    busy = devices[~view.free(devices)] if len(devices) else devices
     if len(busy):
         caller.refuse(f"devices that are not idle ({_listed(busy)})", f"{due} (view.idle)")
-    return ids
+    return devices
 
 
-def fetched(flights: Any, caller: Caller, held: Sequence[OrderStatus]) -> Sequence[OrderStatus]:
-    """Check whose results a selection wants uploaded: some of those held, each once."""
-    due = f"some of the {len(held)} flights that it was given, none twice"
-    if not isinstance(flights, Sequence):
-        caller.refuse(_described(flights), due)
-    known = {id(flight) for flight in held}
-    if any(id(flight) not in known for flight in flights):
-        caller.refuse("something else than these flights", due)
-    if len({id(flight) for flight in flights}) < len(flights):
-        caller.refuse("a flight twice", due)
-    return flights
+def fetched(found: Any, caller: Caller, held: OrderStatuses) -> OrderStatuses:
+    """Check whose results a selection wants uploaded: some of the held orders, each once."""
+    due = f"numbers of the {len(held)} held orders that it was given, none twice (held.order)"
+    wanted = _numbers(found, caller, due).tolist()
+    row_of = {order: row for row, order in enumerate(held.order.tolist())}
+    if unknown := [order for order in wanted if order not in row_of]:
+        caller.refuse(f"orders that are not held ({_listed(unknown)})", due)
+    if repeated := _repeated(wanted):
+        caller.refuse(f"orders twice ({_listed(repeated)})", due)
+    return held.take([row_of[order] for order in wanted])
 
 
 def requests(found: Any, caller: Caller, held: Collection[int]) -> tuple[Request, ...]:
@@ -100,18 +88,28 @@ def requests(found: Any, caller: Caller, held: Collection[int]) -> tuple[Request
         caller.refuse("a Request alone", f"{due}: put a comma behind it")
     if not isinstance(found, tuple | list):
         caller.refuse(_described(found), due)
-    for request in found:
-        if not isinstance(request, Request):
-            caller.refuse(f"{_described(request)} in a tuple", due)
-        if request.kind not in tuple(Kind):
-            caller.refuse(f"a Request of kind {request.kind!r}", f"one of {', '.join(Kind)}")
-        for name, number in (("count", request.count), ("level", request.level)):
-            if number is not None and not (_whole(number) and number >= 0):
-                caller.refuse(f"a Request with {name}={number!r}", "a whole number, or None")
-        unknown = [order for order in request.held_orders if order not in held]
-        if unknown:
-            caller.refuse(f"a Request of orders {unknown[:5]}", "orders whose results are held")
-    return tuple(found)
+    return tuple(_request(each, caller, held) for each in found)
+
+
+def _request(found: Any, caller: Caller, held: Collection[int]) -> Request:
+    """Check a request of a schedule, and return it with arrays for the numbers in it."""
+    if not isinstance(found, Request):
+        due = "a tuple of anyfleet.core.view.Request"
+        caller.refuse(f"{_described(found)} in a tuple", due)
+    if found.kind not in tuple(Kind):
+        caller.refuse(f"a Request of kind {found.kind!r}", f"one of {', '.join(Kind)}")
+    for name, number in (("count", found.count), ("level", found.level)):
+        if number is not None and not (_whole(number) and number >= 0):
+            caller.refuse(f"a Request with {name}={number!r}", "a whole number, or None")
+    devices = found.devices
+    if devices is not None:
+        due = "an array of device numbers, or None, as the devices of a Request"
+        devices = _numbers(devices, caller, due)
+    due = "orders whose results are held, as the held_orders of a Request"
+    orders = _numbers(found.held_orders, caller, due)
+    if unknown := [order for order in orders.tolist() if order not in held]:
+        caller.refuse(f"a Request of orders {unknown[:5]}", due)
+    return replace(found, devices=devices, held_orders=orders)
 
 
 def truth(found: Any, caller: Caller) -> bool:
@@ -135,15 +133,15 @@ def enough(found: Any, caller: Caller) -> int:
     return int(found)
 
 
-def orders(found: Any, caller: Caller, known: Collection[int], what: str) -> tuple[int, ...]:
-    """Check ids of orders: each of them is `known`."""
-    due = f"a tuple of the ids of orders that are {what}"
-    if not isinstance(found, tuple | list | set | frozenset):
-        caller.refuse(_described(found), due)
-    strange = [order for order in found if order not in known]
-    if strange:
-        caller.refuse(f"orders that are not {what} ({_listed(strange)})", due)
-    return tuple(found)
+def orders(found: Any, caller: Caller, known: Collection[int], what: str) -> Ints:
+    """Check numbers of orders: each of them is `known`, and none is there twice."""
+    due = f"an array of the numbers of orders that are {what}, none twice"
+    wanted = _numbers(found, caller, due)
+    if unknown := [order for order in wanted.tolist() if order not in known]:
+        caller.refuse(f"orders that are not {what} ({_listed(unknown)})", due)
+    if repeated := _repeated(wanted):
+        caller.refuse(f"orders twice ({_listed(repeated)})", due)
+    return wanted
 
 
 def staleness(found: Any, caller: Caller) -> int:
@@ -159,19 +157,19 @@ def staleness(found: Any, caller: Caller) -> int:
 def drafted(found: Any, caller: Caller, count: int) -> Hyperparameters:
     """Check the numbers that a trainer or a planner gives `count` devices."""
     if not isinstance(found, Hyperparameters):
-        caller.refuse(_described(found), "anyfleet.core.messages.Numbers")
+        caller.refuse(_described(found), "anyfleet.core.messages.Hyperparameters")
     for name, due, fits in _NUMBERS:
         values = getattr(found, name)
-        told = f"numbers.{name} as an array of {count}: {due}"
+        told = f"hyperparameters.{name} as an array of {count}: {due}"
         if not isinstance(values, np.ndarray):
-            caller.refuse(f"{_described(values)} for numbers.{name}", told)
+            caller.refuse(f"{_described(values)} for hyperparameters.{name}", told)
         kinds = "iu" if name in _WHOLE else "fiu"
         if values.shape != (count,) or values.dtype.kind not in kinds:
             array = f"an array of {values.dtype} and shape {list(values.shape)}"
-            caller.refuse(f"{array} for numbers.{name}", told)
+            caller.refuse(f"{array} for hyperparameters.{name}", told)
         bad = values[~fits(values)]
         if len(bad):
-            caller.refuse(f"{_listed(bad)} for numbers.{name}", told)
+            caller.refuse(f"{_listed(bad)} for hyperparameters.{name}", told)
     return found
 
 
@@ -203,10 +201,12 @@ def planned(found: Any, caller: Caller, drafts: Plans, blueprint: Blueprint) -> 
 
 def _check_want(want: Any, caller: Caller, layers: int) -> None:
     if not isinstance(want, SubModelSize):
-        caller.refuse(_described(want), "anyfleet.core.messages.Want for the size of a sub-model")
+        caller.refuse(_described(want), "anyfleet.core.messages.SubModelSize")
     for share in map(_any, (want.width, *(ratio for _, ratio in want.axis_widths))):
         if not (isinstance(share, numbers.Real) and 0 < float(share) <= 1):
-            caller.refuse(f"a size with the share {share!r}", "shares above 0 and at most 1")
+            caller.refuse(
+                f"a sub-model size with the width {share!r}", "widths above 0 and at most 1"
+            )
     if not (_whole(want.first_trained_layer) and 0 <= want.first_trained_layer < max(1, layers)):
         came = f"a size whose first trained layer is {want.first_trained_layer!r}"
         caller.refuse(came, f"one of the layers 0 to {max(1, layers) - 1}")
@@ -259,10 +259,14 @@ def _unsliceable(found: Slice, blueprint: Blueprint) -> str:
 def aggregated(found: Any, caller: Caller, model: Params) -> Aggregated:
     """Check a new model: the same tensors as before. Whether it is finite, the server looks."""
     if not isinstance(found, Aggregated):
-        caller.refuse(_described(found), "anyfleet.core.messages.Stepped(model, state, notes)")
+        caller.refuse(
+            _described(found), "anyfleet.core.messages.Aggregated(model, state, diagnostics)"
+        )
     _check_tree(found.model, model, caller, "the new model")
     if not isinstance(found.diagnostics, Mapping):
-        caller.refuse(f"{_described(found.diagnostics)} for notes", "a mapping of names to numbers")
+        caller.refuse(
+            f"{_described(found.diagnostics)} for diagnostics", "a mapping of names to numbers"
+        )
     return found
 
 
@@ -320,7 +324,7 @@ def normalised(norm: Norm, caller: Caller, blueprint: Blueprint) -> None:
 def told(found: Any, caller: Caller) -> Mapping[str, Any]:
     """Check what a policy adds to the record of a round."""
     if not isinstance(found, Mapping):
-        caller.refuse(f"{_described(found)} from `tells`", "a mapping of names to numbers")
+        caller.refuse(f"{_described(found)} from `diagnostics`", "a mapping of names to numbers")
     return found
 
 
@@ -367,6 +371,31 @@ _NUMBERS: tuple[tuple[str, str, _Fits], ...] = (
 def _any(value: object) -> Any:
     """Forget a type that only an annotation promises."""
     return value
+
+
+def _numbers(found: Any, caller: Caller, due: str) -> Ints:
+    """Check numbers of devices or orders: whole ones, in an array or in any sequence."""
+    if isinstance(found, Sequence) and not isinstance(found, str | bytes):
+        if not all(map(_whole, found)):
+            caller.refuse(_described(found), due)
+        try:
+            return np.array(found, dtype=np.int64)
+        except OverflowError:
+            caller.refuse(_described(found), due)
+    if not isinstance(found, np.ndarray):
+        caller.refuse(f"{_described(found)} for an array", f"{due} (numpy.array(…))")
+    if found.dtype == bool:
+        caller.refuse("an array of True and False", f"{due} (numpy.flatnonzero(…))")
+    if found.ndim != 1 or (found.dtype.kind not in "iu" and len(found)):
+        caller.refuse(f"an array of {found.dtype} and shape {list(found.shape)}", due)
+    return found.astype(np.int64, copy=False)
+
+
+def _repeated(values: Sequence[int] | Ints) -> list[int]:
+    """Return the values that are there more than once."""
+    known, times = np.unique(np.asarray(values, dtype=np.int64), return_counts=True)
+    found: list[int] = known[times > 1].tolist()
+    return found
 
 
 def _whole(value: Any) -> bool:

@@ -23,8 +23,8 @@ from anyfleet.core.limits import Limits
 from anyfleet.core.messages import Conditions, Kind, Params, Replies, Report
 from anyfleet.core.objectives import Task
 from anyfleet.core.orders import Cohort
+from anyfleet.core.slots import MEASURES
 from anyfleet.elastic import Blueprint
-from anyfleet.measure.fisher import MEASURED
 
 SETTLED = 3  # devices whose sizes are known before a median says what is usual
 REMEMBERED = 1_000  # devices over whose sizes the median is taken, at most
@@ -36,11 +36,8 @@ LARGEST = 1e30  # of a reported number: squares and sums of millions of them sta
 MOST_NAMES = 64  # of reported numbers
 LONGEST_NAME = 100  # characters
 
-# Numbers of a report that every device has; others are not a number where nothing was measured.
+# Numbers of a report that every device has, at least 0; others are NaN where nothing was measured.
 _ALWAYS = frozenset({"norm", "distortion"})
-_SQUARES = frozenset({"norm", "distortion", "fisher", "fisher_squares", "channels"})  # at least 0
-_SINGLE = frozenset({"loss", "norm", "fisher", "distortion"})  # columns of the ledger
-_SEVERAL = frozenset({"channels"})
 _TRAINING = (Kind.TRAIN, Kind.HOLD, Kind.FETCH)
 
 
@@ -107,24 +104,29 @@ class Screen:
         if not all(isinstance(name, str) for name in report):
             yield "report: a name that is no text"
             return
+        measures = order.job.measures
+        scalars = MEASURES.union(*(each.scalars for each in measures))
+        vectors = frozenset[str]().union(*(each.vectors for each in measures))
+        nonnegative = _ALWAYS.union(*(each.nonnegative for each in measures))
         for name, told in report.items():
             yield from self._unasked(order, name)
             several = isinstance(told, tuple)
-            if several and (name in _SINGLE or order.kind not in _TRAINING):
+            if several and (name in scalars or order.kind not in _TRAINING):
                 yield f"report: several numbers as {name}"
-            elif name in _SEVERAL and not several:
+            elif name in vectors and not several:
                 yield f"report: one number as {name}"
             elif not all(isinstance(number, Real) for number in (told if several else (told,))):
                 yield f"report: {name} is no number"
             else:
-                yield from _strange(name, told if several else (told,))
+                yield from _strange(name, told if several else (told,), name in nonnegative)
 
     def _unasked(self, order: Cohort, name: str) -> Iterator[str]:
         if len(name) > LONGEST_NAME:
             yield f"report: a name of {len(name)} characters; at most {LONGEST_NAME}"
         elif order.kind in _TRAINING:
             # A trainer may report what it likes, but measurements only if some part wants them.
-            if name in MEASURED and name not in order.job.report:
+            measured = any(name in each.names for each in order.job.measures)
+            if measured and name not in order.job.report:
                 yield f"report: {name} was not asked for"
         elif name not in {"loss", *self.metrics}:
             yield f"report: {name} was not asked for"
@@ -146,7 +148,7 @@ def _length(value: Tensor) -> float:
     return float(torch.linalg.vector_norm(value, dtype=torch.float64))
 
 
-def _strange(name: str, numbers: Sequence[float]) -> Iterator[str]:
+def _strange(name: str, numbers: Sequence[float], nonnegative: bool) -> Iterator[str]:
     """Yield what no honest device reports under this name."""
     for told in numbers:
         try:
@@ -156,8 +158,8 @@ def _strange(name: str, numbers: Sequence[float]) -> Iterator[str]:
         if math.isinf(number) or (name in _ALWAYS and math.isnan(number)):
             yield f"not finite: {name}"
             return
-        if abs(number) > LARGEST or (name in _SQUARES and number < 0):
-            least = 0 if name in _SQUARES else -LARGEST
+        if abs(number) > LARGEST or (nonnegative and number < 0):
+            least = 0 if nonnegative else -LARGEST
             yield f"report: {name} of {number:.3g} is not in [{least:g}, {LARGEST:g}]"
             return
 

@@ -22,12 +22,13 @@ from anyfleet.core.messages import (
     Events,
     Kind,
     Params,
+    Report,
     SubModelSize,
     no_charges,
 )
 from anyfleet.core.method import Method
 from anyfleet.core.objectives import Task
-from anyfleet.core.orders import Cohort, status_of
+from anyfleet.core.orders import Cohort
 from anyfleet.core.planning import (
     HeldResult,
     PlanningState,
@@ -49,12 +50,11 @@ from anyfleet.core.screening import (
 from anyfleet.core.seam import Round, Runtime, Snapshot
 from anyfleet.core.time_and_energy import Amount, Demand, training
 from anyfleet.core.updates import Updates
-from anyfleet.core.view import OrderStatus, Request, View
+from anyfleet.core.view import OrderStatus, OrderStatuses, Request, View
 from anyfleet.elastic import Cost, Slice, cost
 from anyfleet.errors import CompositionError
 from anyfleet.tracebacks import during
 
-SERVER_LOSS_SAMPLES = 128  # samples of the server split per comparison (specification §1.18)
 _TRAINING = (Kind.TRAIN, Kind.HOLD, Kind.FETCH)
 # What an update may change of the model, in words.
 _CHANGES = {"params": "a change", "buffers": "a change of the statistics"}
@@ -137,10 +137,10 @@ class Server:
             now=self.runtime.now(),
             started=self.started,
             free=self.runtime.free,
-            under_way=tuple(self.seen.values()),
-            replied=tuple(status_of(a.order, a.reply.report[0]) for a in self.replied),
-            failed=tuple(self.failed),
-            declined=tuple(self.declined),
+            under_way=OrderStatuses.of(self.seen.values()),
+            replied=OrderStatuses.of(_status(a.order, a.reply.report[0]) for a in self.replied),
+            failed=OrderStatuses.of(self.failed),
+            declined=OrderStatuses.of(self.declined),
             model=self.params,
             diagnostics=self.diagnostics,
             conditions=self.conditions,
@@ -156,15 +156,13 @@ class Server:
 
     def server_loss(self, params: Params, key: Tensor) -> float:
         """The loss on a batch of the server split that `key` draws."""
-        size = len(self.task.server)
-        rows = rng.sample(key, size, min(SERVER_LOSS_SAMPLES, size))
-        return server_loss(self.task, params, self.buffers, self.method.norm, rows)
+        return server_loss(self.task, params, self.buffers, self.method.norm, key)
 
     def cost(self, slice_: Slice, batch: int) -> Cost:
         return cost(self.task.blueprint, slice_, batch)
 
     def training_cost(self, slice_: Slice, batch: int, processed: int, steps: int) -> Demand:
-        train, blueprint = self.method.trained, self.task.blueprint
+        train, blueprint = self.method.trainer, self.task.blueprint
         amount = Amount(batch, processed, steps)
         return training(train, blueprint, slice_, amount, self.devices.counting)
 
@@ -190,23 +188,19 @@ class Server:
                 self._submit(request, chosen)
 
     def _fetched(self, request: Request) -> Request:
-        """Of the results that wait on their devices, those that the selection names."""
+        """Return the request for those of the held results that the selection picks."""
         view = self.view()
-        held = [flight for flight in view.replied if flight.order in request.held_orders]
+        held = view.replied.where(np.isin(view.replied.order, request.held_orders))
         with during("select", self.method.select):
-            named = self.method.select.fetch(view, held)
-        named = returned.fetched(named, self._caller("select"), held)
-        devices = tuple(flight.device for flight in named)
-        return replace(
-            request, devices=devices, held_orders=tuple(flight.order for flight in named)
-        )
+            picked = self.method.select.fetch(view, held)
+        found = returned.fetched(picked, self._caller("select"), held)
+        return replace(request, devices=found.device, held_orders=found.order)
 
     def _chosen(self, request: Request) -> Ints:
         if request.kind == Kind.FETCH and request.devices is not None:
-            return np.array(request.devices, dtype=np.int64)
+            return np.asarray(request.devices)
         if request.devices is not None:
-            named = np.array(request.devices)
-            return returned.cohort(named, self._caller("schedule"), self.view())
+            return returned.cohort(request.devices, self._caller("schedule"), self.view())
         key = rng.fold(rng.root(self.seed, "select"), self.round_index)
         # Several draws within a step (asynchronous) differ by what was issued before.
         begun = (
@@ -231,7 +225,7 @@ class Server:
         return replace(view, free=lambda ids: view.free(ids) & (self.devices.level[ids] == level))
 
     def _submit(self, request: Request, devices: Ints) -> None:
-        held = tuple(self.holding.pop(order) for order in request.held_orders)
+        held = tuple(self.holding.pop(int(order)) for order in request.held_orders)
         desk = PlanningState(
             self.seed, self.issued, self.visits, self.acknowledged, self.states, held
         )
@@ -244,7 +238,7 @@ class Server:
             self.visits[devices] += 1
         for row, reason in enumerate(drafted.reasons):
             order = drafted.declined.take([row])
-            self.declined.append(status_of(order))
+            self.declined.append(_status(order))
             self.ledger.failed(order, no_charges(int(order.id[0]), self.runtime.now()), reason)
         orders = drafted.orders
         if not len(orders):
@@ -257,7 +251,7 @@ class Server:
         self.runtime.submit(orders)
         rows = orders.rows()
         self.under_way |= {int(row.id[0]): row for row in rows}
-        self.seen |= {int(row.id[0]): status_of(row) for row in rows}
+        self.seen |= {int(row.id[0]): _status(row) for row in rows}
 
     # -- waiting
 
@@ -305,7 +299,7 @@ class Server:
         oldest = step - self.method.schedule.staleness
         for answer in answers:
             if answer.order.round_index < oldest:
-                self.failed.append(status_of(answer.order))
+                self.failed.append(_status(answer.order))
                 self.ledger.replied(answer.order, answer.reply, answer.charges, "stale")
                 self._unhear(answer)
         return [answer for answer in answers if answer.order.round_index >= oldest]
@@ -321,7 +315,7 @@ class Server:
         return self.under_way.pop(order_id)
 
     def _lose(self, order: Cohort, charges: Charges, reason: str) -> None:
-        self.failed.append(status_of(order))
+        self.failed.append(_status(order))
         self.ledger.failed(order, charges, reason)
 
     # -- stepping
@@ -384,7 +378,7 @@ class Server:
         with during("schedule", schedule):
             later = schedule.later(self.view())
         there = {int(answer.order.id[0]) for answer in self.replied}
-        left = set(returned.orders(later, self._caller("schedule"), there, "answered"))
+        left = set(returned.orders(later, self._caller("schedule"), there, "replied to").tolist())
         self.replied.sort(key=lambda answer: int(answer.order.id[0]))
         waiting = [a for a in self.replied if int(a.order.id[0]) in left]
         self.replied = [a for a in self.replied if int(a.order.id[0]) not in left]
@@ -395,8 +389,8 @@ class Server:
         with during("schedule", schedule):
             asked = schedule.drop(self.view())
         dropped = returned.orders(asked, self._caller("schedule"), self.under_way, "under way")
-        if dropped:
-            for lost in self.runtime.cancel(dropped, "too late"):
+        if len(dropped):
+            for lost in self.runtime.cancel(tuple(dropped.tolist()), "too late"):
                 self._lose(self._land(lost.order), lost.charges, lost.reason)
 
     def _admitted(self) -> dict[str, "_Changes"]:
@@ -497,4 +491,10 @@ class Server:
         self.replied = list(saved.waiting)
         self.sizes = dict(saved.sizes)
         self.runtime.begin_round(self.round_index)
-        self.seen = {order_id: status_of(order) for order_id, order in saved.under_way.items()}
+        self.seen = {order_id: _status(order) for order_id, order in saved.under_way.items()}
+
+
+def _status(order: Cohort, report: Report | None = None) -> OrderStatus:
+    """Return a single order as parts see it."""
+    (number,), (device,) = order.id, order.device
+    return OrderStatus(int(number), int(device), order.round_index, order.kind, report=report or {})

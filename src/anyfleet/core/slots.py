@@ -21,16 +21,18 @@ from anyfleet.core.messages import (
     SubModelSize,
 )
 from anyfleet.core.objectives import Task
-from anyfleet.core.time_and_energy import Work
+from anyfleet.core.training_work import Counted, Work, descent_work
 from anyfleet.core.updates import Updates
-from anyfleet.core.view import OrderStatus, Request, View
+from anyfleet.core.view import Ids, OrderStatuses, Request, View
 from anyfleet.elastic import Blueprint, Mode, Priced, Slice
 from anyfleet.errors import BadReturn
 from anyfleet.tracebacks import quoted
 
-MEASURES = frozenset({"channels", "distortion", "fisher", "loss", "norm"})  # of training
+# Numbers of a report that every method can have; a `Measure` adds others.
+MEASURES = frozenset({"distortion", "loss", "norm"})
+LOOK_AGAIN = 60.0  # seconds until absent devices are looked for again
 State = Any  # a policy's own, threaded by the loop
-Loose = dict[str, Any]  # a trainer's state: nested dicts of tensors
+TrainingState = dict[str, Any]  # a trainer's: nested dicts of tensors
 
 
 class Policy(Part, Protocol):
@@ -44,6 +46,11 @@ class Policy(Part, Protocol):
     def reports(self) -> frozenset[str]:
         """What devices shall measure and report."""
         return frozenset()
+
+    @property
+    def measures(self) -> "tuple[Measure, ...]":
+        """What devices measure beside training because of this part."""
+        return ()
 
     @property
     def requires(self) -> Mapping[str, str]:
@@ -96,60 +103,85 @@ def nested(part: Policy) -> Iterator[Policy]:
 
 
 class Select(Policy, Protocol):
-    """Which of the idle devices take part."""
+    """The selection: which devices of the fleet are asked to take part.
+
+    It is called whenever the schedule requests orders without naming the devices.
+    """
 
     @abstractmethod
-    def __call__(self, view: View, state: State, key: Tensor) -> Ints: ...
+    def __call__(self, view: View, state: State, key: Tensor) -> Ids:
+        """Return the numbers of the devices to ask, each one idle (`view.idle`) and none twice.
 
-    def fetch(self, view: View, held: Sequence[OrderStatus]) -> Sequence[OrderStatus]:
-        """Whose results are uploaded, of those that wait on their devices."""
-        return held
+        When the schedule wants at most `view.most_devices`, more are reduced to as many by a
+        uniform draw. `key` addresses the randomness of this call.
+        """
+
+    def fetch(self, view: View, held: OrderStatuses) -> Ids:
+        """Return the numbers of the orders whose results are uploaded, of those `held`.
+
+        `held` are orders that were carried out and whose results wait on their devices
+        (`schedule.HoldAndFetch`); by default all of them are uploaded.
+        """
+        return held.order
 
     def excess(self, devices: Devices) -> str:
-        """Say that it asks for more devices than a fleet has, and how many there are."""
+        """Return a warning if the selection asks for more devices than the fleet has, or ""."""
         return ""
 
 
 class Schedule(Part, Protocol):
-    """When to ask and when to step; one loop serves all schedules."""
+    """The schedule: when orders are issued, how long is waited for replies, when a round ends.
+
+    The loop asks `start` for orders to issue, then `ready` whether the round ends. If not, it waits
+    for `enough` replies or failures, or until `alarm`, and begins again. When the round ends, the
+    orders of `drop` are cancelled, the replies of `later` are left to a later round, and all other
+    replies count. A schedule has no state of its own: all that it decides by is in the view.
+    """
 
     @property
-    @abstractmethod
     def staleness(self) -> int:
-        """An answer older than this many steps is lost."""
+        """The age, in rounds, up to which a reply counts; 0: only in the round that issued it."""
+        return 0
 
     @property
     def reports(self) -> frozenset[str]:
-        """What devices shall measure and report."""
+        """The names of the numbers that devices measure and report because of this part."""
         return frozenset()
 
     @property
     def provides(self) -> frozenset[str]:
-        """What other parts may need: "held", results that wait on their devices."""
+        """What other parts may require: "held", results that wait on their devices."""
         return frozenset()
 
     @abstractmethod
-    def start(self, view: View) -> tuple[Request, ...]:
-        """What to issue now."""
+    def start(self, view: View) -> Sequence[Request]:
+        """Return the requests for orders to issue now; empty for none."""
 
     @abstractmethod
     def ready(self, view: View) -> bool:
-        """Whether to step now."""
+        """Return whether the round ends now, with the replies of `view.replied`."""
 
-    @abstractmethod
     def alarm(self, view: View) -> float | None:
-        """The time at which to look again even if nobody answers."""
+        """Return the time at which to look again even if nothing comes in; None for no such time.
 
-    @abstractmethod
+        Seconds since the start of the run, like `view.now`. By default there is none while orders
+        are under way; otherwise devices that were absent are looked for again after a minute.
+        """
+        return None if view.under_way else view.now + LOOK_AGAIN
+
     def enough(self, view: View) -> int:
-        """How many outcomes must come in before the schedule can decide anything new."""
+        """Return how many replies and failures to wait for before looking again, at least 1.
 
-    def drop(self, view: View) -> tuple[int, ...]:
-        """Orders to cancel as this step ends."""
+        More than 1 saves time where fewer could not change what the schedule does.
+        """
+        return 1
+
+    def drop(self, view: View) -> Ids:
+        """Return the numbers of the orders under way that are cancelled as the round ends."""
         return ()
 
-    def later(self, view: View) -> tuple[int, ...]:
-        """Orders that were answered but shall count in a later step."""
+    def later(self, view: View) -> Ids:
+        """Return the numbers of the orders whose replies are to count in a later round."""
         return ()
 
 
@@ -169,9 +201,8 @@ class Lesson:
         float, float
     ]  # of the slice: its width, first trained layer; those of its offer
     measured: Mapping[str, float]  # whether it is reported or not
-    initial_fisher: Callable[
-        [], float
-    ]  # measures the Fisher information of the initial model, that wide
+    # Takes a measure once: of the initial model, that wide, on a minibatch of the device.
+    initial: "Callable[[Measure], float]"
 
 
 class CheckIn(NamedTuple):
@@ -190,8 +221,13 @@ class Choose(Part, Protocol):
 
     @property
     def learns_from(self) -> frozenset[str]:
-        """Measures of training that it learns from."""
+        """The names of the measured numbers that it learns from."""
         return frozenset()
+
+    @property
+    def measures(self) -> "tuple[Measure, ...]":
+        """What devices measure beside training because of this chooser."""
+        return ()
 
     @property
     def requires(self) -> Mapping[str, str]:
@@ -224,12 +260,11 @@ class Choose(Part, Protocol):
         """The notes after an order."""
         return state
 
-    def measures_initial(self, state: ChooserState, width: float, first_trained_layer: int) -> bool:
-        """Whether learning from such an order will measure the initial model.
-
-        By its planned share and its first trained layer.
-        """
-        return False
+    def initial_measures(
+        self, state: ChooserState, width: float, first_trained_layer: int
+    ) -> "tuple[Measure, ...]":
+        """Return what `learn` will measure of the initial model after an order of this size."""
+        return ()
 
 
 class Extract(Policy, Protocol):
@@ -275,13 +310,13 @@ class Norm(Part, Protocol):
 
 @dataclass(frozen=True, eq=False)
 class TrainingContext:
-    """What is the same for every device of a stack: sizes and parts, no values."""
+    """What is the same for all devices that are trained together: shapes and parts, no values."""
 
-    blueprint: Blueprint  # of the small model
-    trained: tuple[str, ...]  # parameters that are updated
+    blueprint: Blueprint  # of the sub-model
+    trained: tuple[str, ...]  # the names of the parameters that training changes
     norm: Norm
     task: Task
-    width: float = 1.0  # of the model's width, as planned; axes are rounded to whole channels
+    width: float = 1.0  # as planned; axes are rounded to whole channels
 
 
 class Minibatch(NamedTuple):
@@ -289,63 +324,145 @@ class Minibatch(NamedTuple):
 
     x: Tensor
     y: Tensor
-    valid: Tensor
-    key: Tensor
-    step_index: int = 0  # of the step in its order: the same for all of a stack
+    valid: Tensor  # one boolean for each row
+    key: Tensor  # addresses the randomness of this local step on this device
+    step_index: int = 0  # of the local step in its order: the same for devices trained together
 
 
 class TrainingStart(NamedTuple):
-    """What a trainer starts from, in local coordinates."""
+    """What a device trains from, in the coordinates of its sub-model."""
 
     params: Params
     buffers: Params
-    seen: Tensor  # labels that occur in the device's data
+    seen: Tensor  # one boolean for each label: whether it occurs in the device's data
 
 
 class TrainingResult(NamedTuple):
-    """What training leaves behind, in local coordinates."""
+    """What training leaves behind, in the coordinates of the sub-model."""
 
     params: Params
     buffers: Params
-    mask: Params  # what of the update counts; an absent name counts whole
-    report: dict[str, Tensor]
+    mask: Params  # 1 where the update counts, 0 where not; a name that is absent counts whole
+    report: dict[str, Tensor]  # single numbers, or vectors
 
 
 class Train(Part, Protocol):
-    """Local training as pure functions of tensors: no branching on values, no hidden state."""
+    """Local training, written for one device as pure functions of tensors.
 
-    @abstractmethod
+    Devices with the same shapes are trained together, each method mapped over all of them
+    (`torch.func.vmap`). So a method must not branch on the values of tensors, nor keep anything
+    outside the state that it returns. Randomness comes from `Minibatch.key`.
+    """
+
     def hyperparameters(self, round_index: int, samples: Ints) -> Hyperparameters:
-        """The numbers of each device before a planner varies them."""
+        """Return what each device trains with in a round, before a planner varies it.
+
+        `samples` has the number of samples of each device. By default they train for one epoch of
+        minibatches of 32, with a learning rate of 0.01.
+        """
+        return Hyperparameters.alike(len(samples), lr=0.01, epochs=1, batch_size=32)
 
     @abstractmethod
-    def start(self, context: TrainingContext, start: TrainingStart) -> Loose:
-        """The state before the first step; "params" and "buffers" hold the model at any time."""
+    def start(self, context: TrainingContext, start: TrainingStart) -> TrainingState:
+        """Return the state before the first local step.
+
+        Its entries "params" and "buffers" are the model, and stay so.
+        """
 
     @abstractmethod
     def step(
         self,
         context: TrainingContext,
-        state: Loose,
+        state: TrainingState,
         batch: Minibatch,
-        hyperparameters: Loose,
+        hyperparameters: Mapping[str, Tensor],
         draw: Any,
-    ) -> Loose: ...
+    ) -> TrainingState:
+        """Return the state after one local step.
+
+        `hyperparameters` has the device's own "lr", "batch_size", "local_steps" and
+        "sent_fraction"; `draw` is what `shared_draws` returned for this step.
+        """
 
     @abstractmethod
-    def finish(self, context: TrainingContext, state: Loose) -> TrainingResult: ...
+    def finish(self, context: TrainingContext, state: TrainingState) -> TrainingResult:
+        """Return the result of training: the model, what of it counts, and what is reported."""
 
     def shared_draws(self, key: Tensor, local_steps: int) -> tuple[Any, ...]:
-        """One static choice per step, shared by the cohort so that stacks keep one shape."""
+        """Return one value for each local step, drawn for the whole cohort; by default None.
+
+        A value decides shapes (which width to train, say), so that devices can be trained together
+        only if all have the same one.
+        """
         return (None,) * local_steps
 
     def misfit(self, task: Task) -> str:
-        """Why this task cannot be trained like this, and what to do; empty if it can."""
+        """Return why this task cannot be trained like this and what to do, or ""."""
         return ""
 
+    def work(self, priced: Priced, processed: Counted, local_steps: Counted) -> Work:
+        """Return the work of `processed` samples in `local_steps`, for one order or for many.
+
+        Of what is drawn at random, the expected work. By default that of gradient descent with one
+        forward and one backward pass for each local step, and no optimiser state.
+        """
+        return descent_work(priced, processed, local_steps)
+
+    def __hash__(self) -> int:
+        return object.__hash__(self)  # frozen dataclasses bring a better one
+
+
+class Measure(Part, Protocol):
+    """Something that a device measures beside training, whatever the trainer.
+
+    A measure adds numbers to the device's report, under names of its own. They stay on the device,
+    where a chooser may learn from them, unless some part of the method `reports` them. A part
+    brings its measures along in `measures`.
+    """
+
+    scalars: ClassVar[frozenset[str]] = frozenset()  # names of single numbers
+    vectors: ClassVar[frozenset[str]] = frozenset()  # names of lists of numbers
+    nonnegative: ClassVar[frozenset[str]] = frozenset()  # names whose numbers are never below zero
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of all numbers that it adds to a report."""
+        return self.scalars | self.vectors
+
+    def length(self, name: str, blueprint: Blueprint, trained: Sequence[str]) -> int:
+        """Return how many numbers it reports under a name.
+
+        `blueprint` is that of the sub-model, `trained` has the names of its trained parameters.
+        """
+        return 1
+
     @abstractmethod
-    def work(self, priced: Priced, processed: int, local_steps: int) -> Work:
-        """Of `processed` samples in `steps` steps; what is drawn at random, as it is expected."""
+    def observed(self, train: Train, asked: frozenset[str]) -> Train:
+        """Return the trainer with this measure around it.
+
+        `asked` has the names that some part reports or learns from. The model that the trainer
+        makes must stay the same; `Train.work` of what is returned has the measure's work in it.
+        """
+
+    @abstractmethod
+    def work(self, priced: Priced, processed: Counted, local_steps: Counted) -> Work:
+        """Return the work of measuring alone, beside such training."""
+
+    def initial(
+        self, context: TrainingContext, params: Params, buffers: Params, batch: Minibatch
+    ) -> float:
+        """Return the measure of one minibatch, for `Lesson.initial`; NaN if there is none.
+
+        It costs the `work` of one local step.
+        """
+        return float("nan")
+
+    def joined(self, other: "Measure") -> "Measure | None":
+        """Return one measure that serves for both, or None: they cannot be in one method.
+
+        Only asked of measures that have names in common. By default equal ones can be joined.
+        """
+        return self if self == other else None
 
     def __hash__(self) -> int:
         return object.__hash__(self)  # frozen dataclasses bring a better one

@@ -18,6 +18,7 @@ import numpy as np
 
 from anyfleet.arrays import Arrays, Floats
 from anyfleet.core.messages import Conditions
+from anyfleet.core.training_work import Counted, Work
 from anyfleet.elastic import WHOLE, Blueprint, Priced, Slice, width
 from anyfleet.elastic.cost.operations import Counting, operations
 from anyfleet.tracebacks import during
@@ -79,16 +80,6 @@ def effort_of(counts: Counts, width: float, *, steps: int, calls: float, moved: 
 
 
 @dataclass(frozen=True)
-class Work:
-    """What training an order costs, for the clock and for the memory of the device."""
-
-    flops: float
-    memory: float  # bytes at the peak
-    calls: float  # of operators
-    moved: float  # bytes that operators read and write
-
-
-@dataclass(frozen=True)
 class Amount:
     """How much of a slice's training: in batches of which size, how many samples and steps."""
 
@@ -101,7 +92,7 @@ class Amount:
 class Worker(Protocol):
     """A trainer, or whatever else takes work."""
 
-    def work(self, priced: Priced, processed: int, steps: int) -> Work: ...
+    def work(self, priced: Priced, processed: Counted, local_steps: Counted, /) -> Work: ...
     def __hash__(self) -> int: ...
 
 
@@ -116,19 +107,19 @@ def training(
     prices = [Priced(blueprint, e, batch, p) for e, p in zip(three, planned, strict=True)]
     with during("train", train):
         works = [train.work(priced, processed, steps) for priced in prices]
-    counts = Counts(*(work.flops for work in works))
+    counts = Counts(*(float(work.flops) for work in works))
     if counting != "flops":
         # The rules count one pass over the samples: a trainer may do several.
         passes = [
-            work.flops / (processed * priced.sample.flops) if processed else 0.0
+            float(work.flops) / (processed * priced.sample.flops) if processed else 0.0
             for work, priced in zip(works, prices, strict=True)
         ]
         counted = [operations(blueprint, each, batch, counting) for each in three]
         pairs = zip(passes, counted, strict=True)
         counts = Counts(*(processed / batch * (often * once) for often, once in pairs))
     own, share = works[0], width(slice_, blueprint)
-    effort = effort_of(counts, share, steps=steps, calls=own.calls, moved=own.moved)
-    return Demand(effort, np.array([own.memory]))
+    effort = effort_of(counts, share, steps=steps, calls=float(own.calls), moved=float(own.moved))
+    return Demand(effort, np.array([float(own.memory)]))
 
 
 def clocked(own: Conditions, frequency: Floats) -> Floats:

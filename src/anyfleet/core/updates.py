@@ -1,12 +1,15 @@
-"""What an aggregator gets: facts about the devices, and reductions over their updates.
+"""What an aggregator gets: the updates of one round, one by one or reduced.
 
-A stack or a cluster can do these reductions without handing out single updates.
+`for update in updates` gives single records in the coordinates of the whole model. The reductions
+(`mean`, `median`, `norms`, `gram` …) do the same work faster, because they never place a small
+update in a large tensor alone.
 """
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -14,9 +17,9 @@ import torch
 from torch import Tensor
 
 from anyfleet import rng
-from anyfleet.arrays import Floats, Ints
-from anyfleet.core.messages import Params, Replies, Report
-from anyfleet.elastic import Blueprint, Slice, alpha, place
+from anyfleet.arrays import Arrays, Floats, Ints
+from anyfleet.core.messages import Params, Report, measured
+from anyfleet.elastic import WHOLE, Blueprint, Slice, place
 
 _BLOCK = 1 << 16  # coordinates of which all devices' values are compared at once
 _SQUARABLE = 1e150  # the squares of smaller numbers, and sums of many of them, are finite
@@ -24,8 +27,13 @@ _COUNTED = 16  # low bits of a mark: enough to count devices in a sum of marks
 
 
 def base(name: str) -> str:
-    """The name in the blueprint of a tensor that the server keeps per width."""
+    """Return the name in the blueprint of a tensor that the server keeps per width."""
     return name.partition("@")[0]
+
+
+def add_delta(model: Params, delta: Params) -> dict[str, Tensor]:
+    """Return a model with a change added; tensors that `delta` does not name stay as they are."""
+    return {**model, **{name: model[name] + change for name, change in delta.items()}}
 
 
 class Regions(NamedTuple):
@@ -35,90 +43,161 @@ class Regions(NamedTuple):
     coordinates: Ints  # how many they trained
 
 
-class Updates:
-    """Updates of one server step, in the order in which they were issued.
+@dataclass(frozen=True, eq=False)
+class Update:
+    """The update of one device.
 
-    In canonical order, because float sums must not depend on who arrived first. Trees hold changes
-    of the server's current model; `slices` say where they belong.
+    `delta` and `covered` are in the coordinates of the whole model, so that they can be added to it
+    and to each other. They have only the tensors that the device trained.
     """
 
-    def __init__(
-        self,
-        updates: Replies,
-        *,
-        slices: Sequence[Slice],
-        staleness: Ints,
-        changes: Sequence[Params],
-        rates: Floats,
+    device: int
+    samples: float  # training samples of the device
+    staleness: int  # rounds since the order was issued; 0: in this very round
+    sent_fraction: float  # bits sent over those of an uncompressed update, as measured
+    bits: float  # of the reply
+    slice: Slice  # the sub-model that was trained
+    report: Report  # what the device measured, by name
+    local_delta: Params  # the change as it came, in the coordinates of `slice`
+    local_mask: Params  # 1 where trained, 0 where not; a name that is absent: all of it was trained
+    blueprint: Blueprint  # of the whole model
+
+    @cached_property
+    def delta(self) -> Params:
+        """The change of the server's current model; zero where the device did not train."""
+        trained = (
+            (
+                name,
+                value * self.local_mask[base(name)].to(value) if self._is_masked(name) else value,
+            )
+            for name, value in self.local_delta.items()
+        )
+        return {name: _placed(name, value, self.slice, self.blueprint) for name, value in trained}
+
+    @cached_property
+    def covered(self) -> Params:
+        """The coordinates that the device trained, as booleans."""
+        trained = (
+            (
+                name,
+                (self.local_mask[base(name)] > 0).expand_as(value).to(value.device)
+                if self._is_masked(name)
+                else torch.ones_like(value, dtype=torch.bool),
+            )
+            for name, value in self.local_delta.items()
+        )
+        return {name: _placed(name, flags, self.slice, self.blueprint) for name, flags in trained}
+
+    def _is_masked(self, name: str) -> bool:
+        return base(name) in self.local_mask
+
+
+@dataclass(frozen=True, eq=False)
+class Updates(Arrays):
+    """The updates of one round: arrays with one entry for each, in the order of their orders.
+
+    That order does not depend on who replied first, so neither do sums of floats. `len` counts the
+    updates, `updates[row]` and `for update in updates` give them one by one (`Update`), `take` gives
+    some of them, and every other method reduces all of them to one result.
+    """
+
+    device: Ints
+    samples: Floats  # training samples of each device
+    staleness: Ints  # rounds since each order was issued; 0: in this very round
+    sent_fraction: Floats  # bits sent over those of an uncompressed update, as measured
+    bits: Floats  # of each reply
+    slices: tuple[Slice, ...]  # the sub-models that were trained
+    reports: tuple[Report, ...]  # as they came; `report` reads one number of all of them
+    local_deltas: tuple[Params, ...]  # changes of the current model, in coordinates of the slices
+    local_masks: tuple[Params, ...]  # 1 where trained, 0 where not; a name that is absent: trained
+    local_sent: tuple[Params, ...]  # 1 where the codec sent an entry; a name that is absent: sent
+    blueprint: Blueprint  # of the whole model
+
+    @classmethod
+    def of(
+        cls,
+        deltas: Sequence[Params],
         blueprint: Blueprint,
-    ) -> None:
-        self.device = updates.device
-        self.samples: Floats = updates.samples.astype(np.float64)
-        self.bits = updates.bits
-        self.report: tuple[Report, ...] = updates.report
-        self.staleness = staleness
-        self.sent_fractions = rates  # measured: the bits of each over those of an uncompressed one
-        self.slices = tuple(slices)
-        self._updates = updates
-        self._changes = tuple(changes)
-        self._blueprint = blueprint
-        tensors = (value for change in changes for value in change.values())
-        self._device = next((value.device for value in tensors), torch.device("cpu"))
+        *,
+        slices: Sequence[Slice] | None = None,
+        samples: Sequence[float] | None = None,
+        staleness: Sequence[int] | None = None,
+        masks: Sequence[Params] | None = None,
+        reports: Sequence[Report] | None = None,
+    ) -> "Updates":
+        """Return updates made by hand: fresh, uncompressed, from devices 0, 1, 2 and so on.
 
-    def __len__(self) -> int:
-        return len(self.device)
-
-    def take(self, rows: Sequence[int] | Ints) -> "Updates":
-        """Only these rows, in the given order."""
-        chosen = np.asarray(rows, dtype=np.int64)
-        return Updates(
-            self._updates.take(chosen),
-            slices=[self.slices[row] for row in chosen],
-            staleness=self.staleness[chosen],
-            changes=[self._changes[row] for row in chosen],
-            rates=self.sent_fractions[chosen],
-            blueprint=self._blueprint,
+        Deltas and masks are in the coordinates of the slices. Without slices all devices trained
+        the whole model, and without samples each has one.
+        """
+        count = len(deltas)
+        return cls(
+            device=np.arange(count),
+            samples=np.array([1] * count if samples is None else samples, dtype=np.float64),
+            staleness=np.array([0] * count if staleness is None else staleness, dtype=np.int64),
+            sent_fraction=np.ones(count),
+            bits=np.zeros(count),
+            slices=tuple(slices or [WHOLE] * count),
+            reports=tuple(reports or [{}] * count),
+            local_deltas=tuple(deltas),
+            local_masks=tuple(masks or [{}] * count),
+            local_sent=({},) * count,
+            blueprint=blueprint,
         )
 
-    @property
-    def alphas(self) -> Floats:
-        """AnycostFL's measure of what each device trained: 1 for the whole model."""
-        return np.array([alpha(slice_, self._blueprint) for slice_ in self.slices])
+    def __iter__(self) -> Iterator[Update]:
+        """Yield every update by itself."""
+        return (self[row] for row in range(len(self)))
+
+    def __getitem__(self, row: int) -> Update:
+        """Return one update; its tensors are placed in the whole model when they are asked for."""
+        row = range(len(self))[row]  # counts from the end, or raises IndexError, as a list does
+        return Update(
+            device=int(self.device[row]),
+            samples=float(self.samples[row]),
+            staleness=int(self.staleness[row]),
+            sent_fraction=float(self.sent_fraction[row]),
+            bits=float(self.bits[row]),
+            slice=self.slices[row],
+            report=self.reports[row],
+            local_delta=self.local_deltas[row],
+            local_mask=self.local_masks[row],
+            blueprint=self.blueprint,
+        )
+
+    def report(self, name: str) -> Floats:
+        """Return the number that each device reported under this name; NaN where it did not."""
+        return np.array([measured(report, name) for report in self.reports], dtype=np.float64)
 
     def scaled(self, factors: Floats) -> "Updates":
         """Return the same updates, each multiplied by its factor."""
-        changes = [
-            change if factor == 1 else {n: (v.double() * factor).to(v) for n, v in change.items()}
-            for change, factor in zip(self._changes, factors.tolist(), strict=True)
+        deltas = [
+            delta if factor == 1 else {n: (v.double() * factor).to(v) for n, v in delta.items()}
+            for delta, factor in zip(self.local_deltas, factors.tolist(), strict=True)
         ]
-        return Updates(
-            self._updates,
-            slices=self.slices,
-            staleness=self.staleness,
-            changes=changes,
-            rates=self.sent_fractions,
-            blueprint=self._blueprint,
-        )
+        return replace(self, local_deltas=tuple(deltas))
 
     def only_sent(self) -> "Updates":
-        """As if devices had trained only what their codecs sent, instead of zeros besides."""
-        pairs = zip(self._updates.masks, self._updates.kept, strict=True)
-        masks = tuple({**mask, **_both(mask, kept)} for mask, kept in pairs)
-        return Updates(
-            replace(self._updates, masks=masks),
-            slices=self.slices,
-            staleness=self.staleness,
-            changes=self._changes,
-            rates=self.sent_fractions,
-            blueprint=self._blueprint,
-        )
+        """Return the updates as if devices had trained only what their codecs sent.
+
+        Entries that a codec left out count as zeros otherwise.
+        """
+        pairs = zip(self.local_masks, self.local_sent, strict=True)
+        masks = tuple({**mask, **_both(mask, sent)} for mask, sent in pairs)
+        return replace(self, local_masks=masks)
+
+    @property
+    def _device(self) -> torch.device:
+        tensors = (value for delta in self.local_deltas for value in delta.values())
+        return next((value.device for value in tensors), torch.device("cpu"))
 
     # -- per coordinate
 
     def mean(self, weights: Floats) -> dict[str, Tensor]:
-        """Per coordinate, the weighted mean change of those who trained it; zero where nobody did.
+        """Return, per coordinate, the weighted mean change of those who trained it.
 
-        `overlap_mean` of specification §0.2, written as a change.
+        Zero where nobody did. Weights need not sum to 1. It is the overlap mean of specification
+        §0.2, written as a change of the model.
         """
         total, mass = self._sums(weights)
         return {name: torch.where(mass[name] > 0, total[name] / mass[name], 0.0) for name in total}
@@ -156,12 +235,12 @@ class Updates:
         return self._by_rank(middle)
 
     def covered(self) -> dict[str, Tensor]:
-        """Which coordinates somebody trained."""
+        """Return which coordinates somebody trained, as booleans."""
         _, mass = self._sums(np.ones(len(self)))
         return {name: value > 0 for name, value in mass.items()}
 
     def regions(self) -> Regions:
-        """The trained coordinates, counted by who trained them."""
+        """Return the trained coordinates, counted by who trained them."""
         found: Counter[int] = Counter()
         # A sum of marks tells how many devices there are, and all but surely which.
         marks = (rng.bits(rng.root(0, "regions"), len(self)) << _COUNTED) + 1
@@ -177,39 +256,39 @@ class Updates:
     # -- per device
 
     def norms(self) -> Floats:
-        """The length of every update."""
+        """Return the Euclidean length of every update."""
         found = [
             _length(self._own(row, name))
-            for row, change in enumerate(self._changes)
-            for name in change
+            for row, delta in enumerate(self.local_deltas)
+            for name in delta
         ]
         # Waited for together: each on its own would hold up a graphics card.
         lengths = iter(torch.stack(found).tolist() if found else [])
-        return np.array([_joint([next(lengths) for _ in change]) for change in self._changes])
+        return np.array([_joint([next(lengths) for _ in delta]) for delta in self.local_deltas])
 
     def root_mean_squares(self) -> Floats:
         """Return the root mean square of every update, over the coordinates its device trained.
 
         Narrow and wide slices compare by it. What a codec left out counts as zero; an update
-        without a trained coordinate has the size zero.
+        without a trained coordinate has 0.
         """
         counts = [
-            sum(self._trained(row, name) for name in change)
-            for row, change in enumerate(self._changes)
+            sum(self._trained(row, name) for name in delta)
+            for row, delta in enumerate(self.local_deltas)
         ]
         return self.norms() / np.sqrt(np.maximum(np.array(counts, dtype=np.float64), 1.0))
 
     def _trained(self, row: int, name: str) -> int:
         """Return how many entries of a tensor a device trained."""
-        value, mask = self._changes[row][name], self._mask(row, name)
+        value, mask = self.local_deltas[row][name], self._mask(row, name)
         return value.numel() if mask is None else int((mask > 0).expand_as(value).sum())
 
     def tree_norms(self, tree: Params) -> Floats:
-        """The length of a tree in global coordinates, over those that each device trained."""
+        """Return the length of a tree of the whole model, over what each device trained of it."""
         squares = np.zeros(len(self))
         known: dict[tuple[str, Slice], float] = {}  # many devices have one of few slices
-        for row, change in enumerate(self._changes):
-            for name in change:
+        for row, delta in enumerate(self.local_deltas):
+            for name in delta:
                 if name not in tree:
                     continue
                 mask, where = self._mask(row, name), (name, self.slices[row])
@@ -222,10 +301,10 @@ class Updates:
         return np.sqrt(squares)
 
     def dots(self, tree: Params) -> Floats:
-        """The inner product of every update with a tree in global coordinates."""
+        """Return the inner product of every update with a tree of the whole model."""
         found = np.zeros(len(self))
-        for row, change in enumerate(self._changes):
-            for name in change:
+        for row, delta in enumerate(self.local_deltas):
+            for name in delta:
                 if name in tree:
                     part = tree[name][self._place(row, name)].double()
                     found[row] += float((self._own(row, name).double() * part).sum())
@@ -234,15 +313,15 @@ class Updates:
     # -- per pair
 
     def gram(self, *, common: bool = False) -> Floats:
-        """Inner products of all pairs of updates, over the coordinates both trained.
+        """Return the inner products of all pairs of updates, over the coordinates both trained.
 
-        With `common`, over the coordinates that everybody trained, so that the vectors of all
-        devices can be compared (specification §E).
+        With `common` they are over the coordinates that everybody trained, so that the vectors of
+        all devices can be compared (specification §E).
         """
         count = len(self)
         products = np.zeros((count, count))
         for name in self._names():
-            if common and not all(name in change for change in self._changes):
+            if common and not all(name in delta for delta in self.local_deltas):
                 continue
             rows = [self._full(row, name).flatten() for row in range(count)]
             shared = self._shared(name) if common else None
@@ -261,7 +340,7 @@ class Updates:
         """
         found: dict[str, Tensor] = {}
         for name in self._names():
-            rows = [row for row, change in enumerate(self._changes) if name in change]
+            rows = [row for row, delta in enumerate(self.local_deltas) if name in delta]
             values = [self._full(row, name).flatten() for row in rows]
             trained = self._flags(name, rows)
             new = torch.zeros_like(values[0])
@@ -274,60 +353,55 @@ class Updates:
                 reduced = reduce(ordered, counts).to(new)
                 # In place, on an array made here.
                 new[part] = torch.where(counts > 0, reduced, 0.0)
-            found[name] = new.reshape(self._blueprint.shape(base(name)))
+            found[name] = new.reshape(self.blueprint.shape(base(name)))
         return found
 
     def _flags(self, name: str, rows: Sequence[int]) -> list[Tensor]:
         """Return for each of these rows, flat, which coordinates of a tensor it trained."""
         if self._alike(name):
-            whole = torch.ones(self._blueprint.shape(base(name)), device=self._device).flatten() > 0
+            whole = torch.ones(self.blueprint.shape(base(name)), device=self._device).flatten() > 0
             return [whole] * len(rows)
         return [self._summed(name, {row: 1}).flatten() > 0 for row in rows]
 
     def _names(self) -> list[str]:
-        return list(dict.fromkeys(name for change in self._changes for name in change))
+        return list(dict.fromkeys(name for delta in self.local_deltas for name in delta))
 
     def _full(self, row: int, name: str) -> Tensor:
-        """One update in global coordinates, zero outside its slice."""
-        shape = self._blueprint.shape(base(name))
-        if name not in self._changes[row]:
+        """Return a tensor of one update in global coordinates, zero outside its slice."""
+        shape = self.blueprint.shape(base(name))
+        if name not in self.local_deltas[row]:
             return torch.zeros(shape, device=self._device)
-        own = self._own(row, name)
-        if not self.slices[row].keep:
-            return own
-        full = own.new_zeros(shape)
-        full[self._place(row, name)] = own
-        return full
+        return _placed(name, self._own(row, name), self.slices[row], self.blueprint)
 
     def _own(self, row: int, name: str) -> Tensor:
-        """What one device trained of a tensor, in its own coordinates."""
-        change, mask = self._changes[row][name], self._mask(row, name)
-        return change if mask is None else change * mask
+        """Return what one device trained of a tensor, in the coordinates of its slice."""
+        delta, mask = self.local_deltas[row][name], self._mask(row, name)
+        return delta if mask is None else delta * mask
 
     def _shared(self, name: str) -> Tensor | None:
-        """Flat: where all devices trained a tensor; None is everywhere."""
+        """Return where all devices trained a tensor, flat; None: everywhere."""
         if self._alike(name):
             return None
         counts = self._summed(name, dict.fromkeys(range(len(self)), 1))
         return (counts == len(self)).flatten()
 
     def _alike(self, name: str) -> bool:
-        """Whether everybody who trained a tensor trained all of it."""
-        rows = [row for row, change in enumerate(self._changes) if name in change]
+        """Return whether everybody who trained a tensor trained all of it."""
+        rows = [row for row, delta in enumerate(self.local_deltas) if name in delta]
         return all(not self.slices[r].keep and self._mask(r, name) is None for r in rows)
 
     def _marked(self, name: str, marks: Sequence[int]) -> list[tuple[int, int]]:
-        """Sums of marks over those who trained a coordinate, and how many coordinates have them."""
-        trained = {row: marks[row] for row, change in enumerate(self._changes) if name in change}
+        """Return sums of marks of those who trained a coordinate, and how many have each sum."""
+        trained = {row: marks[row] for row, delta in enumerate(self.local_deltas) if name in delta}
         if self._alike(name):
-            whole = int(np.prod(self._blueprint.shape(base(name)), dtype=np.int64))
+            whole = int(np.prod(self.blueprint.shape(base(name)), dtype=np.int64))
             return [(_wrapped(sum(trained.values())), whole)]
         sums, counts = torch.unique(self._summed(name, trained), return_counts=True)
         return list(zip(sums.tolist(), counts.tolist(), strict=True))
 
     def _summed(self, name: str, marks: dict[int, int]) -> Tensor:
-        """Per coordinate, the sum of the marks of those rows that trained it."""
-        shape = self._blueprint.shape(base(name))
+        """Return, per coordinate, the sum of the marks of the rows that trained it."""
+        shape = self.blueprint.shape(base(name))
         sums = torch.zeros(shape, dtype=torch.int64, device=self._device)
         for row, mark in marks.items():
             mask = self._mask(row, name)
@@ -336,37 +410,46 @@ class Updates:
         return sums
 
     def _mask(self, row: int, name: str) -> Tensor | None:
-        mask = self._updates.masks[row].get(base(name))
-        return None if mask is None else mask.to(self._changes[row][name])
+        mask = self.local_masks[row].get(base(name))
+        return None if mask is None else mask.to(self.local_deltas[row][name])
 
     def _place(self, row: int, name: str) -> tuple[slice | Tensor, ...]:
-        device = str(self._changes[row][name].device)
-        return place(base(name), self.slices[row], self._blueprint, device)
+        device = str(self.local_deltas[row][name].device)
+        return place(base(name), self.slices[row], self.blueprint, device)
 
     def _sums(self, weights: Floats) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         total: dict[str, Tensor] = {}
         mass: dict[str, Tensor] = {}
         # Normalised first: equal weights then give the same bits whatever their common value.
-        shares = weights / weights.sum() if weights.sum() > 0 else weights
-        for row, change in enumerate(self._changes):
-            share = float(shares[row])
-            if not share:
+        weights = weights / weights.sum() if weights.sum() > 0 else weights
+        for row, delta in enumerate(self.local_deltas):
+            weight = float(weights[row])
+            if not weight:
                 continue  # what does not count may be anything, even not a number
-            for name, value in change.items():
+            for name, value in delta.items():
                 if name not in total:
-                    shape = self._blueprint.shape(base(name))
+                    shape = self.blueprint.shape(base(name))
                     total[name] = value.new_zeros(shape)
                     mass[name] = value.new_zeros(shape)
                 mask = self._mask(row, name)
                 where = self._place(row, name)
                 # In place, on arrays made here: copying costs four times as much.
-                total[name][where] += share * value if mask is None else share * (mask * value)
-                mass[name][where] += share if mask is None else share * mask
+                total[name][where] += weight * value if mask is None else weight * (mask * value)
+                mass[name][where] += weight if mask is None else weight * mask
         return total, mass
 
 
+def _placed(name: str, value: Tensor, slice_: Slice, blueprint: Blueprint) -> Tensor:
+    """Return a tensor of a sub-model in the coordinates of the whole one, zero (False) besides."""
+    if not slice_.keep:
+        return value
+    full = value.new_zeros(blueprint.shape(base(name)))
+    full[place(base(name), slice_, blueprint, str(value.device))] = value
+    return full
+
+
 def _both(mask: Params, kept: Params) -> dict[str, Tensor]:
-    """What was trained and sent of the tensors that were not sent whole."""
+    """Return what was trained and sent of the tensors that were not sent whole."""
     return {n: flags * mask[n].to(flags) if n in mask else flags for n, flags in kept.items()}
 
 
@@ -390,5 +473,5 @@ def _joint(lengths: Sequence[float]) -> float:
 
 
 def _wrapped(number: int) -> int:
-    """As 64-bit integers add up."""
+    """Return a sum as 64-bit integers have it."""
     return (number + (1 << 63)) % (1 << 64) - (1 << 63)

@@ -1,76 +1,158 @@
-"""What policies see of a run, and what a schedule may ask for."""
+"""What the parts of a method see of a run (`View`), and what a schedule asks for (`Request`).
 
-from collections.abc import Callable, Iterable, Mapping
+All values are immutable. Orders are seen as arrays with one entry for each order
+(`OrderStatuses`); iterating over them gives single orders (`OrderStatus`).
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
-from anyfleet.arrays import Flags, Ints
+from anyfleet.arrays import Arrays, Flags, Floats, Ints, join
 from anyfleet.core.check_in import MessageBits
-from anyfleet.core.messages import Conditions, Devices, Kind, Params, Report
+from anyfleet.core.messages import Conditions, Devices, Kind, Params, Report, measured
 from anyfleet.core.time_and_energy import Demand
 from anyfleet.elastic import Blueprint, Cost, Slice
 
+Ids = Sequence[int] | Ints  # numbers of devices or of orders: an array, or any sequence of ints
+Kinds = NDArray[np.str_]  # values of `Kind`
 
-@dataclass(frozen=True)
+_KIND = np.dtype(f"U{max(map(len, Kind))}")
+
+
+@dataclass(frozen=True, eq=False)
 class Request:
-    """What a schedule wants issued now. Without `devices` the method's selection names them."""
+    """Orders that a schedule wants issued now, one for each device.
+
+    Without `devices` the method's selection picks them: at most `count`, and only devices of
+    `level`, if these are given. A request of kind FETCH names in `held_orders` the orders whose
+    results wait on their devices; the selection picks those that are uploaded.
+    """
 
     kind: Kind = Kind.TRAIN
-    count: int | None = None  # at most
-    level: int | None = None  # only devices of this declared level
-    devices: tuple[int, ...] | None = None
-    held_orders: tuple[int, ...] = ()  # FETCH: the held orders; the selection names those to upload
+    count: int | None = None  # of devices, at most
+    level: int | None = None
+    devices: Ids | None = None
+    held_orders: Ids = ()
 
 
 @dataclass(frozen=True, eq=False)
 class OrderStatus:
-    """An order under way or answered, as policies see it: never its simulated future."""
+    """One order as parts see it: what was asked and what was reported, never what will come."""
 
-    order: int
+    order: int  # its number: orders are numbered as they are issued
     device: int
-    round_index: int
+    round_index: int  # of the round that issued it
     kind: Kind
-    report: Report = field(default_factory=dict)
+    report: Report = field(default_factory=dict)  # what the device measured; empty before a reply
+
+
+@dataclass(frozen=True, eq=False)
+class OrderStatuses(Arrays):
+    """Orders as parts see them: arrays with one entry for each order, in the order of events.
+
+    `len` counts them, and none is false: `if view.under_way`. `for status in statuses` gives
+    each as an `OrderStatus`; `+` puts two together.
+    """
+
+    order: Ints  # numbers of the orders
+    device: Ints
+    round_index: Ints  # of the rounds that issued them
+    kind: Kinds  # compare with members of Kind: `statuses.kind == Kind.TRAIN`
+    reports: tuple[Report, ...]  # as they came; `report` reads one number of all of them
+
+    @classmethod
+    def of(cls, statuses: Iterable[OrderStatus]) -> "OrderStatuses":
+        """Return single orders as arrays."""
+        given = tuple(statuses)
+        return cls(
+            order=np.array([each.order for each in given], dtype=np.int64),
+            device=np.array([each.device for each in given], dtype=np.int64),
+            round_index=np.array([each.round_index for each in given], dtype=np.int64),
+            kind=np.array([each.kind for each in given], dtype=_KIND),
+            reports=tuple(each.report for each in given),
+        )
+
+    def __iter__(self) -> Iterator[OrderStatus]:
+        """Yield every order by itself."""
+        numbers = (self.order.tolist(), self.device.tolist(), self.round_index.tolist())
+        rows = zip(*numbers, self.kind.tolist(), self.reports, strict=True)
+        for order, device, round_index, kind, report in rows:
+            yield OrderStatus(order, device, round_index, Kind(kind), report)
+
+    def __add__(self, other: "OrderStatuses") -> "OrderStatuses":
+        """Return these orders and then the others."""
+        return join([self, other])
+
+    def where(self, flags: Flags) -> "OrderStatuses":
+        """Return the orders whose flag is True."""
+        return self.take(np.flatnonzero(flags))
+
+    def of_round(self, round_index: int) -> "OrderStatuses":
+        """Return the orders that this round issued."""
+        return self.where(self.round_index == round_index)
+
+    def of_kind(self, *kinds: Kind) -> "OrderStatuses":
+        """Return the orders of these kinds."""
+        return self.where(np.isin(self.kind, kinds))
+
+    @property
+    def training(self) -> "OrderStatuses":
+        """The orders to train, whether the result is sent at once or held on the device."""
+        return self.of_kind(Kind.TRAIN, Kind.HOLD)
+
+    def report(self, name: str) -> Floats:
+        """Return the number that each device reported under this name; NaN where it did not."""
+        return np.array([measured(report, name) for report in self.reports], dtype=np.float64)
 
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """All that a policy may see."""
+    """All that the server-side parts of a method may see of a run."""
 
     blueprint: Blueprint
-    devices: Devices
+    devices: Devices  # what the fleet declared
     round_index: int
-    now: float
-    started: float  # when this step began
-    free: Callable[[Ints], Flags]  # which of these could be asked now
-    under_way: tuple[OrderStatus, ...]
-    replied: tuple[OrderStatus, ...]
-    failed: tuple[OrderStatus, ...]
-    declined: tuple[OrderStatus, ...]  # a planner skipped them: they were never asked
+    now: float  # seconds since the start of the run
+    started: float  # when this round began, likewise
+    free: Callable[[Ints], Flags]  # of each of these devices, whether it could be asked now
+    under_way: OrderStatuses  # issued, and neither replied to nor failed
+    replied: OrderStatuses  # replies that will count in this round, unless a schedule defers them
+    failed: OrderStatuses  # orders of which this round knows that no reply will count
+    declined: OrderStatuses  # skipped by the plan or by the device itself: never sent
     model: Params
-    diagnostics: Mapping[str, Any]
-    conditions: Callable[[Ints], Conditions]
-    server_loss: Callable[[Params, Tensor], float]  # loss on a batch of the server split
+    diagnostics: Mapping[str, Any]  # of the last round
+    conditions: Callable[[Ints], Conditions]  # what these devices would report at check-in
+    server_loss: Callable[[Params, Tensor], float]  # on a batch of the server split, drawn by a key
     cost: Callable[[Slice, int], Cost]  # of a slice, for a batch of that many samples
-    training_cost: Callable[[Slice, int, int, int], Demand]  # by batch, samples processed, steps
+    training_cost: Callable[
+        [Slice, int, int, int], Demand
+    ]  # of a slice, by batch size, samples processed and local steps
     message_bits: Callable[[Slice, float], MessageBits]  # at a sent fraction; NaN: not asked
-    most_devices: int | None = None  # for a selection: more than so many will not be asked
+    most_devices: int | None = None  # what a selection returns beyond these is not asked
 
     @cached_property
     def idle(self) -> Ints:
-        """All devices that could be asked now. Looks at the whole fleet: `free` asks about few."""
+        """All devices that could be asked now; `free` looks at few of a large fleet."""
         return np.flatnonzero(self.free(np.arange(len(self.devices))))
 
+    @cached_property
+    def orders(self) -> OrderStatuses:
+        """All orders that can be seen: under way, replied, failed and declined."""
+        return join([self.under_way, self.replied, self.failed, self.declined])
+
+    @cached_property
+    def issued(self) -> OrderStatuses:
+        """The training orders of this round, whatever became of them so far."""
+        return self.orders.training.of_round(self.round_index)
+
     def memory(self, slice_: Slice, batch: int | None) -> float:
-        """Bytes to train a slice with such batches; without one, to have it at all."""
+        """Return the bytes needed to train a slice with such batches; None: only to hold it."""
         if batch is None:
             return float(self.cost(slice_, 1).nbytes)
         return float(self.training_cost(slice_, batch, 0, 0).memory[0])
-
-    def of_this_round(self, flights: Iterable[OrderStatus]) -> tuple[OrderStatus, ...]:
-        """Those that were issued in this very step."""
-        return tuple(flight for flight in flights if flight.round_index == self.round_index)

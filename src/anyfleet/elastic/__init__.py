@@ -1,4 +1,4 @@
-"""What a model is made of, and small dense models cut out of it."""
+"""Elastic models: the blueprint of a network, and small dense models cut out of it."""
 
 from anyfleet.elastic.blueprint import WHOLE, Axis, BatchNormSite, Blueprint, Layer, Slice
 from anyfleet.elastic.budget import Budget, largest
@@ -16,13 +16,20 @@ from anyfleet.elastic.execution.modes import (
     TRAIN,
     Mode,
 )
-from anyfleet.elastic.narrowing import alpha, columns, narrowed, width, within
-from anyfleet.elastic.permuting import permute
-from anyfleet.elastic.slicing import Params, cut, paste, place
+from anyfleet.elastic.slicing import Params, cut, paste, permute, place
 from anyfleet.elastic.tracing.mixed_rows import mixed_rows
 from anyfleet.elastic.tracing.tracer import left_behind, trace
 from anyfleet.elastic.verification.faithful import require_faithful
 from anyfleet.elastic.verification.verify import Check, Report, verify
+from anyfleet.elastic.widths import (
+    alpha,
+    channel_share,
+    columns,
+    narrowed,
+    trained_share,
+    width,
+    within,
+)
 from anyfleet.errors import ProgramError, SliceError, TraceError, VerifyError
 
 __all__ = [
@@ -54,6 +61,7 @@ __all__ = [
     "alpha",
     "apply",
     "channel_order",
+    "channel_share",
     "columns",
     "cost",
     "cut",
@@ -67,6 +75,7 @@ __all__ = [
     "place",
     "require_faithful",
     "trace",
+    "trained_share",
     "verify",
     "width",
     "within",

@@ -1,4 +1,4 @@
-"""Where the samples of a minibatch lie in a tensor: [B, …], [B·T, …], [T, B, …], [2·B, …]."""
+"""The place of a minibatch's samples in a tensor: [B, …], [B·T, …], [T, B, …], [2·B, …]."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ class Place(NamedTuple):
 
 
 def places(dims: Sequence[Dim], sizes: Mapping[str, int]) -> tuple[Place, ...]:
-    """Every place of the batch in a tensor of these dimensions; none for a weight."""
+    """Return every place of the batch in a tensor of these dimensions; none for a weight."""
     return tuple(
         Place(position, _product(product[:at], sizes), _product(product[at + 1 :], sizes))
         for position, dim in enumerate(dims)
@@ -37,7 +37,7 @@ def _product(names: Sequence[str], sizes: Mapping[str, int]) -> int:
 
 
 def outside(dims: Sequence[Dim], place: Place, sizes: Mapping[str, int]) -> int:
-    """How many entries lie around the samples when the whole tensor is read in order."""
+    """Return how many entries lie around the samples when the whole tensor is read in order."""
     before = (_product(product, sizes) for dim in dims[: place.dim] for product in dim)
     return math.prod(before) * place.outer
 
@@ -59,10 +59,9 @@ def row_mask(valid: Tensor, dims: Sequence[Dim], sizes: Mapping[str, int]) -> Te
 
 
 def batch_first(drawn: Tensor, around: int, batch: int) -> Tensor:
-    """Reorder flat numbers drawn sample by sample for a tensor with `around` entries around them.
+    """Reorder numbers drawn sample by sample for a tensor with `around` entries around them.
 
-    So padding at the end of the batch changes no number of another sample, wherever the batch
-    lies.
+    So padding at the end of the batch changes no number of another sample, wherever the batch lies.
     """
     if around == 1:
         return drawn

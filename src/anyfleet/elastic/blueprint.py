@@ -1,4 +1,4 @@
-"""What a model is made of: axes, the tensors they index, layers; and slices of it."""
+"""The blueprint of a model: axes, the tensors they index, layers; and slices of it."""
 
 import hashlib
 import math
@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from anyfleet.elastic.execution.plain import plainly
 from anyfleet.elastic.indexing import index, take
+from anyfleet.elastic.plain_tensors import plain_tensors
 from anyfleet.elastic.program import Constant, Dim, Program, length
 from anyfleet.errors import SliceError
 from anyfleet.formulas.sub_models import kept_channels
@@ -30,9 +30,9 @@ _SELDOM = frozenset({"aliases", "evaluation"})
 class Axis:
     """Coordinates that are kept or dropped together, wherever they index a tensor.
 
-    `whole` is the size in the global model. Kinds: "channels" and "heads" are cut by a plain
-    share, "head_dim" and "groups" only when named; "output" (the classes), "fixed" (`why` gives
-    the reason) and "batch" are never cut.
+    `whole` is the size in the global model. Kinds: "channels" and "heads" are cut by a plain width,
+    "head_dim" and "groups" only when named; "output" (the classes), "fixed" (`why` gives the
+    reason) and "batch" are never cut.
     """
 
     size: int
@@ -42,6 +42,7 @@ class Axis:
 
     @property
     def free(self) -> bool:
+        """Whether the axis may be cut."""
         return self.kind in FREE_KINDS
 
 
@@ -67,7 +68,7 @@ class BatchNormSite:
 
 @dataclass(frozen=True)
 class Slice:
-    """Kept indices per axis, and the first trained layer.
+    """The indices kept on each axis, and the first trained layer.
 
     Canonical: sorted by axis; an axis kept whole in its natural order is absent. Build with
     `Slice.of`.
@@ -78,7 +79,10 @@ class Slice:
 
     @staticmethod
     def of(keep: Mapping[str, Sequence[int]], blueprint: "Blueprint", first: int = 0) -> "Slice":
-        """Checked and canonical; indices stay in the order given (rolling windows wrap)."""
+        """Return a checked and canonical slice; raise SliceError if there is no such slice.
+
+        Indices stay in the order given: rolling windows wrap.
+        """
         if first % 1 or not 0 <= first < max(1, len(blueprint.layers)):
             raise SliceError(
                 f"first trained layer {first} is not one of the {len(blueprint.layers)} layers"
@@ -107,15 +111,15 @@ class Slice:
         return dict(self.keep)
 
     def kept(self, axis: str) -> tuple[int, ...] | None:
-        """The indices kept on an axis; None when it is whole."""
+        """Return the indices kept on an axis; None when it is whole."""
         return self._kept.get(axis)
 
     def sent(self, blueprint: "Blueprint") -> tuple[str, ...]:
-        """The parameters this slice trains, in forward order."""
+        """Return the parameters this slice trains, in forward order."""
         return blueprint.trained(self.first_trained_layer)
 
     def shape(self, blueprint: "Blueprint") -> tuple[tuple[tuple[str, int], ...], int]:
-        """Equal for slices whose small models can be stacked."""
+        """Return a key that is equal for slices whose small models can be stacked."""
         counts = ((axis, len(indices)) for axis, indices in self.keep)
         return tuple(
             (axis, n) for axis, n in counts if n != blueprint.axes[axis].size
@@ -190,12 +194,12 @@ class Blueprint:
 
     @property
     def evaluated(self) -> Program:
-        """What the module computes in evaluation."""
+        """The program that the module computes in evaluation."""
         return self.evaluation or self.program
 
     @property
     def programs(self) -> tuple[Program, ...]:
-        """That of training, and that of evaluation where it is another."""
+        """The program of training, and that of evaluation where it is another."""
         return (self.program,) if self.evaluation is None else (self.program, self.evaluation)
 
     def __eq__(self, other: object) -> bool:
@@ -222,30 +226,46 @@ class Blueprint:
         )
 
     def dims(self, name: str) -> tuple[Dim, ...]:
-        """The dimensions of a parameter or buffer."""
+        """Return the dimensions of a parameter or buffer."""
         found = self.params.get(name, self.buffers.get(name))
         if found is None:
             raise KeyError(f"{name!r} is neither a parameter nor a buffer of this blueprint")
         return found
 
+    def axes_of(self, name: str, dimension: int = 0) -> tuple[str, ...]:
+        """Return the axes that index one dimension of a tensor, outermost first."""
+        return tuple(axis for product in self.dims(name)[dimension] for axis in product)
+
+    def output_axes(self, name: str) -> tuple[str, ...]:
+        """Return the axes of a tensor's first dimension: the channels that its rows produce.
+
+        Empty for a tensor without dimensions, and where the rows are several products joined.
+        """
+        dims = self.dims(name)
+        return dims[0][0] if dims and len(dims[0]) == 1 else ()
+
     def shape(self, name: str) -> tuple[int, ...]:
+        """Return the sizes of the dimensions of a parameter or buffer."""
         return tuple(length(dim, self.sizes) for dim in self.dims(name))
 
     def numel(self, names: Iterable[str] | None = None) -> int:
-        """Elements of the named tensors; of all parameters by default."""
+        """Return how many elements the named tensors have; all parameters by default."""
         return sum(
             math.prod(self.shape(name)) for name in (self.params if names is None else names)
         )
 
     def trained(self, first: int = 0) -> tuple[str, ...]:
-        """Trainable parameters of the layers from `first` on, in forward order."""
+        """Return the trainable parameters of the layers from `first` on, in forward order."""
         frozen = set(self.frozen)
         return tuple(p for layer in self.layers[first:] for p in layer.params if p not in frozen)
 
     def counts(
         self, share: float | Mapping[str, float], rounding: Rounding = "ceil"
     ) -> dict[str, int]:
-        """How many indices a share keeps, at least one per axis; a mapping names its axes."""
+        """Return how many indices of each axis a width keeps, at least one.
+
+        A mapping gives a width for each axis that it names; the others stay whole.
+        """
         if isinstance(share, Mapping):
             ratios = dict(share)
         elif not 0 < share <= 1:
@@ -264,11 +284,11 @@ class Blueprint:
     def prefix(
         self, share: float | Mapping[str, float], first: int = 0, rounding: Rounding = "ceil"
     ) -> Slice:
-        """The slice that keeps leading indices."""
+        """Return the slice that keeps the leading indices of each axis."""
         return Slice.of({n: range(c) for n, c in self.counts(share, rounding).items()}, self, first)
 
     def local(self, slice: Slice) -> "Blueprint":
-        """The blueprint of the small model: sizes change, `whole` stays."""
+        """Return the blueprint of the small model: sizes change, `whole` stays."""
         if not slice.keep:
             return self
         cut_axes = {axis for axis, _ in slice.keep}
@@ -280,10 +300,12 @@ class Blueprint:
         return _resized(self, slice.shape(self)[0])
 
     def to_bytes(self) -> bytes:
+        """Return the blueprint as bytes; `from_bytes` reads them."""
         return msgspec.msgpack.encode(self._plain)
 
     @staticmethod
     def from_bytes(data: bytes) -> "Blueprint":
+        """Return the blueprint that `to_bytes` wrote."""
         return msgspec.msgpack.decode(data, type=Blueprint)
 
 
@@ -301,7 +323,7 @@ def _resized(blueprint: Blueprint, counts: tuple[tuple[str, int], ...]) -> Bluep
 @lru_cache(maxsize=256)
 def _local_with_constants(blueprint: Blueprint, slice: Slice) -> Blueprint:
     small = _resized(blueprint, slice.shape(blueprint)[0])
-    with plainly():
+    with plain_tensors():
         program, *others = (_with_constants(p, slice, blueprint) for p in blueprint.programs)
     return replace(small, program=program, evaluation=next(iter(others), None))
 

@@ -1,4 +1,4 @@
-"""The inverse of cost: the largest slice within a budget."""
+"""Budgets of a device, and the largest slice that fits one: the inverse of cost."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class Budget:
     batch: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be a limit."""
+        """Raise ValueError for what cannot be a limit."""
         if (self.seconds is None) != (self.speed is None):
             raise ValueError("a limit in seconds needs a speed (FLOP per second), and the reverse")
         for name in ("flops", "nbytes", "memory", "seconds", "speed"):
@@ -45,7 +45,7 @@ class Budget:
             raise ValueError(f"Budget.batch must be at least 1, got {self.batch}")
 
     def fits(self, blueprint: Blueprint, slice: Slice) -> bool:
-        """Whether training this slice stays within every limit; cheap ones are tried first."""
+        """Return whether training this slice stays within every limit; tries cheap ones first."""
         small, first = blueprint.local(slice), slice.first_trained_layer
         limits = [limit for limit in (self.flops, self._work()) if limit is not None]
         if self.nbytes is not None and ITEM * small.numel() > self.nbytes:
@@ -72,13 +72,12 @@ def largest(
     start: Slice | None = None,
     extract: Extraction | None = None,
 ) -> Slice | None:
-    """The widest (or deepest) slice within the budget; None if not even the smallest fits.
+    """Return the widest (or deepest) slice within the budget; None if not even the smallest fits.
 
-    Along the width, `ratios` are relative shares per axis, scaled together and capped at 1
-    (default: all equal), and `extract` turns counts into a slice (default: leading indices;
-    random ones for a keep-rate). Along the depth, the earliest first layer is sought. `start`
-    gives what does not vary: the first layer, or the kept indices. Exact: the next larger step
-    does not fit.
+    Along the width, `ratios` are relative widths per axis, scaled together and capped at 1
+    (default: all equal), and `extract` turns counts into a slice (default: leading indices). Along
+    the depth, the earliest first trained layer is sought. `start` gives what does not vary: the
+    first trained layer, or the kept indices. Exact: the next larger step does not fit.
     """
     fixed = start or WHOLE
     if along == "depth":
@@ -103,7 +102,7 @@ def _at(
 
 
 def _scales(blueprint: Blueprint, ratios: Mapping[str, float]) -> list[float]:
-    """Every scale at which some count changes, ascending."""
+    """Return every scale at which some count changes, ascending."""
     if any(not ratio > 0 for ratio in ratios.values()):
         raise ValueError(f"ratios must be positive, got {dict(ratios)}")
     found = {
@@ -117,7 +116,7 @@ def _scales(blueprint: Blueprint, ratios: Mapping[str, float]) -> list[float]:
 def _last(
     steps: Sequence[Callable[[], Slice]], blueprint: Blueprint, budget: Budget
 ) -> Slice | None:
-    """The last of ever larger slices that fits, by bisection."""
+    """Return the last of ever larger slices that fits, by bisection; None if none does."""
     low, high = 0, len(steps)
     while low < high:
         middle = (low + high) // 2

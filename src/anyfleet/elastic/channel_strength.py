@@ -1,4 +1,4 @@
-"""How strong channels are: the weights that produce them, and their order by norm."""
+"""The strength of channels: the weights that produce them, and their order by norm."""
 
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
@@ -10,10 +10,9 @@ from torch import Tensor
 
 from anyfleet.arrays import Floats
 from anyfleet.elastic.blueprint import Blueprint
-from anyfleet.elastic.cost.passes import arguments, base
 from anyfleet.elastic.program import Arg, Held, Items, Node, Value, value_names
 from anyfleet.elastic.slicing import Params
-from anyfleet.formulas import anycost
+from anyfleet.formulas import anycost_channel_norms, anycost_channel_order
 
 # Where an operator takes its weights, and which of their dimensions is that of the output.
 _FIRST, _SECOND, _PRODUCT = ((1, 0),), ((1, 1),), ((0, -2), (1, -1))
@@ -28,7 +27,7 @@ _SWAPPED = frozenset({"transpose", "swapaxes"})
 
 
 def channel_order(params: Params, blueprint: Blueprint) -> dict[str, tuple[int, ...]]:
-    """For every axis that may be cut, its indices by descending norm (specification §1.12.1).
+    """Return the indices of every axis that may be cut, by descending norm (specification §1.12.1).
 
     The norm is that of the incoming weights; where several layers produce an axis, their squared
     norms add up. Biases, scales of norms and whatever else is added to or multiplied with
@@ -47,13 +46,13 @@ def channel_order(params: Params, blueprint: Blueprint) -> dict[str, tuple[int, 
 
 
 def _ordered(producers: list[Floats]) -> tuple[int, ...]:
-    return tuple(anycost.channel_order(anycost.channel_norms(producers)).tolist())
+    return tuple(anycost_channel_order(anycost_channel_norms(producers)).tolist())
 
 
 def _rows(
     weight: Tensor, position: int, name: str, blueprint: Blueprint
 ) -> Iterator[tuple[str, Floats]]:
-    """By axis of an output dimension, the norms of the weights of each of its indices."""
+    """Yield each axis of an output dimension, with the norms of the weights of its indices."""
     others = [i for i in range(weight.ndim) if i != position]
     norms = torch.linalg.vector_norm(weight.detach(), dim=others, dtype=torch.float64).cpu().numpy()
     start = 0
@@ -66,7 +65,7 @@ def _rows(
 
 
 class _Weight(NamedTuple):
-    """A parameter on its way to where it is used: what each dimension was at first."""
+    """A parameter on its way to where it is used, and what each dimension of it was at first."""
 
     name: str
     dims: tuple[int, ...]
@@ -74,10 +73,10 @@ class _Weight(NamedTuple):
 
 @lru_cache(maxsize=256)
 def producers(blueprint: Blueprint) -> tuple[tuple[str, int], ...]:
-    """(parameter, dimension) pairs: the output dimension of every weight.
+    """Return (parameter, dimension) pairs: the output dimension of every weight.
 
-    Weights of linear layers, convolutions, embeddings and matrix products; also
-    transposed or changed element by element before. Each counts once, however often it is applied.
+    Weights of linear layers, convolutions, embeddings and matrix products; also transposed or
+    changed element by element before. Each counts once, however often it is applied.
     """
     weights: dict[str, _Weight] = {}
     active = {given.name for given in blueprint.program.inputs}
@@ -87,7 +86,7 @@ def producers(blueprint: Blueprint) -> tuple[tuple[str, int], ...]:
         moved = _moved(node, weights, blueprint)
         if moved is not None:
             weights[node.name] = moved
-        if active.intersection(value_names(arguments(node))):
+        if active.intersection(value_names(node.arguments)):
             active.add(node.name)
     return tuple(found)
 
@@ -95,7 +94,7 @@ def producers(blueprint: Blueprint) -> tuple[tuple[str, int], ...]:
 def _produced(
     node: Node, weights: Mapping[str, _Weight], active: set[str], blueprint: Blueprint
 ) -> Iterator[tuple[str, int]]:
-    outputs = _OUTPUTS.get(base(node), ())
+    outputs = _OUTPUTS.get(node.operator, ())
     if outputs is _PRODUCT and not active.intersection(value_names(node.args)):
         return  # weights multiplied with each other are no layer
     for argument, dimension in outputs:
@@ -111,11 +110,11 @@ def _weight(arg: Arg, weights: Mapping[str, _Weight], blueprint: Blueprint) -> _
 
 
 def _moved(node: Node, weights: Mapping[str, _Weight], blueprint: Blueprint) -> _Weight | None:
-    """The weight that a node turns round, or changes element by element; None if it does not."""
+    """Return the weight that a node transposes or changes element by element, or None."""
     weight = _weight(node.args[0], weights, blueprint) if node.args else None
     if weight is None:
         return None
-    dims, operator = weight.dims, base(node)
+    dims, operator = weight.dims, node.operator
     if operator in _OUTPUTS:
         return None
     if operator in _TURNED:

@@ -1,4 +1,4 @@
-"""Which coordinates of a dimension are kept, when its axes keep some of theirs."""
+"""The coordinates of a dimension that are kept when its axes keep some of theirs."""
 
 from collections.abc import Mapping
 
@@ -14,7 +14,7 @@ _WHOLE = slice(None)
 
 
 def index(dim: Dim, kept: Mapping[str, tuple[int, ...]], sizes: Mapping[str, int]) -> Index:
-    """The coordinates kept along one dimension; axes absent from `kept` are whole."""
+    """Return the coordinates kept along one dimension; axes absent from `kept` are whole."""
     if not any(axis in kept for product in dim for axis in product):
         return _WHOLE
     offset, parts = 0, []
@@ -30,7 +30,7 @@ def index(dim: Dim, kept: Mapping[str, tuple[int, ...]], sizes: Mapping[str, int
 
 
 def take(tensor: Tensor, kept: tuple[Index, ...]) -> Tensor:
-    """The part of a tensor at the given coordinates; a view if all are runs."""
+    """Return the part of a tensor at the given coordinates; a view if all are runs."""
     runs = tuple(rows if isinstance(rows, slice) else _WHOLE for rows in kept)
     if any(run is not _WHOLE for run in runs):
         tensor = tensor[runs]
@@ -41,7 +41,7 @@ def take(tensor: Tensor, kept: tuple[Index, ...]) -> Tensor:
 
 
 def broadcast(kept: tuple[Index, ...], shape: tuple[int, ...], device: str) -> tuple[Index, ...]:
-    """The same coordinates in a form in which `tensor[...] = part` works."""
+    """Return the same coordinates in a form in which `tensor[...] = part` works."""
     # Index tensors separated by a slice would move their dimensions to the front, so the slices
     # between them become tensors too, all shaped to broadcast against each other.
     at = [position for position, rows in enumerate(kept) if isinstance(rows, Tensor)]

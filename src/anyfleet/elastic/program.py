@@ -33,7 +33,7 @@ CREATIONS = frozenset(
 
 
 def length(dim: Dim, sizes: Mapping[str, int]) -> int:
-    """The size of a dimension, given the size of every axis."""
+    """Return the size of a dimension, given the size of every axis."""
     return sum(math.prod(sizes[axis] for axis in product) for product in dim)
 
 
@@ -79,11 +79,11 @@ Arg = Value | Held | Size | Linear | Named | Items | bool | int | float | str | 
 
 @dataclass(frozen=True)
 class Node:
-    """One call: `name = op(*args, **options)`.
+    """A call: `name = op(*args, **options)`.
 
-    `dims` are the dimensions of the result (None if it is a list of tensors); `where` is the
-    module that made the call; `site` numbers the calls that draw random numbers; `always` is set
-    where one draws in evaluation too.
+    `dims` are the dimensions of the result (None if it is a list of tensors); `where` is the module
+    that made the call; `site` numbers the calls that draw random numbers; `always` is set where one
+    draws in evaluation too.
     """
 
     name: str
@@ -94,6 +94,16 @@ class Node:
     where: str = ""
     site: int = 0
     always: bool = False
+
+    @property
+    def operator(self) -> str:
+        """The operator without namespace and overload, as in "conv2d"."""
+        return self.op.split(".")[1] if "." in self.op else self.op
+
+    @property
+    def arguments(self) -> tuple[Arg, ...]:
+        """The positional arguments, then the named ones."""
+        return (*self.args, *self.options.values())
 
 
 @dataclass(frozen=True)
@@ -107,6 +117,7 @@ class Constant:
 
     @staticmethod
     def of(tensor: Tensor, dims: tuple[Dim, ...]) -> "Constant":
+        """Return a tensor as a constant."""
         plain = tensor.detach().cpu().contiguous()
         data = plain.reshape(-1).view(torch.uint8).numpy().tobytes()
         dtype = str(plain.dtype).removeprefix("torch.")
@@ -117,7 +128,7 @@ class Constant:
         return bytearray(self.data)
 
     def tensor(self) -> Tensor:
-        """A new tensor over the same memory, not to be written to.
+        """Return a new tensor over the same memory, not to be written to.
 
         Never cache it: one made under a fake or inference mode would stay so.
         """
@@ -152,11 +163,12 @@ class Program:
 
     @cached_property
     def digest(self) -> bytes:
+        """The hash of the program's content."""
         return hashlib.sha256(msgspec.msgpack.encode(self)).digest()
 
 
 def dtype_of(text: str) -> torch.dtype:
-    """torch.float32 from "float32"."""
+    """Return torch.float32 for "float32"; raise ValueError for what is not a dtype."""
     found = getattr(torch, text, None)
     if not isinstance(found, torch.dtype):
         raise ValueError(f"{text!r} is not a torch dtype")
@@ -164,7 +176,7 @@ def dtype_of(text: str) -> torch.dtype:
 
 
 def held_names(args: tuple[Arg, ...]) -> Iterator[str]:
-    """Every parameter, buffer or constant among the arguments, in order."""
+    """Yield every parameter, buffer or constant among the arguments, in order."""
     for arg in args:
         if isinstance(arg, Held):
             yield arg.name
@@ -173,7 +185,7 @@ def held_names(args: tuple[Arg, ...]) -> Iterator[str]:
 
 
 def value_names(args: tuple[Arg, ...]) -> Iterator[str]:
-    """Every earlier result among the arguments, in order."""
+    """Yield every earlier result among the arguments, in order."""
     for arg in args:
         if isinstance(arg, Value):
             yield arg.name

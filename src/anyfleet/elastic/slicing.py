@@ -1,25 +1,26 @@
-"""Cutting small tensors out of large ones and putting them back."""
+"""Small tensors cut out of large ones and put back, and channels put in another order."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from torch import Tensor
 
 from anyfleet.elastic.blueprint import Blueprint, Slice
-from anyfleet.elastic.execution.plain import plainly
 from anyfleet.elastic.indexing import Index, broadcast, index, take
+from anyfleet.elastic.plain_tensors import plain_tensors
+from anyfleet.errors import SliceError
 
 Params = Mapping[str, Tensor]
 
 
 def cut(tree: Params, slice: Slice, blueprint: Blueprint) -> dict[str, Tensor]:
-    """The small tensors of any subset of names; runs of indices give views, without a copy."""
+    """Return the small tensors of any subset of names; runs of indices give views, no copies."""
     indices = _indices(slice, blueprint)
     return {name: take(tensor, indices[name]) for name, tensor in tree.items()}
 
 
 def paste(part: Params, onto: Params, slice: Slice, blueprint: Blueprint) -> dict[str, Tensor]:
-    """`onto` with the tensors of `part` written at the coordinates the slice holds; new tensors."""
+    """Return `onto` with the tensors of `part` written where the slice lies; new tensors."""
     pasted = dict(onto)
     for name, small in part.items():
         target = onto[name].clone()
@@ -29,7 +30,7 @@ def paste(part: Params, onto: Params, slice: Slice, blueprint: Blueprint) -> dic
 
 
 def place(name: str, slice: Slice, blueprint: Blueprint, device: str = "cpu") -> tuple[Index, ...]:
-    """Where the slice lies in a tensor, so that `t[place(…)] = v` and `t[place(…)] += v` work."""
+    """Return where the slice lies in a tensor: `t[place(…)] = v` and `t[place(…)] += v` work."""
     return _places(slice, blueprint, device)[name]
 
 
@@ -37,12 +38,55 @@ def place(name: str, slice: Slice, blueprint: Blueprint, device: str = "cpu") ->
 def _indices(slice: Slice, blueprint: Blueprint) -> dict[str, tuple[Index, ...]]:
     kept, sizes = dict(slice.keep), blueprint.sizes
     tables = {**blueprint.params, **blueprint.buffers}
-    with plainly():
+    with plain_tensors():
         return {n: tuple(index(dim, kept, sizes) for dim in dims) for n, dims in tables.items()}
 
 
 @lru_cache(maxsize=512)
 def _places(slice: Slice, blueprint: Blueprint, device: str) -> dict[str, tuple[Index, ...]]:
     indices = _indices(slice, blueprint)
-    with plainly():
+    with plain_tensors():
         return {n: broadcast(rows, blueprint.shape(n), device) for n, rows in indices.items()}
+
+
+def permute(
+    tree: Params, orders: Mapping[str, Sequence[int]], blueprint: Blueprint
+) -> dict[str, Tensor]:
+    """Return the tree with the indices of some axes in a new order, wherever an axis occurs.
+
+    Place i of an axis holds what index `order[i]` held before. Any subset of parameters and
+    buffers; a model of which all are permuted alike is the same function. For export: a run never
+    needs it, as a slice says which indices it has.
+    """
+    for axis, order in orders.items():
+        known = blueprint.axes.get(axis)
+        if known is not None and known.free and len(order) != known.size:
+            raise SliceError(
+                f"axis {axis!r} has {known.size} indices, and an order names each of them once; "
+                f"got {len(order)}"
+            )
+    slice_ = Slice.of(orders, blueprint)
+    _refuse_constants(slice_, blueprint)
+    return cut(tree, slice_, blueprint)
+
+
+def _refuse_constants(slice_: Slice, blueprint: Blueprint) -> None:
+    """Raise SliceError if constants of the network run along a reordered axis.
+
+    No tree holds them, so they would keep the old order.
+    """
+    for axis, kept in slice_.keep:
+        alone = blueprint.local(Slice(((axis, kept),)))
+        pairs = zip(blueprint.programs, alone.programs, strict=True)
+        moved = [
+            name
+            for before, after in pairs
+            for name, constant in after.constants.items()
+            if constant != before.constants[name]
+        ]
+        if moved:
+            raise SliceError(
+                f"axis {axis!r} cannot be reordered: constants of the network run along it "
+                f"({', '.join(moved)}), and no tree holds them. Leave the axis out, or make them "
+                "persistent buffers"
+            )

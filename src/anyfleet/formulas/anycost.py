@@ -1,152 +1,55 @@
-"""AnycostFL: channels by norm, updates compressed by kernel and grid, element-wise aggregation."""
+"""AnycostFL: channels by norm, weight and gain of an update, and the best way to send it.
 
-import math
+How to send is solved for whole cohorts in closed form. For given work, faster computing leaves
+more time to send and less energy: best is the frequency at which both allow equally much, the one
+positive root of a cubic, or the bound next to it.
+"""
+
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from anyfleet.arrays import Flags, Floats, Ints
-from anyfleet.formulas.sub_models import kept_channels, overlap_mean
 
-# A message says its smallest and largest magnitude and its number of levels.
-HEADER_BITS = 3 * 32
+# What is solved for meets constraints only up to rounding: by this share more is spent than there
+# is, or else rounding would leave no energy at all for sending that needs next to none.
+_ROUNDING = 1e-14
+_SLACK = 1e-10  # the same for a factor that was given, maybe by another computation
+_STEPS = 4  # of Newton: the first guess is off by 7 % at most, and each step squares that
 
-# --- shrinking --------------------------------------------------------------------------------
+
+# --- channels -------------------------------------------------------------------------------------
 
 
-def channel_norms(producers: list[Floats]) -> Floats:
-    """Norms of a group's output channels (AnycostFL, specification §1.12).
+def anycost_channel_norms(producers: list[Floats]) -> Floats:
+    """Return the norms of a group's output channels (AnycostFL, specification §1.12).
 
-    Of every tensor that produces the group, the first axis are the channels; their squared norms
-    add up. Biases do not count.
+    The first axis of every tensor in `producers` is that of the channels; the squared norms of all
+    tensors add up. Biases do not count.
     """
     squares = [(np.asarray(each, dtype=np.float64) ** 2) for each in producers]
     norms: Floats = np.sqrt(sum(square.reshape(len(square), -1).sum(axis=1) for square in squares))
     return norms
 
 
-def channel_order(norms: Floats) -> Ints:
-    """Channels by descending norm, ties by index (AnycostFL, specification §1.12)."""
+def anycost_channel_order(norms: Floats) -> Ints:
+    """Return the channels by descending norm, ties by index (AnycostFL, specification §1.12)."""
     order: Ints = np.argsort(-np.asarray(norms, dtype=np.float64), kind="stable")
     return order
 
 
-def strongest_channels(norms: Floats, alpha: float) -> Ints:
-    """The channels of a model of cost alpha, ascending (AnycostFL, specification §1.12).
+# --- weights and gains ----------------------------------------------------------------------------
 
-    So many that the width is `sqrt(alpha)`; in natural order, so that alpha 1 is the whole model.
+
+def anycost_alpha(channel_share: float, trained_share: float = 1.0) -> float:
+    """Return alpha, the measure of a sub-model: 1 for the whole model (specification §1.12).
+
+    It is the squared share of all channels that the sub-model keeps, times the share of its
+    parameters that it trains.
     """
-    kept: Ints = np.sort(channel_order(norms)[: anycost_width(alpha, len(norms))])
-    return kept
-
-
-def anycost_width(alpha: float, size: int) -> int:
-    """How many channels a model of cost alpha keeps (AnycostFL, specification §1.12)."""
-    return kept_channels(math.sqrt(alpha), size, "round")
-
-
-# --- compressing ------------------------------------------------------------------------------
-
-
-def kept_kernels(norms: Floats, keep: float) -> Ints:
-    """The kernels with the largest norms, ascending, at least one (AnycostFL, specification §1.12).
-
-    `keep` is the kept share, rounded up; exactly so many, ties by index.
-    """
-    count = kept_channels(keep, len(norms))
-    kept: Ints = np.sort(channel_order(norms)[:count])
-    return kept
-
-
-def kernel_threshold(norms: Floats, keep: float) -> float:
-    """Pi: the smallest norm that is kept (AnycostFL, specification §1.12)."""
-    return float(np.asarray(norms)[kept_kernels(norms, keep)].min())
-
-
-class Magnitudes(NamedTuple):
-    """The smallest and largest magnitude of what is not zero; 0 and 0 if all is."""
-
-    low: float
-    high: float
-
-
-def magnitudes(values: Floats) -> Magnitudes:
-    """The ends of the grid of an update (AnycostFL, specification §1.12)."""
-    sizes = np.abs(np.asarray(values, dtype=np.float64))
-    some = sizes[sizes > 0]
-    return Magnitudes(float(some.min()), float(some.max())) if some.size else Magnitudes(0.0, 0.0)
-
-
-def grid(ends: Magnitudes, levels: int) -> Floats:
-    """The magnitudes that a message can say, `Q_0 ... Q_L` (AnycostFL, specification §1.12).
-
-    The printed grid starts at `Q_1`, which leaves the smallest values without an interval.
-    """
-    return np.linspace(ends.low, ends.high, max(1, levels) + 1)
-
-
-def grid_levels(values: Floats, ends: Magnitudes, levels: int, u: Floats) -> Ints:
-    """Each value's place on the grid, drawn so that the mean is exact (specification §1.12).
-
-    `u` are uniforms in [0, 1), one per value. Zeros get -1. Where all magnitudes are equal there
-    is one place, 0.
-    """
-    sizes, steps = np.abs(np.asarray(values, dtype=np.float64)), max(1, levels)
-    spread = ends.high - ends.low
-    if not spread > 0:
-        return np.where(sizes > 0, 0, -1)
-    place = (sizes - ends.low) / spread * steps
-    below = np.clip(np.floor(place), 0, steps - 1)
-    drawn = below + (np.asarray(u) < place - below)
-    level: Ints = np.where(sizes > 0, drawn, -1).astype(np.int64)
-    return level
-
-
-def grid_values(level: Ints, signs: Floats, ends: Magnitudes, levels: int) -> Floats:
-    """What the receiver of `grid_levels` and signs has (AnycostFL, specification §1.12)."""
-    sizes = grid(ends, levels)[np.maximum(level, 0)]
-    values: Floats = np.where(level >= 0, np.sign(signs) * sizes, 0.0)
-    return values
-
-
-class Rate(NamedTuple):
-    """How a rate is met: the kept share of the kernels, and the levels of the grid."""
-
-    keep: float
-    levels: float
-
-
-def analytic_rate(beta: float) -> Rate:
-    """Kept share and levels of the theory, `sqrt(beta)` and `2^(32 sqrt(beta))` (specification §1.12).
-
-    Signs and mask not counted: real messages of this pair are 1.3 to 2.4 times too long.
-    """
-    half = math.sqrt(beta)
-    return Rate(half, 2 ** (32 * half))
-
-
-def entropy_bits(symbols: Ints) -> float:
-    """The least bits for these symbols when their frequencies are known (specification §F.7)."""
-    if not symbols.size:
-        return 0.0
-    counts = np.unique(symbols, return_counts=True)[1]
-    return float((counts * np.log2(counts.sum() / counts)).sum())
-
-
-def anycost_bits(kept: Flags, level: Ints) -> float:
-    """Bits of a message: header, mask, levels, and the signs that the paper forgot (specification §1.12).
-
-    `kept` says of every kernel whether it survived, `level` is the grid place of every element in
-    the survivors, -1 for zeros. Mask and levels at their entropy. Nothing to say: the header.
-    """
-    nonzero = int((np.asarray(level) >= 0).sum())
-    if not nonzero:
-        return float(HEADER_BITS)
-    mask = entropy_bits(np.asarray(kept, dtype=np.int64))
-    return HEADER_BITS + mask + entropy_bits(np.asarray(level)) + nonzero
-
-
-# --- aggregating ------------------------------------------------------------------------------
+    # Python's power: numpy's square rounds differently in the last digit now and then.
+    return float(channel_share**2 * trained_share)
 
 
 def anycost_weights(
@@ -155,10 +58,11 @@ def anycost_weights(
     sizes: Floats | Ints | float = 1.0,
     floor: float = 1e-3,
 ) -> Floats:
-    """Shares `p ∝ n / (1 - alpha (2 - alpha) sqrt(beta))²` of the devices (specification §1.12).
+    """Return the shares `p ∝ n / (1 - alpha (2 - alpha) sqrt(beta))²` (specification §1.12).
 
-    A complete update would have infinite weight: the bracket is at least `floor`. Data sizes are
-    our addition; leave them out for the paper's own weights. All 0 without data.
+    They are the weights of the devices' updates. A complete update would have infinite weight, so
+    the bracket is at least `floor`. Data sizes are our addition; leave them out for the paper's own
+    weights. All 0 without data.
     """
     part = np.asarray(alpha, dtype=np.float64)
     bracket = np.maximum(1 - part * (2 - part) * np.sqrt(beta), floor)
@@ -168,9 +72,158 @@ def anycost_weights(
     return weights
 
 
-def all_in_one(updates: Floats, masks: Flags, weights: Floats) -> Floats:
-    """The update of every element: the mean of those who sent it, 0 if nobody (specification §1.12).
+def anycost_gain(alpha: Floats | float, beta: Floats | float) -> Floats:
+    """Return what a device contributes to learning, `alpha⁴ beta` (specification §F.3)."""
+    gain: Floats = np.asarray(alpha, dtype=np.float64) ** 4 * beta
+    return gain
 
-    To be subtracted: `w - u`, where `u` is before minus after.
+
+def anycost_divergence(alpha: Floats | float, beta: Floats | float) -> Floats:
+    """Return the squared distance of an update from the uncompressed one (specification §F.3).
+
+    It is relative to the squared norm of the uncompressed update, 0 to 1.
     """
-    return overlap_mean(np.zeros(np.shape(updates)[1:]), updates, masks, weights)
+    kept = np.asarray(alpha, dtype=np.float64)
+    index: Floats = (1 - kept * (2 - kept) * np.sqrt(beta)) ** 2
+    return index
+
+
+def anycost_contraction(
+    least_gain: float, *, convexity: float, smoothness: float, ratio: float
+) -> float:
+    """Return Z: what a round leaves of the distance to the best loss (specification §F.3).
+
+    `1 - (nu / lambda)(1 - ratio (1 - g_min))`, with `ratio` the gradient-ratio constant. It means
+    something only below 1, that is for ratios under `reference.anycost_largest_gradient_ratio`.
+    """
+    return 1 - convexity / smoothness * (1 - ratio * (1 - least_gain))
+
+
+# --- sending, in closed form ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class AnycostBudgets:
+    """What devices may spend and what costs it, in arrays that broadcast against each other."""
+
+    energy: Floats | float  # joules that may be spent; may be infinite
+    seconds: Floats | float  # that may be spent
+    power: Floats | float  # watts while sending
+    bit_rate: Floats | float  # bits per second
+    bits: Floats | float  # of the uncompressed update
+    epsilon: Floats | float  # joules per cycle and squared frequency
+    cycles: Floats | float  # of the training
+    slowest: Floats | float  # hertz, above 0
+    fastest: Floats | float  # hertz
+
+
+class AnycostSending(NamedTuple):
+    """A compression factor and a frequency for given work; NaN where nothing fits."""
+
+    beta: Floats
+    frequency: Floats
+
+
+def anycost_best_sending(
+    budgets: AnycostBudgets, beta_min: Floats | float = 0.0, beta_max: Floats | float = 1 / 15
+) -> AnycostSending:
+    """Return the largest compression factor, and the slowest frequency in time (specification §3).
+
+    Of all factors from `beta_min` to `beta_max` that time and energy allow, for given work. Where
+    both bounds are equal, the result says whether that factor fits. A factor of 0 fits only if it
+    is the largest one asked for.
+    """
+    with np.errstate(all="ignore"):  # what is divided by 0 is sorted out
+        return _best_sending(_columns(budgets), _floats(beta_min), _floats(beta_max))
+
+
+class _Columns(NamedTuple):
+    """The arrays of `AnycostBudgets`, in their order."""
+
+    energy: Floats
+    seconds: Floats
+    power: Floats
+    bit_rate: Floats
+    bits: Floats
+    epsilon: Floats
+    cycles: Floats
+    slowest: Floats
+    fastest: Floats
+
+    @property
+    def affordable(self) -> Floats:
+        """The energy in joules, or as much as is never used up: solvers need it finite."""
+        enough = self.seconds * (self.power + self.epsilon * self.fastest**3)
+        energy: Floats = np.fmin(self.energy, enough)
+        return energy
+
+    @property
+    def airtime(self) -> Floats:
+        """Seconds of sending the uncompressed update; NaN or infinite without a link."""
+        return self.bits / self.bit_rate
+
+    def allowed(self, frequency: Floats) -> Floats:
+        """Return the nearest frequency within bounds; for NaN the slowest."""
+        near: Floats = np.fmin(np.fmax(frequency, self.slowest), self.fastest)
+        return near
+
+
+def _columns(budgets: AnycostBudgets) -> _Columns:
+    return _Columns(*(_floats(getattr(budgets, name)) for name in _Columns._fields))
+
+
+def _floats(column: Floats | float) -> Floats:
+    """Return floats; of one number a scalar, which is quicker and may be divided by 0."""
+    floats: Floats = np.asarray(column, dtype=np.float64)[()]
+    return floats
+
+
+def _best_sending(own: _Columns, least: Floats, most: Floats) -> AnycostSending:
+    per_square = own.epsilon * own.cycles
+    crossing = _crossing(
+        per_square, own.power * own.seconds - own.affordable, own.power * own.cycles
+    )
+    frequency = own.allowed(crossing)
+    computing, joules = own.cycles / frequency, per_square * frequency**2
+    seconds, left = _time_to_send(own, computing, joules, frequency == crossing)
+    beta = np.maximum(np.minimum(most, seconds / own.airtime), least)
+    sending = beta * own.airtime
+    fits = (computing + sending <= own.seconds * (1 + _SLACK)) & (beta <= most)
+    fits &= joules + own.power * sending <= own.energy * (1 + _SLACK)
+    fits &= (left | (least > 0) | (beta >= most)) & (own.slowest <= own.fastest)
+    # Beyond the largest factor there is room: the slowest frequency that is in time with it.
+    in_time = np.fmax(own.slowest, own.cycles / np.fmax(own.seconds - sending, 0.0))
+    frequency = np.where(beta >= most, np.fmin(frequency, in_time), frequency)
+    return AnycostSending(np.where(fits, beta, np.nan), np.where(fits, frequency, np.nan))
+
+
+def _time_to_send(
+    own: _Columns, computing: Floats, joules: Floats, both: Flags
+) -> tuple[Floats, Flags]:
+    """Return how many seconds may be spent sending, and whether that is more than rounding.
+
+    Where time and energy allow the same (`both`), it is computed from what rounds less.
+    """
+    by_time = own.seconds * (1 + _ROUNDING) - computing
+    by_energy = (own.energy * (1 + _ROUNDING) - joules) / own.power
+    poor = np.where(both, own.power * own.seconds > own.energy, by_energy < by_time)
+    seconds: Floats = np.where(poor, by_energy, by_time)
+    noise = 2 * _ROUNDING * np.where(poor, own.energy / own.power, own.seconds)
+    return seconds, seconds > noise
+
+
+def _crossing(cubic: Floats, linear: Floats, constant: Floats) -> Floats:
+    """Return the one positive x with cubic x³ + linear x = constant; infinity if there is none.
+
+    Only `linear` may be below 0.
+    """
+    slope, height = linear / cubic, constant / cubic
+    square = np.cbrt(height) ** 2
+    x = np.where(slope < 0, np.sqrt(square - slope), height / np.hypot(slope, square))
+    slope, height = slope / 2, height / 2
+    for _ in range(_STEPS):  # of Newton, in a form that never subtracts nearly equal numbers
+        squared = x * x
+        x = (squared * x + height) / (1.5 * squared + slope)
+    straight = np.where(linear > 0, constant / linear, np.inf)
+    found: Floats = np.where(cubic > 0, x, straight)
+    return found

@@ -1,9 +1,9 @@
-"""How much a device's update helps: angles, subsets, selection probabilities, largest norms."""
+"""How much the update of a device helps: angles, subsets, selection probabilities, norms."""
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -11,18 +11,20 @@ from anyfleet.arrays import Floats, Ints
 
 Statistic = Literal["sum", "mean"]
 Stopping = Literal["share", "thesis", "code"]
-
 # Alignments closer than this, relative to what they are sums of, are equal: it is rounding.
 _SAME = 1e-12
 
 
-def angles(dots: Floats, lengths: Floats, reference: Floats | float) -> Floats:
-    """Angle in radians between each device's vector and the mean (FedAdp, specification §1.17).
+# --- FedAdp ---------------------------------------------------------------------------------------
+
+
+def fedadp_angles(dots: Floats, lengths: Floats, reference: Floats | float) -> Floats:
+    """Return the angle in radians between each device's vector and the mean (specification §1.17).
 
     `dots` are the inner products of both, `lengths` those of the devices' vectors, `reference`
     that of the mean (one per device if they are compared on different coordinates). A vector of
-    length 0 has no direction and agrees with nothing: pi/2. With all angles equal,
-    `angle_weights` are those of FedAvg, as they should be when the mean has no direction.
+    length 0 has no direction and agrees with nothing: pi/2. With all angles equal, `fedadp_weights`
+    are those of FedAvg, as they should be when the mean has no direction.
     """
     lengths, reference = np.broadcast_arrays(
         np.asarray(lengths, dtype=np.float64), np.asarray(reference, dtype=np.float64)
@@ -35,8 +37,8 @@ def angles(dots: Floats, lengths: Floats, reference: Floats | float) -> Floats:
     return angle
 
 
-def smoothed(previous: Floats, visits: Ints, angles: Floats) -> Floats:
-    """The running mean of each device's angles (FedAdp, specification §1.17).
+def fedadp_smoothed_angles(previous: Floats, visits: Ints, angles: Floats) -> Floats:
+    """Return the running mean of each device's angles (FedAdp, specification §1.17).
 
     `visits` counts this angle too: at the first visit `previous` does not matter. A device
     without a direction keeps what it had: leave it out.
@@ -47,10 +49,11 @@ def smoothed(previous: Floats, visits: Ints, angles: Floats) -> Floats:
     return mean
 
 
-def contribution_map(angles: Floats, sharpness: float = 5.0) -> Floats:
-    """The Gompertz map of angles in radians: `sharpness` for agreement, 0 against (specification §1.17).
+def fedadp_contribution(angles: Floats, sharpness: float = 5.0) -> Floats:
+    """Return the Gompertz map of angles in radians (FedAdp, specification §1.17).
 
-    With sharpness 5, angles below about 0.5 are as good as 0.
+    It is `sharpness` for a device that agrees with the mean and 0 for one against it. With
+    sharpness 5, angles below about 0.5 are as good as 0.
     """
     with np.errstate(over="ignore"):  # exp(-infinity) is the limit that is meant
         steep = np.exp(-sharpness * (np.asarray(angles, dtype=np.float64) - 1))
@@ -58,20 +61,54 @@ def contribution_map(angles: Floats, sharpness: float = 5.0) -> Floats:
     return mapped
 
 
-def angle_weights(sizes: Floats | Ints, angles: Floats, sharpness: float = 5.0) -> Floats:
-    """Shares of the devices in the mean, `n_k exp(contribution_map)` (FedAdp, specification §1.17).
+def fedadp_weights(sizes: Floats | Ints, angles: Floats, sharpness: float = 5.0) -> Floats:
+    """Return the shares of the devices in the mean (FedAdp, specification §1.17).
 
-    They sum to 1, or are all 0 if nobody has data.
+    They are proportional to `n_k exp(fedadp_contribution)`. They sum to 1, or are all 0 if nobody
+    has data.
     """
-    mapped = contribution_map(angles, sharpness)
+    mapped = fedadp_contribution(angles, sharpness)
     raw = np.asarray(sizes, dtype=np.float64) * np.exp(mapped - mapped.max(initial=0.0))
     total = raw.sum()
     weights: Floats = raw / total if total > 0 else np.zeros_like(raw)
     return weights
 
 
-def alignment(gram: Floats, weights: Floats | Ints, statistic: Statistic = "sum") -> float:
-    """How far the updates go together: `n ||m||²` of their mean m (specification §1.18).
+def fedadp_expected_decrease(weights: Floats, angles: Floats) -> float:
+    """Return `sum_k a_k cos(theta_k)` of instantaneous or smoothed angles (specification §F.4).
+
+    With weights from the instantaneous angles it is not below FedAvg's; with smoothed ones that
+    is not guaranteed.
+    """
+    return float(np.asarray(weights) @ np.cos(angles))
+
+
+class FedadpDissimilarity(NamedTuple):
+    """`A ||g|| <= ||g_k|| <= B ||g||` for every device."""
+
+    least: float
+    most: float
+
+
+def fedadp_dissimilarity(lengths: Floats, reference: float) -> FedadpDissimilarity:
+    """Return A and B: gradient norms of the devices over that of their mean (specification §F.4).
+
+    Both are infinite where the mean vanishes, and NaN without devices.
+    """
+    if not len(lengths):
+        return FedadpDissimilarity(math.nan, math.nan)
+    if reference == 0:
+        return FedadpDissimilarity(math.inf, math.inf)
+    return FedadpDissimilarity(
+        float(np.min(lengths)) / reference, float(np.max(lengths)) / reference
+    )
+
+
+# --- Optimal Aggregation --------------------------------------------------------------------------
+
+
+def update_alignment(gram: Floats, weights: Floats | Ints, statistic: Statistic = "sum") -> float:
+    """Return how far the updates go together: `n ||m||²` of their mean m (specification §1.18).
 
     `gram` holds their inner products; the weights need not sum to 1. "mean" is `||m||²`, the
     thesis' own statistic, which labels some device in every round. Nobody, or nobody with data:
@@ -85,8 +122,10 @@ def alignment(gram: Floats, weights: Floats | Ints, statistic: Statistic = "sum"
     return square * len(each) if statistic == "sum" else square
 
 
-def removals(gram: Floats, weights: Floats | Ints, statistic: Statistic = "sum") -> Floats:
-    """What `alignment` would be without each of the devices (specification §1.18)."""
+def alignment_without_each(
+    gram: Floats, weights: Floats | Ints, statistic: Statistic = "sum"
+) -> Floats:
+    """Return what `update_alignment` would be without each of the devices (specification §1.18)."""
     each = np.asarray(weights, dtype=np.float64)
     # Added up anew: taken out of a sum, a device that is most of it would leave mere rounding.
     others = each * (1 - np.eye(len(each)))
@@ -99,8 +138,8 @@ def removals(gram: Floats, weights: Floats | Ints, statistic: Statistic = "sum")
     return without
 
 
-def fewest_left(count: int, share: float = 0.7, rule: Stopping = "share") -> int:
-    """How many of the updates must remain at least (Optimal Aggregation, specification §1.18).
+def fewest_kept_updates(count: int, share: float = 0.7, rule: Stopping = "share") -> int:
+    """Return how many updates must remain at least (Optimal Aggregation, specification §1.18).
 
     "share": this share of them, rounded up. "thesis": its loop goes on while so many are left,
     so one fewer may remain. "code": all but two, as the authors' program has it.
@@ -112,8 +151,8 @@ def fewest_left(count: int, share: float = 0.7, rule: Stopping = "share") -> int
 
 
 @dataclass(frozen=True, eq=False)
-class Subset:
-    """Rows of the updates: which remain, which were suspected, which were left out.
+class OptimalSubset:
+    """The rows of the updates that remain, that were suspected, and that were left out.
 
     A row is labelled when the mean gains by its removal, whatever the loss says then. A row that
     is not finite is excluded without being labelled.
@@ -132,7 +171,7 @@ def optimal_subset(
     share: float = 0.7,
     statistic: Statistic = "sum",
     rule: Stopping = "share",
-) -> Subset:
+) -> OptimalSubset:
     """Drop one update after the other while alignment and loss agree (specification §1.18).
 
     `worse(rows, rows_without)` says whether the loss of the mean of the first is below that of
@@ -144,7 +183,7 @@ def optimal_subset(
     finite = np.isfinite(np.diagonal(gram))
     rows, excluded = np.flatnonzero(finite), [int(row) for row in np.flatnonzero(~finite)]
     labelled: list[int] = []
-    least = fewest_left(len(rows), share, rule)
+    least = fewest_kept_updates(len(rows), share, rule)
     while len(rows) > least:
         best = _adverse(gram[np.ix_(rows, rows)], each[rows], statistic, ties=rule == "thesis")
         if best is None:
@@ -154,15 +193,22 @@ def optimal_subset(
             break
         excluded.append(int(rows[best]))
         rows = np.delete(rows, best)
-    return Subset(rows, np.array(labelled, dtype=np.int64), np.array(excluded, dtype=np.int64))
+    return OptimalSubset(
+        rows, np.array(labelled, dtype=np.int64), np.array(excluded, dtype=np.int64)
+    )
 
 
 def _adverse(gram: Floats, weights: Floats, statistic: Statistic, *, ties: bool) -> int | None:
-    """The row without which alignment gains most; None if it does not gain."""
-    now, without = alignment(gram, weights, statistic), removals(gram, weights, statistic)
+    """Return the row without which alignment gains most; None if it does not gain."""
+    now, without = (
+        update_alignment(gram, weights, statistic),
+        alignment_without_each(gram, weights, statistic),
+    )
     # Inner products of either sign cancel; how much they may be wrong goes by their absolutes.
     sizes = np.abs(gram)
-    summed = alignment(sizes, weights, statistic) + removals(sizes, weights, statistic)
+    summed = update_alignment(sizes, weights, statistic) + alignment_without_each(
+        sizes, weights, statistic
+    )
     rounding = _SAME * summed
     best = int(np.flatnonzero(without + rounding >= (without - rounding).max())[0])
     if abs(without[best] - now) <= rounding[best]:
@@ -170,7 +216,10 @@ def _adverse(gram: Floats, weights: Floats, statistic: Statistic, *, ties: bool)
     return best if without[best] > now else None
 
 
-def lowered(
+# --- FedPNS ---------------------------------------------------------------------------------------
+
+
+def fedpns_lowered(
     probabilities: Floats,
     labelled: Ints,
     times_labelled: Ints,
@@ -179,12 +228,12 @@ def lowered(
     alpha: float = 2.0,
     beta: float = 0.7,
 ) -> Floats:
-    """Selection probabilities after a round (FedPNS, specification §1.19).
+    """Return the selection probabilities after a round (FedPNS, specification §1.19).
 
-    `labelled` are devices; the counts are of all devices and include this round. A labelled
-    device loses the share `min((x + beta)^alpha, 1)` of its probability, x being how often it was
-    labelled when selected; all others gain equally. If everybody is labelled nothing changes.
-    The result sums to 1.
+    `labelled` are devices; the counts are of all devices and include this round. A labelled device
+    loses the share `min((x + beta)^alpha, 1)` of its probability, x being how often it was labelled
+    when selected; all others gain equally. If everybody is labelled nothing changes. The result
+    sums to 1.
     """
     before = np.asarray(probabilities, dtype=np.float64)
     rows = np.unique(np.asarray(labelled, dtype=np.int64))
@@ -202,9 +251,9 @@ def lowered(
 def weighted_draw(probabilities: Floats, count: int, u: Floats) -> Ints:
     """Draw so many without replacement, one after the other in proportion (specification §1.19).
 
-    `u` are uniforms in [0, 1), one per device: the device whose exponential clock of this
-    rate rings first is drawn first. Where too few have a chance at all, all of them are drawn and
-    the rest is filled evenly from the others.
+    `u` are uniforms in [0, 1), one per device: the device whose exponential clock rings first, at
+    the speed of its probability, is drawn first. Where too few have a chance at all, all of them
+    are drawn and the rest is filled evenly from the others.
     """
     chance = np.asarray(probabilities, dtype=np.float64)
     clock = -np.log1p(-np.asarray(u, dtype=np.float64))
@@ -218,8 +267,30 @@ def weighted_draw(probabilities: Floats, count: int, u: Floats) -> Ints:
     return np.lexsort((ring, ~possible))[:count]
 
 
-def largest(norms: Floats, count: int) -> Ints:
-    """The rows with the largest norms, largest first (BN2, specification §1.20).
+def fedpns_label_distance(own: Floats, all: Floats) -> Floats:
+    """Return how far a device's label shares are from everybody's, 0 to 2 (specification §F.5).
+
+    The last axis are the classes.
+    """
+    distance: Floats = np.abs(np.asarray(own, dtype=np.float64) - all).sum(axis=-1)
+    return distance
+
+
+def selection_entropy(probabilities: Floats) -> float:
+    """Return the entropy of selection probabilities in nats (FedPNS, specification §F.5).
+
+    It is log K for K devices with equal probabilities.
+    """
+    chances = np.asarray(probabilities, dtype=np.float64)
+    some = chances[chances > 0]
+    return float(-(some * np.log(some)).sum())
+
+
+# --- BN2 ------------------------------------------------------------------------------------------
+
+
+def bn2_largest(norms: Floats, count: int) -> Ints:
+    """Return the rows with the largest norms, largest first (BN2, specification §1.20).
 
     Equal norms go by index; NaN comes last.
     """

@@ -1,4 +1,4 @@
-"""Models that cross a link column by column: what to expect of them."""
+"""Links: how many columns of a model arrive, and how likely a fading link carries nothing."""
 
 import math
 
@@ -8,7 +8,7 @@ from anyfleet.arrays import Floats, Ints
 
 
 def leading_columns(u: Floats, error: Floats | float) -> Ints:
-    """How many leading columns arrive: the first `u < error` ends it (specification §1.9).
+    """Return how many leading columns arrive: the first `u < error` ends it (specification §1.9).
 
     The last axis of the uniforms are the columns; `error` is one number, or one per column.
     """
@@ -17,82 +17,16 @@ def leading_columns(u: Floats, error: Floats | float) -> Ints:
     return count
 
 
-def delivered_chances(error: float, columns: int) -> Floats:
-    """Probabilities that 0, 1, ... columns arrive (specification §1.9).
-
-    `(1 - error)^j error`, and `(1 - error)^columns` for all of them. Where `error` is drawn for
-    every column, insert its mean.
-    """
-    arrived = (1 - error) ** np.arange(columns + 1, dtype=np.float64)
-    chances: Floats = arrived * np.append(np.full(columns, error), 1.0)
-    return chances
-
-
-def mean_delivered(error: float, columns: int) -> float:
-    """The expected number of columns that arrive; of a law, `error` is its mean (specification §1.9)."""
-    return float(expected_column_coverage(error, columns).sum())
-
-
-def all_delivered(error: float, columns: int) -> float:
-    """The probability that every column arrives (specification §1.9)."""
-    return float((1 - error) ** columns)
-
-
-def none_delivered(error: float, columns: int) -> float:
-    """The probability that nothing arrives: the first column is lost (specification §1.9)."""
-    return error if columns > 0 else 0.0
-
-
-def delivered_width(columns: Ints | int, share: Floats | float, width: float = 0.125) -> Floats:
-    """The width of what arrived, never more than the device's own share (specification §1.9)."""
-    reached: Floats = np.minimum(np.asarray(columns) * width, share)
-    return reached
-
-
-def expected_column_coverage(error: float, columns: int) -> Floats:
-    """How likely each column arrives, `(1 - error)^j` (specification §F.6)."""
-    coverage: Floats = (1 - error) ** np.arange(1, columns + 1, dtype=np.float64)
-    return coverage
-
-
-def expected_delivered_share(error: float, columns: int) -> float:
-    """The expected share of the columns that arrives; without columns all of it (specification §F.6)."""
-    return mean_delivered(error, columns) / columns if columns else 1.0
-
-
-def column_coverage(delivered: Ints, columns: int) -> Floats:
-    """Which share of a round's transmissions brought each column (specification §F.6).
-
-    `delivered` are leading columns per transmission; without any, nothing is covered.
-    """
-    counts = np.asarray(delivered)
-    if not len(counts):
-        return np.zeros(columns)
-    coverage: Floats = (counts[:, np.newaxis] > np.arange(columns)).mean(axis=0)
-    return coverage
-
-
 def outage_probability(efficiency: float, mean_snr: Floats | float) -> Floats:
-    """P(rate < minimum) under Rayleigh fading (specification §F.6).
+    """Return P(bit rate < minimum) under Rayleigh fading (specification §F.6).
 
-    `efficiency` is the minimum rate per hertz of band.
+    `efficiency` is the minimum bit rate per hertz of band.
     """
     lost: Floats = -np.expm1(-_least_snr(efficiency) / np.asarray(mean_snr, dtype=np.float64))
     return lost
 
 
-def outage_range(
-    efficiency: float, power: float, *, noise: float, exponent: float, ref_loss_db: float = 0.0
-) -> float:
-    """How far a link without fading reaches (specification §F.6).
-
-    `noise` is that of the band and of interference, in watts.
-    """
-    sent = power * 10 ** (-ref_loss_db / 10)
-    return float((sent / (noise * _least_snr(efficiency))) ** (1 / exponent))
-
-
 def _least_snr(efficiency: float) -> float:
-    """The signal to noise that just carries so many bits per second and hertz."""
+    """Return the signal-to-noise ratio that just carries so many bits per second and hertz."""
     with np.errstate(over="ignore"):  # Infinity is right: no signal carries that.
         return float(np.expm1(efficiency * math.log(2)))

@@ -1,4 +1,4 @@
-"""WHALE-FL: how large a sub-network a device takes, and which of its regions."""
+"""WHALE-FL: how large a sub-model a device takes, and which of its regions."""
 
 import math
 from typing import Literal, NamedTuple
@@ -7,46 +7,28 @@ import numpy as np
 
 from anyfleet.arrays import Flags, Floats, Ints
 
-Score = Literal["recommended", "literal", "maxmin"]
-
+WhaleScore = Literal["recommended", "literal", "maxmin"]
 # Bounds closer than this say nothing about how important a region is.
 _AGREE = 1e-12
 
 
-def fisher_trace(gradients: Floats) -> float:
-    """Fisher information of a model on a batch: the mean squared gradient norm (specification §1.10).
+def whale_effectiveness(fisher: Floats, batch: int) -> float:
+    """Return the training efficiency of a device as WHALE-FL's Eq. 3 has it (specification §1.10).
 
-    One row per sample: the gradient of the log-probability of a label that was drawn from the
-    model's own prediction. No samples: 0.
-    """
-    rows = np.asarray(gradients, dtype=np.float64)
-    return float((rows**2).sum() / len(rows)) if len(rows) else 0.0
-
-
-def cheap_fisher_trace(gradient: Floats, batch: int) -> float:
-    """Batch size times the squared norm of the batch's mean gradient (specification §1.10).
-
-    One backward pass instead of one per sample; biased, because samples cancel or add up.
-    """
-    return batch * float((np.asarray(gradient, dtype=np.float64) ** 2).sum())
-
-
-def effectiveness(fisher: Floats, batch: int) -> float:
-    """Training efficiency of a device as WHALE-FL's Eq. 3 has it, literally (specification §1.10).
-
-    `fisher` has a row per stored round and a column per local iteration. No rounds: 0.
+    `fisher` has a row per stored round and an entry in it per local step. No rounds: 0.
     """
     window = np.asarray(fisher, dtype=np.float64)
     return batch * math.sqrt((window**2).sum() / len(window)) if len(window) else 0.0
 
 
-def relative_effectiveness(squares: Floats, counts: Ints | Floats) -> Floats:
-    """Training efficiency on the scale of the published thresholds, 10 to 50 (specification §1.10).
+def whale_relative_effectiveness(squares: Floats, counts: Ints | Floats) -> Floats:
+    """Return the training efficiency on the scale of published thresholds (specification §1.10).
 
-    `squares` are sums of `(f / f0)²` over the iterations of each stored round, with f0 the
-    Fisher information of the initial model at the level that was trained; `counts` are the
-    iterations. The last axis is the window: what comes back has one number per device, 10 for a
-    device whose model is as informative as at the start, 0 for one that stored nothing.
+    The thresholds are 10 to 50. `squares` are sums of `(f / f0)²` over the local steps of each
+    stored round, with f0 the Fisher information of the initial model at the level that was trained;
+    `counts` are the local steps. The last axis is the window: what comes back has one number per
+    device, 10 for a device whose model is as informative as at the start, 0 for one that stored
+    nothing.
     """
     iterations = np.asarray(counts, dtype=np.float64).sum(axis=-1)
     total = np.asarray(squares, dtype=np.float64).sum(axis=-1)
@@ -55,17 +37,8 @@ def relative_effectiveness(squares: Floats, counts: Ints | Floats) -> Floats:
     return efficiency
 
 
-def unit_seconds(bits: float, rate: Floats, cycles: Floats | float, speed: Floats) -> Floats:
-    """Seconds to send and compute a sub-network; no rate, no end (WHALE-FL, specification §1.10)."""
-    rate, speed = np.asarray(rate, dtype=np.float64), np.asarray(speed, dtype=np.float64)
-    able = (rate > 0) & (speed > 0)
-    seconds = bits / np.where(able, rate, 1.0) + cycles / np.where(able, speed, 1.0)
-    result: Floats = np.where(able, seconds, np.inf)
-    return result
-
-
-def target_seconds(seconds: Floats) -> float:
-    """Our target of a round: the median of the devices' unit seconds (WHALE-FL, specification §1.10).
+def whale_target_seconds(seconds: Floats) -> float:
+    """Return our target of a round: the median of the devices' unit seconds (specification §1.10).
 
     Devices that never finish are left out; with no others there is no target (infinity).
     """
@@ -73,12 +46,12 @@ def target_seconds(seconds: Floats) -> float:
     return float(np.median(finite)) if len(finite) else math.inf
 
 
-def utility(
+def whale_utility(
     effectiveness: Floats | float, seconds: Floats | float, target: float, penalty: float = 2.0
 ) -> Floats:
-    """Effectiveness, cut by `(target / seconds)^penalty` where a device is late (specification §1.10).
+    """Return the effectiveness, cut by `(target / seconds)^penalty` if late (specification §1.10).
 
-    A device that just meets the target is not late; one that never finishes is of no use.
+    A device that just meets the target is not late; one that never finishes has utility 0.
     """
     took = np.asarray(seconds, dtype=np.float64)
     late, ends = took > target, np.isfinite(took)
@@ -87,17 +60,17 @@ def utility(
     return useful
 
 
-def threshold_utility(utility: Floats | float, threshold: float = 20.0) -> Floats:
-    """U: the utility as a share of the threshold, at most 1 (WHALE-FL, specification §1.10)."""
+def whale_threshold_utility(utility: Floats | float, threshold: float = 20.0) -> Floats:
+    """Return U: the utility as a share of the threshold, at most 1 (specification §1.10)."""
     share: Floats = np.minimum(np.asarray(utility, dtype=np.float64) / threshold, 1.0)
     return share
 
 
-def level(u: Floats | float, levels: int = 5, cap: Ints | int = 1) -> Ints:
-    """The level of each device, 1 the whole network (WHALE-FL, specification §1.10).
+def whale_level(u: Floats | float, levels: int = 5, cap: Ints | int = 1) -> Ints:
+    """Return the level of each device, 1 the whole network (WHALE-FL, specification §1.10).
 
-    The smallest p with `U >= (levels - p) / levels`, but no larger network than the device's
-    `cap` allows. A utility that is no number says nothing: the smallest network.
+    It is the smallest p with `U >= (levels - p) / levels`, but no larger network than the device's
+    `cap` allows. A utility of NaN says nothing: the smallest network.
     """
     known = np.nan_to_num(np.asarray(u, dtype=np.float64), nan=0.0)
     steps = np.floor(known * levels + 1e-12)
@@ -106,45 +79,34 @@ def level(u: Floats | float, levels: int = 5, cap: Ints | int = 1) -> Ints:
     return chosen
 
 
-def extreme_share(u: Floats) -> float:
-    """Which share of a run's U are 0 or 1: near 1 the threshold does not fit (specification §1.10)."""
+def whale_extreme_share(u: Floats) -> float:
+    """Return the share of a run's U that are 0 or 1 (WHALE-FL, specification §1.10).
+
+    Near 1 the threshold does not fit the run. Without any U: 0.
+    """
     values = np.asarray(u, dtype=np.float64)
     return float(((values <= 0) | (values >= 1)).mean()) if values.size else 0.0
 
 
-def region_sizes(nested: Floats | Ints) -> Floats:
-    """Sizes of the rings between nested networks, largest first (WHALE-FL, specification §1.11).
-
-    `nested` are the sizes of `W^1 ... W^P`; the last ring is the smallest network itself.
-    """
-    sizes = np.asarray(nested, dtype=np.float64)
-    rings: Floats = sizes - np.append(sizes[1:], 0.0)
-    return rings
-
-
-def block_budget(level: Ints | int, blocks: int = 16, ratio: float = 0.5) -> Ints:
-    """How many equal blocks of channels a level holds: 16, 8, 4, 2, 1 (specification §1.11)."""
-    wanted = np.ceil(blocks * ratio ** (np.asarray(level, dtype=np.float64) - 1) - 1e-9)
-    held: Ints = np.maximum(wanted, 1).astype(np.int64)
-    return held
-
-
-class RegionFisher(NamedTuple):
-    """Fisher information of each region: mean, least and most over the devices that trained it."""
+class WhaleRegionFisher(NamedTuple):
+    """The Fisher information of each region: mean, least and most over those who trained it."""
 
     mean: Floats
     low: Floats
     high: Floats
 
 
-def region_fisher(previous: RegionFisher, values: Floats, trained: Flags) -> RegionFisher:
-    """What this round's devices (rows) say about the regions (columns) (specification §1.11).
+def whale_region_fisher(
+    previous: WhaleRegionFisher, values: Floats, trained: Flags
+) -> WhaleRegionFisher:
+    """Return what this round's devices (rows) say about the regions (specification §1.11).
 
-    A region that nobody trained keeps what was known of it.
+    A column of `values` and `trained` is a region. One that nobody trained keeps what was known of
+    it.
     """
     known = trained.any(axis=0)
     count = np.maximum(trained.sum(axis=0), 1)
-    return RegionFisher(
+    return WhaleRegionFisher(
         np.where(known, np.where(trained, values, 0.0).sum(axis=0) / count, previous.mean),
         np.where(
             known, np.where(trained, values, np.inf).min(axis=0, initial=np.inf), previous.low
@@ -155,10 +117,10 @@ def region_fisher(previous: RegionFisher, values: Floats, trained: Flags) -> Reg
     )
 
 
-def importance(
+def whale_importance(
     fisher: Floats, low: Floats | float, high: Floats | float, epsilon: float = 1e-3
 ) -> Floats:
-    """F: Fisher information of each region between its bounds (WHALE-FL, specification §1.11).
+    """Return F: the Fisher information of each region between its bounds (specification §1.11).
 
     Where the bounds agree every region is as important as another: 1.
     """
@@ -169,8 +131,8 @@ def importance(
     return within
 
 
-def scores(importance: Floats, counts: Ints, score: Score = "recommended") -> Floats:
-    """How much each region is wanted, given how often it was trained (specification §1.11).
+def whale_scores(importance: Floats, counts: Ints, score: WhaleScore = "recommended") -> Floats:
+    """Return how much each region is wanted, given how often it was trained (specification §1.11).
 
     "recommended" favours what is important and was rarely trained. "literal" is the paper's line
     6, which favours what was trained most. "maxmin" raises the least product first, which is the
@@ -184,8 +146,8 @@ def scores(importance: Floats, counts: Ints, score: Score = "recommended") -> Fl
     return wanted
 
 
-def chosen_blocks(scores: Floats, counts: Ints, sizes: Floats | Ints, budget: float) -> Ints:
-    """The regions a device trains, ascending (WHALE-FL's Algorithm 2, specification §1.11).
+def whale_blocks(scores: Floats, counts: Ints, sizes: Floats | Ints, budget: float) -> Ints:
+    """Return the regions a device trains, ascending (WHALE-FL's Algorithm 2, specification §1.11).
 
     From the highest score down (ties: trained less often, then lower index), whatever still fits
     is taken and the rest is skipped. If nothing fits, the smallest region.

@@ -153,7 +153,7 @@ def _demand(order: Cohort, task: Task) -> Demand:
     )
     count = samples_processed(steps, task.size(0), batch)
     (slice_,) = order.slices
-    train = order.job.train
+    train = order.job.trainer
     return training(train, task.blueprint, slice_, Amount(batch, count, steps), "flops")
 
 

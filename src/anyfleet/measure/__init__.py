@@ -1,5 +1,5 @@
 """What a device can measure beside training."""
 
-from anyfleet.measure.fisher import Fisher, Observed
+from anyfleet.measure.fisher import Fisher
 
-__all__ = ["Fisher", "Observed"]
+__all__ = ["Fisher"]

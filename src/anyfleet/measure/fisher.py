@@ -1,55 +1,65 @@
 """Fisher information, measured on a device while it trains, whatever the trainer.
 
-The trace E_x E_y‖∇ log p(y | x)‖², with labels y drawn from the model's own prediction (specification
-§1.10). Normalisation by batch uses the statistics of the mini-batch as constants, so that samples
-stay independent; dropout is off. `Observed` adds the measurement to any trainer, and its cost.
+The trace E_x E_y‖∇ log p(y | x)‖², with labels y drawn from the model's own prediction
+(specification §1.10). Normalisation by batch uses the statistics of the minibatch as constants, so
+that samples stay independent; dropout is off. `Observed` adds the measurement to any trainer, and
+its cost.
 """
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.func import vjp, vmap
 
 from anyfleet import rng
-from anyfleet.arguments import checked
 from anyfleet.arrays import Ints
 from anyfleet.core.messages import Hyperparameters, Params
 from anyfleet.core.objectives import Task, losses
 from anyfleet.core.padding import mixed
-from anyfleet.core.slots import Loose, Train
-from anyfleet.core.time_and_energy import Work
+from anyfleet.core.slots import (
+    Measure,
+    Minibatch,
+    Train,
+    TrainingContext,
+    TrainingResult,
+    TrainingStart,
+    TrainingState,
+)
+from anyfleet.core.training_work import FLOAT_BYTES, Amounts, Counted, Work
 from anyfleet.elastic import OBSERVE, OBSERVED, Blueprint, Cost, Priced, apply
 from anyfleet.errors import refuse
 
-if TYPE_CHECKING:
-    from anyfleet.core.slots import Minibatch, TrainingContext, TrainingResult, TrainingStart
-
-# What `Observed` reports; it stays on the device unless some part of the method asks for it.
-MEASURED = frozenset({"fisher", "fisher_squares", "fisher_steps", "channels"})
-FLOAT_BYTES = 4
 _TOGETHER = 8  # samples whose gradients are held at once
 
 
-class Reading(NamedTuple):
-    """Fisher information: in all, and of every channel by the parameters that produce it."""
+class FisherReading(NamedTuple):
+    """The Fisher information of a minibatch: in all, and of every channel."""
 
     trace: Tensor
-    channels: dict[str, Tensor]  # by axis
+    channels: dict[str, Tensor]  # by axis, of the parameters that produce each channel
 
 
-@checked
 @dataclass(frozen=True)
-class Fisher:
-    """How Fisher information is measured, and how often.
+class Fisher(Measure):
+    """Fisher information: how it is measured, and how often.
 
     `estimate`: "samples", the mean of the squared gradients of single samples; or "mean", the
     squared mean gradient times the number of samples: much cheaper, but biased, as gradients of
     samples with labels that the model itself draws cancel only on average. `every` counts local
-    steps, `samples` takes only so many of a mini-batch: both lower the cost.
+    steps, `samples` takes only so many of a minibatch: both lower the cost.
+
+    A report has "fisher", the mean trace over the measured steps; "fisher_squares", the mean of its
+    square; "fisher_steps", the number of all local steps; and "channels", the information of every
+    channel of the received model.
     """
+
+    scalars: ClassVar[frozenset[str]] = frozenset({"fisher", "fisher_squares", "fisher_steps"})
+    vectors: ClassVar[frozenset[str]] = frozenset({"channels"})
+    nonnegative: ClassVar[frozenset[str]] = scalars | vectors
 
     every: int = 1
     samples: int | None = None
@@ -67,12 +77,13 @@ class Fisher:
             yield f'Fisher.estimate must be "samples" or "mean", got {self.estimate!r}.'
 
     def __call__(
-        self, site: "TrainingContext", params: Params, buffers: Params, batch: "Minibatch"
-    ) -> Reading:
-        """On one mini-batch."""
-        if site.blueprint.norms:
+        self, context: TrainingContext, params: Params, buffers: Params, batch: Minibatch
+    ) -> FisherReading:
+        """Return the Fisher information of one minibatch."""
+        blueprint = context.blueprint
+        if blueprint.norms:
             _, seen = apply(
-                site.blueprint, params, buffers, batch.x, OBSERVE, valid=batch.valid, key=batch.key
+                blueprint, params, buffers, batch.x, OBSERVE, valid=batch.valid, key=batch.key
             )
             buffers = {**buffers, **seen}
         rows = slice(self.samples)
@@ -81,66 +92,88 @@ class Fisher:
         key, dtype = rng.fold(batch.key, "fisher"), next(iter(params.values())).dtype
         # A sequence has several labels.
         draws = rng.uniform(key, labels.numel(), dtype=dtype).reshape(labels.shape)
-        view = _Model(site, params, buffers)
+        model = _Model(context, params, buffers)
         if self.estimate == "mean":
-            squares = _of_mean(view, x, valid, draws)
+            squares = _of_mean(model, x, valid, draws)
         else:
-            squares = _of_samples(view, x, valid, draws)
+            squares = _of_samples(model, x, valid, draws)
         total = torch.stack([value.sum() for value in squares.values()]).sum()
-        return Reading(total, by_channel(squares, site.blueprint))
+        return FisherReading(total, by_channel(squares, blueprint))
 
-    def work(self, priced: Priced, processed: int, steps: int) -> Work:
-        """Of the measurements beside training on so many samples in so many steps."""
+    def initial(
+        self, context: TrainingContext, params: Params, buffers: Params, batch: Minibatch
+    ) -> float:
+        """Return the trace of one minibatch."""
+        return float(self(context, params, buffers, batch).trace)
+
+    def observed(self, train: Train, asked: frozenset[str]) -> "Observed":
+        return Observed(train, self, channels="channels" in asked)
+
+    def length(self, name: str, blueprint: Blueprint, trained: Sequence[str]) -> int:
+        if name != "channels":
+            return 1
+        axes = {produced(each, blueprint) for each in trained}
+        return sum(blueprint.sizes[axis] for axis in axes if axis is not None)
+
+    def work(self, priced: Priced, processed: Counted, local_steps: Counted) -> Work:
         sample, batch = priced.sample, priced.batch
         used = min(self.samples or priced.size, priced.size)
-        times = -(-steps // self.every)
-        # Without steps, what each sample adds on average: planners add the two up.
-        looked = min(times * used, processed) if steps else processed * used / priced.size
+        times = -(-local_steps // self.every)
+
+        def measured(count: int) -> Amounts:
+            """Return the samples of all measurements that take `count` of a minibatch."""
+            most = np.minimum(times * count, processed)
+            # Without steps, what each sample adds on average: planners add the two up.
+            return np.where(np.asarray(local_steps) > 0, most, processed * count / priced.size)
+
         norms = bool(priced.blueprint.norms)
-        # Normalisation by batch takes a pass over all of it first.
-        settled = min(times * priced.size, processed) if steps else processed
-        flops = looked * sample.flops + (settled * sample.forward_flops if norms else 0)
+        flops = measured(used) * float(sample.flops)
+        if norms:
+            # Normalisation by batch takes a pass over all of it first.
+            flops = flops + measured(priced.size) * float(sample.forward_flops)
         single = self.estimate == "samples"
         runs = -(-used // _TOGETHER) if single else 1
         held = FLOAT_BYTES * sample.sent_params * (min(used, _TOGETHER) if single else 1)
         written = 2 * FLOAT_BYTES * sample.sent_params * (used if single else 1)
         return Work(
-            flops=float(flops),
+            flops=flops if np.ndim(flops) else float(flops),
             memory=float(held + _pass_bytes(sample, batch, min(used, _TOGETHER), single=single)),
-            calls=float(times * (runs * batch.calls + (batch.forward_calls if norms else 0))),
-            moved=float(times * (used / priced.size * batch.moved + written))
-            + float(times * (batch.forward_moved if norms else 0)),
+            calls=float(runs * batch.calls + (batch.forward_calls if norms else 0)) * times,
+            moved=(used / priced.size * batch.moved + written) * times
+            + float(batch.forward_moved if norms else 0) * times,
         )
 
 
 def _pass_bytes(sample: Cost, batch: Cost, together: int, *, single: bool) -> float:
+    """Return what the passes of a measurement hold, for `together` samples at a time."""
     return min(batch.pass_bytes, together * sample.pass_bytes) if single else batch.pass_bytes
 
 
 class _Model(NamedTuple):
-    """What gradients are taken of: the trained parameters of a model, the rest held."""
+    """A model whose gradients are taken by its trained parameters; the others are constants."""
 
-    site: "TrainingContext"
+    context: TrainingContext
     params: Params
     buffers: Params
 
     def negative_log_likelihood(self, values: Params, x: Tensor, draws: Tensor) -> Tensor:
-        """Of labels that the model itself draws, one value per sample."""
+        """Return a value for each sample, with labels that the model itself draws."""
         output = self.output(values, x)
-        return losses(self.site.task, output, drawn_labels(output.detach(), draws))
+        return losses(self.context.task, output, drawn_labels(output.detach(), draws))
 
     def output(self, values: Params, x: Tensor) -> Tensor:
-        site = self.site
-        output, _ = apply(site.blueprint, {**self.params, **values}, self.buffers, x, OBSERVED)
+        """Return the output with other values of the trained parameters."""
+        params, blueprint = {**self.params, **values}, self.context.blueprint
+        output, _ = apply(blueprint, params, self.buffers, x, OBSERVED)
         return output
 
     @property
     def trained(self) -> dict[str, Tensor]:
-        return {name: self.params[name] for name in self.site.trained}
+        return {name: self.params[name] for name in self.context.trained}
 
 
 def drawn_labels(output: Tensor, draws: Tensor) -> Tensor:
-    """Labels from the softmax of the last axis, by inversion of `draws` in [0, 1)."""
+    """Return labels drawn from the softmax of the last axis, by inversion of `draws` in [0, 1)."""
     reached = output.softmax(dim=-1).cumsum(dim=-1)
     found = (reached <= draws.unsqueeze(-1)).sum(dim=-1)
     # Rounding may leave the last sum below 1.
@@ -148,7 +181,7 @@ def drawn_labels(output: Tensor, draws: Tensor) -> Tensor:
 
 
 def _of_samples(model: _Model, x: Tensor, valid: Tensor, draws: Tensor) -> dict[str, Tensor]:
-    """Squared gradients of single samples, summed over all but the first dimension; their mean."""
+    """Return the mean of the squared gradients of single samples, row by row of each tensor."""
 
     def one(sample: Tensor, draw: Tensor) -> dict[str, Tensor]:
         def objective(values: Params) -> Tensor:
@@ -165,7 +198,7 @@ def _of_samples(model: _Model, x: Tensor, valid: Tensor, draws: Tensor) -> dict[
 
 
 def _of_mean(model: _Model, x: Tensor, valid: Tensor, draws: Tensor) -> dict[str, Tensor]:
-    """The squared mean gradient times the number of samples, by rows."""
+    """Return the squared mean gradient times the number of samples, row by row of each tensor."""
     count = valid.sum().clamp(min=1)
 
     def objective(values: Params) -> Tensor:
@@ -176,8 +209,8 @@ def _of_mean(model: _Model, x: Tensor, valid: Tensor, draws: Tensor) -> dict[str
     return {name: count * rows for name, rows in squares.items()}
 
 
-def _gradient(objective: Any, at: Params) -> Params:
-    value, backward, *_ = vjp(objective, at)
+def _gradient(objective: Callable[[Params], Tensor], params: Params) -> Params:
+    value, backward, *_ = vjp(objective, params)
     (gradients,) = backward(torch.ones_like(value), retain_graph=False, create_graph=False)
     found: Params = gradients
     return found
@@ -192,7 +225,7 @@ def _at_least_2d(gradients: Params) -> dict[str, Tensor]:
 
 
 def by_channel(squares: Params, blueprint: Blueprint) -> dict[str, Tensor]:
-    """What the parameters that produce a channel have together, for every axis that can be cut.
+    """Return for every axis that can be cut the sums over the parameters of each channel.
 
     Every coordinate counts once, with its output channel; the output layer has none (§1.11).
     """
@@ -200,7 +233,7 @@ def by_channel(squares: Params, blueprint: Blueprint) -> dict[str, Tensor]:
     for name, rows in squares.items():
         axis = produced(name, blueprint)
         if axis is not None:
-            ((axes,), *_) = blueprint.params[name]
+            axes = blueprint.output_axes(name)
             own = rows.reshape([blueprint.sizes[each] for each in axes])
             others = tuple(i for i, each in enumerate(axes) if each != axis)
             own = own.sum(dim=others) if others else own
@@ -208,31 +241,20 @@ def by_channel(squares: Params, blueprint: Blueprint) -> dict[str, Tensor]:
     return dict(sorted(found.items()))
 
 
-def channels(blueprint: Blueprint, trained: Iterable[str]) -> int:
-    """How many channels a report has, of a model that trains these parameters."""
-    axes = {produced(name, blueprint) for name in trained}
-    return sum(blueprint.sizes[axis] for axis in axes if axis is not None)
-
-
 def produced(name: str, blueprint: Blueprint) -> str | None:
-    """The axis whose channels the rows of a parameter produce, if it is cut by a share."""
-    (dim, *_) = blueprint.params[name] or ((),)
-    axes = dim[0] if len(dim) == 1 else ()
-    return next((axis for axis in axes if axis in blueprint.counts(1.0)), None)
+    """Return the axis whose channels the rows of a parameter produce; None if it is never cut."""
+    return next(
+        (axis for axis in blueprint.output_axes(name) if axis in blueprint.counts(1.0)), None
+    )
 
 
 @dataclass(frozen=True)
 class Observed(Train):
-    """Another trainer, with Fisher information measured on the mini-batches it trains on.
-
-    Reports "fisher", the mean trace over the measured steps; "fisher_squares", the mean of its
-    square; "fisher_steps", all steps; and with `channels` the information of every channel of the
-    received model.
-    """
+    """Another trainer, with Fisher information measured on the minibatches it trains on."""
 
     inner: Train
     fisher: Fisher
-    channels: bool = False
+    channels: bool = False  # reports the information of every channel, too
 
     def hyperparameters(self, round_index: int, samples: Ints) -> Hyperparameters:
         return self.inner.hyperparameters(round_index, samples)
@@ -255,18 +277,13 @@ class Observed(Train):
             )
         return self.inner.misfit(task)
 
-    def work(self, priced: Priced, processed: int, local_steps: int) -> Work:
-        train = self.inner.work(priced, processed, local_steps)
+    def work(self, priced: Priced, processed: Counted, local_steps: Counted) -> Work:
         beside = self.fisher.work(priced, processed, local_steps)
-        return Work(
-            flops=train.flops + beside.flops,
-            # One after the other, while what training keeps is there all the time.
-            memory=max(train.memory, priced.sample.nbytes + beside.memory),
-            calls=train.calls + beside.calls,
-            moved=train.moved + beside.moved,
-        )
+        # The model is there while Fisher information is measured.
+        beside = replace(beside, memory=priced.sample.nbytes + beside.memory)
+        return self.inner.work(priced, processed, local_steps) + beside
 
-    def start(self, context: "TrainingContext", start: "TrainingStart") -> Loose:
+    def start(self, context: TrainingContext, start: TrainingStart) -> TrainingState:
         zero = next(iter(start.params.values())).new_zeros(())
         local = context.blueprint
         axes = {produced(name, local) for name in context.trained} if self.channels else set()
@@ -281,12 +298,12 @@ class Observed(Train):
 
     def step(
         self,
-        context: "TrainingContext",
-        state: Loose,
-        batch: "Minibatch",
-        hyperparameters: Loose,
+        context: TrainingContext,
+        state: TrainingState,
+        batch: Minibatch,
+        hyperparameters: Mapping[str, Tensor],
         draw: Any,
-    ) -> Loose:
+    ) -> TrainingState:
         new = {**state, "steps": state["steps"] + 1}
         if batch.step_index % self.fisher.every == 0:
             model = state["inner"]
@@ -301,7 +318,7 @@ class Observed(Train):
         new["inner"] = self.inner.step(context, state["inner"], batch, hyperparameters, draw)
         return new
 
-    def finish(self, context: "TrainingContext", state: Loose) -> "TrainingResult":
+    def finish(self, context: TrainingContext, state: TrainingState) -> TrainingResult:
         result = self.inner.finish(context, state["inner"])
         measured = {
             "fisher": state["trace"] / state["measured"],

@@ -44,7 +44,7 @@ def anycost(
     """
     lowest = MostGain.least_fraction
     allowed = lowest <= sent_fraction <= 1
-    refuse([] if allowed else [f"rate must lie in [{lowest}, 1], got {sent_fraction}."])
+    refuse([] if allowed else [f"sent_fraction must lie in [{lowest}, 1], got {sent_fraction}."])
     return replace(
         fedavg(count=count),
         plan=WidthMenu(widths, rounding="round"),

@@ -2,7 +2,7 @@
 
 Li, Geng, Su et al., see `PAPER`. specification §1.10 and §1.11. Deviations: the time that is held
 against the target has the download too; Fisher information is taken relative to the initial model
-of the same width (`fisher="literal"` has the paper's scale, on which the published thresholds do
+of the same width (`effectiveness="literal"` has the paper's scale, on which the published thresholds do
 nothing); Algorithm 2 works on blocks of channels, as nested rings leave it nothing to choose.
 """
 
@@ -34,14 +34,15 @@ def whale(
 ) -> Method:
     """Everybody takes part. With `regions` (16 in the specification) Algorithm 2 picks the channels.
 
-    There are as many levels as `shares`. System-only: `utility=FisherUtility(fisher="constant")`;
-    training-only: `penalty=0`.
+    There are as many levels as `widths`. `fisher` says how devices measure Fisher information.
+    System-only: `utility=FisherUtility(effectiveness="constant")`; training-only: `penalty=0`.
     """
+    utility = utility or FisherUtility()
+    fisher = fisher or utility.fisher
     return replace(
         heterofl(static_norm=static_norm, **parts),
         select=Everyone(),
         plan=TargetSeconds(WidthMenu(widths, capped=True)),
-        choose=replace(utility or FisherUtility(), levels=len(widths)),
-        extract=Leading() if regions is None else FisherBlocks(regions),
-        fisher=fisher or Fisher(),
+        choose=replace(utility, levels=len(widths), fisher=fisher),
+        extract=Leading() if regions is None else FisherBlocks(regions, fisher=fisher),
     )

@@ -1,4 +1,4 @@
-"""Where orders are carried out: a virtual clock and a world, times an engine."""
+"""Runtimes: where orders are carried out. The simulated one is a clock, a world and an engine."""
 
 from anyfleet.core.limits import Limits
 from anyfleet.runtime.simulated.engines import Sequential, Stacked, Threads

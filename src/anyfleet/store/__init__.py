@@ -3,7 +3,7 @@
     config.toml         the experiment, complete; `anyfleet run` takes it again
     environment.json    what its numbers depend on besides: libraries, machine, threads
     papers.bib          BibTeX for the papers of the method and of its parts
-    points.jsonl        one line per server step: time, traffic, energy, scores (study.Point)
+    rounds.jsonl        one line per server step: time, traffic, energy, scores (study.Point)
     ledger.jsonl        one line per order: who, what it cost, why it was lost (ledger.Entries)
     checkpoints/        the last two states from which `anyfleet resume` goes on
     lock                held by the process that writes
@@ -22,7 +22,7 @@ from anyfleet.store.decode import decode
 from anyfleet.store.encode import Document, encode
 from anyfleet.store.recording import Origin, Past, Recording, claim, fresh
 from anyfleet.store.resuming import Reopened, Terms, finished, reopen
-from anyfleet.store.run_folder import describe, read_ledger, read_points
+from anyfleet.store.run_folder import describe, read_ledger, read_rounds
 
 __all__ = [
     "Document",
@@ -38,6 +38,6 @@ __all__ = [
     "finished",
     "fresh",
     "read_ledger",
-    "read_points",
+    "read_rounds",
     "reopen",
 ]

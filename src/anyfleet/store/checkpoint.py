@@ -23,7 +23,7 @@ from anyfleet.core import objectives
 from anyfleet.elastic import Blueprint
 from anyfleet.errors import StoreError
 from anyfleet.experiment import State
-from anyfleet.runtime.simulated.pending import Saved
+from anyfleet.runtime.simulated.pending import SimulatedState
 from anyfleet.store import blocks
 from anyfleet.store.decode import decode
 from anyfleet.store.disk import Damaged, Mark, force, force_folder, refuse_links, told
@@ -197,7 +197,7 @@ def _misfit(state: Any, task: objectives.Task, step: int) -> str:
     """Why what a checkpoint holds is not the state of this run after so many steps."""
     if type(state) is not State:
         return f"it holds a {type(state).__name__}, not the state of a run"
-    if type(state.fleet) is not Saved:
+    if type(state.fleet) is not SimulatedState:
         return f"its fleet is a {type(state.fleet).__name__}"
     snapshot = state.snapshot
     if (state.record.round_index + 1, len(snapshot.visits), len(snapshot.acknowledged)) != (
@@ -216,7 +216,7 @@ def _misfit(state: Any, task: objectives.Task, step: int) -> str:
     return _misfit_of_fleet(state.fleet, task)
 
 
-def _misfit_of_fleet(fleet: Saved, task: objectives.Task) -> str:
+def _misfit_of_fleet(fleet: SimulatedState, task: objectives.Task) -> str:
     """Why a fleet cannot go on; without this it would fail in the middle of a step."""
     missing, since = fleet.batteries
     if np.shape(fleet.losses) != (task.devices,):
@@ -224,9 +224,9 @@ def _misfit_of_fleet(fleet: Saved, task: objectives.Task) -> str:
     if np.shape(missing) != np.shape(since) or len(missing) not in (0, task.devices):
         return "its batteries are others than those of the devices"
     for number, pending in fleet.pending.items():
-        same = all(list(order.id) == [number] for order in (pending.asked, pending.order))
+        same = all(list(order.id) == [number] for order in (pending.sent_order, pending.order))
         if not same or not 0 <= pending.order.device[0] < task.devices:
             return f"its order {number} is another one, or is for a device that is not there"
-    if not fleet.clock.concerns(fleet.pending):
+    if not fleet.clock.consistent_with(fleet.pending):
         return "its clock has events that do not belong to its orders"
     return ""

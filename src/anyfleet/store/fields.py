@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from anyfleet.arrays import Arrays
-from anyfleet.config.forms import hints_of
+from anyfleet.config.signatures import hints_of
 
 # Numbers of numpy stand for plain ones, and whole ones for others.
 _WIDER: Mapping[type, Any] = {

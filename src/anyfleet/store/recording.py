@@ -29,7 +29,7 @@ from anyfleet.store.encode import require_writable
 from anyfleet.store.run_folder import describe
 from anyfleet.tracebacks import during, ordinal, quoted, remedied
 
-LOGS = ("ledger.jsonl", "points.jsonl")
+LOGS = ("ledger.jsonl", "rounds.jsonl")
 # What else lies in a run folder, each written as a whole.
 FILES = (
     "config.toml",
@@ -179,7 +179,7 @@ class Recording:
         """In all logs or in none: the state before it, which is kept then, has no such lines."""
         try:
             self._logs["ledger.jsonl"].append(moment.round.ledger.as_dicts())
-            self._logs["points.jsonl"].append([moment.record])
+            self._logs["rounds.jsonl"].append([moment.record])
         except BaseException:
             for name, log in self._logs.items():
                 log.go_back(self._marks[name])

@@ -15,7 +15,7 @@ from anyfleet.runtime import Simulated
 from anyfleet.store import checkpoint, environment
 from anyfleet.store.disk import EMPTY, Damaged, Lock, Log, refuse_links, write
 from anyfleet.store.recording import FILES, LOGS, Past
-from anyfleet.store.run_folder import describe, entries_of, points_of
+from anyfleet.store.run_folder import describe, orders_of, rounds_of
 from anyfleet.world import World
 
 
@@ -185,8 +185,8 @@ def _check_logs(folder: Path, progress: checkpoint.Progress) -> None:
 
 def _cut_back(folder: Path, lock: Lock, last: _Last) -> Past:
     logs = {name: Log(folder / name, last.progress.logs.get(name, EMPTY)) for name in LOGS}
-    points = points_of(logs["points.jsonl"].rows(), folder / "points.jsonl")
-    entries_of(logs["ledger.jsonl"].rows(), folder / "ledger.jsonl")
+    points = rounds_of(logs["rounds.jsonl"].rows(), folder / "rounds.jsonl")
+    orders_of(logs["ledger.jsonl"].rows(), folder / "ledger.jsonl")
     for log in logs.values():
         log.cut()
     return Past(lock, last.progress, points, last.state)

@@ -25,13 +25,13 @@ def describe(experiment: Experiment, allow: Sequence[str] = ()) -> str:
     return head + config.to_toml({**config.dump(experiment, complete=True), **allowed})
 
 
-def read_points(folder: str | Path) -> tuple[RoundRecord, ...]:
+def read_rounds(folder: str | Path) -> tuple[RoundRecord, ...]:
     """Return the steps of the run in a folder; `StoreError` for a folder that is no run."""
-    file = run_folder(folder) / "points.jsonl"
-    return points_of(read_log(file), file)
+    file = run_folder(folder) / "rounds.jsonl"
+    return rounds_of(read_log(file), file)
 
 
-def points_of(rows: Sequence[Mapping[str, Any]], file: Path) -> tuple[RoundRecord, ...]:
+def rounds_of(rows: Sequence[Mapping[str, Any]], file: Path) -> tuple[RoundRecord, ...]:
     """Return the steps that the lines of a log tell of; `StoreError` where one tells of none."""
     found = []
     for number, row in enumerate(rows, start=1):
@@ -45,13 +45,13 @@ def points_of(rows: Sequence[Mapping[str, Any]], file: Path) -> tuple[RoundRecor
 def read_ledger(folder: str | Path) -> Ledger:
     """Return every order of the run in a folder; `StoreError` for a folder that is no run."""
     file = run_folder(folder) / "ledger.jsonl"
-    return entries_of(read_log(file), file)
+    return orders_of(read_log(file), file)
 
 
-def entries_of(rows: list[dict[str, Any]], file: Path) -> Ledger:
+def orders_of(rows: list[dict[str, Any]], file: Path) -> Ledger:
     """Return the orders that the lines of a log tell of; `StoreError` where one tells of none."""
     try:
-        return Ledger.of(rows)
+        return Ledger.from_dicts(rows)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise StoreError(f"{file} does not hold orders: {error}. Make the run again.") from error
 

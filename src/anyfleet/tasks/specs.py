@@ -230,7 +230,7 @@ class Synthetic:
             goal=Goal(),
         )
         told = f"{self.data} makes the data of every device, with seed {seed_of_data}."
-        return replace(task, name="Synthetic", dealt=told)
+        return replace(task, name="Synthetic", assignment=told)
 
 
 def _data_seed(split_seed: int | None, seed: int) -> int:

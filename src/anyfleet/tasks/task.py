@@ -61,7 +61,7 @@ class Task:
     server: Data
     classified: bool = False
     augment: Augment | None = None
-    dealt: str = ""  # how devices came to their data, in words
+    assignment: str = ""  # how devices came to their data, in words
 
     def __repr__(self) -> str:
         size = self.blueprint.numel()
@@ -164,7 +164,7 @@ class Task:
             goal=goal,
         )
         called = task.name if name is None else name
-        return replace(task, augment=augment, name=called, dealt=split.told)
+        return replace(task, augment=augment, name=called, assignment=split.told)
 
 
 def task_of_rows(

@@ -18,7 +18,7 @@ from anyfleet.core.slots import MEASURES
 from anyfleet.errors import AnyfleetError, BadMessage, BadName
 from anyfleet.names import HOMES, find, name_of
 
-SLOTS = ("train", "choose", "uplink", "downlink", "norm", "fisher")
+SLOTS = ("train", "choose", "uplink", "downlink", "norm", "measures")
 _PACKAGES = tuple(dict.fromkeys(HOMES[slot] for slot in SLOTS))
 _TOP = name_of(Job)
 DEEPEST = 16  # parts within parts
@@ -45,7 +45,7 @@ def decode_job(data: bytes, allow: tuple[str, ...], limits: Limits) -> Job:
         raise BadMessage(f"a job that cannot be read: {error}", "job") from error
     except Exception as error:  # a part's own check meets values that nobody thought of
         raise BadMessage(f"a job that cannot be made: {type(error).__name__}", "job") from error
-    if not set(job.report) <= MEASURES:
+    if not set(job.report) <= MEASURES.union(*(each.names for each in job.measures)):
         raise BadMessage("a job that asks for what no device measures", "job")
     return job
 

@@ -1,7 +1,7 @@
 """The simulated world: who the devices are, how fast they compute, how their links behave."""
 
 from anyfleet.world.availability import Always, Diurnal, Intermittent
-from anyfleet.world.column_loss import Columns
+from anyfleet.world.column_loss import ColumnLoss
 from anyfleet.world.distributions import Categorical, Disc, LogNormal, Normal, Uniform
 from anyfleet.world.fleet import Fleet
 from anyfleet.world.group import Group
@@ -23,7 +23,7 @@ from anyfleet.world.world import Reports, World
 __all__ = [
     "Always",
     "Categorical",
-    "Columns",
+    "ColumnLoss",
     "Disc",
     "Diurnal",
     "Fleet",

@@ -13,31 +13,31 @@ from torch import Tensor
 from anyfleet import rng
 from anyfleet.arguments import checked
 from anyfleet.errors import refuse
-from anyfleet.world.processes import no_period
+from anyfleet.world.processes import period_faults
 from anyfleet.world.quantities import LEAST, MOST, When, slot, slot_end
 
 __all__ = ["Always", "Availability", "Diurnal", "Intermittent"]
 
 Booleans = NDArray[np.bool_]
 
-# Devices decided at a time: what lies between stays in the processor's cache.
+# Devices decided at a time: intermediate results stay in the processor's cache.
 _BLOCK = 1 << 15
 
 
 class Availability(Protocol):
-    """Whether a device can be reached at a moment."""
+    """The rule that says when a device can be reached."""
 
     def online(self, keys: Tensor, when: When) -> Booleans:
-        """One answer for each key."""
+        """Return for each key whether its device can be reached."""
 
     def until(self, when: When) -> float:
-        """When time next may change an answer; infinity for what only a new step changes."""
+        """Return the second of the next possible change; infinity if only a new round brings it."""
 
 
 @checked
 @dataclass(frozen=True)
 class Always:
-    """Every device, all the time."""
+    """Devices that can always be reached."""
 
     def online(self, keys: Tensor, when: When) -> Booleans:
         return np.ones(len(keys), dtype=np.bool_)
@@ -49,7 +49,7 @@ class Always:
 @checked
 @dataclass(frozen=True)
 class Intermittent:
-    """A `share` of all devices, others at each server step, or every so many seconds."""
+    """A random `share` of all devices, drawn anew in each round, or every `every` seconds."""
 
     share: float
     every: float | None = None
@@ -60,7 +60,7 @@ class Intermittent:
     def _faults(self) -> Iterator[str]:
         if not 0 < self.share <= 1:
             yield f"Intermittent.share must lie in (0, 1], got {self.share}."
-        yield from no_period("Intermittent", self.every)
+        yield from period_faults("Intermittent", self.every)
 
     def online(self, keys: Tensor, when: When) -> Booleans:
         now = slot(when, self.every)
@@ -76,10 +76,10 @@ class Diurnal:
     """Devices that are online at their own time of day.
 
     The probability is `mean` + `swing` · cos(2π (time / `period` - phase)), cut to [0, 1], at the
-    start of each slot of `every` seconds; a device draws afresh in each. Its phase, when it is
-    online most, lies anywhere in a `spread` of the day: 0 is one time zone for all, whose best
-    hour is at the start of the run; with 1 the whole fleet has no hours. The average over a day
-    is the mean unless the probability is cut.
+    start of each slot of `every` seconds. A device draws anew in each slot. Its phase, the time at
+    which it is online most, is uniform within a `spread` of the day. With spread 0 all devices
+    live in one time zone, and their best hour is the start of the run. With spread 1 the fleet as
+    a whole has no time of day. The average over a day is the mean unless the probability is cut.
     """
 
     mean: float = 0.5
@@ -96,13 +96,16 @@ class Diurnal:
             if not 0 <= value <= 1:
                 yield f"Diurnal.{name} must lie in [0, 1], got {value}."
         if self.mean == self.swing == 0:
-            yield "Diurnal.mean and Diurnal.swing are both 0: nobody is ever online."
+            yield (
+                "Diurnal.mean and Diurnal.swing are both 0: no device is ever online. Raise one "
+                "of them."
+            )
         if not LEAST <= self.period <= MOST:
             yield (
                 f"Diurnal.period must be a positive number of seconds, from {LEAST:g} to "
                 f"{MOST:g}; got {self.period}."
             )
-        yield from no_period("Diurnal", self.every)
+        yield from period_faults("Diurnal", self.every)
 
     def online(self, keys: Tensor, when: When) -> Booleans:
         now = slot(when, self.every)
@@ -111,7 +114,7 @@ class Diurnal:
         def decide(block: Tensor) -> Tensor:
             phase = self.spread * _chance(block, "phase")
             likely = self.mean + self.swing * torch.cos(2 * math.pi * (hour - phase))
-            # Cut to [0, 1] by what it is compared with, which is never below 0 and always below 1.
+            # No cut to [0, 1] is needed: the draw is never below 0 and always below 1.
             return _chance(block, now) < likely
 
         return _in_blocks(keys, decide)
@@ -125,6 +128,6 @@ def _chance(keys: Tensor, address: int | str) -> Tensor:
 
 
 def _in_blocks(keys: Tensor, decide: Callable[[Tensor], Tensor]) -> Booleans:
-    """`decide` for all keys; a fleet of a million costs no more memory than its answers."""
-    answers: Booleans = torch.cat([decide(block) for block in torch.split(keys, _BLOCK)]).numpy()
-    return answers
+    """Return `decide` for all keys, block by block, so that a large fleet needs little memory."""
+    online: Booleans = torch.cat([decide(block) for block in torch.split(keys, _BLOCK)]).numpy()
+    return online

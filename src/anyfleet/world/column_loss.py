@@ -1,4 +1,4 @@
-"""Links that fail: a model crosses column by column, and the first loss ends the transmission."""
+"""Links that lose columns: a model crosses column by column, and the first loss ends it."""
 
 import math
 from collections.abc import Iterator
@@ -13,55 +13,58 @@ from anyfleet.arguments import checked
 from anyfleet.arrays import Floats, Ints
 from anyfleet.errors import refuse
 from anyfleet.formulas.links import leading_columns
-from anyfleet.world.quantities import Law, bounds
+from anyfleet.world.quantities import Distribution, bounds
 
 
 @checked
 @dataclass(frozen=True)
-class Columns:
-    """Sequential columns, `width` of the whole model's width each (FedResCuE).
+class ColumnLoss:
+    """The loss of columns on a link (FedResCuE); a column is `column_width` of the model's width.
 
-    A column is lost with probability `error`, and with it all that follow: what arrives is a
-    prefix. A law draws a new `error` for every column. With `minimum_rate` (bits per second) the
-    link itself says how likely a column is lost: its rate falls below this. The columns are
-    independent of the grid of submodel widths.
+    A column is lost with probability `error`, and all that follow are lost with it: what arrives
+    is a prefix. A distribution draws a new `error` for every column. With `minimum_bit_rate` (bits
+    per second) the link itself decides: a column is lost when the bit rate falls below it. The
+    columns do not depend on the widths of the sub-models.
     """
 
-    width: float = 0.125
-    error: float | Law = 0.0
+    column_width: float = 0.125
+    error: float | Distribution = 0.0
     minimum_bit_rate: float | None = None
 
     def __post_init__(self) -> None:
-        refuse((*no_width("Columns.width", self.width), *self._faults()))
+        refuse(
+            (*column_width_faults("ColumnLoss.column_width", self.column_width), *self._faults())
+        )
         if self.minimum_bit_rate is not None and bounds(self.error)[1] > 0:
             raise ValueError(
-                "Columns.error and Columns.minimum_rate both say how likely a column is lost: "
-                "give one of them."
+                "ColumnLoss.error and ColumnLoss.minimum_bit_rate both say how likely a column is "
+                "lost; give only one of them."
             )
 
     def _faults(self) -> Iterator[str]:
-        yield from no_probability("Columns.error", self.error)
+        yield from probability_faults("ColumnLoss.error", self.error)
         if self.minimum_bit_rate is not None and not 0 < self.minimum_bit_rate < math.inf:
             yield (
-                "Columns.minimum_rate must be finite bits per second above 0, got "
+                "ColumnLoss.minimum_bit_rate must be finite bits per second above 0, got "
                 f"{self.minimum_bit_rate}."
             )
 
     @property
-    def fails(self) -> bool:
-        """Whether anything can be lost at all."""
+    def lossy(self) -> bool:
+        """True if a column can be lost at all."""
         return self.minimum_bit_rate is not None or bounds(self.error)[1] > 0
 
     def delivered(self, keys: Tensor, columns: Ints, outage: Floats | None = None) -> Ints:
-        """How many leading columns arrive of each transmission.
+        """Return how many leading columns of each transmission arrive.
 
-        Each transmission has a key of its own, of its device, visit and direction. `outage` is
-        the link's for `minimum_rate`, and belongs to nothing else.
+        There is one key for each transmission, made of device, visit and direction. `outage` is
+        the probability that the link falls below `minimum_bit_rate`; pass it exactly when that is
+        set.
         """
         if (outage is None) != (self.minimum_bit_rate is None):
             raise ValueError(
-                "Columns.delivered takes the link's outage when Columns.minimum_rate is set, "
-                f"and only then; minimum_rate is {self.minimum_bit_rate}."
+                "ColumnLoss.delivered takes the link's outage when ColumnLoss.minimum_bit_rate is "
+                f"set, and only then; minimum_bit_rate is {self.minimum_bit_rate}."
             )
         count = int(columns.max(initial=0))
         error = self._errors(keys, count) if outage is None else outage[:, np.newaxis]
@@ -69,25 +72,25 @@ class Columns:
         return np.minimum(leading_columns(u, error), columns)
 
     def _errors(self, keys: Tensor, count: int) -> float | Floats:
-        """The error of each transmission and column."""
+        """Return the error of each transmission and column, or the one number for all."""
         if isinstance(self.error, int | float):
             return self.error
         each = rng.fold(rng.fold(keys, "error").unsqueeze(1), torch.arange(count))
         return self.error.draw(each.flatten()).reshape(len(keys), count)
 
 
-def no_width(name: str, width: float) -> Iterator[str]:
-    """What is wrong with columns that are no part of a model."""
+def column_width_faults(name: str, width: float) -> Iterator[str]:
+    """Yield what is wrong with the width of a column."""
     if not 0 < width <= 1:
-        yield f"{name} must lie in (0, 1], a share of the whole width; got {width}."
+        yield f"{name} must lie in (0, 1], a share of the model's width; got {width}."
 
 
-def no_probability(name: str, *errors: float | Law) -> Iterator[str]:
-    """What is wrong with errors that are no probability."""
+def probability_faults(name: str, *errors: float | Distribution) -> Iterator[str]:
+    """Yield what is wrong with the first of these numbers that is not a probability."""
     for low, high in map(bounds, errors):
         if not 0 <= low <= high <= 1:
             yield (
-                f"{name} must be a probability, got numbers from {low:g} to {high:g}; give a law "
-                "bounds in [0, 1]."
+                f"{name} must be a probability, got numbers from {low:g} to {high:g}; give a "
+                "distribution bounds in [0, 1]."
             )
             return

@@ -1,4 +1,4 @@
-"""Laws: what one device drew once, and keeps."""
+"""Distributions: numbers that each device draws once, and keeps."""
 
 import math
 from abc import ABC, abstractmethod
@@ -20,14 +20,14 @@ from anyfleet.world.quantities import When
 __all__ = ["Categorical", "Disc", "LogNormal", "Normal", "Uniform"]
 
 
-class _Own(ABC):
-    """A law as a quantity: every device keeps its draw, whatever the time."""
+class _DrawnOnce(ABC):
+    """A distribution as a quantity: every device keeps its draw, whatever the time."""
 
     changes: ClassVar[bool] = False
 
     @abstractmethod
     def draw(self, keys: Tensor) -> Floats:
-        """One number for each key."""
+        """Return one number for each key."""
 
     def at(self, keys: Tensor, when: When) -> Floats:
         return self.draw(keys)
@@ -38,20 +38,22 @@ class _Own(ABC):
 
 @checked
 @dataclass(frozen=True)
-class Uniform(_Own):
-    """Anything from `low` to `high`, all equally likely."""
+class Uniform(_DrawnOnce):
+    """Numbers from `low` to `high`, all equally likely."""
 
     low: float
     high: float
 
     def __post_init__(self) -> None:
-        refuse(_not_finite("Uniform", low=self.low, high=self.high))
+        refuse(_finite_faults("Uniform", low=self.low, high=self.high))
         if self.low > self.high:
-            raise ValueError(f"Uniform.low, {self.low}, is above Uniform.high, {self.high}.")
+            raise ValueError(
+                f"Uniform.low, {self.low}, is above Uniform.high, {self.high}; swap them."
+            )
 
     def draw(self, keys: Tensor) -> Floats:
         share = _uniform(keys)
-        # Rounding may step over either end.
+        # Rounding may pass either end.
         return np.clip(self.low * (1 - share) + self.high * share, self.low, self.high)
 
     def bounds(self) -> tuple[float, float]:
@@ -60,8 +62,8 @@ class Uniform(_Own):
 
 @checked
 @dataclass(frozen=True)
-class Categorical(_Own):
-    """One of `values`, as often as its weight says; without `weights` all equally often."""
+class Categorical(_DrawnOnce):
+    """One of `values`, as likely as its weight says; without `weights` all are equally likely."""
 
     values: tuple[float, ...]
     weights: tuple[float, ...] = ()
@@ -70,19 +72,19 @@ class Categorical(_Own):
         refuse(self._faults())
         if self.weights and len(self.weights) != len(self.values):
             raise ValueError(
-                f"Choice.weights needs one entry for each of the {len(self.values)} "
-                f"Choice.values, got {len(self.weights)}."
+                f"Categorical.weights needs one entry for each of the {len(self.values)} "
+                f"Categorical.values, got {len(self.weights)}."
             )
 
     def _faults(self) -> Iterator[str]:
         if not self.values or not all(map(math.isfinite, self.values)):
-            yield f"Choice.values must be one or more finite numbers: {self.values}."
+            yield f"Categorical.values must be one or more finite numbers: {self.values}."
         if not all(weight >= 0 for weight in self.weights) or (
             self.weights and not 0 < sum(self.weights) < math.inf
         ):
             yield (
-                "Choice.weights must not be negative, and their sum must be positive and finite; "
-                f"got {self.weights}."
+                "Categorical.weights must not be negative, and their sum must be positive and "
+                f"finite; got {self.weights}."
             )
 
     def draw(self, keys: Tensor) -> Floats:
@@ -103,10 +105,10 @@ class Categorical(_Own):
 
 @checked
 @dataclass(frozen=True)
-class LogNormal(_Own):
-    """`median` times the exponential of a normal number of deviation `sigma`.
+class LogNormal(_DrawnOnce):
+    """Log-normal numbers: `median` times the exponential of a normal number of deviation `sigma`.
 
-    What would lie outside of `low` and `high` is put on the nearer of the two.
+    A number outside of `low` and `high` is moved to the nearer of the two.
     """
 
     median: float
@@ -116,7 +118,7 @@ class LogNormal(_Own):
 
     def __post_init__(self) -> None:
         refuse(self._faults())
-        # Otherwise more than half of all devices would share one value, and it is no median.
+        # Otherwise more than half of all devices would share one value other than the median.
         if not self.low <= self.median <= self.high:
             raise ValueError(
                 f"LogNormal.median must lie between LogNormal.low and LogNormal.high, got "
@@ -124,10 +126,10 @@ class LogNormal(_Own):
             )
 
     def _faults(self) -> Iterator[str]:
-        yield from _not_positive("LogNormal", median=self.median)
-        for fault in _not_positive("LogNormal", sigma=self.sigma):
+        yield from _positive_faults("LogNormal", median=self.median)
+        for fault in _positive_faults("LogNormal", sigma=self.sigma):
             yield f"{fault} For the same value everywhere write the plain number."
-        yield from _negative("LogNormal", low=self.low)
+        yield from _nonnegative_faults("LogNormal", low=self.low)
 
     def draw(self, keys: Tensor) -> Floats:
         factor = (self.sigma * rng.normal(keys, 1)[:, 0]).exp()
@@ -139,17 +141,20 @@ class LogNormal(_Own):
 
 @checked
 @dataclass(frozen=True)
-class Disc(_Own):
-    """How far from the centre a point is that lies anywhere in a disc; at least `floor`.
+class Disc(_DrawnOnce):
+    """Distances from the centre of points spread evenly over a disc, but at least `floor`.
 
-    The floor keeps a device off the antenna itself, where no path loss is defined.
+    The floor keeps devices away from the antenna itself, where no path loss is defined.
     """
 
     radius: float
     floor: float = 1.0
 
     def __post_init__(self) -> None:
-        faults = _not_positive("Disc", radius=self.radius), _negative("Disc", floor=self.floor)
+        faults = (
+            _positive_faults("Disc", radius=self.radius),
+            _nonnegative_faults("Disc", floor=self.floor),
+        )
         refuse(chain(*faults))
         if self.floor > self.radius:
             raise ValueError(
@@ -166,13 +171,13 @@ class Disc(_Own):
 
 @checked
 @dataclass(frozen=True)
-class Normal(_Own):
-    """A normal number with exactly this mean and this deviation, also where it is clipped.
+class Normal(_DrawnOnce):
+    """Normal numbers with exactly this mean and this deviation, even where they are clipped.
 
-    To be able to choose the variance without moving the mean, both sides are clipped equally far
-    from the mean, at the nearer of `low` and `high`, and the number that is clipped has a
-    deviation so much larger that `deviation` remains. Near the largest possible deviation most
-    devices thus sit at either end.
+    Both sides are clipped equally far from the mean, at the nearer of `low` and `high`, so that
+    the deviation can be chosen without moving the mean. The number before clipping has a larger
+    deviation, chosen such that `deviation` remains. Near the largest possible deviation most
+    devices therefore sit at either end.
     """
 
     mean: float
@@ -182,8 +187,8 @@ class Normal(_Own):
 
     def __post_init__(self) -> None:
         faults = (
-            _not_finite("Normal", mean=self.mean),
-            _negative("Normal", deviation=self.deviation),
+            _finite_faults("Normal", mean=self.mean),
+            _nonnegative_faults("Normal", deviation=self.deviation),
         )
         refuse(chain(*faults))
         if not self.low <= self.mean <= self.high:
@@ -193,14 +198,14 @@ class Normal(_Own):
             )
         if 0 < self.deviation >= self._reach:
             raise ValueError(
-                f"Normal.deviation must be below {self._reach:g}, the way from the mean to the "
-                f"nearer of low and high; got {self.deviation:g}. Nothing between them spreads "
-                "further: widen them, or choose less."
+                f"Normal.deviation must be below {self._reach:g}, the distance from the mean "
+                f"to the nearer of low and high; got {self.deviation:g}. Widen the bounds, or "
+                "choose a smaller deviation."
             )
 
     @property
     def _reach(self) -> float:
-        """How far from the mean a number may lie, on either side."""
+        """The distance from the mean at which both sides are clipped."""
         return min(self.mean - self.low, self.high - self.mean)
 
     def draw(self, keys: Tensor) -> Floats:
@@ -212,16 +217,16 @@ class Normal(_Own):
     def bounds(self) -> tuple[float, float]:
         if not self.deviation:
             return self.mean, self.mean
-        # The sums are rounded, the given ends are not.
+        # The sums are rounded; the given bounds are exact.
         return max(self.low, self.mean - self._reach), min(self.high, self.mean + self._reach)
 
 
 @lru_cache(maxsize=256)
 def _before_clipping(deviation: float, reach: float) -> float:
-    """The deviation of the normal number that has `deviation` once clipped at ± `reach`."""
+    """Return the deviation before clipping at ± `reach` that leaves `deviation` after it."""
     if math.isinf(reach):
         return deviation
-    # In units of the wanted deviation: reach/deviation is where it would be clipped unwidened.
+    # Search for reach ÷ result by halving: without widening it would be reach ÷ deviation.
     below, above = 0.0, reach / deviation
     for _ in range(100):
         middle = (below + above) / 2
@@ -233,7 +238,7 @@ def _before_clipping(deviation: float, reach: float) -> float:
 
 
 def _clipped_deviation(at: float) -> float:
-    """The deviation of a standard normal number that is clipped at ± `at`."""
+    """Return the deviation of a standard normal number that is clipped at ± `at`."""
     inside = math.erf(at / math.sqrt(2))
     density = math.exp(-at * at / 2) / math.sqrt(2 * math.pi)
     outside = math.erfc(at / math.sqrt(2))
@@ -253,21 +258,21 @@ def _numpy(numbers: Tensor) -> Floats:
     return array
 
 
-def _not_finite(owner: str, **numbers: float) -> Iterator[str]:
+def _finite_faults(owner: str, **numbers: float) -> Iterator[str]:
     for name, number in numbers.items():
         if not math.isfinite(number):
             yield f"{owner}.{name} must be a finite number, got {number}."
 
 
-def _not_positive(owner: str, **numbers: float) -> Iterator[str]:
-    yield from _not_finite(owner, **numbers)
+def _positive_faults(owner: str, **numbers: float) -> Iterator[str]:
+    yield from _finite_faults(owner, **numbers)
     for name, number in numbers.items():
         if -math.inf < number <= 0:
             yield f"{owner}.{name} must be positive, got {number}."
 
 
-def _negative(owner: str, **numbers: float) -> Iterator[str]:
-    yield from _not_finite(owner, **numbers)
+def _nonnegative_faults(owner: str, **numbers: float) -> Iterator[str]:
+    yield from _finite_faults(owner, **numbers)
     for name, number in numbers.items():
         if -math.inf < number < 0:
             yield f"{owner}.{name} must not be negative, got {number}."

@@ -1,17 +1,18 @@
-"""Fleets of the papers, ready to use; and the simplest one, a list of speeds."""
+"""Fleets that are ready to use: those of the papers, and one given by a list of speeds."""
 
 from collections.abc import Iterable, Iterator, Mapping
 
 from anyfleet.errors import refuse
-from anyfleet.world.column_loss import Columns, no_probability, no_width
+from anyfleet.world.column_loss import ColumnLoss, column_width_faults, probability_faults
 from anyfleet.world.distributions import Disc, LogNormal, Normal, Uniform
 from anyfleet.world.fleet import SPEEDS, Fleet
-from anyfleet.world.group import Group, out_of_range
-from anyfleet.world.links import Shannon, Steady, bluetooth, lte, no_rate, wifi
+from anyfleet.world.group import Group, range_faults
+from anyfleet.world.links import Shannon, Steady, bit_rate_faults, bluetooth, lte, wifi
 from anyfleet.world.processes import Redrawn
-from anyfleet.world.quantities import Law, Number
+from anyfleet.world.quantities import Distribution, Number
 
-# AnycostFL's study of unequal devices keeps these means and varies the deviation (specification §A.2).
+# AnycostFL's study of unequal devices keeps these means and varies the deviation
+# (specification §A.2).
 MEAN_COEFFICIENT = 7.5e-27  # joules for a cycle, divided by the frequency squared
 MEAN_DISTANCE = 400.0  # metres
 
@@ -25,23 +26,26 @@ _ERRORS = (Uniform(0.1, 0.2),)
 def levels(
     *,
     speeds: tuple[float, ...] = SPEEDS,
-    up: float | tuple[float, ...] = 1e7,
-    down: float | tuple[float, ...] = 4e7,
+    bit_rate_up: float | tuple[float, ...] = 1e7,
+    bit_rate_down: float | tuple[float, ...] = 4e7,
     memory: float = 4e9,
     mortality: float = 0.0,
 ) -> Fleet:
-    """Evenly many devices of each speed, strongest first; links for all or one for each level.
+    """Return a fleet with one level for each speed, strongest first, and as many devices of each.
 
-    The speeds are FedPMT's: 1, 1/2, 1/3, 1/4 and 1/5 of the fastest (specification §A.1).
+    A bit rate is one number for all levels, or one for each. The default speeds are FedPMT's: 1,
+    1/2, 1/3, 1/4 and 1/5 of the fastest (specification §A.1).
     """
-    ups, downs = (_for_each(rate, len(speeds)) for rate in (up, down))
+    ups, downs = (_for_each(rate, len(speeds)) for rate in (bit_rate_up, bit_rate_down))
     refuse(
         (
             "" if speeds else "levels.speeds must have at least one speed.",
-            *out_of_range("levels.speeds", "speed", *speeds),
-            *_no_rates({"levels.up": ups, "levels.down": downs}, len(speeds)),
-            *out_of_range("levels.memory", "memory", memory),
-            *out_of_range("levels.mortality", "mortality", mortality),
+            *range_faults("levels.speeds", "speed", *speeds),
+            *_bit_rates_faults(
+                {"levels.bit_rate_up": ups, "levels.bit_rate_down": downs}, len(speeds)
+            ),
+            *range_faults("levels.memory", "memory", memory),
+            *range_faults("levels.mortality", "mortality", mortality),
         )
     )
     return Fleet(
@@ -49,7 +53,7 @@ def levels(
             Group(
                 name=f"level {i}",
                 speed=speed,
-                link=Steady(up=ups[i], down=downs[i]),
+                link=Steady(bit_rate_up=ups[i], bit_rate_down=downs[i]),
                 memory=memory,
                 mortality=mortality,
             )
@@ -59,18 +63,19 @@ def levels(
 
 
 def testbed(*, speed: float = 5e10) -> Fleet:
-    """WHALE-FL's twenty devices: five kinds of boards, and three radios dealt independently.
+    """Return WHALE-FL's twenty devices: five kinds of boards, and three links dealt independently.
 
-    Relative speeds, the part of the time that no slice saves, and how the rest shrinks are ours
-    (specification §A.1, open): close to published timings of such boards. `speed` is the laptop's.
+    The relative speeds, the share of the time that no slice saves, and how the rest shrinks are
+    our assumptions (specification §A.1), close to published timings of such boards. `speed` is the
+    laptop's, in FLOP per second.
     """
-    refuse(out_of_range("testbed.speed", "speed", speed))
+    refuse(range_faults("testbed.speed", "speed", speed))
     return _boards([speed * part for part in (1, 0.2, 0.18, 0.17, 0.16)])
 
 
 def steep(*, speed: float = 5e10) -> Fleet:
-    """The testbed with speeds that differ more: twentyfold between first and last."""
-    refuse(out_of_range("steep.speed", "speed", speed))
+    """Return the testbed with speeds that differ more: the first is twenty times the last."""
+    refuse(range_faults("steep.speed", "speed", speed))
     return _boards([speed * part for part in (1, 0.8, 0.4, 0.15, 0.05)])
 
 
@@ -83,21 +88,22 @@ def cell(
     flops_per_cycle: float = 171.0,
     link: Shannon = _CELL_LINK,
 ) -> Fleet:
-    """AnycostFL's cell: devices within 550 m of a station, elsewhere in every round.
+    """Return AnycostFL's cell: devices within 550 m of a station, at a new place in every round.
 
-    Each has 1 MHz to itself, 0.1 to 3 GHz, and so many joules for a round, drawn anew. FLOP per
-    cycle are those that make the paper's workloads fit its energies: 171 for CIFAR-10, 16 for
-    Fashion-MNIST (specification §3). Compare at `link.ref_loss_db` 40 (default) and 0. For the study of
-    unequal devices give `coefficient = unequal_coefficient(d)` or `distance = unequal_distance(d)`.
+    Each device has a band of 1 MHz, a frequency from 0.1 to 3 GHz, and a `budget` of joules for
+    one order that is drawn anew in every round. The FLOP per cycle make the paper's workloads fit
+    its energies: 171 for CIFAR-10, 16 for Fashion-MNIST (specification §3). Compare results at
+    `link.ref_loss_db` 40 (default) and 0. For the study of unequal devices give
+    `coefficient = unequal_coefficient(d)` or `distance = unequal_distance(d)`.
     """
     slowest, fastest = 1e8, 3e9
     refuse(
         (
             "" if devices >= 1 else f"cell.devices must be at least 1, got {devices}.",
-            *out_of_range("cell.distance", "distance", distance),
-            *out_of_range("cell.coefficient", "energy", coefficient),
-            *out_of_range("cell.budget", "budget", budget),
-            *out_of_range("cell.flops_per_cycle", "speed", flops_per_cycle),
+            *range_faults("cell.distance", "distance", distance),
+            *range_faults("cell.coefficient", "energy", coefficient),
+            *range_faults("cell.budget", "budget", budget),
+            *range_faults("cell.flops_per_cycle", "speed", flops_per_cycle),
         )
     )
     return Fleet(
@@ -117,38 +123,39 @@ def cell(
 
 
 def unequal_coefficient(deviation: float) -> Normal:
-    """Energy coefficients with AnycostFL's mean and any deviation."""
+    """Return energy coefficients with AnycostFL's mean and any deviation."""
     return Normal(MEAN_COEFFICIENT, deviation, low=1e-30, high=2 * MEAN_COEFFICIENT)
 
 
 def unequal_distance(deviation: float) -> Redrawn:
-    """Distances with AnycostFL's mean and any deviation, new in every round.
+    """Return distances with AnycostFL's mean and any deviation, drawn anew in every round.
 
-    Symmetric about the mean, so that it stays: up to 799 m, which is beyond the cell's 550 m.
+    They are symmetric about the mean so that it stays; they reach 799 m, beyond the cell's 550 m.
     """
     return Redrawn(Normal(MEAN_DISTANCE, deviation, low=1.0, high=2 * MEAN_DISTANCE - 1.0))
 
 
 def lossy(
     *,
-    errors: tuple[float | Law, ...] = _ERRORS,
+    errors: tuple[float | Distribution, ...] = _ERRORS,
     levels: int = 1,
-    width: float = 0.125,
+    column_width: float = 0.125,
     speed: float = 1e9,
 ) -> Fleet:
-    """FedResCuE's links: a model crosses in columns, and the first loss ends it (specification §1.9).
+    """Return FedResCuE's fleet: models cross in columns, and the first loss ends a transmission.
 
-    One group for each error (a constant, or a law drawn anew for every column) and capability
-    level, evenly many devices of each: `errors = [0.05, 0.05, 0.05, 0.3, 0.3]` are DigitsFive's
-    domains. Methods need `send = "weights"` and `cache = true`.
+    There is one group for each error and level, with evenly many devices. An error is a
+    probability, or a distribution drawn anew for every column (specification §1.9).
+    `errors = [0.05, 0.05, 0.05, 0.3, 0.3]` are DigitsFive's domains. Methods need
+    `send = "weights"` and `cache = true`.
     """
     refuse(
         (
             "" if errors else "lossy.errors must have at least one error.",
-            *no_probability("lossy.errors", *errors),
+            *probability_faults("lossy.errors", *errors),
             "" if levels >= 1 else f"lossy.levels must be at least 1, got {levels}.",
-            *no_width("lossy.width", width),
-            *out_of_range("lossy.speed", "speed", speed),
+            *column_width_faults("lossy.column_width", column_width),
+            *range_faults("lossy.speed", "speed", speed),
         )
     )
     return Fleet(
@@ -157,7 +164,7 @@ def lossy(
                 name=f"error {_text(error)}" + (f", level {level}" if levels > 1 else ""),
                 level=level,
                 speed=speed,
-                loss=Columns(width=width, error=error),
+                column_loss=ColumnLoss(column_width=column_width, error=error),
             )
             for error in errors
             for level in range(levels)
@@ -166,10 +173,10 @@ def lossy(
 
 
 def _boards(speeds: Iterable[float]) -> Fleet:
-    """Four of each board. The level is the largest model it may train: 1, 1, 1/2, 1/4, 1/4."""
+    """Return four devices of each board; levels 0, 1 and 2 may train widths 1, 1/2 and 1/4."""
     names = ("MacBook Pro 2018", "Jetson Xavier", "Jetson TX2", "Jetson Nano", "Raspberry Pi 4")
-    caps = (0, 0, 1, 2, 2)
-    # T_full × (.05 + .95 × width^e): the laptop saves less.
+    board_levels = (0, 0, 1, 2, 2)
+    # Time = T_full × (.05 + .95 × width^exponent): the laptop saves less.
     exponents = (1.0, *(1.7,) * 4)
     busy = Redrawn(LogNormal(median=1.0, sigma=0.2, low=0.2, high=5.0))
     return Fleet(
@@ -183,13 +190,15 @@ def _boards(speeds: Iterable[float]) -> Fleet:
                 exponent=exponent,
                 load=busy,
             )
-            for name, level, speed, exponent in zip(names, caps, speeds, exponents, strict=True)
+            for name, level, speed, exponent in zip(
+                names, board_levels, speeds, exponents, strict=True
+            )
         ),
         links=(wifi(), lte(), bluetooth()),
     )
 
 
-def _text(error: float | Law) -> str:
+def _text(error: float | Distribution) -> str:
     return f"{error:g}" if isinstance(error, int | float) else str(error)
 
 
@@ -197,9 +206,9 @@ def _for_each(given: float | tuple[float, ...], count: int) -> tuple[float, ...]
     return (given,) * count if isinstance(given, int | float) else given
 
 
-def _no_rates(given: Mapping[str, tuple[float, ...]], count: int) -> Iterator[str]:
+def _bit_rates_faults(given: Mapping[str, tuple[float, ...]], count: int) -> Iterator[str]:
     for name, rates in given.items():
-        yield from no_rate(name, *rates)
+        yield from bit_rate_faults(name, *rates)
         if len(rates) != count:
             yield (
                 f"{name} needs one number, or one for each of the {count} in levels.speeds; "

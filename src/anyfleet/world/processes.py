@@ -1,12 +1,13 @@
-"""Numbers that change: drawn again and again, wandering about a mean, or replayed from a file.
+"""Numbers that change with time: drawn again and again, wandering, or replayed from a file.
 
-All of them answer for any device and any slot of time alone: there is no state to carry along.
+Each is a function of the device and of the time slot alone; no state is carried along.
 """
 
 import csv
+import dataclasses
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -19,43 +20,53 @@ from anyfleet.arguments import checked
 from anyfleet.arrays import Floats, Ints
 from anyfleet.errors import refuse
 from anyfleet.names import near
-from anyfleet.world.quantities import MOST, Law, Number, When, at, bounds, slot, slot_end, until
+from anyfleet.world.quantities import (
+    MOST,
+    Distribution,
+    Number,
+    When,
+    at,
+    bounds,
+    slot,
+    slot_end,
+    until,
+)
 
-__all__ = ["Redrawn", "Replayed", "Wandering", "no_period"]
+__all__ = ["Redrawn", "Replayed", "Wandering", "period_faults"]
 
 # Seconds of a slot: the number of slots that have passed must be exact.
 _SHORTEST = 1e-6
-# Innovations older than this have no weight that one could see in a rate.
+# Innovations with less weight than this would not show in a bit rate.
 _NEGLIGIBLE = 1e-6
 # Where a wandering number stops, in deviations: once in 1e15 draws, and the bounds are finite.
 _FARTHEST = 8.0
-# A larger spread has its mean in draws beyond the farthest, and would lose more than 1e-4 of it.
+# With a larger spread, cutting at the farthest would lose more than 1e-4 of the mean.
 _WIDEST = 4.0
-# How many of each are hashed at a time: what lies between stays in the processor's cache.
+# How many of each are hashed at a time: intermediate results stay in the processor's cache.
 _DEVICES, _INNOVATIONS = 1024, 64
 
 
-def no_period(owner: str, every: float | None) -> Iterator[str]:
-    """What is wrong with slots that have no length."""
+def period_faults(owner: str, every: float | None) -> Iterator[str]:
+    """Yield what is wrong with the length of a time slot."""
     if every is not None and not _SHORTEST <= every <= MOST:
         yield (
             f"{owner}.every must be a positive number of seconds, from {_SHORTEST:g} to {MOST:g}; "
-            f"got {every}. Without it there is one draw per server step."
+            f"got {every}. Without it there is one draw per round."
         )
 
 
 @checked
 @dataclass(frozen=True)
 class Redrawn:
-    """A fresh draw of a law at every server step, or every so many seconds."""
+    """A new draw of a distribution in every round, or every `every` seconds."""
 
-    of: Law
+    of: Distribution
     every: float | None = None
 
     changes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        refuse(no_period("Redrawn", self.every))
+        refuse(period_faults("Redrawn", self.every))
 
     def at(self, keys: Tensor, when: When) -> Floats:
         return self.of.draw(rng.fold(keys, slot(when, self.every)))
@@ -70,11 +81,12 @@ class Redrawn:
 @checked
 @dataclass(frozen=True)
 class Wandering:
-    """A positive number that wanders about its mean, as rates do: an AR(1) process of its log.
+    """A positive number that wanders about its mean, as bit rates do: an AR(1) process of its log.
 
-    z' = a z + sqrt(1 - a²) n with `persistence` a, and mean · exp(s z - s²/2) with `spread` s:
-    the average over time is the mean. Never less than `floor` times the mean, which raises that
-    average a little. `mean` may differ from device to device.
+    The process is z' = a z + sqrt(1 - a²) n with `persistence` a. The number is
+    mean · exp(s z - s²/2) with `spread` s, so its average over time is the mean. It is never less
+    than `floor` times the mean, which raises the average a little. `mean` may differ from device
+    to device.
     """
 
     mean: Number
@@ -92,7 +104,7 @@ class Wandering:
         least = bounds(self.mean)[0]
         if not 0 <= least < math.inf:
             yield f"Wandering.mean must be finite and not negative, got {least}."
-        # Beyond that, thousands of innovations would be summed for a single number.
+        # Beyond that, a single number would be the sum of thousands of innovations.
         if not 0 <= self.persistence <= 0.99:
             yield (
                 f"Wandering.persistence must lie in [0, 0.99], got {self.persistence}. "
@@ -102,7 +114,7 @@ class Wandering:
             yield f"Wandering.spread must lie in [0, {_WIDEST:g}], got {self.spread}."
         if not 0 <= self.floor <= 1:
             yield f"Wandering.floor must lie in [0, 1], got {self.floor}."
-        yield from no_period("Wandering", self.every)
+        yield from period_faults("Wandering", self.every)
 
     def at(self, keys: Tensor, when: When) -> Floats:
         mean = at(self.mean, rng.fold(keys, "mean"), when)
@@ -122,32 +134,32 @@ class Wandering:
 
 
 def _autoregressive(keys: Tensor, now: int, persistence: float) -> Floats:
-    """The standard AR(1) process at slot `now`: a weighted sum of its latest innovations.
+    """Return the standard AR(1) process at slot `now`: a weighted sum of its latest innovations.
 
-    Those before slot 0 are addresses like the others: the process has no beginning.
+    Innovations before slot 0 have addresses like all others: the process has no beginning.
     """
-    weights = persistence ** np.arange(_remembered(persistence), dtype=np.float64)
-    # What the forgotten ones would have added to the variance, the others add.
+    weights = persistence ** np.arange(_innovation_count(persistence), dtype=np.float64)
+    # The innovations that are kept make up for the variance of those left out.
     weights /= np.sqrt(np.square(weights).sum())
     blocks = torch.split(keys, _DEVICES)
     return np.concatenate([_weighted_innovations(block, now, weights) for block in blocks])
 
 
 def _weighted_innovations(keys: Tensor, now: int, weights: Floats) -> Floats:
-    """The sum of weight × innovation, the latest first."""
+    """Return the sum of weight × innovation, the latest first."""
     total = np.zeros(len(keys))
     for start in range(0, len(weights), _INNOVATIONS):
         some = weights[start : start + _INNOVATIONS]
         slots = now - start - torch.arange(len(some))
         innovations = rng.normal(rng.fold(keys, slots[:, None]), 1)[..., 0].numpy()
-        # One after the other: a sum must not depend on how many devices were asked with it.
+        # Added one after the other: a sum must not depend on how many devices are computed with it.
         for weight, innovation in zip(some, innovations, strict=True):
             total += weight * innovation
     return total
 
 
-def _remembered(persistence: float) -> int:
-    """How many innovations have a weight worth the name."""
+def _innovation_count(persistence: float) -> int:
+    """Return how many innovations have a weight that is not negligible."""
     if persistence <= _NEGLIGIBLE:
         return 1
     return math.floor(math.log(_NEGLIGIBLE) / math.log(persistence)) + 1
@@ -156,30 +168,30 @@ def _remembered(persistence: float) -> int:
 @checked
 @dataclass(frozen=True)
 class Replayed:
-    """A column of a CSV file with a header, one row per slot, from the top again after the end.
+    """Numbers from one `field` of a CSV file with a header: one row per slot, then from the top.
 
-    With `shift` each device starts at a row of its own, otherwise all at the first. The file is
-    read once, when the part is made.
+    With `shift` each device starts at a random row of its own, otherwise all start at the first.
+    The file is read once, when the part is made.
     """
 
     file: Path | str
-    column: str
+    field: str
     every: float | None = None
     scale: float = 1.0
     shift: bool = True
-    _rows: Floats = field(init=False, repr=False, compare=False)
+    _rows: Floats = dataclasses.field(init=False, repr=False, compare=False)
 
     changes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         refuse(self._faults())
-        # A path and its text are one file, and one part.
+        # A path and its text name the same file, so the parts are equal.
         object.__setattr__(self, "file", Path(self.file))
-        rows = np.array(_read(Path(self.file), self.column), dtype=np.float64) * self.scale
+        rows = np.array(_read(Path(self.file), self.field), dtype=np.float64) * self.scale
         object.__setattr__(self, "_rows", rows)
 
     def _faults(self) -> Iterator[str]:
-        yield from no_period("Replayed", self.every)
+        yield from period_faults("Replayed", self.every)
         if not 0 < self.scale <= MOST:
             yield f"Replayed.scale must be positive and finite, at most {MOST:g}; got {self.scale}."
 
@@ -201,31 +213,30 @@ class Replayed:
         return starts
 
 
-def _read(file: Path, column: str) -> list[float]:
-    """The numbers of one column; every complaint names the file, and the line if there is one."""
+def _read(file: Path, field: str) -> list[float]:
+    """Return the numbers of one field, or raise with the file and the line that is wrong."""
     try:
-        if file.exists() and not (
-            file.is_file() or file.is_dir()
-        ):  # a device or a pipe may have no end
-            raise ValueError(f"Replayed.file {file} is no plain file.")
+        # A pipe or a device of the machine may have no end.
+        if file.exists() and not (file.is_file() or file.is_dir()):
+            raise ValueError(f"Replayed.file {file} is not a plain file.")
         with file.open(newline="", encoding="utf-8-sig") as text:
-            numbers = list(_numbers(text, file, column))
+            numbers = list(_numbers(text, file, field))
     except OSError as error:
         raise ValueError(f"Replayed.file {file} cannot be read: {error.strerror}.") from error
     except (UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"Replayed.file {file} is no CSV file: {error}.") from error
+        raise ValueError(f"Replayed.file {file} is not a CSV file: {error}.") from error
     if not numbers:
         raise ValueError(f"Replayed.file {file} has no rows below its header.")
     return numbers
 
 
-def _numbers(text: Iterable[str], file: Path, column: str) -> Iterator[float]:
+def _numbers(text: Iterable[str], file: Path, field: str) -> Iterator[float]:
     lines = csv.reader(text)
     header = [name.strip() for name in next(lines, [])]
-    if column not in header:
-        hint = near(column, header) or "."
-        raise ValueError(f"Replayed.column: {file} has no {column!r}, only {header}{hint}")
-    place = header.index(column)
+    if field not in header:
+        hint = near(field, header) or "."
+        raise ValueError(f"Replayed.field: {file} has no {field!r}, only {header}{hint}")
+    place = header.index(field)
     for entries in lines:
         if entries:  # An empty line, as at the end of many files.
             yield _number(entries[place] if place < len(entries) else "", file, lines.line_num)
@@ -236,7 +247,7 @@ def _number(entry: str, file: Path, line: int) -> float:
     try:
         number = float(entry)
     except ValueError:
-        raise ValueError(f"{where}: {entry!r} is no number.") from None
+        raise ValueError(f"{where}: {entry!r} is not a number.") from None
     if not 0 <= number < math.inf:
         raise ValueError(f"{where}: {entry!r} must be finite and not negative.")
     return number

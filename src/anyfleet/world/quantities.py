@@ -1,7 +1,7 @@
-"""Numbers of a fleet: a value, a law that draws one for each device, or one that changes.
+"""Numbers of a fleet: a plain number, a distribution, or a number that changes with time.
 
-Nothing is stored: a number is a function of its key (which device, which column) and of the time,
-so that a fleet of a million devices costs nothing until somebody asks about a few of them.
+Nothing is stored. A number is a function of its key (which device, which field) and of the time,
+so a fleet of a million devices costs nothing until somebody asks about a few of them.
 """
 
 import math
@@ -16,33 +16,34 @@ from anyfleet.arrays import Floats
 
 @dataclass(frozen=True)
 class When:
-    """A moment: seconds since the start, and the server step that is under way."""
+    """A point in time: seconds since the start of the run, and the round under way."""
 
     now: float
     round_index: int
 
 
 class Quantity(Protocol):
-    """A number of each device, which may change with time."""
+    """A number that each device has, and that may change with time."""
 
     @property
     def changes(self) -> bool:
-        """Whether time or a new server step may make it another number."""
+        """True if time or a new round may change the number of a device."""
 
     def at(self, keys: Tensor, when: When) -> Floats:
-        """One number for each key."""
+        """Return one number for each key."""
 
     def until(self, when: When) -> float:
-        """When time next changes it; infinity for what only a new server step changes."""
+        """Return the second of the next change; infinity if only a new round changes it."""
 
     def bounds(self) -> tuple[float, float]:
-        """No number lies outside of these."""
+        """Return the least and the largest number that `at` can return."""
 
 
-class Law(Quantity, Protocol):
-    """A distribution: one number for each key, whenever it is asked."""
+class Distribution(Quantity, Protocol):
+    """A quantity that is drawn once for each key, and then stays."""
 
-    def draw(self, keys: Tensor) -> Floats: ...
+    def draw(self, keys: Tensor) -> Floats:
+        """Return one draw for each key."""
 
 
 Number = float | Quantity
@@ -53,31 +54,31 @@ LEAST, MOST = 1e-9, 1e30
 
 
 def at(number: Number, keys: Tensor, when: When) -> Floats:
-    """What a number is now, for each key."""
+    """Return the value of a number for each key."""
     if isinstance(number, int | float):
         return np.full(len(keys), float(number))
     return number.at(keys, when)
 
 
 def until(number: Number, when: When) -> float:
-    """When time next changes a number."""
+    """Return the second at which time next changes a number, or infinity."""
     return math.inf if isinstance(number, int | float) else number.until(when)
 
 
 def changes(number: Number) -> bool:
-    """Whether a number may become another one for the same device."""
+    """Return whether a number may change for the same device."""
     return False if isinstance(number, int | float) else number.changes
 
 
 def bounds(number: Number) -> tuple[float, float]:
-    """The least and the largest a number can be."""
+    """Return the least and the largest value that a number can have."""
     if isinstance(number, int | float):
         return float(number), float(number)
     return number.bounds()
 
 
 def slot(when: When, every: float | None) -> int:
-    """Which draw of a law is in force: one for each server step, or one every so many seconds."""
+    """Return the index of the draw in force: the round, or the period of `every` seconds."""
     if every is None:
         return when.round_index
     count = math.floor(when.now / every)
@@ -88,5 +89,5 @@ def slot(when: When, every: float | None) -> int:
 
 
 def slot_end(when: When, every: float | None) -> float:
-    """When the draw in force ends."""
+    """Return the second at which the draw in force ends; infinity if a new round ends it."""
     return math.inf if every is None else (slot(when, every) + 1) * every

@@ -1,214 +1,174 @@
-"""FedPMT's counting rules: every number of its table."""
+"""Layers read off traced nets, and the nets that are refused."""
 
 import math
-from itertools import pairwise
+from collections.abc import Callable, Sequence
+from functools import cache
 
 import pytest
 import torch
+from torch import Tensor, nn
 
-from anyfleet.elastic import Slice, trace
-from anyfleet.elastic.cost.counted_layers import Dense
-from anyfleet.elastic.cost.operations import (
-    CNN_CIFAR,
-    CNN_MNIST,
-    FCNN,
-    Rule,
-    complexity,
-    deadline_seconds,
-    dropped,
-    operations,
-    ratios,
-)
+from anyfleet.elastic import Blueprint, trace
+from anyfleet.elastic.cost import flops
+from anyfleet.elastic.cost.operations import layers_of
+from anyfleet.formulas.fedpmt import CNN_CIFAR, CNN_MNIST, FCNN, Convolution, CountedLayer, Dense
 from anyfleet.tasks import zoo
-from tests.elastic.cost.test_counted_layers import HALVES, Layers, traced
 
-RULES: tuple[Rule, ...] = ("paper", "declared", "per_batch")
-NETS: dict[str, tuple[Layers, int]] = {
-    "fcnn": (FCNN, 12),
-    "cnn_mnist": (CNN_MNIST, 12),
-    "cnn_cifar": (CNN_CIFAR, 20),
+Layers = Sequence[CountedLayer]
+WHOLE: dict[str, Layers] = {"fcnn": FCNN, "cnn_mnist": CNN_MNIST, "cnn_cifar": CNN_CIFAR}
+MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "fcnn": (zoo.perceptron, (1, 28, 28)),
+    "cnn_mnist": (zoo.cnn_mnist, (1, 28, 28)),
+    "cnn_cifar": (zoo.cnn_cifar, (3, 32, 32)),
 }
-# Rows from the fewest trained layers to the full net.
-TABLE: dict[tuple[str, Rule], tuple[int, ...]] = {
-    ("fcnn", "paper"): (6_473_760, 7_496_160, 9_779_760, 15_305_968),
-    ("fcnn", "declared"): (6_473_760, 7_496_160, 9_779_760, 15_301_360),
-    ("fcnn", "per_batch"): (6_473_760, 7_496_160, 9_779_760, 15_301_360),
-    ("cnn_mnist", "paper"): (745_456, 1_188_336, 1_597_936, 1_828_336),
-    ("cnn_mnist", "declared"): (747_112, 1_189_992, 1_599_592, 1_829_992),
-    ("cnn_mnist", "per_batch"): (4_267_112, 4_709_992, 9_625_192, 12_389_992),
-    ("cnn_cifar", "paper"): (12_864_200, 16_077_200, 24_587_200, 26_187_200, 28_068_800),
-    ("cnn_cifar", "declared"): (13_360_400, 16_576_400, 27_986_400, 30_546_400, 32_428_000),
-    ("cnn_cifar", "per_batch"): (55_555_600, 58_771_600, 70_181_600, 121_381_600, 159_013_600),
+HALVES: dict[str, Layers] = {
+    "fcnn": (Dense(784, 200), Dense(200, 150), Dense(150, 100), Dense(100, 50), Dense(50, 10)),
+    "cnn_mnist": (
+        Convolution(1, 4, 25, 576),
+        Convolution(4, 8, 25, 64),
+        Dense(128, 64),
+        Dense(64, 10),
+    ),
+    "cnn_cifar": (
+        Convolution(3, 8, 25, 784),
+        Convolution(8, 16, 25, 100),
+        Dense(400, 250),
+        Dense(250, 150),
+        Dense(150, 10),
+    ),
 }
-# Last layer to first.
-BACKWARD: dict[tuple[str, Rule], tuple[int, ...]] = {
-    ("fcnn", "paper"): (13_240, 273_200, 1_022_400, 2_283_600, 5_526_208),
-    ("fcnn", "declared"): (13_240, 273_200, 1_022_400, 2_283_600, 5_521_600),
-    ("cnn_mnist", "paper"): (16_880, 442_880, 409_600, 230_400),
-    ("cnn_mnist", "declared"): (16_880, 442_880, 409_600, 230_400),
-    ("cnn_cifar", "paper"): (63_400, 3_213_000, 8_510_000, 1_600_000, 1_881_600),
-    ("cnn_cifar", "declared"): (63_400, 3_216_000, 11_410_000, 2_560_000, 1_881_600),
-}
-FORWARD: dict[tuple[str, Rule], int] = {
-    ("fcnn", "paper"): 6_187_320,
-    ("cnn_mnist", "paper"): 115_200 + 204_800 + 408_576,
-    ("cnn_cifar", "paper"): 940_800 + 800_000 + 11_060_000,
-    ("cnn_cifar", "declared"): 940_800 + 1_280_000 + 11_060_000 + 16_200,
-}
-FEDDROP = [
-    ("fcnn", 0.54, 6_431_556),
-    ("fcnn", 0.61, 7_579_990),
-    ("fcnn", 0.73, 9_717_454),
-    ("cnn_mnist", 0.1, 1_047_049),
-    ("cnn_mnist", 0.26, 1_185_944),
-    ("cnn_mnist", 0.73, 1_593_950),
-    ("cnn_cifar", 0.40, 12_885_200),
-    ("cnn_cifar", 0.54, 16_031_980),
-    ("cnn_cifar", 0.88, 24_677_840),
-    ("cnn_cifar", 0.93, 26_069_215),
-]
 
 
-def by_depth(name: str, rule: Rule) -> list[float]:
-    """From the last layer alone to the full net."""
-    layers, batch = NETS[name]
-    depths = reversed(range(len(layers)))
-    return [complexity(layers, batch, rule, first=first) for first in depths]
+@cache
+def traced(name: str) -> Blueprint:
+    make, shape = MODULES[name]
+    return trace(make(), torch.zeros(2, *shape))
 
 
-@pytest.mark.parametrize(("name", "rule"), TABLE)
-def test_table_of_fedpmt(name: str, rule: Rule) -> None:
-    rows = TABLE[name, rule]
-    assert tuple(by_depth(name, rule)[-len(rows) :]) == rows
+@pytest.mark.parametrize("name", MODULES)
+def test_layers_are_read_off_traced_nets(name: str) -> None:
+    blueprint = traced(name)
+    assert layers_of(blueprint) == WHOLE[name]
+    assert layers_of(blueprint, blueprint.prefix(0.5)) == HALVES[name]
+    assert layers_of(blueprint, blueprint.prefix(0.5, first=2)) == HALVES[name]
 
 
-@pytest.mark.parametrize(("name", "rule"), BACKWARD)
-def test_backward_of_every_layer(name: str, rule: Rule) -> None:
-    found = by_depth(name, rule)
-    expected = BACKWARD[name, rule]
-    assert tuple(more - less for less, more in pairwise(found)) == expected[1:]
-    if (name, rule) in FORWARD:
-        assert found[0] == FORWARD[name, rule] + expected[0]
+def test_layers_at_a_share_that_does_not_divide() -> None:
+    blueprint = traced("cnn_mnist")
+    expected = (
+        Convolution(1, 3, 25, 576),
+        Convolution(3, 5, 25, 64),
+        Dense(80, 39),
+        Dense(39, 10),
+    )
+    assert layers_of(blueprint, blueprint.prefix(0.3)) == expected
 
 
-@pytest.mark.parametrize(("name", "share", "printed"), FEDDROP)
-def test_table_of_feddrop(name: str, share: float, printed: int) -> None:
-    layers, batch = NETS[name]
-    assert complexity(dropped(layers, share), batch, "paper", whole=layers) == printed
+@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("share", [1.0, 0.3])
+def test_products_are_those_of_the_flop_counter(name: str, share: float) -> None:
+    small = traced(name).local(traced(name).prefix(share))
+    products = sum(
+        math.prod((layer.inputs, layer.outputs, *sizes))
+        for layer in layers_of(small)
+        for sizes in [(layer.window, layer.positions) if isinstance(layer, Convolution) else ()]
+    )
+    assert 2 * products == flops.count(small).forward
 
 
-@pytest.mark.parametrize(("share", "missing"), [(0.54, 6816), (0.61, 6480), (0.73, 5904)])
-def test_declared_feddrop_lacks_the_slip_of_fc1(share: float, missing: int) -> None:
-    small = dropped(FCNN, share)
-    printed = complexity(small, 12, "paper", whole=FCNN)
-    assert complexity(small, 12, "declared") == pytest.approx(printed - missing, abs=1e-6)
+def test_norms_are_ignored_and_windows_need_not_be_square() -> None:
+    net = nn.Sequential(
+        nn.Conv2d(2, 4, (3, 5), stride=2, padding=1),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Conv2d(4, 6, 1),
+        nn.GroupNorm(2, 6),
+        nn.Flatten(),
+        nn.Linear(6 * 5 * 4, 7),
+        nn.LayerNorm(7),
+        nn.Dropout(0.5),
+        nn.Linear(7, 3),
+    )
+    expected = (
+        Convolution(2, 4, 15, 20),
+        Convolution(4, 6, 1, 20),
+        Dense(120, 7),
+        Dense(7, 3),
+    )
+    assert layers_of(trace(net, torch.zeros(2, 2, 9, 9))) == expected
+
+
+def test_convolutions_of_sequences() -> None:
+    blueprint = trace(zoo.har_cnn(), torch.zeros(2, 6, 128))
+    assert layers_of(blueprint)[:2] == (Convolution(6, 64, 5, 128), Convolution(64, 128, 5, 64))
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.out = nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.out(x + self.inner(x))
+        return out
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.out = nn.Linear(6, 5), nn.Linear(5, 3)
+        self.scale = nn.Parameter(torch.ones(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.out(self.inner(x) * self.scale)
+        return out
+
+
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.out = nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.out(self.inner(self.inner(x)))
+        return out
+
+
+def grouped() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(2, 4, 1, groups=2), nn.Flatten(), nn.Linear(16, 3))
+
+
+def tokens() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 4), nn.Flatten(), nn.Linear(20, 3))
+
+
+def frozen() -> nn.Module:
+    net = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 3))
+    net[0].requires_grad_(False)
+    return net
 
 
 @pytest.mark.parametrize(
-    ("share", "exact"), [(0.1, 1_047_049.6), (0.26, 1_185_944.96), (0.73, 1_593_950.08)]
-)
-def test_feddrop_counts_fractions_of_neurons(share: float, exact: float) -> None:
-    found = complexity(dropped(CNN_MNIST, share), 12, "declared")
-    activations = 12 * (128 * share + 10)
-    assert found - activations == pytest.approx(exact, abs=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("name", "rule", "percent"),
+    ("make", "shape", "problem"),
     [
-        ("cnn_cifar", "per_batch", (34.94, 36.96, 44.14, 76.33, 100)),
-        ("cnn_mnist", "per_batch", (34.44, 38.01, 77.69, 100)),
-        ("cnn_cifar", "declared", (41.20, 51.12, 86.30, 94.20, 100)),
-        ("cnn_cifar", "paper", (45.83, 57.28, 87.60, 93.30, 100)),
-        ("fcnn", "paper", (42.30, 48.98, 63.90, 100)),
+        (Residual, (6,), "joins 2 earlier results"),
+        (Scaled, (6,), "neither a linear layer, a convolution nor a norm"),
+        (Twice, (6,), "stands where layer 1"),
+        (grouped, (2, 2, 2), "in '0' has groups"),
+        (tokens, (5, 6), "in '0' is applied more than once"),
+        (frozen, (6,), "in '0' has frozen weights"),
     ],
 )
-def test_percentages(name: str, rule: Rule, percent: tuple[float, ...]) -> None:
-    found = [round(100 * share, 2) for share in ratios(*NETS[name], rule)]
-    assert tuple(found[: len(percent)][::-1]) == percent
+def test_nets_that_are_no_chain(
+    make: Callable[[], nn.Module], shape: tuple[int, ...], problem: str
+) -> None:
+    blueprint = trace(make(), torch.zeros(2, *shape))
+    with pytest.raises(ValueError, match=f'{problem}.*counting="flops"'):
+        layers_of(blueprint)
 
 
-def test_printed_percentages_are_truncated() -> None:
-    found = [math.floor(10_000 * share) / 100 for share in ratios(CNN_CIFAR, 20, "paper")]
-    assert found == [100, 93.29, 87.59, 57.27, 45.83]
-
-
-LEVELS = (0.2, 0.25, 1 / 3, 0.5, 1)
-
-
-def test_deadline_times() -> None:
-    shares = ratios(CNN_CIFAR, 20, "paper")[::-1]
-    rounded = deadline_seconds(shares, LEVELS, 10, digits=2)
-    assert rounded == pytest.approx((23.0, 23.2, 26.4, 18.8, 10.0), abs=1e-9)
-    exact = deadline_seconds(shares, LEVELS, 10)
-    assert exact == pytest.approx((22.92, 22.91, 26.28, 18.66, 10), abs=0.005)
-
-
-def test_a_third_is_not_thirty_three_hundredths() -> None:
-    levels = (0.2, 0.25, 0.33, 0.5, 1)
-    shares = ratios(CNN_CIFAR, 20, "paper")[::-1]
-    found = deadline_seconds(shares, levels, 10, digits=2)
-    assert found[2] == pytest.approx(26.67, abs=0.005)
-    assert [seconds > 26.5 for seconds in found] == [False, False, True, False, False]
-
-
-def test_full_models_within_the_deadline() -> None:
-    found = deadline_seconds((1,) * 5, LEVELS, 10)
-    assert found == pytest.approx((50, 40, 30, 20, 10))
-
-
-def test_shares_with_two_digits_are_not_rounded_up() -> None:
-    hundredths = [n / 100 for n in range(1, 101)]
-    assert deadline_seconds(hundredths, (1,) * 100, 1, digits=2) == tuple(hundredths)
-
-
-@pytest.mark.parametrize("name", NETS)
-@pytest.mark.parametrize("rule", RULES)
-def test_a_suffix_spends_exactly_its_share(name: str, rule: Rule) -> None:
-    layers, batch = NETS[name]
-    blueprint = traced(name)
-    full = operations(blueprint, Slice(), batch, rule)
-    for first, share in enumerate(ratios(layers, batch, rule)):
-        suffix = blueprint.prefix(1.0, first)
-        assert operations(blueprint, suffix, batch, rule) / full == share
-
-
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("name", NETS)
-def test_operations_of_a_narrow_suffix(name: str, rule: Rule) -> None:
-    layers, batch = NETS[name]
-    blueprint = traced(name)
-    found = operations(blueprint, blueprint.prefix(0.5, first=1), batch, rule)
-    assert found == complexity(HALVES[name], batch, rule, first=1, whole=layers)
-    assert found < operations(blueprint, blueprint.prefix(0.5), batch, rule)
-
-
-def test_half_the_width_is_about_a_quarter_of_the_work() -> None:
-    blueprint = trace(zoo.perceptron(20, hidden=(600,) * 4), torch.zeros(2, 20))
-    full = operations(blueprint, Slice(), 16, "declared")
-    half = operations(blueprint, blueprint.prefix(0.5), 16, "declared")
-    assert half / full == pytest.approx(0.25, abs=0.01)
-
-
-def test_paper_knows_three_nets() -> None:
-    other = (Dense(784, 400), Dense(400, 10))
-    with pytest.raises(ValueError, match=r'C\.1 FCNN.*Use "declared" or "per_batch"'):
-        complexity(other, 12, "paper")
-    with pytest.raises(ValueError, match="three nets"):
-        complexity(dropped(FCNN, 0.5), 12, "paper")
-
-
-def test_bad_arguments() -> None:
-    with pytest.raises(ValueError, match="batch of at least one"):
-        complexity(FCNN, 0, "declared")
-    for first in (-1, 5):
-        with pytest.raises(ValueError, match=f"layers 0 to 4; {first} cannot"):
-            complexity(FCNN, 12, "declared", first=first)
-    with pytest.raises(ValueError, match="Unknown rule 'flops'"):
-        complexity(FCNN, 12, "flops")  # type: ignore[arg-type]
-    for share in (0, 1.1):
-        with pytest.raises(ValueError, match=r"share in \(0, 1\]"):
-            dropped(FCNN, share)
-    for levels in ((1.0,), (1.0, 0.0)):
-        with pytest.raises(ValueError, match="one positive level for each of 2 shares"):
-            deadline_seconds((0.5, 1), levels, 10)
+def test_sizes_are_positive() -> None:
+    with pytest.raises(ValueError, match=r"Dense\.inputs must be a positive number, got 0"):
+        Dense(0, 3)
+    with pytest.raises(ValueError, match=r"Convolution\.window"):
+        Convolution(1, 1, -1, 1)

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.func import functional_call
 
 from anyfleet.elastic import EVALUATE, EVALUATE_BATCH, Slice, apply, cut, dense, paste
-from anyfleet.elastic.tracing.statistical_axes import statistical_axes
-from anyfleet.elastic.verification.evidence import WithoutDropout
+from anyfleet.elastic.verification.verify import statistical_axes
+from anyfleet.elastic.verification.witnesses import WithoutDropout
 from tests.elastic.test_slicing import slices
 from tests.helpers.nets import NETS, Traced, traced
 

@@ -22,7 +22,7 @@ from anyfleet.elastic import (
     cut,
     trace,
 )
-from anyfleet.elastic.verification.evidence import WithoutDropout
+from anyfleet.elastic.verification.witnesses import WithoutDropout
 from tests.helpers.nets import FAMILIES, NETS, Traced, of, traced
 
 KEY = rng.root(0, "test")

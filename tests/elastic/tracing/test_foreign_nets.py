@@ -27,8 +27,8 @@ from anyfleet.elastic import (
     trace,
     verify,
 )
-from anyfleet.elastic.tracing.statistical_axes import statistical_axes
-from anyfleet.elastic.verification.evidence import WithoutDropout
+from anyfleet.elastic.verification.verify import statistical_axes
+from anyfleet.elastic.verification.witnesses import WithoutDropout
 from tests.helpers.foreign_nets import FOREIGN, HARMLESS, MIXED, REFUSED, WHOLE
 
 MOVING = Mode(dropout=False, statistics="batch", update="module")

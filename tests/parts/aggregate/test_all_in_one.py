@@ -20,9 +20,9 @@ from anyfleet.core.method import Method
 from anyfleet.core.orders import Cohort
 from anyfleet.core.planning import load_models
 from anyfleet.core.updates import Updates
-from anyfleet.elastic import Slice, narrowed, place
-from anyfleet.formulas.anycost import all_in_one, anycost_weights
-from anyfleet.formulas.theory import divergence_index, local_gain
+from anyfleet.elastic import Slice, alpha, narrowed, place
+from anyfleet.formulas.anycost import anycost_divergence, anycost_gain, anycost_weights
+from anyfleet.formulas.reference.averaging import anycost_mean
 from anyfleet.methods import fedavg, heterofl
 from anyfleet.parts.aggregate import (
     Aio,
@@ -52,14 +52,8 @@ def with_kept(
     found: Updates, kept: Sequence[Mapping[str, Tensor]], rates: Sequence[float]
 ) -> Updates:
     """The same updates, of which codecs sent this."""
-    return Updates(
-        replace(found._updates, kept=tuple(kept)),
-        slices=found.slices,
-        staleness=found.staleness,
-        changes=found._changes,
-        rates=np.array(rates, dtype=np.float64),
-        blueprint=found._blueprint,
-    )
+    fractions = np.array(rates, dtype=np.float64)
+    return replace(found, local_sent=tuple(kept), sent_fraction=fractions)
 
 
 def rows(*values: Sequence[float]) -> list[dict[str, Tensor]]:
@@ -135,8 +129,10 @@ def test_1_12_3_weights_of_a_cohort_are_those_of_the_example() -> None:
     stepped = part(task.params, None, found, Seen(), torch.tensor(0))  # type: ignore[arg-type]
     assert numbers(stepped.diagnostics["weights"]) == pytest.approx(part.weigh(found).tolist())
     facts = np.array([1.0, 0.5, 0.25]), np.full(3, 1 / 15)
-    assert stepped.diagnostics["mean_gain"] == pytest.approx(local_gain(*facts).mean())
-    assert stepped.diagnostics["mean_divergence"] == pytest.approx(divergence_index(*facts).mean())
+    assert stepped.diagnostics["mean_gain"] == pytest.approx(anycost_gain(*facts).mean())
+    assert stepped.diagnostics["mean_divergence"] == pytest.approx(
+        anycost_divergence(*facts).mean()
+    )
 
 
 # --- against the formula ----------------------------------------------------------------------
@@ -173,7 +169,8 @@ def test_1_12_3_every_element_is_the_mean_of_those_who_sent_it(seed: int, count:
     rates = torch.rand(count, generator=draw).double().tolist()
     base = arrivals(changes, slices=slices, samples=samples, masks=masks)
     found = with_kept(base, kept, rates)
-    weights = anycost_weights(found.alphas, np.array(rates), np.array(samples))
+    alphas = np.array([alpha(slice_, BLUEPRINT) for slice_ in slices])
+    weights = anycost_weights(alphas, np.array(rates), np.array(samples))
     change = moved(Aio(), found)
     for name in BLUEPRINT.params:
         updates, sent = (
@@ -181,7 +178,7 @@ def test_1_12_3_every_element_is_the_mean_of_those_who_sent_it(seed: int, count:
             for tree in (changes, kept)
         )
         trained = np.stack([full(found, row, name, masks[row]).numpy() for row in range(count)])
-        expected = all_in_one(updates, (sent * trained) > 0, weights)
+        expected = anycost_mean(updates, (sent * trained) > 0, weights)
         np.testing.assert_allclose(change[name].numpy(), expected, atol=1e-12)
 
 
@@ -218,7 +215,7 @@ def test_what_nobody_sent_stays_and_what_one_sent_is_its_own() -> None:
 
 def test_weights_of_the_base_are_multiplied() -> None:
     found = with_kept(vectors(ADP, samples=[10, 0, 30]), [{}] * 3, [0.25, 0.25, 1 / 9])
-    found.staleness = np.array([0, 0, 3])
+    found = replace(found, staleness=np.array([0, 0, 3]))
     plain = 1 / (1 - np.sqrt([0.25, 0.25, 1 / 9])) ** 2
 
     def shares(base: Mean, raw: Sequence[float]) -> None:
@@ -279,7 +276,7 @@ def test_angles_are_measured_on_what_was_sent_and_start_from_its_weights() -> No
     found = step(AngleWeighted(base=Aio()), sent)
     # The same by hand: its weights in the place of samples, and what was left out masked.
     masked = sent.only_sent()
-    masked.samples = Aio().weigh(sent)
+    masked = replace(masked, samples=Aio().weigh(sent))
     expected = step(AngleWeighted(base=Mean()), masked)
     torch.testing.assert_close(found.model[PLACE], expected.model[PLACE])
     assert numbers(found.diagnostics["angles"]) == pytest.approx(
@@ -348,14 +345,14 @@ def test_of_a_message_that_a_link_cut_the_columns_that_came_count(share: float) 
     found = came_in(asked, short, method, TASK)
     part = narrowed(asked.slices[0], 0.25, TASK.blueprint)
     assert found.slices == (part,)
-    assert found.alphas[0] <= 0.25
+    assert alpha(part, TASK.blueprint) <= 0.25
     covered = found.only_sent().covered()
     for name, flags in kept.items():
         mask = short.masks[0].get(name, torch.ones(()))
         assert torch.equal(covered[name], spread(flags * mask, name, part)), name
     stepped = Aio()(TASK.params, None, found, Seen(), torch.tensor(0))  # type: ignore[arg-type]
     assert all(bool(value.isfinite().all()) for value in stepped.model.values())
-    change = found._changes[0]["4.weight"]
+    change = found.local_deltas[0]["4.weight"]
     where = place("4.weight", part, TASK.blueprint)
     moved_by = (stepped.model["4.weight"] - TASK.params["4.weight"])[where]
     torch.testing.assert_close(moved_by, change * kept["4.weight"])

@@ -1,6 +1,7 @@
 """Weights by the angle between a device and the mean, with the numbers of METHODS."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anyfleet.core.updates import Updates
-from anyfleet.formulas import theory
-from anyfleet.formulas.contribution import angles
+from anyfleet.formulas import fedadp_expected_decrease
+from anyfleet.formulas.contribution import fedadp_angles
 from anyfleet.parts.aggregate import AngleWeighted, Mean
 from anyfleet.parts.aggregate.angle_weighted import Angle
 from tests.core.test_updates import BLUEPRINT, dense, several
@@ -94,7 +95,7 @@ def test_1_17_angles_are_averaged_over_a_devices_own_visits() -> None:
 
 def test_a_device_that_answers_twice_in_a_step_visits_twice() -> None:
     found = vectors(at(0.5, -0.5, 0.0, lengths=(1.0, 1.0, 1.0)))
-    found.device = np.array([4, 4, 1])
+    found = replace(found, device=np.array([4, 4, 1]))
     stepped = step(AngleWeighted(), found)
     assert stepped.state == {4: (pytest.approx(0.5), 2), 1: (pytest.approx(0.0), 1)}
     assert stepped.diagnostics["smoothed_angles"] == {4: pytest.approx(0.5), 1: pytest.approx(0.0)}
@@ -118,13 +119,13 @@ def test_an_update_that_is_not_finite_has_no_weight() -> None:
 
 def test_weights_by_angle_start_from_those_of_the_base() -> None:
     found = vectors(ADP, samples=[1, 2, 3])
-    found.staleness = np.array([0, 3, 0])
+    found = replace(found, staleness=np.array([0, 3, 0]))
     part = AngleWeighted(base=Mean("equal", discount=1.0))
     stepped = step(part, found)
     base = np.array([1.0, 0.25, 1.0])
     mean = base @ np.array(ADP) / base.sum()
     lengths = np.linalg.norm(ADP, axis=1)
-    expected = angles(np.array(ADP) @ mean, lengths, float(np.linalg.norm(mean)))
+    expected = fedadp_angles(np.array(ADP) @ mean, lengths, float(np.linalg.norm(mean)))
     assert numbers(stepped.diagnostics["angles"]) == pytest.approx(expected.tolist())
 
 
@@ -154,7 +155,7 @@ def test_f_4_weights_of_this_steps_angles_never_lower_the_expected_decrease(
     found = vectors(noise.normal(size=(count, 2)).tolist(), samples=[*range(1, count + 1)])
     state = {device: Angle(float(noise.uniform(0, math.pi)), 9) for device in range(count)}
     notes = step(AngleWeighted(), found, state).diagnostics
-    now = theory.expected_decrease(
+    now = fedadp_expected_decrease(
         np.array(numbers(notes["weights"])), np.array(numbers(notes["angles"]))
     )
     assert notes["expected_decrease"] == pytest.approx(now)

@@ -11,7 +11,12 @@ from hypothesis import given
 from anyfleet.arrays import Floats
 from anyfleet.core.method import Method
 from anyfleet.core.updates import Updates
-from anyfleet.formulas import theory
+from anyfleet.formulas import fedadp_dissimilarity
+from anyfleet.formulas.reference import (
+    fedadp_mean_divergence,
+    whale_fewest_trainers,
+    whale_omega_squared,
+)
 from anyfleet.methods import fedavg, heterofl
 from anyfleet.parts.aggregate import AngleWeighted, Diagnosed, ServerOptimised, ServerSgd, Subset
 from anyfleet.parts.schedule import Buffered
@@ -47,10 +52,10 @@ def test_f_2_agrees_with_the_formulas_on_dense_masks(found: Updates) -> None:
     _, masks = dense(found)
     flags = masks.numpy() > 0
     theta = torch.cat([model[name].flatten() for name in BLUEPRINT.params]).numpy()
-    assert notes["fewest"] == theory.fewest_trainers(flags[None])
+    assert notes["fewest"] == whale_fewest_trainers(flags[None])
     assert notes["coverage"] == pytest.approx(flags.any(0).mean())
     assert notes["omega_squared"] == pytest.approx(
-        theory.omega_squared(theta.astype(np.float64), flags), abs=1e-6
+        whale_omega_squared(theta.astype(np.float64), flags), abs=1e-6
     )
     assert notes["regions"] == len({tuple(column) for column in flags.T.tolist() if any(column)})
 
@@ -61,8 +66,8 @@ def test_f_4_how_far_updates_agree() -> None:
     mean = sizes @ rows
     lengths: Floats = np.linalg.norm(rows, axis=1)
     assert numbers(notes["norms"]) == pytest.approx(lengths.tolist())
-    assert notes["divergence"] == pytest.approx(theory.mean_divergence(rows, mean))
-    bounds = theory.dissimilarity(lengths, float(np.linalg.norm(mean)))
+    assert notes["divergence"] == pytest.approx(fedadp_mean_divergence(rows, mean))
+    bounds = fedadp_dissimilarity(lengths, float(np.linalg.norm(mean)))
     assert notes["dissimilarity_least"] == pytest.approx(bounds.least)
     assert notes["dissimilarity_most"] == pytest.approx(bounds.most)
     expected = [1.080839, 0.295441, 0.687353]

@@ -11,7 +11,7 @@ from anyfleet.core.client import work
 from anyfleet.core.message_size import NUMBER_BITS
 from anyfleet.core.messages import DeviceState
 from anyfleet.core.updates import Updates
-from anyfleet.formulas.compression import qsgd_error_bound
+from anyfleet.formulas.reference.compression import qsgd_error_bound
 from anyfleet.methods import fedavg, fedhq
 from anyfleet.parts.aggregate import AngleWeighted, ErrorWeighted, Mean
 from anyfleet.parts.codec import Fgc, Hq, Qsgd, Raw, Stc, TopK
@@ -26,8 +26,8 @@ BASE = fedavg(count=4, lr=0.1, batch_size=16)
 def told(*errors: float | None, samples: list[int] | None = None) -> Updates:
     """Three updates whose devices reported these errors, or none."""
     found = vectors(ADP, samples)
-    found.report = tuple({} if e is None else {"distortion": e} for e in errors)
-    return found
+    reports = tuple({} if e is None else {"distortion": e} for e in errors)
+    return replace(found, reports=reports)
 
 
 def test_1_16_fedhq_example() -> None:
@@ -48,7 +48,7 @@ def test_1_16_equal_errors_are_the_mean() -> None:
 
 def test_1_16_sizes_and_age_are_multiplied() -> None:
     found = told(0.0, 1.0, 3.0, samples=[4, 4, 8])
-    found.staleness = np.array([0, 1, 0])
+    found = replace(found, staleness=np.array([0, 1, 0]))
     raw = np.array([4, 4 / 2 / 2, 8 / 4])
     part = ErrorWeighted(Mean("samples", discount=1.0))
     assert part.weigh(found) == pytest.approx(raw / raw.sum())
@@ -117,7 +117,7 @@ def test_angles_start_from_these_weights() -> None:
     found = told(0.0, 1.0, 3.0)
     weighted = step(AngleWeighted(base=ErrorWeighted()), found)
     by_hand = vectors(ADP)
-    by_hand.samples = ErrorWeighted().weigh(found)
+    by_hand = replace(by_hand, samples=ErrorWeighted().weigh(found))
     expected = step(AngleWeighted(base=Mean()), by_hand)
     torch.testing.assert_close(weighted.model[PLACE], expected.model[PLACE])
     assert weighted.diagnostics["weights"] == pytest.approx(expected.diagnostics["weights"])

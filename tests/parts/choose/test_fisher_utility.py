@@ -17,7 +17,7 @@ from anyfleet.core.slots import Lesson
 from anyfleet.core.time_and_energy import Counts, Demand, effort_of
 from anyfleet.core.view import View
 from anyfleet.elastic import Slice
-from anyfleet.formulas.whale import RegionFisher
+from anyfleet.formulas.whale import WhaleRegionFisher
 from anyfleet.methods import heterofl, whale
 from anyfleet.parts.choose import FisherUtility
 from anyfleet.parts.extract import FisherBlocks
@@ -53,7 +53,7 @@ def lesson(values: Sequence[float], share: float = 1.0, birth: float = 1.0) -> L
     squares = float(np.mean(np.square(values)))
     measured = {"fisher": float(np.mean(values)), "fisher_squares": squares}
     return Lesson(
-        share, (share, 0.0), {**measured, "fisher_steps": float(len(values))}, lambda: birth
+        share, (share, 0.0), {**measured, "fisher_steps": float(len(values))}, lambda _: birth
     )
 
 
@@ -73,7 +73,7 @@ def test_1_10_the_worked_example_through_the_chooser(
     seconds: float, threshold: float, level: int, u: float
 ) -> None:
     utility = FisherUtility(
-        fisher="literal", window=2, threshold=threshold, penalty=2.0, target=10.0
+        effectiveness="literal", window=2, threshold=threshold, penalty=2.0, target=10.0
     )
     notes: ChooserState = {}
     for values in ((9.0, 9.0), (0.2, 0.1), (0.3, 0.2)):  # the first has left the window
@@ -95,10 +95,10 @@ def test_1_10_before_it_has_trained_a_device_takes_the_first_level_within_its_ca
 
 def test_1_10_relative_to_the_initial_model_of_the_same_width() -> None:
     utility = FisherUtility(threshold=20.0, target=1e9)
-    assert utility.measures_initial({}, 0.5, 0)
+    assert utility.initial_measures({}, 0.5, 0)
     notes = utility.learn({}, lesson([6.0, 8.0], 0.5, birth=2.0))
-    assert not utility.measures_initial(notes, 0.5, 0)
-    assert utility.measures_initial(notes, 1.0, 0)
+    assert not utility.initial_measures(notes, 0.5, 0)
+    assert utility.initial_measures(notes, 1.0, 0)
     notes = utility.learn(notes, lesson([100.0], 1.0, birth=50.0))
     # (3² + 4² + 2²) / 3 iterations, times 10.
     level, u = chosen(utility, notes, [offer(1.0)] * 5, numbers())
@@ -110,10 +110,10 @@ def test_1_10_relative_to_the_initial_model_of_the_same_width() -> None:
 
 
 def test_1_10_what_is_measured_now_and_then_stands_for_all_steps() -> None:
-    utility = FisherUtility(fisher="literal", window=2, target=1e9, threshold=1e9)
+    utility = FisherUtility(effectiveness="literal", window=2, target=1e9, threshold=1e9)
     every = utility.learn({}, lesson([0.3, 0.3, 0.3, 0.3]))
     seldom = Lesson(
-        1.0, (1.0, 0.0), {"fisher": 0.3, "fisher_squares": 0.09, "fisher_steps": 4.0}, lambda: 1.0
+        1.0, (1.0, 0.0), {"fisher": 0.3, "fisher_squares": 0.09, "fisher_steps": 4.0}, lambda _: 1.0
     )
     found = utility.learn({}, seldom)
     assert found.keys() == every.keys()
@@ -128,7 +128,7 @@ def test_1_10_zero_fisher_is_the_smallest_network_and_no_training_leaves_the_win
 
 
 def test_1_10_exactly_on_time_is_not_late_and_no_link_is_of_no_use() -> None:
-    utility = FisherUtility(fisher="constant", target=10.0)
+    utility = FisherUtility(effectiveness="constant", target=10.0)
     notes = utility.learn({}, lesson([1.0]))
     assert chosen(utility, notes, [offer(10.0)] * 5, numbers()) == (1, 1.0)
     assert chosen(utility, notes, [offer(10.1)] * 5, numbers())[1] < 1
@@ -143,7 +143,7 @@ def test_1_10_the_time_of_the_last_choice_as_an_option() -> None:
     for reference, expected in (("unit", 1.0), ("last_choice", 0.25)):
         utility = FisherUtility(
             levels=3,
-            fisher="constant",
+            effectiveness="constant",
             target=10.0,
             reference=reference,  # type: ignore[arg-type]
         )
@@ -185,11 +185,11 @@ def run(method: Method, count: int = 3) -> list[Round]:
 
 
 def shares(step: Round) -> list[float]:
-    return [row.share for row in small.rows(step)]
+    return [row.width for row in small.rows(step)]
 
 
 def test_constant_utility_is_heterofl_bit_for_bit() -> None:
-    constant = FisherUtility(levels=4, fisher="constant", penalty=0.0)
+    constant = FisherUtility(levels=4, effectiveness="constant", penalty=0.0)
     method = whale(widths=FOUR, utility=constant, lr=0.1, batch_size=8)
     static = replace(heterofl(widths=FOUR, lr=0.1, batch_size=8), select=Everyone())
     one, two = run(method, 4)[-1], run(static, 4)[-1]
@@ -205,7 +205,10 @@ def test_the_target_is_the_median_time_of_the_smallest_network_in_round_0() -> N
     # first has the measurement of the initial model, too.
     small_only = FisherUtility(levels=1, penalty=0.0)
     unit = replace(method, plan=WidthMenu((0.125,)), choose=small_only)
-    taken = [r.download + r.compute + r.upload for r in small.rows(run(unit, 2)[1])]
+    taken = [
+        r.download_seconds + r.compute_seconds + r.upload_seconds
+        for r in small.rows(run(unit, 2)[1])
+    ]
     server = Server(method, task, Simulated(task, small.world(task, FLEET), 0), 0)
     target = _planned(method, server.view(), server.states["plan"])
     assert target == pytest.approx(np.median(taken), rel=0.01)
@@ -230,7 +233,7 @@ def test_slow_devices_shrink_and_nobody_exceeds_its_level() -> None:
     world = small.world(small.task(), FLEET)
     for step in run(method, 4):
         for row in small.rows(step):
-            assert row.share <= FOUR[world.declared.level[row.device]]
+            assert row.width <= FOUR[world.declared.level[row.device]]
     last = small.rows(run(method, 4)[-1])
     by_level = {world.declared.level[r.device]: r.utility for r in last}
     assert by_level[0] > by_level[3]
@@ -264,7 +267,7 @@ def test_1_11_a_share_has_as_many_channels_as_a_prefix_of_it(share: float) -> No
     seen, blocks = view(), FisherBlocks(8)
     fisher = np.array([0.1, 0.9, 0.3, 0.8, 0.2, 0.7, 0.4, 0.6])
     state = blocks.init(seen)._replace(
-        fisher=RegionFisher(fisher, np.full(8, 0.1), np.full(8, 0.9)), counts={}
+        fisher=WhaleRegionFisher(fisher, np.full(8, 0.1), np.full(8, 0.9)), counts={}
     )
     cut = blocks(SubModelSize(width=share, device=3), seen, state, rng.root(0, "x"))
     prefix = seen.blueprint.prefix(share)
@@ -292,7 +295,7 @@ def test_1_11_the_worked_example_through_the_extraction() -> None:
     counts = np.array([3, 3, 1, 0, 2, 0, 1, 3])
     fisher = np.array([0.9, 0.2, 0.8, 0.1, 0.5, 0.7, 0.3, 0.4])
     seen = view()
-    bounds = RegionFisher(fisher, np.full(8, 0.1), np.full(8, 0.9))
+    bounds = WhaleRegionFisher(fisher, np.full(8, 0.1), np.full(8, 0.9))
     axis = next(a for a, n in seen.blueprint.sizes.items() if n == 8)
     for score, expected in (("recommended", (0, 2, 4, 5)), ("literal", (0, 2, 4, 7))):
         blocks = FisherBlocks(8, score=score)  # type: ignore[arg-type]
@@ -323,7 +326,7 @@ def test_1_11_in_a_run_all_regions_get_their_turn() -> None:
         lr=0.1,
         batch_size=8,
     )
-    only = FisherUtility(levels=1, fisher="constant", penalty=0.0)
+    only = FisherUtility(levels=1, effectiveness="constant", penalty=0.0)
     method = replace(method, plan=WidthMenu((0.25,)), choose=only)
     steps = run(method, 5)
     counts = steps[-1].snapshot.states["extract"].counts
@@ -353,8 +356,8 @@ def test_paced_gives_what_the_chooser_needs() -> None:
 
 
 def test_1_10_equal_devices_are_all_on_time() -> None:
-    slow = levels(speeds=(1e9,), up=1e6, down=1e6)
-    constant = FisherUtility(fisher="constant")
+    slow = levels(speeds=(1e9,), bit_rate_up=1e6, bit_rate_down=1e6)
+    constant = FisherUtility(effectiveness="constant")
     method = whale(widths=SHARES, utility=constant, lr=0.1, batch_size=8)
     step = small.steps(method, small.task(), 2, fleet=slow)[-1]
     assert {row.utility for row in small.rows(step)} == {1.0}

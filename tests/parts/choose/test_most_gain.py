@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from anyfleet.analysis.anycost_theory import anycost_theory
 from anyfleet.arrays import Floats, join
 from anyfleet.core.check_in import Choices, ChoosingDevice, MenuEntry, MessageBits
 from anyfleet.core.choosing import _offers
@@ -40,14 +41,14 @@ from anyfleet.world import Fleet, Group, Redrawn, Shannon, Steady, Uniform, cell
 from tests.core.test_local_training import orders
 from tests.helpers import small
 
-TRAINING: dict[str, Any] = {"lr": 0.1, "batch": 8}
+TRAINING: dict[str, Any] = {"lr": 0.1, "batch_size": 8}
 ANYCOST = anycost(count=8, **TRAINING)
 # Work and links are those of the small task: about half of what a device has goes to either.
 CELL = cell(
     devices=8,
     flops_per_cycle=4e-4,
     budget=Redrawn(Uniform(3.0, 9.0)),
-    link=Shannon(band=1e3, station_band=1e5, receive=0.05),
+    link=Shannon(band=1e3, station_band=1e5, receive_power=0.05),
 )
 
 
@@ -72,8 +73,8 @@ def own(**known: float) -> ChoosingDevice:
     """A device that is plain but for this."""
     plain = {f.name: 0.0 for f in fields(Conditions)} | {
         "speed": 1e6,
-        "up": 1e4,
-        "down": 1e6,
+        "bit_rate_up": 1e4,
+        "bit_rate_down": 1e6,
         "memory": 1e9,
         "battery": np.inf,
         "budget": np.inf,
@@ -83,7 +84,7 @@ def own(**known: float) -> ChoosingDevice:
         "slowest": 1e8,
         "fastest": 1e9,
         "coefficient": 1e-27,
-        "power": 0.1,
+        "send_power": 0.1,
     }
     columns = {name: np.array([value]) for name, value in (plain | known).items()}
     return ChoosingDevice(Conditions(**columns), small.task().size(3), DeviceState())
@@ -107,15 +108,15 @@ def drawn(seed: int) -> tuple[ChoosingDevice, MostGain]:
     joules = powers(-1, 0.8)
     one = own(
         speed=speed / load,
-        up=either(0.0, *[6e3 / seconds * powers(-0.5, 1.5)] * 9),
-        down=either(0.0, *[9e4 / seconds * powers(-0.3, 2)] * 9),
+        bit_rate_up=either(0.0, *[6e3 / seconds * powers(-0.5, 1.5)] * 9),
+        bit_rate_down=either(0.0, *[9e4 / seconds * powers(-0.3, 2)] * 9),
         load=load,
         slowest=slowest,
         fastest=fastest,
         # At the highest frequency, all joules for about all the work.
         coefficient=joules / (2e6 / speed * fastest) / fastest**2 * powers(-1, 1),
-        power=joules / seconds * powers(-1.5, 0.5),
-        receive=either(0.0, joules / seconds * powers(-1.5, 0.5)),
+        send_power=joules / seconds * powers(-1.5, 0.5),
+        receive_power=either(0.0, joules / seconds * powers(-1.5, 0.5)),
         budget=either(np.inf, joules),
         battery=either(np.inf, joules, joules / 3),
         overhead=either(0.0, 1e-3 * seconds),
@@ -228,14 +229,14 @@ def test_3_examples(
 ) -> None:
     """The best size of all is taken where it is on the menu, and no other is better."""
     own_facts = {"slowest": 1e8, "fastest": 3e9, "speed": 3e9, "coefficient": 7.5e-27}
-    who = own(**own_facts, up=8e6, power=0.1, budget=6.0)
+    who = own(**own_facts, bit_rate_up=8e6, send_power=0.1, budget=6.0)
     sizes = [size for size in (1.0, 1.02 * alpha, alpha, 0.98 * alpha, 0.25) if size <= 1]
     menu = [worked(size, 833 * cycles) for size in dict.fromkeys(sizes)]
     choice = decided(MostGain(10.0, most_fraction=most), menu, who)
     assert menu[int(choice.entry[0])].alpha == alpha
     assert choice.hyperparameters.sent_fraction[0] == pytest.approx(rate, rel=1e-7)
     assert choice.hyperparameters.frequency[0] == pytest.approx(frequency, rel=1e-7)
-    poor = own(**own_facts, up=8e6, power=0.1, budget=0.01)
+    poor = own(**own_facts, bit_rate_up=8e6, send_power=0.1, budget=0.01)
     told = decided(MostGain(10.0), menu, poor).declined[0]
     assert told == "over budget: no size fits 10 s and 0.01 J"
 
@@ -257,8 +258,8 @@ def test_of_equal_gains_the_slowest_frequency_that_is_in_time_is_taken() -> None
     ("less", "more"),
     [
         ({"load": 2.0, "speed": 5e5}, {}),
-        ({"down": 1e4}, {}),
-        ({"receive": 20.0}, {}),
+        ({"bit_rate_down": 1e4}, {}),
+        ({"receive_power": 20.0}, {}),
         ({"battery": 0.3}, {"budget": 0.8}),
         ({"fastest": 2e8, "speed": 2e5}, {}),
     ],
@@ -274,7 +275,7 @@ def test_what_is_spent_elsewhere_leaves_less(
     assert poor.declined[0] or poor.utility[0] < rich.utility[0]
 
 
-@pytest.mark.parametrize("known", [{"up": 0.0}, {"down": 0.0}, {"battery": 0.0}])
+@pytest.mark.parametrize("known", [{"bit_rate_up": 0.0}, {"bit_rate_down": 0.0}, {"battery": 0.0}])
 def test_who_can_send_or_receive_nothing_declines(known: dict[str, float]) -> None:
     choice = decided(MostGain(10.0), offers(asked()), own(**known))
     assert choice.declined[0].startswith("over budget: no size fits 10 s")
@@ -306,7 +307,7 @@ def test_a_cohort_decides_as_each_of_its_devices_alone() -> None:
     assert 5 < sum(map(bool, together.declined)) < 55
     assert together.entry.tolist() == alone.entry.tolist()
     assert len(set(together.entry.tolist())) > 3
-    for name in ("rate", "frequency"):
+    for name in ("sent_fraction", "frequency"):
         np.testing.assert_array_equal(
             getattr(together.hyperparameters, name), getattr(alone.hyperparameters, name)
         )
@@ -321,7 +322,7 @@ def own_rate(offer: MenuEntry) -> Floats:
 def test_a_codec_with_one_rate_is_taken_with_that(codec: Any) -> None:
     method = replace(ANYCOST, uplink=codec)
     menu = offers(asked(method))
-    who = own(up=4e4, coefficient=0.0)  # so that only seconds matter
+    who = own(bit_rate_up=4e4, coefficient=0.0)  # so that only seconds matter
     before = asked(method).hyperparameters
     sizes = set()
     for seconds in np.geomspace(0.3, 30, 25):
@@ -352,10 +353,10 @@ def test_a_codec_with_one_rate_is_taken_with_that(codec: Any) -> None:
         ({"seconds": 0.0}, r"MostGain\.seconds must be positive, got 0"),
         ({"seconds": float("nan")}, r"MostGain\.seconds must be positive, got nan"),
         ({"joules": -1.0}, r"MostGain\.joules must be positive, got -1"),
-        ({"least": 0.2}, r"MostGain\.least and \.most are rates"),
-        ({"least": 0.0, "most": 0.0}, "most above 0"),
-        ({"most": 1.5}, "got 0.001 and 1.5"),
-        ({"least": float("nan")}, "MostGain.least and .most"),
+        ({"least_fraction": 0.2}, r"MostGain\.least_fraction and \.most_fraction must"),
+        ({"least_fraction": 0.0, "most_fraction": 0.0}, "most > 0"),
+        ({"most_fraction": 1.5}, "got 0.001 and 1.5"),
+        ({"least_fraction": float("nan")}, "MostGain.least_fraction and .most_fraction"),
     ],
 )
 def test_parameters_without_sense_are_refused(wrong: dict[str, float], told: str) -> None:
@@ -364,7 +365,7 @@ def test_parameters_without_sense_are_refused(wrong: dict[str, float], told: str
 
 
 def test_a_choice_needs_a_menu() -> None:
-    with pytest.raises(ValueError, match=r"needs 'menu'.*plan=Menu.*specification §E"):
+    with pytest.raises(ValueError, match=r"needs 'menu'.*plan=WidthMenu.*specification §E"):
         replace(fedavg(), choose=MostGain())
 
 
@@ -383,14 +384,14 @@ def within(steps: Sequence[Round], method: Method, fleet: Fleet) -> list[float]:
         runtime.begin_round(step.index)  # what devices are willing to spend may change
         budgets = runtime.conditions(np.arange(task.devices)).budget
         for row in small.rows(step):
-            if row.lost:
-                assert row.lost.startswith("over budget")
+            if row.failure:
+                assert row.failure.startswith("over budget")
                 continue
-            seconds = row.download + row.compute + row.upload
+            seconds = row.download_seconds + row.compute_seconds + row.upload_seconds
             spent = row.download_joules + row.compute_joules + row.upload_joules
             assert seconds <= method.choose.seconds * (1 + 1e-9)  # type: ignore[attr-defined]
             assert spent <= budgets[row.device] * (1 + 1e-9)
-            found.append(row.share)
+            found.append(row.width)
     return found
 
 
@@ -415,7 +416,7 @@ def test_no_order_takes_more_time_or_energy_than_there_is(name: str) -> None:
     steps = played(method, count=3 if name in ("anycost", "depths") else 1)
     shares = within(steps, method, CELL)
     assert len(shares) > 4
-    assert len({(row.share, row.first) for s in steps for row in small.rows(s)}) > 1
+    assert len({(row.width, row.first_trained_layer) for s in steps for row in small.rows(s)}) > 1
 
 
 def test_no_order_overspends_where_receiving_and_other_work_cost() -> None:
@@ -424,7 +425,7 @@ def test_no_order_overspends_where_receiving_and_other_work_cost() -> None:
         frequency=(1e8, 1e9),
         energy=3e-27,
         load=2.5,
-        link=Steady(up=6e3, down=1e5, power=0.5, receive=0.3),
+        link=Steady(bit_rate_up=6e3, bit_rate_down=1e5, send_power=0.5, receive_power=0.3),
     )
     tight = [replace(group, budget=amount, battery=2 * amount) for amount in (0.1, 0.5, 0.8, 2.4)]
     # A message of this small net cannot be shorter than some hundred bits.
@@ -433,7 +434,7 @@ def test_no_order_overspends_where_receiving_and_other_work_cost() -> None:
     steps = played(method, fleet)
     shares = within(steps, method, fleet)
     assert len(set(shares)) > 1
-    assert any(row.lost for row in small.rows(steps[0]))
+    assert any(row.failure for row in small.rows(steps[0]))
 
 
 @dataclass(frozen=True)
@@ -447,7 +448,7 @@ class Weighing(Threads):
         self.asked.extend(assigned)
         return super().execute(assigned, task, limits)
 
-    def carried(self, mail: list[PackedReply]) -> list[PackedReply]:
+    def transmit(self, mail: list[PackedReply]) -> list[PackedReply]:
         self.mail.extend(mail)
         return mail
 
@@ -459,17 +460,17 @@ def test_1_12_2_messages_are_within_their_budget_in_bytes() -> None:
     assert len(engine.mail) == len(engine.asked) > 12
     for (_, order, memory, _), mail in zip(engine.asked, engine.mail, strict=True):
         row, (slice_,), job = rows[int(order.id[0])], order.slices, order.job
-        planned = expected_bits(slice_, job, task.blueprint, row.rate)
-        assert planned.sent_fraction == row.rate < 0.07
-        assert row.bits_up <= row.rate * planned.update + planned.aside + NUMBER_BITS
+        planned = expected_bits(slice_, job, task.blueprint, row.sent_fraction)
+        assert planned.sent_fraction == row.sent_fraction < 0.07
+        assert row.bits_up <= row.sent_fraction * planned.update + planned.aside + NUMBER_BITS
         update = work(order, (memory,), task).replies
         around = uplink(order, task.blueprint, tuple(update.trees[0]["delta"]), torch.float32)
         (packed,) = job.uplink.pack(update.symbols[0], around)
         assert packed in mail.data
         sent = 8 * len(packed)
-        assert sent <= row.rate * planned.update
+        assert sent <= row.sent_fraction * planned.update
         # Nearly all of it is used: a rate is not a bound that nobody comes near.
-        assert sent >= 0.6 * row.rate * planned.update
+        assert sent >= 0.6 * row.sent_fraction * planned.update
 
 
 # --- the same on the server -------------------------------------------------------------------
@@ -492,12 +493,12 @@ def test_the_server_decides_as_the_device_would_with_the_same_offers() -> None:
             bare, ChoosingDevice(there[row.device], samples, DeviceState()), order.hyperparameters
         )
         slice_ = order.menus[0][int(mine.entry[0])]
-        assert row.width == width(slice_, task.blueprint)
-        assert (row.rate, row.frequency) == (
+        assert row.slice_width == width(slice_, task.blueprint)
+        assert (row.sent_fraction, row.frequency) == (
             mine.hyperparameters.sent_fraction[0],
             mine.hyperparameters.frequency[0],
         )
-        sizes.add(row.share)
+        sizes.add(row.width)
     assert len(sizes) > 1
 
 
@@ -529,13 +530,20 @@ def test_who_cannot_do_anything_is_in_the_books_and_the_round_goes_on(server: bo
     assert {row.level for row in small.rows(step)} == {0, 1}
     for row in small.rows(step):
         if row.level == 0:
-            assert not row.lost
+            assert not row.failure
             continue
-        assert row.lost == "over budget: no size fits 1 s"
-        spent = (row.bits_down, row.bits_up, row.flops, row.download, row.compute, row.upload)
+        assert row.failure == "over budget: no size fits 1 s"
+        spent = (
+            row.bits_down,
+            row.bits_up,
+            row.flops,
+            row.download_seconds,
+            row.compute_seconds,
+            row.upload_seconds,
+        )
         assert spent == (0.0,) * 6
         assert row.choice == -1
-        assert np.isnan([row.gain, row.divergence, row.measured_rate, row.loss]).all()
+        assert np.isnan([row.channel_share, row.measured_sent_fraction, row.loss]).all()
     assert step.time < 1.0  # nobody waits for those who were never asked
     assert not small.identical(step.params, small.task().params)
 
@@ -558,7 +566,7 @@ def test_a_round_in_which_all_decline_ends_empty(schedule: Any, seconds: float) 
         assert small.identical(step.params, small.task().params)
         assert len(step.ledger) == 4
         assert all(reason.startswith("over budget") for reason in step.ledger.failure)
-        assert np.isnan(step.ledger.contraction).all()
+        assert np.isnan(anycost_theory(step.ledger).contraction).all()
 
 
 @pytest.mark.parametrize(
@@ -569,7 +577,7 @@ def test_a_round_in_which_all_decline_ends_empty(schedule: Any, seconds: float) 
 def test_other_schedules_go_on_with_those_who_can(schedule: Any) -> None:
     method = replace(anycost(seconds=1.0, count=8, **TRAINING), schedule=schedule)
     steps = played(method, fleet_of(1e8, 1e4))
-    reasons = {(row.level, row.lost[:11]) for step in steps for row in small.rows(step)}
+    reasons = {(row.level, row.failure[:11]) for step in steps for row in small.rows(step)}
     assert (0, "") in reasons
     assert (1, "over budget") in reasons
     assert (0, "over budget") not in reasons
@@ -581,5 +589,5 @@ def test_a_menu_of_one_size_is_that_or_nothing() -> None:
     steps = played(method)
     shares = within(steps, method, CELL)
     assert set(shares) == {1.0}
-    rates = [row.rate for step in steps for row in small.rows(step) if not row.lost]
+    rates = [row.sent_fraction for step in steps for row in small.rows(step) if not row.failure]
     assert min(rates) < max(rates) <= 1 / 15

@@ -23,7 +23,15 @@ from anyfleet.core.method import Method
 from anyfleet.core.server import Server
 from anyfleet.core.view import View
 from anyfleet.errors import BadMessage
-from anyfleet.formulas import anycost
+from anyfleet.formulas import anycost_channel_order
+from anyfleet.formulas.reference import (
+    AnycostMagnitudes,
+    anycost_analytic_compression,
+    anycost_grid,
+    anycost_grid_levels,
+    anycost_grid_values,
+    anycost_magnitudes,
+)
 from anyfleet.methods import fedavg
 from anyfleet.parts import codec
 from anyfleet.parts.codec import Fgc
@@ -83,7 +91,7 @@ def test_1_12_2_a_value_between_two_places_is_drawn_so_that_the_mean_is_exact() 
     lower = float((values[:, 2] < 0.2).float().mean())
     # Five standard deviations of a share of so many draws.
     assert lower == pytest.approx(0.25, abs=5 * math.sqrt(0.25 * 0.75 / rows))
-    assert anycost.grid(anycost.Magnitudes(0.1, 0.5), 2) == pytest.approx([0.1, 0.3, 0.5])
+    assert anycost_grid(AnycostMagnitudes(0.1, 0.5), 2) == pytest.approx([0.1, 0.3, 0.5])
 
 
 def test_1_12_2_half_of_the_kernels_are_those_from_norm_2_on() -> None:
@@ -113,15 +121,15 @@ def test_kernels_levels_and_values_are_those_of_the_formulas() -> None:
         )
         wide = np.concatenate([[u.shape[2]] * u.shape[1] for u in kernels.units.values()])
         flags = np.zeros(len(norms), dtype=bool)
-        flags[anycost.channel_order(norms)[: int(counts[row])]] = True
+        flags[anycost_channel_order(norms)[: int(counts[row])]] = True
         assert torch.cat(list(symbols.kept.values()), dim=1)[row].tolist() == flags.tolist()
         kept = every * np.repeat(flags, wide.astype(int))
-        ends, steps = anycost.magnitudes(kept), int(levels[row])
+        ends, steps = anycost_magnitudes(kept), int(levels[row])
         assert symbols.scales["conv"][row].tolist() == pytest.approx([*ends, steps])
-        place = anycost.grid_levels(kept, ends, steps, draws[row])
+        place = anycost_grid_levels(kept, ends, steps, draws[row])
         found = torch.cat([symbols.quantisation_levels[name] for name in laid], dim=1)[row].numpy()
         assert np.array_equal(found, np.sign(kept) * (place + 1))
-        meant = anycost.grid_values(place, kept, ends, steps)
+        meant = anycost_grid_values(place, kept, ends, steps)
         sent = torch.cat([values[name] for name in laid], dim=1)[row].numpy()
         assert sent == pytest.approx(meant, rel=1e-5, abs=1e-7)
 
@@ -135,7 +143,7 @@ def test_the_strongest_are_so_many_and_ties_go_to_the_lower_index(
     norms: list[float], count: int
 ) -> None:
     flags = largest(torch.tensor([norms, norms[::-1]]), torch.tensor([count, len(norms)]))
-    first = anycost.channel_order(np.array(norms))[:count]
+    first = anycost_channel_order(np.array(norms))[:count]
     assert flags[0].nonzero()[:, 0].tolist() == sorted(first.tolist())
     assert flags[1].all()
     nothing = largest(torch.tensor([norms, norms]), torch.tensor([0, count]))
@@ -419,7 +427,7 @@ def test_the_look_up_of_an_update_fits_at_every_rate_and_errs_less_at_higher_one
     assert all(after < before * 1.05 for before, after in pairwise(errors))
     assert errors[-1] < 0.3 * errors[0]
     # The pair of the theory is not in the race: its message is too long.
-    analytic = anycost.analytic_rate(SENT_FRACTIONS[4])
+    analytic = anycost_analytic_compression(SENT_FRACTIONS[4])
     count = torch.from_numpy(count_of(np.array([analytic.keep]), kernels.norms.shape[1]))
     too_long = kernels.quantised(count, torch.tensor([int(analytic.levels)]))
     assert packed_bits(too_long, around) > SENT_FRACTIONS[4] * 32 * around.entries

@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 
 from anyfleet import rng
 from anyfleet.core.layout import MessageLayout, TensorLayout
-from anyfleet.formulas import compression
+from anyfleet.formulas.reference import (
+    uveq,
+    uveq_lattice,
+    uveq_lattice_indices,
+    uveq_values,
+    uveq_variance,
+)
 from anyfleet.parts.codec import Uveq
 from anyfleet.parts.codec.lattice import blocks, dither, entries, nearest, points
 from tests.parts.codec.test_quantisers import around, plain, sent
@@ -28,9 +34,9 @@ def test_1_15_uveq_example() -> None:
 def test_1_15_the_nearest_point_of_hexagons(seed: int) -> None:
     at = blocks(3 * rng.normal(rng.root(seed, "points"), 80)[None], 2)
     found = entries(points(nearest(at)), 80).reshape(-1, 2).numpy()
-    basis = compression.lattice(1.0)
+    basis = uveq_lattice(1.0)
     plane = entries(at, 80).reshape(-1, 2).numpy()
-    expected = compression.lattice_indices(plane, basis) @ basis
+    expected = uveq_lattice_indices(plane, basis) @ basis
     assert found == pytest.approx(expected, abs=1e-12)
 
 
@@ -42,8 +48,8 @@ def test_1_15_dither_is_even_on_a_cell(dimension: Literal[1, 2]) -> None:
     found = shift * side
     # In the cell around 0, all over it, and as far from 0 as is known of even ones.
     assert not nearest(found).any()
-    basis = compression.lattice(1.0, dimension)
-    variance = compression.uveq_variance(1.0, basis)
+    basis = uveq_lattice(1.0, dimension)
+    variance = uveq_variance(1.0, basis)
     tolerance = 5 * math.sqrt(2 / (count * dimension))
     assert float(found.square().mean()) == pytest.approx(variance, rel=tolerance)
     for axis in found[0]:
@@ -68,7 +74,7 @@ def test_1_15_errors_do_not_depend_on_the_update(dimension: Literal[1, 2], size:
         found = sent(codec, v)
         step = float(found.symbols.scales["0"][0, 0])
         error = (found.received["0"][0] - v) / step
-        variance = compression.uveq_variance(1.0, compression.lattice(1.0, dimension))
+        variance = uveq_variance(1.0, uveq_lattice(1.0, dimension))
         # The fourth moment of a cell is below twice the squared variance.
         assert float(error.mean()) == pytest.approx(0, abs=5 * math.sqrt(variance / size))
         assert float(error.square().mean()) == pytest.approx(variance, rel=5 / math.sqrt(size))
@@ -81,11 +87,11 @@ def test_1_15_uveq_is_the_formula(dimension: Literal[1, 2]) -> None:
     v = rng.normal(rng.root(4, "formula"), size)
     found = sent(codec, v)
     step = float(found.symbols.scales["0"][0, 0])
-    basis = compression.lattice(1.0, dimension)
+    basis = uveq_lattice(1.0, dimension)
     shift, side = codec._dither("0", blocks(v[None], dimension), around(size))
     noise = (shift * side)[0].T.numpy()
-    indices = compression.uveq(v.numpy(), step, basis, noise)
-    expected = compression.uveq_values(indices, step, basis, noise, size)
+    indices = uveq(v.numpy(), step, basis, noise)
+    expected = uveq_values(indices, step, basis, noise, size)
     assert found.received["0"][0].numpy() == pytest.approx(expected, abs=1e-9)
 
 

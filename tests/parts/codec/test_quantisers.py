@@ -14,7 +14,16 @@ from anyfleet import rng
 from anyfleet.core.layout import MessageLayout, TensorLayout
 from anyfleet.core.slots import Codec, Compressed
 from anyfleet.errors import BadMessage
-from anyfleet.formulas import compression
+from anyfleet.formulas import fedhq_weights
+from anyfleet.formulas.reference import (
+    fedhq_quantisation_levels,
+    qsgd,
+    qsgd_values,
+    stc_bits,
+    stc_golomb_position_bits,
+    stc_position_entropy,
+    stc_sparse_ternary,
+)
 from anyfleet.parts.codec import ErrorFeedback, Hq, Qsgd, Stc, TopK, Uveq
 from anyfleet.parts.codec.qsgd import quantised, uniforms
 from anyfleet.parts.codec.ranking import largest
@@ -103,7 +112,7 @@ def test_1_13_stc_example() -> None:
     assert found.received["0"][0].tolist() == pytest.approx([0, -0.7, 0.7, 0, 0])
     assert found.state["0"][0].tolist() == pytest.approx([0.1, -0.2, -0.2, 0.05, -0.3])
     assert found.symbols.scales["0"].tolist() == [[pytest.approx(0.7)]]
-    golomb = 10**5 * compression.golomb_position_bits(0.05)
+    golomb = 10**5 * stc_golomb_position_bits(0.05)
     assert golomb == pytest.approx(578611.8, rel=1e-6)
 
 
@@ -122,7 +131,7 @@ def test_1_13_edges() -> None:
 def test_1_13_stc_is_the_formula(seed: int, keep: float) -> None:
     v = rng.normal(rng.root(seed, "stc"), 50)
     found = sent(ErrorFeedback(Stc(keep)), v)
-    expected = compression.sparse_ternary(v.numpy(), keep)
+    expected = stc_sparse_ternary(v.numpy(), keep)
     assert found.received["0"][0].numpy() == pytest.approx(expected.sent, rel=1e-6)
     assert found.state["0"][0].numpy() == pytest.approx(expected.residual, abs=1e-6)
 
@@ -133,8 +142,8 @@ def test_1_13_gaps_that_are_coded_take_less_than_golomb() -> None:
     found = sent(Stc(keep), v)
     positions = found.kept["0"][0].nonzero()[:, 0].numpy()
     assert len(positions) == keep * size
-    golomb = compression.ternary_bits(positions, size, keep)
-    bound = len(positions) * (compression.position_entropy(keep) + 1)
+    golomb = stc_bits(positions, size, keep)
+    bound = len(positions) * (stc_position_entropy(keep) + 1)
     assert bound <= float(found.bits.sum()) <= min(golomb, 1.02 * bound)
 
 
@@ -178,11 +187,11 @@ def test_1_14_qsgd_is_the_formula(seed: int, levels: int, bucket: int | None) ->
     rows = {"0": v[None]}
     found = quantised(rows, plain(levels), uniforms(rows, place), bucket)
     u = rng.uniform(rng.fold(place.key, "0"), 30)[0].numpy()
-    expected = compression.qsgd(v.numpy(), levels, u, bucket)
+    expected = qsgd(v.numpy(), levels, u, bucket)
     assert found.quantisation_levels["0"][0].tolist() == expected.levels.tolist()
     assert found.scales["0"][0].numpy() * levels == pytest.approx(expected.norms, rel=1e-6)
     back = sent(Qsgd(levels, bucket), v).received["0"][0].numpy()
-    values = compression.qsgd_values(expected, levels, bucket)
+    values = qsgd_values(expected, levels, bucket)
     assert back == pytest.approx(values, rel=1e-6, abs=1e-12)
 
 
@@ -225,7 +234,7 @@ def test_1_16_the_most_levels_that_fit() -> None:
     place = MessageLayout(place.tensors, place.dtype, place.key[:1].expand(5))
     found = codec.compress({"0": update.expand(5, -1)}, {}, rates, place)
     levels = [
-        compression.fedhq_level(bits, float(r) * size, np.array(codec.quantisation_levels))
+        fedhq_quantisation_levels(bits, float(r) * size, np.array(codec.quantisation_levels))
         for r in rates
     ]
     assert len(set(levels)) > 3
@@ -236,7 +245,7 @@ def test_1_16_the_most_levels_that_fit() -> None:
     assert (found.bits.sum(dim=1) <= rates * size).all()
     # Better channels, smaller errors, larger weights.
     assert (found.distortion.diff() <= 0).all()
-    weights = compression.fedhq_weights(found.distortion.numpy())
+    weights = fedhq_weights(found.distortion.numpy())
     assert (np.diff(weights) >= 0).all()
 
 

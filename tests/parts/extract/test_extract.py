@@ -20,7 +20,7 @@ from anyfleet.core.server import Server
 from anyfleet.core.slots import Extract
 from anyfleet.core.view import Request, View
 from anyfleet.elastic import EVALUATE, WHOLE, Blueprint, Slice, apply, cut, dense, paste, trace
-from anyfleet.formulas.sub_models import kept_channels, rolling_window
+from anyfleet.formulas.sub_models import fedrolex_window, kept_channels
 from anyfleet.methods import fedavg
 from anyfleet.parts.extract import Leading, Random, Rolling
 from anyfleet.parts.plan import WidthByLevel, WidthMenu
@@ -147,7 +147,7 @@ def test_1_6_windows() -> None:
     found = [cut_out(Rolling(), want, blueprint, step=step) for step in range(6)]
     assert [slice_.kept("0") for slice_ in found] == [slice_.kept("2") for slice_ in found]
     assert [slice_.kept("0") for slice_ in found] == WINDOWS
-    formula = [tuple(rolling_window(5, 3, step).tolist()) for step in range(6)]
+    formula = [tuple(fedrolex_window(5, 3, step).tolist()) for step in range(6)]
     assert formula == WINDOWS
 
 
@@ -157,7 +157,7 @@ def test_windows_of_other_steps_and_of_the_other_way() -> None:
     assert two == [(0, 1, 2), (2, 3, 4), (4, 0, 1)]
     back = [cut_out(Rolling(-1), want, blueprint, step=t).kept("0") for t in range(3)]
     assert back == [(0, 1, 2), (4, 0, 1), (3, 4, 0)]
-    with pytest.raises(ValueError, match=r"Rolling\.step must not be 0"):
+    with pytest.raises(ValueError, match=r"Rolling\.shift must not be 0"):
         Rolling(0)
 
 

@@ -34,7 +34,8 @@ from anyfleet.elastic import (
     trace,
 )
 from anyfleet.experiment import Experiment, RoundResult, play
-from anyfleet.formulas.anycost import channel_norms, strongest_channels
+from anyfleet.formulas.anycost import anycost_channel_norms
+from anyfleet.formulas.reference.masks import anycost_channels
 from anyfleet.methods import fedavg
 from anyfleet.parts.extract import Leading, Strongest
 from anyfleet.parts.norm import PerWidth
@@ -79,19 +80,19 @@ def test_1_12_1_widths_and_channels() -> None:
     slice_ = chosen(SubModelSize(sqrt(1 / 4), rounding="round", device=0), params, blueprint)
     assert [len(kept) for _, kept in slice_.keep] == [8, 16, 32]
     for axis, kept in slice_.keep:
-        norms = channel_norms([params[f"{axis}.weight"].numpy()])
-        assert kept == tuple(strongest_channels(norms, 1 / 4).tolist())
+        norms = anycost_channel_norms([params[f"{axis}.weight"].numpy()])
+        assert kept == tuple(anycost_channels(norms, 1 / 4).tolist())
     assert slice_ != blueprint.prefix(0.5)
 
 
 def test_one_set_of_channels_for_all_that_is_added_together() -> None:
     net = nets.traced("resnet_bottleneck")
     producers = [net.params[f"{n}.weight"] for n in ("stem", "blocks.0.c3", "blocks.1.c3")]
-    norms = channel_norms([each.numpy() for each in producers])
+    norms = anycost_channel_norms([each.numpy() for each in producers])
     kept = chosen(HALF, net.params, net.blueprint).kept("stem")
     assert kept == tuple(sorted(np.argsort(-norms)[:4].tolist()))
     assert kept not in {
-        tuple(strongest_channels(channel_norms([each.numpy()]), 1 / 4)) for each in producers
+        tuple(anycost_channels(anycost_channel_norms([each.numpy()]), 1 / 4)) for each in producers
     }
 
 

@@ -23,7 +23,7 @@ FLEET = Fleet(
             speed=speed,
             load=Redrawn(Uniform(1.0, 1.3)),
             frequency=(2e8, 1e9),
-            link=Steady(up=1e6, down=4e6),
+            link=Steady(bit_rate_up=1e6, bit_rate_down=4e6),
         )
         for speed in (4e7, 2e7)
     )

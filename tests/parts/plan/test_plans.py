@@ -89,7 +89,7 @@ def test_room_for_everybody_changes_nothing() -> None:
         for plan in (WholeModel(), LargestFitting())
     )
     assert small.identical(plain.params, fitted.params)
-    with pytest.raises(ValueError, match=r"LargestFitting\.shares must name at least one"):
+    with pytest.raises(ValueError, match=r"LargestFitting\.widths must name at least one"):
         LargestFitting(())
 
 

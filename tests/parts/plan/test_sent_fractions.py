@@ -17,7 +17,7 @@ from anyfleet.core.planning import PlanningState, _plans
 from anyfleet.core.server import Server
 from anyfleet.elastic import WHOLE
 from anyfleet.experiment import Experiment, play
-from anyfleet.formulas.compression import upload_seconds
+from anyfleet.formulas.fedhq import fedhq_upload_seconds
 from anyfleet.methods import fedavg, fedhq
 from anyfleet.parts.choose import LargestInTime
 from anyfleet.parts.codec import ErrorFeedback, Fgc, Hq, Qsgd, Raw, Stc, TopK, Uveq
@@ -48,7 +48,7 @@ class Fading(Simulated):
 def served(plan: Any, *ups: float, fleet: Fleet | None = None) -> Server:
     """A server whose devices have these links, one after the other."""
     method, task = replace(BASE, plan=plan), small.task()
-    links = tuple(Group(count=1, link=Steady(up=up, down=1e6)) for up in ups)
+    links = tuple(Group(count=1, link=Steady(bit_rate_up=up, bit_rate_down=1e6)) for up in ups)
     return Server(method, task, Fading(task, small.world(task, fleet or Fleet(links)), 0), 0)
 
 
@@ -76,7 +76,7 @@ def test_1_16_the_mean_rate_in_that_time_is_the_one_wanted(
 ) -> None:
     draw = np.random.default_rng(seed)
     links = 10 ** draw.uniform(3, 8, count) * (draw.uniform(size=count) > 0.2)
-    seconds, alive = upload_seconds(links, 1e6, rate), (links > 0).mean()
+    seconds, alive = fedhq_upload_seconds(links, 1e6, rate), (links > 0).mean()
     if rate > alive * (1 + 1e-9):
         assert seconds == np.inf
         return
@@ -140,7 +140,7 @@ def test_1_16_a_link_that_is_down_gets_an_order_all_the_same(rate: float) -> Non
 
 
 def test_smaller_models_have_larger_rates_in_the_same_time() -> None:
-    fleet = levels(speeds=(1e9, 1e8), up=1e5)
+    fleet = levels(speeds=(1e9, 1e8), bit_rate_up=1e5)
     server = served(SentFractionByLink(0.05, inner=WidthByLevel((1.0, 0.5))), fleet=fleet)
     plans, view = planned(server), server.view()
     sizes = [
@@ -232,8 +232,8 @@ def test_messages_are_as_long_as_their_levels_allow() -> None:
     fleet = levels(speeds=(1e9, 1e8))
     (step,) = small.steps(method, small.task(), 1, fleet=fleet)
     for row in small.rows(step):
-        assert row.rate == (0.3, 0.05)[row.level]
-        assert 0.5 * row.rate < row.measured_rate <= row.rate
+        assert row.sent_fraction == (0.3, 0.05)[row.level]
+        assert 0.5 * row.sent_fraction < row.measured_sent_fraction <= row.sent_fraction
 
 
 # --- what does not go together ----------------------------------------------------------------
@@ -256,8 +256,14 @@ def test_e_an_uplink_that_follows_is_taken(codec: Any) -> None:
 @pytest.mark.parametrize(
     ("make", "told"),
     [
-        (lambda: SentFractionByLink(0.0), r"SentFractionByLink\.rate must lie in \(0, 1\]"),
-        (lambda: SentFractionByLink(1.5), r"SentFractionByLink\.rate must lie in \(0, 1\]"),
+        (
+            lambda: SentFractionByLink(0.0),
+            r"SentFractionByLink\.sent_fraction must lie in \(0, 1\]",
+        ),
+        (
+            lambda: SentFractionByLink(1.5),
+            r"SentFractionByLink\.sent_fraction must lie in \(0, 1\]",
+        ),
         (
             lambda: SentFractionByLink(seconds=0.0),
             r"SentFractionByLink\.seconds must be positive, got 0",
@@ -268,9 +274,12 @@ def test_e_an_uplink_that_follows_is_taken(codec: Any) -> None:
         ),
         (
             lambda: SentFractionByLevel(()),
-            r"SentFractionByLevel\.rates must lie in \(0, 1\], got \(\)",
+            r"SentFractionByLevel\.sent_fractions must lie in \(0, 1\], got \(\)",
         ),
-        (lambda: SentFractionByLevel((0.5, 0.0)), r"SentFractionByLevel\.rates must lie in"),
+        (
+            lambda: SentFractionByLevel((0.5, 0.0)),
+            r"SentFractionByLevel\.sent_fractions must lie in",
+        ),
     ],
 )
 def test_parameters_without_sense_are_refused(make: Any, told: str) -> None:
@@ -286,7 +295,7 @@ def test_plans_are_the_same_for_the_same_key() -> None:
         plan(drafts, server.view(), server.states["plan"], rng.root(seed, "plan"))
         for seed in (0, 1)
     )
-    assert one.numbers.rate.tolist() == two.numbers.rate.tolist()
+    assert one.hyperparameters.sent_fraction.tolist() == two.hyperparameters.sent_fraction.tolist()
 
 
 def test_the_method_has_these_parts() -> None:

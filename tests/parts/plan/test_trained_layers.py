@@ -109,11 +109,13 @@ def test_layers_that_cannot_learn_do_not_count() -> None:
 
 def test_depths_that_cannot_be_meant_are_refused() -> None:
     for part in (TrainedLayersByLevel, TrainedLayersMenu):
-        with pytest.raises(ValueError, match=rf"{part.__name__}\.widths must be at least 1"):
+        with pytest.raises(ValueError, match=rf"{part.__name__}\.depths must be at least 1"):
             part(0)
-        with pytest.raises(ValueError, match=r"\.trained must be at least 1 each, got 0 at posit"):
+        with pytest.raises(
+            ValueError, match=r"\.trained_layers must be at least 1 each, got 0 at posit"
+        ):
             part(trained_layers=(3, 0))
-        with pytest.raises(ValueError, match=r"takes widths or trained"):
+        with pytest.raises(ValueError, match=r"takes depths or trained_layers"):
             part(2, (3, 2))
 
 
@@ -141,7 +143,7 @@ def test_every_level_has_its_depth_and_the_last_serves_those_beyond() -> None:
 
 def test_a_device_chooses_the_deepest_in_time_and_reports_which() -> None:
     """Times of the four depths are told by a run without a choice."""
-    fast = Steady(up=1e12, down=1e12)
+    fast = Steady(bit_rate_up=1e12, bit_rate_down=1e12)
     fleet = Fleet((Group(speed=1e7, link=fast),))
     assigned = [
         run(TrainedLayersByLevel(trained_layers=(n,)), fleet).compute_seconds.max()
@@ -175,7 +177,7 @@ def mixed(reports: Reports | None = None) -> Fleet:
         Group(
             speed=Redrawn(Between(speed / 2, 2 * speed)),
             load=Redrawn(Between(1.0, 1.5)),
-            link=Steady(up=rate, down=rate),
+            link=Steady(bit_rate_up=rate, bit_rate_down=rate),
             overhead=1e-3,
             fixed=0.1,
         )
@@ -189,7 +191,7 @@ def sizes(method: Method, fleet: Fleet, rounds: int) -> list[tuple[int, float, i
         method, small.task(devices=30, partition=Iid(samples=15)), rounds, fleet=fleet
     )
     rows = [row for step in steps for row in small.rows(step)]
-    return [(row.device, row.share, row.first) for row in rows]
+    return [(row.device, row.width, row.first_trained_layer) for row in rows]
 
 
 def pair(menu: Plan, choose: Choose = WITHIN) -> tuple[Method, Method]:
@@ -286,5 +288,5 @@ def test_a_chooser_that_learns_on_the_device_stays_there(choose: Choose) -> None
 
 
 def test_what_the_chooser_needs_the_plan_needs() -> None:
-    with pytest.raises(CompositionError, match=r"plan=.*needs 'target'.*use plan=Paced"):
+    with pytest.raises(CompositionError, match=r"plan=.*needs 'target'.*use plan=TargetSeconds"):
         replace(ALL, plan=Assigned(WidthMenu(), Needs()))

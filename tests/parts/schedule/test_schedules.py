@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -20,7 +19,7 @@ from anyfleet.core.method import Method
 from anyfleet.core.orders import Cohort
 from anyfleet.core.server import Server
 from anyfleet.core.slots import Plan, Schedule
-from anyfleet.core.view import OrderStatus, Request, View
+from anyfleet.core.view import Ids, OrderStatus, OrderStatuses, Request, View
 from anyfleet.methods import fedavg
 from anyfleet.parts.aggregate import Mean
 from anyfleet.parts.plan import WholeModel
@@ -347,6 +346,33 @@ def test_a_tier_without_answers_does_not_block_the_others(other: Group) -> None:
     assert steps[-1].time < 60
 
 
+# -- one's own
+
+
+@dataclass(frozen=True)
+class Half(Schedule):
+    """Ends a round when half of the cohort has replied; the others are lost."""
+
+    def start(self, view: View) -> tuple[Request, ...]:
+        return () if view.issued else (Request(),)
+
+    def ready(self, view: View) -> bool:
+        most = 2 * len(view.replied) >= len(view.issued) > 0
+        return most or bool(view.failed and not view.under_way)
+
+    def drop(self, view: View) -> Ids:
+        return view.under_way.order
+
+
+def test_a_schedule_of_one_s_own_needs_no_more_than_start_and_ready() -> None:
+    fleet = Fleet(tuple(Group(speed=2e9 / 3**i) for i in range(6)))
+    steps = play(replace(BASE, select=Everyone(), schedule=Half()), fleet)
+    assert all(len(counted(step)) == 3 == lost(step)["too late"] for step in steps)
+    absent = Fleet((Group(availability=Between(100.0, math.inf)),))
+    (step,) = play(replace(BASE, schedule=Half()), absent, 1)
+    assert 100 < step.time < 200  # looked for again every minute
+
+
 # -- two phases, and surveys
 
 
@@ -357,7 +383,7 @@ def seen(method: Method, **changes: Any) -> View:
 
 
 def held(device: int, norm: float) -> OrderStatus:
-    return OrderStatus(10 + device, device, 0, Kind.HOLD, report={"norm": torch.tensor(norm)})
+    return OrderStatus(10 + device, device, 0, Kind.HOLD, report={"norm": norm})
 
 
 def test_what_is_held_is_fetched_however_long_the_training_took() -> None:
@@ -369,10 +395,11 @@ def test_what_is_held_is_fetched_however_long_the_training_took() -> None:
 
 def test_a_device_that_went_away_is_passed_over_when_results_are_fetched() -> None:
     schedule = HoldAndFetch()
-    view = seen(BASE, arrived=(held(0, 1.0), held(1, 3.0), held(2, 2.0)), now=50.0)
+    replied = OrderStatuses.of([held(0, 1.0), held(1, 3.0), held(2, 2.0)])
+    view = seen(BASE, replied=replied, now=50.0)
     there = replace(view, free=lambda devices: devices != 1)
     (request,) = schedule.start(there)
-    assert (request.kind, request.held_orders) == (Kind.FETCH, (10, 12))
+    assert (request.kind, list(request.held_orders)) == (Kind.FETCH, [10, 12])
     assert not schedule.ready(there)
     nobody = replace(view, free=lambda devices: devices < 0)
     assert schedule.start(nobody) == ()
@@ -382,13 +409,15 @@ def test_a_device_that_went_away_is_passed_over_when_results_are_fetched() -> No
 
 def test_a_survey_under_way_starts_no_training() -> None:
     schedule = Surveyed(Synchronous(patience=5.0))
-    asked = OrderStatus(0, 3, 0, Kind.EVALUATE)
-    assert schedule.start(seen(BASE)) == (Request(),)
+    asked = OrderStatuses.of([OrderStatus(0, 3, 0, Kind.EVALUATE)])
+    (training,) = schedule.start(seen(BASE))
+    assert (training.kind, training.devices, training.count) == (Kind.TRAIN, None, None)
     (survey,) = schedule.start(seen(BASE, now=6.0))
     assert survey.kind == Kind.EVALUATE
-    assert schedule.start(seen(BASE, now=6.0, flying=(asked,))) == ()
-    assert not schedule.ready(seen(BASE, now=6.0, flying=(asked,)))
-    assert schedule.ready(seen(BASE, now=6.0, arrived=(asked,)))
+    assert np.asarray(survey.devices).tolist() == list(range(TASK.devices))
+    assert schedule.start(seen(BASE, now=6.0, under_way=asked)) == ()
+    assert not schedule.ready(seen(BASE, now=6.0, under_way=asked))
+    assert schedule.ready(seen(BASE, now=6.0, replied=asked))
 
 
 @pytest.mark.parametrize("every", [1, 3])
@@ -419,11 +448,13 @@ def test_a_tiers_answers_count_together() -> None:
     method = replace(BASE, select=Everyone(), schedule=Tiers(staleness=100))
     steps = play(method, fleet, 40)
     rows = [row for step in steps for row in small.rows(step)]
-    assert not any(row.lost for row in rows)
+    assert not any(row.failure for row in rows)
     cohorts: dict[tuple[int, int], list[Any]] = {}
     for row in rows:
-        cohorts.setdefault((row.level, row.issued_at), []).append(row)
-    assert all(len({row.step for row in cohort}) == 1 for cohort in cohorts.values())
+        cohorts.setdefault((row.level, row.issued_round), []).append(row)
+    assert all(len({row.round_index for row in cohort}) == 1 for cohort in cohorts.values())
     waited = [row for (level, _), cohort in cohorts.items() if level == 1 for row in cohort]
-    assert max(row.wait for row in waited) > 5 * max(row.wait for row in rows if row.level == 0)
-    assert any(row.step > row.issued_at + 2 for row in waited)  # others stepped meanwhile
+    assert max(row.wait_seconds for row in waited) > 5 * max(
+        row.wait_seconds for row in rows if row.level == 0
+    )
+    assert any(row.round_index > row.issued_round + 2 for row in waited)  # others stepped meanwhile

@@ -100,7 +100,7 @@ def test_a_draw_of_few_is_the_beginning_of_a_draw_of_all(size: int, count: int, 
 def test_1_19_fedpns_example() -> None:
     select, view = Learned(1), seen(5, all_free)
     arrived = vectors([(1.0, 0.0)])
-    arrived.device = np.array([3])
+    arrived = replace(arrived, device=np.array([3]))
 
     def after(selected_before: int) -> Chances:
         state = select.init(view)._replace(selected=np.array([0, 0, 0, selected_before, 0]))
@@ -129,7 +129,7 @@ def test_1_19_edge_cases_of_learning() -> None:
     assert empty.probability == pytest.approx(state.probability)
     assert not empty.selected.any()
     twice = vectors([(1.0, 0.0)] * 2)
-    twice.device = np.array([2, 2])
+    twice = replace(twice, device=np.array([2, 2]))
     again = select.learn(state, twice, {"labelled": (2, 2)}, view)
     assert (again.selected[2], again.labelled[2]) == (2, 2)
     assert again.probability.sum() == pytest.approx(1.0, abs=1e-15)
@@ -152,4 +152,4 @@ def test_1_19_whoever_was_asked_counts_as_selected_also_when_nothing_came() -> N
     steps = small.steps(method, small.task(), 4, fleet=fleet)
     asked = np.bincount([r.device for step in steps for r in small.rows(step)], minlength=8)
     assert steps[-1].snapshot.states["select"].selected.tolist() == asked.tolist()
-    assert any(row.lost for step in steps for row in small.rows(step))
+    assert any(row.failure for step in steps for row in small.rows(step))

@@ -12,7 +12,7 @@ from anyfleet.arrays import Flags, Ints
 from anyfleet.core.messages import Devices, Kind
 from anyfleet.core.server import Server
 from anyfleet.core.slots import Schedule, Select
-from anyfleet.core.view import OrderStatus, View
+from anyfleet.core.view import OrderStatus, OrderStatuses, View
 from anyfleet.errors import CompositionError
 from anyfleet.methods import fedavg
 from anyfleet.parts.schedule import Buffered, Deadline, HoldAndFetch, Surveyed, Synchronous
@@ -90,7 +90,7 @@ def test_a_schedule_that_wants_few_gets_a_draw_of_the_free_without_a_sweep(selec
         return there
 
     view = replace(seen(100_000, free), most_devices=20)
-    chosen = [select(view, None, rng.root(seed, "few")) for seed in range(200)]
+    chosen = [np.asarray(select(view, None, rng.root(seed, "few"))) for seed in range(200)]
     assert all(len(ids) == 20 and (ids % 2 == 0).all() for ids in chosen)
     assert sum(map(len, looked)) < 200 * 1000
     # Without preferences: the mean of uniform numbers below 100,000.
@@ -177,24 +177,34 @@ def test_a_quota_from_a_million_looks_at_few_and_respects_what_a_schedule_wants(
 # --- the largest ------------------------------------------------------------------------------
 
 
-def flight(device: int, norm: float) -> OrderStatus:
-    return OrderStatus(100 + device, device, 0, Kind.HOLD, report={"norm": norm})
+def held(*norms: tuple[int, float]) -> list[OrderStatus]:
+    """Orders whose results wait, by device and reported norm."""
+    return [
+        OrderStatus(100 + device, device, 0, Kind.HOLD, report={"norm": norm})
+        for device, norm in norms
+    ]
+
+
+def fetched(select: Largest, statuses: list[OrderStatus]) -> list[int]:
+    return list(select.fetch(seen(5, all_free), OrderStatuses.of(statuses)))
 
 
 def test_1_20_bn2_example() -> None:
-    norms = (0.5, 2.0, 1.0, 3.0, 0.1)
-    held = [flight(device, norm) for device, norm in enumerate(norms)]
-    view = seen(5, all_free)
-    assert [f.device for f in Largest(5, 2).fetch(view, held)] == [1, 3]
-    assert [f.order for f in Largest(5, 2).fetch(view, held[::-1])] == [101, 103]
+    statuses = held(*enumerate((0.5, 2.0, 1.0, 3.0, 0.1)))
+    assert fetched(Largest(5, 2), statuses) == [101, 103]
+    assert fetched(Largest(5, 2), statuses[::-1]) == [101, 103]
 
 
 def test_1_20_ties_go_by_device_and_what_is_not_a_number_comes_last() -> None:
-    held = [flight(4, 1.0), flight(1, math.nan), flight(2, 1.0), flight(0, 0.5)]
-    silent = [*held, OrderStatus(7, 3, 0, Kind.HOLD)]  # said nothing
+    reported = held((4, 1.0), (1, math.nan), (2, 1.0), (0, 0.5))
+    silent = [*reported, OrderStatus(7, 3, 0, Kind.HOLD)]  # reported nothing
     for keep, expected in ((1, [2]), (2, [2, 4]), (3, [0, 2, 4]), (4, [0, 1, 2, 4])):
-        named = Largest(9, keep).fetch(seen(5, all_free), silent)
-        assert [f.device for f in named] == expected
+        assert fetched(Largest(9, keep), silent) == [100 + device for device in expected]
+
+
+def test_a_selection_fetches_all_that_is_held_unless_it_says_otherwise() -> None:
+    statuses = OrderStatuses.of(held((4, 1.0), (1, 2.0)))
+    assert list(Uniform(3).fetch(seen(5, all_free), statuses)) == [104, 101]
 
 
 def test_1_20_those_who_train_are_a_uniform_draw() -> None:

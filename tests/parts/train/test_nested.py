@@ -13,19 +13,25 @@ from torch.utils.flop_counter import FlopCounterMode
 from anyfleet import rng
 from anyfleet.core.slots import Minibatch, TrainingStart
 from anyfleet.elastic import Priced, Slice
-from anyfleet.formulas.distillation import (
+from anyfleet.formulas.reference.distillation import (
     Descent,
     LinearBatch,
     Moved,
     divergence_from_teacher,
     fedslim_step,
     fjord_step,
-    sampled_ratios,
     softmax,
 )
+from anyfleet.formulas.sub_models import sampled_widths
 from anyfleet.parts.norm import Tracked
 from anyfleet.parts.train import Decaying, Fjord, Gradient, Progressive, Rush, Sgd, Slim
-from anyfleet.parts.train.nested import NESTED_WIDTHS, divergence, inner, narrower, new_columns
+from anyfleet.parts.train.nested import (
+    NESTED_WIDTHS,
+    divergence,
+    narrower,
+    nested_model,
+    new_coordinates,
+)
 from anyfleet.tasks import Data, Split, Task
 from anyfleet.tasks.losses import squared_error
 from tests.helpers import linear, small
@@ -84,7 +90,7 @@ def test_three_steps_equal_the_formulas(kind: type[Slim] | type[Fjord], capacity
     descent = Descent(0.1, 0.9, decay=0.01)
 
     def reference(model: Moved, batch: LinearBatch, choice: tuple[float, ...]) -> Moved:
-        ratios = sampled_ratios(np.array(NESTED_WIDTHS), capacity, np.array(choice))
+        ratios = sampled_widths(np.array(NESTED_WIDTHS), capacity, np.array(choice))
         return step(model, batch, ratios, descent, capacity=capacity)
 
     linear.three_steps(trainer, capacity, 0.1, reference)
@@ -94,10 +100,10 @@ def test_three_steps_equal_the_formulas(kind: type[Slim] | type[Fjord], capacity
 def test_draws_are_shared_by_the_cohort_and_addressed_by_step(kind: type[Any]) -> None:
     trainer = kind(samples=2)
     one, two = rng.root(0, "a"), rng.root(0, "b")
-    assert trainer.choices(one, 5) == trainer.choices(one, 9)[:5]
-    assert trainer.choices(one, 5) != trainer.choices(two, 5)
-    assert len(set(trainer.choices(one, 50))) == 50
-    assert kind(samples=0).choices(one, 3) == (None, None, None)
+    assert trainer.shared_draws(one, 5) == trainer.shared_draws(one, 9)[:5]
+    assert trainer.shared_draws(one, 5) != trainer.shared_draws(two, 5)
+    assert len(set(trainer.shared_draws(one, 50))) == 50
+    assert kind(samples=0).shared_draws(one, 3) == (None, None, None)
 
 
 def test_every_ratio_up_to_the_capacity_is_as_likely_and_may_come_twice() -> None:
@@ -114,8 +120,10 @@ def test_every_ratio_up_to_the_capacity_is_as_likely_and_may_come_twice() -> Non
 def test_1_7_new_columns_are_an_l_and_the_output_bias_is_new_only_once() -> None:
     task = small.task(norm=True)
     where = linear.site(task, Progressive())
-    half, most = inner(where, 0.5), inner(where, 0.75)
-    first, then = (new_columns(part, before, "cpu") for part, before in ((half, 0), (most, 0.5)))
+    half, most = nested_model(where, 0.5), nested_model(where, 0.75)
+    first, then = (
+        new_coordinates(part, before, "cpu") for part, before in ((half, 0), (most, 0.5))
+    )
     assert all(bool(mask.all()) for mask in first.values())
     # Sixteen units behind 8 × 16 inputs: channel i owns sixteen neighbouring columns.
     expected = torch.ones(12, 96, dtype=torch.bool)
@@ -133,8 +141,8 @@ def test_new_columns_of_a_chain_are_a_partition_of_the_model() -> None:
     chain = (0.0, 0.1, 0.15, 0.35, 0.6, 0.8)
     total = {name: torch.zeros(where.blueprint.shape(name)) for name in where.blueprint.params}
     for before, ratio in pairwise(chain):
-        part = inner(where, ratio)
-        for name, mask in new_columns(part, before, "cpu").items():
+        part = nested_model(where, ratio)
+        for name, mask in new_coordinates(part, before, "cpu").items():
             total[name] += part.paste(name, mask.float(), torch.zeros_like(total[name]))
     assert all(torch.equal(value, torch.ones_like(value)) for value in total.values())
 
@@ -142,9 +150,9 @@ def test_new_columns_of_a_chain_are_a_partition_of_the_model() -> None:
 def test_the_planned_share_is_all_that_a_device_holds() -> None:
     task = small.task()
     where = linear.site(task, Fjord(), 0.3)
-    assert inner(where, 0.3).part == Slice()
-    assert inner(where, 0.3).site.blueprint == where.blueprint
-    assert inner(where, 0.2).site.blueprint.shape("8.weight") == (4, 32)
+    assert nested_model(where, 0.3).part == Slice()
+    assert nested_model(where, 0.3).context.blueprint == where.blueprint
+    assert nested_model(where, 0.2).context.blueprint.shape("8.weight") == (4, 32)
 
 
 @pytest.mark.parametrize("trainer", [Slim(PLAIN), Fjord(PLAIN), Progressive(PLAIN), Rush(PLAIN)])
@@ -155,7 +163,7 @@ def test_running_statistics_are_those_of_the_whole_model_once(trainer: Any) -> N
     data, valid = task.data(0), torch.ones(task.size(0), dtype=torch.bool)
     batch = Minibatch(data.x, data.y, valid, torch.tensor(0))
     numbers = {"lr": torch.tensor(0.0)}
-    (choice,) = trainer.choices(torch.tensor(5), 1)
+    (choice,) = trainer.shared_draws(torch.tensor(5), 1)
     given = TrainingStart(task.params, task.buffers, task.labels(0))
     found = trainer.step(where, trainer.start(where, given), batch, numbers, choice)
     expected = PLAIN.step(plain, PLAIN.start(plain, given), batch, numbers, None)
@@ -171,7 +179,7 @@ def test_parts_of_a_suffix_leave_the_other_layers_alone(kind: type[Any]) -> None
     where = linear.site(task, trainer, first=2)
     data, valid = task.data(0), torch.ones(task.size(0), dtype=torch.bool)
     batch = Minibatch(data.x, data.y, valid, torch.tensor(0))
-    (choice,) = trainer.choices(torch.tensor(5), 1)
+    (choice,) = trainer.shared_draws(torch.tensor(5), 1)
     state = trainer.start(where, TrainingStart(task.params, task.buffers, task.labels(0)))
     new = trainer.step(where, state, batch, {"lr": torch.tensor(0.1)}, choice)["params"]
     changed = {name for name in new if not torch.equal(new[name], task.params[name])}
@@ -196,23 +204,29 @@ def test_distillation_needs_classes() -> None:
 @pytest.mark.parametrize("kind", [Slim, Fjord, Progressive, Rush])
 def test_what_is_wrong_is_told_all_at_once(kind: type[Any]) -> None:
     name = kind.__name__
-    with pytest.raises(ValueError, match=rf"{name}\.ratios must be .*\n{name}\.samples must not"):
-        kind(ratios=(0.0, 1.0), samples=-1)
-    with pytest.raises(ValueError, match=rf"{name}\.ratios must differ"):
-        kind(ratios=(0.5, 0.5))
-    with pytest.raises(ValueError, match=rf"{name}\.ratios must be one or more"):
-        kind(ratios=())
+    with pytest.raises(
+        ValueError, match=rf"{name}\.nested_widths must be .*\n{name}\.samples must not"
+    ):
+        kind(nested_widths=(0.0, 1.0), samples=-1)
+    with pytest.raises(ValueError, match=rf"{name}\.nested_widths must differ"):
+        kind(nested_widths=(0.5, 0.5))
+    with pytest.raises(ValueError, match=rf"{name}\.nested_widths must be one or more"):
+        kind(nested_widths=())
 
 
 def calculated(trainer: Any, task: Task, share: float) -> int:
     """FLOP of one minibatch of four, as torch counts them."""
     where = linear.site(task, trainer, share)
-    params = inner(linear.site(task, trainer), share).cut(task.params) if share < 1 else task.params
+    params = (
+        nested_model(linear.site(task, trainer), share).cut(task.params)
+        if share < 1
+        else task.params
+    )
     state = trainer.start(where, TrainingStart(params, {}, task.labels(0)))
     batch = Minibatch(
         task.data(0).x[:4], task.data(0).y[:4], torch.ones(4, dtype=torch.bool), torch.tensor(0)
     )
-    (choice,) = trainer.choices(torch.tensor(5), 1)
+    (choice,) = trainer.shared_draws(torch.tensor(5), 1)
     with FlopCounterMode(display=False) as counter:
         trainer.step(where, state, batch, {"lr": torch.tensor(0.1)}, choice)
     return int(counter.get_total_flops())
@@ -237,7 +251,7 @@ def test_work_is_what_is_calculated(trainer: Any, share: float) -> None:
     data = Data(torch.randn(9, 6), torch.arange(9) % 3)
     task = Task.of(net, data, data, split=Split(devices=1, test_share=0))
     part = task.blueprint.prefix(share) if share < 1 else Slice()
-    work = trainer.work(Priced(task.blueprint, part, 4), processed=4, steps=1)
+    work = trainer.work(Priced(task.blueprint, part, 4), processed=4, local_steps=1)
     assert work.flops == calculated(trainer, task, share)
 
 

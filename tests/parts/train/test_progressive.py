@@ -16,7 +16,7 @@ from anyfleet import rng
 from anyfleet.core.messages import Params
 from anyfleet.core.slots import Minibatch, TrainingStart
 from anyfleet.elastic import Priced, Slice
-from anyfleet.formulas.distillation import (
+from anyfleet.formulas.reference.distillation import (
     Buffers,
     Descent,
     LinearBatch,
@@ -24,8 +24,8 @@ from anyfleet.formulas.distillation import (
     fedrescue_step,
     fedrush_step,
     fedseq_step,
-    progressive_ratios,
 )
+from anyfleet.formulas.sub_models import progressive_widths
 from anyfleet.parts.train import AdamW, Decaying, Fjord, Gradient, Progressive, Rush, Sgd, Slim
 from anyfleet.parts.train.nested import NESTED_WIDTHS
 from tests.helpers import linear, small
@@ -91,7 +91,7 @@ def test_three_steps_equal_the_formulas(name: str, rule: Buffers, capacity: floa
     descent = Descent(0.1, 0.9, decay=0.05, buffers=rule)
 
     def reference(model: Moved, batch: LinearBatch, choice: tuple[float, ...]) -> Moved:
-        ratios = progressive_ratios(np.array(NESTED_WIDTHS), capacity, 4, np.array(choice))
+        ratios = progressive_widths(np.array(NESTED_WIDTHS), capacity, 4, np.array(choice))
         return STEPS[name](model, batch, ratios, descent, capacity=capacity)
 
     linear.three_steps(trainer, capacity, 0.1, reference)

@@ -18,7 +18,7 @@ FEDAVG = replace(fedavg(lr=0.1), select=Everyone())
 def alone(distance: float, sharing: int) -> float:
     """The rate of one of so many devices on the band."""
     world = Fleet((Group(link=BAND, distance=distance),)).build(np.ones(1, dtype=np.int64), 0)
-    return float(world.rates(np.zeros(1, dtype=np.int64), When(0.0, 0), sharing).up[0])
+    return float(world.bit_rates(np.zeros(1, dtype=np.int64), When(0.0, 0), sharing).up[0])
 
 
 def test_a_cohort_divides_the_band() -> None:
@@ -46,7 +46,7 @@ def test_tiers_that_are_asked_at_one_moment_share_the_band() -> None:
     """Each tier is a request of its own; the first must not get the band of the later ones."""
     fleet = Fleet(tuple(Group(link=BAND, distance=300.0, speed=speed) for speed in (2e9, 1e9, 5e8)))
     steps = small.steps(replace(FEDAVG, schedule=Tiers()), small.task(), 4, fleet=fleet)
-    first = [row for step in steps for row in small.rows(step) if row.issued_at == 0]
+    first = [row for step in steps for row in small.rows(step) if row.issued_round == 0]
     assert {row.level for row in first} == {0, 1, 2}
     for row in first:
-        assert row.bits_up / row.upload == pytest.approx(alone(300.0, 8))
+        assert row.bits_up / row.upload_seconds == pytest.approx(alone(300.0, 8))

@@ -41,7 +41,7 @@ def test_devices_report_the_loss_of_their_last_answer() -> None:
 
 
 def test_statistics_before_a_test_are_paid_for() -> None:
-    """HeteroFL's static norm goes through all training data before it judges (specification §1.5 d)."""
+    """The static norm goes through all training data before tests (specification §1.5 d)."""
     task = small.task()
     forward = cost(task.blueprint).forward_flops
     for norm, passes in ((Static(), 2), (Tracked(), 1)):

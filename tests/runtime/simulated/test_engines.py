@@ -130,7 +130,7 @@ def test_a_recurrent_model_teaches_its_parts_in_every_engine(make: Callable[...,
         module, text = Recurrent(), torch.randint(0, 11, (60, 6))
     data = Data(text[:, :-1].contiguous(), text[:, 1:].contiguous())
     task = Task.of(module, data, split=Split(devices=3, server=6, seed=2))
-    method = make(count=3, lr=0.1, batch=8, samples=2)
+    method = make(count=3, lr=0.1, batch_size=8, samples=2)
     one, two, three = (
         small.steps(method, task, 1, engine=engine)[-1].params
         for engine in (None, Threads(), Stacked())

@@ -6,19 +6,24 @@ import numpy as np
 import pytest
 
 from anyfleet.arrays import Flags
-from anyfleet.runtime.simulated.failures import PossibleFailure, first, goes_offline, runs_dry
-from anyfleet.runtime.simulated.phases import Knot, Pace, Phase
+from anyfleet.runtime.simulated.failures import (
+    PossibleFailure,
+    battery_failures,
+    earliest,
+    offline_failures,
+)
+from anyfleet.runtime.simulated.phases import Phase, Progress, SteadyCost
 from anyfleet.world import Fleet, Group, Intermittent, World
 from anyfleet.world.quantities import When
 
 
-def course(seconds: float, joules: float) -> Phase:
-    return Phase.steady(Pace(seconds, joules))
+def phase(seconds: float, joules: float) -> Phase:
+    return Phase.steady(SteadyCost(seconds, joules))
 
 
-def test_the_first_fate_comes_to_pass() -> None:
-    assert first([]) is None
-    assert first(
+def test_the_earliest_failure_counts() -> None:
+    assert earliest([]) is None
+    assert earliest(
         [PossibleFailure(3.0, "a"), PossibleFailure(1.0, "b"), PossibleFailure(2.0, "c")]
     ) == PossibleFailure(1.0, "b")
 
@@ -30,30 +35,35 @@ def test_the_first_fate_comes_to_pass() -> None:
 def test_a_battery_is_empty_at_the_second_at_which_its_joules_are_spent(
     charge: float, after: float
 ) -> None:
-    parts = course(4.0, 2.0), course(6.0, 6.0)
-    (fate,) = runs_dry(parts, charge)
+    parts = phase(4.0, 2.0), phase(6.0, 6.0)
+    (fate,) = battery_failures(parts, charge)
     assert fate.after == pytest.approx(after)
     assert fate.reason == "battery empty"
 
 
 @pytest.mark.parametrize("charge", [8.0, 9.0, math.inf])
 def test_a_battery_that_lasts_has_no_fate(charge: float) -> None:
-    assert not list(runs_dry((course(4.0, 2.0), course(6.0, 6.0)), charge))
+    assert not list(battery_failures((phase(4.0, 2.0), phase(6.0, 6.0)), charge))
 
 
 def test_an_empty_battery_does_what_costs_nothing() -> None:
-    (fate,) = runs_dry((course(4.0, 0.0), course(6.0, 6.0)), 0.0)
+    (fate,) = battery_failures((phase(4.0, 0.0), phase(6.0, 6.0)), 0.0)
     assert fate.after == 4.0
 
 
 def test_a_battery_is_not_used_while_a_link_is_down() -> None:
     """A joule, three seconds of nothing, another joule."""
-    knots = (Knot(0.0, 0.0, 0.0), Knot(1.0, 0.5, 1.0), Knot(4.0, 0.5, 1.0), Knot(5.0, 1.0, 2.0))
-    parts = course(2.0, 3.0), Phase(knots)
+    knots = (
+        Progress(0.0, 0.0, 0.0),
+        Progress(1.0, 0.5, 1.0),
+        Progress(4.0, 0.5, 1.0),
+        Progress(5.0, 1.0, 2.0),
+    )
+    parts = phase(2.0, 3.0), Phase(knots)
     for charge, after in ((1.5, 1.0), (3.5, 2.5), (4.0, 6.0), (4.5, 6.5)):
-        (fate,) = runs_dry(parts, charge)
+        (fate,) = battery_failures(parts, charge)
         assert fate.after == pytest.approx(after)
-    assert not list(runs_dry(parts, 5.0))
+    assert not list(battery_failures(parts, 5.0))
 
 
 def away() -> tuple[World, Flags]:
@@ -70,12 +80,12 @@ def test_a_device_goes_offline_at_the_moment_it_does() -> None:
     assert runs
     for i in runs:
         when = When(10.0 * i + 3.0, 0)
-        (fate,) = goes_offline(world, 0, when, 100.0)
+        (fate,) = offline_failures(world, 0, when, 100.0)
         assert fate.reason == "went offline"
         assert fate.after == pytest.approx(17.0)
-        assert not list(goes_offline(world, 0, when, 17.0))  # done just before
+        assert not list(offline_failures(world, 0, when, 17.0))  # done just before
         # Done with one part just then, it is away when the next begins.
-        (fate,) = goes_offline(world, 0, When(10.0 * (i + 2), 0), 1.0)
+        (fate,) = offline_failures(world, 0, When(10.0 * (i + 2), 0), 1.0)
         assert fate.after == 0.0
 
 
@@ -83,4 +93,4 @@ def test_a_step_alone_drives_nobody_away() -> None:
     groups = (Group(availability=Intermittent(0.5)),)
     world = Fleet(groups=groups).build(np.array([5]), 0)
     step = next(s for s in range(50) if world.online(np.array([0]), When(0.0, s))[0])
-    assert not list(goes_offline(world, 0, When(0.0, step), 1e9))
+    assert not list(offline_failures(world, 0, When(0.0, step), 1e9))

@@ -20,8 +20,9 @@ from anyfleet.core.slots import Plan
 from anyfleet.core.time_and_energy import Amount, training
 from anyfleet.core.view import View
 from anyfleet.elastic import cost, width
-from anyfleet.elastic.cost.operations import CNN_CIFAR, Counting, complexity
+from anyfleet.elastic.cost.operations import Counting
 from anyfleet.errors import CompositionError
+from anyfleet.formulas.fedpmt import CNN_CIFAR, fedpmt_complexity
 from anyfleet.methods import fedavg, heterofl
 from anyfleet.parts.norm import Tracked
 from anyfleet.parts.plan import WidthMenu
@@ -32,7 +33,7 @@ from anyfleet.runtime.simulated.clock import Clock
 from anyfleet.tasks import Data, Split, Task, zoo
 from anyfleet.tasks.partition import Iid
 from anyfleet.world import (
-    Columns,
+    ColumnLoss,
     Fleet,
     Group,
     Intermittent,
@@ -47,7 +48,9 @@ from tests.helpers import small
 
 ALL = replace(fedavg(lr=0.1, batch_size=8), select=Everyone())
 # Seconds that are easy to add up: links that take as long as computing.
-SLOW = Group(speed=1e7, link=Steady(up=1e5, down=1e5, power=0.5, receive=0.25))
+SLOW = Group(
+    speed=1e7, link=Steady(bit_rate_up=1e5, bit_rate_down=1e5, send_power=0.5, receive_power=0.25)
+)
 
 
 def rows(step: Round) -> list[SimpleNamespace]:
@@ -93,8 +96,8 @@ def test_half_the_width_is_about_a_quarter_of_the_compute() -> None:
         for row in rows(small.steps(method, task, 1, fleet=fleet())[0]):
             slice_ = task.blueprint.prefix(share)
             assert row.flops == 16 * cost(task.blueprint, slice_).flops
-            assert row.compute == pytest.approx(row.flops / 1e7)
-        seconds.append(row.compute)
+            assert row.compute_seconds == pytest.approx(row.flops / 1e7)
+        seconds.append(row.compute_seconds)
         joules.append(row.compute_joules)
     assert seconds[1] / seconds[0] == pytest.approx(0.25, abs=0.01)
     assert joules[1] / joules[0] == pytest.approx(0.25, abs=0.01)
@@ -104,14 +107,16 @@ def test_a_suffix_of_layers_spends_exactly_its_counted_share() -> None:
     task = small.task(devices=6)
     method = replace(ALL, plan=Depths((0, 1, 2)))
     step = small.steps(method, task, 1, fleet=fleet(SLOW, SLOW, SLOW))[0]
-    assert {row.first for row in rows(step)} == {0, 1, 2}
+    assert {row.first_trained_layer for row in rows(step)} == {0, 1, 2}
     whole = cost(task.blueprint).flops
     for row in rows(step):
-        mine = cost(task.blueprint, task.blueprint.prefix(1.0, row.first)).flops
+        mine = cost(task.blueprint, task.blueprint.prefix(1.0, row.first_trained_layer)).flops
         samples = len(task.data(row.device))
         assert row.flops == samples * mine
-        assert row.compute == pytest.approx(samples * whole / 1e7 * (mine / whole))
-        assert row.bits_up == 32 * task.blueprint.numel(task.blueprint.trained(row.first))
+        assert row.compute_seconds == pytest.approx(samples * whole / 1e7 * (mine / whole))
+        assert row.bits_up == 32 * task.blueprint.numel(
+            task.blueprint.trained(row.first_trained_layer)
+        )
 
 
 def cifar() -> Task:
@@ -125,12 +130,12 @@ def cifar() -> Task:
 def test_fedpmts_deadline_times_through_the_simulator(counting: Counting) -> None:
     """Five speeds, the slowest trains the last layer only; 10 s for all of it on the fastest."""
     task = cifar()
-    full = complexity(CNN_CIFAR, 20, counting)  # type: ignore[arg-type]
+    full = fedpmt_complexity(CNN_CIFAR, 20, counting)  # type: ignore[arg-type]
     groups = tuple(Group(speed=full / 10 / divisor) for divisor in (1, 2, 3, 4, 5))
     method = replace(fedavg(batch_size=20), select=Everyone(), plan=Depths((0, 1, 2, 3, 4)))
     step = small.steps(method, task, 1, fleet=fleet(*groups, counting=counting))[0]
-    seconds = {row.level: row.compute for row in rows(step)}
-    counted = [complexity(CNN_CIFAR, 20, counting, first=p) for p in range(5)]  # type: ignore[arg-type]
+    seconds = {row.level: row.compute_seconds for row in rows(step)}
+    counted = [fedpmt_complexity(CNN_CIFAR, 20, counting, first=p) for p in range(5)]  # type: ignore[arg-type]
     assert [row.flops for row in sorted(rows(step), key=lambda row: row.level)] == counted
     assert [seconds[p] for p in range(5)] == pytest.approx(
         [10 * (p + 1) * counted[p] / full for p in range(5)]
@@ -158,8 +163,10 @@ def test_frequency_and_overhead_and_load_reach_the_ledger() -> None:
         for method in (ALL, replace(ALL, plan=Slowly()))
     )
     for fast, slow in zip(one, two, strict=True):
-        assert fast.compute == pytest.approx(2 * (fast.flops / 1e7 + 4 * 0.1))  # 30 samples by 8
-        assert slow.compute == pytest.approx(2 * fast.compute)
+        assert fast.compute_seconds == pytest.approx(
+            2 * (fast.flops / 1e7 + 4 * 0.1)
+        )  # 30 samples by 8
+        assert slow.compute_seconds == pytest.approx(2 * fast.compute_seconds)
         assert slow.compute_joules == pytest.approx(fast.compute_joules / 4)
         assert math.isnan(fast.frequency)
         assert slow.frequency == 5e8
@@ -181,17 +188,17 @@ def test_a_transfer_integrates_a_rate_that_changes(tmp_path: Path) -> None:
     lines = (f"{d * bits},{u * bits}" for d, u in zip(down, up, strict=True))
     trace.write_text("down,up\n" + "\n".join(lines))
     link = Steady(
-        up=Replayed(trace, "up", every=1.0, shift=False),
-        down=Replayed(trace, "down", every=1.0, shift=False),
-        power=0.5,
-        receive=0.25,
+        bit_rate_up=Replayed(trace, "up", every=1.0, shift=False),
+        bit_rate_down=Replayed(trace, "down", every=1.0, shift=False),
+        send_power=0.5,
+        receive_power=0.25,
     )
     group = Group(speed=sized.flops / 0.5, link=link)
     (step,) = small.steps(ALL, task, 1, fleet=fleet(group))
     (row,) = rows(step)
-    assert row.download == pytest.approx(3.25)
-    assert row.compute == pytest.approx(0.5)
-    assert row.upload == pytest.approx(0.25 + 0.45)
+    assert row.download_seconds == pytest.approx(3.25)
+    assert row.compute_seconds == pytest.approx(0.5)
+    assert row.upload_seconds == pytest.approx(0.25 + 0.45)
     assert row.download_joules == pytest.approx(0.25 * 2.25)
     assert row.upload_joules == pytest.approx(0.5 * 0.7)
     assert step.time == pytest.approx(4.45)
@@ -214,16 +221,18 @@ def test_what_is_cut_has_carried_what_the_link_carried(
     """Nothing for ten seconds, then 200 bits in each of five, then nothing, then everything."""
     task = small.task(devices=1)
     down = stepped(tmp_path, (0, 0, 200, 0, 1e9), 5.0)
-    group = Group(link=Steady(up=1e9, down=down, receive=0.25), battery=10.0)
+    group = Group(
+        link=Steady(bit_rate_up=1e9, bit_rate_down=down, receive_power=0.25), battery=10.0
+    )
     method = replace(ALL, schedule=Deadline(deadline))
     runtime = Simulated(task, small.world(task, fleet(group)), 0)
     (row,) = rows(next(run(method, task, runtime, 0)))
-    assert row.lost == "too late"
-    assert row.download == pytest.approx(deadline)
+    assert row.failure == "too late"
+    assert row.download_seconds == pytest.approx(deadline)
     assert row.bits_down == pytest.approx(bits)
     assert row.download_joules == pytest.approx(joules)
     assert runtime.conditions(np.array([0])).battery == pytest.approx([10 - joules])
-    assert row.compute == row.bits_up == row.delivered_down == 0
+    assert row.compute_seconds == row.bits_up == row.delivered_down == 0
 
 
 def test_a_cut_upload_has_carried_what_the_link_carried(tmp_path: Path) -> None:
@@ -231,12 +240,12 @@ def test_a_cut_upload_has_carried_what_the_link_carried(tmp_path: Path) -> None:
     task = small.task(devices=1)
     (sized,) = rows(small.steps(ALL, task, 1)[0])
     up = stepped(tmp_path, (9e9, 9e9, 9e9, 300, 0, 100), 1.0)
-    link = Steady(up=up, down=sized.bits_down, power=0.5)
+    link = Steady(bit_rate_up=up, bit_rate_down=sized.bits_down, send_power=0.5)
     group = Group(speed=sized.flops / 2, link=link)
     method = replace(ALL, schedule=Deadline(5.5))
     (row,) = rows(small.steps(method, task, 1, fleet=fleet(group))[0])
     assert row.bits_up == pytest.approx(350)
-    assert row.upload == pytest.approx(2.5)
+    assert row.upload_seconds == pytest.approx(2.5)
     assert row.upload_joules == pytest.approx(0.5 * 1.5)
     assert row.flops == sized.flops
     assert row.bits_down == sized.bits_down
@@ -245,12 +254,12 @@ def test_a_cut_upload_has_carried_what_the_link_carried(tmp_path: Path) -> None:
 def test_a_battery_waits_for_a_link_and_is_empty_when_it_is(tmp_path: Path) -> None:
     task = small.task(devices=1)
     down = stepped(tmp_path, (200, 0, 0, 0, 200, 200), 1.0)
-    link = Steady(up=1e9, down=down, receive=0.25)
+    link = Steady(bit_rate_up=1e9, bit_rate_down=down, receive_power=0.25)
     group = Group(link=link, battery=0.375, reserve=0.0)
     first, second = small.steps(ALL, task, 2, fleet=fleet(group))
     (row,) = rows(first)
-    assert row.lost == "battery empty"
-    assert row.download == first.time == pytest.approx(4.5)
+    assert row.failure == "battery empty"
+    assert row.download_seconds == first.time == pytest.approx(4.5)
     assert row.bits_down == pytest.approx(300)
     assert row.download_joules == pytest.approx(0.375)
     assert not rows(second)
@@ -264,7 +273,7 @@ def changed(folder: Path, every: float | None = 1.0) -> tuple[Task, SimpleNamesp
     task = small.task(devices=1)
     (sized,) = rows(small.steps(ALL, task, 1)[0])
     load = replace(stepped(folder, (3, 1, 4, 2, 1), 1.0), every=every)
-    link = Steady(up=1e9, down=sized.bits_down)
+    link = Steady(bit_rate_up=1e9, bit_rate_down=sized.bits_down)
     return task, sized, Group(speed=sized.flops / 2, load=load, link=link, energy=1e-26)
 
 
@@ -272,7 +281,7 @@ def test_work_goes_on_at_the_pace_in_force(tmp_path: Path) -> None:
     """Free from second 1 on: half; then an eighth, a quarter, and the last eighth in 1/4 s."""
     task, sized, group = changed(tmp_path)
     (row,) = rows(small.steps(ALL, task, 1, fleet=fleet(group))[0])
-    assert row.compute == pytest.approx(3.25)
+    assert row.compute_seconds == pytest.approx(3.25)
     # Other work slows a device down, but pays for its own cycles: 2 s at 1e9 Hz.
     assert row.compute_joules == pytest.approx(1e-26 * 1e18 * 2e9)
     assert row.flops == sized.flops
@@ -288,8 +297,8 @@ def test_cut_work_is_charged_as_far_as_it_was_done(
     task, sized, group = changed(tmp_path)
     method = replace(ALL, schedule=Deadline(deadline))
     (row,) = rows(small.steps(method, task, 1, fleet=fleet(group))[0])
-    assert row.lost == "too late"
-    assert row.compute == pytest.approx(max(0.0, deadline - 1))
+    assert row.failure == "too late"
+    assert row.compute_seconds == pytest.approx(max(0.0, deadline - 1))
     assert row.flops == pytest.approx(share * sized.flops)
     assert row.compute_joules == pytest.approx(share * 20)
 
@@ -300,8 +309,8 @@ def test_a_speed_that_changes_changes_seconds_and_joules(tmp_path: Path) -> None
     speed = replace(stepped(tmp_path, (1, 1, 0.25), 1.0), scale=sized.flops / 2)
     (row,) = rows(small.steps(ALL, task, 1, fleet=fleet(replace(group, speed=speed, load=1.0)))[0])
     # Half in the first second, an eighth in the next, and the rest in 3/4 s at full speed.
-    assert row.compute == pytest.approx(2.75)
-    assert row.compute_joules == pytest.approx(10 * row.compute)
+    assert row.compute_seconds == pytest.approx(2.75)
+    assert row.compute_joules == pytest.approx(10 * row.compute_seconds)
 
 
 def test_what_changes_with_steps_stays_as_it_was_when_the_order_began(tmp_path: Path) -> None:
@@ -310,14 +319,14 @@ def test_what_changes_with_steps_stays_as_it_was_when_the_order_began(tmp_path: 
     runtime = Simulated(task, small.world(task, fleet(group)), 0)
     told = runtime.conditions(np.array([0]))
     (row,) = rows(next(run(ALL, task, runtime, 0)))
-    assert row.compute == pytest.approx(6.0)
-    assert row.compute == pytest.approx(sized.flops / float(told.speed[0]))
+    assert row.compute_seconds == pytest.approx(6.0)
+    assert row.compute_seconds == pytest.approx(sized.flops / float(told.speed[0]))
     # Two steps are under way while it computes: both would change the load.
     late = Deadline(1.5, late="late", staleness=9)
     steps = small.steps(replace(ALL, schedule=late), task, 6, fleet=fleet(group))
     (row,) = (row for step in steps for row in rows(step))
-    assert row.compute == pytest.approx(6.0)
-    assert row.step > row.issued_at + 2
+    assert row.compute_seconds == pytest.approx(6.0)
+    assert row.round_index > row.issued_round + 2
 
 
 @pytest.mark.parametrize("way", ["up", "down"])
@@ -325,22 +334,26 @@ def test_without_a_rate_there_is_no_link(tmp_path: Path, way: str) -> None:
     trace = tmp_path / "trace.csv"
     trace.write_text("x\n0\n1e6\n")  # the second row is never reached: one row a step
     gap = Replayed(trace, "x", shift=False)
-    link = Steady(up=gap, down=1e6, power=0.0) if way == "up" else Steady(up=1e6, down=gap)
+    link = (
+        Steady(bit_rate_up=gap, bit_rate_down=1e6, send_power=0.0)
+        if way == "up"
+        else Steady(bit_rate_up=1e6, bit_rate_down=gap)
+    )
     task = small.task(devices=2)
     first, second = small.steps(ALL, task, 2, fleet=fleet(Group(link=link, battery=1e9)))
     for row in rows(first):
-        assert row.lost == "no link"
-        assert row.bits_up == row.upload == row.upload_joules == row.delivered_up == 0
-        spent = row.download + row.compute
+        assert row.failure == "no link"
+        assert row.bits_up == row.upload_seconds == row.upload_joules == row.delivered_up == 0
+        spent = row.download_seconds + row.compute_seconds
         assert spent == 0 if way == "down" else spent > 0
         assert row.delivered_down == (way == "up")
         assert math.isfinite(row.compute_joules + row.download_joules)
-    assert {row.lost for row in rows(second)} == {""}
+    assert {row.failure for row in rows(second)} == {""}
 
 
 def test_a_shared_band_is_divided_by_the_cohort_and_reported_so() -> None:
     task = small.task()
-    group = replace(SLOW, link=Steady(up=8e5, down=4e5, shared=True))
+    group = replace(SLOW, link=Steady(bit_rate_up=8e5, bit_rate_down=4e5, shared=True))
     for count in (1, 4, 8):
         runtime = Simulated(task, small.world(task, fleet(group)), 0)
         told = []
@@ -356,14 +369,14 @@ def test_a_shared_band_is_divided_by_the_cohort_and_reported_so() -> None:
         (heard,) = told
         assert heard.bit_rate_up == pytest.approx(8e5 / count)
         for i, row in enumerate(rows(step)):
-            assert row.download == pytest.approx(row.bits_down / heard.bit_rate_down[i])
-            assert row.upload == pytest.approx(row.bits_up / heard.bit_rate_up[i])
+            assert row.download_seconds == pytest.approx(row.bits_down / heard.bit_rate_down[i])
+            assert row.upload_seconds == pytest.approx(row.bits_up / heard.bit_rate_up[i])
 
 
 def test_what_others_do_uses_the_air_too() -> None:
     """Devices that still work when a cohort starts share the band with it."""
     task = small.task()
-    group = replace(SLOW, link=Steady(up=8e5, down=4e5, shared=True))
+    group = replace(SLOW, link=Steady(bit_rate_up=8e5, bit_rate_down=4e5, shared=True))
     late = Deadline(1e-3, late="late", staleness=9)
     runtime = Simulated(task, small.world(task, fleet(group)), 0)
     list(islice(run(replace(ALL, select=Uniform(3), schedule=late), task, runtime, 0), 1))
@@ -377,20 +390,22 @@ def test_what_others_do_uses_the_air_too() -> None:
 def test_links_that_lose_columns_need_a_method_that_pads(lacking: dict[str, Any]) -> None:
     method = replace(small.padded(ALL), **lacking)
     with pytest.raises(CompositionError, match='add send = "weights" and cache = true'):
-        small.steps(method, small.task(), 1, fleet=fleet(replace(SLOW, loss=Columns(error=0.1))))
+        small.steps(
+            method, small.task(), 1, fleet=fleet(replace(SLOW, column_loss=ColumnLoss(error=0.1)))
+        )
 
 
 def test_where_nothing_comes_through_work_is_charged_and_changes_nothing() -> None:
     task = small.task()
     method = small.padded(ALL)
-    lossy = fleet(replace(SLOW, loss=Columns(error=1.0)))
+    lossy = fleet(replace(SLOW, column_loss=ColumnLoss(error=1.0)))
     runtime = Simulated(task, small.world(task, lossy), 0)
     steps = list(islice(run(method, task, runtime, 0), 2))
     for row in (row for step in steps for row in rows(step)):
-        assert row.lost == "nothing came through"
+        assert row.failure == "nothing came through"
         assert row.delivered_down == row.delivered_up == 0
-        assert row.bits_down == row.bits_up == row.download == row.upload == 0
-        assert row.compute > 0
+        assert row.bits_down == row.bits_up == row.download_seconds == row.upload_seconds == 0
+        assert row.compute_seconds > 0
         assert row.compute_joules > 0
         assert row.flops == cost(task.blueprint).flops * len(task.data(row.device))
     assert small.identical(steps[-1].params, task.params)
@@ -402,7 +417,7 @@ def test_where_nothing_comes_through_work_is_charged_and_changes_nothing() -> No
 
 def test_both_ways_fail_independently_and_as_often_as_told() -> None:
     task = small.task()
-    lossy = fleet(replace(SLOW, loss=Columns(error=0.3)))
+    lossy = fleet(replace(SLOW, column_loss=ColumnLoss(error=0.3)))
     method = small.padded(replace(ALL, norm=Tracked()))
     found = [row for step in small.steps(method, task, 8, fleet=lossy) for row in rows(step)]
     down = np.array([row.delivered_down for row in found])
@@ -411,8 +426,8 @@ def test_both_ways_fail_independently_and_as_often_as_told() -> None:
     assert abs(down.mean() - 0.274853) < 5 * deviation
     assert abs(up.mean() - 0.274853) < 5 * deviation
     assert abs(np.corrcoef(down, up)[0, 1]) < 5 / math.sqrt(len(found))
-    assert {"", "nothing came through"} == {row.lost for row in found}
-    assert all((row.lost == "") == (row.delivered_up > 0) for row in found)
+    assert {"", "nothing came through"} == {row.failure for row in found}
+    assert all((row.failure == "") == (row.delivered_up > 0) for row in found)
     whole = 32 * task.blueprint.numel()
     assert all(row.bits_up < whole for row in found if row.delivered_up < 1)
 
@@ -420,7 +435,7 @@ def test_both_ways_fail_independently_and_as_often_as_told() -> None:
 def test_a_fleet_without_loss_is_what_it_was_before() -> None:
     """Bit for bit, whether links cannot fail or only do not."""
     task = small.task()
-    lossless, lucky = fleet(SLOW), fleet(replace(SLOW, loss=Columns(error=1e-300)))
+    lossless, lucky = fleet(SLOW), fleet(replace(SLOW, column_loss=ColumnLoss(error=1e-300)))
     for method in (small.padded(ALL), small.padded(replace(ALL, norm=Tracked()))):
         one, two = (small.steps(method, task, 2, fleet=f) for f in (lossless, lucky))
         assert small.identical(one[-1].params, two[-1].params)
@@ -434,8 +449,8 @@ def test_nobody_is_asked_for_what_he_says_he_cannot_hold() -> None:
     task = small.task()
     step = small.steps(ALL, task, 1, fleet=fleet(replace(SLOW, memory=1e3)))[0]
     for row in rows(step):
-        assert row.lost.startswith("out of memory: needs")
-        assert row.download == row.compute == row.bits_down == 0
+        assert row.failure.startswith("out of memory: needs")
+        assert row.download_seconds == row.compute_seconds == row.bits_down == 0
     assert step.time == Synchronous().patience
 
 
@@ -448,7 +463,7 @@ def test_nobody_is_even_asked_about_a_model_that_he_cannot_hold() -> None:
     asked = [row for step in steps for row in rows(step) if row.kind == "evaluate"]
     assert len(asked) == 2 * task.devices  # once in each step
     for row in asked:
-        assert row.lost.startswith("out of memory") == (row.level == 0) == (row.bits_down == 0)
+        assert row.failure.startswith("out of memory") == (row.level == 0) == (row.bits_down == 0)
 
 
 def test_who_has_less_than_he_said_loses_the_order_after_the_download() -> None:
@@ -459,17 +474,24 @@ def test_who_has_less_than_he_said_loses_the_order_after_the_download() -> None:
     found = [
         r for s in small.steps(replace(ALL, cache=True), task, 6, fleet=world) for r in rows(s)
     ]
-    reasons = {row.lost.partition(":")[0] for row in found}
+    reasons = {row.failure.partition(":")[0] for row in found}
     assert reasons == {"", "out of memory"}
-    surprised = [row for row in found if row.lost and row.bits_down]
-    declined = [row for row in found if row.lost and not row.bits_down]
+    surprised = [row for row in found if row.failure and row.bits_down]
+    declined = [row for row in found if row.failure and not row.bits_down]
     assert surprised
     assert declined
     for row in surprised:
-        assert row.download == pytest.approx(row.bits_down / 1e5)
-        assert row.compute == row.upload == row.flops == row.bits_up == row.compute_joules == 0
+        assert row.download_seconds == pytest.approx(row.bits_down / 1e5)
+        assert (
+            row.compute_seconds
+            == row.upload_seconds
+            == row.flops
+            == row.bits_up
+            == row.compute_joules
+            == 0
+        )
         assert row.delivered_down == 1
-        needs, has = (float(part.split()[1]) for part in row.lost.split(":")[1].split(","))
+        needs, has = (float(part.split()[1]) for part in row.failure.split(":")[1].split(","))
         assert has < needs
 
 
@@ -477,7 +499,7 @@ def test_with_fresh_reports_nobody_is_surprised() -> None:
     task = small.task()
     memory = Redrawn(Between(1e3, 2e5), every=0.37)
     for step in small.steps(ALL, task, 5, fleet=fleet(replace(SLOW, memory=memory))):
-        assert all(not row.lost or not row.bits_down for row in rows(step))
+        assert all(not row.failure or not row.bits_down for row in rows(step))
 
 
 def test_menus_offer_only_what_fits() -> None:
@@ -497,7 +519,7 @@ def test_menus_offer_only_what_fits() -> None:
     ):
         world = fleet(replace(SLOW, memory=room))
         found = rows(small.steps(method, task, 1, fleet=world)[0])
-        assert {row.lost for row in found} == {""}
+        assert {row.failure for row in found} == {""}
         assert {row.width for row in found} == {width(task.blueprint.prefix(share), task.blueprint)}
 
 
@@ -535,13 +557,16 @@ def test_a_battery_is_empty_at_the_second_at_which_it_is(phase: str) -> None:
     empty = fleet(replace(group, battery=battery, reserve=0.0))
     first, second = small.steps(ALL, task, 2, fleet=empty)
     for row in rows(first):
-        assert row.lost == "battery empty"
+        assert row.failure == "battery empty"
         for name in phases:
             share = 1.0 if name in before else 0.5 if name == phase else 0.0
-            assert getattr(row, name) == pytest.approx(share * getattr(cost_, name))
+            seconds = f"{name}_seconds"
+            assert getattr(row, seconds) == pytest.approx(share * getattr(cost_, seconds))
             joules = f"{name}_joules"
             assert getattr(row, joules) == pytest.approx(share * getattr(cost_, joules))
-    assert first.time == pytest.approx(sum(getattr(rows(first)[0], name) for name in phases))
+    assert first.time == pytest.approx(
+        sum(getattr(rows(first)[0], f"{name}_seconds") for name in phases)
+    )
     assert type(first.time) is float  # whoever ended the step, and with which numbers
     assert not rows(second)  # nobody is left
 
@@ -557,7 +582,7 @@ def test_a_device_below_its_reserve_drops_out_recharges_and_returns() -> None:
     )
     asked = [len(rows(step)) for step in steps]
     assert asked == [1, 0, 0, 0, 0, 0, 1, 0]
-    assert [row.lost for step in steps for row in rows(step)] == ["", ""]
+    assert [row.failure for step in steps for row in rows(step)] == ["", ""]
 
 
 # --- coming and going -------------------------------------------------------------------------
@@ -569,17 +594,17 @@ def test_who_goes_offline_is_lost_at_that_moment_and_comes_back() -> None:
     world = small.world(task, fleet(group))
     steps = list(islice(run(ALL, task, Simulated(task, world, 0), 0), 12))
     found = [row for step in steps for row in rows(step)]
-    lost = {row.device for row in found if row.lost}
-    assert {row.lost for row in found} == {"", "went offline"}
-    assert lost & {row.device for row in found if not row.lost}  # some came back
+    lost = {row.device for row in found if row.failure}
+    assert {row.failure for row in found} == {"", "went offline"}
+    assert lost & {row.device for row in found if not row.failure}  # some came back
     for row in found:
-        end = row.began + row.download + row.compute + row.upload
+        end = row.began + row.download_seconds + row.compute_seconds + row.upload_seconds
         seen = [
             world.online(np.array([row.device]), When(t, 0))[0]
             for t in np.arange(math.ceil(row.began), end - 1e-9)
         ]
         assert all(seen)  # there until its end
-        if row.lost:
+        if row.failure:
             assert end == pytest.approx(round(end))
             assert not world.online(np.array([row.device]), When(round(end), 0))[0]
 
@@ -601,7 +626,7 @@ def test_a_survey_that_kills_once_does_not_kill_for_ever() -> None:
     for step in small.steps(method, task, 10, fleet=fleet(replace(SLOW, mortality=0.5))):
         for row in rows(step):
             if row.kind == "report":
-                deaths[row.device, step.index] = row.lost == "died"
+                deaths[row.device, step.index] = row.failure == "died"
     assert (deaths.sum(axis=1) > 0).all()
     assert (deaths.sum(axis=1) < 10).all()
 
@@ -613,20 +638,22 @@ def test_a_survey_that_kills_once_does_not_kill_for_ever() -> None:
 def test_cancelled_work_is_charged_up_to_the_cancel(at: float) -> None:
     task = small.task(devices=2)
     whole = costs(task, SLOW)
-    total = whole.download + whole.compute + whole.upload
+    total = whole.download_seconds + whole.compute_seconds + whole.upload_seconds
     method = replace(ALL, schedule=Deadline(at * total))
     (step,) = small.steps(method, task, 1, fleet=fleet())
     for row in rows(step):
-        assert row.lost == "too late"
-        assert row.download + row.compute + row.upload == pytest.approx(at * total)
+        assert row.failure == "too late"
+        assert row.download_seconds + row.compute_seconds + row.upload_seconds == pytest.approx(
+            at * total
+        )
         for name, bits in (("download", "bits_down"), ("upload", "bits_up"), ("compute", "flops")):
-            share = getattr(row, name) / getattr(whole, name)
+            share = getattr(row, f"{name}_seconds") / getattr(whole, f"{name}_seconds")
             assert getattr(row, bits) == pytest.approx(share * getattr(whole, bits))
             joules = f"{name}_joules"
             assert getattr(row, joules) == pytest.approx(share * getattr(whole, joules))
-        assert row.delivered_down == (row.download == whole.download)
+        assert row.delivered_down == (row.download_seconds == whole.download_seconds)
         assert row.delivered_up == 0
-        assert row.wait == pytest.approx(0, abs=1e-12)
+        assert row.wait_seconds == pytest.approx(0, abs=1e-12)
 
 
 def test_late_in_a_run_an_order_costs_what_it_costs_at_the_start() -> None:
@@ -637,7 +664,8 @@ def test_late_in_a_run_an_order_costs_what_it_costs_at_the_start() -> None:
     late = next(run(ALL, task, runtime, 0))
     early = small.steps(ALL, task, 1)[0]
     for one, two in zip(rows(early), rows(late), strict=True):
-        for name in ("bits_down", "bits_up", "download", "compute", "upload", "flops"):
+        seconds = ("download_seconds", "compute_seconds", "upload_seconds")
+        for name in ("bits_down", "bits_up", *seconds, "flops"):
             assert getattr(one, name) == getattr(two, name)
         assert (one.download_joules, one.upload_joules) == (two.download_joules, two.upload_joules)
         assert two.began == 3e7
@@ -661,21 +689,21 @@ def test_held_results_are_fetched_over_the_same_links() -> None:
     task = small.task()
     base = heterofl(widths=(1.0, 0.5), lr=0.1, batch_size=8)
     method = small.padded(replace(base, select=Everyone(), schedule=HoldAndFetch()))
-    world = fleet(*(replace(SLOW, loss=Columns(error=e)) for e in (0.0, 0.1)))
+    world = fleet(*(replace(SLOW, column_loss=ColumnLoss(error=e)) for e in (0.0, 0.1)))
     found = [row for step in small.steps(method, task, 4, fleet=world) for row in rows(step)]
-    held = {(r.device, r.issued_at): r for r in found if r.kind == "hold"}
+    held = {(r.device, r.issued_round): r for r in found if r.kind == "hold"}
     fetched = [r for r in found if r.kind == "fetch"]
     assert {r.width for r in fetched} == {1.0, 0.5}
     assert {r.delivered_up for r in fetched} > {1.0}
     for row in fetched:
-        before = held[row.device, row.issued_at]
+        before = held[row.device, row.issued_round]
         assert row.width == before.width
-        assert row.compute == row.compute_joules == row.flops == 0
+        assert row.compute_seconds == row.compute_joules == row.flops == 0
         # The number of the order, and which slice is meant.
         slice_ = task.blueprint.prefix(row.width)
         assert row.bits_down == 64 + index_bits(slice_, task.blueprint)
         assert before.delivered_up == 1  # numbers only
-        assert row.bits_up > before.bits_up or row.lost
+        assert row.bits_up > before.bits_up or row.failure
 
 
 @pytest.mark.parametrize("keep", [1, 3])
@@ -684,12 +712,12 @@ def test_the_first_answers_close_a_step_and_the_rest_is_charged_until_then(keep:
     groups = tuple(replace(SLOW, speed=1e7 / n) for n in (1, 2, 3, 4))
     method = replace(ALL, schedule=Overselected(keep))
     step = small.steps(method, task, 1, fleet=fleet(*groups))[0]
-    kept = [row for row in rows(step) if not row.lost]
+    kept = [row for row in rows(step) if not row.failure]
     assert len(kept) == keep
     for row in rows(step):
-        end = row.began + row.download + row.compute + row.upload
-        assert end + row.wait == pytest.approx(step.time)
-        assert row.lost == "" or end == pytest.approx(step.time)
+        end = row.began + row.download_seconds + row.compute_seconds + row.upload_seconds
+        assert end + row.wait_seconds == pytest.approx(step.time)
+        assert row.failure == "" or end == pytest.approx(step.time)
 
 
 def test_a_fleet_looked_at_in_blocks_is_the_same_fleet(monkeypatch: pytest.MonkeyPatch) -> None:

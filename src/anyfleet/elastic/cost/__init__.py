@@ -1,3 +1,3 @@
-"""What training a slice costs: FLOP, bytes, calls."""
+"""The cost of training a slice: FLOP, bytes, calls, operations."""
 
 __all__: list[str] = []

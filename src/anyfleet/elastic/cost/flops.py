@@ -1,15 +1,26 @@
-"""Work of a program, from its shapes: forward, and backward down to the first trained layer."""
+"""The work of a program in FLOP: forward, and backward down to the first trained layer.
+
+Most calls are counted from their shapes by a rule. A call without one runs on tensors without
+data, and torch counts what it is made of.
+"""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from anyfleet.elastic.blueprint import Blueprint
-from anyfleet.elastic.cost.measured_operators import measure
-from anyfleet.elastic.cost.passes import Shape, base, named, needed, own, shapes, tracked
+from anyfleet.elastic.cost.passes import Shape, named, needed, own, shapes, tracked
+from anyfleet.elastic.execution.interpret import Getter, caller, held
+from anyfleet.elastic.execution.modes import STATIC, Run
+from anyfleet.elastic.plain_tensors import plain_tensors
 from anyfleet.elastic.program import BATCH, Arg, Held, Items, Node, Value
-from anyfleet.elastic.tracing.operators import RULES
+from anyfleet.elastic.tracing.rules import RULES
 
 # Operators without an axis rule that move and compare, but multiply nothing.
 _MOVING = """
@@ -36,7 +47,7 @@ class Flops:
 
 @dataclass(frozen=True)
 class Contraction:
-    """One product of two operands: what it costs forward, and for the gradient of each operand."""
+    """The work of one product of operands: forward, and for the gradient of each operand."""
 
     forward: int
     gradients: tuple[tuple[Arg, int], ...]
@@ -46,7 +57,7 @@ class Contraction:
 
 @lru_cache(maxsize=4096)
 def count(blueprint: Blueprint, first: int = 0, batch: int = 1) -> Flops:
-    """The work of one batch of the (small) model when the layers from `first` on are trained."""
+    """Return the FLOP of one batch of the (small) model that trains the layers from `first` on."""
     sizes = {**blueprint.sizes, BATCH: batch}
     known = shapes(blueprint, batch)
     gradients, alive = tracked(blueprint, first), needed(blueprint)
@@ -62,7 +73,7 @@ def count(blueprint: Blueprint, first: int = 0, batch: int = 1) -> Flops:
 
 
 def uncounted(blueprint: Blueprint) -> tuple[Node, ...]:
-    """The calls whose work nobody knows how to count."""
+    """Return the calls whose work nobody knows how to count."""
     sizes = {**blueprint.sizes, BATCH: 2}
     known = shapes(blueprint, 2)
     nodes = blueprint.program.nodes
@@ -70,22 +81,22 @@ def uncounted(blueprint: Blueprint) -> tuple[Node, ...]:
 
 
 def _work(node: Node, shapes: Mapping[str, Shape], sizes: Mapping[str, int]) -> Contraction | None:
-    """By rule, or else as torch itself counts what the call is made of."""
-    rule = _RULES.get(base(node))
+    """Return the work of a call, by rule or as torch counts it; None if there is none to count."""
+    rule = _RULES.get(node.operator)
     if rule is not None:
         return rule(node, shapes)
     if not _is_unknown(node):
         return None
-    found = measure(node, shapes, sizes)
-    return None if found is None else Contraction(found.forward, found.gradients)
+    return _measured(node, shapes, sizes)
 
 
 def _is_unknown(node: Node) -> bool:
-    name = base(node)
+    name = node.operator
     return name not in _RULES and name not in RULES and name not in _IDLE
 
 
 def _shape(arg: Arg, shapes: Mapping[str, Shape]) -> Shape:
+    """Return the shape of an operand."""
     if isinstance(arg, Held):
         return shapes[arg.name]
     if isinstance(arg, Value):
@@ -94,7 +105,7 @@ def _shape(arg: Arg, shapes: Mapping[str, Shape]) -> Shape:
 
 
 def _weighted(node: Node, shapes: Mapping[str, Shape]) -> Contraction:
-    """Linear and convolution: every output element sums over one row of the weight."""
+    """Count a linear layer or a convolution: an output element sums over a row of the weight."""
     weight = _shape(node.args[1], shapes)
     work = 2 * math.prod(shapes[own(node)]) * math.prod(weight[1:])
     return Contraction(work, ((node.args[0], work), (node.args[1], work)))
@@ -113,23 +124,24 @@ def _product(node: Node, shapes: Mapping[str, Shape]) -> Contraction:
 
 
 def _added(node: Node, shapes: Mapping[str, Shape]) -> Contraction:
-    """A product of the second and third operand, added to the first."""
+    """Count a product of the second and third operand, added to the first."""
     inner = _shape(node.args[1], shapes)[-1]
     work = 2 * math.prod(shapes[own(node)]) * inner
     return Contraction(work, ((node.args[1], work), (node.args[2], work)))
 
 
 def _bilinear(node: Node, shapes: Mapping[str, Shape]) -> Contraction:
-    """One operand meets the weight, the result meets the other operand."""
+    """Count one operand that meets the weight, and the result that meets the other operand."""
     weight = _shape(node.args[2], shapes)
     work = 2 * math.prod(shapes[own(node)][:-1]) * weight[0] * (weight[1] + 1) * weight[2]
     return Contraction(work, tuple((arg, work) for arg in node.args[:3]))
 
 
 def _attention(node: Node, shapes: Mapping[str, Shape]) -> Contraction:
-    """Scores and weighted sum; the backward pass of the fused kernel computes the scores again.
+    """Count the scores and the weighted sum.
 
-    With dropout the attention is written out, and the scores are kept.
+    The backward pass of the fused kernel computes the scores again. With dropout the attention is
+    written out, and the scores are kept.
     """
     query, key, value = (_shape(arg, shapes) for arg in node.args[:3])
     rows = 2 * math.prod(query[:-1]) * key[-2]
@@ -139,7 +151,7 @@ def _attention(node: Node, shapes: Mapping[str, Shape]) -> Contraction:
 
 
 def _recurrent(node: Node, shapes: Mapping[str, Shape]) -> Contraction:
-    """Every weight matrix is applied once per step and sample."""
+    """Count every weight matrix once per step and sample."""
     weights = node.args[2]
     matrices = weights.items if isinstance(weights, Items) else ()
     numel = sum(math.prod(s) for s in (_shape(w, shapes) for w in matrices) if len(s) == 2)
@@ -169,3 +181,69 @@ _RULES: Mapping[str, Callable[[Node, Mapping[str, Shape]], Contraction]] = {
     "rnn_tanh": _recurrent,
     "rnn_relu": _recurrent,
 }
+
+
+# --- calls without a rule ------------------------------------------------------------------------
+
+Operand = Value | Held
+Operands = dict[Operand, Tensor]
+Call = Callable[[dict[str, Tensor]], Any]
+
+
+def _measured(
+    node: Node, shapes: Mapping[str, Shape], sizes: Mapping[str, int]
+) -> Contraction | None:
+    """Return the work of a call as torch counts it on tensors without data.
+
+    None if the call cannot be run alone, or if torch counts nothing in it. `shapes` has parameters,
+    buffers and constants by name and results by name after a dot.
+    """
+    # One that is used twice has both its gradients counted at once.
+    operands = tuple(dict.fromkeys(_operands(node.arguments)))
+    meta = torch.device("meta")
+    run = Run(STATIC, sizes[BATCH], None, None, torch.float32, meta, {})
+    try:
+        call = partial(_call, caller(node, sizes), run)
+        with plain_tensors(), torch.enable_grad():
+            empty = {arg: torch.empty(_shape(arg, shapes), device=meta) for arg in operands}
+            forward = _forward(call, empty)
+            gradients = tuple((arg, _backward(call, empty, arg)) for arg in operands)
+    except (RuntimeError, LookupError, TypeError, ValueError):
+        # An index or a mask that is not a number, for one: nothing to multiply there.
+        return None
+    return Contraction(forward, gradients) if forward else None
+
+
+def _operands(args: tuple[Arg, ...]) -> Iterator[Operand]:
+    for arg in args:
+        if isinstance(arg, Value | Held):
+            yield arg
+        elif isinstance(arg, Items):
+            yield from _operands(arg.items)
+
+
+def _call(getter: Getter, run: Run, values: dict[str, Tensor]) -> Any:
+    return getter(values, run)
+
+
+def _forward(call: Call, operands: Operands) -> int:
+    counter = FlopCounterMode(display=False)
+    with counter:
+        call({_name(arg): tensor for arg, tensor in operands.items()})
+    return int(counter.get_total_flops())
+
+
+def _backward(call: Call, operands: Operands, of: Operand) -> int:
+    """Return the work for the gradient of one operand."""
+    leaf = operands[of].clone().requires_grad_()
+    values = {_name(arg): tensor for arg, tensor in operands.items()} | {_name(of): leaf}
+    results = call(values)
+    first: Tensor = results if isinstance(results, Tensor) else results[0]
+    counter = FlopCounterMode(display=False)
+    with counter:
+        torch.autograd.grad(first.sum(), leaf, allow_unused=True)
+    return int(counter.get_total_flops())
+
+
+def _name(arg: Operand) -> str:
+    return held(arg.name) if isinstance(arg, Held) else arg.name

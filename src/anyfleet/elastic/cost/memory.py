@@ -1,4 +1,4 @@
-"""Memory of training: what autograd saves for the backward pass, and what is alive at the peak.
+"""The memory of training: what autograd saves for the backward pass, and the peak of a pass.
 
 Nothing is allocated: programs run on tensors without data.
 """
@@ -26,7 +26,7 @@ from anyfleet.elastic.tracing.mixed_rows import mixed_rows
 
 @lru_cache(maxsize=1024)
 def saved_bytes(blueprint: Blueprint, first: int = 0, batch: int = 1) -> int:
-    """Bytes saved by one training pass of the (small) model in float32.
+    """Return the bytes that one training pass of the (small) model saves in float32.
 
     Each storage counts once, however often it is saved. Parameters and buffers do not count (the
     device holds them anyway); the input batch does, when a trained layer needs it.
@@ -42,7 +42,7 @@ def saved_bytes(blueprint: Blueprint, first: int = 0, batch: int = 1) -> int:
 
 @lru_cache(maxsize=1024)
 def pass_bytes(blueprint: Blueprint, first: int = 0, batch: int = 1) -> int:
-    """Bytes at the peak of one forward and backward pass of the (small) model in float32.
+    """Return the bytes at the peak of a forward and backward pass of the (small) model in float32.
 
     Besides the model itself: the batch, activations as long as they are needed, gradients, and what
     operators make in between. The loss is a cross-entropy; most others take less.
@@ -64,7 +64,7 @@ def pass_bytes(blueprint: Blueprint, first: int = 0, batch: int = 1) -> int:
 
 
 def input_bytes(blueprint: Blueprint, batch: int = 1) -> int:
-    """Bytes of one batch of samples."""
+    """Return the bytes of one batch of samples."""
     sizes = {**blueprint.sizes, BATCH: batch}
     return sum(
         _dtype(given.dtype).itemsize * math.prod(length(dim, sizes) for dim in given.dims)
@@ -74,7 +74,7 @@ def input_bytes(blueprint: Blueprint, batch: int = 1) -> int:
 
 @contextmanager
 def _pretended() -> Iterator[None]:
-    """Tensors have no data, and whatever mode the caller is in, this is about training."""
+    """Make tensors without data and gradients in here, whatever mode the caller is in."""
     with (
         torch.inference_mode(False),
         torch.enable_grad(),
@@ -98,7 +98,7 @@ def _inputs(blueprint: Blueprint, batch: int) -> tuple[Tensor, ...]:
 
 
 class Ledger:
-    """Counts saved storages, each once, except those of `held`."""
+    """A count of the bytes of saved storages, each once, except those of `held`."""
 
     def __init__(self, held: tuple[Tensor, ...]) -> None:
         # Storages are kept alive so that the address of a freed one cannot be taken for it.
@@ -106,6 +106,7 @@ class Ledger:
         self.nbytes = 0
 
     def save(self, tensor: Tensor) -> Tensor:
+        """Count the storage of a tensor and return the tensor."""
         address = _address(tensor)
         if address not in self._known:
             self._known[address] = tensor
@@ -114,7 +115,7 @@ class Ledger:
 
 
 class Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of storages that are made and not yet freed."""
+    """A count of the bytes of storages that are made and not yet freed."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""What a program costs besides arithmetic: operator calls, and the bytes that operators touch.
+"""The cost of a program besides arithmetic: operator calls, and the bytes that operators touch.
 
 On real machines narrow slices do not get faster in proportion to their arithmetic: every call
 takes its time, and activation functions, pooling and normalisation wait for memory.
@@ -13,8 +13,6 @@ from anyfleet.elastic.blueprint import Blueprint
 from anyfleet.elastic.cost.passes import (
     ITEM,
     Shape,
-    arguments,
-    base,
     named,
     needed,
     own,
@@ -47,7 +45,7 @@ class Traffic:
 
 @lru_cache(maxsize=4096)
 def count(blueprint: Blueprint, first: int = 0, batch: int = 1) -> Traffic:
-    """The traffic of one batch of the (small) model when layers from `first` on are trained."""
+    """Return the traffic of one batch of the (small) model that trains layers from `first` on."""
     sizes = shapes(blueprint, batch)
     gradients, alive = tracked(blueprint, first), needed(blueprint)
     calls = [node for node in blueprint.program.nodes if not _is_view(node.op)]
@@ -62,10 +60,10 @@ def _is_view(op: str) -> bool:
 
 
 def _touched(node: Node, sizes: Mapping[str, Shape]) -> int:
-    """Bytes of what goes in and of what comes out. A list of tensors is as large as its source."""
-    read = {name for arg in arguments(node) for name in named(arg)}
+    """Return the bytes that go in and come out; a list of tensors is as large as its source."""
+    read = {name for arg in node.arguments for name in named(arg)}
     incoming = sum(math.prod(sizes[name]) for name in read if name in sizes)
     outgoing = math.prod(sizes[own(node)]) if own(node) in sizes else incoming
-    if base(node) in _LOOKUPS:
+    if node.operator in _LOOKUPS:
         incoming = outgoing
-    return ITEM * (incoming + outgoing) * _PASSES.get(base(node), 1)
+    return ITEM * (incoming + outgoing) * _PASSES.get(node.operator, 1)

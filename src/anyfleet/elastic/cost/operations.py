@@ -1,128 +1,41 @@
-"""Operations of one local step by the rules of FedPMT (specification §2).
+"""Operations of one local step on a slice, by the counting rules of FedPMT (specification §2).
 
-A step is the forward pass of the whole net and the backward pass of the layers it trains:
-
-- `declared`: the rule as its authors state it, convolutions for one sample whatever the batch;
-- `per_batch`: the same with convolutions charged for every sample, as a device has to;
-- `paper`: what the authors' table shows. It follows from the rule and a few slips, which belong to
-  the three nets of the table: there is no such number for another net.
+The rules know networks that are one chain of linear layers and convolutions. This module reads
+the layers of such a network from its blueprint; `anyfleet.formulas.fedpmt` counts.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Literal
 
-from anyfleet.elastic.blueprint import Blueprint, Slice
-from anyfleet.elastic.cost.counted_layers import Convolution, CountedLayer, Dense, layers_of
+from anyfleet.elastic.blueprint import WHOLE, Blueprint, Slice
+from anyfleet.elastic.program import BATCH, Dim, Held, Node, held_names, length, value_names
+from anyfleet.formulas.fedpmt import (
+    Convolution,
+    CountedLayer,
+    Dense,
+    Rule,
+    fedpmt_complexity,
+    fedpmt_forward_complexity,
+)
 
-Rule = Literal["paper", "declared", "per_batch"]
 Counting = Literal["flops", "paper", "declared", "per_batch"]  # "flops": no rule of FedPMT
 
-# C.1, C.2 and C.3 of the specification.
-FCNN: tuple[CountedLayer, ...] = (
-    Dense(784, 400),
-    Dense(400, 300),
-    Dense(300, 200),
-    Dense(200, 100),
-    Dense(100, 10),
-)
-CNN_MNIST: tuple[CountedLayer, ...] = (
-    Convolution(1, 8, window=5**2, positions=24**2),
-    Convolution(8, 16, window=5**2, positions=8**2),
-    Dense(256, 128),
-    Dense(128, 10),
-)
-CNN_CIFAR: tuple[CountedLayer, ...] = (
-    Convolution(3, 16, window=5**2, positions=28**2),
-    Convolution(16, 32, window=5**2, positions=10**2),
-    Dense(800, 500),
-    Dense(500, 300),
-    Dense(300, 10),
-)
-
-
-@dataclass(frozen=True)
-class _Slip:
-    """What stands in the terms of one layer instead of its own numbers; None: its own."""
-
-    # The element-wise error of a hidden layer is its neurons times the batch,
-    neurons: float | None = None
-    batch: float | None = None
-    # its other error term its neurons times those of the next layer times the batch.
-    following: float | None = None
-    # How much of a convolution is counted.
-    part: float = 1.0
-
-
-@dataclass(frozen=True)
-class _Book:
-    """How a rule counts: samples a convolution is charged for, activations, slips by layer."""
-
-    samples: int
-    activations: bool
-    slips: Mapping[int, _Slip] = field(default_factory=dict)
-
-
-_TABLE: Mapping[tuple[CountedLayer, ...], _Book] = {
-    # Fc1 takes the 784 inputs for its 400 neurons.
-    FCNN: _Book(1, activations=True, slips={0: _Slip(neurons=784)}),
-    # The activations of linear layers, though declared, are counted for the FCNN alone.
-    CNN_MNIST: _Book(1, activations=False),
-    CNN_CIFAR: _Book(
-        1,
-        activations=False,
-        slips={
-            # Conv2 as if it had 20 filters instead of 32 (or 10 input channels instead of 16).
-            1: _Slip(part=20 / 32),
-            # Fc1 as if the 10 classes came next instead of the 300 neurons of Fc2.
-            2: _Slip(following=10),
-            # Fc2 takes the 10 classes for the 20 samples of the batch.
-            3: _Slip(batch=10),
-        },
-    ),
-}
-
-
-def complexity(
-    layers: Sequence[CountedLayer],
-    batch: int,
-    rule: Rule,
-    *,
-    first: int = 0,
-    whole: Sequence[CountedLayer] | None = None,
-) -> float:
-    """Operations of one mini-batch: all layers forward, those from `first` on backward.
-
-    `whole` is the net that `layers` were cut from, by which `paper` knows its slips; `layers`
-    themselves by default. `paper` gives whole numbers: the table leaves the fraction out.
-    """
-    if batch < 1:
-        raise ValueError(f"complexity() needs a batch of at least one sample, got {batch}.")
-    if not 0 <= first < len(layers):
-        raise ValueError(
-            f"complexity() has layers 0 to {len(layers) - 1}; {first} cannot be the first trained."
-        )
-    book = _book(rule, batch, tuple(layers if whole is None else whole))
-    forward = sum(_forward(layers, i, batch, book) for i in range(len(layers)))
-    backward = sum(_backward(layers, i, batch, book) for i in range(first, len(layers)))
-    total = forward + backward
-    # Shares of neurons are seldom binary fractions: what misses a whole number by rounding is one.
-    return float(math.floor(total + 1e-6)) if rule == "paper" else float(total)
+# Their parameters are left out of the count: the rules have no term for them.
+_NORMS = frozenset({"batch_norm", "group_norm", "instance_norm", "layer_norm", "rms_norm"})
 
 
 def operations(blueprint: Blueprint, slice: Slice, batch: int, rule: Rule) -> float:
-    """Operations of one mini-batch on a slice: its own width, trained from its first layer on."""
+    """Return the operations of one mini-batch on a slice, trained from its first layer on."""
     return _operations(blueprint, blueprint.local(slice), slice.first_trained_layer, batch, rule)
 
 
 @lru_cache(maxsize=4096)
 def forward_operations(blueprint: Blueprint, slice: Slice, batch: int, rule: Rule) -> float:
-    """Operations of one mini-batch that is only looked at."""
-    layers, whole = layers_of(blueprint, slice), layers_of(blueprint)
-    book = _book(rule, batch, whole)
-    return float(sum(_forward(layers, i, batch, book) for i in range(len(layers))))
+    """Return the operations of one mini-batch on a slice that runs forward only."""
+    whole = layers_of(blueprint)
+    return fedpmt_forward_complexity(layers_of(blueprint, slice), batch, rule, whole=whole)
 
 
 @lru_cache(maxsize=4096)
@@ -131,100 +44,80 @@ def _operations(
 ) -> float:
     # Apart from the slice: slices of equal shape share one entry.
     whole = layers_of(blueprint)
-    return complexity(layers_of(small), batch, rule, first=first, whole=whole)
+    return fedpmt_complexity(layers_of(small), batch, rule, first=first, whole=whole)
 
 
-def ratios(layers: Sequence[CountedLayer], batch: int, rule: Rule) -> tuple[float, ...]:
-    """Share of the full complexity by first trained layer: 1 for layer 0, then ever less."""
-    full = complexity(layers, batch, rule)
-    return tuple(
-        complexity(layers, batch, rule, first=first) / full for first in range(len(layers))
-    )
+def layers_of(blueprint: Blueprint, slice: Slice = WHOLE) -> tuple[CountedLayer, ...]:
+    """Return the layers of a slice at its own width, one for each layer of the blueprint.
 
-
-def dropped(layers: Sequence[CountedLayer], share: float) -> tuple[CountedLayer, ...]:
-    """FedDrop's net: a share of the neurons of hidden linear layers, convolutions complete.
-
-    Widths are not rounded, as in FedPMT's table.
+    Raises:
+        ValueError: The network is not a chain of linear layers and convolutions.
     """
-    if not 0 < share <= 1:
-        raise ValueError(f"dropped() keeps a share in (0, 1] of the neurons, got {share}.")
-    return tuple(_dropped(layers, i, share) for i in range(len(layers)))
+    return _read(blueprint.local(slice))
 
 
-def deadline_seconds(
-    shares: Sequence[float],
-    levels: Sequence[float],
-    full_seconds: float,
-    *,
-    digits: int | None = None,
-) -> tuple[float, ...]:
-    """How long each device takes for its share of the model, `full_seconds` being all of it at 1.
-
-    `digits` rounds shares up to so many decimals first, as FedPMT does (2) to get its deadline.
-    """
-    if len(shares) != len(levels) or not all(level > 0 for level in levels):
+@lru_cache(maxsize=1024)
+def _read(small: Blueprint) -> tuple[CountedLayer, ...]:
+    # Apart from the slice: slices of equal shape share one entry.
+    found: list[CountedLayer] = []
+    for node in reversed(list(_chain(small))):
+        weights = [name for name in held_names(node.args) if name in small.params]
+        if not weights or node.operator in _NORMS:
+            continue
+        layer = _weighted(node, small)
+        number = len(found)
+        if number >= len(small.layers) or weights[0] not in small.layers[number].params:
+            raise _unknown(node, f"stands where layer {number} of the model should be")
+        found.append(layer)
+    if len(found) != len(small.layers):
         raise ValueError(
-            f"deadline_seconds() needs one positive level for each of {len(shares)} shares, "
-            f"got {tuple(levels)}."
+            f"Only {len(found)} of {len(small.layers)} layers lead to the output as linear layers "
+            'or convolutions, so FedPMT\'s rules cannot count them. Use counting="flops".'
         )
-    rounded = shares if digits is None else [_rounded_up(share, digits) for share in shares]
-    return tuple(share * full_seconds / level for share, level in zip(rounded, levels, strict=True))
+    return tuple(found)
 
 
-def _dropped(layers: Sequence[CountedLayer], i: int, share: float) -> CountedLayer:
-    layer = layers[i]
-    if isinstance(layer, Convolution):
-        return layer
-    after_hidden = i > 0 and isinstance(layers[i - 1], Dense)
-    is_output = i == len(layers) - 1
-    return Dense(
-        layer.inputs * (share if after_hidden else 1),
-        layer.outputs * (1 if is_output else share),
+def _chain(blueprint: Blueprint) -> Iterator[Node]:
+    """Yield the calls from the output back to the input, each with a single source."""
+    made = {node.name: node for node in blueprint.program.nodes}
+    name = blueprint.program.output
+    while name in made:
+        node = made[name]
+        sources = list(value_names(node.arguments))
+        if len(sources) != 1:
+            raise _unknown(node, f"joins {len(sources)} earlier results")
+        yield node
+        name = sources[0]
+
+
+def _weighted(node: Node, blueprint: Blueprint) -> CountedLayer:
+    base, dims = node.operator, node.dims or ()
+    if base not in ("linear", "conv1d", "conv2d", "conv3d") or not isinstance(node.args[1], Held):
+        raise _unknown(node, "is neither a linear layer, a convolution nor a norm")
+    if node.args[1].name in blueprint.frozen:
+        raise _unknown(node, "has frozen weights")
+    outputs, inputs, *window = blueprint.shape(node.args[1].name)
+    after = [length(dim, blueprint.sizes) for dim in dims[2:]]
+    if dims[:1] != (((BATCH,),),) or (base == "linear" and after):
+        raise _unknown(node, "is applied more than once to each sample")
+    if base == "linear":
+        return Dense(inputs, outputs)
+    if length(_dims_before(node, blueprint)[1], blueprint.sizes) != inputs:
+        raise _unknown(node, "has groups of channels")
+    return Convolution(inputs, outputs, math.prod(window), math.prod(after))
+
+
+def _dims_before(node: Node, blueprint: Blueprint) -> tuple[Dim, ...]:
+    """Return the dimensions of the only source of a call."""
+    (name,) = value_names(node.args)
+    program = blueprint.program
+    known = {given.name: given.dims for given in program.inputs}
+    known |= {made.name: made.dims for made in program.nodes if made.dims is not None}
+    return known[name]
+
+
+def _unknown(node: Node, problem: str) -> ValueError:
+    return ValueError(
+        f"FedPMT's rules count chains of linear layers and convolutions: {node.op} in "
+        f'{node.where or "the network"!r} {problem}. Use counting="flops".'
     )
-
-
-def _rounded_up(number: float, digits: int) -> float:
-    # A number that has so many digits already, but for binary rounding, stays.
-    scale = 10.0**digits
-    return math.ceil(number * scale - 1e-9) / scale
-
-
-def _book(rule: Rule, batch: int, whole: tuple[CountedLayer, ...]) -> _Book:
-    match rule:
-        case "declared":
-            return _Book(samples=1, activations=True)
-        case "per_batch":
-            return _Book(samples=batch, activations=True)
-        case "paper" if whole in _TABLE:
-            return _TABLE[whole]
-        case "paper":
-            raise ValueError(
-                'The rule "paper" knows the three nets of FedPMT\'s table (C.1 FCNN, C.2 '
-                f"CNN-MNIST, C.3 CNN-CIFAR10), not one with the layers {whole}. "
-                'Use "declared" or "per_batch".'
-            )
-    raise ValueError(f'Unknown rule {rule!r}: use "paper", "declared" or "per_batch".')
-
-
-def _forward(layers: Sequence[CountedLayer], i: int, batch: int, book: _Book) -> float:
-    layer = layers[i]
-    if isinstance(layer, Convolution):
-        one_sample = layer.inputs * layer.window * layer.outputs * layer.positions
-        return one_sample * book.samples * book.slips.get(i, _Slip()).part
-    return layer.outputs * batch * (layer.inputs + (1 if book.activations else 0))
-
-
-def _backward(layers: Sequence[CountedLayer], i: int, batch: int, book: _Book) -> float:
-    layer = layers[i]
-    if isinstance(layer, Convolution):
-        return 2 * _forward(layers, i, batch, book)
-    # Gradient and update of the weights.
-    weights = layer.outputs * layer.inputs * (batch + 1)
-    if i == len(layers) - 1:
-        return 2 * layer.outputs * batch + weights
-    slip = book.slips.get(i, _Slip())
-    following = layers[i + 1].outputs if slip.following is None else slip.following
-    neurons = layer.outputs if slip.neurons is None else slip.neurons
-    samples = batch if slip.batch is None else slip.batch
-    return neurons * samples + layer.outputs * following * batch + weights

@@ -1,4 +1,4 @@
-"""What the forward and the backward pass of a program go through: shapes, and what has a gradient.
+"""The forward and the backward pass of a program: shapes, and which tensors have a gradient.
 
 Results and parameters share one namespace here; a leading dot marks a result.
 """
@@ -21,47 +21,37 @@ _NO_GRADIENT = frozenset(_WITHOUT.split())
 
 
 def own(node: Node) -> str:
-    """The name of a node's result."""
+    """Return the name of a node's result."""
     return "." + node.name
 
 
-def base(node: Node) -> str:
-    """The operator without its overload."""
-    return node.op.split(".")[1] if "." in node.op else node.op
-
-
 def named(arg: Arg) -> set[str]:
-    """The tensors in an argument."""
+    """Return the names of the tensors in an argument."""
     return {*held_names((arg,)), *("." + name for name in value_names((arg,)))}
-
-
-def arguments(node: Node) -> tuple[Arg, ...]:
-    """Positional and named ones."""
-    return (*node.args, *node.options.values())
 
 
 @lru_cache(maxsize=4096)
 def tracked(blueprint: Blueprint, first: int) -> frozenset[str]:
-    """The tensors that have a gradient when the layers from `first` on are trained."""
+    """Return the tensors that have a gradient when the layers from `first` on are trained."""
     found = set(blueprint.trained(first))
     for node in blueprint.program.nodes:
-        if base(node) not in _NO_GRADIENT and any(named(arg) & found for arg in arguments(node)):
+        if node.operator not in _NO_GRADIENT and any(named(arg) & found for arg in node.arguments):
             found.add(own(node))
     return frozenset(found)
 
 
 @lru_cache(maxsize=256)
 def needed(blueprint: Blueprint) -> frozenset[str]:
-    """The nodes that the output depends on: the backward pass comes to no other."""
+    """Return the nodes that the output depends on: the backward pass comes to no other."""
     names = {blueprint.program.output}
     for node in reversed(blueprint.program.nodes):
         if node.name in names:
-            names.update(value_names(arguments(node)))
+            names.update(value_names(node.arguments))
     return frozenset(names)
 
 
 def shapes(blueprint: Blueprint, batch: int) -> dict[str, Shape]:
-    """Of everything that is one tensor."""
+    """Return the shape of everything that is one tensor."""
     sizes = {**blueprint.sizes, BATCH: batch}
 
     def shape(dims: tuple[Dim, ...]) -> Shape:

@@ -1,4 +1,4 @@
-"""What a slice costs its device."""
+"""The cost of a slice for its device: parameters, bytes, FLOP, calls, memory."""
 
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -7,7 +7,7 @@ from anyfleet.elastic.blueprint import WHOLE, Blueprint, Slice
 from anyfleet.elastic.cost import flops, memory
 from anyfleet.elastic.cost import memory_traffic as traffic
 from anyfleet.elastic.cost.passes import ITEM
-from anyfleet.elastic.narrowing import narrowed, width
+from anyfleet.elastic.widths import narrowed, width
 
 
 @dataclass(frozen=True)
@@ -15,9 +15,9 @@ class Cost:
     """The cost of one slice; work and activations are those of one batch.
 
     `nbytes` is the size of all parameters of the small model. Calls and moved bytes are those of
-    all operators (see `traffic`): what takes time besides arithmetic. `subject` is what all this is
-    the cost of: the small model, its first trained layer and the batch. What memory passes take is
-    found on demand, as it takes longer than all the rest.
+    all operators (see `memory_traffic`): what takes time besides arithmetic. `subject` is what all
+    this is the cost of: the small model, its first trained layer and the batch. Memory is computed
+    on demand, as it takes longer than all the rest.
     """
 
     params: int
@@ -35,7 +35,7 @@ class Cost:
 
     @property
     def flops(self) -> int:
-        """Forward and backward together."""
+        """FLOP, forward and backward together."""
         return self.forward_flops + self.backward_flops
 
     @property
@@ -59,12 +59,12 @@ class Cost:
 
     @property
     def activation_bytes(self) -> int:
-        """What autograd saves for the backward pass (see `memory.saved_bytes`)."""
+        """Bytes that autograd saves for the backward pass (see `memory.saved_bytes`)."""
         return memory.saved_bytes(*self.subject)
 
     @property
     def pass_bytes(self) -> int:
-        """What a forward and a backward pass hold at their peak besides the model.
+        """Bytes that a forward and a backward pass hold at their peak besides the model.
 
         Gradients included.
         """
@@ -85,26 +85,28 @@ class Priced:
 
     @property
     def share(self) -> float:
-        """Of the model's width: as planned, or else that of the slice."""
+        """The width of the slice: as planned, or else that of its channels."""
         return width(self.slice, self.blueprint) if self.planned is None else self.planned
 
     @cached_property
     def sample(self) -> Cost:
+        """The cost of one sample."""
         return cost(self.blueprint, self.slice)
 
     @cached_property
     def batch(self) -> Cost:
+        """The cost of one batch."""
         return cost(self.blueprint, self.slice, self.size)
 
     def within(self, share: float) -> "Priced":
-        """The leading part of the slice, up to a share of the whole model's width."""
+        """Return the costs of the leading part of the slice, up to a width of the whole model."""
         part = narrowed(self.slice, share, self.blueprint)
         return Priced(self.blueprint, part, self.size, share)
 
 
 @lru_cache(maxsize=4096)
 def cost(blueprint: Blueprint, slice: Slice = WHOLE, batch: int = 1) -> Cost:
-    """The cost of training a slice of the model, per batch of that size."""
+    """Return the cost of training a slice of the model, per batch of that size."""
     # How many indices, not which: otherwise a network with constants along an axis would be
     # counted anew for every index set, and norms give new ones in every round.
     leading = tuple((axis, tuple(range(count))) for axis, count in slice.shape(blueprint)[0])

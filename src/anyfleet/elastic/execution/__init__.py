@@ -1,3 +1,3 @@
-"""The network of a blueprint, run at any width."""
+"""Running a blueprint's program: as a pure function, or as a module."""
 
 __all__: list[str] = []

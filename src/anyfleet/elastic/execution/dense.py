@@ -10,13 +10,13 @@ from anyfleet.elastic.slicing import Params, cut
 
 
 def dense(blueprint: Blueprint, slice: Slice, params: Params, buffers: Params) -> "DenseModel":
-    """A real small module for a slice of the given tensors; it shares no memory with them."""
+    """Return a small module for a slice of the given tensors; it shares no memory with them."""
     small, held = cut(params, slice, blueprint), cut(buffers, slice, blueprint)
     return DenseModel(blueprint.local(slice), small, held, first=slice.first_trained_layer)
 
 
 class DenseModel(nn.Module):
-    """Runs a blueprint's program; its state_dict has the names of the original module.
+    """A module that runs a blueprint's program; its state_dict has the original names.
 
     Only the layers from `first` on require gradients, and of those nothing that is frozen.
     """
@@ -44,7 +44,10 @@ class DenseModel(nn.Module):
                 holder.register_buffer(leaf, tensor)
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """Training mode draws the dropout key from torch's generator and moves the buffers."""
+        """Run the program.
+
+        In training mode, draw the dropout key from torch's generator and move the buffers.
+        """
         held = self.state_dict(keep_vars=True)
         params = {name: held[name] for name in self.blueprint.params}
         buffers = {name: held[name] for name in self.blueprint.buffers}
@@ -59,7 +62,7 @@ class DenseModel(nn.Module):
 
 
 def _holder(root: nn.Module, name: str) -> tuple[nn.Module, str]:
-    """The (new) submodule on the path of a dotted name, and the last part of it."""
+    """Return the submodule on the path of a dotted name, made if need be, and the last name."""
     *path, leaf = name.split(".")
     holder = root
     for part in path:

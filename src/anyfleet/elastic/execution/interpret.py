@@ -48,11 +48,11 @@ def apply(
     valid: Tensor | None = None,
     key: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The output, and the buffers after it.
+    """Run a program; return its output, and the buffers after it.
 
-    `blueprint` is that of the (small) model itself: `blueprint.local(slice)`. `valid` [B] marks
-    the rows that are not padding; `key` addresses dropout and other random draws (a network that
-    draws in evaluation too takes the same draw every time without one). Pure: works under
+    `blueprint` is that of the (small) model itself: `blueprint.local(slice)`. `valid` [B] marks the
+    rows that are not padding; `key` addresses dropout and other random draws (a network that draws
+    in evaluation too takes the same draw every time without one). Pure: works under
     `torch.func.grad` and `vmap`.
     """
     tensors = inputs if isinstance(inputs, tuple) else (inputs,)
@@ -88,7 +88,10 @@ def _home(
 
 
 def _padding(plan: "_Plan", valid: Tensor | None) -> Tensor | None:
-    """The mask of a network whose samples stay apart; the others take samples alone."""
+    """Return the mask of a network whose samples stay apart; raise ValueError if they do not.
+
+    A network whose samples meet takes samples alone, without padding: its mask is None.
+    """
     if valid is None or not plan.mixed:
         return valid
     if _functorch.is_batchedtensor(valid) or not bool(valid.all()):
@@ -105,6 +108,7 @@ def _on(tensor: Tensor | None, device: torch.device) -> Tensor | None:
 
 # A dot-prefixed name cannot be the name of a node, so both kinds of value share one dictionary.
 def held(name: str) -> str:
+    """Return the key under which a parameter, buffer or constant is among the values."""
     return "." + name
 
 
@@ -132,11 +136,7 @@ def _plan(blueprint: Blueprint, *, evaluating: bool) -> _Plan:
     kept = {program.output, *(value for _, value in program.updates)}
     last: dict[str, int] = {}
     for position, node in enumerate(program.nodes):
-        for name in (
-            *value_names(node.args),
-            *value_names(tuple(node.options.values())),
-            node.name,
-        ):
+        for name in (*value_names(node.arguments), node.name):
             last[name] = position
     dead: dict[int, list[str]] = {}
     for name, position in last.items():
@@ -153,7 +153,7 @@ def _plan(blueprint: Blueprint, *, evaluating: bool) -> _Plan:
 
 
 def _step(node: Node, sizes: Mapping[str, int], dead: tuple[str, ...]) -> Step:
-    """One call with everything that can be known beforehand already resolved."""
+    """Return one call with everything that can be known beforehand already resolved."""
     call = caller(node, sizes)
     name = node.name
 
@@ -167,7 +167,7 @@ def _step(node: Node, sizes: Mapping[str, int], dead: tuple[str, ...]) -> Step:
 
 
 def caller(node: Node, sizes: Mapping[str, int]) -> Getter:
-    """The call of one node, as a function of the values it needs (see `held`)."""
+    """Return the call of one node, as a function of the values it needs (see `held`)."""
     ready, getters = _arguments(node.args, sizes)
     special = SPECIAL.get(node.op)
     if special is not None:
@@ -176,7 +176,7 @@ def caller(node: Node, sizes: Mapping[str, int]) -> Getter:
         return lambda values, run: (filled := _filled(ready, getters, values, run))[0][filled[1]]
     function = resolve(node.op)
     options = {k: _getter(v, sizes) for k, v in node.options.items()}
-    if node.op.split(".")[1] in CREATIONS:
+    if node.operator in CREATIONS:
         options["device"] = lambda values, run: run.device
     if not options:
         return lambda values, run: function(*_filled(ready, getters, values, run))
@@ -188,7 +188,7 @@ def caller(node: Node, sizes: Mapping[str, int]) -> Getter:
 def _arguments(
     args: tuple[Arg, ...], sizes: Mapping[str, int]
 ) -> tuple[list[Any], list[tuple[int, Getter]]]:
-    """Arguments that are always the same, and how to get the others."""
+    """Return the arguments that are always the same, and how to get the others."""
     ready: list[Any] = []
     getters: list[tuple[int, Getter]] = []
     for position, arg in enumerate(args):
@@ -209,7 +209,7 @@ def _filled(
 
 
 def _fixed(arg: Arg, sizes: Mapping[str, int]) -> tuple[bool, Any]:
-    """Whether an argument is the same in every run, and what it then is."""
+    """Return whether an argument is the same in every run, and what it then is."""
     if isinstance(arg, Size):
         has_batch = any(BATCH in product for product in arg.dim)
         return (False, None) if has_batch else (True, length(arg.dim, sizes))
@@ -255,7 +255,7 @@ def _named(text: str) -> Any:
 
 
 def resolve(op: str) -> "OpOverload[..., Any]":
-    """The ATen operator of that name; a program may name nothing else."""
+    """Return the ATen operator of that name; raise ProgramError for anything else."""
     found = _OP.fullmatch(op)
     packet = (
         getattr(torch.ops.aten, found.group(1), None)

@@ -1,4 +1,4 @@
-"""Batch norm over the rows that count, saving for backward only what torch's own saves."""
+"""Batch norm over the rows that count, which saves for backward only what torch's own does."""
 
 import math
 from typing import Any
@@ -19,7 +19,7 @@ def masked_batch_norm(
 
 
 def statistics(x: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean and biased variance per channel over the rows that count, and their number."""
+    """Return mean and biased variance per channel over the rows that count, and their number."""
     over = _over(x)
     weights = rows.to(x.dtype)
     repeated = (n for n, own in zip(x.shape, rows.shape, strict=True) if own == 1)
@@ -31,10 +31,10 @@ def statistics(x: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class _MaskedNorm(torch.autograd.Function):
-    """Written out, every intermediate map would be saved; here it is the input and the mask.
+    """A masked norm that saves its input and its mask, and none of the maps in between.
 
-    The statistics are computed again in the backward pass, so that it is itself a plain function
-    of what was saved and can be differentiated once more.
+    The statistics are computed again in the backward pass, so that it is itself a plain function of
+    what was saved and can be differentiated once more.
     """
 
     generate_vmap_rule = True

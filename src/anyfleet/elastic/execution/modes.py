@@ -1,4 +1,4 @@
-"""How a program is run: the modes, and what one run knows."""
+"""The modes in which a program runs, and what one run knows."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,11 +12,11 @@ from anyfleet.elastic.program import Node
 
 @dataclass(frozen=True)
 class Mode:
-    """How random and statistical layers behave.
+    """The behaviour of random and statistical layers.
 
     `statistics`: batch norm normalises by the batch or by its running buffers. `update`: what
-    becomes of the running buffers: kept ("none"), moved by the module's own momentum ("module"),
-    or replaced by the exact mean and unbiased variance of this batch ("exact", for cumulative
+    becomes of the running buffers: kept ("none"), moved by the module's own momentum ("module"), or
+    replaced by the exact mean and unbiased variance of this batch ("exact", for cumulative
     averaging by the caller), or by those that this very pass normalises with ("own"). `forward`:
     what the module computes after `train()` or after `eval()`, where its forward() tells them
     apart.
@@ -40,7 +40,7 @@ OBSERVED = Mode(dropout=False, statistics="running")
 
 @dataclass
 class Run:
-    """What one execution of a program knows besides its values."""
+    """One execution of a program: what it knows besides its values."""
 
     mode: Mode
     batch: int

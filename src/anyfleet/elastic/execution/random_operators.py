@@ -18,7 +18,7 @@ _SELU_LIMIT = 1.7580993408473766
 
 
 def drawing(run: Run, node: Node) -> bool:
-    """Whether this call draws in this run: while training, or because it always does."""
+    """Return whether this call draws in this run: while training, or because it always does."""
     return run.mode.dropout or node.always
 
 
@@ -36,7 +36,10 @@ def _uniform(run: Run, node: Node, shape: tuple[int, ...]) -> Tensor:
 
 
 def _around(run: Run, node: Node, shape: tuple[int, ...]) -> int:
-    """Entries that lie around the batch in what is drawn: 1 where it comes first, or not at all."""
+    """Return how many entries lie around the batch in what is drawn.
+
+    It is 1 where the batch comes first, or does not occur.
+    """
     dims = node.dims or ()
     found = places(dims, run.sizes)
     # Dropout by channel draws one number for all entries of a dimension, perhaps that of the batch.
@@ -46,22 +49,22 @@ def _around(run: Run, node: Node, shape: tuple[int, ...]) -> int:
 
 
 def dropout(run: Run, args: list[Any], node: Node) -> Tensor:
-    """Zeroes units."""
+    """Set units to zero at random."""
     return dropped(run, args[0], args[1] if args[2] else 0.0, node)
 
 
 def feature_dropout(run: Run, args: list[Any], node: Node) -> Tensor:
-    """Zeroes whole channels."""
+    """Set whole channels to zero at random."""
     return dropped(run, args[0], args[1] if args[2] else 0.0, node, by_channel=True)
 
 
 def alpha_dropout(run: Run, args: list[Any], node: Node) -> Tensor:
-    """Sets units to the limit of SELU; mean and variance stay."""
+    """Set units to the limit of SELU at random; mean and variance stay."""
     return dropped(run, args[0], args[1] if args[2] else 0.0, node, limit=_SELU_LIMIT)
 
 
 def feature_alpha_dropout(run: Run, args: list[Any], node: Node) -> Tensor:
-    """The same for whole channels."""
+    """Set whole channels to the limit of SELU at random; mean and variance stay."""
     rate = args[1] if args[2] else 0.0
     return dropped(run, args[0], rate, node, by_channel=True, limit=_SELU_LIMIT)
 
@@ -69,7 +72,10 @@ def feature_alpha_dropout(run: Run, args: list[Any], node: Node) -> Tensor:
 def dropped(
     run: Run, x: Tensor, rate: float, node: Node, *, by_channel: bool = False, limit: float = 0.0
 ) -> Tensor:
-    """Written as torch does on a CPU: a product with a mask, which alone is kept for backward."""
+    """Return a tensor with entries dropped, as torch writes it on a CPU.
+
+    It is a product with a mask, which alone is kept for backward.
+    """
     if rate == 0.0 or not drawing(run, node):
         return x
     if rate >= 1.0:
@@ -84,20 +90,22 @@ def dropped(
 
 
 def rand(run: Run, args: list[Any], node: Node) -> Tensor:
-    """Uniform in [0, 1)."""
+    """Draw uniform numbers in [0, 1)."""
     return _new(run, node, tuple(args[0]), args[1])
 
 
 def randn(run: Run, args: list[Any], node: Node) -> Tensor:
-    """Standard normal."""
+    """Draw standard normal numbers."""
     return _new(run, node, tuple(args[0]), args[1], normal=True)
 
 
 def rand_like(run: Run, args: list[Any], node: Node) -> Tensor:
+    """Draw uniform numbers in [0, 1), in the shape of a tensor."""
     return _new(run, node, tuple(args[0].shape), args[1] or args[0].dtype)
 
 
 def randn_like(run: Run, args: list[Any], node: Node) -> Tensor:
+    """Draw standard normal numbers, in the shape of a tensor."""
     return _new(run, node, tuple(args[0].shape), args[1] or args[0].dtype, normal=True)
 
 
@@ -109,6 +117,7 @@ def _new(
     *,
     normal: bool = False,
 ) -> Tensor:
+    """Draw a new tensor; its mean where this run does not draw."""
     own = dtype or run.dtype
     if not drawing(run, node):
         return torch.full(shape, 0.0 if normal else 0.5, dtype=own, device=run.device)
@@ -120,7 +129,7 @@ def _new(
 
 
 def bernoulli(run: Run, args: list[Any], node: Node) -> Tensor:
-    """Ones with the probabilities in the tensor, or with one probability for all."""
+    """Draw ones with the probabilities in the tensor, or with one probability for all."""
     x: Tensor = args[0].detach()
     chance = torch.full_like(x, args[1]) if isinstance(args[1], float) else x
     if not drawing(run, node):
@@ -129,14 +138,14 @@ def bernoulli(run: Run, args: list[Any], node: Node) -> Tensor:
 
 
 def uniform(run: Run, args: list[Any], node: Node) -> Tensor:
-    """Uniform in [low, high), in the shape of a tensor."""
+    """Draw uniform numbers in [low, high), in the shape of a tensor."""
     x, low, high = args[:3]
     drawn = _new(run, node, tuple(x.shape), x.dtype)
     return torch.add(drawn * (high - low), low)
 
 
 def exponential(run: Run, args: list[Any], node: Node) -> Tensor:
-    """Exponential with a rate, in the shape of a tensor."""
+    """Draw exponential numbers with a rate, in the shape of a tensor."""
     x, rate = args[:2]
     if not drawing(run, node):
         return torch.full_like(x, 1.0 / rate)
@@ -162,6 +171,6 @@ RANDOM: dict[str, Special] = {
 
 @lru_cache(maxsize=256)
 def is_random(blueprint: Blueprint) -> bool:
-    """Whether training may draw: only then `apply` has a use for a key."""
+    """Return whether training may draw: only then `apply` has a use for a key."""
     attention = "aten.scaled_dot_product_attention.default"
     return any(node.op in RANDOM or node.op == attention for node in blueprint.program.nodes)

@@ -1,4 +1,4 @@
-"""The operators that `apply` teaches something: masks, statistics, random keys, to be quick."""
+"""Operators that `apply` runs in a form of its own: masks, statistics, random keys, speed."""
 
 import math
 from functools import reduce
@@ -17,6 +17,7 @@ from anyfleet.elastic.program import Node
 
 
 def batch_norm(run: Run, args: list[Any], node: Node) -> Tensor:
+    """Run batch norm over the rows that count, and move the running statistics by the mode."""
     x, weight, bias, mean, variance, training, momentum, eps = args[:8]
     use_running = mean is not None and (run.mode.statistics == "running" or not training)
     if use_running:
@@ -33,7 +34,7 @@ def batch_norm(run: Run, args: list[Any], node: Node) -> Tensor:
 
 
 def instance_norm(run: Run, args: list[Any], node: Node) -> Tensor:
-    """Instance norm: torch's own would move the running statistics it is given in place."""
+    """Run instance norm: torch's own would move the running statistics it is given in place."""
     x, weight, bias, mean, variance, by_sample, momentum, eps, fast = args
     if mean is not None and (run.mode.statistics == "running" or not by_sample):
         return torch.batch_norm(x, weight, bias, mean, variance, False, 0.0, eps, False)
@@ -51,7 +52,7 @@ def instance_norm(run: Run, args: list[Any], node: Node) -> Tensor:
 
 
 def _over_samples(run: Run, values: Tensor, node: Node) -> Tensor:
-    """The mean of [N, C] over the rows that count."""
+    """Return the mean of [N, C] over the rows that count."""
     rows = None if run.valid is None else row_mask(run.valid, node.dims or (), run.sizes)
     if rows is None:
         return values.mean(0)
@@ -60,7 +61,7 @@ def _over_samples(run: Run, values: Tensor, node: Node) -> Tensor:
 
 
 def _statistics(x: Tensor, rows: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean and biased variance per channel over the rows that count, and their number."""
+    """Return mean and biased variance per channel over the rows that count, and their number."""
     if rows is not None:
         return statistics(x, rows)
     variance, mean = torch.var_mean(x, (0, *range(2, x.ndim)), correction=0)
@@ -86,7 +87,7 @@ def _update(run: Run, node: Node, own: tuple[Tensor, Tensor], momentum: float | 
 
 
 def attention(run: Run, args: list[Any], node: Node) -> Tensor:
-    """Scaled dot-product attention; written out where it must drop by key or is stacked."""
+    """Run scaled dot-product attention, written out where it drops by key or is stacked."""
     query, key, value, mask, rate, causal, scale, grouped = args
     drops = draws.drawing(run, node) and rate
     if not drops and not _stacked(query):
@@ -107,7 +108,7 @@ def attention(run: Run, args: list[Any], node: Node) -> Tensor:
 
 
 def max_pool(_run: Run, args: list[Any], _node: Node) -> Tensor:
-    """Max-pooling: by rows and then by columns where no gradient will be asked for.
+    """Pool by rows and then by columns where no gradient will be asked for.
 
     The same numbers 7 to 10 times faster on a CPU, where torch's kernel looks for the place of
     every maximum. Layers that are not trained would take longer to pool than to convolve.
@@ -124,10 +125,10 @@ def max_pool(_run: Run, args: list[Any], _node: Node) -> Tensor:
 
 
 def recurrent(_run: Run, args: list[Any], node: Node) -> Any:
-    """A recurrent layer, also in a stack, for which torch has no rule as long as nobody derives.
+    """Run a recurrent layer, also in a stack.
 
-    To be differentiated it is taken apart. Here that is with respect to nothing: no activation is
-    kept.
+    Without derivatives torch has no rule for a stack; to be differentiated, the layer is taken
+    apart. So it is differentiated here, with respect to nothing: no activation is kept.
     """
     _, layer, overload = node.op.split(".")
     function = getattr(getattr(torch.ops.aten, layer), overload)
@@ -138,7 +139,7 @@ def recurrent(_run: Run, args: list[Any], node: Node) -> Any:
 
 
 def _stacked(tensor: Tensor) -> bool:
-    """Whether this runs under vmap: the fused kernels would fall back to a slow loop there."""
+    """Return whether this runs under vmap, where the fused kernels fall back to a slow loop."""
     while _functorch.is_functorch_wrapped_tensor(tensor):
         if _functorch.is_batchedtensor(tensor):
             return True

@@ -1,4 +1,4 @@
-"""Tensors that a module has under several names: one of them counts, the others follow it."""
+"""The other names of a tensor that a module has under several: one counts, the others follow."""
 
 from collections.abc import Mapping
 
@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 
 def aliases(module: nn.Module) -> dict[str, str]:
-    """Every other name of a shared parameter or buffer, and the one that counts.
+    """Return every other name of a shared parameter or buffer, and the one that counts.
 
     That is the first, for buffers the first that the module's state_dict has.
     """

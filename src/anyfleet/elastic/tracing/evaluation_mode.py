@@ -1,4 +1,4 @@
-"""Whether a network is the same function in evaluation, apart from what modes say anyway.
+"""The function of a network in evaluation, where it is another than in training.
 
 Dropout that passes its input on and batch norm by running statistics are matters of a `Mode`; all
 other differences make a program of its own.
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from anyfleet.elastic.program import Constant, Held, Value
 from anyfleet.elastic.tracing.export import Exported
 from anyfleet.elastic.tracing.randomness import draws, is_drop
-from anyfleet.elastic.tracing.repeated import repeated
+from anyfleet.elastic.tracing.retracing import repeated
 from anyfleet.elastic.tracing.scope import Count, bound, full_size
 from anyfleet.elastic.tracing.walk import Draft, Walk, current, walk
 from anyfleet.errors import TraceError
@@ -72,7 +72,7 @@ def _mean(draft: Draft) -> str | None:
 
 @dataclass
 class _Alike:
-    """Numbers for values: equal ones are computed alike."""
+    """A number for every value: equal numbers are computed alike."""
 
     numbers: dict[tuple[Any, ...], int] = field(default_factory=dict)
 

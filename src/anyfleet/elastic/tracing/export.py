@@ -1,33 +1,60 @@
-"""From a module to its ATen graph, without touching the module."""
+"""From a module to its ATen graph, without touching the module.
+
+Two things that a forward pass does are not in its graph, and are watched while it is traced: a
+backward pass of its own, which is refused, and whether it asks for its mode.
+"""
 
 import contextlib
 import copy
 import io
 import logging
 import os
+import sys
 import sysconfig
+import threading
 import traceback
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.autograd import function
+from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.utils import checkpoint
+from torch.utils._pytree import tree_leaves
 
 from anyfleet.elastic.tracing.nested_calls import written_out
-from anyfleet.elastic.tracing.watching import watching
 from anyfleet.errors import TraceError
 
 # Stands for momentum=None (cumulative averages): the module would compute it from its counter,
 # which export cannot do.
 CUMULATIVE = -1.0
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+# With the separator: torchvision lies beside torch and is the user's code.
+_TORCH = str(Path(torch.__file__).parent) + os.sep
+_UTILITIES = f"{_TORCH}nn{os.sep}utils"
+_FOREIGN = (_TORCH, str(Path(__file__).parents[1]) + os.sep, "<")
+# Tracing hooks into classes of torch, so only one thread may do it at a time.
+_LOCK = threading.RLock()
+# Parts of torch that are Functions by construction and have no backward of their own making.
+_HARMLESS = ("torch._higher_order_ops", "torch._export", "torch.fx")
+_OWN_BACKWARD = (
+    "is a torch.autograd.Function with a backward of its own. A program keeps only what it "
+    "computes forward, so that its gradient would be lost.{at}\n"
+    "Write it with plain operators: a straight-through estimator of q as x + (q(x) - x).detach(), "
+    "a reversed gradient as (1 + s) * x.detach() - s * x, a scaled one as s * x + (1 - s) * "
+    "x.detach(). Where the backward is the derivative of the forward, call the operators of the "
+    "forward without the Function."
+)
 
 
 @dataclass(frozen=True)
 class Exported:
-    """The graph in one mode, and what its placeholders hold."""
+    """The graph of a module in one mode, and what its placeholders hold."""
 
     graph: fx.Graph
     batch: int
@@ -81,7 +108,7 @@ def export(
 
 
 def _unmistakable(module: nn.Module, inputs: tuple[Tensor, ...]) -> int:
-    """A prime that divides no size of the module and that nobody would write as a literal."""
+    """Return a prime that divides no size of the module and that nobody writes as a literal."""
     held = [*module.parameters(), *module.buffers()]
     sizes = {n for t in held for n in t.shape} | {n for x in inputs for n in x.shape[1:]}
     candidate = max([210, *(n for x in inputs for n in x.shape[1:])]) + 1
@@ -94,9 +121,9 @@ def _prime(number: int) -> bool:
     return all(number % k for k in range(2, int(number**0.5) + 1))
 
 
-@contextlib.contextmanager
+@contextmanager
 def _quiet() -> Iterator[None]:
-    """Export prints graphs and warnings about what we translate into one error."""
+    """Silence what export prints about problems that we translate into one error."""
     logger = logging.getLogger("torch")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -108,9 +135,9 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-@contextlib.contextmanager
+@contextmanager
 def _plain_attention() -> Iterator[None]:
-    """Attention as in training: in evaluation torch has a fused call for a whole layer."""
+    """Trace attention as in training: in evaluation torch has a fused call for a whole layer."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -137,7 +164,7 @@ def _explained(error: Exception) -> TraceError:
 
 
 def _place(error: Exception) -> str:
-    """The last line of the user's own code on the way to the error."""
+    """Return the last line of the user's own code on the way to the error."""
     foreign = (
         f"{Path(torch.__file__).parent}{os.sep}",
         f"{Path(__file__).parents[1]}{os.sep}",
@@ -149,5 +176,97 @@ def _place(error: Exception) -> str:
 
 
 def _is_standard(file: str) -> bool:
-    """Whether a file belongs to Python itself."""
+    """Return whether a file belongs to Python itself."""
     return file.startswith(sysconfig.get_path("stdlib")) and "site-packages" not in file
+
+
+# --- what the graph does not show -----------------------------------------------------------------
+
+
+@dataclass
+class Seen:
+    """What was noticed while tracing; `mode` is set once forward() asks whether it is training."""
+
+    mode: bool = False
+
+
+@contextmanager
+def watching(*, gradients: bool) -> Iterator[Seen]:
+    """Notice reads of `training` while a module is being traced.
+
+    Where its gradients count, refuse a custom backward.
+    """
+    seen = Seen()
+    with _LOCK, _functions() if gradients else nullcontext(), _modes(seen):
+        yield seen
+
+
+@contextmanager
+def _functions() -> Iterator[None]:
+    """Watch every `Function.apply`, also one that was bound before.
+
+    A subclass inherits `apply` from `Function`, which calls that of its base class.
+    """
+    base: Any = function._SingleLevelFunction  # noqa: SLF001 - torch has no hook for it
+    base.apply = classmethod(_applied)
+    try:
+        yield
+    finally:
+        del base.apply
+
+
+def _applied(cls: Any, *args: Any, **options: Any) -> Any:
+    """Call a Function; raise TraceError for one with a backward of its own."""
+    tracked = torch.is_grad_enabled() and any(
+        isinstance(leaf, Tensor) and leaf.requires_grad for leaf in tree_leaves((args, options))
+    )
+    if cls is checkpoint.CheckpointFunction:
+        # What it computes twice to save memory is needed once. Without an input that has a
+        # gradient it gives none to the parameters either.
+        run, _, *given = args
+        with torch.set_grad_enabled(tracked):
+            return run(*given)
+    if tracked and not cls.__module__.startswith(_HARMLESS) and not _is_hook(cls):
+        raise TraceError(f"{cls.__qualname__} {_OWN_BACKWARD.format(at=_caller())}")
+    base: Any = super(function._SingleLevelFunction, cls)  # noqa: SLF001
+    return base.apply(*args, **options)
+
+
+def _is_hook(cls: Any) -> bool:
+    return bool(cls.__module__ == "torch.nn.modules._functions" and "Hook" in cls.__name__)
+
+
+def _caller() -> str:
+    """Return the last line of the user's own code that led here."""
+    own = [f for f in traceback.extract_stack() if not f.filename.startswith(_FOREIGN)]
+    return f"\nAt {own[-1].filename}:{own[-1].lineno}:\n    {own[-1].line}" if own else ""
+
+
+@contextmanager
+def _modes(seen: Seen) -> Iterator[None]:
+    """Notice who reads `module.training`; what torch's own layers do with it is known."""
+
+    def read(module: nn.Module) -> bool:
+        if _counts(module, sys._getframe(1).f_code.co_filename):  # noqa: SLF001
+            seen.mode = True
+        if "training" not in vars(module):
+            raise AttributeError("training")
+        found: bool = vars(module)["training"]
+        return found
+
+    def write(module: nn.Module, value: bool) -> None:
+        vars(module)["training"] = value
+
+    watched: Any = nn.Module
+    watched.training = property(read, write)
+    try:
+        yield
+    finally:
+        del watched.training
+
+
+def _counts(module: nn.Module, reader: str) -> bool:
+    if isinstance(module, _InstanceNorm):
+        return module.track_running_stats
+    # What its parametrizations do with it (spectral norm iterates in training only) is not known.
+    return not reader.startswith(_TORCH) or reader.startswith(_UTILITIES)

@@ -1,4 +1,4 @@
-"""Which calls of a program let one sample of a minibatch see another, apart from batch norm.
+"""Calls of a program that let one sample of a minibatch see another, apart from batch norm.
 
 Everywhere else the rows of a minibatch may be padded, because a row that is no sample reaches no
 other row. A network with such a call runs on its samples alone: minibatches are not padded and
@@ -29,8 +29,7 @@ from anyfleet.elastic.program import (
     length,
     value_names,
 )
-from anyfleet.elastic.tracing.operators import RULES
-from anyfleet.elastic.tracing.rules_shapes import elementwise
+from anyfleet.elastic.tracing.rules import RULES, elementwise
 
 Dims = tuple[Dim, ...]
 Operand = Value | Held
@@ -111,7 +110,7 @@ def _live(program: Program) -> set[str]:
     live = {program.output, *(value for _, value in program.updates)}
     for node in reversed(program.nodes):
         if node.name in live:
-            live |= {*value_names(node.args), *value_names(tuple(node.options.values()))}
+            live |= set(value_names(node.arguments))
     return live
 
 

@@ -1,4 +1,4 @@
-"""Graphs within a graph: blocks without gradients and the like, written out in their place."""
+"""Graphs within a graph, such as blocks without gradients, written out in their place."""
 
 import operator
 from collections.abc import Mapping
@@ -86,7 +86,10 @@ def _inlined(
 
 
 def _check_changes(block: fx.GraphModule, known: Mapping[fx.Node, Any], buffers: set[str]) -> None:
-    """A value with a gradient that is changed out of its sight has no functional form."""
+    """Refuse a block without gradients that changes a tensor whose gradient is wanted.
+
+    Such a change has no functional form.
+    """
     for node in block.graph.nodes:
         target = _changed(node)
         while target is not None and _changed(target) is not None:
@@ -101,7 +104,7 @@ def _check_changes(block: fx.GraphModule, known: Mapping[fx.Node, Any], buffers:
 
 
 def _changed(node: fx.Node) -> fx.Node | None:
-    """The value an in-place call writes to."""
+    """Return the value an in-place call writes to, or None."""
     if not isinstance(node.target, OpOverload):
         return None
     for argument, given in zip(schema(node).arguments, node.args, strict=False):
@@ -119,7 +122,7 @@ def _detached(graph: fx.Graph, node: Any) -> Any:
 
 
 def _line(module: fx.GraphModule, node: fx.Node) -> str:
-    """Where the block stands: torch notes the lines of the calls inside it."""
+    """Return where the block stands: torch notes the lines of the calls inside it."""
     if node.meta.get("stack_trace"):
         return line_of(node)
     blocks = [a for a in node.args if isinstance(a, fx.Node) and a.op == "get_attr"]

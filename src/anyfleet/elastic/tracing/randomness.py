@@ -1,4 +1,4 @@
-"""Which calls of a graph draw at random: by key, never, or in evaluation too."""
+"""Random draws in a graph: by key, refused, or in evaluation too."""
 
 from collections import defaultdict
 
@@ -41,7 +41,7 @@ def check_repeatable(node: fx.Node) -> None:
 
 
 def drawn_in_evaluation(nodes: list[fx.Node], graph: fx.Graph) -> tuple[set[fx.Node], list[str]]:
-    """Which of these calls of the training graph draw in evaluation too, and what to say of it.
+    """Return which of these calls of the training graph draw in evaluation too, and notes.
 
     `graph` is that of evaluation.
     """
@@ -78,12 +78,12 @@ def _sites(nodes: list[fx.Node]) -> Sites:
 
 
 def draws(node: fx.Node) -> bool:
-    """Whether this call draws at random, in the mode in which it was traced."""
+    """Return whether this call draws at random, in the mode in which it was traced."""
     return _keyed(node) and _draws(node)
 
 
 def is_drop(node: fx.Node) -> bool:
-    """Whether this call is a dropout of some kind: without a draw it passes its input on."""
+    """Return whether this call is a dropout: without a draw it passes its input on."""
     return _keyed(node) and _base(node) in _DROPPING
 
 

@@ -1,4 +1,4 @@
-"""What the axis rules see and change while a graph is walked."""
+"""The scope of a walk: what the axis rules see and change."""
 
 import os
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ class Remark:
 
 @dataclass
 class Scope:
-    """Dimensions of every value so far, and what was found on the way.
+    """The dimensions of every value so far, and what was found on the way.
 
     `batch` is an atom whose size is a prime that divides no other size, so that it can be
     recognised in literals.
@@ -47,13 +47,14 @@ class Scope:
     instead: dict[fx.Node, tuple[str, tuple[Any, ...]]] = field(default_factory=dict)
 
     def dims(self, node: fx.Node) -> Dims:
+        """Return the dimensions of a value that is one tensor."""
         found = self.values[node]
         if isinstance(found, list):
             raise TypeError(f"{node.name} is a list of tensors")
         return found
 
     def match(self, one: Product, other: Product, node: fx.Node) -> None:
-        """The two dimensions are indexed alike; if that cannot be expressed they are never cut."""
+        """Make two dimensions the same axes; fix both where that cannot be expressed."""
         if not unify(one, other):
             self.fix((one, other), node, f"{op_name(node)} joins sizes that do not align")
 
@@ -65,17 +66,18 @@ class Scope:
             freeze(product, why)
 
     def remark(self, dims: Dims, node: fx.Node, why: str) -> None:
+        """Record why these dimensions are not cut, and at which call."""
         named = why if op_name(node) in why else f"{op_name(node)}: {why}"
         self.remarks.append(Remark(op_name(node), f"{named} ({place_of(node)})", dims))
 
     def literal(self, count: int, why: str) -> Product:
-        """The dimension of a literal size; multiples of the batch are recognised."""
+        """Return the dimension of a literal size; multiples of the batch are recognised."""
         if count % self.batch.size == 0 and count > 0:
             return (self.batch, *self.literal(count // self.batch.size, why))
         return fresh(count, why)
 
     def parted(self, product: Product) -> tuple[int, Product] | None:
-        """How many entries lie around the batch in a dimension, and the axes inside it.
+        """Return how many entries lie around the batch in a dimension, and the axes inside it.
 
         None where the batch is no factor of the dimension, or twice.
         """
@@ -84,7 +86,7 @@ class Scope:
         return (size(found[: at[0]]), found[at[0] + 1 :]) if len(at) == 1 else None
 
     def views(self, count: int, product: Product, why: str) -> Product | None:
-        """`count` entries of such a dimension as whole rounds over the batch; None if they are not.
+        """Return `count` entries of a dimension as whole rounds over the batch, or None.
 
         Two views of a batch joined end to end are 2 · B entries, the batch running faster.
         """
@@ -96,14 +98,15 @@ class Scope:
         return None if count % once else (*fresh(count // once, why), self.batch, *inner)
 
     def is_batch(self, atom: Atom) -> bool:
+        """Return whether an atom is the batch."""
         return atom is atoms((self.batch,))[0]
 
     def resize(self, node: fx.Node, argument: str, product: Product) -> None:
-        """This argument of the call follows the axes instead of being a literal."""
+        """Let an argument of the call follow the axes instead of being a literal."""
         self.sizes.setdefault(node, {})[argument] = Count(product)
 
     def reshape(self, node: fx.Node, argument: str, dims: Dims) -> None:
-        """The same for a list of sizes."""
+        """Let a list of sizes follow the axes instead of being literals."""
         self.sizes.setdefault(node, {})[argument] = [Count(product) for product in dims]
 
     def replace(self, node: fx.Node, op: str, *args: Any) -> None:
@@ -112,17 +115,17 @@ class Scope:
 
 
 def op_name(node: fx.Node) -> str:
-    """The operator without namespace and overload: conv2d."""
+    """Return the operator without namespace and overload, as in "conv2d"."""
     return str(schema(node).name).split("::")[1]
 
 
 def schema(node: fx.Node) -> Any:
-    """The operator's schema (torch has no public type for it)."""
+    """Return the operator's schema (torch has no public type for it)."""
     return cast(OpOverload, node.target)._schema  # noqa: SLF001
 
 
 def bound(node: fx.Node) -> Mapping[str, Any]:
-    """The arguments of a call by name, defaults filled in."""
+    """Return the arguments of a call by name, defaults filled in."""
     given: dict[str, Any] = {}
     for position, argument in enumerate(schema(node).arguments):
         if position < len(node.args):
@@ -133,6 +136,7 @@ def bound(node: fx.Node) -> Mapping[str, Any]:
 
 
 def shape_of(node: fx.Node) -> tuple[int, ...]:
+    """Return the shape of a call's result in the trace."""
     value = node.meta["val"]
     if not isinstance(value, torch.Tensor):
         raise TypeError(f"{node.name} is not a tensor")
@@ -140,18 +144,18 @@ def shape_of(node: fx.Node) -> tuple[int, ...]:
 
 
 def where(node: fx.Node) -> str:
-    """The path of the module that made the call."""
+    """Return the path of the module that made the call."""
     stack = list(node.meta.get("nn_module_stack", {}).values())
     return str(stack[-1][0]) if stack else ""
 
 
 def place_of(node: fx.Node) -> str:
-    """Where the user finds the call."""
+    """Return where the user finds the call."""
     return where(node) or "the outermost module"
 
 
 def line_of(node: fx.Node) -> str:
-    """The module and the line of the user's code that made the call."""
+    """Return the module and the line of the user's code that made the call."""
     lines = [line.strip() for line in str(node.meta.get("stack_trace") or "").splitlines()]
     starts = [i for i, line in enumerate(lines) if line.startswith("File ")]
     foreign = (f'File "{Path(torch.__file__).parent}{os.sep}', 'File "<eval_with_key>')
@@ -162,4 +166,5 @@ def line_of(node: fx.Node) -> str:
 
 
 def full_size(product: Product) -> int:
+    """Return the size of a product in terms of what its atoms have become."""
     return size(atoms(product))

@@ -11,16 +11,14 @@ from anyfleet.elastic.blueprint import BatchNormSite, Blueprint, Layer
 from anyfleet.elastic.cost.flops import uncounted
 from anyfleet.elastic.program import Arg, Constant, Dim, Held, Input, Items, Node, Program, Size
 from anyfleet.elastic.tracing.aliases import aliases
-from anyfleet.elastic.tracing.axes import Dims, atoms, freeze, fresh
-from anyfleet.elastic.tracing.axis_names import Names, output_atoms, owner_of
+from anyfleet.elastic.tracing.axes import Dims, Names, atoms, freeze, fresh, output_atoms, owner_of
 from anyfleet.elastic.tracing.evaluation_mode import in_evaluation, own_walk
-from anyfleet.elastic.tracing.examples import checked
+from anyfleet.elastic.tracing.example_inputs import checked
 from anyfleet.elastic.tracing.export import Exported
 from anyfleet.elastic.tracing.mixed_rows import mixed_rows
-from anyfleet.elastic.tracing.operators import rule
 from anyfleet.elastic.tracing.randomness import drawn_in_evaluation
-from anyfleet.elastic.tracing.repeated import check_batches, repeated
-from anyfleet.elastic.tracing.rules_shapes import unknown
+from anyfleet.elastic.tracing.retracing import check_batches, repeated
+from anyfleet.elastic.tracing.rules import rule, unknown
 from anyfleet.elastic.tracing.scope import Count, op_name
 from anyfleet.elastic.tracing.walk import Draft, Walk, current, dtype_name, walk
 
@@ -45,10 +43,10 @@ _MET = {
 
 
 def trace(module: nn.Module, example_inputs: Tensor | tuple[Tensor, ...]) -> Blueprint:
-    """What the module is made of.
+    """Return the blueprint of a module; raise TraceError if forward() has no fixed graph.
 
     The first dimension of every input is the batch; its size in the example does not matter. The
-    module is not changed. Raises TraceError if the forward pass has no fixed graph.
+    module is not changed.
     """
     inputs = checked(module, example_inputs)
     shared = aliases(module)
@@ -107,7 +105,7 @@ def _mixed(blueprint: Blueprint) -> list[str]:
 
 
 def _find_draws(found: Walk, evaluated: Exported | None) -> list[str]:
-    """Mark what draws in evaluation too; what there is to say about it."""
+    """Mark what draws in evaluation too; return the notes about it."""
     if evaluated is None:
         return []
     sites = [draft for draft in found.drafts if draft.site]
@@ -123,7 +121,7 @@ def _persistent(module: nn.Module, shared: Mapping[str, str]) -> list[str]:
 
 
 def _finish_axes(found: Walk, other: Walk | None, module: nn.Module) -> list[str]:
-    """Freeze what may never be cut; what there is to say about it."""
+    """Freeze what may never be cut; return the notes about it."""
     notes = []
     exported = found.exported
     for product in (*_output(found), *(_output(other) if other else ())):
@@ -169,7 +167,7 @@ def _flat(arg: object) -> list[object]:
 
 
 def _name_axes(found: Walk, other: Walk | None) -> tuple[Names, list[str]]:
-    """Names in the order of first use, and that order."""
+    """Return the names of axes in the order of first use, and that order."""
     scope, walks = found.scope, [found] if other is None else [found, other]
     output = [output_atoms(_output(each), scope.batch) for each in walks]
     names = Names(scope.batch, output[0].union(*output))
@@ -243,7 +241,7 @@ def _norm_sites(drafts: list[Draft], buffers: list[str]) -> tuple[BatchNormSite,
 
 
 def _scaled(found: Walk) -> tuple[str, ...]:
-    """Weights and biases whose result goes straight into a normalisation."""
+    """Return the weights and biases whose result goes straight into a normalisation."""
     out: list[str] = []
     for draft in found.drafts:
         if draft.op == "getitem" or op_name(draft.source) not in _SCALABLE:
@@ -259,7 +257,7 @@ def _is_norm(node: fx.Node) -> bool:
 
 
 def _remarks(found: Walk, names: Names) -> list[str]:
-    """One line per operator and axis, and one for every axis that is fixed by what it met."""
+    """Return a line per operator and axis, and one for every axis that is fixed by what it met."""
     out: list[str] = []
     said: set[tuple[str, str]] = set()
     for remark in found.scope.remarks:
@@ -280,7 +278,7 @@ def _remarks(found: Walk, names: Names) -> list[str]:
 
 
 def _joined(found: Walk) -> list[str]:
-    """One line per layer whose outputs are no channels: they were joined to something fixed."""
+    """Return a line per layer whose outputs are no channels: they met something fixed."""
     out = []
     for draft in found.drafts:
         at = None if draft.op == "getitem" else _OUTPUTS.get(op_name(draft.source))
@@ -331,7 +329,7 @@ def _node(draft: Draft, names: Names) -> Node:
 
 
 def _arg(arg: Any, names: Names) -> Arg:
-    """A drafted argument as plain data."""
+    """Return a drafted argument as plain data."""
     if isinstance(arg, list):
         return Items(tuple(_arg(item, names) for item in arg))
     if isinstance(arg, Count):

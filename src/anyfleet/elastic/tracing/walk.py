@@ -11,8 +11,8 @@ from torch._ops import OpOverload
 from anyfleet.elastic.program import CREATIONS, Held, Named, Value
 from anyfleet.elastic.tracing.axes import Atom, Dims, fresh
 from anyfleet.elastic.tracing.export import CUMULATIVE, Exported
-from anyfleet.elastic.tracing.operators import rule
 from anyfleet.elastic.tracing.randomness import KEYED, check_repeatable
+from anyfleet.elastic.tracing.rules import rule
 from anyfleet.elastic.tracing.scope import (
     Count,
     Scope,
@@ -50,7 +50,7 @@ class Draft:
 
 @dataclass
 class Walk:
-    """What one pass over the graph found."""
+    """The findings of one pass over the graph."""
 
     exported: Exported
     scope: Scope
@@ -119,7 +119,7 @@ def _placeholder(found: Walk, node: fx.Node, beside: Walk | None) -> None:
 
 
 def _constants(found: Walk) -> frozenset[str]:
-    """Names that mean another tensor in another graph."""
+    """Return the names that mean another tensor in another graph."""
     return frozenset(found.exported.constants.values())
 
 
@@ -131,7 +131,10 @@ def _known_input(found: Walk, node: fx.Node, beside: Walk | None) -> Dims | None
 
 
 def _check_shape(node: fx.Node) -> None:
-    """Every size in the graph is a number, unless it was computed from the values of a tensor."""
+    """Raise TraceError if a size was computed from the values of a tensor.
+
+    Every other size in the graph is a number.
+    """
     value = node.meta.get("val")
     results = value if isinstance(value, list | tuple) else (value,)
     sizes = [n for t in results if isinstance(t, Tensor) for n in t.shape]
@@ -172,7 +175,7 @@ def _call(found: Walk, node: fx.Node) -> None:
 
 
 def _is_counter(found: Walk, node: fx.Node) -> bool:
-    """Batch norm counts its batches in place; `apply` does that itself."""
+    """Return whether a call counts the batches of a batch norm: `apply` does that itself."""
     target = node.args[0] if node.args else None
     name = found.held.get(target, "") if isinstance(target, fx.Node) else ""
     if op_name(node) != "add_" or not name.endswith("num_batches_tracked"):
@@ -183,7 +186,7 @@ def _is_counter(found: Walk, node: fx.Node) -> bool:
 
 
 def _changed(node: fx.Node) -> fx.Node | None:
-    """The value an in-place call writes to."""
+    """Return the value an in-place call writes to, or None."""
     for argument, given in zip(schema(node).arguments, node.args, strict=False):
         if (
             argument.alias_info is not None
@@ -206,7 +209,7 @@ def _functional(node: fx.Node) -> str:
 
 
 def _own(found: Walk, node: fx.Node | None) -> fx.Node | None:
-    """The placeholder that stands for a tensor, whichever of its names was meant."""
+    """Return the placeholder that stands for a tensor, whichever of its names was meant."""
     return node if node is None else found.placeholders.get(found.held.get(node, ""), node)
 
 
@@ -215,7 +218,7 @@ def _root(found: Walk, node: fx.Node) -> fx.Node:
 
 
 def _supersede(found: Walk, node: fx.Node, changed: fx.Node) -> None:
-    """From here on the changed value means the new one; a view of it would be stale."""
+    """Let the changed value mean the new one from here on; refuse a view of it that is used."""
     root = _root(found, changed)
     relatives = {n for n, r in found.family.items() if r is root} | {root}
     for other in relatives - {changed}:
@@ -229,7 +232,7 @@ def _supersede(found: Walk, node: fx.Node, changed: fx.Node) -> None:
 
 
 def current(found: Walk, node: fx.Node) -> fx.Node:
-    """The node that now holds this value."""
+    """Return the node that now holds this value."""
     node = _own(found, node) or node
     while node in found.latest:
         node = found.latest[node]
@@ -277,7 +280,7 @@ def _arguments(found: Walk, node: fx.Node, base: str) -> tuple[list[Any], dict[s
 
 
 def _plain(found: Walk, arg: object) -> Any:
-    """Plain data for an argument; literal sizes that hold the batch become products."""
+    """Return plain data for an argument; literal sizes that hold the batch become products."""
     if isinstance(arg, fx.Node):
         arg = current(found, arg)
         return Held(found.held[arg]) if arg in found.held else Value(arg.name)
@@ -300,7 +303,10 @@ def _plain(found: Walk, arg: object) -> Any:
 
 
 def dtype_name(found: Walk, dtype: torch.dtype) -> str:
-    """The dtype of the parameters is "model": the program also runs in another precision."""
+    """Return the name of a dtype; that of the parameters is "model".
+
+    So the program also runs in another precision.
+    """
     own = next(
         (t.dtype for t in found.exported.tensors.values() if t.is_floating_point()), torch.float32
     )

@@ -1,3 +1,3 @@
-"""Checks that a traced network computes what its module does."""
+"""Checks that a blueprint is its module's own function."""
 
 __all__: list[str] = []

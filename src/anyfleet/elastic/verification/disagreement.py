@@ -1,4 +1,4 @@
-"""Where two runs of a network part: the first layer or call whose result differs."""
+"""The place where two runs of a network part: the first layer or call whose result differs."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -10,8 +10,8 @@ from anyfleet.elastic.execution.interpret import apply
 from anyfleet.elastic.execution.modes import Mode
 from anyfleet.elastic.indexing import index, take
 from anyfleet.elastic.program import BATCH, Node
-from anyfleet.elastic.tracing.axis_names import owner_of
-from anyfleet.elastic.verification.evidence import MOVING, Inputs, Params, Twin
+from anyfleet.elastic.tracing.axes import owner_of
+from anyfleet.elastic.verification.witnesses import MOVING, Inputs, Params, Twin
 
 # A sentence if two tensors differ: got, want, what they are.
 Differs = Callable[[Tensor, Tensor, str], str]

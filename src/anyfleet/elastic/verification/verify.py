@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from anyfleet import rng
 from anyfleet.elastic.blueprint import Blueprint, Slice
+from anyfleet.elastic.program import BATCH, Dim, Held, Node, Program, Size, Value
 from anyfleet.elastic.slicing import cut, paste
 from anyfleet.elastic.tracing.aliases import aliases
 from anyfleet.elastic.tracing.mixed_rows import mixed_rows
-from anyfleet.elastic.tracing.statistical_axes import statistical_axes
 from anyfleet.elastic.tracing.tracer import trace
 from anyfleet.elastic.verification import disagreement
-from anyfleet.elastic.verification.evidence import ROWS, Bench, Inputs, Seen, Traced, Twin, bench
+from anyfleet.elastic.verification.witnesses import ROWS, Bench, Inputs, Seen, Traced, Twin, bench
 from anyfleet.errors import VerifyError
 
 Tree = Mapping[str, Tensor]
@@ -33,6 +33,7 @@ TOLERANCES: Mapping[torch.dtype, float] = {
 _COARSEST = max(TOLERANCES.values())
 _STIRS = 8  # seeds for the generators of Python and numpy, where forward() draws from them
 _EXPECTED = (RuntimeError, ValueError, KeyError, IndexError, TypeError, AttributeError)
+_AVERAGES = frozenset({"mean", "var", "std"})
 _MEDIUM, _MOST = 12, 32  # indices of an axis in a model of medium width, and in any index set
 
 _ADVICE = {
@@ -67,7 +68,7 @@ _TOPIC = {"slice": "cutting", "index": "cutting", "permutation": "cutting", "eve
 
 @dataclass(frozen=True)
 class Check:
-    """One question that was asked, and the answer."""
+    """A question that was asked, and the answer."""
 
     name: str
     ok: bool
@@ -88,6 +89,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
+        """Whether no check failed."""
         return all(check.ok for check in self.checks)
 
     @property
@@ -159,7 +161,7 @@ class _Inquiry:
     rows: int = ROWS
 
     def report(self) -> Report:
-        """Ask them."""
+        """Ask all questions and return the answers; stop if the tables are wrong."""
         first = _checked("tables", lambda: _tables(self.twin.module, self.original))
         if not first.ok:
             return Report((first,))
@@ -183,12 +185,14 @@ class _Inquiry:
 
     @cached_property
     def table(self) -> Bench:
+        """The tensors and inputs of the whole model."""
         blueprint = _quiet(self.original)
         own = self.twin.dtype if self.twin.converted else None
         return bench(self.twin, self.module, self.inputs, blueprint, self.key, own, self.rows)
 
     @cached_property
     def tolerance(self) -> float:
+        """The largest relative error that counts as rounding, in the coarsest precision used."""
         if self.twin.converted:
             return TOLERANCES[self.twin.dtype]
         self._evaluated  # noqa: B018 - it tells the precisions
@@ -273,7 +277,7 @@ class _Inquiry:
         )
 
     def _shape(self) -> Tensor:
-        """Something of the shape of the output for the whole batch."""
+        """Return something of the shape of the output for the whole batch."""
         few = self._evaluated.output
         return few.new_empty((len(self.table.inputs[0]), *few.shape[1:]))
 
@@ -290,7 +294,7 @@ class _Inquiry:
         return next(filter(None, problems), "")
 
     def _where(self, find: Callable[..., str], *args: object, **options: object) -> str:
-        """Where it comes from, as far as that can be found."""
+        """Return where a difference comes from, as far as that can be found."""
         try:
             place = find(*args, **options, differs=self._differs)
         except _EXPECTED:
@@ -304,7 +308,7 @@ class _Inquiry:
         return self._compared(self.medium, _subset(self.medium.blueprint, key))
 
     def _compared(self, table: Bench, slice: Slice, *, gradients: bool = True) -> str:
-        """The dense small model against the witness with everything else zero."""
+        """Compare the dense small model with the witness in which everything else is zero."""
         full, zeros = table.blueprint, {k: torch.zeros_like(v) for k, v in table.params.items()}
         small = cut(table.params, slice, full)
         masked = paste(small, zeros, slice, full)
@@ -345,7 +349,7 @@ class _Inquiry:
         return ""
 
     def _padding(self) -> str:
-        """Rows that are no samples, behind those that are, change nothing for these.
+        """Check that rows that are no samples change nothing for the samples before them.
 
         A program whose rows mix takes no padding: there is nothing to ask.
         """
@@ -379,7 +383,7 @@ class _Inquiry:
         return ""
 
     def _permutation(self, key: Tensor) -> str:
-        """A model whose axes are all reordered is the same function."""
+        """Check that a model whose axes are all reordered is the same function."""
         table, full = self.medium, self.medium.blueprint
         slice = _drawn(full, key, _free(full))
         given = (table.params, table.buffers, table.inputs)
@@ -392,7 +396,7 @@ class _Inquiry:
         )
 
     def _every_axis(self, key: Tensor) -> str:
-        """With everything cut the small model still runs and has gradients that are numbers."""
+        """Check that the small model runs with everything cut, and its gradients are not NaN."""
         return self._runs(_subset(self.medium.blueprint, key, cutting_statistics=True))
 
     def _runs(self, slice: Slice) -> str:
@@ -406,7 +410,7 @@ class _Inquiry:
         return "something is not a number" if undefined else ""
 
     def _narrowest(self) -> str:
-        """Every axis at its minimum: alone, and with all others."""
+        """Check every axis at its minimum: alone, and with all others."""
         table, full = self.medium, self.medium.blueprint
         whole, key = statistical_axes(full), rng.fold(self.key, "narrowest")
         alone = [n for n in _free(full) if n not in whole]
@@ -422,7 +426,7 @@ class _Inquiry:
 
 
 def _quiet(blueprint: Blueprint) -> Blueprint:
-    """The same without draws in evaluation, to be compared with a module that does not draw."""
+    """Return the blueprint without draws in evaluation, to compare it with a still module."""
     program, *others = (
         replace(program, nodes=tuple(replace(node, always=False) for node in program.nodes))
         for program in blueprint.programs
@@ -456,12 +460,12 @@ def _tables(module: nn.Module, blueprint: Blueprint) -> str:
 
 
 def _free(blueprint: Blueprint) -> dict[str, int]:
-    """The axes that may be cut, and their sizes."""
+    """Return the axes that may be cut, and their sizes."""
     return {name: axis.size for name, axis in blueprint.axes.items() if axis.free}
 
 
 def _subset(blueprint: Blueprint, key: Tensor, *, cutting_statistics: bool = False) -> Slice:
-    """Random indices on every axis that may be cut; of a statistic at least two, or all."""
+    """Draw random indices on every axis that may be cut; of a statistic at least two, or all."""
     whole, counts = statistical_axes(blueprint), {}
     for name, size in _free(blueprint).items():
         drawn = 1 + int(rng.uniform(rng.fold(key, name), 1) * min(size, _MOST))
@@ -473,7 +477,7 @@ def _subset(blueprint: Blueprint, key: Tensor, *, cutting_statistics: bool = Fal
 
 
 def _drawn(blueprint: Blueprint, key: Tensor, counts: Mapping[str, int]) -> Slice:
-    """So many random indices of each axis, in random order."""
+    """Draw so many random indices of each axis, in random order."""
     kept = {}
     for name, count in counts.items():
         everything = torch.ones(blueprint.axes[name].size, dtype=torch.bool)
@@ -504,7 +508,10 @@ def differs(
     scale: float = 0.0,
     tolerance: float = TOLERANCES[torch.float64],
 ) -> str:
-    """A sentence if two tensors differ by more than rounding; a NaN differs from everything."""
+    """Return a sentence if two tensors differ by more than rounding, else "".
+
+    A NaN differs from everything.
+    """
     if got.shape != want.shape:
         return f"{what} has shape {tuple(got.shape)} instead of {tuple(want.shape)}"
     unlike = got != want
@@ -517,3 +524,56 @@ def differs(
     error = float((got - want)[unlike].abs().max())
     limit = tolerance * max(_peak(want), scale, 1e-30)
     return "" if error <= limit else f"{what} differs by {error:.3g}"
+
+
+# --- axes that enter statistics -------------------------------------------------------------------
+
+
+def statistical_axes(blueprint: Blueprint) -> frozenset[str]:
+    """Return the axes that a norm or a mean averages over, or that scale attention.
+
+    A model that is cut along them is no masked large one.
+    """
+    found = [_in_program(program, blueprint) for program in blueprint.programs]
+    return frozenset[str]().union(*found)
+
+
+def _in_program(program: Program, blueprint: Blueprint) -> set[str]:
+    dims = {given.name: given.dims for given in program.inputs}
+    dims |= {node.name: node.dims for node in program.nodes if node.dims is not None}
+    found: set[str] = set()
+    for node in program.nodes:
+        first = node.args[0] if node.args else None
+        if isinstance(first, Value) and first.name in dims:
+            found |= _averaged(node, dims[first.name])
+        elif isinstance(first, Held):
+            found |= _averaged(node, _held(program, first.name, blueprint))
+    return found
+
+
+def _held(program: Program, name: str, blueprint: Blueprint) -> tuple[Dim, ...]:
+    constant = program.constants.get(name)
+    return blueprint.dims(name) if constant is None else constant.dims
+
+
+def _averaged(node: Node, source: tuple[Dim, ...]) -> set[str]:
+    op = node.operator
+    if op in ("layer_norm", "rms_norm"):
+        shape = node.args[1]
+        count = len(getattr(shape, "items", ()))
+        return _axes(source[len(source) - count :])
+    if op == "group_norm":
+        groups = node.args[1]
+        return _axes(source[1:2]) - (_axes((groups.dim,)) if isinstance(groups, Size) else set())
+    if op == "scaled_dot_product_attention":
+        return _axes(source[-1:])
+    if op in ("batch_norm", "instance_norm"):
+        # Of weights, say: their input channels are what is averaged.
+        return _axes(source[:1] + source[2:]) - {BATCH}
+    if op in _AVERAGES:
+        return _axes(source) - _axes(node.dims or ())
+    return set()
+
+
+def _axes(dims: tuple[Dim, ...]) -> set[str]:
+    return {axis for dim in dims for product in dim for axis in product}

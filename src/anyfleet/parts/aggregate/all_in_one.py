@@ -8,8 +8,8 @@ import numpy as np
 
 from anyfleet.arrays import Floats
 from anyfleet.core.updates import Updates
-from anyfleet.formulas.anycost import anycost_weights
-from anyfleet.formulas.theory import divergence_index, local_gain
+from anyfleet.elastic import alpha
+from anyfleet.formulas.anycost import anycost_divergence, anycost_gain, anycost_weights
 from anyfleet.papers import ANYCOST, Paper
 from anyfleet.parts.aggregate.directions import by_device
 from anyfleet.parts.aggregate.mean import Mean, Weighted
@@ -35,16 +35,21 @@ class Aio(Weighted):
             raise ValueError(f"Aio.floor must lie in (0, 1], got {self.floor}.")
 
     def weigh(self, updates: Updates) -> Floats:
-        sizes = self.base.weigh(updates)
-        return anycost_weights(updates.alphas, updates.sent_fractions, sizes, self.floor)
+        weights = self.base.weigh(updates)
+        return anycost_weights(_alphas(updates), updates.sent_fraction, weights, self.floor)
 
     def counted(self, updates: Updates) -> Updates:
         return updates.only_sent()
 
     def diagnostics_of(self, updates: Updates) -> Mapping[str, Any]:
-        facts = updates.alphas, updates.sent_fractions
+        facts = _alphas(updates), updates.sent_fraction
         return {
             "weights": by_device(updates, self.weigh(updates)),
-            "mean_gain": float(np.mean(local_gain(*facts))),
-            "mean_divergence": float(np.mean(divergence_index(*facts))),
+            "mean_gain": float(np.mean(anycost_gain(*facts))),
+            "mean_divergence": float(np.mean(anycost_divergence(*facts))),
         }
+
+
+def _alphas(updates: Updates) -> Floats:
+    """Return AnycostFL's measure of each sub-model: 1 for the whole model."""
+    return np.array([alpha(slice_, updates.blueprint) for slice_ in updates.slices])

@@ -12,8 +12,11 @@ from anyfleet.core.messages import Aggregated, Params
 from anyfleet.core.slots import Aggregate
 from anyfleet.core.updates import Updates
 from anyfleet.core.view import View
-from anyfleet.formulas.contribution import angle_weights, smoothed
-from anyfleet.formulas.theory import expected_decrease
+from anyfleet.formulas.contribution import (
+    fedadp_expected_decrease,
+    fedadp_smoothed_angles,
+    fedadp_weights,
+)
 from anyfleet.papers import FEDADP, Paper
 from anyfleet.parts.aggregate.directions import Directions, by_device, directions
 from anyfleet.parts.aggregate.mean import Mean, Weighted
@@ -85,9 +88,11 @@ class AngleWeighted(Aggregate):
             "smoothed_angles": by_device(updates, angles),
             "weights": by_device(updates, _shares(weights)),
             # specification §F.4: only with the angles of this very step it is never below the mean's.
-            "expected_decrease": expected_decrease(_shares(weights), found.angles),
-            "expected_decrease_instantaneous": expected_decrease(_shares(now), found.angles),
-            "expected_decrease_of_mean": expected_decrease(_shares(found.weights), found.angles),
+            "expected_decrease": fedadp_expected_decrease(_shares(weights), found.angles),
+            "expected_decrease_instantaneous": fedadp_expected_decrease(_shares(now), found.angles),
+            "expected_decrease_of_mean": fedadp_expected_decrease(
+                _shares(found.weights), found.angles
+            ),
         }
         return Aggregated({**model, **moved}, after, notes)
 
@@ -97,7 +102,7 @@ class AngleWeighted(Aggregate):
         # Equal angles then give the weights of the mean, bit for bit.
         if np.ptp(angles[found.weights > 0]) == 0:
             return found.weights
-        return angle_weights(found.weights, angles, self.sharpness)
+        return fedadp_weights(found.weights, angles, self.sharpness)
 
 
 def _learned(state: Angles, arrivals: Updates, found: Directions) -> Angles:
@@ -107,7 +112,9 @@ def _learned(state: Angles, arrivals: Updates, found: Directions) -> Angles:
         device = int(arrivals.device[row])
         before = after.get(device, Angle(0.0, 0))
         visits = before.visits + 1
-        mean = smoothed(np.array([before.mean]), np.array([visits]), found.angles[[row]])
+        mean = fedadp_smoothed_angles(
+            np.array([before.mean]), np.array([visits]), found.angles[[row]]
+        )
         after[device] = Angle(float(mean[0]), visits)
     return after
 

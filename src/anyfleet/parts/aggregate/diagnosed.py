@@ -8,10 +8,10 @@ import numpy as np
 from torch import Tensor
 
 from anyfleet.core.messages import Aggregated, Params
-from anyfleet.core.slots import Aggregate, State, Wrapper
+from anyfleet.core.slots import Aggregate, Measure, State, Wrapper
 from anyfleet.core.updates import Updates, base
 from anyfleet.core.view import View
-from anyfleet.formulas.theory import dissimilarity, expected_decrease
+from anyfleet.formulas.contribution import fedadp_dissimilarity, fedadp_expected_decrease
 from anyfleet.parts.aggregate.directions import by_device, directions
 from anyfleet.parts.aggregate.mean import Mean
 
@@ -30,12 +30,14 @@ class Diagnosed(Wrapper, Aggregate):
 
     Lengths are of updates, which are gradients times the learning rate and the local steps. With
     sub-models, a device is compared with the mean on its own coordinates. What an inner aggregator
-    notes under the same name stays. `measures` ("fisher", "norm") are reported by every device, and
-    are columns of the ledger.
+    notes under the same name stays. The numbers of `reported` ("fisher", "norm") are reported by
+    every device, and are columns of the ledger; `measures` brings in what devices measure for it,
+    as `Fisher()`, unless another part does.
     """
 
     inner: Aggregate = field(default_factory=Mean)
-    measures: tuple[str, ...] = ()
+    reported: tuple[str, ...] = ()
+    measures: tuple[Measure, ...] = ()
 
     provides: ClassVar[frozenset[str]] = frozenset(
         {
@@ -54,7 +56,7 @@ class Diagnosed(Wrapper, Aggregate):
 
     @property
     def reports(self) -> frozenset[str]:
-        return frozenset(self.measures)
+        return frozenset(self.reported)
 
     def __call__(
         self, model: Params, state: State, updates: Updates, view: View, key: Tensor
@@ -89,12 +91,12 @@ def _agreement(arrivals: Updates) -> Mapping[str, Any]:
     shares = found.weights / total if total else found.weights
     moved = found.finite & ((found.norms > 0) | (found.means > 0))
     with np.errstate(divide="ignore"):  # beside a mean of length zero everything is infinite
-        bounds = dissimilarity(found.norms[moved] / found.means[moved], 1.0)
+        bounds = fedadp_dissimilarity(found.norms[moved] / found.means[moved], 1.0)
     return {
         "norms": by_device(arrivals, np.where(found.finite, found.norms, np.nan)),
         "angles": by_device(arrivals, found.angles),
         "divergence": float(found.distances[found.finite].mean()) if found.finite.any() else np.nan,
         "dissimilarity_least": bounds.least,
         "dissimilarity_most": bounds.most,
-        "expected_decrease": expected_decrease(shares, found.angles),
+        "expected_decrease": fedadp_expected_decrease(shares, found.angles),
     }

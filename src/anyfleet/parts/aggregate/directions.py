@@ -6,7 +6,7 @@ import numpy as np
 
 from anyfleet.arrays import Flags, Floats
 from anyfleet.core.updates import Updates
-from anyfleet.formulas.contribution import angles
+from anyfleet.formulas.contribution import fedadp_angles
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +45,7 @@ def directions(updates: Updates, weights: Floats) -> Directions:
     mean = updates.mean(counted)
     dots = np.where(finite, updates.dots(mean), 0.0)
     norms, means = np.where(finite, norms, 0.0), updates.tree_norms(mean)
-    return Directions(finite, counted, norms, means, dots, angles(dots, norms, means))
+    return Directions(finite, counted, norms, means, dots, fedadp_angles(dots, norms, means))
 
 
 def by_device(updates: Updates, values: Floats) -> dict[int, float]:

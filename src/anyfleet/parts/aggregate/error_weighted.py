@@ -7,9 +7,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from anyfleet.arrays import Floats
-from anyfleet.core.messages import measured
 from anyfleet.core.updates import Updates
-from anyfleet.formulas.compression import fedhq_weights
+from anyfleet.formulas.fedhq import fedhq_weights
 from anyfleet.papers import FEDHQ, Paper
 from anyfleet.parts.aggregate.directions import by_device
 from anyfleet.parts.aggregate.mean import Mean, Weighted
@@ -31,9 +30,9 @@ class ErrorWeighted(Weighted):
     provides: ClassVar[frozenset[str]] = frozenset({"weights"})
 
     def weigh(self, updates: Updates) -> Floats:
-        told = np.array([measured(report, "distortion") for report in updates.report])
-        # What is not told, or nonsense, is no reason to count more than an exact update.
-        errors = np.maximum(np.where(np.isnan(told), np.inf, told), 0.0)
+        reported = updates.report("distortion")
+        # What is not reported, or nonsense, is no reason to count more than an exact update.
+        errors = np.maximum(np.where(np.isnan(reported), np.inf, reported), 0.0)
         return fedhq_weights(errors, self.base.weigh(updates))
 
     def diagnostics_of(self, updates: Updates) -> Mapping[str, Any]:

@@ -15,8 +15,8 @@ from anyfleet.core.slots import Aggregate, State, Wrapper
 from anyfleet.core.updates import Updates
 from anyfleet.core.view import View
 from anyfleet.errors import refuse
-from anyfleet.formulas.contribution import Statistic, Stopping, alignment, optimal_subset
-from anyfleet.formulas.contribution import Subset as Remaining
+from anyfleet.formulas.contribution import OptimalSubset as Remaining
+from anyfleet.formulas.contribution import Statistic, Stopping, optimal_subset, update_alignment
 from anyfleet.papers import FEDPNS, THESIS, Paper
 from anyfleet.parts.aggregate.mean import Mean
 
@@ -96,8 +96,8 @@ class Subset(Wrapper, Aggregate):
             "excluded": excluded,
             "labelled_count": len(labelled),
             "excluded_count": len(excluded),
-            "alignment": alignment(gram, healthy.samples, self.statistic),
-            "alignment_after": alignment(*kept, self.statistic),
+            "alignment": update_alignment(gram, healthy.samples, self.statistic),
+            "alignment_after": update_alignment(*kept, self.statistic),
         }
 
 

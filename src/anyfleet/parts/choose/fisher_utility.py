@@ -1,22 +1,23 @@
 """WHALE-FL's choice on the device: by Fisher information, link and processor."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import numpy as np
 
 from anyfleet.core.check_in import Choices, ChoosingDevice, MenuEntry
 from anyfleet.core.messages import ChooserState, Hyperparameters
-from anyfleet.core.slots import Choose, Lesson
+from anyfleet.core.slots import Choose, Lesson, Measure
 from anyfleet.errors import refuse
 from anyfleet.formulas.whale import (
-    effectiveness,
-    level,
-    relative_effectiveness,
-    threshold_utility,
-    utility,
+    whale_effectiveness,
+    whale_level,
+    whale_relative_effectiveness,
+    whale_threshold_utility,
+    whale_utility,
 )
+from anyfleet.measure import Fisher
 from anyfleet.papers import WHALE, Paper
 from anyfleet.parts.choose.in_time import seconds_for
 
@@ -29,10 +30,11 @@ class FisherUtility(Choose):
     when it would now need more than the target time. The menu goes from the largest of `levels`
     down; a device that may not train the largest has a menu without them.
 
-    `fisher`: "relative" to the initial model of the same width; "literal" takes the raw trace
+    `effectiveness`: "relative" to the initial model of the same width; "literal" takes the raw trace
     times the batch (Eq. 3 of the paper); "constant" looks at time only. `penalty` 0 looks at
     training only. `reference`: whose time counts, that of the smallest network ("unit") or of the
     one trained last. `target` seconds; without them the plan must give a target (`TargetSeconds`).
+    `fisher` says how devices measure their Fisher information.
     """
 
     levels: int = 5
@@ -40,9 +42,10 @@ class FisherUtility(Choose):
     threshold: float = 20.0
     penalty: float = 2.0
     target: float | None = None
-    fisher: Literal["relative", "literal", "constant"] = "relative"
+    effectiveness: Literal["relative", "literal", "constant"] = "relative"
     reference: Literal["unit", "last_choice"] = "unit"
     first_level: int = 1
+    fisher: Fisher = field(default_factory=Fisher)
 
     papers: ClassVar[tuple[Paper, ...]] = (WHALE,)
 
@@ -63,15 +66,22 @@ class FisherUtility(Choose):
             yield (
                 f"FisherUtility.first_level must lie in 1 to {self.levels}, got {self.first_level}."
             )
-        if self.fisher not in ("relative", "literal", "constant"):
-            yield f'FisherUtility.fisher must be "relative", "literal" or "constant": {self.fisher}'
+        if self.effectiveness not in ("relative", "literal", "constant"):
+            yield (
+                'FisherUtility.effectiveness must be "relative", "literal" or "constant", '
+                f"got {self.effectiveness!r}."
+            )
         if self.reference not in ("unit", "last_choice"):
             yield f'FisherUtility.reference must be "unit" or "last_choice", got {self.reference}.'
 
     @property
     def learns_from(self) -> frozenset[str]:
         # Without Fisher information it still learns that it has trained, and how wide.
-        return frozenset({"loss" if self.fisher == "constant" else "fisher"})
+        return frozenset({"loss" if self.effectiveness == "constant" else "fisher"})
+
+    @property
+    def measures(self) -> tuple[Measure, ...]:
+        return () if self.effectiveness == "constant" else (self.fisher,)
 
     @property
     def requires(self) -> Mapping[str, str]:
@@ -98,7 +108,7 @@ class FisherUtility(Choose):
             wanted, u = self.first_level, float("nan")
         else:
             u = self._utility(menu, device, hyperparameters)
-            wanted = int(level(u, self.levels))
+            wanted = int(whale_level(u, self.levels))
         entry = max(wanted - 1 - missing, 0)
         return Choices(np.array([entry]), hyperparameters, np.array([u]), ("",))
 
@@ -109,8 +119,8 @@ class FisherUtility(Choose):
         # The target is the time of a network, without what it costs to offer several.
         seconds = seconds_for(self._timed(menu, notes).without_menu, own, numbers)
         target = float(numbers.target_seconds[0]) if self.target is None else self.target
-        useful = utility(self._effectiveness(notes, numbers), seconds, target, self.penalty)
-        return float(threshold_utility(useful, self.threshold))
+        useful = whale_utility(self._effectiveness(notes, numbers), seconds, target, self.penalty)
+        return float(whale_threshold_utility(useful, self.threshold))
 
     def _timed(self, menu: Sequence[MenuEntry], notes: ChooserState) -> MenuEntry:
         """The entry of the menu whose time is held against the target."""
@@ -119,18 +129,18 @@ class FisherUtility(Choose):
         return next((offer for offer in menu if offer.sub_model_size == notes["last"]), menu[-1])
 
     def _effectiveness(self, notes: ChooserState, numbers: Hyperparameters) -> float:
-        if self.fisher == "constant":
+        if self.effectiveness == "constant":
             return self.threshold
         squares, counts = np.array(notes["squares"]), np.array(notes["steps"])
-        if self.fisher == "relative":
-            return float(relative_effectiveness(squares * counts, counts))
+        if self.effectiveness == "relative":
+            return float(whale_relative_effectiveness(squares * counts, counts))
         # Eq. 3 sums over the iterations of a round: one column with the root of each sum.
-        return effectiveness(np.sqrt(squares * counts)[:, None], int(numbers.batch_size[0]))
+        return whale_effectiveness(np.sqrt(squares * counts)[:, None], int(numbers.batch_size[0]))
 
     # -- learning
 
     def learn(self, state: ChooserState, lesson: Lesson) -> ChooserState:
-        if self.fisher == "constant":
+        if self.effectiveness == "constant":
             return {**state, "rounds": (1.0,), "last": lesson.sub_model_size}
         square = lesson.measured.get("fisher_squares", float("nan"))
         if not np.isfinite(square):
@@ -138,17 +148,20 @@ class FisherUtility(Choose):
         first = int(lesson.sub_model_size[1])
         birth = _at_birth(lesson.width, first)
         new = dict(state)
-        if self.measures_initial(state, lesson.width, first):
-            new[birth] = (lesson.initial_fisher(),)
-        if self.fisher == "relative":
+        if self.initial_measures(state, lesson.width, first):
+            new[birth] = (lesson.initial(self.fisher),)
+        if self.effectiveness == "relative":
             square = square / new[birth][0] ** 2 if new[birth][0] > 0 else 0.0
         new["squares"] = (*state.get("squares", ()), square)[-self.window :]
         steps = lesson.measured["fisher_steps"]
         new["steps"] = (*state.get("steps", ()), steps)[-self.window :]
         return {**new, "rounds": (float(len(new["squares"])),), "last": lesson.sub_model_size}
 
-    def measures_initial(self, state: ChooserState, width: float, first_trained_layer: int) -> bool:
-        return self.fisher == "relative" and _at_birth(width, first_trained_layer) not in state
+    def initial_measures(
+        self, state: ChooserState, width: float, first_trained_layer: int
+    ) -> tuple[Measure, ...]:
+        known = _at_birth(width, first_trained_layer) in state
+        return () if known or self.effectiveness != "relative" else (self.fisher,)
 
 
 def _at_birth(share: float, first: int) -> str:

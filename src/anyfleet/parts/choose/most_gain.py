@@ -12,8 +12,12 @@ from anyfleet.core.messages import Conditions, Hyperparameters
 from anyfleet.core.slots import CheckIn, Choose
 from anyfleet.core.time_and_energy import IN_TIME, transfer_seconds
 from anyfleet.errors import refuse
-from anyfleet.formulas.cohorts import Budgets, Sending, best_sending
-from anyfleet.formulas.theory import local_gain
+from anyfleet.formulas.anycost import (
+    AnycostBudgets,
+    AnycostSending,
+    anycost_best_sending,
+    anycost_gain,
+)
 from anyfleet.papers import ANYCOST, Paper
 from anyfleet.parts.choose.in_time import NEEDS_MENU
 
@@ -50,7 +54,8 @@ class MostGain(Choose):
                 yield f"MostGain.{name} must be positive, got {getattr(self, name)}."
         if not 0 <= self.least_fraction <= self.most_fraction <= 1 or not self.most_fraction > 0:
             yield (
-                "MostGain.least and .most are rates, 0 <= least <= most <= 1 and most above 0; "
+                "MostGain.least_fraction and .most_fraction must satisfy 0 <= least <= most <= 1 and "
+                "most > 0; "
                 f"got {self.least_fraction} and {self.most_fraction}."
             )
 
@@ -66,7 +71,7 @@ class MostGain(Choose):
         rates, frequencies = self._sending(
             offers, known.take(np.repeat(range(len(check_ins)), sizes))
         )
-        gains = local_gain(_column([offer.alpha for offer in offers]), rates)
+        gains = anycost_gain(_column([offer.alpha for offer in offers]), rates)
         useful, ends = np.nan_to_num(gains, nan=-1.0), np.cumsum(sizes)
         entries = np.array([part.argmax() for part in np.split(useful, ends[:-1])])
         best = ends - sizes + entries
@@ -85,7 +90,7 @@ class MostGain(Choose):
         energy = f" and {joules:.3g} J" if np.isfinite(joules) else ""
         return f"over budget: no size fits {self.seconds:g} s{energy}"
 
-    def _sending(self, offers: Sequence[MenuEntry], known: Conditions) -> Sending:
+    def _sending(self, offers: Sequence[MenuEntry], known: Conditions) -> AnycostSending:
         """The best rate and frequency of each offer, made to a device that knows this of itself."""
         adapts = np.array([offer.bits.follows for offer in offers])
         own = _column([offer.bits.sent_fraction for offer in offers])
@@ -98,9 +103,9 @@ class MostGain(Choose):
             np.where(adapts, np.clip(bound, low, np.maximum(low, high)), own)
             for bound in (self.least_fraction, self.most_fraction)
         )
-        return best_sending(self._budgets(offers, known), least, most)
+        return anycost_best_sending(self._budgets(offers, known), least, most)
 
-    def _budgets(self, offers: Sequence[MenuEntry], known: Conditions) -> Budgets:
+    def _budgets(self, offers: Sequence[MenuEntry], known: Conditions) -> AnycostBudgets:
         """What is left for training and for the update, offer by offer, and what they take."""
         down = transfer_seconds(_column([offer.down for offer in offers]), known.bit_rate_down)
         besides = _column([offer.bits.aside + offer.choice_bits for offer in offers])
@@ -111,11 +116,11 @@ class MostGain(Choose):
                 - known.receive_power * down
                 - known.send_power * aside
             )
-        return Budgets(
+        return AnycostBudgets(
             energy=energy,
             seconds=IN_TIME * self.seconds - down - aside,
             power=known.send_power,
-            rate=known.bit_rate_up,
+            bit_rate=known.bit_rate_up,
             bits=_column([offer.bits.update for offer in offers]),
             # Other work makes cycles take longer, and no more joules.
             epsilon=known.coefficient / known.load,

@@ -1,7 +1,7 @@
 """WHALE-FL's Algorithm 2: blocks of channels, by Fisher information and by how often trained."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -9,25 +9,26 @@ from torch import Tensor
 
 from anyfleet.arrays import Flags, Floats, Ints
 from anyfleet.core.messages import SubModelSize
-from anyfleet.core.slots import Extract
+from anyfleet.core.slots import Extract, Measure
 from anyfleet.core.updates import Updates
 from anyfleet.core.view import View
 from anyfleet.elastic import Blueprint, Slice
 from anyfleet.errors import refuse
 from anyfleet.formulas.whale import (
-    RegionFisher,
-    Score,
-    chosen_blocks,
-    importance,
-    region_fisher,
-    scores,
+    WhaleRegionFisher,
+    WhaleScore,
+    whale_blocks,
+    whale_importance,
+    whale_region_fisher,
+    whale_scores,
 )
+from anyfleet.measure import Fisher
 from anyfleet.measure.fisher import produced
 from anyfleet.papers import WHALE, Paper
 
 
 class _Kept(NamedTuple):
-    fisher: RegionFisher
+    fisher: WhaleRegionFisher
     counts: Mapping[int, Ints]  # how often each device has trained each region
 
 
@@ -40,12 +41,14 @@ class FisherBlocks(Extract):
     regions, "literal" and "maxmin" are readings of the paper. Devices report the Fisher
     information of every channel of the model they received; `epsilon` is added to it, and should
     be small beside the mean squared gradients of the network at hand. Where a layer has channels
-    that do not divide evenly, the best blocks are cut or filled up to the share's number.
+    that do not divide evenly, the best blocks are cut or filled up to the share's number. `fisher`
+    says how devices measure it.
     """
 
     regions: int = 16
-    score: Score = "recommended"
+    score: WhaleScore = "recommended"
     epsilon: float = 1e-3
+    fisher: Fisher = field(default_factory=Fisher)
 
     reports: ClassVar[frozenset[str]] = frozenset({"channels"})
     papers: ClassVar[tuple[Paper, ...]] = (WHALE,)
@@ -64,9 +67,13 @@ class FisherBlocks(Extract):
         if not self.epsilon > 0:
             yield f"FisherBlocks.epsilon must be positive, got {self.epsilon}."
 
+    @property
+    def measures(self) -> tuple[Measure, ...]:
+        return (self.fisher,)
+
     def init(self, view: View) -> _Kept:
         nothing = np.zeros(self.regions)
-        return _Kept(RegionFisher(nothing, nothing, nothing), {})
+        return _Kept(WhaleRegionFisher(nothing, nothing, nothing), {})
 
     def diagnostics(self, state: _Kept) -> Mapping[str, Any]:
         return {"region_fisher": state.fisher.mean}
@@ -76,11 +83,11 @@ class FisherBlocks(Extract):
             return size.prefix(view.blueprint)
         counts = state.counts.get(size.device, np.zeros(self.regions, dtype=np.int64))
         fisher = state.fisher
-        important = importance(fisher.mean, fisher.low, fisher.high, self.epsilon)
-        score = scores(important, counts, self.score)
+        important = whale_importance(fisher.mean, fisher.low, fisher.high, self.epsilon)
+        score = whale_scores(important, counts, self.score)
         # A region takes what is left of the budget by its share; the smallest is one region.
         budget = max(1.0, size.width * self.regions)
-        taken = chosen_blocks(score, counts, np.ones(self.regions), budget)
+        taken = whale_blocks(score, counts, np.ones(self.regions), budget)
         rank = np.lexsort((np.arange(self.regions), counts, -score))
         first = np.concatenate([rank[np.isin(rank, taken)], rank[~np.isin(rank, taken)]])
         wanted = size.counts(view.blueprint)
@@ -103,15 +110,15 @@ class FisherBlocks(Extract):
         values = np.zeros((len(updates), self.regions))
         trained = np.zeros((len(updates), self.regions), dtype=bool)
         counts = dict(state.counts)
-        for row, (device, slice_) in enumerate(zip(updates.device, updates.slices, strict=True)):
-            if not updates.samples[row]:
+        for row, update in enumerate(updates):
+            if not update.samples:
                 continue  # it trained nothing
-            held = self._held(slice_, view.blueprint)
-            before = counts.get(int(device), np.zeros(self.regions, dtype=np.int64))
-            counts[int(device)] = before + (held >= 0.5)
-            told = updates.report[row].get("channels", ())
-            values[row], trained[row] = self._told(told, slice_, view.blueprint)
-        return _Kept(region_fisher(state.fisher, values, trained), counts)
+            held = self._held(update.slice, view.blueprint)
+            before = counts.get(update.device, np.zeros(self.regions, dtype=np.int64))
+            counts[update.device] = before + (held >= 0.5)
+            told = update.report.get("channels", ())
+            values[row], trained[row] = self._told(told, update.slice, view.blueprint)
+        return _Kept(whale_region_fisher(state.fisher, values, trained), counts)
 
     def _held(self, slice_: Slice, blueprint: Blueprint) -> Floats:
         """Which share of the channels of every region a slice has."""

@@ -9,7 +9,7 @@ from anyfleet.core.messages import SubModelSize
 from anyfleet.core.slots import Extract, State
 from anyfleet.core.view import View
 from anyfleet.elastic import Slice
-from anyfleet.formulas.sub_models import rolling_window
+from anyfleet.formulas.sub_models import fedrolex_window
 from anyfleet.papers import FEDROLEX, Paper
 
 
@@ -30,7 +30,7 @@ class Rolling(Extract):
     def __post_init__(self) -> None:
         if not self.shift:
             raise ValueError(
-                "Rolling.step must not be 0: the window would never move. For the leading channels "
+                "Rolling.shift must not be 0: the window would never move. For the leading channels "
                 "use Leading()."
             )
 
@@ -40,7 +40,7 @@ class Rolling(Extract):
             return size.prefix(blueprint)
         sizes = blueprint.sizes
         keep = {
-            axis: rolling_window(sizes[axis], count, view.round_index, self.shift).tolist()
+            axis: fedrolex_window(sizes[axis], count, view.round_index, self.shift).tolist()
             for axis, count in size.counts(blueprint).items()
         }
         return Slice.of(keep, blueprint, size.first_trained_layer)

@@ -7,7 +7,7 @@ from torch import Tensor
 from anyfleet.core.messages import Plans, SubModelSize
 from anyfleet.core.slots import Plan, State, Wrapper
 from anyfleet.core.view import View
-from anyfleet.parts.plan.widths import WholeModel, check_shares
+from anyfleet.parts.plan.widths import WholeModel, check_widths
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class LargestFitting(Wrapper, Plan):
     inner: Plan = field(default_factory=WholeModel)
 
     def __post_init__(self) -> None:
-        check_shares("LargestFitting", self.widths)
+        check_widths("LargestFitting", self.widths)
 
     def __call__(self, plans: Plans, view: View, state: State, key: Tensor) -> Plans:
         plans = self.inner(plans, view, state, key)

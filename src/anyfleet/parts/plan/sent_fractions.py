@@ -14,7 +14,7 @@ from anyfleet.core.updates import Updates
 from anyfleet.core.view import View
 from anyfleet.elastic import WHOLE
 from anyfleet.errors import refuse
-from anyfleet.formulas.compression import upload_seconds
+from anyfleet.formulas.fedhq import fedhq_upload_seconds
 from anyfleet.papers import FEDHQ, Paper
 from anyfleet.parts.plan.target_seconds import sample_of
 from anyfleet.parts.plan.widths import WholeModel
@@ -41,7 +41,7 @@ class SentFractionByLevel(Wrapper, Plan):
         )
         refuse(
             [
-                f"SentFractionByLevel.rates must lie in (0, 1], got {self.sent_fractions}."
+                f"SentFractionByLevel.sent_fractions must lie in (0, 1], got {self.sent_fractions}."
                 if wrong
                 else ""
             ]
@@ -83,7 +83,7 @@ class SentFractionByLink(Plan):
             [
                 ""
                 if 0 < self.sent_fraction <= 1
-                else f"SentFractionByLink.rate must lie in (0, 1]: {self.sent_fraction}.",
+                else f"SentFractionByLink.sent_fraction must lie in (0, 1], got {self.sent_fraction}.",
                 ""
                 if self.seconds is None or self.seconds > 0
                 else f"SentFractionByLink.seconds must be positive, got {self.seconds}.",
@@ -117,7 +117,7 @@ class SentFractionByLink(Plan):
 
 def _seconds(rate: float, view: View) -> float:
     links = view.conditions(sample_of(view)).bit_rate_up
-    return upload_seconds(links, view.message_bits(WHOLE, 1.0).update, rate)
+    return fedhq_upload_seconds(links, view.message_bits(WHOLE, 1.0).update, rate)
 
 
 def _bits(want: SubModelSize, view: View) -> float:

@@ -14,7 +14,7 @@ from anyfleet.core.slots import Plan, State
 from anyfleet.core.time_and_energy import transfer_seconds
 from anyfleet.core.updates import Updates
 from anyfleet.core.view import View
-from anyfleet.formulas.whale import target_seconds
+from anyfleet.formulas.whale import whale_target_seconds
 from anyfleet.parts.plan.widths import WidthMenu
 
 _ASKED = 1024  # devices that stand for all: no fleet needs more
@@ -63,7 +63,7 @@ class TargetSeconds(Plan):
             (want for menu in plans.menus for want in menu), key=_size, default=SubModelSize()
         )
         numbers = plans.hyperparameters
-        target = target_seconds(_seconds(smallest, numbers.take([0]), view, state))
+        target = whale_target_seconds(_seconds(smallest, numbers.take([0]), view, state))
         return replace(
             plans, hyperparameters=replace(numbers, target_seconds=np.full(len(plans), target))
         )

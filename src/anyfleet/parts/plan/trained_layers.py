@@ -10,7 +10,6 @@ from anyfleet.core.messages import Plans
 from anyfleet.core.slots import Plan, State
 from anyfleet.core.view import View
 from anyfleet.elastic import Blueprint
-from anyfleet.elastic.cost.passes import arguments
 from anyfleet.elastic.program import held_names
 from anyfleet.papers import FEDPMT, Paper
 from anyfleet.parts.plan.widths import menu_of
@@ -32,7 +31,7 @@ class TrainedLayersByLevel(Plan):
     papers: ClassVar[tuple[Paper, ...]] = (FEDPMT,)
 
     def __post_init__(self) -> None:
-        check_depths("Depth", self.depths, self.trained_layers)
+        check_depths("TrainedLayersByLevel", self.depths, self.trained_layers)
 
     def __call__(self, plans: Plans, view: View, state: State, key: Tensor) -> Plans:
         firsts = depths(view.blueprint, self.depths, self.trained_layers)
@@ -78,17 +77,17 @@ def check_depths(owner: str, widths: int | None, trained: tuple[int, ...]) -> No
     """Depths are counted from 1, and given in one way only."""
     if widths is not None and trained:
         raise ValueError(
-            f"{owner} takes widths or trained, got widths={widths} and trained={trained}."
+            f"{owner} takes depths or trained_layers, got depths={widths} and trained_layers={trained}."
         )
     if widths is not None and widths < 1:
         raise ValueError(
-            f"{owner}.widths must be at least 1, got {widths}. "
+            f"{owner}.depths must be at least 1, got {widths}. "
             "Leave it out for a depth for every layer."
         )
     for position, count in enumerate(trained):
         if count < 1:
             raise ValueError(
-                f"{owner}.trained must be at least 1 each, got {count} at position {position}."
+                f"{owner}.trained_layers must be at least 1 each, got {count} at position {position}."
             )
 
 
@@ -106,6 +105,6 @@ def depths(
 @lru_cache(maxsize=256)
 def learning(blueprint: Blueprint) -> tuple[int, ...]:
     """The layers with something to train; what is frozen or never used does not count."""
-    used = {n for node in blueprint.program.nodes for n in held_names(arguments(node))}
+    used = {n for node in blueprint.program.nodes for n in held_names(node.arguments)}
     moving = used - set(blueprint.frozen)
     return tuple(n for n, layer in enumerate(blueprint.layers) if moving & set(layer.params))

@@ -14,16 +14,16 @@ from anyfleet.elastic.blueprint import Rounding
 from anyfleet.papers import HETEROFL, Paper
 
 
-def check_shares(owner: str, shares: tuple[float, ...]) -> None:
+def check_widths(owner: str, shares: tuple[float, ...]) -> None:
     """Refuse shares of a model that do not lie in (0, 1]."""
     if not shares:
         raise ValueError(
-            f"{owner}.shares must name at least one share. For the whole model use WholeModel()."
+            f"{owner}.widths must name at least one width. For the whole model use WholeModel()."
         )
     for position, share in enumerate(shares):
         if not 0 < share <= 1:
             raise ValueError(
-                f"{owner}.shares must lie in (0, 1], got {share} at position {position}. "
+                f"{owner}.widths must lie in (0, 1], got {share} at position {position}. "
                 "For the whole model use WholeModel()."
             )
 
@@ -33,7 +33,7 @@ def check_descent(owner: str, shares: tuple[float, ...]) -> None:
     down = tuple(sorted(shares, reverse=True))
     if tuple(shares) != down:
         raise ValueError(
-            f"{owner}.shares must go downwards, since level 0 is the strongest; got {shares}. "
+            f"{owner}.widths must go downwards, since level 0 is the strongest; got {shares}. "
             f"Write {down}."
         )
 
@@ -65,7 +65,7 @@ class WidthByLevel(Plan):
     papers: ClassVar[tuple[Paper, ...]] = (HETEROFL,)
 
     def __post_init__(self) -> None:
-        check_shares("WidthByLevel", self.widths)
+        check_widths("WidthByLevel", self.widths)
         check_descent("WidthByLevel", self.widths)
         if self.layers not in ("all", "linear"):
             raise ValueError(f'WidthByLevel.layers must be "all" or "linear", got {self.layers!r}.')
@@ -117,10 +117,12 @@ class WidthMenu(Plan):
     rounding: Rounding = "ceil"
 
     def __post_init__(self) -> None:
-        check_shares("Menu", self.widths)
-        check_descent("Menu", self.widths)
+        check_widths("WidthMenu", self.widths)
+        check_descent("WidthMenu", self.widths)
         if self.rounding not in ("ceil", "round"):
-            raise ValueError(f'Menu.rounding must be "ceil" or "round", got {self.rounding!r}.')
+            raise ValueError(
+                f'WidthMenu.rounding must be "ceil" or "round", got {self.rounding!r}.'
+            )
 
     @property
     def provides(self) -> frozenset[str]:

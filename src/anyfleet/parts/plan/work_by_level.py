@@ -28,11 +28,11 @@ class WorkByLevel(Wrapper, Plan):
     inner: Plan = field(default_factory=WholeModel)
 
     def __post_init__(self) -> None:
-        for name, column in (("batches", self.batch_sizes), ("epochs", self.epochs)):
+        for name, column in (("batch_sizes", self.batch_sizes), ("epochs", self.epochs)):
             if any(value < 1 for value in column):
                 raise ValueError(f"WorkByLevel.{name} must be at least 1 each, got {column}.")
         if any(not value > 0 for value in self.lrs):
-            raise ValueError(f"WorkByLevel.rates must be positive, got {self.lrs}.")
+            raise ValueError(f"WorkByLevel.lrs must be positive, got {self.lrs}.")
 
     def __call__(self, plans: Plans, view: View, state: State, key: Tensor) -> Plans:
         plans = self.inner(plans, view, state, key)

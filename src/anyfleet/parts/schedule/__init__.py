@@ -1,4 +1,4 @@
-"""When to ask devices, and when to step."""
+"""Schedules: when devices are asked, and when a round ends."""
 
 from anyfleet.parts.schedule.buffered import Buffered
 from anyfleet.parts.schedule.hold_and_fetch import HoldAndFetch

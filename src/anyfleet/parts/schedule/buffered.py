@@ -14,12 +14,12 @@ from anyfleet.parts.schedule.patience import end_of_patience
 
 @dataclass(frozen=True)
 class Buffered(Schedule):
-    """Keeps `concurrency` devices busy and steps after every `size` answers.
+    """Asynchronous rounds: `concurrency` devices are busy, `buffer_size` replies end a round.
 
-    Nobody is cancelled: an answer counts in the step in which it comes, and is lost only when it
-    is more than `staleness` steps old. A step also closes, with what there is, after `patience`
-    seconds or when twice `concurrency` orders were lost: a fleet that only dies must neither stop
-    the clock nor fill the books.
+    Nothing is cancelled: a reply counts in the round in which it arrives, unless it is more than
+    `staleness` rounds old. A round also ends, with what has arrived, after `patience` seconds or
+    after twice `concurrency` failures: a fleet that only fails must neither stop the clock nor
+    fill the ledger.
     """
 
     concurrency: int
@@ -27,8 +27,6 @@ class Buffered(Schedule):
     staleness: int = 20
     patience: Unbounded = 3600.0
 
-    reports: ClassVar[frozenset[str]] = frozenset()
-    provides: ClassVar[frozenset[str]] = frozenset()
     papers: ClassVar[tuple[Paper, ...]] = (FEDBUFF,)
 
     def __post_init__(self) -> None:
@@ -52,16 +50,7 @@ class Buffered(Schedule):
         late = view.now >= view.started + self.patience
         return len(view.replied) >= self.buffer_size or hopeless or late
 
-    def alarm(self, view: View) -> float | None:
-        # Asking the unwilling again and again would fill the books, too.
+    def alarm(self, view: View) -> float:
+        # Asking unwilling devices again and again would fill the ledger, too.
         asked = bool(view.under_way or view.declined)
         return end_of_patience(view, self.patience, asked=asked)
-
-    def enough(self, view: View) -> int:
-        return 1
-
-    def drop(self, view: View) -> tuple[int, ...]:
-        return ()
-
-    def later(self, view: View) -> tuple[int, ...]:
-        return ()

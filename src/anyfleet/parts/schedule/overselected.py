@@ -1,32 +1,30 @@
-"""Over-selection: ask more devices than are needed, and take the first answers."""
+"""Over-selection: more devices are asked than are needed, and the first replies count."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from anyfleet.arrays import Ints
 from anyfleet.config.number_values import Unbounded
 from anyfleet.core.slots import Schedule
 from anyfleet.core.view import Request, View
 from anyfleet.errors import refuse
 from anyfleet.papers import AT_SCALE, Paper
-from anyfleet.parts.schedule.patience import begun, end_of_patience, training
+from anyfleet.parts.schedule.patience import end_of_patience
 
 
 @dataclass(frozen=True)
 class Overselected(Schedule):
-    """Steps with the first `keep` answers of a larger cohort, for example of `Uniform(count=13)`.
+    """Rounds that end with the first `keep` replies of a larger cohort (`Uniform(count=13)`, say).
 
-    Those who come later are lost: their work is cancelled, and charged up to then. The step also
-    closes, with what there is, when everybody asked has answered or is lost, and after `patience`
+    The orders still under way are cancelled, and charged up to then. The round also ends, with
+    what has arrived, when every order has been replied to or has failed, and after `patience`
     seconds. With a cohort of `keep` or fewer that is `Synchronous` with a time limit.
     """
 
     keep: int
     patience: Unbounded = 3600.0
-    staleness: ClassVar[int] = 0
 
-    reports: ClassVar[frozenset[str]] = frozenset()
-    provides: ClassVar[frozenset[str]] = frozenset()
     papers: ClassVar[tuple[Paper, ...]] = (AT_SCALE,)
 
     def __post_init__(self) -> None:
@@ -34,29 +32,26 @@ class Overselected(Schedule):
 
     def _faults(self) -> Iterator[str]:
         if self.keep < 1:
-            yield f"Overselected.keep must be at least 1 answer, got {self.keep}."
+            yield f"Overselected.keep must be at least 1 reply, got {self.keep}."
         if not self.patience > 0:
             yield f"Overselected.patience must be positive seconds, got {self.patience}."
 
     def start(self, view: View) -> tuple[Request, ...]:
-        return () if begun(view) else (Request(),)
+        return () if view.issued else (Request(),)
 
     def ready(self, view: View) -> bool:
-        answers, lost = training(view.replied), training(view.failed)
-        landed = bool(answers or lost) and not training(view.under_way)
+        replies, failures = view.replied.training, view.failed.training
+        closed = bool(replies or failures) and not view.under_way.training
         late = view.now >= view.started + self.patience
-        return len(answers) >= self.keep or landed or late
+        return len(replies) >= self.keep or closed or late
 
-    def alarm(self, view: View) -> float | None:
-        return end_of_patience(view, self.patience, asked=begun(view))
+    def alarm(self, view: View) -> float:
+        return end_of_patience(view, self.patience, asked=bool(view.issued))
 
     def enough(self, view: View) -> int:
-        # Never more than are missing: an answer beyond `keep` would count as well.
-        missing = self.keep - len(training(view.replied))
+        # Never more than are missing: a reply beyond `keep` would count as well.
+        missing = self.keep - len(view.replied.training)
         return max(1, min(missing, len(view.under_way)))
 
-    def drop(self, view: View) -> tuple[int, ...]:
-        return tuple(flight.order for flight in view.under_way)
-
-    def later(self, view: View) -> tuple[int, ...]:
-        return ()
+    def drop(self, view: View) -> Ints:
+        return view.under_way.order

@@ -1,36 +1,31 @@
-"""Schedules that ask a cohort, wait for it, and step."""
+"""Schedules that ask one cohort, wait for it, and end the round."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from anyfleet.config.number_values import Unbounded
 from anyfleet.core.slots import Schedule
-from anyfleet.core.view import Request, View
+from anyfleet.core.view import Ids, Request, View
 from anyfleet.errors import refuse
-from anyfleet.parts.schedule.patience import begun
 
 
 @dataclass(frozen=True)
 class Synchronous(Schedule):
-    """Waits for everybody who was asked.
+    """Rounds that wait for every device that was asked.
 
-    Nobody is late; a device that dies is waited for until its loss is known. When nobody
+    No reply is late; an order that fails is waited for until its failure is known. When no device
     could be asked (all offline, all declined) the round ends empty after `patience` seconds.
     """
 
     patience: Unbounded = 60.0
-    staleness: ClassVar[int] = 0
-
-    reports: ClassVar[frozenset[str]] = frozenset()
-    provides: ClassVar[frozenset[str]] = frozenset()
 
     def __post_init__(self) -> None:
         if not self.patience > 0:
             raise ValueError(f"Synchronous.patience must be positive seconds, got {self.patience}.")
 
     def start(self, view: View) -> tuple[Request, ...]:
-        return () if begun(view) else (Request(),)
+        return () if view.issued else (Request(),)
 
     def ready(self, view: View) -> bool:
         if view.under_way:
@@ -44,27 +39,18 @@ class Synchronous(Schedule):
     def enough(self, view: View) -> int:
         return max(1, len(view.under_way))
 
-    def drop(self, view: View) -> tuple[int, ...]:
-        return ()
-
-    def later(self, view: View) -> tuple[int, ...]:
-        return ()
-
 
 @dataclass(frozen=True)
 class Deadline(Schedule):
-    """Closes the round after `seconds` at the latest and steps with what arrived.
+    """Rounds that end after `seconds` at the latest, with the replies that have arrived.
 
-    Those who are late are `"lost"` (their work is cancelled), or `"late"`: they work on, and
-    count in a later step if they are at most `staleness` steps old.
+    Late orders are `"lost"` (they are cancelled), or `"late"`: they go on, and their replies count
+    in a later round if they are at most `staleness` rounds old.
     """
 
     seconds: Unbounded
     late: Literal["lost", "late"] = "lost"
     staleness: int = 0
-
-    reports: ClassVar[frozenset[str]] = frozenset()
-    provides: ClassVar[frozenset[str]] = frozenset()
 
     def __post_init__(self) -> None:
         refuse(self._faults())
@@ -75,33 +61,31 @@ class Deadline(Schedule):
         if self.late == "lost" and self.staleness:
             yield (
                 'Deadline.staleness has no effect with late="lost"; use late="late" to let '
-                "late answers count."
+                "late replies count."
             )
         if self.late == "late" and self.staleness < 1:
             yield (
-                'Deadline with late="late" needs a staleness of at least 1: a late answer arrives '
-                "in a later step, and would always be lost."
+                'Deadline with late="late" needs a staleness of at least 1: a late reply arrives '
+                "in a later round, and would never count."
             )
 
     def start(self, view: View) -> tuple[Request, ...]:
-        return () if begun(view) else (Request(),)
+        return () if view.issued else (Request(),)
 
     def ready(self, view: View) -> bool:
-        # The server cannot know that a device died, so a missing one costs the whole time (§A.5).
-        missing = view.of_this_round((*view.under_way, *view.failed))
-        everybody = bool(view.replied) and begun(view) and not missing
+        # The server cannot know that a device died: a missing reply costs the whole time
+        # (specification §A.5).
+        missing = (view.under_way + view.failed).of_round(view.round_index)
+        everybody = bool(view.replied) and bool(view.issued) and not missing
         return everybody or view.now >= view.started + self.seconds
 
-    def alarm(self, view: View) -> float | None:
+    def alarm(self, view: View) -> float:
         return view.started + self.seconds
 
     def enough(self, view: View) -> int:
-        # One by one while old orders fly: only the schedule knows which answers it waits for.
-        fresh = len(view.of_this_round(view.under_way))
+        # One by one while older orders are under way: a reply to them may not be the one missing.
+        fresh = len(view.under_way.of_round(view.round_index))
         return max(1, fresh if fresh == len(view.under_way) else 1)
 
-    def drop(self, view: View) -> tuple[int, ...]:
-        return tuple(f.order for f in view.under_way) if self.late == "lost" else ()
-
-    def later(self, view: View) -> tuple[int, ...]:
-        return ()
+    def drop(self, view: View) -> Ids:
+        return view.under_way.order if self.late == "lost" else ()

@@ -1,21 +1,22 @@
-"""Asking devices something besides training."""
+"""Surveys: devices are asked something besides training."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from anyfleet.core.messages import Kind
 from anyfleet.core.slots import Schedule
-from anyfleet.core.view import Request, View
+from anyfleet.core.view import Ids, Request, View
 
-_ASKS = (Kind.EVALUATE, Kind.STATISTICS, Kind.REPORT)
+_SURVEYS = (Kind.EVALUATE, Kind.STATISTICS, Kind.REPORT)
 
 
 @dataclass(frozen=True)
 class Surveyed(Schedule):
-    """Another schedule, with a survey of all idle devices at the end of every `every`-th step.
+    """Another schedule, with a survey of all idle devices at the end of every `every`-th round.
 
-    The answers come with the step (`Round.answers`). Devices are asked after they have trained and
+    The replies come with the round (`Round.replies`). Devices are asked after they have trained and
     before the server aggregates: what they keep is new, what the server sends is not. What the
-    inner schedule leaves flying goes on meanwhile, and counts when it lands before the survey ends.
+    inner schedule has under way goes on meanwhile, and counts if it arrives before the survey ends.
     """
 
     inner: Schedule
@@ -23,10 +24,10 @@ class Surveyed(Schedule):
     every: int = 1
 
     def __post_init__(self) -> None:
-        if self.ask not in _ASKS:
+        if self.ask not in _SURVEYS:
             raise ValueError(
-                f"Surveyed.ask must be one of {', '.join(_ASKS)}, got {self.ask}. "
-                "Training is the business of the inner schedule."
+                f"Surveyed.ask must be one of {', '.join(_SURVEYS)}, got {self.ask}. "
+                "Training is ordered by the inner schedule."
             )
         if self.every < 1:
             raise ValueError(f"Surveyed.every must be at least 1, got {self.every}.")
@@ -43,38 +44,36 @@ class Surveyed(Schedule):
     def provides(self) -> frozenset[str]:
         return self.inner.provides
 
-    def start(self, view: View) -> tuple[Request, ...]:
+    def start(self, view: View) -> Sequence[Request]:
         if self._asked(view):
             return ()
         if not self.inner.ready(view):
             return self.inner.start(view)
         if self._due(view):
-            return (Request(kind=self.ask, devices=tuple(view.idle.tolist())),)
+            return (Request(kind=self.ask, devices=view.idle),)
         return ()
 
     def ready(self, view: View) -> bool:
-        asking = any(flight.kind == self.ask for flight in view.under_way)
+        asking = bool(view.under_way.of_kind(self.ask))
         return not asking and self.inner.ready(view) and not self._due(view)
 
     def alarm(self, view: View) -> float | None:
-        if any(flight.kind == self.ask for flight in view.under_way):
-            return None
-        return self.inner.alarm(view)
+        return None if view.under_way.of_kind(self.ask) else self.inner.alarm(view)
 
     def enough(self, view: View) -> int:
-        asking = sum(flight.kind == self.ask for flight in view.under_way)
-        return asking or self.inner.enough(view)
+        return len(view.under_way.of_kind(self.ask)) or self.inner.enough(view)
 
-    def drop(self, view: View) -> tuple[int, ...]:
+    def drop(self, view: View) -> Ids:
         return self.inner.drop(view)
 
-    def later(self, view: View) -> tuple[int, ...]:
+    def later(self, view: View) -> Ids:
         return self.inner.later(view)
 
     def _asked(self, view: View) -> bool:
-        flights = view.of_this_round((*view.under_way, *view.replied, *view.failed, *view.declined))
-        return any(flight.kind == self.ask for flight in flights)
+        """Return whether this round has made its survey, or is making it."""
+        return bool(view.orders.of_round(view.round_index).of_kind(self.ask))
 
     def _due(self, view: View) -> bool:
-        # Last whether anybody is there: that looks at the whole fleet.
+        """Return whether a survey is due and somebody is there to be asked."""
+        # The idle devices last: that looks at the whole fleet.
         return view.round_index % self.every == 0 and not self._asked(view) and len(view.idle) > 0

@@ -1,38 +1,37 @@
 """Tiers of equally fast devices: rounds within a tier, no waiting between tiers (FedAT)."""
 
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+
 from anyfleet.config.number_values import Unbounded
 from anyfleet.core.slots import Schedule
-from anyfleet.core.view import OrderStatus, Request, View
+from anyfleet.core.view import Ids, OrderStatuses, Request, View
 from anyfleet.papers import FEDAT, Paper
-from anyfleet.parts.schedule.patience import end_of_patience, training
+from anyfleet.parts.schedule.patience import end_of_patience
 
 
 @dataclass(frozen=True)
 class Tiers(Schedule):
-    """One cohort per declared level; the server steps whenever one of them has landed.
+    """One cohort for each declared level; a round ends whenever one of the cohorts is complete.
 
     A tier is synchronous within itself: its cohort starts from one model, and the tier is asked
-    again, in the next step, only when the last of them has answered or is lost. Tiers do not wait
-    for each other: what a slow tier has answered so far is left to the step in which its last
-    answer is in. An answer more than `staleness` steps old is lost;
-    `aggregate.Mean(discount=…)` lets older ones weigh less.
+    again, in the next round, only when the last of its devices has replied or failed. Tiers do not
+    wait for each other: the replies of a slow tier are left to the round in which its last reply
+    arrives. A reply more than `staleness` rounds old is lost; `aggregate.Mean(discount=…)` lets
+    older ones weigh less.
 
     The method's selection draws every cohort, among the free devices of the level: `Uniform(3)`
-    means three of each. A level without free devices is left out until there are. A step also
-    closes, with what there is, when nobody is left to wait for, and after `patience` seconds;
-    nothing is cancelled.
+    means three of each. A level without free devices is left out until it has some. A round also
+    ends, with what has arrived, when no order is under way, and after `patience` seconds; nothing
+    is cancelled.
     """
 
     staleness: int = 20
     patience: Unbounded = 3600.0
 
-    reports: ClassVar[frozenset[str]] = frozenset()
-    provides: ClassVar[frozenset[str]] = frozenset()
     papers: ClassVar[tuple[Paper, ...]] = (FEDAT,)
 
     def __post_init__(self) -> None:
@@ -42,37 +41,34 @@ class Tiers(Schedule):
             raise ValueError(f"Tiers.patience must be positive seconds, got {self.patience}.")
 
     def start(self, view: View) -> tuple[Request, ...]:
-        tried = _levels(view, (*view.under_way, *view.replied, *view.failed, *view.declined))
+        tried = _levels(view, view.orders)
         return tuple(Request(level=level) for level in view.devices.levels if level not in tried)
 
     def ready(self, view: View) -> bool:
-        answered = _levels(view, view.replied).keys()
-        flying = _levels(view, view.under_way).keys()
-        # Losses alone make no step while others fly: it would only make those staler.
-        nothing_left = not flying and bool(answered or training(view.failed))
+        replied = _levels(view, view.replied).keys()
+        under_way = _levels(view, view.under_way).keys()
+        # Failures alone do not end a round while other orders are under way: that would only
+        # make those staler.
+        nothing_left = not under_way and bool(replied or view.failed.training)
         late = view.now >= view.started + self.patience
-        return bool(answered - flying) or nothing_left or late
+        return bool(replied - under_way) or nothing_left or late
 
-    def alarm(self, view: View) -> float | None:
+    def alarm(self, view: View) -> float:
         return end_of_patience(view, self.patience, asked=bool(view.under_way))
 
     def enough(self, view: View) -> int:
-        # No tier can have landed before as many came in as the smallest cohort misses.
+        # No tier is complete before as many came in as the smallest cohort misses.
         return min(_levels(view, view.under_way).values(), default=1)
 
-    def drop(self, view: View) -> tuple[int, ...]:
-        return ()
-
-    def later(self, view: View) -> tuple[int, ...]:
-        flying = _levels(view, view.under_way)
-        answered = training(view.replied)
+    def later(self, view: View) -> Ids:
         # After a long wait the cohorts count as far as they have come.
         if view.now >= view.started + self.patience:
             return ()
-        return tuple(f.order for f in answered if view.devices.level[f.device] in flying)
+        replied = view.replied.training
+        incomplete = list(_levels(view, view.under_way))
+        return replied.order[np.isin(view.devices.level[replied.device], incomplete)]
 
 
-def _levels(view: View, flights: Iterable[OrderStatus]) -> Counter[int]:
-    """How many of the training flights belong to each level."""
-    devices = [flight.device for flight in training(flights)]
-    return Counter(view.devices.level[devices].tolist())
+def _levels(view: View, statuses: OrderStatuses) -> Counter[int]:
+    """Return how many of the training orders each level has; levels without any are left out."""
+    return Counter(view.devices.level[statuses.training.device].tolist())

@@ -1,4 +1,4 @@
-"""Which of the idle devices take part."""
+"""Selections: which devices of the fleet are asked to take part."""
 
 from anyfleet.parts.select.largest import Largest
 from anyfleet.parts.select.learned import Learned

@@ -1,6 +1,6 @@
-"""Many train, and those upload whose updates are largest (BN2)."""
+"""Selection by the size of updates: many devices train, those with the largest upload (BN2)."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar
@@ -9,27 +9,29 @@ import numpy as np
 from torch import Tensor
 
 from anyfleet.arrays import Ints
-from anyfleet.core.messages import Devices, measured
-from anyfleet.core.slots import Select, State
-from anyfleet.core.view import OrderStatus, View
+from anyfleet.core.messages import Devices
+from anyfleet.core.slots import Measure, Select, State
+from anyfleet.core.view import OrderStatuses, View
 from anyfleet.errors import refuse
-from anyfleet.formulas.contribution import largest
+from anyfleet.formulas.contribution import bn2_largest
 from anyfleet.papers import BN2, Paper
-from anyfleet.parts.select.uniform import drawn, more_than_all
+from anyfleet.parts.select.uniform import drawn, more_than_all, wanted
 
 
 @dataclass(frozen=True)
 class Largest(Select):
-    """A uniform draw of `draw` devices trains; the `keep` with the largest `measure` upload.
+    """A uniform draw of `draw` devices trains; the `keep` with the largest `number` upload.
 
-    specification §1.20, with the length of the update as the measure: equal ones go by device, and what
-    is not a number comes last. All compute, and send that number first, so the method needs a
-    schedule in which results wait on the devices.
+    The number is one that devices report: by default the norm of the update, as in specification
+    §1.20. Equal ones go by device number, and NaN comes last. All devices train and report first, so
+    the method needs a schedule under which results wait on the devices. `measures` brings in what devices measure for it,
+    as `Fisher()` for "fisher", unless another part does.
     """
 
     draw: int = 20
     keep: int = 10
-    measure: str = "norm"
+    number: str = "norm"  # of a device's report
+    measures: tuple[Measure, ...] = ()
 
     papers: ClassVar[tuple[Paper, ...]] = (BN2,)
     requires: ClassVar[Mapping[str, str]] = MappingProxyType(
@@ -42,25 +44,23 @@ class Largest(Select):
     def _faults(self) -> Iterator[str]:
         if self.keep < 1:
             yield f"Largest.keep must be at least 1, got {self.keep}."
-        if self.measure == "channels":
-            yield 'Largest.measure must be a single number of a device, "channels" are many.'
+        if any(self.number in each.vectors for each in self.measures):
+            yield f'Largest.number must be a single number of a device, "{self.number}" are many.'
         if self.draw < self.keep:
             yield f"Largest.draw must be at least keep={self.keep}, got {self.draw}."
 
     @property
     def reports(self) -> frozenset[str]:
-        return frozenset({self.measure})
+        return frozenset({self.number})
 
     def __call__(self, view: View, state: State, key: Tensor) -> Ints:
-        return drawn(
-            view, self.draw if view.most_devices is None else min(self.draw, view.most_devices), key
-        )
+        return drawn(view, wanted(view, self.draw), key)
 
     def excess(self, devices: Devices) -> str:
         return more_than_all("Largest.draw", self.draw, len(devices))
 
-    def fetch(self, view: View, held: Sequence[OrderStatus]) -> Sequence[OrderStatus]:
-        flights = sorted(held, key=lambda flight: flight.device)
-        values = np.array([measured(flight.report, self.measure) for flight in flights])
-        # Asked in the order of devices, as any cohort is.
-        return [flights[row] for row in sorted(largest(values, self.keep).tolist())]
+    def fetch(self, view: View, held: OrderStatuses) -> Ints:
+        by_device = held.take(np.argsort(held.device, kind="stable"))
+        rows = bn2_largest(by_device.report(self.number), self.keep)
+        # In the order of devices, as any cohort is.
+        return by_device.order[np.sort(rows)]

@@ -1,4 +1,4 @@
-"""As many devices of every kind as were agreed."""
+"""Selection by quotas: a fixed number of devices of every level or group."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,9 +21,9 @@ from anyfleet.papers import FEDPMT, Paper
 class Quota(Select):
     """A uniform draw within every level of the fleet, or within every group (specification §1.3).
 
-    Either `count` devices in all, shared evenly among the levels or groups that have devices, and
-    what is left over one by one from the first (level 0 is the strongest); or `counts`, as many of
-    level or group 0, 1, … Where fewer are free there are fewer: the others do not stand in.
+    Either `count` devices in all: shared evenly among the levels or groups that have devices, and
+    the remainder one by one from the first (level 0 is the strongest). Or `counts`: how many of
+    level or group 0, 1, … Where fewer are free fewer are asked: others do not stand in for them.
     """
 
     count: int | None = None
@@ -53,59 +53,60 @@ class Quota(Select):
         chosen = _drawn(view, kinds, key, quotas=self._quotas(kinds.sizes))
         if view.most_devices is None or len(chosen) <= view.most_devices:
             return chosen
-        # Drawn once more: the first levels would always win when a schedule asks for few.
-        few: Ints = chosen[
-            rng.sample(rng.fold(key, "fewer"), len(chosen), view.most_devices).numpy()
-        ]
-        return few
+        # Drawn once more: the first levels would always win when the schedule wants few.
+        rows = rng.sample(rng.fold(key, "fewer"), len(chosen), view.most_devices).numpy()
+        fewer: Ints = chosen[rows]
+        return fewer
 
     def excess(self, devices: Devices) -> str:
         sizes = _kinds(devices, self.by).sizes
         beyond = [(kind, n) for kind, n in enumerate(self.counts) if n and kind >= len(sizes)]
         quotas = self._quotas(sizes)
-        there = [(kind, quotas[kind]) for kind in np.flatnonzero(quotas > sizes).tolist()]
-        told = [
+        above = [(kind, quotas[kind]) for kind in np.flatnonzero(quotas > sizes).tolist()]
+        excesses = [
             f"{asked} of {self.by} {kind}, which has {sizes[kind] if kind < len(sizes) else 0}"
-            for kind, asked in (*there, *beyond)
+            for kind, asked in (*above, *beyond)
         ]
-        if not told:
+        if not excesses:
             return ""
         what = "counts" if self.counts else f"count={self.count}"
         return (
-            f"Quota.{what} asks for more devices than the fleet has: {'; '.join(told)}. Others do "
-            "not stand in for them."
+            f"Quota.{what} asks for more devices than the fleet has: {'; '.join(excesses)}. "
+            "Others do not stand in for them."
         )
 
     def _quotas(self, sizes: Ints) -> Ints:
-        """How many of each kind."""
+        """Return how many devices of each kind are asked."""
         quotas = np.zeros(len(sizes), dtype=np.int64)
         if self.count is None:
             given = self.counts[: len(sizes)]
             quotas[: len(given)] = given
             return quotas
-        there = np.flatnonzero(sizes)
-        each, over = divmod(self.count, max(1, len(there)))
-        quotas[there] = each
-        quotas[there[:over]] += 1
+        present = np.flatnonzero(sizes)
+        each, over = divmod(self.count, max(1, len(present)))
+        quotas[present] = each
+        quotas[present[:over]] += 1
         return quotas
 
 
 class _Kinds(NamedTuple):
-    of: Ints  # every device
-    sizes: Ints  # how many devices of each kind
+    """The kinds of devices: levels or groups, by number."""
+
+    of: Ints  # the kind of every device
+    sizes: Ints  # how many devices each kind has
 
 
 @lru_cache(maxsize=2)
 def _kinds(devices: Devices, by: str) -> _Kinds:
-    """Counted once for a fleet."""
-    column = devices.level if by == "level" else devices.group
-    return _Kinds(column, np.bincount(column))
+    """Return the kinds of a fleet, counted once."""
+    kinds = devices.level if by == "level" else devices.group
+    return _Kinds(kinds, np.bincount(kinds))
 
 
 def _drawn(view: View, kinds: _Kinds, key: Tensor, *, quotas: Ints) -> Ints:
-    """The first free ones of each kind in one random order of all.
+    """Return the first free devices of each kind in one random order of the fleet, up to its quota.
 
-    That is the order of `Uniform`: with one kind, the same devices.
+    It is the order of `Uniform`: with one kind, the same devices.
     """
     missing, unseen, found = quotas, kinds.sizes, [np.empty(0, dtype=np.int64)]
     for chunk in rng.draws(key, len(view.devices)):
@@ -118,12 +119,11 @@ def _drawn(view: View, kinds: _Kinds, key: Tensor, *, quotas: Ints) -> Ints:
         found.append(taken)
         if not missing[unseen > 0].any():
             break
-    chosen: Ints = np.sort(np.concatenate(found))
-    return chosen
+    return np.sort(np.concatenate(found))
 
 
 def _rank(kinds: Ints) -> Ints:
-    """How many of the same kind come before each."""
+    """Return how many of the same kind come before each."""
     order = np.argsort(kinds, kind="stable")
     ordered = kinds[order]
     starts = np.searchsorted(ordered, ordered, side="left")

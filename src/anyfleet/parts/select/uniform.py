@@ -1,4 +1,4 @@
-"""Selection without preferences."""
+"""Selections without preferences, and the uniform draw that others use."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ from anyfleet.core.view import View
 
 @dataclass(frozen=True)
 class Everyone(Select):
-    """All idle devices; a uniform draw of them when a schedule wants fewer."""
+    """All idle devices; a uniform draw of them when the schedule wants fewer."""
 
     def __call__(self, view: View, state: State, key: Tensor) -> Ints:
         return view.idle if view.most_devices is None else drawn(view, view.most_devices, key)
@@ -43,33 +43,37 @@ class Uniform(Select):
             raise ValueError(f"Uniform.fraction must lie in (0, 1], got {self.fraction}.")
 
     def __call__(self, view: View, state: State, key: Tensor) -> Ints:
-        wanted = self.count or max(1, round((self.fraction or 0) * len(view.devices)))
-        return drawn(
-            view, wanted if view.most_devices is None else min(wanted, view.most_devices), key
-        )
+        count = self.count or max(1, round((self.fraction or 0) * len(view.devices)))
+        return drawn(view, wanted(view, count), key)
 
     def excess(self, devices: Devices) -> str:
         return more_than_all("Uniform.count", self.count or 0, len(devices))
 
 
-def more_than_all(what: str, asked: int, there: int) -> str:
-    """Say that a selection asks for more devices than there are; nothing if it does not."""
-    if asked <= there:
+def more_than_all(what: str, asked: int, available: int) -> str:
+    """Return a warning if a selection asks for more devices than are available, or ""."""
+    if asked <= available:
         return ""
     return (
-        f"{what} is {asked}, but the fleet has {there} devices: everybody who is free takes part. "
-        f"{there} is the most that fits; for all devices use select.Everyone()."
+        f"{what} is {asked}, but the fleet has {available} devices: everybody who is free takes "
+        f"part. {available} is the most that fits; for all devices use select.Everyone()."
     )
 
 
-def drawn(view: View, wanted: int, key: Tensor) -> Ints:
-    """So many free devices, each equally likely; fewer when fewer are free."""
+def wanted(view: View, count: int) -> int:
+    """Return `count`, or fewer when the schedule wants fewer devices."""
+    return count if view.most_devices is None else min(count, view.most_devices)
+
+
+def drawn(view: View, count: int, key: Tensor) -> Ints:
+    """Return `count` free devices, each equally likely, in ascending order; all if fewer are free.
+
+    They are the first free ones of a random order of the fleet, so that few have to be looked at.
+    """
     found: list[Ints] = []
-    # The first free ones of a random order of all: nobody else has to be looked at.
     for chunk in rng.draws(key, len(view.devices)):
         candidates: Ints = chunk.numpy()
         found.append(candidates[view.free(candidates)])
-        if sum(map(len, found)) >= wanted:
+        if sum(map(len, found)) >= count:
             break
-    chosen: Ints = np.sort(np.concatenate(found)[:wanted])
-    return chosen
+    return np.sort(np.concatenate(found)[:count])

@@ -1,6 +1,5 @@
-"""Local training: trainers, optimisers, learning rates, batch normalisation policies."""
+"""Local training: trainers, optimisers and learning rates."""
 
-from anyfleet.measure.fisher import Observed
 from anyfleet.parts.train.gradient import Gradient
 from anyfleet.parts.train.learning_rates import Decaying, Inverse
 from anyfleet.parts.train.optimisers import AdamW, Sgd
@@ -13,7 +12,6 @@ __all__ = [
     "Fjord",
     "Gradient",
     "Inverse",
-    "Observed",
     "Progressive",
     "Rush",
     "Sgd",

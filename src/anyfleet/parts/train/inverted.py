@@ -1,4 +1,4 @@
-"""Inverted dropout for cut models: what is left of a layer counts for what is missing."""
+"""Inverted dropout for sub-models: what is left of a layer counts for what is missing."""
 
 import math
 from collections.abc import Iterator
@@ -8,7 +8,6 @@ from torch import Tensor
 
 from anyfleet.core.messages import Params
 from anyfleet.elastic import Blueprint
-from anyfleet.elastic.cost.passes import base
 from anyfleet.elastic.program import Held, Node, held_names
 
 # Operators that sum over channels with a weight: which of the arguments can be that weight, and
@@ -21,9 +20,10 @@ _SUMS: dict[str, tuple[tuple[int, int], ...]] = {
 
 
 def inverted(params: Params, blueprint: Blueprint) -> dict[str, Tensor]:
-    """Every weight that takes in a cut layer, divided by the share of it that is left.
+    """Return the parameters; every weight that takes in a cut layer is divided by its width.
 
-    The same function as dividing that layer's activations where they are summed up (specification §1.4):
+    That width is the share of the layer's channels that is left. It is the same function as
+    dividing that layer's activations where they are summed up (specification §1.4):
     W (h / a) = (W / a) h. What only passes channels on (normalisation, depthwise convolution, the
     skip connection of a residual block) stays as it is, and so does a weight that is also used
     otherwise, such as one tied to an embedding.
@@ -34,7 +34,7 @@ def inverted(params: Params, blueprint: Blueprint) -> dict[str, Tensor]:
 
 @lru_cache(maxsize=256)
 def _factors(blueprint: Blueprint) -> dict[str, float]:
-    """By what to multiply the weights of the small model that take in cut layers."""
+    """Return by what to multiply the weights of the sub-model that take in cut layers."""
     uses: dict[str, set[int | None]] = {}
     for node in blueprint.program.nodes:
         for name, dim in _uses(node, blueprint):
@@ -45,10 +45,10 @@ def _factors(blueprint: Blueprint) -> dict[str, float]:
 
 
 def _uses(node: Node, blueprint: Blueprint) -> Iterator[tuple[str, int | None]]:
-    """The parameters that a call takes; its weight with the dimension that is summed over."""
-    options = _SUMS.get(base(node), ())
+    """Yield the parameters that a call takes; its weight with the dimension that is summed over."""
+    options = _SUMS.get(node.operator, ())
     weight = next(((at, dim) for at, dim in options if isinstance(node.args[at], Held)), None)
-    for at, arg in enumerate((*node.args, *node.options.values())):
+    for at, arg in enumerate(node.arguments):
         for name in held_names((arg,)):
             rank = len(blueprint.params.get(name, ()))
             if rank and weight is not None and weight[0] == at:
@@ -58,6 +58,6 @@ def _uses(node: Node, blueprint: Blueprint) -> Iterator[tuple[str, int | None]]:
 
 
 def _missing(blueprint: Blueprint, name: str, dim: int) -> float:
-    """How many times as long a dimension is in the whole model."""
-    axes = (blueprint.axes[a] for product in blueprint.params[name][dim] for a in product)
+    """Return how many times as long a dimension is in the whole model."""
+    axes = (blueprint.axes[axis] for axis in blueprint.axes_of(name, dim))
     return math.prod(axis.whole / axis.size for axis in axes)

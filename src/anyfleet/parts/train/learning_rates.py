@@ -1,22 +1,23 @@
-"""Learning rates as a function of the server step."""
+"""Local learning rates, as functions of the round."""
 
 from dataclasses import dataclass
 from typing import Protocol
 
 from anyfleet.arguments import checked
-from anyfleet.formulas import partial_training_rate
+from anyfleet.formulas import fedpmt_learning_rate
 
 
 class LearningRate(Protocol):
-    """The local learning rate of a round."""
+    """A local learning rate for each round."""
 
-    def __call__(self, round_index: int) -> float: ...
+    def __call__(self, round_index: int) -> float:
+        """Return the learning rate of all local steps of a round."""
 
 
 @checked
 @dataclass(frozen=True)
 class Decaying:
-    """`start * factor ** step`; a factor of 1 is constant."""
+    """The rate `start * factor ** round_index`; a factor of 1 keeps it constant."""
 
     start: float = 0.01
     factor: float = 1.0
@@ -37,7 +38,7 @@ class Decaying:
 @checked
 @dataclass(frozen=True)
 class Inverse:
-    """`2 / (mu * epsilon * (step + offset))`: the rate of FedPMT's bound (specification §F.1)."""
+    """The rate `2 / (mu * epsilon * (round_index + offset))` of FedPMT's bound (§F.1)."""
 
     mu: float
     epsilon: float
@@ -49,6 +50,6 @@ class Inverse:
                 raise ValueError(f"Inverse.{name} must be positive, got {value}.")
 
     def __call__(self, round_index: int) -> float:
-        return partial_training_rate(
+        return fedpmt_learning_rate(
             round_index, convexity=self.mu, ratio=self.epsilon, offset=self.offset
         )

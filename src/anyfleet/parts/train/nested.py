@@ -1,11 +1,12 @@
-"""Leading parts of a device's model, trained inside it: what four trainers have in common.
+"""Nested models: leading parts of a device's sub-model, trained inside it by four trainers.
 
-All make every prefix of the local model usable by itself (specification §1.7), around plain `Gradient`.
+Each of these trainers makes narrower models inside the sub-model usable by themselves
+(specification §1.7). All of them build on plain `Gradient`.
 """
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import Any, Protocol
 
 import torch
@@ -16,56 +17,60 @@ from anyfleet.arrays import Ints
 from anyfleet.core.messages import Hyperparameters, Params
 from anyfleet.core.objectives import Task, losses
 from anyfleet.core.slots import (
-    Loose,
     Minibatch,
     Train,
     TrainingContext,
     TrainingResult,
     TrainingStart,
+    TrainingState,
 )
-from anyfleet.core.time_and_energy import Work
+from anyfleet.core.training_work import Work
 from anyfleet.elastic import WHOLE, Blueprint, Priced, Slice, cut, paste, place
-from anyfleet.elastic.execution.plain import plainly
+from anyfleet.elastic.plain_tensors import plain_tensors
 from anyfleet.parts.train.gradient import Gradient, averaged, differentiated
 
-NESTED_WIDTHS = tuple(k / 20 for k in range(2, 21))  # 0.10, 0.15 … 1.00 of the width
-SAME = 1e-9  # ratios closer than this are one
-Judge = Callable[[Tensor], Tensor]  # of the output for a minibatch: the mean over its samples
+NESTED_WIDTHS = tuple(k / 20 for k in range(2, 21))  # 0.10, 0.15 … 1.00 of the channels
+SAME = 1e-9  # widths closer than this are one
+OutputLoss = Callable[[Tensor], Tensor]  # of the output for a minibatch: the mean over its samples
 
 
 class Nested(Train, Protocol):
-    """What is `base`'s business, and what is wrong with the fields all of them have."""
+    """The half of a nested trainer that is `base`'s, and the checks of its common fields."""
 
     base: Gradient
     nested_widths: tuple[float, ...]
-    samples: int
+    samples: int  # nested models that a minibatch trains; 0 is plain training
 
     @property
-    def numbers(self) -> int:
-        """How many numbers a minibatch draws; a device makes ratios of its own from them."""
+    def draws_per_step(self) -> int:
+        """The random numbers that a minibatch needs; a device draws its widths with them."""
 
     def shared_draws(self, key: Tensor, local_steps: int) -> tuple[Any, ...]:
-        """Numbers in [0, 1); those of a step are the same however many steps there are."""
+        """Return numbers in [0, 1) for every local step.
+
+        Those of a step are the same, however many steps there are.
+        """
         if not self.samples:
             return self.base.shared_draws(key, local_steps)
         keys = rng.fold(rng.fold(key, "ratios"), torch.arange(local_steps))
-        return tuple(map(tuple, rng.uniform(keys, self.numbers).tolist()))
+        return tuple(map(tuple, rng.uniform(keys, self.draws_per_step).tolist()))
 
     def hyperparameters(self, round_index: int, samples: Ints) -> Hyperparameters:
         return self.base.hyperparameters(round_index, samples)
 
-    def start(self, context: TrainingContext, start: TrainingStart) -> Loose:
+    def start(self, context: TrainingContext, start: TrainingStart) -> TrainingState:
         if problem := self.misfit(context.task):
             raise ValueError(problem)
         return self.base.start(context, start)
 
-    def finish(self, context: TrainingContext, state: Loose) -> TrainingResult:
+    def finish(self, context: TrainingContext, state: TrainingState) -> TrainingResult:
         return self.base.finish(context, state)
 
     def misfit(self, task: Task) -> str:
-        return "" if task.classified or not self.samples else self._untaught()
+        return "" if task.classified or not self.samples else self._no_classes()
 
-    def _untaught(self) -> str:
+    def _no_classes(self) -> str:
+        """Return what to do where nested models cannot learn from the whole one."""
         return (
             f"{type(self).__name__} lets the whole model teach its parts by the probabilities of "
             "classes, and the targets of this task are none; use Progressive(distil=False), as "
@@ -73,55 +78,57 @@ class Nested(Train, Protocol):
         )
 
     def _faults(self) -> Iterator[str]:
-        name = type(self).__name__
-        if not self.nested_widths or not all(0 < ratio <= 1 for ratio in self.nested_widths):
-            yield f"{name}.ratios must be one or more shares in (0, 1], got {self.nested_widths}."
-        if len(set(self.nested_widths)) < len(self.nested_widths):
-            yield f"{name}.ratios must differ from each other, got {self.nested_widths}."
+        """Yield what is wrong with the fields that all nested trainers have."""
+        name, widths = type(self).__name__, self.nested_widths
+        if not widths or not all(0 < width <= 1 for width in widths):
+            yield f"{name}.nested_widths must be one or more widths in (0, 1], got {widths}."
+        if len(set(widths)) < len(widths):
+            yield f"{name}.nested_widths must differ from each other, got {widths}."
         if self.samples < 0:
             yield f"{name}.samples must not be negative, got {self.samples}; 0 is plain training."
 
 
 @dataclass(frozen=True, eq=False)
-class Inner:
-    """A leading part of a site's model, as a model of its own."""
+class NestedModel:
+    """A leading part of a device's sub-model, as a model of its own."""
 
-    around: Blueprint
-    part: Slice
-    site: TrainingContext
+    around: Blueprint  # of the device's sub-model
+    part: Slice  # of that sub-model
+    context: TrainingContext  # of the part
 
-    def state(self, state: Loose) -> Loose:
-        """What the part sees of a trainer's state; views where that is possible."""
+    def state(self, state: TrainingState) -> TrainingState:
+        """Return what the part sees of a trainer's state; views where that is possible."""
         trees = {name: self.cut(state[name]) for name in ("params", "start", "buffers")}
         return {**state, **trees}
 
     def cut(self, tree: Params) -> dict[str, Tensor]:
+        """Return the part's values of a tree of the sub-model."""
         return cut(tree, self.part, self.around)
 
     def paste(self, name: str, value: Tensor, onto: Tensor) -> Tensor:
-        """One tensor of the whole with the part's values in it; a new one."""
+        """Return a new tensor of the sub-model with the part's values in it."""
         return paste({name: value}, {name: onto}, self.part, self.around)[name]
 
 
-def inner(site: TrainingContext, ratio: float) -> Inner:
-    """The part of that share of the whole width; the device's planned share is all of it."""
-    part = WHOLE if ratio > site.width - SAME else _prefix(site.blueprint, ratio)
-    small = replace(site, blueprint=site.blueprint.local(part))
-    return Inner(site.blueprint, part, small)
+def nested_model(context: TrainingContext, width: float) -> NestedModel:
+    """Return the part of that width; the device's planned width is all of its sub-model."""
+    part = WHOLE if width > context.width - SAME else _prefix(context.blueprint, width)
+    small = replace(context, blueprint=context.blueprint.local(part))
+    return NestedModel(context.blueprint, part, small)
 
 
 @lru_cache(maxsize=1024)
-def _prefix(blueprint: Blueprint, ratio: float) -> Slice:
-    return blueprint.prefix(ratio)
+def _prefix(blueprint: Blueprint, width: float) -> Slice:
+    return blueprint.prefix(width)
 
 
-def narrower(priced: Priced, ratios: Iterable[float]) -> list[Priced]:
-    """The parts of those ratios that are below a slice's share."""
-    return [priced.within(ratio) for ratio in ratios if ratio < priced.share - SAME]
+def narrower(priced: Priced, widths: Iterable[float]) -> list[Priced]:
+    """Return the parts of those widths that are below the width of a slice."""
+    return [priced.within(width) for width in widths if width < priced.share - SAME]
 
 
 def divergence(teacher: Tensor, output: Tensor) -> Tensor:
-    """KL[teacher ‖ output] per sample, of logits [B, …, C] (specification §1.7).
+    """Return KL[teacher ‖ output] for each sample, of logits [B, …, C] (specification §1.7).
 
     Positions of a sequence are averaged within a sample, as the task's loss does it.
     """
@@ -130,44 +137,46 @@ def divergence(teacher: Tensor, output: Tensor) -> Tensor:
     return values if values.ndim == 1 else values.flatten(1).mean(1)
 
 
-def judged(
-    site: TrainingContext, batch: Minibatch, *, labels: bool, teacher: Tensor | None
-) -> Judge:
-    """The objective of a part: the task's loss, the divergence from the teacher, or both."""
+def output_loss(
+    context: TrainingContext, batch: Minibatch, *, labels: bool, teacher: Tensor | None
+) -> OutputLoss:
+    """Return the objective of a part: the task's loss, the divergence from a teacher, or both."""
 
-    def judge(output: Tensor) -> Tensor:
+    def loss(output: Tensor) -> Tensor:
         total = output.new_zeros(())
         if labels:
-            total = total + averaged(losses(site.task, output, batch.y), batch.valid)
+            total = total + averaged(losses(context.task, output, batch.y), batch.valid)
         if teacher is not None:
             total = total + averaged(divergence(teacher, output), batch.valid)
         return total
 
-    return judge
+    return loss
 
 
-def gradients(base: Gradient, where: Inner, small: Loose, batch: Minibatch, judge: Judge) -> Params:
-    """Of the trained parameters of a part, in its own coordinates.
+def part_gradients(
+    base: Gradient, part: NestedModel, small: TrainingState, batch: Minibatch, loss: OutputLoss
+) -> Params:
+    """Return the gradients of the trained parameters of a part, in its own coordinates.
 
-    What it does to running statistics is forgotten: those are the whole model's.
+    What the pass does to running statistics is forgotten: those are the whole sub-model's.
     """
-    trained = {name: small["params"][name] for name in where.site.trained}
+    trained = {name: small["params"][name] for name in part.context.trained}
 
     def objective(values: Params) -> tuple[Tensor, Params]:
-        output, _ = base.output(where.site, {**small["params"], **values}, small, batch)
-        return judge(output), {}
+        output, _ = base.output(part.context, {**small["params"], **values}, small, batch)
+        return loss(output), {}
 
     return differentiated(objective, trained)[0]
 
 
-def new_columns(where: Inner, before: float, device: str) -> Params:
-    """Which coordinates of a part do not belong to the narrower part `before`, as booleans."""
-    return _new(where.site.blueprint, before, device)
+def new_coordinates(part: NestedModel, before: float, device: str) -> Params:
+    """Return masks of the coordinates of a part that the part of width `before` does not have."""
+    return _new_coordinates(part.context.blueprint, before, device)
 
 
 @lru_cache(maxsize=1024)
-def _new(blueprint: Blueprint, before: float, device: str) -> Params:
-    with plainly():
+def _new_coordinates(blueprint: Blueprint, before: float, device: str) -> Params:
+    with plain_tensors():
         masks = {
             name: torch.ones(blueprint.shape(name), dtype=torch.bool, device=device)
             for name in blueprint.params
@@ -180,21 +189,7 @@ def _new(blueprint: Blueprint, before: float, device: str) -> Params:
 
 
 def expected(works: Iterable[Work], draws: float) -> Work:
-    """The work of so many draws, when each is as likely; nothing if there are none."""
+    """Return the expected work of so many draws, when each is as likely; none if there are none."""
     each = list(works)
     often = draws / max(1, len(each))
-    return together(*(_times(work, often) for work in each))
-
-
-def together(*works: Work) -> Work:
-    """One after the other; memory is that of the most demanding."""
-    return Work(
-        flops=sum(work.flops for work in works),
-        memory=max((work.memory for work in works), default=0.0),
-        calls=sum(work.calls for work in works),
-        moved=sum(work.moved for work in works),
-    )
-
-
-def _times(work: Work, factor: float) -> Work:
-    return Work(work.flops * factor, work.memory, work.calls * factor, work.moved * factor)
+    return reduce(Work.__add__, (work * often for work in each), Work(0.0, 0.0, 0.0, 0.0))

@@ -1,34 +1,37 @@
-"""Local optimisers as pure functions of tensors. Their state lives for one visit of a device."""
+"""Local optimisers, as pure functions of tensors; their state lives for one order."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from anyfleet.arguments import checked
 from anyfleet.core.messages import Params
-from anyfleet.core.slots import Loose
+
+OptimiserState = dict[str, Any]
 
 
 class Optimiser(Protocol):
-    """One update of the trained parameters.
+    """A rule for one update of the trained parameters.
 
     Its state holds trees of tensors with the names and shapes of these, and single numbers.
     """
 
     @property
     def copies(self) -> int:
-        """Tensors kept per trained parameter, for the memory a device needs."""
+        """The tensors that it keeps for each trained parameter: they take memory of a device."""
 
     def plain(self) -> "Optimiser | None":
-        """The same without memory of earlier steps, or None: it is nothing without."""
+        """Return the same optimiser without memory of earlier steps, or None if there is none."""
 
-    def init(self, params: Params) -> Loose: ...
+    def init(self, params: Params) -> OptimiserState:
+        """Return the state before the first update."""
 
     def update(
-        self, params: Params, gradients: Params, state: Loose, lr: Tensor
-    ) -> tuple[dict[str, Tensor], Loose]: ...
+        self, params: Params, gradients: Params, state: OptimiserState, lr: Tensor
+    ) -> tuple[dict[str, Tensor], OptimiserState]:
+        """Return the new parameters and the new state."""
 
 
 @checked
@@ -55,14 +58,14 @@ class Sgd:
     def plain(self) -> "Sgd":
         return Sgd(weight_decay=self.weight_decay)
 
-    def init(self, params: Params) -> Loose:
+    def init(self, params: Params) -> OptimiserState:
         if not self.momentum:
             return {}
         return {"velocity": {name: torch.zeros_like(value) for name, value in params.items()}}
 
     def update(
-        self, params: Params, gradients: Params, state: Loose, lr: Tensor
-    ) -> tuple[dict[str, Tensor], Loose]:
+        self, params: Params, gradients: Params, state: OptimiserState, lr: Tensor
+    ) -> tuple[dict[str, Tensor], OptimiserState]:
         new, velocity = {}, {}
         # One by one: whatever is made in between is gone before the next.
         for n, gradient in gradients.items():
@@ -99,7 +102,7 @@ class AdamW:
     def plain(self) -> None:
         return None
 
-    def init(self, params: Params) -> Loose:
+    def init(self, params: Params) -> OptimiserState:
         some = next(iter(params.values()))
         return {
             "mean": {name: torch.zeros_like(value) for name, value in params.items()},
@@ -108,8 +111,8 @@ class AdamW:
         }
 
     def update(
-        self, params: Params, gradients: Params, state: Loose, lr: Tensor
-    ) -> tuple[dict[str, Tensor], Loose]:
+        self, params: Params, gradients: Params, state: OptimiserState, lr: Tensor
+    ) -> tuple[dict[str, Tensor], OptimiserState]:
         first, second = self.betas
         count = state["count"] + 1
         mean = {n: first * state["mean"][n] + (1 - first) * g for n, g in gradients.items()}
@@ -127,7 +130,7 @@ class AdamW:
 
 
 def clipped(gradients: Params, norm: float) -> dict[str, Tensor]:
-    """The gradients, scaled down to at most `norm` over all of them together."""
+    """Return the gradients, scaled down to a norm of at most `norm` over all of them together."""
     total = torch.stack([g.square().sum() for g in gradients.values()]).sum().sqrt()
     scale = (norm / (total + 1e-6)).clamp(max=1.0)
     return {name: scale * g for name, g in gradients.items()}

@@ -1,11 +1,11 @@
-"""Leading parts of the model one after the other, from narrow to wide, each with a step of its own.
+"""Trainers that give nested models a step each, one after the other, from narrow to wide.
 
-How the optimiser's memory takes part in these steps is open in the paper, and decisive; see
+How the optimiser's state takes part in these steps is open in the paper, and decisive; see
 `Progressive.momentum_rule`.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, get_args
 
@@ -15,48 +15,56 @@ from torch import Tensor
 
 from anyfleet.core.messages import Params
 from anyfleet.core.objectives import Task, losses
-from anyfleet.core.slots import Loose, Minibatch, TrainingContext
-from anyfleet.core.time_and_energy import Work
+from anyfleet.core.slots import Minibatch, TrainingContext, TrainingState
+from anyfleet.core.training_work import (
+    FLOAT_BYTES,
+    UPDATE_PASSES,
+    Counted,
+    Work,
+    forward_work,
+    passes_work,
+    state_bytes,
+    update_work,
+)
 from anyfleet.elastic import Priced
 from anyfleet.errors import refuse
-from anyfleet.formulas.distillation import progressive_ratios
+from anyfleet.formulas.sub_models import progressive_widths
 from anyfleet.papers import FEDRESCUE, Paper
-from anyfleet.parts.train.gradient import FLOAT_BYTES, UPDATE_PASSES, Gradient, averaged
+from anyfleet.parts.train.gradient import Gradient, averaged
 from anyfleet.parts.train.nested import (
     NESTED_WIDTHS,
-    Inner,
-    Judge,
     Nested,
+    NestedModel,
+    OutputLoss,
     expected,
-    gradients,
-    inner,
-    judged,
     narrower,
-    new_columns,
-    together,
+    nested_model,
+    new_coordinates,
+    output_loss,
+    part_gradients,
 )
 from anyfleet.parts.train.optimisers import Optimiser
 
 MomentumRule = Literal["final", "masked", "literal"]
 
-_WRITTEN = 2  # a copy of the model with the new columns in it: read, write
+_WRITTEN = 2  # a copy of the model with the new coordinates in it: read, write
 
 
 class _Stepwise(Nested, Protocol):
-    """Steps of drawn parts, narrow before wide, then one of the whole model (specification §1.7).
+    """Steps of drawn parts, narrow before wide, then one of the whole sub-model (§1.7).
 
-    A minibatch has `samples` parts: up to one less, distinct, narrower than the device's share, and
-    last the whole of what it holds. Teacher is the whole model as it was before the minibatch, in
+    A minibatch has `samples` parts: up to one less, distinct, narrower than the device's width, and
+    last the whole sub-model. The teacher is the whole sub-model as it was before the minibatch, in
     the mode and with the dropout of training; the loss reported is that of this very pass, or of
     the last one where nobody is taught.
     """
 
     momentum_rule: MomentumRule
-    freezes: ClassVar[bool]  # a step leaves the columns of narrower parts alone
+    freezes: ClassVar[bool]  # a step leaves the coordinates of narrower parts alone
 
     @property
     def distils(self) -> bool:
-        """Whether any part learns from the whole model."""
+        """Whether any part learns from the whole sub-model."""
 
     def __post_init__(self) -> None:
         refuse(self._faults())
@@ -75,104 +83,118 @@ class _Stepwise(Nested, Protocol):
             )
 
     def teaches(self, narrower: bool) -> bool:
-        """Whether a part learns from the whole model, too."""
+        """Return whether a part learns from the whole sub-model, too."""
 
     @property
-    def numbers(self) -> int:
+    def draws_per_step(self) -> int:
         return len(self.nested_widths)
 
-    def visited(self, share: float, choice: tuple[float, ...]) -> list[float]:
-        """The ratios of one minibatch at a device of that share, ascending."""
-        ratios: list[float] = progressive_ratios(
-            np.array(self.nested_widths), share, self.samples, np.array(choice)
+    def visited(self, width: float, draw: tuple[float, ...]) -> list[float]:
+        """Return the widths of one minibatch on a device of that width, ascending."""
+        widths: list[float] = progressive_widths(
+            np.array(self.nested_widths), width, self.samples, np.array(draw)
         ).tolist()
-        return ratios
+        return widths
 
-    def work(self, priced: Priced, processed: int, local_steps: int) -> Work:
+    def work(self, priced: Priced, processed: Counted, local_steps: Counted) -> Work:
         final = self.base.work(priced, processed, local_steps)
         if not self.samples:
             return final
         parts = narrower(priced, self.nested_widths)
         count = min(self.samples - 1, len(parts))
-        base, sparse = self._of_parts(), self.momentum_rule != "literal"
-        final = replace(final, memory=final.memory + self._held(priced))
-        small, wide = (
-            expected((base.effort(p, processed, local_steps, updates=sparse) for p in group), draws)
-            for group, draws in ((parts, count), ([priced], 1))
-        )
+        copies, sparse = self._copies_of_parts, self.momentum_rule != "literal"
+
+        def step(part: Priced) -> Work:
+            passes = passes_work(part, processed, local_steps)
+            return passes + update_work(part, local_steps, copies=copies) if sparse else passes
+
         often = _WRITTEN if sparse else UPDATE_PASSES
         written = Work(
-            0.0, 0.0, 0.0, float(local_steps * (count + 1) * often * base.state_bytes(priced))
+            flops=0.0,
+            memory=final.memory + self._held_bytes(priced),
+            calls=0.0,
+            moved=float((count + 1) * often * state_bytes(priced, copies)) * local_steps,
         )
-        teacher = [_forward(priced, processed, local_steps)] if self.distils else []
-        return together(final, *teacher, small, wide, written)
+        if self.distils:
+            final = final + forward_work(priced, processed, local_steps)
+        return final + expected(map(step, parts), count) + step(priced) + written
 
-    def _held(self, priced: Priced) -> int:
-        """Bytes besides those of the last step: what the minibatch started from, and copies."""
-        state = self._of_parts().state_bytes(priced)
+    def _held_bytes(self, priced: Priced) -> int:
+        """Return the bytes besides those of the last step.
+
+        They hold what the minibatch started from, and copies.
+        """
+        state = state_bytes(priced, self._copies_of_parts)
         trained = FLOAT_BYTES * priced.sample.sent_params
         return state + {"final": 0, "masked": state, "literal": trained}[self.momentum_rule]
 
-    def _of_parts(self) -> Gradient:
-        """How parts are trained."""
+    @property
+    def _copies_of_parts(self) -> int:
+        """The tensors that the optimiser keeps for each parameter while it trains parts."""
         plain = self.base.optimiser.plain() if self.momentum_rule == "final" else None
-        return self.base if plain is None else replace(self.base, optimiser=plain)
+        return (plain or self.base.optimiser).copies
 
     def step(
         self,
         context: TrainingContext,
-        state: Loose,
+        state: TrainingState,
         batch: Minibatch,
-        hyperparameters: Loose,
+        hyperparameters: Mapping[str, Tensor],
         draw: Any,
-    ) -> Loose:
+    ) -> TrainingState:
         if not self.samples:
             return self.base.step(context, state, batch, hyperparameters, draw)
         output = self._teacher(context, state, batch)
         now, before = state, 0.0
-        for ratio in self.visited(context.width, draw):
-            teacher = output if self.teaches(ratio < context.width) else None
-            judge = judged(context, batch, labels=True, teacher=teacher)
-            columns = self._columns(inner(context, ratio), before, now, batch, judge)
-            now = _RULES[self.momentum_rule](
-                self.base.optimiser, columns, now, hyperparameters["lr"]
-            )
-            del columns
-            before = ratio if self.freezes else 0.0
+        for width in self.visited(context.width, draw):
+            teacher = output if self.teaches(width < context.width) else None
+            loss = output_loss(context, batch, labels=True, teacher=teacher)
+            moved = self._moved(nested_model(context, width), before, now, batch, loss)
+            now = _RULES[self.momentum_rule](self.base.optimiser, moved, now, hyperparameters["lr"])
+            del moved
+            before = width if self.freezes else 0.0
         new = self.base.step(context, now, batch, hyperparameters, draw)
         if output is None:
             return new
-        loss = averaged(losses(context.task, output, batch.y), batch.valid)
-        return {**new, "loss": state["loss"] + loss * batch.valid.sum().to(loss.dtype)}
+        before_step = averaged(losses(context.task, output, batch.y), batch.valid)
+        count = batch.valid.sum().to(before_step.dtype)
+        return {**new, "loss": state["loss"] + before_step * count}
 
-    def _teacher(self, site: TrainingContext, state: Loose, batch: Minibatch) -> Tensor | None:
-        """What the whole model says before the minibatch, if anybody learns from it."""
+    def _teacher(
+        self, context: TrainingContext, state: TrainingState, batch: Minibatch
+    ) -> Tensor | None:
+        """Return the output of the whole sub-model before the minibatch; None if it teaches nobody."""
         if not self.distils:
             return None
-        output, _ = self.base.output(site, state["params"], state, batch)
+        output, _ = self.base.output(context, state["params"], state, batch)
         return output
 
-    def _columns(
-        self, where: Inner, before: float, state: Loose, batch: Minibatch, judge: Judge
-    ) -> "Columns":
-        """Those of a part that the narrower part `before` does not have, and their gradients."""
-        small = where.state(state)
-        mask = new_columns(where, before, str(batch.valid.device))
-        found = gradients(self.base, where, small, batch, judge)
+    def _moved(
+        self,
+        part: NestedModel,
+        before: float,
+        state: TrainingState,
+        batch: Minibatch,
+        loss: OutputLoss,
+    ) -> "MovedCoordinates":
+        """Return the coordinates of a part that the part of width `before` does not have."""
+        small = part.state(state)
+        mask = new_coordinates(part, before, str(batch.valid.device))
+        found = part_gradients(self.base, part, small, batch, loss)
         found = self.base.pulled(found, small["params"], small["start"])
         found = {name: torch.where(mask[name], value, 0.0) for name, value in found.items()}
-        return Columns(where, mask, self.base.limited(found))
+        return MovedCoordinates(part, mask, self.base.limited(found))
 
 
 @dataclass(frozen=True)
 class Progressive(_Stepwise):
-    """A part's step moves only the columns that no narrower part has (FedResCuE, specification §1.7).
+    """Steps that move only the coordinates that no narrower part has (FedResCuE, §1.7).
 
     Without `distil` parts learn from labels only (FedSeq). `momentum_rule`: "final", parts take
-    plain steps, without memory of earlier ones, and momentum acts in the last step of the
-    minibatch, that of the whole model; "masked", all steps share one memory, used and renewed where
-    they move something; "literal", only gradients are masked, so that momentum and weight decay go
-    on moving all columns in every step.
+    plain steps, without momentum, which acts in the last step of the minibatch, that of the whole
+    sub-model; "masked", all steps share one optimiser state, used and renewed where they move
+    something; "literal", only gradients are masked, so that momentum and weight decay go on moving
+    all coordinates in every step.
     """
 
     base: Gradient = field(default_factory=Gradient)
@@ -196,10 +218,10 @@ class Progressive(_Stepwise):
 
 @dataclass(frozen=True)
 class Rush(_Stepwise):
-    """A part's step moves all its columns, those of narrower parts again (FedRush, specification §1.7).
+    """Steps that move all coordinates of a part, those of narrower parts again (FedRush, §1.7).
 
-    Only parts narrower than the device's model learn from it, unless `gated` is off, as the paper
-    prints it: the model has moved since it became the teacher, and diverges from itself.
+    Only parts narrower than the device's sub-model learn from it, unless `gated` is off, as the
+    paper prints it: the sub-model has moved since it became the teacher, and diverges from itself.
     """
 
     base: Gradient = field(default_factory=Gradient)
@@ -215,65 +237,61 @@ class Rush(_Stepwise):
         return narrower or not self.gated
 
 
-def _forward(priced: Priced, processed: int, steps: int) -> Work:
-    """Of the teacher."""
-    sample, batch = priced.sample, priced.batch
-    return Work(
-        flops=float(processed * sample.forward_flops),
-        memory=0.0,
-        calls=float(steps * batch.forward_calls),
-        moved=float(steps * batch.forward_moved),
-    )
-
-
-class Columns(NamedTuple):
+class MovedCoordinates(NamedTuple):
     """What a step moves: coordinates of a part, and their gradients, which are zero elsewhere."""
 
-    where: Inner
+    part: NestedModel
     mask: Params
     gradients: Params
 
-    def old(self, state: Loose) -> dict[str, Tensor]:
-        return self.where.cut({name: state["params"][name] for name in self.gradients})
+    def old(self, state: TrainingState) -> dict[str, Tensor]:
+        """Return the part's values before the step."""
+        return self.part.cut({name: state["params"][name] for name in self.gradients})
 
     def written(self, new: Params, tree: Params) -> dict[str, Tensor]:
-        """The tree with new values in these columns."""
-        old, written = self.where.cut({name: tree[name] for name in new}), dict(tree)
+        """Return the tree with new values in these coordinates."""
+        old, written = self.part.cut({name: tree[name] for name in new}), dict(tree)
         for name, value in new.items():
             kept = torch.where(self.mask[name], value, old[name])
-            written[name] = self.where.paste(name, kept, tree[name])
+            written[name] = self.part.paste(name, kept, tree[name])
         return written
 
 
-def _final(optimiser: Optimiser, columns: Columns, state: Loose, lr: Tensor) -> Loose:
+def _final(
+    optimiser: Optimiser, moved: MovedCoordinates, state: TrainingState, lr: Tensor
+) -> TrainingState:
     plain = optimiser.plain()
     assert plain is not None, "refused when the trainer was made"
-    old = columns.old(state)
-    new, _ = plain.update(old, columns.gradients, plain.init(old), lr)
-    return {**state, "params": columns.written(new, state["params"])}
+    old = moved.old(state)
+    new, _ = plain.update(old, moved.gradients, plain.init(old), lr)
+    return {**state, "params": moved.written(new, state["params"])}
 
 
-def _masked(optimiser: Optimiser, columns: Columns, state: Loose, lr: Tensor) -> Loose:
-    memory = state["optimiser"]
-    trees = {slot: tree for slot, tree in memory.items() if not isinstance(tree, Tensor)}
-    small = {**memory, **{slot: columns.where.cut(tree) for slot, tree in trees.items()}}
-    new, after = optimiser.update(columns.old(state), columns.gradients, small, lr)
-    kept = {slot: columns.written(after[slot], tree) for slot, tree in trees.items()}
-    params = columns.written(new, state["params"])
-    return {**state, "params": params, "optimiser": {**after, **kept}}
+def _masked(
+    optimiser: Optimiser, moved: MovedCoordinates, state: TrainingState, lr: Tensor
+) -> TrainingState:
+    kept = state["optimiser"]
+    trees = {name: tree for name, tree in kept.items() if not isinstance(tree, Tensor)}
+    small = {**kept, **{name: moved.part.cut(tree) for name, tree in trees.items()}}
+    new, after = optimiser.update(moved.old(state), moved.gradients, small, lr)
+    whole = {name: moved.written(after[name], tree) for name, tree in trees.items()}
+    params = moved.written(new, state["params"])
+    return {**state, "params": params, "optimiser": {**after, **whole}}
 
 
-def _literal(optimiser: Optimiser, columns: Columns, state: Loose, lr: Tensor) -> Loose:
-    trained = {name: state["params"][name] for name in columns.gradients}
+def _literal(
+    optimiser: Optimiser, moved: MovedCoordinates, state: TrainingState, lr: Tensor
+) -> TrainingState:
+    trained = {name: state["params"][name] for name in moved.gradients}
     spread = {
-        name: columns.where.paste(name, value, torch.zeros_like(trained[name]))
-        for name, value in columns.gradients.items()
+        name: moved.part.paste(name, value, torch.zeros_like(trained[name]))
+        for name, value in moved.gradients.items()
     }
     new, after = optimiser.update(trained, spread, state["optimiser"], lr)
     return {**state, "params": {**state["params"], **new}, "optimiser": after}
 
 
-_Rule = Callable[[Optimiser, Columns, Loose, Tensor], Loose]
+_Rule = Callable[[Optimiser, MovedCoordinates, TrainingState, Tensor], TrainingState]
 _RULES: Mapping[MomentumRule, _Rule] = MappingProxyType(
     {"final": _final, "masked": _masked, "literal": _literal}
 )

@@ -1,6 +1,7 @@
-"""Gradients of the whole model and of some of its leading parts, summed for one step."""
+"""Trainers that sum the gradients of the whole sub-model and of nested models, for one step."""
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -8,36 +9,35 @@ from torch import Tensor
 
 from anyfleet.core.messages import Params
 from anyfleet.core.objectives import losses
-from anyfleet.core.slots import Loose, Minibatch, TrainingContext
-from anyfleet.core.time_and_energy import Work
+from anyfleet.core.slots import Minibatch, TrainingContext, TrainingState
+from anyfleet.core.training_work import FLOAT_BYTES, Counted, Work, passes_work
 from anyfleet.elastic import Priced
 from anyfleet.errors import refuse
-from anyfleet.formulas.distillation import sampled_ratios
+from anyfleet.formulas.sub_models import sampled_widths
 from anyfleet.papers import FEDRESCUE, FJORD, SLIMMABLE, Paper
-from anyfleet.parts.train.gradient import FLOAT_BYTES, Gradient, Slope, averaged, differentiated
+from anyfleet.parts.train.gradient import Gradient, MinibatchGradient, averaged, differentiated
 from anyfleet.parts.train.nested import (
     NESTED_WIDTHS,
     SAME,
-    Inner,
     Nested,
+    NestedModel,
     expected,
-    gradients,
-    inner,
-    judged,
     narrower,
-    together,
+    nested_model,
+    output_loss,
+    part_gradients,
 )
 
 _ADDED = 5  # a part's gradients to the sum: read both, write; and a copy of the sum: read, write
 
 
 class _Summed(Nested, Protocol):
-    """One step down the sum of the whole model's gradient and of those of drawn parts.
+    """One step along the sum of the whole sub-model's gradient and of those of drawn parts.
 
-    Each of the `samples` ratios of a minibatch is drawn by itself, as the paper writes it, from
-    those up to the device's share (or is this share, if none is narrower), and may come twice. The
-    teacher is the whole model in the very pass that trains it, so with its dropout and its
-    normalisation: where a part is the whole model nothing diverges.
+    Each of the `samples` widths of a minibatch is drawn by itself, as the paper writes it, from
+    those up to the device's width (or is this width, if none is narrower), and may come twice. The
+    teacher is the whole sub-model in the very pass that trains it, so with its dropout and its
+    normalisation: where a part is the whole sub-model nothing diverges.
     """
 
     labelled: ClassVar[bool]  # parts learn from labels, too
@@ -46,52 +46,54 @@ class _Summed(Nested, Protocol):
         refuse(self._faults())
 
     @property
-    def numbers(self) -> int:
+    def draws_per_step(self) -> int:
         return self.samples
 
-    def drawn(self, share: float, choice: tuple[float, ...]) -> list[float]:
-        """The ratios of one minibatch at a device of that share."""
-        ratios: list[float] = sampled_ratios(
-            np.array(self.nested_widths), share, np.array(choice)
+    def drawn(self, width: float, draw: tuple[float, ...]) -> list[float]:
+        """Return the widths of one minibatch on a device of that width."""
+        widths: list[float] = sampled_widths(
+            np.array(self.nested_widths), width, np.array(draw)
         ).tolist()
-        return ratios
+        return widths
 
-    def work(self, priced: Priced, processed: int, local_steps: int) -> Work:
+    def work(self, priced: Priced, processed: Counted, local_steps: Counted) -> Work:
         whole = self.base.work(priced, processed, local_steps)
         if not self.samples:
             return whole
         parts = narrower(priced, self.nested_widths)
-        if not parts or any(abs(ratio - priced.share) <= SAME for ratio in self.nested_widths):
-            parts.append(priced)  # the device's own share is one of the ratios, or all there is
+        if not parts or any(abs(width - priced.share) <= SAME for width in self.nested_widths):
+            parts.append(priced)  # the device's own width is one of them, or all there is
         trained = FLOAT_BYTES * priced.sample.sent_params
         # What is summed is there beside the pass of a part, which may be as wide as the whole.
-        whole = replace(whole, memory=whole.memory + trained)
-        works = [self.base.effort(part, processed, local_steps, updates=False) for part in parts]
-        added = Work(0.0, 0.0, 0.0, float(self.samples * local_steps * _ADDED * trained))
-        return together(whole, expected(works, self.samples), added)
+        added = Work(
+            0.0, whole.memory + trained, 0.0, float(self.samples * _ADDED * trained) * local_steps
+        )
+        passes = [passes_work(part, processed, local_steps) for part in parts]
+        return whole + expected(passes, self.samples) + added
 
     def step(
         self,
         context: TrainingContext,
-        state: Loose,
+        state: TrainingState,
         batch: Minibatch,
-        hyperparameters: Loose,
+        hyperparameters: Mapping[str, Tensor],
         draw: Any,
-    ) -> Loose:
+    ) -> TrainingState:
         if not self.samples:
             return self.base.step(context, state, batch, hyperparameters, draw)
         total, loss, (buffers, output) = _whole(self.base, context, state, batch)
-        judge = judged(context, batch, labels=self.labelled, teacher=output)
-        for ratio in self.drawn(context.width, draw):
-            where = inner(context, ratio)
-            part = gradients(self.base, where, where.state(state), batch, judge)
-            total = _added(total, part, where)
-        return self.base.descend(state, Slope(total, loss, buffers), batch, hyperparameters)
+        objective = output_loss(context, batch, labels=self.labelled, teacher=output)
+        for width in self.drawn(context.width, draw):
+            part = nested_model(context, width)
+            gradients = part_gradients(self.base, part, part.state(state), batch, objective)
+            total = _added(total, gradients, part)
+        found = MinibatchGradient(total, loss, buffers)
+        return self.base.descend(context, state, found, batch, hyperparameters)
 
 
 @dataclass(frozen=True)
 class Slim(_Summed):
-    """Parts learn from the whole model only (slimmable training, specification §1.7)."""
+    """Slimmable training: parts learn from the whole sub-model only (specification §1.7)."""
 
     base: Gradient = field(default_factory=Gradient)
     nested_widths: tuple[float, ...] = NESTED_WIDTHS
@@ -102,7 +104,7 @@ class Slim(_Summed):
 
 @dataclass(frozen=True)
 class Fjord(_Summed):
-    """Parts learn from labels and from the whole model (specification §1.7)."""
+    """FjORD's training: parts learn from labels and from the whole sub-model (§1.7)."""
 
     base: Gradient = field(default_factory=Gradient)
     nested_widths: tuple[float, ...] = NESTED_WIDTHS
@@ -112,19 +114,19 @@ class Fjord(_Summed):
 
 
 def _whole(
-    base: Gradient, site: TrainingContext, state: Loose, batch: Minibatch
+    base: Gradient, context: TrainingContext, state: TrainingState, batch: Minibatch
 ) -> tuple[Params, Tensor, tuple[Params, Tensor]]:
-    """Gradients, loss and buffers of the whole model, and its output, which teaches."""
-    trained = {name: state["params"][name] for name in site.trained}
+    """Return gradients, loss and buffers of the whole sub-model, and its output, which teaches."""
+    trained = {name: state["params"][name] for name in context.trained}
 
     def objective(values: Params) -> tuple[Tensor, tuple[Params, Tensor]]:
-        output, buffers = base.output(site, {**state["params"], **values}, state, batch)
-        return averaged(losses(site.task, output, batch.y), batch.valid), (buffers, output)
+        output, buffers = base.output(context, {**state["params"], **values}, state, batch)
+        return averaged(losses(context.task, output, batch.y), batch.valid), (buffers, output)
 
     return differentiated(objective, trained)
 
 
-def _added(total: Params, part: Params, where: Inner) -> dict[str, Tensor]:
-    """Gradients of the whole model with those of a part added."""
-    old = where.cut(total)
-    return {name: where.paste(name, old[name] + part[name], value) for name, value in total.items()}
+def _added(total: Params, gradients: Params, part: NestedModel) -> dict[str, Tensor]:
+    """Return the gradients of the whole sub-model with those of a part added."""
+    old = part.cut(total)
+    return {n: part.paste(n, old[n] + gradients[n], value) for n, value in total.items()}

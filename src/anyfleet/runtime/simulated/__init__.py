@@ -1,4 +1,4 @@
-"""The simulated runtime: a virtual clock and a world, times an engine."""
+"""The simulated runtime: devices in this process under virtual time."""
 
 from anyfleet.runtime.simulated.engines import Sequential, Stacked, Threads
 from anyfleet.runtime.simulated.simulator import Simulated

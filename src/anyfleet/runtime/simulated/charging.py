@@ -1,4 +1,4 @@
-"""What an order demands of its device, and what it is charged."""
+"""The work that an order demands of its device, and the charges for what was done of it."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,49 +15,49 @@ from anyfleet.core.orders import Cohort
 from anyfleet.core.time_and_energy import Amount, Counts, Demand, Effort, effort_of, training
 from anyfleet.elastic import WHOLE, Blueprint, Slice, cost, width
 from anyfleet.elastic.cost.operations import Counting, forward_operations
-from anyfleet.runtime.simulated.phases import ROUNDING, Knot, Phase
+from anyfleet.runtime.simulated.phases import ROUNDING, Phase, Progress
 from anyfleet.world.quantities import When
 
-# The parts of an order, and what is done in them.
+# The phases of an order, and the charge for the work that is done in them.
 _AMOUNTS = {"download": "bits_down", "compute": "flops", "upload": "bits_up"}
 
 
 def demand(order: Cohort, task: Task, counting: Counting, chooser: ChooserState) -> Demand:
-    """The work of one order on its device, whose chooser has these notes."""
+    """Return the work of one order on its device; `chooser` is the state of its chooser."""
     device, blueprint, slice_ = int(order.device[0]), task.blueprint, order.slices[0]
     if order.kind == Kind.FETCH:
         return Demand(effort_of(Counts(0, 0, 0), 1.0, steps=0, calls=0, moved=0), np.zeros(1))
     if order.kind not in (Kind.TRAIN, Kind.HOLD):
-        return _measuring(slice_, _looked_at(order, task), blueprint, counting)
+        return _forward_demand(slice_, _samples_per_pass(order, task), blueprint, counting)
     samples = task.size(device)
     (steps,) = local_steps(order.hyperparameters, [samples])
     batch = int(order.hyperparameters.batch_size[0])
-    share = float(order.width[0])
-    amount = Amount(batch, samples_processed(steps, samples, batch), steps, share)
-    needed = training(order.job.train, blueprint, slice_, amount, counting)
-    if steps and order.job.choose.measures_initial(chooser, share, slice_.first_trained_layer):
-        # Once for every width: its chooser measures the initial model on one mini-batch.
-        once = replace(order.job.fisher, every=1)
-        beside = Amount(batch, min(batch, samples), 1)
-        needed = needed.then(training(once, blueprint, slice_, beside, counting))
+    width_ = float(order.width[0])
+    amount = Amount(batch, samples_processed(steps, samples, batch), steps, width_)
+    needed = training(order.job.trainer, blueprint, slice_, amount, counting)
+    # Once for every width: its chooser measures the initial model on one minibatch.
+    choose, first = order.job.choose, slice_.first_trained_layer
+    for measure in choose.initial_measures(chooser, width_, first) if steps else ():
+        once = Amount(batch, min(batch, samples), 1)
+        needed = needed.then(training(measure, blueprint, slice_, once, counting))
     return needed
 
 
-def _looked_at(order: Cohort, task: Task) -> list[int]:
-    """How many samples a device goes through, one number for each pass over its data."""
+def _samples_per_pass(order: Cohort, task: Task) -> list[int]:
+    """Return how many samples a device goes through in each pass over its data."""
     device = int(order.device[0])
     own, test = task.size(device), len(task.own_test(device))
     subject = test if order.kind == Kind.EVALUATE else own
     if order.kind == Kind.STATISTICS or not order.job.norm.calibrated or not task.blueprint.norms:
         return [subject]
-    # Statistics that are measured before a test are measured on all training data.
+    # Norm statistics are calibrated on all training data before the test.
     return [own, subject]
 
 
-def _measuring(
+def _forward_demand(
     slice_: Slice, passes: Sequence[int], blueprint: Blueprint, counting: Counting
 ) -> Demand:
-    """Forward passes only, in batches of the size that `evaluate` uses."""
+    """Return the work of forward passes alone, in batches of the size that evaluation uses."""
     samples = sum(passes)
     own, whole = (float(cost(blueprint, e).forward_flops * samples) for e in (slice_, WHOLE))
     if counting != "flops":
@@ -78,9 +78,11 @@ def _measuring(
     return Demand(effort, np.array([float(batch.nbytes)]))
 
 
-def charged(order: Cohort, effort: Effort, parts: Sequence[Phase], when: When) -> Charges:
-    """What is known of an order when it is submitted: download and compute."""
-    download, compute = parts
+def charges_before_upload(
+    order: Cohort, effort: Effort, phases: Sequence[Phase], when: When
+) -> Charges:
+    """Return what an order costs as far as is known at submission: download and compute."""
+    download, compute = phases
     nothing = np.zeros(1)
     return Charges(
         order=order.id,
@@ -99,8 +101,8 @@ def charged(order: Cohort, effort: Effort, parts: Sequence[Phase], when: When) -
     )
 
 
-def sending(planned: Charges, bits: Floats, upload: Phase) -> Charges:
-    """The same with the upload, now that the size of the answer is known."""
+def charges_with_upload(planned: Charges, bits: Floats, upload: Phase) -> Charges:
+    """Return the charges with the upload, once the size of the reply is known."""
     return replace(
         planned,
         bits_up=bits,
@@ -109,26 +111,26 @@ def sending(planned: Charges, bits: Floats, upload: Phase) -> Charges:
     )
 
 
-def spent(planned: Charges, parts: Sequence[Phase], passed: float) -> Charges:
-    """What an order has cost after `passed` seconds: as much of each part as was done by then."""
+def charges_until(planned: Charges, phases: Sequence[Phase], elapsed: float) -> Charges:
+    """Return what an order has cost after `elapsed` seconds: the work done by then."""
     found: dict[str, Any] = {}
-    start, done = 0.0, {"download": False, "compute": False, "upload": False}
-    for (part, amount), course in zip(_AMOUNTS.items(), parts, strict=False):
-        seconds, share, joules = _reached(course, start, passed)
-        found[f"{part}_seconds"], found[f"{part}_joules"] = np.array([seconds]), np.array([joules])
-        found[amount] = getattr(planned, amount) * share
-        start, done[part] = start + course.seconds, share == 1
+    start, complete = 0.0, {"download": False, "compute": False, "upload": False}
+    for (name, amount), phase in zip(_AMOUNTS.items(), phases, strict=False):
+        seconds, done, joules = _progress(phase, start, elapsed)
+        found[f"{name}_seconds"], found[f"{name}_joules"] = np.array([seconds]), np.array([joules])
+        found[amount] = getattr(planned, amount) * done
+        start, complete[name] = start + phase.seconds, done == 1
     return replace(
         planned,
-        # Half of a message is no message: what it has of the model cannot be used.
-        delivered_down=planned.delivered_down * done["download"],
-        delivered_up=planned.delivered_up * done["upload"],
+        # A message that was cut off cannot be used at all.
+        delivered_down=planned.delivered_down * complete["download"],
+        delivered_up=planned.delivered_up * complete["upload"],
         **found,
     )
 
 
-def _reached(course: Phase, start: float, passed: float) -> Knot:
-    """How far a part is, `passed` seconds after the first of all parts began."""
-    if passed >= (start + course.seconds) * (1 - ROUNDING):
-        return course.knots[-1]
-    return course.at(passed - start) if passed > start else course.knots[0]
+def _progress(phase: Phase, start: float, elapsed: float) -> Progress:
+    """Return how far a phase is `elapsed` seconds into the order; it begins after `start`."""
+    if elapsed >= (start + phase.seconds) * (1 - ROUNDING):
+        return phase.points[-1]
+    return phase.progress_at(elapsed - start) if elapsed > start else phase.points[0]

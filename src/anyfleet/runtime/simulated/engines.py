@@ -1,4 +1,4 @@
-"""How orders are carried out: one after the other, in threads with real bytes, or stacked."""
+"""Engines: how orders are carried out, one by one, in threads with real bytes, or stacked."""
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -26,48 +26,50 @@ from anyfleet.wire.inbox import Inbox
 
 
 class EngineOrder(NamedTuple):
-    """An order for a device, and what decides what becomes of it."""
+    """One order for an engine, with what the engine needs to carry it out."""
 
-    asked: Cohort  # as the server sent it
-    order: Cohort  # as it came through its link
+    sent_order: Cohort  # as the server sent it
+    order: Cohort  # as the device received it
     state: DeviceState
-    up: float = 1.0  # how much of the answer comes through (specification §1.9); 1 is all
+    upload_width: float = 1.0  # width of the model in the reply that crosses the link; 1: all
 
 
 class EngineReply(NamedTuple):
-    """An answer as it reached the server, what its device keeps, and why it is refused, if so."""
+    """The reply to one order as it reached the server, and the state that its device keeps."""
 
     reply: Replies
     state: DeviceState
-    refused: str = ""
-    unread: str = ""  # why the device refused the order: it did nothing, and sent nothing
+    refused_by_server: str = ""  # why the reply cannot be used, or ""
+    refused_by_device: str = ""  # why the device did nothing and sent nothing, or ""
 
 
 class Engine(Protocol):
-    """Carries out orders, one row each, and returns outcomes in the same order."""
+    """What carries out orders and returns their replies."""
 
     def execute(
-        self, assigned: Sequence[EngineOrder], task: Task, limits: Limits
-    ) -> list[EngineReply]: ...
+        self, orders: Sequence[EngineOrder], task: Task, limits: Limits
+    ) -> list[EngineReply]:
+        """Return one reply for each order, in the same order."""
+        ...
 
     def misfits(self, job: Job, limits: Limits) -> Mapping[str, str]:
-        """Why orders with this job cannot be carried out, by path inside it."""
+        """Return why orders with this job cannot be carried out, by path inside the job."""
         return {}
 
 
 @checked
 @dataclass(frozen=True)
 class Sequential(Engine):
-    """One device after the other: the plain path that the others must agree with."""
+    """The engine that trains one device after the other; the others must agree with it."""
 
     def execute(
-        self, assigned: Sequence[EngineOrder], task: Task, limits: Limits
+        self, orders: Sequence[EngineOrder], task: Task, limits: Limits
     ) -> list[EngineReply]:
-        return [_single(each, task) for each in assigned]
+        return [_execute_one(each, task) for each in orders]
 
 
 class PackedReply(NamedTuple):
-    """Bytes on their way to the server, and who sent them."""
+    """A reply as bytes on the way to the server, and the device that sent it."""
 
     sender: int
     data: bytes
@@ -76,10 +78,10 @@ class PackedReply(NamedTuple):
 @checked
 @dataclass(frozen=True)
 class Threads(Engine):
-    """Real threads; every order and every answer really becomes bytes and back.
+    """The engine that trains in `workers` threads; orders and replies become real bytes and back.
 
-    A link that fails really cuts the bytes. `allow` names the packages of the user's own parts,
-    since orders name parts.
+    A link that loses columns cuts the bytes. Orders name parts, so `allow` must name the packages
+    of the user's own parts.
     """
 
     workers: int = 2
@@ -90,53 +92,56 @@ class Threads(Engine):
             raise ValueError(f"Threads.workers must be at least 1, got {self.workers}.")
 
     def execute(
-        self, assigned: Sequence[EngineOrder], task: Task, limits: Limits
+        self, orders: Sequence[EngineOrder], task: Task, limits: Limits
     ) -> list[EngineReply]:
-        def device(each: EngineOrder) -> tuple[EngineReply, PackedReply | None]:
-            return self._device(each, task, limits)
+        def on_device(each: EngineOrder) -> tuple[EngineReply, PackedReply | None]:
+            return self._on_device(each, task, limits)
 
-        # A new thread does not inherit the number of threads that torch was told to use.
+        # A new thread does not inherit the number of threads that torch is set to.
         pin, count = torch.set_num_threads, torch.get_num_threads()
         with ThreadPoolExecutor(self.workers, initializer=pin, initargs=(count,)) as pool:
-            done = list(pool.map(device, assigned))
+            done = list(pool.map(on_device, orders))
         inbox = Inbox(task, limits)
-        for each, (outcome, _) in zip(assigned, done, strict=True):
-            inbox.expect(each.asked)
-            if outcome.unread:
-                inbox.close(int(each.asked.id[0]))
-        answers = _received(self.carried([mail for _, mail in done if mail]), inbox)
-        return [_settled(outcome, answers) for outcome, _ in done]
+        for each, (reply, _) in zip(orders, done, strict=True):
+            inbox.expect(each.sent_order)
+            if reply.refused_by_device:
+                inbox.close(int(each.sent_order.id[0]))
+        received = _received(self.transmit([packed for _, packed in done if packed]), inbox)
+        return [_as_received(reply, received) for reply, _ in done]
 
     def misfits(self, job: Job, limits: Limits) -> Mapping[str, str]:
         return misfits(job, self.allow, limits)
 
-    def carried(self, mail: list[PackedReply]) -> Iterable[PackedReply]:
-        """What comes out of the network at the server's end; a hostile one overrides this."""
-        return mail
+    def transmit(self, replies: list[PackedReply]) -> Iterable[PackedReply]:
+        """Return what the server receives; a subclass that models attacks overrides this."""
+        return replies
 
-    def _device(
+    def _on_device(
         self, each: EngineOrder, task: Task, limits: Limits
     ) -> tuple[EngineReply, PackedReply | None]:
-        key = rng.fold(each.asked.key[0], "threads")
-        down, up = float(each.order.delivered_width[0]), each.up
-        sent = _crossed(encode_order(each.asked, task), each.asked, down, rng.fold(key, "down"))
+        key = rng.fold(each.sent_order.key[0], "threads")
+        whole, down = each.sent_order, float(each.order.delivered_width[0])
+        data = _through_link(encode_order(whole, task), whole, down, rng.fold(key, "down"))
         try:
-            order = decode_order(sent, task, self.allow, limits)
+            order = decode_order(data, task, self.allow, limits)
         except BadMessage as error:
-            told = f"{error.reason}: {error}"
-            return EngineReply(_nothing(each.asked), each.state, unread=told), None
+            reason = f"{error.reason}: {error}"
+            return EngineReply(_no_reply(whole), each.state, refused_by_device=reason), None
         done = work(order, (each.state,), task)
-        answer = encode_reply(done.replies, order, task)
+        data = encode_reply(done.replies, order, task)
         if order.job.send in done.replies.trees[0]:
-            answer = _crossed(answer, order, up, rng.fold(key, "up"))
-        mail = PackedReply(int(order.device[0]), answer)
-        return EngineReply(done.replies, done.states[0]), mail
+            data = _through_link(data, order, each.upload_width, rng.fold(key, "up"))
+        packed = PackedReply(int(order.device[0]), data)
+        return EngineReply(done.replies, done.states[0]), packed
 
 
 @checked
 @dataclass(frozen=True)
 class Stacked(Engine):
-    """Devices of equal slice shape together, under `torch.func.vmap`; at most `chunk` at once."""
+    """The engine that trains devices of equal slice shape together under `torch.func.vmap`.
+
+    At most `chunk` devices are in one stack.
+    """
 
     chunk: int = 64
 
@@ -145,67 +150,67 @@ class Stacked(Engine):
             raise ValueError(f"Stacked.chunk must be at least 1, got {self.chunk}.")
 
     def execute(
-        self, assigned: Sequence[EngineOrder], task: Task, limits: Limits
+        self, orders: Sequence[EngineOrder], task: Task, limits: Limits
     ) -> list[EngineReply]:
-        groups: dict[Hashable, list[int]] = defaultdict(list)
-        for row, each in enumerate(assigned):
-            groups[_shape(each.order, row, task)].append(row)
-        outcomes: dict[int, EngineReply] = {}
-        for rows in groups.values():
+        stackable: dict[Hashable, list[int]] = defaultdict(list)
+        for row, each in enumerate(orders):
+            stackable[_stack_key(each.order, row, task)].append(row)
+        replies: dict[int, EngineReply] = {}
+        for rows in stackable.values():
             for start in range(0, len(rows), self.chunk):
-                part = rows[start : start + self.chunk]
-                done = self._stack([assigned[row] for row in part], task)
-                outcomes |= dict(zip(part, done, strict=True))
-        return [outcomes[row] for row in range(len(assigned))]
+                chunk = rows[start : start + self.chunk]
+                done = self._execute_stack([orders[row] for row in chunk], task)
+                replies |= dict(zip(chunk, done, strict=True))
+        return [replies[row] for row in range(len(orders))]
 
-    def _stack(self, part: Sequence[EngineOrder], task: Task) -> list[EngineReply]:
-        memories = tuple(each.state for each in part)
-        done = work(join([each.order for each in part]), memories, task)
-        rows = zip(part, done.replies.rows(), done.states, strict=True)
+    def _execute_stack(self, stack: Sequence[EngineOrder], task: Task) -> list[EngineReply]:
+        states = tuple(each.state for each in stack)
+        done = work(join([each.order for each in stack]), states, task)
+        rows = zip(stack, done.replies.rows(), done.states, strict=True)
         return [
-            EngineReply(cut_reply(update, each.order, each.up, task.blueprint), memory)
-            for each, update, memory in rows
+            EngineReply(cut_reply(reply, each.order, each.upload_width, task.blueprint), state)
+            for each, reply, state in rows
         ]
 
 
-def _shape(order: Cohort, row: int, task: Task) -> Hashable:
-    """Equal for orders that can be stacked."""
+def _stack_key(order: Cohort, row: int, task: Task) -> Hashable:
+    """Return a key that is equal for orders that can be stacked."""
     if order.kind not in (Kind.TRAIN, Kind.HOLD):
         return row
-    # A trainer that draws for the whole cohort makes that draw static: only its members share it.
-    draws = order.job.train.shared_draws(torch.tensor(order.cohort_key), 1) != (None,)
+    # A trainer may draw once for the whole cohort: only orders with the same draw share a stack.
+    draws = order.job.trainer.shared_draws(torch.tensor(order.cohort_key), 1) != (None,)
     drawn = (order.cohort_key, float(order.width[0])) if draws else None
-    # Not by the shape alone: a model may hold constants along an axis that is cut.
+    # The shape alone is not enough: a model may hold constants along an axis that is sliced.
     (slice_,) = order.slices
-    # Columns lie where the slice lies.
-    column = float(order.column_width[0])
-    lanes = (column, slice_, float(order.width[0])) if column < 1 else None
+    # Where columns begin depends on the slice and on the planned width.
+    column_width = float(order.column_width[0])
+    columns = (column_width, slice_, float(order.width[0])) if column_width < 1 else None
     return (
         order.kind,
         task.blueprint.local(slice_),
         slice_.first_trained_layer,
         order.job,
         drawn,
-        lanes,
+        columns,
     )
 
 
-def _single(each: EngineOrder, task: Task) -> EngineReply:
+def _execute_one(each: EngineOrder, task: Task) -> EngineReply:
     done = work(each.order, (each.state,), task)
-    update = cut_reply(done.replies, each.order, each.up, task.blueprint)
-    return EngineReply(update, done.states[0])
+    reply = cut_reply(done.replies, each.order, each.upload_width, task.blueprint)
+    return EngineReply(reply, done.states[0])
 
 
-def _crossed(data: bytes, order: Cohort, width: float, key: Tensor) -> bytes:
-    """What a link leaves of a message with a model in it."""
+def _through_link(data: bytes, order: Cohort, width: float, key: Tensor) -> bytes:
+    """Return the bytes of a message with a model that arrive, when `width` of the model does."""
     came = columns_of(order, width)
     return data if came == grid(order)[0] else cut_message(data, came, key)
 
 
-def _received(mail: Iterable[PackedReply], inbox: Inbox) -> dict[int, Replies | BadMessage]:
-    """By sender, the answer that it got through, or why it got none through."""
+def _received(packed: Iterable[PackedReply], inbox: Inbox) -> dict[int, Replies | BadMessage]:
+    """Return by sender the reply that the inbox accepted, or why it accepted none."""
     found: dict[int, Replies | BadMessage] = {}
-    for sender, data in mail:
+    for sender, data in packed:
         try:
             found[sender] = inbox.receive(data, sender)
         except BadMessage as error:
@@ -213,8 +218,8 @@ def _received(mail: Iterable[PackedReply], inbox: Inbox) -> dict[int, Replies | 
     return found
 
 
-def _nothing(order: Cohort) -> Replies:
-    """In the place of an answer that was never made."""
+def _no_reply(order: Cohort) -> Replies:
+    """Return an empty reply that stands for one that was never made."""
     return Replies(
         order=order.id,
         device=order.device,
@@ -229,12 +234,13 @@ def _nothing(order: Cohort) -> Replies:
     )
 
 
-def _settled(outcome: EngineReply, answers: dict[int, Replies | BadMessage]) -> EngineReply:
-    if outcome.unread:
-        return outcome
-    answer = answers.get(int(outcome.reply.device[0]))
-    if answer is None:
-        return outcome._replace(refused="nothing came")
-    if isinstance(answer, BadMessage):
-        return outcome._replace(refused=f"{answer.reason}: {answer}")
-    return outcome._replace(reply=answer)
+def _as_received(reply: EngineReply, received: dict[int, Replies | BadMessage]) -> EngineReply:
+    """Return the reply as the server received it, or with the reason why it is refused."""
+    if reply.refused_by_device:
+        return reply
+    found = received.get(int(reply.reply.device[0]))
+    if found is None:
+        return reply._replace(refused_by_server="nothing came")
+    if isinstance(found, BadMessage):
+        return reply._replace(refused_by_server=f"{found.reason}: {found}")
+    return reply._replace(reply=found)

@@ -1,4 +1,4 @@
-"""How an order may end before it is answered. A normal event, not an exception."""
+"""Failures: why an order brings no reply, and when. They are normal events, not exceptions."""
 
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
@@ -11,31 +11,34 @@ from anyfleet.world.quantities import When
 
 
 class PossibleFailure(NamedTuple):
-    """When an order ends without an answer, in seconds from its start, and why."""
+    """A failure that ends an order unless an earlier one does: seconds from its start, and why."""
 
     after: float
     reason: str
 
 
-def first(fates: Iterable[PossibleFailure]) -> PossibleFailure | None:
-    """The one that comes to pass."""
-    return min(fates, default=None)
+def earliest(failures: Iterable[PossibleFailure]) -> PossibleFailure | None:
+    """Return the earliest failure, or None."""
+    return min(failures, default=None)
 
 
-def runs_dry(parts: Iterable[Phase], charge: float) -> Iterator[PossibleFailure]:
-    """A battery that does not last. An empty one still does what costs nothing."""
+def battery_failures(phases: Iterable[Phase], joules: float) -> Iterator[PossibleFailure]:
+    """Yield the failure of a battery with `joules` left that does not last for these phases.
+
+    A device with an empty battery still performs a phase that costs nothing.
+    """
     passed = 0.0
-    for part in parts:
-        if part.joules > charge:
-            yield PossibleFailure(passed + part.lasts(charge), "battery empty")
+    for phase in phases:
+        if phase.joules > joules:
+            yield PossibleFailure(passed + phase.seconds_for(joules), "battery empty")
             return
-        passed, charge = passed + part.seconds, charge - part.joules
+        passed, joules = passed + phase.seconds, joules - phase.joules
 
 
-def goes_offline(
+def offline_failures(
     world: World, device: int, when: When, seconds: float
 ) -> Iterator[PossibleFailure]:
-    """A device that leaves before it is done, or is away from the first."""
+    """Yield the failure of a device that goes offline within `seconds`, or is offline already."""
     only, moment = np.array([device]), when
     for _ in range(MOST_CHANGES):
         if not world.online(only, moment)[0]:

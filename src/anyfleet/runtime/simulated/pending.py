@@ -1,4 +1,4 @@
-"""Orders under way, and the state of a fleet between two events."""
+"""Orders under way, and the state of a simulated fleet between two events."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,38 +8,40 @@ from anyfleet.core.messages import Charges, DeviceState, Replies
 from anyfleet.core.orders import Cohort
 from anyfleet.runtime.simulated.clock import Clock
 from anyfleet.runtime.simulated.failures import PossibleFailure
-from anyfleet.runtime.simulated.phases import Phase, Phases
+from anyfleet.runtime.simulated.phases import OrderTiming, Phase
 from anyfleet.runtime.simulated.transfers import Transfer
 from anyfleet.world.quantities import When
 
 
 @dataclass(frozen=True, eq=False)
 class Pending:
-    """An order under way: since when, what it will have cost, and how it ends."""
+    """An order under way: its phases, its charges if it is completed, and how it ends."""
 
-    asked: Cohort  # as submitted, before a link cut it
-    phases: Phases  # how its parts go on
-    passed_phases: tuple[Phase, ...]  # download and compute; then the upload, too
+    sent_order: Cohort  # as the server submitted it, before a link lost columns of it
+    timing: OrderTiming
+    phases: tuple[Phase, ...]  # download and compute; with the upload once the reply is known
     transfer: Transfer
     charges: Charges
-    failure: PossibleFailure | None = None  # how it ends without an answer, as far as is known
+    failure: PossibleFailure | None = None  # the earliest one known so far
     reply: Replies | None = None
-    state: DeviceState | None = None  # what the device will remember once it has finished
-    refused: str = ""  # why the server takes no notice of its answer, if so
-    unread: str = ""  # why the device took no notice of the order, if so
+    state: DeviceState | None = None  # what the device keeps once it has finished
+    refused_by_server: str = ""  # the reason, or ""
+    refused_by_device: str = ""  # the reason, or ""
 
     @property
     def order(self) -> Cohort:
-        return self.phases.order
+        """The order as the device received it."""
+        return self.timing.order
 
     @property
     def when(self) -> When:
-        return self.phases.when
+        """The time at which the order was submitted."""
+        return self.timing.when
 
 
 @dataclass(frozen=True, eq=False)
-class Saved:
-    """The state of a simulated fleet between two events."""
+class SimulatedState:
+    """The state of a simulated fleet between two events, for checkpoints."""
 
     clock: Clock
     round_index: int

@@ -1,4 +1,4 @@
-"""How the parts of an order go on: piece by piece, as rates and loads change with time."""
+"""The phases of an order (download, compute, upload), followed as bit rates and loads change."""
 
 import math
 from bisect import bisect_right
@@ -15,146 +15,157 @@ from anyfleet.world.links import Way
 from anyfleet.world.quantities import When
 from anyfleet.world.world import Active
 
-# A link or a device that changes every moment must not hold the simulation for ever.
+# A link or a device that changes all the time must not keep the simulation busy for ever.
 MOST_CHANGES = 10_000
-# Seconds of a transmission that nobody lives to see: there is no link. So no sum becomes infinite.
+# A transmission that would take longer counts as one without a link, so that no sum overflows.
 LONGEST = 1e15
-# Sums of seconds round: a hair less than the whole is the whole.
+# Sums of seconds round: a phase that is complete but for this share is complete.
 ROUNDING = 1e-12
 
 
-class Pace(NamedTuple):
-    """What all of a part takes and costs while nothing changes; infinite: it stands still."""
+class SteadyCost(NamedTuple):
+    """What a whole phase would take if nothing changed; infinite seconds: it stands still."""
 
     seconds: float
     joules: float
 
 
-class Knot(NamedTuple):
-    """How far a part is at some moment."""
+class Progress(NamedTuple):
+    """How far a phase is at one point in time."""
 
-    seconds: float  # since it began
-    share: float  # of it is done
-    joules: float  # are spent on it
+    seconds: float  # since the phase began
+    done: float  # share of the work, 0 to 1
+    joules: float  # spent so far
 
 
-_ORIGIN = Knot(0.0, 0.0, 0.0)
+_START = Progress(0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True)
 class Phase:
-    """A part of an order from its beginning to its end, straight from knot to knot."""
+    """One phase of an order from beginning to end, linear between its points."""
 
-    knots: tuple[Knot, ...]
+    points: tuple[Progress, ...]
 
     @classmethod
-    def steady(cls, pace: Pace) -> Self:
-        """Nothing changes on the way."""
-        return cls((_ORIGIN, Knot(pace.seconds, 1.0, pace.joules)))
+    def steady(cls, cost: SteadyCost) -> Self:
+        """Return a phase during which nothing changes."""
+        return cls((_START, Progress(cost.seconds, 1.0, cost.joules)))
 
     @property
     def seconds(self) -> float:
-        """Until its end; infinite: it has none."""
-        return self.knots[-1].seconds
+        """The length of the phase; infinite if it never ends."""
+        return self.points[-1].seconds
 
     @property
     def joules(self) -> float:
-        return self.knots[-1].joules
+        """The energy of the whole phase."""
+        return self.points[-1].joules
 
-    def at(self, seconds: float) -> Knot:
-        """How far it is after so many seconds."""
+    def progress_at(self, seconds: float) -> Progress:
+        """Return how far the phase is after `seconds`."""
         if seconds >= self.seconds:
-            return self.knots[-1]
-        after = bisect_right(self.knots, max(0.0, seconds), key=attrgetter("seconds"))
-        one, two = self.knots[after - 1], self.knots[after]
+            return self.points[-1]
+        after = bisect_right(self.points, max(0.0, seconds), key=attrgetter("seconds"))
+        one, two = self.points[after - 1], self.points[after]
         passed = (max(0.0, seconds) - one.seconds) / (two.seconds - one.seconds)
-        share, joules = (a + passed * (b - a) for a, b in zip(one[1:], two[1:], strict=True))
-        return Knot(seconds, share, joules)
+        done, joules = (a + passed * (b - a) for a, b in zip(one[1:], two[1:], strict=True))
+        return Progress(seconds, done, joules)
 
-    def lasts(self, charge: float) -> float:
-        """Seconds for which a charge lasts that is too small for all of it."""
-        after = bisect_right(self.knots, charge, key=attrgetter("joules"))
-        one, two = self.knots[after - 1], self.knots[after]
-        passed = (charge - one.joules) / (two.joules - one.joules)
+    def seconds_for(self, joules: float) -> float:
+        """Return after how many seconds `joules` are spent; they must not suffice for all of it."""
+        after = bisect_right(self.points, joules, key=attrgetter("joules"))
+        one, two = self.points[after - 1], self.points[after]
+        passed = (joules - one.joules) / (two.joules - one.joules)
         return one.seconds + passed * (two.seconds - one.seconds)
 
 
-def follow(when: When, pace: Callable[[When], Pace], until: Callable[[When], float]) -> Phase:
-    """The course of what begins now and goes on at the pace in force, which may change."""
-    knots, moment = [_ORIGIN], when
+def follow(when: When, cost: Callable[[When], SteadyCost], until: Callable[[When], float]) -> Phase:
+    """Return the phase that begins now; `cost` applies at each time, and changes at `until`."""
+    points, moment = [_START], when
     for _ in range(MOST_CHANGES):
-        now, end = pace(moment), until(moment)
-        seconds, share, joules = knots[-1]
-        left, room = 1.0 - share, end - moment.now
+        now, end = cost(moment), until(moment)
+        seconds, done, joules = points[-1]
+        left, room = 1.0 - done, end - moment.now
         if math.isinf(room) or left * now.seconds <= room * (1 + ROUNDING):
-            last = Knot(seconds + left * now.seconds, 1.0, joules + left * now.joules)
-            return Phase((*knots, last))
-        done = room / now.seconds
-        knots.append(Knot(end - when.now, share + done, joules + done * now.joules))
+            last = Progress(seconds + left * now.seconds, 1.0, joules + left * now.joules)
+            return Phase((*points, last))
+        more = room / now.seconds
+        points.append(Progress(end - when.now, done + more, joules + more * now.joules))
         moment = When(end, when.round_index)
-    return Phase((*knots, _as_on_average(knots[-1])))
+    return Phase((*points, _extrapolated(points[-1])))
 
 
-def _as_on_average(sofar: Knot) -> Knot:
-    """The end of what is not looked at in detail any more."""
-    if sofar.share <= 0:
-        return Knot(math.inf, 1.0, sofar.joules)
-    return Knot(sofar.seconds / sofar.share, 1.0, sofar.joules / sofar.share)
+def _extrapolated(sofar: Progress) -> Progress:
+    """Return the end of a phase that goes on as it did on average so far."""
+    if sofar.done <= 0:
+        return Progress(math.inf, 1.0, sofar.joules)
+    return Progress(sofar.seconds / sofar.done, 1.0, sofar.joules / sofar.done)
 
 
-def transfer_pace(bits: float, rate: float, watts: float) -> Pace:
-    """Of bits over a link. A radio draws power while they cross: waiting for a link is free."""
+def transfer_cost(bits: float, bit_rate: float, watts: float) -> SteadyCost:
+    """Return the cost of sending bits over a link; seconds are infinite without a link.
+
+    The radio draws power only while bits cross: waiting for a link is free.
+    """
     if bits <= 0:
-        return Pace(0.0, 0.0)  # not even waits for a link that is down
-    seconds = bits / rate if rate * LONGEST > bits else math.inf
-    return Pace(seconds, watts * seconds if math.isfinite(seconds) else 0.0)
+        return SteadyCost(0.0, 0.0)  # an empty message does not even wait for a link
+    seconds = bits / bit_rate if bit_rate * LONGEST > bits else math.inf
+    return SteadyCost(seconds, watts * seconds if math.isfinite(seconds) else 0.0)
 
 
 @dataclass(frozen=True, eq=False)
-class Phases:
-    """The courses that the world gives to the parts of one order."""
+class OrderTiming:
+    """The world as one order meets it; computes the phases of the order."""
 
     world: World
-    order: Cohort  # a batch of one
-    when: When  # it was submitted
-    own: Conditions  # of its device, then
-    active: Active  # devices that use the air meanwhile
+    order: Cohort  # a single order
+    when: When  # the order was submitted
+    conditions: Conditions  # of its device at that time
+    active: Active  # devices that use each band meanwhile
 
     def download(self) -> Phase:
-        known = float(self.own.bit_rate_down[0])
+        """Return the download phase."""
+        known = float(self.conditions.bit_rate_down[0])
         return self._transfer(float(self.order.bits[0]), "down", self.when, known)
 
     def upload(self, bits: float, when: When) -> Phase:
-        still = self.world.rates_until(int(self.order.device[0]), self.when)
-        # Rates are looked up again only if a step or time can have changed them meanwhile.
+        """Return the upload phase of a reply of `bits` that begins now."""
+        still = self.world.bit_rates_until(int(self.order.device[0]), self.when)
+        # Bit rates are computed again only if a round or time can have changed them meanwhile.
         same = when.round_index == self.when.round_index and when.now < still
-        return self._transfer(bits, "up", when, float(self.own.bit_rate_up[0]) if same else None)
+        known = float(self.conditions.bit_rate_up[0]) if same else None
+        return self._transfer(bits, "up", when, known)
 
     def compute(self, effort: Effort, after: float) -> Phase:
-        """From so many seconds on; what only a new server step changes stays as it was."""
+        """Return the compute phase, which begins `after` seconds.
+
+        What only a new round changes stays as it was when the order was submitted.
+        """
         device, frequency = int(self.order.device[0]), self.order.hyperparameters.frequency
-        still = self.world.computing_until(device, self.when)
+        still = self.world.compute_until(device, self.when)
 
-        def pace(moment: When) -> Pace:
-            own = self.own
+        def cost(moment: When) -> SteadyCost:
+            own = self.conditions
             if moment.now >= still:
-                own = replace(own, **self.world.computing(self.order.device, moment))
+                own = replace(own, **self.world.compute_conditions(self.order.device, moment))
             (seconds,), (joules,) = effort.seconds(own, frequency), effort.joules(own, frequency)
-            return Pace(float(seconds), float(joules))
+            return SteadyCost(float(seconds), float(joules))
 
-        # What follows a download without an end never begins, whenever that is.
+        # After a download that never ends, computing never begins: any finite start will do.
         start = self.when.now + (after if math.isfinite(after) else 0.0)
         begun = When(start, self.when.round_index)
-        return follow(begun, pace, lambda moment: self.world.computing_until(device, moment))
+        return follow(begun, cost, lambda moment: self.world.compute_until(device, moment))
 
     def _transfer(self, bits: float, way: Way, when: When, known: float | None) -> Phase:
         device = int(self.order.device[0])
-        (watts,) = self.own.receive_power if way == "down" else self.own.send_power
+        own = self.conditions
+        (watts,) = own.receive_power if way == "down" else own.send_power
 
-        def pace(moment: When) -> Pace:
+        def cost(moment: When) -> SteadyCost:
             if known is not None and moment == when:
-                return transfer_pace(bits, known, float(watts))
-            (rate,) = self.world.rates(self.order.device, moment, self.active).of(way)
-            return transfer_pace(bits, float(rate), float(watts))
+                return transfer_cost(bits, known, float(watts))
+            (rate,) = self.world.bit_rates(self.order.device, moment, self.active).of(way)
+            return transfer_cost(bits, float(rate), float(watts))
 
-        return follow(when, pace, lambda moment: self.world.rates_until(device, moment))
+        return follow(when, cost, lambda moment: self.world.bit_rates_until(device, moment))

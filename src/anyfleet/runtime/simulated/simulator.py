@@ -1,4 +1,4 @@
-"""Devices in this process, under virtual time: a clock and a world, times an engine."""
+"""The simulated fleet: devices in this process, under virtual time."""
 
 import math
 from dataclasses import replace
@@ -25,28 +25,39 @@ from anyfleet.core.objectives import Task
 from anyfleet.core.orders import Cohort
 from anyfleet.core.planning import too_large
 from anyfleet.runtime.simulated.batteries import Batteries
-from anyfleet.runtime.simulated.charging import charged, demand, sending, spent
+from anyfleet.runtime.simulated.charging import (
+    charges_before_upload,
+    charges_until,
+    charges_with_upload,
+    demand,
+)
 from anyfleet.runtime.simulated.clock import Clock, Event
 from anyfleet.runtime.simulated.engines import Engine, EngineOrder, Sequential
-from anyfleet.runtime.simulated.failures import PossibleFailure, first, goes_offline, runs_dry
-from anyfleet.runtime.simulated.pending import Pending, Saved
-from anyfleet.runtime.simulated.phases import Phase, Phases
-from anyfleet.runtime.simulated.transfers import addresses, transfers
+from anyfleet.runtime.simulated.failures import (
+    PossibleFailure,
+    battery_failures,
+    earliest,
+    offline_failures,
+)
+from anyfleet.runtime.simulated.pending import Pending, SimulatedState
+from anyfleet.runtime.simulated.phases import OrderTiming, Phase
+from anyfleet.runtime.simulated.transfers import draw_transfers, event_keys
 from anyfleet.world import World
 from anyfleet.world.quantities import When
-from anyfleet.world.world import Told
+from anyfleet.world.world import RuntimeConditions
 
-# Devices looked at together: what lies between stays in the processor's cache.
+# Devices looked at together: intermediate results stay in the processor's cache.
 _BLOCK = 1 << 17
-_TRAINED = (Kind.TRAIN, Kind.HOLD, Kind.FETCH)  # answers that tell the loss of training
+_TRAINED = (Kind.TRAIN, Kind.HOLD, Kind.FETCH)  # kinds whose report has the loss of training
 
 
 class Simulated:
-    """A fleet in this process.
+    """A fleet in this process, under virtual time.
 
-    Every order has two events: `trained`, known when it is submitted, and `arrived`, which needs
-    the measured size of the answer; or it is `lost` before. Orders are carried out when the clock
-    first needs one, all pending ones together, so that even asynchronous runs are stacked.
+    Every order has two events: `trained`, whose time is known when the order is submitted, and
+    `arrived`, which needs the measured size of the reply; or one event `failed`. Orders are carried
+    out when the clock first reaches one that is trained, all pending ones together, so that even
+    asynchronous runs can be stacked.
     """
 
     def __init__(
@@ -66,236 +77,260 @@ class Simulated:
         self._task, self._world, self._seed = task, world, seed
         self._engine: Engine = engine or Sequential()
         self.limits = limits or Limits()
-        self._clock, self._step = Clock(), 0
+        self._clock, self._round_index = Clock(), 0
         self._pending: dict[int, Pending] = {}
-        self._memories: dict[int, DeviceState] = {}
+        self._states: dict[int, DeviceState] = {}
         self._batteries = Batteries(world)
-        # As devices last said and would say again, whatever the server made of their answers.
+        # The loss that each device reported last, even if the server refused the reply.
         self._losses: Floats = np.full(task.devices, np.nan)
         self._free = np.ones(task.devices, dtype=bool)
 
     # -- what policies learn
 
     def now(self) -> float:
+        """Return the seconds since the start of the run."""
         return self._clock.now
 
     def begin_round(self, round_index: int) -> None:
-        self._step = round_index
+        """Record that a round begins."""
+        self._round_index = round_index
 
     def devices(self) -> Devices:
+        """Return what the fleet declared about its devices."""
         return self._world.declared
 
     def free(self, devices: Ints) -> Flags:
+        """Return which devices are online, have no order, and have more than their reserve."""
         blocks = [devices[start : start + _BLOCK] for start in range(0, len(devices), _BLOCK)]
-        return np.concatenate([np.empty(0, dtype=bool), *map(self._free_of, blocks)])
+        return np.concatenate([np.empty(0, dtype=bool), *map(self._free_in_block, blocks)])
 
-    def _free_of(self, devices: Ints) -> Flags:
-        there = self._world.online(devices, self._when())
-        return self._free[devices] & there & self._batteries.enough(devices, self.now())
+    def _free_in_block(self, devices: Ints) -> Flags:
+        online = self._world.online(devices, self._when())
+        return self._free[devices] & online & self._batteries.above_reserve(devices, self.now())
 
     def conditions(self, devices: Ints) -> Conditions:
+        """Return what these devices would report if all checked in now.
+
+        A band that devices share is divided among these and those under way.
+        """
         charge = self._batteries.charge(devices, self.now())
-        own = Told(charge, self._losses[devices])
-        return self._world.report(devices, self._when(), self._on_air(devices), own)
+        own = RuntimeConditions(charge, self._losses[devices])
+        return self._world.report(devices, self._when(), self._active(devices), own)
 
     def check_in(self, orders: Cohort) -> Choices:
-        memories = [self.state(int(device)) for device in orders.device]
+        """Return what the devices choose from the menus of these orders."""
+        states = [self.state(int(device)) for device in orders.device]
         counting = self._world.declared.counting
-        return decide(orders, self._truth(orders), memories, self._task, counting)
+        return decide(orders, self._true_conditions(orders), states, self._task, counting)
 
-    def _truth(self, orders: Cohort) -> Conditions:
-        """What devices know of themselves when these orders reach them."""
-        own = self._world.conditions(orders.device, self._when(), self._on_air(orders.device))
+    def _true_conditions(self, orders: Cohort) -> Conditions:
+        """Return the true conditions of the devices when these orders reach them."""
+        own = self._world.conditions(orders.device, self._when(), self._active(orders.device))
         return replace(own, battery=self._batteries.charge(orders.device, self.now()))
 
-    def _on_air(self, devices: Ints) -> Ints:
-        """How many use each band, when these devices do so beside those under way."""
+    def _active(self, devices: Ints) -> Ints:
+        """Return how many devices use each band: these, and those with an order under way."""
         if not self._world.shares_bands:
-            return np.ones(len(self._world.links), dtype=np.int64)  # nobody takes from anybody
+            return np.ones(len(self._world.links), dtype=np.int64)  # every device has its own
         busy = [int(pending.order.device[0]) for pending in self._pending.values()]
-        return self._world.on_air(np.union1d(devices, np.array(busy, dtype=np.int64)))
+        everybody = np.union1d(devices, np.array(busy, dtype=np.int64))
+        return self._world.devices_per_band(everybody)
 
     def _when(self) -> When:
-        return When(self.now(), self._step)
+        return When(self.now(), self._round_index)
 
-    # -- asking
+    # -- submitting orders
 
     def submit(self, orders: Cohort) -> None:
+        """Send orders to their devices."""
         now = self._when()
         earlier = [p for p in self._pending.values() if p.when == now and p.reply is None]
         self._begin(orders)
         if not self._world.shares_bands:
             return
-        # Who was asked at this very moment shares the band with those who were asked just now.
-        self._clock.forget({int(pending.order.id[0]) for pending in earlier})
+        # Orders that were submitted at this very time share the band with the new ones.
+        self._clock.cancel({int(pending.order.id[0]) for pending in earlier})
         for pending in earlier:
-            self._begin(pending.asked)
+            self._begin(pending.sent_order)
 
     def _begin(self, orders: Cohort) -> None:
-        own, active = self._truth(orders), self._on_air(orders.device)
-        crossing = transfers(orders, self._world, self._when(), active)
-        deaths = addresses(orders, self._world.seed, "death")
-        fatal = self._world.dies(orders.device, deaths, self._when())
+        """Compute how these orders go on, and schedule their next events."""
+        own, active = self._true_conditions(orders), self._active(orders.device)
+        transfers = draw_transfers(orders, self._world, self._when(), active)
+        death_keys = event_keys(orders, self._world.seed, "death")
+        fatal = self._world.dies(orders.device, death_keys, self._when())
         self._free[orders.device] = False
-        self._batteries.begin(orders.device, self.now())
+        self._batteries.start_work(orders.device, self.now())
         for row, (whole, mine) in enumerate(zip(orders.rows(), own.rows(), strict=True)):
-            order = cut_order(whole, crossing[row].down, self._task.blueprint)
-            notes = self.state(int(order.device[0])).chooser
-            need = demand(order, self._task, self._world.declared.counting, notes)
-            courses = Phases(self._world, order, self._when(), mine, active)
-            download = courses.download()
-            parts = download, courses.compute(need.effort, download.seconds)
-            charges = charged(order, need.effort, parts, self._when())
-            share = np.array([crossing[row].down_share])
-            charges = replace(charges, delivered_down=share)
-            pending = Pending(whole, courses, parts, crossing[row], charges)
-            reason = too_large(float(need.memory[0]), float(mine.memory[0]))
-            self._start(pending, reason, dies=bool(fatal[row]))
+            transfer = transfers[row]
+            order = cut_order(whole, transfer.width_down, self._task.blueprint)
+            chooser = self.state(int(order.device[0])).chooser
+            need = demand(order, self._task, self._world.declared.counting, chooser)
+            timing = OrderTiming(self._world, order, self._when(), mine, active)
+            download = timing.download()
+            phases = download, timing.compute(need.effort, download.seconds)
+            charges = charges_before_upload(order, need.effort, phases, self._when())
+            charges = replace(charges, delivered_down=np.array([transfer.delivered_down]))
+            pending = Pending(whole, timing, phases, transfer, charges)
+            no_room = too_large(float(need.memory[0]), float(mine.memory[0]))
+            self._schedule(pending, no_room, dies=bool(fatal[row]))
 
-    def _start(self, pending: Pending, no_room: str, *, dies: bool) -> None:
-        """Schedules what comes next for an order that was just submitted."""
-        download, compute = (part.seconds for part in pending.passed_phases)
-        fates = [
+    def _schedule(self, pending: Pending, no_room: str, *, dies: bool) -> None:
+        """Schedule the next event of an order that was just submitted."""
+        download, compute = (phase.seconds for phase in pending.phases)
+        failures = [
             *([PossibleFailure(0.0, "no link")] if math.isinf(download) else []),
             *([PossibleFailure(download, no_room)] if no_room else []),
             *([PossibleFailure(download + compute / 2, "died")] if dies else []),
-            *runs_dry(pending.passed_phases, float(pending.phases.own.battery[0])),
+            *battery_failures(pending.phases, float(pending.timing.conditions.battery[0])),
         ]
-        soonest = first(fates)
+        soonest = earliest(failures)
         device, end = int(pending.order.device[0]), download + compute
         end = min(end, soonest.after) if soonest else end
-        fate = first([*fates, *goes_offline(self._world, device, pending.when, end)])
+        offline = offline_failures(self._world, device, pending.when, end)
+        failure = earliest([*failures, *offline])
         order = int(pending.order.id[0])
-        self._pending[order] = replace(pending, failure=fate)
-        after = fate.after if fate else download + compute
-        self._clock.at(self.now() + after, Event("lost" if fate else "trained", order))
+        self._pending[order] = replace(pending, failure=failure)
+        after = failure.after if failure else download + compute
+        self._clock.schedule(self.now() + after, Event("failed" if failure else "trained", order))
 
-    # -- hearing
+    # -- replies and failures
 
     def wait(self, until: float | None, enough: int) -> Events:
-        updates: list[Replies] = []
+        """Let time pass until there are `enough` replies and failures, or until `until`."""
+        replies: list[Replies] = []
         charges: list[Charges] = []
-        lost: list[Failure] = []
-        while len(updates) + len(lost) < enough:
+        failed: list[Failure] = []
+        while len(replies) + len(failed) < enough:
             event = self._clock.pop(until)
             if event is None:
                 break
             if event.kind == "trained":
-                self._trained(event.order)
+                self._begin_upload(event.order)
                 continue
-            fate, update = self._pending[event.order].failure, self._pending[event.order].reply
-            if fate is not None:
-                lost.append(Failure(event.order, fate.reason, self._land(event.order, fate.after)))
-            elif update is not None:
-                loss = measured(update.report[0], "loss")
-                if self._pending[event.order].order.kind in _TRAINED and not math.isnan(loss):
-                    self._losses[update.device] = loss
-                updates.append(update)
-                charges.append(self._land(event.order, math.inf))
-        if not (updates or lost) and until is None:
+            pending = self._pending[event.order]
+            failure, reply = pending.failure, pending.reply
+            if failure is not None:
+                spent = self._close(event.order, failure.after)
+                failed.append(Failure(event.order, failure.reason, spent))
+            elif reply is not None:
+                loss = measured(reply.report[0], "loss")
+                if pending.order.kind in _TRAINED and not math.isnan(loss):
+                    self._losses[reply.device] = loss
+                replies.append(reply)
+                charges.append(self._close(event.order, math.inf))
+        if not (replies or failed) and until is None:
             raise RuntimeError(
-                "the schedule waits for an answer but no order is under way; "
-                "its alarm must give a time whenever nothing is flying"
+                "the schedule waits for a reply but no order is under way; "
+                "its alarm must give a time whenever no order is under way"
             )
-        if not updates:
-            return Events(failures=tuple(lost))
-        return Events(join(updates), join(charges), tuple(lost))
+        if not replies:
+            return Events(failures=tuple(failed))
+        return Events(join(replies), join(charges), tuple(failed))
 
     def cancel(self, orders: tuple[int, ...], reason: str) -> tuple[Failure, ...]:
-        self._clock.forget(set(orders))
+        """Close orders now, and return them as failures."""
+        self._clock.cancel(set(orders))
         began = {order: self._pending[order].when.now for order in orders}
         return tuple(
-            Failure(order, reason, self._land(order, self.now() - began[order])) for order in orders
+            Failure(order, reason, self._close(order, self.now() - began[order]))
+            for order in orders
         )
 
-    def save(self) -> Saved:
-        return Saved(
+    def save(self) -> SimulatedState:
+        """Return the state for a checkpoint."""
+        return SimulatedState(
             self._clock.copy(),
-            self._step,
+            self._round_index,
             dict(self._pending),
-            dict(self._memories),
+            dict(self._states),
             self._batteries.save(),
             self._losses.copy(),
         )
 
-    def restore(self, saved: Saved) -> None:
-        self._clock, self._step = saved.clock.copy(), saved.round_index
-        self._pending, self._memories = dict(saved.pending), dict(saved.states)
+    def restore(self, saved: SimulatedState) -> None:
+        """Go back to the state that `save` returned."""
+        self._clock, self._round_index = saved.clock.copy(), saved.round_index
+        self._pending, self._states = dict(saved.pending), dict(saved.states)
         self._batteries.restore(saved.batteries)
         self._losses = saved.losses.copy()
         busy = [int(pending.order.device[0]) for pending in saved.pending.values()]
         self._free = ~np.isin(np.arange(self._task.devices), busy)
 
     def state(self, device: int) -> DeviceState:
-        """What a device keeps."""
-        return self._memories.get(device, DeviceState())
+        """Return what a device keeps between visits."""
+        return self._states.get(device, DeviceState())
 
-    def _land(self, order_id: int, passed: float) -> Charges:
-        """Ends an order after so many seconds; charged are the parts of it that these reached."""
+    def _close(self, order_id: int, elapsed: float) -> Charges:
+        """Close the order after `elapsed` seconds; return the charges for the work done by then."""
         pending = self._pending.pop(order_id)
         device = int(pending.order.device[0])
         self._free[device] = True
-        charges = spent(pending.charges, pending.passed_phases, passed)
+        charges = charges_until(pending.charges, pending.phases, elapsed)
         joules = charges.download_joules + charges.compute_joules + charges.upload_joules
-        self._batteries.spend(device, float(joules[0]), self.now())
+        self._batteries.finish_work(device, float(joules[0]), self.now())
         return charges
 
-    def _trained(self, order_id: int) -> None:
-        """The device has finished: it remembers, and sends."""
+    def _begin_upload(self, order_id: int) -> None:
+        """Keep the new state of a device that has finished its work, and begin its upload."""
         if self._pending[order_id].reply is None:
             self._execute()
         pending = self._pending[order_id]
         if pending.reply is None or pending.state is None:
             raise RuntimeError(f"the engine did not carry out order {order_id}")
-        if pending.unread:
-            # It came as far as to the device, which did nothing: only that is charged.
-            end = PossibleFailure(
-                pending.passed_phases[0].seconds, f"refused by the device: {pending.unread}"
-            )
-            self._pending[order_id] = replace(pending, failure=end)
-            self._clock.at(self.now(), Event("lost", order_id))
+        if pending.refused_by_device:
+            # The order reached its device, which did nothing: only the download is charged.
+            reason = f"refused by the device: {pending.refused_by_device}"
+            refused = PossibleFailure(pending.phases[0].seconds, reason)
+            self._pending[order_id] = replace(pending, failure=refused)
+            self._clock.schedule(self.now(), Event("failed", order_id))
             return
-        self._memories[int(pending.order.device[0])] = pending.state
+        self._states[int(pending.order.device[0])] = pending.state
         bits = pending.reply.bits
-        upload = pending.phases.upload(float(bits[0]), self._when())
-        share = np.array([pending.transfer.up_share])
-        charges = replace(sending(pending.charges, bits, upload), delivered_up=share)
-        fate = self._sending(pending, upload)
-        kind, after = ("lost", fate.after) if fate else ("arrived", upload.seconds)
-        self._clock.at(self.now() + after, Event(kind, order_id))
-        # From the order's start, as all of its seconds.
-        before = sum(part.seconds for part in pending.passed_phases)
-        fate = fate and fate._replace(after=before + fate.after)
-        parts = (*pending.passed_phases, upload)
+        upload = pending.timing.upload(float(bits[0]), self._when())
+        charges = charges_with_upload(pending.charges, bits, upload)
+        charges = replace(charges, delivered_up=np.array([pending.transfer.delivered_up]))
+        failure = self._upload_failure(pending, upload)
+        after = failure.after if failure else upload.seconds
+        self._clock.schedule(
+            self.now() + after, Event("failed" if failure else "arrived", order_id)
+        )
+        # A failure counts its seconds from the start of the order.
+        before = sum(phase.seconds for phase in pending.phases)
+        failure = failure and failure._replace(after=before + failure.after)
         self._pending[order_id] = replace(
-            pending, passed_phases=parts, charges=charges, failure=fate
+            pending, phases=(*pending.phases, upload), charges=charges, failure=failure
         )
 
-    def _sending(self, pending: Pending, upload: Phase) -> PossibleFailure | None:
-        """How an upload fails, if it does; in seconds from now."""
+    def _upload_failure(self, pending: Pending, upload: Phase) -> PossibleFailure | None:
+        """Return how an upload that begins now fails, in seconds from now, or None."""
         seconds, device = upload.seconds, int(pending.order.device[0])
-        charge = float(pending.phases.own.battery[0])
-        left = charge - sum(part.joules for part in pending.passed_phases)
-        fates = [
+        charge = float(pending.timing.conditions.battery[0])
+        left = charge - sum(phase.joules for phase in pending.phases)
+        lost = pending.transfer.width_up <= 0
+        refused = pending.refused_by_server
+        failures = [
             *([PossibleFailure(0.0, "no link")] if math.isinf(seconds) else []),
-            *([PossibleFailure(0.0, "nothing came through")] if pending.transfer.up <= 0 else []),
-            # It arrives, and is paid for.
-            *([PossibleFailure(seconds, f"refused: {pending.refused}")] if pending.refused else []),
-            *runs_dry((upload,), left),
+            *([PossibleFailure(0.0, "nothing came through")] if lost else []),
+            # A reply that the server refuses has arrived, and is charged.
+            *([PossibleFailure(seconds, f"refused: {refused}")] if refused else []),
+            *battery_failures((upload,), left),
         ]
-        soonest = first(fates)
+        soonest = earliest(failures)
         end = min(seconds, soonest.after) if soonest else seconds
-        # Who was there when the step began stays for what was ordered then: only time drives away.
+        # A device that was online when the round began stays for its order: only time changes that.
         when = When(self.now(), pending.when.round_index)
-        return first([*fates, *goes_offline(self._world, device, when, end)])
+        return earliest([*failures, *offline_failures(self._world, device, when, end)])
 
     def _execute(self) -> None:
-        """Carries out everything that is under way and will get that far."""
+        """Let the engine carry out all pending orders that are not going to fail before."""
         waiting = [(i, p) for i, p in self._pending.items() if p.reply is None and not p.failure]
-        assigned = [
-            EngineOrder(p.asked, p.order, self.state(int(p.order.device[0])), p.transfer.up)
+        orders = [
+            EngineOrder(
+                p.sent_order, p.order, self.state(int(p.order.device[0])), p.transfer.width_up
+            )
             for _, p in waiting
         ]
-        done = self._engine.execute(assigned, self._task, self.limits)
-        for (order_id, pending), outcome in zip(waiting, done, strict=True):
-            self._pending[order_id] = replace(pending, **outcome._asdict())
+        done = self._engine.execute(orders, self._task, self.limits)
+        for (order_id, pending), reply in zip(waiting, done, strict=True):
+            self._pending[order_id] = replace(pending, **reply._asdict())

@@ -1,4 +1,4 @@
-"""How much of each message a failing link lets through."""
+"""Transfers: how much of each message crosses a link that loses columns."""
 
 from dataclasses import dataclass
 
@@ -18,54 +18,53 @@ from anyfleet.world.quantities import When
 from anyfleet.world.world import Active
 
 _VISITS = (Kind.TRAIN, Kind.HOLD)
-_UPLOADS = (Kind.TRAIN, Kind.FETCH)  # answers with a model in them
+_UPLOADS = (Kind.TRAIN, Kind.FETCH)  # kinds whose reply holds a model
 
 
 @dataclass(frozen=True)
 class Transfer:
-    """One order's way down and back: widths of the model, and shares of its columns."""
+    """What crosses the link of one order: widths of the model, and shares of its columns."""
 
-    down: float = 1.0
-    up: float = 1.0
-    down_share: float = 1.0
-    up_share: float = 1.0
+    width_down: float = 1.0
+    width_up: float = 1.0
+    delivered_down: float = 1.0
+    delivered_up: float = 1.0
 
 
-def transfers(orders: Cohort, world: World, when: When, active: Active) -> list[Transfer]:
-    """Drawn when orders are submitted."""
+def draw_transfers(orders: Cohort, world: World, when: When, active: Active) -> list[Transfer]:
+    """Return the transfer of each order, drawn when it is submitted."""
     if not world.lossy:
         return [Transfer()] * len(orders)
     misfit = unpadded(orders.job)
     if misfit:
         raise CompositionError(misfit)
-    keys = addresses(orders, world.seed, "crossing")
-    step = world.column_width(orders.device)
-    count = np.array([columns(*pair) for pair in zip(orders.width, step, strict=True)])
-    whole = np.ones(len(orders)), np.ones(len(orders))
-    ways = []
-    crosses: dict[Way, bool] = {
+    keys = event_keys(orders, world.seed, "crossing")
+    column_width = world.column_width(orders.device)
+    count = np.array([columns(*pair) for pair in zip(orders.width, column_width, strict=True)])
+    everything = np.ones(len(orders)), np.ones(len(orders))
+    found = []
+    with_model: dict[Way, bool] = {
         "down": orders.kind != Kind.FETCH,
         "up": orders.kind in _UPLOADS,
     }
-    for way, carries in crosses.items():
-        if not carries:
-            ways.append(whole)
+    for way, has_model in with_model.items():
+        if not has_model:
+            found.append(everything)
             continue
-        way_keys = rng.fold(keys, way)
-        came = world.delivered(count, orders.device, way_keys, when, active=active, way=way)
-        ways.append((np.where(came == count, 1.0, came * step), came / count))
-    (down, down_share), (up, up_share) = ways
-    return [
-        Transfer(*(float(column[row]) for column in (down, up, down_share, up_share)))
-        for row in range(len(orders))
-    ]
+        came = world.delivered_columns(
+            count, orders.device, rng.fold(keys, way), when, active=active, way=way
+        )
+        found.append((np.where(came == count, 1.0, came * column_width), came / count))
+    (width_down, delivered_down), (width_up, delivered_up) = found
+    arrays = (width_down, width_up, delivered_down, delivered_up)
+    return [Transfer(*(float(array[row]) for array in arrays)) for row in range(len(orders))]
 
 
-def addresses(orders: Cohort, seed: int, purpose: str) -> Tensor:
-    """Keys for what befalls orders: the same whatever happens to others.
+def event_keys(orders: Cohort, seed: int, purpose: str) -> Tensor:
+    """Return one random key per order for what happens to it, independent of other orders.
 
-    Training is addressed by device and visit. Only training counts as a visit, so all else also
-    needs its step: a device whom one question kills would die of every other.
+    Training is addressed by device and visit. Only training counts as a visit, so other kinds are
+    addressed by kind and round too; otherwise a device that dies during one would die during all.
     """
     keys = rng.fold(rng.root(seed, purpose), torch.from_numpy(orders.device))
     keys = rng.fold(keys, torch.from_numpy(orders.visit))

@@ -1,0 +1,80 @@
+"""The width of a slice, and its leading part up to a width: models that arrive in columns."""
+
+import math
+from functools import lru_cache
+
+from anyfleet.elastic.blueprint import Blueprint, Slice
+from anyfleet.formulas.anycost import anycost_alpha
+
+
+def columns(share: float, width: float) -> int:
+    """Return how many columns, each `width` of the whole model wide, a share of it takes."""
+    return max(1, math.ceil(share / width - 1e-9))
+
+
+@lru_cache(maxsize=4096)
+def width(slice: Slice, blueprint: Blueprint) -> float:
+    """Return the width that a plain cut of this size has; of other cuts, the widest axis's."""
+    kept = _kept(slice, blueprint)
+    # A share p keeps ceil(p × size) of every axis: more than `above`, and not more than the least.
+    above = max(((count - 1) / size for count, size in kept), default=0.0)
+    shares = [count / size for count, size in kept]
+    least = min(shares, default=1.0)
+    return least if above < least else max(shares, default=1.0)
+
+
+@lru_cache(maxsize=4096)
+def channel_share(slice: Slice, blueprint: Blueprint) -> float:
+    """Return the share of all channels that a slice keeps, 1 where there is nothing to cut.
+
+    Channels of all layers count alike, however a width was rounded or spread over the layers.
+    """
+    kept = _kept(slice, blueprint)
+    return sum(count for count, _ in kept) / sum(size for _, size in kept) if kept else 1.0
+
+
+@lru_cache(maxsize=4096)
+def trained_share(slice: Slice, blueprint: Blueprint) -> float:
+    """Return the share of a sub-model's trainable parameters that it trains, 1 without any."""
+    local = blueprint.local(slice)
+    every = local.numel(local.trained())
+    trained = local.numel(local.trained(slice.first_trained_layer))
+    return trained / every if every else 1.0
+
+
+def alpha(slice: Slice, blueprint: Blueprint) -> float:
+    """Return AnycostFL's alpha of a slice (specification §1.12)."""
+    return anycost_alpha(channel_share(slice, blueprint), trained_share(slice, blueprint))
+
+
+def _kept(slice: Slice, blueprint: Blueprint) -> list[tuple[int, int]]:
+    """Return how many indices are kept, of how many, for every axis that a width cuts."""
+    sizes = {axis: blueprint.axes[axis].size for axis in blueprint.counts(1.0)}
+    return [(len(slice.kept(axis) or range(size)), size) for axis, size in sizes.items()]
+
+
+@lru_cache(maxsize=4096)
+def narrowed(slice: Slice, width: float, blueprint: Blueprint) -> Slice:
+    """Return the leading part of a slice, up to a width of the whole model.
+
+    Indices stay in the slice's own order. Of an axis that is cut otherwise than by its leading
+    indices, it keeps as many indices as that width has. Width 0 is the caller's case: nothing
+    arrived.
+    """
+    if width >= 1:
+        return slice
+    counts = blueprint.counts(width)
+    kept = {axis: slice.kept(axis) or range(blueprint.axes[axis].size) for axis in counts}
+    others = {axis: indices for axis, indices in slice.keep if axis not in counts}
+    short = {axis: kept[axis][: counts[axis]] for axis in counts}
+    return Slice.of({**others, **short}, blueprint, slice.first_trained_layer)
+
+
+@lru_cache(maxsize=4096)
+def within(slice: Slice, width: float, blueprint: Blueprint) -> Slice:
+    """Return `narrowed(…)` in the coordinates of the small model that the slice makes."""
+    local = blueprint.local(slice)
+    short = narrowed(slice, width, blueprint)
+    sizes = blueprint.local(short).sizes
+    free = (axis for axis, each in local.axes.items() if each.free)
+    return Slice.of({axis: range(sizes[axis]) for axis in free}, local, slice.first_trained_layer)

@@ -1,0 +1,60 @@
+"""The generated pages are current, and the code on pages runs."""
+
+import doctest
+import re
+import sys
+import types
+from pathlib import Path
+
+import pytest
+from tools import pages
+
+ROOT = Path(__file__).resolve().parents[2]
+WITH_EXAMPLES = ("docs/glossary.md",)
+
+
+def test_the_page_of_keys_is_what_the_generator_writes() -> None:
+    assert pages.PAGE.read_text(encoding="utf-8") == pages.page(), "run `make pages`"
+
+
+@pytest.mark.parametrize("key", ["rounds", "evaluate_every", "sent_fraction", "availability"])
+def test_the_page_of_keys_has_keys_of_every_depth(key: str) -> None:
+    assert f"| `{key}` |" in pages.page()
+
+
+@pytest.mark.parametrize("name", WITH_EXAMPLES)
+def test_the_examples_of_a_page_run(name: str) -> None:
+    found = doctest.testfile(str(ROOT / name), module_relative=False)
+    assert found.attempted > 0
+    assert not found.failed
+
+
+def pages_with_links() -> list[Path]:
+    folders = (ROOT, ROOT / "docs", ROOT / "docs" / "methods", ROOT / "docs" / "tutorials")
+    return sorted(page for folder in folders for page in folder.glob("*.md"))
+
+
+@pytest.mark.parametrize("page", pages_with_links(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_of_a_page_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text)
+    local = [link for link in links if "://" not in link and not link.startswith("mailto:")]
+    assert [link for link in local if not (page.parent / link).exists()] == []
+
+
+CODE = ("README.md", "docs/budgets.md", "docs/tutorials/engineer.md", "docs/tutorials/researcher.md")
+
+
+@pytest.mark.parametrize("name", CODE)
+def test_the_code_of_a_page_runs_in_order(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (ROOT / name).read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert blocks
+    monkeypatch.chdir(tmp_path)
+    # A module of its own, since dataclasses look their annotations up in one.
+    page = types.ModuleType("page_of_the_documentation")
+    monkeypatch.setitem(sys.modules, page.__name__, page)
+    for block in blocks:
+        exec(compile(block, name, "exec"), vars(page))

@@ -1,0 +1,226 @@
+"""Write the pages of the documentation that follow from the code.
+
+    python -m tools.pages
+
+`docs/run_files.md` has every key of a run file, read off the same forms by which run files are
+checked, so that it cannot be out of date. A test compares the pages with what this would write.
+"""
+
+import importlib
+import inspect
+import io
+import re
+import tokenize
+import typing
+from collections.abc import Iterator, Sequence
+from dataclasses import is_dataclass
+from enum import Enum
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any
+
+import anyfleet
+from anyfleet.config.forms import ABSENT, Entry, form_of
+from anyfleet.experiment import Experiment
+from anyfleet.names import HOMES, Factory, public_names
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+PAGE = DOCS / "run_files.md"
+
+_INTRODUCTION = """\
+# Keys of a run file
+
+A run file is TOML. Its keys are those of an [experiment](#an-experiment); a table with `use` names a part, and its other
+keys are that part's. On the command line every key can be overridden by its path: `anyfleet run FILE method.lr=0.1`.
+`anyfleet validate FILE` reports everything that is wrong with a file at once.
+
+```toml
+rounds = 20
+
+[task]
+use = "Embedded"          # any name of the section "task"
+devices = 20
+
+[method]
+use = "heterofl"          # any name of the section "method"
+lr = 0.05
+aggregate = { use = "CoordinateMedian" }    # any slot of the method can be replaced
+
+[fleet]
+use = "testbed"
+```
+
+This page is generated: `make pages` writes it anew. A key without a default must be given. The words are those of the
+[glossary](glossary.md); what each part is for stands in [the table of parts](parts.md).
+"""
+
+# The sections, in the order in which somebody writes a run file: the field, where its parts are
+# defined ("" for anywhere in its home), and what they are.
+_SECTIONS = (
+    ("task", "specs own pooled", "What is learned, and from whose data."),
+    ("model", "", "The network of a task."),
+    ("partition", "partition", "How the samples of a task are divided among the devices."),
+    ("augment", "augment", "How the samples of a minibatch are varied."),
+    ("method", "", "A published method. A key with the name of a slot replaces the part in it."),
+    ("select", "", "Which of the idle devices take part."),
+    ("schedule", "", "When orders are issued, and when a round ends."),
+    ("plan", "", "Which sub-model size and which hyperparameters each device gets."),
+    ("choose", "", "How a device chooses from its menu."),
+    ("extract", "", "Which channels make up a sub-model."),
+    ("train", "", "Local training: trainers, optimisers and learning rates."),
+    ("norm", "", "Batch normalisation."),
+    ("uplink", "", "How updates are compressed. `downlink` takes the same parts."),
+    ("aggregate", "", "How updates become the next model."),
+    ("fisher", "", "How Fisher information is measured."),
+    ("fleet", "fleet table presets", "Who the devices are: groups, a table, or a preset."),
+    ("fleet.groups", "group", "Devices that are described together, one table for each."),
+    ("fleet.reports", "world", "How old and how wrong the conditions are that devices report."),
+    (
+        "any number of a group",
+        "distributions processes",
+        "A distribution draws a number for each device, a process lets it change with time.",
+    ),
+    ("link", "links column_loss", "How a device is connected."),
+    ("availability", "availability", "When a device is online."),
+    ("engine", "", "How orders are carried out."),
+    ("limits", "limits", "What is refused of messages."),
+)
+_SAME_HOME = {
+    "partition": "task",
+    "augment": "task",
+    "fleet.groups": "fleet",
+    "fleet.reports": "fleet",
+    "any number of a group": "fleet",
+    "link": "fleet",
+    "availability": "fleet",
+}
+
+
+def page() -> str:
+    """Return the page of all keys."""
+    pieces = [_INTRODUCTION, "## An experiment\n", _first_lines(Experiment), _table(Experiment)]
+    for field, modules, what in _SECTIONS:
+        home = HOMES[_SAME_HOME.get(field, field)]
+        pieces += [f"## `{field}`\n", f"{what} Package `{home}`.\n"]
+        for name in public_names(home):
+            found = getattr(importlib.import_module(home), name)
+            if _can_stand(found, field) and _is_from(found, modules.split()):
+                pieces += [f"### {name}\n", _first_lines(found), _table(found)]
+    return "\n".join(piece for piece in pieces if piece)
+
+
+def _is_from(found: Any, modules: Sequence[str]) -> bool:
+    """Return whether something is defined in one of these modules; without any, True."""
+    return not modules or bool(set(modules) & set(found.__module__.split(".")[2:]))
+
+
+def _can_stand(found: Any, field: str) -> bool:
+    """Return whether a run file may name this: a part, or a function that makes one."""
+    if field in ("engine", "fisher", "limits") and not is_dataclass(found):
+        return False
+    if field == "engine" and found.__module__.endswith("limits"):
+        return False
+    if inspect.isclass(found):
+        return not getattr(found, "_is_protocol", False) and not inspect.isabstract(found)
+    return inspect.isfunction(found)
+
+
+def _first_lines(target: Any) -> str:
+    """Return the first paragraph of a docstring."""
+    text = inspect.getdoc(target) or ""
+    return text.partition("\n\n")[0].replace("\n", " ") + "\n" if text else ""
+
+
+def _table(target: Any) -> str:
+    """Return the keys of a part as a table, or nothing if it has none."""
+    try:
+        entries = form_of(target).entries
+    except (TypeError, ValueError):  # a class that is made by code only
+        return ""
+    if not entries:
+        return ""
+    notes = _comments(target)
+    rows = [
+        f"| `{name}` | {_kind(entry.kind)} | {_default(entry)} | {notes.get(name, '')} |"
+        for name, entry in entries.items()
+        if not name.startswith("_")
+    ]
+    return "\n".join(["| key | value | default | |", "|---|---|---|---|", *rows]) + "\n"
+
+
+def _kind(kind: Any) -> str:
+    """Return a type in words."""
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Annotated:
+        return _kind(inner[0])
+    if origin in (typing.Union, UnionType):
+        return " or ".join(_kind(each) for each in inner if each is not NoneType)
+    if origin is typing.Literal:
+        return ", ".join(f'`"{each}"`' for each in inner)
+    if origin in (tuple, list):
+        return f"list of {_kind(inner[0])}" if inner else "list"
+    plain = {bool: "true or false", int: "whole number", float: "number", str: "text"}
+    if kind in plain:
+        return plain[kind]
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return ", ".join(f'`"{each.value}"`' for each in kind)
+    if kind is Factory:
+        return "a network by name"
+    if kind is Path:
+        return "path"
+    return f"{kind.__name__}" if isinstance(kind, type) else "value"
+
+
+def _default(entry: Entry) -> str:
+    if entry.required:
+        return "must be given"
+    if entry.default is ABSENT:
+        return "the method's"
+    if entry.default is None:
+        return "none"
+    if isinstance(entry.default, bool):
+        return str(entry.default).lower()
+    if isinstance(entry.default, float):
+        return f"{entry.default:.6g}"
+    if is_dataclass(entry.default) and not isinstance(entry.default, type):
+        return f"`{type(entry.default).__name__}`"
+    if isinstance(entry.default, tuple):
+        return ", ".join(_plain(each) for each in entry.default) or "empty"
+    text = str(entry.default)
+    return f"`{text}`" if len(text) < 40 else "…"
+
+
+def _plain(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _comments(target: Any) -> dict[str, str]:
+    """Return what the source says beside each field: `lr: float  # what it is`."""
+    owners = reversed(target.__mro__) if inspect.isclass(target) else (target,)
+    found: dict[str, str] = {}
+    for owner in owners:
+        if not getattr(owner, "__module__", "").startswith(anyfleet.__name__):
+            continue
+        try:
+            source = inspect.getsource(owner)
+        except (OSError, TypeError):
+            continue
+        found |= dict(_beside(source))
+    return found
+
+
+def _beside(source: str) -> Iterator[tuple[str, str]]:
+    for token in tokenize.generate_tokens(io.StringIO(inspect.cleandoc(source)).readline):
+        if token.type == tokenize.COMMENT:
+            match = re.match(r"\s*(\w+): .*?#", token.line)
+            if match and "noqa" not in token.string:
+                yield match.group(1), token.string.lstrip("# ").replace("|", "\\|")
+
+
+def main() -> None:
+    """Write the generated pages."""
+    PAGE.write_text(page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
