@@ -453,7 +453,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "run.toml").write_text(RUN_FILE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr("anyfleet.cli.record.draw", lambda *_, **__: None)
+    monkeypatch.setattr("anyfleet.cli.run.draw", lambda *_, **__: None)
     yield tmp_path
     sys.modules.pop("own_part", None)
 

@@ -11,6 +11,7 @@ import numbers
 import re
 import types
 import typing
+from abc import ABC
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -19,7 +20,7 @@ from decimal import Decimal
 from enum import Enum
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
@@ -46,7 +47,7 @@ class OwnSignature:
         return whole.replace(parameters=list(whole.parameters.values())[1:])
 
 
-class Part(Protocol):
+class Part(ABC):
     """The root of all slots. What fills a slot derives from it, so its arguments are checked."""
 
     def __new__(cls, /, *args: Any, **options: Any) -> Self:
@@ -306,9 +307,10 @@ def _unfit_class(value: Any, kind: type) -> str:
         return "" if isinstance(value, str | Path) else "a path"
     if isinstance(value, type):
         return name
+    if issubclass(kind, Part):
+        return "" if isinstance(value, kind) else name
     if typing.Protocol in kind.__bases__:
-        derived = kind in type(value).__mro__
-        return "" if derived or (Part not in kind.__mro__ and _has_all(value, kind)) else name
+        return "" if kind in type(value).__mro__ or _has_all(value, kind) else name
     if kind in (Mapping, AbstractSet) or is_dataclass(kind):
         return "" if isinstance(value, kind) else name
     return ""

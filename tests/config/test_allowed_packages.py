@@ -147,7 +147,7 @@ EVIL: dict[str, tuple[str, str]] = {
         "method.use: ",
     ),
     "select": (
-        TASK + METHOD + 'select = { use = "anyfleet.cli.record:subfolder", folder = ".", '
+        TASK + METHOD + 'select = { use = "anyfleet.cli.run:subfolder", folder = ".", '
         'name = "PWNED" }\n',
         "method.select.use: ",
     ),

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from anyfleet import config
-from anyfleet.cli.profile import profile_machine
+from anyfleet.cli.fleet import profile_machine
 from anyfleet.core.messages import Conditions
 from anyfleet.core.time_and_energy import Counts, effort_of
 from anyfleet.elastic.cost.memory import Live
@@ -215,7 +215,7 @@ def test_the_peak_holds_model_gradient_and_activations() -> None:
 def test_the_command_adds_a_row_to_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("anyfleet.cli.profile.standard", lambda batch: {"tiny": small.task()})
+    monkeypatch.setattr("anyfleet.cli.fleet.standard", lambda batch: {"tiny": small.task()})
     file = tmp_path / "fleet.toml"
     file.write_text('[[fleet.groups]]\nname = "there before"\n')
     profile_machine(file, batch=4, name="new")
@@ -230,7 +230,7 @@ def test_the_command_adds_a_row_to_a_file(
 def test_a_file_that_cannot_take_a_row_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("anyfleet.cli.profile.standard", lambda batch: pytest.fail("measured"))
+    monkeypatch.setattr("anyfleet.cli.fleet.standard", lambda batch: pytest.fail("measured"))
     file = tmp_path / "fleet.toml"
     file.write_text("[fleet]\ngroups = []\n")
     with pytest.raises(ConfigError, match=r"fleet\.toml"):

@@ -177,6 +177,8 @@ def test_a_fisher_chooser_gets_fisher_whatever_the_trainer_and_keeps_it_to_itsel
     utilities = [row.utility for row in small.rows(small.steps(method, task, 3)[-1])]
     assert any(0 < each <= 1 for each in utilities)
     row = small.rows(small.steps(method, task, 1)[0])[0]
+    # A number that nobody asked for would be refused, and the update with it.
+    assert row.failure == ""
     assert np.isnan(row.fisher)
     bits = small.rows(small.steps(fedavg(count=4), task, 1)[0])[0].bits_up
     assert row.bits_up == bits + 32  # of which the choice from the menu

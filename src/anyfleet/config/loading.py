@@ -19,7 +19,7 @@ from typing import Any, TypeVar, overload
 from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
 from anyfleet.config.number_values import no_number, too_deep
-from anyfleet.config.signatures import ABSENT, Entry, Form, form_of, hints_of, lacking
+from anyfleet.config.signatures import ABSENT, Entry, Form, form_of, hints_of, is_interface, lacking
 from anyfleet.errors import AnyfleetError, BadName, CompositionError, ConfigError, Problem, Refusal
 from anyfleet.names import (
     HOMES,
@@ -33,7 +33,7 @@ from anyfleet.names import (
     public_names,
 )
 
-__all__ = ["load"]
+__all__ = ["load", "names_for"]
 
 
 # --- where a check stands, and what it found ----------------------------------------------------
@@ -159,7 +159,7 @@ def _check(value: Any, kind: Any, scope: Scope, base: Any = ABSENT) -> Outcome:
 
 
 def _is_scalar(kind: Any) -> bool:
-    if isinstance(kind, type) and (is_dataclass(kind) or typing.Protocol in kind.__bases__):
+    if isinstance(kind, type) and (is_dataclass(kind) or is_interface(kind)):
         return False
     return _adapter(kind) is not None
 
@@ -439,15 +439,21 @@ def _full_name(use: str, scope: Scope) -> str:
 
 def _choices(scope: Scope, kind: type = object) -> str:
     """Return the names that may stand here, as a remark in brackets, or ""."""
-    names = [name for name in public_names(scope.home) if _suits(scope.home, name, kind)]
+    names = names_for(scope.home, kind) if scope.home else ()
     return f" ({scope.home} has: {', '.join(names)})" if names else ""
 
 
-def _suits(home: str, name: str, kind: type) -> bool:
-    """Return whether a home exports a class or function under this name that makes a `kind`."""
-    found = getattr(importlib.import_module(home), name)
-    is_code = inspect.isclass(found) or inspect.isfunction(found)
-    return is_code and not inspect.isabstract(found) and (kind is object or not _unfit(found, kind))
+def names_for(home: str, kind: type = object) -> tuple[str, ...]:
+    """Return the names that a home package exports and that make a `kind`."""
+    exported = {name: getattr(importlib.import_module(home), name) for name in public_names(home)}
+    return tuple(name for name, found in exported.items() if _makes(found, kind))
+
+
+def _makes(found: Any, kind: type) -> bool:
+    if inspect.isclass(found):
+        base = inspect.isabstract(found) or typing.Protocol in found.__bases__
+        return not base and (kind is object or not _unfit(found, kind))
+    return inspect.isfunction(found) and (kind is object or not _unfit(found, kind))
 
 
 def _fill(
@@ -599,7 +605,7 @@ def _misfit(value: Any, kind: type) -> str:
 
 def _misfit_class(found: type, kind: type) -> str:
     """Return why a class cannot stand where a `kind` is due, or ""."""
-    if typing.Protocol in kind.__bases__:
+    if is_interface(kind):
         absent = lacking(found, kind)
         return (
             f"{found.__name__} is no {kind.__name__}: it lacks {', '.join(absent)}."

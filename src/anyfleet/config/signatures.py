@@ -5,11 +5,12 @@ from __future__ import annotations
 import inspect
 import sys
 import typing
+from abc import ABC
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, InitVar, dataclass, field, fields, is_dataclass
 from typing import Any
 
-__all__ = ["ABSENT", "Entry", "Form", "form_of", "hints_of", "lacking"]
+__all__ = ["ABSENT", "Entry", "Form", "form_of", "hints_of", "is_interface", "lacking"]
 
 ABSENT: Any = object()
 
@@ -96,11 +97,16 @@ def _plain(kind: Any) -> Any:
     return kind.type if isinstance(kind, InitVar) else kind
 
 
+def is_interface(kind: type) -> bool:
+    """Return whether a class only says what others have: a protocol, or the slot of a part."""
+    return typing.Protocol in kind.__bases__ or (ABC in kind.__mro__ and not is_dataclass(kind))
+
+
 def lacking(part: type, protocol: type) -> tuple[str, ...]:
     """Return the members of a protocol that a class lacks."""
     members: dict[str, None] = {}
     for base in protocol.__mro__:
-        if typing.Protocol in base.__bases__:
+        if is_interface(base):
             public = (name for name in vars(base) if name == "__call__" or name[0] != "_")
             members |= dict.fromkeys([*public, *inspect.get_annotations(base)])
     known = {*dir(part), *(entry.name for entry in _all_fields(part))}

@@ -135,7 +135,7 @@ class LedgerWriter:
         charges: Charges,
         failure: str,
         report: Report,
-        result: Mapping[str, float],
+        result: dict[str, float],
     ) -> None:
         self._rows.append(
             self._planned(order)

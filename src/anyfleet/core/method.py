@@ -203,11 +203,11 @@ def _misplaced(method: Method) -> Iterator[str]:
     """Yield what stands in a slot without being a part of its kind."""
     for name, slot in SLOTS.items():
         value = getattr(method, name)
-        if slot in type(value).__mro__:
+        if isinstance(value, slot):
             continue
         article = "an" if slot.__name__[0] in "AE" else "a"
         told = f"{name} must be {article} {slot.__name__}, got {described(value)}"
-        others = [other.__name__ for other in SLOTS.values() if other in type(value).__mro__]
+        others = [other.__name__ for other in SLOTS.values() if isinstance(value, other)]
         if others:
             told += f", which is for the slot {others[0].lower()}."
         elif isinstance(value, str):
@@ -240,7 +240,7 @@ def _misdeclared(method: Method) -> Iterator[str]:
     for slot, part in _measuring(method):
         with during(slot, part):
             brought: Any = part.measures
-        if not isinstance(brought, tuple) or not all(Measure in type(m).__mro__ for m in brought):
+        if not isinstance(brought, tuple) or not all(isinstance(m, Measure) for m in brought):
             yield (
                 f"{slot}={quoted(part)}: `measures` must be a tuple of Measure, got "
                 f"{quoted(brought)}; write for example measures = (Fisher(),)."

@@ -1,9 +1,9 @@
-"""What a method is made of: the slots, as base classes that parts derive from."""
+"""The slots of a method, as abstract classes that parts derive from."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
@@ -34,7 +34,7 @@ State = Any  # a policy's own, threaded by the loop
 TrainingState = dict[str, Any]  # a trainer's: nested dicts of tensors
 
 
-class Policy(Part, Protocol):
+class Policy(Part):
     """A part that works on the server.
 
     The loop keeps its state, hands it to every call and saves it with the run. The part itself
@@ -86,7 +86,7 @@ class Policy(Part, Protocol):
         return {}
 
 
-class Wrapper(Policy, Protocol):
+class Wrapper(Policy):
     """A policy around another of its kind, `inner`, whose state is its own."""
 
     inner: Policy
@@ -107,11 +107,11 @@ def nested(part: Policy) -> Iterator[Policy]:
     """Yield a policy and all the policies inside it."""
     yield part
     for value in vars(part).values():
-        if Policy in type(value).__mro__:
+        if isinstance(value, Policy):
             yield from nested(value)
 
 
-class Select(Policy, Protocol):
+class Select(Policy):
     """The selection: which devices of the fleet are asked to take part.
 
     It is called whenever the schedule requests orders without naming the devices.
@@ -138,7 +138,7 @@ class Select(Policy, Protocol):
         return ""
 
 
-class Schedule(Part, Protocol):
+class Schedule(Part):
     """The schedule: when orders are issued, how long is waited for replies, when a round ends.
 
     The loop asks `start` for orders to issue, then `ready` whether the round ends. If not, it waits
@@ -194,7 +194,7 @@ class Schedule(Part, Protocol):
         return ()
 
 
-class Plan(Policy, Protocol):
+class Plan(Policy):
     """What each device of a cohort shall do, decided on the server."""
 
     @abstractmethod
@@ -221,7 +221,7 @@ class Lesson:
     initial: "Callable[[Measure], float]"
 
 
-class Choose(Part, Protocol):
+class Choose(Part):
     """Which entry of its menu a device takes, and with which hyperparameters.
 
     The device decides, by what it knows of itself. What a chooser learns is kept on the device
@@ -273,7 +273,7 @@ class Choose(Part, Protocol):
         return ()
 
 
-class Extract(Policy, Protocol):
+class Extract(Policy):
     """Which channels make up a sub-model of some size.
 
     A part whose slices differ from device to device says so with `personal = True`. It is called
@@ -299,7 +299,7 @@ class Extract(Policy, Protocol):
         return self(size, view, state, key, None)
 
 
-class Norm(Part, Protocol):
+class Norm(Part):
     """The treatment of batch normalisation: what is averaged, and what stays on devices.
 
     Defaults are those of one normalisation for all: nothing stays on a device, no statistics are
@@ -375,7 +375,7 @@ class TrainingResult(NamedTuple):
     report: dict[str, Tensor]  # single numbers, or vectors
 
 
-class Train(Part, Protocol):
+class Train(Part):
     """Local training, written for one device as pure functions of tensors.
 
     Devices with the same shapes are trained together, each method mapped over all of them
@@ -441,7 +441,7 @@ class Train(Part, Protocol):
         return object.__hash__(self)  # frozen dataclasses bring a better one
 
 
-class Measure(Part, Protocol):
+class Measure(Part):
     """Something that a device measures beside training, whatever the trainer.
 
     A measure adds numbers to the device's report, under names of its own. They stay on the device,
@@ -520,7 +520,7 @@ class Slack(NamedTuple):
     entry: float = 0.0  # bits for every entry of the column
 
 
-class Codec(Part, Protocol):
+class Codec(Part):
     """How tensors travel: one definition, used for tensors and for bytes.
 
     A codec sees stacks: of every tensor the rows [devices, entries], in the order in which `layout`
@@ -538,12 +538,12 @@ class Codec(Part, Protocol):
 
     @property
     def drops(self) -> bool:
-        """The fact that entries are left out: changes can bear that, weights cannot."""
+        """A flag: the codec leaves entries out. Changes can bear that, weights cannot."""
         return False
 
     @property
     def follows_sent_fraction(self) -> bool:
-        """The fact that the sent fraction of an order decides how much is sent."""
+        """A flag: the sent fraction of an order decides how much is sent."""
         return False
 
     @property
@@ -586,7 +586,7 @@ class Codec(Part, Protocol):
 
     @property
     def calibrates(self) -> bool:
-        """The fact that the codec adapts to a sample update before a run (`calibrated`)."""
+        """A flag: the codec adapts to a sample update before a run (`calibrated`)."""
         return False
 
     def calibrated(self, update: Params, layout: MessageLayout) -> "Codec":
@@ -597,7 +597,7 @@ class Codec(Part, Protocol):
         return object.__hash__(self)  # frozen dataclasses bring a better one
 
 
-class Aggregate(Policy, Protocol):
+class Aggregate(Policy):
     """The aggregation: how the server makes a new model of the updates of a round.
 
     `for update in updates` gives them one by one; `updates.mean(weights)`, `median`, `norms` and

@@ -37,8 +37,8 @@ def _argument_faults(module: Any, train: Any, objectives: Objectives) -> Iterato
     swapped = isinstance(train, nn.Module)
     if not isinstance(module, nn.Module):
         due = "Task.of.module must be a torch.nn.Module"
-        told = described(module) + ("; is it the training data?" if swapped else "")
-        yield f"{due}, got {told}{'' if told.endswith('?') else '.'}"
+        given = described(module) + ("; is it the training data?" if swapped else "")
+        yield f"{due}, got {given}{'' if given.endswith('?') else '.'}"
     if swapped:
         due = "Task.of.train must be a data set"
         yield f"{due}, got the model {type(train).__name__}. The model comes first, then the data."

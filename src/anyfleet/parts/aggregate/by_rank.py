@@ -5,8 +5,9 @@ three devices trained has a median of three. All devices count alike, however ma
 report, since such weights would let a single device outweigh the others.
 """
 
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import numpy as np
 from torch import Tensor
@@ -18,11 +19,12 @@ from anyfleet.core.view import View
 from anyfleet.papers import BYZANTINE, Paper
 
 
-class _ByRank(Aggregate, Protocol):
+class _ByRank(Aggregate):
     """The base of both: which devices count, and what happens to the other coordinates."""
 
     papers: ClassVar[tuple[Paper, ...]] = (BYZANTINE,)
 
+    @abstractmethod
     def change(self, updates: Updates) -> dict[str, Tensor]:
         """Return the change of every coordinate; zero where nobody trained it."""
 

@@ -1,8 +1,9 @@
 """The weighted mean of the updates, coordinate by coordinate: FedAvg and HeteroFL."""
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from torch import Tensor
@@ -15,9 +16,10 @@ from anyfleet.core.view import View
 from anyfleet.papers import FEDAVG, Paper
 
 
-class Weighted(Aggregate, Protocol):
+class Weighted(Aggregate):
     """Aggregators that take the weighted mean of each coordinate; subclasses say the weights."""
 
+    @abstractmethod
     def weigh(self, updates: Updates) -> Floats:
         """Return one weight for each update; they need not sum to 1."""
 

@@ -7,7 +7,6 @@ these stand for (`dequantise`).
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -30,7 +29,7 @@ _ALL = 1 - 1e-6  # all that a codec can send: a message is never quite as long a
 _MOST_SCALE = torch.finfo(torch.float32).max
 
 
-class Quantiser(Codec, Protocol):
+class Quantiser(Codec):
     """A codec that sends quantisation levels, flags of what is kept, and scales.
 
     `bits` are never less than 8 times the packed bytes, and more by `bitstream.SLACK` at most.

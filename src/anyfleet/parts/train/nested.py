@@ -4,10 +4,11 @@ Each of these trainers makes narrower models inside the sub-model usable by them
 (specification §1.7). All of them build on plain `Gradient`.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache, reduce
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,7 +35,7 @@ SAME = 1e-9  # widths closer than this are one
 OutputLoss = Callable[[Tensor], Tensor]  # of the output for a minibatch: the mean over its samples
 
 
-class Nested(Train, Protocol):
+class Nested(Train):
     """The half of a nested trainer that is `base`'s, and the checks of its common fields."""
 
     base: Gradient
@@ -42,6 +43,7 @@ class Nested(Train, Protocol):
     samples: int  # nested models that a minibatch trains; 0 is plain training
 
     @property
+    @abstractmethod
     def draws_per_step(self) -> int:
         """The random numbers that a minibatch needs; a device draws its widths with them."""
 

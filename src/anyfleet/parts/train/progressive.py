@@ -4,10 +4,11 @@ How the optimiser's state takes part in these steps is open in the paper, and de
 `Progressive.momentum_rule`.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -50,7 +51,7 @@ MomentumRule = Literal["final", "masked", "literal"]
 _WRITTEN = 2  # a copy of the model with the new coordinates in it: read, write
 
 
-class _Stepwise(Nested, Protocol):
+class _Stepwise(Nested):
     """Steps of drawn parts, narrow before wide, then one of the whole sub-model (§1.7).
 
     A minibatch has `samples` parts: up to one less, distinct, narrower than the device's width, and
@@ -63,6 +64,7 @@ class _Stepwise(Nested, Protocol):
     freezes: ClassVar[bool]  # a step leaves the coordinates of narrower parts alone
 
     @property
+    @abstractmethod
     def distils(self) -> bool:
         """Whether any part learns from the whole sub-model."""
 
@@ -82,6 +84,7 @@ class _Stepwise(Nested, Protocol):
                 'momentum_rule = "masked" or "literal".'
             )
 
+    @abstractmethod
     def teaches(self, narrower: bool) -> bool:
         """Return whether a part learns from the whole sub-model, too."""
 

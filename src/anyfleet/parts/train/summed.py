@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor
@@ -31,7 +31,7 @@ from anyfleet.parts.train.nested import (
 _ADDED = 5  # a part's gradients to the sum: read both, write; and a copy of the sum: read, write
 
 
-class _Summed(Nested, Protocol):
+class _Summed(Nested):
     """One step along the sum of the whole sub-model's gradient and of those of drawn parts.
 
     Each of the `samples` widths of a minibatch is drawn by itself, as the paper writes it, from
