@@ -44,7 +44,7 @@ from anyfleet.world import Redrawn, Shannon, Uniform, cell
 
 SECONDS = 5.0
 COUNT = 15
-SGD: Training = {"lr": 0.03, "batch": 32}
+SGD: Training = {"lr": 0.03, "batch_size": 32}
 SIZES = (1.0, 0.866, 0.7071, 0.5)  # alpha of 1, 3/4, 1/2, 1/4
 LOSSES = (40.0, 0.0)  # dB at one metre
 TASK = FashionMnist(
