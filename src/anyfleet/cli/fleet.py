@@ -318,7 +318,7 @@ def _table(found: Profile, width: int) -> Table:
     """Return a row for each slice: milliseconds of one local step."""
     rows = {}
     for sample in found.samples:
-        depth = f" from layer {sample.first}" if sample.first else ""
+        depth = f", trained from layer {sample.first}" if sample.first else ""
         measured = 1e3 * sample.seconds / sample.steps
         fitted = 1e3 * found.rates.seconds(sample) / sample.steps
         cells = (f"{measured:,.2f}", f"{fitted:,.2f}", f"{found.rates.error(sample):+.0%}")
