@@ -3,9 +3,9 @@
     python benchmarks/clock.py
 
 Profiles the machine on 18 slices, as `anyfleet fleet profile` does; then lets it train C.3, C.8 and
-C.11 (specification §C) at five widths and from every layer on (FedPMT), 175 slices measured anew, and
-compares. Seconds are those of the processor on one thread, for one local step of 16 samples, with
-the code that a device runs. Takes about six minutes.
+C.11 (specification §C) at five widths and from every layer on (FedPMT), 175 slices measured anew,
+and compares. Seconds are those of the processor on one thread, for one local step of 16 samples,
+with the code that a device runs. Takes about six minutes.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +15,7 @@ from statistics import median, quantiles
 from anyfleet.core.objectives import Task
 from anyfleet.elastic import Slice
 from anyfleet.hardware.probes import Sample, measure, standard
-from anyfleet.hardware.profile import Rates, as_toml, profile, slices
+from anyfleet.hardware.profile import FittedSpeed, as_toml, profile, slices
 
 BATCH = 16
 SHARES = (1.0, 1 / 2, 1 / 4, 1 / 8, 1 / 16)
@@ -25,10 +25,10 @@ GOAL = 0.20
 def every_slice(task: Task) -> Iterator[Slice]:
     for share in SHARES:
         for first in range(len(task.blueprint.layers)):
-            yield replace(task.blueprint.prefix(share), first=first)
+            yield replace(task.blueprint.prefix(share), first_trained_layer=first)
 
 
-def compared(tasks: Mapping[str, Task], rates: Rates) -> Iterator[tuple[Sample, bool]]:
+def compared(tasks: Mapping[str, Task], rates: FittedSpeed) -> Iterator[tuple[Sample, bool]]:
     """Every slice as measured, and whether the profile had seen it."""
     print("net    width first  measured ms predicted ms  error")
     for net, task in tasks.items():
@@ -36,10 +36,11 @@ def compared(tasks: Mapping[str, Task], rates: Rates) -> Iterator[tuple[Sample, 
         for slice_ in every_slice(task):
             sample = measure(net, task, slice_, BATCH)
             measured, predicted = (
-                1e3 * each / sample.steps for each in (sample.seconds, rates.seconds(sample))
+                1e3 * each / sample.local_steps for each in (sample.seconds, rates.seconds(sample))
             )
             print(
-                f"{net:5} {sample.share:6.3f} {sample.first:5d} {measured:12.2f} {predicted:12.2f} "
+                f"{net:5} {sample.width:6.3f} {sample.first_trained_layer:5d} "
+                f"{measured:12.2f} {predicted:12.2f} "
                 f"{rates.error(sample):+6.0%}{' *' if slice_ in seen else ''}",
                 flush=True,
             )
@@ -66,13 +67,13 @@ def main() -> None:
             f"{peak.predicted / 1e6:.1f} MB counted by planners"
         )
     print("\n* was in the profile too, and is measured again\n")
-    rows = list(compared(tasks, found.rates))
-    rates = found.rates
+    rows = list(compared(tasks, found.fitted))
+    rates = found.fitted
     print()
     for net in tasks:
         print(summary(net, [rates.error(s) for s, _ in rows if s.net == net]))
     for share in SHARES:
-        near = [s for s, _ in rows if min(SHARES, key=lambda each: abs(each - s.share)) == share]
+        near = [s for s, _ in rows if min(SHARES, key=lambda each: abs(each - s.width)) == share]
         print(summary(f"width {share:g}", [rates.error(s) for s in near]))
     print(summary("not in the profile", [rates.error(s) for s, seen in rows if not seen]))
     everything = [rates.error(s) for s, _ in rows]

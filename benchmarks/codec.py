@@ -3,7 +3,7 @@
     python benchmarks/codec.py                       # about a minute
     python benchmarks/codec.py --nets C.8 --repeats 9
 
-Updates of C.3 and C.8 (specification §C) are those of a training round, the third: one device, one epoch
+Updates of C.3 and C.8 (specification §C) are those of a third training round: one device, one epoch
 over some images of CIFAR-10 where that is on this machine, else over random ones.
 
 "over bound" is the whole message with its headers over what no code of its kind goes below: the
@@ -41,9 +41,8 @@ from anyfleet.errors import MissingData
 from anyfleet.formulas.reference.compression import entropy_bits
 from anyfleet.methods import fedavg
 from anyfleet.names import Factory
-from anyfleet.parts.codec import ErrorFeedback, Fgc, Hq, Qsgd, Raw, Stc, TopK, Uveq
-from anyfleet.parts.codec.coded_columns import Layout
-from anyfleet.parts.codec.levelled import Levelled
+from anyfleet.parts.codec import ErrorFeedback, Fgc, Hq, Qsgd, Quantiser, Raw, Stc, TopK, Uveq
+from anyfleet.parts.codec.bitstream import SymbolFormat
 from anyfleet.runtime import Simulated
 from anyfleet.tasks import Cifar10, Data, Split, Task, zoo
 from anyfleet.tasks.data_loading import fresh_model
@@ -54,36 +53,36 @@ NETS: Mapping[str, Callable[..., nn.Module]] = {"C.3": zoo.cnn_cifar, "C.8": zoo
 
 @dataclass(frozen=True)
 class Case:
-    """A codec at a target rate; 1 where it says by itself how much it sends."""
+    """A codec at a sent fraction; NaN where it decides by itself how much it sends."""
 
     codec: Codec
-    rate: float = 1.0
-    layout: Layout | None = None  # of its symbols, if it has some
+    asked: float = math.nan
+    form: SymbolFormat | None = None  # of its symbols, if it has some
 
     def __str__(self) -> str:
         shown = repr(self.codec).replace("table=()", "").replace(", then=Plain()", "")
-        return shown if self.rate == 1 else f"{shown} at 1/{1 / self.rate:.0f}"
+        return shown if math.isnan(self.asked) else f"{shown} at 1/{1 / self.asked:.0f}"
 
 
-def levelled(codec: Levelled, rate: float = 1.0) -> Case:
-    return Case(codec, rate, codec.layout)
+def quantiser(codec: Quantiser, asked: float = math.nan) -> Case:
+    return Case(codec, asked, codec.symbol_format)
 
 
 CASES = (
     Case(Raw()),
     Case(Raw("fp16")),
     Case(Raw("bf16")),
-    levelled(Fgc(), 1 / 15),
-    levelled(Fgc(), 1 / 40),
-    levelled(Stc()),
-    Case(ErrorFeedback(Stc()), layout=Stc().layout),
-    levelled(TopK()),
-    levelled(Qsgd()),
-    levelled(TopK(0.15, Qsgd())),
-    levelled(Uveq()),
-    levelled(Uveq(dimension=1)),
-    levelled(TopK(0.15, Uveq()), 1 / 40),
-    levelled(Hq(), 1 / 33),
+    quantiser(Fgc(), 1 / 15),
+    quantiser(Fgc(), 1 / 40),
+    quantiser(Stc()),
+    Case(ErrorFeedback(Stc()), form=Stc().symbol_format),
+    quantiser(TopK()),
+    quantiser(Qsgd()),
+    quantiser(TopK(0.15, Qsgd())),
+    quantiser(Uveq()),
+    quantiser(Uveq(dimension=1)),
+    quantiser(TopK(0.15, Uveq()), 1 / 40),
+    quantiser(Hq(), 1 / 33),
 )
 GOAL_BOUND, GOAL_SPEED, MANY = 1.02, 100.0, 100_000
 SAMPLES, ROUNDS = 500, 3  # of the device; the update is that of the last round
@@ -131,14 +130,14 @@ def around(task: Task) -> MessageLayout:
 
 
 def measured(case: Case, update: Params, envelope: MessageLayout, repeats: int) -> Row:
-    codec, rates = case.codec, torch.tensor([case.rate])
+    codec, rates = case.codec, torch.tensor([case.asked])
     raw = 4 * sum(value.numel() for value in update.values())
 
     def encode() -> tuple[bytes, ...]:
         return codec.pack(codec.compress(update, {}, rates, envelope).symbols, envelope)
 
     squeezed, message = codec.compress(update, {}, rates, envelope), encode()
-    size, least = sum(map(len, message)), bound(case.layout, squeezed.symbols, envelope)
+    size, least = sum(map(len, message)), bound(case.form, squeezed.symbols, envelope)
     return Row(
         codec=str(case),
         rate=size / raw,
@@ -174,20 +173,20 @@ class Bound(NamedTuple):
     symbols: int = 0
 
 
-def bound(layout: Layout | None, symbols: Symbols, envelope: MessageLayout) -> Bound:
-    if layout is None:
+def bound(form: SymbolFormat | None, symbols: Symbols, envelope: MessageLayout) -> Bound:
+    if form is None:
         return Bound()
-    trees = symbols.numbers if layout.numbers else symbols.quantisation_levels
+    trees = symbols.numbers if form.numbers else symbols.quantisation_levels
     kept = {
-        name: flags[0].repeat_interleave(layout.unit(envelope.tensors[name]))
+        name: flags[0].repeat_interleave(form.unit(envelope.tensors[name]))
         for name, flags in symbols.kept.items()
     }
     coded = [rows[0][kept[name]] if name in kept else rows[0] for name, rows in trees.items()]
     every = torch.cat(coded).numpy()
     bits = chosen_bits([flags[0] for flags in symbols.kept.values()])
-    if layout.numbers:
+    if form.numbers:
         bits += 32.0 * len(every)
-    elif layout.signs == "within":
+    elif form.signs == "within":
         bits += entropy_bits(every)
     else:
         bits += entropy_bits(abs(every)) + np.count_nonzero(every)
@@ -214,8 +213,11 @@ def quickest(work: Callable[[], Any], repeats: int) -> float:
 
 def rows(task: Task, repeats: int, rounds: int = 1) -> Iterator[Row]:
     """All codecs on one update; those that want a look at one before a run get that of a server."""
-    update, envelope = trained(task, rounds), around(task)
-    seen = sample_update(fedavg(lr=0.05, batch_size=20).job(), task, rng.root(0, "calibration"))
+    envelope = around(task)
+    update = envelope.flattened(trained(task, rounds))
+    seen = envelope.flattened(
+        sample_update(fedavg(lr=0.05, batch_size=20).job(), task, rng.root(0, "calibration"))
+    )
     yield zstd(update, repeats)
     for case in CASES:
         ready = case.codec.calibrated(seen, envelope) if case.codec.calibrates else case.codec

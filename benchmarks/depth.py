@@ -23,7 +23,7 @@ from anyfleet.elastic import Slice
 from anyfleet.elastic.cost.operations import operations
 from anyfleet.hardware.probes import measure
 from anyfleet.names import Factory
-from anyfleet.parts.plan.trained_layers import depths
+from anyfleet.parts.plan.trained_layers import first_trained_layers
 from anyfleet.tasks import Data, Split, Task, zoo
 from anyfleet.tasks.data_loading import fresh_model
 
@@ -78,7 +78,9 @@ def measured(name: str, batch: int, *, steps: int = STEPS, repeats: int = 3) -> 
     """All depths of a network, smallest first."""
     task = task_of(NETS[name], steps * batch)
     blueprint = task.blueprint
-    slices = [Slice(first_trained_layer=first) for first in reversed(depths(blueprint))]
+    slices = [
+        Slice(first_trained_layer=first) for first in reversed(first_trained_layers(blueprint))
+    ]
     rounds = [
         [measure(name, task, each, batch, steps=steps) for each in slices] for _ in range(repeats)
     ]

@@ -78,19 +78,19 @@ SELECTORS: Mapping[str, Callable[[int], Select]] = {
 }
 FIRST = choose.First()
 PLANNERS: Mapping[str, tuple[Plan, Choose]] = {
-    "Whole": (sizes.WholeModel(), FIRST),
+    "WholeModel": (sizes.WholeModel(), FIRST),
     "WidthByLevel": (sizes.WidthByLevel(), FIRST),
-    "Menu, First": (sizes.WidthMenu(), FIRST),
-    "Menu, LargestInTime": (sizes.WidthMenu(), choose.LargestInTime(60.0)),
-    "Paced, FisherUtility": (
+    "WidthMenu, First": (sizes.WidthMenu(), FIRST),
+    "WidthMenu, LargestInTime": (sizes.WidthMenu(), choose.LargestInTime(60.0)),
+    "TargetSeconds, FisherUtility": (
         sizes.TargetSeconds(sizes.WidthMenu(capped=True)),
         choose.FisherUtility(),
     ),
-    "Menu, MostGain": (sizes.WidthMenu(), choose.MostGain(60.0)),
+    "WidthMenu, MostGain": (sizes.WidthMenu(), choose.MostGain(60.0)),
     "JustInTime": (sizes.JustInTime(60.0, sizes.WidthByLevel()), FIRST),
     "SentFractionByLevel": (sizes.SentFractionByLevel((1 / 8, 1 / 32)), FIRST),
     "SentFractionByLink": (sizes.SentFractionByLink(), FIRST),
-    "Depth": (sizes.TrainedLayersByLevel(4), FIRST),
+    "TrainedLayersByLevel": (sizes.TrainedLayersByLevel(4), FIRST),
     "TrainedLayersMenu": (sizes.TrainedLayersMenu(4), choose.LargestInTime(60.0)),
     "Assigned": (sizes.Assigned(sizes.WidthMenu(), choose.LargestInTime(60.0)), FIRST),
     "LocalStepsWithin": (sizes.LocalStepsWithin(60.0, inner=sizes.WidthByLevel()), FIRST),
@@ -113,8 +113,12 @@ def fleet() -> worlds.Fleet:
         recharge=2.0,
         availability=worlds.Diurnal(),
     )
-    rates = worlds.Steady(worlds.Wandering(2e7), worlds.Wandering(2e7), send_power=1.2, receive_power=1.0)
-    nearby = worlds.Steady(worlds.Wandering(8e7), worlds.Wandering(8e7), send_power=0.8, receive_power=0.6)
+    rates = worlds.Steady(
+        worlds.Wandering(2e7), worlds.Wandering(2e7), send_power=1.2, receive_power=1.0
+    )
+    nearby = worlds.Steady(
+        worlds.Wandering(8e7), worlds.Wandering(8e7), send_power=0.8, receive_power=0.6
+    )
     by_minute, by_step = worlds.Intermittent(0.3, every=60.0), worlds.Intermittent(0.6)
     return worlds.Fleet(
         groups=(
@@ -207,8 +211,8 @@ class Measured:
 def build(devices: int) -> tuple[Task, worlds.World, Built]:
     """A task whose devices all hold the same data, and its world; how long the world took."""
     # A million references to the same rows.
-    one, shared = _one(), _one().shares * devices
-    task = replace(one, shares=shared, held_out=one.held_out * devices)
+    one, shared = _one(), _one().train_rows * devices
+    task = replace(one, train_rows=shared, test_rows=one.test_rows * devices)
     samples = np.full(devices, len(one.data(0)), dtype=np.int64)
     began = time.process_time()
     world = fleet().build(samples, SEED)
@@ -250,7 +254,7 @@ def one_round(server: Server, runtime: Watched) -> tuple[float, float]:
     """The body of `run`; seconds until the orders were handed over, and in all."""
     schedule = server.method.schedule
     began = time.process_time()
-    server.fill()
+    server.issue()
     view = server.view()
     while not schedule.ready(view):
         server.receive(runtime.wait(schedule.alarm(view), schedule.enough(view)))

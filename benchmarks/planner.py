@@ -3,12 +3,12 @@
     python benchmarks/planner.py                         # about a minute
     python benchmarks/planner.py --cohorts 1 100 --grid 100 200
 
-Devices are those of AnycostFL's cell (specification §A.2 and §3, CIFAR-10): anywhere in a disc of 550 m,
-with 40 dB lost at one metre, 3 to 9 joules, 10 seconds, and the coefficients of their processors
+Devices are those of AnycostFL's cell (specification §A.2 and §3, CIFAR-10): anywhere in a disc of
+550 m, with 40 dB lost at one metre, 3 to 9 joules, 10 seconds, and the coefficients of their processors
 drawn. Half of them may send up to a fifteenth of the update, the others all of it, and some have
 processors with narrow bounds.
 
-A simulated cohort of 100 decides with nine widths of the package's own task (`Runtime.offer`: what
+A simulated cohort of 100 decides with nine widths of the package's own task (`Runtime.check_in`: what
 each of them costs each device, and the choice), after a first round in which all is priced.
 
 "at once" is `anycost_plans`, "one by one" the reference `anycost_plan`, which searches. Brute force

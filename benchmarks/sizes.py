@@ -4,8 +4,9 @@
     python benchmarks/sizes.py heterofl fedpmt --seeds 2        # some of them, with two seeds
 
 Runs recipes without the limit and prints, for each, the largest ratio of an update's size to the
-median that `screening.Sizes` would have compared it with: of changes of the model, and of changes
-of normalisation statistics where these travel. Then, with the limit, how many replies are refused.
+median that `screening.UpdateSizes` would have compared it with: of changes of the model, and of
+changes of normalisation statistics where these travel. Then, with the limit, how many replies are
+refused.
 """
 
 import argparse
@@ -19,7 +20,7 @@ import torch
 
 from anyfleet import Experiment, load, play
 from anyfleet.arrays import Floats, Ints
-from anyfleet.core.screening import Sizes, Verdict
+from anyfleet.core.screening import UpdateSizes, Verdict
 from anyfleet.runtime import Limits
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
@@ -39,15 +40,17 @@ class Row:
 def measured(name: str, experiment: Experiment) -> Row:
     """Run an experiment twice: without the limit, looking at sizes, and with it."""
     ratios: list[float] = []
-    judge = Sizes.judge
+    compare = UpdateSizes.compare
 
-    def watched(self: Sizes, device: Ints, sizes: Floats, growth: float, most: float) -> Verdict:
-        verdict = judge(self, device, sizes, growth, most)
+    def watched(
+        self: UpdateSizes, device: Ints, sizes: Floats, growth: float, most: float
+    ) -> Verdict:
+        verdict = compare(self, device, sizes, growth, most)
         ratios.extend((sizes / verdict.median).tolist())
         return verdict
 
     limits = experiment.limits
-    with patch.object(Sizes, "judge", watched):
+    with patch.object(UpdateSizes, "compare", watched):
         _refused(replace(experiment, limits=replace(limits, growth=math.inf)))
     refused = 0 if max(ratios, default=0.0) <= limits.growth else _refused(experiment)
     return Row(name, experiment.seed, len(ratios), max(ratios, default=0.0), refused)

@@ -6,13 +6,10 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from anyfleet.core.messages import Aggregated, Params
-from anyfleet.core.method import Method
-from anyfleet.core.slots import Aggregate, State
-from anyfleet.core.updates import Updates
-from anyfleet.core.view import View
+from anyfleet import Method
 from anyfleet.methods import heterofl
 from anyfleet.methods.heterofl import Parts
+from anyfleet.parts import Aggregate, Aggregated, Params, State, Updates, View, add_delta
 
 
 @dataclass(frozen=True)
@@ -22,17 +19,14 @@ class Median(Aggregate):
     def __call__(
         self, model: Params, state: State, updates: Updates, view: View, key: Tensor
     ) -> Aggregated:
-        alone = [updates.take([row]) for row in range(len(updates))]
-        changes = [(one.mean(one.samples), one.covered()) for one in alone]
-
-        def middle(name: str) -> Tensor:
-            known = [(new[name], have[name]) for new, have in changes if name in new]
-            rows = torch.stack([torch.where(have, new, torch.nan) for new, have in known])
-            return rows.nanmedian(dim=0).values.nan_to_num(0.0)  # nobody trained it: no change
-
-        names = {name for new, _ in changes for name in new}
-        moved = {name: model[name] + middle(name) for name in names}
-        return Aggregated({**model, **moved}, state)
+        rows: dict[str, list[Tensor]] = {}
+        for update in updates:
+            for name, change in update.delta.items():
+                trained = torch.where(update.covered[name], change, torch.nan)
+                rows.setdefault(name, []).append(trained)
+        middle = {name: torch.stack(found).nanmedian(dim=0).values for name, found in rows.items()}
+        delta = {name: value.nan_to_num(0.0) for name, value in middle.items()}  # nobody trained it
+        return Aggregated(add_delta(model, delta), state)
 
 
 def robust(*, widths: tuple[float, ...] = (1.0, 0.5), **parts: Unpack[Parts]) -> Method:

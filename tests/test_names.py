@@ -105,6 +105,17 @@ def test_an_allowed_package_opens_itself_and_its_modules_only() -> None:
         find("tests.helpers.sample_parts:Few", allow=["tests.helpers.sample"])
 
 
+def test_a_part_may_be_named_as_it_is_imported() -> None:
+    home = ["anyfleet.parts.select"]
+    assert find("anyfleet.parts:Uniform", homes=home) is Uniform
+    assert name_of(Uniform) == "anyfleet.parts.select:Uniform"
+    for name in ("anyfleet.parts:Mean", "anyfleet.parts:View", "anyfleet.parts:try_aggregate"):
+        with pytest.raises(BadName, match="no part that may stand here"):
+            find(name, homes=home)
+    with pytest.raises(BadName, match="no part that may stand here"):
+        find("anyfleet.parts:Fleet", homes=["anyfleet.world"])
+
+
 def test_find_says_what_is_near() -> None:
     with pytest.raises(BadName, match=re.escape('did you mean "Uniform"?')):
         find("anyfleet.parts.select:Uniforn", homes=["anyfleet.parts.select"])

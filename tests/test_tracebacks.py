@@ -94,9 +94,11 @@ class BadChoose(First):
 
 @dataclass(frozen=True)
 class BadExtract(Leading):
-    def __call__(self, size: Any, view: View, state: State, key: Tensor) -> Slice:
+    def __call__(
+        self, size: Any, view: View, state: State, key: Tensor, device: int | None
+    ) -> Slice:
         fail(view.round_index)
-        return super().__call__(size, view, state, key)
+        return super().__call__(size, view, state, key, device)
 
 
 @dataclass(frozen=True)
@@ -221,13 +223,13 @@ def test_it_survives_threads_and_stacks(engine: Engine) -> None:
     )
 
 
-def test_from_python_the_last_moment_is_where_to_go_on() -> None:
+def test_from_python_the_last_result_is_where_to_go_on() -> None:
     experiment = Experiment(task(), replace(BASE, select=BadSelect()), rounds=3)
     moments: list[RoundResult] = []
     with pytest.raises(Oops) as caught:
         moments.extend(play(experiment))  # keeps those before the error
-    assert "The run so far is safe in the last moment" in note(caught.value)
-    assert "play(experiment, task, resume=moment.state)" in note(caught.value)
+    assert "The run so far is safe in the last result" in note(caught.value)
+    assert "play(experiment, task, resume=result.state)" in note(caught.value)
     assert len(moments) == 1
     mended = replace(experiment, method=replace(BASE, select=Uniform(2)))
     *_, last = play(mended, resume=moments[-1].state)
@@ -242,7 +244,7 @@ def test_after_resuming_a_part_keeps_its_error_too() -> None:
     with pytest.raises(Oops):
         next(iter(play(experiment, resume=first.state)))
     unknown = replace(first.state, snapshot=replace(first.round.snapshot, states={}))
-    with pytest.raises(StoreError, match=r"does not fit its run, whose first step .*KeyError"):
+    with pytest.raises(StoreError, match=r"does not fit its run, whose first round .*KeyError"):
         next(iter(play(replace(experiment, method=BASE), resume=unknown)))
 
 
@@ -451,7 +453,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "run.toml").write_text(RUN_FILE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr("anyfleet.cli.record.draw", lambda *_, **__: None)
+    monkeypatch.setattr("anyfleet.cli.run.draw", lambda *_, **__: None)
     yield tmp_path
     sys.modules.pop("own_part", None)
 

@@ -2,7 +2,7 @@
 
     python -m tools.fuzz [COUNT [SEED]]
 
-Orders and answers of several methods, with every codec of the package, are mutated, truncated,
+Orders and replies of several methods, with every codec of the package, are mutated, truncated,
 spliced, and lie about lengths; then they are read as a device or a server would. Under a limit of
 memory for all and of time for each. Exits with 1 when anything else escapes, when a codec fails
 otherwise than by refusing, or when what was read does not have the right shapes.
@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
+from inspect import isabstract
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -108,11 +109,10 @@ def _task() -> Task:
 
 
 def _codecs() -> Iterator[Codec]:
-    """Every codec that the package shows, as it is by default; and others that send otherwise."""
+    """Yield every codec of the package with its defaults, and some with other settings."""
     for name in codecs.__all__:
         part: Any = getattr(codecs, name)
-        needed = [each.name for each in fields(part) if _required(each)]
-        if not needed:
+        if not isabstract(part) and not any(map(_required, fields(part))):
             yield part()
     yield from (codecs.Raw("bf16"), codecs.Uveq(dimension=1), codecs.Stc(0.2, scope="model"))
     yield from (codecs.TopK(0.15, codecs.Qsgd()), codecs.TopK(0.15, codecs.Uveq()))
@@ -142,7 +142,7 @@ def _methods() -> Iterator[Method]:
 
 
 def _order(method: Method, task: Task, column: float, kind: Kind) -> Cohort:
-    """As a server would send it over links with such columns."""
+    """Return an order as a server would send it over links with columns of this width."""
     samples = np.array([task.size(device) for device in range(task.devices)])
     server = Server(method, task, Simulated(task, Fleet().build(samples, 0), 0), 0)
     desk = PlanningState(0, 0, server.visits, server.acknowledged, server.states)
@@ -153,13 +153,13 @@ def _order(method: Method, task: Task, column: float, kind: Kind) -> Cohort:
 
 
 def _fetching(order: Cohort, method: Method, task: Task) -> Cohort:
-    """An order for the result that was to be held."""
+    """Return an order that fetches the result of an order to hold it."""
     asked = replace(order, id=order.id + 1, held_order=order.id, kind=Kind.FETCH, trees=({},))
     return load_models(asked, method=method, task=task, params={}, buffers={})
 
 
 def messages() -> list[Case]:
-    """Both ways, of every method and codec, in one piece and in columns; every kind of order."""
+    """Return messages both ways: every method, codec and kind of order, whole and in columns."""
     task, found = _task(), []
     plain = fedavg(lr=0.1, batch_size=4)
     asked = [_order(m, task, c, Kind.TRAIN) for m in _methods() for c in (1.0, 0.25)]
@@ -180,7 +180,7 @@ def messages() -> list[Case]:
 
 
 def fuzz(count: int, seed: int, cases: Sequence[Case]) -> Tally:
-    """Spoils and reads so many messages."""
+    """Spoil and read `count` messages; return what became of them."""
     draw, tally = np.random.default_rng(seed), Tally()
     others = [case.data for case in cases]
     began, before = time.perf_counter(), _resident("VmRSS")
@@ -216,7 +216,7 @@ def _tell(tally: Tally, case: Case, data: bytes) -> None:
 
 
 def _judged(found: Cohort | Replies, case: Case) -> str:
-    """What was read is what its receiver can use, or is refused for its values."""
+    """Return "accepted", or why the server refuses the values; raise for wrong shapes."""
     order = case.order if isinstance(found, Replies) else found
     width = float(found.delivered_width[0])
     part = narrowed(order.slices[0], width, case.task.blueprint) if width else order.slices[0]
@@ -237,13 +237,13 @@ def _too_slow(_number: int, _frame: FrameType | None) -> None:
 
 
 def _resident(name: str) -> int:
-    """Bytes of memory that this process has ("VmRSS"), or had at most ("VmHWM")."""
+    """Return the bytes of memory that this process has ("VmRSS"), or had at most ("VmHWM")."""
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith(name))
 
 
 def confine() -> None:
-    """From here on, this process gets only so much more memory."""
+    """Limit the memory that this process may still take."""
     told = Path("/proc/self/statm").read_text(encoding="ascii")
     here = int(told.split()[0]) * resource.getpagesize()
     _, most = resource.getrlimit(resource.RLIMIT_AS)

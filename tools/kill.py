@@ -37,7 +37,7 @@ from anyfleet.parts.schedule import Buffered, Deadline
 from anyfleet.runtime import Sequential, Stacked
 from anyfleet.runtime.simulated.engines import Engine
 from anyfleet.store import Recording, Terms, checkpoint, reopen
-from anyfleet.store.blocks import content, read, view
+from anyfleet.store.tensor_blocks import content, read, view
 from anyfleet.tasks import Generator, zoo
 from anyfleet.world import levels
 

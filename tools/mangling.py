@@ -1,4 +1,4 @@
-"""Ways to spoil a message. In most of them checksums are right again: what lies deeper is meant."""
+"""Ways to spoil a message. After most of them checksums are right again, to reach deeper layers."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -54,7 +54,7 @@ Mangler = Callable[[bytes, Draw], bytes]
 
 
 def mangled(data: bytes, others: Sequence[bytes], draw: Draw) -> bytes:
-    """A message spoilt in one to three ways; `others` are messages to splice it with."""
+    """Return a message spoilt in one to three ways; `others` are messages to splice it with."""
     for _ in range(int(draw.choice([1, 1, 1, 2, 3]))):
         if draw.random() < _SPLICED:
             data = _splice(data, others[int(draw.integers(len(others)))], draw)
@@ -64,7 +64,7 @@ def mangled(data: bytes, others: Sequence[bytes], draw: Draw) -> bytes:
 
 
 def _damage(data: bytes, draw: Draw) -> bytes:
-    """Anywhere, and checksums tell."""
+    """Return a message damaged anywhere: its checksums are wrong."""
     return _spoilt(data, draw)
 
 
@@ -73,7 +73,7 @@ def _truncate(data: bytes, draw: Draw) -> bytes:
 
 
 def _splice(data: bytes, other: bytes, draw: Draw) -> bytes:
-    """The beginning of one message and the end of another, byte by byte or piece by piece."""
+    """Return the beginning of one message and the end of another, cut at a byte or at a frame."""
     if draw.random() < 0.3:
         return data[: int(draw.integers(len(data) + 1))] + other[int(draw.integers(len(other))) :]
     mine, theirs = _pieces(data), _pieces(other)
@@ -84,7 +84,7 @@ def _splice(data: bytes, other: bytes, draw: Draw) -> bytes:
 
 
 def _lie_about_a_frame(data: bytes, draw: Draw) -> bytes:
-    """A frame that claims another length; its checksum, for once, cannot be right."""
+    """Return a message with a frame that claims another length; its checksum is wrong."""
     pieces = _pieces(data)
     ends = np.cumsum([LEAD, *(FRAME_BYTES + len(piece) for piece in pieces)])
     at = int(draw.choice(ends[:-1])) if pieces else 0
@@ -92,7 +92,7 @@ def _lie_about_a_frame(data: bytes, draw: Draw) -> bytes:
 
 
 def _piece(data: bytes, draw: Draw) -> bytes:
-    """The body of one piece, with a checksum that is right again."""
+    """Return a message with one frame spoilt, its checksum right again."""
     pieces = _pieces(data)
     if not pieces:
         return data
@@ -103,7 +103,7 @@ def _piece(data: bytes, draw: Draw) -> bytes:
 
 
 def _shuffle(data: bytes, draw: Draw) -> bytes:
-    """Columns left out, doubled or in another order."""
+    """Return a message with columns left out, doubled or in another order."""
     pieces = _pieces(data)
     if len(pieces) < 2:
         return data
@@ -112,7 +112,7 @@ def _shuffle(data: bytes, draw: Draw) -> bytes:
 
 
 def _entry(data: bytes, draw: Draw) -> bytes:
-    """One value of the header, or of a record in a column."""
+    """Return a message with one value changed, in the header or in a record of a column."""
     pieces = _pieces(data)
     if not pieces:
         return data
@@ -126,7 +126,7 @@ def _entry(data: bytes, draw: Draw) -> bytes:
 
 
 def _job(data: bytes, draw: Draw) -> bytes:
-    """One value of the parts that an order names."""
+    """Return an order with one value of its job changed."""
     pieces = _pieces(data)
     try:
         header = msgspec.msgpack.decode(pieces[0])
@@ -153,7 +153,7 @@ def _with(data: bytes, pieces: Sequence[bytes], at: int, body: bytes) -> bytes:
 
 
 def _spoilt(body: bytes, draw: Draw) -> bytes:
-    """Bits turned, bytes set, put in or left out; a few numbers written over others."""
+    """Return bytes with bits turned, bytes set, added or left out, or numbers written over."""
     raw = bytearray(body)
     for _ in range(int(draw.choice([1, 1, 2, 5]))):
         at = int(draw.integers(len(raw) + 1))
@@ -175,14 +175,14 @@ def _spoilt(body: bytes, draw: Draw) -> bytes:
 
 
 def _claiming(body: bytes, draw: Draw) -> bytes:
-    """A claim of a length that is not there, instead of what stands at some place."""
+    """Return bytes in which some place claims a length that is not there."""
     claim = _CLAIMS[int(draw.integers(len(_CLAIMS)))]
     at = int(draw.integers(len(body) + 1))
     return body[:at] + claim + body[at + int(draw.integers(len(claim) + 1)) :]
 
 
 def _changed(value: Any, draw: Draw) -> Any:
-    """The same with one value changed, somewhere inside."""
+    """Return the same with one value changed, somewhere inside."""
     if isinstance(value, dict) and value and draw.random() < 0.85:
         key = list(value)[int(draw.integers(len(value)))]
         if draw.random() < 0.1:

@@ -21,7 +21,7 @@ Every part of every slot with every part of every other slot, {ROUNDS} rounds ea
 a convolution, batch normalisation and two linear layers; six devices of two widths with unequal
 speeds, links, classes and energy budgets. Everything else is HeteroFL's levels with plain SGD, raw
 messages and the mean; what a part cannot work without comes along unless its partner stands in that
-place (`Learned` brings `Subset`, `Largest` brings `HoldAndFetch`, `RateBy…` bring `Fgc`).
+place (`Learned` brings `Subset`, `Largest` brings `HoldAndFetch`, `SentFractionBy…` bring `Fgc`).
 
 A pair **runs** ({GOOD}) when every parameter stays finite, the model moves in every round (but with
 `Nothing`, which shares nothing), answers count, and what they cost is told. Otherwise it is

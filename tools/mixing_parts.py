@@ -14,7 +14,7 @@ from anyfleet.methods import heterofl
 from anyfleet.parts import aggregate, choose, codec, extract, norm, plan, schedule, select, train
 
 # Two levels train models of two widths, so that whatever is mixed meets unequal slices.
-SHARES = (1.0, 0.5, 0.25)
+WIDTHS = (1.0, 0.5, 0.25)
 LOCAL = train.Gradient(train.Decaying(0.05), train.Sgd(), batch_size=8)
 BASE = replace(
     heterofl(widths=(1.0, 0.5)),
@@ -62,7 +62,7 @@ _LABELS = {"aggregate": _LABELLING}
 _HOLDS = {"schedule": schedule.HoldAndFetch()}
 _ADAPTS = {"uplink": codec.Fgc()}
 _LEVELS = plan.WidthByLevel((1.0, 0.5))
-_MENU = plan.WidthMenu(SHARES)
+_MENU = plan.WidthMenu(WIDTHS)
 
 SELECTION = {
     **_rows(
@@ -80,25 +80,27 @@ PLANS = {
     **_rows(
         "plan",
         {
-            "Whole": plan.WholeModel(),
+            "WholeModel": plan.WholeModel(),
             "WidthByLevel": _LEVELS,
             "WidthByLevel, linear": plan.WidthByLevel((1.0, 0.5), layers="linear"),
-            "Depth": plan.TrainedLayersByLevel(),
-            "LargestFitting": plan.LargestFitting(SHARES),
+            "TrainedLayersByLevel": plan.TrainedLayersByLevel(),
+            "LargestFitting": plan.LargestFitting(WIDTHS),
             "LocalStepsWithin": plan.LocalStepsWithin(SECONDS, _LEVELS),
             "WorkByLevel": plan.WorkByLevel((8, 4), (2, 1), (0.05, 0.02), _LEVELS),
             "JustInTime": plan.JustInTime(LONGER, _LEVELS),
-            "Assigned(Menu, LargestInTime)": plan.Assigned(_MENU, choose.LargestInTime(SECONDS)),
-            "Assigned(Menu, MostGain)": plan.Assigned(_MENU, choose.MostGain(LONGER)),
+            "Assigned(WidthMenu, LargestInTime)": plan.Assigned(
+                _MENU, choose.LargestInTime(SECONDS)
+            ),
+            "Assigned(WidthMenu, MostGain)": plan.Assigned(_MENU, choose.MostGain(LONGER)),
             "Assigned(TrainedLayersMenu, MostGain)": plan.Assigned(
                 plan.TrainedLayersMenu(), choose.MostGain(LONGER)
             ),
         },
     ),
-    "Menu + First": _choosing(_MENU, choose.First()),
-    "Menu + LargestInTime": _choosing(_MENU, choose.LargestInTime(SECONDS)),
-    "Menu + MostGain": _choosing(_MENU, choose.MostGain(LONGER)),
-    "TargetSeconds(Menu) + FisherUtility": _choosing(
+    "WidthMenu + First": _choosing(_MENU, choose.First()),
+    "WidthMenu + LargestInTime": _choosing(_MENU, choose.LargestInTime(SECONDS)),
+    "WidthMenu + MostGain": _choosing(_MENU, choose.MostGain(LONGER)),
+    "TargetSeconds(WidthMenu) + FisherUtility": _choosing(
         plan.TargetSeconds(_MENU), choose.FisherUtility(3)
     ),
     "TrainedLayersMenu + LargestInTime": _choosing(
@@ -110,7 +112,7 @@ PLANS = {
     ),
     "SentFractionByLevel": Row({"plan": plan.SentFractionByLevel((0.5, 0.1), _LEVELS)}, _ADAPTS),
     "SentFractionByLink": Row({"plan": plan.SentFractionByLink(0.2, inner=_LEVELS)}, _ADAPTS),
-    "TargetSeconds(SentFractionByLink(Menu)) + FisherUtility": Row(
+    "TargetSeconds(SentFractionByLink(WidthMenu)) + FisherUtility": Row(
         {
             "plan": plan.TargetSeconds(plan.SentFractionByLink(0.2, inner=_MENU)),
             "choose": choose.FisherUtility(3),
@@ -141,10 +143,10 @@ TRAINING = _rows(
         "Gradient, label rows": replace(LOCAL, label_rows=True),
         "Gradient, scaler": replace(LOCAL, scaler=True),
         "Gradient, inverted": replace(LOCAL, inverted=True),
-        "Slim": train.Slim(LOCAL, SHARES),
-        "Fjord": train.Fjord(LOCAL, SHARES),
-        "Progressive": train.Progressive(LOCAL, SHARES, samples=2),
-        "Rush": train.Rush(LOCAL, SHARES, samples=2),
+        "Slim": train.Slim(LOCAL, WIDTHS),
+        "Fjord": train.Fjord(LOCAL, WIDTHS),
+        "Progressive": train.Progressive(LOCAL, WIDTHS, samples=2),
+        "Rush": train.Rush(LOCAL, WIDTHS, samples=2),
     },
 )
 NORMS = _rows(

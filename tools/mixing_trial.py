@@ -126,9 +126,30 @@ def task() -> Task:
 # A device of the last group has hardly a joule for an order, and declines wherever one may.
 FLEET = Fleet(
     groups=(
-        Group("fast", count=3, level=0, speed=1e8, link=Steady(bit_rate_up=1e6, bit_rate_down=4e6), budget=1.0),
-        Group("slow", count=2, level=1, speed=2e7, link=Steady(bit_rate_up=2e5, bit_rate_down=1e6), budget=1.0),
-        Group("poor", count=1, level=1, speed=2e7, link=Steady(bit_rate_up=2e5, bit_rate_down=1e6), budget=1e-9),
+        Group(
+            "fast",
+            count=3,
+            level=0,
+            speed=1e8,
+            link=Steady(bit_rate_up=1e6, bit_rate_down=4e6),
+            budget=1.0,
+        ),
+        Group(
+            "slow",
+            count=2,
+            level=1,
+            speed=2e7,
+            link=Steady(bit_rate_up=2e5, bit_rate_down=1e6),
+            budget=1.0,
+        ),
+        Group(
+            "poor",
+            count=1,
+            level=1,
+            speed=2e7,
+            link=Steady(bit_rate_up=2e5, bit_rate_down=1e6),
+            budget=1e-9,
+        ),
     )
 )
 

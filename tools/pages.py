@@ -20,7 +20,7 @@ from types import NoneType, UnionType
 from typing import Any
 
 import anyfleet
-from anyfleet.config.forms import ABSENT, Entry, form_of
+from anyfleet.config.signatures import ABSENT, Entry, form_of
 from anyfleet.experiment import Experiment
 from anyfleet.names import HOMES, Factory, public_names
 

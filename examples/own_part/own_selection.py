@@ -1,13 +1,11 @@
-"""A part of one's own: a frozen dataclass that derives from its slot (`method.Select`)."""
+"""A part of one's own: a frozen dataclass that derives from its slot (`anyfleet.parts.Select`)."""
 
 from dataclasses import dataclass
 
 import numpy as np
 from torch import Tensor
 
-from anyfleet.core.messages import Ints
-from anyfleet.core.slots import Select, State
-from anyfleet.core.view import View
+from anyfleet.parts import Ints, Select, State, View
 
 
 @dataclass(frozen=True)

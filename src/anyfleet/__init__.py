@@ -4,13 +4,39 @@
 >>> experiment = Experiment(tasks.Embedded(limit=600), methods.heterofl(lr=0.05), rounds=1)
 >>> [result.record.round_index for result in play(experiment)]
 [0]
+
+What a run is made of: `tasks` (what is learned), `methods` (one paper, one function), `parts` (what
+fills the slots of a method, and how to write one), `world` (the simulated fleet), `runtime`
+(engines). What comes out: `analysis`, `store`. Beneath: `core`, `elastic`, `measure`, `formulas`,
+`wire`, `config`, `hardware`, `papers`.
 """
 
 import typing
 from importlib import import_module as _import_module
 
 if typing.TYPE_CHECKING:
-    from anyfleet import elastic, methods, tasks
+    from anyfleet import (
+        analysis,
+        cli,
+        config,
+        core,
+        elastic,
+        errors,
+        experiment,
+        formulas,
+        hardware,
+        measure,
+        methods,
+        names,
+        papers,
+        parts,
+        rng,
+        runtime,
+        store,
+        tasks,
+        wire,
+        world,
+    )
     from anyfleet.analysis.summaries import summarise, to_target
     from anyfleet.core.loop import run
     from anyfleet.core.method import Method
@@ -35,20 +61,38 @@ __all__ = [
     "Task",
     "Threads",
     "__version__",
+    "analysis",
+    "cli",
+    "config",
+    "core",
     "elastic",
+    "errors",
+    "experiment",
+    "formulas",
+    "hardware",
     "load",
+    "measure",
     "methods",
+    "names",
+    "papers",
+    "parts",
     "play",
+    "rng",
     "run",
+    "runtime",
+    "store",
     "summarise",
     "tasks",
     "to_target",
     "trace",
+    "wire",
+    "world",
 ]
 
 __version__ = "0.1.0"
 
-_HOMES = {
+# Where the public names are defined; every other one of `__all__` is a package or module in here.
+_DEFINED = {
     "anyfleet.analysis.summaries": ("summarise", "to_target"),
     "anyfleet.core.loop": ("run",),
     "anyfleet.core.method": ("Method",),
@@ -59,16 +103,20 @@ _HOMES = {
     "anyfleet.tasks": ("Split", "Task"),
     "anyfleet.world": ("Fleet",),
 }
-_PACKAGES = ("elastic", "methods", "tasks")
+_MODULE_OF = {name: module for module, names_ in _DEFINED.items() for name in names_}
 
 
 def __getattr__(name: str) -> object:
     """Import a public name when it is first used: torch takes seconds, `--version` must not."""
-    if name in _PACKAGES:
+    if name in _MODULE_OF:
+        value: object = getattr(_import_module(_MODULE_OF[name]), name)
+        globals()[name] = value
+        return value
+    if name in __all__:
         return _import_module(f"anyfleet.{name}")
-    for module, names in _HOMES.items():
-        if name in names:
-            value: object = getattr(_import_module(module), name)
-            globals()[name] = value
-            return value
     raise AttributeError(f"module 'anyfleet' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Return all public names, also those that nobody has used yet: shells complete by them."""
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

@@ -1,8 +1,8 @@
-"""What a call from Python was given: unknown names and unfit values are refused as in a run file.
+"""Checks of calls from Python: unknown names and unfit values are refused as in a run file.
 
 `checked` marks functions and classes that users call; every part of a method is checked because
-its slot is a `Part`. What fits is read off the same annotations as for a run file, and all that is
-wrong with a call is said at once.
+its slot is a `Part`. What fits is read off the same annotations as for a run file, and one error
+has all that is wrong with a call.
 """
 
 import functools
@@ -38,7 +38,7 @@ _MOST = 60  # characters of a value that an error quotes
 
 
 class OwnSignature:
-    """The `__signature__` of a class whose `__new__` takes anything: that of its `__init__`."""
+    """The `__signature__` of a class whose `__new__` takes anything: the one of its `__init__`."""
 
     def __get__(self, instance: object, owner: type) -> inspect.Signature | None:
         if instance is not None:
@@ -48,7 +48,7 @@ class OwnSignature:
 
 
 class Part(ABC):
-    """The root of all slots: what fills one derives from it, and its arguments are checked."""
+    """The root of all slots. What fills a slot derives from it, so its arguments are checked."""
 
     def __new__(cls, /, *args: Any, **options: Any) -> Self:
         check(cls, args, options)
@@ -99,7 +99,7 @@ def check(target: Callable[..., Any], args: Sequence[Any], options: Mapping[str,
 
 
 def _is_clear(value: Any, kind: Any) -> bool:
-    """Whether a class can say something sensible of an unfit value.
+    """Return whether a class can say something sensible of an unfit value.
 
     It would read a text for a tuple letter by letter, and arrays have no truth value.
     """
@@ -262,7 +262,7 @@ def _each(value: Any) -> Sequence[Any]:
 
 
 def _wrapped(value: Any) -> bool:
-    """Whether a value is an array or a tensor of one number without an axis."""
+    """Return whether a value is an array or a tensor of one number without an axis."""
     return hasattr(value, "item") and getattr(value, "ndim", None) == 0
 
 
@@ -317,12 +317,12 @@ def _unfit_class(value: Any, kind: type) -> str:
 
 
 def _has_all(value: Any, protocol: type) -> bool:
-    """Whether a value has what a protocol asks for; a stand-in may find it only when asked."""
+    """Return whether a value has the members of a protocol; a stand-in may make them when asked."""
     return all(hasattr(value, member) for member in lacking(type(value), protocol))
 
 
 def _is_plain(value: Any, kind: type) -> bool:
-    """Whether a value is a truth value, a number or a text; numbers of numpy are numbers too."""
+    """Return whether a value is a truth value, number or text; those of numpy are some too."""
     if isinstance(value, bool) or kind is bool:
         return isinstance(value, bool | np.bool_) and kind is bool
     if kind is int:

@@ -1,4 +1,4 @@
-"""Structs of arrays: what every batch of orders, updates or numbers can do."""
+"""Structs of arrays: the base of everything that has one entry for each order or device."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -15,24 +15,24 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True, eq=False)
 class Arrays:
-    """Rows in columns: every array, tensor or tuple field has one entry per row.
+    """A struct of arrays: every field that is an array, a tensor or a tuple has one entry per row.
 
-    The first field of every batch is a column.
+    All rows share the other fields. The first field has one entry per row, and `len` counts them.
     """
 
     def __len__(self) -> int:
         return len(getattr(self, fields(self)[0].name))
 
     def take(self, rows: Sequence[int] | Ints) -> Self:
-        """The given rows, in the given order."""
+        """Return the given rows, in the given order."""
         index = np.asarray(rows, dtype=np.int64)
         return replace(self, **{f.name: _pick(getattr(self, f.name), index) for f in fields(self)})
 
     def rows(self) -> list[Self]:
-        """Every row as a batch of one; much cheaper than taking them one by one."""
+        """Return every row as a struct of one row; much cheaper than `take` row by row."""
         count = len(self)
-        columns = (_split(getattr(self, f.name), count) for f in fields(self))
-        return [type(self)(*row) for row in zip(*columns, strict=True)]
+        values = (_split(getattr(self, f.name), count) for f in fields(self))
+        return [type(self)(*row) for row in zip(*values, strict=True)]
 
 
 def _split(value: Any, count: int) -> Sequence[Any]:
@@ -59,7 +59,7 @@ B = TypeVar("B", bound=Arrays)
 
 
 def join(batches: Sequence[B]) -> B:
-    """One batch of all rows; what the rows share is taken from the first batch."""
+    """Return the rows of all structs in one; fields that rows share are those of the first."""
     first = batches[0]
     if len(batches) == 1:
         return first

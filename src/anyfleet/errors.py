@@ -1,4 +1,4 @@
-"""Everything Anyfleet raises on purpose.
+"""All errors that Anyfleet raises on purpose.
 
 AnyfleetError
 ├── BadMessage          bytes from a device or a server that cannot be read
@@ -95,10 +95,10 @@ class CompositionError(Refusal):
 
 
 def refuse(complaints: Iterable[str]) -> None:
-    """Raises one error with all complaints, if there are any; empty ones are none."""
-    told = [complaint for complaint in complaints if complaint]
-    if told:
-        raise Refusal(*told)
+    """Raise Refusal with all complaints, unless there are none; empty texts do not count."""
+    found = [complaint for complaint in complaints if complaint]
+    if found:
+        raise Refusal(*found)
 
 
 class StoreError(AnyfleetError):

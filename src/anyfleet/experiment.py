@@ -1,4 +1,8 @@
-"""A run as a value: task, method, fleet and engine; and what came out of it."""
+"""A run as a value (`Experiment`), read from a run file (`load`) and run round by round (`play`).
+
+`play` yields a `RoundResult` after every round: its `record` has the numbers that tables and plots
+are made of, its `round` the model, the ledger and the replies.
+"""
 
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -43,19 +47,21 @@ Counter = Annotated[int, Ge(1)]
 
 
 class TaskSpec(Protocol):
-    """Something that makes a task, the same one for the same seed."""
+    """A description of a task, which `build` turns into the same task for the same seed."""
 
-    def build(self, seed: int) -> Task: ...
+    def build(self, seed: int) -> Task:
+        """Return the task."""
 
 
 @checked
 @dataclass(frozen=True)
 class Experiment:
-    """Everything a run depends on; a run file is this, written down.
+    """Everything that a run depends on; a run file is this, written down.
 
-    `limits` say which messages are refused. `details` takes the accuracy apart at every evaluation
-    and width: by class of the test set, by device and by group of the fleet, these on the devices'
-    own test data.
+    The model is evaluated every `evaluate_every` rounds and after the last, at each of the
+    `widths`. `details` breaks the scores down at every evaluation: by class of the test set, or by
+    device and by group of the fleet, these on the devices' own test data. `limits` say which
+    messages are refused. All randomness comes from `seed`.
     """
 
     _elsewhere: ClassVar[Mapping[str, str]] = {
@@ -90,7 +96,11 @@ class Experiment:
 def load(
     path: str | Path, overrides: Sequence[str] = (), allow: Collection[str] = ()
 ) -> Experiment:
-    """Return the experiment in a run file, with `key=value` overrides; all problems at once."""
+    """Return the experiment in a run file, with `key=value` overrides.
+
+    `allow` names the packages outside of Anyfleet whose code the file may use. Raise ConfigError
+    with all problems of the file at once.
+    """
     return from_source(config.read(path, overrides, allow))
 
 
@@ -107,7 +117,7 @@ def from_source(source: config.Source) -> Experiment:
 
 
 def _admitting(engine: Any, allow: tuple[str, ...]) -> Any:
-    """With the allowed packages, where it has a field for them and the file does not fill it."""
+    """Return the engine with the allowed packages, if it has a field for them that is empty."""
     if not is_dataclass(engine) or isinstance(engine, type):
         return engine
     given = {each.name: getattr(engine, each.name) for each in fields(engine)}.get("allow")
@@ -119,10 +129,10 @@ def _admitting(engine: Any, allow: tuple[str, ...]) -> Any:
 
 
 def build(experiment: Experiment) -> Task:
-    """The task of an experiment, with which its fleet agrees.
+    """Return the task of an experiment, after checking that its fleet fits it.
 
-    What its data refuse is a problem of the run file too. Warns when devices are selected that the
-    fleet does not have.
+    Raise ConfigError where the data, or the sizes that they are asked for, are a problem of the run
+    file. Warn when the selection asks for more devices than there are.
     """
     try:
         task = experiment.task.build(experiment.seed)
@@ -133,9 +143,10 @@ def build(experiment: Experiment) -> Task:
     except (RuntimeError, MemoryError, OverflowError) as error:
         if not _too_large(error):
             raise
-        told = f"cannot be built: {str(error).partition(chr(10))[0] or 'out of memory'}."
+        reason = str(error).partition("\n")[0] or "out of memory"
         remedy = "Are its sizes too large for this machine?"
-        raise ConfigError([Problem("task", f"{told} {remedy}")]) from error
+        message = f"cannot be built: {reason}. {remedy}"
+        raise ConfigError([Problem("task", message)]) from error
     world = populate(experiment, task)
     with during("select", experiment.method.select, when=_BEFORE):
         excess = experiment.method.select.excess(world.declared)
@@ -145,13 +156,16 @@ def build(experiment: Experiment) -> Task:
 
 
 def _too_large(error: Exception) -> bool:
-    """Whether our own code could not make what the sizes of a task ask for."""
+    """Return whether our own code failed to make what the sizes of a task ask for."""
     others = isinstance(error, NotImplementedError | RecursionError)
     return not others and not raised_inside(error) and in_known_code(error)
 
 
 def populate(experiment: Experiment, task: Task) -> World:
-    """The fleet of an experiment, one row for each device of its task; all misfits at once."""
+    """Return the simulated fleet of an experiment, one row for each device of its task.
+
+    Raise ConfigError with all that does not fit together.
+    """
     samples = np.array([task.size(device) for device in range(task.devices)])
     problems = [Problem("details", text) for text in complaints(experiment.details, task)]
     problems += [*_links(experiment), *_unsendable(experiment)]
@@ -168,6 +182,7 @@ def populate(experiment: Experiment, task: Task) -> World:
 
 
 def _links(experiment: Experiment) -> list[Problem]:
+    """Return why the method cannot use links that lose columns, if the fleet has some."""
     if not any(group.column_loss.lossy for group in experiment.fleet.groups):
         return []
     message = unpadded(experiment.method.job())
@@ -175,7 +190,7 @@ def _links(experiment: Experiment) -> list[Problem]:
 
 
 def _unsendable(experiment: Experiment) -> list[Problem]:
-    """What devices would refuse of every order."""
+    """Return why devices would refuse every order of this method."""
     found = experiment.engine.misfits(experiment.method.job(), experiment.limits)
     return [Problem(f"method.{path}".removesuffix("."), why) for path, why in found.items()]
 
@@ -187,28 +202,26 @@ def _refuse(problems: Collection[Problem]) -> None:
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """Where a run stands after a server step. Times and amounts count from the start."""
+    """The numbers of a run after a round. Time, bytes, FLOP and joules count from its start."""
 
     round_index: int
     time: float  # simulated seconds
-    down: float  # bytes
-    up: float  # bytes
+    down: float  # bytes that devices received
+    up: float  # bytes that devices sent
     flops: float
     joules: float
-    replies: int  # answers of this step that count
-    failures: int
-    loss: float  # mean training loss the devices reported in this step
+    replies: int  # orders of this round whose replies count
+    failures: int  # orders of this round that brought nothing
+    loss: float  # mean training loss that devices reported in this round, or NaN
     on_devices: float  # `metric` of the devices' own models on their own test data, or NaN
     scores: dict[str, float] = field(default_factory=dict)  # on the test set; empty: not evaluated
-    diagnostics: dict[str, Any] = field(
-        default_factory=dict
-    )  # what the method's parts tell of the step
+    diagnostics: dict[str, Any] = field(default_factory=dict)  # what parts tell of the round
     details: tuple[Breakdown, ...] = ()  # for each width, where the experiment asks for them
-    metric: str = "accuracy"  # what the run is judged by; see `anyfleet.analysis.metric`
+    metric: str = "accuracy"  # what the run is judged by (`anyfleet.analysis.metric`)
 
     @property
     def score(self) -> float:
-        """What the run is judged by: the shared model, or the devices' own where surveyed.
+        """The `metric` of the global model, or of the devices' own models where a run asks them.
 
         NaN when it was not evaluated.
         """
@@ -216,27 +229,27 @@ class RoundRecord:
 
     @property
     def accuracy(self) -> float:
-        """The score of a run that is judged by its accuracy; NaN of every other."""
+        """The score of a run that is judged by its accuracy; NaN for every other run."""
         return self.score if self.metric == "accuracy" else float("nan")
 
     def at(self, width: float | None) -> float:
-        """Return the score at a width, NaN unless it was evaluated; without one, the run's."""
+        """Return the score at a width, NaN unless it was evaluated; None: `score`."""
         if width is None:
             return self.score
         return self.scores.get(f"{self.metric}@{width:g}", float("nan"))
 
     def evaluated(self, width: float | None = None) -> bool:
-        """Return whether the run, or the model at a width, was evaluated in this step."""
+        """Return whether the run, or the model at a width, was evaluated after this round."""
         if width is None:
             return self._surveyed or self.metric in self.scores
         return f"{self.metric}@{width:g}" in self.scores
 
     @property
     def widths(self) -> tuple[float, ...]:
-        """The widths that were evaluated in this step, as the experiment names them."""
+        """The widths that were evaluated after this round, as the experiment names them."""
         name = f"{self.metric}@"
-        own = (each for each in self.scores if each.startswith(name))
-        return tuple(float(each.removeprefix(name)) for each in own)
+        at_widths = (each for each in self.scores if each.startswith(name))
+        return tuple(float(each.removeprefix(name)) for each in at_widths)
 
     @property
     def _surveyed(self) -> bool:
@@ -248,16 +261,16 @@ _START = RoundRecord(-1, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0, float("nan"), float("nan
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """All that a run goes on from, between two steps; see `play`."""
+    """All that a run needs to go on after a round; `play(..., resume=state)` does."""
 
     record: RoundRecord
-    snapshot: Snapshot
+    snapshot: Snapshot  # of the server
     fleet: Any  # as its runtime saves it
 
 
 @dataclass(frozen=True, eq=False)
 class RoundResult:
-    """A point of a run with the step it describes.
+    """What `play` yields after a round: its numbers, the round itself, and how to go on from it.
 
     `aliases` are the other names that the module's state_dict has for some tensors of the model.
     """
@@ -269,7 +282,7 @@ class RoundResult:
 
     @property
     def state(self) -> State:
-        """What the run can be resumed from."""
+        """All that the run needs to go on from here, also in another process."""
         return State(self.record, self.round.snapshot, self.fleet)
 
 
@@ -277,70 +290,75 @@ class RoundResult:
 def play(
     experiment: Experiment, task: Task | None = None, *, resume: State | None = None
 ) -> Iterator[RoundResult]:
-    """Runs an experiment, or goes on where it was; yields after every server step."""
+    """Run an experiment and yield the result of every round.
+
+    The run is as long as the loop that asks for results. `task` saves building it again.
+    `resume=result.state` goes on after that round, with the same numbers as if the run had never
+    stopped; `experiment.rounds` counts from the beginning of the run.
+    """
     task = task or build(experiment)
     world = populate(experiment, task)
     groups = named([group.name for group in world.groups], world.group)
     engine, limits = experiment.engine, experiment.limits
     runtime = Simulated(task, world, experiment.seed, engine=engine, limits=limits)
-    point, snapshot = replace(_START, metric=judged_by(task.metrics)), None
+    record, snapshot = replace(_START, metric=judged_by(task.metrics)), None
     if resume is not None:
         runtime.restore(resume.fleet)
-        point, snapshot = resume.record, resume.snapshot
-    if point.round_index + 1 >= experiment.rounds:
+        record, snapshot = resume.record, resume.snapshot
+    if record.round_index + 1 >= experiment.rounds:
         return
-    steps = run(experiment.method, task, runtime, experiment.seed, resume=snapshot)
-    while point.round_index + 1 < experiment.rounds:
+    rounds = run(experiment.method, task, runtime, experiment.seed, resume=snapshot)
+    while record.round_index + 1 < experiment.rounds:
         try:
-            step = next(steps)
-            with during(round_index=step.index):
-                last = step.index + 1 == experiment.rounds
-                due = last or step.index % experiment.evaluate_every == 0
-                scores, details = _judge(experiment, task, step, groups) if due else ({}, ())
+            done = next(rounds)
+            with during(round_index=done.index):
+                last = done.index + 1 == experiment.rounds
+                due = last or done.index % experiment.evaluate_every == 0
+                scores, details = _evaluated(experiment, task, done, groups) if due else ({}, ())
         except Exception as error:
-            remedied(error, _RESUME if point.round_index >= 0 else _RESTART)
-            if resume is not None and point is resume.record and _unfit(error):
+            remedied(error, _RESUME if record.round_index >= 0 else _RESTART)
+            if resume is not None and record is resume.record and _unfit(error):
                 raise StoreError(f"{_UNFIT_STATE}: {error!r}. {_UNFIT_REMEDY}") from error
             raise
-        point = replace(_advance(point, step), scores=scores, details=details)
-        yield RoundResult(point, step, runtime.save(), task.blueprint.aliases)
+        record = replace(_advance(record, done), scores=scores, details=details)
+        yield RoundResult(record, done, runtime.save(), task.blueprint.aliases)
 
 
 _RESUME = (
-    "The run so far is safe in the last moment that play() gave: mend this, then go on with "
-    "play(experiment, task, resume=moment.state)."
+    "The run so far is safe in the last result that play() gave: mend this, then go on with "
+    "play(experiment, task, resume=result.state)."
 )
-_UNFIT_STATE = "the checkpoint does not fit its run, whose first step from there failed"
+_UNFIT_STATE = "the checkpoint does not fit its run, whose first round from there failed"
 _UNFIT_REMEDY = (
     "Remove the newest folder in checkpoints and resume from the one before it, or run it again."
 )
 
 
 def _unfit(error: Exception) -> bool:
-    """Whether an error right after resuming tells of a state that belongs to another run.
+    """Return whether an error right after resuming means that the state is of another run.
 
-    A user's own code keeps its errors, and so does a machine that is too small.
+    Errors of a user's own code stay as they are, and so do those of a machine that is too small.
     """
-    told = isinstance(error, AnyfleetError | MemoryError | torch.cuda.OutOfMemoryError)
-    return not told and in_known_code(error)
+    explained = isinstance(error, AnyfleetError | MemoryError | torch.cuda.OutOfMemoryError)
+    return not explained and in_known_code(error)
 
 
 _RESTART = "No round was finished before it: mend this, then play it again."
 
 
-def _judge(
-    experiment: Experiment, task: Task, step: Round, groups: Groups
+def _evaluated(
+    experiment: Experiment, task: Task, done: Round, groups: Groups
 ) -> tuple[dict[str, float], tuple[Breakdown, ...]]:
-    """Metrics of the shared model, at every width; plain names are the first width's."""
+    """Return the metrics of the global model at every width; plain names are the first width's."""
     scores: dict[str, float] = {}
     details: list[Breakdown] = []
     for width in experiment.widths:
         model = to_test(
             task,
-            step.params,
-            step.buffers,
+            done.params,
+            done.buffers,
             norm=experiment.method.norm,
-            slice_=step.sub_model(SubModelSize(width)),
+            slice_=done.sub_model(SubModelSize(width)),
         )
         found = score(task, model)
         scores |= {f"{name}@{width:g}": value for name, value in found.items()}
@@ -350,12 +368,13 @@ def _judge(
     return scores, tuple(details)
 
 
-def _advance(before: RoundRecord, step: Round) -> RoundRecord:
-    ledger, counted = step.ledger, step.ledger.counted
+def _advance(before: RoundRecord, done: Round) -> RoundRecord:
+    """Return the record after one more round."""
+    ledger, counted = done.ledger, done.ledger.counted
     losses = ledger.loss[counted & ~np.isnan(ledger.loss)]
     return RoundRecord(
-        round_index=step.index,
-        time=float(step.time),
+        round_index=done.index,
+        time=float(done.time),
         down=before.down + float(ledger.bits_down.sum()) / 8,
         up=before.up + float(ledger.bits_up.sum()) / 8,
         flops=before.flops + float(ledger.flops.sum()),
@@ -363,15 +382,16 @@ def _advance(before: RoundRecord, step: Round) -> RoundRecord:
         replies=int(counted.sum()),
         failures=int((~counted).sum()),
         loss=float(losses.mean()) if len(losses) else float("nan"),
-        on_devices=_surveyed(step.replies, before.metric),
-        diagnostics=plain_diagnostics(step.diagnostics),
+        on_devices=_surveyed(done.replies, before.metric),
+        diagnostics=plain_diagnostics(done.diagnostics),
         metric=before.metric,
     )
 
 
-def _surveyed(answers: Sequence[Reply], metric: str) -> float:
-    told = [a for a in answers if a.kind == Kind.EVALUATE and a.samples and metric in a.report]
-    if not told:
+def _surveyed(replies: Sequence[Reply], metric: str) -> float:
+    """Return the mean metric of the devices' own models, by their test samples, or NaN."""
+    found = [r for r in replies if r.kind == Kind.EVALUATE and r.samples and metric in r.report]
+    if not found:
         return float("nan")
-    weights = [answer.samples for answer in told]
-    return float(np.average([answer.report[metric] for answer in told], weights=weights))
+    weights = [reply.samples for reply in found]
+    return float(np.average([reply.report[metric] for reply in found], weights=weights))

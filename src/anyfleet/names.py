@@ -1,10 +1,10 @@
-"""Which code a name may reach: "package.module:Name" to a class or function and back.
+"""Names of code in plain data: "package.module:Name" to a class or function and back.
 
 One rule holds for run files, overrides, run folders and orders on the wire. Of Anyfleet itself, a
 name may mean only what a home package of its place exports (`HOMES`). Of other packages, it may
 mean what is defined in one that the caller allows. So plain data cannot reach the rest of the
 interpreter: `os:system` is refused, `anyfleet.experiment:load` too, and so is a name that an
-allowed module merely imported from elsewhere. A name is judged before its module is imported.
+allowed module merely imported from elsewhere. A name is checked before its module is imported.
 
 A short name in a run file means what the home of its field exports. A field without a home of its
 own keeps that of the part around it: `inner` of a codec is a codec. What no home exports cannot be
@@ -41,6 +41,7 @@ __all__ = [
 ]
 
 OWN = "anyfleet"
+PARTS = "anyfleet.parts"  # shows what all homes of parts export: a name may begin with it too
 
 HOMES: Mapping[str, str] = MappingProxyType(
     {
@@ -75,13 +76,13 @@ STATES = (
     "anyfleet.analysis.breakdown",
     "anyfleet.arrays",
     "anyfleet.core.check_in",
-    "anyfleet.core.incoming",
     "anyfleet.core.layout",
     "anyfleet.core.ledger",
     "anyfleet.core.messages",
     "anyfleet.core.method",
     "anyfleet.core.orders",
     "anyfleet.core.planning",
+    "anyfleet.core.replies",
     "anyfleet.core.residuals",
     "anyfleet.core.screening",
     "anyfleet.core.seam",
@@ -146,7 +147,7 @@ def how_to_allow(module_name: str) -> str:
 
 
 def name_of(thing: Callable[..., Any]) -> str:
-    """The name under which `find` gives `thing`, in the highest package below the root."""
+    """Return the name under which `find` gives `thing`, in the highest package that exports it."""
     module_name, name = thing.__module__, thing.__qualname__
     if not name.isidentifier() or name.startswith("_"):
         raise BadName(
@@ -163,7 +164,7 @@ def name_of(thing: Callable[..., Any]) -> str:
 
 
 def public_names(module_name: str) -> tuple[str, ...]:
-    """What a module or package shows in its `__all__`; nothing when it cannot be imported."""
+    """Return the `__all__` of a module or package; empty when it cannot be imported."""
     try:
         return tuple(getattr(_module(module_name), "__all__", ()))
     except BadName:
@@ -227,7 +228,7 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
 
 
 def near(word: str, words: Iterable[str]) -> str:
-    """', did you mean "count" or "counts"?' when there are such words, otherwise nothing.
+    """Return ', did you mean "count" or "counts"?' when there are such words, otherwise "".
 
     A word that other libraries use for one of these (`SYNONYMS`) leads to it, whatever its letters.
     """
@@ -283,11 +284,11 @@ class Factory:
 
     @classmethod
     def of(cls, function: Callable[..., Any], **options: Any) -> Factory:
-        """The written form of `function(**options)`."""
+        """Return the written form of `function(**options)`."""
         return cls(name_of(function), options)
 
     def make(self) -> Any:
-        """Make the call; every time a new object."""
+        """Make the call and return a new object."""
         return _look_up(self.use)(**self.options)
 
 
@@ -313,14 +314,16 @@ def _look_up(name: str) -> Any:
 def _exported(name: str, homes: Collection[str]) -> Any:
     """Return what one of the homes exports under a name of Anyfleet.
 
-    The name may be that of the home or of the module in it that defines the thing.
+    The name may begin with the home, with the module that defines the thing, or, for a part, with
+    `anyfleet.parts`.
     """
     module_name, attribute = _parse(name)
     for home in homes:
         if lies_within(home, (OWN,)) and attribute in public_names(home):
             found = getattr(_module(home), attribute)
-            own = (each for each in HOMES.values() if lies_within(found.__module__, (each,)))
-            if _is_code(found) and module_name in (home, found.__module__, *own):
+            own = [each for each in HOMES.values() if lies_within(found.__module__, (each,))]
+            shown = [PARTS] if lies_within(home, (PARTS,)) else []
+            if _is_code(found) and module_name in (home, found.__module__, *own, *shown):
                 return found
     raise BadName(f'"{name}" is no part that may stand here{_like(attribute, homes)}')
 

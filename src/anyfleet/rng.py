@@ -1,4 +1,4 @@
-"""Addressable random streams: every random number has a name, never a position in a sequence.
+"""Random numbers with addresses: each has a name, never a position in a sequence.
 
 A key is an int64 tensor (0-d, or batched under `vmap`). The numbers come from a counter-based hash,
 so they depend only on the key and the index: not on the order of events, the batch or the runtime.
@@ -38,12 +38,12 @@ def _number(text: str) -> int:
 
 
 def root(seed: int, purpose: str) -> Tensor:
-    """The key of one purpose ("select", "train" …) in one run."""
+    """Return the key of one purpose ("select", "train" …) in one run."""
     return torch.tensor(_number(f"{seed}/{purpose}"), dtype=torch.int64)
 
 
 def fold(key: Tensor, value: int | str | Tensor) -> Tensor:
-    """A new key, addressed by `value` below `key`; `key` or `value` may be batched."""
+    """Return a new key, addressed by `value` below `key`; either of them may be batched."""
     if isinstance(value, str):
         value = _number(value)
     if isinstance(value, int):
@@ -52,18 +52,18 @@ def fold(key: Tensor, value: int | str | Tensor) -> Tensor:
 
 
 def bits(key: Tensor, count: int) -> Tensor:
-    """`count` hashed 64-bit integers."""
+    """Return `count` hashed 64-bit integers."""
     index = torch.arange(1, count + 1, dtype=torch.int64, device=key.device)
     return _mix(key.unsqueeze(-1) + index * _GOLDEN)
 
 
 def uniform(key: Tensor, count: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    """`count` numbers in [0, 1)."""
+    """Return `count` numbers in [0, 1)."""
     return _fraction(bits(key, count), dtype)
 
 
 def uniforms(key: Tensor, count: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    """The numbers of `uniform` for every one of some keys, several times faster; not for `vmap`."""
+    """Return the numbers of `uniform` for many keys, [keys, count]; faster, but not for `vmap`."""
     if key.device.type != "cpu":
         return uniform(key, count, dtype)
     keys, block = _unsigned(key)[:, None], max(1, _BLOCK // max(1, len(key)))
@@ -75,7 +75,7 @@ def uniforms(key: Tensor, count: int, dtype: torch.dtype = torch.float64) -> Ten
 
 
 def uniforms_at(key: Tensor, index: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Of the numbers of `uniform`, the one at its place for every key and index; not for `vmap`."""
+    """Return for every key the number of `uniform` at the index beside it; not for `vmap`."""
     if key.device.type != "cpu":
         return _fraction(_mix(key + (index + 1) * _GOLDEN), dtype)
     keys, places = _unsigned(key), _unsigned(index)
@@ -88,13 +88,13 @@ def uniforms_at(key: Tensor, index: Tensor, dtype: torch.dtype = torch.float64) 
 
 
 def _unsigned(numbers: Tensor) -> NDArray[np.uint64]:
-    """Shifted to the right, these need no mask."""
+    """Return the same bits as unsigned integers, which need no mask when they are shifted."""
     plain: NDArray[np.uint64] = numbers.contiguous().numpy().view(np.uint64)
     return plain
 
 
 def _finish(state: NDArray[np.uint64], found: NDArray[Any]) -> None:
-    """Hashes a block that fits the processor's cache, and writes it as fractions; both in place."""
+    """Hash a block that fits the processor's cache and write it as fractions, both in place."""
     turned = np.empty_like(state)
     for shift, factor in ((30, _MIX_A), (27, _MIX_B), (31, 1 - _WRAP)):
         np.right_shift(state, np.uint64(shift), out=turned)
@@ -112,7 +112,7 @@ def _fraction(raw: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def normal(key: Tensor, count: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    """`count` standard normal numbers."""
+    """Return `count` standard normal numbers."""
     # Shifted by half a step: the inverse error function is infinite at the ends. The last step has
     # no half in float64 and would round to 1.
     halfway = (uniform(key, count) + 2.0**-54).clamp(max=1 - 2.0**-53)
@@ -120,7 +120,7 @@ def normal(key: Tensor, count: int, dtype: torch.dtype = torch.float64) -> Tenso
 
 
 def permutation(key: Tensor, valid: Tensor) -> Tensor:
-    """A random order of the positions where `valid`; the others follow.
+    """Return the positions where `valid` in random order; the others follow.
 
     The order of the valid positions does not depend on how many others there are.
     """
@@ -129,9 +129,9 @@ def permutation(key: Tensor, valid: Tensor) -> Tensor:
 
 
 def draws(key: Tensor, size: int) -> Iterator[Tensor]:
-    """All numbers below `size`, each once, in random order, in chunks that double.
+    """Yield all numbers below `size`, each once, in random order, in chunks that double.
 
-    Lazy: the first few cost the same whatever the size. `key` is a single one.
+    The first few cost the same whatever the size. `key` is a single one.
     """
     if size <= _SMALL:
         yield torch.argsort(bits(key, size), stable=True)
@@ -153,7 +153,7 @@ def draws(key: Tensor, size: int) -> Iterator[Tensor]:
 
 
 def sample(key: Tensor, population: int, count: int) -> Tensor:
-    """`count` distinct numbers below `population`, ascending."""
+    """Return `count` distinct numbers below `population`, ascending."""
     taken: list[Tensor] = []
     for chunk in draws(key, population):
         taken.append(chunk[: count - sum(map(len, taken))])
@@ -163,14 +163,14 @@ def sample(key: Tensor, population: int, count: int) -> Tensor:
 
 
 def _below(key: Tensor, size: int, count: int) -> Tensor:
-    """`count` whole numbers below `size`, rarely fewer."""
+    """Return `count` whole numbers below `size`, rarely fewer."""
     raw = (bits(key, count) >> 2) & (_LAST - 1)
     # The last, incomplete multiple of `size` would favour small numbers.
     return raw[raw < _LAST - _LAST % size] % size
 
 
 def _first(values: Tensor) -> Tensor:
-    """The values without repetitions, in the order in which they came first."""
+    """Return the values without repetitions, in the order in which they came first."""
     ordered, where = values.sort(stable=True)
     new = torch.ones_like(values, dtype=torch.bool)
     new[where[1:]] = ordered[1:] != ordered[:-1]

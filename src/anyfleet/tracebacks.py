@@ -1,4 +1,4 @@
-"""One line under an error: what raised it, in which round, that the run is safe, how to go on.
+"""The line under an error of a run: what raised it, in which round, and how to go on.
 
 An error in a user's part, data set, loss or metric keeps its type and its traceback. On its way out
 every layer adds what it knows to one note (PEP 678): the call site which part it was, the loop the
@@ -88,7 +88,7 @@ class during:  # noqa: N801 - reads as a word: with during("select", part): ...
 
 
 def remedied(error: BaseException, remedy: str) -> None:
-    """Say how to go on after an error of a run; whoever says it last is right."""
+    """Write how to go on under an error of a run; the outermost caller has the last word."""
     if any(isinstance(each, _Note) for each in _notes(error)):
         _tell(error, replace(_known(error), remedy=remedy))
 
@@ -99,19 +99,19 @@ def note(error: BaseException) -> str:
 
 
 def raised_inside(error: BaseException) -> bool:
-    """Whether an error came out of a part, a data set, a loss or a metric."""
+    """Return whether an error came out of a part, a data set, a loss or a metric."""
     return bool(_known(error).what)
 
 
 def in_known_code(error: BaseException) -> bool:
-    """Whether only Anyfleet, and the libraries it is built on, were at work when it was raised."""
-    step = error.__traceback__
-    while step is not None:
-        root = str(step.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
+    """Return whether only Anyfleet and the libraries it is built on were at work when it rose."""
+    frame = error.__traceback__
+    while frame is not None:
+        root = str(frame.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
         # What torch generates has no name.
         if root and root not in _KNOWN and root not in sys.stdlib_module_names:
             return False
-        step = step.tb_next
+        frame = frame.tb_next
     return True
 
 

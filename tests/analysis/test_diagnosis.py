@@ -167,7 +167,7 @@ def test_1_10_choices_of_first_visits_are_told() -> None:
     every = ledger(choice=choice, utility=np.full(8, math.nan))
     assert "in all 8 choices" in diagnosis.first_visits(every, whale())
     low = whale(utility=FisherUtility(first_level=5))
-    assert "the size of first_level" in diagnosis.first_visits(every, low)
+    assert "took that of first_level" in diagnosis.first_visits(every, low)
     assert diagnosis.first_visits(every, fedavg()) == ""  # whose devices choose nothing
     assert diagnosis.first_visits(ledger(), whale()) == ""  # nobody chose
 
@@ -189,7 +189,7 @@ def test_1_10_a_short_run_of_whale_says_that_it_is_its_cap() -> None:
     [
         ("died", "(8 died): the model is as it began. Died: lower the mortality"),
         ("went offline", "Went offline: let devices stay longer (availability)"),
-        ("no link", "No link: see to the links"),
+        ("no link", "No link: give the groups of the fleet links"),
         ("battery empty", "larger batteries"),
         ("stale", "a larger staleness"),
         ("nothing came through", "lower the loss of the fleet's links"),

@@ -10,7 +10,9 @@ from anyfleet.world import Fleet, Group, Intermittent, Redrawn, Steady, Uniform
 
 
 def test_a_portrait_has_what_the_groups_say() -> None:
-    strong = Group(name="strong", count=2, speed=4e9, link=Steady(bit_rate_up=1e6, bit_rate_down=2e6))
+    strong = Group(
+        name="strong", count=2, speed=4e9, link=Steady(bit_rate_up=1e6, bit_rate_down=2e6)
+    )
     weak = Group(
         count=3,
         level=4,

@@ -14,7 +14,7 @@ from anyfleet.analysis.summaries import (
     by,
     common_score,
     evaluated,
-    losses,
+    failure_counts,
     spread,
     summarise,
     taken_apart,
@@ -73,8 +73,8 @@ def test_a_target_can_be_asked_for_at_a_width() -> None:
 
 def test_a_summary_has_the_last_and_the_best_evaluation_and_the_totals() -> None:
     summary = summarise(RUN)
-    assert (summary.steps, summary.accuracy, summary.best, summary.loss) == (5, 0.5, 0.6, 0.5)
-    assert (summary.time, summary.down, summary.up, summary.lost) == (50.0, 500.0, 250.0, 3)
+    assert (summary.rounds, summary.accuracy, summary.best, summary.loss) == (5, 0.5, 0.6, 0.5)
+    assert (summary.time, summary.down, summary.up, summary.failures) == (50.0, 500.0, 250.0, 3)
     assert summary.joules == 100.0
     assert summary.fairness is None
 
@@ -187,12 +187,12 @@ def test_the_ledger_adds_up_by_column() -> None:
 
 
 def test_losses_are_counted_by_reason_without_their_numbers() -> None:
-    assert losses(LEDGER) == {"out of memory": 2, "died": 1}
-    assert list(losses(LEDGER)) == ["out of memory", "died"]
-    found = by(LEDGER, "reason")
+    assert failure_counts(LEDGER) == {"out of memory": 2, "died": 1}
+    assert list(failure_counts(LEDGER)) == ["out of memory", "died"]
+    found = by(LEDGER, "failure")
     assert {reason: total.orders for reason, total in found.items()} == {
         "": 1,
         "died": 1,
         "out of memory": 2,
     }
-    assert losses(entries([0], [""])) == {}
+    assert failure_counts(entries([0], [""])) == {}

@@ -21,9 +21,8 @@ from anyfleet.analysis.breakdown import Breakdown
 from anyfleet.analysis.summaries import Spent, ToTarget
 from anyfleet.cli import demo
 from anyfleet.cli.app import app
-from anyfleet.cli.details import apart
 from anyfleet.cli.fleet import presets
-from anyfleet.cli.screen import how_many, megabytes, number, over_seeds, table, targets
+from anyfleet.cli.tables import apart, how_many, megabytes, number, over_seeds, table, targets
 from anyfleet.experiment import RoundRecord, RoundResult, load
 from anyfleet.store import Recording, checkpoint, read_rounds
 
@@ -236,7 +235,7 @@ def test_compare_runs_nothing_before_all_fleets_fit(folder: Path) -> None:
 def test_compare_wants_a_width_that_is_evaluated(folder: Path) -> None:
     result = anyfleet_command("compare", "small.toml", "--width", "0.5")
     assert result.exit_code == 1
-    assert "small: widths: --width 0.5" in result.output
+    assert "small: widths: has no 0.5, which --width asks for" in result.output
     assert not (folder / "runs").exists()
 
 
@@ -268,8 +267,8 @@ def test_what_a_target_cost_fits_a_terminal_also_when_some_missed_it() -> None:
 
 def test_a_run_tells_why_orders_were_lost(folder: Path) -> None:
     changes = ["fleet.use=levels", "fleet.speeds=[2e9, 1e9]", "fleet.mortality=1.0"]
-    assert "4 of 4 orders lost: 4 died." in succeeds("run", "small.toml", *changes)
-    assert "lost:" not in succeeds("run", "small.toml")
+    assert "4 of 4 orders failed: 4 died." in succeeds("run", "small.toml", *changes)
+    assert "failed:" not in succeeds("run", "small.toml")
 
 
 def test_a_run_tells_for_whom_the_model_is_how_accurate(folder: Path) -> None:
@@ -341,11 +340,9 @@ def test_a_table_of_many_seeds_fits_a_terminal(width: int) -> None:
     shown = screen.file.getvalue()  # type: ignore[attr-defined]
     assert max(map(len, shown.splitlines())) <= width
     assert "…" not in shown
-    words = (
-        "accuracy best simulated kJ MB down up GFLOP lost 20,001 ±1 31,000 ±1,000 4,000 60,000 8.0"
-    )
+    words = "accuracy best simulated kJ MB down up GFLOP failures 20,001 ±1 31,000 ±1,000 4,000 60,000 8.0"
     assert set(words.split()) <= set(shown.split())
-    assert shown.split().count("±1.0") == 2  # the lost ones, of both
+    assert shown.split().count("±1.0") == 2  # the failures, of both
 
 
 def test_compare_keeps_files_of_the_same_name_apart(folder: Path) -> None:
@@ -406,7 +403,7 @@ def test_a_fleet_is_shown_group_by_group(folder: Path) -> None:
     assert "8 devices in 2 groups" in shown
     again = anyfleet_command("fleet", "show", "fleet.toml", "--out", "a/b.png")
     assert again.exit_code == 2
-    assert "is there already" in again.output
+    assert "already exists" in again.output
 
 
 def test_a_table_is_shown_with_or_without_a_run_file(folder: Path) -> None:
@@ -429,7 +426,7 @@ def test_what_is_dealt_at_random_is_said(folder: Path) -> None:
     (folder / "fleet.toml").write_text(FLEET_FILE)
     shown = succeeds("fleet", "show", "fleet.toml", "--seed", "5")
     assert drawn in shown
-    assert "Distributions are drawn with seed 5." in shown
+    assert "Random numbers are drawn with seed 5." in shown
 
 
 def test_a_fleet_has_the_devices_of_its_task(folder: Path) -> None:
@@ -466,7 +463,7 @@ def test_a_fleet_is_shown_without_matplotlib(folder: Path, monkeypatch: pytest.M
 def test_profile_hands_its_options_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     called: dict[str, object] = {}
     monkeypatch.setattr(
-        "anyfleet.cli.profile.profile_machine",
+        "anyfleet.cli.fleet.profile_machine",
         lambda out, **options: called.update(options, out=out),
     )
     succeeds("fleet", "profile", "small.toml", "--name", "mine", "--batch", "8", "--out", "f.toml")
@@ -505,14 +502,16 @@ def test_a_run_that_is_stopped_keeps_everything_so_far(
     assert "Traceback" not in shown
     run = folder / "runs/small"
     kept = read_rounds(run)
-    assert f"Stopped after {len(kept)} of 100000 steps" in shown
+    assert f"Stopped after {len(kept)} of 100000 rounds" in shown
     assert shown.splitlines()[-1] == "To go on: anyfleet resume runs/small"
     summary = json.loads((run / "summary.json").read_text())
-    assert (summary["ended"], summary["result"]["steps"]) == ("interrupted", len(kept))
-    closed = {json.loads(line)["round_index"] for line in (run / "ledger.jsonl").read_text().splitlines()}
+    assert (summary["ended"], summary["result"]["rounds"]) == ("interrupted", len(kept))
+    closed = {
+        json.loads(line)["round_index"] for line in (run / "ledger.jsonl").read_text().splitlines()
+    }
     assert closed == set(range(len(kept)))
     assert (run / "model.safetensors").stat().st_size > 784 * 8 * 4
-    assert checkpoint.examine(checkpoint.found(run)[0]).step == len(kept)
+    assert checkpoint.examine(checkpoint.found(run)[0]).rounds == len(kept)
 
 
 def test_what_codecs_leave_of_a_message_is_told_in_full() -> None:
@@ -550,8 +549,8 @@ def test_sigterm_leaves_a_checkpoint_whatever_the_command(
         succeeds("run", "small.toml", "rounds=1", "--out", "out")
     append = Recording.append
 
-    def told_to_end(recording: Recording, moment: RoundResult) -> None:
-        append(recording, moment)
+    def told_to_end(recording: Recording, result: RoundResult) -> None:
+        append(recording, result)
         signal.raise_signal(signal.SIGTERM)
 
     monkeypatch.setattr(Recording, "append", told_to_end)
@@ -563,4 +562,4 @@ def test_sigterm_leaves_a_checkpoint_whatever_the_command(
     assert json.loads((run / "summary.json").read_text())["ended"] == "interrupted"
     kept = len(read_rounds(run))
     assert kept == (2 if command == "resume" else 1)
-    assert checkpoint.examine(checkpoint.found(run)[0]).step == kept
+    assert checkpoint.examine(checkpoint.found(run)[0]).rounds == kept

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from anyfleet.analysis.equal_budgets import Resource, Within, common_amount, quantity, within
 from anyfleet.analysis.summaries import Spent
-from anyfleet.cli.screen import learned, shortfalls
+from anyfleet.cli.tables import learned, shortfalls
 from anyfleet.store import read_rounds
 from tests.cli.test_commands import anyfleet_command, succeeds
 from tests.cli.test_resume import RUN_FILE
@@ -73,7 +73,7 @@ def test_compare_goes_on_where_nothing_was_spent(folder: Path) -> None:
     shown = succeeds("compare", *words, "--equal", "energy", "--equal", "time")
     _, energy, time = shown.split("\nFor ")
     assert energy.startswith("0 J:")
-    assert "give another amount with --budget" in energy
+    assert "give an amount with --budget" in energy
     assert time.startswith("60 s of simulated time:")
     assert "--budget" not in time
 

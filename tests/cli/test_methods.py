@@ -233,7 +233,7 @@ def test_what_cannot_be_cited_says_why(tmp_path: Path, monkeypatch: pytest.Monke
     assert 'did you mean "fedprox"' in refused("cite", "fedavg", "fedprx")
     assert "there.toml: cannot be read" in refused("cite", "there.toml")
     Path("several").mkdir()
-    assert "has no config.toml: name the folder of a single run" in refused("cite", "several")
+    assert "has no config.toml; name the folder of a single run" in refused("cite", "several")
     Path("bad.toml").write_text(RUN_FILE + "seeed = 1\n")
     assert "seeed" in refused("cite", "bad.toml")
 

@@ -48,7 +48,7 @@ def test_a_run_shows_its_own_metric_everywhere(folder: Path) -> None:
     result = json.loads((folder / "runs/own/summary.json").read_text())["result"]
     assert result["metric"] == "mae"
     assert result["best"] <= result["score"]
-    assert f"own: step 2/2, mae {result['score']:.4g} after" in shown
+    assert f"own: round 2/2, mae {result['score']:.4g} after" in shown
     ends, widths = rows_of(shown, "own")
     assert ends[1:4] == [f"{result[n]:.4g}" for n in ("score", "best")] + [
         f"{result['others']['offset']:.4g}"
@@ -89,7 +89,7 @@ def test_a_target_is_one_of_the_own_metric(folder: Path) -> None:
 
 def test_different_metrics_are_compared_as_far_as_they_can_be(folder: Path) -> None:
     shown = succeeds("compare", "own.toml", "small.toml", *ALLOW, "--seeds", "1")
-    heads = next(line for line in shown.splitlines() if "mae" in line and "step" not in line)
+    heads = next(line for line in shown.splitlines() if "mae" in line and "round" not in line)
     assert "accuracy" in heads
     assert "runs are judged by different metrics (own: mae; small: accuracy)" in flat(shown)
     assert "To reach" not in shown
@@ -147,5 +147,5 @@ def test_whale_says_when_it_is_nothing_but_its_cap(folder: Path) -> None:
     method = '[method]\nuse = "whale"\nwidths = [1.0, 0.5]\nlr = 0.1\n'
     (folder / "whale.toml").write_text(RUN_FILE.partition("[method]")[0] + method)
     shown = succeeds("run", "whale.toml", "rounds=1")
-    assert "With WHALE-FL, in all 4 choices the device had no history yet" in shown
+    assert "With WHALE-FL, in all 4 choices the device had no history" in shown
     assert "no history" not in succeeds("run", "whale.toml", "rounds=3")

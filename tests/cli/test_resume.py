@@ -54,7 +54,7 @@ def folder(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working folder of a command: as above, its own; and no time for pictures."""
     shutil.copytree(home, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("anyfleet.cli.record.draw", no_picture)
+    monkeypatch.setattr("anyfleet.cli.run.draw", no_picture)
     return tmp_path
 
 
@@ -73,17 +73,17 @@ def cut_short(run: Path, steps: int) -> None:
 
 def test_a_run_says_at_once_how_to_resume_it(folder: Path) -> None:
     first = succeeds("run", "small.toml", "rounds=1").splitlines()[0]
-    assert first == "Run folder: runs/small (should it stop: anyfleet resume runs/small)"
+    assert first == "Run folder: runs/small (if it stops: anyfleet resume runs/small)"
 
 
 def test_a_run_that_was_cut_short_goes_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[Path] = []
-    monkeypatch.setattr("anyfleet.cli.record.draw", lambda file, *_, **__: drawn.append(file))
+    monkeypatch.setattr("anyfleet.cli.run.draw", lambda file, *_, **__: drawn.append(file))
     shutil.copytree("whole", "cut")
     cut_short(folder / "cut", 2)
     shown = succeeds("resume", "cut")
-    assert "Run folder: cut (goes on after 2 of 3 steps)" in shown
-    assert "step 3/3" in shown
+    assert "Run folder: cut (goes on after 2 of 3 rounds)" in shown
+    assert "round 3/3" in shown
     assert "accuracy" in shown
     assert contents(folder / "cut") == contents(folder / "whole")
     summaries = [json.loads((folder / n / "summary.json").read_text()) for n in ("whole", "cut")]
@@ -93,13 +93,13 @@ def test_a_run_that_was_cut_short_goes_on(folder: Path, monkeypatch: pytest.Monk
 
 def test_a_finished_run_is_left_alone(folder: Path) -> None:
     before = {file: file.stat().st_mtime_ns for file in (folder / "whole").rglob("*")}
-    assert "whole has all of its steps" in succeeds("resume", "whole")
+    assert "whole has all of its rounds" in succeeds("resume", "whole")
     assert {file: file.stat().st_mtime_ns for file in (folder / "whole").rglob("*")} == before
 
 
 def test_a_finished_run_can_become_longer(folder: Path) -> None:
     succeeds("run", "small.toml", "rounds=2", "--out", "run")
-    assert "step 3/3" in succeeds("resume", "run", "--rounds", "3")
+    assert "round 3/3" in succeeds("resume", "run", "--rounds", "3")
     assert contents(folder / "run") == contents(folder / "whole")
 
 
@@ -120,9 +120,9 @@ def test_what_stands_against_it_is_told(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["resume", "small.toml"], "small.toml is a file; what is resumed is the folder of a run"),
+        (["resume", "small.toml"], "small.toml is a file; name the folder of a run"),
         (["resume", "small.toml"], "To start a run file: anyfleet run small.toml"),
-        (["resume", "none"], "there is no folder none."),
+        (["resume", "none"], "none does not exist."),
         (["resume", "."], ". has no environment.json"),
         (["run", "small.toml", "--out", "small.toml/run"], "cannot be written"),
     ],
@@ -150,7 +150,7 @@ def test_runs_of_a_comparison_can_be_resumed_one_by_one(folder: Path) -> None:
     run = folder / "all/small/seed-0"
     before = contents(run)
     cut_short(run, 1)
-    assert "(goes on after 1 of 2 steps)" in succeeds("resume", str(run))
+    assert "(goes on after 1 of 2 rounds)" in succeeds("resume", str(run))
     assert contents(run) == before
 
 
@@ -188,7 +188,7 @@ def test_code_beside_the_run_file_is_found_again(
     assert refused.exit_code == 1
     assert "--allow counting_part" in refused.output
     assert "counting_part" not in sys.modules
-    assert "(goes on after 2 of 3 steps)" in succeeds("resume", "run", *trust)
+    assert "(goes on after 2 of 3 rounds)" in succeeds("resume", "run", *trust)
     assert contents(folder / "run") == before
     monkeypatch.delitem(sys.modules, "counting_part")
 
@@ -202,13 +202,13 @@ def test_a_comparison_that_is_stopped_says_what_can_go_on(
         experiment: Experiment, *rest: Any, **more: Any
     ) -> Iterator[RoundResult]:
         played.append(experiment)
-        for moment in play(experiment, *rest, **more):
-            yield moment
+        for result in play(experiment, *rest, **more):
+            yield result
             if len(played) > 1:
                 raise KeyboardInterrupt
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("anyfleet.cli.record.play", stopped_in_the_second)
+    monkeypatch.setattr("anyfleet.cli.run.play", stopped_in_the_second)
     Path("run.toml").write_text(RUN_FILE)
     shown = anyfleet_command("compare", "run.toml", "--seeds", "3", "--out", "out")
     assert shown.exit_code == 130
@@ -227,7 +227,7 @@ def test_a_demonstration_that_is_stopped_says_what_can_go_on(
         raise KeyboardInterrupt
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("anyfleet.cli.record.play", stopped)
+    monkeypatch.setattr("anyfleet.cli.run.play", stopped)
     shown = anyfleet_command("demo", "--out", "out")
     assert shown.exit_code == 130
     assert "Everything so far is in out." in shown.output

@@ -147,7 +147,7 @@ EVIL: dict[str, tuple[str, str]] = {
         "method.use: ",
     ),
     "select": (
-        TASK + METHOD + 'select = { use = "anyfleet.cli.record:subfolder", folder = ".", '
+        TASK + METHOD + 'select = { use = "anyfleet.cli.run:subfolder", folder = ".", '
         'name = "PWNED" }\n',
         "method.select.use: ",
     ),
@@ -238,7 +238,9 @@ EVIL: dict[str, tuple[str, str]] = {
         "fleet.groups.0.speed: Group.speed must be at least 1e-09",
     ),
     "a link that never ends": (
-        TASK + METHOD + "[[fleet.groups]]\nlink = { use = 'Steady', bit_rate_up = 1e-300, bit_rate_down = 1.0 }\n",
+        TASK
+        + METHOD
+        + "[[fleet.groups]]\nlink = { use = 'Steady', bit_rate_up = 1e-300, bit_rate_down = 1.0 }\n",
         "Steady.bit_rate_up must be finite bits per second",
     ),
     "a key without end": (f"{'a.' * 20_000}a = 1\n" + TASK + METHOD, "key of more than 100 parts"),

@@ -9,11 +9,11 @@ from torch import nn
 
 from anyfleet.core.client import OWN, begin, work
 from anyfleet.core.delivery import columns_of, cut_order, cut_reply
-from anyfleet.core.incoming import IncomingReplies, RepliedOrder
 from anyfleet.core.layout import dense
 from anyfleet.core.messages import DeviceState, Replies, no_charges
 from anyfleet.core.method import Method
 from anyfleet.core.orders import Cohort, grid, uplink
+from anyfleet.core.replies import IncomingReplies, RepliedOrder
 from anyfleet.elastic import Slice, narrowed, within
 from anyfleet.errors import BadMessage
 from anyfleet.measure import Fisher
@@ -22,7 +22,7 @@ from anyfleet.parts.aggregate import Diagnosed
 from anyfleet.parts.codec import Nothing, Raw
 from anyfleet.parts.norm import OnDevice, PerWidth, Tracked
 from anyfleet.tasks import Data, Dirichlet, Split, Task
-from anyfleet.wire import decode_order, decode_reply, encode_order, encode_reply, shortened
+from anyfleet.wire import cut_message, decode_order, decode_reply, encode_order, encode_reply
 from tests.core.test_local_training import orders
 from tests.helpers import small
 from tests.helpers.messages import charged
@@ -53,7 +53,7 @@ def answered(order: Cohort) -> Replies:
 def crossed(data: bytes, order: Cohort, width: float) -> bytes:
     """What a link leaves of a message: it fails somewhere within the first column it loses."""
     came = columns_of(order, width)
-    return data if came == grid(order)[0] else shortened(data, came, order.key[0])
+    return data if came == grid(order)[0] else cut_message(data, came, order.key[0])
 
 
 def expected(order: Cohort, width: float) -> float:
@@ -76,7 +76,7 @@ def constant(task: Task, order: Cohort, value: float) -> Replies:
     tree = {name: torch.full_like(old, value) for name, old in update.trees[0]["weights"].items()}
     around = uplink(order, task.blueprint, tuple(tree), torch.float32)
     rows = {name: row.unsqueeze(0) for name, row in tree.items()}
-    squeezed = Raw().compress(rows, {}, torch.ones(1), around)
+    squeezed = Raw().compress(around.flattened(rows), {}, torch.ones(1), around)
     return replace(update, trees=({"weights": tree},), symbols=(squeezed.symbols,))
 
 
@@ -241,7 +241,7 @@ def test_what_a_link_leaves_is_what_the_codec_packs() -> None:
     around = uplink(order, TASK.blueprint, tuple(came.trees[0]["delta"]), torch.float32)
     columns = Raw().pack(came.symbols[0], around)
     assert len(columns) == 3
-    whole, kept = Raw().restore(Raw().unpack(columns, around), around)
+    whole, kept = map(around.unflattened, Raw().restore(Raw().unpack(columns, around), around))
     part = within(order.slices[0], 0.375, TASK.blueprint)
     values, flags = (
         dense({n: v[0] for n, v in tree.items()}, part, TASK.blueprint) for tree in (whole, kept)

@@ -34,12 +34,12 @@ def test_limits_that_nothing_meets_are_refused_all_at_once() -> None:
 
 
 def test_what_is_not_given_follows_from_the_model() -> None:
-    most, half = Limits().most(BLUEPRINT), BLUEPRINT.local(BLUEPRINT.prefix(0.5))
-    assert Limits().most(half).message < most.message
-    assert Limits().most(half).header < most.header
+    most, half = Limits().for_model(BLUEPRINT), BLUEPRINT.local(BLUEPRINT.prefix(0.5))
+    assert Limits().for_model(half).message < most.message
+    assert Limits().for_model(half).header < most.header
     assert most.message > most.header + 4 * BLUEPRINT.numel()
     assert most.report > 6 + 8 + 16  # a number for every channel
-    given = Limits(message=9, header=8, report=7).most(BLUEPRINT)
+    given = Limits(message=9, header=8, report=7).for_model(BLUEPRINT)
     assert (given.message, given.header, given.report) == (9, 8, 7)
 
 

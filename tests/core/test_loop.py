@@ -60,7 +60,7 @@ def test_every_schedule_makes_progress(schedule: Schedule, mortality: float) -> 
     times = [step.time for step in steps]
     assert [step.index for step in steps] == list(range(5))
     assert times[0] > 0
-    # Equal devices answer at one moment, and an asynchronous step may follow at once.
+    # Equal devices reply at one moment, and an asynchronous round may follow at once.
     assert all(a <= b for a, b in pairwise(times))
     assert times[-1] > times[0]
     for step in steps:
@@ -323,7 +323,7 @@ def check_books(steps: list[Round], devices: int) -> None:
     seen: set[int] = set()
     before = 0.0
     for step in steps:
-        # Equal devices answer at one moment: an asynchronous step may follow at once.
+        # Equal devices reply at one moment: an asynchronous round may follow at once.
         assert step.time >= before
         assert step.time > 0
         before = step.time

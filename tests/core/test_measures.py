@@ -28,7 +28,7 @@ from anyfleet.methods import bn2, fedavg, whale
 from anyfleet.parts.aggregate import Diagnosed, Mean
 from anyfleet.parts.extract import FisherBlocks
 from anyfleet.parts.select import Largest
-from anyfleet.parts.train import Gradient, Sgd, Slim
+from anyfleet.parts.train import Decaying, Gradient, Sgd, Slim
 from anyfleet.runtime import Sequential, Stacked
 from tests.helpers import small
 
@@ -217,12 +217,13 @@ class Sam(Gradient):
 def test_sharpness_aware_minimisation_is_one_method_more() -> None:
     task = small.task(dropout=0.0, norm=False, dtype=torch.float64)
     method = fedavg(count=4, lr=0.1, batch_size=8)
-    sam = replace(method, train=Sam(method.train.lr, batch_size=8, rho=0.1))
+    train = Sam(Decaying(0.1), batch_size=8, rho=0.1)
+    sam = replace(method, train=train)
     one, two = (small.steps(sam, task, 2, engine=e)[-1] for e in (Sequential(), Stacked()))
     assert small.distance(one.params, two.params) < 1e-10
     plain = small.steps(method, task, 2)[-1]
     assert 1e-6 < small.distance(one.params, plain.params) < 0.1
-    still = replace(sam, train=replace(sam.train, rho=0.0))
+    still = replace(sam, train=replace(train, rho=0.0))
     assert small.distance(small.steps(still, task, 2)[-1].params, plain.params) < 1e-12
     flops = [small.rows(step)[0].flops for step in (one, plain)]
     assert flops[0] == 2 * flops[1]

@@ -125,11 +125,10 @@ def test_look_ups_begin_with_an_update_whose_biases_move_furthest() -> None:
 
 @pytest.mark.parametrize("codec", [Fgc(), Hq(), Uveq(), Uveq(dimension=1), TopK(0.15, Uveq())])
 def test_more_bits_are_never_for_worse(codec: Codec) -> None:
-    laid, envelope = heavy_update()
-    tree = envelope.unflattened(laid)
+    rows, layout = heavy_update()
     rates = [0.02, 0.05, 0.1, 0.2, 0.5, 0.8, 1.0]
     errors = [
-        float(codec.compress(tree, {}, torch.tensor([rate]).double(), envelope).distortion)
+        float(codec.compress(rows, {}, torch.tensor([rate]).double(), layout).distortion)
         for rate in rates
     ]
     # What is drawn at random varies a little.

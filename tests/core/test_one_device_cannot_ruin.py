@@ -19,7 +19,7 @@ from anyfleet.core.objectives import Task
 from anyfleet.core.screening import (
     EARLY,
     REMEMBERED,
-    Sizes,
+    UpdateSizes,
     Verdict,
     most_at_first,
     not_finite,
@@ -94,7 +94,9 @@ class Spoiling(Engine):
             return outcome
         update = self.spoil(outcome.reply)
         return (
-            outcome._replace(refused="gone") if update is None else outcome._replace(reply=update)
+            outcome._replace(refused_by_server="gone")
+            if update is None
+            else outcome._replace(reply=update)
         )
 
 
@@ -246,26 +248,28 @@ def test_nobody_is_refused_when_everybody_is_alike_however_large() -> None:
 MOST = 1e4  # where a change is absurd
 
 
-def known(*last: float, first: Sequence[float] = ()) -> Sizes:
+def known(*last: float, first: Sequence[float] = ()) -> UpdateSizes:
     """Devices 100, 101, ... with these sizes."""
-    return Sizes(np.arange(100, 100 + len(last)), np.array(last), np.array(first, dtype=float))
+    return UpdateSizes(
+        np.arange(100, 100 + len(last)), np.array(last), np.array(first, dtype=float)
+    )
 
 
-def judged(
-    before: Sizes, sizes: Sequence[float], devices: Sequence[int] = (), growth: float = 100.0
+def compared(
+    before: UpdateSizes, sizes: Sequence[float], devices: Sequence[int] = (), growth: float = 100.0
 ) -> Verdict:
     senders = np.array(devices or range(len(sizes)), dtype=np.int64)
-    return before.judge(senders, np.array(sizes, dtype=float), growth, MOST)
+    return before.compare(senders, np.array(sizes, dtype=float), growth, MOST)
 
 
 def above(last: Sequence[float], sizes: Sequence[float], devices: Sequence[int] = ()) -> list[bool]:
-    flags: list[bool] = judged(known(*last), sizes, devices).above.tolist()
+    flags: list[bool] = compared(known(*last), sizes, devices).above.tolist()
     return flags
 
 
 def test_the_limit_is_over_the_median_of_this_round_and_those_before() -> None:
     assert above([1.0, 1.0, 2.0], [201.0, 150.0, 1.0, 0.0]) == [True, False, False, False]
-    assert judged(known(1.0, 1.0, 2.0), [9.0]).median == 1.5
+    assert compared(known(1.0, 1.0, 2.0), [9.0]).median == 1.5
     assert above([1.0, 1.0, 2.0], [np.inf]) == [True]
 
 
@@ -280,32 +284,32 @@ def test_it_is_without_effect_before_three_devices_and_zeros_do_not_count() -> N
 def test_before_three_devices_only_what_is_absurd_is_refused() -> None:
     assert above([], [1.0, 1.01 * MOST]) == [False, True]
     assert above([], [0.99 * MOST]) == [False]
-    assert "with nothing to compare it with" in judged(known(), [1.0]).limit
-    assert not judged(known(), [1e38], growth=math.inf).above.any()
+    assert "with nothing to compare it with" in compared(known(), [1.0]).limit
+    assert not compared(known(), [1e38], growth=math.inf).above.any()
 
 
 def test_a_device_has_one_voice_however_often_it_sends() -> None:
     assert above([], [1.0] * 9 + [1e3], [0] * 9 + [1]) == [False] * 10  # two devices, not ten
     # Its own five sizes are one: the median is that of three others.
     assert above([1.0, 1.0, 1.0], [1e3] * 5, [0] * 5) == [True] * 5
-    assert judged(known(1.0, 2.0, 8.0), [4.0, 6.0, 50.0, 0.0], [100] * 4).median == 6.0
-    assert judged(known(1.0, 2.0), [4.0, 6.0, 50.0, 0.0], [7] * 4).median == 2.0
-    assert judged(known(1.0, 3.0), [2.0, 9.0, 1.0], [7] * 3).median == 2.0
+    assert compared(known(1.0, 2.0, 8.0), [4.0, 6.0, 50.0, 0.0], [100] * 4).median == 6.0
+    assert compared(known(1.0, 2.0), [4.0, 6.0, 50.0, 0.0], [7] * 4).median == 2.0
+    assert compared(known(1.0, 3.0), [2.0, 9.0, 1.0], [7] * 3).median == 2.0
 
 
 def test_a_device_alone_cannot_have_the_past_forgotten() -> None:
     past = known(*[1e-3] * 50)
-    verdict = judged(past, [1.0, 1.1, 0.9], [0, 0, 0])
+    verdict = compared(past, [1.0, 1.1, 0.9], [0, 0, 0])
     assert verdict.above.all()
     assert verdict.known is past
-    assert judged(past, [1.0, 1.1, 0.9], [0, 1, 0]).above.all()
+    assert compared(past, [1.0, 1.1, 0.9], [0, 1, 0]).above.all()
 
 
 def test_the_order_of_arrival_does_not_matter() -> None:
     sizes, devices = np.array([5.0, 1e4, 0.0, 2.0, 400.0]), np.array([3, 1, 1, 4, 3])
     order = np.array([3, 1, 4, 0, 2])
     one, two = (
-        judged(known(1.0, 3.0), sizes[rows].tolist(), devices[rows].tolist())
+        compared(known(1.0, 3.0), sizes[rows].tolist(), devices[rows].tolist())
         for rows in (np.arange(5), order)
     )
     assert one.above[order].tolist() == two.above.tolist()
@@ -317,7 +321,7 @@ def test_the_order_of_arrival_does_not_matter() -> None:
 def test_when_all_updates_of_a_round_are_larger_the_training_has_changed() -> None:
     """A learning rate that grows a thousandfold must not end the run, nor open the door."""
     past = known(*[1e-3] * 50)
-    verdict = judged(past, [1.0, 1.1, 3e38, 0.9])
+    verdict = compared(past, [1.0, 1.1, 3e38, 0.9])
     assert verdict.above.tolist() == [False, False, True, False]
     assert len(verdict.known.device) == 0
     assert above([1e-3] * 50, [1.0, 1.1, 1e-3]) == [True, True, False]  # somebody is as before
@@ -332,17 +336,17 @@ def test_what_is_absurd_is_no_change_of_the_training() -> None:
 def test_the_limit_does_not_shrink_below_what_the_first_devices_sent() -> None:
     """Who joins late, with data that nobody had, begins as the others began."""
     converged = [1e-6] * 30
-    assert judged(known(*converged), [1.0], [7]).above.tolist() == [True]
+    assert compared(known(*converged), [1.0], [7]).above.tolist() == [True]
     early = known(*converged, first=[1.0, 0.5, 2.0])
-    assert judged(early, [1.0, 101.0], [7, 8]).above.tolist() == [False, True]
-    assert judged(early, [1.0], [7]).median == 1.0
+    assert compared(early, [1.0, 101.0], [7, 8]).above.tolist() == [False, True]
+    assert compared(early, [1.0], [7]).median == 1.0
     # Two may both be attackers; three have a majority.
-    assert judged(known(*converged, first=[1.0, 1.0]), [1.0], [7]).above.all()
+    assert compared(known(*converged, first=[1.0, 1.0]), [1.0], [7]).above.all()
 
 
 def test_only_the_last_devices_that_counted_are_remembered() -> None:
     count = REMEMBERED + 10
-    sizes = Sizes.none().after(np.arange(count), np.arange(count, dtype=np.float64))
+    sizes = UpdateSizes.none().after(np.arange(count), np.arange(count, dtype=np.float64))
     assert sizes.device.tolist() == sizes.last.tolist() == list(range(10, count))
     again = sizes.after(np.array([3, 20, 20, 20]), np.array([0.0, 7.0, 9.0, 8.0]))
     assert len(again.device) == REMEMBERED
@@ -352,13 +356,13 @@ def test_only_the_last_devices_that_counted_are_remembered() -> None:
 
 
 def test_of_the_first_devices_the_first_sizes_stay() -> None:
-    sizes = Sizes.none()
+    sizes = UpdateSizes.none()
     for step in range(EARLY + 5):
         sizes = sizes.after(np.array([0, step]), np.array([1.0, 10.0 + step]))
     assert sizes.first.tolist() == [5.5, *(10.0 + n for n in range(1, EARLY))]
-    whole = Sizes.none().after(np.arange(EARLY + 5), np.ones(EARLY + 5))
+    whole = UpdateSizes.none().after(np.arange(EARLY + 5), np.ones(EARLY + 5))
     assert len(whole.first) == EARLY + 5  # nobody of a round is preferred
-    assert len(Sizes.none().after(np.arange(5000), np.ones(5000)).first) == REMEMBERED
+    assert len(UpdateSizes.none().after(np.arange(5000), np.ones(5000)).first) == REMEMBERED
 
 
 def test_where_a_change_is_absurd_goes_by_the_initial_model() -> None:
@@ -374,11 +378,11 @@ def test_where_a_change_is_absurd_goes_by_the_initial_model() -> None:
 
 def test_refused_updates_do_not_enter_it() -> None:
     played = steps(METHOD, filled(HUGE), 2)
-    sizes = played[-1].snapshot.sizes["params"]
+    sizes = played[-1].snapshot.update_sizes["params"]
     assert sizes.device.tolist() == [0, 2, 3, 4]
     assert sizes.last.max() < 1
     assert len(sizes.first) == 4
-    assert len(played[-1].snapshot.sizes["buffers"].device) == 0
+    assert len(played[-1].snapshot.update_sizes["buffers"].device) == 0
 
 
 @pytest.mark.parametrize(
@@ -426,11 +430,14 @@ def test_a_resumed_run_refuses_what_the_whole_run_refuses() -> None:
         return list(islice(run(method, task, Simulated(task, small.world(task), 0), 0), count))
 
     half = honest_first(8)[-1]
-    assert len(half.snapshot.sizes["params"].device) >= 3
+    assert len(half.snapshot.update_sizes["params"].device) >= 3
     later = []
-    for sizes in (half.snapshot.sizes, dict.fromkeys(half.snapshot.sizes, Sizes.none())):
+    for sizes in (
+        half.snapshot.update_sizes,
+        dict.fromkeys(half.snapshot.update_sizes, UpdateSizes.none()),
+    ):
         runtime = Simulated(task, small.world(task), 0, engine=engine)
-        saved = replace(half.snapshot, sizes=sizes)
+        saved = replace(half.snapshot, update_sizes=sizes)
         later.append(next(run(method, task, runtime, 0, resume=saved)))
     kept, forgotten = ([row.failure for row in small.rows(step)] for step in later)
     assert kept[0].startswith("refused: size")
@@ -483,7 +490,7 @@ def test_a_model_that_is_not_finite_is_refused_and_everything_kept(part: Aggrega
             f"held: the new model is not finite: {after.diagnostics['not_finite'][0]}"
         }
         assert (after.snapshot.acknowledged == -1).all()
-        assert before.snapshot.sizes["params"] is after.snapshot.sizes["params"]
+        assert before.snapshot.update_sizes["params"] is after.snapshot.update_sizes["params"]
 
 
 class Counting(WholeModel):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from anyfleet.core import local_training as local
 from anyfleet.core.client import work
 from anyfleet.core.messages import DeviceState
-from anyfleet.core.padding import mixed
+from anyfleet.core.padding import unpaddable
 from anyfleet.elastic import Slice
 from anyfleet.measure import fisher
 from anyfleet.methods import fedavg
@@ -103,7 +103,7 @@ def by_hand(name: str, device: int, key: Tensor) -> dict[str, Tensor]:
 @pytest.mark.parametrize("name", CASES)
 def test_training_is_that_of_a_plain_loop(name: str) -> None:
     task = built(name)[1]
-    assert bool(mixed(task)) == (name in SEEN)
+    assert bool(unpaddable(task)) == (name in SEEN)
     sizes = [len(task.data(device)) for device in range(DEVICES)]
     assert len(set(sizes)) > 2
     devices = [d for d, n in enumerate(sizes) if n % BATCH > 1 and n > BATCH][:2]
@@ -139,12 +139,12 @@ def test_a_loss_that_cannot_be_tried_is_not_padded() -> None:
         return entropy(output, target)
 
     task = built("time first")[1]
-    assert not mixed(task)
-    assert mixed(replace(task, loss=picky))
+    assert not unpaddable(task)
+    assert unpaddable(replace(task, loss=picky))
     # Without test data, a device's own targets tell as much.
     nothing = Data(task.test.x[:0], task.test.y[:0])
-    assert not mixed(replace(task, test=nothing))
-    assert mixed(replace(task, test=nothing, loss=contrasted))
+    assert not unpaddable(replace(task, test=nothing))
+    assert unpaddable(replace(task, test=nothing, loss=contrasted))
 
 
 def test_a_stack_that_cannot_be_padded_is_refused() -> None:

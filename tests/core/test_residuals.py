@@ -19,7 +19,7 @@ from anyfleet.core.messages import Aggregated, DeviceState, Kind, Params
 from anyfleet.core.method import Method
 from anyfleet.core.objectives import Task
 from anyfleet.core.orders import Cohort
-from anyfleet.core.residuals import SENT, recalled, squeeze
+from anyfleet.core.residuals import SENT, compress_updates, residual_of
 from anyfleet.core.slots import State
 from anyfleet.core.updates import Updates
 from anyfleet.core.view import View
@@ -211,7 +211,7 @@ def test_all_that_was_learned_is_delivered_or_still_owed(name: str) -> None:
     heard, owing = found.steps[-1].snapshot.acknowledged, 0
     for device in range(TASK.devices):
         total = summed(learned(each.order, each.before) for each in finished(found, device))
-        owed = recalled(found.runtime.state(device), SLOT, int(heard[device]))
+        owed = residual_of(found.runtime.state(device), SLOT, int(heard[device]))
         accounted = summed([*delivered(found, device), owed])
         owing += bool(owed)
         assert small.distance(accounted, total) < 1e-12 if owed else not any_of(total)
@@ -263,8 +263,8 @@ def test_only_what_was_not_heard_is_sent_again() -> None:
     assert memory.last_sent_order == first.id[0]
     assert small.identical(memory.tensors[SENT], sent)
     left = memory.tensors[SLOT]
-    assert small.identical(recalled(memory, SLOT, int(first.id[0])), left)
-    again = recalled(memory, SLOT, -1)
+    assert small.identical(residual_of(memory, SLOT, int(first.id[0])), left)
+    again = residual_of(memory, SLOT, -1)
     assert small.identical(again, {name: left[name] + sent[name] for name in left})
 
 
@@ -307,10 +307,10 @@ def test_what_was_not_trained_is_owed_as_before(codec: ErrorFeedback) -> None:
     )
     trained = torch.arange(10) % 3 == 0  # of ten labels
     mask = {"10.bias": trained, "10.weight": trained[:, None].expand(10, 16)}
-    found = squeeze(order, (DeviceState(tensors={SLOT: left}),), update, mask, TASK)
+    found = compress_updates(order, (DeviceState(tensors={SLOT: left}),), update, mask, TASK)
     for name, value in update.items():
         flags = mask.get(name, torch.ones_like(value, dtype=torch.bool))
-        expected = torch.where(flags, left[name] + value - found.tree[name][0], left[name])
+        expected = torch.where(flags, left[name] + value - found.received[name][0], left[name])
         assert torch.allclose(found.state[name][0], expected, rtol=1e-6, atol=1e-6), name
 
 
@@ -320,7 +320,7 @@ def test_a_width_owes_to_its_own_normalisation_alone() -> None:
         for share in (0.5, 0.25)
     )
     (memory,) = work(wide, (DeviceState(),), TASK).states
-    left = recalled(memory, SLOT, int(wide.id[0]))
+    left = residual_of(memory, SLOT, int(wide.id[0]))
     assert "1.weight" not in left
     (own,) = (name for name in left if name.startswith("1.weight@"))
     assert left[own].any()
@@ -328,7 +328,7 @@ def test_a_width_owes_to_its_own_normalisation_alone() -> None:
     local = TASK.blueprint.local(narrow.slices[0])
     nothing = {n: torch.zeros(local.shape(n), dtype=torch.float64) for n in TASK.params}
     later = replace(narrow, acknowledged=wide.id)
-    found = squeeze(later, (memory,), nothing, {}, TASK)
-    owed = {name: found.state[name] + found.tree[name] for name in nothing}
+    found = compress_updates(later, (memory,), nothing, {}, TASK)
+    owed = {name: found.state[name] + found.received[name] for name in nothing}
     assert owed["0.weight"].any()
     assert not owed["1.weight"].any()

@@ -155,9 +155,9 @@ class Squeezes(Raw):
     change: Change = field(default=tuple)
 
     def compress(
-        self, tree: Params, state: Params, sent_fraction: Tensor, layout: MessageLayout
+        self, rows: Params, state: Params, sent_fraction: Tensor, layout: MessageLayout
     ) -> Any:
-        return self.change(super().compress(tree, state, sent_fraction, layout))
+        return self.change(super().compress(rows, state, sent_fraction, layout))
 
 
 @dataclass(frozen=True)
@@ -297,7 +297,10 @@ WRONG: dict[str, tuple[Method, str]] = {
         r"schedule=.*not idle \(0\)",
     ),
     "neither yes nor no": (schedules("ready", lambda _: None), r"True or False from `ready`"),
-    "no time": (schedules("alarm", lambda _: float("nan")), r"seconds .* from `alarm`"),
+    "no time": (
+        schedules("alarm", lambda _: float("nan")),
+        r"a time in seconds, or None, from `alarm`",
+    ),
     "not enough": (schedules("enough", lambda _: 0), r"at least 1 from `enough`"),
     "an order to drop": (schedules("drop", lambda _: (99,)), r"not under way \(99\)"),
     "orders to drop by flags": (
@@ -403,8 +406,8 @@ WRONG: dict[str, tuple[Method, str]] = {
     ),
     "nothing squeezed": (sends(lambda _: None), r"uplink=.*Compressed"),
     "squeezed out of shape": (
-        sends(lambda s: replace(s, tree={n: v[0] for n, v in s.tree.items()})),
-        r"uplink=.*of the tree .*due is a tensor",
+        sends(lambda s: replace(s, received={n: v[0] for n, v in s.received.items()})),
+        r"uplink=.*of received .*due is a tensor",
     ),
     "bits without number": (
         sends(lambda s: replace(s, bits=s.bits * float("nan"))),

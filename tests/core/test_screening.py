@@ -140,7 +140,7 @@ def test_reports_have_bounds(report: dict[Any, Any], reason: str) -> None:
 
 
 def test_a_report_has_few_names_and_numbers() -> None:
-    most = Limits().most(TASK.blueprint).report
+    most = Limits().for_model(TASK.blueprint).report
     assert refusal(told({f"own {i}": 1.0 for i in range(65)})).startswith("report: ")
     assert refusal(told({"own": (1.0,) * most})).startswith(f"report: {most + 2} numbers")
     assert refusal(told({"own": (1.0,) * (most - 10)})) == ""

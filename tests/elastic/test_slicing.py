@@ -196,7 +196,7 @@ def test_first_is_a_whole_number() -> None:
 @pytest.mark.parametrize("name", ["lenet", "joined"])
 def test_a_share_that_is_no_number_is_refused(name: str) -> None:
     """Also where a plain share would cut nothing."""
-    with pytest.raises(SliceError, match="share lies in"):
+    with pytest.raises(SliceError, match="width must lie in"):
         traced(name).blueprint.counts(math.nan)
 
 

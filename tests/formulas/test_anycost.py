@@ -1,4 +1,4 @@
-"""AnycostFL's shrinking, compressing and aggregating, with the numbers of METHODS."""
+"""AnycostFL's shrinking, compressing and aggregating, with the numbers of the specification."""
 
 import numpy as np
 import pytest

@@ -123,7 +123,7 @@ def check_bounds(cohort: Cohort, plans: AnycostPlans) -> None:
 
 
 def test_3_examples() -> None:
-    """The table of METHODS: tight, saturated, at the cap, and no plan at all."""
+    """The table of the specification: tight, saturated, at the cap, and no plan at all."""
     cycles = 833 * np.array([4.5e6, 4.5e6, 7.3e6, 4.5e6])
     budgets = replace(DEVICE, cycles=cycles, energy=np.array([6, 6, 6, 0.01]))
     plans = anycost_plans(budgets, beta_max=np.array([1, 1 / 15, 1 / 15, 1 / 15]))

@@ -1,4 +1,4 @@
-"""Probabilities that are learned, and norms: whom to ask, with the numbers of METHODS."""
+"""Probabilities that are learned, and norms: whom to ask, with the numbers of the specification."""
 
 from itertools import combinations, permutations
 

@@ -1,4 +1,4 @@
-"""Codecs and weights by error, with the numbers of METHODS."""
+"""Codecs and weights by error, with the numbers of the specification."""
 
 import math
 from typing import Literal

@@ -1,4 +1,4 @@
-"""Angles and subsets, with the numbers of METHODS."""
+"""Angles and subsets, with the numbers of the specification."""
 
 from typing import get_args
 

@@ -1,4 +1,4 @@
-"""Losses and reference steps on prefixes, with the numbers of METHODS."""
+"""Losses and reference steps on prefixes, with the numbers of the specification."""
 
 from collections.abc import Callable, Sequence
 

@@ -1,4 +1,4 @@
-"""Columns over lossy links, with the numbers of METHODS."""
+"""Columns over lossy links, with the numbers of the specification."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anyfleet.formulas.links import leading_columns
-from anyfleet.formulas.reference.delivery import (
+from anyfleet.formulas.reference.lossy_links import (
     all_delivered,
     column_coverage,
     delivered_chances,

@@ -1,4 +1,4 @@
-"""Sub-models and their means, with the numbers of METHODS."""
+"""Sub-models and their means, with the numbers of the specification."""
 
 import numpy as np
 import pytest

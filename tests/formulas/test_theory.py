@@ -1,4 +1,4 @@
-"""Indices, bounds and conditions of the papers' theory, with the numbers of METHODS."""
+"""Indices, bounds and conditions of the papers' theory, with the numbers of the specification."""
 
 import math
 from dataclasses import replace

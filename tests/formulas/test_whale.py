@@ -1,4 +1,4 @@
-"""Utility, levels and regions of WHALE-FL, with the numbers of METHODS."""
+"""Utility, levels and regions of WHALE-FL, with the numbers of the specification."""
 
 import math
 

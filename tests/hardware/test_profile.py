@@ -11,15 +11,15 @@ import pytest
 import torch
 
 from anyfleet import config
-from anyfleet.cli.profile import profile_machine
+from anyfleet.cli.fleet import profile_machine
 from anyfleet.core.messages import Conditions
 from anyfleet.core.time_and_energy import Counts, effort_of
 from anyfleet.elastic.cost.memory import Live
 from anyfleet.errors import ConfigError
 from anyfleet.hardware.probes import STEPS, Peak, Sample, measure, weigh
 from anyfleet.hardware.profile import (
+    FittedSpeed,
     Profile,
-    Rates,
     as_toml,
     conclude,
     fit,
@@ -31,7 +31,7 @@ from anyfleet.world import Fleet, Group
 from anyfleet.world.quantities import When
 from tests.helpers import small
 
-TRUE = Rates(speed=3e9, overhead=0.002, latency=1e-4, bandwidth=5e8)
+TRUE = FittedSpeed(speed=3e9, overhead=0.002, latency=1e-4, bandwidth=5e8)
 Demands = tuple[float, float, float, float]
 # Demands that do not go along with each other: steps, calls, FLOP, bytes.
 DEMANDS: list[Demands] = [
@@ -44,13 +44,13 @@ DEMANDS: list[Demands] = [
 ]
 
 
-def sampled(rates: Rates, demands: Sequence[Demands] = DEMANDS) -> list[Sample]:
+def sampled(rates: FittedSpeed, demands: Sequence[Demands] = DEMANDS) -> list[Sample]:
     """What a machine with these rates would show."""
     rows = [Sample("net", 1.0, 0, *demand, 1.0) for demand in demands]
     return [replace(row, seconds=rates.seconds(row)) for row in rows]
 
 
-def close(found: Rates, wanted: Rates, tolerance: float = 1e-6) -> bool:
+def close(found: FittedSpeed, wanted: FittedSpeed, tolerance: float = 1e-6) -> bool:
     pairs = zip(vars(found).values(), vars(wanted).values(), strict=True)
     return all(math.isclose(a, b, rel_tol=tolerance) for a, b in pairs)
 
@@ -65,10 +65,10 @@ def test_the_fit_finds_a_known_machine() -> None:
         replace(TRUE, overhead=0.0),
         replace(TRUE, latency=0.0),
         replace(TRUE, bandwidth=math.inf),
-        Rates(2e10, 0.0, 0.0, math.inf),
+        FittedSpeed(2e10, 0.0, 0.0, math.inf),
     ],
 )
-def test_the_fit_finds_a_machine_without_some_of_the_costs(rates: Rates) -> None:
+def test_the_fit_finds_a_machine_without_some_of_the_costs(rates: FittedSpeed) -> None:
     found = fit(sampled(rates))
     assert math.isclose(found.speed, rates.speed, rel_tol=1e-6)
     assert found.overhead == pytest.approx(rates.overhead, abs=1e-9)
@@ -108,7 +108,7 @@ def test_the_error_is_relative_to_what_was_measured() -> None:
     assert TRUE.error(replace(sample, seconds=sample.seconds * 2)) == pytest.approx(-0.5)
 
 
-def machine(rates: Rates = TRUE) -> Profile:
+def machine(rates: FittedSpeed = TRUE) -> Profile:
     return Profile(rates, 2e9, tuple(sampled(rates)), ())
 
 
@@ -118,8 +118,8 @@ def loaded(row: str) -> Fleet:
     return fleet
 
 
-@pytest.mark.parametrize("rates", [TRUE, Rates(1e9, 0.0, 0.0, math.inf)])
-def test_a_row_is_a_group_of_a_fleet_file(rates: Rates) -> None:
+@pytest.mark.parametrize("rates", [TRUE, FittedSpeed(1e9, 0.0, 0.0, math.inf)])
+def test_a_row_is_a_group_of_a_fleet_file(rates: FittedSpeed) -> None:
     (group,) = loaded(as_toml(machine(rates), 'a "small" one')).groups
     assert group == Group(
         name='a "small" one',
@@ -138,7 +138,7 @@ def test_the_simulated_clock_says_what_the_profile_says() -> None:
     for sample in sampled(TRUE):
         counts = Counts(sample.flops, sample.flops, sample.flops * 3)
         effort = effort_of(
-            counts, 0.5, steps=int(sample.steps), calls=sample.calls, moved=sample.moved
+            counts, 0.5, steps=int(sample.local_steps), calls=sample.calls, moved=sample.moved
         )
         (seconds,) = effort.seconds(own, np.array([np.nan]))
         assert seconds == pytest.approx(TRUE.seconds(sample))
@@ -161,10 +161,11 @@ def test_this_machine_has_memory() -> None:
 def test_a_tiny_net_can_be_profiled() -> None:
     task = small.task()
     found = profile({"tiny": task}, batch=8)
-    assert [(s.net, s.first) for s in found.samples] == [("tiny", f) for f in (0, 2) * 3]
+    measured = [(s.net, s.first_trained_layer) for s in found.samples]
+    assert measured == [("tiny", first) for first in (0, 2) * 3]
     assert all(s.seconds > 0 for s in found.samples)
-    assert {s.steps for s in found.samples} == {STEPS}
-    assert found.rates.speed > 0
+    assert {s.local_steps for s in found.samples} == {STEPS}
+    assert found.fitted.speed > 0
     assert found.memory > 0
 
 
@@ -174,8 +175,8 @@ def test_a_sample_demands_what_the_clock_would_charge() -> None:
     large, little = (measure("tiny", task, s, 8) for s in (whole, narrow))
     assert large.calls == little.calls
     assert large.flops > 2 * little.flops
-    assert large.share == 1.0
-    assert 0.2 < little.share < 0.4
+    assert large.width == 1.0
+    assert 0.2 < little.width < 0.4
 
 
 def test_measuring_leaves_the_number_of_threads_alone() -> None:
@@ -214,7 +215,7 @@ def test_the_peak_holds_model_gradient_and_activations() -> None:
 def test_the_command_adds_a_row_to_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("anyfleet.cli.profile.standard", lambda batch: {"tiny": small.task()})
+    monkeypatch.setattr("anyfleet.cli.fleet.standard", lambda batch: {"tiny": small.task()})
     file = tmp_path / "fleet.toml"
     file.write_text('[[fleet.groups]]\nname = "there before"\n')
     profile_machine(file, batch=4, name="new")
@@ -229,7 +230,7 @@ def test_the_command_adds_a_row_to_a_file(
 def test_a_file_that_cannot_take_a_row_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("anyfleet.cli.profile.standard", lambda batch: pytest.fail("measured"))
+    monkeypatch.setattr("anyfleet.cli.fleet.standard", lambda batch: pytest.fail("measured"))
     file = tmp_path / "fleet.toml"
     file.write_text("[fleet]\ngroups = []\n")
     with pytest.raises(ConfigError, match=r"fleet\.toml"):

@@ -1,4 +1,4 @@
-"""An order and its answer as bytes, and what becomes of them when they are not as they were."""
+"""An order and its reply as bytes, and a check that changed bytes are refused."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def refused(
     order: Cohort = ORDER,
     limits: Limits | None = None,
 ) -> None:
-    """As the order, or as the answer, that it begins as."""
+    """Check that bytes are refused for a reason, as the order or the reply that they begin as."""
     down = data[2:3] == b"o"
     with pytest.raises(BadMessage, match=match) as caught:
         (decode_order(data, TASK, (), limits) if down else decode_reply(data, order, TASK, limits))

@@ -1,4 +1,4 @@
-"""Tiny data sets: in the public formats, written into a folder, and one with owners."""
+"""Tiny data sets: files in the public formats, and one with owners."""
 
 import gzip
 import json
@@ -13,6 +13,7 @@ from anyfleet.tasks.idx import encode_idx
 
 
 def write_idx(folder: Path, *, train: int = 60, test: int = 20, side: int = 28) -> None:
+    """Write images and labels in the IDX format, as MNIST has them."""
     folder.mkdir(parents=True)
     rng = np.random.default_rng(0)
     for split, count in (("train", train), ("t10k", test)):
@@ -24,6 +25,7 @@ def write_idx(folder: Path, *, train: int = 60, test: int = 20, side: int = 28) 
 
 
 def write_cifar(folder: Path, *, rows: int = 10) -> None:
+    """Write images in the binary format of CIFAR-10."""
     folder.mkdir(parents=True)
     rng = np.random.default_rng(0)
     for name in (*(f"data_batch_{n}" for n in range(1, 6)), "test_batch"):
@@ -33,6 +35,7 @@ def write_cifar(folder: Path, *, rows: int = 10) -> None:
 
 
 def write_har(folder: Path, *, users: int = 30, windows: int = 8) -> None:
+    """Write sensor windows as the task Har reads them."""
     folder.mkdir(parents=True)
     rng = np.random.default_rng(0)
     count = users * windows
@@ -45,6 +48,7 @@ def write_har(folder: Path, *, users: int = 30, windows: int = 8) -> None:
 
 
 def write_shakespeare(folder: Path, *, speakers: int = 5, length: int = 200) -> None:
+    """Write speeches as the task Shakespeare reads them."""
     folder.mkdir(parents=True)
     lines = [
         json.dumps({"client": f"play/{n}", "text": ("abcdefg \n"[n:] * length)[:length]})

@@ -1,4 +1,4 @@
-"""A task small enough for every test: ten classes of noisy patterns, a net with all the trouble."""
+"""A task small enough for every test: ten classes of noisy patterns, and a net with every layer."""
 
 import math
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ PIXELS = 8
 
 
 def patterns(count: int, seed: int) -> Data:
-    """Noisy copies of ten fixed pictures."""
+    """Return noisy copies of ten fixed pictures."""
     centres = torch.randn(10, 1, PIXELS, PIXELS, generator=torch.Generator().manual_seed(99))
     noise = torch.Generator().manual_seed(seed)
     y = torch.randint(0, 10, (count,), generator=noise)
@@ -32,7 +32,7 @@ def patterns(count: int, seed: int) -> Data:
 
 
 def net(*, dropout: float = 0.2, norm: bool = True) -> nn.Sequential:
-    """Convolutions, batch norm, dropout, flatten into linear."""
+    """Return a net with convolutions, batch norm, dropout, and flatten into linear."""
     with torch.random.fork_rng():
         torch.manual_seed(3)
         return nn.Sequential(
@@ -60,7 +60,7 @@ def task(
     dtype: torch.dtype = torch.float32,
     partition: Partition | None = None,
 ) -> Task:
-    """Equal or unequal data sizes; sizes are not multiples of the batch."""
+    """Return a task with equal or unequal data sizes, which are not multiples of the batch size."""
     rule = partition or (Iid(samples=37) if equal else LogNormalSizes())
     split = Split(devices=devices, partition=rule, test_share=0.2, server=40, seed=5)
     made = Task.of(net(dropout=dropout, norm=norm), patterns(500, 1), patterns(120, 2), split=split)
@@ -68,7 +68,7 @@ def task(
 
 
 def world(problem: Task, fleet: Fleet | None = None, seed: int = 0) -> World:
-    """The fleet's devices, one for each of the task."""
+    """Return the world of a fleet, with one device for each of the task."""
     samples = np.array([len(problem.data(device)) for device in range(problem.devices)])
     return (fleet or Fleet()).build(samples, seed)
 
@@ -83,29 +83,29 @@ def steps(
     seed: int = 0,
     limits: Limits | None = None,
 ) -> list[Round]:
-    """The first steps of a run."""
+    """Return the first rounds of a run."""
     there = world(problem, fleet, seed)
     runtime = Simulated(problem, there, seed, engine=engine or Sequential(), limits=limits)
     return list(islice(run(method, problem, runtime, seed), count))
 
 
 def padded(method: Method) -> Method:
-    """As links that lose columns need it: devices keep their model, and send all of it."""
+    """Return the method as lossy links need it: devices keep their model, and send weights."""
     return replace(method, send="weights", cache=True)
 
 
-def rows(step: Round) -> list[SimpleNamespace]:
-    """The ledger of a step, order by order."""
-    return [SimpleNamespace(**row) for row in step.ledger.as_dicts()]
+def rows(round_: Round) -> list[SimpleNamespace]:
+    """Return the ledger of a round, order by order."""
+    return [SimpleNamespace(**row) for row in round_.ledger.as_dicts()]
 
 
 def identical(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
-    """Bit for bit."""
+    """Return whether two trees are equal bit for bit."""
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
-    """Of the whole vector, relative."""
+    """Return the relative distance of two trees as vectors."""
     change = sum(float((a[name] - b[name]).double().square().sum()) for name in a)
     size = sum(float(a[name].double().square().sum()) for name in a)
     return math.sqrt(change / size)

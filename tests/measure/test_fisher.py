@@ -177,6 +177,8 @@ def test_a_fisher_chooser_gets_fisher_whatever_the_trainer_and_keeps_it_to_itsel
     utilities = [row.utility for row in small.rows(small.steps(method, task, 3)[-1])]
     assert any(0 < each <= 1 for each in utilities)
     row = small.rows(small.steps(method, task, 1)[0])[0]
+    # A number that nobody asked for would be refused, and the update with it.
+    assert row.failure == ""
     assert np.isnan(row.fisher)
     bits = small.rows(small.steps(fedavg(count=4), task, 1)[0])[0].bits_up
     assert row.bits_up == bits + 32  # of which the choice from the menu
@@ -198,13 +200,19 @@ def cost(method: Method, step: int = 0) -> float:
     )
 
 
+def measuring(method: Method, fisher: Fisher) -> Method:
+    """The method, with another way of measuring."""
+    assert isinstance(method.choose, FisherUtility)
+    return replace(method, choose=replace(method.choose, fisher=fisher))
+
+
 def test_its_cost_is_charged_and_can_be_lowered() -> None:
     # Everybody takes part, so that step 1 is everybody's second order.
     base = replace(INFORMED, select=whale().select)
     plain = cost(replace(base, choose=fedavg().choose), 1)
     full = cost(base, 1)
-    assert cost(replace(base, choose=replace(base.choose, fisher=Fisher(every=5))), 1) - plain < 0.35 * (full - plain)
-    assert cost(replace(base, choose=replace(base.choose, fisher=Fisher(samples=2))), 1) < full
+    assert cost(measuring(base, Fisher(every=5)), 1) - plain < 0.35 * (full - plain)
+    assert cost(measuring(base, Fisher(samples=2)), 1) < full
     # One pass over every sample, and a forward pass over each batch for its statistics.
     sample = Priced(small.task().blueprint, Slice(), 8).sample
     once = sample.flops + sample.forward_flops

@@ -93,7 +93,7 @@ def test_1_16_links_that_carry_everything_leave_the_error_of_the_quantiser() -> 
     method = fedhq(sent_fraction=1.0, keep=1.0, **SETTINGS)
     assert isinstance(method.uplink, Hq)
     (step,) = small.steps(method, TASK, 1)
-    assert step.ledger.sent_fraction .tolist() == [1.0] * len(step.ledger)
+    assert step.ledger.sent_fraction.tolist() == [1.0] * len(step.ledger)
     bound = float(qsgd_error_bound(method.uplink.bucket, method.uplink.quantisation_levels[-1]))
     assert 0 < step.ledger.distortion.max() <= bound
     # Errors of devices are independent, and the weights next to those by samples.

@@ -168,9 +168,14 @@ def test_the_fleets_of_the_page_about_fleets_work(tmp_path: Path) -> None:
 
 def test_the_codec_of_the_page_about_codecs_works(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "codecs.md").read_text(encoding="utf-8")
-    (program,) = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    (tmp_path / "rounded.py").write_text(program)
-    codec = runpy.run_path(str(tmp_path / "rounded.py"))["Rounded"](step=1e-3)
+    blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    (tmp_path / "one_bit.py").write_text("\n".join(blocks))
+    found = runpy.run_path(str(tmp_path / "one_bit.py"))
+    assert {name: rows.shape for name, rows in found["found"].received.items()} == {
+        "w": (2, 12),
+        "b": (2, 3),
+    }
+    codec = found["OneBit"]()
     method = replace(fedavg(count=3, lr=0.05), uplink=codec)
     (moment,) = play(Experiment(Embedded(devices=4, limit=600), method, rounds=1))
     assert moment.record.replies == 3

@@ -20,7 +20,7 @@ CASES = messages()
 
 def test_there_are_messages_of_every_codec_and_kind_both_ways() -> None:
     uplinks = {type(case.order.job.uplink).__name__ for case in CASES if case.up}
-    assert uplinks == set(codecs.__all__)
+    assert uplinks == set(codecs.__all__) - {"Quantiser"}
     assert {case.order.kind for case in CASES} == set(Kind)
     assert {case.up for case in CASES} == {True, False}
     assert {float(case.order.column_width[0]) for case in CASES} == {0.25, 1.0}

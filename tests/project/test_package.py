@@ -3,22 +3,27 @@
 import ast
 import importlib
 import os
+import pydoc
 import re
 import shlex
 import shutil
 import subprocess
 import sys
 import sysconfig
+import textwrap
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
+from typing import get_args, get_type_hints
 
 import pytest
 from typer.testing import CliRunner
 
 import anyfleet
+from anyfleet import parts
 from anyfleet.cli.app import app
+from anyfleet.core.method import SLOTS
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "anyfleet"
@@ -42,7 +47,8 @@ LAYERS = (
     ("analysis experiment hardware store",),
     ("methods",),
     ("parts", "world runtime wire", "tasks"),
-    ("core measure",),
+    ("measure",),
+    ("core",),
     ("elastic rng names errors config arrays formulas papers arguments tracebacks",),
 )
 ROOMS = {
@@ -101,6 +107,105 @@ def test_the_layer_test_can_fail() -> None:
     assert not may_import("elastic", "core")
 
 
+# --- the inside of the core, and cycles -----------------------------------------------------------
+
+# The modules of `core`, from the lowest to the highest: each may import only those before it, also
+# for types only. Whoever adds a module gives it a place.
+CORE = tuple(
+    name
+    for line in (
+        # values, and what an author sees
+        "messages limits objectives index_sets layout updates training_work time_and_energy",
+        "padding check_in view slots",
+        # methods and their orders
+        "return_checks local_training evaluation method orders calibration message_size",
+        # the device
+        "residuals reports choosing delivery client",
+        # the server
+        "screening ledger planning replies seam server loop",
+    )
+    for name in line.split()
+)
+Graph = Mapping[str, Collection[str]]
+
+
+def imported(source: str, modules: Collection[str]) -> set[str]:
+    """The modules that a text imports; `from package import name` may name one of them."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                found.add(inner if inner in modules else str(node.module))
+    return found & set(modules)
+
+
+def import_graph() -> dict[str, set[str]]:
+    """By module: the modules of this package that it imports."""
+    known = set(MODULES)
+    texts = {module_of(file): file.read_text(encoding="utf-8") for file in FILES}
+    return {name: imported(text, known) - {name} for name, text in texts.items()}
+
+
+def upward(graph: Graph, order: Sequence[str]) -> list[str]:
+    """Imports of modules that do not come before the importer, as "importer imports module"."""
+    rank = {name: place for place, name in enumerate(order)}
+    return [
+        f"{name} imports {other}"
+        for name in order
+        for other in sorted(graph[name])
+        if rank.get(other, -1) >= rank[name]
+    ]
+
+
+def cyclic(graph: Graph) -> list[str]:
+    """The modules that lie on a cycle, or between two: what is left when ends are taken away."""
+    left = {name: set(others) for name, others in graph.items()}
+    while left:
+        inner = set().union(*left.values())
+        ends = {name for name, others in left.items() if not others or name not in inner}
+        if not ends:
+            break
+        left = {name: others - ends for name, others in left.items() if name not in ends}
+    return sorted(left)
+
+
+def test_the_core_imports_only_downward_within_itself() -> None:
+    names = [f"anyfleet.core.{name}" for name in CORE]
+    there = [name for name in MODULES if name.startswith("anyfleet.core.")]
+    assert sorted(names) == sorted(there), "give every module of core its place in CORE"
+    assert not upward(import_graph(), names)
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    assert not cyclic(import_graph())
+
+
+def test_the_tests_of_order_and_of_cycles_can_fail() -> None:
+    known = ["a", "a.b", "a.c", "d"]
+    text = """
+        from typing import TYPE_CHECKING
+        if TYPE_CHECKING:
+            from a import b
+        def late():
+            from a.c import name
+            import os, d
+    """
+    assert imported(textwrap.dedent(text), known) == {"a.b", "a.c", "d"}
+    assert imported("from a import name", known) == {"a"}
+    low, high = {"a": (), "b": ("a",)}, {"a": ("b",), "b": ()}
+    assert upward(low, ["a", "b"]) == []
+    assert upward(high, ["a", "b"]) == ["a imports b"]
+    assert upward({"a": ("a",)}, ["a"]) == ["a imports a"]
+    assert cyclic(low) == cyclic(high) == []
+    circle = {"a": ("b",), "b": ("c",), "c": ("a", "d"), "d": (), "e": ("a",)}
+    assert cyclic(circle) == ["a", "b", "c"]
+    assert cyclic({**circle, "c": ("d",)}) == []
+    assert "anyfleet.core.server" in import_graph()["anyfleet.core.loop"]
+
+
 # --- public names -----------------------------------------------------------------------------
 
 
@@ -123,6 +228,118 @@ def test_a_package_shows_its_public_names_sorted(name: str) -> None:
     }
     modules = {each for each in shown if isinstance(getattr(package, each), ModuleType)}
     assert visible == {each for each in shown if not each.startswith("_")} - modules
+
+
+# --- the front door ---------------------------------------------------------------------------
+
+# Modules for authors of the package itself; every other module and package at the top is public.
+INTERNAL = {"arguments", "arrays", "tracebacks"}
+HEAVY = ("torch", "numpy", "matplotlib")
+
+
+def test_the_front_door_shows_every_package() -> None:
+    at_top = {name.split(".")[1] for name in MODULES if "." in name}
+    assert at_top - INTERNAL == {each for each in anyfleet.__all__ if each in at_top}
+    assert set(anyfleet.__all__) <= set(dir(anyfleet))
+    assert len([file for file in SOURCE.glob("*.py") if file.name != "__init__.py"]) <= 10
+
+
+def in_a_new_process(program: str) -> str:
+    """What a program prints that begins with a plain `import anyfleet`."""
+    source = {"PYTHONPATH": str(SOURCE.parent), "OMP_NUM_THREADS": "1"}
+    words = [sys.executable, "-c", f"import sys, anyfleet\n{program}"]
+    done = subprocess.run(
+        words, capture_output=True, text=True, env=os.environ | source, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+LIGHT = f"print([name for name in {HEAVY} if name in sys.modules])"
+
+
+VERSION = """
+from anyfleet.cli import main
+sys.argv = ["anyfleet", "--version"]
+try:
+    main()
+except SystemExit:
+    pass
+"""
+
+
+@pytest.mark.parametrize("program", ["dir(anyfleet)", VERSION], ids=["dir", "--version"])
+def test_what_must_be_instant_imports_nothing_heavy(program: str) -> None:
+    assert in_a_new_process(f"{program}\n{LIGHT}").splitlines()[-1] == "[]"
+    assert "'torch'" in in_a_new_process(f"anyfleet.parts\n{LIGHT}")  # the test can fail
+
+
+def test_after_a_plain_import_everything_is_an_attribute() -> None:
+    program = """
+import rlcompleter
+assert anyfleet.parts.aggregate.Mean().weights == "samples"
+assert anyfleet.core.updates.Updates and anyfleet.elastic.trace
+shell = rlcompleter.Completer({"anyfleet": anyfleet})
+for text in ("par", "parts.aggr", "parts.aggregate.Me", "core.u"):
+    print(shell.complete(f"anyfleet.{text}", 0))
+"""
+    assert in_a_new_process(program).splitlines() == [
+        "anyfleet.parts",
+        "anyfleet.parts.aggregate",
+        "anyfleet.parts.aggregate.Mean(",
+        "anyfleet.core.updates",
+    ]
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="module 'anyfleet' has no attribute 'part'"):
+        anyfleet.part  # noqa: B018 - that is the test
+    with pytest.raises(AttributeError, match=r"'anyfleet\.core' has no attribute 'part'"):
+        anyfleet.core.part  # noqa: B018
+
+
+def test_help_shows_the_front_door() -> None:
+    shown = pydoc.plain(pydoc.render_doc(anyfleet))
+    assert "class Experiment" in shown
+    assert "play(experiment" in shown
+    assert all(f"    {each} (package)" in shown for each in ("parts", "methods", "tasks", "world"))
+
+
+# --- what authors of parts import -------------------------------------------------------------
+
+
+def mentioned(kind: object) -> Iterator[type]:
+    """The classes of this package in an annotation."""
+    if isinstance(kind, type) and kind.__module__.startswith("anyfleet."):
+        yield kind
+    for each in get_args(kind):
+        yield from mentioned(each)
+
+
+def signatures(slot: type) -> Iterator[type]:
+    """The classes of this package in the signatures of a slot, its inherited ones too."""
+    for base in slot.__mro__:
+        if not base.__module__.startswith("anyfleet.core"):
+            continue
+        for member in vars(base).values():
+            function = member.fget if isinstance(member, property) else member
+            if isinstance(function, FunctionType):
+                for kind in get_type_hints(function).values():
+                    yield from mentioned(kind)
+
+
+def test_authors_import_from_one_package() -> None:
+    shown = {name: getattr(parts, name) for name in parts.__all__}
+    for slot in SLOTS.values():
+        assert slot in shown.values(), slot
+        missing = {kind for kind in signatures(slot) if kind not in shown.values()}
+        assert not missing, f"anyfleet.parts lacks {missing}, which {slot.__name__} mentions"
+    for folder in (SOURCE / "parts").iterdir():
+        if (folder / "__init__.py").is_file():
+            package = importlib.import_module(f"anyfleet.parts.{folder.name}")
+            assert shown[folder.name] is package
+            lost = [n for n in package.__all__ if shown.get(n) is not getattr(package, n)]
+            assert not lost, f"anyfleet.parts does not show {lost} of {package.__name__}"
 
 
 # --- papers -----------------------------------------------------------------------------------

@@ -42,7 +42,12 @@ def test_links_of_a_page_lead_somewhere(page: Path) -> None:
     assert [link for link in local if not (page.parent / link).exists()] == []
 
 
-CODE = ("README.md", "docs/budgets.md", "docs/tutorials/engineer.md", "docs/tutorials/researcher.md")
+CODE = (
+    "README.md",
+    "docs/budgets.md",
+    "docs/tutorials/engineer.md",
+    "docs/tutorials/researcher.md",
+)
 
 
 @pytest.mark.parametrize("name", CODE)

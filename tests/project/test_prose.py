@@ -11,9 +11,7 @@ FILES = sorted((ROOT / "src").rglob("*.py"))
 # Imperatives that open the docstrings of functions. A new one may join; "Whether", "What" and
 # "Returns" may not.
 VERBS = frozenset(
-    """
-    Return
-    """.split()
+    ["Return"]
 )
 
 
@@ -43,7 +41,7 @@ def test_docstrings_of_functions_open_with_a_verb() -> None:
 
 
 def test_the_list_of_verbs_is_used_up() -> None:
-    assert VERBS == {word for _, word in openings()}
+    assert {word for _, word in openings()} == VERBS
 
 
 def test_pages_that_errors_and_docstrings_name_exist() -> None:

@@ -19,8 +19,8 @@ from tests.store.test_disk import room
 
 
 def append(recording: Recording, steps: int) -> None:
-    for moment in runs.results()[:steps]:
-        recording.append(moment)
+    for result in runs.results()[:steps]:
+        recording.append(result)
 
 
 def test_a_folder_in_use_is_not_touched(tmp_path: Path) -> None:
@@ -34,7 +34,7 @@ def test_a_folder_in_use_is_not_touched(tmp_path: Path) -> None:
 
 def test_a_folder_that_has_a_run_is_not_written_over(tmp_path: Path) -> None:
     folder = runs.written(tmp_path / "run", runs.results()[:1])
-    with pytest.raises(StoreError, match="has a run already"):
+    with pytest.raises(StoreError, match="already has a run"):
         Recording(folder, runs.EXPERIMENT)
     assert len(read_rounds(folder)) == 1
     reopen(folder, Terms()).past.lock.release()
@@ -59,7 +59,7 @@ def test_a_folder_that_vanishes_is_told(tmp_path: Path) -> None:
     recording = Recording(folder, runs.EXPERIMENT, every=1)
     recording.append(runs.results()[0])
     folder.rename(tmp_path / "elsewhere")
-    with pytest.raises(DiskError, match="Bring it back, then go on with"), recording:
+    with pytest.raises(DiskError, match="Restore it, then go on with"), recording:
         recording.append(runs.results()[1])
     assert not folder.exists()
     (tmp_path / "elsewhere").rename(folder)
@@ -82,13 +82,13 @@ def test_a_step_is_in_all_logs_or_in_none(
     recording = Recording(tmp_path, runs.EXPERIMENT, every=10)
     with pytest.raises(type(error)) as caught, recording:
         append(recording, 3)
-    orders = sum(len(moment.round.ledger) for moment in runs.results()[:2])
+    orders = sum(len(result.round.ledger) for result in runs.results()[:2])
     assert (len(read_rounds(tmp_path)), len(read_ledger(tmp_path))) == (2, orders)
     # The end of the block has made them safe; the error says what came of that.
     assert runs.numbers(tmp_path) == [2]
     if isinstance(error, DiskError):
         assert "full, then go on with" in str(caught.value)
-        assert "2 of 5 steps are safe" in str(caught.value)
+        assert "2 of 5 rounds are safe" in str(caught.value)
     past = reopen(tmp_path, Terms()).past
     past.lock.release()
     assert {name: mark.bytes for name, mark in past.progress.logs.items()} == {
@@ -115,7 +115,7 @@ def test_lines_that_cannot_be_cut_off_at_once_are_cut_off_later(
     monkeypatch.setattr(Log, "cut", stuck)
     with pytest.raises(DiskError, match="full"), recording:
         recording.append(runs.results()[2])
-    orders = sum(len(moment.round.ledger) for moment in runs.results()[:3])
+    orders = sum(len(result.round.ledger) for result in runs.results()[:3])
     assert len(read_ledger(tmp_path)) == orders
     monkeypatch.undo()
     assert runs.contents(runs.finished(tmp_path)) == runs.whole(tmp_path / "whole")
@@ -151,11 +151,11 @@ class Foreign:
     """What nobody knows how to write."""
 
 
-def foreign(moment: RoundResult) -> RoundResult:
-    """The same moment, with something in the state of the selection that cannot be written."""
-    states = {**moment.round.snapshot.states, "select": {"seen": Foreign()}}
-    snapshot = replace(moment.round.snapshot, states=states)
-    return replace(moment, round=replace(moment.round, snapshot=snapshot))
+def foreign(result: RoundResult) -> RoundResult:
+    """The same round, with something in the state of the selection that cannot be written."""
+    states = {**result.round.snapshot.states, "select": {"seen": Foreign()}}
+    snapshot = replace(result.round.snapshot, states=states)
+    return replace(result, round=replace(result.round, snapshot=snapshot))
 
 
 @pytest.mark.parametrize("every", [None, 1, 100])
@@ -221,7 +221,7 @@ def test_a_checkpoint_that_means_nothing_is_passed_over(
     forge(folder / "checkpoints" / "000003", name, content)
     reopened = reopen(folder, Terms())
     reopened.past.lock.release()
-    assert reopened.past.progress.step == 2
+    assert reopened.past.progress.rounds == 2
     assert "Going on from the checkpoint before it." in reopened.remarks[0]
 
 
@@ -242,7 +242,7 @@ def test_a_checkpoint_that_lies_about_logs_is_passed_over(
     file.write_text(json.dumps(json.loads(file.read_text()) | {"logs": logs}))
     reopened = reopen(folder, Terms())
     reopened.past.lock.release()
-    assert reopened.past.progress.step == 2
+    assert reopened.past.progress.rounds == 2
 
 
 def test_a_log_that_is_no_file_is_told(tmp_path: Path) -> None:

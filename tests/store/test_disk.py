@@ -96,18 +96,18 @@ def test_a_vanished_folder_is_told(tmp_path: Path) -> None:
     log.append([1])
     log.file.unlink()
     folder.rmdir()
-    with pytest.raises(DiskError, match="is not there, or is none"):
+    with pytest.raises(DiskError, match="its folder does not exist"):
         log.append([2])
-    with pytest.raises(DiskError, match="is not there, or is none"):
+    with pytest.raises(DiskError, match="its folder does not exist"):
         log.force()
-    with pytest.raises(DiskError, match="is not there, or is none"):
+    with pytest.raises(DiskError, match="its folder does not exist"):
         write(folder / "a", b"")
     assert not folder.exists()
 
 
 def test_a_folder_below_a_file_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(DiskError, match="is not there, or is none"):
+    with pytest.raises(DiskError, match="its folder does not exist"):
         write(tmp_path / "file" / "a", b"")
 
 
@@ -127,9 +127,9 @@ def ordinary() -> Iterator[None]:
 def test_a_read_only_folder_is_told(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     try:
-        with ordinary(), pytest.raises(DiskError, match="may not be written"):
+        with ordinary(), pytest.raises(DiskError, match="permission is denied"):
             write(tmp_path / "a", b"")
-        with ordinary(), pytest.raises(DiskError, match="may not be written"):
+        with ordinary(), pytest.raises(DiskError, match="permission is denied"):
             Lock(tmp_path)
     finally:
         tmp_path.chmod(0o700)
@@ -148,7 +148,12 @@ def test_every_error_of_the_system_is_told(
     monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(DiskError, match="a cannot be written") as caught:
         write(tmp_path / "a", b"text")
-    kinds = {"EROFS": "may not", "EACCES": "may not", "EDQUOT": "no room", "ENOSPC": "no room"}
+    kinds = {
+        "EROFS": "permission is denied",
+        "EACCES": "permission is denied",
+        "EDQUOT": "no room",
+        "ENOSPC": "no room",
+    }
     assert kinds.get(number, os.strerror(code)) in str(caught.value)
     assert not list(tmp_path.iterdir())
 

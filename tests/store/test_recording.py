@@ -35,7 +35,7 @@ SMALL = Experiment(TASK, methods.heterofl(count=2, lr=0.1), rounds=2)
 
 
 @pytest.fixture(scope="module")
-def moments() -> list[RoundResult]:
+def results() -> list[RoundResult]:
     return list(play(SMALL))
 
 
@@ -58,33 +58,33 @@ def test_a_named_folder_must_be_new_or_empty(tmp_path: Path) -> None:
             claim(taken)
 
 
-def test_a_finished_run_is_complete(tmp_path: Path, moments: list[RoundResult]) -> None:
+def test_a_finished_run_is_complete(tmp_path: Path, results: list[RoundResult]) -> None:
     with Recording(tmp_path, SMALL) as recording:
-        for moment in moments:
-            recording.append(moment)
+        for result in results:
+            recording.append(result)
             # On disk after every step, not only at the end.
-            assert len(lines(tmp_path / "rounds.jsonl")) == moment.record.round_index + 1
+            assert len(lines(tmp_path / "rounds.jsonl")) == result.record.round_index + 1
     # By their text: NaN is not equal to itself.
-    assert repr(read_rounds(tmp_path)) == repr(tuple(recording.points))
-    rows = [row for moment in moments for row in moment.round.ledger.as_dicts()]
+    assert repr(read_rounds(tmp_path)) == repr(tuple(recording.records))
+    rows = [row for result in results for row in result.round.ledger.as_dicts()]
     assert lines(tmp_path / "ledger.jsonl") == json.loads(msgspec.json.encode(rows))
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["ended"] == "finished"
-    assert summary["result"]["steps"] == 2
+    assert summary["result"]["rounds"] == 2
     assert summary["threads"] == torch.get_num_threads()
     assert not list(tmp_path.glob(".*")), "a file was left half-written"
     assert (tmp_path / "papers.bib").read_text() == bibliography(papers_of(SMALL.method))
 
 
 def test_the_saved_model_is_a_state_dict_of_the_module(
-    tmp_path: Path, moments: list[RoundResult]
+    tmp_path: Path, results: list[RoundResult]
 ) -> None:
     with Recording(tmp_path, SMALL) as recording:
-        recording.append(moments[-1])
+        recording.append(results[-1])
     module = MODEL.make()
     module.load_state_dict(load_file(tmp_path / "model.safetensors"))
     for name, value in module.named_parameters():
-        assert torch.equal(value, moments[-1].round.params[name])
+        assert torch.equal(value, results[-1].round.params[name])
 
 
 def test_normalisation_by_width_adds_names_to_the_saved_model(tmp_path: Path) -> None:
@@ -107,11 +107,11 @@ def test_normalisation_by_width_adds_names_to_the_saved_model(tmp_path: Path) ->
     ("error", "ended"), [(KeyboardInterrupt, "interrupted"), (RuntimeError, "failed")]
 )
 def test_a_broken_run_keeps_what_it_has(
-    tmp_path: Path, moments: list[RoundResult], error: type[BaseException], ended: str
+    tmp_path: Path, results: list[RoundResult], error: type[BaseException], ended: str
 ) -> None:
     def play_on() -> None:
         with Recording(tmp_path, SMALL) as recording:
-            recording.append(moments[0])
+            recording.append(results[0])
             raise error
 
     with pytest.raises(error):
@@ -130,21 +130,21 @@ def test_a_run_without_a_step_has_no_model(tmp_path: Path) -> None:
 
 
 def test_numbers_that_are_none_come_back_as_such(
-    tmp_path: Path, moments: list[RoundResult]
+    tmp_path: Path, results: list[RoundResult]
 ) -> None:
-    unknown = replace(moments[0].record, loss=math.nan, scores={"accuracy": math.nan})
+    unknown = replace(results[0].record, loss=math.nan, scores={"accuracy": math.nan})
     with Recording(tmp_path, SMALL) as recording:
-        recording.append(replace(moments[0], record=unknown))
+        recording.append(replace(results[0], record=unknown))
     (back,) = read_rounds(tmp_path)
     assert math.isnan(back.loss)
     assert math.isnan(back.scores["accuracy"])
 
 
-def test_the_ledger_comes_back_as_it_was(tmp_path: Path, moments: list[RoundResult]) -> None:
+def test_the_ledger_comes_back_as_it_was(tmp_path: Path, results: list[RoundResult]) -> None:
     with Recording(tmp_path, SMALL) as recording:
-        for moment in moments:
-            recording.append(moment)
-    written, back = join([moment.round.ledger for moment in moments]), read_ledger(tmp_path)
+        for result in results:
+            recording.append(result)
+    written, back = join([result.round.ledger for result in results]), read_ledger(tmp_path)
     assert np.isnan(written.frequency).all()  # so that a number that is none is among them
     assert len(back) == len(written) > 0
     for each in fields(Ledger):
@@ -164,12 +164,14 @@ def test_a_run_without_a_step_has_no_points_and_an_empty_ledger(tmp_path: Path) 
 
 @pytest.mark.parametrize("read", [read_rounds, read_ledger])
 def test_what_is_no_run_is_refused(tmp_path: Path, read: Callable[[str | Path], object]) -> None:
-    with pytest.raises(StoreError, match=r"nowhere is not there\. Name the folder of a run"):
+    with pytest.raises(StoreError, match=r"nowhere does not exist\. Name the folder of a run"):
         read(tmp_path / "nowhere")
     (tmp_path / "a.toml").touch()
     with pytest.raises(StoreError, match="is a file"):
         read(str(tmp_path / "a.toml"))
-    with pytest.raises(StoreError, match=r"is no run: it has no environment\.json"):
+    with pytest.raises(
+        StoreError, match=r"is not the folder of a run: it has no environment\.json"
+    ):
         read(tmp_path)
     claim(tmp_path / "small/seed-0")
     with Recording(tmp_path / "small/seed-0", SMALL):
@@ -184,13 +186,13 @@ def test_what_is_no_run_is_refused(tmp_path: Path, read: Callable[[str | Path], 
 @pytest.mark.parametrize("line", ["{", "[1]", "\xff", "[" * 5000])
 def test_a_damaged_line_is_named(
     tmp_path: Path,
-    moments: list[RoundResult],
+    results: list[RoundResult],
     read: Callable[[str | Path], object],
     name: str,
     line: str,
 ) -> None:
     with Recording(tmp_path, SMALL) as recording:
-        recording.append(moments[0])
+        recording.append(results[0])
     before = (tmp_path / name).read_bytes()
     (tmp_path / name).write_bytes(before + line.encode("latin-1") + b"\n")
     number = before.count(b"\n") + 1
@@ -205,21 +207,21 @@ def test_lines_with_other_fields_are_damaged(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"rounds\.jsonl, line 1, is damaged"):
         read_rounds(tmp_path)
     (tmp_path / "ledger.jsonl").write_text('{"order": "first"}\n')
-    with pytest.raises(StoreError, match=r"ledger\.jsonl does not hold orders"):
+    with pytest.raises(StoreError, match=r"ledger\.jsonl is damaged, or another version"):
         read_ledger(tmp_path)
 
 
-def test_a_point_taken_apart_comes_back(tmp_path: Path, moments: list[RoundResult]) -> None:
+def test_a_record_taken_apart_comes_back(tmp_path: Path, results: list[RoundResult]) -> None:
     parts = Breakdown(0.5, (0.5, math.nan), (math.nan, 1.0), {"phones": 0.25, "none": math.nan})
     with Recording(tmp_path, SMALL) as recording:
-        recording.append(replace(moments[0], record=replace(moments[0].record, details=(parts,))))
+        recording.append(replace(results[0], record=replace(results[0].record, details=(parts,))))
     assert repr(read_rounds(tmp_path)[0].details) == repr((parts,))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_waits_until_a_step_is_on_disk(
     tmp_path: Path,
-    moments: list[RoundResult],
+    results: list[RoundResult],
     monkeypatch: pytest.MonkeyPatch,
     number: signal.Signals,
 ) -> None:
@@ -235,10 +237,10 @@ def test_a_signal_waits_until_a_step_is_on_disk(
         pytest.raises(KeyboardInterrupt),
         Recording(tmp_path, SMALL) as recording,
     ):
-        recording.append(moments[0])
+        recording.append(results[0])
     assert json.loads((tmp_path / "summary.json").read_text())["ended"] == "interrupted"
     assert len(read_rounds(tmp_path)) == 1
-    assert len(lines(tmp_path / "ledger.jsonl")) == len(moments[0].round.ledger)
+    assert len(lines(tmp_path / "ledger.jsonl")) == len(results[0].round.ledger)
 
 
 @pytest.mark.parametrize(

@@ -55,11 +55,11 @@ def amended(value: Any, change: Callable[[Any], Any]) -> Document:
     [
         (lambda root: root | {"part": "os:system"}, "outside the allowed packages"),
         (lambda root: root | {"part": f"{HERE}x.y:Z"}, "outside the allowed packages"),
-        (lambda root: root | {"part": "anyfleet.core.messages:np"}, "not defined there"),
-        (lambda root: root | {"part": "anyfleet.world.table:Path"}, "not defined there"),
+        (lambda root: root | {"part": "anyfleet.core.messages:np"}, "not defined in that module"),
+        (lambda root: root | {"part": "anyfleet.world.table:Path"}, "not defined in that module"),
         (
             lambda root: root | {"part": "anyfleet.core.messages:Nothing"},
-            "there is no anyfleet.core.messages",
+            "made with anyfleet.core.messages:Nothing, which does not",
         ),
         (
             lambda root: root | {"part": "anyfleet.core.messages:SubModelSize"},
@@ -69,7 +69,7 @@ def amended(value: Any, change: Callable[[Any], Any]) -> Document:
         (lambda root: root | {"fields": {"value": 1}}, "had the fields value"),
         (lambda _: {"named": f"{values.__name__}:Holder", "entries": []}, "was a NamedTuple"),
         (lambda _: {"enum": f"{values.__name__}:Pair", "name": "RED"}, "was an Enum"),
-        (lambda _: {"scalar": "object", "value": 1}, "no type of numbers"),
+        (lambda _: {"scalar": "object", "value": 1}, "no numbers of type"),
         (lambda _: {"dtype": "nn"}, "this torch has no nn"),
         (lambda _: {"ref": 1}, "cannot be read"),
         (lambda _: {"known": "task"}, "cannot be read"),

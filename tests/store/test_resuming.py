@@ -24,7 +24,7 @@ def test_a_run_goes_on_as_if_nothing_had_happened(tmp_path: Path, steps: int) ->
     folder = runs.written(tmp_path / "run", runs.results()[:steps])
     assert runs.contents(runs.finished(folder)) == runs.whole(tmp_path / "whole")
     summary = json.loads((folder / "summary.json").read_text())
-    assert (summary["ended"], summary["result"]["steps"]) == ("finished", 5)
+    assert (summary["ended"], summary["result"]["rounds"]) == ("finished", 5)
 
 
 def test_the_last_two_checkpoints_are_kept(tmp_path: Path) -> None:
@@ -41,14 +41,14 @@ def test_the_newest_checkpoint_is_the_one_with_the_highest_number(tmp_path: Path
     state = runs.results()[0].state
     checkpoint.save(tmp_path, state, checkpoint.Progress(1_000_001))
     assert runs.numbers(tmp_path) == [1_000_001, 1_000_000]
-    assert checkpoint.examine(home / "1000001").step == 1_000_001
+    assert checkpoint.examine(home / "1000001").rounds == 1_000_001
 
 
 def test_checkpoints_come_every_so_many_steps_and_at_the_end(tmp_path: Path) -> None:
     with Recording(tmp_path, runs.EXPERIMENT, every=2) as recording:
         seen = []
-        for moment in runs.results():
-            recording.append(moment)
+        for result in runs.results():
+            recording.append(result)
             seen.append(runs.numbers(tmp_path))
     assert seen == [[], [2], [2], [4, 2], [4, 2]]
     assert runs.numbers(tmp_path) == [5, 4]
@@ -68,9 +68,9 @@ def test_without_a_number_checkpoints_take_a_share_of_the_time(
     monkeypatch.setattr(checkpoint, "save", slow)
     recording = Recording(tmp_path, runs.EXPERIMENT)
     seen = []
-    for moment in runs.results():
+    for result in runs.results():
         clock[0] += 8.0
-        recording.append(moment)
+        recording.append(result)
         seen.append(max(runs.numbers(tmp_path)))
     # One took a second: the next is due when twenty more have passed.
     assert seen == [1, 1, 1, 4, 4]
@@ -82,7 +82,7 @@ def test_what_came_after_the_checkpoint_is_played_again(tmp_path: Path) -> None:
     with (folder / "rounds.jsonl").open("ab") as out:
         out.write(b'{"half":')
     opened = reopen(folder, Terms())
-    assert len(opened.past.points) == len(read_rounds(folder)) == 3
+    assert len(opened.past.records) == len(read_rounds(folder)) == 3
     opened.past.lock.release()
     assert runs.contents(runs.finished(folder)) == runs.whole(tmp_path / "whole")
 
@@ -122,7 +122,7 @@ def test_a_damaged_checkpoint_is_noticed_and_the_one_before_is_used(
         file.unlink()
     opened = reopen(folder, Terms())
     opened.past.lock.release()
-    assert opened.past.progress.step == 2
+    assert opened.past.progress.rounds == 2
     assert "000003" in opened.remarks[0]
     assert "is damaged" in opened.remarks[0]
 
@@ -140,7 +140,7 @@ def test_a_log_that_lost_lines_makes_the_checkpoint_useless(killed: Path, tmp_pa
     log.write_bytes(log.read_bytes()[:-3])
     opened = reopen(folder, Terms())
     opened.past.lock.release()
-    assert opened.past.progress.step == 2
+    assert opened.past.progress.rounds == 2
     assert "rounds.jsonl is damaged" in opened.remarks[0]
 
 
@@ -156,7 +156,7 @@ def test_when_no_checkpoint_is_whole_nothing_is_touched(killed: Path, tmp_path: 
     opened = reopen(folder, Terms())
     opened.past.lock.release()
     assert (opened.past.state, read_rounds(folder)) == (None, ())
-    assert "it begins again" in opened.remarks[0]
+    assert "the run begins again" in opened.remarks[0]
 
 
 def test_what_a_killed_process_left_half_written_is_removed(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_another_format_is_refused(tmp_path: Path) -> None:
     (path,) = checkpoint.found(folder)
     manifest = json.loads((path / checkpoint.MANIFEST).read_text())
     (path / checkpoint.MANIFEST).write_text(json.dumps(manifest | {"format": 2}))
-    with pytest.raises(StoreError, match="has format 2, but this version reads 1 only"):
+    with pytest.raises(StoreError, match="has format 2, but this version reads only 1"):
         reopen(folder, Terms())
 
 

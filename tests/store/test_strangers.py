@@ -127,7 +127,7 @@ def test_a_second_name_that_appears_while_a_run_goes_on_is_not_written(folder: P
 def test_a_pipe_is_not_waited_for(folder: Path) -> None:
     (folder / "config.toml").unlink()
     os.mkfifo(folder / "config.toml")
-    with pytest.raises(StoreError, match=r"config\.toml is no plain file"):
+    with pytest.raises(StoreError, match=r"config\.toml is not a plain file"):
         reopen(folder, Terms())
 
 
@@ -172,6 +172,7 @@ def with_field(place: str, node: Any) -> Callable[[Any], Any]:
         part = root
         for name in above:
             part = part["fields"][name]
+        assert last in part["fields"]  # or nothing is forged but a field that nobody knows
         part["fields"][last] = node
         return root
 
@@ -198,7 +199,7 @@ def with_order(change: Callable[[Any], None]) -> Callable[[Any], Any]:
     return changed
 
 
-def with_course(entries: Any) -> Callable[[Any], Any]:
+def with_phase(entries: Any) -> Callable[[Any], Any]:
     """A state in which an order under way goes on otherwise."""
 
     def changed(root: Any) -> Any:
@@ -246,9 +247,9 @@ FORGED: dict[str, Callable[[Any], Any]] = {
     "orders of another number": with_field("fleet.pending", {"dict": []}),
     "a column that is too short": with_order(lambda order: order.update(choice=NONE)),
     "a column that is a number": with_order(lambda order: order["width"].update(shape=[])),
-    "a course that is too short": with_course([0.0]),
-    "a course of text": with_course([0.0, "x", 0.0]),
-    "a step of another kind": with_field("snapshot.step", "three"),
+    "a phase that is too short": with_phase([0.0]),
+    "a phase of text": with_phase([0.0, "x", 0.0]),
+    "a round of another kind": with_field("snapshot.round_index", "three"),
     "another round": with_field("record.round_index", 7),
     "a model of another kind": with_field("snapshot.params", {"list": []}),
     "a model without layers": with_field("snapshot.params", {"dict": {}}),
@@ -257,18 +258,22 @@ FORGED: dict[str, Callable[[Any], Any]] = {
         "snapshot.visits", {"array": "int64", "shape": [0], "values": []}
     ),
     "orders that are none": with_field("snapshot.under_way", {"dict": [[0, "order"]]}),
-    "a command": with_field("snapshot.notes", {"dict": {"a": {"code": "anyfleet.cli.app:main"}}}),
+    "a command": with_field(
+        "snapshot.diagnostics", {"dict": {"a": {"code": "anyfleet.cli.app:main"}}}
+    ),
     "a function that makes folders": with_field(
-        "snapshot.notes", {"dict": {"a": {"code": "anyfleet.store.recording:fresh"}}}
+        "snapshot.diagnostics", {"dict": {"a": {"code": "anyfleet.store.run_folder:fresh"}}}
     ),
     "a function that loads files": with_field(
-        "snapshot.notes", {"dict": {"a": {"code": "anyfleet.experiment:load"}}}
+        "snapshot.diagnostics", {"dict": {"a": {"code": "anyfleet.experiment:load"}}}
     ),
-    "a call of the system": with_field("snapshot.notes", {"dict": {"a": factory("os:system")}}),
+    "a call of the system": with_field(
+        "snapshot.diagnostics", {"dict": {"a": factory("os:system")}}
+    ),
     "a call of ours": with_field(
-        "snapshot.notes", {"dict": {"a": factory("anyfleet.experiment:load")}}
+        "snapshot.diagnostics", {"dict": {"a": factory("anyfleet.experiment:load")}}
     ),
-    "depth": with_field("snapshot.notes", json.loads('{"list": [' * 400 + "0" + "]}" * 400)),
+    "depth": with_field("snapshot.diagnostics", json.loads('{"list": [' * 400 + "0" + "]}" * 400)),
 }
 
 
@@ -316,7 +321,7 @@ def test_a_log_that_holds_something_else_is_refused(folder: Path, name: str, lin
         manifest["logs"][name] = {"bytes": len(text), "crc32": zlib.crc32(text)}
         (path / checkpoint.MANIFEST).write_text(json.dumps(manifest))
     before = contents(folder)
-    with pytest.raises(StoreError, match=rf"{name}(, line 1,)? (is damaged|does not hold orders)"):
+    with pytest.raises(StoreError, match=rf"{name}(, line 1,)? (is damaged)"):
         reopen(folder, Terms())
     assert contents(folder) == before
 

@@ -40,7 +40,7 @@ def test_every_other_condition_is_told_and_must_be_accepted(tmp_path: Path) -> N
     opened.past.lock.release()
     assert "Not identical from here on: torch: 1.0 then" in opened.remarks[-1]
     recorded = environment.read(folder)
-    assert [change.step for change in recorded.changes] == [2]
+    assert [change.rounds for change in recorded.changes] == [2]
     assert recorded.conditions.torch == torch.__version__
     reopen(folder, Terms()).past.lock.release()  # accepted once
 
@@ -111,12 +111,12 @@ def test_a_run_can_become_longer(tmp_path: Path) -> None:
     whole = tmp_path / "whole"
     whole.mkdir()
     with Recording(whole, longer) as recording:
-        for moment in play(longer):
-            recording.append(moment)
+        for result in play(longer):
+            recording.append(result)
     assert runs.contents(folder) == runs.contents(whole)
     assert (folder / "config.toml").read_text() == (whole / "config.toml").read_text()
     assert finished(folder, Terms())
-    with pytest.raises(StoreError, match="has 7 steps already"):
+    with pytest.raises(StoreError, match="already has 7 rounds"):
         reopen(folder, Terms(rounds=6))
 
 
@@ -132,7 +132,7 @@ def test_other_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"has no environment.json"):
         reopen(tmp_path, Terms())
     for none in (tmp_path / "none", tmp_path / "none" / "run"):
-        with pytest.raises(StoreError, match=f"there is no folder {none}"):
+        with pytest.raises(StoreError, match=f"{none} does not exist"):
             reopen(none, Terms())
     (tmp_path / environment.FILE).mkdir()
     with pytest.raises(StoreError, match=r"environment.json cannot be read: Is a directory"):
@@ -145,10 +145,10 @@ def test_files_are_no_folders(tmp_path: Path) -> None:
         file.touch()
     with pytest.raises(StoreError, match=f"{plan} is a file(.|\n)*anyfleet run {plan}"):
         reopen(plan, Terms())
-    with pytest.raises(StoreError, match="is a file; what is resumed is the folder") as told:
+    with pytest.raises(StoreError, match="is a file; name the folder of a run") as told:
         reopen(other, Terms())
     assert "anyfleet run" not in str(told.value)
-    with pytest.raises(StoreError, match="there is no folder"):
+    with pytest.raises(StoreError, match="does not exist"):
         reopen(plan / "run", Terms())
 
 

@@ -16,8 +16,8 @@ from anyfleet.core.messages import Kind, SubModelSize
 from anyfleet.elastic import Slice
 from anyfleet.names import Factory, FrozenMapping
 from anyfleet.store import decode, encode
-from anyfleet.store.blocks import ALIGNMENT
-from anyfleet.store.fields import misfit
+from anyfleet.store.serialisation import misfit
+from anyfleet.store.tensor_blocks import ALIGNMENT
 from anyfleet.world import World
 from tests.helpers.values import Colour, Halved, Holder, Pair, through
 

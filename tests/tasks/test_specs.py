@@ -50,7 +50,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def rows_in(task: Task) -> list[list[int]]:
-    return [rows.tolist() for rows in (*task.shares, *task.held_out)]
+    return [rows.tolist() for rows in (*task.train_rows, *task.test_rows)]
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -120,7 +120,7 @@ def test_options_reach_the_task(folder: Path) -> None:
     ).build(0)
     assert all(int(task.labels(device).sum()) == 2 for device in range(5))
     assert task.augment == Flip()
-    assert sum(map(len, task.shares)) == 100
+    assert sum(map(len, task.train_rows)) == 100
 
 
 def test_limit_bounds_training_and_test_samples(folder: Path) -> None:
@@ -136,9 +136,9 @@ def test_har_tests_on_other_people(folder: Path) -> None:
     assert set(task.test.owners.tolist()) == {2, 4, 9, 10, 12, 13, 18, 20, 24}
     assert not set(task.train.owners.tolist()) & set(task.test.owners.tolist())
     for device in range(21):
-        assert len(set(task.train.owners[task.shares[device]].tolist())) == 1
+        assert len(set(task.train.owners[task.train_rows[device]].tolist())) == 1
     everybody = Har(SMALL_HAR, devices=30, server=0, test_users=()).build(0)
-    assert len(everybody.test) == sum(map(len, everybody.held_out))
+    assert len(everybody.test) == sum(map(len, everybody.test_rows))
 
 
 def test_default_networks_fit_their_data(folder: Path) -> None:
@@ -154,7 +154,7 @@ def test_text_models_get_vocabulary_and_length(folder: Path) -> None:
     assert task.classes == len(set("abcdefg \n"))
     assert task.blueprint.shape("positions.weight") == (8, 8)
     assert task.train.owners is not None
-    owners = [set(task.train.owners[rows].tolist()) for rows in task.shares]
+    owners = [set(task.train.owners[rows].tolist()) for rows in task.train_rows]
     assert all(len(owner) == 1 for owner in owners)
     wider = Factory.of(zoo.Transformer, layers=1, width=8, heads=2, hidden=8, vocabulary=50)
     assert Shakespeare(wider, devices=4, server=5, length=8).build(0).classes == 50

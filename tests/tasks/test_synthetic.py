@@ -3,15 +3,15 @@ import pytest
 import torch
 
 from anyfleet.tasks import Data, Generator
-from anyfleet.tasks.split import Cut
+from anyfleet.tasks.split import Division
 
 
-def made(key: int = 0, **fields: float) -> tuple[Data, Cut]:
+def made(key: int = 0, **fields: float) -> tuple[Data, Division]:
     return Generator(**fields).generate(key, server=100)  # type: ignore[arg-type]
 
 
-def classes_and_top(store: Data, cut: Cut, device: int) -> tuple[int, float]:
-    rows = torch.cat([cut.shares[device], cut.held_out[device]])
+def classes_and_top(store: Data, cut: Division, device: int) -> tuple[int, float]:
+    rows = torch.cat([cut.train_rows[device], cut.test_rows[device]])
     counts = store.y[rows].bincount(minlength=10)
     return int((counts > 0).sum()), float(counts.max() / counts.sum())
 
@@ -19,9 +19,9 @@ def classes_and_top(store: Data, cut: Cut, device: int) -> tuple[int, float]:
 def test_devices_split_a_thousand_samples_80_to_20() -> None:
     store, cut = made(devices=4)
     assert store.x.shape == (4000, 60)
-    assert [len(rows) for rows in cut.shares] == [800] * 4
-    assert [len(rows) for rows in cut.held_out] == [200] * 4
-    assert torch.cat([*cut.shares, *cut.held_out]).sort().values.tolist() == list(range(4000))
+    assert [len(rows) for rows in cut.train_rows] == [800] * 4
+    assert [len(rows) for rows in cut.test_rows] == [200] * 4
+    assert torch.cat([*cut.train_rows, *cut.test_rows]).sort().values.tolist() == list(range(4000))
     assert len(cut.server) == 100
 
 
@@ -37,10 +37,10 @@ def test_even_devices_share_one_labelling() -> None:
     # A least-squares fit on one i.i.d. device labels another, but not a skewed one.
     one_hot = torch.eye(10)[store.y]
     x = torch.cat([store.x, torch.ones(len(store), 1)], 1)
-    fit = torch.linalg.lstsq(x[cut.shares[0]], one_hot[cut.shares[0]]).solution
+    fit = torch.linalg.lstsq(x[cut.train_rows[0]], one_hot[cut.train_rows[0]]).solution
 
     def right(device: int) -> float:
-        rows = cut.shares[device]
+        rows = cut.train_rows[device]
         return float(((x[rows] @ fit).argmax(1) == store.y[rows]).float().mean())
 
     assert right(1) > 0.6

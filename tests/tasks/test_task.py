@@ -43,8 +43,8 @@ def test_a_task_has_data_for_devices_server_and_test() -> None:
     assert [len(task.own_test(k)) for k in range(4)] == [5] * 4
     assert len(task.server) == 8
     assert task.test is test
-    assert torch.equal(task.data(2).x, train.x[task.shares[2]])
-    assert torch.equal(task.own_test(2).y, train.y[task.held_out[2]])
+    assert torch.equal(task.data(2).x, train.x[task.train_rows[2]])
+    assert torch.equal(task.own_test(2).y, train.y[task.test_rows[2]])
     assert list(task.metrics) == ["accuracy"]
 
 
@@ -201,8 +201,8 @@ def test_pooled_puts_all_device_data_on_one_device() -> None:
     task = Task.of(net(), flat(), split=Split(6, XClass(2, samples=20), test_share=0.2, server=8))
     one = pooled(task)
     assert one.devices == 1
-    assert set(one.shares[0].tolist()) == set(torch.cat(task.shares).tolist())
-    assert len(one.shares[0]) == len(set(one.shares[0].tolist()))
-    assert set(one.held_out[0].tolist()) == set(torch.cat(task.held_out).tolist())
+    assert set(one.train_rows[0].tolist()) == set(torch.cat(task.train_rows).tolist())
+    assert len(one.train_rows[0]) == len(set(one.train_rows[0].tolist()))
+    assert set(one.test_rows[0].tolist()) == set(torch.cat(task.test_rows).tolist())
     assert one.test is task.test
     assert one.params is task.params

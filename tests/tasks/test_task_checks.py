@@ -171,7 +171,7 @@ def test_names_under_which_a_metric_could_not_be_found_are_refused_together() ->
         Task.of(net(), flat(), split=SPLIT, metrics={**named, "test_loss": accuracy})
     texts = refused.value.problems
     assert len(texts) == len(named)
-    told = ('called "loss"', "'hits_at_2'", "names of metrics are text, got 3", "has no name")
+    told = ('called "loss"', "'hits_at_2'", "names of metrics must be text, got 3", "empty name")
     assert all(words in text for words, text in zip(told, texts, strict=True))
 
 

@@ -15,7 +15,7 @@ from anyfleet.measure import Fisher
 from anyfleet.methods import fedavg, heterofl
 from anyfleet.parts.aggregate import Diagnosed
 from anyfleet.parts.codec import ErrorFeedback, Fgc, Nothing, Plain, Qsgd, Raw, Stc, TopK, Uveq
-from anyfleet.parts.codec.stream import SLACK
+from anyfleet.parts.codec.bitstream import SLACK
 from anyfleet.parts.norm import Tracked
 from anyfleet.parts.plan import WidthMenu
 from anyfleet.wire import decode_order, decode_reply, encode_order, encode_reply

@@ -21,7 +21,7 @@ from anyfleet.core.slots import Codec
 from anyfleet.methods import heterofl
 from anyfleet.parts.codec import ErrorFeedback, Fgc, Hq, Nothing, Plain, Qsgd, Raw, Stc, TopK, Uveq
 from anyfleet.parts.norm import Tracked
-from anyfleet.wire import decode_order, decode_reply, encode_order, encode_reply, shortened
+from anyfleet.wire import cut_message, decode_order, decode_reply, encode_order, encode_reply
 from tests.core.test_local_training import orders
 from tests.helpers import small
 from tests.helpers.exchanged import TASK, refused
@@ -116,10 +116,10 @@ def test_who_counts_on_its_message_having_arrived_has_no_use_for_a_part_of_it() 
 def test_a_link_fails_anywhere_within_the_column_that_it_loses() -> None:
     order, _, data = sent_up(Raw())
     keys = rng.fold(rng.root(0, "links"), torch.arange(400))
-    places = {len(shortened(data, 2, key)) for key in keys}
+    places = {len(cut_message(data, 2, key)) for key in keys}
     begin, end = ends(data)[2:4]
     assert begin <= min(places) < begin + 40
     assert end - 40 < max(places) < end
     assert len(places) > 250
     with pytest.raises(ValueError, match="after 5"):
-        shortened(data, 5, order.key[0])
+        cut_message(data, 5, order.key[0])

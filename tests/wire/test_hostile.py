@@ -42,7 +42,9 @@ class Losing(Engine):
     ) -> list[EngineReply]:
         done = self.inner.execute(assigned, task, limits)
         return [
-            each._replace(refused="gone") if each.reply.device[0] in self.devices else each
+            each._replace(refused_by_server="gone")
+            if each.reply.device[0] in self.devices
+            else each
             for each in done
         ]
 
@@ -344,7 +346,9 @@ def test_a_refused_answer_on_its_way_survives_a_restart() -> None:
     first, second = begun(), begun()
     half = list(islice(run(method, task, first, 0), 1))
     saved = first.save()
-    assert any(pending.refused_by_server for pending in saved.pending.values())  # or it shows nothing
+    assert any(
+        pending.refused_by_server for pending in saved.pending.values()
+    )  # or it shows nothing
     second.restore(saved)
     rest = list(islice(run(method, task, second, 0, resume=half[-1].snapshot), 4))
     assert repr(rows([*half, *rest])) == repr(rows(whole))

@@ -72,11 +72,15 @@ def test_a_function_is_not_called_even_if_its_package_is_allowed(
 ) -> None:
     (tmp_path / "called_parts.py").write_text("CALLS = []\n\ndef part():\n    CALLS.append(1)\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(BadMessage, match="no part"):
+    with pytest.raises(BadMessage, match="not a part"):
         decode_order(
             with_job({**JOB, "uplink": {"use": "called_parts:part"}}), TASK, ["called_parts"]
         )
     assert sys.modules.pop("called_parts").CALLS == []
+
+
+def test_an_abstract_codec_is_refused() -> None:
+    refused(with_job({**JOB, "uplink": {"use": "anyfleet.parts.codec:Quantiser"}}), "job")
 
 
 def test_a_job_is_bounded_in_depth_length_and_numbers() -> None:
@@ -97,7 +101,8 @@ def test_a_job_is_bounded_in_depth_length_and_numbers() -> None:
 def test_what_is_refused_of_a_job_is_told_with_its_place() -> None:
     inner = {"use": "anyfleet.parts.codec:Qsgd", "quantisation_levels": 2_000_000}
     wide = {"use": "anyfleet.parts.codec:ErrorFeedback", "inner": inner}
-    told = "2000000 is above limits.count, which is 1000000, at uplink.inner.quantisation_levels of a job"
+    place = "uplink.inner.quantisation_levels of a job"
+    told = f"2000000 is above limits.count, which is 1000000, at {place}"
     refused(with_job({**JOB, "uplink": wide}), "too large", told)
     raised = decode_order(with_job({**JOB, "uplink": wide}), TASK, limits=Limits(count=2_000_000))
     assert raised.job.uplink == ErrorFeedback(Qsgd(quantisation_levels=2_000_000))

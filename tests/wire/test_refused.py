@@ -52,7 +52,7 @@ def test_what_is_too_large_is_refused_before_it_is_read(data: bytes) -> None:
 
 
 def test_a_message_may_be_as_large_as_its_model_needs_and_not_much_more() -> None:
-    most = Limits().most(TASK.blueprint)
+    most = Limits().for_model(TASK.blueprint)
     raw = 4 * TASK.blueprint.numel()
     assert raw < most.message < 10 * raw + (1 << 20)
     refused(SENT + bytes(most.message), "too large")
@@ -82,6 +82,8 @@ def test_a_message_may_be_as_large_as_its_model_needs_and_not_much_more() -> Non
         ({"hyperparameters": {**HYPERPARAMETERS, "epochs": -1, "local_steps": -1}}, "numbers"),
         ({"hyperparameters": {**HYPERPARAMETERS, "local_steps": -2}}, "numbers"),
         ({"hyperparameters": {**HYPERPARAMETERS, "sent_fraction": -1.0}}, "numbers"),
+        ({"hyperparameters": {**HYPERPARAMETERS, "sent_fraction": 1.5}}, "numbers"),
+        ({"hyperparameters": {**HYPERPARAMETERS, "sent_fraction": math.inf}}, "numbers"),
         ({"hyperparameters": {**HYPERPARAMETERS, "target_seconds": -1.0}}, "numbers"),
         ({"hyperparameters": {**HYPERPARAMETERS, "more": 1.0}}, "header"),
         ({"hyperparameters": {}}, "header"),

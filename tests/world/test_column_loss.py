@@ -15,7 +15,7 @@ from anyfleet import rng
 from anyfleet.arrays import Floats, Ints
 from anyfleet.config import dump, load, to_toml
 from anyfleet.errors import ConfigError
-from anyfleet.formulas.reference.delivery import mean_delivered
+from anyfleet.formulas.reference.lossy_links import mean_delivered
 from anyfleet.world.column_loss import ColumnLoss
 from anyfleet.world.distributions import Uniform
 

@@ -151,7 +151,7 @@ def check_books(steps: list[Round]) -> None:
 
 
 # Not a number where nobody said or asked.
-UNKNOWN = ("loss", "frequency", "utility", "norm", "fisher")
+UNKNOWN = ("loss", "frequency", "utility", "norm", "fisher", "sent_fraction")
 # Not a number where no training result came in; otherwise shares.
 RESULT = ("measured_sent_fraction", "channel_share", "trained_share")
 

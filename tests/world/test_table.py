@@ -25,6 +25,7 @@ from anyfleet.world import (
 )
 from anyfleet.world import table as tables
 from anyfleet.world.group import FIELDS
+from anyfleet.world.links import Way
 from anyfleet.world.world import DEVICE_FIELDS
 
 START = When(0.0, 0)
@@ -176,10 +177,11 @@ def test_a_rate_of_ones_own_decides_whether_columns_get_lost() -> None:
     lossy = Group(column_loss=ColumnLoss(minimum_bit_rate=1e6))
     world = built("bit_rate_up,bit_rate_down\n2e6,5e5\n5e5,2e6\n-,-\n", 3, groups=(lossy,))
     keys = world._keys("test", everybody(world))
-    for way, expected in (("up", [8, 0, 8]), ("down", [0, 8, 8])):
+    ways: dict[Way, list[int]] = {"up": [8, 0, 8], "down": [0, 8, 8]}
+    for way, expected in ways.items():
         came = world.delivered_columns(
             np.full(3, 8), everybody(world), keys, START, active=1, way=way
-        )  # type: ignore[arg-type]
+        )
         assert came.tolist() == expected
 
 

@@ -1,4 +1,4 @@
-"""Whom a model serves: its accuracy by class, by device and by group of devices."""
+"""Breakdowns: the accuracy of a model by class, by device and by group of devices."""
 
 import math
 from collections.abc import Collection, Sequence
@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from anyfleet.arrays import Floats, Ints
-from anyfleet.core.evaluation import Tested, each, own_tests
+from anyfleet.core.evaluation import TestedModel, own_tests, sample_scores
 from anyfleet.core.objectives import Task
 
 Detail = Literal["classes", "devices", "groups"]
@@ -18,20 +18,21 @@ _TENTH = 10  # percentile
 
 @dataclass(frozen=True)
 class Fairness:
-    """How unequally devices are served; over those that have test data, each counting once."""
+    """How unequal accuracies are over the devices with test data, each counting once."""
 
     mean: float
-    deviation: float  # of the devices as they are: nobody was sampled
+    deviation: float  # over all devices, not that of a sample
     worst: float
-    tenth: float  # a tenth of the devices are at or below it
+    tenth: float  # percentile: a tenth of the devices are at or below it
 
 
 @dataclass(frozen=True)
 class Breakdown:
-    """The accuracy of the shared model at one width, taken apart; empty what was not asked for.
+    """The accuracy of the shared model at one width, by class, device and group.
 
-    By class on the common test set, NaN for a class that is not in it. By device on the device's
-    own test data, NaN without any; by group on those of its devices together.
+    What was not asked for is empty. By class it is measured on the common test set, NaN for a class
+    that is not in it; by device on the device's own test data, NaN without any; by group on those
+    of its devices together.
     """
 
     width: float
@@ -41,7 +42,7 @@ class Breakdown:
 
     @property
     def fairness(self) -> Fairness:
-        """Over the devices; NaN when they were not asked for, or none has test data."""
+        """The spread over devices; NaN if they were not asked for, or none has test data."""
         known = np.array([share for share in self.devices if not math.isnan(share)])
         if not len(known):
             return Fairness(math.nan, math.nan, math.nan, math.nan)
@@ -55,14 +56,14 @@ class Breakdown:
 
 @dataclass(frozen=True, eq=False)
 class Groups:
-    """Which devices belong together."""
+    """The groups of a fleet, and the group of every device."""
 
     names: tuple[str, ...]
-    of: Ints  # of every device
+    of: Ints  # the group of every device, as an index into `names`
 
 
 def named(names: Sequence[str], of: Ints) -> Groups:
-    """Groups by name; one without a name, or with that of another, gets its number."""
+    """Return groups by name; one without a name of its own gets its number."""
     called = [name or f"group {number}" for number, name in enumerate(names)]
     apart = (
         name if called.count(name) == 1 else f"{name} ({number})"
@@ -72,14 +73,14 @@ def named(names: Sequence[str], of: Ints) -> Groups:
 
 
 def complaints(details: Collection[Detail], task: Task) -> list[str]:
-    """Why a task's accuracy cannot be taken apart like this."""
+    """Return why the accuracy of a task cannot be broken down like this; empty if it can."""
     found = []
     if details and _METRIC not in task.metrics:
         measured = ", ".join(task.metrics) or "nothing but its loss"
-        found.append(f"need a task that is judged by accuracy; this one measures {measured}.")
+        found.append(f"needs a task that measures accuracy; this one measures {measured}.")
     if "classes" in details and not (task.classified and task.test.y.ndim == 1):
         found.append(
-            '"classes" needs a task whose samples each have one class; leave it out for this one.'
+            '"classes" needs a task whose samples have one class each; leave it out for this one.'
         )
     if {"devices", "groups"} & set(details) and not len(own_tests(task)[0]):
         found.append(
@@ -90,18 +91,18 @@ def complaints(details: Collection[Detail], task: Task) -> list[str]:
 
 
 def take_apart(
-    task: Task, model: Tested, details: Collection[Detail], groups: Groups, width: float
+    task: Task, model: TestedModel, details: Collection[Detail], groups: Groups, width: float
 ) -> Breakdown:
-    """The accuracy of a model by whatever was asked for."""
+    """Return the accuracy of a model by class, device or group, as asked for."""
     classes: tuple[float, ...] = ()
     devices: tuple[float, ...] = ()
     by_group: dict[str, float] = {}
     if "classes" in details:
-        hits = each(task, model, task.test, _METRIC)
+        hits = sample_scores(task, model, task.test, _METRIC)
         classes = _means(hits, task.test.y.cpu().numpy(), task.classes)
     if {"devices", "groups"} & set(details):
         data, owners = own_tests(task)
-        hits = each(task, model, data, _METRIC)
+        hits = sample_scores(task, model, data, _METRIC)
         if "devices" in details:
             devices = _means(hits, owners, task.devices)
         if "groups" in details:
@@ -111,7 +112,7 @@ def take_apart(
 
 
 def _means(values: Floats, numbers: Ints, count: int) -> tuple[float, ...]:
-    """The mean of the values with each number; what carries none of them is left out."""
+    """Return the mean of the values with each number from 0 on, NaN for a number without any."""
     known = (numbers >= 0) & (numbers < count)
     values, numbers = values[known], numbers[known]
     sizes = np.bincount(numbers, minlength=count)

@@ -1,6 +1,6 @@
-"""What a run tells about its method: notes of its steps, and what theory reads out of a ledger.
+"""Diagnosis of a run: what its rounds and its ledger tell about the method, and what went wrong.
 
-Ledgers and notes are facts; the formulas of specification §F are applied to them here.
+Ledgers and diagnostics are facts; the formulas of specification §F are applied to them here.
 """
 
 import math
@@ -26,24 +26,25 @@ from anyfleet.formulas import fedpmt_psi, fedpns_label_distance, whale_extreme_s
 from anyfleet.parts.choose import FisherUtility
 from anyfleet.world import When, World
 
-MOST_EXTREME = 0.9  # of all utilities; beyond, a threshold does not fit (specification §1.10)
-FIRST_VISITS = 0.5  # of all choices; from here on, what devices do without a history decides
-EXPLODED = 10.0  # so many times a loss that training had before is an explosion
-GROWN = 1_000.0  # and so much more, where that loss is not above 0 and has no multiples
+MOST_EXTREME = 0.9  # of all utilities are 0 or 1: the threshold does not fit (specification §1.10)
+FIRST_VISITS = 0.5  # of all choices are made without a history: these decide the run
+EXPLODED = 10.0  # a loss so many times an earlier one has exploded
+GROWN = 1_000.0  # or one so much above it, if the earlier loss is 0 or negative
 
-# --- notes ------------------------------------------------------------------------------------
+# --- diagnostics --------------------------------------------------------------------------------
 
 
 class Diagnosed(Protocol):
-    """A point of a run, as far as it has notes."""
+    """A record with the diagnostics of a round."""
 
     @property
     def diagnostics(self) -> Mapping[str, Any]: ...
 
 
-def plain_diagnostics(notes: Mapping[str, Any]) -> dict[str, Any]:
-    """Notes as plain data for a record: numbers, lists of them, and numbers by device."""
-    return {name: _plain(value) for name, value in notes.items() if not isinstance(value, Tensor)}
+def plain_diagnostics(diagnostics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return diagnostics as plain data: numbers, lists of them, and numbers by device."""
+    told = {name: value for name, value in diagnostics.items() if not isinstance(value, Tensor)}
+    return {name: _plain(value) for name, value in told.items()}
 
 
 def _plain(value: Any) -> Any:
@@ -54,9 +55,9 @@ def _plain(value: Any) -> Any:
     return [_plain(inner) for inner in value] if isinstance(value, tuple | list) else value
 
 
-def read_diagnostics(notes: Mapping[str, Any]) -> dict[str, Any]:
-    """Notes out of a file: JSON knows neither NaN nor numbers as keys."""
-    return {name: _read(value) for name, value in notes.items()}
+def read_diagnostics(diagnostics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return diagnostics from a file, with NaN and numbers as keys, which JSON lacks."""
+    return {name: _read(value) for name, value in diagnostics.items()}
 
 
 def _read(value: Any) -> Any:
@@ -72,23 +73,23 @@ def _read(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Contribution:
-    """How often a device took part, was labelled as adverse, and was left out (specification §1.18)."""
+    """How often a device was asked, labelled as adverse and left out (specification §1.18)."""
 
     selected: int
     labelled: int
     excluded: int
 
 
-def contributions(ledger: Ledger, points: Iterable[Diagnosed]) -> dict[int, Contribution]:
-    """Of every device that was asked to train: an order reached it, at least in part.
+def contributions(ledger: Ledger, records: Iterable[Diagnosed]) -> dict[int, Contribution]:
+    """Return the contribution of every device that an order to train reached, at least in part.
 
-    Not of those whom the planner or a lack of memory or link kept from it.
+    A device that the planner, or a lack of memory or link, kept from training has none.
     """
     asked = _training(ledger) & (ledger.counted | (ledger.bits_down > 0))
     selected = Counter(ledger.device[asked].tolist())
-    steps = [point.diagnostics for point in points]
+    told = [record.diagnostics for record in records]
     labelled, excluded = (
-        Counter(int(device) for notes in steps for device in notes.get(name, ()))
+        Counter(int(device) for each in told for device in each.get(name, ()))
         for name in ("labelled", "excluded")
     )
     return {
@@ -98,12 +99,12 @@ def contributions(ledger: Ledger, points: Iterable[Diagnosed]) -> dict[int, Cont
 
 
 def _training(ledger: Ledger) -> Flags:
-    """Rows about training: neither surveys, nor the second phase of what was trained before."""
+    """Return the rows of orders to train, without surveys and fetches of earlier results."""
     return np.array([kind in ("train", "hold") for kind in ledger.kind], dtype=bool)
 
 
 def label_distances(task: Task) -> Floats:
-    """How far the labels of each device are from those of all, 0 to 2 (specification §F.5)."""
+    """Return how far each device's labels are from those of all, 0 to 2 (specification §F.5)."""
     if not task.classified:
         return np.full(task.devices, np.nan)
     counts = np.array([_histogram(task, device) for device in range(task.devices)])
@@ -122,63 +123,70 @@ def _histogram(task: Task, device: int) -> Floats:
 
 
 def depth_shares(ledger: Ledger, firsts: Sequence[int]) -> Floats:
-    """The shares of answers that counted by first trained layer, smallest width first.
+    """Return the shares of counted updates by first trained layer, fewest trained layers first.
 
-    `firsts` are those of all widths, as `anyfleet.parts.plan.trained_layers.depths` finds them.
+    `firsts` are the first trained layers of all depths, from
+    `anyfleet.parts.plan.trained_layers.depths`.
     """
-    answers = [kind in ("train", "fetch") for kind in ledger.kind]
-    first = ledger.first_trained_layer[ledger.counted & np.array(answers, dtype=bool)]
-    widths = np.array(sorted(set(firsts), reverse=True))
-    counts: Floats = (first == widths[:, None]).sum(axis=1) / max(1, len(first))
-    return counts
+    updates = [kind in ("train", "fetch") for kind in ledger.kind]
+    first = ledger.first_trained_layer[ledger.counted & np.array(updates, dtype=bool)]
+    known = np.array(sorted(set(firsts), reverse=True))
+    shares: Floats = (first == known[:, None]).sum(axis=1) / max(1, len(first))
+    return shares
 
 
 def depth_psi(ledger: Ledger, firsts: Sequence[int]) -> float:
-    """FedPMT's psi (specification §F.1) of the answers in a ledger; infinite if nobody trains all."""
+    """Return FedPMT's psi of the updates in a ledger (specification §F.1).
+
+    It is infinite if no device trains all layers.
+    """
     return fedpmt_psi(depth_shares(ledger, firsts))
 
 
 @dataclass(frozen=True)
 class Informed:
-    """A step of a method that looks at Fisher information; means over the answers that counted."""
+    """A round of a method that uses Fisher information: means over the replies that counted."""
 
     round_index: int
-    fisher: float  # trace, of the devices that reported it, or NaN
-    utility: float  # of the devices that chose by it, or NaN
-    width: float  # of the model's width, as planned
-    level: float  # 1 for the largest size that was planned in the run, 2 for the next, ...
+    fisher: float  # trace, over the devices that reported it, or NaN
+    utility: float  # over the devices that chose by it, or NaN
+    width: float  # as planned
+    level: (
+        float  # 1 for the largest sub-model size that was planned in the run, 2 for the next, ...
+    )
 
 
 def information(ledger: Ledger) -> tuple[Informed, ...]:
-    """Fisher information, utility and planned sizes of those who trained, step by step.
+    """Return Fisher information, utility and planned sub-model sizes, round by round.
 
-    Levels count the distinct sizes (share, then depth) that the ledger has anywhere, because a
+    Levels count the distinct sub-model sizes (width, then trained layers) of the whole ledger: a
     place in a menu means another size to a device whose menu is shorter.
     """
-    columns = ledger.fisher, ledger.utility, ledger.width, _levels(ledger)
+    arrays = ledger.fisher, ledger.utility, ledger.width, _levels(ledger)
     trained = _training(ledger) & ledger.counted
     found = []
-    for step in np.unique(ledger.round_index).tolist():
-        rows = trained & (ledger.round_index == step)
-        found.append(Informed(step, *(_mean(column[rows]) for column in columns)))
+    for round_index in np.unique(ledger.round_index).tolist():
+        rows = trained & (ledger.round_index == round_index)
+        found.append(Informed(round_index, *(_mean(array[rows]) for array in arrays)))
     return tuple(found)
 
 
 def _levels(ledger: Ledger) -> Floats:
-    """The place of every planned size among those of all orders to train, from 1 on; or NaN."""
+    """Return the rank of every planned sub-model size among all orders to train, from 1, or NaN."""
     sizes = list(zip((-ledger.width).tolist(), ledger.first_trained_layer.tolist(), strict=True))
     planned = sorted({sizes[row] for row in np.flatnonzero(_training(ledger))})
     places = {size: place for place, size in enumerate(planned, start=1)}
     return np.array([places.get(size, math.nan) for size in sizes], dtype=np.float64)
 
 
-def fewest_trainers(points: Iterable[Diagnosed]) -> int | None:
-    """|M*|: how few devices trained some part of the model in some step (specification §F.2).
+def fewest_trainers(records: Iterable[Diagnosed]) -> int | None:
+    """Return |M*|: the fewest devices that trained some part of the model (specification §F.2).
 
-    Out of the notes of `Diagnosed`; None without any. Steps in which nobody trained do not count.
+    Read from the diagnostics of `Diagnosed`; None without them. Rounds without training do not
+    count.
     """
-    steps = [point.diagnostics for point in points]
-    return min((int(notes["fewest"]) for notes in steps if notes.get("fewest")), default=None)
+    told = [record.diagnostics.get("fewest") for record in records]
+    return min((int(fewest) for fewest in told if fewest), default=None)
 
 
 def _mean(values: Floats) -> float:
@@ -187,21 +195,21 @@ def _mean(values: Floats) -> float:
 
 
 def unfit_threshold(ledger: Ledger) -> str:
-    """A warning when nearly all utilities of a run are 0 or 1; else empty."""
+    """Return a warning if nearly all utilities of a run are 0 or 1, or ""."""
     known = ledger.utility[~np.isnan(ledger.utility)]
     share = whale_extreme_share(known)
     if not len(known) or share <= MOST_EXTREME:
         return ""
     return (
         f"{share:.0%} of the utilities are 0 or 1, so that devices hardly choose: take another "
-        "FisherUtility.threshold (higher when they are 1, lower when they are 0)."
+        "FisherUtility.threshold (higher if they are 1, lower if they are 0)."
     )
 
 
 def first_visits(ledger: Ledger, method: Method) -> str:
-    """Return a warning when half of WHALE-FL's choices or more were first visits; else "".
+    """Return a warning if half of WHALE-FL's choices or more were first visits, or "".
 
-    A device that has no history yet takes the widest size that it may have, its cap.
+    A device without a history takes the widest sub-model that it may have, its cap.
     """
     chosen = _training(ledger) & (ledger.choice >= 0)
     first = int((chosen & np.isnan(ledger.utility)).sum())
@@ -209,60 +217,60 @@ def first_visits(ledger: Ledger, method: Method) -> str:
     if not isinstance(method.choose, FisherUtility) or not 0 < FIRST_VISITS * count <= first:
         return ""
     capped = method.choose.first_level == 1
-    size = "the widest it may have (its cap)" if capped else "the size of first_level"
+    size = "the widest it may have (its cap)" if capped else "that of first_level"
     told = "in all" if first == count else f"in {first} of"
     return (
-        f"With WHALE-FL, {told} {count} choices the device had no history yet and took {size}: "
-        "there is little or no difference from fixed widths. Give it more rounds, fewer devices, "
+        f"With WHALE-FL, {told} {count} choices the device had no history and took {size}: "
+        "that differs little from fixed widths. Give it more rounds, fewer devices, "
         "or a larger share of them in every round."
     )
 
 
 # --- why nothing was learned ------------------------------------------------------------------
 
-_RATE = "lower method.lr"
+_LOWER_LR = "lower method.lr"
 _CURES: Mapping[str, str] = MappingProxyType(
     {
         "too late": "give the schedule more seconds",
         "stale": "give the schedule a larger staleness",
-        "out of memory": "offer smaller shares, take a smaller batch, or give devices more memory",
-        "over budget": "give the chooser more seconds or joules, or offer smaller shares",
-        "no link": "see to the links of the fleet: up and down of its groups carry nothing",
+        "out of memory": "offer smaller widths, a smaller batch_size, or give devices more memory",
+        "over budget": "give the chooser more seconds or joules, or offer smaller widths",
+        "no link": "give the groups of the fleet links (up, down) that carry something",
         "nothing came through": "lower the loss of the fleet's links",
         "died": "lower the mortality of the fleet's groups",
         "went offline": "let devices stay longer (availability), or give them less to do",
         "battery empty": "give devices larger batteries, or less to do",
-        "refused: not finite": _RATE,
-        "refused: norm": f"{_RATE}, or raise limits.norm",
-        "refused: size": f"{_RATE} or, if it is few devices, look at what they send; "
-        "limits.growth is how much larger than usual a change may be",
+        "refused: not finite": _LOWER_LR,
+        "refused: norm": f"{_LOWER_LR}, or raise limits.norm",
+        "refused: size": f"{_LOWER_LR} or, if it is few devices, look at what they send; "
+        "limits.growth is how much larger than usual an update may be",
         "refused": "see the reasons in ledger.jsonl, and [limits]",
-        "held": f"{_RATE}, or look at the aggregate; the notes of a step name the devices (held)",
+        "held": f"{_LOWER_LR}, or look at the aggregate; diagnostics of a round name the devices",
         "refused by the device": "see the reasons in ledger.jsonl, and [limits]",
     }
 )
-# Where these are the reasons of most orders, training explodes.
+# If these are the reasons of most orders, training explodes.
 _BROKEN: Mapping[str, str] = MappingProxyType(
     {
         "refused: not finite": "numbers that are not finite",
-        "refused: size": "changes far larger than usual",
+        "refused: size": "updates far larger than usual",
     }
 )
-_TOLD = 2  # reasons for which there is advice
-_NAMED = 5  # devices, at most
+_ADVISED = 2  # reasons with advice, at most
+_NAMED = 5  # devices that are named, at most
 
 
 class Scored(Protocol):
-    """A point of a run, as far as its model was evaluated."""
+    """A record with the scores of a round."""
 
     @property
     def scores(self) -> Mapping[str, float]: ...
 
 
 def nothing_counted(ledger: Ledger, needed: Floats | None = None) -> str:
-    """Return why no update ever counted and what to change; "" when one did.
+    """Return why no update ever counted and what to change, or "" if one did.
 
-    `needed` are the seconds that orders which were too late would have taken (`seconds_needed`).
+    `needed` are the seconds that late orders would have taken (`seconds_needed`).
     """
     asked = np.array([kind in ("train", "hold", "fetch") for kind in ledger.kind], dtype=bool)
     brings = np.array([kind in ("train", "fetch") for kind in ledger.kind], dtype=bool)
@@ -271,53 +279,53 @@ def nothing_counted(ledger: Ledger, needed: Floats | None = None) -> str:
     if not asked.any():
         return (
             "No device was ever asked to train, so that the model is as it began: none was "
-            "available or selected. See availability and battery of the fleet, and select."
+            "available or selected. Look at availability and battery of the fleet, and at select."
         )
     reasons = Counter(_cause(ledger.failure[row]) for row in np.flatnonzero(asked))
     reasons.pop("", None)
     told = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
     start = f"None of the {asked.sum()} orders brought an update that counted"
-    cures = (_cure(reason, ledger, needed) for reason, _ in reasons.most_common(_TOLD))
+    cures = (_cure(reason, ledger, needed) for reason, _ in reasons.most_common(_ADVISED))
     return f"{start} ({told or 'none was fetched'}): the model is as it began. {' '.join(cures)}"
 
 
-def _cause(lost: str) -> str:
-    """A reason without the numbers of its order; of refusals, with what they are about."""
-    head, _, rest = lost.partition(":")
+def _cause(failure: str) -> str:
+    """Return a reason without the numbers of its order; for a refusal, with its subject."""
+    head, _, rest = failure.partition(":")
     about = rest.partition(":")[0].strip()
     return f"{head}: {about}" if f"{head}: {about}" in _CURES else head
 
 
 def _cure(reason: str, ledger: Ledger, needed: Floats | None) -> str:
     known = _CURES.get(reason, "see the reasons in ledger.jsonl")
-    advice = f"{reason[:1].upper()}{reason[1:]}: {_with_rate(known, ledger)}"
+    advice = f"{reason[:1].upper()}{reason[1:]}: {_with_lr(known, ledger)}"
     if reason == "too late" and needed is not None and len(needed):
-        half, whole = np.quantile(needed, (0.5, 1.0), method="higher")
-        advice += f"; about {half:.3g} s would do for half of these orders, {whole:.3g} s for all"
+        half, every = np.quantile(needed, (0.5, 1.0), method="higher")
+        advice += f"; about {half:.3g} s would do for half of these orders, {every:.3g} s for all"
     if reason == "out of memory":
-        examples = Counter(lost for lost in ledger.failure if lost.startswith(reason))
+        examples = Counter(each for each in ledger.failure if each.startswith(reason))
         advice += f" ({examples.most_common(1)[0][0].partition(': ')[2]})"
     if reason == "refused: size":
-        rows = [row for row, lost in enumerate(ledger.failure) if _cause(lost) == reason]
+        rows = [row for row, each in enumerate(ledger.failure) if _cause(each) == reason]
         devices = sorted(set(ledger.device[rows].tolist()))
         told = ", ".join(map(str, devices[:_NAMED])) + (", …" if len(devices) > _NAMED else "")
         advice += f" (device {told})"
     return f"{advice}."
 
 
-def _with_rate(advice: str, ledger: Ledger) -> str:
-    """Advice about the learning rate, with that of the run."""
-    rates = ledger.lr[_training(ledger)]
-    told = f"{_RATE} ({rates.max():g} in this run)" if len(rates) else _RATE
-    return advice.replace(_RATE, told)
+def _with_lr(advice: str, ledger: Ledger) -> str:
+    """Return advice about the learning rate, with that of the run."""
+    lrs = ledger.lr[_training(ledger)]
+    told = f"{_LOWER_LR} ({lrs.max():g} in this run)" if len(lrs) else _LOWER_LR
+    return advice.replace(_LOWER_LR, told)
 
 
 def seconds_needed(ledger: Ledger, method: Method, task: Task, world: World) -> Floats:
-    """Return about how long each order that was too late would have taken.
+    """Return about how many seconds each order that was too late would have taken.
 
-    As the fleet is at the start of a run, and with leading channels.
+    Conditions are those at the start of the run, and channels the leading ones.
     """
-    late = [row for row, lost in enumerate(ledger.failure) if lost.startswith("too late")]
+    late = [row for row, each in enumerate(ledger.failure) if each.startswith("too late")]
     rows = ledger.take([row for row in late if ledger.kind[row] in ("train", "hold")])
     return np.array(list(_durations(rows, method, task, world)), dtype=np.float64)
 
@@ -328,7 +336,7 @@ def _durations(rows: Ledger, method: Method, task: Task, world: World) -> Iterat
         np.unique(rows.device[rows.round_index == rows.round_index.min(initial=0)])
     )
     known = world.conditions(rows.device, When(0.0, 0), active)
-    numbers = Hyperparameters(
+    hyperparameters = Hyperparameters(
         rows.lr,
         rows.epochs,
         rows.batch_size,
@@ -337,32 +345,33 @@ def _durations(rows: Ledger, method: Method, task: Task, world: World) -> Iterat
         rows.frequency,
         np.full(len(rows), np.nan),
     )
-    for row, (own, mine) in enumerate(zip(known.rows(), numbers.rows(), strict=True)):
-        share, batch = float(rows.width[row]), int(mine.batch_size[0])
-        slice_ = SubModelSize(share, int(rows.first_trained_layer[row])).prefix(blueprint)
+    for row, (own, mine) in enumerate(zip(known.rows(), hyperparameters.rows(), strict=True)):
+        width, batch_size = float(rows.width[row]), int(mine.batch_size[0])
+        slice_ = SubModelSize(width, int(rows.first_trained_layer[row])).prefix(blueprint)
         samples = task.size(int(rows.device[row]))
         (steps,) = local_steps(mine, [samples])
-        amount = Amount(batch, samples_processed(steps, samples, batch), steps, share)
+        used = samples_processed(steps, samples, batch_size)
+        amount = Amount(batch_size, used, steps, width)
         effort = training(job.trainer, blueprint, slice_, amount, world.declared.counting).effort
         bits = expected_bits(slice_, job, blueprint, float(mine.sent_fraction[0]))
-        crossing = transfer_seconds(bits.down, own.bit_rate_down) + transfer_seconds(
+        transfer = transfer_seconds(bits.down, own.bit_rate_down) + transfer_seconds(
             bits.up, own.bit_rate_up
         )
-        yield float((effort.seconds(own, mine.frequency) + crossing)[0])
+        yield float((effort.seconds(own, mine.frequency) + transfer)[0])
 
 
-def exploded(points: Iterable[Scored], ledger: Ledger, start: float = math.nan) -> str:
-    """Return a warning when the loss of a run grew without bounds, with the likely cause; or "".
+def exploded(records: Iterable[Scored], ledger: Ledger, start: float = math.nan) -> str:
+    """Return a warning if the loss of a run grew without bounds, with the likely cause, or "".
 
-    So it did when the last loss on the test set is no finite number, when it is ten times that of
-    the initial model (`start`, NaN: unknown), or ten times the lowest and above both the first and
-    the initial model's; or when most training results were refused because they are not finite, or
-    far larger than usual. Of a loss that is 0 or negative (that of a density, say) there are no
-    multiples: the last one must then lie 1000 above it, and ten times its size.
+    It did if the last loss on the test set is not finite; if it is ten times that of the initial
+    model (`start`, NaN: unknown), or ten times the lowest and above both the first and the initial
+    model's; or if most updates were refused because they are not finite or far larger than usual.
+    A loss that is 0 or negative (that of a density, say) has no multiples: the last one must then
+    lie 1000 above it, and ten times its size.
     """
-    losses = [point.scores["loss"] for point in points if "loss" in point.scores]
-    cure = f"Probably the learning rate is too high: {_with_rate(_RATE, ledger)}."
-    causes = Counter(_cause(lost) for lost in ledger.failure)
+    losses = [record.scores["loss"] for record in records if "loss" in record.scores]
+    cure = f"Probably the learning rate is too high: {_with_lr(_LOWER_LR, ledger)}."
+    causes = Counter(map(_cause, ledger.failure))
     broken = {cause: causes[cause] for cause in _BROKEN if causes[cause]}
     if sum(broken.values()) > len(ledger) / 2:
         told = " or ".join(_BROKEN[cause] for cause in broken)
@@ -384,21 +393,22 @@ def exploded(points: Iterable[Scored], ledger: Ledger, start: float = math.nan) 
 
 
 def _growth(last: float, loss: float) -> str:
-    """How far a loss lies above an earlier one (NaN: unknown), if that is an explosion; or ""."""
+    """Return how far a loss exploded above an earlier one (NaN: unknown), or ""."""
     if loss > 0:
         return f"{last / loss:.3g} times" if last > EXPLODED * loss else ""
     return f"{last - loss:.3g} above" if last - loss > max(GROWN, EXPLODED * -loss) else ""
 
 
-# --- what measuring costs ---------------------------------------------------------------------
+# --- what measuring costs -----------------------------------------------------------------------
 
 
 def measuring_share(method: Method, task: Task) -> float:
-    """What measuring adds to the FLOP of training the whole model, as a share of them."""
+    """Return the FLOP that measuring adds, as a share of those of training the whole model."""
     samples = task.size(0)
-    numbers = method.train.hyperparameters(0, np.array([samples]))
-    batch, (steps,) = int(numbers.batch_size[0]), local_steps(numbers, [samples])
-    priced, used = Priced(task.blueprint, WHOLE, batch), samples_processed(steps, samples, batch)
+    own = method.train.hyperparameters(0, np.array([samples]))
+    batch_size, (steps,) = int(own.batch_size[0]), local_steps(own, [samples])
+    priced = Priced(task.blueprint, WHOLE, batch_size)
+    used = samples_processed(steps, samples, batch_size)
     plain, measured = (
         float(train.work(priced, used, steps).flops) for train in (method.train, method.trainer)
     )
@@ -406,7 +416,7 @@ def measuring_share(method: Method, task: Task) -> float:
 
 
 def measuring(method: Method, task: Task) -> str:
-    """What measuring costs in a run, as a sentence; empty if nothing is measured."""
+    """Return a sentence on what measuring costs in a run, or "" if nothing is measured."""
     if method.trainer == method.train:
         return ""
     share, measures = measuring_share(method, task), ", ".join(map(str, method.measures))

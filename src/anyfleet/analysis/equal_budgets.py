@@ -1,4 +1,4 @@
-"""What runs had learned for the same: simulated time, energy, calculation or traffic."""
+"""Runs at equal budgets: what they had learned for the same time, energy, FLOP or traffic."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,58 +13,58 @@ from anyfleet.experiment import RoundRecord
 Resource = Literal["flops", "time", "energy", "bytes"]
 _USED: Mapping[Resource, Callable[[RoundRecord], float]] = MappingProxyType(
     {
-        "flops": lambda point: point.flops,
-        "time": lambda point: point.time,
-        "energy": lambda point: point.joules,
-        "bytes": lambda point: point.down + point.up,
+        "flops": lambda record: record.flops,
+        "time": lambda record: record.time,
+        "energy": lambda record: record.joules,
+        "bytes": lambda record: record.down + record.up,
     }
 )
 _UNITS: Mapping[Resource, str] = MappingProxyType(
     {"flops": "FLOP", "time": "s", "energy": "J", "bytes": "B"}
 )
-_PREFIXES = ("T", "G", "M", "k", "", "m")  # thousand times less from each to the next
+_PREFIXES = ("T", "G", "M", "k", "", "m")  # each a thousand times less than the one before
 
 
-def used(point: RoundRecord, resource: Resource) -> float:
-    """What a run had used by a point, from its start: FLOP, simulated seconds, joules or bytes.
+def used(record: RoundRecord, resource: Resource) -> float:
+    """Return what a run had used by the end of a round: FLOP, simulated seconds, joules or bytes.
 
     Bytes count both ways.
     """
     if resource not in _USED:
-        raise ValueError(f"a resource is one of {', '.join(_USED)}; got {resource!r}.")
-    return _USED[resource](point)
+        raise ValueError(f"a resource must be one of {', '.join(_USED)}; got {resource!r}.")
+    return _USED[resource](record)
 
 
 def common_amount(runs: Iterable[Sequence[RoundRecord]], resource: Resource) -> float:
-    """The largest amount that every run used, the least of their totals; NaN without runs."""
-    return min((used(points[-1], resource) for points in runs), default=math.nan)
+    """Return the largest amount that every run used, or NaN without runs."""
+    return min((used(records[-1], resource) for records in runs), default=math.nan)
 
 
 @dataclass(frozen=True)
 class Within:
-    """What a run had learned for an amount, by its last evaluation at or before it.
+    """What a run had learned for an amount, by its last evaluation within it.
 
-    A run that ended with less shows its last state. One that was first evaluated beyond the amount
-    has learned nothing that anybody knows of.
+    A run that ended with less counts as it ended. Of a run whose first evaluation came later,
+    nothing is known.
     """
 
     resource: Resource
     amount: float
     total: float  # what the whole run used of the resource
     first: float  # what it had used by its first evaluation; NaN: never evaluated
-    score: float  # NaN: not evaluated by then, or a model whose numbers are none
-    best: float  # until then, likewise
-    spent: Spent | None  # by the last evaluation until then; None: there is none
+    score: float  # NaN: not evaluated by then, or a model with NaN among its parameters
+    best: float  # score until then, or NaN likewise
+    spent: Spent | None  # by the last evaluation within the amount; None without one
     metric: str = "accuracy"
 
     @property
     def accuracy(self) -> float:
-        """The score of a run that is judged by its accuracy; NaN of every other."""
+        """The score of a run that is judged by accuracy; NaN for any other."""
         return self.score if self.metric == "accuracy" else math.nan
 
     @property
     def ended(self) -> bool:
-        """Whether the run was over before it had used the amount."""
+        """True if the run ended before it had used the amount."""
         return self.total < self.amount
 
     def __str__(self) -> str:
@@ -76,27 +76,26 @@ class Within:
 
 
 def within(
-    points: Sequence[RoundRecord], resource: Resource, amount: float, width: float | None = None
+    records: Sequence[RoundRecord], resource: Resource, amount: float, width: float | None = None
 ) -> Within:
-    """What a run, or its model at a width, had learned for an amount of a resource.
+    """Return what a run, or its model at a width, had learned for an amount of a resource.
 
-    An answer counts with the server step that it belongs to. Nothing is interpolated: between two
-    evaluations a run is as good as at the first of them.
+    Nothing is interpolated: between two evaluations a run is as good as at the first of them.
     """
     if not amount >= 0:
         raise ValueError(f"an amount must be 0 or more, got {amount}.")
-    need_width(points, width)
-    judged = evaluated(points, width)
-    before = [point for point in judged if used(point, resource) <= amount]
+    need_width(records, width)
+    judged = evaluated(records, width)
+    before = [record for record in judged if used(record, resource) <= amount]
     return Within(
         resource=resource,
         amount=amount,
-        total=used(points[-1], resource),
+        total=used(records[-1], resource),
         first=used(judged[0], resource) if judged else math.nan,
         score=before[-1].at(width) if before else math.nan,
         best=best(before, width),
         spent=spent_by(before[-1]) if before else None,
-        metric=metric_of(points).name,
+        metric=metric_of(records).name,
     )
 
 
@@ -104,7 +103,7 @@ def within(
 
 
 def quantity(amount: float, resource: Resource) -> str:
-    """An amount with its unit: "12.3 s", "1.25 kJ"."""
+    """Return an amount with its unit: "12.3 s", "1.25 kJ"."""
     sizes = {prefix: 1000.0 ** (4 - place) for place, prefix in enumerate(_PREFIXES)}
     fitting = (prefix for prefix, size in sizes.items() if amount >= size)
     # Nobody says kiloseconds.
@@ -115,12 +114,12 @@ def quantity(amount: float, resource: Resource) -> str:
 
 
 def ended_after(runs: Sequence[Within]) -> str:
-    """How runs that were over before they had used an amount appear in tables."""
+    """Return how runs that ended before they had used an amount appear in tables."""
     return f"ended after {_range([each.total for each in runs], runs[0].resource)}"
 
 
 def first_after(runs: Sequence[Within]) -> str:
-    """How runs that were not evaluated within an amount appear in tables."""
+    """Return how runs that were not evaluated within an amount appear in tables."""
     known = [each.first for each in runs if not math.isnan(each.first)]
     return (
         f"first evaluated after {_range(known, runs[0].resource)}" if known else "never evaluated"

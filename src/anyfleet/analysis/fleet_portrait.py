@@ -1,4 +1,4 @@
-"""What the devices of a fleet are like: their columns, looked at over a day."""
+"""A portrait of a fleet: what its devices are like over a day."""
 
 import math
 from collections.abc import Callable
@@ -13,24 +13,24 @@ from anyfleet.core.time_and_energy import Counts, effort_of
 from anyfleet.world import When, World
 
 HOURS = 24
-_MOST = 500  # devices of a group that are looked at; fleets may have millions
+_MOST = 500  # devices of each group in the portrait; a fleet may have millions
 _GFLOP = 1e9
 
 
 @dataclass(frozen=True, eq=False)
 class Portrait:
-    """Some devices of every group, at every hour of a day. Numbers are [hours, devices].
+    """Some devices of every group, at every hour of a day. Arrays are [hours, devices].
 
-    With every hour a server step begins, too, so that both kinds of change are seen.
+    A round begins with every hour, so that changes by the hour and by the round are seen.
     """
 
     names: tuple[str, ...]  # of the groups
     counts: tuple[int, ...]  # of all their devices
-    device: Ints  # those that were looked at
+    device: Ints  # those in the portrait
     group: Ints  # of each of these
     level: Ints
     speed: Floats  # FLOP per second, after other work
-    bit_rate_up: Floats  # bits per second, alone on the air
+    bit_rate_up: Floats  # bits per second, for a device alone on its link
     bit_rate_down: Floats
     energy: Floats  # joules for one GFLOP at the highest frequency
     memory: Floats  # bytes
@@ -38,17 +38,17 @@ class Portrait:
     battery: Floats  # joules when full
     budget: Floats  # joules for one order
     distance: Floats  # metres
-    mortality: Floats  # share of orders during which it dies
+    mortality: Floats  # share of orders during which the device dies
     online: Flags
 
 
 def varies(values: Floats) -> bool:
-    """Whether numbers differ by more than rounding; two infinite ones do not."""
+    """Return whether numbers differ by more than rounding; infinities are equal."""
     return not math.isclose(float(values.min()), float(values.max()))
 
 
 def portray(world: World) -> Portrait:
-    """Looks at a fleet."""
+    """Return the portrait of a fleet."""
     device = _examined(world.group)
     groups = named([group.name for group in world.groups], world.group)
     moments = [When(3600.0 * hour, hour) for hour in range(HOURS)]
@@ -83,7 +83,7 @@ def portray(world: World) -> Portrait:
 
 
 def _examined(group: Ints) -> Ints:
-    """The first devices of each group: who they are was drawn."""
+    """Return the first devices of each group, which are as random as any others."""
     firsts = [np.flatnonzero(group == number)[:_MOST] for number in np.unique(group)]
     return np.sort(np.concatenate(firsts))
 

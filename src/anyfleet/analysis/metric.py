@@ -1,4 +1,4 @@
-"""The metric that a run is judged by: which one, which way is better, and how it is written."""
+"""The metric by which a run is judged: which one, which way is better, how it is written."""
 
 import math
 import re
@@ -10,9 +10,9 @@ _SHORT = frozenset({"err", "ppl", "wer", "cer"})
 
 
 def judged_by(names: Iterable[str]) -> str:
-    """Return the metric that a task with these metrics is judged by.
+    """Return the metric by which a task with these metrics is judged.
 
-    Accuracy where there is one, else the first of them, else the loss.
+    It is accuracy if that is among them, otherwise the first, or the loss without any.
     """
     known = list(names)
     return "accuracy" if "accuracy" in known else next(iter(known), "loss")
@@ -22,7 +22,7 @@ def judged_by(names: Iterable[str]) -> str:
 class Metric:
     """A metric, known by its name alone.
 
-    Less is better when a word of the name ends in loss, error, mse, mae, mape, perplexity, nll,
+    Less is better if a word of the name ends in loss, error, mse, mae, mape, perplexity, nll,
     entropy or distance, or is err, ppl, wer or cer ("rmse", "word_error_rate"); otherwise more is
     better. A metric whose name ends in "accuracy" is a share and written in per cent; all others
     are written as they are.
@@ -32,32 +32,32 @@ class Metric:
 
     @property
     def less(self) -> bool:
-        """Whether less is better."""
+        """True if less is better."""
         words = re.split(r"[^a-z0-9]+", self.name.lower())
         return any(word.endswith(_LESS) or word in _SHORT for word in words)
 
     @property
     def share(self) -> bool:
-        """Whether it is a share of 1."""
+        """True if values are shares, from 0 to 1."""
         return self.name.lower().endswith("accuracy")
 
     @property
     def head(self) -> str:
-        """The head of a column of values, each multiplied by `scale`."""
+        """The head above values in a table, each multiplied by `scale`."""
         return f"{self.name} %" if self.share else self.name
 
     @property
     def scale(self) -> float:
-        """What values are multiplied by in a column under `head`."""
+        """The factor of values below `head`."""
         return 100.0 if self.share else 1.0
 
     def best(self, values: Iterable[float]) -> float:
-        """Return the best of some values, of which NaN is none; NaN without any."""
+        """Return the best of some values, leaving out NaN; NaN without any."""
         known = [value for value in values if not math.isnan(value)]
         return (min if self.less else max)(known, default=math.nan)
 
     def worst(self, values: Iterable[float]) -> float:
-        """Return the worst of some values; NaN without any, or when one of them is NaN."""
+        """Return the worst of some values; NaN without any, or if one of them is NaN."""
         known = list(values)
         if any(map(math.isnan, known)):
             return math.nan
@@ -68,12 +68,12 @@ class Metric:
         return value <= target if self.less else value >= target
 
     def told(self, value: float) -> str:
-        """Return a value as people write it: "71.3 %", or four digits; "–" for NaN."""
+        """Return a value as people write it: "71.3 %", or with four digits; "–" for NaN."""
         if math.isnan(value):
             return "–"
         return percent(value) if self.share else f"{value:.4g}"
 
 
 def percent(share: float) -> str:
-    """Return a share of 1 as people write it."""
+    """Return a share as people write it: "71.3 %"."""
     return f"{100 * share:.1f} %"

@@ -1,4 +1,4 @@
-"""Pictures of runs and fleets. Needs matplotlib, which comes with the extra `report`."""
+"""Plots of runs and fleets. They need matplotlib, which comes with the extra `report`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Distinguishable without colour vision (Okabe and Ito), strongest contrast first.
+# Distinguishable without colour vision (Okabe and Ito), the strongest contrast first.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
-# Runs whose lengths differ by such a factor are drawn over a logarithmic axis.
+# If the lengths of runs differ by a factor between these, the axis is logarithmic.
 _FAR_APART = (5.0, 500.0)
 _GREY = "#555555"
 _ABREAST = 3  # panels in a row
 _NAMES = 5  # in a row of a legend
 _TICKS = 6  # of an axis, at most: numbers of small amounts are long
-_WIDE = 20.0  # numbers of devices that differ by such a factor, likewise
+_WIDE = 20.0  # if the numbers of devices differ by such a factor, the axis is logarithmic
 
 Runs = Mapping[str, Sequence[Sequence[RoundRecord]]]  # by name; one run for each seed
 
 
 class NoPictures(ImportError):
-    """Matplotlib is not installed; the message says how to get it."""
+    """An error: matplotlib is not installed; the message says how to get it."""
 
     def __init__(self) -> None:
         super().__init__("no picture: install matplotlib with pip install 'anyfleet[report]'")
@@ -44,7 +44,7 @@ class NoPictures(ImportError):
 
 @dataclass(frozen=True)
 class Band:
-    """A curve over several seeds: means, and one deviation to each side."""
+    """A curve over several seeds: the means, and one deviation to each side."""
 
     x: Floats
     mean: Floats
@@ -53,7 +53,7 @@ class Band:
 
 @dataclass(frozen=True)
 class Scale:
-    """An axis: how much of a resource is one, and its label."""
+    """The unit of an axis, in units of the resource, and its label."""
 
     unit: float
     label: str
@@ -71,7 +71,7 @@ _ALWAYS: tuple[Resource, ...] = ("time", "bytes")
 
 
 class NothingToDraw(ValueError):
-    """A picture would be empty; the message says why."""
+    """An error: the plot would be empty; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Panel:
 
     @property
     def label(self) -> str:
-        """What its heights are."""
+        """The label of the vertical axis."""
         return f"{self.metric.name} (less is better)" if self.metric.less else self.metric.name
 
 
@@ -97,11 +97,12 @@ def draw(
     title: str = "",
     equal: Mapping[Resource, float] | None = None,
 ) -> Path:
-    """What runs are judged by over simulated time and over traffic; with a world, its devices.
+    """Draw the metric of runs over simulated time and over traffic; with a world, its devices too.
 
-    What runs are compared at equal amounts of has its panel too, with a line at the amount, and so
-    have the widths where more than one was evaluated; what nobody spent has none. Runs with
-    different metrics have panels of their own. `NothingToDraw` when no run has a number to show.
+    A resource of `equal` has its panel too, with a line at the amount, and so have the widths if
+    more than one was evaluated; a resource that no run spent has none. Runs with different metrics
+    have panels of their own. Raise NothingToDraw if no run has a number to show, and NoPictures
+    without matplotlib.
     """
     file, panels = Path(file), _planned(runs, equal or {})
     colours = {name: _colour(number) for number, name in enumerate(runs)}
@@ -136,20 +137,22 @@ def draw(
 
 
 def _planned(runs: Runs, amounts: Mapping[Resource, float]) -> list[Panel]:
-    """The panels of a picture, metric by metric."""
-    every = [point for group in runs.values() for points in group for point in evaluated(points)]
+    """Return the panels of a picture, metric by metric."""
+    every = [
+        record for group in runs.values() for records in group for record in evaluated(records)
+    ]
     if not every:
         raise NothingToDraw("no picture: no run was evaluated")
-    if not np.isfinite([point.score for point in every]).any():
+    if not np.isfinite([record.score for record in every]).any():
         raise NothingToDraw("no picture: no evaluation gave a finite number")
     panels = []
-    for metric in dict.fromkeys(metric_of(points) for group in runs.values() for points in group):
+    for metric in dict.fromkeys(metric_of(records) for group in runs.values() for records in group):
         own = {name: group for name, group in runs.items() if metric_of(group[0]) == metric}
-        steps = [point for group in own.values() for points in group for point in points]
+        every_record = [record for group in own.values() for records in group for record in records]
         shown = dict.fromkeys((*_ALWAYS, *amounts))
-        spent = [each for each in shown if any(used(point, each) for point in steps)]
+        spent = [each for each in shown if any(used(record, each) for record in every_record)]
         panels += [Panel(metric, own, each, amounts.get(each)) for each in spent or _ALWAYS[:1]]
-        if any(len(point.widths) > 1 for point in steps):
+        if any(len(record.widths) > 1 for record in every_record):
             panels.append(Panel(metric, own, None))
     return panels
 
@@ -173,7 +176,7 @@ def _panels(count: int) -> "tuple[Figure, list[Axes]]":
 
 
 def _saved(figure: "Figure", file: Path) -> Path:
-    """Write a picture as run folders are written: as a whole, and never through a link."""
+    """Write a picture as files of run folders: as a whole, and never through a link."""
     content = BytesIO()
     figure.savefig(content, dpi=130, format=file.suffix.removeprefix(".") or "png")
     write(file, content.getvalue())
@@ -181,19 +184,19 @@ def _saved(figure: "Figure", file: Path) -> Path:
 
 
 def _grid(count: int, most: int) -> tuple[int, int]:
-    """Rows and columns for so many, at most `most` in a row and rows as even as can be."""
+    """Return rows and columns for `count` items, at most `most` in a row, rows of even length."""
     rows = max(1, -(-count // most))
     return rows, -(-count // rows)
 
 
 def band(runs: Sequence[Sequence[RoundRecord]], x: Callable[[RoundRecord], float]) -> Band:
-    """Joins the runs of several seeds, evaluation by evaluation, as far as all of them go."""
-    judged = [evaluated(points) for points in runs]
+    """Return the curve over several seeds, evaluation by evaluation, as far as all runs go."""
+    judged = [evaluated(records) for records in runs]
     rows = list(zip(*judged, strict=False))
     if not rows:
         return Band(*(np.zeros(0),) * 3)
-    heights = np.array([[point.score for point in row] for row in rows])
-    places = np.array([[x(point) for point in row] for row in rows])
+    heights = np.array([[record.score for record in row] for row in rows])
+    places = np.array([[x(record) for record in row] for row in rows])
     spare = heights.std(axis=1, ddof=1) if len(runs) > 1 else np.zeros(len(rows))
     return Band(places.mean(axis=1), heights.mean(axis=1), spare)
 
@@ -202,7 +205,7 @@ def _curves(axes: "Axes", panel: Panel, colours: Mapping[str, str], resource: Re
     scale = _SCALES[resource]
     ends: list[float] = []
     for name, group in panel.runs.items():
-        curve = band(group, lambda point: used(point, resource) / scale.unit)
+        curve = band(group, lambda record: used(record, resource) / scale.unit)
         colour, mean = colours[name], _finite(curve.mean)
         axes.plot(curve.x, mean, color=colour, marker="o", markersize=3, label=name)
         under, over = mean - curve.deviation, mean + curve.deviation
@@ -217,9 +220,9 @@ def _curves(axes: "Axes", panel: Panel, colours: Mapping[str, str], resource: Re
 
 
 def _over_widths(axes: "Axes", panel: Panel, colours: Mapping[str, str]) -> None:
-    """What the shared models were worth in the end; means over the seeds."""
+    """Draw the score of the shared models at the end, as means over the seeds."""
     for name, group in panel.runs.items():
-        ends = [at_widths(points) for points in group]
+        ends = [at_widths(records) for records in group]
         widths = sorted(set.intersection(*(set(end) for end in ends)))
         if len(widths) > 1:
             heights = np.array([np.mean([end[width] for end in ends]) for width in widths])
@@ -229,12 +232,12 @@ def _over_widths(axes: "Axes", panel: Panel, colours: Mapping[str, str]) -> None
 
 
 def _finite(values: Floats) -> Floats:
-    """With gaps where there is no number to draw."""
+    """Return values with NaN, which is a gap, for those that are not finite."""
     return np.where(np.isfinite(values), values, np.nan)
 
 
 def _line(axes: "Axes", x: float, label: str) -> None:
-    """Across the curves; none where it would squeeze them into a corner to be seen itself."""
+    """Draw a vertical line, unless it lies outside the curves."""
     low, high = axes.get_xlim()
     if low <= x <= high:
         axes.axvline(x, color=_GREY, linestyle="--", linewidth=1)
@@ -243,7 +246,7 @@ def _line(axes: "Axes", x: float, label: str) -> None:
 
 
 def _stretched(axes: "Axes", ends: Sequence[float]) -> bool:
-    """Makes the axis logarithmic, where the ends of the curves lie far apart."""
+    """Make the axis logarithmic if the ends of the curves lie far apart; return whether."""
     low, high = _FAR_APART
     if not ends or not low * min(ends) < max(ends) < high * min(ends):
         return False
@@ -271,8 +274,8 @@ def _fleet(axes: "Axes", world: World) -> None:
 
 
 def draw_fleet(file: str | Path, portrait: Portrait, *, title: str = "") -> Path:
-    """Speed and rates of every device; energy, distance and availability where they differ."""
-    shown = [_speeds, _rates]
+    """Draw speed and bit rates of all devices; energy, distance, availability if they differ."""
+    shown = [_speeds, _bit_rates]
     shown += [_energies] if varies(portrait.energy) else []
     shown += [_distances] if varies(portrait.distance) else []
     shown += [] if portrait.online.all() else [_availability]
@@ -299,12 +302,12 @@ def _speeds(axes: "Axes", portrait: Portrait) -> None:
     axes.set_ylabel("speed [GFLOP/s]")
 
 
-def _rates(axes: "Axes", portrait: Portrait) -> None:
+def _bit_rates(axes: "Axes", portrait: Portrait) -> None:
     _sorted_ranges(
         axes, portrait, {"^": portrait.bit_rate_up / 1e6, "v": portrait.bit_rate_down / 1e6}
     )
     axes.set_title("links: up ▲, down ▼")
-    axes.set_ylabel("rate [Mbit/s]")
+    axes.set_ylabel("bit rate [Mbit/s]")
 
 
 def _energies(axes: "Axes", portrait: Portrait) -> None:
@@ -314,17 +317,17 @@ def _energies(axes: "Axes", portrait: Portrait) -> None:
 
 
 def _distances(axes: "Axes", portrait: Portrait) -> None:
-    """A device that moves is a point at every hour."""
+    """Draw bit rates over distance; a device that moves has a mark for every hour."""
     for number in range(len(portrait.names)):
         members = portrait.group == number
-        metres, rates = portrait.distance[:, members], portrait.bit_rate_up[:, members] / 1e6
-        axes.plot(metres.ravel(), rates.ravel(), ".", color=_colour(number), alpha=0.3)
+        metres, bit_rates = portrait.distance[:, members], portrait.bit_rate_up[:, members] / 1e6
+        axes.plot(metres.ravel(), bit_rates.ravel(), ".", color=_colour(number), alpha=0.3)
     if varies(portrait.bit_rate_up):
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.set_title("places, at every hour of a day")
+    axes.set_title("distances, at every hour of a day")
     axes.set_xlabel("metres from the station")
-    axes.set_ylabel("rate up [Mbit/s]")
+    axes.set_ylabel("bit rate up [Mbit/s]")
 
 
 def _availability(axes: "Axes", portrait: Portrait) -> None:
@@ -332,13 +335,13 @@ def _availability(axes: "Axes", portrait: Portrait) -> None:
         share = portrait.online[:, portrait.group == number].mean(axis=1)
         axes.plot(np.arange(HOURS), share, color=_colour(int(number)), marker="o", markersize=3)
     axes.set_ylim(0, 1.02)
-    axes.set_title("who is there")
+    axes.set_title("availability")
     axes.set_xlabel("hour of the day")
     axes.set_ylabel("share online")
 
 
 def _sorted_ranges(axes: "Axes", portrait: Portrait, kinds: Mapping[str, Floats]) -> None:
-    """Medians of each device as marks, largest first by the first kind; lines are its range."""
+    """Draw the median of each device as a mark, largest first, and its range as a line."""
     first = np.median(next(iter(kinds.values())), axis=0)
     order = np.argsort(-first, kind="stable")
     colours = [_colour(int(number)) for number in portrait.group[order]]

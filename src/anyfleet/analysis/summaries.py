@@ -1,4 +1,4 @@
-"""Questions to a finished run: where it ended, what a target cost, where the energy went."""
+"""Summaries of a finished run: where it ended, what a target cost, where the energy went."""
 
 import math
 from collections import Counter
@@ -18,12 +18,12 @@ from anyfleet.experiment import RoundRecord
 class Summary:
     """A run in one line: where it ended, and its best evaluation. NaN: never evaluated.
 
-    A score that is NaN although the run was evaluated (`evaluated` says so) is that of a model
-    whose numbers are none.
+    A score that is NaN although the run was evaluated (`evaluated` says so) is that of a model with
+    NaN among its parameters.
     """
 
-    steps: int
-    metric: str  # what the run is judged by
+    rounds: int
+    metric: str  # by which the run is judged
     score: float  # of the last evaluation
     best: float
     loss: float  # on the test set
@@ -32,84 +32,86 @@ class Summary:
     up: float  # bytes
     flops: float
     joules: float
-    lost: int
-    fairness: Fairness | None = None  # at the first width; None unless devices were told apart
-    others: dict[str, float] = field(default_factory=dict)  # further metrics, likewise
+    failures: int
+    fairness: Fairness | None = None  # at the first width; None unless devices were evaluated
+    others: dict[str, float] = field(default_factory=dict)  # further metrics at the last evaluation
 
     @property
     def accuracy(self) -> float:
-        """The score of a run that is judged by its accuracy; NaN of every other."""
+        """The score of a run that is judged by accuracy; NaN for any other."""
         return self.score if self.metric == "accuracy" else math.nan
 
 
-def summarise(points: Sequence[RoundRecord]) -> Summary:
-    """Of a run with at least one step."""
-    last, judged = points[-1], evaluated(points)
-    scores = next((point.scores for point in reversed(points) if point.scores), {})
-    besides = (name for name in scores if name not in (last.metric, "loss") and "@" not in name)
+def summarise(records: Sequence[RoundRecord]) -> Summary:
+    """Return the summary of a run with at least one round."""
+    last, judged = records[-1], evaluated(records)
+    scores = next((record.scores for record in reversed(records) if record.scores), {})
+    others = (name for name in scores if name not in (last.metric, "loss") and "@" not in name)
     return Summary(
-        steps=len(points),
+        rounds=len(records),
         metric=last.metric,
         score=judged[-1].score if judged else math.nan,
-        best=best(points),
+        best=best(records),
         loss=scores.get("loss", math.nan),
         time=last.time,
         down=last.down,
         up=last.up,
         flops=last.flops,
         joules=last.joules,
-        lost=sum(point.failures for point in points),
-        fairness=next((each.fairness for each in taken_apart(points) if each.devices), None),
-        others={name: scores[name] for name in besides},
+        failures=sum(record.failures for record in records),
+        fairness=next((each.fairness for each in taken_apart(records) if each.devices), None),
+        others={name: scores[name] for name in others},
     )
 
 
-def at_widths(points: Sequence[RoundRecord]) -> dict[float, float]:
-    """Return the score of the shared model at every width, by the last evaluation of them."""
-    last = next((point for point in reversed(points) if point.widths), points[-1])
+def at_widths(records: Sequence[RoundRecord]) -> dict[float, float]:
+    """Return the score of the shared model at every width, by the last evaluation."""
+    last = next((record for record in reversed(records) if record.widths), records[-1])
     return {width: last.at(width) for width in last.widths}
 
 
-def metric_of(points: Sequence[RoundRecord]) -> Metric:
-    """Return what a run with at least one step is judged by."""
-    return Metric(points[-1].metric)
+def metric_of(records: Sequence[RoundRecord]) -> Metric:
+    """Return the metric by which a run with at least one round is judged."""
+    return Metric(records[-1].metric)
 
 
-def taken_apart(points: Sequence[RoundRecord]) -> tuple[Breakdown, ...]:
-    """The accuracy of the last evaluation by group, device and class; one entry for each width."""
-    return next((point.details for point in reversed(points) if point.details), ())
+def taken_apart(records: Sequence[RoundRecord]) -> tuple[Breakdown, ...]:
+    """Return the last accuracy by group, device and class, one entry for each width."""
+    return next((record.details for record in reversed(records) if record.details), ())
 
 
-def evaluated(points: Iterable[RoundRecord], width: float | None = None) -> tuple[RoundRecord, ...]:
-    """The points at which the run was evaluated, or its model at a width."""
-    return tuple(point for point in points if point.evaluated(width))
+def evaluated(
+    records: Iterable[RoundRecord], width: float | None = None
+) -> tuple[RoundRecord, ...]:
+    """Return the records of rounds in which the run, or its model at a width, was evaluated."""
+    return tuple(record for record in records if record.evaluated(width))
 
 
-def best(points: Iterable[RoundRecord], width: float | None = None) -> float:
-    """The best score of a run, or NaN; which way is better, its metric says."""
-    judged = evaluated(points, width)
-    return metric_of(judged).best(point.at(width) for point in judged) if judged else math.nan
+def best(records: Iterable[RoundRecord], width: float | None = None) -> float:
+    """Return the best score of a run by its metric, or NaN if it was never evaluated."""
+    judged = evaluated(records, width)
+    return metric_of(judged).best(record.at(width) for record in judged) if judged else math.nan
 
 
 def common_score(runs: Iterable[Sequence[RoundRecord]], width: float | None = None) -> float:
-    """The best score that every run reaches; NaN if there is none, or metrics differ."""
-    known = [points for points in runs if points]
-    metrics = {metric_of(points) for points in known}
+    """Return the best score that every run reaches; NaN if there is none, or metrics differ."""
+    known = [records for records in runs if records]
+    metrics = {metric_of(records) for records in known}
     if len(metrics) != 1:
         return math.nan
-    return metrics.pop().worst(best(points, width) for points in known)
+    return metrics.pop().worst(best(records, width) for records in known)
 
 
 @dataclass(frozen=True)
 class Spread:
-    """A number over several seeds; the deviation is that of a sample, NaN for a single one."""
+    """A number over several seeds; the sample deviation is NaN for a single one."""
 
     mean: float
     deviation: float
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Mean and deviation."""
+    """Return mean and sample deviation."""
     deviation = float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
     return Spread(float(np.mean(values)), deviation)
 
@@ -130,7 +132,7 @@ class Spent:
 
 @dataclass(frozen=True)
 class ToTarget:
-    """What a target cost a run; a run that never got there says how far it came."""
+    """What a target cost a run, or how far a run came that missed it."""
 
     target: float
     best: float  # NaN: never evaluated
@@ -145,30 +147,32 @@ class ToTarget:
         return f"{amounts}, {cost.rounds} rounds"
 
 
-def to_target(points: Sequence[RoundRecord], target: float, width: float | None = None) -> ToTarget:
-    """Up to the first evaluation as good as the target, of the run or at a width."""
-    need_width(points, width)
-    judged, metric = evaluated(points, width), metric_of(points)
-    first = next((point for point in judged if metric.reaches(point.at(width), target)), None)
+def to_target(
+    records: Sequence[RoundRecord], target: float, width: float | None = None
+) -> ToTarget:
+    """Return what was spent up to the first evaluation that reaches the target."""
+    need_width(records, width)
+    judged, metric = evaluated(records, width), metric_of(records)
+    first = next((record for record in judged if metric.reaches(record.at(width), target)), None)
     cost = None if first is None else spent_by(first)
     return ToTarget(target, best(judged, width), cost, metric.name)
 
 
-def spent_by(point: RoundRecord) -> Spent:
-    """What a run had spent by a point."""
-    both = point.down + point.up
-    return Spent(point.time, point.joules, both, point.flops, point.round_index + 1)
+def spent_by(record: RoundRecord) -> Spent:
+    """Return what a run had spent by the end of a round."""
+    both = record.down + record.up
+    return Spent(record.time, record.joules, both, record.flops, record.round_index + 1)
 
 
 def not_reached(best: float, metric: Metric) -> str:
-    """How a run that missed its target appears in tables."""
+    """Return how a run that missed its target appears in tables."""
     return f"not reached (best {metric.told(best)})"
 
 
-def need_width(points: Iterable[RoundRecord], width: float | None) -> None:
-    """A width that nobody evaluated is a slip, not a target that was missed."""
-    scored = [point for point in points if point.scores]
-    if width is None or not scored or any(point.evaluated(width) for point in scored):
+def need_width(records: Iterable[RoundRecord], width: float | None) -> None:
+    """Raise ValueError for a width at which a run was not evaluated."""
+    scored = [record for record in records if record.scores]
+    if width is None or not scored or any(record.evaluated(width) for record in scored):
         return
     known = ", ".join(f"{scored[0].metric}@{each:g}" for each in scored[0].widths)
     raise ValueError(f"width {width:g} was not evaluated; there are {known or 'none'}.")
@@ -179,52 +183,52 @@ def need_width(points: Iterable[RoundRecord], width: float | None) -> None:
 
 @dataclass(frozen=True)
 class Totals:
-    """Of some orders together, whether they counted or were lost."""
+    """The sums over some orders, whether they counted or failed."""
 
     orders: int
-    counted: int  # answers that came in and were used
-    seconds: float  # devices were busy
+    counted: int  # replies that arrived and were used
+    seconds: float  # that devices worked
     joules: float
     down: float  # bytes
     up: float  # bytes
     flops: float
 
 
-Column = Literal["device", "level", "kind", "round_index", "slice_width", "reason"]
+Field = Literal["device", "level", "kind", "round_index", "slice_width", "failure"]
 
 
-def by(entries: Ledger, column: Column) -> dict[Any, Totals]:
-    """The ledger added up for each value of a column, in the order of the values.
+def by(ledger: Ledger, name: Field) -> dict[Any, Totals]:
+    """Return the sums of a ledger for each value of a field, sorted by value.
 
-    The "reason" of orders that counted is "".
+    The "failure" of orders that counted is "".
     """
-    values = reasons(entries) if column == "reason" else getattr(entries, column)
+    values = failures(ledger) if name == "failure" else getattr(ledger, name)
     found, which = np.unique(np.array(values), return_inverse=True)
     sums = {
         name: np.bincount(which, weights=amounts, minlength=len(found)).tolist()
-        for name, amounts in _amounts(entries).items()
+        for name, amounts in _amounts(ledger).items()
     }
     orders = np.bincount(which, minlength=len(found)).tolist()
-    counted = np.bincount(which[entries.counted], minlength=len(found)).tolist()
+    counted = np.bincount(which[ledger.counted], minlength=len(found)).tolist()
     rows = zip(orders, counted, *sums.values(), strict=True)
     return {value: Totals(*row) for value, row in zip(found.tolist(), rows, strict=True)}
 
 
-def _amounts(entries: Ledger) -> dict[str, Any]:
+def _amounts(ledger: Ledger) -> dict[str, Any]:
     return {
-        "seconds": entries.seconds,
-        "joules": entries.joules,
-        "down": entries.bits_down / 8,
-        "up": entries.bits_up / 8,
-        "flops": entries.flops,
+        "seconds": ledger.seconds,
+        "joules": ledger.joules,
+        "down": ledger.bits_down / 8,
+        "up": ledger.bits_up / 8,
+        "flops": ledger.flops,
     }
 
 
-def reasons(entries: Ledger) -> tuple[str, ...]:
-    """Why each order was lost, without the numbers of the single case; "" if it was not."""
-    return tuple(reason.partition(":")[0] for reason in entries.failure)
+def failures(ledger: Ledger) -> tuple[str, ...]:
+    """Return why each order failed, without the numbers of the single case; "" if it did not."""
+    return tuple(reason.partition(":")[0] for reason in ledger.failure)
 
 
-def losses(entries: Ledger) -> dict[str, int]:
-    """How many orders were lost for each reason, most frequent first."""
-    return dict(Counter(reason for reason in reasons(entries) if reason).most_common())
+def failure_counts(ledger: Ledger) -> dict[str, int]:
+    """Return how many orders failed for each reason, most frequent first."""
+    return dict(Counter(reason for reason in failures(ledger) if reason).most_common())

@@ -1,6 +1,6 @@
-"""The command line: options and arguments. What the commands do is in the modules beside.
+"""The command line: commands, their arguments and options. What they do is in the modules beside.
 
-Torch takes seconds to import, so that commands import their work only when they are called.
+Torch takes seconds to import, so that a command imports its work only when it is called.
 """
 
 import warnings
@@ -12,30 +12,16 @@ import typer
 from typer.core import TyperGroup
 
 import anyfleet
-from anyfleet.cli.options import (
-    Allow,
-    Budget,
-    Equal,
-    Every,
-    File,
-    Out,
-    Overrides,
-    Seeds,
-    Target,
-    Threads,
-    Width,
-    Words,
-)
 from anyfleet.cli.stopping import exit_code, terminable
 from anyfleet.errors import AnyfleetError, AnyfleetWarning, BadReturn, ConfigError
 from anyfleet.tracebacks import note, raised_inside
 
 
 class Commands(TyperGroup):
-    """Turns what Anyfleet raises on purpose into a message; other errors keep their traceback.
+    """The commands; an error that Anyfleet raises on purpose becomes a message.
 
-    So does whatever a user's part, data set, loss or metric raises, of any type. Warnings of
-    Anyfleet become notes, each told once.
+    Other errors keep their traceback, and so does whatever a user's part, data set, loss or metric
+    raises. Warnings of Anyfleet become notes, each printed once.
     """
 
     def invoke(self, ctx: Any) -> Any:
@@ -54,7 +40,7 @@ class Commands(TyperGroup):
 
 
 def _printable(message: object) -> str:
-    """Return a text whose control characters are shown: a file must not write on the terminal."""
+    """Return a text with control characters spelt out: a file must not control the terminal."""
     return "".join(
         letter if letter.isprintable() or letter == "\n" else ascii(letter)[1:-1]
         for letter in str(message)
@@ -62,7 +48,7 @@ def _printable(message: object) -> str:
 
 
 def _noted(otherwise: Callable[..., None]) -> Callable[..., None]:
-    """Show warnings as lines of text; those of other packages as before."""
+    """Return what prints warnings as notes; those of other packages are shown as before."""
     told: set[str] = set()
 
     def show(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
@@ -76,7 +62,7 @@ def _noted(otherwise: Callable[..., None]) -> Callable[..., None]:
 
 
 def _tell(error: Exception) -> None:
-    """Write what went wrong, and how to go on, to the standard error."""
+    """Print what went wrong, and how to go on, to the standard error."""
     if isinstance(error, ConfigError):
         count = len(error.problems)
         typer.echo(f"{count} problem{'s' * (count > 1)}:", err=True)
@@ -103,10 +89,92 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
+# --- options that several commands share --------------------------------------------------------
+
+File = Annotated[Path, typer.Argument(help="A run file (TOML).", show_default=False)]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[KEY=VALUE]...",
+        help="Changes to the file, such as rounds=5 or method.lr=0.1.",
+        show_default=False,
+    ),
+]
+Allow = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="PACKAGE",
+        help="A package that you trust, whose code may be used; repeat for more.",
+    ),
+]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        help="The folder to write; must be new or empty.", show_default="a new one in runs/"
+    ),
+]
+Threads = Annotated[
+    int,
+    typer.Option(
+        min=1,
+        help="Threads of torch. The same seed gives the same bytes only with the same number.",
+    ),
+]
+Words = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="FILE... [KEY=VALUE]...",
+        help="Run files (TOML), and changes to all of them.",
+        show_default=False,
+    ),
+]
+Seeds = Annotated[int, typer.Option(min=1, help="Runs of each file.")]
+Target = Annotated[
+    float | None,
+    typer.Option(
+        help="The accuracy (0 to 1), or value of the task's own metric, whose cost is compared.",
+        show_default="the best that all runs reach",
+    ),
+]
+Width = Annotated[
+    float | None,
+    typer.Option(
+        help="The width at which the target is to be reached, one of the files' widths.",
+        show_default="the first",
+    ),
+]
+Equal = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="flops|time|energy|bytes",
+        help="Also compare what runs had learned for the same amount of this; repeat for more.",
+        show_default=False,
+    ),
+]
+Budget = Annotated[
+    float | None,
+    typer.Option(
+        help="That amount, with a single --equal: FLOP, simulated seconds, joules or bytes.",
+        show_default="the most that all runs spend",
+    ),
+]
+Every = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        help="Rounds from one checkpoint to the next; 0: none, the run cannot be resumed.",
+        show_default="as often as 5 % of the time allows",
+    ),
+]
+
+
+# --- commands -----------------------------------------------------------------------------------
+
+
 @app.callback()
 def front(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")
     ] = False,
 ) -> None:
     """Federated learning on unequal devices."""
@@ -114,15 +182,15 @@ def front(
 
 @app.command()
 def demo(
-    rounds: Annotated[int, typer.Option(min=1, help="Server steps.")] = 9,
-    seed: Annotated[int, typer.Option(help="Of data, fleet, cohorts and training.")] = 0,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of every method.")] = 9,
+    seed: Annotated[int, typer.Option(help="Seed of data, fleet, cohorts and training.")] = 0,
     references: Annotated[
-        bool, typer.Option("--references", help="Also without sharing, and with all data pooled.")
+        bool, typer.Option("--references", help="Also train alone, and with all data in one place.")
     ] = False,
     out: Out = None,
     threads: Threads = 1,
 ) -> None:
-    """Twenty unequal devices learn to tell clothes: five methods, from FedAvg to FedResCuE.
+    """Train twenty unequal devices with six methods, from FedAvg to AnycostFL, and compare.
 
     Takes less than a minute; with --references a minute or two more.
     """
@@ -141,7 +209,7 @@ def run(
     threads: Threads = 1,
     checkpoint_every: Every = None,
 ) -> None:
-    """Run an experiment and write a run folder. Ctrl-C (or SIGTERM) keeps everything; see `resume`.
+    """Run an experiment and write a run folder. Ctrl-C or SIGTERM keeps everything; see `resume`.
 
     FILE is a run file (TOML); KEY=VALUE changes it, such as rounds=5 or method.lr=0.1.
     """
@@ -159,23 +227,23 @@ def resume(
     *,
     rounds: Annotated[
         int | None,
-        typer.Option(min=1, help="Go on to so many server steps.", show_default="as planned"),
+        typer.Option(min=1, help="Rounds to have in all.", show_default="as planned"),
     ] = None,
     not_identical: Annotated[
         bool,
         typer.Option(
-            "--not-identical", help="Also where numbers can differ from the uninterrupted run."
+            "--not-identical", help="Also if numbers can differ from the uninterrupted run."
         ),
     ] = False,
     allow: Allow = None,
     checkpoint_every: Every = None,
 ) -> None:
-    """Go on with a run that was stopped or killed, as if nothing had happened.
+    """Resume a run that was stopped or killed, as if nothing had happened.
 
-    RUN is the folder that `anyfleet run` wrote. Threads and precision are as they were; whatever
-    else has changed since is told, and then needs --not-identical.
+    RUN is the folder that `anyfleet run` wrote. Threads and precision are as they were; anything
+    else that has changed since is listed, and needs --not-identical.
     """
-    from anyfleet.cli.resume import resume_folder
+    from anyfleet.cli.run import resume_folder
     from anyfleet.store import Terms
 
     terms = Terms(rounds, tuple(allow or ()), not_identical)
@@ -184,7 +252,7 @@ def resume(
 
 @app.command()
 def validate(file: File, overrides: Overrides = None, allow: Allow = None) -> None:
-    """Check a run file: all its problems at once, or the resolved method and the model's sizes.
+    """Check a run file: print all its problems at once, or its method and the sizes of its model.
 
     FILE is a run file (TOML); KEY=VALUE changes it, such as rounds=5 or method.lr=0.1.
     """
@@ -210,7 +278,7 @@ def compare(
 
     FILE is a run file (TOML); KEY=VALUE, such as rounds=5, changes all of them. Seeds count up
     from each file's own. The tables: where runs ended, what a target cost, and with --equal what
-    they had learned for the same FLOP, simulated time, energy or bytes (both ways).
+    they had learned for the same FLOP, simulated time, energy or traffic.
     """
     from anyfleet.cli.compare import Goal, compare_files, resources
 
@@ -221,13 +289,13 @@ def compare(
 @app.command()
 def methods(
     name: Annotated[
-        str | None, typer.Argument(help="A method to look at closely.", show_default=False)
+        str | None, typer.Argument(help="A method to show in full.", show_default=False)
     ] = None,
     functions: Annotated[
-        bool, typer.Option("--functions", help="The formulas instead: section and signature.")
+        bool, typer.Option("--functions", help="List the formulas instead: section and signature.")
     ] = False,
 ) -> None:
-    """List the methods with their papers, look closely at one, or list the formulas."""
+    """List the methods with their papers, show one in full, or list the formulas."""
     from anyfleet.cli.methods import list_formulas, list_methods, show_method
 
     if functions and name is not None:
@@ -255,7 +323,7 @@ def cite(
 
 
 fleet = typer.Typer(
-    help="Fleets: look at one, or measure this machine as a part of one.", no_args_is_help=True
+    help="Show a fleet, or measure this machine as a row of one.", no_args_is_help=True
 )
 app.add_typer(fleet, name="fleet")
 
@@ -276,18 +344,18 @@ def show(
         int | None,
         typer.Option(
             min=1,
-            help="How many devices, for a fleet of no fixed size.",
+            help="How many devices, for a fleet without a fixed size.",
             show_default="those of the file's task, or 20",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of everything that is drawn.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of everything that is random.")] = 0,
     allow: Allow = None,
     out: Annotated[
         Path | None,
         typer.Option(help="The picture (PNG) to write.", show_default="a new one in runs/"),
     ] = None,
 ) -> None:
-    """Show who the devices of a fleet are: a table of its groups, and a picture.
+    """Show the devices of a fleet: tables of its groups, and a picture.
 
     NAME is a fleet with a name (levels, testbed, cell, lossy …), FILE a file (TOML) with [fleet].
     KEY=VALUE changes it, such as fleet.devices=100 for a fleet with that parameter.
@@ -308,22 +376,22 @@ def profile(
         ),
     ] = None,
     *,
-    name: Annotated[str, typer.Option(help="Of the group of devices.")] = "this machine",
-    batch: Annotated[int, typer.Option(min=1, help="Samples of a local step.")] = 16,
+    name: Annotated[str, typer.Option(help="Name of the group of devices.")] = "this machine",
+    batch: Annotated[int, typer.Option(min=1, help="Samples in a local step.")] = 16,
     allow: Allow = None,
     out: Annotated[
         Path | None, typer.Option(help="A fleet file (TOML) to which the row is appended.")
     ] = None,
 ) -> None:
-    """Measure this machine on real slices: seconds, overhead and memory, as a row of a fleet.
+    """Measure this machine on real sub-models: speed, overhead and memory, as a row of a fleet.
 
     FILE is a run file (TOML) whose model is measured; without one, three usual networks are.
     """
-    from anyfleet.cli.profile import profile_machine
+    from anyfleet.cli.fleet import profile_machine
 
     profile_machine(out, file=file, allow=allow or [], batch=batch, name=name)
 
 
 def main() -> None:
-    """The entry point."""
+    """Run the command line."""
     app()

@@ -22,13 +22,13 @@ ANYFLEET = Paper(
 
 
 def cite_all(words: Sequence[str], *, allow: Sequence[str]) -> None:
-    """Nothing but the bibliography, so that it can be written to a file as it is."""
+    """Print the bibliography and nothing else, so that it can be written to a file."""
     used = [entry for word in words for entry in _entries(word, allow)]
     typer.echo("\n\n".join(dict.fromkeys([*used, ANYFLEET.bibtex()])))
 
 
 def _entries(word: str, allow: Sequence[str]) -> list[str]:
-    """Of a method with that name, of the run in a folder, or of a run file."""
+    """Return the BibTeX entries of a method, of the run in a folder, or of a run file."""
     stored = Path(word) / "papers.bib"
     if word not in known_methods() and stored.is_file():
         text = stored.read_text(encoding="utf-8").strip()
@@ -49,12 +49,12 @@ def _papers(word: str, allow: Sequence[str]) -> Iterator[Paper]:
 
 def _file(word: str, methods: Collection[str]) -> Path:
     path = Path(word)
-    if path.is_dir():  # of a version that wrote no papers.bib
+    if path.is_dir():  # without a papers.bib
         path /= "config.toml"
         if not path.is_file():
-            message = "has no config.toml: name the folder of a single run."
+            message = "has no config.toml; name the folder of a single run."
             raise ConfigError([Problem(word, message)])
     elif not path.exists() and not word.endswith(".toml"):
-        message = f"is no run folder, no run file and none of the methods ({', '.join(methods)})"
+        message = f"is neither a run folder, nor a run file, nor a method ({', '.join(methods)})"
         raise ConfigError([Problem(word, message + (near(word, methods) or "."))])
     return path

@@ -1,4 +1,4 @@
-"""`anyfleet compare`: several run files, several seeds."""
+"""`anyfleet compare`: several run files, each with several seeds."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,12 +16,11 @@ from anyfleet.analysis.equal_budgets import Resource, Within, common_amount, qua
 from anyfleet.analysis.metric import Metric, judged_by
 from anyfleet.analysis.plots import Runs
 from anyfleet.analysis.summaries import ToTarget, common_score, metric_of, summarise, to_target
-from anyfleet.cli.closing import over_seeds, warnings
-from anyfleet.cli.record import built, picture, prepare, record, subfolder
-from anyfleet.cli.run import several
-from anyfleet.cli.screen import (
+from anyfleet.cli.remarks import over_seeds, warnings
+from anyfleet.cli.run import built, picture, prepare, record, several, subfolder
+from anyfleet.cli.screen import console
+from anyfleet.cli.tables import (
     by_width,
-    console,
     learned,
     metrics,
     shortfalls,
@@ -41,7 +40,7 @@ _OF: Mapping[Resource, str] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Entry:
-    """A run file as read."""
+    """A run file that was read."""
 
     experiment: Experiment
     allow: tuple[str, ...]
@@ -50,9 +49,9 @@ class Entry:
 
 @dataclass(frozen=True)
 class Goal:
-    """What runs are compared by: a score, and at which width; or the best that all reach.
+    """What runs are compared by: a target score at a width, and equal budgets of resources.
 
-    Likewise what they shall have spent equally of some resources: a budget, or what all spent.
+    Without a target it is the best score that all reach; without a budget, what all runs spent.
     """
 
     target: float | None = None
@@ -62,7 +61,7 @@ class Goal:
 
 
 def resources(words: Sequence[str]) -> tuple[Resource, ...]:
-    """Those that were named, each once."""
+    """Return the resources of these names, each once; raise BadParameter for another name."""
     known: dict[str, Resource] = {name: name for name in get_args(Resource)}
     unknown = [repr(word) for word in words if word not in known]
     if unknown:
@@ -81,7 +80,7 @@ def compare_files(
     threads: int,
     goal: Goal,
 ) -> None:
-    """Every file with every seed; seeds count up from the file's own."""
+    """Run every file with every seed, and compare; seeds count up from the file's own."""
     files, overrides = split(words)
     _need_budget(goal)
     entries, screen = read_all(files, overrides, allow), console()
@@ -97,9 +96,9 @@ def compare_files(
             inner, entry = subfolder(folder, label), entries[name]
             origin = Origin(task, entry.home)
             recording = Recording(inner, experiment, entry.allow, origin=origin)
-            points = record(experiment, task, recording, screen=screen, name=label)
-            runs[name].append(points)
-            wrong[name].append(warnings(experiment, task, points, read_ledger(inner)))
+            records = record(experiment, task, recording, screen=screen, name=label)
+            runs[name].append(records)
+            wrong[name].append(warnings(experiment, task, records, read_ledger(inner)))
     screen.print()
     found = _compared(runs, goal)
     _show(found, runs, goal, screen)
@@ -111,9 +110,9 @@ def compare_files(
 
 @dataclass(frozen=True)
 class Comparison:
-    """What is said of several runs; by name, one entry for each seed."""
+    """What was found about several runs: by name, one entry for each seed."""
 
-    common: float  # score that all reach; NaN where they are judged by different metrics
+    common: float  # score that all reach; NaN if they are judged by different metrics
     target: float
     costs: Mapping[str, Sequence[ToTarget]]
     amounts: Mapping[Resource, float]
@@ -121,7 +120,7 @@ class Comparison:
 
 
 def _compared(runs: Runs, goal: Goal) -> Comparison:
-    everybody = [points for group in runs.values() for points in group]
+    everybody = [records for group in runs.values() for records in group]
     target = common_score(everybody, goal.width) if goal.target is None else goal.target
     amounts = {
         each: common_amount(everybody, each) if goal.budget is None else goal.budget
@@ -131,13 +130,13 @@ def _compared(runs: Runs, goal: Goal) -> Comparison:
         common=common_score(everybody),
         target=target,
         costs={
-            name: [to_target(points, target, goal.width) for points in group]
+            name: [to_target(records, target, goal.width) for records in group]
             for name, group in runs.items()
         },
         amounts=amounts,
         lessons={
             each: {
-                name: [within(points, each, amount, goal.width) for points in group]
+                name: [within(records, each, amount, goal.width) for records in group]
                 for name, group in runs.items()
             }
             for each, amount in amounts.items()
@@ -167,27 +166,27 @@ def _show(found: Comparison, runs: Runs, goal: Goal, screen: Console) -> None:
         for line in shortfalls(lessons):
             screen.print(line, markup=False)
         if not amount:
-            screen.print("A run spent nothing of it: give another amount with --budget.")
+            screen.print("One of the runs spent none of it: give an amount with --budget.")
 
 
 def _no_target(runs: Runs, judges: Sequence[Metric]) -> str:
-    """Why there is no target that all runs reach."""
+    """Return why there is no target that all runs reach."""
     if len(judges) == 1:
-        return "No target is compared: not every run has been evaluated with a number."
+        return "No target is compared: not every run was evaluated, or its scores are NaN."
     told = "; ".join(f"{name}: {metric_of(group[0]).name}" for name, group in runs.items())
     return f"No target is compared: runs are judged by different metrics ({told})."
 
 
 def _results(found: Comparison, runs: Runs) -> bytes:
-    """The same as a file, run by run."""
+    """Return the comparison as JSON, run by run."""
     results = {
         name: [
             {
-                **asdict(summarise(points)),
+                **asdict(summarise(records)),
                 "to_target": found.costs[name][number],
                 "within": {each: told[name][number] for each, told in found.lessons.items()},
             }
-            for number, points in enumerate(group)
+            for number, records in enumerate(group)
         ]
         for name, group in runs.items()
     }
@@ -210,9 +209,8 @@ def _need_budget(goal: Goal) -> None:
 
 
 def _need_width(entries: Mapping[str, Entry], goal: Goal) -> None:
-    message = f"--width {goal.width} was asked for, which is not evaluated; add it to widths."
     missing = [
-        Problem(f"{name}: widths", message)
+        Problem(f"{name}: widths", f"has no {goal.width:g}, which --width asks for; add it.")
         for name, entry in entries.items()
         if goal.width is not None and goal.width not in entry.experiment.widths
     ]
@@ -221,25 +219,25 @@ def _need_width(entries: Mapping[str, Entry], goal: Goal) -> None:
 
 
 def split(words: Sequence[str]) -> tuple[list[Path], list[str]]:
-    """Files, and `key=value` overrides of all of them."""
+    """Return run files, and `key=value` overrides of all of them."""
     overrides = [word for word in words if "=" in word and not _there(word)]
     files = [Path(word) for word in words if word not in overrides]
     if not files:
-        raise typer.BadParameter("name at least one run file.")
+        raise typer.BadParameter("no run file is given; name at least one.")
     return files, overrides
 
 
 def _there(word: str) -> bool:
     try:
         return Path(word).exists()
-    except (OSError, ValueError):  # too long, or no name at all
+    except (OSError, ValueError):  # too long, or not a file name
         return False
 
 
 def read_all(
     files: Sequence[Path], overrides: Sequence[str], allow: Sequence[str]
 ) -> Mapping[str, Entry]:
-    """The problems of all files at once, each with the name of its file."""
+    """Return all run files by name; raise ConfigError with the problems of all at once."""
     entries: dict[str, Entry] = {}
     problems: list[Problem] = []
     for file in files:
@@ -256,9 +254,9 @@ def read_all(
 
 
 def need_agreement(entries: Mapping[str, Entry]) -> dict[str, Metric]:
-    """Refuses files whose task, fleet and details disagree, before the first of them runs.
+    """Return the metric of each file; raise ConfigError if its task, fleet and details disagree.
 
-    Returns what each of them is judged by.
+    So that is found before the first of them runs.
     """
     problems: list[Problem] = []
     judges: dict[str, Metric] = {}
@@ -273,7 +271,7 @@ def need_agreement(entries: Mapping[str, Entry]) -> dict[str, Metric]:
 
 
 def _need_target(judges: Mapping[str, Metric], goal: Goal) -> None:
-    """Refuses a target that the files' metric cannot have."""
+    """Raise BadParameter for a target that the metric of the files cannot have."""
     if goal.target is None:
         return
     if len(set(judges.values())) > 1:
@@ -294,13 +292,13 @@ def _need_target(judges: Mapping[str, Metric], goal: Goal) -> None:
 
 
 def _free(file: Path, taken: Mapping[str, Entry]) -> str:
-    """The file's name without ending; numbered when another file has the same."""
+    """Return the name of a file without its suffix, numbered if another file has the same."""
     names = (file.stem if n == 1 else f"{file.stem}-{n}" for n in range(1, len(taken) + 2))
     return next(name for name in names if name not in taken)
 
 
 def _schedule(entries: Mapping[str, Entry], seeds: int) -> Iterator[tuple[str, Experiment]]:
-    """Seed by seed, so that files with the same task can share it."""
+    """Yield experiments seed by seed, so that files with the same task can share it."""
     for extra in range(seeds):
         for name, entry in entries.items():
             yield name, replace(entry.experiment, seed=entry.experiment.seed + extra)

@@ -1,4 +1,4 @@
-"""`anyfleet demo`: one comparison that fits into a minute."""
+"""`anyfleet demo`: a comparison of methods that takes a minute."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -7,10 +7,10 @@ from pathlib import Path
 from anyfleet import methods
 from anyfleet.analysis.metric import percent
 from anyfleet.analysis.summaries import common_score, to_target
-from anyfleet.cli.closing import over_seeds, warnings
-from anyfleet.cli.record import built, picture, prepare, record, subfolder
-from anyfleet.cli.run import several
-from anyfleet.cli.screen import console, seconds, table
+from anyfleet.cli.remarks import over_seeds, warnings
+from anyfleet.cli.run import built, picture, prepare, record, several, subfolder
+from anyfleet.cli.screen import console, seconds
+from anyfleet.cli.tables import table
 from anyfleet.core.method import Method
 from anyfleet.experiment import Experiment, RoundRecord, populate
 from anyfleet.measure import Fisher
@@ -19,39 +19,39 @@ from anyfleet.store import Origin, Recording, read_ledger
 from anyfleet.tasks import Dirichlet, Embedded, Pooled
 from anyfleet.world import levels
 
-SHARES = (1.0, 1 / 2, 1 / 4, 1 / 8)
-NARROW = SHARES[-1]
+WIDTHS = (1.0, 1 / 2, 1 / 4, 1 / 8)
+NARROW = WIDTHS[-1]
 FLEET = levels(speeds=(2e9, 1e9, 5e8, 2.5e8))
 EIGHTHS = tuple(count / 8 for count in range(8, 0, -1))
-# About as long as a round of HeteroFL: some device has no time for the whole network.
+# About as long as a round of HeteroFL: some devices have no time for the whole model.
 SECONDS = 0.45
 # Half of the data, so that six methods take about half a minute.
 TASK = Embedded(devices=20, limit=6000, partition=Dirichlet(0.5))
 SGD: Training = {"lr": 0.05, "momentum": 0.9}
 REFERENCES = (
-    "local is judged otherwise than the rest: every device's own model on its own test data, "
-    "which have the labels it was trained on. centralised has all data on the fastest device."
+    "local is judged differently: every device's own model on its own test data, which have the "
+    "labels it was trained on. centralised has all data on the fastest device."
 )
 
 
 def compared() -> dict[str, Method]:
-    """The methods, with the same cohorts: ten devices of twenty, drawn alike."""
+    """Return the methods by name, all with the same cohorts: ten random devices of twenty."""
     fedavg = methods.fedavg(**SGD)
-    # Now and then and on a few samples: measured at every step it would cost as much as training.
+    # Rarely and on a few samples: measured at every step it would cost as much as training.
     seldom = Fisher(every=8, samples=8)
     whole = {
         "FedAvg": fedavg,
-        "HeteroFL": methods.heterofl(widths=SHARES, **SGD),
-        "FedPMT": methods.fedpmt(depths=len(SHARES), **SGD),
-        "WHALE-FL": methods.whale(widths=SHARES, fisher=seldom, **SGD),
-        "FedResCuE": methods.fedrescue(widths=SHARES, samples=2, **SGD),
+        "HeteroFL": methods.heterofl(widths=WIDTHS, **SGD),
+        "FedPMT": methods.fedpmt(depths=len(WIDTHS), **SGD),
+        "WHALE-FL": methods.whale(widths=WIDTHS, fisher=seldom, **SGD),
+        "FedResCuE": methods.fedrescue(widths=WIDTHS, samples=2, **SGD),
         "AnycostFL": methods.anycost(seconds=SECONDS, widths=EIGHTHS, **SGD),
     }
     return {name: replace(method, select=fedavg.select) for name, method in whole.items()}
 
 
 def experiments(*, rounds: int, seed: int, references: bool) -> Mapping[str, Experiment]:
-    """The same task, fleet, seed and cohorts for every method."""
+    """Return an experiment for each method, with the same task, fleet, seed and cohorts."""
     base = Experiment(
         task=TASK,
         method=methods.fedavg(**SGD),
@@ -72,7 +72,7 @@ def experiments(*, rounds: int, seed: int, references: bool) -> Mapping[str, Exp
 def demonstrate(
     *, rounds: int, seed: int, references: bool, out: Path | None, threads: int
 ) -> None:
-    """Runs, shows and explains."""
+    """Run the methods, and show and explain what came out."""
     folder, screen = prepare(out, "demo", threads), console()
     chosen = experiments(rounds=rounds, seed=seed, references=references)
     runs: dict[str, list[Sequence[RoundRecord]]] = {}
@@ -81,9 +81,9 @@ def demonstrate(
         for name, experiment, task in built(chosen.items()):
             inner = subfolder(folder, name)
             recording = Recording(inner, experiment, origin=Origin(task))
-            points = record(experiment, task, recording, screen=screen, name=name)
-            runs[name] = [points]
-            wrong[name] = [warnings(experiment, task, points, read_ledger(inner))]
+            records = record(experiment, task, recording, screen=screen, name=name)
+            runs[name] = [records]
+            wrong[name] = [warnings(experiment, task, records, read_ledger(inner))]
             if name == "FedAvg":
                 world = populate(experiment, task)
     named = {name: runs[name][0] for name in compared()}
@@ -99,20 +99,20 @@ def demonstrate(
 
 
 _IDEAS = (
-    "All of them asked the same devices in every round. FedAvg gives each the whole network and "
-    "waits for the slowest. HeteroFL gives a slower device a narrower slice; with WHALE-FL the "
-    "device itself picks the slice, by how much it still learns and how slow it is. With FedPMT "
-    "slower devices train only the last layers. FedResCuE trains every slice of a slice, so that "
-    f"the network can be cut later. With AnycostFL all have the same {SECONDS:g} s: each device "
-    "takes the slice, of the strongest channels, that teaches most in that time, runs as slowly as "
-    "is then in time, and uploads a fifteenth of its update at most."
+    "All methods asked the same devices in every round. FedAvg gives each the whole model and "
+    "waits for the slowest. HeteroFL gives a slower device a narrower sub-model; with WHALE-FL the "
+    "device itself picks the width, by how much it still learns and how slow it is. With FedPMT "
+    "slower devices train only the last layers. FedResCuE also trains narrower parts of each "
+    f"sub-model, so that the model can be cut later. With AnycostFL all have {SECONDS:g} s: each "
+    "device takes the sub-model of the strongest channels that teaches most in that time, runs as "
+    "slowly as that allows, and uploads at most a fifteenth of its update."
 )
 
 
 def explain(runs: Mapping[str, Sequence[RoundRecord]]) -> str:
-    """What a newcomer sees in the table; the verdict follows the numbers."""
+    """Return what the table shows, in words that follow its numbers."""
     target = common_score(runs.values())
-    costs = {name: to_target(points, target).spent for name, points in runs.items()}
+    costs = {name: to_target(records, target).spent for name, records in runs.items()}
     reached = {name: spent for name, spent in costs.items() if spent is not None}
     if len(reached) < len(runs):
         return f"{_IDEAS}\nToo few rounds to compare."
@@ -124,7 +124,7 @@ def explain(runs: Mapping[str, Sequence[RoundRecord]]) -> str:
     ]
     narrow = ", ".join(f"{name} {percent(runs[name][-1].at(NARROW))}" for name in runs)
     return (
-        f"{_IDEAS}\nTo reach {percent(target)}, FedAvg took {seconds(whole.time)} of simulated "
-        f"time; {'; '.join(told)}.\nCut to {NARROW:g} of its width, the network then has an "
-        f"accuracy of: {narrow}."
+        f"{_IDEAS}\nTo reach an accuracy of {percent(target)}, FedAvg took {seconds(whole.time)} "
+        f"of simulated time; {'; '.join(told)}.\nAt a width of {NARROW:g}, the model at the end "
+        f"has an accuracy of: {narrow}."
     )

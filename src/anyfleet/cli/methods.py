@@ -1,4 +1,4 @@
-"""`anyfleet methods`: what there is, from where it comes, and the formulas it is made of."""
+"""`anyfleet methods`: all methods with their papers, one closely, and the formulas."""
 
 import importlib
 import inspect
@@ -23,8 +23,8 @@ from anyfleet.papers import Paper
 
 HOME = "anyfleet.methods"
 FORMULAS = "anyfleet.formulas"
-PAGES = Path(anyfleet.__file__).parents[2]  # where the source is checked out, if it is
-_RATE = {"lr": "start", "decay": "factor"}  # what the part that keeps them calls them
+PAGES = Path(anyfleet.__file__).parents[2]  # the repository, if the package lies in one
+_LEARNING_RATE = {"lr": "start", "decay": "factor"}  # the names that its own part has
 # Whose formulas are listed: what methods share, methods, operations, plans, theory.
 _SECTION = re.compile(r"§((?:0|1|2|3|F)(?:\.\d+)*)(?!\w)")
 _QUALIFIED = re.compile(r"\b(?:[a-z_]+\.)+(?=[A-Za-z])")  # typing. and its like, before a name
@@ -32,19 +32,19 @@ _QUALIFIED = re.compile(r"\b(?:[a-z_]+\.)+(?=[A-Za-z])")  # typing. and its like
 
 @dataclass(frozen=True)
 class Known:
-    """A method that has a name: the function that makes it, and the module of its paper."""
+    """A method with a name: the function that makes it, and the module of its paper."""
 
     make: Callable[..., Method]
     module: ModuleType
 
     @property
     def paper(self) -> Paper | None:
-        """None for a reference row, which is nobody's invention."""
+        """The paper, or None for a reference such as `local`."""
         return getattr(self.module, "PAPER", None)
 
     @property
     def line(self) -> str:
-        """What it is, in a line; a module with several methods leaves that to each of them."""
+        """One line that says what it is, from the docstring of its module or function."""
         own = self.module.__name__.rpartition(".")[2] == self.make.__name__
         text = inspect.cleandoc((self.module if own else self.make).__doc__ or "")
         line = text.partition("\n")[0]
@@ -53,14 +53,14 @@ class Known:
 
 
 def known_methods() -> dict[str, Known]:
-    """Every public method, by the name that run files use."""
+    """Return all methods, by the names that run files use."""
     package = importlib.import_module(HOME)
     makers = {name: getattr(package, name) for name in public_names(HOME)}
     return {n: Known(make, importlib.import_module(make.__module__)) for n, make in makers.items()}
 
 
 def list_methods() -> None:
-    """One row for each method: its name, what it is, and whose."""
+    """Print one row for each method: its name, what it does, its paper."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("method", no_wrap=True)
     table.add_column("what it does", ratio=3)
@@ -73,7 +73,7 @@ def list_methods() -> None:
 
 
 def show_method(name: str) -> None:
-    """Everything about one method that the package itself knows."""
+    """Print all about one method: what it does, its settings, its parts."""
     methods = known_methods()
     if name not in methods:
         message = f"is not one of the methods ({', '.join(methods)})"
@@ -99,14 +99,14 @@ def _told(name: str, known: Known) -> Iterator[str]:
 
 
 def _default(knob: str, entry: Entry, method: Method) -> str:
-    """What a knob is when left out; those that are only passed on are read off the trainer."""
-    name = _RATE.get(knob, knob)
+    """Return the default of a setting; of one that is only passed on, that of the trainer."""
+    name = _LEARNING_RATE.get(knob, knob)
     value = _field(name, method.train) if entry.default is ABSENT else entry.default
     return "" if value is ABSENT else f" = {value!r}"
 
 
 def _field(name: str, part: Any) -> Any:
-    """The first field of that name in a part or in the parts inside it."""
+    """Return the first field of that name in a part or in the parts inside it, or ABSENT."""
     if not is_dataclass(part) or isinstance(part, type):
         return ABSENT
     values = {each.name: getattr(part, each.name) for each in fields(part)}
@@ -119,20 +119,20 @@ def _field(name: str, part: Any) -> Any:
 
 @dataclass(frozen=True)
 class Formula:
-    """A public function whose description names its sections."""
+    """A public function whose docstring cites sections of the specification."""
 
     function: FunctionType
     sections: tuple[str, ...]
 
     @property
     def order(self) -> tuple[Any, ...]:
-        """By section, whose numbers count, then by name."""
+        """The sorting key: section by section, then name."""
         first, *rest = self.sections[0].split(".")
         return first, [int(number) for number in rest], self.function.__name__
 
     @property
     def signature(self) -> str:
-        """With the names of our columns, and without those of modules."""
+        """The signature, with short names of arrays and without names of modules."""
         text = str(inspect.signature(self.function))
         for name in ("Floats", "Ints", "Flags"):
             text = text.replace(inspect.formatannotation(getattr(columns, name)), name)
@@ -140,7 +140,7 @@ class Formula:
 
 
 def list_formulas() -> None:
-    """Two lines for each formula: section, name and signature; how to import it."""
+    """Print two lines for each formula: section, name and signature; how to import it."""
     screen = console()
     for formula in sorted(formulas(), key=lambda each: each.order):
         told = ", ".join(f"§{section}" for section in formula.sections)
@@ -150,7 +150,7 @@ def list_formulas() -> None:
 
 
 def formulas() -> Iterator[Formula]:
-    """Every public function of arrays that says which formula of the specification it is."""
+    """Yield every public function that says which formula of the specification it is."""
     for module in _modules():
         for name, function in vars(module).items():
             own = inspect.isfunction(function) and function.__module__ == module.__name__

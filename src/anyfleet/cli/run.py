@@ -1,29 +1,104 @@
-"""`anyfleet run`: a run file becomes a run folder."""
+"""`anyfleet run` and `anyfleet resume`: experiments on the screen and on disk at once."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 import typer
 from rich.console import Console
 
 from anyfleet import config
+from anyfleet.analysis.equal_budgets import Resource
+from anyfleet.analysis.plots import NoPictures, NothingToDraw, Runs, draw
 from anyfleet.analysis.summaries import best, taken_apart
-from anyfleet.cli.closing import closing
-from anyfleet.cli.details import apart
-from anyfleet.cli.record import picture, prepare, record
-from anyfleet.cli.screen import by_width, console, table, width_title
+from anyfleet.cli.remarks import remarks
+from anyfleet.cli.screen import console, progress, show
 from anyfleet.cli.stopping import exit_code
+from anyfleet.cli.tables import apart, by_width, table, width_title
 from anyfleet.core.objectives import Task
-from anyfleet.experiment import Experiment, State, build, from_source
-from anyfleet.store import Origin, Recording, Terms, finished, read_ledger, read_rounds
+from anyfleet.errors import StoreError
+from anyfleet.experiment import Experiment, RoundRecord, State, build, from_source, play
+from anyfleet.store import (
+    Origin,
+    Recording,
+    Terms,
+    claim,
+    finished,
+    fresh,
+    read_ledger,
+    read_rounds,
+    reopen,
+)
 from anyfleet.store.environment import FILE
+from anyfleet.world import World
+
+RUNS = Path("runs")
+
+
+def prepare(out: Path | None, name: str, threads: int) -> Path:
+    """Set the threads of torch, and make the folder to write into."""
+    torch.set_num_threads(threads)
+    return fresh(RUNS, name) if out is None else claim(out)
+
+
+def subfolder(folder: Path, name: str) -> Path:
+    """Make the folder of one run among several."""
+    return claim(folder / name.lower())
+
+
+def built(named: Iterable[tuple[str, Experiment]]) -> Iterator[tuple[str, Experiment, Task]]:
+    """Yield each experiment with its task; neighbours with the same task share it."""
+    last: tuple[Experiment, Task] | None = None
+    for name, experiment in named:
+        if last and (last[0].task, last[0].seed) == (experiment.task, experiment.seed):
+            task = last[1]
+        else:
+            task = build(experiment)
+        last = experiment, task
+        yield name, experiment, task
+
+
+def record(
+    experiment: Experiment,
+    task: Task,
+    recording: Recording,
+    *,
+    screen: Console,
+    name: str,
+    state: State | None = None,
+) -> tuple[RoundRecord, ...]:
+    """Play an experiment into a folder, from its beginning or from a state."""
+    done = state.record.round_index + 1 if state else 0
+    with progress(screen, name, experiment.rounds, done) as shown, recording:
+        for result in play(experiment, task, resume=state):
+            recording.append(result)
+            shown(result.record)
+    return tuple(recording.records)
+
+
+def picture(
+    file: Path,
+    runs: Runs,
+    *,
+    screen: Console,
+    world: World | None = None,
+    title: str = "",
+    equal: Mapping[Resource, float] | None = None,
+) -> None:
+    """Draw runs; if that is impossible, say why: a run is worth having without a picture."""
+    try:
+        draw(file, runs, world=world, title=title, equal=equal)
+    except (NoPictures, NothingToDraw, StoreError) as missing:
+        screen.print(f"({missing})", markup=False)
+    else:
+        screen.print(f"Picture: {file}", markup=False, soft_wrap=True)
 
 
 @dataclass(frozen=True)
 class Writing:
-    """Where a run goes, with how many threads, and how often there is a checkpoint."""
+    """Where a run is written, with how many threads, and how often it has a checkpoint."""
 
     out: Path | None = None
     threads: int = 1
@@ -33,14 +108,14 @@ class Writing:
 def run_file(
     file: Path, overrides: Sequence[str], *, allow: Sequence[str], writing: Writing
 ) -> None:
-    """Everything is checked and built before a folder is made."""
+    """Run a run file; everything is checked and built before a folder is made."""
     screen = console()
     source = config.read(file, overrides, allow)
     experiment = from_source(source)
     task = build(experiment)
     folder = prepare(writing.out, file.stem, writing.threads)
     again = resumption(folder, source.allow)
-    show(screen, f"Run folder: {folder} (should it stop: {again})")
+    show(screen, f"Run folder: {folder} (if it stops: {again})")
     origin = Origin(task, file.resolve().parent)
     every = writing.every
     recording = Recording(folder, experiment, source.allow, origin=origin, every=every)
@@ -48,13 +123,13 @@ def run_file(
 
 
 def resumption(folder: Path, allow: Sequence[str]) -> str:
-    """Return the command that goes on with a run, with the packages whose code it uses."""
+    """Return the command that resumes a run, with the packages whose code it uses."""
     return f"anyfleet resume {folder}" + "".join(f" --allow {name}" for name in allow)
 
 
 @contextmanager
 def several(folder: Path, screen: Console, allow: Sequence[str] = ()) -> Iterator[None]:
-    """Say at Ctrl-C where the runs of a comparison lie, and how to go on with one that is open."""
+    """Say at Ctrl-C where the runs of a comparison are, and how to finish one that is open."""
     try:
         yield
     except KeyboardInterrupt as stop:
@@ -63,13 +138,13 @@ def several(folder: Path, screen: Console, allow: Sequence[str] = ()) -> Iterato
         for each in inner:
             if not finished(each, Terms()):
                 show(screen, f"To finish this run: {resumption(each, allow)}")
-        show(screen, "The comparison itself cannot go on: for its tables, make it again.")
+        show(screen, "The comparison itself cannot be resumed: for its tables, run it again.")
         raise typer.Exit(exit_code(stop)) from stop
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A run that is about to begin, or to go on from a state."""
+    """A run that is about to begin, or to be resumed from a state."""
 
     experiment: Experiment
     task: Task
@@ -80,10 +155,10 @@ class Run:
 
 
 def perform(run: Run, screen: Console) -> None:
-    """Plays a run into its folder, and tells what came out."""
+    """Play a run into its folder, and show what came out."""
     folder = run.recording.folder
     try:
-        points = record(
+        records = record(
             run.experiment,
             run.task,
             run.recording,
@@ -93,25 +168,45 @@ def perform(run: Run, screen: Console) -> None:
         )
     except KeyboardInterrupt as stop:
         done, planned = len(read_rounds(folder)), run.experiment.rounds
-        show(screen, f"Stopped after {done} of {planned} steps. Everything so far is in {folder}.")
+        show(screen, f"Stopped after {done} of {planned} rounds. Everything so far is in {folder}.")
         show(screen, f"To go on: {resumption(folder, run.allow)}")
         raise typer.Exit(exit_code(stop)) from stop
-    runs = {run.name: [points]}
-    screen.print(table(runs, best(points), screen.width))
+    runs = {run.name: [records]}
+    screen.print(table(runs, best(records), screen.width))
     narrow = by_width(runs, screen.width)
     if narrow is not None:
         show(screen, f"\n{width_title(runs)}")
         screen.print(narrow)
-    details = taken_apart(points)
+    details = taken_apart(records)
     if details:
         show(screen, "\nAccuracy at the end in %, of groups and devices on their own test data:")
         screen.print(apart(details, screen.width))
         screen.print()
-    for remark in closing(run.experiment, run.task, points, read_ledger(folder)):
+    for remark in remarks(run.experiment, run.task, records, read_ledger(folder)):
         show(screen, remark)
     picture(folder / "curves.png", runs, screen=screen)
 
 
-def show(screen: Console, text: str) -> None:
-    """A line that may be long, and is nothing but text."""
-    screen.print(text, markup=False, soft_wrap=True)
+def resume_folder(folder: Path, terms: Terms, *, every: int | None) -> None:
+    """Resume a run from its last good checkpoint; do nothing if it has all of its rounds."""
+    screen = console()
+    if finished(folder, terms):
+        show(screen, f"{folder} has all of its rounds. For more, say how many: --rounds N")
+        return
+    run = reopen(folder, terms)
+    for remark in run.remarks:
+        show(screen, remark)
+    done, rounds = run.past.progress.rounds, run.experiment.rounds
+    show(screen, f"Run folder: {folder} (goes on after {done} of {rounds} rounds)")
+    every = run.every if every is None else every
+    recording = Recording(
+        folder,
+        run.experiment,
+        terms.allow,
+        origin=Origin(run.task),
+        past=run.past,
+        every=every,
+    )
+    name = folder.resolve().name
+    going_on = Run(run.experiment, run.task, recording, name, run.past.state, terms.allow)
+    perform(going_on, screen)

@@ -1,4 +1,4 @@
-"""How a command is stopped: SIGTERM ends it as Ctrl-C does, with everything kept."""
+"""Stopping a command: SIGTERM ends it as Ctrl-C does, and everything so far is kept."""
 
 import signal
 import threading
@@ -10,17 +10,17 @@ INTERRUPTED, TERMINATED = 130, 143  # what shells report for Ctrl-C and for SIGT
 
 
 class Terminated(KeyboardInterrupt):
-    """The process was asked to end (SIGTERM), by a scheduler or by `kill`."""
+    """An interruption by SIGTERM, from a scheduler or from `kill`."""
 
 
 def exit_code(stop: KeyboardInterrupt) -> int:
-    """Return what a shell expects of a command that was stopped like this."""
+    """Return the exit code that a shell expects of a command that was stopped like this."""
     return TERMINATED if isinstance(stop, Terminated) else INTERRUPTED
 
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """Raise `Terminated` at SIGTERM while the block runs; only the main thread ever gets it."""
+    """Raise Terminated at SIGTERM while the block runs; only the main thread gets it."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

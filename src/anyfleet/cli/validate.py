@@ -6,15 +6,16 @@ from pathlib import Path
 from rich.table import Table
 
 from anyfleet.analysis.diagnosis import measuring
-from anyfleet.cli.screen import console, grid
+from anyfleet.cli.screen import console
+from anyfleet.cli.tables import grid
 from anyfleet.elastic import Blueprint, cost
 from anyfleet.experiment import build, load, populate
 
-SHARES = (1.0, 1 / 2, 1 / 4, 1 / 8, 1 / 16)
+WIDTHS = (1.0, 1 / 2, 1 / 4, 1 / 8, 1 / 16)
 
 
 def validate_file(file: Path, overrides: Sequence[str], *, allow: Sequence[str]) -> None:
-    """Builds everything that a run needs, the data too; raises what is wrong with it."""
+    """Build everything that a run needs, the data too; raise ConfigError if something is wrong."""
     screen = console()
     experiment = load(file, overrides, allow)
     task = build(experiment)
@@ -22,7 +23,7 @@ def validate_file(file: Path, overrides: Sequence[str], *, allow: Sequence[str])
     screen.print(f"{file} is valid.\n", markup=False, soft_wrap=True)
     screen.print(
         f"{task.devices} devices with {min(sizes)} to {max(sizes)} samples each, "
-        f"{len(task.test)} samples to test, {len(task.server)} on the server.",
+        f"{len(task.test)} test samples, {len(task.server)} on the server.",
         soft_wrap=True,
     )
     world = populate(experiment, task)
@@ -38,12 +39,12 @@ def validate_file(file: Path, overrides: Sequence[str], *, allow: Sequence[str])
 
 
 def _sizes(blueprint: Blueprint, width: int) -> Table:
-    """Of the model and its leading slices, per sample: what weaker devices would train."""
-    heads = ("parameters", "kB", "FLOPs forward", "FLOPs backward", "activations kB")
+    """Return sizes and FLOP per sample of the model and of its narrower sub-models."""
+    heads = ("parameters", "kB", "FLOP forward", "FLOP backward", "activations kB")
     rows = {}
-    for share in SHARES:
-        whole = cost(blueprint, blueprint.prefix(share))
-        amounts = (whole.params, whole.nbytes / 1000, whole.forward_flops, whole.backward_flops)
-        cells = [f"{amount:,.0f}" for amount in (*amounts, whole.activation_bytes / 1000)]
-        rows[f"share {share:g}"] = cells
+    for each in WIDTHS:
+        found = cost(blueprint, blueprint.prefix(each))
+        amounts = (found.params, found.nbytes / 1000, found.forward_flops, found.backward_flops)
+        cells = [f"{amount:,.0f}" for amount in (*amounts, found.activation_bytes / 1000)]
+        rows[f"width {each:g}"] = cells
     return grid(heads, rows, width)

@@ -1,4 +1,4 @@
-"""A look at an update such as devices will send, for codecs that want one before a run."""
+"""Calibration of codecs: before a run, some see an update such as devices will send."""
 
 from dataclasses import replace
 
@@ -13,35 +13,40 @@ from anyfleet.core.method import Job, Method
 from anyfleet.core.objectives import Task
 from anyfleet.elastic import WHOLE
 
-SAMPLES = 16  # of the server split (specification §1.12.2)
+SAMPLES = 16  # of the server (specification §1.12.2)
 
 
 def calibrated(method: Method, task: Task, seed: int) -> Method:
-    """The method with an uplink that has seen an update; unchanged without a server split.
+    """Return the method with a calibrated uplink; unchanged if the server has no samples.
 
-    The initial model is trained on some samples of the server, as devices will train it. The same
-    for the same seed, so that a resumed run has the codec it began with.
+    The initial model is trained on some samples of the server, as devices will train it. The result
+    is the same for the same seed, so that a resumed run has the codec it began with.
     """
     if not method.uplink.calibrates or not len(task.server):
         return method
     key = rng.root(seed, "calibration")
     update = sample_update(method.job(), task, key)
     like = next(iter(task.params.values()))
-    around = MessageLayout(
+    layout = MessageLayout(
         tensor_layouts(tuple(update), WHOLE, (1, 1.0), task.blueprint), like.dtype, key[None]
     )
     # Once, and on one row: wherever the model lives, the host is quick enough.
     there = {name: value.cpu() for name, value in update.items()}
-    return replace(method, uplink=method.uplink.calibrated(there, around))
+    return replace(method, uplink=method.uplink.calibrated(layout.flattened(there), layout))
 
 
 def sample_update(job: Job, task: Task, key: Tensor) -> dict[str, Tensor]:
-    """What a device with these samples and the whole model would send, as a stack of one."""
+    """Return what a device with the whole model would send, as a stack of one.
+
+    It has some of the server's samples, which `key` draws.
+    """
     rows = rng.sample(key, len(task.server), min(SAMPLES, len(task.server)))
     x = task.server.x[rows]
     like = next(iter(task.params.values()))
-    numbers = job.train.hyperparameters(0, np.array([len(rows)]))
-    given = {name: value[0] for name, value in as_tensors(numbers, [len(rows)], like).items()}
+    hyperparameters = job.train.hyperparameters(0, np.array([len(rows)]))
+    given = {
+        name: value[0] for name, value in as_tensors(hyperparameters, [len(rows)], like).items()
+    }
     inputs = Inputs(
         params=dict(task.params),
         buffers=dict(task.buffers),
@@ -52,11 +57,11 @@ def sample_update(job: Job, task: Task, key: Tensor) -> dict[str, Tensor]:
         key=key.to(like.device),
         hyperparameters=given,
     )
-    where = training_context(task, job.norm, WHOLE)
-    bounds = extent(numbers, [len(rows)])
-    result = train(job.train, where, inputs, bounds, lift=lifted(1), cohort=0)
+    context = training_context(task, job.norm, WHOLE)
+    bounds = extent(hyperparameters, [len(rows)])
+    result = train(job.train, context, inputs, bounds, lift=lifted(1), cohort_key=0)
     stays = job.norm.stays(task.blueprint)
-    sent = [name for name in where.trained if name not in stays]
+    sent = [name for name in context.trained if name not in stays]
     change = {name: result.params[name] - inputs.params[name] for name in sent}
     return {
         n: (v * result.mask[n].to(v) if n in result.mask else v)[None] for n, v in change.items()

@@ -1,7 +1,7 @@
-"""What a device does with an order: the same in the simulator and on a real machine.
+"""The work of a device on an order: the same in the simulator and on a real machine.
 
-`work` takes a batch of orders of equal shape. A batch of one is a device; a larger batch is a stack
-of simulated ones.
+`work` takes orders of equal shape. One order is that of a real device; several are those of
+simulated devices, which are trained together.
 """
 
 import math
@@ -29,48 +29,49 @@ from anyfleet.core.messages import DeviceState, Kind, Params, Replies, Report, T
 from anyfleet.core.method import Job
 from anyfleet.core.objectives import Data, Task
 from anyfleet.core.orders import Cohort
-from anyfleet.core.padding import mixed
+from anyfleet.core.padding import unpaddable
 from anyfleet.core.reports import learned, reported
-from anyfleet.core.residuals import Left, sending, squeeze
+from anyfleet.core.residuals import SplitUpdate, after_sending, compress_updates
 from anyfleet.core.return_checks import Caller, trained
 from anyfleet.core.slots import Compressed, TrainingContext, TrainingResult
 from anyfleet.elastic import paste, within
 from anyfleet.tracebacks import during
 
-OWN = "own"  # the memory slot with the device's own parameters and statistics
+OWN = "own"  # names the device's own parameters and statistics in its state
 
 
 @dataclass(frozen=True, eq=False)
-class Done:
-    """Answers, and what each device keeps."""
+class Completed:
+    """Orders that are carried out: the replies, and the new state of every device."""
 
     replies: Replies
     states: tuple[DeviceState, ...]
 
 
-def work(cohort: Cohort, states: tuple[DeviceState, ...], task: Task) -> Done:
-    """Carries out orders of one kind and one shape."""
+def work(cohort: Cohort, states: tuple[DeviceState, ...], task: Task) -> Completed:
+    """Return the replies to orders of one kind and one shape, and the states of their devices."""
     if cohort.kind in (Kind.TRAIN, Kind.HOLD):
-        if len(cohort) > 1 and mixed(task):
+        if len(cohort) > 1 and unpaddable(task):
             # Samples that see each other cannot be padded to the largest device of a stack.
             return _one_by_one(cohort, states, task)
         return _train(cohort, states, task)
-    rows = [_single(cohort, row, states[row], task) for row in range(len(cohort))]
-    updates = [_update(cohort, row, answer) for row, answer in enumerate(rows)]
+    rows = [_reply_without_training(cohort, row, states[row], task) for row in range(len(cohort))]
+    replies = [_replies(cohort, row, reply) for row, reply in enumerate(rows)]
     kept = tuple(
-        replace(memory, held=None) if cohort.kind == Kind.FETCH else memory for memory in states
+        replace(state, held=None) if cohort.kind == Kind.FETCH else state for state in states
     )
-    return Done(join(updates), kept)
+    return Completed(join(replies), kept)
 
 
-def _one_by_one(orders: Cohort, memories: tuple[DeviceState, ...], task: Task) -> Done:
-    """Train each device by itself, also those that were ordered together."""
-    done = [_train(orders.take([row]), (memories[row],), task) for row in range(len(orders))]
-    return Done(join([each.replies for each in done]), tuple(each.states[0] for each in done))
+def _one_by_one(cohort: Cohort, states: tuple[DeviceState, ...], task: Task) -> Completed:
+    """Return what each device makes of its order when each is trained alone."""
+    alone = [_train(cohort.take([row]), (states[row],), task) for row in range(len(cohort))]
+    replies = join([each.replies for each in alone])
+    return Completed(replies, tuple(each.states[0] for each in alone))
 
 
-class _Answer(NamedTuple):
-    """One device's answer, before it becomes a row of `Updates`."""
+class _Reply(NamedTuple):
+    """The reply of one device, before it becomes a row of `Replies`."""
 
     trees: Trees
     mask: Params
@@ -81,48 +82,51 @@ class _Answer(NamedTuple):
     kept: Params = {}  # noqa: RUF012 - never changed
 
 
-def _single(orders: Cohort, row: int, memory: DeviceState, task: Task) -> _Answer:
-    """The answer to an order that does not train."""
-    device, job = int(orders.device[row]), orders.job
-    if orders.kind == Kind.FETCH:
-        if memory.held is None or memory.held.order[0] != orders.held_order[row]:
+def _reply_without_training(cohort: Cohort, row: int, state: DeviceState, task: Task) -> _Reply:
+    """Return the reply to an order that does not train."""
+    device, job = int(cohort.device[row]), cohort.job
+    if cohort.kind == Kind.FETCH:
+        if state.held is None or state.held.order[0] != cohort.held_order[row]:
             missing = {"missing": 1.0}
-            return _Answer({}, {}, reply_extra_bits({}, 0.0, missing, orders), 0, missing)
-        held = memory.held
+            return _Reply({}, {}, reply_extra_bits({}, 0.0, missing, cohort), 0, missing)
+        held = state.held
         size, samples = float(held.bits[0]), int(held.samples[0])
         given = held.trees[0], held.masks[0], size, samples, held.report[0]
-        return _Answer(*given, held.symbols[0], held.kept[0])
-    slice_ = orders.slices[row]
+        return _Reply(*given, held.symbols[0], held.kept[0])
+    slice_ = cohort.slices[row]
     local = task.blueprint.local(slice_)
-    params, buffers = begin(orders, row, memory, task)
+    params, buffers = begin(cohort, row, state, task)
     data, own = task.data(device), task.own_test(device)
-    if orders.kind == Kind.STATISTICS:
+    if cohort.kind == Kind.STATISTICS:
         found = calibrate(local, params, buffers, data)
         trees: Trees = {"buffers": found}
-        return _Answer(trees, {}, reply_extra_bits(trees, 0.0, {}, orders), len(data), {})
+        return _Reply(trees, {}, reply_extra_bits(trees, 0.0, {}, cohort), len(data), {})
     if job.norm.calibrated:
         buffers = {**buffers, **calibrate(local, params, buffers, data)}
-    subject = own if orders.kind == Kind.EVALUATE else data
+    subject = own if cohort.kind == Kind.EVALUATE else data
     report = measure(task, local, params, buffers, subject, job.norm.evaluation)
-    return _Answer({}, {}, reply_extra_bits({}, 0.0, report, orders), len(subject), report)
+    return _Reply({}, {}, reply_extra_bits({}, 0.0, report, cohort), len(subject), report)
 
 
 def begin(
-    orders: Cohort, row: int, memory: DeviceState, task: Task
+    cohort: Cohort, row: int, state: DeviceState, task: Task
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Parameters and buffers to start from: what came over the link, else what the device has."""
-    blueprint, slice_ = task.blueprint, orders.slices[row]
-    # From the bottom up: the initial state every device was installed with, then its memory.
-    own = {**task.params, **task.buffers, **memory.tensors.get(OWN, {})}
-    trees = orders.trees[row]
+    """Return the parameters and buffers to start from.
+
+    They are what came over the link, and else what the device has.
+    """
+    blueprint, slice_ = task.blueprint, cohort.slices[row]
+    # From the bottom up: the initial model every device was installed with, then its own.
+    own = {**task.params, **task.buffers, **state.tensors.get(OWN, {})}
+    trees = cohort.trees[row]
     received = {**trees.get("model", {}), **trees.get("buffers", {})}
-    width = float(orders.delivered_width[row])
+    width = float(cohort.delivered_width[row])
     padded = 0 < width < 1
     # What came whole need not be cut from the device's own: it would be a second model in memory.
     kept = own if padded else {name: own[name] for name in own if name not in received}
     small = dense(kept, slice_, blueprint)
     if padded:
-        # Padding (specification §1.8): columns that came through overwrite, the others stay its own.
+        # Padding (specification §1.8): columns that came through replace the device's own.
         part = within(slice_, width, blueprint)
         received = paste(received, {n: small[n] for n in received}, part, blueprint.local(slice_))
     small |= received
@@ -130,167 +134,180 @@ def begin(
     return params, {name: small[name] for name in blueprint.buffers}
 
 
-def _train(orders: Cohort, memories: tuple[DeviceState, ...], task: Task) -> Done:
-    where = training_context(task, orders.job.norm, orders.slices[0], float(orders.width[0]))
-    count = len(orders)
-    lift = lifted(count)
-    starts = [begin(orders, row, memories[row], task) for row in range(count)]
+def _train(cohort: Cohort, states: tuple[DeviceState, ...], task: Task) -> Completed:
+    """Return what devices make of training orders that are carried out together."""
+    context = training_context(task, cohort.job.norm, cohort.slices[0], float(cohort.width[0]))
+    starts = [begin(cohort, row, states[row], task) for row in range(len(cohort))]
     with during("task", task):
-        data = [task.data(int(device)) for device in orders.device]
+        data = [task.data(int(device)) for device in cohort.device]
         samples = [len(d) for d in data]
-        inputs = _stacked(orders, starts, data, task)
-    bounds, caller = (
-        extent(orders.hyperparameters, samples),
-        Caller("train", orders.job.train, orders.round_index),
-    )
-    with during("train", orders.job.train):
+        inputs = _stacked(cohort, starts, data, task)
+    bounds = extent(cohort.hyperparameters, samples)
+    caller = Caller("train", cohort.job.train, cohort.round_index)
+    with during("train", cohort.job.train):
         result = train(
-            orders.job.trainer, where, inputs, bounds, lift=lift, cohort=orders.cohort_key
+            cohort.job.trainer,
+            context,
+            inputs,
+            bounds,
+            lift=lifted(len(cohort)),
+            cohort_key=cohort.cohort_key,
         )
     result = trained(result, caller, inputs.params, inputs.buffers)
-    sent = _sent_names(where)
+    sent = _sent_names(context)
     update = {name: result.params[name] for name in sent}
-    if orders.job.send == "delta":
+    if cohort.job.send == "delta":
         update = {name: value - inputs.params[name] for name, value in update.items()}
-    squeezed = squeeze(orders, memories, update, result.mask, task)
+    compressed = compress_updates(cohort, states, update, result.mask, task)
     change = update
-    if orders.job.send == "weights" and "norm" in orders.job.report:
+    if cohort.job.send == "weights" and "norm" in cohort.job.report:
         change = {name: value - inputs.params[name] for name, value in update.items()}
     return _collect(
-        orders, memories, _Trained(orders.job, where, result, change, squeezed, samples)
+        cohort, states, _Trained(cohort.job, context, result, change, compressed, samples)
     )
 
 
-def _sent_names(where: TrainingContext) -> tuple[str, ...]:
-    stays = where.norm.stays(where.blueprint)
-    return tuple(name for name in where.trained if name not in stays)
+def _sent_names(context: TrainingContext) -> tuple[str, ...]:
+    """Return the names of the trained parameters that leave the device."""
+    stays = context.norm.stays(context.blueprint)
+    return tuple(name for name in context.trained if name not in stays)
 
 
 def _stacked(
-    orders: Cohort,
+    cohort: Cohort,
     starts: list[tuple[dict[str, Tensor], dict[str, Tensor]]],
     data: list[Data],
     task: Task,
 ) -> Inputs:
-    """Stacks what the devices start from; a single device stays as it is."""
+    """Return what devices start from, stacked; that of a single device stays as it is."""
     x, y, valid = pad(data)
-    seen = torch.stack([task.labels(int(device)) for device in orders.device])
+    seen = torch.stack([task.labels(int(device)) for device in cohort.device])
     like = next(iter(starts[0][0].values()))
-    numbers = as_tensors(orders.hyperparameters, [len(d) for d in data], like)
-    keys = orders.key.to(like.device)
-    if len(orders) == 1:
-        one = {name: value[0] for name, value in numbers.items()}
+    hyperparameters = as_tensors(cohort.hyperparameters, [len(d) for d in data], like)
+    keys = cohort.key.to(like.device)
+    if len(cohort) == 1:
+        one = {name: value[0] for name, value in hyperparameters.items()}
         return Inputs(*starts[0], x[0], y[0], valid[0], seen[0], keys[0], one)
     params, buffers = (
         {name: torch.stack([start[i][name] for start in starts]) for name in starts[0][i]}
         for i in (0, 1)
     )
-    return Inputs(params, buffers, x, y, valid, seen, keys, numbers)
+    return Inputs(params, buffers, x, y, valid, seen, keys, hyperparameters)
 
 
 @dataclass(frozen=True, eq=False)
 class _Trained:
+    """What training orders together came to, before it is taken apart by device."""
+
     job: Job
-    where: TrainingContext
+    context: TrainingContext
     result: TrainingResult
     change: Params  # before compression, whatever is sent of it
-    squeezed: Compressed
+    compressed: Compressed
     samples: list[int]
 
 
-def _collect(orders: Cohort, memories: tuple[DeviceState, ...], trained: _Trained) -> Done:
-    """Takes a stack apart into one answer and one memory per device."""
-    updates, kept = [], []
-    for row in range(len(orders)):
-        result = _row(trained.result, row, len(orders))
-        answer = _answer(trained, row, result)
-        memory = _remember(memories[row], orders.take([row]), trained, row)
-        notes = learned(orders, row, memory, trained.where, result.report)
-        memory = memory if notes is memory.chooser else replace(memory, chooser=notes)
-        order, masked = orders.take([row]), mask_bits(answer.mask)
-        if orders.kind == Kind.HOLD:
+def _collect(cohort: Cohort, states: tuple[DeviceState, ...], trained: _Trained) -> Completed:
+    """Return the reply and the new state of every device that was trained."""
+    replies, kept = [], []
+    for row in range(len(cohort)):
+        result = _row(trained.result, row, len(cohort))
+        reply = _training_reply(trained, row, result)
+        state = _kept_state(states[row], cohort.take([row]), trained, row)
+        chooser = learned(cohort, row, state, trained.context, result.report)
+        state = state if chooser is state.chooser else replace(state, chooser=chooser)
+        order, masked = cohort.take([row]), mask_bits(reply.mask)
+        if cohort.kind == Kind.HOLD:
             # As it will be fetched: the report goes ahead of it.
             fetch = replace(order, kind=Kind.FETCH)
-            later = reply_extra_bits(answer.trees, masked, {}, fetch)
-            held = answer._replace(bits=answer.bits + later)
-            memory = replace(memory, held=_update(orders, row, held))
-            brief = requested(answer.report, orders.job.report)
+            later = reply_extra_bits(reply.trees, masked, {}, fetch)
+            held = reply._replace(bits=reply.bits + later)
+            state = replace(state, held=_replies(cohort, row, held))
+            brief = requested(reply.report, cohort.job.report)
             bits = reply_extra_bits({}, 0.0, brief, order)
-            answer = _Answer({}, {}, bits, answer.samples, brief)
+            reply = _Reply({}, {}, bits, reply.samples, brief)
         else:
-            extra = reply_extra_bits(answer.trees, masked, answer.report, order)
-            answer = answer._replace(bits=answer.bits + extra)
-        updates.append(_update(orders, row, answer))
-        kept.append(memory)
-    return Done(join(updates), tuple(kept))
+            extra = reply_extra_bits(reply.trees, masked, reply.report, order)
+            reply = reply._replace(bits=reply.bits + extra)
+        replies.append(_replies(cohort, row, reply))
+        kept.append(state)
+    return Completed(join(replies), tuple(kept))
 
 
-def _answer(trained: _Trained, row: int, result: TrainingResult) -> _Answer:
-    job, squeezed = trained.job, trained.squeezed
-    buffers = _travelling(trained.where, result)
-    sent, kept = ({n: v[row] for n, v in t.items()} for t in (squeezed.tree, squeezed.kept))
+def _training_reply(trained: _Trained, row: int, result: TrainingResult) -> _Reply:
+    """Return the update of one device, and what it reports."""
+    job, compressed = trained.job, trained.compressed
+    buffers = _sent_statistics(trained.context, result)
+    sent, kept = ({n: v[row] for n, v in t.items()} for t in (compressed.received, compressed.kept))
     trees: Trees = {job.send: sent} | ({"buffers": buffers} if buffers else {})
-    bits = float(squeezed.bits[row].sum())  # of the model alone
+    bits = float(compressed.bits[row].sum())  # of the model alone
     report = reported(result.report, job)
-    report["distortion"] = float(squeezed.distortion[row])
+    report["distortion"] = float(compressed.distortion[row])
     if "norm" in job.report:
-        report["norm"] = _length(trained, row)
+        report["norm"] = _update_norm(trained, row)
     given = trees, result.mask, bits, trained.samples[row], report
-    return _Answer(*given, squeezed.symbols.row(row), kept)
+    return _Reply(*given, compressed.symbols.row(row), kept)
 
 
-def _length(trained: _Trained, row: int) -> float:
-    """The Euclidean norm of one update, whatever the trainer."""
+def _update_norm(trained: _Trained, row: int) -> float:
+    """Return the Euclidean norm of the update of one device, before compression."""
     stacked = len(trained.samples) > 1
     rows = [value[row] if stacked else value for value in trained.change.values()]
     return math.sqrt(sum(float(value.double().square().sum()) for value in rows))
 
 
 def _row(result: TrainingResult, row: int, count: int) -> TrainingResult:
+    """Return the result of one of the `count` devices that were trained together."""
     if count == 1:
         return result
     return TrainingResult(*({name: value[row] for name, value in tree.items()} for tree in result))
 
 
-def _travelling(where: TrainingContext, result: TrainingResult) -> dict[str, Tensor]:
-    """Statistics that are sent: only those of layers this device trained."""
-    travels = where.norm.travels(where.blueprint)
-    trained = set(where.trained)
-    layers = [layer for layer in where.blueprint.layers if trained & set(layer.params)]
+def _sent_statistics(context: TrainingContext, result: TrainingResult) -> dict[str, Tensor]:
+    """Return the statistics that are sent: only those of layers this device trained."""
+    travels = context.norm.travels(context.blueprint)
+    trained = set(context.trained)
+    layers = [layer for layer in context.blueprint.layers if trained & set(layer.params)]
     return {n: result.buffers[n] for layer in layers for n in layer.buffers if n in travels}
 
 
-def _remember(memory: DeviceState, order: Cohort, trained: _Trained, row: int) -> DeviceState:
-    """What the device keeps: its model where the method says so, and what never leaves it."""
-    where, result = trained.where, _row(trained.result, row, len(trained.samples))
-    task, job, slice_ = where.task, order.job, order.slices[0]
+def _kept_state(state: DeviceState, order: Cohort, trained: _Trained, row: int) -> DeviceState:
+    """Return what the device keeps.
+
+    That is its model if the method caches it, what never leaves it, and what a codec owes.
+    """
+    context, result = trained.context, _row(trained.result, row, len(trained.samples))
+    task, job, slice_ = context.task, order.job, order.slices[0]
     everything = {**result.params, **result.buffers}
-    stays = job.norm.stays(where.blueprint)
+    stays = job.norm.stays(context.blueprint)
     kept = everything if job.cache else {name: everything[name] for name in stays}
     if kept:
-        # Born as the initial model.
-        birth = {**task.params, **task.buffers}
-        onto = {**{n: birth[n] for n in kept}, **memory.tensors.get(OWN, {})}
+        # Until a device has trained, its own is the initial model.
+        initial = {**task.params, **task.buffers}
+        onto = {**{n: initial[n] for n in kept}, **state.tensors.get(OWN, {})}
         own = paste(kept, onto, slice_, task.blueprint)
-        memory = replace(memory, tensors={**memory.tensors, OWN: own})
-    squeezed = trained.squeezed
+        state = replace(state, tensors={**state.tensors, OWN: own})
+    compressed = trained.compressed
     if not job.uplink.state_name:
-        return memory
-    left, sent = ({n: v[row] for n, v in t.items()} for t in (squeezed.state, squeezed.tree))
+        return state
+    left, sent = (
+        {n: v[row] for n, v in t.items()} for t in (compressed.state, compressed.received)
+    )
     sent = {n: v * result.mask[n].to(v) if n in result.mask else v for n, v in sent.items()}
-    return sending(memory, job.uplink.state_name, Left(left, sent), order, task)
+    return after_sending(state, job.uplink.state_name, SplitUpdate(left, sent), order, task)
 
 
-def _update(orders: Cohort, row: int, answer: _Answer) -> Replies:
+def _replies(cohort: Cohort, row: int, reply: _Reply) -> Replies:
+    """Return the reply to one order, as a batch of one."""
     return Replies(
-        order=orders.id[[row]],
-        device=orders.device[[row]],
-        samples=np.array([answer.samples]),
-        trees=(answer.trees,),
-        symbols=(answer.symbols,),
-        masks=(answer.mask,),
-        kept=(answer.kept,),
-        bits=np.array([answer.bits]),
+        order=cohort.id[[row]],
+        device=cohort.device[[row]],
+        samples=np.array([reply.samples]),
+        trees=(reply.trees,),
+        symbols=(reply.symbols,),
+        masks=(reply.mask,),
+        kept=(reply.kept,),
+        bits=np.array([reply.bits]),
         delivered_width=np.ones(1),
-        report=(answer.report,),
+        report=(reply.report,),
     )

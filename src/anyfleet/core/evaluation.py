@@ -1,4 +1,4 @@
-"""How good a model is: on the server or on a device, whole or at some width."""
+"""Losses and metrics of a model: on the server or on a device, whole or at some width."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -20,8 +20,8 @@ SERVER_LOSS_SAMPLES = 128  # that one server loss is measured on (specification 
 
 
 @dataclass(frozen=True, eq=False)
-class Tested:
-    """A (sub-)model as it meets test data."""
+class TestedModel:
+    """The whole model or a sub-model, as it meets test data."""
 
     blueprint: Blueprint
     params: Params
@@ -32,19 +32,19 @@ class Tested:
 def evaluate(
     task: Task, params: Params, buffers: Params, *, norm: Norm, slice_: Slice | None = None
 ) -> dict[str, float]:
-    """Loss and metrics of a (sub-)model on the task's test set."""
+    """Return loss and metrics of the whole model, or of a slice of it, on the task's test set."""
     return score(task, to_test(task, params, buffers, norm=norm, slice_=slice_))
 
 
-def score(task: Task, model: Tested) -> dict[str, float]:
-    """Loss and metrics on the task's test set."""
+def score(task: Task, model: TestedModel) -> dict[str, float]:
+    """Return loss and metrics of a model on the task's test set."""
     return measure(task, model.blueprint, model.params, model.buffers, task.test, model.mode)
 
 
 def to_test(
     task: Task, params: Params, buffers: Params, *, norm: Norm, slice_: Slice | None = None
-) -> Tested:
-    """The server's model at some width, with the normalisation that belongs to it."""
+) -> TestedModel:
+    """Return the server's model or a slice of it, with the normalisation that belongs to it."""
     slice_ = slice_ or WHOLE
     local = task.blueprint.local(slice_)
     small = cut(served(params, task.blueprint, norm, slice_), slice_, task.blueprint)
@@ -53,11 +53,11 @@ def to_test(
         statistics |= calibrate(local, small, statistics, _pool(task))
     # Where normalisation never leaves the devices, the server has no statistics to test with.
     mode = EVALUATE_BATCH if norm.stays(local) else norm.evaluation
-    return Tested(local, small, statistics, mode)
+    return TestedModel(local, small, statistics, mode)
 
 
 def served(tree: Params, blueprint: Blueprint, norm: Norm, slice_: Slice) -> dict[str, Tensor]:
-    """The tree as a device of this width gets it: its own variant of the normalisation."""
+    """Return the tree with the normalisation that the server keeps for this width."""
     suffix = "@" + norm.variant(blueprint, slice_)
     return {name: tree.get(name + suffix, value) for name, value in tree.items() if "@" not in name}
 
@@ -66,7 +66,7 @@ def served(tree: Params, blueprint: Blueprint, norm: Norm, slice_: Slice) -> dic
 def measure(
     task: Task, blueprint: Blueprint, params: Params, buffers: Params, data: Data, mode: Mode
 ) -> dict[str, float]:
-    """Means over the samples of `data`; NaN where there are none."""
+    """Return the mean loss and metrics over the samples of `data`; NaN without samples."""
     totals = dict.fromkeys(("loss", *task.metrics), 0.0)
     for x, y in batches(data):
         output, _ = apply(blueprint, params, buffers, x, mode)
@@ -79,8 +79,11 @@ def measure(
 
 
 @torch.no_grad()
-def each(task: Task, model: Tested, data: Data, metric: str) -> Floats:
-    """A metric of every sample, in the order of the data; in batches as `measure` makes them."""
+def sample_scores(task: Task, model: TestedModel, data: Data, metric: str) -> Floats:
+    """Return a metric of every sample, in the order of the data.
+
+    Batches are those that `measure` makes.
+    """
     found = np.empty(len(data))
     for rows in _rows(data, EVALUATION_BATCH):
         output, _ = apply(model.blueprint, model.params, model.buffers, data.x[rows], model.mode)
@@ -93,9 +96,10 @@ def each(task: Task, model: Tested, data: Data, metric: str) -> Floats:
 def calibrate(
     blueprint: Blueprint, params: Params, buffers: Params, data: Data
 ) -> dict[str, Tensor]:
-    """Normalisation statistics of one pass over data: the plain mean over batches.
+    """Return normalisation statistics of one pass over data; {} if there is nothing to measure.
 
-    specification §1.5 (d): the mean of per-batch means and of per-batch unbiased variances.
+    They are the plain mean over batches, of their means and of their unbiased variances
+    (specification §1.5 d).
     """
     names = [n for site in blueprint.norms for n in (site.mean, site.variance) if n is not None]
     totals = {name: torch.zeros_like(buffers[name]) for name in names}
@@ -111,16 +115,17 @@ def calibrate(
 
 
 def batches(data: Data, size: int = EVALUATION_BATCH) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches (x, y) of at most `size`, shuffled in a fixed way and of nearly equal length.
+    """Yield batches (x, y) of at most `size`, shuffled in a fixed way and of nearly equal length.
 
-    Shuffled and equal because batch statistics come from the batch: a sorted test set or a last
-    batch of one sample would be normalised with the wrong ones.
+    They are shuffled and equal because batch statistics come from the batch: a sorted test set or a
+    last batch of one sample would be normalised with the wrong ones.
     """
     for rows in _rows(data, size):
         yield data.x[rows], data.y[rows]
 
 
 def _rows(data: Data, size: int) -> Iterator[Tensor]:
+    """Yield the rows of each batch."""
     everything = torch.ones(len(data), dtype=torch.bool)
     order = rng.permutation(rng.root(0, "evaluate"), everything).to(data.x.device)
     for rows in torch.tensor_split(order, max(1, -(-len(data) // size))):
@@ -140,13 +145,13 @@ def server_loss(task: Task, params: Params, buffers: Params, norm: Norm, key: Te
 
 @lru_cache(maxsize=1)
 def _pool(task: Task) -> Data:
-    """The training data of all devices together."""
+    """Return the training data of all devices together."""
     return _joined([task.data(device) for device in range(task.devices)])
 
 
 @lru_cache(maxsize=1)
 def own_tests(task: Task) -> tuple[Data, Ints]:
-    """The test data of all devices together, and whose they are."""
+    """Return the test data of all devices together, and whose each sample is."""
     owned = [task.own_test(device) for device in range(task.devices)]
     return _joined(owned), np.repeat(np.arange(task.devices), [len(data) for data in owned])
 
@@ -156,6 +161,8 @@ def _joined(owned: Sequence[Data]) -> Data:
 
 
 class _Store:
+    """Samples in memory."""
+
     def __init__(self, x: Tensor, y: Tensor) -> None:
         self.x, self.y = x, y
 

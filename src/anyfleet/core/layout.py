@@ -1,18 +1,21 @@
-"""What both ends of a message know before it is sent, and what a codec makes of its tensors.
+"""How tensors lie in a message: what both ends know before it is sent, and what a codec packs.
 
-A tensor travels as a lane: its entries one after the other, column by column of the model's width,
-so that whatever part of a stream arrives is the leading columns (specification §1.9). Codecs work on
-lanes with one row per device; they never see the shape of a model.
+A tensor travels as a row of entries, column by column of the model's width, so that whatever part
+of a message arrives is its leading columns (specification §1.9). Codecs work on stacks [devices,
+entries] of such rows; they never see the shape of a model.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import prod
+from typing import Self
 
 import torch
 from torch import Tensor, dtype
+from torch.nn.functional import pad
 
+from anyfleet import rng
 from anyfleet.core.messages import Params
 from anyfleet.elastic import Blueprint, Slice, cut, paste, within
 
@@ -28,65 +31,114 @@ def dense(tree: Params, slice_: Slice, blueprint: Blueprint) -> dict[str, Tensor
 
 @dataclass(frozen=True, eq=False)
 class TensorLayout:
-    """How one tensor travels."""
+    """The order in which the entries of one tensor travel."""
 
     shape: tuple[int, ...]
     ends: tuple[int, ...]  # where each column ends, in entries; the last one ends the tensor
-    positions: Tensor | None = None  # which entry comes at each place; None: as they lie in memory
+    positions: Tensor | None = None  # the entry at each place; None: as they lie in memory
 
     @property
     def entries(self) -> int:
+        """The number of entries of the tensor."""
         return self.ends[-1]
 
     @property
     def unit(self) -> int:
-        """Entries that belong together: a kernel of a convolution, else each for itself."""
+        """The number of entries that belong together: a kernel of a convolution has several."""
         return max(1, prod(self.shape[2:])) if len(self.shape) > 2 else 1
 
     def begins(self, column: int) -> int:
+        """Return where a column begins, in entries."""
         return self.ends[column - 1] if column else 0
 
 
 @dataclass(frozen=True, eq=False)
 class MessageLayout:
-    """What sender and receiver both know: which tensors, how they travel, and shared randomness."""
+    """What sender and receiver both know: the tensors, how they travel, and shared randomness."""
 
     tensors: Mapping[str, TensorLayout]
     dtype: dtype  # of the tensors
-    key: Tensor  # int64 per row
+    key: Tensor  # int64 for every device: the address of what both ends draw alike
+
+    @classmethod
+    def of(cls, tree: Params, seed: int = 0) -> Self:
+        """Return the layout of stacked tensors [devices, …] that travel in one column.
+
+        It is for trying a codec without a run: every device gets a key of its own from `seed`.
+        """
+        first = next(iter(tree.values()))
+        tensors = {
+            name: TensorLayout(tuple(value.shape[1:]), (value[0].numel(),))
+            for name, value in tree.items()
+        }
+        keys = rng.fold(rng.root(seed, "layout"), torch.arange(len(first)))
+        return cls(tensors, first.dtype, keys)
 
     @property
     def columns(self) -> int:
-        return max((len(lane.ends) for lane in self.tensors.values()), default=1)
+        """The number of columns of a whole message."""
+        return max((len(tensor.ends) for tensor in self.tensors.values()), default=1)
+
+    @property
+    def entries(self) -> int:
+        """The number of entries of all tensors together."""
+        return sum(tensor.entries for tensor in self.tensors.values())
 
     def flattened(self, tree: Params) -> dict[str, Tensor]:
-        """The tensors, stacked by row, as rows of entries in the order in which they travel."""
+        """Return stacked tensors [devices, …] as rows [devices, entries] in travelling order.
+
+        Names that are absent stay absent.
+        """
         return {
-            name: self._laid(tree[name].reshape(len(tree[name]), -1), lane)
-            for name, lane in self.tensors.items()
+            name: _in_order(tree[name].reshape(len(tree[name]), -1), tensor)
+            for name, tensor in self.tensors.items()
+            if name in tree
         }
 
     def unflattened(self, rows: Params) -> dict[str, Tensor]:
-        """The inverse of `laid`."""
-        return {name: self._shaped(rows[name], lane) for name, lane in self.tensors.items()}
+        """Return rows [devices, entries] as stacked tensors: the inverse of `flattened`."""
+        return {
+            name: _shaped(rows[name], tensor)
+            for name, tensor in self.tensors.items()
+            if name in rows
+        }
 
-    @staticmethod
-    def _laid(rows: Tensor, lane: TensorLayout) -> Tensor:
-        return rows if lane.positions is None else rows[:, lane.positions.to(rows.device)]
+    def delivered(self, columns: int | None) -> dict[str, Tensor]:
+        """Return 1 for entries of the leading `columns` and 0 for the others, as rows of one.
 
-    @staticmethod
-    def _shaped(rows: Tensor, lane: TensorLayout) -> Tensor:
-        if lane.positions is not None:
-            rows = torch.empty_like(rows).index_copy_(1, lane.positions.to(rows.device), rows)
-        return rows.reshape(len(rows), *lane.shape)
+        The result is empty when all columns came (None: all).
+        """
+        if columns is None or columns >= self.columns:
+            return {}
+        return {
+            name: _leading_flags(tensor, columns, self.dtype)
+            for name, tensor in self.tensors.items()
+        }
+
+
+def _in_order(rows: Tensor, tensor: TensorLayout) -> Tensor:
+    return rows if tensor.positions is None else rows[:, tensor.positions.to(rows.device)]
+
+
+def _shaped(rows: Tensor, tensor: TensorLayout) -> Tensor:
+    if tensor.positions is not None:
+        rows = torch.empty_like(rows).index_copy_(1, tensor.positions.to(rows.device), rows)
+    return rows.reshape(len(rows), *tensor.shape)
+
+
+def _leading_flags(tensor: TensorLayout, columns: int, kind: dtype) -> Tensor:
+    flags = torch.zeros(1, tensor.entries, dtype=kind)
+    flags[:, : tensor.begins(columns)] = 1
+    return flags
 
 
 @dataclass(frozen=True, eq=False)
 class Symbols:
-    """Tensors between numbers and bytes, stacked by row, entries as they travel.
+    """What a codec packs: tensors between numbers and bytes, stacked by device.
 
-    `numbers` hold what is sent as it is; `levels` whole numbers that are coded, with `kept` flags
-    per unit (absent: all) and 0 where a unit is not kept, and `scales` that say what levels mean.
+    `quantisation_levels` are whole numbers [devices, entries] that are entropy-coded, 0 where
+    nothing is kept. `scales` [devices, scales] say what they mean. `kept` flags say which units
+    travel (a name that is absent travels whole). `numbers` [devices, entries] travel as they are.
     """
 
     numbers: Params = field(default_factory=dict)
@@ -95,8 +147,16 @@ class Symbols:
     scales: Params = field(default_factory=dict)
     columns: int | None = None  # how many leading columns are there; None: all
 
+    def scale(self, name: str, count: int = 1) -> Tensor:
+        """Return the first `count` scales of a tensor, [devices, count].
+
+        Scales that a message did not bring are 0: a cut message lacks some, a forged one any.
+        """
+        scales = self.scales.get(name, torch.zeros(1, 0))
+        return pad(scales, (0, max(0, count - scales.shape[1])))[:, :count]
+
     def row(self, row: int) -> "Symbols":
-        """Those of one device."""
+        """Return the symbols of one device, as a stack of one."""
         return Symbols(
             numbers=_row(self.numbers, row),
             quantisation_levels=_row(self.quantisation_levels, row),
@@ -106,7 +166,7 @@ class Symbols:
         )
 
     def leading(self, columns: int) -> "Symbols":
-        """What is left of them when only so many columns come through."""
+        """Return what is left of the symbols when only so many columns come through."""
         return replace(self, columns=columns)
 
 
@@ -118,23 +178,23 @@ def _row(tree: Params, row: int) -> dict[str, Tensor]:
 def tensor_layouts(
     names: tuple[str, ...], slice_: Slice, grid: tuple[int, float], blueprint: Blueprint
 ) -> Mapping[str, TensorLayout]:
-    """How tensors of a slice travel in so many columns of such a width of the whole model."""
-    local, (count, width) = blueprint.local(slice_), grid
+    """Return how tensors of a slice travel; `grid` is the number of columns and their width."""
+    local, (count, column_width) = blueprint.local(slice_), grid
     shapes = {name: local.shape(name) for name in names}
     if count == 1:
         return {name: TensorLayout(shape, (prod(shape),)) for name, shape in shapes.items()}
-    # Which column every entry is in: painted from the widest to the narrowest.
+    # The column of every entry: painted from the widest sub-model to the narrowest.
     found = {
         name: torch.full(shape, count - 1, dtype=torch.int16) for name, shape in shapes.items()
     }
     for column in reversed(range(count - 1)):
-        part = within(slice_, (column + 1) * width, blueprint)
+        part = within(slice_, (column + 1) * column_width, blueprint)
         small = blueprint.local(slice_).local(part)
         paint = {n: torch.full(small.shape(n), column, dtype=torch.int16) for n in names}
         found = paste(paint, found, part, local)
-    return {name: _lane(shapes[name], found[name].flatten(), count) for name in names}
+    return {name: _by_column(shapes[name], found[name].flatten(), count) for name in names}
 
 
-def _lane(shape: tuple[int, ...], column: Tensor, count: int) -> TensorLayout:
+def _by_column(shape: tuple[int, ...], column: Tensor, count: int) -> TensorLayout:
     ends = torch.bincount(column.long(), minlength=count).cumsum(0)
     return TensorLayout(shape, tuple(ends.tolist()), torch.argsort(column, stable=True))

@@ -142,7 +142,7 @@ class LedgerWriter:
             | {f.name: getattr(charges, f.name)[0].item() for f in fields(Charges)}
             | {name: measured(report, name) for name in REPORTED}
             | dict.fromkeys(_RESULT, np.nan)
-            | result
+            | dict(result)
             | {"failure": failure}
         )
 

@@ -1,4 +1,4 @@
-"""How much of anything a message may bring: asked before memory is taken for it."""
+"""Limits: how large a fleet, a message and an update may be before they are refused."""
 
 import math
 from collections.abc import Iterator
@@ -10,7 +10,8 @@ from anyfleet.config.number_values import Unbounded
 from anyfleet.elastic import Blueprint
 from anyfleet.errors import refuse
 
-FRAME_BYTES = 8  # around every piece of a message: its length and its checksum
+MOST_DEVICES = 100_000_000  # of a fleet: more is a slip, and would take for ever
+FRAME_BYTES = 8  # of every piece of a message, for its length and its checksum
 _HEADER, _PER_TENSOR = 1 << 16, 512  # bytes of a header: at least, and for every tensor
 _WIDEST = 8  # bytes of a number
 
@@ -18,13 +19,13 @@ _WIDEST = 8  # bytes of a number
 @checked
 @dataclass(frozen=True)
 class Limits:
-    """What is refused of messages: what is too large, and updates that are too long.
+    """The limits above which messages and updates are refused.
 
-    None: as the model has it. A message may then have twice the bytes of the model and its header,
-    a header as much as names, index sets and masks of the model can take.
+    None stands for what the model needs: a message may then have twice the bytes of the model and
+    its header, and a header as many as the names, index sets and masks of the model can take.
 
-    `growth` limits how much larger than usual a change of the model may be (`screening.Sizes`);
-    infinity turns it off, and with it the limit that holds before anything is usual.
+    `growth` limits how much larger than usual an update may be (`screening.UpdateSizes`).
+    Infinity turns it off, and with it the limit that holds before it is known what is usual.
     """
 
     message: int | None = None  # bytes
@@ -37,8 +38,8 @@ class Limits:
     epochs: int = 10_000
     batch_size: int = 1 << 16  # samples
     count: int = 1_000_000  # of any whole number within a part
-    norm: float = math.inf  # of an update, as it is sent: changes, or weights
-    growth: Unbounded = 1000.0  # of a change, over the median of those before
+    norm: float = math.inf  # of an update as it is sent: of changes, or of weights
+    growth: Unbounded = 1000.0  # size of an update over the median of those before
 
     def __post_init__(self) -> None:
         refuse(self._faults())
@@ -56,14 +57,14 @@ class Limits:
                 f"Limits.growth must be at least 1, got {self.growth}; infinity (inf) turns it off."
             )
 
-    def most(self, blueprint: Blueprint) -> "Most":
-        """The bytes and numbers that messages about this model may have."""
-        return _most(self, blueprint)
+    def for_model(self, blueprint: Blueprint) -> "MessageLimits":
+        """Return the limits of messages about this model."""
+        return _for_model(self, blueprint)
 
 
 @dataclass(frozen=True)
-class Most:
-    """Limits for messages about one model."""
+class MessageLimits:
+    """The limits of messages about one model."""
 
     message: int  # bytes
     header: int  # bytes
@@ -71,13 +72,14 @@ class Most:
 
 
 @lru_cache(maxsize=64)
-def _most(limits: Limits, blueprint: Blueprint) -> Most:
+def _for_model(limits: Limits, blueprint: Blueprint) -> MessageLimits:
+    """Return the limits of messages about a model, worked out once."""
     names = [*blueprint.params, *blueprint.buffers]
     entries = blueprint.numel(names)
     channels = sum(blueprint.sizes.values())
-    told = 4 * channels * (1 + limits.menu)  # an index set for each entry of a menu
+    indices = 4 * channels * (1 + limits.menu)  # an index set for each entry of a menu
     report = limits.report or 64 + 4 * channels
-    header = limits.header or _HEADER + limits.job + told + 9 * report
+    header = limits.header or _HEADER + limits.job + indices + 9 * report
     header = limits.header or header + _PER_TENSOR * len(names) + entries // 8
     framed = FRAME_BYTES * (2 + limits.columns)
-    return Most(limits.message or header + framed + 2 * _WIDEST * entries, header, report)
+    return MessageLimits(limits.message or header + framed + 2 * _WIDEST * entries, header, report)

@@ -1,8 +1,9 @@
-"""Local training of one device, or of a stack of devices of equal shape: the same code for both.
+"""Local training of one device, or of a stack of devices of equal shape, by the same code.
 
-A stack is padded to its largest member and masked, so that a device's result does not depend on who
-ran with it. `lift` is the identity for one device and `torch.func.vmap` for a stack. Where samples
-see each other (`padding.mixed`) nothing is padded, so that devices are trained one at a time.
+A stack is padded to its largest device and masked, so that a device's result does not depend on who
+else is in it. `lift` is the identity for one device and `torch.func.vmap` for a stack. Where
+samples see each other (`padding.unpaddable`) nothing is padded, so that devices are trained one at
+a time.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ from torch.utils._pytree import tree_map
 from anyfleet import rng
 from anyfleet.core.messages import EVERYTHING, Hyperparameters, Params
 from anyfleet.core.objectives import Data, Task, augmented
-from anyfleet.core.padding import mixed
+from anyfleet.core.padding import unpaddable
 from anyfleet.core.slots import (
     Minibatch,
     Norm,
@@ -36,7 +37,7 @@ Lift = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class Inputs(NamedTuple):
-    """What training starts from, one device or stacked."""
+    """What training starts from, of one device or stacked."""
 
     params: Params
     buffers: Params
@@ -50,96 +51,105 @@ class Inputs(NamedTuple):
 
 @dataclass(frozen=True)
 class Extent:
-    """Static loop bounds of a stack: those of its largest member."""
+    """The loop bounds of a stack: those of its largest device."""
 
     local_steps: int
-    shared_steps: int  # so many steps nobody has finished before
+    shared_steps: int  # local steps that every device performs
     epochs: int
-    batch_size: int  # samples per minibatch
+    batch_size: int  # rows of a minibatch, with padding
 
 
-def training_context(task: Task, norm: Norm, slice_: Slice, share: float = 1.0) -> TrainingContext:
-    """The site of every order with a slice of this shape, planned with this share."""
+def training_context(task: Task, norm: Norm, slice_: Slice, width: float = 1.0) -> TrainingContext:
+    """Return the context of every order with a slice of this shape, planned with this width."""
     trained = tuple(n for n in slice_.sent(task.blueprint) if n not in task.blueprint.frozen)
-    return TrainingContext(task.blueprint.local(slice_), trained, norm, task, share)
+    return TrainingContext(task.blueprint.local(slice_), trained, norm, task, width)
 
 
-def local_steps(numbers: Hyperparameters, samples: Sequence[int]) -> list[int]:
-    """Local steps of each device: its epochs over its data, within its own limit."""
+def local_steps(hyperparameters: Hyperparameters, samples: Sequence[int]) -> list[int]:
+    """Return the local steps of each device: its epochs over its data, within its own limit."""
     found = []
     for row, n in enumerate(samples):
-        own = int(numbers.epochs[row]) * -(-n // int(numbers.batch_size[row]))
-        most = int(numbers.local_steps[row])
-        # A fixed number of iterations is given as a limit with epochs = EVERYTHING.
-        if numbers.epochs[row] == EVERYTHING:
+        own = int(hyperparameters.epochs[row]) * -(-n // int(hyperparameters.batch_size[row]))
+        most = int(hyperparameters.local_steps[row])
+        # A fixed number of local steps is given as a limit with epochs = EVERYTHING.
+        if hyperparameters.epochs[row] == EVERYTHING:
             own = most if n else 0
         found.append(own if most == EVERYTHING else min(own, most))
     return found
 
 
-def samples_processed(limit: int, samples: int, batch: int) -> int:
-    """Samples used in `limit` steps; the last batch of an epoch may be short."""
-    per_epoch = max(1, -(-samples // batch))
-    return (limit // per_epoch) * samples + min((limit % per_epoch) * batch, samples)
+def samples_processed(local_steps: int, samples: int, batch_size: int) -> int:
+    """Return the samples used in so many local steps; the last of an epoch may have fewer."""
+    per_epoch = max(1, -(-samples // batch_size))
+    epochs, left = divmod(local_steps, per_epoch)
+    return epochs * samples + min(left * batch_size, samples)
 
 
-def extent(numbers: Hyperparameters, samples: Sequence[int]) -> Extent:
-    """Bounds that hold for every device of the stack."""
-    steps = local_steps(numbers, samples)
-    per_epoch = [max(1, -(-n // int(b))) for n, b in zip(samples, numbers.batch_size, strict=True)]
+def extent(hyperparameters: Hyperparameters, samples: Sequence[int]) -> Extent:
+    """Return the loop bounds of devices with so many samples, in one stack."""
+    steps = local_steps(hyperparameters, samples)
+    per_epoch = [
+        max(1, -(-n // int(b))) for n, b in zip(samples, hyperparameters.batch_size, strict=True)
+    ]
     epochs = max(-(-s // e) for s, e in zip(steps, per_epoch, strict=True))
-    width = min(max(int(b) for b in numbers.batch_size), max(1, *samples))
-    return Extent(max(steps), min(steps), max(1, epochs), width)
+    rows = min(max(int(b) for b in hyperparameters.batch_size), max(1, *samples))
+    return Extent(max(steps), min(steps), max(1, epochs), rows)
 
 
-def as_tensors(numbers: Hyperparameters, samples: Sequence[int], like: Tensor) -> dict[str, Tensor]:
-    """The numbers of a stack, where and in the precision in which the model is."""
+def as_tensors(
+    hyperparameters: Hyperparameters, samples: Sequence[int], like: Tensor
+) -> dict[str, Tensor]:
+    """Return hyperparameters as tensors, on the device and in the precision of the model."""
     return {
-        "lr": torch.tensor(numbers.lr).to(like),
-        "sent_fraction": torch.tensor(numbers.sent_fraction).to(like),
-        "batch_size": torch.tensor(numbers.batch_size, device=like.device),
-        "local_steps": torch.tensor(local_steps(numbers, samples), device=like.device),
+        "lr": torch.tensor(hyperparameters.lr).to(like),
+        "sent_fraction": torch.tensor(hyperparameters.sent_fraction).to(like),
+        "batch_size": torch.tensor(hyperparameters.batch_size, device=like.device),
+        "local_steps": torch.tensor(local_steps(hyperparameters, samples), device=like.device),
     }
 
 
 def train(
     trainer: Train,
-    where: TrainingContext,
+    context: TrainingContext,
     inputs: Inputs,
     bounds: Extent,
     *,
     lift: Lift,
-    cohort: int,
+    cohort_key: int,
 ) -> TrainingResult:
-    """Runs the trainer over the device's minibatches."""
+    """Return the result of running a trainer over the minibatches of one device, or of a stack.
+
+    `lift` maps a function of one device over all of a stack; `cohort_key` addresses the draws that
+    a cohort shares.
+    """
     order = partial(_schedule, bounds=bounds)
     rows, valid, keys = lift(order)(inputs.key, inputs.valid, inputs.hyperparameters["batch_size"])
     given = TrainingStart(inputs.params, inputs.buffers, inputs.seen)
-    state = lift(partial(trainer.start, where))(given)
-    choices = trainer.shared_draws(torch.tensor(cohort), bounds.local_steps)
+    state = lift(partial(trainer.start, context))(given)
+    draws = trainer.shared_draws(torch.tensor(cohort_key), bounds.local_steps)
     drawn = zip(rows.unbind(-2), valid.unbind(-2), keys.unbind(-1), strict=True)
-    alone = _counts(where, valid)
+    alone = _counts(context, valid)
     for i, batch in enumerate(map(_Drawn._make, drawn)):
         # The guard holds the old state beside the new one: a device alone never needs it.
         one = partial(
-            _stepped if i < bounds.shared_steps else _guarded, trainer, where, i, choices[i]
+            _stepped if i < bounds.shared_steps else _guarded, trainer, context, i, draws[i]
         )
         state = lift(one)(state, inputs, batch.only(alone[i]) if alone else batch)
-    result: TrainingResult = lift(partial(_finished, trainer, where))(state)
-    # Layers that are not trained run in training mode but keep their statistics (specification §1.3).
-    layers = where.blueprint.layers
-    own = {n for layer in layers if set(layer.params) & set(where.trained) for n in layer.buffers}
+    result: TrainingResult = lift(partial(_finished, trainer, context))(state)
+    # Layers that are not trained run in training mode but keep their statistics (§1.3).
+    layers = context.blueprint.layers
+    own = {n for layer in layers if set(layer.params) & set(context.trained) for n in layer.buffers}
     kept = {n: v if n in own else inputs.buffers[n] for n, v in result.buffers.items()}
     return result._replace(buffers=kept)
 
 
 def lifted(count: int) -> Lift:
-    """How to run functions of one device on `count` of them."""
+    """Return what maps a function of one device over `count` of them."""
     return (lambda function: function) if count == 1 else vmap
 
 
 class _Drawn(NamedTuple):
-    """Rows [steps, width] of every minibatch, which of them are real, and the keys [steps].
+    """Rows [steps, batch size] of every minibatch, which of them are valid, and keys [steps].
 
     All at once: hashing key by key takes as long as a small network.
     """
@@ -153,9 +163,9 @@ class _Drawn(NamedTuple):
         return _Drawn(self.rows[:count], self.valid[:count], self.key)
 
 
-def _counts(where: TrainingContext, valid: Tensor) -> list[int]:
-    """Return the samples of every step, if the network may not see anything else; else nothing."""
-    reason = mixed(where.task)
+def _counts(context: TrainingContext, valid: Tensor) -> list[int]:
+    """Return the number of samples of every step if no padding may be there, or []."""
+    reason = unpaddable(context.task)
     if not reason:
         return []
     if valid.ndim > 2:
@@ -165,6 +175,7 @@ def _counts(where: TrainingContext, valid: Tensor) -> list[int]:
 
 
 def _schedule(key: Tensor, valid: Tensor, batch: Tensor, bounds: Extent) -> _Drawn:
+    """Return which samples a device sees in which step: every epoch shuffles them anew."""
     epochs = rng.fold(rng.fold(key, "order"), torch.arange(bounds.epochs, device=key.device))
     orders = torch.stack([rng.permutation(epoch, valid) for epoch in epochs.unbind(-1)])
     count = valid.sum()
@@ -180,53 +191,56 @@ def _schedule(key: Tensor, valid: Tensor, batch: Tensor, bounds: Extent) -> _Dra
 
 def _stepped(
     trainer: Train,
-    where: TrainingContext,
+    context: TrainingContext,
     i: int,
-    choice: Any,
+    draw: Any,
     state: TrainingState,
     inputs: Inputs,
     drawn: _Drawn,
 ) -> TrainingState:
-    """One step."""
+    """Return the state after one local step."""
     rows, valid, key = drawn
     x, y = inputs.x.index_select(0, rows), inputs.y.index_select(0, rows)
-    x = augmented(where.task, x, rng.fold(key, "augment")) if where.task.augment else x
+    x = augmented(context.task, x, rng.fold(key, "augment")) if context.task.augment else x
     batch = Minibatch(x, y, valid, key, i)
-    return trainer.step(where, state, batch, inputs.hyperparameters, choice)
+    return trainer.step(context, state, batch, inputs.hyperparameters, draw)
 
 
-def _finished(trainer: Train, where: TrainingContext, state: TrainingState) -> TrainingResult:
-    """What training leaves behind; looked at here, as a stack can only be made of such."""
-    found: Any = trainer.finish(where, state)
+def _finished(trainer: Train, context: TrainingContext, state: TrainingState) -> TrainingResult:
+    """Return the result of training; checked here, as a stack can only be made of such."""
+    found: Any = trainer.finish(context, state)
     if not isinstance(found, TrainingResult):
         train = quoted(trainer)
         raise BadReturn(
             f"train={train} returned {type(found).__name__} from `finish`; due is "
-            "anyfleet.core.slots.Result."
+            "anyfleet.core.slots.TrainingResult."
         )
     return found
 
 
 def _guarded(
     trainer: Train,
-    where: TrainingContext,
+    context: TrainingContext,
     i: int,
-    choice: Any,
+    draw: Any,
     state: TrainingState,
     inputs: Inputs,
     drawn: _Drawn,
 ) -> TrainingState:
-    """One step, undone where the device has already finished: no branching on values."""
-    new = _stepped(trainer, where, i, choice, state, inputs, drawn)
-    live = i < inputs.hyperparameters["local_steps"]
+    """Return the state after one local step; unchanged if the device has already finished.
+
+    Without branching on values, which a stack could not do.
+    """
+    new = _stepped(trainer, context, i, draw, state, inputs, drawn)
+    working = i < inputs.hyperparameters["local_steps"]
     kept: TrainingState = tree_map(
-        lambda a, b: a if a is b else torch.where(live, a, b), new, state
+        lambda a, b: a if a is b else torch.where(working, a, b), new, state
     )
     return kept
 
 
 def pad(data: Sequence[Data]) -> tuple[Tensor, Tensor, Tensor]:
-    """Stacks samples of several devices: x, y and which rows are real."""
+    """Return the samples of several devices, stacked: x, y and which rows are valid."""
     most = max(1, *(len(d) for d in data))
     x = _stack([_lengthen(d.x, most) for d in data])
     y = _stack([_lengthen(d.y, most) for d in data])
@@ -235,12 +249,15 @@ def pad(data: Sequence[Data]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _stack(tensors: list[Tensor]) -> Tensor:
-    """A device alone needs no second copy of its data."""
+    """Return the tensors stacked; a device alone needs no second copy of its data."""
     return tensors[0][None] if len(tensors) == 1 else torch.stack(tensors)
 
 
 def _lengthen(rows: Tensor, count: int) -> Tensor:
-    """Pad by repeating the last row: zeros may have no gradient, and NaN × 0 is NaN."""
+    """Return `count` rows: the last one is repeated.
+
+    Zeros may have no gradient, and NaN × 0 is NaN.
+    """
     if len(rows) == count:
         return rows
     shape = (count - len(rows), *rows.shape[1:])

@@ -1,14 +1,14 @@
-"""The federated loop: fill idle devices, wait, maybe step. One loop for every schedule.
+"""The federated loop: issue orders, wait, and end the round if the schedule says so.
 
-`run` is a generator: evaluation, checkpoints and stopping are the caller's `for` body.
+One loop serves every schedule. `run` is a generator: evaluation, checkpoints and stopping are the
+body of the caller's `for`.
 """
 
 from collections.abc import Iterator
 
-from anyfleet.core.incoming import Reply
 from anyfleet.core.method import Method
 from anyfleet.core.objectives import Task
-from anyfleet.core.seam import Round, Runtime, Snapshot
+from anyfleet.core.seam import Reply, Round, Runtime, Snapshot
 from anyfleet.core.server import Server
 from anyfleet.tracebacks import during
 
@@ -18,22 +18,22 @@ __all__ = ["Reply", "Round", "Runtime", "Snapshot", "run"]
 def run(
     method: Method, task: Task, runtime: Runtime, seed: int, *, resume: Snapshot | None = None
 ) -> Iterator[Round]:
-    """Yields after every server step, for as long as the caller goes on asking."""
+    """Yield the state of the run after every round, for as long as the caller asks for more."""
     with during(round_index=0 if resume is None else resume.round_index):
         server = Server(method, task, runtime, seed)
     if resume is not None:
         server.restore(resume)
     while True:
         with during(round_index=server.round_index):
-            step = _turn(server, runtime)
-        if step is not None:
-            yield step
+            ended = _turn(server, runtime)
+        if ended is not None:
+            yield ended
 
 
 def _turn(server: Server, runtime: Runtime) -> Round | None:
-    """Fill idle devices, wait, and step if the schedule is ready."""
+    """Issue orders and wait; return the round if it has ended."""
     before = server.issued, runtime.now()
-    server.fill()
+    server.issue()
     view = server.view()
     if not server.ready(view):
         events = runtime.wait(*server.patience(view))
@@ -42,6 +42,6 @@ def _turn(server: Server, runtime: Runtime) -> Round | None:
         if not len(events) and before == (server.issued, runtime.now()):
             raise RuntimeError(
                 f"{server.method.schedule} stands still: nothing to issue, nothing to wait for, "
-                "not ready. Its alarm must lie in the future until it is ready."
+                "not ready. Let its `alarm` return a time in the future until it is ready."
             )
     return server.finish_round() if server.ready(view) else None

@@ -67,7 +67,7 @@ def uncompressed_bits(
 
 @lru_cache(maxsize=4096)
 def model_bits(slice_: Slice, norm: Norm, blueprint: Blueprint) -> float:
-    """Return the bits of an uncompressed sub-model as an order carries it, without anything else."""
+    """Return the bits of an uncompressed sub-model as an order carries it, and nothing else."""
     home = norm.stays(blueprint) | set(blueprint.frozen)
     local = blueprint.local(slice_)
     return float(NUMBER_BITS * local.numel([name for name in local.params if name not in home]))
@@ -150,7 +150,7 @@ def typical_sent_fraction(
     if not rows:
         return 1.0
     target = torch.tensor([asked], dtype=torch.float64)
-    compressed = codec.compress(layout.unflattened(rows), {}, target, layout)
+    compressed = codec.compress(rows, {}, target, layout)
     return float(compressed.bits.sum()) / (NUMBER_BITS * sum(prod(shape) for _, shape in shapes))
 
 

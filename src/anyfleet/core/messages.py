@@ -1,7 +1,7 @@
-"""Values that cross a boundary: between loop, parts, client and runtime.
+"""The values that cross a boundary: between the server, the parts of a method, devices and runtime.
 
-Orders and updates are columnar: a struct of arrays with one row per device, and a single order is a
-batch of one. All of them are immutable; `take` and `join` make new batches out of old ones.
+What concerns many devices is a struct of arrays with one row for each device; what concerns one
+device is a struct of one row. All values are immutable; `take` and `join` make new ones out of old.
 """
 
 import math
@@ -23,59 +23,60 @@ from anyfleet.names import near
 
 Params = Mapping[str, Tensor]
 Trees = Mapping[str, Params]  # "model", "delta", "weights", "buffers"
-Report = Mapping[str, Any]  # what a device measured about itself, by name
-ChooserState = Mapping[str, tuple[float, ...]]  # what a device's chooser remembers, by name
+Report = Mapping[str, Any]  # the numbers that a device measured, by name
+ChooserState = Mapping[str, tuple[float, ...]]  # what a chooser keeps on its device, by name
 
-EVERYTHING = -1  # in a column of step counts: no limit but the trainer's own
-MOST_DEVICES = 100_000_000  # of a fleet: whoever writes more mistyped, and would wait for ever
+EVERYTHING = -1  # for a number of epochs or local steps: not limited by it
 
 
 class Kind(StrEnum):
     """What an order asks of a device."""
 
     TRAIN = "train"  # train and send the result
-    HOLD = "hold"  # train, keep the result, send the report only
-    FETCH = "fetch"  # send a result held since an earlier order
+    HOLD = "hold"  # train, hold the result and send the report only
+    FETCH = "fetch"  # send the result held since an earlier order
     EVALUATE = "evaluate"  # measure the model on the device's own test data
     STATISTICS = "statistics"  # measure normalisation statistics on its training data
-    REPORT = "report"  # measure the wanted numbers without training
+    REPORT = "report"  # measure the numbers of a report without training
 
 
 @dataclass(frozen=True, eq=False)
 class Devices(Arrays):
-    """What the fleet declares once: one row per device, the row number is the device's id."""
+    """What the devices of a fleet declare once; the row of a device is its number."""
 
     level: Ints  # capability class, 0 the strongest
     samples: Ints  # training samples it holds
-    group: Ints  # of the fleet's groups, by number
+    group: Ints  # number of its group in the fleet
     column_width: Floats  # models cross its link in columns of this width; 1: in one piece
-    counting: Counting = "flops"  # what speeds count, for all: FLOP, or operations of a rule
+    counting: Counting = (
+        "flops"  # what the speed of every device counts: FLOP, or operations by a rule
+    )
 
     @cached_property
     def levels(self) -> tuple[int, ...]:
-        """The levels that have devices; found once, however large the fleet."""
+        """The levels that have devices, ascending; found once, however large the fleet."""
         return tuple(np.flatnonzero(np.bincount(self.level)).tolist())
 
 
 @dataclass(frozen=True, eq=False)
 class Conditions(Arrays):
-    """What devices report at check-in."""
+    """What devices report of themselves at check-in."""
 
     speed: Floats  # FLOP per second, now, at the highest frequency
     bit_rate_up: Floats  # bits per second
     bit_rate_down: Floats  # bits per second
     memory: Floats  # bytes free for training
     battery: Floats  # joules left; infinite on mains
-    loss: Floats  # mean training loss of its last answer; not a number before the first
+    loss: Floats  # mean training loss of its last reply; NaN before the first
     budget: Floats  # joules it is willing to spend on one order
-    load: Floats  # how many times longer everything takes because of other work
+    load: Floats  # times longer that everything takes because of other work
     overhead: Floats  # seconds for each local step, without load
     latency: Floats  # seconds for each call of an operator, without load
     bandwidth: Floats  # bytes per second that it can move besides calculating
     fixed: Floats  # the part of a whole model's time that does not shrink with the slice
-    exponent: Floats  # the rest shrinks with this power of the width; not a number: with FLOP
-    slowest: Floats  # cycles per second
-    fastest: Floats  # cycles per second
+    exponent: Floats  # the rest shrinks with this power of the width; NaN: with FLOP
+    slowest: Floats  # lowest frequency, cycles per second
+    fastest: Floats  # highest frequency, cycles per second
     coefficient: Floats  # joules for a cycle, divided by the frequency squared
     send_power: Floats  # watts while sending
     receive_power: Floats  # watts while receiving
@@ -83,48 +84,48 @@ class Conditions(Arrays):
 
 @dataclass(frozen=True)
 class SubModelSize:
-    """The size of a sub-model, before anybody has said which channels."""
+    """The size of a sub-model that is wanted, before its channels are picked."""
 
     width: float = 1.0
-    first_trained_layer: int = 0  # first trained layer
+    first_trained_layer: int = 0  # this layer and all behind it are trained
     rounding: Rounding = "ceil"
-    axis_widths: tuple[tuple[str, float], ...] = ()  # axes whose share differs
+    axis_widths: tuple[tuple[str, float], ...] = ()  # axes of another width, by name
 
     @property
     def widest(self) -> float:
-        """The largest share of any axis."""
-        return max(self.width, *(ratio for _, ratio in self.axis_widths), 0.0)
+        """The largest width of any axis."""
+        return max(self.width, *(width for _, width in self.axis_widths), 0.0)
 
     def widths(self, blueprint: Blueprint) -> dict[str, float]:
-        """The share of every axis that is cut."""
+        """Return the width of every axis that is cut, by name."""
         return {**dict.fromkeys(blueprint.counts(1.0), self.width), **dict(self.axis_widths)}
 
     def counts(self, blueprint: Blueprint) -> dict[str, int]:
-        """Channels to keep on every axis that is cut."""
+        """Return how many channels are kept of every axis that is cut, by name."""
         return blueprint.counts(self.widths(blueprint), self.rounding)
 
     def prefix(self, blueprint: Blueprint) -> Slice:
-        """The leading channels of this size."""
+        """Return the slice of the leading channels."""
         return _prefix(self, blueprint)
 
 
 @lru_cache(maxsize=4096)
-def _prefix(want: SubModelSize, blueprint: Blueprint) -> Slice:
-    # The same slice for all devices that want as much: made once, and hashed once.
-    return blueprint.prefix(want.widths(blueprint), want.first_trained_layer, want.rounding)
+def _prefix(size: SubModelSize, blueprint: Blueprint) -> Slice:
+    """Return the slice of the leading channels: one value for all devices, hashed only once."""
+    return blueprint.prefix(size.widths(blueprint), size.first_trained_layer, size.rounding)
 
 
 @dataclass(frozen=True, eq=False)
 class Hyperparameters(Arrays):
-    """What varies by device inside one stack: numbers, because unequal parts cannot be stacked."""
+    """What each device trains with: numbers that may differ between devices trained together."""
 
     lr: Floats
     epochs: Ints
     batch_size: Ints
-    local_steps: Ints  # most local steps, or EVERYTHING
+    local_steps: Ints  # at most, or EVERYTHING
     sent_fraction: Floats  # bits to send over those of the uncompressed update; NaN: not asked
-    frequency: Floats  # cycles per second; not a number: the fastest it can
-    target_seconds: Floats  # seconds that the server aims at for an order; not a number: none
+    frequency: Floats  # cycles per second; NaN: the highest it has
+    target_seconds: Floats  # duration of an order that the server aims at; NaN: none
 
     @classmethod
     def alike(
@@ -166,22 +167,22 @@ class Hyperparameters(Arrays):
 
 @dataclass(frozen=True, eq=False)
 class Replies(Arrays):
-    """What devices answer."""
+    """What devices send back to orders."""
 
     order: Ints
     device: Ints
     samples: Ints
     trees: tuple[Trees, ...]
-    symbols: tuple[Any, ...]  # the trained tree as the uplink codec packs it
-    masks: tuple[Params, ...]  # what was trained; a name that is absent was trained whole
-    kept: tuple[Params, ...]  # what the codec sent of it; a name that is absent was sent whole
+    symbols: tuple[Any, ...]  # the trained tree as the uplink codec compressed it
+    masks: tuple[Params, ...]  # 1 where trained, 0 where not; an absent name was trained whole
+    kept: tuple[Params, ...]  # 1 where the codec sent it; an absent name was sent whole
     bits: Floats  # uplink
-    delivered_width: Floats  # width of the model that came through the link; 1 unless it failed
+    delivered_width: Floats  # of the model that came through the link; 1 unless the link failed
     report: tuple[Report, ...]
 
     @property
     def trained(self) -> bool:
-        """Whether a single answer brings a training result."""
+        """Whether a single reply brings a training result."""
         (trees,) = self.trees
         return bool(trees.get("delta") or trees.get("weights"))
 
@@ -190,15 +191,15 @@ class Replies(Arrays):
 class DeviceState:
     """What a device keeps between visits."""
 
-    tensors: Mapping[str, Params] = field(default_factory=dict)  # in global coordinates
+    tensors: Mapping[str, Params] = field(default_factory=dict)  # in coordinates of the whole model
     held: Replies | None = None  # a result that waits to be fetched
-    chooser: ChooserState = field(default_factory=dict)  # the chooser's own
-    last_sent_order: int = -1  # the order whose result it last sent; it may never have arrived
+    chooser: ChooserState = field(default_factory=dict)
+    last_sent_order: int = -1  # the order whose result it last sent, which may not have arrived
 
 
 @dataclass(frozen=True, eq=False)
 class Aggregated:
-    """What an aggregator returns."""
+    """What an aggregator returns: the new model, its own new state, and diagnostics."""
 
     model: Params
     state: Any = None
@@ -207,15 +208,15 @@ class Aggregated:
 
 @dataclass(frozen=True, eq=False)
 class Charges(Arrays):
-    """What the runtime charged for orders."""
+    """What orders cost, as the runtime charged it."""
 
     order: Ints
     flops: Floats
-    bits_down: Floats  # bits
-    bits_up: Floats  # bits
-    download_seconds: Floats  # seconds
-    compute_seconds: Floats  # seconds
-    upload_seconds: Floats  # seconds
+    bits_down: Floats
+    bits_up: Floats
+    download_seconds: Floats
+    compute_seconds: Floats
+    upload_seconds: Floats
     download_joules: Floats
     compute_joules: Floats
     upload_joules: Floats
@@ -226,7 +227,7 @@ class Charges(Arrays):
 
 @dataclass(frozen=True, eq=False)
 class Events:
-    """What a runtime has to tell: answers with their charges, and orders without an answer."""
+    """What came in at the server: replies with their charges, and failures."""
 
     replies: Replies | None = None
     charges: Charges | None = None
@@ -238,25 +239,25 @@ class Events:
 
 @dataclass(frozen=True, eq=False)
 class Failure:
-    """An order that will not be answered. A normal event, not an exception."""
+    """An order to which no reply will come. A normal event, not an exception."""
 
     order: int
     reason: str
-    charges: Charges  # what was spent before it was lost
+    charges: Charges  # what was spent until then
 
 
 def no_charges(order: int, now: float) -> Charges:
-    """Of an order that was never sent."""
+    """Return the charges of an order that was never sent: all zero."""
     zero = np.zeros(1)
     spent = {f.name: zero for f in fields(Charges)}
     return Charges(**{**spent, "order": np.array([order]), "began": np.array([now])})
 
 
 def measured(report: Report, name: str) -> float:
-    """Return a number that a device reported; NaN when it did not, or nothing finite."""
-    told = report.get(name)
+    """Return the number that a device reported; NaN if it reported none, or not a finite one."""
+    value = report.get(name)
     try:
-        number = float(told) if isinstance(told, Real) else math.nan
-    except OverflowError:  # a whole number of hundreds of digits
+        number = float(value) if isinstance(value, Real) else math.nan
+    except OverflowError:  # an integer of hundreds of digits
         return math.nan
     return number if math.isfinite(number) else math.nan

@@ -1,6 +1,6 @@
-"""A task as the core sees it, and calls of its own functions: loss, metrics, augmentation.
+"""A task as the core sees it, and the calls of a user's functions: loss, metrics, augmentation.
 
-They are a user's. An error in one says which it was, and what it returns is checked.
+An error in one of them says which it was, and what it returns is checked.
 """
 
 from collections.abc import Callable, Mapping
@@ -72,7 +72,7 @@ def scores(task: Task, metric: str, output: Tensor, target: Tensor) -> Tensor:
 
 
 def augmented(task: Task, x: Tensor, key: Tensor) -> Tensor:
-    """Return a minibatch as the task varies it, or as it is."""
+    """Return the samples of a minibatch as the task augments them; unchanged without `augment`."""
     if task.augment is None:
         return x
     with during("augment", task.augment):
@@ -88,6 +88,7 @@ def augmented(task: Task, x: Tensor, key: Tensor) -> Tensor:
 def _per_sample(
     slot: str, function: Callable[[Tensor, Tensor], Tensor], output: Tensor, target: Tensor
 ) -> Tensor:
+    """Return what a user's function returns, checked to be one value for each sample."""
     with during(slot, function):
         values: Any = function(output, target)
     if not isinstance(values, Tensor) or values.shape != output.shape[:1]:

@@ -1,6 +1,7 @@
-"""Whether the minibatches of a task may be padded: only where no sample sees another.
+"""Padding of minibatches: only right where no sample sees another.
 
-The network says so by its program (`elastic.mixed_rows`), a loss only by its values.
+The program of a network tells whether its samples do (`elastic.mixed_rows`); a loss has to be tried
+on values.
 """
 
 from functools import lru_cache
@@ -19,8 +20,11 @@ _CLOSE = 1e-4  # relative; a sample more or less would change a loss by far more
 
 
 @lru_cache(maxsize=1)
-def mixed(task: Task) -> str:
-    """Return where samples see each other while a model is trained; empty if they never do."""
+def unpaddable(task: Task) -> str:
+    """Return why the minibatches of a task must not be padded, or "".
+
+    It names where samples see each other while a model is trained.
+    """
     calls = mixed_rows(task.blueprint)
     if calls:
         return calls[0]
@@ -29,7 +33,7 @@ def mixed(task: Task) -> str:
 
 @torch.no_grad()
 def _in_loss(task: Task) -> bool:
-    """Try whether the loss of the first samples changes with those that come after them.
+    """Return whether the loss of the first samples changes with those that come after them.
 
     A loss that cannot be tried counts as one that does: training without padding is always right.
     """
@@ -53,7 +57,10 @@ def _targets(task: Task) -> Tensor:
 
 
 def _outputs(task: Task, y: Tensor) -> Tensor | None:
-    """Return numbers in (0, 1) in the shape of the model's output: also fit for probabilities."""
+    """Return numbers in (0, 1) in the shape of the model's output; None if that is not known.
+
+    They also do for a loss that takes probabilities.
+    """
     program, sizes = task.blueprint.program, {**task.blueprint.sizes, BATCH: len(y)}
     found = [n.dims for n in program.nodes if n.name == program.output and n.dims is not None]
     if not found:

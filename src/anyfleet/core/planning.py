@@ -10,8 +10,8 @@ from torch import Tensor
 
 from anyfleet import rng
 from anyfleet.arrays import Ints, join
-from anyfleet.core import return_checks as returned
 from anyfleet.core.check_in import Choices
+from anyfleet.core.compression import compress
 from anyfleet.core.evaluation import served
 from anyfleet.core.layout import Symbols, dense
 from anyfleet.core.message_size import fetch_bits, index_bits, menu_bits, statistics_bits
@@ -20,7 +20,7 @@ from anyfleet.core.method import Method
 from anyfleet.core.objectives import Task
 from anyfleet.core.orders import Cohort, downlink
 from anyfleet.core.plans import Plans
-from anyfleet.core.return_checks import Caller, cut_out, drafted
+from anyfleet.core.return_checks import Caller, cut_out, drafted, planned
 from anyfleet.core.view import Request, View
 from anyfleet.elastic import Slice
 from anyfleet.tracebacks import during
@@ -257,7 +257,7 @@ def _plans(devices: Ints, method: Method, view: View, desk: PlanningState) -> Pl
     with during("plan", method.plan):
         found = method.plan(plans, view, desk.states["plan"], key)
     caller = Caller("plan", method.plan, view.round_index)
-    return returned.planned(found, caller, plans, view.blueprint)
+    return planned(found, caller, plans, view.blueprint)
 
 
 def _slices(
@@ -309,15 +309,13 @@ def package(
     small = dense({n: v for n, v in weights.items() if n not in home}, slice_, blueprint)
     around = downlink(order, blueprint, tuple(small), like.dtype)
     stack = {name: value.unsqueeze(0) for name, value in small.items()}
-    with during("downlink", method.downlink):
-        found = method.downlink.compress(stack, {}, torch.full((1,), torch.nan), around)
-    squeezed = returned.squeezed(
-        found, Caller("downlink", method.downlink, order.round_index), stack
-    )
-    model = {name: value.squeeze(0) for name, value in squeezed.tree.items()}
+    caller = Caller("downlink", method.downlink, order.round_index)
+    unasked = torch.full((1,), torch.nan)
+    compressed = compress(stack, {}, unasked, around, caller)
+    model = {name: value.squeeze(0) for name, value in compressed.received.items()}
     travels = norm.travels(blueprint)
     told = {n: v for n, v in served(buffers, blueprint, norm, slice_).items() if n in travels}
     told = dense(told, slice_, blueprint)
     trees: Trees = {"model": model} | ({"buffers": told} if told else {})
-    bits = float(squeezed.bits.sum()) + index_bits(slice_, blueprint) + statistics_bits(trees)
-    return Package(trees, squeezed.symbols, bits)
+    bits = float(compressed.bits.sum()) + index_bits(slice_, blueprint) + statistics_bits(trees)
+    return Package(trees, compressed.symbols, bits)

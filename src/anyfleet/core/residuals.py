@@ -1,8 +1,8 @@
-"""What a device owes: the part of its updates that no message has brought to the server yet.
+"""Residuals: the part of a device's updates that no reply has brought to the server yet.
 
-Kept in the coordinates of the whole model, since the next order may ask for another part of it.
-Whether a message arrived, its device learns with its next order (`Cohort.heard`): until then it
-remembers what it sent, too.
+Codecs with error feedback add it to the next update. It is kept in the coordinates of the whole
+model, since the next order may ask for another sub-model. A device learns with its next order
+whether its reply was counted (`Cohort.acknowledged`); until then it keeps what it sent, too.
 """
 
 from collections.abc import Mapping
@@ -12,54 +12,51 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from anyfleet.core.compression import compress
 from anyfleet.core.messages import DeviceState, Params
 from anyfleet.core.objectives import Task
 from anyfleet.core.orders import Cohort, uplink
-from anyfleet.core.return_checks import Caller, squeezed
+from anyfleet.core.return_checks import Caller
 from anyfleet.core.slots import Compressed
 from anyfleet.elastic import cut, paste
-from anyfleet.tracebacks import during
 
-SENT = "sent"  # the memory slot with the last message that used a codec's slot
+SENT = "sent"  # names what the last reply brought of a residual, in the state of a device
 
 
-class Left(NamedTuple):
-    """Of one update, on the small model: what is left of it, and what was sent of it."""
+class SplitUpdate(NamedTuple):
+    """The two parts of one update of a sub-model: what is left to send, and what was sent."""
 
     left: Params
     sent: Params
 
 
-def squeeze(
-    orders: Cohort, memories: tuple[DeviceState, ...], update: Params, mask: Params, task: Task
+def compress_updates(
+    cohort: Cohort, states: tuple[DeviceState, ...], update: Params, mask: Params, task: Task
 ) -> Compressed:
-    """Compresses the uploads of a stack, all of them at once."""
-    codec, blueprint = orders.job.uplink, task.blueprint
+    """Return the updates of devices that were trained together, compressed with their residuals."""
+    codec, blueprint = cohort.job.uplink, task.blueprint
     tree, trained = (
-        each if len(orders) > 1 else {n: v.unsqueeze(0) for n, v in each.items()}
+        each if len(cohort) > 1 else {n: v.unsqueeze(0) for n, v in each.items()}
         for each in (update, mask)
     )
     like = next(iter(task.params.values()))
-    around = uplink(orders, blueprint, tuple(tree), like.dtype)
+    layout = uplink(cohort, blueprint, tuple(tree), like.dtype)
     # What was not trained does not count, so it must neither be sent nor taken for sent.
     tree = {n: v * trained[n].to(v) if n in trained else v for n, v in tree.items()}
-    rate = torch.from_numpy(orders.hyperparameters.sent_fraction).to(like.device)
-    around = replace(around, key=around.key.to(like.device))
-    caller = Caller("uplink", codec, orders.round_index)
+    sent_fraction = torch.from_numpy(cohort.hyperparameters.sent_fraction).to(like.device)
+    layout = replace(layout, key=layout.key.to(like.device))
+    caller = Caller("uplink", codec, cohort.round_index)
     if not codec.state_name:
-        with during("uplink", codec):
-            found = codec.compress(tree, {}, rate, around)
-        return squeezed(found, caller, tree)
-    known = [_owed(memories[row], order, task) for row, order in enumerate(orders.rows())]
+        return compress(tree, {}, sent_fraction, layout, caller)
+    orders = zip(states, cohort.rows(), strict=True)
+    known = [_residual_of_slice(state, order, task) for state, order in orders]
     left = {
         n: torch.stack([each.get(n, torch.zeros_like(v[0])) for each in known])
         for n, v in tree.items()
     }
     meant = {n: v * trained[n].to(v) if n in trained else v for n, v in left.items()}
-    with during("uplink", codec):
-        found = codec.compress(tree, meant, rate, around)
-    found = squeezed(found, caller, tree)
-    # A codec may answer 0 with noise: what was not trained is as it was.
+    found = compress(tree, meant, sent_fraction, layout, caller)
+    # A codec may restore 0 as noise: what was not trained stays as it was.
     still = {
         n: found.state[n] * trained[n].to(left[n]) + (left[n] - meant[n])
         for n in trained
@@ -68,43 +65,48 @@ def squeeze(
     return replace(found, state={**found.state, **still})
 
 
-def _owed(memory: DeviceState, order: Cohort, task: Task) -> dict[str, Tensor]:
-    """What is left over on the small model of an order."""
-    (slice_,), (heard,), job = order.slices, order.acknowledged, order.job
-    known = recalled(memory, job.uplink.state_name, int(heard))
+def _residual_of_slice(state: DeviceState, order: Cohort, task: Task) -> dict[str, Tensor]:
+    """Return the residual of the sub-model that an order asks for."""
+    (slice_,), (acknowledged,), job = order.slices, order.acknowledged, order.job
+    known = residual_of(state, job.uplink.state_name, int(acknowledged))
     own = job.norm.own_names(task.blueprint, slice_)
     mine = {n: known[own.get(n, n)] for n in task.blueprint.params if own.get(n, n) in known}
     return cut(mine, slice_, task.blueprint)
 
 
-def recalled(memory: DeviceState, slot: str, heard: int) -> dict[str, Tensor]:
-    """What is left over on the whole model, with all of a message that never arrived."""
-    left = dict(memory.tensors.get(slot, {}))
-    if memory.last_sent_order == heard:
+def residual_of(state: DeviceState, name: str, acknowledged: int) -> dict[str, Tensor]:
+    """Return the residual of the whole model; all of a reply that never arrived is part of it."""
+    left = dict(state.tensors.get(name, {}))
+    if state.last_sent_order == acknowledged:
         return left
-    lost = memory.tensors.get(SENT, {})
+    lost = state.tensors.get(SENT, {})
     return {**lost, **left, **{name: left[name] + lost[name] for name in lost if name in left}}
 
 
-def sending(memory: DeviceState, slot: str, update: Left, order: Cohort, task: Task) -> DeviceState:
-    """What a device remembers when it sends an answer to this order."""
-    (slice_,), (heard,), blueprint = order.slices, order.acknowledged, task.blueprint
-    before = recalled(memory, slot, int(heard))
+def after_sending(
+    state: DeviceState, name: str, update: SplitUpdate, order: Cohort, task: Task
+) -> DeviceState:
+    """Return the state of a device when it sends this update in reply to an order."""
+    (slice_,), (acknowledged,), blueprint = order.slices, order.acknowledged, task.blueprint
+    before = residual_of(state, name, int(acknowledged))
     own = order.job.norm.own_names(blueprint, slice_)
     zeros = _zeros(update.left, task)
     onto = {name: before.get(own.get(name, name), zero) for name, zero in zeros.items()}
-    left = _called(paste(update.left, onto, slice_, blueprint), own)
+    left = _renamed(paste(update.left, onto, slice_, blueprint), own)
     sent = paste(update.sent, _zeros(update.sent, task), slice_, blueprint)
-    slots: Mapping[str, Params] = {
-        **memory.tensors,
-        slot: {**before, **left},
-        SENT: _called(sent, own),
+    tensors: Mapping[str, Params] = {
+        **state.tensors,
+        name: {**before, **left},
+        SENT: _renamed(sent, own),
     }
-    return replace(memory, tensors=slots, last_sent_order=int(order.id[0]))
+    return replace(state, tensors=tensors, last_sent_order=int(order.id[0]))
 
 
-def _called(tree: Params, own: Mapping[str, str]) -> dict[str, Tensor]:
-    # A width with a normalisation of its own owes to that, and not to another width's.
+def _renamed(tree: Params, own: Mapping[str, str]) -> dict[str, Tensor]:
+    """Return the tree under the names of a width's own normalisation.
+
+    Its residual is its own, and not another width's.
+    """
     return {own.get(name, name): value for name, value in tree.items()}
 
 

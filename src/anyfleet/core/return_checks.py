@@ -1,8 +1,8 @@
-"""What a method's parts return, checked where it returns.
+"""Checks of what the parts of a method return, made where it returns.
 
-A wrong id, shape or name would show up rounds later, somewhere else, or not at all. Each check
+A wrong number, shape or name would show up rounds later, somewhere else, or not at all. Each check
 raises `BadReturn` with the part, the round, what came and what was due, and otherwise returns what
-came. They look at whole cohorts and at metadata; only bit counts are read as values.
+came. The checks look at whole cohorts and at metadata; of tensors only bit counts are read.
 """
 
 import math
@@ -36,14 +36,14 @@ _MOST = 80  # characters of a value that an error quotes
 
 
 class Caller(NamedTuple):
-    """Which part was called, and in which round."""
+    """A part that was called, with its slot and the round."""
 
     slot: str
     part: Any
     round_index: int
 
     def refuse(self, came: str, due: str) -> NoReturn:
-        """Raise BadReturn: what came from this part, and what was due."""
+        """Raise BadReturn with what came from this part and what was due."""
         raise BadReturn(
             f"{self.slot}={quoted(self.part)} returned {came} in round "
             f"{ordinal(self.round_index)}; due is {due}."
@@ -83,7 +83,7 @@ def fetched(found: Any, caller: Caller, held: OrderStatuses) -> OrderStatuses:
 
 def requests(found: Any, caller: Caller, held: Collection[int]) -> tuple[Request, ...]:
     """Check what a schedule wants issued; `held` are the orders whose results can be fetched."""
-    due = "a tuple of anyfleet.core.view.Request"
+    due = "a tuple of anyfleet.parts.Request"
     if isinstance(found, Request):
         caller.refuse("a Request alone", f"{due}: put a comma behind it")
     if not isinstance(found, tuple | list):
@@ -94,7 +94,7 @@ def requests(found: Any, caller: Caller, held: Collection[int]) -> tuple[Request
 def _request(found: Any, caller: Caller, held: Collection[int]) -> Request:
     """Check a request of a schedule, and return it with arrays for the numbers in it."""
     if not isinstance(found, Request):
-        due = "a tuple of anyfleet.core.view.Request"
+        due = "a tuple of anyfleet.parts.Request"
         caller.refuse(f"{_described(found)} in a tuple", due)
     if found.kind not in tuple(Kind):
         caller.refuse(f"a Request of kind {found.kind!r}", f"one of {', '.join(Kind)}")
@@ -113,21 +113,21 @@ def _request(found: Any, caller: Caller, held: Collection[int]) -> Request:
 
 
 def truth(found: Any, caller: Caller) -> bool:
-    """Check whether a schedule is ready."""
+    """Check what `ready` returned."""
     if not isinstance(found, bool | np.bool_):
         caller.refuse(_described(found), "True or False from `ready`")
     return bool(found)
 
 
 def alarm(found: Any, caller: Caller) -> float | None:
-    """Check when a schedule wants to look again."""
+    """Check what `alarm` returned."""
     if found is not None and (not isinstance(found, numbers.Real) or math.isnan(found)):
-        caller.refuse(_described(found), "seconds of simulated time, or None, from `alarm`")
+        caller.refuse(_described(found), "a time in seconds, or None, from `alarm`")
     return None if found is None else float(found)
 
 
 def enough(found: Any, caller: Caller) -> int:
-    """Check how many outcomes a schedule waits for."""
+    """Check what `enough` returned."""
     if not (_whole(found) and found >= 1):
         caller.refuse(_described(found), "a whole number of at least 1 from `enough`")
     return int(found)
@@ -145,7 +145,7 @@ def orders(found: Any, caller: Caller, known: Collection[int], what: str) -> Int
 
 
 def staleness(found: Any, caller: Caller) -> int:
-    """Check how old an answer may be."""
+    """Check the age up to which replies count."""
     if not (_whole(found) and found >= 0):
         caller.refuse(f"staleness={_described(found)}", "a whole number of rounds, 0 or more")
     return int(found)
@@ -155,28 +155,28 @@ def staleness(found: Any, caller: Caller) -> int:
 
 
 def drafted(found: Any, caller: Caller, count: int) -> Hyperparameters:
-    """Check the numbers that a trainer or a planner gives `count` devices."""
+    """Check the hyperparameters that a trainer, a plan or a chooser gives `count` devices."""
     if not isinstance(found, Hyperparameters):
-        caller.refuse(_described(found), "anyfleet.core.messages.Hyperparameters")
+        caller.refuse(_described(found), "anyfleet.parts.Hyperparameters")
     for name, due, fits in _NUMBERS:
         values = getattr(found, name)
-        told = f"hyperparameters.{name} as an array of {count}: {due}"
+        expected = f"hyperparameters.{name} as an array of {count}: {due}"
         if not isinstance(values, np.ndarray):
-            caller.refuse(f"{_described(values)} for hyperparameters.{name}", told)
+            caller.refuse(f"{_described(values)} for hyperparameters.{name}", expected)
         kinds = "iu" if name in _WHOLE else "fiu"
         if values.shape != (count,) or values.dtype.kind not in kinds:
             array = f"an array of {values.dtype} and shape {list(values.shape)}"
-            caller.refuse(f"{array} for hyperparameters.{name}", told)
+            caller.refuse(f"{array} for hyperparameters.{name}", expected)
         bad = values[~fits(values)]
         if len(bad):
-            caller.refuse(f"{_listed(bad)} for hyperparameters.{name}", told)
+            caller.refuse(f"{_listed(bad)} for hyperparameters.{name}", expected)
     return found
 
 
 def planned(found: Any, caller: Caller, before: Plans, blueprint: Blueprint) -> Plans:
     """Check what a planner makes of the plans that it got: the same devices, sizes that exist."""
     if not isinstance(found, Plans):
-        due = "anyfleet.core.plans.Plans (plans.with_widths(…), plans.with_menu(…), …)"
+        due = "anyfleet.parts.Plans (plans.with_widths(…), plans.with_menu(…), …)"
         caller.refuse(_described(found), due)
     count, device = len(before), _any(found.device)
     if not isinstance(device, np.ndarray) or not np.array_equal(device, before.device):
@@ -199,7 +199,7 @@ def planned(found: Any, caller: Caller, before: Plans, blueprint: Blueprint) -> 
     if not all(isinstance(menu, tuple) for menu in found.menus):
         caller.refuse("menus that are no tuples", "a tuple of sizes for each menu")
     for size in (*found.sub_model_sizes, *(size for menu in found.menus for size in menu)):
-        _check_want(size, caller, len(blueprint.layers))
+        _check_size(size, caller, len(blueprint.layers))
     _check_numbers(found.size_index, caller, "size_index", (0, len(found.sub_model_sizes), count))
     _check_numbers(found.menu_index, caller, "menu_index", (-1, len(found.menus), count))
     return found
@@ -215,24 +215,25 @@ def _check_numbers(found: Any, caller: Caller, name: str, due: tuple[int, int, i
         caller.refuse(f"{_listed(found[(found < low) | (found >= end)])} for {name}", asked)
 
 
-def _check_want(want: Any, caller: Caller, layers: int) -> None:
-    if not isinstance(want, SubModelSize):
-        caller.refuse(_described(want), "anyfleet.core.messages.SubModelSize")
-    for share in map(_any, (want.width, *(ratio for _, ratio in want.axis_widths))):
-        if not (isinstance(share, numbers.Real) and 0 < float(share) <= 1):
+def _check_size(size: Any, caller: Caller, layers: int) -> None:
+    """Raise BadReturn unless a model of so many layers has sub-models of this size."""
+    if not isinstance(size, SubModelSize):
+        caller.refuse(_described(size), "anyfleet.parts.SubModelSize")
+    for width in map(_any, (size.width, *(width for _, width in size.axis_widths))):
+        if not (isinstance(width, numbers.Real) and 0 < float(width) <= 1):
             caller.refuse(
-                f"a sub-model size with the width {share!r}", "widths above 0 and at most 1"
+                f"a sub-model size with the width {width!r}", "widths above 0 and at most 1"
             )
-    if not (_whole(want.first_trained_layer) and 0 <= want.first_trained_layer < max(1, layers)):
-        came = f"a size whose first trained layer is {want.first_trained_layer!r}"
+    if not (_whole(size.first_trained_layer) and 0 <= size.first_trained_layer < max(1, layers)):
+        came = f"a sub-model size whose first trained layer is {size.first_trained_layer!r}"
         caller.refuse(came, f"one of the layers 0 to {max(1, layers) - 1}")
 
 
 def chosen(found: Any, caller: Caller, menus: Sequence[int]) -> Choices:
-    """Check what devices choose; `menus` are the lengths of their menus."""
+    """Check what devices chose from menus of these lengths."""
     count = len(menus)
     if not isinstance(found, Choices):
-        caller.refuse(_described(found), "anyfleet.core.check_in.Choices")
+        caller.refuse(_described(found), "anyfleet.parts.Choices")
     for name, kinds, due in (("entry", "iu", "whole numbers"), ("utility", "fiu", "numbers")):
         values = getattr(found, name)
         if not isinstance(values, np.ndarray) or values.shape != (count,):
@@ -254,7 +255,7 @@ def chosen(found: Any, caller: Caller, menus: Sequence[int]) -> Choices:
 def cut_out(found: Any, caller: Caller, blueprint: Blueprint) -> Slice:
     """Check a sub-model: a slice of this model."""
     if not isinstance(found, Slice):
-        caller.refuse(_described(found), "anyfleet.elastic.Slice (want.prefix(view.blueprint))")
+        caller.refuse(_described(found), "anyfleet.parts.Slice (size.prefix(view.blueprint))")
     if wrong := _unsliceable(found, blueprint):
         caller.refuse(f"a slice of another model ({wrong})", "one made by Slice.of with this one")
     return found
@@ -262,6 +263,7 @@ def cut_out(found: Any, caller: Caller, blueprint: Blueprint) -> Slice:
 
 @lru_cache(maxsize=4096)
 def _unsliceable(found: Slice, blueprint: Blueprint) -> str:
+    """Return why this is no slice of the model, or ""."""
     try:
         again = Slice.of(dict(found.keep), blueprint, found.first_trained_layer)
     except (SliceError, TypeError, ValueError, KeyError) as error:
@@ -273,11 +275,9 @@ def _unsliceable(found: Slice, blueprint: Blueprint) -> str:
 
 
 def aggregated(found: Any, caller: Caller, model: Params) -> Aggregated:
-    """Check a new model: the same tensors as before. Whether it is finite, the server looks."""
+    """Check a new model: the tensors of the old one. Whether they are finite, the server checks."""
     if not isinstance(found, Aggregated):
-        caller.refuse(
-            _described(found), "anyfleet.core.messages.Aggregated(model, state, diagnostics)"
-        )
+        caller.refuse(_described(found), "anyfleet.parts.Aggregated(model, state, diagnostics)")
     _check_tree(found.model, model, caller, "the new model")
     if not isinstance(found.diagnostics, Mapping):
         caller.refuse(
@@ -289,7 +289,7 @@ def aggregated(found: Any, caller: Caller, model: Params) -> Aggregated:
 def trained(
     found: TrainingResult, caller: Caller, params: Params, buffers: Params
 ) -> TrainingResult:
-    """Check what training leaves behind: the tensors that it began with."""
+    """Check the result of training: the tensors that it began with."""
     _check_tree(found.params, params, caller, "params")
     _check_tree(found.buffers, buffers, caller, "buffers")
     for name, mask in _any(found.mask).items():
@@ -306,9 +306,9 @@ def trained(
 def squeezed(found: Any, caller: Caller, tree: Params) -> Compressed:
     """Check compressed trees: the names and shapes that went in, and bits that can be counted."""
     if not isinstance(found, Compressed):
-        caller.refuse(_described(found), "anyfleet.core.method.Compressed")
-    if found.tree != {}:  # a codec may send nothing at all
-        _check_tree(found.tree, tree, caller, "the tree")
+        caller.refuse(_described(found), "anyfleet.parts.Compressed")
+    if found.received != {}:  # a codec may send nothing at all
+        _check_tree(found.received, tree, caller, "received")
     bits, distortion = _any(found.bits), _any(found.distortion)
     rows = len(next(iter(tree.values()))) if tree else len(bits)
     if not isinstance(bits, Tensor) or bits.ndim != 2 or len(bits) != rows:
@@ -337,8 +337,8 @@ def normalised(norm: Norm, caller: Caller, blueprint: Blueprint) -> None:
             )
 
 
-def told(found: Any, caller: Caller) -> Mapping[str, Any]:
-    """Check what a policy adds to the record of a round."""
+def diagnostics(found: Any, caller: Caller) -> Mapping[str, Any]:
+    """Check what a part adds to the record of a round."""
     if not isinstance(found, Mapping):
         caller.refuse(f"{_described(found)} from `diagnostics`", "a mapping of names to numbers")
     return found
@@ -362,13 +362,14 @@ def _check_tree(found: Any, model: Params, caller: Caller, what: str) -> None:
             caller.refuse(f"{_described(value)} for {name!r} of {what}", _described(due))
 
 
-# --- words ------------------------------------------------------------------------------------
+# --- what the checks share ---------------------------------------------------------------------
 
 _Fits = Callable[[Any], Any]
 _WHOLE = frozenset({"epochs", "batch_size", "local_steps"})
 
 
 def _or_unset(fits: _Fits) -> _Fits:
+    """Return a test that NaN passes, too."""
     return lambda values: np.isnan(values) | fits(values)
 
 
@@ -385,7 +386,7 @@ _NUMBERS: tuple[tuple[str, str, _Fits], ...] = (
 
 
 def _any(value: object) -> Any:
-    """Forget a type that only an annotation promises."""
+    """Return a value without the type that only an annotation promises."""
     return value
 
 
@@ -415,6 +416,7 @@ def _repeated(values: Sequence[int] | Ints) -> list[int]:
 
 
 def _whole(value: Any) -> bool:
+    """Return whether a value is a whole number; True and False are none."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
@@ -424,6 +426,7 @@ def _listed(values: Iterable[Any]) -> str:
 
 
 def _described(value: Any) -> str:
+    """Return a value as an error quotes it: with its type, and not too long."""
     if isinstance(value, Tensor):
         return f"a tensor of {value.dtype} and shape {list(value.shape)} on {value.device}"
     if value is None:

@@ -1,9 +1,9 @@
-"""What the server asks of replies before they count, and of a new model before it replaces the old.
+"""What replies must pass before they count, and a new model before it replaces the old one.
 
-Numbers that are none would spread through every average, and a single update of huge length would
-be the next model. These checks stand beside the server, so that every runtime has them: what is
-refused becomes a lost order with its reason, and the round goes on without it.
-docs/robustness.md says what each of them withstands.
+NaN would spread through every average, and a single update of huge norm would be the next model.
+The server makes these checks, so that they hold for every runtime: a reply that is refused becomes
+a failed order with its reason, and the round goes on without it. docs/robustness.md says what each
+check withstands.
 """
 
 import math
@@ -26,7 +26,7 @@ from anyfleet.core.orders import Cohort
 from anyfleet.core.slots import MEASURES
 from anyfleet.elastic import Blueprint
 
-SETTLED = 3  # devices whose sizes are known before a median says what is usual
+SETTLED = 3  # devices of which update sizes are known before a median says what is usual
 REMEMBERED = 1_000  # devices over whose sizes the median is taken, at most
 EARLY = 20  # devices whose first sizes are kept: the limit never falls below what these allow
 # Before that many devices are known: times one plus the root mean square of the initial model.
@@ -61,17 +61,18 @@ class Screen:
     def refusals(self, orders: Sequence[Cohort], replies: Sequence[Replies]) -> list[str]:
         """Return for each reply why it is refused, or "" for those that may count."""
         found = []
-        for order, update, norms in zip(orders, replies, _norms(replies), strict=True):
+        for order, reply, norms in zip(orders, replies, _norms(replies), strict=True):
             wrong = (
-                *self._values(order, update, norms),
-                *self._samples(order, update),
-                *self._told(order, update.report[0]),
+                *self._values(order, reply, norms),
+                *self._samples(order, reply),
+                *self._reported(order, reply.report[0]),
             )
             found.append("".join(wrong[:1]))
         return found
 
-    def _values(self, order: Cohort, update: Replies, norms: list[float]) -> Iterator[str]:
-        for (name, tree), norm in zip(update.trees[0].items(), norms, strict=True):
+    def _values(self, order: Cohort, reply: Replies, norms: list[float]) -> Iterator[str]:
+        """Yield what is wrong with the tensors of a reply, of which the norms are given."""
+        for (name, tree), norm in zip(reply.trees[0].items(), norms, strict=True):
             length = norm
             if not math.isfinite(norm):
                 # A sum of large squares may overflow where the numbers themselves do not.
@@ -83,21 +84,23 @@ class Screen:
                 yield from self._variances(tree)
 
     def _variances(self, tree: Params) -> Iterator[str]:
-        """Yield the running variances that no data have: one of them makes a model NaN."""
+        """Yield the running variances below zero: one of them makes a model NaN."""
         variances = {site.variance for site in self.blueprint.norms}
         for name, value in tree.items():
             if name in variances and bool((value < 0).any()):
                 yield f"variance: {name} is negative"
 
-    def _samples(self, order: Cohort, update: Replies) -> Iterator[str]:
-        samples, most = int(update.samples[0]), int(self.declared[int(order.device[0])])
-        # Tests are made on data that nobody declares.
+    def _samples(self, order: Cohort, reply: Replies) -> Iterator[str]:
+        """Yield a number of samples that the device does not have."""
+        samples, most = int(reply.samples[0]), int(self.declared[int(order.device[0])])
+        # Devices evaluate on test data, of which they declare nothing.
         if samples < 0 or (order.kind != Kind.EVALUATE and samples > most):
             yield f"samples: {samples} of {most}"
 
-    def _told(self, order: Cohort, report: Report) -> Iterator[str]:
-        count = sum(len(told) if isinstance(told, tuple) else 1 for told in report.values())
-        most = self.limits.most(self.blueprint).report
+    def _reported(self, order: Cohort, report: Report) -> Iterator[str]:
+        """Yield what is wrong with a report."""
+        count = sum(len(each) if isinstance(each, tuple) else 1 for each in report.values())
+        most = self.limits.for_model(self.blueprint).report
         if len(report) > MOST_NAMES or count > most:
             yield f"report: {count} numbers under {len(report)} names; at most {most}, {MOST_NAMES}"
             return
@@ -108,23 +111,25 @@ class Screen:
         scalars = MEASURES.union(*(each.scalars for each in measures))
         vectors = frozenset[str]().union(*(each.vectors for each in measures))
         nonnegative = _ALWAYS.union(*(each.nonnegative for each in measures))
-        for name, told in report.items():
+        for name, value in report.items():
             yield from self._unasked(order, name)
-            several = isinstance(told, tuple)
+            several = isinstance(value, tuple)
+            numbers = value if several else (value,)
             if several and (name in scalars or order.kind not in _TRAINING):
                 yield f"report: several numbers as {name}"
             elif name in vectors and not several:
                 yield f"report: one number as {name}"
-            elif not all(isinstance(number, Real) for number in (told if several else (told,))):
+            elif not all(isinstance(number, Real) for number in numbers):
                 yield f"report: {name} is no number"
             else:
-                yield from _strange(name, told if several else (told,), name in nonnegative)
+                yield from _strange(name, numbers, name in nonnegative)
 
     def _unasked(self, order: Cohort, name: str) -> Iterator[str]:
+        """Yield a name under which nothing was to be reported."""
         if len(name) > LONGEST_NAME:
             yield f"report: a name of {len(name)} characters; at most {LONGEST_NAME}"
         elif order.kind in _TRAINING:
-            # A trainer may report what it likes, but measurements only if some part wants them.
+            # A trainer may report what it likes, but a measure only if some part asks for it.
             measured = any(name in each.names for each in order.job.measures)
             if measured and name not in order.job.report:
                 yield f"report: {name} was not asked for"
@@ -132,28 +137,30 @@ class Screen:
             yield f"report: {name} was not asked for"
 
 
-def _norms(updates: Sequence[Replies]) -> list[list[float]]:
-    """Return the length of every tree of every reply; they are waited for together."""
-    trees = [[list(tree.values()) for tree in update.trees[0].values()] for update in updates]
+def _norms(replies: Sequence[Replies]) -> list[list[float]]:
+    """Return the norm of every tree of every reply; a GPU is waited for only once."""
+    trees = [[list(tree.values()) for tree in reply.trees[0].values()] for reply in replies]
     found = [get_total_norm(tree) for each in trees for tree in each if tree]
     lengths = iter(torch.stack([one.double() for one in found]).tolist() if found else [])
     return [[next(lengths) if tree else 0.0 for tree in each] for each in trees]
 
 
 def _finite(value: Tensor) -> bool:
+    """Return whether all entries are finite."""
     return bool(torch.isfinite(value).all())
 
 
 def _length(value: Tensor) -> float:
+    """Return the norm of a tensor, in double precision."""
     return float(torch.linalg.vector_norm(value, dtype=torch.float64))
 
 
 def _strange(name: str, numbers: Sequence[float], nonnegative: bool) -> Iterator[str]:
     """Yield what no honest device reports under this name."""
-    for told in numbers:
+    for value in numbers:
         try:
-            number = float(told)
-        except OverflowError:  # a whole number of hundreds of digits
+            number = float(value)
+        except OverflowError:  # an integer of hundreds of digits
             number = math.inf
         if math.isinf(number) or (name in _ALWAYS and math.isnan(number)):
             yield f"not finite: {name}"
@@ -164,78 +171,84 @@ def _strange(name: str, numbers: Sequence[float], nonnegative: bool) -> Iterator
             return
 
 
-def believable(told: Conditions) -> Conditions:
-    """Return conditions in which a loss that no device can have is not known (NaN)."""
-    believed = np.abs(told.loss) <= LARGEST
-    return replace(told, loss=np.where(believed, told.loss, np.nan))
+def believable(reported: Conditions) -> Conditions:
+    """Return the conditions with NaN for every loss that no device can have."""
+    believed = np.abs(reported.loss) <= LARGEST
+    return replace(reported, loss=np.where(believed, reported.loss, np.nan))
 
 
 # --- the updates of a round beside those before -----------------------------------------------
 
 
 class Verdict(NamedTuple):
-    """What became of the updates of a round, by their sizes."""
+    """Which updates of a round are refused for their size, and why."""
 
-    above: Flags  # the limit: these are refused
+    above: Flags  # of every update, whether it is above the limit: those are refused
     limit: str  # in words
     median: float  # of which the limit is a multiple; infinite: too few devices are known
-    known: "Sizes"  # of earlier rounds, still to be compared with
+    known: "UpdateSizes"  # of earlier rounds, as far as they are still compared with
 
 
 @dataclass(frozen=True, eq=False)
-class Sizes:
-    """Sizes of updates that counted: root mean squares of a change per trained coordinate.
+class UpdateSizes:
+    """The sizes of updates that counted: root mean squares of the change per trained coordinate.
 
-    The limit on the size of an update is a factor over the median of what devices send: of every
+    The limit on the size of an update is a multiple of the median of what devices send: of every
     device its median size in this round, or in the last one in which it counted, over the
     `REMEMBERED` devices that counted last. A device has one voice however often it sends. This
-    median shrinks as training converges, but the limit does not: it is never below the factor over
-    the median of the sizes with which the first devices began.
+    median shrinks as training converges, but the limit does not: it is never below the same
+    multiple of the median of the sizes with which the first devices began.
 
     While fewer than `SETTLED` devices are known, an update is refused only when it is absurd
     (`most_at_first`). All updates of a round meet the same limit, so that it does not matter who
     came first. A size of zero says nothing and is passed over.
 
-    When every single update of a round is above the limit, of at least `SETTLED` devices, then not
-    a device has changed but the training (its learning rate, say): they are compared among
+    When every single update of a round is above the limit, of at least `SETTLED` devices, then no
+    device has changed but the training has (its learning rate, say): the updates are compared among
     themselves, none of them may be absurd, and the past is forgotten.
     """
 
-    device: Ints  # those remembered; who counted last comes last
+    device: Ints  # those remembered; the one that counted last comes last
     last: Floats  # the size of each, in the last round in which it counted
-    first: Floats  # of the first devices, each when it first counted; not in any order
+    first: Floats  # of the first devices, each when it first counted; in no particular order
 
     @classmethod
-    def none(cls) -> "Sizes":
+    def none(cls) -> "UpdateSizes":
         """Return what is known before the first round."""
         return cls(np.empty(0, dtype=np.int64), np.empty(0), np.empty(0))
 
-    def judge(self, device: Ints, sizes: Floats, growth: float, most: float) -> Verdict:
-        """Return which of a round's updates are too large; `most` is where they are absurd."""
+    def compare(self, device: Ints, sizes: Floats, growth: float, most: float) -> Verdict:
+        """Return which of a round's updates are too large.
+
+        The limit is `growth` times the median; above `most` an update is absurd.
+        """
         if math.isinf(growth):
             most = math.inf
-        found = _judged(self, device, sizes, growth, most)
+        found = _compared(self, device, sizes, growth, most)
         if len(np.unique(device)) < SETTLED or not found.above.all():
             return found
-        anew = _judged(Sizes.none(), device, sizes, growth, most)
+        anew = _compared(UpdateSizes.none(), device, sizes, growth, most)
         return anew if growth * anew.median <= most else anew._replace(**_absurd(sizes, most))
 
-    def after(self, device: Ints, sizes: Floats) -> "Sizes":
+    def after(self, device: Ints, sizes: Floats) -> "UpdateSizes":
         """Return what is known after a round in which these updates counted."""
         senders, own = _by_device(device, sizes)
         others = ~np.isin(self.device, senders)
         first = self.first
         if len(first) < EARLY:
-            # All that are new in this round, so that no number of a device decides.
+            # All that are new in this round, so that the numbers of devices do not matter.
             first = np.concatenate([first, own[~np.isin(senders, self.device)]])[:REMEMBERED]
-        return Sizes(
+        return UpdateSizes(
             np.concatenate([self.device[others], senders])[-REMEMBERED:],
             np.concatenate([self.last[others], own])[-REMEMBERED:],
             first,
         )
 
 
-def _judged(known: Sizes, device: Ints, sizes: Floats, growth: float, most: float) -> Verdict:
+def _compared(
+    known: UpdateSizes, device: Ints, sizes: Floats, growth: float, most: float
+) -> Verdict:
+    """Return which updates are too large beside these and those known before."""
     senders, own = _by_device(device, sizes)
     compared = np.concatenate([known.last[~np.isin(known.device, senders)], own])
     if len(compared) < SETTLED:
@@ -252,7 +265,7 @@ def _absurd(sizes: Floats, most: float) -> dict[str, Any]:
 
 
 def _by_device(device: Ints, sizes: Floats) -> tuple[Ints, Floats]:
-    """Return those who changed something, in ascending order, and the median size of each."""
+    """Return the devices that changed something, ascending, and the median size of each."""
     rows = np.lexsort((sizes, device))
     rows = rows[sizes[rows] > 0]
     senders, start, count = np.unique(device[rows], return_index=True, return_counts=True)
@@ -261,11 +274,11 @@ def _by_device(device: Ints, sizes: Floats) -> tuple[Ints, Floats]:
 
 
 def most_at_first(what: str, initial: Params) -> float:
-    """Return the size from which on a change is absurd, whatever others send.
+    """Return the size above which a change is absurd, whatever others send.
 
-    It goes by the initial model: the current one grows with what is sent.
+    It depends on the initial model alone: the current one grows with what is sent.
     """
-    # Without a mask of -inf; whole and complex numbers count by what they amount to.
+    # Entries of -inf (a mask) are left out; integers and complex numbers count by magnitude.
     values = [value[torch.isfinite(value)] for value in initial.values()]
     plain = [value.abs() if value.is_complex() else value.double() for value in values]
     count = sum(value.numel() for value in values)
@@ -286,7 +299,7 @@ def not_finite(new: Params, old: Params) -> list[str]:
 
 
 def _became(value: Tensor, old: Params, name: str) -> bool:
-    """Return whether numbers are not finite that were: a mask of -inf may stay what it is."""
+    """Return whether entries ceased to be finite: a mask of -inf may stay what it is."""
     if name not in old or old[name].shape != value.shape:
         return True
     before = old[name]
@@ -295,7 +308,7 @@ def _became(value: Tensor, old: Params, name: str) -> bool:
 
 
 def sound(state: Any) -> bool:
-    """Return whether all tensors in the state of a policy are finite, however deep they lie."""
+    """Return whether all tensors in the state of a part are finite, however deep they lie."""
     if isinstance(state, Tensor):
         return _finite(state)
     if isinstance(state, Mapping):

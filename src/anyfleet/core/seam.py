@@ -1,4 +1,4 @@
-"""The seam to the world, and what the loop hands to its caller."""
+"""The two seams of the loop: the runtime below it, and what it hands to its caller."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -6,77 +6,106 @@ from typing import Any, Protocol
 
 from anyfleet.arrays import Flags, Ints
 from anyfleet.core.check_in import Choices
-from anyfleet.core.incoming import RepliedOrder, Reply
 from anyfleet.core.ledger import Ledger
 from anyfleet.core.limits import Limits
-from anyfleet.core.messages import Conditions, Devices, Events, Failure, Params, SubModelSize
+from anyfleet.core.messages import (
+    Conditions,
+    Devices,
+    Events,
+    Failure,
+    Kind,
+    Params,
+    Report,
+    SubModelSize,
+)
 from anyfleet.core.orders import Cohort
 from anyfleet.core.planning import HeldResult
-from anyfleet.core.screening import Sizes
+from anyfleet.core.replies import RepliedOrder
+from anyfleet.core.screening import UpdateSizes
 from anyfleet.elastic import Slice
 
 
 class Runtime(Protocol):
-    """The only place where simulation and reality differ."""
+    """The fleet as the loop knows it: the only place where simulation and reality differ."""
 
     @property
     def limits(self) -> Limits:
-        """What it refuses of messages, and the server of what they bring."""
+        """The limits above which the runtime refuses messages, and the server updates."""
 
-    def now(self) -> float: ...
+    def now(self) -> float:
+        """Return the seconds since the start of the run."""
+
     def begin_round(self, round_index: int) -> None:
-        """A server step has begun: what changes from round to round changes now."""
+        """Begin a round: what changes from round to round changes now."""
 
-    def devices(self) -> Devices: ...
+    def devices(self) -> Devices:
+        """Return what the devices of the fleet declare once."""
+
     def free(self, devices: Ints) -> Flags:
-        """Which of these devices are online and have nothing to do."""
+        """Return which of these devices are online and have no order under way."""
 
     def conditions(self, devices: Ints) -> Conditions:
-        """What these devices would report, were all of them asked now."""
+        """Return what these devices would report if all checked in now."""
 
     def check_in(self, orders: Cohort) -> Choices:
-        """What devices choose from their menus, at check-in."""
+        """Return what the devices of these orders choose from their menus."""
 
-    def submit(self, orders: Cohort) -> None: ...
+    def submit(self, orders: Cohort) -> None:
+        """Send orders to their devices."""
+
     def wait(self, until: float | None, enough: int) -> Events:
-        """Up to `enough` outcomes; fewer, or none, when time `until` comes first."""
+        """Return the next `enough` replies and failures; fewer, or none, at the time `until`."""
 
-    def cancel(self, orders: tuple[int, ...], reason: str) -> tuple[Failure, ...]: ...
-    def save(self) -> Any: ...
-    def restore(self, saved: Any) -> None: ...
+    def cancel(self, orders: tuple[int, ...], reason: str) -> tuple[Failure, ...]:
+        """Cancel orders under way, and return what was spent on each."""
+
+    def save(self) -> Any:
+        """Return the state of the runtime, for a checkpoint."""
+
+    def restore(self, saved: Any) -> None:
+        """Go on from a state that `save` returned."""
+
+
+@dataclass(frozen=True, eq=False)
+class Reply:
+    """What a device replied to an order that was not about training."""
+
+    device: int
+    kind: Kind
+    report: Report
+    trees: Mapping[str, Params]
+    samples: int
 
 
 @dataclass(frozen=True, eq=False)
 class Round:
-    """The state of a run after a server step."""
+    """The state of a run after a round."""
 
-    index: int
-    time: float  # seconds
+    index: int  # of this round
+    time: float  # when it ended, in seconds since the start of the run
     params: Params
     buffers: Params
     diagnostics: Mapping[str, Any]
-    ledger: Ledger  # what became of the orders that this step closes
-    replies: tuple[Reply, ...]
-    sub_model: Callable[
-        [SubModelSize], Slice
-    ]  # of this model, as the method's extraction cuts it now
+    ledger: Ledger  # the orders that this round closed
+    replies: tuple[Reply, ...]  # those that are not about training
+    sub_model: Callable[[SubModelSize], Slice]  # as the method's extraction cuts this model now
     snapshot: "Snapshot"
 
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """All that the loop knows between two steps; with the runtime's own it resumes a run."""
+    """All that the loop knows between two rounds; with the runtime's state it resumes a run."""
 
     params: Params
     buffers: Params
-    states: Mapping[str, Any]
+    states: Mapping[str, Any]  # of the parts that have one, by slot
     diagnostics: Mapping[str, Any]
-    round_index: int
-    started: float
-    issued: int
-    visits: Ints
-    acknowledged: Ints
-    under_way: Mapping[int, Cohort]
-    holding: Mapping[int, HeldResult]
-    waiting: tuple[RepliedOrder, ...]  # answers that came in, left to a later step
-    sizes: Mapping[str, Sizes]  # of updates that counted, by what changed
+    round_index: int  # of the next round
+    started: float  # seconds since the start of the run
+    issued: int  # orders so far
+    visits: Ints  # of every device: how often it was ordered to train
+    acknowledged: Ints  # of every device: its last order whose result counted, or -1
+    under_way: Mapping[int, Cohort]  # by number
+    holding: Mapping[int, HeldResult]  # results that wait on their devices, by order
+    waiting: tuple[RepliedOrder, ...]  # replies that came in, left to a later round
+    update_sizes: Mapping[str, UpdateSizes]  # of updates that counted: "params" and "buffers"

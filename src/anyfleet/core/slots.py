@@ -300,25 +300,29 @@ class Extract(Policy):
 
 
 class Norm(Part):
-    """How batch normalisation lives in a federation.
+    """The treatment of batch normalisation: what is averaged, and what stays on devices.
 
-    Defaults are those of one normalisation for all: nothing stays behind, no statistics travel.
+    Defaults are those of one normalisation for all: nothing stays on a device, no statistics are
+    sent.
     """
 
-    training: ClassVar[Mode]
-    evaluation: ClassVar[Mode]
+    training: ClassVar[Mode]  # in which devices train
+    evaluation: ClassVar[Mode]  # in which a model is tested
     calibrated: ClassVar[bool] = False  # statistics are measured over data before a test
 
     def stays(self, blueprint: Blueprint) -> frozenset[str]:
-        """Parameters and buffers that never leave the device."""
+        """Return the names of the parameters and buffers that never leave a device."""
         return frozenset()
 
     def travels(self, blueprint: Blueprint) -> frozenset[str]:
-        """Buffers that are sent both ways and averaged."""
+        """Return the names of the buffers that are sent both ways and averaged."""
         return frozenset()
 
     def variant(self, blueprint: Blueprint, slice_: Slice) -> str:
-        """Under which name the server keeps the normalisation of this width; "" for one for all."""
+        """Return the name under which the server keeps the normalisation of this slice's width.
+
+        "" is that of the whole model, or of one normalisation for all.
+        """
         return ""
 
     def own_names(self, blueprint: Blueprint, slice_: Slice) -> dict[str, str]:
@@ -495,78 +499,98 @@ class Measure(Part):
 
 @dataclass(frozen=True, eq=False)
 class Compressed:
-    """Trees after compression, as the receiver will see them; stacked, one row per device."""
+    """What a codec makes of a stack of devices: rows [devices, entries] by the name of the tensor.
 
-    tree: Params
-    kept: Params  # 1 where an entry was sent, 0 where not; a name that is absent came whole
+    `anyfleet.parts.codec.distortion` computes the distortion.
+    """
+
+    received: Params  # what the receiver will have; empty: nothing is sent
+    kept: Params  # 1 where an entry was sent, 0 where not; a name that is absent was sent whole
     symbols: Symbols  # what is packed
-    bits: Tensor  # of every row and column
-    state: Params  # what the device keeps for its next message
-    distortion: Tensor  # of every row, squared error over squared norm
+    bits: Tensor  # [devices, columns]
+    state: Params  # what the devices keep for their next messages (`Codec.state_name`)
+    distortion: Tensor  # [devices]: squared error over squared norm
 
 
 class Slack(NamedTuple):
-    """By how much `Codec.bits` may be above what `pack` makes of a column; nothing: exact."""
+    """The most by which `Codec.bits` may exceed what `pack` makes of a column; zeros: exact."""
 
     column: float = 0.0  # bits
-    share: float = 0.0  # of the column
+    share: float = 0.0  # of the bits of the column
     entry: float = 0.0  # bits for every entry of the column
 
 
 class Codec(Part):
-    """One definition, two faces: tensors (`squeeze`, `restore`) and bytes (`pack`, `unpack`).
+    """How tensors travel: one definition, used for tensors and for bytes.
 
-    `restore(unpack(pack(s.symbols)))` equals `s.tree` and `s.kept` bit for bit. `bits` are an upper
-    bound of the packed bits, within the `slack` that the codec states. Every reduction over numbers
-    happens in `squeeze`, once; all but `pack` and `unpack` work on stacks of devices. Defaults are
-    those of a codec that sends everything and remembers nothing.
+    A codec sees stacks: of every tensor the rows [devices, entries], in the order in which `layout`
+    says that entries travel. `compress` and `restore` go between rows and symbols, for all devices
+    of a stack at once. `pack` and `unpack` go between the symbols of one device and bytes.
+
+    `restore(unpack(pack(symbols)))` equals what `compress` says is received, bit for bit: every
+    reduction over numbers happens in `compress`, once. Results of one device do not depend on the
+    others of its stack. Defaults are those of a codec that sends everything and keeps no state.
+
+    A codec that sends whole numbers is shorter as a `parts.codec.Quantiser` (docs/codecs.md).
     """
 
-    state_name: ClassVar[str] = ""  # the device memory it keeps, or ""
+    state_name: ClassVar[str] = ""  # the device state that it keeps (`Compressed.state`), or ""
 
     @property
     def drops(self) -> bool:
-        """Whether it leaves entries out: changes can bear that, weights cannot."""
+        """A flag: the codec leaves entries out. Changes can bear that, weights cannot."""
         return False
 
     @property
     def follows_sent_fraction(self) -> bool:
-        """Whether it follows the rate that an order asks for."""
+        """A flag: the sent fraction of an order decides how much is sent."""
         return False
 
     @property
     def slack(self) -> Slack:
-        """How far `bits` lie above the packed bits at most; receivers refuse what is beyond."""
+        """The most by which `bits` exceed the packed bits; receivers refuse what claims more."""
         return Slack()
 
     @abstractmethod
     def compress(
-        self, tree: Params, state: Params, sent_fraction: Tensor, layout: MessageLayout
-    ) -> Compressed: ...
+        self, rows: Params, state: Params, sent_fraction: Tensor, layout: MessageLayout
+    ) -> Compressed:
+        """Return the compressed rows [devices, entries] of every tensor.
+
+        `state` is what the codec left on the devices after their last messages, as rows (names may
+        be absent); `sent_fraction` [devices] is what their orders ask for, NaN where nothing is
+        asked and 1 for all that can be sent.
+        """
 
     @abstractmethod
     def bits(self, symbols: Symbols, layout: MessageLayout) -> Tensor:
-        """Of every row and column."""
+        """Return an upper bound of the packed bits, [devices, columns], within `slack`."""
 
     @abstractmethod
     def pack(self, symbols: Symbols, layout: MessageLayout) -> tuple[bytes, ...]:
-        """One row as bytes, column by column."""
+        """Return the symbols of one device as bytes, column by column."""
 
     @abstractmethod
     def unpack(self, columns: Sequence[bytes], layout: MessageLayout) -> Symbols:
-        """The row that the leading columns of a message hold; `BadMessage` if they cannot."""
+        """Return the symbols that the leading columns of a message hold.
+
+        Raise BadMessage for bytes that `pack` cannot have made.
+        """
 
     @abstractmethod
     def restore(self, symbols: Symbols, layout: MessageLayout) -> tuple[Params, Params]:
-        """Trees and what was kept of them; zero where a column is missing."""
+        """Return the rows that symbols stand for, and what was kept of them (`Compressed.kept`).
+
+        Entries of columns that did not come are 0, and not kept.
+        """
 
     @property
     def calibrates(self) -> bool:
-        """Whether it wants a look at an update before a run (`calibrated`)."""
+        """A flag: the codec adapts to a sample update before a run (`calibrated`)."""
         return False
 
     def calibrated(self, update: Params, layout: MessageLayout) -> "Codec":
-        """The codec after a look at an update such as devices will send, on the server."""
+        """Return the codec adapted to rows of a sample update that the server computed."""
         return self
 
     def __hash__(self) -> int:
@@ -574,9 +598,20 @@ class Codec(Part):
 
 
 class Aggregate(Policy):
-    """The new model out of what arrived."""
+    """The aggregation: how the server makes a new model of the updates of a round.
+
+    `for update in updates` gives them one by one; `updates.mean(weights)`, `median`, `norms` and
+    the other reductions do the usual work faster. `anyfleet.parts.try_aggregate` calls an
+    aggregator on a few tensors.
+    """
 
     @abstractmethod
     def __call__(
         self, model: Params, state: State, updates: Updates, view: View, key: Tensor
-    ) -> Aggregated: ...
+    ) -> Aggregated:
+        """Return the new model, the state for the next round, and diagnostics for its record.
+
+        `model` is the current one: every `update.delta` is a change of it, and the new one has the
+        same tensors. `state` is what `init` or the last call returned. There is at least one
+        update. `key` addresses the randomness of this call.
+        """

@@ -65,31 +65,25 @@ class Update:
     @cached_property
     def delta(self) -> Params:
         """The change of the server's current model; zero where the device did not train."""
-        trained = (
-            (
-                name,
-                value * self.local_mask[base(name)].to(value) if self._is_masked(name) else value,
-            )
+        return {
+            name: self._placed(name, value * self._flags(name).to(value))
             for name, value in self.local_delta.items()
-        )
-        return {name: _placed(name, value, self.slice, self.blueprint) for name, value in trained}
+        }
 
     @cached_property
     def covered(self) -> Params:
         """The coordinates that the device trained, as booleans."""
-        trained = (
-            (
-                name,
-                (self.local_mask[base(name)] > 0).expand_as(value).to(value.device)
-                if self._is_masked(name)
-                else torch.ones_like(value, dtype=torch.bool),
-            )
-            for name, value in self.local_delta.items()
-        )
-        return {name: _placed(name, flags, self.slice, self.blueprint) for name, flags in trained}
+        return {name: self._placed(name, self._flags(name)) for name in self.local_delta}
 
-    def _is_masked(self, name: str) -> bool:
-        return base(name) in self.local_mask
+    def _flags(self, name: str) -> Tensor:
+        """Return which entries of a tensor were trained, in the coordinates of the slice."""
+        value, mask = self.local_delta[name], self.local_mask.get(base(name))
+        if mask is None:
+            return torch.ones_like(value, dtype=torch.bool)
+        return (mask > 0).expand_as(value).to(value.device)
+
+    def _placed(self, name: str, value: Tensor) -> Tensor:
+        return _placed(name, value, self.slice, self.blueprint)
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,8 +91,8 @@ class Updates(Arrays):
     """The updates of one round: arrays with one entry for each, in the order of their orders.
 
     That order does not depend on who replied first, so neither do sums of floats. `len` counts the
-    updates, `updates[row]` and `for update in updates` give them one by one (`Update`), `take` gives
-    some of them, and every other method reduces all of them to one result.
+    updates, `updates[row]` and `for update in updates` give them one by one (`Update`), `take`
+    gives some of them. The other methods reduce all of them to one result.
     """
 
     device: Ints

@@ -16,12 +16,7 @@ from anyfleet.elastic.execution.modes import (
     TRAIN,
     Mode,
 )
-from anyfleet.elastic.slicing import Params, cut, paste, permute, place
-from anyfleet.elastic.tracing.mixed_rows import mixed_rows
-from anyfleet.elastic.tracing.tracer import left_behind, trace
-from anyfleet.elastic.verification.faithful import require_faithful
-from anyfleet.elastic.verification.verify import Check, Report, verify
-from anyfleet.elastic.widths import (
+from anyfleet.elastic.slice_width import (
     alpha,
     channel_share,
     columns,
@@ -30,6 +25,11 @@ from anyfleet.elastic.widths import (
     width,
     within,
 )
+from anyfleet.elastic.slicing import Params, cut, paste, permute, place
+from anyfleet.elastic.tracing.mixed_rows import mixed_rows
+from anyfleet.elastic.tracing.tracer import left_behind, trace
+from anyfleet.elastic.verification.faithful import require_faithful
+from anyfleet.elastic.verification.verify import Check, Report, verify
 from anyfleet.errors import ProgramError, SliceError, TraceError, VerifyError
 
 __all__ = [

@@ -18,7 +18,7 @@ from anyfleet.formulas.sub_models import kept_channels
 
 Rounding = Literal["ceil", "round"]
 
-# Cut by a plain share.
+# Cut by a plain width.
 SHARED_KINDS = frozenset({"channels", "heads"})
 # May be cut at all.
 FREE_KINDS = SHARED_KINDS | {"head_dim", "groups"}
@@ -85,7 +85,8 @@ class Slice:
         """
         if first % 1 or not 0 <= first < max(1, len(blueprint.layers)):
             raise SliceError(
-                f"first trained layer {first} is not one of the {len(blueprint.layers)} layers"
+                f"there is no first trained layer {first}: the model has layers 0 to "
+                f"{len(blueprint.layers) - 1}"
             )
         kept = {name: _whole_numbers(name, keep[name]) for name in sorted(keep)}
         for name, indices in kept.items():
@@ -135,7 +136,7 @@ def _whole_numbers(axis: str, indices: Sequence[int]) -> tuple[int, ...]:
     except TypeError as error:
         raise SliceError(f"axis {axis!r} takes whole numbers as indices, got {indices}") from error
     if any(isinstance(i, bool) for i in indices):
-        raise SliceError(f"axis {axis!r} takes indices, not a mask of booleans")
+        raise SliceError(f"axis {axis!r} takes indices, not a mask of booleans: name what is kept")
     return found
 
 
@@ -145,9 +146,8 @@ def _check_indices(name: str, indices: tuple[int, ...], blueprint: "Blueprint") 
         known = ", ".join(n for n, a in blueprint.axes.items() if a.free)
         raise SliceError(f"unknown axis {name!r}; axes that can be cut: {known}")
     if not axis.free:
-        raise SliceError(
-            f"axis {name!r} cannot be cut ({axis.kind}: {axis.why or 'see Axis.kind'})"
-        )
+        why = axis.why or "see Axis.kind"
+        raise SliceError(f"axis {name!r} cannot be cut ({axis.kind}: {why}); leave it out")
     if not indices:
         raise SliceError(f"axis {name!r} would be empty; keep at least one index")
     if min(indices) < 0 or max(indices) >= axis.size:
@@ -155,7 +155,7 @@ def _check_indices(name: str, indices: tuple[int, ...], blueprint: "Blueprint") 
             f"axis {name!r} has indices 0 to {axis.size - 1}, got {min(indices)} to {max(indices)}"
         )
     if len(set(indices)) != len(indices):
-        raise SliceError(f"axis {name!r} has repeated indices")
+        raise SliceError(f"axis {name!r} has repeated indices; keep each of them once")
 
 
 @dataclass(frozen=True, eq=False)
@@ -229,7 +229,7 @@ class Blueprint:
         """Return the dimensions of a parameter or buffer."""
         found = self.params.get(name, self.buffers.get(name))
         if found is None:
-            raise KeyError(f"{name!r} is neither a parameter nor a buffer of this blueprint")
+            raise KeyError(f"{name!r} is neither a parameter nor a buffer: see .params, .buffers")
         return found
 
     def axes_of(self, name: str, dimension: int = 0) -> tuple[str, ...]:
@@ -260,32 +260,32 @@ class Blueprint:
         return tuple(p for layer in self.layers[first:] for p in layer.params if p not in frozen)
 
     def counts(
-        self, share: float | Mapping[str, float], rounding: Rounding = "ceil"
+        self, width: float | Mapping[str, float], rounding: Rounding = "ceil"
     ) -> dict[str, int]:
         """Return how many indices of each axis a width keeps, at least one.
 
         A mapping gives a width for each axis that it names; the others stay whole.
         """
-        if isinstance(share, Mapping):
-            ratios = dict(share)
-        elif not 0 < share <= 1:
-            raise SliceError(f"a share lies in (0, 1], got {share}")
+        if isinstance(width, Mapping):
+            widths = dict(width)
+        elif not 0 < width <= 1:
+            raise SliceError(f"a width must lie in (0, 1], got {width}")
         else:
-            ratios = {n: float(share) for n, a in self.axes.items() if a.kind in SHARED_KINDS}
-        for name, ratio in ratios.items():
+            widths = {n: float(width) for n, a in self.axes.items() if a.kind in SHARED_KINDS}
+        for name, own in widths.items():
             _check_indices(name, (0,), self)
-            if not 0 < ratio <= 1:
-                raise SliceError(f"a share lies in (0, 1], got {ratio} for axis {name!r}")
+            if not 0 < own <= 1:
+                raise SliceError(f"a width must lie in (0, 1], got {own} for axis {name!r}")
         return {
-            n: min(self.axes[n].size, kept_channels(r, self.axes[n].whole, rounding))
-            for n, r in ratios.items()
+            n: min(self.axes[n].size, kept_channels(own, self.axes[n].whole, rounding))
+            for n, own in widths.items()
         }
 
     def prefix(
-        self, share: float | Mapping[str, float], first: int = 0, rounding: Rounding = "ceil"
+        self, width: float | Mapping[str, float], first: int = 0, rounding: Rounding = "ceil"
     ) -> Slice:
         """Return the slice that keeps the leading indices of each axis."""
-        return Slice.of({n: range(c) for n, c in self.counts(share, rounding).items()}, self, first)
+        return Slice.of({n: range(c) for n, c in self.counts(width, rounding).items()}, self, first)
 
     def local(self, slice: Slice) -> "Blueprint":
         """Return the blueprint of the small model: sizes change, `whole` stays."""

@@ -32,7 +32,7 @@ class Budget:
     def __post_init__(self) -> None:
         """Raise ValueError for what cannot be a limit."""
         if (self.seconds is None) != (self.speed is None):
-            raise ValueError("a limit in seconds needs a speed (FLOP per second), and the reverse")
+            raise ValueError("a limit in seconds needs a speed (FLOP per second), and vice versa")
         for name in ("flops", "nbytes", "memory", "seconds", "speed"):
             value = getattr(self, name)
             # Written so that a NaN is refused too.

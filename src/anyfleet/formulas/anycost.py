@@ -104,7 +104,7 @@ def anycost_contraction(
 
 @dataclass(frozen=True, eq=False)
 class AnycostBudgets:
-    """What devices may spend and what costs it, in arrays that broadcast against each other."""
+    """The budgets of devices and what costs them, in arrays that broadcast against each other."""
 
     energy: Floats | float  # joules that may be spent; may be infinite
     seconds: Floats | float  # that may be spent

@@ -1,4 +1,4 @@
-"""How much the update of a device helps: angles, subsets, selection probabilities, norms."""
+"""The contribution of a device's update: angles, subsets, selection probabilities, norms."""
 
 import math
 from collections.abc import Callable
@@ -84,7 +84,7 @@ def fedadp_expected_decrease(weights: Floats, angles: Floats) -> float:
 
 
 class FedadpDissimilarity(NamedTuple):
-    """`A ||g|| <= ||g_k|| <= B ||g||` for every device."""
+    """The constants A and B with `A ||g|| <= ||g_k|| <= B ||g||` for every device."""
 
     least: float
     most: float

@@ -13,10 +13,10 @@ def fedhq_upload_seconds(links: Floats, bits: float, sent_fraction: float) -> fl
     """
     whole = np.sort(bits / np.asarray(links, dtype=np.float64)[np.asarray(links) > 0])
     wanted = sent_fraction * len(links)
-    # Up to the k-th moment, k devices are through; the others send on, each at its own pace.
+    # Up to the k-th moment, k devices are through; the others send on, each at its own bit rate.
     for through, moment in enumerate(whole):
-        pace = (1 / whole[through:]).sum()
-        seconds = (wanted - through) / pace
+        speed = (1 / whole[through:]).sum()
+        seconds = (wanted - through) / speed
         if seconds <= moment * (1 + 1e-12):
             return float(seconds)
     return float("inf")

@@ -137,7 +137,7 @@ def fedpmt_forward_complexity(
 
 @dataclass(frozen=True)
 class _Slip:
-    """What the table puts in the terms of one layer instead of the layer's own numbers (None)."""
+    """The numbers that the table puts in the terms of one layer; None: the layer's own."""
 
     # The element-wise error of a hidden layer is its neurons times the batch,
     neurons: float | None = None
@@ -150,7 +150,7 @@ class _Slip:
 
 @dataclass(frozen=True)
 class _Book:
-    """How a rule counts: samples a convolution is charged for, activations, slips by layer."""
+    """The way a rule counts: samples charged for a convolution, activations, slips by layer."""
 
     samples: int
     activations: bool

@@ -1,8 +1,8 @@
-"""Measures this machine on real slices: seconds and memory.
+"""Probes: seconds and memory that this machine needs to train real slices.
 
-What is measured is what a device does: `client.work` carries out an order of some local steps, so
-that the seconds contain whatever our own code adds to the arithmetic. They are those of the
-processor on one thread, the quickest of some repetitions: what else the machine does is left out.
+A probe does what a device does: `client.work` carries out an order of a few local steps, so the
+seconds contain what our own code adds to the arithmetic. They are processor seconds on one thread,
+of the quickest of some repetitions, so that other work of the machine does not count.
 """
 
 import time
@@ -45,12 +45,12 @@ _NETS: Mapping[str, Callable[..., nn.Module]] = {
 
 @dataclass(frozen=True)
 class Sample:
-    """One order: what it demands, and what was measured."""
+    """One order that was measured: its work, and its seconds."""
 
     net: str
-    share: float
-    first: int
-    steps: float
+    width: float
+    first_trained_layer: int
+    local_steps: float
     calls: float
     flops: float
     moved: float
@@ -59,7 +59,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Peak:
-    """Bytes of an order: of all tensors at the worst moment, and by the planners' account."""
+    """The peak memory of an order in bytes: measured, and as planners compute it."""
 
     net: str
     measured: float
@@ -67,7 +67,7 @@ class Peak:
 
 
 def standard(batch: int = 16) -> Mapping[str, Task]:
-    """Three networks of specification §C on random images: small, plain and residual."""
+    """Return tasks of three networks (specification §C) on random images, by name."""
     count, shape = STEPS * batch, (3, 32, 32)
     images = rng.normal(rng.root(0, "images"), count * 3 * 32 * 32).float().view(count, *shape)
     data = Data(images, torch.arange(count) % 10)
@@ -77,19 +77,19 @@ def standard(batch: int = 16) -> Mapping[str, Task]:
 
 
 def measure(net: str, task: Task, slice_: Slice, batch: int, *, steps: int = STEPS) -> Sample:
-    """Lets this machine train a slice, as the task's first device would."""
+    """Return how long this machine trains a slice, as the first device of the task."""
     order, once = (
         _order(task, slice_, Gradient(local_steps=n, batch_size=batch)) for n in (steps, 1)
     )
     effort = _demand(order, task).effort
     with _one_thread():
-        client.work(once, (DeviceState(),), task)  # what is done only once is not measured
+        client.work(once, (DeviceState(),), task)  # what happens only the first time does not count
         seconds = _quickest(lambda: client.work(order, (DeviceState(),), task))
     return Sample(
         net=net,
-        share=_share(task, slice_),
-        first=slice_.first_trained_layer,
-        steps=float(effort.local_steps[0]),
+        width=_channel_share(task, slice_),
+        first_trained_layer=slice_.first_trained_layer,
+        local_steps=float(effort.local_steps[0]),
         calls=float(effort.calls[0]),
         flops=float(effort.flops[0]),
         moved=float(effort.moved[0]),
@@ -100,11 +100,11 @@ def measure(net: str, task: Task, slice_: Slice, batch: int, *, steps: int = STE
 def weigh(
     net: str, task: Task, batch: int, *, slice_: Slice = WHOLE, train: Gradient = _PLAIN
 ) -> Peak:
-    """Memory of training a slice; of `train`, batch and iterations do not matter.
+    """Return the peak memory of training a slice with `train` on a few batches of `batch` samples.
 
-    Counted are the storages of all tensors that operators make while an order is carried out, as
-    long as somebody holds them, and the model as it came; not the device's data (which need not be
-    in memory all at once), not what libraries use inside, and not Python itself.
+    The model and all tensors that operators make during an order count as long as they are held.
+    The data of the device do not count, since they need not be in memory all at once; neither does
+    what libraries use inside, nor Python itself.
     """
     order = _order(task, slice_, replace(train, local_steps=STEPS, batch_size=batch))
     with _one_thread(), Live() as live:
@@ -116,7 +116,7 @@ def weigh(
 
 
 def _order(task: Task, slice_: Slice, train: Gradient) -> Cohort:
-    """What a server would send to the first device."""
+    """Return the order that a server would send to the first device."""
     samples, none = task.size(0), np.array([-1])
     method = replace(fedavg(), train=replace(train, batch_size=min(train.batch_size, samples)))
     first = np.zeros(1, dtype=np.int64)
@@ -157,15 +157,15 @@ def _demand(order: Cohort, task: Task) -> Demand:
     return training(train, task.blueprint, slice_, Amount(batch, count, steps), "flops")
 
 
-def _share(task: Task, slice_: Slice) -> float:
-    """The width, as a share of the channels that can be cut."""
+def _channel_share(task: Task, slice_: Slice) -> float:
+    """Return the kept share of the channels that can be sliced."""
     whole, kept = (task.blueprint.local(s).sizes for s in (WHOLE, slice_))
-    cut = task.blueprint.counts(1.0)
-    return sum(kept[axis] for axis in cut) / max(1, sum(whole[axis] for axis in cut))
+    axes = task.blueprint.counts(1.0)
+    return sum(kept[axis] for axis in axes) / max(1, sum(whole[axis] for axis in axes))
 
 
 def _quickest(work: Callable[[], Any]) -> float:
-    """Processor seconds of the quickest of some repetitions."""
+    """Return the processor seconds of the quickest of some repetitions."""
     found: list[float] = []
     while len(found) < _REPEATS and sum(found) < _ENOUGH:
         begin = time.process_time()

@@ -19,7 +19,7 @@ from anyfleet import rng
 from anyfleet.arrays import Ints
 from anyfleet.core.messages import Hyperparameters, Params
 from anyfleet.core.objectives import Task, losses
-from anyfleet.core.padding import mixed
+from anyfleet.core.padding import unpaddable
 from anyfleet.core.slots import (
     Measure,
     Minibatch,
@@ -117,20 +117,22 @@ class Fisher(Measure):
 
     def work(self, priced: Priced, processed: Counted, local_steps: Counted) -> Work:
         sample, batch = priced.sample, priced.batch
-        used = min(self.samples or priced.size, priced.size)
+        used = min(self.samples or priced.batch_size, priced.batch_size)
         times = -(-local_steps // self.every)
 
         def measured(count: int) -> Amounts:
             """Return the samples of all measurements that take `count` of a minibatch."""
             most = np.minimum(times * count, processed)
             # Without steps, what each sample adds on average: planners add the two up.
-            return np.where(np.asarray(local_steps) > 0, most, processed * count / priced.size)
+            return np.where(
+                np.asarray(local_steps) > 0, most, processed * count / priced.batch_size
+            )
 
         norms = bool(priced.blueprint.norms)
         flops = measured(used) * float(sample.flops)
         if norms:
             # Normalisation by batch takes a pass over all of it first.
-            flops = flops + measured(priced.size) * float(sample.forward_flops)
+            flops = flops + measured(priced.batch_size) * float(sample.forward_flops)
         single = self.estimate == "samples"
         runs = -(-used // _TOGETHER) if single else 1
         held = FLOAT_BYTES * sample.sent_params * (min(used, _TOGETHER) if single else 1)
@@ -139,7 +141,7 @@ class Fisher(Measure):
             flops=flops if np.ndim(flops) else float(flops),
             memory=float(held + _pass_bytes(sample, batch, min(used, _TOGETHER), single=single)),
             calls=float(runs * batch.calls + (batch.forward_calls if norms else 0)) * times,
-            moved=(used / priced.size * batch.moved + written) * times
+            moved=(used / priced.batch_size * batch.moved + written) * times
             + float(batch.forward_moved if norms else 0) * times,
         )
 
@@ -269,7 +271,7 @@ class Observed(Train):
                 "and this task has none: use a chooser and an extraction that do not ask for it "
                 "(LargestInTime, Leading), or say classified=True if its loss is one of classes."
             )
-        if self.fisher.estimate == "samples" and (reason := mixed(task)):
+        if self.fisher.estimate == "samples" and (reason := unpaddable(task)):
             return (
                 "Fisher information is measured by the gradients of single samples, and in this "
                 f'task samples see each other: {reason}. Use Fisher(estimate="mean"), or a '

@@ -1,4 +1,4 @@
-"""A paper as a value that becomes BibTeX, and which papers a method stems from."""
+"""Papers as values that become BibTeX, and how to find those of a method."""
 
 import re
 import unicodedata
@@ -52,7 +52,7 @@ class Paper:
     url: str = ""
 
     def bibtex(self) -> str:
-        """An entry in plain ASCII; words with capitals inside keep them in every style."""
+        """Return a BibTeX entry in plain ASCII that keeps capitals inside words in every style."""
         values = {
             "author": " and ".join(map(_name, self.authors)),
             "title": "".join(map(_protected, _WORDS.split(self.title))),
@@ -65,7 +65,7 @@ class Paper:
         return f"@{self.kind}{{{self.key},\n{''.join(rows)}}}"
 
     def cite(self) -> str:
-        """One short line: "Wu and Wang 2021, IEEE Transactions …"."""
+        """Return one short line: "Wu and Wang 2021, IEEE Transactions …"."""
         family = [name.partition(",")[0] for name in self.authors]
         who = " and ".join(family) if len(family) < 3 else f"{family[0]} et al."
         when = f" {self.year}" if self.year else ""
@@ -74,15 +74,15 @@ class Paper:
 
 
 def papers_of(value: Any) -> tuple[Paper, ...]:
-    """The papers of a method, or of any other part, and of all parts inside it, each once.
+    """Return the papers of a method or part and of all parts inside it, each once.
 
-    In the order of the fields; those of a part come before those of the parts inside.
+    They come in the order of the fields, and those of a part before those of the parts inside.
     """
     return tuple(dict.fromkeys(_found(value)))
 
 
 def bibliography(papers: Iterable[Paper]) -> str:
-    """All entries as the text of a `.bib` file."""
+    """Return all entries as the text of a `.bib` file."""
     return "\n\n".join(paper.bibtex() for paper in papers) + "\n"
 
 
@@ -103,18 +103,18 @@ def _escaped(text: str) -> str:
 
 
 def _accented(letter: str) -> str:
-    """A letter with an accent as a command, which every BibTeX understands."""
+    """Return a letter with an accent as a command that every BibTeX understands."""
     plain, *marks = list(unicodedata.normalize("NFD", letter))
     known = len(marks) == 1 and marks[0] in _ACCENTS
     return f"{{\\{_ACCENTS[marks[0]]}{{{plain}}}}}" if known else letter
 
 
 def _name(author: str) -> str:
-    """Braces keep the name of a group in one piece."""
+    """Return an author's name; braces keep the name of a group in one piece."""
     return _escaped(author) if "," in author else f"{{{_escaped(author)}}}"
 
 
 def _protected(word: str) -> str:
-    """Styles write titles in small letters: HeteroFL and IID must stay as they are."""
+    """Return a word of a title; braces keep the capitals of HeteroFL and IID in every style."""
     capitals = any(letter.isupper() for letter in word[1:])
     return f"{{{_escaped(word)}}}" if capitals else _escaped(word)

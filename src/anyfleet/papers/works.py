@@ -1,4 +1,4 @@
-"""The works that methods and parts stem from."""
+"""The papers that methods and parts come from, one constant each."""
 
 from anyfleet.papers.paper import Paper
 
@@ -108,7 +108,8 @@ SLIMMABLE = Paper(
     _ICLR,
     2019,
 )
-# The text that the specification follows bears no year; the preprint has the same abstract and authors.
+# The text that the specification follows has no year; the preprint has the same abstract and
+# authors.
 WHALE = Paper(
     "li-whale",
     (

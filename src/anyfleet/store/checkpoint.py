@@ -1,10 +1,10 @@
-"""Checkpoints of a run: folders `checkpoints/000012`, named by how many steps are done.
+"""Checkpoints of a run: folders `checkpoints/000012`, named by how many rounds are done.
 
     manifest.json         version of the format, checksums of the other two, lengths of the logs
     state.json            the state, as `encode` writes it
     tensors.safetensors   the memory of its tensors
 
-A checkpoint appears whole, by renaming. The last two are kept: a disk may lose one.
+A checkpoint appears as a whole, by renaming. The last two are kept, because a disk may lose one.
 """
 
 import hashlib
@@ -24,33 +24,32 @@ from anyfleet.elastic import Blueprint
 from anyfleet.errors import StoreError
 from anyfleet.experiment import State
 from anyfleet.runtime.simulated.pending import SimulatedState
-from anyfleet.store import blocks
-from anyfleet.store.decode import decode
+from anyfleet.store import tensor_blocks
 from anyfleet.store.disk import Damaged, Mark, force, force_folder, refuse_links, told
-from anyfleet.store.encode import Document, encode
+from anyfleet.store.serialisation import Document, decode, encode
 from anyfleet.tasks import Task
 from anyfleet.world import World
 
 FORMAT = 1
 KEPT = 2
 MANIFEST, STATE, TENSORS = "manifest.json", "state.json", "tensors.safetensors"
-# What a state refers to but does not consist of: made again from the configuration.
+# What a state refers to but does not hold: it is made again from the configuration.
 SURROUNDINGS: Mapping[str, type] = {"task": Task, "blueprint": Blueprint, "world": World}
 
 
 class Content(msgspec.Struct, frozen=True):
-    """What a file must contain."""
+    """The length and the checksum of a file."""
 
     bytes: int
     sha256: str
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """What belongs to a checkpoint besides the state."""
+    """The first file of a checkpoint: what the others must be, and how far the run is."""
 
     format: int
-    step: int  # steps done
-    seconds: float  # spent on the run, not simulated
+    rounds: int  # done
+    seconds: float  # of wall-clock time spent on the run
     logs: dict[str, Mark]  # how far each goes
     files: dict[str, Content]
 
@@ -59,26 +58,26 @@ class Manifest(msgspec.Struct, frozen=True):
 class Progress:
     """How far a run is, besides its state."""
 
-    step: int = 0  # steps done
-    seconds: float = 0.0  # spent on the run, not simulated
+    rounds: int = 0  # done
+    seconds: float = 0.0  # of wall-clock time spent on the run
     logs: Mapping[str, Mark] = field(default_factory=dict)  # how far each goes
 
 
 def save(folder: Path, state: State, progress: Progress) -> None:
-    """Writes a checkpoint into a run folder, and removes those before the last two."""
+    """Write a checkpoint into a run folder, and remove those before the last two."""
     home = folder / "checkpoints"
-    target = home / f"{progress.step:06d}"
+    target = home / f"{progress.rounds:06d}"
     beside = home / f".{target.name}.part"
     document = encode(state, SURROUNDINGS)
     try:
         with told(target):
             home.mkdir(exist_ok=True)
-            force_folder(folder)  # which also lists the logs
+            force_folder(folder)  # it lists the logs too
             shutil.rmtree(beside, ignore_errors=True)
             beside.mkdir()
             _fill(beside, document, progress)
             force_folder(beside)
-            if target.exists():  # from before a resumption that could not use it
+            if target.exists():  # damaged, so that the run was resumed from an older one
                 shutil.rmtree(target)
             beside.replace(target)
             force_folder(home)
@@ -95,11 +94,11 @@ def _fill(folder: Path, document: Document, progress: Progress) -> None:
         force(out)
     with (folder / TENSORS).open("wb") as out:
         tensors = _Counted(out)
-        blocks.write(tensors, document.blocks)
+        tensor_blocks.write(tensors, document.blocks)
         force(out)
     manifest = Manifest(
         FORMAT,
-        progress.step,
+        progress.rounds,
         progress.seconds,
         dict(progress.logs),
         {STATE: Content(len(text), hashlib.sha256(text).hexdigest()), TENSORS: tensors.content()},
@@ -110,7 +109,7 @@ def _fill(folder: Path, document: Document, progress: Progress) -> None:
 
 
 class _Counted:
-    """Writes on, and remembers the checksum."""
+    """A file whose length and checksum are counted while it is written."""
 
     def __init__(self, out: BinaryIO) -> None:
         self._out, self._hash, self._bytes = out, hashlib.sha256(), 0
@@ -125,14 +124,14 @@ class _Counted:
 
 
 def _tidy(home: Path) -> None:
-    """What cannot be removed is left: the run goes on without that room."""
+    """Remove old checkpoints; what cannot be removed is left, and the run goes on."""
     for old in [*found(home.parent)[KEPT:], *home.glob(".*.part")]:
         with suppress(OSError):
             shutil.rmtree(old)
 
 
 def found(folder: Path) -> list[Path]:
-    """The checkpoints in a run folder, the newest first."""
+    """Return the checkpoints in a run folder, newest first."""
     home = folder / "checkpoints"
     if not home.is_dir():
         return []
@@ -141,7 +140,7 @@ def found(folder: Path) -> list[Path]:
 
 
 def refuse_linked(folder: Path) -> None:
-    """Raise an error if a checkpoint, or what it should hold, is a link to somewhere else."""
+    """Raise StoreError if a checkpoint or one of its files is a link to somewhere else."""
     home = folder / "checkpoints"
     refuse_links(folder, [home.name])
     names = [each.name for each in home.iterdir()] if home.is_dir() else []
@@ -151,21 +150,22 @@ def refuse_linked(folder: Path) -> None:
 
 
 def examine(checkpoint: Path) -> Progress:
-    """How far a checkpoint is whose files are as they were written; an error otherwise."""
+    """Return how far a checkpoint is; raise StoreError if a file is not as it was written."""
     try:
         manifest = msgspec.json.decode((checkpoint / MANIFEST).read_bytes(), type=Manifest)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise StoreError(f"{checkpoint / MANIFEST} is damaged.") from error
     if manifest.format != FORMAT:
         raise StoreError(
-            f"{checkpoint} has format {manifest.format}, but this version reads {FORMAT} only."
+            f"{checkpoint} has format {manifest.format}, but this version reads only {FORMAT}. "
+            "Use the version of Anyfleet that wrote it (environment.json names it)."
         )
-    if f"{manifest.step:06d}" != checkpoint.name:
+    if f"{manifest.rounds:06d}" != checkpoint.name:
         raise StoreError(f"{checkpoint / MANIFEST} is damaged.")
     for name in (STATE, TENSORS):
         if _content(checkpoint / name) != manifest.files.get(name):
             raise StoreError(f"{checkpoint / name} is damaged.")
-    return Progress(manifest.step, manifest.seconds, manifest.logs)
+    return Progress(manifest.rounds, manifest.seconds, manifest.logs)
 
 
 def _content(file: Path) -> Content | None:
@@ -178,10 +178,10 @@ def _content(file: Path) -> Content | None:
 
 
 def load(checkpoint: Path, task: objectives.Task, world: World, allow: Collection[str]) -> State:
-    """The state of a checkpoint that was examined."""
+    """Return the state of a checkpoint that `examine` accepted; raise Damaged if it is unusable."""
     try:
         root = msgspec.json.decode((checkpoint / STATE).read_bytes())
-        document = Document(root, blocks.read(checkpoint / TENSORS))
+        document = Document(root, tensor_blocks.read(checkpoint / TENSORS))
     except (OSError, ValueError, RecursionError, SafetensorError) as error:
         raise Damaged(f"{checkpoint} is damaged.") from error
     known = {"task": task, "blueprint": task.blueprint, "world": world}
@@ -193,40 +193,40 @@ def load(checkpoint: Path, task: objectives.Task, world: World, allow: Collectio
     return found
 
 
-def _misfit(state: Any, task: objectives.Task, step: int) -> str:
-    """Why what a checkpoint holds is not the state of this run after so many steps."""
+def _misfit(state: Any, task: objectives.Task, rounds: int) -> str:
+    """Return why a value is not the state of this run after so many rounds, or ""."""
     if type(state) is not State:
         return f"it holds a {type(state).__name__}, not the state of a run"
     if type(state.fleet) is not SimulatedState:
         return f"its fleet is a {type(state.fleet).__name__}"
     snapshot = state.snapshot
     if (state.record.round_index + 1, len(snapshot.visits), len(snapshot.acknowledged)) != (
-        step,
+        rounds,
         task.devices,
         task.devices,
     ):
-        return "it belongs to another step, or to another fleet"
-    # With normalisation for every width there are further entries.
+        return "it belongs to another round, or to another fleet"
+    # With a normalisation of its own for every width, the model has further entries.
     both = ((task.params, snapshot.params), (task.buffers, snapshot.buffers))
     for before, now in both:
         for name, value in before.items():
             there = now.get(name)
             if there is None or (there.shape, there.dtype) != (value.shape, value.dtype):
-                return f"its model has no {name} like that of the task"
+                return f"its model has another {name} than the task"
     return _misfit_of_fleet(state.fleet, task)
 
 
 def _misfit_of_fleet(fleet: SimulatedState, task: objectives.Task) -> str:
-    """Why a fleet cannot go on; without this it would fail in the middle of a step."""
+    """Return why a fleet cannot go on, or "": it must not fail in the middle of a round."""
     missing, since = fleet.batteries
     if np.shape(fleet.losses) != (task.devices,):
-        return "its devices are others than those of the task"
+        return "its devices are not those of the task"
     if np.shape(missing) != np.shape(since) or len(missing) not in (0, task.devices):
-        return "its batteries are others than those of the devices"
+        return "its batteries are not those of the devices"
     for number, pending in fleet.pending.items():
         same = all(list(order.id) == [number] for order in (pending.sent_order, pending.order))
         if not same or not 0 <= pending.order.device[0] < task.devices:
-            return f"its order {number} is another one, or is for a device that is not there"
+            return f"its order {number} is another one, or is for a device that does not exist"
     if not fleet.clock.consistent_with(fleet.pending):
-        return "its clock has events that do not belong to its orders"
+        return "its clock has events that belong to none of its orders"
     return ""

@@ -1,10 +1,10 @@
-"""What is written stays: whole files, logs that only grow, one process per folder.
+"""Files that survive a crash: whole files, logs that only grow, one process per folder.
 
 A file is written beside its place, forced to the disk and then renamed, and so is the folder that
 lists it: after a crash or a loss of power there is the old file or the new one, never half of one.
 
-Nothing is written through a symbolic link or a second name (a hard link): a run folder may come
-from a stranger.
+Nothing is written through a symbolic link or a second name (a hard link), because a run folder may
+come from a stranger.
 """
 
 import errno
@@ -28,16 +28,16 @@ _VANISHED = {errno.ENOENT, errno.ENOTDIR, errno.ESTALE}
 
 
 class DiskError(StoreError):
-    """A file that cannot be written now; when that is seen to, the run can go on."""
+    """A file that cannot be written now; once that is mended, the run can go on."""
 
 
 class Damaged(StoreError):
-    """A file that is not as it was written."""
+    """A file that differs from what was written."""
 
 
 @contextmanager
 def told(path: Path) -> Iterator[None]:
-    """Turns an error of the system into one that says what to do."""
+    """Turn an error of the system into a DiskError that says what to do."""
     try:
         yield
     except FileExistsError:
@@ -46,25 +46,25 @@ def told(path: Path) -> Iterator[None]:
         if error.errno in _FULL:
             advice = "there is no room left. Make room"
         elif error.errno in _FORBIDDEN:
-            advice = "it may not be written. Allow that, or move the folder to where it may"
+            advice = "permission is denied. Give write permission, or move the folder"
         elif error.errno == errno.ELOOP:
-            advice = "it is a symbolic link, and leads elsewhere. Remove it"
+            advice = "it is a symbolic link to another place. Remove it"
         elif error.errno in _VANISHED:
-            advice = "the folder it lies in is not there, or is none. Bring it back"
+            advice = "its folder does not exist. Restore it"
         else:
-            advice = f"{error.strerror or error}. See to that"
+            advice = f"{error.strerror or error}. Mend that"
         raise DiskError(f"{path} cannot be written: {advice}") from error
 
 
 def write(file: Path, content: bytes) -> None:
-    """The whole file or none, also after a loss of power.
+    """Write a file as a whole or not at all, also after a loss of power.
 
-    It is a new file under its name: what another name of the old one shows stays as it was.
+    The file is a new one: another name of the old one still shows the old content.
     """
     beside = file.with_name(f".{file.name}.part")
     try:
         with told(file):
-            beside.unlink(missing_ok=True)  # what lies there may be a file of another folder, too
+            beside.unlink(missing_ok=True)  # it may be a second name of a file elsewhere
             with opened(beside, "xb") as raw, BufferedWriter(raw) as out:
                 out.write(content)
                 force(out)
@@ -77,9 +77,9 @@ def write(file: Path, content: bytes) -> None:
 
 
 def opened(file: Path, mode: Literal["xb", "ab", "a+b"]) -> FileIO:
-    """Open a file for writing, without a buffer; an error where it is a symbolic link.
+    """Open a file for writing, without a buffer; raise OSError if it is a symbolic link.
 
-    With "xb" it is also an error if anything is there.
+    With "xb", raise FileExistsError if it exists.
     """
     return FileIO(file, mode, opener=_without_links)
 
@@ -89,10 +89,10 @@ def _without_links(file: str, flags: int) -> int:
 
 
 def refuse_links(folder: Path, files: Iterable[str], written: Collection[str] = ()) -> None:
-    """Raise an error if one of these files of a folder is none of its own.
+    """Raise StoreError if one of these files lies outside its folder.
 
-    That is a symbolic link, a pipe or a device; and of those that are `written` in place, a file
-    that has a second name elsewhere. A file that is not there is fine.
+    That is a symbolic link, a pipe or a device node; and among those that are `written` in place, a
+    file that has a second name elsewhere. A file that does not exist is fine.
     """
     for name in files:
         file = folder / name
@@ -101,10 +101,10 @@ def refuse_links(folder: Path, files: Iterable[str], written: Collection[str] = 
         except OSError:
             continue
         if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
-            told = "a symbolic link" if stat.S_ISLNK(found.st_mode) else "no plain file"
+            told = "a symbolic link" if stat.S_ISLNK(found.st_mode) else "not a plain file"
             raise StoreError(
-                f"{file} is {told}: what is read from it or written to it lies elsewhere. If you "
-                "trust the folder, put a copy of the file in its place; otherwise leave it alone."
+                f"{file} is {told}: its content lies outside the run folder. If you trust the "
+                "folder, put a copy of the file in its place; otherwise do not use it."
             )
         if name in written and found.st_nlink > 1 and stat.S_ISREG(found.st_mode):
             raise StoreError(
@@ -114,13 +114,13 @@ def refuse_links(folder: Path, files: Iterable[str], written: Collection[str] = 
 
 
 def force(out: IOBase) -> None:
-    """What was written is on the disk when this returns."""
+    """Wait until all that was written is on the disk."""
     out.flush()
     os.fsync(out.fileno())
 
 
 def force_folder(folder: Path) -> None:
-    """Which files are in it, too; Windows has no way to say so, and does it by itself."""
+    """Wait until the list of a folder's files is on the disk; Windows does that by itself."""
     if sys.platform == "win32":
         return
     opened = os.open(folder, os.O_RDONLY)
@@ -144,15 +144,15 @@ EMPTY = Mark()
 
 
 class Log:
-    """A file of lines that only grows."""
+    """A file of JSON lines that only grows, and the mark up to which it counts."""
 
     def __init__(self, file: Path, mark: Mark = EMPTY) -> None:
         self.file, self.mark = file, mark
 
     def append(self, rows: Iterable[Any]) -> None:
-        """Lines of JSON. They survive the end of this process, and after `force` that of power.
+        """Append lines of JSON, which survive this process and, after `force`, a loss of power.
 
-        The file is opened anew: what went into a folder that was removed meanwhile would be lost.
+        The file is opened anew each time: lines for a folder that was removed would be lost.
         """
         lines = b"".join(msgspec.json.encode(row) + b"\n" for row in rows)
         with told(self.file), opened(self.file, "ab") as out:
@@ -167,23 +167,24 @@ class Log:
         self.mark = Mark(self.mark.bytes + len(lines), zlib.crc32(lines, self.mark.crc32))
 
     def go_back(self, mark: Mark) -> None:
-        """Forgets the lines after a mark; where they cannot be cut off now, resuming does it."""
+        """Forget the lines after a mark; if they cannot be cut off now, resuming does that."""
         self.mark = mark
         with suppress(DiskError, OSError):
             if self.file.exists():
                 self.cut()
 
     def force(self) -> None:
+        """Wait until all lines are on the disk."""
         with told(self.file), opened(self.file, "ab") as out:
             force(out)
 
     def fits(self) -> bool:
-        """Whether the file begins as the mark says."""
+        """Return whether the file begins as the mark says."""
         if not self.file.is_file():
             return self.mark == EMPTY
         try:
             with self.file.open("rb") as content:
-                # Before anything is read: the mark, too, may be damaged.
+                # Before anything is read, because the mark may be damaged too.
                 if not 0 <= self.mark.bytes <= os.fstat(content.fileno()).st_size:
                     return False
                 read = content.read(self.mark.bytes)
@@ -192,29 +193,29 @@ class Log:
         return Mark(len(read), zlib.crc32(read)) == self.mark
 
     def cut(self) -> None:
-        """Takes away what comes after the mark."""
+        """Cut the file off at the mark."""
         with told(self.file), opened(self.file, "ab") as out:
             out.truncate(self.mark.bytes)
             force(out)
 
     def rows(self) -> list[dict[str, Any]]:
-        """The lines before the mark; an error where they are no lines of a log."""
+        """Return the lines before the mark; raise StoreError for one that is damaged."""
         with told(self.file):
             content = self.file.read_bytes()[: self.mark.bytes] if self.file.exists() else b""
         return decoded(content, self.file)
 
 
 def read_log(file: Path) -> list[dict[str, Any]]:
-    """The complete lines of a log; what was being written when a process died is none."""
+    """Return the complete lines of a log, without one that was being written at a crash."""
     try:
         content = file.read_bytes() if file.exists() else b""
     except OSError as error:
-        raise StoreError(f"{file} cannot be read: {error.strerror}. See to that.") from error
+        raise StoreError(f"{file} cannot be read: {error.strerror}. Mend that.") from error
     return decoded(content, file)
 
 
 def decoded(content: bytes, file: Path) -> list[dict[str, Any]]:
-    """Return the complete lines of what was read from a log; each must be a JSON object."""
+    """Return the complete lines of a log's content; raise StoreError for one that is damaged."""
     lines = content.split(b"\n")[:-1]
     return [_line(file, number, line) for number, line in enumerate(lines, start=1)]
 
@@ -227,7 +228,7 @@ def _line(file: Path, number: int, line: bytes) -> dict[str, Any]:
 
 
 def damaged_line(file: Path, number: int, error: BaseException) -> StoreError:
-    """Return what is raised for a line of a log that cannot be used."""
+    """Return the error to raise for a line of a log that cannot be used."""
     return StoreError(
         f"{file}, line {number}, is damaged: {error!r}. Remove the line, or make the run again."
     )
@@ -237,7 +238,7 @@ def damaged_line(file: Path, number: int, error: BaseException) -> StoreError:
 
 
 class Lock:
-    """Held for as long as a process writes into a folder; the system frees it when that dies."""
+    """The right to write into a folder; the system frees it when the process ends."""
 
     def __init__(self, folder: Path) -> None:
         file = folder / "lock"
@@ -250,14 +251,14 @@ class Lock:
             owner = self._file.read(32).decode(errors="replace").strip() or "unknown"
             self._file.close()
             raise StoreError(
-                f"{folder} is in use by process {owner}. Wait for it to end, or end it."
+                f"{folder} is in use by process {owner}. Wait until it ends, or end it."
             ) from error
         with told(file):
             self._file.truncate(0)
             self._file.write(f"{os.getpid()}\n".encode())
 
     def release(self) -> None:
-        """The file stays: removing it would let two others each hold one of that name."""
+        """Release the lock. Its file stays: without it two processes could each hold one."""
         if not self._file.closed:
             with suppress(OSError):
                 self._file.truncate(0)
@@ -267,7 +268,7 @@ class Lock:
 if sys.platform == "win32":
     import msvcrt
 
-    _FAR = 1 << 30  # Windows locks bytes: one that nobody reads
+    _FAR = 1 << 30  # Windows locks single bytes; nobody reads this one
 
     def _hold(file: Any) -> None:
         file.seek(_FAR)

@@ -1,4 +1,4 @@
-"""What a run's numbers depend on besides its configuration: libraries, machine, threads."""
+"""The environment of a run: libraries, machine and threads, on which its numbers depend too."""
 
 import hashlib
 import importlib.metadata
@@ -15,8 +15,8 @@ from anyfleet import config
 from anyfleet.core.objectives import Task
 from anyfleet.errors import StoreError
 from anyfleet.experiment import Experiment
-from anyfleet.store.blocks import content
 from anyfleet.store.disk import write
+from anyfleet.store.tensor_blocks import content
 
 FORMAT = 1
 FILE = "environment.json"
@@ -24,7 +24,7 @@ _LIBRARIES = ("torch", "numpy", "constriction")
 
 
 class Conditions(msgspec.Struct, frozen=True):
-    """What numbers depend on; None: that library is not there."""
+    """What numbers depend on; None for a library that is not installed."""
 
     anyfleet: str
     python: str
@@ -35,38 +35,38 @@ class Conditions(msgspec.Struct, frozen=True):
     processor: str
     device: str
     engine: Any  # as a run file has it
-    threads: Annotated[int, msgspec.Meta(ge=1, le=4096)]  # far more end a process
+    threads: Annotated[int, msgspec.Meta(ge=1, le=4096)]  # far more would end the process
     precision: Literal["float16", "bfloat16", "float32", "float64"]
     products: Literal["highest", "high", "medium"]
-    task: str | msgspec.UnsetType = msgspec.UNSET  # unset: whoever recorded did not know it
+    task: str | msgspec.UnsetType = msgspec.UNSET  # unset: not known when it was recorded
 
 
 class Change(msgspec.Struct, frozen=True):
-    """A resumption under other conditions: what differs, and from which step on."""
+    """A resumption under other conditions: what differs, and after how many rounds."""
 
-    step: int
+    rounds: int
     differences: tuple[str, ...]
 
 
 class Environment(msgspec.Struct, frozen=True):
-    """What was recorded when a run began."""
+    """The record of where and how a run began."""
 
     format: int
     config: str  # SHA-256 of the configuration without its number of rounds
     home: str  # the folder of the run file: code that it names may lie there
     conditions: Conditions
-    checkpoint_every: int | None  # steps; None: by the time they take
+    checkpoint_every: int | None  # rounds; None: as often as a share of the time allows
     changes: tuple[Change, ...] = ()
 
 
 def record(folder: Path, environment: Environment) -> None:
-    """Writes it into the run folder."""
+    """Write the record into a run folder."""
     text = msgspec.json.format(msgspec.json.encode(environment), indent=2)
     write(folder / FILE, text + b"\n")
 
 
 def read(folder: Path) -> Environment:
-    """What was recorded in a run folder."""
+    """Return the record in a run folder; raise StoreError if there is none that can be used."""
     file = folder / FILE
     try:
         found = msgspec.json.decode(file.read_bytes(), type=Environment)
@@ -75,26 +75,29 @@ def read(folder: Path) -> Environment:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise StoreError(f"{file} is damaged: {error}.") from error
     if found.format != FORMAT:
-        raise StoreError(f"{file} has format {found.format}; this version reads {FORMAT} only.")
+        raise StoreError(
+            f"{file} has format {found.format}, but this version reads only {FORMAT}. Use the "
+            "version of Anyfleet that wrote it."
+        )
     return found
 
 
 def _not_there(folder: Path, error: OSError) -> str:
     if folder.is_file():
         start = f" To start a run file: anyfleet run {folder}" if folder.suffix == ".toml" else ""
-        return f"{folder} is a file; what is resumed is the folder of a run.{start}"
+        return f"{folder} is a file; name the folder of a run.{start}"
     if isinstance(error, NotADirectoryError) or not folder.exists():
-        return f"there is no folder {folder}. `anyfleet run` says which one it writes."
+        return f"{folder} does not exist. `anyfleet run` prints the name of the folder it writes."
     if not isinstance(error, FileNotFoundError):
-        return f"{folder / FILE} cannot be read: {error.strerror}. See to that."
+        return f"{folder / FILE} cannot be read: {error.strerror}. Mend that."
     return (
         f"{folder} has no {FILE}, so it cannot be resumed: it is not the folder of a single "
-        "run, or that was stopped before it began. Run it again."
+        "run, or the run was stopped before it began. Run it again."
     )
 
 
 def observe(experiment: Experiment, task: Task | None = None) -> Conditions:
-    """The conditions here and now."""
+    """Return the conditions here and now."""
     found = {
         "anyfleet": anyfleet.__version__,
         "python": platform.python_version(),
@@ -112,14 +115,14 @@ def observe(experiment: Experiment, task: Task | None = None) -> Conditions:
 
 
 def adopt(conditions: Conditions) -> None:
-    """Sets what a process can choose, as it was recorded."""
+    """Set threads and precision of this process as recorded."""
     torch.set_num_threads(conditions.threads)
     torch.set_default_dtype(getattr(torch, conditions.precision))
     torch.set_float32_matmul_precision(conditions.products)
 
 
 def differences(then: Conditions, now: Conditions) -> tuple[str, ...]:
-    """Every condition that is not as it was; what one of them does not know is none."""
+    """Return every condition that has changed, as texts; one that is unset has not."""
     pairs = [(name, getattr(then, name), getattr(now, name)) for name in then.__struct_fields__]
     return tuple(
         f"{name}: {_told(before)} then, {_told(after)} now"
@@ -129,13 +132,13 @@ def differences(then: Conditions, now: Conditions) -> tuple[str, ...]:
 
 
 def digest(data: Mapping[str, Any]) -> str:
-    """Of a configuration. A run may become longer: how many rounds it has does not count."""
+    """Return a checksum of a configuration, without its rounds: a run may become longer."""
     rest = {key: value for key, value in data.items() if key not in ("rounds", "allow")}
     return hashlib.sha256(msgspec.json.encode(rest, order="sorted")).hexdigest()
 
 
 def fingerprint(task: Task) -> str:
-    """Of the model as it begins and of who has how much data; changed data of one size pass."""
+    """Return a checksum of the initial model and of the sizes of all data, not of the data."""
     found = hashlib.sha256()
     for name, value in {**task.params, **task.buffers}.items():
         found.update(name.encode())

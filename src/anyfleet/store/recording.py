@@ -1,4 +1,4 @@
-"""Writes a run into its folder while it goes on, so that it can go on after any end."""
+"""Recording: a run is written into its folder while it goes on, to be resumed after any end."""
 
 import platform
 import signal
@@ -24,48 +24,12 @@ from anyfleet.errors import AnyfleetWarning, BadReturn, StoreError
 from anyfleet.experiment import Experiment, RoundRecord, RoundResult, State
 from anyfleet.papers import bibliography, papers_of
 from anyfleet.store import checkpoint, environment
-from anyfleet.store.disk import EMPTY, DiskError, Lock, Log, force_folder, told, write
-from anyfleet.store.encode import require_writable
-from anyfleet.store.run_folder import describe
+from anyfleet.store.disk import EMPTY, DiskError, Lock, Log, write
+from anyfleet.store.run_folder import LOGS, describe
+from anyfleet.store.serialisation import require_writable
 from anyfleet.tracebacks import during, ordinal, quoted, remedied
 
-LOGS = ("ledger.jsonl", "rounds.jsonl")
-# What else lies in a run folder, each written as a whole.
-FILES = (
-    "config.toml",
-    "curves.png",
-    "environment.json",
-    "model.safetensors",
-    "papers.bib",
-    "summary.json",
-)
-SHARE = 0.05  # of the time, at most, goes into checkpoints where nobody says how often
-
-
-def fresh(parent: str | Path, name: str) -> Path:
-    """A new folder `name`, or `name-2`, `name-3`, …, the first that is not there."""
-    parent, number = Path(parent), 1
-    while True:
-        path = parent / (name if number == 1 else f"{name}-{number}")
-        try:
-            with told(path):
-                path.mkdir(parents=True)
-                force_folder(path.parent)
-        except FileExistsError:
-            number += 1
-        else:
-            return path
-
-
-def claim(path: str | Path) -> Path:
-    """This very folder, made if need be; an error when something is in it."""
-    path = Path(path)
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise FileExistsError(f"{path} is there already and not empty: name another, or remove it.")
-    with told(path):
-        path.mkdir(parents=True, exist_ok=True)
-        force_folder(path.parent)
-    return path
+TIME_SHARE = 0.05  # most of the time that checkpoints may take, if nobody says how often
 
 
 @dataclass(frozen=True)
@@ -78,11 +42,11 @@ class Origin:
 
 @dataclass(frozen=True)
 class Past:
-    """What a resumed run has already: a lock, and how it stood at its last good checkpoint."""
+    """The past of a resumed run: its lock, and how it stood at its last good checkpoint."""
 
     lock: Lock
     progress: checkpoint.Progress
-    points: tuple[RoundRecord, ...]
+    records: tuple[RoundRecord, ...]
     state: State | None  # None: it begins again
 
 
@@ -90,12 +54,12 @@ UNKNOWN = Origin()
 
 
 class Recording:
-    """Writes a run into its folder, step by step. Use it in a `with`.
+    """A run that is written into its folder, round by round. Use it in a `with`.
 
-    However the block ends, by itself, by Ctrl-C or by an error, all steps so far are there, and
-    so is the model after the last of them. When the process is killed, the run can be resumed from
-    its last checkpoint: `every` so many steps there is one (0: never), or without that number as
-    often as they take at most a twentieth of the time.
+    However the block ends, by itself, by Ctrl-C or by an error, the folder has all rounds so far
+    and the model after the last of them. After a kill, the run can be resumed from its last
+    checkpoint. There is one after `every` so many rounds (0: never); without that number, as often
+    as checkpoints take at most a twentieth of the time.
     """
 
     def __init__(
@@ -115,10 +79,10 @@ class Recording:
         self._began = time.monotonic()
         progress = past.progress if past else checkpoint.Progress()
         self._logs = {name: Log(folder / name, progress.logs.get(name, EMPTY)) for name in LOGS}
-        self._marks = {name: log.mark for name, log in self._logs.items()}  # those of the state
-        self._before, self._saved = progress.seconds, progress.step
-        self._free = 0.0  # when the time for another checkpoint has been earned
-        self.points: list[RoundRecord] = list(past.points) if past else []
+        self._marks = {name: log.mark for name, log in self._logs.items()}  # at the last round
+        self._before, self._saved = progress.seconds, progress.rounds
+        self._due_at = 0.0  # when the next checkpoint is due
+        self.records: list[RoundRecord] = list(past.records) if past else []
         self._state = past.state if past else None
         self._aliases = origin.task.blueprint.aliases if origin.task else {}
         if past is None:
@@ -129,11 +93,13 @@ class Recording:
                 raise
 
     def _head(self, text: str, origin: Origin) -> None:
-        """What was run, and under which conditions."""
-        if (self.folder / environment.FILE).exists():  # another process was quicker
-            raise StoreError(f"{self.folder} has a run already: name another folder, or resume it.")
+        """Write what is run, and under which conditions."""
+        if (self.folder / environment.FILE).exists():  # of another process
+            raise StoreError(
+                f"{self.folder} already has a run; choose another folder, or resume it."
+            )
         write(self.folder / "config.toml", text.encode())
-        # The code that the configuration names may be elsewhere when the run is cited.
+        # The code that the configuration names may be gone when the run is cited.
         papers = bibliography(papers_of(self._experiment.method))
         write(self.folder / "papers.bib", papers.encode())
         found = environment.Environment(
@@ -143,29 +109,29 @@ class Recording:
             environment.observe(self._experiment, origin.task),
             self._every,
         )
-        # Last: a folder that has it can be resumed.
+        # Written last: a folder that has it can be resumed.
         environment.record(self.folder, found)
 
-    def append(self, moment: RoundResult) -> None:
-        """Take in a step; it survives this process when this returns.
+    def append(self, result: RoundResult) -> None:
+        """Write a round; when this returns, it survives the end of the process.
 
-        A step whose states cannot be written is refused where they come from: the run is safe up to
-        the step before.
+        Raise BadReturn for a part whose state cannot be written; the run is then safe up to the
+        round before.
         """
         if self._every != 0:
-            self._check_states(moment)
+            self._check_states(result)
         with _undisturbed():
-            self._write_down(moment)
+            self._write_down(result)
             self._marks = {name: log.mark for name, log in self._logs.items()}
-            self._state, self._aliases = moment.state, moment.aliases
-            self.points.append(moment.record)
-            if self._due(moment.record.round_index + 1):
-                self._save(moment.state)
+            self._state, self._aliases = result.state, result.aliases
+            self.records.append(result.record)
+            if self._due(result.record.round_index + 1):
+                self._save(result.state)
 
-    def _check_states(self, moment: RoundResult) -> None:
-        """Raise BadReturn for a policy whose state no checkpoint could hold."""
-        for slot, state in moment.round.snapshot.states.items():
-            part, index = getattr(self._experiment.method, slot), moment.round.index
+    def _check_states(self, result: RoundResult) -> None:
+        """Raise BadReturn for a part whose state no checkpoint can hold."""
+        for slot, state in result.round.snapshot.states.items():
+            part, index = getattr(self._experiment.method, slot), result.round.index
             with during(slot, part, round_index=index):
                 try:
                     require_writable({"states": {slot: state}}, checkpoint.SURROUNDINGS)
@@ -175,30 +141,30 @@ class Recording:
                         f"cannot be kept: {error}"
                     ) from error
 
-    def _write_down(self, moment: RoundResult) -> None:
-        """In all logs or in none: the state before it, which is kept then, has no such lines."""
+    def _write_down(self, result: RoundResult) -> None:
+        """Write a round into all logs or none: the state before it knows no such lines."""
         try:
-            self._logs["ledger.jsonl"].append(moment.round.ledger.as_dicts())
-            self._logs["rounds.jsonl"].append([moment.record])
+            self._logs["ledger.jsonl"].append(result.round.ledger.as_dicts())
+            self._logs["rounds.jsonl"].append([result.record])
         except BaseException:
             for name, log in self._logs.items():
                 log.go_back(self._marks[name])
             raise
 
-    def _due(self, step: int) -> bool:
+    def _due(self, rounds: int) -> bool:
         if self._every is None:
-            return time.monotonic() >= self._free
-        return self._every > 0 and step % self._every == 0
+            return time.monotonic() >= self._due_at
+        return self._every > 0 and rounds % self._every == 0
 
     def _save(self, state: State) -> None:
         began = time.monotonic()
         for log in self._logs.values():
             log.force()
-        step = state.record.round_index + 1
-        progress = checkpoint.Progress(step, self._seconds(), self._marks)
+        rounds = state.record.round_index + 1
+        progress = checkpoint.Progress(rounds, self._seconds(), self._marks)
         checkpoint.save(self.folder, state, progress)
-        self._saved, now = step, time.monotonic()
-        self._free = now + (now - began) / SHARE
+        self._saved, now = rounds, time.monotonic()
+        self._due_at = now + (now - began) / TIME_SHARE
 
     def __enter__(self) -> "Recording":
         return self
@@ -212,12 +178,12 @@ class Recording:
                 stopped = kind is not None and issubclass(kind, KeyboardInterrupt)
                 self._close("interrupted" if stopped else ended)
             except StoreError:
-                if kind is None:  # what broke the run tells more than what follows from it
+                if kind is None:  # otherwise the error that ended the run says more
                     raise
             if error is not None:
                 remedied(error, self._remedy())
             if isinstance(error, DiskError):
-                raise error  # only now is known what is safe
+                raise error  # again, because only now is known what is safe
 
     def _close(self, ended: str) -> None:
         if self._state is not None:
@@ -234,7 +200,7 @@ class Recording:
             "threads": torch.get_num_threads(),
             "seed": self._experiment.seed,
             "wall_seconds": self._seconds(),
-            "result": summarise(self.points) if self.points else None,
+            "result": summarise(self.records) if self.records else None,
         }
         text = msgspec.json.format(msgspec.json.encode(summary), indent=2)
         write(self.folder / "summary.json", text + b"\n")
@@ -243,7 +209,7 @@ class Recording:
             self._save_last(self._state)
 
     def _save_last(self, state: State) -> None:
-        """Save how the run ended; a run that has all its steps is worth having without that."""
+        """Save how the run ended; warn instead of failing if the run has all its rounds."""
         try:
             self._save(state)
         except DiskError:
@@ -252,17 +218,17 @@ class Recording:
             if state.record.round_index + 1 < self._experiment.rounds:
                 raise
             told = f"The last checkpoint of {self.folder} cannot be written: {error}"
-            lost = "All results are there, but the run cannot be continued with more rounds."
-            warnings.warn(f"{told} {lost}", AnyfleetWarning, stacklevel=2)
+            then = "All results are there, but the run cannot be continued with more rounds."
+            warnings.warn(f"{told} {then}", AnyfleetWarning, stacklevel=2)
 
     def _remedy(self) -> str:
-        """Return what is safe after an error of the run, and how to go on."""
+        """Return which rounds are safe after an error, and how to go on."""
         saved, rounds = self._saved, self._experiment.rounds
         allowed = "".join(f" --allow {package}" for package in self._allow)
         if self._every == 0:
             return (
-                f"{len(self.points)} of {rounds} rounds are in {self.folder}, without a checkpoint "
-                f"to go on from: mend this, then run it again."
+                f"{len(self.records)} of {rounds} rounds are in {self.folder}, without a "
+                f"checkpoint to go on from: mend this, then run it again."
             )
         safe = f"The run so far is safe ({saved} of {rounds} rounds)"
         return f"{safe}: mend this, then anyfleet resume {self.folder}{allowed}"
@@ -272,7 +238,7 @@ class Recording:
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """Says with an error of the disk what is safe, and how to go on."""
+        """Add to an error of the disk which rounds are safe, and how to go on."""
         try:
             yield
         except DiskError as error:
@@ -281,12 +247,12 @@ class Recording:
                 raise DiskError(f"{error}, then run it again: {again}") from error
             raise DiskError(
                 f"{error}, then go on with: anyfleet resume {self.folder}\n"
-                f"{self._saved} of {self._experiment.rounds} steps are safe there."
+                f"{self._saved} of {self._experiment.rounds} rounds are safe there."
             ) from error
 
     @contextmanager
     def _released(self) -> Iterator[None]:
-        """Others may use the folder afterwards."""
+        """Release the folder for other processes when the block ends."""
         try:
             yield
         finally:
@@ -295,7 +261,7 @@ class Recording:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Holds back Ctrl-C and SIGTERM until the block is done; only the main thread gets them."""
+    """Hold back Ctrl-C and SIGTERM until the block ends; only the main thread gets them."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,4 +1,4 @@
-"""Opens the folder of a run that did not end, as it stood at its last good checkpoint."""
+"""Resuming: the folder of a run is opened as it stood at its last good checkpoint."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,16 +14,16 @@ from anyfleet.experiment import Experiment, State, build, from_source, populate
 from anyfleet.runtime import Simulated
 from anyfleet.store import checkpoint, environment
 from anyfleet.store.disk import EMPTY, Damaged, Lock, Log, refuse_links, write
-from anyfleet.store.recording import FILES, LOGS, Past
-from anyfleet.store.run_folder import describe, orders_of, rounds_of
+from anyfleet.store.recording import Past
+from anyfleet.store.run_folder import FILES, LOGS, describe, orders_of, rounds_of
 from anyfleet.world import World
 
 
 @dataclass(frozen=True)
 class Terms:
-    """How a run may be resumed: to which round, with whose code, and whether exactly."""
+    """How a run may be resumed: up to which round, with whose code, and whether identically."""
 
-    rounds: int | None = None  # None: as many as it was to have
+    rounds: int | None = None  # None: as many as the run was to have
     allow: tuple[str, ...] = ()
     not_identical: bool = False
 
@@ -35,25 +35,25 @@ class Reopened:
     experiment: Experiment
     task: Task
     past: Past
-    every: int | None  # steps between checkpoints, as recorded
-    remarks: tuple[str, ...]  # what whoever resumes it should know
+    every: int | None  # rounds between checkpoints, as recorded
+    remarks: tuple[str, ...]  # for the person who resumes it
 
 
 def finished(folder: str | Path, terms: Terms) -> bool:
-    """Whether a run ended with all of its steps; nothing is changed."""
+    """Return whether a run ended with all of its rounds; change nothing."""
     folder = Path(folder)
     _refuse_links(folder)
     try:
         summary = msgspec.json.decode((folder / "summary.json").read_bytes(), type=_Summary)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
-    done = summary.result.steps if summary.ended == "finished" and summary.result else 0
+    done = summary.result.rounds if summary.ended == "finished" and summary.result else 0
     planned = terms.rounds or config.read(folder / "config.toml").data.get("rounds")
     return bool(done == planned)
 
 
 class _Result(msgspec.Struct):
-    steps: int
+    rounds: int
 
 
 class _Summary(msgspec.Struct):
@@ -62,10 +62,10 @@ class _Summary(msgspec.Struct):
 
 
 def reopen(folder: str | Path, terms: Terms) -> Reopened:
-    """The run in a folder. Its logs are cut back to what the checkpoint knows.
+    """Open the run in a folder, and cut its logs back to the last good checkpoint.
 
-    Threads and precision become those that were recorded. Whatever else has changed since, and
-    would make other numbers, is refused unless the terms allow it.
+    Threads and precision become those that were recorded. Raise StoreError if anything else has
+    changed since that would make other numbers, unless the terms allow it.
     """
     folder = Path(folder)
     _refuse_links(folder)
@@ -84,9 +84,9 @@ def reopen(folder: str | Path, terms: Terms) -> Reopened:
 
 
 def _refuse_links(folder: Path) -> None:
-    """Refuse a folder that would make us read or write somewhere else, before anything is done.
+    """Raise StoreError for a folder whose files lie elsewhere, before anything is done.
 
-    A stranger may have made it. The folder itself may be a link: whoever resumes it named it.
+    A stranger may have made it. The folder itself may be a link: the user named it.
     """
     parts = [f".{name}.part" for name in FILES]
     written = (*parts, *LOGS, "lock")
@@ -112,11 +112,13 @@ def _reopened(
     if found and not terms.not_identical:
         raise StoreError(_refusal(folder, found))
     last = _last(folder, experiment, task, source.allow)
-    if last.progress.step > experiment.rounds:
-        raise StoreError(f"{folder} has {last.progress.step} steps already: --rounds is too low.")
+    if last.progress.rounds > experiment.rounds:
+        raise StoreError(
+            f"{folder} already has {last.progress.rounds} rounds. Give --rounds at least as many."
+        )
     past = _cut_back(folder, lock, last)
     if found:
-        changed = (*recorded.changes, environment.Change(last.progress.step, found))
+        changed = (*recorded.changes, environment.Change(last.progress.rounds, found))
         new = msgspec.structs.replace(recorded, config=digest, conditions=now, changes=changed)
         environment.record(folder, new)
     if terms.rounds is not None:
@@ -130,12 +132,12 @@ def _refusal(folder: Path, found: Sequence[str]) -> str:
     listed = "".join(f"\n  {each}" for each in found)
     return (
         f"{folder} cannot be resumed so that it equals the uninterrupted run:{listed}\n"
-        "Restore that, or accept other numbers from here on with --not-identical."
+        "Restore that, or accept other numbers from here on: --not-identical."
     )
 
 
 class _Last(NamedTuple):
-    """A checkpoint, and what is wrong with newer ones."""
+    """The last good checkpoint, and remarks on newer ones."""
 
     progress: checkpoint.Progress
     state: State | None
@@ -143,7 +145,7 @@ class _Last(NamedTuple):
 
 
 def _last(folder: Path, experiment: Experiment, task: Task, allow: Sequence[str]) -> _Last:
-    """The newest checkpoint that is whole, or the beginning where there is none yet."""
+    """Return the newest checkpoint that can be used, or the beginning if there is none."""
     remarks: list[str] = []
     for path in checkpoint.found(folder):
         try:
@@ -164,29 +166,31 @@ def _last(folder: Path, experiment: Experiment, task: Task, allow: Sequence[str]
             "no checkpoint can be used:\n  " + "\n  ".join(remarks) + "\nTo begin again, remove "
             f"{folder / 'checkpoints'} and resume."
         )
-    return _Last(checkpoint.Progress(), None, ("There is no checkpoint yet: it begins again.",))
+    return _Last(
+        checkpoint.Progress(), None, ("There is no checkpoint yet: the run begins again.",)
+    )
 
 
 def _try_out(state: State, experiment: Experiment, task: Task, world: World) -> None:
-    """Raise an error if a fleet cannot go on from a state; nothing is kept."""
+    """Raise Damaged if the fleet cannot go on from a state; keep nothing."""
     try:
         Simulated(task, world, experiment.seed).restore(state.fleet)
-    except Exception as error:  # what was put together by hand can fail in any way
+    except Exception as error:  # a state that somebody made by hand can fail in any way
         raise Damaged(f"its fleet cannot go on: {error!r}.") from error
 
 
 def _check_logs(folder: Path, progress: checkpoint.Progress) -> None:
     for name, mark in progress.logs.items():
         if name not in LOGS:
-            raise StoreError(f"{name} is no log of a run.")
+            raise StoreError(f"{name} is not a log of a run.")
         if not Log(folder / name, mark).fits():
             raise StoreError(f"{folder / name} is damaged.")
 
 
 def _cut_back(folder: Path, lock: Lock, last: _Last) -> Past:
     logs = {name: Log(folder / name, last.progress.logs.get(name, EMPTY)) for name in LOGS}
-    points = rounds_of(logs["rounds.jsonl"].rows(), folder / "rounds.jsonl")
+    records = rounds_of(logs["rounds.jsonl"].rows(), folder / "rounds.jsonl")
     orders_of(logs["ledger.jsonl"].rows(), folder / "ledger.jsonl")
     for log in logs.values():
         log.cut()
-    return Past(lock, last.progress, points, last.state)
+    return Past(lock, last.progress, records, last.state)

@@ -27,13 +27,13 @@ from anyfleet.tasks.partition import (
     TwoClassDisjoint,
     XClass,
 )
-from anyfleet.tasks.pooled import Pooled
 from anyfleet.tasks.specs import (
     Cifar10,
     Embedded,
     FashionMnist,
     Har,
     Mnist,
+    Pooled,
     Shakespeare,
     Synthetic,
     TaskSpec,

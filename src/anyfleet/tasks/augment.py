@@ -1,7 +1,7 @@
 """Keyed augmentation of image batches [B, C, H, W].
 
-An augmentation is a function of the batch and a key: no hidden state, no branching on values, so it
-runs under `vmap`. Sample i takes draw i, whatever the size of the batch.
+An augmentation is a function of the batch and a key, without hidden state and without branches on
+values, so it runs under `vmap`. Sample i takes draw i, whatever the size of the batch.
 """
 
 from dataclasses import dataclass
@@ -16,15 +16,17 @@ from anyfleet.arguments import checked
 
 
 class Augment(Protocol):
-    """Changed copies of the samples."""
+    """What makes changed copies of samples."""
 
-    def __call__(self, x: Tensor, key: Tensor) -> Tensor: ...
+    def __call__(self, x: Tensor, key: Tensor) -> Tensor:
+        """Return a changed copy of each sample."""
+        ...
 
 
 @checked
 @dataclass(frozen=True)
 class Shift:
-    """Random crop after padding by `padding` pixels of value `fill`, to the old size.
+    """Random crops to the old size, after padding by `padding` pixels of value `fill`.
 
     Inputs are standardised, so the default fill is the mean colour.
     """
@@ -54,7 +56,7 @@ class Shift:
 @checked
 @dataclass(frozen=True)
 class Flip:
-    """Left and right swapped, with the given chance."""
+    """Mirror images: left and right are swapped with probability `chance`."""
 
     chance: float = 0.5
 

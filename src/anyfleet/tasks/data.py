@@ -1,4 +1,4 @@
-"""Samples and targets as tensors, and any torch Dataset turned into them."""
+"""Data as tensors: inputs, targets and owners, read from any torch Dataset."""
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
@@ -11,15 +11,14 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from anyfleet.tracebacks import BUILDING, during
 
-_COLUMNS = ("input", "target")
-_EMPTY = "The {}data set is empty: it has no sample. Look at where it is read and what it keeps."
+_FIELDS = ("input", "target")
+_EMPTY = "The {}data set is empty. Check where it is read from, and which samples it keeps."
 _NO_ITEM = (
     "The items of a data set are (input, target) or (input, target, owner); this one gives {}."
 )
 _NO_OWNER = (
     "The third of (input, target, owner) must be one whole number or text for each sample, got {}. "
-    "A model with several inputs takes them in one tensor: join them, and let the module take them "
-    "apart."
+    "For a model with several inputs, join them in one tensor and let the module split it."
 )
 
 
@@ -27,8 +26,8 @@ _NO_OWNER = (
 class Data:
     """Rows of inputs `x` and targets `y`; `owners` numbers the natural owner of each row, if any.
 
-    What targets mean is the task's affair: classes, tokens, counts, real numbers. `names` has the
-    names of the owners by number; without it, an owner is called by its number.
+    The task decides what targets mean: classes, tokens, counts, real numbers. `names` has the names
+    of the owners by number; without it, an owner's name is its number.
     """
 
     x: Tensor
@@ -53,24 +52,24 @@ class Data:
         return len(self.x)
 
     def rows(self, index: Tensor) -> "Data":
-        """Copies of the given rows."""
+        """Return copies of the given rows."""
         owners = None if self.owners is None else self.owners[index]
         return Data(self.x[index], self.y[index], owners, self.names)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Data":
-        """`change` applied to inputs and targets."""
+        """Return the data with `change` applied to inputs and targets."""
         return Data(change(self.x), change(self.y), self.owners, self.names)
 
     def owner(self, number: int) -> str:
-        """The name of an owner."""
+        """Return the name of an owner."""
         return self.names[number] if self.names else str(number)
 
 
 def materialise(dataset: "Dataset[Any] | Data", what: str = "") -> Data:
-    """Read every item of a data set once: (input, target) or (input, target, owner).
+    """Return all items of a data set, (input, target) or (input, target, owner), as tensors.
 
-    An owner is a whole number or a text; texts are numbered in alphabetical order. `what` is said
-    of a data set that is empty, which is refused.
+    Each item is read once. An owner is a whole number or a text; texts are numbered in alphabetical
+    order. Raise ValueError if the data set is empty; the error calls it the `what` data set.
     """
     data = _materialised(dataset)
     if not len(data):
@@ -86,14 +85,14 @@ def _materialised(dataset: "Dataset[Any] | Data") -> Data:
             raise ValueError(_NO_ITEM.format(f"{len(dataset.tensors)} tensors"))
         x, y, *owners = dataset.tensors
         return Data(x, y, owners[0] if owners else None)
-    columns = _columns(dataset)
-    if not columns:
+    fields = _fields(dataset)
+    if not fields:
         return Data(torch.empty(0), torch.empty(0))
-    x, y = (_stacked(column, what) for column, what in zip(columns, _COLUMNS, strict=False))
-    return Data(x, y, *(_owners(columns[2]) if len(columns) > 2 else ()))
+    x, y = (_stacked(items, what) for items, what in zip(fields, _FIELDS, strict=False))
+    return Data(x, y, *(_owners(fields[2]) if len(fields) > 2 else ()))
 
 
-def _columns(dataset: Dataset[Any]) -> list[tuple[Any, ...]]:
+def _fields(dataset: Dataset[Any]) -> list[tuple[Any, ...]]:
     items: list[Any] = []
     for item in _items(dataset):
         if not isinstance(item, tuple | list) or len(item) not in (2, 3):
@@ -105,8 +104,8 @@ def _columns(dataset: Dataset[Any]) -> list[tuple[Any, ...]]:
     return list(zip(*items, strict=True))
 
 
-def _stacked(column: tuple[Any, ...], what: str) -> Tensor:
-    tensors = [_tensor(item) for item in column]
+def _stacked(items: tuple[Any, ...], what: str) -> Tensor:
+    tensors = [_tensor(item) for item in items]
     first = tensors[0].shape
     for position, tensor in enumerate(tensors):
         if tensor.shape != first:
@@ -117,13 +116,13 @@ def _stacked(column: tuple[Any, ...], what: str) -> Tensor:
     return torch.stack(tensors)
 
 
-def _owners(column: tuple[Any, ...]) -> tuple[Tensor, tuple[str, ...]]:
-    """The number of each row's owner, and the owners' names if they have some."""
-    if all(isinstance(owner, str) for owner in column):
-        names = tuple(sorted(set(column)))
+def _owners(owners: tuple[Any, ...]) -> tuple[Tensor, tuple[str, ...]]:
+    """Return the number of each row's owner, and the owners' names, or ()."""
+    if all(isinstance(owner, str) for owner in owners):
+        names = tuple(sorted(set(owners)))
         order = {name: number for number, name in enumerate(names)}
-        return torch.tensor([order[name] for name in column]), names
-    numbers = [_tensor(owner) for owner in column]
+        return torch.tensor([order[name] for name in owners]), names
+    numbers = [_tensor(owner) for owner in owners]
     for number in numbers:
         if number.ndim or not _whole(number):
             raise ValueError(_NO_OWNER.format(_described(number)))
@@ -140,7 +139,7 @@ def _described(tensor: Tensor) -> str:
 
 
 def _items(dataset: Dataset[Any]) -> Iterator[Any]:
-    """Yield every item; an error of the data set says at which."""
+    """Yield every item; an error raised by the data set names the item."""
     name, end = type(dataset).__name__, object()
     places: Iterable[int] = itertools.count()
     with during(what=f"the data set {name}", when=BUILDING):
@@ -148,7 +147,7 @@ def _items(dataset: Dataset[Any]) -> Iterator[Any]:
             items = iter(dataset)
         else:
             places = range(len(dataset))  # type: ignore[arg-type]
-            # Not iter(): a map-style data set may lack the IndexError that would end it.
+            # Not iter(): a map-style data set may never raise the IndexError that would end it.
             items = (dataset[index] for index in places)
     for number in places:
         with during(what=f"item {number} of the data set {name}", when=BUILDING):
@@ -163,6 +162,6 @@ def _tensor(item: Any) -> Tensor:
         return torch.as_tensor(item)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(
-            f"A data set gave a {type(item).__name__}, which is no tensor, array or number. "
+            f"A data set gave a {type(item).__name__}, which is not a tensor, array or number. "
             "Give the data set a transform that makes tensors."
         ) from error

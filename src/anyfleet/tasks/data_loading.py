@@ -1,4 +1,4 @@
-"""From files to tensors: shorten, standardise, and make a network whose weights a seed decides."""
+"""From files to tensors: limited, standardised; and networks whose weights follow from a seed."""
 
 from typing import Any, TypeVar
 
@@ -17,7 +17,7 @@ Number = TypeVar("Number", np.uint8, np.float32)
 
 
 def fresh_model(model: Factory, seed: int, **filled: Any) -> nn.Module:
-    """A new network; its weights depend on `seed` alone and torch's own generator is left alone.
+    """Return a new network whose weights depend on `seed` alone; torch's generator is not used up.
 
     `filled` are options that follow from the data; those of `model` take precedence.
     """
@@ -30,14 +30,14 @@ def fresh_model(model: Factory, seed: int, **filled: Any) -> nn.Module:
 
 
 def chosen_rows(total: int, limit: int | None, key: int) -> IntArray:
-    """All rows, or `limit` random ones, ascending."""
+    """Return all rows, or `limit` random ones, ascending."""
     if limit is None or limit >= total:
         return np.arange(total)
     return np.sort(np.random.default_rng(key).choice(total, limit, replace=False))
 
 
 def image_data(images: Images, limit: int | None, seed: int) -> tuple[Data, Data]:
-    """Training and test images, standardised by the colours of the training images."""
+    """Return training and test images, standardised by the colours of the training images."""
     train = chosen_rows(len(images.train_y), limit, number(seed, "limit train"))
     test = chosen_rows(len(images.test_y), limit, number(seed, "limit test"))
     mean, deviation = _moments(images.train_x[train])
@@ -50,7 +50,10 @@ def image_data(images: Images, limit: int | None, seed: int) -> tuple[Data, Data
 def sensor_data(
     windows: Windows, test_users: tuple[int, ...], limit: int | None, seed: int
 ) -> tuple[Data, Data | None]:
-    """Windows of the users who train and of those who test, standardised by the former."""
+    """Return the windows of the users who train and of those who test, or None without any.
+
+    Both are standardised by the former.
+    """
     apart = np.isin(windows.user, np.array(test_users, dtype=windows.user.dtype))
     training, testing = np.flatnonzero(~apart), np.flatnonzero(apart)
     train = training[chosen_rows(len(training), limit, number(seed, "limit train"))]
@@ -65,7 +68,7 @@ def sensor_data(
 
 
 def _moments(x: NDArray[Number]) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of each channel [n, channel, …], in the units of `x`."""
+    """Return mean and standard deviation of each channel [n, channel, …], in the units of `x`."""
     axes = (0, *range(2, x.ndim))
     shape = (1, -1, *(1,) * (x.ndim - 2))
     mean = x.mean(axis=axes, dtype=np.float64).reshape(shape)
@@ -76,7 +79,7 @@ def _moments(x: NDArray[Number]) -> tuple[Tensor, Tensor]:
 
 
 def _standard(x: NDArray[Number], mean: Tensor, deviation: Tensor) -> Tensor:
-    # The first conversion makes a copy of our own, so the rest may happen in place.
+    # The conversion makes a copy, so the rest may happen in place.
     return torch.from_numpy(x.astype(np.float32)).sub_(mean).div_(deviation)
 
 

@@ -1,7 +1,7 @@
-"""Public data sets from disk.
+"""Public data sets, read from files.
 
-They are looked for in the folder named by the environment variable ANYFLEET_DATA, otherwise in
-`~/.cache/anyfleet/data`; each set has its own folder there:
+The files are in the folder that the environment variable ANYFLEET_DATA names, otherwise in
+`~/.cache/anyfleet/data`. Each data set has its own folder there:
 
     mnist/{train,t10k}-{images-idx3,labels-idx1}-ubyte[.gz]
     fashion-mnist/                the same four files
@@ -39,7 +39,7 @@ _SOURCES: dict[str, tuple[str, str]] = {
     ),
     "fashion-mnist": (
         "the four IDX files {train,t10k}-{images-idx3,labels-idx1}-ubyte, plain or .gz",
-        "Fashion-MNIST by Zalando Research, or any mirror; task Embedded brings a subset along",
+        "Fashion-MNIST by Zalando Research, or any mirror; the task Embedded needs no files",
     ),
     "cifar-10-batches-bin": (
         "data_batch_1.bin … data_batch_5.bin and test_batch.bin",
@@ -74,24 +74,24 @@ class Windows(NamedTuple):
 
 
 class Speech(NamedTuple):
-    """All that one speaker says."""
+    """The lines of one speaker."""
 
     client: str
     text: str
 
 
 def data_folder() -> Path:
-    """Where data sets are looked for."""
+    """Return the folder that holds the data sets."""
     return Path(os.environ.get(FOLDER_VARIABLE) or DEFAULT_FOLDER).expanduser()
 
 
 def embedded_images() -> Images:
-    """The Fashion-MNIST subset inside the package: 12,000 + 2,000 images, balanced."""
+    """Return the Fashion-MNIST subset inside the package: 12,000 + 2,000 images, balanced."""
     return _idx_images(files("anyfleet.tasks") / "embedded")
 
 
 def idx_images(name: str) -> Images:
-    """MNIST (`name="mnist"`) or Fashion-MNIST (`name="fashion-mnist"`)."""
+    """Return MNIST (`name="mnist"`) or Fashion-MNIST (`name="fashion-mnist"`)."""
     try:
         return _idx_images(data_folder() / name)
     except MissingData as error:
@@ -99,7 +99,7 @@ def idx_images(name: str) -> Images:
 
 
 def cifar10_images() -> Images:
-    """CIFAR-10 from its official binary version."""
+    """Return CIFAR-10 from its official binary version."""
     name = "cifar-10-batches-bin"
     folder = data_folder() / name
     batches = [folder / f"data_batch_{number}.bin" for number in range(1, 6)]
@@ -111,7 +111,7 @@ def cifar10_images() -> Images:
 
 
 def har_windows() -> Windows:
-    """Human activities; windows turned to [n, channels, time]."""
+    """Return the windows of human activities as [n, channels, time]."""
     file = data_folder() / "har" / "windows.npz"
     if not file.is_file():
         raise _missing("har")
@@ -130,7 +130,7 @@ def har_windows() -> Windows:
 
 
 def shakespeare_speeches() -> tuple[Speech, ...]:
-    """Speakers of all plays, in file order."""
+    """Return the lines of all speakers, in file order."""
     file = data_folder() / "shakespeare" / "clients.jsonl"
     if not file.is_file():
         raise _missing("shakespeare")
@@ -164,7 +164,7 @@ def _cifar_batch(file: Path) -> NDArray[np.uint8]:
     raw = np.fromfile(file, np.uint8)
     if not len(raw) or len(raw) % _CIFAR_ROW:
         raise ValueError(
-            f"{file} has {len(raw)} bytes, no multiple of {_CIFAR_ROW}: fetch it again."
+            f"{file} has {len(raw)} bytes, not a multiple of {_CIFAR_ROW}: fetch it again."
         )
     return raw.reshape(-1, _CIFAR_ROW)
 

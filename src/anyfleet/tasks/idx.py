@@ -21,7 +21,7 @@ _OPENERS: dict[str, Callable[[bytes], bytes]] = {
 
 
 def read_idx(folder: Traversable, name: str) -> NDArray[np.uint8]:
-    """The array in `name`, `name.gz` or `name.xz` below `folder`."""
+    """Return the array in `name`, `name.gz` or `name.xz` in `folder`."""
     for ending, decompress in _OPENERS.items():
         file = folder / (name + ending)
         if file.is_file():
@@ -30,7 +30,7 @@ def read_idx(folder: Traversable, name: str) -> NDArray[np.uint8]:
 
 
 def encode_idx(array: NDArray[np.uint8]) -> bytes:
-    """The uncompressed IDX file of `array`."""
+    """Return the bytes of an uncompressed IDX file of `array`."""
     header = bytes([0, 0, _UNSIGNED_BYTE, array.ndim])
     sizes = b"".join(size.to_bytes(4, "big") for size in array.shape)
     return header + sizes + np.ascontiguousarray(array).tobytes()

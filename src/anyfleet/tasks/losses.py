@@ -1,7 +1,7 @@
-"""Losses and metrics: (output, target) to one value per sample.
+"""Losses and metrics: functions of (output, target) with one value per sample.
 
-Classes lie on the last axis of the output; further axes between (the positions of a sequence) are
-averaged within a sample. A user's own function of that signature serves as well.
+Classes are on the last axis of the output. Axes between the first and the last (the positions of a
+sequence) are averaged within a sample. A user's own function may have the same signature.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 Objective = Callable[[Tensor, Tensor], Tensor]
-_NO_CLASS = -(2**62)  # torch would pass over -100: no target is left out here
+_NO_CLASS = -(2**62)  # torch would ignore targets of -100; here no target is ignored
 
 
 def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
-    """Of logits [B, …, C] and class indices [B, …]."""
+    """Return the cross entropy of logits [B, …, C] and class indices [B, …]."""
     values = torch.nn.functional.cross_entropy(
         output.flatten(0, -2), target.long().flatten(), ignore_index=_NO_CLASS, reduction="none"
     )
@@ -23,17 +23,17 @@ def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
 
 
 def accuracy(output: Tensor, target: Tensor) -> Tensor:
-    """Share of positions whose largest logit is the target's; 0 or 1 for a single one."""
+    """Return the share of positions whose largest logit is the target's; 0 or 1 for a class."""
     return _per_sample((output.argmax(-1) == target).to(output.dtype))
 
 
 def squared_error(output: Tensor, target: Tensor) -> Tensor:
-    """Mean squared difference; a target [B] may meet an output [B, 1]."""
+    """Return the mean squared difference; a target [B] may meet an output [B, 1]."""
     return _per_sample((output - target.reshape(output.shape)) ** 2)
 
 
 def absolute_error(output: Tensor, target: Tensor) -> Tensor:
-    """Mean absolute difference; a target [B] may meet an output [B, 1]."""
+    """Return the mean absolute difference; a target [B] may meet an output [B, 1]."""
     return _per_sample((output - target.reshape(output.shape)).abs())
 
 
@@ -42,13 +42,13 @@ def _per_sample(values: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Goal:
-    """What a model is trained by and judged by, and whether its targets are classes.
+class Objectives:
+    """The loss of a task, its metrics, and whether its targets are classes.
 
-    `classified` says that targets are classes where the loss is one's own: nobody can see whether
-    its whole numbers are classes, counts or yes and no. Without `metrics`, `cross_entropy` goes
-    with accuracy, and another loss stands alone: it may leave out targets, say, where accuracy
-    would call them missed.
+    With a loss of the user's own, `classified` must say that targets are classes: whole numbers
+    may also be counts, or yes and no. Without `metrics`, accuracy is measured with
+    `cross_entropy`, and nothing with another loss: such a loss may ignore some targets, which
+    accuracy would count as missed.
     """
 
     loss: Objective = cross_entropy
@@ -56,13 +56,13 @@ class Goal:
     classified: bool = False
 
     @property
-    def of_classes(self) -> bool:
-        """Whether targets are classes on the last axis of the output."""
+    def targets_are_classes(self) -> bool:
+        """True if targets are classes on the last axis of the output."""
         return self.classified or self.loss is cross_entropy
 
     @property
-    def judges(self) -> dict[str, Objective]:
-        """The metrics, chosen or given."""
+    def all_metrics(self) -> dict[str, Objective]:
+        """The metrics that are measured: those given, or the default."""
         if self.metrics is not None:
             return dict(self.metrics)
         return {"accuracy": accuracy} if self.loss is cross_entropy else {}

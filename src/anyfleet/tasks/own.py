@@ -1,4 +1,4 @@
-"""A user's own model and data in a run file."""
+"""The task of a user's own model and data, for run files."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -28,12 +28,12 @@ Source = Dataset[Any] | Data
 @checked
 @dataclass(frozen=True)
 class Own:
-    """Any torch module on any data set, by name; `Task.of` says the rest.
+    """A task of any torch module and any data set, given by name; see `Task.of` for the rest.
 
     `data` makes one data set or a pair (training, test). `loss` and `metrics` name functions of
-    (output, target), and `classified` says whether targets are classes where the loss is one's own.
-    `state` is a safetensors file with the weights to start from; a relative path lies beside the
-    run file. `devices` to `split_seed` as in every task.
+    (output, target). With a loss of one's own, `classified` says whether targets are classes.
+    `state` is a safetensors file with the weights to start from; a relative path is relative to
+    the run file. `devices` to `split_seed` are as in every task.
     """
 
     model: Factory
@@ -53,7 +53,7 @@ class Own:
         self._split(0)
 
     def build(self, seed: int) -> Task:
-        """Make model and data, and divide the data."""
+        """Return the task: make model and data, and divide the data."""
         with during(what=f"data = {self.data.use}", when=BUILDING):
             made = self.data.make()
         train, test = _pair(made)
@@ -91,4 +91,4 @@ def _read_state(file: Path) -> Mapping[str, Tensor]:
     try:
         return load_file(file)
     except (OSError, SafetensorError) as error:
-        raise ValueError(f"state: {file} is no readable safetensors file ({error}).") from error
+        raise ValueError(f"state: {file} is not a readable safetensors file ({error}).") from error

@@ -1,12 +1,13 @@
-"""Tasks as they stand in a run file: each builds a `Task` from a seed.
+"""Tasks that a run file can name: each builds a `Task` from a seed.
 
-The fields that all share: `model` makes the network; `devices`, `partition`, `test_share` (of a
-device's rows, for its own test) and `server` (samples set aside) are those of `Split`; `limit` is
-the most training and the most test samples to load; `split_seed` fixes the data and its partition,
-so that runs with different seeds share them (otherwise they follow the seed of the run).
+They share these fields. `model` makes the network. `devices`, `partition`, `test_share` (share of a
+device's rows for its own test) and `server` (samples set aside for the server) are those of
+`Split`. `limit` is the largest number of training and of test samples to load. `split_seed` fixes
+the data and its partition, so that runs with different seeds share them; without it they follow
+the seed of the run.
 
 Pixels and sensor readings are standardised: minus the mean, divided by the deviation of their
-channel over the loaded training samples (so a scale to [0, 1] beforehand would change nothing).
+channel over the loaded training samples. A scale to [0, 1] beforehand would change nothing.
 """
 
 from dataclasses import dataclass, replace
@@ -21,11 +22,11 @@ from anyfleet.tasks import zoo
 from anyfleet.tasks.augment import Augment
 from anyfleet.tasks.data import Data
 from anyfleet.tasks.data_loading import chosen_rows, fresh_model, image_data, sensor_data
-from anyfleet.tasks.losses import Goal
+from anyfleet.tasks.losses import Objectives
 from anyfleet.tasks.partition import ByOwner, Iid, Partition
 from anyfleet.tasks.split import Split, number
 from anyfleet.tasks.synthetic import Generator
-from anyfleet.tasks.task import Task, task_of_rows
+from anyfleet.tasks.task import Task, pooled, task_of_rows
 from anyfleet.tasks.text import text_windows
 
 # The volunteers of the published test set of UCI HAR.
@@ -44,15 +45,15 @@ _GENERATOR = Generator()
 
 
 class TaskSpec(Protocol):
-    """A task that is written down, not built yet."""
+    """A task that is described but not built yet."""
 
     def build(self, seed: int) -> Task:
-        """The same seed builds the same task."""
+        """Return the task; the same seed gives the same task."""
 
 
 @dataclass(frozen=True)
 class _Divided:
-    """What all data sets have in common; each knows how to load itself."""
+    """The fields that all data sets have in common."""
 
     model: Factory = _CNN_MNIST
     devices: int = 100
@@ -79,7 +80,7 @@ class _Divided:
 
 @dataclass(frozen=True)
 class _Pictures(_Divided):
-    """A data set of images."""
+    """The fields of a data set of images."""
 
     augment: Augment | None = None
 
@@ -94,7 +95,7 @@ class _Pictures(_Divided):
 class Embedded(_Pictures):
     """The Fashion-MNIST subset inside the package: 12,000 + 2,000 grey images, ten classes.
 
-    It is there for the first minutes, so its network is a small one.
+    It is meant for first trials, so its default network is small.
     """
 
     devices: int = 20
@@ -131,7 +132,8 @@ class Mnist(_Pictures):
 class Cifar10(_Pictures):
     """CIFAR-10 from disk: 50,000 + 10,000 colour images.
 
-    S0's disjoint two-class split of 100 x 500 samples needs every image: `server=0, test_share=0`.
+    FedPMT's split into 100 devices with 500 samples of two classes needs every image: set
+    `server=0, test_share=0`.
     """
 
     model: Factory = _CNN_CIFAR
@@ -143,11 +145,11 @@ class Cifar10(_Pictures):
 @checked
 @dataclass(frozen=True)
 class Har(_Divided):
-    """Human activities from sensor windows [6, 128]; owners are the people who wore the sensor.
+    """Human activities in sensor windows [6, 128]; owners are the people who wore the sensor.
 
-    `test_users` are kept apart as the common test set. With `test_users=()` everybody trains, and
-    the devices' own test rows serve; neighbouring windows overlap by half, so those are not
-    independent of the training rows.
+    The data of `test_users` are the common test set. With `test_users=()` all people train, and
+    the devices' own test rows are the common test set; neighbouring windows overlap by half, so
+    these rows are not independent of the training rows.
     """
 
     model: Factory = _HAR_CNN
@@ -170,7 +172,7 @@ class Har(_Divided):
 class Shakespeare(_Divided):
     """Next-character prediction in windows of `length`; owners are the speakers of the plays.
 
-    The vocabulary is every character of the text; the model is made with `vocabulary` and `length`.
+    The vocabulary is every character of the text. The model is made with `vocabulary` and `length`.
     The devices' own test rows together are the common test set.
     """
 
@@ -201,7 +203,9 @@ class Shakespeare(_Divided):
 @checked
 @dataclass(frozen=True)
 class Synthetic:
-    """The synthetic task of S4 §4.4; `data` has its switches. The server's samples are i.i.d. ones.
+    """The synthetic task of FedPNS (specification §B), with the data that `data` generates.
+
+    The server's samples are i.i.d. ones.
 
     The devices' own test rows together are the common test set.
     """
@@ -216,21 +220,34 @@ class Synthetic:
         if not 0 < self.test_share < 1:
             raise ValueError(f"test_share must lie in (0, 1), got {self.test_share}.")
         if self.server < 0:
-            raise ValueError(f"server must be the number of samples it keeps, got {self.server}.")
+            raise ValueError(
+                f"server must be at least 0, the number of samples it keeps; got {self.server}."
+            )
 
     def build(self, seed: int) -> Task:
         seed_of_data = _data_seed(self.split_seed, seed)
         key = number(seed_of_data, "synthetic")
-        store, cut = self.data.generate(key, test_share=self.test_share, server=self.server)
+        store, division = self.data.generate(key, test_share=self.test_share, server=self.server)
         task = task_of_rows(
             fresh_model(self.model, seed),
             store,
-            cut,
+            division,
             test=None,
-            goal=Goal(),
+            objectives=Objectives(),
         )
-        told = f"{self.data} makes the data of every device, with seed {seed_of_data}."
-        return replace(task, name="Synthetic", assignment=told)
+        sentence = f"{self.data} makes the data of every device, with seed {seed_of_data}."
+        return replace(task, name="Synthetic", assignment=sentence)
+
+
+@checked
+@dataclass(frozen=True)
+class Pooled:
+    """The data of all devices of another task on a single device: the centralised reference."""
+
+    inner: TaskSpec
+
+    def build(self, seed: int) -> Task:
+        return pooled(self.inner.build(seed))
 
 
 def _data_seed(split_seed: int | None, seed: int) -> int:

@@ -1,4 +1,4 @@
-"""The synthetic task of S4 §4.4 (specification §B)."""
+"""The synthetic data of FedPNS (specification §B)."""
 
 from dataclasses import dataclass
 
@@ -7,9 +7,9 @@ import torch
 from numpy.typing import NDArray
 
 from anyfleet.arguments import checked
-from anyfleet.core.messages import MOST_DEVICES
+from anyfleet.core.limits import MOST_DEVICES
 from anyfleet.tasks.data import Data
-from anyfleet.tasks.split import Cut
+from anyfleet.tasks.split import Division
 
 FEATURES, CLASSES = 60, 10
 Floats = NDArray[np.float64]
@@ -18,12 +18,12 @@ Floats = NDArray[np.float64]
 @checked
 @dataclass(frozen=True)
 class Generator:
-    """Gaussian inputs, labels by the largest of ten linear functions.
+    """The generator of synthetic data: Gaussian inputs, labels by the largest of ten functions.
 
     The first `sigma` of the devices draw x ~ N(0, diag(h^-1.2)) and share one labelling (W, b).
-    Each of the others has inputs around an own centre o[j] ~ N(B, 1), B ~ N(0, rho_s), and an own
-    labelling, of which `shared_w` keeps W common. `rho_is_std` reads rho_s as standard deviation,
-    as the public code does, instead of variance.
+    Each of the others has inputs around its own centre o[j] ~ N(B, 1), B ~ N(0, rho_s), and its own
+    labelling; with `shared_w` they all share W. `rho_is_std` reads rho_s as a standard deviation,
+    as the public code does, instead of a variance.
     """
 
     devices: int = 50
@@ -47,21 +47,23 @@ class Generator:
 
     @property
     def even(self) -> int:
-        """How many devices are i.i.d.; they come first."""
+        """The number of devices with i.i.d. data; they come first."""
         return round(self.sigma * self.devices)
 
-    def generate(self, key: int, *, test_share: float = 0.2, server: int = 0) -> tuple[Data, Cut]:
-        """All rows, device after device, and who owns them; the server's rows are i.i.d. ones."""
+    def generate(
+        self, key: int, *, test_share: float = 0.2, server: int = 0
+    ) -> tuple[Data, Division]:
+        """Return all rows, device after device, and their division; the server's rows are i.i.d."""
         rng = np.random.default_rng(key)
         weight, bias = rng.standard_normal((CLASSES, FEATURES)), rng.standard_normal(CLASSES)
         owned = [self._device(rng, k, weight, bias) for k in range(self.devices)]
         store = _data(np.concatenate([x for x, _ in owned]), np.concatenate([y for _, y in owned]))
         tested = round(test_share * self.samples)
         rows = torch.arange(len(store)).view(self.devices, self.samples)
-        shares = tuple(part[: self.samples - tested] for part in rows)
-        held_out = tuple(part[self.samples - tested :] for part in rows)
+        train_rows = tuple(part[: self.samples - tested] for part in rows)
+        test_rows = tuple(part[self.samples - tested :] for part in rows)
         kept = _data(*_label(_inputs(rng, server), weight, bias))
-        return store, Cut(shares, held_out, kept)
+        return store, Division(train_rows, test_rows, kept)
 
     def _device(
         self, rng: np.random.Generator, device: int, weight: Floats, bias: Floats

@@ -1,4 +1,4 @@
-"""What is to be learned: a traced model with its first weights, and everybody's data."""
+"""Tasks: what is learned, a traced model with its initial weights and the data of all devices."""
 
 import warnings
 from collections.abc import Mapping
@@ -15,8 +15,8 @@ from anyfleet.elastic import Blueprint, left_behind, require_faithful, trace
 from anyfleet.errors import AnyfleetWarning
 from anyfleet.tasks.augment import Augment
 from anyfleet.tasks.data import Data, materialise
-from anyfleet.tasks.losses import Goal, Objective, cross_entropy
-from anyfleet.tasks.split import Cut, Split, union
+from anyfleet.tasks.losses import Objective, Objectives, cross_entropy
+from anyfleet.tasks.split import Division, Split, union
 from anyfleet.tasks.task_checks import (
     check_finite,
     check_given,
@@ -36,11 +36,11 @@ Params = Mapping[str, Tensor]
 class Task:
     """A learning problem, divided among devices.
 
-    `train` is the store of all rows that devices own; `shares` are the training rows of each device
-    and `held_out` its own test rows, all of them rows of `train`. No device owns a row of `server`,
-    and `server` and `test` have no row in common. `classes` is the width of the model's output, and
-    `classified` tells whether targets number its entries; if not (real numbers, counts, several
-    labels at once, classes on another axis than the last), no device lacks a class.
+    `train` holds all rows of the devices; `train_rows` are the training rows of each device and
+    `test_rows` its own test rows. No device has a row of `server`, and `server` and `test` have no
+    row in common. `classes` is the size of the last axis of the model's output. `classified` says
+    whether targets are class indices on that axis. If not (real numbers, counts, several labels at
+    once, classes on another axis), every device counts as having all classes.
     """
 
     unwritable: ClassVar[str] = (
@@ -55,13 +55,13 @@ class Task:
     loss: Objective
     metrics: Mapping[str, Objective]
     train: Data
-    shares: tuple[Tensor, ...]
-    held_out: tuple[Tensor, ...]
+    train_rows: tuple[Tensor, ...]
+    test_rows: tuple[Tensor, ...]
     test: Data
     server: Data
     classified: bool = False
     augment: Augment | None = None
-    assignment: str = ""  # how devices came to their data, in words
+    assignment: str = ""  # a sentence that says how devices came to their data
 
     def __repr__(self) -> str:
         size = self.blueprint.numel()
@@ -69,48 +69,48 @@ class Task:
 
     @property
     def devices(self) -> int:
-        """How many devices there are."""
-        return len(self.shares)
+        """The number of devices."""
+        return len(self.train_rows)
 
     def build(self, seed: int) -> "Task":
-        """Itself: a task that exists stands wherever one that is yet to be built may stand."""
+        """Return the task itself, so that a built task can stand for one that is described."""
         return self
 
     def data(self, device: int) -> Data:
-        """Training data of a device."""
-        return self.train.rows(self.shares[device])
+        """Return the training data of a device."""
+        return self.train.rows(self.train_rows[device])
 
     def size(self, device: int) -> int:
-        """How many training samples a device has, without copying them."""
-        return len(self.shares[device])
+        """Return the number of training samples of a device, without copying them."""
+        return len(self.train_rows[device])
 
     def own_test(self, device: int) -> Data:
-        """Test data of a device."""
-        return self.train.rows(self.held_out[device])
+        """Return the test data of a device."""
+        return self.train.rows(self.test_rows[device])
 
     def labels(self, device: int) -> Tensor:
-        """Which classes (or tokens) occur in a device's training data: bool [classes].
+        """Return which classes (or tokens) occur in a device's training data: bool [classes].
 
-        Where targets are no classes there are none to miss, and all are true.
+        All are true where targets are not classes.
         """
         return self._labels[device]
 
     @cached_property
     def owners(self) -> tuple[str, ...]:
-        """Whose data each device has; empty where that is nobody's, or several people's."""
+        """The owner of the data of each device; "" where there is none, or more than one."""
         owners = self.train.owners
         if owners is None:
             return ("",) * self.devices
-        return tuple(_only(self.train, owners[rows]) for rows in self.shares)
+        return tuple(_only(self.train, owners[rows]) for rows in self.train_rows)
 
     @cached_property
     def _labels(self) -> tuple[Tensor, ...]:
         if not self.classified:
             return (torch.ones(self.classes, dtype=torch.bool),) * self.devices
-        return tuple(_occurring(self.train.y[rows], self.classes) for rows in self.shares)
+        return tuple(_occurring(self.train.y[rows], self.classes) for rows in self.train_rows)
 
     def to(self, where: torch.dtype | torch.device) -> "Task":
-        """The same task in another precision (float tensors only) or on another device."""
+        """Return the task in another precision (float tensors only) or on another torch device."""
 
         def move(tensor: Tensor) -> Tensor:
             keeps_type = isinstance(where, torch.dtype) and not tensor.is_floating_point()
@@ -141,55 +141,55 @@ class Task:
         augment: Augment | None = None,
         name: str | None = None,
     ) -> "Task":
-        """A user's own model and data; see `task_of_rows` for what is checked.
+        """Return the task of a user's own model and data; `task_of_rows` says what is checked.
 
-        `state` is a state_dict to start from, otherwise the module's present weights count;
-        parameters with `requires_grad=False` stay as they are. Data sets are read once. Without
-        `test`, the devices' own test rows are also the common test set. `cross_entropy` makes
-        targets classes, judged by accuracy unless there are other `metrics`. With another loss
-        there are only the metrics you give; and say `classified=True` if targets are classes on the
-        last axis of the output nevertheless (negative ones are passed over), so that methods that
-        look at a device's labels do so. A run is judged by accuracy where there is one, else by the
-        first of the metrics, else by the loss; which way is better, `Metric` tells
-        by the name. The name is that of the module's class, unless given.
+        `state` is a state_dict to start from; without it the module's present weights are used.
+        Parameters with `requires_grad=False` stay as they are. Data sets are read once. Without
+        `test`, the devices' own test rows are also the common test set. With `cross_entropy`
+        targets are classes, and accuracy is measured unless `metrics` are given. With another loss
+        only the given metrics are measured. Set `classified=True` if targets are nevertheless
+        classes on the last axis of the output (negative ones are ignored), so that methods can
+        look at the labels of a device. The first metric of a run is accuracy where there is one,
+        else the first of the metrics, else the loss; `Metric` knows by the name which direction is
+        better. The name is that of the module's class unless given.
         """
-        goal = Goal(loss, metrics, classified)
-        check_given(module, train, goal)
+        objectives = Objectives(loss, metrics, classified)
+        check_given(module, train, objectives)
         store = materialise(train, "training")
         task = task_of_rows(
             started(module, state),
             store,
-            split.cut(store),
+            split.divide(store),
             test=None if test is None else materialise(test, "test"),
-            goal=goal,
+            objectives=objectives,
         )
-        called = task.name if name is None else name
-        return replace(task, augment=augment, name=called, assignment=split.told)
+        task_name = task.name if name is None else name
+        return replace(task, augment=augment, name=task_name, assignment=split.assignment)
 
 
 def task_of_rows(
-    module: nn.Module, store: Data, cut: Cut, *, test: Data | None, goal: Goal
+    module: nn.Module, store: Data, division: Division, *, test: Data | None, objectives: Objectives
 ) -> Task:
-    """A task from rows that are divided already.
+    """Return a task of rows that are divided already.
 
-    Checks the names of the metrics; that all numbers are finite; on two samples that model,
-    targets, loss and metrics fit each other, and that the traced network is the function that the
-    module is (see `anyfleet.elastic.require_faithful`).
+    Raise ValueError unless the metrics have usable names, all numbers are finite, and on two
+    samples model, targets, loss and metrics fit each other and the traced network computes what
+    the module does (see `anyfleet.elastic.require_faithful`).
     """
-    check_names(goal)
-    check_finite(store, cut, test)
+    check_names(objectives)
+    check_finite(store, division, test)
     example = Data(store.x[:2], store.y[:2])
     output = tried(module, example.x)
-    tests = _all_held_out(store, cut) if test is None else test
-    classified = has_classes(goal, store.y, output)
-    if goal.loss is cross_entropy:
+    tests = _all_test_rows(store, division) if test is None else test
+    classified = has_classes(objectives, store.y, output)
+    if objectives.loss is cross_entropy:
         for targets in (store.y, tests.y):
             check_range(targets, width(output))
-    check_objectives(goal, output, example)
+    check_objectives(objectives, output, example)
     blueprint = trace(module, (example.x,))
     require_faithful(module, (example.x,), blueprint)
-    for told in left_behind(module, blueprint):
-        warnings.warn(f"Task: {told}.", AnyfleetWarning, stacklevel=3)
+    for warning in left_behind(module, blueprint):
+        warnings.warn(f"Task: {warning}.", AnyfleetWarning, stacklevel=3)
     weights = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
     return Task(
         name=type(module).__name__,
@@ -197,41 +197,41 @@ def task_of_rows(
         params={name: weights[name] for name in blueprint.params},
         buffers={name: weights[name] for name in blueprint.buffers},
         classes=width(output),
-        loss=goal.loss,
-        metrics=goal.judges,
+        loss=objectives.loss,
+        metrics=objectives.all_metrics,
         train=store,
-        shares=cut.shares,
-        held_out=cut.held_out,
+        train_rows=division.train_rows,
+        test_rows=division.test_rows,
         test=tests,
-        server=cut.server,
+        server=division.server,
         classified=classified,
     )
 
 
 def pooled(task: Task) -> Task:
-    """The same data on a single device: the centralised reference."""
+    """Return the task with all data on a single device: the centralised reference."""
     return replace(
         task,
         name=f"{task.name}, pooled",
-        shares=(union(task.shares),),
-        held_out=(union(task.held_out),),
+        train_rows=(union(task.train_rows),),
+        test_rows=(union(task.test_rows),),
     )
 
 
 def _only(data: Data, owners: Tensor) -> str:
-    """The name of the one owner of some rows, or nothing."""
+    """Return the name of the only owner of some rows, or ""."""
     alone = len(owners) and bool((owners == owners[0]).all())
     return data.owner(int(owners[0])) if alone else ""
 
 
 def _occurring(targets: Tensor, classes: int) -> Tensor:
-    """Bool [classes]; what is no class (a mark for positions to leave out) is not counted."""
+    """Return bool [classes]; targets that are not a class (marks to ignore) do not count."""
     known = targets[(targets >= 0) & (targets < classes)]
     return known.flatten().long().bincount(minlength=classes) > 0
 
 
-def _all_held_out(store: Data, cut: Cut) -> Data:
-    rows = union(cut.held_out)
+def _all_test_rows(store: Data, division: Division) -> Data:
+    rows = union(division.test_rows)
     if not len(rows):
         raise ValueError("Task: there is no test data. Give `test`, or a test_share above 0.")
     return store.rows(rows)

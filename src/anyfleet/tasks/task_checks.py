@@ -1,6 +1,6 @@
-"""What a user's model, state, targets and objectives must fulfil, tried on two samples.
+"""Checks of a user's model, state, targets, loss and metrics, tried on two samples.
 
-Every refusal says what is wrong and what to do about it.
+Every error says what is wrong and what to do about it.
 """
 
 import copy
@@ -15,34 +15,34 @@ from anyfleet.arguments import described
 from anyfleet.elastic.tracing.aliases import aliases, complete
 from anyfleet.errors import BadCall, refuse
 from anyfleet.tasks.data import Data
-from anyfleet.tasks.losses import Goal
-from anyfleet.tasks.split import Cut
+from anyfleet.tasks.losses import Objectives
+from anyfleet.tasks.split import Division
 from anyfleet.tracebacks import BUILDING, during
 
-_BLOCK = 4096  # rows that are looked at together
-_NAMED = 5  # devices that are named one by one
-_MEND = (
-    "Leave such samples out, or fill them in; in place of what is meant so (a mask of -inf, a "
-    "target that is missing) write a finite number that model and loss look for."
+_BLOCK = 4096  # rows that are checked together
+_LISTED = 5  # devices that an error names one by one
+_REMEDY = (
+    "Leave such samples out, or fill them in; where a mark is meant (a mask of -inf, a missing "
+    "target), use a finite number that model and loss recognise."
 )
 
 
-def check_given(module: Any, train: Any, goal: Goal) -> None:
-    """Refuse what is no model, no data set or no function, before anything is done with it."""
-    if complaints := tuple(_misplaced(module, train, goal)):
+def check_given(module: Any, train: Any, objectives: Objectives) -> None:
+    """Raise BadCall unless there are a model, a data set, and functions for loss and metrics."""
+    if complaints := tuple(_argument_faults(module, train, objectives)):
         raise BadCall(*complaints)
 
 
-def _misplaced(module: Any, train: Any, goal: Goal) -> Iterator[str]:
+def _argument_faults(module: Any, train: Any, objectives: Objectives) -> Iterator[str]:
     swapped = isinstance(train, nn.Module)
     if not isinstance(module, nn.Module):
         due = "Task.of.module must be a torch.nn.Module"
-        told = described(module) + ("; is it the training data?" if swapped else "")
-        yield f"{due}, got {told}{'' if told.endswith('?') else '.'}"
+        given = described(module) + ("; is it the training data?" if swapped else "")
+        yield f"{due}, got {given}{'' if given.endswith('?') else '.'}"
     if swapped:
         due = "Task.of.train must be a data set"
         yield f"{due}, got the model {type(train).__name__}. The model comes first, then the data."
-    for what, function in {"loss": goal.loss, **(goal.metrics or {})}.items():
+    for what, function in {"loss": objectives.loss, **(objectives.metrics or {})}.items():
         if isinstance(function, type):
             hint = ' (reduction="none" for one of torch.nn)' if what == "loss" else ""
             yield (
@@ -52,10 +52,10 @@ def _misplaced(module: Any, train: Any, goal: Goal) -> Iterator[str]:
 
 
 def started(module: nn.Module, state: Mapping[str, Tensor] | None) -> nn.Module:
-    """A copy, with the weights of `state` if there is one: the user's module stays as it was."""
+    """Return a copy of the module, with the weights of `state` if given."""
     own = copy.deepcopy(module)
     if state is not None:
-        # What was written by somebody who knows one name of a shared tensor has no other.
+        # A state may have a shared tensor under only one of its names.
         full = {**complete(state, aliases(own)), **state}
         _check_state(own, full)
         own.load_state_dict(full)
@@ -63,27 +63,27 @@ def started(module: nn.Module, state: Mapping[str, Tensor] | None) -> nn.Module:
 
 
 def tried(module: nn.Module, x: Tensor) -> Tensor:
-    """The output for a few samples; training mode and random numbers stay as they were."""
+    """Return the output for a few samples; training mode and torch's generator do not change."""
     _check_parameters(module)
     trial = copy.deepcopy(module).eval()
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             output = trial(x)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        _explain(module, x, error)
+        _raise_for(module, x, error)
     if not isinstance(output, Tensor) or output.ndim < 1 or len(output) != len(x):
         raise ValueError("Task: the model must return one tensor with a row for each sample.")
     return output
 
 
 def width(output: Tensor) -> int:
-    """The size of the last axis; a model that gives one number per sample has one output."""
+    """Return the size of the last axis; 1 for a model with one number per sample."""
     return output.shape[-1] if output.ndim > 1 else 1
 
 
-def has_classes(goal: Goal, targets: Tensor, output: Tensor) -> bool:
-    """Whether targets are numbers of outputs: checked where they are said to be."""
-    if not goal.of_classes:
+def has_classes(objectives: Objectives, targets: Tensor, output: Tensor) -> bool:
+    """Return whether targets are classes; raise ValueError if they should be but cannot be."""
+    if not objectives.targets_are_classes:
         return False
     if targets.is_floating_point() or targets.shape[1:] != output.shape[1:-1]:
         raise ValueError(
@@ -97,7 +97,7 @@ def has_classes(goal: Goal, targets: Tensor, output: Tensor) -> bool:
 
 
 def check_range(targets: Tensor, classes: int) -> None:
-    """Every target must be the number of an output."""
+    """Raise ValueError unless every target is the index of an output."""
     if not targets.numel():
         return
     low, high = int(targets.min()), int(targets.max())
@@ -108,38 +108,38 @@ def check_range(targets: Tensor, classes: int) -> None:
         )
 
 
-def check_finite(store: Data, cut: Cut, test: Data | None) -> None:
-    """Refuse inputs and targets that are infinite or not a number; says whose they are."""
-    refuse(_not_finite(store, cut, test))
+def check_finite(store: Data, division: Division, test: Data | None) -> None:
+    """Raise for inputs and targets that are infinite or NaN; the error names their devices."""
+    refuse(_finite_faults(store, division, test))
 
 
-def _not_finite(store: Data, cut: Cut, test: Data | None) -> Iterator[str]:
+def _finite_faults(store: Data, division: Division, test: Data | None) -> Iterator[str]:
     bad = _faulty_rows(store)
     if bad.any():
-        owned = enumerate(zip(cut.shares, cut.held_out, strict=True))
+        owned = enumerate(zip(division.train_rows, division.test_rows, strict=True))
         found = {device: torch.cat(parts) for device, parts in owned}
         found = {device: rows[bad[rows]] for device, rows in found.items()}
         found = {device: rows for device, rows in found.items() if len(rows)}
-        for device, rows in list(found.items())[:_NAMED]:
+        for device, rows in list(found.items())[:_LISTED]:
             first = int(rows.min())
             yield (
-                f"Task: device {device} has {len(rows)} of {_size(cut, device)} samples with a "
-                f"number that is infinite or NaN, first in the {_which(store, first)} of row "
-                f"{first}. {_MEND}"
+                f"Task: device {device} has {len(rows)} of {_size(division, device)} samples with "
+                f"a number that is infinite or NaN, first in the {_which(store, first)} of row "
+                f"{first}. {_REMEDY}"
             )
-        if len(found) > _NAMED:
-            yield f"Task: {len(found) - _NAMED} more devices have such samples."
-    for whose, data in (("the server", cut.server), ("the test set", test)):
+        if len(found) > _LISTED:
+            yield f"Task: {len(found) - _LISTED} more devices have such samples."
+    for whose, data in (("the server", division.server), ("the test set", test)):
         if data is not None and (bad := _faulty_rows(data)).any():
             first = int(bad.nonzero()[0])
             yield (
                 f"Task: {whose} has {int(bad.sum())} of {len(data)} samples with a number that is "
-                f"infinite or NaN, first in the {_which(data, first)} of its row {first}. {_MEND}"
+                f"infinite or NaN, first in the {_which(data, first)} of its row {first}. {_REMEDY}"
             )
 
 
 def _faulty_rows(data: Data) -> Tensor:
-    """Which rows have a number that is not finite: bool [rows]."""
+    """Return which rows have a number that is not finite: bool [rows]."""
     bad = torch.zeros(len(data), dtype=torch.bool)
     for part in (data.x, data.y):
         if len(part) and (part.is_floating_point() or part.is_complex()):
@@ -152,38 +152,37 @@ def _which(data: Data, row: int) -> str:
     return "target" if bool(data.x[row].isfinite().all()) else "input"
 
 
-def _size(cut: Cut, device: int) -> int:
-    return len(cut.shares[device]) + len(cut.held_out[device])
+def _size(division: Division, device: int) -> int:
+    return len(division.train_rows[device]) + len(division.test_rows[device])
 
 
-def check_names(goal: Goal) -> None:
-    """Refuse names of metrics under which their values could not be told from others."""
-    refuse(_unfit(name) for name in goal.metrics or {})
+def check_names(objectives: Objectives) -> None:
+    """Raise unless every metric has a name that cannot be confused with another."""
+    refuse(_name_fault(name) for name in objectives.metrics or {})
 
 
-def _unfit(name: Any) -> str:
-    """Say why this is no name for a metric; "" if it is one."""
+def _name_fault(name: Any) -> str:
+    """Return why this cannot be the name of a metric, or ""."""
     if not isinstance(name, str):
-        return f"Task: names of metrics are text, got {name!r}. Write {str(name)!r}, say."
+        return f"Task: names of metrics must be text, got {name!r}. Write {str(name)!r}."
     if not name.strip():
-        return f"Task: a metric has no name, but {name!r}. Give it one."
+        return f"Task: a metric has the empty name {name!r}. Give it a name."
     if name == "loss":
         return (
-            'Task: a metric is called "loss", as the task\'s own loss is, whose place it would '
-            'take. Call it something else ("test_loss"), or leave it out: the loss is measured in '
-            "every evaluation."
+            'Task: a metric is called "loss", which is the name of the task\'s own loss. Choose '
+            'another name ("test_loss"), or leave it out: the loss is measured in every evaluation.'
         )
     if "@" in name:
         return (
-            f'Task: the metric {name!r} has "@" in its name, which stands before the width at '
-            f"which a score was measured. Call it {name.replace('@', '_at_')!r}, say."
+            f'Task: the metric {name!r} has "@" in its name, which is reserved for the width '
+            f"at which a metric was measured. Call it {name.replace('@', '_at_')!r}, for example."
         )
     return ""
 
 
-def check_objectives(goal: Goal, output: Tensor, example: Data) -> None:
-    """The loss and every metric give one value per sample."""
-    for what, objective in {"loss": goal.loss, **(goal.metrics or {})}.items():
+def check_objectives(objectives: Objectives, output: Tensor, example: Data) -> None:
+    """Raise ValueError unless the loss and every metric give one value per sample."""
+    for what, objective in {"loss": objectives.loss, **(objectives.metrics or {})}.items():
         try:
             with during(what, objective, when=BUILDING):
                 values: Any = objective(output, example.y)
@@ -215,7 +214,7 @@ def _check_parameters(module: nn.Module) -> None:
     name, parameters = type(module).__name__, dict(module.named_parameters())
     if not parameters:
         raise ValueError(
-            f"Task: {name} has no parameters, so that there is nothing to learn. Register its "
+            f"Task: {name} has no parameters, so there is nothing to learn. Register its "
             f"layers as attributes of the module, or its tensors as nn.Parameter."
         )
     lazy = [key for key, tensor in module.state_dict(keep_vars=True).items() if is_lazy(tensor)]
@@ -239,14 +238,14 @@ def _check_state(module: nn.Module, state: Mapping[str, Tensor]) -> None:
         ],
     }
     if any(found.values()):
-        told = "; ".join(f"{what}: {', '.join(names)}" for what, names in found.items() if names)
+        faults = "; ".join(f"{what}: {', '.join(names)}" for what, names in found.items() if names)
         raise ValueError(
-            f"Task: state does not fit {type(module).__name__}. {told}. To start from a part of "
-            f"a state, fill it up: {{**module.state_dict(), **state}}."
+            f"Task: state does not fit {type(module).__name__}. {faults}. To start from a part of "
+            f"a state, complete it: {{**module.state_dict(), **state}}."
         )
 
 
-def _explain(module: nn.Module, x: Tensor, error: Exception) -> NoReturn:
+def _raise_for(module: nn.Module, x: Tensor, error: Exception) -> NoReturn:
     known = {tensor.dtype for tensor in module.parameters() if tensor.is_floating_point()}
     if known and x.is_floating_point() and x.dtype not in known:
         (other, *_) = known
@@ -256,8 +255,8 @@ def _explain(module: nn.Module, x: Tensor, error: Exception) -> NoReturn:
         ) from error
     raise ValueError(
         f"Task: {type(module).__name__} fails on a batch of inputs of shape {_shape(x.shape)} and "
-        f"{x.dtype} ({error}). A model takes one tensor, samples first; several inputs go into "
-        f"one tensor, and the module takes them apart."
+        f"{x.dtype} ({error}). A model takes one tensor, samples first; join several inputs in "
+        f"one tensor, and let the module split it."
     ) from error
 
 

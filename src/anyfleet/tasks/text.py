@@ -10,7 +10,7 @@ from anyfleet.tasks.partition import IntArray
 
 
 class TextWindows(NamedTuple):
-    """Windows of character numbers; a target is its input moved one character on."""
+    """Windows of character numbers; a target is its input shifted by one character."""
 
     x: IntArray
     y: IntArray
@@ -19,10 +19,10 @@ class TextWindows(NamedTuple):
 
 
 def text_windows(texts: Sequence[str], length: int) -> TextWindows:
-    """Windows of `length` characters that do not overlap, text by text.
+    """Return windows of `length` characters that do not overlap, text by text.
 
     The vocabulary is every character that occurs, in code-point order; a character's number is its
-    place there. `owners` gives the position of a window's text. What is left at the end of a text,
+    position there. `owners` has the number of each window's text. The rest at the end of a text,
     and texts shorter than `length + 1`, are dropped.
     """
     if length < 1:

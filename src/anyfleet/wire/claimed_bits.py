@@ -1,6 +1,6 @@
-"""What a message may say of its own size: ledger and clock follow it, so it is not just believed.
+"""What a message may claim of its own size: ledger and clock follow it, so it is checked.
 
-Bytes that came have to be there for what is said: exactly, but for the slack that a codec states.
+Claimed bits must be the bytes that came: exactly, but for the slack that a codec states.
 """
 
 import math
@@ -8,43 +8,47 @@ from collections.abc import Sequence
 
 from anyfleet.core.slots import Slack
 from anyfleet.errors import BadMessage
-from anyfleet.wire.bodies import Parcel, Unpacked
+from anyfleet.wire.bodies import Body, UnpackedBody
 from anyfleet.wire.headers import OrderHeader, ReplyHeader
 
 _CLOSE = 1e-9  # sums of the same bits in another order
 
 
-def model_bits(
-    header: OrderHeader | ReplyHeader, found: Unpacked, given: Parcel, beside: float
+def claimed_model_bits(
+    header: OrderHeader | ReplyHeader, found: UnpackedBody, body: Body, extra: float
 ) -> float:
-    """Bits of the model in the leading columns that came, of which the whole has `beside` more."""
-    if not header.trees and header.bits != beside:
-        raise BadMessage(f"{header.bits} bits where {beside} are sent", "numbers")
-    said = [header.bits - beside]
-    if given.columns > 1:
-        said = _columns(header, given, beside, whole=len(found.lengths) == given.columns)
-    _check_columns(said, found.lengths, given)
-    return math.fsum(said[: len(found.lengths)])
+    """Return the bits of the model in the leading columns that came.
+
+    The whole message has `extra` bits beside its model. Raise BadMessage when the header claims
+    more or fewer bits than there are.
+    """
+    if not header.trees and header.bits != extra:
+        raise BadMessage(f"{header.bits} bits where {extra} are sent", "numbers")
+    claimed = [header.bits - extra]
+    if body.columns > 1:
+        claimed = _claimed(header, body, extra, whole=len(found.lengths) == body.columns)
+    _check_columns(claimed, found.lengths, body)
+    return math.fsum(claimed[: len(found.lengths)])
 
 
-def _columns(
-    header: OrderHeader | ReplyHeader, given: Parcel, beside: float, *, whole: bool
+def _claimed(
+    header: OrderHeader | ReplyHeader, body: Body, extra: float, *, whole: bool
 ) -> list[float]:
-    said = header.sizes
-    if len(said) != given.columns:
-        raise BadMessage(f"sizes of {len(said)} columns instead of {given.columns}", "numbers")
-    total = math.fsum(said) + beside
+    claimed = header.sizes
+    if len(claimed) != body.columns:
+        raise BadMessage(f"sizes of {len(claimed)} columns instead of {body.columns}", "numbers")
+    total = math.fsum(claimed) + extra
     if whole and not math.isclose(header.bits, total, rel_tol=_CLOSE):
         raise BadMessage(f"{header.bits} bits in columns of {total}", "numbers")
-    return said
+    return claimed
 
 
-def _check_columns(said: Sequence[float], lengths: Sequence[int], given: Parcel) -> None:
-    slack = given.codec.slack if given.model else Slack()
-    lanes = given.around(given.model).tensors.values()
+def _check_columns(claimed: Sequence[float], lengths: Sequence[int], body: Body) -> None:
+    slack = body.codec.slack if body.model else Slack()
+    tensors = body.layout(body.model).tensors.values()
     for column, length in enumerate(lengths):
-        entries = sum(lane.ends[column] - lane.begins(column) for lane in lanes)
-        more = slack.column + slack.share * said[column] + slack.entry * entries
-        if not 8 * length <= said[column] <= 8 * length + more:
-            told = f"{said[column]} bits in column {column}, which has {length} bytes"
-            raise BadMessage(told, "numbers")
+        entries = sum(tensor.ends[column] - tensor.begins(column) for tensor in tensors)
+        more = slack.column + slack.share * claimed[column] + slack.entry * entries
+        if not 8 * length <= claimed[column] <= 8 * length + more:
+            what = f"{claimed[column]} bits in column {column}, which has {length} bytes"
+            raise BadMessage(what, "numbers")

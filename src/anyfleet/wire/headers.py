@@ -1,4 +1,4 @@
-"""Headers: all of a message but its tensors."""
+"""The headers of messages: all of an order or a reply but its tensors."""
 
 import math
 from collections.abc import Iterator
@@ -13,21 +13,21 @@ from anyfleet.core.messages import EVERYTHING, Hyperparameters, Kind
 from anyfleet.core.orders import Cohort
 from anyfleet.errors import BadMessage
 
-# As many bytes as there are of a header at most, for 100 tensors and without a job's longer lists:
-# what a message has besides what is charged.
+# The most bytes of a header for 100 tensors, without the longer lists of a job: what a message has
+# beside what is charged.
 HEADER_SLACK = 8192
 
 Whole = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Mask = tuple[list[Count], bytes]  # its shape, then one bit an entry
 
-# In both headers: `bits` are those of the whole message as they are charged, `sizes` what each
-# column of the model has of them, so that what is left of a message can be charged, too. `trees`
-# name the tensors in the order in which they travel.
+# In both headers, `bits` are those of the whole message as they are charged. `sizes` are those of
+# each column of the model, so that what is left of a cut message can be charged, too. `trees` name
+# the tensors in the order in which they travel.
 
 
 class HyperparametersHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The numbers of an order."""
+    """The hyperparameters of an order."""
 
     lr: float
     epochs: Whole
@@ -39,7 +39,7 @@ class HyperparametersHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=T
 
 
 class OrderHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All of an order but its trees."""
+    """All of an order but its tensors."""
 
     id: Count
     device: Count
@@ -64,11 +64,11 @@ class OrderHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ReplyHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All of an answer but its trees."""
+    """All of a reply but its tensors."""
 
     order: Count
     device: Count
-    key: Whole  # of the order: an answer to another one, renamed, does not have it
+    key: Whole  # of the order: a reply to another one, renamed, does not have it
     samples: Count
     bits: float
     sizes: list[float]
@@ -81,7 +81,7 @@ H = TypeVar("H", OrderHeader, ReplyHeader)
 
 
 def read_header(data: bytes, kind: type[H]) -> H:
-    """A header as it was written, or `BadMessage`."""
+    """Return a header as it was written; raise BadMessage if it cannot be read."""
     try:
         return msgspec.msgpack.decode(data, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -89,13 +89,13 @@ def read_header(data: bytes, kind: type[H]) -> H:
 
 
 def check_sizes(header: OrderHeader | ReplyHeader, most: float) -> None:
-    """Refuses a header whose bits no message has."""
+    """Raise BadMessage unless all claimed bits lie between 0 and `most`."""
     if not all(0 <= bits <= most for bits in (header.bits, *header.sizes)):
         raise BadMessage(f"a message of {header.bits} bits; at most {most}", "numbers")
 
 
-def figures(order: Cohort) -> HyperparametersHeader:
-    """The numbers of an order, as they travel."""
+def pack_hyperparameters(order: Cohort) -> HyperparametersHeader:
+    """Return the hyperparameters of a single order as they travel."""
     return HyperparametersHeader(
         **{
             f.name: getattr(order.hyperparameters, f.name)[0].item()
@@ -104,22 +104,22 @@ def figures(order: Cohort) -> HyperparametersHeader:
     )
 
 
-def numbers(told: HyperparametersHeader) -> Hyperparameters:
-    """The inverse of `figures`."""
+def unpack_hyperparameters(header: HyperparametersHeader) -> Hyperparameters:
+    """Return the hyperparameters that `pack_hyperparameters` packed."""
     return Hyperparameters(
-        **{f.name: np.array([getattr(told, f.name)]) for f in fields(Hyperparameters)}
+        **{f.name: np.array([getattr(header, f.name)]) for f in fields(Hyperparameters)}
     )
 
 
 def check_order(header: OrderHeader, limits: Limits) -> None:
-    """Refuses an order with numbers that no order has."""
-    for complaint in (*_sizes(header, limits), *_numbers(header.hyperparameters, limits)):
-        raise BadMessage(complaint, "numbers")
+    """Raise BadMessage for an order with numbers that no order has."""
+    for fault in (*_size_faults(header, limits), *_faults(header.hyperparameters, limits)):
+        raise BadMessage(fault, "numbers")
 
 
-def _sizes(header: OrderHeader, limits: Limits) -> Iterator[str]:
+def _size_faults(header: OrderHeader, limits: Limits) -> Iterator[str]:
     if not 0 < header.width <= 1 or not 0 < header.column_width <= 1:
-        yield f"a share of {header.width} in columns of {header.column_width}"
+        yield f"a width of {header.width} in columns of {header.column_width}"
     elif header.width > limits.columns * header.column_width:
         yield f"columns of {header.column_width}; at most {limits.columns} are read"
     if len(header.menu) > limits.menu or not -1 <= header.choice <= limits.menu:
@@ -128,22 +128,22 @@ def _sizes(header: OrderHeader, limits: Limits) -> Iterator[str]:
         yield f"a utility of {header.utility}"
 
 
-def _numbers(told: HyperparametersHeader, limits: Limits) -> Iterator[str]:
+def _faults(header: HyperparametersHeader, limits: Limits) -> Iterator[str]:
     bounds = (
         ("epochs", EVERYTHING, limits.epochs),
         ("local_steps", EVERYTHING, limits.local_steps),
         ("batch_size", 1, limits.batch_size),
     )
     for name, least, most in bounds:
-        if not least <= getattr(told, name) <= most:
-            yield f"{name} of {getattr(told, name)}, outside {least} … {most}"
-    if told.epochs == told.local_steps == EVERYTHING:
+        if not least <= getattr(header, name) <= most:
+            yield f"{name} of {getattr(header, name)}, outside {least} … {most}"
+    if header.epochs == header.local_steps == EVERYTHING:
         yield "training without an end"
-    if not 0 <= told.lr < math.inf:
-        yield f"lr of {told.lr}"
+    if not 0 <= header.lr < math.inf:
+        yield f"lr of {header.lr}"
     # NaN: not asked.
-    if told.sent_fraction < 0 or told.sent_fraction > 1:
-        yield f"sent_fraction of {told.sent_fraction}"
-    for name, value in (("frequency", told.frequency), ("target_seconds", told.target_seconds)):
+    if header.sent_fraction < 0 or header.sent_fraction > 1:
+        yield f"sent_fraction of {header.sent_fraction}"
+    for name, value in (("frequency", header.frequency), ("target_seconds", header.target_seconds)):
         if value < 0:
             yield f"{name} of {value}"

@@ -1,8 +1,8 @@
-"""The device's half of a method as bytes: parts by name, and numbers.
+"""Jobs as bytes: the device's half of a method, as names of parts and numbers.
 
-What comes from outside names parts by the rule of `naming`: only what the homes of the slots that
-devices have export, and code of packages that the receiver allows. No function is called, no other
-module imported.
+A job from outside names parts by the rule of `anyfleet.names`: what the home packages of the slots
+of devices export, and code of packages that the receiver allows. No function is called, and no
+other module is imported.
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,18 +26,18 @@ _LONGEST = 60  # characters of a name or a path that are repeated
 
 
 @lru_cache(maxsize=64)
-def dumped(job: Job) -> bytes:
-    """As it travels."""
+def encode_job(job: Job) -> bytes:
+    """Return a job as it travels."""
     return msgspec.msgpack.encode(config.dump(job))
 
 
 @lru_cache(maxsize=64)
-def loaded(data: bytes, allow: tuple[str, ...], limits: Limits) -> Job:
-    """The inverse of `dumped`."""
+def decode_job(data: bytes, allow: tuple[str, ...], limits: Limits) -> Job:
+    """Return the job that `encode_job` encoded; raise BadMessage for one that is not allowed."""
     try:
         plain = _plain(data, limits)
-        for wrong in _complaints(plain, allow, limits):
-            raise BadMessage(f"{wrong.what}, at {wrong.path or 'the top'} of a job", wrong.reason)
+        for fault in _faults(plain, allow, limits):
+            raise BadMessage(f"{fault.what}, at {fault.path or 'the top'} of a job", fault.reason)
         job = config.load(plain, Job, allow=allow)
     except BadMessage:
         raise
@@ -51,22 +51,21 @@ def loaded(data: bytes, allow: tuple[str, ...], limits: Limits) -> Job:
 
 
 def misfits(job: Job, allow: tuple[str, ...], limits: Limits) -> dict[str, str]:
-    """Why a device would refuse orders with this job, by path inside it."""
+    """Return why devices would refuse orders with this job, by path inside it; empty if none."""
     try:
-        plain = _plain(dumped(job), limits)
-        return {wrong.path: wrong.what for wrong in _complaints(plain, allow, limits)}
+        plain = _plain(encode_job(job), limits)
+        return {fault.path: fault.what for fault in _faults(plain, allow, limits)}
     except AnyfleetError as error:  # too long, or a part without a name
         return {"": str(error)}
 
 
 def _plain(data: bytes, limits: Limits) -> Any:
     if len(data) > limits.job:
-        told = f"a job of {len(data)} bytes; limits.job is {limits.job}"
-        raise BadMessage(told, "too large")
+        raise BadMessage(f"a job of {len(data)} bytes; limits.job is {limits.job}", "too large")
     return msgspec.msgpack.decode(data)
 
 
-class _Complaint(NamedTuple):
+class _Fault(NamedTuple):
     """What is wrong with a job, where, and the reason for which it is refused."""
 
     path: str
@@ -74,24 +73,24 @@ class _Complaint(NamedTuple):
     reason: str = "job"
 
 
-def _complaints(plain: Any, allow: tuple[str, ...], limits: Limits) -> Iterator[_Complaint]:
-    """Names from elsewhere, numbers beyond the limit, and what is no plain data."""
+def _faults(plain: Any, allow: tuple[str, ...], limits: Limits) -> Iterator[_Fault]:
+    """Yield names from elsewhere, numbers beyond the limits, and values that are not plain."""
     open_, depth = [("", plain)], 0
     while open_:
         depth += 1
         if depth > 2 * DEEPEST:
-            yield _Complaint(open_[0][0], f"more than {DEEPEST} parts within parts")
+            yield _Fault(open_[0][0], f"more than {DEEPEST} parts within parts")
             return
         below: list[tuple[str, Any]] = []
         for path, value in open_:
             if isinstance(value, Mapping):
-                yield from _of_use(path, value.get("use"), allow)
+                yield from _use_faults(path, value.get("use"), allow)
                 below += [(path, key) for key in value]
                 below += [(_joined(path, k), v) for k, v in value.items() if k != "use"]
             elif isinstance(value, list):
                 below += [(path, inner) for inner in value]
             else:
-                yield from _of_single(path, value, allow, limits)
+                yield from _value_faults(path, value, allow, limits)
         open_ = below
 
 
@@ -99,39 +98,39 @@ def _joined(path: str, key: object) -> str:
     return f"{path}.{key}".removeprefix(".")[:_LONGEST]
 
 
-def _of_use(path: str, use: object, allow: tuple[str, ...]) -> Iterator[_Complaint]:
+def _use_faults(path: str, use: object, allow: tuple[str, ...]) -> Iterator[_Fault]:
     if use is None:
         return
     if not isinstance(use, str):
-        yield _Complaint(path, f"{_brief(repr(use))} is no name of a part")
+        yield _Fault(path, f"{_brief(repr(use))} is not the name of a part")
         return
     top = not path and use == _TOP
-    outside = [] if top else list(_of_name(path, use, allow))
+    outside = [] if top else list(_name_faults(path, use, allow))
     yield from outside
     if not outside and not top and not isinstance(find(use, allow, _PACKAGES), type):
-        yield _Complaint(path, f"{_brief(use)} is no part")
+        yield _Fault(path, f"{_brief(use)} is not a part")
 
 
-def _of_single(
+def _value_faults(
     path: str, value: object, allow: tuple[str, ...], limits: Limits
-) -> Iterator[_Complaint]:
+) -> Iterator[_Fault]:
     if isinstance(value, str):
         if ":" in value:
-            yield from _of_name(path, value, allow)
+            yield from _name_faults(path, value, allow)
     elif isinstance(value, int):
         if abs(value) > limits.count:
-            told = f"{value} is above limits.count, which is {limits.count}"
-            yield _Complaint(path, told, "too large")
+            what = f"{value} is above limits.count, which is {limits.count}"
+            yield _Fault(path, what, "too large")
     elif value is not None and not isinstance(value, float):
-        yield _Complaint(path, f"a {type(value).__name__} is no plain value")
+        yield _Fault(path, f"a {type(value).__name__} is not a plain value")
 
 
-def _of_name(path: str, name: str, allow: tuple[str, ...]) -> Iterator[_Complaint]:
+def _name_faults(path: str, name: str, allow: tuple[str, ...]) -> Iterator[_Fault]:
     try:
         find(name, allow, _PACKAGES)
     except BadName as error:
-        told = str(error) if len(name) <= _LONGEST else f"{_brief(name)} is no name of a part"
-        yield _Complaint(path, told)
+        long = len(name) > _LONGEST
+        yield _Fault(path, f"{_brief(name)} is not the name of a part" if long else str(error))
 
 
 def _brief(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Orders as bytes, and back."""
+"""Orders as bytes and back."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,25 +15,25 @@ from anyfleet.core.objectives import Task
 from anyfleet.core.orders import Cohort
 from anyfleet.elastic import Blueprint
 from anyfleet.errors import BadMessage
-from anyfleet.wire.bodies import STATISTICS, packed, parcel, unpacked
-from anyfleet.wire.claimed_bits import model_bits
+from anyfleet.wire.bodies import STATISTICS, body_of, pack_body, unpack_body
+from anyfleet.wire.claimed_bits import claimed_model_bits
+from anyfleet.wire.frames import join_message, open_message, read_columns
 from anyfleet.wire.headers import (
     OrderHeader,
     check_order,
     check_sizes,
-    figures,
-    numbers,
+    pack_hyperparameters,
     read_header,
+    unpack_hyperparameters,
 )
-from anyfleet.wire.jobs import dumped, loaded
-from anyfleet.wire.sealing import columns_of, opened, sealed
+from anyfleet.wire.jobs import decode_job, encode_job
 
 
 def encode_order(order: Cohort, task: Task) -> bytes:
-    """One order as the server sends it: whole, whatever its link will leave of it."""
+    """Return a single order as the server sends it: whole, whatever its link leaves of it."""
     (trees,), blueprint = order.trees, task.blueprint
     names = {tree: list(values) for tree, values in trees.items()}
-    body = packed(trees, order.symbols[0], parcel(order, task, names, up=False))
+    packed = pack_body(trees, order.symbols[0], body_of(order, task, names, up=False))
     header = OrderHeader(
         id=int(order.id[0]),
         device=int(order.device[0]),
@@ -44,41 +44,44 @@ def encode_order(order: Cohort, task: Task) -> bytes:
         menu=[pack_slice(entry, blueprint) for entry in order.menus[0]],
         choice=int(order.choice[0]),
         utility=float(order.utility[0]),
-        hyperparameters=figures(order),
+        hyperparameters=pack_hyperparameters(order),
         bits=float(order.bits[0]),
-        sizes=body.sizes,
+        sizes=packed.sizes,
         column_width=float(order.column_width[0]),
         acknowledged=int(order.acknowledged[0]),
         held_order=int(order.held_order[0]),
         kind=order.kind,
         round_index=order.round_index,
         cohort_key=order.cohort_key,
-        job=dumped(order.job),
+        job=encode_job(order.job),
         trees=names,
     )
-    return sealed("o", msgspec.msgpack.encode(header), body.columns)
+    return join_message("o", msgspec.msgpack.encode(header), packed.columns)
 
 
 def decode_order(
     data: bytes, task: Task, allow: Sequence[str] = (), limits: Limits | None = None
 ) -> Cohort:
-    """One order as a device reads it: with the leading columns of its model that came through."""
+    """Return a single order as a device reads it: with the leading columns that came through.
+
+    Raise BadMessage for bytes that no server sends, and for what a link left too little of.
+    """
     bounds = limits or Limits()
-    most = bounds.most(task.blueprint)
-    message = opened(data, "o", most)
+    most = bounds.for_model(task.blueprint)
+    message = open_message(data, "o", most)
     header = read_header(message.header, OrderHeader)
     check_order(header, bounds)
     check_sizes(header, 8.0 * most.message)
     _check_names(header.trees, task.blueprint)
     order = _bare(header, task.blueprint, tuple(allow), bounds)
-    given = parcel(order, task, header.trees, up=False)
-    columns = columns_of(message, given.columns if header.trees else 0)
-    whole = not header.trees or len(columns) == given.columns
+    body = body_of(order, task, header.trees, up=False)
+    columns = read_columns(message, body.columns if header.trees else 0)
+    whole = not header.trees or len(columns) == body.columns
     if not whole and ("model" not in header.trees or unpadded(order.job)):
-        raise BadMessage(f"{len(columns)} of {given.columns} columns, which do not do", "cut")
-    found = unpacked(columns, header.trees, given)
-    beside = order_extra_bits(found.trees, order, task.blueprint)
-    bits = beside + (model_bits(header, found, given, beside) if whole or columns else 0.0)
+        raise BadMessage(f"{len(columns)} of {body.columns} columns, which do not do", "cut")
+    found = unpack_body(columns, header.trees, body)
+    extra = order_extra_bits(found.trees, order, task.blueprint)
+    bits = extra + (claimed_model_bits(header, found, body, extra) if whole or columns else 0.0)
     width = 1.0 if whole else width_of(order, len(columns))
     return replace(
         order, trees=(found.trees,), bits=np.array([bits]), delivered_width=np.array([width])
@@ -88,11 +91,11 @@ def decode_order(
 def _bare(
     header: OrderHeader, blueprint: Blueprint, allow: tuple[str, ...], limits: Limits
 ) -> Cohort:
-    """The order without its trees."""
+    """Return the order without its tensors."""
     slice_ = unpack_slice(header.slice, blueprint)
     menu = tuple(unpack_slice(entry, blueprint) for entry in header.menu)
     if menu and slice_ not in menu:
-        raise BadMessage("a slice that is none of its menu", "choice")
+        raise BadMessage("a slice that is not in its menu", "choice")
     return Cohort(
         id=np.array([header.id]),
         device=np.array([header.device]),
@@ -103,7 +106,7 @@ def _bare(
         menus=(menu,),
         choice=np.array([header.choice]),
         utility=np.array([header.utility]),
-        hyperparameters=numbers(header.hyperparameters),
+        hyperparameters=unpack_hyperparameters(header.hyperparameters),
         trees=({},),
         symbols=(None,),
         bits=np.array([header.bits]),
@@ -114,7 +117,7 @@ def _bare(
         kind=header.kind,
         round_index=header.round_index,
         cohort_key=header.cohort_key,
-        job=loaded(header.job, allow, limits),
+        job=decode_job(header.job, allow, limits),
     )
 
 

@@ -116,9 +116,9 @@ def declare(
 
 def listed(names: Sequence[object]) -> str:
     """Return names joined by commas; of many, the first few and the number of the others."""
-    told = ", ".join(map(str, names[:_LISTED]))
+    first = ", ".join(map(str, names[:_LISTED]))
     more = len(names) - _LISTED
-    return told if more <= 0 else f"{told} and {more} more"
+    return first if more <= 0 else f"{first} and {more} more"
 
 
 def _counting_faults(counting: str) -> Iterator[str]:

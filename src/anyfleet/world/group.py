@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from operator import index
 
 from anyfleet.arguments import checked
-from anyfleet.core.messages import MOST_DEVICES
+from anyfleet.core.limits import MOST_DEVICES
 from anyfleet.errors import refuse
 from anyfleet.world.availability import Always, Availability
 from anyfleet.world.column_loss import ColumnLoss

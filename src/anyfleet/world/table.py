@@ -238,7 +238,7 @@ class Table(Fleet):
             link=self._link[rows].astype(np.int32),
             seed=seed,
             device_values={n: own[rows] for n, own in self._content.numbers.items() if n != _LEVEL},
-            assignment=self._assignment(owners),
+            assignment=self._row_assignment(owners),
         )
 
     @cached_property
@@ -282,7 +282,7 @@ class Table(Fleet):
                 f"{listed(missing)}.{rest}"
             )
 
-    def _assignment(self, owners: Sequence[str]) -> str:
+    def _row_assignment(self, owners: Sequence[str]) -> str:
         """Return a sentence that says how devices came to their rows."""
         name, rows = Path(self.file).name, len(self._content)
         if self.owners:

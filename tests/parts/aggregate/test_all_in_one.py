@@ -1,4 +1,4 @@
-"""All-in-one aggregation: every entry by those who sent it, with the numbers of METHODS."""
+"""All-in-one aggregation: every entry by those who sent it, with the numbers of the specification."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from anyfleet.core.client import work
 from anyfleet.core.delivery import cut_reply
-from anyfleet.core.incoming import IncomingReplies, RepliedOrder
 from anyfleet.core.message_size import uncompressed_bits
 from anyfleet.core.messages import DeviceState, Replies, no_charges
 from anyfleet.core.method import Method
 from anyfleet.core.orders import Cohort
 from anyfleet.core.planning import load_models
+from anyfleet.core.replies import IncomingReplies, RepliedOrder
 from anyfleet.core.updates import Updates
 from anyfleet.elastic import Slice, alpha, narrowed, place
 from anyfleet.formulas.anycost import anycost_divergence, anycost_gain, anycost_weights
@@ -360,7 +360,7 @@ def test_of_a_message_that_a_link_cut_the_columns_that_came_count(share: float) 
 
 def test_links_that_lose_columns_are_no_obstacle() -> None:
     method = replace(small.padded(fedavg(count=6, lr=0.1)), uplink=Uveq(6.0), aggregate=Aio())
-    fleet = lossy(errors=(0.2,), width=0.25)
+    fleet = lossy(errors=(0.2,), column_width=0.25)
     plain, bytes_ = (
         small.steps(method, TASK, 2, fleet=fleet, engine=engine)[-1]
         for engine in (Sequential(), Threads())

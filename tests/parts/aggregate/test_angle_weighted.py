@@ -1,4 +1,4 @@
-"""Weights by the angle between a device and the mean, with the numbers of METHODS."""
+"""Weights by the angle between a device and the mean, with the numbers of the specification."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""FedHQ's aggregation: coarse messages count less, with the numbers of METHODS."""
+"""FedHQ's aggregation: coarse messages count less, with the numbers of the specification."""
 
 import math
 from dataclasses import replace

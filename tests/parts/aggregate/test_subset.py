@@ -1,4 +1,4 @@
-"""Aggregating those updates that go well together, with the numbers of METHODS."""
+"""Aggregating those updates that go well together, with the numbers of the specification."""
 
 import math
 from collections.abc import Callable

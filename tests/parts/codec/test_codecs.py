@@ -2,24 +2,55 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 from torch import Tensor
 
 from anyfleet import rng
-from anyfleet.core.layout import MessageLayout, TensorLayout, tensor_layouts
+from anyfleet.core.layout import MessageLayout, Symbols, TensorLayout, tensor_layouts
 from anyfleet.core.messages import Params
 from anyfleet.core.slots import Codec, Compressed
 from anyfleet.elastic import Slice
-from anyfleet.parts.codec import ErrorFeedback, Fgc, Hq, Nothing, Plain, Qsgd, Raw, Stc, TopK, Uveq
-from anyfleet.parts.codec.stream import SLACK_BITS, SLACK_SHARE
+from anyfleet.parts.codec import (
+    ErrorFeedback,
+    Fgc,
+    Hq,
+    Nothing,
+    Plain,
+    Qsgd,
+    Quantiser,
+    Raw,
+    Stc,
+    TopK,
+    Uveq,
+)
+from anyfleet.parts.codec.bitstream import SLACK_BITS, SLACK_SHARE
 from anyfleet.wire.frames import framed, read
 from tests.helpers import small
 
+
+@dataclass(frozen=True)
+class OneBit(Quantiser):
+    """The sign of every entry times the mean magnitude of its tensor, as docs/codecs.md has it."""
+
+    def quantise(self, rows: Params, sent_fraction: Tensor, layout: MessageLayout) -> Symbols:
+        return Symbols(
+            quantisation_levels={name: torch.where(x < 0, -1, 1) for name, x in rows.items()},
+            scales={n: x.abs().double().mean(dim=1, keepdim=True) for n, x in rows.items()},
+        )
+
+    def dequantise(self, symbols: Symbols, layout: MessageLayout) -> Params:
+        signs = symbols.quantisation_levels
+        return {name: x * symbols.scale(name) for name, x in signs.items()}
+
+
 CODECS: list[Codec] = [
     Raw(),
+    OneBit(),
+    ErrorFeedback(OneBit()),
+    TopK(0.3, OneBit()),
     Raw("fp16"),
     Nothing(),
     Plain(),
@@ -81,7 +112,7 @@ def squeezed(
     codec: Codec, tree: Params, around: MessageLayout, rate: float = math.nan
 ) -> Compressed:
     rates = torch.full((len(around.key),), rate, dtype=torch.float64)
-    return codec.compress(tree, {}, rates, around)
+    return codec.compress(around.flattened(tree), {}, rates, around)
 
 
 def row_of(around: MessageLayout, row: int) -> MessageLayout:
@@ -99,7 +130,7 @@ def check_message(codec: Codec, sent: Compressed, around: MessageLayout) -> None
         packed = codec.pack(sent.symbols.row(row), one)
         arrived = read(framed(packed), around.columns).bodies
         tree, kept = codec.restore(codec.unpack(arrived, one), one)
-        assert same(tree, {name: rows[row : row + 1] for name, rows in sent.tree.items()})
+        assert same(tree, {name: rows[row : row + 1] for name, rows in sent.received.items()})
         assert same(kept, {name: rows[row : row + 1] for name, rows in sent.kept.items()})
         bits = sent.bits[row]
         spare = bits[: len(packed)] - 8 * torch.tensor([len(column) for column in packed])
@@ -118,9 +149,9 @@ def test_what_arrives_is_what_was_said(codec: Codec, columns: int, dtype: torch.
         assert sent.bits.shape == (ROWS, columns)
         assert sent.distortion.shape == (ROWS,)
         for name, kept in sent.kept.items():
-            assert sent.tree[name].dtype == dtype
+            assert sent.received[name].dtype == dtype
             assert ((kept == 0) | (kept == 1)).all()
-            assert not sent.tree[name][kept == 0].any()
+            assert not sent.received[name][kept == 0].any()
         if codec.drops:
             assert any((kept == 0).any() for kept in sent.kept.values()) or codec.state_name
 
@@ -143,8 +174,8 @@ def test_a_cut_message_is_its_leading_columns(codec: Codec) -> None:
         assert same(back, tree)
         assert same(kept, flags)
         for name, lane in around.tensors.items():
-            whole = around.flattened({name: sent.tree[name], **sent.tree})[name][1]
-            came = replace(one, tensors={name: lane}).flattened(back)[name][0]
+            whole = sent.received[name][1]
+            came = back[name][0]
             assert torch.equal(came[: lane.begins(there)], whole[: lane.begins(there)])
             assert not came[lane.begins(there) :].any()
 
@@ -162,7 +193,9 @@ def test_a_stack_is_its_rows(codec: Codec, rate: float) -> None:
         assert same(alone.symbols.quantisation_levels, mine.quantisation_levels)
         assert same(alone.symbols.numbers, mine.numbers)
         assert same(alone.symbols.kept, mine.kept)
-        assert same(alone.tree, {name: rows[row : row + 1] for name, rows in together.tree.items()})
+        assert same(
+            alone.received, {name: rows[row : row + 1] for name, rows in together.received.items()}
+        )
         assert torch.equal(alone.bits[0], together.bits[row])
         assert alone.distortion[0] == pytest.approx(float(together.distortion[row]), rel=1e-9)
 
@@ -204,11 +237,11 @@ def test_corners(codec: Codec, corner: str) -> None:
         tree = filled(around, CORNERS[corner])
         sent = squeezed(codec, tree, around, rate)
         check_message(codec, sent, around)
-        assert all(value.isfinite().all() for value in sent.tree.values())
+        assert all(value.isfinite().all() for value in sent.received.values())
         assert (sent.distortion >= 0).all()
         assert sent.distortion.isfinite().all()
         if corner == "zeros":
-            assert not any(value.any() for value in sent.tree.values())
+            assert not any(value.any() for value in sent.received.values())
             assert codec == Nothing() or not sent.distortion.any()
 
 
@@ -218,7 +251,7 @@ def test_nothing_to_send(codec: Codec) -> None:
         around = bare(sizes)
         sent = squeezed(codec, normal(around), around, 0.05)
         check_message(codec, sent, around)
-        assert sent.tree.keys() == (set() if codec == Nothing() else sizes.keys())
+        assert sent.received.keys() == (set() if codec == Nothing() else sizes.keys())
 
 
 @every
@@ -250,7 +283,7 @@ def test_unbiased_over_the_shared_randomness(codec: Codec) -> None:
     around = bare({"v": size * times}, torch.float64, rows)
     update = normal(bare({"v": size}, torch.float64))["v"].repeat(rows, times)
     sent = squeezed(codec, {"v": update}, around)
-    error = (sent.tree["v"] - update).reshape(rows * times, size)
+    error = (sent.received["v"] - update).reshape(rows * times, size)
     spread = error.std(dim=0)
     assert (spread > 0).all()
     # Five standard errors of a mean: one of a million such numbers is further off.
@@ -262,10 +295,10 @@ def test_the_same_again_and_other_with_another_key(codec: Codec) -> None:
     around = envelope()
     tree = normal(around)
     one, two = (squeezed(codec, tree, around) for _ in range(2))
-    assert same(one.tree, two.tree)
+    assert same(one.received, two.received)
     other = squeezed(codec, tree, replace(around, key=around.key + 1))
     random = any(word in repr(codec) for word in ("Qsgd", "Uveq", "Hq", "Fgc"))
-    assert same(one.tree, other.tree) != random
+    assert same(one.received, other.received) != random
 
 
 @pytest.mark.parametrize(
@@ -276,9 +309,9 @@ def test_the_same_again_and_other_with_another_key(codec: Codec) -> None:
         (lambda: TopK(0.1, Fgc()), r"TopK\.then.*kernels"),
         (lambda: Stc(1.5), r"Stc\.keep"),
         (lambda: Stc(0.1, "layer"), r"Stc\.scope"),  # type: ignore[arg-type]
-        (lambda: Qsgd(0, 0), r"Qsgd\.levels.*\n.*Qsgd\.bucket"),
+        (lambda: Qsgd(0, 0), r"Qsgd\.quantisation_levels.*\n.*Qsgd\.bucket"),
         (lambda: Uveq(0.0, 3), r"Uveq\.bits_each.*\n.*Uveq\.dimension"),  # type: ignore[arg-type]
-        (lambda: Hq((4, 2)), r"Hq\.levels"),
+        (lambda: Hq((4, 2)), r"Hq\.quantisation_levels"),
         (lambda: Hq(bucket=0), r"Hq\.bucket"),
         (lambda: Hq(keep=0.0), r"Hq\.keep"),
         (lambda: ErrorFeedback(ErrorFeedback()), r"ErrorFeedback\.inner"),
@@ -287,3 +320,41 @@ def test_the_same_again_and_other_with_another_key(codec: Codec) -> None:
 def test_what_cannot_be_is_refused(make: Callable[[], Codec], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         make()
+
+
+def test_a_codec_is_tried_in_three_lines() -> None:
+    tree = {"w": torch.tensor([[[1.0, -3.0], [2.0, -2.0]]]), "b": torch.tensor([[0.5]])}
+    layout = MessageLayout.of(tree)
+    found = OneBit().compress(layout.flattened(tree), {}, torch.tensor([math.nan]), layout)
+    assert layout.unflattened(found.received)["w"].tolist() == [[[2.0, -2.0], [2.0, -2.0]]]
+    assert found.received["b"].tolist() == [[0.5]]
+    assert float(found.distortion[0]) == pytest.approx(2 / 18.25)
+    again = MessageLayout.of(tree, seed=0)
+    assert torch.equal(again.key, layout.key)
+    assert not torch.equal(MessageLayout.of(tree, seed=1).key, layout.key)
+
+
+def test_a_codec_of_ones_own_survives_any_number_of_scales() -> None:
+    """Who forges a message may leave scales out, or send more than there should be."""
+    layout = MessageLayout.of({"w": torch.ones(1, 40)})
+    symbols = OneBit().compress({"w": torch.ones(1, 40)}, {}, torch.ones(1), layout).symbols
+    for scales, meant in (({}, 0.0), ({"w": torch.tensor([[3.0, 4.0]])}, 3.0)):
+        forged = replace(symbols, scales=scales)
+        back, _ = OneBit().restore(OneBit().unpack(OneBit().pack(forged, layout), layout), layout)
+        assert back["w"].tolist() == [[meant] * 40]
+
+
+def test_levels_and_scales_of_any_type_travel_as_they_are_meant() -> None:
+    """An author need not know the types of the bitstream: they are made to fit, on both ends."""
+    layout = MessageLayout.of({"w": torch.ones(1, 3, dtype=torch.float64)})
+
+    class Floats(OneBit):
+        def quantise(self, rows: Params, sent_fraction: Tensor, layout: MessageLayout) -> Symbols:
+            third = torch.full((1, 1), 1 / 3, dtype=torch.float64)
+            return Symbols(quantisation_levels={"w": 2.0 * rows["w"]}, scales={"w": third})
+
+    rows = {"w": torch.tensor([[1.0, -1.0, torch.nan]], dtype=torch.float64)}
+    found = Floats().compress(rows, {}, torch.ones(1), layout)
+    assert found.symbols.quantisation_levels["w"].tolist() == [[2, -2, 0]]
+    assert found.symbols.scales["w"].dtype == torch.float32
+    check_message(Floats(), found, layout)

@@ -73,7 +73,7 @@ def test_1_15_errors_do_not_depend_on_the_update(dimension: Literal[1, 2], size:
     for v in (update, other):
         found = sent(codec, v)
         step = float(found.symbols.scales["0"][0, 0])
-        error = (found.tree["0"][0] - v) / step
+        error = (found.received["0"][0] - v) / step
         variance = uveq_variance(1.0, uveq_lattice(1.0, dimension))
         # The fourth moment of a cell is below twice the squared variance.
         assert float(error.mean()) == pytest.approx(0, abs=5 * math.sqrt(variance / size))
@@ -92,7 +92,7 @@ def test_1_15_uveq_is_the_formula(dimension: Literal[1, 2]) -> None:
     noise = (shift * side)[0].T.numpy()
     indices = uveq(v.numpy(), step, basis, noise)
     expected = uveq_values(indices, step, basis, noise, size)
-    assert found.tree["0"][0].numpy() == pytest.approx(expected, abs=1e-9)
+    assert found.received["0"][0].numpy() == pytest.approx(expected, abs=1e-9)
 
 
 @pytest.mark.parametrize("dimension", [1, 2])

@@ -25,7 +25,7 @@ from anyfleet.formulas.reference import (
     stc_sparse_ternary,
 )
 from anyfleet.parts.codec import ErrorFeedback, Hq, Qsgd, Stc, TopK, Uveq
-from anyfleet.parts.codec.qsgd import drawn, draws
+from anyfleet.parts.codec.qsgd import quantised, uniforms
 from anyfleet.parts.codec.ranking import largest
 from anyfleet.parts.codec.topk import Places, top
 
@@ -91,7 +91,7 @@ def test_kept_entries_side_by_side_and_back() -> None:
 
 def test_a_stage_sends_the_largest_as_they_are() -> None:
     found = sent(TopK(0.4), plain(0.1, -0.9, 0.5, 0.05, -0.3))
-    assert found.tree["0"].tolist() == [[0, -0.9, 0.5, 0, 0]]
+    assert found.received["0"].tolist() == [[0, -0.9, 0.5, 0, 0]]
     assert found.kept["0"].tolist() == [[0, 1, 1, 0, 0]]
     assert float(found.distortion[0]) == pytest.approx((0.01 + 0.0025 + 0.09) / 1.1625)
 
@@ -109,7 +109,7 @@ def test_a_stage_leaves_the_rate_to_what_follows() -> None:
 def test_1_13_stc_example() -> None:
     v = plain(0.1, -0.9, 0.5, 0.05, -0.3)
     found = sent(ErrorFeedback(Stc(2 / 5)), v)
-    assert found.tree["0"][0].tolist() == pytest.approx([0, -0.7, 0.7, 0, 0])
+    assert found.received["0"][0].tolist() == pytest.approx([0, -0.7, 0.7, 0, 0])
     assert found.state["0"][0].tolist() == pytest.approx([0.1, -0.2, -0.2, 0.05, -0.3])
     assert found.symbols.scales["0"].tolist() == [[pytest.approx(0.7)]]
     golomb = 10**5 * stc_golomb_position_bits(0.05)
@@ -119,10 +119,10 @@ def test_1_13_stc_example() -> None:
 def test_1_13_edges() -> None:
     nothing = sent(Stc(0.5), plain(0, 0, 0, 0))
     assert not nothing.kept["0"].any()
-    assert not nothing.tree["0"].any()
+    assert not nothing.received["0"].any()
     # The magnitude is the mean over all that were chosen; the sign of 0 is 0.
     some = sent(Stc(1.0), plain(2, 0))
-    assert some.tree["0"].tolist() == [[1, 0]]
+    assert some.received["0"].tolist() == [[1, 0]]
     assert some.kept["0"].tolist() == [[1, 0]]
 
 
@@ -132,7 +132,7 @@ def test_1_13_stc_is_the_formula(seed: int, keep: float) -> None:
     v = rng.normal(rng.root(seed, "stc"), 50)
     found = sent(ErrorFeedback(Stc(keep)), v)
     expected = stc_sparse_ternary(v.numpy(), keep)
-    assert found.tree["0"][0].numpy() == pytest.approx(expected.sent, rel=1e-6)
+    assert found.received["0"][0].numpy() == pytest.approx(expected.sent, rel=1e-6)
     assert found.state["0"][0].numpy() == pytest.approx(expected.residual, abs=1e-6)
 
 
@@ -150,8 +150,8 @@ def test_1_13_gaps_that_are_coded_take_less_than_golomb() -> None:
 def test_one_magnitude_for_all_tensors_travels_once() -> None:
     a, b = plain(4, -1, 0, 0), plain(0, 2, 0, 0)
     found = sent(Stc(2 / 8, "model"), a, b)
-    assert found.tree["0"].tolist() == [[3, 0, 0, 0]]
-    assert found.tree["1"].tolist() == [[0, 3, 0, 0]]
+    assert found.received["0"].tolist() == [[3, 0, 0, 0]]
+    assert found.received["1"].tolist() == [[0, 3, 0, 0]]
     assert found.symbols.scales.keys() == {"0"}
     place = around(4, 4)
     packed = Stc(2 / 8).pack(sent(Stc(2 / 8), a, b).symbols, place)
@@ -169,13 +169,13 @@ def test_1_14_qsgd_example() -> None:
     v = plain(3, -4)
     rows = 1000
     found = sent(Qsgd(4), v.expand(rows, -1))
-    values = {tuple(row) for row in found.tree["0"].tolist()}
+    values = {tuple(row) for row in found.received["0"].tolist()}
     assert values == {(2.5, -3.75), (2.5, -5.0), (3.75, -3.75), (3.75, -5.0)}
     up = (found.symbols.quantisation_levels["0"] == torch.tensor([3, -4])).double().mean(dim=0)
     # Four standard deviations of a share.
     for share, chance in zip(up.tolist(), (0.4, 0.2), strict=True):
         assert share == pytest.approx(chance, abs=4 * math.sqrt(chance * (1 - chance) / rows))
-    variance = (found.tree["0"] - v).square().sum(dim=1).mean()
+    variance = (found.received["0"] - v).square().sum(dim=1).mean()
     assert float(variance) == pytest.approx(0.625, abs=0.12)
 
 
@@ -185,12 +185,12 @@ def test_1_14_qsgd_is_the_formula(seed: int, levels: int, bucket: int | None) ->
     v = rng.normal(rng.root(seed, "qsgd"), 30)
     place = around(30)
     rows = {"0": v[None]}
-    found = drawn(rows, plain(levels), draws(rows, place), bucket)
+    found = quantised(rows, plain(levels), uniforms(rows, place), bucket)
     u = rng.uniform(rng.fold(place.key, "0"), 30)[0].numpy()
     expected = qsgd(v.numpy(), levels, u, bucket)
     assert found.quantisation_levels["0"][0].tolist() == expected.levels.tolist()
     assert found.scales["0"][0].numpy() * levels == pytest.approx(expected.norms, rel=1e-6)
-    back = sent(Qsgd(levels, bucket), v).tree["0"][0].numpy()
+    back = sent(Qsgd(levels, bucket), v).received["0"][0].numpy()
     values = qsgd_values(expected, levels, bucket)
     assert back == pytest.approx(values, rel=1e-6, abs=1e-12)
 
@@ -206,7 +206,7 @@ def test_1_14_no_entry_is_a_level_above_its_norm_by_rounding() -> None:
     step = (rows.double() / 7).float()
     assert (rows / step > 7).any()
     steps = torch.full((200,), 7.0, dtype=torch.float64)
-    found = drawn({"0": rows}, steps, {"0": torch.zeros_like(rows)}, 1)
+    found = quantised({"0": rows}, steps, {"0": torch.zeros_like(rows)}, 1)
     assert torch.equal(found.scales["0"], step)
     assert (found.quantisation_levels["0"] == 7).all()
 
@@ -216,7 +216,7 @@ def test_1_14_buckets_count_kept_entries_in_order() -> None:
     v = plain(3, 0.1, -4, 0.1, 0.1, 6, 8, 0.1)
     found = sent(TopK(0.5, Qsgd(10, 2)), v)
     assert found.symbols.scales["0"].tolist() == [pytest.approx([0.5, 1.0])]
-    assert found.tree["0"][0].tolist() == pytest.approx([3, 0, -4, 0, 0, 6, 8, 0])
+    assert found.received["0"][0].tolist() == pytest.approx([3, 0, -4, 0, 0, 6, 8, 0])
 
 
 # --- levels by channel ------------------------------------------------------------------------
@@ -239,7 +239,9 @@ def test_1_16_the_most_levels_that_fit() -> None:
     ]
     assert len(set(levels)) > 3
     for row, level in enumerate(levels):
-        assert torch.equal(found.tree["0"][row], sent(TopK(0.3, Qsgd(level)), update).tree["0"][0])
+        assert torch.equal(
+            found.received["0"][row], sent(TopK(0.3, Qsgd(level)), update).received["0"][0]
+        )
     assert (found.bits.sum(dim=1) <= rates * size).all()
     # Better channels, smaller errors, larger weights.
     assert (found.distortion.diff() <= 0).all()

@@ -7,7 +7,7 @@ from anyfleet import rng
 from anyfleet.core.layout import MessageLayout, TensorLayout
 from anyfleet.core.slots import Codec, Slack
 from anyfleet.parts.codec import ErrorFeedback, Nothing, Qsgd, Raw, TopK, Uveq
-from anyfleet.parts.codec.stream import SLACK
+from anyfleet.parts.codec.bitstream import SLACK
 
 MANY = 600_000
 STILL, SPARSE = torch.zeros(1, MANY), torch.zeros(1, MANY).index_fill_(1, torch.arange(9), 1.0)

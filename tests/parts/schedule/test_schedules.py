@@ -14,9 +14,10 @@ from torch import Tensor
 
 from anyfleet.arrays import Flags
 from anyfleet.core.loop import Round, run
-from anyfleet.core.messages import Events, Failure, Kind, Plans
+from anyfleet.core.messages import Events, Failure, Kind
 from anyfleet.core.method import Method
 from anyfleet.core.orders import Cohort
+from anyfleet.core.plans import Plans
 from anyfleet.core.server import Server
 from anyfleet.core.slots import Plan, Schedule
 from anyfleet.core.view import Ids, OrderStatus, OrderStatuses, Request, View
@@ -94,8 +95,8 @@ class Watched(Simulated):
         before = self.now()
         events = super().wait(until, enough)
         assert self.now() >= before
-        answered = [] if events.replies is None else events.replies.order.tolist()
-        for order in (*answered, *(lost.order for lost in events.failures)):
+        replied = [] if events.replies is None else events.replies.order.tolist()
+        for order in (*replied, *(failure.order for failure in events.failures)):
             del self.busy[order]
         return events
 
@@ -113,9 +114,9 @@ def play(method: Method, fleet: Fleet | None = None, count: int = 4, seed: int =
     assert all(a <= b for a, b in pairwise([0.0, *(step.time for step in steps)]))
     closed = [order for step in steps for order in step.ledger.order.tolist()]
     last = steps[-1].snapshot
-    flying, waiting = last.under_way, [int(answer.order.id[0]) for answer in last.waiting]
-    assert sorted([*closed, *flying, *waiting]) == list(range(last.issued))
-    assert runtime.busy.keys() == flying.keys()
+    under_way, waiting = last.under_way, [replied.number for replied in last.waiting]
+    assert sorted([*closed, *under_way, *waiting]) == list(range(last.issued))
+    assert runtime.busy.keys() == under_way.keys()
     for step in steps:
         age = step.index - step.ledger.issued_round
         assert (age >= 0).all()
@@ -125,7 +126,7 @@ def play(method: Method, fleet: Fleet | None = None, count: int = 4, seed: int =
 
 
 def counted(step: Round) -> set[int]:
-    """The devices whose answers count."""
+    """The devices whose replies count."""
     return set(step.ledger.device[step.ledger.counted].tolist())
 
 

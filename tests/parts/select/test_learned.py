@@ -1,4 +1,4 @@
-"""Selection by learned probabilities: the law of its draws, and the numbers of METHODS."""
+"""Selection by learned probabilities: the law of its draws, and numbers of the specification."""
 
 import math
 from dataclasses import replace

@@ -42,7 +42,7 @@ def inputs(task: Task, device: int, trainer: Gradient, start: Params) -> tuple[I
 def trained(task: Task, trainer: Gradient, device: int = 0) -> Params:
     given, bounds = inputs(task, device, trainer, task.params)
     where = site(task, trainer)
-    return local_training.train(trainer, where, given, bounds, lift=lifted(1), cohort=0).params
+    return local_training.train(trainer, where, given, bounds, lift=lifted(1), cohort_key=0).params
 
 
 def by_hand(task: Task, trainer: Gradient, device: int = 0) -> dict[str, Tensor]:
@@ -88,7 +88,7 @@ def test_training_equals_a_torch_loop(trainer: Gradient) -> None:
 
 
 def test_1_2_fedprox_example() -> None:
-    """specification §1.2: w=(1,2), w^t=(0,0), gradient (.5,-.5), eta=.1, mu=.1 gives (.94, 2.03)."""
+    """§1.2: w=(1,2), w^t=(0,0), gradient (.5,-.5), eta=.1, mu=.1 gives (.94, 2.03)."""
 
     class Scores(nn.Module):
         def __init__(self) -> None:
@@ -142,7 +142,7 @@ def test_samples_processed(limit: int, samples: int, batch: int, expected: int) 
 
 def test_a_device_without_data_returns_what_it_got() -> None:
     task = small.task()
-    empty = replace(task, shares=(torch.zeros(0, dtype=torch.long), *task.shares[1:]))
+    empty = replace(task, train_rows=(torch.zeros(0, dtype=torch.long), *task.train_rows[1:]))
     trainer = Gradient(optimiser=Sgd(weight_decay=0.1))
     assert small.identical(trained(empty, trainer), task.params)
 
@@ -208,7 +208,7 @@ def test_layers_before_the_first_trained_one_keep_weights_and_statistics() -> No
     given, bounds = inputs(task, 0, trainer, task.params)
     where = replace(site(task, trainer, Slice(first_trained_layer=2)))
     where = replace(where, norm=Tracked())
-    result = local_training.train(trainer, where, given, bounds, lift=lifted(1), cohort=0)
+    result = local_training.train(trainer, where, given, bounds, lift=lifted(1), cohort_key=0)
     early = [name for name in task.params if name.startswith(("0.", "1.", "4."))]
     assert all(torch.equal(result.params[name], task.params[name]) for name in early)
     assert not torch.equal(result.params["8.weight"], task.params["8.weight"])
@@ -284,7 +284,7 @@ def test_memory_is_the_worse_of_the_passes_and_the_update() -> None:
     trained = 4 * sample.sent_params
 
     def needed(trainer: Gradient, batch: int) -> float:
-        return trainer.work(Priced(blueprint, Slice((), 2), batch), 0, 0).memory
+        return float(trainer.work(Priced(blueprint, Slice((), 2), batch), 0, 0).memory)
 
     plain, heavy = Gradient(), Gradient(optimiser=AdamW())
     updating = sample.nbytes + 3 * trained + 2 * sample.largest_bytes + sample.input_bytes

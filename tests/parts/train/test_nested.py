@@ -261,7 +261,7 @@ def test_nobody_pays_for_ratios_that_are_never_drawn(trainer: Progressive | Slim
     blueprint = small.task().blueprint
     slice_ = blueprint.prefix(0.2)
     known, guessed = Priced(blueprint, slice_, 8, 0.2), Priced(blueprint, slice_, 8)
-    assert guessed.share > 0.2
+    assert guessed.width > 0.2
     drawn = [p for p in NESTED_WIDTHS if p < 0.2 - 1e-9]
-    assert [part.share for part in narrower(known, NESTED_WIDTHS)] == drawn
+    assert [part.width for part in narrower(known, NESTED_WIDTHS)] == drawn
     assert trainer.work(known, 8, 1).flops < trainer.work(guessed, 8, 1).flops

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from anyfleet.formulas.reference.delivery import mean_delivered
+from anyfleet.formulas.reference.lossy_links import mean_delivered
 from anyfleet.methods import fedavg, heterofl
 from anyfleet.parts.choose import LargestInTime
 from anyfleet.parts.plan import WidthMenu

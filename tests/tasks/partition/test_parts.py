@@ -16,6 +16,7 @@ from anyfleet.tasks.partition import (
     Case2,
     ClassCounts,
     Contiguous,
+    DeviceRows,
     Dirichlet,
     DirichletSizes,
     Domains,
@@ -25,7 +26,6 @@ from anyfleet.tasks.partition import (
     LogNormalSizes,
     Mixed,
     Partition,
-    Shares,
     SigmaRho,
     TwoClassDisjoint,
     XClass,
@@ -59,7 +59,7 @@ ALL: list[tuple[Partition, int, bool]] = [
 IDS = [repr(part) for part, _, _ in ALL]
 
 
-def cut(part: Partition, devices: int, key: int = 0) -> Shares:
+def divided(part: Partition, devices: int, key: int = 0) -> DeviceRows:
     return part(LABELS, devices, key=key, owners=OWNERS)
 
 
@@ -71,7 +71,7 @@ def classes_of(rows: IntArray) -> Counter[int]:
 def test_every_device_gets_ascending_rows_without_repeats(
     part: Partition, devices: int, disjoint: bool
 ) -> None:
-    shares = cut(part, devices)
+    shares = divided(part, devices)
     assert len(shares) == devices
     for rows in shares:
         assert rows.dtype == np.int64
@@ -87,12 +87,12 @@ def test_every_device_gets_ascending_rows_without_repeats(
 @pytest.mark.parametrize(("part", "devices", "disjoint"), ALL, ids=IDS)
 def test_the_key_decides_everything(part: Partition, devices: int, disjoint: bool) -> None:
     np.random.seed(0)  # noqa: NPY002 - the global generator must not matter
-    first = cut(part, devices, key=3)
+    first = divided(part, devices, key=3)
     np.random.seed(1)  # noqa: NPY002
-    again = cut(part, devices, key=3)
+    again = divided(part, devices, key=3)
     assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
     if type(part) not in (Given, Contiguous):
-        other = cut(part, devices, key=4)
+        other = divided(part, devices, key=4)
         assert any(not np.array_equal(a, b) for a, b in zip(first, other, strict=True))
 
 
@@ -102,54 +102,54 @@ def test_written_down_and_read_back_it_is_the_same(part: Partition) -> None:
 
 
 def test_iid_divides_evenly_or_by_number_or_by_share() -> None:
-    assert sorted(len(rows) for rows in cut(Iid(), 7)) == [428, 428, 428, 429, 429, 429, 429]
-    assert {len(rows) for rows in cut(Iid(samples=30), 10)} == {30}
-    assert {len(rows) for rows in cut(Iid(share=0.2), 20)} == {30}
+    assert sorted(len(rows) for rows in divided(Iid(), 7)) == [428, 428, 428, 429, 429, 429, 429]
+    assert {len(rows) for rows in divided(Iid(samples=30), 10)} == {30}
+    assert {len(rows) for rows in divided(Iid(share=0.2), 20)} == {30}
 
 
 @pytest.mark.parametrize("x", [1, 2, 10])
 def test_x_class_takes_its_samples_from_at_most_x_classes(x: int) -> None:
-    for rows in cut(XClass(classes=x, samples=200), 12):
+    for rows in divided(XClass(classes=x, samples=200), 12):
         assert len(rows) == 200
         # With 200 of 300 x rows, missing one of the x classes altogether is next to impossible.
         assert len(classes_of(rows)) == x
 
 
 def test_class_sets_of_x_class_differ_between_devices() -> None:
-    sets = {frozenset(classes_of(rows)) for rows in cut(XClass(classes=2, samples=60), 20)}
+    sets = {frozenset(classes_of(rows)) for rows in divided(XClass(classes=2, samples=60), 20)}
     assert len(sets) > 5
 
 
 def test_class_counts_are_followed_one_by_one() -> None:
     counts = (1, 1, 1, 2, 2, 10)
-    shares = cut(ClassCounts(counts, samples=150), 6)
+    shares = divided(ClassCounts(counts, samples=150), 6)
     assert tuple(len(classes_of(rows)) for rows in shares) == counts
 
 
 @pytest.mark.parametrize("iid", [0, 3, 10])
 def test_mixed_puts_disjoint_iid_devices_first(iid: int) -> None:
-    shares = cut(Mixed(iid=iid, classes=1, samples=200), 10)
+    shares = divided(Mixed(iid=iid, classes=1, samples=200), 10)
     assert [len(classes_of(rows)) for rows in shares] == [10] * iid + [1] * (10 - iid)
     for one, two in combinations(shares[:iid], 2):
         assert not np.intersect1d(one, two).size
 
 
 def test_case_1_uses_every_number_of_classes_once() -> None:
-    shares = cut(Case1(samples=300), 10)
+    shares = divided(Case1(samples=300), 10)
     numbers = [len(classes_of(rows)) for rows in shares]
     assert sorted(numbers) == list(range(1, 11))
     assert numbers != sorted(numbers)
 
 
 def test_case_2_has_a_poor_half_and_a_rich_half() -> None:
-    numbers = [len(classes_of(rows)) for rows in cut(Case2(samples=300), 40)]
+    numbers = [len(classes_of(rows)) for rows in divided(Case2(samples=300), 40)]
     assert set(numbers[:20]) == {1, 2, 3, 4, 5}
     assert set(numbers[20:]) == {6, 7, 8, 9, 10}
 
 
 @pytest.mark.parametrize(("sigma", "rho"), [(0.2, 1), (0.3, 2), (0.5, 1), (0.0, 2)])
 def test_sigma_rho_counts_exactly(sigma: float, rho: int) -> None:
-    shares = cut(SigmaRho(sigma=sigma, rho=rho, samples=40), 50)
+    shares = divided(SigmaRho(sigma=sigma, rho=rho, samples=40), 50)
     even = round(50 * sigma)
     for rows in shares[:even]:
         assert len(rows) == 40
@@ -162,7 +162,7 @@ def test_sigma_rho_counts_exactly(sigma: float, rho: int) -> None:
 def test_two_class_devices_hold_equal_halves_and_labels_stay_balanced(
     devices: int, key: int
 ) -> None:
-    shares = cut(TwoClassDisjoint(samples=20), devices, key)
+    shares = divided(TwoClassDisjoint(samples=20), devices, key)
     owners: Counter[int] = Counter()
     for rows in shares:
         held = classes_of(rows)
@@ -175,7 +175,7 @@ def test_two_class_devices_hold_equal_halves_and_labels_stay_balanced(
 
 def test_two_class_split_can_use_up_all_data() -> None:
     # As on CIFAR-10: 100 devices x 30 samples are all 3,000 rows.
-    shares = cut(TwoClassDisjoint(samples=30), 100)
+    shares = divided(TwoClassDisjoint(samples=30), 100)
     assert np.array_equal(np.sort(np.concatenate(shares)), np.arange(3000))
 
 
@@ -189,7 +189,7 @@ def test_two_class_split_of_two_classes() -> None:
 def test_balanced_classes_share_owners_and_samples_evenly(
     sigma: int, devices: int, key: int
 ) -> None:
-    shares = cut(BalancedClasses(sigma), devices, key)
+    shares = divided(BalancedClasses(sigma), devices, key)
     held = [classes_of(rows) for rows in shares]
     assert all(len(counts) == sigma for counts in held)
     parts = [[counts[label] for counts in held if label in counts] for label in range(CLASSES)]
@@ -199,14 +199,14 @@ def test_balanced_classes_share_owners_and_samples_evenly(
 
 def test_twenty_devices_with_two_labels_give_four_owners_each() -> None:
     owners: Counter[int] = Counter()
-    for rows in cut(BalancedClasses(2), 20):
+    for rows in divided(BalancedClasses(2), 20):
         owners.update(classes_of(rows).keys())
     assert set(owners.values()) == {4}
 
 
 def test_dirichlet_uses_all_rows_and_alpha_sets_the_skew() -> None:
     def top_share(alpha: float) -> float:
-        shares = cut(Dirichlet(alpha), 10)
+        shares = divided(Dirichlet(alpha), 10)
         assert len(np.concatenate(shares)) == len(LABELS)
         return float(np.mean([max(classes_of(r).values()) / len(r) for r in shares]))
 
@@ -216,27 +216,27 @@ def test_dirichlet_uses_all_rows_and_alpha_sets_the_skew() -> None:
 
 def test_dirichlet_repeats_its_draw_until_everybody_has_the_minimum() -> None:
     for key in range(5):
-        assert min(len(rows) for rows in cut(Dirichlet(0.1, minimum=50), 8, key)) >= 50
+        assert min(len(rows) for rows in divided(Dirichlet(0.1, minimum=50), 8, key)) >= 50
 
 
 @pytest.mark.parametrize("part", [LogNormalSizes(minimum=12), DirichletSizes(minimum=12)])
 def test_quantity_skew_uses_all_rows_in_unequal_shares(part: Partition) -> None:
-    sizes = [len(rows) for rows in cut(part, 20)]
+    sizes = [len(rows) for rows in divided(part, 20)]
     assert sum(sizes) == len(LABELS)
     assert min(sizes) >= 12
     assert max(sizes) > 3 * min(sizes)
 
 
 def test_quantity_skew_of_zero_is_even() -> None:
-    assert {len(rows) for rows in cut(LogNormalSizes(sigma=0.0), 20)} == {150}
+    assert {len(rows) for rows in divided(LogNormalSizes(sigma=0.0), 20)} == {150}
 
 
 def test_contiguous_runs_follow_each_other() -> None:
-    assert np.array_equal(np.concatenate(cut(Contiguous(), 7)), np.arange(len(LABELS)))
+    assert np.array_equal(np.concatenate(divided(Contiguous(), 7)), np.arange(len(LABELS)))
 
 
 def test_by_owner_gives_each_device_all_rows_of_one_owner() -> None:
-    shares = cut(ByOwner(), 5)
+    shares = divided(ByOwner(), 5)
     for owner, rows in enumerate(shares):
         assert np.array_equal(rows, np.flatnonzero(owner == OWNERS))
 
@@ -256,4 +256,4 @@ def test_domains_give_two_users_half_of_the_share_each() -> None:
 
 
 def test_given_rows_are_given_back() -> None:
-    assert [rows.tolist() for rows in cut(Given(((5, 1), (7,))), 2)] == [[1, 5], [7]]
+    assert [rows.tolist() for rows in divided(Given(((5, 1), (7,))), 2)] == [[1, 5], [7]]

@@ -7,7 +7,8 @@ from anyfleet.elastic.blueprint import WHOLE, Blueprint, Slice
 from anyfleet.elastic.cost import flops, memory
 from anyfleet.elastic.cost import memory_traffic as traffic
 from anyfleet.elastic.cost.passes import ITEM
-from anyfleet.elastic.widths import narrowed, width
+from anyfleet.elastic.slice_width import narrowed
+from anyfleet.elastic.slice_width import width as slice_width
 
 
 @dataclass(frozen=True)
@@ -80,13 +81,15 @@ class Priced:
 
     blueprint: Blueprint
     slice: Slice
-    size: int  # samples of a batch
-    planned: float | None = None  # the share that was rounded up to whole channels, where known
+    batch_size: int
+    planned_width: float | None = None  # before it was rounded up to whole channels, where known
 
     @property
-    def share(self) -> float:
+    def width(self) -> float:
         """The width of the slice: as planned, or else that of its channels."""
-        return width(self.slice, self.blueprint) if self.planned is None else self.planned
+        if self.planned_width is not None:
+            return self.planned_width
+        return slice_width(self.slice, self.blueprint)
 
     @cached_property
     def sample(self) -> Cost:
@@ -96,12 +99,12 @@ class Priced:
     @cached_property
     def batch(self) -> Cost:
         """The cost of one batch."""
-        return cost(self.blueprint, self.slice, self.size)
+        return cost(self.blueprint, self.slice, self.batch_size)
 
-    def within(self, share: float) -> "Priced":
+    def within(self, width: float) -> "Priced":
         """Return the costs of the leading part of the slice, up to a width of the whole model."""
-        part = narrowed(self.slice, share, self.blueprint)
-        return Priced(self.blueprint, part, self.size, share)
+        part = narrowed(self.slice, width, self.blueprint)
+        return Priced(self.blueprint, part, self.batch_size, width)
 
 
 @lru_cache(maxsize=4096)

@@ -59,7 +59,9 @@ def apply(
     own = blueprint.evaluation is not None and mode.forward == "evaluation"
     plan = _plan(blueprint, evaluating=own)
     if len(tensors) != len(plan.inputs):
-        raise ValueError(f"the network takes {len(plan.inputs)} inputs, got {len(tensors)}")
+        raise ValueError(
+            f"the network takes {len(plan.inputs)} inputs, got {len(tensors)}: pass one each"
+        )
     dtype, device = _home(params, tensors)
     valid, key = _padding(plan, _on(valid, device)), _on(key, device)
     batch, sizes = tensors[0].shape[0], blueprint.sizes
@@ -96,8 +98,8 @@ def _padding(plan: "_Plan", valid: Tensor | None) -> Tensor | None:
         return valid
     if _functorch.is_batchedtensor(valid) or not bool(valid.all()):
         raise ValueError(
-            f"{plan.mixed[0]}: the rows of a minibatch see each other, so that none of them may "
-            "be padding and devices cannot be stacked. Pass the samples alone, without `valid`."
+            f"{plan.mixed[0]}: the rows of a minibatch see each other, so none of them may be "
+            "padding and devices cannot be stacked. Pass the samples alone, without `valid`."
         )
     return None
 

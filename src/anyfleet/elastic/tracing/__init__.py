@@ -1,3 +1,3 @@
-"""From a module to a blueprint: every axis is followed through the network."""
+"""The tracer: from a module to a blueprint, every axis followed through the network."""
 
 __all__: list[str] = []

@@ -25,15 +25,3 @@ def aliases(module: nn.Module) -> dict[str, str]:
 def complete(tree: Mapping[str, Tensor], aliases: Mapping[str, str]) -> dict[str, Tensor]:
     """Return the tree with the other names of its tensors, as the module's state_dict has them."""
     return {**tree, **{other: tree[name] for other, name in aliases.items() if name in tree}}
-
-
-def share_buffers(module: nn.Module, aliases: Mapping[str, str]) -> None:
-    """Make the buffers of a copy in another precision one tensor again, as in the original.
-
-    Conversion keeps parameters that are shared together, but not buffers.
-    """
-    for other, name in aliases.items():
-        path, _, leaf = other.rpartition(".")
-        holder = module.get_submodule(path)
-        if leaf in dict(holder.named_buffers(recurse=False)):
-            setattr(holder, leaf, module.get_buffer(name))

@@ -1,4 +1,4 @@
-"""From a module to its ATen graph, without touching the module.
+"""The export of a module as an ATen graph, without touching the module.
 
 Two things that a forward pass does are not in its graph, and are watched while it is traced: a
 backward pass of its own, which is refused, and whether it asks for its mode.
@@ -185,7 +185,7 @@ def _is_standard(file: str) -> bool:
 
 @dataclass
 class Seen:
-    """What was noticed while tracing; `mode` is set once forward() asks whether it is training."""
+    """The observations of a trace; `mode` is set once forward() asks whether it is training."""
 
     mode: bool = False
 

@@ -92,6 +92,7 @@ def _check_output(found: Walk) -> None:
         given = f"{outputs[0]} comes first" if outputs else "it returns nothing"
         raise TraceError(
             f"forward() must return a tensor, or several of which the first is the output; {given}."
+            " Return tensors, or wrap the module in one that does."
         )
 
 
@@ -202,8 +203,8 @@ def _functional(node: fx.Node) -> str:
     overload = str(node.target).rpartition(".")[2]
     if not op_name(node).endswith("_") or packet is None or overload not in packet.overloads():
         raise TraceError(
-            f"{node.target} changes a tensor in place and has no other form ({place_of(node)}); "
-            "use an operator that returns a new tensor"
+            f"{node.target} changes a tensor in place and has no other form ({place_of(node)}). "
+            "Use an operator that returns a new tensor."
         )
     return f"aten.{op_name(node).removesuffix('_')}.{overload}"
 
@@ -244,7 +245,7 @@ def _draft(found: Walk, node: fx.Node, op: str) -> None:
     args, options = _arguments(found, node, base)
     if node in found.scope.instead:
         op, given = found.scope.instead[node]
-        args, options = [_plain(found, arg) for arg in given], {}
+        args, options = [_plain(found, arg, node) for arg in given], {}
     if base == "batch_norm" and args[6] == CUMULATIVE:
         args[6] = None
     if op == "aten.to.device":
@@ -259,10 +260,10 @@ def _draft(found: Walk, node: fx.Node, op: str) -> None:
 
 def _arguments(found: Walk, node: fx.Node, base: str) -> tuple[list[Any], dict[str, Any]]:
     if base == "getitem":
-        return [_plain(found, arg) for arg in node.args], {}
+        return [_plain(found, arg, node) for arg in node.args], {}
     sizes = found.scope.sizes.get(node, {})
     given = {
-        name: sizes[name] if name in sizes else _plain(found, value)
+        name: sizes[name] if name in sizes else _plain(found, value, node)
         for name, value in bound(node).items()
     }
     names = list(given)
@@ -279,13 +280,13 @@ def _arguments(found: Walk, node: fx.Node, base: str) -> tuple[list[Any], dict[s
     }
 
 
-def _plain(found: Walk, arg: object) -> Any:
+def _plain(found: Walk, arg: object, node: fx.Node) -> Any:
     """Return plain data for an argument; literal sizes that hold the batch become products."""
     if isinstance(arg, fx.Node):
         arg = current(found, arg)
         return Held(found.held[arg]) if arg in found.held else Value(arg.name)
     if isinstance(arg, list | tuple):
-        return [_plain(found, item) for item in arg]
+        return [_plain(found, item, node) for item in arg]
     if isinstance(arg, bool) or arg is None or isinstance(arg, float | str):
         return arg
     if isinstance(arg, int):
@@ -299,7 +300,10 @@ def _plain(found: Walk, arg: object) -> Any:
         return Named(str(arg).removeprefix("torch."))
     if isinstance(arg, torch.device):
         return None
-    raise TraceError(f"an argument of type {type(arg).__name__} cannot travel: {arg!r}")
+    raise TraceError(
+        f"{node.target} takes {arg!r}, and an argument of type {type(arg).__name__} cannot travel "
+        f"to a device.{line_of(node)}\nPass numbers, texts, dtypes or tensors to operators."
+    )
 
 
 def dtype_name(found: Walk, dtype: torch.dtype) -> str:

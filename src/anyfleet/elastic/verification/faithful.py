@@ -1,4 +1,4 @@
-"""The net under the tracer: a blueprint that is not its module's own function is refused.
+"""The safety net under the tracer: a blueprint that is not its module's own function is refused.
 
 The check (`verify`) is made once for the same content: what a module is made of, its code, its
 attributes and its buffers, but not its weights, which the check draws at random.
@@ -58,7 +58,7 @@ def _report(module: nn.Module, inputs: tuple[Tensor, ...], blueprint: Blueprint)
 
 @dataclass(frozen=True)
 class _Case:
-    """What decides a check; `subject` is what is checked, and is let go when that is done."""
+    """The content that decides a check; `subject` is what is checked, and is let go afterwards."""
 
     content: Hashable
     blueprint: Blueprint

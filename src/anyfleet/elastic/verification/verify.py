@@ -1,4 +1,4 @@
-"""Numeric self-check of a blueprint against its module."""
+"""The numeric check of a blueprint against its module."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -76,14 +76,14 @@ class Check:
 
     @property
     def advice(self) -> str:
-        """What a user can do about a failure."""
+        """The advice to a user whose module fails this check."""
         word = self.name.split()[0]
         return _ADVICE[_TOPIC.get(word, "cutting" if word == "narrowest" else word)]
 
 
 @dataclass(frozen=True)
 class Report:
-    """Every check; `ok` if none failed."""
+    """The answers to every check; `ok` if none failed."""
 
     checks: tuple[Check, ...]
 

@@ -197,7 +197,7 @@ class Seen:
 
 
 class Witness(Protocol):
-    """Somebody who can run the network."""
+    """Anything that can run the network."""
 
     def run(
         self,

@@ -71,17 +71,6 @@ from anyfleet.formulas.reference.compression import (
     uveq_values,
     uveq_variance,
 )
-from anyfleet.formulas.reference.delivery import (
-    all_delivered,
-    column_coverage,
-    delivered_chances,
-    delivered_width,
-    expected_column_coverage,
-    expected_delivered_share,
-    mean_delivered,
-    none_delivered,
-    outage_range,
-)
 from anyfleet.formulas.reference.distillation import (
     Descent,
     LinearBatch,
@@ -102,6 +91,17 @@ from anyfleet.formulas.reference.fedpmt_table import (
     feddrop_layers,
     fedpmt_complexity_shares,
     fedpmt_deadline_seconds,
+)
+from anyfleet.formulas.reference.lossy_links import (
+    all_delivered,
+    column_coverage,
+    delivered_chances,
+    delivered_width,
+    expected_column_coverage,
+    expected_delivered_share,
+    mean_delivered,
+    none_delivered,
+    outage_range,
 )
 from anyfleet.formulas.reference.masks import (
     anycost_channel_count,

@@ -32,7 +32,7 @@ def stc_top_entries(values: Floats, share: float) -> Ints:
 
 
 class StcMessage(NamedTuple):
-    """What is sent, and what is left for the next message."""
+    """A message of STC: what is sent, and what is left for the next message."""
 
     magnitude: float
     sent: Floats
@@ -298,7 +298,7 @@ def anycost_grid_values(level: Ints, signs: Floats, ends: AnycostMagnitudes, lev
 
 
 class AnycostCompression(NamedTuple):
-    """How a compression factor is met: the kept share of the kernels, and the grid's levels."""
+    """A way to meet a compression factor: the kept share of the kernels, and the grid's levels."""
 
     keep: float
     levels: float

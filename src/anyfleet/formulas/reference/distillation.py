@@ -215,7 +215,10 @@ def _summed(
 
 @dataclass(frozen=True)
 class _Progress:
-    """Whether a step spares the columns of those before it, and below which width it is taught."""
+    """The rule of progressive steps: whether they freeze earlier columns, and who is taught.
+
+    Sub-models narrower than `teach_below` learn from the whole model.
+    """
 
     freeze: bool
     teach_below: float

@@ -1,4 +1,4 @@
-"""Which coordinates a sub-model holds: layers, channels and columns as masks and index sets."""
+"""The coordinates that a sub-model holds: layers, channels and columns as masks and indices."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What the theory of the papers says about a run: indices, bounds and conditions."""
+"""The theory of the papers about a run: indices, bounds and conditions."""
 
 import math
 from dataclasses import dataclass

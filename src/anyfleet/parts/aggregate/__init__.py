@@ -1,4 +1,4 @@
-"""How what arrived becomes the new model."""
+"""Aggregators: how the server makes a new model of the updates of a round."""
 
 from anyfleet.parts.aggregate.all_in_one import Aio
 from anyfleet.parts.aggregate.angle_weighted import AngleWeighted

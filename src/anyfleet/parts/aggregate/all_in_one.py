@@ -1,4 +1,4 @@
-"""AnycostFL's aggregation: every entry by those who sent it, smaller and coarser updates less."""
+"""AnycostFL's aggregation: small and coarse updates count less, each entry by who sent it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,11 +18,11 @@ from anyfleet.parts.aggregate.mean import Mean, Weighted
 
 @dataclass(frozen=True)
 class Aio(Weighted):
-    """Per coordinate, the mean over the devices whose codecs sent it (specification §1.12.3).
+    """The mean of each coordinate over the devices whose codecs sent it (specification §1.12.3).
 
-    A weight of `base` is divided by the squared divergence of a device's update from the complete
-    one, by the size of what it trained and by the measured rate of its message; the divergence is
-    at least `floor`. Of complete updates this is `base` itself.
+    A weight of `base` is divided by the squared divergence of the update from a complete one. The
+    divergence follows from how much of the model the device trained and from the measured sent
+    fraction, and is at least `floor`. For complete updates this is `base` itself.
     """
 
     base: Mean = field(default_factory=Mean)

@@ -1,4 +1,4 @@
-"""Weights by agreement: who points where the others point counts more (FedAdp)."""
+"""FedAdp's aggregation: updates that point where the mean points count more."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from anyfleet.arrays import Floats
 from anyfleet.core.messages import Aggregated, Params
 from anyfleet.core.signals import Signal, diagnostics
 from anyfleet.core.slots import Aggregate
-from anyfleet.core.updates import Updates
+from anyfleet.core.updates import Updates, add_delta
 from anyfleet.core.view import View
 from anyfleet.formulas.contribution import (
     fedadp_expected_decrease,
@@ -24,26 +24,27 @@ from anyfleet.parts.aggregate.mean import Mean, Weighted
 
 
 class Angle(NamedTuple):
-    """What is remembered of a device."""
+    """The angle of a device, averaged over its updates."""
 
-    mean: float  # radians, over its visits
-    visits: int  # in which it had a direction
+    mean: float  # radians
+    visits: int  # updates that had a direction
 
 
-Angles = Mapping[int, Angle]  # of devices that were there, by device
+Angles = Mapping[int, Angle]  # by device, of those that sent an update
 
 
 @dataclass(frozen=True)
 class AngleWeighted(Aggregate):
-    """The mean, with weights by how well a device's updates agree with the mean (specification §1.17).
+    """The mean, weighted by how well each device agrees with it (FedAdp, specification §1.17).
 
-    A weight of `base` is multiplied by e to the power of a map of the device's angle to the mean by
-    `base`, averaged over its visits: from `sharpness` (agreement) down to 0 (opposition). With
-    sub-models, angles are measured on the coordinates that the device trained.
+    A weight of `base` is multiplied by e to the power of a function of the device's angle to the
+    mean of `base`: `sharpness` where they agree, down to 0 where they oppose each other. The angle
+    is averaged over the updates of a device so far. With sub-models it is measured on the
+    coordinates that the device trained.
 
-    Without a direction (an update of length zero) a device keeps the angle it has, or has pi/2 if
-    it has none; if the mean has none, the weights are those of `base`. An update that is not finite
-    has no weight.
+    An update of length zero has no direction: its device keeps the angle it has, or pi/2 before it
+    has one. If the mean has no direction, the weights are those of `base`. An update that is not
+    finite has no weight.
     """
 
     sharpness: float = 5.0
@@ -72,28 +73,25 @@ class AngleWeighted(Aggregate):
     def __call__(
         self, model: Params, state: Angles, updates: Updates, view: View, key: Tensor
     ) -> Aggregated:
-        weighed, noted = self.base.weigh(updates), self.base.diagnostics_of(updates)
+        weights, inner = self.base.weigh(updates), self.base.diagnostics_of(updates)
         updates = self.base.counted(updates)
-        found = directions(updates, weighed)
-        after = _learned(state, updates, found)
-        angles = _remembered(after, updates, found)
-        weights = self._weights(found, angles)
-        change = updates.mean(weights)
-        moved = {name: model[name] + change[name] for name in change}
-        now = self._weights(found, found.angles)
-        notes = {
-            **noted,
+        found = directions(updates, weights)
+        after = _averaged(state, updates, found)
+        angles = _known_angles(after, updates, found)
+        weights, now = self._weights(found, angles), self._weights(found, found.angles)
+        diagnostics = {
+            **inner,
             "angles": by_device(updates, found.angles),
             "smoothed_angles": by_device(updates, angles),
             "weights": by_device(updates, _shares(weights)),
-            # specification §F.4: only with the angles of this very step it is never below the mean's.
+            # Only with the angles of this very round never below the mean's (specification §F.4).
             "expected_decrease": fedadp_expected_decrease(_shares(weights), found.angles),
             "expected_decrease_instantaneous": fedadp_expected_decrease(_shares(now), found.angles),
             "expected_decrease_of_mean": fedadp_expected_decrease(
                 _shares(found.weights), found.angles
             ),
         }
-        return Aggregated({**model, **moved}, after, notes)
+        return Aggregated(add_delta(model, updates.mean(weights)), after, diagnostics)
 
     def _weights(self, found: Directions, angles: Floats) -> Floats:
         if not (found.means > 0).any():
@@ -104,11 +102,11 @@ class AngleWeighted(Aggregate):
         return fedadp_weights(found.weights, angles, self.sharpness)
 
 
-def _learned(state: Angles, arrivals: Updates, found: Directions) -> Angles:
-    """The angles of all devices after this step."""
+def _averaged(state: Angles, updates: Updates, found: Directions) -> Angles:
+    """Return the angles of all devices after this round."""
     after = dict(state)
     for row in np.flatnonzero(found.known):
-        device = int(arrivals.device[row])
+        device = int(updates.device[row])
         before = after.get(device, Angle(0.0, 0))
         visits = before.visits + 1
         mean = fedadp_smoothed_angles(
@@ -118,12 +116,13 @@ def _learned(state: Angles, arrivals: Updates, found: Directions) -> Angles:
     return after
 
 
-def _remembered(state: Angles, arrivals: Updates, found: Directions) -> Floats:
-    """The angles that count, row by row."""
-    pairs = zip(arrivals.device.tolist(), found.angles.tolist(), strict=True)
+def _known_angles(state: Angles, updates: Updates, found: Directions) -> Floats:
+    """Return the angle that counts for each update."""
+    pairs = zip(updates.device.tolist(), found.angles.tolist(), strict=True)
     return np.array([state[d].mean if d in state else now for d, now in pairs], dtype=np.float64)
 
 
 def _shares(weights: Floats) -> Floats:
+    """Return the weights divided by their sum, or as they are where it is 0."""
     total = weights.sum()
     return weights / total if total > 0 else weights

@@ -1,8 +1,8 @@
-"""Aggregates that order the values of every coordinate: the trimmed mean and the median.
+"""Aggregators that order the values of every coordinate: the trimmed mean and the median.
 
-Each coordinate is decided by those who trained it, whatever their slices and masks: one that three
-devices trained has a median of three. All of them count alike, however many samples they say they
-have, since such weights would let a single device outweigh the others.
+Each coordinate is decided by the devices that trained it, whatever their slices and masks: one that
+three devices trained has a median of three. All devices count alike, however many samples they
+report, since such weights would let a single device outweigh the others.
 """
 
 from abc import abstractmethod
@@ -14,37 +14,36 @@ from torch import Tensor
 
 from anyfleet.core.messages import Aggregated, Params
 from anyfleet.core.slots import Aggregate, State
-from anyfleet.core.updates import Updates
+from anyfleet.core.updates import Updates, add_delta
 from anyfleet.core.view import View
 from anyfleet.papers import BYZANTINE, Paper
 
 
 class _ByRank(Aggregate):
-    """What both have in common: who counts, and what becomes of the rest."""
+    """The base of both: which devices count, and what happens to the other coordinates."""
 
     papers: ClassVar[tuple[Paper, ...]] = (BYZANTINE,)
 
     @abstractmethod
     def change(self, updates: Updates) -> dict[str, Tensor]:
-        """Return the change of every coordinate; zero where nobody trained."""
+        """Return the change of every coordinate; zero where nobody trained it."""
 
     def __call__(
         self, model: Params, state: State, updates: Updates, view: View, key: Tensor
     ) -> Aggregated:
-        # Without data there is no vote, and what is not finite has no rank.
+        # A device without samples has no vote, and what is not finite has no rank.
         voting = (updates.samples > 0) & np.isfinite(updates.norms())
-        change = self.change(updates.take(np.flatnonzero(voting)))
-        moved = {name: model[name] + change[name] for name in change}
-        return Aggregated({**model, **moved}, state)
+        delta = self.change(updates.take(np.flatnonzero(voting)))
+        return Aggregated(add_delta(model, delta), state)
 
 
 @dataclass(frozen=True)
 class TrimmedMean(_ByRank):
-    """Per coordinate, the mean of those who trained it, without the extremes at both ends.
+    """The mean of each coordinate over the devices that trained it, without the extremes.
 
-    Of n values `floor(share * n)` are left out at either end, so that with ten devices a share of
-    0.2 withstands two that send whatever they like. Where few devices trained a coordinate,
-    nothing may be left out: of four or fewer with that share.
+    Of n values `floor(share * n)` are left out at either end. With ten devices a share of 0.2
+    withstands two that send whatever they like. Where four or fewer devices trained a coordinate,
+    that share leaves nothing out.
     """
 
     share: float = 0.2
@@ -63,9 +62,10 @@ class TrimmedMean(_ByRank):
 
 @dataclass(frozen=True)
 class CoordinateMedian(_ByRank):
-    """Per coordinate, the median of those who trained it; of an even number, of the middle two.
+    """The median of each coordinate over the devices that trained it.
 
-    It withstands any minority of those who trained a coordinate.
+    Of an even number of values it is the mean of the middle two. It withstands any minority of the
+    devices that trained a coordinate.
     """
 
     def change(self, updates: Updates) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""A bound on how far one update can move the model: longer ones are shortened."""
+"""A bound on the length of updates: longer ones are shortened before another aggregator."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,11 +20,11 @@ from anyfleet.parts.aggregate.mean import Mean
 
 @dataclass(frozen=True)
 class Clipped(Wrapper, Aggregate):
-    """Another aggregator, of updates none of which is much longer than the others.
+    """Another aggregator, given updates of which none is much longer than the others.
 
     An update that is too long keeps its direction and is shortened to the bound: to the Euclidean
-    `length` if one is given, else to `times` the median of the step. That median is of root mean
-    squares per trained coordinate, so that narrow and wide slices compare; updates that change
+    `length` if one is given, else to `times` the median of the round. That median is of root mean
+    squares over trained coordinates, so that narrow and wide slices compare; updates that change
     nothing do not enter it. `Clipped()` is the clipped mean. Updates that are not finite are left
     out.
     """
@@ -53,23 +53,24 @@ class Clipped(Wrapper, Aggregate):
     ) -> Aggregated:
         updates = updates.take(np.flatnonzero(np.isfinite(updates.norms())))
         if not len(updates):
-            return Aggregated(model, state, _notes(updates, np.ones(0)))
+            return Aggregated(model, state, _diagnostics(updates, np.ones(0)))
         factors = self._factors(updates)
-        stepped = self.inner(model, state, updates.scaled(factors), view, key)
-        notes = {**stepped.diagnostics, **_notes(updates, factors)}
-        return Aggregated(stepped.model, stepped.state, notes)
+        found = self.inner(model, state, updates.scaled(factors), view, key)
+        diagnostics = {**found.diagnostics, **_diagnostics(updates, factors)}
+        return Aggregated(found.model, found.state, diagnostics)
 
-    def _factors(self, arrivals: Updates) -> Floats:
-        """Return by which number each update is multiplied: 1 leaves it as it is."""
+    def _factors(self, updates: Updates) -> Floats:
+        """Return the number by which each update is multiplied: 1 leaves it as it is."""
         if self.length is not None:
-            found, bound = arrivals.norms(), self.length
+            found, bound = updates.norms(), self.length
         else:
-            found = arrivals.root_mean_squares()
+            found = updates.root_mean_squares()
             bound = self.times * float(np.median(found[found > 0])) if found.any() else np.inf
         long = found > bound
         return np.where(long, bound / np.where(long, found, 1.0), 1.0)
 
 
-def _notes(arrivals: Updates, factors: Floats) -> Mapping[str, Any]:
-    clipped = tuple(arrivals.device[factors < 1].tolist())
+def _diagnostics(updates: Updates, factors: Floats) -> Mapping[str, Any]:
+    """Return which devices' updates were shortened."""
+    clipped = tuple(updates.device[factors < 1].tolist())
     return {"clipped": clipped, "clipped_count": len(clipped)}

@@ -1,4 +1,4 @@
-"""Where the updates of a step point, compared with their mean."""
+"""The directions of the updates of a round, compared with their mean."""
 
 from dataclasses import dataclass
 
@@ -25,20 +25,20 @@ class Directions:
 
     @property
     def known(self) -> Flags:
-        """Which updates have an angle that means something."""
+        """The updates whose angle means something, as booleans."""
         known: Flags = (self.norms > 0) & (self.means > 0)
         return known
 
     @property
     def distances(self) -> Floats:
-        """From every update to the mean."""
+        """The distance from every update to the mean."""
         squares = self.norms**2 - 2 * self.dots + self.means**2
         distances: Floats = np.sqrt(np.maximum(squares, 0.0))
         return distances
 
 
 def directions(updates: Updates, weights: Floats) -> Directions:
-    """Compares the updates with their mean by these weights."""
+    """Return how the updates compare with their mean by these weights."""
     norms = updates.norms()
     finite = np.isfinite(norms)
     counted = np.where(finite, weights, 0.0)
@@ -49,5 +49,5 @@ def directions(updates: Updates, weights: Floats) -> Directions:
 
 
 def by_device(updates: Updates, values: Floats) -> dict[int, float]:
-    """Numbers of devices, for the record; of a device that answered twice, the last."""
+    """Return one number for each device, for the record; the last if it sent two updates."""
     return dict(zip(updates.device.tolist(), values.tolist(), strict=True))

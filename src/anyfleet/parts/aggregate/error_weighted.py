@@ -1,4 +1,4 @@
-"""FedHQ's aggregation: coarsely quantised updates count less."""
+"""FedHQ's aggregation: updates that were quantised coarsely count less."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,11 +17,11 @@ from anyfleet.parts.aggregate.mean import Mean, Weighted
 
 @dataclass(frozen=True)
 class ErrorWeighted(Weighted):
-    """The mean, with a weight of `base` divided by 1 + q (specification §1.16).
+    """The mean, with the weights of `base` divided by 1 + q (specification §1.16).
 
-    q is the error of a device's own message, squared and relative to its update, which it reports.
-    That the weights have this very form is not verified: the published abstract says that they go
-    by each device's error.
+    q is the distortion of a device's own message, which it reports: squared error over squared
+    norm. The published abstract says that weights depend on each device's error; that they have
+    this very form is not verified.
     """
 
     base: Mean = field(default_factory=Mean)

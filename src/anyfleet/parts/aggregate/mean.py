@@ -1,4 +1,4 @@
-"""The mean of what arrived, coordinate by coordinate."""
+"""The weighted mean of the updates, coordinate by coordinate: FedAvg and HeteroFL."""
 
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -11,40 +11,39 @@ from torch import Tensor
 from anyfleet.arrays import Floats
 from anyfleet.core.messages import Aggregated, Params
 from anyfleet.core.slots import Aggregate, State
-from anyfleet.core.updates import Updates
+from anyfleet.core.updates import Updates, add_delta
 from anyfleet.core.view import View
 from anyfleet.papers import FEDAVG, Paper
 
 
 class Weighted(Aggregate):
-    """Per coordinate, a weighted mean over devices; subclasses say by which weights, of what."""
+    """Aggregators that take the weighted mean of each coordinate; subclasses say the weights."""
 
     @abstractmethod
     def weigh(self, updates: Updates) -> Floats:
-        """One weight per arrival, not normalised."""
+        """Return one weight for each update; they need not sum to 1."""
 
     def counted(self, updates: Updates) -> Updates:
-        """What of the updates counts."""
+        """Return what of the updates counts; by default everything that was trained."""
         return updates
 
     def diagnostics_of(self, updates: Updates) -> Mapping[str, Any]:
-        """What belongs into the record of the step."""
+        """Return the diagnostics of the round; by default none."""
         return {}
 
     def __call__(
         self, model: Params, state: State, updates: Updates, view: View, key: Tensor
     ) -> Aggregated:
-        change = self.counted(updates).mean(self.weigh(updates))
-        moved = {name: model[name] + change[name] for name in change}
-        return Aggregated({**model, **moved}, state, self.diagnostics_of(updates))
+        delta = self.counted(updates).mean(self.weigh(updates))
+        return Aggregated(add_delta(model, delta), state, self.diagnostics_of(updates))
 
 
 @dataclass(frozen=True)
 class Mean(Weighted):
-    """Per coordinate, the mean over the devices that trained it; the others keep their value.
+    """The mean of each coordinate over the devices that trained it.
 
-    Weights are the devices' samples (FedAvg) or `"equal"` (HeteroFL), specification §0.2, times
-    `(1 + staleness) ** -discount`.
+    Coordinates that nobody trained keep their value. Weights are the devices' samples (FedAvg) or
+    `"equal"` (HeteroFL, specification §0.2), times `(1 + staleness) ** -discount`.
     """
 
     weights: Literal["samples", "equal"] = "samples"
@@ -59,7 +58,7 @@ class Mean(Weighted):
             raise ValueError(f"Mean.discount must not be negative, got {self.discount}.")
 
     def weigh(self, updates: Updates) -> Floats:
-        """One weight per arrival, not normalised."""
+        """Return one weight for each update; they need not sum to 1."""
         faded = np.power(1.0 + updates.staleness.astype(np.float64), -self.discount)
         if self.weights == "samples":
             return updates.samples * faded

@@ -1,4 +1,4 @@
-"""A server optimiser around any aggregator: its change of the model is taken as a gradient."""
+"""Server optimisers: the change that any aggregator proposes is taken as a gradient."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -19,19 +19,19 @@ from anyfleet.parts.aggregate.mean import Mean
 
 
 class ServerOptimiser(Protocol):
-    """Turns the change an aggregator proposes into the change that is made."""
+    """The rule that turns the change an aggregator proposes into the change that is made."""
 
-    def init(self, like: Tensor) -> dict[str, Tensor]: ...
+    def init(self, like: Tensor) -> dict[str, Tensor]:
+        """Return the state of a tensor before its first change."""
 
-    def step(
-        self, change: Tensor, state: Mapping[str, Tensor]
-    ) -> tuple[Tensor, dict[str, Tensor]]: ...
+    def step(self, change: Tensor, state: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the change that is made, and the state after it."""
 
 
 @checked
 @dataclass(frozen=True)
 class ServerSgd:
-    """`velocity = momentum * velocity + change`, then `lr * velocity`."""
+    """Momentum on the proposed change: `velocity = momentum * velocity + change`, times `lr`."""
 
     lr: float = 1.0
     momentum: float = 0.0
@@ -87,8 +87,8 @@ class _Kept(NamedTuple):
 class ServerOptimised(Aggregate):
     """An aggregator followed by a server optimiser.
 
-    Coordinates that nobody trained do not move, nor do those that only devices without samples or
-    `excluded` ones trained (as an inner Subset notes): momentum goes on where somebody counted.
+    A coordinate moves only where somebody counted. Those that nobody trained do not move, nor do
+    those that only devices without samples trained, or devices that an inner Subset `excluded`.
     """
 
     inner: Aggregate = field(default_factory=Mean)
@@ -124,9 +124,9 @@ class ServerOptimised(Aggregate):
         return Aggregated({**proposed.model, **moved}, kept, proposed.diagnostics)
 
 
-def _counted(arrivals: Updates, notes: Mapping[str, Any]) -> Updates:
-    """Without the updates that did not count in the step with these notes."""
-    # Of a device that answered more than once, only some updates may be excluded.
-    answers, excluded = Counter(arrivals.device.tolist()), Counter(notes.get("excluded", ()))
-    out = [excluded[device] >= answers[device] for device in arrivals.device.tolist()]
-    return arrivals.take(np.flatnonzero((arrivals.samples > 0) & ~np.array(out, dtype=bool)))
+def _counted(updates: Updates, diagnostics: Mapping[str, Any]) -> Updates:
+    """Return the updates that counted in a round with these diagnostics."""
+    # Of a device that sent more than one update, only some may be excluded.
+    sent, excluded = Counter(updates.device.tolist()), Counter(diagnostics.get("excluded", ()))
+    out = [excluded[device] >= sent[device] for device in updates.device.tolist()]
+    return updates.take(np.flatnonzero((updates.samples > 0) & ~np.array(out, dtype=bool)))

@@ -1,4 +1,4 @@
-"""Leaving out the updates without which the others go further together (Optimal Aggregation)."""
+"""Optimal Aggregation: updates that work against the others are left out."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -24,15 +24,15 @@ from anyfleet.parts.aggregate.mean import Mean
 
 @dataclass(frozen=True)
 class Subset(Wrapper, Aggregate):
-    """Another aggregator, of those updates that go well together (specification §1.18).
+    """Another aggregator, given the updates that go well together (specification §1.18).
 
-    The update is found whose removal makes the others agree most; its device is `labelled`. If the
-    loss on the server split does not rise without it, it is `excluded` and the next one is looked
-    for; if it rises, it stays and the search ends. At least a `share` of the updates remains
+    The device whose removal makes the other updates agree most is `labelled`. If the server loss
+    does not rise without its update, it is `excluded` and the next one is looked for; if it rises,
+    the update stays and the search ends. At least a `share` of the updates remains
     (`left="thesis"`: one fewer; `"code"`: all but two). Updates that are not finite are excluded
     from the beginning, without a label.
 
-    `statistic="mean"` is the thesis' own, which labels a device in every step. With sub-models,
+    `statistic="mean"` is the thesis' own, which labels a device in every round. With sub-models,
     updates are compared on the coordinates that everybody trained.
     """
 
@@ -65,8 +65,8 @@ class Subset(Wrapper, Aggregate):
         healthy = updates.take(np.flatnonzero(finite))
         trials: dict[tuple[int, ...], Aggregated] = {}
 
-        def stepped(rows: Ints) -> Aggregated:
-            """What the inner aggregator would make of these rows; worked out once."""
+        def aggregated(rows: Ints) -> Aggregated:
+            """Return what the inner aggregator makes of these rows; computed once."""
             name = tuple(rows.tolist())
             if name not in trials:
                 trials[name] = self.inner(model, state, healthy.take(rows), view, key)
@@ -76,19 +76,20 @@ class Subset(Wrapper, Aggregate):
         found = optimal_subset(
             gram,
             healthy.samples,
-            _comparison(stepped, view, rng.fold(key, "check loss")),
+            _comparison(aggregated, view, rng.fold(key, "check loss")),
             share=self.share,
             statistic=self.statistic,
             rule=self.left,
         )
-        result = stepped(found.kept) if len(found.kept) else Aggregated(model, state)
+        result = aggregated(found.kept) if len(found.kept) else Aggregated(model, state)
         broken = tuple(updates.device[~finite].tolist())
-        notes = {**result.diagnostics, **self._notes(healthy, gram, found, broken)}
-        return Aggregated(result.model, result.state, notes)
+        own = self._diagnostics(healthy, gram, found, broken)
+        return Aggregated(result.model, result.state, {**result.diagnostics, **own})
 
-    def _notes(
+    def _diagnostics(
         self, healthy: Updates, gram: Floats, found: Remaining, broken: tuple[int, ...]
     ) -> Mapping[str, Any]:
+        """Return who was labelled and excluded, and how well the updates agree before and after."""
         labelled = tuple(healthy.device[found.labelled].tolist())
         excluded = (*broken, *healthy.device[found.excluded].tolist())
         kept = gram[np.ix_(found.kept, found.kept)], healthy.samples[found.kept]
@@ -103,22 +104,28 @@ class Subset(Wrapper, Aggregate):
 
 
 def _one_of(name: str, value: str, known: tuple[str, ...]) -> str:
+    """Return a complaint unless the value of a field is known, else ""."""
     if value in known:
         return ""
     return f"Subset.{name} must be one of {', '.join(known)}, got {value!r}."
 
 
 def _comparison(
-    stepped: Callable[[Ints], Aggregated], view: View, key: Tensor
+    aggregated: Callable[[Ints], Aggregated], view: View, key: Tensor
 ) -> Callable[[Ints, Ints], bool]:
-    """Whether the server's loss rises without a row: both on one batch, a new one each time."""
+    """Return a function that says whether the server loss rises without some rows.
+
+    Both models meet the same batch, and every comparison a new one.
+    """
     done = 0
 
     def worse(rows: Ints, without: Ints) -> bool:
         nonlocal done
         batch = rng.fold(key, done)
         done += 1
-        before, after = (view.server_loss(stepped(which).model, batch) for which in (rows, without))
+        before, after = (
+            view.server_loss(aggregated(which).model, batch) for which in (rows, without)
+        )
         return math.isnan(after) or before < after  # a broken model is never better
 
     return worse

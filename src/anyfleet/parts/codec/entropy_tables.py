@@ -1,8 +1,8 @@
-"""Probabilities in whole numbers: the same on every machine, and short enough for a header.
+"""Probability tables in whole numbers: the same on every machine, and short enough for a header.
 
 A table has one byte for each symbol, relative to the most frequent one: a whole number with three
 binary digits after the first, so that rare symbols may be a million times rarer. Its quotients are
-the same in binary floating point on all machines, so that both ends of a message build one model.
+the same in binary floating point on all machines, so both ends of a message build one model.
 """
 
 from functools import lru_cache
@@ -18,7 +18,7 @@ Model = Any  # of symbols, for a range coder
 _Categorical = constriction.stream.model.Categorical
 Bytes = NDArray[np.uint8]
 
-MOST_SYMBOLS = 1 << 11  # of a table; larger levels send their low bits as they are, or all bits
+MOST_SYMBOLS = 1 << 11  # of a table; larger codes send their low bits as they are, or all bits
 _FULL = 160  # the byte of the most frequent symbol
 # What bytes stand for; 0 is a symbol that does not occur. A hundred rare symbols must not take what
 # belongs to a frequent one, so they may be very small; a coder tells none below 2 ** -24.
@@ -33,17 +33,17 @@ ROUNDING_BITS = 2e-4
 
 
 class Choice(NamedTuple):
-    """Tables for the lanes of a message, which of them each lane uses, and bits per symbol."""
+    """The tables of a message, which of them each tensor uses, and the bits of symbols."""
 
     tables: tuple[Bytes, ...]
-    use: tuple[int, ...]  # -1: the lane has no symbols
-    bits: Floats  # [lanes, symbols]
+    use: tuple[int, ...]  # -1: the tensor has no symbols
+    bits: Floats  # [tensors, symbols]
 
 
 def choose(counts: Ints) -> Choice:
-    """The tables that make a message short, from how often each lane has each symbol.
+    """Return the tables that make a message short; `counts` is [tensors, symbols].
 
-    One for all lanes, or besides it one for each lane that gains more than its table costs.
+    There is one for all tensors, and one more for each tensor that saves more than its table costs.
     """
     if not len(counts):
         return Choice((), (), np.zeros(counts.shape))
@@ -68,7 +68,7 @@ def choose(counts: Ints) -> Choice:
 
 
 def symbol_bits(tables: NDArray[np.integer]) -> Floats:
-    """Bits of every symbol in each table."""
+    """Return the bits of every symbol in each table."""
     weights = _WEIGHTS[tables]
     total = weights.sum(axis=-1, keepdims=True)
     bits: Floats = np.log2(np.maximum(total, 1)) - np.log2(np.maximum(weights, 1))
@@ -76,7 +76,7 @@ def symbol_bits(tables: NDArray[np.integer]) -> Floats:
 
 
 def model(table: Bytes) -> Model:
-    """A table's probabilities; a symbol that is all there is has almost no bits."""
+    """Return the coder model of a table; the only symbol of a table takes almost no bits."""
     padded = table if len(table) > 1 else np.append(table, np.uint8(0))
     weights = _WEIGHTS[padded]
     return _Categorical(weights / weights.sum(), perfect=False)
@@ -101,14 +101,14 @@ def _costs(counts: Ints, tables: Ints) -> Floats:
 
 
 class Gaps(NamedTuple):
-    """How gaps between kept units are told: `longest` units without one, then the next piece."""
+    """How gaps between kept units are coded: after `longest` units without one, a new piece."""
 
     model: Model
     longest: int
 
 
 def gap_share(kept: Ints, units: Ints) -> Ints:
-    """The share of kept units in 1/65536, to 8 binary digits: that few models are ever made."""
+    """Return the share of kept units in 1/65536, to 8 binary digits, so that models are few."""
     shares = np.maximum(1, (kept * _ONE) // np.maximum(1, units))
     spare = np.maximum(0, np.floor(np.log2(shares)).astype(np.int64) + 1 - _DIGITS)
     rounded: Ints = np.clip((shares >> spare) << spare, 1, _ONE - 1)
@@ -116,38 +116,38 @@ def gap_share(kept: Ints, units: Ints) -> Ints:
 
 
 def gap_bits(kept: Ints, until: Ints, units: Ints) -> Floats:
-    """Bits of the gaps between kept units, the last of which is number `until` of all.
+    """Return the bits of the gaps between kept units, the last of which is number `until`.
 
-    None if all are kept, or none is.
+    0 where all are kept, or none is.
     """
     share = gap_share(kept, units) / _ONE
     pieces = gap_pieces(kept, until, units)
     bits = pieces * ROUNDING_BITS - kept * np.log2(share) - (until - kept) * np.log2(1 - share)
-    return bits * told(kept, units)
+    return bits * some_kept(kept, units)
 
 
 def gap_pieces(kept: Ints, until: Ints, units: Ints) -> Ints:
-    """How many symbols gaps take at most."""
+    """Return how many symbols gaps take at most."""
     longest = _longest(gap_share(kept, units))
-    pieces: Ints = (kept + (until - kept) // longest) * told(kept, units)
+    pieces: Ints = (kept + (until - kept) // longest) * some_kept(kept, units)
     return pieces
 
 
-def told(kept: Ints, units: Ints) -> NDArray[np.bool_]:
-    """Whether anything must be said about which units are kept."""
+def some_kept(kept: Ints, units: Ints) -> NDArray[np.bool_]:
+    """Return whether anything must be said about which units are kept."""
     some: NDArray[np.bool_] = (kept > 0) & (kept < units)
     return some
 
 
 def _longest(share: Ints) -> Ints:
-    """Gaps up to here are one symbol."""
+    """Return the longest gap that is one symbol."""
     longest: Ints = np.clip(_LONG * _ONE // share, 1, _MOST_GAPS - 1)
     return longest
 
 
 @lru_cache(maxsize=1024)
 def gaps(share: int) -> Gaps:
-    """The model of gaps when such a share of units is kept, each as likely as any other."""
+    """Return the model of gaps when a share of units (in 1/65536) is kept, all equally likely."""
     longest = int(_longest(np.array(share)))
     left, masses = 1 << 40, []
     for _ in range(longest):
@@ -158,7 +158,7 @@ def gaps(share: int) -> Gaps:
 
 
 def to_gaps(kept: Ints, longest: int) -> NDArray[np.int32]:
-    """Positions of kept units, ascending, as gap symbols."""
+    """Return the ascending positions of kept units as gap symbols."""
     skipped = np.diff(kept, prepend=-1) - 1
     pieces, rest = skipped // longest, skipped % longest
     symbols = np.full(len(kept) + int(pieces.sum()), longest, dtype=np.int32)
@@ -167,7 +167,7 @@ def to_gaps(kept: Ints, longest: int) -> NDArray[np.int32]:
 
 
 def from_gaps(symbols: NDArray[np.int32], longest: int) -> Ints:
-    """The inverse of `to_gaps`."""
+    """Return positions from gap symbols: the inverse of `to_gaps`."""
     full = symbols == longest
     ends = np.cumsum(np.where(full, longest, symbols + 1), dtype=np.int64)
     positions: Ints = ends[~full] - 1

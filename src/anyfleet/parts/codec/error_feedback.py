@@ -16,10 +16,10 @@ from anyfleet.parts.codec.stc import Stc
 
 @dataclass(frozen=True)
 class ErrorFeedback(Codec):
-    """Sends `inner` of the update and of all that earlier messages left out (specification §1.13).
+    """`inner` of the update plus all that earlier messages left out (specification §1.13).
 
-    The device keeps what is left of it, also of messages that never arrived. Distortion is that of
-    update and rest together.
+    The device keeps what is left as its state "residual", also that of messages which never
+    arrived. The distortion is that of update and residual together.
     """
 
     inner: Codec = field(default_factory=Stc)
@@ -46,15 +46,15 @@ class ErrorFeedback(Codec):
         return self.inner.slack
 
     def compress(
-        self, tree: Params, state: Params, sent_fraction: Tensor, layout: MessageLayout
+        self, rows: Params, state: Params, sent_fraction: Tensor, layout: MessageLayout
     ) -> Compressed:
-        # What is no number would stay so for ever: one bad round must not silence a device.
+        # A NaN would stay for ever: one bad round must not silence a device.
         known = {name: torch.where(left.isfinite(), left, 0.0) for name, left in state.items()}
-        whole = {name: v + known[name] if name in known else v for name, v in tree.items()}
-        squeezed = self.inner.compress(whole, {}, sent_fraction, layout)
-        sent = squeezed.tree
-        left = {name: v - sent[name] if name in sent else v for name, v in whole.items()}
-        return replace(squeezed, state=left)
+        total = {name: v + known[name] if name in known else v for name, v in rows.items()}
+        compressed = self.inner.compress(total, {}, sent_fraction, layout)
+        sent = compressed.received
+        left = {name: v - sent[name] if name in sent else v for name, v in total.items()}
+        return replace(compressed, state=left)
 
     def bits(self, symbols: Symbols, layout: MessageLayout) -> Tensor:
         return self.inner.bits(symbols, layout)

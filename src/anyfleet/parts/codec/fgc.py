@@ -1,7 +1,8 @@
-"""AnycostFL's flexible gradient compression: any rate, by kernels and by levels (specification §1.12.2).
+"""AnycostFL's flexible gradient compression: any sent fraction (specification §1.12.2).
 
-Values are rounded at random so that their mean is exact, given the kernels that are kept. Signs
-travel: the paper's message forgets them.
+The strongest kernels are kept, and their values lie on a grid of quantisation levels. They are
+rounded at random so that their mean is exact, given the kernels that are kept. Signs travel too:
+the paper's message leaves them out.
 """
 
 from collections.abc import Sequence
@@ -12,18 +13,17 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from anyfleet.core.compression import distortion
 from anyfleet.core.layout import MessageLayout, Symbols
-from anyfleet.core.message_size import heavy_update
+from anyfleet.core.message_size import NUMBER_BITS, heavy_update
 from anyfleet.core.messages import Params
 from anyfleet.core.slots import Compressed
 from anyfleet.errors import BadMessage, refuse
 from anyfleet.papers import ANYCOST, Paper
-from anyfleet.parts.codec.coded_columns import Layout
+from anyfleet.parts.codec.bitstream import SymbolFormat
 from anyfleet.parts.codec.kernels import Kernels
-from anyfleet.parts.codec.levelled import Levelled
 from anyfleet.parts.codec.lookup import Table, count_of, looked_up, measured
-from anyfleet.parts.codec.raw import distortion
-from anyfleet.parts.codec.topk import target_fraction
+from anyfleet.parts.codec.quantiser import Quantiser, target_fraction
 
 MOST_LEVELS = 1 << 16
 _AIM, _FULL = 0.985, 0.95  # of a budget: what is tried, and what is not worth another try
@@ -32,15 +32,15 @@ _POWER, _POWERS = 0.72, (0.3, 1.2)  # of the kernels, with which bits grow: at f
 
 
 @dataclass(frozen=True)
-class Fgc(Levelled):
-    """The strongest kernels of the whole message, on a grid of magnitudes, at a target rate.
+class Fgc(Quantiser):
+    """The strongest kernels of the whole message, on a grid of magnitudes, at a sent fraction.
 
     A kernel is a slice of a convolution, or any other number alone. `table` says which share of
-    them and how many levels a rate means: (rate, share, levels), rates ascending. Empty: measured
-    on an update of the server's own before a run, or without a server split on a made-up one with
-    heavy tails. A message that is still too long for its rate keeps fewer kernels; if not even one
-    fits, it keeps none. Orders without a target (a rate of 1) are met at `rate`; there, 1 is the
-    smallest error that the table knows.
+    them and how many quantisation levels a sent fraction means: (sent fraction, share, levels),
+    ascending. Empty: it is measured on an update of the server's own before a run, or without a
+    server split on a made-up one with heavy tails. A message that is still too long keeps fewer
+    kernels; if not even one fits, it keeps none. Orders that ask for nothing are met at
+    `sent_fraction`; there, 1 is the smallest error that the table knows.
     """
 
     table: Table = ()
@@ -51,13 +51,13 @@ class Fgc(Levelled):
         wrong = (
             ""
             if 0 < self.sent_fraction <= 1
-            else f"Fgc.rate must lie in (0, 1], got {self.sent_fraction}."
+            else f"Fgc.sent_fraction must lie in (0, 1], got {self.sent_fraction}."
         )
-        refuse([wrong, *_faults(self.table)])
+        refuse([wrong, *_table_faults(self.table)])
 
     @property
-    def layout(self) -> Layout:
-        return Layout(kernels=True)
+    def symbol_format(self) -> SymbolFormat:
+        return SymbolFormat(kernels=True)
 
     @property
     def drops(self) -> bool:
@@ -72,42 +72,42 @@ class Fgc(Levelled):
         return not self.table
 
     def calibrated(self, update: Params, layout: MessageLayout) -> "Fgc":
-        kernels = Kernels(layout.flattened(update), layout)
+        kernels = Kernels(update, layout)
         strongest = float(kernels.norms.max()) if kernels.norms.numel() else 0.0
-        # Training that moved nothing, or went wrong, shows nothing.
+        # Training that moved nothing, or diverged, shows nothing.
         if self.table or not 0 < strongest < torch.inf:
             return self
         return replace(self, table=_measured(self, kernels))
 
     def compress(
-        self, tree: Params, state: Params, sent_fraction: Tensor, layout: MessageLayout
+        self, rows: Params, state: Params, sent_fraction: Tensor, layout: MessageLayout
     ) -> Compressed:
-        # Whoever fits messages to a rate has measured them already.
-        symbols, bits = self._at_rate(layout.flattened(tree), sent_fraction, layout)
+        # Fitting messages to a sent fraction has counted their bits already.
+        symbols, bits = self._fitted_symbols(rows, sent_fraction, layout)
         received, kept = self.restore(symbols, layout)
-        return Compressed(received, kept, symbols, bits, {}, distortion(tree, received))
+        return Compressed(received, kept, symbols, bits, {}, distortion(rows, received, layout))
 
-    def quantise(self, laid: Params, rate: Tensor, envelope: MessageLayout) -> Symbols:
-        return self._at_rate(laid, rate, envelope)[0]
+    def quantise(self, rows: Params, sent_fraction: Tensor, layout: MessageLayout) -> Symbols:
+        return self._fitted_symbols(rows, sent_fraction, layout)[0]
 
-    def _at_rate(
-        self, laid: Params, rate: Tensor, envelope: MessageLayout
+    def _fitted_symbols(
+        self, rows: Params, sent_fraction: Tensor, layout: MessageLayout
     ) -> tuple[Symbols, Tensor]:
-        """Symbols, and the bits of every row and column."""
-        kernels = Kernels(laid, envelope)
-        rate = target_fraction(rate, self.sent_fraction)
-        share, levels = looked_up(self.table or _generic(), rate.double().cpu().numpy())
+        """Return symbols, and their bits [devices, columns]."""
+        kernels = Kernels(rows, layout)
+        target = target_fraction(sent_fraction, self.sent_fraction).double().cpu()
+        share, levels = looked_up(self.table or _generic(), target.numpy())
         count = torch.from_numpy(count_of(share, kernels.norms.shape[1]))
-        budget = rate.double().cpu().nan_to_num(0.0).clamp(0, 1) * 32 * kernels.entries
+        budget = target.clamp(0, 1) * NUMBER_BITS * layout.entries
         return self._fitted(kernels, count, torch.from_numpy(levels), budget)
 
-    def values(self, symbols: Symbols, envelope: MessageLayout) -> Params:
+    def dequantise(self, symbols: Symbols, layout: MessageLayout) -> Params:
         ends = next(iter(symbols.scales.values()), torch.zeros(1, 3))
-        low, high, steps = ends.to(envelope.dtype).unsqueeze(-1).unbind(1)
+        low, high, steps = ends.to(layout.dtype).unsqueeze(-1).unbind(1)
         most = int(steps.max())
         part = torch.arange(most + 1, device=ends.device) / steps.clamp(min=1)
         grid = torch.where(part < 1, low + (high - low) * part, high)
-        # Every magnitude with both signs around the zero of what is not there.
+        # Every magnitude with both signs, around the zero of what is not kept.
         table = torch.cat([-grid.flip(1), torch.zeros_like(low), grid], dim=1)
         first = most + 1 + table.shape[1] * torch.arange(len(ends), device=ends.device)
         offset, flat = first.int()[:, None], table.flatten()
@@ -119,19 +119,19 @@ class Fgc(Levelled):
     def unpack(self, columns: Sequence[bytes], layout: MessageLayout) -> Symbols:
         symbols = super().unpack(columns, layout)
         if len(columns):
-            _check(symbols, layout)
+            _check_grid(symbols, layout)
         return symbols
 
     def _fitted(
         self, kernels: Kernels, count: Tensor, levels: Tensor, budget: Tensor
     ) -> tuple[Symbols, Tensor]:
-        """With fewer kernels in rows whose message is too long, until it is not."""
+        """Return symbols and bits, with fewer kernels where a message exceeds its bit budget."""
         full, fits, over = count, torch.zeros_like(count), count + 1
         before: tuple[Tensor, Tensor] | None = None
         number = 0
         while True:
             symbols = kernels.quantised(count, levels)
-            bits = self.bits(symbols, kernels.envelope)
+            bits = self.bits(symbols, kernels.layout)
             size = bits.sum(dim=1).cpu()
             good = (size <= budget) | (count == 0)
             fits, over = torch.where(good, count, fits), torch.where(good, over, count)
@@ -141,7 +141,7 @@ class Fgc(Levelled):
                 return symbols, bits
             guess = (fits + over) // 2
             if number < _TRIES:
-                # As far as a power law leads, which is found sooner than by halving.
+                # A power law finds the count sooner than halving.
                 guess = _shrunk((count, size), before, _AIM * budget).clamp(min=fits, max=over - 1)
             before, count = (count, size), torch.where(done, count, guess)
             number += 1
@@ -150,7 +150,7 @@ class Fgc(Levelled):
 def _shrunk(
     now: tuple[Tensor, Tensor], before: tuple[Tensor, Tensor] | None, aim: Tensor
 ) -> Tensor:
-    """How many kernels take so many bits, if bits grow with a power of them."""
+    """Return how many kernels take `aim` bits, if bits grow with a power of their number."""
     count, size = now[0].clamp(min=1).double(), now[1]
     power = torch.full_like(aim, _POWER)
     if before is not None:
@@ -161,35 +161,39 @@ def _shrunk(
 
 
 def _measured(codec: Fgc, kernels: Kernels) -> Table:
-    return measured(kernels, lambda symbols: float(codec.bits(symbols, kernels.envelope).sum()))
+    return measured(kernels, lambda symbols: float(codec.bits(symbols, kernels.layout).sum()))
 
 
-def _faults(table: Table) -> list[str]:
-    rates, shares, levels = [[row[column] for row in table] for column in range(3)]
+def _table_faults(table: Table) -> list[str]:
+    fractions, shares, levels = [[row[field] for row in table] for field in range(3)]
     found = []
-    if any(not 0 < rate <= 1 for rate in rates) or rates != sorted(set(rates)):
-        found.append(f"Fgc.table needs rates above 0 and up to 1 that ascend; got {rates}.")
+    if any(not 0 < each <= 1 for each in fractions) or fractions != sorted(set(fractions)):
+        found.append(
+            f"Fgc.table needs sent fractions above 0 and up to 1 that ascend; got {fractions}."
+        )
     if any(not 0 < share <= 1 for share in shares):
         found.append(f"Fgc.table needs kept shares above 0 and up to 1; got {shares}.")
     if any(level != int(level) or not 1 <= level <= MOST_LEVELS for level in levels):
-        found.append(f"Fgc.table needs whole levels from 1 to {MOST_LEVELS}; got {levels}.")
+        found.append(
+            f"Fgc.table needs whole quantisation levels from 1 to {MOST_LEVELS}; got {levels}."
+        )
     return found
 
 
-def _check(symbols: Symbols, envelope: MessageLayout) -> None:
-    """That levels mean something: what came over a link may say anything."""
-    told = {name: rows.shape[1] for name, rows in symbols.scales.items() if rows.shape[1]}
-    if told != dict.fromkeys(list(envelope.tensors)[:1], 3):
-        raise BadMessage("a message on a grid needs its two ends and its levels, and nothing else")
-    steps = max((float(symbols.scales[name][0, 2]) for name in told), default=1.0)
+def _check_grid(symbols: Symbols, layout: MessageLayout) -> None:
+    """Raise BadMessage unless the levels lie on the grid: a message may say anything."""
+    counts = {name: rows.shape[1] for name, rows in symbols.scales.items() if rows.shape[1]}
+    if counts != dict.fromkeys(list(layout.tensors)[:1], 3):
+        raise BadMessage("a message on a grid needs its two ends and its steps, and nothing else")
+    steps = max((float(symbols.scales[name][0, 2]) for name in counts), default=1.0)
     if not 1 <= steps <= MOST_LEVELS or steps != int(steps):
-        raise BadMessage(f"a grid with {steps:g} levels; from 1 to {MOST_LEVELS} there may be")
+        raise BadMessage(f"a grid with {steps:g} steps; from 1 to {MOST_LEVELS} there may be")
     levels = (
         int(rows.abs().max()) for rows in symbols.quantisation_levels.values() if rows.numel()
     )
     highest = max(levels, default=0)
     if highest > steps + 1:
-        raise BadMessage(f"place {highest - 1} on a grid with {steps:g} levels")
+        raise BadMessage(f"place {highest - 1} on a grid with {steps:g} steps")
 
 
 @lru_cache(maxsize=1)

@@ -1,38 +1,34 @@
-"""FedHQ: as many levels as the channel of each device carries."""
+"""FedHQ: as many quantisation levels as the channel of each device carries."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from anyfleet.core.layout import MessageLayout, Symbols
+from anyfleet.core.message_size import NUMBER_BITS
 from anyfleet.core.messages import Params
+from anyfleet.errors import refuse
 from anyfleet.papers import FEDHQ, Paper
-from anyfleet.parts.codec.levelled import Levelled
-from anyfleet.parts.codec.qsgd import Qsgd, drawn, draws
-from anyfleet.parts.codec.stream import Layout
-from anyfleet.parts.codec.topk import (
-    NUMBER_BITS,
-    Places,
-    TopK,
-    check_share,
-    spread_symbols,
-    target_fraction,
-    top,
-)
+from anyfleet.parts.codec.bitstream import SymbolFormat
+from anyfleet.parts.codec.qsgd import Qsgd, quantised, uniforms
+from anyfleet.parts.codec.quantiser import Quantiser, target_fraction
+from anyfleet.parts.codec.topk import Places, TopK, check_keep, spread_symbols, top
 
 _HALVINGS = 8
 
 
 @dataclass(frozen=True)
-class Hq(Levelled):
-    """QSGD with the most levels whose message fits an order's target rate (specification §1.16).
+class Hq(Quantiser):
+    """QSGD with the most quantisation levels whose message fits the sent fraction of an order.
 
-    Measured, with positions and all. A device whose rate does not hold the fewest levels keeps half
-    as many entries, and half again, up to 8 times; after that it sends more than it should. Orders
-    without a target (a rate of 1) are met at `rate`.
+    Messages are measured, with positions and all (specification §1.16). A device whose sent
+    fraction does not hold the fewest levels keeps half as many entries, and half again, up to 8
+    times; after that it sends more than it should. Orders that ask for nothing are met at
+    `sent_fraction`.
     """
 
     quantisation_levels: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -42,88 +38,87 @@ class Hq(Levelled):
     papers: ClassVar[tuple[Paper, ...]] = (FEDHQ,)
 
     def __post_init__(self) -> None:
-        check_share("Hq", self.keep)
-        ascending = all(
-            a < b
-            for a, b in zip(self.quantisation_levels, self.quantisation_levels[1:], strict=False)
-        )
-        if (
-            not self.quantisation_levels
-            or not ascending
-            or not 1 <= self.quantisation_levels[0] <= self.quantisation_levels[-1] <= 2**24
-        ):
-            raise ValueError(
-                f"Hq.levels must be numbers from 1 to {2**24} that ascend, got {self.quantisation_levels}."
+        check_keep("Hq", self.keep)
+        refuse(self._faults())
+
+    def _faults(self) -> list[str]:
+        faults, levels = [], self.quantisation_levels
+        ascending = all(a < b for a, b in pairwise(levels))
+        if not levels or not ascending or not 1 <= levels[0] <= levels[-1] <= 2**24:
+            faults.append(
+                f"Hq.quantisation_levels must be numbers from 1 to {2**24} that ascend, "
+                f"got {levels}."
             )
         if self.bucket < 1:
-            raise ValueError(f"Hq.bucket must be at least 1 entry, got {self.bucket}.")
+            faults.append(f"Hq.bucket must be at least 1 entry, got {self.bucket}.")
         if not 0 < self.sent_fraction <= 1:
-            raise ValueError(f"Hq.rate must lie in (0, 1], got {self.sent_fraction}.")
+            faults.append(f"Hq.sent_fraction must lie in (0, 1], got {self.sent_fraction}.")
+        return faults
 
     @property
     def follows_sent_fraction(self) -> bool:
         return True
 
     @property
-    def layout(self) -> Layout:
-        return Layout(bucket=self.bucket)
+    def symbol_format(self) -> SymbolFormat:
+        return SymbolFormat(bucket=self.bucket)
 
     @property
     def drops(self) -> bool:
         return True
 
-    def quantise(self, laid: Params, rate: Tensor, envelope: MessageLayout) -> Symbols:
-        entries = sum(lane.entries for lane in envelope.tensors.values())
-        rate = target_fraction(rate, self.sent_fraction)
-        budget = (rate * NUMBER_BITS * entries).double().cpu()  # sizes are counted there
-        kept = self._kept(laid, budget, envelope)
+    def quantise(self, rows: Params, sent_fraction: Tensor, layout: MessageLayout) -> Symbols:
+        target = target_fraction(sent_fraction, self.sent_fraction)
+        budget = (target * NUMBER_BITS * layout.entries).double().cpu()  # sizes are counted there
+        kept = self._kept(rows, budget, layout)
         choice = torch.tensor(self.quantisation_levels, dtype=torch.float64)
         # Bisection: `best` fits or is the first, everything from `beyond` on does not.
-        best = torch.zeros(len(rate), dtype=torch.int64)
+        best = torch.zeros(len(target), dtype=torch.int64)
         beyond = torch.full_like(best, len(choice))
         while bool((beyond - best > 1).any()):
             middle = (best + beyond) // 2
-            fits = self._size(self._drawn(kept, choice[middle]), envelope) <= budget
+            fits = self._size(self._symbols(kept, choice[middle]), layout) <= budget
             best, beyond = torch.where(fits, middle, best), torch.where(fits, beyond, middle)
-        return self._drawn(kept, choice[best])
+        return self._symbols(kept, choice[best])
 
-    def values(self, symbols: Symbols, envelope: MessageLayout) -> Params:
-        return TopK(self.keep, Qsgd(bucket=self.bucket)).values(symbols, envelope)
+    def dequantise(self, symbols: Symbols, layout: MessageLayout) -> Params:
+        return TopK(self.keep, Qsgd(bucket=self.bucket)).dequantise(symbols, layout)
 
-    def _kept(self, laid: Params, budget: Tensor, envelope: MessageLayout) -> "_Kept":
-        """Of every row as many entries as its budget holds with the fewest levels."""
-        kept = _Kept.of(laid, top(laid, self.keep), envelope)
+    def _kept(self, rows: Params, budget: Tensor, layout: MessageLayout) -> "_Kept":
+        """Return as many entries of every row as its budget holds with the fewest levels."""
+        kept = _Kept.of(rows, top(rows, self.keep), layout)
         fewest = torch.full_like(budget, self.quantisation_levels[0])
         for halving in range(1, _HALVINGS + 1):
-            short = self._size(self._drawn(kept, fewest), envelope) > budget
+            short = self._size(self._symbols(kept, fewest), layout) > budget
             if not bool(short.any()):
                 break
-            fewer = top(laid, self.keep / 2**halving)
+            fewer = top(rows, self.keep / 2**halving)
             flags = {
                 name: torch.where(short.to(flags.device)[:, None], fewer[name], flags)
                 for name, flags in kept.flags.items()
             }
-            kept = _Kept.of(laid, flags, envelope)
+            kept = _Kept.of(rows, flags, layout)
         return kept
 
-    def _drawn(self, kept: "_Kept", steps: Tensor) -> Symbols:
-        inner = drawn(kept.entries, steps, kept.draws, self.bucket)
+    def _symbols(self, kept: "_Kept", steps: Tensor) -> Symbols:
+        inner = quantised(kept.entries, steps, kept.uniforms, self.bucket)
         return spread_symbols(inner, kept.flags, kept.places)
 
-    def _size(self, symbols: Symbols, envelope: MessageLayout) -> Tensor:
-        return self.bits(symbols, envelope).sum(dim=1)
+    def _size(self, symbols: Symbols, layout: MessageLayout) -> Tensor:
+        return self.bits(symbols, layout).sum(dim=1)
 
 
 class _Kept(NamedTuple):
-    """Which entries are kept, where they are, the entries side by side, and what decides them."""
+    """The kept entries of a stack: flags, places, the entries side by side, and their draws."""
 
     flags: Params
     places: Mapping[str, Places]
     entries: Params
-    draws: Params
+    uniforms: Params
 
     @classmethod
-    def of(cls, laid: Params, flags: Params, envelope: MessageLayout) -> "_Kept":
+    def of(cls, rows: Params, flags: Params, layout: MessageLayout) -> "_Kept":
+        """Return the entries of rows that flags keep."""
         places = {name: Places.of(each) for name, each in flags.items()}
-        entries = {name: places[name].gathered(rows) for name, rows in laid.items()}
-        return cls(flags, places, entries, draws(entries, envelope))
+        entries = {name: places[name].gathered(each) for name, each in rows.items()}
+        return cls(flags, places, entries, uniforms(entries, layout))

@@ -1,7 +1,8 @@
-"""Updates as kernels: their norms, the strongest of them, and a grid of magnitudes (§1.12.2).
+"""Updates as kernels: their norms, the strongest of them, and a grid of magnitudes.
 
-Everything works on stacks, one row per device, and every row for itself: what is kept of one, how
-many levels it has and how it is rounded does not depend on the others.
+Everything works on stacks [devices, …] and on every device for itself: what is kept of one, how
+many quantisation levels it has and how it is rounded does not depend on the others (specification
+§1.12.2).
 """
 
 from collections.abc import Mapping
@@ -20,43 +21,40 @@ from anyfleet.parts.codec.ranking import largest, where_set
 
 @dataclass(frozen=True, eq=False)
 class Kernels:
-    """Rows of entries, and the kernels that they are made of."""
+    """Rows [devices, entries] of an update, and the kernels that they are made of."""
 
-    laid: Params
-    envelope: MessageLayout
-
-    @property
-    def rows(self) -> int:
-        return max((len(rows) for rows in self.laid.values()), default=1)
+    rows: Params
+    layout: MessageLayout
 
     @property
-    def entries(self) -> int:
-        return sum(lane.entries for lane in self.envelope.tensors.values())
+    def devices(self) -> int:
+        """The number of devices of the stack."""
+        return max((len(each) for each in self.rows.values()), default=1)
 
     @cached_property
     def units(self) -> Mapping[str, Tensor]:
-        """As [rows, kernels, entries of a kernel]."""
-        lanes = self.envelope.tensors.items()
-        shapes = {name: (lane.entries // lane.unit, lane.unit) for name, lane in lanes}
-        return {name: rows.reshape(len(rows), *shapes[name]) for name, rows in self.laid.items()}
+        """The kernels of every tensor, [devices, kernels, entries of a kernel]."""
+        tensors = self.layout.tensors.items()
+        shapes = {name: (tensor.entries // tensor.unit, tensor.unit) for name, tensor in tensors}
+        return {name: each.reshape(len(each), *shapes[name]) for name, each in self.rows.items()}
 
     @cached_property
     def norms(self) -> Tensor:
-        """Of all kernels of the message, one lane after the other, as [rows, kernels]."""
+        """The norms of all kernels, one tensor after the other, [devices, kernels]."""
         found = [_norms(units) for units in self.units.values()]
         return torch.cat(found, dim=1) if found else torch.zeros(1, 0)
 
     def split(self, flags: Tensor) -> dict[str, Tensor]:
-        """What is said of all kernels, lane by lane."""
+        """Return what is said of all kernels, by tensor."""
         sizes = [units.shape[1] for units in self.units.values()]
         return dict(zip(self.units, torch.split(flags, sizes, dim=1), strict=True))
 
     def quantised(self, count: Tensor, levels: Tensor) -> Symbols:
-        """So many kernels of every row, on a grid with so many steps.
+        """Return symbols of `count` [devices] kernels on a grid with `levels` [devices] steps.
 
-        Scales are the smallest and the largest magnitude and the steps, with the first lane.
+        Scales are the smallest and the largest magnitude and the steps, with the first tensor.
         """
-        # A row of zeros has nothing to say.
+        # A row of zeros has nothing to send.
         some = self.norms.amax(dim=1) != 0 if self.norms.shape[1] else torch.zeros_like(count) > 0
         kept = self.split(largest(self.norms, torch.where(some.cpu(), count, 0)))
         chosen = {name: _Chosen.of(units, kept[name]) for name, units in self.units.items()}
@@ -70,8 +68,8 @@ class Kernels:
         )
 
     def _ends(self, chosen: Mapping[str, "_Chosen"]) -> tuple[Tensor, Tensor]:
-        """The smallest and the largest magnitude that is kept and not zero; 0 if there is none."""
-        low = torch.full((self.rows,), torch.inf, device=self.norms.device)
+        """Return the smallest and the largest kept magnitude above zero; 0 if there is none."""
+        low = torch.full((self.devices,), torch.inf, device=self.norms.device)
         high = torch.zeros_like(low)
         for each in chosen.values():
             if each.values.numel():
@@ -82,24 +80,24 @@ class Kernels:
         return torch.where(high == 0, 0, low), high
 
     def _levels(self, units: Tensor, chosen: "_Chosen", ends: Tensor, first: int) -> Tensor:
-        """Places on the grid, drawn so that the mean is exact; only kernels that are kept cost."""
-        values, (_, count, wide) = chosen.values, units.shape
+        """Return places on the grid, drawn so that the mean is exact, for kept kernels alone."""
+        values, (_, count, size) = chosen.values, units.shape
         low, high, steps = ends.to(values).index_select(0, chosen.row).unsqueeze(-1).unbind(1)
         place = (values.abs() - low) / (high - low) * steps
-        # Nothing between the ends, or a number that is none: one place for all.
+        # NaN, also where both ends are equal: one place for all.
         place = place.nan_to_num(0.0, 0.0, 0.0).clamp(min=0)
         below = torch.minimum(place.floor(), steps - 1)
-        at = first + (chosen.where - count * chosen.row)[:, None] * wide + _arange(wide, values)
-        key = self.envelope.key.expand(self.rows).to(values.device).index_select(0, chosen.row)
-        draws = rng.uniforms_at(key.repeat_interleave(wide), at.flatten(), values.dtype)
+        at = first + (chosen.where - count * chosen.row)[:, None] * size + _arange(size, values)
+        key = self.layout.key.expand(self.devices).to(values.device).index_select(0, chosen.row)
+        draws = rng.uniforms_at(key.repeat_interleave(size), at.flatten(), values.dtype)
         drawn = below + (draws.to(values.device).view(values.shape) < place - below)
         signed = torch.where(values < 0, -1 - drawn, 1 + drawn) * (values != 0)
-        found = torch.zeros(len(units) * count, wide, dtype=torch.int32, device=values.device)
+        found = torch.zeros(len(units) * count, size, dtype=torch.int32, device=values.device)
         return found.index_copy_(0, chosen.where, signed.int()).view(units.flatten(1).shape)
 
 
 class _Chosen(NamedTuple):
-    """The kept kernels of a lane, those of all rows one after the other."""
+    """The kept kernels of a tensor, those of all devices one after the other."""
 
     where: Tensor
     row: Tensor
@@ -107,13 +105,14 @@ class _Chosen(NamedTuple):
 
     @classmethod
     def of(cls, units: Tensor, kept: Tensor) -> "_Chosen":
+        """Return the kernels that flags keep."""
         where = where_set(kept)
         values = units.flatten(0, 1).index_select(0, where)
         return cls(where, where // max(1, units.shape[1]), values)
 
 
 def _reduced(found: Tensor, row: Tensor, values: Tensor, how: Literal["amin", "amax"]) -> Tensor:
-    """The smallest or largest of every row, with what was found before."""
+    """Return the smallest or largest value of every row and of what was found before."""
     if len(found) == 1:
         best = values.amin() if how == "amin" else values.amax()
         return torch.minimum(found, best) if how == "amin" else torch.maximum(found, best)

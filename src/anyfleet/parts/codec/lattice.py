@@ -1,8 +1,9 @@
-"""Lattices of whole steps and of hexagons, with step 1, and dither on their cells (specification §1.15).
+"""Lattices of whole steps and of hexagons, with step 1, and dither on their cells.
 
-Points are stacked by row and coordinate, [rows, dimension, blocks]. The basis of hexagons is
-(1, ±1/√3). With `a` and `b` multiples of it, a point's levels are `a + b` and `(a - b) / 2` rounded
-down: whether `a - b` is odd goes without saying, and the first coordinate needs no second level.
+Points are stacked by device and coordinate, [devices, dimension, blocks] (specification §1.15). The
+basis of hexagons is (1, ±1/√3). With `a` and `b` multiples of it, a point's quantisation levels are
+`a + b` and `(a - b) / 2` rounded down. Whether `a - b` is odd follows from the first level, and the
+first coordinate needs no second level.
 """
 
 import math
@@ -23,7 +24,7 @@ class Dither(NamedTuple):
 
 
 def blocks(rows: Tensor, dimension: int) -> Tensor:
-    """Rows of entries in blocks, the last one filled with zeros."""
+    """Return rows of entries in blocks, the last one filled with zeros."""
     count, size = rows.shape
     many = -(-size // dimension)
     full = pad(rows, (0, many * dimension - size)).reshape(count, many, dimension)
@@ -31,12 +32,12 @@ def blocks(rows: Tensor, dimension: int) -> Tensor:
 
 
 def entries(points: Tensor, size: int) -> Tensor:
-    """The inverse of `blocks`."""
+    """Return blocks as rows of `size` entries: the inverse of `blocks`."""
     return points.transpose(1, 2).flatten(1)[:, :size]
 
 
 def dither(u: Tensor) -> Dither:
-    """Even on a cell, from numbers in [0, 1) for every coordinate."""
+    """Return dither that is uniform on a cell, from numbers in [0, 1) for every coordinate."""
     # In place from here on: new tensors cost more than the arithmetic.
     side = (u >= 0.5).to(u.dtype)
     place = (2 * u).sub_(side)
@@ -52,7 +53,7 @@ def dither(u: Tensor) -> Dither:
 
 
 def nearest(points: Tensor) -> Tensor:
-    """The levels of the nearest points of the lattice, not yet as whole numbers.
+    """Return the quantisation levels of the nearest points of the lattice, not yet whole numbers.
 
     Hexagons are two rectangular lattices, one in the middles of the other: the nearest point of
     each is that of its coordinates, and which of them is nearer follows from the distances.
@@ -68,7 +69,7 @@ def nearest(points: Tensor) -> Tensor:
 
 
 def points(levels: Tensor) -> Tensor:
-    """The points that levels stand for."""
+    """Return the points that quantisation levels stand for."""
     if levels.shape[1] == 1:
         return levels
     first, second = levels.unbind(1)

@@ -1,8 +1,9 @@
-"""From a target rate to the share of kernels that is kept and the levels of their grid (§1.12.2).
+"""The look-up from a sent fraction to a share of kernels and a number of quantisation levels.
 
-Rates on a grid are looked up in a table; between them the share changes as a power of the rate. The
-table is measured on one update. Of all pairs the length and the error are first estimated from one
-histogram; only pairs that look best for a rate are made into messages and measured.
+Sent fractions on a grid are looked up in a table; between them the share changes as a power of the
+fraction. The table is measured on one update. Length and error of all pairs (share, levels) are
+first estimated from one histogram; only pairs that look best for a sent fraction are made into
+messages and measured (specification §1.12.2).
 """
 
 from collections.abc import Callable
@@ -15,62 +16,65 @@ from torch import Tensor
 
 from anyfleet.arrays import Floats, Ints
 from anyfleet.core.layout import Symbols
+from anyfleet.core.message_size import NUMBER_BITS
 from anyfleet.parts.codec.kernels import Kernels
 
-# Finer ones than the specification has: where few large entries stretch the grid, small ones drown in its
-# steps, and rates stay unused.
+# Finer ones than the specification has: where few large entries stretch the grid, small ones drown
+# in its steps, and part of a sent fraction stays unused.
 LEVELS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256, 512, 1024)
-RATES = np.geomspace(1 / 200, 1.0, 12)
+SENT_FRACTIONS = np.geomspace(1 / 200, 1.0, 12)
 _SHARES = np.geomspace(1e-4, 1.0, 90)  # of the kernels
 _BINS = 4096  # of magnitudes, narrow where they are small
 _HEADER_BITS = 500
-_TRIES = 6  # pairs that are measured for one rate, at most
+_TRIES = 6  # pairs that are measured for one sent fraction, at most
 
-Table = tuple[tuple[float, float, int], ...]  # rate, kept share, levels; rates ascend
+# Sent fraction, kept share, quantisation levels; sent fractions ascend.
+Table = tuple[tuple[float, float, int], ...]
 
 
-def looked_up(table: Table, rate: Floats) -> tuple[Floats, Ints]:
-    """Shares and levels for these rates; below the table, shares shrink with the rate."""
-    rates, shares, levels = (np.array(column) for column in zip(*table, strict=True))
-    rate = np.clip(np.nan_to_num(rate), 0.0, rates[-1])
-    lower = np.clip(np.searchsorted(rates, rate, side="right") - 1, 0, None)
-    between = np.exp(np.interp(np.log(np.maximum(rate, rates[0])), np.log(rates), np.log(shares)))
-    return between * np.minimum(1.0, rate / rates[0]), levels[lower]
+def looked_up(table: Table, fraction: Floats) -> tuple[Floats, Ints]:
+    """Return shares and levels for sent fractions; below the table, shares shrink with them."""
+    known, shares, levels = (np.array(field) for field in zip(*table, strict=True))
+    fraction = np.clip(np.nan_to_num(fraction), 0.0, known[-1])
+    lower = np.clip(np.searchsorted(known, fraction, side="right") - 1, 0, None)
+    inside = np.log(np.maximum(fraction, known[0]))
+    between = np.exp(np.interp(inside, np.log(known), np.log(shares)))
+    return between * np.minimum(1.0, fraction / known[0]), levels[lower]
 
 
 def count_of(share: Floats, kernels: int) -> Ints:
-    """How many kernels a share of them is: rounded up, at least one."""
+    """Return how many kernels a share of them is: rounded up, at least one."""
     found: Ints = np.clip(np.ceil(share * kernels - 1e-9), 1, max(1, kernels)).astype(np.int64)
     return found
 
 
 def measured(kernels: Kernels, bits: Callable[[Symbols], float]) -> Table:
-    """The table of one update (a stack of one), by the measured length of its messages.
+    """Return the table of one update (a stack of one); `bits` measures the length of a message.
 
-    For every rate the pair with the smallest squared error of those whose message fits. Rates that
-    nothing fits are left out; if that is all of them, the shortest message stands for the last.
+    For every sent fraction it has the pair with the smallest squared error whose message fits. Sent
+    fractions that nothing fits are left out; without any, the shortest message stands for the last.
     """
-    guess, whole = estimated(kernels), 32 * kernels.entries
-    # What headers and tables add: a byte for every symbol of a table, until it was measured.
+    guess, total = estimated(kernels), NUMBER_BITS * kernels.layout.entries
+    # What headers and tables add: a byte for every symbol of a table, until it is measured.
     extra = 8.0 * np.array(LEVELS) + _HEADER_BITS
     found: list[tuple[float, float, int]] = []
     best, error = (-1, -1), np.inf
-    for rate in RATES:
-        # What was found for a smaller rate fits, too.
+    for fraction in SENT_FRACTIONS:
+        # What was found for a smaller sent fraction fits, too.
         left = guess.error < error
         for _ in range(_TRIES):
-            left &= guess.bits + extra <= rate * whole
+            left &= guess.bits + extra <= fraction * total
             if not left.any():
                 break
             at = np.unravel_index(np.where(left, guess.error, np.inf).argmin(), left.shape)
             size = bits(_message(kernels, _SHARES[at[0]], LEVELS[at[1]]))
             extra[at[1]] = size - guess.bits[at]
-            if size <= rate * whole:
+            if size <= fraction * total:
                 best, error = (int(at[0]), int(at[1])), float(guess.error[at])
                 break
             left[at] = False
         if best[0] >= 0:
-            found.append((float(rate), float(_SHARES[best[0]]), LEVELS[best[1]]))
+            found.append((float(fraction), float(_SHARES[best[0]]), LEVELS[best[1]]))
     return tuple(found) or ((1.0, float(_SHARES[0]), LEVELS[0]),)
 
 
@@ -80,19 +84,19 @@ def _message(kernels: Kernels, share: float, levels: int) -> Symbols:
 
 
 class Estimate(NamedTuple):
-    """Of every share and number of levels."""
+    """The bits and the squared error of messages, [shares, numbers of quantisation levels]."""
 
     bits: Floats
     error: Floats
 
 
 def estimated(kernels: Kernels) -> Estimate:
-    """What messages will be like, on average over the rounding."""
+    """Return what messages will be like, on average over the rounding."""
     seen = _counted(kernels)
     pairs = [_on_grid(seen, levels) for levels in LEVELS]
     total = kernels.norms.shape[1]
     mask = total * _entropy(np.stack([seen.kernels, total - seen.kernels], axis=-1) / total)
-    bits, noise = (np.stack(column, axis=1) for column in zip(*pairs, strict=True))
+    bits, noise = (np.stack(each, axis=1) for each in zip(*pairs, strict=True))
     return Estimate(
         bits + mask[:, None] + seen.often.sum(axis=1)[:, None], noise + seen.left[:, None]
     )
@@ -100,7 +104,7 @@ def estimated(kernels: Kernels) -> Estimate:
 
 @dataclass(frozen=True, eq=False)
 class _Counted:
-    """What every share of the kernels holds."""
+    """What each share of the kernels holds."""
 
     kernels: Ints
     left: Floats  # squared norm of what it leaves out
@@ -112,7 +116,7 @@ class _Counted:
 
 
 def _counted(kernels: Kernels) -> _Counted:
-    """All shares at once: what each has more than the one before, added up."""
+    """Return the counts of all shares: what each has more than the one before, added up."""
     taken = torch.from_numpy(count_of(_SHARES, kernels.norms.shape[1]))
     band = _bands(kernels.norms[0], taken)
     sizes = torch.cat([units[0].flatten().abs() for units in kernels.units.values()]).float()
@@ -140,14 +144,14 @@ def _counted(kernels: Kernels) -> _Counted:
 
 
 def _bands(norms: Tensor, taken: Tensor) -> Tensor:
-    """For every kernel, the first of the shares that holds it."""
+    """Return the first of the shares that holds each kernel."""
     order = torch.argsort(norms, descending=True, stable=True)
     rank = torch.searchsorted(taken, torch.arange(len(norms)), right=True)
     return torch.empty_like(order).index_copy_(0, order, rank)
 
 
 def _on_grid(seen: _Counted, levels: int) -> tuple[Floats, Floats]:
-    """Bits of the levels, and the squared error of their rounding."""
+    """Return the bits of quantisation levels, and the squared error of their rounding."""
     low = seen.low[:, None]
     # A share whose entries are all equally large has a grid of one point.
     step = np.where(seen.high > low, seen.high - low, seen.high) / levels
@@ -165,7 +169,7 @@ def _on_grid(seen: _Counted, levels: int) -> tuple[Floats, Floats]:
 
 
 def _entropy(often: Floats) -> Floats:
-    """Bits of symbols that occur so often."""
+    """Return the bits of symbols that occur so often."""
     total = often.sum(axis=-1, keepdims=True)
     share = np.where(often > 0, often / np.maximum(total, 1e-300), 1.0)
     bits: Floats = -(often * np.log2(share)).sum(axis=-1)

@@ -1,6 +1,6 @@
-"""Which entries are the largest of their row, and where flags are set.
+"""The largest entries of rows, and the places of flags.
 
-On the host numpy is several times faster than torch; elsewhere numbers stay where they are.
+On the host numpy is several times faster than torch; elsewhere tensors stay where they are.
 """
 
 import numpy as np
@@ -9,10 +9,9 @@ from torch import Tensor
 
 
 def largest(sizes: Tensor, count: Tensor | int) -> Tensor:
-    """Flags of exactly `count` of the largest of every row, ties to the lower index.
+    """Return flags of exactly `count` of the largest of every row, ties to the lower index.
 
-    Sizes are 0 or more. What is no number counts as the largest, so that nobody takes it for an
-    update of zeros.
+    Sizes are 0 or more. NaN counts as the largest, so that nobody takes it for an update of zeros.
     """
     rows, every = sizes.shape
     wanted = torch.as_tensor(count).cpu().clamp(0, every).expand(rows)
@@ -32,7 +31,7 @@ def largest(sizes: Tensor, count: Tensor | int) -> Tensor:
 
 
 def _ranked(sizes: Tensor, place: Tensor) -> Tensor:
-    """The size at such a place of every row, were it sorted."""
+    """Return the size at `place` of every row, as if it were sorted."""
     if sizes.device.type != "cpu":
         return sizes.sort(dim=1).values.gather(1, place.to(sizes.device)[:, None])
     places = place.numpy()
@@ -41,14 +40,14 @@ def _ranked(sizes: Tensor, place: Tensor) -> Tensor:
 
 
 def counted(flags: Tensor) -> Tensor:
-    """How many flags of every row are set."""
+    """Return how many flags of every row are set."""
     if flags.device.type != "cpu":
         return flags.sum(dim=1)
     return torch.from_numpy(np.count_nonzero(flags.numpy(), axis=1))
 
 
 def last_set(flags: Tensor) -> Tensor:
-    """The place after the last set flag of every row; 0 if none is."""
+    """Return the place after the last set flag of every row; 0 if none is."""
     if flags.device.type != "cpu":
         places = torch.arange(1, flags.shape[1] + 1, dtype=torch.int32, device=flags.device)
         return (flags * places).amax(dim=1)
@@ -58,7 +57,7 @@ def last_set(flags: Tensor) -> Tensor:
 
 
 def where_set(flags: Tensor) -> Tensor:
-    """Places of set flags, all rows one after the other."""
+    """Return the places of set flags, all rows one after the other."""
     if flags.device.type != "cpu":
         return flags.flatten().nonzero()[:, 0]
     return torch.from_numpy(np.flatnonzero(flags.numpy()))

@@ -1,4 +1,4 @@
-"""How batch normalisation lives in a federation."""
+"""Batch normalisation in federated learning: what is averaged, and what stays on devices."""
 
 from anyfleet.parts.norm.batch_norm import BatchStatistics, OnDevice, PerWidth, Static, Tracked
 

@@ -1,4 +1,4 @@
-"""How batch normalisation lives in a federation: five policies."""
+"""Five ways to treat batch normalisation in federated learning."""
 
 import hashlib
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from anyfleet.papers import FEDBN, HETEROFL, SLIMMABLE, Paper
 
 
 def _names(blueprint: Blueprint) -> tuple[frozenset[str], frozenset[str]]:
-    """Parameters and buffers of all batch normalisations."""
+    """Return the names of the parameters and of the buffers of all batch normalisations."""
     params = {n for site in blueprint.norms for n in (site.weight, site.bias) if n is not None}
     buffers = {n for site in blueprint.norms for n in (site.mean, site.variance) if n is not None}
     return frozenset(params), frozenset(buffers)
@@ -18,7 +18,7 @@ def _names(blueprint: Blueprint) -> tuple[frozenset[str], frozenset[str]]:
 
 @dataclass(frozen=True)
 class BatchStatistics(Norm):
-    """No running statistics at all: training and testing normalise by the batch (specification §C)."""
+    """Batch statistics in training and in tests, and no running statistics (specification §C)."""
 
     training: ClassVar[Mode] = STATIC
     evaluation: ClassVar[Mode] = EVALUATE_BATCH
@@ -26,7 +26,7 @@ class BatchStatistics(Norm):
 
 @dataclass(frozen=True)
 class Tracked(Norm):
-    """Running statistics, averaged like parameters."""
+    """Running statistics that devices send, averaged like parameters."""
 
     training: ClassVar[Mode] = TRAIN
     evaluation: ClassVar[Mode] = EVALUATE
@@ -37,7 +37,7 @@ class Tracked(Norm):
 
 @dataclass(frozen=True)
 class OnDevice(Norm):
-    """Normalisation parameters and statistics never leave the device (FedBN)."""
+    """Normalisation parameters and statistics that never leave the device (FedBN)."""
 
     papers: ClassVar[tuple[Paper, ...]] = (FEDBN,)
     training: ClassVar[Mode] = TRAIN
@@ -50,7 +50,7 @@ class OnDevice(Norm):
 
 @dataclass(frozen=True)
 class Static(Norm):
-    """Batch statistics in training; before a test one pass over data measures them (§1.5 d)."""
+    """Batch statistics in training; one pass over data measures them before a test (§1.5 d)."""
 
     papers: ClassVar[tuple[Paper, ...]] = (HETEROFL,)
     training: ClassVar[Mode] = STATIC
@@ -60,7 +60,7 @@ class Static(Norm):
 
 @dataclass(frozen=True)
 class PerWidth(Norm):
-    """Every width has its own normalisation, parameters and running statistics."""
+    """A normalisation for each width, with parameters and running statistics of its own."""
 
     papers: ClassVar[tuple[Paper, ...]] = (SLIMMABLE,)
     training: ClassVar[Mode] = TRAIN
@@ -76,6 +76,6 @@ class PerWidth(Norm):
         whole = sum(blueprint.shape(n)[0] for n in names)
         if sum(kept.values()) == whole:
             return ""
-        # Two cuts may leave the same share in different places: the digest tells them apart.
+        # Two slices may have the same width in different layers: the digest tells them apart.
         digest = hashlib.sha256(repr(kept).encode()).hexdigest()[:6]
         return f"{sum(kept.values()) / whole:.3g}-{digest}"

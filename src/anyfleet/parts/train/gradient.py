@@ -263,7 +263,8 @@ def _differentiated_alone(
 def scaled(params: Params, blueprint: Blueprint) -> dict[str, Tensor]:
     """Return the parameters; layers before a normalisation are divided by their share of channels.
 
-    The share is that of the output axis that is left in the sub-model. Dividing the layer's weight and bias is the same function as dividing its output.
+    The share is that of the output axis that is left in the sub-model. Dividing the layer's weight
+    and bias is the same function as dividing its output.
     """
     new = dict(params)
     for name in blueprint.scaled:

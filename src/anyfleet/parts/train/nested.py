@@ -126,7 +126,7 @@ def _prefix(blueprint: Blueprint, width: float) -> Slice:
 
 def narrower(priced: Priced, widths: Iterable[float]) -> list[Priced]:
     """Return the parts of those widths that are below the width of a slice."""
-    return [priced.within(width) for width in widths if width < priced.share - SAME]
+    return [priced.within(width) for width in widths if width < priced.width - SAME]
 
 
 def divergence(teacher: Tensor, output: Tensor) -> Tensor:

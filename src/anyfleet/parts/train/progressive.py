@@ -166,7 +166,7 @@ class _Stepwise(Nested):
     def _teacher(
         self, context: TrainingContext, state: TrainingState, batch: Minibatch
     ) -> Tensor | None:
-        """Return the output of the whole sub-model before the minibatch; None if it teaches nobody."""
+        """Return the output of the whole sub-model before the minibatch; None without a teacher."""
         if not self.distils:
             return None
         output, _ = self.base.output(context, state["params"], state, batch)

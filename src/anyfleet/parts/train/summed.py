@@ -61,7 +61,7 @@ class _Summed(Nested):
         if not self.samples:
             return whole
         parts = narrower(priced, self.nested_widths)
-        if not parts or any(abs(width - priced.share) <= SAME for width in self.nested_widths):
+        if not parts or any(abs(width - priced.width) <= SAME for width in self.nested_widths):
             parts.append(priced)  # the device's own width is one of them, or all there is
         trained = FLOAT_BYTES * priced.sample.sent_params
         # What is summed is there beside the pass of a part, which may be as wide as the whole.

@@ -21,7 +21,7 @@ from anyfleet.core.method import Job
 from anyfleet.core.objectives import Task
 from anyfleet.core.orders import Cohort, grid
 from anyfleet.errors import BadMessage
-from anyfleet.wire import decode_order, encode_order, encode_reply, misfits, shortened
+from anyfleet.wire import cut_message, decode_order, encode_order, encode_reply, misfits
 from anyfleet.wire.inbox import Inbox
 
 
@@ -204,7 +204,7 @@ def _execute_one(each: EngineOrder, task: Task) -> EngineReply:
 def _through_link(data: bytes, order: Cohort, width: float, key: Tensor) -> bytes:
     """Return the bytes of a message with a model that arrive, when `width` of the model does."""
     came = columns_of(order, width)
-    return data if came == grid(order)[0] else shortened(data, came, key)
+    return data if came == grid(order)[0] else cut_message(data, came, key)
 
 
 def _received(packed: Iterable[PackedReply], inbox: Inbox) -> dict[int, Replies | BadMessage]:

@@ -1,10 +1,25 @@
-"""Data partitions of specification §B as parts with one signature (`Partition`)."""
+"""Partitions: which rows of the data each device has. All have one signature (`Partition`)."""
 
-from anyfleet.tasks.partition.dealing import IntArray, Partition, Shares
-from anyfleet.tasks.partition.disjoint import BalancedClasses, Dirichlet, TwoClassDisjoint
-from anyfleet.tasks.partition.mixtures import Case1, Case2, ClassCounts, Mixed, SigmaRho, XClass
-from anyfleet.tasks.partition.natural import ByOwner, Domains
-from anyfleet.tasks.partition.sizes import Contiguous, DirichletSizes, Given, Iid, LogNormalSizes
+from anyfleet.tasks.partition.by_class import (
+    BalancedClasses,
+    Case1,
+    Case2,
+    ClassCounts,
+    Dirichlet,
+    Mixed,
+    SigmaRho,
+    TwoClassDisjoint,
+    XClass,
+)
+from anyfleet.tasks.partition.by_owner import ByOwner, Domains
+from anyfleet.tasks.partition.by_size import (
+    Contiguous,
+    DirichletSizes,
+    Given,
+    Iid,
+    LogNormalSizes,
+)
+from anyfleet.tasks.partition.common import DeviceRows, IntArray, Partition
 
 __all__ = [
     "BalancedClasses",
@@ -13,6 +28,7 @@ __all__ = [
     "Case2",
     "ClassCounts",
     "Contiguous",
+    "DeviceRows",
     "Dirichlet",
     "DirichletSizes",
     "Domains",
@@ -22,7 +38,6 @@ __all__ = [
     "LogNormalSizes",
     "Mixed",
     "Partition",
-    "Shares",
     "SigmaRho",
     "TwoClassDisjoint",
     "XClass",

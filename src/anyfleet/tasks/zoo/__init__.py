@@ -1,4 +1,4 @@
-"""Networks of specification §C, written as plain modules; each takes its sizes as keyword arguments."""
+"""Networks (specification §C) as plain modules; each takes its sizes as keyword arguments."""
 
 from anyfleet.tasks.zoo.language import Transformer
 from anyfleet.tasks.zoo.residual import resnet18, resnet_s2, wide_resnet

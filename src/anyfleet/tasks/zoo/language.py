@@ -1,4 +1,4 @@
-"""A small causal transformer for next-token prediction (specification C.12)."""
+"""A small causal transformer for next-token prediction (specification §C.12)."""
 
 import torch
 from torch import Tensor, nn
@@ -6,7 +6,7 @@ from torch.nn import functional
 
 
 class Attention(nn.Module):
-    """Causal self-attention with separate projections, so that it can be cut by heads."""
+    """Causal self-attention with separate projections, so that it can be sliced by heads."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Pre-norm transformer block. Dropout falls on the two residual branches."""
+    """A pre-norm transformer block with dropout on its two residual branches."""
 
     def __init__(self, width: int, heads: int, *, hidden: int, dropout: float) -> None:
         super().__init__()
@@ -49,10 +49,10 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """C.12 language model: tokens [batch, time] to logits [batch, time, vocabulary].
+    """The language model C.12: tokens [batch, time] to logits [batch, time, vocabulary].
 
-    Learned positions, untied output layer. `length` is the longest sequence (the BPTT window). The
-    default `vocabulary` is ASCII; text tasks put in that of their text.
+    Positions are learned, and the output layer is untied. `length` is the longest sequence (the
+    BPTT window). The default `vocabulary` is ASCII; text tasks give that of their text.
     """
 
     def __init__(

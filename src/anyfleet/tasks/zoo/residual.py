@@ -1,10 +1,13 @@
-"""Residual networks: the bottleneck net of S2 (C.9), ResNet-18 (C.11), WideResNet (C.13)."""
+"""Residual networks: FedResCuE's ResNet (C.9), ResNet-18 (C.11), WideResNet (C.13)."""
 
 from torch import Tensor, nn
 
 
 class Bottleneck(nn.Module):
-    """1 x 1, 3 x 3 (carries the stride), 1 x 1 to four times the width; projected shortcut."""
+    """A bottleneck block: 1 x 1, 3 x 3 with the stride, 1 x 1 to four times the width.
+
+    The shortcut is projected.
+    """
 
     def __init__(self, fan_in: int, width: int, *, stride: int, tracked: bool) -> None:
         super().__init__()
@@ -28,7 +31,7 @@ class Bottleneck(nn.Module):
 
 
 class BasicBlock(nn.Module):
-    """Two 3 x 3 convolutions; the shortcut is projected only where the shape changes."""
+    """A block of two 3 x 3 convolutions; its shortcut is projected only where the shape changes."""
 
     def __init__(self, fan_in: int, width: int, *, stride: int, tracked: bool) -> None:
         super().__init__()
@@ -51,7 +54,7 @@ class BasicBlock(nn.Module):
 
 
 class WideBlock(nn.Module):
-    """Pre-activation block of WideResNet: norm and ReLU stand before each convolution."""
+    """The pre-activation block of WideResNet: norm and ReLU before each convolution."""
 
     def __init__(
         self, fan_in: int, width: int, *, stride: int, dropout: float, tracked: bool
@@ -81,9 +84,9 @@ class WideBlock(nn.Module):
 
 
 def resnet_s2(channels: int = 3, classes: int = 10, *, tracked: bool = False) -> nn.Module:
-    """C.9 the ResNet of S2 Table 15: 7 x 7 stem and one bottleneck per stage, 32 x 32 input.
+    """Return FedResCuE's ResNet (C.9): 7 x 7 stem, one bottleneck per stage, 32 x 32 input.
 
-    S2 trains with batch statistics only; `tracked=True` keeps running statistics.
+    FedResCuE trains with batch statistics only; `tracked=True` keeps running statistics.
     """
     layers: list[nn.Module] = [
         nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False),
@@ -105,7 +108,7 @@ def resnet18(
     widths: tuple[int, ...] = (64, 128, 256, 512),
     tracked: bool = True,
 ) -> nn.Module:
-    """C.11 ResNet-18 for 32 x 32 images: 3 x 3 stem, no pooling, two basic blocks per stage."""
+    """Return ResNet-18 (C.11) for 32 x 32 images: 3 x 3 stem, no pooling, two blocks per stage."""
     first = widths[0]
     layers: list[nn.Module] = [
         nn.Conv2d(channels, first, 3, padding=1, bias=False),
@@ -130,7 +133,10 @@ def wide_resnet(
     dropout: float = 0.0,
     tracked: bool = True,
 ) -> nn.Module:
-    """C.13 WideResNet, WRN-16-2 by default (Zagoruyko and Komodakis 2016); `depth` is 6 n + 4."""
+    """Return WideResNet (C.13; Zagoruyko and Komodakis 2016), by default WRN-16-2.
+
+    `depth` is 6 n + 4.
+    """
     if depth < 10 or (depth - 4) % 6:
         raise ValueError(f"wide_resnet: depth must be 10, 16, 22, 28 … (6 n + 4), got {depth}.")
     layers: list[nn.Module] = [nn.Conv2d(channels, 16, 3, padding=1, bias=False)]

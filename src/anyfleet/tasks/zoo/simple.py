@@ -1,7 +1,7 @@
-"""Feed-forward networks of the specification C.1-C.8, C.10 and the activity-recognition net of C.12.
+"""Feed-forward networks of the specification: C.1 to C.8, C.10, and activity recognition (C.12).
 
-They are ordinary modules that know nothing of slicing. Hidden layers end in ReLU; logits do not (S0
-writes a ReLU before its softmax, which specification §C repairs).
+They are ordinary modules that know nothing of slicing. Hidden layers end in ReLU; logits do not
+(FedPMT writes a ReLU before its softmax, which specification §C corrects).
 """
 
 from itertools import pairwise
@@ -12,7 +12,7 @@ from torch import nn
 def perceptron(
     features: int = 784, classes: int = 10, *, hidden: tuple[int, ...] = (400, 300, 200, 100)
 ) -> nn.Module:
-    """C.1 FCNN by default: 784-400-300-200-100-10."""
+    """Return a fully connected network; by default FCNN (C.1), 784-400-300-200-100-10."""
     widths = (features, *hidden)
     layers: list[nn.Module] = [nn.Flatten()]
     for fan_in, fan_out in pairwise(widths):
@@ -21,12 +21,12 @@ def perceptron(
 
 
 def logistic(features: int = 784, classes: int = 10) -> nn.Module:
-    """C.5 multinomial logistic regression; `features=60` for the synthetic task."""
+    """Return multinomial logistic regression (C.5); `features=60` for the synthetic task."""
     return nn.Sequential(nn.Flatten(), nn.Linear(features, classes))
 
 
 def cnn_mnist(channels: int = 1, classes: int = 10) -> nn.Module:
-    """C.2 CNN-MNIST (S0): 28 x 28 input, no padding."""
+    """Return FedPMT's CNN-MNIST (C.2): 28 x 28 input, no padding."""
     return nn.Sequential(
         *_conv_pool(channels, 8, kernel=5),
         *_conv_pool(8, 16, kernel=5),
@@ -37,7 +37,7 @@ def cnn_mnist(channels: int = 1, classes: int = 10) -> nn.Module:
 
 
 def cnn_cifar(channels: int = 3, classes: int = 10) -> nn.Module:
-    """C.3 CNN-CIFAR10 (S0): 32 x 32 input, no padding."""
+    """Return FedPMT's CNN-CIFAR10 (C.3): 32 x 32 input, no padding."""
     return nn.Sequential(
         *_conv_pool(channels, 16, kernel=5),
         *_conv_pool(16, 32, kernel=5),
@@ -55,10 +55,10 @@ def mcmahan_cnn(
     side: int = 28,
     widths: tuple[int, int, int] = (32, 64, 512),
 ) -> nn.Module:
-    """C.4 McMahan CNN with 'same' padding, which the published 1,663,370 parameters need.
+    """Return McMahan's CNN (C.4) with 'same' padding, as its 1,663,370 parameters require.
 
-    `side` is the height and width of the image (a multiple of 4); `widths` are the two convolutions
-    and the hidden linear layer.
+    `side` is the height and width of the image, a multiple of 4. `widths` are the channels of the
+    two convolutions and of the hidden linear layer.
     """
     first, second, hidden = widths
     return nn.Sequential(
@@ -71,7 +71,7 @@ def mcmahan_cnn(
 
 
 def cnn_m(channels: int = 1, classes: int = 10, *, dropout: float = 0.5) -> nn.Module:
-    """C.6 CNN-M (S4 fn 8): 28 x 28 input, dropout after the second convolution."""
+    """Return FedPNS's CNN-M (C.6): 28 x 28 input, dropout after the second convolution."""
     return nn.Sequential(
         *_conv_pool(channels, 10, kernel=5),
         nn.Conv2d(10, 20, 5),
@@ -85,7 +85,7 @@ def cnn_m(channels: int = 1, classes: int = 10, *, dropout: float = 0.5) -> nn.M
 
 
 def cnn_c(channels: int = 3, classes: int = 10) -> nn.Module:
-    """C.7 CNN-C (S4 fn 9): 32 x 32 input, no padding."""
+    """Return FedPNS's CNN-C (C.7): 32 x 32 input, no padding."""
     return nn.Sequential(
         *_conv_pool(channels, 6, kernel=5),
         *_conv_pool(6, 16, kernel=5),
@@ -97,7 +97,7 @@ def cnn_c(channels: int = 3, classes: int = 10) -> nn.Module:
 
 
 def vgg9(channels: int = 3, classes: int = 10) -> nn.Module:
-    """C.8 VGG-9 (S3): 32 x 32 input, six padded 3 x 3 convolutions, no batch norm."""
+    """Return AnycostFL's VGG-9 (C.8): 32 x 32 input, six padded 3 x 3 convolutions, no norm."""
     layers: list[nn.Module] = []
     fan_in = channels
     for first, second in ((32, 64), (128, 128), (256, 256)):
@@ -109,7 +109,7 @@ def vgg9(channels: int = 3, classes: int = 10) -> nn.Module:
 
 
 def digits_net(channels: int = 3, classes: int = 10) -> nn.Module:
-    """C.10 DigitsNet (S2): 28 x 28 input; batch norm keeps no running statistics, as S2 asks."""
+    """Return FedResCuE's DigitsNet (C.10): 28 x 28 input, batch norm without running statistics."""
     return nn.Sequential(
         *_normed_conv(channels, 64),
         nn.MaxPool2d(2),
@@ -124,9 +124,9 @@ def digits_net(channels: int = 3, classes: int = 10) -> nn.Module:
 
 
 def har_cnn(channels: int = 6, classes: int = 6, *, length: int = 128) -> nn.Module:
-    """C.12 activity recognition: input [batch, channels, length] of sensor readings.
+    """Return the network for activity recognition (C.12): input [batch, channels, length].
 
-    UCI's 128 x 9 windows need `channels=9`; `length` is a multiple of 4.
+    UCI's 128 x 9 windows need `channels=9`. `length` is a multiple of 4.
     """
     return nn.Sequential(
         nn.Conv1d(channels, 64, 5, padding=2),

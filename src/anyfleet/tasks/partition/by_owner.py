@@ -1,13 +1,13 @@
-"""Partitions by natural owner: a person, a speaker, a domain."""
+"""Partitions by the natural owner of the data: a person, a speaker, a domain."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
 from anyfleet.arguments import checked
-from anyfleet.tasks.partition.dealing import (
+from anyfleet.tasks.partition.common import (
+    DeviceRows,
     IntArray,
-    Shares,
     at_least,
     check_devices,
     deal,
@@ -19,10 +19,10 @@ from anyfleet.tasks.partition.dealing import (
 @checked
 @dataclass(frozen=True)
 class ByOwner:
-    """One device per natural owner (HAR subjects, Shakespeare speakers).
+    """One device per natural owner (people in HAR, speakers in Shakespeare).
 
-    Owners with fewer than `minimum` samples are left out. If more owners remain than devices are
-    wanted, the key draws some of them; device order follows owner order.
+    Owners with fewer than `minimum` samples are left out. If more owners remain than there are
+    devices, the key draws some of them; devices are in the order of their owners.
     """
 
     minimum: int = 1
@@ -32,13 +32,13 @@ class ByOwner:
 
     def __call__(
         self, labels: IntArray, devices: int, *, key: int, owners: IntArray | None = None
-    ) -> Shares:
+    ) -> DeviceRows:
         check_devices(devices, "ByOwner")
         groups = [g for g in _groups(owners, part="ByOwner") if len(g) >= self.minimum]
         if devices > len(groups):
             raise ValueError(
-                f"ByOwner: {devices} devices wanted, but only {len(groups)} owners have at least "
-                f"{self.minimum} sample(s). Use fewer devices or a smaller minimum."
+                f"ByOwner: the task has {devices} devices, but only {len(groups)} owners have at "
+                f"least {self.minimum} sample(s). Use fewer devices or a smaller minimum."
             )
         chosen = np.random.default_rng(key).choice(len(groups), devices, replace=False)
         return tuple(groups[index] for index in np.sort(chosen))
@@ -47,9 +47,9 @@ class ByOwner:
 @checked
 @dataclass(frozen=True)
 class Domains:
-    """DigitsFive (S2): owners are domains; `users` devices divide a `share` of each evenly.
+    """FedResCuE's DigitsFive: owners are domains; `users` devices divide a `share` of each evenly.
 
-    Labels are iid inside a domain; devices of one domain are neighbours.
+    Labels are i.i.d. within a domain. Devices of one domain follow each other.
     """
 
     users: int = 2
@@ -61,15 +61,15 @@ class Domains:
 
     def __call__(
         self, labels: IntArray, devices: int, *, key: int, owners: IntArray | None = None
-    ) -> Shares:
+    ) -> DeviceRows:
         groups = _groups(owners, part="Domains")
         if devices != self.users * len(groups):
             raise ValueError(
                 f"Domains: {len(groups)} domains with {self.users} users each make "
-                f"{self.users * len(groups)} devices, but {devices} are wanted."
+                f"{self.users * len(groups)} devices, but the task has {devices}."
             )
         rng = np.random.default_rng(key)
-        shares: Shares = ()
+        shares: DeviceRows = ()
         for group in groups:
             total = int(self.share * len(group) + 1e-9)
             if total < self.users:

@@ -1,4 +1,4 @@
-"""What all partitions share: their signature, row lists of classes, drawing without replacement."""
+"""What all partitions share: their signature, rows by class, and drawing without replacement."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -7,36 +7,37 @@ import numpy as np
 from numpy.typing import NDArray
 
 IntArray = NDArray[np.int64]
-Shares = tuple[IntArray, ...]
+DeviceRows = tuple[IntArray, ...]
 
 
 class Partition(Protocol):
-    """Which rows each device owns.
+    """The rule that says which rows each device has.
 
-    `labels` has one entry per row (its class, where a rule needs classes) and `owners` the natural
-    owner of each row. The result has one ascending array of rows per device and depends on nothing
-    but the arguments and the part's fields.
+    `labels` has the class of each row, where the rule needs classes, and `owners` the natural owner
+    of each row. The result depends on nothing but the arguments and the fields of the part.
     """
 
     def __call__(
         self, labels: IntArray, devices: int, *, key: int, owners: IntArray | None = None
-    ) -> Shares: ...
+    ) -> DeviceRows:
+        """Return one ascending array of rows per device."""
+        ...
 
 
 def at_least(name: str, value: float, least: float) -> None:
-    """Refuse a field below its smallest sensible value."""
+    """Raise ValueError if a field is below its least value."""
     if value < least:
         raise ValueError(f"{name} must be at least {least}, got {value}.")
 
 
 def within(name: str, value: float, *, low: float = 0.0, high: float = 1.0) -> None:
-    """Refuse a field outside (low, high]."""
+    """Raise ValueError if a field is outside (low, high]."""
     if not low < value <= high:
         raise ValueError(f"{name} must lie in ({low}, {high}], got {value}.")
 
 
 def rows_by_class(labels: IntArray, *, part: str) -> tuple[IntArray, ...]:
-    """Rows of each class that occurs, classes ascending."""
+    """Return the rows of each class that occurs, classes ascending."""
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
         raise ValueError(
             f"{part} needs one class index per row, but the targets have shape {labels.shape} and "
@@ -46,7 +47,7 @@ def rows_by_class(labels: IntArray, *, part: str) -> tuple[IntArray, ...]:
 
 
 def draw(rng: np.random.Generator, rows: IntArray, count: int, *, part: str) -> IntArray:
-    """`count` of `rows` without replacement, ascending."""
+    """Return `count` of `rows` without replacement, ascending."""
     if count > len(rows):
         raise ValueError(
             f"{part} asks for {count} samples where only {len(rows)} are left. "
@@ -55,12 +56,14 @@ def draw(rng: np.random.Generator, rows: IntArray, count: int, *, part: str) -> 
     return np.sort(rng.choice(rows, count, replace=False))
 
 
-def deal(rng: np.random.Generator, rows: IntArray, sizes: Sequence[int], *, part: str) -> Shares:
-    """Disjoint random shares of `rows` with the given sizes."""
+def deal(
+    rng: np.random.Generator, rows: IntArray, sizes: Sequence[int], *, part: str
+) -> DeviceRows:
+    """Return disjoint random parts of `rows` with the given sizes."""
     chosen = rng.permutation(rows)
     if sum(sizes) > len(rows):
         raise ValueError(
-            f"{part} asks for {sum(sizes)} samples ({len(sizes)} disjoint shares) but there are "
+            f"{part} asks for {sum(sizes)} samples ({len(sizes)} disjoint parts) but there are "
             f"{len(rows)}. Ask for fewer samples or devices, or load more data."
         )
     ends = np.cumsum(sizes)
@@ -68,27 +71,27 @@ def deal(rng: np.random.Generator, rows: IntArray, sizes: Sequence[int], *, part
 
 
 def even_sizes(total: int, parts: int) -> list[int]:
-    """`total` in `parts` whole numbers that differ by at most one, larger ones first."""
+    """Return `parts` whole numbers with sum `total`, equal within one, larger ones first."""
     return [total // parts + (index < total % parts) for index in range(parts)]
 
 
 def proportional_sizes(weights: NDArray[np.float64], total: int, minimum: int) -> list[int]:
-    """`total` divided in proportion to `weights`, each part at least `minimum`."""
+    """Return whole numbers with sum `total` in proportion to `weights`, each at least `minimum`."""
     spare = total - minimum * len(weights)
     exact = spare * weights / weights.sum()
     sizes = np.floor(exact).astype(np.int64)
-    # Largest remainders get what rounding down left over.
+    # What rounding down left over goes to the largest remainders.
     order = np.argsort(sizes - exact, kind="stable")
     sizes[order[: spare - int(sizes.sum())]] += 1
     return [int(size) + minimum for size in sizes]
 
 
 def join(parts: Sequence[IntArray]) -> IntArray:
-    """All rows of `parts` in one ascending array."""
+    """Return all rows of `parts` in one ascending array."""
     return np.sort(np.concatenate(parts)) if parts else np.empty(0, np.int64)
 
 
 def check_devices(devices: int, part: str) -> None:
-    """Refuse a federation without devices."""
+    """Raise ValueError if there are no devices."""
     if devices < 1:
         raise ValueError(f"{part}: devices must be at least 1, got {devices}.")

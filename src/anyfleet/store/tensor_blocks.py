@@ -1,9 +1,9 @@
-"""Tensors on disk: the memory they lie in, once, in a safetensors file.
+"""Tensors on disk: the blocks of memory that they lie in, in a safetensors file.
 
-Values of a run share memory: rows of a batch, slices of the model, one tree for all orders of a
-cohort. So not tensors are written but the blocks of memory that they cover, and of every tensor
-where it lies in which block. Read again, they share memory as before, with the same strides and
-the same alignment: what is computed with them takes the same path through the libraries below.
+Values of a run share memory: rows of an array, slices of the model, one tree for all orders of a
+cohort. So a file holds not tensors but the blocks of memory that they cover, and the document says
+of every tensor where in which block it lies. Read again, tensors share memory as before, with the
+same strides and the same alignment, so that the libraries below compute the same bits with them.
 """
 
 import itertools
@@ -19,9 +19,9 @@ from torch import Tensor
 
 from anyfleet.errors import StoreError
 
-ALIGNMENT = 64  # bytes; as torch allocates, and what the widest instructions load
+ALIGNMENT = 64  # bytes; torch allocates so, and the widest instructions load so many
 
-# As safetensors calls them.
+# Types of numbers, as safetensors calls them.
 TYPES: Mapping[torch.dtype, str] = {
     torch.bool: "BOOL",
     torch.uint8: "U8",
@@ -44,7 +44,7 @@ Node = dict[str, Any]
 
 
 class Writable(Protocol):
-    """Takes bytes."""
+    """Something that takes bytes, such as a file."""
 
     def write(self, content: bytes | memoryview, /) -> int: ...
 
@@ -63,21 +63,21 @@ class _Place:
 
     @property
     def high(self) -> int:
-        """After its last element."""
+        """The position after its last element."""
         sizes = zip(self.tensor.shape, self.tensor.stride(), strict=True)
         return self.low + 1 + sum((size - 1) * stride for size, stride in sizes)
 
 
 @dataclass(eq=False)
 class Blocks:
-    """Collects tensors; `close` says of each where it lies, and gives the blocks by name."""
+    """Tensors that are collected; `close` says where each lies, and returns the blocks."""
 
     _places: dict[Hashable, list[_Place]] = field(default_factory=dict)
 
     def add(self, tensor: Tensor, node: Node, name: str, memory: Hashable = None) -> Node:
-        """The node of a tensor that is not empty, which `close` will complete in place.
+        """Add a tensor that is not empty; return its node, which `close` completes in place.
 
-        `memory` names the memory it lies in, where that is not torch's own.
+        `memory` names the memory it lies in, if that is not torch's own.
         """
         node["shape"] = list(tensor.shape)
         pointer = tensor.untyped_storage().data_ptr() if memory is None else memory
@@ -86,10 +86,11 @@ class Blocks:
         return node
 
     def close(self) -> dict[str, Tensor]:
+        """Complete the nodes of all tensors, and return the blocks by name."""
         blocks: dict[str, Tensor] = {}
         for places in self._places.values():
             for cluster in _clusters(sorted(places, key=lambda place: place.low)):
-                # Names may contain dots, and so two paths the same text.
+                # A name may contain dots, so that two paths can have the same text.
                 name = cluster[0].name
                 name = f"{name}#{len(blocks)}" if name in blocks else name
                 blocks[name] = _block(name, cluster)
@@ -97,7 +98,7 @@ class Blocks:
 
 
 def _clusters(places: list[_Place]) -> Iterator[list[_Place]]:
-    """Tensors that overlap or touch; what lies between others is not worth writing."""
+    """Yield groups of tensors that overlap or touch; the memory between groups is not written."""
     cluster, end = [places[0]], places[0].high
     for place in places[1:]:
         if place.low > end:
@@ -109,7 +110,7 @@ def _clusters(places: list[_Place]) -> Iterator[list[_Place]]:
 
 
 def _block(name: str, places: list[_Place]) -> Tensor:
-    """The memory that these tensors cover; each is told where in it."""
+    """Return the memory that these tensors cover, and write into their nodes where they lie."""
     first = places[0].tensor
     step = ALIGNMENT // first.element_size()
     low = places[0].low // step * step
@@ -124,13 +125,16 @@ def _block(name: str, places: list[_Place]) -> Tensor:
 
 
 def _strides(tensor: Tensor) -> dict[str, list[int]]:
-    """Unless they are as usual. Also those of sizes of 1, by which torch tells memory formats."""
+    """Return the strides unless they are the usual ones.
+
+    Those of sizes of 1 count too: torch tells memory formats by them.
+    """
     strides = list(tensor.stride())
     return {} if strides == _contiguous(list(tensor.shape)) else {"strides": strides}
 
 
 def view(flat: Tensor, node: Mapping[str, Any]) -> Tensor:
-    """The tensor that a node describes, in its block."""
+    """Return the tensor that a node describes, in its block."""
     shape = node["shape"]
     strides = node.get("strides") or _contiguous(shape)
     offset = int(flat.storage_offset()) + node.get("offset", 0)
@@ -138,13 +142,13 @@ def view(flat: Tensor, node: Mapping[str, Any]) -> Tensor:
 
 
 def _contiguous(shape: list[int]) -> list[int]:
-    """Strides without gaps, as torch makes them."""
+    """Return strides without gaps, as torch makes them."""
     steps = itertools.accumulate((max(1, size) for size in shape[:0:-1]), int.__mul__, initial=1)
     return list(steps)[::-1] if shape else []
 
 
 def write(out: Writable, blocks: Mapping[str, Tensor]) -> None:
-    """A safetensors file, block after block: nothing is copied together in memory before."""
+    """Write a safetensors file, block after block, without a copy of all in memory."""
     header: dict[str, Any] = {}
     position = 0
     for name, block in blocks.items():
@@ -163,19 +167,19 @@ def write(out: Writable, blocks: Mapping[str, Tensor]) -> None:
 
 
 def content(tensor: Tensor) -> memoryview:
-    """Its bytes, row by row; not copied where they lie like that."""
+    """Return the bytes of a tensor, row by row; no copy is made if they lie like that."""
     plain = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
     return memoryview(plain.numpy().data)
 
 
 def read(file: Path) -> dict[str, Tensor]:
-    """The blocks of a file, flat, in memory of torch's own."""
+    """Return the blocks of a file, flat, in torch's own memory."""
     with safe_open(file, framework="pt") as opened:
         return {name: opened.get_tensor(name).reshape(-1).clone() for name in opened.keys()}  # noqa: SIM118 - no mapping
 
 
 def checked(tensor: Tensor) -> Tensor:
-    """Refuses what has no plain memory."""
+    """Return the tensor; raise StoreError if it has no plain memory."""
     if tensor.layout != torch.strided or tensor.dtype not in TYPES or tensor.is_quantized:
         raise StoreError(f"a tensor of {tensor.dtype} and {tensor.layout}")
     if tensor.requires_grad:

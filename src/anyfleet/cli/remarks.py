@@ -1,4 +1,4 @@
-"""The closing lines of a run: what was lost, what went wrong, and what to change."""
+"""Remarks below the tables of a run: which orders failed, what went wrong, what to change."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -10,45 +10,48 @@ from anyfleet.analysis.diagnosis import (
     seconds_needed,
     unfit_threshold,
 )
-from anyfleet.cli.screen import lost_orders
+from anyfleet.cli.tables import failed_orders
 from anyfleet.core.evaluation import evaluate
 from anyfleet.core.ledger import Ledger
 from anyfleet.core.objectives import Task
 from anyfleet.experiment import Experiment, RoundRecord, populate
 
 
-def closing(
-    experiment: Experiment, task: Task, points: Sequence[RoundRecord], ledger: Ledger
+def remarks(
+    experiment: Experiment, task: Task, records: Sequence[RoundRecord], ledger: Ledger
 ) -> list[str]:
-    """Return all that is to be said below the table of a single run."""
-    told = (lost_orders(ledger), measuring(experiment.method, task))
-    return [*filter(None, told), *warnings(experiment, task, points, ledger)]
+    """Return the lines below the table of a single run."""
+    told = (failed_orders(ledger), measuring(experiment.method, task))
+    return [*filter(None, told), *warnings(experiment, task, records, ledger)]
 
 
 def warnings(
-    experiment: Experiment, task: Task, points: Sequence[RoundRecord], ledger: Ledger
+    experiment: Experiment, task: Task, records: Sequence[RoundRecord], ledger: Ledger
 ) -> list[str]:
-    """Return what went wrong in a run, each with its likely cause and what to change."""
+    """Return what went wrong in a run, with the likely cause and what to change."""
     method = experiment.method
-    if any(lost.startswith("too late") for lost in ledger.failure) and not ledger.counted.any():
+    if (
+        any(failure.startswith("too late") for failure in ledger.failure)
+        and not ledger.counted.any()
+    ):
         needed = seconds_needed(ledger, method, task, populate(experiment, task))
         nothing = nothing_counted(ledger, needed)
     else:
         nothing = nothing_counted(ledger)
-    grown = "" if nothing else exploded(points, ledger, _start(experiment, task))
+    grown = "" if nothing else exploded(records, ledger, _initial_loss(experiment, task))
     return [*filter(None, (nothing, grown, first_visits(ledger, method), unfit_threshold(ledger)))]
 
 
-def _start(experiment: Experiment, task: Task) -> float:
-    """The test loss of the initial model, at the width that the run's loss is of."""
+def _initial_loss(experiment: Experiment, task: Task) -> float:
+    """Return the test loss of the initial model, at the first width of the run."""
     slice_, norm = task.blueprint.prefix(experiment.widths[0]), experiment.method.norm
     return evaluate(task, task.params, task.buffers, norm=norm, slice_=slice_)["loss"]
 
 
 def over_seeds(found: Mapping[str, Sequence[Sequence[str]]]) -> Iterator[str]:
-    """Yield the warnings of several runs, by name one list for each seed; alike ones once.
+    """Yield the warnings of several runs, given by name as one list for each seed.
 
-    Of runs with several seeds the first that has a warning stands for all that have one.
+    The first seed with a warning stands for all that have one.
     """
     for name, group in found.items():
         some = [each for each in group if each]

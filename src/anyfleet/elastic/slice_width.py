@@ -7,9 +7,9 @@ from anyfleet.elastic.blueprint import Blueprint, Slice
 from anyfleet.formulas.anycost import anycost_alpha
 
 
-def columns(share: float, width: float) -> int:
-    """Return how many columns, each `width` of the whole model wide, a share of it takes."""
-    return max(1, math.ceil(share / width - 1e-9))
+def columns(width: float, column_width: float) -> int:
+    """Return how many columns a width of the whole model takes, at least one."""
+    return max(1, math.ceil(width / column_width - 1e-9))
 
 
 @lru_cache(maxsize=4096)

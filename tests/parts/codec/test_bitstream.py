@@ -18,7 +18,16 @@ from anyfleet import rng
 from anyfleet.core.layout import MessageLayout, Symbols, TensorLayout
 from anyfleet.core.messages import Params
 from anyfleet.errors import BadMessage
-from anyfleet.parts.codec.coded_columns import Column, Layout
+from anyfleet.parts.codec.bitstream import (
+    SLACK_BITS,
+    SLACK_SHARE,
+    Column,
+    SymbolFormat,
+    count,
+    pack,
+    packed_bits,
+    unpack,
+)
 from anyfleet.parts.codec.entropy_tables import (
     MOST_SYMBOLS,
     choose,
@@ -27,17 +36,15 @@ from anyfleet.parts.codec.entropy_tables import (
     gaps,
     to_gaps,
 )
-from anyfleet.parts.codec.packed_size import count
-from anyfleet.parts.codec.stream import SLACK_BITS, SLACK_SHARE, pack, packed_bits, unpack
 
 SHAPES = {"conv": (20, 6, 3, 3), "matrix": (30, 17), "bias": (7,), "empty": (0, 4)}
 LAYOUTS = {
-    "entries": Layout(),
-    "kernels": Layout(kernels=True),
-    "both sides": Layout(signs="within"),
-    "buckets": Layout(bucket=32),
-    "numbers": Layout(numbers=True),
-    "all of it": Layout(signs="within", kernels=True, bucket=8),
+    "entries": SymbolFormat(),
+    "kernels": SymbolFormat(kernels=True),
+    "both sides": SymbolFormat(signs="within"),
+    "buckets": SymbolFormat(bucket=32),
+    "numbers": SymbolFormat(numbers=True),
+    "all of it": SymbolFormat(signs="within", kernels=True, bucket=8),
 }
 
 
@@ -52,7 +59,7 @@ def envelope(columns: int, dtype: torch.dtype = torch.float32) -> MessageLayout:
 
 
 def symbols(
-    layout: Layout, around: MessageLayout, *, keep: float, size: float, rows: int = 2
+    layout: SymbolFormat, around: MessageLayout, *, keep: float, size: float, rows: int = 2
 ) -> Symbols:
     """Something of everything that a layout can carry."""
     key = rng.root(int(1000 * keep) + int(size), "symbols")
@@ -81,7 +88,7 @@ def equal(one: Params, two: Params) -> bool:
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=list(LAYOUTS))
 @pytest.mark.parametrize("keep", [1.0, 0.9, 0.1, 0.0])
 @pytest.mark.parametrize("columns", [1, 4])
-def test_what_is_packed_is_unpacked(layout: Layout, keep: float, columns: int) -> None:
+def test_what_is_packed_is_unpacked(layout: SymbolFormat, keep: float, columns: int) -> None:
     around = envelope(columns)
     for size in (0.4, 3.0, 1e4, 1e8):
         stack = symbols(layout, around, keep=keep, size=size)
@@ -103,7 +110,7 @@ def test_what_is_packed_is_unpacked(layout: Layout, keep: float, columns: int) -
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=list(LAYOUTS))
-def test_leading_columns_are_what_they_were(layout: Layout) -> None:
+def test_leading_columns_are_what_they_were(layout: SymbolFormat) -> None:
     around = envelope(5)
     one = symbols(layout, around, keep=0.3, size=3.0).row(0)
     packed = pack(one, around, layout)
@@ -136,7 +143,7 @@ def test_bits_are_near_the_entropy() -> None:
     flags = (math.lgamma(count + 1) - math.lgamma(len(sent) + 1)) / math.log(2)
     flags -= math.lgamma(count - len(sent) + 1) / math.log(2)
     bound = float(entropy) + int((sent > 0).sum()) + flags
-    (packed,) = pack(one, around, Layout())
+    (packed,) = pack(one, around, SymbolFormat())
     assert bound <= 8 * len(packed) <= 1.02 * bound
 
 
@@ -144,7 +151,7 @@ def test_bits_are_near_the_entropy() -> None:
 def test_a_few_large_levels_do_not_make_the_others_longer(
     signs: Literal["apart", "within"],
 ) -> None:
-    count, layout = 100_000, Layout(signs=signs)
+    count, layout = 100_000, SymbolFormat(signs=signs)
     around = MessageLayout({"w": TensorLayout((count,), (count,))}, torch.float32, torch.zeros(1))
     levels = (3 * rng.normal(rng.root(6, "large"), count)).round().to(torch.int32)
     large = torch.tensor([300, -5_000, 10**6, -(10**9)], dtype=torch.int32)
@@ -160,7 +167,7 @@ def test_a_few_large_levels_do_not_make_the_others_longer(
 
 def test_a_level_beyond_the_tables_has_31_bits_at_most() -> None:
     """One more bit would turn it into a negative number of 4 bytes."""
-    count, layout = 1_000, Layout()
+    count, layout = 1_000, SymbolFormat()
     around = MessageLayout({"w": TensorLayout((count,), (count,))}, torch.float32, torch.zeros(1))
     levels = torch.arange(count, dtype=torch.int32) % 5
     levels[7] = 10**6
@@ -217,7 +224,7 @@ def tampered(packed: tuple[bytes, ...], key: Tensor) -> Iterator[tuple[bytes, ..
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=list(LAYOUTS))
-def test_a_tampered_column_is_refused_or_read(layout: Layout) -> None:
+def test_a_tampered_column_is_refused_or_read(layout: SymbolFormat) -> None:
     around = envelope(2)
     packed = pack(symbols(layout, around, keep=0.4, size=3.0).row(0), around, layout)
     refused = 0
@@ -238,7 +245,7 @@ def test_a_tampered_column_is_refused_or_read(layout: Layout) -> None:
 @given(st.binary(max_size=60))
 def test_noise_is_refused(data: bytes) -> None:
     with suppress(BadMessage):
-        assert isinstance(unpack((data,), envelope(1), Layout()), Symbols)
+        assert isinstance(unpack((data,), envelope(1), SymbolFormat()), Symbols)
 
 
 @pytest.mark.parametrize(
@@ -254,7 +261,7 @@ def test_noise_is_refused(data: bytes) -> None:
         ({"counts": [10**12, 0, 0, 0]}, "scales"),
         ({"words": b"123"}, "words"),
         ({"large": b"123"}, "large levels"),
-        ({"large": bytes(4)}, "more levels beyond"),
+        ({"large": bytes(4)}, "more codes beyond"),
         ({"limit": MOST_SYMBOLS}, "tables up to"),
         ({"limit": 1}, "missing"),
         ({"signs": b""}, "too few"),
@@ -267,7 +274,7 @@ def test_noise_is_refused(data: bytes) -> None:
 def test_claims_are_checked_against_what_is_there(
     change: dict[str, object], complaint: str
 ) -> None:
-    around, layout = envelope(1), Layout()
+    around, layout = envelope(1), SymbolFormat()
     (packed,) = pack(symbols(layout, around, keep=0.4, size=3.0).row(0), around, layout)
     record = msgspec.msgpack.decode(packed, type=Column)
     lying = msgspec.msgpack.encode(msgspec.structs.replace(record, **change))
@@ -276,7 +283,7 @@ def test_claims_are_checked_against_what_is_there(
 
 
 def test_words_that_nobody_needs_are_refused() -> None:
-    around, layout = envelope(1), Layout()
+    around, layout = envelope(1), SymbolFormat()
     (packed,) = pack(symbols(layout, around, keep=0.4, size=3.0).row(0), around, layout)
     record = msgspec.msgpack.decode(packed, type=Column)
     longer = msgspec.structs.replace(record, words=record.words + bytes(400))
@@ -285,7 +292,7 @@ def test_words_that_nobody_needs_are_refused() -> None:
 
 
 def test_columns_must_agree_about_flags() -> None:
-    around, layout = envelope(2), Layout()
+    around, layout = envelope(2), SymbolFormat()
     some = pack(symbols(layout, around, keep=0.4, size=3.0).row(0), around, layout)
     every = pack(symbols(layout, around, keep=1.0, size=3.0).row(0), around, layout)
     with pytest.raises(BadMessage, match="do not agree"):
@@ -294,8 +301,8 @@ def test_columns_must_agree_about_flags() -> None:
 
 def test_numbers_of_other_kinds_travel_too() -> None:
     around = replace(envelope(1), dtype=torch.float64)
-    one = symbols(Layout(numbers=True), around, keep=0.5, size=1.0).row(1)
-    back = unpack(pack(one, around, Layout(numbers=True)), around, Layout(numbers=True))
+    one = symbols(SymbolFormat(numbers=True), around, keep=0.5, size=1.0).row(1)
+    back = unpack(pack(one, around, SymbolFormat(numbers=True)), around, SymbolFormat(numbers=True))
     assert equal(one.numbers, back.numbers)
 
 
@@ -303,7 +310,7 @@ def test_numbers_of_other_kinds_travel_too() -> None:
 def test_levels_beyond_a_table_are_counted_with_their_signs(
     signs: Literal["apart", "within"],
 ) -> None:
-    layout = Layout(signs=signs)
+    layout = SymbolFormat(signs=signs)
     around = MessageLayout(
         {"only": TensorLayout((5_000,), (5_000,))}, torch.float32, torch.zeros(2).long()
     )

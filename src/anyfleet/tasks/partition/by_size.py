@@ -1,13 +1,13 @@
-"""Partitions that ignore classes: equal or unequal sizes, order, or rows given by hand."""
+"""Partitions by size alone: equal or unequal numbers of samples, runs of rows, or given rows."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
 from anyfleet.arguments import checked
-from anyfleet.tasks.partition.dealing import (
+from anyfleet.tasks.partition.common import (
+    DeviceRows,
     IntArray,
-    Shares,
     at_least,
     check_devices,
     deal,
@@ -20,10 +20,10 @@ from anyfleet.tasks.partition.dealing import (
 @checked
 @dataclass(frozen=True)
 class Iid:
-    """specification §B iid-n: disjoint uniform draws, `samples` each.
+    """Disjoint uniform draws of `samples` rows for each device (iid-n of specification §B).
 
-    Without `samples` the devices divide a `share` of the data evenly (sizes differ by at most one):
-    the CIFAR-20 rule is `Iid(share=0.2)` with 20 devices.
+    Without `samples` the devices divide a `share` of the data evenly; sizes differ by at most one.
+    The CIFAR-20 rule is `Iid(share=0.2)` with 20 devices.
     """
 
     samples: int | None = None
@@ -34,23 +34,26 @@ class Iid:
         if self.samples is not None:
             at_least("Iid.samples", self.samples, 1)
             if self.share < 1:
-                raise ValueError("Iid takes samples or share, not both.")
+                raise ValueError("Iid takes samples or share, not both. Leave one out.")
 
     def __call__(
         self, labels: IntArray, devices: int, *, key: int, owners: IntArray | None = None
-    ) -> Shares:
+    ) -> DeviceRows:
         check_devices(devices, "Iid")
         total = int(self.share * len(labels) + 1e-9)
         sizes = even_sizes(total, devices) if self.samples is None else [self.samples] * devices
         if min(sizes) < 1:
-            raise ValueError(f"Iid cannot give {devices} devices a sample each out of {total}.")
+            raise ValueError(
+                f"Iid cannot give {devices} devices a sample each out of {total}. Use fewer "
+                "devices."
+            )
         return deal(np.random.default_rng(key), np.arange(len(labels)), sizes, part="Iid")
 
 
 @checked
 @dataclass(frozen=True)
 class LogNormalSizes:
-    """Quantity skew: sizes in proportion to log-normal draws, labels uniform, all data used."""
+    """Sizes in proportion to log-normal draws; labels are uniform, and all data are used."""
 
     sigma: float = 1.0
     minimum: int = 1
@@ -61,7 +64,7 @@ class LogNormalSizes:
 
     def __call__(
         self, labels: IntArray, devices: int, *, key: int, owners: IntArray | None = None
-    ) -> Shares:
+    ) -> DeviceRows:
         rng = np.random.default_rng(key)
         _check_minimum(devices, len(labels), self.minimum, part="LogNormalSizes")
         weights = rng.lognormal(0.0, self.sigma, devices)
@@ -72,7 +75,7 @@ class LogNormalSizes:
 @checked
 @dataclass(frozen=True)
 class DirichletSizes:
-    """Quantity skew: sizes in proportion to one Dirichlet draw, labels uniform, all data used."""
+    """Sizes in proportion to one Dirichlet draw; labels are uniform, and all data are used."""
 
     alpha: float = 0.5
     minimum: int = 1
@@ -83,7 +86,7 @@ class DirichletSizes:
 
     def __call__(
         self, labels: IntArray, devices: int, *, key: int, owners: IntArray | None = None
-    ) -> Shares:
+    ) -> DeviceRows:
         rng = np.random.default_rng(key)
         _check_minimum(devices, len(labels), self.minimum, part="DirichletSizes")
         weights = rng.dirichlet(np.full(devices, self.alpha))
@@ -94,11 +97,11 @@ class DirichletSizes:
 @checked
 @dataclass(frozen=True)
 class Contiguous:
-    """Even runs of neighbouring rows, in order: for text, which has no classes (specification §D, S1)."""
+    """Even runs of neighbouring rows, in order, for text without classes (specification §D)."""
 
     def __call__(
         self, labels: IntArray, devices: int, *, key: int, owners: IntArray | None = None
-    ) -> Shares:
+    ) -> DeviceRows:
         _check_minimum(devices, len(labels), 1, part="Contiguous")
         ends = np.cumsum(even_sizes(len(labels), devices))
         return tuple(np.split(np.arange(len(labels)), ends[:-1]))
@@ -118,9 +121,9 @@ class Given:
 
     def __call__(
         self, labels: IntArray, devices: int, *, key: int, owners: IntArray | None = None
-    ) -> Shares:
+    ) -> DeviceRows:
         if devices != len(self.rows):
-            raise ValueError(f"Given lists {len(self.rows)} devices, but {devices} are wanted.")
+            raise ValueError(f"Given lists {len(self.rows)} devices, but the task has {devices}.")
         for device, rows in enumerate(self.rows):
             if min(rows) < 0 or max(rows) >= len(labels):
                 raise ValueError(f"Given.rows[{device}] must lie in 0 … {len(labels) - 1}.")

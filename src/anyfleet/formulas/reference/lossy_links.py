@@ -1,4 +1,4 @@
-"""What to expect of a model that crosses a failing link column by column."""
+"""Lossy links: what to expect of a model that crosses one column by column."""
 
 import numpy as np
 
