@@ -44,7 +44,7 @@ def test_blueprint_travels_as_bytes(name: str) -> None:
     again = Blueprint.from_bytes(net.blueprint.to_bytes())
     assert again == net.blueprint
     assert hash(again) == hash(net.blueprint)
-    for field in ("axes", "params", "buffers", "layers", "program", "norms", "scaled", "notes"):
+    for field in ("axes", "params", "buffers", "layers", "program", "norms", "scaled", "remarks"):
         assert getattr(again, field) == getattr(net.blueprint, field)
     want, _ = apply(net.blueprint, net.params, net.buffers, net.inputs, EVALUATE)
     got, _ = apply(again, net.params, net.buffers, net.inputs, EVALUATE)
