@@ -13,6 +13,7 @@ SECONDS = 120  # after which a process is given up
 
 
 def tell(pipe: int) -> None:
+    """Write a mark into a pipe."""
     os.write(pipe, b"!")
 
 
@@ -25,6 +26,7 @@ class Process:
 
     @staticmethod
     def start(work: Callable[[Callable[[], None]], None]) -> "Process":
+        """Run work in a fork; it is given what it calls when it has begun to run."""
         reading, writing = os.pipe()
         pid = os.fork()
         if pid:
@@ -42,7 +44,7 @@ class Process:
             os._exit(status)
 
     def end(self) -> tuple[int, bool]:
-        """The signal that ended it, or 0; and whether it got as far as to run."""
+        """Return the signal that ended it, or 0, and whether it had begun to run."""
         _, status = os.waitpid(self.pid, 0)
         reached = bool(os.read(self.pipe, 1))
         os.close(self.pipe)
@@ -50,7 +52,7 @@ class Process:
             raise RuntimeError("a process failed by itself")
         ended = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
         if ended == signal.SIGALRM:
-            raise RuntimeError(f"a process was not through after {SECONDS} s")
+            raise RuntimeError(f"a process did not end within {SECONDS} s")
         return ended, reached
 
 
@@ -61,7 +63,7 @@ _EVENTS = ("open", "os.rename", "os.mkdir", "os.rmdir", "os.remove", "os.truncat
 
 
 def at_time(work: Work, share: float, scale: "Scale") -> Process:
-    """After a share of the time that a whole run takes."""
+    """Start work that is killed after a share of the time that a whole run takes."""
     process = Process.start(work)
     time.sleep(share * scale.seconds)
     os.kill(process.pid, signal.SIGKILL)
@@ -69,7 +71,7 @@ def at_time(work: Work, share: float, scale: "Scale") -> Process:
 
 
 def at_operation(work: Work, share: float, scale: "Scale") -> Process:
-    """At the n-th operation on files: opening, renaming, forcing to the disk."""
+    """Start work that is killed at its n-th operation on files: open, rename, force to the disk."""
 
     def counted(reached: Callable[[], None]) -> None:
         watch(int(share * scale.operations), lambda: os.kill(os.getpid(), signal.SIGKILL))
@@ -79,7 +81,7 @@ def at_operation(work: Work, share: float, scale: "Scale") -> Process:
 
 
 def at_byte(work: Work, share: float, scale: "Scale") -> Process:
-    """When a file becomes longer than so many bytes; the system itself ends the process."""
+    """Start work that the system ends when a file becomes longer than so many bytes."""
 
     def limited(reached: Callable[[], None]) -> None:
         limit = int(share**3 * scale.bytes)  # small files are written too
@@ -95,7 +97,7 @@ WAYS = (at_time, at_operation, at_byte)
 
 
 def watch(count: int, fire: Callable[[], None]) -> list[int]:
-    """Calls `fire` at the n-th operation on files of this process; counts them in the list."""
+    """Call `fire` at the n-th operation on files of this process; return their count, in a list."""
     seen = [0]
 
     def step() -> None:
@@ -120,7 +122,7 @@ def watch(count: int, fire: Callable[[], None]) -> list[int]:
 
 @dataclass(frozen=True)
 class Scale:
-    """What an undisturbed run takes."""
+    """The size of an undisturbed run: its seconds, its file operations, its longest file."""
 
     seconds: float
     operations: int

@@ -2,10 +2,11 @@
 
     python -m tools.kill [N] [--seed S]
 
-N processes (100 unless told) are killed: some after a random time, some at a random file operation,
+N processes (by default 100) are killed: some after a random time, some at a random file operation,
 some at a random byte of a file that grows too long. A run is killed several times, also while it
-is being resumed, and then left to end. Its log, its ledger, its model and its last checkpoint must
-have the very bytes of a run that nobody disturbed. Exits with 1 when one of them has not.
+is being resumed, and then left to end. The records of its rounds, its ledger, its model and its
+last checkpoint must have the same bytes as in a run that was not disturbed. The exit code is 1 if
+one of them has not.
 
 Every process is a fork of this one, which has imported everything already. POSIX only.
 """
@@ -56,11 +57,12 @@ ASYNCHRONOUS = replace(BASE, schedule=Buffered(concurrency=5, buffer_size=2))
 
 
 def experiment(method: Method, engine: Engine = Sequential()) -> Experiment:  # noqa: B008 - frozen
+    """Return a short run with this method and engine."""
     return Experiment(TASK, method, FLEET, engine, rounds=6, widths=(1.0, 0.5))
 
 
-# One row for each kind of run. All have caches and error feedback; all but the first have orders
-# in flight between two steps.
+# One entry for each kind of run. All have caches and error feedback; all but the first have orders
+# under way between two rounds.
 RUNS: Mapping[str, Experiment] = {
     "synchronous": experiment(BASE),
     "deadline": experiment(LATE),
@@ -73,28 +75,28 @@ RUNS: Mapping[str, Experiment] = {
 
 
 def advance(folder: Path, planned: Experiment, reached: Callable[[], None]) -> None:
-    """Begins a run, or goes on with it, to its end."""
+    """Begin a run, or resume it, and play it to its end."""
     if (folder / "environment.json").exists():
         run = reopen(folder, Terms())
         reached()
         recording = Recording(folder, run.experiment, past=run.past, every=1)
-        moments = play(run.experiment, run.task, resume=run.past.state)
+        results = play(run.experiment, run.task, resume=run.past.state)
     else:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         recording = Recording(folder, planned, every=1)
         reached()
-        moments = play(planned, build(planned))
+        results = play(planned, build(planned))
     with recording:
-        for moment in moments:
-            recording.append(moment)
+        for result in results:
+            recording.append(result)
 
 
 # --- what is left -----------------------------------------------------------------------------
 
 
 def where(folder: Path, rounds: int, *, reached: bool) -> str:
-    """What a process was doing when it died, as its folder tells."""
+    """Return what a process was doing when it died, by the files in its folder."""
     home = folder / "checkpoints"
     if not (folder / "environment.json").exists():
         return "before the start"
@@ -102,14 +104,14 @@ def where(folder: Path, rounds: int, *, reached: bool) -> str:
         return "opening the folder"
     if home.is_dir() and list(home.glob(".*.part")):
         return "writing a checkpoint"
-    steps, torn = logged(folder)
+    logged_rounds, torn = logged(folder)
     if torn:
         return "appending to a log"
     whole = [path for path in checkpoint.found(folder) if good(path)]
     if len(whole) < len(checkpoint.found(folder)) or len(whole) > checkpoint.KEPT:
         return "removing a checkpoint"
     done = int(whole[0].name) if whole else 0
-    if steps > done:
+    if logged_rounds > done:
         return "between log and checkpoint"
     if done == rounds:
         return "closing the run"
@@ -117,6 +119,7 @@ def where(folder: Path, rounds: int, *, reached: bool) -> str:
 
 
 def good(path: Path) -> bool:
+    """Return whether a checkpoint is as it was written."""
     try:
         checkpoint.examine(path)
     except StoreError:
@@ -125,29 +128,29 @@ def good(path: Path) -> bool:
 
 
 def logged(folder: Path) -> tuple[int, bool]:
-    """How many steps are in the log; and whether something is half written."""
-    parts = [folder / name for name in ("rounds.jsonl", "ledger.jsonl")]
-    points, ledger = (part.read_bytes() if part.exists() else b"" for part in parts)
+    """Return how many rounds are in the log, and whether something is half written."""
+    files = [folder / name for name in ("rounds.jsonl", "ledger.jsonl")]
+    records, ledger = (file.read_bytes() if file.exists() else b"" for file in files)
     rows = [msgspec.json.decode(line)["round_index"] for line in ledger.split(b"\n")[:-1]]
-    steps = points.count(b"\n")
-    torn = any(text and not text.endswith(b"\n") for text in (points, ledger))
-    return steps, torn or max(rows, default=-1) >= steps
+    rounds = records.count(b"\n")
+    torn = any(text and not text.endswith(b"\n") for text in (records, ledger))
+    return rounds, torn or max(rows, default=-1) >= rounds
 
 
 def differences(one: Path, two: Path) -> list[str]:
-    """The files that have not the same bytes."""
+    """Return the files whose bytes differ."""
     wrong = [name for name in COMPARED if (one / name).read_bytes() != (two / name).read_bytes()]
     states = [spelt_out(checkpoint.found(folder)[0]) for folder in (one, two)]
     return wrong if states[0] == states[1] else [*wrong, "last checkpoint"]
 
 
 def spelt_out(path: Path) -> object:
-    """All values of a checkpoint; not which of them were shared, which nobody can see."""
+    """Return all values of a checkpoint, without which of them were shared."""
     blocks = read(path / checkpoint.TENSORS)
     shared: dict[int, object] = {}
 
     def inside(item: object) -> object:
-        """Tables of fields or keys are no nodes themselves."""
+        """Return the inside of a node; a table of fields or keys is not a node itself."""
         if isinstance(item, dict):
             return {key: full(each) for key, each in item.items()}
         return full(item)
@@ -173,7 +176,7 @@ def spelt_out(path: Path) -> object:
 
 
 def undisturbed(folder: Path, planned: Experiment) -> Scale:
-    """Runs to its end once, and is measured."""
+    """Play a run to its end once, and return its size."""
     note = folder.with_suffix(".operations")
 
     def work(reached: Callable[[], None]) -> None:
@@ -189,7 +192,7 @@ def undisturbed(folder: Path, planned: Experiment) -> Scale:
 
 
 def torment(folder: Path, planned: Experiment, scale: Scale, luck: random.Random) -> Counter[str]:
-    """Kills a run some times, and then lets it end; says where it was hit."""
+    """Kill a run some times, and then let it end; return where it was killed."""
     hits: Counter[str] = Counter()
 
     def work(reached: Callable[[], None]) -> None:
@@ -197,7 +200,7 @@ def torment(folder: Path, planned: Experiment, scale: Scale, luck: random.Random
 
     for _ in range(KILLS_PER_RUN):
         ended, reached = luck.choice(WAYS)(work, luck.random(), scale).end()
-        if not ended:  # it was quicker
+        if not ended:  # it ended before that
             return hits
         hits[where(folder, planned.rounds, reached=reached)] += 1
     Process.start(work).end()
@@ -206,7 +209,7 @@ def torment(folder: Path, planned: Experiment, scale: Scale, luck: random.Random
 
 @dataclass
 class Account:
-    """Of one kind of run: where its runs were hit, and what differed in the end."""
+    """What became of one kind of run: where its runs were killed, and what differed at the end."""
 
     hits: Counter[str]
     runs: int
@@ -214,7 +217,7 @@ class Account:
 
 
 def kill(name: str, planned: Experiment, *, kills: int, seed: int, home: Path) -> Account:
-    """At least so many kills of runs of one kind, each compared with the undisturbed one."""
+    """Kill runs of one kind at least so many times, and compare each with the undisturbed one."""
     luck = random.Random(f"{seed} {name}")  # noqa: S311 - no secret
     whole, folder = home / "undisturbed", home / "killed"
     scale, account = undisturbed(whole, planned), Account(Counter(), 0, [])
@@ -227,7 +230,7 @@ def kill(name: str, planned: Experiment, *, kills: int, seed: int, home: Path) -
 
 
 def table(accounts: Mapping[str, Account]) -> Table:
-    """One column for every kind of run."""
+    """Return a table with a column for every kind of run."""
     places = sorted({place for account in accounts.values() for place in account.hits})
     shown = Table("killed while", *accounts, box=None, pad_edge=False)
     for place in places:
@@ -243,10 +246,10 @@ def table(accounts: Mapping[str, Account]) -> Table:
 
 
 def main(kills: int, seed: int) -> int:
-    """Kills, shows the table, and judges."""
+    """Kill runs, print the table, and return the exit code."""
     torch.set_num_threads(1)  # a fork has only the thread that made it
     for planned in RUNS.values():
-        list(play(planned))  # what Python and torch do only once, is done
+        list(play(planned))  # so that all is done that Python and torch do only once
     console = Console(width=None if sys.stdout.isatty() else 160)
     accounts: dict[str, Account] = {}
     with TemporaryDirectory() as folder:

@@ -177,7 +177,7 @@ def front(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Federated learning on unequal devices."""
+    """Run federated learning on unequal devices."""
 
 
 @app.command()
