@@ -142,7 +142,7 @@ def how_to_allow(module_name: str) -> str:
         return f"{root} belongs to Python itself and has no parts: leave it out."
     return (
         f"Its code would run with your rights: if you trust it, use --allow {root}, or "
-        f'allow=["{root}"] in Python.'
+        f'allow=["{root}"] in Python (an argument of load and of the engine Threads).'
     )
 
 

@@ -60,7 +60,14 @@ class Devices(Arrays):
 
 @dataclass(frozen=True, eq=False)
 class Conditions(Arrays):
-    """What devices report of themselves at check-in."""
+    """What devices report of themselves at check-in: arrays with one entry for each device.
+
+    `speed` is FLOP per second now, `bit_rate_up` and `bit_rate_down` are bits per second, `memory`
+    is bytes that are free for training, `battery` is joules left (infinite on mains), `budget` is
+    joules that one order may cost, `loss` is that of the last reply (NaN before the first), and
+    `load` is how many times longer everything takes because of other work. The other fields are
+    those of a group of the fleet (docs/fleets.md).
+    """
 
     speed: Floats  # FLOP per second, now, at the highest frequency
     bit_rate_up: Floats  # bits per second

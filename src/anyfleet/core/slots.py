@@ -339,23 +339,31 @@ class Norm(Part):
 
 @dataclass(frozen=True, eq=False)
 class TrainingContext:
-    """What is the same for all devices that are trained together: shapes and parts, no values."""
+    """What is the same for all devices that are trained together: shapes and parts, no values.
 
-    blueprint: Blueprint  # of the sub-model
-    trained: tuple[str, ...]  # the names of the parameters that training changes
+    `trained` has the names of the parameters that training changes; `blueprint` is that of the
+    sub-model, and `width` its planned width.
+    """
+
+    blueprint: Blueprint
+    trained: tuple[str, ...]
     norm: Norm
     task: Task
     width: float = 1.0  # as planned; axes are rounded to whole channels
 
 
 class Minibatch(NamedTuple):
-    """The samples of one local step; rows that are not `valid` are padding."""
+    """The samples of one local step.
+
+    `valid` has one boolean for each row; the others are padding. `key` addresses the randomness of
+    this local step on this device. `step_index` counts the local steps of an order from 0.
+    """
 
     x: Tensor
     y: Tensor
-    valid: Tensor  # one boolean for each row
-    key: Tensor  # addresses the randomness of this local step on this device
-    step_index: int = 0  # of the local step in its order: the same for devices trained together
+    valid: Tensor
+    key: Tensor
+    step_index: int = 0  # the same for devices that are trained together
 
 
 class TrainingStart(NamedTuple):

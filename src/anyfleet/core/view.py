@@ -113,7 +113,16 @@ class OrderStatuses(Arrays):
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """All that the server-side parts of a method may see of a run."""
+    """All that the server-side parts of a method may see of a run.
+
+    `idle` are the numbers of the devices that could be asked now, `devices` is what the fleet
+    declares of all of them (level, samples), `conditions(ids)` is what some of them would report
+    at check-in (`Conditions`: speed, battery …). `round_index` and `now` (seconds) say when it is;
+    `model` is the current model. `under_way`, `replied`, `failed` and `declined` are the orders
+    (`OrderStatuses`); `diagnostics` is what the aggregator recorded in the last round.
+    `server_loss(model, key)`, `cost(slice, batch_size)`, `message_bits(slice, sent_fraction)` and
+    `memory` compute what a policy may ask before it decides.
+    """
 
     blueprint: Blueprint
     devices: Devices  # what the fleet declared

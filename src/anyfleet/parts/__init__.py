@@ -100,6 +100,7 @@ from anyfleet.parts.codec import (
     TopK,
     Uveq,
 )
+from anyfleet.parts.codec.bitstream import SymbolFormat
 from anyfleet.parts.extract import FisherBlocks, Leading, Random, Rolling, Strongest
 from anyfleet.parts.norm import BatchStatistics, OnDevice, PerWidth, Static, Tracked
 from anyfleet.parts.plan import (
@@ -138,6 +139,7 @@ from anyfleet.parts.train import (
     Sgd,
     Slim,
 )
+from anyfleet.parts.train.gradient import MinibatchGradient
 from anyfleet.parts.trying import TriedCodec, try_aggregate, try_codec, try_train
 
 __all__ = [
@@ -205,6 +207,7 @@ __all__ = [
     "MessageLayout",
     "Method",
     "Minibatch",
+    "MinibatchGradient",
     "Mode",
     "MostGain",
     "Norm",
@@ -251,6 +254,7 @@ __all__ = [
     "SubModelSize",
     "Subset",
     "Surveyed",
+    "SymbolFormat",
     "Symbols",
     "Synchronous",
     "TargetSeconds",

@@ -34,11 +34,15 @@ ByProduct = TypeVar("ByProduct")
 
 
 class MinibatchGradient(NamedTuple):
-    """What a forward and a backward pass over a minibatch found."""
+    """What a forward and a backward pass over a minibatch found.
 
-    gradients: Params  # of the mean loss, by every trained parameter
-    loss: Tensor  # mean over the valid samples
-    buffers: Params  # of the model after the pass
+    `gradients` are those of the mean loss, by the name of every trained parameter; `loss` is the
+    mean over the valid samples; `buffers` are those of the model after the pass.
+    """
+
+    gradients: Params
+    loss: Tensor
+    buffers: Params
 
 
 @dataclass(frozen=True)
@@ -53,8 +57,9 @@ class Gradient(Train):
     as inverted dropout does.
 
     A trainer that differs in one point derives from this class and overrides one method: `output`
-    (the forward pass), `loss` (the objective), `gradient` (what is descended along) or `descend`
-    (the update).
+    (the forward pass), `loss` (the objective), `gradient` (a `MinibatchGradient`: what is descended
+    along) or `descend` (the update). If it computes more than one forward and one backward pass for
+    each local step, it overrides `work` too, for example with `return 2 * super().work(...)`.
     """
 
     lr: LearningRate = field(default_factory=Decaying)
