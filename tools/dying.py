@@ -13,6 +13,7 @@ SECONDS = 120  # after which a process is given up
 
 
 def tell(pipe: int) -> None:
+    """Send a sign of life through a pipe."""
     os.write(pipe, b"!")
 
 
@@ -25,6 +26,7 @@ class Process:
 
     @staticmethod
     def start(work: Callable[[Callable[[], None]], None]) -> "Process":
+        """Fork, call `work` in the fork with a function that tells this process that it runs."""
         reading, writing = os.pipe()
         pid = os.fork()
         if pid:
@@ -42,7 +44,7 @@ class Process:
             os._exit(status)
 
     def end(self) -> tuple[int, bool]:
-        """The signal that ended it, or 0; and whether it got as far as to run."""
+        """Wait for its end; return the signal that ended it, or 0, and whether it got to run."""
         _, status = os.waitpid(self.pid, 0)
         reached = bool(os.read(self.pipe, 1))
         os.close(self.pipe)
@@ -61,7 +63,7 @@ _EVENTS = ("open", "os.rename", "os.mkdir", "os.rmdir", "os.remove", "os.truncat
 
 
 def at_time(work: Work, share: float, scale: "Scale") -> Process:
-    """After a share of the time that a whole run takes."""
+    """Start a process that dies after a share of the time that a whole run takes."""
     process = Process.start(work)
     time.sleep(share * scale.seconds)
     os.kill(process.pid, signal.SIGKILL)
@@ -69,7 +71,7 @@ def at_time(work: Work, share: float, scale: "Scale") -> Process:
 
 
 def at_operation(work: Work, share: float, scale: "Scale") -> Process:
-    """At the n-th operation on files: opening, renaming, forcing to the disk."""
+    """Start a process that dies at an operation on files: opening, renaming, forcing to disk."""
 
     def counted(reached: Callable[[], None]) -> None:
         watch(int(share * scale.operations), lambda: os.kill(os.getpid(), signal.SIGKILL))
@@ -79,7 +81,7 @@ def at_operation(work: Work, share: float, scale: "Scale") -> Process:
 
 
 def at_byte(work: Work, share: float, scale: "Scale") -> Process:
-    """When a file becomes longer than so many bytes; the system itself ends the process."""
+    """Start a process that the system ends when a file grows beyond so many bytes."""
 
     def limited(reached: Callable[[], None]) -> None:
         limit = int(share**3 * scale.bytes)  # small files are written too
@@ -95,22 +97,22 @@ WAYS = (at_time, at_operation, at_byte)
 
 
 def watch(count: int, fire: Callable[[], None]) -> list[int]:
-    """Calls `fire` at the n-th operation on files of this process; counts them in the list."""
+    """Call `fire` at operation `count` on files of this process; return a list with the count."""
     seen = [0]
 
-    def step() -> None:
+    def operate() -> None:
         if seen[0] == count:
             fire()
         seen[0] += 1
 
     def hook(event: str, _: object) -> None:
         if event in _EVENTS:
-            step()
+            operate()
 
     force = os.fsync
 
     def forced(fd: Any) -> None:
-        step()
+        operate()
         force(fd)
 
     sys.addaudithook(hook)

@@ -60,7 +60,7 @@ def experiment(method: Method, engine: Engine = Sequential()) -> Experiment:  # 
 
 
 # One row for each kind of run. All have caches and error feedback; all but the first have orders
-# in flight between two steps.
+# in flight between two rounds.
 RUNS: Mapping[str, Experiment] = {
     "synchronous": experiment(BASE),
     "deadline": experiment(LATE),
@@ -73,28 +73,28 @@ RUNS: Mapping[str, Experiment] = {
 
 
 def advance(folder: Path, planned: Experiment, reached: Callable[[], None]) -> None:
-    """Begins a run, or goes on with it, to its end."""
+    """Begin a run, or go on with it, to its end; call `reached` once the folder is open."""
     if (folder / "environment.json").exists():
         run = reopen(folder, Terms())
         reached()
         recording = Recording(folder, run.experiment, past=run.past, every=1)
-        moments = play(run.experiment, run.task, resume=run.past.state)
+        results = play(run.experiment, run.task, resume=run.past.state)
     else:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         recording = Recording(folder, planned, every=1)
         reached()
-        moments = play(planned, build(planned))
+        results = play(planned, build(planned))
     with recording:
-        for moment in moments:
-            recording.append(moment)
+        for result in results:
+            recording.append(result)
 
 
 # --- what is left -----------------------------------------------------------------------------
 
 
 def where(folder: Path, rounds: int, *, reached: bool) -> str:
-    """What a process was doing when it died, as its folder tells."""
+    """Return what a process was doing when it died, as its folder tells."""
     home = folder / "checkpoints"
     if not (folder / "environment.json").exists():
         return "before the start"
@@ -102,14 +102,14 @@ def where(folder: Path, rounds: int, *, reached: bool) -> str:
         return "opening the folder"
     if home.is_dir() and list(home.glob(".*.part")):
         return "writing a checkpoint"
-    steps, torn = logged(folder)
+    logged_rounds, torn = logged(folder)
     if torn:
         return "appending to a log"
     whole = [path for path in checkpoint.found(folder) if good(path)]
     if len(whole) < len(checkpoint.found(folder)) or len(whole) > checkpoint.KEPT:
         return "removing a checkpoint"
     done = int(whole[0].name) if whole else 0
-    if steps > done:
+    if logged_rounds > done:
         return "between log and checkpoint"
     if done == rounds:
         return "closing the run"
@@ -117,6 +117,7 @@ def where(folder: Path, rounds: int, *, reached: bool) -> str:
 
 
 def good(path: Path) -> bool:
+    """Return whether a checkpoint is whole."""
     try:
         checkpoint.examine(path)
     except StoreError:
@@ -125,29 +126,29 @@ def good(path: Path) -> bool:
 
 
 def logged(folder: Path) -> tuple[int, bool]:
-    """How many steps are in the log; and whether something is half written."""
+    """Return how many rounds are in the log, and whether something is half written."""
     parts = [folder / name for name in ("rounds.jsonl", "ledger.jsonl")]
-    points, ledger = (part.read_bytes() if part.exists() else b"" for part in parts)
+    records, ledger = (part.read_bytes() if part.exists() else b"" for part in parts)
     rows = [msgspec.json.decode(line)["round_index"] for line in ledger.split(b"\n")[:-1]]
-    steps = points.count(b"\n")
-    torn = any(text and not text.endswith(b"\n") for text in (points, ledger))
-    return steps, torn or max(rows, default=-1) >= steps
+    rounds = records.count(b"\n")
+    torn = any(text and not text.endswith(b"\n") for text in (records, ledger))
+    return rounds, torn or max(rows, default=-1) >= rounds
 
 
 def differences(one: Path, two: Path) -> list[str]:
-    """The files that have not the same bytes."""
+    """Return the names of the files whose bytes differ."""
     wrong = [name for name in COMPARED if (one / name).read_bytes() != (two / name).read_bytes()]
     states = [spelt_out(checkpoint.found(folder)[0]) for folder in (one, two)]
     return wrong if states[0] == states[1] else [*wrong, "last checkpoint"]
 
 
 def spelt_out(path: Path) -> object:
-    """All values of a checkpoint; not which of them were shared, which nobody can see."""
+    """Return all values of a checkpoint, but not which were shared: nobody can see that."""
     blocks = read(path / checkpoint.TENSORS)
     shared: dict[int, object] = {}
 
     def inside(item: object) -> object:
-        """Tables of fields or keys are no nodes themselves."""
+        """Return the content of a table of fields or keys, which is no node itself."""
         if isinstance(item, dict):
             return {key: full(each) for key, each in item.items()}
         return full(item)
@@ -173,7 +174,7 @@ def spelt_out(path: Path) -> object:
 
 
 def undisturbed(folder: Path, planned: Experiment) -> Scale:
-    """Runs to its end once, and is measured."""
+    """Run an experiment once without disturbing it; return what that takes."""
     note = folder.with_suffix(".operations")
 
     def work(reached: Callable[[], None]) -> None:
@@ -189,7 +190,7 @@ def undisturbed(folder: Path, planned: Experiment) -> Scale:
 
 
 def torment(folder: Path, planned: Experiment, scale: Scale, luck: random.Random) -> Counter[str]:
-    """Kills a run some times, and then lets it end; says where it was hit."""
+    """Kill a run some times and then let it end; return where it was hit."""
     hits: Counter[str] = Counter()
 
     def work(reached: Callable[[], None]) -> None:
@@ -214,7 +215,7 @@ class Account:
 
 
 def kill(name: str, planned: Experiment, *, kills: int, seed: int, home: Path) -> Account:
-    """At least so many kills of runs of one kind, each compared with the undisturbed one."""
+    """Kill runs of one kind at least so many times; compare each with the undisturbed one."""
     luck = random.Random(f"{seed} {name}")  # noqa: S311 - no secret
     whole, folder = home / "undisturbed", home / "killed"
     scale, account = undisturbed(whole, planned), Account(Counter(), 0, [])
@@ -227,7 +228,7 @@ def kill(name: str, planned: Experiment, *, kills: int, seed: int, home: Path) -
 
 
 def table(accounts: Mapping[str, Account]) -> Table:
-    """One column for every kind of run."""
+    """Return a table with one column for every kind of run."""
     places = sorted({place for account in accounts.values() for place in account.hits})
     shown = Table("killed while", *accounts, box=None, pad_edge=False)
     for place in places:
@@ -243,7 +244,7 @@ def table(accounts: Mapping[str, Account]) -> Table:
 
 
 def main(kills: int, seed: int) -> int:
-    """Kills, shows the table, and judges."""
+    """Kill, show the table, and return the exit code."""
     torch.set_num_threads(1)  # a fork has only the thread that made it
     for planned in RUNS.values():
         list(play(planned))  # what Python and torch do only once, is done

@@ -41,7 +41,7 @@ class Row:
 
 
 def mixed(one: Row, other: Row) -> Method:
-    """The base method with both."""
+    """Return the base method with the parts of both rows."""
     company = {**one.company, **other.company}
     return replace(BASE, **{**company, **one.parts, **other.parts})
 
@@ -57,7 +57,7 @@ def _choosing(plan_: Plan, choose: Choose) -> Row:
     return Row({"plan": plan_, "choose": choose})
 
 
-_LABELLING = aggregate.Subset(share=0.5, statistic="mean")  # somebody in every step
+_LABELLING = aggregate.Subset(share=0.5, statistic="mean")  # somebody in every round
 _LABELS = {"aggregate": _LABELLING}
 _HOLDS = {"schedule": schedule.HoldAndFetch()}
 _ADAPTS = {"uplink": codec.Fgc()}
@@ -218,7 +218,7 @@ PACKAGES: tuple[ModuleType, ...] = (select, plan, extract, train, codec, aggrega
 
 
 def missing() -> list[str]:
-    """The public parts of the packages that no row has, alone or inside of another."""
+    """Return the public parts of the packages that no row has, alone or inside of another."""
     rows = [row for slot in SLOTS.values() for row in slot.values()]
     there = {type(part) for row in rows for each in row.parts.values() for part in inside(each)}
     return [
@@ -230,7 +230,7 @@ def missing() -> list[str]:
 
 
 def inside(part: Any) -> Iterator[Any]:
-    """A part and all that it is made of."""
+    """Yield a part and all that it is made of."""
     yield part
     if is_dataclass(part):
         for each in fields(part):

@@ -30,9 +30,10 @@ PAGE = DOCS / "run_files.md"
 _INTRODUCTION = """\
 # Keys of a run file
 
-A run file is TOML. Its keys are those of an [experiment](#an-experiment); a table with `use` names a part, and its other
-keys are that part's. On the command line every key can be overridden by its path: `anyfleet run FILE method.lr=0.1`.
-`anyfleet validate FILE` reports everything that is wrong with a file at once.
+A run file is TOML. Its keys are those of an [experiment](#an-experiment); a table with `use` names
+a part, and its other keys are that part's. On the command line every key can be overridden by its
+path: `anyfleet run FILE method.lr=0.1`. `anyfleet validate FILE` reports everything that is wrong
+with a file at once.
 
 ```toml
 rounds = 20
@@ -50,8 +51,9 @@ aggregate = { use = "CoordinateMedian" }    # any slot of the method can be repl
 use = "testbed"
 ```
 
-This page is generated: `make pages` writes it anew. A key without a default must be given. The words are those of the
-[glossary](glossary.md); what each part is for stands in [the table of parts](parts.md).
+This page is generated: `make pages` writes it anew. A key without a default must be given. The
+words are those of the [glossary](glossary.md); what each part is for stands in
+[the table of parts](parts.md).
 """
 
 # The sections, in the order in which somebody writes a run file: the field, where its parts are

@@ -32,8 +32,8 @@ def test_a_portrait_has_what_the_groups_say() -> None:
     assert set(seen.level[other]) == {4}
     assert np.all(seen.bit_rate_down[:, first] == 2e6)
     assert np.all(seen.bit_rate_up[:, first] == 1e6)
-    # specification §A.2: coefficient f² for each cycle, and one GFLOP is f / speed · 1e9 cycles of its
-    # own, whatever else the device does.
+    # specification §A.2: coefficient f² for each cycle, and one GFLOP is f / speed · 1e9 cycles of
+    # its own, whatever else the device does.
     assert seen.energy[:, other] == pytest.approx(1e-27 * 4e18 * 2e9)
     assert seen.online[:, first].all()
     assert 0 < seen.online[:, other].mean() < 1

@@ -10,9 +10,7 @@ FILES = sorted((ROOT / "src").rglob("*.py"))
 
 # Imperatives that open the docstrings of functions. A new one may join; "Whether", "What" and
 # "Returns" may not.
-VERBS = frozenset(
-    ["Return"]
-)
+VERBS = frozenset(["Return"])
 
 
 def functions(tree: ast.AST) -> Iterator[ast.FunctionDef]:
