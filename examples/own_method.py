@@ -30,5 +30,5 @@ class Median(Aggregate):
 
 
 def robust(*, widths: tuple[float, ...] = (1.0, 0.5), **parts: Unpack[Parts]) -> Method:
-    """HeteroFL's widths, with the median in place of the mean."""
+    """Return HeteroFL with the median in place of the mean."""
     return replace(heterofl(widths=widths, **parts), aggregate=Median())

@@ -282,7 +282,8 @@ class Lookalike:
     """Has all that a plan has, and derives from none."""
 
     needs_server_loss = False
-    reports = requires = provides = frozenset[str]()
+    reports = requires = provides = decides = frozenset[str]()
+    measures = ()
 
     def init(self, view: View) -> None: ...
 

@@ -52,7 +52,7 @@ class Process:
             raise RuntimeError("a process failed by itself")
         ended = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
         if ended == signal.SIGALRM:
-            raise RuntimeError(f"a process was not through after {SECONDS} s")
+            raise RuntimeError(f"a process did not end within {SECONDS} s")
         return ended, reached
 
 
@@ -122,7 +122,7 @@ def watch(count: int, fire: Callable[[], None]) -> list[int]:
 
 @dataclass(frozen=True)
 class Scale:
-    """What an undisturbed run takes."""
+    """The size of an undisturbed run: its seconds, its file operations, its longest file."""
 
     seconds: float
     operations: int

@@ -2,10 +2,11 @@
 
     python -m tools.kill [N] [--seed S]
 
-N processes (100 unless told) are killed: some after a random time, some at a random file operation,
+N processes (by default 100) are killed: some after a random time, some at a random file operation,
 some at a random byte of a file that grows too long. A run is killed several times, also while it
-is being resumed, and then left to end. Its log, its ledger, its model and its last checkpoint must
-have the very bytes of a run that nobody disturbed. Exits with 1 when one of them has not.
+is being resumed, and then left to end. The records of its rounds, its ledger, its model and its
+last checkpoint must have the same bytes as in a run that was not disturbed. The exit code is 1 if
+one of them has not.
 
 Every process is a fork of this one, which has imported everything already. POSIX only.
 """
@@ -56,6 +57,7 @@ ASYNCHRONOUS = replace(BASE, schedule=Buffered(concurrency=5, buffer_size=2))
 
 
 def experiment(method: Method, engine: Engine = Sequential()) -> Experiment:  # noqa: B008 - frozen
+    """Return a short run with this method and engine."""
     return Experiment(TASK, method, FLEET, engine, rounds=6, widths=(1.0, 0.5))
 
 
@@ -198,7 +200,7 @@ def torment(folder: Path, planned: Experiment, scale: Scale, luck: random.Random
 
     for _ in range(KILLS_PER_RUN):
         ended, reached = luck.choice(WAYS)(work, luck.random(), scale).end()
-        if not ended:  # it was quicker
+        if not ended:  # it ended before that
             return hits
         hits[where(folder, planned.rounds, reached=reached)] += 1
     Process.start(work).end()
@@ -207,7 +209,7 @@ def torment(folder: Path, planned: Experiment, scale: Scale, luck: random.Random
 
 @dataclass
 class Account:
-    """Of one kind of run: where its runs were hit, and what differed in the end."""
+    """What became of one kind of run: where its runs were killed, and what differed at the end."""
 
     hits: Counter[str]
     runs: int
@@ -247,7 +249,7 @@ def main(kills: int, seed: int) -> int:
     """Kill, show the table, and return the exit code."""
     torch.set_num_threads(1)  # a fork has only the thread that made it
     for planned in RUNS.values():
-        list(play(planned))  # what Python and torch do only once, is done
+        list(play(planned))  # so that all is done that Python and torch do only once
     console = Console(width=None if sys.stdout.isatty() else 160)
     accounts: dict[str, Account] = {}
     with TemporaryDirectory() as folder:

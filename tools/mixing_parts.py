@@ -10,6 +10,7 @@ from typing import Any
 
 from anyfleet.core.method import Method
 from anyfleet.core.slots import Choose, Plan
+from anyfleet.measure import Fisher
 from anyfleet.methods import heterofl
 from anyfleet.parts import aggregate, choose, codec, extract, norm, plan, schedule, select, train
 
@@ -194,7 +195,7 @@ AGGREGATION = _rows(
         "Clipped(Aio)": aggregate.Clipped(aggregate.Aio(), times=2.0),
         "TrimmedMean": aggregate.TrimmedMean(),
         "CoordinateMedian": aggregate.CoordinateMedian(),
-        "Diagnosed(Aio)": aggregate.Diagnosed(aggregate.Aio(), ("norm", "fisher")),
+        "Diagnosed(Aio)": aggregate.Diagnosed(aggregate.Aio(), ("norm", "fisher"), (Fisher(),)),
         "ServerOptimised": aggregate.ServerOptimised(optimiser=aggregate.ServerSgd(0.5, 0.9)),
         "ServerOptimised(Subset), Adam": aggregate.ServerOptimised(
             _LABELLING, aggregate.ServerAdam(0.01)

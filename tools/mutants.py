@@ -1,11 +1,11 @@
-"""Plant known mistakes, one at a time, and see whether the tests notice.
+"""Plant known faults, one at a time, and check that the tests notice.
 
     python tools/mutants.py [WORD ...]
 
-`faults.toml` beside this file holds the mistakes: a text of one source file, what stands there
-instead, and the tests that must turn red. Every mistake is planted into a copy of the source tree,
-never here. WORDs choose the mistakes whose name contains one of them. Exits with 1 when a mistake
-survives, when its text no longer occurs exactly once, or when its tests fail without it.
+`faults.toml` beside this file holds the faults: a text of one source file, what stands there
+instead, and the tests that must turn red. Every fault is planted into a copy of the source tree,
+never here. WORDs choose the faults whose name contains one of them. The exit code is 1 if a fault
+survives, if its text does not occur exactly once, or if its tests fail without it.
 """
 
 import os
@@ -29,14 +29,14 @@ from rich.table import Table
 ROOT = Path(__file__).resolve().parents[1]
 LIST = Path(__file__).with_name("faults.toml")
 COPIED = ("pyproject.toml", "src", "tests", "tools", "examples", "recipes")
-SECONDS = 180  # after which a run of tests is given up
+SECONDS = 180  # after which tests are given up
 
 RED, SURVIVED, MISPLACED, BROKEN = "red", "SURVIVED", "MISPLACED", "BROKEN"
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A mistake: texts of a file, each of which occurs there once, become others."""
+    """A fault: texts of a file, each of which occurs there once, become others."""
 
     name: str
     file: str
@@ -44,7 +44,7 @@ class Fault:
     tests: tuple[str, ...]  # node ids, the fewest that must notice
 
     def planted(self, source: str) -> str:
-        """Return the source of the file with the mistake in it."""
+        """Return the source of the file with the fault in it."""
         for old, new in self.edits:
             if source.count(old) != 1:
                 raise ValueError(f"{self.file} has this text {source.count(old)} times: {old}")
@@ -54,7 +54,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a mistake, and what the tests said."""
+    """What became of a fault, and what the tests said."""
 
     fault: Fault
     result: str
@@ -63,7 +63,7 @@ class Verdict:
 
 
 def read(path: Path = LIST) -> list[Fault]:
-    """Return all mistakes of a file; `old` and `new` are texts there, or lists of them."""
+    """Return all faults of a file; `old` and `new` are texts there, or lists of them."""
     rows = tomllib.loads(path.read_text(encoding="utf-8"))["fault"]
     return [
         Fault(
@@ -81,9 +81,9 @@ def _several(texts: str | list[str]) -> list[str]:
 
 
 class Copy:
-    """A copy of the source tree, into which mistakes are planted and out of which they are taken.
+    """A copy of the source tree, into which faults are planted and from which they are removed.
 
-    Every change gets a time of its own: Python must never take compiled code of another version.
+    Every change gets a time of its own: Python must never use compiled code of another version.
     """
 
     def __init__(self, root: Path, folder: Path) -> None:
@@ -97,7 +97,7 @@ class Copy:
                 shutil.copy2(root / name, folder / name)
 
     def judge(self, fault: Fault) -> Verdict:
-        """Plant a mistake, run its tests, and take it out again; return what became of it."""
+        """Plant a fault, run its tests, and take it out again; return what became of it."""
         source = (self.folder / fault.file).read_text(encoding="utf-8")
         try:
             self._write(fault.file, fault.planted(source))
@@ -128,7 +128,7 @@ class Copy:
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            return -1, f"not through after {SECONDS} s"
+            return -1, f"did not end within {SECONDS} s"
         return done.returncode, done.stdout[-2000:] + done.stderr[-2000:]
 
     def _write(self, name: str, text: str) -> None:
@@ -139,7 +139,7 @@ class Copy:
 
 
 def judge(faults: Sequence[Fault], root: Path = ROOT, jobs: int = 2) -> Iterator[Verdict]:
-    """Yield what becomes of each mistake, in order, once all tests are green without any."""
+    """Yield what becomes of each fault, in order, once all tests are green without any."""
     with TemporaryDirectory() as folder, ThreadPoolExecutor(jobs) as workers:
         free: SimpleQueue[Copy] = SimpleQueue()
         for number in range(jobs):
@@ -167,7 +167,7 @@ def judge(faults: Sequence[Fault], root: Path = ROOT, jobs: int = 2) -> Iterator
 
 
 def table(verdicts: Iterable[Verdict]) -> Table:
-    """Return a table with one row for every mistake."""
+    """Return a table with one row for every fault."""
     shown = Table("fault", "file", "tests", "result", "s", box=None, pad_edge=False)
     for verdict in verdicts:
         fault = verdict.fault
@@ -179,11 +179,11 @@ def table(verdicts: Iterable[Verdict]) -> Table:
 
 
 def main(words: Sequence[str], faults: Sequence[Fault], root: Path = ROOT) -> int:
-    """Plant the mistakes that the words choose; print the table, and what was not red."""
+    """Plant the faults that the words choose; print the table, and what was not red."""
     console = Console(width=None if sys.stdout.isatty() else 160)
     chosen = [f for f in faults if not words or any(word in f.name for word in words)]
     if not chosen:
-        console.print(f"No fault is called like {' or '.join(words)}.")
+        console.print(f"No fault has {' or '.join(words)} in its name.")
         return 1
     verdicts = []
     for verdict in judge(chosen, root):

@@ -3,9 +3,11 @@
     python -m tools.pages
 
 `docs/run_files.md` has every key of a run file, read off the same forms by which run files are
-checked, so that it cannot be out of date. A test compares the pages with what this would write.
+checked. The last section of `docs/glossary.md` has every public class of the core. A test compares
+the pages with what this would write, so that they cannot be out of date.
 """
 
+import ast
 import importlib
 import inspect
 import io
@@ -20,17 +22,22 @@ from types import NoneType, UnionType
 from typing import Any
 
 import anyfleet
+from anyfleet.cli.parts import parts_page
 from anyfleet.config.signatures import ABSENT, Entry, form_of
 from anyfleet.experiment import Experiment
 from anyfleet.names import HOMES, Factory, public_names
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PAGE = DOCS / "run_files.md"
+GLOSSARY = DOCS / "glossary.md"
+PARTS = DOCS / "parts.md"
+CORE = Path(anyfleet.__file__).parent / "core"
 
+_CLASSES = "## Classes of the core"
 _INTRODUCTION = """\
 # Keys of a run file
 
-A run file is TOML. Its keys are those of an [experiment](#an-experiment); a table with `use` names
+A run file is TOML. Its keys are those of an [experiment](#an-experiment). A table with `use` names
 a part, and its other keys are that part's. On the command line every key can be overridden by its
 path: `anyfleet run FILE method.lr=0.1`. `anyfleet validate FILE` reports everything that is wrong
 with a file at once.
@@ -219,9 +226,33 @@ def _beside(source: str) -> Iterator[tuple[str, str]]:
                 yield match.group(1), token.string.lstrip("# ").replace("|", "\\|")
 
 
+def glossary() -> str:
+    """Return the glossary with its last section, the classes of the core, made anew."""
+    written = GLOSSARY.read_text(encoding="utf-8").partition(_CLASSES)[0].rstrip()
+    rows = [f"| `{name}` | `{module}` | {what} |" for name, module, what in core_classes()]
+    head = ["| class | module | what it is |", "|---|---|---|"]
+    told = (
+        "`make pages` writes this table from the code. Authors of parts import the classes that "
+        "they meet from `anyfleet.parts`."
+    )
+    return "\n".join([written, "", _CLASSES, "", told, "", *head, *rows]) + "\n"
+
+
+def core_classes() -> Iterator[tuple[str, str, str]]:
+    """Yield every public class of the core: its name, its module, and its first sentence."""
+    for file in sorted(CORE.glob("*.py")):
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                text = " ".join((ast.get_docstring(node) or "").partition("\n\n")[0].split())
+                sentence = re.split(r"(?<=[.!?])\s", text)[0]
+                yield node.name, f"core/{file.name}", sentence.replace("|", "\\|")
+
+
 def main() -> None:
     """Write the generated pages."""
     PAGE.write_text(page(), encoding="utf-8")
+    GLOSSARY.write_text(glossary(), encoding="utf-8")
+    PARTS.write_text(parts_page(), encoding="utf-8")
 
 
 if __name__ == "__main__":

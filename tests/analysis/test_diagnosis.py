@@ -161,11 +161,11 @@ def test_1_10_choices_of_first_visits_are_told() -> None:
     half = np.where(np.arange(8) < 4, math.nan, 0.5)
     assert diagnosis.first_visits(ledger(choice=choice, utility=few), whale()) == ""
     told = diagnosis.first_visits(ledger(choice=choice, utility=half), whale())
-    assert "in 4 of 8 choices" in told
+    assert "In 4 of 8 choices" in told
     assert "its cap" in told
     assert "more rounds, fewer devices" in told
     every = ledger(choice=choice, utility=np.full(8, math.nan))
-    assert "in all 8 choices" in diagnosis.first_visits(every, whale())
+    assert "In all 8 choices" in diagnosis.first_visits(every, whale())
     low = whale(utility=FisherUtility(first_level=5))
     assert "took that of first_level" in diagnosis.first_visits(every, low)
     assert diagnosis.first_visits(every, fedavg()) == ""  # whose devices choose nothing
@@ -176,7 +176,7 @@ def test_1_10_a_short_run_of_whale_says_that_it_is_its_cap() -> None:
     method = replace(whale(widths=(1.0, 0.5), lr=0.1, batch_size=8), select=Uniform(3))
     fleet = Fleet((Group(level=0), Group(level=1)))
     (step,) = small.steps(method, small.task(), 1, fleet=fleet)
-    assert "in all 3 choices" in diagnosis.first_visits(step.ledger, method)
+    assert "In all 3 choices" in diagnosis.first_visits(step.ledger, method)
     caps = np.where(step.ledger.level == 0, 1.0, 0.5)
     assert step.ledger.width.tolist() == caps.tolist()
 

@@ -54,7 +54,7 @@ def test_all_methods_are_listed_with_line_and_paper() -> None:
     assert set(NAMES) <= set(rows)
     assert "A random cohort trains the whole model" in rows["fedavg"]
     assert "McMahan et al. 2017, AISTATS" in rows["fedavg"]
-    assert "Every device trains a model of its own" in rows["local"]
+    assert "Training without sharing: every device" in rows["local"]
     assert rows["local"].rstrip().endswith("–")
 
 

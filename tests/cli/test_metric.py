@@ -147,5 +147,5 @@ def test_whale_says_when_it_is_nothing_but_its_cap(folder: Path) -> None:
     method = '[method]\nuse = "whale"\nwidths = [1.0, 0.5]\nlr = 0.1\n'
     (folder / "whale.toml").write_text(RUN_FILE.partition("[method]")[0] + method)
     shown = succeeds("run", "whale.toml", "rounds=1")
-    assert "With WHALE-FL, in all 4 choices the device had no history" in shown
+    assert "In all 4 choices by FisherUtility the device had no history" in shown
     assert "no history" not in succeeds("run", "whale.toml", "rounds=3")

@@ -538,6 +538,9 @@ def test_an_unknown_name_lists_only_what_fits(
     with pytest.raises(ConfigError) as caught:
         load(data, Experiment, homes=names.HOMES)
     (told,) = (each.message for each in caught.value.problems if each.path == path)
-    listed = set(re.findall(r"\w+", told.partition(" has: ")[2]))
+    hint, _, rest = told.partition(" has: ")
+    assert "did you mean" in hint
+    assert not none & set(re.findall(r"\w+", hint))
+    listed = set(re.findall(r"\w+", rest))
     assert some <= listed
     assert not none & listed

@@ -148,8 +148,8 @@ class Watching(Diagnosed):
         super().__init__(reported=reported, measures=measures)
 
     def __call__(self, model: Any, state: Any, updates: Any, view: Any, key: Tensor) -> Any:
-        Watching.seen[:] = [set(report) for report in updates.report]
-        Watching.taken[:] = [report.get("taken", np.nan) for report in updates.report]
+        Watching.seen[:] = [set(report) for report in updates.reports]
+        Watching.taken[:] = [report.get("taken", np.nan) for report in updates.reports]
         Watching.devices[:] = [int(device) for device in updates.device]
         return self.inner(model, state, updates, view, key)
 

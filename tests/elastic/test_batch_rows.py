@@ -98,7 +98,7 @@ def test_samples_that_see_each_other_are_noticed_and_never_padded(name: str) -> 
     each, how = net(name), TOGETHER[name][1]
     found = mixed_rows(each.blueprint)
     assert any(word in line for line in found for word in how.split("|")), found
-    assert any(found[0] in note for note in each.blueprint.notes)
+    assert any(found[0] in note for note in each.blueprint.remarks)
     assert_same(of_program(each, REAL), of_module(each))
     with pytest.raises(ValueError, match="see each other"):
         of_program(each, PADDED)

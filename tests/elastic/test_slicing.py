@@ -130,7 +130,7 @@ def test_counts_round_up_or_to_nearest_and_keep_one() -> None:
     assert blueprint.counts(0.3, "round") == {"c1": 1, "c2": 2, "f1": 4}
     assert blueprint.counts(0.01) == {"c1": 1, "c2": 1, "f1": 1}
     assert blueprint.counts({"f1": 0.5}) == {"f1": 6}
-    with pytest.raises(SliceError, match="share"):
+    with pytest.raises(SliceError, match="width"):
         blueprint.counts(1.5)
 
 

@@ -228,7 +228,7 @@ def test_refusals() -> None:
         Fisher(samples=0)
     with pytest.raises(ValueError, match=r"Fisher.estimate"):
         Fisher(estimate="guess")  # type: ignore[arg-type]
-    with pytest.raises(CompositionError, match=r"'target'.*use plan=TargetSeconds"):
+    with pytest.raises(CompositionError, match=r"target.*use plan=TargetSeconds"):
         replace(fedavg(), plan=WidthMenu(), choose=FisherUtility())
 
 

@@ -186,10 +186,17 @@ PARTS: list[Any] = [
 ROOMS = (
     *(
         f"anyfleet.parts.{slot}"
-        for slot in (
-            *("select", "schedule", "plan", "choose", "extract"),
-            *("train", "norm", "codec", "aggregate"),
-        )
+        for slot in [
+            "select",
+            "schedule",
+            "plan",
+            "choose",
+            "extract",
+            "train",
+            "norm",
+            "codec",
+            "aggregate",
+        ]
     ),
     "anyfleet.runtime",
     "anyfleet.world",

@@ -60,7 +60,31 @@ BANNED = {
 }
 
 # Identifiers that may stay, each with its reason: "module.Class.field" or "module.function".
-EXCEPTIONS: dict[str, str] = {}
+EXCEPTIONS: dict[str, str] = {
+    "analysis.metric.Metric.share": "tells whether a metric is a share of 1, which is not a width",
+    "core.layout.Symbols.numbers": "holds tensors that are sent as plain numbers",
+    "core.slots.Slack.share": "is a share of the bits of a column",
+    "core.slots.Train.step": "performs one local step, as an optimiser's step does",
+    "elastic.tracing.rules.squeeze": "is the rule of the torch operator of this name",
+    "formulas.reference.theory.FedpmtConstants.steps": "is the letter of the paper's bound",
+    "measure.fisher.Observed.step": "performs one local step, as an optimiser's step does",
+    "methods.optimal_aggregation.Leaving.share": "is a share of the updates that stay",
+    "methods.optimal_aggregation.optimal_aggregation.share": "is a share of the updates that stay",
+    "parts.aggregate.by_rank.TrimmedMean.share": "is a share of the updates that are left out",
+    "parts.aggregate.server_optimiser.ServerAdam.step": "performs one optimiser step",
+    "parts.aggregate.server_optimiser.ServerOptimiser.step": "performs one optimiser step",
+    "parts.aggregate.server_optimiser.ServerSgd.step": "performs one optimiser step",
+    "parts.aggregate.subset.Subset.share": "is a share of the updates that stay",
+    "parts.codec.bitstream.Column.numbers": "holds the plain numbers of a column",
+    "parts.codec.bitstream.SymbolFormat.numbers": "tells how plain numbers are packed",
+    "parts.plan.local_steps.Pace.step": "holds the seconds of one local step",
+    "parts.train.gradient.Gradient.step": "performs one local step, as an optimiser's step does",
+    "tasks.augment.InTurn.steps": "are the augmentations that are applied in turn",
+    "tasks.dataset_files.Speech.client": "is the word of the data set's own file",
+    "tasks.partition.by_owner.Domains.share": "is a share of the samples",
+    "tasks.partition.by_size.Iid.share": "is a share of the samples",
+    "world.availability.Intermittent.share": "is a share of the time",
+}
 
 
 def trees() -> Iterator[tuple[str, ast.Module]]:

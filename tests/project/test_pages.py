@@ -17,6 +17,10 @@ def test_the_page_of_keys_is_what_the_generator_writes() -> None:
     assert pages.PAGE.read_text(encoding="utf-8") == pages.page(), "run `make pages`"
 
 
+def test_the_classes_of_the_glossary_are_what_the_generator_writes() -> None:
+    assert pages.GLOSSARY.read_text(encoding="utf-8") == pages.glossary(), "run `make pages`"
+
+
 @pytest.mark.parametrize("key", ["rounds", "evaluate_every", "sent_fraction", "availability"])
 def test_the_page_of_keys_has_keys_of_every_depth(key: str) -> None:
     assert f"| `{key}` |" in pages.page()

@@ -218,9 +218,9 @@ def first_visits(ledger: Ledger, method: Method) -> str:
         return ""
     capped = method.choose.first_level == 1
     size = "the widest it may have (its cap)" if capped else "that of first_level"
-    told = "in all" if first == count else f"in {first} of"
+    told = "In all" if first == count else f"In {first} of"
     return (
-        f"With WHALE-FL, {told} {count} choices the device had no history and took {size}: "
+        f"{told} {count} choices by FisherUtility the device had no history and took {size}: "
         "that differs little from fixed widths. Give it more rounds, fewer devices, "
         "or a larger share of them in every round."
     )

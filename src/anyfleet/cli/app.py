@@ -174,10 +174,10 @@ Every = Annotated[
 @app.callback()
 def front(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Federated learning on unequal devices."""
+    """Run federated learning on unequal devices."""
 
 
 @app.command()

@@ -318,7 +318,11 @@ def _table(found: Profile, width: int) -> Table:
     """Return a row for each slice: milliseconds of one local step."""
     rows = {}
     for sample in found.samples:
-        depth = f" from layer {sample.first_trained_layer}" if sample.first_trained_layer else ""
+        depth = (
+            f", trained from layer {sample.first_trained_layer}"
+            if sample.first_trained_layer
+            else ""
+        )
         measured = 1e3 * sample.seconds / sample.local_steps
         fitted = 1e3 * found.fitted.seconds(sample) / sample.local_steps
         cells = (f"{measured:,.2f}", f"{fitted:,.2f}", f"{found.fitted.error(sample):+.0%}")

@@ -48,7 +48,7 @@ class Known:
         own = self.module.__name__.rpartition(".")[2] == self.make.__name__
         text = inspect.cleandoc((self.module if own else self.make).__doc__ or "")
         line = text.partition("\n")[0]
-        what = line.partition(": ")[2] if own else line
+        what = line.partition(": ")[2] if own else line.removeprefix("Return ")
         return what[:1].upper() + what[1:]
 
 

@@ -34,7 +34,7 @@ def validate_file(file: Path, overrides: Sequence[str], *, allow: Sequence[str])
     if cost_of_measuring := measuring(experiment.method, task):
         screen.print(f"{cost_of_measuring}\n", markup=False, soft_wrap=True)
     screen.print(_sizes(task.blueprint, screen.width))
-    for note in task.blueprint.notes:
+    for note in task.blueprint.remarks:
         screen.print(f"note: {note}", markup=False, soft_wrap=True)
 
 

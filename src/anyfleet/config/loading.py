@@ -380,7 +380,17 @@ def _looked_up(table: Mapping[str, Any], scope: Scope, kind: type = object) -> A
     try:
         return find(_full_name(use, scope), scope.allow, scope.packages)
     except BadName as error:
-        return scope.item("use").refuse(f"{error}{_choices(scope, kind)}")
+        return scope.item("use").refuse(
+            f"{_unnamed(use, error, scope, kind)}{_choices(scope, kind)}"
+        )
+
+
+def _unnamed(use: str, error: BadName, scope: Scope, kind: type) -> str:
+    """Return why nothing can be used by this name; a short name is compared with those that fit."""
+    if ":" in use or not scope.home:
+        return str(error)
+    hint = near(use, names_for(scope.home, kind)) or "."
+    return f'"{use}" is no part that may stand here{hint}'
 
 
 def _from_another_home(use: Any, kind: type, scope: Scope) -> Any:

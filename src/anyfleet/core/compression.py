@@ -7,7 +7,7 @@ from torch import Tensor
 
 from anyfleet.core.layout import MessageLayout
 from anyfleet.core.messages import Params
-from anyfleet.core.return_checks import Caller, squeezed
+from anyfleet.core.return_checks import Caller, compressed
 from anyfleet.core.slots import Compressed
 from anyfleet.tracebacks import during
 
@@ -23,7 +23,7 @@ def compress(
     rows = layout.flattened(tree)
     with during(caller.slot, caller.part):
         found = caller.part.compress(rows, layout.flattened(state), sent_fraction, layout)
-    found = squeezed(found, caller, rows)
+    found = compressed(found, caller, rows)
     return replace(
         found,
         received=layout.unflattened(found.received),

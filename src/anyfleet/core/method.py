@@ -134,7 +134,7 @@ class Method:
         return self.schedule.reports.union(*(part.reports for part in parts))
 
     @property
-    def judges(self) -> bool:
+    def needs_server_loss(self) -> bool:
         """Whether some part asks for losses on the server's samples."""
         return any(
             inner.needs_server_loss for part in self.policies().values() for inner in nested(part)
@@ -163,7 +163,7 @@ class Method:
         """Return why a task cannot be learned with this method, by what would have to change."""
         with during("train", self.train):
             found = {"method.train": self._misfit(task)}
-        if self.judges and not len(task.server):
+        if self.needs_server_loss and not len(task.server):
             found["task"] = (
                 "the method compares models by their loss on the server, which has no samples; "
                 "keep some back for it (server = 200, for example)."

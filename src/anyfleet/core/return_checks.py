@@ -303,7 +303,7 @@ def trained(
     return found
 
 
-def squeezed(found: Any, caller: Caller, tree: Params) -> Compressed:
+def compressed(found: Any, caller: Caller, tree: Params) -> Compressed:
     """Check compressed trees: the names and shapes that went in, and bits that can be counted."""
     if not isinstance(found, Compressed):
         caller.refuse(_described(found), "anyfleet.parts.Compressed")

@@ -501,7 +501,7 @@ class Measure(Part):
 class Compressed:
     """What a codec makes of a stack of devices: rows [devices, entries] by the name of the tensor.
 
-    `anyfleet.parts.codec.distortion` computes the distortion.
+    `anyfleet.parts.distortion` computes the distortion.
     """
 
     received: Params  # what the receiver will have; empty: nothing is sent

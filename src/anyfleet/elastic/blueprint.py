@@ -175,7 +175,7 @@ class Blueprint:
     program: Program
     norms: tuple[BatchNormSite, ...]
     scaled: tuple[str, ...]
-    notes: tuple[str, ...]
+    remarks: tuple[str, ...]
     aliases: Mapping[str, str] = field(default_factory=dict)
     evaluation: Program | None = None
 

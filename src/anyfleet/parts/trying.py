@@ -91,7 +91,7 @@ def _blueprint(shapes: Mapping[str, tuple[int, ...]]) -> Blueprint:
         program=Program((), (), {}, ""),
         norms=(),
         scaled=(),
-        notes=(),
+        remarks=(),
     )
 
 

@@ -57,7 +57,7 @@ def test_products_cost_what_torch_counts(
         param.requires_grad_(name in trained)
     found = cost(blueprint, Slice((), first), batch=3)
     assert (found.forward_flops, found.backward_flops) == counted(lambda: module(x))
-    assert not any("not counted" in note for note in blueprint.notes)
+    assert not any("not counted" in note for note in blueprint.remarks)
 
 
 class Recurrent(nn.Module):
@@ -114,6 +114,6 @@ def test_work_that_nobody_can_count_is_noted() -> None:
     blueprint = trace(
         Between(lambda own, h: h @ torch.linalg.inv(own.get_parameter("w"))), torch.zeros(2, 5, 8)
     )
-    assert any("linalg_inv" in n and "work is not counted" in n for n in blueprint.notes)
+    assert any("linalg_inv" in n and "work is not counted" in n for n in blueprint.remarks)
     moved = trace(Between(lambda _, h: h.roll(1, -1)), torch.zeros(2, 5, 8))
-    assert not any("work is not counted" in note for note in moved.notes)
+    assert not any("work is not counted" in note for note in moved.remarks)

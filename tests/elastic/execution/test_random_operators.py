@@ -98,7 +98,7 @@ def test_draws_work_stacked_and_are_cut(name: str) -> None:
 
 def test_draws_in_evaluation_are_repeatable_and_noted() -> None:
     _, blueprint, params, x = noisy("randn_like")
-    (note,) = blueprint.notes
+    (note,) = blueprint.remarks
     assert "randn_like" in note
     assert "evaluation" in note
     one, other = (apply(blueprint, params, {}, x, EVALUATE)[0] for _ in range(2))
@@ -113,7 +113,7 @@ def test_noise_of_training_is_absent_in_evaluation() -> None:
     x = torch.randn(5, 4)
     blueprint = trace(module, x)
     params = dict(module.named_parameters())
-    assert any("only in training" in note for note in blueprint.notes)
+    assert any("only in training" in note for note in blueprint.remarks)
     got, _ = apply(blueprint, params, {}, x, EVALUATE)
     torch.testing.assert_close(got, module.eval()(x))
     drawn, _ = apply(blueprint, params, {}, x, STATIC, key=KEY)
@@ -136,7 +136,7 @@ def test_dropout_that_is_always_on_stays_on() -> None:
     module, x = Noisy(always), torch.randn(5, 4)
     blueprint = trace(module, x)
     assert [node.always for node in blueprint.program.nodes if node.site] == [True, False]
-    assert any("dropout" in note and "evaluation" in note for note in blueprint.notes)
+    assert any("dropout" in note and "evaluation" in note for note in blueprint.remarks)
     params = {n: p.detach() for n, p in module.named_parameters()}
     keys = torch.stack([rng.fold(KEY, i) for i in range(4000)])
     outs = vmap(lambda key: apply(blueprint, params, {}, x, EVALUATE, key=key)[0])(keys)
@@ -162,7 +162,7 @@ def test_dropout_that_is_always_off_stays_off() -> None:
     blueprint = trace(module, x)
     out, _ = apply(blueprint, dict(module.named_parameters()), {}, x, STATIC, key=KEY)
     torch.testing.assert_close(out, module(x))
-    assert blueprint.notes == ()
+    assert blueprint.remarks == ()
 
 
 REFUSED: dict[str, Between] = {

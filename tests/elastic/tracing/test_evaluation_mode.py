@@ -131,7 +131,7 @@ def test_both_functions_are_those_of_the_module(name: str) -> None:
     module = DIFFERENT[name]()
     blueprint = agrees(module, X)
     assert blueprint.evaluation is not None
-    assert "forward() is another function in evaluation: both are kept" in blueprint.notes
+    assert "forward() is another function in evaluation: both are kept" in blueprint.remarks
     assert blueprint.axes["a"].kind == "channels"
     if name not in ("batch norm", "moving mean"):
         agrees(module, X, every_other(blueprint))
@@ -179,7 +179,7 @@ ALIKE: dict[str, Callable[[], nn.Module]] = {
 def test_what_modes_settle_is_no_difference(name: str) -> None:
     blueprint = trace(ALIKE[name](), X)
     assert blueprint.evaluation is None
-    assert not any("another function" in note for note in blueprint.notes)
+    assert not any("another function" in note for note in blueprint.remarks)
     # The bytes are those of a blueprint that knows of one program only.
     assert not {"evaluation", "aliases"} & msgspec.msgpack.decode(blueprint.to_bytes()).keys()
 
@@ -194,7 +194,7 @@ def test_a_cut_is_the_same_in_both() -> None:
     module = Net(lambda net, x: net.b(net.a(x)) if net.training else net.b(net.a(x).softmax(-1)))
     blueprint = agrees(module, X)
     assert blueprint.axes["a"].kind == "fixed"
-    assert any("softmax" in note and "fixed a" in note for note in blueprint.notes)
+    assert any("softmax" in note and "fixed a" in note for note in blueprint.remarks)
 
 
 def test_costs_are_those_of_training() -> None:
@@ -210,7 +210,7 @@ def test_costs_are_those_of_training() -> None:
     own = plain.numel()
     assert cost(longer).flops == cost(plain).flops
     assert cost(longer).params == own + 42
-    assert "c.weight is used in evaluation only: nothing trains it" in longer.notes
+    assert "c.weight is used in evaluation only: nothing trains it" in longer.remarks
 
 
 def test_evaluation_by_batch_and_collecting_take_the_program_of_evaluation() -> None:

@@ -148,8 +148,8 @@ def test_a_foreign_net_is_right(name: str) -> None:
     require_faithful(module, (x[:2],), blueprint)
     check_right(module, x, blueprint)
     fixed = not any(axis.free for axis in blueprint.axes.values())
-    assert fixed == (name in WHOLE), blueprint.notes
-    assert WHOLE.get(name, "") in " ".join(blueprint.notes)
+    assert fixed == (name in WHOLE), blueprint.remarks
+    assert WHOLE.get(name, "") in " ".join(blueprint.remarks)
     modes = {"training": False, "evaluation": True}
     mixing = [m for m, evaluating in modes.items() if mixed_rows(blueprint, evaluating=evaluating)]
     assert mixing == list(MIXED.get(name, ()))

@@ -39,16 +39,16 @@ def test_every_frozen_axis_is_noted_once(op: str) -> None:
     between = FREEZING[op]
     blueprint = trace(Two(lambda h: between(between(h))), torch.zeros(2, 8))
     assert blueprint.axes["a"].kind == "fixed"
-    about = [note for note in blueprint.notes if note.startswith("a is") or "fixed a" in note]
+    about = [note for note in blueprint.remarks if note.startswith("a is") or "fixed a" in note]
     assert len(about) == 1
     assert op in about[0]
 
 
 def test_what_is_fixed_by_nature_needs_no_note() -> None:
-    assert trace(Two(torch.relu), torch.zeros(2, 8)).notes == ()
+    assert trace(Two(torch.relu), torch.zeros(2, 8)).remarks == ()
     ending = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 3), nn.LogSoftmax(-1))
     blueprint = trace(ending, torch.zeros(2, 8))
-    assert blueprint.notes == ()
+    assert blueprint.remarks == ()
     # A softmax over the classes leaves them the classes.
     assert blueprint.axes["1"].kind == "output"
     assert blueprint.output_rows == (("1.weight", 0), ("1.bias", 0))
@@ -126,9 +126,9 @@ class Counting(nn.Module):
 
 
 def test_what_devices_do_not_do_while_they_train_is_noted() -> None:
-    notes = trace(Counting(), torch.randn(4, 4)).notes
+    notes = trace(Counting(), torch.randn(4, 4)).remarks
     assert "forward() itself changes seen: between rounds it stays as it is" in notes
     assert "layer.weight has a hook on its gradient, which devices do not run" in notes
     assert not any(
-        "itself changes" in note for note in trace(nn.BatchNorm1d(3), torch.randn(4, 3)).notes
+        "itself changes" in note for note in trace(nn.BatchNorm1d(3), torch.randn(4, 3)).remarks
     )

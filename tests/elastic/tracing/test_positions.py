@@ -57,7 +57,7 @@ ALONG: dict[str, Callable[[Tensor], Tensor]] = {
 def test_what_runs_along_features_fixes_them_with_a_note(name: str) -> None:
     blueprint = agrees(Last(ALONG[name]), X)
     assert blueprint.axes["a"].kind == "fixed"
-    (note,) = [note for note in blueprint.notes if "fixed a" in note]
+    (note,) = [note for note in blueprint.remarks if "fixed a" in note]
     assert name.split(maxsplit=1)[0] in note
 
 
@@ -67,7 +67,7 @@ def test_a_convolution_along_features_fixes_them(make: Callable[..., nn.Module])
     module = Last(torch.relu, make(6, 5, 3))
     blueprint = agrees(module, X)
     assert blueprint.axes["a"].kind == "fixed"
-    assert any("conv" in note and "fixed a" in note for note in blueprint.notes)
+    assert any("conv" in note and "fixed a" in note for note in blueprint.remarks)
     # Its own channels are still cut.
     assert blueprint.axes["part"].kind == "channels"
     agrees(module, X, every_other(blueprint))
@@ -93,7 +93,7 @@ def test_what_leaves_features_alone_is_cut_down_to_one(name: str) -> None:
     module = Last(PASSING[name])
     blueprint = agrees(module, X)
     assert blueprint.axes["a"].kind == "channels"
-    assert blueprint.notes == ()
+    assert blueprint.remarks == ()
     if name != "a norm over positions":  # zero divided by a constant: the masked model is no other
         agrees(module, X, every_other(blueprint))
     agrees(module, X, narrowest(blueprint))
@@ -137,7 +137,7 @@ class Mixer(nn.Module):
 
 
 def test_outputs_that_are_no_channels_are_named() -> None:
-    (note,) = trace(Mixer(), X).notes
+    (note,) = trace(Mixer(), X).remarks
     assert note == "over.weight: its outputs are fixed: joined to the network's input"
 
 
@@ -157,7 +157,7 @@ class Weaving(nn.Module):
 def test_outputs_of_which_only_a_part_is_cut_are_named() -> None:
     module = Weaving()
     blueprint = agrees(module, X)
-    assert blueprint.notes == (
+    assert blueprint.remarks == (
         "a.weight: part of its outputs is fixed: joined to the network's input",
     )
     agrees(module, X, blueprint.prefix(0.5))

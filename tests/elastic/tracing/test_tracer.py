@@ -195,7 +195,7 @@ class Unknown(nn.Module):
 
 def test_unknown_operator_freezes_its_axes_and_says_so() -> None:
     net = of(Unknown(), torch.randn(4, 6))
-    (note,) = net.blueprint.notes
+    (note,) = net.blueprint.remarks
     assert "cummax" in note
     assert "fixed a" in note
     assert net.blueprint.axes["a"].kind == "fixed"
@@ -207,12 +207,12 @@ def test_unknown_operator_freezes_its_axes_and_says_so() -> None:
 def test_harder_families_are_frozen_with_a_note() -> None:
     joined = traced("joined").blueprint
     assert {joined.axes[name].kind for name in ("a", "b", "both")} == {"fixed"}
-    assert any("concatenated" in note for note in joined.notes)
-    assert any("divided" in note for note in joined.notes)
-    assert any("lstm" in note for note in traced("recurrent").blueprint.notes)
+    assert any("concatenated" in note for note in joined.remarks)
+    assert any("divided" in note for note in joined.remarks)
+    assert any("lstm" in note for note in traced("recurrent").blueprint.remarks)
     tied = traced("tied").blueprint
     assert "head.weight" not in tied.params
-    assert any("tied" in note for note in tied.notes)
+    assert any("tied" in note for note in tied.remarks)
     assert kinds(tied, "heads")
     ((rows,),), ((columns,),) = tied.params["embed.weight"]
     assert tied.axes[rows].kind == "output"
@@ -269,8 +269,8 @@ def test_several_inputs_and_outputs_and_unused_parameters() -> None:
     x, y = torch.randn(2, 4), torch.randn(2, 4)
     blueprint = trace(module, (x, y))
     params = dict(module.named_parameters())
-    assert any("first is the output" in note for note in blueprint.notes)
-    assert any("spare.weight is not used" in note for note in blueprint.notes)
+    assert any("first is the output" in note for note in blueprint.remarks)
+    assert any("spare.weight is not used" in note for note in blueprint.remarks)
     got, _ = apply(blueprint, params, {}, (x, y), EVALUATE)
     assert torch.equal(got, module(x, y)[0])
     assert blueprint.layers[0].name == "spare"
@@ -353,7 +353,7 @@ class Assorted(nn.Module):
 
 def test_assorted_operators() -> None:
     net = of(Assorted(), torch.randn(4, 3, 9))
-    (note,) = net.blueprint.notes
+    (note,) = net.blueprint.remarks
     assert note.startswith("div (the outermost module) computes with the number of samples")
     assert kinds(net.blueprint, "channels") == {"a": 6}
     verify(net.module, net.inputs, net.blueprint).require()

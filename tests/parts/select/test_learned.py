@@ -140,7 +140,7 @@ def test_1_19_edge_cases_of_learning() -> None:
 
 
 def test_a_selection_by_labels_needs_somebody_who_labels() -> None:
-    with pytest.raises(CompositionError, match=r"labelled.*aggregate\.Subset"):
+    with pytest.raises(CompositionError, match=r"labelled.*aggregate=Subset"):
         replace(fedavg(), select=Learned(3))
     for aggregate in (Subset(), Diagnosed(Subset()), ServerOptimised(Subset())):
         replace(fedavg(), select=Learned(3), aggregate=aggregate)

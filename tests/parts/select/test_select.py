@@ -217,7 +217,7 @@ def test_1_20_those_who_train_are_a_uniform_draw() -> None:
 def test_the_largest_need_a_schedule_that_lets_results_wait(schedule: Schedule) -> None:
     method = replace(fedavg(), schedule=HoldAndFetch())
     two_phase = replace(method, select=Largest())
-    with pytest.raises(CompositionError, match=r"held.*schedule\.HoldAndFetch"):
+    with pytest.raises(CompositionError, match=r"wait on the devices.*schedule=HoldAndFetch"):
         replace(two_phase, schedule=schedule)
     replace(two_phase, schedule=Surveyed(HoldAndFetch()))
 

@@ -71,12 +71,12 @@ def trace(module: nn.Module, example_inputs: Tensor | tuple[Tensor, ...]) -> Blu
         program=program,
         norms=_norm_sites([*found.drafts, *(other.drafts if other else ())], buffers),
         scaled=_scaled(found),
-        notes=(*notes, *_remarks(found, names)),
+        remarks=(*notes, *_remarks(found, names)),
         aliases={n: first for n, first in shared.items() if n in module.state_dict()},
         evaluation=None if other is None else replace(_program(other, names, module), updates=()),
     )
     more = (*_uncounted(blueprint), *_mixed(blueprint), *left_behind(module, blueprint))
-    return replace(blueprint, notes=(*blueprint.notes, *more))
+    return replace(blueprint, remarks=(*blueprint.remarks, *more))
 
 
 def left_behind(module: nn.Module, blueprint: Blueprint) -> list[str]:

@@ -308,7 +308,7 @@ class SigmaRho:
 
 
 def _pairs(rng: np.random.Generator, classes: int, devices: int) -> IntArray:
-    """Two different classes for each device; every class equally often, within one."""
+    """Return two different classes for each device; every class equally often, within one."""
     often = np.array(even_sizes(2 * devices, classes))
     multiset = np.repeat(np.arange(classes), rng.permutation(often))
     pairs = rng.permutation(multiset).reshape(devices, 2)
@@ -324,7 +324,7 @@ def _pairs(rng: np.random.Generator, classes: int, devices: int) -> IntArray:
 
 
 def _round_robin(rng: np.random.Generator, classes: int, devices: int, each: int) -> IntArray:
-    """`each` different classes for each device, always those dealt least so far."""
+    """Return `each` different classes for each device, always those dealt least so far."""
     dealt = np.zeros(classes, dtype=np.int64)
     owned = np.empty((devices, each), dtype=np.int64)
     for device in range(devices):
