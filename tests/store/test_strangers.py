@@ -204,7 +204,7 @@ def with_phase(entries: Any) -> Callable[[Any], Any]:
 
     def changed(root: Any) -> Any:
         pending = root["fields"]["fleet"]["fields"]["pending"]["dict"][0][1]["fields"]
-        pending["phases"]["tuple"][0]["fields"]["knots"]["tuple"][0]["entries"] = entries
+        pending["phases"]["tuple"][0]["fields"]["points"]["tuple"][0]["entries"] = entries
         return root
 
     return changed
