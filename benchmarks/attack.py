@@ -5,7 +5,7 @@
     python benchmarks/attack.py --page                          # docs/robustness.md and its picture
 
 Ten devices share the embedded data unequally and train in every round; one or two of them send what
-they like instead of what they trained. Their training is honest, so the attack is put on the answer
+they like instead of what they trained. Their training is honest, so the attack is put on the reply
 where it leaves the device. Every run is repeated with several seeds. The first form writes
 benchmarks/attack.json and prints the table; the last makes the page's table and picture of it.
 """
@@ -96,10 +96,10 @@ class Attacked(Engine):
         done = self.inner.execute(assigned, task, limits)
         return [self._sent(each) if each.reply.device[0] < self.bad else each for each in done]
 
-    def _sent(self, outcome: EngineReply) -> EngineReply:
-        (trees,), change = outcome.reply.trees, ATTACKS[self.attack]
+    def _sent(self, honest: EngineReply) -> EngineReply:
+        (trees,), change = honest.reply.trees, ATTACKS[self.attack]
         false: Params = {name: change(value) for name, value in trees["delta"].items()}
-        return outcome._replace(reply=replace(outcome.reply, trees=({**trees, "delta": false},)))
+        return honest._replace(reply=replace(honest.reply, trees=({**trees, "delta": false},)))
 
 
 @dataclass(frozen=True)

@@ -18,17 +18,18 @@ from anyfleet.hardware.probes import Sample, measure, standard
 from anyfleet.hardware.profile import FittedSpeed, as_toml, profile, slices
 
 BATCH = 16
-SHARES = (1.0, 1 / 2, 1 / 4, 1 / 8, 1 / 16)
+WIDTHS = (1.0, 1 / 2, 1 / 4, 1 / 8, 1 / 16)
 GOAL = 0.20
 
 
 def every_slice(task: Task) -> Iterator[Slice]:
-    for share in SHARES:
+    """Yield the slices that are measured: every width, from every layer on."""
+    for width in WIDTHS:
         for first in range(len(task.blueprint.layers)):
-            yield replace(task.blueprint.prefix(share), first_trained_layer=first)
+            yield replace(task.blueprint.prefix(width), first_trained_layer=first)
 
 
-def compared(tasks: Mapping[str, Task], rates: FittedSpeed) -> Iterator[tuple[Sample, bool]]:
+def compared(tasks: Mapping[str, Task], fitted: FittedSpeed) -> Iterator[tuple[Sample, bool]]:
     """Yield every slice as measured, and whether the profile had seen it."""
     print("net    width first  measured ms predicted ms  error")
     for net, task in tasks.items():
@@ -36,18 +37,19 @@ def compared(tasks: Mapping[str, Task], rates: FittedSpeed) -> Iterator[tuple[Sa
         for slice_ in every_slice(task):
             sample = measure(net, task, slice_, BATCH)
             measured, predicted = (
-                1e3 * each / sample.local_steps for each in (sample.seconds, rates.seconds(sample))
+                1e3 * each / sample.local_steps for each in (sample.seconds, fitted.seconds(sample))
             )
             print(
                 f"{net:5} {sample.width:6.3f} {sample.first_trained_layer:5d} "
                 f"{measured:12.2f} {predicted:12.2f} "
-                f"{rates.error(sample):+6.0%}{' *' if slice_ in seen else ''}",
+                f"{fitted.error(sample):+6.0%}{' *' if slice_ in seen else ''}",
                 flush=True,
             )
             yield sample, slice_ in seen
 
 
 def summary(name: str, errors: Sequence[float]) -> str:
+    """Return a line about the relative errors of some slices."""
     sizes = [abs(error) for error in errors]
     tenth = quantiles(sizes, n=10)[-1]
     return (
@@ -58,6 +60,7 @@ def summary(name: str, errors: Sequence[float]) -> str:
 
 
 def main() -> None:
+    """Profile this machine, measure every slice anew, and print how far the profile is off."""
     tasks = standard(BATCH)
     found = profile(tasks, BATCH)
     print(as_toml(found))
@@ -68,15 +71,15 @@ def main() -> None:
         )
     print("\n* was in the profile too, and is measured again\n")
     rows = list(compared(tasks, found.fitted))
-    rates = found.fitted
+    fitted = found.fitted
     print()
     for net in tasks:
-        print(summary(net, [rates.error(s) for s, _ in rows if s.net == net]))
-    for share in SHARES:
-        near = [s for s, _ in rows if min(SHARES, key=lambda each: abs(each - s.width)) == share]
-        print(summary(f"width {share:g}", [rates.error(s) for s in near]))
-    print(summary("not in the profile", [rates.error(s) for s, seen in rows if not seen]))
-    everything = [rates.error(s) for s, _ in rows]
+        print(summary(net, [fitted.error(s) for s, _ in rows if s.net == net]))
+    for width in WIDTHS:
+        near = [s for s, _ in rows if min(WIDTHS, key=lambda each: abs(each - s.width)) == width]
+        print(summary(f"width {width:g}", [fitted.error(s) for s in near]))
+    print(summary("not in the profile", [fitted.error(s) for s, seen in rows if not seen]))
+    everything = [fitted.error(s) for s, _ in rows]
     print(summary("all", everything))
     reached = median(map(abs, everything)) <= GOAL
     print(f"goal: median at most {GOAL:.0%}: {'reached' if reached else 'NOT reached'}")

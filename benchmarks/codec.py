@@ -7,11 +7,11 @@ Updates of C.3 and C.8 (specification §C) are those of a third training round: 
 over some images of CIFAR-10 where that is on this machine, else over random ones.
 
 "over bound" is the whole message with its headers over what no code of its kind goes below: the
-zero-order entropy of the levels, a bit for every sign that travels apart, and log2 C(K, k) for
-which k of K units are kept. "with scales" counts the scales (32 bits each) into the bound, too.
-Seconds are those of the processor on one thread, the quickest of some repetitions: from tensors to
-bytes (`squeeze` and `pack`), and back (`unpack` and `restore`), over the megabytes of the update as
-32-bit floats.
+zero-order entropy of the quantisation levels, a bit for every sign that travels apart, and
+log2 C(K, k) for which k of K units are kept. "with scales" counts the scales (32 bits each) into
+the bound, too. "sent" is the sent fraction. Seconds are those of the processor on one thread, the
+quickest of some repetitions: from tensors to bytes (`compress` and `pack`), and back (`unpack` and
+`restore`), over the megabytes of the update as 32-bit floats.
 """
 
 import argparse
@@ -65,6 +65,7 @@ class Case:
 
 
 def quantiser(codec: Quantiser, asked: float = math.nan) -> Case:
+    """Return the case of a codec that quantises, with the format of its symbols."""
     return Case(codec, asked, codec.symbol_format)
 
 
@@ -93,10 +94,10 @@ class Row:
     """One codec on one update."""
 
     codec: str
-    rate: float  # bytes over those of 32-bit floats
+    sent_fraction: float  # bytes over those of 32-bit floats
     error: float  # squared, over the squared norm
-    symbols: int  # levels that were coded
-    bound: float  # bytes over the bound; not a number without one
+    symbols: int  # quantisation levels that were coded
+    bound: float  # bytes over the bound; NaN without one
     scaled: float  # bytes over the bound with scales
     encode: float  # MB/s
     decode: float
@@ -106,8 +107,8 @@ def trained(task: Task, rounds: int = 1, seed: int = 0) -> dict[str, torch.Tenso
     """Return the update of the last of some rounds with one device, as a stack of one."""
     world = Fleet().build(np.array([task.size(0)]), seed)
     method = fedavg(count=1, lr=0.05, batch_size=20)
-    steps = islice(run(method, task, Simulated(task, world, seed), seed), rounds)
-    before, after = [task.params, *(step.params for step in steps)][-2:]
+    made = islice(run(method, task, Simulated(task, world, seed), seed), rounds)
+    before, after = [task.params, *(each.params for each in made)][-2:]
     return {name: (after[name] - value)[None] for name, value in before.items()}
 
 
@@ -125,33 +126,36 @@ def task_of(net: str, samples: int) -> tuple[Task, str]:
 
 
 def around(task: Task) -> MessageLayout:
+    """Return the layout of a message with an update of the whole model."""
     whole = tensor_layouts(tuple(task.params), WHOLE, (1, 1.0), task.blueprint)
     return MessageLayout(whole, torch.float32, rng.root(0, "uplink")[None])
 
 
-def measured(case: Case, update: Params, envelope: MessageLayout, repeats: int) -> Row:
-    codec, rates = case.codec, torch.tensor([case.asked])
+def measured(case: Case, update: Params, layout: MessageLayout, repeats: int) -> Row:
+    """Measure one codec on one update."""
+    codec, sent_fraction = case.codec, torch.tensor([case.asked])
     raw = 4 * sum(value.numel() for value in update.values())
 
     def encode() -> tuple[bytes, ...]:
-        return codec.pack(codec.compress(update, {}, rates, envelope).symbols, envelope)
+        return codec.pack(codec.compress(update, {}, sent_fraction, layout).symbols, layout)
 
-    squeezed, message = codec.compress(update, {}, rates, envelope), encode()
-    size, least = sum(map(len, message)), bound(case.form, squeezed.symbols, envelope)
+    compressed, message = codec.compress(update, {}, sent_fraction, layout), encode()
+    size, least = sum(map(len, message)), bound(case.form, compressed.symbols, layout)
     return Row(
         codec=str(case),
-        rate=size / raw,
-        error=float(squeezed.distortion[0]),
+        sent_fraction=size / raw,
+        error=float(compressed.distortion[0]),
         symbols=least.symbols,
         bound=8 * size / least.bits if least.bits else math.nan,
         scaled=8 * size / (least.bits + least.scales) if least.bits else math.nan,
         encode=raw / 1e6 / quickest(encode, repeats),
-        decode=raw / 1e6 / quickest(lambda: restored(codec, message, envelope), repeats),
+        decode=raw / 1e6 / quickest(lambda: restored(codec, message, layout), repeats),
     )
 
 
-def restored(codec: Codec, message: Sequence[bytes], envelope: MessageLayout) -> Any:
-    return codec.restore(codec.unpack(message, envelope), envelope)
+def restored(codec: Codec, message: Sequence[bytes], layout: MessageLayout) -> Any:
+    """Return the update that a receiver makes of a message."""
+    return codec.restore(codec.unpack(message, layout), layout)
 
 
 def zstd(update: Params, repeats: int) -> Row:
@@ -161,8 +165,8 @@ def zstd(update: Params, repeats: int) -> Row:
     small, size = coder.compress(raw), len(raw) / 1e6
     encode = size / quickest(lambda: coder.compress(raw), repeats)
     decode = size / quickest(lambda: decoder.decompress(small), repeats)
-    rate, none = len(small) / len(raw), math.nan
-    return Row("zstd, level 3", rate, 0.0, 0, bound=none, scaled=none, encode=encode, decode=decode)
+    sent, none = len(small) / len(raw), math.nan
+    return Row("zstd, level 3", sent, 0.0, 0, bound=none, scaled=none, encode=encode, decode=decode)
 
 
 class Bound(NamedTuple):
@@ -173,12 +177,13 @@ class Bound(NamedTuple):
     symbols: int = 0
 
 
-def bound(form: SymbolFormat | None, symbols: Symbols, envelope: MessageLayout) -> Bound:
+def bound(form: SymbolFormat | None, symbols: Symbols, layout: MessageLayout) -> Bound:
+    """Return the bits that no code of this format goes below; 0 without a format."""
     if form is None:
         return Bound()
     trees = symbols.numbers if form.numbers else symbols.quantisation_levels
     kept = {
-        name: flags[0].repeat_interleave(form.unit(envelope.tensors[name]))
+        name: flags[0].repeat_interleave(form.unit(layout.tensors[name]))
         for name, flags in symbols.kept.items()
     }
     coded = [rows[0][kept[name]] if name in kept else rows[0] for name, rows in trees.items()]
@@ -195,7 +200,7 @@ def bound(form: SymbolFormat | None, symbols: Symbols, envelope: MessageLayout) 
 
 
 def chosen_bits(flags: Sequence[torch.Tensor]) -> float:
-    """Return log2 C(K, k), the bits that say which units of a message are kept."""
+    """Return log2 C(K, k): the bits that say which units of a message are kept."""
     units, kept = sum(map(len, flags)), sum(int(each.sum()) for each in flags)
     nats = math.lgamma(units + 1) - math.lgamma(kept + 1) - math.lgamma(units - kept + 1)
     return nats / math.log(2)
@@ -212,23 +217,24 @@ def quickest(work: Callable[[], Any], repeats: int) -> float:
 
 
 def rows(task: Task, repeats: int, rounds: int = 1) -> Iterator[Row]:
-    """Yield all codecs on one update; those that calibrate before a run get that of a server."""
-    envelope = around(task)
-    update = envelope.flattened(trained(task, rounds))
-    seen = envelope.flattened(
+    """Yield a row for each codec on one update; codecs that calibrate see one of the server."""
+    layout = around(task)
+    update = layout.flattened(trained(task, rounds))
+    seen = layout.flattened(
         sample_update(fedavg(lr=0.05, batch_size=20).job(), task, rng.root(0, "calibration"))
     )
     yield zstd(update, repeats)
     for case in CASES:
-        ready = case.codec.calibrated(seen, envelope) if case.codec.calibrates else case.codec
-        row = measured(replace(case, codec=ready), update, envelope, repeats)
+        ready = case.codec.calibrated(seen, layout) if case.codec.calibrates else case.codec
+        row = measured(replace(case, codec=ready), update, layout, repeats)
         yield replace(row, codec=str(case))
 
 
 def shown(found: Sequence[Row]) -> Iterator[str]:
+    """Yield the lines of the table."""
     wide = max(len(row.codec) for row in found)
     yield (
-        f"  {'codec':{wide}} {'rate':>8} {'error':>8} {'symbols':>9} {'over bound':>11} "
+        f"  {'codec':{wide}} {'sent':>8} {'error':>8} {'symbols':>9} {'over bound':>11} "
         f"{'with scales':>11} {'encode MB/s':>12} {'decode MB/s':>12}"
     )
     for row in found:
@@ -238,18 +244,20 @@ def shown(found: Sequence[Row]) -> Iterator[str]:
             for speed in (row.encode, row.decode)
         )
         yield (
-            f"  {row.codec:{wide}} {row.rate:>8.4f} {row.error:>8.4f} {row.symbols:>9} {bare} "
-            f"{scaled} {encode} {decode}"
+            f"  {row.codec:{wide}} {row.sent_fraction:>8.4f} {row.error:>8.4f} "
+            f"{row.symbols:>9} {bare} {scaled} {encode} {decode}"
         )
 
 
 def over(ratio: float, symbols: int) -> str:
+    """Return by how much a message is over its bound, marked where that misses the goal."""
     if math.isnan(ratio):
         return f"{'':>11}"
     return f"{ratio - 1:>+10.2%}{'!' if ratio > GOAL_BOUND and symbols >= MANY else ' '}"
 
 
 def summary(found: Sequence[Row]) -> str:
+    """Return how many rows reach the goals."""
     long = [row for row in found if row.symbols >= MANY]
     bare, scaled = (
         sum(getattr(row, name) <= GOAL_BOUND for row in long) for name in ("bound", "scaled")
@@ -266,6 +274,7 @@ def summary(found: Sequence[Row]) -> str:
 
 
 def machine() -> str:
+    """Return what the numbers were measured on."""
     libraries = ", ".join(f"{name} {version(name)}" for name in ("torch", "numpy", "constriction"))
     return (
         f"{platform.machine()}, {os.cpu_count()} cores of which one is used, Python "
@@ -274,6 +283,7 @@ def machine() -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure every codec on updates of the named nets, and print the tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--nets", nargs="+", choices=NETS, default=list(NETS))
     parser.add_argument("--repeats", type=int, default=5)

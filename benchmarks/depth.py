@@ -59,10 +59,12 @@ class Row:
 
     @property
     def over_flops(self) -> float:
+        """The share of the time over that of the floating-point operations."""
         return self.share / self.flops
 
     @property
     def over_counted(self) -> float:
+        """The share of the time over that of FedPMT's operations."""
         return self.share / self.counted
 
 
@@ -75,7 +77,7 @@ def task_of(net: Net, samples: int) -> Task:
 
 
 def measured(name: str, batch: int, *, steps: int = STEPS, repeats: int = 3) -> list[Row]:
-    """Return the measurements of all depths of a network, smallest first."""
+    """Measure all depths of a network; return a row for each, fewest trained layers first."""
     task = task_of(NETS[name], steps * batch)
     blueprint = task.blueprint
     slices = [
@@ -94,6 +96,7 @@ def measured(name: str, batch: int, *, steps: int = STEPS, repeats: int = 3) -> 
 
 
 def shown(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield the lines of the table."""
     yield (
         f"  {'layers':>6} {'ms a step':>10} {'seconds':>8} {'FLOP':>6} {'ratio':>6}   "
         f"{'per_batch':>9} {'ratio':>6}"
@@ -110,6 +113,7 @@ def shown(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def summary(rows: Sequence[Row]) -> str:
+    """Return how many depths reach the goal."""
     partial = [row for row in rows if row.share != 1]
     flops = sum(row.over_flops <= GOAL for row in partial)
     counted = sum(row.over_counted <= GOAL for row in partial)
@@ -120,6 +124,7 @@ def summary(rows: Sequence[Row]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure the named nets with every batch, and print the tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--nets", nargs="+", choices=NETS, default=list(NETS))
     parser.add_argument("--batches", type=int, nargs="*", default=[32], help="besides the paper's")

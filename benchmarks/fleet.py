@@ -3,14 +3,14 @@
     python benchmarks/fleet.py                  # 1e3 to 1e6 devices, everything: some minutes
     python benchmarks/fleet.py --devices 1000000 --select Everyone --rounds 5
 
-The fleet is on the move: devices change places in a cell with Shannon rates, or have rates that
-wander (AR(1)); they come and go by the hour or at random; batteries run down and recharge; load and
-free memory are drawn anew each step. The server, the loop's bookkeeping and the simulated runtime
-are the real ones. Only training is left out: an engine answers at once, and with nothing.
+The fleet is on the move: devices change places in a cell with Shannon links, or have bit rates
+that wander (AR(1)); they come and go by the hour or at random; batteries run down and recharge;
+load and free memory are drawn anew each round. The server, the loop's bookkeeping and the simulated
+runtime are the real ones. Only training is left out: an engine replies at once, and with nothing.
 
-"ask" is the time from `Server.fill` to the moment when the orders are handed to the runtime:
-selection, plans, menus and choices, slices, drafts, what travels down. "rest" is everything else of
-the round: charging, the clock, answers, the server's step and its snapshot. Both are medians over
+"ask" is the time from `Server.issue` to the moment when the orders are handed to the runtime:
+selection, plans, menus and choices, slices, orders, what travels down. "rest" is everything else of
+the round: charging, the clock, replies, aggregation and the snapshot. Both are medians over
 rounds, in milliseconds of CPU time: with one thread that is the time on the clock of a machine that
 has nothing else to do. Each fleet and selection has a process of its own, whose peak memory is that
 of all its planners; what Python and torch take before there is a fleet is given apart.
@@ -100,7 +100,7 @@ PLANNERS: Mapping[str, tuple[Plan, Choose]] = {
 
 
 def fleet() -> worlds.Fleet:
-    """Return a fleet of four kinds of devices; everything that can change does."""
+    """Return four kinds of devices; everything that can change does."""
     phone = worlds.Group(
         name="phones",
         speed=worlds.Uniform(1e9, 4e9),
@@ -113,26 +113,26 @@ def fleet() -> worlds.Fleet:
         recharge=2.0,
         availability=worlds.Diurnal(),
     )
-    rates = worlds.Steady(
+    wandering = worlds.Steady(
         worlds.Wandering(2e7), worlds.Wandering(2e7), send_power=1.2, receive_power=1.0
     )
     nearby = worlds.Steady(
         worlds.Wandering(8e7), worlds.Wandering(8e7), send_power=0.8, receive_power=0.6
     )
-    by_minute, by_step = worlds.Intermittent(0.3, every=60.0), worlds.Intermittent(0.6)
+    by_minute, by_round = worlds.Intermittent(0.3, every=60.0), worlds.Intermittent(0.6)
     return worlds.Fleet(
         groups=(
             phone,
-            replace(phone, name="tablets", link=rates, distance=100.0),
+            replace(phone, name="tablets", link=wandering, distance=100.0),
             replace(phone, name="laptops", link=nearby, availability=by_minute),
-            replace(phone, name="cars", availability=by_step, battery=1e5, recharge=50.0),
+            replace(phone, name="cars", availability=by_round, battery=1e5, recharge=50.0),
         )
     )
 
 
 @dataclass(frozen=True)
 class Idle(Engine):
-    """An engine that trains nothing: every order is answered, with a report of no numbers."""
+    """An engine that trains nothing: every order gets a reply, with an empty report."""
 
     bits: float = 1e6
 
@@ -209,7 +209,7 @@ class Measured:
 
 
 def build(devices: int) -> tuple[Task, worlds.World, Built]:
-    """Return a task whose devices all hold the same data, its world, and how long that took."""
+    """Return a task whose devices all hold the same data, its world, and what that took."""
     # A million references to the same rows.
     one, shared = _one(), _one().train_rows * devices
     task = replace(one, train_rows=shared, test_rows=one.test_rows * devices)
@@ -217,8 +217,8 @@ def build(devices: int) -> tuple[Task, worlds.World, Built]:
     began = time.process_time()
     world = fleet().build(samples, SEED)
     took = time.process_time() - began
-    columns = (world.declared.level, world.declared.samples, world.group, world.link)
-    return task, world, Built(devices, took, sum(c.nbytes for c in columns) / devices)
+    arrays = (world.declared.level, world.declared.samples, world.group, world.link)
+    return task, world, Built(devices, took, sum(array.nbytes for array in arrays) / devices)
 
 
 @lru_cache(maxsize=1)
@@ -229,9 +229,9 @@ def _one() -> Task:
 
 
 def measure(task: Task, world: worlds.World, select: str, plan: str, counted: Rounds) -> Measured:
-    """Run some rounds of FedAvg with another selection and another plan.
+    """Run some rounds of FedAvg with another selection and another planner.
 
-    With a codec that follows planned rates; nobody trains, so it costs nothing here.
+    The codec follows planned sent fractions; nobody trains, so it costs nothing here.
     """
     runtime = Watched(task, world, SEED, engine=Idle())
     base = replace(
@@ -251,7 +251,7 @@ def measure(task: Task, world: worlds.World, select: str, plan: str, counted: Ro
 
 
 def one_round(server: Server, runtime: Watched) -> tuple[float, float]:
-    """Run one round as `run` does; return seconds until the orders were handed over, and in all."""
+    """Run one round; return the seconds until the orders were handed over, and in all."""
     schedule = server.method.schedule
     began = time.process_time()
     server.issue()
@@ -270,7 +270,7 @@ def peak() -> float:
 
 
 def child(devices: int, select: str, counted: Rounds) -> None:
-    """Measure one fleet with one selection and print plain data."""
+    """Measure one fleet with one selection; print JSON."""
     _one()
     before = peak()
     task, world, built = build(devices)
@@ -279,12 +279,12 @@ def child(devices: int, select: str, counted: Rounds) -> None:
 
 
 def report(devices: int, select: str, counted: Rounds) -> None:
-    """Measure in a process of its own and print a table."""
+    """Measure in a process of its own, and print a table."""
     arguments = ["--child", "--devices", devices, "--select", select]
     arguments += ["--rounds", counted.rounds, "--warm", counted.warm]
     command = [sys.executable, str(Path(__file__)), *map(str, arguments)]
-    answer = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-    found = json.loads(answer)
+    printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    found = json.loads(printed)
     built = found["built"]
     print(
         f"\n{devices:,} devices, {select}: built in {built['seconds']:.2f} s, "
@@ -299,6 +299,7 @@ def report(devices: int, select: str, counted: Rounds) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure every fleet with every selection, and print the tables."""
     torch.set_num_threads(1)
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--devices", type=int, nargs="+", default=SIZES)

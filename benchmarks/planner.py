@@ -55,7 +55,7 @@ class Cell:
     beta_max: Floats
 
     def rows(self) -> Iterator[tuple[AnycostDevice, AnycostBounds]]:
-        """Yield single devices for the reference, which plans one at a time."""
+        """Yield the devices one by one, for the reference, which plans one at a time."""
         columns = (getattr(self.budgets, field.name) for field in fields(AnycostBudgets))
         table = np.stack(np.broadcast_arrays(*columns), axis=1)
         for (*own, slowest, fastest), cap in zip(table.tolist(), self.beta_max, strict=True):
@@ -89,6 +89,8 @@ class Missed:
 
 
 def cell(devices: int) -> Cell:
+    """Return so many devices of the cell, drawn."""
+
     def drawn(name: str, low: float, high: float) -> Floats:
         part: Floats = rng.uniform(rng.root(0, name), devices).numpy()
         return low + (high - low) * part
@@ -113,13 +115,14 @@ def cell(devices: int) -> Cell:
 
 
 def milliseconds(task: Callable[[], object], repeats: int) -> float:
-    """Return the quickest of some repetitions, each of about a twentieth of a second or more."""
+    """Return the quickest of some repetitions, each of a twentieth of a second or more."""
     timer = timeit.Timer(task, timer=time.process_time)
     count = 1 + int(0.05 / max(timer.timeit(1), 1e-5))
     return 1e3 * min(timer.repeat(repeats, count)) / count
 
 
 def measured(devices: int, repeats: int) -> Row:
+    """Measure the plans of a cohort, made at once and one by one."""
     cohort = cell(devices)
     alone = list(cohort.rows())
 
@@ -131,14 +134,14 @@ def measured(devices: int, repeats: int) -> Row:
 
 
 def row_of_sizes(repeats: int) -> float:
-    """Return the milliseconds for what a device asks: the best of nine given sizes of a model."""
+    """Return the milliseconds of the best of nine given sub-model sizes, for one device."""
     sizes = np.linspace(0.2, 1.0, 9)[np.newaxis]
     budgets = AnycostBudgets(6.0, 10.0, 0.1, 1e6, 111.7e6 * sizes, 7.5e-27, 4.7e9 * sizes, 1e8, 3e9)
     return milliseconds(lambda: anycost_best_sending(budgets), repeats)
 
 
 def deciding(devices: int, repeats: int) -> float:
-    """Return the milliseconds for the choices of a simulated cohort, nine widths each."""
+    """Return the milliseconds of the choices of a simulated cohort, nine widths each."""
     task = Embedded(devices=devices, partition=Dirichlet(0.5)).build(0)
     samples = np.array([task.size(device) for device in range(devices)])
     world = worlds.cell(devices=devices, flops_per_cycle=4.0).build(samples, 0)
@@ -153,7 +156,7 @@ def deciding(devices: int, repeats: int) -> float:
 
 
 def brute_force(device: AnycostDevice, bounds: AnycostBounds, grid: tuple[int, int]) -> float:
-    """Return the best gain of a grid of sizes and frequencies; 0 if nothing fits."""
+    """Return the best gain of a grid of sizes and frequencies, or 0 if nothing fits."""
     alpha = np.linspace(bounds.alpha_min, 1, grid[0])[:, np.newaxis]
     frequency = np.geomspace(bounds.slowest, bounds.fastest, grid[1])
     work = alpha * device.cycles
@@ -164,6 +167,7 @@ def brute_force(device: AnycostDevice, bounds: AnycostBounds, grid: tuple[int, i
 
 
 def missed(devices: int, grid: tuple[int, int]) -> Missed:
+    """Compare the plans of a cohort with the reference and with brute force."""
     cohort = cell(devices)
     found = Missed(int(np.isfinite(cohort.gains()).sum()), [], [])
     for gain, row in zip(cohort.gains(), cohort.rows(), strict=True):
@@ -177,6 +181,7 @@ def missed(devices: int, grid: tuple[int, int]) -> Missed:
 
 
 def shown(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield the lines of the table."""
     yield f"{'devices':>8} {'at once, ms':>12} {'one by one, ms':>15} {'times':>7}"
     for row in rows:
         times = row.one_by_one / row.at_once
@@ -187,6 +192,7 @@ def shown(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def compared(found: Missed, devices: int) -> Iterator[str]:
+    """Yield how far the reference and brute force are off."""
     yield f"{found.planned} of {devices} devices have a plan"
     for name, shares in (("one by one", found.reference), ("brute force", found.grid)):
         yield (
@@ -196,6 +202,7 @@ def compared(found: Missed, devices: int) -> Iterator[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure the plans, and print the tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--cohorts", type=int, nargs="+", default=list(COHORTS))
     parser.add_argument("--repeats", type=int, default=3)

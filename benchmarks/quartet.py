@@ -53,7 +53,7 @@ TASK = FashionMnist(
 
 
 def methods() -> Mapping[str, Method]:
-    """Return the mixture first, then its parents."""
+    """Return the methods by name: the mixture first, then its parents."""
     like_qsgd, paced = TopK(0.15, Qsgd()), JustInTime(SECONDS)
     budgeted = anycost(seconds=SECONDS, count=COUNT, **SGD)
     return {
@@ -87,6 +87,7 @@ class Job:
 
 
 def played(job: Job) -> tuple[RoundRecord, ...]:
+    """Run one job; return its records, a round each."""
     torch.set_num_threads(1)
     fleet = cell(
         flops_per_cycle=35.0,  # 73.6 million FLOP of a picture take 2.1 million cycles
@@ -103,15 +104,15 @@ Runs = Mapping[str, Sequence[Sequence[RoundRecord]]]
 
 
 def table(runs: Runs, resource: Resource) -> Iterator[str]:
-    """Return the accuracy of all methods for the least that any run used of a resource."""
-    amount = common_amount([points for group in runs.values() for points in group], resource)
+    """Yield the accuracy of all methods for the least that any run used of a resource."""
+    amount = common_amount([records for group in runs.values() for records in group], resource)
     yield f"for {quantity(amount, resource)}:"
     heads = f"{'accuracy %':>12} {'best %':>8} {'rounds':>8} {'s':>7} {'J':>8} {'MB up':>7}"
     yield f"  {'':<10} {heads}"
     for name, group in runs.items():
-        found = [within(points, resource, amount) for points in group]
+        found = [within(records, resource, amount) for records in group]
         pairs = zip(group, found, strict=True)
-        known = [(points[each.spent.rounds - 1], each) for points, each in pairs if each.spent]
+        known = [(records[each.spent.rounds - 1], each) for records, each in pairs if each.spent]
         short = [each for each in found if each.spent is None]
         if short:
             yield f"  {name:<10} {len(short)} of {len(found)} {first_after(short)}"
@@ -120,20 +121,21 @@ def table(runs: Runs, resource: Resource) -> Iterator[str]:
 
 
 def _row(known: Sequence[tuple[RoundRecord, Within]]) -> str:
-    """Return means over the runs that were evaluated for the amount, at that evaluation."""
+    """Return means over the runs that were evaluated for the amount, as of that evaluation."""
     scores = [100 * each.accuracy for _, each in known]
     deviation = statistics.stdev(scores) if len(scores) > 1 else 0.0
     mean = statistics.mean
     return (
         f"{mean(scores):>6.1f} ± {deviation:<3.1f} {100 * mean(e.best for _, e in known):>8.1f} "
-        f"{mean(point.round_index + 1 for point, _ in known):>8.1f} "
-        f"{mean(point.time for point, _ in known):>7.0f} "
-        f"{mean(point.joules for point, _ in known):>8.0f} "
-        f"{mean(point.up for point, _ in known) / 1e6:>7.1f}"
+        f"{mean(record.round_index + 1 for record, _ in known):>8.1f} "
+        f"{mean(record.time for record, _ in known):>7.0f} "
+        f"{mean(record.joules for record, _ in known):>8.0f} "
+        f"{mean(record.up for record, _ in known) / 1e6:>7.1f}"
     )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
+    """Run all methods, and print a table for each path loss and resource."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--seeds", type=int, default=3)

@@ -59,7 +59,7 @@ def measured(name: str, experiment: Experiment) -> Row:
 def _refused(experiment: Experiment) -> int:
     """Run an experiment and count the replies that the server refused."""
     ledgers = (result.round.ledger for result in play(experiment))
-    return sum(lost.startswith(("refused", "held")) for each in ledgers for lost in each.failure)
+    return sum(why.startswith(("refused", "held")) for each in ledgers for why in each.failure)
 
 
 def rows(names: Sequence[str], seeds: int, overrides: Sequence[str]) -> Iterator[Row]:

@@ -140,7 +140,8 @@ def test_a_method_that_devices_would_refuse_is_a_problem_of_the_file(tmp_path: P
     file.write_text(
         'rounds = 1\n[task]\nuse = "Embedded"\ndevices = 4\nlimit = 200\nserver = 20\n'
         'model = { use = "perceptron", hidden = [8] }\n[engine]\nuse = "Threads"\n'
-        '[method]\nuse = "fedavg"\ncount = 2\nuplink = { use = "Qsgd", quantisation_levels = 2000000 }\n'
+        '[method]\nuse = "fedavg"\ncount = 2\n'
+        'uplink = { use = "Qsgd", quantisation_levels = 2000000 }\n'
     )
     told = "method.uplink.quantisation_levels: 2000000 is above limits.count, which is 1000000"
     with pytest.raises(ConfigError, match=told):

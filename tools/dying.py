@@ -13,7 +13,7 @@ SECONDS = 120  # after which a process is given up
 
 
 def tell(pipe: int) -> None:
-    """Write a mark into a pipe."""
+    """Send a sign of life through a pipe."""
     os.write(pipe, b"!")
 
 
@@ -26,7 +26,7 @@ class Process:
 
     @staticmethod
     def start(work: Callable[[Callable[[], None]], None]) -> "Process":
-        """Run work in a fork; it is given what it calls when it has begun to run."""
+        """Fork, call `work` in the fork with a function that tells this process that it runs."""
         reading, writing = os.pipe()
         pid = os.fork()
         if pid:
@@ -44,7 +44,7 @@ class Process:
             os._exit(status)
 
     def end(self) -> tuple[int, bool]:
-        """Return the signal that ended it, or 0, and whether it had begun to run."""
+        """Wait for its end; return the signal that ended it, or 0, and whether it got to run."""
         _, status = os.waitpid(self.pid, 0)
         reached = bool(os.read(self.pipe, 1))
         os.close(self.pipe)
@@ -63,7 +63,7 @@ _EVENTS = ("open", "os.rename", "os.mkdir", "os.rmdir", "os.remove", "os.truncat
 
 
 def at_time(work: Work, share: float, scale: "Scale") -> Process:
-    """Start work that is killed after a share of the time that a whole run takes."""
+    """Start a process that dies after a share of the time that a whole run takes."""
     process = Process.start(work)
     time.sleep(share * scale.seconds)
     os.kill(process.pid, signal.SIGKILL)
@@ -71,7 +71,7 @@ def at_time(work: Work, share: float, scale: "Scale") -> Process:
 
 
 def at_operation(work: Work, share: float, scale: "Scale") -> Process:
-    """Start work that is killed at its n-th operation on files: open, rename, force to the disk."""
+    """Start a process that dies at an operation on files: opening, renaming, forcing to disk."""
 
     def counted(reached: Callable[[], None]) -> None:
         watch(int(share * scale.operations), lambda: os.kill(os.getpid(), signal.SIGKILL))
@@ -81,7 +81,7 @@ def at_operation(work: Work, share: float, scale: "Scale") -> Process:
 
 
 def at_byte(work: Work, share: float, scale: "Scale") -> Process:
-    """Start work that the system ends when a file becomes longer than so many bytes."""
+    """Start a process that the system ends when a file grows beyond so many bytes."""
 
     def limited(reached: Callable[[], None]) -> None:
         limit = int(share**3 * scale.bytes)  # small files are written too
@@ -97,22 +97,22 @@ WAYS = (at_time, at_operation, at_byte)
 
 
 def watch(count: int, fire: Callable[[], None]) -> list[int]:
-    """Call `fire` at the n-th operation on files of this process; return their count, in a list."""
+    """Call `fire` at operation `count` on files of this process; return a list with the count."""
     seen = [0]
 
-    def step() -> None:
+    def operate() -> None:
         if seen[0] == count:
             fire()
         seen[0] += 1
 
     def hook(event: str, _: object) -> None:
         if event in _EVENTS:
-            step()
+            operate()
 
     force = os.fsync
 
     def forced(fd: Any) -> None:
-        step()
+        operate()
         force(fd)
 
     sys.addaudithook(hook)

@@ -3,7 +3,7 @@
     python -m tools.fuzz [COUNT [SEED]]
 
 Orders and replies of several methods, with every codec of the package, are mutated, truncated,
-spliced, and lie about lengths; then they are read as a device or a server would. Under a limit of
+spliced, and lie about lengths; then they are read as a device or a server would, under a limit of
 memory for all and of time for each. Exits with 1 when anything else escapes, when a codec fails
 otherwise than by refusing, or when what was read does not have the right shapes.
 """
@@ -67,6 +67,7 @@ class Case:
     up: bool
 
     def read(self, data: bytes) -> Cohort | Replies:
+        """Return the message as its receiver reads it."""
         if self.up:
             return decode_reply(data, self.order, self.task)
         return decode_order(data, self.task)
@@ -84,6 +85,7 @@ class Tally:
 
     @property
     def count(self) -> int:
+        """The number of messages."""
         return self.reasons.total()
 
 
@@ -251,6 +253,7 @@ def confine() -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
+    """Spoil messages, show the table, and return the exit code."""
     count, seed = (int(number) for number in (*arguments, "100000", "0")[:2])
     console = Console()
     torch.set_num_threads(1)

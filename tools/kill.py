@@ -61,8 +61,8 @@ def experiment(method: Method, engine: Engine = Sequential()) -> Experiment:  # 
     return Experiment(TASK, method, FLEET, engine, rounds=6, widths=(1.0, 0.5))
 
 
-# One entry for each kind of run. All have caches and error feedback; all but the first have orders
-# under way between two rounds.
+# One row for each kind of run. All have caches and error feedback; all but the first have orders
+# in flight between two rounds.
 RUNS: Mapping[str, Experiment] = {
     "synchronous": experiment(BASE),
     "deadline": experiment(LATE),
@@ -75,7 +75,7 @@ RUNS: Mapping[str, Experiment] = {
 
 
 def advance(folder: Path, planned: Experiment, reached: Callable[[], None]) -> None:
-    """Begin a run, or resume it, and play it to its end."""
+    """Begin a run, or go on with it, to its end; call `reached` once the folder is open."""
     if (folder / "environment.json").exists():
         run = reopen(folder, Terms())
         reached()
@@ -96,7 +96,7 @@ def advance(folder: Path, planned: Experiment, reached: Callable[[], None]) -> N
 
 
 def where(folder: Path, rounds: int, *, reached: bool) -> str:
-    """Return what a process was doing when it died, by the files in its folder."""
+    """Return what a process was doing when it died, as its folder tells."""
     home = folder / "checkpoints"
     if not (folder / "environment.json").exists():
         return "before the start"
@@ -119,7 +119,7 @@ def where(folder: Path, rounds: int, *, reached: bool) -> str:
 
 
 def good(path: Path) -> bool:
-    """Return whether a checkpoint is as it was written."""
+    """Return whether a checkpoint is whole."""
     try:
         checkpoint.examine(path)
     except StoreError:
@@ -129,8 +129,8 @@ def good(path: Path) -> bool:
 
 def logged(folder: Path) -> tuple[int, bool]:
     """Return how many rounds are in the log, and whether something is half written."""
-    files = [folder / name for name in ("rounds.jsonl", "ledger.jsonl")]
-    records, ledger = (file.read_bytes() if file.exists() else b"" for file in files)
+    parts = [folder / name for name in ("rounds.jsonl", "ledger.jsonl")]
+    records, ledger = (part.read_bytes() if part.exists() else b"" for part in parts)
     rows = [msgspec.json.decode(line)["round_index"] for line in ledger.split(b"\n")[:-1]]
     rounds = records.count(b"\n")
     torn = any(text and not text.endswith(b"\n") for text in (records, ledger))
@@ -138,19 +138,19 @@ def logged(folder: Path) -> tuple[int, bool]:
 
 
 def differences(one: Path, two: Path) -> list[str]:
-    """Return the files whose bytes differ."""
+    """Return the names of the files whose bytes differ."""
     wrong = [name for name in COMPARED if (one / name).read_bytes() != (two / name).read_bytes()]
     states = [spelt_out(checkpoint.found(folder)[0]) for folder in (one, two)]
     return wrong if states[0] == states[1] else [*wrong, "last checkpoint"]
 
 
 def spelt_out(path: Path) -> object:
-    """Return all values of a checkpoint, without which of them were shared."""
+    """Return all values of a checkpoint, but not which were shared: nobody can see that."""
     blocks = read(path / checkpoint.TENSORS)
     shared: dict[int, object] = {}
 
     def inside(item: object) -> object:
-        """Return the inside of a node; a table of fields or keys is not a node itself."""
+        """Return the content of a table of fields or keys, which is no node itself."""
         if isinstance(item, dict):
             return {key: full(each) for key, each in item.items()}
         return full(item)
@@ -176,7 +176,7 @@ def spelt_out(path: Path) -> object:
 
 
 def undisturbed(folder: Path, planned: Experiment) -> Scale:
-    """Play a run to its end once, and return its size."""
+    """Run an experiment once without disturbing it; return what that takes."""
     note = folder.with_suffix(".operations")
 
     def work(reached: Callable[[], None]) -> None:
@@ -192,7 +192,7 @@ def undisturbed(folder: Path, planned: Experiment) -> Scale:
 
 
 def torment(folder: Path, planned: Experiment, scale: Scale, luck: random.Random) -> Counter[str]:
-    """Kill a run some times, and then let it end; return where it was killed."""
+    """Kill a run some times and then let it end; return where it was hit."""
     hits: Counter[str] = Counter()
 
     def work(reached: Callable[[], None]) -> None:
@@ -217,7 +217,7 @@ class Account:
 
 
 def kill(name: str, planned: Experiment, *, kills: int, seed: int, home: Path) -> Account:
-    """Kill runs of one kind at least so many times, and compare each with the undisturbed one."""
+    """Kill runs of one kind at least so many times; compare each with the undisturbed one."""
     luck = random.Random(f"{seed} {name}")  # noqa: S311 - no secret
     whole, folder = home / "undisturbed", home / "killed"
     scale, account = undisturbed(whole, planned), Account(Counter(), 0, [])
@@ -230,7 +230,7 @@ def kill(name: str, planned: Experiment, *, kills: int, seed: int, home: Path) -
 
 
 def table(accounts: Mapping[str, Account]) -> Table:
-    """Return a table with a column for every kind of run."""
+    """Return a table with one column for every kind of run."""
     places = sorted({place for account in accounts.values() for place in account.hits})
     shown = Table("killed while", *accounts, box=None, pad_edge=False)
     for place in places:
@@ -246,7 +246,7 @@ def table(accounts: Mapping[str, Account]) -> Table:
 
 
 def main(kills: int, seed: int) -> int:
-    """Kill runs, print the table, and return the exit code."""
+    """Kill, show the table, and return the exit code."""
     torch.set_num_threads(1)  # a fork has only the thread that made it
     for planned in RUNS.values():
         list(play(planned))  # so that all is done that Python and torch do only once

@@ -2,10 +2,10 @@
 
     python -m tools.mixing [--sample N] [--seed S] [--jobs J]
 
-A mixture runs when it makes two rounds of a tiny task with unequal devices: everything finite, the
-model moved, replies counted, costs in the ledger. Or it is refused when it is composed, by an error
+A mixture runs when it completes two rounds of a tiny task with unequal devices: everything finite,
+the model moved, replies counted, costs charged. Or it is refused when it is composed, by an error
 that names a page of docs/. Anything else is a failure. Exits with 1 when there is one, or when
-fewer than 85 % run. A whole run writes `docs/mixing.md`, a sample does not. POSIX only.
+fewer than 85 % run. A whole run writes `docs/mixing.md`; a sample only judges. POSIX only.
 """
 
 import argparse
@@ -31,7 +31,7 @@ SHOWN = 20  # failures that are told in full
 
 
 def prepare() -> None:
-    """Set up a process: one thread, warnings of numpy are errors, Ctrl-C is its parent's."""
+    """Prepare a process: one thread, warnings of numpy are errors, Ctrl-C is for its parent."""
     torch.set_num_threads(1)
     warnings.simplefilter("error", RuntimeWarning)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -45,7 +45,7 @@ def tried(some: Sequence[Pair], jobs: int) -> Iterator[Outcome]:
 
 
 def watched(some: Sequence[Pair], jobs: int, console: Console) -> list[Outcome]:
-    """Return all outcomes in the order of the pairs, and show the progress."""
+    """Return all outcomes, in the order of the pairs; show how far it is on the screen."""
     columns = (*Progress.get_default_columns()[:-1], MofNCompleteColumn(), TimeElapsedColumn())
     found: dict[Pair, Outcome] = {}
     with Progress(*columns, console=console) as progress:
@@ -59,7 +59,7 @@ def watched(some: Sequence[Pair], jobs: int, console: Console) -> list[Outcome]:
 
 
 def verdict(outcomes: Sequence[Outcome], console: Console) -> int:
-    """Show the outcomes and return the exit code: 1 if they are not good enough."""
+    """Show the results; return the exit code, 1 if a pair failed or too few run."""
     counts = Counter(outcome.result for outcome in outcomes)
     table = Table("result", "pairs", box=None, pad_edge=False)
     for result in (RUNS, REFUSED, FAILED):
@@ -76,6 +76,7 @@ def verdict(outcomes: Sequence[Outcome], console: Console) -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
+    """Mix all pairs, or a sample of them; return the exit code."""
     parser = argparse.ArgumentParser(description="Mix every two parts, and run them.")
     parser.add_argument("--sample", type=int, help="so many pairs, drawn; writes no page")
     parser.add_argument("--seed", type=int, default=0, help="of the draw")

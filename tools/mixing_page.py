@@ -24,7 +24,7 @@ messages and the mean; what a part cannot work without comes along unless its pa
 place (`Learned` brings `Subset`, `Largest` brings `HoldAndFetch`, `SentFractionBy…` bring `Fgc`).
 
 A pair **runs** ({GOOD}) when every parameter stays finite, the model moves in every round (but with
-`Nothing`, which shares nothing), answers count, and what they cost is told. Otherwise it is
+`Nothing`, which shares nothing), replies count, and the ledger has what they cost. Otherwise it is
 **refused** when the method is composed, before anything runs, with an error that says what is
 missing, where, and what to use instead; the numbers in the grids are those of the
 list at the end. There is no third kind: the command below fails if it finds one.
@@ -81,7 +81,7 @@ def _counts(outcomes: Sequence[Outcome]) -> Iterator[str]:
 def _grids(found: Mapping[Pair, Outcome], kinds: Sequence[str]) -> Iterator[str]:
     for slots in combinations(SLOTS, 2):
         yield f"## {slots[0]} × {slots[1]}\n"
-        down, across = _laid(slots)
+        down, across = _orientation(slots)
         rows = [
             (part, *(_mark(found[_pair(slots, part, other)], kinds) for other in SLOTS[across]))
             for part in SLOTS[down]
@@ -89,14 +89,14 @@ def _grids(found: Mapping[Pair, Outcome], kinds: Sequence[str]) -> Iterator[str]
         yield _table(("", *SLOTS[across]), rows)
 
 
-def _laid(slots: tuple[str, str]) -> tuple[str, str]:
-    """Return which slot goes down and which across: the longer one down."""
+def _orientation(slots: tuple[str, str]) -> tuple[str, str]:
+    """Return the slot that goes down and the one that goes across: the longer one down."""
     one, two = slots
     return (one, two) if len(SLOTS[one]) >= len(SLOTS[two]) else (two, one)
 
 
 def _pair(slots: tuple[str, str], down: str, across: str) -> Pair:
-    parts = (down, across) if _laid(slots) == slots else (across, down)
+    parts = (down, across) if _orientation(slots) == slots else (across, down)
     return Pair(slots, parts)
 
 
@@ -120,7 +120,7 @@ def _refusals(outcomes: Sequence[Outcome], kinds: Sequence[str]) -> Iterator[str
 
 
 def read(text: str) -> dict[Pair, bool]:
-    """Return the pairs of a page, and whether they run."""
+    """Return the pairs of a page, and whether each runs."""
     found = {}
     for section in text.split("\n## ")[1:]:
         title, _, body = section.partition("\n")

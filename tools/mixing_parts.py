@@ -42,7 +42,7 @@ class Row:
 
 
 def mixed(one: Row, other: Row) -> Method:
-    """Return the base method with both."""
+    """Return the base method with the parts of both rows."""
     company = {**one.company, **other.company}
     return replace(BASE, **{**company, **one.parts, **other.parts})
 
@@ -58,7 +58,7 @@ def _choosing(plan_: Plan, choose: Choose) -> Row:
     return Row({"plan": plan_, "choose": choose})
 
 
-_LABELLING = aggregate.Subset(share=0.5, statistic="mean")  # somebody in every step
+_LABELLING = aggregate.Subset(share=0.5, statistic="mean")  # somebody in every round
 _LABELS = {"aggregate": _LABELLING}
 _HOLDS = {"schedule": schedule.HoldAndFetch()}
 _ADAPTS = {"uplink": codec.Fgc()}

@@ -55,7 +55,7 @@ class Outcome(NamedTuple):
 
 
 def pairs() -> list[Pair]:
-    """Return all pairs."""
+    """Return every pair of parts of different slots."""
     return [
         Pair((one, two), (first, second))
         for one, two in combinations(SLOTS, 2)
@@ -71,11 +71,11 @@ def composed(pair: Pair) -> Method:
 
 
 def trial(pair: Pair) -> Outcome:
-    """Compose and run a mixture and return its outcome, whatever is raised."""
+    """Compose and run a mixture; return what came of it, whatever it raises."""
     try:
         with _in_time():
             method = composed(pair)
-            said = "; ".join(faults(method, steps(method)))
+            said = "; ".join(faults(method, rounds(method)))
     except CompositionError as error:
         said = str(error)
         return Outcome(pair, REFUSED if CITED in said else FAILED, said, _kind(said, pair))
@@ -97,7 +97,7 @@ def _kind(said: str, pair: Pair) -> str:
 
 
 def _net() -> nn.Module:
-    """Return a network with all that a part may cut or freeze."""
+    """Return a net with a convolution, a normalisation and a hidden layer, to cut or freeze."""
     return nn.Sequential(
         nn.Conv2d(1, 4, 3, padding=1),
         nn.BatchNorm2d(4),
@@ -112,7 +112,7 @@ def _net() -> nn.Module:
 
 @lru_cache(maxsize=1)
 def task() -> Task:
-    """Return noisy copies of four pictures; some devices have two classes, some all."""
+    """Return a task of noisy copies of four pictures; devices have two classes or all."""
     with torch.random.fork_rng():
         torch.manual_seed(2)
         y = torch.arange(120) % CLASSES
@@ -154,7 +154,7 @@ FLEET = Fleet(
 )
 
 
-def steps(method: Method, engine: Engine | None = None) -> list[Round]:
+def rounds(method: Method, engine: Engine | None = None) -> list[Round]:
     """Return the first rounds of a run."""
     problem = task()
     samples = np.array([problem.size(device) for device in range(problem.devices)])
@@ -166,19 +166,19 @@ def steps(method: Method, engine: Engine | None = None) -> list[Round]:
 
 
 def faults(method: Method, made: Sequence[Round]) -> Iterator[str]:
-    """Yield what is wrong with these rounds; nothing, if the mixture runs."""
+    """Yield what is wrong with these rounds; nothing if the mixture runs."""
     silent = method.uplink == Nothing()  # it shares nothing, so that the server learns nothing
     before = task().params
-    for step in made:
+    for each in made:
         found = (
-            *_of_model({**step.params, **step.buffers}),
-            *_of_costs(step.ledger, silent=silent),
+            *_of_model({**each.params, **each.buffers}),
+            *_of_costs(each.ledger, silent=silent),
         )
         for fault in found:
-            yield f"step {step.index}: {fault}"
-        if not silent and not _moved(before, step.params):
-            yield f"step {step.index}: the model did not move"
-        before = step.params
+            yield f"round {each.index}: {fault}"
+        if not silent and not _moved(before, each.params):
+            yield f"round {each.index}: the model did not move"
+        before = each.params
 
 
 def _of_model(tree: Params) -> Iterator[str]:
@@ -194,14 +194,14 @@ def _moved(before: Params, after: Params) -> bool:
 def _of_costs(ledger: Ledger, *, silent: bool) -> Iterator[str]:
     counted = ledger.counted
     if not counted.any():
-        yield f"nobody's answer counted; lost were {', '.join(sorted(set(ledger.failure)))}"
+        yield f"no reply counted; the failures are {', '.join(sorted(set(ledger.failure)))}"
     for name in _COSTS:
         costs = getattr(ledger, name)
         if not (np.isfinite(costs) & (costs >= 0)).all():
             yield f"{name} are {costs.tolist()}"
     for name in ("bits_down", "seconds", *(() if silent else ("bits_up",))):
         if not (getattr(ledger, name)[counted] > 0).all():
-            yield f"{name} of an answer are {getattr(ledger, name).tolist()}"
+            yield f"{name} of a reply are {getattr(ledger, name).tolist()}"
 
 
 class TooSlow(BaseException):

@@ -44,7 +44,7 @@ class Fault:
     tests: tuple[str, ...]  # node ids, the fewest that must notice
 
     def planted(self, source: str) -> str:
-        """Return the text of the file with the fault in it."""
+        """Return the source of the file with the fault in it."""
         for old, new in self.edits:
             if source.count(old) != 1:
                 raise ValueError(f"{self.file} has this text {source.count(old)} times: {old}")
@@ -63,7 +63,7 @@ class Verdict:
 
 
 def read(path: Path = LIST) -> list[Fault]:
-    """Return all faults of a file, in which `old` and `new` are texts or lists of them."""
+    """Return all faults of a file; `old` and `new` are texts there, or lists of them."""
     rows = tomllib.loads(path.read_text(encoding="utf-8"))["fault"]
     return [
         Fault(
@@ -97,7 +97,7 @@ class Copy:
                 shutil.copy2(root / name, folder / name)
 
     def judge(self, fault: Fault) -> Verdict:
-        """Plant a fault, run its tests, and remove it again."""
+        """Plant a fault, run its tests, and take it out again; return what became of it."""
         source = (self.folder / fault.file).read_text(encoding="utf-8")
         try:
             self._write(fault.file, fault.planted(source))
@@ -113,7 +113,7 @@ class Copy:
         return Verdict(fault, result, time.perf_counter() - begin, said)
 
     def test(self, tests: Iterable[str]) -> tuple[int, str]:
-        """Return the exit code of these tests (0 green, 1 red, else broken) and what they said."""
+        """Return the exit code of these tests (-1: not through) and the end of their output."""
         command = [sys.executable, "-m", "pytest", "-q", "-x", "--no-header", "--tb=line"]
         quiet = ["-p", "no:cacheprovider", "-p", "no:xdist"]
         path = os.pathsep.join(str(self.folder / name) for name in ("src", "."))
@@ -139,7 +139,7 @@ class Copy:
 
 
 def judge(faults: Sequence[Fault], root: Path = ROOT, jobs: int = 2) -> Iterator[Verdict]:
-    """Yield what becomes of every fault, in order; without any, all tests must be green."""
+    """Yield what becomes of each fault, in order, once all tests are green without any."""
     with TemporaryDirectory() as folder, ThreadPoolExecutor(jobs) as workers:
         free: SimpleQueue[Copy] = SimpleQueue()
         for number in range(jobs):
@@ -167,7 +167,7 @@ def judge(faults: Sequence[Fault], root: Path = ROOT, jobs: int = 2) -> Iterator
 
 
 def table(verdicts: Iterable[Verdict]) -> Table:
-    """Return a table with a row for every fault."""
+    """Return a table with one row for every fault."""
     shown = Table("fault", "file", "tests", "result", "s", box=None, pad_edge=False)
     for verdict in verdicts:
         fault = verdict.fault
@@ -179,7 +179,7 @@ def table(verdicts: Iterable[Verdict]) -> Table:
 
 
 def main(words: Sequence[str], faults: Sequence[Fault], root: Path = ROOT) -> int:
-    """Judge the faults that the words choose; print the table, and what was not red."""
+    """Plant the faults that the words choose; print the table, and what was not red."""
     console = Console(width=None if sys.stdout.isatty() else 160)
     chosen = [f for f in faults if not words or any(word in f.name for word in words)]
     if not chosen:

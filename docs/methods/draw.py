@@ -62,7 +62,7 @@ _NUMBER = re.compile(r"-?\d+\.\d+")
 
 
 def draw(name: str, folder: Path, form: str = "svg") -> Path:
-    """Write one picture, and say where it is."""
+    """Write one picture; return its path."""
     file = folder / f"{name}.{form}"
     with mpl.rc_context(STYLE):
         stamp = {"Date": None} if form == "svg" else {}
@@ -73,7 +73,7 @@ def draw(name: str, folder: Path, form: str = "svg") -> Path:
 
 
 def shortened(text: str) -> str:
-    """The same picture in fewer bytes: tenths of a point, short names, nothing but the picture."""
+    """Return the same picture in fewer bytes: tenths of a point, short names, no metadata."""
     text = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r'<g id="[^"]*"', "<g", text).replace("DejaVuSans-", "g")
     text = re.sub(r'<use xlink:href="#g3"[^>]*>', "", text)  # spaces
@@ -92,7 +92,7 @@ def _rounded(number: re.Match[str]) -> str:
 
 
 def main() -> None:
-    """Draw them all."""
+    """Draw the named pictures, or all."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="which; all unless told")
     parser.add_argument("--out", type=Path, default=HERE / "pictures")

@@ -47,7 +47,7 @@ class OwnSignature:
         return whole.replace(parameters=list(whole.parameters.values())[1:])
 
 
-class Part(ABC):
+class Part(ABC):  # noqa: B024 - its slots have the abstract methods
     """The root of all slots. What fills a slot derives from it, so its arguments are checked."""
 
     def __new__(cls, /, *args: Any, **options: Any) -> Self:

@@ -240,7 +240,8 @@ EVIL: dict[str, tuple[str, str]] = {
     "a link that never ends": (
         TASK
         + METHOD
-        + "[[fleet.groups]]\nlink = { use = 'Steady', bit_rate_up = 1e-300, bit_rate_down = 1.0 }\n",
+        + "[[fleet.groups]]\n"
+        + "link = { use = 'Steady', bit_rate_up = 1e-300, bit_rate_down = 1.0 }\n",
         "Steady.bit_rate_up must be finite bits per second",
     ),
     "a key without end": (f"{'a.' * 20_000}a = 1\n" + TASK + METHOD, "key of more than 100 parts"),

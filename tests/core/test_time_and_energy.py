@@ -1,4 +1,4 @@
-"""Seconds and joules of calculating: the worked numbers of specification §A.1 and §3, term by term."""
+"""Seconds and joules of computing: the worked numbers of specification §A.1 and §3."""
 
 import math
 from dataclasses import replace

@@ -68,8 +68,8 @@ CITED = re.compile(
 def cited(text: str) -> Iterator[Citation]:
     """Yield the sections of the specification that a text cites.
 
-    They follow the word ("specification §1.7, §1.8", "specification C.12"), precede it ("§1.7 of the
-    specification"), or stand alone, as in "(§1.10)". Sections after another word are its own:
+    They follow the word ("specification §1.7, §1.8", "specification C.12"), precede it ("§1.7 of
+    the specification"), or stand alone, as in "(§1.10)". Sections after another word are its own:
     "S4 §4.4" is one of the thesis.
     """
     for found in CITED.finditer(text):

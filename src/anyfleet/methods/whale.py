@@ -2,8 +2,9 @@
 
 Li, Geng, Su et al., see `PAPER`. Specification §1.10 and §1.11. Deviations: the time that is
 compared with the target has the download too. Fisher information is taken relative to the initial
-model of the same width (`effectiveness="literal"` has the paper's scale, on which the published thresholds
-do nothing). Algorithm 2 works on blocks of channels, as nested rings leave it nothing to choose.
+model of the same width (`effectiveness="literal"` has the paper's scale, on which the published
+thresholds do nothing). Algorithm 2 works on blocks of channels, as nested rings leave it nothing to
+choose.
 """
 
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""All-in-one aggregation: every entry by those who sent it, with the numbers of the specification."""
+"""All-in-one aggregation: every entry by those who sent it, as the specification computes it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

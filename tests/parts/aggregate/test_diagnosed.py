@@ -1,4 +1,4 @@
-"""What the record of a round tells of coverage and agreement, with the numbers of the specification."""
+"""What the record of a round tells of coverage and agreement, by the specification's numbers."""
 
 import math
 from dataclasses import replace

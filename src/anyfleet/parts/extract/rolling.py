@@ -30,8 +30,8 @@ class Rolling(Extract):
     def __post_init__(self) -> None:
         if not self.shift:
             raise ValueError(
-                "Rolling.shift must not be 0: the window would never move. For the leading channels "
-                "use Leading()."
+                "Rolling.shift must not be 0: the window would never move. For the leading "
+                "channels use Leading()."
             )
 
     def __call__(

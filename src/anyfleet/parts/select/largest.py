@@ -23,9 +23,9 @@ class Largest(Select):
     """A uniform draw of `draw` devices trains; the `keep` with the largest `number` upload.
 
     The number is one that devices report: by default the norm of the update, as in specification
-    §1.20. Equal ones go by device number, and NaN comes last. All devices train and report first, so
-    the method needs a schedule under which results wait on the devices. `measures` brings in what devices measure for it,
-    as `Fisher()` for "fisher", unless another part does.
+    §1.20. Equal ones go by device number, and NaN comes last. All devices train and report first,
+    so the method needs a schedule under which results wait on the devices. `measures` brings in
+    what devices measure for it, as `Fisher()` for "fisher", unless another part does.
     """
 
     draw: int = 20
