@@ -23,7 +23,7 @@ class Raw(Codec):
     A number beyond the range of "fp16" travels as the largest that it has. The bits are exact.
     """
 
-    precision: Literal["same", "fp32", "fp16", "bf16"] = "same"
+    precision: Literal["same", "fp32", "fp16", "bf16"] = "same"  # same: as they are
 
     def __post_init__(self) -> None:
         if self.precision not in ("same", *_TYPES):

@@ -32,7 +32,7 @@ class SentFractionByLevel(Wrapper, Plan):
     `inner` plans the sizes. NaN asks for none: devices of that level send as the codec likes.
     """
 
-    sent_fractions: tuple[float, ...]
+    sent_fractions: tuple[float, ...]  # of each level, strongest first
     inner: Plan = field(default_factory=WholeModel)
 
     requires: ClassVar[frozenset[Signal]] = frozenset({FollowsSentFraction()})

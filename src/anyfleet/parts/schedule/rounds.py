@@ -18,7 +18,7 @@ class Synchronous(Schedule):
     could be asked (all offline, all declined) the round ends empty after `patience` seconds.
     """
 
-    patience: Unbounded = 60.0
+    patience: Unbounded = 60.0  # seconds after which a round without orders ends
 
     def __post_init__(self) -> None:
         if not self.patience > 0:
@@ -48,9 +48,9 @@ class Deadline(Schedule):
     in a later round if they are at most `staleness` rounds old.
     """
 
-    seconds: Unbounded
-    late: Literal["lost", "late"] = "lost"
-    staleness: int = 0
+    seconds: Unbounded  # that a round may last
+    late: Literal["lost", "late"] = "lost"  # late orders are cancelled, or count later
+    staleness: int = 0  # rounds that a late reply may be old
 
     def __post_init__(self) -> None:
         refuse(self._faults())

@@ -42,9 +42,9 @@ class Learned(Select):
     arrived.
     """
 
-    count: int
-    alpha: float = 2.0
-    beta: float = 0.7
+    count: int  # devices that are asked in each round
+    alpha: float = 2.0  # exponent: lower punishes more
+    beta: float = 0.7  # added to the fraction: higher punishes more
 
     papers: ClassVar[tuple[Paper, ...]] = (FEDPNS, THESIS)
     requires: ClassVar[frozenset[Signal]] = frozenset(
