@@ -62,7 +62,7 @@ _NUMBER = re.compile(r"-?\d+\.\d+")
 
 
 def draw(name: str, folder: Path, form: str = "svg") -> Path:
-    """Write one picture, and say where it is."""
+    """Write one picture, and return its file."""
     file = folder / f"{name}.{form}"
     with mpl.rc_context(STYLE):
         stamp = {"Date": None} if form == "svg" else {}
@@ -73,7 +73,7 @@ def draw(name: str, folder: Path, form: str = "svg") -> Path:
 
 
 def shortened(text: str) -> str:
-    """The same picture in fewer bytes: tenths of a point, short names, nothing but the picture."""
+    """Return the same picture in fewer bytes: tenths of a point, short names."""
     text = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r'<g id="[^"]*"', "<g", text).replace("DejaVuSans-", "g")
     text = re.sub(r'<use xlink:href="#g3"[^>]*>', "", text)  # spaces

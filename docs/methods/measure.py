@@ -34,13 +34,13 @@ Study = Mapping[str, Experiment]
 
 
 def codecs() -> Study:
-    """The recipes of codecs beside FedAvg's own: the same task and cohorts, by their name."""
+    """Return the recipes of codecs and FedAvg's own, with the same task and cohorts, by name."""
     names = ("fedavg", "stc", "qsgd", "uveqfed", "fedhq")
     return {name: load(RECIPES / f"{name}.toml") for name in names}
 
 
 def three_times_as_long() -> Study:
-    """What error feedback makes, in time, of a share that is too small at first."""
+    """Return longer runs, in which error feedback makes up for messages that are too small."""
     rounds = "rounds=36"
     return {
         "fedavg": load(RECIPES / "fedavg.toml", [rounds]),
@@ -50,7 +50,7 @@ def three_times_as_long() -> Study:
 
 
 def in_the_cell(loss: float) -> Study:
-    """AnycostFL's recipe and those it is compared with, at a path loss in decibels at one metre."""
+    """Return AnycostFL's recipe and others, at a path loss in decibels at one metre."""
     base = load(RECIPES / "anycost.toml", [f"fleet.link.ref_loss_db={loss:g}", "widths=[1.0]"])
     sgd: Any = {"count": 15, "lr": 0.05, "momentum": 0.9}
     half = methods.heterofl(widths=(1.0,), **sgd)
@@ -69,9 +69,9 @@ def in_the_cell(loss: float) -> Study:
     return {"AnycostFL": base} | {n: replace(base, method=method) for n, method in others.items()}
 
 
-def planned(method: Method, shares: tuple[float, ...] = (1.0,)) -> Method:
-    """A method whose devices set their frequency as AnycostFL's do, or decline."""
-    return replace(method, plan=WidthMenu(shares), choose=MostGain(SECONDS))
+def planned(method: Method, widths: tuple[float, ...] = (1.0,)) -> Method:
+    """Return a method whose devices set their frequency as AnycostFL's do, or decline."""
+    return replace(method, plan=WidthMenu(widths), choose=MostGain(SECONDS))
 
 
 STUDIES: Mapping[str, Callable[[], Study]] = MappingProxyType(
@@ -85,7 +85,7 @@ STUDIES: Mapping[str, Callable[[], Study]] = MappingProxyType(
 
 
 def curves(experiment: Experiment) -> dict[str, Any]:
-    """Round by round, means over seeds: accuracy, and all that was used until then."""
+    """Return means over seeds, round by round: accuracy, and all that was used until then."""
     runs = [_rows(replace(experiment, seed=seed)) for seed in SEEDS]
     means = np.mean(runs, axis=0)
     ends = np.array([run[-1][0] for run in runs])
@@ -99,27 +99,27 @@ def curves(experiment: Experiment) -> dict[str, Any]:
 
 def _rows(experiment: Experiment) -> Sequence[tuple[float, ...]]:
     declined, rows = 0, []
-    for moment in play(experiment):
-        point = moment.record
-        declined += sum(reason.startswith("over budget") for reason in moment.round.ledger.failure)
-        spent = point.time, point.joules, point.up, point.down
-        rows.append((point.accuracy, *spent, float(declined)))
+    for result in play(experiment):
+        record, failures = result.record, result.round.ledger.failure
+        declined += sum(reason.startswith("over budget") for reason in failures)
+        spent = record.time, record.joules, record.up, record.down
+        rows.append((record.accuracy, *spent, float(declined)))
     return rows
 
 
 def choices(loss: float) -> dict[str, Any]:
-    """What all sixty devices of the cell choose in the first round, and their links then."""
+    """Return what all sixty devices of the cell choose in the first round, and their links."""
     base = load(RECIPES / "anycost.toml", [f"fleet.link.ref_loss_db={loss:g}", "rounds=1"])
     everyone = replace(base, method=replace(base.method, select=Everyone()))
     task = everyone.task.build(everyone.seed)
     world = populate(everyone, task)
     links = world.conditions(np.arange(len(world)), When(0.0, 0), active=len(world)).bit_rate_up
-    (ledger,) = (moment.round.ledger for moment in play(everyone))
+    (ledger,) = (result.round.ledger for result in play(everyone))
     told = ledger.take(np.flatnonzero(ledger.counted))
     return {
         "link": _short(links[told.device]),
         "width": _short(told.width),
-        "rate": _short(told.sent_fraction),
+        "sent_fraction": _short(told.sent_fraction),
         "frequency": _short(told.frequency),
     }
 

@@ -17,6 +17,7 @@ from anyfleet.cli.methods import known_methods
 from anyfleet.config.signatures import ABSENT, form_of
 from anyfleet.core.method import Method
 from anyfleet.experiment import Experiment, load, play
+from anyfleet.formulas import reference
 from anyfleet.parts.aggregate import Diagnosed
 from anyfleet.parts.train.nested import NESTED_WIDTHS
 from anyfleet.store import Recording, claim
@@ -308,7 +309,7 @@ def test_the_page_about_looking_inside_names_everything_there_is() -> None:
     theory = re.findall(r"`(\w+)`", text.partition("in `anyfleet.formulas.reference`")[2])
     assert len(theory) > 4
     for name in theory:
-        assert name in (*formulas.__all__, *formulas.reference.__all__), name
+        assert name in (*formulas.__all__, *reference.__all__), name
 
 
 def test_every_method_has_a_picture_that_can_be_drawn_again(

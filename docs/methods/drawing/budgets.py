@@ -21,13 +21,13 @@ COMPARED = {
 
 
 def anycost() -> Figure:
-    """The gain over the width, and what devices chose."""
+    """Draw the gain over the width, and what devices chose."""
     figure, (gain, *chosen) = panels(4, (10.5, 3.3))
     _gains(gain)
     for axes, column, title, unit, top in zip(
         chosen,
-        ("width", "rate", "frequency"),
-        ("chosen width", "share of bits sent", "frequency [GHz]"),
+        ("width", "sent_fraction", "frequency"),
+        ("chosen width", "sent fraction", "frequency [GHz]"),
         (1.0, 1.0, 1e9),
         (1.05, 0.07, 0.63),
         strict=True,
@@ -47,23 +47,23 @@ def anycost() -> Figure:
 
 
 def _gains(axes: Axes) -> None:
-    """Three devices of the recipe's cell, as the formulas have them."""
+    """Draw three devices of the recipe's cell, as the formulas have them."""
     plain(axes, "gain of a width", "width", "")
-    shares = np.linspace(0.4, 1, 41)
+    widths = np.linspace(0.4, 1, 41)
     for link, joules, colour, label, lift in (
         (6e6, 0.12, BLUE, "near", 0.0),
         (6e6, 0.05, GREEN, "near,\nfew joules", 0.004),
         (5e5, 0.12, PINK, "far", -0.008),
     ):
-        alpha = shares**2
+        alpha = widths**2
         budgets = AnycostBudgets(
             joules, 0.25, 0.1, link, alpha * 1.2e6, 7.5e-27, alpha * 1e8, 1e8, 3e9
         )
         gains = anycost_gain(alpha, anycost_best_sending(budgets).beta)
-        axes.plot(shares, gains, color=colour, lw=2)
+        axes.plot(widths, gains, color=colour, lw=2)
         best = int(np.nanargmax(gains))
-        axes.plot(shares[best], gains[best], "o", color=colour, ms=7)
-        place = shares[best] - 0.02, gains[best] + lift
+        axes.plot(widths[best], gains[best], "o", color=colour, ms=7)
+        place = widths[best] - 0.02, gains[best] + lift
         axes.text(*place, label, ha="right", fontsize=9, color=colour)
     axes.set_ylim(0)
     axes.set_xlim(0.4, 1.02)
@@ -71,7 +71,7 @@ def _gains(axes: Axes) -> None:
 
 
 def anycost_runs() -> Figure:
-    """What runs learned for time and for energy, at both path losses."""
+    """Draw what runs learned for time and for energy, at both path losses."""
     figure, places = panels(4, (10.5, 3.4))
     for place, (loss, column) in enumerate(
         (loss, column) for loss in (40, 0) for column in ("seconds", "joules")

@@ -18,21 +18,21 @@ INK, GREY, PALE = "#222222", "#c9c9c9", "#f1f1f1"
 def panels(
     count: int, size: tuple[float, float], ratios: Sequence[float] | None = None
 ) -> tuple[Figure, list[Axes]]:
-    """A white figure with so many panels beside each other."""
+    """Return a white figure with so many panels beside each other."""
     figure = Figure(figsize=size, layout="constrained", facecolor="white")
     places = figure.subplots(1, count, squeeze=False, width_ratios=ratios)
     return figure, list(places.ravel())
 
 
 def bare(axes: Axes, title: str = "") -> Axes:
-    """Nothing but what is drawn, and a title."""
+    """Remove axes and frame, and set a title."""
     axes.set_axis_off()
     axes.set_title(title, fontsize=10, color=INK)
     return axes
 
 
 def plain(axes: Axes, title: str, x: str, y: str) -> Axes:
-    """A diagram with two axes and no frame."""
+    """Draw a diagram with two axes and no frame."""
     axes.set_title(title, fontsize=10, color=INK)
     axes.set_xlabel(x)
     axes.set_ylabel(y)
@@ -41,7 +41,7 @@ def plain(axes: Axes, title: str, x: str, y: str) -> Axes:
 
 
 def cell(axes: Axes, place: tuple[float, float], colour: str, text: str = "") -> None:
-    """A unit square of a grid, with its upper left corner at column and row."""
+    """Draw a unit square of a grid, with its upper left corner at column and row."""
     column, row = place
     axes.add_patch(Rectangle((column, row), 1, 1, facecolor=colour, edgecolor="white", lw=1.2))
     if text:
@@ -50,7 +50,7 @@ def cell(axes: Axes, place: tuple[float, float], colour: str, text: str = "") ->
 
 
 def mosaic(axes: Axes, colours: Sequence[Sequence[str]]) -> None:
-    """A grid of coloured cells from the top left corner on, a row for each of the sequences."""
+    """Draw a grid of coloured cells from the top left corner on, a row for each sequence."""
     rows, columns = len(colours), len(colours[0])
     axes.add_patch(Rectangle((0, 0), columns, rows, facecolor=PALE, lw=0))
     for row, line in enumerate(colours):
@@ -67,14 +67,14 @@ def mosaic(axes: Axes, colours: Sequence[Sequence[str]]) -> None:
 
 
 def lattice(axes: Axes, columns: float, rows: float) -> None:
-    """The view of a grid of cells, with row 0 on top."""
+    """Set the view of a grid of cells, with row 0 on top."""
     axes.set_xlim(-0.1, columns + 0.1)
     axes.set_ylim(rows + 0.1, -0.1)
     axes.set_aspect("equal")
 
 
 def blocks(axes: Axes, colours: Sequence[tuple[int, int, str]], size: int) -> None:
-    """Leading blocks of a square matrix, each over the one before: rows, columns, colour."""
+    """Draw leading blocks of a square matrix, each over the one before: rows, columns, colour."""
     lattice(axes, size, size)
     for rows, columns, colour in colours:
         axes.add_patch(Rectangle((0, 0), columns, rows, facecolor=colour, edgecolor="white", lw=1))
@@ -82,7 +82,7 @@ def blocks(axes: Axes, colours: Sequence[tuple[int, int, str]], size: int) -> No
 
 
 def trail(axes: Axes, points: Floats, colour: str) -> None:
-    """A line through the points, each of them a dot."""
+    """Draw a line through the points, each of them a dot."""
     axes.plot(*points.T, color=colour, lw=1.6)
     # Strokes of no length with round ends: markers would make large files.
     strokes = [v for x, y in points for v in ((x, y), (x + 1e-3, y), (np.nan, np.nan))]
@@ -90,7 +90,7 @@ def trail(axes: Axes, points: Floats, colour: str) -> None:
 
 
 def arrow(axes: Axes, start: Floats, end: Floats, colour: str, style: str = "-") -> None:
-    """From one point to another."""
+    """Draw an arrow from one point to another."""
     axes.annotate(
         "",
         xy=tuple(np.asarray(end, dtype=float)),
@@ -107,7 +107,7 @@ def arrow(axes: Axes, start: Floats, end: Floats, colour: str, style: str = "-")
 
 
 def legend(figure: Figure, entries: dict[str, str], columns: int | None = None) -> None:
-    """What the colours mean, below everything."""
+    """Draw what the colours mean, below everything."""
     patches = [
         Patch(facecolor=colour, edgecolor=INK, lw=0.5, label=label)
         for label, colour in entries.items()

@@ -22,7 +22,7 @@ SIZE, RATIOS = (10, 3.6), (1.35, 1)
 
 
 def stc() -> Figure:
-    """An update of thirty entries, what is sent of it, and what is kept for later."""
+    """Draw an update of thirty entries, what is sent of it, and what is kept for later."""
     figure, (left, right) = panels(2, SIZE, RATIOS)
     update = rng.normal(rng.root(3, "stc"), 30).numpy() ** 3
     told = stc_sparse_ternary(update, 0.2)
@@ -44,7 +44,7 @@ def stc() -> Figure:
 
 
 def qsgd() -> Figure:
-    """Where an entry goes and how likely; what comes of it in the mean."""
+    """Draw where an entry goes and how likely, and what comes of it in the mean."""
     figure, (left, right) = panels(2, SIZE, RATIOS)
     levels, shown = 4, np.linspace(0, 1, 81)
     plain(left, "four levels", "entry, in units of its bucket's norm", "what is sent")
@@ -68,7 +68,7 @@ def qsgd() -> Figure:
 
 
 def uveqfed() -> Figure:
-    """A pair of entries on its way through a lattice; errors of many such pairs."""
+    """Draw a pair of entries on its way through a lattice; errors of many such pairs."""
     figure, (left, middle, right) = panels(3, (10, 3.6), (1.1, 0.9, 1.2))
     basis = uveq_lattice(1.0)
     bare(left, "one pair of entries")
@@ -108,7 +108,7 @@ def _hexagon(axes: Axes, centre: Floats) -> None:
 
 
 def _errors(axes: Axes, pair: Floats, basis: Floats) -> None:
-    """Of the same pair with other noise: spread evenly over one cell, whatever the pair."""
+    """Return errors of one pair with other noise: spread evenly over one cell for any pair."""
     bare(axes, "its error, 300 times")
     axes.set_aspect("equal")
     noise = uveq_dither(rng.uniform(rng.root(5, "uveq"), 600).numpy().reshape(300, 2), basis)
@@ -120,7 +120,7 @@ def _errors(axes: Axes, pair: Floats, basis: Floats) -> None:
 
 
 def fedhq() -> Figure:
-    """Levels by link, weights by error, and a run."""
+    """Draw quantisation levels by link, weights by error, and a run."""
     figure, (left, middle, right) = panels(3, (10, 3.6), (0.9, 0.9, 1.2))
     levels = np.array([1, 2, 4, 8, 16])
     errors = qsgd_error_bound(512.0, levels)

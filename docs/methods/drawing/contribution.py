@@ -36,7 +36,7 @@ ORIGIN = np.zeros(2)
 
 
 def fedadp() -> Figure:
-    """Updates of three devices, the map from angle to weight, and the weights."""
+    """Draw updates of three devices, the map from angle to weight, and the weights."""
     figure, (left, middle, right) = panels(3, (10, 3.5), (1.05, 1, 0.85))
     updates = np.array([[1.0, 0.0], [1.0, 1.0], [-0.2, 1.0]])
     mean = fedavg_mean(ORIGIN, updates, np.ones(3))
@@ -85,7 +85,7 @@ def _arrows(axes: Axes, updates: Floats, colours: tuple[str, ...], found: Floats
 
 
 def optimal_aggregation() -> Figure:
-    """Four updates, one against the others; what each removal would do."""
+    """Draw four updates, one against the others; what each removal would do."""
     updates = np.array([[1.0, 0.0], [0.8, 0.2], [0.9, -0.1], [-1.0, 0.3]])
     gram, sizes = updates @ updates.T, np.ones(4)
     found = optimal_subset(gram, sizes, lambda rows, without: False, share=0.7)
@@ -120,7 +120,7 @@ def optimal_aggregation() -> Figure:
 
 
 def fedpns() -> Figure:
-    """Twenty devices of which four are often labelled: their probabilities over the rounds."""
+    """Draw twenty devices of which four are often labelled: their probabilities over the rounds."""
     devices, rounds, odd = 20, 40, np.arange(4)
     history, counts = _simulated(devices, rounds, odd)
     figure, (left, right) = panels(2, (9.5, 3.6), (1.5, 1))
@@ -138,14 +138,14 @@ def fedpns() -> Figure:
 
 
 def _bends(values: Floats) -> tuple[Ints, Floats]:
-    """Where a curve changes its direction, and its ends: enough to draw it."""
+    """Return the ends of a curve and where it changes direction: enough to draw it."""
     turns = np.flatnonzero(np.abs(np.diff(values, 2)) > 1e-9) + 1
     rounds = np.concatenate([[0], turns, [len(values) - 1]])
     return rounds, values[rounds]
 
 
 def _simulated(devices: int, rounds: int, odd: Ints) -> tuple[Floats, Ints]:
-    """Labels by chance, 0.7 for odd devices and 0.02 for others; the rest is FedPNS itself."""
+    """Return FedPNS with labels by chance: 0.7 for odd devices and 0.02 for others."""
     key = rng.root(4, "fedpns")
     chance = np.where(np.isin(np.arange(devices), odd), 0.7, 0.02)
     probability = np.full(devices, 1 / devices)

@@ -34,7 +34,7 @@ BOWLS = (
 
 
 def path(bowl: Bowl, start: Floats, steps: int, mu: float) -> Floats:
-    """The models of a device, from the one it received on."""
+    """Return the models of a device, from the one it received on."""
     models = [start]
     for _ in range(steps):
         slope = bowl.curvature * (models[-1] - bowl.best)
@@ -43,7 +43,7 @@ def path(bowl: Bowl, start: Floats, steps: int, mu: float) -> Floats:
 
 
 def shared_models(steps: Sequence[int], mu: float) -> Floats:
-    """The server's model, round after round."""
+    """Return the server's model, round after round."""
     models = [START]
     for _ in range(ROUNDS):
         pairs = zip(BOWLS, steps, strict=True)
@@ -53,7 +53,7 @@ def shared_models(steps: Sequence[int], mu: float) -> Floats:
 
 
 def shared_best() -> Floats:
-    """Where the sum of both losses is smallest."""
+    """Return where the sum of both losses is smallest."""
     curvature = np.array([bowl.curvature for bowl in BOWLS])
     best = np.array([bowl.best for bowl in BOWLS])
     found: Floats = (curvature * best).sum(axis=0) / curvature.sum(axis=0)
@@ -96,7 +96,7 @@ def _marks(figure: Figure) -> None:
 
 
 def fedavg() -> Figure:
-    """Few and many local steps of two devices, and where their means lead."""
+    """Draw few and many local steps of two devices, and where their means lead."""
     figure, (few, many) = panels(2, (8, 4))
     _panel(few, "3 local steps in a round", (3, 3))
     _panel(many, "20 local steps: each walks to its own best", (20, 20))
@@ -105,7 +105,7 @@ def fedavg() -> Figure:
 
 
 def fedprox() -> Figure:
-    """The same devices without and with the pull, and with partial work."""
+    """Draw the same devices without and with the pull, and with partial work."""
     figure, places = panels(3, (10, 4.3))
     _panel(places[0], "μ = 0 (FedAvg), 20 steps", (20, 20))
     _panel(places[1], "μ = 1, 20 steps", (20, 20), mu=1.0)

@@ -17,18 +17,18 @@ FILE = Path(__file__).resolve().parent / "measured.json"
 
 @cache
 def measured() -> Mapping[str, Any]:
-    """All of it, by study."""
+    """Return all measurements, by study."""
     found: Mapping[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
     return found
 
 
 def curve(study: str, name: str, column: str) -> Floats:
-    """One column of one row of a study, round by round."""
+    """Return one quantity of one row of a study, round by round."""
     return np.array(measured()[study][name][column])
 
 
 def learned(axes: Axes, x: Floats, accuracy: Floats, *, colour: str, label: str) -> None:
-    """Accuracy over what was used; labelled at its end."""
+    """Draw accuracy over what was used, with a label at its end."""
     axes.plot(x, accuracy, color=colour, lw=2)
     axes.annotate(
         label,
@@ -42,7 +42,7 @@ def learned(axes: Axes, x: Floats, accuracy: Floats, *, colour: str, label: str)
 
 
 def uploads(axes: Axes, name: str, label: str, colour: str) -> None:
-    """A codec beside FedAvg: accuracy over the bytes that devices sent."""
+    """Draw a codec beside FedAvg: accuracy over the bytes that devices sent."""
     plain(axes, "twelve rounds", "MB uploaded", "accuracy")
     axes.set_xscale("log")
     for method, ink, told in (("fedavg", INK, "FedAvg"), (name, colour, label)):
@@ -56,7 +56,7 @@ def uploads(axes: Axes, name: str, label: str, colour: str) -> None:
 
 
 def dots(axes: Axes, x: Floats, y: Floats, colour: str, size: float = 4.5) -> None:
-    """Points, as strokes of next to no length with round ends: markers would make large files."""
+    """Draw points as short strokes with round ends: markers would make large files."""
     end = 1e-3 * np.abs(x).max()
     pairs = zip(x, y, strict=True)
     strokes = [v for a, b in pairs for v in ((a, b), (a + end, b), (np.nan, np.nan))]

@@ -57,7 +57,7 @@ def _matrix(axes: Axes, step: Pass) -> None:
 
 
 def _sign(left: Axes, text: str) -> None:
-    """Between a panel and the next one."""
+    """Draw a sign between a panel and the next one."""
     left.text(
         1.1, 0.5, text, transform=left.transAxes, ha="center", va="center", fontsize=16, color=INK
     )
@@ -81,7 +81,7 @@ def _summed(learns: str, words: str, meaning: dict[str, str]) -> Figure:
 
 
 def _pile(axes: Axes) -> None:
-    """How many gradients are summed in each coordinate."""
+    """Draw how many gradients are summed in each coordinate."""
     bare(axes, "one step, with the sum\nof so many gradients")
     lattice(axes, SIZE, SIZE)
     counts = _mask(1.0).astype(int) + _mask(1 / 4) + _mask(3 / 4)
@@ -91,7 +91,7 @@ def _pile(axes: Axes) -> None:
 
 
 def fjord() -> Figure:
-    """Gradients of the whole and of two parts in one step; parts learn from both."""
+    """Draw gradients of the whole and of two parts in one step; parts learn from both."""
     meaning = {
         "gradient of the labels' loss": BLUE,
         "gradient of both losses": GREEN,
@@ -101,7 +101,7 @@ def fjord() -> Figure:
 
 
 def fedslim() -> Figure:
-    """As FjORD, with parts that learn from the whole model only."""
+    """Draw FjORD with parts that learn from the whole model only."""
     meaning = {
         "gradient of the labels' loss": BLUE,
         "gradient of the distance to the whole": ORANGE,
@@ -132,17 +132,17 @@ def _progressive(meaning: dict[str, str], *, taught: bool, freezes: bool) -> Fig
 
 
 def fedrescue() -> Figure:
-    """Narrow before wide, only the new columns, then all."""
+    """Draw narrow before wide, only the new columns, then all."""
     return _progressive(MEANING, taught=True, freezes=True)
 
 
 def fedseq() -> Figure:
-    """As FedResCuE, without the teacher."""
+    """Draw FedResCuE without the teacher."""
     meaning = {k: v for k, v in MEANING.items() if v != GREEN}
     return _progressive(meaning, taught=False, freezes=True)
 
 
 def fedrush() -> Figure:
-    """As FedResCuE, without sparing what narrower parts learned."""
+    """Draw FedResCuE without sparing what narrower parts learned."""
     meaning = {k: v for k, v in MEANING.items() if v != GREY}
     return _progressive(meaning, taught=True, freezes=False)

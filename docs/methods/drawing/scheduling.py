@@ -18,12 +18,10 @@ LEVELS = ("1", "1/2", "1/4", "1/8", "1/16")
 
 
 def whale() -> Figure:
-    """From Fisher information and lateness to a level; and a story of two devices."""
+    """Draw from Fisher information and lateness to a level; and a story of two devices."""
     figure, (left, right) = panels(2, (10, 3.7))
     fisher = np.linspace(0, 3, 61)
-    plain(
-        left, "how a device decides", "Fisher information, initial model = 1", "share of channels"
-    )
+    plain(left, "how a device decides", "Fisher information, initial model = 1", "width")
     for late, colour in ((1.0, BLUE), (1.5, ORANGE), (2.0, PINK)):
         left.step(
             fisher, -_level(fisher, late), where="post", color=colour, lw=2, label=_told(late)
@@ -40,7 +38,7 @@ def _told(late: float) -> str:
 
 
 def _level(fisher: Floats, late: Floats | float) -> Floats:
-    """The level for constant Fisher information and a time in units of the target."""
+    """Return the level for constant Fisher information and a time in units of the target."""
     one = np.ones((len(fisher), 1))
     useful = whale_utility(whale_relative_effectiveness((fisher**2)[:, None], one), late, 1.0)
     return whale_level(whale_threshold_utility(useful)).astype(np.float64)
@@ -52,11 +50,11 @@ def _ladder(axes: Axes) -> None:
 
 
 def _story(axes: Axes) -> None:
-    """Fisher information that rises and falls, and the window's answer to it."""
+    """Draw Fisher information that rises and falls, and how the window follows it."""
     rounds = np.arange(40)
     fisher = 0.3 + 2.2 * np.exp(-(((rounds - 12) / 7.0) ** 2))
     slow = np.where((rounds >= 8) & (rounds < 20), 1.6, 1.0)  # a link that is bad for a while
-    plain(axes, "forty rounds of two devices", "round", "share of channels")
+    plain(axes, "forty rounds of two devices", "round", "width")
     for late, colour, label, lift in (
         (np.ones(40), BLUE, "good link", 0.0),
         (slow, ORANGE, "slow from round 8 to 19", -0.06),
@@ -75,7 +73,7 @@ def _story(axes: Axes) -> None:
 
 
 def _windowed(past: Floats, late: float) -> float:
-    """The level after the last ten rounds; the first round trains everything."""
+    """Return the level after the last ten rounds; the first round trains everything."""
     if not len(past):
         return 1.0
     recent = past[-10:]
@@ -84,7 +82,7 @@ def _windowed(past: Floats, late: float) -> float:
 
 
 def bn2() -> Figure:
-    """Two phases of a round of six devices, of which three upload."""
+    """Draw two phases of a round of six devices, of which three upload."""
     norms = np.array([0.5, 2.0, 1.0, 3.0, 0.1, 1.4])
     training = np.array([2.0, 2.8, 1.4, 3.4, 2.4, 1.8])
     chosen = set(bn2_largest(norms, 3).tolist())

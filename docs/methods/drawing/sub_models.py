@@ -31,17 +31,17 @@ from drawing.canvas import (
     panels,
 )
 
-SHARES = (1.0, 1 / 2, 1 / 4, 1 / 8)
+WIDTHS = (1.0, 1 / 2, 1 / 4, 1 / 8)
 
 
 def heterofl() -> Figure:
-    """One weight matrix at four levels, and who averages what."""
+    """Draw one weight matrix at four levels, and who averages what."""
     size = 16
     figure, places = panels(5, (10, 2.6))
     masks = []
-    for axes, share in zip(places, SHARES, strict=False):
-        count = kept_channels(share, size)
-        bare(axes, f"share {Fraction(share)}")
+    for axes, width in zip(places, WIDTHS, strict=False):
+        count = kept_channels(width, size)
+        bare(axes, f"width {Fraction(width)}")
         blocks(axes, [(size, size, PALE), (count, count, BLUE)], size)
         masks.append(prefix_mask((size, size), (count, count)))
     _overlap(places[-1], masks)
@@ -63,7 +63,7 @@ def _overlap(axes: Axes, masks: list[Flags]) -> None:
 
 
 def fedpmt() -> Figure:
-    """Layers by devices: what is trained, and each device's share in the mean of a layer."""
+    """Draw layers by devices: what is trained, and each device's share in the mean of a layer."""
     layers = ("conv 1", "conv 2", "linear 1", "output")
     masks = np.array([fedpmt_layer_mask(4, trained) for trained in (4, 3, 2, 1)])
     shares = fedpmt_layer_weights(masks)
@@ -90,7 +90,7 @@ def fedpmt() -> Figure:
 
 
 def _passes(axes: Axes, column: float, first: int) -> None:
-    """The forward pass from top to bottom, the backward pass up to the first trained layer."""
+    """Draw the forward pass from top to bottom, the backward pass up to the first trained layer."""
     style = {"arrowstyle": "-|>", "lw": 1.5, "shrinkA": 0, "shrinkB": 0}
     for x, start, end, colour in ((1.2, 0, 4, INK), (1.5, 4, first, ORANGE)):
         axes.annotate(
@@ -104,7 +104,7 @@ def _passes(axes: Axes, column: float, first: int) -> None:
 
 
 def feddrop() -> Figure:
-    """The units that four devices draw in two rounds."""
+    """Draw the units that four devices draw in two rounds."""
     size = 12
     figure, places = panels(2, (10, 2.6))
     for number, axes in enumerate(places):
@@ -143,12 +143,12 @@ def feddrop() -> Figure:
 
 
 def fedrolex() -> Figure:
-    """The windows of two widths over the rounds, and how often each channel was trained."""
+    """Draw the windows of two widths over the rounds, and how often each channel was trained."""
     size, rounds = 8, 8
     figure, places = panels(3, (10, 3.6), (1, 1, 1))
     totals = np.zeros((2, size))
     for axes, share, row in zip(places, (1 / 2, 1 / 4), (0, 1), strict=False):
-        bare(axes, f"a device of share {Fraction(share)}")
+        bare(axes, f"a device of width {Fraction(share)}")
         lattice(axes, size, rounds)
         rows = []
         for number in range(rounds):
