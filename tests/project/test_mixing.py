@@ -102,14 +102,14 @@ def test_faults_of_a_run_are_told() -> None:
     def told(step: Round) -> list[str]:
         return list(faults(method, [one, step]))
 
-    assert "step 1: the model did not move" in told(replace(two, params=one.params))
+    assert "round 1: the model did not move" in told(replace(two, params=one.params))
     name, value = next(iter(two.params.items()))
     broken = {**two.params, name: value.clone().fill_(torch.nan)}
-    assert told(replace(two, params=broken)) == [f"step 1: not finite: {name}"]
+    assert told(replace(two, params=broken)) == [f"round 1: not finite: {name}"]
     nobody = replace(two.ledger, failure=("died",) * len(two.ledger))
-    assert told(replace(two, ledger=nobody)) == ["step 1: nobody's answer counted; lost were died"]
+    assert told(replace(two, ledger=nobody)) == ["round 1: no reply counted; the failures are died"]
     free = replace(two.ledger, bits_up=np.zeros(len(two.ledger)))
-    assert any("bits_up of an answer" in fault for fault in told(replace(two, ledger=free)))
+    assert any("bits_up of a reply" in fault for fault in told(replace(two, ledger=free)))
     wrong = replace(two.ledger, upload_seconds=np.full(len(two.ledger), np.nan))
     assert any("seconds are" in fault for fault in told(replace(two, ledger=wrong)))
 
