@@ -3,8 +3,9 @@
     python -m tools.pages
 
 `docs/run_files.md` has every key of a run file, read off the same forms by which run files are
-checked; its column "meaning" has the comments beside fields and parameters in the source. The last section of `docs/glossary.md` has every public class of the core. A test compares
-the pages with what this would write, so that they cannot be out of date.
+checked; its column "meaning" has the comments beside fields and parameters in the source. The last
+section of `docs/glossary.md` has every public class of the core. A test compares the pages with
+what this would write, so that they cannot be out of date.
 """
 
 import ast
