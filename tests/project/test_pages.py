@@ -93,6 +93,7 @@ def test_links_of_a_page_lead_somewhere(page: Path) -> None:
 CODE = (
     "README.md",
     "docs/budgets.md",
+    "docs/refused_networks.md",
     "docs/tutorials/engineer.md",
     "docs/tutorials/researcher.md",
 )
@@ -111,3 +112,23 @@ def test_the_code_of_a_page_runs_in_order(
     monkeypatch.setitem(sys.modules, page.__name__, page)
     for block in blocks:
         exec(compile(block, name, "exec"), vars(page))
+
+
+PRINTED = ("docs/budgets.md", "docs/refused_networks.md")
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_a_page_shows_what_its_code_prints(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (ROOT / name).read_text(encoding="utf-8")
+    pairs = re.findall(
+        r"^```python\n(.*?)^```\n\n```text\n(.*?)^```", text, re.MULTILINE | re.DOTALL
+    )
+    assert pairs
+    page: dict[str, object] = {}
+    for block, shown in pairs:
+        exec(compile(block, "net.py", "exec"), page)
+        printed = capsys.readouterr().out
+        # A traceback shows lines of a file, which a block of a page is not.
+        assert [line for line in shown.splitlines() if not line.startswith("    ")] == [
+            line for line in printed.splitlines() if line.strip()
+        ]
