@@ -93,6 +93,8 @@ def test_links_of_a_page_lead_somewhere(page: Path) -> None:
 CODE = (
     "README.md",
     "docs/budgets.md",
+    "docs/codecs.md",
+    "docs/methods/README.md",
     "docs/refused_networks.md",
     "docs/tutorials/engineer.md",
     "docs/tutorials/researcher.md",
