@@ -213,7 +213,7 @@ def test_the_limit_can_be_turned_off_or_set() -> None:
     "schedule",
     [
         Buffered(concurrency=5, buffer_size=3),
-        Deadline(0.6, late="late", staleness=2),
+        Deadline(0.6, late="counted", staleness=2),
         HoldAndFetch(),
     ],
 )

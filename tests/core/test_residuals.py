@@ -111,7 +111,7 @@ CASES: dict[str, Case] = {
     "all arrive": Case(HALF),
     "idle for rounds": Case(replace(HALF, select=Uniform(2))),
     "deadline": Case(replace(HALF, schedule=Deadline(0.025)), TWO_SPEEDS, "too late"),
-    "late": Case(replace(HALF, schedule=Deadline(0.02, "late", 1)), TWO_SPEEDS, "stale"),
+    "late": Case(replace(HALF, schedule=Deadline(0.02, "counted", 1)), TWO_SPEEDS, "stale"),
     "mortality": Case(HALF, levels(mortality=0.4), "died"),
     "away": Case(HALF, Fleet((Group(availability=Intermittent(0.5, every=0.01)),)), "offline"),
     "refused": Case(HALF, reason="refused", limits=Limits(norm=0.1)),
