@@ -61,8 +61,8 @@ def choice(
 
 
 def numbers(batch: int = 32, target: float = float("nan")) -> Hyperparameters:
-    drafted = whale().train.hyperparameters(0, np.array([30]))
-    return replace(drafted, batch_size=np.array([batch]), target_seconds=np.array([target]))
+    given = whale().train.hyperparameters(0, np.array([30]))
+    return replace(given, batch_size=np.array([batch]), target_seconds=np.array([target]))
 
 
 def lesson(values: Sequence[float], share: float = 1.0, birth: float = 1.0) -> Lesson:
