@@ -170,10 +170,10 @@ class Server:
         """Return what one pass of a slice costs, for a batch of that many samples."""
         return cost(self.task.blueprint, slice_, batch)
 
-    def training_cost(self, slice_: Slice, batch: int, processed: int, steps: int) -> Demand:
+    def training_cost(self, slice_: Slice, batch: int, processed: int, local_steps: int) -> Demand:
         """Return what training a slice demands, by batch size, samples and local steps."""
         train, blueprint = self.method.trainer, self.task.blueprint
-        amount = Amount(batch, processed, steps)
+        amount = Amount(batch, processed, local_steps)
         return training(train, blueprint, slice_, amount, self.devices.counting)
 
     def message_bits(self, slice_: Slice, sent_fraction: float) -> MessageBits:
