@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from anyfleet.analysis.diagnosis import trained_layers_psi, trained_layers_distribution
+from anyfleet.analysis.diagnosis import trained_layers_distribution, trained_layers_psi
 from anyfleet.arrays import Ints
 from anyfleet.core.loop import Round
 from anyfleet.core.messages import Params
