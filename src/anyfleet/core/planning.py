@@ -11,7 +11,7 @@ from torch import Tensor
 from anyfleet import rng
 from anyfleet.arrays import Ints, join
 from anyfleet.core.check_in import Choices
-from anyfleet.core.compression import compress
+from anyfleet.core.codec_calls import compress
 from anyfleet.core.evaluation import served
 from anyfleet.core.layout import Symbols, dense
 from anyfleet.core.message_size import fetch_bits, index_bits, menu_bits, statistics_bits

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from anyfleet.core.compression import compress
+from anyfleet.core.codec_calls import compress
 from anyfleet.core.messages import DeviceState, Params
 from anyfleet.core.objectives import Task
 from anyfleet.core.orders import Cohort, uplink
