@@ -145,7 +145,7 @@ def deciding(devices: int, repeats: int) -> float:
     task = Embedded(devices=devices, partition=Dirichlet(0.5)).build(0)
     samples = np.array([task.size(device) for device in range(devices)])
     world = worlds.cell(devices=devices, flops_per_cycle=4.0).build(samples, 0)
-    runtime = Simulated(task, world, 0)
+    runtime = Simulated(task, world)
     method = replace(anycost(seconds=0.25), select=Everyone())
     server = Server(method, task, runtime, 0)
     state = PlanningState(0, 0, server.visits, server.acknowledged, server.states)

@@ -146,7 +146,7 @@ def _methods() -> Iterator[Method]:
 def _order(method: Method, task: Task, column: float, kind: Kind) -> Cohort:
     """Return an order as a server would send it over links with columns of this width."""
     samples = np.array([task.size(device) for device in range(task.devices)])
-    server = Server(method, task, Simulated(task, Fleet().build(samples, 0), 0), 0)
+    server = Server(method, task, Simulated(task, Fleet().build(samples, 0)), 0)
     state = PlanningState(0, 0, server.visits, server.acknowledged, server.states)
     request, devices = Request(kind=kind), np.array([1])
     planned = plan_cohort(request, devices, method=method, view=server.view(), state=state)

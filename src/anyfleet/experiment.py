@@ -300,7 +300,7 @@ def play(
     world = populate(experiment, task)
     groups = named([group.name for group in world.groups], world.group)
     engine, limits = experiment.engine, experiment.limits
-    runtime = Simulated(task, world, experiment.seed, engine=engine, limits=limits)
+    runtime = Simulated(task, world, engine=engine, limits=limits)
     record, snapshot = replace(_START, metric=main_metric(task.metrics)), None
     if resume is not None:
         runtime.restore(resume.fleet)

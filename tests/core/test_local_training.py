@@ -25,7 +25,7 @@ from tests.helpers import small
 
 def orders(method: Method, task: Task, devices: list[int], column: float = 1.0) -> Cohort:
     """Orders for these devices, as the loop would issue them; over links with such columns."""
-    server = Server(method, task, Simulated(task, small.world(task), 0), 0)
+    server = Server(method, task, Simulated(task, small.world(task)), 0)
     state = PlanningState(0, 0, server.visits, server.acknowledged, server.states)
     planned = plan_cohort(
         Request(), np.array(devices), method=method, view=server.view(), state=state

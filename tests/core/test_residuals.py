@@ -151,7 +151,7 @@ CASES: dict[str, Case] = {
 def watched(case: Case, engine: Engine | None = None) -> Run:
     counting, watching = Counting(), Watching(engine or Sequential())
     method, world = replace(case.method, aggregate=counting), small.world(TASK, case.fleet)
-    runtime = Simulated(TASK, world, 0, engine=watching, limits=case.limits)
+    runtime = Simulated(TASK, world, engine=watching, limits=case.limits)
     steps = list(itertools.islice(run(method, TASK, runtime, 0), STEPS))
     return Run(steps, runtime, watching.log, counting.got)
 

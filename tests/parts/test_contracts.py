@@ -243,7 +243,7 @@ def test_plain_data_and_back(part: Any) -> None:
 
 def view(method: Method) -> tuple[View, Server]:
     task = small.task()
-    server = Server(method, task, Simulated(task, small.world(task), 0), 0)
+    server = Server(method, task, Simulated(task, small.world(task)), 0)
     return server.view(), server
 
 

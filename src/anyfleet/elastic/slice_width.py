@@ -4,7 +4,6 @@ import math
 from functools import lru_cache
 
 from anyfleet.elastic.blueprint import Blueprint, Slice
-from anyfleet.formulas.anycost import anycost_alpha
 
 
 def columns(width: float, column_width: float) -> int:
@@ -40,11 +39,6 @@ def trained_share(slice: Slice, blueprint: Blueprint) -> float:
     every = local.numel(local.trained())
     trained = local.numel(local.trained(slice.first_trained_layer))
     return trained / every if every else 1.0
-
-
-def alpha(slice: Slice, blueprint: Blueprint) -> float:
-    """Return AnycostFL's alpha of a slice (specification §1.12)."""
-    return anycost_alpha(channel_share(slice, blueprint), trained_share(slice, blueprint))
 
 
 def _kept(slice: Slice, blueprint: Blueprint) -> list[tuple[int, int]]:

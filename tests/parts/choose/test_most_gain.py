@@ -387,7 +387,7 @@ def played(method: Method, fleet: Fleet = CELL, count: int = 3) -> list[Round]:
 def within(steps: Sequence[Round], method: Method, fleet: Fleet) -> list[float]:
     """Checks that no order overspent; the shares of the model that were trained."""
     task, found = small.task(), []
-    runtime = Simulated(task, small.world(task, fleet), 0)
+    runtime = Simulated(task, small.world(task, fleet))
     for step in steps:
         runtime.begin_round(step.index)  # what devices are willing to spend may change
         budgets = runtime.conditions(np.arange(task.devices)).budget
@@ -490,7 +490,7 @@ def test_the_server_decides_as_the_device_would_with_the_same_offers() -> None:
     base = replace(ANYCOST, select=Everyone(), extract=Leading())
     assigned = replace(base, plan=Assigned(base.plan, choose), choose=fedavg().choose)
     told = small.rows(played(assigned, count=1)[0])
-    there = Simulated(task, small.world(task, CELL), 0).conditions(np.arange(8)).rows()
+    there = Simulated(task, small.world(task, CELL)).conditions(np.arange(8)).rows()
     order, sizes = orders(base, task, [3]), set()
     for row in told:
         samples = task.size(row.device)

@@ -42,7 +42,7 @@ def twins(first: int = 5, second: int = 5) -> Blueprint:
 @cache
 def seen() -> View:
     task = small.task()
-    return Server(fedavg(), task, Simulated(task, small.world(task), 0), 0).view()
+    return Server(fedavg(), task, Simulated(task, small.world(task)), 0).view()
 
 
 def cut_out(
