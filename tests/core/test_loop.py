@@ -205,14 +205,14 @@ def test_a_device_draws_anew_at_every_visit() -> None:
     server = Server(FAST, task, runtime, 0)
     keys = []
     for _ in range(3):
-        desk = PlanningState(0, server.issued, server.visits, server.acknowledged, server.states)
-        asked = plan_cohort(Request(), np.array([2]), method=FAST, view=server.view(), desk=desk)
+        state = PlanningState(0, server.issued, server.visits, server.acknowledged, server.states)
+        asked = plan_cohort(Request(), np.array([2]), method=FAST, view=server.view(), state=state)
         keys.append(int(asked.orders.key[0]))
         server.visits[2] += 1
     assert len(set(keys)) == 3
-    desk = PlanningState(0, 0, server.visits * 0, server.acknowledged, server.states)
+    state = PlanningState(0, 0, server.visits * 0, server.acknowledged, server.states)
     everybody = np.arange(task.devices)
-    asked = plan_cohort(Request(), everybody, method=FAST, view=server.view(), desk=desk)
+    asked = plan_cohort(Request(), everybody, method=FAST, view=server.view(), state=state)
     assert len(set(asked.orders.key.tolist())) == task.devices
     assert rounds[-1].snapshot.visits.tolist() == [3] * task.devices
 

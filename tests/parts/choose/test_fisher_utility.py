@@ -36,7 +36,7 @@ SHARES = (1.0, 0.5, 0.25, 0.125, 0.0625)
 
 def offer(seconds: float, width: float = 1.0) -> MenuEntry:
     """An entry that takes so long on a device of one FLOP per second."""
-    effort = effort_of(Counts(seconds, seconds, seconds), width, steps=0, calls=0, moved=0)
+    effort = effort_of(Counts(seconds, seconds, seconds), width, local_steps=0, calls=0, moved=0)
     return MenuEntry(Demand(effort, np.zeros(1)), MessageBits(0.0, 0.0))
 
 
@@ -61,8 +61,8 @@ def choice(
 
 
 def numbers(batch: int = 32, target: float = float("nan")) -> Hyperparameters:
-    drafted = whale().train.hyperparameters(0, np.array([30]))
-    return replace(drafted, batch_size=np.array([batch]), target_seconds=np.array([target]))
+    given = whale().train.hyperparameters(0, np.array([30]))
+    return replace(given, batch_size=np.array([batch]), target_seconds=np.array([target]))
 
 
 def lesson(values: Sequence[float], share: float = 1.0, birth: float = 1.0) -> Lesson:

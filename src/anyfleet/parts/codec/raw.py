@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from anyfleet.core.compression import distortion
+from anyfleet.core.codec_calls import distortion
 from anyfleet.core.layout import MessageLayout, Symbols, TensorLayout
 from anyfleet.core.messages import Params
 from anyfleet.core.slots import Codec, Compressed
