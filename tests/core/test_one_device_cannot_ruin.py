@@ -499,7 +499,7 @@ class Counting(WholeModel):
     def init(self, view: View) -> int:
         return 0
 
-    def learn(self, state: Any, updates: Any, diagnostics: Any, view: View) -> Any:
+    def learn(self, updates: Any, diagnostics: Any, view: View, state: Any) -> Any:
         return state + 1
 
 
@@ -508,9 +508,9 @@ class Breaking(Mean):
     """A mean that goes wrong in the second step."""
 
     def __call__(
-        self, model: Params, state: Any, updates: Any, view: View, key: Tensor
+        self, model: Params, updates: Any, view: View, state: Any, key: Tensor
     ) -> Aggregated:
-        stepped = super().__call__(model, state, updates, view, key)
+        stepped = super().__call__(model, updates, view, state, key)
         if view.round_index != 1:
             return stepped
         broken = {**stepped.model, "4.bias": stepped.model["4.bias"] / 0}
@@ -538,7 +538,7 @@ class Infinite(Mean):
     """A mean that never ends well."""
 
     def __call__(
-        self, model: Params, state: Any, updates: Any, view: View, key: Tensor
+        self, model: Params, updates: Any, view: View, state: Any, key: Tensor
     ) -> Aggregated:
         return Aggregated({name: value / 0 for name, value in model.items()}, state)
 
@@ -549,7 +549,7 @@ class Unmeasured(WholeModel):
     def init(self, view: View) -> Any:
         return {"scores": (torch.ones(2),)}
 
-    def learn(self, state: Any, updates: Any, diagnostics: Any, view: View) -> Any:
+    def learn(self, updates: Any, diagnostics: Any, view: View, state: Any) -> Any:
         return {"scores": (torch.tensor([math.nan, view.round_index]),)}
 
 

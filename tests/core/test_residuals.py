@@ -76,11 +76,11 @@ class Counting(Mean):
     got: list[tuple[int, Params]] = field(default_factory=list, compare=False, hash=False)
 
     def __call__(
-        self, model: Params, state: State, updates: Updates, view: View, key: Tensor
+        self, model: Params, updates: Updates, view: View, state: State, key: Tensor
     ) -> Aggregated:
         for row, device in enumerate(updates.device):
             self.got.append((int(device), updates.take([row]).mean(np.ones(1))))
-        return super().__call__(model, state, updates, view, key)
+        return super().__call__(model, updates, view, state, key)
 
 
 class Run(NamedTuple):

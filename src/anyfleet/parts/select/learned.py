@@ -85,7 +85,7 @@ class Learned(Select):
         return more_than_all("Learned.count", self.count, len(devices))
 
     def learn(
-        self, state: Chances, updates: Updates | None, diagnostics: Mapping[str, Any], view: View
+        self, updates: Updates | None, diagnostics: Mapping[str, Any], view: View, state: Chances
     ) -> Chances:
         labels = np.array(diagnostics.get("labelled", ()), dtype=np.int64)
         selected, labelled = state.selected.copy(), state.labelled.copy()
