@@ -17,7 +17,7 @@ from annotated_types import Ge
 from anyfleet import config
 from anyfleet.analysis.breakdown import Breakdown, Detail, Groups, complaints, named, take_apart
 from anyfleet.analysis.diagnosis import plain_diagnostics
-from anyfleet.analysis.metric import judged_by
+from anyfleet.analysis.metric import main_metric
 from anyfleet.arguments import checked
 from anyfleet.core.delivery import unpadded
 from anyfleet.core.evaluation import score, to_test
@@ -217,7 +217,7 @@ class RoundRecord:
     scores: dict[str, float] = field(default_factory=dict)  # on the test set; empty: not evaluated
     diagnostics: dict[str, Any] = field(default_factory=dict)  # what parts tell of the round
     details: tuple[Breakdown, ...] = ()  # for each width, where the experiment asks for them
-    metric: str = "accuracy"  # what the run is judged by (`anyfleet.analysis.metric`)
+    metric: str = "accuracy"  # what the run is measured by (`anyfleet.analysis.metric`)
 
     @property
     def score(self) -> float:
@@ -229,7 +229,7 @@ class RoundRecord:
 
     @property
     def accuracy(self) -> float:
-        """The score of a run that is judged by its accuracy; NaN for every other run."""
+        """The score of a run that is measured by its accuracy; NaN for every other run."""
         return self.score if self.metric == "accuracy" else float("nan")
 
     def at(self, width: float | None) -> float:
@@ -301,7 +301,7 @@ def play(
     groups = named([group.name for group in world.groups], world.group)
     engine, limits = experiment.engine, experiment.limits
     runtime = Simulated(task, world, engine=engine, limits=limits)
-    record, snapshot = replace(_START, metric=judged_by(task.metrics)), None
+    record, snapshot = replace(_START, metric=main_metric(task.metrics)), None
     if resume is not None:
         runtime.restore(resume.fleet)
         record, snapshot = resume.record, resume.snapshot

@@ -7,7 +7,7 @@ the data and its partition, so that runs with different seeds share them; withou
 the seed of the run.
 
 Pixels and sensor readings are standardised: minus the mean, divided by the deviation of their
-channel over the loaded training samples. A scale to [0, 1] beforehand would change nothing.
+channel over the loaded training samples. Scaling to [0, 1] first makes no difference.
 """
 
 from dataclasses import dataclass, replace

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 
+from anyfleet.arguments import checked
 from anyfleet.errors import refuse
 from anyfleet.world.column_loss import ColumnLoss, column_width_faults, probability_faults
 from anyfleet.world.distributions import Disc, LogNormal, Normal, Uniform
@@ -23,6 +24,7 @@ _CELL_LINK = Shannon()
 _ERRORS = (Uniform(0.1, 0.2),)
 
 
+@checked
 def levels(
     *,
     speeds: tuple[float, ...] = SPEEDS,  # FLOP per second of each level
@@ -62,6 +64,7 @@ def levels(
     )
 
 
+@checked
 def testbed(*, speed: float = 5e10) -> Fleet:
     """Return WHALE-FL's twenty devices: five kinds of boards, and three links dealt independently.
 
@@ -73,12 +76,14 @@ def testbed(*, speed: float = 5e10) -> Fleet:
     return _boards([speed * part for part in (1, 0.2, 0.18, 0.17, 0.16)])
 
 
+@checked
 def steep(*, speed: float = 5e10) -> Fleet:
     """Return the testbed with speeds that differ more: the first is twenty times the last."""
     refuse(range_faults("steep.speed", "speed", speed))
     return _boards([speed * part for part in (1, 0.8, 0.4, 0.15, 0.05)])
 
 
+@checked
 def cell(
     *,
     devices: int = 60,  # in the cell
@@ -122,11 +127,13 @@ def cell(
     )
 
 
+@checked
 def unequal_coefficient(deviation: float) -> Normal:
     """Return energy coefficients with AnycostFL's mean and any deviation."""
     return Normal(MEAN_COEFFICIENT, deviation, low=1e-30, high=2 * MEAN_COEFFICIENT)
 
 
+@checked
 def unequal_distance(deviation: float) -> Redrawn:
     """Return distances with AnycostFL's mean and any deviation, drawn anew in every round.
 
@@ -135,6 +142,7 @@ def unequal_distance(deviation: float) -> Redrawn:
     return Redrawn(Normal(MEAN_DISTANCE, deviation, low=1.0, high=2 * MEAN_DISTANCE - 1.0))
 
 
+@checked
 def lossy(
     *,
     errors: tuple[float | Distribution, ...] = _ERRORS,

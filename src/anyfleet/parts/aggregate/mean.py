@@ -32,7 +32,7 @@ class Weighted(Aggregate):
         return {}
 
     def __call__(
-        self, model: Params, state: State, updates: Updates, view: View, key: Tensor
+        self, model: Params, updates: Updates, view: View, state: State, key: Tensor
     ) -> Aggregated:
         delta = self.counted(updates).mean(self.weigh(updates))
         return Aggregated(add_delta(model, delta), state, self.diagnostics_of(updates))

@@ -99,20 +99,20 @@ class ServerOptimised(Aggregate):
 
     def learn(
         self,
-        state: _Kept,
         updates: Updates | None,
         diagnostics: Mapping[str, Any],
         view: View,
+        state: _Kept,
     ) -> _Kept:
-        return state._replace(inner=self.inner.learn(state.inner, updates, diagnostics, view))
+        return state._replace(inner=self.inner.learn(updates, diagnostics, view, state.inner))
 
     def diagnostics(self, state: _Kept) -> Mapping[str, Any]:
         return self.inner.diagnostics(state.inner)
 
     def __call__(
-        self, model: Params, state: _Kept, updates: Updates, view: View, key: Tensor
+        self, model: Params, updates: Updates, view: View, state: _Kept, key: Tensor
     ) -> Aggregated:
-        proposed = self.inner(model, state.inner, updates, view, key)
+        proposed = self.inner(model, updates, view, state.inner, key)
         moved, slots = {}, dict(state.slots)
         for name, covered in _counted(updates, proposed.diagnostics).covered().items():
             old = model[name]
