@@ -122,7 +122,7 @@ def test_what_is_dealt_at_random_says_so() -> None:
         return Fleet(groups=groups, **rest).build(np.arange(2), 7).assignment
 
     assert told(Group(), Group()) == (
-        "Which devices belong to which group is drawn with seed 7, whatever their data."
+        "Groups are assigned at random (seed 7), independently of the data."
     )
     assert told(Group(devices=(1,)), Group()).startswith("Some groups name their devices. Which of")
     named = told(Group(devices=(1,)), Group(devices=(0,)))
