@@ -22,6 +22,7 @@ from types import NoneType, UnionType
 from typing import Any
 
 import anyfleet
+from anyfleet.cli.methods import as_noun
 from anyfleet.cli.parts import parts_page
 from anyfleet.config.signatures import ABSENT, Entry, form_of
 from anyfleet.experiment import Experiment
@@ -135,8 +136,8 @@ def _can_stand(found: Any, field: str) -> bool:
 
 
 def _first_lines(target: Any) -> str:
-    """Return the first paragraph of a docstring."""
-    text = inspect.getdoc(target) or ""
+    """Return the first paragraph of a docstring, without a leading "Return"."""
+    text = as_noun(inspect.getdoc(target) or "")
     return text.partition("\n\n")[0].replace("\n", " ") + "\n" if text else ""
 
 
