@@ -119,7 +119,7 @@ def test_what_was_cancelled_leaves_no_trace_in_memory() -> None:
     fleet = levels(speeds=(2e9, 1e9, 5e8, 2.5e8, 1.25e8))
     free = small.steps(FAST, task, 1, fleet=fleet)[0]
     method = replace(FAST, schedule=Deadline(free.time * 0.6), cache=True)
-    runtime = Simulated(task, small.world(task, fleet), 0)
+    runtime = Simulated(task, small.world(task, fleet))
     step = next(run(method, task, runtime, 0))
     kept = {row.device: bool(runtime.state(row.device).tensors) for row in small.rows(step)}
     finished = {row.device: not row.failure for row in small.rows(step)}
@@ -201,18 +201,18 @@ def test_asynchronous_selection_is_fair() -> None:
 def test_a_device_draws_anew_at_every_visit() -> None:
     task = small.task()
     rounds = small.steps(replace(FAST, select=Everyone()), task, 3)
-    runtime = Simulated(task, small.world(task), 0)
+    runtime = Simulated(task, small.world(task))
     server = Server(FAST, task, runtime, 0)
     keys = []
     for _ in range(3):
-        desk = PlanningState(0, server.issued, server.visits, server.acknowledged, server.states)
-        asked = plan_cohort(Request(), np.array([2]), method=FAST, view=server.view(), desk=desk)
+        state = PlanningState(0, server.issued, server.visits, server.acknowledged, server.states)
+        asked = plan_cohort(Request(), np.array([2]), method=FAST, view=server.view(), state=state)
         keys.append(int(asked.orders.key[0]))
         server.visits[2] += 1
     assert len(set(keys)) == 3
-    desk = PlanningState(0, 0, server.visits * 0, server.acknowledged, server.states)
+    state = PlanningState(0, 0, server.visits * 0, server.acknowledged, server.states)
     everybody = np.arange(task.devices)
-    asked = plan_cohort(Request(), everybody, method=FAST, view=server.view(), desk=desk)
+    asked = plan_cohort(Request(), everybody, method=FAST, view=server.view(), state=state)
     assert len(set(asked.orders.key.tolist())) == task.devices
     assert rounds[-1].snapshot.visits.tolist() == [3] * task.devices
 
@@ -275,12 +275,12 @@ def test_a_resumed_run_equals_the_uninterrupted_one(schedule: Schedule, engine: 
     task = small.task()
     method = replace(FAST, schedule=schedule, cache=True)
     whole = small.steps(method, task, 6, engine=engine)
-    runtime = Simulated(task, small.world(task), 0, engine=engine)
+    runtime = Simulated(task, small.world(task), engine=engine)
     for step in run(method, task, runtime, 0):
         if step.index == 2:
             break
     saved = runtime.save()
-    fresh = Simulated(task, small.world(task), 0, engine=engine)
+    fresh = Simulated(task, small.world(task), engine=engine)
     fresh.restore(saved)
     rest = list(islice(run(method, task, fresh, 0, resume=step.snapshot), 3))
     assert [s.time for s in rest] == [s.time for s in whole[3:]]

@@ -309,9 +309,9 @@ class Spied(Mean):
     """A mean that keeps what it saw."""
 
     def __call__(
-        self, model: Params, state: State, updates: Updates, view: View, key: Tensor
+        self, model: Params, updates: Updates, view: View, state: State, key: Tensor
     ) -> Aggregated:
-        stepped = super().__call__(model, state, updates, view, key)
+        stepped = super().__call__(model, updates, view, state, key)
         return replace(stepped, diagnostics={"arrivals": updates})
 
 

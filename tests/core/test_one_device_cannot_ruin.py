@@ -427,7 +427,7 @@ def test_a_resumed_run_refuses_what_the_whole_run_refuses() -> None:
     engine = Spoiling(filled(5e2), devices=(0, 1, 2, 3, 4))
 
     def honest_first(count: int) -> list[Round]:
-        return list(islice(run(method, task, Simulated(task, small.world(task), 0), 0), count))
+        return list(islice(run(method, task, Simulated(task, small.world(task)), 0), count))
 
     half = honest_first(8)[-1]
     assert len(half.snapshot.update_sizes["params"].device) >= 3
@@ -436,7 +436,7 @@ def test_a_resumed_run_refuses_what_the_whole_run_refuses() -> None:
         half.snapshot.update_sizes,
         dict.fromkeys(half.snapshot.update_sizes, UpdateSizes.none()),
     ):
-        runtime = Simulated(task, small.world(task), 0, engine=engine)
+        runtime = Simulated(task, small.world(task), engine=engine)
         saved = replace(half.snapshot, update_sizes=sizes)
         later.append(next(run(method, task, runtime, 0, resume=saved)))
     kept, forgotten = ([row.failure for row in small.rows(step)] for step in later)
@@ -499,7 +499,7 @@ class Counting(WholeModel):
     def init(self, view: View) -> int:
         return 0
 
-    def learn(self, state: Any, updates: Any, diagnostics: Any, view: View) -> Any:
+    def learn(self, updates: Any, diagnostics: Any, view: View, state: Any) -> Any:
         return state + 1
 
 
@@ -508,9 +508,9 @@ class Breaking(Mean):
     """A mean that goes wrong in the second step."""
 
     def __call__(
-        self, model: Params, state: Any, updates: Any, view: View, key: Tensor
+        self, model: Params, updates: Any, view: View, state: Any, key: Tensor
     ) -> Aggregated:
-        stepped = super().__call__(model, state, updates, view, key)
+        stepped = super().__call__(model, updates, view, state, key)
         if view.round_index != 1:
             return stepped
         broken = {**stepped.model, "4.bias": stepped.model["4.bias"] / 0}
@@ -538,7 +538,7 @@ class Infinite(Mean):
     """A mean that never ends well."""
 
     def __call__(
-        self, model: Params, state: Any, updates: Any, view: View, key: Tensor
+        self, model: Params, updates: Any, view: View, state: Any, key: Tensor
     ) -> Aggregated:
         return Aggregated({name: value / 0 for name, value in model.items()}, state)
 
@@ -549,7 +549,7 @@ class Unmeasured(WholeModel):
     def init(self, view: View) -> Any:
         return {"scores": (torch.ones(2),)}
 
-    def learn(self, state: Any, updates: Any, diagnostics: Any, view: View) -> Any:
+    def learn(self, updates: Any, diagnostics: Any, view: View, state: Any) -> Any:
         return {"scores": (torch.tensor([math.nan, view.round_index]),)}
 
 

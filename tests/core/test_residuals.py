@@ -76,11 +76,11 @@ class Counting(Mean):
     got: list[tuple[int, Params]] = field(default_factory=list, compare=False, hash=False)
 
     def __call__(
-        self, model: Params, state: State, updates: Updates, view: View, key: Tensor
+        self, model: Params, updates: Updates, view: View, state: State, key: Tensor
     ) -> Aggregated:
         for row, device in enumerate(updates.device):
             self.got.append((int(device), updates.take([row]).mean(np.ones(1))))
-        return super().__call__(model, state, updates, view, key)
+        return super().__call__(model, updates, view, state, key)
 
 
 class Run(NamedTuple):
@@ -151,7 +151,7 @@ CASES: dict[str, Case] = {
 def watched(case: Case, engine: Engine | None = None) -> Run:
     counting, watching = Counting(), Watching(engine or Sequential())
     method, world = replace(case.method, aggregate=counting), small.world(TASK, case.fleet)
-    runtime = Simulated(TASK, world, 0, engine=watching, limits=case.limits)
+    runtime = Simulated(TASK, world, engine=watching, limits=case.limits)
     steps = list(itertools.islice(run(method, TASK, runtime, 0), STEPS))
     return Run(steps, runtime, watching.log, counting.got)
 

@@ -243,7 +243,7 @@ def test_plain_data_and_back(part: Any) -> None:
 
 def view(method: Method) -> tuple[View, Server]:
     task = small.task()
-    server = Server(method, task, Simulated(task, small.world(task), 0), 0)
+    server = Server(method, task, Simulated(task, small.world(task)), 0)
     return server.view(), server
 
 
@@ -255,7 +255,7 @@ def test_policies_are_deterministic_and_keep_their_state_outside(part: Any) -> N
         seen, server = view(fedavg())
         state, key = part.init(seen), rng.root(3, "contract")
         outcomes.append(describe(part, seen, state, key, server))
-        part.learn(state, None, {}, seen)
+        part.learn(None, {}, seen, state)
     assert outcomes[0] == outcomes[1]
     assert hash(part) == before
 
@@ -344,7 +344,7 @@ class Counting(plan.WholeModel):
     def init(self, view: View) -> Any:
         return 0
 
-    def learn(self, state: Any, updates: Any, diagnostics: Any, view: View) -> Any:
+    def learn(self, updates: Any, diagnostics: Any, view: View, state: Any) -> Any:
         return state + 1
 
 

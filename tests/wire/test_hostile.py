@@ -340,7 +340,7 @@ def test_a_refused_answer_on_its_way_survives_a_restart() -> None:
 
     def begun() -> Simulated:
         world = small.world(task, FLEET)
-        return Simulated(task, world, 0, engine=Losing(), limits=LIMITS)
+        return Simulated(task, world, engine=Losing(), limits=LIMITS)
 
     whole = list(islice(run(method, task, begun(), 0), 5))
     first, second = begun(), begun()

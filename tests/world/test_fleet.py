@@ -124,7 +124,9 @@ def test_what_is_dealt_at_random_says_so() -> None:
     assert told(Group(), Group()) == (
         "Groups are assigned at random (seed 7), independently of the data."
     )
-    assert told(Group(devices=(1,)), Group()).startswith("Some groups name their devices. Which of")
+    assert told(Group(devices=(1,)), Group()).startswith(
+        "Some groups name their devices. The other devices are assigned at random (seed 7)"
+    )
     named = told(Group(devices=(1,)), Group(devices=(0,)))
     assert named == "Groups name their devices; none is drawn."
     assert told(Group()) == "All devices are of one group."

@@ -231,7 +231,7 @@ def worked(world: World, row: SimpleNamespace, pieces: list[tuple[float, float]]
 
 
 def begun(problem: Any, fleet: Fleet, seed: int, engine: Engine | None = None) -> Simulated:
-    return Simulated(problem, small.world(problem, fleet, seed), seed, engine=engine)
+    return Simulated(problem, small.world(problem, fleet, seed), engine=engine)
 
 
 def charge(runtime: Simulated) -> "np.ndarray[Any, Any]":
@@ -382,7 +382,7 @@ def decision(orders: Cohort) -> tuple[Any, ...]:
 
 def decisions(fleet: Fleet, method: Method, steps: int) -> list[tuple[Any, ...]]:
     task = small.task(devices=4)
-    runtime = Recording(task, small.world(task, fleet), 0)
+    runtime = Recording(task, small.world(task, fleet))
     list(islice(run(small.padded(method), task, runtime, 0), steps))
     return list(runtime.decided)
 

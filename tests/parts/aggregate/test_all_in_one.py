@@ -20,8 +20,13 @@ from anyfleet.core.orders import Cohort
 from anyfleet.core.planning import load_models
 from anyfleet.core.replies import IncomingReplies, RepliedOrder
 from anyfleet.core.updates import Updates
-from anyfleet.elastic import Slice, alpha, narrowed, place
-from anyfleet.formulas.anycost import anycost_divergence, anycost_gain, anycost_weights
+from anyfleet.elastic import Slice, channel_share, narrowed, place, trained_share
+from anyfleet.formulas.anycost import (
+    anycost_alpha,
+    anycost_divergence,
+    anycost_gain,
+    anycost_weights,
+)
 from anyfleet.formulas.reference.averaging import anycost_mean
 from anyfleet.methods import fedavg, heterofl
 from anyfleet.parts.aggregate import (
@@ -126,7 +131,7 @@ def test_1_12_3_weights_of_a_cohort_are_those_of_the_example() -> None:
     found = IncomingReplies(method, task, 0).trained(answered, task.params)
     part = Aio(Mean("equal"))
     assert part.weigh(found) == pytest.approx([0.392827, 0.332452, 0.274721], abs=1e-6)
-    stepped = part(task.params, None, found, Seen(), torch.tensor(0))  # type: ignore[arg-type]
+    stepped = part(task.params, found, Seen(), None, torch.tensor(0))  # type: ignore[arg-type]
     assert numbers(stepped.diagnostics["weights"]) == pytest.approx(part.weigh(found).tolist())
     facts = np.array([1.0, 0.5, 0.25]), np.full(3, 1 / 15)
     assert stepped.diagnostics["mean_gain"] == pytest.approx(anycost_gain(*facts).mean())
@@ -169,7 +174,9 @@ def test_1_12_3_every_element_is_the_mean_of_those_who_sent_it(seed: int, count:
     rates = torch.rand(count, generator=draw).double().tolist()
     base = arrivals(changes, slices=slices, samples=samples, masks=masks)
     found = with_kept(base, kept, rates)
-    alphas = np.array([alpha(slice_, BLUEPRINT) for slice_ in slices])
+    alphas = np.array(
+        [anycost_alpha(channel_share(s, BLUEPRINT), trained_share(s, BLUEPRINT)) for s in slices]
+    )
     weights = anycost_weights(alphas, np.array(rates), np.array(samples))
     change = moved(Aio(), found)
     for name in BLUEPRINT.params:
@@ -345,12 +352,13 @@ def test_of_a_message_that_a_link_cut_the_columns_that_came_count(share: float) 
     found = came_in(asked, short, method, TASK)
     part = narrowed(asked.slices[0], 0.25, TASK.blueprint)
     assert found.slices == (part,)
-    assert alpha(part, TASK.blueprint) <= 0.25
+    shares = channel_share(part, TASK.blueprint), trained_share(part, TASK.blueprint)
+    assert anycost_alpha(*shares) <= 0.25
     covered = found.only_sent().covered()
     for name, flags in kept.items():
         mask = short.masks[0].get(name, torch.ones(()))
         assert torch.equal(covered[name], spread(flags * mask, name, part)), name
-    stepped = Aio()(TASK.params, None, found, Seen(), torch.tensor(0))  # type: ignore[arg-type]
+    stepped = Aio()(TASK.params, found, Seen(), None, torch.tensor(0))  # type: ignore[arg-type]
     assert all(bool(value.isfinite().all()) for value in stepped.model.values())
     change = found.local_deltas[0]["4.weight"]
     where = place("4.weight", part, TASK.blueprint)

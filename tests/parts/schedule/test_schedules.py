@@ -80,7 +80,7 @@ class Watched(Simulated):
     """A runtime that does not let a device have two orders, or one while it is away."""
 
     def __init__(self, fleet: Fleet, seed: int) -> None:
-        super().__init__(TASK, small.world(TASK, fleet, seed), seed)
+        super().__init__(TASK, small.world(TASK, fleet, seed))
         self.busy: dict[int, int] = {}
 
     def submit(self, orders: Cohort) -> None:
@@ -379,7 +379,7 @@ def test_a_schedule_of_one_s_own_needs_no_more_than_start_and_ready() -> None:
 
 def seen(method: Method, **changes: Any) -> View:
     """What policies see before the first step, with changes."""
-    server = Server(method, TASK, Simulated(TASK, small.world(TASK), 0), 0)
+    server = Server(method, TASK, Simulated(TASK, small.world(TASK)), 0)
     return replace(server.view(), **changes)
 
 

@@ -30,9 +30,9 @@ class MostGain(Choose):
     The gain of an entry is alpha^4 × sent fraction (specification §3). For each entry, the best
     sent fraction of the upload, from `least_fraction` to `most_fraction`, and the slowest frequency
     that is in time with it follow from what the entry really costs: its cycles, and all that
-    crosses the link both ways. A codec that does not follow sent fractions is taken with its own,
-    and one that cannot go so low with its lowest. If no entry fits, the device declines. A result
-    that waits to be fetched (`HoldAndFetch`) is sent in time of its own.
+    crosses the link both ways. A codec that does not follow sent fractions keeps its own sent
+    fraction. A codec that cannot go as low as the best one uses its lowest. If no entry fits, the
+    device declines. A result that waits to be fetched (`HoldAndFetch`) is sent in time of its own.
 
     `seconds` and `joules` limit an order. A device that is willing to spend less (`Group.budget`),
     or has less in its battery, spends less. Hardware that cannot set its frequency has a slowest

@@ -18,9 +18,9 @@ class Deadline(Schedule):
     count in a later round if they are at most `staleness` rounds old.
     """
 
-    seconds: Unbounded
-    late: Literal["dropped", "counted"] = "dropped"
-    staleness: int = 0
+    seconds: Unbounded  # that a round may last
+    late: Literal["dropped", "counted"] = "dropped"  # what becomes of late orders
+    staleness: int = 0  # rounds that a late reply may be old
 
     def __post_init__(self) -> None:
         refuse(self._faults())

@@ -15,7 +15,7 @@ class Synchronous(Schedule):
     could be asked (all offline, all declined) the round ends empty after `patience` seconds.
     """
 
-    patience: Unbounded = 60.0
+    patience: Unbounded = 60.0  # seconds after which a round without orders ends
 
     def __post_init__(self) -> None:
         if not self.patience > 0:

@@ -5,7 +5,7 @@ from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 from anyfleet.core.messages import Conditions
 from anyfleet.core.orders import Cohort
@@ -44,11 +44,6 @@ class Phase:
     """One phase of an order from beginning to end, linear between its points."""
 
     points: tuple[Progress, ...]
-
-    @classmethod
-    def steady(cls, cost: SteadyCost) -> Self:
-        """Return a phase during which nothing changes."""
-        return cls((_START, Progress(cost.seconds, 1.0, cost.joules)))
 
     @property
     def seconds(self) -> float:
