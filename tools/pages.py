@@ -24,6 +24,7 @@ from types import NoneType, UnionType
 from typing import Any
 
 import anyfleet
+from anyfleet.cli.methods import as_noun
 from anyfleet.cli.parts import parts_page
 from anyfleet.config.signatures import ABSENT, Entry, form_of, hints_of
 from anyfleet.core.method import Method
@@ -144,8 +145,8 @@ def _can_stand(found: Any, field: str) -> bool:
 
 
 def _told(target: Any) -> str:
-    """Return the docstring without its examples, paragraph by paragraph."""
-    text = inspect.getdoc(target) or ""
+    """Return the docstring without its examples and a leading "Return", by paragraphs."""
+    text = as_noun(inspect.getdoc(target) or "")
     kept = [each for each in re.split(r"\n\s*\n", text) if not each.lstrip().startswith(">>>")]
     return "\n\n".join(kept) + "\n" if text else ""
 

@@ -38,7 +38,6 @@ if typing.TYPE_CHECKING:
         world,
     )
     from anyfleet.analysis.summaries import summarise, to_target
-    from anyfleet.core.loop import run
     from anyfleet.core.method import Method
     from anyfleet.elastic import trace
     from anyfleet.errors import AnyfleetError
@@ -78,7 +77,6 @@ __all__ = [
     "parts",
     "play",
     "rng",
-    "run",
     "runtime",
     "store",
     "summarise",
@@ -94,7 +92,6 @@ __version__ = "0.1.0"
 # Where the public names are defined; every other one of `__all__` is a package or module in here.
 _DEFINED = {
     "anyfleet.analysis.summaries": ("summarise", "to_target"),
-    "anyfleet.core.loop": ("run",),
     "anyfleet.core.method": ("Method",),
     "anyfleet.elastic": ("trace",),
     "anyfleet.errors": ("AnyfleetError",),

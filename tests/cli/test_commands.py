@@ -102,7 +102,9 @@ def test_the_demo_compares_six_methods_and_draws(
 
 
 def test_a_run_writes_a_folder_and_never_over_another(folder: Path) -> None:
-    assert "accuracy" in succeeds("run", "small.toml")
+    shown = succeeds("run", "small.toml")
+    assert "accuracy" in shown
+    assert "s to " not in shown  # one run has no target to compare
     succeeds("run", "small.toml", "rounds=1", "method.lr=0.2")
     first, second = folder / "runs/small", folder / "runs/small-2"
     expected = {"config.toml", "rounds.jsonl", "ledger.jsonl", "model.safetensors"}
@@ -150,6 +152,23 @@ def test_validate_shows_method_and_sizes(folder: Path) -> None:
     assert f"{784 * 8 + 8 + 80 + 10:,}" in shown  # parameters of the whole
     assert f"{784 * 4 + 4 + 40 + 10:,}" in shown  # and of half its width
     assert sorted(file.name for file in folder.iterdir()) == ["small.toml"]
+
+
+def test_validate_shows_only_widths_that_the_run_uses(folder: Path) -> None:
+    def shown(file: str, *changes: str) -> list[str]:
+        lines = succeeds("validate", file, *changes).splitlines()
+        return [line.split()[1] for line in lines if line.startswith("width ")]
+
+    assert shown("small.toml") == ["1", "0.5"]
+    assert shown("small.toml", "widths=[0.5, 0.2]") == ["1", "0.5", "0.2"]
+    fedavg = RUN_FILE.replace("heterofl", "fedavg").replace("widths = [1.0, 0.5]", "#")
+    (folder / "whole.toml").write_text(fedavg)
+    assert shown("whole.toml") == ["1"]
+    within = '[method.plan]\nuse = "LocalStepsWithin"\nseconds = 1.0\n'
+    (folder / "inside.toml").write_text(
+        fedavg + within + 'inner = { use = "WidthByLevel", widths = [0.25] }\n'
+    )
+    assert shown("inside.toml") == ["1", "0.25"]
 
 
 def test_validate_tells_all_problems_with_their_paths(folder: Path) -> None:
@@ -308,6 +327,8 @@ def test_many_classes_are_told_by_their_ends() -> None:
         ("compare", "FILE is a run file"),
         ("validate", "FILE is a run file"),
         ("fleet show", "NAME is a fleet"),
+        ("methods", "NAME is a method"),
+        ("parts", "SLOT is one of them"),
         ("fleet profile", "FILE is a run file"),
     ],
 )
@@ -377,9 +398,10 @@ def rows_of(shown: str, name: str) -> list[list[str]]:
 
 @pytest.mark.parametrize("name", presets())
 def test_every_fleet_with_a_name_can_be_shown(folder: Path, name: str) -> None:
-    shown = succeeds("fleet", "show", name)
-    assert "GFLOP/s" in shown
-    assert (folder / f"runs/fleet-{name}/fleet.png").stat().st_size > 10_000
+    assert "GFLOP/s" in succeeds("fleet", "show", name)
+    assert [file.name for file in folder.iterdir()] == ["small.toml"]  # no picture unasked
+    succeeds("fleet", "show", name, "--out", "fleet.png")
+    assert (folder / "fleet.png").stat().st_size > 10_000
 
 
 def test_the_known_fleets_are_those_of_the_papers() -> None:
@@ -422,7 +444,7 @@ def test_a_table_is_shown_with_or_without_a_run_file(folder: Path) -> None:
 def test_what_is_dealt_at_random_is_said(folder: Path) -> None:
     shown = succeeds("validate", "small.toml", "seed=5")
     assert "Data: Iid(samples=None, share=1.0) divides the data, with seed 5." in shown
-    drawn = "Which devices belong to which group is drawn with seed 5, whatever their data."
+    drawn = "Groups are assigned at random (seed 5), independently of the data."
     assert f"Fleet: {drawn}" in shown
     (folder / "fleet.toml").write_text(FLEET_FILE)
     shown = succeeds("fleet", "show", "fleet.toml", "--seed", "5")
@@ -458,7 +480,10 @@ def test_a_fleet_that_cannot_be_shown(folder: Path, words: list[str], told: str)
 
 def test_a_fleet_is_shown_without_matplotlib(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    assert "pip install 'anyfleet[report]'" in succeeds("fleet", "show", "levels")
+    shown = succeeds("fleet", "show", "levels", "--out", "fleet.png")
+    assert "GFLOP/s" in shown
+    assert "pip install 'anyfleet[report]'" in shown
+    assert "pip" not in succeeds("fleet", "show", "levels")
 
 
 def test_profile_hands_its_options_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

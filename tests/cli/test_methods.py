@@ -102,7 +102,7 @@ def test_an_unknown_method_is_refused_with_its_neighbours() -> None:
 
 
 def test_one_method_or_all_formulas() -> None:
-    result = anyfleet_command("methods", "fedavg", "--functions")
+    result = anyfleet_command("methods", "fedavg", "--formulas")
     assert result.exit_code == 2
     assert "leave NAME out" in result.stderr
 
@@ -124,7 +124,7 @@ def written_formulas() -> set[tuple[str, str]]:
 
 
 def test_every_formula_of_the_source_is_listed_and_can_be_imported() -> None:
-    lines = succeeds("methods", "--functions").splitlines()
+    lines = succeeds("methods", "--formulas").splitlines()
     assert len(lines) % 2 == 0
     listed, order = set(), []
     for head, where in zip(lines[::2], lines[1::2], strict=True):

@@ -1,5 +1,7 @@
 """`anyfleet parts`: the table of all parts, and the page that is made of it."""
 
+import importlib
+import inspect
 import re
 from pathlib import Path
 from typing import Any
@@ -23,10 +25,13 @@ def test_every_part_of_every_slot_is_listed_once() -> None:
     assert len(set(listed)) == len(listed)
     names = {name for _, name in listed}
     for slot in ("select", "schedule", "plan", "choose", "extract", "norm", "uplink"):
-        assert set(public_names(HOMES[slot])) <= names
+        home = importlib.import_module(HOMES[slot])
+        exported = {name: getattr(home, name) for name in public_names(HOMES[slot])}
+        whole = {name for name, part in exported.items() if not inspect.isabstract(part)}
+        assert whole <= names
     assert {"Embedded", "resnet18", "levels", "Stacked"} <= names
     # Values and abstract classes cannot be used in a run file.
-    assert not {"Task", "TaskSpec", "Data", "World", "accuracy"} & names
+    assert not {"Task", "TaskSpec", "Data", "World", "accuracy", "Quantiser"} & names
 
 
 def test_a_part_inside_another_has_its_slot_in_brackets() -> None:
@@ -36,7 +41,11 @@ def test_a_part_inside_another_has_its_slot_in_brackets() -> None:
 
 
 def test_every_part_says_what_it_does() -> None:
-    assert [part.name for part in listed_parts() if len(part.line) < 10] == []
+    lines = {part.name: part.line for part in listed_parts()}
+    assert [name for name, line in lines.items() if len(line) < 10] == []
+    # A function is told by what it returns.
+    assert lines["perceptron"].startswith("A fully connected network")
+    assert [name for name, line in lines.items() if line.startswith("Return ")] == []
 
 
 def test_the_page_of_a_part_exists_and_is_that_of_its_paper() -> None:
@@ -55,15 +64,32 @@ def test_the_page_of_all_parts_is_current() -> None:
     assert written == parts_page(), "run: anyfleet parts --markdown > docs/parts.md"
 
 
-def test_the_command_prints_the_table_one_slot_or_the_page() -> None:
+def test_the_command_prints_the_table_one_slot_or_the_page(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     shown = anyfleet_command("parts")
     assert shown.exit_code == 0
     assert {"Everyone", "Embedded"} <= set(shown.stdout.split())
     assert "[6, 128]" in shown.stdout  # brackets of a docstring are no markup
+    assert shown.stdout.endswith("\nOne slot: anyfleet parts SLOT\n")
     one = anyfleet_command("parts", "downlink").stdout
+    assert "One slot" not in one
     assert "Stc" in one
     assert "Everyone" not in one
     assert anyfleet_command("parts", "--markdown").stdout == parts_page()
+
+
+@pytest.mark.parametrize(
+    ("columns", "wide"), [("70", 70), ("150", 150), ("", 120), ("0", 120), ("wide", 120)]
+)
+def test_a_table_in_a_pipe_is_as_wide_as_columns_says(
+    columns: str, wide: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    lines = anyfleet_command("parts").stdout.splitlines()
+    assert wide - 20 < max(map(len, lines)) <= wide
+    assert all(line == line.rstrip() for line in lines)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import re
 import runpy
 import subprocess
 import sys
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -133,19 +134,45 @@ def test_a_program_of_the_readme_works(
     runpy.run_path(str(file), run_name="__main__")
 
 
-def test_the_run_files_of_the_readme_work(tmp_path: Path) -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    example, groups, uplink = re.findall(r"^```toml\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    (tmp_path / "run.toml").write_text(example)
-    (moment,) = play(load(tmp_path / "run.toml", ["rounds=1", "task.limit=600"]))
-    assert moment.record.replies > 0
-    before_fleet, _, _ = example.partition("[fleet]")
-    (tmp_path / "groups.toml").write_text(before_fleet + groups)
-    changes = ["rounds=1", "task.limit=600", "task.devices=12"]  # as many as the group counts
-    (moment,) = play(load(tmp_path / "groups.toml", changes))
-    assert moment.record.replies > 0
-    method = "momentum = 0.9\n"
-    (tmp_path / "bytes.toml").write_text(example.replace(method, method + uplink))
+def toml_blocks() -> list[tuple[str, str]]:
+    """The TOML of the pages, by page."""
+    pages = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+    return [
+        (str(page.relative_to(ROOT)), block)
+        for page in pages
+        for block in re.findall(
+            r"^```toml\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+        )
+    ]
+
+
+def complete_run_files() -> list[tuple[str, str]]:
+    return [each for each in toml_blocks() if {"task", "method"} <= tomllib.loads(each[1]).keys()]
+
+
+@pytest.mark.parametrize(("page", "text"), complete_run_files(), ids=lambda each: each[:40])
+def test_a_run_file_of_a_page_works(page: str, text: str, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(text)
+    changes = [] if page.startswith("docs/methods/") else ["rounds=1", "task.limit=600"]
+    experiment = load(tmp_path / "run.toml", changes)
+    if changes:  # those of the methods run with the tests of their pages
+        (moment,) = play(experiment)
+        assert moment.record.replies > 0
+
+
+def test_pages_have_run_files_and_pieces_of_them_that_work(tmp_path: Path) -> None:
+    pages = {page for page, _ in complete_run_files()}
+    assert "docs/run_files.md" in pages
+    assert len(pages) > len(public_names("anyfleet.methods")) / 2
+    (tmp_path / "run.toml").write_text('[task]\nuse = "Embedded"\n[method]\nuse = "fedavg"\n')
+    limits = [text for _, text in toml_blocks() if tomllib.loads(text).keys() == {"limits"}]
+    assert limits
+    for piece in limits:
+        whole = (tmp_path / "run.toml").read_text() + piece
+        (tmp_path / "limits.toml").write_text(whole)
+        assert load(tmp_path / "limits.toml").limits.norm == 100.0
+    ((_, uplink),) = (each for each in toml_blocks() if each[0] == "docs/codecs.md")
+    (tmp_path / "bytes.toml").write_text('[task]\nuse = "Embedded"\n' + uplink)
     (moment,) = play(load(tmp_path / "bytes.toml", ["rounds=1", "task.limit=600"]))
     assert moment.record.up < moment.record.down / 50
 

@@ -122,9 +122,11 @@ def test_what_is_dealt_at_random_says_so() -> None:
         return Fleet(groups=groups, **rest).build(np.arange(2), 7).assignment
 
     assert told(Group(), Group()) == (
-        "Which devices belong to which group is drawn with seed 7, whatever their data."
+        "Groups are assigned at random (seed 7), independently of the data."
     )
-    assert told(Group(devices=(1,)), Group()).startswith("Some groups name their devices. Which of")
+    assert told(Group(devices=(1,)), Group()).startswith(
+        "Some groups name their devices. The other devices are assigned at random (seed 7)"
+    )
     named = told(Group(devices=(1,)), Group(devices=(0,)))
     assert named == "Groups name their devices; none is drawn."
     assert told(Group()) == "All devices are of one group."

@@ -530,7 +530,7 @@ GROUPS = st.builds(
     energy=numbers(1e-27, 1e-25),
     link=LINKS,
     distance=numbers(50, 600),
-    loss=st.sampled_from(
+    column_loss=st.sampled_from(
         [
             ColumnLoss(),
             ColumnLoss(error=0.2),

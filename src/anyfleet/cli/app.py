@@ -291,16 +291,19 @@ def methods(
     name: Annotated[
         str | None, typer.Argument(help="A method to show in full.", show_default=False)
     ] = None,
-    functions: Annotated[
-        bool, typer.Option("--functions", help="List the formulas instead: section and signature.")
+    formulas: Annotated[
+        bool, typer.Option("--formulas", help="List the formulas instead: section and signature.")
     ] = False,
 ) -> None:
-    """List the methods with their papers, show one in full, or list the formulas."""
+    """List the methods with their papers, show one in full, or list the formulas.
+
+    NAME is a method of the list, such as heterofl: its parameters and parts are shown.
+    """
     from anyfleet.cli.methods import list_formulas, list_methods, show_method
 
-    if functions and name is not None:
-        raise typer.BadParameter("--functions lists all formulas: leave NAME out.")
-    if functions:
+    if formulas and name is not None:
+        raise typer.BadParameter("--formulas lists all formulas: leave NAME out.")
+    if formulas:
         list_formulas()
     elif name is None:
         list_methods()
@@ -320,7 +323,10 @@ def parts(
         bool, typer.Option("--markdown", help="Print the page docs/parts.md instead.")
     ] = False,
 ) -> None:
-    """List the parts that can fill the slots of a method and of a run file."""
+    """List the parts that can fill the slots of a method and of a run file.
+
+    SLOT is one of them, such as select or uplink: only its parts are listed.
+    """
     from anyfleet.cli.parts import list_parts, parts_page
 
     if markdown and slot is not None:
@@ -375,10 +381,10 @@ def show(
     allow: Allow = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="The picture (PNG) to write.", show_default="a new one in runs/"),
+        typer.Option(help="A picture (PNG) to write.", show_default="none"),
     ] = None,
 ) -> None:
-    """Show the devices of a fleet: tables of its groups, and a picture.
+    """Show the devices of a fleet: tables of its groups and, with --out, a picture.
 
     NAME is a fleet with a name (levels, testbed, cell, lossy …), FILE a file (TOML) with [fleet].
     KEY=VALUE changes it, such as fleet.devices=100 for a fleet with that parameter.

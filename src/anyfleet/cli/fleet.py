@@ -17,7 +17,6 @@ from anyfleet import config, names, world
 from anyfleet.analysis.fleet_portrait import HOURS, Portrait, portray, varies
 from anyfleet.analysis.plots import NoPictures, draw_fleet
 from anyfleet.arrays import Floats
-from anyfleet.cli.run import RUNS
 from anyfleet.cli.screen import console
 from anyfleet.cli.tables import grid
 from anyfleet.core.limits import MOST_DEVICES
@@ -27,7 +26,6 @@ from anyfleet.errors import ConfigError, Problem
 from anyfleet.experiment import build, load
 from anyfleet.hardware.probes import Peak, Sample, measure, standard, weigh
 from anyfleet.hardware.profile import Profile, as_toml, conclude, slices
-from anyfleet.store import fresh
 from anyfleet.world import Fleet, Group, World
 from anyfleet.world.quantities import bounds
 
@@ -51,24 +49,21 @@ class Look:
 
 
 def show_fleet(name: str, overrides: Sequence[str], *, allow: Sequence[str], look: Look) -> None:
-    """Show a fleet as tables and as a picture; everything is checked before that."""
+    """Show a fleet as tables and, in a file, as a picture; everything is checked before that."""
     source = _source(name, overrides, allow)
     fleet = _fleet(source, name)
     made = _populated(fleet, look.devices or fleet.size or _asked(source) or DEVICES, look.seed)
-    file = _free(look.out, Path(name).stem)
+    if look.out is not None:
+        _make_room(look.out)
     portrait, screen = portray(made), console()
-    title = f"{Path(name).stem}: {_many(len(made), 'device')}"
     for table in _tables(portrait, made, screen.width):
         screen.print(table)
         screen.print()
     for line in _totals(portrait, made):
         screen.print(line, markup=False, soft_wrap=True)
-    try:
-        draw_fleet(file, portrait, title=title)
-    except NoPictures as missing:
-        screen.print(f"({missing})", markup=False)
-    else:
-        screen.print(f"Picture: {file}", markup=False, soft_wrap=True)
+    if look.out is not None:
+        title = f"{Path(name).stem}: {_many(len(made), 'device')}"
+        _draw(look.out, portrait, title, screen)
 
 
 def presets() -> tuple[str, ...]:
@@ -123,13 +118,19 @@ def _populated(fleet: Fleet, devices: int, seed: int) -> World:
         raise ConfigError([Problem("fleet", str(error))]) from error
 
 
-def _free(out: Path | None, name: str) -> Path:
-    if out is None:
-        return fresh(RUNS, f"fleet-{name}") / "fleet.png"
-    if out.exists():
-        raise FileExistsError(f"{out} already exists; choose another file, or remove it.")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    return out
+def _make_room(file: Path) -> None:
+    if file.exists():
+        raise FileExistsError(f"{file} already exists; choose another file, or remove it.")
+    file.parent.mkdir(parents=True, exist_ok=True)
+
+
+def _draw(file: Path, portrait: Portrait, title: str, screen: Console) -> None:
+    try:
+        draw_fleet(file, portrait, title=title)
+    except NoPictures as missing:
+        screen.print(f"({missing})", markup=False)
+    else:
+        screen.print(f"Picture: {file}", markup=False, soft_wrap=True)
 
 
 # --- tables -------------------------------------------------------------------------------------

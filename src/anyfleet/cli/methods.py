@@ -10,11 +10,9 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-from rich.table import Table
-
 import anyfleet
 from anyfleet import arrays as columns
-from anyfleet.cli.screen import console
+from anyfleet.cli.screen import PlainTable, console
 from anyfleet.config.signatures import ABSENT, Entry, form_of
 from anyfleet.core.method import Method
 from anyfleet.errors import ConfigError, Problem
@@ -48,8 +46,17 @@ class Known:
         own = self.module.__name__.rpartition(".")[2] == self.make.__name__
         text = inspect.cleandoc((self.module if own else self.make).__doc__ or "")
         line = text.partition("\n")[0]
-        what = line.partition(": ")[2] if own else line.removeprefix("Return ")
-        return what[:1].upper() + what[1:]
+        return _capital(line.partition(": ")[2]) if own else as_noun(line)
+
+
+def as_noun(docstring: str) -> str:
+    """Return the docstring of a function as one of what it returns: without a leading "Return"."""
+    text = inspect.cleandoc(docstring)
+    return _capital(text.removeprefix("Return ")) if text.startswith("Return ") else text
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def known_methods() -> dict[str, Known]:
@@ -61,7 +68,7 @@ def known_methods() -> dict[str, Known]:
 
 def list_methods() -> None:
     """Print one row for each method: its name, what it does, its paper."""
-    table = Table(box=None, header_style="bold", pad_edge=False)
+    table = PlainTable()
     table.add_column("method", no_wrap=True)
     table.add_column("what it does", ratio=3)
     table.add_column("paper", ratio=2)
@@ -85,7 +92,7 @@ def show_method(name: str) -> None:
 def _told(name: str, known: Known) -> Iterator[str]:
     method = known.make()
     yield inspect.cleandoc(known.module.__doc__ or "") + "\n"
-    yield inspect.cleandoc(known.make.__doc__ or "") + "\n"
+    yield as_noun(known.make.__doc__ or "") + "\n"
     yield f'In a run file, [method] use = "{name}", with any of'
     entries = form_of(known.make).entries
     width = max(map(len, entries), default=0)

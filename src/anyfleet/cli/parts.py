@@ -1,17 +1,15 @@
 """`anyfleet parts`: one table of all parts, on the screen and as a page of the documents."""
 
 import importlib
-import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from types import MappingProxyType
 from typing import Any
 
-from rich.table import Table
 from rich.text import Text
 
-from anyfleet.cli.methods import known_methods
-from anyfleet.cli.screen import console
+from anyfleet.cli.methods import as_noun, known_methods
+from anyfleet.cli.screen import PlainTable, console
 from anyfleet.config.loading import names_for
 from anyfleet.config.signatures import hints_of
 from anyfleet.core.method import Method
@@ -63,8 +61,8 @@ class ListedPart:
 
     @property
     def line(self) -> str:
-        """The first line of its docstring."""
-        return inspect.cleandoc(self.made_by.__doc__ or "").partition("\n")[0].rstrip(".")
+        """The first line of its docstring, without a leading "Return"."""
+        return as_noun(self.made_by.__doc__ or "").partition("\n")[0].rstrip(".")
 
     @property
     def papers(self) -> tuple[Paper, ...]:
@@ -110,7 +108,7 @@ def list_parts(slot: str | None = None) -> None:
         message = f"is not a slot ({', '.join(SLOTS)})"
         raise ConfigError([Problem(slot, message + (near(slot, SLOTS) or "."))])
     wanted = "uplink" if slot == "downlink" else slot
-    table = Table(box=None, header_style="bold", pad_edge=False)
+    table = PlainTable()
     table.add_column("part", no_wrap=True)
     table.add_column("slot", no_wrap=True)
     table.add_column("what it does", ratio=3)
@@ -122,6 +120,8 @@ def list_parts(slot: str | None = None) -> None:
     screen = console()
     screen.print(table)
     screen.print("\nA slot in brackets: the part stands inside another one of that slot.")
+    if slot is None:
+        screen.print("One slot: anyfleet parts SLOT")
 
 
 def parts_page() -> str:

@@ -12,7 +12,7 @@ from rich.console import Console
 from anyfleet import config
 from anyfleet.analysis.equal_budgets import Resource
 from anyfleet.analysis.plots import NoPictures, NothingToDraw, Runs, draw
-from anyfleet.analysis.summaries import best, taken_apart
+from anyfleet.analysis.summaries import taken_apart
 from anyfleet.cli.remarks import remarks
 from anyfleet.cli.screen import console, progress, show
 from anyfleet.cli.stopping import exit_code
@@ -172,7 +172,7 @@ def perform(run: Run, screen: Console) -> None:
         show(screen, f"To go on: {resumption(folder, run.allow)}")
         raise typer.Exit(exit_code(stop)) from stop
     runs = {run.name: [records]}
-    screen.print(table(runs, best(records), screen.width))
+    screen.print(table(runs, None, screen.width))
     narrow = by_width(runs, screen.width)
     if narrow is not None:
         show(screen, f"\n{width_title(runs)}")

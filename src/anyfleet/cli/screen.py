@@ -1,23 +1,52 @@
-"""The screen: the console, plain lines, and the progress of a run."""
+"""The screen: the console, plain lines and tables, and the progress of a run."""
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.segment import Segment
+from rich.table import Table
 
 from anyfleet.analysis.metric import Metric
 from anyfleet.experiment import RoundRecord
 
 Show = Callable[[RoundRecord], None]
 _PLAIN_LINES = 10  # of progress for each run, without a terminal
-_PLAIN_WIDTH = 120  # of tables, without a terminal
+_PLAIN_WIDTH = 120  # of tables, without a terminal or COLUMNS
 
 
 def console() -> Console:
-    """Return the standard output; without a terminal rich writes plain text."""
+    """Return the standard output; without a terminal, plain text as wide as COLUMNS says."""
     screen = Console(highlight=False)
-    return screen if screen.is_terminal else Console(highlight=False, width=_PLAIN_WIDTH)
+    if screen.is_terminal:
+        return screen
+    columns = os.environ.get("COLUMNS", "")
+    wide = int(columns) if columns.isascii() and columns.isdigit() else 0
+    return Console(highlight=False, width=wide or _PLAIN_WIDTH)
+
+
+class PlainTable(Table):
+    """A table without lines, whose rows have no blanks at their end."""
+
+    def __init__(self, *, collapse_padding: bool = False) -> None:
+        super().__init__(
+            box=None, header_style="bold", pad_edge=False, collapse_padding=collapse_padding
+        )
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        # Without a title a table is nothing but segments.
+        written = super().__rich_console__(console, options)
+        segments = (each for each in written if isinstance(each, Segment))
+        for line in Segment.split_lines(segments):
+            while line and not line[-1].text.strip():
+                line.pop()
+            if line:
+                text, style, control = line.pop()
+                line.append(Segment(text.rstrip(), style, control))
+            yield from line
+            yield Segment.line()
 
 
 def show(screen: Console, text: str) -> None:

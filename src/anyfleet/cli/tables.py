@@ -23,6 +23,7 @@ from anyfleet.analysis.summaries import (
     summarise,
     to_target,
 )
+from anyfleet.cli.screen import PlainTable
 from anyfleet.core.ledger import Ledger
 from anyfleet.experiment import RoundRecord
 
@@ -48,18 +49,19 @@ def _energy(joules: Iterable[float]) -> Unit:
     return next((unit for unit in _UNITS if most >= unit.size), _UNITS[-1])
 
 
-def table(runs: Runs, target: float, width: int) -> Table:
+def table(runs: Runs, target: float | None, width: int) -> Table:
     """Return one row per name: where it ended, as means over its seeds with deviations.
 
-    "spread %" is the deviation of the accuracy over devices, if these were evaluated.
+    One column has the seconds to the target, if there is one. "spread %" is the deviation of the
+    accuracy over devices, if these were evaluated.
     """
     ends = {name: [summarise(records) for records in group] for name, group in runs.items()}
     unit = _energy(end.joules for group in ends.values() for end in group)
     metrics = metrics_of(runs)
     others = dict.fromkeys(each for group in ends.values() for end in group for each in end.others)
     heads = [*_score_heads(metrics), *(Metric(name).head for name in others), "simulated s"]
-    heads += [f"s to {metrics[0].told(target)}", unit.name, "MB down", "MB up", "GFLOP", "failures"]
-    heads += ["spread %"]
+    heads += [] if target is None else [f"s to {metrics[0].told(target)}"]
+    heads += [unit.name, "MB down", "MB up", "GFLOP", "failures", "spread %"]
     rows = {
         name: (
             *_scores(metrics, _known(group, ends[name])),
@@ -238,7 +240,7 @@ def grid(heads: Sequence[str], rows: Mapping[str, Sequence[str]], width: int) ->
     if names + sum(sizes) + len(sizes) > width:
         sizes = [max(len(word) for text in column for word in text.split()) for column in columns]
         names = min(names, max(_NAME_WIDTH, width - sum(sizes) - len(sizes)))
-    made = Table(box=None, header_style="bold", pad_edge=False, collapse_padding=True)
+    made = PlainTable(collapse_padding=True)
     made.add_column("", overflow="fold", width=names)
     for (head, *_), size in zip(columns, sizes, strict=True):
         made.add_column(head, justify="right", width=size)
@@ -248,10 +250,15 @@ def grid(heads: Sequence[str], rows: Mapping[str, Sequence[str]], width: int) ->
 
 
 def _cells(
-    group: Sequence[Sequence[RoundRecord]], ends: Sequence[Summary], target: float, unit: Unit
+    group: Sequence[Sequence[RoundRecord]],
+    ends: Sequence[Summary],
+    target: float | None,
+    unit: Unit,
 ) -> Iterator[str]:
     yield _finely(*(end.time for end in ends))
-    yield over_seeds([to_target(records, target) for records in group], lambda spent: spent.time)
+    if target is not None:
+        costs = [to_target(records, target) for records in group]
+        yield over_seeds(costs, lambda spent: spent.time)
     yield number(*(end.joules / unit.size for end in ends))
     yield megabytes(*(end.down for end in ends))
     yield megabytes(*(end.up for end in ends))

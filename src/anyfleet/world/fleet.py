@@ -96,11 +96,10 @@ class Fleet:
             return f"All devices are of one group.{after}"
         if all(named):
             return f"Groups name their devices; none is drawn.{after}"
-        rest = "Which of the others belong" if any(named) else "Which devices belong"
-        first = "Some groups name their devices. " if any(named) else ""
-        return (
-            f"{first}{rest} to which group is drawn with seed {seed}, whatever their data.{after}"
-        )
+        drawn = f"assigned at random (seed {seed}), independently of the data.{after}"
+        if any(named):
+            return f"Some groups name their devices. The other devices are {drawn}"
+        return f"Groups are {drawn}"
 
 
 def declare(
