@@ -351,8 +351,8 @@ def test_a_run_folder_has_the_notes_of_its_steps(tmp_path: Path) -> None:
     method = replace(base, aggregate=Diagnosed(base.aggregate))
     experiment = Experiment(Embedded(devices=6, server=50), method, rounds=2, engine=Sequential())
     with Recording(tmp_path, experiment) as recording:
-        for moment in play(experiment):
-            recording.append(moment)
+        for result in play(experiment):
+            recording.append(result)
     points = read_rounds(tmp_path)
     assert len(points) == 2
     assert 0 < points[-1].diagnostics["coverage"] <= 1

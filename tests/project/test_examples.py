@@ -111,8 +111,8 @@ def test_a_recipe_starts_with_its_command_and_runs(file: Path, tmp_path: Path) -
     full = load(file)
     table = "task.inner" if "[task.inner]" in file.read_text() else "task"
     small = load(file, ["rounds=1", f"{table}.limit=300", f"{table}.server=20"])
-    (moment,) = play(small)
-    assert moment.record.accuracy >= 0
+    (result,) = play(small)
+    assert result.record.accuracy >= 0
     (tmp_path / "config.toml").write_text(describe(full))
     assert config.read(tmp_path / "config.toml").load(Experiment) == full
 
@@ -137,17 +137,17 @@ def test_the_run_files_of_the_readme_work(tmp_path: Path) -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     example, groups, uplink = re.findall(r"^```toml\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     (tmp_path / "run.toml").write_text(example)
-    (moment,) = play(load(tmp_path / "run.toml", ["rounds=1", "task.limit=600"]))
-    assert moment.record.replies > 0
+    (result,) = play(load(tmp_path / "run.toml", ["rounds=1", "task.limit=600"]))
+    assert result.record.replies > 0
     before_fleet, _, _ = example.partition("[fleet]")
     (tmp_path / "groups.toml").write_text(before_fleet + groups)
     changes = ["rounds=1", "task.limit=600", "task.devices=12"]  # as many as the group counts
-    (moment,) = play(load(tmp_path / "groups.toml", changes))
-    assert moment.record.replies > 0
+    (result,) = play(load(tmp_path / "groups.toml", changes))
+    assert result.record.replies > 0
     method = "momentum = 0.9\n"
     (tmp_path / "bytes.toml").write_text(example.replace(method, method + uplink))
-    (moment,) = play(load(tmp_path / "bytes.toml", ["rounds=1", "task.limit=600"]))
-    assert moment.record.up < moment.record.down / 50
+    (result,) = play(load(tmp_path / "bytes.toml", ["rounds=1", "task.limit=600"]))
+    assert result.record.up < result.record.down / 50
 
 
 def test_the_fleets_of_the_page_about_fleets_work(tmp_path: Path) -> None:
@@ -177,9 +177,9 @@ def test_the_codec_of_the_page_about_codecs_works(tmp_path: Path) -> None:
     }
     codec = found["OneBit"]()
     method = replace(fedavg(count=3, lr=0.05), uplink=codec)
-    (moment,) = play(Experiment(Embedded(devices=4, limit=600), method, rounds=1))
-    assert moment.record.replies == 3
-    assert 0 < moment.record.up < moment.record.down / 4
+    (result,) = play(Experiment(Embedded(devices=4, limit=600), method, rounds=1))
+    assert result.record.replies == 3
+    assert 0 < result.record.up < result.record.down / 4
 
 
 def test_the_docstring_of_the_package_works() -> None:
