@@ -331,7 +331,7 @@ def test_what_measuring_costs_is_told() -> None:
     assert diagnosis.measuring(fedavg(), task) == ""
 
 
-def test_notes_are_plain_data_and_come_back() -> None:
+def test_diagnostics_are_plain_data_and_come_back() -> None:
     notes = {
         "angles": {3: 0.5, 11: math.nan},
         "labelled": np.array([3, 4]),

@@ -78,7 +78,7 @@ def test_numbers_are_unique_and_without_gaps() -> None:
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.stem)
-def test_a_record_is_short_and_has_its_four_replies(record: Path) -> None:
+def test_a_record_is_short_and_has_its_four_answers(record: Path) -> None:
     text = record.read_text(encoding="utf-8")
     assert re.fullmatch(r"\d{3}-[a-z0-9-]+", record.stem)
     assert re.match(rf"# {record.name[:3]}\. [A-Z]", text), "the title begins with the number"
