@@ -175,7 +175,7 @@ MORE: dict[str, tuple[Call, str]] = {
     ),
     "a word nobody knows": (
         lambda: Deadline(3.0, wrong("latee")),
-        r'late must be "lost" or "late"',
+        r'late must be "dropped" or "counted"',
     ),
     "numbers that are none": (
         lambda: heterofl(widths=wrong((1, "half"))),

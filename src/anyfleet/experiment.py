@@ -69,16 +69,16 @@ class Experiment:
         for name in ("count", *Training.__annotations__)
     }
 
-    task: TaskSpec
-    method: Method
-    fleet: Fleet = field(default_factory=Fleet)
-    engine: Engine = field(default_factory=Sequential)
-    limits: Limits = field(default_factory=Limits)
-    rounds: Counter = 20
-    evaluate_every: Counter = 1
-    widths: tuple[float, ...] = (1.0,)
-    details: tuple[Detail, ...] = ()
-    seed: int = 0
+    task: TaskSpec  # what is learned, and from whose data
+    method: Method  # one part for each slot
+    fleet: Fleet = field(default_factory=Fleet)  # who the devices are
+    engine: Engine = field(default_factory=Sequential)  # how orders are carried out
+    limits: Limits = field(default_factory=Limits)  # what is refused of messages
+    rounds: Counter = 20  # updates of the global model
+    evaluate_every: Counter = 1  # rounds between evaluations; also after the last
+    widths: tuple[float, ...] = (1.0,)  # at which the model is evaluated, 0 to 1
+    details: tuple[Detail, ...] = ()  # scores by class, device or group as well
+    seed: int = 0  # of all randomness
 
     def __post_init__(self) -> None:
         for name, value in (("rounds", self.rounds), ("evaluate_every", self.evaluate_every)):

@@ -203,7 +203,7 @@ class Server:
         view = self.view()
         held = view.replied.where(np.isin(view.replied.order, request.held_orders))
         with during("select", self.method.select):
-            picked = self.method.select.fetch(view, held)
+            picked = self.method.select.fetch(held, view)
         found = returned.fetched(picked, self._caller("select"), held)
         return replace(request, devices=found.device, held_orders=found.order)
 
@@ -450,7 +450,7 @@ class Server:
         key, state = self.key("aggregate"), self.states["aggregate"]
         updates, aggregate = changes["params"].updates, self.method.aggregate
         with during("aggregate", aggregate):
-            found = aggregate(self.params, state, updates, view, key)
+            found = aggregate(self.params, updates, view, state, key)
         new = returned.aggregated(found, self._caller("aggregate"), self.params)
         buffers = dict(self.buffers)
         if "buffers" in changes:
@@ -481,7 +481,7 @@ class Server:
         """Let the parts learn from the round; NaN may well mean "unknown" in their states."""
         for name, part in self.method.policies().items():
             with during(name, part):
-                self.states[name] = part.learn(self.states[name], updates, self.diagnostics, view)
+                self.states[name] = part.learn(updates, self.diagnostics, view, self.states[name])
 
     # -- resuming
 

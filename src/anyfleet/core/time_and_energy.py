@@ -1,9 +1,13 @@
-"""Seconds and joules of computing: one law for planners, devices and the simulator.
+"""Seconds and joules of computing and of transfers, for planners, devices and the simulator.
+
+Computing:
 
     seconds = (local steps × overhead + calls × latency + moved / bandwidth
                + whole / speed × (fixed + (1 − fixed) × fraction))
               × load × fastest / frequency
     joules  = coefficient × frequency² × cycles
+
+A transfer takes bits / bit rate seconds, and watts × seconds joules.
 
 `fraction` is FLOP / whole or, for a device with an exponent, width^exponent less what fewer trained
 layers save. Cycles are what the device spends on the order, not on its other work. A device with a
@@ -23,6 +27,8 @@ from anyfleet.elastic import WHOLE, Blueprint, Priced, Slice, width
 from anyfleet.elastic.cost.operations import Counting, operations
 from anyfleet.tracebacks import during
 
+# A transfer that would take longer counts as one without a link, so that no sum overflows.
+LONGEST_TRANSFER = 1e15  # seconds
 IN_TIME = 1 - 1e-9  # of what may be spent: a plan that fits exactly must not be late by rounding
 
 
@@ -132,12 +138,22 @@ def clocked(own: Conditions, frequency: Floats) -> Floats:
     return np.clip(asked, own.slowest, own.fastest)
 
 
-def transfer_seconds(bits: Floats | float, bit_rate: Floats) -> Floats:
+def transfer_seconds(bits: Floats | float, bit_rate: Floats | float) -> Floats:
     """Return the seconds that bits take; infinite over a link that carries nothing."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        # No bits take no time, even over a link that is down.
-        seconds: Floats = np.where(np.asarray(bits) > 0, bits / bit_rate, 0.0)
-    return seconds
+    some = np.greater(bits, 0)
+    within = np.less(np.divide(bits, LONGEST_TRANSFER), bit_rate)
+    # No bits take no time, even over a link that is down.
+    seconds: Floats = np.where(some, np.inf, np.zeros(within.shape))
+    return np.divide(bits, bit_rate, out=seconds, where=within & some)
+
+
+def transfer_joules(seconds: Floats, watts: Floats | float) -> Floats:
+    """Return the joules of transfers that take so many seconds; 0 for one that never ends.
+
+    The radio draws power only while bits cross: waiting for a link is free.
+    """
+    joules: Floats = watts * np.where(np.isfinite(seconds), seconds, 0.0)
+    return joules
 
 
 def _undisturbed(effort: Effort, own: Conditions) -> Floats:

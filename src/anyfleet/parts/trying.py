@@ -72,7 +72,7 @@ def try_aggregate(
     )
     view = _view(blueprint, model, updates, server_loss)
     state = part.init(view) if state is None else state
-    found = part(model, state, updates, view, rng.root(seed, "aggregate"))
+    found = part(model, updates, view, state, rng.root(seed, "aggregate"))
     return aggregated(found, Caller("aggregate", part, view.round_index), model)
 
 

@@ -27,11 +27,11 @@ _ERRORS = (Uniform(0.1, 0.2),)
 @checked
 def levels(
     *,
-    speeds: tuple[float, ...] = SPEEDS,
-    bit_rate_up: float | tuple[float, ...] = 1e7,
-    bit_rate_down: float | tuple[float, ...] = 4e7,
-    memory: float = 4e9,
-    mortality: float = 0.0,
+    speeds: tuple[float, ...] = SPEEDS,  # FLOP per second of each level
+    bit_rate_up: float | tuple[float, ...] = 1e7,  # bits per second
+    bit_rate_down: float | tuple[float, ...] = 4e7,  # bits per second
+    memory: float = 4e9,  # bytes free for training
+    mortality: float = 0.0,  # share of orders during which a device dies
 ) -> Fleet:
     """Return a fleet with one level for each speed, strongest first, and as many devices of each.
 
@@ -86,11 +86,11 @@ def steep(*, speed: float = 5e10) -> Fleet:
 @checked
 def cell(
     *,
-    devices: int = 60,
-    distance: Number = _ANYWHERE,
-    coefficient: Number = _COEFFICIENTS,
-    budget: Number = _JOULES,
-    flops_per_cycle: float = 171.0,
+    devices: int = 60,  # in the cell
+    distance: Number = _ANYWHERE,  # metres from the station
+    coefficient: Number = _COEFFICIENTS,  # joules for a cycle, divided by the frequency squared
+    budget: Number = _JOULES,  # joules that one order may cost
+    flops_per_cycle: float = 171.0,  # of every device
     link: Shannon = _CELL_LINK,
 ) -> Fleet:
     """Return AnycostFL's cell: devices within 550 m of a station, at a new place in every round.
@@ -146,9 +146,9 @@ def unequal_distance(deviation: float) -> Redrawn:
 def lossy(
     *,
     errors: tuple[float | Distribution, ...] = _ERRORS,
-    levels: int = 1,
-    column_width: float = 0.125,
-    speed: float = 1e9,
+    levels: int = 1,  # capability levels
+    column_width: float = 0.125,  # of the model's width
+    speed: float = 1e9,  # FLOP per second
 ) -> Fleet:
     """Return FedResCuE's fleet: models cross in columns, and the first loss ends a transmission.
 

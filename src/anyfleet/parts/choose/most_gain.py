@@ -11,7 +11,7 @@ from anyfleet.core.check_in import CheckIns, Choices
 from anyfleet.core.messages import Conditions
 from anyfleet.core.signals import Frequency, Menu, SentFraction, Signal
 from anyfleet.core.slots import Choose
-from anyfleet.core.time_and_energy import IN_TIME, transfer_seconds
+from anyfleet.core.time_and_energy import IN_TIME, transfer_joules, transfer_seconds
 from anyfleet.errors import refuse
 from anyfleet.formulas.anycost import (
     AnycostBudgets,
@@ -105,12 +105,10 @@ class MostGain(Choose):
         down = transfer_seconds(check_ins.bits_down[check_ins.pairs], known.bit_rate_down)
         beside = check_ins.pair_array(lambda e: e.bits.aside + e.choice_bits)
         up = transfer_seconds(beside, known.bit_rate_up)
-        with np.errstate(invalid="ignore"):  # a link that carries nothing takes infinitely long
-            energy = (
-                IN_TIME * self._joules(known) - known.receive_power * down - known.send_power * up
-            )
+        receiving = transfer_joules(down, known.receive_power)
+        sending = transfer_joules(up, known.send_power)
         return AnycostBudgets(
-            energy=energy,
+            energy=IN_TIME * self._joules(known) - receiving - sending,
             seconds=IN_TIME * self.seconds - down - up,
             power=known.send_power,
             bit_rate=known.bit_rate_up,

@@ -80,7 +80,7 @@ class Fgc(Quantiser):
         return replace(self, table=_measured(self, kernels))
 
     def compress(
-        self, rows: Params, state: Params, sent_fraction: Tensor, layout: MessageLayout
+        self, rows: Params, sent_fraction: Tensor, layout: MessageLayout, state: Params
     ) -> Compressed:
         # Fitting messages to a sent fraction has counted their bits already.
         symbols, bits = self._fitted_symbols(rows, sent_fraction, layout)

@@ -61,7 +61,7 @@ class Quantiser(Codec):
         """
 
     def compress(
-        self, rows: Params, state: Params, sent_fraction: Tensor, layout: MessageLayout
+        self, rows: Params, sent_fraction: Tensor, layout: MessageLayout, state: Params
     ) -> Compressed:
         symbols = _plain(self.quantise(rows, sent_fraction, layout))
         received, kept = self.restore(symbols, layout)

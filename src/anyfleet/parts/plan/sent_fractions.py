@@ -32,7 +32,7 @@ class SentFractionByLevel(Wrapper, Plan):
     `inner` plans the sizes. NaN asks for none: devices of that level send as the codec likes.
     """
 
-    sent_fractions: tuple[float, ...]
+    sent_fractions: tuple[float, ...]  # of each level, strongest first
     inner: Plan = field(default_factory=WholeModel)
 
     requires: ClassVar[frozenset[Signal]] = frozenset({FollowsSentFraction()})
@@ -89,9 +89,9 @@ class SentFractionByLink(Plan):
         return _Kept(self.inner.init(view), seconds)
 
     def learn(
-        self, state: _Kept, updates: Updates | None, diagnostics: Mapping[str, Any], view: View
+        self, updates: Updates | None, diagnostics: Mapping[str, Any], view: View, state: _Kept
     ) -> _Kept:
-        return state._replace(inner=self.inner.learn(state.inner, updates, diagnostics, view))
+        return state._replace(inner=self.inner.learn(updates, diagnostics, view, state.inner))
 
     def diagnostics(self, state: _Kept) -> Mapping[str, Any]:
         return {**self.inner.diagnostics(state.inner), "upload_seconds": state.seconds}

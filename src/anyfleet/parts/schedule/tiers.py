@@ -29,8 +29,8 @@ class Tiers(Schedule):
     is cancelled.
     """
 
-    staleness: int = 20
-    patience: Unbounded = 3600.0
+    staleness: int = 20  # rounds that a reply may be old
+    patience: Unbounded = 3600.0  # seconds after which a round ends
 
     papers: ClassVar[tuple[Paper, ...]] = (FEDAT,)
 

@@ -37,7 +37,7 @@ def demand(order: Cohort, task: Task, counting: Counting, chooser: ChooserState)
     needed = training(order.job.trainer, blueprint, slice_, amount, counting)
     # Once for every width: its chooser measures the initial model on one minibatch.
     choose, first = order.job.choose, slice_.first_trained_layer
-    for measure in choose.initial_measures(chooser, width_, first) if steps else ():
+    for measure in choose.initial_measures(width_, first, chooser) if steps else ():
         once = Amount(batch, min(batch, samples), 1)
         needed = needed.then(training(measure, blueprint, slice_, once, counting))
     return needed
