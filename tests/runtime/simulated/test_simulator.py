@@ -673,13 +673,8 @@ def test_late_in_a_run_an_order_costs_what_it_costs_at_the_start() -> None:
 def test_a_device_that_works_does_not_recharge() -> None:
     task = small.task()
     group = replace(SLOW, battery=1e3, charge=0.5, recharge=10.0)
-<<<<<<< HEAD
     runtime = Simulated(task, small.world(task, fleet(group)))
     late = Deadline(1.0, late="counted", staleness=9)
-=======
-    runtime = Simulated(task, small.world(task, fleet(group)), 0)
-    late = Deadline(1.0, late="counted", staleness=9)
->>>>>>> h_n2
     list(islice(run(replace(ALL, select=Uniform(3), schedule=late), task, runtime, 0), 1))
     busy = ~runtime.free(np.arange(8))
     assert busy.sum() == 3
