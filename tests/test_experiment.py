@@ -27,7 +27,7 @@ SMALL = Experiment(TASK, methods.fedavg(count=2, lr=0.1), rounds=3)
 
 def test_play_evaluates_when_due_and_at_the_end() -> None:
     experiment = replace(SMALL, rounds=4, evaluate_every=2, widths=(1.0, 0.5))
-    points = [moment.record for moment in play(experiment)]
+    points = [result.record for result in play(experiment)]
     assert [p.round_index for p in points] == [0, 1, 2, 3]
     assert [bool(p.scores) for p in points] == [True, False, True, True]
     assert {"accuracy", "accuracy@1", "accuracy@0.5"} <= points[-1].scores.keys()
@@ -52,7 +52,7 @@ def test_a_task_is_measured_by_its_own_first_metric() -> None:
     experiment = Experiment(
         regressed(), methods.fedavg(lr=0.05), rounds=3, evaluate_every=2, widths=(0.5, 1.0)
     )
-    points = [moment.record for moment in play(experiment)]
+    points = [result.record for result in play(experiment)]
     assert {point.metric for point in points} == {"mae"}
     assert [point.evaluated() for point in points] == [True, False, True]
     last = points[-1]
@@ -71,15 +71,15 @@ def test_widths_are_those_of_the_judging_metric_alone(second: str) -> None:
         split=tasks.Split(devices=2),
     )
     experiment = Experiment(task, methods.fedavg(lr=0.05), rounds=1, widths=(1.0, 0.5))
-    (moment,) = play(experiment)
-    assert moment.record.widths == (1.0, 0.5)
-    assert list(summarise([moment.record]).others) == [second]
+    (result,) = play(experiment)
+    assert result.record.widths == (1.0, 0.5)
+    assert list(summarise([result.record]).others) == [second]
 
 
 def test_devices_own_models_are_measured_by_the_tasks_own_metric() -> None:
     """Not by the shared model, which no one trains."""
     experiment = Experiment(regressed(), methods.local(lr=0.2), rounds=2, evaluate_every=5)
-    first, last = (moment.record for moment in play(experiment))
+    first, last = (result.record for result in play(experiment))
     assert first.score == first.on_devices != first.scores["mae"]
     assert last.score == last.on_devices < first.score
 
@@ -94,8 +94,8 @@ def test_the_same_experiment_twice_gives_the_same_points() -> None:
 
 
 def test_a_built_task_stands_for_its_own_description() -> None:
-    (moment,) = play(replace(SMALL, task=TASK.build(0), rounds=1))
-    assert moment.record.scores == next(play(SMALL)).record.scores
+    (result,) = play(replace(SMALL, task=TASK.build(0), rounds=1))
+    assert result.record.scores == next(play(SMALL)).record.scores
 
 
 def test_pooled_data_lie_on_one_device() -> None:
@@ -129,9 +129,9 @@ def test_a_file_says_how_long_an_update_may_be(tmp_path: Path) -> None:
     )
     experiment = load(file)
     assert experiment.limits == Limits(norm=1e-6)
-    (moment,) = play(experiment)
-    assert moment.record.failures == 4
-    assert all(lost.startswith("refused: norm: ") for lost in moment.round.ledger.failure)
+    (result,) = play(experiment)
+    assert result.record.failures == 4
+    assert all(lost.startswith("refused: norm: ") for lost in result.round.ledger.failure)
     assert next(play(load(file, ["limits.norm=1e6"]))).record.replies == 4
 
 
@@ -175,8 +175,8 @@ def test_threads_may_use_the_code_that_the_file_may_use(tmp_path: Path) -> None:
     )
     experiment = load(file, allow=["own_trainer"])
     assert experiment.engine == Threads(allow=("own_trainer",))
-    (moment,) = play(experiment)
-    assert moment.record.replies == 2
+    (result,) = play(experiment)
+    assert result.record.replies == 2
     both = load(file, ['engine.allow=["other", "own_trainer"]'], ["own_trainer", "other"])
     assert both.engine == Threads(allow=("other", "own_trainer"))
     with pytest.raises(ConfigError, match=r'method\.train: "own_trainer:Mine" is outside'):
@@ -206,8 +206,8 @@ def test_what_the_data_refuse_is_a_problem_of_the_file() -> None:
 def test_more_devices_than_there_are_is_said_once_with_the_number_that_fits() -> None:
     many = replace(SMALL, method=methods.fedavg(count=50, lr=0.1), rounds=1)
     with pytest.warns(AnyfleetWarning, match=r"Uniform\.count is 50, .* 4 is the most") as told:
-        (moment,) = play(many)
-    assert moment.record.replies == 4
+        (result,) = play(many)
+    assert result.record.replies == 4
     assert len(told) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")

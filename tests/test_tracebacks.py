@@ -225,14 +225,14 @@ def test_it_survives_threads_and_stacks(engine: Engine) -> None:
 
 def test_from_python_the_last_result_is_where_to_go_on() -> None:
     experiment = Experiment(task(), replace(BASE, select=BadSelect()), rounds=3)
-    moments: list[RoundResult] = []
+    results: list[RoundResult] = []
     with pytest.raises(Oops) as caught:
-        moments.extend(play(experiment))  # keeps those before the error
+        results.extend(play(experiment))  # keeps those before the error
     assert "The run so far is safe in the last result" in note(caught.value)
     assert "play(experiment, task, resume=result.state)" in note(caught.value)
-    assert len(moments) == 1
+    assert len(results) == 1
     mended = replace(experiment, method=replace(BASE, select=Uniform(2)))
-    *_, last = play(mended, resume=moments[-1].state)
+    *_, last = play(mended, resume=results[-1].state)
     *_, whole = play(mended)
     assert small.identical(last.round.params, whole.round.params)
 
@@ -394,8 +394,8 @@ def test_what_anyfleet_refuses_of_data_is_still_a_problem_of_the_file() -> None:
 
 def recorded(folder: Path, experiment: Experiment, every: int | None) -> None:
     with Recording(folder, experiment, every=every) as recording:
-        for moment in play(experiment):
-            recording.append(moment)
+        for result in play(experiment):
+            recording.append(result)
 
 
 def test_a_recording_says_where_the_run_is_safe(tmp_path: Path) -> None:

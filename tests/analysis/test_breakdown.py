@@ -30,60 +30,60 @@ EXPERIMENT = Experiment(
 
 
 @pytest.fixture(scope="module")
-def moment() -> RoundResult:
+def result() -> RoundResult:
     *_, last = play(EXPERIMENT)
     return last
 
 
 @torch.no_grad()
-def hits(moment: RoundResult, x: Tensor, y: Tensor) -> Tensor:
+def hits(result: RoundResult, x: Tensor, y: Tensor) -> Tensor:
     """By the module itself, without any of the code that is tested."""
     module = small.net(norm=False).eval()
-    module.load_state_dict(dict(moment.round.params))
+    module.load_state_dict(dict(result.round.params))
     right: Tensor = module(x).argmax(1) == y
     return right.double()
 
 
-def test_classes_are_those_of_the_test_set(moment: RoundResult) -> None:
-    right = hits(moment, TASK.test.x, TASK.test.y)
+def test_classes_are_those_of_the_test_set(result: RoundResult) -> None:
+    right = hits(result, TASK.test.x, TASK.test.y)
     expected = [float(right[TASK.test.y == label].mean()) for label in range(10)]
-    assert moment.record.details[0].classes == pytest.approx(expected)
+    assert result.record.details[0].classes == pytest.approx(expected)
     assert len(set(expected)) > 3, "too alike to tell one class from another"
 
 
-def test_devices_are_evaluated_on_their_own_test_data(moment: RoundResult) -> None:
+def test_devices_are_evaluated_on_their_own_test_data(result: RoundResult) -> None:
     own = [TASK.own_test(device) for device in range(TASK.devices)]
-    expected = [float(hits(moment, data.x, data.y).mean()) for data in own]
-    assert moment.record.details[0].devices == pytest.approx(expected)
+    expected = [float(hits(result, data.x, data.y).mean()) for data in own]
+    assert result.record.details[0].devices == pytest.approx(expected)
     assert len(set(expected)) > 2, "too alike to tell one device from another"
 
 
-def test_groups_join_the_data_of_their_devices(moment: RoundResult) -> None:
+def test_groups_join_the_data_of_their_devices(result: RoundResult) -> None:
     members = populate(EXPERIMENT, TASK).group
-    found = moment.record.details[0].groups
+    found = result.record.details[0].groups
     assert list(found) == ["phones", "group 1"]
     for number, share in enumerate(found.values()):
         own = [TASK.own_test(int(device)) for device in np.flatnonzero(members == number)]
-        right = torch.cat([hits(moment, data.x, data.y) for data in own])
+        right = torch.cat([hits(result, data.x, data.y) for data in own])
         assert share == pytest.approx(float(right.mean()))
 
 
-def test_every_width_is_taken_apart(moment: RoundResult) -> None:
-    whole, half = moment.record.details
+def test_every_width_is_taken_apart(result: RoundResult) -> None:
+    whole, half = result.record.details
     assert (whole.width, half.width) == (1.0, 0.5)
     assert whole.devices != half.devices
     label = np.bincount(TASK.test.y.numpy(), minlength=10) / len(TASK.test)
     for parts in (whole, half):
-        mean = moment.record.at(parts.width)
+        mean = result.record.at(parts.width)
         assert np.dot(label, parts.classes) == pytest.approx(mean)
 
 
 def test_only_what_is_asked_for_is_measured() -> None:
-    (moment,) = play(replace(EXPERIMENT, rounds=1, widths=(1.0,), details=("groups",)))
-    (parts,) = moment.record.details
+    (result,) = play(replace(EXPERIMENT, rounds=1, widths=(1.0,), details=("groups",)))
+    (parts,) = result.record.details
     assert (parts.classes, parts.devices, len(parts.groups)) == ((), (), 2)
-    (moment,) = play(replace(EXPERIMENT, rounds=1, details=()))
-    assert moment.record.details == ()
+    (result,) = play(replace(EXPERIMENT, rounds=1, details=()))
+    assert result.record.details == ()
 
 
 def test_the_spread_leaves_out_devices_without_data() -> None:
@@ -116,6 +116,6 @@ def test_what_cannot_be_taken_apart_is_refused_all_at_once() -> None:
 
 def test_a_class_that_is_not_tested_has_no_accuracy() -> None:
     few = replace(TASK, test=TASK.test.rows(torch.nonzero(TASK.test.y == 3).flatten()))
-    (moment,) = play(replace(EXPERIMENT, task=few, rounds=1, details=("classes",)))
-    known = [not math.isnan(share) for share in moment.record.details[0].classes]
+    (result,) = play(replace(EXPERIMENT, task=few, rounds=1, details=("classes",)))
+    known = [not math.isnan(share) for share in result.record.details[0].classes]
     assert known == [label == 3 for label in range(10)]

@@ -331,7 +331,7 @@ def test_what_measuring_costs_is_told() -> None:
     assert diagnosis.measuring(fedavg(), task) == ""
 
 
-def test_notes_are_plain_data_and_come_back() -> None:
+def test_diagnostics_are_plain_data_and_come_back() -> None:
     notes = {
         "angles": {3: 0.5, 11: math.nan},
         "labelled": np.array([3, 4]),
@@ -351,8 +351,8 @@ def test_a_run_folder_has_the_notes_of_its_steps(tmp_path: Path) -> None:
     method = replace(base, aggregate=Diagnosed(base.aggregate))
     experiment = Experiment(Embedded(devices=6, server=50), method, rounds=2, engine=Sequential())
     with Recording(tmp_path, experiment) as recording:
-        for moment in play(experiment):
-            recording.append(moment)
+        for result in play(experiment):
+            recording.append(result)
     points = read_rounds(tmp_path)
     assert len(points) == 2
     assert 0 < points[-1].diagnostics["coverage"] <= 1

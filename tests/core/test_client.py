@@ -118,7 +118,7 @@ def test_devices_measure_statistics() -> None:
 
 
 @pytest.mark.parametrize("ask", [Kind.EVALUATE, Kind.STATISTICS, Kind.REPORT])
-def test_a_survey_asks_every_idle_device_and_answers_come_with_the_step(ask: Kind) -> None:
+def test_a_survey_asks_every_idle_device_and_replies_come_with_the_step(ask: Kind) -> None:
     task = small.task()
     method = replace(fedavg(count=3, lr=0.1), schedule=Surveyed(Synchronous(), ask, every=2))
     first, second = small.steps(method, task, 2)

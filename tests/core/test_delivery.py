@@ -89,8 +89,8 @@ def test_1_8_the_worked_example_through_the_servers_aggregation() -> None:
         order = orders(method, task, [device], column=0.25)
         came = cut_reply(constant(task, order, value), order, width, task.blueprint)
         rows.append(RepliedOrder(order, came, no_charges(device, 0.0)))
-    arrivals = IncomingReplies(method, task, 0).trained(rows, task.params)
-    change = arrivals.mean(np.ones(3))
+    updates = IncomingReplies(method, task, 0).trained(rows, task.params)
+    change = updates.mean(np.ones(3))
     model = {name: task.params[name] + change[name] for name in task.params}
     expected = torch.tensor([7 / 3, 7 / 3, 3, 4])
     assert torch.allclose(model["0.bias"], expected)
@@ -176,7 +176,7 @@ def test_1_8_without_a_single_column_the_device_goes_on_with_its_own_model() -> 
 
 @pytest.mark.parametrize("name", METHODS)
 @WIDTHS
-def test_the_bits_of_a_cut_answer_are_the_bytes_of_its_message(name: str, width: float) -> None:
+def test_the_bits_of_a_cut_reply_are_the_bytes_of_its_message(name: str, width: float) -> None:
     order = asked(name)
     update = answered(order)
     came = crossed(encode_reply(update, order, TASK), order, width)
@@ -185,7 +185,7 @@ def test_the_bits_of_a_cut_answer_are_the_bytes_of_its_message(name: str, width:
 
 @pytest.mark.parametrize("name", METHODS)
 @WIDTHS
-def test_a_cut_answer_survives_the_wire(name: str, width: float) -> None:
+def test_a_cut_reply_survives_the_wire(name: str, width: float) -> None:
     order = asked(name)
     update = answered(order)
     came = cut_reply(update, order, width, TASK.blueprint)
@@ -261,7 +261,7 @@ def test_1_8_a_device_that_cannot_pad_refuses_what_is_left_of_an_order() -> None
 
 
 @pytest.mark.parametrize("width", [0.375, 0.5, 1.0])
-def test_what_an_answer_reports_is_charged_also_when_a_link_cuts_it(width: float) -> None:
+def test_what_a_reply_reports_is_charged_also_when_a_link_cuts_it(width: float) -> None:
     base = replace(fedavg(lr=0.1, batch_size=8), send="weights", cache=True)
     told = replace(base, aggregate=Diagnosed(reported=("norm", "channels"), measures=(Fisher(),)))
     bits = []

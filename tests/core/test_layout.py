@@ -35,33 +35,40 @@ def test_leading_columns_are_the_narrower_model(share: float, width: float) -> N
     for column in range(int(count) - 1):
         part = within(slice_, (column + 1) * width, BLUEPRINT)
         narrow = dense(tree, part, local)
-        for name, lane in around.tensors.items():
-            sent = laid[name][0, : lane.ends[column]]
+        for name, tensor_layout in around.tensors.items():
+            sent = laid[name][0, : tensor_layout.ends[column]]
             assert torch.equal(sent.sort().values, narrow[name].flatten().sort().values)
-    assert all(lane.ends[-1] == tree[name].numel() for name, lane in around.tensors.items())
+    assert all(
+        tensor_layout.ends[-1] == tree[name].numel()
+        for name, tensor_layout in around.tensors.items()
+    )
 
 
 def test_laying_out_and_shaping_are_inverse() -> None:
     around = MessageLayout(tensor_layouts(NAMES, WHOLE, (8, 0.125), BLUEPRINT), torch.float32, KEY)
     tree = stacked(dict(TASK.params))
     assert small.identical(around.unflattened(around.flattened(tree)), tree)
-    assert any(lane.positions is not None for lane in around.tensors.values())
+    assert any(tensor_layout.positions is not None for tensor_layout in around.tensors.values())
 
 
 def test_a_model_in_one_piece_lies_as_it_is() -> None:
-    for lane in tensor_layouts(NAMES, WHOLE, (1, 1.0), BLUEPRINT).values():
-        assert lane.positions is None
-        assert len(lane.ends) == 1
+    for tensor_layout in tensor_layouts(NAMES, WHOLE, (1, 1.0), BLUEPRINT).values():
+        assert tensor_layout.positions is None
+        assert len(tensor_layout.ends) == 1
 
 
 def test_kernels_of_convolutions_belong_together() -> None:
     found = tensor_layouts(NAMES, WHOLE, (8, 0.125), BLUEPRINT)
     assert {found[name].unit for name in ("0.weight", "4.weight")} == {9}
     assert {found[name].unit for name in NAMES if len(found[name].shape) < 3} == {1}
-    assert all(end % lane.unit == 0 for lane in found.values() for end in lane.ends)
+    assert all(
+        end % tensor_layout.unit == 0
+        for tensor_layout in found.values()
+        for end in tensor_layout.ends
+    )
 
 
-def test_every_answer_has_a_key_of_its_own_and_a_broadcast_has_one() -> None:
+def test_every_reply_has_a_key_of_its_own_and_a_broadcast_has_one() -> None:
     asked = orders(heterofl(widths=(0.5,)), TASK, [0, 1])
     up = uplink(asked, BLUEPRINT, NAMES, torch.float32)
     assert len(set(up.key.tolist())) == 2

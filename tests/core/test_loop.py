@@ -160,7 +160,7 @@ def test_cancelled_work_is_charged_up_to_the_cancel() -> None:
         assert row.flops == pytest.approx(share * whole[row.device].flops)
 
 
-def test_late_answers_count_within_the_staleness_and_are_lost_beyond() -> None:
+def test_late_replies_count_within_the_staleness_and_are_lost_beyond() -> None:
     task = small.task()
     slow = levels(speeds=(2e9, 2e7))
     for bound, counted in ((8, True), (1, False)):
@@ -176,7 +176,7 @@ def test_late_answers_count_within_the_staleness_and_are_lost_beyond() -> None:
         assert ("stale" in reasons) == (not counted)
 
 
-def test_asynchronous_steps_come_every_few_answers() -> None:
+def test_asynchronous_steps_come_every_few_replies() -> None:
     method = replace(
         FAST, schedule=Buffered(concurrency=5, buffer_size=2), aggregate=Mean(discount=0.5)
     )

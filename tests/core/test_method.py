@@ -203,8 +203,8 @@ def test_what_takes_classes_is_refused_without_them(method: Method, words: str) 
 
 def test_what_takes_no_classes_runs_without_them() -> None:
     for train in (Progressive(BASE, samples=2, distil=False), Fjord(BASE, samples=0), BASE):
-        (moment,) = play(Experiment(measured(), replace(fedavg(count=2), train=train), rounds=1))
-        assert np.isfinite(moment.record.loss)
+        (result,) = play(Experiment(measured(), replace(fedavg(count=2), train=train), rounds=1))
+        assert np.isfinite(result.record.loss)
 
 
 @pytest.mark.parametrize(
@@ -214,8 +214,8 @@ def test_a_comparison_on_the_server_needs_samples_there(wrap: type[Diagnosed]) -
     method = replace(fedavg(count=2), aggregate=wrap(Subset()))
     with pytest.raises(ConfigError, match=r"server.*no samples.*keep some back"):
         next(play(Experiment(measured(server=0), method, rounds=1)))
-    (moment,) = play(Experiment(measured(), method, rounds=1))
-    assert moment.record.replies == 2
+    (result,) = play(Experiment(measured(), method, rounds=1))
+    assert result.record.replies == 2
 
 
 # --- Fisher information, whatever else a method is made of ------------------------------------
@@ -312,14 +312,14 @@ class Spied(Mean):
         self, model: Params, updates: Updates, view: View, state: State, key: Tensor
     ) -> Aggregated:
         stepped = super().__call__(model, updates, view, state, key)
-        return replace(stepped, diagnostics={"arrivals": updates})
+        return replace(stepped, diagnostics={"updates": updates})
 
 
-def rows_of(arrivals: Updates) -> tuple[np.ndarray, np.ndarray]:
+def rows_of(updates: Updates) -> tuple[np.ndarray, np.ndarray]:
     """Every update as one vector of the whole model, and where its device trained."""
     vectors, masks = [], []
-    for row in range(len(arrivals)):
-        alone = arrivals.take([row])
+    for row in range(len(updates)):
+        alone = updates.take([row])
         change, covered = alone.mean(np.ones(1)), alone.covered()
         vectors.append(torch.cat([change[n].flatten() for n in sorted(change)]))
         masks.append(torch.cat([covered[n].flatten() for n in sorted(covered)]))
@@ -337,10 +337,10 @@ def test_angles_and_subsets_of_sub_models_are_taken_on_common_coordinates() -> N
         step = small.steps(replace(plain, aggregate=aggregate), task, 1, fleet=TWO_LEVELS)[0]
         return Aggregated(step.params, None, dict(step.diagnostics))
 
-    arrivals = first(Spied("samples")).diagnostics["arrivals"]
-    rows, masks = rows_of(arrivals)
+    updates = first(Spied("samples")).diagnostics["updates"]
+    rows, masks = rows_of(updates)
     assert 0 < masks.all(axis=0).sum() < masks.any(axis=0).sum()  # slices really differ
-    weights = arrivals.samples / arrivals.samples.sum()
+    weights = updates.samples / updates.samples.sum()
     mass = weights @ masks
     mean = np.divide(weights @ (rows * masks), mass, out=np.zeros(len(mass)), where=mass > 0)
     own = masks * mean
@@ -351,8 +351,8 @@ def test_angles_and_subsets_of_sub_models_are_taken_on_common_coordinates() -> N
     assert [found[d] for d in range(4)] == pytest.approx(expected.tolist())
     shared = rows[:, masks.all(axis=0)]
     found = first(Subset()).diagnostics["alignment"]
-    assert found == pytest.approx(update_alignment(shared @ shared.T, arrivals.samples))
-    assert found != pytest.approx(update_alignment(rows @ rows.T, arrivals.samples), rel=1e-3)
+    assert found == pytest.approx(update_alignment(shared @ shared.T, updates.samples))
+    assert found != pytest.approx(update_alignment(rows @ rows.T, updates.samples), rel=1e-3)
 
 
 # --- menus ------------------------------------------------------------------------------------

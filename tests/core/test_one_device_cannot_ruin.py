@@ -228,7 +228,7 @@ def test_every_schedule_goes_on(schedule: Any) -> None:
     assert not small.identical(played[-1].params, played[-2].params)
 
 
-def test_what_is_refused_was_not_heard_and_is_sent_again() -> None:
+def test_what_is_refused_was_not_acknowledged_and_is_sent_again() -> None:
     """Error feedback adds what was refused to the next message, once the device is honest."""
     method = replace(METHOD, uplink=ErrorFeedback(TopK(0.2)))
     played = steps(method, filled(HUGE))
@@ -414,7 +414,7 @@ def test_a_fast_device_that_fills_the_buffer_alone_cannot_ruin_it(size: int) -> 
     method = replace(METHOD, schedule=Buffered(concurrency=4, buffer_size=size), select=Uniform(4))
     task = Embedded(devices=4, limit=200, server=20)
     experiment = Experiment(task, method, fleet, rounds=12, engine=Spoiling(spoil))
-    played = [moment.round for moment in play(experiment)]
+    played = [result.round for result in play(experiment)]
     assert {row.device for row in rows(played)} == {BAD}
     assert any(row.failure.startswith("refused: size") for row in rows(played))
     assert max(float(v.abs().max()) for v in played[-1].params.values()) < 10
@@ -528,9 +528,9 @@ def test_the_run_goes_on_after_it_and_its_record_tells() -> None:
     assert (three.snapshot.acknowledged >= 0).all()
     task = Embedded(devices=4, limit=200, server=20)
     experiment = Experiment(task, replace(fedavg(lr=0.1), aggregate=Infinite()), rounds=1)
-    (moment,) = play(experiment)
-    assert sorted(moment.record.diagnostics["held"]) == [0, 1, 2, 3]
-    assert (moment.record.replies, moment.record.failures) == (0, 4)
+    (result,) = play(experiment)
+    assert sorted(result.record.diagnostics["held"]) == [0, 1, 2, 3]
+    assert (result.record.replies, result.record.failures) == (0, 4)
 
 
 @dataclass(frozen=True)

@@ -208,10 +208,10 @@ def delivered(found: Run, device: int) -> Iterator[Params]:
 def test_all_that_was_learned_is_delivered_or_still_owed(name: str) -> None:
     found = plainly(name)
     assert any(CASES[name].reason in reason for reason in found.reasons), found.reasons
-    heard, owing = found.steps[-1].snapshot.acknowledged, 0
+    acknowledged, owing = found.steps[-1].snapshot.acknowledged, 0
     for device in range(TASK.devices):
         total = summed(learned(each.order, each.before) for each in finished(found, device))
-        owed = residual_of(found.runtime.state(device), SLOT, int(heard[device]))
+        owed = residual_of(found.runtime.state(device), SLOT, int(acknowledged[device]))
         accounted = summed([*delivered(found, device), owed])
         owing += bool(owed)
         assert small.distance(accounted, total) < 1e-12 if owed else not any_of(total)
@@ -253,7 +253,7 @@ def test_engines_agree(name: str) -> None:
             assert small.distance(mine.tensors[SLOT], theirs.tensors[SLOT]) < 1e-9
 
 
-def test_only_what_was_not_heard_is_sent_again() -> None:
+def test_only_what_was_not_acknowledged_is_sent_again() -> None:
     task = small.task(dtype=torch.float64)
     method = replace(fedavg(lr=0.1, batch_size=16), uplink=CODEC)
     first = orders(method, task, [3])

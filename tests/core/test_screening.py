@@ -51,7 +51,7 @@ def length(update: Replies) -> float:
     )
 
 
-def test_an_honest_answer_is_not_refused() -> None:
+def test_an_honest_reply_is_not_refused() -> None:
     assert refusal(UPDATE) == ""
 
 
@@ -189,7 +189,7 @@ def test_a_loss_at_check_in_that_no_device_can_have_is_not_known() -> None:
     )
 
 
-def test_each_answer_is_judged_for_itself() -> None:
+def test_each_reply_is_checked_for_itself() -> None:
     bad = spoilt("delta", "4.weight", math.nan)
     nothing = replace(UPDATE, trees=({"delta": {}},))
     found = Screen.of(TASK, DECLARED, Limits()).refusals(

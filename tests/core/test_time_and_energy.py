@@ -54,11 +54,18 @@ def device(**changed: float) -> Conditions:
 
 
 def work(flops: float, whole: float | None = None, **besides: float) -> Effort:
-    given = {"width": 1.0, "deep": flops, "steps": 0, "calls": 0.0, "moved": 0.0, **besides}
+    given = {
+        "width": 1.0,
+        "all_layers": flops,
+        "local_steps": 0,
+        "calls": 0.0,
+        "moved": 0.0,
+        **besides,
+    }
     return effort_of(
-        Counts(flops, given["deep"], flops if whole is None else whole),
+        Counts(flops, given["all_layers"], flops if whole is None else whole),
         given["width"],
-        steps=int(given["steps"]),
+        local_steps=int(given["local_steps"]),
         calls=given["calls"],
         moved=given["moved"],
     )
@@ -108,7 +115,7 @@ def test_a_1_boards_have_a_fixed_part_and_shrink_with_a_power(
     part = seconds(work(1.1e9, 4e9, width=share), own)
     assert part == pytest.approx(full * (0.05 + 0.95 * share**exponent))
     # Fewer trained layers save what they save in FLOP, of the part that shrinks.
-    third = seconds(work(1.1e9 / 3, 4e9, width=share, deep=1.1e9), own)
+    third = seconds(work(1.1e9 / 3, 4e9, width=share, all_layers=1.1e9), own)
     assert third == pytest.approx(full * (0.05 + 0.95 * share**exponent / 3))
 
 
@@ -119,13 +126,13 @@ def test_no_work_takes_no_time_not_even_the_fixed_part() -> None:
 
 
 def test_steps_calls_and_bytes_add_their_own_seconds() -> None:
-    effort = work(1e9, steps=7, calls=300, moved=5e6)
+    effort = work(1e9, local_steps=7, calls=300, moved=5e6)
     own = device(overhead=0.01, latency=2e-4, bandwidth=1e7)
     assert seconds(effort, own) == pytest.approx(1.0 + 7 * 0.01 + 300 * 2e-4 + 0.5)
 
 
 def test_other_work_stretches_all_seconds_but_pays_for_its_own_cycles() -> None:
-    effort = work(1e9, steps=7, calls=300, moved=5e6)
+    effort = work(1e9, local_steps=7, calls=300, moved=5e6)
     alone = device(overhead=0.01, latency=2e-4, bandwidth=1e7)
     # What a loaded device reports as its speed is what is left of it.
     loaded = replace(alone, load=np.array([2.5]), speed=alone.speed / 2.5)
@@ -147,7 +154,7 @@ def test_slower_takes_longer_and_costs_less(
     frequency: float, flops: float, share: float, load: float
 ) -> None:
     own = device(load=load, fixed=0.05, overhead=1e-3)
-    effort, clock = work(share * flops, flops, steps=3), np.array([frequency])
+    effort, clock = work(share * flops, flops, local_steps=3), np.array([frequency])
     slowdown = 3e9 / frequency
     assert seconds(effort, own, clock) == pytest.approx(seconds(effort, own) * slowdown)
     assert joules(effort, own, clock) == pytest.approx(joules(effort, own) / slowdown**2)
@@ -168,14 +175,16 @@ def test_training_counts_samples_and_steps() -> None:
 
 
 def test_work_done_one_after_the_other_adds_up_but_its_memory_does_not() -> None:
-    first = Demand(work(1e9, 4e9, width=0.5, steps=3, calls=20, moved=5e6), np.array([700.0]))
-    after = Demand(work(2e9, 4e9, width=0.5, steps=1, calls=30, moved=1e6), np.array([400.0]))
+    first = Demand(work(1e9, 4e9, width=0.5, local_steps=3, calls=20, moved=5e6), np.array([700.0]))
+    after = Demand(work(2e9, 4e9, width=0.5, local_steps=1, calls=30, moved=1e6), np.array([400.0]))
     for one, other in ((first, after), (after, first)):
         both = one.then(other)
         assert both.memory.tolist() == [700.0]
         assert both.effort.width.tolist() == [0.5]
-        found = {name: getattr(both.effort, name).tolist() for name in ("flops", "deep", "whole")}
-        assert found == {"flops": [3e9], "deep": [3e9], "whole": [8e9]}
+        found = {
+            name: getattr(both.effort, name).tolist() for name in ("flops", "all_layers", "whole")
+        }
+        assert found == {"flops": [3e9], "all_layers": [3e9], "whole": [8e9]}
         assert both.effort.local_steps.tolist() == [4]
         assert both.effort.calls.tolist() == [50]
         assert both.effort.moved.tolist() == [6e6]

@@ -37,7 +37,7 @@ MATRIX = "2.weight"
 G = torch.arange(1.0, 10.0).reshape(3, 3)
 
 
-def arrivals(
+def updates_of(
     changes: Sequence[Mapping[str, Tensor]],
     *,
     slices: Sequence[Slice] | None = None,
@@ -100,7 +100,7 @@ def test_the_mean_written_one_by_one_is_the_mean() -> None:
         {n: torch.randn(BLUEPRINT.local(s).shape(n), generator=noise) for n in BLUEPRINT.params}
         for s in slices
     ]
-    found = arrivals(trees, slices=slices, samples=[1, 2, 5])
+    found = updates_of(trees, slices=slices, samples=[1, 2, 5])
     total = {name: torch.zeros(BLUEPRINT.shape(name)) for name in BLUEPRINT.params}
     mass = {name: torch.zeros(BLUEPRINT.shape(name)) for name in BLUEPRINT.params}
     for update in found:
@@ -130,7 +130,7 @@ def test_a_reported_number_is_an_array_and_nan_where_there_is_none() -> None:
 def test_1_1_fedavg_example() -> None:
     start = torch.zeros(2)
     models = [torch.tensor(w) for w in ((1.0, 2.0), (3.0, 0.0), (5.0, 4.0))]
-    found = arrivals([{"4.bias": w - start} for w in models], samples=[10, 20, 30])
+    found = updates_of([{"4.bias": w - start} for w in models], samples=[10, 20, 30])
     new = moved({"4.bias": start}, found, found.samples)
     torch.testing.assert_close(new["4.bias"], torch.tensor([3.6666667, 2.3333333]))
 
@@ -145,7 +145,7 @@ def test_1_1_fedavg_example() -> None:
 def test_1_4_and_1_5_overlap_examples(kept: tuple[int, ...], expected: list[list[float]]) -> None:
     part = rows_and_columns(kept)
     small = cut({MATRIX: torch.full((3, 3), -1.0)}, part, BLUEPRINT)
-    found = arrivals([{MATRIX: torch.ones(3, 3)}, small], slices=[Slice(), part])
+    found = updates_of([{MATRIX: torch.ones(3, 3)}, small], slices=[Slice(), part])
     new = moved({MATRIX: G}, found, np.ones(2))
     assert new[MATRIX].tolist() == expected
 
@@ -165,7 +165,7 @@ def test_1_3_fedpmt_layer_example() -> None:
             "4.bias": torch.full((2,), -0.5),
         },
     ]
-    new = moved(model, arrivals(changes), np.ones(3))
+    new = moved(model, updates_of(changes), np.ones(3))
     for name, value in (("0.bias", 0.6), ("2.bias", 1.6), ("4.bias", 2.7)):
         torch.testing.assert_close(new[name], torch.full_like(model[name], value))
 
@@ -173,9 +173,9 @@ def test_1_3_fedpmt_layer_example() -> None:
 def test_rows_that_are_masked_do_not_count() -> None:
     mask = torch.tensor([[1.0], [0.0], [1.0]]).expand(3, 3)
     one, two = torch.full((3, 3), 2.0), torch.full((3, 3), 4.0)
-    found = arrivals([{MATRIX: one}, {MATRIX: two}], masks=[{MATRIX: mask}, {}])
+    found = updates_of([{MATRIX: one}, {MATRIX: two}], masks=[{MATRIX: mask}, {}])
     assert found.mean(np.ones(2))[MATRIX][:, 0].tolist() == [3.0, 4.0, 3.0]
-    none = arrivals([{MATRIX: one}], masks=[{MATRIX: mask}])
+    none = updates_of([{MATRIX: one}], masks=[{MATRIX: mask}])
     assert none.covered()[MATRIX][:, 0].tolist() == [True, False, True]
 
 
@@ -184,17 +184,17 @@ def test_masks_keep_double_precision() -> None:
     changes = [
         {MATRIX: torch.full((3, 3), value, dtype=torch.float64)} for value in (0.1, 0.7, 0.3)
     ]
-    found = arrivals(changes, masks=[{MATRIX: mask}] * 3, samples=[1, 2, 4])
+    found = updates_of(changes, masks=[{MATRIX: mask}] * 3, samples=[1, 2, 4])
     expected = (0.1 * 1 + 0.7 * 2 + 0.3 * 4) / 7
     assert found.mean(found.samples)[MATRIX][0, 0].item() == pytest.approx(expected, rel=1e-15)
 
 
 def test_devices_without_samples_do_not_count_and_nobody_at_all_changes_nothing() -> None:
     ones, twos = {MATRIX: torch.ones(3, 3)}, {MATRIX: torch.full((3, 3), 2.0)}
-    found = arrivals([ones, twos], samples=[0, 5])
+    found = updates_of([ones, twos], samples=[0, 5])
     assert torch.equal(found.mean(found.samples)[MATRIX], twos[MATRIX])
     assert found.mean(np.zeros(2)) == {}
-    broken = arrivals([{MATRIX: torch.full((3, 3), torch.nan)}, twos], samples=[0, 5])
+    broken = updates_of([{MATRIX: torch.full((3, 3), torch.nan)}, twos], samples=[0, 5])
     assert torch.equal(broken.mean(broken.samples)[MATRIX], twos[MATRIX])
     assert Mean("equal").weigh(found).tolist() == [0.0, 1.0]
 
@@ -202,7 +202,7 @@ def test_devices_without_samples_do_not_count_and_nobody_at_all_changes_nothing(
 @given(st.integers(1, 6), st.floats(0.1, 1e6))
 def test_a_common_factor_of_the_weights_changes_no_bit(count: int, factor: float) -> None:
     noise = torch.Generator().manual_seed(count)
-    found = arrivals([{MATRIX: torch.randn(3, 3, generator=noise)} for _ in range(count)])
+    found = updates_of([{MATRIX: torch.randn(3, 3, generator=noise)} for _ in range(count)])
     weights = np.full(count, float(int(factor) or 1))
     assert torch.equal(found.mean(weights)[MATRIX], found.mean(np.ones(count))[MATRIX])
 
@@ -218,7 +218,7 @@ def several(draw: st.DrawFn) -> Updates:
             name: torch.randn(BLUEPRINT.shape(name), generator=noise) for name in BLUEPRINT.params
         }
         changes.append(cut(full, slices[-1], BLUEPRINT))
-    return arrivals(changes, slices=slices, samples=draw_samples(draw, len(slices)))
+    return updates_of(changes, slices=slices, samples=draw_samples(draw, len(slices)))
 
 
 def draw_samples(draw: st.DrawFn, count: int) -> list[int]:
@@ -261,7 +261,7 @@ def test_some_rows_are_arrivals_of_their_own(found: Updates, data: st.DataObject
 def test_comparisons_count_masked_coordinates_as_not_trained() -> None:
     mask = torch.tensor([[1.0], [0.0], [1.0]]).expand(3, 3)
     ones = {MATRIX: torch.ones(3, 3), "2.bias": torch.ones(3)}
-    found = arrivals([ones, {MATRIX: torch.ones(3, 3)}], masks=[{MATRIX: mask}, {}])
+    found = updates_of([ones, {MATRIX: torch.ones(3, 3)}], masks=[{MATRIX: mask}, {}])
     assert found.norms().tolist() == pytest.approx([3.0, 3.0])
     assert found.tree_norms(ones).tolist() == pytest.approx([3.0, 3.0])
     assert found.dots(ones).tolist() == [9.0, 9.0]
@@ -273,10 +273,10 @@ def test_comparisons_count_masked_coordinates_as_not_trained() -> None:
 
 def test_a_broken_update_spoils_only_its_own_products() -> None:
     changes = [{MATRIX: torch.full((3, 3), value)} for value in (1.0, torch.nan, 2.0)]
-    gram = arrivals(changes).gram(common=True)
+    gram = updates_of(changes).gram(common=True)
     assert np.isnan(gram[1]).all()
     assert gram[np.ix_([0, 2], [0, 2])].tolist() == [[9.0, 18.0], [18.0, 36.0]]
-    assert np.isnan(arrivals(changes).norms()).tolist() == [False, True, False]
+    assert np.isnan(updates_of(changes).norms()).tolist() == [False, True, False]
 
 
 @given(several())
@@ -352,9 +352,9 @@ def test_uncovered_coordinates_keep_their_value(
     def tree() -> dict[str, Tensor]:
         return {n: torch.randn(BLUEPRINT.shape(n), generator=noise) for n in BLUEPRINT.params}
 
-    model, everything = tree(), arrivals([tree(), tree()])
+    model, everything = tree(), updates_of([tree(), tree()])
     slices = [rows_and_columns(each) for each in kept]
-    some = arrivals([cut(tree(), each, BLUEPRINT) for each in slices], slices=slices)
+    some = updates_of([cut(tree(), each, BLUEPRINT) for each in slices], slices=slices)
     first = step(aggregate, model, aggregate.init(None), everything)  # type: ignore[arg-type]
     second = step(aggregate, first.model, first.state, some)
     for name, covered in some.covered().items():
@@ -370,7 +370,7 @@ def step(
 
 def test_server_momentum_and_adam_follow_their_formulas() -> None:
     model, change = {"4.bias": torch.zeros(2)}, torch.tensor([1.0, -2.0])
-    found = arrivals([{"4.bias": change}])
+    found = updates_of([{"4.bias": change}])
     momentum = ServerOptimised(Mean(), ServerSgd(lr=0.5, momentum=0.9))
     one = step(momentum, model, momentum.init(None), found)  # type: ignore[arg-type]
     two = step(momentum, one.model, one.state, found)
@@ -400,8 +400,8 @@ def test_momentum_does_not_move_what_only_those_trained_who_did_not_count(
     agreed = [cut({MATRIX: torch.full((3, 3), v)}, part, BLUEPRINT) for v in (1.0, 1.1, 1.2)]
     changes = [*agreed, {MATRIX: torch.full((3, 3), -1.0)}]
     slices, samples = [part] * 3 + [Slice()], [5, 5, 5, 0 if idle else 5]
-    found = arrivals(changes, slices=slices, samples=samples).take([0, 1, 2] + [3] * answers)
-    everything = arrivals([{MATRIX: torch.ones(3, 3)}] * 2)
+    found = updates_of(changes, slices=slices, samples=samples).take([0, 1, 2] + [3] * answers)
+    everything = updates_of([{MATRIX: torch.ones(3, 3)}] * 2)
     state = aggregate.init(None)  # type: ignore[arg-type]
     first = step(aggregate, {MATRIX: G}, state, everything)
     second = step(aggregate, first.model, first.state, found)

@@ -11,7 +11,7 @@ from anyfleet.core.messages import Aggregated, Params
 from anyfleet.core.slots import Aggregate
 from anyfleet.core.updates import Updates
 from anyfleet.elastic import Blueprint
-from tests.core.test_updates import BLUEPRINT, arrivals
+from tests.core.test_updates import BLUEPRINT, updates_of
 
 PLACE = "4.bias"  # a vector of two numbers
 ADP = ((1.0, 0.0), (1.0, 1.0), (-0.2, 1.0))
@@ -35,7 +35,7 @@ class Seen:
 def vectors(values: Sequence[Sequence[float]], samples: Sequence[int] | None = None) -> Updates:
     """Updates of one small tensor. A device sends its change: the gradient with the other sign."""
     changes = [{PLACE: torch.tensor(value, dtype=torch.float64)} for value in values]
-    return arrivals(changes, samples=samples)
+    return updates_of(changes, samples=samples)
 
 
 def step(

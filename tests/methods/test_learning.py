@@ -120,10 +120,10 @@ def learned(method: Method, fleet: Fleet = FLEET) -> Learned:
     task = clothes()
     start = evaluate(task, task.params, task.buffers, norm=method.norm)["loss"]
     setting = {"engine": Stacked(), "rounds": ROUNDS, "evaluate_every": ROUNDS}
-    moments = list(play(Experiment(task, method, fleet, **setting)))  # type: ignore[arg-type]
-    last, rows = moments[-1].record, small.rows(moments[0].round)
+    results = list(play(Experiment(task, method, fleet, **setting)))  # type: ignore[arg-type]
+    last, rows = results[-1].record, small.rows(results[0].round)
     parts = {(row.parameters, row.first_trained_layer) for row in rows}
-    rate = float(moments[-1].round.ledger.measured_sent_fraction.mean())
+    rate = float(results[-1].round.ledger.measured_sent_fraction.mean())
     return Learned(last.accuracy, last.scores["loss"] / start, len(parts), rate)
 
 

@@ -116,15 +116,15 @@ def test_codecs_are_measured_beside_what_they_need_at_least() -> None:
 
 def test_the_bound_of_a_message_counts_levels_signs_and_which_are_kept() -> None:
     around = codecs.around(small.task())
-    (name, lane), *_ = around.tensors.items()
-    levels = torch.zeros(1, lane.entries, dtype=torch.int32)
-    kept = torch.zeros(1, lane.entries // lane.unit, dtype=torch.bool)
+    (name, tensor_layout), *_ = around.tensors.items()
+    levels = torch.zeros(1, tensor_layout.entries, dtype=torch.int32)
+    kept = torch.zeros(1, tensor_layout.entries // tensor_layout.unit, dtype=torch.bool)
     kept[0, :2] = True
-    levels[0, : 2 * lane.unit : 2] = -3
+    levels[0, : 2 * tensor_layout.unit : 2] = -3
     symbols = Symbols({}, {name: levels}, {name: kept}, {name: torch.ones(1, 3)})
     found = codecs.bound(SymbolFormat(kernels=True), symbols, around)
     # Two kernels of nine entries out of six: half of the entries are 3, each with a sign.
-    assert (lane.unit, kept.shape[1]) == (9, 6)
+    assert (tensor_layout.unit, kept.shape[1]) == (9, 6)
     assert found.bits == pytest.approx(np.log2(15) + 18 + 9)
     assert (found.scales, found.symbols) == (96, 18)
 

@@ -112,8 +112,8 @@ def test_a_recipe_starts_with_its_command_and_runs(file: Path, tmp_path: Path) -
     full = load(file)
     table = "task.inner" if "[task.inner]" in file.read_text() else "task"
     small = load(file, ["rounds=1", f"{table}.limit=300", f"{table}.server=20"])
-    (moment,) = play(small)
-    assert moment.record.accuracy >= 0
+    (result,) = play(small)
+    assert result.record.accuracy >= 0
     (tmp_path / "config.toml").write_text(describe(full))
     assert config.read(tmp_path / "config.toml").load(Experiment) == full
 
@@ -156,8 +156,8 @@ def test_a_run_file_of_a_page_works(page: str, text: str, tmp_path: Path) -> Non
     changes = [] if page.startswith("docs/methods/") else ["rounds=1", "task.limit=600"]
     experiment = load(tmp_path / "run.toml", changes)
     if changes:  # those of the methods run with the tests of their pages
-        (moment,) = play(experiment)
-        assert moment.record.replies > 0
+        (result,) = play(experiment)
+        assert result.record.replies > 0
 
 
 def test_pages_have_run_files_and_pieces_of_them_that_work(tmp_path: Path) -> None:
@@ -173,8 +173,8 @@ def test_pages_have_run_files_and_pieces_of_them_that_work(tmp_path: Path) -> No
         assert load(tmp_path / "limits.toml").limits.norm == 100.0
     ((_, uplink),) = (each for each in toml_blocks() if each[0] == "docs/codecs.md")
     (tmp_path / "bytes.toml").write_text('[task]\nuse = "Embedded"\n' + uplink)
-    (moment,) = play(load(tmp_path / "bytes.toml", ["rounds=1", "task.limit=600"]))
-    assert moment.record.up < moment.record.down / 50
+    (result,) = play(load(tmp_path / "bytes.toml", ["rounds=1", "task.limit=600"]))
+    assert result.record.up < moment.record.down / 50
 
 
 def test_the_fleets_of_the_page_about_fleets_work(tmp_path: Path) -> None:
@@ -204,9 +204,9 @@ def test_the_codec_of_the_page_about_codecs_works(tmp_path: Path) -> None:
     }
     codec = found["OneBit"]()
     method = replace(fedavg(count=3, lr=0.05), uplink=codec)
-    (moment,) = play(Experiment(Embedded(devices=4, limit=600), method, rounds=1))
-    assert moment.record.replies == 3
-    assert 0 < moment.record.up < moment.record.down / 4
+    (result,) = play(Experiment(Embedded(devices=4, limit=600), method, rounds=1))
+    assert result.record.replies == 3
+    assert 0 < result.record.up < result.record.down / 4
 
 
 def test_the_docstring_of_the_package_works() -> None:

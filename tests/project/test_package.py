@@ -118,7 +118,7 @@ CORE = tuple(
         "messages limits objectives index_sets layout updates training_work time_and_energy",
         "plans signals padding check_in view slots",
         # methods and their orders
-        "return_checks compression local_training evaluation method orders calibration",
+        "return_checks codec_calls local_training evaluation method orders calibration",
         "message_size",
         # the device
         "residuals reports choosing delivery client",

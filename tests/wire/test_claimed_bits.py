@@ -47,7 +47,7 @@ def more_than_slack(codec: Any, data: bytes) -> float:
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=repr)
-def test_an_answer_in_one_piece_takes_the_bits_that_it_says(codec: Any) -> None:
+def test_a_reply_in_one_piece_takes_the_bits_that_it_says(codec: Any) -> None:
     order, data = exchange(codec, 1.0)
     bits = taken_apart(data)[0]["bits"]
     assert decode_reply(data, order, TASK).bits[0] == bits
@@ -94,7 +94,7 @@ def test_an_order_takes_the_bits_that_it_says() -> None:
 
 
 @pytest.mark.parametrize("kind", [k for k in Kind if k != Kind.FETCH])
-def test_answers_of_every_kind_are_charged_for_what_they_have(kind: Kind) -> None:
+def test_replies_of_every_kind_are_charged_for_what_they_have(kind: Kind) -> None:
     method = replace(HALVES, plan=WidthMenu((1.0, 0.5)))
     for asked in (orders(method, TASK, [3]), orders(fedavg(lr=0.1, batch_size=8), TASK, [2])):
         order = replace(asked, kind=kind)
@@ -139,7 +139,7 @@ def test_only_a_codec_that_sends_nothing_names_no_tensors(codec: Any, column: fl
         refused(claim, "content", order=order)
 
 
-def test_an_answer_that_is_not_there_does_not_count_as_heard() -> None:
+def test_a_reply_that_is_not_there_does_not_count_as_acknowledged() -> None:
     header, (_,) = taken_apart(ANSWER)
     empty = {**header, "trees": {"delta": []}, "masks": {}, "bits": 0.0}
     refused(put_together(ANSWER, empty, (b"",)), "content")

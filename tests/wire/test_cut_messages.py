@@ -54,7 +54,7 @@ def sent_up(codec: Any) -> tuple[Cohort, Replies, bytes]:
 @pytest.mark.parametrize("codec", UPLINKS, ids=repr)
 @settings(max_examples=15)
 @given(place=st.floats(0, 1), edge=st.sampled_from([None, -1, 0, 1]))
-def test_an_answer_cut_anywhere_gives_its_complete_columns_bit_for_bit(
+def test_a_reply_cut_anywhere_gives_its_complete_columns_bit_for_bit(
     codec: Any, place: float, edge: int | None
 ) -> None:
     order, update, data = sent_up(codec)

@@ -85,9 +85,9 @@ class Hostile(Threads):
     way: str = ""
     sent: dict[int, bytes] = field(default_factory=dict, hash=False)
 
-    def transmit(self, mail: list[PackedReply]) -> Iterable[PackedReply]:
-        good = [each for each in mail if each.sender not in BAD]
-        for each in mail:
+    def transmit(self, packed: list[PackedReply]) -> Iterable[PackedReply]:
+        good = [each for each in packed if each.sender not in BAD]
+        for each in packed:
             if each.sender in BAD:
                 yield from WAYS[self.way](each, good[0], self.sent)
             else:
@@ -99,83 +99,85 @@ Tamper = Callable[[PackedReply, PackedReply, dict[int, bytes]], list[PackedReply
 
 
 def over_a_column(number: float) -> Tamper:
-    def tamper(mail: PackedReply, other: PackedReply, sent: dict[int, bytes]) -> list[PackedReply]:
-        header, columns = taken_apart(mail.data)
+    def tamper(
+        packed: PackedReply, other: PackedReply, sent: dict[int, bytes]
+    ) -> list[PackedReply]:
+        header, columns = taken_apart(packed.data)
         value = np.array([number], dtype="<f4").tobytes()
         spoilt = columns[0][:-4] + value
-        return [mail._replace(data=put_together(mail.data, header, (spoilt,)))]
+        return [packed._replace(data=put_together(packed.data, header, (spoilt,)))]
 
     return tamper
 
 
-def flipped(mail: PackedReply, other: PackedReply, sent: dict[int, bytes]) -> list[PackedReply]:
-    raw = bytearray(mail.data)
+def flipped(packed: PackedReply, other: PackedReply, sent: dict[int, bytes]) -> list[PackedReply]:
+    raw = bytearray(packed.data)
     raw[len(raw) // 2] ^= 1
-    return [mail._replace(data=bytes(raw))]
+    return [packed._replace(data=bytes(raw))]
 
 
-def lying(mail: PackedReply, other: PackedReply, sent: dict[int, bytes]) -> list[PackedReply]:
-    return [mail._replace(data=mail.data[:4] + b"\xff\xff\xff\xff" + mail.data[8:])]
+def lying(packed: PackedReply, other: PackedReply, sent: dict[int, bytes]) -> list[PackedReply]:
+    return [packed._replace(data=packed.data[:4] + b"\xff\xff\xff\xff" + packed.data[8:])]
 
 
 def under_another_order(
-    mail: PackedReply, other: PackedReply, sent: dict[int, bytes]
+    packed: PackedReply, other: PackedReply, sent: dict[int, bytes]
 ) -> list[PackedReply]:
     theirs, _ = taken_apart(other.data)
-    return [mail._replace(data=with_header(mail.data, order=theirs["order"]))]
+    return [packed._replace(data=with_header(packed.data, order=theirs["order"]))]
 
 
-def replayed(mail: PackedReply, other: PackedReply, sent: dict[int, bytes]) -> list[PackedReply]:
+def replayed(packed: PackedReply, other: PackedReply, sent: dict[int, bytes]) -> list[PackedReply]:
     """What it sent first, again and again; at first, under a number that nobody gave out."""
-    first = sent.get(mail.sender)
-    return [mail._replace(data=first or with_header(mail.data, order=10**6))]
+    first = sent.get(packed.sender)
+    return [packed._replace(data=first or with_header(packed.data, order=10**6))]
 
 
-def renamed(mail: PackedReply, other: PackedReply, sent: dict[int, bytes]) -> list[PackedReply]:
+def renamed(packed: PackedReply, other: PackedReply, sent: dict[int, bytes]) -> list[PackedReply]:
     """The content of another's answer, under its own number."""
-    header, _ = taken_apart(mail.data)
+    header, _ = taken_apart(packed.data)
     own = {name: header[name] for name in ("order", "device")}
-    return [mail._replace(data=with_header(other.data, **own))]
+    return [packed._replace(data=with_header(other.data, **own))]
 
 
 def extra_column(
-    mail: PackedReply, other: PackedReply, sent: dict[int, bytes]
+    packed: PackedReply, other: PackedReply, sent: dict[int, bytes]
 ) -> list[PackedReply]:
-    header, columns = taken_apart(mail.data)
-    return [mail._replace(data=put_together(mail.data, header, (*columns, *columns)))]
+    header, columns = taken_apart(packed.data)
+    return [packed._replace(data=put_together(packed.data, header, (*columns, *columns)))]
 
 
 def many_samples(
-    mail: PackedReply, other: PackedReply, sent: dict[int, bytes]
+    packed: PackedReply, other: PackedReply, sent: dict[int, bytes]
 ) -> list[PackedReply]:
-    return [mail._replace(data=with_header(mail.data, samples=10**9))]
+    return [packed._replace(data=with_header(packed.data, samples=10**9))]
 
 
 def other_tensors(
-    mail: PackedReply, other: PackedReply, sent: dict[int, bytes]
+    packed: PackedReply, other: PackedReply, sent: dict[int, bytes]
 ) -> list[PackedReply]:
-    header, _ = taken_apart(mail.data)
+    header, _ = taken_apart(packed.data)
     trees = {**header["trees"], "delta": header["trees"]["delta"][:-1]}
-    return [mail._replace(data=with_header(mail.data, trees=trees))]
+    return [packed._replace(data=with_header(packed.data, trees=trees))]
 
 
 def free_of_charge(
-    mail: PackedReply, other: PackedReply, sent: dict[int, bytes]
+    packed: PackedReply, other: PackedReply, sent: dict[int, bytes]
 ) -> list[PackedReply]:
     """Whoever says that it sent nothing arrives at once, and pays nothing."""
-    return [mail._replace(data=with_header(mail.data, bits=0.0))]
+    return [packed._replace(data=with_header(packed.data, bits=0.0))]
 
 
 def hardly_anything(
-    mail: PackedReply, other: PackedReply, sent: dict[int, bytes]
+    packed: PackedReply, other: PackedReply, sent: dict[int, bytes]
 ) -> list[PackedReply]:
-    """No tensors at all, which would count as heard."""
-    header, _ = taken_apart(mail.data)
+    """No tensors at all, which would count as acknowledged."""
+    header, _ = taken_apart(packed.data)
     empty = {**header, "trees": {"delta": []}, "bits": 0.0}
-    return [mail._replace(data=put_together(mail.data, empty, (b"",)))]
+    return [packed._replace(data=put_together(packed.data, empty, (b"",)))]
 
 
-def silent(mail: PackedReply, other: PackedReply, sent: dict[int, bytes]) -> list[PackedReply]:
+def silent(packed: PackedReply, other: PackedReply, sent: dict[int, bytes]) -> list[PackedReply]:
     return []
 
 
@@ -210,8 +212,8 @@ def test_a_run_goes_on_and_ends_as_if_they_had_sent_nothing(way: str) -> None:
 
 
 def test_who_sends_twice_counts_once() -> None:
-    def twice(mail: PackedReply, other: PackedReply, sent: dict[int, bytes]) -> list[PackedReply]:
-        return [mail, mail, over_a_column(math.nan)(mail, other, sent)[0]]
+    def twice(packed: PackedReply, other: PackedReply, sent: dict[int, bytes]) -> list[PackedReply]:
+        return [packed, packed, over_a_column(math.nan)(packed, other, sent)[0]]
 
     WAYS["duplicate"] = twice
     try:
@@ -316,7 +318,7 @@ def test_updates_that_are_not_finite_are_refused_in_every_engine(name: str, engi
         same_but_for_reasons(played, steps(method, Losing(engine), 3, FLEET))
 
 
-def test_a_refused_answer_is_paid_for_and_its_device_is_free_and_not_heard() -> None:
+def test_a_refused_reply_is_paid_for_and_its_device_is_free_and_not_acknowledged() -> None:
     played, honest = steps(METHOD, Diverging(Sequential()), 2), steps(METHOD, Sequential(), 2)
     for row, good in zip(rows(played), rows(honest), strict=True):
         costs = ("bits_up", "upload_seconds", "upload_joules", "delivered_up", "flops", "began")
@@ -334,7 +336,7 @@ def test_real_divergence_is_survived() -> None:
     assert small.identical(played[-1].params, small.task(devices=6).params)
 
 
-def test_a_refused_answer_on_its_way_survives_a_restart() -> None:
+def test_a_refused_reply_on_its_way_survives_a_restart() -> None:
     task = small.task(devices=6)
     method = replace(METHOD, schedule=Buffered(concurrency=6, buffer_size=1))
 

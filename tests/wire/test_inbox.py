@@ -44,14 +44,14 @@ def refused(inbox: Inbox, data: bytes, sender: int, reason: str) -> None:
     assert inbox.refused[reason] == before + 1
 
 
-def test_every_order_takes_one_answer_in_any_order(inbox: Inbox) -> None:
+def test_every_order_takes_one_reply_in_any_order(inbox: Inbox) -> None:
     for row in (2, 0, 1):
         update = inbox.receive(ANSWERS[row], int(ASKED[row].device[0]))
         assert update.order[0] == ASKED[row].id[0]
     assert not inbox.refused
 
 
-def test_a_second_answer_is_a_duplicate_also_when_it_is_another(inbox: Inbox) -> None:
+def test_a_second_reply_is_a_duplicate_also_when_it_is_another(inbox: Inbox) -> None:
     inbox.receive(ANSWERS[0], 2)
     refused(inbox, ANSWERS[0], 2, "duplicate")
     refused(inbox, with_header(ANSWERS[0], samples=1), 2, "duplicate")
@@ -75,14 +75,14 @@ def test_an_order_that_was_never_sent_is_unknown(inbox: Inbox) -> None:
     refused(inbox, with_header(ANSWERS[0], order=99), 2, "unknown order")
 
 
-def test_nobody_answers_for_another(inbox: Inbox) -> None:
+def test_nobody_replies_for_another(inbox: Inbox) -> None:
     refused(inbox, ANSWERS[1], 2, "wrong device")
     # Nor by saying that it is the other.
     refused(inbox, with_header(ANSWERS[0], order=int(ASKED[1].id[0]), device=3), 2, "wrong device")
     refused(inbox, with_header(ANSWERS[0], device=3), 2, "wrong device")
 
 
-def test_an_old_answer_under_a_new_number_is_replayed(inbox: Inbox) -> None:
+def test_an_old_reply_under_a_new_number_is_replayed(inbox: Inbox) -> None:
     again = replace(ASKED[0], id=ASKED[0].id + 7, key=ASKED[0].key + 1, visit=np.array([1]))
     inbox.receive(ANSWERS[0], 2)
     inbox.expect(again)

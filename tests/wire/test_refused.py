@@ -129,11 +129,11 @@ def test_an_order_that_no_server_sends(changes: dict[str, Any], reason: str) -> 
     ],
     ids=lambda value: repr(value)[:60],
 )
-def test_an_answer_that_no_device_sends(changes: dict[str, Any], reason: str) -> None:
+def test_a_reply_that_no_device_sends(changes: dict[str, Any], reason: str) -> None:
     refused(with_header(ANSWER, **changes), reason)
 
 
-def test_an_answer_may_have_only_what_its_order_asked_for() -> None:
+def test_a_reply_may_have_only_what_its_order_asked_for() -> None:
     for kind in (Kind.HOLD, Kind.EVALUATE, Kind.REPORT, Kind.STATISTICS):
         refused(ANSWER, "tensors", order=replace(ORDER, kind=kind))
 
@@ -146,7 +146,7 @@ def test_a_device_cannot_change_statistics_that_never_travel() -> None:
     refused(put_together(ANSWER, {**header, "trees": trees}, (values + columns[0],)), "tensors")
 
 
-def test_an_answer_must_have_what_its_order_asked_for() -> None:
+def test_a_reply_must_have_what_its_order_asked_for() -> None:
     bare = put_together(ANSWER, {**taken_apart(ANSWER)[0], "trees": {}, "masks": {}}, ())
     refused(bare, "tensors")
     fetch = replace(ORDER, kind=Kind.FETCH)
@@ -173,7 +173,7 @@ def test_statistics_alone_have_nothing_behind_them() -> None:
     refused(data[:-1], "cut", order=order)
 
 
-def test_an_answer_is_not_read_as_an_order() -> None:
+def test_a_reply_is_not_read_as_an_order() -> None:
     with pytest.raises(BadMessage) as caught:
         decode_order(ANSWER, TASK)
     assert caught.value.reason == "magic"

@@ -260,7 +260,7 @@ def test_seconds_and_joules_add_up_to_clock_and_meters(name: str) -> None:
 
 
 @pytest.mark.parametrize("stop", [1, 2, 3])
-def test_answers_that_grow_too_old_are_told_in_the_step_that_ends(stop: int) -> None:
+def test_replies_that_grow_too_old_are_told_in_the_step_that_ends(stop: int) -> None:
     """Or a run that is resumed there would know nothing of them."""
     task = small.task()
     fleet = Fleet(groups=(Group(speed=1e9), Group(speed=Uniform(2e6, 2e8))))

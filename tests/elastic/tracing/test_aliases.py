@@ -130,17 +130,17 @@ def test_a_run_saves_all_names_and_a_task_takes_them(tmp_path: Path) -> None:
     spec = tasks.Own(Factory.of(zoo.logistic), Factory.of(zoo.logistic))  # only to be written down
     experiment = Experiment(spec, methods.fedavg(count=4), levels(speeds=(1e9,)), rounds=1)
     with Recording(tmp_path, experiment) as recording:
-        moment = next(play(experiment, task))
-        recording.append(moment)
+        result = next(play(experiment, task))
+        recording.append(result)
     saved = load_file(tmp_path / "model.safetensors")
     assert saved.keys() == module.state_dict().keys()
     fresh = Twice()
     fresh.load_state_dict(saved)
-    assert torch.equal(fresh.one.linear.weight, moment.round.params["one.linear.weight"])
+    assert torch.equal(fresh.one.linear.weight, result.round.params["one.linear.weight"])
     again = tasks.Task.of(Twice(), DATA, split=tasks.Split(devices=4), state=saved)
     # One name of a shared tensor is enough.
     short = {n: t for n, t in saved.items() if not n.startswith("other")}
     once = tasks.Task.of(Twice(), DATA, split=tasks.Split(devices=4), state=short)
-    for name, tensor in {**moment.round.params, **moment.round.buffers}.items():
+    for name, tensor in {**result.round.params, **result.round.buffers}.items():
         for started in (again, once):
             assert torch.equal({**started.params, **started.buffers}[name], tensor)

@@ -46,7 +46,7 @@ from anyfleet.runtime import Sequential, Stacked, Threads
 from anyfleet.tasks import Data, Dirichlet, Split, Task
 from anyfleet.world import levels, lossy
 from tests.core.test_local_training import orders
-from tests.core.test_updates import BLUEPRINT, MATRIX, arrivals, rows_and_columns
+from tests.core.test_updates import BLUEPRINT, MATRIX, rows_and_columns, updates_of
 from tests.helpers import small
 from tests.helpers.vectors import ADP, PLACE, Seen, numbers, step, vectors
 
@@ -84,7 +84,7 @@ def test_1_12_3_all_in_one_example() -> None:
     # What a codec left out is a zero in the update that comes in.
     updates = rows((1, 2, 0, 0), (3, 0, 4, 0), (5, 6, 0, 0))
     sent = rows((1, 1, 0, 0), (1, 0, 1, 0), (1, 1, 0, 0))
-    found = with_kept(arrivals(updates, samples=[5, 3, 2]), sent, [1 / 15] * 3)
+    found = with_kept(updates_of(updates, samples=[5, 3, 2]), sent, [1 / 15] * 3)
     part = Aio()
     assert part.weigh(found) == pytest.approx([0.5, 0.3, 0.2])
     change = moved(part, found)[WEIGHTS]
@@ -172,7 +172,7 @@ def test_1_12_3_every_element_is_the_mean_of_those_who_sent_it(seed: int, count:
     ]
     samples = torch.randint(1, 9, (count,), generator=draw).tolist()
     rates = torch.rand(count, generator=draw).double().tolist()
-    base = arrivals(changes, slices=slices, samples=samples, masks=masks)
+    base = updates_of(changes, slices=slices, samples=samples, masks=masks)
     found = with_kept(base, kept, rates)
     alphas = np.array(
         [anycost_alpha(channel_share(s, BLUEPRINT), trained_share(s, BLUEPRINT)) for s in slices]
@@ -193,7 +193,7 @@ def test_e_equal_weights_are_the_overlap_mean() -> None:
     changes = [{MATRIX: torch.full((3, 3), 1.5)}, {MATRIX: torch.full((2, 2), -1.0)}]
     # At a rate of nothing, all are equally far from complete.
     small_one = rows_and_columns((0, 2))
-    found = arrivals(changes, slices=[Slice(), small_one], samples=[1, 1])
+    found = updates_of(changes, slices=[Slice(), small_one], samples=[1, 1])
     found = with_kept(found, [{}, {}], [0.0, 0.0])
     one, two = (moved(part, found)[MATRIX] for part in (Aio(Mean("equal")), Mean("equal")))
     torch.testing.assert_close(one, two)
@@ -202,16 +202,16 @@ def test_e_equal_weights_are_the_overlap_mean() -> None:
 def test_e_complete_updates_are_the_data_weighted_mean() -> None:
     draw = torch.Generator().manual_seed(2)
     changes = [{WEIGHTS: torch.randn(3, 4, generator=draw, dtype=torch.float64)} for _ in range(4)]
-    found = arrivals(changes, samples=[3, 1, 7, 2])
+    found = updates_of(changes, samples=[3, 1, 7, 2])
     one, two = (moved(part, found)[WEIGHTS] for part in (Aio(), Mean()))
     torch.testing.assert_close(one, two, rtol=1e-13, atol=0.0)
 
 
 def test_what_nobody_sent_stays_and_what_one_sent_is_its_own() -> None:
     updates = rows((0, 0, 7, 0), (0, 0, 0, 0))
-    found = with_kept(arrivals(updates), [*rows((0, 0, 1, 0)), *rows((0, 0, 0, 0))], [0.5, 0.01])
+    found = with_kept(updates_of(updates), [*rows((0, 0, 1, 0)), *rows((0, 0, 0, 0))], [0.5, 0.01])
     assert moved(Aio(), found)[WEIGHTS][0].tolist() == [0, 0, 7, 0]
-    nothing = with_kept(arrivals(updates[1:]), rows((0, 0, 0, 0)), [0.01])
+    nothing = with_kept(updates_of(updates[1:]), rows((0, 0, 0, 0)), [0.01])
     before = {n: torch.randn(BLUEPRINT.shape(n)).double() for n in BLUEPRINT.params}
     after = step(Aio(), nothing, model=before).model
     assert small.identical(after, before)

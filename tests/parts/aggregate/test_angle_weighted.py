@@ -93,7 +93,7 @@ def test_1_17_angles_are_averaged_over_a_devices_own_visits() -> None:
     assert later[1] == (pytest.approx((math.atan(0.1) + math.atan(0.3)) / 2), 2)
 
 
-def test_a_device_that_answers_twice_in_a_step_visits_twice() -> None:
+def test_a_device_that_replies_twice_in_a_step_visits_twice() -> None:
     found = vectors(at(0.5, -0.5, 0.0, lengths=(1.0, 1.0, 1.0)))
     found = replace(found, device=np.array([4, 4, 1]))
     stepped = step(AngleWeighted(), found)

@@ -23,7 +23,7 @@ from anyfleet.parts.aggregate import AngleWeighted, Diagnosed, ServerOptimised, 
 from anyfleet.parts.schedule import Buffered
 from anyfleet.parts.select import Everyone
 from anyfleet.world import levels
-from tests.core.test_updates import BLUEPRINT, MATRIX, arrivals, dense, rows_and_columns, several
+from tests.core.test_updates import BLUEPRINT, MATRIX, dense, rows_and_columns, several, updates_of
 from tests.helpers import small
 from tests.helpers.vectors import ADP, numbers, step, vectors
 
@@ -32,14 +32,14 @@ def test_f_2_who_trained_what() -> None:
     parts = [rows_and_columns(kept) for kept in ((0,), (0, 1), (0, 1))]
     model = {n: torch.ones(BLUEPRINT.shape(n)) for n in BLUEPRINT.params}
     changes = [{MATRIX: torch.ones(n, n)} for n in (1, 2, 2)]
-    found = arrivals(changes, slices=parts)
+    found = updates_of(changes, slices=parts)
     notes = step(Diagnosed(), found, model=model).diagnostics
     whole = sum(value.numel() for value in model.values())
     assert notes["coverage"] == pytest.approx(4 / whole)
     assert notes["regions"] == 2
     assert notes["fewest"] == 2
     assert notes["omega_squared"] == pytest.approx(1 - 1 / whole)
-    everything = step(Diagnosed(), arrivals([model, model]), model=model).diagnostics
+    everything = step(Diagnosed(), updates_of([model, model]), model=model).diagnostics
     assert everything["coverage"] == 1
     assert (everything["regions"], everything["fewest"]) == (1, 2)
     assert everything["omega_squared"] == pytest.approx(0.0, abs=1e-12)

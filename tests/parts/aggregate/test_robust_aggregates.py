@@ -19,7 +19,7 @@ from anyfleet.methods import heterofl
 from anyfleet.parts.aggregate import Clipped, CoordinateMedian, Mean, ServerOptimised, TrimmedMean
 from anyfleet.parts.norm import PerWidth
 from anyfleet.world import levels
-from tests.core.test_updates import BLUEPRINT, MATRIX, arrivals, rows_and_columns
+from tests.core.test_updates import BLUEPRINT, MATRIX, rows_and_columns, updates_of
 from tests.helpers import small
 from tests.helpers.vectors import PLACE, step, vectors
 
@@ -96,7 +96,7 @@ def test_every_coordinate_is_decided_by_those_who_trained_it(
     """Values repeat, so that there are ties; some coordinates have an even number of values."""
     monkeypatch.setattr(module, "_BLOCK", block)
     changes, slices, masks = some(count, count)
-    found = arrivals(changes, slices=slices, masks=masks)
+    found = updates_of(changes, slices=slices, masks=masks)
     for part, reduce in (
         (CoordinateMedian(), statistics.median),
         (TrimmedMean(0.1), trimmed(0.1)),
@@ -115,10 +115,10 @@ def test_a_coordinate_of_three_has_a_median_of_three_and_one_of_nobody_stays() -
     half = rows_and_columns((0, 1))
     changes = [{MATRIX: torch.full((3, 3), value)} for value in (1.0, 9.0)]
     narrow = {MATRIX: torch.full((2, 2), 2.0)}
-    found = arrivals([*changes, narrow], slices=[Slice(), Slice(), half])
+    found = updates_of([*changes, narrow], slices=[Slice(), Slice(), half])
     median = step(CoordinateMedian(), found, model={MATRIX: torch.zeros(3, 3)}).model[MATRIX]
     assert median.tolist() == [[2, 2, 5], [2, 2, 5], [5, 5, 5]]
-    alone = arrivals([narrow], slices=[half])
+    alone = updates_of([narrow], slices=[half])
     for part in (CoordinateMedian(), TrimmedMean(0.4), Clipped()):
         stayed = step(part, alone, model={MATRIX: torch.ones(3, 3)}).model[MATRIX]
         assert stayed.tolist() == [[3, 3, 1], [3, 3, 1], [1, 1, 1]]
@@ -163,7 +163,7 @@ def test_one_of_five_cannot_ruin_the_model(part: Aggregate, bad: float) -> None:
 
 def test_numbers_whose_sum_is_too_large_have_a_mean_and_a_median() -> None:
     large = {MATRIX: torch.full((3, 3), 3e38)}
-    found = arrivals([large] * 4)
+    found = updates_of([large] * 4)
     for part in (TrimmedMean(0.0), CoordinateMedian()):
         new = step(part, found, model={MATRIX: torch.zeros(3, 3)}).model[MATRIX]
         assert bool((new == 3e38).all())
@@ -188,7 +188,7 @@ def test_clipping_compares_slices_by_coordinate_and_by_mask() -> None:
     mask = {MATRIX: torch.tensor([[1.0], [0.0], [0.0]])}
     wide, masked = ({MATRIX: torch.full((3, 3), 1.0)} for _ in range(2))
     narrow = {MATRIX: torch.full((2, 2), 1.0)}
-    found = arrivals(
+    found = updates_of(
         [wide, narrow, masked, {MATRIX: torch.full((2, 2), 4.0)}],
         slices=[Slice(), half, Slice(), half],
         masks=[{}, {}, mask, {}],
@@ -207,7 +207,7 @@ def test_updates_that_change_nothing_have_no_say_in_the_median() -> None:
 
 def test_nothing_to_clip_is_the_inner_aggregator_bit_for_bit() -> None:
     changes, slices, masks = some(6, 1)
-    found = arrivals(changes, slices=slices, masks=masks, samples=[1, 2, 3, 4, 5, 6])
+    found = updates_of(changes, slices=slices, masks=masks, samples=[1, 2, 3, 4, 5, 6])
     start = {n: torch.zeros_like(v) for n, v in plain(changes, slices, masks, max).items()}
     one, two = (step(p, found, model=start).model for p in (Clipped(length=1e9), Mean()))
     assert small.identical(one, two)
@@ -256,20 +256,20 @@ def test_they_run_over_unequal_slices_and_names_per_width(part: Aggregate) -> No
 
 def test_sizes_of_updates() -> None:
     changes, slices, masks = some(8, 5)
-    found: Updates = arrivals(changes, slices=slices, masks=masks)
+    found: Updates = updates_of(changes, slices=slices, masks=masks)
     for row, size in enumerate(found.root_mean_squares().tolist()):
         entries = []
         for name, value in changes[row].items():
             mask = masks[row].get(base(name), torch.ones(())).expand_as(value).flatten()
             entries += value.flatten()[mask > 0].tolist()
         assert size == pytest.approx(float(np.sqrt(np.mean(np.square(entries)))))
-    nothing = arrivals([{MATRIX: torch.ones(3, 3)}], masks=[{MATRIX: torch.zeros(3, 3)}])
+    nothing = updates_of([{MATRIX: torch.ones(3, 3)}], masks=[{MATRIX: torch.zeros(3, 3)}])
     assert nothing.root_mean_squares().tolist() == [0.0]
 
 
 def test_sizes_of_numbers_whose_squares_are_infinite() -> None:
     large = torch.full((3, 3), 1e200, dtype=torch.float64)
-    found = arrivals([{MATRIX: large}, {MATRIX: large / 1e200}])
+    found = updates_of([{MATRIX: large}, {MATRIX: large / 1e200}])
     assert found.root_mean_squares()[0] >= 1e199  # torch may well say that it is infinite
     assert found.root_mean_squares()[1] == pytest.approx(1.0)
     assert found.tree_norms({MATRIX: large}).tolist() == [np.inf, np.inf]

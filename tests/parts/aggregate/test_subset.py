@@ -12,7 +12,7 @@ from torch import Tensor
 from anyfleet.core.messages import Params
 from anyfleet.core.slots import Aggregate
 from anyfleet.parts.aggregate import AngleWeighted, Mean, ServerOptimised, ServerSgd, Subset
-from tests.core.test_updates import MATRIX, arrivals, rows_and_columns
+from tests.core.test_updates import MATRIX, rows_and_columns, updates_of
 from tests.helpers.vectors import ADP, PLACE, PNS, ZERO, Seen, at, step, vectors
 
 
@@ -154,7 +154,7 @@ def test_sub_models_are_compared_on_what_everybody_trained() -> None:
     # The last has a large matrix that agrees where it is alone; where all are it does not.
     whole = torch.full((3, 3), 50.0)
     whole[0, 0] = shared[3]
-    found = arrivals([*changes, {MATRIX: whole}], slices=[part] * 3 + [replace(part, keep=())])
+    found = updates_of([*changes, {MATRIX: whole}], slices=[part] * 3 + [replace(part, keep=())])
     model = {MATRIX: torch.zeros(3, 3), **ZERO}
     notes = step(Subset(), found, model=model).diagnostics
     assert notes["labelled"] == (3,)

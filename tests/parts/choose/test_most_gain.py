@@ -450,23 +450,23 @@ class Weighing(Threads):
     """Bytes really travel, and are kept with what they answer."""
 
     asked: list[Given] = field(default_factory=list, compare=False)
-    mail: list[PackedReply] = field(default_factory=list, compare=False)
+    replies: list[PackedReply] = field(default_factory=list, compare=False)
 
     def execute(self, assigned: Sequence[Given], task: Task, limits: Limits) -> list[EngineReply]:
         self.asked.extend(assigned)
         return super().execute(assigned, task, limits)
 
-    def transmit(self, mail: list[PackedReply]) -> list[PackedReply]:
-        self.mail.extend(mail)
-        return mail
+    def transmit(self, replies: list[PackedReply]) -> list[PackedReply]:
+        self.replies.extend(replies)
+        return replies
 
 
 def test_1_12_2_messages_are_within_their_budget_in_bytes() -> None:
     task, engine = small.task(), Weighing()
     steps = small.steps(ANYCOST, task, 2, fleet=CELL, engine=engine)
     rows = {row.order: row for step in steps for row in small.rows(step)}
-    assert len(engine.mail) == len(engine.asked) > 12
-    for (_, order, memory, _), mail in zip(engine.asked, engine.mail, strict=True):
+    assert len(engine.replies) == len(engine.asked) > 12
+    for (_, order, memory, _), reply in zip(engine.asked, engine.replies, strict=True):
         row, (slice_,), job = rows[int(order.id[0])], order.slices, order.job
         planned = expected_bits(slice_, job, task.blueprint, row.sent_fraction)
         assert planned.sent_fraction == row.sent_fraction < 0.07
@@ -474,7 +474,7 @@ def test_1_12_2_messages_are_within_their_budget_in_bytes() -> None:
         update = work(order, (memory,), task).replies
         around = uplink(order, task.blueprint, tuple(update.trees[0]["delta"]), torch.float32)
         (packed,) = job.uplink.pack(update.symbols[0], around)
-        assert packed in mail.data
+        assert packed in reply.data
         sent = 8 * len(packed)
         assert sent <= row.sent_fraction * planned.update
         # Nearly all of it is used: a rate is not a bound that nobody comes near.

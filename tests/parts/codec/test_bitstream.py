@@ -48,14 +48,14 @@ LAYOUTS = {
 }
 
 
-def envelope(columns: int, dtype: torch.dtype = torch.float32) -> MessageLayout:
+def message_layout(columns: int, dtype: torch.dtype = torch.float32) -> MessageLayout:
     """Lanes whose columns end somewhere, always between units."""
-    lanes = {}
+    layouts = {}
     for name, shape in SHAPES.items():
         unit, count = math.prod(shape[2:]), math.prod(shape[:2])
         ends = tuple(unit * (count * (column + 1) // columns) for column in range(columns))
-        lanes[name] = TensorLayout(shape, ends)
-    return MessageLayout(lanes, dtype, torch.zeros(2, dtype=torch.int64))
+        layouts[name] = TensorLayout(shape, ends)
+    return MessageLayout(layouts, dtype, torch.zeros(2, dtype=torch.int64))
 
 
 def symbols(
@@ -64,15 +64,15 @@ def symbols(
     """Something of everything that a layout can carry."""
     key = rng.root(int(1000 * keep) + int(size), "symbols")
     values, kept, scales = {}, {}, {}
-    for at, (name, lane) in enumerate(around.tensors.items()):
-        own, wide = rng.fold(rng.fold(key, at), torch.arange(rows)), layout.unit(lane)
-        drawn = rng.normal(own, lane.entries)
-        flags = rng.uniform(rng.fold(own, "flags"), lane.entries // wide) < keep
+    for at, (name, tensor_layout) in enumerate(around.tensors.items()):
+        own, wide = rng.fold(rng.fold(key, at), torch.arange(rows)), layout.unit(tensor_layout)
+        drawn = rng.normal(own, tensor_layout.entries)
+        flags = rng.uniform(rng.fold(own, "flags"), tensor_layout.entries // wide) < keep
         if keep < 1:
             kept[name] = flags
             drawn = drawn * flags.repeat_interleave(wide, dim=1)
         values[name] = drawn
-        count = 2 if layout.bucket is None else -(-lane.entries // layout.bucket)
+        count = 2 if layout.bucket is None else -(-tensor_layout.entries // layout.bucket)
         scales[name] = rng.normal(rng.fold(own, "scales"), count, torch.float32)
     if layout.numbers:
         numbers = {name: each.to(around.dtype) for name, each in values.items()}
@@ -89,7 +89,7 @@ def equal(one: Params, two: Params) -> bool:
 @pytest.mark.parametrize("keep", [1.0, 0.9, 0.1, 0.0])
 @pytest.mark.parametrize("columns", [1, 4])
 def test_what_is_packed_is_unpacked(layout: SymbolFormat, keep: float, columns: int) -> None:
-    around = envelope(columns)
+    around = message_layout(columns)
     for size in (0.4, 3.0, 1e4, 1e8):
         stack = symbols(layout, around, keep=keep, size=size)
         bits = packed_bits(stack, around, layout)
@@ -111,15 +111,15 @@ def test_what_is_packed_is_unpacked(layout: SymbolFormat, keep: float, columns: 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=list(LAYOUTS))
 def test_leading_columns_are_what_they_were(layout: SymbolFormat) -> None:
-    around = envelope(5)
+    around = message_layout(5)
     one = symbols(layout, around, keep=0.3, size=3.0).row(0)
     packed = pack(one, around, layout)
     for there in range(6):
         assert pack(one.leading(there), around, layout) == packed[:there]
         back = unpack(packed[:there], around, layout)
         assert back.columns == (there if there < 5 else None)
-        for name, lane in around.tensors.items():
-            end = lane.begins(there)
+        for name, tensor_layout in around.tensors.items():
+            end = tensor_layout.begins(there)
             tree, mine = (
                 (back.numbers, one.numbers)
                 if layout.numbers
@@ -185,7 +185,7 @@ def test_a_level_beyond_the_tables_has_31_bits_at_most() -> None:
         unpack((more,), around, layout)
 
 
-def test_a_lane_of_its_own_kind_gets_a_table_of_its_own() -> None:
+def test_a_tensor_of_its_own_kind_gets_a_table_of_its_own() -> None:
     alike = np.array([[900, 80, 20], [1800, 160, 40]])
     assert choose(alike).use == (0, 0)
     chosen = choose(np.array([[90_000, 8_000, 2_000], [2_000, 8_000, 90_000]]))
@@ -225,7 +225,7 @@ def tampered(packed: tuple[bytes, ...], key: Tensor) -> Iterator[tuple[bytes, ..
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=list(LAYOUTS))
 def test_a_tampered_column_is_refused_or_read(layout: SymbolFormat) -> None:
-    around = envelope(2)
+    around = message_layout(2)
     packed = pack(symbols(layout, around, keep=0.4, size=3.0).row(0), around, layout)
     refused = 0
     for data in tampered(packed, rng.root(3, "tampered")):
@@ -236,7 +236,7 @@ def test_a_tampered_column_is_refused_or_read(layout: SymbolFormat) -> None:
         else:
             tree = found.numbers if layout.numbers else found.quantisation_levels
             assert {name: rows.shape[1] for name, rows in tree.items()} == {
-                name: lane.entries for name, lane in around.tensors.items()
+                name: tensor_layout.entries for name, tensor_layout in around.tensors.items()
             }
     assert refused
 
@@ -245,7 +245,7 @@ def test_a_tampered_column_is_refused_or_read(layout: SymbolFormat) -> None:
 @given(st.binary(max_size=60))
 def test_noise_is_refused(data: bytes) -> None:
     with suppress(BadMessage):
-        assert isinstance(unpack((data,), envelope(1), SymbolFormat()), Symbols)
+        assert isinstance(unpack((data,), message_layout(1), SymbolFormat()), Symbols)
 
 
 @pytest.mark.parametrize(
@@ -274,7 +274,7 @@ def test_noise_is_refused(data: bytes) -> None:
 def test_claims_are_checked_against_what_is_there(
     change: dict[str, object], complaint: str
 ) -> None:
-    around, layout = envelope(1), SymbolFormat()
+    around, layout = message_layout(1), SymbolFormat()
     (packed,) = pack(symbols(layout, around, keep=0.4, size=3.0).row(0), around, layout)
     record = msgspec.msgpack.decode(packed, type=Column)
     lying = msgspec.msgpack.encode(msgspec.structs.replace(record, **change))
@@ -283,7 +283,7 @@ def test_claims_are_checked_against_what_is_there(
 
 
 def test_words_that_nobody_needs_are_refused() -> None:
-    around, layout = envelope(1), SymbolFormat()
+    around, layout = message_layout(1), SymbolFormat()
     (packed,) = pack(symbols(layout, around, keep=0.4, size=3.0).row(0), around, layout)
     record = msgspec.msgpack.decode(packed, type=Column)
     longer = msgspec.structs.replace(record, words=record.words + bytes(400))
@@ -292,7 +292,7 @@ def test_words_that_nobody_needs_are_refused() -> None:
 
 
 def test_columns_must_agree_about_flags() -> None:
-    around, layout = envelope(2), SymbolFormat()
+    around, layout = message_layout(2), SymbolFormat()
     some = pack(symbols(layout, around, keep=0.4, size=3.0).row(0), around, layout)
     every = pack(symbols(layout, around, keep=1.0, size=3.0).row(0), around, layout)
     with pytest.raises(BadMessage, match="do not agree"):
@@ -300,7 +300,7 @@ def test_columns_must_agree_about_flags() -> None:
 
 
 def test_numbers_of_other_kinds_travel_too() -> None:
-    around = replace(envelope(1), dtype=torch.float64)
+    around = replace(message_layout(1), dtype=torch.float64)
     one = symbols(SymbolFormat(numbers=True), around, keep=0.5, size=1.0).row(1)
     back = unpack(pack(one, around, SymbolFormat(numbers=True)), around, SymbolFormat(numbers=True))
     assert equal(one.numbers, back.numbers)

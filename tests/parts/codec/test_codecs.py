@@ -82,7 +82,7 @@ def names(codec: Codec) -> str:
 every = pytest.mark.parametrize("codec", CODECS, ids=names)
 
 
-def envelope(
+def message_layout(
     columns: int = 1, dtype: torch.dtype = torch.float32, rows: int = ROWS
 ) -> MessageLayout:
     """Of whole models in so many columns."""
@@ -101,10 +101,10 @@ def bare(sizes: dict[str, int], dtype: torch.dtype = torch.float32, rows: int = 
 def normal(around: MessageLayout, seed: int = 0) -> dict[str, Tensor]:
     """Updates whose tensors have different sizes of entries."""
     found = {}
-    for at, (name, lane) in enumerate(around.tensors.items()):
+    for at, (name, tensor_layout) in enumerate(around.tensors.items()):
         key = rng.fold(rng.fold(rng.root(seed, name), "update"), torch.arange(len(around.key)))
-        rows = rng.normal(key, lane.entries, around.dtype) * 2.0**-at
-        found[name] = rows.reshape(len(around.key), *lane.shape)
+        rows = rng.normal(key, tensor_layout.entries, around.dtype) * 2.0**-at
+        found[name] = rows.reshape(len(around.key), *tensor_layout.shape)
     return found
 
 
@@ -141,7 +141,7 @@ def check_message(codec: Codec, sent: Compressed, around: MessageLayout) -> None
 @every
 @pytest.mark.parametrize(("columns", "dtype"), [(1, torch.float64), (4, torch.float32)], ids=str)
 def test_what_arrives_is_what_was_said(codec: Codec, columns: int, dtype: torch.dtype) -> None:
-    around = envelope(columns, dtype)
+    around = message_layout(columns, dtype)
     for rate in (math.nan, 0.04):
         tree = normal(around)
         sent = squeezed(codec, tree, around, rate)
@@ -158,7 +158,7 @@ def test_what_arrives_is_what_was_said(codec: Codec, columns: int, dtype: torch.
 
 @every
 def test_a_cut_message_is_its_leading_columns(codec: Codec) -> None:
-    around = envelope(4)
+    around = message_layout(4)
     sent = squeezed(codec, normal(around), around)
     one = row_of(around, 1)
     symbols = sent.symbols.row(1)
@@ -173,17 +173,19 @@ def test_a_cut_message_is_its_leading_columns(codec: Codec) -> None:
         tree, flags = codec.restore(symbols.leading(there), one)
         assert same(back, tree)
         assert same(kept, flags)
-        for name, lane in around.tensors.items():
+        for name, tensor_layout in around.tensors.items():
             whole = sent.received[name][1]
             came = back[name][0]
-            assert torch.equal(came[: lane.begins(there)], whole[: lane.begins(there)])
-            assert not came[lane.begins(there) :].any()
+            assert torch.equal(
+                came[: tensor_layout.begins(there)], whole[: tensor_layout.begins(there)]
+            )
+            assert not came[tensor_layout.begins(there) :].any()
 
 
 @every
 @pytest.mark.parametrize("rate", [math.nan, 0.04])
 def test_a_stack_is_its_rows(codec: Codec, rate: float) -> None:
-    around = envelope(2)
+    around = message_layout(2)
     tree = normal(around)
     together = squeezed(codec, tree, around, rate)
     for row in range(ROWS):
@@ -203,8 +205,11 @@ def test_a_stack_is_its_rows(codec: Codec, rate: float) -> None:
 def filled(around: MessageLayout, value: Callable[[int], Tensor]) -> dict[str, Tensor]:
     rows = len(around.key)
     return {
-        name: value(lane.entries).to(around.dtype).expand(rows, -1).reshape(rows, *lane.shape)
-        for name, lane in around.tensors.items()
+        name: value(tensor_layout.entries)
+        .to(around.dtype)
+        .expand(rows, -1)
+        .reshape(rows, *tensor_layout.shape)
+        for name, tensor_layout in around.tensors.items()
     }
 
 
@@ -292,7 +297,7 @@ def test_unbiased_over_the_shared_randomness(codec: Codec) -> None:
 
 @every
 def test_the_same_again_and_other_with_another_key(codec: Codec) -> None:
-    around = envelope()
+    around = message_layout()
     tree = normal(around)
     one, two = (squeezed(codec, tree, around) for _ in range(2))
     assert same(one.received, two.received)

@@ -50,31 +50,35 @@ SHARES = np.geomspace(1e-4, 1.0, 90)  # of which the look-up thinks
 SHAPES = {"conv": (16, 8, 3, 3), "matrix": (40, 30), "bias": (7,), "nothing": (0, 4)}
 
 
-def envelope(shapes: Mapping[str, tuple[int, ...]] = SHAPES, rows: int = 1) -> MessageLayout:
-    lanes = {name: TensorLayout(shape, (math.prod(shape),)) for name, shape in shapes.items()}
-    return MessageLayout(lanes, torch.float32, rng.fold(rng.root(1, "fgc"), torch.arange(rows)))
+def message_layout(shapes: Mapping[str, tuple[int, ...]] = SHAPES, rows: int = 1) -> MessageLayout:
+    layouts = {name: TensorLayout(shape, (math.prod(shape),)) for name, shape in shapes.items()}
+    return MessageLayout(layouts, torch.float32, rng.fold(rng.root(1, "fgc"), torch.arange(rows)))
 
 
 def update(around: MessageLayout, rows: int = 1, seed: int = 0) -> dict[str, Tensor]:
     """Kernels of unequal strength, stacked."""
     found = {}
-    for name, lane in around.tensors.items():
+    for name, tensor_layout in around.tensors.items():
         key = rng.fold(rng.fold(rng.root(seed, "update"), name), torch.arange(rows))
-        strength = rng.normal(rng.fold(key, "strength"), lane.entries // lane.unit).exp()
-        entries = rng.normal(key, lane.entries) * strength.repeat_interleave(lane.unit, dim=1)
-        found[name] = entries.float().view(rows, *lane.shape)
+        strength = rng.normal(
+            rng.fold(key, "strength"), tensor_layout.entries // tensor_layout.unit
+        ).exp()
+        entries = rng.normal(key, tensor_layout.entries) * strength.repeat_interleave(
+            tensor_layout.unit, dim=1
+        )
+        found[name] = entries.float().view(rows, *tensor_layout.shape)
     return found
 
 
 def alone(values: list[float], rows: int = 1, unit: int = 1) -> Kernels:
-    """One lane of kernels of equal size, the same in every row."""
+    """One tensor of kernels of equal size, the same in every row."""
     shape = (len(values) // unit, 1, unit) if unit > 1 else (len(values),)
-    around = envelope({"only": shape}, rows)
+    around = message_layout({"only": shape}, rows)
     return Kernels({"only": torch.tensor(values).expand(rows, -1)}, around)
 
 
 def at(kernels: Kernels, count: int, levels: int) -> tuple[Symbols, Tensor]:
-    """Symbols of the only lane with so many kernels, and what they mean."""
+    """Symbols of the only tensor with so many kernels, and what they mean."""
     rows = kernels.devices
     symbols = kernels.quantised(torch.full((rows,), count), torch.full((rows,), levels))
     return symbols, Fgc().dequantise(symbols, kernels.layout)["only"]
@@ -108,7 +112,7 @@ def test_1_12_2_half_of_the_kernels_are_those_from_norm_2_on() -> None:
 
 
 def test_kernels_levels_and_values_are_those_of_the_formulas() -> None:
-    around, rows = envelope(rows=3), 3
+    around, rows = message_layout(rows=3), 3
     laid = around.flattened(update(around, rows))
     kernels = Kernels(laid, around)
     counts, levels = torch.tensor([40, 700, 1335]), torch.tensor([1, 6, 64])
@@ -157,8 +161,8 @@ def test_the_strongest_are_so_many_and_ties_go_to_the_lower_index(
 
 def test_the_mean_over_draws_is_the_update_on_kernels_that_are_kept() -> None:
     rows = 2_000
-    around = envelope({"only": (6, 2, 2, 2)}, rows)
-    one = update(envelope({"only": (6, 2, 2, 2)}))["only"].flatten(1)
+    around = message_layout({"only": (6, 2, 2, 2)}, rows)
+    one = update(message_layout({"only": (6, 2, 2, 2)}))["only"].flatten(1)
     symbols, values = at(Kernels({"only": one.expand(rows, -1)}, around), 7, 3)
     kept = symbols.kept["only"][0].repeat_interleave(4)
     low, high, _ = symbols.scales["only"][0].tolist()
@@ -170,7 +174,7 @@ def test_the_mean_over_draws_is_the_update_on_kernels_that_are_kept() -> None:
 
 
 def test_a_row_does_not_depend_on_the_stack_it_is_in() -> None:
-    around, rates = envelope(rows=4), torch.tensor([0.02, 0.1, 0.5, 1.0])
+    around, rates = message_layout(rows=4), torch.tensor([0.02, 0.1, 0.5, 1.0])
     tree = update(around, 4)
     tree["conv"][2] *= 100
     together = Fgc().compress(around.flattened(tree), rates, around, {})
@@ -186,7 +190,7 @@ def test_a_row_does_not_depend_on_the_stack_it_is_in() -> None:
 
 
 def test_bytes_are_what_was_squeezed() -> None:
-    around = envelope()
+    around = message_layout()
     squeezed = Fgc().compress(around.flattened(update(around)), torch.tensor([0.2]), around, {})
     columns = Fgc().pack(squeezed.symbols, around)
     tree, kept = Fgc().restore(Fgc().unpack(columns, around), around)
@@ -209,17 +213,17 @@ def test_a_message_is_never_longer_than_its_rate_allows(
     sizes: list[tuple[int, int, int]], rate: float, seed: int
 ) -> None:
     shapes = {str(i): (a, b, k, k) if k > 1 else (a, b) for i, (a, b, k) in enumerate(sizes)}
-    around = envelope(shapes)
+    around = message_layout(shapes)
     squeezed = Fgc().compress(
         around.flattened(update(around, seed=seed)), torch.tensor([rate]), around, {}
     )
-    entries = sum(lane.entries for lane in around.tensors.values())
+    entries = sum(tensor_layout.entries for tensor_layout in around.tensors.values())
     something = any(flags.any() for flags in squeezed.symbols.kept.values())
     assert packed_bits(squeezed.symbols, around) <= min(rate, 1) * 32 * entries or not something
 
 
 def test_a_message_that_must_shrink_keeps_as_many_kernels_as_fit_nearly() -> None:
-    around = envelope({"conv": (64, 32, 3, 3)})
+    around = message_layout({"conv": (64, 32, 3, 3)})
     greedy = Fgc(table=((1e-3, 1.0, 64),))
     for rate in (0.005, 0.02, 0.05, 0.1):
         squeezed = greedy.compress(
@@ -236,7 +240,7 @@ def squeezed(
     values: Params, rate: float = math.nan, table: tuple[float, int] = (1.0, 8)
 ) -> Symbols:
     shapes = {name: tuple(rows.shape[1:]) for name, rows in values.items()}
-    around = envelope(shapes, len(next(iter(values.values()))))
+    around = message_layout(shapes, len(next(iter(values.values()))))
     rates = torch.full((len(around.key),), rate)
     return Fgc(((1.0, *table),)).compress(around.flattened(values), rates, around, {}).symbols
 
@@ -245,7 +249,7 @@ def test_an_update_of_zeros_is_a_header_without_kernels() -> None:
     symbols = squeezed({"matrix": torch.zeros(1, 30, 40), "bias": torch.zeros(1, 9)})
     assert not any(flags.any() for flags in symbols.kept.values())
     assert symbols.scales["matrix"].tolist() == [[0.0, 0.0, 8.0]]
-    around = envelope({"matrix": (30, 40), "bias": (9,)})
+    around = message_layout({"matrix": (30, 40), "bias": (9,)})
     assert packed_bits(symbols, around) < 1000
     tree, _ = Fgc().restore(Fgc().unpack(Fgc().pack(symbols, around), around), around)
     assert not any(rows.any() for rows in tree.values())
@@ -268,7 +272,7 @@ def test_zeros_inside_a_kept_kernel_stay_zero() -> None:
 
 
 def test_a_share_below_one_kernel_is_one_kernel() -> None:
-    many = update(envelope({"matrix": (60, 60)}))
+    many = update(message_layout({"matrix": (60, 60)}))
     symbols = squeezed(many, table=(1e-9, 4))
     assert int(symbols.kept["matrix"].sum()) == 1
     biggest = many["matrix"].abs().max()
@@ -276,15 +280,15 @@ def test_a_share_below_one_kernel_is_one_kernel() -> None:
 
 
 def test_a_budget_that_not_even_one_kernel_fits_sends_none() -> None:
-    symbols = squeezed(update(envelope({"matrix": (60, 60)})), rate=1e-6)
+    symbols = squeezed(update(message_layout({"matrix": (60, 60)})), rate=1e-6)
     assert not symbols.kept["matrix"].any()
     assert not symbols.quantisation_levels["matrix"].any()
 
 
 def test_all_that_can_be_sent_is_not_what_the_codec_likes() -> None:
     """1 asks for as much as possible, NaN for nothing: then the codec decides."""
-    tree, codec = update(envelope({"matrix": (60, 60)})), Fgc(sent_fraction=0.05)
-    around = envelope({"matrix": (60, 60)}, rows=2)
+    tree, codec = update(message_layout({"matrix": (60, 60)})), Fgc(sent_fraction=0.05)
+    around = message_layout({"matrix": (60, 60)}, rows=2)
     rows = {"matrix": tree["matrix"].flatten(1).expand(2, -1)}
     found = codec.compress(rows, torch.tensor([1.0, math.nan]), around, {})
     assert float(found.bits[0].sum()) > 0.1 * 32 * 3600
@@ -293,12 +297,12 @@ def test_all_that_can_be_sent_is_not_what_the_codec_likes() -> None:
 
 @pytest.mark.parametrize("rate", [0.0, -1.0])
 def test_no_rate_at_all_sends_nothing(rate: float) -> None:
-    symbols = squeezed(update(envelope({"matrix": (60, 60)})), rate)
+    symbols = squeezed(update(message_layout({"matrix": (60, 60)})), rate)
     assert not symbols.kept["matrix"].any()
 
 
 def test_rates_above_one_are_as_one() -> None:
-    tree = update(envelope({"matrix": (60, 60)}))
+    tree = update(message_layout({"matrix": (60, 60)}))
     more, one = squeezed(tree, 7.0), squeezed(tree, 1.0)
     assert torch.equal(more.quantisation_levels["matrix"], one.quantisation_levels["matrix"])
     assert one.kept["matrix"].all()
@@ -306,7 +310,7 @@ def test_rates_above_one_are_as_one() -> None:
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
 def test_what_is_no_number_arrives_as_such_and_leaves_other_rows_alone(wrong: float) -> None:
-    around = envelope(rows=2)
+    around = message_layout(rows=2)
     tree = update(around, 2)
     well = Fgc().compress(around.flattened(tree), torch.full((2,), 0.2), around, {})
     tree["matrix"][0, 3, 4] = wrong
@@ -318,11 +322,11 @@ def test_what_is_no_number_arrives_as_such_and_leaves_other_rows_alone(wrong: fl
 
 
 def test_a_stream_that_is_cut_decodes_to_its_columns() -> None:
-    lanes = {
+    layouts = {
         "conv": TensorLayout((4, 2, 3, 3), (18, 45, 72)),
         "bias": TensorLayout((6,), (2, 4, 6)),
     }
-    around = MessageLayout(lanes, torch.float32, torch.tensor([7]))
+    around = MessageLayout(layouts, torch.float32, torch.tensor([7]))
     tree = {"conv": torch.arange(1.0, 73).view(1, 4, 2, 3, 3), "bias": torch.ones(1, 6)}
     wide = Fgc(((1.0, 1.0, 64),))
     symbols = Kernels(around.flattened(tree), around).quantised(
@@ -346,7 +350,7 @@ def test_a_stream_that_is_cut_decodes_to_its_columns() -> None:
     [(0.0, "steps"), (2.5, "steps"), (math.nan, "steps"), (1e30, "steps"), (2.0, "place")],
 )
 def test_levels_that_mean_nothing_are_refused(steps: float, why: str) -> None:
-    around = envelope({"only": (40,)})
+    around = message_layout({"only": (40,)})
     symbols, _ = at(alone([float(n) for n in range(1, 41)]), 40, 8)
     scales = {"only": symbols.scales["only"].clone()}
     scales["only"][0, 2] = steps
@@ -356,7 +360,7 @@ def test_levels_that_mean_nothing_are_refused(steps: float, why: str) -> None:
 
 
 def test_a_grid_without_its_ends_is_refused() -> None:
-    around = envelope({"only": (40,)})
+    around = message_layout({"only": (40,)})
     symbols, _ = at(alone([float(n) for n in range(1, 41)]), 40, 8)
     with pytest.raises(BadMessage, match="ends"):
         Fgc().unpack(pack(replace(symbols, scales={}), around, Fgc().symbol_format), around)
@@ -376,7 +380,7 @@ def test_between_rates_the_share_is_a_power_and_levels_are_those_below() -> None
 
 
 def test_estimates_of_messages_are_near_what_is_measured() -> None:
-    around = envelope()
+    around = message_layout()
     kernels = Kernels(around.flattened(update(around)), around)
     guess = estimated(kernels)
     shares = np.geomspace(1e-4, 1.0, guess.bits.shape[0])
@@ -407,7 +411,7 @@ def test_an_estimate_of_entries_that_are_all_equal_divides_by_nothing() -> None:
 
 
 def test_the_look_up_of_an_update_fits_at_every_rate_and_errs_less_at_higher_ones() -> None:
-    around = envelope({"conv": (32, 32, 3, 3), "matrix": (64, 100)})
+    around = message_layout({"conv": (32, 32, 3, 3), "matrix": (64, 100)})
     tree = update(around)
     fitted = Fgc().calibrated(around.flattened(tree), around)
     assert [row[0] for row in fitted.table] == pytest.approx(SENT_FRACTIONS.tolist())
@@ -435,7 +439,7 @@ def test_the_look_up_of_an_update_fits_at_every_rate_and_errs_less_at_higher_one
 
 
 def test_a_table_that_is_given_stays() -> None:
-    around = envelope()
+    around = message_layout()
     given_ = Fgc(((0.5, 0.25, 4),))
     assert not given_.calibrates
     assert given_.calibrated(around.flattened(update(around)), around) == given_
@@ -541,7 +545,7 @@ def test_a_resumed_run_has_the_look_up_it_began_with() -> None:
 
 
 def test_an_order_without_a_target_is_met_at_the_codecs_own_rate() -> None:
-    around = envelope({"conv": (32, 16, 3, 3), "fc": (10, 256)})
+    around = message_layout({"conv": (32, 16, 3, 3), "fc": (10, 256)})
     own = Fgc(sent_fraction=0.05).compress(
         around.flattened(update(around)), torch.tensor([math.nan]), around, {}
     )
@@ -558,7 +562,7 @@ def test_an_order_without_a_target_is_met_at_the_codecs_own_rate() -> None:
 
 @pytest.mark.parametrize("size", [1e-41, 1e-39, 1e-20, 1e20])
 def test_values_of_any_size_have_their_places(size: float) -> None:
-    around = envelope({"fc": (1, 400)})
+    around = message_layout({"fc": (1, 400)})
     tree = {"fc": torch.linspace(0.1, 1, 400).reshape(1, 1, 400) * size}
     sent = Fgc(table=((1.0, 1.0, 8),)).compress(
         around.flattened(tree), torch.tensor([math.nan]), around, {}

@@ -171,7 +171,7 @@ def test_every_round_trains_the_strongest_channels_of_its_own_model() -> None:
         assert step.sub_model(SubModelSize(0.5)) == slice_
 
 
-def test_a_round_without_answers_keeps_the_orders() -> None:
+def test_a_round_without_replies_keeps_the_orders() -> None:
     part, view = Strongest(), seen()
     state = part.init(view)
     assert part.learn(None, {}, view, state) == state
@@ -191,21 +191,21 @@ def played(extract: Any) -> tuple[RoundResult, ...]:
 def test_widths_are_judged_by_the_channels_that_the_method_would_take(extract: Any) -> None:
     task = runs.TASK.build(0)
     norm = experiment(extract).method.norm
-    for moment in played(extract):
-        params, buffers = moment.round.params, moment.round.buffers
+    for result in played(extract):
+        params, buffers = result.round.params, result.round.buffers
         half = strongest_half(dict(params), task.blueprint)
         if extract == Leading():
             half = task.blueprint.prefix(0.5)
         expected = evaluate(task, params, buffers, norm=norm, slice_=half)
-        assert moment.record.scores["loss@0.5"] == expected["loss"]
+        assert result.record.scores["loss@0.5"] == expected["loss"]
         whole = evaluate(task, params, buffers, norm=norm)
-        assert moment.record.scores["loss"] == moment.record.scores["loss@1"] == whole["loss"]
+        assert result.record.scores["loss"] == result.record.scores["loss@1"] == whole["loss"]
 
 
-def written(folder: Path, moments: Iterable[RoundResult]) -> None:
+def written(folder: Path, results: Iterable[RoundResult]) -> None:
     recording = Recording(folder, experiment(Strongest()), every=1)
-    for moment in moments:
-        recording.append(moment)
+    for result in results:
+        recording.append(result)
     recording._lock.release()  # as if the process had been killed
 
 
@@ -214,10 +214,10 @@ def test_a_run_that_goes_on_takes_the_same_channels(tmp_path: Path) -> None:
     opened = reopen(tmp_path, Terms())
     rest = list(play(opened.experiment, opened.task, resume=opened.past.state))
     opened.past.lock.release()
-    for moment, uninterrupted in zip(rest, played(Strongest())[2:], strict=True):
-        assert small.identical(moment.round.params, uninterrupted.round.params)
-        assert moment.record.scores == uninterrupted.record.scores
-        states = [each.round.snapshot.states["extract"] for each in (moment, uninterrupted)]
+    for result, uninterrupted in zip(rest, played(Strongest())[2:], strict=True):
+        assert small.identical(result.round.params, uninterrupted.round.params)
+        assert result.record.scores == uninterrupted.record.scores
+        states = [each.round.snapshot.states["extract"] for each in (result, uninterrupted)]
         assert states[0] == states[1]
 
 

@@ -184,19 +184,19 @@ def experiment() -> Experiment:
 
 def test_the_time_is_found_once_and_survives(tmp_path: Path) -> None:
     """Devices move: the time of the first round is not that of the others."""
-    moments = list(play(experiment()))
-    times = [moment.round.diagnostics["upload_seconds"] for moment in moments]
+    results = list(play(experiment()))
+    times = [result.round.diagnostics["upload_seconds"] for result in results]
     assert times == times[:1] * 3
-    assert len({tuple(moment.round.ledger.sent_fraction) for moment in moments}) == 3
+    assert len({tuple(result.round.ledger.sent_fraction) for result in results}) == 3
     recording = Recording(tmp_path, experiment(), every=1)
-    recording.append(moments[0])
+    recording.append(results[0])
     recording._lock.release()  # as if the process had been killed
     opened = reopen(tmp_path, Terms())
     saved = opened.past.state
     assert saved is not None
     rest = list(play(opened.experiment, opened.task, resume=saved))
     opened.past.lock.release()
-    for again, before in zip(rest, moments[1:], strict=True):
+    for again, before in zip(rest, results[1:], strict=True):
         assert (
             again.round.ledger.sent_fraction.tolist() == before.round.ledger.sent_fraction.tolist()
         )
@@ -208,7 +208,7 @@ def test_the_time_is_found_once_and_survives(tmp_path: Path) -> None:
     tenth = next(
         iter(play(opened.experiment, opened.task, resume=slower))
     ).round.ledger.sent_fraction
-    whole = moments[1].round.ledger.sent_fraction
+    whole = results[1].round.ledger.sent_fraction
     assert (tenth < whole).all()
     assert (10 * tenth)[whole < 1] == pytest.approx(whole[whole < 1])
 

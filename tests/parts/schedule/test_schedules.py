@@ -256,7 +256,7 @@ def test_a_synchronous_round_without_anybody_lasts_the_patience() -> None:
 # -- over-selection
 
 
-def test_the_first_answers_count_and_the_rest_is_cancelled_and_charged() -> None:
+def test_the_first_replies_count_and_the_rest_is_cancelled_and_charged() -> None:
     everybody = replace(BASE, select=Everyone())
     fleet = Fleet(tuple(Group(speed=2e9 / 3**i) for i in range(6)))
     whole = play(everybody, fleet, 1)[0].ledger
@@ -341,7 +341,7 @@ def test_one_tier_is_synchronous() -> None:
     [Group(availability=NEVER), Group(mortality=1.0), Group(level=7, availability=NEVER)],
     ids=["away", "dying", "far"],
 )
-def test_a_tier_without_answers_does_not_block_the_others(other: Group) -> None:
+def test_a_tier_without_replies_does_not_block_the_others(other: Group) -> None:
     steps = play(replace(BASE, schedule=Tiers()), Fleet((Group(speed=2e9), other)), 8)
     assert sum(len(counted(step)) for step in steps) >= 3 * 4
     assert steps[-1].time < 60
@@ -442,7 +442,7 @@ def test_impossible_schedules_are_refused(make: Any, words: str) -> None:
         make()
 
 
-def test_a_tiers_answers_count_together() -> None:
+def test_a_tiers_replies_count_together() -> None:
     """The quick ones of a slow tier wait, also over steps of other tiers, for its slowest."""
     slow = (Group(level=1, speed=2e7), Group(level=1, speed=2e6))
     fleet = Fleet((Group(level=0, speed=2e9), *slow))

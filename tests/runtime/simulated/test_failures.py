@@ -36,19 +36,19 @@ def test_a_battery_is_empty_at_the_second_at_which_its_joules_are_spent(
     charge: float, after: float
 ) -> None:
     parts = phase(4.0, 2.0), phase(6.0, 6.0)
-    (fate,) = battery_failures(parts, charge)
-    assert fate.after == pytest.approx(after)
-    assert fate.reason == "battery empty"
+    (failure,) = battery_failures(parts, charge)
+    assert failure.after == pytest.approx(after)
+    assert failure.reason == "battery empty"
 
 
 @pytest.mark.parametrize("charge", [8.0, 9.0, math.inf])
-def test_a_battery_that_lasts_has_no_fate(charge: float) -> None:
+def test_a_battery_that_lasts_has_no_failure(charge: float) -> None:
     assert not list(battery_failures((phase(4.0, 2.0), phase(6.0, 6.0)), charge))
 
 
 def test_an_empty_battery_does_what_costs_nothing() -> None:
-    (fate,) = battery_failures((phase(4.0, 0.0), phase(6.0, 6.0)), 0.0)
-    assert fate.after == 4.0
+    (failure,) = battery_failures((phase(4.0, 0.0), phase(6.0, 6.0)), 0.0)
+    assert failure.after == 4.0
 
 
 def test_a_battery_is_not_used_while_a_link_is_down() -> None:
@@ -61,8 +61,8 @@ def test_a_battery_is_not_used_while_a_link_is_down() -> None:
     )
     parts = phase(2.0, 3.0), Phase(knots)
     for charge, after in ((1.5, 1.0), (3.5, 2.5), (4.0, 6.0), (4.5, 6.5)):
-        (fate,) = battery_failures(parts, charge)
-        assert fate.after == pytest.approx(after)
+        (failure,) = battery_failures(parts, charge)
+        assert failure.after == pytest.approx(after)
     assert not list(battery_failures(parts, 5.0))
 
 
@@ -80,13 +80,13 @@ def test_a_device_goes_offline_at_the_moment_it_does() -> None:
     assert runs
     for i in runs:
         when = When(10.0 * i + 3.0, 0)
-        (fate,) = offline_failures(world, 0, when, 100.0)
-        assert fate.reason == "went offline"
-        assert fate.after == pytest.approx(17.0)
+        (failure,) = offline_failures(world, 0, when, 100.0)
+        assert failure.reason == "went offline"
+        assert failure.after == pytest.approx(17.0)
         assert not list(offline_failures(world, 0, when, 17.0))  # done just before
         # Done with one part just then, it is away when the next begins.
-        (fate,) = offline_failures(world, 0, When(10.0 * (i + 2), 0), 1.0)
-        assert fate.after == 0.0
+        (failure,) = offline_failures(world, 0, When(10.0 * (i + 2), 0), 1.0)
+        assert failure.after == 0.0
 
 
 def test_a_step_alone_drives_nobody_away() -> None:

@@ -364,11 +364,11 @@ def test_a_shared_band_is_divided_by_the_cohort_and_reported_so() -> None:
 
         method = replace(ALL, select=Uniform(count), plan=Listening())
         step = next(run(method, task, runtime, 0))
-        (heard,) = told
-        assert heard.bit_rate_up == pytest.approx(8e5 / count)
+        (reported,) = told
+        assert reported.bit_rate_up == pytest.approx(8e5 / count)
         for i, row in enumerate(rows(step)):
-            assert row.download_seconds == pytest.approx(row.bits_down / heard.bit_rate_down[i])
-            assert row.upload_seconds == pytest.approx(row.bits_up / heard.bit_rate_up[i])
+            assert row.download_seconds == pytest.approx(row.bits_down / reported.bit_rate_down[i])
+            assert row.upload_seconds == pytest.approx(row.bits_up / reported.bit_rate_up[i])
 
 
 def test_what_others_do_uses_the_air_too() -> None:
@@ -617,7 +617,7 @@ def test_who_is_away_is_not_asked() -> None:
 
 
 def test_a_survey_that_kills_once_does_not_kill_for_ever() -> None:
-    """Questions are no visits; each has a fate of its own."""
+    """Questions are no visits; each has a failure of its own."""
     task = small.task()
     method = replace(ALL, schedule=Surveyed(Synchronous(), Kind.REPORT), select=Uniform(1))
     deaths = np.zeros((task.devices, 10))
@@ -705,7 +705,7 @@ def test_held_results_are_fetched_over_the_same_links() -> None:
 
 
 @pytest.mark.parametrize("keep", [1, 3])
-def test_the_first_answers_close_a_step_and_the_rest_is_charged_until_then(keep: int) -> None:
+def test_the_first_replies_close_a_step_and_the_rest_is_charged_until_then(keep: int) -> None:
     task = small.task()
     groups = tuple(replace(SLOW, speed=1e7 / n) for n in (1, 2, 3, 4))
     method = replace(ALL, schedule=Overselected(keep))

@@ -1,4 +1,4 @@
-"""What a trace says about what it could not do: notes and errors."""
+"""What a trace says about what it could not do: remarks and errors."""
 
 from collections.abc import Callable
 from pathlib import Path
