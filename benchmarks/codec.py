@@ -137,9 +137,9 @@ def measured(case: Case, update: Params, layout: MessageLayout, repeats: int) ->
     raw = 4 * sum(value.numel() for value in update.values())
 
     def encode() -> tuple[bytes, ...]:
-        return codec.pack(codec.compress(update, {}, sent_fraction, layout).symbols, layout)
+        return codec.pack(codec.compress(update, sent_fraction, layout, {}).symbols, layout)
 
-    compressed, message = codec.compress(update, {}, sent_fraction, layout), encode()
+    compressed, message = codec.compress(update, sent_fraction, layout, {}), encode()
     size, least = sum(map(len, message)), bound(case.form, compressed.symbols, layout)
     return Row(
         codec=str(case),

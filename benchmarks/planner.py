@@ -148,11 +148,13 @@ def deciding(devices: int, repeats: int) -> float:
     runtime = Simulated(task, world)
     method = replace(anycost(seconds=0.25), select=Everyone())
     server = Server(method, task, runtime, 0)
-    desk = PlanningState(0, 0, server.visits, server.acknowledged, server.states)
+    state = PlanningState(0, 0, server.visits, server.acknowledged, server.states)
     everybody = np.arange(devices)
-    drafted = plan_cohort(Request(), everybody, method=server.method, view=server.view(), desk=desk)
-    runtime.check_in(drafted.orders)
-    return milliseconds(lambda: runtime.check_in(drafted.orders), repeats)
+    planned = plan_cohort(
+        Request(), everybody, method=server.method, view=server.view(), state=state
+    )
+    runtime.check_in(planned.orders)
+    return milliseconds(lambda: runtime.check_in(planned.orders), repeats)
 
 
 def brute_force(device: AnycostDevice, bounds: AnycostBounds, grid: tuple[int, int]) -> float:

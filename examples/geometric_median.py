@@ -19,7 +19,7 @@ class GeometricMedian(Aggregate):
 
     iterations: int = 30
 
-    def __call__(self, model, state, updates, view, key):
+    def __call__(self, model, updates, view, state, key):
         delta = updates.mean(updates.samples)
         for _ in range(self.iterations):
             distances = [max(distance(delta, update), 1e-9) for update in updates]

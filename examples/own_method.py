@@ -17,7 +17,7 @@ class Median(Aggregate):
     """Per coordinate, the (lower) median of those who trained it: a few wild devices do no harm."""
 
     def __call__(
-        self, model: Params, state: State, updates: Updates, view: View, key: Tensor
+        self, model: Params, updates: Updates, view: View, state: State, key: Tensor
     ) -> Aggregated:
         rows: dict[str, list[Tensor]] = {}
         for update in updates:

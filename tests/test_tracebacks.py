@@ -114,12 +114,12 @@ class BadAggregate(Mean):
     def init(self, view: View) -> State:
         fail(self.where == "init")
 
-    def __call__(self, model: Any, state: State, updates: Updates, view: View, key: Tensor) -> Any:
+    def __call__(self, model: Any, updates: Updates, view: View, state: State, key: Tensor) -> Any:
         fail(view.round_index * (self.where == "call"))
-        return super().__call__(model, state, updates, view, key)
+        return super().__call__(model, updates, view, state, key)
 
     def learn(
-        self, state: State, updates: Updates | None, diagnostics: Mapping[str, Any], view: View
+        self, updates: Updates | None, diagnostics: Mapping[str, Any], view: View, state: State
     ) -> State:
         fail(view.round_index * (self.where == "learn"))
 

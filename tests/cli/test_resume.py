@@ -166,7 +166,7 @@ class _Seen:
 class Counting(Everyone):
     def init(self, view):
         return _Seen()
-    def learn(self, state, updates, diagnostics, view):
+    def learn(self, updates, diagnostics, view, state):
         return _Seen((*state.rounds, view.round_index))
     def diagnostics(self, state):
         return {"seen": float(sum(state.rounds))}

@@ -185,7 +185,7 @@ def test_nothing_is_nothing() -> None:
     around = MessageLayout(
         {"a": TensorLayout((3,), (1, 3))}, torch.float32, torch.zeros(2, dtype=torch.int64)
     )
-    squeezed = Nothing().compress({"a": torch.ones(2, 3)}, {}, torch.ones(2), around)
+    squeezed = Nothing().compress({"a": torch.ones(2, 3)}, torch.ones(2), around, {})
     assert (squeezed.received, squeezed.kept, squeezed.state) == ({}, {}, {})
     assert torch.equal(squeezed.bits, torch.zeros(2, 2, dtype=torch.float64))
     assert torch.equal(squeezed.distortion, torch.ones(2))

@@ -76,7 +76,7 @@ def constant(task: Task, order: Cohort, value: float) -> Replies:
     tree = {name: torch.full_like(old, value) for name, old in update.trees[0]["weights"].items()}
     around = uplink(order, task.blueprint, tuple(tree), torch.float32)
     rows = {name: row.unsqueeze(0) for name, row in tree.items()}
-    squeezed = Raw().compress(around.flattened(rows), {}, torch.ones(1), around)
+    squeezed = Raw().compress(around.flattened(rows), torch.ones(1), around, {})
     return replace(update, trees=({"weights": tree},), symbols=(squeezed.symbols,))
 
 

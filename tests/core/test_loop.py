@@ -35,7 +35,7 @@ SCHEDULES: list[Schedule] = [
     Synchronous(),
     Deadline(0.03),
     Deadline(1e-6),
-    Deadline(0.02, late="late", staleness=2),
+    Deadline(0.02, late="counted", staleness=2),
     Buffered(concurrency=4, buffer_size=2),
     HoldAndFetch(),
     Surveyed(Synchronous()),
@@ -164,7 +164,7 @@ def test_late_answers_count_within_the_staleness_and_are_lost_beyond() -> None:
     task = small.task()
     slow = levels(speeds=(2e9, 2e7))
     for bound, counted in ((8, True), (1, False)):
-        schedule = Deadline(0.02, late="late", staleness=bound)
+        schedule = Deadline(0.02, late="counted", staleness=bound)
         rows = [
             row
             for step in small.steps(replace(FAST, schedule=schedule), task, 12, fleet=slow)
@@ -205,14 +205,14 @@ def test_a_device_draws_anew_at_every_visit() -> None:
     server = Server(FAST, task, runtime, 0)
     keys = []
     for _ in range(3):
-        desk = PlanningState(0, server.issued, server.visits, server.acknowledged, server.states)
-        asked = plan_cohort(Request(), np.array([2]), method=FAST, view=server.view(), desk=desk)
+        state = PlanningState(0, server.issued, server.visits, server.acknowledged, server.states)
+        asked = plan_cohort(Request(), np.array([2]), method=FAST, view=server.view(), state=state)
         keys.append(int(asked.orders.key[0]))
         server.visits[2] += 1
     assert len(set(keys)) == 3
-    desk = PlanningState(0, 0, server.visits * 0, server.acknowledged, server.states)
+    state = PlanningState(0, 0, server.visits * 0, server.acknowledged, server.states)
     everybody = np.arange(task.devices)
-    asked = plan_cohort(Request(), everybody, method=FAST, view=server.view(), desk=desk)
+    asked = plan_cohort(Request(), everybody, method=FAST, view=server.view(), state=state)
     assert len(set(asked.orders.key.tolist())) == task.devices
     assert rounds[-1].snapshot.visits.tolist() == [3] * task.devices
 
@@ -266,7 +266,7 @@ def test_the_same_seed_gives_the_same_bytes_and_another_seed_others() -> None:
     "schedule",
     [
         Synchronous(),
-        Deadline(0.02, late="late", staleness=3),
+        Deadline(0.02, late="counted", staleness=3),
         Buffered(concurrency=4, buffer_size=2),
     ],
     ids=str,

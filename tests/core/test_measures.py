@@ -147,11 +147,11 @@ class Watching(Diagnosed):
     def __init__(self, reported: tuple[str, ...], measures: tuple[Measure, ...]) -> None:
         super().__init__(reported=reported, measures=measures)
 
-    def __call__(self, model: Any, state: Any, updates: Any, view: Any, key: Tensor) -> Any:
+    def __call__(self, model: Any, updates: Any, view: Any, state: Any, key: Tensor) -> Any:
         Watching.seen[:] = [set(report) for report in updates.reports]
         Watching.taken[:] = [report.get("taken", np.nan) for report in updates.reports]
         Watching.devices[:] = [int(device) for device in updates.device]
-        return self.inner(model, state, updates, view, key)
+        return self.inner(model, updates, view, state, key)
 
 
 # --- work of whole cohorts --------------------------------------------------------------------

@@ -128,7 +128,7 @@ def test_more_bits_are_never_for_worse(codec: Codec) -> None:
     rows, layout = heavy_update()
     rates = [0.02, 0.05, 0.1, 0.2, 0.5, 0.8, 1.0]
     errors = [
-        float(codec.compress(rows, {}, torch.tensor([rate]).double(), layout).distortion)
+        float(codec.compress(rows, torch.tensor([rate]).double(), layout, {}).distortion)
         for rate in rates
     ]
     # What is drawn at random varies a little.

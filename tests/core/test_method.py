@@ -283,7 +283,7 @@ MIXTURES = {
     "quota, late answers, proximal": replace(
         heterofl(widths=(1.0, 0.5)),
         select=Quota(4),
-        schedule=Deadline(0.05, late="late", staleness=2),
+        schedule=Deadline(0.05, late="counted", staleness=2),
         train=replace(BASE, proximal=0.1, masked=True, label_rows=True),
         norm=Static(),
         aggregate=Diagnosed(AngleWeighted()),
@@ -309,9 +309,9 @@ class Spied(Mean):
     """A mean that keeps what it saw."""
 
     def __call__(
-        self, model: Params, state: State, updates: Updates, view: View, key: Tensor
+        self, model: Params, updates: Updates, view: View, state: State, key: Tensor
     ) -> Aggregated:
-        stepped = super().__call__(model, state, updates, view, key)
+        stepped = super().__call__(model, updates, view, state, key)
         return replace(stepped, diagnostics={"arrivals": updates})
 
 

@@ -213,7 +213,7 @@ def test_the_limit_can_be_turned_off_or_set() -> None:
     "schedule",
     [
         Buffered(concurrency=5, buffer_size=3),
-        Deadline(0.6, late="late", staleness=2),
+        Deadline(0.6, late="counted", staleness=2),
         HoldAndFetch(),
     ],
 )
@@ -499,7 +499,7 @@ class Counting(WholeModel):
     def init(self, view: View) -> int:
         return 0
 
-    def learn(self, state: Any, updates: Any, diagnostics: Any, view: View) -> Any:
+    def learn(self, updates: Any, diagnostics: Any, view: View, state: Any) -> Any:
         return state + 1
 
 
@@ -508,9 +508,9 @@ class Breaking(Mean):
     """A mean that goes wrong in the second step."""
 
     def __call__(
-        self, model: Params, state: Any, updates: Any, view: View, key: Tensor
+        self, model: Params, updates: Any, view: View, state: Any, key: Tensor
     ) -> Aggregated:
-        stepped = super().__call__(model, state, updates, view, key)
+        stepped = super().__call__(model, updates, view, state, key)
         if view.round_index != 1:
             return stepped
         broken = {**stepped.model, "4.bias": stepped.model["4.bias"] / 0}
@@ -538,7 +538,7 @@ class Infinite(Mean):
     """A mean that never ends well."""
 
     def __call__(
-        self, model: Params, state: Any, updates: Any, view: View, key: Tensor
+        self, model: Params, updates: Any, view: View, state: Any, key: Tensor
     ) -> Aggregated:
         return Aggregated({name: value / 0 for name, value in model.items()}, state)
 
@@ -549,7 +549,7 @@ class Unmeasured(WholeModel):
     def init(self, view: View) -> Any:
         return {"scores": (torch.ones(2),)}
 
-    def learn(self, state: Any, updates: Any, diagnostics: Any, view: View) -> Any:
+    def learn(self, updates: Any, diagnostics: Any, view: View, state: Any) -> Any:
         return {"scores": (torch.tensor([math.nan, view.round_index]),)}
 
 

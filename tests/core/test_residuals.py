@@ -76,11 +76,11 @@ class Counting(Mean):
     got: list[tuple[int, Params]] = field(default_factory=list, compare=False, hash=False)
 
     def __call__(
-        self, model: Params, state: State, updates: Updates, view: View, key: Tensor
+        self, model: Params, updates: Updates, view: View, state: State, key: Tensor
     ) -> Aggregated:
         for row, device in enumerate(updates.device):
             self.got.append((int(device), updates.take([row]).mean(np.ones(1))))
-        return super().__call__(model, state, updates, view, key)
+        return super().__call__(model, updates, view, state, key)
 
 
 class Run(NamedTuple):
@@ -111,7 +111,7 @@ CASES: dict[str, Case] = {
     "all arrive": Case(HALF),
     "idle for rounds": Case(replace(HALF, select=Uniform(2))),
     "deadline": Case(replace(HALF, schedule=Deadline(0.025)), TWO_SPEEDS, "too late"),
-    "late": Case(replace(HALF, schedule=Deadline(0.02, "late", 1)), TWO_SPEEDS, "stale"),
+    "late": Case(replace(HALF, schedule=Deadline(0.02, "counted", 1)), TWO_SPEEDS, "stale"),
     "mortality": Case(HALF, levels(mortality=0.4), "died"),
     "away": Case(HALF, Fleet((Group(availability=Intermittent(0.5, every=0.01)),)), "offline"),
     "refused": Case(HALF, reason="refused", limits=Limits(norm=0.1)),

@@ -71,7 +71,7 @@ class Fetches(Uniform):
     count: int | None = 2
     change: Change = field(default=tuple)
 
-    def fetch(self, view: View, held: OrderStatuses) -> Ids:
+    def fetch(self, held: OrderStatuses, view: View) -> Ids:
         return held.order if view.round_index == 0 else self.change(held.order)
 
 
@@ -155,9 +155,9 @@ class Squeezes(Raw):
     change: Change = field(default=tuple)
 
     def compress(
-        self, rows: Params, state: Params, sent_fraction: Tensor, layout: MessageLayout
+        self, rows: Params, sent_fraction: Tensor, layout: MessageLayout, state: Params
     ) -> Any:
-        return self.change(super().compress(rows, state, sent_fraction, layout))
+        return self.change(super().compress(rows, sent_fraction, layout, state))
 
 
 @dataclass(frozen=True)
@@ -174,9 +174,9 @@ class Aggregates(Mean):
     telling: Any = field(default_factory=dict)
 
     def __call__(
-        self, model: Params, state: State, updates: Updates, view: View, key: Tensor
+        self, model: Params, updates: Updates, view: View, state: State, key: Tensor
     ) -> Aggregated:
-        found = super().__call__(model, state, updates, view, key)
+        found = super().__call__(model, updates, view, state, key)
         return self.change(found) if view.round_index else found
 
     def diagnostics(self, state: State) -> Any:

@@ -365,7 +365,7 @@ def test_uncovered_coordinates_keep_their_value(
 def step(
     aggregate: Aggregate, model: Mapping[str, Tensor], state: object, found: Updates
 ) -> Aggregated:
-    return aggregate(model, state, found, Seen(), torch.tensor(0))  # type: ignore[arg-type]
+    return aggregate(model, found, Seen(), state, torch.tensor(0))  # type: ignore[arg-type]
 
 
 def test_server_momentum_and_adam_follow_their_formulas() -> None:

@@ -103,7 +103,7 @@ def three_steps(trainer: Train, share: float, lr: float, reference: Reference) -
     start = model.theta(params["1.weight"], params["1.bias"])
     expected = Moved(start, np.zeros_like(start))
     valid = torch.arange(ROWS) < ROWS - 1
-    for i, choice in enumerate(trainer.shared_draws(torch.tensor(7), 3)):
+    for i, choice in enumerate(trainer.shared_draws(3, torch.tensor(7))):
         rows = slice(i * ROWS, (i + 1) * ROWS)
         batch = Minibatch(model.x[rows], model.y[rows], valid, torch.tensor(i))
         rate = {"lr": torch.tensor(lr, dtype=torch.float64)}

@@ -47,7 +47,7 @@ def step(
     seen: Seen | None = None,
 ) -> Aggregated:
     begun = part.init(None) if state is None else state  # type: ignore[arg-type]
-    return part(model, begun, found, seen or Seen(), torch.tensor(5))  # type: ignore[arg-type]
+    return part(model, found, seen or Seen(), begun, torch.tensor(5))  # type: ignore[arg-type]
 
 
 def numbers(note: Mapping[int, float]) -> list[float]:

@@ -57,7 +57,7 @@ PARTS: list[Any] = [
     select.Learned(3, alpha=1.0, beta=0.5),
     select.Largest(6, 2, "loss"),
     schedule.Synchronous(patience=5.0),
-    schedule.Deadline(2.0, late="late", staleness=3),
+    schedule.Deadline(2.0, late="counted", staleness=3),
     schedule.Buffered(concurrency=4, buffer_size=2),
     schedule.Overselected(keep=2, patience=90.0),
     schedule.Tiers(staleness=4),
@@ -255,7 +255,7 @@ def test_policies_are_deterministic_and_keep_their_state_outside(part: Any) -> N
         seen, server = view(fedavg())
         state, key = part.init(seen), rng.root(3, "contract")
         outcomes.append(describe(part, seen, state, key, server))
-        part.learn(state, None, {}, seen)
+        part.learn(None, {}, seen, state)
     assert outcomes[0] == outcomes[1]
     assert hash(part) == before
 
@@ -344,7 +344,7 @@ class Counting(plan.WholeModel):
     def init(self, view: View) -> Any:
         return 0
 
-    def learn(self, state: Any, updates: Any, diagnostics: Any, view: View) -> Any:
+    def learn(self, updates: Any, diagnostics: Any, view: View, state: Any) -> Any:
         return state + 1
 
 

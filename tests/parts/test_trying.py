@@ -113,7 +113,7 @@ class Noisy(Aggregate):
     broken: bool = False
 
     def __call__(
-        self, model: Params, state: State, updates: Updates, view: View, key: Tensor
+        self, model: Params, updates: Updates, view: View, state: State, key: Tensor
     ) -> Aggregated:
         if self.broken:
             return Aggregated({"w": model["w"]})
@@ -133,11 +133,11 @@ def test_what_a_try_does_not_have_says_so() -> None:
     @dataclass(frozen=True)
     class Curious(Clipped):
         def __call__(
-            self, model: Params, state: State, updates: Updates, view: View, key: Tensor
+            self, model: Params, updates: Updates, view: View, state: State, key: Tensor
         ) -> Aggregated:
             assert view.idle.tolist() == [0, 1, 2]
             view.conditions(view.idle)
-            return super().__call__(model, state, updates, view, key)
+            return super().__call__(model, updates, view, state, key)
 
     with pytest.raises(ValueError, match="no conditions of devices: try this part in a run"):
         try_aggregate(Curious(), MODEL, DELTAS)

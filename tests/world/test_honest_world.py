@@ -86,7 +86,7 @@ BASE = heterofl(widths=(1.0, 0.5), lr=0.1, batch_size=8)
 SCHEDULES: dict[str, Schedule] = {
     "synchronous": Synchronous(),
     "deadline": Deadline(0.6),
-    "late": Deadline(0.4, late="late", staleness=2),
+    "late": Deadline(0.4, late="counted", staleness=2),
     "first of": Overselected(2),
     "two phases": HoldAndFetch(),
     "buffered": Buffered(concurrency=4, buffer_size=2, staleness=1),

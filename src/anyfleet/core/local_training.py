@@ -126,7 +126,7 @@ def train(
     rows, valid, keys = lift(order)(inputs.key, inputs.valid, inputs.hyperparameters["batch_size"])
     given = TrainingStart(inputs.params, inputs.buffers, inputs.seen)
     state = lift(partial(trainer.start, context))(given)
-    draws = trainer.shared_draws(torch.tensor(cohort_key), bounds.local_steps)
+    draws = trainer.shared_draws(bounds.local_steps, torch.tensor(cohort_key))
     drawn = zip(rows.unbind(-2), valid.unbind(-2), keys.unbind(-1), strict=True)
     alone = _counts(context, valid)
     for i, batch in enumerate(map(_Drawn._make, drawn)):

@@ -150,7 +150,7 @@ def typical_sent_fraction(
     if not rows:
         return 1.0
     target = torch.tensor([asked], dtype=torch.float64)
-    compressed = codec.compress(rows, {}, target, layout)
+    compressed = codec.compress(rows, target, layout, {})
     return float(compressed.bits.sum()) / (NUMBER_BITS * sum(prod(shape) for _, shape in shapes))
 
 

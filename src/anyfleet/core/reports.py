@@ -46,7 +46,7 @@ def learned(
     )
     choose = cohort.job.choose
     with during("choose", choose):
-        return choose.learn(state.chooser, lesson)
+        return choose.learn(lesson, state.chooser)
 
 
 def _of_initial_model(

@@ -1,4 +1,11 @@
-"""The slots of a method, as abstract classes that parts derive from."""
+"""The slots of a method, as abstract classes that parts derive from.
+
+All of them take their arguments in one order: what the part works on, then the `view`, then the
+`state` of the part, then the `key` of its randomness. A part that gets nothing of a kind leaves it
+out. Parts on devices have no view: a codec has the `layout` of the message in its place. `Train`
+and `Measure` take the `context` first, because training maps over all that follows it. The `device`
+of an extractor comes last, because most extractors do not look at it.
+"""
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -73,7 +80,7 @@ class Policy(Part):
         return None
 
     def learn(
-        self, state: State, updates: Updates | None, diagnostics: Mapping[str, Any], view: View
+        self, updates: Updates | None, diagnostics: Mapping[str, Any], view: View, state: State
     ) -> State:
         """Return the state after a round; `updates` is None if the round had none.
 
@@ -95,9 +102,9 @@ class Wrapper(Policy):
         return self.inner.init(view)
 
     def learn(
-        self, state: State, updates: Updates | None, diagnostics: Mapping[str, Any], view: View
+        self, updates: Updates | None, diagnostics: Mapping[str, Any], view: View, state: State
     ) -> State:
-        return self.inner.learn(state, updates, diagnostics, view)
+        return self.inner.learn(updates, diagnostics, view, state)
 
     def diagnostics(self, state: State) -> Mapping[str, Any]:
         return self.inner.diagnostics(state)
@@ -121,11 +128,11 @@ class Select(Policy):
     def __call__(self, view: View, state: State, key: Tensor) -> Ids:
         """Return the numbers of the devices to ask, each one idle (`view.idle`) and none twice.
 
-        When the schedule wants at most `view.most_devices`, more are reduced to as many by a
-        uniform draw. `key` addresses the randomness of this call.
+        The schedule asks at most `view.most_devices`; if more are returned, that many are drawn
+        from them at random. `key` addresses the randomness of this call.
         """
 
-    def fetch(self, view: View, held: OrderStatuses) -> Ids:
+    def fetch(self, held: OrderStatuses, view: View) -> Ids:
         """Return the numbers of the orders whose results are uploaded, of those `held`.
 
         `held` are orders that were carried out and whose results wait on their devices
@@ -258,7 +265,7 @@ class Choose(Part):
         device at a time: `check_ins.choices([mine(check_in) for check_in in check_ins])`.
         """
 
-    def learn(self, state: ChooserState, lesson: Lesson) -> ChooserState:
+    def learn(self, lesson: Lesson, state: ChooserState) -> ChooserState:
         """Return what a device keeps after it has carried out an order that trained.
 
         `state` is what it kept before, {} at first: lists of numbers by name. It comes back in
@@ -267,7 +274,7 @@ class Choose(Part):
         return state
 
     def initial_measures(
-        self, state: ChooserState, width: float, first_trained_layer: int
+        self, width: float, first_trained_layer: int, state: ChooserState
     ) -> "tuple[Measure, ...]":
         """Return what `learn` will measure of the initial model after an order of this size."""
         return ()
@@ -425,7 +432,7 @@ class Train(Part):
     def finish(self, context: TrainingContext, state: TrainingState) -> TrainingResult:
         """Return the result of training: the model, what of it counts, and what is reported."""
 
-    def shared_draws(self, key: Tensor, local_steps: int) -> tuple[Any, ...]:
+    def shared_draws(self, local_steps: int, key: Tensor) -> tuple[Any, ...]:
         """Return one value for each local step, drawn for the whole cohort; by default None.
 
         A value decides shapes (which width to train, say), so that devices can be trained together
@@ -561,7 +568,7 @@ class Codec(Part):
 
     @abstractmethod
     def compress(
-        self, rows: Params, state: Params, sent_fraction: Tensor, layout: MessageLayout
+        self, rows: Params, sent_fraction: Tensor, layout: MessageLayout, state: Params
     ) -> Compressed:
         """Return the compressed rows [devices, entries] of every tensor.
 
@@ -615,7 +622,7 @@ class Aggregate(Policy):
 
     @abstractmethod
     def __call__(
-        self, model: Params, state: State, updates: Updates, view: View, key: Tensor
+        self, model: Params, updates: Updates, view: View, state: State, key: Tensor
     ) -> Aggregated:
         """Return the new model, the state for the next round, and diagnostics for its record.
 

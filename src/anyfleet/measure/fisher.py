@@ -261,8 +261,8 @@ class Observed(Train):
     def hyperparameters(self, round_index: int, samples: Ints) -> Hyperparameters:
         return self.inner.hyperparameters(round_index, samples)
 
-    def shared_draws(self, key: Tensor, local_steps: int) -> tuple[Any, ...]:
-        return self.inner.shared_draws(key, local_steps)
+    def shared_draws(self, local_steps: int, key: Tensor) -> tuple[Any, ...]:
+        return self.inner.shared_draws(local_steps, key)
 
     def misfit(self, task: Task) -> str:
         if not task.classified:

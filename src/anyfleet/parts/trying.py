@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from anyfleet import rng
 from anyfleet.arrays import Flags, Ints
-from anyfleet.core.compression import compress
+from anyfleet.core.codec_calls import compress
 from anyfleet.core.layout import MessageLayout
 from anyfleet.core.local_training import Inputs, as_tensors, extent, lifted, train, training_context
 from anyfleet.core.messages import Aggregated, Conditions, Devices, Params, Report
@@ -72,7 +72,7 @@ def try_aggregate(
     )
     view = _view(blueprint, model, updates, server_loss)
     state = part.init(view) if state is None else state
-    found = part(model, state, updates, view, rng.root(seed, "aggregate"))
+    found = part(model, updates, view, state, rng.root(seed, "aggregate"))
     return aggregated(found, Caller("aggregate", part, view.round_index), model)
 
 

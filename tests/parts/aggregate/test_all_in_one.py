@@ -131,7 +131,7 @@ def test_1_12_3_weights_of_a_cohort_are_those_of_the_example() -> None:
     found = IncomingReplies(method, task, 0).trained(answered, task.params)
     part = Aio(Mean("equal"))
     assert part.weigh(found) == pytest.approx([0.392827, 0.332452, 0.274721], abs=1e-6)
-    stepped = part(task.params, None, found, Seen(), torch.tensor(0))  # type: ignore[arg-type]
+    stepped = part(task.params, found, Seen(), None, torch.tensor(0))  # type: ignore[arg-type]
     assert numbers(stepped.diagnostics["weights"]) == pytest.approx(part.weigh(found).tolist())
     facts = np.array([1.0, 0.5, 0.25]), np.full(3, 1 / 15)
     assert stepped.diagnostics["mean_gain"] == pytest.approx(anycost_gain(*facts).mean())
@@ -358,7 +358,7 @@ def test_of_a_message_that_a_link_cut_the_columns_that_came_count(share: float) 
     for name, flags in kept.items():
         mask = short.masks[0].get(name, torch.ones(()))
         assert torch.equal(covered[name], spread(flags * mask, name, part)), name
-    stepped = Aio()(TASK.params, None, found, Seen(), torch.tensor(0))  # type: ignore[arg-type]
+    stepped = Aio()(TASK.params, found, Seen(), None, torch.tensor(0))  # type: ignore[arg-type]
     assert all(bool(value.isfinite().all()) for value in stepped.model.values())
     change = found.local_deltas[0]["4.weight"]
     where = place("4.weight", part, TASK.blueprint)

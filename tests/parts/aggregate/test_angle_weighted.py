@@ -133,9 +133,9 @@ def test_weights_by_angle_start_from_those_of_the_base() -> None:
 def test_angles_of_sub_models_are_those_of_restricted_vectors(found: Updates) -> None:
     stepped = AngleWeighted()(
         {n: torch.zeros(BLUEPRINT.shape(n)) for n in BLUEPRINT.params},
-        {},
         found,
         Seen(),  # type: ignore[arg-type]
+        {},
         torch.tensor(0),
     )
     rows, masks = (tensor.numpy() for tensor in dense(found))

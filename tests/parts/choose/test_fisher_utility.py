@@ -36,7 +36,7 @@ SHARES = (1.0, 0.5, 0.25, 0.125, 0.0625)
 
 def offer(seconds: float, width: float = 1.0) -> MenuEntry:
     """An entry that takes so long on a device of one FLOP per second."""
-    effort = effort_of(Counts(seconds, seconds, seconds), width, steps=0, calls=0, moved=0)
+    effort = effort_of(Counts(seconds, seconds, seconds), width, local_steps=0, calls=0, moved=0)
     return MenuEntry(Demand(effort, np.zeros(1)), MessageBits(0.0, 0.0))
 
 
@@ -61,8 +61,8 @@ def choice(
 
 
 def numbers(batch: int = 32, target: float = float("nan")) -> Hyperparameters:
-    drafted = whale().train.hyperparameters(0, np.array([30]))
-    return replace(drafted, batch_size=np.array([batch]), target_seconds=np.array([target]))
+    given = whale().train.hyperparameters(0, np.array([30]))
+    return replace(given, batch_size=np.array([batch]), target_seconds=np.array([target]))
 
 
 def lesson(values: Sequence[float], share: float = 1.0, birth: float = 1.0) -> Lesson:
@@ -93,7 +93,7 @@ def test_1_10_the_worked_example_through_the_chooser(
     )
     notes: ChooserState = {}
     for values in ((9.0, 9.0), (0.2, 0.1), (0.3, 0.2)):  # the first has left the window
-        notes = utility.learn(notes, lesson(values))
+        notes = utility.learn(lesson(values), notes)
     menu = [*([offer(1e9)] * 4), offer(seconds)]  # only the smallest network counts
     found, share = chosen(utility, notes, menu, numbers(32))
     assert found == level
@@ -111,11 +111,11 @@ def test_1_10_before_it_has_trained_a_device_takes_the_first_level_within_its_ca
 
 def test_1_10_relative_to_the_initial_model_of_the_same_width() -> None:
     utility = FisherUtility(threshold=20.0, target=1e9)
-    assert utility.initial_measures({}, 0.5, 0)
-    notes = utility.learn({}, lesson([6.0, 8.0], 0.5, birth=2.0))
-    assert not utility.initial_measures(notes, 0.5, 0)
-    assert utility.initial_measures(notes, 1.0, 0)
-    notes = utility.learn(notes, lesson([100.0], 1.0, birth=50.0))
+    assert utility.initial_measures(0.5, 0, {})
+    notes = utility.learn(lesson([6.0, 8.0], 0.5, birth=2.0), {})
+    assert not utility.initial_measures(0.5, 0, notes)
+    assert utility.initial_measures(1.0, 0, notes)
+    notes = utility.learn(lesson([100.0], 1.0, birth=50.0), notes)
     # (3² + 4² + 2²) / 3 iterations, times 10.
     level, u = chosen(utility, notes, [offer(1.0)] * 5, numbers())
     assert (level, u) == (1, 1.0)
@@ -127,25 +127,25 @@ def test_1_10_relative_to_the_initial_model_of_the_same_width() -> None:
 
 def test_1_10_what_is_measured_now_and_then_stands_for_all_steps() -> None:
     utility = FisherUtility(effectiveness="literal", window=2, target=1e9, threshold=1e9)
-    every = utility.learn({}, lesson([0.3, 0.3, 0.3, 0.3]))
+    every = utility.learn(lesson([0.3, 0.3, 0.3, 0.3]), {})
     seldom = Lesson(
         1.0, (1.0, 0.0), {"fisher": 0.3, "fisher_squares": 0.09, "fisher_steps": 4.0}, lambda _: 1.0
     )
-    found = utility.learn({}, seldom)
+    found = utility.learn(seldom, {})
     assert found.keys() == every.keys()
     assert all(found[name] == pytest.approx(every[name]) for name in every)
 
 
 def test_1_10_zero_fisher_is_the_smallest_network_and_no_training_leaves_the_window() -> None:
     utility = FisherUtility(target=1e9)
-    notes = utility.learn({}, lesson([0.0, 0.0], birth=0.0))
+    notes = utility.learn(lesson([0.0, 0.0], birth=0.0), {})
     assert chosen(utility, notes, [offer(1.0)] * 5, numbers()) == (5, 0.0)
-    assert utility.learn(notes, lesson([float("nan")])) is notes
+    assert utility.learn(lesson([float("nan")]), notes) is notes
 
 
 def test_1_10_exactly_on_time_is_not_late_and_no_link_is_of_no_use() -> None:
     utility = FisherUtility(effectiveness="constant", target=10.0)
-    notes = utility.learn({}, lesson([1.0]))
+    notes = utility.learn(lesson([1.0]), {})
     assert chosen(utility, notes, [offer(10.0)] * 5, numbers()) == (1, 1.0)
     assert chosen(utility, notes, [offer(10.1)] * 5, numbers())[1] < 1
     menu = [replace(offer(1.0), bits=MessageBits(0.0, 1.0))] * 5
@@ -162,7 +162,7 @@ def test_1_10_the_time_of_the_last_choice_as_an_option() -> None:
             target=10.0,
             reference=reference,  # type: ignore[arg-type]
         )
-        notes = utility.learn({}, lesson([1.0], share=0.5))
+        notes = utility.learn(lesson([1.0], share=0.5), {})
         assert chosen(utility, notes, menu, numbers())[1] == pytest.approx(expected)
 
 

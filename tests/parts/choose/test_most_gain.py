@@ -216,7 +216,7 @@ def worked(size: float, cycles: float) -> MenuEntry:
     """A part of the model of METHODS' examples: 111.7 Mbit, and so many cycles as a whole."""
     work = size * cycles
     counts = Counts(work, work, cycles)
-    demand = Demand(effort_of(counts, size**0.5, steps=1, calls=0, moved=0), np.zeros(1))
+    demand = Demand(effort_of(counts, size**0.5, local_steps=1, calls=0, moved=0), np.zeros(1))
     update = size * 111.7e6
     traffic = MessageBits(
         down=0.0, up=update / 15, update=update, sent_fraction=1 / 15, follows=True

@@ -112,7 +112,7 @@ def squeezed(
     codec: Codec, tree: Params, around: MessageLayout, rate: float = math.nan
 ) -> Compressed:
     rates = torch.full((len(around.key),), rate, dtype=torch.float64)
-    return codec.compress(around.flattened(tree), {}, rates, around)
+    return codec.compress(around.flattened(tree), rates, around, {})
 
 
 def row_of(around: MessageLayout, row: int) -> MessageLayout:
@@ -325,7 +325,7 @@ def test_what_cannot_be_is_refused(make: Callable[[], Codec], why: str) -> None:
 def test_a_codec_is_tried_in_three_lines() -> None:
     tree = {"w": torch.tensor([[[1.0, -3.0], [2.0, -2.0]]]), "b": torch.tensor([[0.5]])}
     layout = MessageLayout.of(tree)
-    found = OneBit().compress(layout.flattened(tree), {}, torch.tensor([math.nan]), layout)
+    found = OneBit().compress(layout.flattened(tree), torch.tensor([math.nan]), layout, {})
     assert layout.unflattened(found.received)["w"].tolist() == [[[2.0, -2.0], [2.0, -2.0]]]
     assert found.received["b"].tolist() == [[0.5]]
     assert float(found.distortion[0]) == pytest.approx(2 / 18.25)
@@ -337,7 +337,7 @@ def test_a_codec_is_tried_in_three_lines() -> None:
 def test_a_codec_of_ones_own_survives_any_number_of_scales() -> None:
     """Who forges a message may leave scales out, or send more than there should be."""
     layout = MessageLayout.of({"w": torch.ones(1, 40)})
-    symbols = OneBit().compress({"w": torch.ones(1, 40)}, {}, torch.ones(1), layout).symbols
+    symbols = OneBit().compress({"w": torch.ones(1, 40)}, torch.ones(1), layout, {}).symbols
     for scales, meant in (({}, 0.0), ({"w": torch.tensor([[3.0, 4.0]])}, 3.0)):
         forged = replace(symbols, scales=scales)
         back, _ = OneBit().restore(OneBit().unpack(OneBit().pack(forged, layout), layout), layout)
@@ -354,7 +354,7 @@ def test_levels_and_scales_of_any_type_travel_as_they_are_meant() -> None:
             return Symbols(quantisation_levels={"w": 2.0 * rows["w"]}, scales={"w": third})
 
     rows = {"w": torch.tensor([[1.0, -1.0, torch.nan]], dtype=torch.float64)}
-    found = Floats().compress(rows, {}, torch.ones(1), layout)
+    found = Floats().compress(rows, torch.ones(1), layout, {})
     assert found.symbols.quantisation_levels["w"].tolist() == [[2, -2, 0]]
     assert found.symbols.scales["w"].dtype == torch.float32
     check_message(Floats(), found, layout)

@@ -173,11 +173,11 @@ def test_a_row_does_not_depend_on_the_stack_it_is_in() -> None:
     around, rates = envelope(rows=4), torch.tensor([0.02, 0.1, 0.5, 1.0])
     tree = update(around, 4)
     tree["conv"][2] *= 100
-    together = Fgc().compress(around.flattened(tree), {}, rates, around)
+    together = Fgc().compress(around.flattened(tree), rates, around, {})
     for row in range(4):
         own = replace(around, key=around.key[row : row + 1])
         mine = {name: rows[row : row + 1] for name, rows in tree.items()}
-        single = Fgc().compress(around.flattened(mine), {}, rates[row : row + 1], own)
+        single = Fgc().compress(around.flattened(mine), rates[row : row + 1], own, {})
         assert torch.equal(single.bits, together.bits[row : row + 1])
         assert small.identical(
             single.received, {n: v[row : row + 1] for n, v in together.received.items()}
@@ -187,7 +187,7 @@ def test_a_row_does_not_depend_on_the_stack_it_is_in() -> None:
 
 def test_bytes_are_what_was_squeezed() -> None:
     around = envelope()
-    squeezed = Fgc().compress(around.flattened(update(around)), {}, torch.tensor([0.2]), around)
+    squeezed = Fgc().compress(around.flattened(update(around)), torch.tensor([0.2]), around, {})
     columns = Fgc().pack(squeezed.symbols, around)
     tree, kept = Fgc().restore(Fgc().unpack(columns, around), around)
     assert small.identical(tree, squeezed.received)
@@ -211,7 +211,7 @@ def test_a_message_is_never_longer_than_its_rate_allows(
     shapes = {str(i): (a, b, k, k) if k > 1 else (a, b) for i, (a, b, k) in enumerate(sizes)}
     around = envelope(shapes)
     squeezed = Fgc().compress(
-        around.flattened(update(around, seed=seed)), {}, torch.tensor([rate]), around
+        around.flattened(update(around, seed=seed)), torch.tensor([rate]), around, {}
     )
     entries = sum(lane.entries for lane in around.tensors.values())
     something = any(flags.any() for flags in squeezed.symbols.kept.values())
@@ -223,7 +223,7 @@ def test_a_message_that_must_shrink_keeps_as_many_kernels_as_fit_nearly() -> Non
     greedy = Fgc(table=((1e-3, 1.0, 64),))
     for rate in (0.005, 0.02, 0.05, 0.1):
         squeezed = greedy.compress(
-            around.flattened(update(around)), {}, torch.tensor([rate]), around
+            around.flattened(update(around)), torch.tensor([rate]), around, {}
         )
         budget = rate * 32 * 64 * 32 * 9
         assert 0.9 * budget < packed_bits(squeezed.symbols, around) <= budget
@@ -238,7 +238,7 @@ def squeezed(
     shapes = {name: tuple(rows.shape[1:]) for name, rows in values.items()}
     around = envelope(shapes, len(next(iter(values.values()))))
     rates = torch.full((len(around.key),), rate)
-    return Fgc(((1.0, *table),)).compress(around.flattened(values), {}, rates, around).symbols
+    return Fgc(((1.0, *table),)).compress(around.flattened(values), rates, around, {}).symbols
 
 
 def test_an_update_of_zeros_is_a_header_without_kernels() -> None:
@@ -286,7 +286,7 @@ def test_all_that_can_be_sent_is_not_what_the_codec_likes() -> None:
     tree, codec = update(envelope({"matrix": (60, 60)})), Fgc(sent_fraction=0.05)
     around = envelope({"matrix": (60, 60)}, rows=2)
     rows = {"matrix": tree["matrix"].flatten(1).expand(2, -1)}
-    found = codec.compress(rows, {}, torch.tensor([1.0, math.nan]), around)
+    found = codec.compress(rows, torch.tensor([1.0, math.nan]), around, {})
     assert float(found.bits[0].sum()) > 0.1 * 32 * 3600
     assert 0 < float(found.bits[1].sum()) <= 0.05 * 32 * 3600
 
@@ -308,9 +308,9 @@ def test_rates_above_one_are_as_one() -> None:
 def test_what_is_no_number_arrives_as_such_and_leaves_other_rows_alone(wrong: float) -> None:
     around = envelope(rows=2)
     tree = update(around, 2)
-    well = Fgc().compress(around.flattened(tree), {}, torch.full((2,), 0.2), around)
+    well = Fgc().compress(around.flattened(tree), torch.full((2,), 0.2), around, {})
     tree["matrix"][0, 3, 4] = wrong
-    ill = Fgc().compress(around.flattened(tree), {}, torch.full((2,), 0.2), around)
+    ill = Fgc().compress(around.flattened(tree), torch.full((2,), 0.2), around, {})
     assert not all(rows[0].isfinite().all() for rows in ill.received.values())
     assert small.identical(
         {n: v[1] for n, v in ill.received.items()}, {n: v[1] for n, v in well.received.items()}
@@ -418,7 +418,7 @@ def test_the_look_up_of_an_update_fits_at_every_rate_and_errs_less_at_higher_one
         symbols = kernels.quantised(count, torch.tensor([levels]))
         assert packed_bits(symbols, around) <= rate * 32 * around.entries
         got = fitted.compress(
-            around.flattened(tree), {}, torch.tensor([rate], dtype=torch.float64), around
+            around.flattened(tree), torch.tensor([rate], dtype=torch.float64), around, {}
         )
         assert torch.equal(
             got.symbols.quantisation_levels["conv"], symbols.quantisation_levels["conv"]
@@ -543,13 +543,13 @@ def test_a_resumed_run_has_the_look_up_it_began_with() -> None:
 def test_an_order_without_a_target_is_met_at_the_codecs_own_rate() -> None:
     around = envelope({"conv": (32, 16, 3, 3), "fc": (10, 256)})
     own = Fgc(sent_fraction=0.05).compress(
-        around.flattened(update(around)), {}, torch.tensor([math.nan]), around
+        around.flattened(update(around)), torch.tensor([math.nan]), around, {}
     )
-    told = Fgc().compress(around.flattened(update(around)), {}, torch.tensor([0.05]), around)
+    told = Fgc().compress(around.flattened(update(around)), torch.tensor([0.05]), around, {})
     assert torch.equal(own.bits, told.bits)
     assert float(own.bits.sum()) <= 0.05 * 32 * (32 * 16 * 9 + 2560)
     stricter = Fgc(sent_fraction=0.5).compress(
-        around.flattened(update(around)), {}, torch.tensor([0.05]), around
+        around.flattened(update(around)), torch.tensor([0.05]), around, {}
     )
     assert torch.equal(stricter.bits, told.bits)
     with pytest.raises(ValueError, match=r"Fgc\.sent_fraction must lie in \(0, 1\], got 0\."):
@@ -561,7 +561,7 @@ def test_values_of_any_size_have_their_places(size: float) -> None:
     around = envelope({"fc": (1, 400)})
     tree = {"fc": torch.linspace(0.1, 1, 400).reshape(1, 1, 400) * size}
     sent = Fgc(table=((1.0, 1.0, 8),)).compress(
-        around.flattened(tree), {}, torch.tensor([math.nan]), around
+        around.flattened(tree), torch.tensor([math.nan]), around, {}
     )
     assert float(sent.distortion) < 0.01
     assert float(sent.received["fc"].sum() / tree["fc"].sum()) == pytest.approx(1, abs=0.03)

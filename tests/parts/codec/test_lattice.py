@@ -126,10 +126,10 @@ def test_fine_lattices_do_not_depend_on_the_rest_of_a_stack(codec: Uveq) -> None
     rows = rng.normal(key, 3_000) ** torch.tensor([[1], [5], [9]])
     lanes = {"w": TensorLayout((3_000,), (3_000,))}
     rate = torch.full((3,), torch.nan, dtype=torch.float64)
-    together = codec.compress({"w": rows}, {}, rate, MessageLayout(lanes, torch.float64, key))
+    together = codec.compress({"w": rows}, rate, MessageLayout(lanes, torch.float64, key), {})
     for row in range(3):
         alone = MessageLayout(lanes, torch.float64, key[row : row + 1])
-        one = codec.compress({"w": rows[row : row + 1]}, {}, rate[:1], alone)
+        one = codec.compress({"w": rows[row : row + 1]}, rate[:1], alone, {})
         assert torch.equal(
             one.symbols.quantisation_levels["w"][0], together.symbols.quantisation_levels["w"][row]
         )

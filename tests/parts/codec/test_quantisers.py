@@ -43,7 +43,7 @@ def sent(codec: Codec, *values: Tensor, rate: float = math.nan) -> Compressed:
     count = len(rows[0])
     place = around(*(each.shape[1] for each in rows), rows=count, dtype=rows[0].dtype)
     tree = {f"{at}": each for at, each in enumerate(rows)}
-    return codec.compress(tree, {}, torch.full((count,), rate, dtype=torch.float64), place)
+    return codec.compress(tree, torch.full((count,), rate, dtype=torch.float64), place, {})
 
 
 def plain(*values: float) -> Tensor:
@@ -232,7 +232,7 @@ def test_1_16_the_most_levels_that_fit() -> None:
     place = around(30_000, rows=5, dtype=torch.float32)
     # All with the draws of the first: those of the messages measured above.
     place = MessageLayout(place.tensors, place.dtype, place.key[:1].expand(5))
-    found = codec.compress({"0": update.expand(5, -1)}, {}, rates, place)
+    found = codec.compress({"0": update.expand(5, -1)}, rates, place, {})
     levels = [
         fedhq_quantisation_levels(bits, float(r) * size, np.array(codec.quantisation_levels))
         for r in rates
@@ -253,7 +253,7 @@ def test_1_16_a_poor_channel_keeps_fewer_entries() -> None:
     update = rng.normal(rng.root(7, "poor"), 30_000, torch.float32).expand(2, -1)
     rates = torch.tensor([0.01, 0.2], dtype=torch.float64)
     found = Hq(keep=0.3).compress(
-        {"0": update}, {}, rates, around(30_000, rows=2, dtype=torch.float32)
+        {"0": update}, rates, around(30_000, rows=2, dtype=torch.float32), {}
     )
     kept = found.kept["0"].sum(dim=1)
     assert kept.tolist() == [1125, 9000]

@@ -22,7 +22,7 @@ def test_many_entries_that_cost_next_to_nothing_stay_within_the_slack(
     around = MessageLayout(
         {"w": TensorLayout((MANY,), (MANY,))}, torch.float32, rng.root(0, "slack")[None]
     )
-    sent = codec.compress({"w": values}, {}, torch.tensor([torch.nan]), around)
+    sent = codec.compress({"w": values}, torch.tensor([torch.nan]), around, {})
     (column,) = codec.pack(sent.symbols, around)
     said = float(sent.bits.sum())
     more = SLACK.column + SLACK.share * said + SLACK.entry * MANY

@@ -174,7 +174,7 @@ def test_every_round_trains_the_strongest_channels_of_its_own_model() -> None:
 def test_a_round_without_answers_keeps_the_orders() -> None:
     part, view = Strongest(), seen()
     state = part.init(view)
-    assert part.learn(state, None, {}, view) == state
+    assert part.learn(None, {}, view, state) == state
 
 
 def experiment(extract: Extract) -> Experiment:

@@ -56,8 +56,8 @@ def served(plan: Any, *ups: float, fleet: Fleet | None = None) -> Server:
 def planned(server: Server) -> Plans:
     """What all devices shall do."""
     devices = np.arange(small.task().devices)
-    desk = PlanningState(0, 0, server.visits, server.acknowledged, server.states)
-    return _plans(devices, server.method, server.view(), desk)
+    state = PlanningState(0, 0, server.visits, server.acknowledged, server.states)
+    return _plans(devices, server.method, server.view(), state)
 
 
 def rates(plan: Any, *ups: float) -> list[float]:

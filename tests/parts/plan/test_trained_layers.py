@@ -273,7 +273,7 @@ def test_without_a_menu_there_is_nothing_to_assign() -> None:
 class Remembers(First):
     """Remembers how often it chose."""
 
-    def learn(self, state: ChooserState, lesson: Lesson) -> ChooserState:
+    def learn(self, lesson: Lesson, state: ChooserState) -> ChooserState:
         return {"visits": (state.get("visits", (0.0,))[0] + 1,)}
 
 

@@ -104,7 +104,7 @@ def test_1_19_fedpns_example() -> None:
 
     def after(selected_before: int) -> Chances:
         state = select.init(view)._replace(selected=np.array([0, 0, 0, selected_before, 0]))
-        new = select.learn(state, arrived, {"labelled": (3,)}, view)
+        new = select.learn(arrived, {"labelled": (3,)}, view, state)
         assert state.selected[3] == selected_before  # what was is not changed
         assert new.selected.tolist() == [0, 0, 0, selected_before + 1, 0]
         assert new.labelled.tolist() == [0, 0, 0, 1, 0]
@@ -113,24 +113,24 @@ def test_1_19_fedpns_example() -> None:
     assert after(9).probability == pytest.approx([0.232, 0.232, 0.232, 0.072, 0.232])
     for early in (2, 0):  # x = 1/3, and 1: a chance of zero at once
         assert after(early).probability == pytest.approx([0.25, 0.25, 0.25, 0.0, 0.25])
-    unlabelled = select.learn(after(0), arrived, {"labelled": ()}, view)
+    unlabelled = select.learn(arrived, {"labelled": ()}, view, after(0))
     assert unlabelled.probability == pytest.approx([0.25, 0.25, 0.25, 0.0, 0.25])
     returned = vectors([(1.0, 0.0)])  # of device 0: what it loses all others gain, also device 3
-    back = select.learn(after(0), returned, {"labelled": (0,)}, view)
+    back = select.learn(returned, {"labelled": (0,)}, view, after(0))
     assert back.probability == pytest.approx([0.0, 0.3125, 0.3125, 0.0625, 0.3125])
 
 
 def test_1_19_edge_cases_of_learning() -> None:
     select, view = Learned(5), seen(5, all_free)
     state, everybody = select.init(view), vectors([(1.0, 0.0)] * 5)
-    same = select.learn(state, everybody, {"labelled": (0, 1, 2, 3, 4)}, view)
+    same = select.learn(everybody, {"labelled": (0, 1, 2, 3, 4)}, view, state)
     assert same.probability == pytest.approx([0.2] * 5)
-    empty = select.learn(state, None, {}, view)
+    empty = select.learn(None, {}, view, state)
     assert empty.probability == pytest.approx(state.probability)
     assert not empty.selected.any()
     twice = vectors([(1.0, 0.0)] * 2)
     twice = replace(twice, device=np.array([2, 2]))
-    again = select.learn(state, twice, {"labelled": (2, 2)}, view)
+    again = select.learn(twice, {"labelled": (2, 2)}, view, state)
     assert (again.selected[2], again.labelled[2]) == (2, 2)
     assert again.probability.sum() == pytest.approx(1.0, abs=1e-15)
     told = select.diagnostics(again)

@@ -186,7 +186,7 @@ def held(*norms: tuple[int, float]) -> list[OrderStatus]:
 
 
 def fetched(select: Largest, statuses: list[OrderStatus]) -> list[int]:
-    return list(select.fetch(seen(5, all_free), OrderStatuses.of(statuses)))
+    return list(select.fetch(OrderStatuses.of(statuses), seen(5, all_free)))
 
 
 def test_1_20_bn2_example() -> None:
@@ -204,7 +204,7 @@ def test_1_20_ties_go_by_device_and_what_is_not_a_number_comes_last() -> None:
 
 def test_a_selection_fetches_all_that_is_held_unless_it_says_otherwise() -> None:
     statuses = OrderStatuses.of(held((4, 1.0), (1, 2.0)))
-    assert list(Uniform(3).fetch(seen(5, all_free), statuses)) == [104, 101]
+    assert list(Uniform(3).fetch(statuses, seen(5, all_free))) == [104, 101]
 
 
 def test_1_20_those_who_train_are_a_uniform_draw() -> None:

@@ -100,15 +100,15 @@ def test_three_steps_equal_the_formulas(kind: type[Slim] | type[Fjord], capacity
 def test_draws_are_shared_by_the_cohort_and_addressed_by_step(kind: type[Any]) -> None:
     trainer = kind(samples=2)
     one, two = rng.root(0, "a"), rng.root(0, "b")
-    assert trainer.shared_draws(one, 5) == trainer.shared_draws(one, 9)[:5]
-    assert trainer.shared_draws(one, 5) != trainer.shared_draws(two, 5)
-    assert len(set(trainer.shared_draws(one, 50))) == 50
-    assert kind(samples=0).shared_draws(one, 3) == (None, None, None)
+    assert trainer.shared_draws(5, one) == trainer.shared_draws(9, one)[:5]
+    assert trainer.shared_draws(5, one) != trainer.shared_draws(5, two)
+    assert len(set(trainer.shared_draws(50, one))) == 50
+    assert kind(samples=0).shared_draws(3, one) == (None, None, None)
 
 
 def test_every_ratio_up_to_the_capacity_is_as_likely_and_may_come_twice() -> None:
     trainer = Fjord(samples=4)
-    drawn = [trainer.drawn(0.35, c) for c in trainer.shared_draws(rng.root(0, "cohort"), 600)]
+    drawn = [trainer.drawn(0.35, c) for c in trainer.shared_draws(600, rng.root(0, "cohort"))]
     counts = {ratio: sum(each.count(ratio) for each in drawn) for ratio in NESTED_WIDTHS}
     assert [ratio for ratio in NESTED_WIDTHS if counts[ratio]] == [0.1, 0.15, 0.2, 0.25, 0.3, 0.35]
     # 2400 draws of six: 400 each, with a standard deviation of √(2400 × 5/36) = 18.
@@ -163,7 +163,7 @@ def test_running_statistics_are_those_of_the_whole_model_once(trainer: Any) -> N
     data, valid = task.data(0), torch.ones(task.size(0), dtype=torch.bool)
     batch = Minibatch(data.x, data.y, valid, torch.tensor(0))
     numbers = {"lr": torch.tensor(0.0)}
-    (choice,) = trainer.shared_draws(torch.tensor(5), 1)
+    (choice,) = trainer.shared_draws(1, torch.tensor(5))
     given = TrainingStart(task.params, task.buffers, task.labels(0))
     found = trainer.step(where, trainer.start(where, given), batch, numbers, choice)
     expected = PLAIN.step(plain, PLAIN.start(plain, given), batch, numbers, None)
@@ -179,7 +179,7 @@ def test_parts_of_a_suffix_leave_the_other_layers_alone(kind: type[Any]) -> None
     where = linear.site(task, trainer, first=2)
     data, valid = task.data(0), torch.ones(task.size(0), dtype=torch.bool)
     batch = Minibatch(data.x, data.y, valid, torch.tensor(0))
-    (choice,) = trainer.shared_draws(torch.tensor(5), 1)
+    (choice,) = trainer.shared_draws(1, torch.tensor(5))
     state = trainer.start(where, TrainingStart(task.params, task.buffers, task.labels(0)))
     new = trainer.step(where, state, batch, {"lr": torch.tensor(0.1)}, choice)["params"]
     changed = {name for name in new if not torch.equal(new[name], task.params[name])}
@@ -226,7 +226,7 @@ def calculated(trainer: Any, task: Task, share: float) -> int:
     batch = Minibatch(
         task.data(0).x[:4], task.data(0).y[:4], torch.ones(4, dtype=torch.bool), torch.tensor(0)
     )
-    (choice,) = trainer.shared_draws(torch.tensor(5), 1)
+    (choice,) = trainer.shared_draws(1, torch.tensor(5))
     with FlopCounterMode(display=False) as counter:
         trainer.step(where, state, batch, {"lr": torch.tensor(0.1)}, choice)
     return int(counter.get_total_flops())

@@ -56,7 +56,7 @@ def test_1_7_example_of_steps_one_after_the_other(
 
 def test_1_7_ratios_are_distinct_ascend_and_end_with_the_capacity() -> None:
     trainer = Progressive(samples=4)
-    choices = trainer.shared_draws(rng.root(0, "cohort"), 600)
+    choices = trainer.shared_draws(600, rng.root(0, "cohort"))
     counts: Counter[float] = Counter()
     for choice in choices:
         ratios = trainer.visited(0.6, choice)
@@ -105,7 +105,7 @@ def ends(trainers: list[Progressive | Rush]) -> list[Params]:
         where = linear.site(task, trainer)
         state = trainer.start(where, TrainingStart(task.params, task.buffers, task.labels(0)))
         data, valid = task.data(0), torch.ones(7, dtype=torch.bool)
-        for i, choice in enumerate(trainer.shared_draws(torch.tensor(3), 4)):
+        for i, choice in enumerate(trainer.shared_draws(4, torch.tensor(3))):
             rows = slice(7 * i, 7 * (i + 1))
             batch = Minibatch(data.x[rows], data.y[rows], valid, torch.tensor(i))
             numbers = {"lr": torch.tensor(0.05, dtype=torch.float64)}
@@ -212,7 +212,7 @@ def test_a_convolutional_network_equals_a_plain_loop() -> None:
     state = trainer.start(where, TrainingStart(task.params, task.buffers, task.labels(0)))
     expected = dict(task.params)
     data, valid = task.data(0), torch.ones(8, dtype=torch.bool)
-    for i, choice in enumerate(trainer.shared_draws(torch.tensor(3), 3)):
+    for i, choice in enumerate(trainer.shared_draws(3, torch.tensor(3))):
         rows = slice(8 * i, 8 * (i + 1))
         batch = Minibatch(data.x[rows], data.y[rows], valid, torch.tensor(i))
         numbers = {"lr": torch.tensor(0.1, dtype=torch.float64)}
@@ -251,7 +251,7 @@ def test_work_is_the_expectation_over_the_draws() -> None:
     trainer = Progressive(Gradient(batch_size=8))
     priced = Priced(task.blueprint, half, 8)
     costs = {ratio: priced.within(ratio).sample.flops for ratio in NESTED_WIDTHS if ratio <= 0.5}
-    drawn = [trainer.visited(0.5, c) for c in trainer.shared_draws(rng.root(0, "cohort"), 2000)]
+    drawn = [trainer.visited(0.5, c) for c in trainer.shared_draws(2000, rng.root(0, "cohort"))]
     parts = np.mean([sum(costs[ratio] for ratio in ratios) for ratios in drawn])
     whole = priced.sample.flops + priced.sample.forward_flops
     work = trainer.work(priced, processed=40, local_steps=5)

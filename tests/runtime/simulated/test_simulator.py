@@ -320,7 +320,7 @@ def test_what_changes_with_steps_stays_as_it_was_when_the_order_began(tmp_path: 
     assert row.compute_seconds == pytest.approx(6.0)
     assert row.compute_seconds == pytest.approx(sized.flops / float(told.speed[0]))
     # Two steps are under way while it computes: both would change the load.
-    late = Deadline(1.5, late="late", staleness=9)
+    late = Deadline(1.5, late="counted", staleness=9)
     steps = small.steps(replace(ALL, schedule=late), task, 6, fleet=fleet(group))
     (row,) = (row for step in steps for row in rows(step))
     assert row.compute_seconds == pytest.approx(6.0)
@@ -375,7 +375,7 @@ def test_what_others_do_uses_the_air_too() -> None:
     """Devices that still work when a cohort starts share the band with it."""
     task = small.task()
     group = replace(SLOW, link=Steady(bit_rate_up=8e5, bit_rate_down=4e5, shared=True))
-    late = Deadline(1e-3, late="late", staleness=9)
+    late = Deadline(1e-3, late="counted", staleness=9)
     runtime = Simulated(task, small.world(task, fleet(group)))
     list(islice(run(replace(ALL, select=Uniform(3), schedule=late), task, runtime, 0), 1))
     assert runtime.conditions(np.array([0, 1])).bit_rate_up == pytest.approx([8e5 / 5] * 2)
@@ -674,7 +674,7 @@ def test_a_device_that_works_does_not_recharge() -> None:
     task = small.task()
     group = replace(SLOW, battery=1e3, charge=0.5, recharge=10.0)
     runtime = Simulated(task, small.world(task, fleet(group)))
-    late = Deadline(1.0, late="late", staleness=9)
+    late = Deadline(1.0, late="counted", staleness=9)
     list(islice(run(replace(ALL, select=Uniform(3), schedule=late), task, runtime, 0), 1))
     busy = ~runtime.free(np.arange(8))
     assert busy.sum() == 3

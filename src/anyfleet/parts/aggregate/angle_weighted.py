@@ -71,7 +71,7 @@ class AngleWeighted(Aggregate):
         return {}
 
     def __call__(
-        self, model: Params, state: Angles, updates: Updates, view: View, key: Tensor
+        self, model: Params, updates: Updates, view: View, state: Angles, key: Tensor
     ) -> Aggregated:
         weights, inner = self.base.weigh(updates), self.base.diagnostics_of(updates)
         updates = self.base.counted(updates)

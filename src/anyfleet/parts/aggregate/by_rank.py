@@ -29,7 +29,7 @@ class _ByRank(Aggregate):
         """Return the change of every coordinate; zero where nobody trained it."""
 
     def __call__(
-        self, model: Params, state: State, updates: Updates, view: View, key: Tensor
+        self, model: Params, updates: Updates, view: View, state: State, key: Tensor
     ) -> Aggregated:
         # A device without samples has no vote, and what is not finite has no rank.
         voting = (updates.samples > 0) & np.isfinite(updates.norms())
@@ -46,7 +46,7 @@ class TrimmedMean(_ByRank):
     that share leaves nothing out.
     """
 
-    share: float = 0.2
+    share: float = 0.2  # of the values left out at either end
 
     def __post_init__(self) -> None:
         if not 0 <= self.share < 0.5:

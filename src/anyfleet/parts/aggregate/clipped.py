@@ -29,7 +29,7 @@ class Clipped(Wrapper, Aggregate):
     out.
     """
 
-    inner: Aggregate = field(default_factory=Mean)
+    inner: Aggregate = field(default_factory=Mean)  # aggregates the clipped updates
     times: float = 1.0
     length: float | None = None
 
@@ -49,13 +49,13 @@ class Clipped(Wrapper, Aggregate):
         )
 
     def __call__(
-        self, model: Params, state: State, updates: Updates, view: View, key: Tensor
+        self, model: Params, updates: Updates, view: View, state: State, key: Tensor
     ) -> Aggregated:
         updates = updates.take(np.flatnonzero(np.isfinite(updates.norms())))
         if not len(updates):
             return Aggregated(model, state, _diagnostics(updates, np.ones(0)))
         factors = self._factors(updates)
-        found = self.inner(model, state, updates.scaled(factors), view, key)
+        found = self.inner(model, updates.scaled(factors), view, state, key)
         diagnostics = {**found.diagnostics, **_diagnostics(updates, factors)}
         return Aggregated(found.model, found.state, diagnostics)
 

@@ -58,9 +58,9 @@ class Diagnosed(Wrapper, Aggregate):
         return frozenset(self.reported)
 
     def __call__(
-        self, model: Params, state: State, updates: Updates, view: View, key: Tensor
+        self, model: Params, updates: Updates, view: View, state: State, key: Tensor
     ) -> Aggregated:
-        found = self.inner(model, state, updates, view, key)
+        found = self.inner(model, updates, view, state, key)
         diagnostics = {
             **_coverage(model, updates, view),
             **_agreement(updates),

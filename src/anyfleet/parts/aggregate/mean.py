@@ -32,7 +32,7 @@ class Weighted(Aggregate):
         return {}
 
     def __call__(
-        self, model: Params, state: State, updates: Updates, view: View, key: Tensor
+        self, model: Params, updates: Updates, view: View, state: State, key: Tensor
     ) -> Aggregated:
         delta = self.counted(updates).mean(self.weigh(updates))
         return Aggregated(add_delta(model, delta), state, self.diagnostics_of(updates))
@@ -46,8 +46,8 @@ class Mean(Weighted):
     `"equal"` (HeteroFL, specification §0.2), times `(1 + staleness) ** -discount`.
     """
 
-    weights: Literal["samples", "equal"] = "samples"
-    discount: float = 0.0
+    weights: Literal["samples", "equal"] = "samples"  # what a device weighs by
+    discount: float = 0.0  # exponent by which old updates weigh less
 
     papers: ClassVar[tuple[Paper, ...]] = (FEDAVG,)
 

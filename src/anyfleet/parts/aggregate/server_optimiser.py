@@ -33,8 +33,8 @@ class ServerOptimiser(Protocol):
 class ServerSgd:
     """Momentum on the proposed change: `velocity = momentum * velocity + change`, times `lr`."""
 
-    lr: float = 1.0
-    momentum: float = 0.0
+    lr: float = 1.0  # of the server
+    momentum: float = 0.0  # share of the velocity that stays
 
     def __post_init__(self) -> None:
         if not self.lr > 0 or not 0 <= self.momentum < 1:
@@ -55,8 +55,8 @@ class ServerSgd:
 class ServerAdam:
     """Adam on the proposed change (FedAdam); `epsilon` is the adaptivity of that paper."""
 
-    lr: float = 0.01
-    betas: tuple[float, float] = (0.9, 0.99)
+    lr: float = 0.01  # of the server
+    betas: tuple[float, float] = (0.9, 0.99)  # decay of the two moments
     epsilon: float = 1e-3
 
     papers: ClassVar[tuple[Paper, ...]] = (FEDADAM,)
@@ -91,28 +91,28 @@ class ServerOptimised(Aggregate):
     those that only devices without samples trained, or devices that an inner Subset `excluded`.
     """
 
-    inner: Aggregate = field(default_factory=Mean)
-    optimiser: ServerOptimiser = field(default_factory=ServerSgd)
+    inner: Aggregate = field(default_factory=Mean)  # proposes the change
+    optimiser: ServerOptimiser = field(default_factory=ServerSgd)  # makes the step
 
     def init(self, view: View) -> _Kept:
         return _Kept(self.inner.init(view), {})
 
     def learn(
         self,
-        state: _Kept,
         updates: Updates | None,
         diagnostics: Mapping[str, Any],
         view: View,
+        state: _Kept,
     ) -> _Kept:
-        return state._replace(inner=self.inner.learn(state.inner, updates, diagnostics, view))
+        return state._replace(inner=self.inner.learn(updates, diagnostics, view, state.inner))
 
     def diagnostics(self, state: _Kept) -> Mapping[str, Any]:
         return self.inner.diagnostics(state.inner)
 
     def __call__(
-        self, model: Params, state: _Kept, updates: Updates, view: View, key: Tensor
+        self, model: Params, updates: Updates, view: View, state: _Kept, key: Tensor
     ) -> Aggregated:
-        proposed = self.inner(model, state.inner, updates, view, key)
+        proposed = self.inner(model, updates, view, state.inner, key)
         moved, slots = {}, dict(state.slots)
         for name, covered in _counted(updates, proposed.diagnostics).covered().items():
             old = model[name]

@@ -36,7 +36,7 @@ class Subset(Wrapper, Aggregate):
     updates are compared on the coordinates that everybody trained.
     """
 
-    inner: Aggregate = field(default_factory=Mean)
+    inner: Aggregate = field(default_factory=Mean)  # aggregates the updates that remain
     share: float = 0.7
     statistic: Statistic = "sum"
     left: Stopping = "share"
@@ -59,7 +59,7 @@ class Subset(Wrapper, Aggregate):
         )
 
     def __call__(
-        self, model: Params, state: State, updates: Updates, view: View, key: Tensor
+        self, model: Params, updates: Updates, view: View, state: State, key: Tensor
     ) -> Aggregated:
         finite = np.isfinite(updates.norms())
         healthy = updates.take(np.flatnonzero(finite))
@@ -69,7 +69,7 @@ class Subset(Wrapper, Aggregate):
             """Return what the inner aggregator makes of these rows; computed once."""
             name = tuple(rows.tolist())
             if name not in trials:
-                trials[name] = self.inner(model, state, healthy.take(rows), view, key)
+                trials[name] = self.inner(model, healthy.take(rows), view, state, key)
             return trials[name]
 
         gram = healthy.gram(common=True)

@@ -145,7 +145,7 @@ class FisherUtility(Choose):
 
     # -- learning
 
-    def learn(self, state: ChooserState, lesson: Lesson) -> ChooserState:
+    def learn(self, lesson: Lesson, state: ChooserState) -> ChooserState:
         if self.effectiveness == "constant":
             return {**state, "rounds": (1.0,), "last": lesson.sub_model_size}
         square = lesson.measured.get("fisher_squares", float("nan"))
@@ -154,7 +154,7 @@ class FisherUtility(Choose):
         first = int(lesson.sub_model_size[1])
         birth = _at_birth(lesson.width, first)
         new = dict(state)
-        if self.initial_measures(state, lesson.width, first):
+        if self.initial_measures(lesson.width, first, state):
             new[birth] = (lesson.initial(self.fisher),)
         if self.effectiveness == "relative":
             square = square / new[birth][0] ** 2 if new[birth][0] > 0 else 0.0
@@ -164,7 +164,7 @@ class FisherUtility(Choose):
         return {**new, "rounds": (float(len(new["squares"])),), "last": lesson.sub_model_size}
 
     def initial_measures(
-        self, state: ChooserState, width: float, first_trained_layer: int
+        self, width: float, first_trained_layer: int, state: ChooserState
     ) -> tuple[Measure, ...]:
         known = _at_birth(width, first_trained_layer) in state
         return () if known or self.effectiveness != "relative" else (self.fisher,)

@@ -46,12 +46,12 @@ class ErrorFeedback(Codec):
         return self.inner.slack
 
     def compress(
-        self, rows: Params, state: Params, sent_fraction: Tensor, layout: MessageLayout
+        self, rows: Params, sent_fraction: Tensor, layout: MessageLayout, state: Params
     ) -> Compressed:
         # A NaN would stay for ever: one bad round must not silence a device.
         known = {name: torch.where(left.isfinite(), left, 0.0) for name, left in state.items()}
         total = {name: v + known[name] if name in known else v for name, v in rows.items()}
-        compressed = self.inner.compress(total, {}, sent_fraction, layout)
+        compressed = self.inner.compress(total, sent_fraction, layout, {})
         sent = compressed.received
         left = {name: v - sent[name] if name in sent else v for name, v in total.items()}
         return replace(compressed, state=left)

@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from anyfleet.core.compression import distortion
+from anyfleet.core.codec_calls import distortion
 from anyfleet.core.layout import MessageLayout, Symbols
 from anyfleet.core.message_size import NUMBER_BITS, heavy_update
 from anyfleet.core.messages import Params
@@ -80,7 +80,7 @@ class Fgc(Quantiser):
         return replace(self, table=_measured(self, kernels))
 
     def compress(
-        self, rows: Params, state: Params, sent_fraction: Tensor, layout: MessageLayout
+        self, rows: Params, sent_fraction: Tensor, layout: MessageLayout, state: Params
     ) -> Compressed:
         # Fitting messages to a sent fraction has counted their bits already.
         symbols, bits = self._fitted_symbols(rows, sent_fraction, layout)

@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from anyfleet.core.compression import distortion
+from anyfleet.core.codec_calls import distortion
 from anyfleet.core.layout import MessageLayout, Symbols
 from anyfleet.core.messages import Params
 from anyfleet.core.slots import Codec, Compressed, Slack
@@ -61,7 +61,7 @@ class Quantiser(Codec):
         """
 
     def compress(
-        self, rows: Params, state: Params, sent_fraction: Tensor, layout: MessageLayout
+        self, rows: Params, sent_fraction: Tensor, layout: MessageLayout, state: Params
     ) -> Compressed:
         symbols = _plain(self.quantise(rows, sent_fraction, layout))
         received, kept = self.restore(symbols, layout)

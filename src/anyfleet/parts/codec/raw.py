@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from anyfleet.core.compression import distortion
+from anyfleet.core.codec_calls import distortion
 from anyfleet.core.layout import MessageLayout, Symbols, TensorLayout
 from anyfleet.core.messages import Params
 from anyfleet.core.slots import Codec, Compressed
@@ -23,7 +23,7 @@ class Raw(Codec):
     A number beyond the range of "fp16" travels as the largest that it has. The bits are exact.
     """
 
-    precision: Literal["same", "fp32", "fp16", "bf16"] = "same"
+    precision: Literal["same", "fp32", "fp16", "bf16"] = "same"  # same: as they are
 
     def __post_init__(self) -> None:
         if self.precision not in ("same", *_TYPES):
@@ -32,7 +32,7 @@ class Raw(Codec):
             )
 
     def compress(
-        self, rows: Params, state: Params, sent_fraction: Tensor, layout: MessageLayout
+        self, rows: Params, sent_fraction: Tensor, layout: MessageLayout, state: Params
     ) -> Compressed:
         to = self._type(layout)
         symbols = Symbols(numbers={name: _rounded(each, to) for name, each in rows.items()})
@@ -92,7 +92,7 @@ class Nothing(Codec):
     """No tensors at all: for devices that share nothing (the reference row `local`)."""
 
     def compress(
-        self, rows: Params, state: Params, sent_fraction: Tensor, layout: MessageLayout
+        self, rows: Params, sent_fraction: Tensor, layout: MessageLayout, state: Params
     ) -> Compressed:
         nothing = torch.zeros(len(sent_fraction), layout.columns, dtype=torch.float64)
         return Compressed({}, {}, Symbols(), nothing, {}, torch.ones(len(sent_fraction)))

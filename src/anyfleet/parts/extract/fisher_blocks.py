@@ -105,7 +105,7 @@ class FisherBlocks(Extract):
         return sorted(order[:count].tolist())
 
     def learn(
-        self, state: _Kept, updates: Updates | None, diagnostics: Mapping[str, Any], view: View
+        self, updates: Updates | None, diagnostics: Mapping[str, Any], view: View, state: _Kept
     ) -> _Kept:
         if updates is None:
             return state

@@ -34,7 +34,7 @@ class Strongest(Extract):
         return tuple(channel_order(view.model, view.blueprint).items())
 
     def learn(
-        self, state: _Orders, updates: Updates | None, diagnostics: Mapping[str, Any], view: View
+        self, updates: Updates | None, diagnostics: Mapping[str, Any], view: View, state: _Orders
     ) -> _Orders:
         return state if updates is None else self.init(view)
 

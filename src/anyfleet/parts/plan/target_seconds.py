@@ -42,7 +42,7 @@ class TargetSeconds(Plan):
     training and upload count, by what devices report before the first round.
     """
 
-    inner: Plan = field(default_factory=WidthMenu)
+    inner: Plan = field(default_factory=WidthMenu)  # plans the sub-model sizes
     provides: ClassVar[frozenset[Signal]] = frozenset({TargetTime()})
 
     def init(self, view: View) -> _Kept:
@@ -50,9 +50,9 @@ class TargetSeconds(Plan):
         return _Kept(self.inner.init(view), some, view.conditions(some))
 
     def learn(
-        self, state: _Kept, updates: Updates | None, diagnostics: Mapping[str, Any], view: View
+        self, updates: Updates | None, diagnostics: Mapping[str, Any], view: View, state: _Kept
     ) -> _Kept:
-        return state._replace(inner=self.inner.learn(state.inner, updates, diagnostics, view))
+        return state._replace(inner=self.inner.learn(updates, diagnostics, view, state.inner))
 
     def diagnostics(self, state: _Kept) -> Mapping[str, Any]:
         return self.inner.diagnostics(state.inner)

@@ -28,8 +28,8 @@ class Largest(Select):
     what devices measure for it, as `Fisher()` for "fisher", unless another part does.
     """
 
-    draw: int = 20
-    keep: int = 10
+    draw: int = 20  # devices that train
+    keep: int = 10  # devices that upload
     number: str = "norm"  # of a device's report
     measures: tuple[Measure, ...] = ()
 
@@ -57,7 +57,7 @@ class Largest(Select):
     def excess(self, devices: Devices) -> str:
         return more_than_all("Largest.draw", self.draw, len(devices))
 
-    def fetch(self, view: View, held: OrderStatuses) -> Ints:
+    def fetch(self, held: OrderStatuses, view: View) -> Ints:
         by_device = held.take(np.argsort(held.device, kind="stable"))
         rows = bn2_largest(by_device.report(self.number), self.keep)
         # In the order of devices, as any cohort is.

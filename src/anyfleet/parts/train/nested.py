@@ -47,13 +47,13 @@ class Nested(Train):
     def draws_per_step(self) -> int:
         """The random numbers that a minibatch needs; a device draws its widths with them."""
 
-    def shared_draws(self, key: Tensor, local_steps: int) -> tuple[Any, ...]:
+    def shared_draws(self, local_steps: int, key: Tensor) -> tuple[Any, ...]:
         """Return numbers in [0, 1) for every local step.
 
         Those of a step are the same, however many steps there are.
         """
         if not self.samples:
-            return self.base.shared_draws(key, local_steps)
+            return self.base.shared_draws(local_steps, key)
         keys = rng.fold(rng.fold(key, "ratios"), torch.arange(local_steps))
         return tuple(map(tuple, rng.uniform(keys, self.draws_per_step).tolist()))
 

@@ -178,7 +178,7 @@ def _stack_key(order: Cohort, row: int, task: Task) -> Hashable:
     if order.kind not in (Kind.TRAIN, Kind.HOLD):
         return row
     # A trainer may draw once for the whole cohort: only orders with the same draw share a stack.
-    draws = order.job.trainer.shared_draws(torch.tensor(order.cohort_key), 1) != (None,)
+    draws = order.job.trainer.shared_draws(1, torch.tensor(order.cohort_key)) != (None,)
     drawn = (order.cohort_key, float(order.width[0])) if draws else None
     # The shape alone is not enough: a model may hold constants along an axis that is sliced.
     (slice_,) = order.slices

@@ -22,7 +22,7 @@ def compress(
     """
     rows = layout.flattened(tree)
     with during(caller.slot, caller.part):
-        found = caller.part.compress(rows, layout.flattened(state), sent_fraction, layout)
+        found = caller.part.compress(rows, sent_fraction, layout, layout.flattened(state))
     found = compressed(found, caller, rows)
     return replace(
         found,
