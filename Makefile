@@ -35,7 +35,7 @@ lint: $(READY) ## ruff and mypy --strict
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict
 
-mutants: $(READY) ## plant known mistakes one by one: each must turn a test red (some minutes)
+mutants: $(READY) ## plant known faults one by one: each must turn a test red (some minutes)
 	$(BIN)/python tools/mutants.py
 
 kill: $(READY) ## kill a hundred runs at random moments and resume them: nothing may differ (a minute)

@@ -174,7 +174,7 @@ def test_pages_have_run_files_and_pieces_of_them_that_work(tmp_path: Path) -> No
     ((_, uplink),) = (each for each in toml_blocks() if each[0] == "docs/codecs.md")
     (tmp_path / "bytes.toml").write_text('[task]\nuse = "Embedded"\n' + uplink)
     (result,) = play(load(tmp_path / "bytes.toml", ["rounds=1", "task.limit=600"]))
-    assert result.record.up < moment.record.down / 50
+    assert result.record.up < result.record.down / 50
 
 
 def test_the_fleets_of_the_page_about_fleets_work(tmp_path: Path) -> None:
