@@ -107,7 +107,7 @@ def trained(task: Task, rounds: int = 1, seed: int = 0) -> dict[str, torch.Tenso
     """Return the update of the last of some rounds with one device, as a stack of one."""
     world = Fleet().build(np.array([task.size(0)]), seed)
     method = fedavg(count=1, lr=0.05, batch_size=20)
-    made = islice(run(method, task, Simulated(task, world, seed), seed), rounds)
+    made = islice(run(method, task, Simulated(task, world), seed), rounds)
     before, after = [task.params, *(each.params for each in made)][-2:]
     return {name: (after[name] - value)[None] for name, value in before.items()}
 

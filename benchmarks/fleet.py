@@ -233,7 +233,7 @@ def measure(task: Task, world: worlds.World, select: str, plan: str, counted: Ro
 
     The codec follows planned sent fractions; nobody trains, so it costs nothing here.
     """
-    runtime = Watched(task, world, SEED, engine=Idle())
+    runtime = Watched(task, world, engine=Idle())
     base = replace(
         fedavg(), schedule=Handful(), aggregate=Subset(), uplink=Hq(sent_fraction=1 / 32)
     )

@@ -145,14 +145,16 @@ def deciding(devices: int, repeats: int) -> float:
     task = Embedded(devices=devices, partition=Dirichlet(0.5)).build(0)
     samples = np.array([task.size(device) for device in range(devices)])
     world = worlds.cell(devices=devices, flops_per_cycle=4.0).build(samples, 0)
-    runtime = Simulated(task, world, 0)
+    runtime = Simulated(task, world)
     method = replace(anycost(seconds=0.25), select=Everyone())
     server = Server(method, task, runtime, 0)
-    desk = PlanningState(0, 0, server.visits, server.acknowledged, server.states)
+    state = PlanningState(0, 0, server.visits, server.acknowledged, server.states)
     everybody = np.arange(devices)
-    drafted = plan_cohort(Request(), everybody, method=server.method, view=server.view(), desk=desk)
-    runtime.check_in(drafted.orders)
-    return milliseconds(lambda: runtime.check_in(drafted.orders), repeats)
+    planned = plan_cohort(
+        Request(), everybody, method=server.method, view=server.view(), state=state
+    )
+    runtime.check_in(planned.orders)
+    return milliseconds(lambda: runtime.check_in(planned.orders), repeats)
 
 
 def brute_force(device: AnycostDevice, bounds: AnycostBounds, grid: tuple[int, int]) -> float:

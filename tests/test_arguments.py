@@ -29,14 +29,14 @@ from anyfleet.methods import fedavg, heterofl
 from anyfleet.names import SYNONYMS, near
 from anyfleet.parts.aggregate import Mean
 from anyfleet.parts.choose import First
-from anyfleet.parts.codec import ErrorFeedback, Raw, TopK, Uveq
+from anyfleet.parts.codec import ErrorFeedback, Qsgd, Raw, TopK, Uveq
 from anyfleet.parts.plan import TargetSeconds, WidthMenu
 from anyfleet.parts.schedule import Deadline, Surveyed, Synchronous
 from anyfleet.parts.select import Uniform
 from anyfleet.parts.train import Decaying, Gradient, Sgd
 from anyfleet.runtime import Stacked
 from anyfleet.tasks import Embedded, Split, Synthetic, Task
-from anyfleet.world import Group
+from anyfleet.world import Group, Steady
 from tests.helpers import small
 
 Call = Callable[[], Any]
@@ -175,7 +175,7 @@ MORE: dict[str, tuple[Call, str]] = {
     ),
     "a word nobody knows": (
         lambda: Deadline(3.0, wrong("latee")),
-        r'late must be "lost" or "late"',
+        r'late must be "dropped" or "counted"',
     ),
     "numbers that are none": (
         lambda: heterofl(widths=wrong((1, "half"))),
@@ -357,7 +357,8 @@ def test_checked_calls_keep_their_signatures() -> None:
 def test_words_of_other_libraries_lead_to_options_that_exist() -> None:
     """A row of the table that names nothing would mislead."""
     known = set(inspect.signature(Task.of).parameters) | {"widths", "nested_widths", "width"}
-    for part in (Experiment, Split, Gradient, Decaying, Deadline, Synchronous, Uniform):
+    parts = (Experiment, Split, Gradient, Decaying, Deadline, Synchronous, Uniform)
+    for part in (*parts, Steady, Qsgd, TopK):
         known |= set(inspect.signature(part).parameters)
     known |= {"lr", "decay", "mu", "weight_decay", "workers", "data", "model"}
     assert {option for meant in SYNONYMS.values() for option in meant} <= known

@@ -48,7 +48,7 @@ def regressed() -> tasks.Task:
     )
 
 
-def test_a_task_is_judged_by_its_own_first_metric() -> None:
+def test_a_task_is_measured_by_its_own_first_metric() -> None:
     experiment = Experiment(
         regressed(), methods.fedavg(lr=0.05), rounds=3, evaluate_every=2, widths=(0.5, 1.0)
     )
@@ -76,7 +76,7 @@ def test_widths_are_those_of_the_judging_metric_alone(second: str) -> None:
     assert list(summarise([moment.record]).others) == [second]
 
 
-def test_devices_own_models_are_judged_by_the_tasks_own_metric() -> None:
+def test_devices_own_models_are_measured_by_the_tasks_own_metric() -> None:
     """Not by the shared model, which no one trains."""
     experiment = Experiment(regressed(), methods.local(lr=0.2), rounds=2, evaluate_every=5)
     first, last = (moment.record for moment in play(experiment))

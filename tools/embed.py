@@ -12,11 +12,19 @@ import sys
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
-from anyfleet.tasks.idx import encode_idx, read_idx
+from anyfleet.tasks.idx import read_idx
 
 PER_CLASS = {"train": 1200, "t10k": 200}
 TARGET = Path(__file__).parents[1] / "src" / "anyfleet" / "tasks" / "embedded"
+
+
+def encode_idx(array: NDArray[np.uint8]) -> bytes:
+    """Return the bytes of an uncompressed IDX file of `array`."""
+    header = bytes([0, 0, 8, array.ndim])  # 8: unsigned bytes
+    sizes = b"".join(size.to_bytes(4, "big") for size in array.shape)
+    return header + sizes + np.ascontiguousarray(array).tobytes()
 
 
 def embed(folder: Path, target: Path = TARGET) -> None:

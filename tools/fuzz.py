@@ -146,11 +146,11 @@ def _methods() -> Iterator[Method]:
 def _order(method: Method, task: Task, column: float, kind: Kind) -> Cohort:
     """Return an order as a server would send it over links with columns of this width."""
     samples = np.array([task.size(device) for device in range(task.devices)])
-    server = Server(method, task, Simulated(task, Fleet().build(samples, 0), 0), 0)
-    desk = PlanningState(0, 0, server.visits, server.acknowledged, server.states)
+    server = Server(method, task, Simulated(task, Fleet().build(samples, 0)), 0)
+    state = PlanningState(0, 0, server.visits, server.acknowledged, server.states)
     request, devices = Request(kind=kind), np.array([1])
-    drafted = plan_cohort(request, devices, method=method, view=server.view(), desk=desk)
-    asked = replace(drafted.orders, column_width=np.array([column]))
+    planned = plan_cohort(request, devices, method=method, view=server.view(), state=state)
+    asked = replace(planned.orders, column_width=np.array([column]))
     return load_models(asked, method=method, task=task, params=task.params, buffers=task.buffers)
 
 

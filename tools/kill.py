@@ -52,7 +52,7 @@ FLEET = levels(speeds=(2e9, 1e9, 5e8), mortality=0.1)
 BASE = replace(
     methods.heterofl(widths=(1.0, 0.5), count=4, lr=0.1), cache=True, uplink=ErrorFeedback(Stc(0.2))
 )
-LATE = replace(BASE, schedule=Deadline(0.003, late="late", staleness=2))
+LATE = replace(BASE, schedule=Deadline(0.003, late="counted", staleness=2))
 ASYNCHRONOUS = replace(BASE, schedule=Buffered(concurrency=5, buffer_size=2))
 
 

@@ -1,5 +1,6 @@
 """`docs/mixing.md`: what `tools.mixing` found, as a page; and back again, for the tests."""
 
+import inspect
 import platform
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,6 +12,7 @@ from tools.mixing_parts import SLOTS
 from tools.mixing_trial import REFUSED, ROUNDS, RUNS, Outcome, Pair
 
 from anyfleet import __version__
+from anyfleet.core import signals
 
 PAGE = Path(__file__).parents[1] / "docs" / "mixing.md"
 GOOD = "✓"
@@ -32,6 +34,16 @@ list at the end. There is no third kind: the command below fails if it finds one
 Written by `make mixing` (`python -m tools.mixing`); not to be edited by hand.
 """
 
+_SIGNALS = """## Signals
+
+A **signal** is what one part hands to another. Every part names the signals that it `requires`,
+those that it `provides`, and those that it `decides` (values of an order that only one part may
+set). `Method` compares them when it is made. It refuses a method in which a part requires a signal
+that no part provides, and one in which two parts decide the same signal. The error names both the
+signal and a part to use. A part of your own declares its signals in the same way, as frozensets of
+`anyfleet.core.signals`.
+"""
+
 
 def page(outcomes: Sequence[Outcome]) -> str:
     """Return the whole page."""
@@ -40,6 +52,7 @@ def page(outcomes: Sequence[Outcome]) -> str:
     blocks = [
         _INTRODUCTION,
         f"Made with {_versions()}.\n",
+        *_signals(),
         *_parts(),
         *_counts(outcomes),
         *_grids(found, kinds),
@@ -58,6 +71,21 @@ def _versions() -> str:
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [head, ["---", *[":-:"] * (len(head) - 1)], *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def _signals() -> Iterator[str]:
+    """Yield what parts hand to each other, and which part usually provides it."""
+    yield _SIGNALS
+    kinds = sorted(signals.Signal.__subclasses__(), key=lambda kind: kind.__name__)
+    rows = [(f"`{kind.__name__}`", *_told(kind)) for kind in kinds]
+    head, rule, *body = _table(("signal", "what it is", "usually from"), rows).splitlines()
+    yield "\n".join((head, rule.replace(":-:", "---"), *body)) + "\n"
+
+
+def _told(kind: type[signals.Signal]) -> tuple[str, str]:
+    line = (inspect.getdoc(kind) or "").partition("\n")[0]
+    usual = kind.usual_provider if "usual_provider" in vars(kind) else "the part that decides it"
+    return line, usual
 
 
 def _parts() -> Iterator[str]:

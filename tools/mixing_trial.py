@@ -158,7 +158,7 @@ def rounds(method: Method, engine: Engine | None = None) -> list[Round]:
     """Return the first rounds of a run."""
     problem = task()
     samples = np.array([problem.size(device) for device in range(problem.devices)])
-    runtime = Simulated(problem, FLEET.build(samples, 0), 0, engine=engine or Sequential())
+    runtime = Simulated(problem, FLEET.build(samples, 0), engine=engine or Sequential())
     return list(islice(run(method, problem, runtime, 0), ROUNDS))
 
 

@@ -3,8 +3,9 @@
     python -m tools.pages
 
 `docs/run_files.md` has every key of a run file, read off the same forms by which run files are
-checked. The last section of `docs/glossary.md` has every public class of the core. A test compares
-the pages with what this would write, so that they cannot be out of date.
+checked; its column "meaning" has the comments beside fields and parameters in the source. The last
+section of `docs/glossary.md` has every public class of the core. A test compares the pages with
+what this would write, so that they cannot be out of date.
 """
 
 import ast
@@ -12,10 +13,11 @@ import importlib
 import inspect
 import io
 import re
+import textwrap
 import tokenize
 import typing
-from collections.abc import Iterator, Sequence
-from dataclasses import is_dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
 from enum import Enum
 from pathlib import Path
 from types import NoneType, UnionType
@@ -23,9 +25,12 @@ from typing import Any
 
 import anyfleet
 from anyfleet.cli.parts import parts_page
-from anyfleet.config.signatures import ABSENT, Entry, form_of
+from anyfleet.config.signatures import ABSENT, Entry, form_of, hints_of
+from anyfleet.core.method import Method
 from anyfleet.experiment import Experiment
+from anyfleet.methods.fedavg import fedavg
 from anyfleet.names import HOMES, Factory, public_names
+from anyfleet.world import World
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PAGE = DOCS / "run_files.md"
@@ -33,6 +38,7 @@ GLOSSARY = DOCS / "glossary.md"
 PARTS = DOCS / "parts.md"
 CORE = Path(anyfleet.__file__).parent / "core"
 
+_LISTED = 9  # values of a default that are written out
 _CLASSES = "## Classes of the core"
 _INTRODUCTION = """\
 # Keys of a run file
@@ -58,8 +64,9 @@ aggregate = { use = "CoordinateMedian" }    # any slot of the method can be repl
 use = "testbed"
 ```
 
-This page is generated: `make pages` writes it anew. A key without a default must be given. The
-words are those of the [glossary](glossary.md); what each part is for stands in
+This page is generated: `make pages` writes it anew. What a key means stands beside it or in the
+text above its table. A key without a default must be given, and `none` is a key that is left out.
+The words are those of the [glossary](glossary.md); what each part is for stands in
 [the table of parts](parts.md).
 """
 
@@ -107,14 +114,14 @@ _SAME_HOME = {
 
 def page() -> str:
     """Return the page of all keys."""
-    pieces = [_INTRODUCTION, "## An experiment\n", _first_lines(Experiment), _table(Experiment)]
+    pieces = [_INTRODUCTION, "## An experiment\n", _told(Experiment), _table(Experiment)]
     for field, modules, what in _SECTIONS:
         home = HOMES[_SAME_HOME.get(field, field)]
         pieces += [f"## `{field}`\n", f"{what} Package `{home}`.\n"]
         for name in public_names(home):
             found = getattr(importlib.import_module(home), name)
             if _can_stand(found, field) and _is_from(found, modules.split()):
-                pieces += [f"### {name}\n", _first_lines(found), _table(found)]
+                pieces += [f"### {name}\n", _told(found), _table(found)]
     return "\n".join(piece for piece in pieces if piece)
 
 
@@ -129,15 +136,18 @@ def _can_stand(found: Any, field: str) -> bool:
         return False
     if field == "engine" and found.__module__.endswith("limits"):
         return False
+    if found is World:  # what a fleet becomes
+        return False
     if inspect.isclass(found):
         return not getattr(found, "_is_protocol", False) and not inspect.isabstract(found)
     return inspect.isfunction(found)
 
 
-def _first_lines(target: Any) -> str:
-    """Return the first paragraph of a docstring."""
+def _told(target: Any) -> str:
+    """Return the docstring without its examples, paragraph by paragraph."""
     text = inspect.getdoc(target) or ""
-    return text.partition("\n\n")[0].replace("\n", " ") + "\n" if text else ""
+    kept = [each for each in re.split(r"\n\s*\n", text) if not each.lstrip().startswith(">>>")]
+    return "\n\n".join(kept) + "\n" if text else ""
 
 
 def _table(target: Any) -> str:
@@ -148,13 +158,27 @@ def _table(target: Any) -> str:
         return ""
     if not entries:
         return ""
-    notes = _comments(target)
+    meanings = _comments(target)
+    if target.__module__.startswith(HOMES["method"]):
+        meanings = _comments(fedavg) | meanings  # every method has some of its keys
+        entries = {**entries, **_handed_on(target(), entries)}
     rows = [
-        f"| `{name}` | {_kind(entry.kind)} | {_default(entry)} | {notes.get(name, '')} |"
+        f"| `{name}` | {_kind(entry.kind)} | {_default(entry)} | {meanings.get(name, '')} |"
         for name, entry in entries.items()
         if not name.startswith("_")
     ]
-    return "\n".join(["| key | value | default | |", "|---|---|---|---|", *rows]) + "\n"
+    return "\n".join(["| key | value | default | meaning |", "|---|---|---|---|", *rows]) + "\n"
+
+
+def _handed_on(method: Method, entries: Mapping[str, Entry]) -> dict[str, Entry]:
+    """Return the keys that a method hands on to its parts, with the defaults that these have."""
+    trainer: Any = getattr(method.train, "base", method.train)
+    aggregate: Any = method.aggregate
+    known = {"lr": trainer.lr.start, "decay": trainer.lr.factor}
+    for part in (trainer.optimiser, trainer, aggregate):
+        known = {each.name: getattr(part, each.name) for each in fields(part)} | known
+    open_ = [name for name, entry in entries.items() if entry.default is ABSENT]
+    return {name: replace(entries[name], default=known[name]) for name in open_}
 
 
 def _kind(kind: Any) -> str:
@@ -165,7 +189,7 @@ def _kind(kind: Any) -> str:
     if origin in (typing.Union, UnionType):
         return " or ".join(_kind(each) for each in inner if each is not NoneType)
     if origin is typing.Literal:
-        return ", ".join(f'`"{each}"`' for each in inner)
+        return ", ".join(map(_plain, inner))
     if origin in (tuple, list):
         return f"list of {_kind(inner[0])}" if inner else "list"
     plain = {bool: "true or false", int: "whole number", float: "number", str: "text"}
@@ -174,56 +198,108 @@ def _kind(kind: Any) -> str:
     if isinstance(kind, type) and issubclass(kind, Enum):
         return ", ".join(f'`"{each.value}"`' for each in kind)
     if kind is Factory:
-        return "a network by name"
+        return "a function or class by name"
     if kind is Path:
         return "path"
     return f"{kind.__name__}" if isinstance(kind, type) else "value"
 
 
 def _default(entry: Entry) -> str:
+    """Return the default of a key as a run file would have it, or in words where that is long."""
     if entry.required:
         return "must be given"
-    if entry.default is ABSENT:
-        return "the method's"
     if entry.default is None:
         return "none"
-    if isinstance(entry.default, bool):
-        return str(entry.default).lower()
-    if isinstance(entry.default, float):
-        return f"{entry.default:.6g}"
-    if is_dataclass(entry.default) and not isinstance(entry.default, type):
-        return f"`{type(entry.default).__name__}`"
     if isinstance(entry.default, tuple):
-        return ", ".join(_plain(each) for each in entry.default) or "empty"
-    text = str(entry.default)
-    return f"`{text}`" if len(text) < 40 else "…"
+        return _listed(entry.default)
+    return _plain(entry.default)
+
+
+def _listed(values: Sequence[Any]) -> str:
+    if not values:
+        return "empty"
+    kinds = {type(each) for each in values if is_dataclass(each)}
+    if len(kinds) == 1 and len(values) > 1:
+        return f"{len(values)} of {_plain(values[0])}"
+    if len(values) > _LISTED:
+        return f"{_plain(values[0])}, {_plain(values[1])} … {_plain(values[-1])} ({len(values)})"
+    return ", ".join(map(_plain, values))
 
 
 def _plain(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, Factory):
+        return f"`{value.use.rpartition(':')[2]}`"
+    if is_dataclass(value) or inspect.isfunction(value):
+        return f"`{getattr(value, '__name__', type(value).__name__)}`"
+    if isinstance(value, Mapping):
+        return "empty" if not value else "…"
+    return f'`"{value}"`' if isinstance(value, str) else str(value)
 
 
 def _comments(target: Any) -> dict[str, str]:
-    """Return what the source says beside each field: `lr: float  # what it is`."""
-    owners = reversed(target.__mro__) if inspect.isclass(target) else (target,)
+    """Return what the source says beside each key: `lr: float  # what it is`.
+
+    A key is a field of a class or of the classes that it derives from, or a parameter of a function
+    or of an `__init__`. Keys that a function takes by `**name: Unpack[Keys]` are fields of `Keys`.
+    """
     found: dict[str, str] = {}
-    for owner in owners:
+    for owner in _owners(target):
         if not getattr(owner, "__module__", "").startswith(anyfleet.__name__):
             continue
         try:
             source = inspect.getsource(owner)
         except (OSError, TypeError):
             continue
-        found |= dict(_beside(source))
+        found |= dict(_beside(textwrap.dedent(source)))
     return found
 
 
+def _owners(target: Any) -> Iterator[Any]:
+    """Yield where the keys of something are declared, what is nearest last."""
+    if typing.is_typeddict(target):  # its `__mro__` does not have what it derives from
+        (node,) = ast.parse(inspect.getsource(target)).body
+        for base in typing.cast("ast.ClassDef", node).bases:
+            found = getattr(inspect.getmodule(target), ast.unparse(base))
+            if typing.is_typeddict(found):
+                yield from _owners(found)
+        yield target
+    elif inspect.isclass(target):
+        yield from reversed(target.__mro__)
+    else:
+        for kind in hints_of(target).values():
+            if typing.get_origin(kind) is typing.Unpack:
+                yield from _owners(typing.get_args(kind)[0])
+        yield target
+
+
 def _beside(source: str) -> Iterator[tuple[str, str]]:
-    for token in tokenize.generate_tokens(io.StringIO(inspect.cleandoc(source)).readline):
-        if token.type == tokenize.COMMENT:
-            match = re.match(r"\s*(\w+): .*?#", token.line)
-            if match and "noqa" not in token.string:
-                yield match.group(1), token.string.lstrip("# ").replace("|", "\\|")
+    """Yield the keys that a class or a function declares, each with the comment on its line."""
+    comments = {
+        token.end[0]: token.string.lstrip("# ").replace("|", "\\|")
+        for token in tokenize.generate_tokens(io.StringIO(source).readline)
+        if token.type == tokenize.COMMENT and "noqa" not in token.string
+    }
+    (node,) = ast.parse(source).body
+    for each in _declared(node):
+        name = each.arg if isinstance(each, ast.arg) else ast.unparse(each.target)
+        beside = comments.get(each.lineno) or comments.get(each.end_lineno or 0)
+        if beside:
+            yield name, beside
+
+
+def _declared(node: ast.stmt) -> Iterator[ast.arg | ast.AnnAssign]:
+    if isinstance(node, ast.FunctionDef):
+        yield from (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+    elif isinstance(node, ast.ClassDef):
+        for each in node.body:
+            if isinstance(each, ast.AnnAssign):
+                yield each
+            elif isinstance(each, ast.FunctionDef) and each.name == "__init__":
+                yield from _declared(each)
 
 
 def glossary() -> str:

@@ -17,7 +17,7 @@ from annotated_types import Ge
 from anyfleet import config
 from anyfleet.analysis.breakdown import Breakdown, Detail, Groups, complaints, named, take_apart
 from anyfleet.analysis.diagnosis import plain_diagnostics
-from anyfleet.analysis.metric import judged_by
+from anyfleet.analysis.metric import main_metric
 from anyfleet.arguments import checked
 from anyfleet.core.delivery import unpadded
 from anyfleet.core.evaluation import score, to_test
@@ -69,16 +69,16 @@ class Experiment:
         for name in ("count", *Training.__annotations__)
     }
 
-    task: TaskSpec
-    method: Method
-    fleet: Fleet = field(default_factory=Fleet)
-    engine: Engine = field(default_factory=Sequential)
-    limits: Limits = field(default_factory=Limits)
-    rounds: Counter = 20
-    evaluate_every: Counter = 1
-    widths: tuple[float, ...] = (1.0,)
-    details: tuple[Detail, ...] = ()
-    seed: int = 0
+    task: TaskSpec  # what is learned, and from whose data
+    method: Method  # one part for each slot
+    fleet: Fleet = field(default_factory=Fleet)  # who the devices are
+    engine: Engine = field(default_factory=Sequential)  # how orders are carried out
+    limits: Limits = field(default_factory=Limits)  # what is refused of messages
+    rounds: Counter = 20  # updates of the global model
+    evaluate_every: Counter = 1  # rounds between evaluations; also after the last
+    widths: tuple[float, ...] = (1.0,)  # at which the model is evaluated, 0 to 1
+    details: tuple[Detail, ...] = ()  # scores by class, device or group as well
+    seed: int = 0  # of all randomness
 
     def __post_init__(self) -> None:
         for name, value in (("rounds", self.rounds), ("evaluate_every", self.evaluate_every)):
@@ -217,7 +217,7 @@ class RoundRecord:
     scores: dict[str, float] = field(default_factory=dict)  # on the test set; empty: not evaluated
     diagnostics: dict[str, Any] = field(default_factory=dict)  # what parts tell of the round
     details: tuple[Breakdown, ...] = ()  # for each width, where the experiment asks for them
-    metric: str = "accuracy"  # what the run is judged by (`anyfleet.analysis.metric`)
+    metric: str = "accuracy"  # what the run is measured by (`anyfleet.analysis.metric`)
 
     @property
     def score(self) -> float:
@@ -229,7 +229,7 @@ class RoundRecord:
 
     @property
     def accuracy(self) -> float:
-        """The score of a run that is judged by its accuracy; NaN for every other run."""
+        """The score of a run that is measured by its accuracy; NaN for every other run."""
         return self.score if self.metric == "accuracy" else float("nan")
 
     def at(self, width: float | None) -> float:
@@ -300,8 +300,8 @@ def play(
     world = populate(experiment, task)
     groups = named([group.name for group in world.groups], world.group)
     engine, limits = experiment.engine, experiment.limits
-    runtime = Simulated(task, world, experiment.seed, engine=engine, limits=limits)
-    record, snapshot = replace(_START, metric=judged_by(task.metrics)), None
+    runtime = Simulated(task, world, engine=engine, limits=limits)
+    record, snapshot = replace(_START, metric=main_metric(task.metrics)), None
     if resume is not None:
         runtime.restore(resume.fleet)
         record, snapshot = resume.record, resume.snapshot

@@ -51,7 +51,7 @@ def test_classes_are_those_of_the_test_set(moment: RoundResult) -> None:
     assert len(set(expected)) > 3, "too alike to tell one class from another"
 
 
-def test_devices_are_judged_on_their_own_test_data(moment: RoundResult) -> None:
+def test_devices_are_evaluated_on_their_own_test_data(moment: RoundResult) -> None:
     own = [TASK.own_test(device) for device in range(TASK.devices)]
     expected = [float(hits(moment, data.x, data.y).mean()) for data in own]
     assert moment.record.details[0].devices == pytest.approx(expected)

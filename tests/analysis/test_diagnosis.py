@@ -34,20 +34,30 @@ def ledger(**columns: object) -> Ledger:
     return replace(rows, **columns)  # type: ignore[arg-type]
 
 
-def test_f_1_psi_of_the_answers_in_a_ledger() -> None:
+def test_f_1_psi_of_the_updates_in_a_ledger() -> None:
     depths = np.array([3, 3, 2, 2, 1, 1, 0, 0])
     four = (0, 1, 2, 3)
-    assert diagnosis.depth_shares(ledger(first_trained_layer=depths), four).tolist() == [0.25] * 4
-    assert diagnosis.depth_psi(ledger(first_trained_layer=depths), four) == pytest.approx(
+    assert (
+        diagnosis.trained_layers_distribution(ledger(first_trained_layer=depths), four).tolist()
+        == [0.25] * 4
+    )
+    assert diagnosis.trained_layers_psi(ledger(first_trained_layer=depths), four) == pytest.approx(
         8.333333333333332
     )
-    assert diagnosis.depth_psi(ledger(first_trained_layer=np.zeros(8, dtype=int)), four) == 4.0
     assert (
-        diagnosis.depth_psi(ledger(first_trained_layer=np.ones(8, dtype=int)), (0, 1)) == math.inf
+        diagnosis.trained_layers_psi(ledger(first_trained_layer=np.zeros(8, dtype=int)), four)
+        == 4.0
     )
-    # Answers that were lost trained nothing.
-    lost = ("",) * 6 + ("died",) * 2
-    assert diagnosis.depth_psi(ledger(first_trained_layer=depths, failure=lost), four) == math.inf
+    assert (
+        diagnosis.trained_layers_psi(ledger(first_trained_layer=np.ones(8, dtype=int)), (0, 1))
+        == math.inf
+    )
+    # Orders that failed trained nothing.
+    failure = ("",) * 6 + ("died",) * 2
+    assert (
+        diagnosis.trained_layers_psi(ledger(first_trained_layer=depths, failure=failure), four)
+        == math.inf
+    )
 
 
 def test_f_5_label_distances() -> None:

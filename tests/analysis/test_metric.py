@@ -1,10 +1,10 @@
-"""What a run is judged by: which metric, which way is better, how it is written."""
+"""What a run is measured by: which metric, which way is better, how it is written."""
 
 import math
 
 import pytest
 
-from anyfleet.analysis.metric import Metric, judged_by
+from anyfleet.analysis.metric import Metric, main_metric
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from anyfleet.analysis.metric import Metric, judged_by
 def test_accuracy_comes_first_then_the_tasks_own_order_then_the_loss(
     names: list[str], found: str
 ) -> None:
-    assert judged_by(names) == found
+    assert main_metric(names) == found
 
 
 @pytest.mark.parametrize(

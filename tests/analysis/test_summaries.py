@@ -107,7 +107,7 @@ def test_the_common_score_is_reached_by_every_run() -> None:
 
 
 def rmse(*values: float) -> tuple[RoundRecord, ...]:
-    """A run that is judged by an error: of half its width, twice as much."""
+    """A run that is measured by an error: of half its width, twice as much."""
     return tuple(
         replace(
             point(step),
@@ -118,7 +118,7 @@ def rmse(*values: float) -> tuple[RoundRecord, ...]:
     )
 
 
-def test_a_run_is_judged_by_the_metric_of_its_task() -> None:
+def test_a_run_is_measured_by_the_metric_of_its_task() -> None:
     run = rmse(3.0, 1.0, 2.0)
     assert [each.score for each in run] == [3.0, 1.0, 2.0]
     assert math.isnan(run[0].accuracy)

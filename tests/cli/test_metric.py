@@ -59,7 +59,7 @@ def test_a_run_shows_its_own_metric_everywhere(folder: Path) -> None:
     assert (folder / "runs/own/curves.png").stat().st_size > 10_000
 
 
-def test_a_run_without_metrics_is_judged_by_its_loss_everywhere(folder: Path) -> None:
+def test_a_run_without_metrics_is_measured_by_its_loss_everywhere(folder: Path) -> None:
     metrics = next(line for line in REGRESSION.splitlines() if line.startswith("metrics"))
     (folder / "bare.toml").write_text(REGRESSION.replace(metrics, ""))
     shown = succeeds("compare", "bare.toml", *ALLOW, "--seeds", "2", "--target", "1e3")
@@ -91,7 +91,7 @@ def test_different_metrics_are_compared_as_far_as_they_can_be(folder: Path) -> N
     shown = succeeds("compare", "own.toml", "small.toml", *ALLOW, "--seeds", "1")
     heads = next(line for line in shown.splitlines() if "mae" in line and "round" not in line)
     assert "accuracy" in heads
-    assert "runs are judged by different metrics (own: mae; small: accuracy)" in flat(shown)
+    assert "runs are measured by different metrics (own: mae; small: accuracy)" in flat(shown)
     assert "To reach" not in shown
     assert (folder / "runs/compare/comparison.png").stat().st_size > 10_000
 

@@ -15,7 +15,7 @@ from anyfleet.parts.train import Gradient
 
 
 def entry(flops: float, width: float = 1.0, *, down: float = 10.0, up: float = 4.0) -> MenuEntry:
-    effort = effort_of(Counts(flops, flops, flops), width, steps=0, calls=0, moved=0)
+    effort = effort_of(Counts(flops, flops, flops), width, local_steps=0, calls=0, moved=0)
     return MenuEntry(
         Demand(effort, np.array([width * 1e6])),
         MessageBits(down, up),

@@ -131,7 +131,7 @@ def test_a_survey_asks_every_idle_device_and_answers_come_with_the_step(ask: Kin
 
 def test_local_devices_share_nothing_and_learn_on_their_own() -> None:
     task = small.task(dropout=0.0)
-    runtime = Simulated(task, small.world(task), 0)
+    runtime = Simulated(task, small.world(task))
     steps = list(islice(run(local(lr=0.1, epochs=3, batch_size=8), task, runtime, 0), 6))
     assert small.identical(steps[-1].params, task.params)
     assert all(row.bits_up == 0 for row in small.rows(steps[-1]) if row.kind == "train")

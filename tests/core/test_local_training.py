@@ -25,12 +25,12 @@ from tests.helpers import small
 
 def orders(method: Method, task: Task, devices: list[int], column: float = 1.0) -> Cohort:
     """Orders for these devices, as the loop would issue them; over links with such columns."""
-    server = Server(method, task, Simulated(task, small.world(task), 0), 0)
-    desk = PlanningState(0, 0, server.visits, server.acknowledged, server.states)
-    drafted = plan_cohort(
-        Request(), np.array(devices), method=method, view=server.view(), desk=desk
+    server = Server(method, task, Simulated(task, small.world(task)), 0)
+    state = PlanningState(0, 0, server.visits, server.acknowledged, server.states)
+    planned = plan_cohort(
+        Request(), np.array(devices), method=method, view=server.view(), state=state
     )
-    asked = replace(drafted.orders, column_width=np.full(len(drafted.orders), column))
+    asked = replace(planned.orders, column_width=np.full(len(planned.orders), column))
     return load_models(asked, method=method, task=task, params=task.params, buffers=task.buffers)
 
 

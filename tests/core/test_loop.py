@@ -35,7 +35,7 @@ SCHEDULES: list[Schedule] = [
     Synchronous(),
     Deadline(0.03),
     Deadline(1e-6),
-    Deadline(0.02, late="late", staleness=2),
+    Deadline(0.02, late="counted", staleness=2),
     Buffered(concurrency=4, buffer_size=2),
     HoldAndFetch(),
     Surveyed(Synchronous()),
@@ -119,7 +119,7 @@ def test_what_was_cancelled_leaves_no_trace_in_memory() -> None:
     fleet = levels(speeds=(2e9, 1e9, 5e8, 2.5e8, 1.25e8))
     free = small.steps(FAST, task, 1, fleet=fleet)[0]
     method = replace(FAST, schedule=Deadline(free.time * 0.6), cache=True)
-    runtime = Simulated(task, small.world(task, fleet), 0)
+    runtime = Simulated(task, small.world(task, fleet))
     step = next(run(method, task, runtime, 0))
     kept = {row.device: bool(runtime.state(row.device).tensors) for row in small.rows(step)}
     finished = {row.device: not row.failure for row in small.rows(step)}
@@ -164,7 +164,7 @@ def test_late_answers_count_within_the_staleness_and_are_lost_beyond() -> None:
     task = small.task()
     slow = levels(speeds=(2e9, 2e7))
     for bound, counted in ((8, True), (1, False)):
-        schedule = Deadline(0.02, late="late", staleness=bound)
+        schedule = Deadline(0.02, late="counted", staleness=bound)
         rows = [
             row
             for step in small.steps(replace(FAST, schedule=schedule), task, 12, fleet=slow)
@@ -201,18 +201,18 @@ def test_asynchronous_selection_is_fair() -> None:
 def test_a_device_draws_anew_at_every_visit() -> None:
     task = small.task()
     rounds = small.steps(replace(FAST, select=Everyone()), task, 3)
-    runtime = Simulated(task, small.world(task), 0)
+    runtime = Simulated(task, small.world(task))
     server = Server(FAST, task, runtime, 0)
     keys = []
     for _ in range(3):
-        desk = PlanningState(0, server.issued, server.visits, server.acknowledged, server.states)
-        asked = plan_cohort(Request(), np.array([2]), method=FAST, view=server.view(), desk=desk)
+        state = PlanningState(0, server.issued, server.visits, server.acknowledged, server.states)
+        asked = plan_cohort(Request(), np.array([2]), method=FAST, view=server.view(), state=state)
         keys.append(int(asked.orders.key[0]))
         server.visits[2] += 1
     assert len(set(keys)) == 3
-    desk = PlanningState(0, 0, server.visits * 0, server.acknowledged, server.states)
+    state = PlanningState(0, 0, server.visits * 0, server.acknowledged, server.states)
     everybody = np.arange(task.devices)
-    asked = plan_cohort(Request(), everybody, method=FAST, view=server.view(), desk=desk)
+    asked = plan_cohort(Request(), everybody, method=FAST, view=server.view(), state=state)
     assert len(set(asked.orders.key.tolist())) == task.devices
     assert rounds[-1].snapshot.visits.tolist() == [3] * task.devices
 
@@ -266,7 +266,7 @@ def test_the_same_seed_gives_the_same_bytes_and_another_seed_others() -> None:
     "schedule",
     [
         Synchronous(),
-        Deadline(0.02, late="late", staleness=3),
+        Deadline(0.02, late="counted", staleness=3),
         Buffered(concurrency=4, buffer_size=2),
     ],
     ids=str,
@@ -275,12 +275,12 @@ def test_a_resumed_run_equals_the_uninterrupted_one(schedule: Schedule, engine: 
     task = small.task()
     method = replace(FAST, schedule=schedule, cache=True)
     whole = small.steps(method, task, 6, engine=engine)
-    runtime = Simulated(task, small.world(task), 0, engine=engine)
+    runtime = Simulated(task, small.world(task), engine=engine)
     for step in run(method, task, runtime, 0):
         if step.index == 2:
             break
     saved = runtime.save()
-    fresh = Simulated(task, small.world(task), 0, engine=engine)
+    fresh = Simulated(task, small.world(task), engine=engine)
     fresh.restore(saved)
     rest = list(islice(run(method, task, fresh, 0, resume=step.snapshot), 3))
     assert [s.time for s in rest] == [s.time for s in whole[3:]]

@@ -283,7 +283,7 @@ MIXTURES = {
     "quota, late answers, proximal": replace(
         heterofl(widths=(1.0, 0.5)),
         select=Quota(4),
-        schedule=Deadline(0.05, late="late", staleness=2),
+        schedule=Deadline(0.05, late="counted", staleness=2),
         train=replace(BASE, proximal=0.1, masked=True, label_rows=True),
         norm=Static(),
         aggregate=Diagnosed(AngleWeighted()),

@@ -213,7 +213,7 @@ def test_the_limit_can_be_turned_off_or_set() -> None:
     "schedule",
     [
         Buffered(concurrency=5, buffer_size=3),
-        Deadline(0.6, late="late", staleness=2),
+        Deadline(0.6, late="counted", staleness=2),
         HoldAndFetch(),
     ],
 )
@@ -427,7 +427,7 @@ def test_a_resumed_run_refuses_what_the_whole_run_refuses() -> None:
     engine = Spoiling(filled(5e2), devices=(0, 1, 2, 3, 4))
 
     def honest_first(count: int) -> list[Round]:
-        return list(islice(run(method, task, Simulated(task, small.world(task), 0), 0), count))
+        return list(islice(run(method, task, Simulated(task, small.world(task)), 0), count))
 
     half = honest_first(8)[-1]
     assert len(half.snapshot.update_sizes["params"].device) >= 3
@@ -436,7 +436,7 @@ def test_a_resumed_run_refuses_what_the_whole_run_refuses() -> None:
         half.snapshot.update_sizes,
         dict.fromkeys(half.snapshot.update_sizes, UpdateSizes.none()),
     ):
-        runtime = Simulated(task, small.world(task), 0, engine=engine)
+        runtime = Simulated(task, small.world(task), engine=engine)
         saved = replace(half.snapshot, update_sizes=sizes)
         later.append(next(run(method, task, runtime, 0, resume=saved)))
     kept, forgotten = ([row.failure for row in small.rows(step)] for step in later)

@@ -111,7 +111,7 @@ CASES: dict[str, Case] = {
     "all arrive": Case(HALF),
     "idle for rounds": Case(replace(HALF, select=Uniform(2))),
     "deadline": Case(replace(HALF, schedule=Deadline(0.025)), TWO_SPEEDS, "too late"),
-    "late": Case(replace(HALF, schedule=Deadline(0.02, "late", 1)), TWO_SPEEDS, "stale"),
+    "late": Case(replace(HALF, schedule=Deadline(0.02, "counted", 1)), TWO_SPEEDS, "stale"),
     "mortality": Case(HALF, levels(mortality=0.4), "died"),
     "away": Case(HALF, Fleet((Group(availability=Intermittent(0.5, every=0.01)),)), "offline"),
     "refused": Case(HALF, reason="refused", limits=Limits(norm=0.1)),
@@ -151,7 +151,7 @@ CASES: dict[str, Case] = {
 def watched(case: Case, engine: Engine | None = None) -> Run:
     counting, watching = Counting(), Watching(engine or Sequential())
     method, world = replace(case.method, aggregate=counting), small.world(TASK, case.fleet)
-    runtime = Simulated(TASK, world, 0, engine=watching, limits=case.limits)
+    runtime = Simulated(TASK, world, engine=watching, limits=case.limits)
     steps = list(itertools.islice(run(method, TASK, runtime, 0), STEPS))
     return Run(steps, runtime, watching.log, counting.got)
 

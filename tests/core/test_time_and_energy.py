@@ -18,6 +18,7 @@ from anyfleet.core.time_and_energy import (
     clocked,
     effort_of,
     training,
+    transfer_joules,
     transfer_seconds,
 )
 from anyfleet.elastic import Slice, cost
@@ -183,3 +184,15 @@ def test_work_done_one_after_the_other_adds_up_but_its_memory_does_not() -> None
 def test_a_link_that_carries_nothing_takes_for_ever() -> None:
     assert transfer_seconds(8e6, np.array([2e6, 0.0])).tolist() == [4.0, math.inf]
     assert transfer_seconds(0.0, np.array([2e6, 0.0])).tolist() == [0.0, 0.0]
+
+
+def test_a_transfer_that_nobody_lives_to_see_counts_as_one_without_a_link() -> None:
+    """Otherwise planners and simulator could add up seconds and joules beyond all numbers."""
+    rates = np.array([1e-3, 1e-300, 1e-300])
+    assert transfer_seconds(np.array([1e6, 1e6, 0.0]), rates).tolist() == [1e9, math.inf, 0.0]
+
+
+def test_a_radio_draws_power_only_while_bits_cross() -> None:
+    seconds = np.array([4.0, 4.0, 0.0, math.inf, math.inf])
+    watts = np.array([0.5, 0.0, 0.5, 0.5, 0.0])
+    assert transfer_joules(seconds, watts).tolist() == [2.0, 0.0, 0.0, 0.0, 0.0]

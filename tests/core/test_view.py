@@ -23,7 +23,7 @@ NONE = OrderStatuses.of(())
 
 def view(**changes: object) -> View:
     task = small.task()
-    seen = Server(fedavg(), task, Simulated(task, small.world(task), 0), 0).view()
+    seen = Server(fedavg(), task, Simulated(task, small.world(task)), 0).view()
     return replace(seen, **changes)  # type: ignore[arg-type]
 
 

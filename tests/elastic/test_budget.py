@@ -17,17 +17,17 @@ MEASURES: dict[str, Callable[[Cost], int]] = {
 }
 
 
-def steps(blueprint: Blueprint, ratios: Mapping[str, float]) -> list[Slice]:
+def slices_by_width(blueprint: Blueprint, widths: Mapping[str, float]) -> list[Slice]:
     """Every slice along the width, smallest first, found without bisection."""
     scales = sorted(
         {
-            k / (blueprint.axes[n].size * ratio)
-            for n, ratio in ratios.items()
+            k / (blueprint.axes[n].size * width)
+            for n, width in widths.items()
             for k in range(1, blueprint.axes[n].size + 1)
         }
     )
     found = [
-        blueprint.prefix({n: min(1.0, scale * r) for n, r in ratios.items()}) for scale in scales
+        blueprint.prefix({n: min(1.0, scale * w) for n, w in widths.items()}) for scale in scales
     ]
     return list(dict.fromkeys(found))
 
@@ -36,8 +36,11 @@ def steps(blueprint: Blueprint, ratios: Mapping[str, float]) -> list[Slice]:
 @pytest.mark.parametrize("name", ["resnet_basic", "language_fused"])
 def test_widest_slice_within_a_budget(name: str, measure: str) -> None:
     blueprint = traced(name).blueprint
-    sizes = [MEASURES[measure](cost(blueprint, s, 2)) for s in steps(blueprint, equal(blueprint))]
-    slices = steps(blueprint, equal(blueprint))
+    sizes = [
+        MEASURES[measure](cost(blueprint, s, 2))
+        for s in slices_by_width(blueprint, equal(blueprint))
+    ]
+    slices = slices_by_width(blueprint, equal(blueprint))
 
     @given(st.integers(int(0.9 * sizes[0]), int(1.1 * sizes[-1])))
     @settings(max_examples=20)
@@ -53,14 +56,14 @@ def equal(blueprint: Blueprint) -> dict[str, float]:
     return {n: 1.0 for n, a in blueprint.axes.items() if a.kind in ("channels", "heads")}
 
 
-def test_ratios_may_differ_per_layer() -> None:
+def test_widths_may_differ_per_layer() -> None:
     blueprint = traced("lenet").blueprint
-    ratios = {"c1": 1.0, "c2": 0.5, "f1": 0.25}
-    slices = steps(blueprint, ratios)
+    widths = {"c1": 1.0, "c2": 0.5, "f1": 0.25}
+    slices = slices_by_width(blueprint, widths)
     costs = [cost(blueprint, s).flops for s in slices]
     for at, limit in enumerate(costs):
-        assert largest(blueprint, Budget(flops=limit), ratios=ratios) == slices[at]
-        smaller = largest(blueprint, Budget(flops=limit - 1), ratios=ratios)
+        assert largest(blueprint, Budget(flops=limit), widths=widths) == slices[at]
+        smaller = largest(blueprint, Budget(flops=limit - 1), widths=widths)
         assert smaller == (slices[at - 1] if at else None)
     counts = slices[3].shape(blueprint)[0]
     assert len({count / blueprint.axes[axis].size for axis, count in counts}) > 1
@@ -70,13 +73,13 @@ def test_named_axes_only() -> None:
     blueprint = traced("language_fused").blueprint
     heads = {n: 1.0 for n, a in blueprint.axes.items() if a.kind == "heads"}
     whole = cost(blueprint).flops
-    found = largest(blueprint, Budget(flops=whole - 1), ratios=heads)
+    found = largest(blueprint, Budget(flops=whole - 1), widths=heads)
     assert found is not None
     assert {axis for axis, _ in found.keep} == set(heads)
 
 
 @pytest.mark.parametrize("measure", ["flops", "memory"])
-def test_deepest_slice_within_a_budget(measure: str) -> None:
+def test_most_trained_layers_within_a_budget(measure: str) -> None:
     blueprint = traced("vgg_batch").blueprint
     start = blueprint.prefix(0.5)
     slices = [Slice(start.keep, first) for first in range(len(blueprint.layers))]
@@ -85,9 +88,9 @@ def test_deepest_slice_within_a_budget(measure: str) -> None:
     for first, size in enumerate(sizes):
         exact = Budget(**{measure: size}, batch=4)
         less = Budget(**{measure: size - 1}, batch=4)
-        assert largest(blueprint, exact, "depth", start=start) == slices[first]
-        deeper = slices[first + 1] if first + 1 < len(slices) else None
-        assert largest(blueprint, less, "depth", start=start) == deeper
+        assert largest(blueprint, exact, "trained_layers", start=start) == slices[first]
+        smaller = slices[first + 1] if first + 1 < len(slices) else None
+        assert largest(blueprint, less, "trained_layers", start=start) == smaller
 
 
 def test_seconds_are_flops_by_speed_and_all_limits_hold() -> None:
@@ -146,7 +149,7 @@ def test_budget_refuses(wrong: dict[str, float], because: str) -> None:
         Budget(**wrong)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("ratio", [0.0, math.nan])
-def test_ratios_must_be_positive(ratio: float) -> None:
+@pytest.mark.parametrize("width", [0.0, math.nan])
+def test_widths_must_be_positive(width: float) -> None:
     with pytest.raises(ValueError, match="positive"):
-        largest(traced("lenet").blueprint, Budget(flops=1e9), ratios={"c1": ratio})
+        largest(traced("lenet").blueprint, Budget(flops=1e9), widths={"c1": width})

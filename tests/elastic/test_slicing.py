@@ -100,7 +100,7 @@ def test_slice_is_canonical() -> None:
     assert Slice.of({"c1": (1, 2)}, blueprint).shape(blueprint) == Slice.of(
         {"c1": (3, 0)}, blueprint
     ).shape(blueprint)
-    assert one != Slice.of({"c1": (0, 1), "c2": (1, 0)}, blueprint, first=1)
+    assert one != Slice.of({"c1": (0, 1), "c2": (1, 0)}, blueprint, first_trained_layer=1)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_slice_refuses(keep: dict[str, tuple[int, ...]], complaint: str) -> None
 
 def test_slice_refuses_a_layer_that_is_not_there() -> None:
     with pytest.raises(SliceError, match="first trained layer"):
-        Slice.of({}, traced("lenet").blueprint, first=4)
+        Slice.of({}, traced("lenet").blueprint, first_trained_layer=4)
 
 
 def test_counts_round_up_or_to_nearest_and_keep_one() -> None:
@@ -173,7 +173,7 @@ def test_mcmahan_cnn_has_the_published_sizes() -> None:
 
 def test_sent_parameters_are_those_of_the_trained_layers() -> None:
     blueprint = traced("vgg_batch").blueprint
-    assert Slice.of({}, blueprint, first=2).sent(blueprint) == (
+    assert Slice.of({}, blueprint, first_trained_layer=2).sent(blueprint) == (
         "9.weight",
         "9.bias",
         "12.weight",

@@ -176,7 +176,7 @@ def test_a_suffix_spends_exactly_its_share(name: str, rule: Rule) -> None:
 def test_operations_of_a_narrow_suffix(name: str, rule: Rule) -> None:
     layers, batch = NETS[name]
     blueprint = traced(name)
-    found = operations(blueprint, blueprint.prefix(0.5, first=1), batch, rule)
+    found = operations(blueprint, blueprint.prefix(0.5, first_trained_layer=1), batch, rule)
     assert found == fedpmt_complexity(HALVES[name], batch, rule, first=1, whole=layers)
     assert found < operations(blueprint, blueprint.prefix(0.5), batch, rule)
 

@@ -138,7 +138,7 @@ def test_the_simulated_clock_says_what_the_profile_says() -> None:
     for sample in sampled(TRUE):
         counts = Counts(sample.flops, sample.flops, sample.flops * 3)
         effort = effort_of(
-            counts, 0.5, steps=int(sample.local_steps), calls=sample.calls, moved=sample.moved
+            counts, 0.5, local_steps=int(sample.local_steps), calls=sample.calls, moved=sample.moved
         )
         (seconds,) = effort.seconds(own, np.array([np.nan]))
         assert seconds == pytest.approx(TRUE.seconds(sample))

@@ -1,4 +1,4 @@
-"""A task without classes, judged by a metric of its own; run files of tests name it."""
+"""A task without classes, measured by a metric of its own; run files of tests name it."""
 
 import torch
 from torch import Tensor, nn

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from tools.embed import encode_idx
 from torch import Tensor
 from torch.utils.data import Dataset
-
-from anyfleet.tasks.idx import encode_idx
 
 
 def write_idx(folder: Path, *, train: int = 60, test: int = 20, side: int = 28) -> None:

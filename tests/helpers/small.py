@@ -85,7 +85,7 @@ def steps(
 ) -> list[Round]:
     """Return the first rounds of a run."""
     there = world(problem, fleet, seed)
-    runtime = Simulated(problem, there, seed, engine=engine or Sequential(), limits=limits)
+    runtime = Simulated(problem, there, engine=engine or Sequential(), limits=limits)
     return list(islice(run(method, problem, runtime, seed), count))
 
 

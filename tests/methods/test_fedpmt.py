@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from anyfleet.analysis.diagnosis import depth_psi, depth_shares
+from anyfleet.analysis.diagnosis import trained_layers_distribution, trained_layers_psi
 from anyfleet.arrays import Ints
 from anyfleet.core.loop import Round
 from anyfleet.core.messages import Params
@@ -262,8 +262,8 @@ def test_f_1_psi_of_a_run() -> None:
         ),
     ):
         (step,) = small.steps(method, task, 1, fleet=FOUR)
-        assert depth_shares(step.ledger, firsts).sum() == pytest.approx(1)
-        assert depth_psi(step.ledger, firsts) == pytest.approx(expected)
+        assert trained_layers_distribution(step.ledger, firsts).sum() == pytest.approx(1)
+        assert trained_layers_psi(step.ledger, firsts) == pytest.approx(expected)
 
 
 # --- learning ---------------------------------------------------------------------------------

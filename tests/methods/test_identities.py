@@ -22,7 +22,7 @@ from anyfleet.parts.plan import (
     WidthMenu,
     WorkByLevel,
 )
-from anyfleet.parts.plan.local_steps import Pace, fitting
+from anyfleet.parts.plan.local_steps import StepSeconds, fitting
 from anyfleet.parts.schedule import Deadline
 from anyfleet.parts.select import Everyone, Uniform
 from anyfleet.tasks import Dirichlet, XClass
@@ -125,7 +125,7 @@ def test_the_steps_that_fit_are_the_most_that_fit(
     def needed(steps: int) -> int:
         return steps * step + samples_processed(steps, samples, batch)
 
-    found = fitting(float(budget), Pace(float(step), 1.0), samples, batch)
+    found = fitting(float(budget), StepSeconds(float(step), 1.0), samples, batch)
     assert needed(found) <= budget < needed(found + 1)
 
 

@@ -150,7 +150,7 @@ def test_layers_that_cannot_be_meant_are_refused() -> None:
     with pytest.raises(ValueError, match=r'WidthByLevel\.layers must be "all" or "linear"'):
         WidthByLevel(layers="conv")  # type: ignore[arg-type]
     task = small.task()
-    server = Server(fedavg(), task, Simulated(task, small.world(task), 0), 0)
+    server = Server(fedavg(), task, Simulated(task, small.world(task)), 0)
     view = replace(server.view(), blueprint=nets.traced("resnet_basic").blueprint)
     with pytest.raises(ValueError, match=r"no fully connected hidden layer"):
         WidthByLevel(layers="linear").init(view)

@@ -57,7 +57,7 @@ PARTS: list[Any] = [
     select.Learned(3, alpha=1.0, beta=0.5),
     select.Largest(6, 2, "loss"),
     schedule.Synchronous(patience=5.0),
-    schedule.Deadline(2.0, late="late", staleness=3),
+    schedule.Deadline(2.0, late="counted", staleness=3),
     schedule.Buffered(concurrency=4, buffer_size=2),
     schedule.Overselected(keep=2, patience=90.0),
     schedule.Tiers(staleness=4),
@@ -243,7 +243,7 @@ def test_plain_data_and_back(part: Any) -> None:
 
 def view(method: Method) -> tuple[View, Server]:
     task = small.task()
-    server = Server(method, task, Simulated(task, small.world(task), 0), 0)
+    server = Server(method, task, Simulated(task, small.world(task)), 0)
     return server.view(), server
 
 

@@ -101,8 +101,8 @@ def test_codecs_are_measured_beside_what_they_need_at_least() -> None:
     rows = list(codecs.rows(small.task(devices=1, norm=False), repeats=1))
     assert len(rows) == len(codecs.CASES) + 1
     by_name = {row.codec: row for row in rows}
-    assert by_name["Raw(precision='same')"].rate == 1
-    assert by_name["Raw(precision='fp16')"].rate == 0.5
+    assert by_name["Raw(precision='same')"].sent_fraction == 1
+    assert by_name["Raw(precision='fp16')"].sent_fraction == 0.5
     assert all(row.encode > 0 < row.decode for row in rows)
     assert sum(row.symbols > 0 for row in rows) == len(codecs.CASES) - 3
     # Headers are the larger part of the shortest messages.

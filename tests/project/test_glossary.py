@@ -77,7 +77,6 @@ EXCEPTIONS: dict[str, str] = {
     "parts.aggregate.subset.Subset.share": "is a share of the updates that stay",
     "parts.codec.bitstream.Column.numbers": "holds the plain numbers of a column",
     "parts.codec.bitstream.SymbolFormat.numbers": "tells how plain numbers are packed",
-    "parts.plan.local_steps.Pace.step": "holds the seconds of one local step",
     "parts.train.gradient.Gradient.step": "performs one local step, as an optimiser's step does",
     "tasks.augment.InTurn.steps": "are the augmentations that are applied in turn",
     "tasks.dataset_files.Speech.client": "is the word of the data set's own file",

@@ -22,7 +22,7 @@ from tools.mixing_trial import (
     composed,
     faults,
     pairs,
-    steps,
+    rounds,
     trial,
 )
 
@@ -96,20 +96,20 @@ def test_a_page_is_read_as_it_was_written() -> None:
 
 def test_faults_of_a_run_are_told() -> None:
     method = composed(PLAIN)
-    one, two = steps(method)
+    one, two = rounds(method)
     assert list(faults(method, [one, two])) == []
 
     def told(step: Round) -> list[str]:
         return list(faults(method, [one, step]))
 
-    assert "step 1: the model did not move" in told(replace(two, params=one.params))
+    assert "round 1: the model did not move" in told(replace(two, params=one.params))
     name, value = next(iter(two.params.items()))
     broken = {**two.params, name: value.clone().fill_(torch.nan)}
-    assert told(replace(two, params=broken)) == [f"step 1: not finite: {name}"]
+    assert told(replace(two, params=broken)) == [f"round 1: not finite: {name}"]
     nobody = replace(two.ledger, failure=("died",) * len(two.ledger))
-    assert told(replace(two, ledger=nobody)) == ["step 1: nobody's answer counted; lost were died"]
+    assert told(replace(two, ledger=nobody)) == ["round 1: no reply counted; the failures are died"]
     free = replace(two.ledger, bits_up=np.zeros(len(two.ledger)))
-    assert any("bits_up of an answer" in fault for fault in told(replace(two, ledger=free)))
+    assert any("bits_up of a reply" in fault for fault in told(replace(two, ledger=free)))
     wrong = replace(two.ledger, upload_seconds=np.full(len(two.ledger), np.nan))
     assert any("seconds are" in fault for fault in told(replace(two, ledger=wrong)))
 
@@ -119,14 +119,14 @@ def test_whatever_else_comes_of_a_mixture_is_a_failure(monkeypatch: pytest.Monke
         def broken(*_: object) -> list[Round]:
             raise error
 
-        monkeypatch.setattr(mixing_trial, "steps", broken)
+        monkeypatch.setattr(mixing_trial, "rounds", broken)
         return trial(PLAIN)
 
     assert raising(KeyError("lost")).result == FAILED
     assert raising(CompositionError("no")).result == FAILED  # does not say by which rule
     assert raising(CompositionError("no (docs/mixing.md)")).result == REFUSED
     monkeypatch.setattr(mixing_trial, "SECONDS", 0.05)
-    monkeypatch.setattr(mixing_trial, "steps", lambda _: time.sleep(60))
+    monkeypatch.setattr(mixing_trial, "rounds", lambda _: time.sleep(60))
     outcome = trial(PLAIN)
     assert (outcome.result, "TooSlow" in outcome.said) == (FAILED, True)
     assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL

@@ -4,6 +4,7 @@ import doctest
 import re
 import sys
 import types
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,13 @@ ROOT = Path(__file__).resolve().parents[2]
 WITH_EXAMPLES = ("docs/glossary.md",)
 
 
+@cache
+def page_of_keys() -> str:
+    return pages.page()
+
+
 def test_the_page_of_keys_is_what_the_generator_writes() -> None:
-    assert pages.PAGE.read_text(encoding="utf-8") == pages.page(), "run `make pages`"
+    assert pages.PAGE.read_text(encoding="utf-8") == page_of_keys(), "run `make pages`"
 
 
 def test_the_classes_of_the_glossary_are_what_the_generator_writes() -> None:
@@ -23,7 +29,45 @@ def test_the_classes_of_the_glossary_are_what_the_generator_writes() -> None:
 
 @pytest.mark.parametrize("key", ["rounds", "evaluate_every", "sent_fraction", "availability"])
 def test_the_page_of_keys_has_keys_of_every_depth(key: str) -> None:
-    assert f"| `{key}` |" in pages.page()
+    assert f"| `{key}` |" in page_of_keys()
+
+
+def keys_of(part: str) -> dict[str, list[str]]:
+    """Return the table of a part: the other cells of every row, by its key."""
+    section = page_of_keys().partition(f"### {part}\n")[2].partition("\n##")[0]
+    rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", section, re.MULTILINE)
+    return {key: cells.split(" | ") for key, cells in rows}
+
+
+@pytest.mark.parametrize(
+    ("part", "key", "word"),
+    [
+        ("Group", "mortality", "dies"),  # beside a field
+        ("Embedded", "server", "server"),  # beside the field of a class that it derives from
+        ("heterofl", "widths", "level"),  # beside a parameter
+        ("whale", "lr", "learning rate"),  # beside a field of `**parts: Unpack[Parts]`
+        ("stc", "count", "devices"),  # beside the parameter of `fedavg`
+    ],
+)
+def test_the_meaning_of_a_key_is_the_comment_beside_it(part: str, key: str, word: str) -> None:
+    assert word in keys_of(part)[key][-1]
+
+
+def test_keys_that_a_method_hands_on_have_the_default_of_that_method() -> None:
+    assert [keys_of(name)["momentum"][1] for name in ("fedavg", "fjord")] == ["0", "0.9"]
+    assert [keys_of(name)["masked"][1] for name in ("feddrop", "whale")] == ["false", "true"]
+
+
+def test_the_page_of_keys_has_whole_docstrings_without_their_examples() -> None:
+    text = page_of_keys()
+    assert "they reach 799 m, beyond the cell" in text  # a second paragraph
+    assert ">>>" not in text
+
+
+def test_no_default_of_the_page_of_keys_is_long() -> None:
+    cells = re.findall(r"^\| `\w+` \| [^|]* \| ([^|]*) \|", page_of_keys(), re.MULTILINE)
+    assert cells
+    assert [cell for cell in cells if len(cell) > 60] == []
 
 
 @pytest.mark.parametrize("name", WITH_EXAMPLES)

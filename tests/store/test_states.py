@@ -41,7 +41,7 @@ def test_the_state_of_every_codec_comes_back(codec: Codec) -> None:
 
 def assert_it_comes_back(method: Method) -> None:
     task = small.task()
-    runtime = Simulated(task, small.world(task), 0)
+    runtime = Simulated(task, small.world(task))
     steps = run(method, task, runtime, 0)
     next(steps)
     state = {"loop": next(steps).snapshot, "fleet": runtime.save()}

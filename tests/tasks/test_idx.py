@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tools.embed import encode_idx
 
 from anyfleet.errors import MissingData
-from anyfleet.tasks.idx import encode_idx, read_idx
+from anyfleet.tasks.idx import read_idx
 
 ARRAY = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
 

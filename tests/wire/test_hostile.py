@@ -289,7 +289,7 @@ FLEET = Fleet(groups=(Group(speed=Uniform(2e7, 2e8)),))
 SCHEDULED: dict[str, Method] = {
     "synchronous": METHOD,
     "slices": replace(heterofl(widths=(1.0, 0.5), lr=0.1, batch_size=8), select=Everyone()),
-    "deadline": replace(METHOD, schedule=Deadline(0.6, late="late", staleness=2)),
+    "deadline": replace(METHOD, schedule=Deadline(0.6, late="counted", staleness=2)),
     "asynchronous": replace(METHOD, schedule=Buffered(concurrency=4, buffer_size=2)),
     "two phases": replace(METHOD, schedule=HoldAndFetch(), select=Largest(6, 4)),
 }
@@ -340,7 +340,7 @@ def test_a_refused_answer_on_its_way_survives_a_restart() -> None:
 
     def begun() -> Simulated:
         world = small.world(task, FLEET)
-        return Simulated(task, world, 0, engine=Losing(), limits=LIMITS)
+        return Simulated(task, world, engine=Losing(), limits=LIMITS)
 
     whole = list(islice(run(method, task, begun(), 0), 5))
     first, second = begun(), begun()

@@ -86,7 +86,7 @@ BASE = heterofl(widths=(1.0, 0.5), lr=0.1, batch_size=8)
 SCHEDULES: dict[str, Schedule] = {
     "synchronous": Synchronous(),
     "deadline": Deadline(0.6),
-    "late": Deadline(0.4, late="late", staleness=2),
+    "late": Deadline(0.4, late="counted", staleness=2),
     "first of": Overselected(2),
     "two phases": HoldAndFetch(),
     "buffered": Buffered(concurrency=4, buffer_size=2, staleness=1),
@@ -231,7 +231,7 @@ def worked(world: World, row: SimpleNamespace, pieces: list[tuple[float, float]]
 
 
 def begun(problem: Any, fleet: Fleet, seed: int, engine: Engine | None = None) -> Simulated:
-    return Simulated(problem, small.world(problem, fleet, seed), seed, engine=engine)
+    return Simulated(problem, small.world(problem, fleet, seed), engine=engine)
 
 
 def charge(runtime: Simulated) -> "np.ndarray[Any, Any]":
@@ -382,7 +382,7 @@ def decision(orders: Cohort) -> tuple[Any, ...]:
 
 def decisions(fleet: Fleet, method: Method, steps: int) -> list[tuple[Any, ...]]:
     task = small.task(devices=4)
-    runtime = Recording(task, small.world(task, fleet), 0)
+    runtime = Recording(task, small.world(task, fleet))
     list(islice(run(small.padded(method), task, runtime, 0), steps))
     return list(runtime.decided)
 

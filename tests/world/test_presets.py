@@ -1,10 +1,13 @@
 """The papers' fleets: who is in them, and that nothing goes along with anything else."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
 from anyfleet import config, world
 from anyfleet.arrays import Ints
+from anyfleet.errors import BadCall
 from anyfleet.tasks.partition import BalancedClasses
 from anyfleet.world import Fleet, Group, Normal, Redrawn, Uniform, When
 
@@ -174,3 +177,24 @@ def test_a_fleet_file_may_use_them_and_change_them() -> None:
     assert fleet.reports.rounds == 2
     assert isinstance(group.distance, Redrawn)
     assert isinstance(world.unequal_coefficient(1e-27), Normal)
+
+
+@pytest.mark.parametrize(
+    ("call", "because"),
+    [
+        (lambda: world.levels(up=1e6), r"levels\(\) has no argument 'up'.*\"bit_rate_up\""),
+        (lambda: world.levels(down=1e6), r"levels\(\) has no argument 'down'.*\"bit_rate_down\""),
+        (lambda: world.levels(speeds=1e9), r"levels\.speeds must be a tuple of numbers, got 1"),
+        (lambda: world.testbed(speeds=1e9), r"testbed\(\) has no argument 'speeds'.*\"speed\""),
+        (lambda: world.steep(speed="1e9"), r"steep\.speed must be a number.*quotation marks"),
+        (lambda: world.cell(device=9), r"cell\(\) has no argument 'device'.*\"devices\""),
+        (lambda: world.lossy(error=0.1), r"lossy\(\) has no argument 'error'.*\"errors\""),
+        (lambda: world.unequal_coefficient("1"), r"unequal_coefficient\.deviation must be a num"),
+        (lambda: world.unequal_distance("1"), r"unequal_distance\.deviation must be a number"),
+    ],
+)
+def test_arguments_of_presets_are_checked_as_those_of_methods(
+    call: Callable[[], object], because: str
+) -> None:
+    with pytest.raises(BadCall, match=because):
+        call()

@@ -119,28 +119,27 @@ def _histogram(task: Task, device: int) -> Floats:
     return found
 
 
-# --- depth, width, information ----------------------------------------------------------------
+# --- trained layers, width, information ---------------------------------------------------------
 
 
-def depth_shares(ledger: Ledger, firsts: Sequence[int]) -> Floats:
-    """Return the shares of counted updates by first trained layer, fewest trained layers first.
+def trained_layers_distribution(ledger: Ledger, first_trained_layers: Sequence[int]) -> Floats:
+    """Return the fractions of counted updates by first trained layer, fewest trained layers first.
 
-    `firsts` are the first trained layers of all depths, from
-    `anyfleet.parts.plan.trained_layers.depths`.
+    `first_trained_layers` come from `anyfleet.parts.plan.trained_layers.first_trained_layers`.
     """
     updates = [kind in ("train", "fetch") for kind in ledger.kind]
     first = ledger.first_trained_layer[ledger.counted & np.array(updates, dtype=bool)]
-    known = np.array(sorted(set(firsts), reverse=True))
-    shares: Floats = (first == known[:, None]).sum(axis=1) / max(1, len(first))
-    return shares
+    known = np.array(sorted(set(first_trained_layers), reverse=True))
+    fractions: Floats = (first == known[:, None]).sum(axis=1) / max(1, len(first))
+    return fractions
 
 
-def depth_psi(ledger: Ledger, firsts: Sequence[int]) -> float:
+def trained_layers_psi(ledger: Ledger, first_trained_layers: Sequence[int]) -> float:
     """Return FedPMT's psi of the updates in a ledger (specification §F.1).
 
     It is infinite if no device trains all layers.
     """
-    return fedpmt_psi(depth_shares(ledger, firsts))
+    return fedpmt_psi(trained_layers_distribution(ledger, first_trained_layers))
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ class Within:
 
     @property
     def accuracy(self) -> float:
-        """The score of a run that is judged by accuracy; NaN for any other."""
+        """The score of a run that is measured by accuracy; NaN for any other."""
         return self.score if self.metric == "accuracy" else math.nan
 
     @property
@@ -85,13 +85,13 @@ def within(
     if not amount >= 0:
         raise ValueError(f"an amount must be 0 or more, got {amount}.")
     need_width(records, width)
-    judged = evaluated(records, width)
-    before = [record for record in judged if used(record, resource) <= amount]
+    measured = evaluated(records, width)
+    before = [record for record in measured if used(record, resource) <= amount]
     return Within(
         resource=resource,
         amount=amount,
         total=used(records[-1], resource),
-        first=used(judged[0], resource) if judged else math.nan,
+        first=used(measured[0], resource) if measured else math.nan,
         score=before[-1].at(width) if before else math.nan,
         best=best(before, width),
         spent=spent_by(before[-1]) if before else None,

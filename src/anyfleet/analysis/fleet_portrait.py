@@ -90,5 +90,5 @@ def _examined(group: Ints) -> Ints:
 
 def _energy(own: Conditions) -> Floats:
     count = len(own.speed)
-    one = effort_of(Counts(*(_GFLOP,) * 3), 1.0, steps=0, calls=0, moved=0)
+    one = effort_of(Counts(*(_GFLOP,) * 3), 1.0, local_steps=0, calls=0, moved=0)
     return one.take([0] * count).joules(own, np.full(count, np.nan))

@@ -1,4 +1,4 @@
-"""The metric by which a run is judged: which one, which way is better, how it is written."""
+"""The metric by which a run is measured: which one, which way is better, how it is written."""
 
 import math
 import re
@@ -9,8 +9,8 @@ _LESS = ("loss", "error", "mse", "mae", "mape", "perplexity", "nll", "entropy", 
 _SHORT = frozenset({"err", "ppl", "wer", "cer"})
 
 
-def judged_by(names: Iterable[str]) -> str:
-    """Return the metric by which a task with these metrics is judged.
+def main_metric(names: Iterable[str]) -> str:
+    """Return the metric by which a task with these metrics is measured.
 
     It is accuracy if that is among them, otherwise the first, or the loss without any.
     """

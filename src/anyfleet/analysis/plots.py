@@ -191,8 +191,8 @@ def _grid(count: int, most: int) -> tuple[int, int]:
 
 def band(runs: Sequence[Sequence[RoundRecord]], x: Callable[[RoundRecord], float]) -> Band:
     """Return the curve over several seeds, evaluation by evaluation, as far as all runs go."""
-    judged = [evaluated(records) for records in runs]
-    rows = list(zip(*judged, strict=False))
+    measured = [evaluated(records) for records in runs]
+    rows = list(zip(*measured, strict=False))
     if not rows:
         return Band(*(np.zeros(0),) * 3)
     heights = np.array([[record.score for record in row] for row in rows])

@@ -23,7 +23,7 @@ class Summary:
     """
 
     rounds: int
-    metric: str  # by which the run is judged
+    metric: str  # by which the run is measured
     score: float  # of the last evaluation
     best: float
     loss: float  # on the test set
@@ -38,19 +38,19 @@ class Summary:
 
     @property
     def accuracy(self) -> float:
-        """The score of a run that is judged by accuracy; NaN for any other."""
+        """The score of a run that is measured by accuracy; NaN for any other."""
         return self.score if self.metric == "accuracy" else math.nan
 
 
 def summarise(records: Sequence[RoundRecord]) -> Summary:
     """Return the summary of a run with at least one round."""
-    last, judged = records[-1], evaluated(records)
+    last, measured = records[-1], evaluated(records)
     scores = next((record.scores for record in reversed(records) if record.scores), {})
     others = (name for name in scores if name not in (last.metric, "loss") and "@" not in name)
     return Summary(
         rounds=len(records),
         metric=last.metric,
-        score=judged[-1].score if judged else math.nan,
+        score=measured[-1].score if measured else math.nan,
         best=best(records),
         loss=scores.get("loss", math.nan),
         time=last.time,
@@ -71,7 +71,7 @@ def at_widths(records: Sequence[RoundRecord]) -> dict[float, float]:
 
 
 def metric_of(records: Sequence[RoundRecord]) -> Metric:
-    """Return the metric by which a run with at least one round is judged."""
+    """Return the metric by which a run with at least one round is measured."""
     return Metric(records[-1].metric)
 
 
@@ -89,8 +89,10 @@ def evaluated(
 
 def best(records: Iterable[RoundRecord], width: float | None = None) -> float:
     """Return the best score of a run by its metric, or NaN if it was never evaluated."""
-    judged = evaluated(records, width)
-    return metric_of(judged).best(record.at(width) for record in judged) if judged else math.nan
+    measured = evaluated(records, width)
+    return (
+        metric_of(measured).best(record.at(width) for record in measured) if measured else math.nan
+    )
 
 
 def common_score(runs: Iterable[Sequence[RoundRecord]], width: float | None = None) -> float:
@@ -152,10 +154,10 @@ def to_target(
 ) -> ToTarget:
     """Return what was spent up to the first evaluation that reaches the target."""
     need_width(records, width)
-    judged, metric = evaluated(records, width), metric_of(records)
-    first = next((record for record in judged if metric.reaches(record.at(width), target)), None)
+    measured, metric = evaluated(records, width), metric_of(records)
+    first = next((record for record in measured if metric.reaches(record.at(width), target)), None)
     cost = None if first is None else spent_by(first)
-    return ToTarget(target, best(judged, width), cost, metric.name)
+    return ToTarget(target, best(measured, width), cost, metric.name)
 
 
 def spent_by(record: RoundRecord) -> Spent:

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from anyfleet import config
 from anyfleet.analysis.equal_budgets import Resource, Within, common_amount, quantity, within
-from anyfleet.analysis.metric import Metric, judged_by
+from anyfleet.analysis.metric import Metric, main_metric
 from anyfleet.analysis.plots import Runs
 from anyfleet.analysis.summaries import ToTarget, common_score, metric_of, summarise, to_target
 from anyfleet.cli.remarks import over_seeds, warnings
@@ -22,7 +22,7 @@ from anyfleet.cli.screen import console
 from anyfleet.cli.tables import (
     by_width,
     learned,
-    metrics,
+    metrics_of,
     shortfalls,
     table,
     targets,
@@ -112,7 +112,7 @@ def compare_files(
 class Comparison:
     """What was found about several runs: by name, one entry for each seed."""
 
-    common: float  # score that all reach; NaN if they are judged by different metrics
+    common: float  # score that all reach; NaN if they are measured by different metrics
     target: float
     costs: Mapping[str, Sequence[ToTarget]]
     amounts: Mapping[Resource, float]
@@ -146,17 +146,17 @@ def _compared(runs: Runs, goal: Goal) -> Comparison:
 
 def _show(found: Comparison, runs: Runs, goal: Goal, screen: Console) -> None:
     where = "" if goal.width is None else f" at width {goal.width:g}"
-    judges = metrics(runs)
+    metrics = metrics_of(runs)
     screen.print(table(runs, found.common, screen.width))
     narrow = by_width(runs, screen.width)
     if narrow is not None:
         screen.print(f"\n{width_title(runs)}", markup=False)
         screen.print(narrow)
     if math.isnan(found.target):
-        screen.print(f"\n{_no_target(runs, judges)}", markup=False, soft_wrap=True)
+        screen.print(f"\n{_no_target(runs, metrics)}", markup=False, soft_wrap=True)
     else:
-        named = f"{judges[0].name} " if judges[0] != Metric() else ""
-        told = f"To reach {named}{judges[0].told(found.target)}{where}:"
+        named = f"{metrics[0].name} " if metrics[0] != Metric() else ""
+        told = f"To reach {named}{metrics[0].told(found.target)}{where}:"
         screen.print(f"\n{told}", markup=False)
         screen.print(targets(found.costs, screen.width))
     for resource, lessons in found.lessons.items():
@@ -169,12 +169,12 @@ def _show(found: Comparison, runs: Runs, goal: Goal, screen: Console) -> None:
             screen.print("One of the runs spent none of it: give an amount with --budget.")
 
 
-def _no_target(runs: Runs, judges: Sequence[Metric]) -> str:
+def _no_target(runs: Runs, metrics: Sequence[Metric]) -> str:
     """Return why there is no target that all runs reach."""
-    if len(judges) == 1:
+    if len(metrics) == 1:
         return "No target is compared: not every run was evaluated, or its scores are NaN."
     told = "; ".join(f"{name}: {metric_of(group[0]).name}" for name, group in runs.items())
-    return f"No target is compared: runs are judged by different metrics ({told})."
+    return f"No target is compared: runs are measured by different metrics ({told})."
 
 
 def _results(found: Comparison, runs: Runs) -> bytes:
@@ -259,29 +259,29 @@ def need_agreement(entries: Mapping[str, Entry]) -> dict[str, Metric]:
     So that is found before the first of them runs.
     """
     problems: list[Problem] = []
-    judges: dict[str, Metric] = {}
+    metrics: dict[str, Metric] = {}
     for name, entry in entries.items():
         try:
-            judges[name] = Metric(judged_by(build(entry.experiment).metrics))
+            metrics[name] = Metric(main_metric(build(entry.experiment).metrics))
         except ConfigError as error:
             problems += [Problem(f"{name}: {p.path}", p.message) for p in error.problems]
     if problems:
         raise ConfigError(problems)
-    return judges
+    return metrics
 
 
-def _need_target(judges: Mapping[str, Metric], goal: Goal) -> None:
+def _need_target(metrics: Mapping[str, Metric], goal: Goal) -> None:
     """Raise BadParameter for a target that the metric of the files cannot have."""
     if goal.target is None:
         return
-    if len(set(judges.values())) > 1:
-        told = ", ".join(f"{name} by {metric.name}" for name, metric in judges.items())
+    if len(set(metrics.values())) > 1:
+        told = ", ".join(f"{name} by {metric.name}" for name, metric in metrics.items())
         raise typer.BadParameter(
-            f"is a value of one metric, but the files are judged by different ones: {told}. "
+            f"is a value of one metric, but the files are measured by different ones: {told}. "
             "Compare them without a target, or apart.",
             param_hint="--target",
         )
-    (metric,) = set(judges.values())
+    (metric,) = set(metrics.values())
     if math.isnan(goal.target) or (metric.share and not 0 <= goal.target <= 1):
         raise typer.BadParameter(
             f"must be a share from 0 to 1 ({metric.name}: 0.8 is 80 %), got {goal.target:g}."

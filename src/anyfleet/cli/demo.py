@@ -29,7 +29,7 @@ SECONDS = 0.45
 TASK = Embedded(devices=20, limit=6000, partition=Dirichlet(0.5))
 SGD: Training = {"lr": 0.05, "momentum": 0.9}
 REFERENCES = (
-    "local is judged differently: every device's own model on its own test data, which have the "
+    "local is measured differently: every device's own model on its own test data, which have the "
     "labels it was trained on. centralised has all data on the fastest device."
 )
 

@@ -136,32 +136,32 @@ def _free(out: Path | None, name: str) -> Path:
 
 
 @dataclass(frozen=True, eq=False)
-class Column:
-    """A column of the tables: values [hours, devices] in the unit of its head."""
+class Field:
+    """A field of the tables: values [hours, devices] in the unit of its head."""
 
     head: str
     values: Floats
-    usual: float | None = None  # no column is shown if all devices have this value
+    usual: float | None = None  # not shown if all devices have this value
 
 
-def _computing(seen: Portrait) -> Iterator[Column]:
+def _computing(seen: Portrait) -> Iterator[Field]:
     (memory, _) = bounds(Group().memory)
-    yield Column("level", seen.level[np.newaxis].astype(np.float64))
-    yield Column("GFLOP/s", seen.speed / 1e9)
-    yield Column("J/GFLOP", seen.energy)
-    yield Column("ms/step", seen.overhead * 1e3, 0.0)
-    yield Column("memory GB", seen.memory / 1e9, memory / 1e9)
-    yield Column("battery kJ", seen.battery / 1e3, math.inf)
-    yield Column("J an order", seen.budget, math.inf)
+    yield Field("level", seen.level[np.newaxis].astype(np.float64))
+    yield Field("GFLOP/s", seen.speed / 1e9)
+    yield Field("J/GFLOP", seen.energy)
+    yield Field("ms/step", seen.overhead * 1e3, 0.0)
+    yield Field("memory GB", seen.memory / 1e9, memory / 1e9)
+    yield Field("battery kJ", seen.battery / 1e3, math.inf)
+    yield Field("J an order", seen.budget, math.inf)
 
 
-def _reaching(seen: Portrait) -> Iterator[Column]:
+def _reaching(seen: Portrait) -> Iterator[Field]:
     (distance, _) = bounds(Group().distance)
-    yield Column("Mbit/s up", seen.bit_rate_up / 1e6)
-    yield Column("Mbit/s down", seen.bit_rate_down / 1e6)
-    yield Column("metres", seen.distance, distance)
-    yield Column("online %", 100.0 * seen.online.mean(axis=0, keepdims=True), 100.0)
-    yield Column("dies %", 100.0 * seen.mortality, 0.0)
+    yield Field("Mbit/s up", seen.bit_rate_up / 1e6)
+    yield Field("Mbit/s down", seen.bit_rate_down / 1e6)
+    yield Field("metres", seen.distance, distance)
+    yield Field("online %", 100.0 * seen.online.mean(axis=0, keepdims=True), 100.0)
+    yield Field("dies %", 100.0 * seen.mortality, 0.0)
 
 
 def _tables(seen: Portrait, made: World, width: int) -> Iterator[Table]:
@@ -170,10 +170,10 @@ def _tables(seen: Portrait, made: World, width: int) -> Iterator[Table]:
     rows = _rows(seen, told)
     counts = [f"{count:,}" for count in seen.counts]
     cells = {name: (n, *rows[name]) for name, n in zip(seen.names, counts, strict=True)}
-    yield grid(("devices", *(column.head for column in told)), cells, width)
+    yield grid(("devices", *(field.head for field in told)), cells, width)
     told = _told(_reaching(seen))
     rows = _rows(seen, told)
-    heads = [column.head for column in told]
+    heads = [field.head for field in told]
     if made.lossy:
         heads.append("columns lost")
         lost = map(_lost, made.groups)
@@ -181,13 +181,13 @@ def _tables(seen: Portrait, made: World, width: int) -> Iterator[Table]:
     yield grid(heads, rows, width)
 
 
-def _told(columns: Iterable[Column]) -> list[Column]:
-    return [each for each in columns if each.usual is None or np.any(each.values != each.usual)]
+def _told(fields: Iterable[Field]) -> list[Field]:
+    return [each for each in fields if each.usual is None or np.any(each.values != each.usual)]
 
 
-def _rows(seen: Portrait, columns: Sequence[Column]) -> dict[str, list[str]]:
+def _rows(seen: Portrait, fields: Sequence[Field]) -> dict[str, list[str]]:
     return {
-        name: [_range(column.values[:, seen.group == number]) for column in columns]
+        name: [_range(field.values[:, seen.group == number]) for field in fields]
         for number, name in enumerate(seen.names)
     }
 

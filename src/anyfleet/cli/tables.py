@@ -55,14 +55,14 @@ def table(runs: Runs, target: float, width: int) -> Table:
     """
     ends = {name: [summarise(records) for records in group] for name, group in runs.items()}
     unit = _energy(end.joules for group in ends.values() for end in group)
-    judges = metrics(runs)
+    metrics = metrics_of(runs)
     others = dict.fromkeys(each for group in ends.values() for end in group for each in end.others)
-    heads = [*_judged(judges), *(Metric(name).head for name in others), "simulated s"]
-    heads += [f"s to {judges[0].told(target)}", unit.name, "MB down", "MB up", "GFLOP", "failures"]
+    heads = [*_score_heads(metrics), *(Metric(name).head for name in others), "simulated s"]
+    heads += [f"s to {metrics[0].told(target)}", unit.name, "MB down", "MB up", "GFLOP", "failures"]
     heads += ["spread %"]
     rows = {
         name: (
-            *_scores(judges, _known(group, ends[name])),
+            *_scores(metrics, _known(group, ends[name])),
             *(_other(Metric(other), ends[name]) for other in others),
             *_cells(group, ends[name], target, unit),
             _over_devices(ends[name]),
@@ -72,18 +72,18 @@ def table(runs: Runs, target: float, width: int) -> Table:
     return grid(heads, rows, width)
 
 
-def metrics(runs: Runs) -> list[Metric]:
-    """Return the metrics by which runs are judged, each once; there is at least one run."""
+def metrics_of(runs: Runs) -> list[Metric]:
+    """Return the metrics by which runs are measured, each once; there is at least one run."""
     found = (metric_of(records) for group in runs.values() for records in group)
     return list(dict.fromkeys(found))
 
 
-def _judged(judges: Sequence[Metric]) -> Iterator[str]:
+def _score_heads(metrics: Sequence[Metric]) -> Iterator[str]:
     """Yield the heads of a metric: the last score, and the best."""
-    for metric in judges:
+    for metric in metrics:
         unit = " %" if metric.share else ""
         yield metric.head
-        yield f"best{unit}" if len(judges) == 1 else f"best {metric.head}"
+        yield f"best{unit}" if len(metrics) == 1 else f"best {metric.head}"
 
 
 _Scores = Sequence[tuple[Metric, float, float]]  # of evaluated runs: metric, last score, best
@@ -96,10 +96,10 @@ def _known(group: Sequence[Sequence[RoundRecord]], ends: Sequence[Summary]) -> _
     return [(Metric(end.metric), end.score, end.best) for end in ends]
 
 
-def _scores(judges: Sequence[Metric], known: _Scores) -> Iterator[str]:
-    """Yield the cells under the heads of `_judged`."""
-    for metric in judges:
-        own = [(last, best) for judge, last, best in known if judge == metric]
+def _scores(metrics: Sequence[Metric], known: _Scores) -> Iterator[str]:
+    """Yield the cells under the heads of `_score_heads`."""
+    for metric in metrics:
+        own = [(last, best) for other, last, best in known if other == metric]
         yield from (scored(metric, [pair[place] for pair in own]) for place in (0, 1))
 
 
@@ -122,7 +122,7 @@ def by_width(runs: Runs, width: int) -> Table | None:
     None if that is only the whole model, which `table` has.
     """
     ends = {name: [at_widths(records) for records in group] for name, group in runs.items()}
-    # If devices' own models are judged, the shared one is of interest only if it was cut.
+    # If devices' own models are evaluated, the shared one is of interest only if it was cut.
     shown = [
         name
         for name, group in runs.items()
@@ -139,7 +139,7 @@ def by_width(runs: Runs, width: int) -> Table | None:
 
 def width_title(runs: Runs) -> str:
     """Return the line above the table of `by_width`."""
-    names = ", ".join(metric.head for metric in metrics(runs))
+    names = ", ".join(metric.head for metric in metrics_of(runs))
     return f"The shared model at the end, by width ({names}):"
 
 
@@ -196,17 +196,17 @@ def learned(runs: Mapping[str, Sequence[Within]], width: int) -> Table:
     that had ended count as they ended. `shortfalls` tells of the others.
     """
     unit = _energy(each.spent.joules for group in runs.values() for each in group if each.spent)
-    judges = list(dict.fromkeys(Metric(each.metric) for group in runs.values() for each in group))
-    heads = ("runs", *_judged(judges), "simulated s", unit.name, "MB", "GFLOP", "rounds")
-    rows = {name: tuple(_lessons(group, judges, unit)) for name, group in runs.items()}
+    metrics = list(dict.fromkeys(Metric(each.metric) for group in runs.values() for each in group))
+    heads = ("runs", *_score_heads(metrics), "simulated s", unit.name, "MB", "GFLOP", "rounds")
+    rows = {name: tuple(_lessons(group, metrics, unit)) for name, group in runs.items()}
     return grid(heads, rows, width)
 
 
-def _lessons(group: Sequence[Within], judges: Sequence[Metric], unit: Unit) -> Iterator[str]:
+def _lessons(group: Sequence[Within], metrics: Sequence[Metric], unit: Unit) -> Iterator[str]:
     spent = [each.spent for each in group if each.spent]
     yield f"{len(spent)} of {len(group)}"
     known = [(Metric(each.metric), each.score, each.best) for each in group if each.spent]
-    yield from _scores(judges, known)
+    yield from _scores(metrics, known)
     yield _finely(*(each.time for each in spent))
     yield number(*(each.joules / unit.size for each in spent))
     yield megabytes(*(each.bytes for each in spent))

@@ -31,11 +31,11 @@ class Limits:
     message: int | None = None  # bytes
     header: int | None = None  # bytes
     job: int = 1 << 16  # bytes of the parts that an order names
-    columns: int = 256
+    columns: int = 256  # of a message
     menu: int = 64  # entries
     report: int | None = None  # numbers
-    local_steps: int = 1_000_000
-    epochs: int = 10_000
+    local_steps: int = 1_000_000  # of an order
+    epochs: int = 10_000  # of an order
     batch_size: int = 1 << 16  # samples
     count: int = 1_000_000  # of any whole number within a part
     norm: float = math.inf  # of an update as it is sent: of changes, or of weights

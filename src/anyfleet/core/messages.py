@@ -76,7 +76,7 @@ class Conditions(Arrays):
     battery: Floats  # joules left; infinite on mains
     loss: Floats  # mean training loss of its last reply; NaN before the first
     budget: Floats  # joules it is willing to spend on one order
-    load: Floats  # times longer that everything takes because of other work
+    load: Floats  # factor by which other work slows everything
     overhead: Floats  # seconds for each local step, without load
     latency: Floats  # seconds for each call of an operator, without load
     bandwidth: Floats  # bytes per second that it can move besides calculating

@@ -19,46 +19,86 @@ class Data(Protocol):
     """Samples and targets, row by row."""
 
     @property
-    def x(self) -> Tensor: ...
+    def x(self) -> Tensor:
+        """The samples, one in each row."""
+
     @property
-    def y(self) -> Tensor: ...
-    def __len__(self) -> int: ...
+    def y(self) -> Tensor:
+        """The targets of the samples."""
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
 
 
 class Task(Protocol):
     """What is to be learned, and on whose data."""
 
     @property
-    def blueprint(self) -> Blueprint: ...
+    def blueprint(self) -> Blueprint:
+        """The traced model."""
+
     @property
-    def params(self) -> Params: ...
+    def params(self) -> Params:
+        """The initial parameters of the whole model."""
+
     @property
-    def buffers(self) -> Params: ...
+    def buffers(self) -> Params:
+        """The initial buffers of the whole model."""
+
     @property
-    def devices(self) -> int: ...
+    def devices(self) -> int:
+        """The number of devices."""
+
     @property
-    def classes(self) -> int: ...
+    def classes(self) -> int:
+        """The size of the last axis of the model's output."""
+
     @property
-    def classified(self) -> bool: ...
+    def classified(self) -> bool:
+        """Whether targets are class indices on that axis."""
+
     @property
-    def loss(self) -> Callable[[Tensor, Tensor], Tensor]: ...
+    def loss(self) -> Callable[[Tensor, Tensor], Tensor]:
+        """The loss of each sample, from outputs and targets."""
+
     @property
-    def metrics(self) -> Mapping[str, Callable[[Tensor, Tensor], Tensor]]: ...
+    def metrics(self) -> Mapping[str, Callable[[Tensor, Tensor], Tensor]]:
+        """What else is measured of each sample, by name; empty without any."""
+
     @property
-    def augment(self) -> Callable[[Tensor, Tensor], Tensor] | None: ...
+    def augment(self) -> Callable[[Tensor, Tensor], Tensor] | None:
+        """What changes the samples of a minibatch, given a key; None without any."""
+
     @property
-    def owners(self) -> tuple[str, ...]: ...
+    def owners(self) -> tuple[str, ...]:
+        """The owner of the data of each device; "" where there is no single one."""
+
     @property
-    def assignment(self) -> str: ...
+    def assignment(self) -> str:
+        """A sentence that says how devices came to their data."""
+
     @property
-    def test(self) -> Data: ...
+    def test(self) -> Data:
+        """The common test data."""
+
     @property
-    def server(self) -> Data: ...
-    def data(self, device: int) -> Data: ...
-    def size(self, device: int) -> int: ...
-    def own_test(self, device: int) -> Data: ...
-    def labels(self, device: int) -> Tensor: ...
-    def __hash__(self) -> int: ...
+    def server(self) -> Data:
+        """The samples of the server; empty without a server split."""
+
+    def data(self, device: int) -> Data:
+        """Return the training data of a device."""
+
+    def size(self, device: int) -> int:
+        """Return the number of training samples of a device."""
+
+    def own_test(self, device: int) -> Data:
+        """Return the test data of a device."""
+
+    def labels(self, device: int) -> Tensor:
+        """Return which classes occur in a device's training data: bool [classes]."""
+
+    def __hash__(self) -> int:
+        """Return a hash, so that what follows from a task is computed once."""
 
 
 def losses(task: Task, output: Tensor, target: Tensor) -> Tensor:

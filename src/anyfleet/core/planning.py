@@ -11,7 +11,7 @@ from torch import Tensor
 from anyfleet import rng
 from anyfleet.arrays import Ints, join
 from anyfleet.core.check_in import Choices
-from anyfleet.core.compression import compress
+from anyfleet.core.codec_calls import compress
 from anyfleet.core.evaluation import served
 from anyfleet.core.layout import Symbols, dense
 from anyfleet.core.message_size import fetch_bits, index_bits, menu_bits, statistics_bits
@@ -20,7 +20,7 @@ from anyfleet.core.method import Method
 from anyfleet.core.objectives import Task
 from anyfleet.core.orders import Cohort, downlink
 from anyfleet.core.plans import Plans
-from anyfleet.core.return_checks import Caller, cut_out, drafted, planned
+from anyfleet.core.return_checks import Caller, cut_out, hyperparameters, planned
 from anyfleet.core.view import Request, View
 from anyfleet.elastic import Slice
 from anyfleet.tracebacks import during
@@ -53,29 +53,30 @@ class PlannedCohort:
     """The orders to submit, and those that are declined."""
 
     orders: Cohort
-    entries: tuple[tuple[int, ...], ...]  # the place of what is left of each menu in its plan
+    # For each remaining menu entry, its index in the planned menu.
+    entries: tuple[tuple[int, ...], ...]
     menus: tuple[tuple[SubModelSize, ...], ...]  # each device's whole menu, as planned
     declined: Cohort
     reasons: tuple[str, ...]  # why, for each of the declined
 
 
 def plan_cohort(
-    request: Request, devices: Ints, *, method: Method, view: View, desk: PlanningState
+    request: Request, devices: Ints, *, method: Method, view: View, state: PlanningState
 ) -> PlannedCohort:
     """Return one order for each device, still without the model: some devices choose first."""
     count = len(devices)
-    plans = _plans(devices, method, view, desk)
-    slices, menus = _slices(plans, method, view, desk)
+    plans = _plans(devices, method, view, state)
+    slices, menus = _slices(plans, method, view, state)
     # A device that chooses is planned for with the first entry until it has chosen.
-    widths, keys = [plans.options_of(row)[0].widest for row in range(count)], _keys(devices, desk)
+    widths, keys = [plans.options_of(row)[0].widest for row in range(count)], _keys(devices, state)
     if request.kind == Kind.FETCH:
-        slices, menus = tuple(held.slice for held in desk.held), ((),) * count
-        widths = [held.width for held in desk.held]
-        keys = torch.tensor([held.key for held in desk.held])
+        slices, menus = tuple(held.slice for held in state.held), ((),) * count
+        widths = [held.width for held in state.held]
+        keys = torch.tensor([held.key for held in state.held])
     orders = Cohort(
-        id=desk.issued + np.arange(count),
+        id=state.issued + np.arange(count),
         device=devices,
-        visit=desk.visits[devices],
+        visit=state.visits[devices],
         key=keys,
         slices=slices,
         width=np.array(widths, dtype=np.float64),
@@ -88,13 +89,13 @@ def plan_cohort(
         bits=np.zeros(count),
         delivered_width=np.ones(count),
         column_width=view.devices.column_width[devices],
-        acknowledged=desk.acknowledged[devices],
+        acknowledged=state.acknowledged[devices],
         held_order=np.array(
             request.held_orders if len(request.held_orders) else (-1,) * count, dtype=np.int64
         ),
         kind=request.kind,
         round_index=view.round_index,
-        cohort_key=int(rng.fold(rng.root(desk.seed, "cohort"), view.round_index)),
+        cohort_key=int(rng.fold(rng.root(state.seed, "cohort"), view.round_index)),
         job=method.job(),
     )
     if request.kind == Kind.FETCH:
@@ -190,14 +191,14 @@ def apply_choices(planned: PlannedCohort, choices: Choices) -> PlannedCohort:
 def load_models(
     orders: Cohort, *, method: Method, task: Task, params: Params, buffers: Params
 ) -> Cohort:
-    """Return the orders with what travels down; devices with equal slices share one tree."""
+    """Return the orders with what travels down; devices with equal slices get one tree."""
     if orders.kind == Kind.FETCH:
         asked = [fetch_bits(slice_, task.blueprint) for slice_ in orders.slices]
         return replace(orders, bits=np.array(asked))
     found: dict[Hashable, Package] = {}
     sent = []
     for row, slice_ in enumerate(orders.slices):
-        # Columns depend on the share as it was planned; without columns nothing does.
+        # Columns depend on the width as it was planned; without columns nothing does.
         column = float(orders.column_width[row])
         alike = (slice_, column, float(orders.width[row])) if column < 1 else slice_
         if alike not in found:
@@ -216,7 +217,7 @@ def load_models(
 def server_names(slice_: Slice, *, method: Method, task: Task) -> dict[str, str]:
     """Return under which names the server keeps a width's own normalisation.
 
-    Empty when all widths share one.
+    Empty when all widths have the same.
     """
     return method.norm.own_names(task.blueprint, slice_)
 
@@ -237,40 +238,40 @@ def branch(
                 tree[mine] = tree[name]
 
 
-def _keys(devices: Ints, desk: PlanningState) -> Tensor:
+def _keys(devices: Ints, state: PlanningState) -> Tensor:
     """Return the keys of the orders.
 
     They are addressed by device and visit: the same whatever the order of events.
     """
-    key = rng.fold(rng.root(desk.seed, "order"), torch.from_numpy(devices))
-    return rng.fold(key, torch.from_numpy(desk.visits[devices]))
+    key = rng.fold(rng.root(state.seed, "order"), torch.from_numpy(devices))
+    return rng.fold(key, torch.from_numpy(state.visits[devices]))
 
 
-def _plans(devices: Ints, method: Method, view: View, desk: PlanningState) -> Plans:
+def _plans(devices: Ints, method: Method, view: View, state: PlanningState) -> Plans:
     """Return what the plan of the method makes of the trainer's hyperparameters."""
     count = len(devices)
     with during("train", method.train):
         given = method.train.hyperparameters(view.round_index, view.devices.samples[devices])
-    given = drafted(given, Caller("train", method.train, view.round_index), count)
+    given = hyperparameters(given, Caller("train", method.train, view.round_index), count)
     plans = Plans.whole_model(devices, given)
-    key = rng.fold(rng.root(desk.seed, "plan"), view.round_index)
+    key = rng.fold(rng.root(state.seed, "plan"), view.round_index)
     with during("plan", method.plan):
-        found = method.plan(plans, view, desk.states["plan"], key)
+        found = method.plan(plans, view, state.states["plan"], key)
     caller = Caller("plan", method.plan, view.round_index)
     return planned(found, caller, plans, view.blueprint)
 
 
 def _slices(
-    plans: Plans, method: Method, view: View, desk: PlanningState
+    plans: Plans, method: Method, view: View, state: PlanningState
 ) -> tuple[tuple[Slice, ...], tuple[tuple[Slice, ...], ...]]:
     """Return the slice of every device, and the slices of its menu.
 
     A device that chooses is planned for with the first entry until it has chosen.
     """
-    extract, state = method.extract, desk.states["extract"]
-    root, devices = rng.root(desk.seed, "extract"), plans.device.tolist()
+    extract, own = method.extract, state.states["extract"]
+    root, devices = rng.root(state.seed, "extract"), plans.device.tolist()
     # By visit: a device may be asked twice within a round of an asynchronous run.
-    visits = torch.from_numpy(desk.visits[plans.device])
+    visits = torch.from_numpy(state.visits[plans.device])
     own_keys = rng.fold(rng.fold(root, torch.from_numpy(plans.device)), visits)
     shared_key = rng.fold(root, view.round_index)
     caller = Caller("extract", extract, view.round_index)
@@ -280,7 +281,7 @@ def _slices(
         key, device = (own_keys[row], devices[row]) if extract.personal else (shared_key, None)
         if (size, device) not in known:
             with during("extract", extract):
-                found = extract(size, view, state, key, device)
+                found = extract(size, view, own, key, device)
             known[size, device] = cut_out(found, caller, view.blueprint)
         return known[size, device]
 

@@ -129,7 +129,10 @@ class Plans:
         return replace(self, hyperparameters=self.hyperparameters.changed(**changed))
 
     def declining(self, which: Flags | Sequence[bool], reason: str) -> "Plans":
-        """Return plans in which some devices are not asked; those declined before keep why."""
+        """Return plans in which some devices are not asked.
+
+        Devices already declined keep their reason.
+        """
         pairs = zip(self.declined, which, strict=True)
         told = tuple(before or (reason if now else "") for before, now in pairs)
         return replace(self, declined=told)

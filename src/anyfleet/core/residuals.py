@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from anyfleet.core.compression import compress
+from anyfleet.core.codec_calls import compress
 from anyfleet.core.messages import DeviceState, Params
 from anyfleet.core.objectives import Task
 from anyfleet.core.orders import Cohort, uplink
@@ -79,8 +79,9 @@ def residual_of(state: DeviceState, name: str, acknowledged: int) -> dict[str, T
     left = dict(state.tensors.get(name, {}))
     if state.last_sent_order == acknowledged:
         return left
-    lost = state.tensors.get(SENT, {})
-    return {**lost, **left, **{name: left[name] + lost[name] for name in lost if name in left}}
+    unacknowledged = state.tensors.get(SENT, {})
+    both = {n: left[n] + value for n, value in unacknowledged.items() if n in left}
+    return {**unacknowledged, **left, **both}
 
 
 def after_sending(

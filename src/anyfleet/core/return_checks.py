@@ -154,7 +154,7 @@ def staleness(found: Any, caller: Caller) -> int:
 # --- plans ------------------------------------------------------------------------------------
 
 
-def drafted(found: Any, caller: Caller, count: int) -> Hyperparameters:
+def hyperparameters(found: Any, caller: Caller, count: int) -> Hyperparameters:
     """Check the hyperparameters that a trainer, a plan or a chooser gives `count` devices."""
     if not isinstance(found, Hyperparameters):
         caller.refuse(_described(found), "anyfleet.parts.Hyperparameters")
@@ -189,7 +189,7 @@ def planned(found: Any, caller: Caller, before: Plans, blueprint: Blueprint) -> 
         length = f" of {len(declined)}" if isinstance(declined, tuple | list) else ""
         came = f"a {type(declined).__name__}{length} for declined"
         caller.refuse(came, f"a tuple of {count}, one entry for each device")
-    drafted(found.hyperparameters, caller, count)
+    hyperparameters(found.hyperparameters, caller, count)
     if not all(isinstance(reason, str) for reason in found.declined):
         caller.refuse("declined without a text", 'the reason of each, or ""')
     for name in ("sub_model_sizes", "menus"):
@@ -243,7 +243,7 @@ def chosen(found: Any, caller: Caller, menus: Sequence[int]) -> Choices:
     declined = _any(found.declined)
     if not isinstance(declined, tuple) or len(declined) != count:
         caller.refuse(f"{_described(declined)} for declined", f"a tuple of {count} texts")
-    drafted(found.hyperparameters, caller, count)
+    hyperparameters(found.hyperparameters, caller, count)
     none = np.array([bool(reason) for reason in found.declined], dtype=bool)
     outside = (found.entry < np.where(none, -1, 0)) | (found.entry >= np.array(menus))
     if outside.any():

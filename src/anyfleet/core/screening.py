@@ -29,7 +29,7 @@ from anyfleet.elastic import Blueprint
 SETTLED = 3  # devices of which update sizes are known before a median says what is usual
 REMEMBERED = 1_000  # devices over whose sizes the median is taken, at most
 EARLY = 20  # devices whose first sizes are kept: the limit never falls below what these allow
-# Before that many devices are known: times one plus the root mean square of the initial model.
+# Until SETTLED devices are known, the limit is this × (1 + RMS of the initial model).
 # Statistics may be variances of inputs that nobody normalised.
 ABSURD: Mapping[str, float] = MappingProxyType({"params": 1e3, "buffers": 1e12})
 LARGEST = 1e30  # of a reported number: squares and sums of millions of them stay finite

@@ -170,10 +170,10 @@ class Server:
         """Return what one pass of a slice costs, for a batch of that many samples."""
         return cost(self.task.blueprint, slice_, batch)
 
-    def training_cost(self, slice_: Slice, batch: int, processed: int, steps: int) -> Demand:
+    def training_cost(self, slice_: Slice, batch: int, processed: int, local_steps: int) -> Demand:
         """Return what training a slice demands, by batch size, samples and local steps."""
         train, blueprint = self.method.trainer, self.task.blueprint
-        amount = Amount(batch, processed, steps)
+        amount = Amount(batch, processed, local_steps)
         return training(train, blueprint, slice_, amount, self.devices.counting)
 
     def message_bits(self, slice_: Slice, sent_fraction: float) -> MessageBits:
@@ -231,7 +231,10 @@ class Server:
         return fewer
 
     def _candidates(self, request: Request) -> View:
-        """Return what a selection sees: how many are wanted, only the wanted level as free."""
+        """Return what a selection sees.
+
+        That is the number requested; only devices of the requested level are free.
+        """
         view, level = replace(self.view(), most_devices=request.count), request.level
         if level is None:
             return view
@@ -240,21 +243,21 @@ class Server:
     def _submit(self, request: Request, devices: Ints) -> None:
         """Plan one order for each device, and send those that nobody declines."""
         held = tuple(self.holding.pop(int(order)) for order in request.held_orders)
-        desk = PlanningState(
+        state = PlanningState(
             self.seed, self.issued, self.visits, self.acknowledged, self.states, held
         )
-        drafted = plan_cohort(request, devices, method=self.method, view=self.view(), desk=desk)
-        if any(drafted.orders.menus):
-            drafted = apply_choices(drafted, self.runtime.check_in(drafted.orders))
+        planned = plan_cohort(request, devices, method=self.method, view=self.view(), state=state)
+        if any(planned.orders.menus):
+            planned = apply_choices(planned, self.runtime.check_in(planned.orders))
         self.issued += len(devices)
         if request.kind in (Kind.TRAIN, Kind.HOLD):
             # Only training counts: a survey must not change what a device draws.
             self.visits[devices] += 1
-        for row, reason in enumerate(drafted.reasons):
-            order = drafted.declined.take([row])
+        for row, reason in enumerate(planned.reasons):
+            order = planned.declined.take([row])
             self.declined.append(_status(order))
             self.ledger.failed(order, no_charges(int(order.id[0]), self.runtime.now()), reason)
-        orders = drafted.orders
+        orders = planned.orders
         if not len(orders):
             return
         method, task = self.method, self.task

@@ -134,8 +134,8 @@ class Select(Policy):
     def __call__(self, view: View, state: State, key: Tensor) -> Ids:
         """Return the numbers of the devices to ask, each one idle (`view.idle`) and none twice.
 
-        When the schedule wants at most `view.most_devices`, more are reduced to as many by a
-        uniform draw. `key` addresses the randomness of this call.
+        The schedule asks at most `view.most_devices`; if more are returned, that many are drawn
+        from them at random. `key` addresses the randomness of this call.
         """
 
     def fetch(self, held: OrderStatuses, view: View) -> Ids:

@@ -1,11 +1,15 @@
-"""Seconds and joules of computing: one law for planners, devices and the simulator.
+"""Seconds and joules of computing and of transfers, for planners, devices and the simulator.
+
+Computing:
 
     seconds = (local steps × overhead + calls × latency + moved / bandwidth
-               + whole / speed × (fixed + (1 − fixed) × share))
+               + whole / speed × (fixed + (1 − fixed) × fraction))
               × load × fastest / frequency
     joules  = coefficient × frequency² × cycles
 
-`share` is FLOP / whole or, for a device with an exponent, width^exponent less what fewer trained
+A transfer takes bits / bit rate seconds, and watts × seconds joules.
+
+`fraction` is FLOP / whole or, for a device with an exponent, width^exponent less what fewer trained
 layers save. Cycles are what the device spends on the order, not on its other work. A device with a
 speed and nothing else takes FLOP / speed seconds, or cycles / frequency (specification §A.1).
 """
@@ -23,6 +27,8 @@ from anyfleet.elastic import WHOLE, Blueprint, Priced, Slice, width
 from anyfleet.elastic.cost.operations import Counting, operations
 from anyfleet.tracebacks import during
 
+# A transfer that would take longer counts as one without a link, so that no sum overflows.
+LONGEST_TRANSFER = 1e15  # seconds
 IN_TIME = 1 - 1e-9  # of what may be spent: a plan that fits exactly must not be late by rounding
 
 
@@ -31,7 +37,7 @@ class Effort(Arrays):
     """The computing that orders ask for."""
 
     flops: Floats
-    deep: Floats  # FLOP if every layer of the slice were trained
+    all_layers: Floats  # FLOP if every layer of the slice were trained
     whole: Floats  # FLOP of the same samples on the whole model
     width: Floats  # of the slice
     local_steps: Floats
@@ -61,7 +67,7 @@ class Demand(Arrays):
 
     def then(self, after: "Demand") -> "Demand":
         """Return the demand of both, one after the other."""
-        amounts = ("flops", "deep", "whole", "local_steps", "calls", "moved")
+        amounts = ("flops", "all_layers", "whole", "local_steps", "calls", "moved")
         both = {n: getattr(self.effort, n) + getattr(after.effort, n) for n in amounts}
         return Demand(replace(self.effort, **both), np.maximum(self.memory, after.memory))
 
@@ -70,13 +76,15 @@ class Counts(NamedTuple):
     """The FLOP of a slice, of the slice with all its layers trained, and of the whole model."""
 
     flops: float
-    deep: float
+    all_layers: float
     whole: float
 
 
-def effort_of(counts: Counts, width: float, *, steps: int, calls: float, moved: float) -> Effort:
+def effort_of(
+    counts: Counts, width: float, *, local_steps: int, calls: float, moved: float
+) -> Effort:
     """Return the effort of one order, as a batch of one."""
-    return Effort(*(np.array([float(v)]) for v in (*counts, width, steps, calls, moved)))
+    return Effort(*(np.array([float(v)]) for v in (*counts, width, local_steps, calls, moved)))
 
 
 @dataclass(frozen=True)
@@ -102,11 +110,11 @@ def training(
 ) -> Demand:
     """Return what it takes to train a slice, as a batch of one."""
     three = slice_, replace(slice_, first_trained_layer=0), WHOLE
-    batch, processed, steps = amount.batch_size, amount.processed, amount.local_steps
+    batch, processed, local_steps = amount.batch_size, amount.processed, amount.local_steps
     planned = amount.width, amount.width, 1.0
     prices = [Priced(blueprint, e, batch, p) for e, p in zip(three, planned, strict=True)]
     with during("train", train):
-        works = [train.work(priced, processed, steps) for priced in prices]
+        works = [train.work(priced, processed, local_steps) for priced in prices]
     counts = Counts(*(float(work.flops) for work in works))
     if counting != "flops":
         # The rules count one pass over the samples: a trainer may do several.
@@ -117,8 +125,10 @@ def training(
         counted = [operations(blueprint, each, batch, counting) for each in three]
         pairs = zip(passes, counted, strict=True)
         counts = Counts(*(processed / batch * (often * once) for often, once in pairs))
-    own, share = works[0], width(slice_, blueprint)
-    effort = effort_of(counts, share, steps=steps, calls=float(own.calls), moved=float(own.moved))
+    own, calls, moved = works[0], float(works[0].calls), float(works[0].moved)
+    effort = effort_of(
+        counts, width(slice_, blueprint), local_steps=local_steps, calls=calls, moved=moved
+    )
     return Demand(effort, np.array([float(own.memory)]))
 
 
@@ -128,23 +138,33 @@ def clocked(own: Conditions, frequency: Floats) -> Floats:
     return np.clip(asked, own.slowest, own.fastest)
 
 
-def transfer_seconds(bits: Floats | float, bit_rate: Floats) -> Floats:
+def transfer_seconds(bits: Floats | float, bit_rate: Floats | float) -> Floats:
     """Return the seconds that bits take; infinite over a link that carries nothing."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        # No bits take no time, even over a link that is down.
-        seconds: Floats = np.where(np.asarray(bits) > 0, bits / bit_rate, 0.0)
-    return seconds
+    some = np.greater(bits, 0)
+    within = np.less(np.divide(bits, LONGEST_TRANSFER), bit_rate)
+    # No bits take no time, even over a link that is down.
+    seconds: Floats = np.where(some, np.inf, np.zeros(within.shape))
+    return np.divide(bits, bit_rate, out=seconds, where=within & some)
+
+
+def transfer_joules(seconds: Floats, watts: Floats | float) -> Floats:
+    """Return the joules of transfers that take so many seconds; 0 for one that never ends.
+
+    The radio draws power only while bits cross: waiting for a link is free.
+    """
+    joules: Floats = watts * np.where(np.isfinite(seconds), seconds, 0.0)
+    return joules
 
 
 def _undisturbed(effort: Effort, own: Conditions) -> Floats:
     """Return the seconds at the highest frequency and without other work."""
-    by_work, by_depth = (
+    by_work, by_trained_layers = (
         np.divide(effort.flops, all_of_it, out=np.zeros(len(effort)), where=all_of_it > 0)
-        for all_of_it in (effort.whole, effort.deep)
+        for all_of_it in (effort.whole, effort.all_layers)
     )
-    by_width = effort.width ** np.nan_to_num(own.exponent) * by_depth
-    share = np.where(np.isnan(own.exponent), by_work, by_width)
-    shrunk = own.fixed * (share > 0) + (1 - own.fixed) * share
+    by_width = effort.width ** np.nan_to_num(own.exponent) * by_trained_layers
+    fraction = np.where(np.isnan(own.exponent), by_work, by_width)
+    shrunk = own.fixed * (fraction > 0) + (1 - own.fixed) * fraction
     computing = effort.whole / (own.speed * own.load) * shrunk
     handling = effort.local_steps * own.overhead + effort.calls * own.latency
     seconds: Floats = computing + handling + effort.moved / own.bandwidth

@@ -143,7 +143,7 @@ class View:
         [Slice, int, int, int], Demand
     ]  # of a slice, by batch size, samples processed and local steps
     message_bits: Callable[[Slice, float], MessageBits]  # at a sent fraction; NaN: not asked
-    most_devices: int | None = None  # what a selection returns beyond these is not asked
+    most_devices: int | None = None  # a selection may return more; only this many are asked
 
     @cached_property
     def idle(self) -> Ints:

@@ -17,7 +17,6 @@ from anyfleet.elastic.execution.modes import (
     Mode,
 )
 from anyfleet.elastic.slice_width import (
-    alpha,
     channel_share,
     columns,
     narrowed,
@@ -58,7 +57,6 @@ __all__ = [
     "SliceError",
     "TraceError",
     "VerifyError",
-    "alpha",
     "apply",
     "channel_order",
     "channel_share",

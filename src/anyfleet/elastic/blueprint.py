@@ -78,14 +78,16 @@ class Slice:
     first_trained_layer: int = 0
 
     @staticmethod
-    def of(keep: Mapping[str, Sequence[int]], blueprint: "Blueprint", first: int = 0) -> "Slice":
+    def of(
+        keep: Mapping[str, Sequence[int]], blueprint: "Blueprint", first_trained_layer: int = 0
+    ) -> "Slice":
         """Return a checked and canonical slice; raise SliceError if there is no such slice.
 
         Indices stay in the order given: rolling windows wrap.
         """
-        if first % 1 or not 0 <= first < max(1, len(blueprint.layers)):
+        if first_trained_layer % 1 or not 0 <= first_trained_layer < max(1, len(blueprint.layers)):
             raise SliceError(
-                f"there is no first trained layer {first}: the model has layers 0 to "
+                f"there is no first trained layer {first_trained_layer}: the model has layers 0 to "
                 f"{len(blueprint.layers) - 1}"
             )
         kept = {name: _whole_numbers(name, keep[name]) for name in sorted(keep)}
@@ -97,7 +99,7 @@ class Slice:
                 for name, indices in kept.items()
                 if indices != tuple(range(blueprint.axes[name].size))
             ),
-            first,
+            first_trained_layer,
         )
 
     @cached_property
@@ -254,10 +256,11 @@ class Blueprint:
             math.prod(self.shape(name)) for name in (self.params if names is None else names)
         )
 
-    def trained(self, first: int = 0) -> tuple[str, ...]:
-        """Return the trainable parameters of the layers from `first` on, in forward order."""
+    def trained(self, first_trained_layer: int = 0) -> tuple[str, ...]:
+        """Return the trainable parameters from the first trained layer on, in forward order."""
         frozen = set(self.frozen)
-        return tuple(p for layer in self.layers[first:] for p in layer.params if p not in frozen)
+        layers = self.layers[first_trained_layer:]
+        return tuple(p for layer in layers for p in layer.params if p not in frozen)
 
     def counts(
         self, width: float | Mapping[str, float], rounding: Rounding = "ceil"
@@ -282,10 +285,14 @@ class Blueprint:
         }
 
     def prefix(
-        self, width: float | Mapping[str, float], first: int = 0, rounding: Rounding = "ceil"
+        self,
+        width: float | Mapping[str, float],
+        first_trained_layer: int = 0,
+        rounding: Rounding = "ceil",
     ) -> Slice:
         """Return the slice that keeps the leading indices of each axis."""
-        return Slice.of({n: range(c) for n, c in self.counts(width, rounding).items()}, self, first)
+        keep = {n: range(c) for n, c in self.counts(width, rounding).items()}
+        return Slice.of(keep, self, first_trained_layer)
 
     def local(self, slice: Slice) -> "Blueprint":
         """Return the blueprint of the small model: sizes change, `whole` stays."""

@@ -66,62 +66,64 @@ class Budget:
 def largest(
     blueprint: Blueprint,
     budget: Budget,
-    along: Literal["width", "depth"] = "width",
+    along: Literal["width", "trained_layers"] = "width",
     *,
-    ratios: Mapping[str, float] | None = None,
+    widths: Mapping[str, float] | None = None,
     start: Slice | None = None,
     extract: Extraction | None = None,
 ) -> Slice | None:
-    """Return the widest (or deepest) slice within the budget; None if not even the smallest fits.
+    """Return the largest slice within the budget; None if not even the smallest fits.
 
-    Along the width, `ratios` are relative widths per axis, scaled together and capped at 1
+    Along the width, `widths` are relative widths per axis, scaled together and capped at 1
     (default: all equal), and `extract` turns counts into a slice (default: leading indices). Along
-    the depth, the earliest first trained layer is sought. `start` gives what does not vary: the
-    first trained layer, or the kept indices. Exact: the next larger step does not fit.
+    the trained layers, as many of the last layers are trained as fit. `start` gives what does not
+    vary: the first trained layer, or the kept indices. Exact: the next larger slice does not fit.
     """
     fixed = start or WHOLE
-    if along == "depth":
+    if along == "trained_layers":
         firsts = range(len(blueprint.layers) - 1, -1, -1)
         return _last([partial(Slice, fixed.keep, first) for first in firsts], blueprint, budget)
     if along != "width":
-        raise ValueError(f"along is 'width' or 'depth', got {along!r}")
-    shares = ratios or {n: 1.0 for n, a in blueprint.axes.items() if a.kind in SHARED_KINDS}
+        raise ValueError(f"along is 'width' or 'trained_layers', got {along!r}")
+    relative = widths or {n: 1.0 for n, a in blueprint.axes.items() if a.kind in SHARED_KINDS}
     chosen = extract or partial(_leading, blueprint, fixed.first_trained_layer)
-    steps = [partial(_at, blueprint, shares, scale, chosen) for scale in _scales(blueprint, shares)]
-    return _last(steps, blueprint, budget)
+    scales = _scales(blueprint, relative)
+    slices = [partial(_at, blueprint, relative, scale, chosen) for scale in scales]
+    return _last(slices, blueprint, budget)
 
 
-def _leading(blueprint: Blueprint, first: int, counts: Mapping[str, int]) -> Slice:
-    return Slice.of({name: range(count) for name, count in counts.items()}, blueprint, first)
+def _leading(blueprint: Blueprint, first_trained_layer: int, counts: Mapping[str, int]) -> Slice:
+    keep = {name: range(count) for name, count in counts.items()}
+    return Slice.of(keep, blueprint, first_trained_layer)
 
 
 def _at(
-    blueprint: Blueprint, ratios: Mapping[str, float], scale: float, extract: Extraction
+    blueprint: Blueprint, widths: Mapping[str, float], scale: float, extract: Extraction
 ) -> Slice:
-    return extract(blueprint.counts({n: min(1.0, scale * r) for n, r in ratios.items()}))
+    return extract(blueprint.counts({n: min(1.0, scale * w) for n, w in widths.items()}))
 
 
-def _scales(blueprint: Blueprint, ratios: Mapping[str, float]) -> list[float]:
+def _scales(blueprint: Blueprint, widths: Mapping[str, float]) -> list[float]:
     """Return every scale at which some count changes, ascending."""
-    if any(not ratio > 0 for ratio in ratios.values()):
-        raise ValueError(f"ratios must be positive, got {dict(ratios)}")
+    if any(not width > 0 for width in widths.values()):
+        raise ValueError(f"widths must be positive, got {dict(widths)}")
     found = {
-        k / (blueprint.axes[n].whole * r)
-        for n, r in ratios.items()
+        k / (blueprint.axes[n].whole * w)
+        for n, w in widths.items()
         for k in range(1, blueprint.axes[n].size + 1)
     }
     return sorted(found) or [1.0]
 
 
 def _last(
-    steps: Sequence[Callable[[], Slice]], blueprint: Blueprint, budget: Budget
+    slices: Sequence[Callable[[], Slice]], blueprint: Blueprint, budget: Budget
 ) -> Slice | None:
     """Return the last of ever larger slices that fits, by bisection; None if none does."""
-    low, high = 0, len(steps)
+    low, high = 0, len(slices)
     while low < high:
         middle = (low + high) // 2
-        if budget.fits(blueprint, steps[middle]()):
+        if budget.fits(blueprint, slices[middle]()):
             low = middle + 1
         else:
             high = middle
-    return steps[low - 1]() if low else None
+    return slices[low - 1]() if low else None

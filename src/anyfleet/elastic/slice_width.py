@@ -4,7 +4,6 @@ import math
 from functools import lru_cache
 
 from anyfleet.elastic.blueprint import Blueprint, Slice
-from anyfleet.formulas.anycost import anycost_alpha
 
 
 def columns(width: float, column_width: float) -> int:
@@ -16,11 +15,11 @@ def columns(width: float, column_width: float) -> int:
 def width(slice: Slice, blueprint: Blueprint) -> float:
     """Return the width that a plain cut of this size has; of other cuts, the widest axis's."""
     kept = _kept(slice, blueprint)
-    # A share p keeps ceil(p × size) of every axis: more than `above`, and not more than the least.
+    # A width w keeps ceil(w × size) of every axis: the width lies in (above, least].
     above = max(((count - 1) / size for count, size in kept), default=0.0)
-    shares = [count / size for count, size in kept]
-    least = min(shares, default=1.0)
-    return least if above < least else max(shares, default=1.0)
+    widths = [count / size for count, size in kept]
+    least = min(widths, default=1.0)
+    return least if above < least else max(widths, default=1.0)
 
 
 @lru_cache(maxsize=4096)
@@ -40,11 +39,6 @@ def trained_share(slice: Slice, blueprint: Blueprint) -> float:
     every = local.numel(local.trained())
     trained = local.numel(local.trained(slice.first_trained_layer))
     return trained / every if every else 1.0
-
-
-def alpha(slice: Slice, blueprint: Blueprint) -> float:
-    """Return AnycostFL's alpha of a slice (specification §1.12)."""
-    return anycost_alpha(channel_share(slice, blueprint), trained_share(slice, blueprint))
 
 
 def _kept(slice: Slice, blueprint: Blueprint) -> list[tuple[int, int]]:

@@ -33,9 +33,9 @@ WIDTHS = tuple(sixteenths / 16 for sixteenths in range(16, 7, -1))  # alpha from
 @checked
 def anycost(
     *,
-    seconds: float = 10.0,
-    widths: tuple[float, ...] = WIDTHS,
-    sent_fraction: float = 1 / 15,
+    seconds: float = 10.0,  # that an order may take
+    widths: tuple[float, ...] = WIDTHS,  # menu of every device
+    sent_fraction: float = 1 / 15,  # largest that a device may choose
     count: int = 15,
     **parts: Unpack[Parts],
 ) -> Method:

@@ -28,13 +28,13 @@ PAPER = FEDAVG
 class Training(TypedDict, total=False):
     """The settings of local SGD that every method takes."""
 
-    lr: float
-    decay: float
-    epochs: int
-    batch_size: int
-    momentum: float
-    nesterov: bool
-    weight_decay: float
+    lr: float  # learning rate of local SGD
+    decay: float  # factor of the learning rate, once a round
+    epochs: int  # passes over a device's samples in each order
+    batch_size: int  # samples of a minibatch
+    momentum: float  # of local SGD
+    nesterov: bool  # Nesterov's form of momentum
+    weight_decay: float  # of local SGD
 
 
 def sgd(
@@ -65,7 +65,11 @@ def _faults(lr: float, decay: float) -> Iterator[str]:
 
 
 @checked
-def fedavg(*, count: int = 10, **training: Unpack[Training]) -> Method:
+def fedavg(
+    *,
+    count: int = 10,  # devices that are asked in each round
+    **training: Unpack[Training],
+) -> Method:
     """Return FedAvg: `count` devices a round, local SGD, the mean weighted by samples."""
     return Method(
         select=Uniform(count),

@@ -25,10 +25,10 @@ PAPER = FEDDROP
 @checked
 def feddrop(
     *,
-    widths: tuple[float, ...] = (1, 1 / 2, 1 / 4, 1 / 8, 1 / 16),
-    layers: Literal["all", "linear"] = "all",
-    inverted: bool = False,
-    static_norm: bool = False,
+    widths: tuple[float, ...] = (1, 1 / 2, 1 / 4, 1 / 8, 1 / 16),  # of each level, strongest first
+    layers: Literal["all", "linear"] = "all",  # which layers are cut
+    inverted: bool = False,  # inputs from cut layers are divided by their width
+    static_norm: bool = False,  # test with statistics of one pass over data (`Static`)
     count: int = 10,
     **parts: Unpack[Parts],
 ) -> Method:

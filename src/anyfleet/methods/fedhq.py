@@ -22,9 +22,9 @@ PAPER = FEDHQ
 @checked
 def fedhq(
     *,
-    sent_fraction: float = 1 / 33,
-    seconds: float | None = None,
-    keep: float = 0.15,
+    sent_fraction: float = 1 / 33,  # mean of the devices, where `seconds` is none
+    seconds: float | None = None,  # that an upload takes
+    keep: float = 0.15,  # share of the entries that is sent
     count: int = 10,
     **training: Unpack[Training],
 ) -> Method:

@@ -20,8 +20,8 @@ PAPER = FEDPROX
 @checked
 def fedprox(
     *,
-    mu: float = 0.01,
-    seconds: float | None = None,
+    mu: float = 0.01,  # weight of the proximal term
+    seconds: float | None = None,  # that an order may take; none: all local steps
     count: int = 10,
     **training: Unpack[Training],
 ) -> Method:

@@ -39,10 +39,10 @@ def usual(**training: Unpack[Training]) -> Gradient:
 @checked
 def fedrescue(
     *,
-    widths: tuple[float, ...] = WIDTHS,
-    samples: int = 4,
-    nested_widths: tuple[float, ...] = NESTED_WIDTHS,
-    momentum_rule: MomentumRule = "final",
+    widths: tuple[float, ...] = WIDTHS,  # of each level, strongest first
+    samples: int = 4,  # nested models that a minibatch trains
+    nested_widths: tuple[float, ...] = NESTED_WIDTHS,  # of nested models, to draw from
+    momentum_rule: MomentumRule = "final",  # which steps have momentum: see `Progressive`
     count: int = 5,
     **training: Unpack[Training],
 ) -> Method:

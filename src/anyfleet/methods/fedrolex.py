@@ -20,9 +20,9 @@ PAPER = FEDROLEX
 @checked
 def fedrolex(
     *,
-    widths: tuple[float, ...] = (1, 1 / 2, 1 / 4, 1 / 8, 1 / 16),
-    shift: int = 1,
-    static_norm: bool = True,
+    widths: tuple[float, ...] = (1, 1 / 2, 1 / 4, 1 / 8, 1 / 16),  # of each level, strongest first
+    shift: int = 1,  # channels that the window moves in a round
+    static_norm: bool = True,  # test with statistics of one pass over data (`Static`)
     count: int = 10,
     **parts: Unpack[Parts],
 ) -> Method:

@@ -23,9 +23,9 @@ PAPER = SLIMMABLE
 @checked
 def fedslim(
     *,
-    widths: tuple[float, ...] = WIDTHS,
-    samples: int = 1,
-    nested_widths: tuple[float, ...] = NESTED_WIDTHS,
+    widths: tuple[float, ...] = WIDTHS,  # of each level, strongest first
+    samples: int = 1,  # nested models that a minibatch trains
+    nested_widths: tuple[float, ...] = NESTED_WIDTHS,  # of nested models, to draw from
     count: int = 5,
     **training: Unpack[Training],
 ) -> Method:

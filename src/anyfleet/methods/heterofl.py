@@ -23,9 +23,9 @@ PAPER = HETEROFL
 class Parts(Training, total=False):
     """The settings that every method with sub-models takes: local SGD, and HeteroFL's switches."""
 
-    label_rows: bool
-    masked: bool
-    scaler: bool
+    label_rows: bool  # only classifier rows of a device's own classes count
+    masked: bool  # logits of classes that a device lacks are 0 in training
+    scaler: bool  # cut layers before a norm are divided by their width
 
 
 def partial_sgd(
@@ -44,11 +44,11 @@ def partial_sgd(
 @checked
 def heterofl(
     *,
-    widths: tuple[float, ...] = (1, 1 / 2, 1 / 4, 1 / 8, 1 / 16),
-    label_rows: bool = True,
-    masked: bool = True,
-    scaler: bool = True,
-    static_norm: bool = True,
+    widths: tuple[float, ...] = (1, 1 / 2, 1 / 4, 1 / 8, 1 / 16),  # of each level, strongest first
+    label_rows: bool = True,  # only classifier rows of a device's own classes count
+    masked: bool = True,  # logits of classes that a device lacks are 0 in training
+    scaler: bool = True,  # cut layers before a norm are divided by their width
+    static_norm: bool = True,  # test with statistics of one pass over data (`Static`)
     count: int = 10,
     **training: Unpack[Training],
 ) -> Method:

@@ -23,17 +23,17 @@ PAPER = FEDPNS
 class Leaving(Training, total=False):
     """The settings that say which updates are left out, and those of training."""
 
-    share: float
-    statistic: Statistic
-    left: Stopping
+    share: float  # of the updates that remains at least
+    statistic: Statistic  # by which updates are compared: see `Subset`
+    left: Stopping  # what ends the search: see `Subset`
 
 
 @checked
 def optimal_aggregation(
     *,
-    share: float = 0.7,
-    statistic: Statistic = "sum",
-    left: Stopping = "share",
+    share: float = 0.7,  # of the updates that remains at least
+    statistic: Statistic = "sum",  # by which updates are compared: see `Subset`
+    left: Stopping = "share",  # what ends the search: see `Subset`
     count: int = 10,
     **training: Unpack[Training],
 ) -> Method:

@@ -21,7 +21,7 @@ PAPER = QSGD
 def qsgd(
     *,
     quantisation_levels: int = 16,
-    keep: float = 0.15,
+    keep: float = 0.15,  # share of the entries that is sent
     count: int = 10,
     **training: Unpack[Training],
 ) -> Method:

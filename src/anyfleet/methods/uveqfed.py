@@ -20,9 +20,9 @@ PAPER = UVEQFED
 @checked
 def uveqfed(
     *,
-    bits_each: float = 2.0,
-    dimension: Literal[1, 2] = 2,
-    keep: float = 0.15,
+    bits_each: float = 2.0,  # bits for an entry that is sent
+    dimension: Literal[1, 2] = 2,  # entries that share a point of the lattice
+    keep: float = 0.15,  # share of the entries that is sent
     count: int = 10,
     **training: Unpack[Training],
 ) -> Method:

@@ -26,11 +26,11 @@ PAPER = WHALE
 @checked
 def whale(
     *,
-    widths: tuple[float, ...] = (1, 1 / 2, 1 / 4, 1 / 8, 1 / 16),
+    widths: tuple[float, ...] = (1, 1 / 2, 1 / 4, 1 / 8, 1 / 16),  # of each level, strongest first
     utility: FisherUtility | None = None,
     regions: int | None = None,
     fisher: Fisher | None = None,
-    static_norm: bool = True,
+    static_norm: bool = True,  # test with statistics of one pass over data (`Static`)
     **parts: Unpack[Parts],
 ) -> Method:
     """Return WHALE-FL, in which all devices take part.

@@ -15,7 +15,7 @@ tensor([2.])
 from anyfleet import rng
 from anyfleet.arrays import Flags, Floats, Ints
 from anyfleet.core.check_in import CheckIn, CheckIns, Choices, MenuEntry, MessageBits
-from anyfleet.core.compression import distortion
+from anyfleet.core.codec_calls import distortion
 from anyfleet.core.layout import MessageLayout, Symbols, TensorLayout
 from anyfleet.core.messages import (
     Aggregated,

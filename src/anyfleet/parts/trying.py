@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from anyfleet import rng
 from anyfleet.arrays import Flags, Ints
-from anyfleet.core.compression import compress
+from anyfleet.core.codec_calls import compress
 from anyfleet.core.layout import MessageLayout
 from anyfleet.core.local_training import Inputs, as_tensors, extent, lifted, train, training_context
 from anyfleet.core.messages import Aggregated, Conditions, Devices, Params, Report

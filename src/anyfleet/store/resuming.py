@@ -157,7 +157,7 @@ def _last(folder: Path, experiment: Experiment, task: Task, allow: Sequence[str]
         world = populate(experiment, task)
         try:
             state = checkpoint.load(path, task, world, allow)
-            _try_out(state, experiment, task, world)
+            _try_out(state, task, world)
             return _Last(progress, state, tuple(remarks))
         except Damaged as error:
             remarks.append(f"{path}: {error} Going on from the checkpoint before it.")
@@ -171,10 +171,10 @@ def _last(folder: Path, experiment: Experiment, task: Task, allow: Sequence[str]
     )
 
 
-def _try_out(state: State, experiment: Experiment, task: Task, world: World) -> None:
+def _try_out(state: State, task: Task, world: World) -> None:
     """Raise Damaged if the fleet cannot go on from a state; keep nothing."""
     try:
-        Simulated(task, world, experiment.seed).restore(state.fleet)
+        Simulated(task, world).restore(state.fleet)
     except Exception as error:  # a state that somebody made by hand can fail in any way
         raise Damaged(f"its fleet cannot go on: {error!r}.") from error
 

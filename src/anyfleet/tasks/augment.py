@@ -74,7 +74,7 @@ class Flip:
 class InTurn:
     """Several augmentations, one after the other, each with a key of its own."""
 
-    steps: tuple[Augment, ...] = (Shift(), Flip())
+    steps: tuple[Augment, ...] = (Shift(), Flip())  # augmentations, in their order
 
     def __call__(self, x: Tensor, key: Tensor) -> Tensor:
         for position, step in enumerate(self.steps):

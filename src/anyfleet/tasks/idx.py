@@ -29,13 +29,6 @@ def read_idx(folder: Traversable, name: str) -> NDArray[np.uint8]:
     raise MissingData(f"{name}[.gz] is not in {folder}.")
 
 
-def encode_idx(array: NDArray[np.uint8]) -> bytes:
-    """Return the bytes of an uncompressed IDX file of `array`."""
-    header = bytes([0, 0, _UNSIGNED_BYTE, array.ndim])
-    sizes = b"".join(size.to_bytes(4, "big") for size in array.shape)
-    return header + sizes + np.ascontiguousarray(array).tobytes()
-
-
 def _decode(file: Traversable, decompress: Callable[[bytes], bytes]) -> NDArray[np.uint8]:
     try:
         raw = decompress(file.read_bytes())

@@ -36,18 +36,18 @@ class Own:
     the run file. `devices` to `split_seed` are as in every task.
     """
 
-    model: Factory
-    data: Factory
-    loss: Objective = cross_entropy
-    metrics: Mapping[str, Objective] = field(default_factory=dict)
-    classified: bool = False
-    state: Path | str | None = None
-    devices: int = 20
-    partition: Partition = _IID
-    test_share: float = 0.1
-    server: int = 0
-    augment: Augment | None = None
-    split_seed: int | None = None
+    model: Factory  # makes the network
+    data: Factory  # makes the data set or (training, test)
+    loss: Objective = cross_entropy  # of (output, target)
+    metrics: Mapping[str, Objective] = field(default_factory=dict)  # of (output, target), by name
+    classified: bool = False  # whether targets are classes
+    state: Path | str | None = None  # safetensors file with the weights to start from
+    devices: int = 20  # among which the samples are divided
+    partition: Partition = _IID  # how they are divided
+    test_share: float = 0.1  # of a device's samples, for its own test
+    server: int = 0  # samples set aside for the server
+    augment: Augment | None = None  # how the samples of a minibatch are varied
+    split_seed: int | None = None  # of the partition; none: the run's seed
 
     def __post_init__(self) -> None:
         self._split(0)

@@ -7,7 +7,7 @@ the data and its partition, so that runs with different seeds share them; withou
 the seed of the run.
 
 Pixels and sensor readings are standardised: minus the mean, divided by the deviation of their
-channel over the loaded training samples. A scale to [0, 1] beforehand would change nothing.
+channel over the loaded training samples. Scaling to [0, 1] first makes no difference.
 """
 
 from dataclasses import dataclass, replace
@@ -55,13 +55,13 @@ class TaskSpec(Protocol):
 class _Divided:
     """The fields that all data sets have in common."""
 
-    model: Factory = _CNN_MNIST
-    devices: int = 100
-    partition: Partition = _IID
-    test_share: float = 0.1
-    server: int = 1000
-    limit: int | None = None
-    split_seed: int | None = None
+    model: Factory = _CNN_MNIST  # makes the network
+    devices: int = 100  # among which the samples are divided
+    partition: Partition = _IID  # how they are divided
+    test_share: float = 0.1  # of a device's samples, for its own test
+    server: int = 1000  # samples set aside for the server
+    limit: int | None = None  # most training and test samples to load; none: all
+    split_seed: int | None = None  # of data and partition; none: the run's seed
 
     def __post_init__(self) -> None:
         self._split(0)
@@ -82,7 +82,7 @@ class _Divided:
 class _Pictures(_Divided):
     """The fields of a data set of images."""
 
-    augment: Augment | None = None
+    augment: Augment | None = None  # how the images of a minibatch are varied
 
     def _build(self, images: files.Images, seed: int, name: str) -> Task:
         train, test = image_data(images, self.limit, _data_seed(self.split_seed, seed))
@@ -157,7 +157,7 @@ class Har(_Divided):
     partition: Partition = _PEOPLE
     test_share: float = 0.2
     server: int = 200
-    test_users: tuple[int, ...] = UCI_TEST_USERS
+    test_users: tuple[int, ...] = UCI_TEST_USERS  # people whose data are the common test set
 
     def build(self, seed: int) -> Task:
         windows = files.har_windows()
@@ -180,7 +180,7 @@ class Shakespeare(_Divided):
     partition: Partition = _SPEAKERS
     test_share: float = 0.2
     server: int = 500
-    length: int = 64
+    length: int = 64  # characters of a window
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -210,11 +210,11 @@ class Synthetic:
     The devices' own test rows together are the common test set.
     """
 
-    model: Factory = _LOGISTIC
-    data: Generator = _GENERATOR
-    test_share: float = 0.2
-    server: int = 500
-    split_seed: int | None = None
+    model: Factory = _LOGISTIC  # makes the network
+    data: Generator = _GENERATOR  # makes the data of every device
+    test_share: float = 0.2  # of a device's samples, for its own test
+    server: int = 500  # samples set aside for the server
+    split_seed: int | None = None  # of the data; none: the run's seed
 
     def __post_init__(self) -> None:
         if not 0 < self.test_share < 1:
@@ -244,7 +244,7 @@ class Synthetic:
 class Pooled:
     """The data of all devices of another task on a single device: the centralised reference."""
 
-    inner: TaskSpec
+    inner: TaskSpec  # the task whose data are pooled
 
     def build(self, seed: int) -> Task:
         return pooled(self.inner.build(seed))

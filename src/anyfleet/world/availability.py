@@ -52,7 +52,7 @@ class Intermittent:
     """A random `share` of all devices, drawn anew in each round, or every `every` seconds."""
 
     share: float
-    every: float | None = None
+    every: float | None = None  # seconds between draws; none: each round
 
     def __post_init__(self) -> None:
         refuse(self._faults())

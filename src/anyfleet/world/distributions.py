@@ -147,8 +147,8 @@ class Disc(_DrawnOnce):
     The floor keeps devices away from the antenna itself, where no path loss is defined.
     """
 
-    radius: float
-    floor: float = 1.0
+    radius: float  # of the disc
+    floor: float = 1.0  # shortest distance
 
     def __post_init__(self) -> None:
         faults = (

@@ -40,10 +40,10 @@ class Fleet:
     ("flops"), or the operations of one of FedPMT's rules. A group's speed is in the same unit.
     """
 
-    groups: tuple[Group, ...] = field(default_factory=_five_levels)
-    links: tuple[Link, ...] = ()
-    reports: Reports = field(default_factory=Reports)
-    counting: Counting = "flops"
+    groups: tuple[Group, ...] = field(default_factory=_five_levels)  # one for each kind of device
+    links: tuple[Link, ...] = ()  # dealt over all devices, in place of the groups' own
+    reports: Reports = field(default_factory=Reports)  # age and error of what devices report
+    counting: Counting = "flops"  # how the work of an order is counted
 
     def __post_init__(self) -> None:
         refuse(self._faults())

@@ -53,8 +53,8 @@ class Group:
     not change: each is a number or a distribution.
     """
 
-    name: str = ""
-    count: int | None = None
+    name: str = ""  # shown in tables
+    count: int | None = None  # devices; none: an even share of the rest
     level: int | None = None  # capability class, 0 the strongest; without it the group's position
     devices: tuple[int | str, ...] = ()  # the devices of the group, by number or by owner
     # -- computing
@@ -69,16 +69,18 @@ class Group:
     frequency: tuple[float, float] = (1e8, 1e9)  # slowest and fastest, cycles per second
     energy: Number = 7.5e-27  # joules for a cycle, divided by the frequency squared
     # -- the link
-    link: Link = field(default_factory=lambda: Steady(bit_rate_up=1e7, bit_rate_down=4e7))
+    link: Link = field(  # how devices are connected
+        default_factory=lambda: Steady(bit_rate_up=1e7, bit_rate_down=4e7)
+    )
     distance: Number = 100.0  # metres from the station
-    column_loss: ColumnLoss = field(default_factory=ColumnLoss)
+    column_loss: ColumnLoss = field(default_factory=ColumnLoss)  # how columns are lost on the link
     # -- battery and availability
     battery: Number = math.inf  # joules when full
     charge: Number = 1.0  # share of the battery at the start
     reserve: Number = 0.1  # share of the battery below which the device takes no orders
     recharge: Number = 0.0  # watts, while the device has no order
     budget: Number = math.inf  # joules that one order may cost, for planners
-    availability: Availability = field(default_factory=Always)
+    availability: Availability = field(default_factory=Always)  # when devices are online
     mortality: Number = 0.0  # share of orders during which the device dies half-way
 
     def __post_init__(self) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 
+from anyfleet.arguments import checked
 from anyfleet.errors import refuse
 from anyfleet.world.column_loss import ColumnLoss, column_width_faults, probability_faults
 from anyfleet.world.distributions import Disc, LogNormal, Normal, Uniform
@@ -23,13 +24,14 @@ _CELL_LINK = Shannon()
 _ERRORS = (Uniform(0.1, 0.2),)
 
 
+@checked
 def levels(
     *,
-    speeds: tuple[float, ...] = SPEEDS,
-    bit_rate_up: float | tuple[float, ...] = 1e7,
-    bit_rate_down: float | tuple[float, ...] = 4e7,
-    memory: float = 4e9,
-    mortality: float = 0.0,
+    speeds: tuple[float, ...] = SPEEDS,  # FLOP per second of each level
+    bit_rate_up: float | tuple[float, ...] = 1e7,  # bits per second
+    bit_rate_down: float | tuple[float, ...] = 4e7,  # bits per second
+    memory: float = 4e9,  # bytes free for training
+    mortality: float = 0.0,  # share of orders during which a device dies
 ) -> Fleet:
     """Return a fleet with one level for each speed, strongest first, and as many devices of each.
 
@@ -62,6 +64,7 @@ def levels(
     )
 
 
+@checked
 def testbed(*, speed: float = 5e10) -> Fleet:
     """Return WHALE-FL's twenty devices: five kinds of boards, and three links dealt independently.
 
@@ -73,19 +76,21 @@ def testbed(*, speed: float = 5e10) -> Fleet:
     return _boards([speed * part for part in (1, 0.2, 0.18, 0.17, 0.16)])
 
 
+@checked
 def steep(*, speed: float = 5e10) -> Fleet:
     """Return the testbed with speeds that differ more: the first is twenty times the last."""
     refuse(range_faults("steep.speed", "speed", speed))
     return _boards([speed * part for part in (1, 0.8, 0.4, 0.15, 0.05)])
 
 
+@checked
 def cell(
     *,
-    devices: int = 60,
-    distance: Number = _ANYWHERE,
-    coefficient: Number = _COEFFICIENTS,
-    budget: Number = _JOULES,
-    flops_per_cycle: float = 171.0,
+    devices: int = 60,  # in the cell
+    distance: Number = _ANYWHERE,  # metres from the station
+    coefficient: Number = _COEFFICIENTS,  # joules for a cycle, divided by the frequency squared
+    budget: Number = _JOULES,  # joules that one order may cost
+    flops_per_cycle: float = 171.0,  # of every device
     link: Shannon = _CELL_LINK,
 ) -> Fleet:
     """Return AnycostFL's cell: devices within 550 m of a station, at a new place in every round.
@@ -122,11 +127,13 @@ def cell(
     )
 
 
+@checked
 def unequal_coefficient(deviation: float) -> Normal:
     """Return energy coefficients with AnycostFL's mean and any deviation."""
     return Normal(MEAN_COEFFICIENT, deviation, low=1e-30, high=2 * MEAN_COEFFICIENT)
 
 
+@checked
 def unequal_distance(deviation: float) -> Redrawn:
     """Return distances with AnycostFL's mean and any deviation, drawn anew in every round.
 
@@ -135,12 +142,13 @@ def unequal_distance(deviation: float) -> Redrawn:
     return Redrawn(Normal(MEAN_DISTANCE, deviation, low=1.0, high=2 * MEAN_DISTANCE - 1.0))
 
 
+@checked
 def lossy(
     *,
     errors: tuple[float | Distribution, ...] = _ERRORS,
-    levels: int = 1,
-    column_width: float = 0.125,
-    speed: float = 1e9,
+    levels: int = 1,  # capability levels
+    column_width: float = 0.125,  # of the model's width
+    speed: float = 1e9,  # FLOP per second
 ) -> Fleet:
     """Return FedResCuE's fleet: models cross in columns, and the first loss ends a transmission.
 

@@ -60,8 +60,8 @@ def period_faults(owner: str, every: float | None) -> Iterator[str]:
 class Redrawn:
     """A new draw of a distribution in every round, or every `every` seconds."""
 
-    of: Distribution
-    every: float | None = None
+    of: Distribution  # what is drawn from
+    every: float | None = None  # seconds between draws; none: each round
 
     changes: ClassVar[bool] = True
 
@@ -93,7 +93,7 @@ class Wandering:
     persistence: float = 0.8
     spread: float = 0.4
     floor: float = 0.05
-    every: float | None = None
+    every: float | None = None  # seconds of a step; none: a round
 
     changes: ClassVar[bool] = True
 
@@ -174,10 +174,10 @@ class Replayed:
     The file is read once, when the part is made.
     """
 
-    file: Path | str
+    file: Path | str  # CSV with a header
     field: str
-    every: float | None = None
-    scale: float = 1.0
+    every: float | None = None  # seconds of a row; none: a round
+    scale: float = 1.0  # factor of every number
     shift: bool = True
     _rows: Floats = dataclasses.field(init=False, repr=False, compare=False)
 

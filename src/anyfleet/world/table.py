@@ -110,7 +110,7 @@ class Table(Fleet):
     """
 
     groups: tuple[Group, ...] = ()
-    file: Path | str = field(kw_only=True)
+    file: Path | str = field(kw_only=True)  # CSV, one row for each device
     sha256: str = field(default="", kw_only=True)
     _content: _Content = field(init=False, repr=False, compare=False)
 

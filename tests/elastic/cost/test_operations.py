@@ -50,7 +50,7 @@ def test_layers_are_read_off_traced_nets(name: str) -> None:
     blueprint = traced(name)
     assert layers_of(blueprint) == WHOLE[name]
     assert layers_of(blueprint, blueprint.prefix(0.5)) == HALVES[name]
-    assert layers_of(blueprint, blueprint.prefix(0.5, first=2)) == HALVES[name]
+    assert layers_of(blueprint, blueprint.prefix(0.5, first_trained_layer=2)) == HALVES[name]
 
 
 def test_layers_at_a_share_that_does_not_divide() -> None:

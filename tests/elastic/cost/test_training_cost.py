@@ -85,7 +85,7 @@ def test_zoo_costs_exactly_what_torch_counts_and_saves(
 ) -> None:
     module, blueprint = from_zoo(name)
     first = int(depth * len(blueprint.layers))
-    slice = blueprint.prefix(share, first=first)
+    slice = blueprint.prefix(share, first_trained_layer=first)
     small, buffers = prepared(blueprint, slice, module)
     local, x = blueprint.local(slice), torch.randn(2, *ZOO[name][1])
 

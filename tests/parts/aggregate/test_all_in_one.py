@@ -20,8 +20,13 @@ from anyfleet.core.orders import Cohort
 from anyfleet.core.planning import load_models
 from anyfleet.core.replies import IncomingReplies, RepliedOrder
 from anyfleet.core.updates import Updates
-from anyfleet.elastic import Slice, alpha, narrowed, place
-from anyfleet.formulas.anycost import anycost_divergence, anycost_gain, anycost_weights
+from anyfleet.elastic import Slice, channel_share, narrowed, place, trained_share
+from anyfleet.formulas.anycost import (
+    anycost_alpha,
+    anycost_divergence,
+    anycost_gain,
+    anycost_weights,
+)
 from anyfleet.formulas.reference.averaging import anycost_mean
 from anyfleet.methods import fedavg, heterofl
 from anyfleet.parts.aggregate import (
@@ -176,7 +181,9 @@ def test_1_12_3_every_element_is_the_mean_of_those_who_sent_it(seed: int, count:
     rates = torch.rand(count, generator=draw).double().tolist()
     base = arrivals(changes, slices=slices, samples=samples, masks=masks)
     found = with_kept(base, kept, rates)
-    alphas = np.array([alpha(slice_, BLUEPRINT) for slice_ in slices])
+    alphas = np.array(
+        [anycost_alpha(channel_share(s, BLUEPRINT), trained_share(s, BLUEPRINT)) for s in slices]
+    )
     weights = anycost_weights(alphas, np.array(rates), np.array(samples))
     change = moved(Aio(), found)
     for name in BLUEPRINT.params:
@@ -352,7 +359,8 @@ def test_of_a_message_that_a_link_cut_the_columns_that_came_count(share: float) 
     found = came_in(asked, short, method, TASK)
     part = narrowed(asked.slices[0], 0.25, TASK.blueprint)
     assert found.slices == (part,)
-    assert alpha(part, TASK.blueprint) <= 0.25
+    shares = channel_share(part, TASK.blueprint), trained_share(part, TASK.blueprint)
+    assert anycost_alpha(*shares) <= 0.25
     covered = found.only_sent().covered()
     for name, flags in kept.items():
         mask = short.masks[0].get(name, torch.ones(()))

@@ -36,7 +36,7 @@ SHARES = (1.0, 0.5, 0.25, 0.125, 0.0625)
 
 def offer(seconds: float, width: float = 1.0) -> MenuEntry:
     """An entry that takes so long on a device of one FLOP per second."""
-    effort = effort_of(Counts(seconds, seconds, seconds), width, steps=0, calls=0, moved=0)
+    effort = effort_of(Counts(seconds, seconds, seconds), width, local_steps=0, calls=0, moved=0)
     return MenuEntry(Demand(effort, np.zeros(1)), MessageBits(0.0, 0.0))
 
 
@@ -61,8 +61,8 @@ def choice(
 
 
 def numbers(batch: int = 32, target: float = float("nan")) -> Hyperparameters:
-    drafted = whale().train.hyperparameters(0, np.array([30]))
-    return replace(drafted, batch_size=np.array([batch]), target_seconds=np.array([target]))
+    given = whale().train.hyperparameters(0, np.array([30]))
+    return replace(given, batch_size=np.array([batch]), target_seconds=np.array([target]))
 
 
 def lesson(values: Sequence[float], share: float = 1.0, birth: float = 1.0) -> Lesson:
@@ -224,7 +224,7 @@ def test_the_target_is_the_median_time_of_the_smallest_network_in_round_0() -> N
         r.download_seconds + r.compute_seconds + r.upload_seconds
         for r in small.rows(run(unit, 2)[1])
     ]
-    server = Server(method, task, Simulated(task, small.world(task, FLEET), 0), 0)
+    server = Server(method, task, Simulated(task, small.world(task, FLEET)), 0)
     target = _planned(method, server.view(), server.states["plan"])
     assert target == pytest.approx(np.median(taken), rel=0.01)
 
@@ -262,7 +262,7 @@ def test_training_only_does_not_look_at_time() -> None:
 
 def view() -> View:
     task = small.task()
-    return Server(whale(), task, Simulated(task, small.world(task), 0), 0).view()
+    return Server(whale(), task, Simulated(task, small.world(task)), 0).view()
 
 
 def test_1_11_channels_divide_into_equal_blocks() -> None:
@@ -379,8 +379,8 @@ def test_1_10_over_depths_as_over_widths() -> None:
     rows = [small.rows(step) for step in small.steps(method, small.task(norm=False), 4)]
     for step in rows[1:]:
         assert np.mean([row.utility for row in step]) == pytest.approx(0.5, abs=0.1)
-    view_ = Server(method, small.task(), Simulated(small.task(), small.world(small.task()), 0), 0)
+    view_ = Server(method, small.task(), Simulated(small.task(), small.world(small.task())), 0)
     shallow = _planned(method, view_.view(), view_.states["plan"])
     deep = replace(method, plan=TargetSeconds(WidthMenu((1.0,))), choose=FisherUtility(levels=1))
-    whole = Server(deep, small.task(), Simulated(small.task(), small.world(small.task()), 0), 0)
+    whole = Server(deep, small.task(), Simulated(small.task(), small.world(small.task())), 0)
     assert shallow < _planned(deep, whole.view(), whole.states["plan"])

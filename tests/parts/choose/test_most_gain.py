@@ -216,7 +216,7 @@ def worked(size: float, cycles: float) -> MenuEntry:
     """A part of the model of METHODS' examples: 111.7 Mbit, and so many cycles as a whole."""
     work = size * cycles
     counts = Counts(work, work, cycles)
-    demand = Demand(effort_of(counts, size**0.5, steps=1, calls=0, moved=0), np.zeros(1))
+    demand = Demand(effort_of(counts, size**0.5, local_steps=1, calls=0, moved=0), np.zeros(1))
     update = size * 111.7e6
     traffic = MessageBits(
         down=0.0, up=update / 15, update=update, sent_fraction=1 / 15, follows=True
@@ -387,7 +387,7 @@ def played(method: Method, fleet: Fleet = CELL, count: int = 3) -> list[Round]:
 def within(steps: Sequence[Round], method: Method, fleet: Fleet) -> list[float]:
     """Checks that no order overspent; the shares of the model that were trained."""
     task, found = small.task(), []
-    runtime = Simulated(task, small.world(task, fleet), 0)
+    runtime = Simulated(task, small.world(task, fleet))
     for step in steps:
         runtime.begin_round(step.index)  # what devices are willing to spend may change
         budgets = runtime.conditions(np.arange(task.devices)).budget
@@ -490,7 +490,7 @@ def test_the_server_decides_as_the_device_would_with_the_same_offers() -> None:
     base = replace(ANYCOST, select=Everyone(), extract=Leading())
     assigned = replace(base, plan=Assigned(base.plan, choose), choose=fedavg().choose)
     told = small.rows(played(assigned, count=1)[0])
-    there = Simulated(task, small.world(task, CELL), 0).conditions(np.arange(8)).rows()
+    there = Simulated(task, small.world(task, CELL)).conditions(np.arange(8)).rows()
     order, sizes = orders(base, task, [3]), set()
     for row in told:
         samples = task.size(row.device)

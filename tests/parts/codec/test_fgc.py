@@ -479,7 +479,7 @@ def sparse(uplink: codec.Fgc | codec.ErrorFeedback) -> Method:
 
 def server(method: Method, seed: int = 0) -> Server:
     task = small.task(norm=False)
-    return Server(method, task, Simulated(task, small.world(task), seed), seed)
+    return Server(method, task, Simulated(task, small.world(task)), seed)
 
 
 @pytest.mark.parametrize("uplink", [Fgc(), codec.ErrorFeedback(Fgc())], ids=["alone", "inside"])
@@ -531,9 +531,9 @@ def test_engines_agree_and_messages_fit_their_rates() -> None:
 def test_a_resumed_run_has_the_look_up_it_began_with() -> None:
     task, method = small.task(norm=False), sparse(Fgc())
     whole = small.steps(method, task, 3)
-    first = Simulated(task, small.world(task), 0)
+    first = Simulated(task, small.world(task))
     half = next(run(method, task, first, 0))
-    second = Simulated(task, small.world(task), 0)
+    second = Simulated(task, small.world(task))
     second.restore(first.save())
     going = run(method, task, second, 0, resume=half.snapshot)
     next(going)

@@ -42,7 +42,7 @@ def twins(first: int = 5, second: int = 5) -> Blueprint:
 @cache
 def seen() -> View:
     task = small.task()
-    return Server(fedavg(), task, Simulated(task, small.world(task), 0), 0).view()
+    return Server(fedavg(), task, Simulated(task, small.world(task)), 0).view()
 
 
 def cut_out(
@@ -55,9 +55,9 @@ def cut_out(
 def issued(method: Method, *, step: int = 0, seed: int = 0) -> Cohort:
     """The orders that the server would draft for all devices, who came to every round before."""
     visits, never = np.full(8, step), np.zeros(8, dtype=np.int64)
-    desk = PlanningState(seed, 0, visits, never, dict.fromkeys(method.policies()))
+    state = PlanningState(seed, 0, visits, never, dict.fromkeys(method.policies()))
     view = replace(seen(), round_index=step)
-    return plan_cohort(Request(), EVERYBODY, method=method, view=view, desk=desk).orders
+    return plan_cohort(Request(), EVERYBODY, method=method, view=view, state=state).orders
 
 
 def random_method(*shares: float) -> Method:
@@ -96,8 +96,8 @@ def test_random_channels_differ_by_device_and_by_round_and_by_seed() -> None:
 def test_a_device_draws_the_same_whoever_else_is_asked() -> None:
     view, method = seen(), random_method(0.5)
     zeros = np.zeros(8, dtype=np.int64)
-    desk = PlanningState(0, 0, zeros, zeros, dict.fromkeys(method.policies()))
-    alone = plan_cohort(Request(), np.array([3]), method=method, view=view, desk=desk)
+    state = PlanningState(0, 0, zeros, zeros, dict.fromkeys(method.policies()))
+    alone = plan_cohort(Request(), np.array([3]), method=method, view=view, state=state)
     assert alone.orders.slices[0] == issued(method).slices[3]
 
 

@@ -52,7 +52,7 @@ HALF = SubModelSize(0.5)
 @cache
 def seen() -> View:
     task = small.task()
-    return Server(fedavg(), task, Simulated(task, small.world(task), 0), 0).view()
+    return Server(fedavg(), task, Simulated(task, small.world(task)), 0).view()
 
 
 def chosen(want: SubModelSize, params: Params, blueprint: Blueprint) -> Slice:
@@ -224,7 +224,7 @@ def test_a_run_that_goes_on_takes_the_same_channels(tmp_path: Path) -> None:
 def test_normalisation_by_width_does_not_count() -> None:
     task = small.task()
     method = replace(halves(Strongest()), norm=PerWidth())
-    runtime = Simulated(task, small.world(task), 0)
+    runtime = Simulated(task, small.world(task))
     step = list(islice(run(method, task, runtime, 0), 2))[-1]
     assert any("@" in name for name in step.params)
     plain = {name: value for name, value in step.params.items() if "@" not in name}

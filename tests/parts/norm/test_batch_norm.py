@@ -56,7 +56,7 @@ def test_tracked_mean_of_two_devices_is_the_weighted_one() -> None:
 
 def test_on_device_normalisation_never_travels() -> None:
     task = small.task()
-    runtime = Simulated(task, small.world(task), 0)
+    runtime = Simulated(task, small.world(task))
     method = replace(fedavg(count=8, lr=0.1), norm=OnDevice())
     steps = run(method, task, runtime, 0)
     step = next(steps)

@@ -50,14 +50,14 @@ def served(plan: Any, *ups: float, fleet: Fleet | None = None) -> Server:
     """A server whose devices have these links, one after the other."""
     method, task = replace(BASE, plan=plan), small.task()
     links = tuple(Group(count=1, link=Steady(bit_rate_up=up, bit_rate_down=1e6)) for up in ups)
-    return Server(method, task, Fading(task, small.world(task, fleet or Fleet(links)), 0), 0)
+    return Server(method, task, Fading(task, small.world(task, fleet or Fleet(links))), 0)
 
 
 def planned(server: Server) -> Plans:
     """What all devices shall do."""
     devices = np.arange(small.task().devices)
-    desk = PlanningState(0, 0, server.visits, server.acknowledged, server.states)
-    return _plans(devices, server.method, server.view(), desk)
+    state = PlanningState(0, 0, server.visits, server.acknowledged, server.states)
+    return _plans(devices, server.method, server.view(), state)
 
 
 def rates(plan: Any, *ups: float) -> list[float]:

@@ -80,7 +80,7 @@ class Watched(Simulated):
     """A runtime that does not let a device have two orders, or one while it is away."""
 
     def __init__(self, fleet: Fleet, seed: int) -> None:
-        super().__init__(TASK, small.world(TASK, fleet, seed), seed)
+        super().__init__(TASK, small.world(TASK, fleet, seed))
         self.busy: dict[int, int] = {}
 
     def submit(self, orders: Cohort) -> None:
@@ -144,7 +144,7 @@ ASKS = st.sampled_from((Kind.EVALUATE, Kind.STATISTICS))
 PLAIN: dict[str, st.SearchStrategy[Any]] = {
     "synchronous": st.builds(Synchronous, PATIENCE),
     "deadline": st.builds(Deadline, st.floats(1e-3, 1.0)),
-    "late": st.builds(Deadline, st.floats(1e-3, 1.0), st.just("late"), st.integers(1, 3)),
+    "late": st.builds(Deadline, st.floats(1e-3, 1.0), st.just("counted"), st.integers(1, 3)),
     "overselected": st.builds(Overselected, FEW, PATIENCE),
     "buffered": st.builds(Buffered, FEW, FEW, AGES, PATIENCE),
     "tiers": st.builds(Tiers, AGES, PATIENCE),
@@ -204,7 +204,7 @@ def test_any_schedule_on_any_fleet_makes_progress_and_keeps_the_books(
 EACH: list[Schedule] = [
     Synchronous(),
     Deadline(5.0),
-    Deadline(5.0, late="late", staleness=2),
+    Deadline(5.0, late="counted", staleness=2),
     Overselected(keep=2, patience=90.0),
     Buffered(concurrency=3, buffer_size=2, patience=90.0),
     Tiers(patience=90.0),
@@ -379,7 +379,7 @@ def test_a_schedule_of_one_s_own_needs_no_more_than_start_and_ready() -> None:
 
 def seen(method: Method, **changes: Any) -> View:
     """What policies see before the first step, with changes."""
-    server = Server(method, TASK, Simulated(TASK, small.world(TASK), 0), 0)
+    server = Server(method, TASK, Simulated(TASK, small.world(TASK)), 0)
     return replace(server.view(), **changes)
 
 

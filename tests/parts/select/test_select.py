@@ -24,7 +24,7 @@ from tests.helpers import small
 def seen(size: int, free: Any, *, kinds: Ints | None = None) -> View:
     """A view of a fleet of this size; `kinds` are levels and groups."""
     task = small.task()
-    view = Server(fedavg(), task, Simulated(task, small.world(task), 0), 0).view()
+    view = Server(fedavg(), task, Simulated(task, small.world(task)), 0).view()
     ones = np.ones(size, dtype=np.int64)
     kinds = ones if kinds is None else kinds
     return replace(

@@ -23,7 +23,7 @@ from tests.helpers import small
 def test_devices_report_the_loss_of_their_last_answer() -> None:
     """What policies may choose by: not a number before the first answer."""
     task = small.task()
-    runtime = Simulated(task, small.world(task), 0)
+    runtime = Simulated(task, small.world(task))
     steps = run(fedavg(count=3, lr=0.1), task, runtime, 0)
     everybody = np.arange(task.devices)
     assert np.isnan(runtime.conditions(everybody).loss).all()
@@ -35,7 +35,7 @@ def test_devices_report_the_loss_of_their_last_answer() -> None:
             found.tolist(), nan_ok=True
         )
     assert 3 <= len(said) < task.devices
-    again = Simulated(task, small.world(task), 0)
+    again = Simulated(task, small.world(task))
     again.restore(runtime.save())
     assert np.array_equal(again.conditions(everybody).loss, found, equal_nan=True)
 
@@ -75,7 +75,7 @@ def test_looking_at_data_costs_what_its_batches_cost(
 @pytest.mark.parametrize("ask", [Kind.STATISTICS, Kind.EVALUATE])
 def test_a_survey_does_not_change_what_devices_say_of_their_training(ask: Kind) -> None:
     task = small.task()
-    runtime = Simulated(task, small.world(task), 0)
+    runtime = Simulated(task, small.world(task))
     method = replace(fedavg(lr=0.1), schedule=Surveyed(Synchronous(), ask))
     step = next(run(method, task, runtime, 0))
     trained = [row for row in small.rows(step) if row.kind == "train"]

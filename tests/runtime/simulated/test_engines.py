@@ -93,7 +93,7 @@ def test_a_world_of_another_size_is_refused() -> None:
     from anyfleet.runtime import Simulated
 
     with pytest.raises(ValueError, match="8 devices"):
-        Simulated(pooled(small.task()), small.world(small.task()), 0)
+        Simulated(pooled(small.task()), small.world(small.task()))
 
 
 class Weighed(nn.Module):

@@ -12,13 +12,13 @@ from anyfleet.runtime.simulated.failures import (
     earliest,
     offline_failures,
 )
-from anyfleet.runtime.simulated.phases import Phase, Progress, SteadyCost
+from anyfleet.runtime.simulated.phases import Phase, Progress
 from anyfleet.world import Fleet, Group, Intermittent, World
 from anyfleet.world.quantities import When
 
 
 def phase(seconds: float, joules: float) -> Phase:
-    return Phase.steady(SteadyCost(seconds, joules))
+    return Phase((Progress(0.0, 0.0, 0.0), Progress(seconds, 1.0, joules)))
 
 
 def test_the_earliest_failure_counts() -> None:

@@ -223,7 +223,7 @@ def test_what_is_cut_has_carried_what_the_link_carried(
         link=Steady(bit_rate_up=1e9, bit_rate_down=down, receive_power=0.25), battery=10.0
     )
     method = replace(ALL, schedule=Deadline(deadline))
-    runtime = Simulated(task, small.world(task, fleet(group)), 0)
+    runtime = Simulated(task, small.world(task, fleet(group)))
     (row,) = rows(next(run(method, task, runtime, 0)))
     assert row.failure == "too late"
     assert row.download_seconds == pytest.approx(deadline)
@@ -314,13 +314,13 @@ def test_a_speed_that_changes_changes_seconds_and_joules(tmp_path: Path) -> None
 def test_what_changes_with_steps_stays_as_it_was_when_the_order_began(tmp_path: Path) -> None:
     """Three times the work of a free device, and the same in a plan that was told."""
     task, sized, group = changed(tmp_path, every=None)
-    runtime = Simulated(task, small.world(task, fleet(group)), 0)
+    runtime = Simulated(task, small.world(task, fleet(group)))
     told = runtime.conditions(np.array([0]))
     (row,) = rows(next(run(ALL, task, runtime, 0)))
     assert row.compute_seconds == pytest.approx(6.0)
     assert row.compute_seconds == pytest.approx(sized.flops / float(told.speed[0]))
     # Two steps are under way while it computes: both would change the load.
-    late = Deadline(1.5, late="late", staleness=9)
+    late = Deadline(1.5, late="counted", staleness=9)
     steps = small.steps(replace(ALL, schedule=late), task, 6, fleet=fleet(group))
     (row,) = (row for step in steps for row in rows(step))
     assert row.compute_seconds == pytest.approx(6.0)
@@ -353,7 +353,7 @@ def test_a_shared_band_is_divided_by_the_cohort_and_reported_so() -> None:
     task = small.task()
     group = replace(SLOW, link=Steady(bit_rate_up=8e5, bit_rate_down=4e5, shared=True))
     for count in (1, 4, 8):
-        runtime = Simulated(task, small.world(task, fleet(group)), 0)
+        runtime = Simulated(task, small.world(task, fleet(group)))
         told = []
 
         @dataclass(frozen=True)
@@ -375,8 +375,8 @@ def test_what_others_do_uses_the_air_too() -> None:
     """Devices that still work when a cohort starts share the band with it."""
     task = small.task()
     group = replace(SLOW, link=Steady(bit_rate_up=8e5, bit_rate_down=4e5, shared=True))
-    late = Deadline(1e-3, late="late", staleness=9)
-    runtime = Simulated(task, small.world(task, fleet(group)), 0)
+    late = Deadline(1e-3, late="counted", staleness=9)
+    runtime = Simulated(task, small.world(task, fleet(group)))
     list(islice(run(replace(ALL, select=Uniform(3), schedule=late), task, runtime, 0), 1))
     assert runtime.conditions(np.array([0, 1])).bit_rate_up == pytest.approx([8e5 / 5] * 2)
 
@@ -397,7 +397,7 @@ def test_where_nothing_comes_through_work_is_charged_and_changes_nothing() -> No
     task = small.task()
     method = small.padded(ALL)
     lossy = fleet(replace(SLOW, column_loss=ColumnLoss(error=1.0)))
-    runtime = Simulated(task, small.world(task, lossy), 0)
+    runtime = Simulated(task, small.world(task, lossy))
     steps = list(islice(run(method, task, runtime, 0), 2))
     for row in (row for step in steps for row in rows(step)):
         assert row.failure == "nothing came through"
@@ -532,7 +532,7 @@ def costs(task: Task, group: Group) -> SimpleNamespace:
 def test_batteries_run_down_by_what_the_ledger_says() -> None:
     task = small.task()
     group = replace(SLOW, battery=1e3, energy=1e-25)
-    runtime = Simulated(task, small.world(task, fleet(group)), 0)
+    runtime = Simulated(task, small.world(task, fleet(group)))
     everybody, spent = np.arange(task.devices), np.zeros(task.devices)
     for step in islice(run(replace(ALL, select=Uniform(3)), task, runtime, 0), 4):
         for row in rows(step):
@@ -590,7 +590,7 @@ def test_who_goes_offline_is_lost_at_that_moment_and_comes_back() -> None:
     task = small.task()
     group = replace(SLOW, availability=Intermittent(0.6, every=1.0))
     world = small.world(task, fleet(group))
-    steps = list(islice(run(ALL, task, Simulated(task, world, 0), 0), 12))
+    steps = list(islice(run(ALL, task, Simulated(task, world), 0), 12))
     found = [row for step in steps for row in rows(step)]
     lost = {row.device for row in found if row.failure}
     assert {row.failure for row in found} == {"", "went offline"}
@@ -611,7 +611,7 @@ def test_who_is_away_is_not_asked() -> None:
     task = small.task()
     group = replace(SLOW, availability=Intermittent(0.5))
     world = small.world(task, fleet(group))
-    for step in islice(run(ALL, task, Simulated(task, world, 0), 0), 8):
+    for step in islice(run(ALL, task, Simulated(task, world), 0), 8):
         there = np.flatnonzero(world.online(np.arange(8), When(0.0, step.index)))
         assert [row.device for row in rows(step)] == there.tolist()
 
@@ -657,7 +657,7 @@ def test_cancelled_work_is_charged_up_to_the_cancel(at: float) -> None:
 def test_late_in_a_run_an_order_costs_what_it_costs_at_the_start() -> None:
     """A clock of a year has few digits left for milliseconds: no bit may get lost in them."""
     task = small.task()
-    runtime = Simulated(task, small.world(task), 0)
+    runtime = Simulated(task, small.world(task))
     runtime.restore(replace(runtime.save(), clock=Clock(now=3e7)))
     late = next(run(ALL, task, runtime, 0))
     early = small.steps(ALL, task, 1)[0]
@@ -673,8 +673,8 @@ def test_late_in_a_run_an_order_costs_what_it_costs_at_the_start() -> None:
 def test_a_device_that_works_does_not_recharge() -> None:
     task = small.task()
     group = replace(SLOW, battery=1e3, charge=0.5, recharge=10.0)
-    runtime = Simulated(task, small.world(task, fleet(group)), 0)
-    late = Deadline(1.0, late="late", staleness=9)
+    runtime = Simulated(task, small.world(task, fleet(group)))
+    late = Deadline(1.0, late="counted", staleness=9)
     list(islice(run(replace(ALL, select=Uniform(3), schedule=late), task, runtime, 0), 1))
     busy = ~runtime.free(np.arange(8))
     assert busy.sum() == 3
@@ -724,9 +724,9 @@ def test_a_fleet_looked_at_in_blocks_is_the_same_fleet(monkeypatch: pytest.Monke
     group = replace(group, charge=Between(0.0, 1.0))
     world = small.world(task, fleet(group, replace(group, availability=Intermittent(0.9))))
     everybody = np.arange(task.devices)
-    one_by_one = [Simulated(task, world, 0).free(everybody[[d]])[0] for d in everybody]
+    one_by_one = [Simulated(task, world).free(everybody[[d]])[0] for d in everybody]
     assert 0 < sum(one_by_one) < task.devices
     for size in (1, 3, task.devices, 100):
         monkeypatch.setattr("anyfleet.runtime.simulated.simulator._BLOCK", size)
-        assert Simulated(task, world, 0).free(everybody).tolist() == one_by_one
-    assert not len(Simulated(task, world, 0).free(everybody[:0]))
+        assert Simulated(task, world).free(everybody).tolist() == one_by_one
+    assert not len(Simulated(task, world).free(everybody[:0]))

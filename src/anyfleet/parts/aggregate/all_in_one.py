@@ -9,8 +9,13 @@ import numpy as np
 from anyfleet.arrays import Floats
 from anyfleet.core.signals import Signal, diagnostics
 from anyfleet.core.updates import Updates
-from anyfleet.elastic import alpha
-from anyfleet.formulas.anycost import anycost_divergence, anycost_gain, anycost_weights
+from anyfleet.elastic import channel_share, trained_share
+from anyfleet.formulas.anycost import (
+    anycost_alpha,
+    anycost_divergence,
+    anycost_gain,
+    anycost_weights,
+)
 from anyfleet.papers import ANYCOST, Paper
 from anyfleet.parts.aggregate.directions import by_device
 from anyfleet.parts.aggregate.mean import Mean, Weighted
@@ -53,4 +58,6 @@ class Aio(Weighted):
 
 def _alphas(updates: Updates) -> Floats:
     """Return AnycostFL's measure of each sub-model: 1 for the whole model."""
-    return np.array([alpha(slice_, updates.blueprint) for slice_ in updates.slices])
+    blueprint = updates.blueprint
+    shares = ((channel_share(s, blueprint), trained_share(s, blueprint)) for s in updates.slices)
+    return np.array([anycost_alpha(*each) for each in shares])

@@ -46,7 +46,7 @@ class TrimmedMean(_ByRank):
     that share leaves nothing out.
     """
 
-    share: float = 0.2
+    share: float = 0.2  # of the values left out at either end
 
     def __post_init__(self) -> None:
         if not 0 <= self.share < 0.5:

@@ -29,7 +29,7 @@ class Clipped(Wrapper, Aggregate):
     out.
     """
 
-    inner: Aggregate = field(default_factory=Mean)
+    inner: Aggregate = field(default_factory=Mean)  # aggregates the clipped updates
     times: float = 1.0
     length: float | None = None
 

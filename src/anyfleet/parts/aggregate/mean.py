@@ -46,8 +46,8 @@ class Mean(Weighted):
     `"equal"` (HeteroFL, specification §0.2), times `(1 + staleness) ** -discount`.
     """
 
-    weights: Literal["samples", "equal"] = "samples"
-    discount: float = 0.0
+    weights: Literal["samples", "equal"] = "samples"  # what a device weighs by
+    discount: float = 0.0  # exponent by which old updates weigh less
 
     papers: ClassVar[tuple[Paper, ...]] = (FEDAVG,)
 

@@ -33,8 +33,8 @@ class ServerOptimiser(Protocol):
 class ServerSgd:
     """Momentum on the proposed change: `velocity = momentum * velocity + change`, times `lr`."""
 
-    lr: float = 1.0
-    momentum: float = 0.0
+    lr: float = 1.0  # of the server
+    momentum: float = 0.0  # share of the velocity that stays
 
     def __post_init__(self) -> None:
         if not self.lr > 0 or not 0 <= self.momentum < 1:
@@ -55,8 +55,8 @@ class ServerSgd:
 class ServerAdam:
     """Adam on the proposed change (FedAdam); `epsilon` is the adaptivity of that paper."""
 
-    lr: float = 0.01
-    betas: tuple[float, float] = (0.9, 0.99)
+    lr: float = 0.01  # of the server
+    betas: tuple[float, float] = (0.9, 0.99)  # decay of the two moments
     epsilon: float = 1e-3
 
     papers: ClassVar[tuple[Paper, ...]] = (FEDADAM,)
@@ -91,8 +91,8 @@ class ServerOptimised(Aggregate):
     those that only devices without samples trained, or devices that an inner Subset `excluded`.
     """
 
-    inner: Aggregate = field(default_factory=Mean)
-    optimiser: ServerOptimiser = field(default_factory=ServerSgd)
+    inner: Aggregate = field(default_factory=Mean)  # proposes the change
+    optimiser: ServerOptimiser = field(default_factory=ServerSgd)  # makes the step
 
     def init(self, view: View) -> _Kept:
         return _Kept(self.inner.init(view), {})

@@ -36,7 +36,7 @@ class Subset(Wrapper, Aggregate):
     updates are compared on the coordinates that everybody trained.
     """
 
-    inner: Aggregate = field(default_factory=Mean)
+    inner: Aggregate = field(default_factory=Mean)  # aggregates the updates that remain
     share: float = 0.7
     statistic: Statistic = "sum"
     left: Stopping = "share"

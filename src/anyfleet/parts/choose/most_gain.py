@@ -11,7 +11,7 @@ from anyfleet.core.check_in import CheckIns, Choices
 from anyfleet.core.messages import Conditions
 from anyfleet.core.signals import Frequency, Menu, SentFraction, Signal
 from anyfleet.core.slots import Choose
-from anyfleet.core.time_and_energy import IN_TIME, transfer_seconds
+from anyfleet.core.time_and_energy import IN_TIME, transfer_joules, transfer_seconds
 from anyfleet.errors import refuse
 from anyfleet.formulas.anycost import (
     AnycostBudgets,
@@ -30,9 +30,9 @@ class MostGain(Choose):
     The gain of an entry is alpha^4 × sent fraction (specification §3). For each entry, the best
     sent fraction of the upload, from `least_fraction` to `most_fraction`, and the slowest frequency
     that is in time with it follow from what the entry really costs: its cycles, and all that
-    crosses the link both ways. A codec that does not follow sent fractions is taken with its own,
-    and one that cannot go so low with its lowest. If no entry fits, the device declines. A result
-    that waits to be fetched (`HoldAndFetch`) is sent in time of its own.
+    crosses the link both ways. A codec that does not follow sent fractions keeps its own sent
+    fraction. A codec that cannot go as low as the best one uses its lowest. If no entry fits, the
+    device declines. A result that waits to be fetched (`HoldAndFetch`) is sent in time of its own.
 
     `seconds` and `joules` limit an order. A device that is willing to spend less (`Group.budget`),
     or has less in its battery, spends less. Hardware that cannot set its frequency has a slowest
@@ -105,12 +105,10 @@ class MostGain(Choose):
         down = transfer_seconds(check_ins.bits_down[check_ins.pairs], known.bit_rate_down)
         beside = check_ins.pair_array(lambda e: e.bits.aside + e.choice_bits)
         up = transfer_seconds(beside, known.bit_rate_up)
-        with np.errstate(invalid="ignore"):  # a link that carries nothing takes infinitely long
-            energy = (
-                IN_TIME * self._joules(known) - known.receive_power * down - known.send_power * up
-            )
+        receiving = transfer_joules(down, known.receive_power)
+        sending = transfer_joules(up, known.send_power)
         return AnycostBudgets(
-            energy=energy,
+            energy=IN_TIME * self._joules(known) - receiving - sending,
             seconds=IN_TIME * self.seconds - down - up,
             power=known.send_power,
             bit_rate=known.bit_rate_up,

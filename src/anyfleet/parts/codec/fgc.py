@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from anyfleet.core.compression import distortion
+from anyfleet.core.codec_calls import distortion
 from anyfleet.core.layout import MessageLayout, Symbols
 from anyfleet.core.message_size import NUMBER_BITS, heavy_update
 from anyfleet.core.messages import Params

@@ -32,9 +32,9 @@ class Hq(Quantiser):
     `sent_fraction`.
     """
 
-    quantisation_levels: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-    bucket: int = 512
-    keep: float = 0.15
+    quantisation_levels: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # to choose from
+    bucket: int = 512  # entries that share a norm
+    keep: float = 0.15  # share of the entries that is sent
     sent_fraction: float = 1.0
     papers: ClassVar[tuple[Paper, ...]] = (FEDHQ,)
     provides: ClassVar[frozenset[Signal]] = frozenset({FollowsSentFraction()})

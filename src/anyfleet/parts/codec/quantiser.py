@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from anyfleet.core.compression import distortion
+from anyfleet.core.codec_calls import distortion
 from anyfleet.core.layout import MessageLayout, Symbols
 from anyfleet.core.messages import Params
 from anyfleet.core.slots import Codec, Compressed, Slack

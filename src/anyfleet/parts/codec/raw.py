@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from anyfleet.core.compression import distortion
+from anyfleet.core.codec_calls import distortion
 from anyfleet.core.layout import MessageLayout, Symbols, TensorLayout
 from anyfleet.core.messages import Params
 from anyfleet.core.slots import Codec, Compressed
@@ -23,7 +23,7 @@ class Raw(Codec):
     A number beyond the range of "fp16" travels as the largest that it has. The bits are exact.
     """
 
-    precision: Literal["same", "fp32", "fp16", "bf16"] = "same"
+    precision: Literal["same", "fp32", "fp16", "bf16"] = "same"  # same: as they are
 
     def __post_init__(self) -> None:
         if self.precision not in ("same", *_TYPES):

@@ -43,7 +43,7 @@ class TopK(Quantiser):
     positions leave.
     """
 
-    keep: float = 0.15
+    keep: float = 0.15  # share of the entries that is sent
     then: Quantiser = field(default_factory=Plain)
 
     def __post_init__(self) -> None:

@@ -66,7 +66,7 @@ class Uveq(Quantiser):
     """
 
     bits_each: float = 2.0
-    dimension: Literal[1, 2] = 2
+    dimension: Literal[1, 2] = 2  # entries that share a point of the lattice
     papers: ClassVar[tuple[Paper, ...]] = (UVEQFED,)
     provides: ClassVar[frozenset[Signal]] = frozenset({FollowsSentFraction()})
 

@@ -77,8 +77,8 @@ class LocalStepsWithin(Wrapper, Plan):
             return seconds
 
         # Time is linear in both: what one local step takes by itself, and what one sample adds.
-        paces = map(Pace, takes(0, 1), takes(1, 0))
-        return list(map(fitting, left.tolist(), paces, samples, batches))
+        steps = map(StepSeconds, takes(0, 1), takes(1, 0))
+        return list(map(fitting, left.tolist(), steps, samples, batches))
 
 
 def _menu_bits(plans: Plans, view: View) -> list[int]:
@@ -88,21 +88,21 @@ def _menu_bits(plans: Plans, view: View) -> list[int]:
     return [bits[number] if number >= 0 else 0 for number in plans.menu_index]
 
 
-class Pace(NamedTuple):
+class StepSeconds(NamedTuple):
     """The seconds that a local step takes by itself, and that each sample adds."""
 
-    step: float
-    sample: float
+    per_local_step: float
+    per_sample: float
 
 
-def fitting(seconds: float, pace: Pace, samples: int, batch: int) -> int:
+def fitting(seconds: float, step: StepSeconds, samples: int, batch: int) -> int:
     """Return the most local steps that fit into `seconds`; an epoch's last batch may be short."""
     if not samples:
         return 0
     # A billionth more than there is: a budget that fits exactly must not fail by rounding.
     seconds = max(0.0, seconds) * (1 + 1e-9)
     per_epoch = -(-samples // batch)
-    epoch = per_epoch * pace.step + samples * pace.sample
+    epoch = per_epoch * step.per_local_step + samples * step.per_sample
     epochs = int(seconds / epoch)
-    rest = int((seconds - epochs * epoch) / (pace.step + batch * pace.sample))
+    rest = int((seconds - epochs * epoch) / (step.per_local_step + batch * step.per_sample))
     return epochs * per_epoch + min(rest, per_epoch - 1)

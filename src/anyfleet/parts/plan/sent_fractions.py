@@ -22,7 +22,7 @@ from anyfleet.papers import FEDHQ, Paper
 from anyfleet.parts.plan.target_seconds import sample_of
 from anyfleet.parts.plan.widths import WholeModel
 
-_LOWEST = 1e-6  # a link that is down now still gets an order, and loses it
+_LOWEST = 1e-6  # a device whose link is down still gets an order, which fails
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class SentFractionByLevel(Wrapper, Plan):
     `inner` plans the sizes. NaN asks for none: devices of that level send as the codec likes.
     """
 
-    sent_fractions: tuple[float, ...]
+    sent_fractions: tuple[float, ...]  # of each level, strongest first
     inner: Plan = field(default_factory=WholeModel)
 
     requires: ClassVar[frozenset[Signal]] = frozenset({FollowsSentFraction()})

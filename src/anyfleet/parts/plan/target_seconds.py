@@ -42,7 +42,7 @@ class TargetSeconds(Plan):
     training and upload count, by what devices report before the first round.
     """
 
-    inner: Plan = field(default_factory=WidthMenu)
+    inner: Plan = field(default_factory=WidthMenu)  # plans the sub-model sizes
     provides: ClassVar[frozenset[Signal]] = frozenset({TargetTime()})
 
     def init(self, view: View) -> _Kept:

@@ -56,7 +56,7 @@ class WidthByLevel(Plan):
     complete (FedDrop on the CNNs of specification §1.4).
     """
 
-    widths: tuple[float, ...] = (1.0, 1 / 2, 1 / 4, 1 / 8, 1 / 16)
+    widths: tuple[float, ...] = (1.0, 1 / 2, 1 / 4, 1 / 8, 1 / 16)  # of each level
     layers: Literal["all", "linear"] = "all"
 
     papers: ClassVar[tuple[Paper, ...]] = (HETEROFL,)
@@ -104,7 +104,7 @@ class WidthMenu(Plan):
     does. Channels that a width does not divide are rounded up, or to the nearest number ("round").
     """
 
-    widths: tuple[float, ...] = (1.0, 1 / 2, 1 / 4, 1 / 8, 1 / 16)
+    widths: tuple[float, ...] = (1.0, 1 / 2, 1 / 4, 1 / 8, 1 / 16)  # largest first
     capped: bool = False
     rounding: Rounding = "ceil"
 

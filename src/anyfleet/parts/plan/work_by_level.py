@@ -19,9 +19,9 @@ class WorkByLevel(Wrapper, Plan):
     plans the sizes.
     """
 
-    batch_sizes: tuple[int, ...] = ()
-    epochs: tuple[int, ...] = ()
-    lrs: tuple[float, ...] = ()
+    batch_sizes: tuple[int, ...] = ()  # of each level, strongest first
+    epochs: tuple[int, ...] = ()  # of each level, strongest first
+    lrs: tuple[float, ...] = ()  # of each level, strongest first
     inner: Plan = field(default_factory=WholeModel)
 
     def __post_init__(self) -> None:

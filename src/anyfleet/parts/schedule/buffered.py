@@ -22,10 +22,10 @@ class Buffered(Schedule):
     fill the ledger.
     """
 
-    concurrency: int
-    buffer_size: int
-    staleness: int = 20
-    patience: Unbounded = 3600.0
+    concurrency: int  # devices that are busy at a time
+    buffer_size: int  # replies that end a round
+    staleness: int = 20  # rounds that a reply may be old
+    patience: Unbounded = 3600.0  # seconds after which a round ends
 
     papers: ClassVar[tuple[Paper, ...]] = (FEDBUFF,)
 

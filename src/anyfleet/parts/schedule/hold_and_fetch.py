@@ -20,7 +20,7 @@ class HoldAndFetch(Schedule):
     the round ends empty after `patience` seconds.
     """
 
-    patience: Unbounded = 60.0
+    patience: Unbounded = 60.0  # seconds after which a round without results ends
 
     provides: ClassVar[frozenset[Signal]] = frozenset({HeldResults()})
 

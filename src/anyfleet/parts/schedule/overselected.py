@@ -22,8 +22,8 @@ class Overselected(Schedule):
     seconds. With a cohort of `keep` or fewer that is `Synchronous` with a time limit.
     """
 
-    keep: int
-    patience: Unbounded = 3600.0
+    keep: int  # replies that end a round
+    patience: Unbounded = 3600.0  # seconds after which a round ends
 
     papers: ClassVar[tuple[Paper, ...]] = (AT_SCALE,)
 

@@ -20,9 +20,9 @@ class Surveyed(Schedule):
     inner schedule has under way goes on meanwhile, and counts if it arrives before the survey ends.
     """
 
-    inner: Schedule
-    ask: Kind = Kind.EVALUATE
-    every: int = 1
+    inner: Schedule  # the schedule of training
+    ask: Kind = Kind.EVALUATE  # evaluate, statistics or report
+    every: int = 1  # rounds between surveys
 
     def __post_init__(self) -> None:
         if self.ask not in _SURVEYS:

@@ -20,8 +20,8 @@ class Tiers(Schedule):
     A tier is synchronous within itself: its cohort starts from one model, and the tier is asked
     again, in the next round, only when the last of its devices has replied or failed. Tiers do not
     wait for each other: the replies of a slow tier are left to the round in which its last reply
-    arrives. A reply more than `staleness` rounds old is lost; `aggregate.Mean(discount=…)` lets
-    older ones weigh less.
+    arrives. A reply more than `staleness` rounds old does not count;
+    `aggregate.Mean(discount=…)` lets older ones weigh less.
 
     The method's selection draws every cohort, among the free devices of the level: `Uniform(3)`
     means three of each. A level without free devices is left out until it has some. A round also
@@ -29,8 +29,8 @@ class Tiers(Schedule):
     is cancelled.
     """
 
-    staleness: int = 20
-    patience: Unbounded = 3600.0
+    staleness: int = 20  # rounds that a reply may be old
+    patience: Unbounded = 3600.0  # seconds after which a round ends
 
     papers: ClassVar[tuple[Paper, ...]] = (FEDAT,)
 

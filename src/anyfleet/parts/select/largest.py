@@ -28,8 +28,8 @@ class Largest(Select):
     what devices measure for it, as `Fisher()` for "fisher", unless another part does.
     """
 
-    draw: int = 20
-    keep: int = 10
+    draw: int = 20  # devices that train
+    keep: int = 10  # devices that upload
     number: str = "norm"  # of a device's report
     measures: tuple[Measure, ...] = ()
 

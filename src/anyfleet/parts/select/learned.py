@@ -42,9 +42,9 @@ class Learned(Select):
     arrived.
     """
 
-    count: int
-    alpha: float = 2.0
-    beta: float = 0.7
+    count: int  # devices that are asked in each round
+    alpha: float = 2.0  # exponent: lower punishes more
+    beta: float = 0.7  # added to the fraction: higher punishes more
 
     papers: ClassVar[tuple[Paper, ...]] = (FEDPNS, THESIS)
     requires: ClassVar[frozenset[Signal]] = frozenset(
@@ -89,9 +89,9 @@ class Learned(Select):
     ) -> Chances:
         labels = np.array(diagnostics.get("labelled", ()), dtype=np.int64)
         selected, labelled = state.selected.copy(), state.labelled.copy()
-        lost = view.failed.of_round(view.round_index).training.device
-        arrived = lost[:0] if updates is None else updates.device
-        np.add.at(selected, np.concatenate([arrived, lost]), 1)
+        failed = view.failed.of_round(view.round_index).training.device
+        arrived = failed[:0] if updates is None else updates.device
+        np.add.at(selected, np.concatenate([arrived, failed]), 1)
         np.add.at(labelled, labels, 1)
         probability = fedpns_lowered(
             state.probability, labels, labelled, selected, alpha=self.alpha, beta=self.beta

@@ -26,9 +26,9 @@ class Quota(Select):
     level or group 0, 1, … Where fewer are free fewer are asked: others do not stand in for them.
     """
 
-    count: int | None = None
-    by: Literal["level", "group"] = "level"
-    counts: tuple[int, ...] = ()
+    count: int | None = None  # devices in all
+    by: Literal["level", "group"] = "level"  # what the quotas are for
+    counts: tuple[int, ...] = ()  # devices of level or group 0, 1, …
 
     papers: ClassVar[tuple[Paper, ...]] = (FEDPMT,)
 

@@ -27,8 +27,8 @@ class Uniform(Select):
     Fewer when fewer are free.
     """
 
-    count: int | None = None
-    fraction: float | None = None
+    count: int | None = None  # devices that are asked in each round
+    fraction: float | None = None  # of the fleet that is asked in each round
 
     def __post_init__(self) -> None:
         if (self.count is None) == (self.fraction is None):

@@ -62,17 +62,17 @@ class Gradient(Train):
     each local step, it overrides `work` too, for example with `return 2 * super().work(...)`.
     """
 
-    lr: LearningRate = field(default_factory=Decaying)
-    optimiser: Optimiser = field(default_factory=Sgd)
-    epochs: int = 1
-    local_steps: int | None = None
-    batch_size: int = 32
-    clip: float | None = None
-    proximal: float = 0.0
-    masked: bool = False
-    label_rows: bool = False
-    scaler: bool = False
-    inverted: bool = False
+    lr: LearningRate = field(default_factory=Decaying)  # learning rate of each round
+    optimiser: Optimiser = field(default_factory=Sgd)  # of a local step
+    epochs: int = 1  # passes over a device's samples in each order
+    local_steps: int | None = None  # instead of epochs
+    batch_size: int = 32  # samples of a minibatch
+    clip: float | None = None  # largest norm of a gradient; none: any
+    proximal: float = 0.0  # weight of the proximal term (FedProx)
+    masked: bool = False  # HeteroFL's masked logits
+    label_rows: bool = False  # HeteroFL's rows of absent classes
+    scaler: bool = False  # HeteroFL's scaler
+    inverted: bool = False  # FedDrop's scaling
 
     def __post_init__(self) -> None:
         for name, value in (("epochs", self.epochs), ("batch_size", self.batch_size)):

@@ -39,9 +39,9 @@ class Optimiser(Protocol):
 class Sgd:
     """Stochastic gradient descent, with torch's conventions for momentum and weight decay."""
 
-    momentum: float = 0.0
-    nesterov: bool = False
-    weight_decay: float = 0.0
+    momentum: float = 0.0  # share of the velocity that stays
+    nesterov: bool = False  # Nesterov's form of momentum
+    weight_decay: float = 0.0  # added to the gradient, times the weight
 
     def __post_init__(self) -> None:
         if not 0 <= self.momentum < 1:
@@ -82,9 +82,9 @@ class Sgd:
 class AdamW:
     """Adam with decoupled weight decay."""
 
-    betas: tuple[float, float] = (0.9, 0.999)
-    epsilon: float = 1e-8
-    weight_decay: float = 0.01
+    betas: tuple[float, float] = (0.9, 0.999)  # decay of the two moments
+    epsilon: float = 1e-8  # added to the root of the second moment
+    weight_decay: float = 0.01  # decoupled, times the learning rate
 
     def __post_init__(self) -> None:
         if not all(0 <= beta < 1 for beta in self.betas):

@@ -26,7 +26,7 @@ def demand(order: Cohort, task: Task, counting: Counting, chooser: ChooserState)
     """Return the work of one order on its device; `chooser` is the state of its chooser."""
     device, blueprint, slice_ = int(order.device[0]), task.blueprint, order.slices[0]
     if order.kind == Kind.FETCH:
-        return Demand(effort_of(Counts(0, 0, 0), 1.0, steps=0, calls=0, moved=0), np.zeros(1))
+        return Demand(effort_of(Counts(0, 0, 0), 1.0, local_steps=0, calls=0, moved=0), np.zeros(1))
     if order.kind not in (Kind.TRAIN, Kind.HOLD):
         return _forward_demand(slice_, _samples_per_pass(order, task), blueprint, counting)
     samples = task.size(device)
@@ -71,7 +71,7 @@ def _forward_demand(
     effort = effort_of(
         Counts(own, own, whole),
         width(slice_, blueprint),
-        steps=batches,
+        local_steps=batches,
         calls=batches * batch.forward_calls,
         moved=batches * batch.forward_moved,
     )

@@ -5,11 +5,11 @@ from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 from anyfleet.core.messages import Conditions
 from anyfleet.core.orders import Cohort
-from anyfleet.core.time_and_energy import Effort
+from anyfleet.core.time_and_energy import Effort, transfer_joules, transfer_seconds
 from anyfleet.world import World
 from anyfleet.world.links import Way
 from anyfleet.world.quantities import When
@@ -17,8 +17,6 @@ from anyfleet.world.world import Active
 
 # A link or a device that changes all the time must not keep the simulation busy for ever.
 MOST_CHANGES = 10_000
-# A transmission that would take longer counts as one without a link, so that no sum overflows.
-LONGEST = 1e15
 # Sums of seconds round: a phase that is complete but for this share is complete.
 ROUNDING = 1e-12
 
@@ -46,11 +44,6 @@ class Phase:
     """One phase of an order from beginning to end, linear between its points."""
 
     points: tuple[Progress, ...]
-
-    @classmethod
-    def steady(cls, cost: SteadyCost) -> Self:
-        """Return a phase during which nothing changes."""
-        return cls((_START, Progress(cost.seconds, 1.0, cost.joules)))
 
     @property
     def seconds(self) -> float:
@@ -104,14 +97,9 @@ def _extrapolated(sofar: Progress) -> Progress:
 
 
 def transfer_cost(bits: float, bit_rate: float, watts: float) -> SteadyCost:
-    """Return the cost of sending bits over a link; seconds are infinite without a link.
-
-    The radio draws power only while bits cross: waiting for a link is free.
-    """
-    if bits <= 0:
-        return SteadyCost(0.0, 0.0)  # an empty message does not even wait for a link
-    seconds = bits / bit_rate if bit_rate * LONGEST > bits else math.inf
-    return SteadyCost(seconds, watts * seconds if math.isfinite(seconds) else 0.0)
+    """Return the cost of sending bits over a link; seconds are infinite without a link."""
+    seconds = transfer_seconds(bits, bit_rate)
+    return SteadyCost(float(seconds), float(transfer_joules(seconds, watts)))
 
 
 @dataclass(frozen=True, eq=False)

@@ -64,7 +64,6 @@ class Simulated:
         self,
         task: Task,
         world: World,
-        seed: int,
         *,
         engine: Engine | None = None,
         limits: Limits | None = None,
@@ -74,7 +73,7 @@ class Simulated:
                 f"the world has {len(world)} devices but the task has {task.devices}; "
                 "build the world with one row per device of the task"
             )
-        self._task, self._world, self._seed = task, world, seed
+        self._task, self._world = task, world
         self._engine: Engine = engine or Sequential()
         self.limits = limits or Limits()
         self._clock, self._round_index = Clock(), 0

@@ -37,7 +37,7 @@ class TwoClassDisjoint:
     two per device, and a device that got one class twice swaps with one that lacks it.
     """
 
-    samples: int = 300
+    samples: int = 300  # of each device
 
     def __post_init__(self) -> None:
         at_least("TwoClassDisjoint.samples", self.samples, 2)
@@ -119,8 +119,8 @@ class Dirichlet:
     The draw is repeated until every device has `minimum` samples.
     """
 
-    alpha: float = 0.5
-    minimum: int = 1
+    alpha: float = 0.5  # small: unequal; large: alike
+    minimum: int = 1  # samples that a device has at least
 
     def __post_init__(self) -> None:
         within("Dirichlet.alpha", self.alpha, high=float("inf"))
@@ -157,8 +157,8 @@ class Dirichlet:
 class XClass:
     """`classes` random classes per device, then `samples` rows drawn uniformly from their union."""
 
-    classes: int = 1
-    samples: int = 600
+    classes: int = 1  # of each device
+    samples: int = 600  # of each device
 
     def __post_init__(self) -> None:
         at_least("XClass.classes", self.classes, 1)
@@ -177,8 +177,8 @@ class XClass:
 class ClassCounts:
     """`XClass` with a number of classes for each device, such as (1, 1, 1, 2, 2, 10, 10, 10)."""
 
-    counts: tuple[int, ...]
-    samples: int = 600
+    counts: tuple[int, ...]  # classes of each device
+    samples: int = 600  # of each device
 
     def __post_init__(self) -> None:
         for device, count in enumerate(self.counts):
@@ -202,8 +202,8 @@ class Mixed:
     """`Iid` for the first `iid` devices (disjoint), `XClass` for the others."""
 
     iid: int
-    classes: int = 1
-    samples: int = 600
+    classes: int = 1  # of each device
+    samples: int = 600  # of each device
 
     def __post_init__(self) -> None:
         at_least("Mixed.iid", self.iid, 0)
@@ -228,7 +228,7 @@ class Mixed:
 class Case1:
     """Case 1 of FedPNS: C devices see 1, 2 … C classes, in random order."""
 
-    samples: int = 600
+    samples: int = 600  # of each device
 
     def __post_init__(self) -> None:
         at_least("Case1.samples", self.samples, 1)
@@ -251,7 +251,7 @@ class Case1:
 class Case2:
     """Case 2 of FedPNS: half of the devices see U{1 … C/2} classes, the others U{C/2+1 … C}."""
 
-    samples: int = 600
+    samples: int = 600  # of each device
 
     def __post_init__(self) -> None:
         at_least("Case2.samples", self.samples, 1)
@@ -280,7 +280,7 @@ class SigmaRho:
 
     sigma: float = 0.5
     rho: int = 1
-    samples: int = 200
+    samples: int = 200  # of each device
 
     def __post_init__(self) -> None:
         if self.sigma != 0:

@@ -26,7 +26,7 @@ class Iid:
     The CIFAR-20 rule is `Iid(share=0.2)` with 20 devices.
     """
 
-    samples: int | None = None
+    samples: int | None = None  # of each device; none: an even part of `share`
     share: float = 1.0
 
     def __post_init__(self) -> None:
@@ -55,8 +55,8 @@ class Iid:
 class LogNormalSizes:
     """Sizes in proportion to log-normal draws; labels are uniform, and all data are used."""
 
-    sigma: float = 1.0
-    minimum: int = 1
+    sigma: float = 1.0  # deviation of the logarithm of sizes
+    minimum: int = 1  # samples that a device has at least
 
     def __post_init__(self) -> None:
         at_least("LogNormalSizes.sigma", self.sigma, 0)
@@ -77,8 +77,8 @@ class LogNormalSizes:
 class DirichletSizes:
     """Sizes in proportion to one Dirichlet draw; labels are uniform, and all data are used."""
 
-    alpha: float = 0.5
-    minimum: int = 1
+    alpha: float = 0.5  # small: unequal; large: alike
+    minimum: int = 1  # samples that a device has at least
 
     def __post_init__(self) -> None:
         within("DirichletSizes.alpha", self.alpha, high=float("inf"))
