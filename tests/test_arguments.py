@@ -281,7 +281,6 @@ def test_what_a_class_says_itself_is_said_and_the_rest_beside_it() -> None:
 class Lookalike:
     """Has all that a plan has, and derives from none."""
 
-    needs_server_loss = False
     reports = requires = provides = decides = frozenset[str]()
     measures = ()
 

@@ -148,8 +148,8 @@ class Watching(Diagnosed):
         super().__init__(reported=reported, measures=measures)
 
     def __call__(self, model: Any, updates: Any, view: Any, state: Any, key: Tensor) -> Any:
-        Watching.seen[:] = [set(report) for report in updates.reports]
-        Watching.taken[:] = [report.get("taken", np.nan) for report in updates.reports]
+        Watching.seen[:] = [set(update.report) for update in updates]
+        Watching.taken[:] = [update.report.get("taken", np.nan) for update in updates]
         Watching.devices[:] = [int(device) for device in updates.device]
         return self.inner(model, updates, view, state, key)
 

@@ -299,7 +299,7 @@ def test_reductions_agree_with_dense_vectors(found: Updates) -> None:
 def dense(found: Updates) -> tuple[Tensor, Tensor]:
     """Every update as one full vector, and its mask; written without the code under test."""
     vectors, masks = [], []
-    for change, slice_ in zip(found.local_deltas, found.slices, strict=True):
+    for change, slice_ in ((each.local_delta, each.slice) for each in found):
         row, mask = [], []
         for name in BLUEPRINT.params:
             full, held = torch.zeros(BLUEPRINT.shape(name)), torch.zeros(BLUEPRINT.shape(name))

@@ -31,7 +31,7 @@ BANNED = {
     "gives": "provides",
     "heard": "acknowledged",
     "judge": "server_loss",
-    "judges": "needs_server_loss",
+    "judges": "server_loss",
     "laid": "flattened",
     "lane": "tensor layout",
     "lanes": "tensor layouts",

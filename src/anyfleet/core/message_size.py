@@ -21,6 +21,7 @@ from anyfleet.core.layout import MessageLayout, TensorLayout
 from anyfleet.core.messages import Kind, Params, Replies, Report, Trees
 from anyfleet.core.method import Job
 from anyfleet.core.orders import Cohort
+from anyfleet.core.signals import FollowsSentFraction
 from anyfleet.core.slots import Codec, Measure, Norm, Slack
 from anyfleet.elastic import Blueprint, Slice, narrowed
 
@@ -102,7 +103,8 @@ def expected_bits(
     model = model_bits(slice_, job.norm, blueprint)
     update, codec = update_bits(slice_, job.norm, blueprint), job.uplink
     shapes = _shapes(blueprint.local(slice_), sent_names(slice_, job.norm, blueprint))
-    if codec.follows_sent_fraction:
+    follows = FollowsSentFraction() in codec.provides
+    if follows:
         least, most = (_typical(codec, end, shapes) for end in (_SMALLEST, 1.0))
         own = (
             _typical(codec, math.nan, shapes)
@@ -118,7 +120,7 @@ def expected_bits(
         up=up - update + own * update,
         update=update,
         sent_fraction=own,
-        follows=codec.follows_sent_fraction,
+        follows=follows,
         least_fraction=least,
         most_fraction=most,
     )

@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 
 from anyfleet.arguments import OwnSignature, check_names, described
 from anyfleet.core.objectives import Task
-from anyfleet.core.signals import FollowsSentFraction, Menu, ServerChoice, Signal
+from anyfleet.core.signals import Menu, ServerChoice, ServerSamples, Signal
 from anyfleet.core.slots import (
     MEASURES,
     Aggregate,
@@ -22,6 +22,7 @@ from anyfleet.core.slots import (
     Policy,
     Schedule,
     Select,
+    Slot,
     Train,
     nested,
 )
@@ -130,15 +131,12 @@ class Method:
     @property
     def reported(self) -> frozenset[str]:
         """The numbers that devices measure and report because some part asks."""
-        parts = (inner for part in self.policies().values() for inner in nested(part))
-        return self.schedule.reports.union(*(part.reports for part in parts))
+        return frozenset().union(*(part.reports for _, part in _asked(self)))
 
     @property
-    def needs_server_loss(self) -> bool:
-        """Whether some part asks for losses on the server's samples."""
-        return any(
-            inner.needs_server_loss for part in self.policies().values() for inner in nested(part)
-        )
+    def required(self) -> frozenset[Signal]:
+        """The signals that parts require of each other and of the task."""
+        return frozenset().union(*(part.requires for _, part in _asked(self)))
 
     @property
     def measures(self) -> tuple[Measure, ...]:
@@ -163,7 +161,7 @@ class Method:
         """Return why a task cannot be learned with this method, by what would have to change."""
         with during("train", self.train):
             found = {"method.train": self._misfit(task)}
-        if self.needs_server_loss and not len(task.server):
+        if ServerSamples() in self.required and not len(task.server):
             found["task"] = (
                 "the method compares models by their loss on the server, which has no samples; "
                 "keep some back for it (server = 200, for example)."
@@ -224,9 +222,7 @@ def _misplaced(method: Method) -> Iterator[str]:
 
 def _misdeclared(method: Method) -> Iterator[str]:
     """Yield what parts say of themselves in another form than their slots do."""
-    parts: list[tuple[str, Any]] = [("schedule", method.schedule), ("choose", method.choose)]
-    parts += [(name, p) for name, part in method.policies().items() for p in nested(part)]
-    for slot, part in parts:
+    for slot, part in _asked(method):
         for name, (kind, kinds, example) in _DECLARED.items():
             with during(slot, part):
                 value: Any = getattr(part, name, frozenset())
@@ -237,7 +233,7 @@ def _misdeclared(method: Method) -> Iterator[str]:
                 yield f"{told}, got a function; put @property above `def {name}`."
             else:
                 yield f"{told}, got {quoted(value)}; write for example {name} = {example}."
-    for slot, part in _measuring(method):
+    for slot, part in _asked(method):
         with during(slot, part):
             brought: Any = part.measures
         if not isinstance(brought, tuple) or not all(isinstance(m, Measure) for m in brought):
@@ -247,15 +243,18 @@ def _misdeclared(method: Method) -> Iterator[str]:
             )
 
 
-def _measuring(method: Method) -> list[tuple[str, Policy | Choose]]:
-    """Return all parts that can bring measures along, each with its slot."""
-    parts: list[tuple[str, Policy | Choose]] = [("choose", method.choose)]
-    return parts + [(name, p) for name, part in method.policies().items() for p in nested(part)]
+def _asked(method: Method) -> Iterator[tuple[str, Slot]]:
+    """Yield all parts that say something of themselves, and policies inside them, by slot."""
+    for name in SLOTS:
+        if name not in _POLICIES:
+            yield name, getattr(method, name)
+    for name, policy in method.policies().items():
+        yield from ((name, part) for part in nested(policy))
 
 
 def _brought(method: Method) -> Iterator[tuple[str, Measure]]:
     """Yield every measure that a part brings along, and the part as an error quotes it."""
-    for slot, part in _measuring(method):
+    for slot, part in _asked(method):
         yield from ((f"{slot}={quoted(part)}", measure) for measure in part.measures)
 
 
@@ -272,8 +271,8 @@ def _clashing(method: Method) -> Iterator[str]:
 
 def _unmeasured(method: Method) -> Iterator[str]:
     """Yield which numbers parts want that no device measures."""
-    parts = [("schedule", method.schedule.reports), ("choose", method.choose.learns_from)]
-    parts += [(n, p.reports) for n, part in method.policies().items() for p in nested(part)]
+    parts = [(name, part.reports) for name, part in _asked(method)]
+    parts.append(("choose", method.choose.learns_from))
     known = MEASURES.union(*(measure.names for _, measure in _brought(method)))
     for name, wants in parts:
         if wants - known:
@@ -286,18 +285,16 @@ def _unmeasured(method: Method) -> Iterator[str]:
 
 def _unmet(method: Method) -> Iterator[str]:
     """Yield which signals parts require that no other part provides."""
-    parts = [(name, p) for name, part in method.policies().items() for p in nested(part)]
-    given = method.schedule.provides.union(*(part.provides for _, part in parts))
-    if method.uplink.follows_sent_fraction:
-        given |= {FollowsSentFraction()}
+    # Orders ask nothing of the downlink, so what its codec could follow is of no use.
+    provided = (part.provides for name, part in _asked(method) if name != "downlink")
+    given: frozenset[Signal] = frozenset().union(*provided)
     # A menu from which the server chooses never comes to a device.
     chosen = ServerChoice() in given
     on_device = {signal for signal in given if not (chosen and isinstance(signal, Menu))}
-    asking: list[tuple[str, Any]] = [*parts, ("choose", method.choose)]
-    for name, part in asking:
+    for name, part in _asked(method):
         there = on_device if name == "choose" else given
         for signal in sorted(part.requires, key=str):
-            if not any(map(signal.met_by, there)):
+            if not signal.from_task and not any(map(signal.met_by, there)):
                 yield (
                     f"{name}={part!r} needs {signal}, which no part of this method provides; "
                     f"use {signal.advice} ({signal.page})."
@@ -306,10 +303,8 @@ def _unmet(method: Method) -> Iterator[str]:
 
 def _contested(method: Method) -> Iterator[str]:
     """Yield what several parts would decide: only one of them would have its way."""
-    parts: list[tuple[str, Any]] = [
-        *((name, p) for name, part in method.policies().items() for p in nested(part)),
-        ("choose", method.choose),
-    ]
+    # The server decides first, so its parts are named first.
+    parts = sorted(_asked(method), key=lambda named: named[0] not in _POLICIES)
     for signal in sorted(set().union(*(part.decides for _, part in parts)), key=str):
         who = [f"{name}={part!r}" for name, part in parts if signal in part.decides]
         if len(who) > 1:

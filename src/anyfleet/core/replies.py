@@ -93,16 +93,16 @@ class IncomingReplies:
         blueprint = self.task.blueprint
         replies = join([each.reply for each in replied])
         ages = [self.round_index - each.order.round_index for each in replied]
-        return Updates(
+        return Updates.of(
+            changes,
+            blueprint,
+            slices=[each.received_slice(blueprint) for each in replied],
             device=replies.device,
             samples=replies.samples.astype(np.float64),
-            staleness=np.array(ages),
-            sent_fraction=np.array([self._sent_fraction(each) for each in replied]),
+            staleness=ages,
+            sent_fraction=[self._sent_fraction(each) for each in replied],
             bits=replies.bits,
-            slices=tuple(each.received_slice(blueprint) for each in replied),
+            masks=replies.masks,
+            sent=replies.kept,
             reports=replies.report,
-            local_deltas=tuple(changes),
-            local_masks=replies.masks,
-            local_sent=replies.kept,
-            blueprint=blueprint,
         )

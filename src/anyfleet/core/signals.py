@@ -15,6 +15,7 @@ __all__ = [
     "Menu",
     "SentFraction",
     "ServerChoice",
+    "ServerSamples",
     "Signal",
     "TargetTime",
     "diagnostics",
@@ -30,6 +31,7 @@ class Signal:
     """
 
     usual_provider: ClassVar[str] = "another part"
+    from_task: ClassVar[bool] = False  # the task provides it, not a part
     page: ClassVar[str] = "docs/mixing.md"  # where errors send the reader
 
     provider: str = field(default="", compare=False, repr=False, kw_only=True)
@@ -115,6 +117,17 @@ class FollowsSentFraction(Signal):
 
     def __str__(self) -> str:
         return "an uplink codec that follows the sent fraction of an order"
+
+
+@dataclass(frozen=True)
+class ServerSamples(Signal):
+    """Samples on the server, by whose loss it compares models; the task provides them."""
+
+    usual_provider: ClassVar[str] = "a task that keeps some samples back for the server"
+    from_task: ClassVar[bool] = True
+
+    def __str__(self) -> str:
+        return "samples on the server"
 
 
 @dataclass(frozen=True)

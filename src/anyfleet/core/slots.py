@@ -41,14 +41,12 @@ State = Any  # a policy's own, threaded by the loop
 TrainingState = dict[str, Any]  # a trainer's: nested dicts of tensors
 
 
-class Policy(Part):
-    """A part that works on the server.
+class Slot(Part):
+    """The base of all slots: what a part says of itself, by default nothing.
 
-    The loop keeps its state, hands it to every call and saves it with the run. The part itself
-    never changes. The defaults are those of a part without state.
+    `Method` asks every part, and every policy inside another policy. Other parts answer for what
+    is inside them, as `ErrorFeedback.provides` does.
     """
-
-    needs_server_loss: ClassVar[bool] = False  # it asks for losses on the server's samples
 
     @property
     def reports(self) -> frozenset[str]:
@@ -62,7 +60,7 @@ class Policy(Part):
 
     @property
     def requires(self) -> frozenset[Signal]:
-        """The signals that other parts of the method must provide."""
+        """The signals that other parts of the method, or the task, must provide."""
         return frozenset()
 
     @property
@@ -74,6 +72,14 @@ class Policy(Part):
     def decides(self) -> frozenset[Signal]:
         """What of an order it sets; no two parts of a method may set the same."""
         return frozenset()
+
+
+class Policy(Slot):
+    """A part that works on the server.
+
+    The loop keeps its state, hands it to every call and saves it with the run. The part itself
+    never changes. The defaults are those of a part without state.
+    """
 
     def init(self, view: View) -> State:
         """Return the state before the first round; by default None."""
@@ -145,7 +151,7 @@ class Select(Policy):
         return ""
 
 
-class Schedule(Part):
+class Schedule(Slot):
     """The schedule: when orders are issued, how long is waited for replies, when a round ends.
 
     The loop asks `start` for orders to issue, then `ready` whether the round ends. If not, it waits
@@ -158,16 +164,6 @@ class Schedule(Part):
     def staleness(self) -> int:
         """The age, in rounds, up to which a reply counts; 0: only in the round that issued it."""
         return 0
-
-    @property
-    def reports(self) -> frozenset[str]:
-        """The names of the numbers that devices measure and report because of this part."""
-        return frozenset()
-
-    @property
-    def provides(self) -> frozenset[Signal]:
-        """The signals that other parts may require."""
-        return frozenset()
 
     @abstractmethod
     def start(self, view: View) -> Sequence[Request]:
@@ -228,31 +224,16 @@ class Lesson:
     initial: "Callable[[Measure], float]"
 
 
-class Choose(Part):
+class Choose(Slot):
     """Which entry of its menu a device takes, and with which hyperparameters.
 
-    The device decides, by what it knows of itself. What a chooser learns is kept on the device
-    too. The defaults are those of a chooser that learns nothing.
+    The device decides, by what it knows of itself. Most choosers require a menu. What a chooser
+    learns is kept on the device too. The defaults are those of a chooser that learns nothing.
     """
 
     @property
     def learns_from(self) -> frozenset[str]:
         """The names of the measured numbers that it learns from."""
-        return frozenset()
-
-    @property
-    def measures(self) -> "tuple[Measure, ...]":
-        """What devices measure beside training because of this chooser."""
-        return ()
-
-    @property
-    def requires(self) -> frozenset[Signal]:
-        """The signals that other parts of the method must provide; most choosers need a menu."""
-        return frozenset()
-
-    @property
-    def decides(self) -> frozenset[Signal]:
-        """What of an order it sets; no two parts of a method may set the same."""
         return frozenset()
 
     @abstractmethod
@@ -306,7 +287,7 @@ class Extract(Policy):
         return self(size, view, state, key, None)
 
 
-class Norm(Part):
+class Norm(Slot):
     """The treatment of batch normalisation: what is averaged, and what stays on devices.
 
     Defaults are those of one normalisation for all: nothing stays on a device, no statistics are
@@ -390,7 +371,7 @@ class TrainingResult(NamedTuple):
     report: dict[str, Tensor]  # single numbers, or vectors
 
 
-class Train(Part):
+class Train(Slot):
     """Local training, written for one device as pure functions of tensors.
 
     Devices with the same shapes are trained together, each method mapped over all of them
@@ -535,7 +516,7 @@ class Slack(NamedTuple):
     entry: float = 0.0  # bits for every entry of the column
 
 
-class Codec(Part):
+class Codec(Slot):
     """How tensors travel: one definition, used for tensors and for bytes.
 
     A codec sees stacks: of every tensor the rows [devices, entries], in the order in which `layout`
@@ -546,7 +527,9 @@ class Codec(Part):
     reduction over numbers happens in `compress`, once. Results of one device do not depend on the
     others of its stack. Defaults are those of a codec that sends everything and keeps no state.
 
-    A codec that sends whole numbers is shorter as a `parts.codec.Quantiser` (docs/codecs.md).
+    A codec that sends as much as the sent fraction of an order asks for provides
+    `FollowsSentFraction`. One that sends whole numbers is shorter as a `parts.codec.Quantiser`
+    (docs/codecs.md).
     """
 
     state_name: ClassVar[str] = ""  # the device state that it keeps (`Compressed.state`), or ""
@@ -554,11 +537,6 @@ class Codec(Part):
     @property
     def drops(self) -> bool:
         """A flag: the codec leaves entries out. Changes can bear that, weights cannot."""
-        return False
-
-    @property
-    def follows_sent_fraction(self) -> bool:
-        """A flag: the sent fraction of an order decides how much is sent."""
         return False
 
     @property

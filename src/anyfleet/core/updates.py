@@ -92,7 +92,9 @@ class Updates(Arrays):
 
     That order does not depend on who replied first, so neither do sums of floats. `len` counts the
     updates, `updates[row]` and `for update in updates` give them one by one (`Update`), `take`
-    gives some of them. The other methods reduce all of them to one result.
+    gives some of them, `report` one reported number of all. The other methods reduce all of them to
+    one result. How the tensors are stored is private and may change: `slices` has the sub-model of
+    each update, `Update.local_delta` what came of it.
     """
 
     device: Ints
@@ -101,11 +103,11 @@ class Updates(Arrays):
     sent_fraction: Floats  # bits sent over those of an uncompressed update, as measured
     bits: Floats  # of each reply
     slices: tuple[Slice, ...]  # the sub-models that were trained
-    reports: tuple[Report, ...]  # as they came; `report` reads one number of all of them
-    local_deltas: tuple[Params, ...]  # changes of the current model, in coordinates of the slices
-    local_masks: tuple[Params, ...]  # 1 where trained, 0 where not; a name that is absent: trained
-    local_sent: tuple[Params, ...]  # 1 where the codec sent an entry; a name that is absent: sent
     blueprint: Blueprint  # of the whole model
+    _reports: tuple[Report, ...]  # as they came; `report` reads one number of all of them
+    _local_deltas: tuple[Params, ...]  # changes of the current model, in coordinates of the slices
+    _local_masks: tuple[Params, ...]  # 1 where trained, 0 where not; a name that is absent: trained
+    _local_sent: tuple[Params, ...]  # 1 where the codec sent an entry; a name that is absent: sent
 
     @classmethod
     def of(
@@ -114,29 +116,36 @@ class Updates(Arrays):
         blueprint: Blueprint,
         *,
         slices: Sequence[Slice] | None = None,
-        samples: Sequence[float] | None = None,
-        staleness: Sequence[int] | None = None,
+        device: Sequence[int] | Ints | None = None,
+        samples: Sequence[float] | Floats | None = None,
+        staleness: Sequence[int] | Ints | None = None,
+        sent_fraction: Sequence[float] | Floats | None = None,
+        bits: Sequence[float] | Floats | None = None,
         masks: Sequence[Params] | None = None,
+        sent: Sequence[Params] | None = None,
         reports: Sequence[Report] | None = None,
     ) -> "Updates":
-        """Return updates made by hand: fresh, uncompressed, from devices 0, 1, 2 and so on.
+        """Return the updates with these deltas, one for each device.
 
-        Deltas and masks are in the coordinates of the slices. Without slices all devices trained
-        the whole model, and without samples each has one.
+        Deltas, `masks` (1 where trained) and `sent` (1 where the codec sent an entry) are in the
+        coordinates of the slices. What is left out makes them fresh, uncompressed updates of the
+        whole model by devices 0, 1, 2 and so on, with one sample each and empty reports.
         """
         count = len(deltas)
         return cls(
-            device=np.arange(count),
+            device=np.array(range(count) if device is None else device, dtype=np.int64),
             samples=np.array([1] * count if samples is None else samples, dtype=np.float64),
             staleness=np.array([0] * count if staleness is None else staleness, dtype=np.int64),
-            sent_fraction=np.ones(count),
-            bits=np.zeros(count),
+            sent_fraction=np.array(
+                [1] * count if sent_fraction is None else sent_fraction, dtype=np.float64
+            ),
+            bits=np.array([0] * count if bits is None else bits, dtype=np.float64),
             slices=tuple(slices or [WHOLE] * count),
-            reports=tuple(reports or [{}] * count),
-            local_deltas=tuple(deltas),
-            local_masks=tuple(masks or [{}] * count),
-            local_sent=({},) * count,
             blueprint=blueprint,
+            _reports=tuple(reports or [{}] * count),
+            _local_deltas=tuple(deltas),
+            _local_masks=tuple(masks or [{}] * count),
+            _local_sent=tuple(sent or [{}] * count),
         )
 
     def __iter__(self) -> Iterator[Update]:
@@ -153,36 +162,36 @@ class Updates(Arrays):
             sent_fraction=float(self.sent_fraction[row]),
             bits=float(self.bits[row]),
             slice=self.slices[row],
-            report=self.reports[row],
-            local_delta=self.local_deltas[row],
-            local_mask=self.local_masks[row],
+            report=self._reports[row],
+            local_delta=self._local_deltas[row],
+            local_mask=self._local_masks[row],
             blueprint=self.blueprint,
         )
 
     def report(self, name: str) -> Floats:
         """Return the number that each device reported under this name; NaN where it did not."""
-        return np.array([measured(report, name) for report in self.reports], dtype=np.float64)
+        return np.array([measured(report, name) for report in self._reports], dtype=np.float64)
 
     def scaled(self, factors: Floats) -> "Updates":
         """Return the same updates, each multiplied by its factor."""
         deltas = [
             delta if factor == 1 else {n: (v.double() * factor).to(v) for n, v in delta.items()}
-            for delta, factor in zip(self.local_deltas, factors.tolist(), strict=True)
+            for delta, factor in zip(self._local_deltas, factors.tolist(), strict=True)
         ]
-        return replace(self, local_deltas=tuple(deltas))
+        return replace(self, _local_deltas=tuple(deltas))
 
     def only_sent(self) -> "Updates":
         """Return the updates as if devices had trained only what their codecs sent.
 
         Entries that a codec left out count as zeros otherwise.
         """
-        pairs = zip(self.local_masks, self.local_sent, strict=True)
+        pairs = zip(self._local_masks, self._local_sent, strict=True)
         masks = tuple({**mask, **_both(mask, sent)} for mask, sent in pairs)
-        return replace(self, local_masks=masks)
+        return replace(self, _local_masks=masks)
 
     @property
     def _device(self) -> torch.device:
-        tensors = (value for delta in self.local_deltas for value in delta.values())
+        tensors = (value for delta in self._local_deltas for value in delta.values())
         return next((value.device for value in tensors), torch.device("cpu"))
 
     # -- per coordinate
@@ -253,12 +262,12 @@ class Updates(Arrays):
         """Return the Euclidean length of every update."""
         found = [
             _length(self._own(row, name))
-            for row, delta in enumerate(self.local_deltas)
+            for row, delta in enumerate(self._local_deltas)
             for name in delta
         ]
         # Waited for together: each on its own would hold up a graphics card.
         lengths = iter(torch.stack(found).tolist() if found else [])
-        return np.array([_joint([next(lengths) for _ in delta]) for delta in self.local_deltas])
+        return np.array([_joint([next(lengths) for _ in delta]) for delta in self._local_deltas])
 
     def root_mean_squares(self) -> Floats:
         """Return the root mean square of every update, over the coordinates its device trained.
@@ -268,20 +277,20 @@ class Updates(Arrays):
         """
         counts = [
             sum(self._trained(row, name) for name in delta)
-            for row, delta in enumerate(self.local_deltas)
+            for row, delta in enumerate(self._local_deltas)
         ]
         return self.norms() / np.sqrt(np.maximum(np.array(counts, dtype=np.float64), 1.0))
 
     def _trained(self, row: int, name: str) -> int:
         """Return how many entries of a tensor a device trained."""
-        value, mask = self.local_deltas[row][name], self._mask(row, name)
+        value, mask = self._local_deltas[row][name], self._mask(row, name)
         return value.numel() if mask is None else int((mask > 0).expand_as(value).sum())
 
     def tree_norms(self, tree: Params) -> Floats:
         """Return the length of a tree of the whole model, over what each device trained of it."""
         squares = np.zeros(len(self))
         known: dict[tuple[str, Slice], float] = {}  # many devices have one of few slices
-        for row, delta in enumerate(self.local_deltas):
+        for row, delta in enumerate(self._local_deltas):
             for name in delta:
                 if name not in tree:
                     continue
@@ -297,7 +306,7 @@ class Updates(Arrays):
     def dots(self, tree: Params) -> Floats:
         """Return the inner product of every update with a tree of the whole model."""
         found = np.zeros(len(self))
-        for row, delta in enumerate(self.local_deltas):
+        for row, delta in enumerate(self._local_deltas):
             for name in delta:
                 if name in tree:
                     part = tree[name][self._place(row, name)].double()
@@ -315,7 +324,7 @@ class Updates(Arrays):
         count = len(self)
         products = np.zeros((count, count))
         for name in self._names():
-            if common and not all(name in delta for delta in self.local_deltas):
+            if common and not all(name in delta for delta in self._local_deltas):
                 continue
             rows = [self._full(row, name).flatten() for row in range(count)]
             shared = self._shared(name) if common else None
@@ -334,7 +343,7 @@ class Updates(Arrays):
         """
         found: dict[str, Tensor] = {}
         for name in self._names():
-            rows = [row for row, delta in enumerate(self.local_deltas) if name in delta]
+            rows = [row for row, delta in enumerate(self._local_deltas) if name in delta]
             values = [self._full(row, name).flatten() for row in rows]
             trained = self._flags(name, rows)
             new = torch.zeros_like(values[0])
@@ -358,18 +367,18 @@ class Updates(Arrays):
         return [self._summed(name, {row: 1}).flatten() > 0 for row in rows]
 
     def _names(self) -> list[str]:
-        return list(dict.fromkeys(name for delta in self.local_deltas for name in delta))
+        return list(dict.fromkeys(name for delta in self._local_deltas for name in delta))
 
     def _full(self, row: int, name: str) -> Tensor:
         """Return a tensor of one update in global coordinates, zero outside its slice."""
         shape = self.blueprint.shape(base(name))
-        if name not in self.local_deltas[row]:
+        if name not in self._local_deltas[row]:
             return torch.zeros(shape, device=self._device)
         return _placed(name, self._own(row, name), self.slices[row], self.blueprint)
 
     def _own(self, row: int, name: str) -> Tensor:
         """Return what one device trained of a tensor, in the coordinates of its slice."""
-        delta, mask = self.local_deltas[row][name], self._mask(row, name)
+        delta, mask = self._local_deltas[row][name], self._mask(row, name)
         return delta if mask is None else delta * mask
 
     def _shared(self, name: str) -> Tensor | None:
@@ -381,12 +390,12 @@ class Updates(Arrays):
 
     def _alike(self, name: str) -> bool:
         """Return whether everybody who trained a tensor trained all of it."""
-        rows = [row for row, delta in enumerate(self.local_deltas) if name in delta]
+        rows = [row for row, delta in enumerate(self._local_deltas) if name in delta]
         return all(not self.slices[r].keep and self._mask(r, name) is None for r in rows)
 
     def _marked(self, name: str, marks: Sequence[int]) -> list[tuple[int, int]]:
         """Return sums of marks of those who trained a coordinate, and how many have each sum."""
-        trained = {row: marks[row] for row, delta in enumerate(self.local_deltas) if name in delta}
+        trained = {row: marks[row] for row, delta in enumerate(self._local_deltas) if name in delta}
         if self._alike(name):
             whole = int(np.prod(self.blueprint.shape(base(name)), dtype=np.int64))
             return [(_wrapped(sum(trained.values())), whole)]
@@ -404,11 +413,11 @@ class Updates(Arrays):
         return sums
 
     def _mask(self, row: int, name: str) -> Tensor | None:
-        mask = self.local_masks[row].get(base(name))
-        return None if mask is None else mask.to(self.local_deltas[row][name])
+        mask = self._local_masks[row].get(base(name))
+        return None if mask is None else mask.to(self._local_deltas[row][name])
 
     def _place(self, row: int, name: str) -> tuple[slice | Tensor, ...]:
-        device = str(self.local_deltas[row][name].device)
+        device = str(self._local_deltas[row][name].device)
         return place(base(name), self.slices[row], self.blueprint, device)
 
     def _sums(self, weights: Floats) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -416,7 +425,7 @@ class Updates(Arrays):
         mass: dict[str, Tensor] = {}
         # Normalised first: equal weights then give the same bits whatever their common value.
         weights = weights / weights.sum() if weights.sum() > 0 else weights
-        for row, delta in enumerate(self.local_deltas):
+        for row, delta in enumerate(self._local_deltas):
             weight = float(weights[row])
             if not weight:
                 continue  # what does not count may be anything, even not a number

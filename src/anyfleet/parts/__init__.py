@@ -39,6 +39,7 @@ from anyfleet.core.signals import (
     Menu,
     SentFraction,
     ServerChoice,
+    ServerSamples,
     Signal,
     TargetTime,
 )
@@ -241,6 +242,7 @@ __all__ = [
     "ServerAdam",
     "ServerChoice",
     "ServerOptimised",
+    "ServerSamples",
     "ServerSgd",
     "Sgd",
     "Signal",

@@ -57,8 +57,15 @@ def with_kept(
     found: Updates, kept: Sequence[Mapping[str, Tensor]], rates: Sequence[float]
 ) -> Updates:
     """The same updates, of which codecs sent this."""
-    fractions = np.array(rates, dtype=np.float64)
-    return replace(found, local_sent=tuple(kept), sent_fraction=fractions)
+    return Updates.of(
+        [each.local_delta for each in found],
+        found.blueprint,
+        slices=found.slices,
+        samples=found.samples,
+        sent_fraction=rates,
+        masks=[each.local_mask for each in found],
+        sent=kept,
+    )
 
 
 def rows(*values: Sequence[float]) -> list[dict[str, Tensor]]:
@@ -360,7 +367,7 @@ def test_of_a_message_that_a_link_cut_the_columns_that_came_count(share: float) 
         assert torch.equal(covered[name], spread(flags * mask, name, part)), name
     stepped = Aio()(TASK.params, found, Seen(), None, torch.tensor(0))  # type: ignore[arg-type]
     assert all(bool(value.isfinite().all()) for value in stepped.model.values())
-    change = found.local_deltas[0]["4.weight"]
+    change = found[0].local_delta["4.weight"]
     where = place("4.weight", part, TASK.blueprint)
     moved_by = (stepped.model["4.weight"] - TASK.params["4.weight"])[where]
     torch.testing.assert_close(moved_by, change * kept["4.weight"])

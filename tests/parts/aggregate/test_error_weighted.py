@@ -9,7 +9,7 @@ import torch
 
 from anyfleet.core.client import work
 from anyfleet.core.message_size import NUMBER_BITS
-from anyfleet.core.messages import DeviceState
+from anyfleet.core.messages import DeviceState, Report
 from anyfleet.core.updates import Updates
 from anyfleet.formulas.reference.compression import qsgd_error_bound
 from anyfleet.methods import fedavg, fedhq
@@ -26,8 +26,9 @@ BASE = fedavg(count=4, lr=0.1, batch_size=16)
 def told(*errors: float | None, samples: list[int] | None = None) -> Updates:
     """Three updates whose devices reported these errors, or none."""
     found = vectors(ADP, samples)
-    reports = tuple({} if e is None else {"distortion": e} for e in errors)
-    return replace(found, reports=reports)
+    reports: list[Report] = [{} if e is None else {"distortion": e} for e in errors]
+    deltas = [each.local_delta for each in found]
+    return Updates.of(deltas, found.blueprint, samples=found.samples, reports=reports)
 
 
 def test_1_16_fedhq_example() -> None:

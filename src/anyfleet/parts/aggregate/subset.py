@@ -11,7 +11,7 @@ from torch import Tensor
 from anyfleet import rng
 from anyfleet.arrays import Floats, Ints
 from anyfleet.core.messages import Aggregated, Params
-from anyfleet.core.signals import Signal, diagnostics
+from anyfleet.core.signals import ServerSamples, Signal, diagnostics
 from anyfleet.core.slots import Aggregate, State, Wrapper
 from anyfleet.core.updates import Updates
 from anyfleet.core.view import View
@@ -42,7 +42,7 @@ class Subset(Wrapper, Aggregate):
     left: Stopping = "share"
 
     papers: ClassVar[tuple[Paper, ...]] = (FEDPNS, THESIS)
-    needs_server_loss: ClassVar[bool] = True
+    requires: ClassVar[frozenset[Signal]] = frozenset({ServerSamples()})
     provides: ClassVar[frozenset[Signal]] = diagnostics(
         "labelled", "excluded", "labelled_count", "excluded_count", "alignment", "alignment_after"
     )

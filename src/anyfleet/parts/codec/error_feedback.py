@@ -9,6 +9,7 @@ from torch import Tensor
 
 from anyfleet.core.layout import MessageLayout, Symbols
 from anyfleet.core.messages import Params
+from anyfleet.core.signals import Signal
 from anyfleet.core.slots import Codec, Compressed, Slack
 from anyfleet.papers import STC, Paper
 from anyfleet.parts.codec.stc import Stc
@@ -38,8 +39,8 @@ class ErrorFeedback(Codec):
         return True
 
     @property
-    def follows_sent_fraction(self) -> bool:
-        return self.inner.follows_sent_fraction
+    def provides(self) -> frozenset[Signal]:
+        return self.inner.provides
 
     @property
     def slack(self) -> Slack:

@@ -17,6 +17,7 @@ from anyfleet.core.codec_calls import distortion
 from anyfleet.core.layout import MessageLayout, Symbols
 from anyfleet.core.message_size import NUMBER_BITS, heavy_update
 from anyfleet.core.messages import Params
+from anyfleet.core.signals import FollowsSentFraction, Signal
 from anyfleet.core.slots import Compressed
 from anyfleet.errors import BadMessage, refuse
 from anyfleet.papers import ANYCOST, Paper
@@ -46,6 +47,7 @@ class Fgc(Quantiser):
     table: Table = ()
     sent_fraction: float = 1.0
     papers: ClassVar[tuple[Paper, ...]] = (ANYCOST,)
+    provides: ClassVar[frozenset[Signal]] = frozenset({FollowsSentFraction()})
 
     def __post_init__(self) -> None:
         wrong = (
@@ -61,10 +63,6 @@ class Fgc(Quantiser):
 
     @property
     def drops(self) -> bool:
-        return True
-
-    @property
-    def follows_sent_fraction(self) -> bool:
         return True
 
     @property

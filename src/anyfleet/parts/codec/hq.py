@@ -11,6 +11,7 @@ from torch import Tensor
 from anyfleet.core.layout import MessageLayout, Symbols
 from anyfleet.core.message_size import NUMBER_BITS
 from anyfleet.core.messages import Params
+from anyfleet.core.signals import FollowsSentFraction, Signal
 from anyfleet.errors import refuse
 from anyfleet.papers import FEDHQ, Paper
 from anyfleet.parts.codec.bitstream import SymbolFormat
@@ -36,6 +37,7 @@ class Hq(Quantiser):
     keep: float = 0.15  # share of the entries that is sent
     sent_fraction: float = 1.0
     papers: ClassVar[tuple[Paper, ...]] = (FEDHQ,)
+    provides: ClassVar[frozenset[Signal]] = frozenset({FollowsSentFraction()})
 
     def __post_init__(self) -> None:
         check_keep("Hq", self.keep)
@@ -54,10 +56,6 @@ class Hq(Quantiser):
         if not 0 < self.sent_fraction <= 1:
             faults.append(f"Hq.sent_fraction must lie in (0, 1], got {self.sent_fraction}.")
         return faults
-
-    @property
-    def follows_sent_fraction(self) -> bool:
-        return True
 
     @property
     def symbol_format(self) -> SymbolFormat:

@@ -10,6 +10,7 @@ from torch import Tensor
 from anyfleet.core.layout import MessageLayout, Symbols, TensorLayout
 from anyfleet.core.message_size import NUMBER_BITS
 from anyfleet.core.messages import Params
+from anyfleet.core.signals import Signal
 from anyfleet.formulas.sub_models import kept_channels
 from anyfleet.parts.codec.bitstream import SymbolFormat, packed_bits
 from anyfleet.parts.codec.quantiser import Quantiser, target_fraction
@@ -67,8 +68,8 @@ class TopK(Quantiser):
         return self.keep < 1 or self.then.drops
 
     @property
-    def follows_sent_fraction(self) -> bool:
-        return self.then.follows_sent_fraction
+    def provides(self) -> frozenset[Signal]:
+        return self.then.provides
 
     def quantise(self, rows: Params, sent_fraction: Tensor, layout: MessageLayout) -> Symbols:
         kept = top(rows, self.keep)

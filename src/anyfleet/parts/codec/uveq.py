@@ -11,6 +11,7 @@ from anyfleet import rng
 from anyfleet.core.layout import MessageLayout, Symbols
 from anyfleet.core.message_size import NUMBER_BITS
 from anyfleet.core.messages import Params
+from anyfleet.core.signals import FollowsSentFraction, Signal
 from anyfleet.errors import refuse
 from anyfleet.papers import UVEQFED, Paper
 from anyfleet.parts.codec import lattice
@@ -67,6 +68,7 @@ class Uveq(Quantiser):
     bits_each: float = 2.0
     dimension: Literal[1, 2] = 2  # entries that share a point of the lattice
     papers: ClassVar[tuple[Paper, ...]] = (UVEQFED,)
+    provides: ClassVar[frozenset[Signal]] = frozenset({FollowsSentFraction()})
 
     def __post_init__(self) -> None:
         refuse(self._faults())
@@ -78,10 +80,6 @@ class Uveq(Quantiser):
         if self.dimension not in (1, 2):
             faults.append(f"Uveq.dimension must be 1 or 2, got {self.dimension}.")
         return faults
-
-    @property
-    def follows_sent_fraction(self) -> bool:
-        return True
 
     @property
     def symbol_format(self) -> SymbolFormat:
