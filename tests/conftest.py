@@ -7,6 +7,8 @@ from hypothesis import HealthCheck, settings
 
 # Whatever the settings of whoever runs the tests allow, nothing is allowed here.
 os.environ["ANYFLEET_SETTINGS"] = ""
+# Nor does the width of their terminal change the tables that tests read.
+os.environ.pop("COLUMNS", None)
 
 # One thread: sums keep their order, and the test processes do not fight for cores.
 torch.set_num_threads(1)

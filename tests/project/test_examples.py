@@ -198,9 +198,9 @@ def test_the_codec_of_the_page_about_codecs_works(tmp_path: Path) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     (tmp_path / "one_bit.py").write_text("\n".join(blocks))
     found = runpy.run_path(str(tmp_path / "one_bit.py"))
-    assert {name: rows.shape for name, rows in found["found"].received.items()} == {
-        "w": (2, 12),
-        "b": (2, 3),
+    assert {name: value.shape for name, value in found["tried"].restored.items()} == {
+        "w": (3, 4),
+        "b": (3,),
     }
     codec = found["OneBit"]()
     method = replace(fedavg(count=3, lr=0.05), uplink=codec)
