@@ -75,7 +75,7 @@ class Experiment:
     engine: Engine = field(default_factory=Sequential)  # how orders are carried out
     limits: Limits = field(default_factory=Limits)  # what is refused of messages
     rounds: Counter = 20  # updates of the global model
-    evaluate_every: Counter = 1  # rounds between evaluations; also after the last
+    evaluate_every: Counter = 1  # evaluate the first round, then every so many, and the last
     widths: tuple[float, ...] = (1.0,)  # at which the model is evaluated, 0 to 1
     details: tuple[Detail, ...] = ()  # scores by class, device or group as well
     seed: int = 0  # of all randomness

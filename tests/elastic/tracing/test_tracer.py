@@ -427,3 +427,19 @@ def test_torch_multihead_attention_is_cut_by_heads() -> None:
     net = of(nn.Sequential(layer, nn.Linear(8, 3)), torch.randn(2, 5, 8))
     assert kinds(net.blueprint, "heads") == {"0.self_attn.heads": 2}
     verify(net.module, net.inputs, net.blueprint).require()
+
+
+class ByItem(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x)
+        out: Tensor = self.last(hidden * hidden.max().item())
+        return out
+
+
+def test_a_number_made_of_a_tensor_is_refused_with_what_to_write() -> None:
+    with pytest.raises(TraceError, match=r"(?s)a Python number of the values.*h\.max\(\) instead"):
+        trace(ByItem(), torch.randn(2, 4))

@@ -132,13 +132,19 @@ def _known_input(found: Walk, node: fx.Node, beside: Walk | None) -> Dims | None
 
 
 def _check_shape(node: fx.Node) -> None:
-    """Raise TraceError if a size was computed from the values of a tensor.
+    """Raise TraceError if a size or a Python number was computed from the values of a tensor.
 
     Every other size in the graph is a number.
     """
     value = node.meta.get("val")
     results = value if isinstance(value, list | tuple) else (value,)
     sizes = [n for t in results if isinstance(t, Tensor) for n in t.shape]
+    if any(isinstance(each, torch.SymFloat | torch.SymBool) for each in results):
+        raise TraceError(
+            f"{node.target} makes a Python number of the values of a tensor, so the network has no "
+            f"fixed graph.{line_of(node)}\nLeave it a tensor: write h.max() instead of "
+            "h.max().item()."
+        )
     if any(isinstance(n, torch.SymInt) for n in (*sizes, *results)):
         raise TraceError(
             f"{node.target} gives a result whose size depends on the values of a tensor, so the "
