@@ -141,7 +141,11 @@ class Gradient(Train):
     def gradient(
         self, context: TrainingContext, params: Params, state: TrainingState, batch: Minibatch
     ) -> MinibatchGradient:
-        """Return the gradient at `params`, which need not be those of the state."""
+        """Return the gradient of the loss at `params`, which need not be those of the state.
+
+        The proximal term and clipping are not in it: `descend` applies them. The buffers that it
+        returns are those after this pass, and become those of the model.
+        """
         trained = {name: params[name] for name in context.trained}
 
         def objective(values: Params) -> tuple[Tensor, Params]:
@@ -157,7 +161,10 @@ class Gradient(Train):
         batch: Minibatch,
         hyperparameters: Mapping[str, Tensor],
     ) -> TrainingState:
-        """Return the state after a step of the optimiser along a gradient."""
+        """Return the state after a step of the optimiser along a gradient.
+
+        The proximal term is added to the gradient and the sum is clipped first, where they are on.
+        """
         gradients, loss, buffers = found
         # Nobody needs gradients as they were: each goes as soon as there is a new one.
         del found
