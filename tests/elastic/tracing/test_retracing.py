@@ -115,6 +115,15 @@ def test_a_forward_that_is_not_the_same_twice_is_refused(draw: Change, seed: int
         trace(Changed(draw), torch.randn(2, 3))
 
 
+@pytest.mark.usefixtures("outside")
+@pytest.mark.parametrize("seed", range(8))
+def test_a_branch_on_random_numbers_is_refused_whatever_is_drawn(seed: int) -> None:
+    # The traces of other batch sizes alone would miss some of these.
+    random.seed(seed)
+    with pytest.raises(TraceError, match="not the same twice"):
+        trace(Changed(lambda z: z.relu() if random.random() < 0.5 else z), torch.randn(2, 3))
+
+
 def test_what_counts_outside_is_refused() -> None:
     numbers = itertools.count()
     with pytest.raises(TraceError, match="not the same twice"):
