@@ -76,7 +76,7 @@ class OrderedStack:
         found = flattened(parts[0] if len(parts) == 1 else torch.cat(parts))
         if (self.factors == 1).all():
             return found
-        scaled, factors = torch.empty_like(found), self.numbers(self.factors, found)
+        scaled, factors = torch.empty_like(found), torch.from_numpy(self.factors).to(found.device)
         for some in row_blocks(len(found), found):
             scaled[some] = (found[some].double() * factors[some, None]).to(found)
         return scaled
@@ -89,10 +89,6 @@ class OrderedStack:
         parts = [run.of(run.stack.masks[base(name)]) for run in self.runs]
         mask = parts[0] if len(parts) == 1 else torch.cat(parts)
         return flattened(mask.expand(-1, *shape)).to(self.tree[name].device)
-
-    def numbers(self, values: Floats | Ints, like: Tensor) -> Tensor:
-        """Return numbers of the rows, in their own precision, where a tensor is."""
-        return torch.from_numpy(values).to(like.device)
 
     # -- one number for each row
 
@@ -150,7 +146,7 @@ class OrderedStack:
         if self.shared and what is None:
             target[self._place(name, target)] += weights.sum().item()
             return
-        shares = self.numbers(weights, target).to(target)
+        shares = torch.from_numpy(weights).to(target)
         if self.shared:
             shape = self.tree[name].shape[1:]
             assert what is not None
