@@ -68,15 +68,14 @@ def _on_host(key: Tensor) -> bool:
 def _folded_on_host(key: Tensor, value: int | Tensor) -> Tensor:
     """Return the new key in a fraction of the time: a call of torch takes longer than the hash."""
     if isinstance(value, int) and key.ndim == 0:
-        own = key.item()
+        own = int(key.item())
         return torch.tensor(_signed(_mixed((own ^ _mixed(own + _GOLDEN)) + (value + 1) * _GOLDEN)))
-    own = np.atleast_1d(_unsigned(key))
+    golden, keys = np.uint64(_GOLDEN + _WRAP), np.atleast_1d(_unsigned(key))
     if isinstance(value, int):
-        step: Any = np.uint64((value + 1) * _GOLDEN % _WRAP)
+        step = np.full(1, (value + 1) * _GOLDEN % _WRAP, np.uint64)
     else:
-        step = (np.atleast_1d(_unsigned(value)) + np.uint64(1)) * np.uint64(_GOLDEN + _WRAP)
-    mixed = _hashed(own + np.uint64(_GOLDEN + _WRAP)) ^ own
-    found = torch.from_numpy(_hashed(mixed + step).view(np.int64))
+        step = (np.atleast_1d(_unsigned(value)) + np.uint64(1)) * golden
+    found = torch.from_numpy(_hashed((_hashed(keys + golden) ^ keys) + step).view(np.int64))
     alone = key.ndim == 0 and not isinstance(value, int) and value.ndim == 0
     return found[0] if alone else found
 
