@@ -160,16 +160,14 @@ def train_with(
         one = partial(
             _stepped if i < bounds.shared_steps else _guarded, trainer, context, i, draws[i]
         )
-        own = batch.only(alone[i]) if alone else batch
+        rows, *drawn_with = batch.only(alone[i]) if alone else batch
         # Outside the map: samples of all devices are copied once, and only those of this step.
-        state = lift(one)(state, _taken(x, own.rows), _taken(y, own.rows), *own[1:], given)
+        state = lift(one)(state, _taken(x, rows), _taken(y, rows), *drawn_with, given)
     result: TrainingResult = lift(partial(_finished, trainer, context))(state)
     # Layers that are not trained run in training mode but keep their statistics (§1.3).
     layers = context.blueprint.layers
-    own_buffers = {
-        n for layer in layers if set(layer.params) & set(context.trained) for n in layer.buffers
-    }
-    kept = {n: v if n in own_buffers else inputs.buffers[n] for n, v in result.buffers.items()}
+    own = {n for layer in layers if set(layer.params) & set(context.trained) for n in layer.buffers}
+    kept = {n: v if n in own else inputs.buffers[n] for n, v in result.buffers.items()}
     return result._replace(buffers=kept)
 
 
@@ -187,7 +185,7 @@ def _taken(samples: Tensor, rows: Tensor) -> Tensor:
     """Return the samples in those rows, [rows, …] or [devices, rows, …]."""
     if rows.ndim == 1:
         return samples.index_select(0, rows)
-    return samples.index_select(0, rows.flatten()).unflatten(0, rows.shape)
+    return samples.index_select(0, rows.flatten()).reshape(*rows.shape, *samples.shape[1:])
 
 
 def lifted(count: int) -> Lift:
