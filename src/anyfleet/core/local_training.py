@@ -140,11 +140,13 @@ def train_with(
     bounds: Extent,
     *,
     lift: Lift,
+    lift_step: Lift | None = None,
 ) -> TrainingResult:
     """Return what `train` does, given the draws of every local step that a cohort shares.
 
-    Nothing here waits for the device that computes, nor copies anything to it, unless the trainer
-    does or no padding may be there.
+    `lift_step` maps a local step, as `lift` does unless it is given. Nothing here waits for the
+    device that computes, nor copies anything to it, unless the trainer does or no padding may be
+    there.
     """
     given = inputs.hyperparameters
     order = partial(_schedule, bounds=bounds)
@@ -162,7 +164,8 @@ def train_with(
         )
         rows, *drawn_with = batch.only(alone[i]) if alone else batch
         # Outside the map: samples of all devices are copied once, and only those of this step.
-        state = lift(one)(state, _taken(x, rows), _taken(y, rows), *drawn_with, given)
+        step = (lift_step or lift)(one)
+        state = step(state, _taken(x, rows), _taken(y, rows), *drawn_with, given)
     result: TrainingResult = lift(partial(_finished, trainer, context))(state)
     # Layers that are not trained run in training mode but keep their statistics (§1.3).
     layers = context.blueprint.layers
