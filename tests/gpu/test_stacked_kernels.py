@@ -1,6 +1,7 @@
 """Kernels for stacks on a CUDA device, against torch in float64."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -46,7 +47,8 @@ def passes(given: Sequence[Tensor], shape: tuple[int, ...], *, own: bool) -> lis
                 return convolution(x, weight, bias, stride, padding)
             return torch.conv2d(x, weight, bias, stride, padding)
 
-        out, back = vjp(run, x, weight, bias)
+        passed: tuple[Any, ...] = vjp(run, x, weight, bias)
+        out, back = passed
         return out, *back(out.cos())
 
     return list(vmap(one)(*given))
