@@ -14,9 +14,8 @@ from torch import Tensor
 
 from anyfleet import methods
 from anyfleet.core.method import Method
-from anyfleet.core.slots import Minibatch, TrainingContext, TrainingState
+from anyfleet.core.slots import Minibatch, Select, TrainingContext, TrainingState
 from anyfleet.core.view import Ids, View
-from anyfleet.parts.select import Everyone
 from anyfleet.parts.train import Gradient
 from anyfleet.runtime import Limits, Sequential, Stacked
 from anyfleet.runtime.simulated import engine_choice
@@ -174,7 +173,7 @@ def test_an_engine_that_fails_is_left_out() -> None:
 
 
 @dataclass(frozen=True)
-class Failing(Everyone):
+class Failing(Select):
     """A selection that fails."""
 
     def __call__(self, view: View, state: object, key: Tensor) -> Ids:
