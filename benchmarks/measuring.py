@@ -72,7 +72,7 @@ def parser(text: str | None) -> argparse.ArgumentParser:
     made.add_argument("--rounds", type=int, default=7, help="that count, of each row")
     made.add_argument("--warm", type=int, default=3, help="rounds before, that do not count")
     made.add_argument("--minutes", type=float, default=math.inf, help="start nothing after these")
-    made.add_argument("--threads", type=int, default=0, help="of torch; 0: one on a CPU")
+    made.add_argument("--threads", type=int, default=0, help="of torch; 0: as it decides")
     made.add_argument("--vendor", help="a folder of unpacked packages, for machines offline")
     made.add_argument("--out", type=Path, help="a folder for the tables, as JSON and Markdown")
     return made
@@ -82,8 +82,8 @@ def given_options(given: argparse.Namespace) -> Options:
     """Return the options of a command line, after setting up torch and the vendored packages."""
     if given.vendor and given.vendor not in sys.path:
         sys.path.append(given.vendor)  # at the end: what is installed comes first
-    if given.threads or not given.device.startswith("cuda"):
-        torch.set_num_threads(given.threads or 1)
+    if given.threads:
+        torch.set_num_threads(given.threads)
     names = {each.name for each in fields(Options)} - {"began"}
     return Options(**{name: getattr(given, name) for name in names})
 
