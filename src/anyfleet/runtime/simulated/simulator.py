@@ -125,12 +125,12 @@ class Simulated:
         return replace(own, battery=self._batteries.charge(orders.device, self.now()))
 
     def _active(self, devices: Ints) -> Ints:
-        """Return how many devices use each band: these, and those with an order under way."""
+        """Return how many devices use the band of each: these, and those under way."""
         if not self._world.shares_bands:
-            return np.ones(len(self._world.links), dtype=np.int64)  # every device has its own
+            return np.ones(len(devices), dtype=np.int64)  # every device has its own
         busy = [int(pending.order.device[0]) for pending in self._pending.values()]
         everybody = np.union1d(devices, np.array(busy, dtype=np.int64))
-        return self._world.devices_per_band(everybody)
+        return self._world.sharing(devices, everybody)
 
     def _when(self) -> When:
         return When(self.now(), self._round_index)
@@ -164,7 +164,7 @@ class Simulated:
             transfer = transfers[row]
             chooser = self._memories.chooser(int(order.device[0]))
             need = demand(order, self._task, self._world.declared.counting, chooser)
-            timing = OrderTiming(self._world, order, self._when(), mine, active)
+            timing = OrderTiming(self._world, order, self._when(), mine, active[[row]])
             download = timing.download()
             phases = download, timing.compute(need.effort, download.seconds)
             charges = charges_before_upload(order, need.effort, phases, self._when())
