@@ -20,14 +20,14 @@ from anyfleet.core.local_training import (
     as_tensors,
     extent,
     lifted,
-    pad,
+    samples_of,
     train,
     training_context,
 )
 from anyfleet.core.memories import Keepsakes, Memories, Remembered
 from anyfleet.core.message_size import requested, stack_extra_bits, stacked_mask_bits
 from anyfleet.core.messages import Kind, Params, Report, Trees
-from anyfleet.core.objectives import Data, Task
+from anyfleet.core.objectives import Task
 from anyfleet.core.orders import Cohort
 from anyfleet.core.padding import unpaddable
 from anyfleet.core.reports import learned, learns, numbers, reported
@@ -221,9 +221,8 @@ def launch(cohort: Cohort, memories: Memories, task: Task, runner: Runner = trai
     context = training_context(task, job.norm, cohort.slice_of(0), float(cohort.width[0]))
     params, buffers = begin(cohort, memories, task)
     with during("task", task):
-        data = [task.data(int(device)) for device in cohort.device]
-        samples = [len(d) for d in data]
-        inputs = _inputs(cohort, params, buffers, data, task)
+        samples = [task.size(device) for device in cohort.device.tolist()]
+        inputs = _inputs(cohort, params, buffers, samples, task)
     bounds = extent(cohort.hyperparameters, samples)
     with during("train", job.train):
         result = runner(
@@ -253,18 +252,19 @@ def _sent_names(context: TrainingContext) -> tuple[str, ...]:
 
 
 def _inputs(
-    cohort: Cohort, params: Params, buffers: Params, data: list[Data], task: Task
+    cohort: Cohort, params: Params, buffers: Params, samples: list[int], task: Task
 ) -> Inputs:
     """Return what devices train from, stacked; that of a single device is not."""
-    x, y, valid = pad(data)
-    seen = torch.stack([task.labels(int(device)) for device in cohort.device])
+    devices = cohort.device.tolist()
+    x, y, rows, valid = samples_of(task, devices)
+    seen = torch.stack([task.labels(device) for device in devices])
     like = next(iter(params.values()))
-    hyperparameters = as_tensors(cohort.hyperparameters, [len(d) for d in data], like)
+    given = as_tensors(cohort.hyperparameters, samples, like)
     keys = cohort.key.to(like.device)
     if len(cohort) > 1:
-        return Inputs(params, buffers, x, y, valid, seen, keys, hyperparameters)
-    alone = _alone(params), _alone(buffers), x[0], y[0], valid[0], seen[0], keys[0]
-    return Inputs(*alone, _alone(hyperparameters))
+        return Inputs(params, buffers, x, y, valid, seen, keys, given, rows)
+    alone = _alone(params), _alone(buffers), x, y, valid[0], seen[0], keys[0], _alone(given)
+    return Inputs(*alone, rows[0])
 
 
 def collect(launched: Launched, memories: Memories) -> Finished:
