@@ -1,11 +1,9 @@
 """Triton kernels for stacks on a CUDA device: convolutions of many devices, and dropout by key.
 
-Only imported where Triton is: `stacked_kernels` says whether it can be. Tensors are contiguous,
+Only imported where Triton is: `has_kernels` says whether it can be. Tensors are contiguous,
 with channels last: samples [devices, batch, height, width, channels], weights [devices, taps,
 inputs, outputs], where a tap is one place of the filter.
 """
-
-from typing import Any
 
 import torch
 import triton
@@ -17,17 +15,17 @@ _ONE = 16  # the least size of a product of tiles
 
 @triton.jit
 def _convolution_kernel(
-    x: Any,
-    weight: Any,
-    bias: Any,
-    out: Any,
-    batch: Any,
-    height: Any,
-    width: Any,
-    down: Any,
-    right: Any,
-    padding: Any,
-    stride: Any,
+    x: tl.tensor,
+    weight: tl.tensor,
+    bias: tl.tensor,
+    out: tl.tensor,
+    batch: tl.tensor,
+    height: tl.tensor,
+    width: tl.tensor,
+    down: tl.tensor,
+    right: tl.tensor,
+    padding: tl.tensor,
+    stride: tl.tensor,
     inputs: tl.constexpr,
     outputs: tl.constexpr,
     columns: tl.constexpr,
@@ -50,7 +48,8 @@ def _convolution_kernel(
     summed = tl.zeros((tile, tile_out), dtype=tl.float32)
     if inputs % tile_in == 0:
         for tap in range(taps):
-            own_row, own_column = row + tap // columns, column + tap % columns
+            own_row = row + tap // columns
+            own_column = column + tap % columns
             inside = (place < total) & (own_row >= 0) & (own_row < height)
             inside = inside & (own_column >= 0) & (own_column < width)
             base = ((sample * height + own_row) * width + own_column) * inputs
@@ -93,17 +92,17 @@ def _convolution_kernel(
 
 @triton.jit
 def _weight_kernel(
-    x: Any,
-    gradient: Any,
-    out: Any,
-    devices: Any,
-    batch: Any,
-    height: Any,
-    width: Any,
-    down: Any,
-    right: Any,
-    padding: Any,
-    stride: Any,
+    x: tl.tensor,
+    gradient: tl.tensor,
+    out: tl.tensor,
+    devices: tl.tensor,
+    batch: tl.tensor,
+    height: tl.tensor,
+    width: tl.tensor,
+    down: tl.tensor,
+    right: tl.tensor,
+    padding: tl.tensor,
+    stride: tl.tensor,
     part: tl.constexpr,
     inputs: tl.constexpr,
     outputs: tl.constexpr,
@@ -120,7 +119,8 @@ def _weight_kernel(
     channel = tl.program_id(2) * tile_out + tl.arange(0, tile_out)
     total = batch * down * right
     tap = entry // inputs
-    tap_row, tap_column = tap // columns - padding, tap % columns - padding
+    tap_row = tap // columns - padding
+    tap_column = tap % columns - padding
     x += device * batch * height * width * inputs + entry % inputs
     gradient += device * total * outputs
     summed = tl.zeros((tile_in, tile_out), dtype=tl.float32)
@@ -153,7 +153,9 @@ def _weight_kernel(
 
 
 @triton.jit
-def _kept_kernel(key: Any, out: Any, count: Any, least: Any, tile: tl.constexpr) -> None:
+def _kept_kernel(
+    key: tl.tensor, out: tl.tensor, count: tl.tensor, least: tl.tensor, tile: tl.constexpr
+) -> None:
     device = tl.program_id(1).to(tl.int64)
     place = tl.program_id(0).to(tl.int64) * tile + tl.arange(0, tile)
     # The constants of `anyfleet.rng`, written as unsigned integers.
