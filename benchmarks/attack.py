@@ -97,9 +97,9 @@ class Attacked(Engine):
         return [self._sent(each) if each.reply.device[0] < self.bad else each for each in done]
 
     def _sent(self, honest: EngineReply) -> EngineReply:
-        (trees,), change = honest.reply.trees, ATTACKS[self.attack]
+        trees, change = honest.reply.trees_of(0), ATTACKS[self.attack]
         false: Params = {name: change(value) for name, value in trees["delta"].items()}
-        return honest._replace(reply=replace(honest.reply, trees=({**trees, "delta": false},)))
+        return honest._replace(reply=honest.reply.with_contents(trees={**trees, "delta": false}))
 
 
 @dataclass(frozen=True)

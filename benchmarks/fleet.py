@@ -33,11 +33,11 @@ import numpy as np
 import torch
 
 from anyfleet import world as worlds
-from anyfleet.core.messages import Replies
 from anyfleet.core.orders import Cohort
 from anyfleet.core.server import Server
 from anyfleet.core.signals import HeldResults, Signal
 from anyfleet.core.slots import Choose, Plan, Select
+from anyfleet.core.stacks import Replies, Stack
 from anyfleet.core.view import Request, View
 from anyfleet.methods import fedavg
 from anyfleet.parts import choose
@@ -142,17 +142,9 @@ class Idle(Engine):
         return [EngineReply(self._nothing(each.order), each.state) for each in assigned]
 
     def _nothing(self, order: Cohort) -> Replies:
-        return Replies(
-            order=order.id,
-            device=order.device,
-            samples=np.ones(1, dtype=np.int64),
-            trees=({},),
-            symbols=(None,),
-            masks=({},),
-            kept=({},),
-            bits=np.array([self.bits]),
-            delivered_width=np.ones(1),
-            report=({},),
+        (number,), (device,) = order.id, order.device
+        return Replies.of_one(
+            Stack(), order=int(number), device=int(device), samples=1, bits=self.bits
         )
 
 

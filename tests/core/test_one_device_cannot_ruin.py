@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from anyfleet.core.loop import Round, run
-from anyfleet.core.messages import Aggregated, Params, Replies
+from anyfleet.core.messages import Aggregated, Params
 from anyfleet.core.method import Method
 from anyfleet.core.objectives import Task
 from anyfleet.core.screening import (
@@ -26,6 +26,7 @@ from anyfleet.core.screening import (
     sound,
 )
 from anyfleet.core.slots import Aggregate
+from anyfleet.core.stacks import Replies
 from anyfleet.core.view import View
 from anyfleet.experiment import Experiment, play
 from anyfleet.methods import fedavg, heterofl
@@ -108,9 +109,9 @@ def filled(value: float, *trees: str) -> Callable[[Replies], Replies]:
             tree: {n: torch.full_like(v, value) for n, v in values.items()}
             if tree in (trees or ("delta", "weights"))
             else values
-            for tree, values in update.trees[0].items()
+            for tree, values in update.trees_of(0).items()
         }
-        return replace(update, trees=(found,))
+        return update.with_contents(trees=found)
 
     return spoil
 
@@ -195,8 +196,8 @@ def test_statistics_have_a_limit_too() -> None:
 def test_the_limit_can_be_turned_off_or_set() -> None:
     def times(factor: float) -> Spoil:
         def spoil(update: Replies) -> Replies:
-            trees = {"delta": {n: factor * v for n, v in update.trees[0]["delta"].items()}}
-            return replace(update, trees=(trees,))
+            trees = {"delta": {n: factor * v for n, v in update.trees_of(0)["delta"].items()}}
+            return update.with_contents(trees=trees)
 
         return spoil
 
@@ -450,7 +451,7 @@ def test_a_resumed_run_refuses_what_the_whole_run_refuses() -> None:
 @pytest.mark.parametrize("loss", ["high", (1.0, 2.0), None, 10**400, [1.0], math.inf], ids=repr)
 def test_a_report_of_another_type_is_refused_and_the_run_goes_on(loss: Any) -> None:
     def spoil(update: Replies) -> Replies:
-        return replace(update, report=({**update.report[0], "loss": loss},))
+        return update.with_contents(report={**update.report_of(0), "loss": loss})
 
     played = steps(METHOD, spoil, 2)
     assert all(row.failure.startswith("refused: ") == (row.device == BAD) for row in rows(played))
@@ -469,7 +470,7 @@ def test_a_model_that_is_not_finite_is_refused_and_everything_kept(part: Aggrega
     def spoil(update: Replies) -> Replies:
         """So that nothing else is wrong with it: what is trained from such a model is NaN."""
         large = filled(3e38)(update)
-        return filled(1.0, "buffers")(replace(large, report=({"loss": 1.0, "distortion": 0.0},)))
+        return filled(1.0, "buffers")(large.with_contents(report={"loss": 1.0, "distortion": 0.0}))
 
     played = steps(method, spoil, 3, limits=OFF, devices=everybody)
     held = [step for step in played if "held" in step.diagnostics]

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from anyfleet import rng
 from anyfleet.core.client import work
+from anyfleet.core.device_state import DeviceState
 from anyfleet.core.loop import Round, run
-from anyfleet.core.messages import Aggregated, DeviceState, Kind, Params
+from anyfleet.core.messages import Aggregated, Kind, Params
 from anyfleet.core.method import Method
 from anyfleet.core.objectives import Task
 from anyfleet.core.orders import Cohort
@@ -168,9 +169,9 @@ def learned(order: Cohort, memory: DeviceState, task: Task = TASK) -> dict[str, 
         return {}
     plain = replace(order, kind=Kind.TRAIN, job=replace(order.job, uplink=Raw()))
     done = work(plain, (memory,), task).replies
-    (tree,), (mask,) = done.trees, done.masks
+    tree, mask = done.trees_of(0), done.masks_of(0)
     update = {n: v * mask[n].to(v) if n in mask else v for n, v in tree["delta"].items()}
-    return paste(update, zeros(task), order.slices[0], task.blueprint)
+    return paste(update, zeros(task), order.slice_of(0), task.blueprint)
 
 
 def zeros(task: Task = TASK) -> dict[str, Tensor]:
@@ -199,9 +200,9 @@ def delivered(found: Run, device: int) -> Iterator[Params]:
     yield from (change for of, change in found.got if of == device)
     # Came in, and will count in a later step.
     for answer in found.steps[-1].snapshot.waiting:
-        if int(answer.order.device[0]) == device and "delta" in answer.reply.trees[0]:
-            tree = answer.reply.trees[0]["delta"]
-            yield paste(tree, zeros(), answer.order.slices[0], TASK.blueprint)
+        if int(answer.order.device[0]) == device and "delta" in answer.reply.trees_of(0):
+            tree = answer.reply.trees_of(0)["delta"]
+            yield paste(tree, zeros(), answer.order.slice_of(0), TASK.blueprint)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -229,8 +230,8 @@ def test_the_cases_are_what_they_are_called() -> None:
     assert kinds.count("hold") == 5 * STEPS
     assert kinds.count("fetch") == 2 * STEPS
     moving = plainly("slices that move")
-    assert len({each.order.slices[0] for each in moving.log}) >= STEPS
-    assert len({each.order.slices[0] for each in plainly("channels by norm").log}) > 1
+    assert len({each.order.slice_of(0) for each in moving.log}) >= STEPS
+    assert len({each.order.slice_of(0) for each in plainly("channels by norm").log}) > 1
     assert not all(TASK.labels(device).all() for device in range(TASK.devices))
 
 
@@ -259,7 +260,7 @@ def test_only_what_was_not_acknowledged_is_sent_again() -> None:
     first = orders(method, task, [3])
     after = work(first, (DeviceState(),), task)
     (memory,) = after.states
-    sent = after.replies.trees[0]["delta"]
+    sent = after.replies.trees_of(0)["delta"]
     assert memory.last_sent_order == first.id[0]
     assert small.identical(memory.tensors[SENT], sent)
     left = memory.tensors[SLOT]
@@ -274,10 +275,10 @@ def test_feedback_forgets_what_is_no_number() -> None:
     method = replace(fedavg(lr=0.1, batch_size=16), uplink=CODEC)
     order = orders(method, task, [3])
     broken = {name: torch.full_like(value, math.nan) for name, value in task.params.items()}
-    fresh = work(order, (DeviceState(),), task).replies.trees[0]["delta"]
+    fresh = work(order, (DeviceState(),), task).replies.trees_of(0)["delta"]
     spoilt = DeviceState(tensors={SLOT: broken, SENT: broken}, last_sent_order=7)
     done = work(order, (spoilt,), task)
-    assert small.identical(done.replies.trees[0]["delta"], fresh)
+    assert small.identical(done.replies.trees_of(0)["delta"], fresh)
     assert all(value.isfinite().all() for value in done.states[0].tensors[SLOT].values())
 
 
@@ -325,7 +326,7 @@ def test_a_width_owes_to_its_own_normalisation_alone() -> None:
     (own,) = (name for name in left if name.startswith("1.weight@"))
     assert left[own].any()
     # The next order is of another width: it finds what was left of the shared tensors only.
-    local = TASK.blueprint.local(narrow.slices[0])
+    local = TASK.blueprint.local(narrow.slice_of(0))
     nothing = {n: torch.zeros(local.shape(n), dtype=torch.float64) for n in TASK.params}
     later = replace(narrow, acknowledged=wide.id)
     found = compress_updates(later, (memory,), nothing, {}, TASK)

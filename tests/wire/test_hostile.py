@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from anyfleet.core.loop import Round, run
-from anyfleet.core.messages import Replies
 from anyfleet.core.method import Method
 from anyfleet.core.objectives import Task
+from anyfleet.core.stacks import Replies
 from anyfleet.methods import fedavg, heterofl
 from anyfleet.parts.norm import Tracked
 from anyfleet.parts.schedule import Buffered, Deadline, HoldAndFetch
@@ -282,9 +282,9 @@ class Diverging(Engine):
 def _diverged(update: Replies) -> Replies:
     trees = {
         tree: {name: value / 0 if name == "4.bias" else value for name, value in values.items()}
-        for tree, values in update.trees[0].items()
+        for tree, values in update.trees_of(0).items()
     }
-    return replace(update, trees=(trees,))
+    return update.with_contents(trees=trees)
 
 
 FLEET = Fleet(groups=(Group(speed=Uniform(2e7, 2e8)),))

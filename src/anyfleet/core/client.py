@@ -8,11 +8,11 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from anyfleet.arrays import join
+from anyfleet.core.device_state import DeviceState
 from anyfleet.core.evaluation import calibrate, measure
 from anyfleet.core.layout import dense
 from anyfleet.core.local_training import (
@@ -25,7 +25,7 @@ from anyfleet.core.local_training import (
     training_context,
 )
 from anyfleet.core.message_size import mask_bits, reply_extra_bits, requested
-from anyfleet.core.messages import DeviceState, Kind, Params, Replies, Report, Trees
+from anyfleet.core.messages import Kind, Params, Report, Trees
 from anyfleet.core.method import Job
 from anyfleet.core.objectives import Data, Task
 from anyfleet.core.orders import Cohort
@@ -34,6 +34,7 @@ from anyfleet.core.reports import learned, reported
 from anyfleet.core.residuals import SplitUpdate, after_sending, compress_updates
 from anyfleet.core.return_checks import Caller, trained
 from anyfleet.core.slots import Compressed, TrainingContext, TrainingResult
+from anyfleet.core.stacks import Replies, Stack
 from anyfleet.elastic import paste, within
 from anyfleet.tracebacks import during
 
@@ -91,9 +92,9 @@ def _reply_without_training(cohort: Cohort, row: int, state: DeviceState, task: 
             return _Reply({}, {}, reply_extra_bits({}, 0.0, missing, cohort), 0, missing)
         held = state.held
         size, samples = float(held.bits[0]), int(held.samples[0])
-        given = held.trees[0], held.masks[0], size, samples, held.report[0]
-        return _Reply(*given, held.symbols[0], held.kept[0])
-    slice_ = cohort.slices[row]
+        given = held.trees_of(0), held.masks_of(0), size, samples, held.report_of(0)
+        return _Reply(*given, held.symbols_of(0), held.kept_of(0))
+    slice_ = cohort.slice_of(row)
     local = task.blueprint.local(slice_)
     params, buffers = begin(cohort, row, state, task)
     data, own = task.data(device), task.own_test(device)
@@ -115,10 +116,10 @@ def begin(
 
     They are what came over the link, and else what the device has.
     """
-    blueprint, slice_ = task.blueprint, cohort.slices[row]
+    blueprint, slice_ = task.blueprint, cohort.slice_of(row)
     # From the bottom up: the initial model every device was installed with, then its own.
     own = {**task.params, **task.buffers, **state.tensors.get(OWN, {})}
-    trees = cohort.trees[row]
+    trees = cohort.trees_of(row)
     received = {**trees.get("model", {}), **trees.get("buffers", {})}
     width = float(cohort.delivered_width[row])
     padded = 0 < width < 1
@@ -136,7 +137,7 @@ def begin(
 
 def _train(cohort: Cohort, states: tuple[DeviceState, ...], task: Task) -> Completed:
     """Return what devices make of training orders that are carried out together."""
-    context = training_context(task, cohort.job.norm, cohort.slices[0], float(cohort.width[0]))
+    context = training_context(task, cohort.job.norm, cohort.slice_of(0), float(cohort.width[0]))
     starts = [begin(cohort, row, states[row], task) for row in range(len(cohort))]
     with during("task", task):
         data = [task.data(int(device)) for device in cohort.device]
@@ -277,7 +278,7 @@ def _kept_state(state: DeviceState, order: Cohort, trained: _Trained, row: int) 
     That is its model if the method caches it, what never leaves it, and what a codec owes.
     """
     context, result = trained.context, _row(trained.result, row, len(trained.samples))
-    task, job, slice_ = context.task, order.job, order.slices[0]
+    task, job, slice_ = context.task, order.job, order.slice_of(0)
     everything = {**result.params, **result.buffers}
     stays = job.norm.stays(context.blueprint)
     kept = everything if job.cache else {name: everything[name] for name in stays}
@@ -299,15 +300,17 @@ def _kept_state(state: DeviceState, order: Cohort, trained: _Trained, row: int) 
 
 def _replies(cohort: Cohort, row: int, reply: _Reply) -> Replies:
     """Return the reply to one order, as a batch of one."""
-    return Replies(
-        order=cohort.id[[row]],
-        device=cohort.device[[row]],
-        samples=np.array([reply.samples]),
-        trees=(reply.trees,),
-        symbols=(reply.symbols,),
-        masks=(reply.mask,),
-        kept=(reply.kept,),
-        bits=np.array([reply.bits]),
-        delivered_width=np.ones(1),
-        report=(reply.report,),
+    stack = Stack.of_one(
+        reply.trees,
+        symbols=reply.symbols,
+        masks=reply.mask,
+        kept=reply.kept,
+        report=reply.report,
+    )
+    return Replies.of_one(
+        stack,
+        order=int(cohort.id[row]),
+        device=int(cohort.device[row]),
+        samples=reply.samples,
+        bits=reply.bits,
     )

@@ -11,10 +11,11 @@ from torch import dtype, float32
 
 from anyfleet.core.layout import MessageLayout, Symbols, dense
 from anyfleet.core.message_size import mask_bits, reply_extra_bits, request_bits, statistics_bits
-from anyfleet.core.messages import Params, Replies, Trees
+from anyfleet.core.messages import Params, Trees
 from anyfleet.core.method import Job
-from anyfleet.core.orders import Cohort, downlink, grid, uplink
+from anyfleet.core.orders import Cohort, Download, downlink, grid, uplink
 from anyfleet.core.slots import Codec
+from anyfleet.core.stacks import Replies
 from anyfleet.elastic import Blueprint, Slice, within
 
 
@@ -34,21 +35,19 @@ def unpadded(job: Job) -> str:
 def cut_order(order: Cohort, width: float, blueprint: Blueprint) -> Cohort:
     """Return a single order as it reaches its device through a link that lets `width` through."""
     columns = columns_of(order, width)
-    if columns == grid(order)[0] or "model" not in order.trees[0]:
+    if columns == grid(order)[0] or "model" not in order.trees_of(0):
         return order
-    (slice_,), requested = order.slices, request_bits(order, blueprint)
+    slice_, requested = order.slice_of(0), request_bits(order, blueprint)
     if not columns:
-        trees, symbols, bits = _emptied(order.trees[0]), None, 0.0
+        trees, symbols, bits = _emptied(order.trees_of(0)), None, 0.0
     else:
         local, sub = blueprint.local(slice_), within(slice_, width, blueprint)
-        layout = downlink(order, blueprint, *_names_and_type(order.trees[0]["model"]))
-        symbols, bits = _leading(order.symbols[0], order.job.downlink, layout, columns)
-        trees = _narrowed(order.trees[0], sub, local)
+        layout = downlink(order, blueprint, *_names_and_type(order.trees_of(0)["model"]))
+        symbols, bits = _leading(order.download_of(0).symbols, order.job.downlink, layout, columns)
+        trees = _narrowed(order.trees_of(0), sub, local)
         bits += statistics_bits(trees)
     return replace(
-        order,
-        trees=(trees,),
-        symbols=(symbols,),
+        order.with_downloads(Download(trees, symbols, bits)),
         bits=np.array([requested + bits]),
         delivered_width=np.array([width]),
     )
@@ -57,27 +56,20 @@ def cut_order(order: Cohort, width: float, blueprint: Blueprint) -> Cohort:
 def cut_reply(reply: Replies, order: Cohort, width: float, blueprint: Blueprint) -> Replies:
     """Return a single reply as it reaches the server through a link that lets `width` through."""
     columns = columns_of(order, width)
-    if columns == grid(order)[0] or order.job.send not in reply.trees[0]:
+    if columns == grid(order)[0] or order.job.send not in reply.trees_of(0):
         return reply
     if not columns:
-        bare = replace(reply, trees=({},), symbols=(None,), masks=({},), kept=({},))
+        bare = reply.with_contents(trees={}, symbols=None, masks={}, kept={})
         return replace(bare, bits=np.zeros(1), delivered_width=np.zeros(1))
-    (slice_,) = order.slices
+    slice_ = order.slice_of(0)
     local, sub = blueprint.local(slice_), within(slice_, width, blueprint)
-    layout = uplink(order, blueprint, *_names_and_type(reply.trees[0][order.job.send]))
-    symbols, bits = _leading(reply.symbols[0], order.job.uplink, layout, columns)
-    trees = _narrowed(reply.trees[0], sub, local)
-    mask, kept = (dense(tree[0], sub, local) for tree in (reply.masks, reply.kept))
-    bits += reply_extra_bits(trees, mask_bits(mask), reply.report[0], order)
-    return replace(
-        reply,
-        trees=(trees,),
-        symbols=(symbols,),
-        masks=(mask,),
-        kept=(kept,),
-        bits=np.array([bits]),
-        delivered_width=np.array([width]),
-    )
+    layout = uplink(order, blueprint, *_names_and_type(reply.trees_of(0)[order.job.send]))
+    symbols, bits = _leading(reply.symbols_of(0), order.job.uplink, layout, columns)
+    trees = _narrowed(reply.trees_of(0), sub, local)
+    mask, kept = (dense(tree, sub, local) for tree in (reply.masks_of(0), reply.kept_of(0)))
+    bits += reply_extra_bits(trees, mask_bits(mask), reply.report_of(0), order)
+    came = reply.with_contents(trees=trees, symbols=symbols, masks=mask, kept=kept)
+    return replace(came, bits=np.array([bits]), delivered_width=np.array([width]))
 
 
 def columns_of(order: Cohort, width: float) -> int:
@@ -93,9 +85,11 @@ def width_of(order: Cohort, columns: int) -> float:
 
 
 def _leading(
-    symbols: Symbols, codec: Codec, layout: MessageLayout, columns: int
+    symbols: Symbols | None, codec: Codec, layout: MessageLayout, columns: int
 ) -> tuple[Symbols, float]:
     """Return the symbols of the leading columns, and their bits."""
+    if symbols is None:
+        raise ValueError("A message without symbols cannot be cut: it has been received already.")
     part = symbols.leading(columns)
     return part, float(codec.bits(part, layout)[0, :columns].sum())
 

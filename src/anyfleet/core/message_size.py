@@ -18,11 +18,12 @@ from anyfleet import rng
 from anyfleet.core.check_in import MessageBits
 from anyfleet.core.index_sets import pack_mask, pack_slice
 from anyfleet.core.layout import MessageLayout, TensorLayout
-from anyfleet.core.messages import Kind, Params, Replies, Report, Trees
+from anyfleet.core.messages import Kind, Params, Report, Trees
 from anyfleet.core.method import Job
 from anyfleet.core.orders import Cohort
 from anyfleet.core.signals import FollowsSentFraction
 from anyfleet.core.slots import Codec, Measure, Norm, Slack
+from anyfleet.core.stacks import Replies
 from anyfleet.elastic import Blueprint, Slice, narrowed
 
 NUMBER_BITS = 32  # of one uncompressed number: of a tensor, of a report, of a choice
@@ -194,14 +195,14 @@ def request_bits(order: Cohort, blueprint: Blueprint) -> float:
 
     These are the index sets of its slice and of its menu.
     """
-    (slice_,), (menu,) = order.slices, order.menus
+    slice_, menu = order.slice_of(0), order.menu_of(0)
     return float(index_bits(slice_, blueprint) + menu_bits(menu, blueprint))
 
 
 def order_extra_bits(trees: Trees, order: Cohort, blueprint: Blueprint) -> float:
     """Return the bits of a single order with these trees, without its model."""
     if order.kind == Kind.FETCH:
-        return fetch_bits(order.slices[0], blueprint)
+        return fetch_bits(order.slice_of(0), blueprint)
     return request_bits(order, blueprint) + statistics_bits(trees)
 
 
@@ -248,7 +249,7 @@ def requested(report: Report, names: tuple[str, ...]) -> dict[str, Any]:
 
 def training_report_bits(report: Report, order: Cohort) -> float:
     """Return the bits that training adds to a reply: the requested numbers and the menu choice."""
-    chosen = NUMBER_BITS if any(order.menus) else 0
+    chosen = NUMBER_BITS if any(order.menu_of(0)) else 0
     return report_bits(requested(report, order.job.report)) + chosen
 
 
@@ -263,7 +264,7 @@ def measured_sent_fraction(order: Cohort, reply: Replies, blueprint: Blueprint) 
 
     Of a reply that a link cut, both count only the width that came through.
     """
-    held = narrowed(order.slices[0], float(reply.delivered_width[0]), blueprint)
+    held = narrowed(order.slice_of(0), float(reply.delivered_width[0]), blueprint)
     job = order.job
     _, whole = uncompressed_bits(held, job.norm, blueprint, job.report, job.measures)
     return min(1.0, float(reply.bits[0]) / whole) if whole else 1.0

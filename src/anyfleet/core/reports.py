@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from anyfleet import rng
-from anyfleet.core.messages import ChooserState, DeviceState
+from anyfleet.core.device_state import DeviceState
+from anyfleet.core.messages import ChooserState
 from anyfleet.core.method import Job
 from anyfleet.core.objectives import Task
 from anyfleet.core.orders import Cohort
@@ -37,7 +38,7 @@ def learned(
     measured: Mapping[str, Tensor],
 ) -> ChooserState:
     """Return the state of a device's chooser after it has trained for the order in this row."""
-    slice_ = cohort.slices[row]
+    slice_ = cohort.slice_of(row)
     lesson = Lesson(
         width=float(cohort.width[row]),
         sub_model_size=(width(slice_, context.task.blueprint), float(slice_.first_trained_layer)),

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from anyfleet.core.codec_calls import compress
-from anyfleet.core.messages import DeviceState, Params
+from anyfleet.core.device_state import DeviceState
+from anyfleet.core.messages import Params
 from anyfleet.core.objectives import Task
 from anyfleet.core.orders import Cohort, uplink
 from anyfleet.core.return_checks import Caller
@@ -67,7 +68,7 @@ def compress_updates(
 
 def _residual_of_slice(state: DeviceState, order: Cohort, task: Task) -> dict[str, Tensor]:
     """Return the residual of the sub-model that an order asks for."""
-    (slice_,), (acknowledged,), job = order.slices, order.acknowledged, order.job
+    slice_, (acknowledged,), job = order.slice_of(0), order.acknowledged, order.job
     known = residual_of(state, job.uplink.state_name, int(acknowledged))
     own = job.norm.own_names(task.blueprint, slice_)
     mine = {n: known[own.get(n, n)] for n in task.blueprint.params if own.get(n, n) in known}
@@ -88,7 +89,7 @@ def after_sending(
     state: DeviceState, name: str, update: SplitUpdate, order: Cohort, task: Task
 ) -> DeviceState:
     """Return the state of a device when it sends this update in reply to an order."""
-    (slice_,), (acknowledged,), blueprint = order.slices, order.acknowledged, task.blueprint
+    slice_, (acknowledged,), blueprint = order.slice_of(0), order.acknowledged, task.blueprint
     before = residual_of(state, name, int(acknowledged))
     own = order.job.norm.own_names(blueprint, slice_)
     zeros = _zeros(update.left, task)

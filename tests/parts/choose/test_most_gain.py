@@ -467,13 +467,15 @@ def test_1_12_2_messages_are_within_their_budget_in_bytes() -> None:
     rows = {row.order: row for step in steps for row in small.rows(step)}
     assert len(engine.replies) == len(engine.asked) > 12
     for (_, order, memory, _), reply in zip(engine.asked, engine.replies, strict=True):
-        row, (slice_,), job = rows[int(order.id[0])], order.slices, order.job
+        row, slice_, job = rows[int(order.id[0])], order.slice_of(0), order.job
         planned = expected_bits(slice_, job, task.blueprint, row.sent_fraction)
         assert planned.sent_fraction == row.sent_fraction < 0.07
         assert row.bits_up <= row.sent_fraction * planned.update + planned.aside + NUMBER_BITS
         update = work(order, (memory,), task).replies
-        around = uplink(order, task.blueprint, tuple(update.trees[0]["delta"]), torch.float32)
-        (packed,) = job.uplink.pack(update.symbols[0], around)
+        around = uplink(order, task.blueprint, tuple(update.trees_of(0)["delta"]), torch.float32)
+        symbols = update.symbols_of(0)
+        assert symbols is not None
+        (packed,) = job.uplink.pack(symbols, around)
         assert packed in reply.data
         sent = 8 * len(packed)
         assert sent <= row.sent_fraction * planned.update
@@ -501,7 +503,7 @@ def test_the_server_decides_as_the_device_would_with_the_same_offers() -> None:
             row.device, tuple(bare), there[row.device], samples, order.hyperparameters, {}
         )
         mine = choose(CheckIns.of([device]))
-        slice_ = order.menus[0][int(mine.entry[0])]
+        slice_ = order.menu_of(0)[int(mine.entry[0])]
         assert row.slice_width == width(slice_, task.blueprint)
         assert (row.sent_fraction, row.frequency) == (
             mine.hyperparameters.sent_fraction[0],

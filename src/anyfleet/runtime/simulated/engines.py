@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,11 +14,13 @@ from anyfleet.arguments import checked
 from anyfleet.arrays import join
 from anyfleet.core.client import work
 from anyfleet.core.delivery import columns_of, cut_reply
+from anyfleet.core.device_state import DeviceState
 from anyfleet.core.limits import Limits
-from anyfleet.core.messages import DeviceState, Kind, Replies
+from anyfleet.core.messages import Kind
 from anyfleet.core.method import Job
 from anyfleet.core.objectives import Task
 from anyfleet.core.orders import Cohort, grid
+from anyfleet.core.stacks import Replies, Stack
 from anyfleet.errors import BadMessage
 from anyfleet.wire import cut_message, decode_order, encode_order, encode_reply, misfits
 from anyfleet.wire.inbox import Inbox
@@ -129,7 +130,7 @@ class Threads(Engine):
             return EngineReply(_no_reply(whole), each.state, refused_by_device=reason), None
         done = work(order, (each.state,), task)
         data = encode_reply(done.replies, order, task)
-        if order.job.send in done.replies.trees[0]:
+        if order.job.send in done.replies.trees_of(0):
             data = _through_link(data, order, each.upload_width, rng.fold(key, "up"))
         packed = PackedReply(int(order.device[0]), data)
         return EngineReply(done.replies, done.states[0]), packed
@@ -181,7 +182,7 @@ def _stack_key(order: Cohort, row: int, task: Task) -> Hashable:
     draws = order.job.trainer.shared_draws(1, torch.tensor(order.cohort_key)) != (None,)
     drawn = (order.cohort_key, float(order.width[0])) if draws else None
     # The shape alone is not enough: a model may hold constants along an axis that is sliced.
-    (slice_,) = order.slices
+    slice_ = order.slice_of(0)
     # Where columns begin depends on the slice and on the planned width.
     column_width = float(order.column_width[0])
     columns = (column_width, slice_, float(order.width[0])) if column_width < 1 else None
@@ -220,17 +221,14 @@ def _received(packed: Iterable[PackedReply], inbox: Inbox) -> dict[int, Replies 
 
 def _no_reply(order: Cohort) -> Replies:
     """Return an empty reply that stands for one that was never made."""
-    return Replies(
-        order=order.id,
-        device=order.device,
-        samples=np.zeros(1, dtype=np.int64),
-        trees=({},),
-        symbols=(None,),
-        masks=({},),
-        kept=({},),
-        bits=np.zeros(1),
-        delivered_width=np.zeros(1),
-        report=({},),
+    (number,), (device,) = order.id, order.device
+    return Replies.of_one(
+        Stack(),
+        order=int(number),
+        device=int(device),
+        samples=0,
+        bits=0.0,
+        delivered_width=0.0,
     )
 
 

@@ -4,8 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from anyfleet.arrays import Floats
-from anyfleet.core.messages import Charges, DeviceState, Replies
+from anyfleet.core.device_state import DeviceState
+from anyfleet.core.messages import Charges
 from anyfleet.core.orders import Cohort
+from anyfleet.core.stacks import Replies
 from anyfleet.runtime.simulated.clock import Clock
 from anyfleet.runtime.simulated.failures import PossibleFailure
 from anyfleet.runtime.simulated.phases import OrderTiming, Phase

@@ -9,21 +9,14 @@ from anyfleet.arrays import Flags, Floats, Ints, join
 from anyfleet.core.check_in import Choices
 from anyfleet.core.choosing import decide
 from anyfleet.core.delivery import cut_order
+from anyfleet.core.device_state import DeviceState
+from anyfleet.core.events import Events, Failures
 from anyfleet.core.limits import Limits
-from anyfleet.core.messages import (
-    Charges,
-    Conditions,
-    Devices,
-    DeviceState,
-    Events,
-    Failure,
-    Kind,
-    Replies,
-    measured,
-)
+from anyfleet.core.messages import Charges, Conditions, Devices, Kind
 from anyfleet.core.objectives import Task
 from anyfleet.core.orders import Cohort
 from anyfleet.core.planning import too_large
+from anyfleet.core.stacks import Replies
 from anyfleet.runtime.simulated.batteries import Batteries
 from anyfleet.runtime.simulated.charging import (
     charges_before_upload,
@@ -128,12 +121,12 @@ class Simulated:
         return replace(own, battery=self._batteries.charge(orders.device, self.now()))
 
     def _active(self, devices: Ints) -> Ints:
-        """Return how many devices use each band: these, and those with an order under way."""
+        """Return how many devices use the band of each: these, and those under way."""
         if not self._world.shares_bands:
-            return np.ones(len(self._world.links), dtype=np.int64)  # every device has its own
+            return np.ones(len(devices), dtype=np.int64)  # every device has its own
         busy = [int(pending.order.device[0]) for pending in self._pending.values()]
         everybody = np.union1d(devices, np.array(busy, dtype=np.int64))
-        return self._world.devices_per_band(everybody)
+        return self._world.sharing(devices, everybody)
 
     def _when(self) -> When:
         return When(self.now(), self._round_index)
@@ -165,7 +158,7 @@ class Simulated:
             order = cut_order(whole, transfer.width_down, self._task.blueprint)
             chooser = self.state(int(order.device[0])).chooser
             need = demand(order, self._task, self._world.declared.counting, chooser)
-            timing = OrderTiming(self._world, order, self._when(), mine, active)
+            timing = OrderTiming(self._world, order, self._when(), mine, active[[row]])
             download = timing.download()
             phases = download, timing.compute(need.effort, download.seconds)
             charges = charges_before_upload(order, need.effort, phases, self._when())
@@ -199,7 +192,7 @@ class Simulated:
         """Let time pass until there are `enough` replies and failures, or until `until`."""
         replies: list[Replies] = []
         charges: list[Charges] = []
-        failed: list[Failure] = []
+        failed: list[Failures] = []
         while len(replies) + len(failed) < enough:
             event = self._clock.pop(until)
             if event is None:
@@ -211,9 +204,9 @@ class Simulated:
             failure, reply = pending.failure, pending.reply
             if failure is not None:
                 spent = self._close(event.order, failure.after)
-                failed.append(Failure(event.order, failure.reason, spent))
+                failed.append(Failures(spent.order, (failure.reason,), spent))
             elif reply is not None:
-                loss = measured(reply.report[0], "loss")
+                loss = float(reply.reported("loss")[0])
                 if pending.order.kind in _TRAINED and not math.isnan(loss):
                     self._losses[reply.device] = loss
                 replies.append(reply)
@@ -223,18 +216,17 @@ class Simulated:
                 "the schedule waits for a reply but no order is under way; "
                 "its alarm must give a time whenever no order is under way"
             )
+        failures = join(failed) if failed else None
         if not replies:
-            return Events(failures=tuple(failed))
-        return Events(join(replies), join(charges), tuple(failed))
+            return Events(failures=failures)
+        return Events(join(replies), join(charges), failures)
 
-    def cancel(self, orders: tuple[int, ...], reason: str) -> tuple[Failure, ...]:
+    def cancel(self, orders: Ints, reason: str) -> Failures:
         """Close orders now, and return them as failures."""
-        self._clock.cancel(set(orders))
-        began = {order: self._pending[order].when.now for order in orders}
-        return tuple(
-            Failure(order, reason, self._close(order, self.now() - began[order]))
-            for order in orders
-        )
+        self._clock.cancel(set(orders.tolist()))
+        began = {order: self._pending[order].when.now for order in orders.tolist()}
+        spent = [self._close(order, self.now() - began[order]) for order in orders.tolist()]
+        return Failures(orders, (reason,) * len(orders), join(spent))
 
     def save(self) -> SimulatedState:
         """Return the state for a checkpoint."""
