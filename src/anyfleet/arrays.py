@@ -137,3 +137,16 @@ def distinct(values: Sequence[Any]) -> tuple[tuple[Any, ...], Ints]:
     places: dict[Any, int] = {}
     index = [places.setdefault(value, len(places)) for value in values]
     return tuple(places), np.array(index, dtype=np.int64)
+
+
+def alike(*columns: NDArray[Any]) -> list[Ints]:
+    """Return the rows in which all columns have the same values, group by group, ascending."""
+    keys = np.stack(columns)
+    if not keys.size:
+        return []
+    if bool((keys == keys[:, :1]).all()):
+        return [np.arange(keys.shape[1])]
+    order = np.lexsort(keys)
+    changes = (keys[:, order[1:]] != keys[:, order[:-1]]).any(axis=0)
+    groups = np.split(order, np.flatnonzero(changes) + 1)
+    return sorted(groups, key=lambda rows: int(rows[0]))
