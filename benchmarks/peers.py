@@ -46,10 +46,12 @@ from benchmarks.measuring import (
     given_options,
     new_net,
     parser,
+    play_rounds,
     report,
     samples,
     tf32,
     timed,
+    times_of,
     verdict,
 )
 from benchmarks.overhead import shares
@@ -499,14 +501,14 @@ def _judged(
 
 def training_share(works: Sequence[Workload], options: Options, engines: Sequence[str]) -> Table:
     """Return what whole rounds take over the training that is in them."""
-    from anyfleet import world
     from anyfleet.methods import fedavg
 
     def row(work: Workload, engine: str) -> tuple[Cell, ...]:
         own = replace(options, engine=engine)
-        found = product(work, own)
         method = fedavg(count=work.cohort, lr=work.lr, batch_size=work.batch)
-        split = shares(method, built(work, own.device), own, world.Fleet(), 4.0)
+        rounds = play_rounds(method, built(work, own.device), own)
+        found = times_of(rounds, own)
+        split = shares(rounds, 4.0)
         whole = 1 / split["train launch"]
         return found.ms, found.ms / whole, whole, verdict(whole, 1.10)
 
