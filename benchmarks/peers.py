@@ -521,6 +521,31 @@ def training_share(works: Sequence[Workload], options: Options, engines: Sequenc
     return Table("training", "Whole rounds over the training in them", head, tuple(made))
 
 
+def chosen(made: Sequence[tuple[Cell, ...]], options: Options, engines: Sequence[str]) -> Table:
+    """Return what `auto` takes over the fastest engine: on each workload, and in the demo."""
+    from anyfleet.cli import demo
+
+    text = "product, "
+    known: dict[str, dict[str, float]] = {}
+    for work, _, who, ms, *_ in made:
+        if isinstance(ms, float) and isinstance(who, str) and who.startswith(text):
+            known.setdefault(str(work), {})[who.removeprefix(text)] = ms
+    task = demo.TASK.build(0)
+    for engine in engines:
+        own = replace(options, engine=engine)
+        with contextlib.suppress(NotRun):
+            each = timed(demo.compared()["FedAvg"], task, own, demo.FLEET, seconds=20.0)
+            known.setdefault("demo", {})[engine] = each.ms
+    head = ("work", *engines, "auto ÷ best", "target")
+    found: list[tuple[Cell, ...]] = []
+    for name, by_engine in known.items():
+        auto = by_engine.get("auto")
+        ratio = None if auto is None else auto / min(by_engine.values())
+        told = "not run: no engine auto" if ratio is None else verdict(ratio, 1.10)
+        found.append((name, *(by_engine.get(engine) for engine in engines), ratio, told))
+    return Table("engines", "Engines, ms a round, and the one that is chosen", head, tuple(found))
+
+
 def tables(
     works: Sequence[Workload], options: Options, asked: Asked, precisions: Sequence[Precision]
 ) -> list[Table]:
@@ -540,6 +565,7 @@ def tables(
     notes.append("The ratio is to the fastest row of the product in the same precision above it.")
     found = [Table("peers", "The product and its peers", HEAD, tuple(made), tuple(notes))]
     if not options.cuda:
+        found.append(chosen(made, options, asked.engines))
         found.append(training_share(works, options, asked.engines))
     return found
 
