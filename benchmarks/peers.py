@@ -523,18 +523,20 @@ def training_share(works: Sequence[Workload], options: Options, engines: Sequenc
 
 def chosen(made: Sequence[tuple[Cell, ...]], options: Options, engines: Sequence[str]) -> Table:
     """Return what `auto` takes over the fastest engine: on each workload, and in the demo."""
-    from anyfleet.cli import demo
+    from benchmarks.precisions import FLEET, SGD, TASK
+
+    from anyfleet.methods import fedavg
 
     text = "product, "
     known: dict[str, dict[str, float]] = {}
     for work, _, who, ms, *_ in made:
         if isinstance(ms, float) and isinstance(who, str) and who.startswith(text):
             known.setdefault(str(work), {})[who.removeprefix(text)] = ms
-    task = demo.TASK.build(0)
+    task = TASK.build(0)
     for engine in engines:
         own = replace(options, engine=engine)
         with contextlib.suppress(NotRun):
-            each = timed(demo.compared()["FedAvg"], task, own, demo.FLEET, seconds=20.0)
+            each = timed(fedavg(**SGD), task, own, FLEET, seconds=20.0)
             known.setdefault("demo", {})[engine] = each.ms
     head = ("work", *engines, "auto ÷ best", "target")
     found: list[tuple[Cell, ...]] = []

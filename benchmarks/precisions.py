@@ -24,9 +24,16 @@ from benchmarks.measuring import (
 )
 from torch import Tensor
 
-from anyfleet.cli import demo
+from anyfleet import methods
 from anyfleet.core.evaluation import score, to_test
+from anyfleet.methods.fedavg import Training
+from anyfleet.tasks import Dirichlet, Embedded
+from anyfleet.world import levels
 
+# The demo's task, training and fleet. (Its module needs a terminal's libraries.)
+TASK = Embedded(devices=20, limit=6000, partition=Dirichlet(0.5))
+SGD: Training = {"lr": 0.05, "momentum": 0.9}
+FLEET = levels(speeds=(2e9, 1e9, 5e8, 2.5e8))
 ROUNDS = 20
 HEAD = ("precision", "loss", "accuracy, %", "difference after a round")
 
@@ -38,10 +45,10 @@ def flat(params: object) -> Tensor:
 
 def row(options: Options, rounds: int, first: list[Tensor]) -> tuple[Cell, ...]:
     """Return what a run scores; `first` has the first round of the run in 32 bits."""
-    task = demo.TASK.build(0).to(torch.device(options.device))
-    method = demo.compared()["FedAvg"]
+    task = TASK.build(0).to(torch.device(options.device))
+    method = methods.fedavg(**SGD)
     start = flat(task.params)
-    for number, (_, result) in enumerate(play_rounds(method, task, options, demo.FLEET)):
+    for number, (_, result) in enumerate(play_rounds(method, task, options, FLEET)):
         if number == 0:
             first.append(flat(result.round.params))
         if number + 1 == rounds:
