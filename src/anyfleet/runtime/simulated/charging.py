@@ -24,7 +24,7 @@ _AMOUNTS = {"download": "bits_down", "compute": "flops", "upload": "bits_up"}
 
 def demand(order: Cohort, task: Task, counting: Counting, chooser: ChooserState) -> Demand:
     """Return the work of one order on its device; `chooser` is the state of its chooser."""
-    device, blueprint, slice_ = int(order.device[0]), task.blueprint, order.slices[0]
+    device, blueprint, slice_ = int(order.device[0]), task.blueprint, order.slice_of(0)
     if order.kind == Kind.FETCH:
         return Demand(effort_of(Counts(0, 0, 0), 1.0, local_steps=0, calls=0, moved=0), np.zeros(1))
     if order.kind not in (Kind.TRAIN, Kind.HOLD):
