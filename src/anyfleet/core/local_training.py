@@ -135,11 +135,13 @@ def train_with(
     bounds: Extent,
     *,
     lift: Lift,
+    lift_step: Lift | None = None,
 ) -> TrainingResult:
     """Return what `train` does, given the draws of every local step that a cohort shares.
 
-    Nothing here waits for the device that computes, nor copies anything to it, unless the trainer
-    does or no padding may be there.
+    `lift_step` maps a local step, as `lift` does unless it is given. Nothing here waits for the
+    device that computes, nor copies anything to it, unless the trainer does or no padding may be
+    there.
     """
     given = inputs.hyperparameters
     order = partial(_schedule, bounds=bounds)
@@ -155,16 +157,15 @@ def train_with(
         one = partial(
             _stepped if i < bounds.shared_steps else _guarded, trainer, context, i, draws[i]
         )
-        own = batch.only(alone[i]) if alone else batch
+        rows, *drawn_with = batch.only(alone[i]) if alone else batch
         # Outside the map: samples of all devices are copied once, and only those of this step.
-        state = lift(one)(state, _taken(x, own.rows), _taken(y, own.rows), *own[1:], given)
+        step = (lift_step or lift)(one)
+        state = step(state, _taken(x, rows), _taken(y, rows), *drawn_with, given)
     result: TrainingResult = lift(partial(_finished, trainer, context))(state)
     # Layers that are not trained run in training mode but keep their statistics (§1.3).
     layers = context.blueprint.layers
-    own_buffers = {
-        n for layer in layers if set(layer.params) & set(context.trained) for n in layer.buffers
-    }
-    kept = {n: v if n in own_buffers else inputs.buffers[n] for n, v in result.buffers.items()}
+    own = {n for layer in layers if set(layer.params) & set(context.trained) for n in layer.buffers}
+    kept = {n: v if n in own else inputs.buffers[n] for n, v in result.buffers.items()}
     return result._replace(buffers=kept)
 
 
@@ -182,7 +183,7 @@ def _taken(samples: Tensor, rows: Tensor) -> Tensor:
     """Return the samples in those rows, [rows, …] or [devices, rows, …]."""
     if rows.ndim == 1:
         return samples.index_select(0, rows)
-    return samples.index_select(0, rows.flatten()).unflatten(0, rows.shape)
+    return samples.index_select(0, rows.flatten()).reshape(*rows.shape, *samples.shape[1:])
 
 
 def lifted(count: int) -> Lift:
