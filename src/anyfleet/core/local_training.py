@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.func import vmap
 from torch.utils._pytree import tree_map
 
 from anyfleet import rng
-from anyfleet.core.messages import EVERYTHING, Hyperparameters, Params
+from anyfleet.core.messages import Hyperparameters, Params
 from anyfleet.core.objectives import Data, Task, augmented
 from anyfleet.core.padding import unpaddable
 from anyfleet.core.slots import (
@@ -29,6 +30,7 @@ from anyfleet.core.slots import (
     TrainingStart,
     TrainingState,
 )
+from anyfleet.core.time_and_energy import TrainingAmounts, processed
 from anyfleet.elastic import Slice
 from anyfleet.errors import BadReturn
 from anyfleet.tracebacks import quoted
@@ -67,22 +69,13 @@ def training_context(task: Task, norm: Norm, slice_: Slice, width: float = 1.0) 
 
 def local_steps(hyperparameters: Hyperparameters, samples: Sequence[int]) -> list[int]:
     """Return the local steps of each device: its epochs over its data, within its own limit."""
-    found = []
-    for row, n in enumerate(samples):
-        own = int(hyperparameters.epochs[row]) * -(-n // int(hyperparameters.batch_size[row]))
-        most = int(hyperparameters.local_steps[row])
-        # A fixed number of local steps is given as a limit with epochs = EVERYTHING.
-        if hyperparameters.epochs[row] == EVERYTHING:
-            own = most if n else 0
-        found.append(own if most == EVERYTHING else min(own, most))
-    return found
+    steps: list[int] = TrainingAmounts.of(hyperparameters, np.array(samples)).local_steps.tolist()
+    return steps
 
 
 def samples_processed(local_steps: int, samples: int, batch_size: int) -> int:
     """Return the samples used in so many local steps; the last of an epoch may have fewer."""
-    per_epoch = max(1, -(-samples // batch_size))
-    epochs, left = divmod(local_steps, per_epoch)
-    return epochs * samples + min(left * batch_size, samples)
+    return int(processed(np.array(local_steps), np.array(samples), np.array(batch_size)))
 
 
 def extent(hyperparameters: Hyperparameters, samples: Sequence[int]) -> Extent:
