@@ -40,6 +40,8 @@ class Arrays:
     def take(self, rows: Sequence[int] | Ints | Flags) -> Self:
         """Return the given rows, in the given order; flags pick the rows that are true."""
         index = np.asarray(rows)
+        if index.dtype == bool and index.all():
+            return self
         index = np.flatnonzero(index) if index.dtype == bool else index.astype(np.int64)
         picked = {
             f.name: _pick(getattr(self, f.name), index)
@@ -49,7 +51,9 @@ class Arrays:
         return replace(self, **picked)
 
     def put(self, rows: Ints, other: Self) -> Self:
-        """Return the struct with the rows of another one in place of these."""
+        """Return the struct with the rows of another one in place of these, which ascend."""
+        if len(rows) == len(self):
+            return other
         index = np.arange(len(self))
         index[rows] = len(self) + np.arange(len(rows))
         return join([self, other]).take(index)

@@ -263,7 +263,7 @@ FORGED: dict[str, Callable[[Any], Any]] = {
     "a device that does not exist": with_values("device", lambda number: number + 99),
     "a failure without a reason": with_values("reason", lambda number: number + 99),
     "a reply of no stack": with_table(
-        lambda table: table["trained"]["fields"]["replies"]["fields"].update(stacks={"tuple": []})
+        lambda table: table["replies"]["fields"].update(stacks={"tuple": []})
     ),
     "a column that is too short": with_order(lambda order: order.update(choice=NONE)),
     "a column that is a number": with_order(lambda order: order["width"].update(shape=[])),

@@ -24,7 +24,6 @@ from anyfleet.core import objectives
 from anyfleet.elastic import Blueprint
 from anyfleet.errors import StoreError
 from anyfleet.experiment import State
-from anyfleet.runtime.simulated.clock import Clock
 from anyfleet.runtime.simulated.under_way import SimulatedState, UnderWay
 from anyfleet.store import tensor_blocks
 from anyfleet.store.disk import Damaged, Mark, force, force_folder, refuse_links, told
@@ -225,11 +224,11 @@ def _misfit_of_fleet(fleet: SimulatedState, task: objectives.Task) -> str:
         return "its devices are not those of the task"
     if np.shape(missing) != np.shape(since) or len(missing) not in (0, task.devices):
         return "its batteries are not those of the devices"
-    return "" if fleet.under_way is None else _misfit_of_orders(fleet.under_way, fleet.clock, task)
+    return "" if fleet.under_way is None else _misfit_of_orders(fleet.under_way, fleet, task)
 
 
-def _misfit_of_orders(orders: UnderWay, clock: Clock, task: objectives.Task) -> str:
-    """Return why the orders under way cannot go on, or ""."""
+def _misfit_of_orders(orders: UnderWay, fleet: SimulatedState, task: objectives.Task) -> str:
+    """Return why the orders under way in a fleet cannot go on, or ""."""
     if not _within(orders.device, task.devices):
         return "one of its orders is for a device that does not exist"
     if not _within(orders.cohort, len(orders.cohorts)):
@@ -239,9 +238,13 @@ def _misfit_of_orders(orders: UnderWay, clock: Clock, task: objectives.Task) -> 
         for cohort in (each.sent, each.received):
             if not _within(mine.row, len(cohort)) or (cohort.id[mine.row] != mine.id).any():
                 return "one of its orders is another one"
-    replies = orders.trained.replies.take(orders.trained.carried_out)
-    if not _within(orders.reason[orders.reason >= 0], len(orders.reasons)) or not _within(
-        replies.stack_index, len(replies.stacks)
+    done = orders.carried_out & orders.events.training
+    told = (orders.reason, orders.reasons), (orders.refusal, orders.refusals)
+    replies = orders.replies.take(orders.carried_out)
+    if (
+        not all(_within(index[index >= 0], len(texts)) for index, texts in told)
+        or not _within(replies.stack_index, len(replies.stacks))
+        or not set(orders.id[done].tolist()) <= fleet.kept.keys()
     ):
         return "one of its orders ends with nothing"
     for phases in (orders.download, orders.compute, orders.upload):
@@ -255,8 +258,8 @@ def _misfit_of_orders(orders: UnderWay, clock: Clock, task: objectives.Task) -> 
     numbers = np.unique(events.sequence)
     if (
         len(numbers) < len(orders)
-        or not _within(numbers, clock.sequence)
-        or times.min() < clock.now
+        or not _within(numbers, fleet.clock.sequence)
+        or times.min() < fleet.clock.now
     ):
         return "its clock has events that have passed, or were never scheduled"
     return ""

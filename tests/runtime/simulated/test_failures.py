@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from anyfleet.arrays import Flags, Floats
-from anyfleet.runtime.simulated.failures import battery_empty, earliest, offline, when
+from anyfleet.runtime.simulated.failures import REASONS, battery_empty, earliest, offline, when
 from anyfleet.runtime.simulated.phases import Phases
 from anyfleet.world import Fleet, Group, Intermittent, World
 from anyfleet.world.quantities import Moments, When
@@ -24,13 +24,15 @@ def charged(joules: float) -> Floats:
 
 def test_the_earliest_failure_counts_and_of_equals_the_first_by_name() -> None:
     failures = {
-        "c": np.array([2.0, 5.0, math.inf]),
-        "a": np.array([3.0, 5.0, math.inf]),
-        "b": np.array([1.0, 6.0, math.inf]),
+        "no link": np.array([2.0, 5.0, math.inf]),
+        "died": np.array([3.0, 5.0, math.inf]),
+        "went offline": np.array([1.0, 6.0, math.inf]),
     }
     after, which = earliest(failures)
     assert after.tolist() == [1.0, 5.0, math.inf]
-    assert which[:2].tolist() == [1, 0]
+    assert [REASONS[place] for place in which[:2]] == ["went offline", "died"]
+    assert which[2] == -1
+    assert list(REASONS) == sorted(REASONS)
 
 
 def test_what_does_not_happen_has_no_time() -> None:

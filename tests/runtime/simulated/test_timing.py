@@ -38,6 +38,7 @@ from tests.core.test_local_training import orders
 from tests.helpers import one_order, small
 
 TASK = small.task(equal=False, devices=10)
+SIZES = np.array([TASK.size(device) for device in range(10)])
 # Its link carries nothing at times.
 GAPS = Replayed(Path(__file__).parents[2] / "world" / "gaps.csv", "rate", every=0.6, scale=0.02)
 LINK = Steady(
@@ -91,9 +92,9 @@ def trained(rows: UnderWay, bits: float) -> UnderWay:
     """Return orders that were carried out, with replies of so many bits; one is refused."""
     count = len(rows)
     sizes = (bits + 1e3 * np.arange(count)).astype(np.float64)
-    replies: Replies = replace(rows.trained.replies, bits=sizes)
-    refused = tuple("why" if each % 4 == 3 else "" for each in range(count))
-    return replace(rows, trained=replace(rows.trained, replies=replies, refused_by_server=refused))
+    replies: Replies = replace(rows.replies, bits=sizes)
+    refusal = np.where(np.arange(count) % 4 == 3, 0, -1)
+    return replace(rows, replies=replies, refusal=refusal, refusals=("refused: why",))
 
 
 @given(
@@ -107,14 +108,14 @@ def test_a_cohort_in_arrays_is_its_orders_one_by_one(
     groups: list[Group], seed: int, now: float, later: int
 ) -> None:
     """Phases, failures, and what was done at any time; the upload in the same or a later round."""
-    world = Fleet(tuple(groups)).build(np.array([TASK.size(d) for d in range(10)]), seed)
+    world = Fleet(tuple(groups)).build(SIZES, seed)
     made, when = cohort(seed), When(now, 2)
     active = world.sharing(made.device, made.device) if world.shares_bands else np.ones(10, int)
     own = world.conditions(made.device, when, active)
     rows = begin(made, when, own, active, world=world, task=TASK, states={})
     fits = rows.take(rows.events.training)
     both = with_uploads(trained(fits, 2e4), 2 + later, world) if len(fits) else fits
-    need = demand(made, TASK, "flops", {})
+    need = demand(made, SIZES, TASK, "flops", {})
     fatal = world.dies(made.device, event_keys(made, seed, "death"), when)
     for row in range(10):
         one = one_order.OneOrder(world, row, when, own.take([row]), int(active[row]))
@@ -189,9 +190,9 @@ def check_charges(rows: UnderWay, device: int, phases: list[one_order.Phase]) ->
 @pytest.mark.parametrize("kind", [Kind.TRAIN, Kind.EVALUATE, Kind.STATISTICS, Kind.REPORT])
 def test_the_work_of_a_cohort_is_that_of_its_orders(kind: Kind) -> None:
     made = replace(cohort(5), kind=kind)
-    whole = demand(made, TASK, "flops", {})
+    whole = demand(made, SIZES, TASK, "flops", {})
     for row, order in enumerate(made.rows()):
-        alone = demand(order, TASK, "flops", {})
+        alone = demand(order, SIZES[[row]], TASK, "flops", {})
         assert_same(whole.take([row]), alone)
 
 

@@ -20,15 +20,14 @@ _NOTHING: ChooserState = {}
 
 
 def demand(
-    orders: Cohort, task: Task, counting: Counting, states: Mapping[int, DeviceState]
+    orders: Cohort, own: Ints, task: Task, counting: Counting, states: Mapping[int, DeviceState]
 ) -> Demand:
-    """Return the work of orders on their devices; a new device has no state yet."""
+    """Return the work of orders on devices with so many samples; a new one has no state yet."""
     count = len(orders)
     if orders.kind == Kind.FETCH:
         none = np.zeros(count)
         effort = effort_of(Counts(none, none, none), 1.0, local_steps=0, calls=0.0, moved=0.0)
         return Demand(effort, none)
-    own = np.fromiter(map(task.size, orders.device.tolist()), dtype=np.int64, count=count)
     if orders.kind not in (Kind.TRAIN, Kind.HOLD):
         groups = alike(orders.slice_index)
         passes = _samples_per_pass(orders, own, task)

@@ -9,15 +9,26 @@ from anyfleet.runtime.simulated.phases import MOST_CHANGES, Phases
 from anyfleet.world import World
 from anyfleet.world.quantities import Moments
 
+# In the order of the alphabet: of failures at the same time, the first here counts.
+REASONS: tuple[str, ...] = (
+    "battery empty",
+    "died",
+    "no link",
+    "nothing came through",
+    "out of memory",
+    "refused",
+    "went offline",
+)
+
 
 def earliest(failures: Mapping[str, Floats]) -> tuple[Floats, Ints]:
-    """Return when each order first fails, and the place of its reason in their alphabet.
-
-    Of failures at the same time the one counts whose reason comes first there.
-    """
-    times = np.stack([failures[reason] for reason in sorted(failures)])
+    """Return when each order first fails, and the place of its reason among `REASONS`; or -1."""
+    reasons = sorted(failures)
+    times = np.stack([failures[reason] for reason in reasons])
     which = times.argmin(axis=0)
-    return times[which, np.arange(times.shape[1])], which
+    after = times[which, np.arange(times.shape[1])]
+    places = np.array([REASONS.index(reason) for reason in reasons])
+    return after, np.where(np.isfinite(after), places[which], -1)
 
 
 def when(happens: Flags, after: Floats | float) -> Floats:

@@ -17,7 +17,7 @@ from anyfleet.runtime.simulated.batteries import Batteries
 from anyfleet.runtime.simulated.clock import Clock
 from anyfleet.runtime.simulated.engines import Engine, EngineOrder, Sequential
 from anyfleet.runtime.simulated.timing import begin, with_uploads
-from anyfleet.runtime.simulated.under_way import SimulatedState, Trained, UnderWay
+from anyfleet.runtime.simulated.under_way import SimulatedState, UnderWay
 from anyfleet.world import World
 from anyfleet.world.quantities import When
 from anyfleet.world.world import RuntimeConditions
@@ -54,6 +54,8 @@ class Simulated:
         self._clock, self._round_index = Clock(), 0
         self._under_way: UnderWay | None = None  # None: no order is
         self._states: dict[int, DeviceState] = {}
+        # By order: what its device keeps once its training has ended.
+        self._kept: dict[int, DeviceState] = {}
         self._batteries = Batteries(world)
         # The loss that each device reported last, even if the server refused the reply.
         self._losses: Floats = np.full(task.devices, np.nan)
@@ -124,7 +126,7 @@ class Simulated:
             return
         # Orders that were submitted at this very time share the band with the new ones.
         same = (before.began == self.now()) & (before.round_index == self._round_index)
-        earlier = np.flatnonzero(same & ~before.trained.carried_out)
+        earlier = np.flatnonzero(same & ~before.carried_out)
         for number in dict.fromkeys(before.cohort[earlier].tolist()):
             rows = earlier[before.cohort[earlier] == number]
             again = self._begin(before.cohorts[number].sent.take(before.row[rows]))
@@ -167,26 +169,29 @@ class Simulated:
         passed = self._clock.passed(orders.events, until, enough)
         orders = self._finish_training(orders, passed.trained)
         self._clock = replace(self._clock, now=passed.now)
-        ended = orders.take(passed.ended)
-        charges = self._close(orders, passed.ended, ended.failed_after, ended.events.ends)
+        ended = self._close(orders, passed.ended)
+        charges = self._charge(ended, ended.failed_after, ended.events.ends)
         came = ended.reason < 0
-        replies, failed = ended.trained.replies.take(came), ended.take(~came)
-        self._remember_losses(ended.take(came))
-        reasons = tuple(failed.reasons[number] for number in failed.reason)
+        replies = ended.replies.take(came).pruned()
+        self._remember_losses(ended, replies.reported("loss"), came)
+        reasons = tuple(ended.reasons[number] for number in ended.reason[~came])
         return Events(
-            replies.pruned() if len(replies) else None,
-            charges.take(came) if len(replies) else None,
-            Failures(failed.id, reasons, charges.take(~came)) if len(failed) else None,
+            replies if came.any() else None,
+            charges.take(came) if came.any() else None,
+            None if came.all() else Failures(ended.id[~came], reasons, charges.take(~came)),
         )
 
     def cancel(self, orders: Ints, reason: str) -> Failures:
         """Close orders now, and return them as failures."""
         if self._under_way is None:
             raise KeyError(f"no order is under way, and none of {orders.tolist()}")
-        place = {number: row for row, number in enumerate(self._under_way.id.tolist())}
-        rows = np.array([place[number] for number in orders.tolist()], dtype=np.int64)
-        elapsed = self.now() - self._under_way.began[rows]
-        spent = self._close(self._under_way, rows, elapsed, np.full(len(rows), self.now()))
+        order = np.argsort(self._under_way.id)
+        place = np.searchsorted(self._under_way.id, orders, sorter=order)
+        rows = order[np.minimum(place, len(order) - 1)]
+        if (self._under_way.id[rows] != orders).any():
+            raise KeyError(f"not all of the orders {orders.tolist()} are under way")
+        closed = self._close(self._under_way, rows)
+        spent = self._charge(closed, self.now() - closed.began, self.now())
         return Failures(orders, (reason,) * len(orders), spent)
 
     def save(self) -> SimulatedState:
@@ -196,6 +201,7 @@ class Simulated:
             self._round_index,
             self._under_way,
             dict(self._states),
+            dict(self._kept),
             self._batteries.save(),
             self._losses.copy(),
         )
@@ -203,7 +209,8 @@ class Simulated:
     def restore(self, saved: SimulatedState) -> None:
         """Go back to the state that `save` returned."""
         self._clock, self._round_index = saved.clock, saved.round_index
-        self._under_way, self._states = saved.under_way, dict(saved.states)
+        self._under_way = saved.under_way
+        self._states, self._kept = dict(saved.states), dict(saved.kept)
         self._batteries.restore(saved.batteries)
         self._losses = saved.losses.copy()
         self._free = np.ones(self._task.devices, dtype=bool)
@@ -214,34 +221,40 @@ class Simulated:
         """Return what a device keeps between visits."""
         return self._states.get(device, DeviceState())
 
-    def _close(self, orders: UnderWay, rows: Ints, elapsed: Floats, now: Floats) -> Charges:
-        """Close orders `elapsed` seconds after they began; return the charges for the work done."""
-        closed = orders.take(rows)
-        charges = closed.charges(elapsed)
+    def _close(self, orders: UnderWay, rows: Ints) -> UnderWay:
+        """Take orders out of the table, and return them."""
+        closed, left = orders.take(rows), np.ones(len(orders), dtype=bool)
+        left[rows] = False
+        self._under_way = orders.take(left).pruned() if left.any() else None
         self._free[closed.device] = True
+        for order in closed.id[closed.carried_out].tolist() if self._kept else ():
+            self._kept.pop(order, None)
+        return closed
+
+    def _charge(self, orders: UnderWay, elapsed: Floats, now: Floats | float) -> Charges:
+        """Return the charges for what closed orders did in the seconds since they began."""
+        charges = orders.charges(elapsed)
         joules = charges.download_joules + charges.compute_joules + charges.upload_joules
-        self._batteries.finish_work(closed.device, joules, now)
-        open_ = np.ones(len(orders), dtype=bool)
-        open_[rows] = False
-        self._under_way = orders.take(open_).pruned() if open_.any() else None
+        self._batteries.finish_work(orders.device, joules, now)
         return charges
 
-    def _remember_losses(self, orders: UnderWay) -> None:
+    def _remember_losses(self, orders: UnderWay, losses: Floats, came: Flags) -> None:
         """Keep the losses that devices reported of their training."""
         trained = np.array([each.sent.kind in _TRAINED for each in orders.cohorts], dtype=bool)
-        loss = orders.trained.replies.reported("loss")
-        told = trained[orders.cohort] & ~np.isnan(loss)
-        self._losses[orders.device[told]] = loss[told]
+        told = trained[orders.cohort[came]] & ~np.isnan(losses)
+        self._losses[orders.device[came][told]] = losses[told]
 
     def _finish_training(self, orders: UnderWay, rows: Ints) -> UnderWay:
         """Return the orders after the training of some has ended: their uploads begin."""
         if not len(rows):
             return orders
         events, uploading = orders.events, orders.uploading.copy()
-        for row in rows.tolist():
-            if not orders.trained.refused_by_device[row]:
-                uploading[row] = True
-                self._states[int(orders.device[row])] = orders.trained.states[row]
+        uploading[rows] = ~orders.did_nothing[rows]
+        begun = rows[uploading[rows]]
+        for order, device in zip(
+            orders.id[begun].tolist(), orders.device[begun].tolist(), strict=True
+        ):
+            self._states[device] = self._kept.pop(order)
         training, sequence = events.training.copy(), events.sequence.copy()
         training[rows] = False
         self._clock, sequence[rows] = self._clock.scheduled(events.ends[rows])
@@ -250,32 +263,37 @@ class Simulated:
 
     def _uploaded(self, orders: UnderWay, due: Flags) -> UnderWay:
         """Return the orders with the uploads of those whose training may end, in this round."""
-        waiting = orders.events.training & ~orders.trained.carried_out
-        if waiting.any():
-            rows = np.flatnonzero(waiting)
-            orders = replace(orders, trained=orders.trained.put(rows, self._execute(orders, rows)))
+        waiting = np.flatnonzero(orders.events.training & ~orders.carried_out)
+        if len(waiting):
+            orders = orders.put(waiting, self._execute(orders.take(waiting)))
         rows = np.flatnonzero(due & (orders.upload_round != self._round_index))
         if not len(rows):
             return orders
         return orders.put(rows, with_uploads(orders.take(rows), self._round_index, self._world))
 
-    def _execute(self, orders: UnderWay, rows: Ints) -> Trained:
-        """Let the engine carry out orders."""
-        single = {
-            number: (each.sent.rows(), each.received.rows())
-            for number, each in enumerate(orders.cohorts)
-        }
+    def _execute(self, orders: UnderWay) -> UnderWay:
+        """Return orders that the engine carried out."""
+        single = [(each.sent.rows(), each.received.rows()) for each in orders.cohorts]
         given = []
-        for row in rows.tolist():
+        for row, device in enumerate(orders.device.tolist()):
             sent, received = single[int(orders.cohort[row])]
-            state, place = self.state(int(orders.device[row])), int(orders.row[row])
-            width = float(orders.transfer.width_up[row])
-            given.append(EngineOrder(sent[place], received[place], state, width))
+            place, width = int(orders.row[row]), float(orders.transfer.width_up[row])
+            given.append(EngineOrder(sent[place], received[place], self.state(device), width))
         done = self._engine.execute(given, self._task, self.limits)
-        return Trained(
-            join([each.reply for each in done]),
-            np.ones(len(rows), dtype=bool),
-            tuple(each.state for each in done),
-            tuple(each.refused_by_server for each in done),
-            tuple(each.refused_by_device for each in done),
+        self._kept |= zip(orders.id.tolist(), (each.state for each in done), strict=True)
+        idle = np.array([bool(each.refused_by_device) for each in done], dtype=bool)
+        told = [
+            (each.refused_by_device and f"refused by the device: {each.refused_by_device}")
+            or (each.refused_by_server and f"refused: {each.refused_by_server}")
+            for each in done
+        ]
+        refusals = tuple(filter(None, told))
+        counted = np.cumsum([bool(each) for each in told]) - 1
+        return replace(
+            orders,
+            carried_out=np.ones(len(done), dtype=bool),
+            replies=join([each.reply for each in done]),
+            did_nothing=idle,
+            refusal=np.where([bool(each) for each in told], counted, -1),
+            refusals=refusals,
         )

@@ -18,17 +18,13 @@ from anyfleet.core.stacks import Replies
 from anyfleet.core.time_and_energy import Effort
 from anyfleet.runtime.simulated.charging import demand
 from anyfleet.runtime.simulated.clock import Events
-from anyfleet.runtime.simulated.failures import battery_empty, earliest, offline, when
+from anyfleet.runtime.simulated.failures import REASONS, battery_empty, earliest, offline, when
 from anyfleet.runtime.simulated.phases import Phases, SteadyCost, follow, transfer_cost
 from anyfleet.runtime.simulated.transfers import cut_orders, draw_transfers, event_keys
-from anyfleet.runtime.simulated.under_way import Submitted, Trained, UnderWay
+from anyfleet.runtime.simulated.under_way import Submitted, UnderWay
 from anyfleet.world import World
 from anyfleet.world.links import Way
 from anyfleet.world.quantities import Moments, When
-
-# In the order of the alphabet, which decides between failures at the same time.
-_BEFORE = ("battery empty", "died", "no link", "out of memory", "went offline")
-_AFTER = ("battery empty", "no link", "nothing came through", "refused", "went offline")
 
 
 def begin(
@@ -48,7 +44,8 @@ def begin(
     devices, count = orders.device, len(orders)
     transfer = draw_transfers(orders, world, now, active)
     received = cut_orders(orders, transfer.width_down, task.blueprint)
-    need = demand(received, task, world.declared.counting, states)
+    samples = world.declared.samples[devices]
+    need = demand(received, samples, task, world.declared.counting, states)
     start = Moments(np.full(count, now.now), np.full(count, now.round_index))
     download = _transfer(
         world, "down", devices, start, active, received.bits, own.bit_rate_down, own.receive_power
@@ -64,13 +61,12 @@ def begin(
     }
     soonest, _ = earliest(failures)
     failures["went offline"] = offline(world, devices, start, np.minimum(trained, soonest))
-    failed_after, why = earliest(failures)
-    fails = np.isfinite(failed_after)
-    reason, reasons = np.where(fails, why, -1), list(_BEFORE)
-    for row in np.flatnonzero(fails & (why == _BEFORE.index("out of memory"))):
+    failed_after, reason = earliest(failures)
+    fails, reasons = reason >= 0, REASONS
+    for row in np.flatnonzero(reason == REASONS.index("out of memory")):
         reason[row] = len(reasons)
-        reasons.append(too_large(float(need.memory[row]), float(own.memory[row])))
-    none, nowhere = np.zeros(count), np.full(count, -1)
+        reasons = (*reasons, too_large(float(need.memory[row]), float(own.memory[row])))
+    none, nowhere, no = np.zeros(count), np.full(count, -1), np.zeros(count, dtype=bool)
     events = Events(
         training=~fails,
         trained=now.now + trained,
@@ -97,32 +93,31 @@ def begin(
         compute=compute,
         upload=Phases.steady(none, none),
         upload_round=nowhere,
-        uploading=np.zeros(count, dtype=bool),
+        uploading=no,
         events=events,
         failed_after=failed_after,
         reason=reason,
-        trained=_not_carried_out(orders),
+        carried_out=no,
+        replies=_no_replies(orders),
+        did_nothing=no,
+        refusal=nowhere,
         cohorts=(Submitted(orders, received),),
-        reasons=tuple(reasons),
+        reasons=reasons,
+        refusals=(),
     )
 
 
-def _not_carried_out(orders: Cohort) -> Trained:
-    count = len(orders)
-    none, nothing = np.zeros(count), np.zeros(count, dtype=np.int64)
-    replies = Replies(
+def _no_replies(orders: Cohort) -> Replies:
+    none, nothing = np.zeros(len(orders)), np.zeros(len(orders), dtype=np.int64)
+    return Replies(
         order=orders.id,
         device=orders.device,
         samples=nothing,
         bits=none,
         delivered_width=none,
-        stack_index=np.full(count, -1),
+        stack_index=nothing - 1,
         place=nothing,
         stacks=(),
-    )
-    no_reason = ("",) * count
-    return Trained(
-        replies, np.zeros(count, dtype=bool), (DeviceState(),) * count, no_reason, no_reason
     )
 
 
@@ -132,9 +127,9 @@ def with_uploads(orders: UnderWay, round_index: int, world: World) -> UnderWay:
     # Bit rates are computed again only if a round or time can have changed them meanwhile.
     same = (orders.round_index == round_index) & (start.now < orders.bit_rate_until)
     known = np.where(same, orders.bit_rate_up, np.nan)
-    bits, device = orders.trained.replies.bits, orders.device
+    bits, device = orders.replies.bits, orders.device
     upload = _transfer(world, "up", device, start, orders.active, bits, known, orders.send_power)
-    refused = np.array([bool(each) for each in orders.trained.refused_by_server], dtype=bool)
+    refused = (orders.refusal >= 0) & ~orders.did_nothing
     left = orders.battery - (orders.download.joules + orders.compute.joules)
     failures = {
         "battery empty": battery_empty((upload,), left),
@@ -148,21 +143,15 @@ def with_uploads(orders: UnderWay, round_index: int, world: World) -> UnderWay:
     there = Moments(start.now, orders.round_index)
     end = np.minimum(upload.seconds, soonest)
     failures["went offline"] = offline(world, device, there, end)
-    after, why = earliest(failures)
-    fails = np.isfinite(after)
-    ends = start.now + np.where(fails, after, upload.seconds)
-    # A failure counts its seconds from the start of the order.
-    failed_after = orders.download.seconds + orders.compute.seconds + after
-    reason, reasons = np.where(fails, why, -1), list(_AFTER)
-    for row in np.flatnonzero(fails & (why == _AFTER.index("refused"))):
-        reason[row] = len(reasons)
-        reasons.append(f"refused: {orders.trained.refused_by_server[row]}")
-    for place, why_not in enumerate(orders.trained.refused_by_device):
-        if why_not:
-            # The order reached its device, which did nothing: only the download is charged.
-            reason[place], ends[place] = len(reasons), start.now[place]
-            failed_after[place] = orders.download.seconds[place]
-            reasons.append(f"refused by the device: {why_not}")
+    after, reason = earliest(failures)
+    # An order that its device refuses reached it, and it did nothing.
+    after = np.where(orders.did_nothing, 0.0, after)
+    ends = start.now + np.where(np.isfinite(after), after, upload.seconds)
+    # A failure counts its seconds from the start of the order; of such an order, the download.
+    download = orders.download.seconds
+    failed_after = np.where(orders.did_nothing, download, download + orders.compute.seconds + after)
+    told = orders.did_nothing | (reason == REASONS.index("refused"))
+    reason = np.where(told, len(REASONS) + orders.refusal, reason)
     return replace(
         orders,
         bits_up=bits,
@@ -171,7 +160,7 @@ def with_uploads(orders: UnderWay, round_index: int, world: World) -> UnderWay:
         events=replace(orders.events, ends=ends),
         failed_after=failed_after,
         reason=reason,
-        reasons=tuple(reasons),
+        reasons=(*REASONS, *orders.refusals) if orders.refusals else REASONS,
     )
 
 

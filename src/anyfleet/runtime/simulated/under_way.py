@@ -24,17 +24,6 @@ class Submitted:
 
 
 @dataclass(frozen=True, eq=False)
-class Trained(Arrays):
-    """What became of the work of orders: nothing yet, before they are carried out."""
-
-    replies: Replies  # any before
-    carried_out: Flags
-    states: tuple[DeviceState, ...]  # what each device keeps once it has finished
-    refused_by_server: tuple[str, ...]  # the reason, or ""
-    refused_by_device: tuple[str, ...]  # the reason, or ""
-
-
-@dataclass(frozen=True, eq=False)
 class UnderWay(Arrays):
     """The orders under way, one row for each, in the order in which they were submitted.
 
@@ -65,9 +54,13 @@ class UnderWay(Arrays):
     events: Events
     failed_after: Floats  # seconds from its beginning to its failure; infinite without one
     reason: Ints  # why it fails, or -1
-    trained: Trained
+    carried_out: Flags  # whether an engine did what it asks for
+    replies: Replies  # any before that
+    did_nothing: Flags  # whether its device refused it
+    refusal: Ints  # why its device, or the server the reply, or -1
     cohorts: tuple[Submitted, ...] = listed("cohort")
     reasons: tuple[str, ...] = listed("reason")
+    refusals: tuple[str, ...] = listed("refusal")
 
     def charges(self, elapsed: Floats) -> Charges:
         """Return what each order has cost after so many seconds: the work done by then."""
@@ -112,6 +105,7 @@ class SimulatedState:
     clock: Clock
     round_index: int
     under_way: UnderWay | None  # None: no order is
-    states: Mapping[int, DeviceState]
+    states: Mapping[int, DeviceState]  # by device
+    kept: Mapping[int, DeviceState]  # by order under way: what its device keeps once it is trained
     batteries: tuple[Floats, Floats]
     losses: Floats
