@@ -31,13 +31,15 @@ from tools.mangling import mangled
 from torch import nn
 
 from anyfleet.core.client import work
-from anyfleet.core.messages import DeviceState, Kind, Replies
+from anyfleet.core.device_state import DeviceState
+from anyfleet.core.messages import Kind
 from anyfleet.core.method import Method
-from anyfleet.core.orders import Cohort
+from anyfleet.core.orders import NOTHING, Cohort
 from anyfleet.core.planning import PlanningState, load_models, plan_cohort
 from anyfleet.core.screening import Screen
 from anyfleet.core.server import Server
 from anyfleet.core.slots import Codec
+from anyfleet.core.stacks import Replies
 from anyfleet.core.view import Request
 from anyfleet.elastic import narrowed
 from anyfleet.errors import BadMessage, CompositionError
@@ -156,7 +158,8 @@ def _order(method: Method, task: Task, column: float, kind: Kind) -> Cohort:
 
 def _fetching(order: Cohort, method: Method, task: Task) -> Cohort:
     """Return an order that fetches the result of an order to hold it."""
-    asked = replace(order, id=order.id + 1, held_order=order.id, kind=Kind.FETCH, trees=({},))
+    asked = replace(order, id=order.id + 1, held_order=order.id, kind=Kind.FETCH)
+    asked = asked.with_downloads(NOTHING)
     return load_models(asked, method=method, task=task, params={}, buffers={})
 
 
@@ -223,7 +226,7 @@ def _judged(found: Cohort | Replies, case: Case) -> str:
     width = float(found.delivered_width[0])
     part = narrowed(order.slices[0], width, case.task.blueprint) if width else order.slices[0]
     local = case.task.blueprint.local(part)
-    for tree in found.trees[0].values():
+    for tree in found.trees_of(0).values():
         for name, value in tree.items():
             if value.shape != local.shape(name):
                 raise AssertionError(f"{name} has the shape {value.shape}")

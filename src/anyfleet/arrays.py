@@ -1,10 +1,11 @@
 """Structs of arrays: the base of everything that has one entry for each order or device."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self, TypeVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -12,26 +13,76 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
+_INDEX = "index"
+
+
+def listed(index: str) -> Any:
+    """Return the field of a list that rows share; the field `index` has each row's number in it.
+
+    What many rows have in common is listed once, as their slices and the models that they are sent.
+    A number of -1 stands for nothing. A list that is an array has, at its number, the first of as
+    many entries as the row has.
+    """
+    return field(metadata={_INDEX: index})
+
 
 @dataclass(frozen=True, eq=False)
 class Arrays:
     """A struct of arrays: every field that is an array, a tensor or a tuple has one entry per row.
 
-    All rows share the other fields. The first field has one entry per row, and `len` counts them.
+    All rows share the other fields, and what is `listed`. The first field has one entry per row,
+    and `len` counts them.
     """
 
     def __len__(self) -> int:
         return len(getattr(self, fields(self)[0].name))
 
-    def take(self, rows: Sequence[int] | Ints) -> Self:
-        """Return the given rows, in the given order."""
-        index = np.asarray(rows, dtype=np.int64)
-        return replace(self, **{f.name: _pick(getattr(self, f.name), index) for f in fields(self)})
+    def take(self, rows: Sequence[int] | Ints | Flags) -> Self:
+        """Return the given rows, in the given order; flags pick the rows that are true."""
+        index = np.asarray(rows)
+        if index.dtype == bool and index.all():
+            return self
+        index = np.flatnonzero(index) if index.dtype == bool else index.astype(np.int64)
+        picked = {
+            f.name: _pick(getattr(self, f.name), index)
+            for f in fields(self)
+            if _INDEX not in f.metadata
+        }
+        return replace(self, **picked)
+
+    def put(self, rows: Ints, other: Self) -> Self:
+        """Return the struct with the rows of another one in place of these, which ascend."""
+        if len(rows) == len(self):
+            return other
+        index = np.arange(len(self))
+        index[rows] = len(self) + np.arange(len(rows))
+        return join([self, other]).take(index)
+
+    def pruned(self) -> Self:
+        """Return the same rows, without what is listed but named by no row."""
+        found: dict[str, Any] = {}
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if isinstance(value, Arrays):
+                found[f.name] = value.pruned()
+            elif _INDEX in f.metadata and isinstance(value, tuple):
+                name = f.metadata[_INDEX]
+                index = getattr(self, name)
+                named = np.unique(index[index >= 0])
+                if len(named) < len(value):
+                    found[f.name] = tuple(value[number] for number in named)
+                    found[name] = np.where(index < 0, -1, np.searchsorted(named, index))
+        return replace(self, **found) if found else self
 
     def rows(self) -> list[Self]:
         """Return every row as a struct of one row; much cheaper than `take` row by row."""
         count = len(self)
-        values = (_split(getattr(self, f.name), count) for f in fields(self))
+        values = (
+            [getattr(self, f.name)] * count
+            if _INDEX in f.metadata
+            else _split(getattr(self, f.name), count)
+            for f in fields(self)
+        )
         return [type(self)(*row) for row in zip(*values, strict=True)]
 
 
@@ -59,15 +110,44 @@ B = TypeVar("B", bound=Arrays)
 
 
 def join(batches: Sequence[B]) -> B:
-    """Return the rows of all structs in one; fields that rows share are those of the first."""
+    """Return the rows of all structs in one; fields that rows share are those of the first.
+
+    What is listed in several of them is listed once.
+    """
     first = batches[0]
     if len(batches) == 1:
         return first
-    joined = {}
+    joined: dict[str, Any] = {}
     for f in fields(first):
         values = [getattr(batch, f.name) for batch in batches]
-        joined[f.name] = _concatenate(values)
+        if _INDEX in f.metadata:
+            index = [getattr(batch, f.metadata[_INDEX]) for batch in batches]
+            joined[f.name], joined[f.metadata[_INDEX]] = _merged(values, index)
+        elif f.name not in joined:
+            joined[f.name] = _concatenate(values)
     return replace(first, **joined)
+
+
+def _merged(lists: Sequence[Any], index: Sequence[Ints]) -> tuple[Any, Ints]:
+    """Return one list for several, without repetitions, and the numbers of all rows in it."""
+    if all(each is lists[0] for each in lists):
+        return lists[0], np.concatenate(index)
+    if isinstance(lists[0], np.ndarray):
+        starts = np.cumsum([0, *map(len, lists)])
+        moved = [rows + start for rows, start in zip(index, starts, strict=False)]
+        return np.concatenate(lists), np.concatenate(moved)
+    places: dict[int, int] = {}  # by identity: comparing tensors would cost more than it saves
+    merged: list[Any] = []
+    numbers = []
+    for entries, rows in zip(lists, index, strict=True):
+        for entry in entries:
+            if id(entry) not in places:
+                places[id(entry)] = len(merged)
+                merged.append(entry)
+        # The last one stands for the number -1.
+        at = np.array([*(places[id(entry)] for entry in entries), -1], dtype=np.int64)
+        numbers.append(at[rows])
+    return tuple(merged), np.concatenate(numbers)
 
 
 def _concatenate(values: Sequence[Any]) -> Any:
@@ -79,5 +159,26 @@ def _concatenate(values: Sequence[Any]) -> Any:
     if isinstance(first, np.ndarray):
         return np.concatenate(values)
     if isinstance(first, Tensor):
-        return first.new_tensor([int(v) for value in values for v in value])
+        return torch.cat(list(values))
     return first
+
+
+def alike(*columns: NDArray[Any]) -> list[Ints]:
+    """Return the rows of each combination of values that occurs, ascending; NaN is one value."""
+    code = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        found, number = np.unique(column, return_inverse=True)
+        if len(found) > 1:
+            _, code = np.unique(code * len(found) + number, return_inverse=True)
+    if not code.any():
+        return [np.arange(len(code))] if len(code) else []
+    order = np.argsort(code, kind="stable")
+    groups = np.split(order, np.flatnonzero(np.diff(code[order])) + 1)
+    return sorted(groups, key=lambda rows: int(rows[0]))
+
+
+def distinct(values: Sequence[Any]) -> tuple[tuple[Any, ...], Ints]:
+    """Return what occurs among hashable values, each once, and the number of every value in it."""
+    places: dict[Any, int] = {}
+    index = [places.setdefault(value, len(places)) for value in values]
+    return tuple(places), np.array(index, dtype=np.int64)

@@ -8,11 +8,13 @@ import pytest
 import torch
 
 from anyfleet.core.client import work
+from anyfleet.core.device_state import DeviceState
 from anyfleet.core.evaluation import measure
 from anyfleet.core.layout import MessageLayout, TensorLayout
 from anyfleet.core.loop import Round, run
-from anyfleet.core.messages import DeviceState, Kind
+from anyfleet.core.messages import Kind
 from anyfleet.core.method import Method
+from anyfleet.core.orders import NOTHING, Download
 from anyfleet.elastic import Slice
 from anyfleet.errors import BadMessage
 from anyfleet.methods import bn2, fedavg, local
@@ -66,7 +68,7 @@ def lengths(method: Method, task: Task) -> dict[int, float]:
     asked = orders(method, task, devices)
     found = {}
     for row, device in enumerate(devices):
-        delta = work(asked.take([row]), (DeviceState(),), task).replies.trees[0]["delta"]
+        delta = work(asked.take([row]), (DeviceState(),), task).replies.trees_of(0)["delta"]
         found[device] = sum(float(v.double().square().sum()) for v in delta.values()) ** 0.5
     return found
 
@@ -84,15 +86,16 @@ def test_a_fetched_result_is_the_one_that_was_trained() -> None:
     asked = orders(fedavg(lr=0.1), task, [3])
     now = work(asked, (DeviceState(),), task)
     held = work(replace(asked, kind=Kind.HOLD), (DeviceState(),), task)
-    assert held.replies.trees == ({},)
+    assert held.replies.trees_of(0) == {}
     assert held.states[0].held is not None
-    fetch = replace(asked, id=asked.id + 1, held_order=asked.id, kind=Kind.FETCH, slices=(Slice(),))
+    fetch = replace(asked, id=asked.id + 1, held_order=asked.id, kind=Kind.FETCH)
+    fetch = fetch.with_slices(Slice())
     done = work(fetch, held.states, task)
-    assert small.identical(done.replies.trees[0]["delta"], now.replies.trees[0]["delta"])
+    assert small.identical(done.replies.trees_of(0)["delta"], now.replies.trees_of(0)["delta"])
     assert done.replies.order[0] == fetch.id[0]
     assert done.states[0].held is None
     again = work(fetch, done.states, task)
-    assert again.replies.report[0] == {"missing": 1.0}
+    assert again.replies.report_of(0) == {"missing": 1.0}
 
 
 @pytest.mark.parametrize("kind", [Kind.EVALUATE, Kind.REPORT])
@@ -103,16 +106,16 @@ def test_devices_measure_on_their_own_data(kind: Kind) -> None:
     data = task.own_test(2) if kind == Kind.EVALUATE else task.data(2)
     mode = asked.job.norm.evaluation
     expected = measure(task, task.blueprint, task.params, task.buffers, data, mode)
-    assert update.report[0] == expected
+    assert update.report_of(0) == expected
     assert update.samples[0] == len(data)
-    assert update.trees == ({},)
+    assert update.trees_of(0) == {}
 
 
 def test_devices_measure_statistics() -> None:
     task = small.task()
     asked = replace(orders(fedavg(), task, [2]), kind=Kind.STATISTICS)
     update = work(asked, (DeviceState(),), task).replies
-    assert set(update.trees[0]["buffers"]) == {"1.running_mean", "1.running_var"}
+    assert set(update.trees_of(0)["buffers"]) == {"1.running_mean", "1.running_var"}
     assert update.bits[0] == 32 * 12
     assert update.samples[0] == len(task.data(2))
 
@@ -152,11 +155,11 @@ def test_a_cache_fills_what_did_not_come() -> None:
     done = work(first, (DeviceState(),), task)
     end = done.states[0].tensors["own"]
     # Nothing comes over the link: the device goes on where it stopped.
-    nothing = replace(first, trees=({},), visit=first.visit + 1, key=first.key + 1)
+    nothing = replace(first.with_downloads(NOTHING), visit=first.visit + 1, key=first.key + 1)
     again = work(nothing, done.states, task)
-    by_link = replace(nothing, trees=({"model": {n: end[n] for n in task.params}},))
+    by_link = nothing.with_downloads(Download({"model": {n: end[n] for n in task.params}}))
     sent = work(by_link, (DeviceState(),), task)
-    assert small.identical(again.replies.trees[0]["delta"], sent.replies.trees[0]["delta"])
+    assert small.identical(again.replies.trees_of(0)["delta"], sent.replies.trees_of(0)["delta"])
 
 
 def test_frozen_parameters_do_not_travel() -> None:

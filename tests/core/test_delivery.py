@@ -7,13 +7,16 @@ import pytest
 import torch
 from torch import nn
 
-from anyfleet.core.client import OWN, begin, work
-from anyfleet.core.delivery import columns_of, cut_order, cut_reply
+from anyfleet.core.client import begin, work
+from anyfleet.core.delivery import columns_of
+from anyfleet.core.device_state import DeviceState
 from anyfleet.core.layout import dense
-from anyfleet.core.messages import DeviceState, Replies, no_charges
+from anyfleet.core.memories import OWN, Memories
+from anyfleet.core.messages import Params, no_charges
 from anyfleet.core.method import Method
 from anyfleet.core.orders import Cohort, grid, uplink
 from anyfleet.core.replies import IncomingReplies, RepliedOrder
+from anyfleet.core.stacks import Replies
 from anyfleet.elastic import Slice, narrowed, within
 from anyfleet.errors import BadMessage
 from anyfleet.measure import Fisher
@@ -25,6 +28,7 @@ from anyfleet.tasks import Data, Dirichlet, Split, Task
 from anyfleet.wire import cut_message, decode_order, decode_reply, encode_order, encode_reply
 from tests.core.test_local_training import orders
 from tests.helpers import small
+from tests.helpers.engines import cut_order, cut_reply
 from tests.helpers.messages import charged
 
 METHODS: dict[str, Method] = {
@@ -52,13 +56,21 @@ def answered(order: Cohort) -> Replies:
 
 def crossed(data: bytes, order: Cohort, width: float) -> bytes:
     """What a link leaves of a message: it fails somewhere within the first column it loses."""
-    came = columns_of(order, width)
-    return data if came == grid(order)[0] else cut_message(data, came, order.key[0])
+    (came,) = columns_of(order, np.array([width]))
+    return data if came == grid(order)[0] else cut_message(data, int(came), order.key[0])
 
 
 def expected(order: Cohort, width: float) -> float:
     """A slice may be narrower than what came."""
-    return width if columns_of(order, width) < grid(order)[0] else 1.0
+    return width if columns_of(order, np.array([width]))[0] < grid(order)[0] else 1.0
+
+
+def started(order: Cohort, state: DeviceState) -> tuple[Params, Params]:
+    """Return the parameters and buffers with which a device in this state begins."""
+    memories = Memories(TASK)
+    memories.adopt(int(order.device[0]), state)
+    params, buffers = begin(order, memories, TASK)
+    return {n: v[0] for n, v in params.items()}, {n: v[0] for n, v in buffers.items()}
 
 
 # --- the worked example -----------------------------------------------------------------------
@@ -73,11 +85,13 @@ def four_columns() -> Task:
 def constant(task: Task, order: Cohort, value: float) -> Replies:
     """What a device would send whose weights are all the same number."""
     update = work(order, (DeviceState(),), task).replies
-    tree = {name: torch.full_like(old, value) for name, old in update.trees[0]["weights"].items()}
+    tree = {
+        name: torch.full_like(old, value) for name, old in update.trees_of(0)["weights"].items()
+    }
     around = uplink(order, task.blueprint, tuple(tree), torch.float32)
     rows = {name: row.unsqueeze(0) for name, row in tree.items()}
     squeezed = Raw().compress(around.flattened(rows), torch.ones(1), around, {})
-    return replace(update, trees=({"weights": tree},), symbols=(squeezed.symbols,))
+    return update.with_contents(trees={"weights": tree}, symbols=squeezed.symbols)
 
 
 def test_1_8_the_worked_example_through_the_servers_aggregation() -> None:
@@ -120,11 +134,11 @@ def test_a_cut_order_survives_the_wire(name: str, width: float) -> None:
     assert received.delivered_width[0] == order.delivered_width[0] == expected(whole, width)
     assert received.slices == whole.slices  # what is asked stays what it was
     assert received.bits[0] == order.bits[0]
-    assert received.trees[0].keys() == order.trees[0].keys()
-    for tree, values in order.trees[0].items():
-        assert small.identical(values, received.trees[0][tree])
+    assert received.trees_of(0).keys() == order.trees_of(0).keys()
+    for tree, values in order.trees_of(0).items():
+        assert small.identical(values, received.trees_of(0)[tree])
     # A device makes the same of both.
-    one, two = (begin(each, 0, DeviceState(), TASK) for each in (order, received))
+    one, two = (started(each, DeviceState()) for each in (order, received))
     assert small.identical(one[0], two[0])
     assert small.identical(one[1], two[1])
 
@@ -141,12 +155,12 @@ def test_1_8_received_columns_overwrite_and_missing_ones_come_from_the_cache(wid
     """By hand, coordinate by coordinate."""
     method = replace(heterofl(widths=(0.7,), lr=0.1), cache=True, norm=Tracked())
     order = orders(method, TASK, [3], column=COLUMN)
-    slice_, blueprint = order.slices[0], TASK.blueprint
+    slice_, blueprint = order.slice_of(0), TASK.blueprint
     cache = {n: torch.full_like(v, -7.0) for n, v in {**TASK.params, **TASK.buffers}.items()}
     kept = DeviceState(tensors={OWN: cache})
-    params, buffers = begin(cut_order(order, width, blueprint), 0, kept, TASK)
+    params, buffers = started(cut_order(order, width, blueprint), kept)
     arrived = narrowed(slice_, width, blueprint)
-    whole = {**order.trees[0]["model"], **order.trees[0]["buffers"]}
+    whole = {**order.trees_of(0)["model"], **order.trees_of(0)["buffers"]}
     for name, value in {**params, **buffers}.items():
         if name not in whole:
             assert (value == -7.0).all()  # a counter: it never travels
@@ -163,10 +177,10 @@ def test_1_8_without_a_single_column_the_device_goes_on_with_its_own_model() -> 
     order = orders(method, TASK, [3], column=COLUMN)
     nothing = cut_order(order, 0.0, TASK.blueprint)
     assert nothing.bits[0] == 0  # the whole model needs no index set
-    first = begin(nothing, 0, DeviceState(), TASK)
+    first = started(nothing, DeviceState())
     assert small.identical(first[0], TASK.params)  # the model that all were installed with
     kept = work(order, (DeviceState(),), TASK).states[0]
-    again, _ = begin(nothing, 0, kept, TASK)
+    again, _ = started(nothing, kept)
     assert small.identical(again, {n: kept.tensors[OWN][n] for n in again})
     assert not small.identical(again, TASK.params)
 
@@ -192,25 +206,25 @@ def test_a_cut_reply_survives_the_wire(name: str, width: float) -> None:
     received = decode_reply(crossed(encode_reply(update, order, TASK), order, width), order, TASK)
     assert received.delivered_width[0] == came.delivered_width[0] == expected(order, width)
     assert received.bits[0] == came.bits[0]
-    assert small.identical(received.kept[0], came.kept[0])
-    assert received.trees[0].keys() == came.trees[0].keys()
-    for tree, values in came.trees[0].items():
-        assert small.identical(values, received.trees[0][tree])
-    assert received.masks[0].keys() == came.masks[0].keys()
-    for tensor, mask in came.masks[0].items():
-        assert torch.equal(received.masks[0][tensor], mask.to(torch.float32))
+    assert small.identical(received.kept_of(0), came.kept_of(0))
+    assert received.trees_of(0).keys() == came.trees_of(0).keys()
+    for tree, values in came.trees_of(0).items():
+        assert small.identical(values, received.trees_of(0)[tree])
+    assert received.masks_of(0).keys() == came.masks_of(0).keys()
+    for tensor, mask in came.masks_of(0).items():
+        assert torch.equal(received.masks_of(0)[tensor], mask.to(torch.float32))
 
 
 def test_mask_and_model_are_cut_together() -> None:
     order = asked("label masks")
     whole = answered(order)
-    assert any((mask == 0).any() for mask in whole.masks[0].values())  # or nothing is tested
+    assert any((mask == 0).any() for mask in whole.masks_of(0).values())  # or nothing is tested
     came = cut_reply(whole, order, 0.25, TASK.blueprint)
-    assert came.masks[0].keys() == whole.masks[0].keys()
-    for name, mask in came.masks[0].items():
-        assert mask.shape == came.trees[0]["delta"][name].shape
+    assert came.masks_of(0).keys() == whole.masks_of(0).keys()
+    for name, mask in came.masks_of(0).items():
+        assert mask.shape == came.trees_of(0)["delta"][name].shape
         part = tuple(slice(size) for size in mask.shape)
-        assert torch.equal(mask, whole.masks[0][name][part])
+        assert torch.equal(mask, whole.masks_of(0)[name][part])
     assert came.bits[0] < whole.bits[0]
 
 
@@ -218,8 +232,8 @@ def test_nothing_has_neither_bits_nor_coordinates() -> None:
     order = asked("label masks")
     came = cut_reply(answered(order), order, 0.0, TASK.blueprint)
     assert (came.bits[0], came.delivered_width[0]) == (0, 0)
-    assert (came.trees, came.masks) == (({},), ({},))
-    assert came.report == answered(order).report
+    assert (came.trees_of(0), came.masks_of(0)) == ({}, {})
+    assert came.report_of(0) == answered(order).report_of(0)
 
 
 def test_statistics_are_cut_with_the_model() -> None:
@@ -227,10 +241,10 @@ def test_statistics_are_cut_with_the_model() -> None:
     once = cut_reply(answered(order), order, 0.5, TASK.blueprint)
     local = TASK.blueprint.local(narrowed(Slice(), 0.5, TASK.blueprint))
     for tree in ("delta", "buffers"):
-        for name, value in once.trees[0][tree].items():
+        for name, value in once.trees_of(0)[tree].items():
             assert value.shape == local.shape(name)
     down = cut_order(order, 0.5, TASK.blueprint)
-    for name, value in down.trees[0]["buffers"].items():
+    for name, value in down.trees_of(0)["buffers"].items():
         assert value.shape == local.shape(name)
 
 
@@ -238,15 +252,17 @@ def test_what_a_link_leaves_is_what_the_codec_packs() -> None:
     """The numbers, and the symbols that become bytes, are cut alike."""
     order = asked("fedavg")
     came = cut_reply(answered(order), order, 0.375, TASK.blueprint)
-    around = uplink(order, TASK.blueprint, tuple(came.trees[0]["delta"]), torch.float32)
-    columns = Raw().pack(came.symbols[0], around)
+    around = uplink(order, TASK.blueprint, tuple(came.trees_of(0)["delta"]), torch.float32)
+    symbols = came.symbols_of(0)
+    assert symbols is not None
+    columns = Raw().pack(symbols, around)
     assert len(columns) == 3
     whole, kept = map(around.unflattened, Raw().restore(Raw().unpack(columns, around), around))
-    part = within(order.slices[0], 0.375, TASK.blueprint)
+    part = within(order.slice_of(0), 0.375, TASK.blueprint)
     values, flags = (
         dense({n: v[0] for n, v in tree.items()}, part, TASK.blueprint) for tree in (whole, kept)
     )
-    assert small.identical(values, came.trees[0]["delta"])
+    assert small.identical(values, came.trees_of(0)["delta"])
     assert all((flag == 1).all() for flag in flags.values())
     assert all(kept[n].sum() == flags[n].numel() for n in kept)  # and nothing besides
 

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anyfleet.core.client import work
+from anyfleet.core.device_state import DeviceState
 from anyfleet.core.index_sets import pack_slice, unpack_slice
 from anyfleet.core.message_size import uncompressed_bits
-from anyfleet.core.messages import DeviceState
 from anyfleet.core.planning import load_models
 from anyfleet.core.slots import Norm
 from anyfleet.elastic import Blueprint, Slice
@@ -75,7 +75,7 @@ def test_a_count_beyond_the_axis_is_refused_before_memory_is_taken() -> None:
 @settings(max_examples=10)
 def test_announced_traffic_is_what_a_run_is_charged(norm: Norm, slice_: Slice) -> None:
     task = small.task()
-    sent = replace(orders(replace(fedavg(), norm=norm), task, [0]), slices=(slice_,))
+    sent = orders(replace(fedavg(), norm=norm), task, [0]).with_slices(slice_)
     method = replace(fedavg(), norm=norm)
     sent = load_models(sent, method=method, task=task, params=task.params, buffers=task.buffers)
     update = work(sent, (DeviceState(),), task).replies
@@ -93,7 +93,7 @@ def test_announced_traffic_has_what_is_reported() -> None:
         Slice(first_trained_layer=2),
         Slice(first_trained_layer=3),
     ):
-        sent = replace(orders(method, task, [0]), slices=(slice_,))
+        sent = orders(method, task, [0]).with_slices(slice_)
         sent = load_models(sent, method=method, task=task, params=task.params, buffers=task.buffers)
         update = work(sent, (DeviceState(),), task).replies
         job = method.job()

@@ -11,8 +11,9 @@ import torch
 
 from anyfleet.arrays import join
 from anyfleet.core.client import work
+from anyfleet.core.device_state import DeviceState
 from anyfleet.core.ledger import REPORTED, Ledger, LedgerWriter
-from anyfleet.core.messages import Charges, Devices, DeviceState, Kind, no_charges
+from anyfleet.core.messages import Charges, Devices, Kind, no_charges
 from anyfleet.core.orders import Cohort
 from anyfleet.core.slots import MEASURES
 from anyfleet.elastic import Slice, trace, width

@@ -9,8 +9,9 @@ from torch.func import vmap
 
 from anyfleet.arrays import join
 from anyfleet.core.client import work
+from anyfleet.core.device_state import DeviceState
 from anyfleet.core.local_training import Extent, extent, samples_of, train
-from anyfleet.core.messages import EVERYTHING, DeviceState, Hyperparameters
+from anyfleet.core.messages import EVERYTHING, Hyperparameters
 from anyfleet.core.method import Method
 from anyfleet.core.orders import Cohort
 from anyfleet.core.planning import PlanningState, load_models, plan_cohort
@@ -55,10 +56,10 @@ def test_a_stack_of_unequal_devices_equals_each_alone(name: str) -> None:
     stacked = work(asked, nothing, task)
     for row in range(task.devices):
         alone = work(asked.take([row]), (DeviceState(),), task)
-        for tree, values in alone.replies.trees[0].items():
-            assert small.distance(values, stacked.replies.trees[row][tree]) < 1e-10, (name, row)
-        loss = alone.replies.report[0]["loss"]
-        assert stacked.replies.report[row]["loss"] == pytest.approx(loss, rel=1e-10)
+        for tree, values in alone.replies.trees_of(0).items():
+            assert small.distance(values, stacked.replies.trees_of(row)[tree]) < 1e-10, (name, row)
+        loss = alone.replies.report_of(0)["loss"]
+        assert stacked.replies.report_of(row)["loss"] == pytest.approx(loss, rel=1e-10)
         assert alone.replies.bits[0] == stacked.replies.bits[row]
 
 
@@ -76,7 +77,7 @@ def test_batch_sizes_and_steps_may_differ_within_a_stack() -> None:
     stacked = work(asked, (DeviceState(),) * 4, task)
     for row in range(4):
         alone = work(asked.take([row]), (DeviceState(),), task)
-        both = alone.replies.trees[0]["delta"], stacked.replies.trees[row]["delta"]
+        both = alone.replies.trees_of(0)["delta"], stacked.replies.trees_of(row)["delta"]
         assert small.distance(*both) < 1e-10
 
 
@@ -112,7 +113,7 @@ def test_a_result_does_not_depend_on_company() -> None:
         rows = join([everybody.take([row]) for row in company])
         some = work(rows, (DeviceState(),) * len(company), task)
         whole = work(everybody, (DeviceState(),) * 6, task)
-        both = some.replies.trees[0]["delta"], whole.replies.trees[0]["delta"]
+        both = some.replies.trees_of(0)["delta"], whole.replies.trees_of(0)["delta"]
         assert small.distance(*both) < 1e-10
 
 

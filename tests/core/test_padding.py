@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from anyfleet.core import local_training as local
 from anyfleet.core.client import work
-from anyfleet.core.messages import DeviceState
+from anyfleet.core.device_state import DeviceState
 from anyfleet.core.padding import unpaddable
 from anyfleet.elastic import Slice
 from anyfleet.measure import fisher
@@ -113,7 +113,7 @@ def test_training_is_that_of_a_plain_loop(name: str) -> None:
         want = by_hand(name, device, asked.key[row])
         alone = work(asked.take([row]), (DeviceState(),), task)
         for done, at in ((alone, 0), (together, row)):
-            trees = done.replies.trees[at]
+            trees = done.replies.trees_of(at)
             got = {n: task.params[n] + v for n, v in trees["delta"].items()}
             got |= trees.get("buffers", {})
             assert set(task.params) <= set(got)

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import NamedTuple
@@ -14,12 +14,14 @@ from torch import Tensor
 
 from anyfleet import rng
 from anyfleet.core.client import work
+from anyfleet.core.device_state import DeviceState
 from anyfleet.core.loop import Round, run
-from anyfleet.core.messages import Aggregated, DeviceState, Kind, Params
+from anyfleet.core.memories import SENT, Memories
+from anyfleet.core.messages import Aggregated, Kind, Params
 from anyfleet.core.method import Method
 from anyfleet.core.objectives import Task
 from anyfleet.core.orders import Cohort
-from anyfleet.core.residuals import SENT, compress_updates, residual_of
+from anyfleet.core.residuals import compress_updates
 from anyfleet.core.slots import State
 from anyfleet.core.updates import Updates
 from anyfleet.core.view import View
@@ -33,11 +35,12 @@ from anyfleet.parts.plan import WidthByLevel
 from anyfleet.parts.schedule import Buffered, Deadline, HoldAndFetch, Overselected, Surveyed, Tiers
 from anyfleet.parts.select import Largest, Uniform
 from anyfleet.runtime import Limits, Sequential, Simulated, Stacked, Threads
-from anyfleet.runtime.simulated.engines import Engine, EngineOrder, EngineReply
+from anyfleet.runtime.simulated.engines import Assignment, Engine, Executed
 from anyfleet.tasks import Dirichlet
 from anyfleet.world import Fleet, Group, Intermittent, levels
 from tests.core.test_local_training import orders
 from tests.helpers import small
+from tests.helpers.engines import Changed
 
 SLOT = ErrorFeedback.state_name
 CODEC = ErrorFeedback(Stc(0.1))
@@ -54,19 +57,19 @@ class Watched(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Watching(Engine):
+class Watching(Changed):
     """An engine whose work is looked at."""
 
-    inner: Engine
     log: list[Watched] = field(default_factory=list)
 
-    def execute(
-        self, assigned: Sequence[EngineOrder], task: Task, limits: Limits
-    ) -> list[EngineReply]:
-        done = self.inner.execute(assigned, task, limits)
-        for each, outcome in zip(assigned, done, strict=True):
-            self.log.append(Watched(each.order, each.state, outcome.state))
-        return done
+    def done(self, given: Assignment, memories: Memories, executed: Executed) -> Executed:
+        rows = zip(given.orders.rows(), executed.remembered.rows(), strict=True)
+        for order, remembered in rows:
+            before, after = memories.state(int(order.device[0])), Memories(TASK)
+            after.adopt(int(order.device[0]), before)
+            after.commit(remembered)
+            self.log.append(Watched(order, before, after.state(int(order.device[0]))))
+        return executed
 
 
 @dataclass(frozen=True)
@@ -168,9 +171,9 @@ def learned(order: Cohort, memory: DeviceState, task: Task = TASK) -> dict[str, 
         return {}
     plain = replace(order, kind=Kind.TRAIN, job=replace(order.job, uplink=Raw()))
     done = work(plain, (memory,), task).replies
-    (tree,), (mask,) = done.trees, done.masks
+    tree, mask = done.trees_of(0), done.masks_of(0)
     update = {n: v * mask[n].to(v) if n in mask else v for n, v in tree["delta"].items()}
-    return paste(update, zeros(task), order.slices[0], task.blueprint)
+    return paste(update, zeros(task), order.slice_of(0), task.blueprint)
 
 
 def zeros(task: Task = TASK) -> dict[str, Tensor]:
@@ -192,16 +195,39 @@ def finished(found: Run, device: int) -> Iterator[Watched]:
     """What a device really carried out: not what was cancelled before it was done."""
     mine = [each for each in found.log if int(each.order.device[0]) == device]
     nexts = [each.before for each in mine] + [found.runtime.state(device)]
-    return (each for each, after in zip(mine, nexts[1:], strict=True) if after is each.after)
+    return (each for each, after in zip(mine, nexts[1:], strict=True) if same(after, each.after))
+
+
+def same(one: DeviceState, other: DeviceState) -> bool:
+    """Return whether a device that went on from one state can be in the other."""
+    told = one.last_sent_order == other.last_sent_order
+    return told and one.tensors.keys() == other.tensors.keys()
+
+
+def residual_of(state: DeviceState, name: str, acknowledged: int) -> dict[str, Tensor]:
+    """The residual of the whole model; all of a reply that never arrived is part of it."""
+    left = dict(state.tensors.get(name, {}))
+    if state.last_sent_order == acknowledged:
+        return left
+    unacknowledged = state.tensors.get(SENT, {})
+    both = {n: left[n] + value for n, value in unacknowledged.items() if n in left}
+    return {**unacknowledged, **left, **both}
+
+
+def remembering(state: DeviceState) -> Memories:
+    """The memories of a fleet in which device 0 is in this state."""
+    memories = Memories(TASK)
+    memories.adopt(0, state)
+    return memories
 
 
 def delivered(found: Run, device: int) -> Iterator[Params]:
     yield from (change for of, change in found.got if of == device)
     # Came in, and will count in a later step.
     for answer in found.steps[-1].snapshot.waiting:
-        if int(answer.order.device[0]) == device and "delta" in answer.reply.trees[0]:
-            tree = answer.reply.trees[0]["delta"]
-            yield paste(tree, zeros(), answer.order.slices[0], TASK.blueprint)
+        if int(answer.order.device[0]) == device and "delta" in answer.reply.trees_of(0):
+            tree = answer.reply.trees_of(0)["delta"]
+            yield paste(tree, zeros(), answer.order.slice_of(0), TASK.blueprint)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -229,8 +255,8 @@ def test_the_cases_are_what_they_are_called() -> None:
     assert kinds.count("hold") == 5 * STEPS
     assert kinds.count("fetch") == 2 * STEPS
     moving = plainly("slices that move")
-    assert len({each.order.slices[0] for each in moving.log}) >= STEPS
-    assert len({each.order.slices[0] for each in plainly("channels by norm").log}) > 1
+    assert len({each.order.slice_of(0) for each in moving.log}) >= STEPS
+    assert len({each.order.slice_of(0) for each in plainly("channels by norm").log}) > 1
     assert not all(TASK.labels(device).all() for device in range(TASK.devices))
 
 
@@ -259,13 +285,18 @@ def test_only_what_was_not_acknowledged_is_sent_again() -> None:
     first = orders(method, task, [3])
     after = work(first, (DeviceState(),), task)
     (memory,) = after.states
-    sent = after.replies.trees[0]["delta"]
+    sent = after.replies.trees_of(0)["delta"]
     assert memory.last_sent_order == first.id[0]
     assert small.identical(memory.tensors[SENT], sent)
-    left = memory.tensors[SLOT]
-    assert small.identical(residual_of(memory, SLOT, int(first.id[0])), left)
-    again = residual_of(memory, SLOT, -1)
-    assert small.identical(again, {name: left[name] + sent[name] for name in left})
+    left, memories = memory.tensors[SLOT], Memories(task)
+    memories.adopt(3, memory)
+    told, untold = (
+        memories.residual(replace(first, acknowledged=np.array([order])), tuple(left))
+        for order in (int(first.id[0]), -1)
+    )
+    assert small.identical(told, {name: value[None] for name, value in left.items()})
+    again = {name: (left[name] + sent[name])[None] for name in left}
+    assert small.identical(untold, again)
 
 
 def test_feedback_forgets_what_is_no_number() -> None:
@@ -274,10 +305,10 @@ def test_feedback_forgets_what_is_no_number() -> None:
     method = replace(fedavg(lr=0.1, batch_size=16), uplink=CODEC)
     order = orders(method, task, [3])
     broken = {name: torch.full_like(value, math.nan) for name, value in task.params.items()}
-    fresh = work(order, (DeviceState(),), task).replies.trees[0]["delta"]
+    fresh = work(order, (DeviceState(),), task).replies.trees_of(0)["delta"]
     spoilt = DeviceState(tensors={SLOT: broken, SENT: broken}, last_sent_order=7)
     done = work(order, (spoilt,), task)
-    assert small.identical(done.replies.trees[0]["delta"], fresh)
+    assert small.identical(done.replies.trees_of(0)["delta"], fresh)
     assert all(value.isfinite().all() for value in done.states[0].tensors[SLOT].values())
 
 
@@ -307,7 +338,9 @@ def test_what_was_not_trained_is_owed_as_before(codec: ErrorFeedback) -> None:
     )
     trained = torch.arange(10) % 3 == 0  # of ten labels
     mask = {"10.bias": trained, "10.weight": trained[:, None].expand(10, 16)}
-    found = compress_updates(order, (DeviceState(tensors={SLOT: left}),), update, mask, TASK)
+    memories = remembering(DeviceState(tensors={SLOT: left}))
+    stacked, masks = ({n: v[None] for n, v in tree.items()} for tree in (update, mask))
+    found = compress_updates(order, memories, stacked, masks, TASK)
     for name, value in update.items():
         flags = mask.get(name, torch.ones_like(value, dtype=torch.bool))
         expected = torch.where(flags, left[name] + value - found.received[name][0], left[name])
@@ -325,10 +358,10 @@ def test_a_width_owes_to_its_own_normalisation_alone() -> None:
     (own,) = (name for name in left if name.startswith("1.weight@"))
     assert left[own].any()
     # The next order is of another width: it finds what was left of the shared tensors only.
-    local = TASK.blueprint.local(narrow.slices[0])
-    nothing = {n: torch.zeros(local.shape(n), dtype=torch.float64) for n in TASK.params}
+    local = TASK.blueprint.local(narrow.slice_of(0))
+    nothing = {n: torch.zeros(1, *local.shape(n), dtype=torch.float64) for n in TASK.params}
     later = replace(narrow, acknowledged=wide.id)
-    found = compress_updates(later, (memory,), nothing, {}, TASK)
+    found = compress_updates(later, remembering(memory), nothing, {}, TASK)
     owed = {name: found.state[name] + found.received[name] for name in nothing}
     assert owed["0.weight"].any()
     assert not owed["1.weight"].any()

@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from anyfleet.core.client import work
-from anyfleet.core.messages import DeviceState, Kind, Replies
+from anyfleet.core.device_state import DeviceState
+from anyfleet.core.messages import Kind
 from anyfleet.core.screening import Screen, believable
+from anyfleet.core.stacks import Replies
 from anyfleet.measure import Fisher
 from anyfleet.methods import fedavg
 from anyfleet.parts.norm import Tracked
@@ -34,20 +36,20 @@ def refusal(update: Replies, limits: Limits | None = None, kind: Kind = Kind.TRA
 
 def spoilt(tree: str, name: str, value: float) -> Replies:
     """One number of one tensor is another."""
-    trees = dict(UPDATE.trees[0])
+    trees = dict(UPDATE.trees_of(0))
     tensor = trees[tree][name].clone()
     tensor.view(-1)[-1] = value
     trees[tree] = {**trees[tree], name: tensor}
-    return replace(UPDATE, trees=(trees,))
+    return UPDATE.with_contents(trees=trees)
 
 
 def told(report: Mapping[Any, Any]) -> Replies:
-    return replace(UPDATE, report=({**UPDATE.report[0], **report},))
+    return UPDATE.with_contents(report={**UPDATE.report_of(0), **report})
 
 
 def length(update: Replies) -> float:
     return math.sqrt(
-        sum(float(v.double().square().sum()) for v in update.trees[0]["delta"].values())
+        sum(float(v.double().square().sum()) for v in update.trees_of(0)["delta"].values())
     )
 
 
@@ -90,8 +92,8 @@ def test_the_limit_of_the_norm_is_that_of_the_update_alone() -> None:
     ],
 )
 def test_nobody_has_more_samples_than_it_declared(samples: int, kind: Kind, reason: str) -> None:
-    report = UPDATE.report if kind == Kind.TRAIN else ({"loss": 1.0},)
-    update = replace(UPDATE, samples=np.array([samples]), report=report)
+    report = UPDATE.report_of(0) if kind == Kind.TRAIN else {"loss": 1.0}
+    update = replace(UPDATE.with_contents(report=report), samples=np.array([samples]))
     assert refusal(update, kind=kind) == reason
 
 
@@ -166,7 +168,7 @@ def test_where_nothing_is_measured_a_trainer_may_use_any_name() -> None:
 
 def test_an_evaluation_reports_the_loss_and_the_metrics_of_the_task_and_nothing_else() -> None:
     def told_by(report: dict[str, Any]) -> str:
-        return refusal(replace(UPDATE, trees=({},), report=(report,)), kind=Kind.EVALUATE)
+        return refusal(UPDATE.with_contents(trees={}, report=report), kind=Kind.EVALUATE)
 
     assert told_by({"loss": 1.0, "accuracy": 0.5}) == ""
     assert told_by({"loss": 1.0, "beauty": 0.5}) == "report: beauty was not asked for"
@@ -191,7 +193,7 @@ def test_a_loss_at_check_in_that_no_device_can_have_is_not_known() -> None:
 
 def test_each_reply_is_checked_for_itself() -> None:
     bad = spoilt("delta", "4.weight", math.nan)
-    nothing = replace(UPDATE, trees=({"delta": {}},))
+    nothing = UPDATE.with_contents(trees={"delta": {}})
     found = Screen.of(TASK, DECLARED, Limits()).refusals(
         [ORDER] * 4, [UPDATE, bad, UPDATE, nothing]
     )
@@ -200,5 +202,5 @@ def test_each_reply_is_checked_for_itself() -> None:
 
 def test_half_precision_and_double_are_judged_alike() -> None:
     for dtype in (torch.float16, torch.float64):
-        tree = {n: v.to(dtype) for n, v in UPDATE.trees[0]["delta"].items()}
-        assert refusal(replace(UPDATE, trees=({"delta": tree},))) == ""
+        tree = {n: v.to(dtype) for n, v in UPDATE.trees_of(0)["delta"].items()}
+        assert refusal(UPDATE.with_contents(trees={"delta": tree})) == ""

@@ -3,8 +3,8 @@
 import pytest
 
 from anyfleet.core.client import work
+from anyfleet.core.device_state import DeviceState
 from anyfleet.core.limits import Limits
-from anyfleet.core.messages import DeviceState
 from anyfleet.core.orders import Cohort
 from anyfleet.errors import BadMessage
 from anyfleet.methods import heterofl

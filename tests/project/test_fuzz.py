@@ -10,8 +10,9 @@ from tools import fuzz as tool
 from tools.fuzz import ACCEPTED, ESCAPED, Case, fuzz, messages
 from tools.mangling import mangled
 
-from anyfleet.core.messages import Kind, Replies
+from anyfleet.core.messages import Kind
 from anyfleet.core.orders import Cohort
+from anyfleet.core.stacks import Replies
 from anyfleet.parts import codec as codecs
 from tests.helpers.messages import taken_apart
 

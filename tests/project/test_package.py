@@ -115,11 +115,11 @@ CORE = tuple(
     name
     for line in (
         # values, and what an author sees
-        "messages limits objectives index_sets layout updates training_work time_and_energy",
+        "messages limits objectives index_sets layout stacks updates training_work time_and_energy",
         "plans signals padding check_in view slots",
         # methods and their orders
         "return_checks codec_calls local_training evaluation method orders calibration",
-        "message_size",
+        "message_size device_state events memories",
         # the device
         "residuals reports choosing delivery client",
         # the server

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from anyfleet.core.client import work
+from anyfleet.core.device_state import DeviceState
 from anyfleet.core.message_size import FETCH_BITS, index_bits
-from anyfleet.core.messages import DeviceState, Kind
-from anyfleet.core.orders import Cohort
+from anyfleet.core.messages import Kind
+from anyfleet.core.orders import NOTHING, Cohort
 from anyfleet.measure import Fisher
 from anyfleet.methods import fedavg, heterofl
 from anyfleet.parts.aggregate import Diagnosed
@@ -109,8 +110,8 @@ def test_replies_of_every_kind_are_charged_for_what_they_have(kind: Kind) -> Non
 def test_what_is_fetched_is_charged_when_it_is_sent() -> None:
     held = replace(orders(HALVES, TASK, [3]), kind=Kind.HOLD)
     (memory,) = work(held, (DeviceState(),), TASK).states
-    bits = float(FETCH_BITS + index_bits(held.slices[0], TASK.blueprint))
-    asked = replace(held, trees=({},), bits=np.array([bits]))
+    bits = float(FETCH_BITS + index_bits(held.slice_of(0), TASK.blueprint))
+    asked = replace(held.with_downloads(NOTHING), bits=np.array([bits]))
     fetch = replace(asked, id=held.id + 1, held_order=held.id, kind=Kind.FETCH)
     assert decode_order(encode_order(fetch, TASK), TASK).bits[0] == bits
     refused(with_header(encode_order(fetch, TASK), bits=bits + 1), "numbers")
@@ -126,8 +127,8 @@ def test_what_is_fetched_is_charged_when_it_is_sent() -> None:
 def test_only_a_codec_that_sends_nothing_names_no_tensors(codec: Any, column: float) -> None:
     order, data = exchange(codec, column)
     if codec == Nothing():
-        assert decode_reply(data, order, TASK).trees[0]["delta"] == {}
-        names = list(UPDATE.trees[0]["delta"])
+        assert decode_reply(data, order, TASK).trees_of(0)["delta"] == {}
+        names = list(UPDATE.trees_of(0)["delta"])
         trees = {**taken_apart(data)[0]["trees"], "delta": names}
         refused(with_header(data, trees=trees), "tensors", order=order)
         return

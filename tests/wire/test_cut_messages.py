@@ -13,17 +13,18 @@ from hypothesis import strategies as st
 
 from anyfleet import rng
 from anyfleet.core.client import work
-from anyfleet.core.delivery import cut_order, cut_reply
+from anyfleet.core.device_state import DeviceState
 from anyfleet.core.limits import FRAME_BYTES
-from anyfleet.core.messages import DeviceState, Replies
 from anyfleet.core.orders import Cohort
 from anyfleet.core.slots import Codec
+from anyfleet.core.stacks import Replies
 from anyfleet.methods import heterofl
 from anyfleet.parts.codec import ErrorFeedback, Fgc, Hq, Nothing, Plain, Qsgd, Raw, Stc, TopK, Uveq
 from anyfleet.parts.norm import Tracked
 from anyfleet.wire import cut_message, decode_order, decode_reply, encode_order, encode_reply
 from tests.core.test_local_training import orders
 from tests.helpers import small
+from tests.helpers.engines import cut_order, cut_reply
 from tests.helpers.exchanged import TASK, refused
 from tests.helpers.messages import LEAD, taken_apart
 
@@ -69,13 +70,13 @@ def test_a_reply_cut_anywhere_gives_its_complete_columns_bit_for_bit(
     received = decode_reply(data[:at], order, TASK)
     expected = cut_reply(update, order, came * COLUMN if came < 5 else 1.0, TASK.blueprint)
     assert received.delivered_width[0] == expected.delivered_width[0]
-    assert received.trees[0].keys() == expected.trees[0].keys()
-    for tree, values in expected.trees[0].items():
-        assert small.identical(values, received.trees[0][tree])
-    assert small.identical(expected.masks[0], received.masks[0])
-    assert small.identical(expected.kept[0], received.kept[0])
+    assert received.trees_of(0).keys() == expected.trees_of(0).keys()
+    for tree, values in expected.trees_of(0).items():
+        assert small.identical(values, received.trees_of(0)[tree])
+    assert small.identical(expected.masks_of(0), received.masks_of(0))
+    assert small.identical(expected.kept_of(0), received.kept_of(0))
     assert received.bits[0] == expected.bits[0]
-    assert received.report == expected.report
+    assert received.report_of(0) == expected.report_of(0)
 
 
 @cache
@@ -101,9 +102,9 @@ def test_an_order_cut_anywhere_gives_its_complete_columns_bit_for_bit(
     expected = cut_order(order, came * COLUMN if came < 5 else 1.0, TASK.blueprint)
     assert received.delivered_width[0] == expected.delivered_width[0]
     assert received.bits[0] == expected.bits[0]
-    assert received.trees[0].keys() == expected.trees[0].keys()
-    for tree, values in expected.trees[0].items():
-        assert small.identical(values, received.trees[0][tree])
+    assert received.trees_of(0).keys() == expected.trees_of(0).keys()
+    for tree, values in expected.trees_of(0).items():
+        assert small.identical(values, received.trees_of(0)[tree])
 
 
 def test_who_counts_on_its_message_having_arrived_has_no_use_for_a_part_of_it() -> None:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from anyfleet.core.client import work
+from anyfleet.core.device_state import DeviceState
 from anyfleet.core.limits import Limits
-from anyfleet.core.messages import DeviceState
 from anyfleet.core.orders import Cohort
 from anyfleet.errors import BadMessage
 from anyfleet.methods import fedavg

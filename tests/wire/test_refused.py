@@ -8,8 +8,9 @@ import msgspec
 import pytest
 
 from anyfleet.core.client import work
+from anyfleet.core.device_state import DeviceState
 from anyfleet.core.limits import Limits
-from anyfleet.core.messages import DeviceState, Kind
+from anyfleet.core.messages import Kind
 from anyfleet.errors import BadMessage
 from anyfleet.wire import decode_order, decode_reply, encode_order, encode_reply
 from anyfleet.wire.frames import framed
@@ -118,10 +119,10 @@ def test_an_order_that_no_server_sends(changes: dict[str, Any], reason: str) -> 
         ({"report": {"channels": [0.0] * 10_000}}, "too large"),
         ({"report": {f"n{i}": 0.0 for i in range(65)}}, "too large"),
         ({"trees": {"delta": ["0.weight"]}}, "tensors"),
-        ({"trees": {"weights": list(UPDATE.trees[0]["delta"])}}, "tensors"),
-        ({"trees": {**UPDATE.trees[0], "delta": [*UPDATE.trees[0]["delta"]] * 2}}, "tensors"),
-        ({"trees": {"delta": list(UPDATE.trees[0]["delta"])[::-1]}}, "tensors"),
-        ({"report": {**UPDATE.report[0], "loss": [1.0]}}, "report"),
+        ({"trees": {"weights": list(UPDATE.trees_of(0)["delta"])}}, "tensors"),
+        ({"trees": {**UPDATE.trees_of(0), "delta": [*UPDATE.trees_of(0)["delta"]] * 2}}, "tensors"),
+        ({"trees": {"delta": list(UPDATE.trees_of(0)["delta"])[::-1]}}, "tensors"),
+        ({"report": {**UPDATE.report_of(0), "loss": [1.0]}}, "report"),
         ({"report": {"loss": 1.0}}, "report"),
         ({"masks": {"9.weight": ([1], b"\x80")}}, "mask"),
         ({"masks": {"0.weight": ([1 << 40, 1, 1, 1], b"\x80")}}, "mask"),
@@ -152,9 +153,9 @@ def test_a_reply_must_have_what_its_order_asked_for() -> None:
     fetch = replace(ORDER, kind=Kind.FETCH)
     refused(bare, "tensors", order=fetch)
     gone = decode_reply(with_header(bare, report={"missing": 1.0}, bits=32.0), fetch, TASK)
-    assert gone.trees == ({},)
+    assert gone.trees_of(0) == {}
     refused(bare, "tensors", order=replace(ORDER, kind=Kind.STATISTICS))
-    told = 32.0 * len(UPDATE.report[0])
+    told = 32.0 * len(UPDATE.report_of(0))
     for kind, bits in ((Kind.HOLD, 32.0), (Kind.EVALUATE, told), (Kind.REPORT, told)):
         done = decode_reply(with_header(bare, bits=bits), replace(ORDER, kind=kind), TASK)
         assert done.delivered_width[0] == 1
@@ -164,7 +165,7 @@ def test_statistics_alone_have_nothing_behind_them() -> None:
     order = replace(ORDER, kind=Kind.STATISTICS)
     data = encode_reply(work(order, (DeviceState(),), TASK).replies, order, TASK)
     header, (column,) = taken_apart(data)
-    assert decode_reply(data, order, TASK).trees[0]["buffers"].keys() == {
+    assert decode_reply(data, order, TASK).trees_of(0)["buffers"].keys() == {
         "1.running_mean",
         "1.running_var",
     }

@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anyfleet.core.client import work
-from anyfleet.core.messages import DeviceState, Hyperparameters, Replies
+from anyfleet.core.device_state import DeviceState
+from anyfleet.core.messages import Hyperparameters
 from anyfleet.core.orders import Cohort
+from anyfleet.core.stacks import Replies
 from anyfleet.errors import BadMessage
 from anyfleet.methods import fedavg, heterofl
 from anyfleet.parts.norm import Tracked
@@ -55,15 +57,15 @@ def test_an_order_survives_the_wire(method: object) -> None:
     sent = orders(method, TASK, [5])  # type: ignore[arg-type]
     received = decode_order(encode_order(sent, TASK), TASK)
     assert same(sent, received)
-    for tree, values in sent.trees[0].items():
-        assert small.identical(values, received.trees[0][tree])
+    for tree, values in sent.trees_of(0).items():
+        assert small.identical(values, received.trees_of(0)[tree])
 
 
 def test_an_update_survives_the_wire() -> None:
     received = decode_reply(encode_reply(UPDATE, ORDER, TASK), ORDER, TASK)
-    assert small.identical(UPDATE.trees[0]["delta"], received.trees[0]["delta"])
-    assert small.identical(UPDATE.masks[0], received.masks[0])
-    assert received.report == UPDATE.report
+    assert small.identical(UPDATE.trees_of(0)["delta"], received.trees_of(0)["delta"])
+    assert small.identical(UPDATE.masks_of(0), received.masks_of(0))
+    assert received.report_of(0) == UPDATE.report_of(0)
     assert received.bits[0] == UPDATE.bits[0]
 
 

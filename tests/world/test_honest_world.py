@@ -20,10 +20,11 @@ from hypothesis import strategies as st
 
 import anyfleet
 from anyfleet.core.loop import Round, run
-from anyfleet.core.messages import Hyperparameters, Replies
+from anyfleet.core.messages import Hyperparameters
 from anyfleet.core.method import Method
 from anyfleet.core.orders import Cohort
 from anyfleet.core.slots import Schedule
+from anyfleet.core.stacks import Replies
 from anyfleet.methods import fedavg, fedprox, heterofl
 from anyfleet.parts.choose import LargestInTime
 from anyfleet.parts.norm import OnDevice, PerWidth, Tracked

@@ -6,9 +6,10 @@ import numpy as np
 
 from anyfleet.arrays import join
 from anyfleet.core.check_in import CheckIn, CheckIns, Choices, MenuEntry
+from anyfleet.core.device_state import DeviceState
 from anyfleet.core.local_training import local_steps, samples_processed
 from anyfleet.core.message_size import NUMBER_BITS, expected_bits, menu_bits
-from anyfleet.core.messages import Conditions, DeviceState
+from anyfleet.core.messages import Conditions
 from anyfleet.core.objectives import Task
 from anyfleet.core.orders import Cohort
 from anyfleet.core.return_checks import Caller, chosen
@@ -34,7 +35,7 @@ def decide(
     checked_in: list[CheckIn] = []
     rows = zip(orders.rows(), conditions.rows(), states, strict=True)
     for order, own, state in rows:
-        (menu,), hyperparameters = order.menus, order.hyperparameters
+        menu, hyperparameters = order.menu_of(0), order.hyperparameters
         samples = task.size(int(order.device[0]))
         (steps,) = local_steps(hyperparameters, [samples])
         batch = int(hyperparameters.batch_size[0])
@@ -75,7 +76,7 @@ def menu_entries(
 
     The whole menu has to come down, whichever entry is chosen.
     """
-    (menu,), job, blueprint = order.menus, order.job, task.blueprint
+    menu, job, blueprint = order.menu_of(0), order.job, task.blueprint
     down = menu_bits(menu, blueprint)
     sent_fraction = float(order.hyperparameters.sent_fraction[0])
     return tuple(

@@ -165,9 +165,23 @@ class Symbols:
             columns=self.columns,
         )
 
+    def take(self, places: Tensor) -> "Symbols":
+        """Return the symbols of the devices at these places of the stack."""
+        return Symbols(
+            numbers=_taken(self.numbers, places),
+            quantisation_levels=_taken(self.quantisation_levels, places),
+            kept=_taken(self.kept, places),
+            scales=_taken(self.scales, places),
+            columns=self.columns,
+        )
+
     def leading(self, columns: int) -> "Symbols":
         """Return what is left of the symbols when only so many columns come through."""
         return replace(self, columns=columns)
+
+
+def _taken(tree: Params, places: Tensor) -> dict[str, Tensor]:
+    return {name: rows.index_select(0, places.to(rows.device)) for name, rows in tree.items()}
 
 
 def _row(tree: Params, row: int) -> dict[str, Tensor]:

@@ -8,8 +8,9 @@ import numpy as np
 
 from anyfleet.arrays import Arrays, Flags, Floats, Ints
 from anyfleet.core.message_size import measured_sent_fraction
-from anyfleet.core.messages import Charges, Devices, Replies, Report, measured
+from anyfleet.core.messages import Charges, Devices, Report, measured
 from anyfleet.core.orders import Cohort
+from anyfleet.core.stacks import Replies
 from anyfleet.elastic import Blueprint, channel_share, narrowed, trained_share, width
 
 # The numbers of a device's report that have a field. A part asks for them (`reports`).
@@ -113,7 +114,7 @@ class LedgerWriter:
 
     def replied(self, order: Cohort, reply: Replies, charges: Charges, failure: str) -> None:
         """Add an order whose reply arrived; `failure` says why it does not count, or is ""."""
-        self._append(order, charges, failure, reply.report[0], self._result(order, reply))
+        self._append(order, charges, failure, reply.report_of(0), self._result(order, reply))
 
     def failed(self, order: Cohort, charges: Charges, failure: str) -> None:
         """Add an order that no reply will come to."""
@@ -148,9 +149,9 @@ class LedgerWriter:
 
     def _result(self, order: Cohort, reply: Replies) -> dict[str, float]:
         """Return the facts about a training result; none for a reply of another kind."""
-        if not reply.trained:
+        if not reply.trained[0]:
             return {}
-        arrived = narrowed(order.slices[0], float(reply.delivered_width[0]), self._blueprint)
+        arrived = narrowed(order.slice_of(0), float(reply.delivered_width[0]), self._blueprint)
         return {
             "measured_sent_fraction": measured_sent_fraction(order, reply, self._blueprint),
             "channel_share": channel_share(arrived, self._blueprint),
@@ -158,7 +159,7 @@ class LedgerWriter:
         }
 
     def _planned(self, order: Cohort) -> dict[str, Any]:
-        (slice_,), hyperparameters = order.slices, order.hyperparameters
+        slice_, hyperparameters = order.slice_of(0), order.hyperparameters
         device = int(order.device[0])
         return {
             **{f.name: getattr(hyperparameters, f.name)[0].item() for f in fields(hyperparameters)},

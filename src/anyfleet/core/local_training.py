@@ -20,7 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils._pytree import tree_map
 
 from anyfleet import rng
-from anyfleet.core.messages import EVERYTHING, Hyperparameters, Params
+from anyfleet.core.messages import Hyperparameters, Params
 from anyfleet.core.objectives import Data, Task, augmented
 from anyfleet.core.padding import unpaddable
 from anyfleet.core.slots import (
@@ -32,6 +32,7 @@ from anyfleet.core.slots import (
     TrainingStart,
     TrainingState,
 )
+from anyfleet.core.time_and_energy import TrainingAmounts, processed
 from anyfleet.elastic import Slice
 from anyfleet.errors import BadReturn
 from anyfleet.tracebacks import quoted
@@ -73,33 +74,22 @@ def training_context(task: Task, norm: Norm, slice_: Slice, width: float = 1.0) 
 
 def local_steps(hyperparameters: Hyperparameters, samples: Sequence[int]) -> list[int]:
     """Return the local steps of each device: its epochs over its data, within its own limit."""
-    found = []
-    for row, n in enumerate(samples):
-        own = int(hyperparameters.epochs[row]) * -(-n // int(hyperparameters.batch_size[row]))
-        most = int(hyperparameters.local_steps[row])
-        # A fixed number of local steps is given as a limit with epochs = EVERYTHING.
-        if hyperparameters.epochs[row] == EVERYTHING:
-            own = most if n else 0
-        found.append(own if most == EVERYTHING else min(own, most))
-    return found
+    steps: list[int] = TrainingAmounts.of(hyperparameters, np.array(samples)).local_steps.tolist()
+    return steps
 
 
 def samples_processed(local_steps: int, samples: int, batch_size: int) -> int:
     """Return the samples used in so many local steps; the last of an epoch may have fewer."""
-    per_epoch = max(1, -(-samples // batch_size))
-    epochs, left = divmod(local_steps, per_epoch)
-    return epochs * samples + min(left * batch_size, samples)
+    return int(processed(np.array(local_steps), np.array(samples), np.array(batch_size)))
 
 
 def extent(hyperparameters: Hyperparameters, samples: Sequence[int]) -> Extent:
     """Return the loop bounds of devices with so many samples, in one stack."""
-    steps = local_steps(hyperparameters, samples)
-    per_epoch = [
-        max(1, -(-n // int(b))) for n, b in zip(samples, hyperparameters.batch_size, strict=True)
-    ]
-    epochs = max(-(-s // e) for s, e in zip(steps, per_epoch, strict=True))
-    rows = min(max(int(b) for b in hyperparameters.batch_size), max(1, *samples))
-    return Extent(max(steps), min(steps), max(1, epochs), rows)
+    steps, batch = np.array(local_steps(hyperparameters, samples)), hyperparameters.batch_size
+    per_epoch = np.maximum(1, -(-np.array(samples) // batch))
+    epochs = int((-(-steps // per_epoch)).max())
+    rows = min(int(batch.max()), max(1, *samples))
+    return Extent(int(steps.max()), int(steps.min()), max(1, epochs), rows)
 
 
 def as_tensors(
@@ -337,28 +327,3 @@ def samples_of(task: Task, devices: Sequence[int]) -> Samples:
     last = table.gather(1, (sizes[:, None] - 1).clamp(min=0))
     valid = place < sizes[:, None]
     return Samples(x, y, torch.where(valid, table, last).to(x.device), valid.to(x.device))
-
-
-def pad(data: Sequence[Data]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the samples of several devices, stacked: x, y and which rows are valid."""
-    most = max(1, *(len(d) for d in data))
-    x = _stack([_lengthen(d.x, most) for d in data])
-    y = _stack([_lengthen(d.y, most) for d in data])
-    sizes = torch.tensor([len(d) for d in data], device=x.device)
-    return x, y, torch.arange(most, device=x.device) < sizes[:, None]
-
-
-def _stack(tensors: list[Tensor]) -> Tensor:
-    """Return the tensors stacked; a device alone needs no second copy of its data."""
-    return tensors[0][None] if len(tensors) == 1 else torch.stack(tensors)
-
-
-def _lengthen(rows: Tensor, count: int) -> Tensor:
-    """Return `count` rows: the last one is repeated.
-
-    Zeros may have no gradient, and NaN × 0 is NaN.
-    """
-    if len(rows) == count:
-        return rows
-    shape = (count - len(rows), *rows.shape[1:])
-    return torch.cat([rows, rows[-1:].expand(shape) if len(rows) else rows.new_zeros(shape)])

@@ -11,18 +11,21 @@ from functools import lru_cache
 from math import prod
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from anyfleet import rng
+from anyfleet.arrays import Floats, alike
 from anyfleet.core.check_in import MessageBits
 from anyfleet.core.index_sets import pack_mask, pack_slice
 from anyfleet.core.layout import MessageLayout, TensorLayout
-from anyfleet.core.messages import Kind, Params, Replies, Report, Trees
+from anyfleet.core.messages import Kind, Params, Report, Trees
 from anyfleet.core.method import Job
 from anyfleet.core.orders import Cohort
 from anyfleet.core.signals import FollowsSentFraction
 from anyfleet.core.slots import Codec, Measure, Norm, Slack
+from anyfleet.core.stacks import Replies, Stack
 from anyfleet.elastic import Blueprint, Slice, narrowed
 
 NUMBER_BITS = 32  # of one uncompressed number: of a tensor, of a report, of a choice
@@ -194,14 +197,14 @@ def request_bits(order: Cohort, blueprint: Blueprint) -> float:
 
     These are the index sets of its slice and of its menu.
     """
-    (slice_,), (menu,) = order.slices, order.menus
+    slice_, menu = order.slice_of(0), order.menu_of(0)
     return float(index_bits(slice_, blueprint) + menu_bits(menu, blueprint))
 
 
 def order_extra_bits(trees: Trees, order: Cohort, blueprint: Blueprint) -> float:
     """Return the bits of a single order with these trees, without its model."""
     if order.kind == Kind.FETCH:
-        return fetch_bits(order.slices[0], blueprint)
+        return fetch_bits(order.slice_of(0), blueprint)
     return request_bits(order, blueprint) + statistics_bits(trees)
 
 
@@ -227,6 +230,19 @@ def reply_extra_bits(trees: Trees, masked: float, report: Report, order: Cohort)
     return masked + statistics_bits(trees) + asked
 
 
+def stack_extra_bits(stack: Stack, masked: Floats, orders: Cohort) -> Floats:
+    """Return the bits of the replies of a stack to these orders, without their models.
+
+    `masked` are the bits of their masks (`stacked_mask_bits`).
+    """
+    # Replies of a stack have the same shapes: they differ in whether they name a choice.
+    chosen = np.array([*map(any, orders.menus), False])[orders.menu_index]
+    bits, trees, report = masked.copy(), stack.trees_of(0), stack.report_of(0)
+    for rows in alike(chosen):
+        bits[rows] += reply_extra_bits(trees, 0.0, report, orders.take(rows[:1]))
+    return bits
+
+
 def statistics_bits(trees: Trees) -> float:
     """Return the bits of the normalisation statistics that travel beside a model; 0 without."""
     return float(sum(8 * each.element_size() * each.numel() for each in _statistics(trees)))
@@ -241,6 +257,18 @@ def mask_bits(masks: Params) -> float:
     return float(sum(8 * len(pack_mask(mask)[1]) for mask in masks.values()))
 
 
+def stacked_mask_bits(masks: Params) -> Tensor:
+    """Return what `mask_bits` returns, of every device of a stack that has masks, [devices]."""
+    bits = torch.zeros(len(next(iter(masks.values()))), dtype=torch.float64)
+    for mask in masks.values():
+        entries = torch.ones(len(mask), dtype=torch.float64, device=mask.device)
+        for dim in range(1, mask.ndim):
+            constant = (mask == mask.narrow(dim, 0, 1)).flatten(1).all(1)
+            entries = torch.where(constant, entries, entries * mask.shape[dim])
+        bits = bits.to(mask.device) + 8 * (entries / 8).ceil()
+    return bits
+
+
 def requested(report: Report, names: tuple[str, ...]) -> dict[str, Any]:
     """Return the part of a report that some part of the method asked for: only that is charged."""
     return {name: report[name] for name in names if name in report}
@@ -248,7 +276,7 @@ def requested(report: Report, names: tuple[str, ...]) -> dict[str, Any]:
 
 def training_report_bits(report: Report, order: Cohort) -> float:
     """Return the bits that training adds to a reply: the requested numbers and the menu choice."""
-    chosen = NUMBER_BITS if any(order.menus) else 0
+    chosen = NUMBER_BITS if any(order.menu_of(0)) else 0
     return report_bits(requested(report, order.job.report)) + chosen
 
 
@@ -263,7 +291,7 @@ def measured_sent_fraction(order: Cohort, reply: Replies, blueprint: Blueprint) 
 
     Of a reply that a link cut, both count only the width that came through.
     """
-    held = narrowed(order.slices[0], float(reply.delivered_width[0]), blueprint)
+    held = narrowed(order.slice_of(0), float(reply.delivered_width[0]), blueprint)
     job = order.job
     _, whole = uncompressed_bits(held, job.norm, blueprint, job.report, job.measures)
     return min(1.0, float(reply.bits[0]) / whole) if whole else 1.0

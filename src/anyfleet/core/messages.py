@@ -173,38 +173,6 @@ class Hyperparameters(Arrays):
 
 
 @dataclass(frozen=True, eq=False)
-class Replies(Arrays):
-    """What devices send back to orders."""
-
-    order: Ints
-    device: Ints
-    samples: Ints
-    trees: tuple[Trees, ...]
-    symbols: tuple[Any, ...]  # the trained tree as the uplink codec compressed it
-    masks: tuple[Params, ...]  # 1 where trained, 0 where not; an absent name was trained whole
-    kept: tuple[Params, ...]  # 1 where the codec sent it; an absent name was sent whole
-    bits: Floats  # uplink
-    delivered_width: Floats  # of the model that came through the link; 1 unless the link failed
-    report: tuple[Report, ...]
-
-    @property
-    def trained(self) -> bool:
-        """Whether a single reply brings a training result."""
-        (trees,) = self.trees
-        return bool(trees.get("delta") or trees.get("weights"))
-
-
-@dataclass(frozen=True, eq=False)
-class DeviceState:
-    """What a device keeps between visits."""
-
-    tensors: Mapping[str, Params] = field(default_factory=dict)  # in coordinates of the whole model
-    held: Replies | None = None  # a result that waits to be fetched
-    chooser: ChooserState = field(default_factory=dict)
-    last_sent_order: int = -1  # the order whose result it last sent, which may not have arrived
-
-
-@dataclass(frozen=True, eq=False)
 class Aggregated:
     """What an aggregator returns: the new model, its own new state, and diagnostics."""
 
@@ -230,27 +198,6 @@ class Charges(Arrays):
     began: Floats  # seconds since the start of the run
     delivered_down: Floats  # share of the model's columns that came through
     delivered_up: Floats
-
-
-@dataclass(frozen=True, eq=False)
-class Events:
-    """What came in at the server: replies with their charges, and failures."""
-
-    replies: Replies | None = None
-    charges: Charges | None = None
-    failures: tuple["Failure", ...] = ()
-
-    def __len__(self) -> int:
-        return len(self.failures) + (0 if self.replies is None else len(self.replies))
-
-
-@dataclass(frozen=True, eq=False)
-class Failure:
-    """An order to which no reply will come. A normal event, not an exception."""
-
-    order: int
-    reason: str
-    charges: Charges  # what was spent until then
 
 
 def no_charges(order: int, now: float) -> Charges:

@@ -1,18 +1,30 @@
 """Orders: what the server asks of devices, and the layouts of the messages that carry them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor, dtype
 
 from anyfleet import rng
-from anyfleet.arrays import Arrays, Floats, Ints
-from anyfleet.core.layout import MessageLayout, TensorLayout, tensor_layouts
+from anyfleet.arrays import Arrays, Floats, Ints, listed
+from anyfleet.core.layout import MessageLayout, Symbols, TensorLayout, tensor_layouts
 from anyfleet.core.messages import Hyperparameters, Kind, Trees
 from anyfleet.core.method import Job
 from anyfleet.elastic import Blueprint, Slice, columns
+
+
+@dataclass(frozen=True, eq=False)
+class Download:
+    """What of the model travels down, for all devices that are sent the same."""
+
+    trees: Trees
+    symbols: Symbols | None = None  # the model as the downlink codec compressed it
+    bits: float = 0.0  # of the trees and index sets
+
+
+NOTHING = Download({})
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,15 +35,14 @@ class Cohort(Arrays):
     device: Ints
     visit: Ints  # how often the device was ordered to train before; addresses its randomness
     key: Tensor  # one int64 for each row
-    slices: tuple[Slice, ...]
+    slice_index: Ints  # the number of each order's slice
     width: Floats  # as planned; a slice is rounded to whole channels
-    menus: tuple[tuple[Slice, ...], ...]  # what of its menu the device can hold; empty: no choice
+    menu_index: Ints  # the number of each order's menu; -1: none, its slice is decided
     choice: Ints  # which entry of the plan's menu the device chose at check-in, or -1
     utility: Floats  # by which it chose, from 0 to 1; NaN: it chose in another way
     hyperparameters: Hyperparameters
-    trees: tuple[Trees, ...]
-    symbols: tuple[Any, ...]  # the model as the downlink codec compressed it
-    bits: Floats  # downlink: of the trees and index sets
+    download_index: Ints  # the number of what is sent to each device; -1: nothing is
+    bits: Floats  # downlink: of the download, the index sets and the menu
     delivered_width: Floats  # of the model that came through the link; 1 unless the link failed
     column_width: Floats  # models travel in columns of this width; 1: in one piece
     acknowledged: Ints  # the device's last order whose result the server counted, or -1
@@ -40,6 +51,36 @@ class Cohort(Arrays):
     round_index: int
     cohort_key: int  # addresses what the whole cohort draws together
     job: Job
+    slices: tuple[Slice, ...] = listed("slice_index")
+    # What of its menu each device can hold.
+    menus: tuple[tuple[Slice, ...], ...] = listed("menu_index")
+    downloads: tuple[Download, ...] = listed("download_index")
+
+    def slice_of(self, row: int) -> Slice:
+        """Return the slice of one order."""
+        return self.slices[int(self.slice_index[row])]
+
+    def menu_of(self, row: int) -> tuple[Slice, ...]:
+        """Return the menu of one order; () if it has none."""
+        number = int(self.menu_index[row])
+        return self.menus[number] if number >= 0 else ()
+
+    def download_of(self, row: int) -> Download:
+        """Return what is sent with one order."""
+        number = int(self.download_index[row])
+        return self.downloads[number] if number >= 0 else NOTHING
+
+    def trees_of(self, row: int) -> Trees:
+        """Return the trees that are sent with one order."""
+        return self.download_of(row).trees
+
+    def with_downloads(self, *downloads: Download) -> "Cohort":
+        """Return the orders with what is sent with each of them."""
+        return replace(self, downloads=downloads, download_index=np.arange(len(self)))
+
+    def with_slices(self, *slices: Slice) -> "Cohort":
+        """Return the orders with the slice of each of them."""
+        return replace(self, slices=slices, slice_index=np.arange(len(self)))
 
 
 def uplink(
@@ -61,7 +102,7 @@ def _tensors(
     order: Cohort, names: tuple[str, ...], blueprint: Blueprint
 ) -> Mapping[str, TensorLayout]:
     """Return how the tensors of an order's slice travel."""
-    return tensor_layouts(names, order.slices[0], grid(order), blueprint)
+    return tensor_layouts(names, order.slice_of(0), grid(order), blueprint)
 
 
 def grid(order: Cohort) -> tuple[int, float]:

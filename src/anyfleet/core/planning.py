@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 
 from anyfleet import rng
-from anyfleet.arrays import Ints, join
+from anyfleet.arrays import Ints, distinct, join
 from anyfleet.core.check_in import Choices
 from anyfleet.core.codec_calls import compress
 from anyfleet.core.evaluation import served
-from anyfleet.core.layout import Symbols, dense
+from anyfleet.core.layout import dense
 from anyfleet.core.message_size import fetch_bits, index_bits, menu_bits, statistics_bits
 from anyfleet.core.messages import Kind, Params, SubModelSize, Trees
 from anyfleet.core.method import Method
 from anyfleet.core.objectives import Task
-from anyfleet.core.orders import Cohort, downlink
+from anyfleet.core.orders import Cohort, Download, downlink
 from anyfleet.core.plans import Plans
 from anyfleet.core.return_checks import Caller, cut_out, hyperparameters, planned
 from anyfleet.core.view import Request, View
@@ -73,19 +73,20 @@ def plan_cohort(
         slices, menus = tuple(held.slice for held in state.held), ((),) * count
         widths = [held.width for held in state.held]
         keys = torch.tensor([held.key for held in state.held])
+    distinct_slices, slice_index = distinct(slices)
+    distinct_menus, menu_index = _listed_menus(menus)
     orders = Cohort(
         id=state.issued + np.arange(count),
         device=devices,
         visit=state.visits[devices],
         key=keys,
-        slices=slices,
+        slice_index=slice_index,
         width=np.array(widths, dtype=np.float64),
-        menus=menus,
+        menu_index=menu_index,
         choice=np.full(count, -1),
         utility=np.full(count, np.nan),
         hyperparameters=plans.hyperparameters,
-        trees=({},) * count,
-        symbols=(None,) * count,
+        download_index=np.full(count, -1),
         bits=np.zeros(count),
         delivered_width=np.ones(count),
         column_width=view.devices.column_width[devices],
@@ -97,6 +98,9 @@ def plan_cohort(
         round_index=view.round_index,
         cohort_key=int(rng.fold(rng.root(state.seed, "cohort"), view.round_index)),
         job=method.job(),
+        slices=distinct_slices,
+        menus=distinct_menus,
+        downloads=(),
     )
     if request.kind == Kind.FETCH:
         return PlannedCohort(orders, ((),) * count, ((),) * count, orders.take([]), ())
@@ -134,17 +138,33 @@ def _fitting(orders: Cohort, view: View) -> tuple[Cohort, list[tuple[int, ...]],
     """
     room = view.conditions(orders.device).memory
     entries, menus, reasons = [], [], []
-    for row, menu in enumerate(orders.menus):
+    for row in range(len(orders)):
+        menu = orders.menu_of(row)
         batch = int(orders.hyperparameters.batch_size[row]) if orders.kind in _TRAINS else None
-        needs = [view.memory(slice_, batch) for slice_ in menu or (orders.slices[row],)]
+        needs = [view.memory(slice_, batch) for slice_ in menu or (orders.slice_of(row),)]
         fits = tuple(place for place in range(len(menu)) if needs[place] <= room[row])
         entries.append(fits)
         menus.append(tuple(menu[place] for place in fits))
         reasons.append(too_large(min(needs), float(room[row])))
-    slices = tuple(
-        kept[0] if kept else ordered for kept, ordered in zip(menus, orders.slices, strict=True)
+    slices, slice_index = distinct(
+        [kept[0] if kept else orders.slice_of(row) for row, kept in enumerate(menus)]
     )
-    return replace(orders, menus=tuple(menus), slices=slices), entries, reasons
+    listed, menu_index = _listed_menus(menus)
+    orders = replace(
+        orders, menus=listed, menu_index=menu_index, slices=slices, slice_index=slice_index
+    )
+    return orders, entries, reasons
+
+
+def _listed_menus(
+    menus: Sequence[tuple[Slice, ...]],
+) -> tuple[tuple[tuple[Slice, ...], ...], Ints]:
+    """Return the different menus, and the number of each one given; -1 for an empty one."""
+    found, index = distinct(menus)
+    full = [number for number, menu in enumerate(found) if menu]
+    renumbered = np.full(len(found), -1)
+    renumbered[full] = np.arange(len(full))
+    return tuple(found[number] for number in full), renumbered[index]
 
 
 def too_large(needed: float, there: float) -> str:
@@ -160,10 +180,11 @@ def apply_choices(planned: PlannedCohort, choices: Choices) -> PlannedCohort:
     A device may have declined all of it.
     """
     orders = planned.orders
-    slices = tuple(
-        menu[entry] if menu else ordered
-        for menu, entry, ordered in zip(orders.menus, choices.entry, orders.slices, strict=True)
-    )
+    chosen = [
+        menu[entry] if (menu := orders.menu_of(row)) else orders.slice_of(row)
+        for row, entry in enumerate(choices.entry)
+    ]
+    slices, slice_index = distinct(chosen)
     pairs = zip(planned.entries, choices.entry, strict=True)
     # By its place in the plan: one number means one size, whatever else a device could hold.
     choice = np.array([left[entry] if left else -1 for left, entry in pairs], dtype=np.int64)
@@ -176,6 +197,7 @@ def apply_choices(planned: PlannedCohort, choices: Choices) -> PlannedCohort:
     orders = replace(
         orders,
         slices=slices,
+        slice_index=slice_index,
         width=width,
         choice=choice,
         utility=choices.utility,
@@ -193,25 +215,24 @@ def load_models(
 ) -> Cohort:
     """Return the orders with what travels down; devices with equal slices get one tree."""
     if orders.kind == Kind.FETCH:
-        asked = [fetch_bits(slice_, task.blueprint) for slice_ in orders.slices]
-        return replace(orders, bits=np.array(asked))
-    found: dict[Hashable, Package] = {}
-    sent = []
-    for row, slice_ in enumerate(orders.slices):
+        asked = np.array([fetch_bits(slice_, task.blueprint) for slice_ in orders.slices])
+        return replace(orders, bits=asked[orders.slice_index])
+    found: dict[Hashable, int] = {}
+    downloads: list[Download] = []
+    index = []
+    for row in range(len(orders)):
+        slice_ = orders.slice_of(row)
         # Columns depend on the width as it was planned; without columns nothing does.
         column = float(orders.column_width[row])
         alike = (slice_, column, float(orders.width[row])) if column < 1 else slice_
         if alike not in found:
             one = orders.take([row])
-            found[alike] = package(one, params, buffers, method=method, task=task)
-        sent.append(found[alike])
-    sizes = [
-        each.bits + menu_bits(menu, task.blueprint)
-        for each, menu in zip(sent, orders.menus, strict=True)
-    ]
-    trees = tuple(each.trees for each in sent)
-    symbols = tuple(each.symbols for each in sent)
-    return replace(orders, trees=trees, symbols=symbols, bits=np.array(sizes))
+            downloads.append(package(one, params, buffers, method=method, task=task))
+            found[alike] = len(downloads) - 1
+        index.append(found[alike])
+    menus = np.array([*(menu_bits(menu, task.blueprint) for menu in orders.menus), 0.0])
+    sizes = np.array([each.bits for each in downloads])[index] + menus[orders.menu_index]
+    return replace(orders, downloads=tuple(downloads), download_index=np.array(index), bits=sizes)
 
 
 def server_names(slice_: Slice, *, method: Method, task: Task) -> dict[str, str]:
@@ -292,19 +313,11 @@ def _slices(
     return slices, menus
 
 
-class Package(NamedTuple):
-    """What travels down to a device."""
-
-    trees: Trees
-    symbols: Symbols
-    bits: float
-
-
 def package(
     order: Cohort, params: Params, buffers: Params, *, method: Method, task: Task
-) -> Package:
+) -> Download:
     """Return the sub-model as a device gets it with its order, without what never travels."""
-    blueprint, norm, slice_ = task.blueprint, method.norm, order.slices[0]
+    blueprint, norm, slice_ = task.blueprint, method.norm, order.slice_of(0)
     home = norm.stays(blueprint) | set(blueprint.frozen)
     weights, like = served(params, blueprint, norm, slice_), next(iter(params.values()))
     small = dense({n: v for n, v in weights.items() if n not in home}, slice_, blueprint)
@@ -319,4 +332,4 @@ def package(
     told = dense(told, slice_, blueprint)
     trees: Trees = {"model": model} | ({"buffers": told} if told else {})
     bits = float(compressed.bits.sum()) + index_bits(slice_, blueprint) + statistics_bits(trees)
-    return Package(trees, compressed.symbols, bits)
+    return Download(trees, compressed.symbols, bits)

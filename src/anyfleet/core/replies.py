@@ -8,11 +8,12 @@ import numpy as np
 
 from anyfleet.arrays import join
 from anyfleet.core.message_size import measured_sent_fraction
-from anyfleet.core.messages import Charges, Kind, Params, Replies
+from anyfleet.core.messages import Charges, Kind, Params
 from anyfleet.core.method import Method
 from anyfleet.core.objectives import Task
 from anyfleet.core.orders import Cohort
 from anyfleet.core.planning import server_names
+from anyfleet.core.stacks import Replies
 from anyfleet.core.updates import Updates
 from anyfleet.elastic import Blueprint, Slice, cut, narrowed
 
@@ -31,12 +32,12 @@ class RepliedOrder(NamedTuple):
 
     def received_slice(self, blueprint: Blueprint) -> Slice:
         """Return the coordinates that the reply has: fewer than ordered when a link cut it."""
-        return narrowed(self.order.slices[0], float(self.reply.delivered_width[0]), blueprint)
+        return narrowed(self.order.slice_of(0), float(self.reply.delivered_width[0]), blueprint)
 
     @property
     def has_statistics(self) -> bool:
         """Whether the reply brings statistics of normalisation."""
-        return bool(self.reply.trees[0].get("buffers"))
+        return bool(self.reply.trees_of(0).get("buffers"))
 
     @property
     def result_of(self) -> int | None:
@@ -61,13 +62,13 @@ class IncomingReplies:
     def statistics(self, replied: Sequence[RepliedOrder], buffers: Params) -> Updates:
         """Return the changes of the statistics that travel; each of the replies must have some."""
         changes = [
-            self._difference(each.reply.trees[0]["buffers"], buffers, each) for each in replied
+            self._difference(each.reply.trees_of(0)["buffers"], buffers, each) for each in replied
         ]
         return self._gathered(replied, changes)
 
     def _change(self, replied: RepliedOrder, params: Params) -> Params:
         """Return how a reply changes the parameters, under the names that the server has."""
-        (trees,) = replied.reply.trees
+        trees = replied.reply.trees_of(0)
         if "weights" in trees:
             return self._difference(trees["weights"], params, replied)
         names = self._names(replied)
@@ -82,7 +83,7 @@ class IncomingReplies:
 
     def _names(self, replied: RepliedOrder) -> dict[str, str]:
         """Return the server's names of a width's own normalisation, by the slice as ordered."""
-        return server_names(replied.order.slices[0], method=self.method, task=self.task)
+        return server_names(replied.order.slice_of(0), method=self.method, task=self.task)
 
     def _sent_fraction(self, replied: RepliedOrder) -> float:
         """Return the bits of a reply over those of an uncompressed one."""
@@ -102,7 +103,7 @@ class IncomingReplies:
             staleness=ages,
             sent_fraction=[self._sent_fraction(each) for each in replied],
             bits=replies.bits,
-            masks=replies.masks,
-            sent=replies.kept,
-            reports=replies.report,
+            masks=[replies.masks_of(row) for row in range(len(replies))],
+            sent=[replies.kept_of(row) for row in range(len(replies))],
+            reports=[replies.report_of(row) for row in range(len(replies))],
         )

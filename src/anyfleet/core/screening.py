@@ -20,10 +20,11 @@ from torch.nn.utils import get_total_norm
 
 from anyfleet.arrays import Flags, Floats, Ints
 from anyfleet.core.limits import Limits
-from anyfleet.core.messages import Conditions, Kind, Params, Replies, Report
+from anyfleet.core.messages import Conditions, Kind, Params, Report
 from anyfleet.core.objectives import Task
 from anyfleet.core.orders import Cohort
 from anyfleet.core.slots import MEASURES
+from anyfleet.core.stacks import Replies
 from anyfleet.elastic import Blueprint
 
 SETTLED = 3  # devices of which update sizes are known before a median says what is usual
@@ -65,14 +66,14 @@ class Screen:
             wrong = (
                 *self._values(order, reply, norms),
                 *self._samples(order, reply),
-                *self._reported(order, reply.report[0]),
+                *self._reported(order, reply.report_of(0)),
             )
             found.append("".join(wrong[:1]))
         return found
 
     def _values(self, order: Cohort, reply: Replies, norms: list[float]) -> Iterator[str]:
         """Yield what is wrong with the tensors of a reply, of which the norms are given."""
-        for (name, tree), norm in zip(reply.trees[0].items(), norms, strict=True):
+        for (name, tree), norm in zip(reply.trees_of(0).items(), norms, strict=True):
             length = norm
             if not math.isfinite(norm):
                 # A sum of large squares may overflow where the numbers themselves do not.
@@ -139,7 +140,7 @@ class Screen:
 
 def _norms(replies: Sequence[Replies]) -> list[list[float]]:
     """Return the norm of every tree of every reply; a GPU is waited for only once."""
-    trees = [[list(tree.values()) for tree in reply.trees[0].values()] for reply in replies]
+    trees = [[list(tree.values()) for tree in reply.trees_of(0).values()] for reply in replies]
     found = [get_total_norm(tree) for each in trees for tree in each if tree]
     lengths = iter(torch.stack([one.double() for one in found]).tolist() if found else [])
     return [[next(lengths) if tree else 0.0 for tree in each] for each in trees]

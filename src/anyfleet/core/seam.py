@@ -6,18 +6,10 @@ from typing import Any, Protocol
 
 from anyfleet.arrays import Flags, Ints
 from anyfleet.core.check_in import Choices
+from anyfleet.core.events import Events, Failures
 from anyfleet.core.ledger import Ledger
 from anyfleet.core.limits import Limits
-from anyfleet.core.messages import (
-    Conditions,
-    Devices,
-    Events,
-    Failure,
-    Kind,
-    Params,
-    Report,
-    SubModelSize,
-)
+from anyfleet.core.messages import Conditions, Devices, Kind, Params, Report, SubModelSize
 from anyfleet.core.orders import Cohort
 from anyfleet.core.planning import HeldResult
 from anyfleet.core.replies import RepliedOrder
@@ -56,7 +48,7 @@ class Runtime(Protocol):
     def wait(self, until: float | None, enough: int) -> Events:
         """Return the next `enough` replies and failures; fewer, or none, at the time `until`."""
 
-    def cancel(self, orders: tuple[int, ...], reason: str) -> tuple[Failure, ...]:
+    def cancel(self, orders: Ints, reason: str) -> Failures:
         """Cancel orders under way, and return what was spent on each."""
 
     def save(self) -> Any:

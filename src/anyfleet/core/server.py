@@ -13,12 +13,12 @@ from anyfleet.core import return_checks as returned
 from anyfleet.core.calibration import calibrated
 from anyfleet.core.check_in import MessageBits
 from anyfleet.core.evaluation import server_loss
+from anyfleet.core.events import Events, Failures
 from anyfleet.core.ledger import LedgerWriter
 from anyfleet.core.message_size import expected_bits
 from anyfleet.core.messages import (
     Charges,
     Conditions,
-    Events,
     Kind,
     Params,
     Report,
@@ -145,7 +145,7 @@ class Server:
             free=self.runtime.free,
             under_way=OrderStatuses.of(self.statuses.values()),
             replied=OrderStatuses.of(
-                _status(each.order, each.reply.report[0]) for each in self.replied
+                _status(each.order, each.reply.report_of(0)) for each in self.replied
             ),
             failed=OrderStatuses.of(self.failed),
             declined=OrderStatuses.of(self.declined),
@@ -247,7 +247,7 @@ class Server:
             self.seed, self.issued, self.visits, self.acknowledged, self.states, held
         )
         planned = plan_cohort(request, devices, method=self.method, view=self.view(), state=state)
-        if any(planned.orders.menus):
+        if (planned.orders.menu_index >= 0).any():
             planned = apply_choices(planned, self.runtime.check_in(planned.orders))
         self.issued += len(devices)
         if request.kind in (Kind.TRAIN, Kind.HOLD):
@@ -290,8 +290,7 @@ class Server:
 
     def receive(self, events: Events) -> None:
         """Enter the replies and failures that came in."""
-        for failure in events.failures:
-            self._fail(self._close(failure.order), failure.charges, failure.reason)
+        self._fail_all(events.failures)
         if events.replies is None or events.charges is None:
             return
         replies, charges = events.replies.rows(), events.charges.rows()
@@ -303,7 +302,7 @@ class Server:
                 continue
             self.replied.append(RepliedOrder(order, reply, charge))
             if order.kind == Kind.HOLD:
-                held = HeldResult(order.slices[0], float(order.width[0]), int(order.key[0]))
+                held = HeldResult(order.slice_of(0), float(order.width[0]), int(order.key[0]))
                 self.holding[int(order.id[0])] = held
         self.replied = self._without_stale(self.replied, self.round_index)
         # A reply that came too late does not count: for its device it is as good as lost.
@@ -331,6 +330,11 @@ class Server:
         """Return an order that is no longer under way."""
         del self.statuses[number]
         return self.under_way.pop(number)
+
+    def _fail_all(self, failures: Failures | None) -> None:
+        """Enter the orders to which no reply will come."""
+        for failure in failures.rows() if failures is not None else ():
+            self._fail(self._close(int(failure.order[0])), failure.charges, failure.reason[0])
 
     def _fail(self, order: Cohort, charges: Charges, reason: str) -> None:
         """Enter an order without a reply that counts."""
@@ -413,12 +417,11 @@ class Server:
             found = schedule.drop(self.view())
         dropped = returned.orders(found, self._caller("schedule"), self.under_way, "under way")
         if len(dropped):
-            for failure in self.runtime.cancel(tuple(dropped.tolist()), "too late"):
-                self._fail(self._close(failure.order), failure.charges, failure.reason)
+            self._fail_all(self.runtime.cancel(dropped, "too late"))
 
     def _accepted(self) -> dict[str, "_Changes"]:
         """Return what this round's updates change; those that are far too large are refused."""
-        trained = [replied for replied in self.replied if replied.reply.trained]
+        trained = [replied for replied in self.replied if replied.reply.trained[0]]
         measured = [replied for replied in trained if replied.has_statistics]
         incoming, found = IncomingReplies(self.method, self.task, self.round_index), {}
         if trained:
@@ -472,7 +475,7 @@ class Server:
     def _enter(self, held: str) -> None:
         """Enter the replies of this round into the ledger; `held` is why no update counts."""
         for replied in self.replied:
-            reason = held if replied.reply.trained else ""
+            reason = held if replied.reply.trained[0] else ""
             self.ledger.replied(replied.order, replied.reply, replied.charges, reason)
             if reason:
                 self._revoke(replied)
@@ -526,4 +529,4 @@ def _reply(replied: RepliedOrder) -> Reply:
     """Return a reply as the caller of the loop sees it."""
     order, reply = replied.order, replied.reply
     device, samples = int(order.device[0]), int(reply.samples[0])
-    return Reply(device, order.kind, reply.report[0], reply.trees[0], samples)
+    return Reply(device, order.kind, reply.report_of(0), reply.trees_of(0), samples)

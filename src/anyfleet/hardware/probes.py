@@ -17,8 +17,9 @@ from torch import nn
 
 from anyfleet import rng
 from anyfleet.core import client
+from anyfleet.core.device_state import DeviceState
 from anyfleet.core.local_training import samples_processed
-from anyfleet.core.messages import DeviceState, Kind
+from anyfleet.core.messages import Kind
 from anyfleet.core.objectives import Task
 from anyfleet.core.orders import Cohort
 from anyfleet.core.planning import load_models
@@ -109,7 +110,7 @@ def weigh(
     order = _order(task, slice_, replace(train, local_steps=STEPS, batch_size=batch))
     with _one_thread(), Live() as live:
         client.work(order, (DeviceState(),), task)
-    received = sum(v.nbytes for tree in order.trees[0].values() for v in tree.values())
+    received = sum(v.nbytes for tree in order.trees_of(0).values() for v in tree.values())
     data = task.data(0)
     measured = live.peak + received - data.x.nbytes - data.y.nbytes
     return Peak(net, float(measured), float(_demand(order, task).memory[0]))
@@ -125,14 +126,13 @@ def _order(task: Task, slice_: Slice, train: Gradient) -> Cohort:
         device=first,
         visit=first,
         key=rng.fold(rng.root(0, "order"), torch.zeros(1, dtype=torch.int64)),
-        slices=(slice_,),
+        slice_index=first,
         width=np.array([width(slice_, task.blueprint)]),
-        menus=((),),
+        menu_index=none,
         choice=none,
         utility=np.array([np.nan]),
         hyperparameters=method.train.hyperparameters(0, np.array([samples])),
-        trees=({},),
-        symbols=(None,),
+        download_index=none,
         bits=np.zeros(1),
         delivered_width=np.ones(1),
         column_width=np.ones(1),
@@ -142,6 +142,9 @@ def _order(task: Task, slice_: Slice, train: Gradient) -> Cohort:
         round_index=0,
         cohort_key=0,
         job=method.job(),
+        slices=(slice_,),
+        menus=(),
+        downloads=(),
     )
     return load_models(order, method=method, task=task, params=task.params, buffers=task.buffers)
 
@@ -152,7 +155,7 @@ def _demand(order: Cohort, task: Task) -> Demand:
         int(order.hyperparameters.batch_size[0]),
     )
     count = samples_processed(steps, task.size(0), batch)
-    (slice_,) = order.slices
+    slice_ = order.slice_of(0)
     train = order.job.trainer
     return training(train, task.blueprint, slice_, Amount(batch, count, steps), "flops")
 

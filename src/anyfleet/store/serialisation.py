@@ -459,7 +459,8 @@ def misfit(kind: type, held: Mapping[str, Any]) -> str:
 
 def _uneven(made: Arrays) -> str:
     """Return which field of a struct of arrays has not one entry per row, or ""."""
-    held = {each.name: getattr(made, each.name) for each in fields(made)}
+    # What rows list together has an entry for each different one, not for each row.
+    held = {e.name: getattr(made, e.name) for e in fields(made) if not e.metadata}
     arrays = {
         name: value
         for name, value in held.items()

@@ -87,7 +87,7 @@ def trained(order: Cohort, task: Task) -> Iterator[str]:
     """Yield the names of the parameters that a reply brings."""
     blueprint = task.blueprint
     stays = order.job.norm.stays(blueprint)
-    return (name for name in order.slices[0].sent(blueprint) if name not in stays)
+    return (name for name in order.slice_of(0).sent(blueprint) if name not in stays)
 
 
 def statistics(order: Cohort, task: Task) -> list[str]:
@@ -96,7 +96,7 @@ def statistics(order: Cohort, task: Task) -> list[str]:
     if order.kind == Kind.STATISTICS:
         pairs = (name for site in blueprint.norms for name in (site.mean, site.variance))
         return [name for name in pairs if name is not None]
-    sent, travels = set(order.slices[0].sent(blueprint)), order.job.norm.travels(blueprint)
+    sent, travels = set(order.slice_of(0).sent(blueprint)), order.job.norm.travels(blueprint)
     layers = (layer for layer in blueprint.layers if sent & set(layer.params))
     return [name for layer in layers for name in layer.buffers if name in travels]
 
@@ -189,6 +189,6 @@ def _narrowed(rows: Params, body: Body, columns: int) -> dict[str, torch.Tensor]
     tree = {name: value.squeeze(0).to(home) for name, value in rows.items()}
     if columns == body.columns:
         return tree
-    (slice_,), blueprint = body.order.slices, body.task.blueprint
+    slice_, blueprint = body.order.slice_of(0), body.task.blueprint
     part = within(slice_, width_of(body.order, columns), blueprint)
     return dense(tree, part, blueprint.local(slice_))

@@ -3,9 +3,9 @@
 from collections import Counter
 
 from anyfleet.core.limits import Limits
-from anyfleet.core.messages import Replies
 from anyfleet.core.objectives import Task
 from anyfleet.core.orders import Cohort
+from anyfleet.core.stacks import Replies
 from anyfleet.errors import BadMessage
 from anyfleet.wire import ReplyMessage, accepted, read_reply
 

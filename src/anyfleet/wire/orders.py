@@ -12,7 +12,7 @@ from anyfleet.core.index_sets import pack_slice, unpack_slice
 from anyfleet.core.limits import Limits
 from anyfleet.core.message_size import order_extra_bits
 from anyfleet.core.objectives import Task
-from anyfleet.core.orders import Cohort
+from anyfleet.core.orders import Cohort, Download
 from anyfleet.elastic import Blueprint
 from anyfleet.errors import BadMessage
 from anyfleet.wire.bodies import STATISTICS, body_of, pack_body, unpack_body
@@ -31,17 +31,17 @@ from anyfleet.wire.jobs import decode_job, encode_job
 
 def encode_order(order: Cohort, task: Task) -> bytes:
     """Return a single order as the server sends it: whole, whatever its link leaves of it."""
-    (trees,), blueprint = order.trees, task.blueprint
+    trees, blueprint = order.trees_of(0), task.blueprint
     names = {tree: list(values) for tree, values in trees.items()}
-    packed = pack_body(trees, order.symbols[0], body_of(order, task, names, up=False))
+    packed = pack_body(trees, order.download_of(0).symbols, body_of(order, task, names, up=False))
     header = OrderHeader(
         id=int(order.id[0]),
         device=int(order.device[0]),
         visit=int(order.visit[0]),
         key=int(order.key[0]),
-        slice=pack_slice(order.slices[0], blueprint),
+        slice=pack_slice(order.slice_of(0), blueprint),
         width=float(order.width[0]),
-        menu=[pack_slice(entry, blueprint) for entry in order.menus[0]],
+        menu=[pack_slice(entry, blueprint) for entry in order.menu_of(0)],
         choice=int(order.choice[0]),
         utility=float(order.utility[0]),
         hyperparameters=pack_hyperparameters(order),
@@ -83,9 +83,8 @@ def decode_order(
     extra = order_extra_bits(found.trees, order, task.blueprint)
     bits = extra + (claimed_model_bits(header, found, body, extra) if whole or columns else 0.0)
     width = 1.0 if whole else width_of(order, len(columns))
-    return replace(
-        order, trees=(found.trees,), bits=np.array([bits]), delivered_width=np.array([width])
-    )
+    order = order.with_downloads(Download(found.trees))
+    return replace(order, bits=np.array([bits]), delivered_width=np.array([width]))
 
 
 def _bare(
@@ -101,14 +100,13 @@ def _bare(
         device=np.array([header.device]),
         visit=np.array([header.visit]),
         key=torch.tensor([header.key]),
-        slices=(slice_,),
+        slice_index=np.zeros(1, dtype=np.int64),
         width=np.array([header.width]),
-        menus=(menu,),
+        menu_index=np.array([0 if menu else -1]),
         choice=np.array([header.choice]),
         utility=np.array([header.utility]),
         hyperparameters=unpack_hyperparameters(header.hyperparameters),
-        trees=({},),
-        symbols=(None,),
+        download_index=np.array([-1]),
         bits=np.array([header.bits]),
         delivered_width=np.ones(1),
         column_width=np.array([header.column_width]),
@@ -118,6 +116,9 @@ def _bare(
         round_index=header.round_index,
         cohort_key=header.cohort_key,
         job=decode_job(header.job, allow, limits),
+        slices=(slice_,),
+        menus=(menu,) if menu else (),
+        downloads=(),
     )
 
 

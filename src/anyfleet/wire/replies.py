@@ -4,17 +4,17 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
-import numpy as np
 
 from anyfleet.core.delivery import width_of
 from anyfleet.core.index_sets import pack_mask, unpack_mask
 from anyfleet.core.layout import dense
 from anyfleet.core.limits import Limits, MessageLimits
 from anyfleet.core.message_size import mask_bits, reply_extra_bits
-from anyfleet.core.messages import Kind, Params, Replies, Report
+from anyfleet.core.messages import Kind, Params, Report
 from anyfleet.core.objectives import Task
 from anyfleet.core.orders import Cohort
 from anyfleet.core.screening import MOST_NAMES
+from anyfleet.core.stacks import Replies, Stack
 from anyfleet.elastic import within
 from anyfleet.errors import BadMessage
 from anyfleet.wire.bodies import (
@@ -42,9 +42,9 @@ class ReplyMessage(NamedTuple):
 
 def encode_reply(reply: Replies, order: Cohort, task: Task) -> bytes:
     """Return a single reply as the device sends it: whole, whatever its link leaves of it."""
-    (trees,) = reply.trees
+    trees = reply.trees_of(0)
     names = {tree: list(values) for tree, values in trees.items()}
-    packed = pack_body(trees, reply.symbols[0], body_of(order, task, names, up=True))
+    packed = pack_body(trees, reply.symbols_of(0), body_of(order, task, names, up=True))
     header = ReplyHeader(
         order=int(reply.order[0]),
         device=int(reply.device[0]),
@@ -52,9 +52,9 @@ def encode_reply(reply: Replies, order: Cohort, task: Task) -> bytes:
         samples=int(reply.samples[0]),
         bits=float(reply.bits[0]),
         sizes=packed.sizes,
-        report={name: _plain(value) for name, value in reply.report[0].items()},
+        report={name: _plain(value) for name, value in reply.report_of(0).items()},
         trees=names,
-        masks={name: pack_mask(mask) for name, mask in reply.masks[0].items()},
+        masks={name: pack_mask(mask) for name, mask in reply.masks_of(0).items()},
     )
     return join_message("r", msgspec.msgpack.encode(header), packed.columns)
 
@@ -82,7 +82,7 @@ def accepted(message: ReplyMessage, order: Cohort, task: Task) -> Replies:
     header, blueprint = message.header, task.blueprint
     _check_sender(header, order)
     _check_trees(header, order, task)
-    local = blueprint.local(order.slices[0])
+    local = blueprint.local(order.slice_of(0))
     masks: Params = {n: unpack_mask(n, each, local) for n, each in header.masks.items()}
     body = body_of(order, task, header.trees, up=True)
     columns = read_columns(message.message, body.columns if header.trees else 0)
@@ -98,20 +98,16 @@ def accepted(message: ReplyMessage, order: Cohort, task: Task) -> Replies:
         extra = reply_extra_bits(trees, masked, report, order)
         model = claimed_model_bits(header, found, body, extra)
         if not whole:
-            masks = dense(masks, within(order.slices[0], width, blueprint), local)
+            masks = dense(masks, within(order.slice_of(0), width, blueprint), local)
             extra = reply_extra_bits(trees, mask_bits(masks), report, order)
         bits = model + extra
-    return Replies(
-        order=np.array([header.order]),
-        device=np.array([header.device]),
-        samples=np.array([header.samples]),
-        trees=(trees,),
-        symbols=(None,),
-        masks=(masks,),
-        kept=(found.kept,),
-        bits=np.array([bits]),
-        delivered_width=np.array([width]),
-        report=(report,),
+    return Replies.of_one(
+        Stack.of_one(trees, masks=masks, kept=found.kept, report=report),
+        order=header.order,
+        device=header.device,
+        samples=header.samples,
+        bits=bits,
+        delivered_width=width,
     )
 
 

@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from anyfleet.core.client import work
-from anyfleet.core.delivery import cut_reply
+from anyfleet.core.device_state import DeviceState
 from anyfleet.core.message_size import uncompressed_bits
-from anyfleet.core.messages import DeviceState, Replies, no_charges
+from anyfleet.core.messages import no_charges
 from anyfleet.core.method import Method
 from anyfleet.core.orders import Cohort
 from anyfleet.core.planning import load_models
 from anyfleet.core.replies import IncomingReplies, RepliedOrder
+from anyfleet.core.stacks import Replies
 from anyfleet.core.updates import Updates
 from anyfleet.elastic import Slice, channel_share, narrowed, place, trained_share
 from anyfleet.formulas.anycost import (
@@ -48,6 +49,7 @@ from anyfleet.world import levels, lossy
 from tests.core.test_local_training import orders
 from tests.core.test_updates import BLUEPRINT, MATRIX, rows_and_columns, updates_of
 from tests.helpers import small
+from tests.helpers.engines import cut_reply
 from tests.helpers.vectors import ADP, PLACE, Seen, numbers, step, vectors
 
 WEIGHTS = "0.weight"  # three rows of four numbers
@@ -336,7 +338,7 @@ def test_what_is_masked_and_what_is_left_out_both_do_not_count() -> None:
     method = replace(FGC, plan=SentFractionByLevel((0.3,), WidthByLevel((0.5,))), norm=PerWidth())
     asked = orders(method, TASK, [0])
     done = work(asked, (DeviceState(),), TASK).replies
-    (mask,), (kept,), (half,) = done.masks, done.kept, asked.slices
+    mask, kept, half = done.masks_of(0), done.kept_of(0), asked.slice_of(0)
     assert not mask["10.weight"].all()  # a label that the device never saw
     assert not kept["10.weight"].all()
     covered = came_in(asked, done, method, TASK).only_sent().covered()
@@ -353,17 +355,17 @@ def test_of_a_message_that_a_link_cut_the_columns_that_came_count(share: float) 
     asked = replace(orders(method, TASK, [2], column=0.25), column_width=np.array([0.25]))
     done = work(asked, (DeviceState(),), TASK).replies
     short = cut_reply(done, asked, 0.25, TASK.blueprint)
-    (tree,), (kept,) = short.trees, short.kept
+    tree, kept = short.trees_of(0), short.kept_of(0)
     for name, flags in kept.items():
         assert flags.shape == tree["delta"][name].shape
     found = came_in(asked, short, method, TASK)
-    part = narrowed(asked.slices[0], 0.25, TASK.blueprint)
+    part = narrowed(asked.slice_of(0), 0.25, TASK.blueprint)
     assert found.slices == (part,)
     shares = channel_share(part, TASK.blueprint), trained_share(part, TASK.blueprint)
     assert anycost_alpha(*shares) <= 0.25
     covered = found.only_sent().covered()
     for name, flags in kept.items():
-        mask = short.masks[0].get(name, torch.ones(()))
+        mask = short.masks_of(0).get(name, torch.ones(()))
         assert torch.equal(covered[name], spread(flags * mask, name, part)), name
     stepped = Aio()(TASK.params, found, Seen(), None, torch.tensor(0))  # type: ignore[arg-type]
     assert all(bool(value.isfinite().all()) for value in stepped.model.values())

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from anyfleet.core.client import work
+from anyfleet.core.device_state import DeviceState
 from anyfleet.core.message_size import NUMBER_BITS
-from anyfleet.core.messages import DeviceState, Report
+from anyfleet.core.messages import Report
 from anyfleet.core.updates import Updates
 from anyfleet.formulas.reference.compression import qsgd_error_bound
 from anyfleet.methods import fedavg, fedhq
@@ -79,8 +80,8 @@ def test_1_16_an_update_of_zeros_has_no_error(codec: Hq) -> None:
         order, hyperparameters=replace(order.hyperparameters, local_steps=np.array([0]))
     )
     update = work(still, (DeviceState(),), small.task()).replies
-    assert not any(bool(value.any()) for value in update.trees[0]["delta"].values())
-    assert update.report[0]["distortion"] == 0.0
+    assert not any(bool(value.any()) for value in update.trees_of(0)["delta"].values())
+    assert update.report_of(0)["distortion"] == 0.0
     assert ErrorWeighted().weigh(told(0.0, 0.0, 1.0)) == pytest.approx([0.4, 0.4, 0.2])
 
 
@@ -107,11 +108,11 @@ def test_errors_are_squared_and_relative() -> None:
     exact = work(
         replace(order, job=replace(order.job, uplink=Raw())), (DeviceState(),), task
     ).replies
-    one, two = rough.trees[0]["delta"], exact.trees[0]["delta"]
-    error = rough.report[0]["distortion"]
+    one, two = rough.trees_of(0)["delta"], exact.trees_of(0)["delta"]
+    error = rough.report_of(0)["distortion"]
     assert error == pytest.approx(small.distance(two, one) ** 2)
     assert 0.1 < error < 1
-    assert exact.report[0]["distortion"] == 0.0
+    assert exact.report_of(0)["distortion"] == 0.0
 
 
 def test_angles_start_from_these_weights() -> None:

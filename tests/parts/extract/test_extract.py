@@ -98,7 +98,7 @@ def test_a_device_draws_the_same_whoever_else_is_asked() -> None:
     zeros = np.zeros(8, dtype=np.int64)
     state = PlanningState(0, 0, zeros, zeros, dict.fromkeys(method.policies()))
     alone = plan_cohort(Request(), np.array([3]), method=method, view=view, state=state)
-    assert alone.orders.slices[0] == issued(method).slices[3]
+    assert alone.orders.slice_of(0) == issued(method).slice_of(3)
 
 
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.3, 0.01])

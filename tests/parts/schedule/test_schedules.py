@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from anyfleet.arrays import Flags
+from anyfleet.arrays import Flags, Ints
+from anyfleet.core.events import Events, Failures
 from anyfleet.core.loop import Round, run
-from anyfleet.core.messages import Events, Failure, Kind
+from anyfleet.core.messages import Kind
 from anyfleet.core.method import Method
 from anyfleet.core.orders import Cohort
 from anyfleet.core.plans import Plans
@@ -96,12 +97,13 @@ class Watched(Simulated):
         events = super().wait(until, enough)
         assert self.now() >= before
         replied = [] if events.replies is None else events.replies.order.tolist()
-        for order in (*replied, *(failure.order for failure in events.failures)):
+        failed = [] if events.failures is None else events.failures.order.tolist()
+        for order in (*replied, *failed):
             del self.busy[order]
         return events
 
-    def cancel(self, orders: tuple[int, ...], reason: str) -> tuple[Failure, ...]:
-        for order in orders:
+    def cancel(self, orders: Ints, reason: str) -> Failures:
+        for order in orders.tolist():
             del self.busy[order]
         return super().cancel(orders, reason)
 

@@ -1,0 +1,221 @@
+"""Stacks: the tensors of several devices whose sub-models have equal shapes.
+
+Devices that were trained together stay together: their tensors have a leading axis with one place
+for each of them, from training to aggregation. A reply names its stack and its place in it, so
+that replies can be picked and joined without touching a tensor.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from numbers import Real
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from anyfleet.arrays import Arrays, Flags, Floats, Ints, listed
+from anyfleet.core.layout import Symbols
+from anyfleet.core.messages import Params, Report, Trees, measured
+
+Reported = Mapping[str, NDArray[Any]]  # by name: [devices], or [devices, numbers] of a vector
+
+
+@dataclass(frozen=True, eq=False)
+class Stack:
+    """What several devices send back; tensors and arrays have one place for each device."""
+
+    trees: Trees = field(default_factory=dict)  # "delta" or "weights", and "buffers"
+    symbols: Symbols | None = None  # the trained tree as the uplink codec compressed it
+    masks: Params = field(default_factory=dict)  # 1 where trained; an absent name was trained whole
+    kept: Params = field(default_factory=dict)  # 1 where the codec sent it; absent: sent whole
+    report: Reported = field(default_factory=dict)  # the numbers that the devices measured
+
+    @classmethod
+    def of_one(
+        cls,
+        trees: Trees,
+        *,
+        symbols: Symbols | None = None,
+        masks: Params | None = None,
+        kept: Params | None = None,
+        report: Report | None = None,
+    ) -> "Stack":
+        """Return the stack of a single device, out of its own tensors and its own report."""
+        return cls(
+            trees={name: _stacked(tree) for name, tree in trees.items()},
+            symbols=symbols,
+            masks=_stacked(masks or {}),
+            kept=_stacked(kept or {}),
+            report={name: column(value) for name, value in (report or {}).items()},
+        )
+
+    def trees_of(self, place: int) -> dict[str, dict[str, Tensor]]:
+        """Return the trees of the device at a place."""
+        return {name: _at(tree, place) for name, tree in self.trees.items()}
+
+    def masks_of(self, place: int) -> dict[str, Tensor]:
+        """Return the masks of the device at a place."""
+        return _at(self.masks, place)
+
+    def kept_of(self, place: int) -> dict[str, Tensor]:
+        """Return what the codec sent of the device at a place."""
+        return _at(self.kept, place)
+
+    def symbols_of(self, place: int) -> Symbols | None:
+        """Return the symbols of the device at a place, as a stack of one."""
+        return None if self.symbols is None else self.symbols.row(place)
+
+    def report_of(self, place: int) -> dict[str, Any]:
+        """Return the report of the device at a place: a number or a tuple of numbers by name."""
+        return {name: _plain(values[place]) for name, values in self.report.items()}
+
+    def take(self, places: NDArray[np.int64]) -> "Stack":
+        """Return the stack of the devices at these places, with tensors of their own."""
+        index = torch.from_numpy(places)
+        return Stack(
+            trees={name: _picked(tree, index) for name, tree in self.trees.items()},
+            symbols=None if self.symbols is None else self.symbols.take(index),
+            masks=_picked(self.masks, index),
+            kept=_picked(self.kept, index),
+            report={name: values[places] for name, values in self.report.items()},
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Replies(Arrays):
+    """What devices send back to orders: columns of numbers, and the stacks that hold the rest."""
+
+    order: Ints
+    device: Ints
+    samples: Ints
+    bits: Floats  # uplink
+    delivered_width: Floats  # of the model that came through the link; 1 unless the link failed
+    stack_index: Ints  # the number of each reply's stack
+    place: Ints  # of each reply in its stack
+    stacks: tuple[Stack, ...] = listed("stack_index")
+
+    @classmethod
+    def of_one(
+        cls,
+        stack: Stack,
+        *,
+        order: int,
+        device: int,
+        samples: int,
+        bits: float,
+        delivered_width: float = 1.0,
+    ) -> "Replies":
+        """Return a single reply, whose tensors and numbers are those of a stack of one."""
+        return cls(
+            order=np.array([order]),
+            device=np.array([device]),
+            samples=np.array([samples]),
+            bits=np.array([float(bits)]),
+            delivered_width=np.array([float(delivered_width)]),
+            stack_index=np.zeros(1, dtype=np.int64),
+            place=np.zeros(1, dtype=np.int64),
+            stacks=(stack,),
+        )
+
+    def with_contents(self, **contents: Any) -> "Replies":
+        """Return a single reply with other `trees`, `symbols`, `masks`, `kept` or `report`."""
+        before: dict[str, Any] = {
+            "trees": self.trees_of(0),
+            "symbols": self.symbols_of(0),
+            "masks": self.masks_of(0),
+            "kept": self.kept_of(0),
+            "report": self.report_of(0),
+        }
+        stack, first = Stack.of_one(**{**before, **contents}), np.zeros(1, dtype=np.int64)
+        return replace(self, stacks=(stack,), stack_index=first, place=first)
+
+    def trees_of(self, row: int) -> dict[str, dict[str, Tensor]]:
+        """Return the trees of one reply."""
+        return self.stacks[int(self.stack_index[row])].trees_of(int(self.place[row]))
+
+    def masks_of(self, row: int) -> dict[str, Tensor]:
+        """Return the masks of one reply."""
+        return self.stacks[int(self.stack_index[row])].masks_of(int(self.place[row]))
+
+    def kept_of(self, row: int) -> dict[str, Tensor]:
+        """Return what the codec sent of one reply."""
+        return self.stacks[int(self.stack_index[row])].kept_of(int(self.place[row]))
+
+    def symbols_of(self, row: int) -> Symbols | None:
+        """Return the symbols of one reply, as a stack of one."""
+        return self.stacks[int(self.stack_index[row])].symbols_of(int(self.place[row]))
+
+    def report_of(self, row: int) -> dict[str, Any]:
+        """Return the report of one reply: a number or a tuple of numbers by name."""
+        return self.stacks[int(self.stack_index[row])].report_of(int(self.place[row]))
+
+    def reported(self, name: str) -> Floats:
+        """Return the number that each device reported under a name; NaN where there is none."""
+        found = np.full(len(self), np.nan)
+        for number, stack in enumerate(self.stacks):
+            values = stack.report.get(name)
+            if values is None or values.ndim != 1:
+                continue
+            rows = np.flatnonzero(self.stack_index == number)
+            numbers = values[self.place[rows]]
+            plain = numbers.dtype != object
+            found[rows] = numbers if plain else [measured({name: v}, name) for v in numbers]
+        return np.where(np.isfinite(found), found, np.nan)
+
+    @property
+    def trained(self) -> Flags:
+        """The replies that bring a training result."""
+        results = [bool(s.trees.get("delta") or s.trees.get("weights")) for s in self.stacks]
+        return np.array(results, dtype=bool)[self.stack_index]
+
+    @property
+    def with_statistics(self) -> Flags:
+        """The replies that bring statistics of normalisation."""
+        found = [bool(stack.trees.get("buffers")) for stack in self.stacks]
+        return np.array(found, dtype=bool)[self.stack_index]
+
+    def compact(self) -> "Replies":
+        """Return the replies with stacks that hold nothing but them, for what is kept for long."""
+        stacks: list[Stack] = []
+        index, place = np.empty(len(self), dtype=np.int64), self.place.copy()
+        for number in np.unique(self.stack_index):
+            rows = np.flatnonzero(self.stack_index == number)
+            index[rows], place[rows] = len(stacks), np.arange(len(rows))
+            stacks.append(self.stacks[int(number)].take(self.place[rows]))
+        return replace(self, stacks=tuple(stacks), stack_index=index, place=place)
+
+
+def column(value: Any) -> NDArray[Any]:
+    """Return what one device reported under a name, as the array of a stack of one.
+
+    What is no number stays an object, for the server to refuse.
+    """
+    numbers = value if isinstance(value, tuple) else (value,)
+    try:
+        if all(isinstance(number, Real) for number in numbers):
+            return np.asarray([value], dtype=np.float64)
+    except OverflowError:  # an integer of hundreds of digits
+        pass
+    odd = np.empty(1, dtype=object)
+    odd[0] = value
+    return odd
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return tuple(value.tolist())
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _stacked(tree: Params) -> dict[str, Tensor]:
+    return {name: value.unsqueeze(0) for name, value in tree.items()}
+
+
+def _at(tree: Params, place: int) -> dict[str, Tensor]:
+    return {name: value[place] for name, value in tree.items()}
+
+
+def _picked(tree: Params, index: Tensor) -> dict[str, Tensor]:
+    return {name: value.index_select(0, index.to(value.device)) for name, value in tree.items()}
