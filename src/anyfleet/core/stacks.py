@@ -7,6 +7,7 @@ that replies can be picked and joined without touching a tensor.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -241,12 +242,15 @@ def column(value: Any) -> NDArray[Any]:
 
     What is no number stays an object, for the server to refuse.
     """
+    numbers = value if isinstance(value, tuple) else (value,)
     try:
-        return np.asarray([value], dtype=np.float64)
-    except (TypeError, ValueError, OverflowError):
-        odd = np.empty(1, dtype=object)
-        odd[0] = value
-        return odd
+        if all(isinstance(number, Real) for number in numbers):
+            return np.asarray([value], dtype=np.float64)
+    except OverflowError:  # an integer of hundreds of digits
+        pass
+    odd = np.empty(1, dtype=object)
+    odd[0] = value
+    return odd
 
 
 def _plain(value: Any) -> Any:
