@@ -46,10 +46,12 @@ from benchmarks.measuring import (
     given_options,
     new_net,
     parser,
+    play_rounds,
     report,
     samples,
     tf32,
     timed,
+    times_of,
     verdict,
 )
 from benchmarks.overhead import shares
@@ -499,14 +501,14 @@ def _judged(
 
 def training_share(works: Sequence[Workload], options: Options, engines: Sequence[str]) -> Table:
     """Return what whole rounds take over the training that is in them."""
-    from anyfleet import world
     from anyfleet.methods import fedavg
 
     def row(work: Workload, engine: str) -> tuple[Cell, ...]:
         own = replace(options, engine=engine)
-        found = product(work, own)
         method = fedavg(count=work.cohort, lr=work.lr, batch_size=work.batch)
-        split = shares(method, built(work, own.device), own, world.Fleet(), 4.0)
+        rounds = play_rounds(method, built(work, own.device), own)
+        found = times_of(rounds, own)
+        split = shares(rounds, 4.0)
         whole = 1 / split["train launch"]
         return found.ms, found.ms / whole, whole, verdict(whole, 1.10)
 
@@ -517,6 +519,33 @@ def training_share(works: Sequence[Workload], options: Options, engines: Sequenc
         for engine in engines
     ]
     return Table("training", "Whole rounds over the training in them", head, tuple(made))
+
+
+def chosen(made: Sequence[tuple[Cell, ...]], options: Options, engines: Sequence[str]) -> Table:
+    """Return what `auto` takes over the fastest engine: on each workload, and in the demo."""
+    from benchmarks.precisions import FLEET, SGD, TASK
+
+    from anyfleet.methods import fedavg
+
+    text = "product, "
+    known: dict[str, dict[str, float]] = {}
+    for work, _, who, ms, *_ in made:
+        if isinstance(ms, float) and isinstance(who, str) and who.startswith(text):
+            known.setdefault(str(work), {})[who.removeprefix(text)] = ms
+    task = TASK.build(0)
+    for engine in engines:
+        own = replace(options, engine=engine)
+        with contextlib.suppress(NotRun):
+            each = timed(fedavg(**SGD), task, own, FLEET, seconds=20.0)
+            known.setdefault("demo", {})[engine] = each.ms
+    head = ("work", *engines, "auto ÷ best", "target")
+    found: list[tuple[Cell, ...]] = []
+    for name, by_engine in known.items():
+        auto = by_engine.get("auto")
+        ratio = None if auto is None else auto / min(by_engine.values())
+        told = "not run: no engine auto" if ratio is None else verdict(ratio, 1.10)
+        found.append((name, *(by_engine.get(engine) for engine in engines), ratio, told))
+    return Table("engines", "Engines, ms a round, and the one that is chosen", head, tuple(found))
 
 
 def tables(
@@ -538,6 +567,7 @@ def tables(
     notes.append("The ratio is to the fastest row of the product in the same precision above it.")
     found = [Table("peers", "The product and its peers", HEAD, tuple(made), tuple(notes))]
     if not options.cuda:
+        found.append(chosen(made, options, asked.engines))
         found.append(training_share(works, options, asked.engines))
     return found
 

@@ -85,13 +85,11 @@ def samples_processed(local_steps: int, samples: int, batch_size: int) -> int:
 
 def extent(hyperparameters: Hyperparameters, samples: Sequence[int]) -> Extent:
     """Return the loop bounds of devices with so many samples, in one stack."""
-    steps = local_steps(hyperparameters, samples)
-    per_epoch = [
-        max(1, -(-n // int(b))) for n, b in zip(samples, hyperparameters.batch_size, strict=True)
-    ]
-    epochs = max(-(-s // e) for s, e in zip(steps, per_epoch, strict=True))
-    rows = min(max(int(b) for b in hyperparameters.batch_size), max(1, *samples))
-    return Extent(max(steps), min(steps), max(1, epochs), rows)
+    steps, batch = np.array(local_steps(hyperparameters, samples)), hyperparameters.batch_size
+    per_epoch = np.maximum(1, -(-np.array(samples) // batch))
+    epochs = int((-(-steps // per_epoch)).max())
+    rows = min(int(batch.max()), max(1, *samples))
+    return Extent(int(steps.max()), int(steps.min()), max(1, epochs), rows)
 
 
 def as_tensors(
@@ -132,11 +130,13 @@ def train_with(
     bounds: Extent,
     *,
     lift: Lift,
+    lift_step: Lift | None = None,
 ) -> TrainingResult:
     """Return what `train` does, given the draws of every local step that a cohort shares.
 
-    Nothing here waits for the device that computes, nor copies anything to it, unless the trainer
-    does or no padding may be there.
+    `lift_step` maps a local step, as `lift` does unless it is given. Nothing here waits for the
+    device that computes, nor copies anything to it, unless the trainer does or no padding may be
+    there.
     """
     given = inputs.hyperparameters
     order = partial(_schedule, bounds=bounds)
@@ -152,16 +152,15 @@ def train_with(
         one = partial(
             _stepped if i < bounds.shared_steps else _guarded, trainer, context, i, draws[i]
         )
-        own = batch.only(alone[i]) if alone else batch
+        rows, *drawn_with = batch.only(alone[i]) if alone else batch
         # Outside the map: samples of all devices are copied once, and only those of this step.
-        state = lift(one)(state, _taken(x, own.rows), _taken(y, own.rows), *own[1:], given)
+        step = (lift_step or lift)(one)
+        state = step(state, _taken(x, rows), _taken(y, rows), *drawn_with, given)
     result: TrainingResult = lift(partial(_finished, trainer, context))(state)
     # Layers that are not trained run in training mode but keep their statistics (§1.3).
     layers = context.blueprint.layers
-    own_buffers = {
-        n for layer in layers if set(layer.params) & set(context.trained) for n in layer.buffers
-    }
-    kept = {n: v if n in own_buffers else inputs.buffers[n] for n, v in result.buffers.items()}
+    own = {n for layer in layers if set(layer.params) & set(context.trained) for n in layer.buffers}
+    kept = {n: v if n in own else inputs.buffers[n] for n, v in result.buffers.items()}
     return result._replace(buffers=kept)
 
 
@@ -179,7 +178,7 @@ def _taken(samples: Tensor, rows: Tensor) -> Tensor:
     """Return the samples in those rows, [rows, …] or [devices, rows, …]."""
     if rows.ndim == 1:
         return samples.index_select(0, rows)
-    return samples.index_select(0, rows.flatten()).unflatten(0, rows.shape)
+    return samples.index_select(0, rows.flatten()).reshape(*rows.shape, *samples.shape[1:])
 
 
 def lifted(count: int) -> Lift:
@@ -328,28 +327,3 @@ def samples_of(task: Task, devices: Sequence[int]) -> Samples:
     last = table.gather(1, (sizes[:, None] - 1).clamp(min=0))
     valid = place < sizes[:, None]
     return Samples(x, y, torch.where(valid, table, last).to(x.device), valid.to(x.device))
-
-
-def pad(data: Sequence[Data]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the samples of several devices, stacked: x, y and which rows are valid."""
-    most = max(1, *(len(d) for d in data))
-    x = _stack([_lengthen(d.x, most) for d in data])
-    y = _stack([_lengthen(d.y, most) for d in data])
-    sizes = torch.tensor([len(d) for d in data], device=x.device)
-    return x, y, torch.arange(most, device=x.device) < sizes[:, None]
-
-
-def _stack(tensors: list[Tensor]) -> Tensor:
-    """Return the tensors stacked; a device alone needs no second copy of its data."""
-    return tensors[0][None] if len(tensors) == 1 else torch.stack(tensors)
-
-
-def _lengthen(rows: Tensor, count: int) -> Tensor:
-    """Return `count` rows: the last one is repeated.
-
-    Zeros may have no gradient, and NaN × 0 is NaN.
-    """
-    if len(rows) == count:
-        return rows
-    shape = (count - len(rows), *rows.shape[1:])
-    return torch.cat([rows, rows[-1:].expand(shape) if len(rows) else rows.new_zeros(shape)])

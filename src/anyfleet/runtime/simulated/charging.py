@@ -1,14 +1,14 @@
 """The work that orders demand of their devices."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
 
 from anyfleet.arrays import Ints, alike, join
-from anyfleet.core.device_state import DeviceState
 from anyfleet.core.evaluation import EVALUATION_BATCH
-from anyfleet.core.messages import ChooserState, Kind
+from anyfleet.core.memories import Memories
+from anyfleet.core.messages import Kind
 from anyfleet.core.objectives import Task
 from anyfleet.core.orders import Cohort
 from anyfleet.core.slots import Choose, Measure
@@ -16,13 +16,9 @@ from anyfleet.core.time_and_energy import Counts, Demand, TrainingAmounts, effor
 from anyfleet.elastic import WHOLE, Blueprint, Slice, cost, width
 from anyfleet.elastic.cost.operations import Counting, forward_operations
 
-_NOTHING: ChooserState = {}
 
-
-def demand(
-    orders: Cohort, own: Ints, task: Task, counting: Counting, states: Mapping[int, DeviceState]
-) -> Demand:
-    """Return the work of orders on devices with so many samples; a new one has no state yet."""
+def demand(orders: Cohort, own: Ints, task: Task, counting: Counting, memories: Memories) -> Demand:
+    """Return the work of orders on devices that have so many samples of their `own`."""
     count = len(orders)
     if orders.kind == Kind.FETCH:
         none = np.zeros(count)
@@ -44,7 +40,7 @@ def demand(
     )
     if type(orders.job.choose).initial_measures is Choose.initial_measures:
         return needed
-    return _with_measures(needed, orders, own, task, counting, states)
+    return _with_measures(needed, orders, own, task, counting, memories)
 
 
 def _with_measures(
@@ -53,12 +49,12 @@ def _with_measures(
     own: Ints,
     task: Task,
     counting: Counting,
-    states: Mapping[int, DeviceState],
+    memories: Memories,
 ) -> Demand:
     """Return the demand with what choosers measure of the initial model, once for every width."""
     alone: dict[tuple[Measure, ...], list[int]] = {}
     for row, device in enumerate(orders.device.tolist()):
-        chooser = states[device].chooser if device in states else _NOTHING
+        chooser = memories.chooser(device)
         first = orders.slice_of(row).first_trained_layer
         measures = orders.job.choose.initial_measures(float(orders.width[row]), first, chooser)
         works = needed.effort.local_steps[row] > 0

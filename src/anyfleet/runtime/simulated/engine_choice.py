@@ -15,7 +15,7 @@ import time
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,15 +26,26 @@ import torch
 
 import anyfleet
 from anyfleet import config
+from anyfleet.core.client import TRAINING
 from anyfleet.core.limits import Limits
 from anyfleet.core.local_training import local_steps
 from anyfleet.core.loop import run
-from anyfleet.core.messages import EVERYTHING, Kind
+from anyfleet.core.memories import Memories
+from anyfleet.core.messages import EVERYTHING
 from anyfleet.core.method import Method
 from anyfleet.core.objectives import Task
+from anyfleet.core.orders import Cohort
 from anyfleet.elastic import WHOLE, Priced
 from anyfleet.errors import ConfigError
-from anyfleet.runtime.simulated.engines import Engine, EngineOrder, EngineReply, Sequential, Stacked
+from anyfleet.runtime.simulated.engines import (
+    Assignment,
+    Engine,
+    Executed,
+    Executor,
+    Sequential,
+    Stacked,
+    cores,
+)
 from anyfleet.runtime.simulated.simulator import Simulated
 from anyfleet.world import World
 
@@ -157,19 +168,17 @@ def _measured_now(prospect: Prospect, seconds: float) -> Measurement:
     if _SHARE * _expected(prospect, everybody) < _LEAST:
         return short
     orders = _first_orders(prospect)
-    devices = [int(each.order.device[0]) for each in orders]
-    most = min(seconds, _SHARE * _expected(prospect, devices))
+    most = min(seconds, _SHARE * _expected(prospect, orders.orders.device.tolist()))
     if most < _LEAST:
         return short
-    clock = _Clock(prospect)
-    clock.seconds(Sequential(), _shortened(orders[:1], 1))
-    step = clock.seconds(Sequential(), _shortened(orders[:1], 1))
+    clock, one = _Clock(prospect), _shortened(orders, 1, 1)
+    clock.seconds(Sequential(), one)
+    step = clock.seconds(Sequential(), one)
     engines = candidates()
     affordable = int(most / (step * _PASSES * len(engines)))
     if affordable < 2:
         return Measurement({}, "a local step takes too long")
-    count, steps = _sample(len(orders), affordable)
-    sample = _shortened(orders[:count], steps)
+    sample = _shortened(orders, *_sample(len(orders.orders), affordable))
     found = _fastest_passes(clock, engines, sample, time.perf_counter() + most)
     share = _steps(orders, prospect.task) / _steps(sample, prospect.task)
     return Measurement({name: taken * share for name, taken in found.items()})
@@ -191,7 +200,7 @@ def _expected(prospect: Prospect, devices: Sequence[int]) -> float:
 class _FirstOrders(Exception):
     """The first orders to train, on their way out of the loop."""
 
-    def __init__(self, orders: Sequence[EngineOrder]) -> None:
+    def __init__(self, orders: Assignment) -> None:
         super().__init__()
         self.orders = orders
 
@@ -200,16 +209,23 @@ class _FirstOrders(Exception):
 class _Interceptor(Engine):
     """The engine that hands out the first orders to train instead of carrying them out."""
 
-    def execute(
-        self, orders: Sequence[EngineOrder], task: Task, limits: Limits
-    ) -> list[EngineReply]:
-        trained = [each for each in orders if each.order.kind in (Kind.TRAIN, Kind.HOLD)]
-        if trained:
-            raise _FirstOrders(trained)
-        return Sequential().execute(orders, task, limits)
+    def start(self, task: Task, limits: Limits) -> Executor:
+        return _Intercepting(Sequential().start(task, limits))
 
 
-def _first_orders(prospect: Prospect) -> Sequence[EngineOrder]:
+@dataclass(frozen=True)
+class _Intercepting:
+    """Such an engine at work; what does not train is carried out."""
+
+    inner: Executor
+
+    def execute(self, given: Assignment, memories: Memories) -> Executed:
+        if given.orders.kind in TRAINING:
+            raise _FirstOrders(given)
+        return self.inner.execute(given, memories)
+
+
+def _first_orders(prospect: Prospect) -> Assignment:
     """Return the first orders to train; raise RuntimeError if the first round has none."""
     task = prospect.task
     runtime = Simulated(task, prospect.world, engine=_Interceptor(), limits=prospect.limits)
@@ -228,27 +244,23 @@ def _sample(orders: int, affordable: int) -> tuple[int, int]:
     return (min(orders, affordable // 2), 2) if affordable >= 4 else (min(orders, affordable), 1)
 
 
-def _shortened(orders: Sequence[EngineOrder], most: int) -> list[EngineOrder]:
-    """Return the orders with at most so many local steps each."""
-    return [
-        each._replace(sent_order=_limited(each.sent_order, most), order=_limited(each.order, most))
-        for each in orders
-    ]
+def _shortened(given: Assignment, count: int, most: int) -> Assignment:
+    """Return the first `count` orders with at most so many local steps each."""
+    rows = np.arange(count)
+    orders, sent = (_limited(each.take(rows), most) for each in (given.orders, given.sent))
+    return Assignment(orders, sent, given.upload_width[rows])
 
 
-def _limited(order: Any, most: int) -> Any:
-    own = order.hyperparameters.local_steps
+def _limited(orders: Cohort, most: int) -> Cohort:
+    own = orders.hyperparameters.local_steps
     steps = np.where(own == EVERYTHING, most, np.minimum(own, most))
-    return replace(order, hyperparameters=replace(order.hyperparameters, local_steps=steps))
+    return replace(orders, hyperparameters=replace(orders.hyperparameters, local_steps=steps))
 
 
-def _steps(orders: Sequence[EngineOrder], task: Task) -> int:
+def _steps(given: Assignment, task: Task) -> int:
     """Return the local steps of all orders together, at least 1."""
-    each = (
-        local_steps(order.order.hyperparameters, [task.size(int(order.order.device[0]))])[0]
-        for order in orders
-    )
-    return max(1, sum(each))
+    samples = [task.size(device) for device in given.orders.device.tolist()]
+    return max(1, sum(local_steps(given.orders.hyperparameters, samples)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -256,16 +268,20 @@ class _Clock:
     """What tells how long orders of a run take."""
 
     prospect: Prospect
+    started: dict[Engine, Executor] = field(default_factory=dict)
 
-    def seconds(self, engine: Engine, orders: Sequence[EngineOrder]) -> float:
+    def seconds(self, engine: Engine, orders: Assignment) -> float:
         """Return the seconds that an engine takes for these orders."""
+        task, limits = self.prospect.task, self.prospect.limits
+        if engine not in self.started:
+            self.started[engine] = engine.start(task, limits)
         began = time.perf_counter()
-        engine.execute(orders, self.prospect.task, self.prospect.limits)
+        self.started[engine].execute(orders, Memories(task))
         return time.perf_counter() - began
 
 
 def _fastest_passes(
-    clock: _Clock, engines: Mapping[str, Engine], orders: Sequence[EngineOrder], until: float
+    clock: _Clock, engines: Mapping[str, Engine], orders: Assignment, until: float
 ) -> dict[str, float]:
     """Return the shortest seconds of each engine for the same orders.
 
@@ -310,11 +326,6 @@ def shape_of(prospect: Prospect) -> dict[str, Any]:
         "devices_by_level": levels.tolist(),
         "method": _without_lr(_plain(prospect.method)),
     }
-
-
-def cores() -> int:
-    """Return how many processor cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _plain(method: Method) -> Any:

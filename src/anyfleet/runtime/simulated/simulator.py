@@ -1,21 +1,24 @@
 """The simulated fleet: devices in this process, under virtual time."""
 
+from collections.abc import Hashable
 from dataclasses import replace
 
 import numpy as np
 
-from anyfleet.arrays import Flags, Floats, Ints, join
+from anyfleet.arrays import Flags, Floats, Ints, alike, join
 from anyfleet.core.check_in import Choices
 from anyfleet.core.choosing import decide
 from anyfleet.core.device_state import DeviceState
 from anyfleet.core.events import Events, Failures
 from anyfleet.core.limits import Limits
+from anyfleet.core.memories import Memories, Remembered
 from anyfleet.core.messages import Charges, Conditions, Devices, Kind
 from anyfleet.core.objectives import Task
 from anyfleet.core.orders import Cohort
 from anyfleet.runtime.simulated.batteries import Batteries
 from anyfleet.runtime.simulated.clock import Clock
-from anyfleet.runtime.simulated.engines import Engine, EngineOrder, Sequential
+from anyfleet.runtime.simulated.engines import Assignment, Engine, Sequential
+from anyfleet.runtime.simulated.stacking import draws_together
 from anyfleet.runtime.simulated.timing import begin, with_uploads
 from anyfleet.runtime.simulated.under_way import SimulatedState, UnderWay
 from anyfleet.world import World
@@ -49,13 +52,13 @@ class Simulated:
                 "build the world with one row per device of the task"
             )
         self._task, self._world = task, world
-        self._engine: Engine = engine or Sequential()
         self.limits = limits or Limits()
+        self._executor = (engine or Sequential()).start(task, self.limits)
         self._clock, self._round_index = Clock(), 0
         self._under_way: UnderWay | None = None  # None: no order is
-        self._states: dict[int, DeviceState] = {}
-        # By order: what its device keeps once its training has ended.
-        self._kept: dict[int, DeviceState] = {}
+        self._memories = Memories(task)
+        # What devices keep of orders that are carried out, once their training has ended.
+        self._remembered: Remembered | None = None
         self._batteries = Batteries(world)
         # The loss that each device reported last, even if the server refused the reply.
         self._losses: Floats = np.full(task.devices, np.nan)
@@ -95,7 +98,8 @@ class Simulated:
 
     def check_in(self, orders: Cohort) -> Choices:
         """Return what the devices choose from the menus of these orders."""
-        states = [self.state(device) for device in orders.device.tolist()]
+        choosers = map(self._memories.chooser, orders.device.tolist())
+        states = [DeviceState(chooser=chooser) for chooser in choosers]
         counting = self._world.declared.counting
         own = self._true_conditions(orders.device, self._active(orders.device))
         return decide(orders, own, states, self._task, counting)
@@ -145,7 +149,7 @@ class Simulated:
             active,
             world=self._world,
             task=self._task,
-            states=self._states,
+            memories=self._memories,
         )
         events = begun.events
         times = np.where(events.training, events.trained, events.ends)
@@ -200,8 +204,8 @@ class Simulated:
             self._clock,
             self._round_index,
             self._under_way,
-            dict(self._states),
-            dict(self._kept),
+            self._memories.save(),
+            self._remembered,
             self._batteries.save(),
             self._losses.copy(),
         )
@@ -209,8 +213,8 @@ class Simulated:
     def restore(self, saved: SimulatedState) -> None:
         """Go back to the state that `save` returned."""
         self._clock, self._round_index = saved.clock, saved.round_index
-        self._under_way = saved.under_way
-        self._states, self._kept = dict(saved.states), dict(saved.kept)
+        self._under_way, self._remembered = saved.under_way, saved.remembered
+        self._memories.restore(saved.memories)
         self._batteries.restore(saved.batteries)
         self._losses = saved.losses.copy()
         self._free = np.ones(self._task.devices, dtype=bool)
@@ -219,7 +223,7 @@ class Simulated:
 
     def state(self, device: int) -> DeviceState:
         """Return what a device keeps between visits."""
-        return self._states.get(device, DeviceState())
+        return self._memories.state(device)
 
     def _close(self, orders: UnderWay, rows: Ints) -> UnderWay:
         """Take orders out of the table, and return them."""
@@ -227,9 +231,17 @@ class Simulated:
         left[rows] = False
         self._under_way = orders.take(left).pruned() if left.any() else None
         self._free[closed.device] = True
-        for order in closed.id[closed.carried_out].tolist() if self._kept else ():
-            self._kept.pop(order, None)
+        self._recall(closed.id)
         return closed
+
+    def _recall(self, orders: Ints) -> Remembered | None:
+        """Return what devices keep of these orders, and wait no longer for them to be trained."""
+        if self._remembered is None:
+            return None
+        mine = np.isin(self._remembered.order, orders)
+        found, left = self._remembered.take(mine), ~mine
+        self._remembered = self._remembered.take(left).pruned() if left.any() else None
+        return found
 
     def _charge(self, orders: UnderWay, elapsed: Floats, now: Floats | float) -> Charges:
         """Return the charges for what closed orders did in the seconds since they began."""
@@ -250,11 +262,9 @@ class Simulated:
             return orders
         events, uploading = orders.events, orders.uploading.copy()
         uploading[rows] = ~orders.did_nothing[rows]
-        begun = rows[uploading[rows]]
-        for order, device in zip(
-            orders.id[begun].tolist(), orders.device[begun].tolist(), strict=True
-        ):
-            self._states[device] = self._kept.pop(order)
+        found = self._recall(orders.id[rows[uploading[rows]]])
+        if found is not None:
+            self._memories.commit(found)
         training, sequence = events.training.copy(), events.sequence.copy()
         training[rows] = False
         self._clock, sequence[rows] = self._clock.scheduled(events.ends[rows])
@@ -272,28 +282,42 @@ class Simulated:
         return orders.put(rows, with_uploads(orders.take(rows), self._round_index, self._world))
 
     def _execute(self, orders: UnderWay) -> UnderWay:
-        """Return orders that the engine carried out."""
-        single = [(each.sent.rows(), each.received.rows()) for each in orders.cohorts]
-        given = []
-        for row, device in enumerate(orders.device.tolist()):
-            sent, received = single[int(orders.cohort[row])]
-            place, width = int(orders.row[row]), float(orders.transfer.width_up[row])
-            given.append(EngineOrder(sent[place], received[place], self.state(device), width))
-        done = self._engine.execute(given, self._task, self.limits)
-        self._kept |= zip(orders.id.tolist(), (each.state for each in done), strict=True)
-        idle = np.array([bool(each.refused_by_device) for each in done], dtype=bool)
-        told = [
-            (each.refused_by_device and f"refused by the device: {each.refused_by_device}")
-            or (each.refused_by_server and f"refused: {each.refused_by_server}")
-            for each in done
-        ]
-        refusals = tuple(filter(None, told))
-        counted = np.cumsum([bool(each) for each in told]) - 1
+        """Return orders that the engine carried out, those of one kind and job together."""
+        groups: dict[Hashable, list[int]] = {}
+        for number, cohort in enumerate(each.sent for each in orders.cohorts):
+            drawn = cohort.cohort_key if draws_together(cohort.job, cohort.cohort_key) else None
+            groups.setdefault((cohort.kind, cohort.job, drawn), []).append(number)
+        for numbers in groups.values():
+            rows = np.flatnonzero(np.isin(orders.cohort, numbers))
+            if len(rows):
+                orders = orders.put(rows, self._carry_out(orders.take(rows)))
+        return orders
+
+    def _carry_out(self, orders: UnderWay) -> UnderWay:
+        """Return orders of one kind and job that the engine carried out."""
+        sent, received, groups = [], [], alike(orders.cohort)
+        for rows in groups:
+            cohort, places = orders.cohorts[orders.cohort[rows[0]]], orders.row[rows]
+            sent.append(cohort.sent.take(places))
+            received.append(cohort.received.take(places))
+        order = np.concatenate(groups)
+        given = Assignment(join(received), join(sent), orders.transfer.width_up[order])
+        done = self._executor.execute(given, self._memories)
+        kept = [each for each in (self._remembered, done.remembered) if each is not None]
+        self._remembered = join(kept)
+        refused = {
+            **{row: f"refused: {why}" for row, why in done.refused_by_server.items()},
+            **{row: f"refused by the device: {why}" for row, why in done.refused_by_device.items()},
+        }
+        did_nothing, refusal = np.zeros(len(orders), dtype=bool), np.full(len(orders), -1)
+        did_nothing[list(done.refused_by_device)] = True
+        refusal[list(refused)] = np.arange(len(refused))
+        back = np.argsort(order)
         return replace(
             orders,
-            carried_out=np.ones(len(done), dtype=bool),
-            replies=join([each.reply for each in done]),
-            did_nothing=idle,
-            refusal=np.where([bool(each) for each in told], counted, -1),
-            refusals=refusals,
+            carried_out=np.ones(len(orders), dtype=bool),
+            replies=done.replies if len(groups) == 1 else done.replies.take(back),
+            did_nothing=did_nothing[back],
+            refusal=refusal[back],
+            refusals=tuple(refused.values()),
         )

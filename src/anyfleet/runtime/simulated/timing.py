@@ -3,13 +3,13 @@
 How an order ends early is known with them: the earliest failure counts.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 
 from anyfleet.arrays import Floats, Ints
-from anyfleet.core.device_state import DeviceState
+from anyfleet.core.delivery import cut_orders
+from anyfleet.core.memories import Memories
 from anyfleet.core.messages import Conditions
 from anyfleet.core.objectives import Task
 from anyfleet.core.orders import Cohort
@@ -20,7 +20,7 @@ from anyfleet.runtime.simulated.charging import demand
 from anyfleet.runtime.simulated.clock import Events
 from anyfleet.runtime.simulated.failures import REASONS, battery_empty, earliest, offline, when
 from anyfleet.runtime.simulated.phases import Phases, SteadyCost, follow, transfer_cost
-from anyfleet.runtime.simulated.transfers import cut_orders, draw_transfers, event_keys
+from anyfleet.runtime.simulated.transfers import draw_transfers, event_keys
 from anyfleet.runtime.simulated.under_way import Submitted, UnderWay
 from anyfleet.world import World
 from anyfleet.world.links import Way
@@ -35,7 +35,7 @@ def begin(
     *,
     world: World,
     task: Task,
-    states: Mapping[int, DeviceState],
+    memories: Memories,
 ) -> UnderWay:
     """Return orders that are submitted now, as rows of the table; their events have no number.
 
@@ -45,14 +45,16 @@ def begin(
     transfer = draw_transfers(orders, world, now, active)
     received = cut_orders(orders, transfer.width_down, task.blueprint)
     samples = world.declared.samples[devices]
-    need = demand(received, samples, task, world.declared.counting, states)
+    need = demand(received, samples, task, world.declared.counting, memories)
     start = Moments(np.full(count, now.now), np.full(count, now.round_index))
     download = _transfer(
         world, "down", devices, start, active, received.bits, own.bit_rate_down, own.receive_power
     )
     compute = _compute(world, received, need.effort, start, own, download.seconds)
     after, trained = download.seconds, download.seconds + compute.seconds
-    dies = world.dies(devices, event_keys(orders, world.seed, "death"), now)
+    dies = np.zeros(count, dtype=bool)
+    if world.mortal:
+        dies = world.dies(devices, event_keys(orders, world.seed, "death"), now)
     failures = {
         "battery empty": battery_empty((download, compute), own.battery),
         "died": when(dies, after + compute.seconds / 2),

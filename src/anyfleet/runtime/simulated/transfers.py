@@ -1,6 +1,6 @@
 """Transfers: how much of each message crosses a link that loses columns."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -8,10 +8,10 @@ from torch import Tensor
 
 from anyfleet import rng
 from anyfleet.arrays import Arrays, Floats, Ints, alike
-from anyfleet.core.delivery import cut_order, unpadded
+from anyfleet.core.delivery import unpadded
 from anyfleet.core.messages import Kind
 from anyfleet.core.orders import Cohort
-from anyfleet.elastic import Blueprint, columns
+from anyfleet.elastic import columns
 from anyfleet.errors import CompositionError
 from anyfleet.world import World
 from anyfleet.world.links import Way
@@ -57,29 +57,6 @@ def draw_transfers(orders: Cohort, world: World, when: When, active: Active) -> 
     width_down, delivered_down = crossing("down", orders.kind != Kind.FETCH)
     width_up, delivered_up = crossing("up", orders.kind in _UPLOADS)
     return Transfers(width_down, width_up, delivered_down, delivered_up)
-
-
-def cut_orders(orders: Cohort, widths: Floats, blueprint: Blueprint) -> Cohort:
-    """Return orders as they reach their devices through links that let these widths through."""
-    if (widths == 1).all():
-        return orders
-    downloads, index = list(orders.downloads), orders.download_index.copy()
-    bits, delivered = orders.bits.copy(), orders.delivered_width.copy()
-    sent = orders.slice_index, orders.menu_index, orders.download_index
-    for rows in alike(*sent, orders.width, orders.column_width, widths):
-        one = orders.take(rows[:1])
-        cut = cut_order(one, float(widths[rows[0]]), blueprint)
-        if cut is not one:
-            index[rows], bits[rows] = len(downloads), cut.bits[0]
-            delivered[rows] = cut.delivered_width[0]
-            downloads.append(cut.download_of(0))
-    return replace(
-        orders,
-        downloads=tuple(downloads),
-        download_index=index,
-        bits=bits,
-        delivered_width=delivered,
-    )
 
 
 def event_keys(orders: Cohort, seed: int, purpose: str) -> Tensor:

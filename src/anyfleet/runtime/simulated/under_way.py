@@ -1,12 +1,11 @@
 """Orders under way as one table, and the state of a simulated fleet between two events."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from anyfleet.arrays import Arrays, Flags, Floats, Ints, listed
-from anyfleet.core.device_state import DeviceState
+from anyfleet.core.memories import Remembered, SavedMemories
 from anyfleet.core.messages import Charges
 from anyfleet.core.orders import Cohort
 from anyfleet.core.stacks import Replies
@@ -105,7 +104,7 @@ class SimulatedState:
     clock: Clock
     round_index: int
     under_way: UnderWay | None  # None: no order is
-    states: Mapping[int, DeviceState]  # by device
-    kept: Mapping[int, DeviceState]  # by order under way: what its device keeps once it is trained
+    memories: SavedMemories
+    remembered: Remembered | None  # what devices keep once their training has ended
     batteries: tuple[Floats, Floats]
     losses: Floats
