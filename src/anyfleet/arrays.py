@@ -47,6 +47,19 @@ class Arrays:
         }
         return replace(self, **picked)
 
+    def pruned(self) -> Self:
+        """Return the same rows, with nothing listed that no row has."""
+        changed: dict[str, Any] = {}
+        for f in fields(self):
+            if _INDEX not in f.metadata:
+                continue
+            entries, index = getattr(self, f.name), getattr(self, f.metadata[_INDEX])
+            used = np.unique(index[index >= 0])
+            if len(used) < len(entries):
+                changed[f.name] = _pick(entries, used)
+                changed[f.metadata[_INDEX]] = np.where(index < 0, -1, np.searchsorted(used, index))
+        return replace(self, **changed)
+
     def rows(self) -> list[Self]:
         """Return every row as a struct of one row; much cheaper than `take` row by row."""
         count = len(self)
@@ -73,7 +86,7 @@ def _pick(value: Any, rows: Ints) -> Any:
     if isinstance(value, Arrays):
         return value.take(rows)
     if isinstance(value, tuple):
-        return tuple(value[i] for i in rows)
+        return tuple(map(value.__getitem__, rows.tolist()))
     if isinstance(value, np.ndarray | Tensor):
         return value[rows]
     return value
@@ -137,3 +150,18 @@ def distinct(values: Sequence[Any]) -> tuple[tuple[Any, ...], Ints]:
     places: dict[Any, int] = {}
     index = [places.setdefault(value, len(places)) for value in values]
     return tuple(places), np.array(index, dtype=np.int64)
+
+
+def grouped(*columns: NDArray[Any]) -> tuple[Ints, Ints]:
+    """Return the first row of each different combination of numbers, and every row's combination.
+
+    Combinations are numbered as they appear; NaN equals NaN.
+    """
+    code = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        if len(column) and not (column == column[0]).all():
+            values, number = np.unique(column, return_inverse=True)
+            code = code * len(values) + number
+    _, first, index = np.unique(code, return_index=True, return_inverse=True)
+    appeared = np.argsort(first)
+    return first[appeared], np.argsort(appeared)[index]

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from anyfleet.arrays import Flags, Floats, Ints, join
-from anyfleet.core.check_in import Choices
+from anyfleet.core.check_in import OrderChoices
 from anyfleet.core.choosing import decide
 from anyfleet.core.delivery import cut_order
 from anyfleet.core.device_state import DeviceState
@@ -76,6 +76,7 @@ class Simulated:
         # The loss that each device reported last, even if the server refused the reply.
         self._losses: Floats = np.full(task.devices, np.nan)
         self._free = np.ones(task.devices, dtype=bool)
+        self._choices: OrderChoices | None = None  # made and not yet told
 
     # -- what policies learn
 
@@ -109,11 +110,12 @@ class Simulated:
         own = RuntimeConditions(charge, self._losses[devices])
         return self._world.report(devices, self._when(), self._active(devices), own)
 
-    def check_in(self, orders: Cohort) -> Choices:
-        """Return what the devices choose from the menus of these orders."""
+    def offer(self, orders: Cohort) -> None:
+        """Let the devices choose from the menus of these orders; no time passes."""
         states = [self.state(int(device)) for device in orders.device]
         counting = self._world.declared.counting
-        return decide(orders, self._true_conditions(orders), states, self._task, counting)
+        chosen = decide(orders, self._true_conditions(orders), states, self._task, counting)
+        self._choices = OrderChoices(orders.id, chosen)
 
     def _true_conditions(self, orders: Cohort) -> Conditions:
         """Return the true conditions of the devices when these orders reach them."""
@@ -189,7 +191,13 @@ class Simulated:
     # -- replies and failures
 
     def wait(self, until: float | None, enough: int) -> Events:
-        """Let time pass until there are `enough` replies and failures, or until `until`."""
+        """Let time pass until there are `enough` replies and failures, or until `until`.
+
+        Choices come back alone, before time passes.
+        """
+        if self._choices is not None:
+            chosen, self._choices = self._choices, None
+            return Events(choices=chosen)
         replies: list[Replies] = []
         charges: list[Charges] = []
         failed: list[Failures] = []
