@@ -23,9 +23,12 @@ from pathlib import Path
 
 import torch
 
+from anyfleet.arrays import join
+from anyfleet.core.memories import Memories
 from anyfleet.core.messages import Params
 from anyfleet.core.objectives import Task
 from anyfleet.core.slots import Aggregate
+from anyfleet.core.stacks import Replies
 from anyfleet.experiment import Experiment, build, play
 from anyfleet.methods import fedavg
 from anyfleet.methods.fedavg import Training
@@ -45,7 +48,7 @@ from anyfleet.parts.aggregate import (
 )
 from anyfleet.parts.select import Everyone
 from anyfleet.runtime import Limits, Sequential
-from anyfleet.runtime.simulated.engines import Engine, EngineOrder, EngineReply
+from anyfleet.runtime.simulated.engines import Assignment, Engine, Executed, Executor
 from anyfleet.tasks import Dirichlet, Embedded
 from anyfleet.world import levels
 
@@ -90,16 +93,28 @@ class Attacked(Engine):
     bad: int
     inner: Engine = field(default_factory=Sequential)
 
-    def execute(
-        self, assigned: Sequence[EngineOrder], task: Task, limits: Limits
-    ) -> list[EngineReply]:
-        done = self.inner.execute(assigned, task, limits)
-        return [self._sent(each) if each.reply.device[0] < self.bad else each for each in done]
+    def start(self, task: Task, limits: Limits) -> Executor:
+        return Attacking(self.inner.start(task, limits), self)
 
-    def _sent(self, honest: EngineReply) -> EngineReply:
-        trees, change = honest.reply.trees_of(0), ATTACKS[self.attack]
+    def sent(self, honest: Replies) -> Replies:
+        """Return what a device sends instead of a single reply."""
+        if honest.device[0] >= self.bad:
+            return honest
+        trees, change = honest.trees_of(0), ATTACKS[self.attack]
         false: Params = {name: change(value) for name, value in trees["delta"].items()}
-        return honest._replace(reply=honest.reply.with_contents(trees={**trees, "delta": false}))
+        return honest.with_contents(trees={**trees, "delta": false})
+
+
+@dataclass(frozen=True)
+class Attacking:
+    """An attacked engine at work."""
+
+    inner: Executor
+    engine: Attacked
+
+    def execute(self, given: Assignment, memories: Memories) -> Executed:
+        done = self.inner.execute(given, memories)
+        return replace(done, replies=join([self.engine.sent(r) for r in done.replies.rows()]))
 
 
 @dataclass(frozen=True)

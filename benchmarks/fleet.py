@@ -33,6 +33,7 @@ import numpy as np
 import torch
 
 from anyfleet import world as worlds
+from anyfleet.core.memories import Remembered
 from anyfleet.core.orders import Cohort
 from anyfleet.core.server import Server
 from anyfleet.core.signals import HeldResults, Signal
@@ -48,7 +49,7 @@ from anyfleet.parts.codec import Hq
 from anyfleet.parts.schedule import Synchronous
 from anyfleet.parts.select.learned import Chances
 from anyfleet.runtime import Simulated
-from anyfleet.runtime.simulated.engines import Engine, EngineOrder, EngineReply
+from anyfleet.runtime.simulated.engines import Assignment, Engine, Executed
 from anyfleet.tasks import Data, Split, Task
 from anyfleet.tasks.partition import Iid
 from anyfleet.tasks.zoo import cnn_mnist
@@ -136,16 +137,22 @@ class Idle(Engine):
 
     bits: float = 1e6
 
-    def execute(
-        self, assigned: Sequence[EngineOrder], task: object, limits: object
-    ) -> list[EngineReply]:
-        return [EngineReply(self._nothing(each.order), each.state) for each in assigned]
+    def start(self, task: object, limits: object) -> "Idle":
+        return self
 
-    def _nothing(self, order: Cohort) -> Replies:
-        (number,), (device,) = order.id, order.device
-        return Replies.of_one(
-            Stack(), order=int(number), device=int(device), samples=1, bits=self.bits
+    def execute(self, given: Assignment, memories: object) -> Executed:
+        orders, count = given.orders, len(given.orders)
+        replies = Replies(
+            order=orders.id,
+            device=orders.device,
+            samples=np.ones(count, dtype=np.int64),
+            bits=np.full(count, self.bits),
+            delivered_width=np.ones(count),
+            stack_index=np.zeros(count, dtype=np.int64),
+            place=np.arange(count),
+            stacks=(Stack(),),
         )
+        return Executed(replies, Remembered.of(orders))
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,8 @@ from hypothesis import HealthCheck, settings
 
 # Whatever the settings of whoever runs the tests allow, nothing is allowed here.
 os.environ["ANYFLEET_SETTINGS"] = ""
+# Nor does what was measured on their machine choose an engine.
+os.environ["ANYFLEET_CACHE"] = ""
 # Nor does the width of their terminal change the tables that tests read.
 os.environ.pop("COLUMNS", None)
 

@@ -4,7 +4,7 @@ import warnings
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -12,13 +12,15 @@ from torch.utils.data import TensorDataset
 
 from anyfleet import config, methods, tasks
 from anyfleet.analysis.summaries import summarise
-from anyfleet.errors import AnyfleetWarning, ConfigError
-from anyfleet.experiment import Experiment, build, load, play
+from anyfleet.errors import AnyfleetWarning, BadCall, ConfigError, StoreError
+from anyfleet.experiment import Experiment, build, load, play, prepare
 from anyfleet.names import HOMES, Factory
-from anyfleet.runtime import Limits, Threads
+from anyfleet.runtime import Limits, Sequential, Stacked, Threads
+from anyfleet.runtime.simulated.engines import Engine
 from anyfleet.tasks import zoo
-from anyfleet.world import ColumnLoss, Fleet, Group
+from anyfleet.world import ColumnLoss, Fleet, Group, World
 from tests.helpers import regression
+from tests.helpers.small import identical
 
 MODEL = Factory.of(zoo.perceptron, hidden=(8,))
 TASK = tasks.Embedded(model=MODEL, devices=4, limit=200, server=20)
@@ -259,3 +261,94 @@ def test_a_file_is_refused_for_its_links_before_anything_is_built(tmp_path: Path
 def test_impossible_experiments_are_refused(field: str, value: object) -> None:
     with pytest.raises(ValueError, match=field):
         replace(SMALL, **{field: value})  # type: ignore[arg-type]
+
+
+# --- the engine and the device of a run -----------------------------------------------------------
+
+needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+
+
+def test_a_run_that_names_no_engine_says_which_it_has() -> None:
+    assert (SMALL.engine, SMALL.device) == ("auto", "auto")
+    prepared = prepare(replace(SMALL, device="cpu"))
+    assert isinstance(prepared.experiment.engine, Sequential)
+    assert prepared.experiment.device == "cpu"
+    results = list(prepared.play())
+    assert all(result.execution == prepared.execution for result in results)
+    told = (
+        'engine Sequential (not measured: the run is short; pin it with engine.use = "Sequential")'
+    )
+    assert str(results[0].execution) == f"device cpu, {told}, float32"
+    named = next(play(replace(SMALL, engine=Stacked(chunk=2)), prepared.task)).execution
+    assert str(named) == "device cpu, engine Stacked(chunk=2), float32"
+
+
+def test_a_built_task_needs_no_second_fleet(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[World] = []
+    build_fleet = Fleet.build
+
+    def counted(fleet: Fleet, *words: Any) -> World:
+        made.append(build_fleet(fleet, *words))
+        return made[-1]
+
+    monkeypatch.setattr(Fleet, "build", counted)
+    assert len(list(play(replace(SMALL, rounds=1)))) == 1
+    assert len(made) == 1
+
+
+@pytest.mark.parametrize("engine", [Sequential(), Threads(), Stacked(chunk=1), Stacked()], ids=str)
+def test_a_run_goes_on_with_the_engine_it_had(engine: Engine) -> None:
+    experiment = replace(SMALL, engine=engine)
+    first, _, last = play(experiment)
+    left_open = replace(SMALL, engine="auto", device="auto")
+    *_, resumed = play(left_open, resume=first.state)
+    assert resumed.execution == first.execution
+    assert identical(resumed.round.params, last.round.params)
+    assert resumed.record.scores == last.record.scores
+
+
+def test_a_run_does_not_go_on_with_another_engine_unless_asked_to() -> None:
+    first, *_ = play(replace(SMALL, engine=Stacked()))
+    other = replace(SMALL, engine=Sequential())
+    told = r"engine Stacked then, Sequential now\. Name the device and the engine that it had"
+    with pytest.raises(StoreError, match=told):
+        next(play(other, resume=first.state))
+    result = next(play(other, resume=replace(first.state, execution=None)))
+    assert result.record.round_index == 1
+    assert str(result.execution) == "device cpu, engine Sequential, float32"
+
+
+@needs_no_gpu
+@pytest.mark.parametrize("device", ["cuda", "cuda:1"])
+def test_a_gpu_that_is_not_there_is_refused_before_anything_is_built(device: str) -> None:
+    class Never:
+        """A task that must not be built."""
+
+        def build(self, seed: int) -> tasks.Task:
+            raise AssertionError
+
+    experiment = Experiment(Never(), SMALL.method, device=device)
+    told = f'device: "{device}" asks for a GPU, but torch finds no CUDA device here; use "cpu"'
+    for build_it in (build, prepare, lambda each: next(play(each, TASK.build(0)))):
+        with pytest.raises(ConfigError, match=told):
+            build_it(experiment)
+
+
+def test_a_file_says_engine_and_device(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(
+        'device = "cpu"\nengine = "auto"\n[task]\nuse = "Embedded"\n[method]\nuse = "fedavg"\n'
+    )
+    assert (load(file).engine, load(file).device) == ("auto", "cpu")
+    assert load(file, ["engine={use='Stacked'}", "device=cuda:1"]) == replace(
+        load(file), engine=Stacked(), device="cuda:1"
+    )
+    told = r"""expected Engine or "auto", got 'Stacked'; a part is a table, \{ use = "Stacked" \}"""
+    with pytest.raises(ConfigError, match=told):
+        load(file, ["engine=Stacked"])
+    with pytest.raises(ConfigError, match=r'engine\.use: .*did you mean "Stacked"'):
+        load(file, ["engine={use='Stackd'}"])
+    with pytest.raises(ConfigError, match='device must be "auto", "cpu", "cuda"'):
+        load(file, ["device=gpu"])
+    with pytest.raises(BadCall, match=r'Experiment.engine must be an Engine or "auto"'):
+        replace(SMALL, engine="fast")  # type: ignore[arg-type]

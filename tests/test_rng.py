@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.func import vmap
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from anyfleet import rng
 
@@ -158,3 +159,30 @@ def test_numbers_for_stacks_and_at_places_are_those_of_their_keys(dtype: torch.d
     place = torch.arange(20_000) * 7 % 9_001
     assert torch.equal(rng.uniforms_at(keys[row], place, dtype), every[row, place])
     assert rng.uniforms(keys, 0, dtype).shape == (3, 0)
+
+
+# Negative numbers, both ends of 64 bits, and the number whose successor wraps around.
+NUMBERS = (0, 1, -1, 12345, (1 << 62) + 3, -(1 << 63), (1 << 63) - 1)
+
+
+@pytest.mark.parametrize("value", [*NUMBERS, "step", torch.tensor(5), torch.arange(-2, 5)], ids=str)
+@pytest.mark.parametrize("key", [torch.tensor(NUMBERS[4]), torch.tensor(NUMBERS)], ids=["one", "7"])
+def test_a_key_on_the_host_is_the_one_that_a_device_computes(
+    key: torch.Tensor, value: int | str | torch.Tensor
+) -> None:
+    number = rng._number(value) if isinstance(value, str) else value
+    by_tensors = rng._mix(
+        (key ^ rng._mix(key + rng._GOLDEN)) + (torch.as_tensor(number) + 1) * rng._GOLDEN
+    )
+    found = rng.fold(key, value)
+    assert found.dtype == torch.int64
+    assert torch.equal(found, by_tensors)
+    # Mapped, the hash is that of tensors.
+    mapped = vmap(lambda each: rng.fold(each, value))(key.reshape(-1))
+    assert torch.equal(mapped[0].reshape(-1)[:1], by_tensors.reshape(-1)[:1])
+
+
+def test_a_traced_fold_stays_a_function_of_its_key() -> None:
+    key = rng.root(0, "traced")
+    traced = make_fx(lambda own: rng.fold(own, 3))(key)
+    assert torch.equal(traced(rng.fold(key, 1)), rng.fold(rng.fold(key, 1), 3))

@@ -162,6 +162,16 @@ def grouped(*columns: NDArray[Any]) -> tuple[Ints, Ints]:
         if len(column) and not (column == column[0]).all():
             values, number = np.unique(column, return_inverse=True)
             code = code * len(values) + number
+    if not code.any():
+        return np.arange(min(1, len(code))), code
     _, first, index = np.unique(code, return_index=True, return_inverse=True)
     appeared = np.argsort(first)
     return first[appeared], np.argsort(appeared)[index]
+
+
+def alike(*columns: NDArray[Any]) -> list[Ints]:
+    """Return the rows in which all columns have the same values, group by group, ascending."""
+    _, index = grouped(*columns)
+    ends = np.cumsum(np.bincount(index))
+    groups = np.split(np.argsort(index, kind="stable"), ends[:-1])
+    return [rows for rows in groups if len(rows)]

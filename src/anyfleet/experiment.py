@@ -6,6 +6,7 @@ are made of, its `round` the model, the ledger and the replies.
 
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Protocol, get_args
@@ -36,8 +37,18 @@ from anyfleet.errors import (
 )
 from anyfleet.methods.fedavg import Training
 from anyfleet.names import how_to_allow, lies_within
-from anyfleet.runtime import Limits, Sequential, Simulated
+from anyfleet.runtime import Limits, Simulated
+from anyfleet.runtime.simulated.engine_choice import Choice, Prospect, choose
 from anyfleet.runtime.simulated.engines import Engine
+from anyfleet.runtime.simulated.execution import (
+    Auto,
+    Execution,
+    Settings,
+    absent,
+    execution_of,
+    misnamed,
+    placed,
+)
 from anyfleet.tracebacks import during, in_known_code, raised_inside, remedied
 from anyfleet.world import Fleet, World
 
@@ -62,6 +73,10 @@ class Experiment:
     `widths`. `details` breaks the scores down at every evaluation: by class of the test set, or by
     device and by group of the fleet, these on the devices' own test data. `limits` say which
     messages are refused. All randomness comes from `seed`.
+
+    Engines and devices of torch differ in the last bits of a result. With "auto" they are chosen
+    when the run begins: a GPU and stacks where there is one, else the engine that a short
+    measurement finds the fastest. Every result says which they are.
     """
 
     _elsewhere: ClassVar[Mapping[str, str]] = {
@@ -72,7 +87,8 @@ class Experiment:
     task: TaskSpec  # what is learned, and from whose data
     method: Method  # one part for each slot
     fleet: Fleet = field(default_factory=Fleet)  # who the devices are
-    engine: Engine = field(default_factory=Sequential)  # how orders are carried out
+    engine: Engine | Auto = "auto"  # how orders are carried out; auto: as is fastest here
+    device: str = "auto"  # of torch: auto, cpu, cuda, cuda:1 …
     limits: Limits = field(default_factory=Limits)  # what is refused of messages
     rounds: Counter = 20  # updates of the global model
     evaluate_every: Counter = 1  # evaluate the first round, then every so many, and the last
@@ -81,6 +97,8 @@ class Experiment:
     seed: int = 0  # of all randomness
 
     def __post_init__(self) -> None:
+        if wrong := misnamed(self.device):
+            raise ValueError(wrong)
         for name, value in (("rounds", self.rounds), ("evaluate_every", self.evaluate_every)):
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}.")
@@ -131,9 +149,22 @@ def _admitting(engine: Any, allow: tuple[str, ...]) -> Any:
 def build(experiment: Experiment) -> Task:
     """Return the task of an experiment, after checking that its fleet fits it.
 
-    Raise ConfigError where the data, or the sizes that they are asked for, are a problem of the run
-    file. Warn when the selection asks for more devices than there are.
+    Its tensors are on the device of the experiment. Raise ConfigError where that device is not
+    here, or where the data, or the sizes that they are asked for, are a problem of the run file.
+    Warn when the selection asks for more devices than there are.
     """
+    return assemble(experiment)[0]
+
+
+def assemble(experiment: Experiment, task: Task | None = None) -> tuple[Task, World]:
+    """Return the task of an experiment, on its device, and its fleet; `build` says what is raised.
+
+    `task` saves building it again.
+    """
+    missing = absent(experiment.device)
+    _refuse([Problem("device", missing)] if missing else [])
+    if task is not None:
+        return placed(task, experiment), populate(experiment, task)
     try:
         task = experiment.task.build(experiment.seed)
     except ValueError as error:
@@ -151,8 +182,8 @@ def build(experiment: Experiment) -> Task:
     with during("select", experiment.method.select, when=_BEFORE):
         excess = experiment.method.select.excess(world.declared)
     if excess:
-        warnings.warn(f"method.select: {excess}", AnyfleetWarning, stacklevel=2)
-    return task
+        warnings.warn(f"method.select: {excess}", AnyfleetWarning, stacklevel=3)
+    return placed(task, experiment), world
 
 
 def _too_large(error: Exception) -> bool:
@@ -191,6 +222,8 @@ def _links(experiment: Experiment) -> list[Problem]:
 
 def _unsendable(experiment: Experiment) -> list[Problem]:
     """Return why devices would refuse every order of this method."""
+    if experiment.engine == "auto":  # it is one that does without bytes
+        return []
     found = experiment.engine.misfits(experiment.method.job(), experiment.limits)
     return [Problem(f"method.{path}".removesuffix("."), why) for path, why in found.items()]
 
@@ -266,6 +299,7 @@ class State:
     record: RoundRecord
     snapshot: Snapshot  # of the server
     fleet: Any  # as its runtime saves it
+    execution: Execution | None = None  # how the run was carried out; None: it may change now
 
 
 @dataclass(frozen=True, eq=False)
@@ -278,12 +312,53 @@ class RoundResult:
     record: RoundRecord
     round: Round
     fleet: Any  # as its runtime saves it, with orders under way
+    execution: Execution  # the device, the engine and the precision of the run
     aliases: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def state(self) -> State:
         """All that the run needs to go on from here, also in another process."""
-        return State(self.record, self.round.snapshot, self.fleet)
+        return State(self.record, self.round.snapshot, self.fleet, self.execution)
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """An experiment that can begin at once: what it was to choose is chosen, all is built."""
+
+    experiment: Experiment  # its engine and device are named
+    task: Task  # on that device
+    world: World
+    execution: Execution
+
+    def play(self, resume: State | None = None) -> Iterator[RoundResult]:
+        """Yield the result of every round, from the beginning or after the round of a state."""
+        experiment, task, world = self.experiment, self.task, self.world
+        groups = named([group.name for group in world.groups], world.group)
+        engine, limits = _named(experiment.engine), experiment.limits
+        runtime = Simulated(task, world, engine=engine, limits=limits)
+        record, snapshot = replace(_START, metric=main_metric(task.metrics)), None
+        if resume is not None:
+            runtime.restore(resume.fleet)
+            record, snapshot = resume.record, resume.snapshot
+        if record.round_index + 1 >= experiment.rounds:
+            return
+        rounds = run(experiment.method, task, runtime, experiment.seed, resume=snapshot)
+        while record.round_index + 1 < experiment.rounds:
+            try:
+                done = next(rounds)
+                with during(round_index=done.index):
+                    last = done.index + 1 == experiment.rounds
+                    due = last or done.index % experiment.evaluate_every == 0
+                    scores, details = (
+                        _evaluated(experiment, task, done, groups) if due else ({}, ())
+                    )
+            except Exception as error:
+                remedied(error, _RESUME if record.round_index >= 0 else _RESTART)
+                if resume is not None and record is resume.record and _unfit(error):
+                    raise StoreError(f"{_UNFIT_STATE}: {error!r}. {_UNFIT_REMEDY}") from error
+                raise
+            record = replace(_advance(record, done), scores=scores, details=details)
+            yield RoundResult(record, done, runtime.save(), self.execution, task.blueprint.aliases)
 
 
 @checked
@@ -294,34 +369,63 @@ def play(
 
     The run is as long as the loop that asks for results. `task` saves building it again.
     `resume=result.state` goes on after that round, with the same numbers as if the run had never
-    stopped; `experiment.rounds` counts from the beginning of the run.
+    stopped; `experiment.rounds` counts from the beginning of the run. Raise StoreError if the
+    experiment names another engine or device than the run had so far.
     """
-    task = task or build(experiment)
-    world = populate(experiment, task)
-    groups = named([group.name for group in world.groups], world.group)
-    engine, limits = experiment.engine, experiment.limits
-    runtime = Simulated(task, world, engine=engine, limits=limits)
-    record, snapshot = replace(_START, metric=main_metric(task.metrics)), None
-    if resume is not None:
-        runtime.restore(resume.fleet)
-        record, snapshot = resume.record, resume.snapshot
-    if record.round_index + 1 >= experiment.rounds:
-        return
-    rounds = run(experiment.method, task, runtime, experiment.seed, resume=snapshot)
-    while record.round_index + 1 < experiment.rounds:
-        try:
-            done = next(rounds)
-            with during(round_index=done.index):
-                last = done.index + 1 == experiment.rounds
-                due = last or done.index % experiment.evaluate_every == 0
-                scores, details = _evaluated(experiment, task, done, groups) if due else ({}, ())
-        except Exception as error:
-            remedied(error, _RESUME if record.round_index >= 0 else _RESTART)
-            if resume is not None and record is resume.record and _unfit(error):
-                raise StoreError(f"{_UNFIT_STATE}: {error!r}. {_UNFIT_REMEDY}") from error
-            raise
-        record = replace(_advance(record, done), scores=scores, details=details)
-        yield RoundResult(record, done, runtime.save(), task.blueprint.aliases)
+    yield from prepare(experiment, task, resume=resume).play(resume)
+
+
+def prepare(
+    experiment: Experiment,
+    task: Task | None = None,
+    *,
+    resume: State | None = None,
+    choice: Choice | None = None,
+) -> Prepared:
+    """Return an experiment with its task and fleet, and with the engine and device it runs on.
+
+    An engine that is "auto" becomes the one of the run that is resumed, or else that of `choice`,
+    or else the fastest. Raise ConfigError and StoreError as `build` and `play` do.
+    """
+    past = resume.execution if resume else None
+    if past is not None:
+        experiment = _as_before(experiment, past)
+    task, world = assemble(experiment, task)
+    why = ""
+    if experiment.engine == "auto":
+        engine, why = choice or choose([prospect(experiment, task, world)])
+        experiment = replace(experiment, engine=engine)
+    found = execution_of(task, _named(experiment.engine), why)
+    if past is not None and (differing := past.differences(found)):
+        raise StoreError(
+            f"the state is of a run with another execution: {'; '.join(differing)}. Name the "
+            "device and the engine that it had, or go on with other numbers from here on: "
+            "resume=dataclasses.replace(state, execution=None)."
+        )
+    kind = found.device.partition(":")[0]
+    named_device = kind if experiment.device == "auto" else experiment.device
+    return Prepared(replace(experiment, device=named_device), task, world, found)
+
+
+def _as_before(experiment: Experiment, past: Execution) -> Experiment:
+    """Return the experiment with the engine and device that it had, where it leaves them open."""
+    if experiment.engine == "auto":
+        with suppress(ConfigError):  # one of the user's own must be named again
+            engine = config.load({"engine": past.engine}, Settings).engine
+            experiment = replace(experiment, engine=engine)
+    return replace(experiment, device=past.device) if experiment.device == "auto" else experiment
+
+
+def prospect(experiment: Experiment, task: Task, world: World, runs: int = 1) -> Prospect:
+    """Return what the choice of an engine depends on, for so many runs like this one."""
+    method, limits = experiment.method, experiment.limits
+    return Prospect(method, task, world, limits, experiment.seed, runs * experiment.rounds)
+
+
+def _named(engine: Engine | Auto) -> Engine:
+    """Return the engine of a prepared experiment."""
+    assert engine != "auto"
+    return engine
 
 
 _RESUME = (

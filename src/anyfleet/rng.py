@@ -6,12 +6,14 @@ so they depend only on the key and the index: not on the order of events, the ba
 
 import hashlib
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch._C import _functorch, _len_torch_dispatch_stack
 
 # Multipliers of the splitmix64 finaliser, written as signed 64-bit integers.
 _GOLDEN = -0x61C8864680B583EB
@@ -32,6 +34,7 @@ def _mix(z: Tensor) -> Tensor:
     return z ^ ((z >> 31) & _LOW_33)
 
 
+@lru_cache(maxsize=4096)
 def _number(text: str) -> int:
     digest = hashlib.sha256(text.encode()).digest()
     return int.from_bytes(digest[:8], "little", signed=True)
@@ -44,11 +47,50 @@ def root(seed: int, purpose: str) -> Tensor:
 
 def fold(key: Tensor, value: int | str | Tensor) -> Tensor:
     """Return a new key, addressed by `value` below `key`; either of them may be batched."""
-    if isinstance(value, str):
-        value = _number(value)
+    number = _number(value) if isinstance(value, str) else value
+    if _on_host(key) and (isinstance(number, int) or _on_host(number)):
+        return _folded_on_host(key, number)
+    # A scalar is an argument of the kernel; a tensor made of it would be copied to the device.
+    step = _signed((number + 1) * _GOLDEN) if isinstance(number, int) else (number + 1) * _GOLDEN
+    return _mix((key ^ _mix(key + _GOLDEN)) + step)
+
+
+def _on_host(key: Tensor) -> bool:
+    """Return whether a key is a plain tensor on the CPU: neither mapped, traced nor faked."""
+    return (
+        type(key) is Tensor
+        and key.device.type == "cpu"
+        and _functorch.peek_interpreter_stack() is None
+        and not _len_torch_dispatch_stack()
+    )
+
+
+def _folded_on_host(key: Tensor, value: int | Tensor) -> Tensor:
+    """Return the new key in a fraction of the time: a call of torch takes longer than the hash."""
+    if isinstance(value, int) and key.ndim == 0:
+        own = int(key.item())
+        return torch.tensor(_signed(_mixed((own ^ _mixed(own + _GOLDEN)) + (value + 1) * _GOLDEN)))
+    golden, keys = np.uint64(_GOLDEN + _WRAP), np.atleast_1d(_unsigned(key))
     if isinstance(value, int):
-        value = torch.tensor(value, dtype=torch.int64, device=key.device)
-    return _mix((key ^ _mix(key + _GOLDEN)) + (value + 1) * _GOLDEN)
+        step = np.full(1, (value + 1) * _GOLDEN % _WRAP, np.uint64)
+    else:
+        step = (np.atleast_1d(_unsigned(value)) + np.uint64(1)) * golden
+    found = torch.from_numpy(_hashed((_hashed(keys + golden) ^ keys) + step).view(np.int64))
+    alone = key.ndim == 0 and not isinstance(value, int) and value.ndim == 0
+    return found[0] if alone else found
+
+
+def _signed(number: int) -> int:
+    """Return the signed 64-bit integer with the same last bits."""
+    return (number + _WRAP // 2) % _WRAP - _WRAP // 2
+
+
+def _mixed(number: int) -> int:
+    """Return `_mix` of the last 64 bits of a Python integer, unsigned."""
+    z = number % _WRAP
+    z = (z ^ (z >> 30)) * _MIX_A % _WRAP
+    z = (z ^ (z >> 27)) * _MIX_B % _WRAP
+    return z ^ (z >> 31)
 
 
 def bits(key: Tensor, count: int) -> Tensor:
@@ -95,14 +137,21 @@ def _unsigned(numbers: Tensor) -> NDArray[np.uint64]:
 
 def _finish(state: NDArray[np.uint64], found: NDArray[Any]) -> None:
     """Hash a block that fits the processor's cache and write it as fractions, both in place."""
-    turned = np.empty_like(state)
-    for shift, factor in ((30, _MIX_A), (27, _MIX_B), (31, 1 - _WRAP)):
-        np.right_shift(state, np.uint64(shift), out=turned)
-        np.bitwise_xor(state, turned, out=state)
-        np.multiply(state, np.uint64(factor + _WRAP), out=state)
+    _hashed(state)
     digits = 24 if found.dtype == np.float32 else 53
     np.right_shift(state, np.uint64(64 - digits), out=state)
     np.multiply(state, 2.0**-digits, out=found, casting="unsafe")
+
+
+def _hashed(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return `_mix` of unsigned integers, written over them."""
+    turned = np.empty_like(state)
+    for shift, factor in ((30, _MIX_A), (27, _MIX_B), (31, None)):
+        np.right_shift(state, np.uint64(shift), out=turned)
+        np.bitwise_xor(state, turned, out=state)
+        if factor is not None:
+            np.multiply(state, np.uint64(factor + _WRAP), out=state)
+    return state
 
 
 def _fraction(raw: Tensor, dtype: torch.dtype) -> Tensor:

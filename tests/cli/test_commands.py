@@ -113,7 +113,10 @@ def test_a_run_writes_a_folder_and_never_over_another(folder: Path) -> None:
     assert {file.name for file in first.iterdir()} == expected
     assert len(read_rounds(first)) == 2
     assert len(read_rounds(second)) == 1
-    assert load(second / "config.toml") == load("small.toml", ["rounds=1", "method.lr=0.2"])
+    chosen = ["engine.use=Sequential", "device=cpu"]
+    assert load(second / "config.toml") == load(
+        "small.toml", ["rounds=1", "method.lr=0.2", *chosen]
+    )
 
 
 def test_what_is_hardly_meant_is_noted_once(folder: Path) -> None:
@@ -509,6 +512,7 @@ def test_a_run_that_is_stopped_keeps_everything_so_far(
     folder: Path, number: signal.Signals, code: int
 ) -> None:
     command = [sys.executable, "-m", "anyfleet.cli", "run", "small.toml", "rounds=100000"]
+    command += ["--engine", "Sequential"]
     process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from anyfleet.analysis.plots import NoPictures
-from anyfleet.experiment import Experiment, RoundResult, play
+from anyfleet.experiment import Prepared, RoundResult
 from anyfleet.store import read_rounds
 from anyfleet.store.disk import Lock
 from tests.cli.test_commands import anyfleet_command, succeeds
@@ -72,8 +72,8 @@ def cut_short(run: Path, steps: int) -> None:
 
 
 def test_a_run_says_at_once_how_to_resume_it(folder: Path) -> None:
-    first = succeeds("run", "small.toml", "rounds=1").splitlines()[0]
-    assert first == "Run folder: runs/small (if it stops: anyfleet resume runs/small)"
+    _, then, *_ = succeeds("run", "small.toml", "rounds=1").splitlines()
+    assert then == "Run folder: runs/small (if it stops: anyfleet resume runs/small)"
 
 
 def test_a_run_that_was_cut_short_goes_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,19 +196,18 @@ def test_code_beside_the_run_file_is_found_again(
 def test_a_comparison_that_is_stopped_says_what_can_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    played: list[Experiment] = []
+    played: list[Prepared] = []
+    play = Prepared.play
 
-    def stopped_in_the_second(
-        experiment: Experiment, *rest: Any, **more: Any
-    ) -> Iterator[RoundResult]:
-        played.append(experiment)
-        for result in play(experiment, *rest, **more):
+    def stopped_in_the_second(prepared: Prepared, *rest: Any) -> Iterator[RoundResult]:
+        played.append(prepared)
+        for result in play(prepared, *rest):
             yield result
             if len(played) > 1:
                 raise KeyboardInterrupt
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("anyfleet.cli.run.play", stopped_in_the_second)
+    monkeypatch.setattr(Prepared, "play", stopped_in_the_second)
     Path("run.toml").write_text(RUN_FILE)
     shown = anyfleet_command("compare", "run.toml", "--seeds", "3", "--out", "out")
     assert shown.exit_code == 130
@@ -227,7 +226,7 @@ def test_a_demonstration_that_is_stopped_says_what_can_go_on(
         raise KeyboardInterrupt
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("anyfleet.cli.run.play", stopped)
+    monkeypatch.setattr(Prepared, "play", stopped)
     shown = anyfleet_command("demo", "--out", "out")
     assert shown.exit_code == 130
     assert "Everything so far is in out." in shown.output

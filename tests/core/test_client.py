@@ -14,6 +14,7 @@ from anyfleet.core.layout import MessageLayout, TensorLayout
 from anyfleet.core.loop import Round, run
 from anyfleet.core.messages import Kind
 from anyfleet.core.method import Method
+from anyfleet.core.orders import NOTHING, Download
 from anyfleet.elastic import Slice
 from anyfleet.errors import BadMessage
 from anyfleet.methods import bn2, fedavg, local

@@ -8,11 +8,12 @@ import torch
 from torch import nn
 
 from anyfleet.arrays import join
-from anyfleet.core.client import OWN, begin, work
-from anyfleet.core.delivery import columns_of, cut_order, cut_reply
+from anyfleet.core.client import begin, work
+from anyfleet.core.delivery import columns_of
 from anyfleet.core.device_state import DeviceState
 from anyfleet.core.layout import dense
-from anyfleet.core.messages import no_charges
+from anyfleet.core.memories import OWN, Memories
+from anyfleet.core.messages import Params, no_charges
 from anyfleet.core.method import Method
 from anyfleet.core.orders import Cohort, IssuedOrders, grid, uplink
 from anyfleet.core.replies import IncomingReplies, RepliedOrders
@@ -28,6 +29,7 @@ from anyfleet.tasks import Data, Dirichlet, Split, Task
 from anyfleet.wire import cut_message, decode_order, decode_reply, encode_order, encode_reply
 from tests.core.test_local_training import orders
 from tests.helpers import small
+from tests.helpers.engines import cut_order, cut_reply
 from tests.helpers.messages import charged
 
 METHODS: dict[str, Method] = {
@@ -55,13 +57,21 @@ def answered(order: Cohort) -> Replies:
 
 def crossed(data: bytes, order: Cohort, width: float) -> bytes:
     """What a link leaves of a message: it fails somewhere within the first column it loses."""
-    came = columns_of(order, width)
-    return data if came == grid(order)[0] else cut_message(data, came, order.key[0])
+    (came,) = columns_of(order, np.array([width]))
+    return data if came == grid(order)[0] else cut_message(data, int(came), order.key[0])
 
 
 def expected(order: Cohort, width: float) -> float:
     """A slice may be narrower than what came."""
-    return width if columns_of(order, width) < grid(order)[0] else 1.0
+    return width if columns_of(order, np.array([width]))[0] < grid(order)[0] else 1.0
+
+
+def started(order: Cohort, state: DeviceState) -> tuple[Params, Params]:
+    """Return the parameters and buffers with which a device in this state begins."""
+    memories = Memories(TASK)
+    memories.adopt(int(order.device[0]), state)
+    params, buffers = begin(order, memories, TASK)
+    return {n: v[0] for n, v in params.items()}, {n: v[0] for n, v in buffers.items()}
 
 
 # --- the worked example -----------------------------------------------------------------------
@@ -132,7 +142,7 @@ def test_a_cut_order_survives_the_wire(name: str, width: float) -> None:
     for tree, values in order.trees_of(0).items():
         assert small.identical(values, received.trees_of(0)[tree])
     # A device makes the same of both.
-    one, two = (begin(each, 0, DeviceState(), TASK) for each in (order, received))
+    one, two = (started(each, DeviceState()) for each in (order, received))
     assert small.identical(one[0], two[0])
     assert small.identical(one[1], two[1])
 
@@ -152,7 +162,7 @@ def test_1_8_received_columns_overwrite_and_missing_ones_come_from_the_cache(wid
     slice_, blueprint = order.slice_of(0), TASK.blueprint
     cache = {n: torch.full_like(v, -7.0) for n, v in {**TASK.params, **TASK.buffers}.items()}
     kept = DeviceState(tensors={OWN: cache})
-    params, buffers = begin(cut_order(order, width, blueprint), 0, kept, TASK)
+    params, buffers = started(cut_order(order, width, blueprint), kept)
     arrived = narrowed(slice_, width, blueprint)
     whole = {**order.trees_of(0)["model"], **order.trees_of(0)["buffers"]}
     for name, value in {**params, **buffers}.items():
@@ -171,10 +181,10 @@ def test_1_8_without_a_single_column_the_device_goes_on_with_its_own_model() -> 
     order = orders(method, TASK, [3], column=COLUMN)
     nothing = cut_order(order, 0.0, TASK.blueprint)
     assert nothing.bits[0] == 0  # the whole model needs no index set
-    first = begin(nothing, 0, DeviceState(), TASK)
+    first = started(nothing, DeviceState())
     assert small.identical(first[0], TASK.params)  # the model that all were installed with
     kept = work(order, (DeviceState(),), TASK).states[0]
-    again, _ = begin(nothing, 0, kept, TASK)
+    again, _ = started(nothing, kept)
     assert small.identical(again, {n: kept.tensors[OWN][n] for n in again})
     assert not small.identical(again, TASK.params)
 

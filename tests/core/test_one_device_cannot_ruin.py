@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from anyfleet.core.loop import Round, run
+from anyfleet.core.memories import Memories
 from anyfleet.core.messages import Aggregated, Params
 from anyfleet.core.method import Method
-from anyfleet.core.objectives import Task
 from anyfleet.core.screening import (
     EARLY,
     REMEMBERED,
@@ -49,11 +49,12 @@ from anyfleet.parts.norm import Tracked
 from anyfleet.parts.plan import WholeModel
 from anyfleet.parts.schedule import Buffered, Deadline, HoldAndFetch
 from anyfleet.parts.select import Everyone, Largest, Uniform
-from anyfleet.runtime import Limits, Sequential, Simulated
-from anyfleet.runtime.simulated.engines import Engine, EngineOrder, EngineReply
+from anyfleet.runtime import Limits, Simulated
+from anyfleet.runtime.simulated.engines import Assignment, Executed
 from anyfleet.tasks import Embedded
 from anyfleet.world import Fleet, Group, Steady
 from tests.helpers import small
+from tests.helpers.engines import Changed, spoilt
 
 BAD = 1  # this device
 HUGE = 3.4e38
@@ -77,28 +78,14 @@ Spoil = Callable[[Replies], Replies | None]
 
 
 @dataclass(frozen=True)
-class Spoiling(Engine):
+class Spoiling(Changed):
     """What some devices send is another thing; None: it never comes."""
 
-    spoil: Spoil
+    spoil: Spoil = field(kw_only=True)
     devices: tuple[int, ...] = (BAD,)
-    inner: Engine = field(default_factory=Sequential)
 
-    def execute(
-        self, assigned: Sequence[EngineOrder], task: Task, limits: Limits
-    ) -> list[EngineReply]:
-        done = self.inner.execute(assigned, task, limits)
-        return [self._sent(each) for each in done]
-
-    def _sent(self, outcome: EngineReply) -> EngineReply:
-        if int(outcome.reply.device[0]) not in self.devices:
-            return outcome
-        update = self.spoil(outcome.reply)
-        return (
-            outcome._replace(refused_by_server="gone")
-            if update is None
-            else outcome._replace(reply=update)
-        )
+    def done(self, given: Assignment, memories: Memories, executed: Executed) -> Executed:
+        return spoilt(executed, lambda r: self.spoil(r) if int(r.device[0]) in self.devices else r)
 
 
 def filled(value: float, *trees: str) -> Callable[[Replies], Replies]:
@@ -124,7 +111,7 @@ def steps(
     method: Method, spoil: Spoil, count: int = 2, *, limits: Limits | None = None, **given: Any
 ) -> list[Round]:
     task = small.task(devices=5)
-    return small.steps(method, task, count, engine=Spoiling(spoil, **given), limits=limits)
+    return small.steps(method, task, count, engine=Spoiling(spoil=spoil, **given), limits=limits)
 
 
 def rows(played: Sequence[Round]) -> list[SimpleNamespace]:
@@ -394,7 +381,7 @@ def test_refused_updates_do_not_enter_it() -> None:
 def test_one_of_two_devices_cannot_ruin_it(method: Method) -> None:
     """Nothing tells which of two is right, but 3.4e38 is neither."""
     tree = "buffers" if method.norm == Tracked() else method.send
-    engine = Spoiling(filled(HUGE, tree))
+    engine = Spoiling(spoil=filled(HUGE, tree))
     played = small.steps(method, small.task(devices=2), 3, engine=engine)
     told = [row.failure for row in rows(played) if row.device == BAD]
     assert all("the most with nothing to compare it with" in why for why in told)
@@ -414,7 +401,7 @@ def test_a_fast_device_that_fills_the_buffer_alone_cannot_ruin_it(size: int) -> 
     fleet = Fleet(groups=(fast, Group(devices=(0, 2, 3), speed=1e7)))
     method = replace(METHOD, schedule=Buffered(concurrency=4, buffer_size=size), select=Uniform(4))
     task = Embedded(devices=4, limit=200, server=20)
-    experiment = Experiment(task, method, fleet, rounds=12, engine=Spoiling(spoil))
+    experiment = Experiment(task, method, fleet, rounds=12, engine=Spoiling(spoil=spoil))
     played = [result.round for result in play(experiment)]
     assert {row.device for row in rows(played)} == {BAD}
     assert any(row.failure.startswith("refused: size") for row in rows(played))
@@ -425,7 +412,7 @@ def test_a_resumed_run_refuses_what_the_whole_run_refuses() -> None:
     """One device a round: only what was remembered tells that an update is too large."""
     task = small.task(devices=5)
     method = replace(METHOD, select=Uniform(1))
-    engine = Spoiling(filled(5e2), devices=(0, 1, 2, 3, 4))
+    engine = Spoiling(spoil=filled(5e2), devices=(0, 1, 2, 3, 4))
 
     def honest_first(count: int) -> list[Round]:
         return list(islice(run(method, task, Simulated(task, small.world(task)), 0), count))

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import NamedTuple
@@ -16,11 +16,12 @@ from anyfleet import rng
 from anyfleet.core.client import work
 from anyfleet.core.device_state import DeviceState
 from anyfleet.core.loop import Round, run
+from anyfleet.core.memories import SENT, Memories
 from anyfleet.core.messages import Aggregated, Kind, Params
 from anyfleet.core.method import Method
 from anyfleet.core.objectives import Task
 from anyfleet.core.orders import Cohort
-from anyfleet.core.residuals import SENT, compress_updates, residual_of
+from anyfleet.core.residuals import compress_updates
 from anyfleet.core.slots import State
 from anyfleet.core.updates import Updates
 from anyfleet.core.view import View
@@ -34,11 +35,12 @@ from anyfleet.parts.plan import WidthByLevel
 from anyfleet.parts.schedule import Buffered, Deadline, HoldAndFetch, Overselected, Surveyed, Tiers
 from anyfleet.parts.select import Largest, Uniform
 from anyfleet.runtime import Limits, Sequential, Simulated, Stacked, Threads
-from anyfleet.runtime.simulated.engines import Engine, EngineOrder, EngineReply
+from anyfleet.runtime.simulated.engines import Assignment, Engine, Executed
 from anyfleet.tasks import Dirichlet
 from anyfleet.world import Fleet, Group, Intermittent, levels
 from tests.core.test_local_training import orders
 from tests.helpers import small
+from tests.helpers.engines import Changed
 
 SLOT = ErrorFeedback.state_name
 CODEC = ErrorFeedback(Stc(0.1))
@@ -55,19 +57,19 @@ class Watched(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Watching(Engine):
+class Watching(Changed):
     """An engine whose work is looked at."""
 
-    inner: Engine
     log: list[Watched] = field(default_factory=list)
 
-    def execute(
-        self, assigned: Sequence[EngineOrder], task: Task, limits: Limits
-    ) -> list[EngineReply]:
-        done = self.inner.execute(assigned, task, limits)
-        for each, outcome in zip(assigned, done, strict=True):
-            self.log.append(Watched(each.order, each.state, outcome.state))
-        return done
+    def done(self, given: Assignment, memories: Memories, executed: Executed) -> Executed:
+        rows = zip(given.orders.rows(), executed.remembered.rows(), strict=True)
+        for order, remembered in rows:
+            before, after = memories.state(int(order.device[0])), Memories(TASK)
+            after.adopt(int(order.device[0]), before)
+            after.commit(remembered)
+            self.log.append(Watched(order, before, after.state(int(order.device[0]))))
+        return executed
 
 
 @dataclass(frozen=True)
@@ -193,7 +195,30 @@ def finished(found: Run, device: int) -> Iterator[Watched]:
     """What a device really carried out: not what was cancelled before it was done."""
     mine = [each for each in found.log if int(each.order.device[0]) == device]
     nexts = [each.before for each in mine] + [found.runtime.state(device)]
-    return (each for each, after in zip(mine, nexts[1:], strict=True) if after is each.after)
+    return (each for each, after in zip(mine, nexts[1:], strict=True) if same(after, each.after))
+
+
+def same(one: DeviceState, other: DeviceState) -> bool:
+    """Return whether a device that went on from one state can be in the other."""
+    told = one.last_sent_order == other.last_sent_order
+    return told and one.tensors.keys() == other.tensors.keys()
+
+
+def residual_of(state: DeviceState, name: str, acknowledged: int) -> dict[str, Tensor]:
+    """The residual of the whole model; all of a reply that never arrived is part of it."""
+    left = dict(state.tensors.get(name, {}))
+    if state.last_sent_order == acknowledged:
+        return left
+    unacknowledged = state.tensors.get(SENT, {})
+    both = {n: left[n] + value for n, value in unacknowledged.items() if n in left}
+    return {**unacknowledged, **left, **both}
+
+
+def remembering(state: DeviceState) -> Memories:
+    """The memories of a fleet in which device 0 is in this state."""
+    memories = Memories(TASK)
+    memories.adopt(0, state)
+    return memories
 
 
 def delivered(found: Run, device: int) -> Iterator[Params]:
@@ -264,10 +289,15 @@ def test_only_what_was_not_acknowledged_is_sent_again() -> None:
     sent = after.replies.trees_of(0)["delta"]
     assert memory.last_sent_order == first.id[0]
     assert small.identical(memory.tensors[SENT], sent)
-    left = memory.tensors[SLOT]
-    assert small.identical(residual_of(memory, SLOT, int(first.id[0])), left)
-    again = residual_of(memory, SLOT, -1)
-    assert small.identical(again, {name: left[name] + sent[name] for name in left})
+    left, memories = memory.tensors[SLOT], Memories(task)
+    memories.adopt(3, memory)
+    told, untold = (
+        memories.residual(replace(first, acknowledged=np.array([order])), tuple(left))
+        for order in (int(first.id[0]), -1)
+    )
+    assert small.identical(told, {name: value[None] for name, value in left.items()})
+    again = {name: (left[name] + sent[name])[None] for name in left}
+    assert small.identical(untold, again)
 
 
 def test_feedback_forgets_what_is_no_number() -> None:
@@ -309,7 +339,9 @@ def test_what_was_not_trained_is_owed_as_before(codec: ErrorFeedback) -> None:
     )
     trained = torch.arange(10) % 3 == 0  # of ten labels
     mask = {"10.bias": trained, "10.weight": trained[:, None].expand(10, 16)}
-    found = compress_updates(order, (DeviceState(tensors={SLOT: left}),), update, mask, TASK)
+    memories = remembering(DeviceState(tensors={SLOT: left}))
+    stacked, masks = ({n: v[None] for n, v in tree.items()} for tree in (update, mask))
+    found = compress_updates(order, memories, stacked, masks, TASK)
     for name, value in update.items():
         flags = mask.get(name, torch.ones_like(value, dtype=torch.bool))
         expected = torch.where(flags, left[name] + value - found.received[name][0], left[name])
@@ -328,9 +360,9 @@ def test_a_width_owes_to_its_own_normalisation_alone() -> None:
     assert left[own].any()
     # The next order is of another width: it finds what was left of the shared tensors only.
     local = TASK.blueprint.local(narrow.slice_of(0))
-    nothing = {n: torch.zeros(local.shape(n), dtype=torch.float64) for n in TASK.params}
+    nothing = {n: torch.zeros(1, *local.shape(n), dtype=torch.float64) for n in TASK.params}
     later = replace(narrow, acknowledged=wide.id)
-    found = compress_updates(later, (memory,), nothing, {}, TASK)
+    found = compress_updates(later, remembering(memory), nothing, {}, TASK)
     owed = {name: found.state[name] + found.received[name] for name in nothing}
     assert owed["0.weight"].any()
     assert not owed["1.weight"].any()

@@ -10,6 +10,7 @@ from anyfleet.experiment import Experiment, RoundResult, play
 from anyfleet.names import Factory
 from anyfleet.parts.codec import ErrorFeedback, Stc
 from anyfleet.parts.schedule import Buffered
+from anyfleet.runtime import Sequential
 from anyfleet.store import Recording, Reopened, Terms, checkpoint, reopen
 from anyfleet.tasks import Generator, zoo
 
@@ -21,7 +22,7 @@ METHOD = replace(
     uplink=ErrorFeedback(Stc(0.2)),
     schedule=Buffered(concurrency=4, buffer_size=2),
 )
-EXPERIMENT = Experiment(TASK, METHOD, rounds=5)
+EXPERIMENT = Experiment(TASK, METHOD, engine=Sequential(), rounds=5)
 RECORD = ("rounds.jsonl", "ledger.jsonl", "model.safetensors")
 
 

@@ -119,7 +119,7 @@ CORE = tuple(
         "plans signals padding check_in view slots",
         # methods and their orders
         "return_checks codec_calls local_training evaluation method orders calibration",
-        "message_size device_state events",
+        "message_size device_state events memories",
         # the device
         "residuals reports choosing delivery client",
         # the server

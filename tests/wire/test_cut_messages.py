@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from anyfleet import rng
 from anyfleet.core.client import work
-from anyfleet.core.delivery import cut_order, cut_reply
 from anyfleet.core.device_state import DeviceState
 from anyfleet.core.limits import FRAME_BYTES
 from anyfleet.core.orders import Cohort
@@ -25,6 +24,7 @@ from anyfleet.parts.norm import Tracked
 from anyfleet.wire import cut_message, decode_order, decode_reply, encode_order, encode_reply
 from tests.core.test_local_training import orders
 from tests.helpers import small
+from tests.helpers.engines import cut_order, cut_reply
 from tests.helpers.exchanged import TASK, refused
 from tests.helpers.messages import LEAD, taken_apart
 

@@ -1,7 +1,7 @@
 """Runs among hostile devices: they go on, say why, and end as if those had sent nothing."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import islice
@@ -12,17 +12,18 @@ import pytest
 import torch
 
 from anyfleet.core.loop import Round, run
+from anyfleet.core.memories import Memories
 from anyfleet.core.method import Method
-from anyfleet.core.objectives import Task
 from anyfleet.core.stacks import Replies
 from anyfleet.methods import fedavg, heterofl
 from anyfleet.parts.norm import Tracked
 from anyfleet.parts.schedule import Buffered, Deadline, HoldAndFetch
 from anyfleet.parts.select import Everyone, Largest
 from anyfleet.runtime import Limits, Sequential, Simulated, Stacked, Threads
-from anyfleet.runtime.simulated.engines import Engine, EngineOrder, EngineReply, PackedReply
+from anyfleet.runtime.simulated.engines import Assignment, Engine, Executed, PackedReply
 from anyfleet.world import Fleet, Group, Uniform
 from tests.helpers import small
+from tests.helpers.engines import Changed, spoilt
 from tests.helpers.messages import put_together, taken_apart, with_header
 
 BAD = (1, 4)  # devices
@@ -31,22 +32,13 @@ LIMITS = Limits(norm=100.0)
 
 
 @dataclass(frozen=True)
-class Losing(Engine):
+class Losing(Changed):
     """Nothing of what these devices send is taken notice of."""
 
-    inner: Engine = field(default_factory=Sequential)
     devices: tuple[int, ...] = BAD
 
-    def execute(
-        self, assigned: Sequence[EngineOrder], task: Task, limits: Limits
-    ) -> list[EngineReply]:
-        done = self.inner.execute(assigned, task, limits)
-        return [
-            each._replace(refused_by_server="gone")
-            if each.reply.device[0] in self.devices
-            else each
-            for each in done
-        ]
+    def done(self, given: Assignment, memories: Memories, executed: Executed) -> Executed:
+        return spoilt(executed, lambda r: None if int(r.device[0]) in self.devices else r)
 
 
 def steps(
@@ -228,20 +220,15 @@ def test_who_sends_twice_counts_once() -> None:
 
 
 @dataclass(frozen=True)
-class Misled(Threads):
+class Misled(Changed):
     """Some devices are sent orders that no server sends."""
 
-    def execute(
-        self, assigned: Sequence[EngineOrder], task: Task, limits: Limits
-    ) -> list[EngineReply]:
-        return super().execute([_misled(each) for each in assigned], task, limits)
+    inner: Engine = field(default_factory=Threads)
 
-
-def _misled(each: EngineOrder) -> EngineOrder:
-    if each.sent_order.device[0] not in BAD:
-        return each
-    numbers = replace(each.sent_order.hyperparameters, lr=np.array([math.nan]))
-    return each._replace(sent_order=replace(each.sent_order, hyperparameters=numbers))
+    def given(self, given: Assignment) -> Assignment:
+        numbers, misled = given.sent.hyperparameters, np.isin(given.sent.device, BAD)
+        numbers = replace(numbers, lr=np.where(misled, math.nan, numbers.lr))
+        return replace(given, sent=replace(given.sent, hyperparameters=numbers))
 
 
 def test_an_order_that_its_device_refuses_is_lost_and_the_round_goes_on() -> None:
@@ -264,19 +251,11 @@ def test_an_order_that_its_device_refuses_is_lost_and_the_round_goes_on() -> Non
 
 
 @dataclass(frozen=True)
-class Diverging(Engine):
+class Diverging(Changed):
     """Training goes wrong on some devices."""
 
-    inner: Engine
-
-    def execute(
-        self, assigned: Sequence[EngineOrder], task: Task, limits: Limits
-    ) -> list[EngineReply]:
-        done = self.inner.execute(assigned, task, limits)
-        return [
-            each._replace(reply=_diverged(each.reply)) if each.reply.device[0] in BAD else each
-            for each in done
-        ]
+    def done(self, given: Assignment, memories: Memories, executed: Executed) -> Executed:
+        return spoilt(executed, lambda r: _diverged(r) if int(r.device[0]) in BAD else r)
 
 
 def _diverged(update: Replies) -> Replies:

@@ -123,7 +123,7 @@ def test_the_mean_is_the_average_over_a_day() -> None:
 def test_nothing_changes_before_until(
     part: Availability, now: float, along: float, number: int
 ) -> None:
-    end = part.until(When(now, number))
+    end = float(part.until(When(now, number)))
     assert end > now
     later = now + along * (min(end, 1e9) - now)
     if later < end:  # It may have been rounded up.
@@ -134,7 +134,7 @@ def test_nothing_changes_before_until(
 @pytest.mark.parametrize("part", PARTS[1:], ids=repr)
 def test_it_does_change_at_until(part: Availability) -> None:
     when = When(30.0, 4)
-    end = part.until(when)
+    end = float(part.until(when))
     after = When(30.0, 5) if math.isinf(end) else When(end, 4)
     assert not np.array_equal(part.online(keys(500), when), part.online(keys(500), after))
 

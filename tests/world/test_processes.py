@@ -57,7 +57,7 @@ def test_a_slot_contains_the_moment_and_ends_after_it(now: float, every: float) 
 @given(st.integers(0, 10_000), st.floats(1e-3, 1e5))
 @example(1844, 374.38034368205786)  # (1845 * every) / every is rounded to less than 1845
 def test_a_slot_begins_where_the_last_one_ended(count: int, every: float) -> None:
-    start = slot_end(When(count * every, 0), every)
+    start = float(slot_end(When(count * every, 0), every))
     assert slot(When(start, 0), every) == count + 1
     assert slot(When(math.nextafter(start, 0), 0), every) == count
 
@@ -69,7 +69,7 @@ def test_nothing_changes_before_until(
     process: Quantity, now: float, share: float, number: int
 ) -> None:
     when = When(now, number)
-    end = process.until(when)
+    end = float(process.until(when))
     assert end > now
     later = now + share * (min(end, 1e9) - now)
     if later < end:  # It may have been rounded up.
@@ -80,7 +80,7 @@ def test_nothing_changes_before_until(
 @pytest.mark.parametrize("process", PROCESSES, ids=repr)
 def test_it_does_change_at_until(process: Quantity) -> None:
     when = When(3.0, 4)
-    end = process.until(when)
+    end = float(process.until(when))
     after = When(3.0, 5) if math.isinf(end) else When(end, 4)
     assert not np.array_equal(process.at(keys(100), when), process.at(keys(100), after))
 

@@ -143,8 +143,8 @@ def test_groups_say_what_a_cell_cannot() -> None:
     load = world.values("load", everybody(world), START)
     assert 1.0 <= load[0] <= 2.0
     assert load[1:].tolist() == [1.0, 4.0]
-    assert world.compute_until(0, START) == 5.0
-    assert world.compute_until(2, START) == math.inf  # its load is its own, and does not change
+    # The load of the third device is its own, and does not change.
+    assert world.compute_until(np.array([0, 2]), START).tolist() == [5.0, math.inf]
     hours = [world.online(everybody(world), When(600.0 * slot, slot)) for slot in range(50)]
     assert np.mean(hours, axis=0)[1] == 1.0
     assert np.mean(hours, axis=0)[0] < 0.8
@@ -169,7 +169,7 @@ def test_links_have_names_or_numbers() -> None:
     assert seen.bit_rate_up[0] not in (2e7, seen.bit_rate_down[0])  # it wanders
     slow = Group(link=Steady(Redrawn(Uniform(1e6, 2e6), every=9.0), 1e6))
     world = built("bit_rate_up,bit_rate_down\n5e5,6e5\n5e5,-\n-,-\n", 3, groups=(slow,))
-    assert [world.bit_rates_until(device, START) for device in range(3)] == [math.inf, 9.0, 9.0]
+    assert world.bit_rates_until(np.arange(3), START).tolist() == [math.inf, 9.0, 9.0]
 
 
 @pytest.mark.usefixtures("folder")

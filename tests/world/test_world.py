@@ -1,19 +1,21 @@
 """What is true of devices, and what they say about it."""
 
 import math
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from anyfleet import rng
-from anyfleet.arrays import Floats, Ints
+from anyfleet.arrays import Flags, Floats, Ints
 from anyfleet.core.messages import Conditions
 from anyfleet.world import (
     ColumnLoss,
     Disc,
+    Diurnal,
     Fleet,
     Group,
     Intermittent,
@@ -27,12 +29,13 @@ from anyfleet.world import (
     Wandering,
     World,
 )
-from anyfleet.world.links import Way
-from anyfleet.world.quantities import Number, When
+from anyfleet.world.links import BitRates, Way
+from anyfleet.world.quantities import Moments, Number, When
 from anyfleet.world.world import RuntimeConditions
 
 DEVICES = 400
 EVERYBODY = np.arange(DEVICES)
+ONLY = np.array([0])
 NOW = When(35.0, 4)
 WAYS: tuple[Way, ...] = ("up", "down")
 CHANGING = Group(
@@ -166,12 +169,73 @@ def test_a_shared_band_is_divided_by_those_who_use_it() -> None:
 
 def test_rates_change_with_the_link_and_with_the_place() -> None:
     moving = build(Group(link=Shannon(), distance=Redrawn(Disc(500.0), every=7.0)))
-    assert moving.bit_rates_until(0, When(8.0, 0)) == 14.0
+    assert moving.bit_rates_until(ONLY, When(8.0, 0)) == [14.0]
     wandering = build(Group(link=Steady(Wandering(1e6, every=5.0), 1e6)))
-    assert wandering.bit_rates_until(0, When(8.0, 0)) == 10.0
-    assert build(Group()).bit_rates_until(0, When(8.0, 0)) == math.inf
+    assert wandering.bit_rates_until(ONLY, When(8.0, 0)) == [10.0]
+    assert build(Group()).bit_rates_until(ONLY, When(8.0, 0)) == [math.inf]
     coming = build(Group(availability=Intermittent(0.5, every=30.0)))
-    assert coming.online_until(0, When(8.0, 0)) == 30.0
+    assert coming.online_until(ONLY, When(8.0, 0)) == [30.0]
+
+
+@dataclass(frozen=True)
+class Alternating:
+    """Availability and link of a user's own, who knows one point in time at once."""
+
+    every: float
+    shared: bool = False
+    send_power: float = 0.1
+    receive_power: float = 0.0
+
+    def online(self, keys: Tensor, when: When) -> Flags:
+        return np.full(len(keys), math.floor(when.now / self.every) % 3 < 2)
+
+    def bit_rates(self, keys: Tensor, when: When, distance: Floats, active: int) -> BitRates:
+        rate = 1e6 * (1 + math.floor(when.now / self.every) % 3) / active
+        return BitRates(distance * rate, distance + rate)
+
+    def until(self, when: When) -> float:
+        return (math.floor(when.now / self.every) + 1) * self.every
+
+    def outage(
+        self, keys: Tensor, when: When, distance: Floats, minimum: float, *, active: int, way: Way
+    ) -> Floats:
+        return np.zeros(len(keys))
+
+
+def test_every_device_has_a_moment_of_its_own() -> None:
+    """The very same bits as one device at a time, whoever is asked with whom."""
+    trace = Replayed(Path(__file__).parent / "trace.csv", "rate", every=3.0)
+    world = build(
+        CHANGING,
+        SHANNON,
+        Group(load=Wandering(Redrawn(Uniform(1.0, 2.0), every=7.0), every=3.0), speed=trace),
+        Group(availability=Diurnal(every=40.0, period=900.0), link=Shannon(shared=True)),
+        Group(availability=Alternating(13.0), link=Alternating(17.0)),
+        Group(availability=Intermittent(0.5), link=Steady(Redrawn(Uniform(1.0, 2.0)), 1e6)),
+    )
+    devices = np.tile(np.random.default_rng(0).permutation(DEVICES)[:60], 2)
+    many = Moments(np.linspace(0.0, 700.0, 120), np.arange(120) % 5)
+    active = 1 + np.arange(120) % 4
+    rates, pace = world.bit_rates(devices, many, active), world.compute_conditions(devices, many)
+    found = (
+        *rates,
+        *pace.values(),
+        world.online(devices, many),
+        world.bit_rates_until(devices, many),
+        world.compute_until(devices, many),
+        world.online_until(devices, many),
+    )
+    for row, device in enumerate(devices):
+        one, when = np.array([device]), When(float(many.now[row]), int(many.round_index[row]))
+        alone = (
+            *world.bit_rates(one, when, int(active[row])),
+            *world.compute_conditions(one, when).values(),
+            world.online(one, when),
+            world.bit_rates_until(one, when),
+            world.compute_until(one, when),
+            world.online_until(one, when),
+        )
+        assert [float(each[row]) for each in found] == [float(each[0]) for each in alone]
 
 
 @pytest.mark.parametrize(
@@ -181,10 +245,9 @@ def test_rates_change_with_the_link_and_with_the_place() -> None:
 def test_what_calculating_takes_changes_with_time(name: str) -> None:
     changed = {name: Redrawn(Uniform(0.1, 0.9), every=7.0)}
     world = build(Group(**changed))  # type: ignore[arg-type]
-    assert world.compute_until(0, When(8.0, 0)) == 14.0
-    assert build(Group(memory=Redrawn(Uniform(1, 2), every=7.0))).compute_until(0, NOW) == (
-        math.inf
-    )
+    assert world.compute_until(ONLY, When(8.0, 0)) == [14.0]
+    other = build(Group(memory=Redrawn(Uniform(1, 2), every=7.0)))
+    assert other.compute_until(ONLY, NOW) == [math.inf]
     own = world.conditions(EVERYBODY, NOW, 1)
     found = world.compute_conditions(EVERYBODY, NOW)
     assert all((getattr(own, name) == value).all() for name, value in found.items())

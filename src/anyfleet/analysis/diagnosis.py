@@ -331,9 +331,8 @@ def seconds_needed(ledger: Ledger, method: Method, task: Task, world: World) -> 
 
 def _durations(rows: Ledger, method: Method, task: Task, world: World) -> Iterator[float]:
     job, blueprint = method.job(), task.blueprint
-    active = world.devices_per_band(
-        np.unique(rows.device[rows.round_index == rows.round_index.min(initial=0)])
-    )
+    first = rows.device[rows.round_index == rows.round_index.min(initial=0)]
+    active = world.sharing(rows.device, np.unique(first))
     known = world.conditions(rows.device, When(0.0, 0), active)
     hyperparameters = Hyperparameters(
         rows.lr,

@@ -120,6 +120,22 @@ Threads = Annotated[
         help="Threads of torch. The same seed gives the same bytes only with the same number.",
     ),
 ]
+Device = Annotated[
+    str | None,
+    typer.Option(
+        metavar="auto|cpu|cuda|cuda:1",
+        help="Device of torch that trains; auto: a GPU where there is one.",
+        show_default="as the file says",
+    ),
+]
+Engine = Annotated[
+    str | None,
+    typer.Option(
+        metavar="auto|Sequential|Stacked|…",
+        help="How orders are carried out; auto: as is the fastest here, for all runs alike.",
+        show_default="as the file says",
+    ),
+]
 Words = Annotated[
     list[str],
     typer.Argument(
@@ -189,14 +205,18 @@ def demo(
     ] = False,
     out: Out = None,
     threads: Threads = 1,
+    device: Device = None,
+    engine: Engine = None,
 ) -> None:
     """Train twenty unequal devices with six methods, from FedAvg to AnycostFL, and compare.
 
     Takes less than a minute; with --references a minute or two more.
     """
     from anyfleet.cli.demo import demonstrate
+    from anyfleet.cli.run import Means
 
-    demonstrate(rounds=rounds, seed=seed, references=references, out=out, threads=threads)
+    means = Means(threads, device, engine)
+    demonstrate(rounds=rounds, seed=seed, references=references, out=out, means=means)
 
 
 @app.command()
@@ -207,16 +227,18 @@ def run(
     *,
     out: Out = None,
     threads: Threads = 1,
+    device: Device = None,
+    engine: Engine = None,
     checkpoint_every: Every = None,
 ) -> None:
     """Run an experiment and write a run folder. Ctrl-C or SIGTERM keeps everything; see `resume`.
 
     FILE is a run file (TOML); KEY=VALUE changes it, such as rounds=5 or method.lr=0.1.
     """
-    from anyfleet.cli.run import Writing, run_file
+    from anyfleet.cli.run import Means, Writing, run_file
 
-    writing = Writing(out, threads, checkpoint_every)
-    run_file(file, overrides or [], allow=allow or [], writing=writing)
+    means, writing = Means(threads, device, engine), Writing(out, checkpoint_every)
+    run_file(file, overrides or [], allow=allow or [], means=means, writing=writing)
 
 
 @app.command()
@@ -273,6 +295,8 @@ def compare(
     allow: Allow = None,
     out: Out = None,
     threads: Threads = 1,
+    device: Device = None,
+    engine: Engine = None,
 ) -> None:
     """Run every file with several seeds: tables of means and deviations, and a picture.
 
@@ -281,9 +305,13 @@ def compare(
     they had learned for the same FLOP, simulated time, energy or traffic.
     """
     from anyfleet.cli.compare import Goal, compare_files, resources
+    from anyfleet.cli.run import Means
 
-    goal = Goal(target, width, resources(equal or []), budget)
-    compare_files(files, seeds=seeds, allow=allow or [], out=out, threads=threads, goal=goal)
+    goal, means = (
+        Goal(target, width, resources(equal or []), budget),
+        Means(threads, device, engine),
+    )
+    compare_files(files, seeds=seeds, allow=allow or [], out=out, means=means, goal=goal)
 
 
 @app.command()

@@ -17,7 +17,16 @@ from anyfleet.analysis.metric import Metric, main_metric
 from anyfleet.analysis.plots import Runs
 from anyfleet.analysis.summaries import ToTarget, common_score, metric_of, summarise, to_target
 from anyfleet.cli.remarks import over_seeds, warnings
-from anyfleet.cli.run import built, picture, prepare, record, several, subfolder
+from anyfleet.cli.run import (
+    Means,
+    all_prepared,
+    folder_for,
+    one_engine,
+    picture,
+    record,
+    several,
+    subfolder,
+)
 from anyfleet.cli.screen import console
 from anyfleet.cli.tables import (
     by_width,
@@ -29,7 +38,8 @@ from anyfleet.cli.tables import (
     width_title,
 )
 from anyfleet.errors import ConfigError, Problem
-from anyfleet.experiment import Experiment, RoundRecord, build, from_source
+from anyfleet.experiment import Experiment, RoundRecord, assemble, from_source, prospect
+from anyfleet.runtime.simulated.engine_choice import Prospect
 from anyfleet.store import Origin, Recording, read_ledger
 from anyfleet.store.disk import write
 
@@ -77,26 +87,30 @@ def compare_files(
     seeds: int,
     allow: Sequence[str],
     out: Path | None,
-    threads: int,
+    means: Means,
     goal: Goal,
 ) -> None:
     """Run every file with every seed, and compare; seeds count up from the file's own."""
     files, overrides = split(words)
     _need_budget(goal)
-    entries, screen = read_all(files, overrides, allow), console()
+    entries, screen = read_all(files, [*overrides, *means.overrides()], allow), console()
     _need_width(entries, goal)
-    _need_target(need_agreement(entries), goal)
-    folder = prepare(out, "compare", threads)
+    agreed = need_agreement(entries, seeds)
+    _need_target(agreed.metrics, goal)
+    folder = folder_for(out, "compare")
+    named = {name: entry.experiment for name, entry in entries.items()}
+    chosen = one_engine(named, agreed.prospects, screen)
     screen.print(f"Folder: {folder}", markup=False, soft_wrap=True)
     runs: dict[str, list[Sequence[RoundRecord]]] = {name: [] for name in entries}
     wrong: dict[str, list[list[str]]] = {name: [] for name in entries}
     with several(folder, screen, allow):
-        for name, experiment, task in built(_schedule(entries, seeds)):
+        for name, prepared in all_prepared(_schedule(chosen, seeds)):
+            experiment, task = prepared.experiment, prepared.task
             label = f"{name}/seed-{experiment.seed}"
             inner, entry = subfolder(folder, label), entries[name]
             origin = Origin(task, entry.home)
             recording = Recording(inner, experiment, entry.allow, origin=origin)
-            records = record(experiment, task, recording, screen=screen, name=label)
+            records = record(prepared, recording, screen=screen, name=label)
             runs[name].append(records)
             wrong[name].append(warnings(experiment, task, records, read_ledger(inner)))
     screen.print()
@@ -253,21 +267,35 @@ def read_all(
     return entries
 
 
-def need_agreement(entries: Mapping[str, Entry]) -> dict[str, Metric]:
-    """Return the metric of each file; raise ConfigError if its task, fleet and details disagree.
+@dataclass(frozen=True, eq=False)
+class Agreement:
+    """What is known of run files before the first of them runs."""
+
+    metrics: Mapping[str, Metric]  # by file
+    prospects: Sequence[Prospect]  # of those that name no engine
+
+
+def need_agreement(entries: Mapping[str, Entry], seeds: int) -> Agreement:
+    """Return what files come to; raise ConfigError if a task, its fleet and its details disagree.
 
     So that is found before the first of them runs.
     """
     problems: list[Problem] = []
     metrics: dict[str, Metric] = {}
+    prospects: list[Prospect] = []
     for name, entry in entries.items():
+        experiment = entry.experiment
         try:
-            metrics[name] = Metric(main_metric(build(entry.experiment).metrics))
+            task, world = assemble(experiment)
         except ConfigError as error:
             problems += [Problem(f"{name}: {p.path}", p.message) for p in error.problems]
+            continue
+        metrics[name] = Metric(main_metric(task.metrics))
+        if experiment.engine == "auto":
+            prospects.append(prospect(experiment, task, world, seeds))
     if problems:
         raise ConfigError(problems)
-    return metrics
+    return Agreement(metrics, prospects)
 
 
 def _need_target(metrics: Mapping[str, Metric], goal: Goal) -> None:
@@ -297,8 +325,8 @@ def _free(file: Path, taken: Mapping[str, Entry]) -> str:
     return next(name for name in names if name not in taken)
 
 
-def _schedule(entries: Mapping[str, Entry], seeds: int) -> Iterator[tuple[str, Experiment]]:
+def _schedule(named: Mapping[str, Experiment], seeds: int) -> Iterator[tuple[str, Experiment]]:
     """Yield experiments seed by seed, so that files with the same task can share it."""
     for extra in range(seeds):
-        for name, entry in entries.items():
-            yield name, replace(entry.experiment, seed=entry.experiment.seed + extra)
+        for name, experiment in named.items():
+            yield name, replace(experiment, seed=experiment.seed + extra)

@@ -4,17 +4,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from anyfleet import methods
+from anyfleet import config, methods
 from anyfleet.analysis.metric import percent
 from anyfleet.analysis.summaries import common_score, to_target
 from anyfleet.cli.remarks import over_seeds, warnings
-from anyfleet.cli.run import built, picture, prepare, record, several, subfolder
+from anyfleet.cli.run import (
+    Means,
+    all_prepared,
+    folder_for,
+    one_engine,
+    picture,
+    record,
+    several,
+    subfolder,
+)
 from anyfleet.cli.screen import console, seconds
 from anyfleet.cli.tables import table
 from anyfleet.core.method import Method
-from anyfleet.experiment import Experiment, RoundRecord, populate
+from anyfleet.experiment import Experiment, RoundRecord, assemble, populate, prospect
 from anyfleet.measure import Fisher
 from anyfleet.methods.fedavg import Training
+from anyfleet.runtime.simulated.execution import Settings
 from anyfleet.store import Origin, Recording, read_ledger
 from anyfleet.tasks import Dirichlet, Embedded, Pooled
 from anyfleet.world import levels
@@ -28,6 +38,7 @@ SECONDS = 0.45
 # Half of the data, so that six methods take about half a minute.
 TASK = Embedded(devices=20, limit=6000, partition=Dirichlet(0.5))
 SGD: Training = {"lr": 0.05, "momentum": 0.9}
+AUTOMATIC = Settings()
 REFERENCES = (
     "local is measured differently: every device's own model on its own test data, which have the "
     "labels it was trained on. centralised has all data on the fastest device."
@@ -50,12 +61,16 @@ def compared() -> dict[str, Method]:
     return {name: replace(method, select=fedavg.select) for name, method in whole.items()}
 
 
-def experiments(*, rounds: int, seed: int, references: bool) -> Mapping[str, Experiment]:
+def experiments(
+    *, rounds: int, seed: int, references: bool, settings: Settings = AUTOMATIC
+) -> Mapping[str, Experiment]:
     """Return an experiment for each method, with the same task, fleet, seed and cohorts."""
     base = Experiment(
         task=TASK,
         method=methods.fedavg(**SGD),
         fleet=FLEET,
+        engine=settings.engine,
+        device=settings.device,
         rounds=rounds,
         widths=(1.0, NARROW),
         seed=seed,
@@ -70,22 +85,27 @@ def experiments(*, rounds: int, seed: int, references: bool) -> Mapping[str, Exp
 
 
 def demonstrate(
-    *, rounds: int, seed: int, references: bool, out: Path | None, threads: int
+    *, rounds: int, seed: int, references: bool, out: Path | None, means: Means
 ) -> None:
     """Run the methods, and show and explain what came out."""
-    folder, screen = prepare(out, "demo", threads), console()
-    chosen = experiments(rounds=rounds, seed=seed, references=references)
+    settings = config.load(config.override({}, means.overrides()), Settings)
+    chosen = experiments(rounds=rounds, seed=seed, references=references, settings=settings)
+    task, world = assemble(chosen["FedAvg"])
+    folder, screen = folder_for(out, "demo"), console()
+    looked_at = (each for name, each in chosen.items() if name in compared())
+    prospects = [
+        prospect(each, task, populate(each, task)) for each in looked_at if each.engine == "auto"
+    ]
+    chosen = one_engine(chosen, prospects, screen)
     runs: dict[str, list[Sequence[RoundRecord]]] = {}
     wrong: dict[str, list[list[str]]] = {}
     with several(folder, screen):
-        for name, experiment, task in built(chosen.items()):
-            inner = subfolder(folder, name)
-            recording = Recording(inner, experiment, origin=Origin(task))
-            records = record(experiment, task, recording, screen=screen, name=name)
+        for name, prepared in all_prepared(chosen.items(), task):
+            experiment, inner = prepared.experiment, subfolder(folder, name)
+            recording = Recording(inner, experiment, origin=Origin(prepared.task))
+            records = record(prepared, recording, screen=screen, name=name)
             runs[name] = [records]
-            wrong[name] = [warnings(experiment, task, records, read_ledger(inner))]
-            if name == "FedAvg":
-                world = populate(experiment, task)
+            wrong[name] = [warnings(experiment, prepared.task, records, read_ledger(inner))]
     named = {name: runs[name][0] for name in compared()}
     screen.print()
     screen.print(table(runs, common_score(named.values()), screen.width))

@@ -17,6 +17,7 @@ from anyfleet.errors import ConfigError, Problem
 from anyfleet.experiment import Experiment
 from anyfleet.names import HOMES, near
 from anyfleet.papers import BYZANTINE, CLIPPING, Paper
+from anyfleet.runtime.simulated.engines import Engine
 
 # The fields of a run file whose parts are listed, in the order of the table. Networks (`model`)
 # are made by a call that is written down, so that nothing tells their type.
@@ -91,7 +92,7 @@ def _classes(value: Any) -> Iterator[type]:
 
 def listed_parts() -> Iterator[ListedPart]:
     """Yield all parts, slot by slot: those that fill it, then those that stand inside these."""
-    kinds = hints_of(Method) | hints_of(Experiment) | {"model": object}
+    kinds = hints_of(Method) | hints_of(Experiment) | {"model": object, "engine": Engine}
     for slot in SLOTS:
         home = HOMES[slot]
         filling = names_for(home, kinds[slot])

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -19,7 +19,16 @@ from anyfleet.cli.stopping import exit_code
 from anyfleet.cli.tables import apart, by_width, table, width_title
 from anyfleet.core.objectives import Task
 from anyfleet.errors import StoreError
-from anyfleet.experiment import Experiment, RoundRecord, State, build, from_source, play
+from anyfleet.experiment import (
+    Experiment,
+    Prepared,
+    RoundRecord,
+    State,
+    from_source,
+    prepare,
+)
+from anyfleet.runtime.simulated.engine_choice import SECONDS, Prospect, choose
+from anyfleet.runtime.simulated.execution import execution_of
 from anyfleet.store import (
     Origin,
     Recording,
@@ -37,9 +46,26 @@ from anyfleet.world import World
 RUNS = Path("runs")
 
 
-def prepare(out: Path | None, name: str, threads: int) -> Path:
-    """Set the threads of torch, and make the folder to write into."""
-    torch.set_num_threads(threads)
+@dataclass(frozen=True)
+class Means:
+    """The means by which commands carry runs out: threads of torch, its device, and the engine."""
+
+    threads: int = 1
+    device: str | None = None  # None: as the run file says
+    engine: str | None = None
+
+    def overrides(self) -> list[str]:
+        """Return what changes a run file accordingly, after setting the threads of torch."""
+        torch.set_num_threads(self.threads)  # first, since they decide which engine is the fastest
+        device = [] if self.device is None else [f'device="{self.device}"']
+        if self.engine is None:
+            return device
+        engine = '"auto"' if self.engine == "auto" else f'{{ use = "{self.engine}" }}'
+        return [*device, f"engine={engine}"]
+
+
+def folder_for(out: Path | None, name: str) -> Path:
+    """Make the folder to write into."""
     return fresh(RUNS, name) if out is None else claim(out)
 
 
@@ -48,21 +74,45 @@ def subfolder(folder: Path, name: str) -> Path:
     return claim(folder / name.lower())
 
 
-def built(named: Iterable[tuple[str, Experiment]]) -> Iterator[tuple[str, Experiment, Task]]:
-    """Yield each experiment with its task; neighbours with the same task share it."""
-    last: tuple[Experiment, Task] | None = None
+def all_prepared(
+    named: Iterable[tuple[str, Experiment]], first: Task | None = None
+) -> Iterator[tuple[str, Prepared]]:
+    """Yield each experiment ready to begin; neighbours with the same task share it.
+
+    `first` is the task of the first one, if it is built already.
+    """
+    last: Prepared | None = None
     for name, experiment in named:
-        if last and (last[0].task, last[0].seed) == (experiment.task, experiment.seed):
-            task = last[1]
-        else:
-            task = build(experiment)
-        last = experiment, task
-        yield name, experiment, task
+        task = None if last else first
+        if last and (last.experiment.task, last.experiment.seed) == (
+            experiment.task,
+            experiment.seed,
+        ):
+            task = last.task
+        last = prepare(experiment, task)
+        yield name, last
+
+
+def one_engine(
+    named: Mapping[str, Experiment], built: Iterable[Prospect], screen: Console
+) -> dict[str, Experiment]:
+    """Return experiments that are compared, all with the same engine unless they name one.
+
+    `built` are those that name none; what is chosen for them is shown.
+    """
+    prospects = list(built)
+    if not prospects:
+        return dict(named)
+    choice = choose(prospects, SECONDS / len(prospects))
+    show(screen, f"All: {execution_of(prospects[0].task, *choice)}")
+    return {
+        name: replace(each, engine=choice.engine) if each.engine == "auto" else each
+        for name, each in named.items()
+    }
 
 
 def record(
-    experiment: Experiment,
-    task: Task,
+    prepared: Prepared,
     recording: Recording,
     *,
     screen: Console,
@@ -71,8 +121,8 @@ def record(
 ) -> tuple[RoundRecord, ...]:
     """Play an experiment into a folder, from its beginning or from a state."""
     done = state.record.round_index + 1 if state else 0
-    with progress(screen, name, experiment.rounds, done) as shown, recording:
-        for result in play(experiment, task, resume=state):
+    with progress(screen, name, prepared.experiment.rounds, done) as shown, recording:
+        for result in prepared.play(state):
             recording.append(result)
             shown(result.record)
     return tuple(recording.records)
@@ -98,28 +148,27 @@ def picture(
 
 @dataclass(frozen=True)
 class Writing:
-    """Where a run is written, with how many threads, and how often it has a checkpoint."""
+    """Where a run is written, and how often it has a checkpoint."""
 
     out: Path | None = None
-    threads: int = 1
     every: int | None = None
 
 
 def run_file(
-    file: Path, overrides: Sequence[str], *, allow: Sequence[str], writing: Writing
+    file: Path, overrides: Sequence[str], *, allow: Sequence[str], means: Means, writing: Writing
 ) -> None:
     """Run a run file; everything is checked and built before a folder is made."""
     screen = console()
-    source = config.read(file, overrides, allow)
-    experiment = from_source(source)
-    task = build(experiment)
-    folder = prepare(writing.out, file.stem, writing.threads)
+    source = config.read(file, [*overrides, *means.overrides()], allow)
+    prepared = prepare(from_source(source))
+    folder = folder_for(writing.out, file.stem)
     again = resumption(folder, source.allow)
+    show(screen, f"{file.stem}: {prepared.execution}")
     show(screen, f"Run folder: {folder} (if it stops: {again})")
-    origin = Origin(task, file.resolve().parent)
+    origin = Origin(prepared.task, file.resolve().parent)
     every = writing.every
-    recording = Recording(folder, experiment, source.allow, origin=origin, every=every)
-    perform(Run(experiment, task, recording, file.stem, allow=source.allow), screen)
+    recording = Recording(folder, prepared.experiment, source.allow, origin=origin, every=every)
+    perform(Run(prepared, recording, file.stem, allow=source.allow), screen)
 
 
 def resumption(folder: Path, allow: Sequence[str]) -> str:
@@ -146,8 +195,7 @@ def several(folder: Path, screen: Console, allow: Sequence[str] = ()) -> Iterato
 class Run:
     """A run that is about to begin, or to be resumed from a state."""
 
-    experiment: Experiment
-    task: Task
+    prepared: Prepared
     recording: Recording
     name: str
     state: State | None = None
@@ -156,18 +204,11 @@ class Run:
 
 def perform(run: Run, screen: Console) -> None:
     """Play a run into its folder, and show what came out."""
-    folder = run.recording.folder
+    folder, experiment = run.recording.folder, run.prepared.experiment
     try:
-        records = record(
-            run.experiment,
-            run.task,
-            run.recording,
-            screen=screen,
-            name=run.name,
-            state=run.state,
-        )
+        records = record(run.prepared, run.recording, screen=screen, name=run.name, state=run.state)
     except KeyboardInterrupt as stop:
-        done, planned = len(read_rounds(folder)), run.experiment.rounds
+        done, planned = len(read_rounds(folder)), experiment.rounds
         show(screen, f"Stopped after {done} of {planned} rounds. Everything so far is in {folder}.")
         show(screen, f"To go on: {resumption(folder, run.allow)}")
         raise typer.Exit(exit_code(stop)) from stop
@@ -182,7 +223,7 @@ def perform(run: Run, screen: Console) -> None:
         show(screen, "\nAccuracy at the end in %, of groups and devices on their own test data:")
         screen.print(apart(details, screen.width))
         screen.print()
-    for remark in remarks(run.experiment, run.task, records, read_ledger(folder)):
+    for remark in remarks(experiment, run.prepared.task, records, read_ledger(folder)):
         show(screen, remark)
     picture(folder / "curves.png", runs, screen=screen)
 
@@ -196,6 +237,9 @@ def resume_folder(folder: Path, terms: Terms, *, every: int | None) -> None:
     run = reopen(folder, terms)
     for remark in run.remarks:
         show(screen, remark)
+    prepared = prepare(run.experiment, run.task, resume=run.past.state)
+    name = folder.resolve().name
+    show(screen, f"{name}: {prepared.execution}")
     done, rounds = run.past.progress.rounds, run.experiment.rounds
     show(screen, f"Run folder: {folder} (goes on after {done} of {rounds} rounds)")
     every = run.every if every is None else every
@@ -207,6 +251,4 @@ def resume_folder(folder: Path, terms: Terms, *, every: int | None) -> None:
         past=run.past,
         every=every,
     )
-    name = folder.resolve().name
-    going_on = Run(run.experiment, run.task, recording, name, run.past.state, terms.allow)
-    perform(going_on, screen)
+    perform(Run(prepared, recording, name, run.past.state, terms.allow), screen)

@@ -202,8 +202,22 @@ def _union(value: Any, kinds: tuple[Any, ...], scope: Scope, base: Any) -> Outco
     likely = [o for o, kind in zip(outcomes, real, strict=True) if _same_shape(value, kind)]
     if len(likely) == 1:
         return likely[0]
-    names = " or ".join(getattr(kind, "__name__", str(kind)) for kind in real)
-    return scope.refuse(f"expected {names}, got {value!r}.")
+    names = " or ".join(map(_kind_name, real))
+    table = f'; a part is a table, {{ use = "{value}" }}' if _names_part(value, real) else ""
+    return scope.refuse(f"expected {names}, got {value!r}{table}.")
+
+
+def _kind_name(kind: Any) -> str:
+    if typing.get_origin(kind) is typing.Literal:
+        return " or ".join(f'"{choice}"' for choice in typing.get_args(kind))
+    return str(getattr(kind, "__name__", kind))
+
+
+def _names_part(value: Any, kinds: Sequence[Any]) -> bool:
+    """Return whether a text stands where a part is due, perhaps as its name."""
+    return isinstance(value, str) and any(
+        isinstance(kind, type) and not _is_scalar(kind) for kind in kinds
+    )
 
 
 def _same_shape(value: Any, kind: Any) -> bool:

@@ -7,10 +7,9 @@ import numpy as np
 
 from anyfleet.arrays import grouped, join
 from anyfleet.core.check_in import CheckIns, Choices, MenuEntry, listed_entries
-from anyfleet.core.device_state import DeviceState
 from anyfleet.core.local_training import local_steps, samples_processed
 from anyfleet.core.message_size import NUMBER_BITS, expected_bits, menu_bits
-from anyfleet.core.messages import Conditions
+from anyfleet.core.messages import ChooserState, Conditions
 from anyfleet.core.objectives import Task
 from anyfleet.core.orders import Cohort
 from anyfleet.core.return_checks import Caller, chosen
@@ -23,13 +22,13 @@ from anyfleet.tracebacks import during
 def decide(
     orders: Cohort,
     conditions: Conditions,
-    states: Sequence[DeviceState],
+    states: Sequence[ChooserState],
     task: Task,
     counting: Counting = "flops",
 ) -> Choices:
     """Return what each device chooses from its menu; those without a menu choose nothing.
 
-    `counting` says what the speeds of the devices count.
+    `states` are what the devices' choosers have learned; `counting` says what speeds count.
     """
     asked, others = (
         np.flatnonzero(each) for each in (orders.menu_index >= 0, orders.menu_index < 0)
@@ -43,7 +42,7 @@ def decide(
     if not len(asked):
         return nothing
     check_ins = _check_ins(orders.take(asked), conditions.take(asked), task, counting)
-    check_ins = replace(check_ins, states=tuple(states[row].chooser for row in asked.tolist()))
+    check_ins = replace(check_ins, states=tuple(states[row] for row in asked.tolist()))
     choose = orders.job.choose
     with during("choose", choose):
         found = choose(check_ins)

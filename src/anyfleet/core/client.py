@@ -1,17 +1,17 @@
 """The work of a device on an order: the same in the simulator and on a real machine.
 
-`work` takes orders of equal shape. One order is that of a real device; several are those of
-simulated devices, which are trained together.
+Orders of equal shape are carried out together, as one stack: every tensor has a leading axis with
+one place for each device. One order is that of a real device; several are those of simulated ones.
 """
 
-import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from anyfleet.arrays import join
+from anyfleet.arrays import Floats, Ints, alike, join
 from anyfleet.core.device_state import DeviceState
 from anyfleet.core.evaluation import calibrate, measure
 from anyfleet.core.layout import dense
@@ -20,25 +20,29 @@ from anyfleet.core.local_training import (
     as_tensors,
     extent,
     lifted,
-    pad,
+    samples_of,
     train,
     training_context,
 )
-from anyfleet.core.message_size import mask_bits, reply_extra_bits, requested
+from anyfleet.core.memories import Keepsakes, Memories, Remembered
+from anyfleet.core.message_size import requested, stack_extra_bits, stacked_mask_bits
 from anyfleet.core.messages import Kind, Params, Report, Trees
-from anyfleet.core.method import Job
-from anyfleet.core.objectives import Data, Task
+from anyfleet.core.objectives import Task
 from anyfleet.core.orders import Cohort
 from anyfleet.core.padding import unpaddable
-from anyfleet.core.reports import learned, reported
-from anyfleet.core.residuals import SplitUpdate, after_sending, compress_updates
-from anyfleet.core.return_checks import Caller, trained
+from anyfleet.core.reports import learned, learns, numbers, reported
+from anyfleet.core.residuals import compress_updates
+from anyfleet.core.return_checks import Caller, countable, trained
 from anyfleet.core.slots import Compressed, TrainingContext, TrainingResult
 from anyfleet.core.stacks import Replies, Stack
-from anyfleet.elastic import paste, within
+from anyfleet.elastic import cut_stack, paste_stack, within
 from anyfleet.tracebacks import during
 
-OWN = "own"  # names the device's own parameters and statistics in its state
+TRAINING = (Kind.TRAIN, Kind.HOLD)  # kinds of orders that train
+
+Runner = Callable[..., TrainingResult]  # called as `local_training.train` is
+_DISTORTION, _NORM = "distortion", "norm"  # in a report, beside what the trainer measures
+_MODEL, _MASKS = "bits of the model", "bits of the masks"  # in no report
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,123 +53,196 @@ class Completed:
     states: tuple[DeviceState, ...]
 
 
+@dataclass(frozen=True, eq=False)
+class Finished:
+    """Orders that are carried out: the replies, and what their devices keep of them."""
+
+    replies: Replies
+    remembered: Remembered
+
+
+@dataclass(frozen=True, eq=False)
+class Launched:
+    """Orders that are being trained: tensors that an accelerator may not have computed yet."""
+
+    cohort: Cohort
+    context: TrainingContext
+    result: TrainingResult
+    change: Params  # of the parameters that are sent, before compression; {}: nobody needs it
+    compressed: Compressed
+    samples: Ints
+
+
 def work(cohort: Cohort, states: tuple[DeviceState, ...], task: Task) -> Completed:
     """Return the replies to orders of one kind and one shape, and the states of their devices."""
-    if cohort.kind in (Kind.TRAIN, Kind.HOLD):
-        if len(cohort) > 1 and unpaddable(task):
-            # Samples that see each other cannot be padded to the largest device of a stack.
-            return _one_by_one(cohort, states, task)
-        return _train(cohort, states, task)
-    rows = [_reply_without_training(cohort, row, states[row], task) for row in range(len(cohort))]
-    replies = [_replies(cohort, row, reply) for row, reply in enumerate(rows)]
-    kept = tuple(
-        replace(state, held=None) if cohort.kind == Kind.FETCH else state for state in states
-    )
-    return Completed(join(replies), kept)
+    memories, devices = Memories(task), cohort.device.tolist()
+    for device, state in zip(devices, states, strict=True):
+        memories.adopt(device, state)
+    done = carry_out(cohort, memories, task)
+    memories.commit(done.remembered)
+    return Completed(done.replies, tuple(memories.state(device) for device in devices))
 
 
-def _one_by_one(cohort: Cohort, states: tuple[DeviceState, ...], task: Task) -> Completed:
-    """Return what each device makes of its order when each is trained alone."""
-    alone = [_train(cohort.take([row]), (states[row],), task) for row in range(len(cohort))]
-    replies = join([each.replies for each in alone])
-    return Completed(replies, tuple(each.states[0] for each in alone))
+def carry_out(cohort: Cohort, memories: Memories, task: Task, runner: Runner = train) -> Finished:
+    """Return the replies to orders of one kind and one shape, and what their devices keep."""
+    if len(cohort) > 1 and cohort.kind in TRAINING and unpaddable(task):
+        # Samples that see each other cannot be padded to the largest device of a stack.
+        alone = [carry_out(order, memories, task, runner) for order in cohort.rows()]
+        return Finished(join([a.replies for a in alone]), join([a.remembered for a in alone]))
+    if cohort.kind in TRAINING:
+        return collect(launch(cohort, memories, task, runner), memories)
+    fetched = cohort.kind == Kind.FETCH
+    replies = [
+        _fetched(order, memories) if fetched else _answered(order, memories, task)
+        for order in cohort.rows()
+    ]
+    return Finished(join(replies), Remembered.of(cohort, fetched=fetched))
 
 
-class _Reply(NamedTuple):
-    """The reply of one device, before it becomes a row of `Replies`."""
-
-    trees: Trees
-    mask: Params
-    bits: float
-    samples: int
-    report: Report
-    symbols: Any = None
-    kept: Params = {}  # noqa: RUF012 - never changed
+# --- orders that do not train -------------------------------------------------------------------
 
 
-def _reply_without_training(cohort: Cohort, row: int, state: DeviceState, task: Task) -> _Reply:
-    """Return the reply to an order that does not train."""
-    device, job = int(cohort.device[row]), cohort.job
-    if cohort.kind == Kind.FETCH:
-        if state.held is None or state.held.order[0] != cohort.held_order[row]:
-            missing = {"missing": 1.0}
-            return _Reply({}, {}, reply_extra_bits({}, 0.0, missing, cohort), 0, missing)
-        held = state.held
-        size, samples = float(held.bits[0]), int(held.samples[0])
-        given = held.trees_of(0), held.masks_of(0), size, samples, held.report_of(0)
-        return _Reply(*given, held.symbols_of(0), held.kept_of(0))
-    slice_ = cohort.slice_of(row)
-    local = task.blueprint.local(slice_)
-    params, buffers = begin(cohort, row, state, task)
+def _fetched(order: Cohort, memories: Memories) -> Replies:
+    """Return the result that a device holds, or the news that there is none."""
+    held = memories.held(int(order.device[0]))
+    if held is None or held.order[0] != order.held_order[0]:
+        return _reply(order, {}, {"missing": 1.0}, 0)
+    return replace(held, order=order.id)
+
+
+def _answered(order: Cohort, memories: Memories, task: Task) -> Replies:
+    """Return what a device measures without training."""
+    device, job = int(order.device[0]), order.job
+    local = task.blueprint.local(order.slice_of(0))
+    params, buffers = map(_alone, begin(order, memories, task))
     data, own = task.data(device), task.own_test(device)
-    if cohort.kind == Kind.STATISTICS:
+    if order.kind == Kind.STATISTICS:
         found = calibrate(local, params, buffers, data)
-        trees: Trees = {"buffers": found}
-        return _Reply(trees, {}, reply_extra_bits(trees, 0.0, {}, cohort), len(data), {})
+        return _reply(order, {"buffers": found}, {}, len(data))
     if job.norm.calibrated:
         buffers = {**buffers, **calibrate(local, params, buffers, data)}
-    subject = own if cohort.kind == Kind.EVALUATE else data
+    subject = own if order.kind == Kind.EVALUATE else data
     report = measure(task, local, params, buffers, subject, job.norm.evaluation)
-    return _Reply({}, {}, reply_extra_bits({}, 0.0, report, cohort), len(subject), report)
+    return _reply(order, {}, report, len(subject))
+
+
+def _reply(order: Cohort, trees: Trees, report: Report, samples: int) -> Replies:
+    """Return the reply to a single order; its bits are those of trees without a model."""
+    stack = Stack.of_one(trees, report=report)
+    bits = stack_extra_bits(stack, np.zeros(1), order)
+    return _replies(order, stack, np.array([samples]), bits)
+
+
+def _replies(cohort: Cohort, stack: Stack, samples: Ints, bits: Floats) -> Replies:
+    """Return the replies to orders, place by place of a stack."""
+    count = len(cohort)
+    return Replies(
+        order=cohort.id,
+        device=cohort.device,
+        samples=samples,
+        bits=bits,
+        delivered_width=np.ones(count),
+        stack_index=np.zeros(count, dtype=np.int64),
+        place=np.arange(count),
+        stacks=(stack,),
+    )
+
+
+# --- what devices begin with --------------------------------------------------------------------
 
 
 def begin(
-    cohort: Cohort, row: int, state: DeviceState, task: Task
+    cohort: Cohort, memories: Memories, task: Task
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return the parameters and buffers to start from.
+    """Return the parameters and buffers to start from, [devices, …].
 
-    They are what came over the link, and else what the device has.
+    They are what came over the link, and else what the device has. What all devices have alike is
+    one tensor, which is expanded.
     """
-    blueprint, slice_ = task.blueprint, cohort.slice_of(row)
-    # From the bottom up: the initial model every device was installed with, then its own.
-    own = {**task.params, **task.buffers, **state.tensors.get(OWN, {})}
-    trees = cohort.trees_of(row)
+    columns = (cohort.slice_index, cohort.download_index, cohort.delivered_width)
+    groups = alike(*columns)
+    parts = [_begin_alike(cohort.take(rows), memories, task) for rows in groups]
+    tree = parts[0]
+    if len(parts) > 1:
+        order = torch.from_numpy(np.argsort(np.concatenate(groups)))
+        tree = {
+            name: _in_order(torch.cat([part[name] for part in parts]), order) for name in parts[0]
+        }
+    blueprint = task.blueprint
+    params = {name: tree[name] for name in blueprint.params}
+    return params, {name: tree[name] for name in blueprint.buffers}
+
+
+def _begin_alike(cohort: Cohort, memories: Memories, task: Task) -> dict[str, Tensor]:
+    """Return the tensors to start from, of devices that were sent the same and received as much."""
+    blueprint, slice_, count = task.blueprint, cohort.slice_of(0), len(cohort)
+    trees, width = cohort.trees_of(0), float(cohort.delivered_width[0])
     received = {**trees.get("model", {}), **trees.get("buffers", {})}
-    width = float(cohort.delivered_width[row])
     padded = 0 < width < 1
+    initial = {**task.params, **task.buffers}
     # What came whole need not be cut from the device's own: it would be a second model in memory.
-    kept = own if padded else {name: own[name] for name in own if name not in received}
-    small = dense(kept, slice_, blueprint)
+    kept = [name for name in initial if padded or name not in received]
+    own = {name: memories.own(name, cohort.device) for name in kept}
+    theirs = {name: value for name, value in own.items() if value is not None}
+    # Until a device has trained, its own is the model that every device was installed with.
+    installed = dense({n: initial[n] for n in kept if n not in theirs}, slice_, blueprint)
+    small = {
+        name: value.contiguous() for name, value in cut_stack(theirs, slice_, blueprint).items()
+    }
+    small |= {name: _expanded(value, count) for name, value in installed.items()}
     if padded:
         # Padding (specification §1.8): columns that came through replace the device's own.
-        part = within(slice_, width, blueprint)
-        received = paste(received, {n: small[n] for n in received}, part, blueprint.local(slice_))
-    small |= received
-    params = {name: small[name] for name in blueprint.params}
-    return params, {name: small[name] for name in blueprint.buffers}
+        part, local = within(slice_, width, blueprint), blueprint.local(slice_)
+        return small | paste_stack(received, {n: small[n] for n in received}, part, local)
+    return small | {name: _expanded(value, count) for name, value in received.items()}
 
 
-def _train(cohort: Cohort, states: tuple[DeviceState, ...], task: Task) -> Completed:
-    """Return what devices make of training orders that are carried out together."""
-    context = training_context(task, cohort.job.norm, cohort.slice_of(0), float(cohort.width[0]))
-    starts = [begin(cohort, row, states[row], task) for row in range(len(cohort))]
+def _expanded(value: Tensor, count: int) -> Tensor:
+    return value.expand(count, *value.shape)
+
+
+def _in_order(value: Tensor, order: Tensor) -> Tensor:
+    return value.index_select(0, order.to(value.device))
+
+
+def _alone(tree: Params) -> dict[str, Tensor]:
+    return {name: value[0] for name, value in tree.items()}
+
+
+# --- training -----------------------------------------------------------------------------------
+
+
+def launch(cohort: Cohort, memories: Memories, task: Task, runner: Runner = train) -> Launched:
+    """Train devices with orders of equal shape, and compress their updates.
+
+    Nothing here waits for an accelerator; `collect` does.
+    """
+    job = cohort.job
+    context = training_context(task, job.norm, cohort.slice_of(0), float(cohort.width[0]))
+    params, buffers = begin(cohort, memories, task)
     with during("task", task):
-        data = [task.data(int(device)) for device in cohort.device]
-        samples = [len(d) for d in data]
-        inputs = _stacked(cohort, starts, data, task)
+        samples = [task.size(device) for device in cohort.device.tolist()]
+        inputs = _inputs(cohort, params, buffers, samples, task)
     bounds = extent(cohort.hyperparameters, samples)
-    caller = Caller("train", cohort.job.train, cohort.round_index)
-    with during("train", cohort.job.train):
-        result = train(
-            cohort.job.trainer,
+    with during("train", job.train):
+        result = runner(
+            job.trainer,
             context,
             inputs,
             bounds,
             lift=lifted(len(cohort)),
             cohort_key=cohort.cohort_key,
         )
+    caller = Caller("train", job.train, cohort.round_index)
     result = trained(result, caller, inputs.params, inputs.buffers)
-    sent = _sent_names(context)
-    update = {name: result.params[name] for name in sent}
-    if cohort.job.send == "delta":
-        update = {name: value - inputs.params[name] for name, value in update.items()}
-    compressed = compress_updates(cohort, states, update, result.mask, task)
-    change = update
-    if cohort.job.send == "weights" and "norm" in cohort.job.report:
-        change = {name: value - inputs.params[name] for name, value in update.items()}
-    return _collect(
-        cohort, states, _Trained(cohort.job, context, result, change, compressed, samples)
-    )
+    if len(cohort) == 1:
+        result = TrainingResult(*({n: v[None] for n, v in tree.items()} for tree in result))
+    update = {name: result.params[name] for name in _sent_names(context)}
+    needed = job.send == "delta" or _NORM in job.report
+    change = {name: value - params[name] for name, value in update.items()} if needed else {}
+    sent = change if job.send == "delta" else update
+    compressed = compress_updates(cohort, memories, sent, result.mask, task)
+    return Launched(cohort, context, result, change, compressed, np.array(samples))
 
 
 def _sent_names(context: TrainingContext) -> tuple[str, ...]:
@@ -174,94 +251,79 @@ def _sent_names(context: TrainingContext) -> tuple[str, ...]:
     return tuple(name for name in context.trained if name not in stays)
 
 
-def _stacked(
-    cohort: Cohort,
-    starts: list[tuple[dict[str, Tensor], dict[str, Tensor]]],
-    data: list[Data],
-    task: Task,
+def _inputs(
+    cohort: Cohort, params: Params, buffers: Params, samples: list[int], task: Task
 ) -> Inputs:
-    """Return what devices start from, stacked; that of a single device stays as it is."""
-    x, y, valid = pad(data)
-    seen = torch.stack([task.labels(int(device)) for device in cohort.device])
-    like = next(iter(starts[0][0].values()))
-    hyperparameters = as_tensors(cohort.hyperparameters, [len(d) for d in data], like)
+    """Return what devices train from, stacked; that of a single device is not."""
+    devices = cohort.device.tolist()
+    x, y, rows, valid = samples_of(task, devices)
+    seen = torch.stack([task.labels(device) for device in devices])
+    like = next(iter(params.values()))
+    given = as_tensors(cohort.hyperparameters, samples, like)
     keys = cohort.key.to(like.device)
-    if len(cohort) == 1:
-        one = {name: value[0] for name, value in hyperparameters.items()}
-        return Inputs(*starts[0], x[0], y[0], valid[0], seen[0], keys[0], one)
-    params, buffers = (
-        {name: torch.stack([start[i][name] for start in starts]) for name in starts[0][i]}
-        for i in (0, 1)
+    if len(cohort) > 1:
+        return Inputs(params, buffers, x, y, valid, seen, keys, given, rows)
+    alone = _alone(params), _alone(buffers), x, y, valid[0], seen[0], keys[0], _alone(given)
+    return Inputs(*alone, rows[0])
+
+
+def collect(launched: Launched, memories: Memories) -> Finished:
+    """Return the replies of devices that were trained together, and what they keep."""
+    cohort, result, compressed = launched.cohort, launched.result, launched.compressed
+    job, found = cohort.job, _numbers(launched)
+    countable(found[_MODEL], Caller("uplink", job.uplink, cohort.round_index))
+    statistics = _sent_statistics(launched.context, result)
+    names = [*reported(result.report, job), _DISTORTION, *((_NORM,) if _NORM in job.report else ())]
+    stack = Stack(
+        trees={job.send: compressed.received} | ({"buffers": statistics} if statistics else {}),
+        symbols=compressed.symbols,
+        masks=result.mask,
+        kept=compressed.kept,
+        report={name: found[name] for name in names},
     )
-    return Inputs(params, buffers, x, y, valid, seen, keys, hyperparameters)
+    replies = _replies(cohort, stack, launched.samples, found[_MODEL])
+    held: tuple[Replies, ...] = ()
+    if cohort.kind == Kind.HOLD:
+        # As it will be fetched: the report goes ahead of it.
+        fetch = replace(cohort, kind=Kind.FETCH)
+        later = stack_extra_bits(replace(stack, report={}), found[_MASKS], fetch)
+        held = tuple(replace(replies, bits=found[_MODEL] + later).rows())
+        brief = Stack(report=requested(stack.report, job.report))
+        bits = stack_extra_bits(brief, np.zeros(len(cohort)), cohort)
+        replies = _replies(cohort, brief, launched.samples, bits)
+    else:
+        extra = stack_extra_bits(stack, found[_MASKS], cohort)
+        replies = replace(replies, bits=found[_MODEL] + extra)
+    measured = {name: found[name] for name, value in result.report.items() if value.ndim == 1}
+    chooser = learned(cohort, memories, launched.context, measured) if learns(job.choose) else ()
+    kept = _keepsakes(launched)
+    return Finished(replies, Remembered.of(cohort, stack=kept, chooser=chooser, held=held))
 
 
-@dataclass(frozen=True, eq=False)
-class _Trained:
-    """What training orders together came to, before it is taken apart by device."""
-
-    job: Job
-    context: TrainingContext
-    result: TrainingResult
-    change: Params  # before compression, whatever is sent of it
-    compressed: Compressed
-    samples: list[int]
-
-
-def _collect(cohort: Cohort, states: tuple[DeviceState, ...], trained: _Trained) -> Completed:
-    """Return the reply and the new state of every device that was trained."""
-    replies, kept = [], []
-    for row in range(len(cohort)):
-        result = _row(trained.result, row, len(cohort))
-        reply = _training_reply(trained, row, result)
-        state = _kept_state(states[row], cohort.take([row]), trained, row)
-        chooser = learned(cohort, row, state, trained.context, result.report)
-        state = state if chooser is state.chooser else replace(state, chooser=chooser)
-        order, masked = cohort.take([row]), mask_bits(reply.mask)
-        if cohort.kind == Kind.HOLD:
-            # As it will be fetched: the report goes ahead of it.
-            fetch = replace(order, kind=Kind.FETCH)
-            later = reply_extra_bits(reply.trees, masked, {}, fetch)
-            held = reply._replace(bits=reply.bits + later)
-            state = replace(state, held=_replies(cohort, row, held))
-            brief = requested(reply.report, cohort.job.report)
-            bits = reply_extra_bits({}, 0.0, brief, order)
-            reply = _Reply({}, {}, bits, reply.samples, brief)
-        else:
-            extra = reply_extra_bits(reply.trees, masked, reply.report, order)
-            reply = reply._replace(bits=reply.bits + extra)
-        replies.append(_replies(cohort, row, reply))
-        kept.append(state)
-    return Completed(join(replies), tuple(kept))
+def _numbers(launched: Launched) -> dict[str, Floats]:
+    """Return all numbers that training brings, by name: [devices], or [devices, …] of a vector."""
+    job, mask, compressed = launched.cohort.job, launched.result.mask, launched.compressed
+    measured = launched.result.report
+    # Vectors that nobody asked for stay where they are.
+    asked = {n: v for n, v in measured.items() if v.ndim == 1} | reported(measured, job)
+    zeros = torch.zeros(len(launched.cohort))
+    columns = {
+        **asked,
+        _MODEL: compressed.bits.double().sum(1),
+        _MASKS: stacked_mask_bits(mask) if mask else zeros.to(compressed.bits.device),
+        _DISTORTION: compressed.distortion,
+    }
+    return numbers(columns | ({_NORM: _norms(launched.change)} if _NORM in job.report else {}))
 
 
-def _training_reply(trained: _Trained, row: int, result: TrainingResult) -> _Reply:
-    """Return the update of one device, and what it reports."""
-    job, compressed = trained.job, trained.compressed
-    buffers = _sent_statistics(trained.context, result)
-    sent, kept = ({n: v[row] for n, v in t.items()} for t in (compressed.received, compressed.kept))
-    trees: Trees = {job.send: sent} | ({"buffers": buffers} if buffers else {})
-    bits = float(compressed.bits[row].sum())  # of the model alone
-    report = reported(result.report, job)
-    report["distortion"] = float(compressed.distortion[row])
-    if "norm" in job.report:
-        report["norm"] = _update_norm(trained, row)
-    given = trees, result.mask, bits, trained.samples[row], report
-    return _Reply(*given, compressed.symbols.row(row), kept)
-
-
-def _update_norm(trained: _Trained, row: int) -> float:
-    """Return the Euclidean norm of the update of one device, before compression."""
-    stacked = len(trained.samples) > 1
-    rows = [value[row] if stacked else value for value in trained.change.values()]
-    return math.sqrt(sum(float(value.double().square().sum()) for value in rows))
-
-
-def _row(result: TrainingResult, row: int, count: int) -> TrainingResult:
-    """Return the result of one of the `count` devices that were trained together."""
-    if count == 1:
-        return result
-    return TrainingResult(*({name: value[row] for name, value in tree.items()} for tree in result))
+def _norms(change: Params) -> Tensor:
+    """Return the Euclidean norm of the update of every device, before compression."""
+    norms = [
+        torch.linalg.vector_norm(value.flatten(1), dim=1, dtype=torch.float64)
+        for value in change.values()
+    ]
+    total: Tensor = torch.linalg.vector_norm(torch.stack(norms), dim=0)
+    return total
 
 
 def _sent_statistics(context: TrainingContext, result: TrainingResult) -> dict[str, Tensor]:
@@ -272,45 +334,20 @@ def _sent_statistics(context: TrainingContext, result: TrainingResult) -> dict[s
     return {n: result.buffers[n] for layer in layers for n in layer.buffers if n in travels}
 
 
-def _kept_state(state: DeviceState, order: Cohort, trained: _Trained, row: int) -> DeviceState:
-    """Return what the device keeps.
+def _keepsakes(launched: Launched) -> Keepsakes | None:
+    """Return what devices keep of their tensors, or None.
 
-    That is its model if the method caches it, what never leaves it, and what a codec owes.
+    That is their model if the method caches it, what never leaves it, and what a codec owes.
     """
-    context, result = trained.context, _row(trained.result, row, len(trained.samples))
-    task, job, slice_ = context.task, order.job, order.slice_of(0)
+    job, result, compressed = launched.cohort.job, launched.result, launched.compressed
     everything = {**result.params, **result.buffers}
-    stays = job.norm.stays(context.blueprint)
-    kept = everything if job.cache else {name: everything[name] for name in stays}
-    if kept:
-        # Until a device has trained, its own is the initial model.
-        initial = {**task.params, **task.buffers}
-        onto = {**{n: initial[n] for n in kept}, **state.tensors.get(OWN, {})}
-        own = paste(kept, onto, slice_, task.blueprint)
-        state = replace(state, tensors={**state.tensors, OWN: own})
-    compressed = trained.compressed
-    if not job.uplink.state_name:
-        return state
-    left, sent = (
-        {n: v[row] for n, v in t.items()} for t in (compressed.state, compressed.received)
-    )
-    sent = {n: v * result.mask[n].to(v) if n in result.mask else v for n, v in sent.items()}
-    return after_sending(state, job.uplink.state_name, SplitUpdate(left, sent), order, task)
-
-
-def _replies(cohort: Cohort, row: int, reply: _Reply) -> Replies:
-    """Return the reply to one order, as a batch of one."""
-    stack = Stack.of_one(
-        reply.trees,
-        symbols=reply.symbols,
-        masks=reply.mask,
-        kept=reply.kept,
-        report=reply.report,
-    )
-    return Replies.of_one(
-        stack,
-        order=int(cohort.id[row]),
-        device=int(cohort.device[row]),
-        samples=reply.samples,
-        bits=reply.bits,
-    )
+    stays = job.norm.stays(launched.context.blueprint)
+    own = everything if job.cache else {name: everything[name] for name in stays}
+    purpose = job.uplink.state_name
+    if not own and not purpose:
+        return None
+    if not purpose:
+        return Keepsakes(job.norm, own)
+    mask = result.mask
+    sent = {n: v * mask[n].to(v) if n in mask else v for n, v in compressed.received.items()}
+    return Keepsakes(job.norm, own, purpose, compressed.state, sent)

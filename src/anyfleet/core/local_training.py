@@ -6,14 +6,17 @@ samples see each other (`padding.unpaddable`) nothing is padded, so that devices
 a time.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from itertools import pairwise
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.func import vmap
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils._pytree import tree_map
 
 from anyfleet import rng
@@ -47,6 +50,9 @@ class Inputs(NamedTuple):
     seen: Tensor  # labels that occur in the device's data
     key: Tensor
     hyperparameters: dict[str, Tensor]
+    # Where the samples lie in x and y, if these hold those of all devices, row by row; None where
+    # they are the device's own, [samples, …], or stacked.
+    rows: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -67,15 +73,12 @@ def training_context(task: Task, norm: Norm, slice_: Slice, width: float = 1.0) 
 
 def local_steps(hyperparameters: Hyperparameters, samples: Sequence[int]) -> list[int]:
     """Return the local steps of each device: its epochs over its data, within its own limit."""
-    found = []
-    for row, n in enumerate(samples):
-        own = int(hyperparameters.epochs[row]) * -(-n // int(hyperparameters.batch_size[row]))
-        most = int(hyperparameters.local_steps[row])
-        # A fixed number of local steps is given as a limit with epochs = EVERYTHING.
-        if hyperparameters.epochs[row] == EVERYTHING:
-            own = most if n else 0
-        found.append(own if most == EVERYTHING else min(own, most))
-    return found
+    epochs, most, count = hyperparameters.epochs, hyperparameters.local_steps, np.array(samples)
+    own = epochs * -(-count // hyperparameters.batch_size)
+    # A fixed number of local steps is given as a limit with epochs = EVERYTHING.
+    own = np.where(epochs == EVERYTHING, np.where(count > 0, most, 0), own)
+    steps: list[int] = np.where(most == EVERYTHING, own, np.minimum(own, most)).tolist()
+    return steps
 
 
 def samples_processed(local_steps: int, samples: int, batch_size: int) -> int:
@@ -87,13 +90,11 @@ def samples_processed(local_steps: int, samples: int, batch_size: int) -> int:
 
 def extent(hyperparameters: Hyperparameters, samples: Sequence[int]) -> Extent:
     """Return the loop bounds of devices with so many samples, in one stack."""
-    steps = local_steps(hyperparameters, samples)
-    per_epoch = [
-        max(1, -(-n // int(b))) for n, b in zip(samples, hyperparameters.batch_size, strict=True)
-    ]
-    epochs = max(-(-s // e) for s, e in zip(steps, per_epoch, strict=True))
-    rows = min(max(int(b) for b in hyperparameters.batch_size), max(1, *samples))
-    return Extent(max(steps), min(steps), max(1, epochs), rows)
+    steps, batch = np.array(local_steps(hyperparameters, samples)), hyperparameters.batch_size
+    per_epoch = np.maximum(1, -(-np.array(samples) // batch))
+    epochs = int((-(-steps // per_epoch)).max())
+    rows = min(int(batch.max()), max(1, *samples))
+    return Extent(int(steps.max()), int(steps.min()), max(1, epochs), rows)
 
 
 def as_tensors(
@@ -122,25 +123,67 @@ def train(
     `lift` maps a function of one device over all of a stack; `cohort_key` addresses the draws that
     a cohort shares.
     """
-    order = partial(_schedule, bounds=bounds)
-    rows, valid, keys = lift(order)(inputs.key, inputs.valid, inputs.hyperparameters["batch_size"])
-    given = TrainingStart(inputs.params, inputs.buffers, inputs.seen)
-    state = lift(partial(trainer.start, context))(given)
     draws = trainer.shared_draws(bounds.local_steps, torch.tensor(cohort_key))
-    drawn = zip(rows.unbind(-2), valid.unbind(-2), keys.unbind(-1), strict=True)
+    return train_with(draws, trainer, context, inputs, bounds, lift=lift)
+
+
+def train_with(
+    draws: Sequence[Any],
+    trainer: Train,
+    context: TrainingContext,
+    inputs: Inputs,
+    bounds: Extent,
+    *,
+    lift: Lift,
+    lift_step: Lift | None = None,
+) -> TrainingResult:
+    """Return what `train` does, given the draws of every local step that a cohort shares.
+
+    `lift_step` maps a local step, as `lift` does unless it is given. Nothing here waits for the
+    device that computes, nor copies anything to it, unless the trainer does or no padding may be
+    there.
+    """
+    given = inputs.hyperparameters
+    order = partial(_schedule, bounds=bounds)
+    places, valid, keys = lift(order)(inputs.key, inputs.valid, given["batch_size"])
+    x, y, rows = _flat(inputs)
+    places = rows.gather(-1, places.flatten(-2)).view_as(places)
+    begun = TrainingStart(inputs.params, inputs.buffers, inputs.seen)
+    state = lift(partial(trainer.start, context))(begun)
+    drawn = zip(places.unbind(-2), valid.unbind(-2), keys.unbind(-1), strict=True)
     alone = _counts(context, valid)
     for i, batch in enumerate(map(_Drawn._make, drawn)):
         # The guard holds the old state beside the new one: a device alone never needs it.
         one = partial(
             _stepped if i < bounds.shared_steps else _guarded, trainer, context, i, draws[i]
         )
-        state = lift(one)(state, inputs, batch.only(alone[i]) if alone else batch)
+        rows, *drawn_with = batch.only(alone[i]) if alone else batch
+        # Outside the map: samples of all devices are copied once, and only those of this step.
+        step = (lift_step or lift)(one)
+        state = step(state, _taken(x, rows), _taken(y, rows), *drawn_with, given)
     result: TrainingResult = lift(partial(_finished, trainer, context))(state)
     # Layers that are not trained run in training mode but keep their statistics (§1.3).
     layers = context.blueprint.layers
     own = {n for layer in layers if set(layer.params) & set(context.trained) for n in layer.buffers}
     kept = {n: v if n in own else inputs.buffers[n] for n, v in result.buffers.items()}
     return result._replace(buffers=kept)
+
+
+def _flat(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
+    """Return all samples and targets, row by row, and in which rows those of each device lie."""
+    x, y, valid = inputs.x, inputs.y, inputs.valid
+    if inputs.rows is not None:
+        return x, y, inputs.rows
+    rows = torch.arange(valid.numel(), device=valid.device).view_as(valid)
+    stacked = valid.ndim > 1
+    return (x.flatten(0, 1), y.flatten(0, 1), rows) if stacked else (x, y, rows)
+
+
+def _taken(samples: Tensor, rows: Tensor) -> Tensor:
+    """Return the samples in those rows, [rows, …] or [devices, rows, …]."""
+    if rows.ndim == 1:
+        return samples.index_select(0, rows)
+    return samples.index_select(0, rows.flatten()).reshape(*rows.shape, *samples.shape[1:])
 
 
 def lifted(count: int) -> Lift:
@@ -195,15 +238,15 @@ def _stepped(
     i: int,
     draw: Any,
     state: TrainingState,
-    inputs: Inputs,
-    drawn: _Drawn,
+    x: Tensor,
+    y: Tensor,
+    valid: Tensor,
+    key: Tensor,
+    hyperparameters: Mapping[str, Tensor],
 ) -> TrainingState:
     """Return the state after one local step."""
-    rows, valid, key = drawn
-    x, y = inputs.x.index_select(0, rows), inputs.y.index_select(0, rows)
     x = augmented(context.task, x, rng.fold(key, "augment")) if context.task.augment else x
-    batch = Minibatch(x, y, valid, key, i)
-    return trainer.step(context, state, batch, inputs.hyperparameters, draw)
+    return trainer.step(context, state, Minibatch(x, y, valid, key, i), hyperparameters, draw)
 
 
 def _finished(trainer: Train, context: TrainingContext, state: TrainingState) -> TrainingResult:
@@ -224,41 +267,68 @@ def _guarded(
     i: int,
     draw: Any,
     state: TrainingState,
-    inputs: Inputs,
-    drawn: _Drawn,
+    x: Tensor,
+    y: Tensor,
+    valid: Tensor,
+    key: Tensor,
+    hyperparameters: Mapping[str, Tensor],
 ) -> TrainingState:
     """Return the state after one local step; unchanged if the device has already finished.
 
     Without branching on values, which a stack could not do.
     """
-    new = _stepped(trainer, context, i, draw, state, inputs, drawn)
-    working = i < inputs.hyperparameters["local_steps"]
+    new = _stepped(trainer, context, i, draw, state, x, y, valid, key, hyperparameters)
+    working = i < hyperparameters["local_steps"]
     kept: TrainingState = tree_map(
         lambda a, b: a if a is b else torch.where(working, a, b), new, state
     )
     return kept
 
 
-def pad(data: Sequence[Data]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the samples of several devices, stacked: x, y and which rows are valid."""
-    most = max(1, *(len(d) for d in data))
-    x = _stack([_lengthen(d.x, most) for d in data])
-    y = _stack([_lengthen(d.y, most) for d in data])
-    sizes = torch.tensor([len(d) for d in data], device=x.device)
-    return x, y, torch.arange(most, device=x.device) < sizes[:, None]
+class Samples(NamedTuple):
+    """The samples of several devices: all that are resident, and each device's rows of them.
 
-
-def _stack(tensors: list[Tensor]) -> Tensor:
-    """Return the tensors stacked; a device alone needs no second copy of its data."""
-    return tensors[0][None] if len(tensors) == 1 else torch.stack(tensors)
-
-
-def _lengthen(rows: Tensor, count: int) -> Tensor:
-    """Return `count` rows: the last one is repeated.
-
-    Zeros may have no gradient, and NaN × 0 is NaN.
+    `valid` marks the rows that are not padding.
     """
-    if len(rows) == count:
-        return rows
-    shape = (count - len(rows), *rows.shape[1:])
-    return torch.cat([rows, rows[-1:].expand(shape) if len(rows) else rows.new_zeros(shape)])
+
+    x: Tensor
+    y: Tensor
+    rows: Tensor
+    valid: Tensor
+
+
+@runtime_checkable
+class Resident(Protocol):
+    """A task whose devices have rows of one table of samples, so that nothing need be copied."""
+
+    @property
+    def train(self) -> Data:
+        """The samples of all devices."""
+
+    @property
+    def train_rows(self) -> Sequence[Tensor]:
+        """The rows of each device."""
+
+
+def samples_of(task: Task, devices: Sequence[int]) -> Samples:
+    """Return the samples of some devices, padded to the largest of them.
+
+    Padding repeats the last row of a device: zeros may have no gradient, and NaN × 0 is NaN.
+    """
+    if not isinstance(task, Resident):
+        data = [task.data(device) for device in devices]
+        x, y = torch.cat([d.x for d in data]), torch.cat([d.y for d in data])
+        begins = np.cumsum([0, *(len(d) for d in data)]).tolist()
+        own = [torch.arange(a, b) for a, b in pairwise(begins)]
+    else:
+        x, y, own = task.train.x, task.train.y, [task.train_rows[device] for device in devices]
+    if not len(x):
+        # A table without a row still has to give one, as padding.
+        x, y = x.new_zeros((1, *x.shape[1:])), y.new_zeros((1, *y.shape[1:]))
+    sizes = torch.tensor([len(rows) for rows in own])
+    table = pad_sequence([rows.cpu() for rows in own], batch_first=True)
+    table = table if table.shape[1] else table.new_zeros((len(own), 1))
+    place = torch.arange(table.shape[1])
+    last = table.gather(1, (sizes[:, None] - 1).clamp(min=0))
+    valid = place < sizes[:, None]
+    return Samples(x, y, torch.where(valid, table, last).to(x.device), valid.to(x.device))

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from anyfleet import rng
-from anyfleet.arrays import Floats, Ints, distinct, grouped
+from anyfleet.arrays import Floats, Ints, alike, distinct, grouped
 from anyfleet.core.check_in import MessageBits
 from anyfleet.core.index_sets import pack_mask, pack_slice
 from anyfleet.core.layout import MessageLayout, TensorLayout
@@ -25,7 +25,7 @@ from anyfleet.core.method import Job
 from anyfleet.core.orders import Cohort, IssuedOrders
 from anyfleet.core.signals import FollowsSentFraction
 from anyfleet.core.slots import Codec, Measure, Norm, Slack
-from anyfleet.core.stacks import Replies
+from anyfleet.core.stacks import Replies, Stack
 from anyfleet.elastic import Blueprint, Slice, narrowed
 
 NUMBER_BITS = 32  # of one uncompressed number: of a tensor, of a report, of a choice
@@ -230,6 +230,19 @@ def reply_extra_bits(trees: Trees, masked: float, report: Report, order: Cohort)
     return masked + statistics_bits(trees) + asked
 
 
+def stack_extra_bits(stack: Stack, masked: Floats, orders: Cohort) -> Floats:
+    """Return the bits of the replies of a stack to these orders, without their models.
+
+    `masked` are the bits of their masks (`stacked_mask_bits`).
+    """
+    # Replies of a stack have the same shapes: they differ in whether they name a choice.
+    chosen = np.array([*map(any, orders.menus), False])[orders.menu_index]
+    bits, trees, report = masked.copy(), stack.trees_of(0), stack.report_of(0)
+    for rows in alike(chosen):
+        bits[rows] += reply_extra_bits(trees, 0.0, report, orders.take(rows[:1]))
+    return bits
+
+
 def statistics_bits(trees: Trees) -> float:
     """Return the bits of the normalisation statistics that travel beside a model; 0 without."""
     return float(sum(8 * each.element_size() * each.numel() for each in _statistics(trees)))
@@ -242,6 +255,18 @@ def _statistics(trees: Trees) -> Iterable[Tensor]:
 def mask_bits(masks: Params) -> float:
     """Return the bits that say which entries count; 0 without masks."""
     return float(sum(8 * len(pack_mask(mask)[1]) for mask in masks.values()))
+
+
+def stacked_mask_bits(masks: Params) -> Tensor:
+    """Return what `mask_bits` returns, of every device of a stack that has masks, [devices]."""
+    bits = torch.zeros(len(next(iter(masks.values()))), dtype=torch.float64)
+    for mask in masks.values():
+        entries = torch.ones(len(mask), dtype=torch.float64, device=mask.device)
+        for dim in range(1, mask.ndim):
+            constant = (mask == mask.narrow(dim, 0, 1)).flatten(1).all(1)
+            entries = torch.where(constant, entries, entries * mask.shape[dim])
+        bits = bits.to(mask.device) + 8 * (entries / 8).ceil()
+    return bits
 
 
 def requested(report: Report, names: tuple[str, ...]) -> dict[str, Any]:

@@ -1,53 +1,79 @@
-"""The numbers that a device measured while it trained: what it reports, what its chooser learns."""
+"""The numbers that devices measured while they trained: reports, and what choosers learn."""
 
 from collections.abc import Mapping
-from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from anyfleet import rng
-from anyfleet.core.device_state import DeviceState
+from anyfleet.arrays import Floats
+from anyfleet.core.memories import Memories
 from anyfleet.core.messages import ChooserState
 from anyfleet.core.method import Job
 from anyfleet.core.objectives import Task
 from anyfleet.core.orders import Cohort
-from anyfleet.core.slots import Lesson, Measure, Minibatch, TrainingContext
+from anyfleet.core.slots import Choose, Lesson, Measure, Minibatch, TrainingContext
 from anyfleet.elastic import Slice, cut, width
 from anyfleet.tracebacks import during
 
 
-def reported(measured: Mapping[str, Tensor], job: Job) -> dict[str, Any]:
-    """Return what a device reports of a training result.
+def numbers(columns: Mapping[str, Tensor]) -> dict[str, Floats]:
+    """Return columns [devices, …] of tensors as arrays, fetched from where they are at once."""
+    if not columns:
+        return {}
+    flat = [column.reshape(len(column), -1).double() for column in columns.values()]
+    (*ends, _) = np.cumsum([each.shape[1] for each in flat])
+    # On an accelerator every single transfer would wait for all that was launched before it.
+    parts = np.split(torch.cat(flat, dim=1).cpu().numpy(), ends, axis=1)
+    shapes = (column.shape for column in columns.values())
+    return {n: v.reshape(shape) for n, v, shape in zip(columns, parts, shapes, strict=True)}
+
+
+def reported(measured: Mapping[str, Tensor], job: Job) -> dict[str, Tensor]:
+    """Return what devices report of a training result.
 
     These are all numbers of the trainer itself, and of the measures those that a part asked for.
     """
     private = {name for measure in job.measures for name in measure.names} - set(job.report)
-    return {
-        name: float(value) if value.ndim == 0 else tuple(value.tolist())
-        for name, value in measured.items()
-        if name not in private
-    }
+    return {name: value for name, value in measured.items() if name not in private}
+
+
+def learns(choose: Choose) -> bool:
+    """Return whether a chooser has something to learn from what its device measured."""
+    return type(choose).learn is not Choose.learn
 
 
 def learned(
     cohort: Cohort,
-    row: int,
-    state: DeviceState,
+    memories: Memories,
     context: TrainingContext,
-    measured: Mapping[str, Tensor],
-) -> ChooserState:
-    """Return the state of a device's chooser after it has trained for the order in this row."""
+    measured: Mapping[str, Floats],
+) -> list[ChooserState | None]:
+    """Return the states of the choosers of devices that have trained; None: as before.
+
+    `measured` has single numbers, [devices].
+    """
+    choose = cohort.job.choose
+    before = [memories.chooser(device) for device in cohort.device.tolist()]
+    with during("choose", choose):
+        after = [
+            choose.learn(_lesson(cohort, row, context, measured), state)
+            for row, state in enumerate(before)
+        ]
+    return [new if new is not old else None for old, new in zip(before, after, strict=True)]
+
+
+def _lesson(
+    cohort: Cohort, row: int, context: TrainingContext, measured: Mapping[str, Floats]
+) -> Lesson:
     slice_ = cohort.slice_of(row)
-    lesson = Lesson(
+    return Lesson(
         width=float(cohort.width[row]),
         sub_model_size=(width(slice_, context.task.blueprint), float(slice_.first_trained_layer)),
-        measured={n: float(v) for n, v in measured.items() if v.ndim == 0},
+        measured={name: float(values[row]) for name, values in measured.items()},
         initial=lambda measure: _of_initial_model(measure, cohort, row, context),
     )
-    choose = cohort.job.choose
-    with during("choose", choose):
-        return choose.learn(lesson, state.chooser)
 
 
 def _of_initial_model(

@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from anyfleet.arrays import Ints
@@ -315,14 +316,20 @@ def compressed(found: Any, caller: Caller, tree: Params) -> Compressed:
     rows = len(next(iter(tree.values()))) if tree else len(bits)
     if not isinstance(bits, Tensor) or bits.ndim != 2 or len(bits) != rows:
         caller.refuse(f"{_described(bits)} for bits", f"a tensor of [{rows}, columns]")
-    if not bool(((bits >= 0) & (bits < math.inf)).all()):
-        caller.refuse("bits that are negative or not finite", "bits that can be counted")
+    if bits.device.type == "cpu":  # fetching them from an accelerator would wait for it
+        countable(bits.numpy(), caller)
     if not isinstance(distortion, Tensor) or distortion.shape != (rows,):
         caller.refuse(f"{_described(distortion)} for distortion", f"a tensor of [{rows}]")
     strange = [name for name in (*found.kept, *found.state) if name not in tree]
     if strange:
         caller.refuse(f"{strange[0]!r} in kept or memory", "only names of the tree that went in")
     return found
+
+
+def countable(bits: NDArray[Any], caller: Caller) -> None:
+    """Check the bits of compressed trees: numbers that can be counted."""
+    if not bool(((bits >= 0) & (bits < math.inf)).all()):
+        caller.refuse("bits that are negative or not finite", "bits that can be counted")
 
 
 def normalised(norm: Norm, caller: Caller, blueprint: Blueprint) -> None:

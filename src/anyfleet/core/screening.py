@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from anyfleet.arrays import Flags, Floats, Ints, grouped
+from anyfleet.arrays import Flags, Floats, Ints, alike
 from anyfleet.core.limits import Limits
 from anyfleet.core.messages import Conditions, Kind, Params
 from anyfleet.core.method import Job
@@ -66,16 +66,16 @@ class Screen:
     def refusals(self, orders: IssuedOrders, replies: Replies) -> list[str]:
         """Return for each reply why it is refused, or "" for those that may count."""
         found = _Refusals(len(replies))
-        first, index = grouped(replies.stack_index, orders.kind_index)
-        alike = [np.flatnonzero(index == number) for number in range(len(first))]
-        stacks = [replies.stacks[int(replies.stack_index[row])] for row in first]
+        groups = alike(replies.stack_index, orders.kind_index)
+        places = [_Places(rows, replies.place[rows]) for rows in groups]
+        stacks = [replies.stacks[int(replies.stack_index[rows[0]])] for rows in groups]
         facts = _facts(stacks, self._variances)
-        for rows, stack, known in zip(alike, stacks, facts, strict=True):
-            self._check_values(found, _Places(rows, replies.place[rows]), stack, known)
+        for at, stack, known in zip(places, stacks, facts, strict=True):
+            self._check_values(found, at, stack, known)
         self._check_samples(found, orders, replies)
-        for row, rows, stack in zip(first, alike, stacks, strict=True):
-            training = orders.kinds[int(orders.kind_index[row])] in _TRAINING
-            self._check_reports(found, _Places(rows, replies.place[rows]), stack.report, training)
+        for at, stack in zip(places, stacks, strict=True):
+            training = orders.kinds[int(orders.kind_index[at.rows[0]])] in _TRAINING
+            self._check_reports(found, at, stack.report, training)
         return found.reasons
 
     @cached_property

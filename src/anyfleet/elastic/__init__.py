@@ -24,7 +24,7 @@ from anyfleet.elastic.slice_width import (
     width,
     within,
 )
-from anyfleet.elastic.slicing import Params, cut, paste, permute, place
+from anyfleet.elastic.slicing import Params, cut, cut_stack, paste, paste_stack, permute, place
 from anyfleet.elastic.tracing.mixed_rows import mixed_rows
 from anyfleet.elastic.tracing.tracer import left_behind, trace
 from anyfleet.elastic.verification.faithful import require_faithful
@@ -63,12 +63,14 @@ __all__ = [
     "columns",
     "cost",
     "cut",
+    "cut_stack",
     "dense",
     "largest",
     "left_behind",
     "mixed_rows",
     "narrowed",
     "paste",
+    "paste_stack",
     "permute",
     "place",
     "require_faithful",

@@ -12,11 +12,19 @@ from anyfleet.errors import SliceError
 
 Params = Mapping[str, Tensor]
 
+_WHOLE = slice(None)
+
 
 def cut(tree: Params, slice: Slice, blueprint: Blueprint) -> dict[str, Tensor]:
     """Return the small tensors of any subset of names; runs of indices give views, no copies."""
     indices = _indices(slice, blueprint)
     return {name: take(tensor, indices[name]) for name, tensor in tree.items()}
+
+
+def cut_stack(tree: Params, slice: Slice, blueprint: Blueprint) -> dict[str, Tensor]:
+    """Return the small tensors of a stack [devices, …], of any subset of names."""
+    indices = _indices(slice, blueprint)
+    return {name: take(tensor, (_WHOLE, *indices[name])) for name, tensor in tree.items()}
 
 
 def paste(part: Params, onto: Params, slice: Slice, blueprint: Blueprint) -> dict[str, Tensor]:
@@ -25,6 +33,18 @@ def paste(part: Params, onto: Params, slice: Slice, blueprint: Blueprint) -> dic
     for name, small in part.items():
         target = onto[name].clone()
         target[place(name, slice, blueprint, str(target.device))] = small
+        pasted[name] = target
+    return pasted
+
+
+def paste_stack(
+    part: Params, onto: Params, slice: Slice, blueprint: Blueprint
+) -> dict[str, Tensor]:
+    """Return stacks [devices, …] with those of `part` written where the slice lies."""
+    pasted = dict(onto)
+    for name, small in part.items():
+        target = onto[name].clone()
+        target[(_WHOLE, *place(name, slice, blueprint, str(target.device)))] = small
         pasted[name] = target
     return pasted
 

@@ -15,6 +15,7 @@ from anyfleet import config
 from anyfleet.core.objectives import Task
 from anyfleet.errors import StoreError
 from anyfleet.experiment import Experiment
+from anyfleet.runtime.simulated.execution import device_for
 from anyfleet.store.disk import write
 from anyfleet.store.tensor_blocks import content
 
@@ -104,7 +105,7 @@ def observe(experiment: Experiment, task: Task | None = None) -> Conditions:
         **{name: _version(name) for name in _LIBRARIES},
         "platform": f"{platform.system()} {platform.machine()}",
         "processor": torch.backends.cpu.get_cpu_capability(),
-        "device": _device(),
+        "device": _device(experiment, task),
         "engine": config.dump(experiment.engine, complete=True),
         "threads": torch.get_num_threads(),
         "precision": str(torch.get_default_dtype()).removeprefix("torch."),
@@ -155,8 +156,10 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _device() -> str:
-    device = torch.get_default_device()
+def _device(experiment: Experiment, task: Task | None) -> str:
+    """Return the device of torch that trains; of a GPU its model, since the number may change."""
+    tensors = [] if task is None else [*task.params.values()]
+    device = tensors[0].device if tensors else device_for(experiment)
     return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
 
 

@@ -198,6 +198,7 @@ class Recording:
             "torch": str(torch.__version__),
             "python": platform.python_version(),
             "threads": torch.get_num_threads(),
+            "execution": self._state.execution if self._state else None,
             "seed": self._experiment.seed,
             "wall_seconds": self._seconds(),
             "result": summarise(self.records) if self.records else None,

@@ -10,8 +10,9 @@ import msgspec
 from anyfleet import config
 from anyfleet.core.objectives import Task
 from anyfleet.errors import StoreError
-from anyfleet.experiment import Experiment, State, build, from_source, populate
+from anyfleet.experiment import Experiment, State, assemble, from_source
 from anyfleet.runtime import Simulated
+from anyfleet.runtime.simulated.execution import absent
 from anyfleet.store import checkpoint, environment
 from anyfleet.store.disk import EMPTY, Damaged, Lock, Log, refuse_links, write
 from anyfleet.store.recording import Past
@@ -103,7 +104,12 @@ def _reopened(
         source = replace(source, folder=Path(recorded.home))
     environment.adopt(recorded.conditions)
     experiment = from_source(source)
-    task = build(experiment)
+    if gone := absent(experiment.device):
+        raise StoreError(
+            f"{folder} cannot be resumed here: device {gone} To go on with other numbers, change "
+            f"`device` in {folder / 'config.toml'} and resume with --not-identical."
+        )
+    task, world = assemble(experiment)
     now = environment.observe(experiment, task)
     found = environment.differences(recorded.conditions, now)
     digest = environment.digest(source.data)
@@ -111,11 +117,14 @@ def _reopened(
         found = ("config.toml: changed since the run began", *found)
     if found and not terms.not_identical:
         raise StoreError(_refusal(folder, found))
-    last = _last(folder, experiment, task, source.allow)
+    last = _last(folder, task, world, source.allow)
     if last.progress.rounds > experiment.rounds:
         raise StoreError(
             f"{folder} already has {last.progress.rounds} rounds. Give --rounds at least as many."
         )
+    if found and last.state and (experiment.engine, experiment.device) != ("auto", "auto"):
+        # The configuration names another engine or device now, perhaps.
+        last = last._replace(state=replace(last.state, execution=None))
     past = _cut_back(folder, lock, last)
     if found:
         changed = (*recorded.changes, environment.Change(last.progress.rounds, found))
@@ -144,7 +153,7 @@ class _Last(NamedTuple):
     remarks: tuple[str, ...]
 
 
-def _last(folder: Path, experiment: Experiment, task: Task, allow: Sequence[str]) -> _Last:
+def _last(folder: Path, task: Task, world: World, allow: Sequence[str]) -> _Last:
     """Return the newest checkpoint that can be used, or the beginning if there is none."""
     remarks: list[str] = []
     for path in checkpoint.found(folder):
@@ -154,7 +163,6 @@ def _last(folder: Path, experiment: Experiment, task: Task, allow: Sequence[str]
         except StoreError as error:
             remarks.append(f"{error} Going on from the checkpoint before it.")
             continue
-        world = populate(experiment, task)
         try:
             state = checkpoint.load(path, task, world, allow)
             _try_out(state, task, world)

@@ -106,7 +106,8 @@ class Task:
     @cached_property
     def _labels(self) -> tuple[Tensor, ...]:
         if not self.classified:
-            return (torch.ones(self.classes, dtype=torch.bool),) * self.devices
+            known = torch.ones(self.classes, dtype=torch.bool, device=self.train.y.device)
+            return (known,) * self.devices
         return tuple(_occurring(self.train.y[rows], self.classes) for rows in self.train_rows)
 
     def to(self, where: torch.dtype | torch.device) -> "Task":

@@ -14,7 +14,16 @@ from anyfleet import rng
 from anyfleet.arguments import checked
 from anyfleet.errors import refuse
 from anyfleet.world.processes import period_faults
-from anyfleet.world.quantities import LEAST, MOST, When, slot, slot_end
+from anyfleet.world.quantities import (
+    LEAST,
+    MOST,
+    Seconds,
+    TakesMoments,
+    Time,
+    When,
+    slot,
+    slot_end,
+)
 
 __all__ = ["Always", "Availability", "Diurnal", "Intermittent"]
 
@@ -30,25 +39,25 @@ class Availability(Protocol):
     def online(self, keys: Tensor, when: When) -> Booleans:
         """Return for each key whether its device can be reached."""
 
-    def until(self, when: When) -> float:
+    def until(self, when: When) -> Seconds:
         """Return the second of the next possible change; infinity if only a new round brings it."""
 
 
 @checked
 @dataclass(frozen=True)
-class Always:
+class Always(TakesMoments):
     """Devices that can always be reached."""
 
-    def online(self, keys: Tensor, when: When) -> Booleans:
+    def online(self, keys: Tensor, when: Time) -> Booleans:
         return np.ones(len(keys), dtype=np.bool_)
 
-    def until(self, when: When) -> float:
+    def until(self, when: Time) -> Seconds:
         return math.inf
 
 
 @checked
 @dataclass(frozen=True)
-class Intermittent:
+class Intermittent(TakesMoments):
     """A random `share` of all devices, drawn anew in each round, or every `every` seconds."""
 
     share: float
@@ -62,17 +71,17 @@ class Intermittent:
             yield f"Intermittent.share must lie in (0, 1], got {self.share}."
         yield from period_faults("Intermittent", self.every)
 
-    def online(self, keys: Tensor, when: When) -> Booleans:
+    def online(self, keys: Tensor, when: Time) -> Booleans:
         now = slot(when, self.every)
-        return _in_blocks(keys, lambda block: _chance(block, now) < self.share)
+        return _in_blocks(keys, now, lambda block, now: _chance(block, now) < self.share)
 
-    def until(self, when: When) -> float:
+    def until(self, when: Time) -> Seconds:
         return slot_end(when, self.every)
 
 
 @checked
 @dataclass(frozen=True)
-class Diurnal:
+class Diurnal(TakesMoments):
     """Devices that are online at their own time of day.
 
     The probability is `mean` + `swing` · cos(2π (time / `period` - phase)), cut to [0, 1], at the
@@ -107,27 +116,29 @@ class Diurnal:
             )
         yield from period_faults("Diurnal", self.every)
 
-    def online(self, keys: Tensor, when: When) -> Booleans:
-        now = slot(when, self.every)
-        hour = now * self.every / self.period
-
-        def decide(block: Tensor) -> Tensor:
+    def online(self, keys: Tensor, when: Time) -> Booleans:
+        def decide(block: Tensor, now: int | Tensor) -> Tensor:
+            hour = torch.as_tensor(now).double() * self.every / self.period
             phase = self.spread * _chance(block, "phase")
             likely = self.mean + self.swing * torch.cos(2 * math.pi * (hour - phase))
             # No cut to [0, 1] is needed: the draw is never below 0 and always below 1.
             return _chance(block, now) < likely
 
-        return _in_blocks(keys, decide)
+        return _in_blocks(keys, slot(when, self.every), decide)
 
-    def until(self, when: When) -> float:
+    def until(self, when: Time) -> Seconds:
         return slot_end(when, self.every)
 
 
-def _chance(keys: Tensor, address: int | str) -> Tensor:
+def _chance(keys: Tensor, address: int | str | Tensor) -> Tensor:
     return rng.uniform(rng.fold(keys, address), 1)[:, 0]
 
 
-def _in_blocks(keys: Tensor, decide: Callable[[Tensor], Tensor]) -> Booleans:
+def _in_blocks(
+    keys: Tensor, now: int | Tensor, decide: Callable[[Tensor, int | Tensor], Tensor]
+) -> Booleans:
     """Return `decide` for all keys, block by block, so that a large fleet needs little memory."""
-    online: Booleans = torch.cat([decide(block) for block in torch.split(keys, _BLOCK)]).numpy()
+    blocks = torch.split(keys, _BLOCK)
+    slots = torch.split(now, _BLOCK) if isinstance(now, Tensor) else [now] * len(blocks)
+    online: Booleans = torch.cat([*map(decide, blocks, slots)]).numpy()
     return online

@@ -15,12 +15,12 @@ from anyfleet import rng
 from anyfleet.arguments import checked
 from anyfleet.arrays import Floats
 from anyfleet.errors import refuse
-from anyfleet.world.quantities import When
+from anyfleet.world.quantities import TakesMoments, Time
 
 __all__ = ["Categorical", "Disc", "LogNormal", "Normal", "Uniform"]
 
 
-class _DrawnOnce(ABC):
+class _DrawnOnce(TakesMoments, ABC):
     """A distribution as a quantity: every device keeps its draw, whatever the time."""
 
     changes: ClassVar[bool] = False
@@ -29,10 +29,10 @@ class _DrawnOnce(ABC):
     def draw(self, keys: Tensor) -> Floats:
         """Return one number for each key."""
 
-    def at(self, keys: Tensor, when: When) -> Floats:
+    def at(self, keys: Tensor, when: Time) -> Floats:
         return self.draw(keys)
 
-    def until(self, when: When) -> float:
+    def until(self, when: Time) -> float:
         return math.inf
 
 

@@ -18,7 +18,20 @@ from anyfleet.arrays import Floats
 from anyfleet.errors import refuse
 from anyfleet.formulas import outage_probability
 from anyfleet.world.processes import Wandering
-from anyfleet.world.quantities import LEAST, MOST, Number, When, at, bounds, slot, until
+from anyfleet.world.quantities import (
+    LEAST,
+    MOST,
+    Moments,
+    Number,
+    Seconds,
+    TakesMoments,
+    Time,
+    When,
+    at,
+    bounds,
+    slot,
+    until,
+)
 
 # Path loss formulas hold from one metre on; nearer, a device would receive more than was sent.
 _NEAREST = 1.0
@@ -61,7 +74,7 @@ class Link(Protocol):
     def bit_rates(self, keys: Tensor, when: When, distance: Floats, active: int) -> BitRates:
         """Return the bit rates of each device while `active` devices use the link."""
 
-    def until(self, when: When) -> float:
+    def until(self, when: When) -> Seconds:
         """Return the second at which time next changes the bit rates at one place, or infinity."""
 
     def outage(
@@ -72,7 +85,7 @@ class Link(Protocol):
 
 @checked
 @dataclass(frozen=True)
-class Steady:
+class Steady(TakesMoments):
     """A link whose bit rates are given: constants, distributions, wandering or replayed numbers.
 
     Up and down are drawn independently. Distance does not matter. With `shared`, the bit rates are
@@ -96,7 +109,7 @@ class Steady:
             )
         )
 
-    def bit_rates(self, keys: Tensor, when: When, distance: Floats, active: int) -> BitRates:
+    def bit_rates(self, keys: Tensor, when: Time, distance: Floats, active: int) -> BitRates:
         share = _band_share(self.shared, active)
         up, down = (
             at(number, rng.fold(keys, way), when) * share
@@ -104,11 +117,12 @@ class Steady:
         )
         return BitRates(up, down)
 
-    def until(self, when: When) -> float:
-        return min(until(self.bit_rate_up, when), until(self.bit_rate_down, when))
+    def until(self, when: Time) -> Seconds:
+        ends = until(self.bit_rate_up, when), until(self.bit_rate_down, when)
+        return np.minimum(*ends) if isinstance(when, Moments) else min(ends)
 
     def outage(
-        self, keys: Tensor, when: When, distance: Floats, minimum: float, *, active: int, way: Way
+        self, keys: Tensor, when: Time, distance: Floats, minimum: float, *, active: int, way: Way
     ) -> Floats:
         """Return 1 where the bit rate is too low, and 0 elsewhere: this link has no fades."""
         return (self.bit_rates(keys, when, distance, active).of(way) < minimum).astype(np.float64)
@@ -116,7 +130,7 @@ class Steady:
 
 @checked
 @dataclass(frozen=True)
-class Shannon:
+class Shannon(TakesMoments):
     """A link with Shannon's capacity after path loss: `b log2(1 + |h| P / (N0 b + I))`.
 
     The gain `|h|` is `ref_loss_db` at one metre, then falls with distance to the `exponent`. Three
@@ -161,7 +175,7 @@ class Shannon:
             "Shannon", interference=self.interference, receive_power=self.receive_power
         )
 
-    def bit_rates(self, keys: Tensor, when: When, distance: Floats, active: int) -> BitRates:
+    def bit_rates(self, keys: Tensor, when: Time, distance: Floats, active: int) -> BitRates:
         share = _band_share(self.shared, active)
         up, down = self._snr(distance, active)
         if self.fading:
@@ -172,11 +186,11 @@ class Shannon:
             shannon_rate(self.band * share, up), shannon_rate(self.station_band * share, down)
         )
 
-    def until(self, when: When) -> float:
+    def until(self, when: Time) -> float:
         return math.inf
 
     def outage(
-        self, keys: Tensor, when: When, distance: Floats, minimum: float, *, active: int, way: Way
+        self, keys: Tensor, when: Time, distance: Floats, minimum: float, *, active: int, way: Way
     ) -> Floats:
         if not self.fading:
             return (self.bit_rates(keys, when, distance, active).of(way) < minimum).astype(
@@ -231,7 +245,7 @@ def bluetooth() -> Steady:
     return Steady(Wandering(10e6), Wandering(10e6), send_power=0.1, receive_power=0.1)
 
 
-def _fade(keys: Tensor, when: When) -> Floats:
+def _fade(keys: Tensor, when: Time) -> Floats:
     """Return `|h|²` of the round under way, exponential with mean 1."""
     drawn = rng.uniform(rng.fold(keys, slot(when, None)), 1)[:, 0].numpy()
     # Moved off 0 by half the grid of the draws: at 0 nothing at all would arrive.

@@ -23,8 +23,11 @@ from anyfleet.names import near
 from anyfleet.world.quantities import (
     MOST,
     Distribution,
+    Moments,
     Number,
-    When,
+    Seconds,
+    TakesMoments,
+    Time,
     at,
     bounds,
     slot,
@@ -57,7 +60,7 @@ def period_faults(owner: str, every: float | None) -> Iterator[str]:
 
 @checked
 @dataclass(frozen=True)
-class Redrawn:
+class Redrawn(TakesMoments):
     """A new draw of a distribution in every round, or every `every` seconds."""
 
     of: Distribution  # what is drawn from
@@ -68,10 +71,10 @@ class Redrawn:
     def __post_init__(self) -> None:
         refuse(period_faults("Redrawn", self.every))
 
-    def at(self, keys: Tensor, when: When) -> Floats:
+    def at(self, keys: Tensor, when: Time) -> Floats:
         return self.of.draw(rng.fold(keys, slot(when, self.every)))
 
-    def until(self, when: When) -> float:
+    def until(self, when: Time) -> Seconds:
         return slot_end(when, self.every)
 
     def bounds(self) -> tuple[float, float]:
@@ -80,7 +83,7 @@ class Redrawn:
 
 @checked
 @dataclass(frozen=True)
-class Wandering:
+class Wandering(TakesMoments):
     """A positive number that wanders about its mean, as bit rates do: an AR(1) process of its log.
 
     The process is z' = a z + sqrt(1 - a²) n with `persistence` a. The number is
@@ -116,13 +119,14 @@ class Wandering:
             yield f"Wandering.floor must lie in [0, 1], got {self.floor}."
         yield from period_faults("Wandering", self.every)
 
-    def at(self, keys: Tensor, when: When) -> Floats:
+    def at(self, keys: Tensor, when: Time) -> Floats:
         mean = at(self.mean, rng.fold(keys, "mean"), when)
         z = _autoregressive(keys, slot(when, self.every), self.persistence)
         return mean * self._factor(np.clip(z, -_FARTHEST, _FARTHEST))
 
-    def until(self, when: When) -> float:
-        return min(slot_end(when, self.every), until(self.mean, when))
+    def until(self, when: Time) -> Seconds:
+        ends = slot_end(when, self.every), until(self.mean, when)
+        return np.minimum(*ends) if isinstance(when, Moments) else min(ends)
 
     def bounds(self) -> tuple[float, float]:
         least, most = bounds(self.mean)
@@ -133,7 +137,7 @@ class Wandering:
         return np.maximum(np.exp(self.spread * z - self.spread**2 / 2), self.floor)
 
 
-def _autoregressive(keys: Tensor, now: int, persistence: float) -> Floats:
+def _autoregressive(keys: Tensor, now: int | Tensor, persistence: float) -> Floats:
     """Return the standard AR(1) process at slot `now`: a weighted sum of its latest innovations.
 
     Innovations before slot 0 have addresses like all others: the process has no beginning.
@@ -142,16 +146,18 @@ def _autoregressive(keys: Tensor, now: int, persistence: float) -> Floats:
     # The innovations that are kept make up for the variance of those left out.
     weights /= np.sqrt(np.square(weights).sum())
     blocks = torch.split(keys, _DEVICES)
-    return np.concatenate([_weighted_innovations(block, now, weights) for block in blocks])
+    slots = torch.split(now, _DEVICES) if isinstance(now, Tensor) else [now] * len(blocks)
+    pairs: Iterable[tuple[Tensor, int | Tensor]] = zip(blocks, slots, strict=True)
+    return np.concatenate([_weighted_innovations(*pair, weights) for pair in pairs])
 
 
-def _weighted_innovations(keys: Tensor, now: int, weights: Floats) -> Floats:
+def _weighted_innovations(keys: Tensor, now: int | Tensor, weights: Floats) -> Floats:
     """Return the sum of weight × innovation, the latest first."""
     total = np.zeros(len(keys))
     for start in range(0, len(weights), _INNOVATIONS):
         some = weights[start : start + _INNOVATIONS]
-        slots = now - start - torch.arange(len(some))
-        innovations = rng.normal(rng.fold(keys, slots[:, None]), 1)[..., 0].numpy()
+        slots = now - start - torch.arange(len(some))[:, None]
+        innovations = rng.normal(rng.fold(keys, slots), 1)[..., 0].numpy()
         # Added one after the other: a sum must not depend on how many devices are computed with it.
         for weight, innovation in zip(some, innovations, strict=True):
             total += weight * innovation
@@ -167,7 +173,7 @@ def _innovation_count(persistence: float) -> int:
 
 @checked
 @dataclass(frozen=True)
-class Replayed:
+class Replayed(TakesMoments):
     """Numbers from one `field` of a CSV file with a header: one row per slot, then from the top.
 
     With `shift` each device starts at a random row of its own, otherwise all start at the first.
@@ -195,11 +201,12 @@ class Replayed:
         if not 0 < self.scale <= MOST:
             yield f"Replayed.scale must be positive and finite, at most {MOST:g}; got {self.scale}."
 
-    def at(self, keys: Tensor, when: When) -> Floats:
-        rows: Floats = self._rows[(self._starts(keys) + slot(when, self.every)) % len(self._rows)]
+    def at(self, keys: Tensor, when: Time) -> Floats:
+        passed = np.asarray(slot(when, self.every))
+        rows: Floats = self._rows[(self._starts(keys) + passed) % len(self._rows)]
         return rows
 
-    def until(self, when: When) -> float:
+    def until(self, when: Time) -> Seconds:
         return slot_end(when, self.every)
 
     def bounds(self) -> tuple[float, float]:

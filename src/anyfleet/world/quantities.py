@@ -5,13 +5,16 @@ so a fleet of a million devices costs nothing until somebody asks about a few of
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar, cast
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from anyfleet.arrays import Floats
+from anyfleet.arrays import Arrays, Floats, Ints
 
 
 @dataclass(frozen=True)
@@ -20,6 +23,41 @@ class When:
 
     now: float
     round_index: int
+
+
+@dataclass(frozen=True, eq=False)
+class Moments(Arrays):
+    """Points in time, one for each of many devices."""
+
+    now: Floats
+    round_index: Ints
+
+    def distinct(self) -> list[tuple[When, Ints]]:
+        """Return each distinct point in time with its rows."""
+        pairs = np.stack([self.now, self.round_index.astype(np.float64)])
+        found, which = np.unique(pairs, axis=1, return_inverse=True)
+        return [
+            (When(now, int(round_index)), np.flatnonzero(which.ravel() == number))
+            for number, (now, round_index) in enumerate(found.T.tolist())
+        ]
+
+
+Time = When | Moments  # one point in time for all devices, or one for each
+Seconds = float | Floats
+
+
+class TakesMoments:
+    """A part of a world whose functions take `Moments` too.
+
+    A part of a user's own need not: it is asked once for each distinct point in time.
+    """
+
+
+class Changing(Protocol):
+    """A part of a world that changes with time."""
+
+    def until(self, when: When) -> Seconds:
+        """Return the second of the next change; infinity if only a new round changes it."""
 
 
 class Quantity(Protocol):
@@ -32,7 +70,7 @@ class Quantity(Protocol):
     def at(self, keys: Tensor, when: When) -> Floats:
         """Return one number for each key."""
 
-    def until(self, when: When) -> float:
+    def until(self, when: When) -> Seconds:
         """Return the second of the next change; infinity if only a new round changes it."""
 
     def bounds(self) -> tuple[float, float]:
@@ -53,16 +91,51 @@ Number = float | Quantity
 LEAST, MOST = 1e-9, 1e30
 
 
-def at(number: Number, keys: Tensor, when: When) -> Floats:
+_T = TypeVar("_T", bound=np.generic)
+
+
+def ask(part: object, when: Time, call: Callable[[When, Ints | None], NDArray[_T]]) -> NDArray[_T]:
+    """Return what a part answers: `call` takes a time, and the rows it is for; None is all."""
+    if isinstance(when, When) or isinstance(part, TakesMoments):
+        return call(cast("When", when), None)
+    distinct = when.distinct()
+    answers = np.concatenate([call(moment, rows) for moment, rows in distinct])
+    found = np.empty_like(answers)
+    found[np.concatenate([rows for _, rows in distinct])] = answers
+    return found
+
+
+def of_rows(when: Time, rows: Ints) -> Time:
+    """Return the points in time of these rows."""
+    return when if isinstance(when, When) else when.take(rows)
+
+
+def some(keys: Tensor, rows: Ints | None) -> Tensor:
+    """Return the keys of these rows; of all, without any."""
+    # Torch is slow with an index that is a NumPy array.
+    return keys if rows is None else keys[torch.from_numpy(rows)]
+
+
+def at(number: Number, keys: Tensor, when: Time) -> Floats:
     """Return the value of a number for each key."""
     if isinstance(number, int | float):
         return np.full(len(keys), float(number))
-    return number.at(keys, when)
+    quantity = number
+    return ask(number, when, lambda moment, rows: quantity.at(some(keys, rows), moment))
 
 
-def until(number: Number, when: When) -> float:
-    """Return the second at which time next changes a number, or infinity."""
-    return math.inf if isinstance(number, int | float) else number.until(when)
+def until(number: float | Changing, when: Time) -> Seconds:
+    """Return the second at which time next changes a number or a part, or infinity."""
+    if isinstance(number, int | float):
+        return math.inf
+    if isinstance(when, When):
+        return number.until(when)
+    part, count = number, len(when)
+
+    def call(moment: When, rows: Ints | None) -> Floats:
+        return np.broadcast_to(part.until(moment), count if rows is None else len(rows))
+
+    return ask(part, when, call)
 
 
 def changes(number: Number) -> bool:
@@ -77,17 +150,26 @@ def bounds(number: Number) -> tuple[float, float]:
     return number.bounds()
 
 
-def slot(when: When, every: float | None) -> int:
+def slot(when: Time, every: float | None) -> int | Tensor:
     """Return the index of the draw in force: the round, or the period of `every` seconds."""
-    if every is None:
-        return when.round_index
-    count = math.floor(when.now / every)
-    # The quotient may be rounded across a border, and the draw would end at or before now.
-    if (count + 1) * every <= when.now:
-        return count + 1
-    return count - 1 if count * every > when.now else count
+    if isinstance(when, Moments):
+        index = when.round_index if every is None else _periods(when.now, every).astype(np.int64)
+        return torch.from_numpy(index)
+    return when.round_index if every is None else int(_periods(when.now, every))
 
 
-def slot_end(when: When, every: float | None) -> float:
+def slot_end(when: Time, every: float | None) -> Seconds:
     """Return the second at which the draw in force ends; infinity if a new round ends it."""
-    return math.inf if every is None else (slot(when, every) + 1) * every
+    if every is None:
+        return math.inf
+    end = (_periods(when.now, every) + 1) * every
+    return end if isinstance(when, Moments) else float(end)
+
+
+def _periods(now: Seconds, every: float) -> Floats:
+    """Return how many periods have passed, each of `every` seconds."""
+    count = np.floor(np.divide(now, every))
+    # The quotient may be rounded across a border, and the draw would end at or before now.
+    over, under = (count + 1) * every <= now, count * every > now
+    passed: Floats = np.where(over, count + 1, np.where(under, count - 1, count))
+    return passed

@@ -1,7 +1,7 @@
 """The simulated devices: what is true of them at any time, and what they report of it."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -15,12 +15,25 @@ from anyfleet.arguments import checked
 from anyfleet.arrays import Flags, Floats, Ints
 from anyfleet.core.messages import Conditions, Devices
 from anyfleet.errors import refuse
+from anyfleet.world.availability import Always, Availability
 from anyfleet.world.group import FIELDS, Group
 from anyfleet.world.links import BitRates, Link, Way
-from anyfleet.world.quantities import MOST, Number, When, at, until
+from anyfleet.world.quantities import (
+    MOST,
+    Changing,
+    Number,
+    Time,
+    When,
+    ask,
+    at,
+    of_rows,
+    some,
+    until,
+)
 
 _AS_IN_GROUP = ("memory", "battery", "budget")
 _COMPUTING = ("overhead", "latency", "bandwidth", "fixed")
+_PACE = ("speed", "load", "energy", *_COMPUTING)  # all that decides how a device computes
 _BIT_RATES = ("bit_rate_up", "bit_rate_down")
 # Fields that may differ from device to device within a group: those that a table may have.
 DEVICE_FIELDS = (
@@ -70,7 +83,7 @@ class RuntimeConditions(NamedTuple):
     loss: Floats
 
 
-# How many devices use each band at the same time, or one number for all bands.
+# How many devices use the band of each device at the same time, or one number for all of them.
 Active = int | Ints
 
 
@@ -96,35 +109,29 @@ class World:
     def __len__(self) -> int:
         return len(self.declared)
 
-    def conditions(self, devices: Ints, when: When, active: Active) -> Conditions:
-        """Return the true conditions of these devices while `active` devices use each band.
+    def conditions(self, devices: Ints, when: Time, active: Active) -> Conditions:
+        """Return the true conditions of these devices while `active` devices use their bands.
 
         The runtime knows the charge of the batteries and the last losses. Here every battery is
         full, and every loss is NaN.
         """
         rates = self.bit_rates(devices, when, active)
-        link = self.link[devices]
-        ranges = np.array([group.frequency for group in self.groups])[self.group[devices]]
+        group, link = self.group[devices], self.link[devices]
+        ranges = self._frequencies[group]
         return Conditions(
             bit_rate_up=rates.up,
             bit_rate_down=rates.down,
             slowest=self._own_or("slowest", devices, ranges[:, 0]),
             fastest=self._own_or("fastest", devices, ranges[:, 1]),
-            send_power=self._own_or(
-                "send_power", devices, np.array([each.send_power for each in self.links])[link]
-            ),
-            receive_power=self._own_or(
-                "receive_power",
-                devices,
-                np.array([each.receive_power for each in self.links])[link],
-            ),
+            send_power=self._own_or("send_power", devices, self._powers[link, 0]),
+            receive_power=self._own_or("receive_power", devices, self._powers[link, 1]),
             loss=np.full(len(devices), np.nan),
-            exponent=self._own_or("exponent", devices, self._exponents[self.group[devices]]),
+            exponent=self._own_or("exponent", devices, self._exponents[group]),
             **{name: self.values(name, devices, when) for name in _AS_IN_GROUP},
             **self.compute_conditions(devices, when),
         )
 
-    def compute_conditions(self, devices: Ints, when: When) -> dict[str, Floats]:
+    def compute_conditions(self, devices: Ints, when: Time) -> dict[str, Floats]:
         """Return the conditions that decide how long computing takes and what it costs."""
         load = self.values("load", devices, when)
         return {
@@ -134,12 +141,23 @@ class World:
             **{name: self.values(name, devices, when) for name in _COMPUTING},
         }
 
-    def compute_until(self, device: int, when: When) -> float:
-        """Return the second at which time next changes how a device computes, or infinity."""
-        group: Group = self.groups[self.group[device]]
-        names = ("speed", "load", "energy", *_COMPUTING)
-        shared = [name for name in names if not self._has_own(name, device)]
-        return min((until(getattr(group, name), when) for name in shared), default=math.inf)
+    def compute_until(self, devices: Ints, when: Time) -> Floats:
+        """Return the second at which time next changes how each device computes, or infinity."""
+        end = np.full(len(devices), np.inf)
+        for name in _PACE:
+            changed = self._field_until(name, devices, when)
+            end = end if changed is None else np.minimum(end, changed)
+        return end
+
+    def _field_until(self, name: str, devices: Ints, when: Time) -> Floats | None:
+        """Return the second at which time next changes a field of each device; None: never."""
+        by_group = self._fields[name]
+        if not by_group.drawn:
+            return None
+        end = _until(by_group.numbers, by_group.first_equal[self.group[devices]], when)
+        if name in self.device_values:
+            end = np.where(np.isnan(self.device_values[name][devices]), end, np.inf)
+        return end
 
     def report(
         self, devices: Ints, when: When, active: Active, own: RuntimeConditions
@@ -154,7 +172,7 @@ class World:
         noisy = {n: getattr(reported, n) * errors[:, i] for i, n in enumerate(_NOISY)}
         return replace(reported, **noisy)
 
-    def values(self, name: str, devices: Ints, when: When) -> Floats:
+    def values(self, name: str, devices: Ints, when: Time) -> Floats:
         """Return the values of one field of the fleet for these devices."""
         by_group, mine = self._fields[name], self.group[devices]
         found = by_group.plain[mine]
@@ -164,7 +182,8 @@ class World:
         keys = self._keys(name, devices)
         for number, rows in _rows_by_number(by_group.first_equal[mine]):
             if number in by_group.drawn:
-                found[rows] = at(by_group.numbers[number], _take(keys, rows), when)
+                moment = of_rows(when, rows)
+                found[rows] = at(by_group.numbers[number], some(keys, rows), moment)
         return self._own_or(name, devices, found)
 
     def _own_or(self, name: str, devices: Ints, found: Floats) -> Floats:
@@ -174,15 +193,22 @@ class World:
         own = self.device_values[name][devices]
         return np.where(np.isnan(own), found, own)
 
-    def _has_own(self, name: str, device: int) -> bool:
-        return name in self.device_values and not math.isnan(self.device_values[name][device])
-
     @cached_property
     def on_mains(self) -> bool:
         """True if no device has a battery that could run down."""
         own = self.device_values.get("battery", np.empty(0))
         plain = all(group.battery == math.inf for group in self.groups)
         return plain and bool(np.all(np.isnan(own) | (own == math.inf)))
+
+    @cached_property
+    def _frequencies(self) -> Floats:
+        """The slowest and the fastest frequency of every group."""
+        return np.array([group.frequency for group in self.groups])
+
+    @cached_property
+    def _powers(self) -> Floats:
+        """The watts of every link, sending and receiving."""
+        return np.array([(link.send_power, link.receive_power) for link in self.links])
 
     @cached_property
     def _exponents(self) -> Floats:
@@ -201,50 +227,61 @@ class World:
     def _band_of_link(self) -> Ints:
         return _first_equal(self.links)
 
-    def devices_per_band(self, devices: Ints) -> Ints:
-        """Return how many of these devices use each band. Equal links are one band."""
-        return np.bincount(self._band_of_link[self.link[devices]], minlength=len(self.links))
+    def sharing(self, devices: Ints, users: Ints) -> Ints:
+        """Return how many of the `users` use the band of each device. Equal links are one band."""
+        counts = np.bincount(self._band_of_link[self.link[users]], minlength=len(self.links))
+        return counts[self._band_of_link[self.link[devices]]]
 
     @cached_property
     def shares_bands(self) -> bool:
         """True if devices divide a band, so that each lowers the bit rates of others."""
         return any(link.shared for link in self.links)
 
-    def bit_rates(self, devices: Ints, when: When, active: Active) -> BitRates:
-        """Return the bit rates of these devices while `active` devices use each band."""
-        users = np.broadcast_to(active, len(self.links))
+    def bit_rates(self, devices: Ints, when: Time, active: Active) -> BitRates:
+        """Return the bit rates of these devices while `active` devices use their bands."""
         keys = self._keys("link", devices)
         distance = self.values("distance", devices, when)
         up, down = np.empty(len(devices)), np.empty(len(devices))
-        for number, rows in _rows_by_number(self._band_of_link[self.link[devices]]):
-            link = self.links[number]
-            rates = link.bit_rates(_take(keys, rows), when, distance[rows], int(users[number]))
-            up[rows], down[rows] = rates
+        for number, sharing, rows in self._by_band(devices, active):
+            link, mine = self.links[number], _LinkUse(some(keys, rows), distance[rows], sharing)
+            up[rows], down[rows] = _bit_rates(link, of_rows(when, rows), mine)
         return BitRates(
             self._own_or("bit_rate_up", devices, up), self._own_or("bit_rate_down", devices, down)
         )
 
-    def bit_rates_until(self, device: int, when: When) -> float:
-        """Return the second at which time next changes the bit rates of a device, or infinity."""
-        if all(self._has_own(name, device) for name in _BIT_RATES):
-            return math.inf
-        distance = self.groups[int(self.group[device])].distance
-        moved = math.inf if self._has_own("distance", device) else until(distance, when)
-        link: Link = self.links[self.link[device]]
-        return min(moved, link.until(when))
+    def _by_band(self, devices: Ints, active: Active) -> Iterator[tuple[int, int, Ints]]:
+        """Yield the rows of devices that have one band, as many of them active, with both."""
+        for number, rows in _rows_by_number(self._band_of_link[self.link[devices]]):
+            if isinstance(active, int):
+                yield number, active, rows
+                continue
+            for sharing, alike in _rows_by_number(active[rows]):
+                yield number, sharing, rows[alike]
 
-    def online(self, devices: Ints, when: When) -> Flags:
+    def bit_rates_until(self, devices: Ints, when: Time) -> Floats:
+        """Return the second at which time next changes the bit rates of each, or infinity."""
+        end = _until(self.links, self._band_of_link[self.link[devices]], when)
+        moved = self._field_until("distance", devices, when)
+        end = end if moved is None else np.minimum(end, moved)
+        given = [self.device_values.get(name) for name in _BIT_RATES]
+        own = [np.zeros(len(devices)) + np.nan if each is None else each[devices] for each in given]
+        return np.where(np.isnan(own).any(axis=0), end, np.inf)
+
+    def online(self, devices: Ints, when: Time) -> Flags:
         """Return which of these devices can be reached."""
         found = np.ones(len(devices), dtype=bool)
         for number, rows in _rows_by_number(self._availability_of_group[self.group[devices]]):
-            keys = self._keys("availability", devices[rows])
-            found[rows] = self.groups[number].availability.online(keys, when)
+            availability, mine = self.groups[number].availability, devices[rows]
+            if availability != Always():
+                found[rows] = _online(
+                    availability, self._keys("availability", mine), of_rows(when, rows)
+                )
         return found
 
-    def online_until(self, device: int, when: When) -> float:
-        """Return the second at which a device may next come or go, or infinity."""
-        group: Group = self.groups[self.group[device]]
-        return group.availability.until(when)
+    def online_until(self, devices: Ints, when: Time) -> Floats:
+        """Return the second at which each device may next come or go, or infinity."""
+        parts = [group.availability for group in self.groups]
+        return _until(parts, self._availability_of_group[self.group[devices]], when)
 
     def dies(self, devices: Ints, keys: Tensor, when: When) -> Flags:
         """Return which of these devices die during an order that begins now; one key per order."""
@@ -271,8 +308,9 @@ class World:
             loss = self.groups[number].column_loss
             outage = None
             if loss.minimum_bit_rate is not None:
+                sharing = active if isinstance(active, int) else active[rows]
                 outage = self._outage(
-                    devices[rows], when, loss.minimum_bit_rate, active=active, way=way
+                    devices[rows], when, loss.minimum_bit_rate, active=sharing, way=way
                 )
             found[rows] = loss.delivered(keys[rows], columns[rows], outage)
         return found
@@ -282,10 +320,9 @@ class World:
     ) -> Floats:
         """Return the probability that a column of each device meets a bit rate below `minimum`."""
         keys, distance = self._keys("link", devices), self.values("distance", devices, when)
-        found, users = np.empty(len(devices)), np.broadcast_to(active, len(self.links))
-        for number, rows in _rows_by_number(self._band_of_link[self.link[devices]]):
-            link, sharing = self.links[number], int(users[number])
-            found[rows] = link.outage(
+        found = np.empty(len(devices))
+        for number, sharing, rows in self._by_band(devices, active):
+            found[rows] = self.links[number].outage(
                 keys[rows], when, distance[rows], minimum, active=sharing, way=way
             )
         name = f"bit_rate_{way}"
@@ -318,12 +355,42 @@ def _first_equal(values: Sequence[object]) -> Ints:
     return np.array([values.index(value) for value in values], dtype=np.int32)
 
 
-def _take(keys: Tensor, rows: Ints) -> Tensor:
-    # Torch is slow with an index that is a NumPy array.
-    return keys[torch.from_numpy(rows)]
+class _LinkUse(NamedTuple):
+    """The devices that use one link: their keys, their distances, and how many share its band."""
+
+    keys: Tensor
+    distance: Floats
+    active: int
+
+
+def _bit_rates(link: Link, when: Time, use: _LinkUse) -> BitRates:
+    def call(moment: When, rows: Ints | None) -> Floats:
+        distance = use.distance if rows is None else use.distance[rows]
+        return np.stack(link.bit_rates(some(use.keys, rows), moment, distance, use.active), axis=1)
+
+    up, down = ask(link, when, call).T
+    return BitRates(up, down)
+
+
+def _online(availability: Availability, keys: Tensor, when: Time) -> Flags:
+    return ask(
+        availability, when, lambda moment, rows: availability.online(some(keys, rows), moment)
+    )
+
+
+def _until(parts: Sequence[Number | Changing], which: Ints, when: Time) -> Floats:
+    """Return for each row the second at which time next changes its part, or infinity."""
+    end = np.full(len(which), np.inf)
+    for number, rows in _rows_by_number(which):
+        part = parts[number]
+        if not isinstance(part, int | float):
+            end[rows] = until(part, of_rows(when, rows))
+    return end
 
 
 def _rows_by_number(numbers: Ints) -> list[tuple[int, Ints]]:
     """Return each number that occurs with its rows."""
+    if len(numbers) and (numbers == numbers[0]).all():
+        return [(int(numbers[0]), np.arange(len(numbers)))]
     there = np.flatnonzero(np.bincount(numbers))
     return [(int(n), np.flatnonzero(numbers == n)) for n in there]

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from anyfleet.arrays import join
 from anyfleet.core.client import work
-from anyfleet.core.delivery import cut_reply
 from anyfleet.core.device_state import DeviceState
 from anyfleet.core.message_size import uncompressed_bits
 from anyfleet.core.messages import no_charges
@@ -51,6 +50,7 @@ from anyfleet.world import levels, lossy
 from tests.core.test_local_training import orders
 from tests.core.test_updates import BLUEPRINT, MATRIX, rows_and_columns, updates_of
 from tests.helpers import small
+from tests.helpers.engines import cut_reply
 from tests.helpers.vectors import ADP, PLACE, Seen, numbers, step, vectors
 
 WEIGHTS = "0.weight"  # three rows of four numbers

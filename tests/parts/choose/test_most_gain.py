@@ -14,8 +14,10 @@ from anyfleet.arrays import Floats, join
 from anyfleet.core.check_in import CheckIn, CheckIns, Choices, MenuEntry, MessageBits
 from anyfleet.core.choosing import menu_entries
 from anyfleet.core.client import work
+from anyfleet.core.device_state import DeviceState
 from anyfleet.core.local_training import local_steps, samples_processed
 from anyfleet.core.loop import Round
+from anyfleet.core.memories import Memories
 from anyfleet.core.message_size import NUMBER_BITS, expected_bits
 from anyfleet.core.messages import Conditions, Hyperparameters
 from anyfleet.core.method import Method
@@ -35,8 +37,7 @@ from anyfleet.parts.schedule import Buffered, Deadline, HoldAndFetch, Synchronou
 from anyfleet.parts.select import Everyone
 from anyfleet.parts.train import Fjord, Gradient, Slim
 from anyfleet.runtime import Limits, Simulated, Threads
-from anyfleet.runtime.simulated.engines import EngineOrder as Given
-from anyfleet.runtime.simulated.engines import EngineReply, PackedReply
+from anyfleet.runtime.simulated.engines import Assignment, Executed, Executor, PackedReply
 from anyfleet.world import Fleet, Group, Redrawn, Shannon, Steady, Uniform, cell
 from tests.core.test_local_training import orders
 from tests.helpers import small
@@ -446,15 +447,27 @@ def test_no_order_overspends_where_receiving_and_other_work_cost() -> None:
 
 
 @dataclass(frozen=True)
+class Asked:
+    """An executor whose orders are noted, with the states of their devices."""
+
+    inner: Executor
+    asked: list[tuple[Cohort, DeviceState]]
+
+    def execute(self, given: Assignment, memories: Memories) -> Executed:
+        for order in given.orders.rows():
+            self.asked.append((order, memories.state(int(order.device[0]))))
+        return self.inner.execute(given, memories)
+
+
+@dataclass(frozen=True)
 class Weighing(Threads):
     """Bytes really travel, and are kept with what they answer."""
 
-    asked: list[Given] = field(default_factory=list, compare=False)
+    asked: list[tuple[Cohort, DeviceState]] = field(default_factory=list, compare=False)
     replies: list[PackedReply] = field(default_factory=list, compare=False)
 
-    def execute(self, assigned: Sequence[Given], task: Task, limits: Limits) -> list[EngineReply]:
-        self.asked.extend(assigned)
-        return super().execute(assigned, task, limits)
+    def start(self, task: Task, limits: Limits) -> Executor:
+        return Asked(super().start(task, limits), self.asked)
 
     def transmit(self, replies: list[PackedReply]) -> list[PackedReply]:
         self.replies.extend(replies)
@@ -466,7 +479,7 @@ def test_1_12_2_messages_are_within_their_budget_in_bytes() -> None:
     steps = small.steps(ANYCOST, task, 2, fleet=CELL, engine=engine)
     rows = {row.order: row for step in steps for row in small.rows(step)}
     assert len(engine.replies) == len(engine.asked) > 12
-    for (_, order, memory, _), reply in zip(engine.asked, engine.replies, strict=True):
+    for (order, memory), reply in zip(engine.asked, engine.replies, strict=True):
         row, slice_, job = rows[int(order.id[0])], order.slice_of(0), order.job
         planned = expected_bits(slice_, job, task.blueprint, row.sent_fraction)
         assert planned.sent_fraction == row.sent_fraction < 0.07

@@ -30,6 +30,7 @@ from anyfleet.parts.codec.bitstream import (
 )
 from anyfleet.parts.codec.entropy_tables import (
     MOST_SYMBOLS,
+    Choice,
     choose,
     from_gaps,
     gap_share,
@@ -129,6 +130,18 @@ def test_leading_columns_are_what_they_were(layout: SymbolFormat) -> None:
             assert not tree[name][:, end:].any()
 
 
+@pytest.mark.parametrize("tensors", [1, 15, 16, 300])
+@pytest.mark.parametrize("scales", [0, 127, 128, 255, 256, 65_535, 65_536])
+def test_a_header_is_as_long_as_was_said(tensors: int, scales: int) -> None:
+    """Without words, which end in two words at most, bits are exact."""
+    form = SymbolFormat(numbers=True)
+    tree = {f"{at}": torch.ones(1, 1 + at) for at in range(tensors)}
+    around = MessageLayout.of(tree)
+    one = Symbols(numbers=tree, scales={"0": torch.ones(1, scales)})
+    (packed,) = pack(one, around, form)
+    assert packed_bits(one, around, form).tolist() == [[8.0 * len(packed) + 64]]
+
+
 def test_bits_are_near_the_entropy() -> None:
     """Levels, signs and flags of a hundred thousand entries: 2 % above what any code needs."""
     count, keep = 100_000, 0.3
@@ -186,13 +199,16 @@ def test_a_level_beyond_the_tables_has_31_bits_at_most() -> None:
 
 
 def test_a_tensor_of_its_own_kind_gets_a_table_of_its_own() -> None:
-    alike = np.array([[900, 80, 20], [1800, 160, 40]])
-    assert choose(alike).use == (0, 0)
-    chosen = choose(np.array([[90_000, 8_000, 2_000], [2_000, 8_000, 90_000]]))
-    assert chosen.use == (0, 1)
-    assert [table.argmax() for table in chosen.tables] == [0, 2]
-    small = choose(np.array([[90_000, 8_000, 2_000], [1, 2, 1], [0, 0, 0]]))
-    assert small.use == (0, 0, -1)
+    def chosen(*counts: list[int]) -> Choice:
+        return choose(torch.tensor(counts)[None, None])
+
+    assert chosen([900, 80, 20], [1800, 160, 40]).use.tolist() == [[0, 0]]
+    apart = chosen([90_000, 8_000, 2_000], [2_000, 8_000, 90_000])
+    assert apart.use.tolist() == [[0, 1]]
+    assert apart.tables.argmax(dim=2).tolist() == [[0, 2]]
+    small = chosen([90_000, 8_000, 2_000], [1, 2, 1], [0, 0, 0])
+    assert small.use.tolist() == [[0, 0, -1]]
+    assert small.lengths.tolist() == [[3, 0, 0, 0]]
 
 
 @given(st.lists(st.integers(1, 3000), max_size=40), st.integers(1, 1023))
@@ -205,7 +221,7 @@ def test_gaps_lead_back_to_positions(steps: list[int], longest: int) -> None:
 
 def test_models_of_gaps_are_probabilities() -> None:
     for kept, there in ((1, 10**6), (1, 2), (999, 1000), (10**6 - 1, 10**6)):
-        share = int(gap_share(np.array(kept), np.array(there)))
+        share = int(gap_share(torch.tensor(kept), torch.tensor(there)))
         assert 0 < share < 1 << 16
         assert gaps(share).longest >= 1
 

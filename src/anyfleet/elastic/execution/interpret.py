@@ -14,6 +14,7 @@ from torch._ops import OpOverload
 from anyfleet.elastic.blueprint import Blueprint
 from anyfleet.elastic.execution.modes import Mode, Run
 from anyfleet.elastic.execution.replaced_operators import SPECIAL
+from anyfleet.elastic.plain_tensors import plain_tensors
 from anyfleet.elastic.program import (
     BATCH,
     CREATIONS,
@@ -69,10 +70,8 @@ def apply(
     values = dict(zip(plan.inputs, tensors, strict=True))
     for name, tensor in (*params.items(), *buffers.items()):
         values[held(name)] = tensor
-    for name, constant in plan.constants.items():
-        tensor = constant.tensor()
-        kind = dtype if tensor.is_floating_point() else tensor.dtype
-        values[held(name)] = tensor.to(device=device, dtype=kind)
+    if plan.constants:
+        values.update(_constants(blueprint, own, dtype, str(device)))
     for step in plan.steps:
         step(values, run)
     if mode.update == "module":
@@ -152,6 +151,22 @@ def _plan(blueprint: Blueprint, *, evaluating: bool) -> _Plan:
         program.output,
         mixed_rows(blueprint, evaluating=evaluating),
     )
+
+
+@lru_cache(maxsize=64)
+def _constants(
+    blueprint: Blueprint, evaluating: bool, dtype: torch.dtype, device: str
+) -> dict[str, Tensor]:
+    """Return the constants of a program where it runs: copied there once, not in every pass."""
+    with plain_tensors():
+        tensors = {
+            name: constant.tensor()
+            for name, constant in _plan(blueprint, evaluating=evaluating).constants.items()
+        }
+        return {
+            held(name): t.to(device, dtype if t.is_floating_point() else t.dtype)
+            for name, t in tensors.items()
+        }
 
 
 def _step(node: Node, sizes: Mapping[str, int], dead: tuple[str, ...]) -> Step:

@@ -10,6 +10,7 @@ from torch import Tensor
 from anyfleet import rng
 from anyfleet.elastic.batch_rows import batch_first, outside, places
 from anyfleet.elastic.blueprint import Blueprint
+from anyfleet.elastic.execution.kept_units import kept
 from anyfleet.elastic.execution.modes import Run, Special
 from anyfleet.elastic.program import Node
 
@@ -22,8 +23,8 @@ def drawing(run: Run, node: Node) -> bool:
     return run.mode.dropout or node.always
 
 
-def _uniform(run: Run, node: Node, shape: tuple[int, ...]) -> Tensor:
-    """Draw sample by sample, so that padding at the end of the batch changes nothing."""
+def _key(run: Run, node: Node) -> Tensor:
+    """Return the key of a call in this run."""
     key = run.key
     if key is None and run.mode.dropout:
         where = node.where or node.name
@@ -31,7 +32,18 @@ def _uniform(run: Run, node: Node, shape: tuple[int, ...]) -> Tensor:
     if key is None:
         # What draws in evaluation too takes the same draw every time.
         key = rng.root(0, "evaluation").to(run.device)
-    drawn = rng.uniform(rng.fold(key, node.site), math.prod(shape))
+    return rng.fold(key, node.site)
+
+
+def _uniform(run: Run, node: Node, shape: tuple[int, ...]) -> Tensor:
+    """Draw sample by sample, so that padding at the end of the batch changes nothing."""
+    drawn = rng.uniform(_key(run, node), math.prod(shape))
+    return batch_first(drawn, _around(run, node, shape), run.batch).reshape(shape)
+
+
+def _kept(run: Run, node: Node, shape: tuple[int, ...], rate: float) -> Tensor:
+    """Return where `_uniform` draws at least `rate`, without a float64 for each entry."""
+    drawn = kept(_key(run, node), math.prod(shape), rate)
     return batch_first(drawn, _around(run, node, shape), run.batch).reshape(shape)
 
 
@@ -81,12 +93,12 @@ def dropped(
     if rate >= 1.0:
         return x * torch.zeros((), dtype=x.dtype, device=x.device)
     shape = (*x.shape[:2], *(1,) * (x.ndim - 2)) if by_channel else tuple(x.shape)
-    kept = (_uniform(run, node, shape) >= rate).to(x.dtype)
+    mask = _kept(run, node, shape, rate).to(x.dtype)
     if not limit:
-        return torch.mul(x, kept * (1.0 / (1.0 - rate)))
+        return torch.mul(x, mask * (1.0 / (1.0 - rate)))
     scale = ((limit * limit * rate + 1.0) * (1.0 - rate)) ** -0.5
-    shift = (kept - 1.0) * (limit * scale) + limit * scale * rate
-    return torch.add(torch.mul(x, kept * scale), shift)
+    shift = (mask - 1.0) * (limit * scale) + limit * scale * rate
+    return torch.add(torch.mul(x, mask * scale), shift)
 
 
 def rand(run: Run, args: list[Any], node: Node) -> Tensor:

@@ -13,6 +13,8 @@ from anyfleet.elastic.batch_rows import row_mask
 from anyfleet.elastic.execution import random_operators as draws
 from anyfleet.elastic.execution.masked_norm import masked_batch_norm, statistics
 from anyfleet.elastic.execution.modes import Run, Special
+from anyfleet.elastic.execution.stacked_convolution import convolution as stacked_convolution
+from anyfleet.elastic.execution.stacked_convolution import fits
 from anyfleet.elastic.program import Node
 
 
@@ -65,8 +67,7 @@ def _statistics(x: Tensor, rows: Tensor | None) -> tuple[Tensor, Tensor, Tensor]
     if rows is not None:
         return statistics(x, rows)
     variance, mean = torch.var_mean(x, (0, *range(2, x.ndim)), correction=0)
-    count = torch.tensor(float(x.numel() // x.shape[1]), device=x.device, dtype=x.dtype)
-    return mean, variance, count
+    return mean, variance, x.new_full((), float(x.numel() // x.shape[1]))
 
 
 def _update(run: Run, node: Node, own: tuple[Tensor, Tensor], momentum: float | None) -> None:
@@ -124,6 +125,19 @@ def max_pool(_run: Run, args: list[Any], _node: Node) -> Tensor:
     return pooled.contiguous()
 
 
+def convolution(_run: Run, args: list[Any], _node: Node) -> Tensor:
+    """Run a convolution; that of a stack on a CUDA device by kernels that know of devices."""
+    x, weight, bias, stride, padding, dilation, groups = (*args, *_CONVOLUTION[len(args) :])
+    further = groups != 1 or set(dilation) != {1}
+    if fits(x, weight, stride, padding, further) and _stacked(weight):
+        return stacked_convolution(x, weight, bias, stride[0], padding[0])
+    return torch.conv2d(x, weight, bias, stride, padding, dilation, groups)
+
+
+# What the arguments of a convolution are where they are left out.
+_CONVOLUTION: tuple[Any, ...] = (None, None, None, [1, 1], [0, 0], [1, 1], 1)
+
+
 def recurrent(_run: Run, args: list[Any], node: Node) -> Any:
     """Run a recurrent layer, also in a stack.
 
@@ -152,6 +166,7 @@ SPECIAL: dict[str, Special] = {
     **draws.RANDOM,
     **{f"aten.{layer}.input": recurrent for layer in _RECURRENT},
     "aten.batch_norm.default": batch_norm,
+    "aten.conv2d.default": convolution,
     "aten.instance_norm.default": instance_norm,
     "aten.max_pool2d.default": max_pool,
     "aten.scaled_dot_product_attention.default": attention,

@@ -12,7 +12,9 @@ of a message against that layout and against the bytes that are there.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NamedTuple
+from functools import lru_cache
+from math import prod
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import constriction
 import msgspec
@@ -21,14 +23,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from anyfleet.arrays import Flags, Floats, Ints
+from anyfleet.arrays import Flags, Ints
 from anyfleet.core.layout import MessageLayout, Symbols, TensorLayout
-from anyfleet.core.messages import Params
 from anyfleet.core.slots import Slack
 from anyfleet.errors import BadMessage
 from anyfleet.parts.codec.entropy_tables import (
     MOST_SYMBOLS,
     ROUNDING_BITS,
+    Bytes,
     Choice,
     Model,
     choose,
@@ -40,9 +42,10 @@ from anyfleet.parts.codec.entropy_tables import (
     model,
     to_gaps,
 )
-from anyfleet.parts.codec.ranking import counted, last_set, where_set
+from anyfleet.parts.codec.ranking import counted, last_set, on_host, tally, worth_a_look
 
 QuantisationLevels = NDArray[np.int32]
+N = TypeVar("N", int, Tensor)
 MOST_LEVEL = (1 << 30) - 1  # either side of 0: a quantisation level with its sign has 31 bits
 
 # By how much `packed_bits` may exceed the bits of a column: words, bytes and lengths are whole.
@@ -59,8 +62,10 @@ _Uniform = constriction.stream.model.Uniform
 _WORD, _ENDING = 32, 2  # bits of a word, and words in which a coder ends at most
 _LARGE = 32  # bits of a quantisation level beyond the tables
 _ESCAPE = 8  # bits that it takes to say so, about
-_LIMITS = (1 << np.arange(8, MOST_SYMBOLS.bit_length())) - 1  # of tables, when levels are larger
-_LOW = np.arange(1, 32 - _LIMITS[-1].item().bit_length())  # how many low bits there may be
+# Of tables, when levels are larger.
+_LIMITS = tuple((1 << digits) - 1 for digits in range(8, MOST_SYMBOLS.bit_length()))
+_LOW = range(1, 32 - _LIMITS[-1].bit_length())  # how many low bits there may be
+_BINS = 1 << 20  # of histograms that are counted at once
 _MOST_LOW = 31 - (MOST_SYMBOLS.bit_length() - 1)  # low bits of a level that has 31 bits in all
 _MOST_CODE = 2 * MOST_LEVEL + 1
 
@@ -69,19 +74,26 @@ _MOST_CODE = 2 * MOST_LEVEL + 1
 
 @dataclass(frozen=True)
 class SymbolFormat:
-    """How the symbols of a codec travel; quantisation levels lie within ±`MOST_LEVEL`.
+    """How the symbols of a codec travel; quantisation levels lie within ±`most_level`.
 
     Signs travel "apart", one bit for every level that is not 0, or "within" the levels, whose
     distribution then has two sides. Flags say what was kept of every entry, or with `kernels` of
     every kernel. `bucket`: one scale for so many kept entries of a tensor, sent with the column in
     which they begin; None: all scales of a tensor go ahead, with the first column. With `numbers`,
-    kept entries travel as they are, and there are no levels.
+    kept entries travel as they are, and there are no levels. A codec that knows the largest
+    magnitude of its levels (`most_level`) spares an accelerator long tables.
     """
 
     signs: Literal["apart", "within"] = "apart"
     kernels: bool = False
     bucket: int | None = None
     numbers: bool = False
+    most_level: int = MOST_LEVEL
+
+    @property
+    def most_code(self) -> int:
+        """The largest code that a level can have."""
+        return self.most_level if self.signs == "apart" else 2 * self.most_level
 
     def unit(self, tensor: TensorLayout) -> int:
         """Return the number of entries under one flag."""
@@ -120,23 +132,39 @@ class Column(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     counts: Annotated[list[int], _PerTensor] = []  # scales of each tensor, unless by buckets
 
 
-def _entries(layout: MessageLayout) -> Ints:
-    """Return how many entries each column has of each tensor, [columns, tensors]."""
-    ends = [tensor.ends for tensor in layout.tensors.values()]
-    grid = np.array(ends, dtype=np.int64).reshape(len(ends), layout.columns)
-    return np.diff(grid, axis=1, prepend=0).T
+@lru_cache(maxsize=64)
+def _grid(tensors: tuple[TensorLayout, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the entries of each column and tensor, [columns, tensors], and the units of tensors.
+
+    It is found once: a copy to an accelerator would hold up what runs there.
+    """
+    ends = torch.tensor([(0, *tensor.ends) for tensor in tensors], dtype=torch.int64)
+    entries = ends.diff(dim=1).T if tensors else torch.zeros(1, 0, dtype=torch.int64)
+    units = torch.tensor([tensor.unit for tensor in tensors], dtype=torch.int64)
+    return entries.to(device), units.to(device)
 
 
-def _units(layout: MessageLayout, form: SymbolFormat) -> Ints:
-    """Return how many flags each column has of each tensor, [columns, tensors]."""
-    sizes = [form.unit(tensor) for tensor in layout.tensors.values()]
-    return _entries(layout) // np.array(sizes, dtype=np.int64)
+class _Pieces(NamedTuple):
+    """The entries and the units of every column and tensor, [columns, tensors]."""
+
+    entries: Tensor
+    units: Tensor
+
+    @classmethod
+    def of(cls, layout: MessageLayout, form: SymbolFormat, device: torch.device) -> "_Pieces":
+        """Return what the columns of a whole message hold."""
+        entries, units = _grid(tuple(layout.tensors.values()), device)
+        return cls(entries, entries // units if form.kernels else entries)
+
+    def inside(self, kept: Tensor) -> Tensor:
+        """Return how many entries so many kept units have."""
+        return kept * (self.entries // self.units.clamp(min=1))
 
 
-def _bucketed(kept: Ints, bucket: int) -> Ints:
-    """Return how many buckets of kept entries begin in each column, [columns, tensors]."""
-    until = -(-kept.cumsum(axis=0) // bucket)
-    return np.diff(until, axis=0, prepend=0)
+def _bucketed(inside: Tensor, bucket: int) -> Tensor:
+    """Return how many buckets of kept entries begin in each column, [devices, columns, tensors]."""
+    until = (inside.cumsum(dim=1) + (bucket - 1)) // bucket
+    return until.diff(dim=1, prepend=torch.zeros_like(until[:, :1]))
 
 
 def _scale_counts(symbols: Symbols, layout: MessageLayout) -> list[int]:
@@ -147,202 +175,228 @@ def _scale_counts(symbols: Symbols, layout: MessageLayout) -> list[int]:
 
 
 class Counts(NamedTuple):
-    """What decides how long each message is; arrays are [devices, columns, tensors]."""
+    """What decides how long each message is; tensors are [devices, columns, tensors]."""
 
-    symbols: Ints  # how often each symbol of a table, in a further dimension
-    kept: Ints  # units
-    until: Ints  # units up to the last that is kept
-    low: Ints  # [devices]: bits of a code that are not in a table
-    limit: Ints  # [devices]: the symbol of codes beyond the tables; 0: there are none
-    signed: Ints  # levels that are not 0
-
-    def large(self, row: int) -> Ints:
-        """Return how many codes of every column are beyond the tables."""
-        limit = int(self.limit[row])
-        beyond: Ints = self.symbols[row, :, :, limit].sum(axis=1) * (limit > 0)
-        return beyond
+    symbols: Tensor  # how often each symbol of a table, in a further dimension
+    kept: Tensor  # units
+    until: Tensor  # units up to the last that is kept
+    low: Tensor  # [devices]: bits of a code that are not in a table
+    limit: Tensor  # [devices]: the symbol of codes beyond the tables; 0: there are none
+    signed: Tensor  # levels that are not 0
 
 
 def packed_bits(symbols: Symbols, layout: MessageLayout, form: SymbolFormat) -> Tensor:
     """Return how many bits `pack` takes at most, [devices, columns]."""
-    counts, units = count(symbols, layout, form), _units(layout, form)
-    bits = [
-        _bits_of_row(counts, row, symbols, layout, form, units) for row in range(len(counts.low))
+    flat = _Flat.of(symbols, layout, form)
+    ends = _divide(flat, form)
+    groups = max(1, layout.columns * len(layout.tensors))
+    at_once = max(1, _BINS // (groups * ends.size))
+    parts = [
+        _counted_bits(_count(flat.rows(part), ends.rows(part)), symbols, layout, form)
+        for part in (slice(n, n + at_once) for n in range(0, len(flat.codes), at_once))
     ]
-    return torch.from_numpy(np.stack(bits))
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _tables(counts: Counts, row: int) -> Choice:
-    """Return the tables of one message: `packed_bits` and `pack` choose alike."""
-    return choose(counts.symbols[row].sum(axis=0))
-
-
-def _bits_of_row(
-    counts: Counts,
-    row: int,
-    symbols: Symbols,
-    layout: MessageLayout,
-    form: SymbolFormat,
-    units: Ints,
-) -> Floats:
-    kept, chosen, low = counts.kept[row], _tables(counts, row), int(counts.low[row])
-    inside = kept * (_entries(layout) // np.maximum(1, units))
-    words = (counts.symbols[row] * chosen.bits).sum(axis=(1, 2))
-    words += gap_bits(kept, counts.until[row], units).sum(1)
-    words += low * inside.sum(axis=1)
-    words = _WORD * (np.ceil(words / _WORD) + _ENDING)
-    signed = counts.signed[row].sum(axis=1)
-    signs = 8 * np.ceil(signed / 8) * (form.signs == "apart")
-    numbers = 8 * layout.dtype.itemsize * inside.sum(axis=1) * form.numbers
-    scales, scale_counts = _scales_by_column(symbols, layout, form, inside)
-    records = [
-        Column(flags=_flags(symbols, layout, kept[c], counts.until[row, c], units[c]))
-        for c in range(layout.columns)
-    ]
-    first = msgspec.structs.replace(
-        records[0],
-        low=low,
-        limit=int(counts.limit[row]),
-        tables=[table.tobytes() for table in chosen.tables],
-        use=list(chosen.use),
-        counts=scale_counts,
-    )
-    heads = np.array([8 * len(msgspec.msgpack.encode(each)) for each in [first, *records[1:]]])
-    strings = words, signs, numbers, 32 * scales, _LARGE * counts.large(row)
-    total: Floats = heads + sum(bits + _length_bits(bits) for bits in strings)
-    return total
-
-
-def _length_bits(bits: Floats | Ints) -> Ints:
-    """Return by how many bits the length of a byte string exceeds that of an empty one."""
-    long: Ints = 8 * ((bits >= 8 << 8).astype(np.int64) + 2 * (bits >= 8 << 16))
-    return long
-
-
-def _scales_by_column(
-    symbols: Symbols, layout: MessageLayout, form: SymbolFormat, inside: Ints
-) -> tuple[Ints, list[int]]:
-    """Return how many scales every column has, and the counts that the first column states."""
+def _counted_bits(
+    counts: Counts, symbols: Symbols, layout: MessageLayout, form: SymbolFormat
+) -> Tensor:
+    pieces, chosen = _Pieces.of(layout, form, counts.kept.device), choose(counts.symbols)
+    inside = pieces.inside(counts.kept)
+    entries = inside.sum(dim=2)
+    words = chosen.bits + gap_bits(counts.kept, counts.until, pieces.units).sum(dim=2)
+    words = _WORD * ((words + counts.low[:, None] * entries).div(_WORD).ceil() + _ENDING)
+    signs = 8 * (counts.signed.sum(dim=2) / 8).ceil() * (form.signs == "apart")
+    numbers = 8 * layout.dtype.itemsize * entries * form.numbers
+    scales = torch.zeros_like(entries)
     if form.bucket is not None:
-        return _bucketed(inside, form.bucket).sum(axis=1), []
-    counts = _scale_counts(symbols, layout)
-    every = np.zeros(layout.columns, dtype=np.int64)
-    every[0] = sum(counts)
-    return every, counts
+        scales = _bucketed(inside, form.bucket).sum(dim=2)
+    else:
+        scales[:, 0] = sum(_scale_counts(symbols, layout))
+    limit = counts.limit[:, None, None, None]
+    large = counts.symbols.gather(3, limit.expand(*inside.shape, 1)).sum(dim=(2, 3))
+    strings = words, signs, numbers, 32 * scales, _LARGE * large * (limit[:, 0, 0] > 0)
+    heads = _head_bits(counts, chosen, symbols, layout, form)
+    return heads + sum(bits + _length_bits(bits) for bits in strings)
 
 
-def _flags(
-    symbols: Symbols, layout: MessageLayout, kept: Ints, until: Ints, units: Ints
-) -> list[tuple[int, int] | None]:
-    pieces = gap_pieces(kept, until, units)
-    return [
-        (int(k), int(p)) if name in symbols.kept else None
-        for name, k, p in zip(layout.tensors, kept, pieces, strict=True)
-    ]
+def _head_bits(
+    counts: Counts, chosen: Choice, symbols: Symbols, layout: MessageLayout, form: SymbolFormat
+) -> Tensor:
+    """Return the bits of columns without what their byte strings hold, [devices, columns]."""
+    units = _Pieces.of(layout, form, counts.kept.device).units
+    pairs = torch.stack([counts.kept, gap_pieces(counts.kept, counts.until, units)])
+    whole = [at for at, name in enumerate(layout.tensors) if name not in symbols.kept]
+    flags = 1 + _number_bytes(pairs).sum(dim=0)
+    for at in whole:
+        flags[:, :, at] = 1
+    many = _list_bytes(len(layout.tensors))
+    # One byte for the record, two for each of its strings, one for each number and list in it.
+    found = flags.sum(dim=2) + (1 + many + 2 * 5 + 5)
+    lengths, stated = chosen.lengths, _scale_counts(symbols, layout) if form.bucket is None else []
+    tables = (lengths + 2 + (lengths > 255)) * (lengths > 0)
+    first = _number_bytes(torch.stack([counts.low, counts.limit])).sum(dim=0)
+    first += _list_bytes((lengths > 0).sum(dim=1)) + tables.sum(dim=1)
+    first += many + _number_bytes(chosen.use).sum(dim=1)
+    first += _list_bytes(len(stated)) + sum(_number_bytes(count) for count in stated)
+    found[:, 0] += first - 5
+    return 8 * found
+
+
+def _number_bytes(number: N) -> N:
+    """Return the bytes of whole numbers from -1 to 2 ** 32 - 1 in msgpack."""
+    return 1 + (number > 127) + (number > 255) + 2 * (number > 65535)
+
+
+def _list_bytes(length: N) -> N:
+    """Return the bytes that say how long a list is."""
+    return 1 + 2 * (length > 15) + 2 * (length > 65535)
+
+
+def _length_bits(bits: Tensor) -> Tensor:
+    """Return by how many bits the length of a byte string exceeds that of an empty one."""
+    return 8 * ((bits >= 8 << 8).long() + 2 * (bits >= 8 << 16))
+
+
+@dataclass(frozen=True, eq=False)
+class _Flat:
+    """The codes and flags of a stack, all tensors side by side."""
+
+    codes: Tensor  # [devices, entries]
+    inside: Tensor | None  # flags of kept entries; None: all are kept
+    kept: Tensor  # [devices, columns, tensors]: units
+    until: Tensor  # [devices, columns, tensors]: units up to the last that is kept
+    ends: tuple[tuple[int, int], ...]  # where columns of tensors end, and their numbers
+
+    @classmethod
+    def of(cls, symbols: Symbols, layout: MessageLayout, form: SymbolFormat) -> "_Flat":
+        """Return what is counted of symbols."""
+        trees = symbols.numbers if form.numbers else symbols.quantisation_levels
+        names = [name for name in layout.tensors if name in trees and not form.numbers]
+        devices = max((len(tree) for tree in trees.values()), default=len(layout.key))
+        like = next(iter(trees.values()), layout.key)
+        codes = [torch.zeros(devices, 0, dtype=torch.int32, device=like.device)]
+        codes += [form.codes(trees[name]) for name in names]
+        inside = None
+        if any(name in symbols.kept for name in names):
+            flags = [_entry_flags(symbols, name, layout.tensors[name], form) for name in names]
+            inside = torch.cat([each.expand(devices, -1) for each in flags], dim=1)
+        units = _Pieces.of(layout, form, like.device).units.expand(devices, -1, -1)
+        kept, until = units.clone(), units.clone()
+        ends, before = [], 0
+        for at, (name, tensor) in enumerate(layout.tensors.items()):
+            for column, end in enumerate(tensor.ends):
+                if name in symbols.kept:
+                    unit = form.unit(tensor)
+                    part = symbols.kept[name][:, tensor.begins(column) // unit : end // unit]
+                    kept[:, column, at], until[:, column, at] = counted(part), last_set(part)
+                if name in names:
+                    ends.append((before + end, column * len(layout.tensors) + at))
+            before += tensor.entries * (name in names)
+        return cls(torch.cat(codes, dim=1), inside, kept, until, tuple(ends))
+
+    def rows(self, part: slice) -> "_Flat":
+        """Return some of the devices."""
+        inside = None if self.inside is None else self.inside[part]
+        return _Flat(self.codes[part], inside, self.kept[part], self.until[part], self.ends)
+
+    def histogram(self, codes: Tensor, size: int) -> Tensor:
+        """Return how often each of `size` codes is kept, [devices, columns, tensors, size]."""
+        shape = (*self.kept.shape, size)
+        first = 1 + prod(shape[1:]) * torch.arange(len(codes), device=codes.device)
+        place, begin = codes + first.to(codes.dtype)[:, None], 0
+        for end, number in self.ends:
+            place[:, begin:end] += size * number
+            begin = end
+        if self.inside is not None:
+            place *= self.inside  # the first bin takes what is not kept
+        return tally(place.flatten(), 1 + prod(shape))[1:].view(shape)
+
+
+def _entry_flags(symbols: Symbols, name: str, tensor: TensorLayout, form: SymbolFormat) -> Tensor:
+    """Return the flag of its unit for every entry."""
+    if name not in symbols.kept:
+        like = symbols.quantisation_levels[name]
+        return torch.ones(1, tensor.entries, dtype=torch.bool, device=like.device)
+    kept, unit = symbols.kept[name], form.unit(tensor)
+    return kept if unit == 1 else kept.repeat_interleave(unit, dim=1)
 
 
 def count(symbols: Symbols, layout: MessageLayout, form: SymbolFormat) -> Counts:
     """Return every symbol, flag and length of a stack, counted."""
-    trees = symbols.numbers if form.numbers else symbols.quantisation_levels
-    rows = max((len(tree) for tree in trees.values()), default=len(layout.key))
-    kept, until = _count_kept(symbols, layout, form, rows)
-    levels = {} if form.numbers else symbols.quantisation_levels
-    low, limit, size = _divide(levels, form, rows)
-    found = np.zeros((rows, layout.columns, len(layout.tensors), size), dtype=np.int64)
-    signed = np.zeros(found.shape[:-1], dtype=np.int64)
-    for at, (name, tensor) in enumerate(layout.tensors.items()):
-        for column in range(len(tensor.ends)) if name in levels else ():
-            inside, row = _kept_levels(symbols, name, tensor, column, form.unit(tensor))
-            coded = _numbered(form.codes(inside), row, _Ends(low, limit, size))
-            bins = torch.bincount(coded.flatten(), minlength=rows * size).cpu().numpy()
-            found[:, column, at] = bins.reshape(rows, size)
-            if low.any():
-                # The first symbol then also stands for codes that have low bits only.
-                some = torch.bincount(row.repeat_interleave(inside.shape[1])[inside.flatten() != 0])
-                signed[: len(some), column, at] = some.cpu().numpy()
-    if not low.any():
-        signed = found.sum(axis=-1) - found[..., 0]
-    return Counts(found, kept, until, low, limit, signed)
+    flat = _Flat.of(symbols, layout, form)
+    return _count(flat, _divide(flat, form))
+
+
+def _count(flat: _Flat, ends: "_Ends") -> Counts:
+    codes = flat.codes
+    if ends.plain:
+        found = flat.histogram(codes, ends.size)
+        signed = found.sum(dim=3) - found[..., 0]
+    else:
+        most = torch.where(ends.limit > 0, ends.limit, ends.size).to(codes.dtype)
+        high = (codes >> ends.low.to(codes.dtype)[:, None]).minimum(most[:, None])
+        found = flat.histogram(high, ends.size)
+        # The first symbol then also stands for codes that have low bits only.
+        signed = flat.histogram(codes.clamp(max=1), 2)[..., 1]
+    return Counts(found, flat.kept, flat.until, ends.low, ends.limit, signed)
 
 
 class _Ends(NamedTuple):
     """Where tables end: low bits and limit of every row, and the symbols of the longest table."""
 
-    low: Ints
-    limit: Ints
+    low: Tensor
+    limit: Tensor
     size: int
+    plain: bool  # no row has low bits or a limit
+
+    def rows(self, part: slice) -> "_Ends":
+        """Return those of some devices."""
+        return _Ends(self.low[part], self.limit[part], self.size, self.plain)
 
 
-def _divide(levels: Params, form: SymbolFormat, rows: int) -> _Ends:
+def _divide(flat: _Flat, form: SymbolFormat) -> _Ends:
     """Return how codes are divided between tables, low bits and what is sent as it is."""
-    largest = np.zeros(rows, dtype=np.int64)
-    for each in levels.values():
-        if each.shape[1]:
-            for end in torch.aminmax(each, dim=1):
-                largest = np.maximum(largest, form.codes(end).cpu().numpy())
-    low, limit = np.zeros_like(largest), np.zeros_like(largest)
-    for row in np.flatnonzero(largest > _LIMITS[0]):
-        codes = [form.codes(each[row]) for each in levels.values()]
-        low[row], limit[row] = _shortest_division(codes)
+    codes, none = flat.codes, flat.kept.new_zeros(len(flat.codes))
+    if not codes.numel():
+        return _Ends(none, none, 1, plain=True)
+    largest = codes.amax(dim=1).long()
+    most = int(largest.max()) if on_host(codes) else form.most_code
+    if most <= _LIMITS[0]:
+        return _Ends(none, none, most + 1, plain=True)
+    rows = worth_a_look(largest > _LIMITS[0])
+    low, limit = (
+        none.index_copy(0, rows, each) * (largest > _LIMITS[0])
+        for each in _shortest_division(codes.index_select(0, rows))
+    )
     # A limit that nothing reaches is none.
-    limit = np.where(largest >> low < limit, 0, limit)
-    symbols = np.where(limit > 0, limit, largest >> low)
-    return _Ends(low, limit, int(symbols.max(initial=0)) + 1)
+    limit = limit * (largest >> low >= limit)
+    if on_host(codes):
+        most = int(torch.where(limit > 0, limit, largest >> low).max())
+    return _Ends(low, limit, min(most + 1, MOST_SYMBOLS), plain=False)
 
 
-def _shortest_division(codes: Sequence[Tensor]) -> tuple[int, int]:
-    """Return the low bits and the limit that make a message with these codes about the shortest."""
+def _shortest_division(codes: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the low bits and the limit that make messages with these codes about the shortest."""
+    low, limit = _divisions(codes.device)
+    ends = limit << low
     # Mostly few codes are that large: only these are looked at.
-    large = torch.cat([each[each >= int(_LIMITS[0])] for each in codes]).cpu().numpy()
-    total = sum(map(len, codes))
-    low = np.concatenate([np.zeros_like(_LIMITS), _LOW])
-    limit = np.concatenate([_LIMITS, np.full_like(_LOW, _LIMITS[-1])])
-    beyond = len(large) - np.searchsorted(np.sort(large), limit << low)
-    best = int((low * total + 8 * limit + (_LARGE + _ESCAPE) * beyond).argmin())
-    return int(low[best]), int(limit[best])
+    where = worth_a_look(codes >= _LIMITS[0])
+    reached = torch.bucketize(codes.flatten().index_select(0, where), ends, right=True)
+    row, size = where // codes.shape[1], len(ends) + 1
+    often = tally(reached + size * row, size * len(codes)).view(len(codes), size)
+    beyond = often[:, 1:].flip(1).cumsum(dim=1).flip(1)
+    costs = low * codes.shape[1] + 8 * limit + (_LARGE + _ESCAPE) * beyond
+    best = costs.argmin(dim=1)
+    return low[best], limit[best]
 
 
-def _kept_levels(
-    symbols: Symbols, name: str, tensor: TensorLayout, column: int, unit: int
-) -> tuple[Tensor, Tensor]:
-    """Return the levels of the units that a column keeps of a tensor, and the row of each unit."""
-    begin, end = tensor.begins(column), tensor.ends[column]
-    levels = symbols.quantisation_levels[name][:, begin:end]
-    if name not in symbols.kept:
-        return levels, torch.arange(len(levels), device=levels.device)
-    flags = symbols.kept[name][:, begin // unit : end // unit]
-    where = where_set(flags)
-    inside = levels.reshape(-1, unit).index_select(0, where)
-    return inside, where // max(1, flags.shape[1])
-
-
-def _numbered(codes: Tensor, row: Tensor, ends: _Ends) -> Tensor:
-    """Return the table symbols of codes, those of each row in a range of their own."""
-    if ends.low.any():
-        codes = codes >> torch.from_numpy(ends.low).to(codes)[row, None]
-    if ends.limit.any():
-        most = np.where(ends.limit > 0, ends.limit, ends.size)
-        codes = codes.minimum(torch.from_numpy(most).to(codes)[row, None])
-    return codes if len(ends.low) == 1 else codes + (ends.size * row).to(codes)[:, None]
-
-
-def _count_kept(
-    symbols: Symbols, layout: MessageLayout, form: SymbolFormat, rows: int
-) -> tuple[Ints, Ints]:
-    """Return the kept units, and the units up to the last of these."""
-    every = _units(layout, form)
-    kept = np.broadcast_to(every, (rows, *every.shape)).copy()
-    until = kept.copy()
-    for at, (name, tensor) in enumerate(layout.tensors.items()):
-        if name not in symbols.kept:
-            continue
-        unit = form.unit(tensor)
-        for column, end in enumerate(tensor.ends):
-            flags = symbols.kept[name][:, tensor.begins(column) // unit : end // unit]
-            kept[:, column, at] = counted(flags).cpu().numpy()
-            if flags.shape[1]:
-                until[:, column, at] = last_set(flags).cpu().numpy()
-    return kept, until
+@lru_cache(maxsize=16)
+def _divisions(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return all pairs of low bits and a limit that are tried."""
+    low = [0] * len(_LIMITS) + list(_LOW)
+    limit = [*_LIMITS, *[_LIMITS[-1]] * len(_LOW)]
+    return torch.tensor(low, device=device), torch.tensor(limit, device=device)
 
 
 # --- writing ----------------------------------------------------------------------------------
@@ -351,14 +405,15 @@ def _count_kept(
 def pack(symbols: Symbols, layout: MessageLayout, form: SymbolFormat) -> tuple[bytes, ...]:
     """Return the symbols of one device as bytes, column by column."""
     counts = count(symbols, layout, form)
-    chosen, low = _tables(counts, 0), int(counts.low[0])
-    models = [model(table) for table in chosen.tables]
-    used = [models[number] if number >= 0 else None for number in chosen.use]
+    low, limit = int(counts.low[0]), int(counts.limit[0])
+    tables, use = _chosen_tables(counts)
+    models = [model(table) for table in tables]
+    used = [models[number] if number >= 0 else None for number in use]
     there = layout.columns if symbols.columns is None else symbols.columns
     scales = _packed_scales(symbols, layout, form, counts)
     columns = []
     for number in range(there):
-        writer = _Writer(form, low, int(counts.limit[0]))
+        writer = _Writer(form, low, limit)
         for at, (name, tensor) in enumerate(layout.tensors.items()):
             writer.write(_piece(symbols, name, tensor, number, form), used[at])
         columns.append(writer.column(scales[number]))
@@ -366,12 +421,21 @@ def pack(symbols: Symbols, layout: MessageLayout, form: SymbolFormat) -> tuple[b
         columns[0] = msgspec.structs.replace(
             columns[0],
             low=low,
-            limit=int(counts.limit[0]),
-            tables=[table.tobytes() for table in chosen.tables],
-            use=list(chosen.use),
+            limit=limit,
+            tables=[table.tobytes() for table in tables],
+            use=use,
             counts=_scale_counts(symbols, layout) if form.bucket is None else [],
         )
     return tuple(msgspec.msgpack.encode(column) for column in columns)
+
+
+def _chosen_tables(counts: Counts) -> tuple[list[Bytes], list[int]]:
+    """Return the tables of one message, and which of them each tensor uses."""
+    chosen = choose(counts.symbols)
+    every, use = _on_host(chosen.tables[0]).astype(np.uint8), _on_host(chosen.use[0])
+    # Each tensor has the bytes of its own symbols: together they are the table.
+    joined = [every[use == number].max(axis=0) for number in range(use.max(initial=-1) + 1)]
+    return [np.trim_zeros(table, "b") for table in joined], use.tolist()
 
 
 @dataclass(frozen=True, eq=False)
@@ -425,7 +489,7 @@ class _Writer:
         where = np.flatnonzero(kept)
         if len(where) in (0, len(kept)):
             return len(where), 0
-        known = gaps(int(gap_share(np.array(len(where)), np.array(len(kept)))))
+        known = gaps(int(gap_share(*map(torch.tensor, (len(where), len(kept))))))
         symbols = to_gaps(where, known.longest)
         self._encoder.encode(symbols, known.model)
         return len(where), len(symbols)
@@ -464,8 +528,8 @@ def _packed_scales(
     if form.bucket is None:
         first = b"".join(scales[name].tobytes() for name in layout.tensors if name in scales)
         return [first, *[b""] * (layout.columns - 1)]
-    sizes = _entries(layout) // np.maximum(1, _units(layout, form))
-    ends = _bucketed(counts.kept[0] * sizes, form.bucket).cumsum(axis=0)
+    inside = _Pieces.of(layout, form, counts.kept.device).inside(counts.kept)
+    ends = _on_host(_bucketed(inside, form.bucket)[0].cumsum(dim=0))
     begins = np.vstack([np.zeros_like(ends[:1]), ends[:-1]])
     return [
         b"".join(
@@ -488,7 +552,8 @@ def unpack(columns: Sequence[bytes], layout: MessageLayout, form: SymbolFormat) 
 
     Raise BadMessage for bytes that `pack` cannot have made.
     """
-    sizes = _entries(layout).sum(axis=1).tolist()
+    pieces = _Pieces.of(layout, form, torch.device("cpu"))
+    sizes = pieces.entries.sum(dim=1).tolist()
     records = [_record(data, size, layout) for data, size in zip(columns, sizes, strict=False)]
     targets = [_Target(tensor, form, layout) for tensor in layout.tensors.values()]
     if not records:
@@ -586,8 +651,8 @@ class _Target:
 
     def buckets(self, column: int, bucket: int) -> int:
         """Return how many scales come with a column."""
-        inside = np.diff(np.array(self._inside[: column + 2]))
-        return int(_bucketed(inside[:, np.newaxis], bucket)[column, 0])
+        inside = torch.tensor(self._inside[: column + 2]).diff()
+        return int(_bucketed(inside[None, :, None], bucket)[0, column, 0])
 
 
 class _Reader:
@@ -624,10 +689,10 @@ class _Reader:
             raise BadMessage(f"{kept} kept units of {there}")
         if kept in (0, there):
             return np.arange(kept)
-        most = np.array(kept), np.array(there), np.array(there)
+        most = torch.tensor([kept, there, there])
         if not kept <= pieces <= int(gap_pieces(*most)):
             raise BadMessage(f"{pieces} gap symbols for {kept} kept units of {there}")
-        known = gaps(int(gap_share(np.array(kept), np.array(there))))
+        known = gaps(int(gap_share(*most[:2])))
         where = from_gaps(self._decode(known.model, pieces), known.longest)
         if len(where) != kept or where[-1] >= there:
             raise BadMessage("gaps that do not lead to the kept units")

@@ -10,9 +10,12 @@ from typing import Any, NamedTuple
 
 import constriction
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from anyfleet.arrays import Floats, Ints
+from anyfleet.arrays import Ints
+from anyfleet.parts.codec.ranking import group_sums, on_host, worth_a_look
 
 Model = Any  # of symbols, for a range coder
 _Categorical = constriction.stream.model.Categorical
@@ -20,6 +23,8 @@ Bytes = NDArray[np.uint8]
 
 MOST_SYMBOLS = 1 << 11  # of a table; larger codes send their low bits as they are, or all bits
 _FULL = 160  # the byte of the most frequent symbol
+_DIGITS_BELOW = 49  # binary digits of a 64-bit float after the first four
+_SMALLEST = 1026 << 3  # the others of 8, the smallest weight, as a whole number with the exponent
 # What bytes stand for; 0 is a symbol that does not occur. A hundred rare symbols must not take what
 # belongs to a frequent one, so they may be very small; a coder tells none below 2 ** -24.
 _WEIGHTS = np.array([0, *(8 + byte % 8 << byte // 8 for byte in range(255))], dtype=np.float64)
@@ -33,46 +38,138 @@ ROUNDING_BITS = 2e-4
 
 
 class Choice(NamedTuple):
-    """The tables of a message, which of them each tensor uses, and the bits of symbols."""
+    """The tables of a stack of messages: a common one each, and some tensors with their own."""
 
-    tables: tuple[Bytes, ...]
-    use: tuple[int, ...]  # -1: the tensor has no symbols
-    bits: Floats  # [tensors, symbols]
+    bits: Tensor  # [devices, columns]: of all symbols
+    lengths: Tensor  # [devices, 1 + tensors]: symbols of the common table, then of own ones; or 0
+    use: Tensor  # [devices, tensors]: the number of the table; -1: the tensor has no symbols
+    tables: Tensor  # [devices, tensors, symbols]: the table that each tensor uses
 
 
-def choose(counts: Ints) -> Choice:
-    """Return the tables that make a message short; `counts` is [tensors, symbols].
+def choose(counts: Tensor) -> Choice:
+    """Return the tables that make messages short; `counts` is [devices, columns, tensors, symbols].
 
     There is one for all tensors, and one more for each tensor that saves more than its table costs.
     """
-    if not len(counts):
-        return Choice((), (), np.zeros(counts.shape))
-    shared = _table(counts.sum(axis=0))
-    own = np.stack([_table(row) for row in counts])
-    there = counts.sum(axis=1) > 0
-    price = np.array([_TABLE_BITS + 8 * _length(table) for table in own])
-    costs = [_costs(counts, tables) for tables in (np.broadcast_to(shared, own.shape), own)]
-    apart = there & (costs[0] > costs[1] + price)
-    rest = _table(counts[~apart].sum(axis=0))
-    mixed = np.where(apart[:, np.newaxis], own, rest)
-    together = costs[0].sum() + _TABLE_BITS + 8 * _length(shared)
-    divided = _costs(counts, mixed).sum() + price[apart].sum() + _TABLE_BITS + 8 * _length(rest)
-    if together <= divided:
-        apart, mixed, rest = np.zeros_like(apart), np.broadcast_to(shared, own.shape), shared
-    common = bool((there & ~apart).any())
-    tables = [rest] * common + list(own[apart])
-    numbers = np.cumsum(apart) - 1 + common
-    use = np.where(apart, numbers, np.where(there, 0, -1))
-    trimmed = tuple(table[: _length(table)].astype(np.uint8) for table in tables)
-    return Choice(trimmed, tuple(use.tolist()), symbol_bits(mixed))
+    devices, columns, tensors, _ = counts.shape
+    often = counts.sum(dim=1)
+    bins = _Bins.of(often.flatten(0, 1))
+    row = bins.group // max(1, tensors)
+    own, shared = _fitting(bins), _common(often, bins, row)
+    there = own.lengths.view(devices, tensors) > 0
+    price = (_TABLE_BITS + 8 * own.lengths).view(devices, tensors)
+    costs = [bins.summed(bins.often * each.bits) for each in (shared, own)]
+    apart = there & (costs[0] > costs[1] + price.flatten()).view(devices, tensors)
+    table, bits, lengths = shared
+    if not on_host(apart) or bool(apart.any()):
+        rest = _common(often * ~apart[:, :, None], bins, row)
+        alone = apart.flatten()[bins.group]
+        mixed = torch.where(alone, own.bits, rest.bits)
+        together, divided = (group_sums(bins.often * each, row, devices) for each in (bits, mixed))
+        divided = divided + 8 * rest.lengths + (price * apart).sum(dim=1)
+        shorter = divided < together + 8 * lengths
+        apart &= shorter[:, None]
+        divide = shorter[row]
+        bits = torch.where(divide, mixed, bits)
+        table = torch.where(divide, torch.where(alone, own.table, rest.table), table)
+        lengths = torch.where(shorter, rest.lengths, lengths)
+    common = (there & ~apart).any(dim=1, keepdim=True)
+    numbers = apart.cumsum(dim=1) - 1 + common
+    parts = (
+        counts.transpose(0, 1).reshape(columns, often.numel()).index_select(1, bins.place) * bits
+    )
+    column = devices * torch.arange(columns, device=row.device)[:, None]
+    sums = group_sums(parts.flatten(), (column + row).flatten(), devices * columns)
+    return Choice(
+        bits=sums.view(columns, devices).T,
+        lengths=torch.cat([lengths[:, None] * common, own.lengths.view_as(apart) * apart], dim=1),
+        use=torch.where(apart, numbers, there.long() - 1),
+        tables=_spread(table, bins.place, often.numel()).view(often.shape),
+    )
 
 
-def symbol_bits(tables: NDArray[np.integer]) -> Floats:
-    """Return the bits of every symbol in each table."""
-    weights = _WEIGHTS[tables]
-    total = weights.sum(axis=-1, keepdims=True)
-    bits: Floats = np.log2(np.maximum(total, 1)) - np.log2(np.maximum(weights, 1))
-    return bits + ROUNDING_BITS
+class _Bins(NamedTuple):
+    """The bins of a histogram [groups, symbols] that may hold something, one after the other."""
+
+    often: Tensor  # 64-bit floats
+    place: Tensor
+    group: Tensor
+    shape: torch.Size
+
+    @classmethod
+    def of(cls, counts: Tensor) -> "_Bins":
+        """Return the bins of a histogram."""
+        place = worth_a_look(counts)
+        often = counts.flatten().index_select(0, place).double()
+        return cls(often, place, place // max(1, counts.shape[1]), counts.shape)
+
+    @property
+    def symbol(self) -> Tensor:
+        """The symbol of every bin."""
+        return self.place - self.group * self.shape[1]
+
+    def summed(self, values: Tensor) -> Tensor:
+        """Return the sum of values over every group."""
+        return group_sums(values, self.group, self.shape[0])
+
+    def largest(self, values: Tensor) -> Tensor:
+        """Return the largest value of every group; values are 0 or more, and 0 stands for none."""
+        if not on_host(values):
+            return values.view(self.shape).amax(dim=1)
+        return values.new_zeros(self.shape[0]).scatter_reduce_(0, self.group, values, "amax")
+
+
+class _Tables(NamedTuple):
+    """Tables at bins: the bytes of symbols, the bits that these take, and how long tables are."""
+
+    table: Tensor
+    bits: Tensor
+    lengths: Tensor  # of all groups
+
+
+def _fitting(bins: _Bins) -> _Tables:
+    """Return the table of every group that fits how often its symbols occur."""
+    known = _constants(bins.often.device)
+    size = bins.often * (known.weights[_FULL] / bins.largest(bins.often).clamp(min=1))[bins.group]
+    # Weights have four digits, so those of a number say between which two weights it lies.
+    below = ((size.view(torch.int64) >> _DIGITS_BELOW) - _SMALLEST).clamp(0, _FULL - 2)
+    above = size > known.between.index_select(0, below)
+    # What occurs must have a probability, however small.
+    table = (below + above + 1) * (bins.often > 0)
+    total = bins.summed(known.weights.index_select(0, table)).clamp(min=1).log2()
+    bits = total[bins.group] - known.logarithms.index_select(0, table) + ROUNDING_BITS
+    return _Tables(table, bits, bins.largest((bins.symbol + 1) * (table > 0)))
+
+
+def _common(often: Tensor, bins: _Bins, row: Tensor) -> _Tables:
+    """Return one table for all tensors of each device, at the bins of every tensor."""
+    every = _Bins.of(often.sum(dim=1))
+    table, bits, lengths = _fitting(every)
+    place = row * every.shape[1] + bins.symbol
+    table, bits = (
+        _spread(each, every.place, every.shape.numel()).index_select(0, place)
+        for each in (table, bits)
+    )
+    return _Tables(table, bits, lengths)
+
+
+def _spread(values: Tensor, place: Tensor, size: int) -> Tensor:
+    return values.new_zeros(size).index_copy_(0, place, values)
+
+
+class _Constants(NamedTuple):
+    """What bytes stand for, where they lie."""
+
+    weights: Tensor
+    logarithms: Tensor
+    between: Tensor  # the weights from which on the next byte is nearer
+
+
+@lru_cache(maxsize=16)
+def _constants(device: torch.device) -> _Constants:
+    steps = _WEIGHTS[1 : _FULL + 1]
+    arrays = _WEIGHTS, np.log2(np.maximum(_WEIGHTS, 1)), np.sqrt(steps[1:] * steps[:-1])
+    return _Constants(*(torch.from_numpy(each).to(device) for each in arrays))
 
 
 def model(table: Bytes) -> Model:
@@ -82,24 +179,6 @@ def model(table: Bytes) -> Model:
     return _Categorical(weights / weights.sum(), perfect=False)
 
 
-def _table(counts: Ints) -> NDArray[np.int64]:
-    most = max(1, int(counts.max(initial=0)))
-    steps = _WEIGHTS[1 : _FULL + 1]
-    between = np.sqrt(steps[1:] * steps[:-1])
-    table: NDArray[np.int64] = 1 + np.searchsorted(between, counts * (steps[-1] / most))
-    # What occurs must have a probability, however small.
-    return np.where(counts > 0, table, 0)
-
-
-def _length(table: Ints) -> int:
-    return int(np.flatnonzero(table)[-1]) + 1 if table.any() else 0
-
-
-def _costs(counts: Ints, tables: Ints) -> Floats:
-    costs: Floats = (counts * symbol_bits(tables)).sum(axis=-1)
-    return costs
-
-
 class Gaps(NamedTuple):
     """How gaps between kept units are coded: after `longest` units without one, a new piece."""
 
@@ -107,48 +186,44 @@ class Gaps(NamedTuple):
     longest: int
 
 
-def gap_share(kept: Ints, units: Ints) -> Ints:
+def gap_share(kept: Tensor, units: Tensor) -> Tensor:
     """Return the share of kept units in 1/65536, to 8 binary digits, so that models are few."""
-    shares = np.maximum(1, (kept * _ONE) // np.maximum(1, units))
-    spare = np.maximum(0, np.floor(np.log2(shares)).astype(np.int64) + 1 - _DIGITS)
-    rounded: Ints = np.clip((shares >> spare) << spare, 1, _ONE - 1)
-    return rounded
+    shares = (kept * _ONE // units.clamp(min=1)).clamp(min=1)
+    spare = (shares.double().frexp().exponent - _DIGITS).clamp(min=0)
+    return (shares >> spare << spare).clamp(1, _ONE - 1)
 
 
-def gap_bits(kept: Ints, until: Ints, units: Ints) -> Floats:
+def gap_bits(kept: Tensor, until: Tensor, units: Tensor) -> Tensor:
     """Return the bits of the gaps between kept units, the last of which is number `until`.
 
     0 where all are kept, or none is.
     """
-    share = gap_share(kept, units) / _ONE
+    share = gap_share(kept, units).double() / _ONE
     pieces = gap_pieces(kept, until, units)
-    bits = pieces * ROUNDING_BITS - kept * np.log2(share) - (until - kept) * np.log2(1 - share)
-    return bits * some_kept(kept, units)
+    bits = pieces * ROUNDING_BITS - kept * share.log2() - (until - kept) * (1 - share).log2()
+    return bits * _some_kept(kept, units)
 
 
-def gap_pieces(kept: Ints, until: Ints, units: Ints) -> Ints:
+def gap_pieces(kept: Tensor, until: Tensor, units: Tensor) -> Tensor:
     """Return how many symbols gaps take at most."""
     longest = _longest(gap_share(kept, units))
-    pieces: Ints = (kept + (until - kept) // longest) * some_kept(kept, units)
-    return pieces
+    return (kept + (until - kept) // longest) * _some_kept(kept, units)
 
 
-def some_kept(kept: Ints, units: Ints) -> NDArray[np.bool_]:
+def _some_kept(kept: Tensor, units: Tensor) -> Tensor:
     """Return whether anything must be said about which units are kept."""
-    some: NDArray[np.bool_] = (kept > 0) & (kept < units)
-    return some
+    return (kept > 0) & (kept < units)
 
 
-def _longest(share: Ints) -> Ints:
+def _longest(share: Tensor) -> Tensor:
     """Return the longest gap that is one symbol."""
-    longest: Ints = np.clip(_LONG * _ONE // share, 1, _MOST_GAPS - 1)
-    return longest
+    return (_LONG * _ONE // share).clamp(1, _MOST_GAPS - 1)
 
 
 @lru_cache(maxsize=1024)
 def gaps(share: int) -> Gaps:
     """Return the model of gaps when a share of units (in 1/65536) is kept, all equally likely."""
-    longest = int(_longest(np.array(share)))
+    longest = int(_longest(torch.tensor(share)))
     left, masses = 1 << 40, []
     for _ in range(longest):
         after = left * (_ONE - share) >> 16

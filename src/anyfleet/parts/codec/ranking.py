@@ -1,4 +1,4 @@
-"""The largest entries of rows, and the places of flags.
+"""The largest entries of rows, the places of flags, and sums of groups.
 
 On the host numpy is several times faster than torch; elsewhere tensors stay where they are.
 """
@@ -48,6 +48,8 @@ def counted(flags: Tensor) -> Tensor:
 
 def last_set(flags: Tensor) -> Tensor:
     """Return the place after the last set flag of every row; 0 if none is."""
+    if not flags.shape[1]:
+        return torch.zeros(len(flags), dtype=torch.int64, device=flags.device)
     if flags.device.type != "cpu":
         places = torch.arange(1, flags.shape[1] + 1, dtype=torch.int32, device=flags.device)
         return (flags * places).amax(dim=1)
@@ -61,3 +63,32 @@ def where_set(flags: Tensor) -> Tensor:
     if flags.device.type != "cpu":
         return flags.flatten().nonzero()[:, 0]
     return torch.from_numpy(np.flatnonzero(flags.numpy()))
+
+
+def on_host(tensor: Tensor) -> bool:
+    """Return whether numbers can be read at once, without waiting for an accelerator."""
+    return tensor.device.type == "cpu"
+
+
+def worth_a_look(counts: Tensor) -> Tensor:
+    """Return the places of counts that are not 0; off the host those of all, as nobody waits."""
+    if not on_host(counts):
+        return torch.arange(counts.numel(), device=counts.device)
+    return torch.from_numpy(np.flatnonzero(counts.numpy()))
+
+
+def group_sums(values: Tensor, group: Tensor, groups: int) -> Tensor:
+    """Return the sum of every group of `worth_a_look`, which does not depend on other groups."""
+    if not on_host(values):
+        return values.view(groups, values.numel() // max(1, groups)).sum(dim=1)
+    return torch.bincount(group, values, groups)
+
+
+def tally(places: Tensor, size: int) -> Tensor:
+    """Return how often each of the whole numbers below `size` occurs."""
+    if on_host(places):
+        return torch.bincount(places, minlength=size)
+    ones = torch.ones(1, dtype=torch.int64, device=places.device).expand(len(places))
+    return torch.zeros(size, dtype=torch.int64, device=places.device).scatter_add_(
+        0, places.long(), ones
+    )

@@ -1,6 +1,6 @@
 """The simulated runtime: devices in this process under virtual time."""
 
-from anyfleet.runtime.simulated.engines import Sequential, Stacked, Threads
+from anyfleet.runtime.simulated.engines import Sequential, Stacked, Threads, Workers
 from anyfleet.runtime.simulated.simulator import Simulated
 
-__all__ = ["Sequential", "Simulated", "Stacked", "Threads"]
+__all__ = ["Sequential", "Simulated", "Stacked", "Threads", "Workers"]

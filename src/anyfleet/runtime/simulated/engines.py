@@ -1,56 +1,75 @@
 """Engines: how orders are carried out, one by one, in threads with real bytes, or stacked."""
 
-from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+import os
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from anyfleet import rng
 from anyfleet.arguments import checked
-from anyfleet.arrays import join
-from anyfleet.core.client import work
-from anyfleet.core.delivery import columns_of, cut_reply
-from anyfleet.core.device_state import DeviceState
+from anyfleet.arrays import Floats, join
+from anyfleet.core.client import TRAINING, Finished, Launched, carry_out, collect, launch
+from anyfleet.core.delivery import columns_of, cut_replies
 from anyfleet.core.limits import Limits
-from anyfleet.core.messages import Kind
+from anyfleet.core.memories import Memories, Remembered
 from anyfleet.core.method import Job
 from anyfleet.core.objectives import Task
 from anyfleet.core.orders import Cohort, grid
+from anyfleet.core.padding import unpaddable
 from anyfleet.core.stacks import Replies, Stack
-from anyfleet.errors import BadMessage
+from anyfleet.errors import AnyfleetWarning, BadMessage
+from anyfleet.runtime.simulated.stacking import stacks
 from anyfleet.wire import cut_message, decode_order, encode_order, encode_reply, misfits
 from anyfleet.wire.inbox import Inbox
 
-
-class EngineOrder(NamedTuple):
-    """One order for an engine, with what the engine needs to carry it out."""
-
-    sent_order: Cohort  # as the server sent it
-    order: Cohort  # as the device received it
-    state: DeviceState
-    upload_width: float = 1.0  # width of the model in the reply that crosses the link; 1: all
+Precision = Literal["float32", "tf32", "bf16"]
 
 
-class EngineReply(NamedTuple):
-    """The reply to one order as it reached the server, and the state that its device keeps."""
+@dataclass(frozen=True, eq=False)
+class Assignment:
+    """Orders for an engine, one row each, that share their kind and their job.
 
-    reply: Replies
-    state: DeviceState
-    refused_by_server: str = ""  # why the reply cannot be used, or ""
-    refused_by_device: str = ""  # why the device did nothing and sent nothing, or ""
+    Orders of several rounds may be joined if the trainer draws nothing for a whole cohort
+    (`draws_together`).
+    """
+
+    orders: Cohort  # as the devices received them
+    sent: Cohort  # as the server sent them
+    upload_width: Floats  # of the model in the reply that crosses the link; 1: all
+
+
+@dataclass(frozen=True, eq=False)
+class Executed:
+    """Orders that an engine carried out: their replies as they reached the server, row by row.
+
+    What devices keep is `remembered`, to be committed when their training ends.
+    """
+
+    replies: Replies
+    remembered: Remembered
+    refused_by_server: Mapping[int, str] = field(default_factory=dict)  # by row: why it is no use
+    refused_by_device: Mapping[int, str] = field(default_factory=dict)  # by row: why nothing came
+
+
+class Executor(Protocol):
+    """An engine at work in one run: it holds what lives from round to round."""
+
+    def execute(self, given: Assignment, memories: Memories) -> Executed:
+        """Return what came of orders, row by row."""
+        ...
 
 
 class Engine(Protocol):
     """What carries out orders and returns their replies."""
 
-    def execute(
-        self, orders: Sequence[EngineOrder], task: Task, limits: Limits
-    ) -> list[EngineReply]:
-        """Return one reply for each order, in the same order."""
+    def start(self, task: Task, limits: Limits) -> Executor:
+        """Return what carries out the orders of one run."""
         ...
 
     def misfits(self, job: Job, limits: Limits) -> Mapping[str, str]:
@@ -58,15 +77,72 @@ class Engine(Protocol):
         return {}
 
 
+# --- one device at a time -----------------------------------------------------------------------
+
+
 @checked
 @dataclass(frozen=True)
 class Sequential(Engine):
     """The engine that trains one device after the other; the others must agree with it."""
 
-    def execute(
-        self, orders: Sequence[EngineOrder], task: Task, limits: Limits
-    ) -> list[EngineReply]:
-        return [_execute_one(each, task) for each in orders]
+    def start(self, task: Task, limits: Limits) -> Executor:
+        return _OneByOne(task)
+
+
+@checked
+@dataclass(frozen=True)
+class Workers(Engine):
+    """The engine that trains devices side by side, each on one thread of the processor.
+
+    `count` is the number of threads; 0: one for each core. Results are those of `Sequential` with
+    one thread.
+    """
+
+    count: int = 0
+
+    def __post_init__(self) -> None:
+        if self.count < 0:
+            raise ValueError(f"Workers.count must be at least 1, or 0 for all cores: {self.count}.")
+
+    def start(self, task: Task, limits: Limits) -> Executor:
+        return _OneByOne(task, _pool(self.count or cores(), 1))
+
+
+class _OneByOne:
+    """An engine that carries out each order alone, in the threads of a pool if there is one."""
+
+    def __init__(self, task: Task, pool: ThreadPoolExecutor | None = None) -> None:
+        self._task, self._pool = task, pool
+
+    def execute(self, given: Assignment, memories: Memories) -> Executed:
+        def alone(order: Cohort) -> Finished:
+            return carry_out(order, memories, self._task)
+
+        run = self._pool.map if self._pool else map
+        return _executed(given, list(run(alone, given.orders.rows())), self._task)
+
+
+def cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _pool(workers: int, threads: int) -> ThreadPoolExecutor:
+    """Return workers that use so many threads each inside an operator.
+
+    A new thread does not inherit the number of threads that torch is set to.
+    """
+    return ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(threads,))
+
+
+def _executed(given: Assignment, done: Sequence[Finished], task: Task) -> Executed:
+    """Return orders that were carried out one by one or stack by stack, in their order."""
+    replies = join([each.replies for each in done])
+    cut = cut_replies(replies, given.orders, given.upload_width, task.blueprint)
+    return Executed(cut, join([each.remembered for each in done]))
+
+
+# --- with bytes ---------------------------------------------------------------------------------
 
 
 class PackedReply(NamedTuple):
@@ -92,23 +168,8 @@ class Threads(Engine):
         if self.workers < 1:
             raise ValueError(f"Threads.workers must be at least 1, got {self.workers}.")
 
-    def execute(
-        self, orders: Sequence[EngineOrder], task: Task, limits: Limits
-    ) -> list[EngineReply]:
-        def on_device(each: EngineOrder) -> tuple[EngineReply, PackedReply | None]:
-            return self._on_device(each, task, limits)
-
-        # A new thread does not inherit the number of threads that torch is set to.
-        pin, count = torch.set_num_threads, torch.get_num_threads()
-        with ThreadPoolExecutor(self.workers, initializer=pin, initargs=(count,)) as pool:
-            done = list(pool.map(on_device, orders))
-        inbox = Inbox(task, limits)
-        for each, (reply, _) in zip(orders, done, strict=True):
-            inbox.expect(each.sent_order)
-            if reply.refused_by_device:
-                inbox.close(int(each.sent_order.id[0]))
-        received = _received(self.transmit([packed for _, packed in done if packed]), inbox)
-        return [_as_received(reply, received) for reply, _ in done]
+    def start(self, task: Task, limits: Limits) -> Executor:
+        return _WithBytes(self, task, limits)
 
     def misfits(self, job: Job, limits: Limits) -> Mapping[str, str]:
         return misfits(job, self.allow, limits)
@@ -117,95 +178,73 @@ class Threads(Engine):
         """Return what the server receives; a subclass that models attacks overrides this."""
         return replies
 
-    def _on_device(
-        self, each: EngineOrder, task: Task, limits: Limits
-    ) -> tuple[EngineReply, PackedReply | None]:
-        key = rng.fold(each.sent_order.key[0], "threads")
-        whole, down = each.sent_order, float(each.order.delivered_width[0])
+
+class _WithBytes:
+    """An engine that makes bytes of every message."""
+
+    def __init__(self, engine: Threads, task: Task, limits: Limits) -> None:
+        self._engine, self._task, self._limits = engine, task, limits
+        self._pool = _pool(engine.workers, torch.get_num_threads())
+
+    def execute(self, given: Assignment, memories: Memories) -> Executed:
+        def on_device(row: int) -> "_OnDevice":
+            return self._on_device(given, row, memories)
+
+        done = list(self._pool.map(on_device, range(len(given.orders))))
+        inbox, sent = Inbox(self._task, self._limits), given.sent.rows()
+        for order, each in zip(sent, done, strict=True):
+            inbox.expect(order)
+            if each.refused:
+                inbox.close(int(order.id[0]))
+        packed = [each.packed for each in done if each.packed is not None]
+        received = _received(self._engine.transmit(packed), inbox)
+        replies = [each.reply for each in done]
+        refused: dict[int, str] = {}
+        for row, each in enumerate(done):
+            found = received.get(int(given.sent.device[row]))
+            if isinstance(found, Replies):
+                replies[row] = found
+            elif not each.refused:
+                refused[row] = f"{found.reason}: {found}" if found else "nothing came"
+        return Executed(
+            join(replies),
+            join([each.remembered for each in done]),
+            refused_by_server=refused,
+            refused_by_device={row: each.refused for row, each in enumerate(done) if each.refused},
+        )
+
+    def _on_device(self, given: Assignment, row: int, memories: Memories) -> "_OnDevice":
+        whole, task = given.sent.take([row]), self._task
+        key = rng.fold(whole.key[0], "threads")
+        down = float(given.orders.delivered_width[row])
         data = _through_link(encode_order(whole, task), whole, down, rng.fold(key, "down"))
         try:
-            order = decode_order(data, task, self.allow, limits)
+            order = decode_order(data, task, self._engine.allow, self._limits)
         except BadMessage as error:
             reason = f"{error.reason}: {error}"
-            return EngineReply(_no_reply(whole), each.state, refused_by_device=reason), None
-        done = work(order, (each.state,), task)
+            return _OnDevice(_no_reply(whole), Remembered.of(whole), refused=reason)
+        done = carry_out(order, memories, task)
         data = encode_reply(done.replies, order, task)
         if order.job.send in done.replies.trees_of(0):
-            data = _through_link(data, order, each.upload_width, rng.fold(key, "up"))
+            up = float(given.upload_width[row])
+            data = _through_link(data, order, up, rng.fold(key, "up"))
         packed = PackedReply(int(order.device[0]), data)
-        return EngineReply(done.replies, done.states[0]), packed
+        return _OnDevice(done.replies, done.remembered, packed)
 
 
-@checked
-@dataclass(frozen=True)
-class Stacked(Engine):
-    """The engine that trains devices of equal slice shape together under `torch.func.vmap`.
+class _OnDevice(NamedTuple):
+    """What one device made of an order that came as bytes."""
 
-    At most `chunk` devices are in one stack.
-    """
-
-    chunk: int = 64
-
-    def __post_init__(self) -> None:
-        if self.chunk < 1:
-            raise ValueError(f"Stacked.chunk must be at least 1, got {self.chunk}.")
-
-    def execute(
-        self, orders: Sequence[EngineOrder], task: Task, limits: Limits
-    ) -> list[EngineReply]:
-        stackable: dict[Hashable, list[int]] = defaultdict(list)
-        for row, each in enumerate(orders):
-            stackable[_stack_key(each.order, row, task)].append(row)
-        replies: dict[int, EngineReply] = {}
-        for rows in stackable.values():
-            for start in range(0, len(rows), self.chunk):
-                chunk = rows[start : start + self.chunk]
-                done = self._execute_stack([orders[row] for row in chunk], task)
-                replies |= dict(zip(chunk, done, strict=True))
-        return [replies[row] for row in range(len(orders))]
-
-    def _execute_stack(self, stack: Sequence[EngineOrder], task: Task) -> list[EngineReply]:
-        states = tuple(each.state for each in stack)
-        done = work(join([each.order for each in stack]), states, task)
-        rows = zip(stack, done.replies.rows(), done.states, strict=True)
-        return [
-            EngineReply(cut_reply(reply, each.order, each.upload_width, task.blueprint), state)
-            for each, reply, state in rows
-        ]
-
-
-def _stack_key(order: Cohort, row: int, task: Task) -> Hashable:
-    """Return a key that is equal for orders that can be stacked."""
-    if order.kind not in (Kind.TRAIN, Kind.HOLD):
-        return row
-    # A trainer may draw once for the whole cohort: only orders with the same draw share a stack.
-    draws = order.job.trainer.shared_draws(1, torch.tensor(order.cohort_key)) != (None,)
-    drawn = (order.cohort_key, float(order.width[0])) if draws else None
-    # The shape alone is not enough: a model may hold constants along an axis that is sliced.
-    slice_ = order.slice_of(0)
-    # Where columns begin depends on the slice and on the planned width.
-    column_width = float(order.column_width[0])
-    columns = (column_width, slice_, float(order.width[0])) if column_width < 1 else None
-    return (
-        order.kind,
-        task.blueprint.local(slice_),
-        slice_.first_trained_layer,
-        order.job,
-        drawn,
-        columns,
-    )
-
-
-def _execute_one(each: EngineOrder, task: Task) -> EngineReply:
-    done = work(each.order, (each.state,), task)
-    reply = cut_reply(done.replies, each.order, each.upload_width, task.blueprint)
-    return EngineReply(reply, done.states[0])
+    reply: Replies
+    remembered: Remembered
+    packed: PackedReply | None = None
+    refused: str = ""  # why the device did nothing and sent nothing, or ""
 
 
 def _through_link(data: bytes, order: Cohort, width: float, key: Tensor) -> bytes:
     """Return the bytes of a message with a model that arrive, when `width` of the model does."""
-    came = columns_of(order, width)
-    return data if came == grid(order)[0] else cut_message(data, came, key)
+    (came,) = columns_of(order, np.array([width]))
+    return data if came == grid(order)[0] else cut_message(data, int(came), key)
 
 
 def _received(packed: Iterable[PackedReply], inbox: Inbox) -> dict[int, Replies | BadMessage]:
@@ -232,13 +271,80 @@ def _no_reply(order: Cohort) -> Replies:
     )
 
 
-def _as_received(reply: EngineReply, received: dict[int, Replies | BadMessage]) -> EngineReply:
-    """Return the reply as the server received it, or with the reason why it is refused."""
-    if reply.refused_by_device:
-        return reply
-    found = received.get(int(reply.reply.device[0]))
-    if found is None:
-        return reply._replace(refused_by_server="nothing came")
-    if isinstance(found, BadMessage):
-        return reply._replace(refused_by_server=f"{found.reason}: {found}")
-    return reply._replace(reply=found)
+# --- stacks -------------------------------------------------------------------------------------
+
+
+@checked
+@dataclass(frozen=True)
+class Stacked(Engine):
+    """The engine that trains devices of equal slice shape together under `torch.func.vmap`.
+
+    At most `chunk` devices are in one stack; 0: as many as memory is predicted to hold. Stacks are
+    trained in `workers` threads of the processor side by side. With `precision` "tf32" or "bf16" an
+    accelerator multiplies with fewer digits; `compile` fuses the operators of a local step.
+    """
+
+    chunk: int = 0
+    workers: int = 1
+    precision: Precision = "float32"
+    compile: bool = False
+
+    def __post_init__(self) -> None:
+        if self.chunk < 0:
+            raise ValueError(f"Stacked.chunk must be at least 1, or 0: {self.chunk}.")
+        if self.workers < 1:
+            raise ValueError(f"Stacked.workers must be at least 1, got {self.workers}.")
+
+    def start(self, task: Task, limits: Limits) -> Executor:
+        return _Stacks(self, task)
+
+
+class _Stacks:
+    """An engine that carries out orders stack by stack."""
+
+    def __init__(self, engine: Stacked, task: Task) -> None:
+        self._engine, self._task = engine, task
+        self._device = next(iter(task.params.values())).device
+        self._pool = _pool(engine.workers, 1) if engine.workers > 1 else None
+        self._streams: list[torch.cuda.Stream] = []
+        self._chunk = engine.chunk
+        reason = unpaddable(task)
+        if reason:
+            self._chunk = 1
+            warnings.warn(
+                f"Stacked: devices are trained one at a time, since samples see each other: "
+                f"{reason}. Choose engine Workers, which trains them side by side.",
+                AnyfleetWarning,
+                stacklevel=4,
+            )
+
+    def execute(self, given: Assignment, memories: Memories) -> Executed:
+        orders, task = given.orders, self._task
+        if orders.kind not in TRAINING:
+            return _executed(given, [carry_out(orders, memories, task)], task)
+        rows = stacks(orders, task, self._chunk, self._engine.workers)
+        done = self._trained([orders.take(some) for some in rows], memories)
+        order = np.argsort(np.concatenate(rows))
+        replies = join([each.replies for each in done]).take(order)
+        remembered = join([each.remembered for each in done]).take(order)
+        return _executed(given, [Finished(replies, remembered)], task)
+
+    def _trained(self, cohorts: list[Cohort], memories: Memories) -> list[Finished]:
+        """Return what came of stacks, each of which a cohort orders."""
+        if self._device.type == "cuda":
+            # All is launched before anything is fetched, which would wait for it.
+            launched = [self._launched(*each, memories) for each in enumerate(cohorts)]
+            for stream in self._streams:
+                torch.cuda.current_stream(self._device).wait_stream(stream)
+            return [collect(each, memories) for each in launched]
+        run = self._pool.map if self._pool else map
+        return list(run(lambda cohort: carry_out(cohort, memories, self._task), cohorts))
+
+    def _launched(self, number: int, cohort: Cohort, memories: Memories) -> Launched:
+        """Launch a stack on a stream of its own: small ones leave an accelerator idle."""
+        if number >= len(self._streams):
+            self._streams.append(torch.cuda.Stream(self._device))  # type: ignore[no-untyped-call]
+        stream = self._streams[number]
+        stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(stream):
+            return launch(cohort, memories, self._task)

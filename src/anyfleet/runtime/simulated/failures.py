@@ -44,6 +44,6 @@ def offline_failures(
         if not world.online(only, moment)[0]:
             yield PossibleFailure(moment.now - when.now, "went offline")
             return
-        moment = When(world.online_until(device, moment), when.round_index)
+        moment = When(float(world.online_until(only, moment)[0]), when.round_index)
         if not moment.now < when.now + seconds:
             return

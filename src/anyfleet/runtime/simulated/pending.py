@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from anyfleet.arrays import Floats
-from anyfleet.core.device_state import DeviceState
+from anyfleet.core.memories import Remembered, SavedMemories
 from anyfleet.core.messages import Charges
 from anyfleet.core.orders import Cohort
 from anyfleet.core.stacks import Replies
@@ -26,7 +26,7 @@ class Pending:
     charges: Charges
     failure: PossibleFailure | None = None  # the earliest one known so far
     reply: Replies | None = None
-    state: DeviceState | None = None  # what the device keeps once it has finished
+    remembered: Remembered | None = None  # what the device keeps once it has finished
     refused_by_server: str = ""  # the reason, or ""
     refused_by_device: str = ""  # the reason, or ""
 
@@ -48,6 +48,6 @@ class SimulatedState:
     clock: Clock
     round_index: int
     pending: Mapping[int, Pending]
-    states: Mapping[int, DeviceState]
+    memories: SavedMemories
     batteries: tuple[Floats, Floats]
     losses: Floats

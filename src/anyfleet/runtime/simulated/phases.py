@@ -119,7 +119,7 @@ class OrderTiming:
 
     def upload(self, bits: float, when: When) -> Phase:
         """Return the upload phase of a reply of `bits` that begins now."""
-        still = self.world.bit_rates_until(int(self.order.device[0]), self.when)
+        (still,) = self.world.bit_rates_until(self.order.device, self.when)
         # Bit rates are computed again only if a round or time can have changed them meanwhile.
         same = when.round_index == self.when.round_index and when.now < still
         known = float(self.conditions.bit_rate_up[0]) if same else None
@@ -130,8 +130,8 @@ class OrderTiming:
 
         What only a new round changes stays as it was when the order was submitted.
         """
-        device, frequency = int(self.order.device[0]), self.order.hyperparameters.frequency
-        still = self.world.compute_until(device, self.when)
+        device, frequency = self.order.device, self.order.hyperparameters.frequency
+        (still,) = self.world.compute_until(device, self.when)
 
         def cost(moment: When) -> SteadyCost:
             own = self.conditions
@@ -143,10 +143,12 @@ class OrderTiming:
         # After a download that never ends, computing never begins: any finite start will do.
         start = self.when.now + (after if math.isfinite(after) else 0.0)
         begun = When(start, self.when.round_index)
-        return follow(begun, cost, lambda moment: self.world.compute_until(device, moment))
+        return follow(
+            begun, cost, lambda moment: float(self.world.compute_until(device, moment)[0])
+        )
 
     def _transfer(self, bits: float, way: Way, when: When, known: float | None) -> Phase:
-        device = int(self.order.device[0])
+        device = self.order.device
         own = self.conditions
         (watts,) = own.receive_power if way == "down" else own.send_power
 
@@ -156,4 +158,6 @@ class OrderTiming:
             (rate,) = self.world.bit_rates(self.order.device, moment, self.active).of(way)
             return transfer_cost(bits, float(rate), float(watts))
 
-        return follow(when, cost, lambda moment: self.world.bit_rates_until(device, moment))
+        return follow(
+            when, cost, lambda moment: float(self.world.bit_rates_until(device, moment)[0])
+        )

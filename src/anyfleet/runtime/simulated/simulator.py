@@ -1,6 +1,7 @@
 """The simulated fleet: devices in this process, under virtual time."""
 
 import math
+from collections.abc import Hashable
 from dataclasses import replace
 
 import numpy as np
@@ -8,10 +9,11 @@ import numpy as np
 from anyfleet.arrays import Flags, Floats, Ints, join
 from anyfleet.core.check_in import OrderChoices
 from anyfleet.core.choosing import decide
-from anyfleet.core.delivery import cut_order
+from anyfleet.core.delivery import cut_orders
 from anyfleet.core.device_state import DeviceState
 from anyfleet.core.events import Events, Failures
 from anyfleet.core.limits import Limits
+from anyfleet.core.memories import Memories
 from anyfleet.core.messages import Charges, Conditions, Devices, Kind
 from anyfleet.core.objectives import Task
 from anyfleet.core.orders import Cohort
@@ -25,7 +27,7 @@ from anyfleet.runtime.simulated.charging import (
     demand,
 )
 from anyfleet.runtime.simulated.clock import Clock, Event
-from anyfleet.runtime.simulated.engines import Engine, EngineOrder, Sequential
+from anyfleet.runtime.simulated.engines import Assignment, Engine, Sequential
 from anyfleet.runtime.simulated.failures import (
     PossibleFailure,
     battery_failures,
@@ -34,6 +36,7 @@ from anyfleet.runtime.simulated.failures import (
 )
 from anyfleet.runtime.simulated.pending import Pending, SimulatedState
 from anyfleet.runtime.simulated.phases import OrderTiming, Phase
+from anyfleet.runtime.simulated.stacking import draws_together
 from anyfleet.runtime.simulated.transfers import draw_transfers, event_keys
 from anyfleet.world import World
 from anyfleet.world.quantities import When
@@ -67,11 +70,11 @@ class Simulated:
                 "build the world with one row per device of the task"
             )
         self._task, self._world = task, world
-        self._engine: Engine = engine or Sequential()
         self.limits = limits or Limits()
+        self._executor = (engine or Sequential()).start(task, self.limits)
         self._clock, self._round_index = Clock(), 0
         self._pending: dict[int, Pending] = {}
-        self._states: dict[int, DeviceState] = {}
+        self._memories = Memories(task)
         self._batteries = Batteries(world)
         # The loss that each device reported last, even if the server refused the reply.
         self._losses: Floats = np.full(task.devices, np.nan)
@@ -112,9 +115,9 @@ class Simulated:
 
     def offer(self, orders: Cohort) -> None:
         """Let the devices choose from the menus of these orders; no time passes."""
-        states = [self.state(int(device)) for device in orders.device]
+        choosers = [self._memories.chooser(device) for device in orders.device.tolist()]
         counting = self._world.declared.counting
-        chosen = decide(orders, self._true_conditions(orders), states, self._task, counting)
+        chosen = decide(orders, self._true_conditions(orders), choosers, self._task, counting)
         self._choices = OrderChoices(orders.id, chosen)
 
     def _true_conditions(self, orders: Cohort) -> Conditions:
@@ -123,12 +126,12 @@ class Simulated:
         return replace(own, battery=self._batteries.charge(orders.device, self.now()))
 
     def _active(self, devices: Ints) -> Ints:
-        """Return how many devices use each band: these, and those with an order under way."""
+        """Return how many devices use the band of each: these, and those under way."""
         if not self._world.shares_bands:
-            return np.ones(len(self._world.links), dtype=np.int64)  # every device has its own
+            return np.ones(len(devices), dtype=np.int64)  # every device has its own
         busy = [int(pending.order.device[0]) for pending in self._pending.values()]
         everybody = np.union1d(devices, np.array(busy, dtype=np.int64))
-        return self._world.devices_per_band(everybody)
+        return self._world.sharing(devices, everybody)
 
     def _when(self) -> When:
         return When(self.now(), self._round_index)
@@ -155,12 +158,14 @@ class Simulated:
         fatal = self._world.dies(orders.device, death_keys, self._when())
         self._free[orders.device] = False
         self._batteries.start_work(orders.device, self.now())
-        for row, (whole, mine) in enumerate(zip(orders.rows(), own.rows(), strict=True)):
+        widths = np.array([transfer.width_down for transfer in transfers])
+        received = cut_orders(orders, widths, self._task.blueprint).rows()
+        rows = zip(orders.rows(), received, own.rows(), strict=True)
+        for row, (whole, order, mine) in enumerate(rows):
             transfer = transfers[row]
-            order = cut_order(whole, transfer.width_down, self._task.blueprint)
-            chooser = self.state(int(order.device[0])).chooser
+            chooser = self._memories.chooser(int(order.device[0]))
             need = demand(order, self._task, self._world.declared.counting, chooser)
-            timing = OrderTiming(self._world, order, self._when(), mine, active)
+            timing = OrderTiming(self._world, order, self._when(), mine, active[[row]])
             download = timing.download()
             phases = download, timing.compute(need.effort, download.seconds)
             charges = charges_before_upload(order, need.effort, phases, self._when())
@@ -242,7 +247,7 @@ class Simulated:
             self._clock.copy(),
             self._round_index,
             dict(self._pending),
-            dict(self._states),
+            self._memories.save(),
             self._batteries.save(),
             self._losses.copy(),
         )
@@ -250,7 +255,8 @@ class Simulated:
     def restore(self, saved: SimulatedState) -> None:
         """Go back to the state that `save` returned."""
         self._clock, self._round_index = saved.clock.copy(), saved.round_index
-        self._pending, self._states = dict(saved.pending), dict(saved.states)
+        self._pending = dict(saved.pending)
+        self._memories.restore(saved.memories)
         self._batteries.restore(saved.batteries)
         self._losses = saved.losses.copy()
         busy = [int(pending.order.device[0]) for pending in saved.pending.values()]
@@ -258,7 +264,7 @@ class Simulated:
 
     def state(self, device: int) -> DeviceState:
         """Return what a device keeps between visits."""
-        return self._states.get(device, DeviceState())
+        return self._memories.state(device)
 
     def _close(self, order_id: int, elapsed: float) -> Charges:
         """Close the order after `elapsed` seconds; return the charges for the work done by then."""
@@ -275,7 +281,7 @@ class Simulated:
         if self._pending[order_id].reply is None:
             self._execute()
         pending = self._pending[order_id]
-        if pending.reply is None or pending.state is None:
+        if pending.reply is None or pending.remembered is None:
             raise RuntimeError(f"the engine did not carry out order {order_id}")
         if pending.refused_by_device:
             # The order reached its device, which did nothing: only the download is charged.
@@ -284,7 +290,7 @@ class Simulated:
             self._pending[order_id] = replace(pending, failure=refused)
             self._clock.schedule(self.now(), Event("failed", order_id))
             return
-        self._states[int(pending.order.device[0])] = pending.state
+        self._memories.commit(pending.remembered)
         bits = pending.reply.bits
         upload = pending.timing.upload(float(bits[0]), self._when())
         charges = charges_with_upload(pending.charges, bits, upload)
@@ -323,13 +329,26 @@ class Simulated:
 
     def _execute(self) -> None:
         """Let the engine carry out all pending orders that are not going to fail before."""
-        waiting = [(i, p) for i, p in self._pending.items() if p.reply is None and not p.failure]
-        orders = [
-            EngineOrder(
-                p.sent_order, p.order, self.state(int(p.order.device[0])), p.transfer.width_up
+        groups: dict[Hashable, list[int]] = {}
+        for number, pending in self._pending.items():
+            if pending.reply is None and not pending.failure:
+                order = pending.order
+                drawn = order.cohort_key if draws_together(order.job, order.cohort_key) else None
+                groups.setdefault((order.kind, order.job, drawn), []).append(number)
+        for numbers in groups.values():
+            waiting = [self._pending[number] for number in numbers]
+            given = Assignment(
+                join([pending.order for pending in waiting]),
+                join([pending.sent_order for pending in waiting]),
+                np.array([pending.transfer.width_up for pending in waiting]),
             )
-            for _, p in waiting
-        ]
-        done = self._engine.execute(orders, self._task, self.limits)
-        for (order_id, pending), reply in zip(waiting, done, strict=True):
-            self._pending[order_id] = replace(pending, **reply._asdict())
+            done = self._executor.execute(given, self._memories)
+            rows = zip(numbers, waiting, done.replies.rows(), done.remembered.rows(), strict=True)
+            for row, (number, pending, reply, remembered) in enumerate(rows):
+                self._pending[number] = replace(
+                    pending,
+                    reply=reply,
+                    remembered=remembered,
+                    refused_by_server=done.refused_by_server.get(row, ""),
+                    refused_by_device=done.refused_by_device.get(row, ""),
+                )

@@ -1,0 +1,246 @@
+"""Convolution of a stack of devices, each with weights of its own, on a CUDA device.
+
+Torch maps a convolution over weights as one with a group for each device, which cuDNN runs as
+hundreds of small kernels. Here forward and both backward passes are single kernels (see `kernels`),
+chosen by rule, not by a measurement that a resumed run would have to repeat: on an H200 they were
+the fastest for every layer of CIFAR-10 networks that was tried but the weights of a first layer.
+"""
+
+from functools import lru_cache
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.library import custom_op
+from torch.nn.grad import conv2d_input, conv2d_weight
+
+
+class Shift(NamedTuple):
+    """How a square filter moves over the samples, and their size."""
+
+    stride: int
+    padding: int
+    height: int
+    width: int
+
+
+@lru_cache(maxsize=1)
+def has_kernels() -> bool:
+    """Return whether the kernels for stacks can be imported."""
+    return find_spec("triton") is not None
+
+
+def fits(x: Tensor, weight: Tensor, stride: list[int], padding: list[int], further: bool) -> bool:
+    """Return whether the kernels compute this convolution; `further` says: dilated or grouped."""
+    size = weight.shape[-1]
+    return (
+        has_kernels()
+        and x.device.type == "cuda"
+        and x.dtype in (torch.float32, torch.bfloat16)
+        and not further
+        and x.ndim == weight.ndim == 4
+        and weight.shape[-2] == size
+        and len({*stride}) == len({*padding}) == 1
+        and padding[0] < size
+    )
+
+
+def convolution(
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int
+) -> Tensor:
+    """Return the convolution of one device; under `vmap`, of all of them by one kernel."""
+    if torch.is_autocast_enabled(x.device.type):
+        kind = torch.get_autocast_dtype(x.device.type)
+        x, weight = x.to(kind), weight.to(kind)
+        bias = None if bias is None else bias.to(kind)
+    shift = Shift(stride, padding, *x.shape[-2:])
+    out: Tensor = _Convolution.apply(x, weight, bias, shift)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _Convolution(torch.autograd.Function):
+    """The convolution, with a rule for stacks."""
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, shift: Shift) -> Tensor:
+        return torch.conv2d(x, weight, bias, shift.stride, shift.padding)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        del output
+        x, weight, bias, ctx.shift = inputs
+        ctx.save_for_backward(x, weight)
+        ctx.biased = bias is not None
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient,) = gradients
+        x, weight = ctx.saved_tensors
+        own = weights = None
+        # The samples themselves have no gradient: that of the first layer would be for nothing.
+        if ctx.needs_input_grad[0]:
+            own = _InputGradient.apply(gradient, weight, ctx.shift)  # type: ignore[no-untyped-call]
+        if ctx.needs_input_grad[1]:
+            size = weight.shape[-1]
+            weights = _WeightGradient.apply(gradient, x, size, ctx.shift)  # type: ignore[no-untyped-call]
+        return own, weights, gradient.sum((0, 2, 3)) if ctx.biased else None, None
+
+    @staticmethod
+    def vmap(
+        info: Any, dims: Any, x: Tensor, weight: Tensor, bias: Tensor | None, shift: Shift
+    ) -> tuple[Tensor, int]:
+        x, weight = _first(info, dims, x, weight)
+        extra = () if bias is None else _first(info, dims[2:], bias)
+        size = weight.shape[-1]
+        out = _stacked(
+            _last(x), _taps(weight), [each.contiguous() for each in extra], size, *shift[:2][::-1]
+        )
+        return _second(out), 0
+
+
+class _InputGradient(torch.autograd.Function):
+    """The gradient of a convolution's input, from that of its output."""
+
+    @staticmethod
+    def forward(gradient: Tensor, weight: Tensor, shift: Shift) -> Tensor:
+        shape = (len(gradient), weight.shape[1], shift.height, shift.width)
+        way = shift.stride, shift.padding
+        found: Tensor = conv2d_input(shape, weight, gradient, *way)  # type: ignore[no-untyped-call]
+        return found
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        del output
+        gradient, weight, ctx.shift = inputs
+        ctx.save_for_backward(gradient, weight)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        gradient, weight = ctx.saved_tensors
+        (along,) = gradients
+        again = _Convolution.apply(along, weight, None, ctx.shift)  # type: ignore[no-untyped-call]
+        size = weight.shape[-1]
+        weights = _WeightGradient.apply(gradient, along, size, ctx.shift)  # type: ignore[no-untyped-call]
+        return again, weights, None
+
+    @staticmethod
+    def vmap(
+        info: Any, dims: Any, gradient: Tensor, weight: Tensor, shift: Shift
+    ) -> tuple[Tensor, int]:
+        gradient, weight = _first(info, dims, gradient, weight)
+        size = weight.shape[-1]
+        if shift.stride > 1:
+            return _grouped_input_gradient(gradient, weight, shift), 0
+        # A convolution with the filter turned around, and inputs and outputs exchanged.
+        turned = _taps(weight.flip(-2, -1).transpose(1, 2))
+        out = _stacked(_last(gradient), turned, [], size, size - 1 - shift.padding, 1)
+        return _second(out), 0
+
+
+class _WeightGradient(torch.autograd.Function):
+    """The gradient of a convolution's weights, from that of its output."""
+
+    @staticmethod
+    def forward(gradient: Tensor, x: Tensor, size: int, shift: Shift) -> Tensor:
+        shape = (gradient.shape[1], x.shape[1], size, size)
+        way = shift.stride, shift.padding
+        found: Tensor = conv2d_weight(x, shape, gradient, *way)  # type: ignore[no-untyped-call]
+        return found
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        del output
+        gradient, x, _, ctx.shift = inputs
+        ctx.save_for_backward(gradient, x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        gradient, x = ctx.saved_tensors
+        (along,) = gradients
+        again = _Convolution.apply(x, along, None, ctx.shift)  # type: ignore[no-untyped-call]
+        own = _InputGradient.apply(gradient, along, ctx.shift)  # type: ignore[no-untyped-call]
+        return again, own, None, None
+
+    @staticmethod
+    def vmap(
+        info: Any, dims: Any, gradient: Tensor, x: Tensor, size: int, shift: Shift
+    ) -> tuple[Tensor, int]:
+        gradient, x = _first(info, dims, gradient, x)
+        found = _stacked_weight_gradient(
+            _last(x), _last(gradient), size, shift.padding, shift.stride
+        )
+        devices, _, inputs, outputs = found.shape
+        taps = found.reshape(devices, size, size, inputs, outputs)
+        return taps.permute(0, 4, 3, 1, 2).to(x.dtype), 0
+
+
+@custom_op("anyfleet::stacked_convolution", mutates_args=())
+def _stacked(
+    x: Tensor, weight: Tensor, bias: list[Tensor], size: int, padding: int, stride: int
+) -> Tensor:
+    """Return the convolutions of a stack; `bias` holds one tensor, or none."""
+    from anyfleet.elastic.execution.kernels import convolution
+
+    return convolution(x, weight, bias[0] if bias else None, size, padding, stride)
+
+
+@_stacked.register_fake
+def _(
+    x: Tensor, weight: Tensor, bias: list[Tensor], size: int, padding: int, stride: int
+) -> Tensor:
+    del bias
+    down, right = ((n + 2 * padding - size) // stride + 1 for n in x.shape[2:4])
+    return x.new_empty(*x.shape[:2], down, right, weight.shape[-1])
+
+
+@custom_op("anyfleet::stacked_weight_gradient", mutates_args=())
+def _stacked_weight_gradient(
+    x: Tensor, gradient: Tensor, size: int, padding: int, stride: int
+) -> Tensor:
+    """Return the gradients of the weights of a stack, in float32."""
+    from anyfleet.elastic.execution.kernels import weight_gradient
+
+    return weight_gradient(x, gradient, size * size, size, padding, stride)
+
+
+@_stacked_weight_gradient.register_fake
+def _(x: Tensor, gradient: Tensor, size: int, padding: int, stride: int) -> Tensor:
+    del padding, stride
+    shape = len(x), size * size, x.shape[-1], gradient.shape[-1]
+    return x.new_empty(shape, dtype=torch.float32)
+
+
+def _grouped_input_gradient(gradient: Tensor, weight: Tensor, shift: Shift) -> Tensor:
+    """Return the gradients of the inputs as torch maps them, with a group for each device."""
+    devices, batch = gradient.shape[:2]
+    inputs = weight.shape[2]
+    joined = gradient.transpose(0, 1).flatten(1, 2)
+    shape = (batch, devices * inputs, shift.height, shift.width)
+    found: Tensor = conv2d_input(  # type: ignore[no-untyped-call]
+        shape, weight.flatten(0, 1), joined, shift.stride, shift.padding, groups=devices
+    )
+    return found.reshape(batch, devices, inputs, shift.height, shift.width).transpose(0, 1)
+
+
+def _first(info: Any, dims: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """Return the tensors with the devices first; what they share is repeated."""
+    return tuple(
+        tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+        for dim, tensor in zip(dims, tensors, strict=False)
+    )
+
+
+def _last(x: Tensor) -> Tensor:
+    """Return samples with their channels last."""
+    return x.permute(0, 1, 3, 4, 2).contiguous()
+
+
+def _second(x: Tensor) -> Tensor:
+    """Return samples with their channels after the batch, where torch has them; a view."""
+    return x.permute(0, 1, 4, 2, 3)
+
+
+def _taps(weight: Tensor) -> Tensor:
+    """Return weights [devices, outputs, inputs, size, size] as [devices, taps, inputs, outputs]."""
+    return weight.permute(0, 3, 4, 2, 1).flatten(1, 2).contiguous()

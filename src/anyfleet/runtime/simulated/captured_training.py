@@ -1,0 +1,338 @@
+"""Local training of stacks as CUDA graphs: captured once for each shape, replayed in every round.
+
+A graph holds all local steps of a stack, so that the host launches one thing where it launched
+thousands. What a graph reads at fixed places is copied there before each replay; the samples are
+read where they lie. The results of a graph are those of `local_training.train` bit for bit.
+"""
+
+import time
+import warnings
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+from anyfleet.core.local_training import Extent, Inputs, Lift, train, train_with
+from anyfleet.core.padding import unpaddable
+from anyfleet.core.slots import Train, TrainingContext, TrainingResult
+from anyfleet.errors import AnyfleetWarning
+from anyfleet.tracebacks import quoted
+
+Precision = Literal["float32", "tf32", "bf16"]
+
+_FINE = 32  # up to here stack sizes are multiples of four, above in sixteenths of a power of two
+
+
+@contextmanager
+def arithmetic(precision: Precision, device: torch.device) -> Iterator[None]:
+    """Compute in a precision in here: products in tf32 or bfloat16, parameters in float32.
+
+    With "float32" nothing is changed: torch's own settings count.
+    """
+    products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = products.allow_tf32, convolutions.allow_tf32
+    with ExitStack() as stack:
+        if precision == "bf16":
+            stack.enter_context(torch.autocast(device.type, torch.bfloat16, cache_enabled=False))
+        if precision != "float32":
+            products.allow_tf32 = convolutions.allow_tf32 = True
+        try:
+            yield
+        finally:
+            products.allow_tf32, convolutions.allow_tf32 = before
+
+
+def stack_size(count: int) -> int:
+    """Return the size to which a stack of so many devices is padded, so that few are captured.
+
+    It is a rule, not a memory of earlier sizes: a resumed run pads as the first one did.
+    """
+    step = 4 if count <= _FINE else 1 << (count.bit_length() - 5)
+    return count if count <= 2 else -(-count // step) * step
+
+
+class CapturedTraining:
+    """What is called as `local_training.train` is, and replays a graph where it can.
+
+    It keeps the graphs of all shapes that it met, those least recently used only up to `share` of
+    the device's memory. Graphs have memory of their own, so that they may run side by side on the
+    streams that their callers choose. With `compile` the local steps are compiled first. What
+    cannot be captured or compiled runs as it is, and a warning says why, once. On a CPU nothing is
+    captured.
+    """
+
+    def __init__(
+        self, precision: Precision = "float32", *, compile: bool = False, share: float = 0.5
+    ) -> None:
+        self.precision, self.compile, self.share = precision, compile, share
+        self.seconds = 0.0  # spent on capturing and compiling
+        self._graphs: dict[Hashable, _Graph] = {}
+        self._refused: dict[Hashable, str] = {}
+
+    def __call__(
+        self,
+        trainer: Train,
+        context: TrainingContext,
+        inputs: Inputs,
+        bounds: Extent,
+        *,
+        lift: Lift,
+        cohort_key: int,
+    ) -> TrainingResult:
+        """Return the result of training one device, or a stack."""
+        device = inputs.key.device
+        with arithmetic(self.precision, device):
+            graph = self._graph(trainer, context, inputs, bounds, lift)
+            if graph is None:
+                return train(trainer, context, inputs, bounds, lift=lift, cohort_key=cohort_key)
+            return graph.replay(inputs)
+
+    def _graph(
+        self,
+        trainer: Train,
+        context: TrainingContext,
+        inputs: Inputs,
+        bounds: Extent,
+        lift: Lift,
+    ) -> "_Graph | None":
+        """Return the graph of a training, captured now if need be; None if there is none."""
+        if inputs.key.device.type != "cuda" or unpaddable(context.task):
+            return None
+        draws = trainer.shared_draws(bounds.local_steps, torch.tensor(0))
+        if any(draw is not None for draw in draws):
+            # What a cohort draws decides what is calculated: no two rounds are the same graph.
+            return None
+        key = (trainer, context, bounds, _layout(inputs))
+        kind = type(trainer), context.task
+        try:
+            hash(key)
+        except TypeError as error:
+            self._refuse(kind, trainer, f"it cannot be told from others: {error}")
+            return None
+        if kind in self._refused:
+            return None
+        if key in self._graphs:
+            self._graphs[key] = graph = self._graphs.pop(key)  # the most recent is the last
+            return graph
+        began = time.perf_counter()
+        own = _static(inputs)
+        steps = _CompiledSteps(self._warn) if self.compile and lift is vmap else None
+
+        def run() -> TrainingResult:
+            return train_with(draws, trainer, context, own, bounds, lift=lift, lift_step=steps)
+
+        found = _capture(run, own)
+        self.seconds += time.perf_counter() - began
+        if isinstance(found, str):
+            self._refuse(kind, trainer, found)
+            return None
+        self._graphs[key] = found
+        self._make_room(inputs.key.device)
+        return found
+
+    def _make_room(self, device: torch.device) -> None:
+        """Let go of the graphs that were least recently used, while all hold too much memory."""
+        most = self.share * torch.cuda.get_device_properties(device).total_memory
+        while len(self._graphs) > 1 and sum(g.held for g in self._graphs.values()) > most:
+            oldest = self._graphs.pop(next(iter(self._graphs)))
+            oldest.done.synchronize()
+
+    def _refuse(self, kind: Hashable, trainer: Train, why: str) -> None:
+        self._refused[kind] = why
+        self._warn(f"Training with {quoted(trainer)} is not captured as a CUDA graph: {why}")
+
+    def _warn(self, text: str) -> None:
+        warnings.warn(f"{text}.", AnyfleetWarning, stacklevel=2)
+
+
+@dataclass(frozen=True, eq=False)
+class _Graph:
+    """A captured training: where it reads, what it runs, and where it leaves its results."""
+
+    graph: torch.cuda.CUDAGraph
+    inputs: Inputs
+    result: TrainingResult
+    held: int  # bytes
+    done: torch.cuda.Event = field(default_factory=torch.cuda.Event)  # it may be used again
+
+    def replay(self, inputs: Inputs) -> TrainingResult:
+        """Return the result for new inputs of the same layout, on the current stream."""
+        stream = torch.cuda.current_stream(inputs.key.device)
+        stream.wait_event(self.done)
+        count = len(inputs.key) if inputs.key.ndim else None
+        places, values = [], []
+        for place, value in zip(_leaves(self.inputs), _leaves(inputs), strict=True):
+            if _shared(value, count):
+                places.append(place[0])
+                values.append(value[0])
+            else:
+                places.append(place if count is None else place[:count])
+                values.append(value)
+        with torch.no_grad():
+            torch._foreach_copy_(places, values)
+        self.graph.replay()
+        # A copy, as the next replay writes over it.
+        result: TrainingResult = tree_map(
+            lambda value: (value if count is None else value[:count]).clone(), self.result
+        )
+        self.done.record(stream)
+        return result
+
+
+def _capture(run: Callable[[], TrainingResult], inputs: Inputs) -> "_Graph | str":
+    """Return the graph of a training, or why there is none; what it raises uncaptured is raised."""
+    from torch._C import _cuda_clearCublasWorkspaces as clear_workspaces
+
+    device = inputs.key.device
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        run()  # fills caches, and lets libraries and compilers prepare
+    torch.cuda.current_stream(device).wait_stream(stream)
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved(device)
+    graph = torch.cuda.CUDAGraph()
+    # The workspace of a product must be the graph's own: two graphs may run side by side.
+    clear_workspaces()
+    try:
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            result = run()
+    except RuntimeError as error:
+        torch.cuda.synchronize(device)
+        return str(error).partition("\n")[0].rstrip(".")
+    finally:
+        clear_workspaces()
+    return _Graph(graph, inputs, result, torch.cuda.memory_reserved(device) - before)
+
+
+class _CompiledSteps:
+    """What maps a local step over a stack and compiles it.
+
+    `torch.compile` stops at what maps and differentiates in here, so it gains nothing. The step is
+    traced through both down to plain operators instead, and these are compiled. Steps that are the
+    same operators are compiled once.
+    """
+
+    def __init__(self, warn: Callable[[str], None]) -> None:
+        self._warn = warn
+        self._compiled: dict[Hashable, Callable[..., Any]] = {}
+        self._steps: dict[int, tuple[Callable[..., Any], Any]] = {}
+        self._failed = False
+
+    def __call__(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the step of all devices."""
+
+        def mapped(*given: Any) -> Any:
+            index = step.args[2]  # type: ignore[attr-defined]
+            leaves, tree = tree_flatten(given)
+            if index not in self._steps and not self._failed:
+                self._prepare(index, vmap(step), leaves, tree)
+            if index not in self._steps:
+                return vmap(step)(*given)
+            run, result = self._steps[index]
+            with torch.autocast(leaves[0].device.type, enabled=False):
+                return tree_unflatten(run(*leaves), result)
+
+        return mapped
+
+    def _prepare(self, index: int, step: Callable[..., Any], leaves: list[Any], tree: Any) -> None:
+        """Trace and compile a step; remember that it failed if it does."""
+        from torch._inductor import compile as compiled
+
+        try:
+            with torch.no_grad():
+                traced, result = traced_step(step, leaves, tree)
+            # A step that reads other constants is another step.
+            key = traced.code, tuple(id(tensor) for tensor in traced.buffers())
+            if key not in self._compiled:
+                with torch.autocast(leaves[0].device.type, enabled=False):
+                    self._compiled[key] = compiled(traced, leaves)
+                    self._compiled[key](*leaves)
+        except Exception as error:  # noqa: BLE001 - a compiler may raise anything
+            self._failed = True
+            reason = f"{type(error).__name__}: {error}".partition("\n")[0].rstrip(".")
+            self._warn(f"Local steps are not compiled: {reason}")
+            return
+        self._steps[index] = self._compiled[key], result
+
+
+def traced_step(
+    step: Callable[..., Any], leaves: list[Any], tree: Any
+) -> tuple[torch.fx.GraphModule, Any]:
+    """Return a step as plain operators on flattened arguments, and how its result is made of them.
+
+    `tree` says how the arguments were flattened.
+    """
+    results: list[Any] = []
+
+    def flat(*tensors: Tensor) -> list[Tensor]:
+        found, shape = tree_flatten(step(*tree_unflatten(tensors, tree)))
+        results.append(shape)
+        return found
+
+    traced = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*leaves)
+    return traced, results[-1]
+
+
+def _static(inputs: Inputs) -> Inputs:
+    """Return a copy of inputs for a graph to read, padded to the size of its stack."""
+    count = len(inputs.key) if inputs.key.ndim else None
+    size = None if count is None else stack_size(count)
+
+    def own(value: Tensor) -> Tensor:
+        if count is None or size is None:
+            return value.clone()
+        if _shared(value, count):
+            return value[0].clone().expand(size, *value.shape[1:])
+        return torch.cat([value, value[:1].expand(size - count, *value.shape[1:])])
+
+    copied = tree_map(own, _per_device(inputs))
+    return inputs._replace(**copied)
+
+
+def _per_device(inputs: Inputs) -> dict[str, Any]:
+    """Return what a graph reads at places of its own: all but samples that all devices share."""
+    given = inputs._asdict()
+    if inputs.rows is not None:
+        del given["x"], given["y"]
+    else:
+        del given["rows"]
+    return given
+
+
+def _leaves(inputs: Inputs) -> list[Tensor]:
+    return tree_leaves(_per_device(inputs))
+
+
+def _shared(value: Tensor, count: int | None) -> bool:
+    """Return whether all devices of a stack have one tensor, of which only a view was made."""
+    return count is not None and count > 1 and value.stride(0) == 0
+
+
+def _layout(inputs: Inputs) -> Hashable:
+    """Return what has to be equal for two stacks to be trained by the same graph."""
+    count = len(inputs.key) if inputs.key.ndim else None
+    given = _per_device(inputs)
+    leaves, tree = tree_flatten(given)
+    shapes = tuple(
+        (
+            value.dtype,
+            tuple(value.shape if count is None else value.shape[1:]),
+            _shared(value, count),
+        )
+        for value in leaves
+    )
+    samples = () if inputs.rows is None else (_place(inputs.x), _place(inputs.y))
+    size = None if count is None else stack_size(count)
+    return str(inputs.key.device), size, str(tree), shapes, samples
+
+
+def _place(samples: Tensor) -> Hashable:
+    return samples.data_ptr(), samples.dtype, tuple(samples.shape), samples.stride()

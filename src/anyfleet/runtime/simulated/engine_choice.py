@@ -1,0 +1,385 @@
+"""The engine of a run that names none: the fastest for its shape on this machine, as measured.
+
+A run on a GPU is stacked. On a CPU no engine is the fastest everywhere, so that the first orders of
+a run are carried out by each for a moment, with few local steps. What that took is kept in the
+user's cache directory, for each machine and shape (model, method, data per device): engines differ
+in their last bits, and the same run shall have the same engine again. The variable ANYFLEET_CACHE
+names another directory, or none if it is empty.
+"""
+
+import hashlib
+import importlib.metadata
+import os
+import platform
+import time
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import torch
+
+import anyfleet
+from anyfleet import config
+from anyfleet.core.client import TRAINING
+from anyfleet.core.limits import Limits
+from anyfleet.core.local_training import local_steps
+from anyfleet.core.loop import run
+from anyfleet.core.memories import Memories
+from anyfleet.core.messages import EVERYTHING
+from anyfleet.core.method import Method
+from anyfleet.core.objectives import Task
+from anyfleet.core.orders import Cohort
+from anyfleet.elastic import WHOLE, Priced
+from anyfleet.errors import ConfigError
+from anyfleet.runtime.simulated.engines import (
+    Assignment,
+    Engine,
+    Executed,
+    Executor,
+    Sequential,
+    Stacked,
+    cores,
+)
+from anyfleet.runtime.simulated.simulator import Simulated
+from anyfleet.world import World
+
+VARIABLE = "ANYFLEET_CACHE"
+SECONDS = 2.0  # that measuring takes at most
+_SHARE = 0.1  # of a run that may be spent on measuring
+_LEAST = 0.1  # seconds: in less, nothing can be measured
+_PASSES = 3  # over the same orders by each engine, at least; the first is to warm up
+_MOST_PASSES = 6  # at most, if there is time left
+_EQUAL = 1.05  # a simpler engine may take this much longer than the fastest
+# What a local step takes, roughly, to tell whether a run is worth measuring.
+_SECONDS_PER_CALL, _FLOPS = 1e-5, 1e10
+_SMALL_STACK = 8  # devices: on some machines fewer of them stay in the processor's cache
+
+
+@dataclass(frozen=True, eq=False)
+class Prospect:
+    """A run that needs an engine."""
+
+    method: Method
+    task: Task
+    world: World
+    limits: Limits
+    seed: int
+    rounds: int
+
+
+class Choice(NamedTuple):
+    """An engine, and why it was chosen."""
+
+    engine: Engine
+    why: str
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """The seconds of local training in a run by each engine; without any, why there are none."""
+
+    seconds: Mapping[str, float]
+    why_not: str = ""
+
+
+def candidates() -> dict[str, Engine]:
+    """Return the engines to choose from on a CPU, by what is written of them; simple ones first."""
+    engines = (Sequential(), Stacked(), Stacked(chunk=_SMALL_STACK))
+    return {str(engine): engine for engine in engines}
+
+
+def choose(prospects: Iterable[Prospect], seconds: float = SECONDS) -> Choice:
+    """Return the engine for runs that are compared: one for all, with which all are the fastest.
+
+    Each may be measured for so many `seconds`. One prospect is looked at after the other, so that
+    their tasks need not be in memory together.
+    """
+    measurements = []
+    for prospect in prospects:
+        if _on_gpu(prospect.task):
+            return Choice(Stacked(), "for a GPU")
+        measurements.append(measure(prospect, seconds))
+    return _fastest(measurements)
+
+
+def _on_gpu(task: Task) -> bool:
+    return any(value.device.type != "cpu" for value in task.params.values())
+
+
+def _fastest(measurements: Sequence[Measurement]) -> Choice:
+    """Return the engine with which all runs together take the least time."""
+    measured = [each.seconds for each in measurements if each.seconds]
+    if not measured:
+        reasons = dict.fromkeys(each.why_not for each in measurements)
+        return Choice(Sequential(), "not measured: " + "; ".join(reasons))
+    engines = candidates()
+    total = {
+        name: sum(each[name] for each in measured)
+        for name in engines
+        if all(name in each for each in measured)
+    }
+    shortest = min(total.values())
+    name = next(name for name, seconds in total.items() if seconds <= _EQUAL * shortest)
+    if isinstance(engines[name], Sequential):
+        return Choice(engines[name], "measured: no other is faster")
+    gain = total[str(Sequential())] / total[name]
+    return Choice(engines[name], f"measured: {gain:.2g} times as fast as Sequential")
+
+
+def measure(prospect: Prospect, seconds: float = SECONDS) -> Measurement:
+    """Return how long each engine would take for a run, from the cache or measured now.
+
+    Measuring takes about `seconds`, and at most a tenth of the run. What the parts of a method do
+    meanwhile changes nothing: they get the same keys again, torch its random state.
+    """
+    shape = shape_of(prospect)
+    file = _file(shape)
+    kept = _read(file)
+    if kept is not None:
+        return Measurement(_scaled(kept, prospect.rounds))
+    try:
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = _measured_now(prospect, seconds)
+    except Exception:  # noqa: BLE001 - it comes again in the run, where it is explained
+        return Measurement({}, "the first orders cannot be carried out")
+    if found.seconds:
+        _write(file, shape, found.seconds)
+    return replace(found, seconds=_scaled(found.seconds, prospect.rounds))
+
+
+def _scaled(by_round: Mapping[str, float], rounds: int) -> dict[str, float]:
+    return {name: seconds * rounds for name, seconds in by_round.items()}
+
+
+# --- measuring ----------------------------------------------------------------------------------
+
+
+def _measured_now(prospect: Prospect, seconds: float) -> Measurement:
+    """Return the seconds of one round by each engine."""
+    short = Measurement({}, "the run is short")
+    everybody = range(prospect.task.devices)
+    if _SHARE * _expected(prospect, everybody) < _LEAST:
+        return short
+    orders = _first_orders(prospect)
+    most = min(seconds, _SHARE * _expected(prospect, orders.orders.device.tolist()))
+    if most < _LEAST:
+        return short
+    clock, one = _Clock(prospect), _shortened(orders, 1, 1)
+    clock.seconds(Sequential(), one)
+    step = clock.seconds(Sequential(), one)
+    engines = candidates()
+    affordable = int(most / (step * _PASSES * len(engines)))
+    if affordable < 2:
+        return Measurement({}, "a local step takes too long")
+    sample = _shortened(orders, *_sample(len(orders.orders), affordable))
+    found = _fastest_passes(clock, engines, sample, time.perf_counter() + most)
+    share = _steps(orders, prospect.task) / _steps(sample, prospect.task)
+    return Measurement({name: taken * share for name, taken in found.items()})
+
+
+def _expected(prospect: Prospect, devices: Sequence[int]) -> float:
+    """Return roughly the seconds of a run in which these devices train in every round."""
+    task, train = prospect.task, prospect.method.trainer
+    samples = np.array([task.size(device) for device in devices])
+    hyperparameters = train.hyperparameters(0, samples)
+    steps = sum(local_steps(hyperparameters, samples.tolist()))
+    batch = int(hyperparameters.batch_size.max(initial=1))
+    processed = steps * min(batch, int(samples.max(initial=1)))
+    work = train.work(Priced(task.blueprint, WHOLE, batch), processed, steps)
+    seconds = float(work.calls) * _SECONDS_PER_CALL + float(work.flops) / _FLOPS
+    return seconds * prospect.rounds
+
+
+class _FirstOrders(Exception):
+    """The first orders to train, on their way out of the loop."""
+
+    def __init__(self, orders: Assignment) -> None:
+        super().__init__()
+        self.orders = orders
+
+
+@dataclass(frozen=True)
+class _Interceptor(Engine):
+    """The engine that hands out the first orders to train instead of carrying them out."""
+
+    def start(self, task: Task, limits: Limits) -> Executor:
+        return _Intercepting(Sequential().start(task, limits))
+
+
+@dataclass(frozen=True)
+class _Intercepting:
+    """Such an engine at work; what does not train is carried out."""
+
+    inner: Executor
+
+    def execute(self, given: Assignment, memories: Memories) -> Executed:
+        if given.orders.kind in TRAINING:
+            raise _FirstOrders(given)
+        return self.inner.execute(given, memories)
+
+
+def _first_orders(prospect: Prospect) -> Assignment:
+    """Return the first orders to train; raise RuntimeError if the first round has none."""
+    task = prospect.task
+    runtime = Simulated(task, prospect.world, engine=_Interceptor(), limits=prospect.limits)
+    try:
+        list(islice(run(prospect.method, task, runtime, prospect.seed), 1))
+    except _FirstOrders as found:
+        return found.orders
+    raise RuntimeError("nobody trains in the first round")
+
+
+def _sample(orders: int, affordable: int) -> tuple[int, int]:
+    """Return how many orders to carry out, and their local steps: rather many orders than steps."""
+    steps = affordable // orders
+    if steps >= 2:
+        return orders, steps
+    return (min(orders, affordable // 2), 2) if affordable >= 4 else (min(orders, affordable), 1)
+
+
+def _shortened(given: Assignment, count: int, most: int) -> Assignment:
+    """Return the first `count` orders with at most so many local steps each."""
+    rows = np.arange(count)
+    orders, sent = (_limited(each.take(rows), most) for each in (given.orders, given.sent))
+    return Assignment(orders, sent, given.upload_width[rows])
+
+
+def _limited(orders: Cohort, most: int) -> Cohort:
+    own = orders.hyperparameters.local_steps
+    steps = np.where(own == EVERYTHING, most, np.minimum(own, most))
+    return replace(orders, hyperparameters=replace(orders.hyperparameters, local_steps=steps))
+
+
+def _steps(given: Assignment, task: Task) -> int:
+    """Return the local steps of all orders together, at least 1."""
+    samples = [task.size(device) for device in given.orders.device.tolist()]
+    return max(1, sum(local_steps(given.orders.hyperparameters, samples)))
+
+
+@dataclass(frozen=True, eq=False)
+class _Clock:
+    """What tells how long orders of a run take."""
+
+    prospect: Prospect
+    started: dict[Engine, Executor] = field(default_factory=dict)
+
+    def seconds(self, engine: Engine, orders: Assignment) -> float:
+        """Return the seconds that an engine takes for these orders."""
+        task, limits = self.prospect.task, self.prospect.limits
+        if engine not in self.started:
+            self.started[engine] = engine.start(task, limits)
+        began = time.perf_counter()
+        self.started[engine].execute(orders, Memories(task))
+        return time.perf_counter() - began
+
+
+def _fastest_passes(
+    clock: _Clock, engines: Mapping[str, Engine], orders: Assignment, until: float
+) -> dict[str, float]:
+    """Return the shortest seconds of each engine for the same orders.
+
+    The engines take turns, so that a machine that is busy for a moment is so for all. One that
+    fails is left out: a trainer of a user's own may not be made for stacks.
+    """
+    found: dict[str, list[float]] = {name: [] for name in engines}
+    for turn in range(_MOST_PASSES):
+        began = time.perf_counter()
+        for name in list(found):
+            try:
+                found[name].append(clock.seconds(engines[name], orders))
+            except Exception:
+                if isinstance(engines[name], Sequential):
+                    raise
+                del found[name]
+        now = time.perf_counter()
+        if turn + 1 >= _PASSES and now + (now - began) > until:
+            break
+    return {name: min(taken[1:]) for name, taken in found.items()}
+
+
+# --- what was measured before -------------------------------------------------------------------
+
+
+def shape_of(prospect: Prospect) -> dict[str, Any]:
+    """Return what the fastest engine depends on, as plain data: machine, model, method, fleet."""
+    task = prospect.task
+    samples = sum(task.size(device) for device in range(task.devices)) / max(1, task.devices)
+    levels = np.bincount(np.maximum(prospect.world.declared.level, 0))
+    return {
+        "anyfleet": anyfleet.__version__,
+        "torch": importlib.metadata.version("torch"),
+        "machine": platform.node(),
+        "processor": torch.backends.cpu.get_cpu_capability(),
+        "cores": cores(),
+        "threads": torch.get_num_threads(),
+        "model": task.blueprint.program.digest.hex(),
+        "parameters": {name: [*value.shape] for name, value in task.params.items()},
+        "precision": sorted({str(value.dtype) for value in task.params.values()}),
+        "samples": float(f"{samples:.2g}"),
+        "devices_by_level": levels.tolist(),
+        "method": _without_lr(_plain(prospect.method)),
+    }
+
+
+def _plain(method: Method) -> Any:
+    try:
+        return config.dump(method, complete=True)
+    except ConfigError:  # parts that no run file can name
+        return str(method)
+
+
+def _without_lr(value: Any) -> Any:
+    """Return plain data without learning rates, which no engine depends on."""
+    if isinstance(value, Mapping):
+        return {key: _without_lr(item) for key, item in value.items() if key != "lr"}
+    return [_without_lr(item) for item in value] if isinstance(value, list) else value
+
+
+class _Kept(msgspec.Struct, frozen=True):
+    """What a file of the cache holds: seconds of a round by engine, and what they hold for."""
+
+    seconds: dict[str, float]
+    shape: Any
+
+
+def _file(shape: Mapping[str, Any]) -> Path | None:
+    """Return the file of the cache for a shape; None without a cache."""
+    named = os.environ.get(VARIABLE)
+    if named == "":
+        return None
+    home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "anyfleet"
+    text = msgspec.json.encode(shape, order="sorted")
+    folder = Path(named or home).expanduser() / "engines"
+    return folder / f"{hashlib.sha256(text).hexdigest()}.json"
+
+
+def _read(file: Path | None) -> Mapping[str, float] | None:
+    """Return the seconds that a file of the cache holds; None if it cannot be used."""
+    if file is None:
+        return None
+    try:
+        found = msgspec.json.decode(file.read_bytes(), type=_Kept).seconds
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    known = {name: seconds for name, seconds in found.items() if name in candidates()}
+    usable = str(Sequential()) in known and all(seconds > 0 for seconds in known.values())
+    return known if usable else None
+
+
+def _write(file: Path | None, shape: Mapping[str, Any], seconds: Mapping[str, float]) -> None:
+    """Write a file of the cache as a whole; without a place to write, do without it."""
+    if file is None:
+        return
+    text = msgspec.json.encode(_Kept(dict(seconds), shape))
+    beside = file.with_name(f".{file.stem}.{os.getpid()}.part")
+    with suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        beside.write_bytes(msgspec.json.format(text, indent=2) + b"\n")
+        beside.replace(file)

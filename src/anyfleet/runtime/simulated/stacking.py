@@ -1,0 +1,95 @@
+"""Stacking: which orders are trained together.
+
+Devices of equal slice shape can share a stack. It is padded to its largest device, so devices with
+similar numbers of local steps are put together; and it has to fit into memory.
+"""
+
+import numpy as np
+import torch
+
+from anyfleet.arrays import Ints, alike, distinct
+from anyfleet.core.local_training import local_steps, samples_processed
+from anyfleet.core.method import Job
+from anyfleet.core.objectives import Task
+from anyfleet.core.orders import Cohort
+from anyfleet.core.time_and_energy import Amount, training
+
+# Beginning a stack costs as much time in every local step as so many devices in it.
+_OVERHEAD = 8
+_MEMORY = 1 << 30  # bytes that a stack may take in the memory of the host
+_SHARE = 0.4  # of an accelerator's memory: of what it has, not of what happens to be free
+
+
+def draws_together(job: Job, cohort_key: int) -> bool:
+    """Return whether the trainer draws once for a whole cohort, so that cohorts stay apart."""
+    return job.trainer.shared_draws(1, torch.tensor(cohort_key)) != (None,)
+
+
+def stacks(orders: Cohort, task: Task, chunk: int = 0, least: int = 1) -> list[Ints]:
+    """Return the rows of every stack, ascending, with at most `chunk` devices in each.
+
+    0: as many as memory is predicted to hold. `least` stacks are made where there are as many
+    orders, so that as many workers have something to do.
+    """
+    found = []
+    samples = np.array([task.size(device) for device in orders.device.tolist()])
+    steps = np.array(local_steps(orders.hyperparameters, samples.tolist()))
+    for alike_rows in shapes(orders, task):
+        for rows in buckets(steps[alike_rows]):
+            some = alike_rows[rows]
+            largest = some[np.argmax(samples[some])]
+            most = chunk or _fitting(orders.take([largest]), int(samples[largest]), task)
+            count = max(-(-len(some) // most), min(least, len(some)))
+            found += np.array_split(some, count)
+    return found
+
+
+def shapes(orders: Cohort, task: Task) -> list[Ints]:
+    """Return the rows of orders that can be stacked."""
+    used, slice_ = np.unique(orders.slice_index, return_inverse=True)
+    slices = [orders.slices[number] for number in used]
+    # The shape alone is not enough: a model may hold constants along an axis that is sliced.
+    _, shape = distinct([(task.blueprint.local(s), s.first_trained_layer) for s in slices])
+    # Where columns begin depends on the slice and on the planned width.
+    cut = orders.column_width < 1
+    # What a trainer draws for a whole cohort may depend on the planned width.
+    drawn = draws_together(orders.job, orders.cohort_key)
+    return alike(
+        shape[slice_],
+        orders.column_width,
+        np.where(cut, orders.slice_index, -1),
+        np.where(cut | drawn, orders.width, 0.0),
+    )
+
+
+def buckets(steps: Ints) -> list[Ints]:
+    """Return rows of similar numbers of local steps, such that padding them costs least time."""
+    values, bucket, counts = np.unique(-steps, return_inverse=True, return_counts=True)
+    before = np.concatenate([[0], np.cumsum(counts)])
+    # From the most steps to the fewest: the least time of all buckets up to each value, and where
+    # the last of them begins. A bucket takes the steps of its largest device.
+    time, begin = np.zeros(len(values) + 1), np.zeros(len(values) + 1, dtype=np.int64)
+    for end in range(1, len(values) + 1):
+        alone = -values[:end] * (before[end] - before[:end] + _OVERHEAD)
+        begin[end] = np.argmin(time[:end] + alone)
+        time[end] = (time[:end] + alone)[begin[end]]
+    ends, end = [], len(values)
+    while end:
+        ends.append(end)
+        end = int(begin[end])
+    return alike(np.searchsorted(ends[::-1], bucket, side="right"))
+
+
+def _fitting(order: Cohort, samples: int, task: Task) -> int:
+    """Return how many devices like that of a single order fit into the memory of a stack."""
+    device = next(iter(task.params.values())).device
+    (steps,) = local_steps(order.hyperparameters, [samples])
+    batch = int(order.hyperparameters.batch_size[0])
+    amount = Amount(batch, samples_processed(steps, samples, batch), steps)
+    job, slice_ = order.job, order.slice_of(0)
+    (memory,) = training(job.trainer, task.blueprint, slice_, amount, "flops").memory
+    if device.type == "cuda":
+        room = _SHARE * torch.cuda.get_device_properties(device).total_memory
+    else:
+        room = _MEMORY
+    return max(1, int(room / max(1.0, memory)))

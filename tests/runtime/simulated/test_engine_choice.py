@@ -1,0 +1,203 @@
+"""The engine of a run that names none: measured once, kept, the same for all that is compared.
+
+Nothing here asserts which engine is the fastest: what was measured is put into the cache by hand.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from anyfleet import methods
+from anyfleet.core.method import Method
+from anyfleet.core.slots import Minibatch, Select, TrainingContext, TrainingState
+from anyfleet.core.view import Ids, View
+from anyfleet.parts.train import Gradient
+from anyfleet.runtime import Limits, Sequential, Stacked
+from anyfleet.runtime.simulated import engine_choice
+from anyfleet.runtime.simulated.engine_choice import (
+    Choice,
+    Prospect,
+    candidates,
+    choose,
+    measure,
+    shape_of,
+)
+from tests.helpers import small
+
+SHORT, LONG = 1, 10_000  # rounds: nothing is ever run for so many
+METHOD = methods.fedavg(count=2, lr=0.1, batch_size=16)
+ENOUGH = 60.0  # seconds, also on a machine that is busy: so few orders take less
+
+
+def prospect(method: Method = METHOD, rounds: int = LONG, seed: int = 0) -> Prospect:
+    task = small.task()
+    return Prospect(method, task, small.world(task), Limits(), seed, rounds)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ANYFLEET_CACHE", str(tmp_path))
+    return tmp_path / "engines"
+
+
+def only(folder: Path) -> Path:
+    (file,) = folder.iterdir()
+    return file
+
+
+def remember(folder: Path, seconds: Mapping[str, float], each: Prospect) -> None:
+    """Put into the cache what a round of a run took."""
+    before = set(folder.iterdir()) if folder.exists() else set()
+    measure(each, ENOUGH)
+    (file,) = set(folder.iterdir()) - before
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"seconds": seconds}))
+
+
+def test_a_short_run_is_not_measured(cache: Path) -> None:
+    choice = choose([prospect(rounds=SHORT)])
+    assert choice == Choice(Sequential(), "not measured: the run is short")
+    assert not cache.exists()
+
+
+def test_what_was_measured_is_kept_and_not_measured_again(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = measure(prospect(), ENOUGH)
+    assert first.seconds.keys() == candidates().keys()
+    assert all(seconds > 0 for seconds in first.seconds.values())
+    kept = json.loads(only(cache).read_text())
+    assert kept["shape"] == json.loads(json.dumps(shape_of(prospect())))
+    monkeypatch.delattr(engine_choice, "_measured_now")
+    again = measure(prospect(rounds=2 * LONG), ENOUGH)
+    assert again.seconds == {name: 2 * seconds for name, seconds in first.seconds.items()}
+    assert choose([prospect()]) == choose([prospect(seed=1)])
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "[]", '{"seconds": {}}', '{"seconds": {"Sequential()": -1}, "shape": 0}', "\xff"],
+)
+def test_a_cache_that_cannot_be_read_is_ignored(cache: Path, content: str) -> None:
+    measure(prospect(), ENOUGH)
+    file = only(cache)
+    file.write_text(content, encoding="latin-1")
+    assert measure(prospect(), ENOUGH).seconds.keys() == candidates().keys()
+    assert json.loads(file.read_text())["seconds"].keys() == candidates().keys()
+
+
+def test_without_a_place_for_the_cache_it_is_measured_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("ANYFLEET_CACHE", str(tmp_path / "file"))
+    assert measure(prospect(), ENOUGH).seconds
+    monkeypatch.setenv("ANYFLEET_CACHE", "")
+    assert measure(prospect(), ENOUGH).seconds
+    monkeypatch.delenv("ANYFLEET_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    measure(prospect(), ENOUGH)
+    assert only(tmp_path / "home/anyfleet/engines").suffix == ".json"
+
+
+def test_the_shape_is_what_time_depends_on() -> None:
+    plain = shape_of(prospect())
+    assert shape_of(prospect(methods.fedavg(count=2, lr=0.5, batch_size=16), seed=3)) == plain
+    assert shape_of(prospect(rounds=SHORT)) == plain
+    for other in (
+        methods.fedavg(count=3, lr=0.1, batch_size=16),
+        methods.fedavg(count=2, lr=0.1, batch_size=9),
+        methods.heterofl(count=2, lr=0.1, batch_size=16),
+        methods.fedprox(count=2, lr=0.1, batch_size=16),
+    ):
+        assert shape_of(prospect(other)) != plain
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads + 1)
+        assert shape_of(prospect()) != plain
+    finally:
+        torch.set_num_threads(threads)
+    task = small.task(dtype=torch.float64)
+    assert shape_of(replace(prospect(), task=task)) != plain
+
+
+def test_one_engine_is_chosen_for_all_runs_of_a_comparison(cache: Path) -> None:
+    one, two = prospect(), prospect(methods.fedprox(count=2, lr=0.1))
+    engines = {str(engine): engine for engine in (Sequential(), Stacked())}
+    remember(cache, dict(zip(engines, (1.0, 0.1), strict=True)), one)
+    remember(cache, dict(zip(engines, (1.0, 3.0), strict=True)), two)
+    assert choose([one]).engine == Stacked()
+    assert choose([one]).why == "measured: 10 times as fast as Sequential"
+    assert choose([two]).engine == Sequential()
+    assert choose([one, two]) == Choice(Sequential(), "measured: no other is faster")
+    longer = replace(one, rounds=10 * LONG)
+    assert choose([longer, two]).engine == Stacked()
+
+
+def test_a_simpler_engine_is_preferred_to_one_that_is_hardly_faster(cache: Path) -> None:
+    remember(cache, {str(Sequential()): 1.04, str(Stacked()): 1.0}, prospect())
+    assert choose([prospect()]).engine == Sequential()
+
+
+def test_an_engine_that_not_all_runs_can_have_is_not_chosen(cache: Path) -> None:
+    one, two = prospect(), prospect(methods.fedprox(count=2, lr=0.1))
+    remember(cache, {str(Sequential()): 1.0, str(Stacked()): 0.1}, one)
+    remember(cache, {str(Sequential()): 1.0}, two)
+    assert choose([one, two]).engine == Sequential()
+
+
+@dataclass(frozen=True)
+class Branching(Gradient):
+    """A trainer that looks at a value, which no stack can."""
+
+    def step(
+        self,
+        context: TrainingContext,
+        state: TrainingState,
+        batch: Minibatch,
+        hyperparameters: Mapping[str, Tensor],
+        draw: object,
+    ) -> TrainingState:
+        assert float(hyperparameters["lr"]) > 0
+        return super().step(context, state, batch, hyperparameters, draw)
+
+
+def test_an_engine_that_fails_is_left_out() -> None:
+    method = replace(METHOD, train=Branching(batch_size=16))
+    assert measure(prospect(method), ENOUGH).seconds.keys() == {str(Sequential())}
+    assert choose([prospect(method)], ENOUGH).engine == Sequential()
+
+
+@dataclass(frozen=True)
+class Failing(Select):
+    """A selection that fails."""
+
+    def __call__(self, view: View, state: object, key: Tensor) -> Ids:
+        raise ZeroDivisionError
+
+
+def test_a_part_that_fails_is_left_to_the_run() -> None:
+    choice = choose([prospect(replace(METHOD, select=Failing()))])
+    assert choice == Choice(Sequential(), "not measured: the first orders cannot be carried out")
+
+
+def test_measuring_leaves_the_random_numbers_of_torch_alone() -> None:
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    assert measure(prospect(), ENOUGH).seconds
+    assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.mark.parametrize(
+    ("orders", "affordable", "expected"),
+    [(10, 1000, (10, 100)), (10, 20, (10, 2)), (10, 19, (9, 2)), (10, 3, (3, 1)), (1, 2, (1, 2))],
+)
+def test_rather_many_orders_are_tried_than_many_steps(
+    orders: int, affordable: int, expected: tuple[int, int]
+) -> None:
+    assert engine_choice._sample(orders, affordable) == expected
