@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from anyfleet.arrays import Flags, Floats, Ints, alike, join
-from anyfleet.core.check_in import Choices
+from anyfleet.core.check_in import OrderChoices
 from anyfleet.core.choosing import decide
 from anyfleet.core.device_state import DeviceState
 from anyfleet.core.events import Events, Failures
@@ -63,6 +63,7 @@ class Simulated:
         # The loss that each device reported last, even if the server refused the reply.
         self._losses: Floats = np.full(task.devices, np.nan)
         self._free = np.ones(task.devices, dtype=bool)
+        self._choices: OrderChoices | None = None  # made and not yet told
 
     # -- what policies learn
 
@@ -96,13 +97,12 @@ class Simulated:
         own = RuntimeConditions(charge, self._losses[devices])
         return self._world.report(devices, self._when(), self._active(devices), own)
 
-    def check_in(self, orders: Cohort) -> Choices:
-        """Return what the devices choose from the menus of these orders."""
-        choosers = map(self._memories.chooser, orders.device.tolist())
-        states = [DeviceState(chooser=chooser) for chooser in choosers]
+    def offer(self, orders: Cohort) -> None:
+        """Let the devices choose from the menus of these orders; no time passes."""
+        choosers = [self._memories.chooser(device) for device in orders.device.tolist()]
         counting = self._world.declared.counting
         own = self._true_conditions(orders.device, self._active(orders.device))
-        return decide(orders, own, states, self._task, counting)
+        self._choices = OrderChoices(orders.id, decide(orders, own, choosers, self._task, counting))
 
     def _true_conditions(self, devices: Ints, active: Ints) -> Conditions:
         """Return the true conditions of devices while `active` devices use their bands."""
@@ -159,7 +159,13 @@ class Simulated:
     # -- replies and failures
 
     def wait(self, until: float | None, enough: int) -> Events:
-        """Let time pass until there are `enough` replies and failures, or until `until`."""
+        """Let time pass until there are `enough` replies and failures, or until `until`.
+
+        Choices come back alone, before time passes.
+        """
+        if self._choices is not None:
+            chosen, self._choices = self._choices, None
+            return Events(choices=chosen)
         if self._under_way is None:
             if until is None:
                 raise RuntimeError(
@@ -180,9 +186,11 @@ class Simulated:
         self._remember_losses(ended, replies.reported("loss"), came)
         reasons = tuple(ended.reasons[number] for number in ended.reason[~came])
         return Events(
-            replies if came.any() else None,
-            charges.take(came) if came.any() else None,
-            None if came.all() else Failures(ended.id[~came], reasons, charges.take(~came)),
+            replies=replies if came.any() else None,
+            charges=charges.take(came) if came.any() else None,
+            failures=None
+            if came.all()
+            else Failures(ended.id[~came], reasons, charges.take(~came)),
         )
 
     def cancel(self, orders: Ints, reason: str) -> Failures:
