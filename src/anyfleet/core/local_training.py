@@ -8,18 +8,17 @@ a time.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import pairwise
+from functools import lru_cache, partial
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.func import vmap
-from torch.nn.utils.rnn import pad_sequence
 from torch.utils._pytree import tree_map
 
 from anyfleet import rng
+from anyfleet.arrays import Ints
 from anyfleet.core.messages import EVERYTHING, Hyperparameters, Params
 from anyfleet.core.objectives import Data, Task, augmented
 from anyfleet.core.padding import unpaddable
@@ -315,20 +314,35 @@ def samples_of(task: Task, devices: Sequence[int]) -> Samples:
 
     Padding repeats the last row of a device: zeros may have no gradient, and NaN × 0 is NaN.
     """
-    if not isinstance(task, Resident):
+    if isinstance(task, Resident):
+        x, y, (table, begins) = task.train.x, task.train.y, _all_rows(task)
+        begins, sizes = begins[devices], sizes_of(task)[devices]
+    else:
         data = [task.data(device) for device in devices]
         x, y = torch.cat([d.x for d in data]), torch.cat([d.y for d in data])
-        begins = np.cumsum([0, *(len(d) for d in data)]).tolist()
-        own = [torch.arange(a, b) for a, b in pairwise(begins)]
-    else:
-        x, y, own = task.train.x, task.train.y, [task.train_rows[device] for device in devices]
+        sizes = np.array([len(d) for d in data])
+        table, begins = torch.arange(len(x)), np.cumsum(sizes) - sizes
     if not len(x):
         # A table without a row still has to give one, as padding.
         x, y = x.new_zeros((1, *x.shape[1:])), y.new_zeros((1, *y.shape[1:]))
-    sizes = torch.tensor([len(rows) for rows in own])
-    table = pad_sequence([rows.cpu() for rows in own], batch_first=True)
-    table = table if table.shape[1] else table.new_zeros((len(own), 1))
-    place = torch.arange(table.shape[1])
-    last = table.gather(1, (sizes[:, None] - 1).clamp(min=0))
+    place = np.arange(max(1, int(sizes.max(initial=0))))
     valid = place < sizes[:, None]
-    return Samples(x, y, torch.where(valid, table, last).to(x.device), valid.to(x.device))
+    at = begins[:, None] + np.minimum(place, np.maximum(sizes[:, None] - 1, 0))
+    if not len(table):
+        table = torch.zeros(1, dtype=torch.int64)
+    rows = table[torch.from_numpy(np.minimum(at, len(table) - 1))]
+    return Samples(x, y, rows.to(x.device), torch.from_numpy(valid).to(x.device))
+
+
+@lru_cache(maxsize=1)
+def _all_rows(task: Resident) -> tuple[Tensor, Ints]:
+    """Return the rows of all devices, one after the other, and where those of each begin."""
+    sizes = np.array([len(rows) for rows in task.train_rows], dtype=np.int64)
+    table = [rows.cpu() for rows in task.train_rows]
+    return torch.cat([torch.zeros(0, dtype=torch.int64), *table]), np.cumsum(sizes) - sizes
+
+
+@lru_cache(maxsize=1)
+def sizes_of(task: Task) -> Ints:
+    """Return the number of training samples of every device, counted once for a task."""
+    return np.array([task.size(device) for device in range(task.devices)], dtype=np.int64)
