@@ -95,9 +95,16 @@ def played(job: Job) -> tuple[RoundRecord, ...]:
         link=Shannon(ref_loss_db=job.loss),
     )
     spec = replace(TASK, limit=job.limit)
-    method, task = methods()[job.method], spec.build(job.seed).to(torch.device(job.device))
-    experiment = Experiment(spec, method, fleet, engine=Stacked(), rounds=job.rounds, seed=job.seed)
-    return tuple(result.record for result in play(experiment, task))
+    experiment = Experiment(
+        spec,
+        methods()[job.method],
+        fleet,
+        engine=Stacked(),
+        device=job.device,
+        rounds=job.rounds,
+        seed=job.seed,
+    )
+    return tuple(result.record for result in play(experiment))
 
 
 Runs = Mapping[str, Sequence[Sequence[RoundRecord]]]

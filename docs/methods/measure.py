@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from anyfleet import Experiment, methods, play
+from anyfleet import Experiment, Sequential, methods, play
 from anyfleet.core.method import Method
 from anyfleet.experiment import load, populate
 from anyfleet.parts.choose import MostGain
@@ -99,12 +99,17 @@ def curves(experiment: Experiment) -> dict[str, Any]:
 
 def _rows(experiment: Experiment) -> Sequence[tuple[float, ...]]:
     declined, rows = 0, []
-    for result in play(experiment):
+    for result in play(_pinned(experiment)):
         record = result.record
         declined += sum(reason.startswith("over budget") for reason in result.round.ledger.failure)
         spent = record.time, record.joules, record.up, record.down
         rows.append((record.accuracy, *spent, float(declined)))
     return rows
+
+
+def _pinned(experiment: Experiment) -> Experiment:
+    """Return the experiment with the engine that gives the same numbers on every machine."""
+    return replace(experiment, engine=Sequential(), device="cpu")
 
 
 def choices(loss: float) -> dict[str, Any]:
@@ -114,7 +119,7 @@ def choices(loss: float) -> dict[str, Any]:
     task = everyone.task.build(everyone.seed)
     world = populate(everyone, task)
     links = world.conditions(np.arange(len(world)), When(0.0, 0), active=len(world)).bit_rate_up
-    (ledger,) = (result.round.ledger for result in play(everyone))
+    (ledger,) = (result.round.ledger for result in play(_pinned(everyone)))
     told = ledger.take(np.flatnonzero(ledger.counted))
     return {
         "link": _short(links[told.device]),

@@ -512,6 +512,7 @@ def test_a_run_that_is_stopped_keeps_everything_so_far(
     folder: Path, number: signal.Signals, code: int
 ) -> None:
     command = [sys.executable, "-m", "anyfleet.cli", "run", "small.toml", "rounds=100000"]
+    command += ["--engine", "Sequential"]
     process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,

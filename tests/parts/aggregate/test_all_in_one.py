@@ -115,7 +115,7 @@ def two_layers() -> Task:
 
 def sliced(asked: Cohort, slices: Sequence[Slice], method: Method, task: Task) -> Cohort:
     """Orders for other parts of the model."""
-    kept = replace(asked, slices=tuple(slices))
+    kept = asked.with_slices(*slices)
     return load_models(kept, method=method, task=task, params=task.params, buffers=task.buffers)
 
 
