@@ -134,6 +134,18 @@ def convolution(_run: Run, args: list[Any], _node: Node) -> Tensor:
     return torch.conv2d(x, weight, bias, stride, padding, dilation, groups)
 
 
+def average_pool(_run: Run, args: list[Any], _node: Node) -> Tensor:
+    """Pool to a given size; a stack to one entry by a mean.
+
+    Torch has no rule for a stack whose channels lie last, as they do after a convolution of ours.
+    """
+    x, size = args
+    if _stacked(x) and set(size) == {1}:
+        mean: Tensor = x.mean((-2, -1), keepdim=True)
+        return mean
+    return torch.nn.functional.adaptive_avg_pool2d(x, size)
+
+
 # What the arguments of a convolution are where they are left out.
 _CONVOLUTION: tuple[Any, ...] = (None, None, None, [1, 1], [0, 0], [1, 1], 1)
 
@@ -165,6 +177,7 @@ _RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 SPECIAL: dict[str, Special] = {
     **draws.RANDOM,
     **{f"aten.{layer}.input": recurrent for layer in _RECURRENT},
+    "aten.adaptive_avg_pool2d.default": average_pool,
     "aten.batch_norm.default": batch_norm,
     "aten.conv2d.default": convolution,
     "aten.instance_norm.default": instance_norm,
