@@ -17,7 +17,7 @@ from anyfleet.core.messages import Conditions, Devices
 from anyfleet.errors import refuse
 from anyfleet.world.availability import Always, Availability
 from anyfleet.world.group import FIELDS, Group
-from anyfleet.world.links import BitRates, Link, Way
+from anyfleet.world.links import BitRates, Link, Shannon, Steady, Way
 from anyfleet.world.quantities import (
     MOST,
     Changing,
@@ -27,6 +27,7 @@ from anyfleet.world.quantities import (
     ask,
     at,
     bounds,
+    changes,
     of_rows,
     some,
     until,
@@ -261,6 +262,8 @@ class World:
 
     def bit_rates_until(self, devices: Ints, when: Time) -> Floats:
         """Return the second at which time next changes the bit rates of each, or infinity."""
+        if self._steady_links:
+            return np.full(len(devices), np.inf)
         end = _until(self.links, self._band_of_link[self.link[devices]], when)
         moved = self._field_until("distance", devices, when)
         end = end if moved is None else np.minimum(end, moved)
@@ -268,8 +271,25 @@ class World:
         own = [np.zeros(len(devices)) + np.nan if each is None else each[devices] for each in given]
         return np.where(np.isnan(own).any(axis=0), end, np.inf)
 
+    @cached_property
+    def _steady_links(self) -> bool:
+        """True if time changes no bit rate, as far as is known of these links."""
+        numbers: list[Number] = [group.distance for group in self.groups]
+        for link in self.links:
+            if type(link) is Steady:
+                numbers += [link.bit_rate_up, link.bit_rate_down]
+            elif type(link) is not Shannon:
+                return False
+        return not any(map(changes, numbers))
+
+    @cached_property
+    def _always_online(self) -> bool:
+        return all(group.availability == Always() for group in self.groups)
+
     def online(self, devices: Ints, when: Time) -> Flags:
         """Return which of these devices can be reached."""
+        if self._always_online:
+            return np.ones(len(devices), dtype=bool)
         found = np.ones(len(devices), dtype=bool)
         for number, rows in _rows_by_number(self._availability_of_group[self.group[devices]]):
             availability, mine = self.groups[number].availability, devices[rows]
@@ -281,6 +301,8 @@ class World:
 
     def online_until(self, devices: Ints, when: Time) -> Floats:
         """Return the second at which each device may next come or go, or infinity."""
+        if self._always_online:
+            return np.full(len(devices), np.inf)
         parts = [group.availability for group in self.groups]
         return _until(parts, self._availability_of_group[self.group[devices]], when)
 

@@ -209,9 +209,10 @@ def _compute(
         mine, changed = own.take(rows), np.flatnonzero(moments.now >= still[rows])
         if len(changed):
             found = world.compute_conditions(devices[rows[changed]], moments.take(changed))
-            columns = {name: getattr(mine, name) for name in found}
+            columns = {name: getattr(mine, name).copy() for name in found}
             for name, values in found.items():
                 columns[name][changed] = values
+            mine = replace(mine, **columns)
         part, asked = effort.take(rows), frequency[rows]
         return SteadyCost(part.seconds(mine, asked), part.joules(mine, asked))
 

@@ -88,11 +88,13 @@ class UnderWay(Arrays):
 
 def _progress(phases: Phases, start: Floats, elapsed: Floats) -> Progress:
     """Return how far phases are so many seconds into their orders; they begin after `start`."""
+    over = elapsed >= (start + phases.seconds) * (1 - ROUNDING)
+    ends = phases.seconds, np.ones(len(phases)), phases.joules
+    if over.all():
+        return Progress(*ends)
     with np.errstate(invalid="ignore"):
-        over = elapsed >= (start + phases.seconds) * (1 - ROUNDING)
         found = phases.progress_at(elapsed - start)
     begun = elapsed > start
-    ends = phases.seconds, np.ones(len(phases)), phases.joules
     pairs = zip(ends, found, strict=True)
     return Progress(*(np.where(over, end, np.where(begun, now, 0.0)) for end, now in pairs))
 
