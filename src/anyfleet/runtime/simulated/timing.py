@@ -183,8 +183,8 @@ def _transfer(
         unknown = np.flatnonzero(np.isnan(rate))
         if len(unknown):
             asked = rows[unknown]
-            rates = world.bit_rates(devices[asked], moments.take(unknown), active[asked])
-            rate[unknown] = rates.of(way)
+            then = moments.take(unknown)
+            rate[unknown] = world.bit_rate(way, devices[asked], then, active[asked])
         return transfer_cost(bits[rows], rate, watts[rows])
 
     return follow(start, cost, lambda rows, moments: world.bit_rates_until(devices[rows], moments))
