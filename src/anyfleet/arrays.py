@@ -117,7 +117,7 @@ def _pick(value: Any, rows: Ints) -> Any:
     if isinstance(value, Arrays):
         return _taken(value, rows)
     if isinstance(value, tuple):
-        return tuple(value[i] for i in rows.tolist())
+        return tuple(map(value.__getitem__, rows.tolist()))
     return value
 
 
@@ -182,22 +182,26 @@ def distinct(values: Sequence[Any]) -> tuple[tuple[Any, ...], Ints]:
     return tuple(places), np.array(index, dtype=np.int64)
 
 
-def alike(*columns: NDArray[Any]) -> list[Ints]:
-    """Return the rows in which all columns have the same values, group by group, ascending.
+def grouped(*columns: NDArray[Any]) -> tuple[Ints, Ints]:
+    """Return the first row of each different combination of numbers, and every row's combination.
 
-    NaN is a value like any other.
+    Combinations are numbered as they appear; NaN equals NaN.
     """
-    keys = np.stack(columns)
-    if not keys.size:
-        return []
-    if not _differ(keys, keys[:, :1]).any():
-        return [np.arange(keys.shape[1])]
-    order = np.lexsort(keys)
-    changes = _differ(keys[:, order[1:]], keys[:, order[:-1]]).any(axis=0)
-    groups = np.split(order, np.flatnonzero(changes) + 1)
-    return sorted(groups, key=lambda rows: int(rows[0]))
+    code = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        if len(column) and not (column == column[0]).all():
+            values, number = np.unique(column, return_inverse=True)
+            code = code * len(values) + number
+    if not code.any():
+        return np.arange(min(1, len(code))), code
+    _, first, index = np.unique(code, return_index=True, return_inverse=True)
+    appeared = np.argsort(first)
+    return first[appeared], np.argsort(appeared)[index]
 
 
-def _differ(one: NDArray[Any], two: NDArray[Any]) -> Flags:
-    differ: Flags = (one != two) & ~(np.isnan(one) & np.isnan(two))
-    return differ
+def alike(*columns: NDArray[Any]) -> list[Ints]:
+    """Return the rows in which all columns have the same values, group by group, ascending."""
+    _, index = grouped(*columns)
+    ends = np.cumsum(np.bincount(index))
+    groups = np.split(np.argsort(index, kind="stable"), ends[:-1])
+    return [rows for rows in groups if len(rows)]

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from anyfleet.arrays import Arrays, Flags, Floats, Ints, listed
+from anyfleet.core.check_in import OrderChoices
 from anyfleet.core.memories import Remembered, SavedMemories
 from anyfleet.core.messages import Charges
 from anyfleet.core.orders import Cohort
@@ -106,6 +107,7 @@ class SimulatedState:
     clock: Clock
     round_index: int
     under_way: UnderWay | None  # None: no order is
+    choices: OrderChoices | None  # made and not yet told
     memories: SavedMemories
     remembered: Remembered | None  # what devices keep once their training has ended
     batteries: tuple[Floats, Floats]
