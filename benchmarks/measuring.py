@@ -448,17 +448,11 @@ def machine(options: Options) -> str:
 
 
 def commit() -> str:
-    """Return the commit of the working tree, or where it comes from if git does not know."""
-    asked = [
-        "git",
-        "-C",
-        str(ROOT),
-        "describe",
-        "--always",
-        "--dirty",
-        "--abbrev=10",
-        "--exclude=*",
-    ]
+    """Return the commit of the package that is measured; if git does not know, what it is told."""
+    import anyfleet
+
+    where = str(Path(anyfleet.__file__).parent)
+    asked = ["git", "-C", where, "describe", "--always", "--dirty", "--abbrev=10", "--exclude=*"]
     try:
         found = subprocess.run(asked, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -20,7 +21,8 @@ def listed(index: str) -> Any:
     """Return the field of a list that rows share; the field `index` has each row's number in it.
 
     What many rows have in common is listed once, as their slices and the models that they are sent.
-    A number of -1 stands for nothing.
+    A number of -1 stands for nothing. A list that is an array has, at its number, the first of as
+    many entries as the row has.
     """
     return field(metadata={_INDEX: index})
 
@@ -34,31 +36,41 @@ class Arrays:
     """
 
     def __len__(self) -> int:
-        return len(getattr(self, fields(self)[0].name))
+        return len(getattr(self, _names(type(self))[0][0]))
 
     def take(self, rows: Sequence[int] | Ints | Flags) -> Self:
         """Return the given rows, in the given order; flags pick the rows that are true."""
         index = np.asarray(rows)
+        if index.dtype == bool and index.all():
+            return self
         index = np.flatnonzero(index) if index.dtype == bool else index.astype(np.int64)
-        picked = {
-            f.name: _pick(getattr(self, f.name), index)
-            for f in fields(self)
-            if _INDEX not in f.metadata
-        }
-        return replace(self, **picked)
+        values = ((getattr(self, name), is_list) for name, is_list in _names(type(self)))
+        picked = [value if is_list else _pick(value, index) for value, is_list in values]
+        return type(self)(*picked)
+
+    def put(self, rows: Ints, other: Self) -> Self:
+        """Return the struct with the rows of another one in place of these, which ascend."""
+        if len(rows) == len(self):
+            return other
+        index = np.arange(len(self))
+        index[rows] = len(self) + np.arange(len(rows))
+        return join([self, other]).take(index)
 
     def pruned(self) -> Self:
-        """Return the same rows, with nothing listed that no row has."""
-        changed: dict[str, Any] = {}
+        """Return the same rows, without what is listed but named by no row."""
+        found: dict[str, Any] = {}
         for f in fields(self):
-            if _INDEX not in f.metadata:
-                continue
-            entries, index = getattr(self, f.name), getattr(self, f.metadata[_INDEX])
-            used = np.unique(index[index >= 0])
-            if len(used) < len(entries):
-                changed[f.name] = _pick(entries, used)
-                changed[f.metadata[_INDEX]] = np.where(index < 0, -1, np.searchsorted(used, index))
-        return replace(self, **changed)
+            value = getattr(self, f.name)
+            if isinstance(value, Arrays):
+                found[f.name] = value.pruned()
+            elif _INDEX in f.metadata and isinstance(value, tuple):
+                name = f.metadata[_INDEX]
+                index = getattr(self, name)
+                named = np.unique(index[index >= 0])
+                if len(named) < len(value):
+                    found[f.name] = tuple(value[number] for number in named)
+                    found[name] = np.where(index < 0, -1, np.searchsorted(named, index))
+        return replace(self, **found) if found else self
 
     def rows(self) -> list[Self]:
         """Return every row as a struct of one row; much cheaper than `take` row by row."""
@@ -70,6 +82,16 @@ class Arrays:
             for f in fields(self)
         )
         return [type(self)(*row) for row in zip(*values, strict=True)]
+
+
+@lru_cache(maxsize=256)
+def _named(kind: type[Any]) -> tuple[tuple[str, bool], ...]:
+    return tuple((f.name, _INDEX in f.metadata) for f in fields(kind))
+
+
+def _names(kind: Any) -> tuple[tuple[str, bool], ...]:
+    """Return the names of the fields of a struct, each with whether it is a list."""
+    return _named(kind)
 
 
 def _split(value: Any, count: int) -> Sequence[Any]:
@@ -114,10 +136,14 @@ def join(batches: Sequence[B]) -> B:
     return replace(first, **joined)
 
 
-def _merged(lists: Sequence[tuple[Any, ...]], index: Sequence[Ints]) -> tuple[Any, Ints]:
+def _merged(lists: Sequence[Any], index: Sequence[Ints]) -> tuple[Any, Ints]:
     """Return one list for several, without repetitions, and the numbers of all rows in it."""
     if all(each is lists[0] for each in lists):
         return lists[0], np.concatenate(index)
+    if isinstance(lists[0], np.ndarray):
+        starts = np.cumsum([0, *map(len, lists)])
+        moved = [rows + start for rows, start in zip(index, starts, strict=False)]
+        return np.concatenate(lists), np.concatenate(moved)
     places: dict[int, int] = {}  # by identity: comparing tensors would cost more than it saves
     merged: list[Any] = []
     numbers = []
