@@ -30,7 +30,7 @@ def base(name: str) -> str:
     return name.partition("@")[0]
 
 
-class Run(NamedTuple):
+class _Run(NamedTuple):
     """Neighbouring places of a stack, whose updates are neighbours in an ordered stack, too."""
 
     stack: Stack
@@ -50,7 +50,7 @@ class OrderedStack:
 
     rows: Ints  # of the updates, ascending
     slices: tuple[Slice, ...]  # the slice of all rows, or one for each row
-    runs: tuple[Run, ...]  # where the tensors are, in the order of the rows
+    runs: tuple[_Run, ...]  # where the tensors are, in the order of the rows
     factors: Floats  # by which each update is multiplied
     blueprint: Blueprint
 
@@ -240,7 +240,7 @@ def _with_those_alone(label: Ints, kinds: Ints, slices: Sequence[Slice], number:
     return new
 
 
-def _runs(stack_index: Ints, places: Ints, stacks: Sequence[Stack]) -> tuple[Run, ...]:
+def _runs(stack_index: Ints, places: Ints, stacks: Sequence[Stack]) -> tuple[_Run, ...]:
     """Return where rows are, with neighbours together."""
     breaks = np.flatnonzero((np.diff(stack_index) != 0) | (np.diff(places) != 1)) + 1
     starts = np.concatenate([[0], breaks])
@@ -248,7 +248,7 @@ def _runs(stack_index: Ints, places: Ints, stacks: Sequence[Stack]) -> tuple[Run
     triples = zip(
         stack_index[starts].tolist(), places[starts].tolist(), places[ends].tolist(), strict=True
     )
-    return tuple(Run(stacks[number], first, last + 1) for number, first, last in triples)
+    return tuple(_Run(stacks[number], first, last + 1) for number, first, last in triples)
 
 
 # --- several slices, coordinate by coordinate -------------------------------------------------
