@@ -87,6 +87,45 @@ class Stack:
 
 
 @dataclass(frozen=True, eq=False)
+class Reports(Arrays):
+    """What devices reported: each row names a stack and a place in it, or nothing."""
+
+    stack_index: Ints  # the number of each row's stack; -1: nothing was reported
+    place: Ints  # of each row in its stack
+    stacks: tuple[Reported, ...] = listed("stack_index")
+
+    @classmethod
+    def none(cls, count: int) -> "Reports":
+        """Return the reports of devices that reported nothing."""
+        return cls(np.full(count, -1), np.zeros(count, dtype=np.int64), ())
+
+    @classmethod
+    def of(cls, reports: Sequence[Report]) -> "Reports":
+        """Return the reports of single devices."""
+        alone = tuple({name: column(value) for name, value in each.items()} for each in reports)
+        return cls(np.arange(len(alone)), np.zeros(len(alone), dtype=np.int64), alone)
+
+    def report_of(self, row: int) -> dict[str, Any]:
+        """Return the report of one device: a number or a tuple of numbers by name."""
+        number = int(self.stack_index[row])
+        reported = self.stacks[number] if number >= 0 else {}
+        return {name: _plain(values[self.place[row]]) for name, values in reported.items()}
+
+    def number(self, name: str) -> Floats:
+        """Return the number that each device reported under a name; NaN where there is none."""
+        found = np.full(len(self), np.nan)
+        for number in np.unique(self.stack_index[self.stack_index >= 0]).tolist():
+            values = self.stacks[number].get(name)
+            if values is None or values.ndim != 1:
+                continue
+            rows = np.flatnonzero(self.stack_index == number)
+            numbers = values[self.place[rows]]
+            plain = numbers.dtype != object
+            found[rows] = numbers if plain else [measured({name: v}, name) for v in numbers]
+        return np.where(np.isfinite(found), found, np.nan)
+
+
+@dataclass(frozen=True, eq=False)
 class Replies(Arrays):
     """What devices send back to orders: columns of numbers, and the stacks that hold the rest."""
 
@@ -122,6 +161,12 @@ class Replies(Arrays):
             stacks=(stack,),
         )
 
+    @classmethod
+    def none(cls) -> "Replies":
+        """Return no replies."""
+        nothing, numbers = np.empty(0, dtype=np.int64), np.empty(0)
+        return cls(nothing, nothing, nothing, numbers, numbers, nothing, nothing, ())
+
     def with_contents(self, **contents: Any) -> "Replies":
         """Return a single reply with other `trees`, `symbols`, `masks`, `kept` or `report`."""
         before: dict[str, Any] = {
@@ -150,13 +195,18 @@ class Replies(Arrays):
         """Return the symbols of one reply, as a stack of one."""
         return self.stacks[int(self.stack_index[row])].symbols_of(int(self.place[row]))
 
+    @property
+    def reports(self) -> Reports:
+        """What the devices reported."""
+        return Reports(self.stack_index, self.place, tuple(stack.report for stack in self.stacks))
+
     def report_of(self, row: int) -> dict[str, Any]:
         """Return the report of one reply: a number or a tuple of numbers by name."""
-        return self.stacks[int(self.stack_index[row])].report_of(int(self.place[row]))
+        return self.reports.report_of(row)
 
     def reported(self, name: str) -> Floats:
         """Return the number that each device reported under a name; NaN where there is none."""
-        return reported(name, self.stacks, self.stack_index, self.place)
+        return self.reports.number(name)
 
     @property
     def trained(self) -> Flags:
